@@ -16,14 +16,14 @@ TARGET ?=
 # For `make reproduce`: queue, offload, batch, profile, mtu-cipher or all, and options of `seikan lab reproduce`.
 SOURCE ?= all
 
-.PHONY: help test deps deps-build bare-root peers fmt-check house deny clippy doc tests unit interop golden demo-recording recordings fuzz-ci fuzz fuzz-asan \
+.PHONY: help test deps deps-build bare-root peers fmt-check house hooks diagram docs-check book deny clippy doc tests unit interop golden demo-recording recordings fuzz-ci fuzz fuzz-asan \
 	build release demo bench gateway reproduce reproduce-kernel hostile soak soak-mesh interop-kernel doctor-kernel clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' Makefile | column -t -s '|'
 
 test: ## everything CI checks, with the time each step took
-	@scripts/test.sh deps fmt-check house deny clippy doc peers tests fuzz-ci
+	@scripts/test.sh deps fmt-check house docs-check deny clippy doc peers tests fuzz-ci
 
 deps: ## install what the checks need and what is missing
 	@scripts/install-deps.sh
@@ -40,9 +40,26 @@ peers: deps-build ## install the other WireGuard implementations the interop tes
 fmt-check: ## formatting
 	@cargo fmt --all --check
 
-house: ## the rules of the house: arrows between crates, where unsafe code may live
+house: ## rules that no compiler checks: dependencies between crates, unsafe code, code that the docs name
 	@scripts/check_house.py --self-test
 	@scripts/check_house.py
+	@scripts/check_named_code.py --self-test
+	@scripts/check_named_code.py
+	@scripts/commit_msg.py --self-test
+
+diagram: ## docs/pictures/crates.svg: the dependencies between the crates
+	@scripts/crate_diagram.py docs/pictures/crates.svg
+
+hooks: ## install the hook that checks commit messages in this clone
+	@scripts/commit_msg.py --install
+
+docs-check: ## links, size and line length of README and docs
+	@scripts/check_docs.py --self-test
+	@scripts/check_docs.py
+
+book: ## the documentation as a book: target/book/index.html (installs mdBook)
+	@scripts/install-deps.sh book
+	@"$(TOOLS)/bin/mdbook" build
 
 deny: ## licences, bans and sources of dependencies; advisories where their database can be reached
 	@cargo deny --all-features check --hide-inclusion-graph licenses bans sources

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""The rules of the house that no compiler checks.
+"""Checks rules of the workspace that no compiler checks.
 
-    scripts/check_house.py               judges the workspace; exit 1 and one line per fault
+    scripts/check_house.py               checks the workspace; exit 1 and one line per fault
     scripts/check_house.py --self-test   breaks each rule on invented data and expects the fault
 
-1. Arrows: which crate of the workspace may use which (docs/ARCHITECTURE.md), in normal and build dependencies.
-2. Unsafe code lives in one crate: every other library and binary forbids it, and no other target contains it.
-3. A crate's files of tests are all built: where one binary holds them (tests/it.rs), it names each.
+1. A crate uses only the crates that ALLOWED lists (docs/internals/architecture.md), in normal and build dependencies.
+2. Unsafe code is in one crate: every other library and binary forbids it, and no other target contains it.
+3. All test files of a crate are built: if one binary holds them (tests/it.rs), it names each.
 """
 
 import json
@@ -15,55 +15,55 @@ import re
 import subprocess
 import sys
 
-# `wire` and `observe` are the vocabulary of every room above them.
-VOCABULARY = {"seikan-wire", "seikan-observe"}
-ARROWS = {
+# `wire` and `observe` are shared by the crates above them.
+SHARED = {"seikan-wire", "seikan-observe"}
+ALLOWED = {
     "seikan-wire": set(),
     "seikan-observe": set(),
-    "seikan-proto": VOCABULARY,
-    "seikan-sys": VOCABULARY,
+    "seikan-proto": SHARED,
+    "seikan-sys": SHARED,
     "seikan-tls": {"seikan-proto"},
-    "seikan-node": VOCABULARY | {"seikan-proto", "seikan-sys", "seikan-tls"},
-    "seikan-coordinator": VOCABULARY | {"seikan-proto", "seikan-sys", "seikan-tls"},
+    "seikan-node": SHARED | {"seikan-proto", "seikan-sys", "seikan-tls"},
+    "seikan-coordinator": SHARED | {"seikan-proto", "seikan-sys", "seikan-tls"},
     "seikan-relay": {"seikan-observe", "seikan-proto", "seikan-sys", "seikan-tls"},
     "seikan-diagnose": {"seikan-observe"},
-    "seikan-lab": VOCABULARY | {"seikan-sys", "seikan-diagnose"},
-    "seikan": VOCABULARY
+    "seikan-lab": SHARED | {"seikan-sys", "seikan-diagnose"},
+    "seikan": SHARED
     | {"seikan-proto", "seikan-sys", "seikan-tls", "seikan-node", "seikan-coordinator", "seikan-relay", "seikan-diagnose", "seikan-lab"},
     "seikan-interop": {"seikan-sys"},
-    "seikan-fuzz": VOCABULARY | {"seikan-proto", "seikan-node", "seikan-coordinator", "seikan-diagnose"},
+    "seikan-fuzz": SHARED | {"seikan-proto", "seikan-node", "seikan-coordinator", "seikan-diagnose"},
 }
-UNSAFE_LIVES_IN = "seikan-sys"
+UNSAFE_CRATE = "seikan-sys"
 FORBID = re.compile(r"^#!\[forbid\((?:[\w:]+,\s*)*unsafe_code\b", re.MULTILINE)
 UNSAFE = re.compile(r"\bunsafe\s*(?:\{|fn\b|impl\b|extern\b|trait\b)|\bunsafe\s*\(no_mangle")
 COMMENT = re.compile(r"//[^\n]*")
 
 
-def arrow_faults(packages):
-    """Faults against ARROWS in `packages` as `cargo metadata --no-deps` lists them."""
+def dependency_faults(packages):
+    """Returns faults against ALLOWED in `packages`, as `cargo metadata --no-deps` lists them."""
     ours = {p["name"] for p in packages}
     faults = []
     for p in packages:
-        allowed = ARROWS.get(p["name"])
+        allowed = ALLOWED.get(p["name"])
         if allowed is None:
-            faults.append(f"{p['name']}: no arrows are written down for this crate; add it to ARROWS and to docs/ARCHITECTURE.md")
+            faults.append(f"{p['name']}: no dependencies are listed for this crate; add it to ALLOWED and to docs/internals/architecture.md")
             continue
         for d in p["dependencies"]:
-            # A dev-dependency joins rooms for a test only; cargo itself refuses a cycle of normal ones.
+            # A dev-dependency is for tests only; cargo itself refuses a cycle of normal ones.
             if d["kind"] != "dev" and d["name"] in ours and d["name"] not in allowed:
-                faults.append(f"{p['name']} -> {d['name']}: this arrow is not allowed; allowed: {sorted(allowed) or 'none'}")
+                faults.append(f"{p['name']} -> {d['name']}: not allowed; allowed: {sorted(allowed) or 'none'}")
     return faults
 
 
 def unsafe_faults(name, kind, path, text):
     """Faults of one source file; `kind` is "root" for the root of a library or binary, "file" for any other."""
-    if name == UNSAFE_LIVES_IN:
+    if name == UNSAFE_CRATE:
         return []
     faults = []
     if kind == "root" and not FORBID.search(text):
-        faults.append(f"{path}: lacks #![forbid(unsafe_code)]; unsafe code lives in {UNSAFE_LIVES_IN} only")
+        faults.append(f"{path}: lacks #![forbid(unsafe_code)]; unsafe code is allowed in {UNSAFE_CRATE} only")
     if UNSAFE.search(COMMENT.sub("", text)):
-        faults.append(f"{path}: contains unsafe code; it lives in {UNSAFE_LIVES_IN} only")
+        faults.append(f"{path}: contains unsafe code; it is allowed in {UNSAFE_CRATE} only")
     return faults
 
 
@@ -81,7 +81,7 @@ def unbuilt_faults(folder, names, text):
 
 
 def judge(packages):
-    faults = arrow_faults(packages)
+    faults = dependency_faults(packages)
     for p in packages:
         roots = {t["src_path"] for t in p["targets"] if {"lib", "bin", "proc-macro"} & set(t["kind"])}
         home = pathlib.Path(p["manifest_path"]).parent
@@ -102,13 +102,13 @@ def self_test():
 
     wire, sys_, proto = package("seikan-wire"), package("seikan-sys"), package("seikan-proto")
     cases = [
-        ("a clean tree", [], arrow_faults([wire, package("seikan-proto", ("seikan-wire", None), ("libc", None))])),
-        ("proto uses sys", ["seikan-proto -> seikan-sys"], arrow_faults([sys_, package("seikan-proto", ("seikan-sys", None))])),
-        ("proto builds with sys", ["seikan-proto -> seikan-sys"], arrow_faults([sys_, package("seikan-proto", ("seikan-sys", "build"))])),
-        ("proto tests with sys", [], arrow_faults([sys_, package("seikan-proto", ("seikan-sys", "dev"))])),
-        ("wire uses proto", ["seikan-wire -> seikan-proto"], arrow_faults([proto, package("seikan-wire", ("seikan-proto", None))])),
-        ("lab uses the command", ["seikan-lab -> seikan"], arrow_faults([package("seikan"), package("seikan-lab", ("seikan", None))])),
-        ("a room nobody planned", ["seikan-attic"], arrow_faults([package("seikan-attic")])),
+        ("a clean tree", [], dependency_faults([wire, package("seikan-proto", ("seikan-wire", None), ("libc", None))])),
+        ("proto uses sys", ["seikan-proto -> seikan-sys"], dependency_faults([sys_, package("seikan-proto", ("seikan-sys", None))])),
+        ("proto builds with sys", ["seikan-proto -> seikan-sys"], dependency_faults([sys_, package("seikan-proto", ("seikan-sys", "build"))])),
+        ("proto tests with sys", [], dependency_faults([sys_, package("seikan-proto", ("seikan-sys", "dev"))])),
+        ("wire uses proto", ["seikan-wire -> seikan-proto"], dependency_faults([proto, package("seikan-wire", ("seikan-proto", None))])),
+        ("lab uses the command", ["seikan-lab -> seikan"], dependency_faults([package("seikan"), package("seikan-lab", ("seikan", None))])),
+        ("a crate that is not listed", ["seikan-attic"], dependency_faults([package("seikan-attic")])),
         ("a root without forbid", ["x.rs: lacks"], unsafe_faults("seikan-wire", "root", "x.rs", "//! Docs.\n")),
         ("a root with forbid", [], unsafe_faults("seikan-wire", "root", "x.rs", "//! Docs.\n#![forbid(unsafe_code)]\n")),
         ("forbid in a comment", ["x.rs: lacks"], unsafe_faults("seikan-wire", "root", "x.rs", "// #![forbid(unsafe_code)]\n")),
@@ -118,7 +118,7 @@ def self_test():
         ("a file of tests that is not", ["tests/z.rs: nothing"], unbuilt_faults("tests", ["it.rs", "a.rs", "z.rs"], "mod a;\n")),
         ("a folder of tests that is not", ["tests/z/main.rs: nothing"], unbuilt_faults("tests", ["z/main.rs", "z/c.rs"], "mod a;\n")),
         ("a module with a root's name", ["tests/b/main.rs: a module"], unbuilt_faults("tests", ["b/main.rs"], "mod b;\n")),
-        ("unsafe code where it lives", [], unsafe_faults("seikan-sys", "root", "x.rs", "fn f() { unsafe { g() } }")),
+        ("unsafe code where it is allowed", [], unsafe_faults("seikan-sys", "root", "x.rs", "fn f() { unsafe { g() } }")),
     ]
     failed = 0
     for title, expected, got in cases:

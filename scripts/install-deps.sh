@@ -4,6 +4,7 @@
 #
 #   scripts/install-deps.sh           all of it
 #   scripts/install-deps.sh build     what the command needs to be built
+#   scripts/install-deps.sh book      mdBook, for `make book`
 set -euo pipefail
 . "$(dirname "$0")/packages.sh"
 
@@ -12,6 +13,14 @@ command -v cargo >/dev/null || { echo "there is no cargo: install a Rust toolcha
 build=(cc:gcc /usr/include/stdio.h:libc6-dev /etc/ssl/certs/ca-certificates.crt:ca-certificates)
 if [ "${1:-}" = build ]; then
     install_missing "${build[@]}"
+    exit
+fi
+if [ "${1:-}" = book ]; then
+    : "${TOOLS:=${CARGO_HOME:-$HOME/.cargo}/seikan-tools}"
+    mdbook=0.5.4
+    install_missing "${build[@]}" python3:python3
+    [ "$("$TOOLS/bin/mdbook" --version 2>/dev/null)" = "mdbook v$mdbook" ] ||
+        cargo install -q --locked --debug --no-default-features --features search --root "$TOOLS" "mdbook@$mdbook"
     exit
 fi
 needs=("${build[@]}" c++:g++ git:git python3:python3 awk:mawk ps:procps pip3:python3-pip ip:iproute2 ping:iputils-ping wg:wireguard-tools column:bsdextrautils

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Makes docs/protocol/vectors.json: an implementation of docs/PROTOCOL.md that shares no code with ours.
+"""Generates docs/internals/protocol-vectors.json: an implementation of the protocol that shares no code with Seikan.
 
-python3 scripts/protocol_vectors.py > docs/protocol/vectors.json     (--check: compare instead)
+python3 scripts/protocol_vectors.py > docs/internals/protocol-vectors.json     (--check: compare instead)
 
-Needs `pip install cryptography`. Section numbers are those of docs/PROTOCOL.md. Order: primitives,
-handshake, cookies, capabilities, records and frames, slices, packing, paths, health, the vectors.
+Needs `pip install cryptography`. Section numbers are those of docs/internals/protocol*.md. Order:
+primitives, handshake, cookies, capabilities, records and frames, slices, packing, paths, health, the vectors.
 """
 
 import hashlib
@@ -903,7 +903,7 @@ def vectors():
     offer = capabilities([AES, CHACHA])
     odd = tlv(0x8001, b"\3") + tlv(0x8002, bytes([CHACHA, 77, AES])) + tlv(4, u16(65535)) + tlv(5, bytes([255] * 8)) + tlv(0x0101, b"later")
     return {
-        "about": "Vectors of docs/PROTOCOL.md, made by scripts/protocol_vectors.py. Bytes are hexadecimal.",
+        "about": "Vectors of docs/internals/protocol.md, made by scripts/protocol_vectors.py. Bytes are hexadecimal.",
         "inner": {"initiator": [I4, I6], "responder": [R4, R6]},
         "initiator": {"private": S_I, "public": public(S_I), "ephemeral": E_I, "index": INDEX_I},
         "responder": {"private": S_R, "public": public(S_R), "ephemeral": E_R, "index": INDEX_R,
@@ -950,8 +950,8 @@ def main():
     text = render(hexed(vectors())) + "\n"
     if "--check" not in sys.argv[1:]:
         sys.stdout.write(text)
-    elif (ROOT / "docs/protocol/vectors.json").read_text() != text:
-        sys.exit("docs/protocol/vectors.json is not what scripts/protocol_vectors.py makes")
+    elif (ROOT / "docs/internals/protocol-vectors.json").read_text() != text:
+        sys.exit("docs/internals/protocol-vectors.json is not what scripts/protocol_vectors.py makes")
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ fn work_in<T>(place: &Place, work: impl FnOnce(&Path) -> anyhow::Result<T>) -> a
 
 /// Makes this process, a service, the owner of its folder before it opens anything there, if root has started it. A folder of root's, and a
 /// new one, goes to the user that daemons become, if all names in it begin with one of `names`. The process keeps no capability but the
-/// one that `ports` need. Returns the folder by a path that is open to that user.
+/// one that `ports` need, until it has bound them. Returns the folder by a path that is open to that user.
 pub fn settle(folder: &Path, names: &[&str], ports: &[u16]) -> anyhow::Result<PathBuf> {
     privilege::forbid_core_dumps()?;
     let keep: &[Capability] = match ports.iter().any(|port| (1..1024).contains(port)) {

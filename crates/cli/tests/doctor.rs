@@ -13,7 +13,7 @@ use crate::common::{World, eventually, in_world, skip, stderr};
 use seikan_sys::netlink::Route;
 use serde_json::Value;
 
-/// Keys of the verdict that docs/DOCTOR.md promises.
+/// Keys of the verdict that docs/reference/doctor.md promises.
 const KEYS: [&str; 15] = [
     "version",
     "cause",

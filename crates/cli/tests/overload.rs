@@ -30,7 +30,7 @@ fn flood(traffic_class: u8, until: Instant) {
     }
 }
 
-/// Counts what arrives with each ECN field.
+/// Counts what arrives with each ECN field, until the flood has ended and all of it has arrived.
 fn count(until: Instant) -> [u64; 4] {
     let socket =
         UdpSocket::bind(RIGHT.parse().expect("address"), &UdpOptions::default()).expect("bind");
@@ -38,11 +38,13 @@ fn count(until: Instant) -> [u64; 4] {
     epoll.add(&socket, 0, Interest::Read).expect("epoll");
     let mut batch = ReceiveBatch::new(16, 65_536);
     let mut counts = [0; 4];
-    while Instant::now() < until {
+    let mut latest = Instant::now();
+    while Instant::now() < until || latest.elapsed() < Duration::from_millis(500) {
         let _ready = epoll.wait(Some(Duration::from_millis(20))).expect("epoll");
         let Ok(received) = socket.receive(&mut batch) else {
             continue;
         };
+        latest = Instant::now();
         for meta in &batch.parts_mut().0[..received] {
             let datagrams = meta.length.div_ceil(meta.segment_size.max(1));
             counts[usize::from(meta.traffic_class & 3)] += datagrams as u64;
@@ -57,7 +59,7 @@ fn overload(world: &World, traffic_class: u8) -> ([u64; 4], u64) {
     let until = Instant::now() + Duration::from_millis(1500);
     let counts = std::thread::scope(|scope| {
         let right = world.right.namespace.try_clone().expect("namespace");
-        let counts = scope.spawn(move || right.run(|| count(until + Duration::from_millis(500))));
+        let counts = scope.spawn(move || right.run(|| count(until)));
         let flood = || flood(traffic_class, until);
         world.left.namespace.run(flood).expect("namespace");
         counts.join().expect("thread").expect("namespace")

@@ -2,7 +2,7 @@
 //!
 //! An operator gives out tokens ([`Store::create_token`]). A host shows one, with its name and its
 //! public key, and becomes a member ([`Store::join`]): it gets addresses that nobody else has. With the
-//! credential that it made itself it asks what changed among the others ([`Store::changes`]) and tells where it
+//! credential that it made itself it asks what changed among the others ([`Store::answer`]) and tells where it
 //! may be reached ([`Store::set_endpoints`]), until it leaves or is removed ([`Store::remove`]). Every
 //! change that members are told of has a revision, one more than the last; a member asks for what
 //! came after the last it knows.
@@ -18,8 +18,8 @@ pub mod server;
 pub mod store;
 
 pub use seikan_tls::{Certificate, TlsError};
-pub use server::{Options, Server, ServerError};
+pub use server::{Options, Server, ServerError, Sockets};
 pub use store::{
-    Actor, AuditEntry, ETCD_PREFIX, Etcd, Hold, Joining, MemberId, MemberInfo, Moved, NewToken,
-    PutAway, RelayInfo, Store, StoreError, TokenId, TokenInfo, Whom,
+    Actor, Answer, AuditEntry, ETCD_PREFIX, Etcd, Hold, Joining, MemberId, MemberInfo, Moved,
+    NewToken, PutAway, RelayInfo, Store, StoreError, TokenId, TokenInfo, Whom,
 };

@@ -1,6 +1,6 @@
 //! The coordinator as hosts see it: JSON over HTTPS, the four paths of `seikan_proto::mesh`.
 //!
-//! [`Server::bind`] takes the address and the certificate, [`Server::serve`] answers. A connection
+//! [`Sockets::bind`] takes the address, [`Server::new`] the certificate, and [`Server::serve`] answers. A connection
 //! first gets a place ([`admit`]), of which there is a bounded number, then a TLS handshake and
 //! requests, each of which has to come in time. [`routes`] judges what was asked; what it asks of the
 //! store waits for a turn and is done beside the event loop ([`app`]), which also tells those who wait
@@ -32,7 +32,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 
 use crate::store::{Store, StoreError};
-use admit::Admit;
+use admit::{Admit, Pace};
 use app::App;
 use seikan_tls::{Certificate, TlsError};
 
@@ -54,11 +54,43 @@ const MAX_HEAD: usize = 16 << 10;
 /// How long those who are being answered are waited for at the end.
 const GRACE: Duration = Duration::from_secs(5);
 
+/// The slowest that a client may take an answer. A link of 128 kbit/s does.
+const PACE: Pace = Pace {
+    grace: Duration::from_secs(30),
+    rate: 16.0 * 1024.0,
+};
+
+/// An address that is taken, and where nobody can connect yet.
+#[derive(Debug)]
+pub struct Sockets {
+    tcp: Socket,
+    /// For those who want to know what they look like from here.
+    stun: UdpSocket,
+    address: SocketAddr,
+}
+
+impl Sockets {
+    /// Takes an address; port 0 is any that is free, and `[::]` is IPv4, too. A port below 1024 takes `CAP_NET_BIND_SERVICE`, and nothing
+    /// that a server does later takes any capability.
+    ///
+    /// # Errors
+    /// [`ServerError::Listen`].
+    pub fn bind(at: SocketAddr) -> Result<Sockets, ServerError> {
+        let failed = |source| ServerError::Listen {
+            address: at,
+            source,
+        };
+        let (tcp, address) = tcp(at).map_err(failed)?;
+        let stun = beside(address).map_err(failed)?;
+        Ok(Sockets { tcp, stun, address })
+    }
+}
+
 /// What a server needs.
 #[derive(Debug)]
 pub struct Options {
-    /// Where it listens; port 0 takes any that is free. `[::]` is IPv4, too.
-    pub listen: SocketAddr,
+    /// Where it listens.
+    pub sockets: Sockets,
     /// What it knows; its networks have to be set.
     pub store: Store,
     /// What hosts know it by.
@@ -94,30 +126,31 @@ pub struct Server {
     stun: UdpSocket,
     address: SocketAddr,
     tls: ServerConfig,
+    pace: Pace,
     app: Arc<App>,
 }
 
 impl Server {
-    /// Takes the address. Whoever connects from then on waits until the server serves.
+    /// Listens. Whoever connects from then on waits until the server serves.
     ///
     /// # Errors
     /// [`ServerError::Listen`], [`ServerError::Tls`]; [`ServerError::Store`], also if the mesh has no
     /// networks.
-    pub fn bind(options: Options) -> Result<Server, ServerError> {
+    pub fn new(options: Options) -> Result<Server, ServerError> {
         if options.store.networks()?.is_none() {
             return Err(StoreError::NoNetworks.into());
         }
-        let address = options.listen;
-        let (listener, address) =
-            listen(address).map_err(|source| ServerError::Listen { address, source })?;
-        let stun = beside(address).map_err(|source| ServerError::Listen { address, source })?;
+        let Sockets { tcp, stun, address } = options.sockets;
+        tcp.listen(BACKLOG)
+            .map_err(|source| ServerError::Listen { address, source })?;
         let mut tls = options.certificate.server_config()?;
         tls.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(Server {
-            listener,
+            listener: tcp.into(),
             stun,
             address,
             tls,
+            pace: PACE,
             app: Arc::new(App::new(options.store)),
         })
     }
@@ -143,6 +176,7 @@ impl Server {
             .acceptor(Admit::new(
                 MAX_CONNECTIONS,
                 MAX_OF_SOURCE,
+                self.pace,
                 Arc::clone(&self.app.limits),
             ));
         let mut server = axum_server::from_tcp(self.listener)?
@@ -206,8 +240,8 @@ fn beside(address: SocketAddr) -> io::Result<UdpSocket> {
     Ok(socket.into())
 }
 
-/// As `TcpListener::bind`, which has a backlog that a whole mesh that connects at once overruns.
-fn listen(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
+/// As `TcpListener::bind` does it. It is not listened there yet, for which that has a backlog that a whole mesh that connects at once overruns.
+fn tcp(address: SocketAddr) -> io::Result<(Socket, SocketAddr)> {
     let socket = Socket::new(
         Domain::for_address(address),
         Type::STREAM,
@@ -218,8 +252,7 @@ fn listen(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
         socket.set_only_v6(false)?;
     }
     socket.bind(&address.into())?;
-    socket.listen(BACKLOG)?;
-    let listener = TcpListener::from(socket);
-    let address = listener.local_addr()?;
-    Ok((listener, address))
+    let address = socket.local_addr()?.as_socket();
+    let address = address.ok_or(io::ErrorKind::AddrNotAvailable)?;
+    Ok((socket, address))
 }

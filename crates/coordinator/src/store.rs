@@ -40,6 +40,7 @@ use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{Networks, Pin, RelayAddress};
 
 pub use audit::{Actor, AuditEntry};
+pub use changes::Answer;
 pub use error::StoreError;
 #[cfg(fuzzing)]
 pub use etcd::fuzzing;
@@ -71,8 +72,10 @@ const PAUSE: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub struct Store {
     backing: Backing,
-    /// The policy as it was last read.
+    /// The policies that were read lately.
     parsed: policy::Parsed,
+    /// The members as they were last read together.
+    everybody: changes::Last,
     /// Of a file: its folder, locked for as long as this has the file open, so that nobody moves it away meanwhile.
     _folder: Option<fs::File>,
 }
@@ -113,6 +116,7 @@ impl Store {
         Ok(Store {
             backing: Backing::File(Mutex::new(connection)),
             parsed: policy::Parsed::default(),
+            everybody: changes::Last::default(),
             _folder: Some(folder),
         })
     }
@@ -126,6 +130,7 @@ impl Store {
         Ok(Store {
             backing: Backing::Etcd(Replica::open(settings)?),
             parsed: policy::Parsed::default(),
+            everybody: changes::Last::default(),
             _folder: None,
         })
     }

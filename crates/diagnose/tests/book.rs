@@ -1,4 +1,4 @@
-//! The user's book of causes, docs/causes: a page for each cause, and nothing else.
+//! The pages in docs/reference/causes: one for each cause, and no others.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -9,23 +9,26 @@ fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// A page with its words one space apart, wherever its lines break.
+/// Returns the text of a page with single spaces instead of line breaks.
 fn page(name: &str) -> String {
-    let path = workspace().join("docs/causes").join(format!("{name}.md"));
+    let path = workspace()
+        .join("docs/reference/causes")
+        .join(format!("{name}.md"));
     let text = std::fs::read_to_string(&path);
     let text = text.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// What is in the folder, without `.md`.
+/// Returns the names of the pages, without `.md`.
 fn pages() -> BTreeSet<String> {
-    let folder = std::fs::read_dir(workspace().join("docs/causes")).expect("docs/causes");
+    let folder = std::fs::read_dir(workspace().join("docs/reference/causes"))
+        .expect("docs/reference/causes");
     let names = folder.map(|entry| entry.expect("entry").file_name());
     let names = names.map(|name| name.into_string().expect("name"));
     names
         .map(|name| match name.strip_suffix(".md") {
             Some(stem) => stem.to_owned(),
-            None => panic!("{name} is no page"),
+            None => panic!("{name} is not a page"),
         })
         .collect()
 }
@@ -33,7 +36,7 @@ fn pages() -> BTreeSet<String> {
 #[test]
 fn every_cause_has_its_page_with_its_sentence() {
     for cause in Cause::ALL {
-        let begin = format!("# {cause} {} ## What it is ", cause.sentence());
+        let begin = format!("# {cause} {} ## Mechanism ", cause.sentence());
         assert!(
             page(cause.name()).starts_with(&begin),
             "{cause}.md has to begin with `{begin}`"
@@ -43,12 +46,7 @@ fn every_cause_has_its_page_with_its_sentence() {
 
 #[test]
 fn every_page_has_all_parts() {
-    let parts = [
-        "How it looks",
-        "What looks alike",
-        "How to fix it",
-        "Try it",
-    ];
+    let parts = ["Symptoms", "Similar causes", "Fix", "Try it"];
     for cause in Cause::ALL {
         let page = page(cause.name());
         for part in parts {
@@ -82,7 +80,8 @@ fn pages_only_link_to_pages() {
         let text = page(&name);
         let links = text.split("](").skip(1);
         for link in links.filter_map(|rest| rest.split(')').next()) {
-            let target = workspace().join("docs/causes").join(link);
+            let file = link.split('#').next().unwrap_or_default();
+            let target = workspace().join("docs/reference/causes").join(file);
             assert!(target.exists(), "{name}: {link}");
         }
     }
@@ -111,7 +110,7 @@ fn every_scenario_is_on_a_page() {
     for entry in folder {
         let file = entry.expect("entry").path();
         let scenario = file.file_stem().expect("stem").to_string_lossy();
-        // Two causes at once are no page's.
+        // Scenarios with two causes belong to no page.
         if scenario.starts_with("double-") {
             continue;
         }

@@ -325,24 +325,20 @@ fn a_gateway_that_says_only_where_it_is_is_transparent_and_alone() {
     assert_eq!(config(Syntax::Toml, &text).gateway, Some(expected));
 }
 
-/// The examples that the documentation shows whole.
+/// The whole examples of the documentation.
 #[test]
 fn the_gateway_of_the_documentation_has_no_fault() {
-    let text = include_str!("../../../docs/CONFIG.md");
+    let text = include_str!("../../../docs/guides/gateway-lan.md");
     let blocks = text.split("```toml\n").skip(1);
     let blocks = blocks.filter_map(|rest| rest.split_once("\n```"));
     let mut checked = 0;
-    for (block, _) in blocks.filter(|(block, _)| block.contains("[gateway]")) {
-        let text = format!(
-            "private-key-file = \"office.key\"\n{}",
-            block.replace("\"…\"", &format!("\"{PEER}\""))
-        );
-        let parsed = parse_text(Syntax::Toml, &text, &Overrides::default());
+    for (block, _) in blocks {
+        let parsed = parse_text(Syntax::Toml, block, &Overrides::default());
         assert!(parsed.config.is_some(), "{}", parsed.diagnostics);
         assert!(parsed.diagnostics.is_empty(), "{}", parsed.diagnostics);
         checked += 1;
     }
-    assert_eq!(checked, 1);
+    assert!(checked >= 2, "{checked}");
 }
 
 #[test]

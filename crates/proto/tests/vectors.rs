@@ -1,4 +1,4 @@
-//! The test vectors of docs/PROTOCOL.md, created by another implementation
+//! The test vectors of docs/internals/protocol.md, created by another implementation
 //! (`scripts/protocol_vectors.py`), against this one in both roles.
 //!
 //! Order: parts of a handshake, handshakes, records and batches received, records sent, paths and
@@ -37,7 +37,10 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 static VECTORS: LazyLock<Value> = LazyLock::new(|| {
-    serde_json::from_str(include_str!("../../../docs/protocol/vectors.json")).expect("JSON")
+    serde_json::from_str(include_str!(
+        "../../../docs/internals/protocol-vectors.json"
+    ))
+    .expect("JSON")
 });
 
 #[test]

@@ -6,7 +6,7 @@
 //! That is why the probes that are written into tracefs are not used: they stay until somebody removes them. Nor would
 //! they reach further but to kernels before 4.17, for both are built by `CONFIG_KPROBE_EVENTS`.
 //!
-//! A call costs something while it is counted, and every processor adds its own probe: see `docs/DOCTOR.md` for how much.
+//! Counting adds a cost to each call, and one probe per processor: `docs/reference/doctor.md` has figures.
 //! Needs `CAP_PERFMON`, whatever `kernel.perf_event_paranoid` says.
 
 use std::ffi::CStr;

@@ -49,7 +49,7 @@ use text::Page;
     a handful of ICMP echo requests through the tunnel (5 small ones, and some to find out which sizes pass, \
     2 s at most) unless --no-probe. Without root less can be seen, and it says what.\n\
     Ctrl-C ends it early, with what there is after a second. With --json: fields keep their names and \
-    meaning as long as `version` stays the same (docs/DOCTOR.md).\n\
+    meaning as long as `version` stays the same (docs/reference/doctor.md).\n\
     Exit status: 0 if a diagnosis was made, also if nothing is wrong; 1 if none could be made. With \
     --exit-code, 3 if something is wrong or it is slow for an unknown reason; an idle tunnel is neither.")]
 pub struct Arguments {

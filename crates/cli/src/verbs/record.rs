@@ -21,7 +21,7 @@ use crate::screen::number;
     sudo seikan record --iface tun0 --seconds 3600 --interval 1000 --stacks hour.parquet\n  \
     seikan doctor --from slow.parquet                what it says\n\n\
     Looks at what `seikan doctor` looks at, with the same probes, and gives no verdict. Ctrl-C ends it with what \
-    there is. The file is Apache Parquet, which other programs read, too (docs/DOCTOR.md); it is there when it is \
+    there is. The file is Apache Parquet, which other programs read, too (docs/reference/doctor.md); it is there when it is \
     whole, for its owner only. It has addresses and names of programs in it, and no payload.")]
 pub struct Arguments {
     #[command(flatten)]

@@ -10,7 +10,7 @@ use seikan_wire::VNET_HDR_LEN;
 use seikan_wire::arp::{Arp, Operation};
 use seikan_wire::ethernet::{ETHERTYPE_ARP, Ethernet, HEADER_LEN, Mac};
 
-use crate::common::{Tunnel, eventually};
+use crate::common::{PATIENCE, Tunnel, eventually};
 use crate::gateway::lan::end;
 use crate::gateway::site::{
     CARD, DEVICE, DEVICE_MAC, LAN, Plan, SHOWN, Site, WAN, add_addresses, at_site, index, new_host,
@@ -90,14 +90,14 @@ fn goes_on(site: &Site, limit: Duration, event: impl FnOnce()) {
         Stream::start(&site.remote, &site.device, DEVICE[1], 1_000_000),
     ];
     for stream in &streams {
-        stream.goes_on_within(Duration::from_secs(5));
+        stream.goes_on_within(PATIENCE);
     }
     std::thread::sleep(Duration::from_millis(300));
     let begin = Instant::now();
     event();
     // A stream that stands still fails by its gap, with a figure.
     for stream in &streams {
-        stream.goes_on_within(Duration::from_secs(15).saturating_sub(begin.elapsed()));
+        stream.goes_on_within(PATIENCE);
     }
     std::thread::sleep(limit.saturating_sub(begin.elapsed()));
     for (stream, name) in streams

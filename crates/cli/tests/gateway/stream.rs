@@ -10,12 +10,11 @@ use std::time::{Duration, Instant};
 use seikan_lab::link::Host;
 use seikan_lab::load::Pattern;
 
+use crate::common::PATIENCE;
 use crate::gateway::site::ip;
 
 const CHUNK: usize = 8 * 1024;
 const PATTERN: Pattern = Pattern::new(7);
-/// One that stands still for this long has failed.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A stream.
 pub struct Stream {

@@ -11,7 +11,9 @@ use seikan_coordinator::{Actor, NewToken, Store};
 use seikan_node::mesh::client::{Client, wait_for};
 use seikan_node::node::SystemRandom;
 use seikan_proto::keys::{PrivateKey, PublicKey};
-use seikan_proto::mesh::{Call, Credential, Cursor, JoinRequest, Networks, Pin, Token};
+use seikan_proto::mesh::{
+    Call, Changes, Credential, Cursor, Endpoints, JoinRequest, Networks, Pin, Token,
+};
 use seikan_sys::process;
 use std::fs;
 use std::io::{self, Read, Write};
@@ -31,6 +33,8 @@ pub struct Coordinator {
     pin: Pin,
     folder: tempfile::TempDir,
     token: Token,
+    /// What the crowd shows.
+    crowd: Vec<String>,
 }
 
 impl Coordinator {
@@ -52,11 +56,13 @@ impl Coordinator {
         };
         let made = store.create_token(&wordy.digest(), &tagged, &operator(), 0);
         made.expect("a token");
-        for number in 0..crowd {
+        let join = |number: u32| {
             let request = request(&wordy, &format!("crowd{number}"));
             let from = Actor::Host([127, 0, 0, 1].into());
             store.join(&request, &from, seconds()).expect("joined");
-        }
+            request.credential.reveal().to_string()
+        };
+        let shown: Vec<String> = (0..crowd).map(join).collect();
         if crowd > 0 {
             let all = "allow * -> * *\n";
             store.set_policy(all, &operator(), 0).expect("a policy");
@@ -74,6 +80,7 @@ impl Coordinator {
             pin,
             folder,
             token,
+            crowd: shown,
         }
     }
 
@@ -141,6 +148,10 @@ impl Https {
     /// Sends a request, and gives the status and the body of its answer.
     fn ask(&mut self, request: &str) -> io::Result<(u16, Vec<u8>)> {
         self.0.write_all(request.as_bytes())?;
+        self.answer()
+    }
+
+    fn answer(&mut self) -> io::Result<(u16, Vec<u8>)> {
         let (mut head, mut buffer) = (Vec::new(), [0; 16_384]);
         let end = loop {
             let length = self.0.read(&mut buffer)?;
@@ -421,5 +432,105 @@ fn no_request_costs_a_coordinator_more_than_its_bytes_are_worth() {
     }
     for (each, name) in &costs {
         assert!(*each < WORTH * base, "{name}: {each} to {base} µs");
+    }
+}
+
+/// Members that wait for changes, of a crowd.
+const WAITING: u32 = 500;
+
+#[test]
+fn another_policy_costs_no_more_than_what_it_changes_for_each_who_waits() {
+    process::allow_more_files().expect("files");
+    let coordinator = Coordinator::start(WAITING);
+    let mover = coordinator.member("mover");
+    let mut now = told(&mover).1.revision;
+    let tls = coordinator.tls();
+    let from = Ipv4Addr::new(127, 0, 2, 1);
+    let open = |shown: &String| {
+        let socket = connect(from, coordinator.at, false).expect("connected");
+        (Https::new(socket, &tls), shown.clone())
+    };
+    let mut waiting: Vec<(Https, String)> = coordinator.crowd.iter().map(open).collect();
+    let pid = coordinator.tunnel.child.id();
+    // What all are told, and what that took of a processor.
+    let mut tell = |change: &dyn Fn()| {
+        for (raw, shown) in &mut waiting {
+            let question = http(
+                &format!("GET /v1/changes?since={now}&wait=50"),
+                Some(shown),
+                "",
+            );
+            raw.0.write_all(question.as_bytes()).expect("asked");
+            raw.0.flush().expect("asked");
+        }
+        // Until all of them wait.
+        let mut last = busy(pid);
+        loop {
+            thread::sleep(Duration::from_millis(300));
+            let taken = busy(pid);
+            if taken - last < Duration::from_millis(5) {
+                break;
+            }
+            last = taken;
+        }
+        let before = busy(pid);
+        change();
+        let answer = |(raw, _): &mut (Https, String)| -> Changes {
+            let (status, body) = raw.answer().expect("an answer");
+            assert_eq!(status, 200);
+            serde_json::from_slice(&body).expect("changes")
+        };
+        let answers: Vec<Changes> = waiting.iter_mut().map(answer).collect();
+        let cost = (busy(pid) - before).as_secs_f64() * 1e6 / f64::from(WAITING);
+        now = answers.iter().map(|told| told.revision).max().expect("one");
+        (cost, answers)
+    };
+    let moves = || {
+        let at = Endpoints {
+            endpoints: vec![([192, 0, 2, 1], 7).into()],
+            relayed: Vec::new(),
+        };
+        wait_for(mover.client.tell(&at)).expect("told");
+    };
+    let (base, answers) = tell(&moves);
+    assert!(answers.iter().all(|told| told.members.len() == 1));
+    println!("{base:7.1} µs each: a member moves");
+    let policies = [
+        // Everybody sees everybody as before.
+        "allow * -> * *\nallow crowd0 -> crowd1 tcp/1\n",
+        // Hardly anybody sees anybody.
+        "allow crowd0 -> crowd1 tcp/1\n",
+        // For three of them there is another one.
+        "allow crowd0 -> crowd2 tcp/1\n",
+    ];
+    for (policy, wanted) in policies.iter().zip([[0, 0, 0], [1, 1, 0], [1, 0, 1]]) {
+        let (cost, answers) = tell(&|| coordinator.policy(policy));
+        println!("{cost:7.1} µs each: {policy:?}");
+        let told: Vec<usize> = answers.iter().map(|told| told.members.len()).collect();
+        assert_eq!(told[..3], wanted);
+        assert_eq!(told.iter().sum::<usize>(), wanted.iter().sum::<usize>());
+        assert!(answers.iter().all(|told| told.policy.is_some()));
+        assert!(cost < WORTH * base, "{cost} to {base} µs: {policy:?}");
+    }
+}
+
+#[test]
+fn a_policy_of_a_thousand_rules_for_a_thousand_members_is_set_as_soon_as_one_for_two() {
+    let coordinator = Coordinator::start(1000);
+    let set = |members: u32, port: u32| {
+        let rule = |n: u32| {
+            let (from, to) = (n % members, (n + 1) % members);
+            format!("allow crowd{from} -> crowd{to} tcp/{}\n", port + n)
+        };
+        let rules: String = (0..1024).map(rule).collect();
+        let begun = Instant::now();
+        coordinator.policy(&rules);
+        begun.elapsed()
+    };
+    let base = set(2, 1000);
+    for port in [1000, 3000] {
+        let took = set(1000, port);
+        println!("{took:?}, for two {base:?}");
+        assert!(took.as_secs_f64() < 2.0 * WORTH * base.as_secs_f64());
     }
 }

@@ -315,10 +315,11 @@ fn a_coordinator_and_a_relay_that_root_starts_are_who_owns_their_folder_without_
         fs::create_dir(&of_nobody).expect("a folder");
         chown(&of_nobody, Some(65534), Some(65534)).expect("given away");
         for service in ["coordinator", "relay"] {
-            for folder in [
-                new.join(service),
-                new.join(service),
-                of_nobody.join(service),
+            for (folder, at) in [
+                (new.join(service), "127.0.0.1:0"),
+                // What takes a capability at the start takes none later.
+                (new.join(service), "127.0.0.1:443"),
+                (of_nobody.join(service), "127.0.0.1:0"),
             ] {
                 let is_new = folder.starts_with(&new);
                 if !is_new {
@@ -326,7 +327,7 @@ fn a_coordinator_and_a_relay_that_root_starts_are_who_owns_their_folder_without_
                     chown(&folder, Some(65534), Some(65534)).expect("given away");
                 }
                 let shown = text(&folder);
-                let words = [service, "--listen", "127.0.0.1:0", "--dir", shown];
+                let words = [service, "--listen", at, "--dir", shown];
                 let mut running = world.start(&world.left, &mut world.seikan(&words));
                 let mut line = String::new();
                 running.stdout.read_line(&mut line).expect("read");

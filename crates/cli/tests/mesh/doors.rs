@@ -7,7 +7,7 @@ use crate::mesh::nat::{
     Nat, port_search,
 };
 use crate::mesh::site::{Host, SOON, Site, at_a_site, while_answering};
-use seikan_sys::netlink::Route;
+use seikan_sys::netlink::{AddressOptions, Route};
 use std::fs;
 use std::io::Write;
 use std::net::IpAddr;
@@ -98,7 +98,13 @@ fn add_ipv6(nat: &Nat, number: u8, mapping: Mapping, host: &Host) {
         (&host.netlink, host.card, "fd00::10/64"),
     ] {
         let address = address.parse().expect("an address");
-        netlink.add_address(index, address).expect("an address");
+        // From an address that is tentative the router would map to its link-local one, and keep to that.
+        let options = AddressOptions {
+            no_dad: true,
+            ..AddressOptions::default()
+        };
+        let added = netlink.add_address_with(index, address, options);
+        added.expect("an address");
     }
     let forward = || fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1");
     nat.netns.run(forward).expect("namespace").expect("written");

@@ -255,3 +255,42 @@ fn a_coordinator_is_a_user_of_etcd_with_a_certificate_and_goes_on_when_its_token
         );
     }
 }
+
+#[test]
+fn a_coordinator_reads_the_certificates_that_the_environment_names_for_etcd() {
+    if !Cluster::is_possible() {
+        return skip("no etcd (Debian: etcd-server)");
+    }
+    let etcd = Guarded::start();
+    let trusted = etcd.file("trusted");
+    fs::create_dir(&trusted).expect("a folder");
+    fs::copy(etcd.file("server.pem"), trusted.join("etcd.pem")).expect("copied");
+    for (name, value) in [
+        ("SSL_CERT_FILE", etcd.file("server.pem")),
+        ("SSL_CERT_DIR", trusted),
+    ] {
+        let folder = etcd.file(name);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_seikan"));
+        command
+            .args(["coordinator", "--listen", "127.0.0.1:0", "--dir"])
+            .arg(folder)
+            .args(["--etcd", &etcd.url, "--etcd-prefix", name, "--etcd-cert"])
+            .arg(etcd.file("client.pem"))
+            .arg("--etcd-key")
+            .arg(etcd.file("client.key"))
+            .env_remove("SSL_CERT_FILE")
+            .env_remove("SSL_CERT_DIR")
+            .env(name, value)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = command.spawn().expect("start");
+        let mut stdout = BufReader::new(child.stdout.take().expect("piped"));
+        let mut line = String::new();
+        stdout.read_line(&mut line).expect("read");
+        if !line.contains("listens") {
+            let ended = child.wait_with_output().expect("an end");
+            panic!("{name}: {line}{}", stderr(&ended));
+        }
+        drop(Tunnel { child, stdout });
+    }
+}

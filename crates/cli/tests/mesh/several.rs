@@ -246,7 +246,7 @@ fn a_coordinator_with_another_certificate_is_refused() {
             .args([
                 "coordinator",
                 "--listen",
-                "192.0.2.3:7443",
+                "192.0.2.1:7444",
                 "--etcd",
                 &urls,
                 "--dir",

@@ -2,7 +2,8 @@
 //!
 //! An answer may have 8 MiB, and who asked for it may not read it. So each is counted from before it is made until the last of it is handed
 //! to the connection: for the member, for its source, and for all together. The next one waits for its turn, and is refused if that does not
-//! come in time. What remains in a connection's buffers then is small.
+//! come in time. What remains in a connection's buffers then is small. A member is told only so much in the long run, and looking at members
+//! of whom it is told nothing counts as well.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -34,6 +35,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const PIECE: usize = 16 << 10;
 /// What one member is told, in bytes a second: a mesh of 1,000 members that changes 100 times a second tells a thirtieth of it.
 const RATE: usize = 1 << 20;
+/// Bytes that looking at one member or removal counts as.
+const ROW: usize = 64;
 /// How much of that may come at once: all of a mesh of 100,000 members, twice.
 const AT_ONCE: Duration = Duration::from_secs(64);
 
@@ -104,8 +107,9 @@ impl Answers {
         timeout(self.patience, room).await.ok()?
     }
 
-    /// Counts what a member is told.
-    pub fn count(&self, member: MemberId, bytes: usize) {
+    /// Counts what a member is told: bytes, or the rows that were looked at for them, whichever is more.
+    pub fn count(&self, member: MemberId, bytes: usize, rows: usize) {
+        let bytes = bytes.max(rows.saturating_mul(ROW));
         let mut all = self
             .by_member
             .lock()
@@ -114,6 +118,12 @@ impl Answers {
             let time = Duration::from_secs_f64(bytes as f64 / RATE as f64);
             told.until = told.until.max(Instant::now()) + time;
         }
+    }
+
+    /// Whether nobody has anything unread.
+    #[cfg(test)]
+    pub fn is_free(&self) -> bool {
+        self.all.available_permits() == OF_ALL
     }
 
     /// Forgets members and sources that have nothing unread, and their whole share again.
@@ -145,7 +155,7 @@ impl Room {
 }
 
 /// An answer that keeps `held` until the last of it is handed over, or nobody reads it any more.
-pub(super) fn body<T: Send + 'static>(answer: Vec<u8>, held: T) -> Body {
+pub(super) fn body<T: Send + 'static>(answer: Box<[u8]>, held: T) -> Body {
     let pieces = stream::unfold((answer, 0, held), |(answer, at, held)| async move {
         let rest = answer.get(at..).filter(|rest| !rest.is_empty())?;
         let piece = Bytes::copy_from_slice(&rest[..rest.len().min(PIECE)]);
@@ -212,7 +222,7 @@ mod tests {
         let member = MemberId(1);
         for _ in 0..9 {
             drop(answers.room(member, from(1)).await.expect("room"));
-            answers.count(member, MAX_ANSWER);
+            answers.count(member, MAX_ANSWER, 0);
             answers.sweep();
         }
         assert!(answers.room(member, from(1)).await.is_none());

@@ -7,6 +7,7 @@
 //! Who waited does not ask at once ([`App::pause`]): changes that come together are told together.
 
 use std::collections::{BTreeSet, HashMap};
+use std::io::{self, Write as _};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -369,10 +370,25 @@ pub(super) async fn keep(app: Arc<App>) {
             _ = look.tick() => app.look(&mut known).await,
             () = app.told.notified() => app.look(&mut known).await,
             _ = sweep.tick() => {
+                tell_of_late(&app);
                 app.limits.sweep();
                 app.answers.sweep();
                 app.sweep_doorbells();
             }
         }
+    }
+}
+
+/// Says so if connections ended as their answers were not taken in time.
+fn tell_of_late(app: &App) {
+    let late = app.limits.late.swap(0, Ordering::Relaxed);
+    if late > 0 {
+        // There may be nobody to be told.
+        let _ = writeln!(
+            io::stderr(),
+            "note: ended {late} connections that took an answer more slowly than {} bytes a second after {} s",
+            super::PACE.rate,
+            super::PACE.grace.as_secs()
+        );
     }
 }

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::num::NonZeroU32;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -150,6 +151,8 @@ impl Drop for Try<'_> {
 
 /// Counts failures, and what members do. What is known to be good is not counted, and never held up.
 pub(super) struct Limits {
+    /// Connections that ended as their answers were not taken in time, since this was last told.
+    pub late: AtomicU64,
     sources: Failures,
     notes: DefaultDirectRateLimiter,
     moves: DefaultKeyedRateLimiter<MemberId>,
@@ -161,6 +164,7 @@ pub(super) struct Limits {
 impl Limits {
     pub fn new() -> Limits {
         Limits {
+            late: AtomicU64::new(0),
             sources: Failures::default(),
             notes: RateLimiter::direct(Quota::per_second(NOTES)),
             moves: RateLimiter::keyed(Quota::per_minute(MOVES)),

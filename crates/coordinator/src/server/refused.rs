@@ -93,7 +93,7 @@ impl IntoResponse for Refused {
 }
 
 /// The same of an answer that may be long, with what is held until it is read.
-pub(super) fn long<T: Send + 'static>(body: Vec<u8>, held: T) -> Response {
+pub(super) fn long<T: Send + 'static>(body: Box<[u8]>, held: T) -> Response {
     let length = body.len();
     let mut response = json(StatusCode::OK, Vec::new());
     *response.body_mut() = answers::body(body, held);

@@ -28,7 +28,7 @@ use tokio::time::{sleep, timeout};
 use super::app::{App, News};
 use super::limit::{Doing, Try};
 use super::refused::{Refused, json, long};
-use crate::store::{Actor, MemberId, Store, StoreError, Whom};
+use crate::store::{Actor, Answer, MemberId, Store, StoreError, Whom};
 
 /// How long the body of a request may take.
 const BODY: Duration = Duration::from_secs(10);
@@ -210,17 +210,18 @@ async fn changes(
     };
     let told = app.ask(move |store| {
         let id = store.authenticate(&credential)?;
-        let mut changes = store.changes(known, id)?;
+        let Answer { mut changes, rows } = store.answer(known, id)?;
         changes.calls = bell.take();
         changes.epoch = own;
         changes.relays = store.tickets(id, now())?;
         changes.coordinators = store.coordinators();
-        // Here, where a long answer holds up nobody.
-        Ok(serde_json::to_vec(&changes))
+        // Here, where a long answer holds up nobody. Room is counted for its length alone.
+        let body = serde_json::to_vec(&changes).map(Vec::into_boxed_slice);
+        Ok(body.map(|body| (body, rows)))
     });
     match told.await? {
-        Ok(body) => {
-            app.answers.count(id, body.len());
+        Ok((body, rows)) => {
+            app.answers.count(id, body.len(), rows);
             room.shrink(body.len());
             Ok(long(body, (question, room)))
         }

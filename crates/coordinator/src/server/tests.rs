@@ -26,6 +26,7 @@ use tower::ServiceExt as _;
 
 use super::app::{App, keep};
 use super::routes::router;
+use crate::store::tests::telling::crowd;
 use crate::store::{Actor, NewToken, RelayInfo, Store, Whom};
 
 /// The same byte again and again.
@@ -647,6 +648,34 @@ async fn no_more_than_eight_questions_of_a_member_wait() {
     assert!(answers.iter().all(|answer| answer.status == StatusCode::OK));
     assert_eq!(other.status, StatusCode::OK);
     assert_eq!(mesh.changes(&a, 2, 1).await.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn who_may_know_nobody_has_no_more_members_looked_at_than_it_is_told_of() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let store = store(&folder);
+    crowd(&store, 10_000);
+    let rule = "allow c100 -> c101 *";
+    store.set_policy(rule, &operator(), 0).expect("set");
+    let mesh = Mesh::of(folder, store);
+    let a = mesh.join("a", 1).await;
+    let mut answered = 0;
+    // So many questions may come at once.
+    for _ in 0..128 {
+        let answer = mesh.changes(&a, 0, 0).await;
+        if answer.status != StatusCode::OK {
+            let too_many = (StatusCode::TOO_MANY_REQUESTS, Reason::TooMany);
+            assert_eq!(answer.refusal(), too_many);
+            break;
+        }
+        let told: Changes = answer.read();
+        assert!(told.members.is_empty());
+        answered += 1;
+    }
+    // 64 MiB and 1 MiB a second, at 64 bytes for each of 10,000 members.
+    assert!((100..120).contains(&answered), "{answered}");
+    let b = mesh.join("b", 2).await;
+    assert_eq!(mesh.changes(&b, 0, 0).await.status, StatusCode::OK);
 }
 
 #[tokio::test]

@@ -20,6 +20,7 @@ mod messages;
 mod replica;
 mod rows;
 
+use std::env;
 use std::path::PathBuf;
 
 pub(super) use import::{Beside, cluster, give_up, import};
@@ -47,12 +48,21 @@ pub struct Etcd {
 }
 
 impl Etcd {
-    /// The files that it names.
+    /// The files and folders that it names. Without a `ca`, the environment may name those with what the system trusts.
     pub fn files(&self) -> Vec<PathBuf> {
         let identity = self.identity.iter().flat_map(|(cert, key)| [cert, key]);
         let password = self.user.iter().map(|(_, file)| file);
-        let all = self.ca.iter().chain(identity).chain(password);
-        all.cloned().collect()
+        let all = self.ca.iter().chain(identity).chain(password).cloned();
+        let of_system = || {
+            let file = env::var_os("SSL_CERT_FILE").map(PathBuf::from);
+            let folders = env::var_os("SSL_CERT_DIR").unwrap_or_default();
+            let folders: Vec<PathBuf> = env::split_paths(&folders).collect();
+            file.into_iter().chain(folders)
+        };
+        let of_system = self.ca.is_none().then(of_system);
+        let of_system = of_system.into_iter().flatten();
+        all.chain(of_system.filter(|path| !path.as_os_str().is_empty()))
+            .collect()
     }
 }
 

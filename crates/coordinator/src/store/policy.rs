@@ -1,14 +1,16 @@
 //! Who may talk to whom: the text that an administrator wrote, and the tags that members have. The members themselves apply it.
 
 use std::cell::OnceCell;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::VecDeque;
+use std::ops::RangeInclusive;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rusqlite::{Connection, OptionalExtension as _, Row};
 use seikan_proto::mesh::policy::Sight;
 use seikan_proto::mesh::{MAX_TAGS, Name, Party, Policy};
 
 use super::tokens::{from_json, to_json};
-use super::{Actor, MemberId, Store, StoreError, audit, next_revision, seconds};
+use super::{Actor, MemberId, Store, StoreError, audit, next_revision, revision_of, seconds};
 
 impl Store {
     /// The policy as it was written; empty if none was.
@@ -84,21 +86,84 @@ impl Store {
     }
 }
 
-/// The policy that was last read, so that it is not parsed for each question.
+/// Policies that are remembered, at most. A member that asks knows the latest one or the one before it, unless it was away.
+const REMEMBERED: usize = 4;
+
+/// The policies that were read lately: one is not parsed for each question, and the effect of the next one on a member is known.
 #[derive(Debug, Default)]
-pub(super) struct Parsed(Mutex<Option<(String, Arc<Policy>)>>);
+pub(super) struct Parsed(Mutex<VecDeque<Known>>);
+
+/// A policy.
+#[derive(Debug)]
+struct Known {
+    text: String,
+    policy: Arc<Policy>,
+    /// From its own revision to the latest at which it was seen to be in force.
+    revisions: RangeInclusive<i64>,
+}
+
+impl Known {
+    fn is_in_force(&mut self, current: i64) {
+        let (since, until) = (*self.revisions.start(), *self.revisions.end());
+        self.revisions = since..=until.max(current);
+    }
+}
 
 impl Parsed {
-    fn get(&self, text: String) -> Result<Arc<Policy>, StoreError> {
-        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, policy)) = last.as_ref().filter(|(known, _)| *known == text) {
-            return Ok(Arc::clone(policy));
+    /// The policy of this text and revision, which is in force at the revision `current`.
+    fn get(&self, text: String, since: i64, current: i64) -> Result<Arc<Policy>, StoreError> {
+        let mut all = self.all();
+        if let Some(last) = all.back_mut()
+            && last.text == text
+            && *last.revisions.start() == since
+        {
+            last.is_in_force(current);
+            return Ok(Arc::clone(&last.policy));
         }
         let policy = Policy::parse(&text).map_err(|_| StoreError::Corrupt("policy"))?;
         let policy = Arc::new(policy);
-        *last = Some((text, Arc::clone(&policy)));
+        // After a restore from a backup, revisions may be others of the same number.
+        all.retain(|known| *known.revisions.end() < since);
+        if all.len() == REMEMBERED {
+            all.pop_front();
+        }
+        all.push_back(Known {
+            text,
+            policy: Arc::clone(&policy),
+            revisions: since..=current,
+        });
         Ok(policy)
     }
+
+    /// Notes that the policy of this revision is in force at the revision `current`; whether it is known.
+    fn note(&self, since: i64, current: i64) -> bool {
+        let mut all = self.all();
+        let last = all.back_mut();
+        let last = last.filter(|last| *last.revisions.start() == since);
+        last.map(|last| last.is_in_force(current)).is_some()
+    }
+
+    /// The policy that was in force at a revision, if that is known.
+    fn at(&self, revision: i64) -> Option<Arc<Policy>> {
+        let all = self.all();
+        let known = all.iter().find(|known| known.revisions.contains(&revision));
+        known.map(|known| Arc::clone(&known.policy))
+    }
+
+    fn all(&self) -> MutexGuard<'_, VecDeque<Known>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The difference that policy and tags make to what a member knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Difference {
+    /// None.
+    Nothing,
+    /// Other rules, by which it may know the same members as before.
+    Rules,
+    /// It may know others, or that cannot be told.
+    Members,
 }
 
 /// Whom one member is told of: those that it may talk to, whichever begins. The policy is read when it is first needed: most questions are
@@ -129,7 +194,12 @@ impl<'a> Eyes<'a> {
             return Ok(true);
         };
         let name = name.parse().map_err(|_| StoreError::Corrupt("names"))?;
-        Ok(self.sight()?.has(&name, &from_json(&tags, "tags")?))
+        self.see_party(&name, &from_json(&tags, "tags")?)
+    }
+
+    /// The same of a member with this name and these tags.
+    pub fn see_party(&self, name: &Name, tags: &[Name]) -> Result<bool, StoreError> {
+        Ok(self.sight()?.has(name, tags))
     }
 
     /// Whether the member with a key is seen; not if there is none.
@@ -153,7 +223,9 @@ impl<'a> Eyes<'a> {
     }
 
     fn policy(&self) -> Result<Arc<Policy>, StoreError> {
-        self.store.parsed.get(text_of(self.connection)?.0)
+        let (text, since) = text_of(self.connection)?;
+        let current = revision_of(self.connection)?;
+        self.store.parsed.get(text, since, current)
     }
 
     /// What the others know the member by.
@@ -175,13 +247,30 @@ impl<'a> Eyes<'a> {
         Ok(self.policy()?.concerning(&self.party()?))
     }
 
-    /// Whether it may see others than it did at that revision: the policy is another one, or its tags are.
-    pub fn are_others_since(&self, revision: i64) -> Result<bool, StoreError> {
+    /// What became different since a revision, at the revision `current`.
+    pub fn difference(&self, revision: i64, current: i64) -> Result<Difference, StoreError> {
         let mut statement = self.connection.prepare_cached(
-            "SELECT (SELECT revision FROM policy) > ?2
-                 OR EXISTS (SELECT 1 FROM former WHERE revision > ?2 AND member = ?1)",
+            "SELECT (SELECT revision FROM policy),
+                    EXISTS (SELECT 1 FROM former WHERE revision > ?2 AND member = ?1)",
         )?;
-        Ok(statement.query_row((self.of.0, revision), |row| row.get(0))?)
+        let (since, is_retagged): (i64, bool) =
+            statement.query_row((self.of.0, revision), |row| Ok((row.get(0)?, row.get(1)?)))?;
+        if !self.store.parsed.note(since, current) {
+            self.policy()?;
+        }
+        if is_retagged {
+            return Ok(Difference::Members);
+        }
+        if since <= revision {
+            return Ok(Difference::Nothing);
+        }
+        let Some(former) = self.store.parsed.at(revision) else {
+            return Ok(Difference::Members);
+        };
+        Ok(match former.sight(&self.party()?) == *self.sight()? {
+            true => Difference::Rules,
+            false => Difference::Members,
+        })
     }
 }
 

@@ -25,7 +25,7 @@ mod policies;
 mod relays;
 mod restoring;
 mod shared;
-mod telling;
+pub(crate) mod telling;
 pub(crate) mod ways;
 
 use std::net::IpAddr;

@@ -1,6 +1,6 @@
 //! What strangers send: prepared datagrams of each kind, and a loop that sends them as fast as it goes.
 //!
-//! The messages are laid out here once more, byte by byte from docs/PROTOCOL.md, because a stranger does not use
+//! The messages are laid out here once more, byte by byte from docs/internals/protocol.md, because a stranger does not use
 //! our code either.
 
 use std::io::Read;

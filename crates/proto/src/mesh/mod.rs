@@ -155,7 +155,7 @@ pub struct Changes {
     /// Members that have left, or that the requester may no longer talk to.
     #[serde(default)]
     pub removed: Vec<PublicKey>,
-    /// The rules that concern the requester, in a whole answer.
+    /// The rules that concern the requester, if the answer is whole or the rules have changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<Policy>,
     /// The requester's own name and tags, in a whole answer.

@@ -320,8 +320,13 @@ impl Policy {
         if self.is_empty() && by_tags(from, to).is_some() {
             return Filter::All;
         }
+        Policy::filter_of(self.between(from, to))
+    }
+
+    /// Everything that these rules allow together, to whom all of them apply.
+    pub fn filter_of<'a>(rules: impl IntoIterator<Item = &'a Rule>) -> Filter {
         let (mut icmp, mut tcp, mut udp) = (false, Vec::new(), Vec::new());
-        for rule in self.between(from, to) {
+        for rule in rules {
             match &rule.service {
                 Service::Any => return Filter::All,
                 Service::Icmp => icmp = true,
@@ -394,7 +399,8 @@ impl Decision {
 }
 
 impl Selector {
-    fn is(&self, party: &Party) -> bool {
+    /// Whether it selects a member.
+    pub fn is(&self, party: &Party) -> bool {
         match self {
             Selector::Any => true,
             Selector::Tag(tag) => party.tags.contains(tag),

@@ -1,5 +1,6 @@
-//! Records of a malicious authenticated peer, laid out from docs/PROTOCOL.md: for each kind of
-//! frame, the shape that causes the most work for its bytes.
+//! Records of a malicious authenticated peer, laid out by hand from
+//! docs/internals/protocol-data.md: for each kind of frame, the shape that causes the most work
+//! for its bytes.
 #![allow(dead_code, reason = "every test uses its part")]
 
 /// Bytes of a record besides its plaintext: header and tag.

@@ -1,21 +1,22 @@
 //! Who may talk to whom: the policy, and the tags that it speaks of.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod changes;
+
+use std::collections::BTreeSet;
 use std::io::{self, IsTerminal, Write};
-use std::net::{IpAddr, UdpSocket};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Args, Subcommand, ValueHint};
-use seikan_coordinator::{MemberInfo, Store, StoreError};
+use seikan_coordinator::{Store, StoreError};
 use seikan_proto::mesh::policy::{Selector, Traffic};
-use seikan_proto::mesh::{Member, Name, Party, Policy};
+use seikan_proto::mesh::{Name, Party, Policy};
 
 use super::{Folder, now, operator};
 use crate::explain::Question;
-use crate::output::counted;
 use crate::screen::printable_lines;
+use changes::Changes;
 
 /// What is done about the policy.
 #[derive(Debug, Args)]
@@ -149,129 +150,6 @@ fn set(arguments: &Set) -> anyhow::Result<ExitCode> {
     }
     store.set_policy(&text, &operator(), now())?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// Pairs of members that are named, of each kind.
-const SHOWN: usize = 20;
-
-/// The differences between two policies.
-#[derive(Default)]
-struct Changes {
-    /// One may begin something with the other, and could begin nothing.
-    opened: Pairs,
-    /// The other way round.
-    closed: Pairs,
-    /// Something else than before.
-    changed: Pairs,
-    /// Those that may begin less, from or to a member that is this host.
-    own: Vec<String>,
-}
-
-/// How many pairs, and the names of the first of them.
-#[derive(Default)]
-struct Pairs {
-    count: usize,
-    first: Vec<String>,
-}
-
-impl Pairs {
-    fn words(&self, service: &str) -> String {
-        let mut text = format!("{service}: {}\n", counted(self.count, "pair"));
-        for pair in &self.first {
-            text += &format!("  {pair}\n");
-        }
-        if self.count > self.first.len() {
-            text += &format!("  and {} more\n", self.count - self.first.len());
-        }
-        text
-    }
-}
-
-impl Changes {
-    /// Members of the same tags whom no rule names are alike: each pair of such groups is looked at once.
-    fn between(before: &Policy, after: &Policy, members: &[MemberInfo]) -> Changes {
-        let rules = before.rules().iter().chain(after.rules());
-        let named: BTreeSet<&Name> = rules
-            .flat_map(|rule| [&rule.from, &rule.to])
-            .filter_map(|selector| match selector {
-                Selector::Member(name) => Some(name),
-                _ => None,
-            })
-            .collect();
-        let mut groups: BTreeMap<(Option<&Name>, &[Name]), Vec<&MemberInfo>> = BTreeMap::new();
-        for info in members {
-            let Member { name, tags, .. } = &info.member;
-            let group = groups.entry((Some(name).filter(|name| named.contains(name)), tags));
-            group.or_default().push(info);
-        }
-        let own: BTreeSet<&Name> = members
-            .iter()
-            .filter(|info| info.member.addresses.iter().any(is_here))
-            .map(|info| &info.member.name)
-            .collect();
-        let mut changes = Changes::default();
-        for from in groups.values() {
-            for to in groups.values() {
-                changes.look(before, after, (from, to), &own);
-            }
-        }
-        changes
-    }
-
-    fn look(
-        &mut self,
-        before: &Policy,
-        after: &Policy,
-        (from, to): (&[&MemberInfo], &[&MemberInfo]),
-        own: &BTreeSet<&Name>,
-    ) {
-        let ([one, ..], [other, ..]) = (from, to) else {
-            return;
-        };
-        let (one, other) = (one.member.party(), other.member.party());
-        let filter = |policy: &Policy| policy.filter(&one, &other);
-        let (before, after) = (filter(before), filter(after));
-        let pairs = match (before.is_closed(), after.is_closed()) {
-            _ if before == after => return,
-            (true, _) => &mut self.opened,
-            (_, true) => &mut self.closed,
-            _ => &mut self.changed,
-        };
-        let all = from.iter().flat_map(|a| to.iter().map(move |b| (a, b)));
-        let all = all.map(|(a, b)| (&a.member.name, &b.member.name));
-        let mut all = all.filter(|(a, b)| a != b);
-        let is_less = !before.is_within(&after);
-        let of_own = |(a, b): &(&Name, &Name)| is_less && (own.contains(a) || own.contains(b));
-        let room = SHOWN.saturating_sub(pairs.first.len());
-        let words = |(a, b): (&Name, &Name)| format!("{a} -> {b}");
-        if !own.is_empty() {
-            let theirs = all.clone().filter(of_own).map(words);
-            let room = SHOWN.saturating_sub(self.own.len());
-            self.own.extend(theirs.take(room));
-        }
-        let first: Vec<String> = all.by_ref().take(room).map(words).collect();
-        pairs.count += first.len() + all.count();
-        pairs.first.extend(first);
-    }
-
-    fn words(&self) -> String {
-        let kinds = [
-            (&self.opened, "opened"),
-            (&self.closed, "closed"),
-            (&self.changed, "changed"),
-        ];
-        let kinds = kinds.into_iter().filter(|(pairs, _)| pairs.count > 0);
-        let text: String = kinds.map(|(pairs, service)| pairs.words(service)).collect();
-        match text.is_empty() {
-            true => "no pair of members may do anything else than before\n".to_owned(),
-            false => text,
-        }
-    }
-}
-
-/// Whether an address is one of this host: only those can be bound to.
-fn is_here(address: &IpAddr) -> bool {
-    UdpSocket::bind((*address, 0)).is_ok()
 }
 
 /// Asks whether to take something from this host, which may be how the one that asks came here.

@@ -9,8 +9,9 @@ use anyhow::{Context, bail};
 use clap::ValueHint;
 use ipnet::{Ipv4Net, Ipv6Net};
 use sd_notify::NotifyState;
-use seikan_coordinator::{Certificate, Etcd, Options, Server, Store};
+use seikan_coordinator::{Certificate, Etcd, Options, Server, Sockets, Store};
 use seikan_proto::mesh::{Networks, RelayAddress};
+use seikan_sys::privilege;
 
 use super::etcd::{self, EtcdArguments};
 use crate::folder::{confine_to, settle};
@@ -61,6 +62,9 @@ pub fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
     let names = [DATABASE, "tls.pem", "etcd.", "listens"];
     arguments.folder.dir = settle(&arguments.folder.dir, &names, &[port])?;
     let arguments = &arguments;
+    // Nothing later takes a capability, and threads that are started from now on have none.
+    let sockets = Sockets::bind(address(arguments)?)?;
+    privilege::keep_only(&[])?;
     let store = open(arguments)?;
     let networks = networks(arguments, &store)?;
     let certificate = match given {
@@ -77,7 +81,11 @@ pub fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
             );
         }
     }
-    let server = bind(arguments, store, certificate)?;
+    let server = Server::new(Options {
+        sockets,
+        store,
+        certificate,
+    })?;
     let dir = &arguments.folder.dir;
     let noted = arguments.folder.note(server.address().port(), pin);
     noted.with_context(|| format!("cannot write to {}", dir.display()))?;
@@ -146,12 +154,8 @@ fn networks(arguments: &ServeArguments, store: &Store) -> anyhow::Result<Network
     Ok(wanted)
 }
 
-/// Listens where it is told, or wherever this host can.
-fn bind(
-    arguments: &ServeArguments,
-    store: Store,
-    certificate: Certificate,
-) -> anyhow::Result<Server> {
+/// Where it listens: as it is told, or wherever this host can.
+fn address(arguments: &ServeArguments) -> anyhow::Result<SocketAddr> {
     let listen = arguments.listen.unwrap_or_else(|| {
         // A host whose kernel has no IPv6 has no such file.
         match std::path::Path::new("/proc/net/if_inet6").exists() {
@@ -162,9 +166,5 @@ fn bind(
     if listen.ip().is_multicast() {
         bail!("nobody can listen on {listen}: it is a group's address");
     }
-    Ok(Server::bind(Options {
-        listen,
-        store,
-        certificate,
-    })?)
+    Ok(listen)
 }

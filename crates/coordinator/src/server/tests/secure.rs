@@ -2,31 +2,41 @@
 
 use std::io::{self, Read as _, Write as _};
 use std::net::TcpStream;
+use std::sync::atomic::Ordering;
 
 use rustls::pki_types::ServerName;
 use rustls::version::TLS13;
 use rustls::{ClientConnection, StreamOwned};
 use seikan_proto::mesh::Pin;
+use socket2::{Domain, Socket, Type};
 use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use super::*;
-use crate::server::{Options, Server, ServerError};
+use crate::server::{Options, Pace, Server, ServerError, Sockets};
 use seikan_tls::Certificate;
+
+fn stream(socket: TcpStream, pin: Pin) -> StreamOwned<ClientConnection, TcpStream> {
+    let config = seikan_tls::pinned(pin, &[&TLS13]).expect("a configuration");
+    let name = ServerName::try_from("mesh.example.org").expect("a name");
+    let connection = ClientConnection::new(Arc::new(config), name).expect("a client");
+    StreamOwned::new(connection, socket)
+}
 
 /// One question over a connection of its own; the answer with its head.
 fn https(address: SocketAddr, pin: Pin, question: &str) -> io::Result<String> {
-    let config = seikan_tls::pinned(pin, &[&TLS13]).expect("a configuration");
-    let name = ServerName::try_from("mesh.example.org").expect("a name");
-    let connection = ClientConnection::new(Arc::new(config), name).map_err(io::Error::other)?;
     let socket = TcpStream::connect(address)?;
     socket.set_read_timeout(Some(Duration::from_secs(20)))?;
-    let mut stream = StreamOwned::new(connection, socket);
+    let mut stream = stream(socket, pin);
     stream.write_all(question.as_bytes())?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     Ok(answer)
+}
+
+fn sockets() -> Sockets {
+    Sockets::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("bound")
 }
 
 struct Running {
@@ -37,16 +47,21 @@ struct Running {
 }
 
 fn start(folder: &TempDir) -> Running {
+    start_with(folder, store(folder), |_| ())
+}
+
+fn start_with(folder: &TempDir, store: Store, set: impl FnOnce(&mut Server)) -> Running {
     let names = ["mesh.example.org".to_owned()];
     let certificate =
         Certificate::own(folder.path(), "a coordinator", &names).expect("a certificate");
     let pin = certificate.pin();
-    let server = Server::bind(Options {
-        listen: SocketAddr::from(([127, 0, 0, 1], 0)),
-        store: store(folder),
+    let server = Server::new(Options {
+        sockets: sockets(),
+        store,
         certificate,
     });
-    let server = server.expect("bound");
+    let mut server = server.expect("it listens");
+    set(&mut server);
     let (stop, stopped) = oneshot::channel::<()>();
     Running {
         address: server.address(),
@@ -149,11 +164,67 @@ async fn who_waits_does_not_hold_up_the_end() {
 #[test]
 fn a_mesh_without_networks_is_not_served() {
     let folder = tempfile::tempdir().expect("a folder");
-    let bound = Server::bind(Options {
-        listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+    let bound = Server::new(Options {
+        sockets: sockets(),
         store: Store::open(&folder.path().join("mesh.db")).expect("opened"),
         certificate: Certificate::own(folder.path(), "a coordinator", &[]).expect("a certificate"),
     });
     let error = bound.err().expect("it has no networks");
     assert!(error.to_string().contains("no networks"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_takes_an_answer_too_slowly_is_let_go_and_what_it_held_is_others_again() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let store = store(&folder);
+    // Some megabytes, of which the buffers between both ends take a part.
+    crowd(&store, 10_000);
+    let mut app = None;
+    let running = start_with(&folder, store, |server| {
+        server.pace = Pace {
+            grace: Duration::from_secs(2),
+            rate: f64::from(4 << 20),
+        };
+        app = Some(Arc::clone(&server.app));
+    });
+    let app = app.expect("a server");
+    let answer = ask(&running, join_question("a", 1)).await;
+    body_of(&answer.expect("an answer"));
+    let question = changes_question(&credential(1), 0);
+    let (address, pin) = (running.address, running.pin);
+    let begun = Instant::now();
+    let slow = spawn_blocking(move || {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+        socket.set_recv_buffer_size(4096).expect("set");
+        socket.connect(&address.into()).expect("connected");
+        let socket = TcpStream::from(socket);
+        socket.set_read_timeout(Some(PROMPTLY)).expect("set");
+        let mut stream = stream(socket, pin);
+        stream.write_all(question.as_bytes()).expect("asked");
+        for _ in 0..300 {
+            stream.read_exact(&mut [0]).expect("it is not let go yet");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        // What has arrived before is still there.
+        stream.sock.read_to_end(&mut Vec::new())
+    });
+    let is_free = || app.answers.is_free();
+    while is_free() {
+        assert!(begun.elapsed() < PROMPTLY, "it is answered");
+        sleep(Duration::from_millis(20)).await;
+    }
+    while !is_free() {
+        assert!(begun.elapsed() < 2 * PROMPTLY, "it holds its answer");
+        sleep(Duration::from_millis(20)).await;
+    }
+    // Not before the time that it has.
+    assert!(begun.elapsed() >= Duration::from_secs(2));
+    assert_eq!(app.limits.late.load(Ordering::Relaxed), 1);
+    let end = slow.await.expect("it has not panicked");
+    let end = end.expect_err("it is let go");
+    assert_eq!(end.kind(), io::ErrorKind::ConnectionReset);
+    // Who takes it at once has all of it.
+    let all = ask(&running, changes_question(&credential(1), 0)).await;
+    let told: Changes = serde_json::from_str(body_of(&all.expect("an answer"))).expect("changes");
+    assert_eq!(told.members.len(), 4096);
 }

@@ -250,6 +250,11 @@ impl Replica {
         (epoch.mesh ^ epoch.restored.rotate_left(16) ^ epoch.cluster.rotate_left(32)).max(1)
     }
 
+    /// How often everything was loaded.
+    pub fn loads(&self) -> u64 {
+        self.state().loads
+    }
+
     /// How many changes others have made, as far as is known here.
     pub fn foreign(&self) -> i64 {
         self.state().foreign

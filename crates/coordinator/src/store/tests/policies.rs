@@ -200,6 +200,58 @@ fn another_policy_has_each_told_of_everybody_whom_it_may_know_and_parts_of_that_
 }
 
 #[test]
+fn another_policy_that_shows_a_member_nobody_else_is_told_and_nothing_more() {
+    let mesh = Mesh::new("100.80.0.0/12");
+    let [a, b, c] = [("a", 1), ("b", 2), ("c", 3)].map(|(n, i)| mesh.join(n, i));
+    let told = |since: u64, to| mesh.store.changes(since, to).expect("changes");
+    set(&mesh.store, "allow a -> b tcp/1");
+    assert!(told(3, a).whole);
+    assert!(set(&mesh.store, "allow a -> b tcp/2"));
+    for (to, rules) in [(a, 1), (b, 1), (c, 0)] {
+        let told = told(4, to);
+        assert!(!told.whole && told.own.is_none());
+        assert_eq!(seen(&told), (vec![], vec![]));
+        let policy = told.policy.expect("another one");
+        assert_eq!((policy.rules().len(), policy.untold()), (rules, 1 - rules));
+    }
+    // Others are told of as usual beside it.
+    let at = Endpoints {
+        endpoints: vec![([192, 0, 2, 1], 7).into()],
+        relayed: Vec::new(),
+    };
+    assert!(mesh.store.set_endpoints(b, &at, NOW).expect("set"));
+    assert_eq!(seen(&told(4, a)), (vec!["b"], vec![]));
+    assert!(told(6, a).policy.is_none());
+    set(&mesh.store, "allow a -> c tcp/2");
+    for (to, others) in [(a, vec!["c"]), (b, vec![]), (c, vec!["a"])] {
+        let told = told(6, to);
+        assert!(told.whole);
+        assert_eq!(seen(&told).0, others);
+    }
+}
+
+#[test]
+fn a_member_is_told_of_everybody_where_it_is_not_known_whom_it_was_told_of() {
+    let mesh = Mesh::new("100.80.0.0/12");
+    let a = mesh.join("a", 1);
+    mesh.join("b", 2);
+    let other = mesh.again();
+    let whole = |store: &Store, since: u64| {
+        store.catch_up().expect("caught up");
+        store.changes(since, a).expect("changes").whole
+    };
+    set(&mesh.store, "allow a -> b tcp/1");
+    assert!(whole(&mesh.store, 2));
+    // This one asks nobody at revisions 4 and 5.
+    set(&other, "allow b -> a tcp/1\nallow a -> a tcp/1");
+    set(&other, "allow a -> b tcp/2");
+    assert!(whole(&mesh.store, 4));
+    assert!(!whole(&mesh.store, 5));
+    // One that begins knows no earlier policy.
+    assert!(whole(&mesh.again(), 4));
+}
+
+#[test]
 fn tags_are_for_members_and_not_too_many() {
     let mesh = Mesh::new("100.80.0.0/12");
     mesh.join("a", 1);
@@ -244,7 +296,7 @@ fn the_longest_policy_leaves_an_answer_in_its_bounds() {
     assert!(others.expect("JSON").len() <= room);
 }
 
-/// `cargo test -p seikan-coordinator --lib telling_cost -- --ignored --nocapture`: what docs/MESH.md has of telling all members of a change.
+/// `cargo test -p seikan-coordinator --lib telling_cost -- --ignored --nocapture`: what docs/internals/mesh-figures.md has of telling all members of a change.
 #[test]
 #[ignore = "figures, of some seconds"]
 fn telling_cost() {
@@ -296,6 +348,8 @@ on_etcd! {
     a_member_is_told_of_those_alone_that_it_may_talk_to_in_either_direction
     who_is_another_by_its_tags_comes_and_goes_for_those_alone_to_whom_it_does
     another_policy_has_each_told_of_everybody_whom_it_may_know_and_parts_of_that_go_on
+    another_policy_that_shows_a_member_nobody_else_is_told_and_nothing_more
+    a_member_is_told_of_everybody_where_it_is_not_known_whom_it_was_told_of
     tags_are_for_members_and_not_too_many
     the_longest_policy_leaves_an_answer_in_its_bounds
 }

@@ -488,7 +488,7 @@ fn what_takes_the_place_of_a_mesh_has_another_epoch_and_nothing_does_not_take_it
     });
 }
 
-/// `cargo test -p seikan-coordinator --lib replica_cost -- --ignored --nocapture`: what docs/MESH.md has of large meshes.
+/// `cargo test -p seikan-coordinator --lib replica_cost -- --ignored --nocapture`: what docs/internals/mesh-figures.md has of large meshes.
 #[test]
 #[ignore = "figures, of a minute"]
 fn replica_cost() {

@@ -6,7 +6,7 @@ use seikan_proto::mesh::{
     Changes, Endpoints, MAX_ENDPOINTS, MAX_MEMBERS, MAX_TAGS, Member, Reason,
 };
 
-use super::super::changes::{News, What, members_after, tell};
+use super::super::changes::{MAX_ROWS, News, What, members_after, tell};
 use super::super::policy::Eyes;
 use super::*;
 
@@ -186,6 +186,63 @@ fn what_does_not_fit_into_one_answer_comes_in_the_next() {
 }
 
 #[test]
+fn members_that_the_asker_may_not_know_are_looked_at_in_parts() {
+    let mesh = Mesh::new("100.80.0.0/12");
+    let a = mesh.join("a", 1);
+    let most = MAX_ROWS as u32;
+    crowd(&mesh.store, most + 5000);
+    let last = format!("c{}", most + 5099);
+    let policy = format!("allow a -> {last} *");
+    let set = mesh.store.set_policy(&policy, &operator(), NOW);
+    assert!(set.expect("set"));
+    let first = mesh.store.answer(0, a).expect("an answer");
+    let rows = MAX_MEMBERS + 1 + MAX_ROWS;
+    assert_eq!(first.rows, rows);
+    assert!(first.changes.whole && first.changes.more);
+    // It was looked at itself, too.
+    assert_eq!(first.changes.revision, rows as u64 + 98);
+    assert!(first.changes.members.is_empty());
+    let known = first.changes.cursor();
+    let second = mesh.store.answer(known, a).expect("an answer");
+    assert_eq!(first.rows + second.rows, 1 + MAX_ROWS + 5000);
+    assert!(!second.changes.whole && !second.changes.more);
+    assert_eq!(names(&second.changes), [last]);
+}
+
+#[test]
+fn removals_that_the_asker_may_not_hear_of_are_looked_at_in_parts() {
+    let mesh = Mesh::new("100.80.0.0/12");
+    let [a, b] = [("a", 1), ("b", 2)].map(|(name, n)| mesh.join(name, n));
+    let set = mesh.store.set_policy("allow a -> b *", &operator(), NOW);
+    assert!(set.expect("set"));
+    let end = 1009 + MAX_ROWS as i64;
+    let filled = mesh.store.change(move |transaction| {
+        transaction.execute(
+            "WITH RECURSIVE n(i) AS (SELECT 1000 UNION ALL SELECT i + 1 FROM n WHERE i < ?1)
+             INSERT INTO removed (public_key, revision, name, tags)
+             SELECT unhex(printf('%064x', i)), i, 'gone', '[]' FROM n",
+            [end],
+        )?;
+        transaction.execute("UPDATE mesh SET revision = ?1", [end])?;
+        Ok(())
+    });
+    filled.expect("filled");
+    let moved = mesh.store.set_endpoints(b, &at(&[endpoint(1)]), NOW);
+    assert!(moved.expect("set"));
+    let first = mesh.store.answer(3, a).expect("an answer");
+    assert_eq!(first.rows, MAX_ROWS + 1);
+    // A move that came after what was looked at is told with what came before it.
+    let told = &first.changes;
+    assert_eq!((told.revision, told.more), (999 + MAX_ROWS as u64, true));
+    assert!(told.members.is_empty() && told.removed.is_empty());
+    let second = mesh.store.answer(told.cursor(), a).expect("an answer");
+    assert_eq!(second.rows, 11);
+    let told = &second.changes;
+    assert_eq!((names(told), told.more), (vec!["b"], false));
+    assert!(told.removed.is_empty());
+}
+
+#[test]
 fn removals_and_members_share_an_answer_in_the_order_of_their_revisions() {
     let member = |revision| News {
         revision,
@@ -252,7 +309,7 @@ fn the_longest_member_is_no_longer_than_it_is_taken_for() {
         let eyes = Eyes::new(&mesh.store, connection, id);
         members_after(connection, 0, &networks, &eyes, MemberId(0))
     });
-    let news = news.expect("news");
+    let news = news.expect("news").news;
     let [
         News {
             cost,

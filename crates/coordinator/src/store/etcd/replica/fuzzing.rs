@@ -127,6 +127,7 @@ fn ask(copy: Shared) {
     };
     let store = Store {
         parsed: crate::store::policy::Parsed::default(),
+        everybody: crate::store::changes::Last::default(),
         backing: Backing::Etcd(replica),
         _folder: None,
     };

@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""Checks README.md and the pages under docs/.
+
+1. Every relative link names a file that exists, and every anchor a heading of its page.
+2. Every page under docs/ is in docs/SUMMARY.md, and every entry of it exists.
+3. A page has at most 25 KB (25,600 bytes).
+4. A line has at most 110 columns. Rows of tables, and a line that consists of one link or one word, may be longer:
+   Markdown cannot break them.
+
+    scripts/check_docs.py              check; exit status 1 if anything is wrong
+    scripts/check_docs.py --self-test  check the rules on small examples
+"""
+import os
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MAX_BYTES = 25 * 1024
+MAX_COLUMNS = 110
+
+# Pages that are on their way to docs/internals, docs/guides and docs/reference: links to them, and they themselves, are
+# not checked until this list is empty.
+PENDING = re.compile(
+    r"docs/(DOCTOR|THREATS|PROTOCOL|ARCHITECTURE|BENCHMARKS|RELEASING)\.md|docs/(causes|reproduce|score|protocol)/.*"
+    r"|docs/guides/doctor.*\.md|docs/reference/(doctor\.md|causes/.*)"
+    r"|docs/internals/(architecture|packet-path|protocol|threats|benchmarks|releasing|reproduce|score|doctor).*"
+)
+
+FENCE = re.compile(r"^\s*(```+|~~~+)")
+LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)")
+REFERENCE = re.compile(r"^\[[^\]]+\]:\s+(\S+)")
+CODE = re.compile(r"(`+)(?!`).*?(?<!`)\1(?!`)")
+HEADING = re.compile(r"^#{1,6}\s+(.*?)\s*#*$")
+ANCHOR = re.compile(r"<a (?:id|name)=\"([^\"]+)\"")
+ALONE = re.compile(r"^\s*(?:[-*] |\d+\. )?(?:!?\[[^\]]*\]\([^)]*\)|\S+)[.,;:]?$")
+
+
+def prose(text):
+    """Yields the number and the text of each line outside of code blocks."""
+    fence = None
+    for number, line in enumerate(text.splitlines(), 1):
+        mark = FENCE.match(line)
+        if fence:
+            if mark and mark[1].startswith(fence):
+                fence = None
+        elif mark:
+            fence = mark[1]
+        else:
+            yield number, line
+
+
+def anchors(text):
+    """Returns the anchors of a page: GitHub and mdBook make the same of a heading."""
+    found = {}
+    names = set()
+    for _, line in prose(text):
+        names.update(ANCHOR.findall(line))
+        heading = HEADING.match(line)
+        if not heading:
+            continue
+        title = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading[1])
+        slug = "".join("-" if c.isspace() else c for c in title.lower() if c.isalnum() or c in "_- ")
+        count = found.get(slug, 0)
+        found[slug] = count + 1
+        names.add(f"{slug}-{count}" if count else slug)
+    return names
+
+
+def links(text):
+    """Yields the number of the line and the target of each link."""
+    for number, line in prose(text):
+        line = CODE.sub(lambda match: "x" * len(match[0]), line)
+        for target in LINK.findall(line) + REFERENCE.findall(line):
+            yield number, target
+
+
+def long_lines(text):
+    """Yields the number and the length of each line that is too long."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if len(line) > MAX_COLUMNS and not line.lstrip().startswith("|") and not ALONE.match(line):
+            yield number, len(line)
+
+
+def check(root, pending=PENDING):
+    """Returns all faults, a line each."""
+    faults = []
+    pages = {"README.md"} | {str(p.relative_to(root)) for p in sorted((root / "docs").rglob("*.md"))}
+    pages = {page for page in pages if not pending.fullmatch(page)}
+    texts = {}
+
+    def text_of(page):
+        if page not in texts:
+            texts[page] = (root / page).read_text()
+        return texts[page]
+
+    listed = set()
+    for page in sorted(pages):
+        text = text_of(page)
+        size = len(text.encode())
+        if size > MAX_BYTES:
+            faults.append(f"{page}: {size} bytes, at most {MAX_BYTES}: split the page")
+        for number, columns in long_lines(text):
+            faults.append(f"{page}:{number}: {columns} columns, at most {MAX_COLUMNS}")
+        for number, target in links(text):
+            if re.match(r"[a-z][a-z0-9+.-]*:", target):
+                continue
+            path, _, anchor = target.partition("#")
+            path = os.path.normpath(os.path.join(os.path.dirname(page), path)) if path else page
+            if page == "docs/SUMMARY.md":
+                listed.add(path)
+            if pending.fullmatch(path):
+                continue
+            if not (root / path).exists():
+                faults.append(f"{page}:{number}: no file {path}")
+            elif anchor and path.endswith(".md") and anchor not in anchors(text_of(path)):
+                faults.append(f"{page}:{number}: {path} has no heading #{anchor}")
+    for page in sorted(pages - listed - {"README.md", "docs/SUMMARY.md"}):
+        faults.append(f"{page}: not in docs/SUMMARY.md")
+    return faults
+
+
+def self_test():
+    """Checks the rules on small examples."""
+    import tempfile
+
+    assert anchors("# A `b-c` and [d](e)!\n# x\n# x\n```\n# y\n```\n") == {"a-b-c-and-d", "x", "x-1"}
+    assert list(links("[a](b.md#c) `[no](no)` ![p](q.svg)\n```\n[n](o)\n```\n[r]: s\n")) == [
+        (1, "b.md#c"), (1, "q.svg"), (5, "s")]
+    assert list(long_lines("| " + "x " * 60 + "\n[a](" + "b" * 120 + ")\n" + "x " * 60)) == [(3, 120)]
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        (root / "docs").mkdir()
+        (root / "README.md").write_text("[a](docs/a.md#here) [b](docs/b.md)\n")
+        (root / "docs/SUMMARY.md").write_text("- [A](a.md)\n")
+        (root / "docs/a.md").write_text("# There\n" + "x" * MAX_BYTES)
+        (root / "docs/c.md").write_text("# C\n")
+        assert [fault.split(":")[0] for fault in check(root, re.compile(r"none"))] == ["README.md", "README.md", "docs/a.md", "docs/c.md"]
+
+
+if __name__ == "__main__":
+    if "--self-test" in sys.argv:
+        self_test()
+        sys.exit(0)
+    found = check(ROOT)
+    for fault in found:
+        print(fault)
+    sys.exit(1 if found else 0)
