@@ -37,7 +37,10 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 static VECTORS: LazyLock<Value> = LazyLock::new(|| {
-    serde_json::from_str(include_str!("../../../docs/internals/protocol-vectors.json")).expect("JSON")
+    serde_json::from_str(include_str!(
+        "../../../docs/internals/protocol-vectors.json"
+    ))
+    .expect("JSON")
 });
 
 #[test]
