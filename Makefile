@@ -80,9 +80,10 @@ unit: ## every test of the workspace but interop
 interop: peers build ## our binary against other people's WireGuard in namespaces (root)
 	@SEIKAN_PEERS="$(PEERS)" scripts/tests.sh -p seikan-interop
 
-golden: ## write the golden texts anew (help, JSON, complaints about configurations): read what changed
+golden: ## write the golden texts and the pages made from the program anew: read what changed
 	@rm -f crates/cli/tests/golden/json/*
 	@UPDATE_GOLDEN=1 scripts/tests.sh --workspace -E 'package(seikan) & test(/^(golden|cli|gateway_status|doctor|doctor_ends|mesh::ping|lab_score|lab_reproduce|lab_crowd|lab_nat|lab_gateway)::/) | test(findings_are_those_expected)'
+	@UPDATE_GOLDEN=1 scripts/tests.sh --workspace -E '(package(seikan) & test(/^docs::/)) | test(the_page_of_metrics)'
 
 demo-recording: release ## docs/pictures/demo.svg: a run of the demo as a moving picture (root, or user namespaces)
 	@scripts/record-demo.py "$${CARGO_TARGET_DIR:-target}/release/seikan" docs/pictures/demo.svg

@@ -15,7 +15,7 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden")
 }
 
-fn updates() -> bool {
+pub fn updates() -> bool {
     std::env::var_os("UPDATE_GOLDEN").is_some_and(|value| value == "1")
 }
 
@@ -45,7 +45,7 @@ fn difference(name: &str, text: &str) -> Option<String> {
 }
 
 /// The help of a verb, at a fixed width, and the verbs below it.
-fn help(words: &[String]) -> (String, Vec<String>) {
+pub fn help(words: &[String]) -> (String, Vec<String>) {
     let output = Command::new(env!("CARGO_BIN_EXE_seikan"))
         .args(words)
         .arg("--help")

@@ -4,6 +4,7 @@
 mod cli;
 mod common;
 mod crowd;
+mod docs;
 mod doctor;
 mod doctor_ends;
 mod gateway;

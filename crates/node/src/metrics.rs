@@ -144,6 +144,7 @@ fn parse(input: &[u8]) -> Wish {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use prometheus_client::metrics::MetricType;
 
     #[test]
     fn requests_are_understood_or_refused() {
@@ -166,5 +167,39 @@ mod tests {
         assert_eq!(parse(&endless), refused);
         let many = format!("GET /metrics HTTP/1.1\r\n{}", "a: b\r\n".repeat(65));
         assert_eq!(parse(many.as_bytes()), refused);
+    }
+
+    /// The generated part of docs/reference/metrics.md follows this line.
+    const MARK: &str = "<!-- generated from the program; `make golden` writes it anew -->\n";
+
+    #[test]
+    fn the_page_of_metrics_lists_every_family() {
+        let families = FAMILIES
+            .iter()
+            .chain(mesh::FAMILIES)
+            .chain(gateway::FAMILIES);
+        let mut table = "\n| metric | type | meaning |\n|---|---|---|\n".to_owned();
+        for family in families {
+            let (suffix, kind) = match family.kind {
+                MetricType::Counter => ("_total", "counter"),
+                MetricType::Info => ("_info", "info"),
+                MetricType::Histogram => ("", "histogram"),
+                MetricType::Gauge => ("", "gauge"),
+                MetricType::Unknown => ("", "unknown"),
+            };
+            let (name, help) = (family.name, family.help);
+            let _ = writeln!(table, "| `{PREFIX}_{name}{suffix}` | {kind} | {help} |");
+        }
+        let path = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../docs/reference/metrics.md"
+        );
+        let page = std::fs::read_to_string(path).expect("the page");
+        let (introduction, shown) = page.split_once(MARK).expect("the mark");
+        if std::env::var_os("UPDATE_GOLDEN").is_some_and(|value| value == "1") {
+            let page = format!("{introduction}{MARK}{table}");
+            return std::fs::write(path, page).expect("written");
+        }
+        assert!(shown == table, "{path} is stale: run `make golden`");
     }
 }

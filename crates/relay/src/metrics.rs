@@ -198,4 +198,34 @@ mod tests {
             );
         }
     }
+
+    /// The generated part of docs/reference/metrics-relay.md follows this line.
+    const MARK: &str = "<!-- generated from the program; `make golden` writes it anew -->\n";
+
+    #[test]
+    fn the_page_of_metrics_lists_every_family() {
+        let text = encode(&Counters::default());
+        let mut table = "\n| metric | type | meaning |\n|---|---|---|\n".to_owned();
+        let helps = text.lines().filter_map(|line| line.strip_prefix("# HELP "));
+        for (name, help) in helps.filter_map(|line| line.split_once(' ')) {
+            let kind = text
+                .lines()
+                .find_map(|line| line.strip_prefix("# TYPE ")?.strip_prefix(name))
+                .expect("a type")
+                .trim();
+            let suffix = if kind == "counter" { "_total" } else { "" };
+            table += &format!("| `{name}{suffix}` | {kind} | {help} |\n");
+        }
+        let path = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../docs/reference/metrics-relay.md"
+        );
+        let page = std::fs::read_to_string(path).expect("the page");
+        let (introduction, shown) = page.split_once(MARK).expect("the mark");
+        if std::env::var_os("UPDATE_GOLDEN").is_some_and(|value| value == "1") {
+            let page = format!("{introduction}{MARK}{table}");
+            return std::fs::write(path, page).expect("written");
+        }
+        assert!(shown == table, "{path} is stale: run `make golden`");
+    }
 }

@@ -353,4 +353,16 @@ mod tests {
         assert_eq!(near("Colour"), None);
         assert_eq!(near("listen_port"), Some("ListenPort"));
     }
+
+    #[test]
+    fn every_key_is_on_the_page_of_the_documentation() {
+        let page = include_str!("../../../../docs/reference/configuration.md");
+        let is_there = |name: &str| page.contains(&format!("`{name}`"));
+        let missing: Vec<&str> = KEYS
+            .iter()
+            .flat_map(|spec| [spec.ini, spec.toml])
+            .filter(|name| !is_there(name))
+            .collect();
+        assert!(missing.is_empty(), "{missing:?}");
+    }
 }

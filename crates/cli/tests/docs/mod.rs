@@ -1,0 +1,252 @@
+//! The pages of the documentation, tried as a reader would: every command block is run as it stands, on hosts in
+//! namespaces, and what the page shows as its output is compared with what was printed.
+//!
+//! HTML comments, which a reader does not see, say where a block runs ([`page::Directive`]):
+//!
+//! ```text
+//! <!-- host office: eth0 192.0.2.1/24 at internet -->  defines a host; cards are separated by semicolons
+//! <!-- continues PAGE up to "HEADING" -->              runs the blocks of another page first, on its hosts
+//! <!-- on office -->                                   the following blocks run there
+//! <!-- on office, until "listens" -->                  the next block goes on in the background once it printed that
+//! <!-- on office, fails -->                            the next block ends with another status than 0
+//! <!-- on office, tries 3 -->                          the next block is run again if its output does not fit
+//! <!-- on office, from branch -->                      `...` in the next block is filled from what branch printed
+//! <!-- not run: reason -->                             the next block is not run
+//! <!-- not a configuration -->                         the next block of TOML is for another program
+//! ```
+//!
+//! `sh` blocks are run. A `console` block is the output of the `sh` block before it: figures, keys and addresses may
+//! differ, and a line `...` stands for any lines. `toml` and `ini` blocks are checked by `seikan check`.
+//! With `UPDATE_GOLDEN=1`, a `console` block that no longer fits is written anew: read what changed.
+
+mod commands;
+mod compare;
+mod hosts;
+mod page;
+mod reference;
+
+use crate::common::skip;
+use hosts::Network;
+use page::{Block, Language, Page};
+use std::path::{Path, PathBuf};
+
+/// Defines a test for each page, and the list of all of them.
+macro_rules! pages {
+    ($($name:ident: $path:literal,)*) => {
+        const PAGES: &[&str] = &[$($path),*];
+        $(
+            #[test]
+            fn $name() {
+                run($path);
+            }
+        )*
+    };
+}
+
+pages! {
+    readme: "README.md",
+    getting_started_tunnel: "docs/getting-started/tunnel.md",
+    getting_started_mesh: "docs/getting-started/mesh.md",
+    getting_started_gateway: "docs/getting-started/gateway.md",
+    getting_started_doctor: "docs/getting-started/doctor.md",
+    guide_wg_quick: "docs/guides/wg-quick.md",
+    guide_hooks: "docs/guides/hooks.md",
+    guide_monitoring: "docs/guides/monitoring.md",
+    guide_coordinator: "docs/guides/coordinator.md",
+    guide_members: "docs/guides/members.md",
+    guide_policy: "docs/guides/policy.md",
+    guide_names: "docs/guides/names.md",
+    guide_key_rotation: "docs/guides/key-rotation.md",
+    guide_pinned_keys: "docs/guides/pinned-keys.md",
+    guide_nat_traversal: "docs/guides/nat-traversal.md",
+    guide_paths: "docs/guides/paths.md",
+    guide_relays: "docs/guides/relays.md",
+    guide_relays_tls: "docs/guides/relays-tls.md",
+    guide_turn: "docs/guides/turn.md",
+    guide_multiple_coordinators: "docs/guides/multiple-coordinators.md",
+    guide_gateway_lan: "docs/guides/gateway-lan.md",
+    guide_gateway_routed: "docs/guides/gateway-routed.md",
+    guide_gateway_pair: "docs/guides/gateway-pair.md",
+    guide_gateway_status: "docs/guides/gateway-status.md",
+    reference_configuration: "docs/reference/configuration.md",
+}
+
+/// Reasons for which a block may be left out.
+const ACCEPTED_REASONS: [&str; 2] = ["builds the program", "takes minutes"];
+
+/// Returns the folder of the project.
+fn project() -> PathBuf {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    folder.canonicalize().expect("the project")
+}
+
+/// Returns README.md and all pages under docs/, as paths within the project.
+fn all_pages() -> Vec<String> {
+    let mut folders = vec![project().join("docs")];
+    let mut pages = vec!["README.md".to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|ending| ending == "md") {
+                let path = path.strip_prefix(project()).expect("in the project");
+                pages.push(path.to_str().expect("UTF-8").to_owned());
+            }
+        }
+    }
+    pages.sort();
+    pages
+}
+
+/// Runs the blocks of a page in their order, and compares their output.
+fn run(path: &str) {
+    if !Path::new("/dev/net/tun").exists() {
+        return skip("no /dev/net/tun");
+    }
+    let mut page = Page::read(&project().join(path));
+    let earlier = page.continues.as_ref().map(|(path, heading)| {
+        let page = Page::read(&project().join("docs").join(path));
+        let end = page.line_of(heading);
+        (path.clone(), page, end)
+    });
+    let hosts = earlier.iter().flat_map(|(_, page, _)| &page.hosts);
+    let hosts: Vec<_> = hosts.chain(&page.hosts).cloned().collect();
+    let mut network = match Network::create(&hosts) {
+        Ok(network) => network,
+        Err(reason) => return skip(&reason),
+    };
+    if let Some((path, page, end)) = &earlier {
+        let blocks = page.blocks.iter().filter(|block| block.line < *end);
+        for block in blocks.filter(|block| block.language == Language::Shell) {
+            run_block(&mut network, block, &format!("{path}:{}", block.line));
+        }
+    }
+    let mut last: Option<(Block, String)> = None;
+    for index in 0..page.blocks.len() {
+        let block = page.blocks[index].clone();
+        let place = format!("{path}:{}", block.line);
+        match block.language {
+            Language::Shell => {
+                let output = run_block(&mut network, &block, &place);
+                last = Some((block, output));
+            }
+            Language::Console => {
+                let (source, output) = last
+                    .as_mut()
+                    .unwrap_or_else(|| panic!("{place}: of which block?"));
+                for _ in 1..source.directive.tries {
+                    if compare::fits(&block.text, output) {
+                        break;
+                    }
+                    std::thread::sleep(std::time::Duration::from_secs(1));
+                    *output = run_block(&mut network, source, &place);
+                }
+                compare_output(&mut page, index, output, &place);
+            }
+            Language::Configuration(ending) if !block.directive.foreign => {
+                check_configuration(&block.text, ending, &place);
+            }
+            _ => {}
+        }
+    }
+    page.write_if_changed();
+}
+
+/// Runs a block of commands and returns their output.
+fn run_block(network: &mut Network, block: &Block, place: &str) -> String {
+    if let Some(reason) = &block.directive.not_run {
+        assert!(
+            ACCEPTED_REASONS.iter().any(|accepted| reason == accepted),
+            "{place}: {reason:?} is no reason to leave a block out"
+        );
+        return String::new();
+    }
+    let host = block.host.as_deref();
+    let host = host.unwrap_or_else(|| panic!("{place}: no host is given for this block"));
+    let mut script = block.text.clone();
+    if let Some(source) = &block.directive.filled_from {
+        script = compare::fill(&script, network.host(source).printed())
+            .unwrap_or_else(|line| panic!("{place}: {source} printed nothing like {line:?}"));
+    }
+    let result = network.host(host).run(&script, &block.directive);
+    result.unwrap_or_else(|problem| panic!("{place}: on {host}: {problem}\n{script}"))
+}
+
+/// Compares a `console` block with what was printed, or writes it anew.
+fn compare_output(page: &mut Page, index: usize, output: &str, place: &str) {
+    let expected = &page.blocks[index].text;
+    if compare::fits(expected, output) {
+        return;
+    }
+    if std::env::var_os("UPDATE_GOLDEN").is_some_and(|value| value == "1") {
+        page.replace(index, &compare::without_secrets(output));
+        return;
+    }
+    panic!("{place}: the output differs; shown:\n{expected}\nprinted:\n{output}");
+}
+
+/// Checks a configuration, or a part of one, by `seikan check`.
+fn check_configuration(text: &str, ending: &str, place: &str) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let [key, peer] = [(); 2].map(|()| crate::common::key_pair());
+    let file = folder.path().join(format!("tunnel.{ending}"));
+    let names_key = ["private-key", "PrivateKey"]
+        .iter()
+        .any(|name| text.contains(name));
+    let mut whole = match (names_key, ending) {
+        (true, _) => String::new(),
+        (false, "toml") => format!("private-key = \"{}\"\n", key.0),
+        (false, _) => format!("[Interface]\nPrivateKey = {}\n", key.0),
+    };
+    whole += &text
+        .replace("\"...\"", &format!("\"{}\"", peer.1))
+        .replace("= ...", &format!("= {}", peer.1));
+    let own = folder.path().display().to_string();
+    whole = whole.replace("/etc/seikan", &own);
+    std::fs::write(&file, whole).expect("written");
+    for word in text
+        .split(['"', ' ', '\n', '/'])
+        .filter(|word| word.ends_with(".key"))
+    {
+        let path = folder.path().join(word);
+        std::fs::write(&path, format!("{}\n", key.0)).expect("written");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+        std::fs::set_permissions(&path, mode).expect("a mode");
+    }
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    std::fs::set_permissions(&file, mode).expect("a mode");
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_seikan"))
+        .arg("check")
+        .arg(&file)
+        .output()
+        .expect("seikan");
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8_lossy(&said);
+    assert!(output.status.success(), "{place}: {said}\n{text}");
+}
+
+/// Pages whose commands change or load the machine that they are about, or take minutes: those of the doctor and its causes, and
+/// those for whoever works on the program.
+const NOT_RUN: [&str; 4] = [
+    "docs/guides/doctor",
+    "docs/reference/doctor",
+    "docs/reference/causes/",
+    "docs/internals/",
+];
+
+#[test]
+fn every_page_with_commands_or_configurations_is_tested() {
+    let missing: Vec<String> = all_pages()
+        .into_iter()
+        .filter(|path| !PAGES.contains(&path.as_str()))
+        .filter(|path| !NOT_RUN.iter().any(|start| path.starts_with(start)))
+        .filter(|path| {
+            let page = Page::read(&project().join(path));
+            page.blocks
+                .iter()
+                .any(|block| block.language == Language::Shell)
+        })
+        .collect();
+    assert!(missing.is_empty(), "add to PAGES: {missing:?}");
+}
