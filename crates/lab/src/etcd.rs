@@ -1,10 +1,12 @@
 //! A cluster of etcd on this machine, of three real members whom tests and the lab take away.
 //!
-//! Each has ports and a folder of its own, and a shell beside it that ends it when this program ends, in whatever way.
+//! Each has ports and a folder of its own, and a shell that ends it when this program ends. Signals to this program's process group, such
+//! as Ctrl-C, do not reach the shell; if the shell is killed, the kernel kills the member.
 
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -23,9 +25,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(50);
 /// How long a member may take for an answer.
 const ANSWER: Duration = Duration::from_secs(2);
-/// Runs a program until it is told to end it, or nobody is there any more who could.
+/// Runs a program until a line arrives on standard input, or its end. A shell that is killed takes the program with it.
 const WATCHED: &str = r#"log=$1 folder=$2; shift 2
-"$@" >"$log" 2>&1 </dev/null &
+setpriv --pdeathsig KILL "$@" >"$log" 2>&1 </dev/null &
 read -r told
 kill -9 $! 2>/dev/null
 wait
@@ -204,7 +206,8 @@ impl Cluster {
             .args(["--advertise-client-urls", &client])
             .arg("--listen-peer-urls")
             .arg(format!("http://127.0.0.1:{}", member.peer))
-            .stdin(Stdio::piped());
+            .stdin(Stdio::piped())
+            .process_group(0);
         let shell = match &self.netns {
             Some(netns) => netns.spawn_command(&mut shell),
             None => shell.spawn(),
@@ -299,4 +302,31 @@ fn within<T: Send>(netns: Option<&NetNs>, work: impl FnOnce() -> T + Send) -> Re
 
 fn failed(error: std::io::Error) -> LabError {
     LabError::Setup(format!("a cluster of etcd: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::unistd::{Pid, getpgid, getpgrp};
+
+    #[test]
+    fn a_member_ends_with_its_shell_which_signals_to_our_group_do_not_reach() {
+        if !Cluster::is_possible() {
+            let all = std::env::var_os("SEIKAN_REQUIRE_ALL").is_some();
+            assert!(!all, "there is no etcd: make deps");
+            return eprintln!("SKIPPED: there is no etcd (Debian: etcd-server)");
+        }
+        let mut cluster = Cluster::start(None).expect("a cluster");
+        assert!(cluster.status(0).is_some());
+        let shell = cluster.members[0].running.as_mut().expect("a shell");
+        let group = getpgid(Some(Pid::from_raw(shell.id() as i32)));
+        assert_ne!(group, Ok(getpgrp()));
+        shell.kill().expect("killed");
+        shell.wait().expect("ended");
+        let until = Instant::now() + PATIENCE;
+        while cluster.status(0).is_some() {
+            assert!(Instant::now() < until, "the member goes on");
+            std::thread::sleep(PAUSE);
+        }
+    }
 }
