@@ -131,7 +131,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens. Whoever connects from then on waits until the server serves.
+    /// Listens. Connections made from then on wait until the server serves.
     ///
     /// # Errors
     /// [`ServerError::Listen`], [`ServerError::Tls`]; [`ServerError::Store`], also if the mesh has no

@@ -33,7 +33,7 @@ pub struct Card {
     pub switch: String,
 }
 
-/// What a block holds.
+/// Language of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Language {
     Shell,
@@ -55,7 +55,7 @@ pub struct Block {
     pub directive: Directive,
 }
 
-/// What the comments before a block say about this block alone.
+/// Directives that apply to the next block alone.
 #[derive(Debug, Clone, Default)]
 pub struct Directive {
     pub until: Option<String>,

@@ -33,7 +33,7 @@ pub struct Coordinator {
     pin: Pin,
     folder: tempfile::TempDir,
     token: Token,
-    /// What the crowd shows.
+    /// Credentials of the crowd.
     crowd: Vec<String>,
 }
 
@@ -452,7 +452,7 @@ fn another_policy_costs_no_more_than_what_it_changes_for_each_who_waits() {
     };
     let mut waiting: Vec<(Https, String)> = coordinator.crowd.iter().map(open).collect();
     let pid = coordinator.tunnel.child.id();
-    // What all are told, and what that took of a processor.
+    // Bytes of all answers, and the processor time that they took.
     let mut tell = |change: &dyn Fn()| {
         for (raw, shown) in &mut waiting {
             let question = http(

@@ -335,7 +335,7 @@ impl ByTls {
 
 /// A frame may cost so many times as much a byte as a forwarded frame of 1,400 bytes: the kernel sends datagrams of 33 bytes one by one,
 /// and each costs about as much as a large one.
-const WORTH_BY_TLS: f64 = 15.0;
+const WORTH_BY_TLS: f64 = 10.0;
 
 #[test]
 fn no_frame_costs_a_relay_more_than_its_bytes_are_worth() {

@@ -1,4 +1,4 @@
-//! A service of ours as it runs on loopback, and the cost of what it is sent.
+//! A coordinator or relay on loopback, and the cost of the messages that it receives.
 
 use crate::common::{PATIENCE, Tunnel};
 use socket2::{Domain, Socket, Type};

@@ -317,7 +317,7 @@ fn a_coordinator_and_a_relay_that_root_starts_are_who_owns_their_folder_without_
         for service in ["coordinator", "relay"] {
             for (folder, at) in [
                 (new.join(service), "127.0.0.1:0"),
-                // What takes a capability at the start takes none later.
+                // A port that takes a capability to bind: none is kept.
                 (new.join(service), "127.0.0.1:443"),
                 (of_nobody.join(service), "127.0.0.1:0"),
             ] {

@@ -2,7 +2,7 @@
 //!
 //! An answer may have 8 MiB, and who asked for it may not read it. So each is counted from before it is made until the last of it is handed
 //! to the connection: for the member, for its source, and for all together. The next one waits for its turn, and is refused if that does not
-//! come in time. What remains in a connection's buffers then is small. A member is told only so much in the long run, and looking at members
+//! come in time. A connection's buffers then hold little. A member is told only so much in the long run, and looking at members
 //! of whom it is told nothing counts as well.
 
 use std::collections::HashMap;

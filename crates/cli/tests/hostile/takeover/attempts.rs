@@ -56,7 +56,7 @@ pub fn attempts(play: &Play, few_files: bool) -> Vec<(String, io::Result<()>)> {
             attempt(name, make_in(folder));
         }
     }
-    // The world's own alone: what is let in happens.
+    // Only files of the test itself: an attempt that is permitted takes effect.
     for path in [&play.journal, &play.config] {
         attempt(format!("remove {}", path.display()), fs::remove_file(path));
         attempt(
@@ -113,7 +113,7 @@ pub fn attempts(play: &Play, few_files: bool) -> Vec<(String, io::Result<()>)> {
         }
     }
 
-    // What permissions leave to everybody.
+    // Files that permissions open to every user.
     if few_files {
         attempt("make a file in /tmp".to_owned(), make_in(Path::new("/tmp")));
         attempt("write what is its own".to_owned(), write(&play.own));

@@ -133,7 +133,7 @@ impl Side<'_> {
 }
 
 impl Changes {
-    /// What members may do by one policy and by another.
+    /// Compares what two policies allow between members.
     pub fn between(before: &Policy, after: &Policy, members: &[MemberInfo]) -> Changes {
         let mut all: Vec<&Rule> = Vec::new();
         let mut numbers: HashMap<String, usize> = HashMap::new();
