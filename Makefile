@@ -81,8 +81,8 @@ interop: peers build ## our binary against other people's WireGuard in namespace
 	@SEIKAN_PEERS="$(PEERS)" scripts/tests.sh -p seikan-interop
 
 golden: ## write the golden texts and the pages made from the program anew: read what changed
-	@rm -f crates/cli/tests/golden/json/*
-	@UPDATE_GOLDEN=1 scripts/tests.sh --workspace -E 'package(seikan) & test(/^(golden|cli|gateway_status|doctor|doctor_ends|mesh::ping|lab_score|lab_reproduce|lab_crowd|lab_nat|lab_gateway)::/) | test(findings_are_those_expected)'
+	@rm -f crates/cli/tests/golden/json/* crates/lab/tests/golden/json/*
+	@UPDATE_GOLDEN=1 scripts/tests.sh --workspace -E 'package(seikan) & test(/^(golden|cli|gateway_status|doctor|doctor_ends|mesh::ping)::/) | package(seikan-lab) & test(/^program::/) | test(findings_are_those_expected)'
 	@UPDATE_GOLDEN=1 scripts/tests.sh --workspace -E '(package(seikan) & test(/^docs::/)) | test(the_page_of_metrics)'
 
 demo-recording: release ## docs/pictures/demo.svg: a run of the demo as a moving picture (root, or user namespaces)
@@ -103,11 +103,11 @@ fuzz-asan: ## SECONDS=600 of fuzzing for each target, or for TARGET=name only, w
 fuzz: ## SECONDS=600 of fuzzing for each target, or for TARGET=name only
 	@scripts/fuzz.sh --each $(SECONDS) $(TARGET)
 
-build: deps-build ## the command, for debugging
-	@cargo build --locked -p seikan
+build: deps-build ## the programs seikan and seikan-lab, for debugging
+	@cargo build --locked -p seikan -p seikan-lab
 
-release: deps-build ## the command, optimised: target/release/seikan
-	@cargo build --locked --release -p seikan
+release: deps-build ## the programs seikan and seikan-lab, optimised: in target/release
+	@cargo build --locked --release -p seikan -p seikan-lab
 
 demo: release ## two hosts in namespaces, a tunnel, load, a picture: under a minute
 	@"$${CARGO_TARGET_DIR:-target}/release/seikan" demo

@@ -27,9 +27,22 @@ ALLOWED = {
     "seikan-coordinator": SHARED | {"seikan-proto", "seikan-sys", "seikan-tls"},
     "seikan-relay": {"seikan-observe", "seikan-proto", "seikan-sys", "seikan-tls"},
     "seikan-diagnose": {"seikan-observe"},
-    "seikan-lab": SHARED | {"seikan-sys", "seikan-diagnose"},
+    "seikan-ui": {"seikan-observe"},
+    "seikan-load": {"seikan-sys", "seikan-ui"},
+    "seikan-lab": SHARED
+    | {"seikan-proto", "seikan-sys", "seikan-node", "seikan-diagnose", "seikan-load", "seikan-ui"},
     "seikan": SHARED
-    | {"seikan-proto", "seikan-sys", "seikan-tls", "seikan-node", "seikan-coordinator", "seikan-relay", "seikan-diagnose", "seikan-lab"},
+    | {
+        "seikan-proto",
+        "seikan-sys",
+        "seikan-tls",
+        "seikan-node",
+        "seikan-coordinator",
+        "seikan-relay",
+        "seikan-diagnose",
+        "seikan-load",
+        "seikan-ui",
+    },
     "seikan-interop": {"seikan-sys"},
     "seikan-fuzz": SHARED | {"seikan-proto", "seikan-node", "seikan-coordinator", "seikan-diagnose"},
 }

@@ -26,7 +26,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     /// Show everything on this machine: two hosts, a tunnel, load, figures
-    Demo(verbs::demo::Arguments),
+    Demo(verbs::lab::DemoArguments),
     /// Run a tunnel from a configuration file
     Up(verbs::up::Arguments),
     /// Stop a tunnel

@@ -11,13 +11,13 @@ mod folder;
 mod manager;
 mod output;
 mod recording;
-mod screen;
 mod verbs;
 
 use std::io;
 use std::process::ExitCode;
 
 use clap::Parser;
+use seikan_ui::screen;
 
 fn main() -> ExitCode {
     match verbs::run(cli::Cli::parse().verb) {

@@ -293,7 +293,7 @@ fn check_lists_its_findings_as_json() {
     let output = run(&["check", "--json", path.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(1));
     let json: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
-    crate::golden::check_shape("check", &json);
+    crate::shape::check_shape("check", &json);
     assert_eq!(json["usable"], false);
     assert_eq!((&json["errors"], &json["warnings"]), (&1.into(), &1.into()));
     let all = json["diagnostics"].as_array().unwrap();
@@ -378,10 +378,14 @@ fn colours_are_for_those_who_want_them() {
 #[test]
 fn completions_know_every_verb() {
     let folder = tempfile::tempdir().unwrap();
-    let output = run(&["generate", "completions", folder.path().to_str().unwrap()]);
-    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    for program in [&[][..], &["lab"]] {
+        let words = ["generate", "completions", folder.path().to_str().unwrap()];
+        let output = run(&[program, &words].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    }
     for file in ["seikan.bash", "_seikan", "seikan.fish"] {
-        let text = fs::read_to_string(folder.path().join(file)).unwrap();
+        let read = |file: &str| fs::read_to_string(folder.path().join(file)).unwrap();
+        let text = read(file) + &read(&file.replace("seikan", "seikan-lab"));
         for (verb, _) in verbs() {
             let known = verb.iter().all(|word| text.contains(word));
             assert!(known, "{file}: {verb:?}");
@@ -393,8 +397,11 @@ fn completions_know_every_verb() {
 fn every_verb_has_a_man_page() {
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().join("man1");
-    let output = run(&["generate", "man", directory.to_str().unwrap()]);
-    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    for program in [&[][..], &["lab"]] {
+        let words = ["generate", "man", directory.to_str().unwrap()];
+        let output = run(&[program, &words].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    }
     for (verb, _) in verbs() {
         let name = [vec!["seikan".to_owned()], verb].concat().join("-");
         let page = directory.join(name + ".1");

@@ -7,7 +7,7 @@ use std::time::Instant;
 use crate::common::{PATIENCE, in_world, unaccounted};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use seikan_lab::load::Pattern;
+use seikan_load::Pattern;
 
 const IDLE: u32 = 10_000;
 /// Memory of the whole program with them.

@@ -1,7 +1,7 @@
 //! The doctor in front of a real tunnel: idle, with a queue that is too short, asked for what is not there, and reading what
 //! was recorded.
 
-use crate::golden::check_shape;
+use crate::shape::check_shape;
 use std::io::Read;
 use std::net::UdpSocket;
 use std::path::Path;

@@ -1,6 +1,6 @@
 //! Two doctors at the two ends of a tunnel: what one cannot see the other tells, and strangers are told nothing.
 
-use crate::golden::check_shape;
+use crate::shape::check_shape;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::path::PathBuf;
@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 use crate::common::{PATIENCE, eventually, skip, stderr};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use seikan_lab::Interrupt;
-use seikan_lab::link::{Host, Hosts, Link};
-use seikan_lab::load::{LiveOptions, live, wait_reachable};
+use seikan_lab::host::Host;
+use seikan_lab::link::{Hosts, Link};
+use seikan_load::{LiveOptions, LoadError, live, wait_reachable};
+use seikan_ui::Interrupt;
 use serde_json::Value;
 
 const SEIKAN: &str = env!("CARGO_BIN_EXE_seikan");
@@ -70,7 +71,7 @@ impl Two {
         let ends = [end(&hosts.a, &hosts.b, &[]), end(&hosts.b, &hosts.a, far)];
         let patience = PATIENCE;
         wait_reachable(&hosts.through_tunnel(), patience, &Interrupt::new(), || {
-            Ok(())
+            Ok::<_, LoadError>(())
         })
         .expect("an answer");
         let folder = tempfile::tempdir().expect("folder");
@@ -220,7 +221,7 @@ fn what_only_the_far_end_can_see_is_named_from_here() {
         command.args(["doctor", "--json", "--seconds", "3", "--iface", DEVICE]);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let alone = finish(Running(two.hosts.a.spawn(&mut command).expect("starts")));
-        Ok([alone, two.asked(&[])].map(|output| verdict(&output)))
+        Ok::<_, LoadError>([alone, two.asked(&[])].map(|output| verdict(&output)))
     })
     .expect("load");
     assert!(!shows(&alone, "udp-receive-buffer"), "{alone:#}");

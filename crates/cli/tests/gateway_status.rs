@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::common::{ECHO_PORT, Tunnel, World, echo, eventually, in_world, stderr};
-use crate::golden::check_shape;
+use crate::shape::check_shape;
 use seikan_sys::netns::NetNs;
 use seikan_sys::packet::{Accept, PacketOptions, PacketSocket, VNET_HEADER_LEN};
 use seikan_wire::arp::Arp;

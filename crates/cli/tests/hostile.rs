@@ -19,8 +19,9 @@ use crate::common::{
 };
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use clap::ValueEnum;
 use seikan_lab::hostile::{Capture, Flood, Target, shoot};
-use seikan_lab::load::Pattern;
+use seikan_load::Pattern;
 use seikan_proto::keys::{Identity, PrivateKey, PublicKey};
 use seikan_proto::noise::{self, Protocol};
 use seikan_proto::rng::Rng;
@@ -240,7 +241,7 @@ fn stands_the_floods(protocol: &str) {
             let flowing = scope.spawn(move || flow(ends, stop));
             let stopping = StopsAtEnd(stop);
             // Warm: every kind once.
-            for flood in Flood::ALL {
+            for flood in Flood::value_variants().iter().copied() {
                 let _ = stranger.fire(&target.datagrams(flood, 1)[..1]);
             }
             let before = memory();
@@ -261,8 +262,9 @@ fn stands_the_floods(protocol: &str) {
 
 /// Who does not know the public key, or only repeats, is not answered at all.
 fn unanswered(stranger: &Stranger, target: &Target) {
-    let kinds = Flood::ALL
-        .into_iter()
+    let kinds = Flood::value_variants()
+        .iter()
+        .copied()
         .filter(|flood| *flood != Flood::Initiations);
     for flood in kinds {
         let answers = stranger.fire(&target.datagrams(flood, 2));

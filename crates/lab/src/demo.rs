@@ -1,27 +1,29 @@
 //! `seikan demo`: the product in one command on one machine.
 //!
-//! Two hosts and a link; the raw link, then our tunnel in both protocols, then a device that runs nothing of ours and
-//! reaches a host through a gateway: TCP each way, a UDP flood, latency idle and under load. Then the tunnel is broken, and the
-//! doctor finds out why, mends it and shows that it is mended. Everything is gone afterwards. About a minute
-//! with the default options.
+//! Two hosts and a link. It measures the raw link, then our tunnel in both protocols, then a device
+//! without Seikan that reaches a host through a gateway: TCP in both directions, UDP, latency idle
+//! and under load. Then it breaks the tunnel, and the doctor finds the cause and repairs it.
+//! Nothing is left behind. Takes about a minute with the default options.
 
 mod broken;
 
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
-use crate::Progress;
-use crate::error::{LabError, Result};
-use crate::gateway;
-use crate::interrupt::Interrupt;
-use crate::link::Link;
-use crate::load::{
+use clap::Args;
+use seikan_load::stats::ratio;
+use seikan_load::{
     Direction, Ends, LatencyOptions, LatencyReport, TcpOptions, UdpOptions, UdpReport,
     loaded_latency, ping, tcp_bulk, udp_flood,
 };
-use crate::machine::{Machine, utc_now};
-use crate::stats::ratio;
+use seikan_ui::time::utc_now;
+use seikan_ui::{Interrupt, Progress};
+use serde::{Deserialize, Serialize};
+
+use crate::arguments::seconds;
+use crate::error::{LabError, Result};
+use crate::gateway;
+use crate::link::Link;
+use crate::machine::Machine;
 use crate::tunnel::{self, Tunnel};
 
 pub use broken::Chapter;
@@ -37,9 +39,10 @@ const WARMUP: Duration = Duration::from_millis(500);
 const STEPS: usize = 4;
 
 /// How long to measure.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, Args)]
 pub struct DemoOptions {
-    /// Measured seconds per TCP load; UDP takes half of it.
+    /// Length of each measurement
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds::<60>)]
     pub seconds: f64,
 }
 
@@ -49,7 +52,7 @@ impl Default for DemoOptions {
     }
 }
 
-/// What was measured through one tunnel, or over the raw link.
+/// Measurements of one tunnel, or of the raw link.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct DemoRow {
     /// Name of the tunnel.
@@ -72,10 +75,10 @@ pub struct DemoRow {
     pub ready_ms: Option<f64>,
     /// Largest resident memory of a process of the tunnel, in bytes.
     pub peak_rss: Option<u64>,
-    /// What both ends of the tunnel counted (`seikan status --json`), host A first.
+    /// Output of `seikan status --json` at both ends of the tunnel, host A first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub status: Vec<serde_json::Value>,
-    /// What went wrong.
+    /// Error that ended the row.
     pub error: Option<String>,
 }
 
@@ -86,7 +89,7 @@ pub struct DemoReport {
     pub date: String,
     /// Where it ran.
     pub machine: Machine,
-    /// What was asked for.
+    /// Options of the run.
     pub options: DemoOptions,
     /// The raw link, then our tunnel in each protocol.
     pub rows: Vec<DemoRow>,
@@ -123,8 +126,8 @@ pub fn enter_sandbox() -> Result<()> {
 /// Runs the demonstration; calls `progress` before every step.
 ///
 /// # Errors
-/// [`LabError::Interrupted`]; hosts that cannot be made; a raw link that does not work. What goes wrong in a tunnel is in
-/// the report.
+/// [`LabError::Interrupted`]; hosts that cannot be made; a raw link that does not work. The report
+/// has the failures of single tunnels.
 pub fn demo(
     options: &DemoOptions,
     interrupt: &Interrupt,
@@ -147,7 +150,7 @@ pub fn demo(
         let fraction = share * (number * STEPS + within) as f64 / shows as f64;
         progress(Progress {
             fraction,
-            what: format!("{name}  {what}"),
+            step: format!("{name}  {what}"),
         });
     };
     for (number, tunnel) in shown.enumerate() {
@@ -179,7 +182,7 @@ pub fn demo(
     let mut step = |what: &str| {
         progress(Progress {
             fraction: done,
-            what: format!("a broken tunnel  {what}"),
+            step: format!("a broken tunnel  {what}"),
         });
         // Six steps, or more if it is played again.
         done += (1.0 - done) / 6.0;
@@ -236,7 +239,7 @@ fn show_gateway(
 ) -> Result<()> {
     step(0, "starting");
     gateway::behind(
-        gateway::site::Card::Whole,
+        gateway::site::Nic::Whole,
         interrupt,
         &mut |ends, carriers| {
             let outcome = measure(ends, options, row, interrupt, step);

@@ -1,6 +1,14 @@
-//! What can go wrong in the lab, and what to do about it.
+//! Errors of the lab.
 
 use std::io;
+
+use seikan_load::LoadError;
+use seikan_sys::ethtool::EthtoolError;
+use seikan_sys::netlink::NetlinkError;
+use seikan_sys::netns::NetNsError;
+use seikan_sys::process::ProcessError;
+use seikan_sys::tun::TunError;
+use seikan_ui::Interrupted;
 
 /// Short form of `Result` with [`LabError`].
 pub type Result<T> = std::result::Result<T, LabError>;
@@ -9,24 +17,39 @@ pub type Result<T> = std::result::Result<T, LabError>;
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
     /// SIGINT, SIGTERM or SIGHUP arrived; everything made so far is removed on the way out.
-    #[error("interrupted; everything that was set up has been removed")]
+    #[error("{}", seikan_ui::Interrupted)]
     Interrupted,
     /// A system call failed.
-    #[error("cannot {what}: {source}")]
+    #[error("cannot {action}: {source}")]
     Io {
         /// The action that failed, as a verb phrase.
-        what: String,
+        action: String,
         /// The kernel's answer.
         source: io::Error,
     },
     /// The kernel refused something the lab is built on.
     #[error("{0}")]
     Setup(String),
+    /// A namespace cannot be made or entered.
+    #[error(transparent)]
+    Namespace(#[from] NetNsError),
+    /// The kernel refused a change of a network interface, an address or a route.
+    #[error(transparent)]
+    Netlink(#[from] NetlinkError),
+    /// The offloads of an interface cannot be read or changed.
+    #[error(transparent)]
+    Ethtool(#[from] EthtoolError),
+    /// A tunnel device cannot be made.
+    #[error(transparent)]
+    Tun(#[from] TunError),
+    /// The use of memory and processor time cannot be read.
+    #[error(transparent)]
+    Process(#[from] ProcessError),
     /// Nothing happened for too long.
-    #[error("{what} took longer than {seconds} s")]
+    #[error("{event} took longer than {seconds} s")]
     Timeout {
-        /// What was waited for.
-        what: String,
+        /// Event that did not happen.
+        event: String,
         /// How long, in seconds.
         seconds: f64,
     },
@@ -40,26 +63,9 @@ pub enum LabError {
         /// The end of its log.
         log: String,
     },
-    /// A byte arrived that was not sent.
-    #[error(
-        "stream {stream}: byte {offset} arrived different from what was sent; the path corrupts data"
-    )]
-    Corrupt {
-        /// Number of the stream, from 0.
-        stream: usize,
-        /// Offset in the stream, in bytes.
-        offset: u64,
-    },
-    /// A stream ended with fewer bytes than were sent into it.
-    #[error("stream {stream}: {received} of {sent} bytes arrived before its end")]
-    Truncated {
-        /// Number of the stream, from 0.
-        stream: usize,
-        /// Bytes written by the sender.
-        sent: u64,
-        /// Bytes seen by the receiver.
-        received: u64,
-    },
+    /// A load failed.
+    #[error(transparent)]
+    Load(LoadError),
     /// An option has no meaning.
     #[error("{0}")]
     Usage(String),
@@ -70,8 +76,25 @@ pub enum LabError {
 
 impl LabError {
     /// Wraps an [`io::Error`] with the action that failed; for `map_err`.
-    pub fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
-        let what = what.into();
-        move |source| Self::Io { what, source }
+    pub fn io(action: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let action = action.into();
+        move |source| Self::Io { action, source }
+    }
+}
+
+impl From<Interrupted> for LabError {
+    fn from(_: Interrupted) -> Self {
+        Self::Interrupted
+    }
+}
+
+impl From<LoadError> for LabError {
+    fn from(error: LoadError) -> Self {
+        match error {
+            LoadError::Interrupted(_) => Self::Interrupted,
+            LoadError::Timeout { event, seconds } => Self::Timeout { event, seconds },
+            LoadError::Usage(text) => Self::Usage(text),
+            error => Self::Load(error),
+        }
     }
 }

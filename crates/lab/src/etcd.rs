@@ -37,7 +37,7 @@ wait
 pub struct Cluster {
     members: Vec<Member>,
     folder: PathBuf,
-    /// What tells this cluster from others whose members have the same addresses.
+    /// Token that keeps this cluster apart from others with the same addresses.
     token: String,
     /// Where they are, if not where this thread is.
     netns: Option<NetNs>,
@@ -55,8 +55,8 @@ struct Member {
 impl Cluster {
     /// Whether the program is there.
     pub fn is_possible() -> bool {
-        let asked = Command::new("etcd").arg("--version").output();
-        asked.is_ok_and(|output| output.status.success())
+        let version = Command::new("etcd").arg("--version").output();
+        version.is_ok_and(|output| output.status.success())
     }
 
     /// Starts all members on the loopback interface, in a namespace if one is given, and waits until they have a leader.
@@ -65,8 +65,8 @@ impl Cluster {
     /// [`LabError::Setup`] if there is no etcd, or it does not start.
     pub fn start(netns: Option<&NetNs>) -> Result<Cluster> {
         if !Cluster::is_possible() {
-            let what = "there is no etcd: install it (Debian: etcd-server)";
-            return Err(LabError::Setup(what.to_owned()));
+            let missing = "there is no etcd: install it (Debian: etcd-server)";
+            return Err(LabError::Setup(missing.to_owned()));
         }
         let folder = TempDir::with_prefix("seikan-etcd-").map_err(failed)?.keep();
         let netns = netns.map(NetNs::try_clone).transpose().map_err(failed)?;
@@ -137,7 +137,7 @@ impl Cluster {
     /// [`LabError::Setup`], also if there is no etcdctl.
     pub fn snapshot(&self, file: &Path) -> Result<()> {
         let file = file.display().to_string();
-        // A member saves what it has itself, which is everything once it has answered a question that the others have a say in.
+        // A member saves what it has itself, which is everything once it has answered a request that the others have a say in.
         for words in [&["get", "anything"][..], &["snapshot", "save", &file]] {
             let mut ask = etcdctl();
             ask.args(["--endpoints", &self.endpoints()[0]]).args(words);
@@ -235,7 +235,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// What a member says of itself.
+    /// Returns the status of a member.
     fn status(&self, number: usize) -> Option<Value> {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.members[number].client));
         within(self.netns.as_ref(), || status(address)).ok()?
@@ -266,8 +266,8 @@ fn done(what: &str, child: Child) -> Result<()> {
 fn status(address: SocketAddr) -> Option<Value> {
     let mut stream = TcpStream::connect_timeout(&address, ANSWER).ok()?;
     stream.set_read_timeout(Some(ANSWER)).ok()?;
-    let question = "POST /v3/maintenance/status HTTP/1.0\r\nContent-Length: 2\r\n\r\n{}";
-    stream.write_all(question.as_bytes()).ok()?;
+    let request = "POST /v3/maintenance/status HTTP/1.0\r\nContent-Length: 2\r\n\r\n{}";
+    stream.write_all(request.as_bytes()).ok()?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).ok()?;
     serde_json::from_str(answer.split_once("\r\n\r\n")?.1).ok()

@@ -5,16 +5,17 @@
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
+use seikan_ui::Interrupt;
 use serde_json::Value;
 
 use crate::error::{LabError, Result};
-use crate::interrupt::Interrupt;
-use crate::link::Host;
+use crate::host::Host;
 use crate::process::Process;
-use crate::tunnel::seikan::{RUN_DIR, program};
+use crate::program;
+use crate::tunnel::seikan::RUN_DIR;
 use crate::tunnel::wireguard;
 
 /// How often is looked whether something is there yet.
@@ -22,7 +23,7 @@ const LOOK: Duration = Duration::from_millis(20);
 /// How long anything may take to start.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What all of a mesh have in common: a folder for what they keep, and where the coordinator is.
+/// Common parts of a mesh: the folder of its files, and the coordinator's address.
 pub(crate) struct Mesh {
     folder: PathBuf,
     coordinator: SocketAddr,
@@ -107,7 +108,7 @@ impl Mesh {
         Ok(process)
     }
 
-    /// What a verb of the coordinator prints.
+    /// Runs a command of the coordinator and returns its output.
     pub(crate) fn administer(&self, host: &Host, words: &[&str]) -> Result<String> {
         let store = self.path("coordinator");
         let words = [&["coordinator"], words, &["--dir", &store]].concat();
@@ -164,7 +165,7 @@ impl Member {
         Ok(process.leaving(wireguard::socket(&self.interface)))
     }
 
-    /// What it says of itself.
+    /// Returns the output of `seikan status --json`.
     pub(crate) fn status(&self, host: &Host) -> Result<Value> {
         let said = run(host, &self.folder, &["status", &self.interface, "--json"])?;
         serde_json::from_str(&said).map_err(|e| LabError::Setup(format!("status: {e}")))
@@ -173,18 +174,18 @@ impl Member {
 
 /// Tries until there is something.
 pub(crate) fn patiently<T>(
-    what: &str,
+    event: &str,
     interrupt: &Interrupt,
     mut attempt: impl FnMut() -> Result<Option<T>>,
 ) -> Result<T> {
-    let begun = Instant::now();
+    let started_at = Instant::now();
     loop {
         if let Some(found) = attempt()? {
             return Ok(found);
         }
-        if begun.elapsed() > PATIENCE {
+        if started_at.elapsed() > PATIENCE {
             return Err(LabError::Timeout {
-                what: what.to_owned(),
+                event: event.to_owned(),
                 seconds: PATIENCE.as_secs_f64(),
             });
         }
@@ -192,8 +193,9 @@ pub(crate) fn patiently<T>(
     }
 }
 
-/// Has a member leave the machine's `resolv.conf` alone; what `join` wrote for it.
-pub(crate) fn turn_names_off(file: &Path) -> Result<String> {
+/// Turns the member's changes of `resolv.conf` off in its configuration; returns the configuration
+/// before.
+fn turn_names_off(file: &Path) -> Result<String> {
     let text = fs::read_to_string(file).map_err(LabError::io("read what was joined"))?;
     fs::write(file, format!("names = false\n{text}"))
         .map_err(LabError::io("write what was joined"))?;
@@ -202,9 +204,7 @@ pub(crate) fn turn_names_off(file: &Path) -> Result<String> {
 
 /// The program, which keeps what it keeps in `folder`.
 pub(crate) fn command(folder: &Path, words: &[&str]) -> Result<Command> {
-    let program = program()
-        .ok_or_else(|| LabError::Setup("no program `seikan`: set $SEIKAN_BIN to it".into()))?;
-    let mut command = Command::new(program);
+    let mut command = program::seikan_command()?;
     command
         .args(words)
         .env(RUN_DIR, folder)
@@ -212,23 +212,7 @@ pub(crate) fn command(folder: &Path, words: &[&str]) -> Result<Command> {
     Ok(command)
 }
 
-/// What a command prints that ends well.
-pub(crate) fn run(host: &Host, folder: &Path, words: &[&str]) -> Result<String> {
-    let mut command = command(folder, words)?;
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    let child = host
-        .spawn(&mut command)
-        .map_err(LabError::io("start seikan"))?;
-    let output = child
-        .wait_with_output()
-        .map_err(LabError::io("wait for seikan"))?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        let what = words.first().copied().unwrap_or_default();
-        return Err(LabError::Setup(format!("seikan {what}: {}", said.trim())));
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+/// Runs `seikan` with these words on a host, and returns its output.
+fn run(host: &Host, folder: &Path, words: &[&str]) -> Result<String> {
+    host.output(&mut command(folder, words)?, "")
 }

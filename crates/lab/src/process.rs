@@ -10,7 +10,7 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
 use crate::error::{LabError, Result};
-use crate::link::Host;
+use crate::host::Host;
 
 /// How long a program may take to end after SIGTERM.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -24,7 +24,7 @@ pub struct Process {
     host: &'static str,
     child: Child,
     log: PathBuf,
-    /// What it would leave behind if it were killed.
+    /// Files that the program would leave behind if it were killed.
     leftovers: Vec<PathBuf>,
 }
 

@@ -4,54 +4,57 @@
 //! A 10.77.1.1 ---- 10.77.1.3 M 10.77.2.3 ---- 10.77.2.1 B
 //!              coordinators, relay, coturn
 //! ```
-//! M is a router between A and B, and forwards or does not: without it, only the relay on M reaches both. A TCP stream runs through
-//! the tunnel all the time; each round has four parts: what it carries by the relay, how long nothing arrives at most while the path
-//! changes to direct, what it carries then, and how long nothing arrives when the direct path dies. A stream that takes all that there
-//! is fills the relay's receive buffer, which then drops; what a change loses by itself shows another that takes less.
+//! M is a router between A and B that forwards or does not; without forwarding, only the relay on M
+//! reaches both. A TCP stream runs through the tunnel throughout. Each round measures four values:
+//! the rate by the relay, the longest gap during the change to the direct path, the rate of the
+//! direct path, and the gap after the direct path ends. A stream without a limit fills the relay's
+//! receive buffer, which then drops packets; a slower stream shows the loss of the change alone.
 //!
-//! Where there is coturn, it is the only relay of another mesh with members C and D, who are at M likewise. Then a stream by the one
-//! relay and one by the other take turns, with M not forwarding, and it is noted how busy relay and ends were: who waits for whom.
+//! With coturn installed, it is the only relay of another mesh with members C and D, who are
+//! attached to M likewise. Then a stream by the one relay and one by the other alternate, with M
+//! not forwarding. The processor time of relay and members shows which of them is the bottleneck.
 
 use std::fs;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use seikan_sys::netlink::Route;
+use clap::Args;
+use seikan_load::counters::udp_receive_buffer_errors;
+use seikan_load::stats::{Spread, ratio};
+use seikan_load::{Ends, LiveOptions, Meter};
+use seikan_sys::process::CpuClock;
+use seikan_ui::{Interrupt, Progress};
 use serde::{Deserialize, Serialize};
 
-use crate::Progress;
+use crate::arguments::seconds;
 use crate::error::{LabError, Result};
-use crate::interrupt::Interrupt;
-use crate::link::Host;
-use crate::load::{Ends, LiveOptions, Meter, live, wait_reachable};
-use crate::machine;
-use crate::mesh::{command, patiently, run, turn_names_off};
+use crate::host::{Host, network};
+use crate::load::{live, wait_reachable};
+use crate::mesh::{Member, Mesh, command, patiently};
 use crate::process::{Process, Processes};
-use crate::stats::{Spread, ratio};
-use crate::tunnel::wireguard;
-use seikan_sys::process::CpuClock;
 
 /// How often is looked whether something has arrived.
 const LOOK: Duration = Duration::from_millis(1);
-/// How often is asked by which way members are reached.
+/// How often is last_check by which way members are reached.
 const ASK: Duration = Duration::from_millis(200);
 /// How long anything may take.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What the stream carries that shows what a change loses, in Mbit/s: less than would fill a queue.
+/// Rate of the stream that shows the loss of a change, in Mbit/s: too little to fill a queue.
 const PACED: f64 = 500.0;
 /// Until a stream has its rate after the way has changed.
 const WARMUP: Duration = Duration::from_secs(2);
 
-/// What to measure, and how long.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+/// Options of the measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, Args)]
 pub struct RelayOptions {
-    /// Measured seconds of each way.
+    /// Length of each measurement
+    #[arg(long, value_name = "SECONDS", default_value = "4", value_parser = seconds::<600>)]
     pub seconds: f64,
-    /// Rounds.
+    /// Repetitions of each measurement
+    #[arg(long, value_name = "ROUNDS", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
 }
 
@@ -72,21 +75,21 @@ pub struct RelayRound {
     pub missing: Missing,
 }
 
-/// What did not arrive, and where it was lost.
+/// Lost datagrams, by place.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Missing {
     /// Datagrams that either end told the other were missing.
     pub reported: u64,
     /// Datagrams that the ends dropped.
     pub dropped: u64,
-    /// What the kernel dropped at the relay's full receive buffer: up to 64 datagrams each, of one send.
+    /// Sends (up to 64 datagrams each) that the kernel dropped at the relay's full receive buffer.
     pub relay_queue: u64,
 }
 
 /// All rounds.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RelayReport {
-    /// What was asked for.
+    /// Options of the run.
     pub options: RelayOptions,
     /// From the first packet until an answer came by the relay, in seconds.
     pub first_answer: f64,
@@ -119,7 +122,7 @@ pub struct CoturnReport {
     pub ratio: Option<f64>,
 }
 
-/// What a stream carried by a relay, and what that cost.
+/// Rate of a stream by a relay, and its cost.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Relayed {
     /// In Gbit/s.
@@ -143,11 +146,11 @@ pub fn relay(
         tempfile::TempDir::with_prefix("seikan-lab-").map_err(LabError::io("make a folder"))?;
     let site = Site::create(dir.path(), interrupt)?;
     let (ours, relay) = site.with_relay(interrupt)?;
-    let begun = Instant::now();
+    let started_at = Instant::now();
     wait_reachable(&site.ends(&ours), PATIENCE, interrupt, || {
         site.check_alive()
     })?;
-    let first_answer = begun.elapsed().as_secs_f64();
+    let first_answer = started_at.elapsed().as_secs_f64();
     let mut rounds = Vec::new();
     let coturn = site.with_coturn(interrupt)?;
     // Each round of the comparison, and of the slower stream, counts as one of four parts.
@@ -161,7 +164,7 @@ pub fn relay(
                 let mut step = |part: u32, what: &str| {
                     progress(Progress {
                         fraction: f64::from(4 * round + part) / f64::from(steps),
-                        what: format!("round {}  {what}", round + 1),
+                        step: format!("round {}  {what}", round + 1),
                     });
                 };
                 step(0, "by the relay");
@@ -172,7 +175,7 @@ pub fn relay(
                 step(2, "directly");
                 let direct = rate(meter, options, interrupt)?;
                 step(3, "the direct path dies");
-                site.forward(false)?;
+                site.middle.forward(false)?;
                 let death = site.wait_for(&ours, true, meter, interrupt)?;
                 rounds.push(RelayRound {
                     relayed,
@@ -196,11 +199,11 @@ pub fn relay(
             let done = 4 * options.rounds + round;
             progress(Progress {
                 fraction: f64::from(done) / f64::from(steps),
-                what: format!("round {}  a direct path opens, 500 Mbit/s", round + 1),
+                step: format!("round {}  a direct path opens, 500 Mbit/s", round + 1),
             });
             site.wait_for(&ours, true, meter, interrupt)?;
             all.push(site.open(&ours, meter, interrupt)?.1);
-            site.forward(false)?;
+            site.middle.forward(false)?;
         }
         Ok(all)
     })?;
@@ -210,7 +213,7 @@ pub fn relay(
             let done = 5 * options.rounds + round;
             progress(Progress {
                 fraction: f64::from(done) / f64::from(steps),
-                what: format!("round {}  by the relay, by coturn", round + 1),
+                step: format!("round {}  by the relay, by coturn", round + 1),
             });
             compared.push([
                 site.relayed(&ours, relay, options, interrupt)?,
@@ -253,7 +256,7 @@ impl CoturnReport {
     }
 }
 
-/// What the stream carries, in Gbit/s.
+/// Returns the rate of the stream, in Gbit/s.
 fn rate(meter: &Meter, options: &RelayOptions, interrupt: &Interrupt) -> Result<f64> {
     interrupt.sleep(WARMUP)?;
     let time = Duration::from_secs_f64(options.seconds);
@@ -268,12 +271,11 @@ struct Site {
 }
 
 /// A mesh of two members.
-struct Mesh {
+struct Pair {
     hosts: [Host; 2],
-    /// The second inside the tunnel.
-    target: IpAddr,
+    members: [Member; 2],
     /// Processes of both.
-    members: Vec<u32>,
+    pids: Vec<u32>,
 }
 
 /// A change of the way.
@@ -282,7 +284,7 @@ struct Change {
     time: Duration,
     /// Longest time in which nothing arrived.
     longest: Duration,
-    /// What reports said were missing.
+    /// Datagrams reported as missing.
     lost: u64,
 }
 
@@ -293,13 +295,14 @@ impl Site {
             folder: folder.to_owned(),
             processes: Default::default(),
         };
-        site.forward(false)?;
+        site.middle.forward(false)?;
         interrupt.check()?;
         Ok(site)
     }
 
-    /// The mesh with one relay of ours, at an address in reach of both, and the relay's process.
-    fn with_relay(&self, interrupt: &Interrupt) -> Result<(Mesh, u32)> {
+    /// Creates the mesh with a Seikan relay, at an address that both hosts reach; returns it with
+    /// the relay's process.
+    fn with_relay(&self, interrupt: &Interrupt) -> Result<(Pair, u32)> {
         let folder = path(&self.folder, "relay");
         let relay = [
             "relay",
@@ -310,19 +313,19 @@ impl Site {
             "--rate",
             "100G",
         ];
-        let process = self.start("relay", None, command(&self.folder, &relay)?)?;
+        let process = self.start("relay", command(&self.folder, &relay)?)?;
         let secret = patiently("the relay has a secret", interrupt, || {
             Ok(fs::read_to_string(self.folder.join("relay/secret")).ok())
         })?;
         let add = ["10.77.1.3:3478", "--secret", secret.trim()];
         Ok((
-            self.mesh([("A", 1), ("B", 2)], "7443", &add, interrupt)?,
+            self.mesh([("A", 1), ("B", 2)], 7443, &add, interrupt)?,
             process,
         ))
     }
 
     /// The mesh with coturn as Debian has it, and its process; `None` where it is not installed.
-    fn with_coturn(&self, interrupt: &Interrupt) -> Result<Option<(Mesh, u32)>> {
+    fn with_coturn(&self, interrupt: &Interrupt) -> Result<Option<(Pair, u32)>> {
         let mut coturn = Command::new("turnserver");
         coturn
             .args(["-n", "--listening-ip=10.77.1.3", "--relay-ip=10.77.1.3"])
@@ -331,7 +334,7 @@ impl Site {
             .args(["--realm=lab", "--log-file=stdout"])
             .arg(format!("--pidfile={}", path(&self.folder, "coturn.pid")))
             .arg(format!("--userdb={}", path(&self.folder, "coturn.db")));
-        let process = match self.start("coturn", None, coturn) {
+        let process = match self.start("coturn", coturn) {
             Ok(process) => process,
             Err(LabError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
                 return Ok(None);
@@ -340,7 +343,7 @@ impl Site {
         };
         let add = ["10.77.1.3:5478", "--turn", "--secret", "lab"];
         Ok(Some((
-            self.mesh([("C", 4), ("D", 5)], "7444", &add, interrupt)?,
+            self.mesh([("C", 4), ("D", 5)], 7444, &add, interrupt)?,
             process,
         )))
     }
@@ -349,85 +352,59 @@ impl Site {
     fn mesh(
         &self,
         hosts: [(&'static str, u8); 2],
-        port: &str,
+        port: u16,
         relay: &[&str],
         interrupt: &Interrupt,
-    ) -> Result<Mesh> {
-        let folder = &self.folder;
+    ) -> Result<Pair> {
         let [first, second] = hosts.map(|(name, number)| {
             let host = Host::create(name, number)?;
             cable(&host, &self.middle, number)?;
             Ok::<_, LabError>(host)
         });
         let hosts = [first?, second?];
-        let name = format!("coordinator-{port}");
-        let store = path(folder, &name);
-        let listen = format!("10.77.1.3:{port}");
-        let words = ["coordinator", "--dir", &store, "--listen", &listen];
-        self.start(&name, None, command(folder, &words)?)?;
-        let said = patiently("the coordinator makes a token", interrupt, || {
-            let token = ["coordinator", "token", "--reusable", "--dir", &store];
-            let said = run(&self.middle, folder, &token).ok();
-            // Without a certificate it has no pin yet.
-            Ok(said.filter(|said| said.contains("--pin")))
-        })?;
-        let after = |option: &str| {
-            let mut words = said.split_whitespace();
-            words.find(|word| *word == option);
-            words.next().unwrap_or_default().to_owned()
+        let folder = self.folder.join(port.to_string());
+        fs::create_dir(&folder).map_err(LabError::io("make a folder"))?;
+        let coordinator = ([10, 77, 1, 3], port).into();
+        let (mesh, process) = Mesh::start(&self.middle, coordinator, &folder, interrupt)?;
+        self.processes.borrow_mut().0.push(process);
+        mesh.administer(&self.middle, &[&["relay", "add"], relay].concat())?;
+        let mut pids = Vec::new();
+        let mut join = |host: &Host| {
+            let member = mesh.join(host, host.name, &format!("lab{}", host.name))?;
+            let process = member.up(host, &[])?;
+            pids.push(process.pid());
+            self.processes.borrow_mut().0.push(process);
+            Ok::<_, LabError>(member)
         };
-        let (token, pin) = (after("--token"), after("--pin"));
-        let add = ["coordinator", "relay", "add", "--dir", &store];
-        run(&self.middle, folder, &[&add[..], relay].concat())?;
-        let mut mesh = Mesh {
-            hosts,
-            target: IpAddr::from([0; 4]),
-            members: Vec::new(),
-        };
-        for host in &mesh.hosts {
-            let file = path(folder, &format!("lab{}.toml", host.name));
-            let url = format!("https://{listen}");
-            let join = ["join", &url, "--token", &token, "--pin", &pin];
-            let rest = ["--name", host.name, "--iface", &file, "--no-up"];
-            run(host, folder, &[&join[..], &rest].concat())?;
-            turn_names_off(Path::new(&file))?;
-            let up = command(folder, &["up", &file])?;
-            let process = Process::start(host, "seikan", up, folder)?;
-            mesh.members.push(process.pid());
-            let socket = wireguard::socket(&format!("lab{}", host.name));
-            self.processes.borrow_mut().0.push(process.leaving(socket));
-        }
-        let file = format!("lab{}.toml", mesh.hosts[1].name);
-        let text = fs::read_to_string(folder.join(file));
-        let text = text.map_err(LabError::io("read what was joined"))?;
-        let address = text
-            .split('"')
-            .find_map(|word| word.split('/').next()?.parse().ok());
-        mesh.target = address.ok_or_else(|| LabError::Setup("a member has no address".into()))?;
-        for host in &mesh.hosts {
+        let [first, second] = hosts.each_ref().map(&mut join);
+        let members = [first?, second?];
+        for (host, member) in hosts.iter().zip(&members) {
             patiently("the members know each other", interrupt, || {
-                let known = self.status(host)?["peers"]
-                    .as_array()
-                    .is_some_and(|p| p.len() == 1);
+                // Not up yet.
+                let status = member.status(host).unwrap_or_default();
+                let known = status["peers"].as_array().is_some_and(|p| p.len() == 1);
                 Ok(known.then_some(()))
             })?;
         }
-        Ok(mesh)
+        Ok(Pair {
+            hosts,
+            members,
+            pids,
+        })
     }
 
-    /// Starts a program on a host, or on M; its process.
-    fn start(&self, name: &str, host: Option<&Host>, command: Command) -> Result<u32> {
-        let host = host.unwrap_or(&self.middle);
-        let process = Process::start(host, name, command, &self.folder)?;
+    /// Starts a program on M, and returns its process.
+    fn start(&self, name: &str, command: Command) -> Result<u32> {
+        let process = Process::start(&self.middle, name, command, &self.folder)?;
         let pid = process.pid();
         self.processes.borrow_mut().0.push(process);
         Ok(pid)
     }
 
-    /// What a stream of its own carries by a mesh's relay, which is that process.
+    /// Measures a stream of its own by a mesh's relay; `relay` is the process of that relay.
     fn relayed(
         &self,
-        mesh: &Mesh,
+        mesh: &Pair,
         relay: u32,
         options: &RelayOptions,
         interrupt: &Interrupt,
@@ -436,16 +413,12 @@ impl Site {
         wait_reachable(&ends, PATIENCE, interrupt, || self.check_alive())?;
         live(&ends, &LiveOptions::default(), interrupt, |meter| {
             self.wait_for(mesh, true, meter, interrupt)?;
-            let clock = |pids: &[u32]| {
-                let clock = CpuClock::start(pids.iter().copied());
-                clock.map_err(|e| LabError::Setup(e.to_string()))
-            };
-            let (relay, members) = (clock(&[relay])?, clock(&mesh.members)?);
+            let clock = |pids: &[u32]| CpuClock::start(pids.iter().copied());
+            let (relay, members) = (clock(&[relay])?, clock(&mesh.pids)?);
             let time = Duration::from_secs_f64(options.seconds);
             let rate = meter.rate_over(time, interrupt)? / 1000.0;
             let busy = |clock: &CpuClock| {
-                let used = clock.elapsed();
-                let used = used.map_err(|e| LabError::Setup(e.to_string()))?;
+                let used = clock.elapsed()?;
                 Ok::<_, LabError>(used.processes.total().as_secs_f64() / used.wall.as_secs_f64())
             };
             Ok(Relayed {
@@ -462,29 +435,20 @@ impl Site {
     }
 
     /// From the first to the second through the tunnel.
-    fn ends<'a>(&self, mesh: &'a Mesh) -> Ends<'a> {
+    fn ends<'a>(&self, mesh: &'a Pair) -> Ends<'a> {
         Ends {
-            client: &mesh.hosts[0],
-            server: &mesh.hosts[1],
-            target: mesh.target,
+            client: mesh.hosts[0].netns(),
+            server: mesh.hosts[1].netns(),
+            target: mesh.members[1].address,
             sources: &[],
         }
     }
 
-    /// Whether M forwards.
-    fn forward(&self, on: bool) -> Result<()> {
-        let file = "/proc/sys/net/ipv4/ip_forward";
-        let written = self
-            .middle
-            .run(|| fs::write(file, if on { "1" } else { "0" }))?;
-        written.map_err(LabError::io(format!("write {file} of M")))
-    }
-
     /// Opens the direct path and waits until it is used: how that went, and what did not arrive meanwhile.
-    fn open(&self, mesh: &Mesh, meter: &Meter, interrupt: &Interrupt) -> Result<(Change, Missing)> {
-        let queue = || self.middle.run(machine::udp_receive_buffer_errors);
+    fn open(&self, mesh: &Pair, meter: &Meter, interrupt: &Interrupt) -> Result<(Change, Missing)> {
+        let queue = || self.middle.run(udp_receive_buffer_errors);
         let (dropped, relay_queue) = (self.dropped(mesh)?, queue()?);
-        self.forward(true)?;
+        self.middle.forward(true)?;
         let change = self.wait_for(mesh, false, meter, interrupt)?;
         let missing = Missing {
             reported: change.lost,
@@ -494,18 +458,11 @@ impl Site {
         Ok((change, missing))
     }
 
-    /// What an end says of itself.
-    fn status(&self, host: &Host) -> Result<serde_json::Value> {
-        let words = ["status", &format!("lab{}", host.name), "--json"];
-        let said = run(host, &self.folder, &words)?;
-        serde_json::from_str(&said).map_err(|e| LabError::Setup(format!("status: {e}")))
-    }
-
     /// Datagrams that either end has dropped on their way in.
-    fn dropped(&self, mesh: &Mesh) -> Result<u64> {
+    fn dropped(&self, mesh: &Pair) -> Result<u64> {
         let mut dropped = 0;
-        for host in &mesh.hosts {
-            let status = self.status(host)?;
+        for (host, member) in mesh.hosts.iter().zip(&mesh.members) {
+            let status = member.status(host)?;
             let drops = status["totals"]["inbound"]["drops"].as_object();
             dropped += drops.map_or(0, |d| d.values().filter_map(|n| n.as_u64()).sum());
             dropped += status["receive_queue_drops"].as_u64().unwrap_or(0);
@@ -516,17 +473,17 @@ impl Site {
     /// Waits until both ends send by a relay, or both directly.
     fn wait_for(
         &self,
-        mesh: &Mesh,
+        mesh: &Pair,
         relayed: bool,
         meter: &Meter,
         interrupt: &Interrupt,
     ) -> Result<Change> {
-        let begun = Instant::now();
-        let (mut last, mut seen, mut longest) = (begun, meter.bytes(), Duration::ZERO);
-        let mut asked = begun;
+        let started_at = Instant::now();
+        let (mut last, mut seen, mut longest) = (started_at, meter.bytes(), Duration::ZERO);
+        let mut last_check = started_at;
         let (mut there, mut lost) = (None, 0);
         let mut reports: [Option<serde_json::Value>; 2] = [None, None];
-        // A moment longer: what was under way by the old way may come late.
+        // A moment longer: packets of the old path may arrive late.
         while there.is_none_or(|at: Instant| at.elapsed() < WARMUP) {
             interrupt.sleep(LOOK)?;
             let now = Instant::now();
@@ -535,11 +492,12 @@ impl Site {
                 (last, seen) = (now, bytes);
             }
             longest = longest.max(now - last);
-            if asked.elapsed() >= ASK {
+            if last_check.elapsed() >= ASK {
                 self.check_alive()?;
                 let mut all = true;
-                for (host, known) in mesh.hosts.iter().zip(&mut reports) {
-                    let path = &self.status(host)?["peers"][0]["path"];
+                let ends = mesh.hosts.iter().zip(&mesh.members);
+                for ((host, member), known) in ends.zip(&mut reports) {
+                    let path = &member.status(host)?["peers"][0]["path"];
                     all &= path["relayed"].as_bool() == Some(relayed);
                     // A second's. Two that are alike to the last datagram are one, and the first is of before.
                     let report = &path["report"];
@@ -550,23 +508,23 @@ impl Site {
                         lost += report["lost"].as_u64().unwrap_or(0);
                     }
                 }
-                asked = Instant::now();
+                last_check = Instant::now();
                 there = there.or(all.then_some(now));
-                if there.is_none() && begun.elapsed() > PATIENCE {
-                    let what = if relayed {
+                if there.is_none() && started_at.elapsed() > PATIENCE {
+                    let path = if relayed {
                         "a relay"
                     } else {
                         "the direct path"
                     };
                     return Err(LabError::Timeout {
-                        what: format!("finding {what}"),
+                        event: format!("finding {path}"),
                         seconds: PATIENCE.as_secs_f64(),
                     });
                 }
             }
         }
         Ok(Change {
-            time: there.map_or(Duration::ZERO, |at| at - begun),
+            time: there.map_or(Duration::ZERO, |at| at - started_at),
             longest,
             lost,
         })
@@ -579,19 +537,12 @@ fn path(folder: &Path, name: &str) -> String {
 
 /// A cable from a host to M, in a network of its own, with M as the way to everything else.
 fn cable(host: &Host, middle: &Host, number: u8) -> Result<()> {
-    let failed = |e: seikan_sys::netlink::NetlinkError| LabError::Setup(e.to_string());
-    let (ours, theirs) = (host.netlink()?, middle.netlink()?);
     let port = format!("port{}", host.name);
-    let peer = Some(middle.netns().as_fd());
-    ours.create_veth(&host.device, &port, peer)
-        .map_err(failed)?;
-    for (netlink, card, last) in [(&ours, &host.device, 1), (&theirs, &port, 3)] {
-        let index = netlink.link(card).map_err(failed)?.index;
-        let net = ipnet::IpNet::new_assert(IpAddr::from([10, 77, number, last]), 24);
-        netlink.add_address(index, net).map_err(failed)?;
-        netlink.set_up(index).map_err(failed)?;
+    crate::host::cable(host, &host.device, middle, &port)?;
+    let [near, far] = [1, 3].map(|last| IpAddr::from([10, 77, number, last]));
+    for (host, card, address) in [(host, &host.device, near), (middle, &port, far)] {
+        host.add_address(card, network(address))?;
+        host.set_up(card)?;
     }
-    let all = ipnet::IpNet::new_assert(IpAddr::from([0; 4]), 0);
-    let gateway = IpAddr::from([10, 77, number, 3]);
-    ours.add_route(&Route::to(all).via(gateway)).map_err(failed)
+    host.add_default_route(far, &host.device)
 }

@@ -1,14 +1,16 @@
-//! Nothing is left behind: whatever happens, the programs, interfaces and files of a tunnel go with it.
+//! Nothing is left behind: programs, interfaces and files of a tunnel go with it in every case.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use seikan_lab::link::{Host, Hosts, Link};
+use seikan_lab::host::Host;
+use seikan_lab::link::{Hosts, Link};
 use seikan_lab::process::{Process, Processes};
 use seikan_lab::tunnel::{Leftovers, Started, Tunnel, start};
-use seikan_lab::{Interrupt, LabError, Result};
+use seikan_lab::{LabError, Result};
+use seikan_ui::Interrupt;
 
 /// A tunnel made of shell scripts.
 struct Script(&'static str);

@@ -1,14 +1,15 @@
-//! Faults against a real kernel: what they change is changed, and back afterwards. Cheap ones only.
+//! Faults against a real kernel: each changes its setting and reverts it. Cheap ones only.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use seikan_lab::Interrupt;
-use seikan_lab::link::{Host, Hosts, Link};
-use seikan_lab::load::{LatencyOptions, ping};
+use seikan_lab::host::Host;
+use seikan_lab::link::{Hosts, Link};
 use seikan_lab::scenario::{Fault, Site};
 use seikan_lab::tunnel::Started;
+use seikan_load::{LatencyOptions, ping};
 use seikan_sys::ethtool::{Ethtool, Feature};
+use seikan_ui::Interrupt;
 
 fn hosts(link: Link) -> Option<Hosts> {
     match Hosts::create(link) {
@@ -40,7 +41,7 @@ fn three_looks<T>(text: &str, severity: f64, look: impl Fn(&Hosts) -> T) -> Opti
     Some([before, meanwhile, look(&hosts)])
 }
 
-/// What a tool prints in a host; nothing (loudly) where there is no such tool.
+/// Returns the output of a tool in a host; `None` (loudly) without the tool.
 fn printed(host: &Host, line: &str) -> Option<String> {
     let mut words = line.split(' ');
     let program = words.next().unwrap_or_default();

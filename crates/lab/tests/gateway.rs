@@ -4,14 +4,15 @@ use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use seikan_lab::LabError;
 use seikan_lab::bench::Load;
-use seikan_lab::gateway::site::{self, Card, LAN, Lan, MAX_DEVICES, Site, on_wan};
+use seikan_lab::gateway::site::{self, LAN, Lan, MAX_DEVICES, Nic, Site, on_wan};
 use seikan_lab::gateway::{FORWARDING, GatewayOptions, GatewayReport, gateway};
-use seikan_lab::load::{Ends, wait_reachable};
-use seikan_lab::{Interrupt, LabError};
+use seikan_load::{Ends, LoadError, wait_reachable};
+use seikan_ui::Interrupt;
 
 const PLAIN: Lan = Lan {
-    card: Card::Plain,
+    nic: Nic::Plain,
     gro: true,
     rps: false,
     devices: 1,
@@ -63,7 +64,7 @@ fn one_header_on_merged_packets_breaks_tcp_out_of_the_device_only() {
 }
 
 #[test]
-fn what_the_naive_one_loses_are_fragments() {
+fn the_naive_gateway_loses_fragments() {
     let Some(_alone) = alone() else { return };
     let Some(report) = run(&["naive-gro", "naive-no-gro"], &[Load::Tcp1]) else {
         return;
@@ -87,10 +88,10 @@ fn receive_packet_steering_changes_nothing_but_the_processor() {
 }
 
 #[test]
-fn plain_cards_cut_at_the_device_and_merge_at_the_gateway() {
+fn plain_nics_segment_at_the_device_and_merge_at_the_gateway() {
     let Some(_alone) = alone() else { return };
     let site = Site::create(&PLAIN).expect("site");
-    let of = |host, card| site::offloads(host, card).expect("offloads");
+    let of = |host, nic| site::offloads(host, nic).expect("offloads");
     let device = of(&site.device, &site.device.device);
     let cuts = |name: &str| {
         let tcp = ["tx-tcp-segmentation", "tx-tcp6-segmentation"].contains(&name);
@@ -124,19 +125,25 @@ fn every_device_behind_a_switch_reaches_the_remote() {
     for client in devices {
         for target in on_wan(2).both() {
             let ends = Ends {
-                client,
-                server: &site.remote,
+                client: client.netns(),
+                server: site.remote.netns(),
                 target,
                 sources: &[],
             };
             let patience = Duration::from_secs(5);
-            wait_reachable(&ends, patience, &Interrupt::new(), || Ok(())).expect("an answer");
+            wait_reachable(
+                &ends,
+                patience,
+                &Interrupt::new(),
+                || Ok::<_, LoadError>(()),
+            )
+            .expect("an answer");
         }
     }
 }
 
 #[test]
-fn forwarding_carries_both_ways_in_both_families() {
+fn forwarding_carries_both_directions_in_both_families() {
     let Some(_alone) = alone() else { return };
     for ipv6 in [false, true] {
         let options = GatewayOptions {
@@ -151,7 +158,7 @@ fn forwarding_carries_both_ways_in_both_families() {
 }
 
 /// Namespaces and TUN devices that this process holds, and threads of the naive encapsulator.
-fn held() -> (Vec<PathBuf>, usize) {
+fn open_files() -> (Vec<PathBuf>, usize) {
     let entries = |path: &str| std::fs::read_dir(path).expect("procfs").flatten();
     let links = entries("/proc/self/fd").filter_map(|fd| std::fs::read_link(fd.path()).ok());
     let ours = |link: &PathBuf| {
@@ -171,15 +178,15 @@ fn held() -> (Vec<PathBuf>, usize) {
 #[test]
 fn nothing_is_left_after_an_interruption() {
     let Some(_alone) = alone() else { return };
-    assert_eq!(held(), (Vec::new(), 0), "before");
+    assert_eq!(open_files(), (Vec::new(), 0), "before");
     let interrupt = Interrupt::new();
     let mut busy = (Vec::new(), 0);
     let outcome = gateway(
         &options(&["naive-no-gro"], &[Load::Tcp1]),
         &interrupt,
         &mut |step| {
-            if step.what.contains("TCP") {
-                busy = held();
+            if step.step.contains("TCP") {
+                busy = open_files();
                 interrupt.raise();
             }
         },
@@ -190,11 +197,11 @@ fn nothing_is_left_after_an_interruption() {
         (4, 2),
         "three hosts and a TUN device"
     );
-    assert_eq!(held(), (Vec::new(), 0), "after");
+    assert_eq!(open_files(), (Vec::new(), 0), "after");
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn impossible_options_are_refused() {
     let refused = |options: GatewayOptions| {
         let outcome = gateway(&options, &Interrupt::new(), &mut |_| ());
         matches!(outcome, Err(LabError::Usage(_)))

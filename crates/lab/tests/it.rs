@@ -5,5 +5,7 @@ mod cleanup;
 mod common;
 mod faults;
 mod gateway;
-mod load;
+mod program;
+#[path = "../../cli/tests/shape/mod.rs"]
+mod shape;
 mod switch;

@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use seikan_lab::Interrupt;
 use seikan_lab::link::{Hosts, Link, PORTS};
-use seikan_lab::load::{Ends, LatencyOptions, ping, wait_reachable};
 use seikan_lab::scenario::{Fault, Site};
 use seikan_lab::tunnel::{self, Changes};
+use seikan_load::{Ends, LatencyOptions, LoadError, ping, wait_reachable};
 use seikan_observe::{Series, Subject, metric};
 use seikan_sys::{discover, sample};
+use seikan_ui::Interrupt;
 
 /// Samples the path at the switch for some seconds while packets cross it.
 fn look(hosts: &Hosts, ends: &Ends<'_>) -> Series {
@@ -41,7 +41,7 @@ fn grown(series: &Series, name: &str) -> u64 {
 }
 
 #[test]
-fn open_vswitch_is_found_behind_its_port_and_tells_what_it_had_to_look_up() {
+fn open_vswitch_is_found_behind_its_port_and_counts_its_look_ups() {
     let tunnel = tunnel::named("openvswitch", &Changes::default()).expect("a tunnel");
     if let Err(reason) = tunnel.availability() {
         return crate::common::skip(&reason);
@@ -54,7 +54,10 @@ fn open_vswitch_is_found_behind_its_port_and_tells_what_it_had_to_look_up() {
     let interrupt = Interrupt::new();
     let started = tunnel.up(&hosts, dir.path(), &interrupt).expect("a switch");
     let ends = tunnel.ends(&hosts);
-    wait_reachable(&ends, Duration::from_secs(15), &interrupt, || Ok(())).expect("an answer");
+    wait_reachable(&ends, Duration::from_secs(15), &interrupt, || {
+        Ok::<_, LoadError>(())
+    })
+    .expect("an answer");
     let well = look(&hosts, &ends);
     assert!(grown(&well, metric::SWITCH_HITS) > 100);
     assert_eq!(grown(&well, metric::SWITCH_LOST), 0);

@@ -10,9 +10,9 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use seikan_lab::Interrupt;
 use seikan_sys::echo::{Echo, Outcome};
 use seikan_sys::netlink::{Family, Netlink, TABLE_MAIN};
+use seikan_ui::Interrupt;
 
 /// From one request to the next.
 const PAUSE: Duration = Duration::from_millis(250);

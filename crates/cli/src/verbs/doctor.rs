@@ -22,13 +22,13 @@ use anyhow::{Context, bail};
 use clap::Args;
 use seikan_diagnose::trial::{Attempt, LEAST_GAIN};
 use seikan_diagnose::{Cause, Evidence, Recording, Verdict, both, concluded, diagnose};
-use seikan_lab::Interrupt;
 use seikan_observe::path::PathMap;
+use seikan_ui::Interrupt;
 use serde::Serialize;
+use text::Page;
 
 use crate::fix::Fix;
 use crate::recording::{self, Draft};
-use text::Page;
 
 /// What `doctor` is told.
 #[derive(Debug, Args)]

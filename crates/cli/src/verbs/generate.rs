@@ -36,7 +36,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     fs::create_dir_all(directory)
         .and_then(|()| match arguments.what {
             What::Completions => completions(directory),
-            What::Man => clap_mangen::generate_to(Cli::command(), directory),
+            What::Man => man(directory),
         })
         .with_context(|| format!("cannot write to {}", directory.display()))?;
     Ok(ExitCode::SUCCESS)
@@ -47,4 +47,13 @@ fn completions(directory: &Path) -> std::io::Result<()> {
         clap_complete::generate_to(*shell, &mut Cli::command(), "seikan", directory)?;
     }
     Ok(())
+}
+
+/// Writes a page for each verb. Those of `seikan-lab` come from that program.
+fn man(directory: &Path) -> std::io::Result<()> {
+    let mut command = Cli::command();
+    for verb in ["demo", "lab"] {
+        command = command.mut_subcommand(verb, |verb| verb.hide(true));
+    }
+    clap_mangen::generate_to(command, directory)
 }

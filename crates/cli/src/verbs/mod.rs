@@ -2,7 +2,6 @@
 
 pub mod check;
 pub mod coordinator;
-pub mod demo;
 pub mod doctor;
 pub mod down;
 pub mod gateway;
@@ -30,7 +29,7 @@ use crate::cli::Verb;
 /// Does what was asked for.
 pub fn run(verb: Verb) -> anyhow::Result<ExitCode> {
     match verb {
-        Verb::Demo(arguments) => demo::run(&arguments),
+        Verb::Demo(arguments) => lab::demo(&arguments),
         Verb::Up(arguments) => up::run(&arguments),
         Verb::Down(arguments) => down::run(&arguments),
         Verb::Status(arguments) => status::run(&arguments),

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Args;
 use seikan_diagnose::recording::{MAX_VALUES, Writer};
-use seikan_lab::Interrupt;
+use seikan_ui::Interrupt;
 
 use super::doctor::measure::{self, Looking};
 use crate::recording::Draft;

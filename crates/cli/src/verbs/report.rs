@@ -2,9 +2,8 @@
 //!
 //! Every picture is drawn by a module of its own out of a [`Scene`]: [`timeline`], [`sequence`], [`segments`], [`cdf`], [`softirq`],
 //! [`functions`], [`flame`], [`queues`], [`correlation`], [`trial`]. [`trace`] makes quantities over time out of columns and [`suspects`] knows
-//! which may tell of what, [`axis`] and [`mod@svg`] are what they draw with, [`mod@page`] puts them together.
+//! which may tell of what, [`seikan_ui::axis`] and [`seikan_ui::svg`] are what they draw with, [`mod@page`] puts them together.
 
-pub(crate) mod axis;
 mod capture;
 mod cdf;
 mod correlation;
@@ -17,7 +16,6 @@ mod segments;
 mod sequence;
 mod softirq;
 mod suspects;
-pub(crate) mod svg;
 mod timeline;
 mod trace;
 mod trial;
@@ -33,6 +31,8 @@ use clap::{Args, ValueHint};
 use seikan_diagnose::{Recording, Verdict};
 
 use capture::Capture;
+
+use seikan_ui::svg;
 
 use crate::screen::printable;
 use crate::verbs::doctor::verdict;
@@ -82,10 +82,10 @@ pub struct Drawing {
 /// A picture with its name.
 pub struct Picture {
     /// In the names of files.
-    pub(crate) name: &'static str,
-    pub(crate) title: &'static str,
-    pub(crate) caption: String,
-    pub(crate) svg: String,
+    name: &'static str,
+    title: &'static str,
+    caption: String,
+    svg: String,
 }
 
 /// Title of a picture that could not be drawn, and why.
@@ -132,7 +132,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     if let Some(directory) = &arguments.svg {
         for picture in &pictures {
-            let svg = svg::alone(&picture.svg);
+            let svg = svg::standalone(&picture.svg, picture.title, &picture.caption);
             written.push(into(directory, picture.name, "svg", svg.as_bytes())?);
         }
     }
@@ -164,19 +164,6 @@ fn pictures(scene: &Scene<'_>) -> (Vec<Picture>, Vec<Absent>) {
         }
     }
     (pictures, absent)
-}
-
-/// The pictures of these names that a recording has data for.
-pub(crate) fn of_recording(recording: &Recording, names: &[&str]) -> Vec<Picture> {
-    let verdict = verdict(recording, None);
-    let scene = Scene {
-        recording,
-        verdict: &verdict,
-        capture: None,
-    };
-    let (mut pictures, _) = pictures(&scene);
-    pictures.retain(|picture| names.contains(&picture.name));
-    pictures
 }
 
 /// Where the page goes, if one is wanted.

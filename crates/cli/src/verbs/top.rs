@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use clap::Args;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use screen::View;
 use seikan_diagnose::diagnose;
-use seikan_lab::Interrupt;
 use seikan_sys::sample::Sampler;
+use seikan_ui::Interrupt;
+use window::Window;
 
 use super::doctor::measure;
-use screen::View;
-use window::Window;
 
 /// Between two samples: enough for means of gauges, few enough to cost a hundredth of a processor at most.
 const INTERVAL: Duration = Duration::from_millis(200);

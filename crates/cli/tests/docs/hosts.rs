@@ -36,6 +36,10 @@ cat "$layer/resolv.conf" > /etc/resolv.conf
 printf 'hosts: files dns\n' > /etc/nsswitch.conf
 : > "$0/bin/seikan"
 mount --bind "$1" "$0/bin/seikan"
+if [ -x "$1-lab" ]; then
+    : > "$0/bin/seikan-lab"
+    mount --bind "$1-lab" "$0/bin/seikan-lab"
+fi
 mount --rbind "$0/bin" /usr/local/bin
 export SEIKAN_UNITS=$2/packaging/systemd
 mkdir "$layer/home"

@@ -1,7 +1,8 @@
 //! Pages of the reference that are written from the program.
 
 use super::project;
-use crate::golden::{help, updates};
+use crate::golden::help;
+use crate::shape::updates;
 use std::fmt::Write;
 use std::fs;
 

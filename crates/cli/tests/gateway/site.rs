@@ -19,14 +19,14 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use seikan_lab::Interrupt;
-use seikan_lab::link::Host;
-use seikan_lab::load::{
-    Direction, Ends, TcpOptions, UdpOptions, tcp_bulk, udp_flood, wait_reachable,
+use seikan_lab::host::Host;
+use seikan_load::{
+    Direction, Ends, LoadError, TcpOptions, UdpOptions, tcp_bulk, udp_flood, wait_reachable,
 };
 use seikan_sys::ethtool::Feature;
 use seikan_sys::netlink::{AddressOptions, Netlink, Route};
 use seikan_sys::netns::NetNs;
+use seikan_ui::Interrupt;
 use serde_json::Value;
 
 use crate::common::{PATIENCE, Tunnel, key_pair, skip};
@@ -433,12 +433,18 @@ pub fn ip(text: &str) -> IpAddr {
 /// Whether an echo comes back in time.
 pub fn answers(from: &Host, to: &str, patience: Duration) -> bool {
     let ends = Ends {
-        client: from,
-        server: from,
+        client: from.netns(),
+        server: from.netns(),
         target: ip(to),
         sources: &[],
     };
-    wait_reachable(&ends, patience, &Interrupt::new(), || Ok(())).is_ok()
+    wait_reachable(
+        &ends,
+        patience,
+        &Interrupt::new(),
+        || Ok::<_, LoadError>(()),
+    )
+    .is_ok()
 }
 
 /// TCP both ways at once and UDP there, from `client` to `server`, every byte checked.
@@ -450,8 +456,8 @@ pub fn carries(client: &Host, server: &Host, target: &str) {
 /// TCP both ways at once, every byte checked.
 pub fn carries_tcp(client: &Host, server: &Host, target: &str) {
     let ends = Ends {
-        client,
-        server,
+        client: client.netns(),
+        server: server.netns(),
         target: ip(target),
         sources: &[],
     };
@@ -472,8 +478,8 @@ pub fn carries_tcp(client: &Host, server: &Host, target: &str) {
 /// Datagrams, every byte checked, and few of them lost.
 pub fn carries_udp(client: &Host, server: &Host, target: &str, datagram: usize) {
     let ends = Ends {
-        client,
-        server,
+        client: client.netns(),
+        server: server.netns(),
         target: ip(target),
         sources: &[],
     };

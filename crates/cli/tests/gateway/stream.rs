@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use seikan_lab::link::Host;
-use seikan_lab::load::Pattern;
+use seikan_lab::host::Host;
+use seikan_load::Pattern;
 
 use crate::common::PATIENCE;
 use crate::gateway::site::ip;

@@ -13,7 +13,7 @@ use crate::shapes::{OVERHEAD, Shape, fields, frame, full, packet};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use seikan_lab::hostile::{Flood, Target};
-use seikan_lab::load::Pattern;
+use seikan_load::Pattern;
 use seikan_proto::capabilities::{Capabilities, Cipher};
 use seikan_proto::keys::{Identity, PresharedKey, PrivateKey, PublicKey};
 use seikan_proto::noise::{Protocol, create_initiation};

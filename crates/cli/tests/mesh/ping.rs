@@ -1,9 +1,9 @@
 //! `seikan ping`: whether a peer answers, by which way, and that this changes.
 
 use crate::common::{eventually, stderr};
-use crate::golden::check_shape;
 use crate::mesh::nat::{Mapping, Two};
 use crate::mesh::site::{Host, at_a_site};
+use crate::shape::check_shape;
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Output};

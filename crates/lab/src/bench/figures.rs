@@ -1,11 +1,12 @@
-//! What a comparison found: figures per round, and their summary over rounds.
+//! Results of a comparison: figures per round, and their summary over rounds.
 
+use clap::ValueEnum;
+use seikan_load::stats::{Spread, ratio};
+use seikan_load::{LatencyReport, TcpReport, UdpReport};
 use serde::{Deserialize, Serialize};
 
 use crate::bench::{BenchOptions, Load};
-use crate::load::{LatencyReport, TcpReport, UdpReport};
 use crate::machine::Machine;
-use crate::stats::{Spread, ratio};
 use crate::tunnel::Tunnel;
 
 /// Name of the tunnel that ratios refer to.
@@ -50,7 +51,7 @@ impl Measured {
 pub struct RoundLoad {
     /// Which load.
     pub load: Load,
-    /// What was measured.
+    /// Result of the measurement.
     pub measured: Measured,
 }
 
@@ -87,7 +88,7 @@ pub struct TunnelReport {
     pub name: String,
     /// Whether it is ours.
     pub own: bool,
-    /// What its program says about itself.
+    /// Version, as the program prints it.
     pub version: Option<String>,
     /// Per load; loads that failed in every round are absent.
     pub loads: Vec<LoadSummary>,
@@ -95,7 +96,7 @@ pub struct TunnelReport {
     pub ping_us: Option<Spread>,
     /// Largest resident memory of a process of the tunnel, in bytes.
     pub peak_rss: Option<u64>,
-    /// What went wrong, one line each.
+    /// Errors, one line each.
     pub errors: Vec<String>,
     /// Everything measured.
     pub rounds: Vec<Round>,
@@ -125,7 +126,7 @@ pub struct BenchReport {
     pub date: String,
     /// Where it ran.
     pub machine: Machine,
-    /// What was asked for.
+    /// Options of the run.
     pub options: BenchOptions,
     /// The tunnels that ran.
     pub tunnels: Vec<TunnelReport>,
@@ -134,7 +135,8 @@ pub struct BenchReport {
 }
 
 impl BenchReport {
-    /// Whether the raw link or one of ours failed. Other people's failures are findings, and in the report.
+    /// Whether the raw link or a Seikan tunnel failed. A failure of another tunnel is a finding,
+    /// and in the report.
     #[must_use]
     pub fn failed(&self) -> bool {
         self.tunnels
@@ -152,7 +154,7 @@ pub(super) fn summarise(tunnel: &dyn Tunnel, rounds: Vec<Round>) -> TunnelReport
             .filter(|l| l.load == load);
         all.filter_map(|l| figure(&l.measured)).collect()
     };
-    let loads = Load::ALL.into_iter().filter_map(|load| {
+    let loads = Load::value_variants().iter().filter_map(|&load| {
         Some(LoadSummary {
             load,
             gbit_per_second: Spread::of(&figures(load, Measured::gbit_per_second))?,

@@ -8,16 +8,18 @@ mod figures;
 
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
-use crate::Progress;
-use crate::error::{LabError, Result};
-use crate::interrupt::Interrupt;
-use crate::link::Link;
-use crate::load::{
+use clap::{ArgAction, Args, ValueEnum};
+use seikan_load::{
     Direction, Ends, LatencyOptions, TcpOptions, UdpOptions, ping, tcp_bulk, udp_flood,
 };
-use crate::machine::{Machine, utc_now};
+use seikan_ui::time::utc_now;
+use seikan_ui::{Interrupt, Progress};
+use serde::{Deserialize, Serialize};
+
+use crate::arguments::seconds;
+use crate::error::{LabError, Result};
+use crate::link::Link;
+use crate::machine::Machine;
 use crate::tunnel::{self, Started, Tunnel};
 
 pub use figures::{Absent, BenchReport, LoadSummary, Measured, Round, RoundLoad, TunnelReport};
@@ -29,40 +31,34 @@ const SETTLE: Duration = Duration::from_millis(300);
 pub(crate) const START_SECONDS: f64 = 1.5;
 
 /// A kind of load.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Load {
-    /// TCP, one stream.
+    /// One TCP stream
     Tcp1,
-    /// TCP, four streams.
+    /// Four TCP streams
     Tcp4,
-    /// TCP, 128 streams.
+    /// 128 TCP streams
     Tcp128,
-    /// TCP, 200 streams.
+    /// 200 TCP streams
     Tcp200,
-    /// TCP, one stream, server to client.
+    /// One TCP stream in the other direction
     Rev,
-    /// TCP, one stream each way at once; the sum.
+    /// One TCP stream in each direction at once; the sum
     Bidir,
-    /// UDP flood, 1200 bytes per datagram; what was received.
+    /// UDP datagrams of 1200 bytes without a limit; the rate received
     Udp,
-    /// The same, server to client.
+    /// The same in the other direction
     UdpRev,
 }
 
-impl Load {
-    /// All kinds, in the order of reports.
-    pub const ALL: [Self; 8] = [
-        Self::Tcp1,
-        Self::Tcp4,
-        Self::Tcp128,
-        Self::Tcp200,
-        Self::Rev,
-        Self::Bidir,
-        Self::Udp,
-        Self::UdpRev,
-    ];
+impl std::fmt::Display for Load {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
 
+impl Load {
     /// Its name in options and JSON.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -113,39 +109,29 @@ impl Load {
     }
 }
 
-impl std::str::FromStr for Load {
-    type Err = LabError;
-
-    fn from_str(name: &str) -> Result<Self> {
-        Self::ALL
-            .into_iter()
-            .find(|l| l.name() == name)
-            .ok_or_else(|| {
-                let known: Vec<&str> = Self::ALL.iter().map(|l| l.name()).collect();
-                LabError::Usage(format!(
-                    "there is no load `{name}`; known are {}",
-                    known.join(", ")
-                ))
-            })
-    }
-}
-
-/// What to compare, and how long.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// Options of a comparison of tunnels.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, Args)]
 pub struct BenchOptions {
-    /// Measured seconds per load.
+    /// Length of each measurement
+    #[arg(long, value_name = "SECONDS", default_value = "4", value_parser = seconds::<600>)]
     pub seconds: f64,
-    /// Rounds over all tunnels.
+    /// Repetitions of each measurement
+    #[arg(long, value_name = "ROUNDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
-    /// Only the tunnels of these names; `None` takes all that are available.
+    /// Tunnels to measure [default: all that are installed]; ours with another at the far end (seikan+wireguard-go) run only if named
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub only: Option<Vec<String>>,
-    /// Loads to run.
+    /// Loads to run
+    #[arg(long, value_name = "LOAD,...", value_delimiter = ',', default_values_t = [Load::Tcp1, Load::Tcp4, Load::Rev, Load::Udp])]
     pub loads: Vec<Load>,
-    /// The link: its MTU, and whether it keeps its offloads.
+    /// MTU of the link, in bytes.
+    #[arg(skip = 1500_u32)]
     pub mtu: u32,
-    /// See [`Link::offload`].
+    /// Disable the offloads of the link, as on a plain NIC
+    #[arg(long = "no-offload", action = ArgAction::SetFalse)]
     pub offload: bool,
-    /// Measure ours also with so many idle peers; 0 for not.
+    /// Measure Seikan also with this many idle peers
+    #[arg(long, value_name = "PEERS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     pub idle_peers: u32,
 }
 
@@ -181,14 +167,14 @@ pub fn bench(
     for round in 1..=options.rounds {
         for (tunnel, rounds) in present.iter().zip(&mut rounds) {
             let mut step = |within: f64, what: &str| {
-                let what = format!(
+                let step = format!(
                     "round {round}/{}  {}  {what}",
                     options.rounds,
                     tunnel.name()
                 );
                 progress(Progress {
                     fraction: ((done + within) / total).min(1.0),
-                    what,
+                    step,
                 });
             };
             rounds.push(measure(tunnel.as_ref(), options, interrupt, &mut step)?);
@@ -357,7 +343,7 @@ pub(crate) fn run_loads(
 
 fn run_load(ends: &Ends<'_>, load: Load, seconds: f64, interrupt: &Interrupt) -> Result<Measured> {
     match load.tcp(seconds) {
-        Some(tcp) => tcp_bulk(ends, &tcp, interrupt).map(Measured::Tcp),
+        Some(tcp) => Ok(Measured::Tcp(tcp_bulk(ends, &tcp, interrupt)?)),
         None => {
             let udp = UdpOptions {
                 direction: match load {
@@ -367,7 +353,7 @@ fn run_load(ends: &Ends<'_>, load: Load, seconds: f64, interrupt: &Interrupt) ->
                 duration: Duration::from_secs_f64(seconds),
                 ..UdpOptions::default()
             };
-            udp_flood(ends, &udp, interrupt).map(Measured::Udp)
+            Ok(Measured::Udp(udp_flood(ends, &udp, interrupt)?))
         }
     }
 }
@@ -397,8 +383,8 @@ mod tests {
 
     #[test]
     fn load_names_read_back() {
-        for load in Load::ALL {
-            assert_eq!(load.name().parse::<Load>().expect("known"), load);
+        for load in Load::value_variants() {
+            assert_eq!(Load::from_str(load.name(), false).as_ref(), Ok(load));
         }
     }
 

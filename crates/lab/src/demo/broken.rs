@@ -1,9 +1,9 @@
-//! The chapter of the doctor: a video stream through a tunnel, a queue made so short that the stream suffers, the doctor who knows
-//! of neither, and the stream again.
+//! The part of the doctor: a video stream through a tunnel, a queue that is too short for the
+//! stream, the doctor without any hint, and the stream again.
 //!
-//! The load is the same all the time, and so is the measure: what the receiving application reads. A stream that comes in bursts
-//! is felt at a short queue on every machine; how short it has to be, and how long the bursts, is found out by trying. A chapter
-//! that does not convince is played once more, and is an error after that.
+//! Load and measure stay the same throughout: the rate that the receiving application reads. A
+//! short queue drops parts of a stream that comes in bursts, on every machine; queue and burst
+//! length are found by trying. A run that does not convince is repeated once, then it is an error.
 
 use std::fmt;
 use std::time::Duration;
@@ -11,18 +11,20 @@ use std::time::Duration;
 use seikan_diagnose::stats::Interval;
 use seikan_diagnose::trial::{Attempt, Decision};
 use seikan_diagnose::{Cause, Fact};
+use seikan_load::{LiveKind, LiveOptions, Meter};
+use seikan_ui::Interrupt;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{LabError, Result};
-use crate::interrupt::Interrupt;
-use crate::link::{Host, Link};
-use crate::load::{LiveKind, LiveOptions, Meter, live};
-use crate::scenario::doctor::{self, Diagnosis, Question};
+use crate::host::Host;
+use crate::link::Link;
+use crate::load::live;
+use crate::scenario::doctor::{self, Diagnosis, DoctorArguments};
 use crate::tunnel::{self, Changes, inner_device};
 
 /// The tunnel that is broken.
 const TUNNEL: &str = "seikan-native";
-/// What should be found.
+/// Cause that the doctor should name.
 const CAUSE: Cause = Cause::TunQueueOverflow;
 /// The stream: as much as a video in 4K takes, Mbit/s.
 const RATE: f64 = 25.0;
@@ -40,7 +42,7 @@ const SUFFERS: f64 = 2.0 / 3.0;
 /// See [`SUFFERS`].
 const LOOKED_FOR: f64 = 0.6;
 /// Of the healthy throughput, what is mended.
-const MENDED: f64 = 0.9;
+const REPAIRED: f64 = 0.9;
 /// Of the offered rate, what must arrive before anything is broken.
 const SOUND: f64 = 0.9;
 /// Time for the stream to settle after a change.
@@ -54,7 +56,8 @@ const LOOK: f64 = 3.0;
 /// How often it is played until it convinces.
 const PLAYED: u32 = 2;
 
-/// What happened, in order. Throughputs are Mbit/s that the receiving application read, of the same stream.
+/// Events in order. Throughputs are Mbit/s of the same stream, as the receiving application read
+/// them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Chapter {
     /// The tunnel.
@@ -71,13 +74,13 @@ pub struct Chapter {
     pub queue: u32,
     /// Throughput with that.
     pub broken: f64,
-    /// What the doctor says.
+    /// Diagnosis of the doctor.
     pub diagnosis: Option<Diagnosis>,
     /// In a sentence.
     pub sentence: String,
     /// Its numbers, the telling one first.
     pub evidence: Vec<Fact>,
-    /// What it changed.
+    /// Commands that the doctor applied.
     pub commands: Vec<String>,
     /// Throughput without and with that, in turns, as the doctor measured it: means.
     pub turns: Option<(f64, f64)>,
@@ -93,7 +96,7 @@ pub struct Chapter {
 
 /// Why a chapter does not convince.
 #[derive(Clone, Debug, PartialEq)]
-enum Doubt {
+enum Objection {
     Unsound {
         got: f64,
     },
@@ -102,8 +105,8 @@ enum Doubt {
     },
     Named(String),
     NotKept(String),
-    NotMended {
-        mended: f64,
+    NotRepaired {
+        repaired: f64,
         healthy: f64,
     },
     Contradiction {
@@ -113,7 +116,7 @@ enum Doubt {
     },
 }
 
-impl fmt::Display for Doubt {
+impl fmt::Display for Objection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unsound { got } => write!(
@@ -130,9 +133,9 @@ impl fmt::Display for Doubt {
                 "cannot show the cause: the doctor named {cause}, not {CAUSE}; run it again while the machine has less to do"
             ),
             Self::NotKept(why) => write!(f, "cannot show the fix: the doctor took it back: {why}"),
-            Self::NotMended { mended, healthy } => write!(
+            Self::NotRepaired { repaired, healthy } => write!(
                 f,
-                "cannot show that it is mended: {mended:.1} Mbit/s arrive, of {healthy:.1} before"
+                "cannot show that it is repaired: {repaired:.1} Mbit/s arrive, of {healthy:.1} before"
             ),
             Self::Contradiction {
                 turns,
@@ -149,33 +152,33 @@ impl fmt::Display for Doubt {
 }
 
 impl Chapter {
-    /// What is missing for it to convince.
-    fn doubt(&self) -> Option<Doubt> {
+    /// Returns the reason for which the run does not convince.
+    fn objection(&self) -> Option<Objection> {
         if self.healthy < SOUND * self.offered {
-            return Some(Doubt::Unsound { got: self.healthy });
+            return Some(Objection::Unsound { got: self.healthy });
         }
         if self.broken > SUFFERS * self.healthy {
-            return Some(Doubt::NotFelt { left: self.broken });
+            return Some(Objection::NotFelt { left: self.broken });
         }
         let named = self.diagnosis.as_ref().map(|diagnosis| diagnosis.cause);
         if named != Some(CAUSE) {
             let named = named.map_or("nothing".to_owned(), |cause| cause.to_string());
-            return Some(Doubt::Named(named));
+            return Some(Objection::Named(named));
         }
         let (true, Some(turns)) = (self.kept, self.turns) else {
             let why = self.why.clone();
-            return Some(Doubt::NotKept(
+            return Some(Objection::NotKept(
                 why.unwrap_or_else(|| "nothing was tried".to_owned()),
             ));
         };
-        if self.mended < MENDED * self.healthy {
-            let (mended, healthy) = (self.mended, self.healthy);
-            return Some(Doubt::NotMended { mended, healthy });
+        if self.mended < REPAIRED * self.healthy {
+            let (repaired, healthy) = (self.mended, self.healthy);
+            return Some(Objection::NotRepaired { repaired, healthy });
         }
-        // What the doctor measured and what the receiver read have to tell the same story.
-        if turns.0 > SUFFERS * self.healthy || turns.1 < MENDED * self.healthy {
+        // The doctor's figures and the receiver's figures must agree.
+        if turns.0 > SUFFERS * self.healthy || turns.1 < REPAIRED * self.healthy {
             let (broken, mended) = (self.broken, self.mended);
-            return Some(Doubt::Contradiction {
+            return Some(Objection::Contradiction {
                 turns,
                 broken,
                 mended,
@@ -212,9 +215,9 @@ pub(super) fn play(interrupt: &Interrupt, step: &mut dyn FnMut(&str)) -> Result<
     let mut last = None;
     for _ in 0..PLAYED {
         let chapter = once(interrupt, step)?;
-        match chapter.doubt() {
+        match chapter.objection() {
             None => return Ok(chapter),
-            Some(doubt) => last = Some(doubt.to_string()),
+            Some(objection) => last = Some(objection.to_string()),
         }
     }
     Err(LabError::Setup(last.unwrap_or_default()))
@@ -245,7 +248,7 @@ fn once(interrupt: &Interrupt, step: &mut dyn FnMut(&str)) -> Result<Chapter> {
         let play = |meter: &Meter| under_load(&mut chapter, host, meter, interrupt, step);
         live(&tunnel.ends(&running.hosts), &load, interrupt, play)?;
         // Nothing else is gained by longer bursts.
-        if !matches!(chapter.doubt(), Some(Doubt::NotFelt { .. })) {
+        if !matches!(chapter.objection(), Some(Objection::NotFelt { .. })) {
             break;
         }
     }
@@ -262,14 +265,9 @@ fn under_load(
     step: &mut dyn FnMut(&str),
 ) -> Result<()> {
     let interface = inner_device(TUNNEL, host);
-    let refuse = |e: seikan_sys::netlink::NetlinkError| LabError::Setup(e.to_string());
     let netlink = host.netlink()?;
-    let link = netlink.link(&interface).map_err(refuse)?;
-    let set = |packets| {
-        netlink
-            .set_tx_queue_len(link.index, packets)
-            .map_err(refuse)
-    };
+    let link = netlink.link(&interface)?;
+    let set = |packets| netlink.set_tx_queue_len(link.index, packets);
     let over = |time| {
         interrupt.sleep(SETTLE)?;
         meter.rate_over(time, interrupt)
@@ -294,12 +292,12 @@ fn under_load(
         }
     }
     if chapter.broken > SUFFERS * chapter.healthy {
-        return set(link.tx_queue_len);
+        return Ok(set(link.tx_queue_len)?);
     }
     step("`seikan doctor --fix`, who knows nothing of it");
     let scratch = tempfile::TempDir::with_prefix("seikan-lab-")
         .map_err(LabError::io("make a folder for the doctor"))?;
-    let question = Question {
+    let arguments = DoctorArguments {
         host,
         interface: &interface,
         expected: Some(chapter.healthy),
@@ -309,7 +307,7 @@ fn under_load(
         record: &scratch.path().join("recording.parquet"),
         run_dir: scratch.path(),
     };
-    let answer = doctor::ask(&question, interrupt)?;
+    let answer = doctor::ask(&arguments, interrupt)?;
     chapter.note(&answer.fixes);
     chapter.diagnosis = Some(answer.diagnosis);
     chapter.sentence = answer.sentence;
@@ -317,7 +315,7 @@ fn under_load(
     step("the stream again");
     chapter.mended = over(MEASURE)?;
     doctor::undo(host, scratch.path(), interrupt)?;
-    set(link.tx_queue_len)
+    Ok(set(link.tx_queue_len)?)
 }
 
 #[cfg(test)]
@@ -364,7 +362,7 @@ mod tests {
     #[test]
     fn a_fault_that_bites_and_a_fix_that_helps_convince() {
         let chapter = good();
-        assert_eq!(chapter.doubt(), None);
+        assert_eq!(chapter.objection(), None);
         let turns = chapter.turns.expect("turns");
         assert!((turns.0 - 5.0).abs() < 1e-9 && (turns.1 - 25.0).abs() < 1e-9);
     }
@@ -375,7 +373,7 @@ mod tests {
             broken: 23.5,
             ..good()
         };
-        assert_eq!(chapter.doubt(), Some(Doubt::NotFelt { left: 23.5 }));
+        assert_eq!(chapter.objection(), Some(Objection::NotFelt { left: 23.5 }));
     }
 
     #[test]
@@ -383,7 +381,10 @@ mod tests {
         for cause in [Cause::Healthy, Cause::CpuContention] {
             let mut chapter = good();
             chapter.diagnosis.as_mut().expect("a diagnosis").cause = cause;
-            assert_eq!(chapter.doubt(), Some(Doubt::Named(cause.to_string())));
+            assert_eq!(
+                chapter.objection(),
+                Some(Objection::Named(cause.to_string()))
+            );
         }
     }
 
@@ -391,8 +392,8 @@ mod tests {
     fn a_fix_that_is_taken_back_does_not_convince() {
         let mut chapter = good();
         (chapter.kept, chapter.why) = (false, Some("the gain is +8 %".to_owned()));
-        let doubt = chapter.doubt().expect("a doubt").to_string();
-        assert!(doubt.contains("the gain is +8 %"), "{doubt}");
+        let objection = chapter.objection().expect("a objection").to_string();
+        assert!(objection.contains("the gain is +8 %"), "{objection}");
     }
 
     #[test]
@@ -401,11 +402,17 @@ mod tests {
             turns: Some((22.0, 24.0)),
             ..good()
         };
-        assert!(matches!(chapter.doubt(), Some(Doubt::Contradiction { .. })));
+        assert!(matches!(
+            chapter.objection(),
+            Some(Objection::Contradiction { .. })
+        ));
         let chapter = Chapter {
             mended: 12.0,
             ..good()
         };
-        assert!(matches!(chapter.doubt(), Some(Doubt::NotMended { .. })));
+        assert!(matches!(
+            chapter.objection(),
+            Some(Objection::NotRepaired { .. })
+        ));
     }
 }

@@ -1,19 +1,20 @@
-//! What a comparison of gateways found: figures per round, and their summary over rounds.
+//! Results of a comparison of gateways: figures per round, and their summary over rounds.
 
+use clap::ValueEnum;
+use seikan_load::stats::{Spread, ratio};
 use serde::{Deserialize, Serialize};
 
 use crate::bench::{Absent, Load, Measured, Round};
 use crate::gateway::{FORWARDING, GatewayOptions, YARDSTICK};
 use crate::machine::Machine;
-use crate::stats::{Spread, ratio};
 
 /// One row in one round.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct GatewayRound {
-    /// What was measured.
+    /// Result of the measurement.
     #[serde(flatten)]
     pub figures: Round,
-    /// What its ends said of themselves afterwards, the gateway first.
+    /// Status of both ends after the measurement, the gateway first.
     pub said: Vec<serde_json::Value>,
 }
 
@@ -41,15 +42,16 @@ pub struct GatewayRow {
     pub name: String,
     /// Whether it is ours.
     pub own: bool,
-    /// What its program says about itself.
+    /// Version, as the program prints it.
     pub version: Option<String>,
     /// Per load; loads that failed in every round are absent.
     pub loads: Vec<RowLoad>,
     /// Median idle round trip, in microseconds.
     pub ping_us: Option<Spread>,
-    /// What it adds to the kernel's forwarding in each direction, in microseconds: half the difference of round trips.
+    /// Latency added to the kernel's forwarding in each direction, in microseconds: half the
+    /// difference of the round trips.
     pub added_us: Option<f64>,
-    /// What went wrong, one line each.
+    /// Errors, one line each.
     pub errors: Vec<String>,
     /// Everything measured.
     pub rounds: Vec<GatewayRound>,
@@ -70,7 +72,7 @@ pub struct GatewayReport {
     pub date: String,
     /// Where it ran.
     pub machine: Machine,
-    /// What was asked for.
+    /// Options of the run.
     pub options: GatewayOptions,
     /// The rows that ran.
     pub rows: Vec<GatewayRow>,
@@ -85,7 +87,8 @@ impl GatewayReport {
         self.rows.iter().find(|row| row.name == name)
     }
 
-    /// Whether one of ours failed, or forwarding did. Other people's failures are findings, and in the report.
+    /// Whether a Seikan row or plain forwarding failed. A failure of another tunnel is a finding,
+    /// and in the report.
     #[must_use]
     pub fn failed(&self) -> bool {
         self.rows
@@ -101,9 +104,9 @@ pub(super) fn summarise(
     version: Option<String>,
     rounds: Vec<GatewayRound>,
 ) -> GatewayRow {
-    let loads = Load::ALL
-        .into_iter()
-        .filter_map(|load| summarise_load(load, &rounds));
+    let loads = Load::value_variants()
+        .iter()
+        .filter_map(|load| summarise_load(*load, &rounds));
     let answered = rounds
         .iter()
         .filter_map(|round| round.figures.latency)

@@ -1,52 +1,64 @@
-//! `seikan lab gateway`: from a device that runs nothing of ours, through a gateway, to a remote host.
+//! `seikan lab gateway`: from a device without Seikan, through a gateway, to a remote host.
 //!
-//! A [`site`] is made anew for every row and round; a way brings packets over it; the loads of the bench run from the
-//! device. Rounds are interleaved, figures are medians. The yardstick is our tunnel between two hosts that run it
-//! themselves, without a gateway; the kernel's forwarding without a tunnel is the base of added latency.
+//! Every row and round has a new [`site`], on which a carrier takes packets to the remote host; the
+//! loads of the bench run from the device. Rounds are interleaved, figures are medians. The
+//! reference is our tunnel between two hosts that run it themselves, without a gateway. Plain
+//! forwarding of the kernel is the base of added latency.
 
 mod figures;
 pub mod naive;
+mod setup;
 pub mod site;
-mod ways;
 
+use clap::Args;
+use seikan_load::Ends;
+use seikan_ui::time::utc_now;
+use seikan_ui::{Interrupt, Progress};
 use serde::{Deserialize, Serialize};
 
-use crate::Progress;
+use crate::arguments::seconds;
 use crate::bench::{Absent, Load, Plan, START_SECONDS, check_length, run_loads};
 use crate::error::{LabError, Result};
-use crate::interrupt::Interrupt;
 use crate::link::Link;
-use crate::load::{Ends, wait_reachable};
-use crate::machine::{Machine, utc_now};
+use crate::load::wait_reachable;
+use crate::machine::Machine;
 use crate::tunnel::seikan::Seikan;
 use crate::tunnel::{self, READY_PATIENCE, Started, Tunnel, private_directory};
 
 pub use figures::{GatewayReport, GatewayRound, GatewayRow, RowLoad};
 use figures::{summarise, with_ratios};
-use site::{Card, Lan, MAX_DEVICES, Site};
-use ways::Way;
+use setup::Setup;
+use site::{Lan, MAX_DEVICES, Nic, Site};
 
 /// Name of the row that ratios refer to.
 pub const YARDSTICK: &str = "host-to-host";
 /// Name of the row that added latency refers to.
 pub const FORWARDING: &str = "forwarding";
 
-/// What to compare, and how long.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// Options of a comparison of gateways.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, Args)]
 pub struct GatewayOptions {
-    /// Measured seconds per load.
+    /// Length of each measurement
+    #[arg(long, value_name = "SECONDS", default_value = "4", value_parser = seconds::<600>)]
     pub seconds: f64,
-    /// Rounds over all rows.
+    /// Repetitions of each measurement
+    #[arg(long, value_name = "ROUNDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
-    /// Only the rows of these names; `None` takes all that are available.
+    /// Rows to measure [default: all that are installed]; run only if named: WireGuards that are not in Go, and ours with 1,000 devices configured and an address for each of 200 streams (seikan-transparent+1000, seikan-routed+1000)
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub only: Option<Vec<String>>,
-    /// Loads to run, from the device.
+    /// Loads to run, from the device
+    #[arg(long, value_name = "LOAD,...", value_delimiter = ',', default_values_t = [Load::Tcp1, Load::Rev])]
     pub loads: Vec<Load>,
-    /// What the cards of the LAN do; the naive rows have plain ones whatever this says.
-    pub card: Card,
-    /// Load over IPv6 instead of IPv4.
+    /// NICs of the LAN; the naive encapsulator always has plain ones
+    #[serde(rename = "card")]
+    #[arg(long = "nic", value_name = "NIC", default_value_t = Nic::Plain, value_enum)]
+    pub nic: Nic,
+    /// Load over IPv6
+    #[arg(long)]
     pub ipv6: bool,
-    /// Devices on the LAN, 1 to 100; all but the first are idle, and with more than one there is a switch.
+    /// Devices on the LAN, all but one idle; more than one are joined by a switch
+    #[arg(long, value_name = "DEVICES", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=100))]
     pub devices: u8,
 }
 
@@ -57,7 +69,7 @@ impl Default for GatewayOptions {
             rounds: 3,
             only: None,
             loads: vec![Load::Tcp1, Load::Rev],
-            card: Card::Plain,
+            nic: Nic::Plain,
             ipv6: false,
             devices: 1,
         }
@@ -74,7 +86,7 @@ impl GatewayOptions {
 
     fn lan(&self) -> Lan {
         Lan {
-            card: self.card,
+            nic: self.nic,
             gro: true,
             rps: false,
             devices: self.devices,
@@ -87,42 +99,42 @@ enum Row {
     /// Two hosts that run ours themselves.
     HostToHost(Seikan),
     /// A device behind a gateway.
-    Gateway(Way),
+    Gateway(Setup),
 }
 
 impl Row {
     fn name(&self) -> &'static str {
         match self {
             Self::HostToHost(_) => YARDSTICK,
-            Self::Gateway(way) => way.name(),
+            Self::Gateway(setup) => setup.name(),
         }
     }
 
     fn is_own(&self) -> bool {
         match self {
             Self::HostToHost(_) => true,
-            Self::Gateway(way) => way.is_own(),
+            Self::Gateway(setup) => setup.is_own(),
         }
     }
 
     fn by_default(&self) -> bool {
         match self {
             Self::HostToHost(_) => true,
-            Self::Gateway(way) => way.by_default(),
+            Self::Gateway(setup) => setup.by_default(),
         }
     }
 
     fn version(&self) -> Option<String> {
         match self {
             Self::HostToHost(tunnel) => tunnel.version(),
-            Self::Gateway(way) => way.version(),
+            Self::Gateway(setup) => setup.version(),
         }
     }
 
     fn availability(&self, ipv6: bool) -> std::result::Result<(), String> {
         match self {
             Self::HostToHost(tunnel) => tunnel.availability(),
-            Self::Gateway(way) => way.availability(ipv6),
+            Self::Gateway(setup) => setup.availability(ipv6),
         }
     }
 }
@@ -153,7 +165,7 @@ pub fn gateway(
             let mut step = |within: f64, what: &str| {
                 progress(Progress {
                     fraction: ((done + within) / total).min(1.0),
-                    what: format!("round {round}/{}  {}  {what}", options.rounds, row.name()),
+                    step: format!("round {round}/{}  {}  {what}", options.rounds, row.name()),
                 });
             };
             rounds.push(measure(row, options, interrupt, &mut step)?);
@@ -178,27 +190,27 @@ pub fn gateway(
 /// # Errors
 /// What cannot be made or does not come up, and what `then` says.
 pub(crate) fn behind(
-    card: Card,
+    nic: Nic,
     interrupt: &Interrupt,
     then: &mut dyn FnMut(&Ends<'_>, &Started) -> Result<()>,
 ) -> Result<()> {
-    let way = Way::Seikan {
-        mode: ways::Mode::Transparent,
-        crowd: false,
+    let setup = Setup::Seikan {
+        mode: setup::Mode::Transparent,
+        many: false,
     };
     let dir = private_directory()?;
     let site = Site::create(&Lan {
-        card,
+        nic,
         gro: true,
         rps: false,
         devices: 1,
     })?;
-    let mut carriers = way.up(&site, dir.path(), interrupt)?;
-    let sources = way.sources(false);
+    let mut carriers = setup.up(&site, dir.path(), interrupt)?;
+    let sources = setup.sources(false);
     let ends = Ends {
-        client: &site.device,
-        server: &site.remote,
-        target: way.target(false),
+        client: site.device.netns(),
+        server: site.remote.netns(),
+        target: setup.target(false),
         sources: &sources,
     };
     wait_reachable(&ends, READY_PATIENCE, interrupt, || carriers.check_alive())
@@ -210,7 +222,7 @@ pub(crate) fn behind(
 /// The rows asked for that can run, and those that cannot.
 fn choose(options: &GatewayOptions) -> Result<(Vec<Row>, Vec<Absent>)> {
     let mut all = vec![Row::HostToHost(Seikan::new("native", 0))];
-    all.extend(ways::all().into_iter().map(Row::Gateway));
+    all.extend(setup::all().into_iter().map(Row::Gateway));
     let only = options.only.as_deref();
     let known: Vec<&str> = all.iter().map(Row::name).collect();
     if let Some(unknown) = only
@@ -251,7 +263,7 @@ fn measure(
     let mut round = GatewayRound::default();
     let outcome = match row {
         Row::HostToHost(tunnel) => host_to_host(tunnel, &mut round, options, interrupt, step),
-        Row::Gateway(way) => through_gateway(way, &mut round, options, interrupt, step),
+        Row::Gateway(setup) => through_gateway(setup, &mut round, options, interrupt, step),
     };
     match outcome {
         Err(LabError::Interrupted) => return Err(LabError::Interrupted),
@@ -279,7 +291,7 @@ fn host_to_host(
 }
 
 fn through_gateway(
-    way: &Way,
+    setup: &Setup,
     round: &mut GatewayRound,
     options: &GatewayOptions,
     interrupt: &Interrupt,
@@ -287,19 +299,19 @@ fn through_gateway(
 ) -> Result<()> {
     // Dropped in the order programs, hosts, directory.
     let dir = private_directory()?;
-    let site = Site::create(&way.lan(options.lan()))?;
-    let mut carriers = way.up(&site, dir.path(), interrupt)?;
-    let sources = way.sources(options.ipv6);
+    let site = Site::create(&setup.lan(options.lan()))?;
+    let mut carriers = setup.up(&site, dir.path(), interrupt)?;
+    let sources = setup.sources(options.ipv6);
     let ends = Ends {
-        client: &site.device,
-        server: &site.remote,
-        target: way.target(options.ipv6),
+        client: site.device.netns(),
+        server: site.remote.netns(),
+        target: setup.target(options.ipv6),
         sources: &sources,
     };
     wait_reachable(&ends, READY_PATIENCE, interrupt, || carriers.check_alive())
         .map_err(|e| carriers.started.explain(e))?;
     let (started, plan) = (&mut carriers.started, options.plan());
     run_loads(&ends, started, &mut round.figures, plan, interrupt, step)?;
-    round.said = way.said(&carriers, &site, dir.path());
+    round.said = setup.said(&carriers, &site, dir.path());
     carriers.check_alive()
 }

@@ -1,7 +1,7 @@
-//! What strangers send: prepared datagrams of each kind, and a loop that sends them as fast as it goes.
+//! Hostile traffic: prepared datagrams of each kind, and a loop that sends them without a limit.
 //!
-//! The messages are laid out here once more, byte by byte from docs/internals/protocol.md, because a stranger does not use
-//! our code either.
+//! The messages are laid out here once more, byte by byte from docs/internals/protocol.md: an
+//! attacker does not use our code either.
 
 use std::io::Read;
 use std::net::UdpSocket;
@@ -11,10 +11,11 @@ use std::time::{Duration, Instant};
 use blake2::digest::consts::U16;
 use blake2::digest::{Digest, FixedOutput, Mac, Update};
 use blake2::{Blake2s256, Blake2sMac};
+use clap::ValueEnum;
+use seikan_load::Pattern;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{LabError, Result};
-use crate::load::Pattern;
 
 /// Sizes of an initiation, a response and a cookie reply, and the least one of data (WireGuard whitepaper, 5.4).
 const SIZES: [usize; 4] = [148, 92, 64, 32];
@@ -29,7 +30,7 @@ const AF_PACKET: i32 = 17;
 const ETH_P_ALL: u16 = 3;
 
 /// A kind of hostile traffic.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Flood {
     /// Random bytes of many lengths, from none on.
@@ -48,18 +49,13 @@ pub enum Flood {
     Initiations,
 }
 
-impl Flood {
-    /// All kinds.
-    pub const ALL: [Self; 7] = [
-        Self::Garbage,
-        Self::Truncated,
-        Self::Oversized,
-        Self::Replayed,
-        Self::Forged,
-        Self::BadMac1,
-        Self::Initiations,
-    ];
+impl std::fmt::Display for Flood {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
 
+impl Flood {
     /// Its name in reports.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -75,21 +71,7 @@ impl Flood {
     }
 }
 
-impl std::str::FromStr for Flood {
-    type Err = LabError;
-
-    fn from_str(name: &str) -> Result<Self> {
-        let known = Self::ALL.map(Self::name).join(", ");
-        Self::ALL
-            .into_iter()
-            .find(|flood| flood.name() == name)
-            .ok_or_else(|| {
-                LabError::Usage(format!("there is no flood `{name}`; known are {known}"))
-            })
-    }
-}
-
-/// What is known of the target.
+/// The attacker's knowledge of the target.
 #[derive(Clone, Debug)]
 pub struct Target {
     /// The native protocol rather than WireGuard's.
@@ -181,7 +163,8 @@ fn forged(genuine: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Sends the datagrams in turn until told to stop; returns how many went. What the kernel refuses is not counted.
+/// Sends the datagrams in rotation until `stop` is set; returns the number sent. Datagrams that the
+/// kernel refuses do not count.
 pub fn shoot(socket: &UdpSocket, datagrams: &[Vec<u8>], stop: &AtomicBool) -> u64 {
     let mut sent = 0;
     for datagram in datagrams.iter().cycle() {

@@ -1,8 +1,10 @@
-//! `seikan lab hostile`: what an established flow keeps of its throughput while strangers flood the tunnel's port.
+//! `seikan lab hostile`: the throughput that an established flow keeps while attackers flood the
+//! tunnel's port.
 //!
-//! Making the flood takes a processor and receiving it takes the kernel's time, whatever the target. So the flow under
-//! fire is compared with the same flow while the same flood hits another port of the same host, where a plain socket
-//! takes it in: what is left is the tunnel's own part. Rounds are interleaved, figures are medians.
+//! Making the flood takes a processor, and receiving it takes the kernel's time, whatever the
+//! target. So the flow is compared with the same flow while the same flood hits another port of the
+//! same host, where a plain socket receives it. The difference is the tunnel's own part. Rounds are
+//! interleaved, figures are medians.
 
 mod flood;
 
@@ -12,14 +14,15 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use clap::{Args, ValueEnum};
+use seikan_load::stats::{Spread, ratio};
+use seikan_load::{LatencyOptions, TcpOptions, ping, tcp_bulk};
+use seikan_ui::{Interrupt, Progress};
 use serde::{Deserialize, Serialize};
 
-use crate::Progress;
+use crate::arguments::seconds;
 use crate::error::{LabError, Result};
-use crate::interrupt::Interrupt;
 use crate::link::{Hosts, Link};
-use crate::load::{LatencyOptions, TcpOptions, ping, tcp_bulk};
-use crate::stats::{Spread, ratio};
 use crate::tunnel::{self, PORT, Running, Tunnel};
 
 pub use flood::{Capture, Flood, Target, shoot};
@@ -29,21 +32,24 @@ const COLLECT: Duration = Duration::from_millis(300);
 /// Time for a flood to reach its full rate, and for the flow to find its own.
 const WARMUP: Duration = Duration::from_millis(500);
 
-/// What to measure, and how long.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// Options of the measurement.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, Args)]
 pub struct HostileOptions {
-    /// Measured seconds of each flow.
+    /// Length of each measurement
+    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds::<600>)]
     pub seconds: f64,
-    /// Rounds over all.
+    /// Repetitions of each measurement
+    #[arg(long, value_name = "ROUNDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
-    /// Kinds of flood.
+    /// Floods to send [default: all]
+    #[arg(long, value_name = "FLOOD,...", value_delimiter = ',', default_values_t = Flood::value_variants().to_vec(), hide_default_value = true)]
     pub floods: Vec<Flood>,
 }
 
 /// A flow beside a flood, in one round.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Shot {
-    /// What the flow received, in Gbit/s.
+    /// Throughput of the flow, in Gbit/s.
     pub gbit_per_second: f64,
     /// Hostile datagrams sent per second.
     pub datagrams_per_second: f64,
@@ -57,10 +63,11 @@ pub struct HostileRow {
     /// The kind.
     pub flood: Flood,
     /// The flow in Gbit/s while the flood hits another port.
-    pub beside: Spread,
+    #[serde(rename = "beside")]
+    pub baseline: Spread,
     /// The flow in Gbit/s while it hits the tunnel's.
     pub under: Spread,
-    /// Median `under` by median `beside`.
+    /// Median `under` by median `baseline`.
     pub ratio: Option<f64>,
     /// Median of hostile datagrams per second, at another port and at the tunnel's.
     pub datagrams_per_second: [f64; 2],
@@ -69,7 +76,7 @@ pub struct HostileRow {
 /// All kinds, in both protocols.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct HostileReport {
-    /// What was asked for.
+    /// Options of the run.
     pub options: HostileOptions,
     /// The figures.
     pub rows: Vec<HostileRow>,
@@ -98,7 +105,7 @@ pub fn hostile(
             for (f, &flood) in options.floods.iter().enumerate() {
                 progress(Progress {
                     fraction: done as f64 / steps as f64,
-                    what: format!("round {}  {}  {}", round + 1, tunnel.name(), flood.name()),
+                    step: format!("round {}  {}  {}", round + 1, tunnel.name(), flood.name()),
                 });
                 done += 1;
                 let datagrams = target.datagrams(flood, u64::from(round));
@@ -109,8 +116,8 @@ pub fn hostile(
                 };
                 // Neither is always the first.
                 let pair = if round % 2 == 0 {
-                    let beside = shot(false)?;
-                    [beside, shot(true)?]
+                    let baseline = shot(false)?;
+                    [baseline, shot(true)?]
                 } else {
                     let under = shot(true)?;
                     [shot(false)?, under]
@@ -140,27 +147,28 @@ fn summarise(tunnel: &str, flood: Flood, shots: &[[Shot; 2]]) -> Option<HostileR
                 .collect::<Vec<_>>(),
         )
     };
-    let [beside, under] = [0, 1].map(|i| spread(i, |shot| shot.gbit_per_second));
+    let [baseline, under] = [0, 1].map(|i| spread(i, |shot| shot.gbit_per_second));
     let [slow, fast] = [0, 1].map(|i| spread(i, |shot| shot.datagrams_per_second));
-    let (beside, under) = (beside?, under?);
+    let (baseline, under) = (baseline?, under?);
     Some(HostileRow {
         tunnel: tunnel.to_owned(),
         flood,
-        beside,
+        baseline,
         under,
-        ratio: ratio(under.median, beside.median),
+        ratio: ratio(under.median, baseline.median),
         datagrams_per_second: [slow?.median, fast?.median],
     })
 }
 
-/// What a stranger can learn of host B: its public key, and datagrams of data on their way to it.
+/// Returns an attacker's knowledge of host B: its public key, and data datagrams on their path to
+/// it.
 fn spy(tunnel: &dyn Tunnel, running: &Running, interrupt: &Interrupt) -> Result<Target> {
     let hosts = &running.hosts;
     let mut capture = hosts.b.run(Capture::open)??;
     let seen = std::thread::scope(|scope| {
         let seen = scope.spawn(|| capture.datagrams(PORT, COLLECT));
         let pinged = ping(&tunnel.ends(hosts), &LatencyOptions::default(), interrupt);
-        pinged.and_then(|_| crate::load::join(seen))
+        pinged.and_then(|_| seikan_load::join(seen))
     })?;
     let unknown = || LabError::Setup(format!("{} does not tell its public key", tunnel.name()));
     let status = running.status(tunnel);
@@ -235,7 +243,7 @@ fn under_fire(
         let report = tcp_bulk(&hosts.through_tunnel(), &tcp, interrupt);
         let seconds = begin.elapsed().as_secs_f64();
         stop.store(true, Ordering::Relaxed);
-        let sent = crate::load::join(shooting)?;
+        let sent = seikan_load::join(shooting)?;
         Ok(Shot {
             gbit_per_second: report?.gbit_per_second,
             datagrams_per_second: sent as f64 / seconds,

@@ -1,17 +1,16 @@
-//! What interrupts a pair that talks: NATs that start anew, addresses that change, outages, relays and coordinators that are gone,
-//! clocks that are wrong.
+//! Interruptions of a pair that exchanges packets: NATs that restart, addresses that change,
+//! outages, relays and coordinators that end, wrong clocks.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use seikan_ui::{Interrupt, Progress};
 use serde::{Deserialize, Serialize};
 
 use super::flow::Flow;
 use super::plan::{Cell, Event, Happening, PathKind};
 use super::{ASK, NatOptions, PAIRS, PAIRS_EACH, Setting, Stage, clock, side_by_side};
-use crate::Progress;
 use crate::error::{LabError, Result};
-use crate::interrupt::Interrupt;
 
 /// How long the pair may take to talk as it is to at first.
 const FIRST: Duration = Duration::from_secs(20);
@@ -24,12 +23,12 @@ const SLACK: Duration = Duration::from_secs(10);
 /// How long TCP may take to try again after an outage (RFC 6298: its timeout doubles each time).
 const TCP: Duration = Duration::from_secs(40);
 
-/// What came of an event. Times in seconds from when it happened.
+/// Result of an event. Times in seconds after the event.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct EventRow {
     /// Its name in the file.
     pub event: String,
-    /// What happens, and why what comes of it does.
+    /// The event, and the reason for its expected result.
     pub about: String,
     /// By which way they talked before, A and B.
     pub before: [PathKind; 2],
@@ -45,7 +44,7 @@ pub struct EventRow {
     pub settled_within: f64,
     /// The longest pause of a TCP connection that was there before; absent if it came to an end, or was not to go on.
     pub tcp: Option<f64>,
-    /// What is not as it was to be; empty if all is.
+    /// Differences from the expected result; empty if there are none.
     pub wrong: Vec<String>,
 }
 
@@ -92,7 +91,7 @@ pub fn events(
         interrupt.check()?;
         (progress.lock().unwrap_or_else(PoisonError::into_inner))(Progress {
             fraction: number as f64 / chosen.len() as f64,
-            what: event.name.clone(),
+            step: event.name.clone(),
         });
         let cell = Cell {
             nats: [plan.nat(&event.nats[0])?, plan.nat(&event.nats[1])?],
@@ -109,18 +108,18 @@ pub fn events(
             relays: event.relays,
             clocks: event.clocks.clone(),
         };
-        Stage::set(&setting, interrupt)?.meet(event, interrupt)
+        Stage::set(&setting, interrupt)?.play_event(event, interrupt)
     })?;
     Ok(EventReport { rows })
 }
 
 impl Stage {
     /// Has B join the other, and the event happen to them.
-    fn meet(&mut self, event: &Event, interrupt: &Interrupt) -> Result<EventRow> {
+    fn play_event(&mut self, event: &Event, interrupt: &Interrupt) -> Result<EventRow> {
         self.start_b(&clock::environment(event.clocks.b.as_deref())?)?;
         let flow = self.flow()?;
         self.settle(event.path, &flow, [FIRST, REST], interrupt)?;
-        let before = self.ways(&flow)?;
+        let before = self.paths(&flow)?;
         let connection = match event.tcp && event.path != PathKind::None {
             true => {
                 let (a, b) = (self.site.host(0), self.site.host(1));
@@ -132,19 +131,19 @@ impl Stage {
             false => None,
         };
         flow.reset();
-        let begun = Instant::now();
+        let started_at = Instant::now();
         self.happen(&event.happens, interrupt)?;
         let expected = event.then.unwrap_or(event.path);
         let within = Duration::from_secs_f64(event.settled) + SLACK;
-        let within = within.saturating_sub(begun.elapsed());
+        let within = within.saturating_sub(started_at.elapsed());
         let settled = self.settle(expected, &flow, [within, STEADY], interrupt)?;
-        let settled = settled.map(|at| at - begun);
+        let settled = settled.map(|at| at - started_at);
         let gap = match expected {
             // For ever.
             PathKind::None => Duration::ZERO,
             _ => flow.seen().longest(),
         };
-        let found = self.ways(&flow)?;
+        let found = self.paths(&flow)?;
         let tcp = match connection {
             Some(connection) if expected != PathKind::None => resumed(&connection, interrupt)?,
             _ => None,
@@ -161,7 +160,7 @@ impl Stage {
             tcp: tcp.map(|time| time.as_secs_f64()),
             wrong: Vec::new(),
         };
-        row.judge(event);
+        row.compare(event);
         if let Some(words) = &event.says
             && !self.status(1)?.to_string().contains(words)
         {
@@ -171,12 +170,12 @@ impl Stage {
     }
 
     /// By which way each end sends, if anything arrives.
-    fn ways(&self, flow: &Flow) -> Result<[PathKind; 2]> {
+    fn paths(&self, flow: &Flow) -> Result<[PathKind; 2]> {
         let lately = |at: Instant| at.elapsed() < Duration::from_millis(500);
         if !flow.seen().latest.is_some_and(lately) {
             return Ok([PathKind::None; 2]);
         }
-        Ok([self.way(0)?, self.way(1)?])
+        Ok([self.path(0)?, self.path(1)?])
     }
 
     /// Waits until they talk like this, and do so for a while; since when they do.
@@ -187,17 +186,17 @@ impl Stage {
         [within, steady]: [Duration; 2],
         interrupt: &Interrupt,
     ) -> Result<Option<Instant>> {
-        let begun = Instant::now();
+        let started_at = Instant::now();
         let mut since = None;
         loop {
             self.check_alive()?;
             let now = Instant::now();
-            let there = is(self.ways(flow)?, path);
+            let there = is(self.paths(flow)?, path);
             since = since.filter(|_| there).or(there.then_some(now));
             if since.is_some_and(|since| since.elapsed() >= steady) {
                 return Ok(since);
             }
-            if since.is_none() && begun.elapsed() > within {
+            if since.is_none() && started_at.elapsed() > within {
                 return Ok(None);
             }
             interrupt.sleep(ASK)?;
@@ -242,10 +241,10 @@ impl Stage {
 
 /// The longest pause of a connection, once it has gone on.
 fn resumed(connection: &Flow, interrupt: &Interrupt) -> Result<Option<Duration>> {
-    let begun = Instant::now();
-    while begun.elapsed() < TCP {
+    let started_at = Instant::now();
+    while started_at.elapsed() < TCP {
         let seen = connection.seen();
-        if seen.latest.is_some_and(|at| at > begun) {
+        if seen.latest.is_some_and(|at| at > started_at) {
             return Ok(Some(seen.gap));
         }
         interrupt.sleep(ASK)?;
@@ -263,7 +262,7 @@ fn is(ways: [PathKind; 2], path: PathKind) -> bool {
 
 impl EventRow {
     /// Says what is not as it was to be.
-    fn judge(&mut self, event: &Event) {
+    fn compare(&mut self, event: &Event) {
         if !is(self.before, event.path) {
             self.wrong.push("another path before".to_owned());
         }

@@ -1,5 +1,5 @@
-//! What runs through a tunnel while it is watched: a datagram every few milliseconds that is answered, and a TCP connection on which
-//! the same is said.
+//! Traffic through an observed tunnel: a datagram every few milliseconds with its answer, and a TCP
+//! connection with the same exchange.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::error::{LabError, Result};
-use crate::link::Host;
+use crate::host::Host;
 
 /// Between two questions, usually.
 pub(crate) const EVERY: Duration = Duration::from_millis(10);
@@ -25,7 +25,7 @@ pub(crate) struct Flow {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What came back.
+/// Answers to the probes.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Seen {
     /// The first answer.
@@ -99,7 +99,7 @@ impl Flow {
                 match answering.read(&mut buffer) {
                     // It has ended.
                     Ok(0) => break,
-                    // A full buffer takes it later; whoever asks goes on asking.
+                    // A full buffer takes it later: the sender repeats its requests.
                     Ok(length) => drop(answering.write(&buffer[..length])),
                     Err(e) if later(&e) => {}
                     Err(_) => break,
@@ -133,7 +133,7 @@ impl Flow {
         })
     }
 
-    /// What came back so far.
+    /// Returns the answers so far.
     pub(crate) fn seen(&self) -> Seen {
         *self.lock()
     }

@@ -1,9 +1,10 @@
-//! `seikan lab nat`: which pairs of hosts find a direct path through which NATs, held against theory.
+//! `seikan lab nat`: the paths that pairs of hosts find through NATs, compared with theory.
 //!
-//! A [`plan`] says what NATs there are and what is to come of each pair, and why. Each pair is a cell with namespaces, a
-//! coordinator, a relay and two daemons of its own, some side by side: A is up and known; then B starts, and sends at once. What is
-//! measured counts from that start, the program's own included. Then there are [`events`]: what interrupts a pair that talks, and how
-//! long.
+//! A [`plan`] lists the NATs, and for each pair the expected path and the reason. Each pair is a
+//! cell with its own namespaces, coordinator, relay and two daemons; several cells run side by
+//! side. A is up and known; then B starts and sends at once. Times count from that start and
+//! include the start of the program. [`events`] are interruptions of a pair that exchanges packets,
+//! with the length of the gap.
 
 mod clock;
 mod event;
@@ -22,12 +23,12 @@ use serde::{Deserialize, Serialize};
 pub use event::{EventReport, EventRow, events};
 pub use plan::{Cell, Clocks, Event, Expect, Family, Happening, Nat, NatBox, PLAN, PathKind, Plan};
 
-use crate::Progress;
 use crate::error::{LabError, Result};
-use crate::interrupt::Interrupt;
 use crate::mesh::{Member, Mesh, patiently};
 use crate::process::{Process, Processes};
 use flow::{EVERY, Flow};
+use seikan_ui::Interrupt;
+use seikan_ui::Progress;
 use site::Site;
 
 /// From the start within which a direct path is to be in use, where there can be one.
@@ -38,7 +39,7 @@ const PREFERRED_WITHIN: Duration = Duration::from_secs(5);
 pub const RELAY_WITHIN: Duration = Duration::from_secs(1);
 /// How long is waited for what is to come, and then for what is not.
 const PATIENCE: Duration = Duration::from_secs(10);
-const DOUBT: Duration = Duration::from_secs(3);
+const SETTLED_AFTER: Duration = Duration::from_secs(3);
 /// How often is asked by which way members are reached.
 const ASK: Duration = Duration::from_millis(100);
 /// Ports of services.
@@ -50,7 +51,7 @@ const PAIRS_EACH: u16 = 1000;
 /// Those of the relay that is reached by IPv6.
 const PAIRS6: &str = "50000-50999";
 
-/// What to play.
+/// Options of the run.
 #[derive(Clone, Debug)]
 pub struct NatOptions {
     /// The file.
@@ -61,12 +62,12 @@ pub struct NatOptions {
     pub jobs: usize,
 }
 
-/// What came of a pair. Times in seconds from the start of the second daemon.
+/// Result of a pair. Times in seconds from the start of the second daemon.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct NatRow {
     /// The cell, by the names of its NATs.
     pub cell: String,
-    /// What is before A and before B.
+    /// NATs of A and of B.
     pub nats: [String; 2],
     /// By which way they were to talk.
     pub expected: PathKind,
@@ -84,9 +85,9 @@ pub struct NatRow {
     pub first_answer: Option<f64>,
     /// Until both ends used the direct path.
     pub direct: Option<f64>,
-    /// What each daemon was to find out of the NAT before it, and what it did.
+    /// NAT type that each daemon should detect, and the one that it detected.
     pub seen: [[String; 2]; 2],
-    /// What of that is not as it was to be; empty if all is.
+    /// Differences from the expected result; empty if there are none.
     pub wrong: Vec<String>,
 }
 
@@ -132,7 +133,7 @@ pub fn nat(
         interrupt.check()?;
         (progress.lock().unwrap_or_else(PoisonError::into_inner))(Progress {
             fraction: number as f64 / cells.len() as f64,
-            what: cell.name(),
+            step: cell.name(),
         });
         let setting = Setting {
             cell,
@@ -194,11 +195,11 @@ pub fn first_packets(delays: &[Duration], interrupt: &Interrupt) -> Result<Vec<f
         let outside = Flow::start(b, a, stage.site.open_a(), EVERY)?;
         patiently("an answer", interrupt, || Ok(outside.seen().first))?;
         drop(outside);
-        interrupt.sleep(DOUBT)?;
-        let begun = Instant::now();
+        interrupt.sleep(SETTLED_AFTER)?;
+        let started_at = Instant::now();
         let flow = stage.flow()?;
         let answer = patiently("an answer", interrupt, || Ok(flow.seen().first))?;
-        Ok((answer - begun).as_secs_f64())
+        Ok((answer - started_at).as_secs_f64())
     };
     delays.iter().enumerate().map(one).collect()
 }
@@ -326,7 +327,7 @@ impl Stage {
     }
 
     /// By which way an end sends.
-    fn way(&self, end: usize) -> Result<PathKind> {
+    fn path(&self, end: usize) -> Result<PathKind> {
         let status = self.status(end)?;
         let path = &status["peers"][0]["path"];
         Ok(match path["relayed"].as_bool() {
@@ -354,7 +355,7 @@ impl Stage {
 
     /// Starts B and watches what comes of it.
     fn play(&mut self, cell: &Cell, interrupt: &Interrupt) -> Result<NatRow> {
-        let begun = Instant::now();
+        let started_at = Instant::now();
         self.start_b(&[])?;
         let flow = self.flow()?;
         let mut direct = None;
@@ -362,31 +363,31 @@ impl Stage {
         loop {
             let answered = flow.seen().first.is_some();
             if answered {
-                found = [self.way(0)?, self.way(1)?];
+                found = [self.path(0)?, self.path(1)?];
                 let right = match cell.family {
                     Some(family) => [self.family(0)?, self.family(1)?] == [Some(family); 2],
                     None => true,
                 };
                 if direct.is_none() && right && found == [PathKind::Direct; 2] {
-                    direct = Some(begun.elapsed());
+                    direct = Some(started_at.elapsed());
                 }
             } else {
                 self.check_alive()?;
             }
-            let doubted = begun.elapsed() > DOUBT;
+            let has_settled = started_at.elapsed() > SETTLED_AFTER;
             let settled = match cell.path {
                 PathKind::Direct => direct.is_some(),
                 // A way that theory does not know would be found by then.
-                PathKind::Relay => answered && doubted,
-                PathKind::None => doubted,
+                PathKind::Relay => answered && has_settled,
+                PathKind::None => has_settled,
             };
             let within = cell.within.map_or(Duration::ZERO, Duration::from_secs_f64);
-            if settled || begun.elapsed() > within + PATIENCE {
+            if settled || started_at.elapsed() > within + PATIENCE {
                 break;
             }
             interrupt.sleep(ASK)?;
         }
-        let first_answer = flow.seen().first.map(|at| at - begun);
+        let first_answer = flow.seen().first.map(|at| at - started_at);
         drop(flow);
         let family = match cell.family {
             Some(expected) => Some((expected, [self.family(0)?, self.family(1)?])),
@@ -406,11 +407,11 @@ impl Stage {
             seen,
             wrong: Vec::new(),
         };
-        row.judge(!cell.shared.is_empty());
+        row.compare(!cell.shared.is_empty());
         Ok(row)
     }
 
-    /// What each end was to find out of its NATs, and what it did.
+    /// Returns the NAT type that each end should detect, and the one that it detected.
     fn seen(&self, cell: &Cell, interrupt: &Interrupt) -> Result<[[String; 2]; 2]> {
         let mut all = [const { [String::new(), String::new()] }; 2];
         for (end, nat) in cell.nats.iter().enumerate() {
@@ -437,8 +438,9 @@ impl Stage {
 }
 
 impl NatRow {
-    /// Says what is not as it was to be. What is seen from behind shared boxes is theirs, too.
-    fn judge(&mut self, shared: bool) {
+    /// Lists the differences from the expected result. NATs seen from behind shared boxes belong to
+    /// these boxes, too.
+    fn compare(&mut self, shared: bool) {
         let ends = self.found;
         let found = match self.first_answer {
             None => PathKind::None,

@@ -9,7 +9,7 @@ use crate::error::{LabError, Result};
 /// The file in the program.
 pub const PLAN: &str = include_str!("../../nat/matrix.toml");
 
-/// What the name of a NAT ends with where its host has IPv6 as well.
+/// Suffix of a NAT's name whose host has IPv6 as well.
 const WITH_IPV6: &str = "+6";
 
 /// The longest delay of a direction, in milliseconds.
@@ -63,19 +63,20 @@ impl Default for NatBox {
     }
 }
 
-/// What is before a host.
+/// NATs between a host and the internet.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Nat {
-    /// What it is called.
+    /// Its name.
     pub name: String,
-    /// What it is, in a line.
+    /// Its description, in a line.
     pub about: String,
-    /// What the daemon is to find out of it, as its status says it.
+    /// NAT type that the daemon should report in its status.
     pub seen: String,
     /// From the outside in.
     pub boxes: Vec<NatBox>,
-    /// Whether the host has a global IPv6 address, to which its box lets answers in: whose name in a pair ends with `+6`.
+    /// Whether the host has a global IPv6 address, to which its box admits answers: its name in a
+    /// pair ends with `+6`.
     #[serde(skip)]
     pub ipv6: bool,
 }
@@ -100,7 +101,7 @@ pub struct Expect {
     pub pairs: Vec<[String; 2]>,
 }
 
-/// What happens to a pair, at B where it has a place.
+/// Events of a pair; those of one host happen at B.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Happening {
@@ -137,19 +138,19 @@ pub struct Clocks {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Event {
-    /// What it is called.
+    /// Its name.
     pub name: String,
-    /// What happens, in a line, and why what comes of it does.
+    /// The event, in a line, and the reason for its expected result.
     pub about: String,
     /// Names of the NATs before A and before B.
     pub nats: [String; 2],
     /// Relays that there are.
     #[serde(default = "one")]
     pub relays: u16,
-    /// Whose clocks are wrong from the start.
+    /// Hosts with wrong clocks from the start.
     #[serde(default)]
     pub clocks: Clocks,
-    /// What happens.
+    /// The event.
     pub happens: Happening,
     /// By which way they talk before.
     pub path: PathKind,
@@ -178,7 +179,7 @@ fn yes() -> bool {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Plan {
-    /// What a packet takes to or from host B, in milliseconds.
+    /// Delay of a packet to or from host B, in milliseconds.
     pub delay_ms: f64,
     /// All NATs.
     #[serde(rename = "nat")]
@@ -194,7 +195,7 @@ pub struct Plan {
 /// A pair in one order.
 #[derive(Clone, Debug)]
 pub struct Cell {
-    /// What is before A and before B.
+    /// NATs of A and of B.
     pub nats: [Nat; 2],
     /// Boxes that both are behind.
     pub shared: Vec<NatBox>,
@@ -348,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_in_a_file_is_said() {
+    fn errors_in_a_file_are_reported() {
         for (text, said) in [
             ("delay-ms = 5\nnat = []\nodd = 1", "unknown field `odd`"),
             ("delay-ms = -1\nnat = []", "delay-ms is -1: use 0 to 500"),

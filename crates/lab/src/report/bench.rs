@@ -1,10 +1,13 @@
-//! The sheet of a comparison.
+//! The report of a comparison.
+
+use seikan_load::stats::ratio;
 
 use crate::bench::{BenchReport, Load, LoadSummary, TunnelReport};
-use crate::report::{Bar, Kind, NONE, Panel, Row, Sheet, Table, machine_facts, mebibytes, or_none};
-use crate::stats::ratio;
+use crate::report::{
+    Bar, Kind, NONE, Panel, Report, Row, Table, machine_facts, mebibytes, or_none,
+};
 
-pub(super) fn sheet(report: &BenchReport) -> Sheet {
+pub(super) fn to_report(report: &BenchReport) -> Report {
     let options = &report.options;
     let mut facts = machine_facts(&report.machine);
     let versions = report
@@ -12,7 +15,7 @@ pub(super) fn sheet(report: &BenchReport) -> Sheet {
         .iter()
         .filter_map(|t| Some((t.name.clone(), t.version.clone()?)));
     facts.extend(versions);
-    Sheet {
+    Report {
         title: "Tunnels side by side".to_owned(),
         subtitle: format!(
             "{} UTC, {}, {}",

@@ -1,17 +1,17 @@
-//! The sheet of the demonstration.
+//! The report of the demonstration.
 
 use std::collections::BTreeMap;
 
+use seikan_load::UdpReport;
+use seikan_load::stats::Spread;
 use serde_json::Value;
 
 use crate::demo::{Chapter, DemoReport, DemoRow, GATEWAY};
-use crate::load::UdpReport;
-use crate::report::{Bar, Kind, Panel, Row, Sheet, Table, machine_facts, mebibytes, or_none};
-use crate::stats::Spread;
+use crate::report::{Bar, Kind, Panel, Report, Row, Table, machine_facts, mebibytes, or_none};
 
-pub(super) fn sheet(report: &DemoReport) -> Sheet {
+pub(super) fn to_report(report: &DemoReport) -> Report {
     let rows = &report.rows;
-    Sheet {
+    Report {
         title: "Seikan between two hosts".to_owned(),
         subtitle: format!("{} UTC, one machine, two network namespaces", report.date),
         headlines: rows.iter().filter_map(headline).collect(),
@@ -70,7 +70,7 @@ pub(super) fn sheet(report: &DemoReport) -> Sheet {
     }
 }
 
-/// What a row is called here.
+/// Returns the label of a row.
 fn label(row: &DemoRow) -> &str {
     match row.name.as_str() {
         "raw" => "raw link",
@@ -100,7 +100,7 @@ fn headline(row: &DemoRow) -> Option<String> {
         .unwrap_or_default();
     if row.name == GATEWAY {
         return Some(format!(
-            "From a device that runs nothing of ours, through a gateway: {speed:.2} Gbit/s{share}."
+            "From a device without Seikan, through a gateway: {speed:.2} Gbit/s{share}."
         ));
     }
     Some(format!(
@@ -170,20 +170,23 @@ fn ledger(rows: &[DemoRow]) -> Option<Table> {
         })
         .collect();
     (!rows.is_empty()).then(|| Table {
-        title: "What the tunnel counted, both ends".to_owned(),
+        title: "Packet counts of the tunnel, both ends".to_owned(),
         columns: vec!["protocol".to_owned(), "packets".to_owned()],
         rows,
     })
 }
 
 fn ledger_line(status: &[Value]) -> String {
-    let ways = || {
+    let directions = || {
         let totals = status.iter().filter_map(|s| s.get("totals"));
-        totals.flat_map(|t| ["outbound", "inbound"].map(|way| &t[way]))
+        totals.flat_map(|t| ["outbound", "inbound"].map(|direction| &t[direction]))
     };
-    let sum = |name: &str| ways().filter_map(|w| w[name].as_i64()).sum::<i64>();
+    let sum = |name: &str| directions().filter_map(|w| w[name].as_i64()).sum::<i64>();
     let mut drops: BTreeMap<&str, u64> = BTreeMap::new();
-    for (reason, count) in ways().filter_map(|w| w["drops"].as_object()).flatten() {
+    for (reason, count) in directions()
+        .filter_map(|w| w["drops"].as_object())
+        .flatten()
+    {
         *drops.entry(reason).or_default() += count.as_u64().unwrap_or(0);
     }
     let at_device: u64 = status
@@ -236,18 +239,18 @@ fn stream(chapter: &Chapter) -> Panel {
         bars: vec![
             bar("as it was", Kind::Raw, chapter.healthy),
             bar("broken", Kind::Other, chapter.broken),
-            bar("mended", Kind::Own, chapter.mended),
+            bar("repaired", Kind::Own, chapter.mended),
         ],
     }
 }
 
-/// What the doctor made of it.
+/// Returns the table of the doctor's findings.
 fn doctor(chapter: &Chapter) -> Table {
     let mut rows = Vec::new();
-    let mut say = |kind, what: &str, text: String| {
+    let mut say = |kind, label: &str, text: String| {
         rows.push(Row {
             kind,
-            cells: vec![what.to_owned(), text],
+            cells: vec![label.to_owned(), text],
         });
     };
     say(
@@ -272,14 +275,14 @@ fn doctor(chapter: &Chapter) -> Table {
         say(Kind::Own, "", chapter.sentence.clone());
     }
     for (number, fact) in chapter.evidence.iter().take(2).enumerate() {
-        let what = if number == 0 { "its figures" } else { "" };
+        let label = if number == 0 { "its figures" } else { "" };
         let text = format!(
             "{}: {} (normal: {})",
             fact.name,
             rounded(fact.value),
             fact.expected
         );
-        say(Kind::Own, what, text);
+        say(Kind::Own, label, text);
     }
     say(Kind::Own, "the fix", chapter.commands.join("; "));
     if let (Some((without, with)), Some(gain)) = (chapter.turns, chapter.gain) {
@@ -297,16 +300,16 @@ fn doctor(chapter: &Chapter) -> Table {
     } else {
         ""
     };
-    let mended = format!(
+    let repaired = format!(
         "{:.1} of {:.1} Mbit/s{kept}",
         chapter.mended, chapter.healthy
     );
-    say(Kind::Own, "mended", mended);
+    say(Kind::Own, "repaired", repaired);
     Table {
         title: "The tunnel was broken on purpose, then: `seikan doctor --fix`".to_owned(),
         columns: vec![
             "".to_owned(),
-            "what the receiving application reads".to_owned(),
+            "rate at the receiving application".to_owned(),
         ],
         rows,
     }
@@ -343,7 +346,7 @@ fn method(report: &DemoReport) -> Vec<String> {
         "Hosts A and B are network namespaces of this machine, joined by a veth pair with an MTU of 1500 bytes and all of its offloads; both ends of the tunnel and of the load share its cores.".to_owned(),
         format!("TCP: one stream for {} s after 0.5 s of warm-up, bytes read by the receiving program. UDP: half that time. Latency: ICMP echo, idle and during the transfer from A to B.", report.options.seconds),
         "The device behind a gateway has one more link before it, and uses the native protocol from the gateway on; nothing is set on it but its address.".to_owned(),
-        "The broken tunnel: one stream of datagrams from A to B all the time, bytes read by the receiving program; the queue is shortened until a third is lost. The doctor knows the interface and what should go through; what it kept is undone afterwards.".to_owned(),
+        "The broken tunnel: one stream of datagrams from A to B all the time, bytes read by the receiving program; the queue is shortened until a third is lost. The doctor knows the interface and what should go through; its changes are reverted afterwards.".to_owned(),
         "One run only: `seikan lab bench` repeats, interleaves and compares with other tunnels.".to_owned(),
     ]
 }
@@ -359,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ledger_adds_both_ends_and_both_ways() {
+    fn the_ledger_adds_both_ends_and_both_directions() {
         let end = serde_json::json!({
             "receive_queue_drops": 2,
             "device": {"kernel": {"tx_dropped": 1}},

@@ -1,35 +1,36 @@
-//! The sheet of a comparison of gateways.
+//! The report of a comparison of gateways.
+
+use seikan_load::stats::{Spread, ratio};
 
 use crate::bench::Load;
-use crate::gateway::site::Card;
+use crate::gateway::site::Nic;
 use crate::gateway::{FORWARDING, GatewayReport, GatewayRow, RowLoad, YARDSTICK};
 use crate::report::bench::counted;
-use crate::report::{Bar, Kind, NONE, Panel, Row, Sheet, Table, machine_facts, or_none};
-use crate::stats::{Spread, ratio};
+use crate::report::{Bar, Kind, NONE, Panel, Report, Row, Table, machine_facts, or_none};
 
-/// What the article that this comparison repeats measured: row, Mbit/s, segments sent again, congestion window in KB. It
-/// gives no figures for GRO off alone.
+/// Figures of the article that this comparison repeats: row, Mbit/s, segments sent again,
+/// congestion window in KB. It gives no figures for GRO off alone.
 const SOURCE: [(&str, [Option<f64>; 3]); 3] = [
     ("naive-gro", [Some(1.56), Some(612.0), Some(2.57)]),
     ("naive-no-gro", [None; 3]),
     ("naive-no-gro-rps", [Some(32.6), Some(9.0), Some(266.0)]),
 ];
 
-pub(super) fn sheet(report: &GatewayReport) -> Sheet {
+pub(super) fn to_report(report: &GatewayReport) -> Report {
     let options = &report.options;
     let mut facts = machine_facts(&report.machine);
     let versions = report.rows.iter();
     facts.extend(versions.filter_map(|row| Some((row.name.clone(), row.version.clone()?))));
-    Sheet {
+    Report {
         title: "From a device through a gateway".to_owned(),
         subtitle: format!(
             "{} UTC, {}, {}, {}",
             report.date,
             counted(u64::from(options.rounds), "round"),
             if options.ipv6 { "IPv6" } else { "IPv4" },
-            match options.card {
-                Card::Plain => "a LAN of plain cards",
-                Card::Whole => "a LAN that hands super-packets over whole",
+            match options.nic {
+                Nic::Plain => "a LAN of plain NICs",
+                Nic::Whole => "a LAN that hands super-packets over whole",
             },
         ),
         headlines: headlines(report),
@@ -147,7 +148,7 @@ fn tables(report: &GatewayReport) -> Vec<Table> {
     }];
     let naive: Vec<Row> = SOURCE
         .iter()
-        .filter_map(|s| beside_source(report, s))
+        .filter_map(|s| with_source(report, s))
         .collect();
     if !naive.is_empty() {
         tables.push(Table {
@@ -173,7 +174,7 @@ fn tables(report: &GatewayReport) -> Vec<Table> {
     tables
 }
 
-fn beside_source(report: &GatewayReport, (name, source): &(&str, [Option<f64>; 3])) -> Option<Row> {
+fn with_source(report: &GatewayReport, (name, source): &(&str, [Option<f64>; 3])) -> Option<Row> {
     let row = report.row(name)?;
     let load = row.load(Load::Tcp1)?;
     let thousands = |spread: Option<Spread>| spread.map(|s| s.median / 1000.0);
@@ -199,12 +200,12 @@ fn beside_source(report: &GatewayReport, (name, source): &(&str, [Option<f64>; 3
 
 fn method(report: &GatewayReport) -> Vec<String> {
     let o = &report.options;
-    let lan = match o.card {
-        Card::Plain => {
-            "Device and gateway are joined by cards (veth) without segmentation and checksum offload, so that packets of 1500 bytes cross, which the receiver's kernel merges (GRO) except in the naive rows that say otherwise."
+    let lan = match o.nic {
+        Nic::Plain => {
+            "Device and gateway are joined by NICs (veth) without segmentation and checksum offload, so that packets of 1500 bytes cross, which the receiver's kernel merges (GRO) except in the naive rows that say otherwise."
         }
-        Card::Whole => {
-            "Device and gateway are joined by a veth with all offloads, which hands super-packets over whole; the naive rows have plain cards, across which packets of 1500 bytes go."
+        Nic::Whole => {
+            "Device and gateway are joined by a veth with all offloads, which hands super-packets over whole; the naive rows have plain NICs, across which packets of 1500 bytes go."
         }
     };
     let devices = match o.devices {

@@ -1,17 +1,15 @@
-//! A sheet as one HTML page that needs nothing from anywhere else.
+//! A report as one HTML page that needs nothing from anywhere else.
 
 use askama::Template;
+use seikan_ui::PAGE_STYLE;
 
 use crate::error::{LabError, Result};
-use crate::report::{Kind, Sheet, svg};
-
-/// The style sheet of pages.
-pub const PAGE_STYLE: &str = include_str!("../../templates/page.css");
+use crate::report::{Kind, Report, svg};
 
 #[derive(Template)]
 #[template(path = "sheet.html")]
 struct Page<'a> {
-    sheet: &'a Sheet,
+    report: &'a Report,
     plot: String,
 }
 
@@ -25,16 +23,16 @@ impl Page<'_> {
     }
 }
 
-/// Draws the sheet.
+/// Draws the report.
 ///
 /// # Errors
 /// [`LabError::Render`].
-pub fn html(sheet: &Sheet) -> Result<String> {
-    with_plot(sheet, svg(sheet)?)
+pub fn html(report: &Report) -> Result<String> {
+    with_plot(report, svg(report))
 }
 
-/// Draws the sheet with another picture than its bars.
-pub(super) fn with_plot(sheet: &Sheet, plot: String) -> Result<String> {
-    let page = Page { sheet, plot };
+/// Draws the report with another picture than its bars.
+pub(super) fn with_plot(report: &Report, plot: String) -> Result<String> {
+    let page = Page { report, plot };
     page.render().map_err(|e| LabError::Render(e.to_string()))
 }

@@ -3,147 +3,104 @@
 //! A cell's colour is the share of its row: one for the right cause, another for a wrong one; the count stands in it, so that
 //! nothing rests on colour alone. At the end of the row stands how often it was named first, with the 95 % interval.
 
-use plotters::backend::SVGBackend;
-use plotters::drawing::IntoDrawingArea;
-use plotters::element::{PathElement, Rectangle, Text};
-use plotters::style::text_anchor::{HPos, Pos, VPos};
-use plotters::style::{Color, FontTransform, IntoFont, RGBColor, TextStyle};
 use seikan_diagnose::Cause;
+use seikan_ui::palette::{BAD, FAINT, INK, LINE, OWN};
+use seikan_ui::svg::{Anchor, SIZE, Svg, standalone};
+use seikan_ui::time::utc_now;
 
-use super::palette::{BAD, FAINT, INK, LINE, OWN};
-use super::plot::{Area, FONT, render, rgb, with_style_sheet};
-use super::{Kind, Row, Sheet, Table, html, machine_facts};
+use super::{Kind, Report, Row, Table, html, machine_facts};
 use crate::error::Result;
-use crate::machine::{Machine, utc_now};
-use crate::scenario::{Interval, PerClass, Tally};
+use crate::machine::Machine;
+use crate::scenario::{Counts, Interval, PerClass};
 
 /// Room for the names of rows.
-const LEFT: i32 = 230;
+const LEFT: f64 = 230.0;
 /// Room for the names of columns, which stand upright.
-const TOP: i32 = 236;
+const TOP: f64 = 236.0;
 /// Side of a cell.
-const CELL: i32 = 26;
+const CELL: f64 = 26.0;
 /// Where intervals begin after the last cell, and how wide 0 to 100 % are.
-const GAP: i32 = 20;
-const SCALE: i32 = 130;
+const GAP: f64 = 20.0;
+const SCALE: f64 = 130.0;
 /// Room for an interval's numbers.
-const RIGHT: i32 = 160;
-const BOTTOM: i32 = 12;
-const SIZE: i32 = 17;
+const RIGHT: f64 = 160.0;
+const BOTTOM: f64 = 12.0;
 /// How dark a cell gets: ink must stay readable on it.
 const DARKEST: f64 = 0.7;
 /// How dark one case among many is.
 const LIGHTEST: f64 = 0.15;
 
 /// Draws the matrix of a count.
-///
-/// # Errors
-/// [`LabError::Render`](crate::LabError::Render).
-pub fn matrix_svg(tally: &Tally) -> Result<String> {
-    let columns = columns(tally);
-    let grid = Grid {
-        rows: tally.classes.len() as i32,
-        columns: columns.len() as i32,
-    };
-    let (width, height) = (grid.right() + GAP + SCALE + RIGHT, grid.bottom() + BOTTOM);
-    let mut text = String::new();
-    {
-        let root =
-            SVGBackend::with_string(&mut text, (width as u32, height as u32)).into_drawing_area();
-        let heads = [
-            ("columns: named first", LEFT - 12, TOP - 40, HPos::Right),
-            ("rows: the true cause", LEFT - 12, TOP - 14, HPos::Right),
-            ("95 % interval", grid.right() + GAP, TOP - 14, HPos::Left),
-        ];
-        for (text, x, y, side) in heads {
-            label(&root, text, (x, y), side, rgb(FAINT))?;
-        }
-        for (number, cause) in (0..).zip(&columns) {
-            let at = (grid.x(number) + CELL / 2, TOP - 8);
-            upright(&root, cause.name(), at)?;
-        }
-        grid.draw(&root)?;
-        for (number, class) in (0..).zip(&tally.classes) {
-            row(&root, tally, class, &columns, &grid, number)?;
-        }
-        root.present().map_err(render)?;
+#[must_use]
+pub fn matrix_svg(counts: &Counts) -> String {
+    let columns = columns(counts);
+    let right = LEFT + CELL * columns.len() as f64;
+    let bottom = TOP + CELL * counts.classes.len() as f64;
+    let mut svg = Svg::default();
+    let heads = [
+        ("columns: named first", LEFT - 12.0, TOP - 40.0, Anchor::End),
+        ("rows: the true cause", LEFT - 12.0, TOP - 14.0, Anchor::End),
+        ("95 % interval", right + GAP, TOP - 14.0, Anchor::Start),
+    ];
+    for (text, x, y, anchor) in heads {
+        svg.text((x, y + SIZE / 3.0), anchor, FAINT, text);
     }
-    Ok(with_style_sheet(&text))
+    for (number, cause) in columns.iter().enumerate() {
+        let x = LEFT + CELL * (number as f64 + 0.5);
+        svg.upright((x + SIZE / 3.0, TOP - 8.0), INK, cause.name());
+    }
+    draw_grid(
+        &mut svg,
+        [counts.classes.len(), columns.len()],
+        [right, bottom],
+    );
+    for (number, class) in counts.classes.iter().enumerate() {
+        draw_row(
+            &mut svg,
+            counts,
+            class,
+            &columns,
+            TOP + CELL * number as f64,
+        );
+    }
+    let (width, height) = (right + GAP + SCALE + RIGHT, bottom + BOTTOM);
+    let title = "Causes that were named first, by the true cause";
+    standalone(&svg.finish_wide(width, height, title), title, "")
 }
 
 /// The same on one page that needs nothing from anywhere else, with the figures.
 ///
 /// # Errors
 /// [`LabError::Render`](crate::LabError::Render).
-pub fn matrix_html(tally: &Tally) -> Result<String> {
-    html::with_plot(&sheet(tally), matrix_svg(tally)?)
+pub fn matrix_html(counts: &Counts) -> Result<String> {
+    html::with_plot(&to_report(counts), matrix_svg(counts))
 }
 
 /// Causes that there were cases of or that were named, in the order of the catalogue.
-fn columns(tally: &Tally) -> Vec<Cause> {
+fn columns(counts: &Counts) -> Vec<Cause> {
     let is_there = |cause: &Cause| {
-        let named = tally.confusion.iter().any(|(_, said, _)| said == cause);
-        named || tally.classes.iter().any(|class| class.cause == *cause)
+        let named = counts.confusion.iter().any(|(_, said, _)| said == cause);
+        named || counts.classes.iter().any(|class| class.cause == *cause)
     };
     Cause::ALL.iter().copied().filter(is_there).collect()
 }
 
-/// Where cells are.
-struct Grid {
-    rows: i32,
-    columns: i32,
+fn draw_grid(svg: &mut Svg, [rows, columns]: [usize; 2], [right, bottom]: [f64; 2]) {
+    let across = (0..=rows).map(|row| {
+        let y = TOP + CELL * row as f64;
+        [(LEFT, y), (right + GAP + SCALE, y)]
+    });
+    let columns = (0..=columns).map(|column| LEFT + CELL * column as f64);
+    let down = columns.chain([right + GAP, right + GAP + SCALE]);
+    let down = down.map(|x| [(x, TOP), (x, bottom)]);
+    svg.strokes(&across.chain(down).collect::<Vec<_>>(), LINE, 1.0);
 }
 
-impl Grid {
-    fn x(&self, column: i32) -> i32 {
-        LEFT + column * CELL
-    }
-
-    fn y(&self, row: i32) -> i32 {
-        TOP + row * CELL
-    }
-
-    fn right(&self) -> i32 {
-        self.x(self.columns)
-    }
-
-    fn bottom(&self) -> i32 {
-        self.y(self.rows)
-    }
-
-    fn draw(&self, root: &Area<'_>) -> Result<()> {
-        let across = (0..=self.rows).map(|row| {
-            let y = self.y(row);
-            [(LEFT, y), (self.right() + GAP + SCALE, y)]
-        });
-        let down = (0..=self.columns).map(|column| {
-            let x = self.x(column);
-            [(x, TOP), (x, self.bottom())]
-        });
-        let ends = [0, SCALE].map(|x| {
-            let x = self.right() + GAP + x;
-            [(x, TOP), (x, self.bottom())]
-        });
-        across.chain(down).chain(ends).try_for_each(|line| {
-            root.draw(&PathElement::new(line, rgb(LINE)))
-                .map_err(render)
-        })
-    }
-}
-
-fn row(
-    root: &Area<'_>,
-    tally: &Tally,
-    class: &PerClass,
-    columns: &[Cause],
-    grid: &Grid,
-    number: i32,
-) -> Result<()> {
-    let middle = grid.y(number) + CELL / 2;
-    let name = class.cause.name();
-    label(root, name, (LEFT - 12, middle), HPos::Right, rgb(INK))?;
-    for (column, said) in (0..).zip(columns) {
-        let cell = tally
+fn draw_row(svg: &mut Svg, counts: &Counts, class: &PerClass, columns: &[Cause], top: f64) {
+    let foot = top + CELL / 2.0 + SIZE / 3.0;
+    svg.text((LEFT - 12.0, foot), Anchor::End, INK, class.cause.name());
+    for (column, said) in columns.iter().enumerate() {
+        let cell = counts
             .confusion
             .iter()
             .find(|(is, other, _)| *is == class.cause && other == said);
@@ -151,37 +108,31 @@ fn row(
             continue;
         };
         let share = f64::from(*count) / f64::from(class.recall.of.max(1));
-        let color = if *said == class.cause {
-            rgb(OWN)
-        } else {
-            rgb(BAD)
-        };
-        let (x, y) = (grid.x(column), grid.y(number));
-        let corners = [(x + 1, y + 1), (x + CELL, y + CELL)];
-        let fill = color.mix(LIGHTEST + (DARKEST - LIGHTEST) * share);
-        root.draw(&Rectangle::new(corners, fill.filled()))
-            .map_err(render)?;
-        let at = (x + CELL / 2, middle);
-        label(root, &count.to_string(), at, HPos::Center, rgb(INK))?;
+        let colour = if *said == class.cause { OWN } else { BAD };
+        let x = LEFT + CELL * column as f64;
+        let strength = LIGHTEST + (DARKEST - LIGHTEST) * share;
+        let at = [x + 1.0, top + 1.0, CELL - 1.0, CELL - 1.0];
+        svg.rectangle(at, colour, strength, "");
+        svg.text(
+            (x + CELL / 2.0, foot),
+            Anchor::Middle,
+            INK,
+            &count.to_string(),
+        );
     }
-    interval(root, class.recall, grid.right() + GAP, middle)
+    let left = LEFT + CELL * columns.len() as f64 + GAP;
+    draw_interval(svg, class.recall, left, top + CELL / 2.0);
 }
 
 /// A share on a scale of 0 to 100 %, its interval as a bar.
-fn interval(root: &Area<'_>, interval: Interval, left: i32, middle: i32) -> Result<()> {
-    let x = |share: f64| left + (share * f64::from(SCALE)).round() as i32;
+fn draw_interval(svg: &mut Svg, interval: Interval, left: f64, middle: f64) {
+    let x = |share: f64| (left + share * SCALE).round();
     let Some(share) = interval.share() else {
-        return Ok(());
+        return;
     };
-    let bar = [
-        (x(interval.low), middle - 4),
-        (x(interval.high), middle + 5),
-    ];
-    let point = [(x(share) - 1, middle - 8), (x(share) + 2, middle + 9)];
-    root.draw(&Rectangle::new(bar, rgb(OWN).mix(0.35).filled()))
-        .map_err(render)?;
-    root.draw(&Rectangle::new(point, rgb(OWN).filled()))
-        .map_err(render)?;
+    let (low, high) = (x(interval.low), x(interval.high));
+    svg.rectangle([low, middle - 4.0, high - low, 9.0], OWN, 0.35, "");
+    svg.rectangle([x(share) - 1.0, middle - 8.0, 3.0, 17.0], OWN, 1.0, "");
     let text = format!(
         "{}/{}  {:.0}–{:.0} %",
         interval.hits,
@@ -189,35 +140,11 @@ fn interval(root: &Area<'_>, interval: Interval, left: i32, middle: i32) -> Resu
         100.0 * interval.low,
         100.0 * interval.high
     );
-    label(
-        root,
-        &text,
-        (left + SCALE + 10, middle),
-        HPos::Left,
-        rgb(INK),
-    )
+    let at = (left + SCALE + 10.0, middle + SIZE / 3.0);
+    svg.text(at, Anchor::Start, INK, &text);
 }
 
-fn label(root: &Area<'_>, text: &str, at: (i32, i32), h: HPos, color: RGBColor) -> Result<()> {
-    let style = TextStyle::from((FONT, SIZE).into_font())
-        .color(&color)
-        .pos(Pos::new(h, VPos::Center));
-    root.draw(&Text::new(text.to_owned(), at, style))
-        .map_err(render)
-}
-
-/// Text that is read from below, and ends at a place.
-fn upright(root: &Area<'_>, text: &str, at: (i32, i32)) -> Result<()> {
-    let font = (FONT, SIZE).into_font().transform(FontTransform::Rotate270);
-    let ink = rgb(INK);
-    let style = TextStyle::from(font)
-        .color(&ink)
-        .pos(Pos::new(HPos::Left, VPos::Center));
-    root.draw(&Text::new(text.to_owned(), at, style))
-        .map_err(render)
-}
-
-fn sheet(tally: &Tally) -> Sheet {
+fn to_report(counts: &Counts) -> Report {
     let share = |interval: Interval| {
         interval
             .share()
@@ -232,32 +159,32 @@ fn sheet(tally: &Tally) -> Sheet {
         ]
     };
     let doctor = [
-        ("named first", tally.top_1),
-        ("the same, aliases not counted", tally.strict),
-        ("among the first two", tally.top_2),
-        ("unknown where there was something", tally.abstained),
-        ("false alarms on healthy controls", tally.false_alarms),
-        ("double faults: one named first", tally.doubles.one_first),
+        ("named first", counts.top_1),
+        ("the same, aliases not counted", counts.strict),
+        ("among the first two", counts.top_2),
+        ("unknown where there was something", counts.abstained),
+        ("false alarms on healthy controls", counts.false_alarms),
+        ("double faults: one named first", counts.doubles.one_first),
         (
             "double faults: both among first two",
-            tally.doubles.both_in_two,
+            counts.doubles.both_in_two,
         ),
-        ("fixes: 90 % of healthy restored", tally.fixes.restored),
-        ("fixes: kept", tally.fixes.kept),
-        ("fixes: rolled back correctly", tally.fixes.rolled_back),
-        ("fixes: kept and undone correctly", tally.fixes.undone),
+        ("fixes: 90 % of healthy restored", counts.fixes.restored),
+        ("fixes: kept", counts.fixes.kept),
+        ("fixes: rolled back correctly", counts.fixes.rolled_back),
+        ("fixes: kept and undone correctly", counts.fixes.undone),
     ];
     let own = doctor.map(|(name, interval)| (Kind::Own, name, interval));
-    let naive = tally.baselines.iter();
+    let naive = counts.baselines.iter();
     let naive = naive.map(|b| (Kind::Other, b.name.as_str(), b.top_1));
     let rows = own.into_iter().chain(naive);
     let rows = rows.filter(|(.., interval)| interval.of > 0);
-    Sheet {
+    Report {
         title: "How right the doctor is".to_owned(),
-        subtitle: format!("{} UTC, {} cases", utc_now(), tally.cases),
+        subtitle: format!("{} UTC, {} cases", utc_now(), counts.cases),
         headlines: vec![format!(
             "The cause was named first in {} of {} cases, macro-F1 {:.2}.",
-            tally.top_1.hits, tally.top_1.of, tally.macro_f1
+            counts.top_1.hits, counts.top_1.of, counts.macro_f1
         )],
         tables: vec![Table {
             title: "Shares, with 95 % intervals".to_owned(),
@@ -274,7 +201,7 @@ fn sheet(tally: &Tally) -> Sheet {
             "Tunnels between two network namespaces are made slow in a known way; the doctor is told the interface and the rate that should go through, and nothing else. A case counts if a tenth of the throughput or more was lost.".to_owned(),
             "Rows of the picture are the causes that there were, columns those that were named; numbers are cases. Intervals are Wilson's.".to_owned(),
         ],
-        ..Sheet::default()
+        ..Report::default()
     }
 }
 
@@ -282,7 +209,7 @@ fn sheet(tally: &Tally) -> Sheet {
 mod tests {
     use super::*;
 
-    fn tally() -> Tally {
+    fn counts() -> Counts {
         let class = |cause, hits, of| PerClass {
             cause,
             recall: Interval::wilson(hits, of),
@@ -290,24 +217,24 @@ mod tests {
             first_two: Interval::wilson(hits, of),
             f1: 0.5,
         };
-        Tally {
+        Counts {
             classes: vec![class(Cause::Shaper, 3, 4), class(Cause::PathLoss, 5, 5)],
             confusion: vec![
                 (Cause::Shaper, Cause::Shaper, 3),
                 (Cause::Shaper, Cause::Bufferbloat, 1),
                 (Cause::PathLoss, Cause::PathLoss, 5),
             ],
-            ..Tally::default()
+            ..Counts::default()
         }
     }
 
     #[test]
     fn every_cause_is_named_and_every_count_is_drawn() {
-        let svg = matrix_svg(&tally()).expect("svg");
+        let svg = matrix_svg(&counts());
         for text in ["shaper", "bufferbloat", "path-loss", "3/4", "5/5"] {
             assert!(svg.contains(text), "{text}");
         }
-        assert_eq!(columns(&tally()).len(), 3);
+        assert_eq!(columns(&counts()).len(), 3);
         // Two right cells and one wrong, and two parts of each interval.
         assert_eq!(svg.matches("<rect ").count(), 3 + 2 * 2);
         assert_eq!(svg.matches("<rect x=\"283\"").count(), 1);
@@ -315,7 +242,7 @@ mod tests {
 
     #[test]
     fn nothing_counted_is_a_picture_too() {
-        matrix_svg(&Tally::default()).expect("svg");
-        matrix_html(&Tally::default()).expect("html");
+        assert!(!matrix_svg(&Counts::default()).contains("NaN"));
+        matrix_html(&Counts::default()).expect("html");
     }
 }

@@ -1,38 +1,36 @@
-//! What people see of a result: for a terminal, as SVG, as one HTML page.
+//! Reports of results: for a terminal, as SVG, as one HTML page.
 //!
-//! A [`BenchReport`], [`GatewayReport`], [`Experiment`] or [`DemoReport`] becomes a [`Sheet`] (headlines, bar panels, tables, the machine, the method);
-//! [`mod@terminal`], [`svg`] and [`mod@html`] draw any sheet. JSON is the report itself, by serde.
+//! A [`BenchReport`], [`GatewayReport`], [`Experiment`] or [`DemoReport`] becomes a [`Report`]
+//! (headlines, bar panels, tables, the machine, the method); [`mod@terminal`], [`svg`] and
+//! [`mod@html`] draw any report. JSON is the report itself, by serde.
 
 mod bench;
 mod demo;
 mod gateway;
 mod html;
 mod matrix;
-pub mod palette;
 mod plot;
-mod progress;
 mod reproduce;
 mod terminal;
 
 use serde::Serialize;
 
-pub use html::{PAGE_STYLE, html};
+pub use html::html;
 pub use matrix::{matrix_html, matrix_svg};
 pub use plot::svg;
-pub use progress::ProgressBar;
-pub use terminal::{Style, terminal};
+pub use terminal::terminal;
 
 use crate::bench::BenchReport;
 use crate::demo::DemoReport;
 use crate::gateway::GatewayReport;
 use crate::machine::Machine;
 use crate::reproduce::Experiment;
-use crate::stats::Spread;
+use seikan_load::stats::Spread;
 
 /// A result, ready to be drawn.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Sheet {
-    /// What was done.
+pub struct Report {
+    /// The experiment.
     pub title: String,
     /// When and where, one line.
     pub subtitle: String,
@@ -42,7 +40,7 @@ pub struct Sheet {
     pub panels: Vec<Panel>,
     /// Figures that are not bars.
     pub tables: Vec<Table>,
-    /// What went wrong.
+    /// Errors.
     pub problems: Vec<String>,
     /// The machine and the versions.
     pub facts: Vec<(String, String)>,
@@ -68,7 +66,7 @@ pub struct Panel {
 pub struct Bar {
     /// The tunnel.
     pub label: String,
-    /// Whose it is.
+    /// Owner of the tunnel.
     pub kind: Kind,
     /// Its length and range; `None` when it failed.
     pub value: Option<Spread>,
@@ -100,7 +98,7 @@ impl Kind {
 /// Rows of text.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Table {
-    /// What it shows.
+    /// Its content.
     pub title: String,
     /// Column headings; the first column is text, the others are numbers.
     pub columns: Vec<String>,
@@ -111,33 +109,33 @@ pub struct Table {
 /// A row of a [`Table`].
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
-    /// Whose it is.
+    /// Owner of the row.
     pub kind: Kind,
     /// One per column.
     pub cells: Vec<String>,
 }
 
-impl From<&BenchReport> for Sheet {
+impl From<&BenchReport> for Report {
     fn from(report: &BenchReport) -> Self {
-        bench::sheet(report)
+        bench::to_report(report)
     }
 }
 
-impl From<&DemoReport> for Sheet {
+impl From<&DemoReport> for Report {
     fn from(report: &DemoReport) -> Self {
-        demo::sheet(report)
+        demo::to_report(report)
     }
 }
 
-impl From<&Experiment> for Sheet {
+impl From<&Experiment> for Report {
     fn from(experiment: &Experiment) -> Self {
-        reproduce::sheet(experiment)
+        reproduce::to_report(experiment)
     }
 }
 
-impl From<&GatewayReport> for Sheet {
+impl From<&GatewayReport> for Report {
     fn from(report: &GatewayReport) -> Self {
-        gateway::sheet(report)
+        gateway::to_report(report)
     }
 }
 
@@ -183,7 +181,7 @@ impl Panel {
     }
 }
 
-/// What stands for a figure that is not there.
+/// Mark of a missing figure.
 const NONE: &str = "–";
 
 fn or_none(value: Option<f64>, decimals: usize) -> String {

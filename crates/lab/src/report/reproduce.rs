@@ -1,10 +1,10 @@
-//! The sheet of an experiment done again.
+//! The report of an experiment done again.
 
 use crate::report::bench::counted;
-use crate::report::{Bar, Kind, NONE, Panel, Row, Sheet, Table, machine_facts};
+use crate::report::{Bar, Kind, NONE, Panel, Report, Row, Table, machine_facts};
 use crate::reproduce::{Claim, Experiment, Figures, Grid, Layer, List, Look, Surface};
 
-pub(super) fn sheet(of: &Experiment) -> Sheet {
+pub(super) fn to_report(of: &Experiment) -> Report {
     let mut tables: Vec<Table> = of.grids.iter().map(grid).collect();
     for surface in &of.surfaces {
         tables.extend(surface.layers.iter().map(|layer| map(surface, layer)));
@@ -14,7 +14,7 @@ pub(super) fn sheet(of: &Experiment) -> Sheet {
     tables.extend(facts(&of.looks));
     tables.push(notes(&of.notes));
     tables.retain(|table| !table.rows.is_empty());
-    Sheet {
+    Report {
         title: of.source.title().to_owned(),
         subtitle: format!(
             "{} UTC, {}, {:.0} s in all",
@@ -38,8 +38,8 @@ fn headlines(of: &Experiment) -> Vec<String> {
         "{holding} of {} hold in every round",
         counted(of.claims.len() as u64, "comparison")
     );
-    let ways = counted(of.source.looks() as u64, "slow way");
-    line += &format!("; the doctor, blind, is right in {right} of {ways}");
+    let setups = counted(of.source.looks() as u64, "slow setup");
+    line += &format!("; the doctor, blind, is right in {right} of {setups}");
     vec![line + "."]
 }
 
@@ -163,7 +163,7 @@ fn claims(claims: &[Claim]) -> Table {
         }
     });
     Table {
-        title: "What is more than what".to_owned(),
+        title: "Comparisons".to_owned(),
         columns: ["", "of", "published", "here", "range", "every round"]
             .map(str::to_owned)
             .to_vec(),
@@ -185,7 +185,7 @@ fn looks(looks: &[Look]) -> Table {
         }
     });
     Table {
-        title: "What the doctor says".to_owned(),
+        title: "Verdicts of the doctor".to_owned(),
         columns: ["of", "says", "should say", "right"]
             .map(str::to_owned)
             .to_vec(),
@@ -233,13 +233,13 @@ fn notes(notes: &[String]) -> Table {
 
 /// Three digits.
 fn short(value: f64) -> String {
-    let places = match value.abs() {
+    let decimals = match value.abs() {
         v if v >= 100.0 || v == 0.0 => 0,
         v if v >= 10.0 => 1,
         v if v >= 1.0 => 2,
         _ => 3,
     };
-    format!("{value:.places$}")
+    format!("{value:.decimals$}")
 }
 
 fn times(ratio: Option<f64>) -> String {

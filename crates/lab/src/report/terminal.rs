@@ -1,83 +1,57 @@
-//! A sheet as text: aligned columns, bars of eighth blocks, colours only where they are wanted.
+//! A report as text: aligned columns, bars of eighth blocks, colours only where they are wanted.
 
-use console::{Alignment, Style as Ink, Term, measure_text_width, pad_str};
+use console::{Alignment, Style as Ink, measure_text_width, pad_str};
+use seikan_ui::screen::Style;
 
-use crate::report::{Bar, Kind, Panel, Row, Sheet, Table};
+use crate::report::{Bar, Kind, Panel, Report, Row, Table};
 
-/// Widest output; longer bars say no more.
-const MAX_WIDTH: usize = 100;
 /// Bars are never shorter than this.
 const MIN_BAR: usize = 10;
 const INDENT: &str = "  ";
 const GAP: &str = "  ";
 
-/// How to write to a terminal, or to a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Style {
-    /// Columns to use.
-    pub width: usize,
-    /// Whether to colour.
-    pub color: bool,
+fn ink(style: Style) -> Ink {
+    Ink::new().force_styling(style.color)
 }
 
-impl Style {
-    /// What standard output is: its width, and colours unless it is piped or `NO_COLOR` is set.
-    #[must_use]
-    pub fn of_stdout() -> Self {
-        let term = Term::stdout();
-        let width = term
-            .size_checked()
-            .map_or(MAX_WIDTH, |(_, columns)| usize::from(columns));
-        let silent = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
-        Self {
-            width: width.clamp(60, MAX_WIDTH),
-            color: term.is_term() && !silent,
-        }
-    }
-
-    fn ink(self) -> Ink {
-        Ink::new().force_styling(self.color)
-    }
-
-    fn of(self, kind: Kind) -> Ink {
-        match kind {
-            Kind::Own => self.ink().cyan().bold(),
-            Kind::Raw => self.ink().dim(),
-            Kind::Other => self.ink(),
-        }
+fn ink_of(style: Style, kind: Kind) -> Ink {
+    match kind {
+        Kind::Own => ink(style).cyan().bold(),
+        Kind::Raw => ink(style).dim(),
+        Kind::Other => ink(style),
     }
 }
 
-/// Draws the sheet, ending with a line feed.
+/// Draws the report, ending with a line feed.
 #[must_use]
-pub fn terminal(sheet: &Sheet, style: Style) -> String {
+pub fn terminal(report: &Report, style: Style) -> String {
     let mut lines = vec![
-        style.ink().bold().apply_to(&sheet.title).to_string(),
-        style.ink().dim().apply_to(&sheet.subtitle).to_string(),
+        ink(style).bold().apply_to(&report.title).to_string(),
+        ink(style).dim().apply_to(&report.subtitle).to_string(),
     ];
-    let columns = Columns::of(&sheet.panels, style.width);
-    for panel in &sheet.panels {
+    let columns = Columns::of(&report.panels, style.width);
+    for panel in &report.panels {
         lines.push(String::new());
         draw_panel(panel, &columns, style, &mut lines);
     }
-    for table in &sheet.tables {
+    for table in &report.tables {
         lines.push(String::new());
         draw_table(table, style, &mut lines);
     }
-    if !sheet.headlines.is_empty() {
+    if !report.headlines.is_empty() {
         lines.push(String::new());
-        for headline in &sheet.headlines {
+        for headline in &report.headlines {
             lines.extend(
                 wrap(headline, style.width, "")
                     .iter()
-                    .map(|l| style.ink().bold().apply_to(l).to_string()),
+                    .map(|l| ink(style).bold().apply_to(l).to_string()),
             );
         }
     }
-    if !sheet.problems.is_empty() {
+    if !report.problems.is_empty() {
         lines.push(String::new());
-        lines.push(style.ink().red().bold().apply_to("Problems").to_string());
-        for problem in &sheet.problems {
+        lines.push(ink(style).red().bold().apply_to("Problems").to_string());
+        for problem in &report.problems {
             lines.extend(wrap(problem, style.width, INDENT));
         }
     }
@@ -102,7 +76,7 @@ fn left(text: &str, width: usize) -> String {
     pad_str(text, width, Alignment::Left, None).into_owned()
 }
 
-/// Widths of columns, the same in all panels of a sheet, so that figures stand below each other.
+/// Widths of columns, the same in all panels of a report, so that figures stand below each other.
 struct Columns {
     label: usize,
     bar: usize,
@@ -158,14 +132,13 @@ fn draw_panel(panel: &Panel, columns: &Columns, style: Style, lines: &mut Vec<St
     let before = INDENT.len() + columns.label + GAP.len() + columns.bar + GAP.len();
     lines.push(format!(
         "{}{}",
-        style.ink().bold().apply_to(left(&panel.title, before)),
-        style
-            .ink()
+        ink(style).bold().apply_to(left(&panel.title, before)),
+        ink(style)
             .dim()
             .apply_to(columns.figures(&panel.unit, &panel.columns)),
     ));
     for bar in &panel.bars {
-        let ink = style.of(bar.kind);
+        let ink = ink_of(style, bar.kind);
         lines.push(format!(
             "{INDENT}{}{GAP}{}{GAP}{}",
             ink.apply_to(left(&bar.label, columns.label)),
@@ -219,15 +192,15 @@ fn draw_table(table: &Table, style: Style, lines: &mut Vec<String>) {
         }
         text
     };
-    lines.push(style.ink().bold().apply_to(&table.title).to_string());
+    lines.push(ink(style).bold().apply_to(&table.title).to_string());
     if !prose {
-        lines.push(style.ink().dim().apply_to(line(&table.columns)).to_string());
+        lines.push(ink(style).dim().apply_to(line(&table.columns)).to_string());
     }
     for Row { kind, cells } in &table.rows {
         let ink = if prose {
-            style.ink().dim()
+            ink(style).dim()
         } else {
-            style.of(*kind)
+            ink_of(style, *kind)
         };
         let hang = " ".repeat(INDENT.len() + widths[0] + GAP.len());
         let text = line(cells);

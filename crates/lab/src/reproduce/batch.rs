@@ -1,9 +1,10 @@
 //! N frames for each crossing between kernel and program, instead of one.
 //!
-//! The source changed the driver of the kernel so that one read returns several packets. Linux has since learned to hand a
-//! TUN device's program one super-packet for many segments of a TCP stream: of how many it may be made is a setting of the
-//! interface (`gso_max_segs`), so N can be chosen. The load is the source's: `ab` asks a web server again and again for a
-//! page of 5 MB over eight connections that are kept. What the source leaves open is in [`surface`].
+//! The source changed the driver of the kernel so that one read returns several packets. Linux has
+//! since learned to hand a TUN device's program one super-packet for many segments of a TCP stream.
+//! The number of segments is a setting of the interface (`gso_max_segs`), so N can be chosen. The
+//! load is the source's: `ab` requests a page of 5 MB from a web server repeatedly over eight
+//! connections that are kept. [`surface`] answers questions that the source leaves open.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -11,15 +12,16 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use seikan_diagnose::Cause;
+use seikan_load::{Ends, LiveOptions};
 use seikan_sys::ethtool::Feature;
+use seikan_ui::Interrupt;
 
 use super::figures::interleaved;
 use super::look::Looker;
 use super::{Bench, Curve, Curves, Figures, Found, Row, plain, set_link, surface};
 use crate::error::{LabError, Result};
-use crate::interrupt::Interrupt;
-use crate::link::{Host, Link};
-use crate::load::{Ends, LiveOptions};
+use crate::host::Host;
+use crate::link::Link;
 use crate::process::Process;
 use crate::tunnel::{self, Started, Tunnel, inner_device, private_directory};
 
@@ -37,7 +39,7 @@ const PUBLISHED: [f64; 3] = [114_089.42, 102_512.37, 111_139.88];
 const PORT: u16 = 8_080;
 const PAGE: &str = "5m.html";
 const PAGE_BYTES: usize = 5 << 20;
-/// The source asked 500 times over 8 connections; who is slow is asked for so many seconds.
+/// The source made 500 requests over 8 connections; slow tunnels are limited to this many seconds.
 const REQUESTS: u32 = 500;
 const CONNECTIONS: u32 = 8;
 const SECONDS: u32 = 20;
@@ -51,7 +53,7 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
     let mut found = Found::default();
     for part in [pages, surface::surface, diagnosis] {
         let done = part(bench, &mut found);
-        found.bear(done)?;
+        found.note_failure(done)?;
     }
     Ok(found)
 }
@@ -67,7 +69,7 @@ fn batched(size: u32) -> String {
     format!("Seikan, {}", frames_in_words(size))
 }
 
-/// What `ab` says of every row.
+/// Reads the output of `ab` for every row.
 fn pages(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     let mut names = vec![BARE.to_owned(), CRUDE.to_owned(), ONE.to_owned()];
     names.extend(SIZES.map(batched));
@@ -84,7 +86,8 @@ fn pages(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
         }
         let dir = private_directory()?;
         let ends = tunnel.ends(&running.hosts);
-        let rate = ask_again_and_again(&ends, dir.path(), bench.interrupt)?;
+        let server = web_server(&running.hosts.b, dir.path())?;
+        let rate = request_repeatedly(&ends, server, bench.interrupt)?;
         running.check_alive()?;
         Ok(rate)
     })?;
@@ -137,7 +140,7 @@ fn pages(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     Ok(())
 }
 
-/// What the doctor says of one frame for each crossing.
+/// Diagnoses one frame for each crossing.
 fn diagnosis(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     bench.step("the doctor on one frame for each crossing")?;
     let tunnel = tunnel_of(CRUDE)?;
@@ -160,8 +163,8 @@ fn diagnosis(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
         ..LiveOptions::default()
     };
     let ends = tunnel.ends(&running.hosts);
-    let told = looker.look_under(&load, &ends, bench.desk(), |_| Vec::new())?;
-    found.looks.push(told);
+    let verdict = looker.look_under(&load, &ends, bench.desk(), |_| Vec::new())?;
+    found.looks.push(verdict);
     Ok(())
 }
 
@@ -181,10 +184,10 @@ pub(super) fn frames(host: &Host, tunnel: &str, size: u32) -> Result<()> {
     set_link(host, tunnel, &format!("gso_max_segs {size}"))
 }
 
-/// Starts the web server, asks it, and stops it; KB/s as `ab` says.
-fn ask_again_and_again(ends: &Ends<'_>, dir: &Path, interrupt: &Interrupt) -> Result<f64> {
+/// Requests pages from the web server and stops it; returns the rate in KB/s, as `ab` prints it.
+fn request_repeatedly(ends: &Ends<'_>, server: Process, interrupt: &Interrupt) -> Result<f64> {
     let mut started = Started::default();
-    started.processes.0.push(web_server(ends.server, dir)?);
+    started.processes.0.push(server);
     wait_for(ends, &mut started, interrupt).map_err(|error| started.explain(error))?;
     let program = program("ab", "apache2-utils")?;
     let mut command = Command::new(program);
@@ -206,20 +209,21 @@ fn ask_again_and_again(ends: &Ends<'_>, dir: &Path, interrupt: &Interrupt) -> Re
         .stderr(Stdio::null());
     let mut child = ends
         .client
-        .spawn(&mut command)
+        .spawn_command(&mut command)
         .map_err(LabError::io("start `ab`"))?;
     let start = Instant::now();
     let status = loop {
         if let Some(status) = child.try_wait().map_err(LabError::io("wait for `ab`"))? {
             break status;
         }
-        let patience = match interrupt.check() {
-            Ok(()) if start.elapsed() < PATIENCE => interrupt.sleep(Duration::from_millis(20)),
-            Ok(()) => Err(LabError::Timeout {
-                what: "`ab`".to_owned(),
+        let patience = match start.elapsed() < PATIENCE {
+            true => interrupt
+                .sleep(Duration::from_millis(20))
+                .map_err(LabError::from),
+            false => Err(LabError::Timeout {
+                event: "`ab`".to_owned(),
                 seconds: PATIENCE.as_secs_f64(),
             }),
-            Err(error) => Err(error),
         };
         if let Err(error) = patience {
             // Fails only when it has ended already.
@@ -266,7 +270,7 @@ fn web_server(host: &Host, dir: &Path) -> Result<Process> {
     };
     write(PAGE, &page)?;
     let here = dir.display();
-    // One process, which a death of ours takes along.
+    // One process, which ends with the lab.
     let config = format!(
         "daemon off;\nmaster_process off;\npid {here}/nginx.pid;\nerror_log {here}/error.log;\n\
          events {{ }}\nhttp {{\n  access_log off;\n  sendfile on;\n  tcp_nopush on;\n  keepalive_requests 1000000;\n  \
@@ -298,7 +302,7 @@ fn wait_for(ends: &Ends<'_>, started: &mut Started, interrupt: &Interrupt) -> Re
         started.check_alive()?;
         if start.elapsed() > SERVER_PATIENCE {
             return Err(LabError::Timeout {
-                what: "the web server".to_owned(),
+                event: "the web server".to_owned(),
                 seconds: SERVER_PATIENCE.as_secs_f64(),
             });
         }
@@ -308,7 +312,7 @@ fn wait_for(ends: &Ends<'_>, started: &mut Started, interrupt: &Interrupt) -> Re
 }
 
 fn program(name: &str, package: &str) -> Result<PathBuf> {
-    tunnel::find_program(name).ok_or_else(|| {
+    crate::program::find(name).ok_or_else(|| {
         LabError::Setup(format!(
             "no program `{name}` on PATH (Debian: apt install {package})"
         ))

@@ -8,18 +8,18 @@ use std::time::{Duration, Instant};
 
 use seikan_diagnose::stats::{correlate, strongest};
 use seikan_diagnose::{Evidence, Recording};
+use seikan_load::stats::Spread;
+use seikan_load::{Stop, join};
 use seikan_observe::{Subject, metric};
 use seikan_sys::calls;
+use seikan_ui::Interrupt;
 
 use super::guests::{GUESTS, Network, Switch, UPLINK};
 use super::look::Looker;
 use super::profile::BIN;
 use super::{Bench, Curve, Curves, Found, List};
 use crate::error::Result;
-use crate::interrupt::Interrupt;
-use crate::load::{Stop, join};
 use crate::scenario::Hog;
-use crate::stats::Spread;
 
 /// Intervals over which the source's figures are smoothed: 10 s.
 const SMOOTH: usize = 20;
@@ -81,8 +81,8 @@ const EVENTS: [(&str, Of, &str, &str); 8] = [
 /// The doctor looks for an hour at most.
 const MOST_EVERY: Duration = Duration::from_secs(3_600 / GUESTS.len() as u64);
 /// Correlations that differ by less are alike.
-const ALIKE: f64 = 0.05;
-/// Readings of which the median is told.
+const EQUAL_WITHIN: f64 = 0.05;
+/// Readings of which the median is text.
 const READINGS: usize = 101;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -148,7 +148,7 @@ pub(super) fn growing(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     Ok(())
 }
 
-/// What may go with the throughput.
+/// A quantity that may correlate with the throughput.
 struct Event<'a> {
     name: String,
     of: Of,
@@ -166,7 +166,7 @@ fn events(evidence: &Evidence) -> Vec<Event<'_>> {
         file: Some(*file),
     });
     let columns = evidence.series.columns.keys();
-    let called = columns.filter_map(|key| {
+    let function_calls = columns.filter_map(|key| {
         let function = key.name.strip_prefix(metric::CALL_PREFIX)?;
         Some(Event {
             name: format!("calls of {function}"),
@@ -175,7 +175,7 @@ fn events(evidence: &Evidence) -> Vec<Event<'_>> {
             file: None,
         })
     });
-    known.chain(called).collect()
+    known.chain(function_calls).collect()
 }
 
 /// Microseconds that it takes to read a file once.
@@ -255,7 +255,7 @@ fn correlations(recording: &Recording, every: f64, found: &mut Found) {
             Of::Host | Of::Cpus => 1,
         };
         let cost = event.file.and_then(reading).map(|us| us * files as f64);
-        let told = match (event.file, cost) {
+        let cost_label = match (event.file, cost) {
             (_, Some(us)) => format!("{us:.0}"),
             (Some(_), None) => "–".to_owned(),
             (None, None) => "at each call".to_owned(),
@@ -263,7 +263,13 @@ fn correlations(recording: &Recording, every: f64, found: &mut Found) {
         candidates.push(Candidate {
             r,
             cost,
-            cells: vec![event.name.clone(), format!("{r:.2}"), lag, honest, told],
+            cells: vec![
+                event.name.clone(),
+                format!("{r:.2}"),
+                lag,
+                honest,
+                cost_label,
+            ],
             curve: Curve {
                 name: event.name,
                 own: false,
@@ -283,8 +289,8 @@ fn correlations(recording: &Recording, every: f64, found: &mut Found) {
             .to_vec(),
         rows: candidates.iter().map(|of| of.cells.clone()).collect(),
     });
-    let told = candidates.into_iter().take(DRAWN);
-    curves.extend(told.map(|of| of.curve));
+    let drawn = candidates.into_iter().take(DRAWN);
+    curves.extend(drawn.map(|of| of.curve));
     found.curves.push(Curves {
         name: "profile-events".to_owned(),
         title: "throughput and counters, smoothed over 10 s, of their largest values".to_owned(),
@@ -300,12 +306,12 @@ fn cheapest(candidates: &[Candidate]) -> Option<String> {
     let best = candidates.first()?;
     let close = candidates
         .iter()
-        .filter(|of| of.r.abs() >= best.r.abs() - ALIKE);
+        .filter(|of| of.r.abs() >= best.r.abs() - EQUAL_WITHIN);
     let (cost, cheapest) = close
         .filter_map(|of| Some((of.cost?, of)))
         .min_by(|a, b| a.0.total_cmp(&b.0))?;
     Some(format!(
-        "Cheapest to record of the counters that go with the throughput as closely as any (r within {ALIKE}): {} (r {:.2}), {cost:.0} µs for a reading, with no \
+        "Cheapest to record of the counters that go with the throughput as closely as any (r within {EQUAL_WITHIN}): {} (r {:.2}), {cost:.0} µs for a reading, with no \
          function traced.",
         cheapest.curve.name, cheapest.r
     ))
@@ -387,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cheapest_of_the_closest_is_told() {
+    fn the_cheapest_of_the_closest_is_reported() {
         let of = |name: &str, r, cost| Candidate {
             r,
             cost,
@@ -405,8 +411,8 @@ mod tests {
             of("cheap", -0.92, Some(5.0)),
             of("far", 0.5, Some(1.0)),
         ];
-        let told = cheapest(&candidates).expect("one");
-        assert!(told.contains("cheap (r -0.92), 5 µs"), "{told}");
+        let text = cheapest(&candidates).expect("one");
+        assert!(text.contains("cheap (r -0.92), 5 µs"), "{text}");
         assert_eq!(cheapest(&[]), None);
     }
 
@@ -424,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn smoothing_keeps_what_is_level() {
+    fn smoothing_keeps_constant_values() {
         assert_eq!(smoothed(&[3.0; 50]), [3.0; 50]);
         let mut step = vec![0.0; 40];
         step[20..].fill(1.0);

@@ -1,15 +1,16 @@
-//! What an experiment finds: rows over rounds beside what was published, curves, and claims of what is faster.
+//! Results of an experiment: rows over rounds beside the published figures, curves, and claims of
+//! higher speed.
 
+use seikan_load::stats::{Spread, ratio};
 use serde::{Deserialize, Serialize};
 
 use super::Bench;
 use crate::error::{LabError, Result};
-use crate::stats::{Spread, ratio};
 
 /// One quantity, row by row.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Figures {
-    /// What it is.
+    /// The quantity.
     pub title: String,
     /// Its unit.
     pub unit: String,
@@ -113,9 +114,9 @@ impl Figures {
 /// Figures of the same rows side by side, one column for each.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Grid {
-    /// What it is.
+    /// The quantity.
     pub title: String,
-    /// What the rows are.
+    /// The rows.
     pub rows: String,
     /// The columns.
     pub columns: Vec<Figures>,
@@ -124,7 +125,7 @@ pub struct Grid {
 /// Rows of words and numbers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct List {
-    /// What it is.
+    /// The content.
     pub title: String,
     /// Headings; the first column is words.
     pub columns: Vec<String>,
@@ -168,11 +169,11 @@ impl Claim {
 pub struct Curves {
     /// Name of the picture's file.
     pub name: String,
-    /// What it shows.
+    /// Title.
     pub title: String,
-    /// What is below, with its unit.
+    /// Horizontal axis, with its unit.
     pub x: String,
-    /// What is on the left, with its unit.
+    /// Vertical axis, with its unit.
     pub y: String,
     /// Whether the scales are logarithmic: below, on the left.
     pub logarithmic: [bool; 2],
@@ -200,11 +201,11 @@ pub struct Curve {
 pub struct Surface {
     /// Name of the picture's file.
     pub name: String,
-    /// What it shows.
+    /// Title.
     pub title: String,
-    /// What the columns are, with their unit.
+    /// Columns, with their unit.
     pub x: String,
-    /// What the rows are, with their unit.
+    /// Rows, with their unit.
     pub y: String,
     /// Each column.
     pub columns: Vec<String>,
@@ -219,7 +220,7 @@ pub struct Surface {
 /// One quantity of a [`Surface`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Layer {
-    /// What it is.
+    /// Quantity.
     pub title: String,
     /// Its unit.
     pub unit: String,
@@ -229,7 +230,8 @@ pub struct Layer {
     pub values: Vec<Vec<Option<f64>>>,
 }
 
-/// Measures rows in interleaved rounds: for each row, what each round gave. What fails is told in `problems`.
+/// Measures rows in interleaved rounds; returns for each row the results of its rounds. `problems`
+/// gets the failures.
 pub(super) fn interleaved<'a, T>(
     bench: &mut Bench<'_>,
     names: &[&'a str],

@@ -3,15 +3,16 @@
 use std::fmt;
 use std::time::Duration;
 
+use seikan_load::{Ends, LiveOptions, Meter};
+use seikan_ui::Interrupt;
 use tempfile::TempDir;
 
 use super::Bench;
 use crate::error::{LabError, Result};
-use crate::interrupt::Interrupt;
-use crate::link::{Host, veth};
-use crate::load::{Ends, LiveOptions, Meter, live};
+use crate::host::{Host, cable};
+use crate::load::live;
 use crate::scenario::Hog;
-use crate::tunnel::{Started, middle, openvswitch, private_directory};
+use crate::tunnel::{SWITCH, Started, openvswitch, private_directory};
 
 /// The guests, and the ports of the switch, the last of which leads to who receives.
 pub(super) const GUESTS: [&str; 8] = ["G1", "G2", "G3", "G4", "G5", "G6", "G7", "G8"];
@@ -23,7 +24,7 @@ const MTU: u32 = 1_500;
 /// Time for streams to find their rate.
 const WARMUP: Duration = Duration::from_secs(1);
 
-/// What forwards.
+/// Implementation of the switch.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Switch {
     Bridge,
@@ -60,7 +61,6 @@ pub(super) struct Network {
 
 impl Network {
     pub(super) fn create(kind: Switch, bench: &Bench<'_>) -> Result<Self> {
-        let refuse = |e: seikan_sys::netlink::NetlinkError| LabError::Setup(e.to_string());
         let switch = Host::create("S", 3)?;
         let receiver = Host::create("B", 2)?;
         let guests = GUESTS.iter().zip(11..);
@@ -68,11 +68,9 @@ impl Network {
             .map(|(name, number)| Host::create(name, number))
             .collect::<Result<_>>()?;
         for (port, host) in PORTS.iter().zip(guests.iter().chain([&receiver])) {
-            veth(&switch, port, host, &host.device)?;
-            host.configure(&host.device, MTU, host.address, host.address6)?;
-            let netlink = switch.netlink()?;
-            let index = netlink.link(port).map_err(refuse)?.index;
-            netlink.set_up(index).map_err(refuse)?;
+            cable(&switch, port, host, &host.device)?;
+            host.configure(&host.device, MTU, [host.address, host.address6])?;
+            switch.set_up(port)?;
             if kind == Switch::OpenVSwitch {
                 // It takes packets as they are: longer ones than the MTU it would not pass on.
                 host.set_offload(false)?;
@@ -81,7 +79,7 @@ impl Network {
         let dir = private_directory()?;
         let started = match kind {
             Switch::Bridge => {
-                middle::bridge(&switch, &PORTS)?;
+                switch.bridge(SWITCH, &PORTS)?;
                 Started::default()
             }
             Switch::OpenVSwitch => {
@@ -109,8 +107,8 @@ impl Network {
             .iter()
             .take(senders)
             .map(|guest| Ends {
-                client: guest,
-                server: &self.receiver,
+                client: guest.netns(),
+                server: self.receiver.netns(),
                 target: self.receiver.address,
                 sources: &[],
             })

@@ -1,5 +1,5 @@
-//! What the libraries encrypt on one processor, with nothing else to do: OpenSSL, as `openssl speed` says, and the one that
-//! ours is built with.
+//! Encryption speed of the libraries on one idle processor: OpenSSL, by `openssl speed`, and the
+//! library that Seikan is built with.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -90,7 +90,7 @@ pub(super) fn figures(bench: &Bench<'_>, problems: &mut Vec<String>) -> Result<F
     })
 }
 
-/// What `openssl speed` says, in Mbit/s.
+/// Returns the result of `openssl speed`, in Mbit/s.
 fn openssl(words: &[&str], without: bool) -> Result<f64> {
     let mut command = Command::new("openssl");
     command
@@ -119,7 +119,7 @@ fn speed_of(said: &str) -> Option<f64> {
     Some(column.parse::<f64>().ok()? * 8e-3)
 }
 
-/// What our library seals, in Mbit/s.
+/// Returns the speed of our library's seal operation, in Mbit/s.
 fn sealed(algorithm: &'static Algorithm) -> Result<f64> {
     let refuse = |_| LabError::Setup("the library refuses to encrypt: this is a bug".into());
     let key = vec![7; algorithm.key_len()];

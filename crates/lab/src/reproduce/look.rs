@@ -1,16 +1,17 @@
-//! What the doctor, who is told nothing but the interface and the rate that should go through, says of a slow way.
+//! The doctor's verdict on a slow setup; it knows only the interface and the expected rate.
 
 use std::fmt;
 use std::time::Duration;
 
 use seikan_diagnose::{Cause, Recording};
+use seikan_load::{Ends, LiveOptions};
 use serde::{Deserialize, Serialize};
 
 use super::Desk;
 use crate::error::{LabError, Result};
-use crate::link::Host;
-use crate::load::{Ends, LiveOptions, live};
-use crate::scenario::doctor::{Question, ask};
+use crate::host::Host;
+use crate::load::live;
+use crate::scenario::doctor::{DoctorArguments, ask};
 use crate::scenario::{Diagnosis, load_recording};
 
 /// How long the doctor looks, in seconds.
@@ -18,20 +19,20 @@ pub(super) const LOOK: f64 = 6.0;
 /// Time for streams to find their rate.
 const WARMUP: Duration = Duration::from_secs(2);
 
-/// What the doctor says of one way.
+/// The doctor's verdict on one setup.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Look {
     /// The way: name of a row.
     pub of: String,
-    /// What it should name; any of these.
+    /// Causes of which any is right.
     pub right: Vec<Cause>,
-    /// What it said.
+    /// The doctor's diagnosis.
     pub said: Option<Diagnosis>,
     /// Why it said nothing.
     pub problem: Option<String>,
     /// Name of the recording's file, where recordings are kept.
     pub recording: Option<String>,
-    /// What the same recording shows of what was published: name, value.
+    /// Published quantities in the same recording: name, value.
     pub facts: Vec<(String, f64)>,
 }
 
@@ -45,18 +46,18 @@ impl Look {
     }
 }
 
-/// Whom to ask about what.
+/// A setup to diagnose.
 #[derive(Clone, Copy)]
 pub(super) struct Looker<'a> {
     /// Name of the row.
     pub of: &'a str,
     /// Where the doctor is.
     pub host: &'a Host,
-    /// What it is told to look at.
+    /// Interface to diagnose.
     pub interface: &'a str,
-    /// What should go through, in Mbit/s.
+    /// Expected throughput, in Mbit/s.
     pub expected: f64,
-    /// What it should name.
+    /// Causes that are right.
     pub right: &'a [Cause],
     /// How long it looks.
     pub seconds: f64,
@@ -78,11 +79,11 @@ impl<'a> Looker<'a> {
         }
     }
 
-    /// Asks the doctor now; what it said, and what it measured.
+    /// Runs the doctor now; returns its verdict and its recording.
     ///
     /// # Errors
-    /// No scratch directory, a recording that is none; [`LabError::Interrupted`]. What the doctor has to complain about is
-    /// in the look.
+    /// No scratch directory, a file that is no recording; [`LabError::Interrupted`]. The look has
+    /// the doctor's own errors.
     pub fn look(&self, desk: Desk<'_>) -> Result<(Look, Option<Recording>)> {
         let scratch = tempfile::TempDir::with_prefix("seikan-lab-")
             .map_err(LabError::io("make a folder for the doctor"))?;
@@ -96,7 +97,7 @@ impl<'a> Looker<'a> {
             }
             None => scratch.path().join(&file),
         };
-        let question = Question {
+        let arguments = DoctorArguments {
             host: self.host,
             interface: self.interface,
             expected: Some(self.expected),
@@ -114,7 +115,7 @@ impl<'a> Looker<'a> {
             recording: kept.map(|_| file),
             facts: Vec::new(),
         };
-        match ask(&question, desk.interrupt) {
+        match ask(&arguments, desk.interrupt) {
             Ok(answer) => {
                 look.said = Some(answer.diagnosis);
                 Ok((look, Some(load_recording(&record)?)))

@@ -1,8 +1,9 @@
-//! `seikan lab reproduce`: what others have published about slow tunnels, done again on one machine.
+//! `seikan lab reproduce`: published experiments on slow tunnels, repeated on one machine.
 //!
-//! Each [`Source`] has the slow way and the good way side by side, in rounds that are interleaved, beside the figures that
-//! were published; [`Claim`]s say which way is faster and whether that holds in every round; and the doctor is asked,
-//! blind, about the slow way. Figures of another machine are compared as ratios, never as such.
+//! Each [`Source`] has the slow setup and the good setup side by side, in interleaved rounds,
+//! beside the published figures. [`Claim`]s state the faster setup and whether that holds in every
+//! round. The doctor diagnoses the slow setup without any hint. Figures of another machine are
+//! compared as ratios only.
 
 mod batch;
 mod counters;
@@ -21,13 +22,13 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use seikan_ui::time::utc_now;
+use seikan_ui::{Interrupt, Progress};
 use serde::{Deserialize, Serialize};
 
-use crate::Progress;
 use crate::error::{LabError, Result};
-use crate::interrupt::Interrupt;
-use crate::link::Host;
-use crate::machine::{Machine, utc_now};
+use crate::host::Host;
+use crate::machine::Machine;
 use crate::scenario::{lookup, tool};
 use crate::tunnel::{Changes, Tunnel, inner_device};
 
@@ -72,7 +73,7 @@ impl Source {
         }
     }
 
-    /// What it is about.
+    /// Returns its title.
     #[must_use]
     pub const fn title(self) -> &'static str {
         match self {
@@ -111,7 +112,7 @@ impl Source {
         }
     }
 
-    /// In what this machine's set-up is another one.
+    /// Returns the differences of this machine's setup from the source's.
     #[must_use]
     pub const fn differs(self) -> &'static str {
         match self {
@@ -187,7 +188,7 @@ impl Default for ReproduceOptions {
     }
 }
 
-/// What came of an experiment.
+/// Result of an experiment.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Experiment {
     /// Which one.
@@ -200,23 +201,23 @@ pub struct Experiment {
     pub options: ReproduceOptions,
     /// How long it took, in seconds.
     pub took: f64,
-    /// What was measured, beside what was published.
+    /// Measured figures, beside the published ones.
     pub figures: Vec<Figures>,
     /// The same for many ways at once.
     pub grids: Vec<Grid>,
-    /// What is neither.
+    /// Other results.
     pub lists: Vec<List>,
     /// One quantity over another.
     pub curves: Vec<Curves>,
     /// Several quantities over two others.
     pub surfaces: Vec<Surface>,
-    /// What is said to be faster than what.
+    /// Claims of higher speed.
     pub claims: Vec<Claim>,
-    /// What the doctor says.
+    /// Verdicts of the doctor.
     pub looks: Vec<Look>,
-    /// What is to be known besides.
+    /// Notes.
     pub notes: Vec<String>,
-    /// What could not be measured, and why.
+    /// Measurements that failed, with the reason.
     pub problems: Vec<String>,
 }
 
@@ -230,7 +231,7 @@ impl Experiment {
     }
 }
 
-/// What an experiment fills while it runs.
+/// Results of an experiment so far.
 #[derive(Default)]
 struct Found {
     figures: Vec<Figures>,
@@ -245,8 +246,8 @@ struct Found {
 }
 
 impl Found {
-    /// What a part failed of is told, and the others go on; only an interruption ends it.
-    fn bear(&mut self, part: Result<()>) -> Result<()> {
+    /// Notes the failure of a part; the others go on. Only an interruption ends the experiment.
+    fn note_failure(&mut self, part: Result<()>) -> Result<()> {
         match part {
             Err(LabError::Interrupted) => Err(LabError::Interrupted),
             Err(error) => {
@@ -260,7 +261,7 @@ impl Found {
 
 type Run = fn(&mut Bench<'_>) -> Result<Found>;
 
-/// What experiments work with.
+/// Common parts of the experiments.
 struct Bench<'a> {
     options: &'a ReproduceOptions,
     interrupt: &'a Interrupt,
@@ -270,7 +271,7 @@ struct Bench<'a> {
     steps: (f64, f64),
 }
 
-/// What a doctor's look needs of it; other threads may have it.
+/// Parts that a diagnosis needs; other threads may have them.
 #[derive(Clone, Copy)]
 struct Desk<'a> {
     options: &'a ReproduceOptions,
@@ -305,7 +306,7 @@ impl Bench<'_> {
         let (done, all) = self.steps;
         (self.progress)(Progress {
             fraction: (done / all.max(1.0)).min(1.0),
-            what: format!("{}: {what}", self.source),
+            step: format!("{}: {what}", self.source),
         });
         self.steps.0 += 1.0;
         Ok(())
@@ -326,7 +327,8 @@ fn set_link(host: &Host, tunnel: &str, words: &str) -> Result<()> {
 /// Runs an experiment; calls `progress` before every step.
 ///
 /// # Errors
-/// Options without meaning; [`LabError::Interrupted`]; hosts that cannot be made. What single rows fail of is in the result.
+/// Options without meaning; [`LabError::Interrupted`]; hosts that cannot be made. The result has
+/// the failures of single rows.
 pub fn reproduce(
     source: Source,
     options: &ReproduceOptions,

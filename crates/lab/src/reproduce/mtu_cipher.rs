@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use seikan_diagnose::Cause;
+use seikan_load::{Direction, LiveOptions, TcpOptions, tcp_bulk};
 use seikan_sys::ethtool::Feature;
 
 use super::figures::interleaved;
@@ -15,7 +16,6 @@ use super::look::Looker;
 use super::{Bench, Curve, Curves, Figures, Found, Grid, Row, library, plain, set_link};
 use crate::error::{LabError, Result};
 use crate::link::{Hosts, Link};
-use crate::load::{Direction, LiveOptions, TcpOptions, tcp_bulk};
 use crate::scenario::lookup;
 use crate::tunnel::seikan::Seikan;
 use crate::tunnel::{self, Changes, Tunnel, inner_device};
@@ -27,7 +27,7 @@ const SMALL: usize = 1;
 const MIDDLE: usize = 2;
 const LARGE: usize = 6;
 
-/// A cipher of OpenVPN's: its name here, what OpenVPN is told, and what was published for each of [`MTUS`], in Mbit/s.
+/// A cipher of OpenVPN's: its name here, what OpenVPN is verdict, and what was published for each of [`MTUS`], in Mbit/s.
 type Cipher = (&'static str, &'static [&'static str], [Option<f64>; 8]);
 
 const NONE: &str = "none";
@@ -117,8 +117,8 @@ const PLAIN: [(usize, &str, f64); 3] = [
 ];
 
 /// OpenVPN at an MTU of 9,000 on gigabit, by processors with AES instructions: cipher, which way, published in Mbit/s. That
-/// machine's processors were of two kinds; here it is the same ones both ways.
-const WAYS: [(&str, Direction, f64); 5] = [
+/// machine's processors were of two kinds; here it is the same ones both setups.
+const SETUPS: [(&str, Direction, f64); 5] = [
     (NONE, Direction::Forward, 930.0),
     (SHORT_KEY, Direction::Forward, 885.0),
     (CBC, Direction::Forward, 878.0),
@@ -147,8 +147,8 @@ const fn from_6000(figures: [f64; 7]) -> [Option<f64>; 8] {
 
 pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
     let rounds = bench.options.rounds as usize;
-    let ways = CIPHERS.len() + OWN.len();
-    bench.expect(rounds * (ways * (MTUS.len() + 1) + RAW.len() + WAYS.len()) + 4);
+    let setups = CIPHERS.len() + OWN.len();
+    bench.expect(rounds * (setups * (MTUS.len() + 1) + RAW.len() + SETUPS.len()) + 4);
     let mut found = Found::default();
     bench.step("ciphers alone")?;
     found
@@ -158,7 +158,7 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
     let columns = sweep(bench, &mut found)?;
     found.curves.push(curves(&columns));
     without_cipher(&raw, &columns, &mut found);
-    both_ways(bench, &mut found)?;
+    both_directions(bench, &mut found)?;
     claims(&columns, &mut found);
     found.grids.push(Grid {
         title: "TCP, 1 stream, by cipher".to_owned(),
@@ -166,7 +166,7 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
         columns,
     });
     let done = diagnoses(bench, &mut found);
-    found.bear(done)?;
+    found.note_failure(done)?;
     Ok(found)
 }
 
@@ -240,8 +240,8 @@ fn sweep(bench: &mut Bench<'_>, found: &mut Found) -> Result<Vec<Figures>> {
         .into_iter()
         .filter(|(name, _)| *name != OWN_NONE || null_program().is_some());
     let own = own.map(|(name, _)| (name, [None; 8], true));
-    let ways: Vec<(&str, [Option<f64>; 8], bool)> = ciphers.chain(own).collect();
-    let names: Vec<&str> = ways.iter().map(|(name, ..)| *name).collect();
+    let setups: Vec<(&str, [Option<f64>; 8], bool)> = ciphers.chain(own).collect();
+    let names: Vec<&str> = setups.iter().map(|(name, ..)| *name).collect();
     let mut failed = Vec::new();
     let measured = interleaved(bench, &names, &mut found.problems, &mut |bench, name| {
         let tunnel = with_cipher(name)?;
@@ -268,7 +268,7 @@ fn sweep(bench: &mut Bench<'_>, found: &mut Found) -> Result<Vec<Figures>> {
         Ok(rates)
     })?;
     found.problems.extend(failed);
-    let columns = ways.into_iter().zip(measured);
+    let columns = setups.into_iter().zip(measured);
     Ok(columns
         .map(|((name, there, own), rounds)| Figures {
             title: name.to_owned(),
@@ -345,8 +345,8 @@ fn without_cipher(raw: &Figures, columns: &[Figures], found: &mut Found) {
 }
 
 /// AES with the processor's instructions, out and back.
-fn both_ways(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
-    let names: Vec<String> = WAYS
+fn both_directions(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
+    let names: Vec<String> = SETUPS
         .iter()
         .map(|(cipher, direction, _)| match direction {
             Direction::Reverse => format!("{cipher}, back"),
@@ -355,8 +355,8 @@ fn both_ways(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
         .collect();
     let words: Vec<&str> = names.iter().map(String::as_str).collect();
     let measured = interleaved(bench, &words, &mut found.problems, &mut |bench, name| {
-        let way = names.iter().zip(WAYS).find(|(known, _)| *known == name);
-        let (cipher, direction, _) = way.map_or(WAYS[0], |(_, way)| way);
+        let setup = names.iter().zip(SETUPS).find(|(known, _)| *known == name);
+        let (cipher, direction, _) = setup.map_or(SETUPS[0], |(_, setup)| setup);
         let tunnel = with_cipher(cipher)?;
         let running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
         for host in [&running.hosts.a, &running.hosts.b] {
@@ -364,7 +364,7 @@ fn both_ways(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
         }
         stream(bench, tunnel.as_ref(), &running.hosts, direction)
     })?;
-    let rows = names.iter().zip(WAYS).zip(measured);
+    let rows = names.iter().zip(SETUPS).zip(measured);
     found.figures.push(Figures {
         title: format!("OpenVPN, MTU {}, with AES instructions", MTUS[MIDDLE]),
         unit: "Mbit/s".to_owned(),
@@ -379,7 +379,8 @@ fn both_ways(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     Ok(())
 }
 
-/// What larger packets, instructions and no cipher at all bring; and ours beside the best of the others.
+/// Claims about larger packets, instructions and no cipher, and about ours beside the best of the
+/// others.
 fn claims(columns: &[Figures], found: &mut Found) {
     let large = MTUS[LARGE].to_string();
     for cipher in [CBC, BLOWFISH] {
@@ -403,7 +404,7 @@ fn claims(columns: &[Figures], found: &mut Found) {
     };
     let mut none = across(MIDDLE).claim(NONE, CBC);
     // Both with AES instructions, out.
-    none.published = Some(WAYS[0].2 / WAYS[2].2);
+    none.published = Some(SETUPS[0].2 / SETUPS[2].2);
     found.claims.push(none);
     found.claims.push(across(LARGE).claim(CBC, NO_AES));
     found.claims.push(across(LARGE).claim(OWN_AES, CBC));
@@ -421,7 +422,7 @@ fn claims(columns: &[Figures], found: &mut Found) {
     }
 }
 
-/// What the doctor says of a slow cipher, of small packets, of a link without offloads.
+/// Diagnoses a slow cipher, small packets, and a link without offloads.
 fn diagnoses(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     let rate = |found: &Found, cipher: &str, place: usize| {
         let column = found.grids[0].columns.iter().find(|c| c.title == cipher);
@@ -453,8 +454,8 @@ fn diagnoses(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
         };
         let ends = tunnel.ends(&running.hosts);
         let load = LiveOptions::default();
-        let told = looker.look_under(&load, &ends, bench.desk(), |_| Vec::new())?;
-        found.looks.push(told);
+        let verdict = looker.look_under(&load, &ends, bench.desk(), |_| Vec::new())?;
+        found.looks.push(verdict);
     }
     let (name, ..) = RAW[2];
     bench.step(format!("the doctor on {name}"))?;
@@ -469,8 +470,9 @@ fn diagnoses(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
         ..Looker::new(name, host, &host.device)
     };
     let ends = tunnel.ends(&running.hosts);
-    let told = looker.look_under(&LiveOptions::default(), &ends, bench.desk(), |_| Vec::new())?;
-    found.looks.push(told);
+    let verdict =
+        looker.look_under(&LiveOptions::default(), &ends, bench.desk(), |_| Vec::new())?;
+    found.looks.push(verdict);
     Ok(())
 }
 

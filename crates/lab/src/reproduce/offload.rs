@@ -1,22 +1,24 @@
-//! A gateway that wraps whatever its packet socket hands it, with receive offload (GRO) on its card and without, with
+//! A gateway that wraps whatever its packet socket hands it, with receive offload (GRO) on its nic and without, with
 //! packets steered to all processors (RPS), and ours, which wants GRO.
 
 use std::time::{Duration, Instant};
 
 use seikan_diagnose::{Cause, Recording};
+use seikan_load::{Ends, LiveOptions};
 use seikan_observe::metric;
 use seikan_sys::ethtool::Feature;
 use seikan_sys::netlink::diag::{Diag, TcpConnection};
+use seikan_ui::Progress;
 
 use super::look::Looker;
 use super::{Bench, Curve, Curves, Figures, Found, Row, plain, steering};
-use crate::Progress;
 use crate::bench::{Load, Measured};
 use crate::error::{LabError, Result};
-use crate::gateway::site::Card;
+use crate::gateway::site::Nic;
 use crate::gateway::{GatewayOptions, GatewayReport, GatewayRound, behind, gateway};
-use crate::link::{Host, Link};
-use crate::load::{Ends, LiveOptions, live};
+use crate::host::Host;
+use crate::link::Link;
+use crate::load::live;
 use crate::tunnel::{self, Running, inner_device};
 
 /// Rows of the comparison of gateways, as they are called here.
@@ -74,12 +76,12 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
         window.claim(rps, naive),
     ];
     let (each, once) = steering::STEPS;
-    let steps = FOLLOWED_WAYS.len() + 1 + once + each * bench.options.rounds as usize;
+    let steps = FOLLOWED_ROWS.len() + 1 + once + each * bench.options.rounds as usize;
     let all = steps as f64 / (1.0 - COMPARED);
     bench.steps = (all * COMPARED, all);
     for part in [over_time, diagnosis, steering::steering] {
         let done = part(bench, &mut found);
-        found.bear(done)?;
+        found.note_failure(done)?;
     }
     Ok(found)
 }
@@ -97,7 +99,7 @@ fn compare(bench: &mut Bench<'_>) -> Result<GatewayReport> {
     gateway(&options, bench.interrupt, &mut |step| {
         progress(Progress {
             fraction: step.fraction * COMPARED,
-            what: format!("{source}: {}", step.what),
+            step: format!("{source}: {}", step.step),
         });
     })
 }
@@ -164,7 +166,7 @@ fn of_round(round: &GatewayRound, load: Load, figure: Figure) -> Option<f64> {
 }
 
 /// The rows of which a connection is followed.
-const FOLLOWED_WAYS: [&str; 3] = [ROWS[0].1, ROWS[1].1, ROWS[3].1];
+const FOLLOWED_ROWS: [&str; 3] = [ROWS[0].1, ROWS[1].1, ROWS[3].1];
 
 /// One connection over time: seconds with KB of its congestion window, and with segments sent again so far.
 #[derive(Default)]
@@ -173,14 +175,14 @@ struct Trail {
     again: Vec<[f64; 2]>,
 }
 
-/// What the sender's kernel says of a connection out of the device while it lasts.
+/// Reads the state of a connection out of the device from the sender's kernel, over time.
 fn over_time(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     let mut trails = Vec::new();
-    for name in FOLLOWED_WAYS {
+    for name in FOLLOWED_ROWS {
         bench.step(format!("a connection over time: {name}"))?;
         let mut trail = Trail::default();
-        if name == FOLLOWED_WAYS[2] {
-            behind(Card::Plain, bench.interrupt, &mut |ends, _| {
+        if name == FOLLOWED_ROWS[2] {
+            behind(Nic::Plain, bench.interrupt, &mut |ends, _| {
                 trail = follow(bench, ends)?;
                 Ok(())
             })?;
@@ -188,8 +190,8 @@ fn over_time(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
             let tunnel = plain(TUNNEL)?;
             let mut running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
             let gateway = in_the_middle(&running)?;
-            let card = inner_device(TUNNEL, gateway);
-            gateway.set_features(&card, &[(Feature::Gro, name == FOLLOWED_WAYS[0])])?;
+            let nic = inner_device(TUNNEL, gateway);
+            gateway.set_features(&nic, &[(Feature::Gro, name == FOLLOWED_ROWS[0])])?;
             trail = follow(bench, &tunnel.ends(&running.hosts))?;
             running.check_alive()?;
         }
@@ -222,8 +224,7 @@ fn over_time(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
 
 /// Follows a connection from its beginning.
 fn follow(bench: &Bench<'_>, ends: &Ends<'_>) -> Result<Trail> {
-    let refuse = |error: seikan_sys::netlink::NetlinkError| LabError::Setup(error.to_string());
-    let mut diag = ends.client.run(Diag::open)?.map_err(refuse)?;
+    let mut diag = ends.client.run(Diag::open)??;
     live(ends, &LiveOptions::default(), bench.interrupt, |_| {
         let (begin, mut trail) = (Instant::now(), Trail::default());
         while begin.elapsed() < bench.time().mul_f64(FOLLOWED) {
@@ -237,8 +238,7 @@ fn follow(bench: &Bench<'_>, ends: &Ends<'_>) -> Result<Trail> {
                 {
                     busiest = Some(connection);
                 }
-            })
-            .map_err(refuse)?;
+            })?;
             if let Some(info) = busiest.map(|connection| connection.info)
                 && let (Some(window), Some(segment)) = (info.snd_cwnd(), info.snd_mss())
             {
@@ -259,27 +259,28 @@ pub(super) fn in_the_middle(running: &Running) -> Result<&Host> {
     running.hosts.middle.as_ref().ok_or_else(none)
 }
 
-/// What the doctor, at the naive gateway, says of it with GRO on.
+/// Diagnoses the naive gateway with GRO on.
 fn diagnosis(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     bench.step("the doctor on the naive gateway with GRO on")?;
     let tunnel = plain(TUNNEL)?;
     let running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
     let gateway = in_the_middle(&running)?;
-    let card = inner_device(TUNNEL, gateway);
-    gateway.set_features(&card, &[(Feature::Gro, true)])?;
+    let nic = inner_device(TUNNEL, gateway);
+    gateway.set_features(&nic, &[(Feature::Gro, true)])?;
     let good = found.figures[0].rows[1].spread();
     let looker = Looker {
         expected: good.map_or(1e3, |good| good.median),
         right: &[Cause::GroBreaksEncapsulation],
-        ..Looker::new(ROWS[0].1, gateway, &card)
+        ..Looker::new(ROWS[0].1, gateway, &nic)
     };
     let ends = tunnel.ends(&running.hosts);
-    let told = looker.look_under(&LiveOptions::default(), &ends, bench.desk(), facts)?;
-    found.looks.push(told);
+    let verdict = looker.look_under(&LiveOptions::default(), &ends, bench.desk(), facts)?;
+    found.looks.push(verdict);
     Ok(())
 }
 
-/// What the source looked at: how the work of receiving is spread, of all hosts together, as processors count it.
+/// Returns the source's quantity: the distribution of receive work over processors, of all hosts
+/// together.
 fn facts(recording: &Recording) -> Vec<(String, f64)> {
     let evidence = &recording.evidence;
     let handled = evidence.per_cpu(metric::SOFTNET_PROCESSED);

@@ -1,12 +1,16 @@
-//! Eight guests behind a virtual switch, some that send and some that spin: what of a profile tells why they are slow?
+//! Eight guests behind a virtual switch, some of which send and some spin: does a profile show why
+//! they are slow?
 //!
-//! Guests are network namespaces, each on a port of a bridge of the kernel's or of Open vSwitch with its datapath in user
-//! space; all send to one host behind the same switch. The source profiled the kernel's functions and held the number of
-//! their calls against the throughput, as [`counters`](super::counters) does; what it costs to sample is measured, too.
+//! Guests are network namespaces, each on a port of a bridge of the kernel's or of Open vSwitch
+//! with its datapath in user space; all send to one host behind the same switch. The source
+//! profiled the kernel's functions and compared the number of their calls with the throughput, as
+//! [`counters`](super::counters) does. The cost of sampling is measured, too.
 
 use std::time::{Duration, Instant};
 
 use seikan_diagnose::Cause;
+use seikan_load::join;
+use seikan_load::stats::percentile;
 use seikan_observe::profile::Share;
 
 use super::counters::growing;
@@ -15,8 +19,6 @@ use super::guests::{Network, Switch, UPLINK};
 use super::look::{LOOK, Looker};
 use super::{Bench, Curve, Curves, Figures, Found, List, Row};
 use crate::error::{LabError, Result};
-use crate::load::join;
-use crate::stats::percentile;
 
 /// Guests that send and guests that spin: name, how many of each, and what was published in Mbit/s.
 const PATTERNS: [(&str, usize, usize, Option<f64>); 6] = [
@@ -29,8 +31,8 @@ const PATTERNS: [(&str, usize, usize, Option<f64>); 6] = [
 ];
 /// Throughput is told of so long intervals, as in the source.
 pub(super) const BIN: f64 = 0.5;
-/// Functions of a profile that are told.
-const TOLD: usize = 5;
+/// Functions of a profile that are verdict.
+const SHOWN: usize = 5;
 
 pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
     let rounds = bench.options.rounds as usize;
@@ -39,11 +41,11 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
     for switch in [Switch::Bridge, Switch::OpenVSwitch] {
         patterns(bench, switch, &mut found)?;
         let done = functions(bench, switch, &mut found);
-        found.bear(done)?;
+        found.note_failure(done)?;
     }
     for part in [costs, growing] {
         let done = part(bench, &mut found);
-        found.bear(done)?;
+        found.note_failure(done)?;
     }
     Ok(found)
 }
@@ -57,7 +59,7 @@ fn rates(bench: &Bench<'_>, time: Duration, arrived: &dyn Fn() -> u64) -> Result
     for _ in 0..bins {
         bench.interrupt.sleep(Duration::from_secs_f64(BIN))?;
         let (now, end) = (arrived(), Instant::now());
-        // Who looks on a busy machine is late.
+        // A sampler is late on a busy machine.
         let seconds = end.duration_since(begin).as_secs_f64();
         rates.push((now - before) as f64 * 8.0 / 1e6 / seconds);
         (before, begin) = (now, end);
@@ -78,19 +80,20 @@ fn patterns(bench: &mut Bench<'_>, switch: Switch, found: &mut Found) -> Result<
     let label = |(name, senders, hogs, _): (&str, usize, usize, Option<f64>)| {
         format!("{name}: {senders} send, {hogs} spin")
     };
-    let figures = |title: String, unit: &str, told: bool, of: fn(&[f64]) -> Option<f64>| Figures {
-        title,
-        unit: unit.to_owned(),
-        base: label(PATTERNS[0]),
-        rows: PATTERNS
-            .into_iter()
-            .zip(&measured)
-            .map(|(pattern, rounds)| Row {
-                rounds: rounds.iter().map(|rates| of(rates.as_ref()?)).collect(),
-                ..Row::new(label(pattern), pattern.3.filter(|_| told))
-            })
-            .collect(),
-    };
+    let figures =
+        |title: String, unit: &str, published: bool, of: fn(&[f64]) -> Option<f64>| Figures {
+            title,
+            unit: unit.to_owned(),
+            base: label(PATTERNS[0]),
+            rows: PATTERNS
+                .into_iter()
+                .zip(&measured)
+                .map(|(pattern, rounds)| Row {
+                    rounds: rounds.iter().map(|rates| of(rates.as_ref()?)).collect(),
+                    ..Row::new(label(pattern), pattern.3.filter(|_| published))
+                })
+                .collect(),
+        };
     let throughput = figures(format!("throughput, {switch}"), "Mbit/s", true, |rates| {
         at(rates, 0.5)
     });
@@ -165,7 +168,7 @@ fn functions(bench: &mut Bench<'_>, switch: Switch, found: &mut Found) -> Result
         let looker = Looker {
             expected,
             right: &[Cause::CpuContention],
-            // Functions are sampled quickly; who is to give a verdict takes the usual time.
+            // Functions are sampled quickly; a verdict needs the usual time.
             seconds: if name == last { LOOK } else { LOOK / 2.0 },
             ..Looker::new(&of, &network.switch, UPLINK)
         };
@@ -176,14 +179,14 @@ fn functions(bench: &mut Bench<'_>, switch: Switch, found: &mut Found) -> Result
         };
         let profile = recording.evidence.profile.unwrap_or_default();
         columns.push((name.to_owned(), profile.machine));
-        // The bridge has no program that could wait for a processor: who sends does, at the guests.
+        // The bridge has no program that could wait for a processor; the senders at the guests do.
         if name == last && switch == Switch::OpenVSwitch {
             found.looks.push(look);
         }
     }
     let mut names: Vec<String> = Vec::new();
     for (_, shares) in &columns {
-        for share in shares.iter().take(TOLD) {
+        for share in shares.iter().take(SHOWN) {
             if !names.contains(&share.symbol) {
                 names.push(share.symbol.clone());
             }
@@ -218,7 +221,7 @@ const LEVELS: [(&str, Option<u32>); 4] = [
     ("functions, too (L2)", Some(2)),
 ];
 
-/// What recording costs two guests that send through Open vSwitch.
+/// Measures the cost of recording for two guests that send through Open vSwitch.
 fn costs(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     let names = LEVELS.map(|(name, _)| name);
     let network = Network::create(Switch::OpenVSwitch, bench)?;
@@ -237,7 +240,7 @@ fn costs(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
                 };
                 let desk = bench.desk();
                 let looking = level.map(|_| scope.spawn(move || looker.look(desk)));
-                // What comes after the measuring, writing and reading, is not counted.
+                // Writing and reading after the measurement do not count.
                 let (before, begin) = (arrived(), Instant::now());
                 let slept = bench
                     .interrupt
@@ -250,7 +253,8 @@ fn costs(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
                         return Err(LabError::Setup(problem));
                     }
                 }
-                slept.map(|()| bits / 1e6 / seconds)
+                slept?;
+                Ok(bits / 1e6 / seconds)
             })
         })
     })?;

@@ -7,6 +7,8 @@
 use std::time::Duration;
 
 use seikan_diagnose::{Cause, Recording};
+use seikan_load::stats::Spread;
+use seikan_load::{LiveOptions, TcpOptions, loaded_latency, paced, tcp_bulk};
 use seikan_observe::metric;
 
 use super::figures::interleaved;
@@ -14,8 +16,6 @@ use super::look::Looker;
 use super::{Bench, Claim, Curve, Curves, Figures, Found, Row, plain, set_link};
 use crate::error::Result;
 use crate::link::Link;
-use crate::load::{LiveOptions, TcpOptions, loaded_latency, paced, tcp_bulk};
-use crate::stats::Spread;
 use crate::tunnel::{self, inner_device};
 
 /// The queue that the driver had, and the one it got, in packets.
@@ -24,10 +24,10 @@ const LONG: u32 = 720;
 /// The sweep, in packets.
 const SWEEP: [u32; 8] = [3, 10, 30, 100, 300, 1_000, 3_000, 10_000];
 /// A row's name, its tunnel and the length of the queue in packets, what was published in Mbit/s.
-type Way = (&'static str, Option<(&'static str, u32)>, Option<f64>);
+type QueueRow = (&'static str, Option<(&'static str, u32)>, Option<f64>);
 /// Row names, and what was published of them, in Mbit/s.
 const RAW: &str = "no tunnel";
-const ROWS: [Way; 5] = [
+const ROWS: [QueueRow; 5] = [
     (RAW, None, Some(1_028.79)),
     ("OpenVPN, 3 packets", Some(("openvpn", SHORT)), Some(22.88)),
     (
@@ -51,7 +51,7 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
     rows(bench, &mut found)?;
     for part in [sweep, diagnosis] {
         let done = part(bench, &mut found);
-        found.bear(done)?;
+        found.note_failure(done)?;
     }
     Ok(found)
 }
@@ -70,7 +70,7 @@ fn rows(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
             set_link(&running.hosts.a, tunnel, &queue(packets))?;
         }
         let options = TcpOptions {
-            // What is sent again is counted from the beginning on.
+            // Retransmissions count from the beginning on.
             warmup: Duration::ZERO,
             duration: bench.time(),
             ..TcpOptions::default()
@@ -175,7 +175,7 @@ fn sweep(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     Ok(())
 }
 
-/// What the doctor says of OpenVPN with the short queue. Ours, which takes super-packets, is hardly slower with one.
+/// Diagnoses OpenVPN with the short queue. Ours takes super-packets and is hardly slower with one.
 fn diagnosis(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     let (name, way, _) = ROWS[1];
     bench.step(format!("the doctor on {name}"))?;
@@ -194,24 +194,25 @@ fn diagnosis(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
         ..Looker::new(name, host, &interface)
     };
     let ends = tunnel.ends(&running.hosts);
-    let told = looker.look_under(&LiveOptions::default(), &ends, bench.desk(), facts)?;
-    found.looks.push(told);
+    let verdict = looker.look_under(&LiveOptions::default(), &ends, bench.desk(), facts)?;
+    found.looks.push(verdict);
     Ok(())
 }
 
-/// What the source looked at: drops at the queue while the queueing discipline has none, and a process that waits.
+/// Returns the source's quantities: drops at the queue while the queueing discipline has none, and
+/// a waiting process.
 fn facts(recording: &Recording) -> Vec<(String, f64)> {
     let evidence = &recording.evidence;
     let mut facts = Vec::new();
-    let mut tell = |name: &str, value: Option<f64>| {
+    let mut add = |name: &str, value: Option<f64>| {
         facts.extend(value.map(|value| (name.to_owned(), value)));
     };
-    tell(
+    add(
         "packets lost in the queue",
         evidence.inner(metric::TX_DROPPED),
     );
     let inner = evidence.map.inner.as_deref().unwrap_or_default();
-    tell(
+    add(
         "packets lost in the queueing discipline before it",
         evidence.qdisc(inner, metric::QDISC_DROPS),
     );
@@ -220,7 +221,7 @@ fn facts(recording: &Recording) -> Vec<(String, f64)> {
         .into_iter()
         .map(|thread| thread.running)
         .max_by(f64::total_cmp);
-    tell(
+    add(
         "share of the time in which the program does not run, %",
         busiest.map(|share| 100.0 * (1.0 - share)),
     );

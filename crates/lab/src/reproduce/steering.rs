@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use seikan_diagnose::Cause;
+use seikan_load::{LiveOptions, TcpOptions, tcp_bulk};
 use seikan_sys::ethtool::Feature;
 use seikan_sys::softirq::mask;
 
@@ -15,8 +16,8 @@ use super::look::Looker;
 use super::offload::{TUNNEL, in_the_middle};
 use super::{Bench, Figures, Found, Row, plain};
 use crate::error::Result;
-use crate::link::{Host, Link};
-use crate::load::{LiveOptions, TcpOptions, tcp_bulk};
+use crate::host::Host;
+use crate::link::Link;
 use crate::scenario::long_ruleset;
 use crate::tunnel::{self, Running, inner_device};
 
@@ -70,36 +71,37 @@ pub(super) fn steering(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     bench.step(format!("the doctor on what is {ONE}"))?;
     let tunnel = plain(TUNNEL)?;
     let running = start(bench, false)?;
-    let (gateway, card) = gateway(&running)?;
+    let (gateway, nic) = gateway(&running)?;
     let looker = Looker {
         expected: expected.map_or(1e3, |spread| spread.median),
         right: &[Cause::SoftirqOneCore],
-        ..Looker::new(ONE, gateway, &card)
+        ..Looker::new(ONE, gateway, &nic)
     };
     let load = LiveOptions {
         streams: STREAMS,
         ..LiveOptions::default()
     };
     let ends = tunnel.ends(&running.hosts);
-    let told = looker.look_under(&load, &ends, bench.desk(), |_| Vec::new())?;
-    found.looks.push(told);
+    let verdict = looker.look_under(&load, &ends, bench.desk(), |_| Vec::new())?;
+    found.looks.push(verdict);
     Ok(())
 }
 
-/// The naive gateway without receive offload, behind its firewall; what its card receives goes to one processor or to all.
+/// Starts the naive gateway without receive offload, behind its firewall; its NIC's packets go to
+/// one processor or to all.
 fn start(bench: &Bench<'_>, spread: bool) -> Result<Running> {
     let tunnel = plain(TUNNEL)?;
     let running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
-    let (gateway, card) = gateway(&running)?;
-    gateway.set_features(&card, &[(Feature::Gro, false)])?;
-    long_ruleset(gateway, &card, RULES)?;
+    let (gateway, nic) = gateway(&running)?;
+    gateway.set_features(&nic, &[(Feature::Gro, false)])?;
+    long_ruleset(gateway, &nic, RULES)?;
     let all = std::thread::available_parallelism().map_or(1, usize::from) as u32;
     let cpus: Vec<u32> = (0..if spread { all } else { 1 }).collect();
-    gateway.set_attribute(&format!("{card}/queues/rx-0/rps_cpus"), &mask(&cpus))?;
+    gateway.set_attribute(&format!("{nic}/queues/rx-0/rps_cpus"), &mask(&cpus))?;
     Ok(running)
 }
 
-/// The host in the middle, and its card towards the device.
+/// The host in the middle, and its nic towards the device.
 fn gateway(running: &Running) -> Result<(&Host, String)> {
     let gateway = in_the_middle(running)?;
     Ok((gateway, inner_device(TUNNEL, gateway)))

@@ -3,11 +3,12 @@
 
 use std::time::Duration;
 
+use seikan_load::{TcpOptions, loaded_latency, paced};
+
 use super::batch::{ONE, frames, frames_in_words, tunnel_of};
 use super::{Bench, Found, Layer, Surface, set_link};
 use crate::error::{LabError, Result};
 use crate::link::Link;
-use crate::load::{TcpOptions, loaded_latency, paced};
 use crate::tunnel::{self, Running, Tunnel};
 
 /// Frames for each crossing, packets in the queue, bytes of the MTU.
@@ -20,7 +21,7 @@ pub(super) const POINTS: usize = SIZES.len() * QUEUES.len() * MTUS.len();
 const PACE: Duration = Duration::from_millis(10);
 /// Time for streams to find their rate.
 const WARMUP: Duration = Duration::from_millis(500);
-/// What each point gives: title, unit, whether there should be much of it.
+/// Quantities of each point: title, unit, whether more is better.
 const QUANTITIES: [(&str, &str, bool); 4] = [
     ("throughput", "Mbit/s", true),
     ("half answered within", "ms", false),
@@ -59,12 +60,12 @@ pub(super) fn surface(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
             for (column, size) in SIZES.into_iter().enumerate() {
                 let point = Point { mtu, queue, size };
                 let words = frames_in_words(size);
-                let what = format!("MTU {mtu}, {words}, queue of {queue}");
-                bench.step(&what)?;
+                let setting = format!("MTU {mtu}, {words}, queue of {queue}");
+                bench.step(&setting)?;
                 let values = match measure(bench, tunnel.as_ref(), &mut running, point) {
                     Err(LabError::Interrupted) => return Err(LabError::Interrupted),
                     Err(error) => {
-                        found.problems.push(format!("{what}: {error}"));
+                        found.problems.push(format!("{setting}: {error}"));
                         [None; QUANTITIES.len()]
                     }
                     Ok(values) => values,
@@ -153,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_loses_datagrams_has_no_power() {
+    fn a_lossy_setup_has_no_power() {
         let values = |answered| [Some(1_000.0), Some(2.0), Some(9.0), Some(answered)];
         assert_eq!(power(values(100.0)), Some(500.0));
         assert_eq!(power(values(98.0)), None);

@@ -1,5 +1,5 @@
-//! Kept recordings judged again by the rules of now: what a change of a rule does to the score is known in seconds, without
-//! root and without a tunnel.
+//! Judges stored recordings again by the present rules: the effect of a changed rule on the score
+//! is known in seconds, without root and without a tunnel.
 
 use std::fs::File;
 use std::io::Read;
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::{Case, Diagnosis, Outcome};
 use crate::error::{LabError, Result};
 
-/// What naive tools name on the same samples.
+/// Causes that naive tools name on the same samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Guesses {
@@ -57,7 +57,7 @@ pub(crate) fn load(file: &Path) -> Result<Recording> {
 
 /// Puts what the rules say now in place of what was said; whether it is another cause. Cases that do not count have no
 /// recording, as the doctor was not asked. With a level, only what that one and those below it measure is looked at.
-pub(super) fn judge_again(case: &mut Case, directory: &Path, level: Option<u32>) -> Result<bool> {
+pub(super) fn rediagnose(case: &mut Case, directory: &Path, level: Option<u32>) -> Result<bool> {
     let Some(outcome) = &mut case.outcome else {
         return Ok(false);
     };
@@ -79,7 +79,7 @@ pub(super) fn judge_again(case: &mut Case, directory: &Path, level: Option<u32>)
     Ok(changed)
 }
 
-/// What a recording that was made a moment ago says to naive tools.
+/// Adds the guesses of naive tools on a recording that was just made.
 pub(super) fn note_guesses(outcome: &mut Outcome, file: &Path) -> Result<()> {
     outcome.guesses = Some(Guesses::of(&load(file)?));
     Ok(())

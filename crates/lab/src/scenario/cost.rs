@@ -1,22 +1,26 @@
-//! What looking costs: a tunnel's throughput with and without the doctor, in turns.
+//! Cost of a measurement: a tunnel's throughput with and without the doctor, alternating.
 //!
-//! Each round gives each level of the doctor one pair of neighbouring blocks, without and with it; which comes first changes
-//! from round to round, so that what drifts strikes both alike. The doctor is started before a block and told to end after it.
+//! Each round gives each level of the doctor one pair of neighbouring blocks, without and with it.
+//! The order alternates from round to round, so that a drift affects both alike. The doctor is
+//! started before a block and ended after it.
 
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use clap::Args;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use seikan_diagnose::stats::{Interval, paired_gain};
+use seikan_load::{LiveOptions, Meter};
+use seikan_ui::{Interrupt, Progress};
 use serde::{Deserialize, Serialize};
 
 use super::doctor;
-use crate::Progress;
+use crate::arguments::seconds;
 use crate::error::{LabError, Result};
-use crate::interrupt::Interrupt;
-use crate::link::{Host, Hosts};
-use crate::load::{LiveOptions, Meter, live};
+use crate::host::Host;
+use crate::link::Hosts;
+use crate::load::live;
 use crate::tunnel::{self, Changes, inner_device};
 
 /// Levels that are compared with nothing, each with the cost that it may have at most, as a share.
@@ -31,17 +35,20 @@ const LONG: &str = "3600";
 const PATIENCE: Duration = Duration::from_secs(15);
 
 /// How to measure.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, Args)]
 pub struct CostOptions {
-    /// Tunnels.
+    /// Tunnel to measure (repeatable)
+    #[arg(long = "tunnel", value_name = "NAME", default_values_t = COST_TUNNELS.map(str::to_owned))]
     pub tunnels: Vec<String>,
-    /// Pairs of blocks for each level; an interval of fewer than 4 says little.
+    /// Pairs of blocks for each level
+    #[arg(long, value_name = "ROUNDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(4..=1000))]
     pub rounds: u32,
-    /// Seconds of a block.
+    /// Length of a block
+    #[arg(long, value_name = "SECONDS", default_value = "4", value_parser = seconds::<600>)]
     pub seconds: f64,
 }
 
-/// What one level costs in one tunnel.
+/// Cost of one level in one tunnel.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CostRow {
     /// The tunnel.
@@ -88,7 +95,7 @@ pub fn cost(
             turns.take(options.rounds, &mut |share, what| {
                 step(Progress {
                     fraction: (number as f64 + share) / count,
-                    what: format!("{name}: {what}"),
+                    step: format!("{name}: {what}"),
                 });
             })
         })?;
@@ -183,7 +190,7 @@ struct Looking(Child);
 
 impl Looking {
     fn start(host: &Host, interface: &str, level: u32) -> Result<Self> {
-        let mut command: Command = doctor::called()?;
+        let mut command: Command = doctor::command()?;
         command
             .args(["--iface", interface, "--seconds", LONG, "--json"])
             .args(["--level", &level.to_string()])
@@ -219,7 +226,7 @@ impl Looking {
             }
         }
         Err(LabError::Timeout {
-            what: "`seikan doctor`".into(),
+            event: "`seikan doctor`".into(),
             seconds: PATIENCE.as_secs_f64(),
         })
     }
@@ -238,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_lost_has_its_ends_the_right_way_round() {
+    fn the_interval_of_a_loss_has_its_ends_in_order() {
         // 100 without, 97 and 99 with.
         let cost = paired_gain(&[(100.0, 97.0), (100.0, 99.0)]).map(lost);
         let cost = cost.expect("an interval");

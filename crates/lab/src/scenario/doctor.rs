@@ -8,21 +8,21 @@ use std::time::{Duration, Instant};
 
 use seikan_diagnose::trial::Attempt;
 use seikan_diagnose::{Cause, Fact, Verdict};
+use seikan_ui::Interrupt;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{LabError, Result};
-use crate::interrupt::Interrupt;
-use crate::link::Host;
-use crate::tunnel::seikan::{self, RUN_DIR};
+use crate::host::Host;
+use crate::tunnel::seikan::RUN_DIR;
 
-/// What the doctor may take besides twice the time that it looks.
+/// Time for the doctor beyond twice its measuring time.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// And how much longer than that where it tries what helps: 24 s for each of two remedies.
 const TRIALS: Duration = Duration::from_secs(60);
 /// How much of its complaint an error quotes, in characters.
 const QUOTED: usize = 400;
 
-/// What the doctor said.
+/// Diagnosis of the doctor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Diagnosis {
     /// The cause.
@@ -41,7 +41,7 @@ pub struct Diagnosis {
 }
 
 impl From<&Verdict> for Diagnosis {
-    /// What rules say of a recording, in no time.
+    /// Returns the diagnosis of a verdict that took no time.
     fn from(verdict: &Verdict) -> Self {
         Self {
             cause: verdict.cause,
@@ -53,9 +53,9 @@ impl From<&Verdict> for Diagnosis {
     }
 }
 
-/// What the doctor is asked.
+/// Arguments of the doctor.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Question<'a> {
+pub(crate) struct DoctorArguments<'a> {
     /// Where.
     pub host: &'a Host,
     /// About which interface.
@@ -74,7 +74,7 @@ pub(crate) struct Question<'a> {
     pub run_dir: &'a Path,
 }
 
-/// What it answers.
+/// Output of the doctor.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Answer {
     #[serde(flatten)]
@@ -85,7 +85,7 @@ pub(crate) struct Answer {
     /// Its numbers, the telling one first.
     #[serde(default)]
     pub evidence: Vec<Fact>,
-    /// What it tried.
+    /// Changes that it tried.
     #[serde(default)]
     pub fixes: Vec<Attempt>,
     cost: Cost,
@@ -100,32 +100,37 @@ struct Cost {
 ///
 /// # Errors
 /// There is no program, it fails, takes too long, or says what is no diagnosis; [`LabError::Interrupted`].
-pub(crate) fn ask(question: &Question<'_>, interrupt: &Interrupt) -> Result<Answer> {
-    let mut command = called()?;
+pub(crate) fn ask(arguments: &DoctorArguments<'_>, interrupt: &Interrupt) -> Result<Answer> {
+    let mut command = command()?;
     command
-        .env(RUN_DIR, question.run_dir)
-        .args(["--iface", question.interface, "--json"])
-        .args(["--seconds", &format!("{:.0}", question.seconds)])
+        .env(RUN_DIR, arguments.run_dir)
+        .args(["--iface", arguments.interface, "--json"])
+        .args(["--seconds", &format!("{:.0}", arguments.seconds)])
         .arg("--record")
-        .arg(question.record);
-    if let Some(expected) = question.expected {
+        .arg(arguments.record);
+    if let Some(expected) = arguments.expected {
         command.args(["--expect", &format!("{expected:.1}")]);
     }
-    if let Some(level) = question.level {
+    if let Some(level) = arguments.level {
         command.args(["--level", &level.to_string()]);
     }
-    if question.fix {
+    if arguments.fix {
         command.args(["--fix", "--yes"]);
     }
-    // What it has seen takes longer to think about the longer it has looked, on a machine that emulates another much longer.
-    let patience = Duration::from_secs_f64(2.0 * question.seconds) + PATIENCE;
-    let patience = patience + if question.fix { TRIALS } else { Duration::ZERO };
+    // Evaluation takes longer for longer measurements, and much longer on an emulated machine.
+    let patience = Duration::from_secs_f64(2.0 * arguments.seconds) + PATIENCE;
+    let patience = patience
+        + if arguments.fix {
+            TRIALS
+        } else {
+            Duration::ZERO
+        };
     let start = Instant::now();
-    let said = answered(question.host, command, patience, interrupt)?;
+    let said = answered(arguments.host, command, patience, interrupt)?;
     let elapsed = start.elapsed().as_secs_f64();
     let mut answer: Answer = serde_json::from_str(&said)
-        .map_err(|e| LabError::Setup(format!("what `seikan doctor` says is no diagnosis: {e}")))?;
-    answer.diagnosis.seconds = match question.fix {
+        .map_err(|e| LabError::Setup(format!("cannot parse the output of `seikan doctor`: {e}")))?;
+    answer.diagnosis.seconds = match arguments.fix {
         // When the verdict was there; then it went on.
         true => answer.cost.seconds,
         false => elapsed,
@@ -138,21 +143,19 @@ pub(crate) fn ask(question: &Question<'_>, interrupt: &Interrupt) -> Result<Answ
 /// # Errors
 /// As [`ask`].
 pub(crate) fn undo(host: &Host, run_dir: &Path, interrupt: &Interrupt) -> Result<()> {
-    let mut command = called()?;
+    let mut command = command()?;
     command.env(RUN_DIR, run_dir).arg("--undo");
     answered(host, command, PATIENCE, interrupt).map(drop)
 }
 
 /// `seikan doctor`, to be given more words.
-pub(super) fn called() -> Result<Command> {
-    let program = seikan::program()
-        .ok_or_else(|| LabError::Setup("no program `seikan`: set $SEIKAN_BIN to it".into()))?;
-    let mut command = Command::new(program);
+pub(super) fn command() -> Result<Command> {
+    let mut command = crate::program::seikan_command()?;
     command.arg("doctor");
     Ok(command)
 }
 
-/// Runs it to its end; what it prints.
+/// Runs it to its end and returns its output.
 fn answered(
     host: &Host,
     mut command: Command,
@@ -166,7 +169,7 @@ fn answered(
     let child = host
         .spawn(&mut command)
         .map_err(LabError::io("start `seikan doctor`"))?;
-    let (success, said, complaint) = Asked(child).finish(patience, interrupt)?;
+    let (success, said, complaint) = RunningDoctor(child).finish(patience, interrupt)?;
     match success {
         true => Ok(said),
         false => Err(LabError::Setup(format!(
@@ -177,9 +180,9 @@ fn answered(
 }
 
 /// A program whose output is read; killed when dropped.
-struct Asked(Child);
+struct RunningDoctor(Child);
 
-impl Asked {
+impl RunningDoctor {
     /// Reads both outputs to their ends; whether it succeeded.
     fn finish(
         mut self,
@@ -213,7 +216,7 @@ impl Asked {
             }
             if start.elapsed() > patience {
                 return Err(LabError::Timeout {
-                    what: "`seikan doctor`".into(),
+                    event: "`seikan doctor`".into(),
                     seconds: patience.as_secs_f64(),
                 });
             }
@@ -222,7 +225,7 @@ impl Asked {
     }
 }
 
-impl Drop for Asked {
+impl Drop for RunningDoctor {
     fn drop(&mut self) {
         // Fails only when it has ended already.
         let _ = self.0.kill();
@@ -233,7 +236,7 @@ impl Drop for Asked {
 fn text_of(source: Option<impl Read>) -> String {
     let mut bytes = Vec::new();
     if let Some(mut source) = source {
-        // What could be read is what there is.
+        // A partial read is enough.
         let _ = source.read_to_end(&mut bytes);
     }
     String::from_utf8_lossy(&bytes).into_owned()

@@ -6,52 +6,53 @@
 
 mod again;
 mod cost;
+mod counts;
 pub(crate) mod doctor;
 mod embedded;
 mod fault;
 mod play;
 mod repair;
 mod score;
-mod tally;
 
 use std::fmt;
 
+use clap::ValueEnum;
 use seikan_diagnose::Cause;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use again::load as load_recording;
 pub use again::{Guesses, recording_file};
 pub use cost::{COST_TUNNELS, CostOptions, CostRow, cost};
+pub use counts::{Baseline, Counts, Doubles, Fixes, Interval, PerClass};
 pub use doctor::Diagnosis;
 pub use embedded::FILES;
 pub(crate) use fault::cpu::Hog;
-pub use fault::{Applied, Fault, FaultKind, MachineGuard, Place, Site};
+pub use fault::{Applied, Fault, FaultKind, Location, MachineGuard, Site};
 pub(crate) use fault::{long_ruleset, tool};
 pub(crate) use play::lookup;
 pub use play::{Outcome, RunOptions, run};
 pub use repair::{RESTORED, Repair};
 pub use score::{Case, Progressed, ScoreOptions, score, score_again};
-pub use tally::{Baseline, Doubles, Fixes, Interval, PerClass, Tally};
 
 use crate::error::{LabError, Result};
 use crate::link::{Link, LinkKind};
-use crate::load::{LiveKind, LiveOptions, Pattern};
 use crate::tunnel::{self, Changes};
 use crate::wire::{Faults, WireFaults};
+use seikan_load::{LiveKind, LiveOptions, Pattern};
 
 /// The tunnel that no rule is ever tuned on.
-pub const HELD_OUT_TUNNEL: &str = "boringtun";
+pub const UNTUNED_TUNNEL: &str = "boringtun";
 /// The range of severities is cut into so many bands; the odd ones are held out.
 const BANDS: u32 = 10;
 
 /// Which half of the cases.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Split {
-    /// Rules may be tuned on these.
+    /// Rules may be tuned on these
     #[default]
     Train,
-    /// Severities and a tunnel that rules were never tuned on.
+    /// Severities and a tunnel that rules were never tuned on
     HeldOut,
 }
 
@@ -128,11 +129,11 @@ impl Congestion {
     }
 }
 
-/// What the application sends, from host A to host B.
+/// Traffic of the application, from host A to host B.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct LoadSpec {
-    /// What is sent.
+    /// Kind of traffic.
     pub kind: LiveKind,
     /// TCP streams.
     #[serde(default = "one")]
@@ -151,7 +152,7 @@ fn one() -> usize {
 }
 
 impl LoadSpec {
-    /// What the load generator is told.
+    /// Returns the options of the load generator.
     #[must_use]
     pub fn options(&self) -> LiveOptions {
         let size = match self.kind {
@@ -174,14 +175,14 @@ impl LoadSpec {
 pub struct Scenario {
     /// Its name, which is that of its file.
     pub name: String,
-    /// What happens in it, in a sentence.
+    /// Description, in a sentence.
     pub about: String,
     /// The cause to be found.
     pub cause: Cause,
     /// Other causes that are as right.
     #[serde(default)]
     pub also: Vec<Cause>,
-    /// What the verdict's chain should hold, the symptom first.
+    /// Causes that the verdict's chain should contain, the symptom first.
     #[serde(default)]
     pub chain: Vec<Cause>,
     /// Tunnels it can be played with; those that are not here are left out.
@@ -275,7 +276,7 @@ impl Scenario {
             }
             second.fault.check(&self.load)?;
         }
-        let middle = self.doctor == End::Middle || self.fault.at == Place::Middle;
+        let middle = self.doctor == End::Middle || self.fault.at == Location::Middle;
         if middle && let Some(other) = self.tunnels.iter().find(|t| !tunnel::has_middle(t)) {
             return Err(format!("the tunnel {other} has no host in the middle"));
         }
@@ -339,11 +340,11 @@ impl Scenario {
         };
         let all = self.tunnels.iter().filter(here);
         match split {
-            Split::Train => all.filter(|t| *t != HELD_OUT_TUNNEL).cloned().collect(),
+            Split::Train => all.filter(|t| *t != UNTUNED_TUNNEL).cloned().collect(),
             // Every other case with the tunnel that is held out.
             Split::HeldOut => {
                 let (held, others): (Vec<&String>, Vec<&String>) =
-                    all.partition(|t| *t == HELD_OUT_TUNNEL);
+                    all.partition(|t| *t == UNTUNED_TUNNEL);
                 match held.first() {
                     Some(held) if !others.is_empty() => others
                         .into_iter()

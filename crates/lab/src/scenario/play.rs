@@ -5,17 +5,18 @@ use std::time::{Duration, Instant};
 
 use seikan_diagnose::Cause;
 use seikan_diagnose::trial::Attempt;
+use seikan_load::stats::ratio;
+use seikan_load::{Ends, LiveOptions, Meter};
+use seikan_ui::Interrupt;
 use serde::{Deserialize, Serialize};
 
 use super::again::{self, Guesses};
-use super::doctor::{self, Diagnosis, Question};
+use super::doctor::{self, Diagnosis, DoctorArguments};
 use super::repair::{Repair, State};
 use super::{Congestion, Draw, End, FaultKind, Scenario, Site};
 use crate::error::{LabError, Result};
-use crate::interrupt::Interrupt;
 use crate::link::Hosts;
-use crate::load::{Ends, LiveOptions, Meter, live};
-use crate::stats::ratio;
+use crate::load::live;
 use crate::tunnel::{self, Changes, Running, Tunnel, inner_device};
 
 /// A case counts only if throughput fell by so much; a control, only if it did not.
@@ -58,7 +59,7 @@ impl Default for RunOptions {
     }
 }
 
-/// What was measured and said.
+/// Measurements and diagnosis of a case.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
     /// The scenario.
@@ -82,7 +83,7 @@ pub struct Outcome {
     pub unit: String,
     /// Throughput without the fault, in Mbit/s.
     pub healthy: f64,
-    /// What should go through with the fault, in Mbit/s; the doctor is told this.
+    /// Throughput expected with the fault, in Mbit/s; an argument of the doctor.
     pub expected: f64,
     /// Throughput with the fault, in Mbit/s.
     pub faulty: f64,
@@ -90,15 +91,16 @@ pub struct Outcome {
     pub examined: Option<f64>,
     /// Share of the expected throughput that was lost; negative if it rose.
     pub loss: f64,
-    /// Whether the case counts: what was offered went through without the fault; with it throughput fell by a tenth; that of a
-    /// control did not, nor while the doctor looked.
+    /// Whether the case counts. Without the fault, the offered load went through; with it, the
+    /// throughput fell by a tenth. The throughput of a control did not fall, not even during the
+    /// doctor's measurement.
     pub counts: bool,
-    /// What the doctor said.
+    /// Diagnosis of the doctor.
     pub diagnosis: Option<Diagnosis>,
-    /// What naive tools would have said.
+    /// Causes that naive tools would have named.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guesses: Option<Guesses>,
-    /// What came of what the doctor changed.
+    /// Result of the doctor's changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repair: Option<Repair>,
     /// Why it said nothing.
@@ -106,7 +108,8 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// What the doctor named, the scenario's own cause standing for those that are as right; `None` if it said nothing.
+    /// Returns the cause that the doctor named; a cause that is equally right is returned as the
+    /// scenario's. `None` if the doctor gave no verdict.
     #[must_use]
     pub fn found(&self) -> Option<Cause> {
         let found = self.diagnosis.as_ref()?.cause;
@@ -154,8 +157,8 @@ impl Outcome {
 /// Plays `scenario` as drawn; calls `step` before every step.
 ///
 /// # Errors
-/// [`LabError::Interrupted`]; a tunnel that does not start; a fault that cannot be made. What the doctor has to complain
-/// about is in the outcome.
+/// [`LabError::Interrupted`]; a tunnel that does not start; a fault that cannot be made. The
+/// outcome has the errors of the doctor.
 pub fn run(
     scenario: &Scenario,
     draw: &Draw,
@@ -246,7 +249,7 @@ fn measure(
 ) -> Result<f64> {
     live(ends, load, interrupt, |meter| {
         interrupt.sleep(WARMUP)?;
-        meter.rate_over(Duration::from_secs_f64(options.measure), interrupt)
+        Ok(meter.rate_over(Duration::from_secs_f64(options.measure), interrupt)?)
     })
 }
 
@@ -279,7 +282,8 @@ impl Case<'_> {
         let ends = tunnel.ends(hosts);
         step("the fault");
         let fault = &self.scenario.fault;
-        // Before the streams begin: what they found out without it would look like a change of the path.
+        // Before the streams begin: values that they learned without the fault would look like a
+        // change of the path.
         let _fault = fault.apply(severity, site)?;
         let second = self.scenario.second.as_ref();
         let _second = second
@@ -294,7 +298,7 @@ impl Case<'_> {
             step("throughput with the fault");
             let time = Duration::from_secs_f64(self.options.measure);
             let faulty = meter.rate_over(time, self.interrupt)?;
-            let mut outcome = self.judge(faulty);
+            let mut outcome = self.outcome(faulty);
             if let Some(seconds) = self.options.doctor
                 && (outcome.counts || self.options.always)
             {
@@ -303,17 +307,15 @@ impl Case<'_> {
             }
             if self.options.keep {
                 step(&whereabouts(&site));
-                match self.interrupt.sleep(Duration::MAX / 4) {
-                    Err(LabError::Interrupted) | Ok(()) => {}
-                    Err(other) => return Err(other),
-                }
+                // An interruption ends it.
+                let _ = self.interrupt.sleep(Duration::MAX / 4);
             }
             Ok(outcome)
         })
     }
 
     /// The outcome as far as it is known before the doctor has looked.
-    fn judge(&self, faulty: f64) -> Outcome {
+    fn outcome(&self, faulty: f64) -> Outcome {
         let fault = &self.scenario.fault;
         let loss = 1.0 - ratio(faulty, self.expected).unwrap_or(1.0);
         Outcome {
@@ -356,10 +358,10 @@ impl Case<'_> {
         let thrown_away = scratch.path().join("recording.parquet");
         let kept = self.options.recording.as_deref();
         let record = kept.unwrap_or(&thrown_away);
-        let question = Question {
+        let arguments = DoctorArguments {
             host,
             interface: &interface,
-            expected: told(self.scenario, self.expected),
+            expected: expected_argument(self.scenario, self.expected),
             seconds,
             level: self.options.level,
             fix: self.options.fix && !self.scenario.fault.is_none(),
@@ -367,12 +369,12 @@ impl Case<'_> {
             run_dir: scratch.path(),
         };
         let pids = site.pids(host);
-        let before = match question.fix {
+        let before = match arguments.fix {
             true => Some(State::of(host, &pids)?),
             false => None,
         };
         let (bytes, start) = (meter.bytes(), Instant::now());
-        let answer = doctor::ask(&question, self.interrupt);
+        let answer = doctor::ask(&arguments, self.interrupt);
         let elapsed = start.elapsed();
         let rate = (meter.bytes() - bytes) as f64 * 8.0 / 1e6 / elapsed.as_secs_f64();
         outcome.examined = Some(rate);
@@ -382,12 +384,12 @@ impl Case<'_> {
         }
         let repaired = match (&answer, &before) {
             (Ok(answer), Some(before)) => {
-                self.look_after(&question, &answer.fixes, (before, &pids), elapsed, meter)
+                self.look_after(&arguments, &answer.fixes, (before, &pids), elapsed, meter)
             }
             _ => Ok(None),
         };
-        if question.fix {
-            // Whatever happened meanwhile: what was kept may be the machine's.
+        if arguments.fix {
+            // In any case: a change that was kept may be one of the machine.
             doctor::undo(host, scratch.path(), &Interrupt::new())?;
         }
         outcome.repair = repaired?;
@@ -407,10 +409,10 @@ impl Case<'_> {
         Ok(())
     }
 
-    /// What came of what the doctor tried.
+    /// Returns the result of the doctor's changes.
     fn look_after(
         &self,
-        question: &Question<'_>,
+        arguments: &DoctorArguments<'_>,
         fixes: &[Attempt],
         (before, pids): (&State, &[u32]),
         elapsed: Duration,
@@ -424,15 +426,15 @@ impl Case<'_> {
         let throughput = meter.rate_over(time, self.interrupt)?;
         let mut repair = Repair::new(fixes, throughput, self.expected, elapsed.as_secs_f64());
         if !repair.kept {
-            repair.left = before.differences(&State::of(question.host, pids)?);
+            repair.left = before.differences(&State::of(arguments.host, pids)?);
         }
         Ok(Some(repair))
     }
 }
 
-/// What the doctor is told of the throughput that should be: of a paced load that is healthy nothing, as who is told what
-/// there is takes it for healthy.
-fn told(scenario: &Scenario, expected: f64) -> Option<f64> {
+/// Returns the expected throughput that the doctor gets as an argument. For a healthy paced load it
+/// gets none: it would take the present rate for the healthy one.
+fn expected_argument(scenario: &Scenario, expected: f64) -> Option<f64> {
     let paced = scenario.fault.is_none() && scenario.load.options().rate.is_some();
     (!paced).then_some(expected)
 }
@@ -461,14 +463,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_looks_at_a_healthy_load_of_a_pace_is_not_told_its_pace() {
-        let told = |name: &str| {
+    fn the_doctor_of_a_healthy_paced_load_does_not_get_its_pace() {
+        let argument = |name: &str| {
             let scenario = Scenario::find(name).expect("a scenario");
-            told(&scenario, 100.0)
+            expected_argument(&scenario, 100.0)
         };
-        assert_eq!(told("healthy-paced"), None);
+        assert_eq!(argument("healthy-paced"), None);
         // Neither would a doctor that is told nothing know that less than all goes through.
-        assert_eq!(told("healthy-bulk"), Some(100.0));
-        assert_eq!(told("tun-queue-overflow"), Some(100.0));
+        assert_eq!(argument("healthy-bulk"), Some(100.0));
+        assert_eq!(argument("tun-queue-overflow"), Some(100.0));
     }
 }

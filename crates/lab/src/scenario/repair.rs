@@ -7,12 +7,11 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use seikan_diagnose::trial::{Attempt, Decision};
-use seikan_sys::ethtool::Ethtool;
 use seikan_sys::schedule;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{LabError, Result};
-use crate::link::Host;
+use crate::host::Host;
 
 /// Of the healthy throughput, what counts as restored.
 pub const RESTORED: f64 = 0.9;
@@ -24,7 +23,7 @@ const SYSCTLS: [&str; 4] = [
     "/proc/sys/net/netfilter",
 ];
 
-/// What came of `seikan doctor --fix`.
+/// Result of `seikan doctor --fix`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Repair {
     /// Remedies of this host that were tried.
@@ -43,7 +42,7 @@ pub struct Repair {
     pub healthy: f64,
     /// Whether the throughput is as good as that.
     pub restored: bool,
-    /// What is not as before although nothing was kept, or although it was undone.
+    /// Differences from the state before, although nothing was kept or all was reverted.
     pub left: Vec<String>,
     /// Seconds that the doctor took in all.
     pub seconds: f64,
@@ -103,7 +102,7 @@ impl State {
         Ok(state)
     }
 
-    /// What differs, in words.
+    /// Returns the differences, as text.
     pub(super) fn differences(&self, after: &Self) -> Vec<String> {
         const NOTHING: &str = "nothing";
         let names = self.0.keys().chain(after.0.keys());
@@ -132,13 +131,8 @@ impl State {
 
     fn interfaces(&mut self, host: &Host) -> Result<()> {
         let netlink = host.netlink()?;
-        let links = netlink
-            .links()
-            .map_err(|e| LabError::Setup(e.to_string()))?;
-        let ethtool = host
-            .run(Ethtool::open)?
-            .map_err(LabError::io("open a socket for offload settings"))?;
-        for link in links {
+        let ethtool = host.netns().ethtool()?;
+        for link in netlink.links()? {
             let name = &link.name;
             self.0.insert(format!("{name} mtu"), link.mtu.to_string());
             self.0
@@ -182,8 +176,9 @@ impl State {
     }
 }
 
-/// What is to be compared of "qdisc tbf 8001: dev eth0 root ... burst 19998b ...": a handle is another one each time, and
-/// a burst that `tc` shows and takes again comes out some bytes smaller, for it counts in ticks.
+/// Returns the comparable part of "qdisc tbf 8001: dev eth0 root ... burst 19998b ...". The handle
+/// differs each time. A burst value that `tc` prints and then sets again becomes some bytes
+/// smaller, because `tc` counts in ticks.
 fn qdisc(line: &str) -> String {
     let mut kept = Vec::new();
     for word in line.split_whitespace().filter(|word| !word.ends_with(':')) {
@@ -235,7 +230,7 @@ fn sysctls(directory: &Path) -> Vec<(String, String)> {
     found
 }
 
-/// What a tool prints in a host.
+/// Returns the output of a tool in a host.
 fn printed(host: &Host, words: &[&str]) -> Result<String> {
     let mut command = std::process::Command::new(words[0]);
     command
@@ -260,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_has_drifted_is_compared_with_what_it_can_do_now() {
+    fn a_machine_that_has_drifted_is_compared_with_its_present_speed() {
         let mut repair = Repair::new(&[], 88.0, 100.0, 30.0);
         assert!(!repair.restored);
         repair.compare(100.0_f64.midpoint(90.0));
@@ -286,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_behind_is_told() {
+    fn remaining_changes_are_reported() {
         let before = state(&[("a mtu", "1500\n"), ("a txqueuelen", "3"), ("gone", "x")]);
         let after = state(&[("a mtu", "1500\n"), ("a txqueuelen", "1000"), ("new", "y")]);
         assert_eq!(

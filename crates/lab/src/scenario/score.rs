@@ -11,27 +11,26 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use seikan_diagnose::Cause;
+use seikan_ui::{Interrupt, Progress};
 use serde::{Deserialize, Serialize};
 
-use super::again::{judge_again, recording_file};
-use super::{Draw, Outcome, RunOptions, Scenario, Split, Tally, run};
-use crate::Progress;
+use super::again::{recording_file, rediagnose};
+use super::{Counts, Draw, Outcome, RunOptions, Scenario, Split, run};
 use crate::error::{LabError, Result};
-use crate::interrupt::Interrupt;
 
 /// How often a scenario is played for each case that is wanted, at most: a fault that is too weak to count is drawn again.
 const DRAWS: u32 = 3;
 
-/// What to score.
+/// Options of the score.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ScoreOptions {
     /// Names of causes or scenarios; all if empty.
     pub classes: Vec<String>,
     /// Cases of each class that are to count.
     pub cases: u32,
-    /// No new case is begun after this time.
+    /// No new case is started_at after this time.
     pub limit: Option<Duration>,
-    /// What chance is drawn from.
+    /// Seed of the random draws.
     pub seed: u64,
     /// Which half.
     pub split: Split,
@@ -48,7 +47,7 @@ pub struct ScoreOptions {
 pub struct Case {
     /// Which it is: split, scenario, seed and number.
     pub id: String,
-    /// What came of it; `None` if it could not be played.
+    /// Result; `None` if the case could not be played.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outcome: Option<Outcome>,
     /// Why it could not.
@@ -56,7 +55,7 @@ pub struct Case {
     pub error: Option<String>,
 }
 
-/// What happens, for whoever looks on.
+/// Events during the score.
 #[derive(Clone, Debug)]
 pub enum Progressed<'a> {
     /// A step of a case begins.
@@ -73,7 +72,7 @@ pub fn score(
     options: &ScoreOptions,
     interrupt: &Interrupt,
     report: &mut dyn FnMut(Progressed<'_>),
-) -> Result<Tally> {
+) -> Result<Counts> {
     let scenarios = chosen(&options.classes)?;
     let mut cases = match &options.out {
         Some(file) => read(file)?,
@@ -109,7 +108,7 @@ pub fn score(
         let mut step = |what: &str| {
             report(Progressed::Step(Progress {
                 fraction,
-                what: format!("{} over {}: {what}", scenario.name, draw.tunnel),
+                step: format!("{} over {}: {what}", scenario.name, draw.tunnel),
             }));
         };
         let how = RunOptions {
@@ -150,7 +149,7 @@ pub fn score(
 pub fn score_again(
     options: &ScoreOptions,
     report: &mut dyn FnMut(Progressed<'_>),
-) -> Result<Tally> {
+) -> Result<Counts> {
     let (Some(file), Some(directory)) = (&options.out, &options.recordings) else {
         return Err(LabError::Usage(
             "to judge again, say where cases and recordings are: --out and --recordings".into(),
@@ -169,9 +168,9 @@ pub fn score_again(
         }
         report(Progressed::Step(Progress {
             fraction: index as f64 / count as f64,
-            what: case.id.clone(),
+            step: case.id.clone(),
         }));
-        if judge_again(case, directory, options.run.level)? {
+        if rediagnose(case, directory, options.run.level)? {
             report(Progressed::Done(case));
         }
     }
@@ -233,13 +232,13 @@ impl<'a> Wanted<'a> {
     }
 }
 
-fn counted(options: &ScoreOptions, scenarios: &[Scenario], cases: &[Case]) -> Tally {
+fn counted(options: &ScoreOptions, scenarios: &[Scenario], cases: &[Case]) -> Counts {
     let wanted = Wanted::of(options, scenarios);
     let outcomes = cases.iter().filter(|case| wanted.takes(case));
     let outcomes = outcomes.filter_map(|case| case.outcome.as_ref());
     let prefix = format!("{}/", Split::Train);
     let training = cases.iter().filter(|case| case.id.starts_with(&prefix));
-    Tally::of(outcomes, training.filter_map(|case| case.outcome.as_ref()))
+    Counts::of(outcomes, training.filter_map(|case| case.outcome.as_ref()))
 }
 
 fn id(options: &ScoreOptions, scenario: &Scenario, number: u32) -> String {

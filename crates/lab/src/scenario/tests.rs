@@ -62,7 +62,7 @@ fn unknown_keys_are_refused() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn scenarios_that_make_no_sense_are_refused() {
     Scenario::parse("x", SHAPER).expect("right");
     for (before, after, reason) in [
         ("[60, 200]", "[0, 200]", "severity 0"),
@@ -131,10 +131,10 @@ fn draws_depend_on_seed_number_and_nothing_else() {
 }
 
 #[test]
-fn no_rule_is_tuned_on_the_tunnel_that_is_held_out() {
+fn no_rule_is_tuned_on_the_excluded_tunnel() {
     for scenario in Scenario::all().expect("scenarios") {
         let tunnels = scenario.available_tunnels(Split::Train);
-        assert!(!tunnels.iter().any(|t| t == HELD_OUT_TUNNEL));
+        assert!(!tunnels.iter().any(|t| t == UNTUNED_TUNNEL));
     }
 }
 

@@ -3,28 +3,24 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
-use std::process::Command;
 
 use ipnet::{IpNet, Ipv4Net};
+use seikan_load::Ends;
 use seikan_sys::ethtool::Feature;
-use seikan_sys::netlink::{NetlinkError, Route};
+use seikan_sys::netlink::Route;
+use seikan_ui::Interrupt;
 
 use crate::error::{LabError, Result};
-use crate::interrupt::Interrupt;
-use crate::link::{Host, Hosts, Link, LinkKind, PORTS};
-use crate::load::Ends;
+use crate::host::{Host, network as net};
+use crate::link::{Hosts, Link, LinkKind, PORTS};
 use crate::process::Process;
-use crate::tunnel::seikan::program;
+use crate::program;
 use crate::tunnel::{SWITCH, Started, Tunnel, device_name, need_tun};
 
 /// The host in the middle; that there is none is a bug.
 pub(super) fn host_in_the_middle(hosts: &Hosts) -> Result<&Host> {
     let none = || LabError::Setup("there is no host in the middle: this is a bug".into());
     hosts.middle.as_ref().ok_or_else(none)
-}
-
-fn refuse(error: NetlinkError) -> LabError {
-    LabError::Setup(error.to_string())
 }
 
 /// A bridge of the kernel's, with host A and host B as its guests.
@@ -51,24 +47,13 @@ impl Tunnel for Bridge {
     }
 
     fn up(&self, hosts: &Hosts, _: &Path, _: &Interrupt) -> Result<Started> {
-        bridge(host_in_the_middle(hosts)?, &PORTS)?;
+        host_in_the_middle(hosts)?.bridge(SWITCH, &PORTS)?;
         Ok(Started::default())
     }
 
     fn ends<'a>(&self, hosts: &'a Hosts) -> Ends<'a> {
         hosts.over_link()
     }
-}
-
-/// Makes a bridge of these interfaces of `host`.
-pub(crate) fn bridge(host: &Host, ports: &[&str]) -> Result<()> {
-    let netlink = host.netlink()?;
-    let bridge = netlink.create_bridge(SWITCH).map_err(refuse)?;
-    for port in ports {
-        let index = netlink.link(port).map_err(refuse)?.index;
-        netlink.set_master(index, Some(bridge)).map_err(refuse)?;
-    }
-    netlink.set_up(bridge).map_err(refuse)
 }
 
 /// The naive gateway: host A is a device of its LAN, host B the far end.
@@ -89,9 +74,7 @@ impl Tunnel for Naive {
 
     fn availability(&self) -> std::result::Result<(), String> {
         need_tun()?;
-        program()
-            .map(drop)
-            .ok_or_else(|| "no program `seikan`: set $SEIKAN_BIN to it".to_owned())
+        program::lab().map(drop)
     }
 
     fn link(&self, asked: Link) -> Link {
@@ -107,12 +90,12 @@ impl Tunnel for Naive {
             packets_of_the_mtu(host)?;
         }
         let [lan, wan] = PORTS;
-        address(middle, lan, GATEWAY[0])?;
-        address(middle, wan, GATEWAY[1])?;
-        address(&hosts.b, &hosts.b.device, FAR_END)?;
+        middle.add_address(lan, net(GATEWAY[0].into()))?;
+        middle.add_address(wan, net(GATEWAY[1].into()))?;
+        hosts.b.add_address(&hosts.b.device, net(FAR_END.into()))?;
         let overlay = network(hosts.b.inner, 24)?.trunc();
         let route = Route::to(IpNet::V4(overlay)).via(GATEWAY[0].into());
-        hosts.a.netlink()?.add_route(&route).map_err(refuse)?;
+        hosts.a.add_route(&route)?;
         let device = network(hosts.a.address, 32)?;
         let own = network(hosts.b.inner, 24)?;
         let far = format!(
@@ -124,11 +107,8 @@ impl Tunnel for Naive {
         let near = format!("--wan={wan} --peer={FAR_END} --lan={lan} --overlay={overlay}");
         let mut started = Started::default();
         for (host, words) in [(&hosts.b, far), (middle, near)] {
-            let program = program().ok_or_else(|| {
-                LabError::Setup("no program `seikan`: set $SEIKAN_BIN to it".into())
-            })?;
-            let mut command = Command::new(program);
-            command.args(["lab", "naive"]).args(words.split(' '));
+            let mut command = program::lab_command()?;
+            command.arg("naive").args(words.split(' '));
             let process = Process::start(host, self.name(), command, dir)?;
             started.processes.0.push(process);
         }
@@ -136,18 +116,11 @@ impl Tunnel for Naive {
     }
 }
 
-/// As between physical cards: what is longer than the MTU never crosses, and checksums are complete.
+/// As between physical NICs: no packet above the MTU crosses, and checksums are complete.
 fn packets_of_the_mtu(host: &Host) -> Result<()> {
     // Segmentation depends on checksums: last to go. The kernel's own (GSO) stays: it is what cuts.
     let whole = [(Feature::Tso, false), (Feature::TxChecksum, false)];
     host.set_features(&host.device, &whole)
-}
-
-fn address(host: &Host, device: &str, address: Ipv4Addr) -> Result<()> {
-    let netlink = host.netlink()?;
-    let index = netlink.link(device).map_err(refuse)?.index;
-    let net = network(address.into(), 24)?;
-    netlink.add_address(index, IpNet::V4(net)).map_err(refuse)
 }
 
 fn network(address: IpAddr, length: u8) -> Result<Ipv4Net> {

@@ -1,9 +1,11 @@
-//! Our tunnel at host A, somebody else's WireGuard at host B: what each of them is held up by the other.
+//! Our tunnel at host A and another WireGuard at host B: shows how much each of them limits the
+//! other.
 
 use std::path::Path;
 
+use seikan_ui::Interrupt;
+
 use crate::error::Result;
-use crate::interrupt::Interrupt;
 use crate::link::Hosts;
 use crate::tunnel::seikan::Seikan;
 use crate::tunnel::wireguard::WireGuard;

@@ -5,7 +5,7 @@
 //! on `PATH`. One file per program family.
 
 pub mod crude;
-pub(crate) mod middle;
+mod middle;
 mod mixed;
 mod nebula;
 mod openvpn;
@@ -14,19 +14,20 @@ mod raw;
 pub(crate) mod seikan;
 pub(crate) mod wireguard;
 
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use seikan_load::Ends;
+use seikan_ui::Interrupt;
 use x25519_dalek::{PublicKey, StaticSecret};
 
 use crate::error::{LabError, Result};
-use crate::interrupt::Interrupt;
-use crate::link::{Host, Hosts, Link, PORTS};
-use crate::load::{Ends, wait_reachable};
+use crate::host::Host;
+use crate::link::{Hosts, Link, PORTS};
+use crate::load::wait_reachable;
 use crate::process::Processes;
 
 /// How long a tunnel may take until its far end answers.
@@ -71,7 +72,8 @@ pub trait Tunnel: Sync {
     /// Whatever stops it from starting.
     fn up(&self, hosts: &Hosts, dir: &Path, interrupt: &Interrupt) -> Result<Started>;
 
-    /// What its end in `host` says of itself, as JSON; `None` when it cannot be asked. `dir` is that of [`Tunnel::up`].
+    /// Returns the status of its end in `host`, as JSON; `None` if there is none. `dir` is the one
+    /// of [`Tunnel::up`].
     fn status(&self, _host: &Host, _dir: &Path) -> Option<serde_json::Value> {
         None
     }
@@ -82,7 +84,7 @@ pub trait Tunnel: Sync {
     }
 }
 
-/// What [`Tunnel::up`] leaves running. Dropping it stops the programs, then removes the files.
+/// Running programs of a tunnel. Dropping it stops the programs, then removes the files.
 #[derive(Debug, Default)]
 pub struct Started {
     /// Programs of the tunnel.
@@ -162,7 +164,7 @@ impl Running {
         (&self.hosts, &mut self.started)
     }
 
-    /// What both ends say of themselves, host A first; empty when they cannot be asked.
+    /// Returns the status of both ends, host A first; empty if there is none.
     #[must_use]
     pub fn status(&self, tunnel: &dyn Tunnel) -> Vec<serde_json::Value> {
         let hosts = [&self.hosts.a, &self.hosts.b];
@@ -214,7 +216,7 @@ pub fn start_between(tunnel: &dyn Tunnel, hosts: Hosts, interrupt: &Interrupt) -
 pub(crate) fn private_directory() -> Result<tempfile::TempDir> {
     tempfile::Builder::new()
         .prefix("seikan-lab.")
-        .permissions(std::fs::Permissions::from_mode(0o700))
+        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o700))
         .tempdir()
         .map_err(LabError::io("make a temporary directory"))
 }
@@ -256,9 +258,9 @@ pub fn all(idle_peers: u32) -> Vec<Box<dyn Tunnel>> {
 /// Name of the crude tunnel.
 const CRUDE: &str = "crude";
 /// A bridge or virtual switch of the host in the middle.
-const SWITCH: &str = "switch";
+pub(crate) const SWITCH: &str = "switch";
 
-/// What is different from how a tunnel is started otherwise, host A first.
+/// Changes of a tunnel's start, host A first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
     /// Further arguments of its program.
@@ -315,26 +317,9 @@ pub fn inner_device(name: &str, host: &Host) -> String {
     }
 }
 
-/// The executable `name`, from `$SEIKAN_PEERS` or `PATH`.
-pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
-    let paths = |variable: &str| std::env::var_os(variable).unwrap_or_default();
-    let (peers, path) = (paths("SEIKAN_PEERS"), paths("PATH"));
-    std::env::split_paths(&peers)
-        .chain(std::env::split_paths(&path))
-        // Debian keeps daemons where only root's PATH looks.
-        .chain(["/usr/sbin".into(), "/usr/local/sbin".into()])
-        .filter(|dir| !dir.as_os_str().is_empty())
-        .map(|dir| dir.join(name))
-        .find(|file| is_executable(file))
-}
-
-fn is_executable(file: &Path) -> bool {
-    file.metadata()
-        .is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
-}
-
 fn need_program(name: &str) -> std::result::Result<PathBuf, String> {
-    find_program(name).ok_or_else(|| format!("no program `{name}` on PATH or in $SEIKAN_PEERS"))
+    crate::program::find(name)
+        .ok_or_else(|| format!("no program `{name}` on PATH or in $SEIKAN_PEERS"))
 }
 
 /// Whether tunnel devices can be had, by opening the file that makes them.

@@ -3,9 +3,11 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use seikan_ui::Interrupt;
+
 use crate::error::{LabError, Result};
-use crate::interrupt::Interrupt;
-use crate::link::{Host, Hosts};
+use crate::host::Host;
+use crate::link::Hosts;
 use crate::process::Process;
 use crate::tunnel::{
     Started, Tunnel, device_name, need_program, need_tun, version_line, write_private,

@@ -7,9 +7,9 @@ use std::process::Command;
 
 use aws_lc_rs::digest::{SHA256, digest};
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
+use seikan_ui::Interrupt;
 
 use crate::error::{LabError, Result};
-use crate::interrupt::Interrupt;
 use crate::link::Hosts;
 use crate::process::Process;
 use crate::tunnel::{

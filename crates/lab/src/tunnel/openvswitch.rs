@@ -6,10 +6,12 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use seikan_load::Ends;
+use seikan_ui::Interrupt;
+
 use crate::error::{LabError, Result};
-use crate::interrupt::Interrupt;
-use crate::link::{Host, Hosts, Link, LinkKind, PORTS};
-use crate::load::Ends;
+use crate::host::Host;
+use crate::link::{Hosts, Link, LinkKind, PORTS};
 use crate::process::Process;
 use crate::tunnel::middle::host_in_the_middle;
 use crate::tunnel::{
@@ -191,7 +193,7 @@ fn wait_for(socket: &Path, process: &mut Process, interrupt: &Interrupt) -> Resu
         process.check_alive()?;
         if start.elapsed() > READY_PATIENCE {
             return Err(LabError::Timeout {
-                what: format!("the socket {}", socket.display()),
+                event: format!("the socket {}", socket.display()),
                 seconds: READY_PATIENCE.as_secs_f64(),
             });
         }

@@ -2,10 +2,11 @@
 
 use std::path::Path;
 
+use seikan_load::Ends;
+use seikan_ui::Interrupt;
+
 use crate::error::Result;
-use crate::interrupt::Interrupt;
 use crate::link::{Hosts, Link};
-use crate::load::Ends;
 use crate::tunnel::{Started, Tunnel};
 
 /// The link as asked for.

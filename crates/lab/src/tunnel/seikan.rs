@@ -6,15 +6,16 @@ use std::process::{Command, Stdio};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use seikan_ui::Interrupt;
 
 use crate::error::{LabError, Result};
-use crate::interrupt::Interrupt;
-use crate::link::{Host, Hosts};
+use crate::host::Host;
+use crate::link::Hosts;
 use crate::process::Process;
+use crate::program;
 use crate::tunnel::wireguard;
 use crate::tunnel::{
-    KeyPair, PORT, Started, Tunnel, device_name, find_program, is_executable, need_tun,
-    version_line, write_private,
+    KeyPair, PORT, Started, Tunnel, device_name, need_tun, version_line, write_private,
 };
 
 /// Tells Seikan where its control socket goes: not to the system's directory, which others use and which a user namespace
@@ -35,13 +36,13 @@ pub(crate) struct Seikan {
 
 impl Seikan {
     pub(crate) fn new(protocol: &'static str, idle_peers: u32) -> Self {
-        let crowd = match idle_peers {
+        let suffix = match idle_peers {
             0 => String::new(),
             more => format!("+{more}"),
         };
         Self {
             protocol,
-            name: format!("seikan-{protocol}{crowd}"),
+            name: format!("seikan-{protocol}{suffix}"),
             idle_peers,
             cipher: None,
             program: None,
@@ -95,10 +96,10 @@ impl Seikan {
         peer: &KeyPair,
         dir: &Path,
     ) -> Result<Process> {
-        let program =
-            self.program.clone().or_else(program).ok_or_else(|| {
-                LabError::Setup("no program `seikan`: set $SEIKAN_BIN to it".into())
-            })?;
+        let mut command = match &self.program {
+            Some(program) => Command::new(program),
+            None => program::seikan_command()?,
+        };
         // The interface is named after the file.
         let file = dir.join(format!("{}.conf", device_name(host)));
         let cipher = self.cipher;
@@ -115,7 +116,6 @@ impl Seikan {
             other.address,
         );
         write_private(&file, &(config + &self.idle_sections()?))?;
-        let mut command = Command::new(&program);
         command
             .arg("up")
             .arg(&file)
@@ -137,13 +137,11 @@ impl Tunnel for Seikan {
 
     fn availability(&self) -> std::result::Result<(), String> {
         need_tun()?;
-        program()
-            .map(drop)
-            .ok_or_else(|| "no program `seikan`: set $SEIKAN_BIN to it".to_owned())
+        program::seikan().map(drop)
     }
 
     fn version(&self) -> Option<String> {
-        version_line(&program()?, "--version")
+        version_line(&program::seikan().ok()?, "--version")
     }
 
     fn up(&self, hosts: &Hosts, dir: &Path, interrupt: &Interrupt) -> Result<Started> {
@@ -163,29 +161,14 @@ impl Tunnel for Seikan {
     }
 }
 
-/// What the end in `host` says of itself.
+/// Returns the status of the end in `host`.
 pub(crate) fn status(host: &Host, dir: &Path) -> Option<serde_json::Value> {
-    let output = Command::new(program()?)
+    let output = program::seikan_command()
+        .ok()?
         .args(["status", &device_name(host), "--json"])
         .env(RUN_DIR, dir)
         .stdin(Stdio::null())
         .output()
         .ok()?;
     serde_json::from_slice(&output.stdout).ok()
-}
-
-/// `$SEIKAN_BIN`, this program if it is `seikan`, the one that was built with this test, or the one on `PATH`.
-pub(crate) fn program() -> Option<PathBuf> {
-    if let Some(file) = std::env::var_os("SEIKAN_BIN").map(PathBuf::from) {
-        return is_executable(&file).then_some(file);
-    }
-    let this = std::env::current_exe().ok();
-    // Tests run in `deps`, below the directory of programs.
-    let beside = this.as_ref().and_then(|file| {
-        let dir = file.parent().filter(|dir| dir.ends_with("deps"))?;
-        Some(dir.parent()?.join("seikan"))
-    });
-    this.filter(|file| file.file_name().is_some_and(|name| name == "seikan"))
-        .or_else(|| beside.filter(|file| is_executable(file)))
-        .or_else(|| find_program("seikan"))
 }

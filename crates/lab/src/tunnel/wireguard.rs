@@ -9,9 +9,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use seikan_ui::Interrupt;
+
 use crate::error::{LabError, Result};
-use crate::interrupt::Interrupt;
-use crate::link::{Host, Hosts};
+use crate::host::Host;
+use crate::link::Hosts;
 use crate::process::Process;
 use crate::tunnel::{
     KeyPair, PORT, Started, Tunnel, device_name, is_of, need_program, need_tun, version_line,
@@ -21,7 +23,7 @@ use crate::tunnel::{
 const SOCKET_DIR: &str = "/var/run/wireguard";
 /// How long a program may take until its control socket answers.
 const SOCKET_PATIENCE: Duration = Duration::from_secs(5);
-/// What fits into 1500 bytes over IPv6: the default of wg-quick(8).
+/// MTU that fits into 1500 bytes over IPv6: the default of wg-quick(8).
 const MTU: u32 = 1420;
 
 /// One of the programs.
@@ -155,9 +157,9 @@ fn wait_for_socket(
         }
         process.check_alive()?;
         if start.elapsed() > SOCKET_PATIENCE {
-            let what = format!("the control socket {}", path.display());
+            let event = format!("the control socket {}", path.display());
             return Err(LabError::Timeout {
-                what,
+                event,
                 seconds: SOCKET_PATIENCE.as_secs_f64(),
             });
         }

@@ -14,7 +14,7 @@ use seikan_sys::netns::NetNs;
 use seikan_sys::poll::{Epoll, Interest};
 use seikan_sys::tun::{TAP_READ_BUFFER_LEN, Tun, TunOptions};
 
-use super::lane::Lane;
+use super::direction::Direction;
 use super::{DirectionCounts, Order, WireCounts};
 use crate::error::{LabError, Result};
 
@@ -27,7 +27,7 @@ const ORDERS: u64 = 2;
 /// An order is no longer than this, in bytes.
 const LONGEST_ORDER: usize = 1 << 16;
 
-/// What to carry between.
+/// Options of the carrier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CarrierOptions {
     /// Name of the device to make in the calling thread's network namespace (host A).
@@ -49,18 +49,14 @@ struct End {
 impl End {
     /// In the calling thread's namespace.
     fn open(name: &str) -> Result<Self> {
-        let refuse = |error: &dyn std::error::Error| LabError::Setup(error.to_string());
         let tun = Tun::create_tap(&TunOptions {
             name: name.to_owned(),
             mtu: 1500,
             queues: 1,
             offload: true,
-        })
-        .map_err(|e| refuse(&e))?;
-        let netlink = Netlink::open().map_err(|e| refuse(&e))?;
-        netlink
-            .set_tx_queue_len(tun.index(), QUEUE)
-            .map_err(|e| refuse(&e))?;
+        })?;
+        let netlink = Netlink::open()?;
+        netlink.set_tx_queue_len(tun.index(), QUEUE)?;
         Ok(Self { tun, netlink })
     }
 
@@ -84,13 +80,12 @@ impl End {
 pub fn carry(options: &CarrierOptions) -> Result<()> {
     // Waking some microseconds late is a delay that nobody asked for; where the kernel refuses, it stays.
     let _ = nix::sys::prctl::set_timerslack(1);
-    let refuse = |error: seikan_sys::netns::NetNsError| LabError::Setup(error.to_string());
     let near = End::open(&options.near)?;
-    let there = NetNs::open(&options.far_namespace).map_err(refuse)?;
-    let far = there.run(|| End::open(&options.far)).map_err(refuse)??;
+    let there = NetNs::open(&options.far_namespace)?;
+    let far = there.run(|| End::open(&options.far))??;
     let mut carrier = Carrier {
         ends: [near, far],
-        lanes: [Lane::new(options.seed), Lane::new(!options.seed)],
+        directions: [Direction::new(options.seed), Direction::new(!options.seed)],
         orders: Vec::new(),
         stdin: io::stdin(),
     };
@@ -99,9 +94,9 @@ pub fn carry(options: &CarrierOptions) -> Result<()> {
 
 struct Carrier {
     ends: [End; 2],
-    /// Of what the device with the same index sends.
-    lanes: [Lane; 2],
-    /// What has arrived of an order.
+    /// For the frames from the device with the same index.
+    directions: [Direction; 2],
+    /// Received part of an order.
     orders: Vec<u8>,
     stdin: Stdin,
 }
@@ -122,7 +117,7 @@ impl Carrier {
             if ready[ORDERS as usize] && !self.take_orders()? {
                 return Ok(());
             }
-            for (from, ready) in ready.into_iter().enumerate().take(self.lanes.len()) {
+            for (from, ready) in ready.into_iter().enumerate().take(self.directions.len()) {
                 if ready {
                     self.read(from, &mut buffer)?;
                 }
@@ -133,7 +128,11 @@ impl Carrier {
 
     /// Time until something is due.
     fn patience(&self) -> Option<Duration> {
-        let next = self.lanes.iter().filter_map(Lane::next_due).min()?;
+        let next = self
+            .directions
+            .iter()
+            .filter_map(Direction::next_due)
+            .min()?;
         Some(next.saturating_sub(monotonic()))
     }
 
@@ -146,12 +145,12 @@ impl Carrier {
                 }
                 Err(e) => return Err(e),
             };
-            let lane = &mut self.lanes[from];
-            if lane.is_open() {
+            let direction = &mut self.directions[from];
+            if direction.is_open() {
                 let done = self.ends[1 - from].write(packet);
-                lane.count_passing(packet, done);
+                direction.count_passing(packet, done);
             } else {
-                lane.offer(monotonic(), packet);
+                direction.offer(monotonic(), packet);
             }
         }
         Ok(())
@@ -159,13 +158,13 @@ impl Carrier {
 
     fn deliver(&mut self, from: usize) {
         let now = monotonic();
-        while let Some((packet, frames)) = self.lanes[from].due(now) {
+        while let Some((packet, frames)) = self.directions[from].due(now) {
             let done = self.ends[1 - from].write(&packet);
-            self.lanes[from].count_arrived(frames, done);
+            self.directions[from].count_arrived(frames, done);
         }
     }
 
-    /// Reads what there is; false at the end.
+    /// Reads available input; returns false at its end.
     fn take_orders(&mut self) -> io::Result<bool> {
         let mut chunk = [0; 4096];
         let length = nix::unistd::read(&self.stdin, &mut chunk)?;
@@ -176,8 +175,8 @@ impl Carrier {
         while let Some(end) = self.orders.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = self.orders.drain(..=end).collect();
             if let Order::Set(faults) = serde_json::from_slice(&line)? {
-                self.lanes[0].set(faults.a_to_b);
-                self.lanes[1].set(faults.b_to_a);
+                self.directions[0].set(faults.a_to_b);
+                self.directions[1].set(faults.b_to_a);
             }
             let mut out = io::stdout().lock();
             serde_json::to_writer(&mut out, &self.counts())?;
@@ -196,7 +195,7 @@ impl Carrier {
     fn counts(&self) -> WireCounts {
         let of = |from: usize| DirectionCounts {
             missed: self.ends[from].missed(),
-            ..self.lanes[from].counts()
+            ..self.directions[from].counts()
         };
         WireCounts {
             a_to_b: of(0),

@@ -1,8 +1,8 @@
-//! What a TAP device hands over, seen as the frames that a card would put on the wire.
+//! Packets of a TAP device as the frames that a NIC would put on the wire.
 //!
-//! [`Frames::parse`] says how many frames a (super-)packet stands for; [`Frames::cut`] makes a packet of a run of
-//! them, as segmentation offload would: headers copied, lengths, sequence numbers and flags corrected, the checksum
-//! left partial where it was.
+//! [`Frames::parse`] returns the number of frames that a (super-)packet stands for; [`Frames::cut`]
+//! makes a packet of a run of them, as segmentation offload would: headers copied, lengths,
+//! sequence numbers and flags corrected, the checksum left partial where it was.
 
 use seikan_wire::ethernet::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, HEADER_LEN};
 use seikan_wire::ip::{PROTO_TCP, PROTO_UDP, set_length};
@@ -35,7 +35,8 @@ struct Division {
 }
 
 impl<'a> Frames<'a> {
-    /// `bytes` begin with the virtio-net header. What is no super-packet, or none that is understood, is one frame.
+    /// `bytes` begin with the virtio-net header. A packet that is no super-packet, or of an unknown
+    /// kind, is one frame.
     pub(super) fn parse(bytes: &'a [u8]) -> Self {
         let vnet = VnetHdr::read(bytes).unwrap_or_default();
         let division = divide(&vnet, bytes.get(VNET_HDR_LEN..).unwrap_or_default());

@@ -6,27 +6,28 @@
 //! stand for. The program's processor time is its own ([`Wire::pid`]), and it ends with us.
 
 mod carrier;
+mod direction;
 mod frame;
-mod lane;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::sync::{Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{LabError, Result};
-use crate::link::Host;
-use crate::tunnel::seikan::program;
+use crate::host::Host;
+use crate::program;
 
 pub use carrier::{CarrierOptions, carry};
 
-/// What a wire does to frames of one direction. The default is nothing; shares are 0 to 1 and drawn for each frame.
+/// Faults of one direction of an emulated link. The default is none; shares are 0 to 1 and drawn
+/// for each frame.
 ///
-/// In this order: the sending card's faults (`broken_*`), then the path's: black hole, loss, rate, delay, holding back,
-/// duplication.
+/// In this order: the sending NIC's faults (`broken_*`), then the path's: black hole, loss, rate,
+/// delay, holding back, duplication.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Faults {
@@ -116,7 +117,7 @@ impl Faults {
     }
 }
 
-/// What a wire does, each direction apart.
+/// Faults of an emulated link, by direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct WireFaults {
@@ -140,9 +141,11 @@ impl WireFaults {
     }
 }
 
-/// What became of the frames of one direction since the wire was made. A super-packet counts as its frames.
+/// Counts of the frames of one direction since the link was made. A super-packet counts as its
+/// frames.
 ///
-/// `frames + duplicated = delivered + lost + overflowed + black_holed + unsegmented + refused + shed + under_way`.
+/// `frames + duplicated = delivered + lost + overflowed + black_holed + unsegmented + refused +
+/// shed + under_way`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DirectionCounts {
     /// Frames that the sending host put on the wire.
@@ -168,7 +171,7 @@ pub struct DirectionCounts {
     pub missed: u64,
     /// Arrived or to arrive with their checksum not filled in: `broken_checksum`.
     pub unfilled: u64,
-    /// Held back: `reorder`.
+    /// Pending back: `reorder`.
     pub held_back: u64,
     /// Frames made by `duplicate`.
     pub duplicated: u64,
@@ -176,7 +179,7 @@ pub struct DirectionCounts {
     pub under_way: u64,
 }
 
-/// What became of all frames.
+/// Counts of all frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WireCounts {
     /// From host A to host B.
@@ -185,7 +188,7 @@ pub struct WireCounts {
     pub b_to_a: DirectionCounts,
 }
 
-/// What the program is told, one JSON value per line; it answers each with a line of [`WireCounts`].
+/// Commands to the program, one JSON value per line; it answers each with a line of [`WireCounts`].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Order {
@@ -210,8 +213,7 @@ impl Wire {
     /// The reason, for people.
     pub fn availability() -> std::result::Result<(), String> {
         crate::tunnel::need_tun()?;
-        let none = || "no program `seikan`: set $SEIKAN_BIN to it".to_owned();
-        program().map(drop).ok_or_else(none)
+        program::lab().map(drop)
     }
 
     /// Makes a device in each host, named [`Host::device`], down and without addresses, and joins them.
@@ -220,15 +222,14 @@ impl Wire {
     /// No program, no TUN driver, devices of that name, or faults that make no sense.
     pub fn between(a: &Host, b: &Host, faults: WireFaults) -> Result<Self> {
         Self::availability().map_err(LabError::Setup)?;
-        let program = program().unwrap_or_default();
         let far = format!(
             "/proc/{}/fd/{}",
             std::process::id(),
             b.netns().as_fd().as_raw_fd()
         );
-        let mut command = Command::new(program);
+        let mut command = program::lab_command()?;
         command
-            .args(["lab", "wire", "--near", &a.device, "--far", &b.device])
+            .args(["wire", "--near", &a.device, "--far", &b.device])
             .args(["--far-namespace", &far])
             .args(["--seed", &faults.seed.to_string()])
             .stdin(Stdio::piped())
@@ -252,7 +253,7 @@ impl Wire {
         Ok(wire)
     }
 
-    /// Changes what it does to frames from now on. What is under way stays as it was.
+    /// Changes the faults from now on. Frames on their path keep their fate.
     ///
     /// # Errors
     /// Faults that make no sense; [`LabError::ChildExited`].
@@ -262,7 +263,7 @@ impl Wire {
         self.order(Order::Set(faults)).map(drop)
     }
 
-    /// What became of frames so far.
+    /// Returns the frame counts so far.
     ///
     /// # Errors
     /// [`LabError::ChildExited`].
@@ -331,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_qualifies_another_fault_is_no_fault() {
+    fn a_value_that_only_qualifies_a_fault_is_no_fault() {
         let qualified = Faults {
             reorder_us: 1,
             queue_bytes: 1,
@@ -346,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_are_written_with_what_differs() {
+    fn faults_are_written_as_differences_from_none() {
         let faults: WireFaults =
             serde_json::from_str(r#"{"a_to_b": {"loss": 0.01}, "seed": 3}"#).expect("faults");
         assert_eq!((faults.a_to_b.loss, faults.seed), (0.01, 3));

@@ -1,6 +1,6 @@
-//! What the tests share.
+//! Common parts of the tests.
 
-use seikan_lab::link::Host;
+use seikan_lab::host::Host;
 
 /// A host of its own, or `None` (loudly) where this process may not make one.
 pub fn host() -> Option<Host> {
@@ -21,3 +21,6 @@ pub fn skip(reason: &str) {
     );
     eprintln!("SKIPPED: {reason}");
 }
+
+/// How long another process may take; only a failure waits so long, and machines are busy.
+pub const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);

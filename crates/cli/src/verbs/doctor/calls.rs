@@ -2,7 +2,7 @@
 
 use seikan_diagnose::Evidence;
 
-use super::text::rounded;
+use crate::screen::rounded;
 use crate::screen::{Align, BOLD, RESET, Screen, Table, number};
 
 /// The table, the most frequent first; nothing where no calls were counted.

@@ -10,8 +10,6 @@ use anyhow::bail;
 use clap::Args;
 use ipnet::IpNet;
 use seikan_diagnose::{Cost, Evidence, Probes, Recording};
-use seikan_lab::report::ProgressBar;
-use seikan_lab::{Interrupt, Progress};
 use seikan_observe::path::{PathMap, SocketFacts, Unseen};
 use seikan_observe::{Key, Kind, Sample, Series, Subject, metric};
 use seikan_sys::discover;
@@ -19,6 +17,7 @@ use seikan_sys::netlink::{Address, Netlink};
 use seikan_sys::process::own_cpu_time;
 use seikan_sys::profile::{self, Profiler};
 use seikan_sys::sample::Sampler;
+use seikan_ui::{Interrupt, Progress, ProgressBar};
 
 use super::probe::{Found, Prober};
 
@@ -305,7 +304,7 @@ impl Sampling {
             }
             bar.show(Progress {
                 fraction: elapsed.as_secs_f64() / options.length.as_secs_f64(),
-                what: format!("looking at {name} (Ctrl-C to end)"),
+                step: format!("looking at {name} (Ctrl-C to end)"),
             });
             // A late sample does not make the next ones come closer together.
             next = (next + options.interval).max(Instant::now());

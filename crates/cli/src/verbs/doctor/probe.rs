@@ -11,9 +11,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use seikan_diagnose::{MtuProbe, OwnTraffic};
-use seikan_lab::Interrupt;
 use seikan_observe::path::Unseen;
 use seikan_sys::echo::{Echo, Outcome};
+use seikan_ui::Interrupt;
 
 /// Small requests.
 const COUNT: u16 = 5;

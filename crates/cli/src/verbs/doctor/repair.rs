@@ -8,9 +8,8 @@ use std::time::Instant;
 use anyhow::bail;
 use seikan_diagnose::trial::{Attempt, BLOCK, Block, Decision, Look, PAIRS, Trial, WARM_UP};
 use seikan_diagnose::{Evidence, Level, Remedy, Verdict};
-use seikan_lab::report::ProgressBar;
-use seikan_lab::{Interrupt, Progress};
 use seikan_observe::metric;
+use seikan_ui::{Interrupt, Progress, ProgressBar};
 
 use super::measure;
 use crate::fix::watchdog::Watchdog;
@@ -93,7 +92,7 @@ pub fn repair(
             let whole = (WARM_UP + BLOCK).as_secs_f64() * 2.0 * PAIRS as f64;
             bar.show(Progress {
                 fraction: (begun.elapsed().as_secs_f64() / whole).min(1.0),
-                what: "with and without it, in turns".to_owned(),
+                step: "with and without it, in turns".to_owned(),
             });
             let evidence = measure::watch(&verdict.path, length, interrupt)?;
             Ok(match watchdog.silent() {

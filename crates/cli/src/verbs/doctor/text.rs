@@ -1,6 +1,6 @@
 //! What the doctor's screens are made of beside [`crate::screen`]: a page's width and characters, broken lines, numbers.
 
-use seikan_lab::report::Style;
+use seikan_ui::screen::Style;
 
 use crate::screen;
 
@@ -76,29 +76,6 @@ pub fn paragraph(first: &str, indent: &str, text: &str, width: usize) -> String 
     begun.collect()
 }
 
-/// A number as exact as anybody needs it: three digits, integers whole.
-pub fn rounded(value: f64) -> String {
-    let size = value.abs();
-    if !value.is_finite() {
-        return "?".into();
-    }
-    let sign = if value < 0.0 { "-" } else { "" };
-    if size == 0.0 {
-        "0".into()
-    } else if size >= 100.0 || (size.fract() == 0.0 && size < 1e15) {
-        format!("{sign}{}", screen::number(size.round() as u64))
-    } else if size < 1e-4 {
-        format!("{value:.1e}")
-    } else {
-        let places = (2 - size.log10().floor() as i32).max(0) as usize;
-        let text = format!("{value:.places$}");
-        match text.contains('.') {
-            true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
-            false => text,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -109,37 +86,6 @@ mod tests {
         assert_eq!(wrap("much-too-long a", 4), ["much-too-long", "a"]);
         assert_eq!(wrap("", 4), [""]);
         assert_eq!(paragraph("1. ", "   ", "aa bb", 6), "1. aa\n   bb\n");
-    }
-
-    #[test]
-    fn numbers_have_three_digits() {
-        let told = [
-            0.0,
-            0.047_619,
-            4.5,
-            12.34,
-            123.4,
-            1_234_567.8,
-            0.000_01,
-            3.0,
-            -2.5,
-            9.999,
-        ]
-        .map(rounded);
-        let expected = [
-            "0",
-            "0.0476",
-            "4.5",
-            "12.3",
-            "123",
-            "1,234,568",
-            "1.0e-5",
-            "3",
-            "-2.5",
-            "10",
-        ];
-        assert_eq!(told, expected);
-        assert_eq!(rounded(f64::NAN), "?");
     }
 
     #[test]

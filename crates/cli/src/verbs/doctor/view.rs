@@ -6,8 +6,8 @@ use seikan_diagnose::{Cause, End, Fact, Far, Level, Moves, Place, Remedy, RuledO
 use seikan_observe::path::Unseen;
 
 use super::drawing;
-use super::text::{Page, paragraph, rounded, wrap};
-use crate::screen::{BOLD, DIM, GREEN, RED, RESET, YELLOW, printable, width};
+use super::text::{Page, paragraph, wrap};
+use crate::screen::{BOLD, DIM, GREEN, RED, RESET, YELLOW, printable, rounded, width};
 
 /// Things that could not be seen, before "and 3 more".
 const MANY: usize = 3;

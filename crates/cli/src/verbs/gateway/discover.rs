@@ -9,8 +9,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
-use seikan_lab::report::ProgressBar;
-use seikan_lab::{Interrupt, Progress};
 use seikan_node::control::{Places, ask};
 use seikan_node::gateway::status::GatewayStatus;
 use seikan_node::node::now;
@@ -18,6 +16,7 @@ use seikan_proto::gateway::neighbours::{CapturedFrame, NeighbourEntry, Neighbour
 use seikan_sys::netlink::{LinkInfo, Netlink};
 use seikan_sys::packet::{Accept, PacketOptions, PacketSocket, VNET_HEADER_LEN};
 use seikan_sys::poll::{Epoll, Interest};
+use seikan_ui::{Interrupt, Progress, ProgressBar};
 use seikan_wire::VnetHdr;
 use seikan_wire::ethernet::Mac;
 use serde::Serialize;
@@ -187,7 +186,7 @@ fn listen(
         }
         bar.show(Progress {
             fraction: elapsed.as_secs_f64() / length.as_secs_f64(),
-            what: format!(
+            step: format!(
                 "listening on {}, {} heard (Ctrl-C to end)",
                 link.name,
                 counted(table.len(), "card")

@@ -1,9 +1,9 @@
 //! How throughput was distributed over the intervals between samples.
 
-use seikan_lab::report::palette::{FAINT, INK, OWN, SECOND};
+use seikan_ui::axis::{Frame, Scale, format_number};
+use seikan_ui::palette::{FAINT, INK, OWN, SECOND};
+use seikan_ui::svg::{Anchor, Svg};
 
-use super::axis::{Frame, Scale, told};
-use super::svg::{Anchor, Svg};
 use super::trace::throughput;
 use super::{Drawing, Scene};
 
@@ -43,20 +43,20 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
             at,
             anchor.1,
             FAINT,
-            &format!("expected: {}", told(expected)),
+            &format!("expected: {}", format_number(expected)),
         );
     }
-    svg.path(&frame.place(&steps(&rates)), OWN, 2.0, "");
+    svg.path(&frame.positions(&steps(&rates)), OWN, 2.0, "");
     for share in [0.05, 0.5, 0.95] {
         let value = quantile(&rates, share);
         let percent = share * 100.0;
         let text = format!(
             "{percent:.0} % of the intervals: {} Mbit/s or less",
-            told(value)
+            format_number(value)
         );
         svg.dot(frame.at(value, percent), 4.0, SECOND, &text);
     }
-    let [low, middle, high] = [0.05, 0.5, 0.95].map(|share| told(quantile(&rates, share)));
+    let [low, middle, high] = [0.05, 0.5, 0.95].map(|share| format_number(quantile(&rates, share)));
     Ok(Drawing {
         svg: svg.finish(frame.bottom + 46.0, "distribution of throughput"),
         caption: format!(

@@ -1,11 +1,11 @@
 //! How changes of throughput go together with changes of suspicious counters, at every lag.
 
 use seikan_diagnose::stats::{Correlation, Interval, correlate, differences};
-use seikan_lab::report::palette::{BAD, INK, KINDS, LINE, OWN, SECOND};
+use seikan_ui::axis::{Frame, Scale};
+use seikan_ui::palette::{BAD, INK, KINDS, LINE, OWN, SECOND};
+use seikan_ui::svg::Svg;
 
-use super::axis::{Frame, Scale};
 use super::suspects::suspects;
-use super::svg::Svg;
 use super::trace::throughput;
 use super::{Drawing, Scene};
 

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use seikan_diagnose::stage;
-use seikan_lab::report::palette::INK;
+use seikan_ui::palette::INK;
+use seikan_ui::svg::{Anchor, Svg, WIDTH, cut};
 
 use super::functions;
-use super::svg::{Anchor, Svg, WIDTH, cut};
 use super::{Drawing, Scene};
 use crate::screen::number;
 

@@ -1,10 +1,10 @@
 //! Where processor time went, by function and by what functions are for.
 
 use seikan_diagnose::{Share, Stage};
-use seikan_lab::report::palette::{Colour, FAINT, INK, KINDS, LINE, OTHER, OWN, SECOND};
+use seikan_ui::axis::RIGHT;
+use seikan_ui::palette::{Colour, FAINT, INK, KINDS, LINE, OTHER, OWN, SECOND};
+use seikan_ui::svg::{Anchor, SIZE, Svg, WIDTH, cut, width};
 
-use super::axis::RIGHT;
-use super::svg::{Anchor, SIZE, Svg, WIDTH, cut, width};
 use super::{Drawing, Scene};
 
 /// Functions that are shown.

@@ -3,13 +3,13 @@
 use anyhow::Context;
 use askama::Template;
 use seikan_diagnose::{Cause, Recording, Verdict};
-use seikan_lab::machine::utc;
-use seikan_lab::report::PAGE_STYLE;
-use seikan_lab::report::palette::style_rules;
+use seikan_ui::PAGE_STYLE;
+use seikan_ui::palette::style_rules;
+use seikan_ui::time::utc;
 
 use super::{Absent, Picture};
-use crate::screen::{plain, printable};
-use crate::verbs::doctor::text::{Page as Paper, rounded};
+use crate::screen::{plain, printable, rounded};
+use crate::verbs::doctor::text::Page as Paper;
 use crate::verbs::doctor::{drawing, view};
 
 /// Characters in a line of the path.

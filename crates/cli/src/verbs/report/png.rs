@@ -73,8 +73,8 @@ fn family(fonts: &Database) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verbs::report::svg::{Anchor, Svg, alone};
-    use seikan_lab::report::palette::INK;
+    use seikan_ui::palette::INK;
+    use seikan_ui::svg::{Anchor, Svg, standalone};
 
     #[test]
     fn without_a_font_there_is_none_to_choose() {
@@ -91,7 +91,7 @@ mod tests {
             let mut svg = Svg::default();
             svg.text((10.0, 30.0), Anchor::Start, INK, text);
             let png = renderer
-                .png(&alone(&svg.finish(40.0, "words")))
+                .png(&standalone(&svg.finish(40.0, "words"), "", ""))
                 .expect("PNG");
             Pixmap::decode_png(&png).expect("PNG")
         };

@@ -2,12 +2,12 @@
 
 use seikan_diagnose::Evidence;
 use seikan_diagnose::stats::queueing_delay;
-use seikan_lab::report::palette::{KINDS, OWN};
 use seikan_observe::path::Transport;
 use seikan_observe::{Column, Subject, metric};
+use seikan_ui::axis::{Frame, LEFT, RIGHT, Scale, format_number};
+use seikan_ui::palette::{KINDS, OWN};
+use seikan_ui::svg::Svg;
 
-use super::axis::{Frame, LEFT, RIGHT, Scale, told};
-use super::svg::Svg;
 use super::trace::{gauge, rate, seconds};
 use super::{Drawing, Scene};
 
@@ -76,7 +76,7 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
             };
             frame.title(&mut svg, title, unit);
             frame.y_axis(&mut svg, 3);
-            let placed = frame.place(points);
+            let placed = frame.positions(points);
             svg.area(&placed, frame.bottom, colour, 0.18);
             svg.path(&placed, colour, 1.8, "");
             frame.x_axis(&mut svg, is_last.then_some("seconds"));
@@ -95,7 +95,7 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
             "What stands in a queue (left) and how long it takes to leave at the rate of that moment (right, by Little's law). The longest \
              median: {}, {} ms. The kernel counts its own overhead in sockets, so that waits there are upper bounds.{left_out}",
             longest.name,
-            told(longest.typical())
+            format_number(longest.typical())
         ),
     })
 }

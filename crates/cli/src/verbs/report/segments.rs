@@ -2,11 +2,11 @@
 
 use std::collections::HashSet;
 
-use seikan_lab::report::palette::{BAD, KINDS, OWN, SECOND};
+use seikan_ui::axis::{Frame, LEFT, Scale};
+use seikan_ui::palette::{BAD, KINDS, OWN, SECOND};
+use seikan_ui::svg::Svg;
 
-use super::axis::{Frame, LEFT, Scale};
 use super::capture::{Acknowledgement, Capture, Segment};
-use super::svg::Svg;
 use super::{Drawing, Scene};
 use crate::screen::number;
 
@@ -126,9 +126,9 @@ fn panel(
         .into_iter()
         .filter(|(_, y)| *y <= frame.y.high)
         .collect();
-    svg.path(&frame.place(&inside), KINDS[2], 1.4, "");
+    svg.path(&frame.positions(&inside), KINDS[2], 1.4, "");
     let acknowledged = steps(&meanwhile, |ack| Some(scaled(ack.number)));
-    svg.path(&frame.place(&acknowledged), SECOND, 1.4, "");
+    svg.path(&frame.positions(&acknowledged), SECOND, 1.4, "");
     for (is_again, colour, width) in [(false, OWN, 1.8), (true, BAD, 2.0)] {
         let of = segments.iter().filter(|segment| segment.again == is_again);
         let mut lines: Vec<_> = of.map(|segment| bar(&frame, segment, scaled)).collect();

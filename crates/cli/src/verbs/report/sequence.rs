@@ -1,12 +1,12 @@
 //! The TCP time-sequence graph of the main connection, from what the kernel says of it at every sample.
 
 use seikan_diagnose::Evidence;
-use seikan_lab::report::palette::{BAD, KINDS, OWN, SECOND};
 use seikan_observe::path::SocketFacts;
 use seikan_observe::{Column, Subject, metric};
+use seikan_ui::axis::{Frame, Scale, format_number};
+use seikan_ui::palette::{BAD, KINDS, OWN, SECOND};
+use seikan_ui::svg::Svg;
 
-use super::axis::{Frame, Scale, told};
-use super::svg::Svg;
 use super::trace::seconds;
 use super::{Drawing, Scene};
 
@@ -69,12 +69,12 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
     frame.y_axis(&mut svg, 5);
     if has_far_window.is_none() {
         let window = line(&|reading| reading.window.map(megabytes));
-        svg.path(&frame.place(&window), KINDS[2], 1.6, "");
+        svg.path(&frame.positions(&window), KINDS[2], 1.6, "");
     }
     let acknowledged = line(&|reading| Some(megabytes(reading.acknowledged)));
-    svg.path(&frame.place(&acknowledged), SECOND, 1.8, "");
+    svg.path(&frame.positions(&acknowledged), SECOND, 1.8, "");
     let sent = line(&|reading| Some(megabytes(reading.sent)));
-    svg.path(&frame.place(&sent), OWN, 1.8, "");
+    svg.path(&frame.positions(&sent), OWN, 1.8, "");
     marks(&mut svg, &frame, &readings, &|reading| {
         megabytes(reading.sent)
     });
@@ -92,9 +92,9 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
     let lower = Frame::wide(frame.bottom + 50.0, 180.0, x, Scale::from_zero(max, 4));
     lower.title(&mut svg, "ahead of what is acknowledged", "kB");
     lower.y_axis(&mut svg, 4);
-    svg.path(&lower.place(&window), KINDS[2], 1.6, "");
-    svg.path(&lower.place(&congestion), KINDS[0], 1.6, "");
-    svg.path(&lower.place(&under_way), OWN, 1.8, "");
+    svg.path(&lower.positions(&window), KINDS[2], 1.6, "");
+    svg.path(&lower.positions(&congestion), KINDS[0], 1.6, "");
+    svg.path(&lower.positions(&under_way), OWN, 1.8, "");
     marks(&mut svg, &lower, &readings, &|reading| {
         (reading.sent - reading.acknowledged) / 1e3
     });
@@ -109,14 +109,19 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
              that touches the window is held up by the receiver, one that follows its congestion window by loss or delay. Lines are \
              readings of tcp_info; what was sent counts each byte once.",
             remote.unwrap_or_default(),
-            told(acknowledged),
-            told(again)
+            format_number(acknowledged),
+            format_number(again)
         ),
     })
 }
 
 fn legend(svg: &mut Svg, y: f64, far: Option<f64>, readings: &[Reading]) {
-    let far = far.map(|bytes| format!("advertised window ({} kB, far above)", told(bytes / 1e3)));
+    let far = far.map(|bytes| {
+        format!(
+            "advertised window ({} kB, far above)",
+            format_number(bytes / 1e3)
+        )
+    });
     let mut entries = vec![(OWN, "sent"), (SECOND, "acknowledged")];
     if readings.iter().any(|reading| reading.window.is_some()) {
         entries.push((KINDS[2], far.as_deref().unwrap_or("advertised window")));
@@ -131,7 +136,7 @@ fn marks(svg: &mut Svg, frame: &Frame, readings: &[Reading], y: &dyn Fn(&Reading
         let told = format!(
             "{:.1} s: {} segments sent again",
             reading.at,
-            told(reading.again)
+            format_number(reading.again)
         );
         svg.dot(frame.at(reading.at, y(reading)), 2.2, BAD, &told);
     }

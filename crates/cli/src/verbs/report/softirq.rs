@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use seikan_diagnose::Evidence;
-use seikan_lab::report::palette::{BAD, FAINT, INK, LINE, OWN};
 use seikan_observe::{Column, Subject, metric};
+use seikan_ui::axis::{Frame, LEFT, RIGHT, Scale, format_number};
+use seikan_ui::palette::{BAD, FAINT, INK, LINE, OWN};
+use seikan_ui::svg::{Anchor, SIZE, Svg};
 
-use super::axis::{Frame, LEFT, RIGHT, Scale, told};
-use super::svg::{Anchor, SIZE, Svg};
 use super::trace::seconds;
 use super::{Drawing, Scene};
 
@@ -51,7 +51,7 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
     let full = scale(&mut svg, top, &["0", "50", "100 %"], true);
     map(&mut svg, (top, height, x), title, &rows, &shares, full);
     top += height * rows.len() as f64 + 84.0;
-    let most = told(most_runs);
+    let most = format_number(most_runs);
     let full = scale(
         &mut svg,
         top,
@@ -104,7 +104,7 @@ fn scale(svg: &mut Svg, top: f64, labels: &[&str; 3], is_share: bool) -> bool {
 }
 
 /// Stronger is more; a processor that does nothing else is red.
-fn shade(share: f64, is_share: bool) -> (seikan_lab::report::palette::Colour, f64) {
+fn shade(share: f64, is_share: bool) -> (seikan_ui::palette::Colour, f64) {
     let colour = if is_share && share > 0.9 { BAD } else { OWN };
     (colour, 0.04 + 0.96 * share.clamp(0.0, 1.0))
 }
@@ -139,7 +139,7 @@ fn map(
                 "processor {cpu}, {begin:.1} to {:.1} s: {:.0} % of its time in softirqs, NET_RX {} per second",
                 begin + length,
                 100.0 * cell.softirq / cell.all.max(1.0),
-                told(cell.runs / length)
+                format_number(cell.runs / length)
             );
             let (colour, opacity) = shade(share, is_share);
             svg.rectangle([left, y, width - 0.6, height - 1.0], colour, opacity, &told);

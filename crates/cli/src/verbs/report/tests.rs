@@ -158,7 +158,9 @@ fn everything_that_is_there_is_drawn() {
 #[test]
 fn what_comes_from_a_stranger_stays_text() {
     let (page, pictures, _) = drawn(&everything(), Some(&capture()));
-    let svgs = pictures.iter().map(|picture| svg::alone(&picture.svg));
+    let svgs = pictures
+        .iter()
+        .map(|picture| svg::standalone(&picture.svg, picture.title, &picture.caption));
     for text in svgs.chain([page]) {
         assert!(!text.contains("<script"), "{text}");
         assert!(!text.contains('\u{1b}'));
@@ -170,7 +172,10 @@ fn what_comes_from_a_stranger_stays_text() {
 fn pictures_alone_are_well_formed() {
     let (_, pictures, _) = drawn(&everything(), Some(&capture()));
     for picture in pictures {
-        let tree = resvg::usvg::Tree::from_str(&svg::alone(&picture.svg), &Default::default());
+        let tree = resvg::usvg::Tree::from_str(
+            &svg::standalone(&picture.svg, "", ""),
+            &Default::default(),
+        );
         assert!(tree.is_ok(), "{}: {:?}", picture.name, tree.err());
         assert!(!picture.svg.contains("NaN") && !picture.svg.contains("inf "));
     }

@@ -1,11 +1,11 @@
 //! Throughput over time, and below it every counter that moved, on one axis.
 
 use seikan_diagnose::Cause;
-use seikan_lab::report::palette::{BAD, INK, OTHER, OWN};
+use seikan_ui::axis::{Frame, Scale};
+use seikan_ui::palette::{BAD, INK, OTHER, OWN};
+use seikan_ui::svg::Svg;
 
-use super::axis::{Frame, Scale};
 use super::suspects::suspects;
-use super::svg::Svg;
 use super::trace::{Trace, seconds, throughput};
 use super::{Drawing, Scene};
 
@@ -55,7 +55,7 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
             trace.unit,
         );
         frame.y_axis(&mut svg, ticks);
-        let points = frame.place(&trace.points);
+        let points = frame.positions(&trace.points);
         svg.area(&points, frame.bottom, colour, 0.18);
         svg.path(&points, colour, 1.8, "");
         if let Some(expected) = expected {

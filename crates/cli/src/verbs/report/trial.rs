@@ -1,10 +1,10 @@
 //! What was tried: throughput without and with each change, in the pairs in which it was measured.
 
 use seikan_diagnose::trial::Decision;
-use seikan_lab::report::palette::{BAD, FAINT, INK, OTHER, OWN};
+use seikan_ui::axis::{Frame, LEFT, Scale, format_number};
+use seikan_ui::palette::{BAD, FAINT, INK, OTHER, OWN};
+use seikan_ui::svg::{Anchor, SIZE, Svg, WIDTH, cut};
 
-use super::axis::{Frame, LEFT, Scale, told};
-use super::svg::{Anchor, SIZE, Svg, WIDTH, cut};
 use super::{Drawing, Scene};
 
 /// Changes that are shown.
@@ -55,8 +55,8 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
         for (number, (without, with)) in (1..).zip(&rates) {
             let told = format!(
                 "pair {number}: {} Mbit/s without, {} with",
-                told(*without),
-                told(*with)
+                format_number(*without),
+                format_number(*with)
             );
             svg.dot(frame.at(0.2, *without), 4.5, OTHER, &told);
             svg.dot(frame.at(0.8, *with), 4.5, OWN, &told);

@@ -12,8 +12,8 @@ use seikan_diagnose::{Cause, Evidence, Level, Verdict};
 use seikan_observe::path::Transport;
 use seikan_observe::{Subject, metric};
 
+use crate::screen::rounded;
 use crate::screen::{number, printable};
-use crate::verbs::doctor::text::rounded;
 
 /// Columns from which tables stand side by side.
 const WIDE: u16 = 110;

@@ -1,4 +1,4 @@
-//! What the naive encapsulator sends: a virtual IP header, a protocol header with a MAC, the packet.
+//! Format of the naive encapsulator: a virtual IP header, a protocol header with a MAC, the packet.
 
 use std::net::Ipv4Addr;
 
@@ -51,7 +51,7 @@ fn mac(clear: &[u8], packet: &[u8]) -> Blake2sMac<U32> {
     mac
 }
 
-/// What an IP packet from the outside is.
+/// Kinds of IP packets from outside.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Arrival<'a> {
     /// Not for this port, and no fragment either.
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_changed_is_foreign() {
+    fn a_changed_packet_is_foreign() {
         let mut packet = outside(&inner(), 0);
         *packet.last_mut().expect("bytes") ^= 1;
         assert_eq!(open(&mut packet), Arrival::Foreign);

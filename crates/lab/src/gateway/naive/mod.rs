@@ -1,7 +1,7 @@
 //! A deliberately naive encapsulator, as a fault: one header on whatever the packet socket hands up.
 //!
-//! Out: read a packet from the card by packet socket (or from a TUN device), put one overlay header on the whole of it,
-//! send that as one UDP datagram, and let the outside fragment it. In: read the card again by packet socket, take the
+//! Out: read a packet from the nic by packet socket (or from a TUN device), put one overlay header on the whole of it,
+//! send that as one UDP datagram, and let the outside fragment it. In: read the nic again by packet socket, take the
 //! header off, hand the packet to the kernel. It is what one writes who thinks of packets as what is on the wire. But
 //! receive offload (GRO) merges packets before a packet socket sees them, so that the datagram becomes larger than the
 //! MTU, and its fragments but the first bear no overlay header: all of it is lost. Without GRO it works.
@@ -21,20 +21,21 @@ use ipnet::{IpNet, Ipv4Net};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{LinkAddr, recvfrom, setsockopt, sockopt};
-use seikan_sys::netlink::{Netlink, NetlinkError, Route};
+use seikan_sys::netlink::{Netlink, Route};
 use seikan_sys::tun::{Tun, TunOptions, VNET_HEADER_LEN};
+use seikan_ui::Interrupt;
 use serde::{Deserialize, Serialize};
 use socket2::{Domain, Protocol, SockFilter, SockRef, Socket, Type};
 
 use crate::error::{LabError, Result};
-use crate::interrupt::Interrupt;
-use crate::link::Host;
+use crate::host::Host;
 
 pub use frame::PORT;
 use frame::{Arrival, HEADER, complete_checksum, destination, open, seal};
 
-/// MTU inside: what a TCP segment of 1460 bytes leaves beside virtual IP header, protocol header and UDP header. Only the
-/// host's end sets it, on its TUN device: TCP takes the smaller maximum segment size of the two ends.
+/// MTU inside: a TCP segment of 1460 bytes less virtual IP header, protocol header and UDP header.
+/// Only the host's end sets it, on its TUN device: TCP takes the smaller maximum segment size of
+/// the two ends.
 pub const MTU: u32 = 1460 - 20 - 64 - 8;
 
 /// The largest packet and what goes before it.
@@ -67,8 +68,8 @@ pub struct NaiveOptions {
 pub enum Inside {
     /// A gateway: packets of other machines on a LAN.
     Lan {
-        /// Name of the card.
-        card: String,
+        /// Name of the nic.
+        nic: String,
         /// Destinations that are carried.
         overlay: Ipv4Net,
     },
@@ -83,7 +84,7 @@ pub enum Inside {
     },
 }
 
-/// What became of packets. `out` is towards the other end.
+/// Packet counters. `out` is towards the other end.
 #[derive(Debug, Default)]
 struct Counters {
     out: AtomicU64,
@@ -96,7 +97,7 @@ struct Counters {
     undelivered: AtomicU64,
 }
 
-/// What became of packets so far.
+/// Packet counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NaiveCounts {
     /// Packets sent to the other end, merged ones counted once.
@@ -140,7 +141,7 @@ fn count(counter: &AtomicU64) {
 /// An end, ready to run. Its sockets belong to the namespace it was opened in.
 #[derive(Debug)]
 pub struct Naive {
-    card: Socket,
+    nic: Socket,
     udp: UdpSocket,
     peer: SocketAddr,
     wan: u32,
@@ -165,12 +166,12 @@ impl Naive {
     /// # Errors
     /// Interfaces that are not there; no `CAP_NET_RAW` or `CAP_NET_ADMIN`.
     pub fn open(options: &NaiveOptions) -> Result<Self> {
-        let netlink = Netlink::open().map_err(refuse)?;
-        let index = |name: &str| netlink.link(name).map(|link| link.index).map_err(refuse);
+        let netlink = Netlink::open()?;
+        let index = |name: &str| netlink.link(name).map(|link| link.index);
         let wan = index(&options.wan)?;
-        let (side, cards) = match &options.inside {
-            Inside::Lan { card, overlay } => {
-                let index = index(card)?;
+        let (side, nics) = match &options.inside {
+            Inside::Lan { nic, overlay } => {
+                let index = index(nic)?;
                 let raw = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::from(IPPROTO_RAW)));
                 let side = Side::Lan {
                     index,
@@ -190,12 +191,12 @@ impl Naive {
         };
         let udp = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, PORT))
             .map_err(LabError::io(format!("bind to UDP port {PORT}")))?;
-        // It only sends: what arrives there, the packet socket has seen already.
+        // This socket only sends: the packet socket receives.
         SockRef::from(&udp)
             .attach_filter(&[SockFilter::new(RETURN, 0, 0, 0)])
             .map_err(LabError::io("attach a filter to a socket"))?;
         Ok(Self {
-            card: packet_socket(&cards).map_err(LabError::io("open a packet socket"))?,
+            nic: packet_socket(&nics).map_err(LabError::io("open a packet socket"))?,
             udp,
             peer: SocketAddrV4::new(options.peer, PORT).into(),
             wan,
@@ -212,11 +213,11 @@ impl Naive {
     pub fn run(&mut self, stop: &Interrupt) -> Result<()> {
         let mut buffer = vec![0; BUFFER];
         while !stop.is_raised() {
-            let (card, tun) = self
+            let (nic, tun) = self
                 .wait()
                 .map_err(|errno| LabError::io("wait for packets")(errno.into()))?;
-            if card {
-                self.read_card(&mut buffer)
+            if nic {
+                self.read_nic(&mut buffer)
                     .map_err(LabError::io("read from a packet socket"))?;
             }
             if tun {
@@ -227,16 +228,16 @@ impl Naive {
         Ok(())
     }
 
-    /// What became of packets so far.
+    /// Returns the packet counts so far.
     #[must_use]
     pub fn counts(&self) -> NaiveCounts {
         self.counters.now()
     }
 
-    /// Whether the card and whether the TUN device have something.
+    /// Whether the nic and whether the TUN device have something.
     fn wait(&self) -> nix::Result<(bool, bool)> {
         let wanted = |fd| PollFd::new(fd, PollFlags::POLLIN);
-        let mut fds = vec![wanted(self.card.as_fd())];
+        let mut fds = vec![wanted(self.nic.as_fd())];
         if let Side::Tun(tun) = &self.side {
             fds.push(wanted(tun.queues()[0].as_fd()));
         }
@@ -248,8 +249,8 @@ impl Naive {
         Ok((ready(&fds[0]), fds.get(1).is_some_and(ready)))
     }
 
-    fn read_card(&mut self, buffer: &mut [u8]) -> io::Result<()> {
-        let read = recvfrom::<LinkAddr>(self.card.as_raw_fd(), &mut buffer[HEADER..]);
+    fn read_nic(&mut self, buffer: &mut [u8]) -> io::Result<()> {
+        let read = recvfrom::<LinkAddr>(self.nic.as_raw_fd(), &mut buffer[HEADER..]);
         let (length, from) = match read {
             Ok((length, Some(from))) => (length, from.ifindex()),
             Ok((_, None)) | Err(Errno::EAGAIN | Errno::EINTR) => return Ok(()),
@@ -324,10 +325,6 @@ impl Naive {
     }
 }
 
-fn refuse(error: NetlinkError) -> LabError {
-    LabError::Setup(error.to_string())
-}
-
 /// A TUN device that is up, with its address and routes; no offloads, as one who does not know of them has it.
 fn open_tun(
     netlink: &Netlink,
@@ -340,15 +337,12 @@ fn open_tun(
         mtu: MTU,
         queues: 1,
         offload: false,
-    })
-    .map_err(|e| LabError::Setup(e.to_string()))?;
-    netlink
-        .add_address(tun.index(), IpNet::V4(address))
-        .map_err(refuse)?;
-    netlink.set_up(tun.index()).map_err(refuse)?;
+    })?;
+    netlink.add_address(tun.index(), IpNet::V4(address))?;
+    netlink.set_up(tun.index())?;
     for network in networks {
         let route = Route::to(IpNet::V4(*network)).device(tun.index());
-        netlink.add_route(&route).map_err(refuse)?;
+        netlink.add_route(&route)?;
     }
     Ok(tun)
 }
@@ -359,7 +353,8 @@ fn packet_socket(interfaces: &[u32]) -> io::Result<Socket> {
     let socket = Socket::new(AF_PACKET.into(), Type::DGRAM, Some(protocol))?;
     socket.attach_filter(&filter(interfaces))?;
     socket.set_nonblocking(true)?;
-    // What is lost here would be blamed on something else. Refused in a user namespace: then as much as anybody gets.
+    // A loss here would be blamed on the tunnel. A user namespace may not force it and keeps the
+    // default.
     if setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER).is_err() {
         socket.set_recv_buffer_size(RECEIVE_BUFFER)?;
     }
@@ -423,7 +418,7 @@ impl Worker {
         })
     }
 
-    /// What became of packets so far.
+    /// Returns the packet counts so far.
     #[must_use]
     pub fn counts(&self) -> NaiveCounts {
         self.counters.now()

@@ -8,7 +8,7 @@ use nix::unistd::Pid;
 
 use super::Applied;
 use crate::error::{LabError, Result};
-use crate::link::Host;
+use crate::host::Host;
 
 /// The processor that is crowded.
 const CROWDED: usize = 0;
@@ -21,7 +21,7 @@ const PERIOD: f64 = 100_000.0;
 const SMALLEST_QUOTA: f64 = 1_000.0;
 
 /// Leaves the programs with one processor, which `hogs` processes want, too.
-pub(super) fn crowd<'a>(
+pub(super) fn contend<'a>(
     host: &'a Host,
     pids: &[u32],
     hogs: usize,

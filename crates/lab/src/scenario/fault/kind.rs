@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// What can be wrong. What the severity is, is said with each; kinds of the whole machine are set back afterwards.
+/// Kinds of faults. Each kind documents its severity. Faults of the whole machine are reverted
+/// afterwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FaultKind {
@@ -86,7 +87,7 @@ pub enum FaultKind {
     BrokenSegmentation,
 }
 
-/// What a severity can be.
+/// Limits of a severity.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
     /// Smallest.
@@ -95,7 +96,7 @@ pub struct Limits {
     pub max: f64,
     /// Only whole numbers.
     pub whole: bool,
-    /// What it counts.
+    /// Unit.
     pub unit: &'static str,
 }
 
@@ -108,7 +109,7 @@ impl Limits {
 }
 
 impl FaultKind {
-    /// What its severity can be; `None` if it has none.
+    /// Returns the limits of its severity; `None` if it has none.
     #[must_use]
     pub fn limits(self) -> Option<Limits> {
         let (min, max, whole, unit) = match self {

@@ -16,7 +16,7 @@ const ROOT: &str = "/proc/sys";
 /// Where it is noted what they were: only root can write there, who alone can change them.
 const NOTES: &str = "/run";
 
-/// What was changed and is not set back yet: files, and what was in them.
+/// Files changed and not yet reverted, with their former content.
 static CHANGED: Mutex<Vec<(PathBuf, String)>> = Mutex::new(Vec::new());
 
 /// A process that sets back what this one has changed of the machine, and takes away what its tunnels leave there, should it be killed.

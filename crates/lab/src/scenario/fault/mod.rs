@@ -1,14 +1,17 @@
-//! Faults: what makes a tunnel slow, and how it is taken back.
+//! Faults that make a tunnel slow, and their reversal.
 //!
-//! A [`Fault`] is a kind with a place and a range of severities. [`Fault::changes`] is what must be different when the
-//! tunnel starts, [`Fault::load`] what the application does, [`Fault::apply`] what is done to a tunnel that runs.
-//! What was applied is undone when [`Applied`] is dropped, in reverse order: also on an error, on Ctrl-C, and on a panic.
+//! A [`Fault`] is a kind with a location and a range of severities. [`Fault::changes`] are the changes
+//! that the tunnel starts with, [`Fault::load`] changes the application's load, [`Fault::apply`]
+//! changes a running tunnel. [`Applied`] reverts changes when it is dropped, in reverse order: also
+//! on an error, on Ctrl-C, and on a panic.
 
 pub(crate) mod cpu;
 mod kind;
 mod machine;
 mod network;
 mod wire;
+
+use std::process::Command;
 
 use seikan_sys::ethtool::Feature;
 use serde::Deserialize;
@@ -19,11 +22,12 @@ pub(crate) use network::long_ruleset;
 
 use super::LoadSpec;
 use crate::error::{LabError, Result};
-use crate::link::{Host, Hosts};
-use crate::load::LiveOptions;
+use crate::host::Host;
+use crate::link::Hosts;
 use crate::process::Process;
 use crate::tunnel::crude::CrudeOptions;
 use crate::tunnel::{Changes, Started, inner_device, openvswitch};
+use seikan_load::LiveOptions;
 
 /// Flows of the crude tunnel where there are several: enough for two processors to get about half each.
 const LANES: u8 = 16;
@@ -31,7 +35,7 @@ const LANES: u8 = 16;
 /// Where a fault is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Place {
+pub enum Location {
     /// Host A.
     #[default]
     Sender,
@@ -58,11 +62,11 @@ pub enum Device {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Fault {
-    /// What it is.
+    /// Kind of the fault.
     pub kind: FaultKind,
     /// Where it is.
     #[serde(default)]
-    pub at: Place,
+    pub at: Location,
     /// Mildest and worst, in the kind's unit; the order does not matter.
     pub severity: Option<[f64; 2]>,
     /// At which interface, for kinds that have a choice.
@@ -84,13 +88,13 @@ pub struct Site<'a> {
 }
 
 impl<'a> Site<'a> {
-    /// The hosts of a place.
-    fn hosts_at(&self, place: Place) -> Vec<&'a Host> {
+    /// The hosts of a location.
+    fn hosts_at(&self, place: Location) -> Vec<&'a Host> {
         match place {
-            Place::Sender => vec![&self.hosts.a],
-            Place::Receiver => vec![&self.hosts.b],
-            Place::Both => vec![&self.hosts.a, &self.hosts.b],
-            Place::Middle => self.hosts.middle.iter().collect(),
+            Location::Sender => vec![&self.hosts.a],
+            Location::Receiver => vec![&self.hosts.b],
+            Location::Both => vec![&self.hosts.a, &self.hosts.b],
+            Location::Middle => self.hosts.middle.iter().collect(),
         }
     }
 
@@ -183,7 +187,7 @@ impl Fault {
         Ok(())
     }
 
-    /// What is different without the fault: what the fault takes away.
+    /// Returns the changes that the tunnel starts with in the absence of the fault.
     #[must_use]
     pub fn changes_without(&self) -> Changes {
         let crude = match self.kind {
@@ -199,11 +203,11 @@ impl Fault {
         }
     }
 
-    /// What the hosts are like with and without the fault: for those of processors that receive, there is much to be
-    /// done with each frame, and all processors do it.
+    /// Prepares the hosts, with and without the fault. For faults of receiving processors, each
+    /// frame takes much work, and all processors do it.
     ///
     /// # Errors
-    /// The kernel or a tool refuses.
+    /// An error of the kernel or of a tool.
     pub fn prepare(&self, severity: f64, hosts: &Hosts) -> Result<()> {
         if matches!(self.kind, FaultKind::ReceiveOnOneCpu | FaultKind::OneFlow) {
             let host = &hosts.b;
@@ -219,7 +223,7 @@ impl Fault {
         Ok(())
     }
 
-    /// What must be different when the tunnel starts.
+    /// Returns the changes that the tunnel starts with.
     #[must_use]
     pub fn changes(&self, severity: f64) -> Changes {
         let bytes = format!("{severity:.0}");
@@ -251,8 +255,8 @@ impl Fault {
             _ => Vec::new(),
         };
         Changes {
-            arguments: self.at_places(arguments),
-            environment: self.at_places(environment),
+            arguments: self.at_hosts(arguments),
+            environment: self.at_hosts(environment),
             crude: self.crude(severity),
         }
     }
@@ -289,26 +293,26 @@ impl Fault {
             _ => well,
         };
         match self.at {
-            Place::Sender => [sick, well],
-            Place::Receiver => [well, sick],
-            Place::Both => [sick, sick],
-            Place::Middle => [well, well],
+            Location::Sender => [sick, well],
+            Location::Receiver => [well, sick],
+            Location::Both => [sick, sick],
+            Location::Middle => [well, well],
         }
     }
 
-    fn at_places<T: Clone>(&self, what: Vec<T>) -> [Vec<T>; 2] {
+    fn at_hosts<T: Clone>(&self, value: Vec<T>) -> [Vec<T>; 2] {
         match self.at {
-            Place::Sender => [what, Vec::new()],
-            Place::Receiver => [Vec::new(), what],
-            Place::Both => [what.clone(), what],
-            Place::Middle => Default::default(),
+            Location::Sender => [value, Vec::new()],
+            Location::Receiver => [Vec::new(), value],
+            Location::Both => [value.clone(), value],
+            Location::Middle => Default::default(),
         }
     }
 
-    /// What must be so when the tunnel starts, beside its arguments.
+    /// Applies changes that must be in place when the tunnel starts, beside its arguments.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// An error of the kernel.
     pub fn before_start(&self, severity: f64) -> Result<Applied<'static>> {
         let mut applied = Applied::default();
         if let FaultKind::DefaultReceiveBuffer = self.kind {
@@ -323,7 +327,7 @@ impl Fault {
         self.kind.programs().is_some() || self.kind == FaultKind::DefaultReceiveBuffer
     }
 
-    /// What the application does with this fault.
+    /// Returns the application's load under this fault.
     #[must_use]
     pub fn load(&self, severity: f64, load: LiveOptions) -> LiveOptions {
         match self.kind {
@@ -341,10 +345,10 @@ impl Fault {
         }
     }
 
-    /// Makes the fault in a tunnel that runs.
+    /// Applies the fault to a running tunnel.
     ///
     /// # Errors
-    /// The kernel or a tool refuses; what was done until then is undone.
+    /// An error of the kernel or of a tool; changes made so far are reverted.
     pub fn apply<'a>(&self, severity: f64, site: Site<'a>) -> Result<Applied<'a>> {
         let mut applied = Applied::default();
         for host in site.hosts_at(self.at) {
@@ -431,7 +435,7 @@ impl Fault {
                 )),
             },
             FaultKind::CpuHog => {
-                cpu::crowd(host, &site.pids(host), severity.round() as usize, applied)
+                cpu::contend(host, &site.pids(host), severity.round() as usize, applied)
             }
             FaultKind::CpuQuota => cpu::quota(&site.pids(host), severity, applied),
             _ => Ok(()),
@@ -439,28 +443,9 @@ impl Fault {
     }
 }
 
-/// Runs a tool in a host.
+/// Runs a command line, whose words have no blanks, in a host.
 pub(crate) fn tool(host: &Host, line: &str) -> Result<()> {
     let mut words = line.split_whitespace();
-    let program = words.next().unwrap_or_default();
-    let mut command = std::process::Command::new(program);
-    command
-        .args(words)
-        .stdin(std::process::Stdio::null())
-        .stdout(std::process::Stdio::piped())
-        .stderr(std::process::Stdio::piped());
-    let output = host
-        .spawn(&mut command)
-        .and_then(std::process::Child::wait_with_output)
-        .map_err(LabError::io(format!(
-            "run `{program}`: is it installed, and on PATH? The lab needs it"
-        )))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    Err(LabError::Setup(format!(
-        "host {}: `{line}` failed: {}",
-        host.name,
-        String::from_utf8_lossy(&output.stderr).trim()
-    )))
+    let mut command = Command::new(words.next().unwrap_or_default());
+    host.output(command.args(words), "").map(drop)
 }

@@ -1,18 +1,18 @@
 //! Faults that are settings of a host's network namespace.
 
-use std::io::Write;
+use std::process::Command;
 
-use seikan_sys::ethtool::{Ethtool, Feature};
+use seikan_sys::ethtool::Feature;
 
 use super::{Applied, tool};
-use crate::error::{LabError, Result};
-use crate::link::Host;
+use crate::error::Result;
+use crate::host::Host;
 
 /// How much a token bucket's queue holds, as time at its rate, in seconds.
 pub(super) const SHORT: f64 = 0.01;
 /// The same for one that is far too long.
 pub(super) const LONG: f64 = 1.0;
-/// What a token bucket lets through at once, as time at its rate, in seconds, but at least [`SMALLEST_BUCKET`].
+/// Burst size of a token bucket, as time at its rate, in seconds; at least [`SMALLEST_BUCKET`].
 const BUCKET: f64 = 0.002;
 /// In bytes: a super-packet must fit, or the kernel cuts it up.
 const SMALLEST_BUCKET: f64 = 20_000.0;
@@ -28,13 +28,10 @@ pub(super) fn queue_length<'a>(
     packets: u32,
     applied: &mut Applied<'a>,
 ) -> Result<()> {
-    let refuse = |e: seikan_sys::netlink::NetlinkError| LabError::Setup(e.to_string());
     let netlink = host.netlink()?;
-    let link = netlink.link(device).map_err(refuse)?;
+    let link = netlink.link(device)?;
     let before = link.tx_queue_len;
-    netlink
-        .set_tx_queue_len(link.index, packets)
-        .map_err(refuse)?;
+    netlink.set_tx_queue_len(link.index, packets)?;
     applied.then(move || {
         // The interface may have gone with its program.
         let _ = netlink.set_tx_queue_len(link.index, before);
@@ -138,10 +135,9 @@ pub(super) fn mtu<'a>(
     bytes: u32,
     applied: &mut Applied<'a>,
 ) -> Result<()> {
-    let refuse = |e: seikan_sys::netlink::NetlinkError| LabError::Setup(e.to_string());
     let netlink = host.netlink()?;
-    let link = netlink.link(device).map_err(refuse)?;
-    netlink.set_mtu(link.index, bytes).map_err(refuse)?;
+    let link = netlink.link(device)?;
+    netlink.set_mtu(link.index, bytes)?;
     applied.then(move || {
         let _ = netlink.set_mtu(link.index, link.mtu);
     });
@@ -155,18 +151,14 @@ pub(super) fn offloads<'a>(
     features: &[Feature],
     applied: &mut Applied<'a>,
 ) -> Result<()> {
-    let ethtool = host
-        .run(Ethtool::open)?
-        .map_err(LabError::io("open a socket for offload settings"))?;
+    let ethtool = host.netns().ethtool()?;
     let on: Vec<Feature> = features
         .iter()
         .copied()
         .filter(|feature| ethtool.feature(device, *feature).unwrap_or(false))
         .collect();
     for feature in &on {
-        ethtool
-            .set_feature(device, *feature, false)
-            .map_err(|e| LabError::Setup(format!("host {}: {e}", host.name)))?;
+        ethtool.set_feature(device, *feature, false)?;
     }
     let device = device.to_owned();
     applied.then(move || {
@@ -203,10 +195,8 @@ pub(crate) fn long_ruleset(host: &Host, device: &str, rules: u32) -> Result<()> 
         text += &format!("udp sport {} udp dport 9 drop\n", port % 1024);
     }
     text += "}\n}\n";
-    let mut file = tempfile::NamedTempFile::new().map_err(LabError::io("make a file of rules"))?;
-    file.write_all(text.as_bytes())
-        .map_err(LabError::io("write a file of rules"))?;
-    tool(host, &format!("nft -f {}", file.path().display()))
+    let mut nft = Command::new("nft");
+    host.output(nft.args(["-f", "-"]), &text).map(drop)
 }
 
 /// Puts receive offload (GRO) on.

@@ -7,7 +7,7 @@ use crate::wire::Faults;
 
 /// How long frames are held back, in microseconds: longer than a sender waits before it takes them for lost, which is
 /// at most a round trip (RFC 8985, section 6.2).
-const HELD_BACK_US: u64 = 30_000;
+const REORDER_DELAY_US: u64 = 30_000;
 
 /// Adds a fault to what the wire does already.
 pub(super) fn set<'a>(
@@ -41,7 +41,7 @@ fn with(kind: FaultKind, severity: f64, faults: &mut Faults) {
         FaultKind::WireLoss => faults.loss = share,
         FaultKind::WireReorder => {
             faults.reorder = share;
-            faults.reorder_us = HELD_BACK_US;
+            faults.reorder_us = REORDER_DELAY_US;
         }
         FaultKind::WireBlackHole => faults.black_hole_bytes = Some(severity as u32),
         FaultKind::WireRate => faults.rate_bits = (severity * 1e6) as u64,

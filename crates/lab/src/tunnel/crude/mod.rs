@@ -4,20 +4,19 @@
 //! one way that has a name: a slow cipher, threads that hand every packet on, copies, buffers and queues too small, an
 //! MTU that does not fit.
 
-mod illness;
+mod cost;
 mod program;
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::process::Command;
 
+use seikan_ui::Interrupt;
 use serde::{Deserialize, Serialize};
 
-use crate::error::{LabError, Result};
-use crate::interrupt::Interrupt;
-use crate::link::{Host, Hosts};
+use crate::error::Result;
+use crate::host::Host;
+use crate::link::Hosts;
 use crate::process::Process;
-use crate::tunnel::seikan::program;
 use crate::tunnel::{PORT, Started, Tunnel, device_name, need_tun};
 
 pub use program::{CrudeCounts, CrudeEnd, CrudeSetup};
@@ -124,11 +123,9 @@ impl Crude {
         options: &CrudeOptions,
         dir: &Path,
     ) -> Result<Process> {
-        let program = program()
-            .ok_or_else(|| LabError::Setup("no program `seikan`: set $SEIKAN_BIN to it".into()))?;
-        let mut command = Command::new(program);
+        let mut command = crate::program::lab_command()?;
         command
-            .args(["lab", "crude", "--device", &device_name(host)])
+            .args(["crude", "--device", &device_name(host)])
             .arg(format!("--listen={}", SocketAddr::new(host.address, PORT)))
             .arg(format!("--peer={}", SocketAddr::new(other.address, PORT)))
             .arg(format!("--address={}/24,{}/64", host.inner, host.inner6))
@@ -148,9 +145,7 @@ impl Tunnel for Crude {
 
     fn availability(&self) -> std::result::Result<(), String> {
         need_tun()?;
-        program()
-            .map(drop)
-            .ok_or_else(|| "no program `seikan`: set $SEIKAN_BIN to it".to_owned())
+        crate::program::lab().map(drop)
     }
 
     fn up(&self, hosts: &Hosts, dir: &Path, interrupt: &Interrupt) -> Result<Started> {
@@ -170,12 +165,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_well_end_is_told_its_mtu_only() {
+    fn an_end_without_costs_gets_its_mtu_only() {
         assert_eq!(CrudeOptions::default().words(), ["--mtu=1400"]);
     }
 
     #[test]
-    fn every_illness_has_a_word() {
+    fn every_cost_has_an_option() {
         let options = CrudeOptions {
             mtu: 1300,
             burn_ns: 5,

@@ -11,15 +11,15 @@ use std::time::Duration;
 use ipnet::IpNet;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use seikan_sys::netlink::{AddressOptions, Netlink, NetlinkError};
+use seikan_sys::netlink::{AddressOptions, Netlink};
 use seikan_sys::tun::{Tun, TunOptions, VNET_HEADER_LEN};
+use seikan_ui::Interrupt;
 use serde::{Deserialize, Serialize};
 use socket2::SockRef;
 
 use super::CrudeOptions;
-use super::illness::{Handoff, Work};
+use super::cost::{Handoff, Work};
 use crate::error::{LabError, Result};
-use crate::interrupt::Interrupt;
 
 /// A waiting loop looks at its flag this often, in milliseconds.
 const PATIENCE: u16 = 50;
@@ -39,12 +39,12 @@ pub struct CrudeSetup {
     pub options: CrudeOptions,
 }
 
-/// What became of packets, and what they cost. `out` is towards the other end.
+/// Packet counts, and their cost. `out` is towards the other end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CrudeCounts {
     /// Packets sent to the other end.
     pub out: u64,
-    /// Not sent: what the socket refused.
+    /// Packets that the socket refused.
     pub unsent: u64,
     /// Packets from the other end handed to the kernel.
     pub arrived: u64,
@@ -77,9 +77,9 @@ fn add(counter: &AtomicU64, by: u64) {
     counter.fetch_add(by, Ordering::Relaxed);
 }
 
-/// Which way a packet goes.
+/// Which direction a packet goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Direction {
     Out,
     In,
 }
@@ -102,20 +102,16 @@ impl CrudeEnd {
     /// # Errors
     /// A device of that name, an address that is taken, no `CAP_NET_ADMIN`.
     pub fn open(setup: &CrudeSetup) -> Result<Self> {
-        let refuse = |error: NetlinkError| LabError::Setup(error.to_string());
         let options = setup.options;
         let tun = Tun::create_without_header(&TunOptions {
             name: setup.device.clone(),
             mtu: options.mtu,
             queues: 1,
             offload: false,
-        })
-        .map_err(|e| LabError::Setup(e.to_string()))?;
-        let netlink = Netlink::open().map_err(refuse)?;
+        })?;
+        let netlink = Netlink::open()?;
         if let Some(packets) = options.queue {
-            netlink
-                .set_tx_queue_len(tun.index(), packets)
-                .map_err(refuse)?;
+            netlink.set_tx_queue_len(tun.index(), packets)?;
         }
         let no_dad = AddressOptions {
             no_dad: true,
@@ -125,10 +121,10 @@ impl CrudeEnd {
             let done = netlink.add_address_with(tun.index(), *address, no_dad);
             // A kernel may have no IPv6, or none on an MTU this small (RFC 8200, section 5).
             if matches!(address, IpNet::V4(_)) {
-                done.map_err(refuse)?;
+                done?;
             }
         }
-        netlink.set_up(tun.index()).map_err(refuse)?;
+        netlink.set_up(tun.index())?;
         let udp = open_socket(setup).map_err(LabError::io("open the outer socket"))?;
         let lanes = (1..options.lanes)
             .map(|_| UdpSocket::bind((setup.listen.ip(), 0)))
@@ -153,16 +149,16 @@ impl CrudeEnd {
             self.run_handing_on(stop)
         } else {
             let mut work = self.work();
-            self.read_all(stop, |way, packet| {
+            self.read_all(stop, |direction, packet| {
                 self.count_work(&mut work, packet);
-                self.send(way, packet);
+                self.send(direction, packet);
                 true
             })
         };
         done.map_err(LabError::io("carry packets"))
     }
 
-    /// What became of packets so far.
+    /// Returns the packet counts so far.
     #[must_use]
     pub fn counts(&self) -> CrudeCounts {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -192,16 +188,19 @@ impl CrudeEnd {
     fn read_all(
         &self,
         stop: &Interrupt,
-        mut next: impl FnMut(Way, &mut [u8]) -> bool,
+        mut next: impl FnMut(Direction, &mut [u8]) -> bool,
     ) -> io::Result<()> {
         let mut buffer = vec![0; VNET_HEADER_LEN + self.options.mtu as usize];
         while !stop.is_raised() {
-            for (way, ready) in [Way::Out, Way::In].into_iter().zip(self.wait()?) {
+            for (direction, ready) in [Direction::Out, Direction::In]
+                .into_iter()
+                .zip(self.wait()?)
+            {
                 if !ready {
                     continue;
                 }
-                if let Some(length) = self.read(way, &mut buffer)?
-                    && !next(way, &mut buffer[VNET_HEADER_LEN..][..length])
+                if let Some(length) = self.read(direction, &mut buffer)?
+                    && !next(direction, &mut buffer[VNET_HEADER_LEN..][..length])
                 {
                     return Ok(());
                 }
@@ -225,19 +224,19 @@ impl CrudeEnd {
     }
 
     /// One packet, behind room for the device's header; its length.
-    fn read(&self, way: Way, buffer: &mut [u8]) -> io::Result<Option<usize>> {
-        let read = match way {
-            Way::Out => self.tun.queues()[0]
+    fn read(&self, direction: Direction, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+        let read = match direction {
+            Direction::Out => self.tun.queues()[0]
                 .read(buffer)
                 .map(|length| length.saturating_sub(VNET_HEADER_LEN)),
-            Way::In => self
+            Direction::In => self
                 .udp
                 .recv_from(&mut buffer[VNET_HEADER_LEN..])
                 .map(|(length, _)| length),
         };
         match read {
             Ok(length) => Ok(Some(length)),
-            // The other end is not there yet: what ICMP said about an earlier packet.
+            // The other end is not there yet: ICMP reported this for an earlier packet.
             Err(e) if e.kind() == ErrorKind::ConnectionRefused => Ok(None),
             Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
                 Ok(None)
@@ -246,14 +245,14 @@ impl CrudeEnd {
         }
     }
 
-    fn send(&self, way: Way, packet: &[u8]) {
+    fn send(&self, direction: Direction, packet: &[u8]) {
         let c = &self.counters;
-        let counter = match way {
-            Way::Out => match self.socket_for(packet).send_to(packet, self.peer) {
+        let counter = match direction {
+            Direction::Out => match self.socket_for(packet).send_to(packet, self.peer) {
                 Ok(_) => &c.out,
                 Err(_) => &c.unsent,
             },
-            Way::In => {
+            Direction::In => {
                 let none = [0; VNET_HEADER_LEN];
                 let parts = [IoSlice::new(&none), IoSlice::new(packet)];
                 match self.tun.queues()[0].write_vectored(&parts) {
@@ -267,7 +266,7 @@ impl CrudeEnd {
 
     /// The socket of the connection that a packet belongs to.
     fn socket_for(&self, packet: &[u8]) -> &UdpSocket {
-        match lane(packet, self.options.lanes) {
+        match flow_of(packet, self.options.lanes) {
             0 => &self.udp,
             other => &self.lanes[other - 1],
         }
@@ -282,8 +281,8 @@ impl CrudeEnd {
     fn run_handing_on(&self, stop: &Interrupt) -> io::Result<()> {
         let lines: [[Handoff; 2]; 2] = Default::default();
         std::thread::scope(|scope| {
-            let start = |way: Way| {
-                let [first, second] = &lines[way as usize];
+            let start = |direction: Direction| {
+                let [first, second] = &lines[direction as usize];
                 let work = move || {
                     let mut work = self.work();
                     while let Some(mut packet) = first.take() {
@@ -294,18 +293,18 @@ impl CrudeEnd {
                 };
                 let send = move || {
                     while let Some(packet) = second.take() {
-                        self.send(way, &packet);
+                        self.send(direction, &packet);
                     }
                 };
                 let thread = |name: &str| std::thread::Builder::new().name(name.to_owned());
                 thread("work").spawn_scoped(scope, work)?;
                 thread("send").spawn_scoped(scope, send).map(drop)
             };
-            let started = start(Way::Out).and_then(|()| start(Way::In));
+            let started = start(Direction::Out).and_then(|()| start(Direction::In));
             let done = started.and_then(|()| {
-                self.read_all(stop, |way, packet| {
+                self.read_all(stop, |direction, packet| {
                     add(&self.counters.handed_on, 1);
-                    lines[way as usize][0].put(packet.to_vec())
+                    lines[direction as usize][0].put(packet.to_vec())
                 })
             });
             // Also when not all of them could be started: the others end.
@@ -317,7 +316,7 @@ impl CrudeEnd {
 
 /// Which of `lanes` an IPv4 packet takes, by its ports: those of connections differ by a little, which multiplication
 /// spreads over the upper bits.
-fn lane(packet: &[u8], lanes: u8) -> usize {
+fn flow_of(packet: &[u8], lanes: u8) -> usize {
     let header = packet
         .first()
         .map_or(0, |first| usize::from(first & 15) * 4);
@@ -327,7 +326,8 @@ fn lane(packet: &[u8], lanes: u8) -> usize {
     ((u64::from(hash) * u64::from(lanes.max(1))) >> 32) as usize
 }
 
-/// Sends block, as in any such program; what poll(2) promised and a bad checksum took away does not block for long.
+/// Sends block, as in any such program. A receive that poll(2) announced, but whose packet had a
+/// bad checksum, blocks for a short time only.
 fn open_socket(setup: &CrudeSetup) -> io::Result<UdpSocket> {
     let udp = UdpSocket::bind(setup.listen)?;
     udp.set_read_timeout(Some(Duration::from_millis(PATIENCE.into())))?;
@@ -355,16 +355,16 @@ mod tests {
     }
 
     #[test]
-    fn connections_keep_their_lane_and_share_all_of_them() {
+    fn connections_keep_their_flow_and_share_all_of_them() {
         let mut taken = [0; 4];
         // Ports as the kernel gives them out, every other one.
         for port in (32_768..32_832).step_by(2) {
-            let first = lane(&packet(port, 80), 4);
-            assert_eq!(first, lane(&packet(port, 80), 4));
+            let first = flow_of(&packet(port, 80), 4);
+            assert_eq!(first, flow_of(&packet(port, 80), 4));
             taken[first] += 1;
         }
         assert!(taken.iter().all(|n| *n > 0), "{taken:?}");
-        assert_eq!(lane(&packet(1, 2), 1), 0);
-        assert_eq!(lane(&[0x45], 4), 0);
+        assert_eq!(flow_of(&packet(1, 2), 1), 0);
+        assert_eq!(flow_of(&[0x45], 4), 0);
     }
 }

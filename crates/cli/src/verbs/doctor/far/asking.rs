@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow, bail};
 use seikan_diagnose::exchange::{Ask, LONGEST, Load, Message, Ready};
 use seikan_diagnose::{Evidence, Recording};
-use seikan_lab::Interrupt;
-use seikan_lab::load::{Flow, Meter, reach};
+use seikan_load::{Flow, Meter, reach};
 use seikan_observe::path::{PathMap, Unseen};
+use seikan_ui::Interrupt;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::channel::{Channel, ChannelError};

@@ -13,11 +13,11 @@ use anyhow::{Context, anyhow, bail};
 use sd_notify::NotifyState;
 use seikan_diagnose::Evidence;
 use seikan_diagnose::exchange::{Ask, LONGEST_ASK, Load, Message, Ready, Sink, Token, Told};
-use seikan_lab::Interrupt;
-use seikan_lab::load::{self, Meter};
+use seikan_load::Meter;
 use seikan_node::config::PresharedKey;
 use seikan_observe::path::PathMap;
 use seikan_sys::discover::{self, Subject};
+use seikan_ui::Interrupt;
 
 use super::channel::{Channel, PATIENCE};
 use super::{Arguments, DEAD, LOOK, PULSE, Raise, forget_own, own_addresses, transport, tunnel_of};
@@ -169,11 +169,11 @@ impl Server<'_> {
         let interface = map.inner.clone().unwrap_or_default();
         let sink = ask
             .load
-            .map(|load| load::Sink::open(transport(load.kind), local));
+            .map(|load| seikan_load::Sink::open(transport(load.kind), local));
         let sink = sink.transpose()?;
         let mut token = Token([0; 16]);
         getrandom::fill(&mut token.0).context("the kernel gives no random bytes")?;
-        let port = sink.as_ref().map(load::Sink::port).transpose()?;
+        let port = sink.as_ref().map(seikan_load::Sink::port).transpose()?;
         let told = port.map(|port| Sink { port, token });
         channel.send(&Message::Ready(Ready { sink: told }))?;
         let stop = AtomicBool::new(false);
@@ -294,7 +294,7 @@ impl Server<'_> {
 }
 
 /// This end's part of the load.
-fn carry(flow: &load::Flow, load: Load, stop: &AtomicBool) {
+fn carry(flow: &seikan_load::Flow, load: Load, stop: &AtomicBool) {
     match load.reverse {
         true => flow.send(load.rate, stop),
         false => flow.receive(&Meter::default(), stop),

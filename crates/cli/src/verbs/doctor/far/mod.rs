@@ -19,7 +19,7 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use seikan_diagnose::Evidence;
 use seikan_diagnose::exchange::{Load, LoadKind};
-use seikan_lab::load::Transport;
+use seikan_load::Transport;
 use seikan_node::config::{PresharedKey, parse_preshared_key};
 use seikan_sys::discover;
 use seikan_sys::netlink::Netlink;

@@ -1,0 +1,363 @@
+//! The ways from the device to the remote: no tunnel, ours, other people's, and the naive one.
+
+use std::fmt::Write;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::Path;
+
+use ipnet::{IpNet, Ipv4Net};
+use seikan_ui::Interrupt;
+
+use crate::error::Result;
+use crate::gateway::naive::{Inside, NaiveOptions, Worker};
+use crate::gateway::site::{
+    LAN, Lan, MANY, Nic, PRESENTED, Pair, Site, WAN, many_numbers, on_lan, on_overlay, on_wan,
+};
+use crate::host::Host;
+use crate::process::Process;
+use crate::program;
+use crate::tunnel::seikan::{RUN_DIR, status};
+use crate::tunnel::wireguard::{self, WireGuard};
+use crate::tunnel::{KeyPair, PORT, Started, Tunnel, device_name, need_tun, write_private};
+
+/// Devices in the configuration of a many's gateway.
+const CONFIGURED: usize = 1000;
+/// The name of our own in reports and in log files.
+const SEIKAN: &str = "seikan";
+
+/// A way from the device to the remote.
+pub(super) enum Setup {
+    /// The kernel forwards, without a tunnel.
+    Plain,
+    /// Ours.
+    Seikan { mode: Mode, many: bool },
+    /// A WireGuard program at the gateway, which forwards.
+    WireGuard(WireGuard),
+    /// The naive encapsulator.
+    Naive { gro: bool, rps: bool },
+}
+
+/// How our gateway takes packets in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// By packet socket, at an address of the LAN.
+    Transparent,
+    /// By the kernel's forwarding.
+    Routed,
+}
+
+/// Programs on a site. Dropping it stops them.
+#[derive(Default)]
+pub(super) struct Carriers {
+    pub(super) naive: Vec<Worker>,
+    pub(super) started: Started,
+}
+
+impl Carriers {
+    pub(super) fn check_alive(&mut self) -> Result<()> {
+        self.naive.iter_mut().try_for_each(Worker::check_alive)?;
+        self.started.check_alive()
+    }
+}
+
+impl Setup {
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Plain => "forwarding",
+            Self::Seikan { mode, many } => match (mode, many) {
+                (Mode::Transparent, false) => "seikan-transparent",
+                (Mode::Transparent, true) => "seikan-transparent+1000",
+                (Mode::Routed, false) => "seikan-routed",
+                (Mode::Routed, true) => "seikan-routed+1000",
+            },
+            Self::WireGuard(program) => program.label(),
+            Self::Naive { gro: true, .. } => "naive-gro",
+            Self::Naive { rps: false, .. } => "naive-no-gro",
+            Self::Naive { .. } => "naive-no-gro-rps",
+        }
+    }
+
+    pub(super) fn is_own(&self) -> bool {
+        matches!(self, Self::Seikan { .. })
+    }
+
+    /// Whether it is measured when nothing is named: of the WireGuards, the two in Go; no crowds.
+    pub(super) fn by_default(&self) -> bool {
+        match self {
+            Self::WireGuard(program) => program.label().ends_with("wireguard-go"),
+            Self::Seikan { many, .. } => !many,
+            _ => true,
+        }
+    }
+
+    pub(super) fn availability(&self, ipv6: bool) -> std::result::Result<(), String> {
+        match self {
+            Self::Plain => Ok(()),
+            Self::Seikan { .. } => need_tun().and_then(|()| program::seikan().map(drop)),
+            Self::WireGuard(program) => program.availability(),
+            Self::Naive { .. } if ipv6 => Err("it knows IPv4 only".to_owned()),
+            Self::Naive { .. } => need_tun(),
+        }
+    }
+
+    pub(super) fn version(&self) -> Option<String> {
+        match self {
+            Self::Seikan { .. } => {
+                crate::tunnel::version_line(&program::seikan().ok()?, "--version")
+            }
+            Self::WireGuard(program) => program.version(),
+            _ => None,
+        }
+    }
+
+    /// The LAN it wants, given the one asked for.
+    pub(super) fn lan(&self, asked: Lan) -> Lan {
+        match *self {
+            // Super-packets that are never cut have nothing to do with GRO.
+            Self::Naive { gro, rps } => Lan {
+                nic: Nic::Plain,
+                gro,
+                rps,
+                ..asked
+            },
+            _ => asked,
+        }
+    }
+
+    /// Addresses of the device that streams come from, where it stands for many.
+    pub(super) fn sources(&self, ipv6: bool) -> Vec<IpAddr> {
+        match self {
+            Self::Seikan { many: true, .. } => many_numbers().map(|n| on_lan(n).of(ipv6)).collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Where the device reaches the remote.
+    pub(super) fn target(&self, ipv6: bool) -> IpAddr {
+        let pair = match self {
+            Self::Plain => on_wan(2),
+            Self::Seikan {
+                mode: Mode::Transparent,
+                ..
+            } => PRESENTED,
+            _ => on_overlay(2),
+        };
+        pair.of(ipv6)
+    }
+
+    /// Starts it on both hosts that run it. Files go to `dir`, which only we can read.
+    pub(super) fn up(&self, site: &Site, dir: &Path, interrupt: &Interrupt) -> Result<Carriers> {
+        let mut carriers = Carriers::default();
+        match self {
+            Self::Plain => {
+                site.let_gateway_forward()?;
+                site.route_through_gateway(on_wan(2).networks())?;
+                site.route_to_lan(None)?;
+            }
+            Self::Seikan { mode, many } => {
+                let mut devices = devices(site);
+                if *many {
+                    site.add_many_addresses()?;
+                    devices.extend(many_devices());
+                }
+                if *mode == Mode::Routed {
+                    site.route_through_gateway(on_overlay(2).networks())?;
+                }
+                carriers.started = start_seikan(*mode, &devices, site, dir, interrupt)?;
+            }
+            Self::WireGuard(program) => {
+                site.let_gateway_forward()?;
+                site.route_through_gateway(on_overlay(2).networks())?;
+                start_wireguard(program, site, dir, interrupt, &mut carriers.started)?;
+                site.route_to_lan(Some(&device_name(&site.remote)))?;
+            }
+            Self::Naive { .. } => {
+                site.route_through_gateway(on_overlay(2).networks())?;
+                carriers.naive = start_naive(site)?;
+            }
+        }
+        Ok(carriers)
+    }
+
+    /// Returns the status of both ends, the gateway first.
+    pub(super) fn said(
+        &self,
+        carriers: &Carriers,
+        site: &Site,
+        dir: &Path,
+    ) -> Vec<serde_json::Value> {
+        let hosts = [&site.gateway, &site.remote];
+        match self {
+            Self::Seikan { .. } => hosts
+                .into_iter()
+                .filter_map(|host| status(host, dir))
+                .collect(),
+            _ => carriers
+                .naive
+                .iter()
+                .filter_map(|worker| serde_json::to_value(worker.counts()).ok())
+                .collect(),
+        }
+    }
+}
+
+/// A device in a configuration: its addresses on the LAN, and in the overlay.
+type Device = [[IpAddr; 2]; 2];
+
+/// The devices of a site.
+fn devices(site: &Site) -> Vec<Device> {
+    let hosts = std::iter::once(&site.device).chain(&site.others);
+    let addresses = |host: &Host| [[host.address, host.address6], [host.inner, host.inner6]];
+    hosts.map(addresses).collect()
+}
+
+/// The devices of a site beside the measured one: those that are there, then those that are only configured.
+fn many_devices() -> impl Iterator<Item = Device> {
+    let there = many_numbers()
+        .skip(1)
+        .map(|n| [on_lan(n).both(), on_overlay(n).both()]);
+    let absent = (MANY..CONFIGURED).map(|n| {
+        let [a, b] = [16 + (n / 250) as u8, 1 + (n % 250) as u8];
+        let v6 = |net| IpAddr::V6(Ipv6Addr::new(net, 0, 0, 0, 0, 0, a.into(), b.into()));
+        [
+            [Ipv4Addr::new(192, 168, a, b).into(), v6(0xfd01)],
+            [Ipv4Addr::new(10, 77, a, b).into(), v6(0xfd77)],
+        ]
+    });
+    there.chain(absent)
+}
+
+fn start_seikan(
+    mode: Mode,
+    devices: &[Device],
+    site: &Site,
+    dir: &Path,
+    interrupt: &Interrupt,
+) -> Result<Started> {
+    let (gateway, remote) = (&site.gateway, &site.remote);
+    let (here, there) = (KeyPair::generate()?, KeyPair::generate()?);
+    let mut behind = vec![gateway.inner, gateway.inner6];
+    behind.extend(devices.iter().flat_map(|[_, overlay]| overlay));
+    let far_end = config(remote, gateway, &there, &here, &behind);
+    let near_end = config(gateway, remote, &here, &there, &on_overlay(2).both())
+        + &gateway_section(mode, devices);
+    let mut started = Started::default();
+    for (host, text) in [(remote, far_end), (gateway, near_end)] {
+        interrupt.check()?;
+        // The interface is named after the file.
+        let file = dir.join(format!("{}.toml", device_name(host)));
+        write_private(&file, &text)?;
+        let mut command = program::seikan_command()?;
+        command.arg("up").arg(&file).env(RUN_DIR, dir);
+        let process = Process::start(host, SEIKAN, command, dir)?;
+        let process = process.leaving(wireguard::socket(&device_name(host)));
+        started.processes.0.push(process);
+    }
+    Ok(started)
+}
+
+/// The configuration of `host` with `other` as its peer.
+fn config(host: &Host, other: &Host, own: &KeyPair, peer: &KeyPair, allowed: &[IpAddr]) -> String {
+    let allowed: Vec<String> = allowed
+        .iter()
+        .map(|address| format!("\"{}\"", IpNet::from(*address)))
+        .collect();
+    format!(
+        "private-key = \"{}\"\nlisten-port = {PORT}\naddress = [\"{}/24\", \"{}/64\"]\nprotocol = \"native\"\n\n\
+         [[peer]]\npublic-key = \"{}\"\nallowed-ips = [{}]\nendpoint = \"{}:{PORT}\"\npersistent-keepalive = 5\n",
+        own.private_base64(),
+        host.inner,
+        host.inner6,
+        peer.public_base64(),
+        allowed.join(", "),
+        other.address,
+    )
+}
+
+/// Returns the gateway section of a configuration.
+fn gateway_section(mode: Mode, devices: &[Device]) -> String {
+    let mode_name = match mode {
+        Mode::Transparent => "transparent",
+        Mode::Routed => "routed",
+    };
+    let mut text = format!("\n[gateway]\ninterface = \"{LAN}\"\nmode = \"{mode_name}\"\n");
+    // Writing to a String cannot fail.
+    for (number, [lan, overlay]) in devices.iter().enumerate() {
+        let _ = writeln!(
+            text,
+            "\n[[gateway.device]]\nname = \"device{number}\"\nlan = [\"{}\", \"{}\"]\noverlay = [\"{}\", \"{}\"]",
+            lan[0], lan[1], overlay[0], overlay[1],
+        );
+    }
+    if mode == Mode::Transparent {
+        for (overlay, lan) in on_overlay(2).both().into_iter().zip(PRESENTED.both()) {
+            let _ = writeln!(
+                text,
+                "\n[[gateway.remote]]\noverlay = \"{overlay}\"\nlan = \"{lan}\""
+            );
+        }
+    }
+    text
+}
+
+fn start_wireguard(
+    program: &WireGuard,
+    site: &Site,
+    dir: &Path,
+    interrupt: &Interrupt,
+    started: &mut Started,
+) -> Result<()> {
+    let (gateway, remote) = (&site.gateway, &site.remote);
+    let (here, there) = (KeyPair::generate()?, KeyPair::generate()?);
+    program.start_end(remote, gateway, &there, &here, dir, interrupt, started)?;
+    program.start_end(gateway, remote, &here, &there, dir, interrupt, started)
+}
+
+fn start_naive(site: &Site) -> Result<Vec<Worker>> {
+    let network = |pair: Pair| Ipv4Net::new_assert(pair.v4, 24);
+    let ends = [
+        (
+            &site.gateway,
+            on_wan(2),
+            Inside::Lan {
+                nic: LAN.to_owned(),
+                overlay: network(on_overlay(2)).trunc(),
+            },
+        ),
+        (
+            &site.remote,
+            on_wan(1),
+            Inside::Tun {
+                device: "naive0".to_owned(),
+                address: network(on_overlay(2)),
+                networks: vec![network(on_lan(1)).trunc()],
+            },
+        ),
+    ];
+    let start = |(host, peer, inside): (&Host, Pair, Inside)| {
+        let options = NaiveOptions {
+            wan: WAN.to_owned(),
+            peer: peer.v4,
+            inside,
+        };
+        Worker::start(host, &options)
+    };
+    ends.into_iter().map(start).collect()
+}
+
+/// All ways, in the order of reports.
+pub(super) fn all() -> Vec<Setup> {
+    let mut all = vec![Setup::Plain];
+    for many in [false, true] {
+        let modes = [Mode::Transparent, Mode::Routed];
+        all.extend(modes.map(|mode| Setup::Seikan { mode, many }));
+    }
+    all.extend(
+        crate::tunnel::wireguard::all()
+            .into_iter()
+            .map(Setup::WireGuard),
+    );
+    for (gro, rps) in [(true, false), (false, false), (false, true)] {
+        all.push(Setup::Naive { gro, rps });
+    }
+    all
+}

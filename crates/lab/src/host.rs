@@ -1,0 +1,349 @@
+//! Hosts: network namespaces with interfaces, addresses and routes, and the cables between them.
+//!
+//! A namespace has no name: it ends with the last descriptor and process that holds it.
+
+use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use ipnet::IpNet;
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use seikan_sys::ethtool::Feature;
+use seikan_sys::netlink::{AddressOptions, Netlink, Route};
+use seikan_sys::netns::NetNs;
+
+use crate::error::{LabError, Result};
+
+/// Length of the prefix of the hosts' IPv4 networks.
+const PREFIX4: u8 = 24;
+/// Length of the prefix of the hosts' IPv6 networks.
+const PREFIX6: u8 = 64;
+/// Value of `napi_defer_hard_irqs` that practically never lets an idle card interrupt, in [`Host::moderate`].
+const DEFERRED: u32 = 1_000_000;
+
+/// A host: a network namespace with one interface on the link.
+#[derive(Debug)]
+pub struct Host {
+    /// `A` or `B`, or `M` in the middle.
+    pub name: &'static str,
+    /// Name of the interface on the link.
+    pub device: String,
+    /// Address on the link (IPv4).
+    pub address: IpAddr,
+    /// Address on the link (IPv6).
+    pub address6: IpAddr,
+    /// Address inside a tunnel (IPv4), for tunnels to configure.
+    pub inner: IpAddr,
+    /// Address inside a tunnel (IPv6).
+    pub inner6: IpAddr,
+    /// Networks that a tunnel reaches through this host, beside its own address inside.
+    pub behind: Vec<IpNet>,
+    netns: NetNs,
+}
+
+impl Host {
+    /// A host without an interface but loopback. `number` makes its addresses.
+    ///
+    /// # Errors
+    /// When the kernel refuses a namespace.
+    pub fn create(name: &'static str, number: u8) -> Result<Self> {
+        let netns = NetNs::create()?;
+        let v6 = |net: u16| IpAddr::V6(Ipv6Addr::new(net, 0, 0, 0, 0, 0, 0, u16::from(number)));
+        Ok(Self {
+            name,
+            device: format!("link{name}"),
+            address: Ipv4Addr::new(10, 77, 0, number).into(),
+            address6: v6(0xfd77),
+            inner: Ipv4Addr::new(10, 78, 0, number).into(),
+            inner6: v6(0xfd78),
+            behind: Vec::new(),
+            netns,
+        })
+    }
+
+    /// Runs `work` in a thread inside the host; sockets opened there belong to the host for good.
+    ///
+    /// # Errors
+    /// When the namespace cannot be entered.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
+        Ok(self.netns.run(work)?)
+    }
+
+    /// Starts a program inside the host. The kernel kills it when this process ends.
+    ///
+    /// # Errors
+    /// When the program cannot be started.
+    pub fn spawn(&self, command: &mut Command) -> std::io::Result<Child> {
+        self.netns.spawn_command(command)
+    }
+
+    /// Runs a program inside the host to its end, with this input, and returns its output.
+    ///
+    /// # Errors
+    /// The program cannot be started; it fails, with the text that it wrote to standard error.
+    pub(crate) fn output(&self, command: &mut Command, input: &str) -> Result<String> {
+        let program = command.get_program().to_string_lossy().into_owned();
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let output = self
+            .spawn(command)
+            .and_then(|mut child| {
+                if let Some(mut stdin) = child.stdin.take() {
+                    // A program that ends before it has read says why.
+                    let _ = stdin.write_all(input.as_bytes());
+                }
+                child.wait_with_output()
+            })
+            .map_err(LabError::io(format!(
+                "run `{program}` on host {}: is it installed, and on PATH?",
+                self.name
+            )))?;
+        if output.status.success() {
+            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+        }
+        let words: Vec<_> = command
+            .get_args()
+            .map(|word| word.to_string_lossy())
+            .collect();
+        Err(LabError::Setup(format!(
+            "host {}: `{program} {}` failed: {}",
+            self.name,
+            words.join(" "),
+            String::from_utf8_lossy(&output.stderr).trim()
+        )))
+    }
+
+    /// The namespace, for what this type does not offer.
+    #[must_use]
+    pub fn netns(&self) -> &NetNs {
+        &self.netns
+    }
+
+    /// A netlink socket inside the host.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn netlink(&self) -> Result<Netlink> {
+        Ok(self.netns.netlink()?)
+    }
+
+    /// Returns the index of an interface.
+    ///
+    /// # Errors
+    /// There is no such interface.
+    pub fn index(&self, device: &str) -> Result<u32> {
+        Ok(self.netlink()?.link(device)?.index)
+    }
+
+    /// Gives `device` the host's tunnel addresses and an MTU, and sets it up.
+    ///
+    /// # Errors
+    /// There is no such device, or the kernel refuses.
+    pub fn configure_tunnel(&self, device: &str, mtu: u32) -> Result<()> {
+        self.configure(device, mtu, [self.inner, self.inner6])
+    }
+
+    /// Gives `device` an MTU and addresses in networks of the usual lengths, and sets it up.
+    pub(crate) fn configure(&self, device: &str, mtu: u32, addresses: [IpAddr; 2]) -> Result<()> {
+        let netlink = self.netlink()?;
+        let index = netlink.link(device)?.index;
+        netlink.set_mtu(index, mtu)?;
+        for address in addresses {
+            self.add_address(device, network(address))?;
+        }
+        Ok(netlink.set_up(index)?)
+    }
+
+    /// Adds an address, which is usable at once (no duplicate address detection). Without IPv6 in the kernel, an IPv6
+    /// address is left out.
+    ///
+    /// # Errors
+    /// There is no such device, or the kernel refuses.
+    pub fn add_address(&self, device: &str, address: IpNet) -> Result<()> {
+        if !is_available(address.addr()) {
+            return Ok(());
+        }
+        let netlink = self.netlink()?;
+        let options = AddressOptions {
+            no_dad: address.addr().is_ipv6(),
+            ..AddressOptions::default()
+        };
+        let index = netlink.link(device)?.index;
+        Ok(netlink.add_address_with(index, address, options)?)
+    }
+
+    /// Adds a route. Without IPv6 in the kernel, a route of IPv6 is left out.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn add_route(&self, route: &Route) -> Result<()> {
+        if !is_available(route.destination.addr()) {
+            return Ok(());
+        }
+        Ok(self.netlink()?.add_route(route)?)
+    }
+
+    /// Adds the default route by `gateway`, an address in the network of `device`.
+    pub(crate) fn add_default_route(&self, gateway: IpAddr, device: &str) -> Result<()> {
+        let route = default_route(gateway).device(self.index(device)?);
+        self.add_route(&route)
+    }
+
+    /// Sets an interface up.
+    pub(crate) fn set_up(&self, device: &str) -> Result<()> {
+        let netlink = self.netlink()?;
+        Ok(netlink.set_up(netlink.link(device)?.index)?)
+    }
+
+    /// Makes a bridge of these interfaces, and sets it and them up.
+    pub(crate) fn bridge(&self, name: &str, ports: &[&str]) -> Result<()> {
+        let bridge = self.netlink()?.create_bridge(name)?;
+        for port in ports {
+            self.add_port(name, port)?;
+        }
+        Ok(self.netlink()?.set_up(bridge)?)
+    }
+
+    /// Makes an interface a port of a bridge, and sets it up.
+    pub(crate) fn add_port(&self, bridge: &str, port: &str) -> Result<()> {
+        let netlink = self.netlink()?;
+        let index = netlink.link(port)?.index;
+        netlink.set_master(index, Some(netlink.link(bridge)?.index))?;
+        Ok(netlink.set_up(index)?)
+    }
+
+    /// Writes `value` to `/proc/sys/NAME`. Without IPv6 in the kernel, a setting of IPv6 is left out.
+    ///
+    /// # Errors
+    /// There is no such setting, or the kernel refuses the value.
+    pub fn write_sysctl(&self, name: &str, value: &str) -> Result<()> {
+        if name.starts_with("net/ipv6") && !has_ipv6() {
+            return Ok(());
+        }
+        let file = format!("/proc/sys/{name}");
+        // The file belongs to the namespace of the thread that opens it.
+        self.run(|| std::fs::write(&file, value))?
+            .map_err(LabError::io(format!(
+                "write {value} to {file} of host {}",
+                self.name
+            )))
+    }
+
+    /// Switches forwarding of IPv4 on or off.
+    pub(crate) fn forward(&self, on: bool) -> Result<()> {
+        self.write_sysctl("net/ipv4/ip_forward", if on { "1" } else { "0" })
+    }
+
+    /// Has the host's TCP use this congestion control unless a program asks for another, as
+    /// `sysctl net.ipv4.tcp_congestion_control=NAME` does.
+    ///
+    /// # Errors
+    /// When the kernel does not have it.
+    pub fn set_congestion_control(&self, name: &str) -> Result<()> {
+        self.write_sysctl("net/ipv4/tcp_congestion_control", name)
+    }
+
+    /// Takes segmentation, receive and transmit checksum offload away from the interface on the link, or gives them
+    /// back; as `ethtool -K DEVICE tso off gso off gro off tx off` does.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn set_offload(&self, on: bool) -> Result<()> {
+        // TSO depends on transmit checksums: last to go, first to come back.
+        let mut features = [
+            Feature::Tso,
+            Feature::Gso,
+            Feature::Gro,
+            Feature::TxChecksum,
+        ];
+        if on {
+            features.reverse();
+        }
+        let features = features.map(|feature| (feature, on));
+        self.set_features(&self.device, &features)
+    }
+
+    /// Switches offloads of `device` on or off, one after the other.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn set_features(&self, device: &str, features: &[(Feature, bool)]) -> Result<()> {
+        let ethtool = self.netns.ethtool()?;
+        features
+            .iter()
+            .try_for_each(|(feature, on)| ethtool.set_feature(device, *feature, *on))
+            .map_err(|e| LabError::Setup(format!("host {}: {e}", self.name)))
+    }
+
+    /// Has the interface on the link look for received packets every so many microseconds only.
+    pub(crate) fn moderate(&self, microseconds: u32) -> Result<()> {
+        // A veth polls with receive offload only, and if who sends does not leave cutting to it.
+        let features = [(Feature::Gro, true), (Feature::Tso, false)];
+        self.set_features(&self.device, &features)?;
+        for (name, value) in [
+            ("gro_flush_timeout", u64::from(microseconds) * 1_000),
+            ("napi_defer_hard_irqs", u64::from(DEFERRED)),
+        ] {
+            self.set_attribute(&format!("{}/{name}", self.device), &value.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// Writes a file below `/sys/class/net`; returns what it held. Sysfs shows the network namespace of whoever mounted
+    /// it: so the thread that writes mounts its own, in a mount namespace that ends with it.
+    ///
+    /// # Errors
+    /// When there is no such file or the kernel refuses.
+    pub fn set_attribute(&self, path: &str, value: &str) -> Result<String> {
+        let file = format!("/sys/class/net/{path}");
+        self.run(|| {
+            let none: Option<&str> = None;
+            unshare(CloneFlags::CLONE_NEWNS)?;
+            mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
+            mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), none)?;
+            let before = std::fs::read_to_string(&file)?;
+            std::fs::write(&file, value)?;
+            Ok(before)
+        })?
+        .map_err(LabError::io(format!(
+            "write {value} to {file} of host {}",
+            self.name
+        )))
+    }
+}
+
+/// Returns the default route of `gateway`'s family.
+pub(crate) fn default_route(gateway: IpAddr) -> Route {
+    let any = match gateway {
+        IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+    };
+    Route::to(IpNet::new_assert(any, 0)).via(gateway)
+}
+
+/// Returns an address with the length of the lab's networks of its family.
+pub(crate) fn network(address: IpAddr) -> IpNet {
+    let length = if address.is_ipv4() { PREFIX4 } else { PREFIX6 };
+    IpNet::new_assert(address, length)
+}
+
+/// Whether the kernel has IPv6; one that was booted with ipv6.disable=1 does not.
+fn has_ipv6() -> bool {
+    Path::new("/proc/sys/net/ipv6").exists()
+}
+
+fn is_available(address: IpAddr) -> bool {
+    address.is_ipv4() || has_ipv6()
+}
+
+/// Makes a pair of interfaces, one in each host.
+pub(crate) fn cable(one: &Host, device: &str, other: &Host, peer: &str) -> Result<()> {
+    let there = other.netns().as_fd();
+    one.netlink()?.create_veth(device, peer, Some(there))?;
+    Ok(())
+}

@@ -1,0 +1,69 @@
+//! The programs that the lab runs: `seikan`, and itself for the parts that need a process of their own.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::error::{LabError, Result};
+
+/// Returns `$SEIKAN_BIN`, or `seikan` beside this program, or the one on `PATH`.
+///
+/// # Errors
+/// The reason, for people, when there is none.
+pub fn seikan() -> std::result::Result<PathBuf, String> {
+    let file = match std::env::var_os("SEIKAN_BIN").map(PathBuf::from) {
+        Some(file) => Some(file).filter(|file| is_executable(file)),
+        None => sibling("seikan").or_else(|| find("seikan")),
+    };
+    file.ok_or_else(|| {
+        "no program `seikan` beside seikan-lab or on PATH: set $SEIKAN_BIN to it".to_owned()
+    })
+}
+
+/// Returns a command that runs [`seikan`].
+///
+/// # Errors
+/// [`LabError::Setup`] when there is none.
+pub fn seikan_command() -> Result<Command> {
+    seikan().map(Command::new).map_err(LabError::Setup)
+}
+
+/// Returns this program, also to a test that was built with it.
+pub(crate) fn lab() -> std::result::Result<PathBuf, String> {
+    let file = sibling("seikan-lab").or_else(|| find("seikan-lab"));
+    file.ok_or_else(|| "no program `seikan-lab` beside this one or on PATH".to_owned())
+}
+
+/// Returns a command that runs [`lab`].
+pub(crate) fn lab_command() -> Result<Command> {
+    lab().map(Command::new).map_err(LabError::Setup)
+}
+
+/// Returns the executable `name` in the folder of this one. Tests run in `deps`, below that folder.
+fn sibling(name: &str) -> Option<PathBuf> {
+    let this = std::env::current_exe().ok()?;
+    let folder = this.parent()?;
+    let folder = match folder.ends_with("deps") {
+        true => folder.parent()?,
+        false => folder,
+    };
+    Some(folder.join(name)).filter(|file| is_executable(file))
+}
+
+/// Returns the executable `name` in `$SEIKAN_PEERS` or `PATH`.
+pub(crate) fn find(name: &str) -> Option<PathBuf> {
+    let paths = |variable: &str| std::env::var_os(variable).unwrap_or_default();
+    let (peers, path) = (paths("SEIKAN_PEERS"), paths("PATH"));
+    std::env::split_paths(&peers)
+        .chain(std::env::split_paths(&path))
+        // Debian keeps daemons where only root's PATH looks.
+        .chain(["/usr/sbin".into(), "/usr/local/sbin".into()])
+        .filter(|dir| !dir.as_os_str().is_empty())
+        .map(|dir| dir.join(name))
+        .find(|file| is_executable(file))
+}
+
+fn is_executable(file: &Path) -> bool {
+    file.metadata()
+        .is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
+}

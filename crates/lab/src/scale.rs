@@ -1,0 +1,242 @@
+//! Many members at one switch, each a daemon on a host of its own, with one coordinator; and what they need.
+//!
+//! ```text
+//! coordinator 198.51.100.1 --- switch --- 198.51.100.2, .3, .4 ... members
+//! ```
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use seikan_load::{Ends, LiveOptions, Meter};
+use seikan_sys::netns::NetNs;
+use seikan_ui::Interrupt;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{LabError, Result};
+use crate::host::Host;
+use crate::load::live;
+use crate::mesh::{Member, Mesh, patiently};
+use crate::nat::flow::{EVERY, Flow};
+use crate::nat::site::{FIRST, INTERNET, Switch, address};
+use crate::process::Process;
+
+/// Real members, at most: as many as the switch's network has addresses, and some.
+pub const MOST: usize = 200;
+/// Where the coordinator listens.
+const COORDINATOR: u16 = 7443;
+/// Between two questions of members that talk now and then.
+const NOW_AND_THEN: Duration = Duration::from_secs(1);
+
+/// A member with its daemon. It ends before its host.
+struct Real {
+    process: Process,
+    member: Member,
+    host: Host,
+}
+
+/// All of them.
+pub struct ScaleTest {
+    reals: Vec<Real>,
+    coordinator: Process,
+    mesh: Mesh,
+    switch: Switch,
+    _folder: tempfile::TempDir,
+}
+
+/// Resources that a process has used.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Used {
+    /// Resident memory at its peak, in bytes.
+    pub memory: u64,
+    /// Processor time since its start, in seconds.
+    pub processor: f64,
+}
+
+impl ScaleTest {
+    /// A coordinator, and nobody else yet.
+    ///
+    /// # Errors
+    /// No privilege to make namespaces, no program, what the kernel refuses; [`LabError::Interrupted`].
+    pub fn create(interrupt: &Interrupt) -> Result<Self> {
+        let folder =
+            tempfile::TempDir::with_prefix("seikan-lab-").map_err(LabError::io("make a folder"))?;
+        let switch = Switch::create("internet", INTERNET)?;
+        let at = (address(INTERNET, FIRST), COORDINATOR).into();
+        let (mesh, coordinator) = Mesh::start(&switch.host, at, folder.path(), interrupt)?;
+        Ok(Self {
+            reals: Vec::new(),
+            coordinator,
+            mesh,
+            switch,
+            _folder: folder,
+        })
+    }
+
+    /// Where the coordinator is, for those that talk to it from its own host ([`Self::coordinator_namespace`]).
+    #[must_use]
+    pub fn coordinator(&self) -> SocketAddr {
+        (address(INTERNET, FIRST), COORDINATOR).into()
+    }
+
+    /// A token for everybody, and the pin of the coordinator's certificate.
+    #[must_use]
+    pub fn token_and_pin(&self) -> [&str; 2] {
+        [&self.mesh.token, &self.mesh.pin]
+    }
+
+    /// The namespace of the coordinator's host.
+    ///
+    /// # Errors
+    /// Too many open files.
+    pub fn coordinator_namespace(&self) -> Result<NetNs> {
+        let namespace = self.switch.host.netns().try_clone();
+        namespace.map_err(LabError::io("keep a namespace open"))
+    }
+
+    /// Adds a real member and returns its number.
+    ///
+    /// # Errors
+    /// [`LabError::Usage`] if there are [`MOST`] already; an error of the kernel or the
+    /// coordinator.
+    pub fn add(&mut self) -> Result<usize> {
+        let number = self.reals.len();
+        if number >= MOST {
+            return Err(LabError::Usage(format!("{MOST} real members at most")));
+        }
+        let end = FIRST + 1 + number as u8;
+        let host = Host::create("member", end)?;
+        self.switch.plug(&host, &host.device, end)?;
+        self.switch.configure(&host, &host.device, end)?;
+        let interface = format!("c{}x{number}", std::process::id());
+        let name = format!("real-{number}");
+        let member = self.mesh.join(&host, &name, &interface)?;
+        let process = member.up(&host, &[])?;
+        self.reals.push(Real {
+            process,
+            member,
+            host,
+        });
+        Ok(number)
+    }
+
+    /// Waits until a real member knows so many others.
+    ///
+    /// # Errors
+    /// [`LabError::Timeout`]; [`LabError::Interrupted`].
+    pub fn wait_known(&self, number: usize, others: usize, interrupt: &Interrupt) -> Result<()> {
+        let real = &self.reals[number];
+        patiently("members that know each other", interrupt, || {
+            // Not up yet.
+            let status = real.member.status(&real.host).unwrap_or_default();
+            let known = status["mesh"]["members"].as_u64().unwrap_or(0);
+            Ok((known >= others as u64).then_some(()))
+        })
+    }
+
+    /// Adds a member; from then until the first answer from another one, whom it knows nothing of, in seconds: it joins, its tunnel
+    /// starts, and it sends.
+    ///
+    /// # Errors
+    /// As [`Self::add`]; no answer.
+    pub fn join_and_reach(&mut self, other: usize, interrupt: &Interrupt) -> Result<f64> {
+        let started_at = Instant::now();
+        let new = self.add()?;
+        Ok(self
+            .reach_since(started_at, [new, other], interrupt)?
+            .as_secs_f64())
+    }
+
+    /// From the first packet of one to another until its answer, in seconds.
+    ///
+    /// # Errors
+    /// No answer; [`LabError::Interrupted`].
+    pub fn reach(&self, pair: [usize; 2], interrupt: &Interrupt) -> Result<f64> {
+        let started_at = Instant::now();
+        Ok(self.reach_since(started_at, pair, interrupt)?.as_secs_f64())
+    }
+
+    fn reach_since(
+        &self,
+        started_at: Instant,
+        [from, to]: [usize; 2],
+        interrupt: &Interrupt,
+    ) -> Result<Duration> {
+        let (from, to) = (&self.reals[from], &self.reals[to]);
+        let flow = Flow::start(&from.host, &to.host, to.member.address, EVERY)?;
+        let event = format!("an answer from {}", to.member.interface);
+        let first = patiently(&event, interrupt, || Ok(flow.seen().first))?;
+        Ok(first - started_at)
+    }
+
+    /// Returns the resources that a real member's daemon has used so far.
+    ///
+    /// # Errors
+    /// The daemon has ended.
+    pub fn used(&self, number: usize) -> Result<Used> {
+        used(&self.reals[number].process)
+    }
+
+    /// Returns the resources that the coordinator has used so far.
+    ///
+    /// # Errors
+    /// The coordinator has ended.
+    pub fn coordinator_used(&self) -> Result<Used> {
+        used(&self.coordinator)
+    }
+
+    /// The share of a processor that a member keeps busy while it exchanges a packet a second with each of some others.
+    ///
+    /// # Errors
+    /// No answer; [`LabError::Interrupted`].
+    pub fn idle(
+        &self,
+        number: usize,
+        others: &[usize],
+        time: Duration,
+        interrupt: &Interrupt,
+    ) -> Result<f64> {
+        let from = &self.reals[number];
+        let mut flows = Vec::new();
+        for other in others {
+            let to = &self.reals[*other];
+            let flow = Flow::start(&from.host, &to.host, to.member.address, NOW_AND_THEN)?;
+            patiently("an answer", interrupt, || Ok(flow.seen().first))?;
+            flows.push(flow);
+        }
+        let (before, started_at) = (self.used(number)?, Instant::now());
+        interrupt.sleep(time)?;
+        let after = self.used(number)?;
+        Ok((after.processor - before.processor) / started_at.elapsed().as_secs_f64())
+    }
+
+    /// Has a TCP stream run from one real member to another as long as `work` does.
+    ///
+    /// # Errors
+    /// What `work` returns; no connection.
+    pub fn stream<T>(
+        &self,
+        [from, to]: [usize; 2],
+        interrupt: &Interrupt,
+        work: impl FnOnce(&Meter) -> Result<T>,
+    ) -> Result<T> {
+        let (from, to) = (&self.reals[from], &self.reals[to]);
+        let ends = Ends {
+            client: from.host.netns(),
+            server: to.host.netns(),
+            target: to.member.address,
+            sources: &[],
+        };
+        live(&ends, &LiveOptions::default(), interrupt, work)
+    }
+}
+
+fn used(process: &Process) -> Result<Used> {
+    let pid = process.pid();
+    let both = seikan_sys::process::memory(pid)
+        .and_then(|memory| Ok((memory.peak, seikan_sys::process::cpu_time(pid)?.total())));
+    let (memory, processor) = both?;
+    Ok(Used {
+        memory,
+        processor: processor.as_secs_f64(),
+    })
+}

@@ -1,0 +1,58 @@
+//! `seikan lab hostile`: the throughput of a flow during floods.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, ValueHint};
+use seikan_lab::HostileOptions;
+use seikan_ui::screen::Align::{Left, Right};
+use seikan_ui::screen::Table;
+
+use super::{print_table, with_progress, write_json};
+
+/// Options of `lab hostile`.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  \
+    sudo seikan lab hostile --rounds 3 --floods garbage,replayed")]
+pub struct HostileArguments {
+    #[command(flatten)]
+    options: HostileOptions,
+    /// Write every figure as JSON
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    json: Option<PathBuf>,
+}
+
+/// Measures and prints.
+pub fn run(arguments: &HostileArguments) -> anyhow::Result<ExitCode> {
+    let report = with_progress(|interrupt, progress| {
+        seikan_lab::hostile(&arguments.options, interrupt, progress)
+    })?;
+    write_json(arguments.json.as_deref(), &report)?;
+    let mut table = Table::new(&[
+        ("tunnel", Left),
+        ("flood", Left),
+        ("beside", Right),
+        ("under", Right),
+        ("ratio", Right),
+        ("beside, 1/s", Right),
+        ("under, 1/s", Right),
+    ]);
+    for row in &report.rows {
+        let [beside, under] = row.datagrams_per_second;
+        table.row(vec![
+            row.tunnel.clone(),
+            row.flood.name().to_owned(),
+            format!("{:.2}", row.baseline.median),
+            format!("{:.2}", row.under.median),
+            row.ratio
+                .map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}")),
+            format!("{beside:.0}"),
+            format!("{under:.0}"),
+        ]);
+    }
+    print_table(
+        "One TCP stream in Gbit/s while the flood hits another port (beside) and the tunnel's (under)",
+        &table,
+    )?;
+    Ok(ExitCode::SUCCESS)
+}

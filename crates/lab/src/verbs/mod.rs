@@ -1,0 +1,176 @@
+//! The command line of `seikan-lab`.
+
+mod coordinators;
+mod cost;
+mod demo;
+mod generate;
+mod hostile;
+mod members;
+mod mesh;
+mod nat;
+mod relay;
+mod reproduce;
+mod scale;
+mod scenario;
+mod score;
+mod subjects;
+mod tunnels;
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use seikan_lab::{LabError, Result};
+use seikan_ui::screen::{Screen, Table};
+use seikan_ui::{Interrupt, Progress, ProgressBar, output};
+use serde::Serialize;
+
+/// Measure and test on this machine
+#[derive(Debug, Parser)]
+#[command(
+    name = "seikan-lab",
+    bin_name = "seikan lab",
+    version,
+    max_term_width = 100,
+    arg_required_else_help = true
+)]
+#[command(after_help = "Example:\n  \
+    sudo seikan lab bench               measure every tunnel on PATH side by side\n  \
+    sudo seikan lab gateway             from a device that runs nothing of ours, through a gateway\n  \
+    sudo seikan lab hostile             what flows keep while strangers flood\n  \
+    sudo seikan lab run shaper          a tunnel made slow, and what the doctor says\n  \
+    sudo seikan lab reproduce queue     what others have published, done again\n  \
+    sudo seikan lab relay               a flow by a relay, and while its path changes\n  \
+    sudo seikan lab nat                 which pairs find a direct path through which NATs\n  \
+    sudo seikan lab crowd               many daemons, and a thousand members beside them\n  \
+    seikan lab mesh                     a thousand members at one coordinator\n  \
+    seikan lab coordinators             the same at three over etcd, of which some are killed")]
+pub struct Cli {
+    /// The verb.
+    #[command(subcommand)]
+    verb: LabVerb,
+}
+
+/// Verbs, in the order of the help.
+#[derive(Debug, Subcommand)]
+pub enum LabVerb {
+    /// Measure tunnels side by side, rounds interleaved
+    Bench(tunnels::BenchArguments),
+    /// Measure ways from a device through a gateway, rounds interleaved
+    Gateway(tunnels::GatewayArguments),
+    /// Run one end of the naive encapsulator, a fault to compare with and to find
+    #[command(hide = true)]
+    Naive(subjects::NaiveArguments),
+    /// Carry frames between two TAP devices, with faults
+    #[command(hide = true)]
+    Wire(subjects::WireArguments),
+    /// Run one end of the crude tunnel, sick in chosen ways
+    #[command(hide = true)]
+    Crude(subjects::CrudeArguments),
+    /// Measure what flows keep while strangers flood the tunnel's port
+    Hostile(hostile::HostileArguments),
+    /// Make a tunnel slow and ask the doctor why
+    Run(scenario::RunArguments),
+    /// Make tunnels slow in every way and count how often the doctor is right
+    Score(score::ScoreArguments),
+    /// Measure what looking costs a tunnel's throughput
+    Cost(cost::CostArguments),
+    /// Have many members join one coordinator, and change
+    Mesh(mesh::MeshArguments),
+    /// Kill a coordinator and a member of etcd while members change
+    Coordinators(coordinators::CoordinatorsArguments),
+    /// Measure a flow by a relay and directly, and while the path changes
+    Relay(relay::RelayArguments),
+    /// Have pairs of hosts find each other through NATs, and compare with theory
+    Nat(nat::NatArguments),
+    /// Have many daemons in one mesh with a thousand members beside, and measure what they need
+    #[command(name = "crowd")]
+    Scale(scale::ScaleArguments),
+    /// Do again what others have published about slow tunnels, and ask the doctor
+    Reproduce(reproduce::ReproduceArguments),
+    /// Show everything on this machine: two hosts, a tunnel, load, figures
+    #[command(hide = true, override_usage = "seikan demo [OPTIONS]")]
+    Demo(demo::Arguments),
+    /// Write shell completions and man pages
+    #[command(hide = true)]
+    Generate(generate::Arguments),
+}
+
+/// Runs what was asked for.
+pub fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
+    match &cli.verb {
+        LabVerb::Bench(arguments) => tunnels::bench(arguments),
+        LabVerb::Gateway(arguments) => tunnels::gateway(arguments),
+        LabVerb::Naive(arguments) => subjects::naive(arguments),
+        LabVerb::Wire(arguments) => subjects::wire(arguments),
+        LabVerb::Crude(arguments) => subjects::crude(arguments),
+        LabVerb::Hostile(arguments) => hostile::run(arguments),
+        LabVerb::Run(arguments) => scenario::play(arguments),
+        LabVerb::Score(arguments) => score::count(arguments),
+        LabVerb::Cost(arguments) => cost::measure(arguments),
+        LabVerb::Mesh(arguments) => mesh::run(arguments),
+        LabVerb::Coordinators(arguments) => coordinators::run(arguments),
+        LabVerb::Relay(arguments) => relay::run(arguments),
+        LabVerb::Nat(arguments) => nat::run(arguments),
+        LabVerb::Scale(arguments) => scale::run(arguments),
+        LabVerb::Reproduce(arguments) => reproduce::run(arguments),
+        LabVerb::Demo(arguments) => demo::run(arguments),
+        LabVerb::Generate(arguments) => generate::run(arguments),
+    }
+}
+
+/// Runs `work` with a progress bar; a signal interrupts it.
+fn with_progress<T>(
+    work: impl FnOnce(&Interrupt, &mut (dyn FnMut(Progress) + Send)) -> Result<T>,
+) -> anyhow::Result<T> {
+    let interrupt = Interrupt::new();
+    let _signals = interrupt.catch_signals()?;
+    let bar = ProgressBar::new();
+    Ok(work(&interrupt, &mut |step| bar.show(step))?)
+}
+
+fn exit_code(failed: bool) -> ExitCode {
+    if failed {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    }
+}
+
+/// Returns the exit status of an error: 2 for options without meaning.
+pub fn exit_code_of(error: &anyhow::Error) -> ExitCode {
+    match error.downcast_ref() {
+        Some(LabError::Usage(_)) => ExitCode::from(2),
+        _ => ExitCode::FAILURE,
+    }
+}
+
+/// Writes a report as JSON, if a file is given.
+fn write_json(file: Option<&Path>, report: &impl Serialize) -> anyhow::Result<()> {
+    match file {
+        Some(file) => output::write_file(file, &(serde_json::to_string_pretty(report)? + "\n")),
+        None => Ok(()),
+    }
+}
+
+/// Prints a table below a line of text, which may be empty.
+fn print_table(title: &str, table: &Table) -> io::Result<()> {
+    let mut screen = Screen(String::new());
+    table.write(&mut screen);
+    let mut out = anstream::stdout();
+    if !title.is_empty() {
+        writeln!(out, "{title}\n")?;
+    }
+    write!(out, "{}", screen.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definition_is_consistent() {
+        super::Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,192 @@
+//! `seikan lab nat`: pairs of hosts behind NATs, what theory says of each, and what came of it.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{Args, ValueHint};
+use seikan_lab::nat::{
+    EventReport, NatOptions, NatReport, NatRow, PLAN, PathKind, Plan, events, nat,
+};
+use seikan_ui::screen::{BOLD, DIM, GREEN, RED, RESET, YELLOW, width};
+
+use super::{exit_code, with_progress, write_json};
+
+/// Options of `lab nat`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    sudo seikan lab nat                             all pairs, a few minutes\n  \
+    sudo seikan lab nat --only symmetric --jobs 1   those with a symmetric NAT, one by one\n  \
+    sudo seikan lab nat --events --jobs 4           NATs that start anew, outages, relays that are killed, wrong clocks\n\n\
+    Exit code 1 if any pair has another path than theory says, or has it late: a direct one after 3 s from the start of the \
+    second daemon or as the file says, the first answer by a relay after 1 s; and if any event interrupts a pair for longer than the file allows.")]
+pub struct NatArguments {
+    /// Play what happens to pairs that talk, in place of how they find each other
+    #[arg(long)]
+    pub events: bool,
+    /// Only pairs with one of these NATs, or only these events; all if left out
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Pairs side by side
+    #[arg(long, value_name = "PAIRS", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=32))]
+    pub jobs: u8,
+    /// NATs and pairs of this file in place of the program's own
+    #[arg(long, value_name = "FILE.toml", value_hint = ValueHint::FilePath)]
+    pub file: Option<PathBuf>,
+    /// Write every figure as JSON
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub json: Option<PathBuf>,
+}
+
+/// Plays, shows, and writes what was asked for.
+pub fn run(arguments: &NatArguments) -> anyhow::Result<ExitCode> {
+    let text = match &arguments.file {
+        Some(file) => std::fs::read_to_string(file)
+            .with_context(|| format!("cannot read {}", file.display()))?,
+        None => PLAN.to_owned(),
+    };
+    let options = NatOptions {
+        plan: Plan::parse(&text)?,
+        only: arguments.only.clone(),
+        jobs: arguments.jobs.into(),
+    };
+    let outcome = with_progress(|interrupt, progress| match arguments.events {
+        true => events(&options, interrupt, progress).map(Outcome::Events),
+        false => nat(&options, interrupt, progress).map(Outcome::Pairs),
+    })?;
+    let json = arguments.json.as_deref();
+    let (text, failed) = match &outcome {
+        Outcome::Pairs(report) => {
+            write_json(json, report)?;
+            (shown(report, &options.plan), report.failed())
+        }
+        Outcome::Events(report) => {
+            write_json(json, report)?;
+            (shown_events(report), report.failed())
+        }
+    };
+    write!(anstream::stdout(), "{text}")?;
+    Ok(exit_code(failed))
+}
+
+enum Outcome {
+    Pairs(NatReport),
+    Events(EventReport),
+}
+
+/// The matrix, then what is not in it, then what is not as it was to be.
+fn shown(report: &NatReport, plan: &Plan) -> String {
+    let mut text = format!(
+        "{BOLD}The path of each pair, and seconds from the second daemon's start until it was in use{RESET}\n\
+         {DIM}down: before A, which was there; across: before B, which starts and sends; a round trip is {} ms{RESET}\n\n",
+        2.0 * report.delay_ms
+    );
+    let names: Vec<&str> = plan.nats.iter().map(|nat| nat.name.as_str()).collect();
+    let cell = |a: &str, b: &str| {
+        let here = |row: &&NatRow| row.nats == [a, b] && row.cell == format!("{a}, {b}");
+        report.rows.iter().find(here).map(brief).unwrap_or_default()
+    };
+    let mut line = |first: &str, cells: Vec<String>| {
+        let padded =
+            |text: &String| format!("{text}{}", " ".repeat(13_usize.saturating_sub(width(text))));
+        let cells: String = cells.iter().map(padded).collect();
+        let _ = writeln!(text, "{first:<12}{}", cells.trim_end());
+    };
+    line("", names.iter().map(|name| (*name).to_owned()).collect());
+    for a in &names {
+        line(a, names.iter().map(|b| cell(a, b)).collect());
+    }
+    text.push('\n');
+    let outside_matrix = |row: &&NatRow| {
+        row.cell.contains(" behind ") || row.nats.iter().any(|nat| !names.contains(&nat.as_str()))
+    };
+    for row in report.rows.iter().filter(outside_matrix) {
+        let _ = writeln!(text, "{}: {}", row.cell, brief(row));
+    }
+    let wrong: Vec<&NatRow> = report
+        .rows
+        .iter()
+        .filter(|row| !row.wrong.is_empty())
+        .collect();
+    let good = report.rows.len() - wrong.len();
+    let _ = writeln!(
+        text,
+        "\n{BOLD}{good} of {} as theory says, in time{RESET}",
+        report.rows.len()
+    );
+    for row in wrong {
+        let _ = writeln!(
+            text,
+            "{RED}{}{RESET}: {}; expected {}, found {} at A and {} at B\n  {DIM}{}{RESET}",
+            row.cell,
+            row.wrong.join(", "),
+            name(row.expected),
+            name(row.found[0]),
+            name(row.found[1]),
+            row.why
+        );
+    }
+    text
+}
+
+/// A line for each, and why for those that are not as they were to be.
+fn shown_events(report: &EventReport) -> String {
+    let mut text = format!(
+        "{BOLD}{:<24}{:<18}{:>14}{:>18}{:>12}{RESET}\n",
+        "what happens", "path", "silence, s", "settled after, s", "TCP, s"
+    );
+    for row in &report.rows {
+        let path = |paths: [PathKind; 2]| name(paths[0].max(paths[1]));
+        let (before, after) = (path(row.before), path(row.found));
+        let path = match before == after {
+            true => before.to_owned(),
+            false => format!("{before}, then {after}"),
+        };
+        let [gap, most] = row.gap;
+        let time = |time: Option<f64>| time.map_or("-".to_owned(), |time| format!("{time:.1}"));
+        let colour = if row.wrong.is_empty() { GREEN } else { RED };
+        let _ = writeln!(
+            text,
+            "{colour}{:<24}{RESET}{path:<18}{:>14}{:>18}{:>12}",
+            row.event,
+            format!("{gap:.1} of {most}"),
+            format!("{} of {}", time(row.settled), row.settled_within),
+            time(row.tcp),
+        );
+        if !row.wrong.is_empty() {
+            let _ = writeln!(
+                text,
+                "  {}\n  {DIM}{}{RESET}",
+                row.wrong.join(", "),
+                row.about
+            );
+        }
+    }
+    text
+}
+
+/// `direct 0.31`, coloured by whether that is right.
+fn brief(row: &NatRow) -> String {
+    let (path, time) = match row.first_answer {
+        None => (PathKind::None, None),
+        Some(_) if row.direct.is_some() => (PathKind::Direct, row.direct),
+        Some(first) => (PathKind::Relay, Some(first)),
+    };
+    let colour = match row.wrong.as_slice() {
+        [] => GREEN,
+        [only] if only == "late" => YELLOW,
+        _ => RED,
+    };
+    let time = time.map_or(String::new(), |time| format!(" {time:.2}"));
+    format!("{colour}{}{RESET}{time}", name(path))
+}
+
+fn name(path: PathKind) -> &'static str {
+    match path {
+        PathKind::Direct => "direct",
+        PathKind::Relay => "relay",
+        PathKind::None => "none",
+    }
+}

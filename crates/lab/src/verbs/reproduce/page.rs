@@ -1,0 +1,37 @@
+//! Every experiment on one page that needs nothing from anywhere else.
+
+use anyhow::Context;
+use askama::Template;
+use seikan_lab::Experiment;
+use seikan_lab::report::Report;
+use seikan_ui::PAGE_STYLE;
+use seikan_ui::palette::style_rules;
+
+use super::Picture;
+
+struct Part<'a> {
+    name: &'static str,
+    report: Report,
+    pictures: &'a [Picture],
+}
+
+#[derive(Template)]
+#[template(path = "reproduce.html")]
+struct Page<'a> {
+    parts: Vec<Part<'a>>,
+    plot_style: String,
+}
+
+/// Writes it.
+pub fn page(experiments: &[(&Experiment, Vec<Picture>)]) -> anyhow::Result<String> {
+    let parts = experiments.iter().map(|(experiment, pictures)| Part {
+        name: experiment.source.name(),
+        report: Report::from(*experiment),
+        pictures,
+    });
+    let page = Page {
+        parts: parts.collect(),
+        plot_style: style_rules(),
+    };
+    page.render().context("cannot write the page")
+}

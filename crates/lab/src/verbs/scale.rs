@@ -1,0 +1,370 @@
+//! `seikan lab crowd`: many daemons in one mesh, and the cost of a large mesh for each.
+//!
+//! 1. the first packet to a known member, over links of several delays;
+//! 2. real members join and send at once; pairs of them reach each other;
+//! 3. simulated members join, until the requested number is reached. Then it measures the resources
+//!    of a daemon that talks to ten members, and the rate of a stream between two: with no changes,
+//!    and with a tenth of the members changing each minute, alternating.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::{Args, ValueHint};
+use seikan_lab::nat::first_packets;
+use seikan_lab::scale::{MOST, ScaleTest, Used};
+use seikan_load::stats::{Spread, ratio};
+use seikan_proto::mesh::Token;
+use seikan_sys::process;
+use seikan_ui::{Interrupt, Progress, ProgressBar};
+use serde::Serialize;
+
+use super::members::{Access, join_all, quantile};
+use super::write_json;
+
+/// Delays of a direction of which the first packet is measured, in milliseconds.
+const DELAYS: [u64; 4] = [0, 5, 25, 50];
+/// Members that join and send at once.
+const NEW: usize = 5;
+/// Members that one talks to now and then.
+const ACTIVE: usize = 10;
+/// Until a stream has its rate.
+const WARMUP: Duration = Duration::from_secs(2);
+/// How often is looked whether members are to change.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Options of `lab crowd`.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  \
+    sudo seikan lab crowd --members 1000 --real 50      some minutes on two cores")]
+pub struct ScaleArguments {
+    /// Members, all together
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(20..=10_000))]
+    pub members: u32,
+    /// Those of them with a daemon
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(16..=MOST as i64))]
+    pub real: u32,
+    /// Pairs of daemons that are to reach each other
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub pairs: u32,
+    /// How long the processor time of a daemon is counted that talks now and then
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub idle: u32,
+    /// Length of each measurement of a stream
+    #[arg(long, value_name = "SECONDS", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=600))]
+    pub seconds: u32,
+    /// How often a stream is measured with changes and without
+    #[arg(long, value_name = "ROUNDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub rounds: u32,
+    /// Write the figures as JSON
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub json: Option<PathBuf>,
+}
+
+/// Results. Times in seconds.
+#[derive(Debug, Serialize)]
+struct Figures {
+    members: u32,
+    real: u32,
+    /// For each delay of a direction in milliseconds, from the first packet to a known member until its answer.
+    first_packet: Vec<(u64, f64)>,
+    /// From the start of `seikan join` until the first answer of another member, of each new one.
+    join_to_answer: Vec<f64>,
+    /// From the first packet of a pair until its answer: median, and the longest.
+    pairs: [f64; 2],
+    /// Share of a processor that a daemon keeps busy which knows all and talks to ten.
+    idle: f64,
+    /// The same while a tenth of the members change each minute.
+    idle_changing: f64,
+    /// Rate of a stream without changes, and with a tenth of the members changing each minute, in
+    /// Gbit/s.
+    still: Spread,
+    changing: Spread,
+    /// The median of one by that of the other.
+    ratio: Option<f64>,
+    /// Changes that were made meanwhile.
+    changes: u32,
+    /// Peak memory of the daemons in bytes: median, and the most.
+    memory: [f64; 2],
+    /// Processor time of the daemons since their start: median, and the most.
+    processor: [f64; 2],
+    /// Resources used by the coordinator.
+    coordinator: Used,
+}
+
+/// Commands for the simulated members.
+#[derive(Default)]
+struct Orders {
+    change: AtomicBool,
+    stop: AtomicBool,
+    changed: AtomicU32,
+}
+
+/// Has the test stop whatever happens.
+struct Stop<'a>(&'a Orders);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Measures and shows.
+pub fn run(arguments: &ScaleArguments) -> anyhow::Result<ExitCode> {
+    process::allow_more_files().context("cannot have more files open")?;
+    let interrupt = Interrupt::new();
+    let _signals = interrupt.catch_signals()?;
+    let bar = ProgressBar::new();
+    let figures = measure(arguments, &interrupt, &|fraction, what| {
+        bar.show(Progress {
+            fraction,
+            step: what,
+        });
+    });
+    drop(bar);
+    let figures = figures?;
+    write_json(arguments.json.as_deref(), &figures)?;
+    show(&figures)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn measure(
+    arguments: &ScaleArguments,
+    interrupt: &Interrupt,
+    progress: &dyn Fn(f64, String),
+) -> anyhow::Result<Figures> {
+    progress(0.0, "the first packet".to_owned());
+    let times = first_packets(&DELAYS.map(Duration::from_millis), interrupt)?;
+    let mut test = ScaleTest::create(interrupt)?;
+    let real = arguments.real as usize;
+    for number in 0..real - NEW {
+        progress(
+            0.1 + 0.2 * number as f64 / real as f64,
+            format!("daemon {number}"),
+        );
+        test.add()?;
+        interrupt.check()?;
+    }
+    test.wait_known(0, real - NEW - 1, interrupt)?;
+    let mut join_to_answer = Vec::new();
+    for new in 0..NEW {
+        join_to_answer.push(test.join_and_reach(new, interrupt)?);
+    }
+    let orders = Orders::default();
+    let test = &test;
+    std::thread::scope(|scope| {
+        let stop = Stop(&orders);
+        let (joined, all_joined) = mpsc::channel();
+        let orders = &orders;
+        let namespace = test.coordinator_namespace()?;
+        let url = format!("https://{}", test.coordinator());
+        let [token, pin] = test.token_and_pin();
+        let access = Access {
+            url: url.parse()?,
+            pin: pin.parse()?,
+        };
+        let token = token.parse()?;
+        let others = scope.spawn(move || -> anyhow::Result<()> {
+            namespace.run(|| simulate(arguments, (access, token), orders, &joined))?
+        });
+        progress(0.3, "many join".to_owned());
+        // It has ended with an error, which is told below.
+        if all_joined.recv().is_err() {
+            drop(stop);
+            others
+                .join()
+                .map_err(|_| anyhow::anyhow!("the simulated members panicked"))??;
+            anyhow::bail!("the simulated members have ended");
+        }
+        for number in 0..real {
+            test.wait_known(number, arguments.members as usize - 1, interrupt)?;
+        }
+        let mut reached = Vec::new();
+        for number in 0..arguments.pairs as usize {
+            // Each to another one, a stride further each time round; not the first, which is looked at below.
+            let (from, stride) = (number % (real - 1), 1 + number / (real - 1) * 7);
+            let to = (from + stride) % (real - 1);
+            progress(
+                0.4 + 0.2 * number as f64 / f64::from(arguments.pairs),
+                "pairs".to_owned(),
+            );
+            reached.push(test.reach([1 + from, 1 + to], interrupt)?);
+        }
+        reached.sort_by(f64::total_cmp);
+        let active: Vec<usize> = (1..=ACTIVE).collect();
+        progress(0.6, "a daemon that talks to ten".to_owned());
+        let time = Duration::from_secs(arguments.idle.into());
+        let idle = test.idle(0, &active, time, interrupt)?;
+        orders.change.store(true, Ordering::Relaxed);
+        let idle_changing = test.idle(0, &active, time, interrupt)?;
+        let [still, changing] = compare(arguments, test, orders, interrupt, progress)?;
+        let mut used = (0..real)
+            .map(|number| test.used(number))
+            .collect::<Result<Vec<_>, _>>()?;
+        let mut spread = |of: fn(&Used) -> f64| {
+            used.sort_by(|a, b| of(a).total_cmp(&of(b)));
+            let all: Vec<f64> = used.iter().map(of).collect();
+            [quantile(&all, 0.5), quantile(&all, 1.0)]
+        };
+        let figures = Figures {
+            members: arguments.members,
+            real: arguments.real,
+            first_packet: DELAYS.into_iter().zip(times).collect(),
+            join_to_answer,
+            pairs: [quantile(&reached, 0.5), quantile(&reached, 1.0)],
+            idle,
+            idle_changing,
+            ratio: ratio(changing.median, still.median),
+            still,
+            changing,
+            changes: orders.changed.load(Ordering::Relaxed),
+            memory: spread(|used| used.memory as f64),
+            processor: spread(|used| used.processor),
+            coordinator: test.coordinator_used()?,
+        };
+        drop(stop);
+        others
+            .join()
+            .map_err(|_| anyhow::anyhow!("the simulated members panicked"))??;
+        Ok(figures)
+    })
+}
+
+/// Joins as many as there are no daemons for, and has a tenth of all change each minute when told to.
+fn simulate(
+    arguments: &ScaleArguments,
+    (access, token): (Access, Token),
+    orders: &Orders,
+    joined: &mpsc::Sender<()>,
+) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let numbers = arguments.real..arguments.members;
+        let joined_now = join_all(numbers, &[access], &token, &[], Duration::ZERO).await?;
+        let members = joined_now.members;
+        for member in &members {
+            member.report(0).await?;
+        }
+        joined.send(())?;
+        let every = Duration::from_secs(600) / arguments.members;
+        let turns = members.iter().cycle().zip(0_u32..);
+        for (member, turn) in turns {
+            while !orders.change.load(Ordering::Relaxed) {
+                if orders.stop.load(Ordering::Relaxed) {
+                    return Ok(());
+                }
+                tokio::time::sleep(LOOK).await;
+            }
+            if orders.stop.load(Ordering::Relaxed) {
+                break;
+            }
+            let change = 1 + turn / members.len() as u32;
+            member.report(change as u16).await?;
+            orders.changed.fetch_add(1, Ordering::Relaxed);
+            tokio::time::sleep(every).await;
+        }
+        Ok(())
+    })
+}
+
+/// Measures the rate of a stream without and with changes of members, alternating.
+fn compare(
+    arguments: &ScaleArguments,
+    test: &ScaleTest,
+    orders: &Orders,
+    interrupt: &Interrupt,
+    progress: &dyn Fn(f64, String),
+) -> anyhow::Result<[Spread; 2]> {
+    let time = Duration::from_secs(arguments.seconds.into());
+    let mut rates = [Vec::new(), Vec::new()];
+    test.stream([1, 2], interrupt, |meter| {
+        for round in 0..arguments.rounds {
+            // Neither is always the first.
+            let order = if round % 2 == 0 { [0, 1] } else { [1, 0] };
+            for which in order {
+                let fraction = 0.7 + 0.3 * f64::from(round) / f64::from(arguments.rounds);
+                progress(fraction, format!("a stream, round {}", round + 1));
+                orders.change.store(which == 1, Ordering::Relaxed);
+                interrupt.sleep(WARMUP)?;
+                rates[which].push(meter.rate_over(time, interrupt)? / 1000.0);
+            }
+        }
+        Ok(())
+    })?;
+    let [still, changing] = rates.each_ref().map(|rates| Spread::of(rates));
+    let both = still.zip(changing).context("nothing was measured")?;
+    Ok([both.0, both.1])
+}
+
+fn show(figures: &Figures) -> std::io::Result<()> {
+    let mut out = anstream::stdout();
+    writeln!(out, "the first packet to a known member:")?;
+    for (delay, time) in &figures.first_packet {
+        let bar = 4 * delay + 50;
+        let time = 1000.0 * time;
+        writeln!(
+            out,
+            "  round trip {:>3} ms: {time:.0} ms until its answer, of {bar}",
+            2 * delay
+        )?;
+    }
+    let all: Vec<String> = figures
+        .join_to_answer
+        .iter()
+        .map(|time| format!("{time:.2}"))
+        .collect();
+    writeln!(
+        out,
+        "from `seikan join` to the first answer: {} s",
+        all.join(", ")
+    )?;
+    let Figures {
+        members,
+        real,
+        pairs,
+        idle,
+        idle_changing,
+        still,
+        changing,
+        ..
+    } = figures;
+    writeln!(
+        out,
+        "{members} members, {real} of them daemons: pairs reach each other after {:.0} ms (median), {:.0} ms (the last)",
+        1000.0 * pairs[0],
+        1000.0 * pairs[1]
+    )?;
+    writeln!(
+        out,
+        "a daemon that talks to {ACTIVE} keeps {:.2} % of a processor busy, {:.2} % while a tenth of the members change each minute",
+        100.0 * idle,
+        100.0 * idle_changing
+    )?;
+    writeln!(
+        out,
+        "one TCP stream: {:.2} Gbit/s ({:.2} to {:.2}) while nobody changes, {:.2} ({:.2} to {:.2}) while a tenth do each minute: {:.2} x",
+        still.median,
+        still.min,
+        still.max,
+        changing.median,
+        changing.min,
+        changing.max,
+        figures.ratio.unwrap_or(f64::NAN)
+    )?;
+    writeln!(
+        out,
+        "daemons have {:.0} MB of memory at their peak ({:.0} at most) and have used {:.1} s of a processor ({:.1} at most); the coordinator {:.0} MB and {:.1} s",
+        figures.memory[0] / 1e6,
+        figures.memory[1] / 1e6,
+        figures.processor[0],
+        figures.processor[1],
+        figures.coordinator.memory as f64 / 1e6,
+        figures.coordinator.processor
+    )
+}

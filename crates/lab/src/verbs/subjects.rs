@@ -1,0 +1,182 @@
+//! `seikan lab naive`, `wire` and `crude`, hidden: processes that the lab starts for its
+//! experiments.
+
+use std::io::{self, Write};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, ValueHint};
+use ipnet::{IpNet, Ipv4Net};
+use seikan_lab::gateway::naive::{Inside, Naive, NaiveOptions};
+use seikan_lab::tunnel::crude::{CrudeEnd, CrudeOptions, CrudeSetup};
+use seikan_lab::wire::CarrierOptions;
+use seikan_ui::Interrupt;
+
+/// Options of `lab wire`.
+#[derive(Debug, Args)]
+pub struct WireArguments {
+    /// Name of the TAP device to make here
+    #[arg(long, value_name = "INTERFACE")]
+    pub near: String,
+    /// Name of the TAP device to make in the other namespace
+    #[arg(long, value_name = "INTERFACE")]
+    pub far: String,
+    /// The other network namespace
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub far_namespace: PathBuf,
+    /// Seed of the random faults
+    #[arg(long, value_name = "NUMBER", default_value_t = 0)]
+    pub seed: u64,
+}
+
+/// Carries frames until standard input ends; orders are read there, and answered.
+pub fn wire(arguments: &WireArguments) -> anyhow::Result<ExitCode> {
+    seikan_lab::wire::carry(&CarrierOptions {
+        near: arguments.near.clone(),
+        far: arguments.far.clone(),
+        far_namespace: arguments.far_namespace.clone(),
+        seed: arguments.seed,
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Options of `lab crude`.
+#[derive(Debug, Args)]
+pub struct CrudeArguments {
+    /// Name of the TUN device to make
+    #[arg(long, value_name = "INTERFACE")]
+    pub device: String,
+    /// Its addresses
+    #[arg(
+        long,
+        value_name = "ADDRESS/LENGTH,...",
+        value_delimiter = ',',
+        required = true
+    )]
+    pub address: Vec<IpNet>,
+    /// Own address outside
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub listen: SocketAddr,
+    /// Address of the other end outside
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub peer: SocketAddr,
+    /// MTU of the device
+    #[arg(long, value_name = "BYTES", default_value_t = 1400, value_parser = clap::value_parser!(u32).range(68..=65535))]
+    pub mtu: u32,
+    /// Spend so much processor time on each packet, as a slow cipher does
+    #[arg(long, value_name = "NANOSECONDS", default_value_t = 0)]
+    pub burn: u64,
+    /// Hand each packet on twice, from thread to thread
+    #[arg(long)]
+    pub handoff: bool,
+    /// Copy each packet so often to memory and back
+    #[arg(long, value_name = "TIMES", default_value_t = 0)]
+    pub copy: u32,
+    /// Receive buffer of the socket
+    #[arg(long, value_name = "BYTES")]
+    pub rcvbuf: Option<usize>,
+    /// Send buffer of the socket
+    #[arg(long, value_name = "BYTES")]
+    pub sndbuf: Option<usize>,
+    /// Packets that the device holds
+    #[arg(long, value_name = "PACKETS")]
+    pub queue: Option<u32>,
+    /// Spread connections over so many outer flows
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..))]
+    pub lanes: u8,
+}
+
+/// Runs one end of the crude tunnel until a signal, then says what became of packets.
+pub fn crude(arguments: &CrudeArguments) -> anyhow::Result<ExitCode> {
+    let interrupt = Interrupt::new();
+    let _signals = interrupt.catch_signals()?;
+    let end = CrudeEnd::open(&CrudeSetup {
+        device: arguments.device.clone(),
+        addresses: arguments.address.clone(),
+        listen: arguments.listen,
+        peer: arguments.peer,
+        options: CrudeOptions {
+            mtu: arguments.mtu,
+            burn_ns: arguments.burn,
+            handoff: arguments.handoff,
+            copy: arguments.copy,
+            rcvbuf: arguments.rcvbuf,
+            sndbuf: arguments.sndbuf,
+            queue: arguments.queue,
+            lanes: arguments.lanes,
+        },
+    })?;
+    end.run(&interrupt)?;
+    writeln!(
+        io::stdout(),
+        "{}",
+        serde_json::to_string_pretty(&end.counts())?
+    )?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Options of `lab naive`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    sudo seikan lab naive --wan wan0 --peer 10.0.0.2 --lan lan0 --overlay 10.77.0.0/24\n  \
+    sudo seikan lab naive --wan wan0 --peer 10.0.0.1 --tun naive0 --address 10.77.0.2/24 --network 192.168.1.0/24")]
+pub struct NaiveArguments {
+    /// Interface to the outside
+    #[arg(long, value_name = "INTERFACE")]
+    pub wan: String,
+    /// Address of the other end
+    #[arg(long, value_name = "ADDRESS")]
+    pub peer: Ipv4Addr,
+    /// Carry what machines on this nic send
+    #[arg(
+        long,
+        value_name = "INTERFACE",
+        requires = "overlay",
+        conflicts_with = "tun",
+        required_unless_present = "tun"
+    )]
+    pub lan: Option<String>,
+    /// to these destinations
+    #[arg(long, value_name = "NETWORK", default_value = "10.77.0.0/24")]
+    pub overlay: Ipv4Net,
+    /// Carry what this machine sends into a TUN device, which is made
+    #[arg(long, value_name = "INTERFACE", requires = "address")]
+    pub tun: Option<String>,
+    /// with this address
+    #[arg(long, value_name = "ADDRESS/LENGTH")]
+    pub address: Option<Ipv4Net>,
+    /// and these networks routed into it
+    #[arg(long, value_name = "NETWORK,...", value_delimiter = ',')]
+    pub network: Vec<Ipv4Net>,
+}
+
+/// Runs one end of the naive encapsulator until a signal.
+pub fn naive(arguments: &NaiveArguments) -> anyhow::Result<ExitCode> {
+    let interrupt = Interrupt::new();
+    let _signals = interrupt.catch_signals()?;
+    let inside = match (&arguments.lan, &arguments.tun, arguments.address) {
+        (Some(nic), ..) => Inside::Lan {
+            nic: nic.clone(),
+            overlay: arguments.overlay,
+        },
+        (None, Some(device), Some(address)) => Inside::Tun {
+            device: device.clone(),
+            address,
+            networks: arguments.network.clone(),
+        },
+        _ => anyhow::bail!("either --lan, or --tun with --address"),
+    };
+    let mut naive = Naive::open(&NaiveOptions {
+        wan: arguments.wan.clone(),
+        peer: arguments.peer,
+        inside,
+    })?;
+    naive.run(&interrupt)?;
+    writeln!(
+        io::stdout(),
+        "{}",
+        serde_json::to_string_pretty(&naive.counts())?
+    )?;
+    Ok(ExitCode::SUCCESS)
+}

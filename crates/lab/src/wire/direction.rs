@@ -1,0 +1,477 @@
+//! One direction of an emulated link: the fate of each frame, and its time of arrival.
+//!
+//! [`Direction::offer`] takes a (super-)packet apart into frames, decides for each (the NIC's faults
+//! first, then the path's in the order black hole, loss, rate, delay, holding back, duplication),
+//! and keeps the frames that will arrive; a run of frames with one fate is one packet.
+//! [`Direction::due`] returns the frames that have arrived. No clock and no socket: time is an argument.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::time::Duration;
+
+use seikan_wire::ethernet::HEADER_LEN;
+
+use super::frame::Frames;
+use super::{DirectionCounts, Faults};
+
+/// More bytes than this are not kept under way: 200 ms at 10 Gbit/s.
+const MEMORY: usize = 256 << 20;
+
+/// Uniform random numbers: SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014).
+#[derive(Debug)]
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// At least 0, less than 1.
+    fn share(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// True in `share` of all cases. Draws nothing when there is nothing to decide.
+    fn hits(&mut self, share: f64) -> bool {
+        share > 0.0 && self.share() < share
+    }
+}
+
+/// A packet under way; ordered by time, then by arrival.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Pending {
+    at: Duration,
+    number: u64,
+    frames: u64,
+    bytes: Vec<u8>,
+}
+
+/// Fate of a frame that is not dropped.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Fate {
+    at: Duration,
+    twice: bool,
+    complete: bool,
+}
+
+/// One direction.
+#[derive(Debug)]
+pub(super) struct Direction {
+    faults: Faults,
+    random: Random,
+    pending: BinaryHeap<Reverse<Pending>>,
+    pending_bytes: usize,
+    number: u64,
+    /// When the rate limiter has sent all that it accepted.
+    sent: Duration,
+    /// The latest arrival so far of a frame that keeps its place.
+    last: Duration,
+    counts: DirectionCounts,
+}
+
+impl Direction {
+    pub(super) fn new(seed: u64) -> Self {
+        Self {
+            faults: Faults::default(),
+            random: Random(seed),
+            pending: BinaryHeap::new(),
+            pending_bytes: 0,
+            number: 0,
+            sent: Duration::ZERO,
+            last: Duration::ZERO,
+            counts: DirectionCounts::default(),
+        }
+    }
+
+    /// Changes the faults; frames on their path keep their fate and their order.
+    pub(super) fn set(&mut self, faults: Faults) {
+        self.faults = faults;
+    }
+
+    pub(super) fn counts(&self) -> DirectionCounts {
+        DirectionCounts {
+            under_way: self.pending.iter().map(|pending| pending.0.frames).sum(),
+            ..self.counts
+        }
+    }
+
+    /// Whether a packet offered now would arrive now, whole.
+    pub(super) fn is_open(&self) -> bool {
+        self.pending.is_empty() && self.faults.is_none()
+    }
+
+    /// Counts a packet that goes straight to the far end, and `done` that it was taken there.
+    pub(super) fn count_passing(&mut self, packet: &[u8], done: bool) {
+        let frames = self.count_offered(&Frames::parse(packet));
+        self.count_arrived(frames, done);
+    }
+
+    /// Counts frames that the far end took, or not.
+    pub(super) fn count_arrived(&mut self, frames: u64, done: bool) {
+        if done {
+            self.counts.delivered += frames;
+        } else {
+            self.counts.refused += frames;
+        }
+    }
+
+    fn count_offered(&mut self, frames: &Frames<'_>) -> u64 {
+        let count = frames.count() as u64;
+        self.counts.frames += count;
+        self.counts.bytes += frames.total_length() as u64;
+        count
+    }
+
+    /// Takes a packet behind its virtio-net header.
+    pub(super) fn offer(&mut self, now: Duration, packet: &[u8]) {
+        let frames = Frames::parse(packet);
+        let count = self.count_offered(&frames);
+        if frames.is_super_packet() && self.random.hits(self.faults.broken_segmentation) {
+            self.counts.unsegmented += count;
+            return;
+        }
+        let mut run: Option<(usize, Fate)> = None;
+        for index in 0..frames.count() {
+            let fate = self.fate(now, frames.length(index), frames.needs_checksum());
+            let goes_on = run.is_some_and(|(_, first)| Some(first) == fate)
+                && fate.is_some_and(|f| f.complete && !f.twice);
+            if !goes_on {
+                self.keep(&frames, run, index);
+                run = fate.map(|fate| (index, fate));
+            }
+        }
+        self.keep(&frames, run, frames.count());
+    }
+
+    /// Keeps the run of frames that ends before `end`.
+    fn keep(&mut self, frames: &Frames<'_>, run: Option<(usize, Fate)>, end: usize) {
+        let Some((start, fate)) = run else { return };
+        let count = (end - start) as u64;
+        let bytes = frames.cut(start, end, fate.complete);
+        if self.pending_bytes + bytes.len() > MEMORY {
+            self.counts.shed += count;
+            return;
+        }
+        if !fate.complete {
+            self.counts.unfilled += count;
+        }
+        if fate.twice {
+            self.counts.duplicated += count;
+            self.push(fate.at, count, bytes.clone());
+        }
+        self.push(fate.at, count, bytes);
+    }
+
+    fn push(&mut self, at: Duration, frames: u64, bytes: Vec<u8>) {
+        self.pending_bytes += bytes.len();
+        self.number += 1;
+        self.pending.push(Reverse(Pending {
+            at,
+            number: self.number,
+            frames,
+            bytes,
+        }));
+    }
+
+    /// Returns the fate of a frame; `None`: dropped, and counted.
+    fn fate(&mut self, now: Duration, length: usize, needs_checksum: bool) -> Option<Fate> {
+        let faults = self.faults;
+        let complete = !(needs_checksum && self.random.hits(faults.broken_checksum));
+        if faults
+            .black_hole_bytes
+            .is_some_and(|most| length > HEADER_LEN + most as usize)
+        {
+            self.counts.black_holed += 1;
+            return None;
+        }
+        if self.random.hits(faults.loss) {
+            self.counts.lost += 1;
+            return None;
+        }
+        let sent = self.send(now, length)?;
+        let jitter = match faults.jitter_us {
+            0 => 0.0,
+            most => self.random.share() * most as f64,
+        };
+        let delay = Duration::from_micros(faults.delay_us) + Duration::from_secs_f64(jitter / 1e6);
+        // A frame with jitter, or sent before the delay shrank, is not overtaken.
+        let mut at = (sent + delay).max(self.last);
+        self.last = at;
+        if self.random.hits(faults.reorder) {
+            self.counts.held_back += 1;
+            at += Duration::from_micros(faults.reorder_us);
+        }
+        let twice = self.random.hits(faults.duplicate);
+        Some(Fate {
+            at,
+            twice,
+            complete,
+        })
+    }
+
+    /// When the rate limiter has sent a frame that comes now; `None` when its queue is full.
+    fn send(&mut self, now: Duration, length: usize) -> Option<Duration> {
+        let rate = self.faults.rate_bits;
+        if rate == 0 {
+            self.sent = now;
+            return Some(now);
+        }
+        let (rate, second) = (u128::from(rate), 8_000_000_000_u128);
+        let start = self.sent.max(now);
+        let waiting = (start - now).as_nanos() * rate / second;
+        if waiting > 0 && waiting + length as u128 > u128::from(self.faults.queue_bytes) {
+            self.counts.overflowed += 1;
+            return None;
+        }
+        self.sent = start + Duration::from_nanos((length as u128 * second / rate) as u64);
+        Some(self.sent)
+    }
+
+    /// When the next packet arrives.
+    pub(super) fn next_due(&self) -> Option<Duration> {
+        self.pending.peek().map(|pending| pending.0.at)
+    }
+
+    /// A packet that has arrived, and how many frames it stands for.
+    pub(super) fn due(&mut self, now: Duration) -> Option<(Vec<u8>, u64)> {
+        if self.next_due()? > now {
+            return None;
+        }
+        let Reverse(pending) = self.pending.pop()?;
+        self.pending_bytes -= pending.bytes.len();
+        Some((pending.bytes, pending.frames))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::frame::tests::{SIZE, super_packet};
+    use super::*;
+
+    const NOW: Duration = Duration::from_secs(1);
+
+    fn with_faults(faults: Faults) -> Direction {
+        let mut direction = Direction::new(7);
+        direction.set(faults);
+        direction
+    }
+
+    /// Offers `count` frames of one kilobyte of payload; when they arrive, in order.
+    fn arrivals(direction: &mut Direction, count: usize) -> Vec<Duration> {
+        for _ in 0..count {
+            direction.offer(NOW, &super_packet(SIZE));
+        }
+        drain(direction)
+    }
+
+    fn drain(direction: &mut Direction) -> Vec<Duration> {
+        let mut times = Vec::new();
+        while let Some(at) = direction.next_due() {
+            let (_, frames) = direction.due(at).expect("due");
+            direction.count_arrived(frames, true);
+            times.push(at);
+        }
+        times
+    }
+
+    fn check_all_accounted(direction: &Direction) {
+        let c = direction.counts();
+        let dropped = c.lost + c.overflowed + c.black_holed + c.unsegmented + c.refused + c.shed;
+        assert_eq!(
+            c.frames + c.duplicated,
+            c.delivered + dropped + c.under_way,
+            "{c:?}"
+        );
+    }
+
+    #[test]
+    fn a_delay_is_exact() {
+        let faults = Faults {
+            delay_us: 1234,
+            ..Faults::default()
+        };
+        let times = arrivals(&mut with_faults(faults), 3);
+        assert_eq!(times, [NOW + Duration::from_micros(1234); 3]);
+    }
+
+    #[test]
+    fn jitter_stays_in_its_range_and_keeps_order() {
+        let faults = Faults {
+            delay_us: 1000,
+            jitter_us: 500,
+            ..Faults::default()
+        };
+        let mut direction = with_faults(faults);
+        for _ in 0..100 {
+            direction.offer(NOW, &super_packet(SIZE));
+        }
+        let mut numbers = Vec::new();
+        while let Some(Reverse(pending)) = direction.pending.pop() {
+            let after = pending.at - NOW;
+            assert!(after >= Duration::from_micros(1000) && after <= Duration::from_micros(1500));
+            numbers.push(pending.number);
+        }
+        assert!(numbers.is_sorted());
+    }
+
+    #[test]
+    fn loss_is_the_requested_share() {
+        let faults = Faults {
+            loss: 0.1,
+            ..Faults::default()
+        };
+        let mut direction = with_faults(faults);
+        let left = arrivals(&mut direction, 20_000).len() as f64;
+        // Five standard deviations of a binomial: sqrt(20000 * 0.1 * 0.9) = 42.
+        assert!((left - 18_000.0).abs() < 212.0, "{left}");
+        check_all_accounted(&direction);
+    }
+
+    #[test]
+    fn loss_takes_frames_of_super_packets_one_by_one() {
+        let faults = Faults {
+            loss: 0.1,
+            ..Faults::default()
+        };
+        let mut direction = with_faults(faults);
+        for _ in 0..500 {
+            direction.offer(NOW, &super_packet(40 * SIZE));
+        }
+        drain(&mut direction);
+        let lost = direction.counts().lost as f64;
+        assert!((lost - 2_000.0).abs() < 212.0, "{lost}");
+        check_all_accounted(&direction);
+    }
+
+    #[test]
+    fn a_rate_spaces_frames() {
+        // A frame is 1054 bytes = 8432 bits.
+        let faults = Faults {
+            rate_bits: 8_432_000,
+            queue_bytes: 1 << 20,
+            ..Faults::default()
+        };
+        let times = arrivals(&mut with_faults(faults), 3);
+        let expected = [1, 2, 3].map(|n| NOW + Duration::from_millis(n));
+        assert_eq!(times, expected);
+    }
+
+    #[test]
+    fn frames_beyond_the_queue_are_dropped() {
+        let faults = Faults {
+            rate_bits: 8_432_000,
+            queue_bytes: 10 * 1054,
+            ..Faults::default()
+        };
+        let mut direction = with_faults(faults);
+        assert_eq!(arrivals(&mut direction, 15).len(), 10);
+        assert_eq!(direction.counts().overflowed, 5);
+        check_all_accounted(&direction);
+    }
+
+    #[test]
+    fn only_longer_frames_vanish_in_a_black_hole() {
+        let faults = Faults {
+            // An IP packet of exactly this size: 20 + 20 + SIZE.
+            black_hole_bytes: Some(1040),
+            ..Faults::default()
+        };
+        let mut direction = with_faults(faults);
+        direction.offer(NOW, &super_packet(SIZE));
+        assert_eq!(drain(&mut direction).len(), 1);
+        direction.set(Faults {
+            black_hole_bytes: Some(1039),
+            ..faults
+        });
+        direction.offer(NOW, &super_packet(2 * SIZE + 500));
+        assert_eq!(drain(&mut direction).len(), 1);
+        assert_eq!(direction.counts().black_holed, 2);
+        check_all_accounted(&direction);
+    }
+
+    #[test]
+    fn a_delayed_frame_is_overtaken() {
+        let faults = Faults {
+            reorder: 0.5,
+            reorder_us: 3000,
+            ..Faults::default()
+        };
+        let mut direction = with_faults(faults);
+        let times = arrivals(&mut direction, 100);
+        let late = times
+            .iter()
+            .filter(|t| **t == NOW + Duration::from_millis(3));
+        assert_eq!(late.count() as u64, direction.counts().held_back);
+        assert!((20..80).contains(&direction.counts().held_back));
+    }
+
+    #[test]
+    fn duplicates_arrive_twice() {
+        let faults = Faults {
+            duplicate: 1.0,
+            ..Faults::default()
+        };
+        let mut direction = with_faults(faults);
+        assert_eq!(arrivals(&mut direction, 4).len(), 8);
+        assert_eq!(direction.counts().duplicated, 4);
+        check_all_accounted(&direction);
+    }
+
+    #[test]
+    fn super_packets_vanish_and_single_frames_do_not() {
+        let faults = Faults {
+            broken_segmentation: 1.0,
+            ..Faults::default()
+        };
+        let mut direction = with_faults(faults);
+        direction.offer(NOW, &super_packet(3 * SIZE));
+        direction.offer(NOW, &super_packet(SIZE));
+        assert_eq!(drain(&mut direction).len(), 1);
+        assert_eq!(direction.counts().unsegmented, 3);
+        check_all_accounted(&direction);
+    }
+
+    #[test]
+    fn unfilled_checksums_are_counted_by_frame() {
+        let faults = Faults {
+            broken_checksum: 1.0,
+            ..Faults::default()
+        };
+        let mut direction = with_faults(faults);
+        direction.offer(NOW, &super_packet(3 * SIZE));
+        assert_eq!(drain(&mut direction).len(), 3);
+        assert_eq!(direction.counts().unfilled, 3);
+    }
+
+    #[test]
+    fn frames_that_share_a_fate_stay_one_packet() {
+        let faults = Faults {
+            delay_us: 10,
+            ..Faults::default()
+        };
+        let mut direction = with_faults(faults);
+        direction.offer(NOW, &super_packet(40 * SIZE));
+        assert_eq!(drain(&mut direction).len(), 1);
+        assert_eq!(direction.counts().delivered, 40);
+    }
+
+    #[test]
+    fn a_seed_repeats_itself() {
+        let faults = Faults {
+            loss: 0.3,
+            ..Faults::default()
+        };
+        let lost = |seed| {
+            let mut direction = Direction::new(seed);
+            direction.set(faults);
+            arrivals(&mut direction, 1000);
+            direction.counts().lost
+        };
+        assert_eq!(lost(3), lost(3));
+        assert_ne!(lost(3), lost(4));
+    }
+}

@@ -1,0 +1,17 @@
+//! The program `seikan-lab` from outside.
+
+mod crude;
+mod gateway;
+mod nat;
+mod reproduce;
+mod scale;
+mod scenarios;
+mod score;
+mod wire;
+
+use std::process::Command;
+
+/// Returns a command that runs `seikan-lab`.
+fn lab() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_seikan-lab"))
+}

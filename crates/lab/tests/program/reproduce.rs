@@ -1,0 +1,73 @@
+//! A published experiment done again, briefly: it has to come out as it did, and be drawn.
+
+use crate::shape::check_shape;
+
+use crate::common::skip;
+use seikan_diagnose::Cause;
+use seikan_lab::Experiment;
+
+/// A machine that is busy with something else spoils it: it is done again, at most so often.
+const ATTEMPTS: usize = 3;
+
+#[test]
+fn a_queue_of_three_packets_is_slow_again_and_drawn() {
+    if !nix::unistd::geteuid().is_root() {
+        skip("the lab needs root");
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let (json, html, svg) = (path("queue.json"), path("queue.html"), path("pictures"));
+    let mut last = String::new();
+    for _ in 0..ATTEMPTS {
+        let output = super::lab()
+            .args(["reproduce", "queue", "--seconds", "0.5", "--rounds", "1"])
+            .args(["--json", &json, "--html", &html, "--svg", &svg])
+            .output()
+            .expect("seikan");
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        if complaint.contains("no program `openvpn`") {
+            skip(&complaint);
+            return;
+        }
+        let text = std::fs::read_to_string(&json).expect(&complaint);
+        check_shape("lab reproduce", &serde_json::from_str(&text).expect("JSON"));
+        let experiments: Vec<Experiment> = serde_json::from_str(&text).expect("experiments");
+        let [experiment] = &experiments[..] else {
+            panic!("one was asked for: {}", experiments.len());
+        };
+        // The first is that of the source: OpenVPN with a long queue against a short one.
+        let slower = experiment.claims.first().is_some_and(|claim| claim.holds());
+        let named = experiment
+            .looks
+            .iter()
+            .filter_map(|look| look.said.as_ref())
+            .any(|said| said.cause == Cause::TunQueueOverflow);
+        last = format!("{:?} {:?}", experiment.claims, experiment.looks);
+        assert_eq!(output.status.success(), experiment.reproduced());
+        if slower && named {
+            let page = std::fs::read_to_string(&html).expect("a page");
+            assert!(page.contains("OpenVPN, 3 packets") && !page.contains("<script"));
+            for name in ["queue", "queue-throughput", "queue-latency"] {
+                let picture = std::fs::read_to_string(format!("{svg}/{name}.svg")).expect(name);
+                assert!(
+                    picture.starts_with("<svg ") && !picture.contains("NaN"),
+                    "{name}"
+                );
+            }
+            return;
+        }
+    }
+    panic!("not in {ATTEMPTS} attempts: {last}");
+}
+
+#[test]
+fn an_unknown_source_is_refused() {
+    let output = super::lab()
+        .args(["reproduce", "perpetual-motion"])
+        .output()
+        .expect("seikan");
+    assert_eq!(output.status.code(), Some(2));
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(complaint.contains("mtu-cipher"), "{complaint}");
+}

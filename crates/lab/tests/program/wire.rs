@@ -1,0 +1,327 @@
+//! The lab's wire with faults, between two namespaces: each fault does what it says, as the hosts' kernels see it.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::time::Duration;
+
+use seikan_lab::host::Host;
+use seikan_lab::link::{Hosts, Link};
+use seikan_lab::wire::{DirectionCounts, Faults, Wire, WireFaults};
+use seikan_load::{LatencyOptions, TcpOptions, TcpReport, ping, tcp_bulk};
+use seikan_ui::Interrupt;
+
+use crate::common::skip;
+
+/// Two hosts on a wire; `None` (loudly) where there can be none.
+fn hosts(faults: WireFaults) -> Option<Hosts> {
+    let link = Link::with_faults(faults);
+    match Wire::availability().and_then(|()| Hosts::create(link).map_err(|e| e.to_string())) {
+        Ok(hosts) => Some(hosts),
+        Err(reason) => {
+            skip(&reason);
+            None
+        }
+    }
+}
+
+fn a_to_b(faults: Faults) -> WireFaults {
+    WireFaults {
+        a_to_b: faults,
+        ..WireFaults::default()
+    }
+}
+
+fn wire(hosts: &Hosts) -> &Wire {
+    hosts.wire.as_ref().expect("a wire")
+}
+
+fn bulk(hosts: &Hosts) -> TcpReport {
+    let options = TcpOptions {
+        warmup: Duration::from_millis(200),
+        duration: Duration::from_secs(1),
+        ..TcpOptions::default()
+    };
+    tcp_bulk(&hosts.over_link(), &options, &Interrupt::new()).expect("load")
+}
+
+/// A counter of `host`'s /proc/net/snmp or netstat.
+fn counter(host: &Host, prefix: &str, name: &str) -> u64 {
+    let read = || {
+        ["snmp", "netstat"].map(|file| {
+            std::fs::read_to_string(format!("/proc/thread-self/net/{file}")).expect("procfs")
+        })
+    };
+    let texts = host.run(read).expect("run");
+    let values = texts.iter().find_map(|text| {
+        let mut lines = text.lines().filter_map(|line| line.strip_prefix(prefix));
+        let (names, values) = (lines.next()?, lines.next()?);
+        let index = names.split_whitespace().position(|n| n == name)?;
+        values.split_whitespace().nth(index)?.parse().ok()
+    });
+    values.expect("a counter of that name")
+}
+
+/// A socket in each host, that of A connected to that of B.
+fn sockets(hosts: &Hosts) -> (UdpSocket, UdpSocket) {
+    let bind = |host: &Host| {
+        let address = SocketAddr::new(host.address, 0);
+        let socket = host.run(|| UdpSocket::bind(address)).expect("run");
+        let socket = socket.expect("bind");
+        socket
+            .set_read_timeout(Some(Duration::from_millis(300)))
+            .expect("time-out");
+        socket
+    };
+    let (here, there) = (bind(&hosts.a), bind(&hosts.b));
+    here.connect(there.local_addr().expect("address"))
+        .expect("connect");
+    // The neighbour's address is known from here on.
+    here.send(b"hello").expect("send");
+    there.recv(&mut [0; 16]).expect("hello");
+    (here, there)
+}
+
+/// How many of `count` datagrams of `size` bytes arrive.
+fn arrive((here, there): &(UdpSocket, UdpSocket), count: usize, size: usize) -> usize {
+    for _ in 0..count {
+        here.send(&vec![7; size]).expect("send");
+    }
+    let mut buffer = vec![0; size + 1];
+    (0..count)
+        .take_while(|_| there.recv(&mut buffer).is_ok_and(|length| length == size))
+        .count()
+}
+
+fn check_all_accounted(c: &DirectionCounts) {
+    let dropped = c.lost + c.overflowed + c.black_holed + c.unsegmented + c.refused + c.shed;
+    assert_eq!(
+        c.frames + c.duplicated,
+        c.delivered + dropped + c.under_way,
+        "{c:?}"
+    );
+}
+
+#[test]
+fn a_healthy_wire_carries_everything() {
+    let Some(hosts) = hosts(WireFaults::default()) else {
+        return;
+    };
+    let clock = seikan_sys::process::CpuClock::start([wire(&hosts).pid()]).expect("clock");
+    let report = bulk(&hosts);
+    let usage = clock.elapsed().expect("usage");
+    eprintln!(
+        "{:.2} Gbit/s, {:.0} % of a core",
+        report.gbit_per_second,
+        100.0 * usage.processes.total().as_secs_f64() / usage.wall.as_secs_f64()
+    );
+    let counts = wire(&hosts).counts().expect("counts");
+    assert!(report.gbit_per_second > 0.0);
+    for direction in [counts.a_to_b, counts.b_to_a] {
+        assert_eq!(direction.frames, direction.delivered, "{counts:?}");
+        assert_eq!(direction.missed, 0, "{counts:?}");
+    }
+}
+
+#[test]
+fn a_round_trip_takes_the_delay_of_both_directions() {
+    let delays = WireFaults {
+        a_to_b: Faults {
+            delay_us: 5_000,
+            ..Faults::default()
+        },
+        b_to_a: Faults {
+            delay_us: 3_000,
+            ..Faults::default()
+        },
+        seed: 0,
+    };
+    let Some(hosts) = hosts(delays) else { return };
+    let options = LatencyOptions {
+        count: 50,
+        ..LatencyOptions::default()
+    };
+    let report = ping(&hosts.over_link(), &options, &Interrupt::new()).expect("ping");
+    assert_eq!(report.received, 50);
+    assert!(report.min_us >= 8_000.0, "{report:?}");
+    assert!(report.p50_us < 10_000.0, "{report:?}");
+}
+
+#[test]
+fn faults_change_while_it_runs() {
+    let Some(hosts) = hosts(WireFaults::default()) else {
+        return;
+    };
+    let slow = Faults {
+        delay_us: 20_000,
+        ..Faults::default()
+    };
+    wire(&hosts).set(WireFaults::both(slow)).expect("set");
+    let options = LatencyOptions {
+        count: 5,
+        ..LatencyOptions::default()
+    };
+    let report = ping(&hosts.over_link(), &options, &Interrupt::new()).expect("ping");
+    assert!(report.min_us >= 40_000.0, "{report:?}");
+}
+
+#[test]
+fn loss_is_as_requested_and_as_counted() {
+    let Some(hosts) = hosts(WireFaults::default()) else {
+        return;
+    };
+    let sockets = sockets(&hosts);
+    let faults = Faults {
+        loss: 0.1,
+        ..Faults::default()
+    };
+    wire(&hosts).set(a_to_b(faults)).expect("set");
+    let arrived: usize = (0..40).map(|_| arrive_some(&sockets)).sum();
+    // 2000 draws, five standard deviations: 5 * sqrt(2000 * 0.1 * 0.9) = 67.
+    assert!(arrived.abs_diff(1800) < 67, "{arrived}");
+    let counts = wire(&hosts).counts().expect("counts").a_to_b;
+    assert!(counts.lost >= 2000 - arrived as u64, "{counts:?}");
+    check_all_accounted(&counts);
+}
+
+/// How many of 50 datagrams arrive, whichever.
+fn arrive_some((here, there): &(UdpSocket, UdpSocket)) -> usize {
+    for _ in 0..50 {
+        here.send(&[7; 100]).expect("send");
+    }
+    there
+        .set_read_timeout(Some(Duration::from_millis(20)))
+        .expect("time-out");
+    (0..50)
+        .take_while(|_| there.recv(&mut [0; 200]).is_ok())
+        .count()
+}
+
+#[test]
+fn a_black_hole_drops_only_large_packets() {
+    let Some(hosts) = hosts(WireFaults::default()) else {
+        return;
+    };
+    let sockets = sockets(&hosts);
+    let faults = Faults {
+        black_hole_bytes: Some(1200),
+        ..Faults::default()
+    };
+    wire(&hosts).set(a_to_b(faults)).expect("set");
+    // 28 bytes of IPv4 and UDP headers.
+    assert_eq!(arrive(&sockets, 5, 1172), 5);
+    assert_eq!(arrive(&sockets, 5, 1173), 0);
+    let counts = wire(&hosts).counts().expect("counts").a_to_b;
+    assert_eq!(counts.black_holed, 5);
+}
+
+#[test]
+fn tcp_sees_delayed_packets_as_out_of_order() {
+    let faults = Faults {
+        delay_us: 1_000,
+        reorder: 0.02,
+        reorder_us: 2_000,
+        ..Faults::default()
+    };
+    let Some(hosts) = hosts(a_to_b(faults)) else {
+        return;
+    };
+    bulk(&hosts);
+    let counts = wire(&hosts).counts().expect("counts").a_to_b;
+    assert!(counts.held_back > 0 && counts.lost == 0, "{counts:?}");
+    assert!(counter(&hosts.b, "TcpExt:", "TCPOFOQueue") > 0);
+    assert!(counter(&hosts.a, "TcpExt:", "TCPSACKReorder") > 0);
+    check_all_accounted(&counts);
+}
+
+#[test]
+fn a_lossy_wire_repeats_and_delivers_a_stream_unharmed() {
+    let faults = Faults {
+        loss: 0.005,
+        duplicate: 0.005,
+        jitter_us: 200,
+        ..Faults::default()
+    };
+    let Some(hosts) = hosts(WireFaults::both(faults)) else {
+        return;
+    };
+    let options = TcpOptions {
+        warmup: Duration::ZERO,
+        duration: Duration::from_secs(1),
+        verify: true,
+        ..TcpOptions::default()
+    };
+    tcp_bulk(&hosts.over_link(), &options, &Interrupt::new()).expect("unharmed");
+    let counts = wire(&hosts).counts().expect("counts").a_to_b;
+    assert!(counts.lost > 0 && counts.duplicated > 0, "{counts:?}");
+    assert!(counter(&hosts.a, "Tcp:", "RetransSegs") > 0);
+    // Frames cut out of super-packets carry good checksums.
+    assert_eq!(counter(&hosts.b, "Tcp:", "InCsumErrors"), 0);
+}
+
+#[test]
+fn a_rate_is_kept() {
+    let faults = Faults {
+        rate_bits: 50_000_000,
+        ..Faults::default()
+    };
+    let Some(hosts) = hosts(a_to_b(faults)) else {
+        return;
+    };
+    let report = bulk(&hosts);
+    // 1448 bytes of 1514 are the stream's.
+    let most = 0.05 * 1448.0 / 1514.0;
+    assert!(report.gbit_per_second < most * 1.1, "{report:?}");
+}
+
+#[test]
+fn unfilled_checksums_are_errors_at_the_far_end_until_the_offload_is_off() {
+    let Some(hosts) = hosts(WireFaults::default()) else {
+        return;
+    };
+    let sockets = sockets(&hosts);
+    let faults = Faults {
+        broken_checksum: 1.0,
+        ..Faults::default()
+    };
+    wire(&hosts).set(a_to_b(faults)).expect("set");
+    assert_eq!(arrive(&sockets, 10, 1000), 0);
+    assert_eq!(counter(&hosts.b, "Udp:", "InCsumErrors"), 10);
+    assert_eq!(wire(&hosts).counts().expect("counts").a_to_b.unfilled, 10);
+    hosts.a.set_offload(false).expect("offload");
+    assert_eq!(arrive(&sockets, 10, 1000), 10);
+}
+
+#[test]
+fn super_packets_vanish_until_the_offload_is_off() {
+    let Some(hosts) = hosts(WireFaults::default()) else {
+        return;
+    };
+    let faults = Faults {
+        broken_segmentation: 1.0,
+        ..Faults::default()
+    };
+    wire(&hosts).set(a_to_b(faults)).expect("set");
+    bulk(&hosts);
+    let broken = wire(&hosts).counts().expect("counts").a_to_b;
+    assert!(broken.unsegmented > 0, "{broken:?}");
+    hosts.a.set_offload(false).expect("offload");
+    std::thread::sleep(Duration::from_millis(300));
+    let before = wire(&hosts).counts().expect("counts").a_to_b;
+    bulk(&hosts);
+    let after = wire(&hosts).counts().expect("counts").a_to_b;
+    assert_eq!(after.unsegmented, before.unsegmented);
+    check_all_accounted(&after);
+}
+
+#[test]
+fn its_devices_go_with_it() {
+    let Some(mut hosts) = hosts(WireFaults::default()) else {
+        return;
+    };
+    let present = |host: &Host| {
+        let link = host.netlink().expect("netlink").link_index(&host.device);
+        link.expect("answer").is_some()
+    };
+    assert!(present(&hosts.a) && present(&hosts.b));
+    hosts.wire = None;
+    assert!(!present(&hosts.a) && !present(&hosts.b));
+}

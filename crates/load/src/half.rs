@@ -1,0 +1,275 @@
+//! A load between two processes, such as the doctors of two hosts: each has one end of its flow.
+//!
+//! One opens a [`Sink`] and gives its port and a token to the other, in secret; the other
+//! [`reach`]es it. A connection without the token, or from another host, is refused. Then either of
+//! them sends and the other receives.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use socket2::SockRef;
+
+use crate::error::{LoadError, Result};
+use crate::live::{IO_TIMEOUT, Meter, receive, receive_datagrams, send, send_datagrams, time_outs};
+
+/// How long the two may take to find each other.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long somebody who has connected may take to say the token.
+const SAY_IT: Duration = Duration::from_secs(1);
+/// UDP payload, bytes: fits into any tunnel in one piece.
+const DATAGRAM: usize = 1_200;
+
+/// Transport protocol of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// One connection.
+    Tcp,
+    /// Datagrams.
+    Udp,
+}
+
+/// Begins a flow.
+type Token = [u8; 16];
+
+/// Where a flow will come to.
+#[derive(Debug)]
+pub enum Sink {
+    /// A listening socket.
+    Tcp(TcpListener),
+    /// A socket that is not connected yet.
+    Udp(UdpSocket),
+}
+
+/// One end of a flow.
+#[derive(Debug)]
+pub enum Flow {
+    /// A connection.
+    Tcp(TcpStream),
+    /// A connected socket.
+    Udp(UdpSocket),
+}
+
+impl Sink {
+    /// Opens a port that the kernel chooses, at this address alone.
+    ///
+    /// # Errors
+    /// The kernel gives none.
+    pub fn open(transport: Transport, mut at: SocketAddr) -> Result<Sink> {
+        at.set_port(0);
+        let failed = || LoadError::io(format!("open a port for the load at {}", at.ip()));
+        Ok(match transport {
+            Transport::Tcp => {
+                let listener = TcpListener::bind(at).map_err(failed())?;
+                // accept(2) honours the receive time-out.
+                SockRef::from(&listener)
+                    .set_read_timeout(Some(IO_TIMEOUT))
+                    .map_err(failed())?;
+                Sink::Tcp(listener)
+            }
+            Transport::Udp => {
+                let socket = UdpSocket::bind(at).map_err(failed())?;
+                udp_time_outs(&socket)?;
+                Sink::Udp(socket)
+            }
+        })
+    }
+
+    /// Its port.
+    ///
+    /// # Errors
+    /// The kernel does not tell.
+    pub fn port(&self) -> Result<u16> {
+        let address = match self {
+            Sink::Tcp(listener) => listener.local_addr(),
+            Sink::Udp(socket) => socket.local_addr(),
+        };
+        let address = address.map_err(LoadError::io("read the port of the load"))?;
+        Ok(address.port())
+    }
+
+    /// Waits for the flow from that host that begins with the token; everybody else is turned away.
+    ///
+    /// # Errors
+    /// It does not come, or `stop` was raised.
+    pub fn accept(self, from: IpAddr, token: &Token, stop: &AtomicBool) -> Result<Flow> {
+        let until = Instant::now() + PATIENCE;
+        let is_it = |address: SocketAddr| address.ip().to_canonical() == from.to_canonical();
+        while Instant::now() < until && !stop.load(Ordering::Relaxed) {
+            match &self {
+                Sink::Tcp(listener) => {
+                    let Ok((stream, address)) = listener.accept() else {
+                        continue;
+                    };
+                    if is_it(address) && says(&stream, token) {
+                        time_outs(&stream)?;
+                        return Ok(Flow::Tcp(stream));
+                    }
+                }
+                Sink::Udp(socket) => {
+                    let mut said = [0; 17];
+                    let Ok((16, address)) = socket.recv_from(&mut said) else {
+                        continue;
+                    };
+                    if is_it(address) && said[..16] == *token {
+                        socket
+                            .connect(address)
+                            .and_then(|()| socket.send(token))
+                            .map_err(LoadError::io("answer the load's other end"))?;
+                        let socket = socket
+                            .try_clone()
+                            .map_err(LoadError::io("keep the load's socket"))?;
+                        return Ok(Flow::Udp(socket));
+                    }
+                }
+            }
+        }
+        Err(LoadError::Setup("the load's other end did not come".into()))
+    }
+}
+
+/// Connects to a sink.
+///
+/// # Errors
+/// It is not there, or says something else.
+pub fn reach(
+    transport: Transport,
+    to: SocketAddr,
+    token: &Token,
+    stop: &AtomicBool,
+) -> Result<Flow> {
+    let failed = || LoadError::io(format!("reach the load's port at {to} (a firewall?)"));
+    match transport {
+        Transport::Tcp => {
+            let mut stream = TcpStream::connect_timeout(&to, PATIENCE).map_err(failed())?;
+            stream.set_read_timeout(Some(PATIENCE)).map_err(failed())?;
+            let mut said = [0; 16];
+            stream
+                .write_all(token)
+                .and_then(|()| stream.read_exact(&mut said))
+                .map_err(failed())?;
+            time_outs(&stream)?;
+            Ok(Flow::Tcp(stream))
+        }
+        Transport::Udp => {
+            let any = match to {
+                SocketAddr::V4(_) => SocketAddr::from(([0, 0, 0, 0], 0)),
+                SocketAddr::V6(_) => SocketAddr::from(([0; 16], 0)),
+            };
+            let socket = UdpSocket::bind(any).map_err(failed())?;
+            socket.connect(to).map_err(failed())?;
+            udp_time_outs(&socket)?;
+            let until = Instant::now() + PATIENCE;
+            while Instant::now() < until && !stop.load(Ordering::Relaxed) {
+                // Either may be lost; it is said again after the read's time-out. An answer may be the load already.
+                let _ = socket.send(token);
+                if socket.recv(&mut [0; 16]).is_ok() {
+                    return Ok(Flow::Udp(socket));
+                }
+            }
+            Err(LoadError::Setup(format!(
+                "the load's port at {to} does not answer: a firewall?"
+            )))
+        }
+    }
+}
+
+impl Flow {
+    /// Sends until told to stop, Mbit/s at most, or as much as goes. Datagrams have no brake of their own.
+    pub fn send(&self, rate: Option<f64>, stop: &AtomicBool) {
+        match self {
+            Flow::Tcp(stream) => send(stream, rate, stop),
+            Flow::Udp(socket) => send_datagrams(socket, DATAGRAM, None, rate, stop),
+        }
+    }
+
+    /// Receives until told to stop, or until the other end is gone.
+    pub fn receive(&self, meter: &Meter, stop: &AtomicBool) {
+        match self {
+            Flow::Tcp(stream) => receive(stream, None, meter, stop),
+            Flow::Udp(socket) => receive_datagrams(socket, meter, stop),
+        }
+    }
+}
+
+/// Whether a connection begins with the token; it is said back.
+fn says(mut stream: &TcpStream, token: &Token) -> bool {
+    let mut said = [0; 16];
+    stream
+        .set_nonblocking(false)
+        .and_then(|()| stream.set_read_timeout(Some(SAY_IT)))
+        .and_then(|()| stream.read_exact(&mut said))
+        .is_ok()
+        && said == *token
+        && stream.write_all(token).is_ok()
+}
+
+fn udp_time_outs(socket: &UdpSocket) -> Result<()> {
+    socket
+        .set_read_timeout(Some(IO_TIMEOUT))
+        .and_then(|()| socket.set_write_timeout(Some(IO_TIMEOUT)))
+        .map_err(LoadError::io("set a time-out on a socket for the load"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOKEN: Token = [7; 16];
+
+    fn here() -> SocketAddr {
+        ([127, 0, 0, 1], 0).into()
+    }
+
+    /// Returns the bytes of a flow that arrive in a fifth of a second; a connection with a wrong
+    /// token comes before it.
+    fn flows(transport: Transport) -> u64 {
+        let sink = Sink::open(transport, here()).expect("sink");
+        let to = SocketAddr::new(here().ip(), sink.port().expect("port"));
+        let (stop, meter) = (AtomicBool::new(false), Meter::default());
+        std::thread::scope(|scope| {
+            let (stop, meter) = (&stop, &meter);
+            scope.spawn(move || {
+                let flow = sink.accept(here().ip(), &TOKEN, stop).expect("the flow");
+                flow.receive(meter, stop);
+            });
+            let wrong_token = AtomicBool::new(false);
+            if transport == Transport::Tcp {
+                assert!(reach(transport, to, &[8; 16], &wrong_token).is_err());
+            }
+            let flow = reach(transport, to, &TOKEN, stop).expect("the sink");
+            scope.spawn(move || flow.send(Some(8.0), stop));
+            std::thread::sleep(Duration::from_millis(200));
+            stop.store(true, Ordering::Relaxed);
+        });
+        meter.bytes()
+    }
+
+    #[test]
+    fn a_flow_carries_no_more_than_its_rate() {
+        for transport in [Transport::Tcp, Transport::Udp] {
+            // 8 Mbit/s are 200 kB in a fifth of a second, and 50 ms of credit on a machine that pauses.
+            let bytes = flows(transport);
+            assert!(
+                (20_000..=300_000).contains(&bytes),
+                "{transport:?}: {bytes}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_connection_from_another_host_is_refused() {
+        let sink = Sink::open(Transport::Tcp, here()).expect("sink");
+        let to = SocketAddr::new(here().ip(), sink.port().expect("port"));
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let elsewhere: IpAddr = [127, 0, 0, 2].into();
+            let stop = &stop;
+            let waiting = scope.spawn(move || sink.accept(elsewhere, &TOKEN, stop));
+            assert!(reach(Transport::Tcp, to, &TOKEN, stop).is_err());
+            stop.store(true, Ordering::Relaxed);
+            assert!(waiting.join().expect("join").is_err());
+        });
+    }
+}

@@ -1,0 +1,197 @@
+//! The latency that an application sees: small datagrams at a pace, as of a call or a game, which the far application sends
+//! back. One is sent when its time has come, whether those before it have been answered or not.
+
+use std::io::ErrorKind;
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use seikan_ui::Interrupt;
+
+use crate::error::{LoadError, Result};
+use crate::latency::{LatencyOptions, LatencyReport};
+use crate::{Ends, Stop, join};
+
+/// Payload: 20 ms of G.711 (RFC 3551, section 4.5.14) behind the header of RTP (RFC 3550, section 5.1).
+const PAYLOAD: usize = 160 + 12;
+/// Bytes of the sequence number, which the payload begins with.
+const NUMBER: usize = 4;
+/// A blocked receive looks at the stop flag this often.
+const IO_TIMEOUT: Duration = Duration::from_millis(50);
+
+/// Measures round trips of datagrams from the client's application to the server's and back.
+///
+/// # Errors
+/// [`LoadError::Interrupted`]; sockets that cannot be opened.
+pub fn paced(
+    ends: &Ends<'_>,
+    options: &LatencyOptions,
+    interrupt: &Interrupt,
+) -> Result<LatencyReport> {
+    let far = ends
+        .server
+        .run(|| bind(SocketAddr::new(ends.target, 0)))??;
+    let near = ends.client.run(|| bind(ends.any()))??;
+    let there = far
+        .local_addr()
+        .map_err(LoadError::io("ask for a UDP socket's address"))?;
+    near.connect(there)
+        .map_err(LoadError::io("connect a UDP socket"))?;
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let answering = scope.spawn(|| answer(&far, &stop));
+        let times = {
+            let _stop = Stop(&stop);
+            ask(&near, options, interrupt)
+        };
+        join(answering)?;
+        let (sent, times) = times?;
+        Ok(LatencyReport::of(sent, times))
+    })
+}
+
+fn bind(address: SocketAddr) -> Result<UdpSocket> {
+    let socket = UdpSocket::bind(address).map_err(LoadError::io("open a UDP socket"))?;
+    socket
+        .set_read_timeout(Some(IO_TIMEOUT))
+        .map_err(LoadError::io("set a read time-out"))?;
+    Ok(socket)
+}
+
+/// Sends back what comes.
+fn answer(socket: &UdpSocket, stop: &AtomicBool) {
+    let mut datagram = [0; PAYLOAD];
+    while !stop.load(Ordering::Relaxed) {
+        // An error is the time-out, or one that an answer met; one that is not sent is lost, and counted so by who asks.
+        if let Ok((length, from)) = socket.recv_from(&mut datagram) {
+            let _ = socket.send_to(&datagram[..length], from);
+        }
+    }
+}
+
+/// How many were sent, and the microseconds that those took which came back in time.
+fn ask(
+    socket: &UdpSocket,
+    options: &LatencyOptions,
+    interrupt: &Interrupt,
+) -> Result<(u32, Vec<f64>)> {
+    let start = Instant::now();
+    let mut sent: Vec<Instant> = Vec::new();
+    let mut times = Vec::new();
+    let mut answered: Vec<bool> = Vec::new();
+    loop {
+        let next = options.interval * sent.len() as u32;
+        let over = sent.len() as u32 >= options.count
+            || options.within.is_some_and(|time| start.elapsed() > time);
+        let until = match (over, sent.last()) {
+            (true, Some(last)) => *last + options.timeout,
+            (true, None) => return Ok((0, times)),
+            (false, _) => start + next,
+        };
+        receive_until(socket, until, interrupt, &mut |number, at| {
+            let Some(started_at) = sent.get(number).filter(|_| !answered[number]) else {
+                return;
+            };
+            let took = at.duration_since(*started_at);
+            answered[number] = true;
+            if took <= options.timeout {
+                times.push(took.as_secs_f64() * 1e6);
+            }
+        })?;
+        if over {
+            return Ok((sent.len() as u32, times));
+        }
+        let mut datagram = [0x55; PAYLOAD];
+        datagram[..NUMBER].copy_from_slice(&(sent.len() as u32).to_be_bytes());
+        sent.push(Instant::now());
+        answered.push(false);
+        // A datagram that the socket does not take is lost, and counted so.
+        let _ = socket.send(&datagram);
+    }
+}
+
+/// Tells of every answer that comes before `until`: its number, and when it came.
+fn receive_until(
+    socket: &UdpSocket,
+    until: Instant,
+    interrupt: &Interrupt,
+    come: &mut dyn FnMut(usize, Instant),
+) -> Result<()> {
+    let mut datagram = [0; PAYLOAD];
+    loop {
+        interrupt.check()?;
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(());
+        }
+        socket
+            .set_read_timeout(Some(left.min(IO_TIMEOUT)))
+            .map_err(LoadError::io("set a read time-out"))?;
+        match socket.recv(&mut datagram) {
+            Ok(PAYLOAD) => {
+                let number = datagram
+                    .first_chunk()
+                    .copied()
+                    .map_or(0, u32::from_be_bytes);
+                come(number as usize, Instant::now());
+            }
+            // A foreign datagram: its length differs.
+            Ok(_) => {}
+            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+            // An ICMP error about an earlier one.
+            Err(e) if e.kind() == ErrorKind::ConnectionRefused => {}
+            Err(e) => return Err(LoadError::io("receive an echoed datagram")(e)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair() -> (UdpSocket, UdpSocket) {
+        let [a, b] = [(); 2].map(|()| bind("127.0.0.1:0".parse().unwrap()).unwrap());
+        a.connect(b.local_addr().unwrap()).unwrap();
+        (a, b)
+    }
+
+    fn options(count: u32) -> LatencyOptions {
+        LatencyOptions {
+            count,
+            interval: Duration::from_millis(2),
+            timeout: Duration::from_millis(500),
+            within: None,
+        }
+    }
+
+    #[test]
+    fn an_answer_counts_once_and_a_missing_one_is_lost() {
+        let (near, far) = pair();
+        let result = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut datagram = [0; PAYLOAD];
+                for number in 0..10 {
+                    let (length, from) = far.recv_from(&mut datagram).unwrap();
+                    // Every second one is sent back, and that twice, with a short one that is none.
+                    if number % 2 == 0 {
+                        far.send_to(&datagram[..length], from).unwrap();
+                        far.send_to(&datagram[..length], from).unwrap();
+                        far.send_to(&datagram[..NUMBER], from).unwrap();
+                    }
+                }
+            });
+            ask(&near, &options(10), &Interrupt::new()).unwrap()
+        });
+        assert_eq!((result.0, result.1.len()), (10, 5));
+    }
+
+    #[test]
+    fn an_answer_that_waits_does_not_hold_up_the_pace() {
+        let (near, _far) = pair();
+        let begin = Instant::now();
+        let (sent, times) = ask(&near, &options(20), &Interrupt::new()).unwrap();
+        assert_eq!((sent, times.len()), (20, 0));
+        // 19 intervals and one time-out; one at a time would take 20 of those.
+        assert!(begin.elapsed() < Duration::from_secs(5), "{begin:?}");
+    }
+}
