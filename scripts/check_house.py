@@ -21,17 +21,18 @@ ALLOWED = {
     "seikan-wire": set(),
     "seikan-observe": set(),
     "seikan-proto": SHARED,
+    "seikan-config": {"seikan-wire", "seikan-proto"},
     "seikan-sys": SHARED,
     "seikan-tls": {"seikan-proto"},
-    "seikan-node": SHARED | {"seikan-proto", "seikan-sys", "seikan-tls"},
+    "seikan-node": SHARED | {"seikan-config", "seikan-proto", "seikan-sys", "seikan-tls"},
     "seikan-coordinator": SHARED | {"seikan-proto", "seikan-sys", "seikan-tls"},
     "seikan-relay": {"seikan-observe", "seikan-proto", "seikan-sys", "seikan-tls"},
     "seikan-diagnose": {"seikan-observe"},
     "seikan-lab": SHARED | {"seikan-sys", "seikan-diagnose"},
     "seikan": SHARED
-    | {"seikan-proto", "seikan-sys", "seikan-tls", "seikan-node", "seikan-coordinator", "seikan-relay", "seikan-diagnose", "seikan-lab"},
+    | {"seikan-proto", "seikan-sys", "seikan-tls", "seikan-config", "seikan-node", "seikan-coordinator", "seikan-relay", "seikan-diagnose", "seikan-lab"},
     "seikan-interop": {"seikan-sys"},
-    "seikan-fuzz": SHARED | {"seikan-proto", "seikan-node", "seikan-coordinator", "seikan-diagnose"},
+    "seikan-fuzz": SHARED | {"seikan-config", "seikan-proto", "seikan-node", "seikan-coordinator", "seikan-diagnose"},
 }
 UNSAFE_CRATE = "seikan-sys"
 FORBID = re.compile(r"^#!\[forbid\((?:[\w:]+,\s*)*unsafe_code\b", re.MULTILINE)

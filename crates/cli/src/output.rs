@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anstream::{AutoStream, ColorChoice};
 use anyhow::Context;
-use seikan_node::config::Diagnostics;
+use seikan_config::Diagnostics;
 
 use crate::screen::printable_lines;
 

@@ -1,9 +1,9 @@
 //! A running tunnel: the protocol, the TUN device, the sockets, and what is counted around them.
 
-use crate::config::{self, CipherPreference, Config, Host};
 use crate::doors::Doors;
 use crate::gateway::GatewayNode;
 use crate::mesh::{MeshState, stun};
+use seikan_config::{CipherPreference, Config, Host};
 use seikan_observe::Histogram;
 use seikan_proto::capabilities::Cipher;
 use seikan_proto::inbox::Inbox;
@@ -282,8 +282,8 @@ impl Node {
         let udp_gso = tcp_gso && able.uso4.is_present() && able.uso6.is_present();
         let mut tunnel = Tunnel::new(TunnelConfig {
             protocol: match config.protocol {
-                config::Protocol::Wireguard => Protocol::WireGuard,
-                config::Protocol::Native => Protocol::Native,
+                seikan_config::Protocol::Wireguard => Protocol::WireGuard,
+                seikan_config::Protocol::Native => Protocol::Native,
             },
             private_key: config.private_key.clone(),
             inner_mtu: mtu,
@@ -381,7 +381,7 @@ fn limit_super_packets(tun: &Tun) {
 fn add_peer(
     tunnel: &mut Tunnel,
     id: PeerId,
-    peer: &crate::config::PeerConfig,
+    peer: &seikan_config::PeerConfig,
     now: Instant,
 ) -> Result<(), NodeError> {
     if let Some(key) = &peer.preshared_key {

@@ -14,12 +14,12 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, ValueHint};
+use seikan_config::CoordinatorUrl;
 use seikan_lab::crowd::{Crowd, MOST, Used};
 use seikan_lab::nat::first_packets;
 use seikan_lab::report::ProgressBar;
 use seikan_lab::stats::{Spread, ratio};
 use seikan_lab::{Interrupt, Progress};
-use seikan_node::config::CoordinatorUrl;
 use seikan_proto::mesh::{Pin, Token};
 use seikan_sys::process;
 use serde::Serialize;
