@@ -21,21 +21,23 @@ ALLOWED = {
     "seikan-wire": set(),
     "seikan-observe": set(),
     "seikan-proto": SHARED,
+    "seikan-config": {"seikan-wire", "seikan-proto"},
     "seikan-sys": SHARED,
     "seikan-tls": {"seikan-proto"},
-    "seikan-node": SHARED | {"seikan-proto", "seikan-sys", "seikan-tls"},
+    "seikan-node": SHARED | {"seikan-config", "seikan-proto", "seikan-sys", "seikan-tls"},
     "seikan-coordinator": SHARED | {"seikan-proto", "seikan-sys", "seikan-tls"},
     "seikan-relay": {"seikan-observe", "seikan-proto", "seikan-sys", "seikan-tls"},
     "seikan-diagnose": {"seikan-observe"},
     "seikan-ui": {"seikan-observe"},
     "seikan-load": {"seikan-sys", "seikan-ui"},
     "seikan-lab": SHARED
-    | {"seikan-proto", "seikan-sys", "seikan-node", "seikan-diagnose", "seikan-load", "seikan-ui"},
+    | {"seikan-proto", "seikan-sys", "seikan-config", "seikan-node", "seikan-diagnose", "seikan-load", "seikan-ui"},
     "seikan": SHARED
     | {
         "seikan-proto",
         "seikan-sys",
         "seikan-tls",
+        "seikan-config",
         "seikan-node",
         "seikan-coordinator",
         "seikan-relay",
@@ -44,7 +46,7 @@ ALLOWED = {
         "seikan-ui",
     },
     "seikan-interop": {"seikan-sys"},
-    "seikan-fuzz": SHARED | {"seikan-proto", "seikan-node", "seikan-coordinator", "seikan-diagnose"},
+    "seikan-fuzz": SHARED | {"seikan-config", "seikan-proto", "seikan-node", "seikan-coordinator", "seikan-diagnose"},
 }
 UNSAFE_CRATE = "seikan-sys"
 FORBID = re.compile(r"^#!\[forbid\((?:[\w:]+,\s*)*unsafe_code\b", re.MULTILINE)

@@ -1,5 +1,5 @@
 //! Any text as a configuration, in both syntaxes: what is accepted survives being written and read again.
-use seikan_node::config::{Overrides, Source, Syntax, parse};
+use seikan_config::{Overrides, Source, Syntax, parse};
 
 /// One input.
 pub fn run(bytes: &[u8]) {

@@ -1,7 +1,7 @@
 //! What may be written on the command line. Help, completions and man pages all come from this definition.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use seikan_node::config::{Diagnostics, Overrides, Protocol};
+use seikan_config::{Diagnostics, Overrides, Protocol};
 
 use crate::verbs;
 

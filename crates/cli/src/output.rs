@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use seikan_node::config::Diagnostics;
+use seikan_config::Diagnostics;
 pub use seikan_ui::output::{colours, counted, error};
 
 /// Prints findings about a configuration on standard error.

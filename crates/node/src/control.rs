@@ -15,11 +15,11 @@ pub mod ping;
 pub mod socket;
 pub mod subject;
 
-use crate::config::Config;
 use crate::node::{Node, now};
 use crate::worker::{FIRST_SERVICE_TOKEN, Service, Verdict};
 use crate::{metrics, uapi};
 use client::{Client, Dialogue, Fate, Stream};
+use seikan_config::Config;
 use seikan_proto::time::Instant;
 use seikan_sys::netlink::Netlink;
 use seikan_sys::poll::{Epoll, Interest};

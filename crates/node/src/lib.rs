@@ -1,7 +1,6 @@
-//! The daemon: configuration, the worker loop, the control sockets.
+//! The daemon: the worker loop, set-up, the control sockets.
 #![forbid(unsafe_code)]
 
-pub mod config;
 pub mod control;
 pub mod doors;
 pub mod gateway;

@@ -11,9 +11,9 @@
 //!
 //! [`Life`] is a [`Service`] of the worker's loop; the thread wakes the loop through a socket pair.
 
-use crate::config::{Config, Host};
 use crate::node::{Node, now, resolve};
 use crate::worker::{Service, Verdict};
+use seikan_config::{Config, Host};
 use seikan_proto::keys::PublicKey;
 use seikan_sys::netlink::{Event, Group, Netlink, NetlinkError, Subscription};
 use seikan_sys::poll::{Epoll, Interest};

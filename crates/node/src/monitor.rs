@@ -12,7 +12,6 @@
 //!
 //! A message is its length (four bytes, little endian, at most [`MAX_MESSAGE`]) and as much JSON.
 
-use crate::config::{Config, Diagnostic, Diagnostics, GatewayMode, Severity};
 use crate::control::socket::Lock;
 use crate::control::{ControlError, Places};
 use crate::save::{self, Running};
@@ -20,6 +19,7 @@ use crate::setup::forwarding::Upkeep;
 use crate::setup::hooks::{self, Failure, HookError, Moment};
 use crate::setup::{Change, names};
 use crate::state::{Journal, Notes, StateError};
+use seikan_config::{Config, Diagnostic, Diagnostics, GatewayMode, Severity};
 use seikan_sys::monitor as process;
 use seikan_sys::netlink::{Event, Group, Netlink, Subscription};
 use seikan_sys::poll::{Epoll, Interest};
@@ -525,7 +525,7 @@ pub fn take_back(name: &str, left: Vec<Change>, warn: &mut dyn FnMut(Diagnostic)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Overrides, Source, Syntax, parse};
+    use seikan_config::{Overrides, Source, Syntax, parse};
     use std::net::Shutdown;
 
     fn config(hooks: &str) -> Config {

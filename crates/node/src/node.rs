@@ -1,9 +1,9 @@
 //! A running tunnel: the protocol, the TUN device, the sockets, and what is counted around them.
 
-use crate::config::{self, CipherPreference, Config, Host};
 use crate::doors::Doors;
 use crate::gateway::GatewayNode;
-use crate::mesh::MeshState;
+use crate::mesh::{MeshState, stun};
+use seikan_config::{CipherPreference, Config, Host};
 use seikan_observe::Histogram;
 use seikan_proto::capabilities::Cipher;
 use seikan_proto::inbox::Inbox;
@@ -17,7 +17,7 @@ use seikan_sys::confine::Confinement;
 use seikan_sys::netlink::Netlink;
 use seikan_sys::packet::PacketSocket;
 use seikan_sys::tun::{Tun, TunError, TunOptions};
-use seikan_sys::udp::{SizeLimit, UdpError, UdpOptions, UdpSocket};
+use seikan_sys::udp::{DatagramFilter, UdpError, UdpOptions, UdpSocket};
 use seikan_sys::{clock, random};
 use std::cell::Cell;
 use std::io;
@@ -97,6 +97,9 @@ pub struct SocketCounts {
     pub receive_queue_drops: u64,
     /// Datagrams longer than any that a peer sends ([`Node::limit_datagrams`]), refused before they were received.
     pub oversized_drops: u64,
+    /// Datagrams of no type that a peer sends, or shorter than their type ([`Node::filter_types`]), dropped
+    /// before they were received.
+    pub malformed_drops: u64,
     /// Sends that were refused with segmentation offload and replayed without.
     pub gso_fallbacks: u64,
 }
@@ -169,11 +172,12 @@ impl Sockets {
         for socket in self.iter().chain(self.doors.iter()) {
             sum.add(socket);
         }
-        if let Ok(limit) = &self.options.size_limit {
-            // To the kernel these are drops of the socket, too.
-            let refused = limit.refused();
-            sum.receive_queue_drops = sum.receive_queue_drops.saturating_sub(refused.runs);
-            sum.oversized_drops = refused.datagrams;
+        if let Ok(filter) = &self.options.datagram_filter {
+            // The kernel counts these as drops of the socket, too.
+            let filtered = filter.filtered();
+            sum.receive_queue_drops = sum.receive_queue_drops.saturating_sub(filtered.buffers);
+            sum.oversized_drops = filtered.oversized;
+            sum.malformed_drops = filtered.malformed;
         }
         self.told.set(self.told.get().max(sum.receive_queue_drops));
         sum.receive_queue_drops = self.told.get();
@@ -266,8 +270,8 @@ impl Node {
             fwmark: config.fwmark,
             gso: config.offload,
             gro: config.offload,
-            size_limit: match SizeLimit::load() {
-                Ok(limit) => Ok(Arc::new(limit)),
+            datagram_filter: match DatagramFilter::load() {
+                Ok(filter) => Ok(Arc::new(filter)),
                 Err(error) => Err(format!("the kernel takes no program for it: {error}")),
             },
             ..UdpOptions::default()
@@ -278,8 +282,8 @@ impl Node {
         let udp_gso = tcp_gso && able.uso4.is_present() && able.uso6.is_present();
         let mut tunnel = Tunnel::new(TunnelConfig {
             protocol: match config.protocol {
-                config::Protocol::Wireguard => Protocol::WireGuard,
-                config::Protocol::Native => Protocol::Native,
+                seikan_config::Protocol::Wireguard => Protocol::WireGuard,
+                seikan_config::Protocol::Native => Protocol::Native,
             },
             private_key: config.private_key.clone(),
             inner_mtu: mtu,
@@ -311,6 +315,7 @@ impl Node {
             inbox: Inbox::new(tcp_gso, udp_gso),
         };
         node.limit_datagrams();
+        node.filter_types(config);
         Ok(node)
     }
 
@@ -320,7 +325,7 @@ impl Node {
     /// The native protocol never sends fragments, so its datagrams fit the MTU of an interface. WireGuard's may come in
     /// fragments, and hold a packet of the MTU that the peer's tunnel has.
     pub(crate) fn limit_datagrams(&self) {
-        let Ok(limit) = &self.sockets.options.size_limit else {
+        let Ok(filter) = &self.sockets.options.datagram_filter else {
             return;
         };
         let links = Netlink::open().and_then(|netlink| netlink.links());
@@ -339,7 +344,19 @@ impl Node {
             };
             mtus.max().unwrap_or(0).max(always)
         });
-        limit.set(longest.unwrap_or(u32::MAX));
+        filter.set_maximum(longest.unwrap_or(u32::MAX));
+    }
+
+    /// Has the kernel drop datagrams of no type that a peer sends, and those shorter than their type. Answers of
+    /// STUN servers come to the sockets of a member of a mesh.
+    fn filter_types(&self, config: &Config) {
+        if let Ok(filter) = &self.sockets.options.datagram_filter {
+            let mut types = self.tunnel.protocol().message_types().to_vec();
+            if config.mesh.is_some() {
+                types.push(stun::SHORTEST_ANSWER);
+            }
+            filter.set_types(&types);
+        }
     }
 }
 
@@ -364,7 +381,7 @@ fn limit_super_packets(tun: &Tun) {
 fn add_peer(
     tunnel: &mut Tunnel,
     id: PeerId,
-    peer: &crate::config::PeerConfig,
+    peer: &seikan_config::PeerConfig,
     now: Instant,
 ) -> Result<(), NodeError> {
     if let Some(key) = &peer.preshared_key {

@@ -4,13 +4,13 @@
 //! a full disk or a crash leaves the old one as it was. Comments are lost, as with wg-quick, and a
 //! key that came from a file of its own is written out: the file is readable by its owner only.
 
-use crate::config::{
-    Config, Endpoint, Host, KeyError, NotInIni, PeerConfig, PrivateKey, PublicKey, Syntax,
-    encode_key, parse_preshared_key, parse_private_key,
-};
 use crate::control::json::Secret;
 use crate::node::Node;
 use ipnet::IpNet;
+use seikan_config::{
+    Config, Endpoint, Host, KeyError, NotInIni, PeerConfig, PrivateKey, PublicKey, Syntax,
+    encode_key, parse_preshared_key, parse_private_key,
+};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, OpenOptions, Permissions};
 use std::io::{self, Write};

@@ -46,6 +46,9 @@ pub struct Status {
     /// Datagrams longer than any that a peer sends, refused before they were received.
     #[serde(default)]
     pub oversized_drops: u64,
+    /// Datagrams of no type that a peer sends, or shorter than their type, dropped before they were received.
+    #[serde(default)]
+    pub malformed_drops: u64,
     /// Sends that were refused with segmentation offload and repeated without.
     pub gso_fallbacks: u64,
     /// All peers together, past ones and what belonged to none included.
@@ -73,6 +76,7 @@ pub fn without_peers(node: &Node, record: &Record) -> Status {
         sockets: node.sockets.iter().map(interface::socket).collect(),
         receive_queue_drops: counts.receive_queue_drops,
         oversized_drops: counts.oversized_drops,
+        malformed_drops: counts.malformed_drops,
         gso_fallbacks: counts.gso_fallbacks,
         totals: traffic::traffic(&node.tunnel.totals()),
         batches: Batches {

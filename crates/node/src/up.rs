@@ -7,7 +7,6 @@
 //! `PreDown`, `SaveConfig`; the interface; everything in the journal, `PostDown`. A failure or a signal half way goes down from
 //! there.
 
-use crate::config::{Config, Diagnostic, GatewayMode, GatewaySettings, Host, Severity};
 use crate::control::{Control, ControlError, Places};
 use crate::gateway::{GatewayNode, LanError, Watch};
 use crate::life::{Life, LifeError};
@@ -20,6 +19,7 @@ use crate::setup::names::{Found, Names};
 use crate::setup::{self, firewall, forwarding, mtu, occupied, routes};
 use crate::state::{Journal, StateError};
 use crate::worker::{self, Ended, Service, Verdict};
+use seikan_config::{Config, Diagnostic, GatewayMode, GatewaySettings, Host, Severity};
 use seikan_sys::confine::{Needs, confine};
 use seikan_sys::dns::DnsError;
 use seikan_sys::handover::Folder;
@@ -129,7 +129,7 @@ pub struct UpSummary {
     /// The interface.
     pub interface: String,
     /// The wire protocol.
-    pub protocol: crate::config::Protocol,
+    pub protocol: seikan_config::Protocol,
     /// The UDP port of both families.
     pub port: u16,
     /// The MTU inside the tunnel.

@@ -1,7 +1,7 @@
 //! Control sockets of a real node, in a namespace of its own: `wg` as the client of one, Seikan's
 //! command line of the other, hostile ones of both.
 
-use seikan_node::config::{self, Config, Overrides, Source, Syntax};
+use seikan_config::{Config, Overrides, Source, Syntax};
 use seikan_node::control::{Control, Places, ask};
 use seikan_node::node::Node;
 use seikan_node::status::Status;
@@ -140,7 +140,7 @@ fn parse(name: &str, text: &str) -> Config {
         file: format!("{name}.conf"),
     };
     let read = |_: &Path| Err(std::io::ErrorKind::NotFound.into());
-    let parsed = config::parse(&source, &Overrides::default(), &read);
+    let parsed = seikan_config::parse(&source, &Overrides::default(), &read);
     let (mut config, _) = parsed.into_result().expect("a good configuration");
     config.name = name.parse().expect("a good name");
     config
@@ -148,7 +148,7 @@ fn parse(name: &str, text: &str) -> Config {
 
 /// The public key of a private one.
 fn public(private: &str) -> String {
-    let key = config::parse_private_key(private).expect("a key");
+    let key = seikan_config::parse_private_key(private).expect("a key");
     key.public().to_string()
 }
 
@@ -156,7 +156,7 @@ fn public(private: &str) -> String {
 fn stranger(number: u32) -> String {
     let mut bytes = [0x55; 32];
     bytes[..4].copy_from_slice(&number.to_le_bytes());
-    config::PublicKey::from_bytes(bytes).to_string()
+    seikan_config::PublicKey::from_bytes(bytes).to_string()
 }
 
 fn interface(key: &str) -> String {
@@ -289,7 +289,7 @@ fn a_tunnel_goes_on_at_another_port() {
         );
         a.wait_for("handshake", |s| s.peers[0].latest_handshake.is_some());
         // Told the key that it has, as by `wg syncconf`, it keeps its session.
-        let key = config::parse_private_key(KEY_A).unwrap();
+        let key = seikan_config::parse_private_key(KEY_A).unwrap();
         let key = key.as_bytes().map(|byte| format!("{byte:02x}")).concat();
         let reply = a.ask_uapi(&format!("set=1\nprivate_key={key}\n\n"));
         assert_eq!(reply, "errno=0");
@@ -316,7 +316,7 @@ fn a_tunnel_goes_on_at_another_port() {
 }
 
 fn hex(key: &str) -> String {
-    let key = config::parse_public_key(key).expect("a key");
+    let key = seikan_config::parse_public_key(key).expect("a key");
     key.as_bytes().map(|byte| format!("{byte:02x}")).concat()
 }
 

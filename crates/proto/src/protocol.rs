@@ -3,6 +3,7 @@
 use std::ops::RangeInclusive;
 
 use crate::constants::*;
+use seikan_wire::message::DATA_HEADER_LEN;
 
 /// The protocol of a handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -68,6 +69,16 @@ impl Protocol {
             Protocol::WireGuard => WIREGUARD_DATA,
             Protocol::Native => NATIVE_DATA,
         }
+    }
+
+    /// Each message type with the shortest length of its messages, in bytes. The type is the first byte.
+    pub const fn message_types(self) -> [(u8, u16); 4] {
+        [
+            (self.initiation_type(), INITIATION_LEN as u16),
+            (self.response_type(), RESPONSE_LEN as u16),
+            (self.cookie_reply_type(), COOKIE_REPLY_LEN as u16),
+            (self.data_type(), (DATA_HEADER_LEN + TAG_LEN) as u16),
+        ]
     }
 
     /// Largest payload of capabilities, in bytes: WireGuard has none.

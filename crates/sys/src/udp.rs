@@ -8,13 +8,13 @@
 //! A node binds one socket for IPv4 and one for IPv6 to the same port: the IPv6 one is `V6ONLY`.
 
 mod control;
-mod limit;
+mod filter;
 mod receive;
 mod send;
 #[cfg(test)]
 mod tests;
 
-pub use limit::{Refused, SizeLimit};
+pub use filter::{DatagramFilter, Filtered};
 pub use receive::{ReceiveBatch, ReceiveMeta};
 pub use send::{Envelope, MAX_GSO_BYTES, MAX_GSO_SEGMENTS, SendError, Transmit};
 
@@ -49,7 +49,7 @@ pub struct UdpOptions {
     /// Whether to use UDP_GRO.
     pub gro: bool,
     /// Which datagrams are too long to be received, or why nothing says so.
-    pub size_limit: Result<Arc<SizeLimit>, String>,
+    pub datagram_filter: Result<Arc<DatagramFilter>, String>,
 }
 
 impl Default for UdpOptions {
@@ -60,7 +60,7 @@ impl Default for UdpOptions {
             fwmark: None,
             gso: true,
             gro: true,
-            size_limit: Err("not asked for".to_owned()),
+            datagram_filter: Err("not asked for".to_owned()),
         }
     }
 }
@@ -126,7 +126,7 @@ pub struct UdpCapabilities {
     /// SO_RXQ_OVFL: datagrams dropped at a full receive buffer are counted.
     pub receive_queue_drops: Ability,
     /// Datagrams that are too long are refused before they take room in the receive buffer.
-    pub size_limit: Ability,
+    pub datagram_filter: Ability,
 }
 
 impl UdpCapabilities {
@@ -138,7 +138,7 @@ impl UdpCapabilities {
             ("receive_buffer", &self.receive_buffer),
             ("send_buffer", &self.send_buffer),
             ("receive_queue_drops", &self.receive_queue_drops),
-            ("size_limit", &self.size_limit),
+            ("datagram_filter", &self.datagram_filter),
         ]
     }
 }
@@ -222,7 +222,7 @@ impl UdpSocket {
                 "SO_RXQ_OVFL",
                 sockopt::RxqOvfl.set(&fd, &1),
             ),
-            size_limit: match &options.size_limit {
+            datagram_filter: match &options.datagram_filter {
                 Ok(limit) => Ability::from_outcome("SO_ATTACH_BPF", limit.attach(fd.as_fd())),
                 Err(reason) => Ability::Absent(reason.clone()),
             },
@@ -306,7 +306,7 @@ impl UdpSocket {
     }
 
     /// How many datagrams were dropped because the receive buffer was full, their checksum was wrong, or they were
-    /// longer than [`SizeLimit`] lets pass. What GRO had joined counts once.
+    /// longer than [`DatagramFilter`] lets pass. What GRO had joined counts once.
     pub fn receive_queue_drops(&self) -> u64 {
         if let Ok(drops) = control::queue_drops(self.socket.as_fd()) {
             self.note_drops(drops);

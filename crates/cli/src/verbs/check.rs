@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueHint};
-use seikan_node::config::{self, Config, Diagnostics, Severity};
+use seikan_config::{Config, Diagnostics, Severity};
 use seikan_node::control::Places;
 use seikan_node::mesh;
 use seikan_proto::mesh::{Access, Name, Party};
@@ -112,7 +112,7 @@ fn explain(words: &[String], interface: &str, as_json: bool) -> anyhow::Result<E
 fn check(target: &str, arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (config, file, diagnostics) = match arguments.overrides.with_environment() {
         Ok(overrides) => {
-            let parsed = config::load(target, &overrides);
+            let parsed = seikan_config::load(target, &overrides);
             let file = parsed.path.map(|path| path.display().to_string());
             (parsed.config, file, parsed.diagnostics)
         }

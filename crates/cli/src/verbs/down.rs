@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, ValueHint};
-use seikan_node::config::{self, Diagnostics};
+use seikan_config::Diagnostics;
 use seikan_node::control::Places;
 use seikan_node::control::ask::{self, AskError};
 use seikan_node::monitor;
@@ -31,7 +31,7 @@ pub struct Arguments {
 /// Finds out which interface is meant, asks its instance to stop and waits until it has.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let failed = || format!("cannot stop `{}`", arguments.target);
-    let interface = config::interface_name(&arguments.target).with_context(failed)?;
+    let interface = seikan_config::interface_name(&arguments.target).with_context(failed)?;
     let places = Places::default();
     match ask::stop(&places, interface.as_str(), PATIENCE) {
         // It may have been killed.

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Args;
-use seikan_node::config::{KEY_LEN, encode_key, parse_private_key};
+use seikan_config::{KEY_LEN, encode_key, parse_private_key};
 use zeroize::Zeroizing;
 
 /// `genkey` is told nothing.

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use seikan_node::config::encode_key;
+use seikan_config::encode_key;
 
 use super::genkey;
 

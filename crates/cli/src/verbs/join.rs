@@ -14,7 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, ValueHint};
 use ipnet::IpNet;
-use seikan_node::config::{self, CoordinatorUrl, encode_key, parse_private_key};
+use seikan_config::{CoordinatorUrl, encode_key, parse_private_key};
 use seikan_node::control::{Places, ask};
 use seikan_node::mesh::client::{Client, ClientError, wait_for};
 use seikan_node::node::SystemRandom;
@@ -72,7 +72,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         .token
         .parse()
         .map_err(|error| anyhow!("this is not a token: {error}"))?;
-    let interface = config::interface_name(&arguments.iface)
+    let interface = seikan_config::interface_name(&arguments.iface)
         .with_context(|| format!("`{}` cannot be the interface", arguments.iface))?;
     let file = file(&arguments.iface, interface.as_str());
     if file.exists() {
@@ -344,7 +344,7 @@ fn host_name() -> anyhow::Result<Name> {
 mod tests {
     use super::*;
     use clap::Parser;
-    use seikan_node::config::{Overrides, Source, Syntax, parse};
+    use seikan_config::{Overrides, Source, Syntax, parse};
 
     #[derive(Parser)]
     struct Line {

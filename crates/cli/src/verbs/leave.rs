@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueHint};
-use seikan_node::config::{self, MeshSettings, Overrides};
+use seikan_config::{MeshSettings, Overrides};
 use seikan_node::control::{Places, ask};
 use seikan_node::mesh::client::{Client, wait_for};
 use seikan_proto::mesh::Reason;
@@ -35,7 +35,7 @@ pub struct Arguments {
 
 /// Leaves.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let parsed = config::load(&arguments.target, &Overrides::default());
+    let parsed = seikan_config::load(&arguments.target, &Overrides::default());
     let (Some(config), Some(file)) = (parsed.config, parsed.path) else {
         output::diagnostics(&parsed.diagnostics);
         return Ok(ExitCode::FAILURE);

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use seikan_node::config::InterfaceName;
+use seikan_config::InterfaceName;
 use seikan_node::control::{Places, ask};
 use seikan_node::mesh::mapping::Protocol;
 use seikan_node::mesh::nat::Nat;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::Args;
-use seikan_node::config::InterfaceName;
+use seikan_config::InterfaceName;
 use seikan_node::control::Places;
 use seikan_node::control::ask::{self, AskError};
 use seikan_node::control::ping::{PATIENCE, Path, Pong, Silence};

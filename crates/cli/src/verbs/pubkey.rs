@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use seikan_node::config::{KEY_BASE64_LEN, parse_private_key};
+use seikan_config::{KEY_BASE64_LEN, parse_private_key};
 use zeroize::Zeroizing;
 
 /// `pubkey` is told nothing: the key must not be seen among the processes.

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueHint};
-use seikan_node::config::{self, Config, Overrides, PrivateKey, encode_key};
+use seikan_config::{Config, Overrides, PrivateKey, encode_key};
 use seikan_node::control::{Places, ask};
 use seikan_node::mesh::client::{Client, wait_for};
 use seikan_node::node::SystemRandom;
@@ -33,7 +33,7 @@ pub struct Arguments {
 
 /// Rotates.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let parsed = config::load(&arguments.target, &Overrides::default());
+    let parsed = seikan_config::load(&arguments.target, &Overrides::default());
     let (Some(config), Some(file)) = (parsed.config, parsed.path) else {
         output::diagnostics(&parsed.diagnostics);
         return Ok(ExitCode::FAILURE);

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Args;
-use seikan_node::config::InterfaceName;
+use seikan_config::InterfaceName;
 use seikan_node::control::{Places, ask};
 use seikan_node::status::Status;
 

@@ -20,7 +20,7 @@ use anyhow::Context;
 use clap::{Args, ValueHint};
 use nix::sys::prctl;
 use sd_notify::NotifyState;
-use seikan_node::config::{self, Config, Diagnostic, Diagnostics};
+use seikan_config::{Config, Diagnostic, Diagnostics};
 use seikan_node::up::{Observer, UpOptions, UpSummary, up};
 
 use crate::cli::OverrideArguments;
@@ -84,7 +84,7 @@ fn read(arguments: &Arguments) -> anyhow::Result<Option<(Config, PathBuf)>> {
             return Ok(None);
         }
     };
-    let parsed = config::load(&arguments.target, &overrides);
+    let parsed = seikan_config::load(&arguments.target, &overrides);
     // The one who started a background process has shown them.
     if !arguments.detached || parsed.config.is_none() {
         output::diagnostics(&parsed.diagnostics);

@@ -237,7 +237,7 @@ fn a_tunnel_starts_again_and_again_with_the_capabilities_of_its_unit() {
             if up {
                 assert_ne!(user_of(&left.child.id().to_string()).0, 0);
                 let sockets = &world.status(&world.left)["sockets"];
-                let limit = &sockets[0]["capabilities"]["size_limit"];
+                let limit = &sockets[0]["capabilities"]["datagram_filter"];
                 assert_eq!(limit["present"], true, "{sockets}");
                 left.signal("TERM");
             }

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use ipnet::IpNet;
+use seikan_config::CoordinatorUrl;
 use seikan_lab::program;
-use seikan_node::config::CoordinatorUrl;
 use seikan_node::mesh::client::Client;
 use seikan_node::node::SystemRandom;
 use seikan_proto::keys::PrivateKey;

@@ -1,8 +1,8 @@
 //! The card of the local network in transparent mode: a packet socket, and the station that speaks on it.
 
-use crate::config::GatewaySettings;
 use crate::intake::Intake;
 use crate::node::{SystemRandom, now};
+use seikan_config::GatewaySettings;
 use seikan_observe::{DirectionCounters, DropReason, Histogram};
 use seikan_proto::gateway::election::Election;
 use seikan_proto::gateway::responder::Responder;

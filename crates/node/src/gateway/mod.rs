@@ -18,8 +18,8 @@ pub use lan::{Lan, LanCounters, LanError};
 pub(crate) use traffic::Destination;
 pub use watch::Watch;
 
-use crate::config::{Config, GatewayMode, GatewaySettings};
 use lan::Link;
+use seikan_config::{Config, GatewayMode, GatewaySettings};
 use seikan_proto::gateway::{Gateway, GatewayConfig, Mtus};
 use seikan_proto::keys::Identity;
 use seikan_sys::netlink::Netlink;

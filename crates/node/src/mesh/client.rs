@@ -1,6 +1,5 @@
 //! A coordinator as a client sees it: JSON over HTTPS (`proto::mesh`), everything bounded, nothing redirected.
 
-use crate::config::{CoordinatorUrl, Host};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
@@ -13,6 +12,7 @@ use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::ServerName;
 use rustls::version::TLS13;
 use rustls::{ClientConfig, RootCertStore, SupportedProtocolVersion};
+use seikan_config::{CoordinatorUrl, Host};
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{
     BASE, Call, Changes, Credential, Cursor, Endpoints, JoinRequest, Joined, MAX_ANSWER, Pin,

@@ -5,7 +5,7 @@
 //! another is refused, without it followed and told of. Addresses follow their key: who has one of a pinned member's is refused.
 
 use super::cache;
-use crate::config::Trust;
+use seikan_config::Trust;
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{Change, MAX_KNOWN, Member, Name};
 use serde::{Deserialize, Serialize};

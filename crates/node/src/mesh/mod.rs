@@ -21,7 +21,6 @@ mod resolve;
 pub(crate) mod stun;
 mod turn;
 
-use crate::config::{Config, Diagnostic, MeshSettings, Severity};
 use crate::node::{Node, now};
 use crate::setup::names::{Found, Names};
 use crate::worker::{Service, Verdict};
@@ -33,6 +32,7 @@ pub use known::{Changed, Doubts};
 pub use legs::Counters as LegCounters;
 use mapping::Mapping;
 use members::{Rules, filter, remove, rotate, set};
+use seikan_config::{Config, Diagnostic, MeshSettings, Severity};
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{Access, Change, MAX_RELAYS, Member, Membership, Name};
 use seikan_proto::tunnel::Reachability;

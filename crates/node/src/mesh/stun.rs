@@ -21,6 +21,8 @@ const COOKIE: [u8; 4] = [0x21, 0x12, 0xa4, 0x42];
 const RESPONSES: [[u8; 2]; 2] = [[0x01, 0x01], [0x01, 0x11]];
 /// Bytes of a header.
 const HEADER: usize = 20;
+/// First byte of a binding response, and its minimum length in bytes.
+pub(crate) const SHORTEST_ANSWER: (u8, u16) = (RESPONSES[0][0], HEADER as u16);
 /// Longest answer that is looked at, in bytes.
 const MAX_ANSWER: usize = 1500;
 

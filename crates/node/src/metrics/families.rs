@@ -233,6 +233,15 @@ pub const FAMILIES: &[Family] = &[
     ),
     family!(
         Counter,
+        "malformed_dropped_datagrams",
+        "Datagrams of no type that a peer sends, or shorter than their type, dropped before they were received.",
+        |s, out| {
+            let drops = s.node.sockets.counts().malformed_drops;
+            push(out, vec![], Value::Count(drops));
+        }
+    ),
+    family!(
+        Counter,
         "gso_fallbacks",
         "Sends refused with segmentation offload and repeated without.",
         |s, out| {

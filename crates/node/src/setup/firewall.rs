@@ -10,9 +10,9 @@
 //! There is no nftables library without a C library behind it, and wg-quick asks the same program;
 //! where it is missing the tunnel works, and a warning says what it lacks.
 
-use crate::config::{Config, Diagnostic, Severity};
 use crate::setup::{Change, note};
 use crate::state::Notes;
+use seikan_config::{Config, Diagnostic, Severity};
 use seikan_sys::sysctl;
 use std::fmt::Write as _;
 use std::io::{self, Write};

@@ -12,10 +12,10 @@
 //! What is set on the card itself goes with the card: [`Upkeep`] sets it again when there is another of
 //! that name.
 
-use crate::config::{Config, Diagnostic, GatewaySettings, Severity};
 use crate::setup::firewall;
 use crate::setup::{Change, note};
 use crate::state::Notes;
+use seikan_config::{Config, Diagnostic, GatewaySettings, Severity};
 use seikan_sys::netlink::{Netlink, NetlinkError, Route};
 use seikan_sys::sysctl;
 use std::fmt::Write as _;

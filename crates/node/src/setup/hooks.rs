@@ -1,7 +1,7 @@
 //! The configuration's commands around the life of the interface, run by the monitor ([`crate::monitor`]) with the privileges
 //! that the daemon has given up.
 
-use crate::config::Config;
+use seikan_config::Config;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::os::unix::process::ExitStatusExt;

@@ -12,8 +12,8 @@ pub mod names;
 pub mod occupied;
 pub mod routes;
 
-use crate::config::{Config, Diagnostic, Severity};
 use crate::state::{Notes, Undo};
+use seikan_config::{Config, Diagnostic, Severity};
 use seikan_sys::dns::{self, DnsError, DnsSettings};
 use seikan_sys::netlink::{Family, Netlink, NetlinkError, Route, Rule, TABLE_MAIN};
 use seikan_sys::resolv_conf::{self, ResolvConf};

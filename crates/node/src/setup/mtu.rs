@@ -1,7 +1,7 @@
 //! The MTU inside the tunnel, where the configuration does not say.
 
-use crate::config::{Config, Protocol};
 use crate::node::DEFAULT_MTU;
+use seikan_config::{Config, Protocol};
 use seikan_sys::netlink::{Family, Netlink, TABLE_MAIN};
 use std::net::IpAddr;
 

@@ -5,9 +5,9 @@
 //! of its own (`DNS =`), ours takes their place and forwards to them.
 
 use super::{Change, note};
-use crate::config::{Config, Diagnostic};
 use crate::mesh::names::{DOMAIN, Server, Upstream};
 use crate::state::Notes;
+use seikan_config::{Config, Diagnostic};
 use seikan_sys::dns::{self, AppliedDns, DnsSettings};
 use seikan_sys::resolv_conf::{FILE, ResolvConf};
 use serde::{Deserialize, Serialize};

@@ -10,8 +10,8 @@
 //! mark follows the peer when it roams and the host when its default route changes, which a host
 //! route to the endpoint would not.
 
-use crate::config::{Config, Table};
 use ipnet::IpNet;
+use seikan_config::{Config, Table};
 use seikan_sys::netlink::{Family, Netlink, NetlinkError, Route, Rule, TABLE_MAIN};
 use std::net::IpAddr;
 
@@ -180,7 +180,7 @@ fn rules_for(family: Family, mark: u32, shortest: u8, place: u32) -> [Rule; 2] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Overrides, Source, Syntax, parse};
+    use seikan_config::{Overrides, Source, Syntax, parse};
     use zeroize::Zeroizing;
 
     /// A configuration with these lines in `[Interface]` and these allowed IPs.

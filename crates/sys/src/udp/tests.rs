@@ -700,16 +700,16 @@ fn the_firewall_mark_is_set() {
 }
 
 /// Two namespaces with a link of this MTU, and a socket in the second that takes datagrams up to `limit` bytes.
-fn limited(limit: u32, test: impl FnOnce(&SizeLimit, &UdpSocket, &UdpSocket)) {
+fn limited(limit: u32, test: impl FnOnce(&DatagramFilter, &UdpSocket, &UdpSocket)) {
     let (here, there) = match (crate::netns::NetNs::create(), crate::netns::NetNs::create()) {
         (Ok(here), Ok(there)) => (here, there),
         _ => return skip("no namespaces"),
     };
-    let filter = match SizeLimit::load() {
+    let filter = match DatagramFilter::load() {
         Ok(filter) => std::sync::Arc::new(filter),
         Err(error) => return skip(&format!("no eBPF: {error}")),
     };
-    filter.set(limit);
+    filter.set_maximum(limit);
     let (left, right) = (
         here.netlink().expect("netlink"),
         there.netlink().expect("netlink"),
@@ -724,7 +724,7 @@ fn limited(limit: u32, test: impl FnOnce(&SizeLimit, &UdpSocket, &UdpSocket)) {
         netlink.set_up(index).expect("up");
     }
     let options = UdpOptions {
-        size_limit: Ok(filter.clone()),
+        datagram_filter: Ok(filter.clone()),
         ..UdpOptions::default()
     };
     let bind = |address: [u8; 4], options: UdpOptions| {
@@ -734,7 +734,7 @@ fn limited(limit: u32, test: impl FnOnce(&SizeLimit, &UdpSocket, &UdpSocket)) {
         .run(bind([10, 9, 9, 1], UdpOptions::default()))
         .expect("namespace");
     let receiver = there.run(bind([10, 9, 9, 2], options)).expect("namespace");
-    assert_eq!(receiver.capabilities().size_limit, Ability::Present);
+    assert_eq!(receiver.capabilities().datagram_filter, Ability::Present);
     test(&filter, &sender, &receiver);
 }
 
@@ -772,19 +772,20 @@ fn a_datagram_longer_than_the_limit_is_refused_and_counted() {
             &[(2048, 2048), (2049, 2049), (60_000, 60_000), (0, 0)],
         );
         assert_eq!(lengths, [2048]);
-        let refused = Refused {
-            runs: 2,
-            datagrams: 2,
+        let filtered = Filtered {
+            buffers: 3,
+            oversized: 2,
+            malformed: 1, // the empty one
         };
-        assert_eq!(filter.refused(), refused);
-        assert_eq!(receiver.receive_queue_drops(), 2);
-        // What is let pass is said while it runs.
-        filter.set(9000);
+        assert_eq!(filter.filtered(), filtered);
+        assert_eq!(receiver.receive_queue_drops(), 3);
+        // The maximum can change while the program runs.
+        filter.set_maximum(9000);
         assert_eq!(
             that_arrive(sender, receiver, &[(9000, 9000), (9001, 9001)]),
             [9000]
         );
-        assert_eq!(filter.refused().runs, 3);
+        assert_eq!(filter.filtered().oversized, 3);
     });
 }
 
@@ -794,24 +795,45 @@ fn joined_datagrams_are_as_long_as_each_of_them() {
         let lengths = that_arrive(sender, receiver, &[(30_000, 1000), (30_000, 1200)]);
         assert_eq!(lengths, [1000; 30]);
         assert_eq!(
-            filter.refused(),
-            Refused {
-                runs: 1,
-                datagrams: 25
+            filter.filtered(),
+            Filtered {
+                buffers: 1,
+                oversized: 25,
+                malformed: 0,
             }
         );
     });
 }
 
 #[test]
+fn a_datagram_of_no_type_or_shorter_than_its_type_is_dropped_and_counted() {
+    limited(u32::MAX, |filter, sender, receiver| {
+        let begins = pattern(1)[0];
+        filter.set_types(&[(begins, 32), (begins ^ 1, 0)]);
+        let lengths = that_arrive(sender, receiver, &[(31, 31), (32, 32), (900, 300)]);
+        assert_eq!(lengths, [32, 300, 300, 300]);
+        assert_eq!(filter.filtered().malformed, 1);
+        filter.set_types(&[(begins ^ 1, 0), (255, 0)]);
+        let lengths = that_arrive(sender, receiver, &[(32, 32), (900, 300)]);
+        assert_eq!(lengths, [0; 0]);
+        let filtered = Filtered {
+            buffers: 3,
+            oversized: 0,
+            malformed: 5,
+        };
+        assert_eq!(filter.filtered(), filtered);
+    });
+}
+
+#[test]
 fn the_loopback_interface_has_no_limit() {
     in_namespace(|| {
-        let Ok(filter) = SizeLimit::load() else {
+        let Ok(filter) = DatagramFilter::load() else {
             return skip("no eBPF");
         };
-        filter.set(100);
+        filter.set_maximum(100);
         let options = UdpOptions {
-            size_limit: Ok(std::sync::Arc::new(filter)),
+            datagram_filter: Ok(std::sync::Arc::new(filter)),
             ..UdpOptions::default()
         };
         let receiver = socket_with(LOOPBACKS[0], &options);

@@ -414,7 +414,6 @@ fn name(card: &FoundNeighbour) -> String {
 mod tests {
     use super::*;
     use crate::screen::plain;
-    use seikan_node::config;
 
     fn card(mac: &str, lan: &[&str]) -> FoundNeighbour {
         let lan: Vec<IpAddr> = lan.iter().map(|text| text.parse().unwrap()).collect();
@@ -489,7 +488,7 @@ mod tests {
         let file = folder.path().join("gateway.toml");
         std::fs::write(&file, text).unwrap();
         let target = file.to_str().unwrap();
-        let parsed = config::load(target, &config::Overrides::default());
+        let parsed = seikan_config::load(target, &seikan_config::Overrides::default());
         let gateway = parsed.into_result().unwrap().0.gateway.unwrap();
         let names: Vec<_> = gateway.devices.iter().map(|d| d.name.as_str()).collect();
         assert_eq!(

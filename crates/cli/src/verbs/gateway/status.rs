@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::Args;
-use seikan_node::config::InterfaceName;
+use seikan_config::InterfaceName;
 use seikan_node::control::{Places, ask};
 use seikan_node::gateway::status::GatewayStatus;
 use serde::Serialize;

@@ -170,6 +170,11 @@ fn interface_drops(status: &Status, out: &mut Screen) {
         "in",
         "Longer than any datagram that a peer sends; the kernel dropped it before us.",
     ));
+    drops.push((
+        status.malformed_drops,
+        "in",
+        "Not a datagram that a peer sends: unknown type, or too short. The kernel dropped it before us.",
+    ));
     let of_peers = |pick: fn(&Traffic) -> &Direction, name: &str| -> u64 {
         let all = status.peers.iter();
         all.filter_map(|peer| pick(&peer.traffic).drops.get(name))

@@ -1,12 +1,12 @@
 //! What this host looks like from outside, and the router before it.
 
 use super::{Agent, Gone, News, Shared, View, Worker};
-use crate::config::Host;
 use crate::mesh::mapping::{self, Held, Router};
 use crate::mesh::nat;
 use crate::mesh::stun::Question;
 use futures_util::future::join_all;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use seikan_config::Host;
 use seikan_proto::mesh::{Relay, RelayKind};
 use seikan_sys::netlink::Netlink;
 use std::io;

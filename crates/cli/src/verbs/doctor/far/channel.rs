@@ -9,8 +9,8 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use seikan_config::PresharedKey;
 use seikan_diagnose::exchange::{Message, WrongMessage};
-use seikan_node::config::PresharedKey;
 use snow::{Builder, HandshakeState, TransportState};
 
 const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
 use sd_notify::NotifyState;
+use seikan_config::PresharedKey;
 use seikan_diagnose::Evidence;
 use seikan_diagnose::exchange::{Ask, LONGEST_ASK, Load, Message, Ready, Sink, Token, Told};
 use seikan_load::Meter;
-use seikan_node::config::PresharedKey;
 use seikan_observe::path::PathMap;
 use seikan_sys::discover::{self, Subject};
 use seikan_ui::Interrupt;

@@ -17,10 +17,10 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
+use seikan_config::{PresharedKey, parse_preshared_key};
 use seikan_diagnose::Evidence;
 use seikan_diagnose::exchange::{Load, LoadKind};
 use seikan_load::Transport;
-use seikan_node::config::{PresharedKey, parse_preshared_key};
 use seikan_sys::discover;
 use seikan_sys::netlink::Netlink;
 use zeroize::Zeroizing;

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use proptest::prelude::*;
-use seikan_node::config::{
+use seikan_config::{
     CipherPreference, Config, Endpoint, GatewayMode, GatewaySettings, Hooks, Host, InterfaceName,
     MeshSettings, Overrides, Parsed, PeerConfig, PresharedKey, PrivateKey, Protocol, PublicKey,
     Source, Syntax, Table, Trust, parse,

@@ -7,9 +7,9 @@ use ipnet::IpNet;
 
 use super::check::example;
 use super::draft::{DeviceDraft, GatewayDraft, RemoteDraft};
-use crate::config::interpret::{At, InterfaceDraft, PeerDraft};
-use crate::config::report::Reporter;
-use crate::config::schema::Field;
+use crate::interpret::{At, InterfaceDraft, PeerDraft};
+use crate::report::Reporter;
+use crate::schema::Field;
 
 /// What the rest of the file says of the overlay.
 pub(super) struct Overlay<'a> {

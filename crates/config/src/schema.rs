@@ -356,7 +356,7 @@ mod tests {
 
     #[test]
     fn every_key_is_on_the_page_of_the_documentation() {
-        let page = include_str!("../../../../docs/reference/configuration.md");
+        let page = include_str!("../../../docs/reference/configuration.md");
         let is_there = |name: &str| page.contains(&format!("`{name}`"));
         let missing: Vec<&str> = KEYS
             .iter()

@@ -1,18 +1,18 @@
-//! Every file in `tests/config` against the findings written beside it (`FILE.expected`).
+//! Every file in `tests/files` against the findings written beside it (`FILE.expected`).
 //!
 //! With `UPDATE_GOLDEN=1` the expected files are written anew: read what changed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use seikan_node::config::{Overrides, Source, Syntax, parse};
+use seikan_config::{Overrides, Source, Syntax, parse};
 use zeroize::Zeroizing;
 
 /// The private key that the files hold.
 const SECRET: &str = "yAnz5TF+lXXJte14tji3zlMNq+hd2rYUIgJBgB3fBmk=";
 
 fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/config")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/files")
 }
 
 /// What `check` says about a file, by its name only so that the rendering is the same everywhere.

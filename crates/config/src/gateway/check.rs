@@ -14,16 +14,16 @@ use seikan_proto::gateway::{DeviceConfig, Remote};
 use super::draft::{DeviceDraft, GatewayDraft, GatewaySection};
 use super::overlay::{Overlay, check_overlay_addresses, check_remotes};
 use super::{GatewayMode, GatewaySettings};
-use crate::config::check::masked;
-use crate::config::interpret::{At, InterfaceDraft, PeerDraft};
-use crate::config::load::Syntax;
-use crate::config::report::Reporter;
-use crate::config::schema::{Field, SectionKind, Shape};
-use crate::config::types::InterfaceName;
+use crate::check::masked;
+use crate::interpret::{At, InterfaceDraft, PeerDraft};
+use crate::load::Syntax;
+use crate::report::Reporter;
+use crate::schema::{Field, SectionKind, Shape};
+use crate::types::InterfaceName;
 
 /// Completes a gateway's draft; `None` where there is none, or something is missing. What is found goes to the
 /// reporter.
-pub(in crate::config) fn check(
+pub(crate) fn check(
     draft: GatewayDraft,
     name: Option<&InterfaceName>,
     interface: &InterfaceDraft,

@@ -1,12 +1,12 @@
-//! Datagrams that are too long to be any that a peer sends, refused before they take room in a receive buffer.
+//! A filter at the socket for datagrams that no peer sends: too long, too short, or of an unknown type.
 //!
-//! A stranger's datagram of 64 KiB takes 100 kB of a receive buffer and a copy before anybody looks at it, and those
-//! that are wanted find the buffer full. [`SizeLimit`] is an eBPF program that the kernel runs for what comes to a socket.
-//! It sees what GRO made: of joined datagrams the length of each (`gso_size`), which classic BPF cannot see. What comes
-//! by the loopback interface passes.
+//! A datagram of 64 KiB takes 100 kB of a receive buffer and a copy before the protocol sees it. Short ones in great
+//! number each cost a wake-up. [`DatagramFilter`] is an eBPF program that the kernel runs for each datagram before it
+//! enters the receive buffer. Of datagrams that GRO joined it sees the length of each (`gso_size`), which classic BPF
+//! cannot read, and the first byte of the first. Datagrams on the loopback interface pass.
 //!
-//! Limit and counts lie in a page that the kernel and this process share, so that neither needs a system call nor a
-//! privilege later. Needs Linux 5.7 (`gso_size` of `struct __sk_buff`), and at first CAP_BPF or root.
+//! Limits and counts lie in a page shared with the kernel, so that later changes need neither a system call nor a
+//! privilege. Needs Linux 5.7 (`gso_size` of `struct __sk_buff`), and CAP_BPF or root to load.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -14,55 +14,64 @@ use std::io;
 use std::mem::offset_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use nix::errno::Errno;
 
 use super::control::set_int;
 
-/// What the program reads and counts.
+/// The minimum length of a type that never passes.
+const NEVER: u16 = u16::MAX;
+
+/// The page that the program reads its limits from and counts in.
 #[repr(C)]
 struct Shared {
-    /// Bytes of the longest payload that passes.
-    limit: AtomicU32,
+    /// Maximum length of a payload, in bytes.
+    maximum: AtomicU32,
     _unused: u32,
     /// Dropped buffers: each a datagram, or several that GRO joined.
-    runs: AtomicU64,
-    /// Datagrams in them.
-    datagrams: AtomicU64,
+    buffers: AtomicU64,
+    /// Datagrams longer than the maximum.
+    oversized: AtomicU64,
+    /// Datagrams shorter than the minimum of their type, or of no type.
+    malformed: AtomicU64,
+    /// Minimum length of a payload in bytes, by its first byte.
+    minimum: [AtomicU16; 256],
 }
 
-/// What was refused.
+/// Counts of datagrams that the filter dropped.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Refused {
+pub struct Filtered {
     /// Buffers of the kernel, each of which counts as one drop of its socket.
-    pub runs: u64,
-    /// Datagrams in them.
-    pub datagrams: u64,
+    pub buffers: u64,
+    /// Datagrams longer than the maximum.
+    pub oversized: u64,
+    /// Datagrams shorter than the minimum of their type, or of no type.
+    pub malformed: u64,
 }
 
 /// The program and its page; for any number of sockets.
-pub struct SizeLimit {
+pub struct DatagramFilter {
     program: OwnedFd,
     shared: NonNull<Shared>,
 }
 
 // SAFETY: the mapping belongs to this value and is not bound to a thread; it is reached through atomics alone.
-unsafe impl Send for SizeLimit {}
+unsafe impl Send for DatagramFilter {}
 // SAFETY: as above.
-unsafe impl Sync for SizeLimit {}
+unsafe impl Sync for DatagramFilter {}
 
-impl SizeLimit {
-    /// Loads the program. At first everything passes.
+impl DatagramFilter {
+    /// Loads the program. It lets every datagram pass until a limit is set, except empty ones.
     ///
     /// # Errors
-    /// What bpf(2) or mmap(2) says: an older kernel, or no right to.
-    pub fn load() -> io::Result<SizeLimit> {
+    /// The error of bpf(2) or mmap(2): an older kernel, or a missing privilege.
+    pub fn load() -> io::Result<DatagramFilter> {
         let map = create_map()?;
         let shared = share(&map)?;
         let program = load(map.as_fd());
         // The mapping and the program each hold the map.
-        let limit = SizeLimit {
+        let filter = DatagramFilter {
             program: match program {
                 Ok(program) => program,
                 Err(error) => {
@@ -72,20 +81,33 @@ impl SizeLimit {
             },
             shared,
         };
-        limit.set(u32::MAX);
-        Ok(limit)
+        filter.set_maximum(u32::MAX);
+        Ok(filter)
     }
 
-    /// Lets payloads of at most so many bytes pass from now on.
-    pub fn set(&self, bytes: u32) {
-        self.shared().limit.store(bytes, Ordering::Relaxed);
+    /// Sets the maximum length of a payload, in bytes.
+    pub fn set_maximum(&self, bytes: u32) {
+        self.shared().maximum.store(bytes, Ordering::Relaxed);
     }
 
-    /// What did not pass, at all sockets together.
-    pub fn refused(&self) -> Refused {
-        Refused {
-            runs: self.shared().runs.load(Ordering::Relaxed),
-            datagrams: self.shared().datagrams.load(Ordering::Relaxed),
+    /// Lets only payloads pass that begin with one of these bytes and have at least the length given with it.
+    pub fn set_types(&self, types: &[(u8, u16)]) {
+        for (first, minimum) in self.shared().minimum.iter().enumerate() {
+            let of_type = types.iter().find(|(byte, _)| usize::from(*byte) == first);
+            minimum.store(
+                of_type.map_or(NEVER, |(_, length)| *length),
+                Ordering::Relaxed,
+            );
+        }
+    }
+
+    /// The drops at all sockets together.
+    pub fn filtered(&self) -> Filtered {
+        let shared = self.shared();
+        Filtered {
+            buffers: shared.buffers.load(Ordering::Relaxed),
+            oversized: shared.oversized.load(Ordering::Relaxed),
+            malformed: shared.malformed.load(Ordering::Relaxed),
         }
     }
 
@@ -101,29 +123,29 @@ impl SizeLimit {
     }
 }
 
-impl Drop for SizeLimit {
+impl Drop for DatagramFilter {
     fn drop(&mut self) {
         unmap(self.shared);
     }
 }
 
-impl fmt::Debug for SizeLimit {
+impl fmt::Debug for DatagramFilter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SizeLimit")
-            .field("limit", &self.shared().limit)
-            .field("refused", &self.refused())
+        f.debug_struct("DatagramFilter")
+            .field("maximum", &self.shared().maximum)
+            .field("filtered", &self.filtered())
             .finish_non_exhaustive()
     }
 }
 
-/// The same program.
-impl PartialEq for SizeLimit {
-    fn eq(&self, other: &SizeLimit) -> bool {
+/// Whether both are the same program.
+impl PartialEq for DatagramFilter {
+    fn eq(&self, other: &DatagramFilter) -> bool {
         std::ptr::eq(self, other)
     }
 }
 
-impl Eq for SizeLimit {}
+impl Eq for DatagramFilter {}
 
 /// `union bpf_attr` as `BPF_MAP_CREATE` reads it (linux/bpf.h).
 #[repr(C)]
@@ -255,8 +277,8 @@ fn instruction(code: u8, to: u8, from: u8, offset: i16, immediate: i32) -> Instr
     }
 }
 
-/// The program. Register 1 has the packet at first, 0 the answer: how many bytes of it are taken.
-fn program(map: c_int) -> [Instruction; 20] {
+/// The program. Register 1 holds the packet at first; register 0 at the end holds how many bytes of it are accepted.
+fn program(map: c_int) -> [Instruction; 30] {
     /// Fields of `struct __sk_buff`.
     const LEN: i16 = 0;
     const IFINDEX: i16 = 40;
@@ -269,38 +291,62 @@ fn program(map: c_int) -> [Instruction; 20] {
     const MAP_VALUE: u8 = 2;
     const SET_64: u8 = 0x18; // BPF_LD | BPF_DW | BPF_IMM, two instructions long
     const LOAD: u8 = 0x61; // BPF_LDX | BPF_W | BPF_MEM
+    const LOAD_16: u8 = 0x69; // BPF_LDX | BPF_H | BPF_MEM
+    const LOAD_PACKET: u8 = 0x30; // BPF_LD | BPF_B | BPF_ABS: of the packet in register 6, into register 0
     const ADD_TO: u8 = 0xdb; // BPF_STX | BPF_DW | BPF_ATOMIC, with 0: BPF_ADD
+    const COPY: u8 = 0xbf; // BPF_ALU64 | BPF_MOV | BPF_X
     const SET: u8 = 0xb7; // BPF_ALU64 | BPF_MOV | BPF_K
     const SET_32: u8 = 0xb4; // BPF_ALU | BPF_MOV | BPF_K
+    const ADD: u8 = 0x0f; // BPF_ALU64 | BPF_ADD | BPF_X
     const SUBTRACT: u8 = 0x17; // BPF_ALU64 | BPF_SUB | BPF_K
+    const AND: u8 = 0x57; // BPF_ALU64 | BPF_AND | BPF_K
     const IF_EQUAL: u8 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
     const IF_OTHER: u8 = 0x55; // BPF_JMP | BPF_JNE | BPF_K
-    const IF_AT_LEAST: u8 = 0x3d; // BPF_JMP | BPF_JGE | BPF_X
+    const IF_GREATER: u8 = 0x2d; // BPF_JMP | BPF_JGT | BPF_X
+    const JUMP: u8 = 0x05; // BPF_JMP | BPF_JA
     const EXIT: u8 = 0x95; // BPF_JMP | BPF_EXIT
+    const ACCEPT: i16 = 21;
+    const OVERSIZED: i16 = 23;
+    const MALFORMED: i16 = 25;
+    // Jumps are relative to the next instruction.
+    let to = |target: i16, from: i16| target - from - 1;
     let at = |field: usize| field as i16;
     [
-        instruction(LOAD, 2, 1, IFINDEX, 0),
-        instruction(IF_EQUAL, 2, 0, 16, LOOPBACK_IFINDEX), // take it
-        instruction(SET_64, 3, MAP_VALUE, 0, map),
+        instruction(COPY, 6, 1, 0, 0),
+        instruction(LOAD, 2, 6, IFINDEX, 0),
+        instruction(IF_EQUAL, 2, 0, to(ACCEPT, 2), LOOPBACK_IFINDEX),
+        instruction(SET_64, 7, MAP_VALUE, 0, map),
         instruction(0, 0, 0, 0, 0),
-        instruction(LOAD, 4, 3, at(offset_of!(Shared, limit)), 0),
-        // The length of each that was joined, or of the only one.
-        instruction(LOAD, 2, 1, GSO_SIZE, 0),
-        instruction(IF_OTHER, 2, 0, 2, 0),
-        instruction(LOAD, 2, 1, LEN, 0),
-        instruction(SUBTRACT, 2, 0, 0, UDP_HEADER),
-        instruction(IF_AT_LEAST, 4, 2, 8, 0), // take it
-        // How many were joined; none is one.
-        instruction(LOAD, 5, 1, GSO_SEGS, 0),
-        instruction(IF_OTHER, 5, 0, 1, 0),
-        instruction(SET, 5, 0, 0, 1),
-        instruction(SET, 0, 0, 0, 1),
-        instruction(ADD_TO, 3, 0, at(offset_of!(Shared, runs)), 0),
-        instruction(ADD_TO, 3, 5, at(offset_of!(Shared, datagrams)), 0),
-        instruction(SET, 0, 0, 0, 0),
-        instruction(EXIT, 0, 0, 0, 0),
-        // Taken, all of it.
+        // Register 8: the length of each that was joined, or of the only one.
+        instruction(LOAD, 8, 6, GSO_SIZE, 0),
+        instruction(IF_OTHER, 8, 0, 2, 0),
+        instruction(LOAD, 8, 6, LEN, 0),
+        instruction(SUBTRACT, 8, 0, 0, UDP_HEADER),
+        // Register 9: how many were joined; none is one.
+        instruction(LOAD, 9, 6, GSO_SEGS, 0),
+        instruction(IF_OTHER, 9, 0, 1, 0),
+        instruction(SET, 9, 0, 0, 1),
+        instruction(LOAD, 4, 7, at(offset_of!(Shared, maximum)), 0),
+        instruction(IF_GREATER, 8, 4, to(OVERSIZED, 13), 0),
+        // Without a first byte.
+        instruction(IF_EQUAL, 8, 0, to(MALFORMED, 14), 0),
+        instruction(LOAD_PACKET, 0, 0, 0, UDP_HEADER),
+        // Twice the first byte; the verifier asks for the bound.
+        instruction(AND, 0, 0, 0, 0xff),
+        instruction(ADD, 0, 0, 0, 0),
+        instruction(ADD, 0, 7, 0, 0),
+        instruction(LOAD_16, 3, 0, at(offset_of!(Shared, minimum)), 0),
+        instruction(IF_GREATER, 3, 8, to(MALFORMED, 20), 0),
         instruction(SET_32, 0, 0, 0, -1),
+        instruction(EXIT, 0, 0, 0, 0),
+        // OVERSIZED
+        instruction(ADD_TO, 7, 9, at(offset_of!(Shared, oversized)), 0),
+        instruction(JUMP, 0, 0, 1, 0),
+        // MALFORMED
+        instruction(ADD_TO, 7, 9, at(offset_of!(Shared, malformed)), 0),
+        instruction(SET, 3, 0, 0, 1),
+        instruction(ADD_TO, 7, 3, at(offset_of!(Shared, buffers)), 0),
+        instruction(SET, 0, 0, 0, 0),
         instruction(EXIT, 0, 0, 0, 0),
     ]
 }

@@ -7,15 +7,15 @@ use seikan_proto::gateway::rules::Rule;
 use seikan_wire::ethernet::Mac;
 
 use super::GatewayMode;
-use crate::config::check::masked;
-use crate::config::interpret::{At, Context, Given};
-use crate::config::schema::{Entry, Field, Section};
-use crate::config::types::InterfaceName;
-use crate::config::values;
+use crate::check::masked;
+use crate::interpret::{At, Context, Given};
+use crate::schema::{Entry, Field, Section};
+use crate::types::InterfaceName;
+use crate::values;
 
 /// All that a file says about the gateway, so far.
 #[derive(Default)]
-pub(in crate::config) struct GatewayDraft {
+pub(crate) struct GatewayDraft {
     pub section: Option<GatewaySection>,
     pub devices: Vec<DeviceDraft>,
     pub remotes: Vec<RemoteDraft>,
@@ -23,7 +23,7 @@ pub(in crate::config) struct GatewayDraft {
 
 /// `[gateway]` so far.
 #[derive(Default)]
-pub(in crate::config) struct GatewaySection {
+pub(crate) struct GatewaySection {
     /// Line of the section's header.
     pub line: usize,
     pub given: Given,
@@ -37,7 +37,7 @@ pub(in crate::config) struct GatewaySection {
 
 /// One `[[gateway.device]]` so far.
 #[derive(Default)]
-pub(in crate::config) struct DeviceDraft {
+pub(crate) struct DeviceDraft {
     /// Line of the section's header.
     pub line: usize,
     pub given: Given,
@@ -52,7 +52,7 @@ pub(in crate::config) struct DeviceDraft {
 
 /// One `[[gateway.remote]]` so far.
 #[derive(Default)]
-pub(in crate::config) struct RemoteDraft {
+pub(crate) struct RemoteDraft {
     /// Line of the section's header.
     pub line: usize,
     pub given: Given,
@@ -87,7 +87,7 @@ impl DeviceDraft {
 
 // The splitters let only the keys of a section into it.
 impl Context<'_, '_, '_> {
-    pub(in crate::config) fn gateway(&mut self, section: Section, draft: &mut GatewaySection) {
+    pub(crate) fn gateway(&mut self, section: Section, draft: &mut GatewaySection) {
         for entry in section.entries {
             self.note_repetition(&entry, &mut draft.given);
             match entry.key {
@@ -105,7 +105,7 @@ impl Context<'_, '_, '_> {
         }
     }
 
-    pub(in crate::config) fn device(&mut self, section: Section) -> DeviceDraft {
+    pub(crate) fn device(&mut self, section: Section) -> DeviceDraft {
         let mut draft = DeviceDraft {
             line: section.line,
             ..DeviceDraft::default()
@@ -128,7 +128,7 @@ impl Context<'_, '_, '_> {
         draft
     }
 
-    pub(in crate::config) fn remote(&mut self, section: Section) -> RemoteDraft {
+    pub(crate) fn remote(&mut self, section: Section) -> RemoteDraft {
         let mut draft = RemoteDraft {
             line: section.line,
             ..RemoteDraft::default()

@@ -8,6 +8,7 @@
 //! 5. the result is a [`Config`] and every [`Diagnostic`] found on the way, not only the first.
 //!
 //! [`Config::to_ini`] and [`Config::to_toml`] go the way back.
+#![forbid(unsafe_code)]
 
 mod check;
 mod diagnostic;
