@@ -1,6 +1,6 @@
-//! Golden texts: `--help` of every verb, word for word; the shape of what `--json` prints.
+//! Golden texts: `--help` of every verb, and the shapes of `--json` output.
 //!
-//! With `UPDATE_GOLDEN=1` the files under `tests/golden` are written anew (`make golden`): read what changed.
+//! `UPDATE_GOLDEN=1` rewrites the files under `tests/golden` (`make golden`): review the changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -19,7 +19,7 @@ pub fn updates() -> bool {
     std::env::var_os("UPDATE_GOLDEN").is_some_and(|value| value == "1")
 }
 
-/// What differs between the golden text `name` and `text`, or nothing.
+/// Returns the difference between the golden text `name` and `text`, if any.
 fn difference(name: &str, text: &str) -> Option<String> {
     let path = folder().join(name);
     if updates() {
@@ -44,7 +44,10 @@ fn difference(name: &str, text: &str) -> Option<String> {
     ))
 }
 
-/// The help of a verb, at a fixed width, and the verbs below it.
+/// Headings of lists of verbs.
+const LISTS: [&str; 5] = ["Commands:", "Tunnel:", "Mesh:", "Diagnose:", "Tools:"];
+
+/// Returns the help of a verb, at a fixed width, and the verbs below it.
 pub fn help(words: &[String]) -> (String, Vec<String>) {
     let output = Command::new(env!("CARGO_BIN_EXE_seikan"))
         .args(words)
@@ -55,13 +58,16 @@ pub fn help(words: &[String]) -> (String, Vec<String>) {
         .expect("seikan");
     assert!(output.status.success(), "{words:?}: {output:?}");
     let text = String::from_utf8(output.stdout).expect("UTF-8");
+    let mut in_list = false;
     let verbs = text
         .lines()
-        .skip_while(|line| *line != "Commands:")
-        .skip(1)
-        .take_while(|line| !line.is_empty())
-        // A description that goes on in the next line begins further right.
-        .filter(|line| line.starts_with("  ") && !line.starts_with("   "))
+        .filter(|line| {
+            if !line.starts_with(' ') {
+                in_list = LISTS.contains(line);
+            }
+            // A wrapped description is indented further.
+            in_list && line.starts_with("  ") && !line.starts_with("   ")
+        })
         .filter_map(|line| line.split_whitespace().next())
         .filter(|verb| *verb != "help")
         .map(str::to_owned)
@@ -70,7 +76,7 @@ pub fn help(words: &[String]) -> (String, Vec<String>) {
 }
 
 #[test]
-fn the_help_of_every_verb_is_as_it_was_written_down() {
+fn the_help_of_every_verb_is_its_golden_text() {
     let mut known = BTreeSet::new();
     let mut differences = String::new();
     let mut waiting = vec![Vec::new()];
@@ -99,14 +105,14 @@ fn the_help_of_every_verb_is_as_it_was_written_down() {
     );
 }
 
-/// Objects whose keys are not names of fields, such as reasons of drops: by the name of the field they are in.
+/// Objects whose keys are data, such as drop reasons, by the name of their field.
 const MAPS: [&str; 5] = ["drops", "features", "relays", "sysctls", "turn"];
 
-/// A list of changes of this host, whose kinds have different fields. Which of them a run suggests depends on the machine, so
-/// [`every_change_of_this_host_has_the_shape_that_was_written_down`] has their shape.
+/// A list of actions, whose kinds have different fields. The kinds in a run depend on the machine,
+/// so [`the_json_of_every_action_has_its_golden_shape`] checks their shape.
 const ACTIONS: &str = ".actions[]";
 
-/// Paths and the types of the values there, and whether a value may be missing: a line each in a golden file.
+/// Types by path, and whether the value may be missing: one line each in a golden file.
 type Shape = BTreeMap<String, (BTreeSet<&'static str>, bool)>;
 
 fn describe(path: &str, value: &Value, shape: &mut Shape) {
@@ -138,7 +144,8 @@ fn describe(path: &str, value: &Value, shape: &mut Shape) {
 
 const TYPES: [&str; 6] = ["null", "boolean", "number", "string", "array", "object"];
 
-/// A line is a path, `?` if there may be nothing, and types: `.peers[].name? null|string`.
+/// Parses lines of a path, `?` if the value may be missing, and types: `.peers[].name?
+/// null|string`.
 fn read(text: &str) -> Shape {
     let line = |line: &str| {
         let (path, types) = line.rsplit_once(' ').expect("a path and types");
@@ -161,14 +168,14 @@ fn write(shape: &Shape) -> String {
     shape.iter().map(line).collect()
 }
 
-/// The path of the value that a path is in.
+/// Returns the path of the container of a value.
 fn parent(path: &str) -> &str {
     let end = path.rfind('.').unwrap_or(0);
     &path[..end]
 }
 
-/// Checks that `value`, which `seikan NAME --json` printed, has only fields and types that the golden file has, and all of those
-/// that are not optional. With `UPDATE_GOLDEN=1` the file gets what is new.
+/// Checks that `value`, the output of `seikan NAME --json`, has only fields and types of the golden
+/// file, and all of those that are not optional. `UPDATE_GOLDEN=1` adds new ones to the file.
 pub fn check_shape(name: &str, value: &Value) {
     let path = folder().join(format!(
         "json/{}.txt",
@@ -177,14 +184,15 @@ pub fn check_shape(name: &str, value: &Value) {
     let golden = read(&fs::read_to_string(&path).unwrap_or_default());
     let mut found = Shape::new();
     describe("", value, &mut found);
-    // A field is missing if what it would be in is there. Elements of a list may be of several kinds, or none.
+    // A field is missing if its container exists. Elements of a list may be of several kinds, or
+    // none.
     let missing = |path: &str| {
         let is_there = found.contains_key(path) || path.contains("[]") || path.contains(".*");
         let container = found.get(parent(path));
         !is_there && container.is_some_and(|(types, _)| types.contains("object"))
     };
     if updates() {
-        // Other tests have the same to add.
+        // Other tests may update the same file.
         fs::create_dir_all(folder()).expect("created");
         let alone = fs::File::open(folder()).expect("a folder");
         alone.lock().expect("locked");
@@ -204,7 +212,7 @@ pub fn check_shape(name: &str, value: &Value) {
         return;
     }
     let mut differences = String::new();
-    // A value that was never seen but null, or a list that was never seen but empty, may be or hold anything.
+    // A value that was always null, or a list that was always empty, may hold anything.
     let only_null = |path: &str| {
         let types = golden.get(path).map(|(types, _)| types);
         types.is_some_and(|types| types.iter().eq(["null"].iter()))
@@ -240,7 +248,7 @@ pub fn check_shape(name: &str, value: &Value) {
 }
 
 #[test]
-fn every_change_of_this_host_has_the_shape_that_was_written_down() {
+fn the_json_of_every_action_has_its_golden_shape() {
     let (link, cpus) = (|| "eth0".to_owned(), || vec![0, 1]);
     let actions = [
         Action::QueueLength {
@@ -292,7 +300,7 @@ fn every_change_of_this_host_has_the_shape_that_was_written_down() {
             Action::Nice { .. } => "nice",
             Action::Affinity { .. } => "affinity",
             Action::CpuLimit { .. } => "cpu-limit",
-            // A new kind belongs into the list above.
+            // A new kind needs an example in the list above.
             Action::ClampMss { .. } => "clamp-mss",
         };
         let json = serde_json::to_value(&action).expect("JSON");
@@ -306,7 +314,7 @@ fn every_change_of_this_host_has_the_shape_that_was_written_down() {
 }
 
 #[test]
-fn what_a_coordinator_and_a_member_print_has_the_shape_that_was_written_down() {
+fn the_json_of_a_coordinator_and_a_member_has_its_golden_shape() {
     at_a_site(|site| {
         let _coordinator = site.coordinator();
         let host = site.host();
@@ -314,7 +322,7 @@ fn what_a_coordinator_and_a_member_print_has_the_shape_that_was_written_down() {
         let other = site.host();
         let addresses = other.join("other", &site.token(&[]));
         let _tunnels = [&host, &other].map(Host::up);
-        while_answering(&[&other], || assert!(host.hears(addresses[0], SOON)));
+        while_answering(&[&other], || assert!(host.reaches(addresses[0], SOON)));
         site.token(&["--reusable", "--tag", "server"]);
         let secret = "--secret=skr_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
         site.administer(&["relay", "add", "192.0.2.1:3478", secret]);

@@ -12,10 +12,11 @@
 //! Where there is coturn, it is the only relay of another mesh with members C and D, who are at M likewise. Then a stream by the one
 //! relay and one by the other take turns, with M not forwarding, and it is noted how busy relay and ends were: who waits for whom.
 
-use std::fs;
+use std::fs::{self, Permissions};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -141,6 +142,9 @@ pub fn relay(
 ) -> Result<RelayReport> {
     let dir =
         tempfile::TempDir::with_prefix("seikan-lab-").map_err(LabError::io("make a folder"))?;
+    // The services, as the daemons' user, pass through to their own folders.
+    fs::set_permissions(dir.path(), Permissions::from_mode(0o755))
+        .map_err(LabError::io("open the folder to the services"))?;
     let site = Site::create(dir.path(), interrupt)?;
     let (ours, relay) = site.with_relay(interrupt)?;
     let begun = Instant::now();
