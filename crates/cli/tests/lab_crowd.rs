@@ -1,4 +1,4 @@
-//! `seikan lab crowd`, with a small one.
+//! `seikan lab crowd`, with few daemons.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ use seikan_lab::wire::Wire;
 use serde_json::Value;
 
 #[test]
-fn daemons_of_a_crowd_reach_each_other_and_all_is_measured() {
+fn many_daemons_reach_each_other_and_all_is_measured() {
     if let Err(reason) = Wire::availability() {
         return skip(&reason);
     }

@@ -1,4 +1,5 @@
-//! The gateway part of the lab as a program: the naive encapsulator's verb, and what an interrupted run leaves.
+//! The lab's gateway as a program: the verb of the naive encapsulator, and clean-up after an
+//! interrupt.
 
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
@@ -14,7 +15,7 @@ use seikan_lab::load::{Ends, wait_reachable};
 
 const SEIKAN: &str = env!("CARGO_BIN_EXE_seikan");
 
-/// Killed if a test fails before it ends by itself.
+/// A process; killed if the test fails before it ends.
 struct Running(Child);
 
 impl Running {
@@ -43,7 +44,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Fails only when it has ended.
+        // Fails only if it has ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -133,7 +134,7 @@ fn an_interrupted_run_leaves_no_files_and_says_so() {
         assert!(begin.elapsed() < PATIENCE, "does not begin");
         std::thread::sleep(Duration::from_millis(10));
     }
-    // In the middle of the load, or of what comes before it: whatever is there is removed.
+    // During the load, or during the set-up before it: both have to clean up.
     std::thread::sleep(Duration::from_secs(1));
     run.signal(Signal::SIGINT);
     assert_eq!(run.end(PATIENCE).code(), Some(1));
@@ -144,7 +145,8 @@ fn an_interrupted_run_leaves_no_files_and_says_so() {
     assert!(text.contains("interrupted"), "{text}");
 }
 
-/// Whether `seikan lab gateway` with these words succeeds, which it does only if no row of ours failed.
+/// Returns whether `seikan lab gateway` succeeds with these arguments; it fails if a row of Seikan
+/// failed.
 fn succeeds(words: &[&str]) -> bool {
     let file = tempfile::NamedTempFile::new().expect("file");
     let output = Command::new(SEIKAN)
@@ -181,7 +183,7 @@ fn succeeds(words: &[&str]) -> bool {
 }
 
 #[test]
-fn our_gateway_carries_both_ways_in_both_modes_and_families() {
+fn our_gateway_carries_both_directions_in_both_modes_and_families() {
     if let Err(error) = Host::create("A", 1) {
         return skip(&error.to_string());
     }
@@ -191,7 +193,7 @@ fn our_gateway_carries_both_ways_in_both_modes_and_families() {
 }
 
 #[test]
-fn our_gateway_serves_a_crowd() {
+fn our_gateway_serves_many_devices() {
     if let Err(error) = Host::create("A", 1) {
         return skip(&error.to_string());
     }

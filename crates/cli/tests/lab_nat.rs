@@ -1,4 +1,4 @@
-//! `seikan lab nat`, with a few pairs of its own file's.
+//! `seikan lab nat`, with a few pairs from a file.
 
 use std::process::{Command, Output};
 
@@ -26,7 +26,7 @@ seen = "symmetric"
 boxes = [{ source = "masquerade random" }]
 "#;
 
-/// Plays these expectations; `None` (loudly) where the machine cannot.
+/// Runs these expectations; returns `None`, with a message, if the machine cannot.
 fn played<R: DeserializeOwned>(expectations: &str, words: &[&str]) -> Option<(Output, R)> {
     if let Err(reason) = Wire::availability() {
         skip(&reason);
@@ -56,7 +56,7 @@ fn played<R: DeserializeOwned>(expectations: &str, words: &[&str]) -> Option<(Ou
 }
 
 #[test]
-fn linux_maps_anew_for_each_destination_with_random_and_alike_without() {
+fn linux_nat_is_symmetric_with_random_and_endpoint_independent_without() {
     let played = played(
         r#"
         [[expect]]
@@ -87,7 +87,7 @@ fn linux_maps_anew_for_each_destination_with_random_and_alike_without() {
 }
 
 #[test]
-fn another_path_than_the_file_says_is_told_and_the_exit_code_is_1() {
+fn an_unexpected_path_is_reported_with_exit_code_1() {
     let played = played(
         r#"
         [[expect]]
@@ -108,7 +108,7 @@ fn another_path_than_the_file_says_is_told_and_the_exit_code_is_1() {
 }
 
 #[test]
-fn nothing_is_left_of_a_relayed_pair_whose_only_relay_was_killed() {
+fn a_relayed_pair_loses_everything_with_its_only_relay() {
     let played = played(
         r#"
         [[event]]

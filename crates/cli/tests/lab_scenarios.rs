@@ -1,4 +1,4 @@
-//! Scenarios, played with the real program; the doctor is not asked.
+//! Scenarios with the real program, without the doctor.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,7 +10,7 @@ use seikan_lab::scenario::{Fault, Outcome, Site};
 use seikan_lab::tunnel::Started;
 use seikan_lab::wire::{Wire, WireFaults};
 
-/// Plays a scenario; `None` (loudly) where the machine cannot.
+/// Plays a scenario; returns `None`, with a message, if the machine cannot.
 fn played(words: &[&str]) -> Option<Outcome> {
     if let Err(reason) = Wire::availability() {
         skip(&reason);
@@ -36,12 +36,12 @@ fn played(words: &[&str]) -> Option<Outcome> {
 }
 
 #[test]
-fn a_shaped_tunnel_carries_what_the_shaper_lets_through() {
+fn a_shaped_tunnel_carries_the_rate_of_the_shaper() {
     let words = ["shaper", "--tunnel", "seikan-wireguard", "--severity", "40"];
     let Some(outcome) = played(&words) else {
         return;
     };
-    // Inside there is less than outside.
+    // There is less inside than outside.
     assert!((10.0..40.0).contains(&outcome.faulty), "{outcome:?}");
     assert_eq!(outcome.expected, outcome.healthy);
     assert_eq!(outcome.diagnosis, None);
@@ -62,7 +62,7 @@ fn the_machine_is_as_it_was_when_the_lab_is_killed() {
         return skip("the machine's settings cannot be written");
     }
     let before = read();
-    // Who is killed removes no files of its own.
+    // A killed process does not remove its files.
     let temporary = tempfile::tempdir().expect("a directory");
     let mut lab = Command::new(env!("CARGO_BIN_EXE_seikan"))
         .env("TMPDIR", temporary.path())
@@ -93,7 +93,7 @@ fn the_machine_is_as_it_was_when_the_lab_is_killed() {
     for socket in &sockets {
         let _ = std::fs::remove_file(socket);
     }
-    // Whatever was found out, the machine is not left like this.
+    // The machine has to be restored in any case.
     let _ = std::fs::write(SETTING, before.trim());
     assert!(changed, "the fault was never made");
     assert!(set_back, "netdev_budget was left at 7");
@@ -136,7 +136,7 @@ fn a_wire_carries_as_before_once_its_fault_is_undone() {
             let _ = socket.send_to(b"x", (hosts.b.address, 9));
         };
         hosts.a.run(send).expect("run");
-        // The neighbour's address is asked for first, once a second.
+        // The neighbour's address is resolved first, one attempt a second.
         let deadline = Instant::now() + PATIENCE;
         loop {
             let after = wire.counts().expect("counts").a_to_b;

@@ -1,5 +1,5 @@
-//! The doctor, blind, in a handful of scenarios that are told apart easily. And cases judged again
-//! from their recordings.
+//! The doctor, blind, in some scenarios that are easy to distinguish; and stored cases, judged
+//! again from their recordings.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,7 +10,7 @@ use crate::golden::check_shape;
 use seikan_diagnose::Cause;
 use seikan_lab::scenario::{Outcome, Tally};
 
-/// Scenario, and a severity in the middle of what it does.
+/// A scenario, and a medium severity.
 const HANDFUL: [(&str, Option<&str>); 5] = [
     ("tun-queue-overflow", Some("2")),
     ("shaper", Some("60")),
@@ -18,15 +18,16 @@ const HANDFUL: [(&str, Option<&str>); 5] = [
     ("udp-receive-buffer", Some("6000")),
     ("healthy-paced", None),
 ];
-/// A machine that is busy with something else spoils a case, or is what the doctor names: it is played again, at most so often.
+/// Maximum attempts for a case: other load on the machine spoils it, or is the cause that the
+/// doctor names.
 const ATTEMPTS: usize = 3;
-/// And one may be spoilt for good.
+/// Number of cases that may be spoilt in all attempts.
 const LEAST_NAMED: usize = 4;
 
-/// One at a time: a load beside it looks like another tunnel's fault.
+/// Serialises the cases: a load beside them would look like another fault.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// What `seikan lab` prints; `None` (loudly) where the lab cannot be.
+/// Returns the output of `seikan lab`; `None`, with a message, if the machine cannot run the lab.
 fn lab(words: &[&str]) -> Option<Vec<u8>> {
     if !nix::unistd::geteuid().is_root() {
         skip("the lab needs root");
@@ -46,7 +47,7 @@ fn lab(words: &[&str]) -> Option<Vec<u8>> {
     Some(output.stdout)
 }
 
-/// Plays it once; whether it was named rightly.
+/// Plays a case once; returns whether it was named correctly.
 fn is_named(scenario: &str, severity: Option<&str>) -> Option<bool> {
     let fixed = ["--tunnel", "openvpn", "--seconds", "5", "--json"];
     let mut words = [&["run", scenario], &fixed[..]].concat();
@@ -62,7 +63,7 @@ fn is_named(scenario: &str, severity: Option<&str>) -> Option<bool> {
 }
 
 #[test]
-fn a_handful_of_faults_is_named_rightly_by_a_doctor_who_knows_nothing() {
+fn some_faults_are_named_correctly_by_the_doctor() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut named = 0;
     for (scenario, severity) in HANDFUL {
@@ -80,7 +81,7 @@ fn a_handful_of_faults_is_named_rightly_by_a_doctor_who_knows_nothing() {
 }
 
 #[test]
-fn a_case_that_was_kept_is_judged_the_same_again_without_being_played() {
+fn a_stored_case_gets_the_same_verdict_without_being_played() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let dir = tempfile::tempdir().expect("a directory");
     let path = |name: &str| dir.path().join(name).display().to_string();
@@ -99,7 +100,7 @@ fn a_case_that_was_kept_is_judged_the_same_again_without_being_played() {
     };
     assert_eq!(tally(&["--again"]).as_ref(), Some(&played));
 
-    // The count is of what the recording holds, not of what was said.
+    // The count is of the recording's content, not of its printed form.
     let text = std::fs::read_to_string(&cases).expect("cases");
     let (before, rest) = text
         .split_once("\"diagnosis\":{\"cause\":\"")
