@@ -48,7 +48,7 @@ impl Rng for Random {
 
 /// The peer: a host beside the right one, with a session there.
 struct Hostile {
-    stranger: UnknownSource,
+    unknown_source: UnknownSource,
     session: Session,
 }
 
@@ -69,7 +69,7 @@ impl Hostile {
     }
 
     fn beside(world: &World, private: PrivateKey) -> Hostile {
-        let stranger = UnknownSource::beside(world);
+        let unknown_source = UnknownSource::beside(world);
         let status = world.status(&world.right);
         let theirs = status["interface"]["public_key"].as_str().expect("a key");
         let offer = Capabilities {
@@ -94,7 +94,7 @@ impl Hostile {
             &mut message,
         )
         .expect("an initiation");
-        let gun = &stranger.gun;
+        let gun = &unknown_source.gun;
         gun.send(&message[..length]).expect("send");
         let mut response = [0; 512];
         let mut length = Err(std::io::ErrorKind::WouldBlock.into());
@@ -109,10 +109,10 @@ impl Hostile {
         let at = seikan_proto::time::Instant::BOOT;
         let mut hostile = Hostile {
             session: Session::new(&keys, choice.ciphers[0], true, at),
-            stranger,
+            unknown_source,
         };
         let keepalive = hostile.seal(&[0; 3]);
-        hostile.stranger.gun.send(&keepalive).expect("send");
+        hostile.unknown_source.gun.send(&keepalive).expect("send");
         hostile
     }
 
@@ -136,7 +136,7 @@ impl Hostile {
         let begin = Instant::now();
         let mut sent: u64 = 0;
         for (n, datagram) in datagrams.iter().enumerate() {
-            while self.stranger.gun.send(datagram).is_err() {
+            while self.unknown_source.gun.send(datagram).is_err() {
                 std::thread::sleep(Duration::from_millis(1));
             }
             sent += 8 * datagram.len() as u64;
@@ -154,7 +154,7 @@ impl Hostile {
     /// Returns the bytes of UDP payload that have arrived.
     fn received(&self) -> usize {
         let (mut bytes, mut buffer) = (0, [0; 65_536]);
-        while let Ok(length) = self.stranger.gun.recv(&mut buffer) {
+        while let Ok(length) = self.unknown_source.gun.recv(&mut buffer) {
             bytes += length;
         }
         bytes
@@ -366,7 +366,7 @@ fn an_unvalidated_address_gets_at_most_three_times_the_bytes_it_sent() {
             );
             let open = || UdpSocket::bind("198.51.100.1:4001");
             let other = hostile
-                .stranger
+                .unknown_source
                 .namespace
                 .run(open)
                 .expect("namespace")
@@ -375,7 +375,7 @@ fn an_unvalidated_address_gets_at_most_three_times_the_bytes_it_sent() {
                 .connect(("198.51.100.2", TUNNEL_PORT))
                 .expect("connect");
             other.set_nonblocking(true).expect("socket");
-            hostile.stranger.gun = other;
+            hostile.unknown_source.gun = other;
             let mut sent = 0;
             let mut received = 0;
             for n in 0..10_u16 {
@@ -383,7 +383,7 @@ fn an_unvalidated_address_gets_at_most_three_times_the_bytes_it_sent() {
                     frame(5, &fields(&[n * 300 + i as u16]))
                 });
                 let datagram = hostile.seal(if n % 2 == 0 { &probes } else { &[0; 3] });
-                hostile.stranger.gun.send(&datagram).expect("send");
+                hostile.unknown_source.gun.send(&datagram).expect("send");
                 sent += datagram.len();
                 received += bytes_of(&hostile);
                 assert!(received <= 3 * sent, "{received} bytes for {sent}");
