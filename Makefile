@@ -1,12 +1,12 @@
 # `make help` lists the targets. Everything CI checks is in `make test`.
 
-# Tools and other people's tunnels are built once per machine and version, not once per clone.
+# Tools and other tunnels are built once per machine and version, not once per clone.
 TOOLS ?= $(if $(CARGO_HOME),$(CARGO_HOME),$(HOME)/.cargo)/seikan-tools
 PEERS ?= $(TOOLS)/peers
 export TOOLS PEERS
 export PATH := $(TOOLS)/bin:$(PATH)
 
-# Tests that need root or a kernel ability skip loudly; as root nothing may be skipped.
+# Tests that lack root or a kernel feature are skipped with a message; as root none may be skipped.
 SEIKAN_REQUIRE_ALL ?= $(if $(filter 0,$(shell id -u)),1,0)
 export SEIKAN_REQUIRE_ALL
 
@@ -19,127 +19,127 @@ SOURCE ?= all
 .PHONY: help test deps deps-build bare-root peers fmt-check house hooks diagram docs-check book deny clippy doc tests unit interop golden demo-recording recordings fuzz-ci fuzz fuzz-asan \
 	build release demo bench gateway reproduce reproduce-kernel hostile soak soak-mesh interop-kernel doctor-kernel clean
 
-help: ## this list
+help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' Makefile | column -t -s '|'
 
-test: ## everything CI checks, with the time each step took
+test: ## run everything that CI checks, with the time of each step
 	@scripts/test.sh deps fmt-check house docs-check deny clippy doc peers tests fuzz-ci
 
-deps: ## install what the checks need and what is missing
+deps: ## install missing tools for the checks
 	@scripts/install-deps.sh
 
 deps-build:
 	@scripts/install-deps.sh build
 
-bare-root: ## `make demo` and `make test` in a fresh minimal Debian that has a Rust toolchain and make (root; an hour)
+bare-root: ## run `make demo` and `make test` in a minimal Debian with Rust and make only (root; an hour)
 	@scripts/bare-root.sh $(TARGET)
 
-peers: deps-build ## install the other WireGuard implementations the interop tests talk to
+peers: deps-build ## install the other WireGuard implementations for the interop tests
 	@scripts/install-peers.sh "$(PEERS)" wireguard-go boringtun
 
-fmt-check: ## formatting
+fmt-check: ## check the formatting
 	@cargo fmt --all --check
 
-house: ## rules that no compiler checks: dependencies between crates, unsafe code, code that the docs name
+house: ## check rules between crates: dependencies, unsafe code, code named in the docs
 	@scripts/check_house.py --self-test
 	@scripts/check_house.py
 	@scripts/check_named_code.py --self-test
 	@scripts/check_named_code.py
 	@scripts/commit_msg.py --self-test
 
-diagram: ## docs/pictures/crates.svg: the dependencies between the crates
+diagram: ## draw docs/pictures/crates.svg, the dependencies between the crates
 	@scripts/crate_diagram.py docs/pictures/crates.svg
 
 hooks: ## install the hook that checks commit messages in this clone
 	@scripts/commit_msg.py --install
 
-docs-check: ## links, size and line length of README and docs
+docs-check: ## check links, size and line length of README and docs
 	@scripts/check_docs.py --self-test
 	@scripts/check_docs.py
 
-book: ## the documentation as a book: target/book/index.html (installs mdBook)
+book: ## build the documentation as a book, target/book/index.html (installs mdBook)
 	@scripts/install-deps.sh book
 	@"$(TOOLS)/bin/mdbook" build
 
-deny: ## licences, bans and sources of dependencies; advisories where their database can be reached
+deny: ## check licences, bans, sources and advisories of dependencies
 	@cargo deny --all-features check --hide-inclusion-graph licenses bans sources
 	@scripts/advisories.sh
 
-clippy: ## lints, warnings denied
+clippy: ## run clippy, warnings denied
 	@cargo clippy --workspace --all-targets --locked -- -D warnings
 
-doc: ## documentation, warnings denied
+doc: ## build the API documentation, warnings denied
 	@RUSTDOCFLAGS="-D warnings -A rustdoc::private-intra-doc-links" cargo doc --workspace --no-deps --document-private-items --locked
 
-tests: peers ## every test of the workspace, side by side (.config/nextest.toml); ARGS="-p CRATE NAME" for some of them
+tests: peers ## run all tests in parallel (.config/nextest.toml); ARGS="-p CRATE NAME" selects some
 	@SEIKAN_PEERS="$(PEERS)" scripts/tests.sh $(or $(ARGS),--workspace)
 
-unit: ## every test of the workspace but interop
+unit: ## run all tests except interop
 	@scripts/tests.sh --workspace --exclude seikan-interop
 
-interop: peers build ## our binary against other people's WireGuard in namespaces (root)
+interop: peers build ## test against other WireGuard implementations in namespaces (root)
 	@SEIKAN_PEERS="$(PEERS)" scripts/tests.sh -p seikan-interop
 
-golden: ## write the golden texts and the pages made from the program anew: read what changed
+golden: ## rewrite the golden texts and the generated pages; review the changes
 	@rm -f crates/cli/tests/golden/json/* crates/lab/tests/golden/json/*
 	@UPDATE_GOLDEN=1 scripts/tests.sh --workspace -E 'package(seikan) & test(/^(golden|cli|gateway_status|doctor|doctor_ends|mesh::ping)::/) | package(seikan-lab) & test(/^program::/) | test(findings_are_those_expected)'
 	@UPDATE_GOLDEN=1 scripts/tests.sh --workspace -E '(package(seikan) & test(/^docs::/)) | test(the_page_of_metrics)'
 
-demo-recording: release ## docs/pictures/demo.svg: a run of the demo as a moving picture (root, or user namespaces)
+demo-recording: release ## record the demo as docs/pictures/demo.svg (root, or user namespaces)
 	@scripts/record-demo.py "$${CARGO_TARGET_DIR:-target}/release/seikan" docs/pictures/demo.svg
 
-recordings: ## record the doctor's cases anew, which `make tests` judges again (root; two hours on a machine that does nothing else)
+recordings: ## record the doctor's test cases (root; two hours on an idle machine)
 	@cargo build --locked --workspace --bins --examples
 	@sudo=$$(id -u | grep -qx 0 || echo sudo); folder=$$(mktemp -d) && \
 		$$sudo target/debug/seikan lab score --cases 5 --out $$folder/cases.jsonl --recordings $$folder/cases && \
 		target/debug/examples/pack-recordings crates/diagnose/tests/recordings/cases.jsonl.gz $$folder/cases.jsonl $$folder/cases
 
-fuzz-ci: ## one minute of fuzzing over all targets
+fuzz-ci: ## fuzz all targets, one minute in all
 	@scripts/fuzz.sh --total 60
 
-fuzz-asan: ## SECONDS=600 of fuzzing for each target, or for TARGET=name only, with AddressSanitizer
+fuzz-asan: ## fuzz each target, or TARGET=name, for SECONDS=600 with AddressSanitizer
 	@scripts/fuzz.sh --asan --each $(SECONDS) $(TARGET)
 
-fuzz: ## SECONDS=600 of fuzzing for each target, or for TARGET=name only
+fuzz: ## fuzz each target, or TARGET=name, for SECONDS=600
 	@scripts/fuzz.sh --each $(SECONDS) $(TARGET)
 
-build: deps-build ## the programs seikan and seikan-lab, for debugging
+build: deps-build ## build debug binaries of seikan and seikan-lab
 	@cargo build --locked -p seikan -p seikan-lab
 
-release: deps-build ## the programs seikan and seikan-lab, optimised: in target/release
+release: deps-build ## build target/release/seikan and seikan-lab
 	@cargo build --locked --release -p seikan -p seikan-lab
 
-demo: release ## two hosts in namespaces, a tunnel, load, a picture: under a minute
+demo: release ## run the demo: two hosts in namespaces, a tunnel, load, a diagnosis
 	@"$${CARGO_TARGET_DIR:-target}/release/seikan" demo
 
-bench: release ## side by side with the tunnels found in $(PEERS) and on PATH
+bench: release ## benchmark against the tunnels found in $(PEERS) and on PATH
 	@scripts/install-peers.sh "$(PEERS)"
 	@PATH="$(PEERS):$$PATH" "$${CARGO_TARGET_DIR:-target}/release/seikan" lab bench
 
-gateway: release ## from a device through a gateway: ours, other people's, the kernel's forwarding, a naive one (root)
+gateway: release ## benchmark a gateway against other tunnels, kernel forwarding and a naive gateway (root)
 	@scripts/install-peers.sh "$(PEERS)" wireguard-go wireguard-go-tailscale
 	@PATH="$(PEERS):$$PATH" "$${CARGO_TARGET_DIR:-target}/release/seikan" lab gateway
 
-reproduce: release ## SOURCE=all: what others have published about slow tunnels, done again (root; installs ab and nginx)
+reproduce: release ## reproduce published measurements of slow tunnels, SOURCE=all (root; installs ab and nginx)
 	@scripts/reproduce.sh $(SOURCE)
 
-reproduce-kernel: ## calls of kernel functions against throughput, as published, on a stock kernel in a virtual machine (installs QEMU)
+reproduce-kernel: ## reproduce the measurement of kernel functions on a stock kernel in QEMU (installs it)
 	@scripts/reproduce-kernel.sh
 
-hostile: release ## what a flow keeps of its throughput while strangers flood the tunnel's port (root)
+hostile: release ## measure throughput while unknown sources flood the tunnel's port (root)
 	@"$${CARGO_TARGET_DIR:-target}/release/seikan" lab hostile
 
-soak: release ## ten minutes in both protocols: no leak, no stall, every byte checksummed (root)
+soak: release ## run both protocols for ten minutes, checking bytes, leaks and stalls (root)
 	@SEIKAN_SOAK=$(SECONDS) cargo test --locked --release -p seikan-interop --test it soak:: -- --ignored --nocapture --test-threads 1
 
-soak-mesh: ## a thousand members in a virtual network, ten minutes of changes, ten seeds
+soak-mesh: ## simulate a thousand members and ten minutes of changes, with ten seeds
 	@cargo test --locked --release -p seikan-proto --test it mesh:: -- --ignored --nocapture
 
-interop-kernel: ## our binary against the kernel's WireGuard, in a virtual machine (installs QEMU)
+interop-kernel: ## test against the kernel's WireGuard in a virtual machine (installs QEMU)
 	@scripts/interop-kernel.sh
 
-doctor-kernel: ## the doctor on a stock kernel: calls of its functions, its tunnels, in a virtual machine (installs QEMU)
+doctor-kernel: ## test the doctor on a stock kernel in a virtual machine (installs QEMU)
 	@scripts/doctor-kernel.sh
 
-clean: ## what cargo built; tools and peers stay in $(TOOLS)
+clean: ## remove cargo's output; tools and peers stay in $(TOOLS)
 	@cargo clean

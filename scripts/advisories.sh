@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
 # Checks the dependency tree against the RustSec advisories.
 #
-#   scripts/advisories.sh                      fetches the database; where it cannot be reached, takes the snapshot in this tree, says how
-#                                              old it is, and passes if nothing in it concerns us
-#   ADVISORY_DB=DIR scripts/advisories.sh      uses the git clone in DIR instead (its age is judged: 90 days at most)
-#   scripts/advisories.sh --snapshot DIR       writes the snapshot anew from the git clone in DIR: what is known of the crates in Cargo.lock
+#   scripts/advisories.sh                      fetches the database; if that fails, uses the snapshot in this tree and prints its
+#                                              age; passes if no advisory applies
+#   ADVISORY_DB=DIR scripts/advisories.sh      uses the git clone in DIR instead; it may be 90 days old at most
+#   scripts/advisories.sh --snapshot DIR       rewrites the snapshot from the git clone in DIR: advisories on crates of Cargo.lock
 #
-# With SEIKAN_REQUIRE_ADVISORIES=1 an unreachable database is a failure: for machines that are known to reach it.
+# With SEIKAN_REQUIRE_ADVISORIES=1 an unreachable database is a failure, for machines that should reach it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 url=https://github.com/RustSec/advisory-db
 snapshot=$PWD/scripts/advisories
 
-# check_with CLONE [AGE]: cargo-deny clones by the git command, which can be told where the database is.
+# check_with CLONE [AGE]: cargo-deny clones by the git command, which can be redirected to CLONE.
 check_with() {
     local home
     home=$(mktemp -d)
@@ -31,7 +31,7 @@ if [ "${1:-}" = --snapshot ]; then
     sed -n 's/^name = "\(.*\)"/\1/p' Cargo.lock | sort -u | while read -r crate; do
         git -C "$clone" archive HEAD "crates/$crate" 2>/dev/null | tar -x -C "$snapshot" 2>/dev/null || true
     done
-    # Those that others wrote are under a licence that wants to be named; a few lines of ours would not do.
+    # Advisories are under a licence that requires attribution; a summary of ours would not comply.
     grep -rlZ '^license = "CC-BY' "$snapshot/crates" | xargs -0 -r rm -f || true
     find "$snapshot" -type d -empty -delete
     git -C "$clone" log -1 --format=%cI >"$snapshot/DATE"

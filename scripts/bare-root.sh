@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Tries the two commands where nothing is but a Rust toolchain: in a fresh minimal Debian with `make`, as the README asks for.
+# Runs make targets in a fresh minimal Debian with only a Rust toolchain and `make`, the requirements of the README.
 #
-#   scripts/bare-root.sh [TARGET...]     make targets; demo and test unless named (root; an hour from cold)
+#   scripts/bare-root.sh [TARGET...]     make targets [default: demo test] (root; an hour from cold)
 #
-# What ran in it and what it mounted ends with it. BARE_ROOT=DIR keeps the root in DIR and takes it again: with what is
-# installed and built by then, so no longer a bare one.
+# Its processes and mounts end with it. BARE_ROOT=DIR keeps the root in DIR for the next run, with everything installed and
+# built by then.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/packages.sh
@@ -20,7 +20,7 @@ if [ ! -e "$root/etc/debian_version" ]; then
     debootstrap --variant=minbase bookworm "$root" http://deb.debian.org/debian >"$root.log" || { tail -n 5 "$root.log" >&2; exit 1; }
     rm -f "$root.log"
 fi
-# How this machine reaches the network.
+# Network settings of this machine.
 cp /etc/resolv.conf /etc/hosts "$root/etc/"
 cp /etc/ssl/certs/ca-certificates.crt "$root/etc/certificates-of-the-host.crt"
 cp -n /etc/apt/apt.conf.d/* "$root/etc/apt/apt.conf.d/"

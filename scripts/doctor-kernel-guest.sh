@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs inside the virtual machine of doctor-kernel.sh, as root: two namespaces, a veth pair, a tunnel of the kernel's.
+# Runs inside the virtual machine of doctor-kernel.sh, as root: two namespaces, a veth pair, a tunnel of the kernel.
 #
 #   ka: 10.90.0.1 ----veth---- kb: 10.90.0.2        ua, ub
 #   ka: 10.91.0.1 ---tunnel--- kb: 10.91.0.2        ta, tb: vxlan or wireguard
@@ -53,12 +53,12 @@ tunnel() {
     ip netns exec ka ping -q -c 3 -i 0.3 -w 20 10.91.0.2 >/dev/null
 }
 
-# near COMMAND: in ka's network, and with this /sys: that of `ip netns exec` has no tracefs
+# near COMMAND: runs it in ka's network with this /sys; that of `ip netns exec` has no tracefs
 near() {
     nsenter --net=/run/netns/ka "$@"
 }
 
-# doctor NAME OPTIONS: what it says, as NAME.json
+# doctor NAME OPTIONS: writes its output to NAME.json
 doctor() {
     near "$SEIKAN" doctor --json "${@:2}" >"$1.json"
 }
@@ -68,7 +68,7 @@ fail() {
     exit 1
 }
 
-# Waits until a doctor has set its probes: there are some more than before, and no more come.
+# Waits until a doctor has set its probes: their number has grown and is stable.
 until_probed() {
     local last now
     last=$(wc -l <$probes)
@@ -81,7 +81,7 @@ until_probed() {
     fail "no probe was set"
 }
 
-# says FILE EXPRESSION: a Python expression over `v`, the JSON
+# says FILE EXPRESSION: checks a Python expression over `v`, the JSON
 says() {
     python3 -c 'import json, sys
 v = json.load(open(sys.argv[1]))
@@ -89,7 +89,7 @@ for f in v.get("evidence", []): print("  ", f["name"], round(f["value"], 4))
 if not eval(sys.argv[2]): sys.exit("%s: not so: %s" % (v.get("cause"), sys.argv[2]))' "$1.json" "$2"
 }
 
-# A sink of TCP and UDP in kb.
+# Starts a sink for TCP and UDP in kb.
 sink() {
     ip netns exec kb python3 -c 'import socket, threading
 def take(c):
@@ -112,7 +112,7 @@ for i in range(number):
     time.sleep(max(0, begun + i / rate - time.monotonic()))' "$@"
 }
 
-# As much as goes over TCP, until it is killed.
+# Sends over TCP at full speed until it is killed.
 stream() {
     ip netns exec ka python3 -c 'import socket
 c = socket.create_connection(("10.91.0.2", 7000))
@@ -124,7 +124,7 @@ packets_sent() {
     near cat /proc/net/dev | awk '$1 == "ta:" { print $11 }'
 }
 
-# hits FUNCTION: how often the probe that we have set ourselves was passed
+# hits FUNCTION: prints the count of our own probe
 hits() {
     awk -v name="check_$1" '$1 == name { print $2 }' $tracing/kprobe_profile
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The doctor on a stock Debian kernel, in a virtual machine: calls of kernel functions (level 3), which need kprobes, and
-# the kernel's own WireGuard and VXLAN as subjects. $SEIKAN_BIN or a release build.
+# Tests the doctor on a stock Debian kernel in a virtual machine: calls of kernel functions (level 3), which need kprobes,
+# and the kernel's own WireGuard and VXLAN. Uses $SEIKAN_BIN or a release build.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/kernel-machine.sh

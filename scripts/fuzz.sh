@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # Runs the fuzz targets, as many at once as there are cores.
 #
-#   scripts/fuzz.sh [--asan] --each SECONDS [TARGET...]     that long for each target, all of them unless named; built for speed
-#   scripts/fuzz.sh [--asan] --total SECONDS [TARGET...]    that long on the clock for all of them together, five seconds each at least;
-#                                                           built beside the tests, from the same dependencies
+#   scripts/fuzz.sh [--asan] --each SECONDS [TARGET...]     time for each target [default: all]; optimised build
+#   scripts/fuzz.sh [--asan] --total SECONDS [TARGET...]    time for all targets together, at least five seconds each; built from
+#                                                           the dependencies of the tests
 #
-# Every committed input (fuzz/corpus/TARGET) is run first. What is found new is kept under the target folder of the
-# build, not in the tree; a crashing input lands in fuzz/artifacts/TARGET and belongs into fuzz/corpus/TARGET with its fix.
+# Committed inputs (fuzz/corpus/TARGET) run first. New inputs are kept below the target directory of the build, not in the
+# tree. A crashing input is written to fuzz/artifacts/TARGET; commit it to fuzz/corpus/TARGET with its fix.
 #
-# With --asan everything is built anew with AddressSanitizer, whose runtime comes with the compiler: our targets have no unsafe code,
-# what they depend on has.
+# --asan rebuilds everything with AddressSanitizer, whose runtime comes with the compiler: our targets have no unsafe code, but
+# their dependencies have.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=${CARGO_TARGET_DIR:-$PWD/target} options=() folder=""

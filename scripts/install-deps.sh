@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Installs what `make test` needs and what is missing: Debian packages, Rust components, cargo-deny and cargo-nextest.
-# The Rust toolchain itself has to be there. Tools of cargo go to $TOOLS/bin, once per version.
+# Installs missing tools for `make test`: Debian packages, Rust components, cargo-deny and cargo-nextest. The Rust toolchain
+# itself must exist. Cargo's tools go to $TOOLS/bin, once per version.
 #
-#   scripts/install-deps.sh           all of it
-#   scripts/install-deps.sh build     what the command needs to be built
+#   scripts/install-deps.sh           everything
+#   scripts/install-deps.sh build     the requirements of a build
 #   scripts/install-deps.sh book      mdBook, for `make book`
 set -euo pipefail
 . "$(dirname "$0")/packages.sh"
@@ -31,7 +31,7 @@ command -v go >/dev/null || needs+=(go:golang-go)
 
 install_missing "${needs[@]}"
 
-# systemd-resolved, for its test: installed, the package would have this machine's names looked up by it. Only its libraries are.
+# systemd-resolved, for its test, is unpacked and not installed: the package would change this machine's resolver. Its libraries are installed.
 : "${TOOLS:=${CARGO_HOME:-$HOME/.cargo}/seikan-tools}"
 mkdir -p "$TOOLS/bin"
 if [ -x /lib/systemd/systemd-resolved ]; then
@@ -46,14 +46,14 @@ elif ! "$TOOLS/bin/systemd-resolved" --version >/dev/null 2>&1; then
     rm -rf "$dir"
 fi
 
-# Where counts of dropped packets come from; every init system mounts it, but a container has none.
+# tracefs, the source of drop reasons. Init systems mount it, containers do not.
 [ "$(id -u)" != 0 ] || [ -e /sys/kernel/tracing/events ] || mount -t tracefs tracefs /sys/kernel/tracing 2>/dev/null || true
 
 for component in rustfmt clippy; do
     cargo "${component/rustfmt/fmt}" --version >/dev/null 2>&1 || rustup component add "$component"
 done
 
-# cargo_tool NAME VERSION SHA256: the published x86-64 wheel with this checksum where pip is there, else from source (minutes).
+# cargo_tool NAME VERSION SHA256: installs the published x86-64 wheel with this checksum by pip, else builds it from source (minutes).
 cargo_tool() {
     local name=$1 version=$2 sum=$3 dir
     [ "$("$TOOLS/bin/$name" --version 2>/dev/null | awk 'NR == 1 { print $1, $2 }')" != "$name $version" ] || return 0

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs other people's tunnels at pinned versions into a folder, skipping those that are there.
+# Installs other tunnels at pinned versions into a directory; skips those that exist.
 #
-#   scripts/install-peers.sh [DIR] [PEER...]     DIR: target/peers; PEER: all of those below
+#   scripts/install-peers.sh [DIR] [PEER...]     DIR [default: target/peers]; PEER [default: all below]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/packages.sh
@@ -10,7 +10,7 @@ shift || true
 peers=("$@")
 [ ${#peers[@]} -gt 0 ] || peers=(wireguard-go wireguard-go-tailscale boringtun gotatun nebula openvpn)
 
-# Go from 1.21 on fetches by itself the Go that a module asks for; an older one (Debian 12 has 1.19) is given one that does.
+# Go 1.21 and later fetch the version that a module requires. For an older Go (Debian 12 has 1.19) install such a version first.
 recent_go() {
     local had=go1.21 go=golang.org/toolchain@v0.0.1-go1.24.0.linux-amd64 folder
     [ "$(printf '%s\n' $had "$(go env GOVERSION)" | sort -V | head -n 1)" != $had ] || return 0
@@ -30,7 +30,7 @@ go_tool() {
     GOBIN=$out GOFLAGS=-mod=mod go install "$2"
 }
 
-# cargo_tool BINARY CRATE@VERSION; a target folder of its own that is removed, as these trees share nothing with ours.
+# cargo_tool BINARY CRATE@VERSION; builds in a temporary target directory, as it shares nothing with ours.
 cargo_tool() {
     [ ! -x "$out/$1" ] || return 0
     echo "installing $2"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Our binary against the WireGuard of a stock Debian kernel, in a virtual machine.
+# Tests Seikan against the WireGuard of a stock Debian kernel, in a virtual machine.
 #
 #   scripts/interop-kernel.sh                  both roles, with and without a preshared key; $SEIKAN_BIN or a release build
-#   scripts/interop-kernel.sh --kernel-only    the kernel at both ends: proves the harness, needs no binary
+#   scripts/interop-kernel.sh --kernel-only    the kernel at both ends, which tests the harness; needs no binary
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/kernel-machine.sh

@@ -1,13 +1,13 @@
-# Sourced by the scripts that need a stock Debian kernel: a virtual machine that sees this one's files copy-on-write.
+# Sourced by scripts that need a stock Debian kernel: a virtual machine that sees this machine's files copy-on-write.
 #
 #   machine NAME COMMAND    runs a shell command as root in it; fails unless it prints a line "NAME: passed"
 #
-# Installs QEMU and a kernel from Debian's packages and virtme-ng into $target. Uses KVM where it works; software emulation
-# otherwise takes minutes, good for behaviour, useless for speed.
+# Installs QEMU and a kernel from Debian's packages and virtme-ng into $target. Uses KVM if it works, else emulation, which
+# takes minutes and says nothing about speed.
 
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 
-# boot SECONDS OPTIONS... COMMAND: what the machine prints, for so long at most
+# boot SECONDS OPTIONS... COMMAND: prints the machine's output, for SECONDS at most
 boot() {
     PATH=$target/vng/bin:$PATH TMPDIR=$scratch timeout "$1" vng "${@:2:$#-2}" -r "$kernel" --cpus 2 --memory 2G --user root \
         --overlay-rwdir /run --overlay-rwdir /var -- "${@: -1}" </dev/null 2>&1
@@ -33,15 +33,15 @@ install_machine() {
 machine() {
     local log=$target/$1.log accelerator=()
     install_machine
-    # virtme-ng leaves files in it when it is ended from outside.
+    # An interrupted virtme-ng leaves files in it.
     scratch=$(mktemp -d)
     trap 'rm -rf "$scratch"' EXIT
-    # A /dev/kvm that can be opened may still not carry a machine: a nested one, say.
+    # /dev/kvm may open and still fail to run a machine, for example a nested one.
     if ! { [ -w /dev/kvm ] && boot 30 'echo it boots' | grep -q 'it boots'; }; then
         accelerator=(--disable-kvm)
     fi
     echo "kernel: $kernel, ${accelerator[*]:-with KVM}"
-    # The machine's exit code does not reach us: the last line of its log does.
+    # The machine's exit code is lost; the last line of its log is not.
     boot 900 "${accelerator[@]}" "$2" | tee "$log"
     grep -qx "$1: passed" "$log"
 }

@@ -1,7 +1,7 @@
-# Debian packages for the other scripts, which source this.
+# Installs Debian packages; sourced by the other scripts.
 
-# install_missing COMMAND:PACKAGE...: the packages of commands (or of files, by their paths) that are not there, as root. Services that come along are not
-# started: only their programs are wanted.
+# install_missing COMMAND:PACKAGE...: installs the packages of missing commands (or files, by path), as root, without starting
+# their services.
 install_missing() {
     local need missing=() sudo=() policy=/usr/sbin/policy-rc.d
     for need in "$@"; do

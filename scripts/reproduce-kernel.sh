@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# `seikan lab reproduce profile` on a stock Debian kernel, in a virtual machine: that kernel counts calls of its functions, which
-# is what the source held against the throughput. $SEIKAN_BIN or a release build. Rates in emulation say nothing; what goes
-# with what does.
+# Runs `seikan lab reproduce profile` on a stock Debian kernel in a virtual machine: that kernel counts calls of its functions,
+# which the source compared with throughput. Uses $SEIKAN_BIN or a release build. In emulation rates mean nothing, correlations do.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/packages.sh
@@ -10,9 +9,9 @@ cd "$(dirname "$0")/.."
 install_missing ovs-vswitchd:openvswitch-switch ip:iproute2
 [ -n "${SEIKAN_BIN:-}" ] || cargo build --locked --release -p seikan -p seikan-lab
 seikan=${SEIKAN_BIN:-$target/release/seikan}
-# The exit status tells of comparisons of rates.
+# The exit status includes comparisons of rates.
 machine reproduce-kernel "for module in veth bridge tun; do modprobe \$module; done
 mountpoint -q /sys/kernel/tracing || mount -t tracefs tracefs /sys/kernel/tracing
 '$seikan' lab reproduce profile --seconds 2 --rounds 1 | tee /tmp/said || true
-# A row of its own, not the list's title.
+# A row of the list, not its title.
 grep -q '^  calls of ' /tmp/said && echo 'reproduce-kernel: passed'"

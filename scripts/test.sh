@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Runs make targets one after the other and stops at the first that fails.
+# Runs make targets in order and stops at the first failure.
 #
 #   scripts/test.sh STEP...
 #
-# Closes with the time of each step, what was left out and why, and the number of tests that passed and failed.
+# Prints at the end the time of each step, the skipped tests with reasons, and the number of passed and failed tests.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -27,7 +27,7 @@ printf '%-12s %2d:%02d\n' total $(((SECONDS - start) / 60)) $(((SECONDS - start)
 grep -h '^SKIPPED' "$log/out" | sort | uniq -c
 [ -z "$failed" ] || printf 'FAILED: make %s\n' "$failed"
 
-# The sum over every runner's closing line: "...: 3 passed, 0 failed" and perhaps ", 1 skipped".
+# Sums the last lines of all runners: "...: 3 passed, 0 failed", optionally ", 1 skipped".
 sed -nE 's/.*: .*\b([0-9]+) passed, ([0-9]+) failed(, ([0-9]+) skipped)?.*/\1 \2 \4/p' "$log/out" |
     awk -v broken="${failed:+1}" '{ p += $1; f += $2; s += $3 } END { if (broken && !f) f = 1; printf "%d passed, %d failed, %d skipped\n", p, f, s }'
 [ -z "$failed" ]

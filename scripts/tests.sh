@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Plays tests by cargo-nextest and says what `scripts/test.sh` sums up: what was skipped and why, which took longest, and how many passed.
+# Runs tests by cargo-nextest; prints for `scripts/test.sh` the skipped tests with reasons, the slowest, and the number of passed tests.
 #
-#   scripts/tests.sh WORD...     words for `cargo nextest run`
+#   scripts/tests.sh ARG...     arguments of `cargo nextest run`
 set -uo pipefail
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
 report=$target/nextest/default/junit.xml
 said=$(mktemp)
 trap 'rm -f "$said"' EXIT
-# Tests of crates beside the command's, whose build cargo does not see to: of a whole workspace it is there.
+# Tests of other crates run the command, which cargo builds only for the whole workspace.
 export SEIKAN_BIN=${SEIKAN_BIN:-$(realpath -m "$target")/debug/seikan}
 rm -f "$report"
 cargo nextest run --locked "$@" 2> >(tee "$said" >&2)

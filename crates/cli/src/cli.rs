@@ -1,11 +1,14 @@
-//! What may be written on the command line. Help, completions and man pages all come from this definition.
+//! The command line. Help, completions and man pages are made from it.
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
-use seikan_config::{Diagnostics, Overrides, Protocol};
+use std::fmt::Write;
+use std::process::ExitCode;
+
+use clap::builder::Styles;
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::verbs;
 
-/// A user-space secure overlay network that can say and prove what makes a tunnel slow.
+/// Run, join, diagnose and repair encrypted tunnels.
 #[derive(Debug, Parser)]
 #[command(
     name = "seikan",
@@ -14,114 +17,165 @@ use crate::verbs;
     arg_required_else_help = true
 )]
 #[command(after_help = "Example:\n  \
-    sudo seikan demo                    see it work on this machine, in under a minute\n\n\
+    sudo seikan demo    show a tunnel, load and a diagnosis on this machine\n\n\
+    `seikan COMMAND --help` shows options and examples of a command.\n\
     Exit status: 0 done, 1 failed, 2 wrong usage. NO_COLOR turns colours off.")]
-pub struct Cli {
-    /// What to do.
+struct Cli {
     #[command(subcommand)]
-    pub verb: Verb,
+    verb: Verb,
 }
 
-/// The verbs, in the order of the help.
+/// The verbs. [`GROUPS`] has their order in the help.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
-    /// Show everything on this machine: two hosts, a tunnel, load, figures
-    Demo(verbs::lab::DemoArguments),
     /// Run a tunnel from a configuration file
     Up(verbs::up::Arguments),
     /// Stop a tunnel
     Down(verbs::down::Arguments),
-    /// Show tunnels: peers, rates, and every drop by its reason
+    /// Show tunnels, peers, rates and dropped packets
     Status(verbs::status::Arguments),
-    /// Find out what makes a tunnel slow
+    /// Check a configuration file
+    Check(verbs::check::Arguments),
+    /// Show the devices of a gateway, or discover hosts on a LAN
+    Gateway(verbs::gateway::Arguments),
+    /// Join a mesh
+    Join(verbs::join::Arguments),
+    /// Leave a mesh
+    Leave(verbs::leave::Arguments),
+    /// Measure the round trip to a peer and show its path
+    Ping(verbs::ping::Arguments),
+    /// Replace this host's key in its mesh
+    RotateKey(verbs::rotate_key::Arguments),
+    /// Run or administer the coordinator of a mesh
+    Coordinator(Box<verbs::coordinator::Arguments>),
+    /// Run a relay for members without a direct path
+    Relay(verbs::relay::Arguments),
+    /// Diagnose why a tunnel is slow
     Doctor(verbs::doctor::Arguments),
-    /// Keep what a tunnel does in a file, for `doctor --from`
-    Record(verbs::record::Arguments),
-    /// Draw a recording of the doctor's as a page with pictures
-    Report(verbs::report::Arguments),
     /// Watch a tunnel in the terminal
     Top(verbs::top::Arguments),
-    /// Make this host a member of a mesh
-    Join(verbs::join::Arguments),
-    /// Give this host another key in its mesh, while it is up
-    RotateKey(verbs::rotate_key::Arguments),
-    /// Take this host out of a mesh
-    Leave(verbs::leave::Arguments),
-    /// See what lies between this host and the other members of its mesh
+    /// Report NAT type, reachability and relays of this host
     Netcheck(verbs::netcheck::Arguments),
-    /// Ask a peer whether it answers, how fast, and by which way
-    Ping(verbs::ping::Arguments),
-    /// Run the coordinator of a mesh, and see to its members
-    Coordinator(Box<verbs::coordinator::Arguments>),
-    /// Run a relay for members of a mesh that do not reach each other
-    Relay(verbs::relay::Arguments),
-    /// See the devices of a gateway, and who is on a local network
-    Gateway(verbs::gateway::Arguments),
+    /// Record a tunnel for `seikan doctor --from`
+    Record(verbs::record::Arguments),
+    /// Draw a recording as an HTML page
+    Report(verbs::report::Arguments),
     /// Print a new private key
     Genkey(verbs::genkey::Arguments),
-    /// Print the public key of the private key read from standard input
+    /// Print the public key of the private key on standard input
     Pubkey(verbs::pubkey::Arguments),
     /// Print a new preshared key
     Genpsk(verbs::genpsk::Arguments),
-    /// Check a configuration file
-    Check(verbs::check::Arguments),
+    /// Show a tunnel, load and a diagnosis on this machine
+    Demo(verbs::lab::DemoArguments),
     /// Measure and test on this machine
     Lab(verbs::lab::Arguments),
-    /// Write shell completions and man pages
-    #[command(hide = true)]
+    /// Write shell completions or man pages
     Generate(verbs::generate::Arguments),
 }
 
-/// What replaces a value of the configuration file.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Instead of what the file says")]
-pub struct OverrideArguments {
-    /// Wire protocol [environment: SEIKAN_PROTOCOL]
-    #[arg(long)]
-    pub protocol: Option<ProtocolName>,
-    /// Use no segmentation or checksum offloads [environment: SEIKAN_OFFLOAD=false]
-    #[arg(long)]
-    pub no_offload: bool,
-    /// Serve Prometheus metrics there, such as 127.0.0.1:9586 [environment: SEIKAN_METRICS]
-    #[arg(long, value_name = "ADDRESS")]
-    pub metrics: Option<std::net::SocketAddr>,
-    /// MTU inside the tunnel [environment: SEIKAN_MTU]
-    #[arg(long, value_name = "BYTES")]
-    pub mtu: Option<u32>,
+/// Groups of verbs in the help.
+const GROUPS: [(&str, &[&str]); 4] = [
+    ("Tunnel", &["up", "down", "status", "check", "gateway"]),
+    (
+        "Mesh",
+        &[
+            "join",
+            "leave",
+            "ping",
+            "rotate-key",
+            "coordinator",
+            "relay",
+        ],
+    ),
+    (
+        "Diagnose",
+        &["doctor", "top", "netcheck", "record", "report"],
+    ),
+    (
+        "Tools",
+        &["genkey", "pubkey", "genpsk", "demo", "lab", "generate"],
+    ),
+];
+
+/// Parses the arguments of this process; prints help or an error and exits if they ask for it.
+pub fn parse() -> Verb {
+    let matches = command().get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    cli.verb
 }
 
-/// A wire protocol, as the command line has it.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum ProtocolName {
-    /// WireGuard, with any WireGuard at the other end
-    Wireguard,
-    /// Seikan's own, with Seikan at the other end
-    Native,
+/// Returns the definition of the command line, with the verbs in groups: clap has one heading for
+/// all of them.
+fn command() -> clap::Command {
+    let command = Cli::command();
+    let template = format!(
+        "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n{}\n{}\n{{options}}{{after-help}}",
+        groups(&command),
+        heading("Options")
+    );
+    command.help_template(template)
 }
 
-impl OverrideArguments {
-    /// These options over the environment's variables.
-    pub fn with_environment(&self) -> Result<Overrides, Diagnostics> {
-        let options = Overrides {
-            protocol: self.protocol.map(|name| match name {
-                ProtocolName::Wireguard => Protocol::Wireguard,
-                ProtocolName::Native => Protocol::Native,
-            }),
-            offload: self.no_offload.then_some(false),
-            metrics: self.metrics,
-            mtu: self.mtu,
-        };
-        Ok(options.over(Overrides::from_env()?))
+fn groups(command: &clap::Command) -> String {
+    let names = GROUPS.iter().flat_map(|(_, names)| *names);
+    let width = names.map(|name| name.len()).max().unwrap_or_default();
+    let literal = *Styles::styled().get_literal();
+    let mut text = String::new();
+    for (group, names) in GROUPS {
+        let _ = writeln!(text, "\n{}", heading(group));
+        for name in names {
+            let verb = command.find_subcommand(name);
+            let about = verb.and_then(clap::Command::get_about);
+            let about = about.map(ToString::to_string).unwrap_or_default();
+            let _ = writeln!(text, "  {literal}{name:width$}{literal:#}  {about}");
+        }
+    }
+    text
+}
+
+fn heading(text: &str) -> String {
+    let style = *Styles::styled().get_header();
+    format!("{style}{text}:{style:#}")
+}
+
+impl Verb {
+    /// Runs the verb.
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        match self {
+            Verb::Up(arguments) => verbs::up::run(&arguments),
+            Verb::Down(arguments) => verbs::down::run(&arguments),
+            Verb::Status(arguments) => verbs::status::run(&arguments),
+            Verb::Check(arguments) => verbs::check::run(&arguments),
+            Verb::Gateway(arguments) => verbs::gateway::run(&arguments),
+            Verb::Join(arguments) => verbs::join::run(&arguments),
+            Verb::Leave(arguments) => verbs::leave::run(&arguments),
+            Verb::Ping(arguments) => verbs::ping::run(&arguments),
+            Verb::RotateKey(arguments) => verbs::rotate_key::run(&arguments),
+            Verb::Coordinator(arguments) => verbs::coordinator::run(&arguments),
+            Verb::Relay(arguments) => verbs::relay::run(&arguments),
+            Verb::Doctor(arguments) => verbs::doctor::run(&arguments),
+            Verb::Top(arguments) => verbs::top::run(&arguments),
+            Verb::Netcheck(arguments) => verbs::netcheck::run(&arguments),
+            Verb::Record(arguments) => verbs::record::run(&arguments),
+            Verb::Report(arguments) => verbs::report::run(&arguments),
+            Verb::Genkey(arguments) => verbs::genkey::run(&arguments),
+            Verb::Pubkey(arguments) => verbs::pubkey::run(&arguments),
+            Verb::Genpsk(arguments) => verbs::genpsk::run(&arguments),
+            Verb::Demo(arguments) => verbs::lab::demo(&arguments),
+            Verb::Lab(arguments) => verbs::lab::run(&arguments),
+            Verb::Generate(arguments) => verbs::generate::run(&arguments, command()),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
+    use super::*;
 
     #[test]
     fn the_definition_is_consistent() {
-        super::Cli::command().debug_assert();
+        command().debug_assert();
     }
 
     #[test]
@@ -134,6 +188,21 @@ mod tests {
                 check(verb);
             }
         }
-        check(&super::Cli::command());
+        check(&command());
+    }
+
+    #[test]
+    fn every_verb_is_in_one_group() {
+        let mut grouped: Vec<&str> = GROUPS
+            .iter()
+            .flat_map(|(_, names)| *names)
+            .copied()
+            .collect();
+        let command = command();
+        let verbs = command.get_subcommands().filter(|verb| !verb.is_hide_set());
+        let mut all: Vec<&str> = verbs.map(clap::Command::get_name).collect();
+        grouped.sort_unstable();
+        all.sort_unstable();
+        assert_eq!(grouped, all);
     }
 }

@@ -1,4 +1,4 @@
-//! The service manager, if there is one that waits until this process is ready (sd_notify(3)).
+//! Notification of the service manager, if it waits for readiness (sd_notify(3)).
 
 use std::ffi::OsStr;
 use std::io;
@@ -8,7 +8,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 
 use sd_notify::NotifyState;
 
-/// A socket to it, connected before privileges are given up, after which no other can be.
+/// A connection to the service manager. It has to be made before privileges are dropped.
 pub struct Manager(Option<UnixDatagram>);
 
 impl Manager {
@@ -18,9 +18,10 @@ impl Manager {
         Manager(address.and_then(|address| connected(&address).ok()))
     }
 
-    /// Tells it how things go, once: a process that was taken over could send to others by this socket. Without a manager there is
-    /// nobody to tell.
-    pub fn tell(&mut self, states: &[NotifyState<'_>]) {
+    /// Reports that this service is ready, with a status line, and closes the connection: a
+    /// compromised process could use it. Does nothing without a manager.
+    pub fn notify_ready(&mut self, status: &str) {
+        let states = [NotifyState::Ready, NotifyState::Status(status)];
         let lines: Vec<String> = states.iter().map(ToString::to_string).collect();
         if let Some(socket) = self.0.take() {
             let _ = socket.send(lines.join("\n").as_bytes());

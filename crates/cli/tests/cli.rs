@@ -1,4 +1,4 @@
-//! The `seikan` binary as a shell sees it: what it prints, and its exit status.
+//! The `seikan` binary as a shell sees it: output and exit status.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -9,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 const PRIVATE: &str = "yAnz5TF+lXXJte14tji3zlMNq+hd2rYUIgJBgB3fBmk=";
 const PEER: &str = "8kfUEz8qhR7BQ5TjDIo3G07Wy+gE18QueE0wzU1MNSE=";
 
-/// Every verb that people are told of, with its words.
+/// Every listed verb, with arguments.
 fn seikan() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_seikan"));
     for name in ["PROTOCOL", "OFFLOAD", "METRICS", "MTU"] {
@@ -63,7 +63,7 @@ fn good_config() -> (tempfile::TempDir, PathBuf) {
     ))
 }
 
-/// All verbs, with those below them, as the help lists them; with each its help.
+/// Returns all verbs, with those below them, as the help lists them, each with its help.
 fn verbs() -> Vec<(Vec<String>, String)> {
     let mut all: Vec<(Vec<String>, String)> = Vec::new();
     let mut open = vec![Vec::new()];
@@ -74,7 +74,7 @@ fn verbs() -> Vec<(Vec<String>, String)> {
         let text = stdout(&output);
         let below = text.lines().skip_while(|line| *line != "Commands:").skip(1);
         let below = below.take_while(|line| !line.is_empty());
-        // What is further in goes on with the line before.
+        // A deeper indented line continues the one before.
         let names = below.filter_map(|line| line.strip_prefix("  ")?.split(' ').next());
         for name in names.filter(|name| !name.is_empty() && *name != "help") {
             open.push([verb.clone(), vec![name.to_owned()]].concat());
@@ -115,7 +115,7 @@ fn the_help_of_every_verb_shows_its_use_and_an_example() {
 
 #[test]
 fn lines_of_the_help_end_where_the_terminal_does() {
-    /// What the help is wrapped to where there is no terminal.
+    /// Width of the help without a terminal.
     const WIDTH: usize = 100;
     let prose = |line: &str| !line.is_empty() && !line.starts_with(' ');
     for (verb, text) in verbs() {
@@ -175,7 +175,7 @@ fn pubkey_gives_the_public_keys_of_rfc_7748() {
 }
 
 #[test]
-fn pubkey_refuses_what_is_no_key_and_does_not_repeat_it() {
+fn pubkey_refuses_invalid_keys_and_does_not_print_them() {
     for input in [
         "",
         "short",
@@ -256,7 +256,7 @@ fn check_says_that_a_good_file_is_usable() {
 }
 
 #[test]
-fn check_says_what_a_gateway_is_for() {
+fn check_summarises_a_gateway() {
     let (_folder, path) = config_file(&format!(
         "[Interface]\nPrivateKey = {PRIVATE}\nAddress = 10.77.0.1/24\n[Gateway]\nInterface = eth1\n\
          Mode = routed\n[Device]\nName = plc\nLAN = 192.168.1.10\n"
@@ -357,7 +357,7 @@ fn up_refuses_a_file_with_errors() {
 }
 
 #[test]
-fn colours_are_for_those_who_want_them() {
+fn colours_are_for_terminals_without_no_color() {
     let (_folder, path) = config_file("[Interface]\n");
     let coloured = |forced: bool, refused: bool| {
         let mut command = seikan();
@@ -410,7 +410,7 @@ fn every_verb_has_a_man_page() {
     }
 }
 
-/// `seikan` that looks for instances in an empty folder.
+/// Runs `seikan` with an empty directory of control sockets.
 fn without_instances(args: &[&str]) -> Output {
     let folder = tempfile::tempdir().unwrap();
     let mut command = seikan();
@@ -428,7 +428,7 @@ fn status_without_a_tunnel_says_so() {
 }
 
 #[test]
-fn status_and_down_of_what_does_not_run_fail() {
+fn status_and_down_fail_without_a_tunnel() {
     for verb in ["status", "down"] {
         let output = without_instances(&[verb, "nothere0"]);
         assert_eq!(output.status.code(), Some(1), "{verb}");

@@ -1,5 +1,5 @@
-//! Ten thousand configured peers that are never heard of: what they take of memory, and that the
-//! one that is there is served. What they cost of throughput: `seikan lab bench --idle-peers`.
+//! Ten thousand configured peers that never connect: their memory, and service for the
+//! one that does. `seikan lab bench --idle-peers` measures their cost in throughput.
 
 use std::fmt::Write;
 use std::time::Instant;
@@ -10,7 +10,7 @@ use base64::engine::general_purpose::STANDARD;
 use seikan_load::Pattern;
 
 const IDLE: u32 = 10_000;
-/// Memory of the whole program with them.
+/// Maximum memory of the whole program with them.
 const MEMORY: u64 = 256 << 20;
 
 fn sections() -> String {
@@ -52,7 +52,7 @@ fn serves_one_of_many(protocol: &str) {
             "{protocol}: up after {started:?}, {} KiB at most",
             memory.peak >> 10
         );
-        // Once the status was told and memory is at its peak, all goes on.
+        // After a status, with memory at its peak, everything still works.
         assert!(world.answers_within(PATIENCE), "no echo");
     });
 }

@@ -1,5 +1,5 @@
-//! The doctor in front of a real tunnel: idle, with a queue that is too short, asked for what is not there, and reading what
-//! was recorded.
+//! The doctor on a real tunnel: idle, with a short queue, with invalid arguments, and reading
+//! recordings.
 
 use crate::shape::check_shape;
 use std::io::Read;
@@ -45,19 +45,19 @@ fn verdict(output: &Output) -> Value {
     verdict
 }
 
-/// Bursts of datagrams into the tunnel, far below what it can carry, until told to stop.
+/// Sends bursts of datagrams into the tunnel, far below its capacity, until it is stopped.
 fn bursts(stop: &AtomicBool) {
     let socket = UdpSocket::bind("10.80.0.1:0").expect("bind");
     while !stop.load(Ordering::Relaxed) {
         for _ in 0..64 {
-            // A full queue is no error to a sender of UDP.
+            // A full queue is no error for a UDP sender.
             let _ = socket.send_to(&[7; 1200], "10.80.0.2:9");
         }
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
-/// What `work` gives while bursts go through the tunnel.
+/// Returns the result of `work` while bursts go through the tunnel.
 fn under_bursts<T>(world: &World, work: impl FnOnce() -> T) -> T {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -70,7 +70,7 @@ fn under_bursts<T>(world: &World, work: impl FnOnce() -> T) -> T {
 }
 
 #[test]
-fn an_idle_tunnel_is_told_to_be_used_and_the_verdict_has_its_keys() {
+fn an_idle_tunnel_gets_advice_and_the_verdict_has_its_keys() {
     in_world([""; 2], |world| {
         let _tunnels = world.both_up();
         let output = doctor(world, &["--json", "--exit-code"]);
@@ -83,7 +83,7 @@ fn an_idle_tunnel_is_told_to_be_used_and_the_verdict_has_its_keys() {
         expected.sort_unstable();
         assert_eq!(keys, expected);
         assert_eq!(verdict["path"]["inner"], *world.left.interface);
-        // Ten in each of two seconds, on a machine that may be busy.
+        // Ten in each of two seconds, on a possibly busy machine.
         let samples = verdict["cost"]["samples"].as_u64().expect("a count");
         assert!((10..=21).contains(&samples), "{samples}");
     });
@@ -101,13 +101,14 @@ fn a_queue_that_is_too_short_is_named() {
     });
 }
 
-/// Whether a cause is named, or shows beside it: where many tests run at once, waiting for a processor shows as well.
+/// Returns whether a cause is named or also shown: with many tests at once, waiting for a processor
+/// shows too.
 fn shows(verdict: &Value, cause: &str) -> bool {
     let lists = ["chain", "alternatives"].map(|list| verdict[list].as_array().expect("a list"));
     lists.into_iter().flatten().any(|name| name == cause)
 }
 
-/// A doctor that tries what helps, without asking.
+/// Runs a doctor that tries remedies without asking.
 fn fixing(iface: &str) -> [&str; 8] {
     [
         "doctor",
@@ -134,7 +135,7 @@ fn with_a_short_queue(world: &World) {
 }
 
 #[test]
-fn what_helps_is_kept_until_it_is_undone() {
+fn a_helpful_change_stays_until_it_is_undone() {
     in_world([""; 2], |world| {
         let _tunnels = world.both_up();
         with_a_short_queue(world);
@@ -170,7 +171,8 @@ fn a_proof_leaves_nothing_changed() {
     });
 }
 
-/// A router beside the tunnel's way: left `198.51.100.1`, router `198.51.100.2` on the right host.
+/// Adds a router that bypasses the tunnel: left `198.51.100.1`, router `198.51.100.2` on the right
+/// host.
 fn with_a_router(world: &World) {
     let end = std::os::fd::AsFd::as_fd(&world.right.namespace);
     let link = world
@@ -236,7 +238,7 @@ fn a_change_goes_with_the_doctor_that_is_killed() {
 }
 
 #[test]
-fn nobody_is_asked_where_nobody_can_answer() {
+fn nothing_is_asked_without_a_terminal() {
     in_world([""; 2], |world| {
         let output = world.run(&world.left, &["doctor", "--fix", "--json"]);
         assert_eq!(output.status.code(), Some(1));
@@ -264,13 +266,13 @@ fn nothing_is_captured() {
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let (left, done) = (&world.left.namespace, &done);
-            // Of the thread: that of the process is another namespace's.
+            // The thread's: the process's is of another namespace.
             let look = || std::fs::read_to_string("/proc/thread-self/net/packet").expect("read");
             let looking = scope.spawn(move || {
                 left.run(|| {
                     let mut looks = 0;
                     while !done.load(Ordering::Relaxed) {
-                        // A heading, and a line for each packet socket.
+                        // A heading, and one line for each packet socket.
                         let sockets = look().lines().count() - 1;
                         assert_eq!(sockets, 0);
                         looks += 1;
@@ -289,7 +291,7 @@ fn nothing_is_captured() {
 }
 
 #[test]
-fn what_is_piped_has_80_columns_and_no_colours() {
+fn piped_output_has_80_columns_and_no_colours() {
     in_world([""; 2], |world| {
         let _tunnels = world.both_up();
         let output = under_bursts(world, || doctor(world, &["--verbose"]));
@@ -309,7 +311,7 @@ fn calls_are_counted_or_it_says_why_not() {
         let output = under_bursts(world, || doctor(world, &words));
         assert!(output.status.success(), "{}", stderr(&output));
         let text = String::from_utf8(output.stdout).expect("UTF-8");
-        // Only a kernel with kprobes can.
+        // Needs a kernel with kprobes.
         let told = match Path::new("/sys/bus/event_source/devices/kprobe").exists() {
             true => "  udp_sendmsg ",
             false => "  calls of kernel functions: ",
@@ -330,7 +332,7 @@ fn the_map_needs_no_samples() {
 }
 
 #[test]
-fn ctrl_c_ends_it_with_what_there_is() {
+fn ctrl_c_ends_it_with_the_data_so_far() {
     in_world([""; 2], |world| {
         let _tunnels = world.both_up();
         let iface = &world.left.interface;
@@ -347,15 +349,15 @@ fn ctrl_c_ends_it_with_what_there_is() {
 }
 
 #[test]
-fn who_may_nothing_is_told_what_is_missing() {
+fn missing_permissions_are_listed() {
     in_world([""; 2], |world| {
         let _tunnels = world.both_up();
-        // The place of this program may not be open to everybody.
+        // Other users may not reach the directory of this program.
         let program = world.folder.path().join("seikan");
         std::fs::copy(env!("CARGO_BIN_EXE_seikan"), &program).expect("copy");
         let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(world.folder.path(), open).expect("mode");
-        // The namespace is entered first, which nobody may not.
+        // The namespace is entered first, which an unprivileged user cannot.
         let mut command = std::process::Command::new("setpriv");
         command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
         command.arg(&program).args([
@@ -382,13 +384,13 @@ fn who_may_nothing_is_told_what_is_missing() {
     });
 }
 
-/// A file of the world's, as a word.
+/// Returns the path of a file of the world.
 fn file(world: &World, name: &str) -> String {
     let path = world.folder.path().join(name);
     path.to_str().expect("UTF-8").to_owned()
 }
 
-/// Files of the world whose name has this in it.
+/// Returns the files of the world with this in their name.
 fn files(world: &World, part: &str) -> Vec<String> {
     let entries = world.folder.path().read_dir().expect("list");
     let names = entries.map(|entry| entry.expect("entry").file_name().into_string());
@@ -397,7 +399,7 @@ fn files(world: &World, part: &str) -> Vec<String> {
 }
 
 #[test]
-fn what_was_recorded_gives_the_verdict_that_was_given_live() {
+fn a_recording_gives_the_same_verdict_as_the_live_run() {
     in_world([""; 2], |world| {
         let _tunnels = world.both_up();
         with_a_short_queue(world);
@@ -406,7 +408,7 @@ fn what_was_recorded_gives_the_verdict_that_was_given_live() {
         let live = verdict(&under_bursts(world, || doctor(world, &words)));
         assert!(shows(&live, "tun-queue-overflow"), "{live:#}");
         assert_eq!(live["level"], "confirmed", "{live:#}");
-        // Whoever reads it needs no tunnel.
+        // Reading it needs no tunnel.
         let read = world.run(&world.right, &["doctor", "--from", &file, "--json"]);
         let read = verdict(&read);
         assert_eq!(read, live);
@@ -468,7 +470,7 @@ fn ctrl_c_ends_a_recording_with_a_whole_file_or_none() {
 }
 
 #[test]
-fn what_is_no_recording_is_refused() {
+fn other_files_than_recordings_are_refused() {
     in_world([""; 2], |world| {
         let _tunnels = world.both_up();
         let text = file(world, "text");

@@ -1,4 +1,5 @@
-//! Two doctors at the two ends of a tunnel: what one cannot see the other tells, and strangers are told nothing.
+//! Two doctors at the two ends of a tunnel: each reports what the other cannot see, and unknown
+//! sources get nothing.
 
 use crate::shape::check_shape;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -21,7 +22,7 @@ const SEIKAN: &str = env!("CARGO_BIN_EXE_seikan");
 const DEVICE: &str = "crude0";
 const PORT: u16 = 9587;
 
-/// A process that goes with the test.
+/// A process; killed with the test.
 struct Running(Child);
 
 impl Drop for Running {
@@ -37,7 +38,7 @@ impl Running {
     }
 }
 
-/// A crude tunnel between two hosts, and a doctor that listens at its far end.
+/// A crude tunnel between two hosts, and a listening doctor at its far end.
 struct Two {
     listener: Running,
     log: BufReader<ChildStderr>,
@@ -47,8 +48,8 @@ struct Two {
 }
 
 impl Two {
-    /// `far`: how the tunnel's far end is sick; `options` of the doctor that listens. `None` (loudly) where there can be
-    /// no hosts.
+    /// `far`: fault of the tunnel's far end; `options` of the listening doctor. Returns `None`,
+    /// with a message, if the machine cannot.
     fn start(far: &[&str], options: &[&str]) -> Option<Self> {
         let hosts = match Hosts::create(Link::default()) {
             Ok(hosts) => hosts,
@@ -131,21 +132,21 @@ impl Two {
         )
     }
 
-    /// What a doctor at the near end says.
+    /// Returns the output of a doctor at the near end.
     fn asked(&self, words: &[&str]) -> Output {
         finish(self.ask(words))
     }
 
-    /// The next line of the listener's log.
+    /// Returns the next line of the listener's log.
     fn logged(&mut self) -> String {
         let mut line = String::new();
         self.log.read_line(&mut line).expect("read");
         line
     }
 
-    /// Sockets of the far host: TCP that listens, and UDP.
+    /// Returns the sockets of the far host: listening TCP, and UDP.
     fn ports(&self) -> Vec<String> {
-        // Of the thread: that of the process is another namespace's.
+        // The thread's: the process's is of another namespace.
         let read = || {
             ["tcp", "udp", "tcp6", "udp6"].map(|name| {
                 let text = std::fs::read_to_string(format!("/proc/thread-self/net/{name}"));
@@ -198,15 +199,16 @@ fn verdict(output: &Output) -> Value {
     verdict
 }
 
-/// Whether a cause is named, or shows beside it: where many tests run at once, waiting for a processor shows as well.
+/// Returns whether a cause is named or also shown: with many tests at once, waiting for a processor
+/// shows too.
 fn shows(verdict: &Value, cause: &str) -> bool {
     let lists = ["chain", "alternatives"].map(|list| verdict[list].as_array().expect("a list"));
     lists.into_iter().flatten().any(|name| name == cause)
 }
 
 #[test]
-fn what_only_the_far_end_can_see_is_named_from_here() {
-    // Room for a datagram or two.
+fn causes_visible_only_at_the_far_end_are_named_from_here() {
+    // Capacity for a datagram or two.
     let Some(mut two) = Two::start(&["--rcvbuf", "2304"], &[]) else {
         return;
     };
@@ -226,7 +228,7 @@ fn what_only_the_far_end_can_see_is_named_from_here() {
     .expect("load");
     assert!(!shows(&alone, "udp-receive-buffer"), "{alone:#}");
     assert_eq!(alone["far"], Value::Null);
-    // On a machine that is full something deeper may show.
+    // On a busy machine a deeper cause may show.
     let chain = both["chain"].as_array().expect("a list");
     assert!(
         chain.iter().any(|name| name == "udp-receive-buffer"),
@@ -234,7 +236,7 @@ fn what_only_the_far_end_can_see_is_named_from_here() {
     );
     assert_eq!(both["far"]["at"], "far-end");
     assert_eq!(both["far"]["path"]["inner"], DEVICE);
-    // The doctors' own connection is none of the tunnel's users.
+    // The doctors' own connection does not count as traffic of the tunnel.
     for path in [&both["path"], &both["far"]["path"]] {
         assert_eq!(
             path["flows"].as_array().expect("a list").len(),
@@ -270,7 +272,7 @@ fn the_wrong_key_is_refused_and_shown_nowhere() {
         errors.contains("our key") && output.stdout.is_empty(),
         "{errors}"
     );
-    // The right one is served, and neither is told.
+    // The right one is served, and neither is notified.
     let output = two.asked(&[]);
     let said = [&output.stdout[..], &output.stderr].concat();
     let said = String::from_utf8_lossy(&said);
@@ -282,7 +284,7 @@ fn the_wrong_key_is_refused_and_shown_nowhere() {
 }
 
 #[test]
-fn a_second_doctor_is_told_that_it_is_busy() {
+fn a_second_doctor_is_refused_as_busy() {
     let Some(mut two) = Two::start(&[], &[]) else {
         return;
     };
@@ -297,7 +299,7 @@ fn a_second_doctor_is_told_that_it_is_busy() {
 }
 
 #[test]
-fn strangers_hear_nothing_and_keep_nobody_out() {
+fn unknown_sources_get_no_answer_and_block_nobody() {
     let Some(two) = Two::start(&[], &[]) else {
         return;
     };
@@ -310,7 +312,7 @@ fn strangers_hear_nothing_and_keep_nobody_out() {
         let mut heard = Vec::new();
         let limit = Some(PATIENCE);
         stranger.set_read_timeout(limit).expect("timeout");
-        // Closed, or reset with what it said unread.
+        // Closed, or reset with its message unread.
         let _ = stranger.read_to_end(&mut heard);
         assert!(heard.is_empty(), "{heard:?}");
     }
@@ -355,7 +357,7 @@ fn load_flows_at_its_rate_in_either_direction_and_leaves_nothing() {
         let output = two.asked(words);
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
         let bytes = counted() - bytes;
-        // 20 Mbit/s for 3 s are 7.5 MB; before and after it are a second or two.
+        // 20 Mbit/s for 3 s are 7.5 MB; set-up and end take a second or two.
         assert!(
             (3_000_000..=20_000_000).contains(&bytes),
             "{direction}: {bytes}"
@@ -375,7 +377,7 @@ fn the_load_ends_with_ctrl_c_and_with_a_client_that_is_killed_or_silent() {
     };
     let before = two.ports();
     let words = ["--load", "udp", "--load-rate", "5", "--seconds", "60"];
-    // One that is stopped keeps its connection, but says nothing any more.
+    // A stopped process keeps its connection but is silent.
     let ends = [
         (Signal::SIGINT, Some(0)),
         (Signal::SIGKILL, None),
@@ -394,7 +396,7 @@ fn the_load_ends_with_ctrl_c_and_with_a_client_that_is_killed_or_silent() {
         assert_eq!(output.status.code(), code, "{}", stderr(&output));
         eventually("a port stays open", || two.ports() == before);
     }
-    // And the next one is served.
+    // The next one is served.
     let output = two.asked(&[]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
 }
@@ -412,7 +414,7 @@ fn a_far_end_that_goes_leaves_the_verdict_of_this_one() {
     two.listener.signal(Signal::SIGKILL);
     let begun = Instant::now();
     let output = finish(asking);
-    // Without load there is nothing left to look at.
+    // Without load there is nothing to examine.
     assert!(begun.elapsed() < Duration::from_secs(45));
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let verdict = verdict(&output);
@@ -423,7 +425,7 @@ fn a_far_end_that_goes_leaves_the_verdict_of_this_one() {
         what.starts_with("the far end")
     });
     assert!(told, "{verdict:#}");
-    // Nobody is there any more.
+    // The far end is gone.
     let output = two.asked(&[]);
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("--listen"), "{}", stderr(&output));
@@ -447,7 +449,7 @@ fn a_service_manager_ends_it_cleanly() {
 }
 
 #[test]
-fn options_that_lack_something_are_told() {
+fn incomplete_options_are_reported() {
     let run = |words: &[&str]| {
         let output = Command::new(SEIKAN).arg("doctor").args(words).output();
         let output = output.expect("run");

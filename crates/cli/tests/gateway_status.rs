@@ -1,4 +1,4 @@
-//! What a gateway tells, with the real program and real traffic: its status, its metrics, and who is heard.
+//! Status, metrics and discovery of a gateway, with the real program and real traffic.
 //!
 //! ```text
 //!  device 192.168.1.10 ---(veth)--- lan0 left ---(veth)--- right
@@ -39,19 +39,19 @@ Overlay = 10.80.0.2
 LAN = 192.168.1.202
 ";
 const METRICS: &str = "Metrics = 127.0.0.1:9586";
-const STRANGER: Mac = Mac([2, 0, 0, 0, 0, 0x66]);
+const UNLISTED: Mac = Mac([2, 0, 0, 0, 0, 0x66]);
 const THIEF: Mac = Mac([2, 0, 0, 0, 0, 0x99]);
 /// Bytes that the device sends.
 const BYTES: usize = 1_000_000;
 
-/// A machine on which there is nothing of ours.
+/// Runs on a machine without any gateway.
 struct Device {
     namespace: NetNs,
     index: u32,
     mac: Mac,
 }
 
-/// A world whose left is the gateway of a device.
+/// A world whose left host is the gateway of a device.
 fn with_device(test: impl FnOnce(&World, &Device)) {
     in_world([METRICS, ""], |world| {
         let device = Device::beside(world);
@@ -100,7 +100,7 @@ impl Device {
         self.namespace.run(tell).expect("namespace");
     }
 
-    /// Whether a datagram comes back from the remote.
+    /// Returns whether a datagram of the device comes back from the remote.
     fn is_answered(&self) -> bool {
         let ask = || {
             let socket = UdpSocket::bind("0.0.0.0:0").expect("bind");
@@ -114,7 +114,7 @@ impl Device {
     }
 }
 
-/// Raises a flag when it goes, in a panic too: no thread is waited for in vain.
+/// Raises a flag when dropped, also in a panic, so that no thread waits forever.
 struct Raise<'a>(&'a AtomicBool);
 
 impl Drop for Raise<'_> {
@@ -123,7 +123,7 @@ impl Drop for Raise<'_> {
     }
 }
 
-/// Both tunnels, and an echo that came from the device and back.
+/// Starts both tunnels and waits for an echo from the device and back.
 fn both_up(world: &World, device: &Device) -> [Tunnel; 2] {
     let tunnels = [&world.right, &world.left].map(|host| world.up_with(host, &[]));
     let stop = AtomicBool::new(false);
@@ -136,7 +136,7 @@ fn both_up(world: &World, device: &Device) -> [Tunnel; 2] {
     tunnels
 }
 
-/// Lets the device send so many bytes over TCP.
+/// Sends so many bytes from the device over TCP.
 fn send_bytes(world: &World, device: &Device) {
     let listener = world
         .right
@@ -163,7 +163,7 @@ fn gateway(world: &World) -> Value {
 }
 
 #[test]
-fn the_status_shows_the_devices_bytes_and_both_legs() {
+fn the_status_shows_the_devices_bytes_and_both_sides() {
     with_device(|world, device| {
         let _tunnels = both_up(world, device);
         send_bytes(world, device);
@@ -195,13 +195,13 @@ fn the_status_shows_the_devices_bytes_and_both_legs() {
 fn denials_and_rules_are_counted() {
     with_device(|world, device| {
         let _tunnels = both_up(world, device);
-        let knock = || {
+        let probe = || {
             let socket = UdpSocket::bind("0.0.0.0:0").expect("bind");
             for _ in 0..3 {
                 socket.send_to(b"x", "10.80.0.10:22").expect("send");
             }
         };
-        world.right.namespace.run(knock).expect("namespace");
+        world.right.namespace.run(probe).expect("namespace");
         eventually("no denial", || {
             gateway(world)["devices"][0]["denied"]["from"] == 3
         });
@@ -222,16 +222,16 @@ fn denials_and_rules_are_counted() {
 }
 
 #[test]
-fn who_is_no_device_and_who_takes_an_address_is_told() {
+fn unlisted_hosts_and_duplicate_addresses_are_reported() {
     with_device(|world, device| {
         let _tunnels = both_up(world, device);
-        let asks = Arp::request(
-            STRANGER,
+        let request = Arp::request(
+            UNLISTED,
             [192, 168, 1, 66].into(),
             [192, 168, 1, 202].into(),
         );
-        device.tell(STRANGER, &asks);
-        eventually("no stranger", || {
+        device.tell(UNLISTED, &request);
+        eventually("no unlisted", || {
             gateway(world)["unattributed"]["drops"]["unlisted_device"].as_u64() >= Some(1)
         });
         let takes = Arp::announcement(THIEF, [192, 168, 1, 202].into());
@@ -246,7 +246,7 @@ fn who_is_no_device_and_who_takes_an_address_is_told() {
 }
 
 #[test]
-fn offloads_of_both_sides_are_judged_and_left_alone() {
+fn offloads_of_both_sides_are_reported_and_left_unchanged() {
     with_device(|world, device| {
         let _tunnels = both_up(world, device);
         let ethtool = world.left.namespace.ethtool().expect("ethtool");
@@ -259,7 +259,7 @@ fn offloads_of_both_sides_are_judged_and_left_alone() {
         let told: Vec<_> = told.collect();
         let expected = [("lan0", "lan"), ("under", "wan")];
         assert_eq!(told, expected.map(|(a, b)| (a.into(), b.into())));
-        // A veth is made without GRO (drivers/net/veth.c).
+        // veth interfaces are made without GRO (drivers/net/veth.c).
         for (side, name) in [(0, "lan0"), (1, "under")] {
             let command = &sides[side]["findings"][0]["command"];
             assert_eq!(*command, format!("ethtool -K {name} gro on"));
@@ -319,7 +319,7 @@ fn metrics_have_the_device() {
 }
 
 #[test]
-fn who_is_on_the_network_is_discovered() {
+fn hosts_on_the_lan_are_discovered() {
     with_device(|world, device| {
         let _tunnels = both_up(world, device);
         let done = AtomicBool::new(false);
@@ -332,8 +332,8 @@ fn who_is_on_the_network_is_discovered() {
                         &Arp::announcement(device.mac, [192, 168, 1, 10].into()),
                     );
                     device.tell(
-                        STRANGER,
-                        &Arp::announcement(STRANGER, [192, 168, 1, 66].into()),
+                        UNLISTED,
+                        &Arp::announcement(UNLISTED, [192, 168, 1, 66].into()),
                     );
                     std::thread::sleep(Duration::from_millis(50));
                 }
@@ -360,20 +360,20 @@ fn who_is_on_the_network_is_discovered() {
         let known = card(device.mac);
         assert_eq!(known["addresses"][0], "192.168.1.10");
         assert_eq!(known["known"]["device"], "plc");
-        let stranger = card(STRANGER);
-        assert_eq!(stranger["known"], Value::Null);
-        // An ARP message of 28 bytes behind an Ethernet header.
-        let (frames, bytes) = (stranger["frames"].as_u64(), stranger["bytes"].as_u64());
+        let unlisted = card(UNLISTED);
+        assert_eq!(unlisted["known"], Value::Null);
+        // An ARP message of 28 bytes after an Ethernet header.
+        let (frames, bytes) = (unlisted["frames"].as_u64(), unlisted["bytes"].as_u64());
         assert_eq!(bytes, frames.map(|frames| 42 * frames));
         let toml = String::from_utf8_lossy(&toml.stdout).into_owned();
-        let section = format!("name = \"device-192-168-1-66\"\nmac = \"{STRANGER}\"");
+        let section = format!("name = \"device-192-168-1-66\"\nmac = \"{UNLISTED}\"");
         assert!(toml.contains(&section), "{toml}");
         assert!(!toml.contains(&device.mac.to_string()), "{toml}");
     });
 }
 
 #[test]
-fn what_cannot_be_listened_on_is_said() {
+fn unusable_interfaces_are_reported() {
     in_world(["", ""], |world| {
         let output = world.run(&world.left, &["gateway", "discover", "absent0"]);
         assert_eq!(output.status.code(), Some(1));

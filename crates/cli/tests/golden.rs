@@ -1,6 +1,6 @@
-//! Golden texts: `--help` of every verb, word for word; the shape of what `--json` prints.
+//! Golden texts: `--help` of every verb, and the shapes of `--json` output.
 //!
-//! With `UPDATE_GOLDEN=1` the files under `tests/golden` are written anew (`make golden`): read what changed.
+//! `UPDATE_GOLDEN=1` rewrites the files under `tests/golden` (`make golden`): review the changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,7 +10,7 @@ use crate::mesh::site::{Host, SOON, at_a_site, while_answering};
 use crate::shape::{check_shape, folder, updates};
 use seikan_diagnose::Action;
 
-/// What differs between the golden text `name` and `text`, or nothing.
+/// Returns the difference between the golden text `name` and `text`, if any.
 fn difference(name: &str, text: &str) -> Option<String> {
     let path = folder().join(name);
     if updates() {
@@ -35,7 +35,10 @@ fn difference(name: &str, text: &str) -> Option<String> {
     ))
 }
 
-/// The help of a verb, at a fixed width, and the verbs below it.
+/// Headings of lists of verbs.
+const LISTS: [&str; 5] = ["Commands:", "Tunnel:", "Mesh:", "Diagnose:", "Tools:"];
+
+/// Returns the help of a verb, at a fixed width, and the verbs below it.
 pub fn help(words: &[String]) -> (String, Vec<String>) {
     let output = Command::new(env!("CARGO_BIN_EXE_seikan"))
         .args(words)
@@ -46,13 +49,16 @@ pub fn help(words: &[String]) -> (String, Vec<String>) {
         .expect("seikan");
     assert!(output.status.success(), "{words:?}: {output:?}");
     let text = String::from_utf8(output.stdout).expect("UTF-8");
+    let mut in_list = false;
     let verbs = text
         .lines()
-        .skip_while(|line| *line != "Commands:")
-        .skip(1)
-        .take_while(|line| !line.is_empty())
-        // A description that goes on in the next line begins further right.
-        .filter(|line| line.starts_with("  ") && !line.starts_with("   "))
+        .filter(|line| {
+            if !line.starts_with(' ') {
+                in_list = LISTS.contains(line);
+            }
+            // A wrapped description is indented further.
+            in_list && line.starts_with("  ") && !line.starts_with("   ")
+        })
         .filter_map(|line| line.split_whitespace().next())
         .filter(|verb| *verb != "help")
         .map(str::to_owned)
@@ -61,7 +67,7 @@ pub fn help(words: &[String]) -> (String, Vec<String>) {
 }
 
 #[test]
-fn the_help_of_every_verb_is_as_it_was_written_down() {
+fn the_help_of_every_verb_is_its_golden_text() {
     let mut known = BTreeSet::new();
     let mut differences = String::new();
     let mut waiting = vec![Vec::new()];
@@ -91,7 +97,7 @@ fn the_help_of_every_verb_is_as_it_was_written_down() {
 }
 
 #[test]
-fn every_change_of_this_host_has_the_shape_that_was_written_down() {
+fn the_json_of_every_action_has_its_golden_shape() {
     let (link, cpus) = (|| "eth0".to_owned(), || vec![0, 1]);
     let actions = [
         Action::QueueLength {
@@ -143,7 +149,7 @@ fn every_change_of_this_host_has_the_shape_that_was_written_down() {
             Action::Nice { .. } => "nice",
             Action::Affinity { .. } => "affinity",
             Action::CpuLimit { .. } => "cpu-limit",
-            // A new kind belongs into the list above.
+            // A new kind needs an example in the list above.
             Action::ClampMss { .. } => "clamp-mss",
         };
         let json = serde_json::to_value(&action).expect("JSON");
@@ -157,7 +163,7 @@ fn every_change_of_this_host_has_the_shape_that_was_written_down() {
 }
 
 #[test]
-fn what_a_coordinator_and_a_member_print_has_the_shape_that_was_written_down() {
+fn the_json_of_a_coordinator_and_a_member_has_its_golden_shape() {
     at_a_site(|site| {
         let _coordinator = site.coordinator();
         let host = site.host();
@@ -165,7 +171,7 @@ fn what_a_coordinator_and_a_member_print_has_the_shape_that_was_written_down() {
         let other = site.host();
         let addresses = other.join("other", &site.token(&[]));
         let _tunnels = [&host, &other].map(Host::up);
-        while_answering(&[&other], || assert!(host.hears(addresses[0], SOON)));
+        while_answering(&[&other], || assert!(host.reaches(addresses[0], SOON)));
         site.token(&["--reusable", "--tag", "server"]);
         let secret = "--secret=skr_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
         site.administer(&["relay", "add", "192.0.2.1:3478", secret]);

@@ -1,7 +1,7 @@
-//! Strangers flood the tunnel's port with all that they can make: the program stays, its memory
-//! stays, nobody is answered who has no claim to it, and an established flow goes on.
+//! Unknown sources flood the tunnel's port with every kind of datagram they can make: the program
+//! and its memory are stable, only entitled sources get answers, and an established flow continues.
 //!
-//! What a flow keeps of its throughput is a measurement, not a test: `seikan lab hostile`.
+//! `seikan lab hostile` measures the throughput that remains.
 
 mod coordinator;
 mod cost;
@@ -28,17 +28,16 @@ use seikan_proto::rng::Rng;
 use seikan_proto::tai64n::Tai64nClock;
 use seikan_sys::netns::NetNs;
 
-/// How long each kind of flood lasts.
+/// Duration of each kind of flood.
 const SHOOTING: Duration = Duration::from_millis(600);
-/// What the flow sends in a second: enough to notice loss, not so much as to live from a quiet
-/// machine.
+/// Bytes per second of the flow: enough to notice loss, and little enough for a busy machine.
 const FLOW_RATE: u64 = 2_000_000;
-/// A flow that stands still for longer has stalled.
+/// Time without a byte after which the flow has stalled.
 const STALL: Duration = Duration::from_secs(1);
-/// How much the program's memory may grow.
+/// Maximum growth of the program's memory, in bytes.
 const GROWTH: u64 = 8 << 20;
 
-/// Stops what runs beside a test, also when the test fails: its thread is waited for.
+/// Stops a background thread and waits for it, also if the test fails.
 struct StopsAtEnd<'a>(&'a AtomicBool);
 
 impl Drop for StopsAtEnd<'_> {
@@ -47,14 +46,14 @@ impl Drop for StopsAtEnd<'_> {
     }
 }
 
-/// A third host with a link of its own to the right, and a socket there that fires at the tunnel.
-struct Stranger {
+/// A third host with a link of its own to the right, and a socket there that floods the tunnel.
+struct UnknownSource {
     namespace: NetNs,
     gun: UdpSocket,
 }
 
-impl Stranger {
-    fn beside(world: &World) -> Stranger {
+impl UnknownSource {
+    fn beside(world: &World) -> UnknownSource {
         let namespace = NetNs::create().expect("namespace");
         let netlink = namespace.netlink().expect("netlink");
         let end = std::os::fd::AsFd::as_fd(&world.right.namespace);
@@ -74,10 +73,10 @@ impl Stranger {
         let gun = namespace.run(open).expect("namespace").expect("bind");
         gun.connect(("198.51.100.2", TUNNEL_PORT)).expect("connect");
         gun.set_nonblocking(true).expect("socket");
-        Stranger { namespace, gun }
+        UnknownSource { namespace, gun }
     }
 
-    /// Fires for a while, and says what came back meanwhile and shortly after.
+    /// Sends for a while; returns the datagrams that came back until shortly after.
     fn fire(&self, datagrams: &[Vec<u8>]) -> Vec<Vec<u8>> {
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -107,7 +106,7 @@ impl Stranger {
     }
 }
 
-/// What a stranger can learn: the key, and what it overhears on its way to the right.
+/// Knowledge of an attacker: the public key, and captured packets to the right.
 fn overhear(world: &World, protocol: &str) -> (Target, Vec<Vec<u8>>, Tunnel) {
     let mut capture = world
         .right
@@ -143,8 +142,8 @@ fn overhear(world: &World, protocol: &str) -> (Target, Vec<Vec<u8>>, Tunnel) {
     (target, initiations, left)
 }
 
-/// Whole initiations, right in every respect, by somebody who is no peer.
-fn by_a_stranger(target: &Target) -> Vec<Vec<u8>> {
+/// Valid initiations of a key that is no peer.
+fn by_an_unknown_source(target: &Target) -> Vec<Vec<u8>> {
     struct Fixed(u64);
     impl Rng for Fixed {
         fn fill(&mut self, destination: &mut [u8]) {
@@ -157,7 +156,7 @@ fn by_a_stranger(target: &Target) -> Vec<Vec<u8>> {
     } else {
         Protocol::WireGuard
     };
-    let stranger = Identity::new(PrivateKey::from_bytes([0x42; 32]));
+    let unknown_source = Identity::new(PrivateKey::from_bytes([0x42; 32]));
     let receiver = PublicKey::from_bytes(target.public_key);
     (1..=32)
         .map(|n| {
@@ -165,7 +164,7 @@ fn by_a_stranger(target: &Target) -> Vec<Vec<u8>> {
             let mut message = [0; 512];
             let (_, length) = noise::create_initiation(
                 protocol,
-                &stranger,
+                &unknown_source,
                 &receiver,
                 &Default::default(),
                 n as u32,
@@ -180,8 +179,8 @@ fn by_a_stranger(target: &Target) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// A flow from the left to the right, checked byte by byte, until told to stop. Gives what arrived
-/// and the longest time in which nothing did.
+/// Runs a flow from the left to the right, checked byte by byte, until it is stopped. Returns the
+/// received bytes and the longest gap.
 fn flow([left, right]: [&NetNs; 2], stop: &AtomicBool) -> (u64, Duration) {
     let listen = || TcpListener::bind("10.80.0.2:0");
     let listener = right.run(listen).expect("namespace");
@@ -226,10 +225,10 @@ fn receive(mut stream: TcpStream, pattern: Pattern) -> (u64, Duration) {
     }
 }
 
-fn stands_the_floods(protocol: &str) {
+fn survives_the_floods(protocol: &str) {
     in_world(["", ""], |world| {
         let mut right = world.up_with(&world.right, &["--protocol", protocol]);
-        let stranger = Stranger::beside(world);
+        let unknown_source = UnknownSource::beside(world);
         let (target, initiations, _left) = overhear(world, protocol);
         assert!(!initiations.is_empty(), "no handshake overheard");
         let stop = AtomicBool::new(false);
@@ -240,13 +239,13 @@ fn stands_the_floods(protocol: &str) {
             let stop = &stop;
             let flowing = scope.spawn(move || flow(ends, stop));
             let stopping = StopsAtEnd(stop);
-            // Warm: every kind once.
+            // Warm-up: each kind once.
             for flood in Flood::value_variants().iter().copied() {
-                let _ = stranger.fire(&target.datagrams(flood, 1)[..1]);
+                let _ = unknown_source.fire(&target.datagrams(flood, 1)[..1]);
             }
             let before = memory();
-            unanswered(&stranger, &target);
-            known_key(&stranger, &target, &initiations);
+            unanswered(&unknown_source, &target);
+            known_key(&unknown_source, &target, &initiations);
             let grown = memory().saturating_sub(before);
             drop(stopping);
             let (received, longest) = flowing.join().expect("flow");
@@ -260,52 +259,53 @@ fn stands_the_floods(protocol: &str) {
     });
 }
 
-/// Who does not know the public key, or only repeats, is not answered at all.
-fn unanswered(stranger: &Stranger, target: &Target) {
+/// Without the public key, and for replays, there is no answer at all.
+fn unanswered(unknown_source: &UnknownSource, target: &Target) {
     let kinds = Flood::value_variants()
         .iter()
         .copied()
         .filter(|flood| *flood != Flood::Initiations);
     for flood in kinds {
-        let answers = stranger.fire(&target.datagrams(flood, 2));
+        let answers = unknown_source.fire(&target.datagrams(flood, 2));
         assert!(answers.is_empty(), "{flood:?}: {:02x?}", answers[0]);
     }
 }
 
-/// Who knows the public key can bring about load, and then gets cookies as WireGuard has it: they
-/// are no larger than what they answer, go where it came from, and are all that it gets.
-fn known_key(stranger: &Stranger, target: &Target, initiations: &[Vec<u8>]) {
+/// With the public key an attacker can cause load, and then gets cookies as in WireGuard: no larger
+/// than their trigger, to its source address, and nothing else.
+fn known_key(unknown_source: &UnknownSource, target: &Target, initiations: &[Vec<u8>]) {
     let [_, _, cookie_reply, _] = target.types();
     for datagrams in [
         target.datagrams(Flood::Initiations, 3),
-        by_a_stranger(target),
+        by_an_unknown_source(target),
         initiations.to_vec(),
     ] {
-        let answers = stranger.fire(&datagrams);
+        let answers = unknown_source.fire(&datagrams);
         let cookie = |answer: &Vec<u8>| answer.len() == 64 && answer[0] == cookie_reply;
         assert!(answers.iter().all(cookie), "{answers:02x?}");
         // Bursts of 5, then 20 a second.
         assert!((1..=30).contains(&answers.len()), "{}", answers.len());
     }
-    // Load is over after a second: then the same gets no answer, and is told apart.
+    // After a second the load is over: then the same datagrams get no answer, and another drop
+    // reason.
     std::thread::sleep(Duration::from_millis(2100));
     for datagrams in [
         target.datagrams(Flood::Initiations, 4),
-        by_a_stranger(target),
+        by_an_unknown_source(target),
         initiations.to_vec(),
     ] {
         for datagram in datagrams.iter().take(20) {
-            stranger.gun.send(datagram).expect("send");
+            unknown_source.gun.send(datagram).expect("send");
         }
     }
-    let answers = stranger.answers(Duration::from_millis(200));
+    let answers = unknown_source.answers(Duration::from_millis(200));
     assert!(answers.is_empty(), "{answers:02x?}");
 }
 
-/// The ledger closes over all of it, and says what came.
+/// Asserts that the counters balance and name each kind of datagram.
 fn accounted(world: &World) {
     assert!(world.answers_within(PATIENCE), "no echo");
-    // Everything in the socket's queue has been taken in once two looks agree.
+    // The socket's queue is empty once two readings agree.
     let count = || world.status(&world.right)["totals"]["inbound"]["drops"].clone();
     eventually("no end of drops", || count() == count());
     let status = world.status(&world.right);
@@ -336,21 +336,21 @@ fn accounted(world: &World) {
 }
 
 #[test]
-fn wireguard_mode_stands_the_floods() {
-    stands_the_floods("wireguard");
+fn wireguard_mode_survives_the_floods() {
+    survives_the_floods("wireguard");
 }
 
 #[test]
-fn native_mode_stands_the_floods() {
-    stands_the_floods("native");
+fn native_mode_survives_the_floods() {
+    survives_the_floods("native");
 }
 
 #[test]
 fn a_long_datagram_is_refused_until_an_interface_carries_it() {
     in_world(["", ""], |world| {
         let _right = world.up_with(&world.right, &["--protocol", "native"]);
-        let stranger = Stranger::beside(world);
-        // Of no type, and joined out of fragments.
+        let unknown_source = UnknownSource::beside(world);
+        // Of no message type, and reassembled from fragments.
         let counts = || {
             let status = world.status(&world.right);
             let refused = status["oversized_drops"].as_u64().expect("a count");
@@ -359,18 +359,18 @@ fn a_long_datagram_is_refused_until_an_interface_carries_it() {
                 status["malformed_drops"].as_u64().expect("a count"),
             )
         };
-        stranger.gun.send(&[0xff; 8000]).expect("send");
+        unknown_source.gun.send(&[0xff; 8000]).expect("send");
         eventually("it is not refused", || counts() == (1, 0));
         let outer = world.right.netlink.link("outer").expect("link").index;
         world.right.netlink.set_mtu(outer, 9000).expect("mtu");
         let taken = || {
-            stranger.gun.send(&[0xff; 8000]).expect("send");
+            unknown_source.gun.send(&[0xff; 8000]).expect("send");
             counts().1 > 0
         };
         eventually("it is refused still", taken);
-        // Longer than that is refused as before.
+        // Longer ones are refused as before.
         let (before, _) = counts();
-        stranger.gun.send(&[0xff; 9001]).expect("send");
+        unknown_source.gun.send(&[0xff; 9001]).expect("send");
         eventually("a longer one is not refused", || counts().0 == before + 1);
     });
 }

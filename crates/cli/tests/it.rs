@@ -1,4 +1,4 @@
-//! The program from outside: what a shell, a host and a network see of it.
+//! The program from outside: as a shell, a host and a network see it.
 #![forbid(unsafe_code)]
 
 mod cli;

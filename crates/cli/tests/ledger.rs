@@ -1,5 +1,5 @@
-//! The ledger of the real program closes on both sides: every packet that entered left again, was
-//! consumed, is held, or was dropped for a reason that is told.
+//! The counters of the real program balance on both sides: every packet that entered left again,
+//! was consumed, is pending, or was dropped for a counted reason.
 
 use std::net::UdpSocket;
 
@@ -7,16 +7,16 @@ use crate::common::{PATIENCE, World, drops, eventually, in_world, number, unacco
 
 const PROTOCOLS: [&str; 2] = ["wireguard", "native"];
 
-/// Traffic with drops of several kinds, in one protocol.
+/// Sends traffic with drops of several kinds, in one protocol.
 fn closes(protocol: &str) {
-    // 10.80.9.0/24 is routed to the right, which does not let the left send from there, and whose
-    // kernel has no use for it.
+    // 10.80.9.0/24 is routed to the right, which does not accept that source from the left, and
+    // whose kernel does not use it.
     let peer = "AllowedIPs = 10.80.0.2/32, 10.80.9.0/24\nPersistentKeepalive = 1";
     in_world(["MTU = 1400\nAddress = 10.80.9.1/32", peer], |world| {
         world.right.add_to_interface("MTU = 1398");
         let _tunnels = world.both_up_with(&["--protocol", protocol]);
         let send = || {
-            // Inside allowed IPs and routed nowhere else: from there it may not come.
+            // Within allowed IPs and routed nowhere else: not accepted as source.
             let strange = UdpSocket::bind("10.80.9.1:0").expect("bind");
             let usual = UdpSocket::bind("10.80.0.1:0").expect("bind");
             for n in 0..50_usize {
@@ -26,7 +26,7 @@ fn closes(protocol: &str) {
                 usual.send_to(&payload, "10.80.9.7:9").expect("send");
                 usual.send_to(&payload, "10.80.0.2:9").expect("send");
             }
-            // The interface's network is wider than what the peer has.
+            // The interface's network is wider than the peer's allowed IPs.
             for _ in 0..7 {
                 usual.send_to(b"nobody", "10.80.0.77:9").expect("send");
             }
@@ -44,12 +44,12 @@ fn closes(protocol: &str) {
             "{right:#}"
         );
         assert!(number(&right, "inbound", "packets_out") >= 120, "{right:#}");
-        // To an address of its own: the kernel remembers from the "too big" how much goes there.
+        // To an address of its own: the kernel remembers the path MTU of the error.
         let large = || UdpSocket::bind("10.80.0.1:0")?.send_to(&[0; 1372], "10.80.9.99:9");
         let sent = world.left.namespace.run(large).expect("namespace");
         assert_eq!(sent.expect("send"), 1372);
         if protocol == "native" {
-            // The other protocol does not know what the far end takes.
+            // The other protocol does not know the limit of the far end.
             let told = || drops(&world.status(&world.left), "outbound", "too_big") == 1;
             eventually("no drop for its size", told);
         }
@@ -57,7 +57,7 @@ fn closes(protocol: &str) {
     });
 }
 
-/// What the `unaccounted` of the status is made of, done over again from the other figures.
+/// Recomputes `unaccounted` of the status from the other figures.
 fn balanced(world: &World) {
     for host in [&world.left, &world.right] {
         let status = world.status(host);

@@ -1,5 +1,5 @@
-//! A tunnel's life with the real program: two hosts in namespaces, a link between them, and what
-//! befalls hosts and links. Each test has names of its own, so that all can run at once.
+//! The life of a tunnel with the real program: two hosts in namespaces, a link between them, and
+//! failures of hosts and links. Interface names are unique per test, so that all can run at once.
 
 use std::fs;
 use std::io::{BufRead, Read};
@@ -68,8 +68,8 @@ fn thirty_seconds_without_a_link_are_survived() {
 }
 
 #[test]
-fn a_peer_whose_name_moved_is_found_again() {
-    // No keepalive on either side: nobody tells the left where the right went.
+fn a_peer_is_found_again_after_its_name_changes_address() {
+    // No keepalive on either side: the left is not notified of the right's new address.
     let peer = "AllowedIPs = 10.80.0.2/32\nEndpoint = right.example:51820";
     in_world(["", peer], |world| {
         let hosts = world.folder.path().join("hosts");
@@ -82,7 +82,7 @@ fn a_peer_whose_name_moved_is_found_again() {
         world.right.remove_address("192.0.2.2/24");
         world.right.add_address("192.0.2.3/24");
         fs::write(&hosts, "192.0.2.3 right.example\n").expect("write");
-        // 15 s until silence is noticed, two tries 5 s apart, one look after 5 s more.
+        // 15 s until silence is noticed, two attempts 5 s apart, one check after 5 s more.
         assert!(world.answers_within(PATIENCE));
     });
 }
@@ -104,7 +104,7 @@ fn a_name_that_cannot_be_resolved_yet_is_tried_again() {
 }
 
 #[test]
-fn a_second_instance_is_told_of_the_first_which_goes_on() {
+fn a_second_instance_is_refused_and_the_first_continues() {
     in_world(["", ""], |world| {
         let [_right, left] = world.both_up();
         let second = world.run(&world.left, &["up", world.left.config()]);
@@ -148,7 +148,7 @@ fn half_of_the_internet_does_not_swallow_the_endpoint() {
 }
 
 #[test]
-fn what_peers_send_passes_a_strict_check_of_its_source() {
+fn packets_of_peers_pass_strict_reverse_path_filtering() {
     in_world(["", DEFAULT_ROUTE], |world| {
         if Command::new("nft").arg("--version").output().is_err() {
             return skip("no `nft`: install nftables");
@@ -179,7 +179,7 @@ fn a_killed_tunnel_leaves_nothing_behind_and_its_hooks_are_made_good() {
 }
 
 #[test]
-fn what_a_tunnel_left_that_was_killed_with_its_monitor_is_taken_back_by_down() {
+fn down_reverts_a_tunnel_that_was_killed_with_its_monitor() {
     in_world(["", DEFAULT_ROUTE], |world| {
         let [_right, mut left] = world.both_up();
         let kill = format!("kill -KILL {} {}", monitor_of(&left), left.child.id());
@@ -208,7 +208,7 @@ fn what_a_tunnel_left_that_was_killed_with_its_monitor_is_taken_back_by_down() {
 }
 
 #[test]
-fn a_tunnel_whose_monitor_was_killed_ends_and_says_how_to_clean_up() {
+fn a_tunnel_without_its_monitor_ends_and_names_the_clean_up() {
     in_world(["", DEFAULT_ROUTE], |world| {
         let [_right, left] = world.both_up();
         let kill = format!("kill -KILL {}", monitor_of(&left));
@@ -265,7 +265,7 @@ fn hooks_run_in_order_and_with_the_interfaces_name() {
 }
 
 #[test]
-fn the_resolver_is_told_of_name_servers_and_of_their_end() {
+fn the_resolver_gets_the_name_servers_and_their_removal() {
     in_world(["DNS = 10.80.0.2, corp.example", ""], |world| {
         let (programs, record) = (
             world.folder.path().join("bin"),
@@ -296,10 +296,10 @@ fn the_resolver_is_told_of_name_servers_and_of_their_end() {
 }
 
 #[test]
-fn a_port_in_use_is_told_with_its_holder_and_nothing_stays() {
+fn a_port_in_use_is_reported_with_its_process_and_nothing_stays() {
     in_world(["", DEFAULT_ROUTE], |world| {
         let bind = || UdpSocket::bind(("0.0.0.0", TUNNEL_PORT));
-        let _held = world
+        let _bound = world
             .left
             .namespace
             .run(bind)
@@ -341,10 +341,10 @@ fn in_the_background_it_returns_when_it_is_up() {
         let errors = stderr(&output);
         assert_eq!((output.status.code(), errors.as_str()), (Some(0), ""));
         assert!(world.answers_within(PATIENCE), "no echo");
-        // For `ps` and `pidof`.
+        // The process name for `ps` and `pidof`.
         let command = format!("seikan\0up\0--detached\0{}\0", world.left.config());
         let processes = fs::read_dir("/proc").expect("processes").flatten();
-        // Others come and go meanwhile.
+        // Other processes come and go meanwhile.
         let read = |process: &fs::DirEntry, file| fs::read(process.path().join(file)).ok();
         let ours = |process: &fs::DirEntry| {
             read(process, "cmdline").is_some_and(|words| words == command.as_bytes())
@@ -373,7 +373,7 @@ fn in_the_background_a_failure_comes_back() {
 }
 
 #[test]
-fn what_wg_set_is_saved() {
+fn settings_of_wg_are_saved() {
     in_world(["SaveConfig = true", ""], |world| {
         let left = world.up(&world.left);
         let (_, new) = key_pair();
@@ -427,7 +427,7 @@ fn on_a_full_disk_the_old_configuration_stays() {
 }
 
 #[test]
-fn without_the_tun_device_it_says_what_is_missing_and_what_to_do() {
+fn a_missing_tun_device_is_reported_with_the_remedy() {
     in_world(["", ""], |world| {
         let script =
             "mkdir $folder/none && mount --bind $folder/none /dev/net && exec $seikan up \"$0\"";

@@ -1,5 +1,5 @@
-//! More than the tunnel can carry: the queue of its device stands, and what waits there is marked, or
-//! dropped at the head where it cannot be (RFC 8289, RFC 3168).
+//! More load than the tunnel can carry: packets wait in the queue of its device, and are marked, or
+//! dropped at the head if they cannot be (RFC 8289, RFC 3168).
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -12,7 +12,8 @@ const RIGHT: &str = "10.80.0.2:9000";
 const ECT0: u8 = 2;
 const CE: u8 = 3;
 
-/// Sends super-packets of datagrams with this traffic class through the tunnel, as fast as the kernel takes them.
+/// Sends super-packets of datagrams with this traffic class through the tunnel, as fast as the
+/// kernel takes them.
 fn flood(traffic_class: u8, until: Instant) {
     let destination: SocketAddr = RIGHT.parse().expect("address");
     let here = "10.80.0.1:0".parse().expect("address");
@@ -25,12 +26,12 @@ fn flood(traffic_class: u8, until: Instant) {
         payload: &[7; 48 * 1200],
     };
     while Instant::now() < until {
-        // A full queue is no error to a sender of UDP.
+        // A full queue is no error for a UDP sender.
         let _ = socket.send(&transmit);
     }
 }
 
-/// Counts what arrives with each ECN field, until the flood has ended and all of it has arrived.
+/// Counts arriving datagrams by ECN field, until the flood has ended and all have arrived.
 fn count(until: Instant) -> [u64; 4] {
     let socket =
         UdpSocket::bind(RIGHT.parse().expect("address"), &UdpOptions::default()).expect("bind");
@@ -53,7 +54,8 @@ fn count(until: Instant) -> [u64; 4] {
     counts
 }
 
-/// A flood of a second and a half; what arrived with each ECN field, and the drops for the delay.
+/// Runs a flood of a second and a half; returns the datagrams by ECN field, and the drops for
+/// delay.
 fn overload(world: &World, traffic_class: u8) -> ([u64; 4], u64) {
     let before = drops(&world.status(&world.left), "outbound", "queue_delay");
     let until = Instant::now() + Duration::from_millis(1500);
@@ -81,10 +83,7 @@ fn relieved(protocol: &str) {
         let ([plain, _, capable, marked], dropped) = overload(world, ECT0);
         assert!(capable > 0 && plain == 0, "{capable} {plain}");
         assert!(marked > 0, "nothing was marked CE ({CE})");
-        assert_eq!(
-            dropped, 0,
-            "what takes part in ECN was dropped for its delay"
-        );
+        assert_eq!(dropped, 0, "packets with ECN were dropped for their delay");
     });
 }
 

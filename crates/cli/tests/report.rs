@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::common::{World, in_world, stderr};
 
-/// What `work` gives while a TCP connection sends through the tunnel what it can.
+/// Runs `work` while a TCP connection sends through the tunnel at full speed.
 fn under_load<T>(world: &World, work: impl FnOnce() -> T) -> T {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -67,7 +67,7 @@ fn a_recorded_tunnel_is_drawn_and_the_page_needs_nothing_else() {
         let page_file = folder.join("slow.html");
         assert_eq!(report(world, &[file]), [page_file.display().to_string()]);
         let page = std::fs::read_to_string(&page_file).expect("page");
-        // Whether functions are seen depends on the machine; the rest does not.
+        // Functions depend on the machine; the rest does not.
         for section in [
             "ruled-out",
             "path",
@@ -103,7 +103,7 @@ fn a_recorded_tunnel_is_drawn_and_the_page_needs_nothing_else() {
 }
 
 #[test]
-fn what_is_no_recording_is_refused() {
+fn other_files_than_recordings_are_refused() {
     in_world([""; 2], |world| {
         let file = world.folder.path().join("no.parquet");
         std::fs::write(&file, "hello").expect("write");

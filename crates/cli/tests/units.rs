@@ -1,4 +1,4 @@
-//! The units of systemd: what they say is understood, and what they start starts as they start it.
+//! The systemd units: systemd accepts them, and the services start as their units start them.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 
 use seikan_sys::netns::NetNs;
 
-/// Who a dynamic user is here.
+/// The user of the services here.
 const NOBODY: u32 = 65534;
-/// Runs a program as a service that may write to one folder: as nobody, without capabilities, everything else read-only.
+/// Runs a program as a service that may write to one directory: as nobody, without capabilities,
+/// everything else read-only.
 const AS_A_SERVICE: &str = r#"folder=$1 files=$2; shift 2
 umask 0077 && ulimit -c 0 || exit 125
 # In a container there may be fewer.
@@ -36,7 +37,7 @@ fn unit(name: &str) -> String {
     fs::read_to_string(folder().join(name)).expect(name)
 }
 
-/// What a unit says under a name.
+/// Returns the value of a unit's setting.
 fn said<'a>(unit: &'a str, name: &str) -> &'a str {
     let mut values = unit
         .lines()
@@ -65,7 +66,7 @@ fn systemd_understands_the_units() {
         ("seikan-coordinator.service", "seikan-coordinator.service"),
         ("seikan-relay.service", "seikan-relay.service"),
     ] {
-        // It looks for the program, too, and for a manual page that is not installed.
+        // It looks for the program too, and for manual pages, which are not installed.
         let text = unit(name).replace("/usr/bin/seikan", env!("CARGO_BIN_EXE_seikan"));
         let copy = copies.path().join(copy);
         fs::write(&copy, text).expect("written");
@@ -73,7 +74,7 @@ fn systemd_understands_the_units() {
         let output = verify.args(["verify", "--man=no"]).arg(&copy).output();
         let output = output.expect("start");
         let about = String::from_utf8_lossy(&output.stderr).into_owned();
-        // Units of this machine may be odd: only what is said of ours counts.
+        // Units of this machine may be faulty: only messages about these units count.
         let ours: Vec<&str> = about
             .lines()
             .filter(|line| line.contains("seikan"))
@@ -92,7 +93,7 @@ fn every_unit_starts_a_program_that_knows_its_words() {
         let unit = unit(name);
         let words: Vec<&str> = said(&unit, "ExecStart").split(' ').collect();
         assert_eq!(words[0], "/usr/bin/seikan");
-        // Words that are not known are an error before help is given.
+        // Unknown arguments are an error before help is printed.
         let output = Command::new(env!("CARGO_BIN_EXE_seikan"))
             .args(&words[1..])
             .arg("--help")
@@ -104,7 +105,7 @@ fn every_unit_starts_a_program_that_knows_its_words() {
             assert!(help.contains(option), "{name}: {option}");
         }
         assert_eq!(said(&unit, "Type"), "notify");
-        // Else the program could not confine itself: they are in no group of older systemd.
+        // Otherwise the program cannot confine itself: older systemd has these calls in no group.
         for call in [
             "seccomp",
             "landlock_create_ruleset",
@@ -128,7 +129,7 @@ fn the_coordinator_and_the_relay_run_as_nobody_with_nothing_but_their_folder() {
     let netlink = netns.netlink().expect("netlink");
     let loopback = netlink.link("lo").expect("a link").index;
     netlink.set_up(loopback).expect("up");
-    // Where nobody may come, whatever the checkout's folders say.
+    // In a directory that `nobody` passes, wherever the checkout is.
     let place = tempfile::tempdir().expect("a folder");
     fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755)).expect("set");
     let program = place.path().join("seikan");

@@ -29,7 +29,7 @@ fn parse_text(syntax: Syntax, text: &str, overrides: &Overrides) -> Parsed {
         text: Zeroizing::new(text.to_owned()),
     };
     parse(&source, overrides, &|path| match path.to_str() {
-        Some("office.key") => Ok(Zeroizing::new(format!("{OWN}\n"))),
+        Some("tunnel.key") => Ok(Zeroizing::new(format!("{OWN}\n"))),
         Some("short.key") => Ok(Zeroizing::new(OWN[..43].to_owned())),
         Some("branch.psk") => Ok(Zeroizing::new(format!("{PEER_2}\n"))),
         _ => Err(std::io::ErrorKind::NotFound.into()),

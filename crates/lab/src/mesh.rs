@@ -2,8 +2,9 @@
 //!
 //! Members leave the machine's `resolv.conf` alone (`names = false`): hosts here have networks of their own, but no files.
 
-use std::fs;
+use std::fs::{self, Permissions};
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -50,6 +51,9 @@ impl Mesh {
         folder: &Path,
         interrupt: &Interrupt,
     ) -> Result<(Mesh, Process)> {
+        // The services, as the daemons' user, pass through to their own folders.
+        fs::set_permissions(folder, Permissions::from_mode(0o755))
+            .map_err(LabError::io("open the folder to the services"))?;
         let mut mesh = Mesh {
             folder: folder.to_owned(),
             coordinator,

@@ -14,9 +14,10 @@
 //! attached to M likewise. Then a stream by the one relay and one by the other alternate, with M
 //! not forwarding. The processor time of relay and members shows which of them is the bottleneck.
 
-use std::fs;
+use std::fs::{self, Permissions};
 use std::io;
 use std::net::IpAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -144,6 +145,9 @@ pub fn relay(
 ) -> Result<RelayReport> {
     let dir =
         tempfile::TempDir::with_prefix("seikan-lab-").map_err(LabError::io("make a folder"))?;
+    // The services, as the daemons' user, pass through to their own folders.
+    fs::set_permissions(dir.path(), Permissions::from_mode(0o755))
+        .map_err(LabError::io("open the folder to the services"))?;
     let site = Site::create(dir.path(), interrupt)?;
     let (ours, relay) = site.with_relay(interrupt)?;
     let started_at = Instant::now();

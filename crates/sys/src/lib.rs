@@ -5,7 +5,7 @@
 //! other devices on a LAN come and go by [`packet`]. [`poll`] says when, [`clock`] says at what
 //! time. What the kernel can do is found out by trying and kept as [`ability::Ability`], each
 //! absence with its reason. Around the data path: [`netlink`], [`ethtool`] and [`sysctl`] set
-//! interfaces up, [`softirq`] says on which processors packets are received, [`schedule`] where and how eagerly processes run, [`netns`] makes hosts out of namespaces, [`privilege`] drops what is not needed, [`mod@confine`] keeps most of the kernel out of reach, [`handover`] gives a folder to the user that is left, [`owner`] works in another user's folder as that user.
+//! interfaces up, [`softirq`] says on which processors packets are received, [`schedule`] where and how eagerly processes run, [`netns`] makes hosts out of namespaces, [`privilege`] drops what is not needed, [`mod@confine`] keeps most of the kernel out of reach, [`handover`] gives a folder to the user that is left, [`owner`] says as which user root works in a service's directory.
 //! For a diagnosis, [`mod@sample`] reads everything about a path ten times a second, with the help of [`diag`] (sockets), [`perf`] (tracepoints) and [`calls`] (calls of kernel functions).
 //! [`profile`] samples where the processors' time goes.
 

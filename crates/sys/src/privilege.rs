@@ -184,31 +184,33 @@ pub fn drop_thread_to(
     also: &[Capability],
     identity: Option<Identity>,
 ) -> Result<(), PrivilegeError> {
-    let keep = keepable(also)?;
-    give_up_what_exec_adds(&keep)?;
+    assume_with(&keepable(also)?, identity)
+}
+
+/// Becomes `identity`, if there is one, with no other group; gives up all capabilities of the calling thread but these, as far as it has
+/// them, and all that programs could add, for good.
+///
+/// # Errors
+/// [`PrivilegeError::Become`], [`PrivilegeError::System`].
+pub fn keep_only(these: &[Capability], identity: Option<Identity>) -> Result<(), PrivilegeError> {
+    let action = "read the capabilities";
+    let permitted = caps::read(None, CapSet::Permitted).map_err(from_caps(action))?;
+    let these = these.iter().copied();
+    let keep = these.filter(|capability| permitted.contains(capability));
+    assume_with(&keep.collect(), identity)
+}
+
+fn assume_with(keep: &CapsHashSet, identity: Option<Identity>) -> Result<(), PrivilegeError> {
+    give_up_what_exec_adds(keep)?;
     if let Some(identity) = identity {
         identity.assume().map_err(|errno| PrivilegeError::Become {
             user: identity.user,
             source: errno.into(),
         })?;
     }
-    set_capabilities(&keep)?;
+    set_capabilities(keep)?;
     // Another user makes the process as dumpable as fs.suid_dumpable says (prctl(2), PR_SET_DUMPABLE).
     forbid_core_dumps()
-}
-
-/// Gives up all capabilities of the calling thread but these, as far as it has them, and whatever programs could add, for good.
-///
-/// # Errors
-/// [`PrivilegeError::System`].
-pub fn keep_only(these: &[Capability]) -> Result<(), PrivilegeError> {
-    let action = "read the capabilities";
-    let permitted = caps::read(None, CapSet::Permitted).map_err(from_caps(action))?;
-    let these = these.iter().copied();
-    let keep = these.filter(|capability| permitted.contains(capability));
-    let keep: CapsHashSet = keep.collect();
-    give_up_what_exec_adds(&keep)?;
-    set_capabilities(&keep)
 }
 
 /// What is to be kept, if it is there.

@@ -1,33 +1,44 @@
-//! Errors on standard error, in colour where it is wanted, and results in files.
+//! Errors on standard error, results on standard output or in files; coloured on terminals.
 
 use std::io::{self, Write};
 use std::path::Path;
 
-use crate::screen::printable_lines;
 use anstream::{AutoStream, ColorChoice};
 use anyhow::Context;
+use serde::Serialize;
 
-/// Whether standard error takes colours: a terminal, and `NO_COLOR` is not set.
+use crate::screen::printable_lines;
+
+/// Returns whether standard error gets colours: it is a terminal, and `NO_COLOR` is not set.
 pub fn colours() -> bool {
     AutoStream::choice(&io::stderr()) != ColorChoice::Never
 }
 
-/// Says why the command failed. Some of that may be what a file or a coordinator says, which moves no terminal's cursor. Nothing can be done
-/// about a standard error that is closed.
+/// Returns standard output, without colours unless it is a terminal.
+pub fn stdout() -> AutoStream<io::StdoutLock<'static>> {
+    AutoStream::auto(io::stdout()).lock()
+}
+
+/// Prints a value as JSON, indented.
+pub fn print_json(value: &(impl Serialize + ?Sized)) -> anyhow::Result<()> {
+    let json = serde_json::to_string_pretty(value).context("cannot write JSON")?;
+    writeln!(io::stdout(), "{json}")?;
+    Ok(())
+}
+
+/// Prints an error and its causes, with control characters replaced: parts may come from a file or
+/// a coordinator. Ignores a closed standard error.
 pub fn error(error: &anyhow::Error) {
     let label = if colours() {
         "\x1b[1;31merror\x1b[0m"
     } else {
         "error"
     };
-    let _ = writeln!(
-        io::stderr(),
-        "{label}: {}",
-        printable_lines(&with_causes(error))
-    );
+    let text = printable_lines(&with_causes(error));
+    let _ = writeln!(io::stderr(), "{label}: {text}");
 }
 
-/// An error and its causes in one line; a cause that the error tells itself is not told again.
+/// Returns an error and its causes in one line, without causes that the error already contains.
 fn with_causes(error: &anyhow::Error) -> String {
     error
         .chain()
@@ -42,13 +53,13 @@ fn with_causes(error: &anyhow::Error) -> String {
         })
 }
 
-/// "1 error", "2 errors".
+/// Returns a count with its noun: "1 error", "2 errors".
 pub fn counted(count: usize, noun: &str) -> String {
     let plural = if count == 1 { "" } else { "s" };
     format!("{count} {noun}{plural}")
 }
 
-/// Writes a result to a file of the user's choice.
+/// Writes a result to a file.
 pub fn write_file(file: &Path, content: &str) -> anyhow::Result<()> {
     std::fs::write(file, content).with_context(|| format!("cannot write {}", file.display()))
 }
@@ -59,7 +70,7 @@ mod tests {
     use anyhow::anyhow;
 
     #[test]
-    fn every_cause_is_named_once() {
+    fn every_cause_is_printed_once() {
         let error = anyhow!("no entry").context("cannot open: no entry");
         assert_eq!(
             with_causes(&error.context("start")),

@@ -1,4 +1,5 @@
-//! `seikan check`: everything that is wrong with a configuration file; or why the mesh lets a member begin something with another, or not.
+//! `seikan check`: checks a configuration file, or explains whether the policy of a mesh allows a
+//! connection.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -11,27 +12,27 @@ use seikan_node::mesh;
 use seikan_proto::mesh::{Access, Name, Party};
 use serde::Serialize;
 
-use crate::cli::OverrideArguments;
 use crate::explain::Question;
 use crate::output::{self, counted};
+use crate::overrides::OverrideArguments;
 
-/// What `check` is told.
+/// Options of `check`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    seikan check ./wg0.conf             every fault, with its line and what would be right\n  \
-    seikan check wg0 --json             the same for a program\n  \
-    sudo seikan check --explain laptop web-1 tcp/443\n                                      \
-    may `laptop` connect to port 443 of `web-1`, and why?\n\n\
-    Exit status: 0 if the file can be used (there may be warnings), or the policy allows it; 1 if not.")]
+    seikan check ./wg0.conf                           list errors with lines and corrections\n  \
+    seikan check wg0 --json                           list them as JSON\n  \
+    sudo seikan check --explain laptop web-1 tcp/443  may `laptop` connect to port 443 of `web-1`?\n\n\
+    Exit status: 0 if the file is usable (with or without warnings) or the policy allows it, 1 if not.")]
 pub struct Arguments {
-    /// Configuration file, or the name of an interface
+    /// Configuration file or interface
     #[arg(value_name = "FILE", value_hint = ValueHint::FilePath, required_unless_present = "explain")]
     target: Option<String>,
-    /// Say whether the policy of the mesh lets one member begin this with another: tcp/443, udp/53, icmp, or * for other protocols
+    /// Explain whether the policy lets FROM open a connection to TO; PORT is tcp/443, udp/53, icmp,
+    /// or * for other protocols
     #[arg(long, num_args = 3, value_names = ["FROM", "TO", "PORT"],
           conflicts_with_all = ["target", "OverrideArguments"])]
     explain: Option<Vec<String>>,
-    /// Interface of the mesh, with --explain
+    /// Interface of the mesh, for --explain
     #[arg(
         long,
         value_name = "IFACE",
@@ -46,7 +47,7 @@ pub struct Arguments {
     overrides: OverrideArguments,
 }
 
-/// The result, for programs.
+/// JSON output.
 #[derive(Debug, Serialize)]
 struct Report<'a> {
     file: String,
@@ -56,7 +57,7 @@ struct Report<'a> {
     diagnostics: &'a Diagnostics,
 }
 
-/// Does what was asked for.
+/// Checks the file, or explains the policy.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     match (&arguments.explain, &arguments.target) {
         (Some(words), _) => explain(words, &arguments.iface, arguments.json),
@@ -64,13 +65,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Answers from what the daemon has kept of its mesh.
+/// Explains from the daemon's copy of the mesh.
 fn explain(words: &[String], interface: &str, as_json: bool) -> anyhow::Result<ExitCode> {
     let [from, to, traffic] = words else {
-        bail!("--explain takes FROM, TO and PORT");
+        bail!("cannot explain: --explain takes FROM, TO and PORT");
     };
     let membership = mesh::kept(&Places::default().state, interface).with_context(|| {
-        format!("nothing is known here of a mesh of {interface}: say --iface, and have it up once")
+        format!("cannot explain: there is no copy of a mesh for {interface}; run `seikan up {interface}` once, or name another --iface")
     })?;
     let Access {
         own: Some(own),
@@ -78,7 +79,7 @@ fn explain(words: &[String], interface: &str, as_json: bool) -> anyhow::Result<E
     } = membership.access()
     else {
         bail!(
-            "the coordinator of {interface} tells of no policy, being of an earlier version: everything is let in"
+            "cannot explain: the coordinator of {interface} is of an earlier version without policies, so everything is allowed"
         );
     };
     let party = |name: &str| -> anyhow::Result<Party> {
@@ -91,13 +92,14 @@ fn explain(words: &[String], interface: &str, as_json: bool) -> anyhow::Result<E
             .values()
             .find(|member| member.name == name);
         let member = member.with_context(|| {
-            format!("no member that this host may talk to is called {name}; ask where the coordinator is: seikan coordinator policy explain")
+            format!("cannot explain: this host may talk to no member called {name}; run `seikan coordinator policy explain` on the coordinator's host")
         })?;
         Ok(member.party())
     };
     if policy.untold() > 0 && ![from, to].contains(&&own.name.to_string()) {
         bail!(
-            "this host is told no rules between others; ask where the coordinator is: seikan coordinator policy explain {from} {to} {traffic}"
+            "cannot explain: this host has only the rules about itself; run `seikan coordinator policy explain {from} {to} {traffic}` on \
+             the coordinator's host"
         );
     }
     let question = Question {
@@ -108,7 +110,7 @@ fn explain(words: &[String], interface: &str, as_json: bool) -> anyhow::Result<E
     question.answer(policy, as_json)
 }
 
-/// Reads the file and says what was found.
+/// Checks the file and prints the result.
 fn check(target: &str, arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (config, file, diagnostics) = match arguments.overrides.with_environment() {
         Ok(overrides) => {
@@ -126,19 +128,19 @@ fn check(target: &str, arguments: &Arguments) -> anyhow::Result<ExitCode> {
         diagnostics: &diagnostics,
     };
     if arguments.json {
-        let json = serde_json::to_string_pretty(&report).context("cannot write JSON")?;
-        writeln!(io::stdout(), "{json}")?;
+        output::print_json(&report)?;
     } else {
         output::diagnostics(&diagnostics);
         writeln!(io::stdout(), "{}", summary(&report, config.as_ref()))?;
     }
-    Ok(match config {
-        Some(_) => ExitCode::SUCCESS,
-        None => ExitCode::FAILURE,
+    Ok(if config.is_some() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
     })
 }
 
-/// One line at the end.
+/// Returns the last line of the output.
 fn summary(report: &Report<'_>, config: Option<&Config>) -> String {
     let warnings = match report.warnings {
         0 => String::new(),

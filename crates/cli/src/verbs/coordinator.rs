@@ -1,5 +1,5 @@
-//! `seikan coordinator`: who belongs to a mesh. Alone it runs the service; its verbs look into the same folder and change it,
-//! whether a coordinator runs on it or not.
+//! `seikan coordinator`: runs the coordinator of a mesh; its verbs read and change the same
+//! directory, beside a running coordinator or without one.
 
 mod etcd;
 mod moving;
@@ -12,36 +12,37 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::folder;
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand, ValueHint};
+use nix::unistd::Uid;
 use seikan_coordinator::{Actor, NewToken, RelayInfo, Store, StoreError, TokenId, Whom};
 use seikan_node::node::SystemRandom;
 use seikan_proto::mesh::{Name, Pin, RelayAddress, RelayKind, RelaySecret, RelayTls, Token};
 use zeroize::Zeroizing;
 
-/// Where it keeps what it knows.
-const FOLDER: &str = "/var/lib/seikan-coordinator";
-/// Its port, TCP.
+use crate::service;
+
+/// Default directory.
+const DIRECTORY: &str = "/var/lib/seikan-coordinator";
+/// Default TCP port.
 const PORT: u16 = 7443;
-/// The file in the folder that has the port where it listened last, and the pin.
-const NOTED: &str = "listens";
-/// The database in the folder.
+/// File with the port of the last start and the pin of the certificate, for `token`.
+const LISTENER_FILE: &str = "listens";
+/// Database file of a mesh that is not in etcd.
 pub const DATABASE: &str = "mesh.db";
 
-/// What `coordinator` is told.
+/// Options of `coordinator`.
 #[derive(Debug, Args)]
 #[command(
     args_conflicts_with_subcommands = true,
     after_help = "Examples:\n  \
-    seikan coordinator                  run it, until Ctrl-C\n  \
-    seikan coordinator token            a token for one host, and what that is to run\n  \
-    seikan coordinator members          who belongs to the mesh?\n  \
-    seikan coordinator revoke laptop    take a member out\n  \
-    seikan coordinator relays           where members go that do not reach each other\n  \
-    seikan coordinator policy set FILE  who may talk to whom?\n\n\
-    Needs no privileges, only its folder. No packet of a member's passes through it, and when it stops, members go on \
-    with what they know."
+    sudo seikan coordinator                  run it until Ctrl-C\n  \
+    sudo seikan coordinator token            print the command that joins a host\n  \
+    sudo seikan coordinator members          list members\n  \
+    sudo seikan coordinator revoke laptop    remove a member\n  \
+    sudo seikan coordinator policy set FILE  set who may talk to whom\n\n\
+    It needs no privileges, only its directory; started by root it becomes user `seikan`. No packet of a \
+    member passes through it. While it is stopped, members keep their tunnels."
 )]
 pub struct Arguments {
     #[command(subcommand)]
@@ -50,113 +51,113 @@ pub struct Arguments {
     serve: serve::ServeArguments,
 }
 
-/// Where its folder is.
+/// The directory of a coordinator.
 #[derive(Clone, Debug, Args)]
-struct Folder {
-    /// Folder of what it knows
-    #[arg(long, value_name = "DIR", default_value = FOLDER, value_hint = ValueHint::DirPath)]
+struct Directory {
+    /// Directory of the coordinator
+    #[arg(long, value_name = "DIR", default_value = DIRECTORY, value_hint = ValueHint::DirPath)]
     dir: PathBuf,
 }
 
-/// What an administrator does.
+/// Verbs of an administrator.
 #[derive(Debug, Subcommand)]
 enum CoordinatorVerb {
-    /// Make a token, and print what a host runs to join
+    /// Create a join token and print the command that uses it
     Token(TokenArguments),
-    /// Show tokens
+    /// List join tokens
     Tokens(List),
-    /// Take a token back: nobody joins with it any more
+    /// Withdraw a join token
     Withdraw(Withdraw),
-    /// Show members
+    /// List members
     Members(List),
-    /// Take a member out of the mesh
+    /// Remove a member from the mesh
     Revoke(Revoke),
-    /// Show relays
+    /// List relays
     Relays(List),
-    /// Add a relay, or remove one
+    /// Add or remove a relay
     Relay(RelayArguments),
     /// Set the tags of a member
     Tag(policy::TagArguments),
-    /// Set, show or explain who may talk to whom
+    /// Set, show or explain the policy of the mesh
     Policy(policy::PolicyArguments),
-    /// Show who did what
+    /// Show the log of changes
     Audit(Audit),
-    /// Move the mesh of this folder into etcd, which several coordinators share
+    /// Move the mesh into etcd, which several coordinators share
     Import(Box<moving::ImportArguments>),
     /// Copy the whole mesh to a file
     Export(moving::ExportArguments),
 }
 
-/// What a token is to be good for.
+/// Options of `coordinator token`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    seikan coordinator token                        for one host, within a day\n  \
-    seikan coordinator token --reusable --tag web   for any number of hosts, which get the tag `web`")]
+    sudo seikan coordinator token                        for one host, within a day\n  \
+    sudo seikan coordinator token --reusable --tag web   for any number of hosts, with the tag `web`")]
 struct TokenArguments {
-    /// Hosts that it admits
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Number of hosts that may join with it
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     uses: u32,
-    /// Admits as many hosts as come
+    /// Admit any number of hosts
     #[arg(long, conflicts_with = "uses")]
     reusable: bool,
-    /// Until when: 90m, 24h, 7d, or `never`
+    /// Lifetime: 90m, 24h, 7d, or `never`
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = expiry)]
     expires: Expiry,
-    /// Tag of the hosts that it admits; may be given again
+    /// Tag of the hosts that join with it (repeatable)
     #[arg(long = "tag", value_name = "TAG")]
     tags: Vec<Name>,
-    /// What people know it by
-    #[arg(long)]
+    /// Label in the list of tokens
+    #[arg(long, value_name = "TEXT")]
     label: Option<String>,
-    /// Host under which members reach this coordinator, for the line that is printed [default: this host's name]
+    /// Host name or address of this coordinator in the printed command [default: this host's name]
     #[arg(long, value_name = "HOST[:PORT]")]
     host: Option<String>,
     #[command(flatten)]
-    folder: Folder,
+    directory: Directory,
 }
 
-/// A list, for people or programs.
+/// Options of a list.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    seikan coordinator members --json   for programs\n  \
-    seikan coordinator tokens --json\n  \
-    seikan coordinator relays --json")]
+    sudo seikan coordinator members --json\n  \
+    sudo seikan coordinator tokens --json\n  \
+    sudo seikan coordinator relays --json")]
 struct List {
     /// Print JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    folder: Folder,
+    directory: Directory,
 }
 
-/// Which token.
-#[derive(Debug, Args)]
-#[command(
-    after_help = "Example:\n  seikan coordinator withdraw 3      the number is that of `coordinator tokens`"
-)]
-struct Withdraw {
-    /// Its number
-    id: i64,
-    #[command(flatten)]
-    folder: Folder,
-}
-
-/// Which member.
-#[derive(Debug, Args)]
-#[command(
-    after_help = "Example:\n  seikan coordinator revoke laptop    its peers forget it within seconds"
-)]
-struct Revoke {
-    /// Its name
-    name: Name,
-    #[command(flatten)]
-    folder: Folder,
-}
-
-/// What becomes of a relay.
+/// Options of `coordinator withdraw`.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  \
-    seikan coordinator relay add relay.example.org:3478 --secret skr_...    as `seikan relay secret` prints it")]
+    sudo seikan coordinator withdraw 3    withdraw number 3 of `seikan coordinator tokens`")]
+struct Withdraw {
+    /// Number of the token
+    #[arg(value_name = "NUMBER")]
+    id: i64,
+    #[command(flatten)]
+    directory: Directory,
+}
+
+/// Options of `coordinator revoke`.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  \
+    sudo seikan coordinator revoke laptop    its peers close their sessions within seconds")]
+struct Revoke {
+    /// Name of the member
+    name: Name,
+    #[command(flatten)]
+    directory: Directory,
+}
+
+/// Options of `coordinator relay`.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  \
+    sudo seikan coordinator relay add relay.example.org:3478 --secret skr_...\n\n\
+    `seikan relay secret`, on the host of the relay, prints this command.")]
 struct RelayArguments {
     #[command(subcommand)]
     verb: RelayVerb,
@@ -164,24 +165,27 @@ struct RelayArguments {
 
 #[derive(Debug, Subcommand)]
 enum RelayVerb {
-    /// Send members that do not reach each other to a relay
+    /// Add a relay for members without a direct path
     Add(AddRelay),
-    /// Send nobody to it any more
+    /// Remove a relay
     Remove(RemoveRelay),
 }
 
-/// Which relay, and what it takes.
+/// Options of `coordinator relay add`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    seikan coordinator relay add relay.example.org:3478 --secret skr_...      one of `seikan relay`\n  \
-    seikan coordinator relay add turn.example.org:3478 --turn --secret north  coturn with use-auth-secret\n  \
-    seikan coordinator relay add turn.example.org:443 --turns --secret north  the same by TLS\n\n\
-    The same address again gives it another secret, or takes it from --tls.")]
+    sudo seikan coordinator relay add relay.example.org:3478 --secret skr_...\n      \
+    a relay that runs `seikan relay`\n  \
+    sudo seikan coordinator relay add turn.example.org:3478 --turn --secret north\n      \
+    coturn with `use-auth-secret`\n  \
+    sudo seikan coordinator relay add turn.example.org:443 --turns --secret north\n      \
+    the same over TLS\n\n\
+    For a known address, this replaces the secret and the TLS settings.")]
 struct AddRelay {
-    /// Where members reach it: UDP; of a TURN server UDP or TCP, with --turns TLS
+    /// Address of the relay: UDP; for --turn UDP or TCP, for --turns TLS
     #[arg(value_name = "HOST:PORT")]
     address: RelayAddress,
-    /// What it shares with this coordinator
+    /// Secret that the relay shares with the coordinator
     #[arg(
         long,
         value_name = "SECRET",
@@ -189,138 +193,153 @@ struct AddRelay {
         hide_env_values = true
     )]
     secret: Zeroizing<String>,
-    /// It is a TURN server that takes tickets as coturn does (static-auth-secret), by UDP and TCP at that port
+    /// Use a TURN server that accepts coturn's time-limited credentials (static-auth-secret), over
+    /// UDP and TCP
     #[arg(long)]
     turn: bool,
-    /// The same by TLS, with a certificate that the members' systems trust
+    /// Use such a TURN server over TLS; its certificate has to be trusted by the members' systems
     #[arg(long, conflicts_with = "turn")]
     turns: bool,
-    /// A relay of `seikan relay` is also there by TLS, at this port of TCP
+    /// TCP port at which the relay also listens for TLS
     #[arg(long, value_name = "PORT", conflicts_with_all = ["turn", "turns"])]
     tls: Option<NonZeroU16>,
-    /// What its certificate is known by, unless the members' systems trust it
+    /// Pin of its certificate [default: trusted by the members' systems]
     #[arg(long, value_name = "PIN", requires = "tls")]
     pin: Option<Pin>,
     #[command(flatten)]
-    folder: Folder,
+    directory: Directory,
 }
 
-/// Which relay.
+/// Options of `coordinator relay remove`.
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Example:\n  seikan coordinator relay remove relay.example.org:3478    members leave it within seconds"
-)]
+#[command(after_help = "Example:\n  \
+    sudo seikan coordinator relay remove relay.example.org:3478    members leave it within seconds")]
 struct RemoveRelay {
-    /// Its address, as `coordinator relays` shows it
+    /// Address of the relay, as `seikan coordinator relays` lists it
     #[arg(value_name = "HOST:PORT")]
     address: RelayAddress,
     #[command(flatten)]
-    folder: Folder,
+    directory: Directory,
 }
 
-/// How much of the log.
+/// Options of `coordinator audit`.
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  seikan coordinator audit --last 20  the newest first")]
+#[command(after_help = "Example:\n  \
+    sudo seikan coordinator audit --last 20    the newest 20 entries, newest first")]
 struct Audit {
-    /// Entries at most
-    #[arg(long, default_value_t = 100)]
+    /// Maximum number of entries
+    #[arg(long, value_name = "N", default_value_t = 100)]
     last: u32,
     /// Print JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    folder: Folder,
+    directory: Directory,
 }
 
-/// How long a token is good.
+/// Lifetime of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Expiry {
     Never,
     After(Duration),
 }
 
-/// Does what was asked for.
+/// Runs the coordinator or one of its verbs.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     match &arguments.verb {
-        None => serve::run(&arguments.serve),
-        Some(CoordinatorVerb::Token(arguments)) => token(arguments),
+        None => return serve::run(&arguments.serve),
+        Some(CoordinatorVerb::Token(arguments)) => token(arguments)?,
         Some(CoordinatorVerb::Tokens(list)) => {
-            let tokens = list.folder.store()?.tokens()?;
-            view::tokens(&tokens, now(), list.json)
+            let tokens = list.directory.open()?.store.tokens()?;
+            view::tokens(&tokens, now(), list.json)?;
         }
-        Some(CoordinatorVerb::Withdraw(arguments)) => withdraw(arguments),
+        Some(CoordinatorVerb::Withdraw(arguments)) => withdraw(arguments)?,
         Some(CoordinatorVerb::Members(list)) => {
-            let members = list.folder.store()?.members()?;
-            view::members(&members, now(), list.json)
+            let members = list.directory.open()?.store.members()?;
+            view::members(&members, now(), list.json)?;
         }
-        Some(CoordinatorVerb::Revoke(arguments)) => revoke(arguments),
+        Some(CoordinatorVerb::Revoke(arguments)) => revoke(arguments)?,
         Some(CoordinatorVerb::Relays(list)) => {
-            let relays = list.folder.store()?.relays()?;
-            view::relays(&relays, list.json)
+            let relays = list.directory.open()?.store.relays()?;
+            view::relays(&relays, list.json)?;
         }
         Some(CoordinatorVerb::Relay(arguments)) => match &arguments.verb {
-            RelayVerb::Add(arguments) => add_relay(arguments),
-            RelayVerb::Remove(arguments) => remove_relay(arguments),
+            RelayVerb::Add(arguments) => add_relay(arguments)?,
+            RelayVerb::Remove(arguments) => remove_relay(arguments)?,
         },
-        Some(CoordinatorVerb::Tag(arguments)) => policy::tag(arguments),
-        Some(CoordinatorVerb::Policy(arguments)) => policy::run(arguments),
+        Some(CoordinatorVerb::Tag(arguments)) => policy::tag(arguments)?,
+        Some(CoordinatorVerb::Policy(arguments)) => return policy::run(arguments),
         Some(CoordinatorVerb::Audit(arguments)) => {
-            let entries = arguments.folder.store()?.audit(arguments.last)?;
-            view::audit(&entries, now(), arguments.json)
+            let entries = arguments.directory.open()?.store.audit(arguments.last)?;
+            view::audit(&entries, now(), arguments.json)?;
         }
-        Some(CoordinatorVerb::Import(arguments)) => moving::import(arguments),
-        Some(CoordinatorVerb::Export(arguments)) => moving::export(arguments),
+        Some(CoordinatorVerb::Import(arguments)) => moving::import(arguments)?,
+        Some(CoordinatorVerb::Export(arguments)) => moving::export(arguments)?,
     }
+    Ok(ExitCode::SUCCESS)
 }
 
-impl Folder {
-    /// What is kept there; a coordinator has to have been started once. Files that only root may open have to be open before.
-    fn store(&self) -> anyhow::Result<Store> {
-        self.as_owner(store)
+/// The mesh of a directory, open for a verb.
+struct Mesh {
+    store: Store,
+    operator: Actor,
+}
+
+impl Directory {
+    /// Opens the mesh, with root's privileges dropped if the directory is the daemons'. A
+    /// coordinator has to have been started once.
+    fn open(&self) -> anyhow::Result<Mesh> {
+        let operator = operator();
+        service::enter_existing(&self.dir)?;
+        let store = open_store(&self.dir)?;
+        Ok(Mesh { store, operator })
     }
 
-    /// Works in it as who it belongs to, from then on.
-    fn as_owner<T>(&self, work: impl FnOnce(&Path) -> anyhow::Result<T>) -> anyhow::Result<T> {
-        folder::as_owner(&self.dir, work)
-    }
-
-    /// Notes both, for the line that is printed with a token.
-    fn note(&self, port: u16, pin: Option<Pin>) -> std::io::Result<()> {
+    /// Writes the port and the pin, for `token`.
+    fn write_listener(&self, port: u16, pin: Option<Pin>) -> std::io::Result<()> {
         let pin = pin.map_or(String::new(), |pin| pin.to_string());
-        std::fs::write(self.dir.join(NOTED), format!("{port} {pin}\n"))
+        std::fs::write(self.dir.join(LISTENER_FILE), format!("{port} {pin}\n"))
     }
 }
 
-/// What is kept in a folder.
-fn store(folder: &Path) -> anyhow::Result<Store> {
-    if let Some(etcd) = etcd::noted(folder)? {
+fn open_store(directory: &Path) -> anyhow::Result<Store> {
+    if let Some(etcd) = etcd::read_settings(directory)? {
         return Ok(Store::open_etcd(&etcd)?);
     }
-    let file = folder.join(DATABASE);
-    let held = etcd::hold_file(folder, DATABASE)?;
-    // Opening makes it, and nobody wants an empty mesh in a folder that was mistyped.
+    let file = directory.join(DATABASE);
+    let hold = etcd::hold_file(directory, DATABASE)?;
+    // Opening would make an empty mesh, also in a mistyped directory.
     match file.try_exists() {
-        Ok(true) => Ok(Store::open_held(held)?),
+        Ok(true) => Ok(Store::open_held(hold)?),
         Ok(false) => bail!(
-            "there is no coordinator in {}: start one with `seikan coordinator`, or say --dir",
-            folder.display()
+            "cannot find a mesh in {}: start `seikan coordinator` once, or name another directory with --dir",
+            directory.display()
         ),
         Err(error) => Err(error).with_context(|| format!("cannot look for {}", file.display())),
     }
 }
 
-/// Where the coordinator of a folder listened last, and by which pin it is known; none if systems trust its certificate.
-fn noted(folder: &Path) -> (u16, Option<Pin>) {
-    let noted = std::fs::read_to_string(folder.join(NOTED)).unwrap_or_default();
-    let mut words = noted.split_whitespace();
-    let port = words.next().and_then(|word| word.parse().ok());
-    let pin = words.next().and_then(|word| word.parse().ok());
-    (port.unwrap_or(PORT), pin)
+/// Port of the coordinator's last start, and the pin of its certificate; `None` if systems trust
+/// that.
+struct Listener {
+    port: u16,
+    pin: Option<Pin>,
 }
 
-fn token(arguments: &TokenArguments) -> anyhow::Result<ExitCode> {
-    let both = |dir: &Path| Ok((store(dir)?, noted(dir)));
-    let (store, (port, pin)) = arguments.folder.as_owner(both)?;
+fn read_listener(directory: &Path) -> Listener {
+    let text = std::fs::read_to_string(directory.join(LISTENER_FILE)).unwrap_or_default();
+    let mut words = text.split_whitespace();
+    let port = words.next().and_then(|word| word.parse().ok());
+    let pin = words.next().and_then(|word| word.parse().ok());
+    Listener {
+        port: port.unwrap_or(PORT),
+        pin,
+    }
+}
+
+fn token(arguments: &TokenArguments) -> anyhow::Result<()> {
+    let mesh = arguments.directory.open()?;
+    let listener = read_listener(&arguments.directory.dir);
     let token = Token::generate(&mut SystemRandom);
     let new = NewToken {
         label: arguments.label.clone(),
@@ -331,44 +350,42 @@ fn token(arguments: &TokenArguments) -> anyhow::Result<ExitCode> {
         },
         tags: arguments.tags.clone(),
     };
-    store.create_token(&token.digest(), &new, &operator(), now())?;
-    let host = arguments.host.clone().unwrap_or_else(own_name);
-    let host = match host.rsplit_once(':') {
-        Some((_, port)) if port.parse::<u16>().is_ok() => host,
-        _ => format!("{host}:{}", port),
-    };
-    view::token(&host, pin, &token, &new)
+    mesh.store
+        .create_token(&token.digest(), &new, &mesh.operator, now())?;
+    let host = service::advertised_host(arguments.host.as_deref(), listener.port)?;
+    view::token(&host, listener.pin, &token, &new)
 }
 
-fn withdraw(arguments: &Withdraw) -> anyhow::Result<ExitCode> {
-    let store = arguments.folder.store()?;
-    match store.withdraw_token(TokenId(arguments.id), &operator(), now())? {
-        true => Ok(ExitCode::SUCCESS),
-        false => bail!(
-            "there is no token {} to withdraw: see `seikan coordinator tokens`",
+fn withdraw(arguments: &Withdraw) -> anyhow::Result<()> {
+    let Mesh { store, operator } = arguments.directory.open()?;
+    if !store.withdraw_token(TokenId(arguments.id), &operator, now())? {
+        bail!(
+            "cannot withdraw token {}: there is none; see `seikan coordinator tokens`",
             arguments.id
-        ),
+        );
     }
+    Ok(())
 }
 
-fn revoke(arguments: &Revoke) -> anyhow::Result<ExitCode> {
-    let store = arguments.folder.store()?;
-    let whom = Whom::Name(&arguments.name);
-    match store.remove(whom, &operator(), now()) {
-        Ok(true) => Ok(ExitCode::SUCCESS),
-        Ok(false) | Err(StoreError::NotAMember) => bail!(
-            "no member is called {}: see `seikan coordinator members`",
-            arguments.name
-        ),
+fn revoke(arguments: &Revoke) -> anyhow::Result<()> {
+    let Mesh { store, operator } = arguments.directory.open()?;
+    let name = &arguments.name;
+    match store.remove(Whom::Name(name), &operator, now()) {
+        Ok(true) => Ok(()),
+        Ok(false) | Err(StoreError::NotAMember) => {
+            Err(unknown_member(name)).with_context(|| format!("cannot revoke {name}"))
+        }
         Err(error) => Err(error.into()),
     }
 }
 
-fn add_relay(arguments: &AddRelay) -> anyhow::Result<ExitCode> {
-    let kind = match (arguments.turn, arguments.turns) {
-        (true, _) => RelayKind::Turn,
-        (_, true) => RelayKind::Turns,
-        _ => RelayKind::Seikan,
+fn add_relay(arguments: &AddRelay) -> anyhow::Result<()> {
+    let kind = if arguments.turn {
+        RelayKind::Turn
+    } else if arguments.turns {
+        RelayKind::Turns
+    } else {
+        RelayKind::Seikan
     };
     let secret = RelaySecret::parse(arguments.secret.trim(), kind)?;
     let relay = RelayInfo {
@@ -379,60 +396,56 @@ fn add_relay(arguments: &AddRelay) -> anyhow::Result<ExitCode> {
             pin: arguments.pin,
         }),
     };
-    let store = arguments.folder.store()?;
-    store.add_relay(&relay, &secret, &operator(), now())?;
-    Ok(ExitCode::SUCCESS)
+    let Mesh { store, operator } = arguments.directory.open()?;
+    store.add_relay(&relay, &secret, &operator, now())?;
+    Ok(())
 }
 
-fn remove_relay(arguments: &RemoveRelay) -> anyhow::Result<ExitCode> {
-    let store = arguments.folder.store()?;
-    match store.remove_relay(&arguments.address, &operator(), now())? {
-        true => Ok(ExitCode::SUCCESS),
-        false => bail!(
-            "there is no relay {}: see `seikan coordinator relays`",
+fn remove_relay(arguments: &RemoveRelay) -> anyhow::Result<()> {
+    let Mesh { store, operator } = arguments.directory.open()?;
+    if !store.remove_relay(&arguments.address, &operator, now())? {
+        bail!(
+            "cannot remove relay {}: there is none; see `seikan coordinator relays`",
             arguments.address
-        ),
+        );
     }
+    Ok(())
 }
 
-/// Who is at the terminal, for the log.
+fn unknown_member(name: &Name) -> anyhow::Error {
+    anyhow::anyhow!("no member is called {name}; see `seikan coordinator members`")
+}
+
+/// Returns the administrator for the log: the user that called sudo, else the user of this process.
 fn operator() -> Actor {
-    let user = ["SUDO_USER", "USER"]
-        .iter()
-        .find_map(|name| std::env::var(name).ok());
-    Actor::Operator(user.unwrap_or_else(|| "unknown".to_owned()))
+    let user = std::env::var("SUDO_USER").unwrap_or_else(|_| service::user_name(Uid::current()));
+    Actor::Operator(user)
 }
 
-/// Seconds since 1970.
+/// Returns the seconds since 1970.
 fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs())
 }
 
-/// What this host is called; others may know it by another name.
-pub fn own_name() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname");
-    name.map_or_else(|_| "localhost".to_owned(), |name| name.trim().to_owned())
-}
-
-/// "90m", "24h", "7d", "never".
+/// Parses "90m", "24h", "7d" or "never".
 fn expiry(text: &str) -> Result<Expiry, String> {
-    let wrong = || "write a number with s, m, h or d behind it, such as 24h, or `never`".to_owned();
+    let invalid = || "expected a number with s, m, h or d, for example 24h, or `never`".to_owned();
     if text == "never" {
         return Ok(Expiry::Never);
     }
-    let unit = text.chars().last().ok_or_else(wrong)?;
+    let unit = text.chars().last().ok_or_else(invalid)?;
     let seconds = match unit {
         's' => 1,
         'm' => 60,
         'h' => 3_600,
         'd' => 86_400,
-        _ => return Err(wrong()),
+        _ => return Err(invalid()),
     };
-    let count: u64 = text[..text.len() - 1].parse().map_err(|_| wrong())?;
+    let count: u64 = text[..text.len() - 1].parse().map_err(|_| invalid())?;
     let time = count.checked_mul(seconds).filter(|time| *time > 0);
     time.map(|time| Expiry::After(Duration::from_secs(time)))
-        .ok_or_else(wrong)
+        .ok_or_else(invalid)
 }
 
 #[cfg(test)]

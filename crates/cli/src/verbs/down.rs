@@ -1,4 +1,4 @@
-//! `seikan down`: stops a running tunnel.
+//! `seikan down`: stops a tunnel.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -12,37 +12,38 @@ use seikan_node::monitor;
 
 use crate::output;
 
-/// How long the tunnel has to end, hooks included.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Maximum time for the tunnel to stop, hooks included.
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What `down` is told.
+/// Options of `down`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    sudo seikan down wg0                stop the tunnel of interface wg0\n  \
-    sudo seikan down ./wg0.conf         the same, by its file\n\n\
-    Returns once everything it set up is gone, after ten seconds at most. What a tunnel has left that was \
-    killed is taken back, too.")]
+    sudo seikan down wg0           stop the tunnel of interface wg0\n  \
+    sudo seikan down ./wg0.conf    stop the same tunnel, by its file\n\n\
+    Returns once all settings of the tunnel are reverted, after ten seconds at most. Also reverts those that a \
+    killed tunnel left behind.")]
 pub struct Arguments {
-    /// Interface, or the file it was brought up from
+    /// Interface, or the file that it was started from
     #[arg(value_name = "IFACE|FILE", value_hint = ValueHint::AnyPath)]
     target: String,
 }
 
-/// Finds out which interface is meant, asks its instance to stop and waits until it has.
+/// Stops the tunnel of an interface and waits for its end; reverts the settings of one that was
+/// killed.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let failed = || format!("cannot stop `{}`", arguments.target);
     let interface = seikan_config::interface_name(&arguments.target).with_context(failed)?;
     let places = Places::default();
-    match ask::stop(&places, interface.as_str(), PATIENCE) {
+    match ask::stop(&places, interface.as_str(), STOP_TIMEOUT) {
         // It may have been killed.
         Err(AskError::NotRunning(name)) => {
             let mut warnings = Diagnostics::default();
-            let left = monitor::clean_up(&places, &name, &mut |warning| warnings.push(warning));
+            let reverted = monitor::clean_up(&places, &name, &mut |warning| warnings.push(warning));
             output::diagnostics(&warnings);
-            match left.with_context(failed)? {
-                true => Ok(ExitCode::SUCCESS),
-                false => Err(AskError::NotRunning(name)).with_context(failed),
+            if !reverted.with_context(failed)? {
+                return Err(AskError::NotRunning(name)).with_context(failed);
             }
+            Ok(ExitCode::SUCCESS)
         }
         stopped => {
             stopped.with_context(failed)?;

@@ -1,4 +1,4 @@
-//! `seikan gateway`: the devices of a gateway, and who is on a local network.
+//! `seikan gateway`: shows the devices of a gateway, and discovers hosts on a LAN.
 
 mod discover;
 mod status;
@@ -8,26 +8,26 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 
-/// What `gateway` is told.
+/// Options of `gateway`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    sudo seikan gateway discover eth1   who is on the local network?\n  \
-    sudo seikan gateway status          how are the devices, and which side is slow?")]
+    sudo seikan gateway discover eth1    list the hosts on the LAN of eth1\n  \
+    sudo seikan gateway status           show devices, rates, and the slow side")]
 pub struct Arguments {
     #[command(subcommand)]
     verb: GatewayVerb,
 }
 
-/// What is asked of a gateway.
+/// Verbs of a gateway.
 #[derive(Debug, Subcommand)]
 enum GatewayVerb {
-    /// Show the devices of running gateways: rates, both sides, drops, what is set wrong
+    /// Show devices of running gateways: rates, loss, drops, and better settings
     Status(status::Arguments),
-    /// Listen on an interface and list who is there
+    /// List the hosts that are heard on an interface
     Discover(discover::Arguments),
 }
 
-/// Does what was asked for.
+/// Runs a verb.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     match &arguments.verb {
         GatewayVerb::Status(arguments) => status::run(arguments),

@@ -1,4 +1,5 @@
-//! `seikan genkey`: a new private key, as `wg genkey` makes it; and what `genpsk` has in common with it.
+//! `seikan genkey`: prints a new private key, like `wg genkey`. `genpsk` and `join` share the
+//! functions.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -11,28 +12,28 @@ use clap::Args;
 use seikan_config::{KEY_LEN, encode_key, parse_private_key};
 use zeroize::Zeroizing;
 
-/// `genkey` is told nothing.
+/// Options of `genkey`: none.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  \
-    umask 077; seikan genkey > private.key; seikan pubkey < private.key > public.key")]
+    umask 077; seikan genkey > tunnel.key; seikan pubkey < tunnel.key")]
 pub struct Arguments {}
 
 /// Prints 32 random bytes, clamped, in base64.
 pub fn run(_: &Arguments) -> anyhow::Result<ExitCode> {
     let random = encode_key(&*random_bytes()?);
-    // Reading clamps.
+    // Parsing clamps it.
     let key = parse_private_key(&random).context("cannot make a key")?;
     print_secret(&encode_key(key.as_bytes()))
 }
 
-/// 32 bytes from the kernel.
+/// Returns 32 random bytes from the kernel.
 pub fn random_bytes() -> anyhow::Result<Zeroizing<[u8; KEY_LEN]>> {
     let mut bytes = Zeroizing::new([0; KEY_LEN]);
-    getrandom::fill(bytes.as_mut_slice()).context("the kernel gives no random bytes")?;
+    getrandom::fill(bytes.as_mut_slice()).context("cannot get random bytes from the kernel")?;
     Ok(bytes)
 }
 
-/// Prints a key; warns, as `wg` does, if that goes to a file that everybody may open.
+/// Prints a key; warns, like `wg`, if standard output is a file that other users may open.
 pub fn print_secret(key: &str) -> anyhow::Result<ExitCode> {
     let stdout = io::stdout();
     if let Ok(fd) = stdout.as_fd().try_clone_to_owned()
@@ -41,8 +42,8 @@ pub fn print_secret(key: &str) -> anyhow::Result<ExitCode> {
         && metadata.permissions().mode() & 0o007 != 0
     {
         eprintln!(
-            "warning: this key goes to a file that every user of the machine may open; \
-             make a new one after `umask 077`"
+            "warning: other users can open the file that this key is written to; \
+             run `umask 077`, then make a new key"
         );
     }
     writeln!(stdout.lock(), "{key}").context("cannot print the key")?;

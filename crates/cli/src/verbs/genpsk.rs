@@ -1,4 +1,4 @@
-//! `seikan genpsk`: a new preshared key, as `wg genpsk` makes it.
+//! `seikan genpsk`: prints a new preshared key, like `wg genpsk`.
 
 use std::process::ExitCode;
 
@@ -7,11 +7,11 @@ use seikan_config::encode_key;
 
 use super::genkey;
 
-/// `genpsk` is told nothing.
+/// Options of `genpsk`: none.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  \
-    umask 077; seikan genpsk > office.psk\n\n\
-    Give the same preshared key to both ends of one pair of peers.")]
+    umask 077; seikan genpsk > tunnel.psk\n\n\
+    Both ends of a tunnel use the same preshared key.")]
 pub struct Arguments {}
 
 /// Prints 32 random bytes in base64.

@@ -1,7 +1,7 @@
-//! `seikan join`: this host becomes a member of a mesh.
+//! `seikan join`: makes this host a member of a mesh.
 //!
-//! Makes a key, which stays here; tells the coordinator its public half; writes what comes back as a configuration; and
-//! brings it up as anybody would.
+//! Makes a key, registers its public key with the coordinator, writes the configuration of the
+//! member, and starts the tunnel.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -23,78 +23,81 @@ use seikan_sys::netlink::{Family, Netlink, Route, RouteType};
 use zeroize::Zeroizing;
 
 use super::genkey::random_bytes;
+use crate::service;
 
-/// Where configurations are.
-const FOLDER: &str = "/etc/seikan";
-/// Times that a coordinator is asked which does not answer; it knows who asks again.
+/// Directory of configurations.
+const DIRECTORY: &str = "/etc/seikan";
+/// Maximum attempts if the coordinator does not answer. It recognises a repeated request.
 const ATTEMPTS: u32 = 3;
-/// Between them.
+/// Interval between two attempts.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// What `join` is told.
+/// Options of `join`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     sudo seikan join https://mesh.example.org:7443 --token skt_...\n  \
     sudo seikan join https://192.0.2.1:7443 --pin sha256:... --token skt_... --name db-1\n\n\
-    `seikan coordinator token` prints the whole line. Writes /etc/seikan/IFACE.toml, which holds the host's \
-    private key and nothing that has to be kept elsewhere, and runs `seikan up -d IFACE`. To come up at every \
-    start of the host: `systemctl enable seikan@IFACE`. `seikan leave` takes it all back.")]
+    `seikan coordinator token` prints the whole command. Writes /etc/seikan/IFACE.toml, with the host's private \
+    key, and runs `seikan up -d IFACE`. `systemctl enable seikan@IFACE` starts the tunnel at every boot; \
+    `seikan leave` reverts it all.")]
 pub struct Arguments {
-    /// Where the coordinator is: https://HOST or https://HOST:PORT
+    /// URL of the coordinator: https://HOST or https://HOST:PORT
     #[arg(value_name = "URL")]
     url: CoordinatorUrl,
-    /// What admits this host; kept out of the list of processes in the environment
+    /// Join token, as printed by `seikan coordinator token`; in the environment it is hidden from
+    /// other users
     #[arg(long, env = "SEIKAN_TOKEN", hide_env_values = true)]
     token: String,
-    /// The coordinator's certificate; without it, one that this system trusts
+    /// Pin of the coordinator's certificate [default: trusted by this system]
     #[arg(long)]
     pin: Option<Pin>,
-    /// What this host is called in the mesh [default: its host name]
+    /// Name of this host in the mesh [default: its host name]
     #[arg(long)]
     name: Option<Name>,
-    /// Interface, or the file to write for it
+    /// Interface, or the configuration file to write
     #[arg(long, value_name = "IFACE|FILE", default_value = "seikan0", value_hint = ValueHint::AnyPath)]
     iface: String,
-    /// UDP port to listen on [default: any]
+    /// UDP port to listen on [default: chosen by the kernel]
     #[arg(long)]
     port: Option<u16>,
-    /// Accept this network of the mesh although it is not private, or overlaps routes of this host; may be given again
+    /// Accept this mesh network although it is not private or overlaps a route of this host
+    /// (repeatable)
     #[arg(long = "network", value_name = "PREFIX")]
     networks: Vec<IpNet>,
-    /// Write the configuration, and bring nothing up
+    /// Write the configuration without starting the tunnel
     #[arg(long)]
     no_up: bool,
 }
 
-/// Joins.
+/// Joins the mesh.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let token: Token = arguments
         .token
         .parse()
-        .map_err(|error| anyhow!("this is not a token: {error}"))?;
+        .map_err(|error| anyhow!("cannot use this token: {error}"))?;
     let interface = seikan_config::interface_name(&arguments.iface)
-        .with_context(|| format!("`{}` cannot be the interface", arguments.iface))?;
-    let file = file(&arguments.iface, interface.as_str());
+        .with_context(|| format!("cannot use `{}` as interface", arguments.iface))?;
+    let file = configuration_file(&arguments.iface, interface.as_str());
     if file.exists() {
         bail!(
-            "{} is there already: choose another --iface, or take back what it is with `seikan leave {}`",
+            "cannot write {}: it exists; choose another --iface, or run `seikan leave {}` first",
             file.display(),
             arguments.iface
         );
     }
-    let is_running = ask::running(&Places::default()).unwrap_or_default();
-    if is_running.iter().any(|name| name == interface.as_str()) {
+    let running = ask::running(&Places::default()).unwrap_or_default();
+    if running.iter().any(|name| name == interface.as_str()) {
         bail!(
-            "a tunnel runs as {interface}: choose another --iface, or stop it with `seikan down {interface}`"
+            "cannot use {interface}: a tunnel runs there; choose another --iface, or stop it with `seikan down {interface}`"
         );
     }
     let name = match &arguments.name {
         Some(name) => name.clone(),
-        None => host_name()?,
+        None => default_name()?,
     };
-    // Whether the file can be written is known before a token is spent.
+    // Before the token is used up: the file may not be writable.
     let mut written = create(&file)?;
-    let outcome = join(arguments, &token, &name).and_then(|(joined, text)| {
+    let outcome = register(arguments, &token, &name).and_then(|(joined, text)| {
         let written = written
             .write_all(text.as_bytes())
             .and_then(|()| written.sync_all());
@@ -112,17 +115,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     writeln!(out, "joined as {name}: wrote {}", file.display())?;
     for address in &joined.addresses {
         let (own, network) = (address.addr(), address.trunc());
-        writeln!(
-            out,
-            "this host is {own}; traffic to {network} goes into the mesh"
-        )?;
+        writeln!(out, "this host is {own}, {network} is routed into the mesh")?;
     }
-    // What follows takes this process's place, with what was not written yet.
+    // The next program replaces this process and its buffer.
     out.flush()?;
     if arguments.no_up {
         return Ok(ExitCode::SUCCESS);
     }
-    // Becomes `seikan up -d`: what that says and how it ends is how this ends.
+    // Becomes `seikan up -d`, with its output and exit status.
     let error = Command::new("/proc/self/exe")
         .arg("up")
         .arg("-d")
@@ -132,13 +132,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Err(error).context("cannot run `seikan up`")
 }
 
-/// Asks the coordinator; its answer, and the configuration that comes of it.
-fn join(
+/// Registers this host with the coordinator; returns the answer and the configuration made of it.
+fn register(
     arguments: &Arguments,
     token: &Token,
     name: &Name,
 ) -> anyhow::Result<(Joined, Zeroizing<String>)> {
-    // Asked for before a token is spent.
+    // Before the token is used up.
     let netlink = Netlink::open()?;
     let routes = routes(&netlink)?;
     let key = encode_key(&*random_bytes()?);
@@ -164,31 +164,34 @@ fn join(
         ClientError::Unreachable { reason, .. }
             if arguments.pin.is_none() && reason.contains("certificate") =>
         {
-            anyhow!("{error}; a coordinator with a certificate of its own takes --pin, as `seikan coordinator token` prints it")
+            anyhow!("{error}; add --pin, as printed by `seikan coordinator token`, if the certificate is self-signed")
+        }
+        ClientError::Unreachable { .. } => {
+            anyhow!("{error}; check the host in the URL (`seikan coordinator token --host HOST` prints another)")
         }
         _ => error.into(),
     })?;
-    if let Err(error) = accept(&joined, &arguments.networks, &routes, |index| {
+    if let Err(error) = check_networks(&joined, &arguments.networks, &routes, |index| {
         netlink
             .link_by_index(index)
             .map_or_else(|_| format!("interface {index}"), |link| link.name)
     }) {
-        // The coordinator has this host as a member by now; its name is to be free for another attempt.
+        // This host is a member by now. Its name has to be free for another attempt.
         let client = Client::new(&arguments.url, arguments.pin, Some(request.credential))?;
         return Err(match wait_for(client.leave()) {
-            Ok(()) => error.context("not joined; the token may be spent"),
+            Ok(()) => error.context("cannot join; the token may be used up"),
             Err(_) => error.context(format!(
-                "not joined, but the coordinator lists {name} as a member: revoke it there"
+                "cannot join, but the coordinator lists {name} as a member; revoke it there"
             )),
         });
     }
     let key = encode_key(key.as_bytes());
-    let text = text(arguments, &joined, &request.credential, &key);
+    let text = configuration(arguments, &joined, &request.credential, &key);
     Ok((joined, text))
 }
 
-/// The routes of this host that a network may overlap: all but default routes, also in halves (as some tunnels make
-/// them), and those of groups.
+/// Returns the routes of this host that a mesh network must not overlap: all except default routes,
+/// also in halves (as some tunnels set them), and routes of groups.
 fn routes(netlink: &Netlink) -> anyhow::Result<Vec<Route>> {
     let mut routes = netlink.all_routes(Family::V4)?;
     routes.extend(netlink.all_routes(Family::V6)?);
@@ -199,7 +202,7 @@ fn routes(netlink: &Netlink) -> anyhow::Result<Vec<Route>> {
         );
         route.destination.prefix_len() > 1 && !is_group
     });
-    // The widest says most; this host's own addresses are in a network that is connected.
+    // The widest route explains most. Routes of own addresses are part of connected networks.
     routes.sort_by_key(|route| {
         (
             route.kind == RouteType::Local,
@@ -209,8 +212,9 @@ fn routes(netlink: &Netlink) -> anyhow::Result<Vec<Route>> {
     Ok(routes)
 }
 
-/// Whether the mesh's networks are private and nobody else's, or were confirmed. `interface` names one by its index.
-fn accept(
+/// Checks that the mesh's networks are private and overlap no route, or were confirmed. `interface`
+/// returns the name of an index.
+fn check_networks(
     joined: &Joined,
     confirmed: &[IpNet],
     routes: &[Route],
@@ -221,33 +225,33 @@ fn accept(
         if confirmed.iter().any(|net| net.contains(&network)) {
             continue;
         }
-        if !is_for_meshes(&network) {
+        if !is_private(&network) {
             bail!(
-                "cannot accept the mesh's network {network}: it is not private, and traffic to it would go into the \
-                 mesh; say --network {network} if that is meant"
+                "cannot accept the mesh network {network}: it is not private, and traffic to it would be routed into \
+                 the mesh; add --network {network} to accept it"
             );
         }
         let overlaps = |route: &&Route| {
             route.destination.contains(&network) || network.contains(&route.destination)
         };
         if let Some(route) = routes.iter().find(overlaps) {
-            let by = route
+            let device = route
                 .device
                 .map(|index| format!(" on {}", interface(index)));
             bail!(
-                "cannot accept the mesh's network {network}: it overlaps the route to {}{} of this host; say \
-                 --network {network} if that is meant",
+                "cannot accept the mesh network {network}: it overlaps the route to {}{} of this host; add \
+                 --network {network} to accept it",
                 route.destination,
-                by.unwrap_or_default()
+                device.unwrap_or_default()
             );
         }
     }
     Ok(())
 }
 
-/// Whether a mesh may have it unasked: private (RFC 1918), shared (RFC 6598) or unique local (RFC 4193) space. A coordinator
-/// cannot have traffic to others sent to its members.
-fn is_for_meshes(network: &IpNet) -> bool {
+/// Returns whether a network is in private (RFC 1918), shared (RFC 6598) or unique local (RFC 4193)
+/// space. A coordinator must not attract other traffic.
+fn is_private(network: &IpNet) -> bool {
     const SPACES: [&str; 5] = [
         "10.0.0.0/8",
         "172.16.0.0/12",
@@ -261,18 +265,16 @@ fn is_for_meshes(network: &IpNet) -> bool {
     spaces.into_iter().any(|space| space.contains(network))
 }
 
-/// The configuration of a member.
-fn text(
+/// Returns the configuration of a member.
+fn configuration(
     arguments: &Arguments,
     joined: &Joined,
     credential: &Credential,
     key: &str,
 ) -> Zeroizing<String> {
-    // Room for everything: growing would leave copies of the secrets behind.
+    // Large enough for all: growing would leave copies of the secrets in freed memory.
     let mut text = Zeroizing::new(String::with_capacity(4096));
-    text.push_str(
-        "# Written by `seikan join`. It holds secrets of this host: keep it to yourself.\n",
-    );
+    text.push_str("# Written by `seikan join`. Holds secrets of this host: do not share it.\n");
     let mut line = |key: &str, value: &str| {
         for part in [key, " = \"", value, "\"\n"] {
             text.push_str(part);
@@ -296,29 +298,30 @@ fn text(
     text
 }
 
-/// The file of an interface, as `up` looks for it.
-fn file(target: &str, interface: &str) -> PathBuf {
-    match target == interface {
-        true => Path::new(FOLDER).join(format!("{interface}.toml")),
-        false => PathBuf::from(target),
+/// Returns the file of an interface, where `up` looks for it, or the named file.
+fn configuration_file(target: &str, interface: &str) -> PathBuf {
+    if target == interface {
+        Path::new(DIRECTORY).join(format!("{interface}.toml"))
+    } else {
+        PathBuf::from(target)
     }
 }
 
 fn create(file: &Path) -> anyhow::Result<fs::File> {
     let failed = || {
         format!(
-            "cannot write {}: run as root, or name a file of your own with --iface",
+            "cannot write {}; run as root, or name another file with --iface",
             file.display()
         )
     };
-    if let Some(folder) = file
+    if let Some(directory) = file
         .parent()
-        .filter(|folder| !folder.as_os_str().is_empty())
+        .filter(|directory| !directory.as_os_str().is_empty())
     {
         fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
-            .create(folder)
+            .create(directory)
             .with_context(failed)?;
     }
     OpenOptions::new()
@@ -329,14 +332,12 @@ fn create(file: &Path) -> anyhow::Result<fs::File> {
         .with_context(failed)
 }
 
-/// What the host is called, up to the first dot.
-fn host_name() -> anyhow::Result<Name> {
-    let name = fs::read_to_string("/proc/sys/kernel/hostname")
-        .context("cannot ask for the host's name")?;
-    let name = name.trim();
+/// Returns the host name up to the first dot.
+fn default_name() -> anyhow::Result<Name> {
+    let name = service::host_name();
     let label = name.split('.').next().unwrap_or_default();
     label.parse().map_err(|error| {
-        anyhow!("this host's name `{name}` cannot be its name in the mesh ({error}): say --name")
+        anyhow!("cannot use the host name `{name}` as name in the mesh: {error}; add --name")
     })
 }
 
@@ -353,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn what_join_writes_is_what_up_reads() {
+    fn up_reads_the_configuration_that_join_writes() {
         let pin = Pin::of_certificate(b"a certificate").to_string();
         let line = [
             "join",
@@ -373,7 +374,7 @@ mod tests {
         // RFC 7748, section 6.1: Alice's private key.
         let key = "dwdtCnMYpX08FsFyUbJmRd9ML4frwJkqsXf7pR25LCo=";
         let shown = credential.parse().expect("a credential");
-        let text = text(&arguments, &joined, &shown, key);
+        let text = configuration(&arguments, &joined, &shown, key);
         let source = Source {
             file: "seikan0.toml".into(),
             syntax: Syntax::Toml,
@@ -392,8 +393,8 @@ mod tests {
     }
 
     #[test]
-    fn a_mesh_has_private_networks_unless_it_is_said_otherwise() {
-        let is = |text: &str| is_for_meshes(&text.parse().expect(text));
+    fn mesh_networks_are_private_unless_confirmed() {
+        let is = |text: &str| is_private(&text.parse().expect(text));
         assert!(is("100.80.0.9/12") && is("10.1.2.3/8") && is("fd00::1/64"));
         for bad in [
             "0.0.0.0/0",
@@ -408,14 +409,15 @@ mod tests {
     }
 
     #[test]
-    fn a_network_that_overlaps_a_route_is_to_be_confirmed() {
+    fn a_network_that_overlaps_a_route_needs_confirmation() {
         let refused = |network: &str, route: &str, confirmed: &[&str]| {
             let joined = Joined {
                 addresses: vec![network.parse().expect(network)],
             };
             let confirmed: Vec<IpNet> = confirmed.iter().map(|n| n.parse().expect(n)).collect();
             let route = Route::to(route.parse().expect(route)).device(3);
-            let outcome = accept(&joined, &confirmed, &[route], |index| format!("eth{index}"));
+            let outcome =
+                check_networks(&joined, &confirmed, &[route], |index| format!("eth{index}"));
             outcome.err().map(|error| error.to_string())
         };
         for (network, route) in [
@@ -439,13 +441,13 @@ mod tests {
     }
 
     #[test]
-    fn an_interface_or_a_file_is_meant_as_with_up() {
+    fn an_interface_or_a_file_is_accepted_as_by_up() {
         assert_eq!(
-            file("office", "office"),
+            configuration_file("office", "office"),
             Path::new("/etc/seikan/office.toml")
         );
         assert_eq!(
-            file("./x/office.toml", "office"),
+            configuration_file("./x/office.toml", "office"),
             Path::new("./x/office.toml")
         );
     }

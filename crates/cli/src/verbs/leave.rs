@@ -1,4 +1,4 @@
-//! `seikan leave`: this host is a member of a mesh no more.
+//! `seikan leave`: removes this host from a mesh.
 
 use std::fs;
 use std::io::{self, Write};
@@ -15,25 +15,26 @@ use seikan_proto::mesh::Reason;
 
 use crate::output;
 
-/// How long the tunnel has to end.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Maximum time for the tunnel to stop.
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What `leave` is told.
+/// Options of `leave`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     sudo seikan leave                   leave the mesh of seikan0\n  \
-    sudo seikan leave office --force    even though its coordinator cannot be reached\n\n\
-    Tells the coordinator, stops the tunnel, and removes the file that `seikan join` wrote, with the host's key.")]
+    sudo seikan leave office --force    leave although the coordinator does not answer\n\n\
+    Unregisters this host at the coordinator, stops the tunnel, and removes the file that `seikan join` wrote, \
+    with the host's key.")]
 pub struct Arguments {
-    /// Interface, or its file
+    /// Interface or its configuration file
     #[arg(value_name = "IFACE|FILE", default_value = "seikan0", value_hint = ValueHint::AnyPath)]
     target: String,
-    /// Go on if the coordinator cannot be told: its administrator has to revoke this host
+    /// Leave even if the coordinator does not answer; its administrator has to revoke this host
     #[arg(long)]
     force: bool,
 }
 
-/// Leaves.
+/// Leaves the mesh.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let parsed = seikan_config::load(&arguments.target, &Overrides::default());
     let (Some(config), Some(file)) = (parsed.config, parsed.path) else {
@@ -41,16 +42,18 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::FAILURE);
     };
     let Some(mesh) = &config.mesh else {
-        bail!("{} is of no mesh: it names no coordinator", file.display());
+        bail!(
+            "cannot leave: {} names no coordinator, so it belongs to no mesh",
+            file.display()
+        );
     };
-    let told = tell(mesh);
-    if let Err(error) = told {
+    if let Err(error) = unregister(mesh) {
         if !arguments.force {
             return Err(error).context(
-                "the coordinator cannot be told, so nothing was changed; with --force this host leaves all the same",
+                "cannot leave, nothing was changed; add --force to leave without the coordinator",
             );
         }
-        let error = error.context("the coordinator was not told; have this host revoked there");
+        let error = error.context("cannot unregister; revoke this host at the coordinator");
         output::error(&error);
     }
     let places = Places::default();
@@ -60,16 +63,16 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         .iter()
         .any(|running| running == name)
     {
-        ask::stop(&places, name, PATIENCE).with_context(|| format!("cannot stop `{name}`"))?;
+        ask::stop(&places, name, STOP_TIMEOUT).with_context(|| format!("cannot stop `{name}`"))?;
     }
     remove(&file)?;
     seikan_node::mesh::forget(&places.state, name);
-    writeln!(io::stdout(), "left: {} is removed", file.display())?;
+    writeln!(io::stdout(), "left the mesh and removed {}", file.display())?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Tells the coordinator. Who was revoked has left.
-fn tell(mesh: &MeshSettings) -> anyhow::Result<()> {
+/// Unregisters this host at the coordinator. A revoked host is unregistered already.
+fn unregister(mesh: &MeshSettings) -> anyhow::Result<()> {
     let client = Client::new(&mesh.coordinator, mesh.pin, Some(mesh.credential.clone()))?;
     match wait_for(client.leave()) {
         Err(error) if error.reason() == Some(Reason::NotAMember) => Ok(()),

@@ -1,4 +1,4 @@
-//! `seikan netcheck`: what lies between this host and the other members of its mesh, as its daemon sees it.
+//! `seikan netcheck`: reports NAT type, reachability and relays of a member.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -12,30 +12,30 @@ use seikan_node::mesh::nat::Nat;
 use seikan_node::status::{MeshStatus, PortMappingStatus, RelayStatus, Status};
 use serde::Serialize;
 
+use crate::output;
 use crate::screen::{BOLD, CYAN, DIM, GREEN, RED, RESET, Screen, YELLOW, printable};
 
-/// What `netcheck` is told.
+/// Options of `netcheck`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    sudo seikan netcheck                of the one member that runs here\n  \
-    sudo seikan netcheck seikan0 --json for a program\n\n\
-    The daemon asks STUN servers every 25 s, and whenever an address of this host changes: its coordinator, the relays that \
-    the coordinator tells of, and those of `stun` in its configuration. Nothing is sent for this command.")]
+    sudo seikan netcheck                   report on the member of this host\n  \
+    sudo seikan netcheck seikan0 --json    print the report as JSON\n\n\
+    The daemon queries STUN servers every 25 s and when an address of this host changes: the coordinator, its \
+    relays, and those of `stun` in the configuration. The command itself sends nothing.")]
 pub struct Arguments {
-    /// Interface; may be left out where one member runs
+    /// Interface [default: the only member that runs here]
     #[arg(value_name = "IFACE")]
     interface: Option<String>,
-    /// Print JSON: the same as `mesh` in `seikan status --json`
+    /// Print JSON, as `mesh` in `seikan status --json`
     #[arg(long)]
     json: bool,
 }
 
-/// Asks the daemon and explains what it says.
+/// Prints the report of the daemon.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     const FAILED: &str = "cannot check the network";
     let places = Places::default();
     let (name, mesh) = member(&places, arguments.interface.as_deref()).context(FAILED)?;
-    let mut out = anstream::AutoStream::auto(std::io::stdout()).lock();
     if arguments.json {
         #[derive(Serialize)]
         struct Check<'a> {
@@ -46,15 +46,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             interface: &name,
             mesh: &mesh,
         };
-        let json = serde_json::to_string_pretty(&check).context("cannot write JSON")?;
-        writeln!(out, "{json}")?;
+        output::print_json(&check)?;
     } else {
-        write!(out, "{}", render(&name, &mesh))?;
+        write!(output::stdout(), "{}", render(&name, &mesh))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// The member of that name, or the only one that there is.
+/// Returns the interface and the mesh of a member: the named one, or the only one.
 fn member(places: &Places, name: Option<&str>) -> anyhow::Result<(String, MeshStatus)> {
     let of = |status: Status| status.mesh.map(|mesh| (status.interface.name, mesh));
     if let Some(name) = name {
@@ -69,8 +68,8 @@ fn member(places: &Places, name: Option<&str>) -> anyhow::Result<(String, MeshSt
         .collect();
     match (members.pop(), members.len()) {
         (Some(member), 0) => Ok(member),
-        (None, _) => bail!("no member of a mesh runs here: `seikan join` makes this host one"),
-        (Some(_), _) => bail!("more than one member runs here: say which interface"),
+        (None, _) => bail!("no member of a mesh runs here; run `seikan join`, or `seikan up`"),
+        (Some(_), _) => bail!("several members run here; name an interface"),
     }
 }
 
@@ -78,110 +77,105 @@ fn render(name: &str, mesh: &MeshStatus) -> String {
     let mut out = Screen(String::new());
     out.title(GREEN, "interface", name);
     for (family, nat) in [("IPv4", mesh.nat4), ("IPv6", mesh.nat6)] {
-        let (short, meaning) = explained(nat);
-        out.line(family, short);
-        out.0.push_str(&format!("    {meaning}\n"));
+        let (kind, consequence) = explain(nat);
+        out.line(family, kind);
+        out.0.push_str(&format!("    {consequence}\n"));
     }
     match &mesh.port_mapping {
         Some(PortMappingStatus::Given(mapping)) => {
-            let by = protocol(mapping.by);
-            let said = format!("{GREEN}gives a port{RESET} ({by}): {}", mapping.address);
-            out.line("router", said);
+            let protocol = protocol(mapping.by);
+            let text = format!("{GREEN}open{RESET} ({protocol}): {}", mapping.address);
+            out.line("port mapping", text);
             out.0.push_str(
-                "    Whoever reaches it there comes in, from behind a symmetric NAT, too.\n",
+                "    All peers can reach this host there, also through a symmetric NAT.\n",
             );
         }
         Some(PortMappingStatus::Refused(reason)) => {
-            out.line(
-                "router",
-                format!("{YELLOW}gives no port{RESET}: {}", printable(reason)),
-            );
+            let text = format!("{YELLOW}refused{RESET}: {}", printable(reason));
+            out.line("port mapping", text);
         }
         None => {}
     }
-    out.heading("seen from outside");
+    out.heading("public endpoints");
     if mesh.stun.is_empty() {
-        out.0.push_str("    no server was asked yet\n");
+        out.0.push_str("    no STUN server queried yet\n");
     }
     for view in &mesh.stun {
-        let said = match (view.seen, view.rtt_us) {
-            (Some(seen), Some(us)) => {
-                format!("{seen} {DIM}after{RESET} {:.1} {CYAN}ms{RESET}", ms(us))
-            }
-            (Some(seen), None) => seen.to_string(),
+        let endpoint = match (view.seen, view.rtt_us) {
+            (Some(endpoint), Some(us)) => format!("{endpoint}, {}", rtt(us)),
+            (Some(endpoint), None) => endpoint.to_string(),
             (None, _) => format!("{YELLOW}no answer{RESET}"),
         };
-        let (name, server) = (printable(&view.name), view.server.to_string());
-        let by = if name == server {
-            server
+        let (name, address) = (printable(&view.name), view.server.to_string());
+        let server = if name == address {
+            address
         } else {
-            format!("{name} ({server})")
+            format!("{name} ({address})")
         };
-        out.0.push_str(&format!("    {by}: {said}\n"));
+        out.0
+            .push_str(&format!("    reported by {server}: {endpoint}\n"));
     }
-    out.heading("relays in use lately");
+    out.heading("relays in use");
     if mesh.relays.is_empty() {
-        out.0.push_str("    none was needed\n");
+        out.0.push_str("    none needed\n");
     }
     for (address, relay) in &mesh.relays {
-        let said = match relay {
-            RelayStatus::RttUs(us) => {
-                format!("{GREEN}answers{RESET} after {:.1} {CYAN}ms{RESET}", ms(*us))
-            }
+        let state = match relay {
+            RelayStatus::RttUs(us) => format!("{GREEN}answers{RESET}, {}", rtt(*us)),
             RelayStatus::TlsRttUs(us) => {
                 format!(
-                    "{GREEN}answers{RESET} {YELLOW}by TLS{RESET} after {:.1} {CYAN}ms{RESET}",
-                    ms(*us)
+                    "{GREEN}answers{RESET} {YELLOW}over TLS{RESET}, {}",
+                    rtt(*us)
                 )
             }
             RelayStatus::Refuses(reason) => format!("{YELLOW}{}{RESET}", printable(reason)),
         };
         out.0
-            .push_str(&format!("    {}: {said}\n", printable(address)));
+            .push_str(&format!("    {}: {state}\n", printable(address)));
     }
     out.0
 }
 
-fn protocol(by: Protocol) -> &'static str {
-    match by {
+fn protocol(protocol: Protocol) -> &'static str {
+    match protocol {
         Protocol::Pcp => "PCP",
         Protocol::NatPmp => "NAT-PMP",
         Protocol::Upnp => "UPnP",
     }
 }
 
-fn ms(us: u64) -> f64 {
-    us as f64 / 1000.0
+fn rtt(us: u64) -> String {
+    format!("{:.1} {CYAN}ms{RESET}", us as f64 / 1000.0)
 }
 
-/// What is there, and what it means for paths.
-fn explained(nat: Nat) -> (String, &'static str) {
+/// Returns the type of a NAT, and its consequence for paths.
+fn explain(nat: Nat) -> (String, &'static str) {
     match nat {
         Nat::NotAsked => (
-            format!("{DIM}none{RESET}"),
-            "This host has no address of this kind that others could use, or no server has one.",
+            format!("{DIM}not usable{RESET}"),
+            "This host or every STUN server lacks a usable address of this family.",
         ),
         Nat::Silent => (
-            format!("{RED}no server answers{RESET}"),
-            "Nobody is reached by addresses of this kind, but by relays over TLS and TURN servers over TCP: UDP is blocked on the way, or there is no way out.",
+            format!("{RED}no STUN server answers{RESET}"),
+            "UDP is blocked or unrouted. No direct paths; only relays over TLS and TURN servers over TCP work.",
         ),
         Nat::Open => (
             format!("{GREEN}no NAT{RESET}"),
-            "Everybody reaches this host directly, unless a firewall lets nothing in that this host has not asked for: then those behind a symmetric NAT come by a relay for some seconds, until one of many ports is met.",
+            "All peers reach this host directly. Behind a stateful firewall, peers with a symmetric NAT need some seconds of port probing, on a relay meanwhile.",
         ),
         Nat::Unknown => (
-            format!("{BOLD}a NAT{RESET}"),
-            "Only one server answers, which cannot tell of what kind: a relay, or `stun` in the configuration, would be another.",
+            format!("{BOLD}NAT of unknown type{RESET}"),
+            "The type needs a second STUN server: add a relay, or `stun` in the configuration.",
         ),
         Nat::EndpointIndependent => (
             format!(
-                "{GREEN}a NAT that keeps one port for everybody{RESET} (endpoint-independent mapping)"
+                "{GREEN}NAT with endpoint-independent mapping{RESET} (one public port for all peers)"
             ),
-            "Direct paths to all; to those behind symmetric NATs after some seconds by a relay, when one of many ports is met.",
+            "Direct paths to all peers. Those with a symmetric NAT need some seconds of port probing, on a relay meanwhile.",
         ),
         Nat::Symmetric => (
-            format!("{YELLOW}a NAT with another port for each destination{RESET} (symmetric)"),
-            "Direct paths to hosts without a NAT, and to those whose NAT is not symmetric after some seconds by a relay, when one of many ports is met. Two symmetric NATs need a relay.",
+            format!("{YELLOW}symmetric NAT{RESET} (another public port for each destination)"),
+            "Direct paths to peers without NAT; to other peers after some seconds of port probing, on a relay meanwhile. If both NATs are symmetric, a relay is needed.",
         ),
     }
 }
@@ -192,7 +186,7 @@ mod tests {
     use crate::screen::plain;
 
     #[test]
-    fn it_says_what_is_there_and_what_that_means() {
+    fn the_report_has_every_value() {
         let json = include_str!("../../../node/testdata/status.json");
         let status: Status = serde_json::from_str(json).expect("a status");
         let screen = plain(&render("office", &status.mesh.expect("a mesh")));

@@ -1,4 +1,5 @@
-//! `seikan ping`: whether a peer answers through the tunnel, how fast, and by which way, which may change meanwhile.
+//! `seikan ping`: measures the round trip to a peer inside the tunnel, and shows the path of each
+//! request.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -15,86 +16,88 @@ use seikan_sys::poll::{Epoll, Interest};
 use seikan_sys::signal::Signals;
 use serde::Serialize;
 
+use crate::output;
 use crate::screen::{BOLD, CYAN, DIM, GREEN, RED, RESET, YELLOW, printable};
 
-/// What `ping` is told.
+/// Options of `ping`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    sudo seikan ping db-1               until Ctrl-C, once a second\n  \
-    sudo seikan ping 100.80.0.7 -c 3 --json\n\n\
-    The daemon asks the peer's daemon inside of the tunnel: no host's firewall or routing is in the way, nor anything behind the \
-    peer. Like any packet it has a handshake begun and a better way looked for. Native protocol only.\n\
-    Exit status: 0 there was an answer, 1 there was none, 2 wrong usage.")]
+    sudo seikan ping db-1                      once a second until Ctrl-C\n  \
+    sudo seikan ping 100.80.0.7 -c 3 --json    three requests, printed as JSON\n\n\
+    The daemons exchange the requests inside the tunnel, so that firewalls and routes of the hosts do not matter. \
+    Like any packet, a request starts a handshake and the search for a direct path. Native protocol only.\n\
+    Exit status: 0 if a request was answered, 1 if none was, 2 wrong usage.")]
 pub struct Arguments {
-    /// Its name, with or without .seikan, an address inside of the tunnel, or its public key
+    /// Name of the peer (with or without .seikan), its address inside the tunnel, or its public key
     #[arg(value_name = "PEER")]
     peer: String,
-    /// Interface; may be left out where one alone has such a peer
+    /// Interface [default: the only one that has this peer]
     #[arg(long, value_name = "IFACE")]
     iface: Option<String>,
-    /// Stop after so many questions
+    /// Number of requests [default: until Ctrl-C]
     #[arg(short, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
-    /// Seconds from one question to the next
+    /// Interval between requests, in seconds
     #[arg(short, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
     interval: Duration,
-    /// Print a line of JSON for each question, each change of the way, and the sum
+    /// Print a line of JSON for each request, each change of the path, and the summary
     #[arg(long)]
     json: bool,
 }
 
-/// From ten milliseconds to an hour.
+/// Parses an interval from 0.01 s to an hour.
 fn seconds(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("`{text}` is not a number of seconds from 0.01 to 3600");
-    let seconds: f64 = text.parse().map_err(|_| wrong())?;
+    let invalid = || "expected seconds from 0.01 to 3600".to_owned();
+    let seconds: f64 = text.parse().map_err(|_| invalid())?;
     let possible = (0.01..=3600.0).contains(&seconds);
     possible
         .then(|| Duration::from_secs_f64(seconds))
-        .ok_or_else(wrong)
+        .ok_or_else(invalid)
 }
 
-/// Asks until there were enough questions or Ctrl-C was pressed.
+/// Sends requests until there were enough or Ctrl-C is pressed.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let failed = || format!("cannot ask `{}`", printable(&arguments.peer));
+    let failed = || format!("cannot ping `{}`", printable(&arguments.peer));
     let places = Places::default();
-    let mut waiting = Waiting::new().with_context(failed)?;
+    let mut events = Events::new().with_context(failed)?;
     let Some((interface, mut pong)) =
-        first(&places, arguments, &mut waiting).with_context(failed)?
+        first_reply(&places, arguments, &mut events).with_context(failed)?
     else {
         return Ok(ExitCode::FAILURE);
     };
-    let mut out = anstream::AutoStream::auto(io::stdout()).lock();
-    let mut tally = Tally::default();
+    let mut out = output::stdout();
+    let mut summary = Summary::default();
     let mut due = Instant::now();
     loop {
-        for line in tally.take(&pong) {
-            say(&mut out, arguments.json, &line)?;
+        for line in summary.add(&pong) {
+            print(&mut out, arguments.json, &line)?;
         }
-        if arguments.count.is_some_and(|count| tally.sent >= count) {
+        if arguments.count.is_some_and(|count| summary.sent >= count) {
             break;
         }
         due = (due + arguments.interval).max(Instant::now());
-        if waiting.until(due)? {
+        if events.interrupted_before(due)? {
             break;
         }
-        let asked = ask::ping(&places, &interface, &arguments.peer).with_context(failed)?;
-        match waiting.reply(&asked).with_context(failed)? {
+        let request = ask::ping(&places, &interface, &arguments.peer).with_context(failed)?;
+        match events.reply(&request).with_context(failed)? {
             Some(next) => pong = next,
             None => break,
         }
     }
-    say(&mut out, arguments.json, &Line::Sum(&tally))?;
-    Ok(match tally.answered() {
-        0 => ExitCode::FAILURE,
-        _ => ExitCode::SUCCESS,
+    print(&mut out, arguments.json, &Line::Summary(&summary))?;
+    Ok(if summary.answered() == 0 {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
     })
 }
 
-/// The first answer, and the interface that has such a peer; nothing after Ctrl-C.
-fn first(
+/// Returns the interface that has the peer, and the first reply; `None` after Ctrl-C.
+fn first_reply(
     places: &Places,
     arguments: &Arguments,
-    waiting: &mut Waiting,
+    events: &mut Events,
 ) -> anyhow::Result<Option<(String, Pong)>> {
     let names = match &arguments.iface {
         Some(name) => vec![name.parse::<InterfaceName>()?.to_string()],
@@ -103,14 +106,14 @@ fn first(
     let several = names.len() > 1;
     let (mut found, mut refusal) = (None, None);
     for name in names {
-        let asked = ask::ping(places, &name, &arguments.peer)?;
-        match waiting.reply(&asked) {
+        let request = ask::ping(places, &name, &arguments.peer)?;
+        match events.reply(&request) {
             Ok(Some(_)) if found.is_some() => {
-                bail!("more than one interface has such a peer: say which (--iface)")
+                bail!("several interfaces have this peer; name one with --iface")
             }
             Ok(Some(pong)) => found = Some((name, pong)),
             Ok(None) => return Ok(None),
-            // Another one may have it.
+            // Another interface may have it.
             Err(error @ AskError::Refused { .. }) if several => refusal = Some(error),
             Err(error) => return Err(error.into()),
         }
@@ -118,12 +121,12 @@ fn first(
     match (found, refusal) {
         (Some(found), _) => Ok(Some(found)),
         (None, Some(refusal)) => Err(refusal.into()),
-        (None, None) => bail!("no tunnel runs here: `seikan up` starts one"),
+        (None, None) => bail!("no tunnel runs here; start one with `seikan up`"),
     }
 }
 
-/// Waits for answers and for the next question, and for whoever wants it to stop.
-struct Waiting {
+/// Waits for replies, and for SIGINT and SIGTERM.
+struct Events {
     epoll: Epoll,
     signals: Signals,
 }
@@ -131,76 +134,77 @@ struct Waiting {
 const SIGNAL: u64 = 0;
 const REPLY: u64 = 1;
 
-impl Waiting {
-    fn new() -> io::Result<Waiting> {
+impl Events {
+    fn new() -> io::Result<Events> {
         let (epoll, signals) = (Epoll::new(2)?, Signals::block()?);
         epoll.add(&signals, SIGNAL, Interest::Read)?;
-        Ok(Waiting { epoll, signals })
+        Ok(Events { epoll, signals })
     }
 
-    /// True if it is to stop instead.
-    fn until(&mut self, due: Instant) -> io::Result<bool> {
+    /// Waits until `due`; returns whether a signal came first.
+    fn interrupted_before(&mut self, due: Instant) -> io::Result<bool> {
         let left = due.saturating_duration_since(Instant::now());
-        self.stopped_within(left)
+        self.interrupted_within(left)
     }
 
-    /// What became of a question; nothing if it is to stop.
-    fn reply(&mut self, asked: &ask::Asked) -> Result<Option<Pong>, AskError> {
-        // Without this the answer is waited for all the same.
-        let watched = self.epoll.add(asked, REPLY, Interest::Read).is_ok();
-        let stopped = watched && self.stopped_within(2 * PATIENCE).unwrap_or(false);
-        let _ = self.epoll.delete(asked);
-        match stopped {
-            true => Ok(None),
-            false => asked.pong().map(Some),
+    /// Waits for the reply to a request; returns `None` if a signal came first.
+    fn reply(&mut self, request: &ask::Asked) -> Result<Option<Pong>, AskError> {
+        // If this fails, the reply is still awaited below, without signals.
+        let watched = self.epoll.add(request, REPLY, Interest::Read).is_ok();
+        let interrupted = watched && self.interrupted_within(2 * PATIENCE).unwrap_or(false);
+        let _ = self.epoll.delete(request);
+        if interrupted {
+            return Ok(None);
         }
+        request.pong().map(Some)
     }
 
-    fn stopped_within(&mut self, time: Duration) -> io::Result<bool> {
+    fn interrupted_within(&mut self, time: Duration) -> io::Result<bool> {
         let mut events = self.epoll.wait(Some(time))?;
-        let stopped = events.any(|event| event.token == SIGNAL);
-        // Taken, or it would end the process as soon as it is not blocked any more.
-        Ok(stopped && self.signals.next()?.is_some())
+        let signalled = events.any(|event| event.token == SIGNAL);
+        // Consumed: otherwise it ends the process once signals are unblocked.
+        Ok(signalled && self.signals.next()?.is_some())
     }
 }
 
-/// What is told.
+/// A line of the output.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Line<'a> {
-    /// What became of a question.
+    /// The outcome of a request.
     Ping {
         number: u64,
         #[serde(flatten)]
         pong: &'a Pong,
     },
-    /// From here on questions go by another way.
-    Moved { to: Path, from: Path },
-    /// The end.
-    Sum(&'a Tally),
+    /// The path has changed.
+    PathChanged { to: Path, from: Path },
+    /// The last line.
+    Summary(&'a Summary),
 }
 
-/// What was seen.
+/// Counts of all requests.
 #[derive(Debug, Default)]
-struct Tally {
+struct Summary {
     name: String,
     sent: u64,
-    /// Microseconds of each answer.
+    /// Round trip of each reply, in microseconds.
     rtts: Vec<u64>,
-    /// The latest way, and how many answers came by each.
+    /// Path of the latest request.
     path: Option<Path>,
+    /// Number of replies by path.
     paths: Vec<(Path, u64)>,
 }
 
-impl Tally {
-    /// Takes in what became of a question: what is to be told.
-    fn take<'a>(&mut self, pong: &'a Pong) -> Vec<Line<'a>> {
+impl Summary {
+    /// Adds the outcome of a request; returns the lines to print.
+    fn add<'a>(&mut self, pong: &'a Pong) -> Vec<Line<'a>> {
         let mut lines = Vec::new();
         self.sent += 1;
         self.name = pong.name.clone().unwrap_or_else(|| pong.public_key.clone());
         if let Some(to) = &pong.path {
             if let Some(from) = self.path.replace(to.clone()).filter(|from| from != to) {
-                lines.push(Line::Moved {
+                lines.push(Line::PathChanged {
                     to: to.clone(),
                     from,
                 });
@@ -224,8 +228,8 @@ impl Tally {
         self.rtts.len()
     }
 
-    /// Least, median and largest of the answers' times, in microseconds.
-    fn spread(&self) -> Option<[u64; 3]> {
+    /// Returns minimum, median and maximum of the round trips, in microseconds.
+    fn min_median_max(&self) -> Option<[u64; 3]> {
         let mut sorted = self.rtts.clone();
         sorted.sort_unstable();
         Some([
@@ -236,27 +240,27 @@ impl Tally {
     }
 }
 
-impl Serialize for Tally {
+impl Serialize for Summary {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
-        struct Sum<'a> {
+        struct Json<'a> {
             name: &'a str,
             sent: u64,
             answered: usize,
             min_us: Option<u64>,
             median_us: Option<u64>,
             max_us: Option<u64>,
-            paths: Vec<Used<'a>>,
+            paths: Vec<PathJson<'a>>,
         }
         #[derive(Serialize)]
-        struct Used<'a> {
+        struct PathJson<'a> {
             #[serde(flatten)]
             path: &'a Path,
             answered: u64,
         }
-        let spread = self.spread();
+        let spread = self.min_median_max();
         let paths = self.paths.iter();
-        Sum {
+        Json {
             name: &self.name,
             sent: self.sent,
             answered: self.answered(),
@@ -264,7 +268,7 @@ impl Serialize for Tally {
             median_us: spread.map(|[_, median, _]| median),
             max_us: spread.map(|[_, _, max]| max),
             paths: paths
-                .map(|(path, answered)| Used {
+                .map(|(path, answered)| PathJson {
                     path,
                     answered: *answered,
                 })
@@ -274,10 +278,11 @@ impl Serialize for Tally {
     }
 }
 
-fn say(out: &mut impl Write, json: bool, line: &Line<'_>) -> anyhow::Result<()> {
-    match json {
-        true => writeln!(out, "{}", serde_json::to_string(line)?)?,
-        false => writeln!(out, "{line}")?,
+fn print(out: &mut impl Write, json: bool, line: &Line<'_>) -> anyhow::Result<()> {
+    if json {
+        writeln!(out, "{}", serde_json::to_string(line)?)?;
+    } else {
+        writeln!(out, "{line}")?;
     }
     Ok(out.flush()?)
 }
@@ -296,43 +301,48 @@ impl fmt::Display for Line<'_> {
                     }
                 }
                 if let Some(path) = &pong.path {
-                    write!(f, ", {}", Shown(path))?;
+                    write!(f, ", {}", ShownPath(path))?;
                 }
                 match pong.silence {
-                    Some(silence) => write!(f, " {DIM}({}){RESET}", explained(silence)),
+                    Some(silence) => write!(f, " {DIM}({}){RESET}", explain(silence)),
                     None => Ok(()),
                 }
             }
-            Line::Moved { to, from } => {
-                write!(f, "{BOLD}now{RESET} {}, was {}", Shown(to), Shown(from))
+            Line::PathChanged { to, from } => {
+                write!(
+                    f,
+                    "{BOLD}path changed{RESET} to {}, formerly {}",
+                    ShownPath(to),
+                    ShownPath(from)
+                )
             }
-            Line::Sum(tally) => tally.fmt(f),
+            Line::Summary(summary) => summary.fmt(f),
         }
     }
 }
 
-impl fmt::Display for Tally {
+impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (name, sent, answered) = (printable(&self.name), self.sent, self.answered());
         write!(f, "\n{name}: {sent} sent, {answered} answered")?;
-        if let Some([min, median, max]) = self.spread() {
+        if let Some([min, median, max]) = self.min_median_max() {
             let (min, median, max) = (ms(min), ms(median), ms(max));
             write!(
                 f,
-                "; round trip {min}/{median}/{max} {CYAN}ms{RESET} {DIM}(least, median, largest){RESET}"
+                "; round trip {min}/{median}/{max} {CYAN}ms{RESET} {DIM}(min/median/max){RESET}"
             )?;
         }
         for (path, count) in &self.paths {
-            write!(f, "\n  {count} {}", Shown(path))?;
+            write!(f, "\n  {count} {}", ShownPath(path))?;
         }
         Ok(())
     }
 }
 
-/// A way, for people.
-struct Shown<'a>(&'a Path);
+/// A path, as text.
+struct ShownPath<'a>(&'a Path);
 
-impl fmt::Display for Shown<'_> {
+impl fmt::Display for ShownPath<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Path {
             address,
@@ -343,28 +353,24 @@ impl fmt::Display for Shown<'_> {
             (false, _) => write!(f, "{GREEN}direct{RESET}: {address}"),
             (true, Some(relay)) => {
                 let relay = printable(relay);
-                write!(f, "{YELLOW}by relay{RESET} {relay}: {address}")
+                write!(f, "{YELLOW}through relay{RESET} {relay}: {address}")
             }
-            (true, None) => write!(f, "{YELLOW}by a relay{RESET}: {address}"),
+            (true, None) => write!(f, "{YELLOW}through a relay{RESET}: {address}"),
         }
     }
 }
 
-fn explained(silence: Silence) -> &'static str {
+fn explain(silence: Silence) -> &'static str {
     match silence {
-        Silence::NoAddress => {
-            "it is not known where the peer is; it has told nobody, and has not come here"
-        }
+        Silence::NoAddress => "the peer has announced no address and has not connected",
         Silence::NoHandshake => {
-            "no handshake was answered; it is down, or nothing gets through (`seikan status` says what was tried)"
+            "no handshake was answered: the peer is down or unreachable; `seikan status` shows the candidates"
         }
-        Silence::NoAnswer => {
-            "nothing came back; the peer or the way to it is gone, and others are tried if there are any"
-        }
+        Silence::NoAnswer => "the peer or the path to it is gone; other candidates are checked",
     }
 }
 
-/// Milliseconds, with three digits that count at least.
+/// Returns milliseconds with at least three significant digits.
 fn ms(us: u64) -> String {
     let digits = match us {
         0..10_000 => 3,
@@ -397,8 +403,8 @@ mod tests {
         }
     }
 
-    /// By a relay, lost, and then twice directly.
-    fn four() -> [Pong; 4] {
+    /// Returns replies through a relay, none, and twice directly.
+    fn four_replies() -> [Pong; 4] {
         let relay = path("192.0.2.77:51002", Some("relay-a.example.org:3478"));
         let direct = path("198.51.100.9:51820", None);
         [
@@ -410,50 +416,56 @@ mod tests {
     }
 
     #[test]
-    fn each_question_each_change_and_the_sum_is_a_line() {
-        let (mut tally, mut text) = (Tally::default(), String::new());
-        for pong in &four() {
-            for line in tally.take(pong) {
+    fn each_request_each_change_and_the_summary_is_a_line() {
+        let (mut summary, mut text) = (Summary::default(), String::new());
+        for pong in &four_replies() {
+            for line in summary.add(pong) {
                 text += &format!("{line}\n");
             }
         }
-        text += &Line::Sum(&tally).to_string();
+        text += &Line::Summary(&summary).to_string();
         assert_eq!(plain(&text) + "\n", include_str!("ping.txt"));
     }
 
     #[test]
-    fn in_json_each_line_says_what_it_is() {
-        let (mut tally, pongs) = (Tally::default(), four());
-        tally.take(&pongs[0]);
-        let lines = tally.take(&pongs[2]);
+    fn in_json_each_line_has_its_kind() {
+        let (mut summary, pongs) = (Summary::default(), four_replies());
+        summary.add(&pongs[0]);
+        let lines = summary.add(&pongs[2]);
         let json = |line| serde_json::to_value(line).expect("JSON");
-        let moved = json(&lines[0]);
-        assert_eq!(moved["moved"]["from"]["relay"], "relay-a.example.org:3478");
-        assert_eq!(moved["moved"]["to"]["address"], "198.51.100.9:51820");
+        let changed = json(&lines[0]);
+        assert_eq!(
+            changed["path-changed"]["from"]["relay"],
+            "relay-a.example.org:3478"
+        );
+        assert_eq!(
+            changed["path-changed"]["to"]["address"],
+            "198.51.100.9:51820"
+        );
         let ping = json(&lines[1]);
         assert_eq!(ping["ping"]["number"], 2);
         assert_eq!(ping["ping"]["rtt_us"], 8_400);
         assert_eq!(ping["ping"]["path"]["relayed"], false);
-        let sum = json(&Line::Sum(&tally));
-        assert_eq!(sum["sum"]["answered"], 2);
-        assert_eq!(sum["sum"]["max_us"], 17_104);
-        assert_eq!(sum["sum"]["paths"][1]["answered"], 1);
+        let line = json(&Line::Summary(&summary));
+        assert_eq!(line["summary"]["answered"], 2);
+        assert_eq!(line["summary"]["max_us"], 17_104);
+        assert_eq!(line["summary"]["paths"][1]["answered"], 1);
     }
 
     #[test]
-    fn who_is_nowhere_has_no_way_and_no_time() {
-        let mut tally = Tally::default();
+    fn a_peer_without_address_has_no_path_and_no_round_trip() {
+        let mut summary = Summary::default();
         let pong = pong(None, None, Some(Silence::NoAddress));
-        assert_eq!(tally.take(&pong).len(), 1);
-        assert_eq!(tally.spread(), None);
-        assert_eq!(plain(&tally.to_string()), "\ndb-1: 1 sent, 0 answered");
+        assert_eq!(summary.add(&pong).len(), 1);
+        assert_eq!(summary.min_median_max(), None);
+        assert_eq!(plain(&summary.to_string()), "\ndb-1: 1 sent, 0 answered");
     }
 
     #[test]
-    fn the_pause_has_bounds() {
+    fn the_interval_has_bounds() {
         assert_eq!(seconds("0.2"), Ok(Duration::from_millis(200)));
-        for wrong in ["0", "-1", "NaN", "inf", "3601", "x", ""] {
-            assert!(seconds(wrong).is_err(), "{wrong}");
+        for invalid in ["0", "-1", "NaN", "inf", "3601", "x", ""] {
+            assert!(seconds(invalid).is_err(), "{invalid}");
         }
     }
 }

@@ -1,8 +1,8 @@
-//! `seikan rotate-key`: gives a member of a mesh another key, without an end of its sessions.
+//! `seikan rotate-key`: replaces the key of a member without closing its sessions.
 //!
-//! The order is such that this host can come up after a crash between any two steps: first the file has the new key, then the running
-//! tunnel, then the coordinator. A tunnel tells its coordinator its key whenever it starts or has another one, so what is left
-//! undone by a crash is done then.
+//! The new key goes to the file first, then to the running tunnel, then to the coordinator. A
+//! tunnel registers its key with the coordinator at each start and change, so that it completes a
+//! rotation that a crash interrupted.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -17,21 +17,22 @@ use seikan_node::save;
 
 use crate::output;
 
-/// What `rotate-key` is told.
+/// Options of `rotate-key`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    sudo seikan rotate-key              of the member seikan0\n  \
-    sudo seikan rotate-key office       of another interface\n\n\
-    Makes a new private key, which never leaves this host, and writes it to the interface's file; the coordinator is told the public \
-    one, and tells the others. Name, addresses and connections stay: no packet is lost. Members that have pinned the old key refuse \
-    the new one until they pin that; members that cannot hear of it reach this host for three minutes more.")]
+    sudo seikan rotate-key           replace the key of seikan0\n  \
+    sudo seikan rotate-key office    replace the key of another interface\n\n\
+    Writes the new private key to the interface's file and registers the public key with the coordinator, which \
+    sends it to the members. Name, addresses and connections stay; no packet is lost. Members that pinned the old \
+    key refuse the new one until they pin it. Members that the coordinator does not reach can use the old key for \
+    three more minutes.")]
 pub struct Arguments {
-    /// Interface, or its file
+    /// Interface or its configuration file
     #[arg(value_name = "IFACE|FILE", default_value = "seikan0", value_hint = ValueHint::AnyPath)]
     target: String,
 }
 
-/// Rotates.
+/// Rotates the key.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let parsed = seikan_config::load(&arguments.target, &Overrides::default());
     let (Some(config), Some(file)) = (parsed.config, parsed.path) else {
@@ -40,37 +41,44 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     };
     let Some(mesh) = &config.mesh else {
         bail!(
-            "{} is of no mesh: write its new key into it, and the public one into the files of its peers",
+            "cannot rotate the key of {}: it belongs to no mesh; write a new key into the file, and its public key into the files \
+             of its peers",
             file.display()
         );
     };
     if config.gateway.is_some() && is_running(&config)? {
         let name = &config.name;
         bail!(
-            "{name} is a gateway, whose address on the local network is made of its key: stop it (`seikan down {name}`), run this \
-             again, and start it; nothing was changed"
+            "cannot rotate the key of {name} while it runs: it is a gateway, and its address on the LAN depends on the key; run \
+             `seikan down {name}`, then `seikan rotate-key {name}`, then `seikan up {name}`"
         );
     }
     let client = Client::new(&mesh.coordinator, mesh.pin, Some(mesh.credential.clone()))?;
     let key = PrivateKey::generate(&mut SystemRandom);
     let public = key.public();
     save::set_private_key(&file, &key)?;
-    let done = take_on(&config, &key).and_then(|()| Ok(wait_for(client.rotate(public))?));
-    if let Err(error) = done {
-        // A coordinator that was told all the same is told the old one again by the tunnel, now or when it starts.
-        let back = save::set_private_key(&file, &config.private_key);
-        back.map_err(anyhow::Error::from)
-            .and_then(|()| take_on(&config, &config.private_key))
-            .context("the new key cannot be taken back; run `seikan rotate-key` again")?;
-        return Err(error).context("the key was not changed");
+    let rotated =
+        set_running_key(&config, &key).and_then(|()| Ok(wait_for(client.rotate(public))?));
+    if let Err(error) = rotated {
+        // The coordinator may have the new key. The tunnel registers the old one again, now or at
+        // its start.
+        let restored = save::set_private_key(&file, &config.private_key);
+        restored
+            .map_err(anyhow::Error::from)
+            .and_then(|()| set_running_key(&config, &config.private_key))
+            .context("cannot restore the old key; run `seikan rotate-key` again")?;
+        return Err(error).context("cannot rotate the key; the old one stays");
     }
     let name = &config.name;
-    writeln!(io::stdout(), "{name} has another key: {public}")?;
+    writeln!(
+        io::stdout(),
+        "Key of {name} rotated. New public key: {public}"
+    )?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Has the tunnel take on a key, if it runs.
-fn take_on(config: &Config, key: &PrivateKey) -> anyhow::Result<()> {
+/// Replaces the key of the running tunnel, if it runs.
+fn set_running_key(config: &Config, key: &PrivateKey) -> anyhow::Result<()> {
     if is_running(config)? {
         let key = encode_key(key.as_bytes());
         ask::rotate(&Places::default(), config.name.as_str(), &key)?;

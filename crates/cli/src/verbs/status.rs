@@ -1,4 +1,4 @@
-//! `seikan status`: what running tunnels are doing.
+//! `seikan status`: shows running tunnels.
 
 mod view;
 
@@ -13,34 +13,37 @@ use seikan_node::status::Status;
 
 use crate::output;
 
-/// What `status` is told.
+/// Options of `status`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    sudo seikan status                  all tunnels\n  \
-    sudo seikan status wg0 --json       one, for a program\n\n\
-    With --json: an object for IFACE, an array without. Its fields keep their names and meaning as \
-    long as `version` stays the same.\n\
-    Exit status: 0 if all was shown (also if nothing runs), 1 if an interface is not running or \
-    does not answer. SEIKAN_RUN_DIR says where instances are looked for, if not in /run/seikan.")]
+    sudo seikan status               show all tunnels\n  \
+    sudo seikan status wg0 --json    print one as JSON\n\n\
+    --json prints an object with IFACE, else an array. Fields keep their names and meaning while `version` is \
+    the same. SEIKAN_RUN_DIR replaces /run/seikan as the directory of control sockets.\n\
+    Exit status: 0 if all tunnels were shown (or none runs), 1 if one is not running or does not answer.")]
 pub struct Arguments {
-    /// Interface; all of them if left out
+    /// Interface [default: all]
     #[arg(value_name = "IFACE")]
     interface: Option<String>,
+    /// Show also the batches per system call
+    #[arg(short, long, conflicts_with = "json")]
+    verbose: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Asks the instances and prints what they say.
+/// Prints the status of one tunnel or of all.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     const FAILED: &str = "cannot show the status";
     let places = Places::default();
     if let Some(name) = &arguments.interface {
         let name: InterfaceName = name.parse().context(FAILED)?;
         let status = ask::status(&places, name.as_str()).context(FAILED)?;
-        match arguments.json {
-            true => print_json(&status)?,
-            false => print(std::slice::from_ref(&status))?,
+        if arguments.json {
+            output::print_json(&status)?;
+        } else {
+            print(std::slice::from_ref(&status), arguments.verbose)?;
         }
         return Ok(ExitCode::SUCCESS);
     }
@@ -49,9 +52,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     for name in ask::running(&places).context(FAILED)? {
         match ask::status(&places, &name) {
             Ok(status) => all.push(status),
-            // It ended while we asked.
+            // It has just stopped.
             Err(ask::AskError::NotRunning(_)) => {}
-            // One that hangs does not hide the others.
+            // One that does not answer must not hide the others.
             Err(error) => {
                 output::error(&error.into());
                 code = ExitCode::FAILURE;
@@ -59,29 +62,22 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
     }
     if arguments.json {
-        print_json(&all)?;
+        output::print_json(&all)?;
     } else if all.is_empty() && code == ExitCode::SUCCESS {
         anstream::eprintln!("No tunnel is running. `seikan up FILE` starts one.");
     } else {
-        print(&all)?;
+        print(&all, arguments.verbose)?;
     }
     Ok(code)
 }
 
-fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
-    let json = serde_json::to_string_pretty(value).context("cannot write JSON")?;
-    writeln!(std::io::stdout(), "{json}")?;
-    Ok(())
-}
-
-fn print(all: &[Status]) -> anyhow::Result<()> {
-    // Takes colours out unless it is a terminal, and under NO_COLOR.
-    let mut out = anstream::AutoStream::auto(std::io::stdout()).lock();
+fn print(all: &[Status], verbose: bool) -> anyhow::Result<()> {
+    let mut out = output::stdout();
     for (position, status) in all.iter().enumerate() {
         if position > 0 {
             writeln!(out)?;
         }
-        write!(out, "{}", view::render(status))?;
+        write!(out, "{}", view::render(status, verbose))?;
     }
     Ok(())
 }

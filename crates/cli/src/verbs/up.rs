@@ -1,8 +1,8 @@
-//! `seikan up`: from a configuration file to a running tunnel.
+//! `seikan up`: runs a tunnel from a configuration file.
 //!
 //! In the foreground the node runs in this process. With `-d` this process starts the program again
-//! with `--detached` and a socket for standard input, shows what comes over it, and returns once
-//! that says that the interface carries traffic; the other goes on in a session of its own.
+//! with `--detached` and a socket as standard input, prints the messages from the socket, and
+//! returns once the interface is up. The background process has a session of its own.
 
 use std::ffi::{CStr, OsStr, OsString};
 use std::fs::{File, OpenOptions};
@@ -19,41 +19,40 @@ use std::time::Instant;
 use anyhow::Context;
 use clap::{Args, ValueHint};
 use nix::sys::prctl;
-use sd_notify::NotifyState;
 use seikan_config::{Config, Diagnostic, Diagnostics};
 use seikan_node::up::{Observer, UpOptions, UpSummary, up};
 
-use crate::cli::OverrideArguments;
 use crate::manager::Manager;
 use crate::output;
+use crate::overrides::OverrideArguments;
 
-/// What `up` is told.
+/// Options of `up`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    sudo seikan up ./wg0.conf           run a wg-quick file until Ctrl-C\n  \
-    sudo seikan up -d office            run /etc/seikan/office.toml in the background\n\n\
-    An interface's name is looked up as /etc/seikan/NAME.toml, /etc/seikan/NAME.conf and \
-    /etc/wireguard/NAME.conf. A .conf file speaks WireGuard, a .toml file the native protocol, unless \
-    they say otherwise. Needs CAP_NET_ADMIN. On SIGINT, SIGTERM and `seikan down` everything that was \
-    set up is taken back; SIGHUP does nothing.")]
+    sudo seikan up ./wg0.conf    run a wg-quick file until Ctrl-C\n  \
+    sudo seikan up -d office     run /etc/seikan/office.toml in the background\n\n\
+    The name of an interface stands for /etc/seikan/NAME.toml, /etc/seikan/NAME.conf or \
+    /etc/wireguard/NAME.conf. A .conf file uses WireGuard, a .toml file the native protocol, unless they set \
+    another. Needs CAP_NET_ADMIN. SIGINT, SIGTERM and `seikan down` stop the tunnel and revert its settings; \
+    SIGHUP is ignored.")]
 pub struct Arguments {
-    /// Configuration file, or the name of an interface
+    /// Configuration file or interface
     #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
     target: String,
-    /// Return once the interface carries traffic, and run in the background
+    /// Run in the background; return once the interface is up
     #[arg(short, long)]
     daemon: bool,
-    /// Where the background process writes what it has to say; nowhere if left out
+    /// Log file of the background process [default: none]
     #[arg(long, value_name = "FILE", requires = "daemon", value_hint = ValueHint::FilePath)]
     log: Option<PathBuf>,
-    /// This is the background process: standard input is a socket to the one that started it
+    /// Run as the background process, with a socket to the starting process as standard input
     #[arg(long, hide = true, conflicts_with = "daemon")]
     detached: bool,
     #[command(flatten)]
     overrides: OverrideArguments,
 }
 
-/// Reads the configuration, shows what is odd about it, and starts the node.
+/// Reads the configuration, prints its diagnostics, and runs the tunnel.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.detached {
         return Ok(run_detached(arguments));
@@ -66,16 +65,16 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let mut observer = Foreground {
         interface: config.name.to_string(),
-        since: None,
+        started_at: None,
         manager: Manager::connect(),
     };
     let outcome = up(&config, &options(path), &mut observer);
-    observer.has_stopped();
+    observer.print_end();
     outcome?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// The configuration and its file, or nothing after showing what is wrong.
+/// Returns the configuration and its file; `None` after printing errors.
 fn read(arguments: &Arguments) -> anyhow::Result<Option<(Config, PathBuf)>> {
     let overrides = match arguments.overrides.with_environment() {
         Ok(overrides) => overrides,
@@ -85,7 +84,7 @@ fn read(arguments: &Arguments) -> anyhow::Result<Option<(Config, PathBuf)>> {
         }
     };
     let parsed = seikan_config::load(&arguments.target, &overrides);
-    // The one who started a background process has shown them.
+    // The starting process has printed warnings already.
     if !arguments.detached || parsed.config.is_none() {
         output::diagnostics(&parsed.diagnostics);
     }
@@ -99,22 +98,22 @@ fn options(path: PathBuf) -> UpOptions {
     }
 }
 
-/// Shows on the terminal, and to systemd, how things go.
+/// Reports to the terminal and to systemd.
 struct Foreground {
     interface: String,
-    since: Option<Instant>,
+    started_at: Option<Instant>,
     manager: Manager,
 }
 
 impl Foreground {
-    /// One line at the end, if there was one at the beginning.
-    fn has_stopped(&self) {
-        if let Some(since) = self.since {
-            let seconds = since.elapsed().as_secs();
+    /// Prints a line at the end, if the tunnel was up.
+    fn print_end(&self) {
+        if let Some(started_at) = self.started_at {
+            let seconds = started_at.elapsed().as_secs();
             print(&format!(
                 "{} is down after {}",
                 self.interface,
-                span(seconds)
+                format_duration(seconds)
             ));
         }
     }
@@ -122,28 +121,21 @@ impl Foreground {
 
 impl Observer for Foreground {
     fn warn(&mut self, warning: Diagnostic) {
-        show(warning);
+        output::diagnostic(warning);
     }
 
     fn is_up(&mut self, summary: &UpSummary) -> io::Result<()> {
-        self.since = Some(Instant::now());
+        self.started_at = Some(Instant::now());
         let line = describe(summary);
         print(&line);
-        self.manager
-            .tell(&[NotifyState::Ready, NotifyState::Status(&line)]);
+        self.manager.notify_ready(&line);
         Ok(())
     }
 }
 
-/// One line on standard output; a reader who has gone does not stop the tunnel.
+/// Prints a line. A closed standard output does not stop the tunnel.
 fn print(line: &str) {
     let _ = writeln!(io::stdout(), "{line}");
-}
-
-fn show(warning: Diagnostic) {
-    let mut warnings = Diagnostics::default();
-    warnings.push(warning);
-    output::diagnostics(&warnings);
 }
 
 fn describe(summary: &UpSummary) -> String {
@@ -156,7 +148,7 @@ fn describe(summary: &UpSummary) -> String {
     format!("{interface} is up: protocol {protocol}, port {port}, MTU {mtu}")
 }
 
-fn span(seconds: u64) -> String {
+fn format_duration(seconds: u64) -> String {
     match (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60) {
         (0, 0, 0) => format!("{seconds} s"),
         (0, 0, minutes) => format!("{minutes} min {} s", seconds % 60),
@@ -165,16 +157,18 @@ fn span(seconds: u64) -> String {
     }
 }
 
-/// What the background process says over its standard input: a kind, a space, a text in JSON.
+/// Kinds of messages from the background process. A message is a line: kind, space, text as a JSON
+/// string.
 const UP: &str = "up";
 const WARNING: &str = "warning";
 const ERROR: &str = "error";
-/// What the background process is called; else it would be `exe`, as the file that it is started from.
+/// Name of the background process. Otherwise it would be `exe`, like the file that it is started
+/// from.
 const NAME: &CStr = c"seikan";
 
-/// Starts the background process and shows what it says until it is up or has ended.
+/// Starts the background process and prints its messages until it is up or has ended.
 fn start_detached(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let (ours, theirs) = UnixStream::pair().context("cannot make a pair of sockets")?;
+    let (ours, theirs) = UnixStream::pair().context("cannot make a socket pair")?;
     let (output, errors) = match &arguments.log {
         None => (Stdio::null(), Stdio::null()),
         Some(path) => {
@@ -192,7 +186,7 @@ fn start_detached(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         .spawn()
         .context("cannot start the background process")?;
     for line in BufReader::new(ours).lines() {
-        let line = line.context("cannot hear the background process")?;
+        let line = line.context("cannot read from the background process")?;
         let (kind, text) = line.split_once(' ').unwrap_or_default();
         let text: String = serde_json::from_str(text).unwrap_or_default();
         match kind {
@@ -220,7 +214,7 @@ fn open_log(path: &Path) -> io::Result<File> {
     options.append(true).create(true).mode(0o600).open(path)
 }
 
-/// The same words, but for those about the background.
+/// Returns the arguments for the background process.
 fn detached_arguments(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut result = Vec::new();
     let mut skip = false;
@@ -235,46 +229,46 @@ fn detached_arguments(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
             _ => result.push(word),
         }
     }
-    // After the verb.
+    // After the name of the verb.
     result.insert(result.len().min(1), "--detached".into());
     result
 }
 
-/// The background process.
+/// Runs the background process.
 fn run_detached(arguments: &Arguments) -> ExitCode {
-    // Under another name it does the same.
+    // The name is cosmetic.
     let _ = prctl::set_name(NAME);
-    let mut starter = Detached {
-        socket: starter().ok(),
+    let mut observer = Detached {
+        socket: starter_socket().ok(),
     };
     let outcome = seikan_sys::process::new_session()
-        .context("cannot leave the terminal")
+        .context("cannot detach from the terminal")
         .and_then(|()| read(arguments))
-        .and_then(|read| read.context("the configuration has changed and cannot be used now"))
-        .and_then(|(config, path)| Ok(up(&config, &options(path), &mut starter)?));
+        .and_then(|read| read.context("cannot use the configuration: it has just changed"))
+        .and_then(|(config, path)| Ok(up(&config, &options(path), &mut observer)?));
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             output::error(&error);
-            // The one who started us has gone once we were up.
-            let _ = starter.say(ERROR, &format!("{error:#}"));
+            // After a successful start the starting process is gone.
+            let _ = observer.send(ERROR, &format!("{error:#}"));
             ExitCode::FAILURE
         }
     }
 }
 
-/// The socket to the one who started this process.
-fn starter() -> io::Result<UnixStream> {
+/// Returns the socket to the starting process.
+fn starter_socket() -> io::Result<UnixStream> {
     Ok(io::stdin().as_fd().try_clone_to_owned()?.into())
 }
 
-/// Tells the one who started it until it is up, and the log.
+/// Reports to the log, and to the starting process until the tunnel is up.
 struct Detached {
     socket: Option<UnixStream>,
 }
 
 impl Detached {
-    fn say(&mut self, kind: &str, text: &str) -> io::Result<()> {
+    fn send(&mut self, kind: &str, text: &str) -> io::Result<()> {
         match &mut self.socket {
             Some(socket) => {
                 let text = serde_json::to_string(text)?;
@@ -289,15 +283,15 @@ impl Observer for Detached {
     fn warn(&mut self, warning: Diagnostic) {
         let mut warnings = Diagnostics::default();
         warnings.push(warning);
-        let _ = self.say(WARNING, &warnings.render(false));
+        let _ = self.send(WARNING, &warnings.render(false));
         output::diagnostics(&warnings);
     }
 
-    /// If the one who waits has gone (Ctrl-C), nobody wants the tunnel.
+    /// Fails if the starting process is gone (Ctrl-C), which stops the tunnel.
     fn is_up(&mut self, summary: &UpSummary) -> io::Result<()> {
         let line = describe(summary);
         print(&line);
-        self.say(UP, &line)
+        self.send(UP, &line)
     }
 }
 
@@ -310,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn the_background_process_gets_the_same_words() {
+    fn the_background_process_gets_the_same_arguments() {
         let words = ["up", "-d", "--log", "x", "--mtu", "1400", "--log=y", "wg0"];
         assert_eq!(
             detached(&words),
@@ -319,10 +313,10 @@ mod tests {
     }
 
     #[test]
-    fn spans_have_two_units() {
-        assert_eq!(span(59), "59 s");
-        assert_eq!(span(61), "1 min 1 s");
-        assert_eq!(span(7_380), "2 h 3 min");
-        assert_eq!(span(200_000), "2 d 7 h");
+    fn durations_have_two_units() {
+        assert_eq!(format_duration(59), "59 s");
+        assert_eq!(format_duration(61), "1 min 1 s");
+        assert_eq!(format_duration(7_380), "2 h 3 min");
+        assert_eq!(format_duration(200_000), "2 d 7 h");
     }
 }

@@ -18,9 +18,9 @@ use seikan_sys::netlink::{Family, Netlink, Route};
 use seikan_sys::netns::NetNs;
 use serde_json::Value;
 
-/// Where [`echo`] answers.
+/// Port of [`echo`].
 pub const ECHO_PORT: u16 = 7;
-/// Where both tunnels listen.
+/// Port of both tunnels.
 pub const TUNNEL_PORT: u16 = 51820;
 
 /// A host: a namespace with one end of the link.
@@ -45,7 +45,7 @@ pub struct Tunnel {
     pub stdout: BufReader<std::process::ChildStdout>,
 }
 
-/// Says why a test did not run; fails instead where every test must run.
+/// Prints why a test is skipped; fails if no test may be skipped.
 pub fn skip(reason: &str) {
     assert!(
         std::env::var_os("SEIKAN_REQUIRE_ALL").is_none_or(|value| value != "1"),
@@ -54,7 +54,7 @@ pub fn skip(reason: &str) {
     eprintln!("SKIPPED: {reason}");
 }
 
-/// Runs a test in a world of its own. `extra` is what the left configuration says beside the usual,
+/// Runs a test in a world of its own. `extra` has further lines of the left configuration,
 /// in `[Interface]` and in `[Peer]`.
 pub fn in_world(extra: [&str; 2], test: impl FnOnce(&World)) {
     if !std::path::Path::new("/dev/net/tun").exists() {
@@ -131,7 +131,7 @@ impl World {
         self.up_with(host, &[])
     }
 
-    /// As [`World::up`], with more words behind.
+    /// As [`World::up`], with more arguments.
     pub fn up_with(&self, host: &Host, words: &[&str]) -> Tunnel {
         let words = [&["up", host.config()], words].concat();
         let mut tunnel = self.start(host, &mut self.seikan(&words));
@@ -160,7 +160,7 @@ impl World {
     pub fn run(&self, host: &Host, words: &[&str]) -> Output {
         let mut tunnel = self.start(host, &mut self.seikan(words));
         let mut errors = tunnel.child.stderr.take().expect("piped");
-        // Both are read while it runs, or it would wait for room in a pipe.
+        // Both are read while it runs, or it would block on a full pipe.
         let (status, stdout, stderr) = std::thread::scope(|scope| {
             let errors = scope.spawn(move || {
                 let mut text = Vec::new();
@@ -185,7 +185,7 @@ impl World {
         command
     }
 
-    /// A shell with mounts of its own, in which `$seikan` and `$folder` are set.
+    /// Returns a shell with its own mounts, in which `$seikan` and `$folder` are set.
     pub fn shell(&self, script: &str) -> Command {
         let mut command = Command::new("unshare");
         command.args(["--mount", "sh", "-c", script]);
@@ -202,19 +202,19 @@ impl World {
         command.env("SEIKAN_RUN_DIR", self.folder.path().join("run"));
     }
 
-    /// Both tunnels, and an echo that has come through them.
+    /// Starts both tunnels and waits for an echo through them.
     pub fn both_up(&self) -> [Tunnel; 2] {
         self.both_up_with(&[])
     }
 
-    /// As [`World::both_up`], with more words behind `up`.
+    /// As [`World::both_up`], with more arguments after `up`.
     pub fn both_up_with(&self, words: &[&str]) -> [Tunnel; 2] {
         let tunnels = [&self.right, &self.left].map(|host| self.up_with(host, words));
         assert!(self.answers_within(PATIENCE), "no echo");
         tunnels
     }
 
-    /// What `seikan status --json` says on a host.
+    /// Returns `seikan status --json` of a host.
     pub fn status(&self, host: &Host) -> Value {
         let output = self.run(host, &["status", &host.interface, "--json"]);
         let errors = stderr(&output);
@@ -222,7 +222,7 @@ impl World {
         serde_json::from_slice(&output.stdout).expect("JSON")
     }
 
-    /// Whether a datagram comes back from the right through the tunnel.
+    /// Returns whether a datagram comes back from the right through the tunnel.
     pub fn answers_within(&self, patience: Duration) -> bool {
         let until = Instant::now() + patience;
         let stop = std::sync::atomic::AtomicBool::new(false);
@@ -237,7 +237,7 @@ impl World {
     }
 }
 
-/// Sends back what comes, until told to stop. The socket is opened anew when its interface went.
+/// Echoes datagrams until it is stopped. Reopens the socket if its interface goes.
 pub fn echo(stop: &std::sync::atomic::AtomicBool) {
     let socket = UdpSocket::bind(("0.0.0.0", ECHO_PORT)).expect("bind");
     let pause = Some(Duration::from_millis(50));
@@ -274,7 +274,7 @@ impl Host {
         self.netlink.set_up(index).expect("up");
     }
 
-    /// Makes a default route the only way to the other host.
+    /// Makes a default route the only route to the other host.
     pub fn know_the_right_by_default_only(&self) {
         self.remove_address("192.0.2.1/24");
         self.add_address("192.0.2.1/32");
@@ -294,7 +294,7 @@ impl Host {
         fs::set_permissions(&self.config, fs::Permissions::from_mode(0o600)).expect("mode");
     }
 
-    /// Adds lines to the configuration's first section.
+    /// Adds lines to the first section of the configuration.
     pub fn add_to_interface(&self, lines: &str) {
         let text = fs::read_to_string(&self.config).expect("read");
         self.write(&text.replacen("[Interface]\n", &format!("[Interface]\n{lines}\n"), 1));
@@ -311,14 +311,15 @@ impl Host {
             .is_some()
     }
 
-    /// Everything that a tunnel may leave: its interface, rules, the sysctl, a firewall table.
+    /// Returns everything that a tunnel may leave: its interface, rules, the sysctl, a firewall
+    /// table.
     pub fn traces(&self) -> Vec<String> {
         let mut traces = Vec::new();
         if self.has_tunnel() {
             traces.push("the interface".to_owned());
         }
         for family in [Family::V4, Family::V6] {
-            // main and default (IPv4), main (IPv6); the local table's is passed over.
+            // main and default (IPv4), main (IPv6); the local table is skipped.
             let rules = self.netlink.rules(family).expect("rules");
             let own = rules
                 .iter()
@@ -354,13 +355,13 @@ impl Tunnel {
         assert!(kill.expect("sh").success());
     }
 
-    /// Whether Ctrl-C would reach a handler of its own by now.
+    /// Returns whether the process handles Ctrl-C by now.
     pub fn handles_ctrl_c(&self) -> bool {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()));
         let status = status.expect("status");
         let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
         let caught = u64::from_str_radix(caught.expect("a mask").trim(), 16);
-        // SIGINT is 2, and the lowest bit is that of signal 1 (proc_pid_status(5)).
+        // SIGINT is 2, and the lowest bit is signal 1 (proc_pid_status(5)).
         caught.expect("hexadecimal") & 0b10 != 0
     }
 
@@ -375,7 +376,7 @@ impl Tunnel {
         }
     }
 
-    /// Ends it by a signal; gives its exit code and what it had to say.
+    /// Waits for its end; returns its exit code and its standard error.
     pub fn ended(mut self) -> (Option<i32>, String) {
         let code = self.wait(PATIENCE).code();
         let mut errors = String::new();
@@ -385,7 +386,7 @@ impl Tunnel {
     }
 }
 
-/// A tunnel's monitor: its only child.
+/// Returns a tunnel's monitor: its only child.
 pub fn monitor_of(tunnel: &Tunnel) -> String {
     let pid = tunnel.child.id();
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
@@ -394,7 +395,7 @@ pub fn monitor_of(tunnel: &Tunnel) -> String {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // What a killed tunnel could not remove.
+        // Files that a killed tunnel could not remove.
         let socket = format!("/var/run/wireguard/{}.sock", self.interface);
         let _ = fs::remove_file(socket);
     }
@@ -424,18 +425,18 @@ pub fn key_pair() -> (String, String) {
     (text(private.stdout), text(public))
 }
 
-/// A count of a direction (`inbound`, `outbound`) in the totals of a status.
+/// Returns a count of a direction (`inbound`, `outbound`) in the totals of a status.
 pub fn number(status: &Value, direction: &str, name: &str) -> u64 {
     status["totals"][direction][name].as_u64().expect("a count")
 }
 
-/// What was dropped for a reason, in the totals of a status.
+/// Returns the drops for a reason in the totals of a status.
 pub fn drops(status: &Value, direction: &str, reason: &str) -> u64 {
     let drops = &status["totals"][direction]["drops"];
     drops[reason].as_u64().unwrap_or(0)
 }
 
-/// Packets whose fate is unknown, outbound and inbound.
+/// Returns the unaccounted packets, outbound and inbound.
 pub fn unaccounted(status: &Value) -> [i64; 2] {
     ["outbound", "inbound"].map(|direction| {
         let count = &status["totals"][direction]["unaccounted"];
@@ -443,14 +444,24 @@ pub fn unaccounted(status: &Value) -> [i64; 2] {
     })
 }
 
+/// Makes a directory that every user passes, as those above a service's directory have to be.
+pub fn passable_folder() -> tempfile::TempDir {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().expect("a folder");
+    let mode = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(folder.path(), mode).expect("set");
+    folder
+}
+
 pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// How long what another process does may take: much longer than it should, as only a failure waits so long, and machines are busy.
+/// Time limit for another process: much longer than needed, as only a failure takes that long, and
+/// machines may be busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Waits for something that another process does.
+/// Waits until a condition that depends on another process is true.
 pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     let until = Instant::now() + PATIENCE;
     while !is_so() {

@@ -1,7 +1,7 @@
-//! Comparison of a page's output with the printed one.
+//! Comparison of a page's output with the actual output.
 
-/// Whether the printed lines are those shown, but for figures, keys and addresses. A line `...` stands for any lines, and
-/// `...` at the end of a line for any words.
+/// Returns whether the output fits the shown lines. Figures, keys and addresses may differ. A line
+/// `...` stands for any lines, and `...` at the end of a line for any words.
 pub fn fits(shown: &str, printed: &str) -> bool {
     let shown: Vec<&str> = lines(shown).collect();
     let printed: Vec<&str> = lines(printed).collect();
@@ -45,7 +45,8 @@ fn line_fits(shown: &str, printed: &str) -> bool {
             })
 }
 
-/// The form of a word: figures become `#`, units one of their kind, keys and addresses a sign.
+/// Returns the form of a word: figures become `#`, units one of their kind, keys and addresses a
+/// placeholder.
 fn shape(word: &str) -> String {
     let core = word.trim_matches([',', ';', ':', '.', '(', ')']);
     let is_key = core.len() == 44 && core.ends_with('=');
@@ -88,7 +89,7 @@ fn shape(word: &str) -> String {
     shape
 }
 
-/// Printed text with the secrets in it cut short, as a page shows them.
+/// Returns a text with shortened secrets, as a page shows them.
 pub fn without_secrets(text: &str) -> String {
     let mut shown = String::new();
     for line in text.lines() {
@@ -104,8 +105,9 @@ pub fn without_secrets(text: &str) -> String {
     shown
 }
 
-/// Fills each `...` of a block from what another host printed: `NAME=...` gets the last line of one word, such as a key; a
-/// word that ends in `...` becomes the last printed word that begins alike. Returns the line for which there is nothing.
+/// Fills each `...` of a block from another host's output: `NAME=...` gets the last line that is
+/// one word, such as a key; a word that ends in `...` becomes the last printed word with the same
+/// start. Returns the line without a match.
 pub fn fill<'a>(script: &'a str, printed: &str) -> Result<String, &'a str> {
     let mut filled = String::new();
     for line in script.lines() {

@@ -1,5 +1,5 @@
-//! Hosts of a page: each has a network namespace, mounts, a host name and processes of its own, and one shell that runs
-//! the page's blocks one after the other, as a terminal would.
+//! Hosts of a page: each has its own network namespace, mounts, host name and processes, and one
+//! shell that runs the page's blocks in order, like a terminal.
 
 use super::page::{Directive, HostDefinition};
 use crate::common::PATIENCE;
@@ -13,11 +13,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Prepares a host's mounts, then runs the shell that reads blocks from standard input. `$0` is the host's folder, `$1`
-/// the program, `$2` the project.
+/// Prepares a host's mounts, then runs the shell that reads blocks from standard input. `$0` is the
+/// host's folder, `$1` the program, `$2` the project.
 ///
-/// /etc, /var and /run are the machine's with a layer above that ends with the host. /root is empty, and /usr/local/bin has the
-/// program, a `sudo` for root and a `systemctl` that starts and stops the project's services.
+/// /etc, /var and /run are overlays on the machine's; /etc has the users of the packages. /root is
+/// empty, and /usr/local/bin has the program, a `sudo` that needs no password and a `systemctl`
+/// that starts and stops the project's services.
 const PREPARE: &str = r#"set -e
 hostname "$(basename "$0")"
 layer=$0/layer
@@ -42,22 +43,41 @@ if [ -x "$1-lab" ]; then
 fi
 mount --rbind "$0/bin" /usr/local/bin
 export SEIKAN_UNITS=$2/packaging/systemd
+id=990
+for user in $(sed -n 's/^u \([^ ]*\).*/\1/p' "$2/packaging/sysusers.d/seikan.conf"); do
+    echo "$user:x:$id:$id::/:/usr/sbin/nologin" >> /etc/passwd
+    echo "$user:x:$id:" >> /etc/group
+    id=$((id + 1))
+done
 mkdir "$layer/home"
 mount --bind "$layer/home" /root
 export HOME=/root NO_COLOR=1 PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 cd /root
 exec bash -e"#;
 
-/// `sudo`: the reader of a page is no root, the test is.
-const SUDO: &str = "#!/bin/sh\nexec \"$@\"\n";
+/// `sudo [-u USER] COMMAND`: the test is root already.
+const SUDO: &str = r#"#!/bin/sh
+if [ "$1" = -u ]; then
+    user=$2; shift 2
+    exec setpriv --reuid "$user" --regid "$user" --init-groups -- "$@"
+fi
+exec "$@"
+"#;
 
-/// `systemctl start|stop|restart|enable UNIT`: the line ExecStart of the project's unit.
+/// `systemctl start|stop|restart|enable UNIT`: ExecStart= of the project's unit, with User= and
+/// StateDirectory=.
 const SYSTEMCTL: &str = r#"#!/bin/bash
 verb=$1; shift
 [ "$1" != --now ] || { shift; [ "$verb" != enable ] || verb=start; }
 name=${1%.service} argument=
 case $name in *@*) argument=${name#*@} name=${name%@*}@ ;; esac
 line=$(sed -n 's/^ExecStart=//p' "$SEIKAN_UNITS/$name.service" | sed "s/%i/$argument/; s#/usr/bin/seikan#seikan#")
+user=$(sed -n 's/^User=//p' "$SEIKAN_UNITS/$name.service")
+if [ -n "$user" ]; then
+    state=$(sed -n 's/^StateDirectory=//p' "$SEIKAN_UNITS/$name.service")
+    install -d -m 700 -o "$user" -g "$user" "/var/lib/$state"
+    line="setpriv --reuid $user --regid $user --init-groups -- $line"
+fi
 id=/run/unit-$1
 case $verb in
 start | restart)
@@ -92,13 +112,13 @@ pub struct Host {
 }
 
 impl Network {
-    /// Sets up switches and hosts, or says why that is not possible here.
+    /// Sets up switches and hosts, or returns why the machine cannot.
     pub fn create(definitions: &[HostDefinition]) -> Result<Network, String> {
         let namespace = NetNs::create().map_err(|error| error.to_string())?;
         let switches = namespace.netlink().map_err(|error| error.to_string())?;
         let folder = tempfile::tempdir().expect("a folder");
         let names = host_names(definitions);
-        // Switches say nothing of their own.
+        // Switches send nothing of their own.
         let quiet = || fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1");
         namespace
             .run(quiet)
@@ -112,28 +132,28 @@ impl Network {
             netlink
                 .set_up(netlink.link("lo").expect("lo").index)
                 .expect("up");
-            for card in &definition.cards {
+            for interface in &definition.interfaces {
                 let number = bridges.len();
-                let bridge = *bridges.entry(card.switch.clone()).or_insert_with(|| {
+                let bridge = *bridges.entry(interface.switch.clone()).or_insert_with(|| {
                     let bridge = switches.create_bridge(&format!("switch{number}"));
                     let bridge = bridge.expect("a switch");
                     switches.set_up(bridge).expect("up");
                     bridge
                 });
-                let port = format!("p{}-{}", hosts.len(), card.name);
-                plug(&switches, bridge, &port, (&own, &card.name));
-                let index = netlink.link(&card.name).expect("a card").index;
-                if let Some(mac) = card.mac {
+                let port = format!("p{}-{}", hosts.len(), interface.name);
+                plug(&switches, bridge, &port, (&own, &interface.name));
+                let index = netlink.link(&interface.name).expect("an interface").index;
+                if let Some(mac) = interface.mac {
                     netlink
                         .set_hardware_address(index, mac)
                         .expect("a MAC address");
                 }
-                for address in &card.addresses {
+                for address in &interface.addresses {
                     let address = address.parse().expect("an address");
                     netlink.add_address(index, address).expect("an address");
                 }
-                // No addresses but the page's: no link-local ones.
-                let quiet = format!("/proc/sys/net/ipv6/conf/{}/disable_ipv6", card.name);
+                // Only the page's addresses: no link-local ones.
+                let quiet = format!("/proc/sys/net/ipv6/conf/{}/disable_ipv6", interface.name);
                 let quiet = own.run(|| fs::write(quiet, "1")).expect("namespace");
                 quiet.map_err(|error| error.to_string())?;
                 netlink.set_up(index).expect("up");
@@ -159,11 +179,14 @@ impl Network {
     }
 }
 
-/// The hosts file: a host is found by its name and below example.org, at the first address that it has.
+/// Returns the hosts file: hosts are found by name and below example.org, at their first address.
 fn host_names(definitions: &[HostDefinition]) -> String {
     let mut names = "127.0.0.1 localhost\n::1 localhost\n".to_owned();
     for host in definitions {
-        let addresses = host.cards.iter().flat_map(|card| &card.addresses);
+        let addresses = host
+            .interfaces
+            .iter()
+            .flat_map(|interface| &interface.addresses);
         if let Some((address, _)) = addresses.filter_map(|a| a.split_once('/')).next() {
             names += &format!("{address} {0}.example.org {0}\n", host.name);
         }
@@ -227,7 +250,7 @@ impl Host {
         &self.printed
     }
 
-    /// Runs a block and returns its output, or says what went wrong.
+    /// Runs a block and returns its output, or an error message.
     pub fn run(&mut self, script: &str, directive: &Directive) -> Result<String, String> {
         let mut result = self.run_once(script, directive);
         for _ in 1..directive.tries {
@@ -246,7 +269,7 @@ impl Host {
             .map(|name| self.folder.join(format!("{name}{}", self.blocks)));
         fs::write(&block, script).expect("written");
         let [b, o, s] = [&block, &output, &status].map(|path| path.display());
-        // A failed command ends a subshell, or the shell itself. A status is there whole or not at all.
+        // A failed command ends a subshell, or the shell itself. The status is written atomically.
         let done = format!("> {s}.new; mv {s}.new {s}");
         let line = if directive.until.is_some() {
             format!("(. {b}; echo 0 {done}) > {o} 2>&1 < /dev/null &\n")
@@ -292,7 +315,7 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // The first process of the host's process namespace goes, and all others with it.
+        // Killing the first process of the process namespace kills all others.
         let _ = self.shell.kill();
         let _ = self.shell.wait();
     }

@@ -1,23 +1,24 @@
-//! The pages of the documentation, tried as a reader would: every command block is run as it stands, on hosts in
-//! namespaces, and what the page shows as its output is compared with what was printed.
+//! Tests the pages of the documentation as a reader would: runs every command block on hosts in
+//! namespaces, and compares the output with the page.
 //!
-//! HTML comments, which a reader does not see, say where a block runs ([`page::Directive`]):
+//! HTML comments, invisible to the reader, name the host of a block ([`page::Directive`]):
 //!
 //! ```text
-//! <!-- host office: eth0 192.0.2.1/24 at internet -->  defines a host; cards are separated by semicolons
+//! <!-- host office: eth0 192.0.2.1/24 at internet -->  defines a host; semicolons separate interfaces
 //! <!-- continues PAGE up to "HEADING" -->              runs the blocks of another page first, on its hosts
-//! <!-- on office -->                                   the following blocks run there
-//! <!-- on office, until "listens" -->                  the next block goes on in the background once it printed that
-//! <!-- on office, fails -->                            the next block ends with another status than 0
-//! <!-- on office, tries 3 -->                          the next block is run again if its output does not fit
-//! <!-- on office, from branch -->                      `...` in the next block is filled from what branch printed
-//! <!-- not run: reason -->                             the next block is not run
-//! <!-- not a configuration -->                         the next block of TOML is for another program
+//! <!-- on office -->                                   runs the following blocks there
+//! <!-- on office, until "listens" -->                  leaves the next block in the background once it printed that
+//! <!-- on office, fails -->                            expects a status other than 0 of the next block
+//! <!-- on office, tries 3 -->                          repeats the next block if its output does not fit
+//! <!-- on office, from branch -->                      fills `...` in the next block from branch's output
+//! <!-- not run: reason -->                             does not run the next block
+//! <!-- not a configuration -->                         does not check the next block of TOML
 //! ```
 //!
-//! `sh` blocks are run. A `console` block is the output of the `sh` block before it: figures, keys and addresses may
-//! differ, and a line `...` stands for any lines. `toml` and `ini` blocks are checked by `seikan check`.
-//! With `UPDATE_GOLDEN=1`, a `console` block that no longer fits is written anew: read what changed.
+//! `sh` blocks are run. A `console` block is the output of the `sh` block before it: figures, keys
+//! and addresses may differ, and a line `...` stands for any lines. `toml` and `ini` blocks are
+//! checked by `seikan check`. `UPDATE_GOLDEN=1` rewrites `console` blocks that do not fit: review
+//! the changes.
 
 mod commands;
 mod compare;
@@ -99,7 +100,7 @@ fn all_pages() -> Vec<String> {
     pages
 }
 
-/// Runs the blocks of a page in their order, and compares their output.
+/// Runs the blocks of a page in order, and compares their output.
 fn run(path: &str) {
     if !Path::new("/dev/net/tun").exists() {
         return skip("no /dev/net/tun");
@@ -173,7 +174,7 @@ fn run_block(network: &mut Network, block: &Block, place: &str) -> String {
     result.unwrap_or_else(|problem| panic!("{place}: on {host}: {problem}\n{script}"))
 }
 
-/// Compares a `console` block with what was printed, or writes it anew.
+/// Compares a `console` block with the output, or rewrites it.
 fn compare_output(page: &mut Page, index: usize, output: &str, place: &str) {
     let expected = &page.blocks[index].text;
     if compare::fits(expected, output) {
@@ -186,7 +187,7 @@ fn compare_output(page: &mut Page, index: usize, output: &str, place: &str) {
     panic!("{place}: the output differs; shown:\n{expected}\nprinted:\n{output}");
 }
 
-/// Checks a configuration, or a part of one, by `seikan check`.
+/// Checks a configuration, or a part of one, with `seikan check`.
 fn check_configuration(text: &str, ending: &str, place: &str) {
     let folder = tempfile::tempdir().expect("a folder");
     let [key, peer] = [(); 2].map(|()| crate::common::key_pair());
@@ -226,8 +227,8 @@ fn check_configuration(text: &str, ending: &str, place: &str) {
     assert!(output.status.success(), "{place}: {said}\n{text}");
 }
 
-/// Pages whose commands change or load the machine that they are about, or take minutes: those of the doctor and its causes, and
-/// those for whoever works on the program.
+/// Pages that are not run: their commands change or load the machine, or take minutes. Those of the
+/// doctor and its causes, and those for developers.
 const NOT_RUN: [&str; 4] = [
     "docs/guides/doctor",
     "docs/reference/doctor",

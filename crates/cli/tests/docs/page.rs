@@ -15,16 +15,17 @@ pub struct Page {
     changed: bool,
 }
 
-/// `<!-- host NAME: CARD ADDRESS MAC at SWITCH; ... -->`; address and MAC address may be missing.
+/// `<!-- host NAME: INTERFACE ADDRESS MAC at SWITCH; ... -->`; address and MAC address may be
+/// missing.
 #[derive(Debug, Clone)]
 pub struct HostDefinition {
     pub name: String,
-    pub cards: Vec<Card>,
+    pub interfaces: Vec<Interface>,
 }
 
 /// A network interface of a host.
 #[derive(Debug, Clone)]
-pub struct Card {
+pub struct Interface {
     pub name: String,
     /// With their prefix lengths.
     pub addresses: Vec<String>,
@@ -173,13 +174,13 @@ fn language(information: &str) -> Language {
 }
 
 fn host_definition(text: &str) -> HostDefinition {
-    let (name, cards) = text.split_once(": ").expect("host NAME: CARDS");
-    let cards = cards.split("; ").map(|card| {
-        let (card, switch) = card.split_once(" at ").expect("CARD at SWITCH");
-        let mut words = card.split_whitespace();
-        let name = words.next().expect("a card").to_owned();
+    let (name, interfaces) = text.split_once(": ").expect("host NAME: INTERFACES");
+    let interfaces = interfaces.split("; ").map(|interface| {
+        let (interface, switch) = interface.split_once(" at ").expect("INTERFACE at SWITCH");
+        let mut words = interface.split_whitespace();
+        let name = words.next().expect("an interface").to_owned();
         let (addresses, macs): (Vec<&str>, Vec<&str>) = words.partition(|word| word.contains('/'));
-        Card {
+        Interface {
             name,
             addresses: addresses.into_iter().map(str::to_owned).collect(),
             mac: macs.first().map(|mac| {
@@ -194,6 +195,6 @@ fn host_definition(text: &str) -> HostDefinition {
     });
     HostDefinition {
         name: name.to_owned(),
-        cards: cards.collect(),
+        interfaces: interfaces.collect(),
     }
 }

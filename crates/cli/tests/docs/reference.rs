@@ -1,4 +1,4 @@
-//! Pages of the reference that are written from the program.
+//! Pages of the reference that are generated from the program.
 
 use super::project;
 use crate::golden::help;
@@ -6,7 +6,8 @@ use crate::shape::updates;
 use std::fmt::Write;
 use std::fs;
 
-/// Pages of commands: name, title, and the commands whose help they show, with everything below these.
+/// Pages of commands: name, title, and the commands whose help they show, with everything below
+/// these.
 const COMMANDS: [(&str, &str, &[&str]); 4] = [
     (
         "tunnel",
@@ -32,7 +33,11 @@ const COMMANDS: [(&str, &str, &[&str]); 4] = [
         "Commands: diagnosis",
         &["doctor", "record", "report"],
     ),
-    ("lab", "Commands: the lab", &["demo", "lab"]),
+    (
+        "lab",
+        "Commands: the lab and packaging",
+        &["demo", "lab", "generate"],
+    ),
 ];
 
 /// Pages of JSON shapes: name, title, and the commands whose golden files they show.
@@ -61,7 +66,7 @@ const SHAPES: [(&str, &str, &[&str]); 2] = [
     ),
 ];
 
-/// Compares a page of the reference with the text that it should have, or writes it.
+/// Compares a page of the reference with its generated text, or writes it.
 fn check(name: &str, text: &str) -> Result<(), String> {
     let path = project().join(format!("docs/reference/{name}.md"));
     if updates() {

@@ -1,5 +1,5 @@
-//! A hostile remote sends whatever it likes into the tunnel: past a gateway it reaches the listed devices by their
-//! overlay addresses, the gateway by its own, and nothing else.
+//! A hostile remote sends arbitrary packets into the tunnel: past a gateway it reaches the listed
+//! devices by their overlay addresses, the gateway by its own, and nothing else.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
@@ -9,23 +9,24 @@ use seikan_lab::host::Host;
 use socket2::{Domain, InterfaceIndexOrAddress, Socket, Type};
 
 use super::site::{
-    CARD, DEVICE, LAN, LISTED, Plan, REMOTE, SHOWN, Site, add_address, add_addresses, add_route,
-    at_site, index, interface, ip, new_host, remove_address, run, write_sysctl,
+    DEVICE, DEVICE_INTERFACE, LAN, LISTED, Plan, REMOTE, SHOWN, Site, add_address, add_addresses,
+    add_route, at_site, index, interface, ip, new_host, remove_address, run, write_sysctl,
 };
 use crate::common::{eventually, unaccounted};
 
-/// The one port, of UDP and of TCP, that the rules leave open.
+/// The UDP and TCP port that the rules allow.
 const OPEN: u16 = 5001;
 /// A port that no rule names.
 const CLOSED: u16 = 5002;
 /// A host on the LAN that is not listed.
 const NEIGHBOUR: [&str; 2] = ["192.168.1.20", "fd00:1::20"];
-/// The gateway in the overlay, and where else it is.
+/// Addresses of the gateway in the overlay, and its others.
 const GATEWAY: [&str; 2] = ["10.77.0.1", "fd77::1"];
 const GATEWAY_ELSEWHERE: [&str; 4] = ["192.168.1.1", "fd00:1::1", "10.0.0.1", "fd00:2::1"];
-/// The device on the LAN.
+/// Addresses of the device on the LAN.
 const DEVICE_LAN: [&str; 2] = ["192.168.1.10", "fd00:1::10"];
-/// Groups that the hosts of the LAN and the gateway join, and others that need no joining.
+/// Multicast groups that the hosts of the LAN and the gateway join, and others that need no
+/// joining.
 const GROUPS: [&str; 2] = ["239.1.2.3", "ff05::123"];
 const EVERYBODY: [&str; 5] = [
     "255.255.255.255",
@@ -34,10 +35,10 @@ const EVERYBODY: [&str; 5] = [
     "224.0.0.1",
     "ff02::1",
 ];
-/// Silence takes so long; what is let through takes no time here.
+/// Time after which a packet counts as blocked; allowed packets arrive at once.
 const SILENCE: Duration = Duration::from_millis(700);
 
-/// The remote has its routes by interface alone, and what comes from the device's side is let in there.
+/// The remote routes by interface only, and accepts everything from the device's side.
 fn plan(mode: &'static str) -> Plan {
     let rules = format!(
         "allow-from = [{}]\n",
@@ -62,14 +63,19 @@ fn plan(mode: &'static str) -> Plan {
     }
 }
 
-/// The site with an unlisted host, routes to the overlay by way of the gateway, and a gateway that forwards.
+/// A site with an unlisted host, routes to the overlay through the gateway, and forwarding on the
+/// gateway's host.
 fn at_hostile_site(plan: &Plan, test: impl FnOnce(&Site, &Host)) {
     at_site(plan, |site| {
         let neighbour = new_host("neighbour").expect("host");
-        site.lan.plug(&neighbour, CARD, 1500);
-        add_addresses(&neighbour, CARD, ["192.168.1.20/24", "fd00:1::20/64"]);
+        site.lan.plug(&neighbour, DEVICE_INTERFACE, 1500);
+        add_addresses(
+            &neighbour,
+            DEVICE_INTERFACE,
+            ["192.168.1.20/24", "fd00:1::20/64"],
+        );
         if plan.mode == "transparent" {
-            // The operator's own: the worst that the host's kernel can do.
+            // Rules of an operator: the worst case for the host's kernel.
             add_addresses(&site.gateway, LAN, ["192.168.1.1/24", "fd00:1::1/64"]);
             write_sysctl(&site.gateway, "ipv4/ip_forward", "1");
             write_sysctl(&site.gateway, "ipv6/conf/all/forwarding", "1");
@@ -80,16 +86,17 @@ fn at_hostile_site(plan: &Plan, test: impl FnOnce(&Site, &Host)) {
         }
         let _tunnels = site.up();
         site.reaches(&site.gateway, REMOTE[0]);
-        // IPv6 sends nothing out of an interface without a route; IPv4 does.
+        // IPv6 sends nothing through an interface without a route; IPv4 does.
         let tunnel = interface(&site.remote_config);
         run(&site.remote, &["ip", "route", "add", "::/0", "dev", tunnel]);
         test(site, &neighbour);
     });
 }
 
-/// A socket that takes datagrams to any address of a host, to everybody and to the groups.
-fn receiver(host: &Host, card: &str, v6: bool) -> Socket {
-    let index = index(host, card);
+/// Returns a socket that receives datagrams to any address of a host, broadcasts, and multicasts of
+/// the groups.
+fn receiver(host: &Host, interface: &str, v6: bool) -> Socket {
+    let index = index(host, interface);
     let open = || -> std::io::Result<Socket> {
         let any = ip(if v6 { "::" } else { "0.0.0.0" });
         let socket = Socket::new(Domain::for_address((any, 0).into()), Type::DGRAM, None)?;
@@ -109,7 +116,7 @@ fn receiver(host: &Host, card: &str, v6: bool) -> Socket {
     host.run(open).expect("namespace").expect("listener")
 }
 
-/// A socket of the remote that sends into the tunnel, whatever its routes say.
+/// Returns a socket of the remote that sends into the tunnel regardless of its routes.
 fn gun(site: &Site, kind: Type, source: &str) -> std::io::Result<Socket> {
     let tunnel = interface(&site.remote_config).to_owned();
     let source = SocketAddr::new(ip(source), 0);
@@ -130,7 +137,8 @@ fn gun(site: &Site, kind: Type, source: &str) -> std::io::Result<Socket> {
     site.remote.run(open).expect("namespace")
 }
 
-/// Of the targets, those at which a datagram of the remote arrived, with the name of the host where it did.
+/// Returns the targets at which a datagram of the remote arrived, with the name of the receiving
+/// host.
 fn datagrams_that_arrive(
     site: &Site,
     hosts: &[(&Host, &str)],
@@ -140,18 +148,18 @@ fn datagrams_that_arrive(
 ) -> BTreeSet<String> {
     let sockets: Vec<(&str, UdpSocket)> = hosts
         .iter()
-        .flat_map(|(host, card)| {
-            [false, true].map(|v6| (host.name, receiver(host, card, v6).into()))
+        .flat_map(|(host, interface)| {
+            [false, true].map(|v6| (host.name, receiver(host, interface, v6).into()))
         })
         .collect();
     let guns = sources.map(|source| gun(site, Type::DGRAM, source).expect("source"));
     let mut arrived = BTreeSet::new();
-    // The first can be lost while neighbours look for each other.
+    // The first can be lost during address resolution.
     for _ in 0..3 {
         for target in targets {
             let to = SocketAddr::new(ip(target), port);
             let gun = &guns[usize::from(to.is_ipv6())];
-            // Where its own kernel refuses, nothing was sent.
+            // If the remote's own kernel refuses, nothing was sent.
             let _ = gun.send_to(target.as_bytes(), &to.into());
         }
         let until = Instant::now() + SILENCE;
@@ -170,7 +178,7 @@ fn datagrams_that_arrive(
     arrived
 }
 
-/// Of targets and ports, those at which a connection of the remote comes about.
+/// Returns the targets and ports to which the remote can connect.
 fn connections_that_come_about(
     site: &Site,
     hosts: &[&Host],
@@ -180,7 +188,7 @@ fn connections_that_come_about(
         .iter()
         .flat_map(|host| [OPEN, CLOSED].map(|port| (host, port)))
         .map(|(host, port)| {
-            // Takes both families.
+            // Accepts both families.
             let listener = host.run(|| TcpListener::bind(("::", port)));
             listener.expect("namespace").expect("listen")
         })
@@ -209,12 +217,13 @@ fn nothing_reaches_unlisted_hosts(mode: &'static str) {
     at_hostile_site(&plan(mode), |site, neighbour| {
         let tunnel = interface(&site.gateway_config);
         let hosts = [
-            (&site.device, CARD),
-            (neighbour, CARD),
+            (&site.device, DEVICE_INTERFACE),
+            (neighbour, DEVICE_INTERFACE),
             (&site.gateway, LAN),
             (&site.gateway, tunnel),
         ];
-        // The last joins the groups on the tunnel's interface; both of the gateway take what comes to it.
+        // The last joins the groups on the tunnel's interface; both sockets of the gateway receive
+        // all its packets.
         let targets: Vec<&str> = (DEVICE.iter().chain(&DEVICE_LAN))
             .chain(&NEIGHBOUR)
             .chain(&GATEWAY)
@@ -253,7 +262,7 @@ fn nothing_reaches_unlisted_hosts(mode: &'static str) {
     });
 }
 
-/// What was refused is there, by reason, and the tunnel's ledger closes.
+/// Asserts that refused packets are counted by reason, and that the tunnel's counters balance.
 fn all_is_counted(site: &Site) {
     let status = site.status(&site.gateway, &site.gateway_config);
     let refused = &status["gateway"]["refused"];
@@ -290,9 +299,9 @@ fn a_remote_reaches_a_gateway_by_the_addresses_that_its_interface_has_at_the_tim
             ("fd77::99", "fd77::99/128"),
         ] {
             assert!(!reaches(address), "{address} is not there yet");
-            // Elsewhere it is the host's, and none of the tunnel's.
+            // Other addresses belong to the host, not to the tunnel.
             add_address(&site.gateway, LAN, net);
-            assert!(!reaches(address), "{address} is on the LAN's card");
+            assert!(!reaches(address), "{address} is on the LAN's interface");
             remove_address(&site.gateway, LAN, net);
             add_address(&site.gateway, tunnel, net);
             eventually("not reached", || reaches(address));
@@ -306,7 +315,7 @@ fn a_remote_reaches_a_gateway_by_the_addresses_that_its_interface_has_at_the_tim
 fn a_remote_that_may_use_any_address_uses_none_of_the_gateways_side() {
     for mode in ["routed", "transparent"] {
         let mut plan = plan(mode);
-        // With the rules it matters who asks: another device may.
+        // Rules depend on the source: another device is allowed.
         plan.devices = format!(
             "{LISTED}allow-from = [\"any udp/{OPEN}\"]\n\
              [[gateway.device]]\nname = \"other\"\nlan = [\"192.168.1.11\", \"fd00:1::11\"]\n\
@@ -315,7 +324,7 @@ fn a_remote_that_may_use_any_address_uses_none_of_the_gateways_side() {
         plan.head = "table = \"off\"";
         plan.allowed[0] = ", \"0.0.0.0/0\", \"::/0\"";
         at_hostile_site(&plan, |site, _| {
-            let device = [(&site.device, CARD)];
+            let device = [(&site.device, DEVICE_INTERFACE)];
             let honest = datagrams_that_arrive(site, &device, REMOTE, &DEVICE, OPEN);
             assert_eq!(honest.len(), 2, "{mode}: {honest:?}");
             let tunnel = interface(&site.remote_config);
@@ -340,8 +349,8 @@ fn a_remote_that_may_use_any_address_uses_none_of_the_gateways_side() {
 #[test]
 fn a_host_of_the_lan_enters_the_overlay_under_no_address_of_the_gateway() {
     at_hostile_site(&plan("routed"), |site, neighbour| {
-        // IPv4 knows its own addresses when they come in from elsewhere; IPv6 does not look.
-        add_address(neighbour, CARD, "fd77::1/128");
+        // IPv4 checks for its own addresses as source on other interfaces; IPv6 does not.
+        add_address(neighbour, DEVICE_INTERFACE, "fd77::1/128");
         let socket = site.remote.run(|| UdpSocket::bind((ip(REMOTE[1]), OPEN)));
         let socket = socket.expect("namespace").expect("bind");
         socket.set_read_timeout(Some(SILENCE)).expect("timeout");

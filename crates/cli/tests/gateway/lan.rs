@@ -1,4 +1,4 @@
-//! What a local network throws at a gateway: devices that move, strangers, cables, other offloads.
+//! Events on a gateway's LAN: devices that move, unlisted hosts, link changes, other offloads.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
@@ -9,13 +9,13 @@ use serde_json::Value;
 
 use crate::common::{PATIENCE, Tunnel, eventually, unaccounted};
 use crate::gateway::site::{
-    CARD, DEVICE, LAN, Plan, SHOWN, Site, add_address, answers, at_running_site, at_site, carries,
-    carries_udp, index, mac, new_host, remove_address, run, set_feature, set_mac,
+    DEVICE, DEVICE_INTERFACE, LAN, Plan, SHOWN, Site, add_address, answers, at_running_site,
+    at_site, carries, carries_udp, index, mac, new_host, remove_address, run, set_feature, set_mac,
 };
 use crate::gateway::stream::Stream;
 
-/// A device that is known by its card.
-const BY_CARD: &str = r#"
+/// A device that is configured by its MAC address.
+const BY_MAC: &str = r#"
 [[gateway.device]]
 name = "device"
 mac = "02:00:00:00:00:10"
@@ -27,34 +27,35 @@ fn dropped(direction: &Value, reason: &str) -> u64 {
 }
 
 #[test]
-fn a_device_known_by_its_card_may_change_its_address() {
+fn a_device_known_by_its_mac_may_change_its_address() {
     let plan = Plan {
-        devices: BY_CARD.to_owned(),
+        devices: BY_MAC.to_owned(),
         ..Plan::default()
     };
     at_running_site(&plan, |site, _tunnels| {
         for (shown, target) in SHOWN.into_iter().zip(DEVICE) {
-            // Nobody knows it before it has said something.
+            // Its address is unknown until it has sent a frame.
             site.reaches(&site.device, shown);
             site.reaches(&site.remote, target);
         }
-        remove_address(&site.device, CARD, "192.168.1.10/24");
-        add_address(&site.device, CARD, "192.168.1.77/24");
+        remove_address(&site.device, DEVICE_INTERFACE, "192.168.1.10/24");
+        add_address(&site.device, DEVICE_INTERFACE, "192.168.1.77/24");
         site.reaches(&site.device, SHOWN[0]);
         carries(&site.remote, &site.device, DEVICE[0]);
-        // Of IPv6 addresses one may have several: the first is asked for, three times, second by second.
-        remove_address(&site.device, CARD, "fd00:1::10/64");
-        add_address(&site.device, CARD, "fd00:1::77/64");
+        // It may have several IPv6 addresses: the first is probed three times, once a second.
+        remove_address(&site.device, DEVICE_INTERFACE, "fd00:1::10/64");
+        add_address(&site.device, DEVICE_INTERFACE, "fd00:1::77/64");
         site.reaches(&site.device, SHOWN[1]);
         carries(&site.remote, &site.device, DEVICE[1]);
     });
 }
 
 #[test]
-fn a_device_known_by_its_address_may_get_another_card() {
+fn a_device_known_by_its_address_may_change_its_mac() {
     at_running_site(&Plan::default(), |site, _tunnels| {
-        set_mac(&site.device, CARD, [2, 0, 0, 0, 0, 0x99]);
-        // It could be a second device with the address: the first card is asked three times, second by second.
+        set_mac(&site.device, DEVICE_INTERFACE, [2, 0, 0, 0, 0, 0x99]);
+        // It could be a second device with the address: the first MAC address is probed three
+        // times, once a second.
         let patience = Duration::from_secs(8);
         let begin = Instant::now();
         assert!(
@@ -62,7 +63,10 @@ fn a_device_known_by_its_address_may_get_another_card() {
             "{:#}",
             site.gateway_status()
         );
-        eprintln!("another card is accepted after {:.1?}", begin.elapsed());
+        eprintln!(
+            "another interface is accepted after {:.1?}",
+            begin.elapsed()
+        );
         carries(&site.remote, &site.device, DEVICE[0]);
     });
 }
@@ -70,31 +74,45 @@ fn a_device_known_by_its_address_may_get_another_card() {
 #[test]
 fn an_address_that_two_use_is_reported_and_stays_with_the_first() {
     at_running_site(&Plan::default(), |site, _tunnels| {
-        let double = stranger(site, "192.168.1.10/24");
+        let double = unlisted(site, "192.168.1.10/24");
         assert!(!answers(&double, SHOWN[0], Duration::from_millis(500)));
         let status = site.gateway_status();
         let conflict = &status["conflicts"][0];
         assert_eq!(conflict["address"], "192.168.1.10", "{status:#}");
-        assert_eq!(conflict["mac"], mac(&double, CARD), "{status:#}");
-        assert_eq!(status["devices"][0]["mac"], mac(&site.device, CARD));
+        assert_eq!(
+            conflict["mac"],
+            mac(&double, DEVICE_INTERFACE),
+            "{status:#}"
+        );
+        assert_eq!(
+            status["devices"][0]["mac"],
+            mac(&site.device, DEVICE_INTERFACE)
+        );
         carries(&site.remote, &site.device, DEVICE[0]);
     });
 }
 
 #[test]
-fn who_is_not_listed_stays_out_and_is_counted() {
+fn unlisted_hosts_stay_out_and_are_counted() {
     at_running_site(&Plan::default(), |site, _tunnels| {
-        let stranger = stranger(site, "192.168.1.66/24");
-        assert!(!answers(&stranger, SHOWN[0], Duration::from_millis(500)));
+        let unlisted = unlisted(site, "192.168.1.66/24");
+        assert!(!answers(&unlisted, SHOWN[0], Duration::from_millis(500)));
         let responder = site.gateway_status()["responder"]["mac"].clone();
-        // Even one who knows where to send.
+        // Even with a route to the device.
         let responder = responder.as_str().expect("MAC");
         let known = [
-            "ip", "neigh", "replace", SHOWN[0], "lladdr", responder, "dev", CARD,
+            "ip",
+            "neigh",
+            "replace",
+            SHOWN[0],
+            "lladdr",
+            responder,
+            "dev",
+            DEVICE_INTERFACE,
         ];
-        run(&stranger, &known);
+        run(&unlisted, &known);
         let before = dropped(&site.gateway_status()["unattributed"], "unlisted_device");
-        send(&stranger, &format!("{}:9", SHOWN[0]), 5, 5);
+        send(&unlisted, &format!("{}:9", SHOWN[0]), 5, 5);
         eventually("not counted", || {
             dropped(&site.gateway_status()["unattributed"], "unlisted_device") == before + 5
         });
@@ -106,7 +124,7 @@ fn broadcast_and_multicast_stay_on_the_lan_and_are_counted() {
     at_running_site(&Plan::default(), |site, _tunnels| {
         run(
             &site.device,
-            &["ip", "route", "add", "default", "dev", CARD],
+            &["ip", "route", "add", "default", "dev", DEVICE_INTERFACE],
         );
         let counted = || {
             dropped(
@@ -114,7 +132,7 @@ fn broadcast_and_multicast_stay_on_the_lan_and_are_counted() {
                 "not_unicast",
             )
         };
-        let multicast6 = format!("[ff02::fb%{}]:5353", index(&site.device, CARD));
+        let multicast6 = format!("[ff02::fb%{}]:5353", index(&site.device, DEVICE_INTERFACE));
         for group in [
             "192.168.1.255:9",
             "255.255.255.255:9",
@@ -141,11 +159,11 @@ fn a_cable_out_and_in_holds_a_stream_up_and_no_more() {
 }
 
 #[test]
-fn a_card_down_and_up_holds_a_stream_up_and_no_more() {
+fn an_interface_down_and_up_only_delays_a_stream() {
     at_running_site(&Plan::default(), |site, [gateway, _remote]| {
         let netlink = site.gateway.netlink().expect("netlink");
-        let card = index(&site.gateway, LAN);
-        let (down, up) = (|| netlink.set_down(card), || netlink.set_up(card));
+        let interface = index(&site.gateway, LAN);
+        let (down, up) = (|| netlink.set_down(interface), || netlink.set_up(interface));
         survives(
             site,
             &gateway,
@@ -156,7 +174,7 @@ fn a_card_down_and_up_holds_a_stream_up_and_no_more() {
 }
 
 #[test]
-fn a_card_deleted_and_made_anew_holds_a_stream_up_and_no_more() {
+fn an_interface_deleted_and_recreated_only_delays_a_stream() {
     at_running_site(&Plan::default(), |site, [gateway, _remote]| {
         let netlink = site.gateway.netlink().expect("netlink");
         let delete = || {
@@ -171,7 +189,7 @@ fn a_card_deleted_and_made_anew_holds_a_stream_up_and_no_more() {
     });
 }
 
-/// Streams both ways go on after `off`, a while, and `on`; meanwhile the gateway rests.
+/// Streams both ways survive `off`, a pause, and `on`; the gateway idles meanwhile.
 fn survives(site: &Site, gateway: &Tunnel, off: impl FnOnce(), on: impl FnOnce()) {
     let streams = [
         Stream::start(&site.device, &site.remote, SHOWN[0], 1_000_000),
@@ -181,7 +199,7 @@ fn survives(site: &Site, gateway: &Tunnel, off: impl FnOnce(), on: impl FnOnce()
         stream.goes_on_within(PATIENCE);
     }
     off();
-    // What was on its way is still worked on.
+    // Packets in flight are still processed.
     std::thread::sleep(Duration::from_millis(300));
     let (begin, busy) = (Instant::now(), cpu_time(gateway));
     std::thread::sleep(Duration::from_millis(1500));
@@ -201,7 +219,7 @@ fn survives(site: &Site, gateway: &Tunnel, off: impl FnOnce(), on: impl FnOnce()
     }
 }
 
-/// User and system time of a tunnel's process, proc_pid_stat(5).
+/// Returns user and system time of a tunnel's process (proc_pid_stat(5)).
 fn cpu_time(tunnel: &Tunnel) -> Duration {
     let path = format!("/proc/{}/stat", tunnel.child.id());
     let text = std::fs::read_to_string(path).expect("stat");
@@ -226,14 +244,14 @@ fn offloads_may_be_switched_under_a_stream() {
         let until = Instant::now() + Duration::from_secs(3);
         let mut on = false;
         while Instant::now() < until {
-            for (host, card) in [(&site.gateway, LAN), (&site.device, CARD)] {
-                // Segmentation depends on checksums: the first to go, and the last to come back.
+            for (host, interface) in [(&site.gateway, LAN), (&site.device, DEVICE_INTERFACE)] {
+                // Segmentation depends on checksums: those are disabled first and enabled last.
                 let mut features = [Feature::Gro, Feature::Tso, Feature::TxChecksum];
                 if on {
                     features.reverse();
                 }
                 for feature in features {
-                    set_feature(host, card, feature, on);
+                    set_feature(host, interface, feature, on);
                     std::thread::sleep(Duration::from_millis(50));
                 }
             }
@@ -248,17 +266,17 @@ fn offloads_may_be_switched_under_a_stream() {
 }
 
 #[test]
-fn super_packets_are_cut_up_for_a_card_that_loses_them() {
+fn super_packets_are_segmented_for_a_nic_that_loses_them() {
     at_running_site(&Plan::default(), |site, _tunnels| {
-        // As a card with broken segmentation would: what is longer than a packet is gone.
+        // Like a NIC with broken segmentation: packets above the MTU are lost.
         let rules = format!(
             "add table netdev broken\n\
-             add chain netdev broken card {{ type filter hook ingress device {CARD} priority 0; }}\n\
-             add rule netdev broken card meta length > 1600 drop"
+             add chain netdev broken interface {{ type filter hook ingress device {DEVICE_INTERFACE} priority 0; }}\n\
+             add rule netdev broken interface meta length > 1600 drop"
         );
         run(&site.device, &["nft", &rules]);
         let stream = Stream::start(&site.remote, &site.device, DEVICE[0], 30_000_000);
-        // Left alone, it makes some 25 kB per second.
+        // Without help it makes some 25 kB per second.
         stream.is_fast_within(Duration::from_secs(15));
         stream.finish();
     });
@@ -276,13 +294,13 @@ fn every_packet_is_accounted_for() {
             carries(&site.remote, &site.device, back);
         }
         carries_udp(&site.device, &site.remote, SHOWN[0], 20_000);
-        let stranger = stranger(site, "192.168.1.66/24");
-        eventually("the stranger is not heard", || {
-            assert!(!answers(&stranger, SHOWN[0], Duration::from_millis(300)));
+        let unlisted = unlisted(site, "192.168.1.66/24");
+        eventually("the unlisted is not heard", || {
+            assert!(!answers(&unlisted, SHOWN[0], Duration::from_millis(300)));
             dropped(&site.gateway_status()["unattributed"], "unlisted_device") > 0
         });
         send(&site.device, "192.168.1.255:9", 5, 5);
-        // Too long, to a shown remote by its own address, to nobody.
+        // Too long; to a remote by its own address; to an unknown address.
         send(&site.device, &format!("{}:9", SHOWN[0]), 2, 3000);
         let route = ["ip", "route", "add", "10.77.0.0/24", "via", SHOWN[0]];
         run(&site.device, &route);
@@ -312,17 +330,17 @@ fn every_packet_is_accounted_for() {
 }
 
 #[test]
-fn what_the_gateway_cannot_say_is_counted() {
+fn frames_that_the_gateway_cannot_send_are_counted() {
     at_site(&Plan::default(), |site| {
         let netlink = site.gateway.netlink().expect("netlink");
-        let card = index(&site.gateway, LAN);
-        netlink.set_down(card).expect("down");
+        let interface = index(&site.gateway, LAN);
+        netlink.set_down(interface).expect("down");
         let _gateway = site.start(&site.gateway, &site.gateway_config);
         let own = || site.gateway_status()["responder"]["own"].clone();
-        // It asks for the device, which it has not found yet.
+        // It probes for the device, which it has not found yet.
         eventually("not counted", || dropped(&own(), "lan_write_refused") > 0);
         balanced(&own());
-        netlink.set_up(card).expect("up");
+        netlink.set_up(interface).expect("up");
         eventually("nothing is sent", || {
             own()["packets_out"].as_u64() > Some(0)
         });
@@ -352,7 +370,7 @@ fn nothing_is_left_when_it_ends() {
     });
 }
 
-/// Fails if something was added or taken away, and shows only that.
+/// Fails if lines were added or removed, and shows only those.
 pub fn same(before: &[String], after: &[String]) {
     let missing = |from: &[String], of: &[String]| -> Vec<String> {
         let lines = from.iter().filter(|line| !of.contains(line));
@@ -365,14 +383,15 @@ pub fn same(before: &[String], after: &[String]) {
     );
 }
 
-/// Ends a tunnel; its exit code, and how long it took.
+/// Stops a tunnel; returns its exit code and the time it took.
 pub fn end(mut tunnel: Tunnel, signal: &str) -> (Option<i32>, Duration) {
     let begin = Instant::now();
     tunnel.signal(signal);
     (tunnel.wait(PATIENCE).code(), begin.elapsed())
 }
 
-/// All that a gateway can leave: links with their promiscuity, addresses, groups, routes, rules, proxies, tables.
+/// Returns everything that a gateway can leave: links with promiscuity, addresses, groups, routes,
+/// rules, proxies, tables.
 pub fn traces(host: &Host) -> Vec<String> {
     let commands = [
         "ip -details link",
@@ -396,7 +415,7 @@ pub fn traces(host: &Host) -> Vec<String> {
         .collect()
 }
 
-/// [`traces`] when addresses that the kernel makes itself are there.
+/// As [`traces`], once the kernel's own addresses are usable.
 pub fn settled(host: &Host) -> Vec<String> {
     let is_settled = || !run(host, &["ip", "addr"]).contains("tentative");
     std::thread::sleep(Duration::from_millis(300));
@@ -404,15 +423,15 @@ pub fn settled(host: &Host) -> Vec<String> {
     traces(host)
 }
 
-/// Another host on the LAN.
-fn stranger(site: &Site, address: &str) -> Host {
-    let host = new_host("stranger").expect("host");
-    site.lan.plug(&host, CARD, 1500);
-    add_address(&host, CARD, address);
+/// Makes another host on the LAN.
+fn unlisted(site: &Site, address: &str) -> Host {
+    let host = new_host("unlisted").expect("host");
+    site.lan.plug(&host, DEVICE_INTERFACE, 1500);
+    add_address(&host, DEVICE_INTERFACE, address);
     host
 }
 
-/// Sends datagrams that nobody answers.
+/// Sends datagrams that are not answered.
 fn send(from: &Host, to: &str, count: usize, length: usize) {
     let to: SocketAddr = to.parse().expect("address");
     let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };

@@ -1,4 +1,4 @@
-//! The gateway with the real program: devices on which nothing runs but a kernel, in namespaces.
+//! The gateway as a program, with devices in namespaces that run nothing but a kernel.
 
 mod bypass;
 mod lan;

@@ -13,7 +13,8 @@ use seikan_wire::ethernet::{ETHERTYPE_ARP, Ethernet, HEADER_LEN, Mac};
 use crate::common::{PATIENCE, Tunnel, eventually};
 use crate::gateway::lan::end;
 use crate::gateway::site::{
-    CARD, DEVICE, DEVICE_MAC, LAN, Plan, SHOWN, Site, WAN, add_addresses, at_site, index, new_host,
+    DEVICE, DEVICE_INTERFACE, DEVICE_MAC, LAN, Plan, SHOWN, Site, WAN, add_addresses, at_site,
+    index, new_host,
 };
 use crate::gateway::stream::Stream;
 
@@ -23,7 +24,7 @@ struct Second {
     config: PathBuf,
 }
 
-/// A test with two gateways, the first of which is active.
+/// Runs a test with two gateways, the first of which is active.
 fn with_two(test: impl FnOnce(&Site, &Second, [Tunnel; 3])) {
     let plan = Plan {
         gateway: "priority = 100",
@@ -48,7 +49,7 @@ fn with_two(test: impl FnOnce(&Site, &Second, [Tunnel; 3])) {
     });
 }
 
-/// Who is active, by the status of both.
+/// Returns the active gateway, by the status of both.
 fn active(site: &Site, second: &Second) -> [bool; 2] {
     let hosts = [
         (&site.gateway, &site.gateway_config),
@@ -57,11 +58,11 @@ fn active(site: &Site, second: &Second) -> [bool; 2] {
     hosts.map(|(host, config)| site.status(host, config)["gateway"]["responder"]["active"] == true)
 }
 
-/// How many answers the device gets that asks for the remote.
+/// Returns the number of answers to a device's ARP request for the remote.
 fn answers_to_arp(site: &Site) -> usize {
     let socket = PacketOptions::new(Accept::Station(DEVICE_MAC));
-    let card = index(&site.device, CARD);
-    let socket = site.device.run(|| PacketSocket::open(card, &socket));
+    let interface = index(&site.device, DEVICE_INTERFACE);
+    let socket = site.device.run(|| PacketSocket::open(interface, &socket));
     let socket = socket.expect("namespace").expect("packet socket");
     let [device, remote] = ["192.168.1.10", SHOWN[0]].map(|a| a.parse().expect("address"));
     let asked = Arp::request(Mac(DEVICE_MAC), device, remote);
@@ -83,7 +84,7 @@ fn answers_to_arp(site: &Site) -> usize {
     answers
 }
 
-/// Streams both ways outlive `event` with a gap of less than `limit`.
+/// Streams both ways survive `event` with a gap below `limit`.
 fn goes_on(site: &Site, limit: Duration, event: impl FnOnce()) {
     let streams = [
         Stream::start(&site.device, &site.remote, SHOWN[0], 1_000_000),
@@ -95,7 +96,7 @@ fn goes_on(site: &Site, limit: Duration, event: impl FnOnce()) {
     std::thread::sleep(Duration::from_millis(300));
     let begin = Instant::now();
     event();
-    // A stream that stands still fails by its gap, with a figure.
+    // A stalled stream fails by its gap, with a figure.
     for stream in &streams {
         stream.goes_on_within(PATIENCE);
     }
@@ -119,7 +120,7 @@ fn the_second_takes_over_from_one_that_is_killed() {
             first.child.wait().expect("wait");
         });
         assert_eq!(answers_to_arp(site), 1);
-        // One that comes back stands by, whatever its priority: nothing is interrupted twice.
+        // A returning gateway is standby, whatever its priority: no second interruption.
         let begin = Instant::now();
         let _first = site.start(&site.gateway, &site.gateway_config);
         while begin.elapsed() < Duration::from_secs(3) {

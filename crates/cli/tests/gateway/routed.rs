@@ -1,4 +1,4 @@
-//! Routed mode: what is asked of the kernel, that it is no more than that, and that it is taken back.
+//! Routed mode: the settings of the kernel that it needs, no others, and their removal.
 
 use std::net::UdpSocket;
 use std::time::Duration;
@@ -8,11 +8,11 @@ use seikan_lab::host::Host;
 use crate::common::{PATIENCE, eventually};
 use crate::gateway::lan::{end, same, settled, traces};
 use crate::gateway::site::{
-    CARD, LAN, Plan, REMOTE, SHOWN, Site, WAN, add_address, add_addresses, add_route, answers,
-    at_site, index, ip, new_host, read_sysctl, run, write_sysctl,
+    DEVICE_INTERFACE, LAN, Plan, REMOTE, SHOWN, Site, WAN, add_address, add_addresses, add_route,
+    answers, at_site, index, ip, new_host, read_sysctl, run, write_sysctl,
 };
 
-/// Parameters that a routed gateway may touch.
+/// Sysctls that a routed gateway may set.
 const PARAMETERS: [&str; 14] = [
     "ipv4/conf/all/forwarding",
     "ipv4/conf/lan0/forwarding",
@@ -77,7 +77,7 @@ fn everything_is_taken_back_after_it_was_killed() {
 }
 
 #[test]
-fn a_card_made_anew_is_set_up_again_and_all_is_taken_back() {
+fn a_recreated_interface_is_set_up_again_and_all_is_reverted() {
     at_site(&plan(), |site| {
         let parameters = || PARAMETERS.map(|name| (name, read_sysctl(&site.gateway, name)));
         let before = parameters();
@@ -86,11 +86,11 @@ fn a_card_made_anew_is_set_up_again_and_all_is_taken_back() {
         let during = parameters();
         let netlink = site.gateway.netlink().expect("netlink");
         let delete = || {
-            let card = index(&site.gateway, LAN);
-            netlink.delete_link(card).expect("delete");
+            let interface = index(&site.gateway, LAN);
+            netlink.delete_link(interface).expect("delete");
         };
         delete();
-        // Also if it is away for long; and so quickly that only the last card can be seen to.
+        // Also after a long absence, and so quickly that only the last interface is set up.
         std::thread::sleep(Duration::from_millis(500));
         for again in [true, true, false] {
             site.lan.plug(&site.gateway, LAN, 1500);
@@ -100,8 +100,11 @@ fn a_card_made_anew_is_set_up_again_and_all_is_taken_back() {
         }
         eventually("not set up again", || parameters() == during);
         add_addresses(&site.gateway, LAN, ["192.168.1.1/24", "fd00:1::1/64"]);
-        // Where the gateway is, is known by its former card.
-        run(&site.device, &["ip", "neigh", "flush", "dev", CARD]);
+        // The neighbour entry of the gateway has the former MAC address.
+        run(
+            &site.device,
+            &["ip", "neigh", "flush", "dev", DEVICE_INTERFACE],
+        );
         for shown in SHOWN {
             site.reaches(&site.device, shown);
         }
@@ -115,7 +118,7 @@ fn a_card_made_anew_is_set_up_again_and_all_is_taken_back() {
     });
 }
 
-/// Routes between LAN and WAN, by way of the gateway, on device and remote.
+/// Adds routes between LAN and WAN through the gateway, on device and remote.
 fn know_each_other(site: &Site) {
     add_route(&site.device, "10.0.0.0/24", "192.168.1.1");
     add_route(&site.device, "fd00:2::/64", "fd00:1::1");
@@ -131,7 +134,7 @@ fn nobody_else_is_forwarded() {
         know_each_other(site);
         let _tunnels = site.up();
         site.reaches(&site.device, SHOWN[0]);
-        // One way is enough: of an echo the answer may be what is not forwarded.
+        // Either direction suffices: the answer of an echo may be the packet that is not forwarded.
         let (device, remote) = (&site.device, &site.remote);
         for (from, source, to, target) in [
             (device, "192.168.1.10", remote, "10.0.0.2"),
@@ -186,7 +189,7 @@ fn the_wan_sends_nothing_to_a_device_or_into_the_overlay() {
                 "{to} from {from}"
             );
         }
-        // And it may go by the device's address.
+        // To the device's own address it may pass.
         for address in ["192.168.1.10/32", "fd00:1::10/128"] {
             add_address(&neighbour, WAN, address);
         }
@@ -199,7 +202,7 @@ fn the_wan_sends_nothing_to_a_device_or_into_the_overlay() {
     });
 }
 
-/// Whether a datagram from an address of `from` comes to an address of `host`.
+/// Returns whether a datagram from an address of `from` arrives at an address of `host`.
 fn arrives(from: &Host, source: &str, host: &Host, target: &str) -> bool {
     let bind = |host: &Host, address: &str| {
         let socket = host.run(|| UdpSocket::bind((ip(address), 0)));
@@ -211,14 +214,14 @@ fn arrives(from: &Host, source: &str, host: &Host, target: &str) -> bool {
     let to = receiver.local_addr().expect("address");
     let sender = bind(from, source);
     (0..3).any(|_| {
-        // The first can be lost while neighbours look for each other.
+        // The first can be lost during address resolution.
         sender.send_to(b"hello", to).expect("send");
         receiver.recv_from(&mut [0; 8]).is_ok()
     })
 }
 
 #[test]
-fn who_was_a_router_of_one_family_stays_one() {
+fn a_router_of_one_family_stays_one() {
     for (forwards, (source, silent), switch) in [
         ("10.0.0.2", ("fd00:1::10", "fd00:2::2"), "ipv4/ip_forward"),
         (

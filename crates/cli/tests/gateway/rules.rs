@@ -1,4 +1,4 @@
-//! Who may reach a device and whom it may reach.
+//! Rules of a device: hosts that reach it, and hosts that it reaches.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -8,7 +8,7 @@ use seikan_lab::host::Host;
 
 use crate::gateway::site::{DEVICE, LISTED, Plan, SHOWN, at_site, ip};
 
-/// An open connection takes no time here; a denied one is silence.
+/// Time after which a connection counts as denied; an allowed one opens at once.
 const SILENCE: Duration = Duration::from_millis(600);
 
 fn plan() -> Plan {
@@ -22,7 +22,7 @@ allow-to = ["10.77.0.0/24 udp/7001", "fd77::/64 udp/7001", "10.77.0.2 icmp"]
     }
 }
 
-/// Whether a connection comes about and a byte comes back.
+/// Returns whether a connection opens and a byte comes back.
 fn connects(client: &Host, server: &Host, target: &str, port: u16) -> bool {
     let target = SocketAddr::new(ip(target), port);
     let any = if target.is_ipv4() { "0.0.0.0" } else { "[::]" };
@@ -46,7 +46,7 @@ fn connects(client: &Host, server: &Host, target: &str, port: u16) -> bool {
     answered
 }
 
-/// Whether a datagram is answered.
+/// Returns whether a datagram is answered.
 fn is_answered(client: &Host, server: &Host, target: &str, port: u16) -> bool {
     let target = SocketAddr::new(ip(target), port);
     let any = if target.is_ipv4() { "0.0.0.0" } else { "[::]" };
@@ -66,7 +66,7 @@ fn is_answered(client: &Host, server: &Host, target: &str, port: u16) -> bool {
 }
 
 #[test]
-fn only_who_is_allowed_reaches_a_device_and_is_answered() {
+fn only_allowed_hosts_reach_a_device_and_get_answers() {
     at_site(&plan(), |site| {
         let _tunnels = site.up();
         site.reaches(&site.device, SHOWN[0]);
@@ -88,7 +88,7 @@ fn only_who_is_allowed_reaches_a_device_and_is_answered() {
 }
 
 #[test]
-fn a_device_reaches_only_whom_it_may_and_is_answered() {
+fn a_device_reaches_only_allowed_hosts_and_gets_answers() {
     at_site(&plan(), |site| {
         let _tunnels = site.up();
         site.reaches(&site.device, SHOWN[0]);

@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! device eth0 --- LAN switch --- lan0 gateway wan0 --- WAN switch --- wan0 remote
-//! 192.168.1.10                   192.168.1.1  10.0.0.1                10.0.0.2       on the cards
+//! 192.168.1.10                   192.168.1.1  10.0.0.1                10.0.0.2       on the interfaces
 //! fd00:1::10                     fd00:1::1    fd00:2::1               fd00:2::2
 //! 10.77.0.10, fd77::10           10.77.0.1, fd77::1                   10.77.0.2, fd77::2   in the overlay
-//! 192.168.1.202, fd00:1::202: the remote as the LAN is shown it
+//! 192.168.1.202, fd00:1::202: the remote on the LAN
 //! ```
-//! Namespaces have no names: they end with the test, whatever becomes of it.
+//! Namespaces are unnamed: they end with the test, even if it fails.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -31,24 +31,24 @@ use serde_json::Value;
 
 use crate::common::{PATIENCE, Tunnel, key_pair, skip};
 
-/// The gateways' card to the devices.
+/// Interface of the gateways to the LAN.
 pub const LAN: &str = "lan0";
-/// The gateways' and the remote's card to each other.
+/// Interface of the gateways and the remote to the WAN.
 pub const WAN: &str = "wan0";
-/// The device's card.
-pub const CARD: &str = "eth0";
-/// The remote, as the LAN is shown it.
+/// Interface of the device.
+pub const DEVICE_INTERFACE: &str = "eth0";
+/// Addresses of the remote on the LAN.
 pub const SHOWN: [&str; 2] = ["192.168.1.202", "fd00:1::202"];
-/// The remote in the overlay.
+/// Addresses of the remote in the overlay.
 pub const REMOTE: [&str; 2] = ["10.77.0.2", "fd77::2"];
-/// The device in the overlay.
+/// Addresses of the device in the overlay.
 pub const DEVICE: [&str; 2] = ["10.77.0.10", "fd77::10"];
-/// The device's card.
+/// MAC address of the device.
 pub const DEVICE_MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x10];
-/// Where tunnels listen.
+/// UDP port of the tunnels.
 pub const PORT: u16 = 7000;
 
-/// What `[[gateway.remote]]` says of the remote.
+/// The `[[gateway.remote]]` section of the remote.
 pub const REMOTES: &str = r#"
 [[gateway.remote]]
 overlay = "10.77.0.2"
@@ -58,7 +58,7 @@ overlay = "fd77::2"
 lan = "fd00:1::202"
 "#;
 
-/// What `[[gateway.device]]` says of the device, but for further lines.
+/// The `[[gateway.device]]` section of the device, without further lines.
 pub const LISTED: &str = r#"
 [[gateway.device]]
 name = "device"
@@ -66,7 +66,7 @@ lan = ["192.168.1.10", "fd00:1::10"]
 overlay = ["10.77.0.10", "fd77::10"]
 "#;
 
-/// What the configurations say.
+/// Lines of the configurations.
 pub struct Plan {
     pub protocol: &'static str,
     pub mode: &'static str,
@@ -78,9 +78,10 @@ pub struct Plan {
     /// `[[gateway.device]]`, and then `[[gateway.remote]]`.
     pub devices: String,
     pub remotes: &'static str,
-    /// What the remote's file says at its end.
+    /// Lines at the end of the remote's file.
     pub remote_gateway: &'static str,
-    /// Further `allowed-ips` that the gateway's file gives the remote, and the remote's the gateway.
+    /// Further `allowed-ips` of the remote in the gateway's file, and of the gateway in the
+    /// remote's.
     pub allowed: [&'static str; 2],
     /// MTU on the LAN.
     pub mtu: u32,
@@ -103,7 +104,7 @@ impl Default for Plan {
     }
 }
 
-/// Ethernet between hosts.
+/// An Ethernet switch.
 pub struct Switch {
     pub netlink: Netlink,
     _netns: NetNs,
@@ -125,14 +126,15 @@ impl Switch {
         })
     }
 
-    /// Gives a host a card at the switch, up; the index of the switch's port.
-    pub fn plug(&self, host: &Host, card: &str, mtu: u32) -> u32 {
+    /// Connects a host to the switch by a new interface, and sets it up; returns the index of the
+    /// switch's port.
+    pub fn plug(&self, host: &Host, interface: &str, mtu: u32) -> u32 {
         let number = self.ports.fetch_add(1, Ordering::Relaxed);
         let name = format!("port{number}");
         let peer = Some(host.netns().as_fd());
         let port = self
             .netlink
-            .create_veth(&name, card, peer)
+            .create_veth(&name, interface, peer)
             .expect("the switch's port");
         self.netlink
             .set_master(port, Some(self.bridge))
@@ -140,7 +142,7 @@ impl Switch {
         self.netlink.set_mtu(port, mtu).expect("mtu");
         self.netlink.set_up(port).expect("up");
         let there = host.netlink().expect("netlink");
-        let index = there.link(card).expect("card").index;
+        let index = there.link(interface).expect("interface").index;
         there.set_mtu(index, mtu).expect("mtu");
         there.set_up(index).expect("up");
         port
@@ -154,7 +156,7 @@ pub struct Site {
     pub remote: Host,
     pub lan: Switch,
     pub wan: Switch,
-    /// The gateway's port of the LAN's switch.
+    /// Port of the LAN's switch to the gateway.
     pub gateway_port: u32,
     pub gateway_config: PathBuf,
     pub remote_config: PathBuf,
@@ -162,7 +164,7 @@ pub struct Site {
     number: u32,
 }
 
-/// Runs a test at a site of its own.
+/// Runs a test with a site of its own.
 pub fn at_site(plan: &Plan, test: impl FnOnce(&Site)) {
     if !Path::new("/dev/net/tun").exists() {
         return skip("no /dev/net/tun");
@@ -173,7 +175,8 @@ pub fn at_site(plan: &Plan, test: impl FnOnce(&Site)) {
     }
 }
 
-/// As [`at_site`], with the gateway and the remote up and the device through to the remote.
+/// As [`at_site`], with the gateway and the remote up, and after an echo from the device to the
+/// remote.
 pub fn at_running_site(plan: &Plan, test: impl FnOnce(&Site, [Tunnel; 2])) {
     at_site(plan, |site| {
         let tunnels = site.up();
@@ -196,12 +199,16 @@ impl Site {
         let host = |name| new_host(name);
         let (device, gateway, remote) = (host("device")?, host("gateway")?, host("remote")?);
         let (lan, wan) = (Switch::create()?, Switch::create()?);
-        lan.plug(&device, CARD, plan.mtu);
-        set_mac(&device, CARD, DEVICE_MAC);
+        lan.plug(&device, DEVICE_INTERFACE, plan.mtu);
+        set_mac(&device, DEVICE_INTERFACE, DEVICE_MAC);
         let gateway_port = lan.plug(&gateway, LAN, plan.mtu);
         wan.plug(&gateway, WAN, 1500);
         wan.plug(&remote, WAN, 1500);
-        add_addresses(&device, CARD, ["192.168.1.10/24", "fd00:1::10/64"]);
+        add_addresses(
+            &device,
+            DEVICE_INTERFACE,
+            ["192.168.1.10/24", "fd00:1::10/64"],
+        );
         add_addresses(&gateway, WAN, ["10.0.0.1/24", "fd00:2::1/64"]);
         add_addresses(&remote, WAN, ["10.0.0.2/24", "fd00:2::2/64"]);
         if plan.mode == "routed" {
@@ -254,7 +261,7 @@ impl Site {
         self.remote_config = self.write("r", &text);
     }
 
-    /// Writes a configuration of a tunnel whose interface has a name unique on this machine.
+    /// Writes the configuration of a tunnel whose interface name is unique on this machine.
     pub fn write(&self, side: &str, text: &str) -> PathBuf {
         let name = format!("s{}x{}{side}.toml", std::process::id(), self.number);
         let path = self.folder.path().join(name);
@@ -263,7 +270,7 @@ impl Site {
         path
     }
 
-    /// The gateway and the remote.
+    /// Starts the gateway and the remote.
     pub fn up(&self) -> [Tunnel; 2] {
         let remote = self.start(&self.remote, &self.remote_config);
         [self.start(&self.gateway, &self.gateway_config), remote]
@@ -298,7 +305,7 @@ impl Site {
         command
     }
 
-    /// What `seikan status --json` says of a tunnel.
+    /// Returns `seikan status --json` of a tunnel.
     pub fn status(&self, host: &Host, config: &Path) -> Value {
         let mut command = self.seikan(&["status", interface(config), "--json"]);
         let child = host.spawn(command.stdout(Stdio::piped())).expect("status");
@@ -307,12 +314,12 @@ impl Site {
         serde_json::from_slice(&output.stdout).expect("JSON")
     }
 
-    /// The gateway's part of its status.
+    /// Returns the gateway in the status.
     pub fn gateway_status(&self) -> Value {
         self.status(&self.gateway, &self.gateway_config)["gateway"].clone()
     }
 
-    /// Fails unless an echo comes back from an address within ten seconds.
+    /// Fails unless an address echoes within ten seconds.
     pub fn reaches(&self, from: &Host, to: &str) {
         assert!(
             answers(from, to, PATIENCE),
@@ -322,7 +329,7 @@ impl Site {
         );
     }
 
-    /// Routes to the overlay by way of the gateway.
+    /// Adds routes to the overlay through the gateway.
     pub fn route_the_overlay(&self) {
         for (net, via) in [("10.77.0.0/24", "192.168.1.1"), ("fd77::/64", "fd00:1::1")] {
             add_route(&self.device, net, via);
@@ -338,7 +345,7 @@ impl Site {
 
 impl Drop for Site {
     fn drop(&mut self) {
-        // What killed tunnels could not remove.
+        // Files that killed tunnels could not remove.
         let configs = fs::read_dir(self.folder.path()).into_iter().flatten();
         for config in configs.flatten().map(|entry| entry.path()) {
             if config.extension().is_some_and(|end| end == "toml") {
@@ -349,12 +356,12 @@ impl Drop for Site {
     }
 }
 
-/// The interface of a configuration's tunnel.
+/// Returns the interface of a configuration's tunnel.
 pub fn interface(config: &Path) -> &str {
     config.file_stem().and_then(|n| n.to_str()).expect("UTF-8")
 }
 
-/// A host whose IPv6 addresses are usable at once.
+/// Makes a host whose IPv6 addresses are usable at once.
 pub fn new_host(name: &'static str) -> Result<Host, String> {
     let host = Host::create(name, 0).map_err(|e| e.to_string())?;
     write_sysctl(&host, "ipv6/conf/default/dad_transmits", "0");
@@ -374,32 +381,36 @@ pub fn read_sysctl(host: &Host, path: &str) -> String {
     read.map_or_else(|e| e.to_string(), |text| text.trim().to_owned())
 }
 
-pub fn index(host: &Host, card: &str) -> u32 {
-    let link = host.netlink().expect("netlink").link(card).expect("card");
+pub fn index(host: &Host, interface: &str) -> u32 {
+    let link = host
+        .netlink()
+        .expect("netlink")
+        .link(interface)
+        .expect("interface");
     link.index
 }
 
-pub fn add_address(host: &Host, card: &str, address: &str) {
+pub fn add_address(host: &Host, interface: &str, address: &str) {
     let options = AddressOptions {
         no_dad: true,
         ..AddressOptions::default()
     };
     let netlink = host.netlink().expect("netlink");
     let address = address.parse().expect("address");
-    let added = netlink.add_address_with(index(host, card), address, options);
+    let added = netlink.add_address_with(index(host, interface), address, options);
     added.expect("address");
 }
 
-pub fn add_addresses(host: &Host, card: &str, addresses: [&str; 2]) {
+pub fn add_addresses(host: &Host, interface: &str, addresses: [&str; 2]) {
     for address in addresses {
-        add_address(host, card, address);
+        add_address(host, interface, address);
     }
 }
 
-pub fn remove_address(host: &Host, card: &str, address: &str) {
+pub fn remove_address(host: &Host, interface: &str, address: &str) {
     let netlink = host.netlink().expect("netlink");
     let address = address.parse().expect("address");
-    let removed = netlink.delete_address(index(host, card), address);
+    let removed = netlink.delete_address(index(host, interface), address);
     removed.expect("address");
 }
 
@@ -409,28 +420,34 @@ pub fn add_route(host: &Host, net: &str, via: &str) {
     netlink.add_route(&route).expect("route");
 }
 
-pub fn mac(host: &Host, card: &str) -> String {
-    let link = host.netlink().expect("netlink").link(card).expect("card");
+pub fn mac(host: &Host, interface: &str) -> String {
+    let link = host
+        .netlink()
+        .expect("netlink")
+        .link(interface)
+        .expect("interface");
     let mac = link.mac().expect("Ethernet");
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
-pub fn set_mac(host: &Host, card: &str, mac: [u8; 6]) {
+pub fn set_mac(host: &Host, interface: &str, mac: [u8; 6]) {
     let netlink = host.netlink().expect("netlink");
-    let set = netlink.set_hardware_address(index(host, card), mac);
+    let set = netlink.set_hardware_address(index(host, interface), mac);
     set.expect("hardware address");
 }
 
-pub fn set_feature(host: &Host, card: &str, feature: Feature, on: bool) {
+pub fn set_feature(host: &Host, interface: &str, feature: Feature, on: bool) {
     let ethtool = host.netns().ethtool().expect("ethtool");
-    ethtool.set_feature(card, feature, on).expect("feature");
+    ethtool
+        .set_feature(interface, feature, on)
+        .expect("feature");
 }
 
 pub fn ip(text: &str) -> IpAddr {
     text.parse().expect("address")
 }
 
-/// Whether an echo comes back in time.
+/// Returns whether an echo arrives in time.
 pub fn answers(from: &Host, to: &str, patience: Duration) -> bool {
     let ends = Ends {
         client: from.netns(),
@@ -447,13 +464,13 @@ pub fn answers(from: &Host, to: &str, patience: Duration) -> bool {
     .is_ok()
 }
 
-/// TCP both ways at once and UDP there, from `client` to `server`, every byte checked.
+/// Sends TCP both ways at once and UDP one way, from `client` to `server`; checks every byte.
 pub fn carries(client: &Host, server: &Host, target: &str) {
     carries_tcp(client, server, target);
     carries_udp(client, server, target, 1200);
 }
 
-/// TCP both ways at once, every byte checked.
+/// Sends TCP both ways at once; checks every byte.
 pub fn carries_tcp(client: &Host, server: &Host, target: &str) {
     let ends = Ends {
         client: client.netns(),
@@ -475,7 +492,7 @@ pub fn carries_tcp(client: &Host, server: &Host, target: &str) {
     }
 }
 
-/// Datagrams, every byte checked, and few of them lost.
+/// Sends datagrams, checks every byte, and fails if more than few are lost.
 pub fn carries_udp(client: &Host, server: &Host, target: &str, datagram: usize) {
     let ends = Ends {
         client: client.netns(),
@@ -500,7 +517,7 @@ pub fn carries_udp(client: &Host, server: &Host, target: &str, datagram: usize) 
     );
 }
 
-/// Runs a program on a host to its end; what it printed. It must succeed.
+/// Runs a program on a host to its end; returns its output. It must succeed.
 pub fn run(host: &Host, words: &[&str]) -> String {
     let mut command = Command::new(words[0]);
     command.args(&words[1..]).stdin(Stdio::null());

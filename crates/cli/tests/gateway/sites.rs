@@ -1,7 +1,8 @@
 //! Two sites with the same addresses, and a device in a VLAN.
 
 use crate::gateway::site::{
-    CARD, DEVICE, LAN, LISTED, Plan, SHOWN, add_addresses, at_site, carries, carries_tcp, new_host,
+    DEVICE, DEVICE_INTERFACE, LAN, LISTED, Plan, SHOWN, add_addresses, at_site, carries,
+    carries_tcp, new_host,
 };
 use crate::gateway::tagger::Tagger;
 use crate::{common::skip, gateway::site::Switch};
@@ -39,8 +40,8 @@ lan = "fd00:1::202"
         let far = new_host("far device").expect("host");
         let lan = Switch::create().expect("switch");
         lan.plug(&site.remote, LAN, 1500);
-        lan.plug(&far, CARD, 1500);
-        add_addresses(&far, CARD, ["192.168.1.10/24", "fd00:1::10/64"]);
+        lan.plug(&far, DEVICE_INTERFACE, 1500);
+        add_addresses(&far, DEVICE_INTERFACE, ["192.168.1.10/24", "fd00:1::10/64"]);
         let _tunnels = site.up();
         site.reaches(&site.device, SHOWN[0]);
         for target in SHOWN {
@@ -65,18 +66,22 @@ overlay = ["10.77.0.11", "fd77::11"]
     };
     at_site(&plan, |site| {
         let device = new_host("tagged").expect("host");
-        let tagger = match Tagger::start(&device, CARD, &site.lan, 10) {
+        let tagger = match Tagger::start(&device, DEVICE_INTERFACE, &site.lan, 10) {
             Ok(tagger) => tagger,
             Err(reason) => return skip(&reason),
         };
-        add_addresses(&device, CARD, ["192.168.1.11/24", "fd00:1::11/64"]);
+        add_addresses(
+            &device,
+            DEVICE_INTERFACE,
+            ["192.168.1.11/24", "fd00:1::11/64"],
+        );
         let _tunnels = site.up();
         site.reaches(&device, SHOWN[0]);
         for (there, back) in SHOWN.into_iter().zip(["10.77.0.11", "fd77::11"]) {
             carries_tcp(&device, &site.remote, there);
             carries(&site.remote, &device, back);
         }
-        // The one without a tag is served beside it.
+        // The one without a tag still works.
         carries_tcp(&site.remote, &site.device, DEVICE[0]);
         let longest = tagger.longest();
         assert!(

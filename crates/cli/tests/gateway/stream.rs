@@ -1,4 +1,4 @@
-//! A TCP stream under way while something happens to its path; every byte is checked.
+//! A TCP stream during events on its path; every byte is checked.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -24,16 +24,17 @@ pub struct Stream {
     receiver: JoinHandle<Report>,
 }
 
-/// What became of it.
+/// Result of a stream.
 #[derive(Clone, Copy, Debug)]
 pub struct Report {
     pub bytes: u64,
-    /// The longest time without a byte.
+    /// Longest time without a byte.
     pub longest_gap: Duration,
 }
 
 impl Stream {
-    /// From one host to the address of another, at most at `rate` bytes per second.
+    /// Starts a stream from one host to the address of another, with at most `rate` bytes per
+    /// second.
     pub fn start(from: &Host, to: &Host, target: &str, rate: u64) -> Stream {
         let target = ip(target);
         let any = if target.is_ipv4() {
@@ -61,7 +62,7 @@ impl Stream {
         }
     }
 
-    /// Waits until more bytes have arrived than now; how long that took.
+    /// Waits until more bytes arrive; returns the time it took.
     pub fn goes_on_within(&self, patience: Duration) -> Duration {
         let (begin, now) = (Instant::now(), self.received.load(Ordering::Relaxed));
         while self.received.load(Ordering::Relaxed) <= now + CHUNK as u64 {
@@ -84,7 +85,7 @@ impl Stream {
         }
     }
 
-    /// Ends it, when all that was sent has arrived.
+    /// Stops the stream once everything sent has arrived.
     pub fn finish(self) -> Report {
         self.stop.store(true, Ordering::Relaxed);
         let sent = self.sender.join().expect("sender");
@@ -106,7 +107,7 @@ fn send(mut stream: TcpStream, rate: u64, stop: &AtomicBool) -> u64 {
         let due = Duration::from_micros((sent - paced_from) * 1_000_000 / rate);
         let late = pace.elapsed().saturating_sub(due);
         if late > Duration::from_millis(100) {
-            // What an outage has held up is not made good by a burst.
+            // No burst to catch up after an outage.
             (pace, paced_from) = (Instant::now(), sent);
         }
         std::thread::sleep(due.saturating_sub(pace.elapsed()));

@@ -1,6 +1,6 @@
-//! A switch port that gives a device's frames a VLAN tag and takes it off what comes back. The kernel's own VLAN
-//! interfaces are a module that need not be there, and a device knows nothing of its VLAN on most ports anyway.
-//! Super-packets pass whole.
+//! A switch port that adds a VLAN tag to a device's frames and removes it from frames to the
+//! device. The kernel's VLAN interfaces are a module that may be missing; and on most ports a
+//! device does not know its VLAN. Super-packets pass whole.
 
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use seikan_wire::{VNET_HDR_LEN, VnetHdr};
 
 use crate::gateway::site::{Switch, index, new_host, write_sysctl};
 
-/// Where the tag is: behind both addresses.
+/// Offset of the tag: after both addresses.
 const TAG_AT: usize = VNET_HDR_LEN + 12;
 
 /// The port; it ends when dropped.
@@ -26,24 +26,29 @@ pub struct Tagger {
 }
 
 impl Tagger {
-    /// Plugs the device's card into a switch by way of a port with this tag.
-    pub fn start(device: &Host, card: &str, switch: &Switch, tag: u16) -> Result<Tagger, String> {
+    /// Connects the device's interface to a switch through a port with this tag.
+    pub fn start(
+        device: &Host,
+        interface: &str,
+        switch: &Switch,
+        tag: u16,
+    ) -> Result<Tagger, String> {
         let host = new_host("tagger")?;
         // It is no host of either network.
         write_sysctl(&host, "ipv6/conf/default/disable_ipv6", "1");
         switch.plug(&host, "outside", 1500);
         let netlink = host.netlink().map_err(|e| e.to_string())?;
         let there = Some(std::os::fd::AsFd::as_fd(device.netns()));
-        let inside = netlink.create_veth("inside", card, there);
+        let inside = netlink.create_veth("inside", interface, there);
         netlink
             .set_up(inside.map_err(|e| e.to_string())?)
             .map_err(|e| e.to_string())?;
         let device_link = device.netlink().map_err(|e| e.to_string())?;
         device_link
-            .set_up(index(device, card))
+            .set_up(index(device, interface))
             .map_err(|e| e.to_string())?;
-        let open = |card: &str| -> Result<Arc<PacketSocket>, String> {
-            let number = index(&host, card);
+        let open = |interface: &str| -> Result<Arc<PacketSocket>, String> {
+            let number = index(&host, interface);
             let all = PacketOptions::new(Accept::Everything {
                 snap_length: 1 << 18,
             });
@@ -73,7 +78,7 @@ impl Tagger {
         })
     }
 
-    /// The longest frames from the device, and to it.
+    /// Returns the length of the longest frames from the device, and to it.
     pub fn longest(&self) -> [usize; 2] {
         [0, 1].map(|i| self.longest[i].load(Ordering::Relaxed))
     }
@@ -106,7 +111,7 @@ fn forward(
         if received.truncated || frame.len() < TAG_AT {
             continue;
         }
-        // What is lost here is lost as on any switch.
+        // Losses here are like those of any switch.
         let sent = match outwards {
             true => send_tagged(to, frame, tag),
             false if received.vlan.map(|tci| tci & 0xfff) == Some(tag) => {

@@ -1,4 +1,4 @@
-//! What goes through: both families, both directions, both protocols, both modes.
+//! Traffic through a gateway: both families, both directions, both protocols, both modes.
 
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
@@ -10,8 +10,8 @@ use crate::gateway::site::{
     DEVICE, Plan, REMOTE, SHOWN, at_running_site, carries, carries_tcp, carries_udp, ip,
 };
 
-/// Device to remote by `there`, and back by the device's address in the overlay.
-fn all_ways(plan: &Plan, there: [&str; 2]) {
+/// Traffic from the device to the remote at `there`, and back to the device's overlay address.
+fn both_directions(plan: &Plan, there: [&str; 2]) {
     at_running_site(plan, |site, _tunnels| {
         for target in there {
             carries(&site.device, &site.remote, target);
@@ -47,32 +47,32 @@ fn proxied(protocol: &'static str) -> Plan {
 
 #[test]
 fn transparent_native() {
-    all_ways(&transparent("native"), SHOWN);
+    both_directions(&transparent("native"), SHOWN);
 }
 
 #[test]
 fn transparent_wireguard() {
-    all_ways(&transparent("wireguard"), SHOWN);
+    both_directions(&transparent("wireguard"), SHOWN);
 }
 
 #[test]
 fn routed_native() {
-    all_ways(&routed("native"), REMOTE);
+    both_directions(&routed("native"), REMOTE);
 }
 
 #[test]
 fn routed_wireguard() {
-    all_ways(&routed("wireguard"), REMOTE);
+    both_directions(&routed("wireguard"), REMOTE);
 }
 
 #[test]
 fn proxied_native() {
-    all_ways(&proxied("native"), SHOWN);
+    both_directions(&proxied("native"), SHOWN);
 }
 
 #[test]
 fn proxied_wireguard() {
-    all_ways(&proxied("wireguard"), SHOWN);
+    both_directions(&proxied("wireguard"), SHOWN);
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn jumbo_frames() {
     at_running_site(&plan, |site, _tunnels| {
         for (there, back) in SHOWN.into_iter().zip(DEVICE) {
             carries_tcp(&site.device, &site.remote, there);
-            // With 48 bytes of headers a whole frame.
+            // A whole frame, with 48 bytes of headers.
             carries_udp(&site.device, &site.remote, there, 8952);
             carries_udp(&site.remote, &site.device, back, 8952);
         }
@@ -97,7 +97,7 @@ fn jumbo_frames() {
 fn fragments() {
     at_running_site(&Plan::default(), |site, _tunnels| {
         for (there, back) in SHOWN.into_iter().zip(DEVICE) {
-            // The first tells an IPv6 sender how long fragments may be.
+            // The first packet tells an IPv6 sender the maximum length of fragments.
             teach(&site.device, there, 4000);
             carries_udp(&site.device, &site.remote, there, 4000);
             teach(&site.remote, back, 4000);
@@ -107,7 +107,7 @@ fn fragments() {
 }
 
 #[test]
-fn a_device_learns_what_the_tunnel_carries() {
+fn a_device_learns_the_mtu_of_the_tunnel() {
     let plan = Plan {
         mtu: 9000,
         ..Plan::default()
@@ -124,7 +124,7 @@ fn a_device_learns_what_the_tunnel_carries() {
 }
 
 #[test]
-fn a_remote_learns_what_the_lan_carries() {
+fn a_remote_learns_the_mtu_of_the_lan() {
     let plan = Plan {
         mtu: 1300,
         ..Plan::default()
@@ -159,7 +159,7 @@ fn segments_fit_the_tunnel_from_the_first_on() {
     });
 }
 
-/// Sends a datagram that may be refused or told to be too long, and waits for the word.
+/// Sends a datagram that may be refused as too long, and waits for the ICMP error.
 fn teach(from: &Host, to: &str, length: usize) {
     let to = SocketAddr::new(ip(to), 9);
     let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
@@ -167,7 +167,7 @@ fn teach(from: &Host, to: &str, length: usize) {
         let socket = UdpSocket::bind(any)?;
         socket.connect(to)?;
         let sent = socket.send(&vec![0; length]);
-        // The kernel takes the word only while the socket is there that it is about.
+        // The kernel handles the error only while its socket exists.
         std::thread::sleep(Duration::from_millis(200));
         sent
     };
@@ -180,7 +180,7 @@ fn path_mtu(from: &Host, to: &str) -> u32 {
     netlink.route_get(ip(to), None).expect("route").mtu
 }
 
-/// The segments that who accepts a connection sends.
+/// Returns the segments sent by the accepting end of a connection.
 fn accepted_mss(client: &Host, server: &Host, target: &str) -> u32 {
     let target = ip(target);
     let any = if target.is_ipv4() {

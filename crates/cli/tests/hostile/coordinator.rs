@@ -1,6 +1,7 @@
-//! Members gone bad, and strangers, at a coordinator: the program as it runs, on loopback.
+//! Malicious members and unknown hosts at a coordinator: the program on loopback.
 //!
-//! The cost of a message is compared with that of the cheapest of the same length, in the same run.
+//! The cost of a message is compared with that of the cheapest message of the same length, in the
+//! same run.
 
 use super::service::{WORTH, addresses, busy, connect, seconds, start};
 use crate::common::Tunnel;
@@ -33,12 +34,12 @@ pub struct Coordinator {
     pin: Pin,
     folder: tempfile::TempDir,
     token: Token,
-    /// Credentials of the crowd.
+    /// Credentials of the additional members.
     crowd: Vec<String>,
 }
 
 impl Coordinator {
-    /// With so many members more, whose tags make what is told of each a kilobyte.
+    /// Starts a coordinator with so many additional members, whose tags make each entry a kilobyte.
     pub fn start(crowd: u32) -> Coordinator {
         let folder = tempfile::tempdir().expect("a folder");
         let token = Token::generate(&mut SystemRandom);
@@ -84,7 +85,7 @@ impl Coordinator {
         }
     }
 
-    /// A member that joined over the network.
+    /// Returns a member that joined over the network.
     pub fn member(&self, name: &str) -> Member {
         let url = format!("https://{}", self.at).parse().expect("a URL");
         let request = request(&self.token, name);
@@ -135,7 +136,7 @@ fn request(token: &Token, name: &str) -> JoinRequest {
     }
 }
 
-/// A connection on which requests follow each other.
+/// A connection for several requests.
 struct Https(StreamOwned<ClientConnection, TcpStream>);
 
 impl Https {
@@ -145,7 +146,7 @@ impl Https {
         Https(StreamOwned::new(connection, socket))
     }
 
-    /// Sends a request, and gives the status and the body of its answer.
+    /// Sends a request; returns the status and the body of its answer.
     fn ask(&mut self, request: &str) -> io::Result<(u16, Vec<u8>)> {
         self.0.write_all(request.as_bytes())?;
         self.answer()
@@ -177,10 +178,10 @@ impl Https {
     }
 }
 
-/// Bytes of each request.
+/// Length of each request, in bytes.
 const REQUEST: usize = 600;
 
-/// A request of that length.
+/// Returns a request of that length.
 fn http(line: &str, shown: Option<&str>, body: &str) -> String {
     let shown = shown.map_or(String::new(), |shown| {
         format!("Authorization: Bearer {shown}\r\n")
@@ -193,7 +194,7 @@ fn http(line: &str, shown: Option<&str>, body: &str) -> String {
     format!("{head}{}\r\n\r\n{body}", "x".repeat(fill))
 }
 
-/// Everybody whom one question told of, by name.
+/// Returns the names of all members in an answer.
 fn told(member: &Member) -> (Vec<String>, Cursor) {
     let changes = wait_for(member.client.changes(Cursor::default(), Duration::ZERO));
     let changes = changes.expect("an answer");
@@ -205,7 +206,7 @@ fn told(member: &Member) -> (Vec<String>, Cursor) {
 }
 
 #[test]
-fn a_member_hears_of_those_alone_that_policy_lets_it_talk_to() {
+fn a_member_receives_only_members_that_the_policy_lets_it_talk_to() {
     let coordinator = Coordinator::start(0);
     let [a, b, c] = ["alice", "bob", "carol"].map(|name| coordinator.member(name));
     coordinator.policy("allow alice -> bob tcp/443\n");
@@ -213,7 +214,7 @@ fn a_member_hears_of_those_alone_that_policy_lets_it_talk_to() {
     assert_eq!(told(&b).0, ["alice"]);
     let (names, cursor) = told(&c);
     assert!(names.is_empty(), "{names:?}");
-    // Nor is there anything of them in what it is sent.
+    // The raw answer has no trace of them either.
     let socket = connect(Ipv4Addr::LOCALHOST, coordinator.at, false).expect("connected");
     let mut raw = Https::new(socket, &coordinator.tls());
     let question = http("GET /v1/changes?since=0", Some(&c.shown), "");
@@ -229,17 +230,17 @@ fn a_member_hears_of_those_alone_that_policy_lets_it_talk_to() {
     ] {
         assert!(!body.contains(secret), "{secret} in {body}");
     }
-    // It can call nobody whom it may not know: that is as if there were no such member.
-    let call = |whom| {
-        let called = wait_for(c.client.call(&Call { public_key: whom }));
-        called.map_err(|error| error.to_string())
+    // It can call no member that it may not know: the answer is as if there were no such member.
+    let call = |key| {
+        let outcome = wait_for(c.client.call(&Call { public_key: key }));
+        outcome.map_err(|error| error.to_string())
     };
     let nobody = PrivateKey::generate(&mut SystemRandom).public();
     assert_eq!(call(b.key), call(nobody));
     let calls = wait_for(b.client.changes(told(&b).1, Duration::ZERO));
     assert!(calls.expect("an answer").calls.is_empty());
 
-    // Another policy shows them while it waits, and the former hides them again.
+    // Another policy shows them while it waits; the former one hides them again.
     let ask = |cursor| wait_for(c.client.changes(cursor, Duration::from_secs(30))).expect("told");
     let asked = thread::scope(|scope| {
         let asked = scope.spawn(move || ask(cursor));
@@ -254,13 +255,14 @@ fn a_member_hears_of_those_alone_that_policy_lets_it_talk_to() {
     assert_eq!((asked.whole, asked.members.len()), (true, 0));
 }
 
-/// Connections that ask for everything and read nothing.
+/// Connections that request everything and read nothing.
 const UNREAD: u32 = 2_000;
-/// Memory that they may take: 64 MiB of answers, 64 KiB for each connection, and some to make answers of.
+/// Maximum growth of memory: 64 MiB of answers, 64 KiB for each connection, and some for making
+/// answers.
 const UNREAD_MEMORY: u64 = (64 << 20) + UNREAD as u64 * (64 << 10) + (48 << 20);
 
 #[test]
-fn thousands_of_questions_whose_answers_nobody_reads_take_little_memory_and_nobodys_turn() {
+fn thousands_of_requests_with_unread_answers_take_little_memory_and_delay_nobody() {
     process::allow_more_files().expect("files");
     let coordinator = Coordinator::start(1500);
     let bad: Vec<Member> = (0..8)
@@ -304,10 +306,10 @@ fn thousands_of_questions_whose_answers_nobody_reads_take_little_memory_and_nobo
     );
     assert!(grown < UNREAD_MEMORY, "{} MiB", grown >> 20);
     let begun = Instant::now();
-    // Some of them have left since, one by one, as far as the other members are concerned.
+    // Some of them have left since, one by one, from the view of the other members.
     assert!(told(&good).0.len() >= 1500);
     println!("another member is answered within {:?}", begun.elapsed());
-    // Each question counted: a member's ninth at a time was refused.
+    // Each request counted: a member's ninth at a time was refused.
     let mut answered = 0;
     for raw in &mut unread {
         let mut status = [0; 12];
@@ -372,11 +374,11 @@ fn no_request_costs_a_coordinator_more_than_its_bytes_are_worth() {
         http("POST /v1/endpoints", shown, &at)
     };
     let calling = |_: u32| {
-        let whom = PrivateKey::generate(&mut SystemRandom).public();
+        let key = PrivateKey::generate(&mut SystemRandom).public();
         http(
             "POST /v1/call",
             shown,
-            &format!(r#"{{"public_key":"{whom}"}}"#),
+            &format!(r#"{{"public_key":"{key}"}}"#),
         )
     };
     let rotating = |_: u32| {
@@ -388,7 +390,7 @@ fn no_request_costs_a_coordinator_more_than_its_bytes_are_worth() {
         )
     };
     let kinds: [(&str, &dyn Fn(u32) -> String); 9] = [
-        // The base. A member asks it all the time; so few that none is refused.
+        // The baseline: a usual request, seldom enough that none is refused.
         ("a member's question, nothing new", &is_member),
         ("a member's question, everything", &since_0),
         ("a member moves", &moving),
@@ -435,11 +437,11 @@ fn no_request_costs_a_coordinator_more_than_its_bytes_are_worth() {
     }
 }
 
-/// Members that wait for changes, of a crowd.
+/// Number of members that wait for changes.
 const WAITING: u32 = 500;
 
 #[test]
-fn another_policy_costs_no_more_than_what_it_changes_for_each_who_waits() {
+fn a_new_policy_costs_each_waiting_member_only_its_changes() {
     process::allow_more_files().expect("files");
     let coordinator = Coordinator::start(WAITING);
     let mover = coordinator.member("mover");
@@ -452,7 +454,7 @@ fn another_policy_costs_no_more_than_what_it_changes_for_each_who_waits() {
     };
     let mut waiting: Vec<(Https, String)> = coordinator.crowd.iter().map(open).collect();
     let pid = coordinator.tunnel.child.id();
-    // Bytes of all answers, and the processor time that they took.
+    // Bytes of all answers, and their processor time.
     let mut tell = |change: &dyn Fn()| {
         for (raw, shown) in &mut waiting {
             let question = http(
@@ -496,11 +498,11 @@ fn another_policy_costs_no_more_than_what_it_changes_for_each_who_waits() {
     assert!(answers.iter().all(|told| told.members.len() == 1));
     println!("{base:7.1} µs each: a member moves");
     let policies = [
-        // Everybody sees everybody as before.
+        // All members see each other, as before.
         "allow * -> * *\nallow crowd0 -> crowd1 tcp/1\n",
-        // Hardly anybody sees anybody.
+        // Hardly any member sees another.
         "allow crowd0 -> crowd1 tcp/1\n",
-        // For three of them there is another one.
+        // Three of them see one more.
         "allow crowd0 -> crowd2 tcp/1\n",
     ];
     for (policy, wanted) in policies.iter().zip([[0, 0, 0], [1, 1, 0], [1, 0, 1]]) {

@@ -1,13 +1,14 @@
-//! An authenticated peer that keeps no rule of the protocol. Each shape of its records may cost the daemon a small multiple of the
-//! processor time that padding of the same size costs at the same rate, and must not delay another peer. An address that it only
-//! claims is sent three times what came from there at most.
+//! An authenticated peer that breaks the rules of the protocol. Each shape of its records may cost
+//! the daemon a small multiple of the processor time that padding of the same size costs at the
+//! same rate, and must not delay another peer. An address that it only claims gets at most three
+//! times the bytes that came from there.
 
 use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::service::busy;
-use super::{StopsAtEnd, Stranger};
+use super::{StopsAtEnd, UnknownSource};
 use crate::common::{TUNNEL_PORT, World, echo, in_world, key_pair, unaccounted};
 use crate::shapes::{OVERHEAD, Shape, fields, frame, full, packet};
 use base64::Engine;
@@ -22,17 +23,17 @@ use seikan_proto::session::Session;
 use seikan_proto::tai64n::Tai64nClock;
 use seikan_sys::netns::NetNs;
 
-/// How long each shape is sent.
+/// Duration of each shape.
 const SHOOTING: Duration = Duration::from_millis(300);
-/// A daemon that runs for less than a quarter of it is idle.
+/// Processor time below which a daemon counts as idle.
 const PAUSE: Duration = Duration::from_millis(30);
 /// Bits per second of UDP payload.
 const RATES: [u64; 2] = [10_000_000, 100_000_000];
 /// Bytes of UDP payload.
 const SIZES: [usize; 2] = [100, 1400];
-/// A message may cost so many times as much as padding.
+/// Maximum cost of a message, as a multiple of padding.
 const DEARER: f64 = 5.0;
-/// The other peer's round trips are shorter.
+/// Maximum round trip of the other peer.
 const ROUND_TRIP: Duration = Duration::from_millis(20);
 
 struct Random;
@@ -47,7 +48,7 @@ impl Rng for Random {
 
 /// The peer: a host beside the right one, with a session there.
 struct Hostile {
-    stranger: Stranger,
+    unknown_source: UnknownSource,
     session: Session,
 }
 
@@ -57,7 +58,8 @@ fn key(text: &str) -> [u8; 32] {
 }
 
 impl Hostile {
-    /// Enters the peer into the configuration of the right, which is not up yet, and gives its private key.
+    /// Adds the peer to the configuration of the right, which is not up yet; returns its private
+    /// key.
     fn enter(world: &World) -> PrivateKey {
         let (private, public) = key_pair();
         let config = std::fs::read_to_string(&world.right.config).expect("configuration");
@@ -67,7 +69,7 @@ impl Hostile {
     }
 
     fn beside(world: &World, private: PrivateKey) -> Hostile {
-        let stranger = Stranger::beside(world);
+        let unknown_source = UnknownSource::beside(world);
         let status = world.status(&world.right);
         let theirs = status["interface"]["public_key"].as_str().expect("a key");
         let offer = Capabilities {
@@ -92,7 +94,7 @@ impl Hostile {
             &mut message,
         )
         .expect("an initiation");
-        let gun = &stranger.gun;
+        let gun = &unknown_source.gun;
         gun.send(&message[..length]).expect("send");
         let mut response = [0; 512];
         let mut length = Err(std::io::ErrorKind::WouldBlock.into());
@@ -107,10 +109,10 @@ impl Hostile {
         let at = seikan_proto::time::Instant::BOOT;
         let mut hostile = Hostile {
             session: Session::new(&keys, choice.ciphers[0], true, at),
-            stranger,
+            unknown_source,
         };
         let keepalive = hostile.seal(&[0; 3]);
-        hostile.stranger.gun.send(&keepalive).expect("send");
+        hostile.unknown_source.gun.send(&keepalive).expect("send");
         hostile
     }
 
@@ -129,12 +131,12 @@ impl Hostile {
         (0..count).map(|n| self.seal(&plaintext(n))).collect()
     }
 
-    /// Sends so many bits in a second, and says how many datagrams went.
+    /// Sends so many bits in a second; returns the number of datagrams.
     fn send_at(&self, rate: u64, datagrams: &[Vec<u8>]) -> usize {
         let begin = Instant::now();
         let mut sent: u64 = 0;
         for (n, datagram) in datagrams.iter().enumerate() {
-            while self.stranger.gun.send(datagram).is_err() {
+            while self.unknown_source.gun.send(datagram).is_err() {
                 std::thread::sleep(Duration::from_millis(1));
             }
             sent += 8 * datagram.len() as u64;
@@ -149,17 +151,17 @@ impl Hostile {
         datagrams.len()
     }
 
-    /// Bytes of UDP payload that have come.
+    /// Returns the bytes of UDP payload that have arrived.
     fn received(&self) -> usize {
         let (mut bytes, mut buffer) = (0, [0; 65_536]);
-        while let Ok(length) = self.stranger.gun.recv(&mut buffer) {
+        while let Ok(length) = self.unknown_source.gun.recv(&mut buffer) {
             bytes += length;
         }
         bytes
     }
 }
 
-/// The daemon's processor time once it has done what is waiting for it.
+/// Returns the daemon's processor time after it has processed its queue.
 fn until_idle(pid: u32) -> Duration {
     let mut before = busy(pid);
     loop {
@@ -172,7 +174,7 @@ fn until_idle(pid: u32) -> Duration {
     }
 }
 
-/// Round trips from the left to the right until told to stop.
+/// Measures round trips from the left to the right until it is stopped.
 fn round_trips(left: &NetNs, stop: &AtomicBool) -> Vec<Duration> {
     let bind = || UdpSocket::bind("10.80.0.1:0");
     let socket = left.run(bind).expect("namespace").expect("bind");
@@ -188,7 +190,7 @@ fn round_trips(left: &NetNs, stop: &AtomicBool) -> Vec<Duration> {
         }
         let (begin, mut buffer) = (Instant::now(), [0; 8]);
         socket.send(&n.to_le_bytes()).expect("send");
-        // An answer to an earlier one is passed over.
+        // Skips an answer to an earlier one.
         while socket.recv(&mut buffer).is_ok() && buffer != n.to_le_bytes() {}
         all.push(begin.elapsed());
         std::thread::sleep(Duration::from_millis(5));
@@ -197,7 +199,8 @@ fn round_trips(left: &NetNs, stop: &AtomicBool) -> Vec<Duration> {
     all
 }
 
-/// The daemon's processor time for each of these, in nanoseconds, and the median round trip of the other peer meanwhile.
+/// Returns the daemon's processor time for each shape, in nanoseconds, and the median round trip of
+/// the other peer meanwhile.
 fn measure(
     world: &World,
     pid: u32,
@@ -222,7 +225,7 @@ fn measure(
     (cost, trips[trips.len() / 2])
 }
 
-/// Initiations of random content by somebody who knows the right's public key.
+/// Initiations of random content, made with the right's public key.
 fn initiations(world: &World) -> Vec<Vec<u8>> {
     let status = world.status(&world.right);
     let public_key = key(status["interface"]["public_key"].as_str().expect("a key"));
@@ -235,7 +238,7 @@ fn initiations(world: &World) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn no_message_costs_five_times_what_padding_does() {
+fn no_message_costs_five_times_as_much_as_padding() {
     in_world(["", ""], |world| {
         let private = Hostile::enter(world);
         let [right, _left] = world.both_up_with(&["--protocol", "native"]);
@@ -260,10 +263,11 @@ fn no_message_costs_five_times_what_padding_does() {
                                  packets: Option<usize>,
                                  datagrams: &[Vec<u8>],
                                  hostile: &Hostile| {
-                    // Other programs of the machine can spoil a measurement, but not improve it: the best of three counts.
+                    // Other load on the machine can only worsen a measurement: the best of three
+                    // counts.
                     let mut best = measure(world, pid, hostile, rate, datagrams);
                     let padding = *padding.get_or_insert(best.0);
-                    // Packets that arrive are written to the host one by one, however they came.
+                    // Packets are written to the host one by one, in whatever batches they arrived.
                     let written = packets.map(|packets| packets as f64 * alone);
                     let most = written.unwrap_or(DEARER * padding);
                     for _ in 0..2 {
@@ -322,14 +326,14 @@ fn no_message_costs_five_times_what_padding_does() {
     });
 }
 
-/// The peer sends from another address, and answers nothing there.
+/// The peer sends from another address, and does not answer there.
 #[test]
-fn an_address_that_does_not_answer_gets_three_times_what_came_from_it_at_most() {
+fn an_unvalidated_address_gets_at_most_three_times_the_bytes_it_sent() {
     in_world(["", ""], |world| {
         let private = Hostile::enter(world);
         let [_right, _left] = world.both_up_with(&["--protocol", "native"]);
         let mut hostile = Hostile::beside(world, private);
-        // The right has always something to send to it.
+        // The right always has packets for it.
         let mut route = std::process::Command::new("ip");
         route.args([
             "route",
@@ -362,7 +366,7 @@ fn an_address_that_does_not_answer_gets_three_times_what_came_from_it_at_most() 
             );
             let open = || UdpSocket::bind("198.51.100.1:4001");
             let other = hostile
-                .stranger
+                .unknown_source
                 .namespace
                 .run(open)
                 .expect("namespace")
@@ -371,7 +375,7 @@ fn an_address_that_does_not_answer_gets_three_times_what_came_from_it_at_most() 
                 .connect(("198.51.100.2", TUNNEL_PORT))
                 .expect("connect");
             other.set_nonblocking(true).expect("socket");
-            hostile.stranger.gun = other;
+            hostile.unknown_source.gun = other;
             let mut sent = 0;
             let mut received = 0;
             for n in 0..10_u16 {
@@ -379,7 +383,7 @@ fn an_address_that_does_not_answer_gets_three_times_what_came_from_it_at_most() 
                     frame(5, &fields(&[n * 300 + i as u16]))
                 });
                 let datagram = hostile.seal(if n % 2 == 0 { &probes } else { &[0; 3] });
-                hostile.stranger.gun.send(&datagram).expect("send");
+                hostile.unknown_source.gun.send(&datagram).expect("send");
                 sent += datagram.len();
                 received += bytes_of(&hostile);
                 assert!(received <= 3 * sent, "{received} bytes for {sent}");

@@ -1,6 +1,7 @@
-//! Members gone bad, and strangers, at a relay: the program as it runs, on loopback.
+//! Malicious members and unknown hosts at a relay: the program on loopback.
 //!
-//! The cost of a message is compared with that of the cheapest of the same length, in the same run.
+//! The cost of a message is compared with that of the cheapest message of the same length, in the
+//! same run.
 
 use super::coordinator::{Coordinator, Member};
 use super::service::{WORTH, addresses, busy, connect, seconds, start};
@@ -21,7 +22,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Bytes that are never the same again.
+/// A source of bytes that never repeat.
 struct Counting(u64);
 
 impl Rng for Counting {
@@ -77,7 +78,7 @@ fn key(number: u64) -> PublicKey {
     PublicKey::from_bytes(bytes)
 }
 
-/// A ticket holder, or anybody with a socket.
+/// A client with a socket, with or without a ticket.
 struct Asker {
     socket: UdpSocket,
     rng: Counting,
@@ -147,10 +148,10 @@ fn a_member_that_changes_its_key_again_and_again_has_one_share_of_a_relay() {
     }
 }
 
-/// The kind that all others are compared with.
+/// The baseline of all comparisons.
 const SENT_ON: &str = "sent on";
 
-/// Sends a datagram again and again, so many a second.
+/// Repeats a datagram, so many a second.
 fn shoot(socket: &UdpSocket, to: SocketAddr, datagram: &[u8], count: u32, rate: u32) {
     let begun = Instant::now();
     for n in 0..count {
@@ -158,7 +159,7 @@ fn shoot(socket: &UdpSocket, to: SocketAddr, datagram: &[u8], count: u32, rate: 
             let due = Duration::from_secs(1) * n / rate;
             thread::sleep(due.saturating_sub(begun.elapsed()));
         }
-        // An error belongs to an earlier one.
+        // An error is of an earlier datagram.
         let _ = socket.send_to(datagram, to);
     }
 }
@@ -207,7 +208,7 @@ fn no_datagram_costs_a_relay_more_than_its_bytes_are_worth() {
         push(SENT_ON, &own, pair, fill.clone());
         push("no request", &stranger, relay.main, fill.clone());
         push("a stranger's at a pair's port", &stranger, pair, fill);
-        // SOFTWARE (RFC 8489, section 14.14) fills it.
+        // SOFTWARE (RFC 8489, section 14.14) as padding.
         let mut question = binding.clone();
         question[3] = (size - 20) as u8;
         question[2] = ((size - 20) >> 8) as u8;
@@ -242,10 +243,10 @@ fn no_datagram_costs_a_relay_more_than_its_bytes_are_worth() {
             each = each.min(measured());
             bases.push((*size, each));
         }
-        // Of two tickets one may be some bytes longer.
+        // Two tickets may differ in length by some bytes.
         let base = bases.iter().min_by_key(|(of, _)| of.abs_diff(*size));
         let base = base.expect("it comes first").1;
-        // The least of several measurements: other work on the machine adds to each.
+        // The minimum of several measurements: other load on the machine adds to each.
         for _ in 0..3 {
             if each >= WORTH * base {
                 each = each.min(measured());
@@ -260,7 +261,7 @@ fn no_datagram_costs_a_relay_more_than_its_bytes_are_worth() {
     assert!(dear.is_empty(), "{dear:?}");
 }
 
-/// A ticket holder by TLS.
+/// A ticket holder over TLS.
 struct ByTls {
     stream: seikan_tls::Stream,
     rng: Counting,
@@ -305,7 +306,8 @@ impl ByTls {
         }
     }
 
-    /// Sends frames for a port, with these datagrams in turns, until so many bytes have been sent, at so many a second.
+    /// Sends frames for a port, with these datagrams in turn, until so many bytes are sent, at so
+    /// many a second.
     fn send(&mut self, port: u16, datagrams: &[&[u8]], bytes: usize, rate: usize) {
         let (begun, mut sent) = (Instant::now(), 0);
         let mut next = datagrams.iter().cycle();
@@ -313,7 +315,7 @@ impl ByTls {
         while sent < bytes {
             let due = Duration::from_secs_f64(sent as f64 / rate as f64);
             thread::sleep(due.saturating_sub(begun.elapsed()));
-            // About as much as a record of TLS has.
+            // About the size of a TLS record.
             let until = sent + 14_000;
             while sent < until {
                 if self.stream.push(&[&port.to_be_bytes(), datagram]) {
@@ -333,8 +335,8 @@ impl ByTls {
     }
 }
 
-/// A frame may cost so many times as much a byte as a forwarded frame of 1,400 bytes: the kernel sends datagrams of 33 bytes one by one,
-/// and each costs about as much as a large one.
+/// Maximum cost per byte of a frame, as a multiple of a forwarded frame of 1,400 bytes: the kernel
+/// sends datagrams of 33 bytes one by one, and each costs about as much as a large one.
 const WORTH_BY_TLS: f64 = 10.0;
 
 #[test]
@@ -359,7 +361,7 @@ fn no_frame_costs_a_relay_more_than_its_bytes_are_worth() {
     let mut binding = vec![0, 1, 0, 0, 0x21, 0x12, 0xa4, 0x42];
     binding.extend([9; 12]);
     let long = vec![0xee; request.len()];
-    // Each length begins with the cost of a frame that is forwarded.
+    // For each length, the cost of a forwarded frame comes first.
     let kinds: [(&str, u16, &[&[u8]]); 10] = [
         ("forwarded, 1,400 bytes", port, &[&[0xee; 1400]]),
         ("forwarded, 100 bytes", port, &[&[0xee; 100]]),
@@ -388,7 +390,7 @@ fn no_frame_costs_a_relay_more_than_its_bytes_are_worth() {
             base
         })
     };
-    // The least of several measurements: other work on the machine adds to each.
+    // The minimum of several measurements: other load on the machine adds to each.
     let mut costs = kinds.map(|kind| cost(kind).min(cost(kind)));
     let too_much = |costs: [f64; 10], n: usize| {
         costs[n] >= WORTH * bases(costs)[n] || costs[n] >= WORTH_BY_TLS * costs[0]

@@ -1,4 +1,4 @@
-//! A coordinator or relay on loopback, and the cost of the messages that it receives.
+//! A coordinator or relay on loopback, and the cost of received messages.
 
 use crate::common::{PATIENCE, Tunnel};
 use socket2::{Domain, Socket, Type};
@@ -8,7 +8,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// So many times what the cheapest message of the same length costs, a message may cost.
+/// Maximum cost of a message, as a multiple of the cheapest message of the same length.
 pub const WORTH: f64 = 5.0;
 
 pub fn seconds() -> u64 {
@@ -16,7 +16,7 @@ pub fn seconds() -> u64 {
     now.expect("a clock").as_secs()
 }
 
-/// A service, and the line that it says when it listens.
+/// Starts a service; returns it and its first line of output.
 pub fn start(words: &[&str]) -> (Tunnel, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_seikan"));
     command.args(words).env_remove("SEIKAN_RELAY_SECRET");
@@ -28,13 +28,14 @@ pub fn start(words: &[&str]) -> (Tunnel, String) {
     (Tunnel { child, stdout }, line)
 }
 
-/// Addresses in a line, in their order.
+/// Returns the addresses in a line, in order.
 pub fn addresses(line: &str) -> Vec<SocketAddr> {
     let words = line.split([' ', ',', '\n']);
     words.filter_map(|word| word.parse().ok()).collect()
 }
 
-/// The time that the threads of a process were on a processor, to the nanosecond (schedstat): utime and stime are in ticks of 10 ms.
+/// Returns the processor time of a process's threads, in nanoseconds (schedstat); utime and stime
+/// have ticks of 10 ms.
 pub fn busy(pid: u32) -> Duration {
     let sum = || {
         let mut sum = 0;
@@ -44,12 +45,12 @@ pub fn busy(pid: u32) -> Duration {
         }
         Some(sum)
     };
-    // A thread may end between two looks.
+    // A thread may end between two readings.
     let looks = std::iter::repeat_with(sum).take(100);
     Duration::from_nanos(looks.flatten().next().expect("schedstat"))
 }
 
-/// A TCP connection from one of this host's addresses; `deaf`: hardly anything fits into its receive buffer.
+/// Opens a TCP connection from one of this host's addresses; `deaf`: with a tiny receive buffer.
 pub fn connect(from: Ipv4Addr, to: SocketAddr, deaf: bool) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
     if deaf {

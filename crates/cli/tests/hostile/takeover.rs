@@ -1,14 +1,15 @@
-//! A daemon that was taken over by whoever sends it packets: what it can do to the host it runs on, and to its monitor.
+//! A daemon compromised by a sender of packets: its power over the host and over its monitor.
 //!
-//! A process of the test's own plays it: with the user, the groups and the capabilities that the real daemon is seen to have, given up
-//! by the product's own functions. It tries what would get it more, and each attempt has to be denied.
+//! A process of the test plays it, with the user, groups and capabilities of the real daemon,
+//! dropped by the product's own functions. It attempts to gain more, and every attempt has to be
+//! denied.
 
 mod attempts;
 
 use std::fs;
 use std::io::{BufRead, Read, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{MetadataExt, chown};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -24,20 +25,21 @@ use crate::common::{Tunnel, World, eventually, in_world, monitor_of, skip, stder
 
 /// CAP_NET_ADMIN (include/uapi/linux/capability.h).
 const NET_ADMIN: u64 = 1 << 12;
-/// A name server to be told of, hooks, a default route: all that a monitor does.
+/// A name server, hooks, a default route: all tasks of a monitor.
 const EVERYTHING: [&str; 2] = [
     "PostUp = true\nPostDown = true",
     "AllowedIPs = 0.0.0.0/0, ::/0\nPersistentKeepalive = 1",
 ];
-/// Names the play to the process that plays.
+/// Environment variable with the parameters of the playing process.
 const PLAY: &str = "SEIKAN_TEST_PLAY";
-/// Begins a line of what it says.
+/// Prefix of the lines of its output.
 const OUTCOME: &str = "OUTCOME ";
 
-/// Against whom, and who plays.
+/// Parameters of the playing process.
 #[derive(Debug, Serialize, Deserialize)]
 struct Play {
-    /// Under seccomp and Landlock, too. Without these, what permissions and capabilities deny is not hidden by them.
+    /// Whether it is under seccomp and Landlock too. Without these, they cannot hide a missing
+    /// denial by permissions and capabilities.
     confined: bool,
     user: u32,
     group: u32,
@@ -45,21 +47,21 @@ struct Play {
     interface: String,
     journal: PathBuf,
     config: PathBuf,
-    /// Root's, and for root alone.
+    /// A socket for root only.
     socket: PathBuf,
-    /// The user's, to be put in the place of others.
+    /// A file of the user, as replacement for others.
     own: PathBuf,
 }
 
-/// What came of an attempt.
+/// Outcome of an attempt.
 #[derive(Debug, Serialize, Deserialize)]
 struct Outcome {
     attempt: String,
-    /// The error's number; `None`: it was done.
+    /// Error number; `None` if the attempt succeeded.
     errno: Option<i32>,
 }
 
-/// A line of a process's status.
+/// Returns a line of a process's status.
 fn status_of(pid: &str, key: &str) -> String {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).expect("a process");
     let mut lines = text.lines().filter_map(|line| line.strip_prefix(key));
@@ -75,7 +77,7 @@ fn filters_of(pid: &str) -> u32 {
     status_of(pid, "Seccomp_filters:").parse().expect("a count")
 }
 
-/// The one user that it is in all respects, and its group.
+/// Returns the only user and the only group of a process.
 fn user_of(pid: &str) -> (u32, u32) {
     let [user, group] = ["Uid:", "Gid:"].map(|key| {
         let line = status_of(pid, key);
@@ -101,7 +103,7 @@ fn the_daemon_is_a_user_of_its_own_with_one_capability_in_all_of_its_threads() {
             assert!(user != 0 && group != 0, "{user}, {group}");
             assert_eq!(status_of(&task, "Groups:"), "");
             assert_eq!(status_of(&task, "NoNewPrivs:"), "1");
-            // Filtered, by two filters more than this test (proc_pid_status(5)).
+            // Two filters more than this test has (proc_pid_status(5)).
             assert_eq!(status_of(&task, "Seccomp:"), "2");
             assert_eq!(filters_of(&task), filters_of("self") + 2);
             for set in ["CapEff:", "CapPrm:", "CapBnd:"] {
@@ -134,7 +136,7 @@ fn neither_process_leaves_its_memory_in_a_core_dump() {
             let core = lines.find(|line| line.starts_with("Max core file size"));
             let soft = core.and_then(|line| line.split_whitespace().nth(4));
             assert_eq!(soft, Some("0"), "{limits}");
-            // The files in /proc of a process that is not dumpable are root's (proc(5)).
+            // In /proc, the files of a process that is not dumpable are root's (proc(5)).
             let owner = fs::metadata(format!("/proc/{pid}/environ")).expect("a file");
             assert_eq!(owner.uid(), 0);
         }
@@ -142,7 +144,7 @@ fn neither_process_leaves_its_memory_in_a_core_dump() {
 }
 
 #[test]
-fn a_daemon_that_was_taken_over_is_denied_what_is_not_its_own() {
+fn a_compromised_daemon_is_denied_everything_else() {
     in_world(EVERYTHING, |world| {
         let [_right, left] = world.both_up();
         let socket = world.folder.path().join("private");
@@ -177,7 +179,7 @@ fn a_daemon_that_was_taken_over_is_denied_what_is_not_its_own() {
     });
 }
 
-/// That everything was denied but what a daemon has to be able to do.
+/// Asserts that everything was denied except the needs of a daemon.
 fn check(outcomes: &[Outcome]) {
     let (own, denied): (Vec<_>, Vec<_>) = outcomes
         .iter()
@@ -191,7 +193,7 @@ fn check(outcomes: &[Outcome]) {
         })
         .collect();
     assert!(undenied.is_empty(), "not denied: {undenied:#?}");
-    // Else the process would be denied everything, and nothing would be shown.
+    // Otherwise the process would be denied everything, which proves nothing.
     assert!(
         !own.is_empty() && own.iter().all(|outcome| outcome.errno.is_none()),
         "{own:?}"
@@ -208,14 +210,14 @@ fn a_tunnel_starts_again_and_again_with_the_capabilities_of_its_unit() {
     let words = words.map(|word| word.to_lowercase().replace("cap_", "+"));
     let capabilities = words.collect::<Vec<_>>().join(",");
     in_world(["", ""], |world| {
-        // A member, whose coordinator is not there, has a folder of its own.
+        // A member, whose coordinator is down, has a directory of its own.
         let member = "Coordinator = https://192.0.2.2:1\nNames = false\nCredential = skc_";
         world
             .left
             .add_to_interface(&format!("{member}{}", "a".repeat(32)));
         let state = world.folder.path().join("state");
         for _ in 0..2 {
-            // Root with all capabilities passes over permissions, and this one does not.
+            // Root with all capabilities overrides permissions; this root cannot.
             let mut command = Command::new("setpriv");
             command
                 .args([
@@ -250,7 +252,7 @@ fn a_tunnel_starts_again_and_again_with_the_capabilities_of_its_unit() {
     });
 }
 
-/// As in a container that has CAP_NET_ADMIN and no more.
+/// As in a container with CAP_NET_ADMIN only.
 #[test]
 fn a_member_without_the_capabilities_to_change_its_user_stays_root_and_says_so() {
     in_world(["", ""], |world| {
@@ -306,28 +308,16 @@ fn text(path: &Path) -> &str {
 }
 
 #[test]
-fn a_coordinator_and_a_relay_that_root_starts_are_who_owns_their_folder_without_any_capability() {
+fn a_coordinator_and_a_relay_that_root_starts_become_the_daemons_user_without_any_capability() {
     in_world(["", ""], |world| {
-        let (new, of_nobody) = (
-            world.folder.path().join("new"),
-            world.folder.path().join("nobody"),
-        );
-        fs::create_dir(&of_nobody).expect("a folder");
-        chown(&of_nobody, Some(65534), Some(65534)).expect("given away");
+        let top = world.folder.path();
+        fs::set_permissions(top, fs::Permissions::from_mode(0o755)).expect("set");
         for service in ["coordinator", "relay"] {
-            for (folder, at) in [
-                (new.join(service), "127.0.0.1:0"),
-                // A port that takes a capability to bind: none is kept.
-                (new.join(service), "127.0.0.1:443"),
-                (of_nobody.join(service), "127.0.0.1:0"),
-            ] {
-                let is_new = folder.starts_with(&new);
-                if !is_new {
-                    fs::create_dir(&folder).expect("a folder");
-                    chown(&folder, Some(65534), Some(65534)).expect("given away");
-                }
+            let folder = top.join(service);
+            // The second port takes a capability to bind, which is not kept either.
+            for address in ["127.0.0.1:0", "127.0.0.1:443"] {
                 let shown = text(&folder);
-                let words = [service, "--listen", at, "--dir", shown];
+                let words = [service, "--listen", address, "--dir", shown];
                 let mut running = world.start(&world.left, &mut world.seikan(&words));
                 let mut line = String::new();
                 running.stdout.read_line(&mut line).expect("read");
@@ -336,18 +326,15 @@ fn a_coordinator_and_a_relay_that_root_starts_are_who_owns_their_folder_without_
                     panic!("{service} in {shown}: {line}{errors}");
                 }
                 let pid = running.child.id().to_string();
-                // The lowest bit is that of signal 1, and SIGTERM is 15.
+                // The lowest bit is signal 1, and SIGTERM is 15.
                 let takes_the_end = |set| mask_of(&pid, set) >> 14 & 1 == 1;
                 eventually("it takes no signal", || {
                     takes_the_end("SigCgt:") || takes_the_end("SigBlk:")
                 });
                 let (user, group) = user_of(&pid);
-                match is_new {
-                    true => assert!(user != 0 && group != 0, "{user}, {group}"),
-                    false => assert_eq!((user, group), (65534, 65534)),
-                }
-                let of = fs::metadata(&folder).expect("a folder");
-                assert_eq!((of.uid(), of.mode() & 0o077 != 0 && is_new), (user, false));
+                assert!(user != 0 && group != 0, "{user}, {group}");
+                let metadata = fs::metadata(&folder).expect("a folder");
+                assert_eq!((metadata.uid(), metadata.mode() & 0o077), (user, 0));
                 let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("threads");
                 for task in tasks.flatten() {
                     let task = task.file_name().into_string().expect("a number");
@@ -370,14 +357,11 @@ fn journal_of(world: &World) -> PathBuf {
     run.join(format!("{}.journal", world.left.interface))
 }
 
-/// What came of the attempts of a process that plays.
+/// Returns the outcomes of a playing process.
 fn played(world: &World, play: &Play) -> Vec<Outcome> {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
     command
-        .args([
-            "--exact",
-            "hostile::takeover::plays_a_daemon_that_was_taken_over",
-        ])
+        .args(["--exact", "hostile::takeover::plays_a_compromised_daemon"])
         .arg("--nocapture")
         .env(PLAY, serde_json::to_string(play).expect("JSON"));
     let mut playing = world.start(&world.left, &mut command);
@@ -393,9 +377,9 @@ fn played(world: &World, play: &Play) -> Vec<Outcome> {
     lines
 }
 
-/// The process of [`played`]; by itself it does nothing.
+/// The process of [`played`]; alone it does nothing.
 #[test]
-fn plays_a_daemon_that_was_taken_over() {
+fn plays_a_compromised_daemon() {
     let Ok(play) = std::env::var(PLAY) else {
         return;
     };
@@ -404,9 +388,9 @@ fn plays_a_daemon_that_was_taken_over() {
         user: play.user,
         group: play.group,
     };
-    // The one that waits for this thread does nothing else.
+    // The thread that waits for this one does nothing else.
     privilege::drop_thread_to(&[], Some(identity)).expect("privileges are given up");
-    // As the daemon of a plain tunnel.
+    // Like the daemon of a plain tunnel.
     let few_files = play.confined && confine(&Needs::default()).files.is_present();
     println!();
     for (attempt, outcome) in attempts::attempts(&play, few_files) {
@@ -421,7 +405,7 @@ fn plays_a_daemon_that_was_taken_over() {
     }
 }
 
-/// The daemon's end of its stream to the monitor: the one socket of a pair that it has.
+/// Returns the daemon's end of its stream to the monitor: its only socket of a pair.
 fn stream_of(tunnel: &Tunnel) -> UnixStream {
     let pid = tunnel.child.id();
     let process = rustix::process::Pid::from_raw(pid.try_into().expect("a number"));
@@ -473,7 +457,7 @@ fn a_forged_request_has_the_monitor_take_everything_back_and_do_nothing_else() {
         u32::MAX.to_le_bytes().to_vec(),
     ];
     in_world(EVERYTHING, |world| {
-        // One of the namespace's own, so that a monitor that obeys harms nobody.
+        // In this namespace only, so that an obedient monitor harms nothing else.
         let sysctl = || {
             let read = || fs::read_to_string("/proc/sys/net/ipv4/ip_default_ttl");
             world
@@ -525,7 +509,7 @@ fn leave_and_end_are_all_that_a_daemon_can_ask_for_and_each_once() {
         let _right = world.up(&world.right);
         let left = world.up(&world.left);
         let mut stream = stream_of(&left);
-        // A second "leave" could have it write the configuration again.
+        // A second "leave" could make it write the configuration again.
         for _ in 0..2 {
             stream
                 .write_all(&message(r#"{"leave":null}"#))

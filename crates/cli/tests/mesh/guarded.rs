@@ -1,6 +1,6 @@
-//! A coordinator whose etcd lets in nobody without a certificate and a user.
+//! A coordinator whose etcd requires a certificate and a user.
 
-use crate::common::{Tunnel, skip, stderr};
+use crate::common::{Tunnel, passable_folder, skip, stderr};
 use seikan_lab::etcd::Cluster;
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// One member of etcd that wants certificates, and whose users' tokens are good for two seconds.
+/// One member of etcd that requires certificates, with authentication tokens that expire after two
+/// seconds.
 struct Guarded {
     folder: tempfile::TempDir,
     url: String,
@@ -25,7 +26,7 @@ impl Drop for Guarded {
 
 impl Guarded {
     fn start() -> Guarded {
-        let folder = tempfile::tempdir().expect("a folder");
+        let folder = passable_folder();
         for name in ["server", "client"] {
             let key = rcgen::KeyPair::generate().expect("a key");
             let names = vec!["127.0.0.1".to_owned()];
@@ -36,7 +37,7 @@ impl Guarded {
             write(".pem", certificate.pem()).expect("written");
             write(".key", key.serialize_pem()).expect("written");
         }
-        fs::write(folder.path().join("jwt"), "what tokens are signed with").expect("written");
+        fs::write(folder.path().join("jwt"), "a key that signs tokens").expect("written");
         let port = || {
             let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
             listener.local_addr().expect("an address").port()
@@ -91,7 +92,7 @@ impl Guarded {
         self.folder.path().join(name)
     }
 
-    /// Asks as `user:password`, if that is somebody.
+    /// Runs etcdctl, as `user:password` if given.
     fn ctl(&self, user: &str, words: &[&str]) -> Output {
         let mut command = Command::new("etcdctl");
         command
@@ -113,7 +114,8 @@ impl Guarded {
         assert!(output.status.success(), "{words:?}: {}", stderr(&output));
     }
 
-    /// A coordinator as `user`, whose password is in the file of that name, with its keys under a prefix.
+    /// Returns a coordinator as `user`, whose password is in the file of that name, with its keys
+    /// under a prefix.
     fn coordinator(&self, user: Option<&str>, prefix: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_seikan"));
         command
@@ -188,7 +190,7 @@ fn a_coordinator_is_a_user_of_etcd_with_a_certificate_and_goes_on_when_its_token
     assert!(line.contains("listens"), "{line}");
     let _coordinator = Tunnel { child, stdout };
 
-    // What the verbs need is noted, but for the password.
+    // The settings for the verbs are stored, without the password.
     let folder = etcd.coordinator_folder(Some("seikan"), "/mesh");
     let made = verb(&folder, &["token", "--reusable"]);
     assert!(made.status.success(), "{}", stderr(&made));
@@ -224,10 +226,10 @@ fn a_coordinator_is_a_user_of_etcd_with_a_certificate_and_goes_on_when_its_token
         seikan_node::mesh::client::wait_for(client.join(&request)).expect(name);
     };
     join("first");
-    // Its token is not good any more.
+    // Its token has expired.
     std::thread::sleep(Duration::from_secs(3));
     join("second");
-    // Nor is one of before the users were others.
+    // Tokens from before the change of users are invalid too.
     etcd.set(
         root,
         &["role", "grant-permission", "mesh", "read", "/elsewhere"],
@@ -240,7 +242,7 @@ fn a_coordinator_is_a_user_of_etcd_with_a_certificate_and_goes_on_when_its_token
     for (user, prefix, why) in [
         (Some("root"), "/mesh", "authentication failed"),
         (Some("seikan"), "/other", "permission denied"),
-        // Then it is who its certificate says, of whom etcd knows nothing.
+        // Then its user is the name in its certificate, which etcd does not know.
         (None, "/mesh", "permission denied"),
     ] {
         let refused = etcd.coordinator(user, prefix).output().expect("start");

@@ -1,4 +1,4 @@
-//! What a coordinator has acknowledged is there when it comes back, however it went.
+//! Everything that a coordinator has acknowledged survives a kill.
 
 use crate::common::Tunnel;
 use seikan_node::mesh::client::{Client, wait_for};
@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::time::Duration;
 
-/// A coordinator of this machine alone, where it listens, and its pin.
+/// Starts a coordinator on loopback; returns it, its address and its pin.
 fn start(folder: &Path) -> (Tunnel, String, String) {
     let mut child = Command::new(env!("CARGO_BIN_EXE_seikan"))
         .args(["coordinator", "--listen", "127.0.0.1:0", "--dir"])
@@ -32,7 +32,7 @@ fn start(folder: &Path) -> (Tunnel, String, String) {
     (Tunnel { child, stdout }, after("on"), after("pin"))
 }
 
-/// What a verb prints.
+/// Returns the output of a verb.
 fn verb(folder: &Path, words: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_seikan"));
     let command = command
@@ -46,7 +46,7 @@ fn verb(folder: &Path, words: &[&str]) -> String {
 }
 
 #[test]
-fn whoever_was_told_that_it_joined_is_a_member_after_the_coordinator_was_killed() {
+fn acknowledged_members_survive_a_kill_of_the_coordinator() {
     let folder = tempfile::tempdir().expect("a folder");
     let folder = folder.path();
     let (mut coordinator, mut at, pin) = start(folder);
@@ -71,7 +71,7 @@ fn whoever_was_told_that_it_joined_is_a_member_after_the_coordinator_was_killed(
                             public_key: PrivateKey::generate(&mut SystemRandom).public(),
                             credential: Credential::generate(&mut SystemRandom),
                         };
-                        // The first that nobody answers was killed under.
+                        // The first without an answer was interrupted by the kill.
                         if wait_for(client.join(&request)).is_err() {
                             return;
                         }
@@ -79,7 +79,7 @@ fn whoever_was_told_that_it_joined_is_a_member_after_the_coordinator_was_killed(
                     }
                 });
             }
-            // Each time at another moment.
+            // At another moment each time.
             std::thread::sleep(Duration::from_millis(300 + 37 * round));
             coordinator.signal("KILL");
         });

@@ -1,4 +1,4 @@
-//! A router that sends on a port for who asks: another program's, miniupnpd.
+//! A router that maps ports on request: miniupnpd.
 
 use crate::common::eventually;
 use crate::mesh::nat::{Mapping, Nat, up};
@@ -23,7 +23,7 @@ insert rule inet filter in iifname \"lan\" accept
 insert rule inet filter through ct status dnat accept
 ";
 
-/// Ends with it.
+/// A running miniupnpd; killed when dropped.
 pub struct Daemon(Child);
 
 impl Drop for Daemon {
@@ -33,10 +33,10 @@ impl Drop for Daemon {
     }
 }
 
-/// Has a NAT give ports to who asks. It takes no address for one of the Internet that is reserved, as those of this site are: so it
-/// has another, which hosts of the site reach.
+/// Starts miniupnpd on a NAT. It maps only to public addresses, and those of this site are
+/// reserved: so it gets another address, which hosts of the site reach.
 pub fn give_ports(site: &Site, nat: &Nat, settings: &str) -> Daemon {
-    let wan = nat.netlink.link("wan").expect("a card").index;
+    let wan = nat.netlink.link("wan").expect("a link").index;
     let outside = "11.0.0.100/24".parse().expect("an address");
     nat.netlink.add_address(wan, outside).expect("an address");
     nat.run_nft(CHAINS);
@@ -55,7 +55,7 @@ pub fn give_ports(site: &Site, nat: &Nat, settings: &str) -> Daemon {
     Daemon(nat.netns.spawn_command(&mut command).expect("miniupnpd"))
 }
 
-/// The ports that a NAT has given, as rules.
+/// Returns the port mappings of a NAT, as rules.
 fn given_ports(nat: &Nat) -> String {
     let mut nft = Command::new("nft");
     nft.args(["list", "chain", "inet", "miniupnpd", "prerouting_miniupnpd"]);
@@ -65,14 +65,14 @@ fn given_ports(nat: &Nat) -> String {
     String::from_utf8(listed.stdout).expect("text")
 }
 
-/// Both behind symmetric NATs, of which one router gives ports.
+/// Two members behind symmetric NATs, one of whose routers maps ports.
 fn comes_in_by_a_port(settings: &str, by: &str) {
     at_a_site(|site| {
         let _coordinator = site.coordinator();
         let _relay = site.relay(0);
         let token = site.token(&["--reusable"]);
         let nats = [0, 1].map(|n| Nat::create(site, n, Mapping::AddressAndPortDependent));
-        let wan = nats[1].netlink.link("wan").expect("a card").index;
+        let wan = nats[1].netlink.link("wan").expect("a link").index;
         let outside = "11.0.0.101/24".parse().expect("an address");
         nats[1]
             .netlink
@@ -92,7 +92,7 @@ fn comes_in_by_a_port(settings: &str, by: &str) {
         );
         while_answering(&[&hosts[0]], || {
             eventually("it is direct, by that port", || {
-                hosts[1].hears(address, SOON)
+                hosts[1].reaches(address, SOON)
                     && hosts[1].status()["peers"][0]["path"]["endpoint"] == told
             });
         });
@@ -115,7 +115,7 @@ fn a_router_that_speaks_upnp_gives_a_port_and_gets_it_back() {
 }
 
 #[test]
-fn who_is_told_not_to_asks_the_router_for_no_port() {
+fn port_mapping_can_be_turned_off() {
     at_a_site(|site| {
         let _coordinator = site.coordinator();
         let token = site.token(&["--reusable"]);
@@ -131,7 +131,7 @@ fn who_is_told_not_to_asks_the_router_for_no_port() {
             let seen = &hosts[0].status()["mesh"]["reflexive"];
             seen.as_array().is_some_and(|seen| !seen.is_empty())
         });
-        // Who asks later has its port; so there was time.
+        // A host that requested later has its mapping; so there was time.
         let (_other, _) = up(&hosts[1], "b", &token);
         let mapping = |host: usize| hosts[host].status()["mesh"]["port_mapping"].clone();
         eventually("the router gives a port", || {

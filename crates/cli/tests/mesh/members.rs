@@ -1,4 +1,5 @@
-//! Members at one switch: joining, leaving, being revoked, moving, and a coordinator that is gone.
+//! Members at one switch: joining, leaving, revocation, changes of address, and a stopped
+//! coordinator.
 
 use crate::common::{eventually, stderr};
 use crate::mesh::site::{Host, SOON, at_a_site, while_answering};
@@ -7,7 +8,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 #[test]
-fn who_joins_is_reached_by_its_virtual_address() {
+fn a_joined_host_is_reached_by_its_mesh_address() {
     at_a_site(|site| {
         let _coordinator = site.coordinator();
         let token = site.token(&["--reusable"]);
@@ -17,10 +18,10 @@ fn who_joins_is_reached_by_its_virtual_address() {
         assert_ne!(at_a, at_b);
         let _running = [a.up(), b.up()];
         while_answering(&[&a, &b], || {
-            // IPv4 and IPv6, from either side.
+            // IPv4 and IPv6, from both sides.
             for (host, addresses) in [(&a, &at_b), (&b, &at_a)] {
                 for address in addresses {
-                    assert!(host.hears(*address, SOON), "{address}");
+                    assert!(host.reaches(*address, SOON), "{address}");
                 }
             }
         });
@@ -48,13 +49,13 @@ fn a_member_that_was_there_before_reaches_a_new_one() {
         let addresses = new.join("new", &token);
         let _new = new.up();
         while_answering(&[&new], || {
-            assert!(old.hears(addresses[0], SOON));
+            assert!(old.reaches(addresses[0], SOON));
         });
     });
 }
 
 #[test]
-fn who_is_revoked_is_let_in_nowhere_within_seconds() {
+fn a_revoked_member_is_refused_everywhere_within_seconds() {
     at_a_site(|site| {
         let _coordinator = site.coordinator();
         let token = site.token(&["--reusable"]);
@@ -63,14 +64,14 @@ fn who_is_revoked_is_let_in_nowhere_within_seconds() {
         let at_b = b.join("b", &token);
         let _running = [a.up(), b.up()];
         while_answering(&[&b], || {
-            assert!(a.hears(at_b[0], SOON));
+            assert!(a.reaches(at_b[0], SOON));
             site.administer(&["revoke", "b"]);
             let until = Instant::now() + Duration::from_secs(3);
             while !a.peers().is_empty() || !b.peers().is_empty() {
                 assert!(Instant::now() < until, "{:?} {:?}", a.peers(), b.peers());
                 std::thread::sleep(Duration::from_millis(50));
             }
-            assert!(!a.hears(at_b[0], Duration::from_millis(300)));
+            assert!(!a.reaches(at_b[0], Duration::from_millis(300)));
         });
         assert_eq!(b.status()["mesh"]["contact"], "revoked");
         assert_eq!(a.status()["mesh"]["contact"], "connected");
@@ -88,7 +89,7 @@ fn members_go_on_without_their_coordinator_and_start_without_it() {
         let _b = b.up();
         let first = a.up();
         while_answering(&[&a, &b], || {
-            assert!(a.hears(at_b[0], SOON));
+            assert!(a.reaches(at_b[0], SOON));
             let kept = a
                 .folder
                 .join("state")
@@ -100,12 +101,12 @@ fn members_go_on_without_their_coordinator_and_start_without_it() {
             eventually("the loss is told", || {
                 !a.status()["mesh"]["contact"]["lost"].is_null()
             });
-            assert!(a.hears(at_b[0], SOON) && b.hears(at_a[0], SOON));
+            assert!(a.reaches(at_b[0], SOON) && b.reaches(at_a[0], SOON));
             first.signal("TERM");
             assert_eq!(first.ended().0, Some(0));
             let _again = a.up();
-            assert!(a.hears(at_b[0], SOON));
-            // And when it is back, they find it.
+            assert!(a.reaches(at_b[0], SOON));
+            // Once it is back, they find it.
             let _coordinator = site.coordinator();
             eventually("it is found again", || {
                 a.status()["mesh"]["contact"] == "connected"
@@ -116,7 +117,7 @@ fn members_go_on_without_their_coordinator_and_start_without_it() {
 }
 
 #[test]
-fn a_member_whose_address_changed_is_found_where_it_is_now() {
+fn a_member_is_found_at_its_new_address() {
     at_a_site(|site| {
         let _coordinator = site.coordinator();
         let token = site.token(&["--reusable"]);
@@ -125,12 +126,12 @@ fn a_member_whose_address_changed_is_found_where_it_is_now() {
         let at_b = b.join("b", &token);
         let _running = [a.up(), b.up()];
         while_answering(&[&b], || {
-            assert!(a.hears(at_b[0], SOON));
+            assert!(a.reaches(at_b[0], SOON));
             let [old, new] = ["192.0.2.11/24", "192.0.2.200/24"].map(|a| a.parse().expect("one"));
-            b.netlink.delete_address(b.card, old).expect("an address");
-            b.netlink.add_address(b.card, new).expect("an address");
-            // It says so itself, as soon as it has settled.
-            assert!(a.hears(at_b[0], SOON));
+            b.netlink.delete_address(b.nic, old).expect("an address");
+            b.netlink.add_address(b.nic, new).expect("an address");
+            // It announces the address itself once it is usable.
+            assert!(a.reaches(at_b[0], SOON));
         });
         let endpoint = a.status()["peers"][0]["path"]["endpoint"].clone();
         assert!(
@@ -141,7 +142,7 @@ fn a_member_whose_address_changed_is_found_where_it_is_now() {
 }
 
 #[test]
-fn tokens_admit_as_they_were_made_and_tell_strangers_nothing() {
+fn tokens_admit_as_created_and_reveal_nothing_to_others() {
     at_a_site(|site| {
         let _coordinator = site.coordinator();
         let once = site.token(&[]);
@@ -161,7 +162,7 @@ fn tokens_admit_as_they_were_made_and_tell_strangers_nothing() {
         let reusable = site.token(&["--reusable"]);
         let taken = refused(texts(&reusable), "a");
         assert!(taken.contains("name"), "{taken}");
-        // Somebody else's certificate.
+        // Another certificate.
         let other = "sha256:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
         let elsewhere = refused([reusable[0].clone(), other.to_owned()], "b");
         assert!(elsewhere.contains("certificate"), "{elsewhere}");
@@ -170,7 +171,7 @@ fn tokens_admit_as_they_were_made_and_tell_strangers_nothing() {
 }
 
 #[test]
-fn who_leaves_is_gone_with_all_that_was_written() {
+fn leaving_removes_all_files() {
     at_a_site(|site| {
         let _coordinator = site.coordinator();
         let token = site.token(&["--reusable"]);
@@ -187,14 +188,14 @@ fn who_leaves_is_gone_with_all_that_was_written() {
         eventually("it is told", || a.peers().is_empty());
         let names: Vec<Value> = site.members().iter().map(|m| m["name"].clone()).collect();
         assert_eq!(names, ["a"]);
-        // The name is free, the address is not soon another's.
+        // The name is free; the address is not given to another member soon.
         let again = site.host();
         again.join("b", &token);
     });
 }
 
 #[test]
-fn who_comes_back_with_another_key_is_refused_where_the_old_one_is_pinned_and_told_of_elsewhere() {
+fn a_member_with_a_new_key_is_refused_if_pinned_and_reported_otherwise() {
     at_a_site(|site| {
         let _coordinator = site.coordinator();
         let token = site.token(&["--reusable"]);
@@ -223,7 +224,7 @@ fn who_comes_back_with_another_key_is_refused_where_the_old_one_is_pinned_and_to
         let [pinning_runs, _first_use, _following] = others.map(Host::up);
         while_answering(&[&old], || {
             for host in others {
-                assert!(host.hears(at_old[0], SOON));
+                assert!(host.reaches(at_old[0], SOON));
             }
         });
         site.administer(&["revoke", "db"]);
@@ -238,9 +239,9 @@ fn who_comes_back_with_another_key_is_refused_where_the_old_one_is_pinned_and_to
             refused(&pinning) && refused(&first_use) && changed == *key
         });
         while_answering(&[&new], || {
-            assert!(following.hears(at_new[0], SOON));
+            assert!(following.reaches(at_new[0], SOON));
             for (host, word) in [(&pinning, "pinned"), (&first_use, "first seen")] {
-                assert!(!host.hears(at_new[0], Duration::from_millis(300)));
+                assert!(!host.reaches(at_new[0], Duration::from_millis(300)));
                 assert!(!host.peers().contains(&"db".to_owned()));
                 let reason = host.status()["mesh"]["refused"][&key].clone();
                 assert!(
@@ -253,6 +254,6 @@ fn who_comes_back_with_another_key_is_refused_where_the_old_one_is_pinned_and_to
         });
         pinning_runs.signal("TERM");
         let (_, said) = pinning_runs.ended();
-        assert!(said.contains(&format!("no peer: {key}")), "{said}");
+        assert!(said.contains(&format!("rejected member {key}")), "{said}");
     });
 }

@@ -1,23 +1,23 @@
-//! What Prometheus is told of a member, where it takes routers or servers for that.
+//! Metrics of a member that need routers or servers.
 
 use crate::common::eventually;
-use crate::mesh::doors::{at_nats, between, meet};
 use crate::mesh::mapping::give_ports;
 use crate::mesh::nat::{Mapping::AddressAndPortDependent, Nat};
+use crate::mesh::punching::{at_nats, between, connect_directly};
 use crate::mesh::site::{Host, SOON, Site, at_a_site};
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 
-/// Two members that can be scraped, as in [`between`].
+/// Two members with metrics, as in [`between`].
 fn measured(site: &Site, hosts: [&Host; 2], test: impl FnOnce(IpAddr)) {
     for host in hosts {
-        let lo = host.netlink.link("lo").expect("a card").index;
+        let lo = host.netlink.link("lo").expect("a link").index;
         host.netlink.set_up(lo).expect("up");
     }
     between(site, hosts, "metrics = \"127.0.0.1:9586\"", test);
 }
 
-/// The values of a metric's samples that have these labels, as Prometheus would see them.
+/// Returns the values of a metric's samples with these labels.
 fn samples(host: &Host, name: &str, labels: &str) -> Vec<f64> {
     let scraped = host.netns.run(|| {
         let mut stream = TcpStream::connect("127.0.0.1:9586").expect("a connection");
@@ -36,7 +36,7 @@ fn samples(host: &Host, name: &str, labels: &str) -> Vec<f64> {
     lines.map(|line| value(line).expect("a number")).collect()
 }
 
-/// The value of the one sample.
+/// Returns the value of the only sample.
 fn metric(host: &Host, name: &str, labels: &str) -> f64 {
     let samples = samples(host, name, labels);
     assert_eq!(samples.len(), 1, "{name} {labels}");
@@ -44,10 +44,10 @@ fn metric(host: &Host, name: &str, labels: &str) -> f64 {
 }
 
 #[test]
-fn metrics_tell_what_meeting_at_a_port_took() {
+fn metrics_count_port_probing() {
     at_nats(|site, [a, b]| {
         measured(site, [a, b], |address| {
-            assert!(meet([a, b], address), "{}", b.status());
+            assert!(connect_directly([a, b], address), "{}", b.status());
             assert_eq!(metric(b, "seikan_port_search_sockets", ""), 1.0);
             // 256 sockets, and again after 5 s.
             assert!(metric(b, "seikan_port_search_openers_total", "") >= 256.0);
@@ -59,7 +59,7 @@ fn metrics_tell_what_meeting_at_a_port_took() {
 }
 
 #[test]
-fn metrics_tell_whether_the_router_gives_a_port() {
+fn metrics_report_the_port_mapping() {
     at_a_site(|site| {
         let _coordinator = site.coordinator();
         let nats = [0, 1].map(|n| Nat::create(site, n, AddressAndPortDependent));
@@ -75,30 +75,31 @@ fn metrics_tell_whether_the_router_gives_a_port() {
     });
 }
 
-/// Two members that reach each other by a server alone: what its metrics say is what this part of the status does.
-fn tell_what_is_forwarded(site: &Site, nats: &[Nat; 2], part: &str, (by, server): (&str, &str)) {
+/// Two members that reach each other only through a server: their metrics equal this part of the
+/// status.
+fn count_forwarded_traffic(site: &Site, nats: &[Nat; 2], part: &str, (by, server): (&str, &str)) {
     let [a, b] = nats.each_ref().map(|nat| nat.host(site, 0));
     measured(site, [&a, &b], |address| {
-        assert!(a.hears(address, SOON), "{}", a.status());
-        // At a TURN server one end's allocation may do for both.
-        let leg = |host: &&Host| {
+        assert!(a.reaches(address, SOON), "{}", a.status());
+        // One end's allocation at a TURN server may serve both.
+        let transport = |host: &&Host| {
             let status = host.status();
             let endpoint = status["peers"][0]["path"]["endpoint"].as_str();
             let at: SocketAddr = endpoint.expect("one").parse().expect("one");
             at.ip().is_loopback().then_some(at)
         };
         let mut forwards = None;
-        // At first each may send to the other's.
+        // At first each may send to the allocation of the other.
         eventually("one forwards", || {
             let mut hosts = [&a, &b].into_iter();
-            forwards = hosts.find_map(|host| Some((host, leg(&host)?)));
+            forwards = hosts.find_map(|host| Some((host, transport(&host)?)));
             forwards.is_some()
         });
-        let (host, leg) = forwards.expect("one");
+        let (host, transport) = forwards.expect("one");
         let stranger = || {
             UdpSocket::bind(("127.0.0.1", 0))
                 .expect("bind")
-                .send_to(&[1], leg)
+                .send_to(&[1], transport)
         };
         host.netns.run(stranger).expect("namespace").expect("sent");
         let status = || host.status()["mesh"][part][server].clone();
@@ -126,17 +127,17 @@ fn tell_what_is_forwarded(site: &Site, nats: &[Nat; 2], part: &str, (by, server)
 }
 
 #[test]
-fn metrics_tell_what_is_forwarded_by_a_turn_server() {
+fn metrics_count_traffic_through_a_turn_server() {
     at_a_site(|site| {
         let _coordinator = site.coordinator();
         let _turn = site.coturn(0, "--turn");
         let nats = [0, 1].map(|n| Nat::create(site, n, AddressAndPortDependent));
-        tell_what_is_forwarded(site, &nats, "turn", ("turn", "192.0.2.1:5478"));
+        count_forwarded_traffic(site, &nats, "turn", ("turn", "192.0.2.1:5478"));
     });
 }
 
 #[test]
-fn metrics_tell_what_is_forwarded_by_tls_to_a_relay() {
+fn metrics_count_traffic_over_tls_to_a_relay() {
     at_a_site(|site| {
         let _coordinator = site.coordinator();
         let _relay = site.relay_by_tls(None);
@@ -144,6 +145,6 @@ fn metrics_tell_what_is_forwarded_by_tls_to_a_relay() {
         for nat in &nats {
             nat.run_nft("insert rule inet filter through meta l4proto udp drop");
         }
-        tell_what_is_forwarded(site, &nats, "streams", ("tls", "192.0.2.1:3478"));
+        count_forwarded_traffic(site, &nats, "streams", ("tls", "192.0.2.1:3478"));
     });
 }

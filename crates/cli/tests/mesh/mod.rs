@@ -1,6 +1,5 @@
-//! A mesh from the outside: coordinators, members and NATs in namespaces, and nothing but the program.
+//! A mesh from outside: coordinators, members and NATs in namespaces, through the program only.
 
-mod doors;
 mod guarded;
 mod lasting;
 mod mapping;
@@ -11,6 +10,7 @@ mod nat;
 mod owned;
 mod ping;
 mod policy;
+mod punching;
 mod rotation;
 mod several;
 pub mod site;

@@ -1,4 +1,4 @@
-//! Members by their names, on hosts whose programs go by resolv.conf.
+//! Names of members, on hosts whose programs use resolv.conf.
 
 use crate::common::{Tunnel, eventually, skip};
 use crate::mesh::site::{Host, RESOLV_CONF, SOON, at_a_site, while_answering};
@@ -9,7 +9,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Types of records (RFC 1035, section 3.2.2).
+/// Record types (RFC 1035, section 3.2.2).
 const A: u8 = 1;
 /// Response codes (section 4.1.1).
 const NO_ERROR: u8 = 0;
@@ -53,13 +53,13 @@ fn a_member_is_found_by_its_name_until_it_is_revoked() {
 }
 
 #[test]
-fn other_names_go_to_who_was_asked_before() {
+fn other_names_go_to_the_former_name_server() {
     at_a_site(|site| {
         let _coordinator = site.coordinator();
         let token = site.token(&["--reusable"]);
         let a = site.host();
         let at_a = a.join("a", &token);
-        // At 192.0.2.1, as resolv.conf has it.
+        // The server of resolv.conf, 192.0.2.1.
         let bound = site.netns.run(|| {
             let udp = UdpSocket::bind("192.0.2.1:53").expect("bind");
             (udp, TcpListener::bind("192.0.2.1:53").expect("bind"))
@@ -68,7 +68,7 @@ fn other_names_go_to_who_was_asked_before() {
         std::thread::spawn(move || answer_datagrams(&udp));
         std::thread::spawn(move || answer_connections(&tcp));
         let running = a.up();
-        let told: IpAddr = TOLD.into();
+        let told: IpAddr = NETWORK_ANSWER.into();
         assert_eq!(looked_up(&a, "www.example.org"), [told]);
         assert_eq!(
             code(&by_connection(&a, at_a[0], "www.example.org")),
@@ -78,7 +78,7 @@ fn other_names_go_to_who_was_asked_before() {
             code(&by_connection(&a, at_a[0], "nobody.seikan")),
             NAME_ERROR
         );
-        // As a program that got another network writes it.
+        // As a DHCP client writes it for another network.
         let network = "# Generated.\nnameserver 192.0.2.1\n";
         let file = a.folder.join("resolv.conf");
         let mut file = OpenOptions::new()
@@ -98,7 +98,7 @@ fn other_names_go_to_who_was_asked_before() {
 }
 
 #[test]
-fn systemd_resolved_is_told_of_the_names_and_asks_for_no_others() {
+fn systemd_resolved_queries_only_names_of_the_mesh() {
     at_a_site(|site| {
         if !Path::new("/run/systemd").exists() {
             return skip("no /run/systemd to put systemd-resolved's state in");
@@ -116,7 +116,7 @@ fn systemd_resolved_is_told_of_the_names_and_asks_for_no_others() {
         let udp = bound.expect("namespace");
         std::thread::spawn(move || answer_datagrams(&udp));
         let _resolved = resolved(&a, &program);
-        let told: IpAddr = TOLD.into();
+        let told: IpAddr = NETWORK_ANSWER.into();
         eventually("it answers", || looked_up(&a, "www.example.org") == [told]);
         let running = a.up();
         let names = a.status()["mesh"]["names"].clone();
@@ -125,19 +125,19 @@ fn systemd_resolved_is_told_of_the_names_and_asks_for_no_others() {
         eventually("its name is known", || looked_up(&a, "a.seikan") == at_a);
         assert!(looked_up(&a, "nobody.seikan").is_empty());
         assert_eq!(looked_up(&a, "www.example.net"), [told]);
-        // Who would be asked in vain.
+        // A name server that does not exist.
         assert_eq!(code(&by_datagram(&a, at_a[0], "www.example.net")), REFUSED);
         running.signal("TERM");
         assert_eq!(running.ended().0, Some(0));
-        // Somebody else's now, as all names are.
+        // After that, names are another server's.
         assert_eq!(looked_up(&a, "a.seikan"), [told]);
     });
 }
 
-/// What systemd-resolved has programs ask (systemd-resolved.service(8)).
+/// The address at which systemd-resolved answers programs (systemd-resolved.service(8)).
 const STUB: &str = "nameserver 127.0.0.53\n";
 
-/// systemd-resolved on a host, with a bus of its own to be spoken to by; other names it asks for at 192.0.2.1.
+/// Runs systemd-resolved on a host, with a bus of its own. Other names go to 192.0.2.1.
 fn resolved(host: &Host, program: &Path) -> [Tunnel; 2] {
     const USER: u32 = 64_999;
     let file = |name: &str| host.folder.join(name);
@@ -149,7 +149,7 @@ fn resolved(host: &Host, program: &Path) -> [Tunnel; 2] {
         } else {
             "64999::/:/bin/false"
         };
-        // The first counts.
+        // The first one counts.
         let known = format!("systemd-resolve:x:64999:{rest}\n{known}");
         fs::write(file(name), known).expect("write");
     }
@@ -187,7 +187,7 @@ fn resolved(host: &Host, program: &Path) -> [Tunnel; 2] {
     [bus, host.start(&mut host.program("env", &[at, program]))]
 }
 
-/// Where a program is, without links.
+/// Returns the path of a program, without links.
 fn on_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     let found = std::env::split_paths(&path).map(|folder| folder.join(name));
@@ -210,7 +210,7 @@ fn a_killed_member_leaves_resolv_conf_as_it_was() {
 }
 
 #[test]
-fn nobody_else_is_told_a_name() {
+fn names_are_answered_to_this_host_only() {
     at_a_site(|site| {
         let _coordinator = site.coordinator();
         let token = site.token(&["--reusable"]);
@@ -220,11 +220,11 @@ fn nobody_else_is_told_a_name() {
         let _running = [a.up(), b.up()];
         eventually("its name is known", || looked_up(&a, "b.seikan") == at_b);
         while_answering(&[&a], || {
-            assert!(b.hears(at_a[0], SOON));
+            assert!(b.reaches(at_a[0], SOON));
             assert_eq!(by_datagram(&b, at_a[0], "b.seikan"), b"");
             assert_eq!(by_connection(&b, at_a[0], "b.seikan"), b"");
         });
-        // Of another card of its own, it may ask.
+        // From another interface of its own it may query.
         let asked = a.netns.run(|| {
             let socket = UdpSocket::bind("192.0.2.10:0").expect("bind");
             exchange(&socket, at_a[0], "b.seikan")
@@ -241,7 +241,7 @@ fn without_names_everything_else_is_as_with_them() {
         let [a, b] = [site.host(), site.host()];
         let at_a = a.join("a", &token);
         let at_b = b.join("b", &token);
-        // One is told not to, the other cannot.
+        // One is configured not to, the other cannot.
         let text = fs::read_to_string(a.file()).expect("a file");
         fs::write(a.file(), format!("{text}names = false\n")).expect("write");
         let taken = b.netns.run(|| UdpSocket::bind("0.0.0.0:53").expect("bind"));
@@ -258,12 +258,12 @@ fn without_names_everything_else_is_as_with_them() {
             assert_eq!(host.resolv_conf(), RESOLV_CONF);
         }
         while_answering(&[&a, &b], || {
-            assert!(a.hears(at_b[0], SOON) && b.hears(at_a[0], SOON));
+            assert!(a.reaches(at_b[0], SOON) && b.reaches(at_a[0], SOON));
         });
     });
 }
 
-/// What a program on a host gets for a name, in order of address.
+/// Returns the addresses that a program on a host gets for a name, sorted.
 fn looked_up(host: &Host, name: &str) -> Vec<IpAddr> {
     let output = host.run_program("getent", &["ahosts", name]);
     let said = String::from_utf8(output.stdout).expect("UTF-8");
@@ -274,7 +274,7 @@ fn looked_up(host: &Host, name: &str) -> Vec<IpAddr> {
     found
 }
 
-/// The bytes of an answer to a question for an A record; none if there was none.
+/// Returns the response to a query for an A record, or nothing.
 fn by_datagram(host: &Host, server: IpAddr, name: &str) -> Vec<u8> {
     let asked = host.netns.run(|| {
         let socket = UdpSocket::bind("0.0.0.0:0").expect("bind");
@@ -308,7 +308,7 @@ fn by_connection(host: &Host, server: IpAddr, name: &str) -> Vec<u8> {
     asked.expect("namespace")
 }
 
-/// RFC 1035, section 4.1: number 7, recursion desired, one question, class IN.
+/// Returns a query (RFC 1035, section 4.1): id 7, recursion desired, one question, class IN.
 fn question(name: &str) -> Vec<u8> {
     let mut message = vec![0, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
     for label in name.split('.') {
@@ -323,8 +323,8 @@ fn code(answer: &[u8]) -> u8 {
     answer.get(3).map_or(u8::MAX, |flags| flags & 0xf)
 }
 
-/// What the name server of the network says to everything.
-const TOLD: [u8; 4] = [198, 51, 100, 7];
+/// The answer of the network's name server to all queries.
+const NETWORK_ANSWER: [u8; 4] = [198, 51, 100, 7];
 
 fn answer_datagrams(socket: &UdpSocket) {
     let mut buffer = [0; 512];
@@ -344,16 +344,16 @@ fn answer_connections(listener: &TcpListener) {
     }
 }
 
-/// An answer with [`TOLD`] to a question for an A record, with nothing to others.
+/// Returns a response to a query: [`NETWORK_ANSWER`] for an A record, empty for others.
 fn told(question: &[u8]) -> Vec<u8> {
     let end = 12 + question[12..].iter().position(|b| *b == 0).expect("a name") + 5;
     let is_a = question[end - 3] == A;
     let mut answer = question[..end].to_vec();
     answer[2..12].copy_from_slice(&[0x81, 0x80, 0, 1, 0, u8::from(is_a), 0, 0, 0, 0]);
     if is_a {
-        // The name of the question, A, IN, 60 s.
+        // The name of the question, A, IN, TTL 60 s.
         answer.extend([0xc0, 12, 0, A, 0, 1, 0, 0, 0, 60, 0, 4]);
-        answer.extend(TOLD);
+        answer.extend(NETWORK_ANSWER);
     }
     answer
 }

@@ -1,4 +1,4 @@
-//! Members behind NATs: which pairs find each other, and which need a relay.
+//! Members behind NATs: pairs with a direct path, and pairs that need a relay.
 
 use crate::common::{Tunnel, eventually};
 use crate::mesh::site::{Host, SOON, Site, at_a_site, plug, while_answering};
@@ -11,20 +11,21 @@ use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How a NAT maps (RFC 4787, section 4.1). All of Linux's filter by address and port (section 5).
+/// Mapping of a NAT (RFC 4787, section 4.1). Filtering is by address and port (section 5), as all
+/// of Linux's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mapping {
     /// No NAT at all.
     None,
-    /// The same port for everybody: what Linux's masquerading comes to while nobody else has the port.
+    /// Endpoint-independent: Linux's masquerade while no other host uses the port.
     EndpointIndependent,
-    /// A random one for each: `fully-random`.
+    /// Symmetric, with a random port for each destination: `fully-random`.
     AddressAndPortDependent,
 }
 
 use Mapping::{AddressAndPortDependent, EndpointIndependent};
 
-/// A router that hides what is behind it.
+/// A router with a NAT.
 pub struct Nat {
     pub netlink: Netlink,
     lan: u32,
@@ -32,7 +33,7 @@ pub struct Nat {
 }
 
 impl Nat {
-    /// Number `number`, with 192.0.2.100 and so on outside and 10.0.0.1 inside.
+    /// Makes number `number`, with 192.0.2.100 and so on outside and 10.0.0.1 inside.
     pub fn create(site: &Site, number: u8, mapping: Mapping) -> Nat {
         let netns = NetNs::create().expect("a namespace");
         let netlink = netns.netlink().expect("netlink");
@@ -43,7 +44,7 @@ impl Nat {
             (&netns, "wan"),
         );
         let lan = netlink.create_bridge("lan").expect("a bridge");
-        let wan = netlink.link("wan").expect("a card").index;
+        let wan = netlink.link("wan").expect("a link").index;
         let outside = format!("192.0.2.{}/24", 100 + number);
         for (index, address) in [(wan, outside.as_str()), (lan, "10.0.0.1/24")] {
             let address = address.parse().expect("an address");
@@ -54,7 +55,7 @@ impl Nat {
             AddressAndPortDependent => "random,fully-random",
             _ => "",
         };
-        // Routers drop what nobody inside asked for, and say nothing.
+        // Like usual routers, it drops unsolicited packets silently.
         let rules = format!(
             "table ip nat {{
                  chain out {{
@@ -87,7 +88,7 @@ impl Nat {
         nat
     }
 
-    /// Changes its rules.
+    /// Changes the rules.
     pub fn run_nft(&self, rules: &str) {
         let mut nft = Command::new("nft");
         nft.args(["-f", "-"]).stdin(Stdio::piped());
@@ -98,20 +99,20 @@ impl Nat {
         assert!(child.wait().expect("nft").success());
     }
 
-    /// A host behind it.
+    /// Makes a host behind it.
     pub fn host(&self, site: &Site, number: u8) -> Host {
         let at = (&self.netlink, self.lan);
         let host = site.host_at(at, &format!("10.0.0.{}/24", 10 + number));
         let gateway = "10.0.0.1".parse().expect("an address");
         let route = Route::to("0.0.0.0/0".parse().expect("a prefix")).via(gateway);
         host.netlink
-            .add_route(&route.device(host.card))
+            .add_route(&route.device(host.nic))
             .expect("a route");
         host
     }
 }
 
-/// A member that knows what it looks like from outside.
+/// Starts a member and waits until it knows its public endpoint.
 pub fn up(host: &Host, name: &str, token: &[String; 2]) -> (Tunnel, std::net::IpAddr) {
     let (tunnel, address) = up_unseen(host, name, token);
     eventually("it knows what it looks like from outside", || {
@@ -126,11 +127,11 @@ fn up_unseen(host: &Host, name: &str, token: &[String; 2]) -> (Tunnel, std::net:
     (host.up(), addresses[0])
 }
 
-/// Two members that know each other, each at the switch or behind a NAT of its own.
+/// Two members of a mesh, each at the switch or behind a NAT of its own.
 pub struct Two {
     pub hosts: Vec<Host>,
     pub nats: Vec<Nat>,
-    /// Of the second.
+    /// Addresses of the second.
     pub address: std::net::IpAddr,
     pub running: [Tunnel; 2],
 }
@@ -140,7 +141,7 @@ impl Two {
         Two::blocked(site, mappings, &[])
     }
 
-    /// The same, where these routers let no UDP through.
+    /// As `new`, with routers that block UDP.
     pub fn blocked(site: &Site, mappings: [Mapping; 2], blocked: &[usize]) -> Two {
         let token = site.token(&["--reusable"]);
         let mut nats = Vec::new();
@@ -170,7 +171,7 @@ impl Two {
             let ends = |host: &Host, name: &str| host.peers() == [name];
             ends(&hosts[0], "b") && ends(&hosts[1], "a")
         });
-        // Where they may be reached is known a moment after that they are there.
+        // Endpoints are known a moment after the members themselves.
         std::thread::sleep(Duration::from_millis(500));
         Two {
             hosts,
@@ -180,12 +181,12 @@ impl Two {
         }
     }
 
-    /// Whether the first hears the second.
-    pub fn hear(&self, within: Duration) -> bool {
-        self.hosts[0].hears(self.address, within)
+    /// Returns whether the first gets an answer from the second.
+    pub fn reaches(&self, within: Duration) -> bool {
+        self.hosts[0].reaches(self.address, within)
     }
 
-    /// Whether each sends by a relay.
+    /// Returns whether each end sends through a relay.
     pub fn relayed(&self) -> [Option<bool>; 2] {
         [0, 1].map(|i| self.hosts[i].status()["peers"][0]["path"]["relayed"].as_bool())
     }
@@ -196,7 +197,7 @@ impl Two {
     }
 }
 
-/// A test for each cell of the matrix: they run side by side.
+/// Defines a test for each cell of the matrix; they run in parallel.
 macro_rules! pairs {
     ($($name:ident: $a:ident, $b:ident => $direct:literal;)*) => {$(
         #[test]
@@ -206,10 +207,10 @@ macro_rules! pairs {
                 let _relay = site.relay(0);
                 let two = Two::new(site, [Mapping::$a, Mapping::$b]);
                 two.answering(|| {
-                    assert!(two.hear(Duration::from_secs(3)));
+                    assert!(two.reaches(Duration::from_secs(3)));
                     let until = Instant::now() + Duration::from_secs(3);
                     let direct = [Some(false); 2];
-                    while two.hear(SOON) && two.relayed() != direct && Instant::now() < until {}
+                    while two.reaches(SOON) && two.relayed() != direct && Instant::now() < until {}
                     assert_eq!(two.relayed(), [Some(!$direct); 2], "{}", two.hosts[0].status());
                 });
             });
@@ -221,48 +222,52 @@ pairs! {
     from_behind_a_nat_to_an_open_host: EndpointIndependent, None => true;
     from_an_open_host_to_one_behind_a_nat: None, EndpointIndependent => true;
     from_behind_a_symmetric_nat_to_an_open_host: AddressAndPortDependent, None => true;
-    // The open host's initiation comes from where nobody inside has sent; its call brings the other's.
+    // The open host's initiation is blocked at the NAT; its call-me-maybe makes the other host
+    // begin.
     from_an_open_host_to_one_behind_a_symmetric_nat: None, AddressAndPortDependent => true;
     both_behind_nats: EndpointIndependent, EndpointIndependent => true;
     both_behind_symmetric_nats: AddressAndPortDependent, AddressAndPortDependent => false;
 }
 
-/// Until two ends of which one is behind a symmetric NAT meet at a port of it: half a second at the relay, a spray of 4.1 s, which meets none once
-/// in 3,400 times, and some time for both daemons to become sure.
-pub const MET_WITHIN: Duration = Duration::from_secs(18);
+/// Maximum time of port probing with one symmetric NAT: half a second on the relay, 4.1 s of
+/// probes, of which one run in 3,400 finds no port, and some time for both daemons to validate the
+/// path.
+pub const PROBING_TIME: Duration = Duration::from_secs(18);
 
-/// The search for a port, as a host tells of it.
+/// Returns the state of port probing from a host's status.
 pub fn port_search(host: &Host) -> Value {
     host.status()["peers"][0]["path"]["port_search"].clone()
 }
 
-/// The symmetric one comes by a port that the other's NAT was not told to let in, until one of many is met.
-fn is_met_at_a_port(mappings: [Mapping; 2]) {
+/// One end's NAT is symmetric: its packets come from a port that the other NAT blocks, until port
+/// probing succeeds.
+fn port_probing_succeeds(mappings: [Mapping; 2]) {
     at_a_site(|site| {
         let _coordinator = site.coordinator();
         let _relay = site.relay(0);
         let two = Two::new(site, mappings);
         two.answering(|| {
-            assert!(two.hear(Duration::from_secs(3)));
+            assert!(two.reaches(Duration::from_secs(3)));
             assert_eq!(two.relayed(), [Some(true); 2]);
-            let until = Instant::now() + MET_WITHIN;
+            let until = Instant::now() + PROBING_TIME;
             let direct = [Some(false); 2];
-            while two.hear(SOON) && two.relayed() != direct && Instant::now() < until {}
+            while two.reaches(SOON) && two.relayed() != direct && Instant::now() < until {}
             let status = || two.hosts.iter().map(Host::status).collect::<Vec<_>>();
             assert_eq!(two.relayed(), direct, "{:?}", status());
             let symmetric = |mapping: &Mapping| *mapping == AddressAndPortDependent;
             let hard = mappings.iter().position(symmetric).expect("one");
-            // The tunnel's own port is not the one that was met; the other end says that it probed.
+            // The tunnel's own port is not the one that succeeded; the other end reports its
+            // probes.
             let [hard, easy] = [hard, 1 - hard].map(|end| port_search(&two.hosts[end]));
             let own = status()[mappings.iter().position(symmetric).expect("one")]["interface"]
                 ["listen_port"]
                 .clone();
             assert!(hard["met"].is_u64() && hard["met"] != own, "{hard}");
             assert!(easy["probes"].as_u64() > Some(0), "{easy}");
-            // Of the 256 sockets one is left, and it carries what is sent.
+            // Of the 256 punch sockets one is left, and it carries the traffic.
             assert_eq!(hard["open"], 0);
             std::thread::sleep(Duration::from_secs(8));
-            assert!(two.hear(Duration::from_secs(1)));
+            assert!(two.reaches(Duration::from_secs(1)));
             assert_eq!(two.relayed(), direct, "{:?}", status());
         });
     });
@@ -270,12 +275,12 @@ fn is_met_at_a_port(mappings: [Mapping; 2]) {
 
 #[test]
 fn behind_a_nat_and_a_symmetric_nat() {
-    is_met_at_a_port([EndpointIndependent, AddressAndPortDependent]);
+    port_probing_succeeds([EndpointIndependent, AddressAndPortDependent]);
 }
 
 #[test]
 fn behind_a_symmetric_nat_and_a_nat() {
-    is_met_at_a_port([AddressAndPortDependent, EndpointIndependent]);
+    port_probing_succeeds([AddressAndPortDependent, EndpointIndependent]);
 }
 
 #[test]
@@ -286,12 +291,12 @@ fn two_symmetric_nats_stay_at_the_relay_and_nothing_is_sprayed() {
         let two = Two::new(site, [AddressAndPortDependent; 2]);
         two.answering(|| {
             eventually("they know that both are", || {
-                assert!(two.hear(SOON));
+                assert!(two.reaches(SOON));
                 let both = |host: &Host| port_search(host)["both_symmetric"] == true;
                 both(&two.hosts[0]) && both(&two.hosts[1])
             });
             let until = Instant::now() + Duration::from_secs(6);
-            while two.hear(SOON) && Instant::now() < until {
+            while two.reaches(SOON) && Instant::now() < until {
                 std::thread::sleep(Duration::from_millis(100));
             }
             assert_eq!(two.relayed(), [Some(true); 2]);
@@ -305,12 +310,12 @@ fn two_symmetric_nats_stay_at_the_relay_and_nothing_is_sprayed() {
 }
 
 #[test]
-fn a_tcp_connection_goes_on_when_a_port_is_met() {
+fn a_tcp_connection_survives_successful_port_probing() {
     at_a_site(|site| {
         let _coordinator = site.coordinator();
         let _relay = site.relay(0);
         let two = Two::new(site, [EndpointIndependent, AddressAndPortDependent]);
-        two.answering(|| assert!(two.hear(SOON)));
+        two.answering(|| assert!(two.reaches(SOON)));
         let listener = two.hosts[1].netns.run(|| TcpListener::bind(("::", 7000)));
         let listener = listener.expect("namespace").expect("a port");
         let address = SocketAddr::new(two.address, 7000);
@@ -321,7 +326,7 @@ fn a_tcp_connection_goes_on_when_a_port_is_met() {
             end.set_read_timeout(Some(SOON)).expect("a timeout");
         }
         assert_eq!(two.relayed(), [Some(true); 2]);
-        let until = Instant::now() + MET_WITHIN;
+        let until = Instant::now() + PROBING_TIME;
         let mut block = [0; 1000];
         let mut number: u32 = 0;
         while two.relayed() != [Some(false); 2] && Instant::now() < until {
@@ -341,7 +346,7 @@ fn a_tcp_connection_goes_on_when_a_port_is_met() {
     });
 }
 
-/// Bytes a second of a TCP stream from the first to the second, for so long.
+/// Returns the bytes per second of a TCP stream from the first to the second.
 fn stream(two: &Two, time: Duration) -> f64 {
     let listener = two.hosts[1].netns.run(|| TcpListener::bind(("::", 7001)));
     let listener = listener.expect("namespace").expect("a port");
@@ -370,7 +375,7 @@ fn stream(two: &Two, time: Duration) -> f64 {
 
 #[test]
 #[ignore = "takes a minute, and says only how fast"]
-fn throughput_by_a_port_that_was_met() {
+fn throughput_after_port_probing() {
     at_a_site(|first| {
         at_a_site(|second| {
             let _services = [first, second].map(|site| (site.coordinator(), site.relay(0)));
@@ -380,8 +385,8 @@ fn throughput_by_a_port_that_was_met() {
             ];
             for two in &pairs {
                 two.answering(|| {
-                    let direct = || two.hear(SOON) && two.relayed() == [Some(false); 2];
-                    let until = Instant::now() + MET_WITHIN;
+                    let direct = || two.reaches(SOON) && two.relayed() == [Some(false); 2];
+                    let until = Instant::now() + PROBING_TIME;
                     while !direct() && Instant::now() < until {}
                     assert!(direct());
                 });
@@ -410,7 +415,7 @@ fn without_a_relay_a_pair_behind_symmetric_nats_has_no_path() {
         let _coordinator = site.coordinator();
         let two = Two::new(site, [AddressAndPortDependent; 2]);
         // Retries, every 5 s, find none either.
-        two.answering(|| assert!(!two.hear(Duration::from_secs(12))));
+        two.answering(|| assert!(!two.reaches(Duration::from_secs(12))));
     });
 }
 
@@ -421,13 +426,13 @@ fn a_relay_that_dies_is_replaced_by_the_other() {
         let mut relays = [0, 1].map(|number| Some(site.relay(number)));
         let two = Two::new(site, [AddressAndPortDependent; 2]);
         two.answering(|| {
-            assert!(two.hear(SOON));
-            // Which one it is follows from their keys.
+            assert!(two.reaches(SOON));
+            // Their keys determine the relay.
             let used = two.hosts[0].status()["peers"][0]["path"]["endpoint"].clone();
             let used: SocketAddr = used.as_str().expect("one").parse().expect("one");
             drop(relays[usize::from(used.port() >= 41_000)].take());
-            // How soon is measured by `seikan lab relay`.
-            assert!(two.hear(SOON));
+            // `seikan lab relay` measures the time.
+            assert!(two.reaches(SOON));
         });
     });
 }
@@ -439,16 +444,16 @@ fn a_direct_path_that_dies_is_replaced_by_a_relay_and_found_again() {
         let _relay = site.relay(0);
         let two = Two::new(site, [EndpointIndependent; 2]);
         two.answering(|| {
-            assert!(two.hear(SOON));
+            assert!(two.reaches(SOON));
             assert_eq!(two.relayed(), [Some(false); 2]);
-            // Nobody misses anything by then: who is asked has to be told that its way has died.
+            // Without lost traffic the other end has to learn that its path is dead.
             std::thread::sleep(Duration::from_secs(2));
-            // Nothing passes between the two NATs any more; to the relay everything does.
+            // The two NATs block each other from now on; the relay stays reachable.
             two.nats[0].run_nft("insert rule inet filter through ip daddr 192.0.2.101 drop");
             two.nats[0].run_nft("insert rule inet filter through ip saddr 192.0.2.101 drop");
-            // How soon is measured by `seikan lab relay`.
+            // `seikan lab relay` measures the time.
             assert!(
-                two.hear(SOON),
+                two.reaches(SOON),
                 "{:?}",
                 two.hosts.iter().map(Host::status).collect::<Vec<_>>()
             );
@@ -456,14 +461,14 @@ fn a_direct_path_that_dies_is_replaced_by_a_relay_and_found_again() {
             two.nats[0].run_nft("flush chain inet filter through");
             two.nats[0].run_nft("add rule inet filter through accept");
             eventually("it is direct again", || {
-                two.hear(SOON) && two.relayed() == [Some(false); 2]
+                two.reaches(SOON) && two.relayed() == [Some(false); 2]
             });
         });
     });
 }
 
 #[test]
-fn behind_the_same_nat_they_meet_inside() {
+fn hosts_behind_the_same_nat_connect_inside() {
     at_a_site(|site| {
         let _coordinator = site.coordinator();
         let token = site.token(&["--reusable"]);
@@ -471,7 +476,7 @@ fn behind_the_same_nat_they_meet_inside() {
         let [a, b] = [nat.host(site, 0), nat.host(site, 1)];
         let (_a, _) = up(&a, "a", &token);
         let (_b, address) = up(&b, "b", &token);
-        while_answering(&[&b], || assert!(a.hears(address, SOON)));
+        while_answering(&[&b], || assert!(a.reaches(address, SOON)));
         let endpoint = a.status()["peers"][0]["path"]["endpoint"].clone();
         let endpoint = endpoint.as_str().expect("an endpoint").to_owned();
         assert!(endpoint.starts_with("10.0.0.11:"), "{endpoint}");
@@ -479,11 +484,11 @@ fn behind_the_same_nat_they_meet_inside() {
 }
 
 #[test]
-fn no_question_goes_to_a_system_service_of_the_host_whatever_a_relay_is_called() {
+fn no_query_goes_to_a_system_service_of_the_host_whatever_the_name_of_a_relay() {
     at_a_site(|site| {
         let _coordinator = site.coordinator();
         let host = site.host();
-        let lo = host.netlink.link("lo").expect("a card").index;
+        let lo = host.netlink.link("lo").expect("a link").index;
         host.netlink.set_up(lo).expect("up");
         let [system, other] = [53, 5353].map(|port| {
             let address = format!("127.0.0.1:{port}");
@@ -497,14 +502,14 @@ fn no_question_goes_to_a_system_service_of_the_host_whatever_a_relay_is_called()
             socket.set_read_timeout(Some(within)).expect("timeout");
             socket.recv_from(&mut [0; 1500]).is_ok()
         };
-        // Both are asked at the same time, or not.
+        // With simultaneous and separate requests.
         assert!(asked(&other, SOON));
         assert!(!asked(&system, Duration::from_secs(1)));
     });
 }
 
 #[test]
-fn what_a_host_looks_like_from_outside_is_told() {
+fn the_public_endpoint_of_a_host_is_reported() {
     at_a_site(|site| {
         let _coordinator = site.coordinator();
         let token = site.token(&["--reusable"]);

@@ -1,7 +1,7 @@
-//! What root does in the folder of a coordinator that is another user, and may have been taken over.
+//! Root in the directory of a coordinator or relay that belongs to another user: it refuses, and
+//! names the command to run instead.
 
-use crate::common::{Tunnel, skip, stderr};
-use seikan_lab::etcd::Cluster;
+use crate::common::{Tunnel, passable_folder, skip, stderr};
 use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader, ErrorKind};
 use std::net::TcpListener;
@@ -11,20 +11,20 @@ use std::process::{Command, Output, Stdio};
 
 /// `nobody` (the kernel's overflow user).
 const NOBODY: u32 = 65534;
-/// What root alone may read.
+/// A policy in a file that only root can read.
 const SECRET: &str = "allow north -> south *\n";
 
-/// A mesh in a folder of that user, behind one that it cannot pass, as with `DynamicUser=`.
-struct Owned {
+/// The directory of a coordinator that was started once.
+struct Mesh {
     folder: tempfile::TempDir,
 }
 
-impl Owned {
-    fn new() -> Owned {
-        let owned = Owned {
-            folder: tempfile::tempdir().expect("a folder"),
+impl Mesh {
+    fn new() -> Mesh {
+        let mesh = Mesh {
+            folder: passable_folder(),
         };
-        let mut child = owned
+        let mut child = mesh
             .command(&["--listen", "127.0.0.1:0"])
             .spawn()
             .expect("start");
@@ -33,41 +33,37 @@ impl Owned {
         stdout.read_line(&mut line).expect("read");
         assert!(line.contains("listens"), "{line}");
         drop(Tunnel { child, stdout });
-        fs::write(owned.secret(), SECRET).expect("written");
+        fs::write(mesh.secret(), SECRET).expect("written");
         let private = Permissions::from_mode(0o600);
-        fs::set_permissions(owned.secret(), private).expect("set");
-        owned.give_away();
-        owned
+        fs::set_permissions(mesh.secret(), private).expect("set");
+        mesh
     }
 
-    /// Where the mesh is.
-    fn store(&self) -> PathBuf {
+    /// As [`Mesh::new`], in a directory of `nobody`.
+    fn of_nobody() -> Mesh {
+        let mesh = Mesh::new();
+        mesh.give_to(NOBODY);
+        mesh
+    }
+
+    fn directory(&self) -> PathBuf {
         self.folder.path().join("mesh")
     }
 
-    /// A file that root alone may read.
+    /// A file that only root can read.
     fn secret(&self) -> PathBuf {
         self.folder.path().join("secret")
     }
 
-    fn give_away(&self) {
-        for file in self.files().iter().chain([&self.store()]) {
-            chown(file, Some(NOBODY), Some(NOBODY)).expect("given away");
+    fn give_to(&self, user: u32) {
+        for file in self.files().iter().chain([&self.directory()]) {
+            chown(file, Some(user), Some(user)).expect("given away");
         }
     }
 
     fn files(&self) -> Vec<PathBuf> {
-        let files = fs::read_dir(self.store()).expect("a folder");
+        let files = fs::read_dir(self.directory()).expect("a directory");
         files.map(|file| file.expect("a file").path()).collect()
-    }
-
-    /// Every file there is that user's.
-    fn is_its_own(&self) {
-        for file in self.files() {
-            let of = fs::metadata(&file).expect("a file");
-            let both = (of.uid(), of.gid());
-            assert_eq!(both, (NOBODY, NOBODY), "{}", file.display());
-        }
     }
 
     fn command(&self, words: &[&str]) -> Command {
@@ -76,7 +72,7 @@ impl Owned {
             .arg("coordinator")
             .args(words)
             .arg("--dir")
-            .arg(self.store())
+            .arg(self.directory())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
@@ -107,23 +103,34 @@ fn is_root() -> bool {
 }
 
 #[test]
-fn what_a_coordinator_notes_has_root_read_and_send_nothing_that_is_roots() {
+fn root_runs_no_verb_in_the_directory_of_another_user_and_names_the_command() {
     if !is_root() {
         return;
     }
-    let owned = Owned::new();
+    let mesh = Mesh::of_nobody();
     let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
     listener.set_nonblocking(true).expect("set");
     let url = format!("http://{}", listener.local_addr().expect("an address"));
-    let (secret, copy) = (owned.secret(), owned.folder.path().join("copy.db"));
-    let (secret, copy) = (text(&secret), text(&copy));
-    let noted = owned.store().join("etcd.toml");
-    let lines = format!(
+    let copy = mesh.folder.path().join("copy.db");
+    let (secret, copy) = (mesh.secret(), text(&copy).to_owned());
+    let secret = text(&secret);
+    // Root must not read a file that the directory names, nor connect to a server that it names.
+    let settings = format!(
         "endpoints = [\"{url}\"]\nprefix = \"/mesh\"\nuser = \"me\"\npassword-file = \"{secret}\"\n"
     );
-    fs::write(&noted, lines).expect("written");
-    owned.give_away();
+    fs::write(mesh.directory().join("etcd.toml"), settings).expect("written");
+    mesh.give_to(NOBODY);
+    let import = [
+        "import",
+        "--etcd",
+        &url,
+        "--etcd-user",
+        "me",
+        "--etcd-password-file",
+        secret,
+    ];
     let verbs: &[&[&str]] = &[
+        &["--listen", "127.0.0.1:0"],
         &["token"],
         &["tokens"],
         &["withdraw", "1"],
@@ -137,69 +144,132 @@ fn what_a_coordinator_notes_has_root_read_and_send_nothing_that_is_roots() {
         &["policy", "show"],
         &["policy", "explain", "a", "b", "icmp"],
         &["audit"],
-        &["export", copy],
+        &["export", &copy],
+        &import,
     ];
-    let import = [
-        "import",
-        "--etcd",
-        &url,
-        "--etcd-user",
-        "me",
-        "--etcd-password-file",
-        secret,
-    ];
-    let refused = |words: &[&str]| {
-        let output = owned.run(words);
-        let said = stderr(&output);
-        assert!(!output.status.success(), "{words:?}");
-        let why = format!("cannot read {secret}: Permission denied");
-        assert!(
-            said.contains(&why) && said.contains("as user 65534"),
-            "{words:?}: {said}"
-        );
-        assert!(!said.contains("north") && output.stdout.is_empty());
-        let asked = listener.accept().map_err(|error| error.kind());
-        assert_eq!(asked.err(), Some(ErrorKind::WouldBlock), "{words:?}");
-    };
     for words in verbs {
-        refused(words);
+        let output = mesh.run(words);
+        let error = stderr(&output);
+        assert_eq!(output.status.code(), Some(1), "{words:?}");
+        let shown = words.join(" ").replace("--secret x", "--secret ...");
+        let command = format!("coordinator {shown} --dir {}", text(&mesh.directory()));
+        assert!(
+            error.contains("sudo -u nobody ") && error.contains(&command),
+            "{words:?}: {error}"
+        );
+        assert!(!error.contains("north") && output.stdout.is_empty());
+        let connection = listener.accept().map_err(|error| error.kind());
+        assert_eq!(connection.err(), Some(ErrorKind::WouldBlock), "{words:?}");
     }
-    fs::remove_file(noted).expect("gone");
-    refused(&import);
+    assert!(!Path::new(&copy).exists());
 }
 
 #[test]
-fn what_a_coordinator_notes_moves_no_cursor_in_the_error_about_it() {
+fn the_command_for_a_user_without_a_name_is_of_setpriv() {
     if !is_root() {
         return;
     }
-    let owned = Owned::new();
+    let mesh = Mesh::new();
+    mesh.give_to(3_999_999_999);
+    let error = stderr(&mesh.run(&["token"]));
+    let command = "run: sudo setpriv --reuid 3999999999 --regid 3999999999 --clear-groups ";
+    assert!(error.contains(command), "{error}");
+}
+
+#[test]
+fn root_reads_no_secret_through_a_link_in_the_directory_of_a_relay() {
+    if !is_root() {
+        return;
+    }
+    let folder = passable_folder();
+    let (of_root, of_nobody) = (folder.path().join("root"), folder.path().join("relay"));
+    let run = |words: &[&str], directory: &Path| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_seikan"));
+        command.arg("relay").args(words).arg("--dir").arg(directory);
+        command.stdin(Stdio::null()).output().expect("start")
+    };
+    let secret = ["secret", "--host", "relay.example.org"];
+    assert!(run(&secret, &of_root).status.success());
+    fs::create_dir(&of_nobody).expect("made");
+    symlink(of_root.join("secret"), of_nobody.join("secret")).expect("a link");
+    chown(&of_nobody, Some(NOBODY), Some(NOBODY)).expect("given away");
+    for words in [&secret[..], &["--listen", "127.0.0.1:0"]] {
+        let output = run(words, &of_nobody);
+        let error = stderr(&output);
+        assert!(!output.status.success() && output.stdout.is_empty());
+        assert!(error.contains("sudo -u nobody "), "{error}");
+    }
+}
+
+/// Root becomes the daemons' user for its verbs in a directory that a coordinator of root has.
+#[test]
+fn verbs_of_root_follow_no_link_of_the_daemon_and_leave_it_its_files() {
+    if !is_root() {
+        return;
+    }
+    let mesh = Mesh::new();
+    let owner = fs::metadata(mesh.directory()).expect("a directory").uid();
+    assert_ne!(owner, 0);
+    mesh.done(&["token", "--reusable"]);
+    // Files on the command line are root's to read and write.
+    mesh.done(&["policy", "set", text(&mesh.secret())]);
+    let shown = mesh.done(&["policy", "show"]);
+    assert_eq!(String::from_utf8_lossy(&shown.stdout), SECRET);
+    let copy = mesh.folder.path().join("copy.db");
+    mesh.done(&["export", text(&copy)]);
+    let metadata = fs::metadata(&copy).expect("a file");
+    assert_eq!((metadata.uid(), metadata.mode() & 0o777), (0, 0o600));
+    let again = mesh.run(&["export", text(&copy)]);
+    assert!(!again.status.success(), "it exists");
+    assert_eq!(fs::metadata(&copy).expect("a file").len(), metadata.len());
+    for file in mesh.files() {
+        let metadata = fs::metadata(&file).expect("a file");
+        assert_eq!(metadata.uid(), owner, "{}", file.display());
+    }
+
+    let moved = mesh.folder.path().join("moved");
+    fs::rename(mesh.directory().join("mesh.db"), &moved).expect("renamed");
+    chown(&moved, Some(0), Some(0)).expect("root's");
+    let before = fs::read(&moved).expect("a file");
+    symlink(&moved, mesh.directory().join("mesh.db")).expect("a link");
+    assert!(!mesh.run(&["token"]).status.success());
+    assert_eq!(fs::read(&moved).expect("a file"), before);
+    assert!(!moved.with_extension("db-wal").exists());
+}
+
+#[test]
+fn an_error_about_etcd_settings_has_no_control_characters() {
+    if !is_root() {
+        return;
+    }
+    let mesh = Mesh::new();
     let lines = "endpoints = [\"\\u001b[2J://x\"]\nprefix = \"/mesh\"\n";
-    fs::write(owned.store().join("etcd.toml"), lines).expect("written");
-    owned.give_away();
-    let output = owned.run(&["members"]);
-    let said = stderr(&output);
+    fs::write(mesh.directory().join("etcd.toml"), lines).expect("written");
+    let owner = fs::metadata(mesh.directory()).expect("a directory").uid();
+    mesh.give_to(owner);
+    let output = mesh.run(&["members"]);
+    let error = stderr(&output);
     assert!(!output.status.success());
-    assert!(said.contains("[2J://x"), "{said}");
-    assert!(!said.contains('\u{1b}'), "{said:?}");
+    assert!(error.contains("[2J://x"), "{error}");
+    assert!(!error.contains('\u{1b}'), "{error:?}");
 }
 
 #[test]
-fn a_policy_moves_no_cursor_and_a_file_gets_it_as_it_was_written() {
+fn a_policy_is_shown_without_control_characters_and_written_to_a_file_unchanged() {
     if !is_root() {
         return;
     }
-    let owned = Owned::new();
+    let mesh = Mesh::new();
     let rules = "# \u{1b}[2Jhidden\nallow *\t-> * *\n";
-    fs::write(owned.secret(), rules).expect("written");
-    owned.done(&["policy", "set", text(&owned.secret())]);
-    let shown = owned.done(&["policy", "show"]);
+    fs::write(mesh.secret(), rules).expect("written");
+    mesh.done(&["policy", "set", text(&mesh.secret())]);
+    let shown = mesh.done(&["policy", "show"]);
     assert_eq!(String::from_utf8_lossy(&shown.stdout), rules);
     // script(1), of bsdutils, which every Debian has, makes a terminal.
     let line = format!(
         "{} coordinator policy show --dir {}",
         env!("CARGO_BIN_EXE_seikan"),
-        text(&owned.store())
+        text(&mesh.directory())
     );
     let mut script = Command::new("script");
     script.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
@@ -214,140 +284,47 @@ fn a_policy_moves_no_cursor_and_a_file_gets_it_as_it_was_written() {
 }
 
 #[test]
-fn what_a_coordinator_links_to_is_not_written_by_root() {
+fn a_relative_directory_is_found_and_a_missing_one_is_not_made() {
     if !is_root() {
         return;
     }
-    let owned = Owned::new();
-    let away = owned.folder.path().join("away");
-    fs::rename(owned.store().join("mesh.db"), &away).expect("renamed");
-    let before = fs::read(&away).expect("a file");
-    symlink(&away, owned.store().join("mesh.db")).expect("a link");
-    let output = owned.run(&["token"]);
-    assert!(!output.status.success());
-    assert_eq!(fs::read(&away).expect("a file"), before);
-    assert!(!away.with_extension("db-wal").exists());
-}
-
-#[test]
-fn what_a_relay_links_to_is_not_read_by_root_nor_printed_as_its_secret() {
-    if !is_root() {
-        return;
-    }
-    let folder = tempfile::tempdir().expect("a folder");
-    let (of_root, of_nobody) = (folder.path().join("root"), folder.path().join("relay"));
-    let run = |words: &[&str], dir: &Path| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_seikan"));
-        command.arg("relay").args(words).arg("--dir").arg(dir);
-        command.stdin(Stdio::null()).output().expect("start")
-    };
-    let secret = ["secret", "--host", "relay.example.org"];
-    assert!(run(&secret, &of_root).status.success());
-    fs::create_dir(&of_nobody).expect("made");
-    symlink(of_root.join("secret"), of_nobody.join("secret")).expect("a link");
-    // As long as it is root's own, root trusts it.
-    assert!(run(&secret, &of_nobody).status.success());
-    chown(&of_nobody, Some(NOBODY), Some(NOBODY)).expect("given away");
-    let output = run(&secret, &of_nobody);
-    assert!(!output.status.success());
-    assert!(output.stdout.is_empty());
-    let said = stderr(&output);
-    assert!(said.contains("Permission denied"), "{said}");
-    assert!(said.contains("as user 65534"), "{said}");
-    // The service is that user, too.
-    let output = run(&["--listen", "127.0.0.1:0"], &of_nobody);
-    assert!(!output.status.success());
-    let said = stderr(&output);
-    assert!(said.contains("Permission denied"), "{said}");
-}
-
-#[test]
-fn verbs_work_in_a_folder_that_is_named_from_where_root_is_and_in_none_that_is_not_there() {
-    if !is_root() {
-        return;
-    }
-    let owned = Owned::new();
+    let mesh = Mesh::new();
     let verb = |words: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_seikan"));
         command.arg("coordinator").args(words);
-        command.current_dir(owned.folder.path());
+        command.current_dir(mesh.folder.path());
         command.stdin(Stdio::null()).output().expect("start")
     };
     let output = verb(&["token", "--dir", "mesh"]);
     assert!(output.status.success(), "{}", stderr(&output));
-    owned.is_its_own();
     let output = verb(&["token", "--dir", "nowhere"]);
-    let said = stderr(&output);
+    let error = stderr(&output);
     assert!(
-        !output.status.success() && said.contains("there is no folder nowhere"),
-        "{said}"
+        !output.status.success() && error.contains("cannot find the directory nowhere"),
+        "{error}"
     );
-    assert!(!owned.folder.path().join("nowhere").exists());
+    assert!(!mesh.folder.path().join("nowhere").exists());
 }
 
 #[test]
-fn root_trusts_no_folder_that_others_can_change() {
+fn root_uses_no_directory_that_others_can_change() {
     if !is_root() {
         return;
     }
-    let owned = Owned::new();
-    chown(owned.store(), Some(0), Some(0)).expect("taken back");
+    let mesh = Mesh::new();
+    mesh.give_to(0);
     let everybody = Permissions::from_mode(0o777);
-    fs::set_permissions(owned.store(), everybody).expect("set");
+    fs::set_permissions(mesh.directory(), everybody).expect("set");
     for words in [&["token"][..], &["--listen", "127.0.0.1:0"]] {
-        let output = owned.run(words);
-        let said = stderr(&output);
+        let output = mesh.run(words);
+        let error = stderr(&output);
         assert!(
             !output.status.success() && output.stdout.is_empty(),
             "{words:?}"
         );
         assert!(
-            said.contains("can be changed by others"),
-            "{words:?}: {said}"
+            error.contains("can be changed by others"),
+            "{words:?}: {error}"
         );
     }
-}
-
-#[test]
-fn verbs_leave_the_coordinator_its_files_and_root_reads_and_writes_what_it_names() {
-    if !is_root() {
-        return;
-    }
-    let owned = Owned::new();
-    owned.done(&["token", "--reusable"]);
-    owned.done(&["policy", "set", text(&owned.secret())]);
-    let shown = owned.done(&["policy", "show"]);
-    assert_eq!(String::from_utf8_lossy(&shown.stdout), SECRET);
-    owned.is_its_own();
-
-    let copy = owned.folder.path().join("copy.db");
-    owned.done(&["export", text(&copy)]);
-    let of = fs::metadata(&copy).expect("a file");
-    assert_eq!((of.uid(), of.mode() & 0o777), (0, 0o600));
-    let again = owned.run(&["export", text(&copy)]);
-    assert!(!again.status.success(), "it is there");
-    assert_eq!(fs::metadata(&copy).expect("a file").len(), of.len());
-    // For the service to go on with.
-    let back = owned.store().join("back.db");
-    owned.done(&["export", text(&back)]);
-    owned.is_its_own();
-}
-
-#[test]
-fn what_an_import_leaves_is_the_coordinators() {
-    if !is_root() {
-        return;
-    }
-    if !Cluster::is_possible() {
-        return skip("no etcd (Debian: etcd-server)");
-    }
-    let owned = Owned::new();
-    let cluster = Cluster::start(None).expect("a cluster");
-    let urls = cluster.endpoints().join(",");
-    owned.done(&["import", "--etcd", &urls]);
-    for name in ["etcd.toml", "mesh.db.moved"] {
-        assert!(owned.store().join(name).exists(), "{name}");
-    }
-    owned.done(&["members"]);
-    owned.is_its_own();
 }

@@ -1,4 +1,4 @@
-//! `seikan ping`: whether a peer answers, by which way, and that this changes.
+//! `seikan ping`: answers, their path, and changes of the path.
 
 use crate::common::{eventually, stderr};
 use crate::mesh::nat::{Mapping, Two};
@@ -15,7 +15,7 @@ impl Host {
     }
 }
 
-/// What a run with `--json` says, line by line.
+/// A run of `ping --json`, line by line.
 struct Pings(Child, std::io::Lines<BufReader<std::process::ChildStdout>>);
 
 impl Pings {
@@ -34,13 +34,13 @@ impl Pings {
         value
     }
 
-    /// The next change of the way.
+    /// Returns the next change of the path.
     fn moved(&mut self) -> Value {
         let until = Instant::now() + Duration::from_secs(60);
         while Instant::now() < until {
             let line = self.next();
-            if !line["moved"].is_null() {
-                return line["moved"].clone();
+            if !line["path-changed"].is_null() {
+                return line["path-changed"].clone();
             }
         }
         panic!("no change of the way");
@@ -48,18 +48,18 @@ impl Pings {
 }
 
 #[test]
-fn a_change_of_the_way_is_told_when_it_happens() {
+fn a_change_of_the_path_is_reported_at_once() {
     at_a_site(|site| {
         let _coordinator = site.coordinator();
         let _relay = site.relay(0);
         let two = Two::new(site, [Mapping::EndpointIndependent; 2]);
-        // Nothing passes between the two NATs; to the relay everything does.
+        // The two NATs block each other; the relay is reachable.
         let between = "192.0.2.101";
         for rule in ["daddr", "saddr"] {
             let rule = format!("insert rule inet filter through ip {rule} {between} drop");
             two.nats[0].run_nft(&rule);
         }
-        // Nothing was sent before: the question itself has the way found.
+        // No packet was sent before: the request itself starts the search for a path.
         let mut pings = Pings::begin(&two.hosts[0], "b.seikan");
         let first = loop {
             let line = pings.next()["ping"].clone();
@@ -81,14 +81,14 @@ fn a_change_of_the_way_is_told_when_it_happens() {
         }
         let back = pings.moved();
         assert_eq!(back["to"]["relayed"], true, "{back}");
-        // Ctrl-C: `unshare` and the shell have become the program itself.
+        // Ctrl-C: `unshare` and the shell have been replaced by the program.
         let pid = pings.0.id().to_string();
         let killed = Command::new("kill").args(["-INT", &pid]).status();
         assert!(killed.expect("kill").success());
         let sum = loop {
             let line = pings.next();
-            if !line["sum"].is_null() {
-                break line["sum"].clone();
+            if !line["summary"].is_null() {
+                break line["summary"].clone();
             }
         };
         assert!(pings.0.wait().expect("an end").success());
@@ -98,7 +98,7 @@ fn a_change_of_the_way_is_told_when_it_happens() {
 }
 
 #[test]
-fn a_member_is_asked_by_name_address_or_key_and_who_is_gone_gives_no_answer() {
+fn a_member_is_pinged_by_name_address_or_key_and_a_stopped_one_gives_no_answer() {
     at_a_site(|site| {
         let _coordinator = site.coordinator();
         let token = site.token(&["--reusable"]);
@@ -111,7 +111,7 @@ fn a_member_is_asked_by_name_address_or_key_and_who_is_gone_gives_no_answer() {
         });
         let key = a.status()["peers"][0]["public_key"].clone();
         let key = key.as_str().expect("a key");
-        // Where it is, they may know a moment later than that it is there.
+        // Endpoints may be known a moment after the members.
         eventually("it answers", || a.ping(&["b", "-c", "1"]).status.success());
         for peer in [
             "b",

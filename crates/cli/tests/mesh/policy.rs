@@ -1,4 +1,4 @@
-//! Who may talk to whom, as hosts meet it.
+//! The policy of a mesh, as hosts experience it.
 
 use crate::common::{eventually, stderr};
 use crate::mesh::site::{Host, SOON, Site, at_a_site, while_answering};
@@ -7,14 +7,14 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Time that a change may take to reach members.
-const HEARD: Duration = Duration::from_secs(3);
-/// Time in which nothing comes of what is denied.
+/// Time in which a change reaches members.
+const REACHES_MEMBERS: Duration = Duration::from_secs(3);
+/// Time to wait for denied traffic that must not arrive.
 const NEVER: Duration = Duration::from_millis(300);
 const OPEN: u16 = 8001;
 const CLOSED: u16 = 8002;
 
-/// Listens at both ports for as long as they are kept; connections wait in the kernel.
+/// Listens at both ports while the result lives; connections wait in the kernel.
 fn listen(host: &Host) -> Vec<TcpListener> {
     let listen = || [OPEN, CLOSED].map(|port| TcpListener::bind(("::", port)).expect("bind"));
     host.netns.run(listen).expect("namespace").into()
@@ -44,7 +44,8 @@ fn pings(from: &Host, to: IpAddr) -> bool {
     child.wait().expect("an end").success()
 }
 
-/// Packets of its one peer that policy kept out, after a look whether all are accounted for.
+/// Returns the packets of its only peer that the policy dropped, after a check that all packets are
+/// accounted for.
 fn denied(host: &Host) -> u64 {
     let inbound = &host.status()["peers"][0]["traffic"]["inbound"];
     assert_eq!(inbound["unaccounted"], 0, "{inbound}");
@@ -59,7 +60,7 @@ fn set_policy(site: &Site, text: &str) {
     assert_eq!(site.administer(&["policy", "show"]), text);
 }
 
-/// A host with the tag `ops` and one with the tag `web`, and their addresses.
+/// Runs a test with a host tagged `ops` and one tagged `web`, and their addresses.
 fn tagged(site: &Site) -> ([Host; 2], [Vec<IpAddr>; 2]) {
     let [a, b] = [site.host(), site.host()];
     let at_a = a.join("a", &site.token(&["--tag", "ops"]));
@@ -68,12 +69,12 @@ fn tagged(site: &Site) -> ([Host; 2], [Vec<IpAddr>; 2]) {
 }
 
 #[test]
-fn members_of_different_tags_reach_what_a_rule_opens_and_nothing_else() {
+fn members_of_different_tags_reach_only_ports_that_a_rule_opens() {
     at_a_site(|site| {
         let _coordinator = site.coordinator();
         let ([a, b], [at_a, at_b]) = tagged(site);
         let _running = [a.up(), b.up()];
-        std::thread::sleep(HEARD);
+        std::thread::sleep(REACHES_MEMBERS);
         assert!(a.peers().is_empty() && b.peers().is_empty());
         set_policy(site, "allow tag:ops -> tag:web udp/9\n");
         eventually("they know each other", || {
@@ -85,37 +86,37 @@ fn members_of_different_tags_reach_what_a_rule_opens_and_nothing_else() {
                 let before = denied(to);
                 for address in at {
                     assert!(!connects(from, *address, OPEN, NEVER), "{address}");
-                    assert!(!from.hears(*address, NEVER), "{address}");
+                    assert!(!from.reaches(*address, NEVER), "{address}");
                     assert!(!pings(from, *address), "{address}");
                 }
-                // It was policy, not the tunnel.
+                // The policy dropped it, not the tunnel.
                 assert!(denied(to) >= before + 6);
             }
             set_policy(site, "# web\nallow tag:ops -> tag:web tcp/8001\n");
             for address in &at_b {
-                assert!(connects(&a, *address, OPEN, HEARD), "{address}");
+                assert!(connects(&a, *address, OPEN, REACHES_MEMBERS), "{address}");
                 assert!(!connects(&a, *address, CLOSED, NEVER), "{address}");
-                assert!(!a.hears(*address, NEVER), "{address}");
+                assert!(!a.reaches(*address, NEVER), "{address}");
                 assert!(!pings(&a, *address), "{address}");
             }
             for address in &at_a {
                 assert!(!connects(&b, *address, OPEN, NEVER), "{address}");
-                assert!(!b.hears(*address, NEVER), "{address}");
+                assert!(!b.reaches(*address, NEVER), "{address}");
             }
-            // UDP: the answers of what is asked from the other side come in.
+            // UDP: answers to the other side's requests pass.
             set_policy(site, "allow b -> a udp/7\nallow a -> b icmp\n");
-            assert!(b.hears(at_a[0], HEARD) && b.hears(at_a[1], HEARD));
+            assert!(b.reaches(at_a[0], REACHES_MEMBERS) && b.reaches(at_a[1], REACHES_MEMBERS));
             assert!(pings(&a, at_b[0]) && pings(&a, at_b[1]));
             assert!(!pings(&b, at_a[0]));
-            assert!(!a.hears(at_b[0], NEVER));
+            assert!(!a.reaches(at_b[0], NEVER));
             assert!(!connects(&a, at_b[0], OPEN, NEVER), "that rule is gone");
-            // A tag in common opens nothing beside rules, and everything without any.
+            // A shared tag allows nothing beside rules, and everything without rules.
             site.administer(&["tag", "a", "web"]);
-            std::thread::sleep(HEARD);
+            std::thread::sleep(REACHES_MEMBERS);
             assert!(!connects(&a, at_b[0], CLOSED, NEVER));
             set_policy(site, "# by tags\n");
-            assert!(connects(&a, at_b[0], CLOSED, HEARD));
-            assert!(connects(&b, at_a[0], CLOSED, HEARD));
+            assert!(connects(&a, at_b[0], CLOSED, REACHES_MEMBERS));
+            assert!(connects(&b, at_a[0], CLOSED, REACHES_MEMBERS));
             site.administer(&["tag", "a", "--none"]);
             eventually("they are gone for each other", || {
                 a.peers().is_empty() && b.peers().is_empty()
@@ -155,7 +156,7 @@ fn policy_holds_and_is_explained_without_a_coordinator() {
         eventually("it is kept", || {
             !explain(&b, "a", "b", "tcp/8001").is_null()
         });
-        // And where the other is: nobody tells it again.
+        // And the peer's endpoint: the coordinator does not send it again.
         let kept = format!("{}/members.json", b.interface);
         let kept = b.folder.join("state").join(kept);
         eventually("its address is kept", || {
@@ -166,7 +167,7 @@ fn policy_holds_and_is_explained_without_a_coordinator() {
         assert_eq!(first.ended().0, Some(0));
         let _b = b.up();
         let _listening = listen(&b);
-        // From another port than before, of which the other one learns by its handshake.
+        // From another port than before, which the peer learns by the handshake.
         assert!(!pings(&b, at_a[0]));
         assert!(connects(&a, at_b[0], OPEN, SOON));
         assert!(!connects(&a, at_b[0], CLOSED, NEVER));
@@ -174,13 +175,13 @@ fn policy_holds_and_is_explained_without_a_coordinator() {
         assert_eq!(answer["rule"], "allow tag:ops -> tag:web tcp/8001");
         assert_eq!(explain(&b, "a", "b", "tcp/8002")["why"], "nothing");
         assert_eq!(explain(&b, "b", "a", "tcp/8001")["why"], "nothing");
-        // The administrator hears the same.
+        // The administrator gets the same answer.
         let said = site.administer(&["policy", "explain", "a", "b", "tcp/8001"]);
         assert!(said.contains("allow tag:ops -> tag:web tcp/8001"), "{said}");
     });
 }
 
-/// The member sends what its own program never would: its interface has the other as a peer of the file, with networks behind it.
+/// A modified member: its interface has the other as a peer of the file, with networks behind it.
 #[test]
 fn a_rule_opens_the_member_and_nothing_behind_it_nor_groups_nor_broadcasts() {
     at_a_site(|site| {
@@ -194,7 +195,7 @@ fn a_rule_opens_the_member_and_nothing_behind_it_nor_groups_nor_broadcasts() {
             let mut child = host.netns.spawn_command(&mut command).expect(words[0]);
             assert!(child.wait().expect("an end").success(), "{words:?}");
         };
-        // What is behind the other: another network of its own host.
+        // Behind the peer: another network of its host.
         words(&b, "ip link add behind type veth peer name wall");
         words(&b, "ip link set wall up");
         words(&b, "ip link set behind up");
@@ -239,14 +240,14 @@ fn a_rule_opens_the_member_and_nothing_behind_it_nor_groups_nor_broadcasts() {
             socket
         };
         let sender = a.netns.run(send).expect("namespace");
-        let hears = || received.recv_from(&mut [0; 64]).is_ok();
+        let reaches = || received.recv_from(&mut [0; 64]).is_ok();
         sender.send_to(b"you?", (at_b[0], OPEN)).expect("sent");
-        assert!(hears(), "its own address");
+        assert!(reaches(), "its own address");
         for to in ["100.95.255.255", "224.0.0.1", "255.255.255.255"] {
             let before = denied(&b);
             sender.send_to(b"anybody?", (to, OPEN)).expect(to);
             eventually(to, || denied(&b) > before);
-            assert!(!hears(), "{to}");
+            assert!(!reaches(), "{to}");
         }
         drop(listening);
     });
@@ -288,7 +289,7 @@ fn the_first_rule_denies_everything_else_in_a_mesh_without_tags_and_says_so() {
             !explained.status.success()
         });
         let again = site.administer(&["policy", "set", path]);
-        assert!(again.contains("no pair"), "{again}");
+        assert!(again.contains("no change"), "{again}");
         std::fs::write(file.path(), "allow * -> * *\n").expect("written");
         let said = site.administer(&["policy", "set", path]);
         assert!(said.contains("opened: 5 pairs\n"), "{said}");
@@ -299,7 +300,8 @@ fn the_first_rule_denies_everything_else_in_a_mesh_without_tags_and_says_so() {
     });
 }
 
-/// The file is there for every namespace: the verb is said on a member's host, as an administrator does who came by the mesh.
+/// All namespaces see the file: the verb runs on a member's host, like that of an administrator who
+/// is connected through the mesh.
 #[test]
 fn a_policy_that_takes_something_from_this_host_is_set_after_a_yes_alone() {
     at_a_site(|site| {
@@ -317,7 +319,7 @@ fn a_policy_that_takes_something_from_this_host_is_set_after_a_yes_alone() {
             a.run(&[&words[..], more].concat())
         };
         let in_force = || site.administer(&["policy", "show"]);
-        // What takes nothing from it needs no question, and there is nobody to ask.
+        // Without lost access there is no question, and no terminal is needed.
         let wide = "allow * -> * *\n";
         let done = set(wide, &[]);
         assert!(done.status.success(), "{}", stderr(&done));
@@ -327,7 +329,7 @@ fn a_policy_that_takes_something_from_this_host_is_set_after_a_yes_alone() {
         let said = stderr(&refused);
         assert!(said.contains("b -> a") && said.contains("--yes"), "{said}");
         assert_eq!(in_force(), wide);
-        // At a terminal it asks.
+        // With a terminal it asks.
         let answered = |answer: &str| {
             let binary = env!("CARGO_BIN_EXE_seikan");
             let line = format!("{binary} coordinator policy set {path} --dir {store}");

@@ -1,4 +1,4 @@
-//! `seikan rotate-key`: another key while packets go both ways.
+//! `seikan rotate-key`: replacement of a key while packets flow both ways.
 
 use crate::common::{eventually, stderr};
 use crate::mesh::nat::{Mapping, Two};
@@ -10,7 +10,7 @@ use std::net::{IpAddr, UdpSocket};
 use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
-/// How often a packet is sent.
+/// Interval of packets.
 const EVERY: Duration = Duration::from_millis(10);
 
 impl Host {
@@ -25,7 +25,7 @@ impl Host {
     }
 }
 
-/// Sends a packet every 10 ms for so long; those that were not answered.
+/// Sends a packet every 10 ms for that time; returns those without answer.
 fn unanswered(from: &NetNs, to: IpAddr, time: Duration) -> BTreeSet<u32> {
     let asked = from.run(|| {
         let socket = UdpSocket::bind("0.0.0.0:0").expect("bind");
@@ -34,7 +34,7 @@ fn unanswered(from: &NetNs, to: IpAddr, time: Duration) -> BTreeSet<u32> {
         let mut missing = BTreeSet::new();
         let begun = Instant::now();
         let count = (time.as_millis() / EVERY.as_millis()) as u32;
-        // Some time after the last for its answer.
+        // Time for the last answer.
         for number in 0..count + 100 {
             if number < count && socket.send(&number.to_be_bytes()).is_ok() {
                 missing.insert(number);
@@ -68,7 +68,7 @@ fn no_packet_is_lost_while_either_end_has_another_key() {
         };
         let modes = [&a, &b].map(mode);
         while_answering(&[&b], || {
-            assert!(a.hears(at_b[0], SOON));
+            assert!(a.reaches(at_b[0], SOON));
             let netns = &a.netns;
             let missing = std::thread::scope(|scope| {
                 let sending = scope.spawn(|| unanswered(netns, at_b[0], Duration::from_secs(14)));
@@ -80,7 +80,7 @@ fn no_packet_is_lost_while_either_end_has_another_key() {
             });
             assert_eq!(missing, BTreeSet::new());
         });
-        // Each knows the other's new key, and has a session under it.
+        // Each knows the other's new key and has a session under it.
         let after = [&a, &b].map(Host::public_key);
         assert!(after[0] != before[0] && after[1] != before[1]);
         for (host, other) in [(&a, &after[1]), (&b, &after[0])] {
@@ -95,17 +95,17 @@ fn no_packet_is_lost_while_either_end_has_another_key() {
         let audit = site.administer(&["audit"]);
         assert_eq!(audit.matches("key changed").count(), 3, "{audit}");
         assert_eq!([&a, &b].map(mode), modes);
-        // What is in the file is what it is now.
+        // The file has the key in use.
         b_runs.signal("TERM");
         assert_eq!(b_runs.ended().0, Some(0));
         let _b = b.up();
         assert_eq!(b.public_key(), after[1]);
-        while_answering(&[&b], || assert!(a.hears(at_b[0], SOON)));
+        while_answering(&[&b], || assert!(a.reaches(at_b[0], SOON)));
     });
 }
 
 #[test]
-fn a_key_that_the_coordinator_was_not_told_of_is_told_at_the_next_start() {
+fn an_unregistered_key_is_registered_at_the_next_start() {
     at_a_site(|site| {
         let coordinator = site.coordinator();
         let token = site.token(&["--reusable"]);
@@ -118,11 +118,11 @@ fn a_key_that_the_coordinator_was_not_told_of_is_told_at_the_next_start() {
         let before = b.public_key();
         let kept = fs::read_to_string(b.file()).expect("a file");
         drop(coordinator);
-        // It cannot be told: everything is as it was.
+        // The coordinator cannot be reached: everything stays as it was.
         let output = b.run(&["rotate-key", &b.file()]);
         assert!(!output.status.success());
         assert!(
-            stderr(&output).contains("the key was not changed"),
+            stderr(&output).contains("cannot rotate the key; the old one stays"),
             "{}",
             stderr(&output)
         );
@@ -140,7 +140,7 @@ fn a_key_that_the_coordinator_was_not_told_of_is_told_at_the_next_start() {
         fs::write(b.file(), kept.replace(line.expect("a key"), &other)).expect("written");
         let _b = b.up();
         assert_ne!(b.public_key(), before);
-        while_answering(&[&b], || assert!(a.hears(at_b[0], SOON)));
+        while_answering(&[&b], || assert!(a.reaches(at_b[0], SOON)));
         assert_eq!(a.status()["peers"][0]["public_key"], *b.public_key());
     });
 }
@@ -161,7 +161,7 @@ fn a_gateway_is_to_be_stopped_first_and_has_another_key_then() {
         assert!(!output.status.success());
         let said = stderr(&output);
         assert!(
-            said.contains("stop it") && said.contains("nothing was changed"),
+            said.contains("cannot rotate the key") && said.contains("seikan down"),
             "{said}"
         );
         assert_eq!((host.public_key(), file()), (before.clone(), kept));
@@ -182,11 +182,11 @@ fn a_pair_at_a_relay_goes_over_to_its_new_port_there() {
         let [a, b] = [&two.hosts[0], &two.hosts[1]];
         let ports = || [a, b].map(|host| host.status()["peers"][0]["path"]["endpoint"].clone());
         while_answering(&[b], || {
-            assert!(a.hears(two.address, SOON));
+            assert!(a.reaches(two.address, SOON));
             let before = ports();
             let (netns, to) = (&a.netns, two.address);
             let missing = std::thread::scope(|scope| {
-                // A side is bound anew every 20 s.
+                // A relay binding is refreshed every 20 s.
                 let sending = scope.spawn(move || unanswered(netns, to, Duration::from_secs(30)));
                 std::thread::sleep(Duration::from_secs(2));
                 b.rotate_key();

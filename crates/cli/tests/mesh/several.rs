@@ -1,6 +1,6 @@
-//! Several coordinators over etcd: some of them gone, and in the end all.
+//! Several coordinators over etcd: with some of them stopped, and with all stopped.
 
-use crate::common::{Tunnel, eventually, skip};
+use crate::common::{Tunnel, eventually, passable_folder, skip};
 use crate::mesh::site::{SOON, Site, at_a_site, while_answering};
 use seikan_lab::etcd::Cluster;
 use seikan_node::mesh::client::{Client, wait_for};
@@ -33,7 +33,7 @@ fn members_do_not_notice_that_a_coordinator_and_a_member_of_etcd_are_killed() {
         c.join("c", &token);
         let _running = [a.up(), b.up(), c.up()];
         while_answering(&[&a, &b], || {
-            assert!(a.hears(at_b[0], SOON) && b.hears(at_a[0], SOON));
+            assert!(a.reaches(at_b[0], SOON) && b.reaches(at_a[0], SOON));
             assert_eq!(a.status()["mesh"]["coordinator"], "https://192.0.2.1:7443");
             eventually("both coordinators are known", || {
                 let kept = a
@@ -74,7 +74,7 @@ fn members_do_not_notice_that_a_coordinator_and_a_member_of_etcd_are_killed() {
             eventually("the loss is told", || {
                 !a.status()["mesh"]["contact"]["lost"].is_null()
             });
-            assert!(a.hears(at_b[0], SOON) && b.hears(at_a[0], SOON));
+            assert!(a.reaches(at_b[0], SOON) && b.reaches(at_a[0], SOON));
             assert_eq!(a.peers(), ["b"]);
         });
     });
@@ -92,7 +92,7 @@ fn a_mesh_moves_from_one_coordinator_to_several_and_its_members_stay_up() {
         c.join("c", &token);
         let _running = [a.up(), b.up(), c.up()];
         while_answering(&[&a, &b], || {
-            assert!(a.hears(at_b[0], SOON) && b.hears(at_a[0], SOON));
+            assert!(a.reaches(at_b[0], SOON) && b.reaches(at_a[0], SOON));
             eventually("they know each other", || a.peers() == ["b", "c"]);
             let mut ping = Command::new("ping");
             ping.args(["-i", "0.05", "-W", "1", &at_b[0].to_string()])
@@ -115,7 +115,7 @@ fn a_mesh_moves_from_one_coordinator_to_several_and_its_members_stay_up() {
             alone.signal("KILL");
             let advertise = ["--advertise", "192.0.2.1:7443"];
             site.administer(&[&["import", "--etcd", &urls][..], &advertise].concat());
-            // Where the second is to find the certificate.
+            // The second coordinator copies the certificate from here.
             let folder = site.folder().join("coordinator1");
             fs::rename(site.store(), &folder).expect("renamed");
             std::os::unix::fs::symlink(&folder, site.store()).expect("a link");
@@ -137,15 +137,15 @@ fn a_mesh_moves_from_one_coordinator_to_several_and_its_members_stay_up() {
             });
             site.administer(&["revoke", "c"]);
             eventually("a change is told", || a.peers() == ["b"]);
-            // With a token of before.
+            // With a token from before the import.
             let at_d = d.join("d", &token);
-            eventually("who is new is told of", || a.peers() == ["b", "d"]);
+            eventually("the new member is announced", || a.peers() == ["b", "d"]);
             let known = [&at_a, &at_b].map(|addresses| addresses[0]);
             assert!(!known.contains(&at_d[0]), "an address is given once");
             assert!(site.administer(&["audit"]).contains("moved to etcd"));
 
             first.signal("KILL");
-            assert!(a.hears(at_b[0], SOON) && b.hears(at_a[0], SOON));
+            assert!(a.reaches(at_b[0], SOON) && b.reaches(at_a[0], SOON));
             assert_eq!(site.members().len(), 3);
             let pid = ping.id().to_string();
             let told = Command::new("kill").args(["-INT", &pid]).status();
@@ -154,7 +154,7 @@ fn a_mesh_moves_from_one_coordinator_to_several_and_its_members_stay_up() {
             let said = String::from_utf8_lossy(&pinged.stdout);
             assert!(said.contains(" 0% packet loss"), "{said}");
 
-            // And back: one coordinator without etcd, at the first one's address.
+            // And back: one coordinator without etcd, at the address of the first.
             let back = site.folder().join("coordinator3");
             fs::create_dir(&back).expect("a folder");
             let file = back.join("mesh.db").display().to_string();
@@ -167,13 +167,13 @@ fn a_mesh_moves_from_one_coordinator_to_several_and_its_members_stay_up() {
             let _alone = site.coordinator();
             site.administer(&["revoke", "d"]);
             eventually("a change is told again", || a.peers() == ["b"]);
-            assert!(a.hears(at_b[0], SOON) && b.hears(at_a[0], SOON));
+            assert!(a.reaches(at_b[0], SOON) && b.reaches(at_a[0], SOON));
         });
     });
 }
 
 #[test]
-fn members_go_on_when_etcd_comes_back_from_a_backup_and_who_is_not_in_it_hears_of_that() {
+fn members_continue_after_etcd_is_restored_and_those_not_in_the_backup_are_revoked() {
     with_etcd(|site, cluster| {
         let urls = cluster.endpoints().join(",");
         let _coordinators = [
@@ -189,13 +189,13 @@ fn members_go_on_when_etcd_comes_back_from_a_backup_and_who_is_not_in_it_hears_o
         let at_c = c.join("c", &token);
         let _running = [a.up(), b.up(), c.up()];
         while_answering(&[&a, &b, &c], || {
-            assert!(a.hears(at_b[0], SOON) && a.hears(at_c[0], SOON));
+            assert!(a.reaches(at_b[0], SOON) && a.reaches(at_c[0], SOON));
             cluster.restore(&backup, true).expect("restored");
-            eventually("who is not in the backup is no peer any more", || {
+            eventually("the member outside of the backup is removed", || {
                 a.peers() == ["b"] && b.peers() == ["a"]
             });
-            assert!(a.hears(at_b[0], SOON) && b.hears(at_a[0], SOON));
-            eventually("and hears of it", || {
+            assert!(a.reaches(at_b[0], SOON) && b.reaches(at_a[0], SOON));
+            eventually("it is revoked", || {
                 c.status()["mesh"]["contact"] == "revoked"
             });
             let at_d = d.join("d", &token);
@@ -207,7 +207,7 @@ fn members_go_on_when_etcd_comes_back_from_a_backup_and_who_is_not_in_it_hears_o
 }
 
 #[test]
-fn who_asks_another_coordinator_is_called_there() {
+fn call_me_maybe_reaches_a_member_at_another_coordinator() {
     with_etcd(|site, cluster| {
         let urls = cluster.endpoints().join(",");
         let _coordinators = [
@@ -218,7 +218,7 @@ fn who_asks_another_coordinator_is_called_there() {
         let [a, b] = [site.host(), site.host()];
         a.join("a", &token);
         let at_b = b.join("b", &token);
-        // One asks here, one there.
+        // The members use different coordinators.
         let text = fs::read_to_string(b.file()).expect("a configuration");
         fs::write(b.file(), text.replace("192.0.2.1:7443", "192.0.2.2:7443")).expect("written");
         let _running = [a.up(), b.up()];
@@ -231,7 +231,7 @@ fn who_asks_another_coordinator_is_called_there() {
             };
             at("a") && at("b")
         });
-        while_answering(&[&b], || assert!(a.hears(at_b[0], SOON)));
+        while_answering(&[&b], || assert!(a.reaches(at_b[0], SOON)));
     });
 }
 
@@ -264,8 +264,8 @@ fn a_coordinator_with_another_certificate_is_refused() {
 
 #[test]
 fn another_coordinator_has_to_show_the_same_certificate() {
-    let folder = tempfile::tempdir().expect("a folder");
-    // Each its own mesh and its own certificate.
+    let folder = passable_folder();
+    // Each has its own mesh and its own certificate.
     let start = |name: &str| {
         let mut child = Command::new(env!("CARGO_BIN_EXE_seikan"))
             .args(["coordinator", "--listen", "127.0.0.1:0", "--dir"])
@@ -291,7 +291,7 @@ fn another_coordinator_has_to_show_the_same_certificate() {
     let client = Client::new(&url, Some(pin), None).expect("a client");
     let ask =
         || wait_for(client.changes(Cursor::default(), Duration::ZERO)).expect_err("no member");
-    // Without a credential: it was asked, and refuses.
+    // Without a credential: the coordinator answers with a refusal.
     assert_eq!(ask().reason(), Some(Reason::NotAMember));
     client.know(&[two.parse().expect("an address")]);
     client.turn();
@@ -305,13 +305,13 @@ fn another_coordinator_has_to_show_the_same_certificate() {
 }
 
 #[test]
-fn a_coordinator_makes_no_mesh_in_the_place_of_one_that_etcd_has_lost() {
+fn a_coordinator_does_not_replace_a_mesh_that_etcd_has_lost() {
     if !Cluster::is_possible() {
         return skip("no etcd (Debian: etcd-server)");
     }
     let cluster = Cluster::start(None).expect("a cluster");
     let urls = cluster.endpoints().join(",");
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = passable_folder();
     let start = |more: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_seikan"));
         command
@@ -337,7 +337,7 @@ fn a_coordinator_makes_no_mesh_in_the_place_of_one_that_etcd_has_lost() {
     let mesh = |line: &str| line.split(" listens").next().map(str::to_owned);
     assert!(line.contains("listens"), "{line}: {:?}", first.ended());
     first.signal("KILL");
-    // Where it is need not be said again.
+    // The etcd options are stored.
     let (second, again) = start(&[]);
     assert_eq!(mesh(&again), mesh(&line));
     second.signal("KILL");

@@ -1,11 +1,11 @@
-//! A site: a coordinator, relays and hosts, each a namespace at one switch, or behind a NAT that is at it.
+//! A site: a coordinator, relays and hosts, each in a namespace at one switch or behind a NAT.
 //!
 //! ```text
 //! coordinator, relays 192.0.2.1 --- switch --- 192.0.2.10, .11, .12 ... hosts
 //!                                      |------ 192.0.2.100, .101 ... NATs --- 10.0.0.10, .11 ... hosts
 //! ```
 
-use crate::common::{Tunnel, eventually, skip, stderr};
+use crate::common::{Tunnel, eventually, passable_folder, skip, stderr};
 use seikan_sys::netlink::Netlink;
 use seikan_sys::netns::NetNs;
 use serde_json::Value;
@@ -18,16 +18,17 @@ use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Where the coordinator listens.
+/// Address of the coordinator.
 const COORDINATOR: &str = "192.0.2.1:7443";
-/// Where members answer.
+/// UDP port at which members echo.
 const ECHO_PORT: u16 = 7;
-/// Certificates that hosts' systems trust, if there is this file.
+/// File with certificates that the hosts' systems trust, if it exists.
 const TRUSTED: &str = "trusted.pem";
-/// What a host's resolv.conf says at first.
+/// Initial resolv.conf of a host.
 pub const RESOLV_CONF: &str =
     "# By hand.\nsearch corp.example\nnameserver 192.0.2.1\noptions timeout:1\n";
-/// Runs a program with a host's files in place of the machine's, and with systemd-resolved's state if the host has it.
+/// Runs a program with a host's files instead of the machine's, and with systemd-resolved's state
+/// if the host has it.
 const WITH_OWN_FILES: &str = r#"for file in resolv.conf nsswitch.conf passwd group; do
     [ ! -e "$0/$file" ] || [ ! -e /etc/$file ] || mount --bind "$0/$file" /etc/$file || exit 125
 done
@@ -48,11 +49,11 @@ pub struct Host {
     pub netns: NetNs,
     pub interface: String,
     pub folder: PathBuf,
-    pub card: u32,
+    pub nic: u32,
     pub netlink: Netlink,
 }
 
-/// Runs a test at a site of its own.
+/// Runs a test with a site of its own.
 pub fn at_a_site(test: impl FnOnce(&Site)) {
     if !std::path::Path::new("/dev/net/tun").exists() {
         return skip("no /dev/net/tun");
@@ -68,7 +69,8 @@ impl Site {
         let netns = NetNs::create().map_err(|e| e.to_string())?;
         let netlink = netns.netlink().map_err(|e| e.to_string())?;
         let bridge = netlink.create_bridge("switch").map_err(|e| e.to_string())?;
-        // Its own, or it has another each time that a port with a lower one comes, and its neighbours wait for it in vain.
+        // A fixed address: a bridge otherwise takes the lowest of its ports, and changes it with
+        // each new port.
         let mac = [2, 0, 0, 0, 0, 1];
         netlink.set_hardware_address(bridge, mac).expect("a MAC");
         let address = "192.0.2.1/24".parse().expect("an address");
@@ -78,30 +80,31 @@ impl Site {
             netns,
             netlink,
             bridge,
-            folder: tempfile::tempdir().expect("a folder"),
+            folder: passable_folder(),
             members: AtomicU32::new(0),
         })
     }
 
-    /// Another host at the switch.
+    /// Makes another host at the switch.
     pub fn host(&self) -> Host {
         let number = self.members.fetch_add(1, Ordering::Relaxed);
         let at = (&self.netlink, self.bridge);
         self.host_at(at, &format!("192.0.2.{}/24", 10 + number))
     }
 
-    /// A host at any switch, with this address.
+    /// Makes a host at any switch, with this address.
     pub fn host_at(&self, (switch, bridge): (&Netlink, u32), address: &str) -> Host {
-        // Interfaces' names are the machine's: `wg` looks for their sockets in one place.
+        // Names of interfaces are unique on the machine: `wg` looks for their sockets in one
+        // directory.
         static ALL: AtomicU32 = AtomicU32::new(0);
         let unique = ALL.fetch_add(1, Ordering::Relaxed);
         let netns = NetNs::create().expect("a namespace");
         let netlink = netns.netlink().expect("netlink");
         plug(switch, bridge, &format!("port{unique}"), (&netns, "eth0"));
-        let card = netlink.link("eth0").expect("a card").index;
+        let nic = netlink.link("eth0").expect("a link").index;
         let address = address.parse().expect("an address");
-        netlink.add_address(card, address).expect("an address");
-        netlink.set_up(card).expect("up");
+        netlink.add_address(nic, address).expect("an address");
+        netlink.set_up(nic).expect("up");
         let interface = format!("m{}x{unique}", std::process::id());
         let folder = self.folder.path().join(&interface);
         fs::create_dir(&folder).expect("a folder");
@@ -111,7 +114,7 @@ impl Site {
             netns,
             interface,
             folder,
-            card,
+            nic,
             netlink,
         }
     }
@@ -121,7 +124,7 @@ impl Site {
         store.to_str().expect("UTF-8").to_owned()
     }
 
-    /// The coordinator, once it listens.
+    /// Starts the coordinator and waits until it listens.
     pub fn coordinator(&self) -> Tunnel {
         let store = self.store();
         let words = ["coordinator", "--dir", &store, "--listen", COORDINATOR];
@@ -132,8 +135,8 @@ impl Site {
         child
     }
 
-    /// One of several coordinators over etcd, number 1 or 2, once it listens; the verbs are said in the folder of the last. All of them have
-    /// the certificate of the first.
+    /// Starts coordinator 1 or 2 of several over etcd, and waits until it listens. Verbs run in the
+    /// directory of the last one. All have the certificate of the first.
     pub fn shared_coordinator(&self, number: u8, etcd: &str) -> Tunnel {
         if number > 1 {
             let address = format!("192.0.2.{number}/24").parse().expect("an address");
@@ -147,7 +150,7 @@ impl Site {
             fs::copy(first, folder.join("tls.pem")).expect("copied");
         }
         let store = self.store();
-        // A link, so that what is said in the usual place is said there.
+        // A link, so that verbs in the usual directory run there.
         let _ = fs::remove_file(&store);
         std::os::unix::fs::symlink(&folder, &store).expect("a link");
         let address = format!("192.0.2.{number}:7443");
@@ -165,14 +168,14 @@ impl Site {
         self.folder.path()
     }
 
-    /// A relay at the coordinator's host, number 0 or 1, known to the mesh from when it listens.
+    /// Starts relay 0 or 1 at the coordinator's host, and adds it to the mesh.
     pub fn relay(&self, number: u16) -> Tunnel {
         let (child, _) = self.start_relay(number, &[]);
         self.add_relay(number, &[]);
         child
     }
 
-    /// Relay 0, which is reached by TLS as well: with its own certificate, or members are told of this pin.
+    /// Starts relay 0 with TLS as well, and adds it with its own pin or this one.
     pub fn relay_by_tls(&self, pin: Option<&str>) -> Tunnel {
         let (child, folder) = self.start_relay(0, &["--tls-listen", "[::]:443"]);
         let noted = fs::read_to_string(folder.join("tls")).expect("a note");
@@ -185,7 +188,7 @@ impl Site {
         let path = self.folder.path().join(format!("relay{number}"));
         let folder = path.to_str().expect("UTF-8");
         let listen = format!("[::]:{}", 3478 + number);
-        // Each its own ports.
+        // Each has its own ports.
         let first = 40_000 + 1000 * number;
         let ports = format!("{first}-{}", first + 999);
         let words = [
@@ -206,8 +209,8 @@ impl Site {
         self.administer(&[&add[..], more].concat());
     }
 
-    /// A TURN server at the coordinator's host, number 0 or 1: coturn, which takes tickets by its REST API. Known to the mesh as this
-    /// kind of a relay, `--turn` or `--turns`, from when it listens.
+    /// Starts TURN server 0 or 1 at the coordinator's host: coturn, with time-limited credentials.
+    /// Adds it to the mesh by `--turn` or `--turns` once it listens.
     pub fn coturn(&self, number: u16, kind: &str) -> Tunnel {
         let folder = self.folder.path().join(format!("coturn{number}"));
         fs::create_dir(&folder).expect("a folder");
@@ -260,7 +263,7 @@ impl Site {
         Tunnel { child, stdout }
     }
 
-    /// What a verb of the coordinator prints.
+    /// Returns the output of a coordinator's verb.
     pub fn administer(&self, words: &[&str]) -> String {
         let store = self.store();
         let mut command = Command::new(env!("CARGO_BIN_EXE_seikan"));
@@ -271,14 +274,14 @@ impl Site {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        // Here, where etcd is.
+        // In the coordinator's namespace, which has etcd.
         let child = self.netns.spawn_command(&mut command).expect("start");
         let output = child.wait_with_output().expect("an end");
         assert!(output.status.success(), "{}", stderr(&output));
         String::from_utf8(output.stdout).expect("UTF-8")
     }
 
-    /// A token, and the pin of the coordinator's certificate.
+    /// Returns a token, and the pin of the coordinator's certificate.
     pub fn token(&self, words: &[&str]) -> [String; 2] {
         let said = self.administer(&[&["token"], words].concat());
         let after = |option: &str| {
@@ -304,7 +307,7 @@ impl Host {
         self.program(env!("CARGO_BIN_EXE_seikan"), words)
     }
 
-    /// A program on this host, whose resolv.conf is not the machine's: a member changes it.
+    /// Returns a program on this host, with a resolv.conf of its own: a member changes it.
     pub fn program(&self, program: &str, words: &[&str]) -> Command {
         let mut command = Command::new("unshare");
         command
@@ -334,7 +337,7 @@ impl Host {
         fs::read_to_string(self.folder.join("resolv.conf")).expect("a file")
     }
 
-    /// Becomes a member under this name; its addresses.
+    /// Joins under this name; returns the addresses.
     pub fn join(&self, name: &str, [token, pin]: &[String; 2]) -> Vec<IpAddr> {
         let output = self.try_join(name, [token, pin]);
         assert!(output.status.success(), "{}", stderr(&output));
@@ -360,7 +363,7 @@ impl Host {
         tunnel
     }
 
-    /// A program that goes on.
+    /// Starts a program in the background.
     pub fn start(&self, command: &mut Command) -> Tunnel {
         let mut child = self.netns.spawn_command(command).expect("start");
         let stdout = BufReader::new(child.stdout.take().expect("piped"));
@@ -373,7 +376,7 @@ impl Host {
         serde_json::from_slice(&output.stdout).expect("JSON")
     }
 
-    /// The names of its peers.
+    /// Returns the names of its peers.
     pub fn peers(&self) -> Vec<String> {
         let status = self.status();
         let peers = status["peers"].as_array().expect("a list").iter();
@@ -384,8 +387,8 @@ impl Host {
         names
     }
 
-    /// Whether an answer comes from an address in that time; asked for every 20 ms.
-    pub fn hears(&self, from: IpAddr, within: Duration) -> bool {
+    /// Returns whether an address answers in that time; sends every 20 ms.
+    pub fn reaches(&self, from: IpAddr, within: Duration) -> bool {
         let asked = self.netns.run(|| {
             let own: IpAddr = match from {
                 IpAddr::V4(_) => [0; 4].into(),
@@ -408,22 +411,22 @@ impl Host {
     }
 }
 
-/// Gives a namespace a card at a switch.
-pub fn plug(switch: &Netlink, bridge: u32, port: &str, (netns, card): (&NetNs, &str)) {
+/// Connects a namespace to a switch by a new interface.
+pub fn plug(switch: &Netlink, bridge: u32, port: &str, (netns, nic): (&NetNs, &str)) {
     let peer = Some(netns.as_fd());
-    let port = switch.create_veth(port, card, peer).expect("veth");
+    let port = switch.create_veth(port, nic, peer).expect("veth");
     switch.set_master(port, Some(bridge)).expect("a port");
     switch.set_up(port).expect("up");
 }
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // What a killed tunnel could not remove.
+        // Files that a killed tunnel could not remove.
         let _ = fs::remove_file(format!("/var/run/wireguard/{}.sock", self.interface));
     }
 }
 
-/// Answers in a namespace until told to stop.
+/// Echoes in a namespace until it is stopped.
 fn echo(netns: &NetNs, stop: &AtomicBool) {
     let answering = netns.run(|| {
         let socket = UdpSocket::bind(("::", ECHO_PORT)).expect("bind");
@@ -439,7 +442,7 @@ fn echo(netns: &NetNs, stop: &AtomicBool) {
     answering.expect("namespace");
 }
 
-/// Runs `test` while these hosts answer.
+/// Runs `test` while these hosts echo.
 pub fn while_answering(hosts: &[&Host], test: impl FnOnce()) {
     struct Stop<'a>(&'a AtomicBool);
     impl Drop for Stop<'_> {
@@ -453,11 +456,11 @@ pub fn while_answering(hosts: &[&Host], test: impl FnOnce()) {
             let (netns, stop) = (&host.netns, &stop);
             scope.spawn(move || echo(netns, stop));
         }
-        // Also when the test fails, or the hosts would answer for ever.
+        // Also if the test fails; otherwise the hosts would echo forever.
         let _stop = Stop(&stop);
         test();
     });
 }
 
-/// Time for what should take much less.
+/// Time limit for events that usually take much less.
 pub const SOON: Duration = Duration::from_secs(30);

@@ -1,4 +1,4 @@
-//! Members whose networks pass no UDP: they reach others by TLS to a relay of ours.
+//! Members on networks that block UDP: they reach others over TLS to a Seikan relay.
 
 use crate::common::eventually;
 use crate::mesh::nat::Mapping::{AddressAndPortDependent, EndpointIndependent, None as Open};
@@ -12,14 +12,14 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-/// The relay as members know it.
+/// Address of the relay for members.
 const RELAY: &str = "192.0.2.1:3478";
 
 fn path(two: &Two, end: usize) -> Value {
     two.hosts[end].status()["peers"][0]["path"].clone()
 }
 
-/// Whether each end sends by TLS to the relay.
+/// Returns whether each end sends over TLS to the relay.
 fn by_tls(two: &Two) -> [bool; 2] {
     [0, 1].map(|end| path(two, end)["tls"]["relay"] == RELAY)
 }
@@ -28,7 +28,7 @@ fn relay(two: &Two, end: usize) -> Value {
     two.hosts[end].status()["mesh"]["relays"][RELAY].clone()
 }
 
-/// Lets UDP through again.
+/// Unblocks UDP.
 fn unblock(two: &Two, nat: usize) {
     two.nats[nat].run_nft(
         "flush chain inet filter through
@@ -46,16 +46,16 @@ fn at_a_site_with_relay(test: impl FnOnce(&Site)) {
 }
 
 #[test]
-fn who_cannot_send_by_udp_reaches_others_by_tls_to_a_relay() {
+fn a_member_without_udp_reaches_others_over_tls_to_a_relay() {
     at_a_site_with_relay(|site| {
         let two = Two::blocked(site, [EndpointIndependent, Open], &[0]);
         two.answering(|| {
             let begun = Instant::now();
-            assert!(two.hear(SOON), "{}", two.hosts[0].status());
+            assert!(two.reaches(SOON), "{}", two.hosts[0].status());
             let took = begun.elapsed();
             assert_eq!(two.relayed(), [Some(true); 2]);
             assert_eq!(by_tls(&two), [true, false]);
-            // Half a second without much else to do on the machine; UDP alone is given up after 3.5 s.
+            // Half a second on an idle machine; UDP alone is given up after 3.5 s.
             assert!(took < Duration::from_secs(3), "{took:?}");
             eventually("it says so", || relay(&two, 0)["tls-rtt-us"].is_u64());
             assert!(relay(&two, 1)["rtt-us"].is_u64());
@@ -64,13 +64,13 @@ fn who_cannot_send_by_udp_reaches_others_by_tls_to_a_relay() {
 }
 
 #[test]
-fn two_that_cannot_send_by_udp_meet_by_tls_at_a_relay() {
+fn two_members_without_udp_connect_over_tls_at_a_relay() {
     at_a_site_with_relay(|site| {
         let two = Two::blocked(site, [EndpointIndependent; 2], &[0, 1]);
         two.answering(|| {
-            assert!(two.hear(SOON), "{}", two.hosts[0].status());
+            assert!(two.reaches(SOON), "{}", two.hosts[0].status());
             assert_eq!(by_tls(&two), [true; 2]);
-            // No address of a loopback interface is told to anybody.
+            // No loopback address is sent to other hosts.
             let members = serde_json::to_string(&site.members()).expect("text");
             assert!(!members.contains("127.0.0.1"), "{members}");
             eventually("it is counted", || {
@@ -87,7 +87,7 @@ fn much_goes_by_tls_at_both_ends_byte_for_byte() {
     at_a_site_with_relay(|site| {
         let two = Two::blocked(site, [EndpointIndependent; 2], &[0, 1]);
         two.answering(|| {
-            assert!(two.hear(SOON), "{}", two.hosts[0].status());
+            assert!(two.reaches(SOON), "{}", two.hosts[0].status());
             let sent: Vec<u8> = (0..8_000_000_u32).map(|n| (n % 251) as u8).collect();
             let mut heard = Vec::new();
             let listener = two.hosts[1].netns.run(|| TcpListener::bind(("::", 9)));
@@ -113,28 +113,29 @@ fn tls_is_left_for_udp_when_that_goes_again_while_packets_go_on() {
     at_a_site_with_relay(|site| {
         let two = Two::blocked(site, [AddressAndPortDependent; 2], &[0]);
         two.answering(|| {
-            assert!(two.hear(SOON), "{}", two.hosts[0].status());
+            assert!(two.reaches(SOON), "{}", two.hosts[0].status());
             assert_eq!(by_tls(&two), [true, false]);
             unblock(&two, 0);
-            // UDP is tried every 20 s; then the tunnel goes over, which it does not notice as a loss: that takes three seconds.
+            // UDP is tried every 20 s. The tunnel then moves without a detected loss, which would
+            // take three seconds.
             let until = Instant::now() + Duration::from_secs(90);
             while by_tls(&two)[0] {
                 assert!(Instant::now() < until, "{}", two.hosts[0].status());
-                assert!(two.hear(Duration::from_secs(2)), "lost on the way");
+                assert!(two.reaches(Duration::from_secs(2)), "lost on the way");
             }
             assert_eq!(two.relayed(), [Some(true); 2]);
             assert!(relay(&two, 0)["rtt-us"].is_u64());
-            assert!(two.hear(SOON));
+            assert!(two.reaches(SOON));
         });
     });
 }
 
 #[test]
-fn who_reaches_a_relay_by_udp_does_not_connect_to_it() {
+fn a_member_with_udp_opens_no_tls_connection_to_a_relay() {
     at_a_site_with_relay(|site| {
         let two = Two::new(site, [AddressAndPortDependent; 2]);
         two.answering(|| {
-            assert!(two.hear(SOON), "{}", two.hosts[0].status());
+            assert!(two.reaches(SOON), "{}", two.hosts[0].status());
             assert_eq!(by_tls(&two), [false; 2]);
             assert!(two.hosts[0].status()["mesh"]["streams"].is_null());
         });
@@ -148,18 +149,18 @@ fn a_relay_by_tls_that_comes_back_is_used_again() {
         let relay = site.relay_by_tls(None);
         let two = Two::blocked(site, [EndpointIndependent; 2], &[0, 1]);
         two.answering(|| {
-            assert!(two.hear(SOON), "{}", two.hosts[0].status());
+            assert!(two.reaches(SOON), "{}", two.hosts[0].status());
             drop(relay);
-            assert!(!two.hear(Duration::from_secs(1)));
+            assert!(!two.reaches(Duration::from_secs(1)));
             let _relay = site.relay_by_tls(None);
-            assert!(two.hear(SOON * 2), "{}", two.hosts[0].status());
+            assert!(two.reaches(SOON * 2), "{}", two.hosts[0].status());
             assert_eq!(by_tls(&two), [true; 2]);
         });
     });
 }
 
 #[test]
-fn a_relay_with_another_certificate_than_the_pinned_is_told_nothing() {
+fn nothing_is_sent_to_a_relay_with_another_certificate() {
     at_a_site(|site| {
         let _coordinator = site.coordinator();
         // FIPS 180-2, appendix B.1: the digest of "abc".
@@ -167,7 +168,7 @@ fn a_relay_with_another_certificate_than_the_pinned_is_told_nothing() {
         let mut relay = site.relay_by_tls(Some(other));
         let two = Two::blocked(site, [EndpointIndependent, Open], &[0]);
         two.answering(|| {
-            assert!(!two.hear(Duration::from_secs(5)));
+            assert!(!two.reaches(Duration::from_secs(5)));
             eventually("it says why", || {
                 let why = self::relay(&two, 0)["refuses"].clone();
                 why.as_str()
@@ -178,12 +179,13 @@ fn a_relay_with_another_certificate_than_the_pinned_is_told_nothing() {
         kill(pid, Signal::SIGTERM).expect("signalled");
         let mut said = String::new();
         relay.stdout.read_to_string(&mut said).expect("text");
-        // Nobody has shown a ticket there but by UDP.
+        // Tickets were shown there over UDP only.
         assert!(said.contains("connections turned away"), "{said}");
     });
 }
 
-/// The time that threads of a process were on a processor, all or those of this name, /proc/PID/task/TID/schedstat.
+/// Returns the processor time of threads of a process, all or those of this name
+/// (/proc/PID/task/TID/schedstat).
 fn busy(process: u32, name: Option<&str>) -> Duration {
     let tasks = fs::read_dir(format!("/proc/{process}/task")).expect("tasks");
     let read = |task: &DirEntry, file| fs::read_to_string(task.path().join(file)).expect("text");
@@ -200,11 +202,11 @@ fn busy(process: u32, name: Option<&str>) -> Duration {
 
 #[test]
 #[ignore = "a measurement, of a minute"]
-fn what_a_connection_that_nothing_goes_by_costs_a_member() {
+fn the_cost_of_an_idle_connection_for_a_member() {
     at_a_site_with_relay(|site| {
         let two = Two::blocked(site, [EndpointIndependent; 2], &[0]);
         two.answering(|| {
-            assert!(two.hear(SOON), "{}", two.hosts[0].status());
+            assert!(two.reaches(SOON), "{}", two.hosts[0].status());
             std::thread::sleep(Duration::from_secs(10));
             assert_eq!(by_tls(&two), [true, false]);
             let [a, b] = [0, 1].map(|end: usize| two.running[end].child.id());

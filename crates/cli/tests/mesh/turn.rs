@@ -1,4 +1,4 @@
-//! Members that only a TURN server joins: coturn, as Debian has it.
+//! Members that only a TURN server connects: Debian's coturn.
 
 use crate::common::eventually;
 use crate::mesh::nat::Mapping::{AddressAndPortDependent, EndpointIndependent, None as Open};
@@ -8,7 +8,7 @@ use serde_json::Value;
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
-/// How an end's own server is spoken to, if it has an allocation.
+/// Returns the transport to an end's own server, if it has an allocation.
 fn transport(two: &Two, end: usize) -> Option<String> {
     let status = two.hosts[end].status();
     let turn = status["mesh"]["turn"].as_object()?;
@@ -16,7 +16,7 @@ fn transport(two: &Two, end: usize) -> Option<String> {
     first["transport"].as_str().map(str::to_owned)
 }
 
-/// What an end's status says of the way that it sends by.
+/// Returns the path of an end from its status.
 fn path(two: &Two, end: usize) -> Value {
     two.hosts[end].status()["peers"][0]["path"].clone()
 }
@@ -30,15 +30,15 @@ fn at_a_site_with_turn(kind: &str, test: impl FnOnce(&Site)) {
 }
 
 #[test]
-fn both_behind_symmetric_nats_meet_by_a_turn_server() {
+fn two_symmetric_nats_connect_through_a_turn_server() {
     at_a_site_with_turn("--turn", |site| {
         let two = Two::new(site, [AddressAndPortDependent; 2]);
         two.answering(|| {
-            assert!(two.hear(SOON), "{}", two.hosts[0].status());
+            assert!(two.reaches(SOON), "{}", two.hosts[0].status());
             assert_eq!(two.relayed(), [Some(true); 2]);
             let used: Vec<Value> = [0, 1].map(|end| path(&two, end)["turn"].clone()).into();
             assert!(used.iter().all(|turn| !turn.is_null()), "{used:?}");
-            // No address of a loopback interface is told to anybody.
+            // No loopback address is sent to other hosts.
             let members = site.members();
             assert!(
                 !serde_json::to_string(&members)
@@ -54,7 +54,7 @@ fn a_direct_path_is_taken_where_there_is_one_and_a_turn_server_needs_nobody() {
     at_a_site_with_turn("--turn", |site| {
         let two = Two::new(site, [EndpointIndependent; 2]);
         two.answering(|| {
-            assert!(two.hear(SOON));
+            assert!(two.reaches(SOON));
             assert_eq!(two.relayed(), [Some(false); 2]);
             assert_eq!(transport(&two, 0), None);
         });
@@ -71,24 +71,24 @@ fn a_turn_server_is_left_for_a_direct_path_that_opens() {
             ));
         }
         two.answering(|| {
-            assert!(two.hear(SOON), "{}", two.hosts[0].status());
+            assert!(two.reaches(SOON), "{}", two.hosts[0].status());
             assert_eq!(two.relayed(), [Some(true); 2]);
             two.nats[0].run_nft("flush chain inet filter through");
             two.nats[0].run_nft("add rule inet filter through accept");
             eventually("it is direct", || {
-                two.hear(SOON) && two.relayed() == [Some(false); 2]
+                two.reaches(SOON) && two.relayed() == [Some(false); 2]
             });
         });
     });
 }
 
 #[test]
-fn who_cannot_send_by_udp_is_reached_by_a_turn_server_over_tcp() {
+fn a_member_without_udp_is_reached_through_a_turn_server_over_tcp() {
     at_a_site_with_turn("--turn", |site| {
         let two = Two::blocked(site, [EndpointIndependent, Open], &[0]);
         two.answering(|| {
             assert!(
-                two.hear(Duration::from_secs(20)),
+                two.reaches(Duration::from_secs(20)),
                 "{}",
                 two.hosts[0].status()
             );
@@ -98,12 +98,12 @@ fn who_cannot_send_by_udp_is_reached_by_a_turn_server_over_tcp() {
 }
 
 #[test]
-fn two_that_cannot_send_by_udp_meet_by_a_turn_server_over_tls() {
+fn two_members_without_udp_connect_through_a_turn_server_over_tls() {
     at_a_site_with_turn("--turns", |site| {
         let two = Two::blocked(site, [EndpointIndependent; 2], &[0, 1]);
         two.answering(|| {
             assert!(
-                two.hear(Duration::from_secs(20)),
+                two.reaches(Duration::from_secs(20)),
                 "{}",
                 two.hosts[0].status()
             );
@@ -121,7 +121,7 @@ fn a_turn_server_that_dies_is_replaced_by_the_other() {
         let mut servers = [0, 1].map(|number| Some(site.coturn(number, "--turn")));
         let two = Two::new(site, [AddressAndPortDependent; 2]);
         two.answering(|| {
-            assert!(two.hear(SOON), "{}", two.hosts[0].status());
+            assert!(two.reaches(SOON), "{}", two.hosts[0].status());
             let both = || {
                 let ends = [0, 1].map(|end| two.hosts[end].status());
                 ends.iter().all(|end| {
@@ -132,20 +132,21 @@ fn a_turn_server_that_dies_is_replaced_by_the_other() {
             eventually("both have an allocation at each", both);
             let used = path(&two, 0)["turn"]["to"].clone();
             let used: SocketAddr = used.as_str().expect("one").parse().expect("one");
-            // Its relayed address, or that of the other's; or where the other's NAT is.
+            // Its own relayed address, that of the other end, or the mapped address of the other's
+            // NAT.
             let first = match used.port() {
                 44_000..45_000 => true,
                 45_000..46_000 => false,
                 _ => path(&two, 0)["turn"]["server"] == "192.0.2.1:5478",
             };
             drop(servers[usize::from(!first)].take());
-            assert!(two.hear(SOON), "{}", two.hosts[0].status());
+            assert!(two.reaches(SOON), "{}", two.hosts[0].status());
         });
     });
 }
 
 #[test]
-fn a_turn_server_that_does_not_take_the_ticket_is_told_of() {
+fn a_turn_server_that_refuses_the_ticket_is_reported() {
     at_a_site_with_turn("--turn", |site| {
         let again = [
             "relay",
@@ -158,7 +159,7 @@ fn a_turn_server_that_does_not_take_the_ticket_is_told_of() {
         site.administer(&again);
         let two = Two::new(site, [AddressAndPortDependent; 2]);
         two.answering(|| {
-            assert!(!two.hear(Duration::from_secs(5)));
+            assert!(!two.reaches(Duration::from_secs(5)));
             eventually("it says why", || {
                 let status = two.hosts[0].status();
                 let why = status["mesh"]["relays"]["192.0.2.1:5478"]["refuses"].as_str();
@@ -169,21 +170,21 @@ fn a_turn_server_that_does_not_take_the_ticket_is_told_of() {
 }
 
 #[test]
-fn what_other_programs_of_the_host_send_to_a_leg_is_dropped_and_counted() {
+fn datagrams_of_other_programs_to_a_transport_are_dropped_and_counted() {
     at_a_site_with_turn("--turn", |site| {
         let two = Two::blocked(site, [EndpointIndependent, Open], &[0]);
         two.answering(|| {
             assert!(
-                two.hear(Duration::from_secs(20)),
+                two.reaches(Duration::from_secs(20)),
                 "{}",
                 two.hosts[0].status()
             );
-            let leg = path(&two, 0)["endpoint"].clone();
-            let leg: SocketAddr = leg.as_str().expect("one").parse().expect("one");
-            assert!(leg.ip().is_loopback(), "{leg}");
+            let transport = path(&two, 0)["endpoint"].clone();
+            let transport: SocketAddr = transport.as_str().expect("one").parse().expect("one");
+            assert!(transport.ip().is_loopback(), "{transport}");
             let sent = two.hosts[0].netns.run(|| {
                 let socket = UdpSocket::bind(("127.0.0.1", 0)).expect("bind");
-                socket.send_to(b"hello", leg).expect("sent")
+                socket.send_to(b"hello", transport).expect("sent")
             });
             sent.expect("namespace");
             eventually("it is counted", || {

@@ -1,4 +1,4 @@
-//! A host that is about to trust somebody: whom it remembers, and which networks it gives away.
+//! Trust of a host: known keys of members, and networks that it accepts.
 
 use crate::common::{Tunnel, eventually, stderr};
 use crate::mesh::site::{Host, Site, at_a_site};
@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Output;
 
-/// What a host remembers of the members' keys.
+/// Returns a host's file of known keys.
 fn known(host: &Host) -> PathBuf {
     host.folder
         .join("state")
@@ -20,7 +20,7 @@ fn end(tunnel: Tunnel) {
     assert_eq!(tunnel.ended().0, Some(0));
 }
 
-/// A host that trusts the first key that it sees, and has seen one; its coordinator goes on.
+/// Makes a host that pinned the first key it saw; its coordinator keeps running.
 fn at_a_host_that_remembers(test: impl FnOnce(&Site, &Host)) {
     at_a_site(|site| {
         let _coordinator = site.coordinator();
@@ -40,7 +40,7 @@ fn at_a_host_that_remembers(test: impl FnOnce(&Site, &Host)) {
     });
 }
 
-/// That `up` says which file it is and what to do, and leaves everything as it was.
+/// Asserts that `up` names the file and the remedy, and changes nothing.
 fn is_refused(host: &Host, reason: &str) {
     let output = host.run(&["up", &host.file()]);
     let said = stderr(&output);
@@ -54,7 +54,7 @@ fn is_refused(host: &Host, reason: &str) {
 }
 
 #[test]
-fn a_host_that_cannot_read_whom_it_remembers_does_not_start_to_trust_anew() {
+fn a_host_with_an_unreadable_trust_store_does_not_start() {
     at_a_host_that_remembers(|_, host| {
         let file = known(host);
         let good = fs::read(&file).expect("remembered");
@@ -65,21 +65,21 @@ fn a_host_that_cannot_read_whom_it_remembers_does_not_start_to_trust_anew() {
             assert_eq!(fs::read(&file).expect("still there"), bytes);
         }
         fs::write(&file, &good).expect("mended");
-        // A member's process has no right to pass over modes.
+        // A member's process cannot override file modes.
         fs::set_permissions(&file, fs::Permissions::from_mode(0o000)).expect("mode");
         is_refused(host, "unreadable");
         fs::remove_file(&file).expect("removed");
         fs::create_dir(&file).expect("a folder");
         is_refused(host, "a folder");
         fs::remove_dir(&file).expect("removed");
-        // None at all is what a new member has.
+        // A missing file is that of a new member.
         end(host.up());
         fs::write(&file, &good).expect("mended");
         end(host.up());
     });
 }
 
-/// What `join` says where the mesh has this network, and whether there is a configuration afterwards.
+/// Returns the output of `join` for a mesh with this network, and whether it wrote a configuration.
 fn try_join(site: &Site, host: &Host, name: &str, more: &[&str]) -> (Output, bool) {
     let [token, pin] = site.token(&[]);
     let (url, file) = ("https://192.0.2.1:7443", host.file());
@@ -92,11 +92,11 @@ fn try_join(site: &Site, host: &Host, name: &str, more: &[&str]) -> (Output, boo
 }
 
 #[test]
-fn who_joins_gives_no_network_away_that_is_in_use() {
+fn join_refuses_networks_in_use() {
     at_a_site(|site| {
         let _coordinator = site.coordinator();
         let host = site.host();
-        // A connected network within the mesh's, a route around it, and both of IPv6.
+        // A connected network inside of the mesh's, a route around it, and both over IPv6.
         let networks = networks_of_the_mesh(site);
         for (network, route) in networks.iter().zip(["100.64.0.0/10", "fd00::/8"]) {
             let via = |words: &[&str]| {
@@ -113,9 +113,7 @@ fn who_joins_gives_no_network_away_that_is_in_use() {
             via(&["del", route, "dev", "eth0"]);
         }
         let own = "100.80.3.1/24".parse().expect("an address");
-        host.netlink
-            .add_address(host.card, own)
-            .expect("an address");
+        host.netlink.add_address(host.nic, own).expect("an address");
         let (output, written) = try_join(site, &host, "host", &[]);
         let said = stderr(&output);
         assert!(!written && said.contains("100.80.3.0/24 on eth0"), "{said}");
@@ -126,7 +124,7 @@ fn who_joins_gives_no_network_away_that_is_in_use() {
             networks.iter().all(|network| said.contains(network)),
             "{said}"
         );
-        // A default route, also in halves, is no overlap.
+        // A default route, also in halves, does not count as overlap.
         let other = site.host();
         for net in ["0.0.0.0/0", "0.0.0.0/1", "128.0.0.0/1"] {
             let words = ["route", "add", net, "via", "192.0.2.1"];
@@ -137,7 +135,7 @@ fn who_joins_gives_no_network_away_that_is_in_use() {
     });
 }
 
-/// What a coordinator gives its mesh by itself: the networks of a first member's addresses.
+/// Returns the default networks of a mesh: those of the first member's addresses.
 fn networks_of_the_mesh(site: &Site) -> Vec<String> {
     let first = site.host();
     let (output, written) = try_join(site, &first, "first", &[]);

@@ -1,4 +1,4 @@
-//! What members that are connected by TLS and say nothing cost a relay.
+//! The cost of idle members that are connected to a relay over TLS.
 
 use super::{Service, addresses, text};
 use crate::hostile::service::seconds;
@@ -18,11 +18,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 const MEMBERS: u16 = 1000;
-/// Members bind their sides anew so often, and that is all they do.
+/// Interval in which members refresh their bindings; they do nothing else.
 const BIND_EVERY: Duration = Duration::from_secs(20);
 const ROUNDS: u32 = 3;
 
-/// Bytes that are never the same again.
+/// A source of bytes that never repeat.
 struct Counting(u64);
 
 impl Rng for Counting {
@@ -49,7 +49,7 @@ struct Member {
 }
 
 impl Member {
-    /// Comes from one of fifty addresses, and has a pair with the next or the last.
+    /// Connects from one of fifty addresses, with a binding to the next or the previous member.
     fn new(number: u16, relay: SocketAddr, tls: &Arc<ClientConfig>, secret: &RelaySecret) -> Self {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
         let from = Ipv4Addr::new(127, 1, 0, (number % 50) as u8);
@@ -70,7 +70,7 @@ impl Member {
         member
     }
 
-    /// What the relay answers as the pair's port.
+    /// Returns the pair's port from the relay's answer.
     fn ask(&mut self) -> u16 {
         let stamp = SystemTime::now().duration_since(UNIX_EPOCH);
         let stamp = stamp.expect("a clock").as_nanos() as u64;
@@ -97,7 +97,7 @@ impl Member {
     }
 }
 
-/// A process's memory in KiB, proc_pid_status(5).
+/// Returns a process's memory in KiB (proc_pid_status(5)).
 fn memory(process: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{process}/status")).expect("status");
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -105,7 +105,7 @@ fn memory(process: u32) -> u64 {
     kib.parse().expect("a number")
 }
 
-/// The time that its first thread was on a processor, /proc/PID/schedstat.
+/// Returns the processor time of its first thread (/proc/PID/schedstat).
 fn busy(process: u32) -> Duration {
     let text = fs::read_to_string(format!("/proc/{process}/schedstat")).expect("schedstat");
     let nanoseconds = text.split_whitespace().next().expect("a number");
@@ -114,7 +114,7 @@ fn busy(process: u32) -> Duration {
 
 #[test]
 #[ignore = "a measurement, of more than a minute"]
-fn what_a_thousand_members_that_say_nothing_cost() {
+fn the_cost_of_a_thousand_idle_members() {
     seikan_sys::process::allow_more_files().expect("files");
     let folder = tempfile::tempdir().expect("a folder");
     let relay = Service::start(&[
@@ -139,7 +139,7 @@ fn what_a_thousand_members_that_say_nothing_cost() {
     let before = busy(process);
     let mut members: Vec<Member> = (0..MEMBERS)
         .map(|number| {
-            // All addresses of this host are one source, which begins twenty a second.
+            // All addresses of this host count as one source, with twenty new connections a second.
             std::thread::sleep(Duration::from_millis(52));
             Member::new(number, at, &tls, &secret)
         })

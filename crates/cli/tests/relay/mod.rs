@@ -1,7 +1,8 @@
-//! `seikan relay` and what a coordinator is told of it, as a shell sees them; no privileges needed.
+//! `seikan relay` and its registration at a coordinator, as a shell sees them; needs no privileges.
 
 mod idle;
 
+use crate::common::passable_folder;
 use crate::hostile::service::addresses;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
@@ -21,14 +22,14 @@ fn seikan(words: &[&str]) -> Command {
     command
 }
 
-/// What it printed, if it did what it was told.
+/// Returns the output of a successful command.
 fn good(output: Output) -> String {
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{error}");
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// A service, with the line that it says when it is ready.
+/// A service, with its first line of output.
 struct Service {
     child: Child,
     out: BufReader<std::process::ChildStdout>,
@@ -44,7 +45,7 @@ impl Service {
         Service { child, out, line }
     }
 
-    /// Ends it as systemd does; what else it said.
+    /// Stops it as systemd does; returns the rest of its output.
     fn end(mut self) -> String {
         let pid = Pid::from_raw(self.child.id() as i32);
         kill(pid, Signal::SIGTERM).expect("signalled");
@@ -57,7 +58,7 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // Who has ended is not there any more.
+        // Fails if it has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -68,10 +69,10 @@ fn text(path: &Path) -> &str {
 }
 
 #[test]
-fn what_a_relay_prints_is_what_a_coordinator_takes_and_shows_nobody() {
-    let folder = tempfile::tempdir().expect("a folder");
+fn a_coordinator_accepts_the_printed_command_of_a_relay_and_never_shows_the_secret() {
+    let folder = passable_folder();
     let (mesh, relay) = (folder.path().join("mesh"), folder.path().join("relay"));
-    // As the first start of a coordinator makes it.
+    // Like the first start of a coordinator.
     drop(Store::open(&mesh.join("mesh.db")).expect("a database"));
     let (mesh, relay) = (text(&mesh), text(&relay));
     let secret = [
@@ -84,7 +85,7 @@ fn what_a_relay_prints_is_what_a_coordinator_takes_and_shows_nobody() {
     ];
     let printed = good(seikan(&secret).output().expect("run"));
     let line = printed.lines().last().expect("a line");
-    let words: Vec<&str> = line.split(' ').skip(1).chain(["--dir", mesh]).collect();
+    let words: Vec<&str> = line.split(' ').skip(2).chain(["--dir", mesh]).collect();
     assert_eq!(
         words[..4],
         ["coordinator", "relay", "add", "relay.example.org:3478"]
@@ -108,7 +109,7 @@ fn what_a_relay_prints_is_what_a_coordinator_takes_and_shows_nobody() {
     let again = seikan(&remove).args(["--dir", mesh]).output();
     assert_eq!(again.expect("run").status.code(), Some(1));
 
-    // A secret of ours that was mistyped is not taken, nor repeated.
+    // A mistyped secret of a Seikan relay is refused, and not printed.
     let add = [
         "coordinator",
         "relay",
@@ -129,8 +130,8 @@ fn what_a_relay_prints_is_what_a_coordinator_takes_and_shows_nobody() {
 }
 
 #[test]
-fn a_relay_by_tls_tells_its_port_and_pin_with_its_secret_while_it_is_one() {
-    let folder = tempfile::tempdir().expect("a folder");
+fn the_printed_command_has_the_tls_port_and_pin_while_tls_is_on() {
+    let folder = passable_folder();
     let (mesh, relay) = (folder.path().join("mesh"), folder.path().join("relay"));
     drop(Store::open(&mesh.join("mesh.db")).expect("a database"));
     let (mesh, relay) = (text(&mesh), text(&relay));
@@ -152,7 +153,7 @@ fn a_relay_by_tls_tells_its_port_and_pin_with_its_secret_while_it_is_one() {
         line.ends_with(&format!(" --tls {port} --pin {pin}")),
         "{line}"
     );
-    let words: Vec<&str> = line.split(' ').skip(1).chain(["--dir", mesh]).collect();
+    let words: Vec<&str> = line.split(' ').skip(2).chain(["--dir", mesh]).collect();
     good(seikan(&words).output().expect("run"));
     let list = ["coordinator", "relays", "--dir", mesh];
     let json = seikan(&list).arg("--json").output().expect("run");
@@ -164,7 +165,7 @@ fn a_relay_by_tls_tells_its_port_and_pin_with_its_secret_while_it_is_one() {
     assert!(shown.contains(&format!("port {port}, pinned")), "{shown}");
     service.end();
 
-    // Of a certificate that systems trust there is no pin; without TLS there is no port.
+    // A certificate that systems trust has no pin; without TLS there is no port.
     let file = format!("{relay}/tls.pem");
     let trusted = ["--cert", &file, "--key", &file];
     Service::start(&[&by_tls[..], &trusted].concat()).end();
@@ -174,8 +175,8 @@ fn a_relay_by_tls_tells_its_port_and_pin_with_its_secret_while_it_is_one() {
 }
 
 #[test]
-fn a_relay_answers_tells_its_metrics_and_sums_up_when_it_ends() {
-    let folder = tempfile::tempdir().expect("a folder");
+fn a_relay_answers_serves_metrics_and_prints_a_summary_at_the_end() {
+    let folder = passable_folder();
     let free = TcpListener::bind("127.0.0.1:0").expect("a port");
     let metrics = free.local_addr().expect("an address").to_string();
     drop(free);
@@ -198,7 +199,7 @@ fn a_relay_answers_tells_its_metrics_and_sums_up_when_it_ends() {
     let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
     let patience = Some(Duration::from_secs(10));
     socket.set_read_timeout(patience).expect("set");
-    // RFC 8489, section 5: a binding request, and what is none.
+    // RFC 8489, section 5: a binding request, and an invalid datagram.
     let question = [&[0, 1, 0, 0, 0x21, 0x12, 0xa4, 0x42][..], &[7; 12]].concat();
     socket.send_to(&[4; 100], address).expect("sent");
     socket.send_to(&question, address).expect("sent");
@@ -206,7 +207,7 @@ fn a_relay_answers_tells_its_metrics_and_sums_up_when_it_ends() {
     let length = socket.recv(&mut answer).expect("an answer");
     assert_eq!((length, &answer[..2]), (32, &[1, 1][..]));
 
-    // What a turn did is told when it is over, a moment after the answer.
+    // Counters are published at the end of a loop, a moment after the answer.
     let expected = [
         "seikan_relay_answered_total 1",
         "seikan_relay_drops_total{reason=\"unknown_type\"} 1",

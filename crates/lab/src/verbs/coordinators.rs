@@ -103,6 +103,9 @@ async fn measure(
     cluster: &mut Cluster,
 ) -> anyhow::Result<Figures> {
     let folder = tempfile::TempDir::with_prefix("seikan-lab-")?;
+    // The coordinators, as the daemons' user, pass through to their own folders.
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(folder.path(), mode)?;
     let urls = cluster.endpoints().join(",");
     let mut coordinators = Vec::new();
     for number in 0..COORDINATORS {

@@ -1,4 +1,4 @@
-//! The crude tunnel between two namespaces: it carries, and each of its illnesses shows in a counter.
+//! The crude tunnel between two namespaces: it works, and each of its faults shows in a counter.
 
 use std::io::Read;
 use std::process::{Child, Stdio};
@@ -18,14 +18,15 @@ use crate::common::{PATIENCE, skip};
 /// Name of the device in both hosts.
 const DEVICE: &str = "crude0";
 
-/// A tunnel whose ends are started by hand, so that their counts can be had. Ends are killed if a test fails.
+/// A tunnel whose ends are started separately, for their counts. The ends are killed if a test
+/// fails.
 struct ByHand {
     ends: [Child; 2],
     hosts: Hosts,
 }
 
 impl ByHand {
-    /// `None` (loudly) where there can be none.
+    /// Returns `None`, with a message, if the machine cannot.
     fn start(words: &[&str]) -> Option<Self> {
         let hosts = match Hosts::create(Link::default()) {
             Ok(hosts) => hosts,
@@ -58,7 +59,7 @@ impl ByHand {
         Some(through)
     }
 
-    /// Sends `count` echo requests through it, which all come back.
+    /// Sends `count` echo requests through it, which are all answered.
     fn ping(&self, count: u32) {
         let options = LatencyOptions {
             count,
@@ -69,7 +70,7 @@ impl ByHand {
         assert_eq!(report.received, count);
     }
 
-    /// How often threads of host A's end went to sleep so far (proc_pid_status(5)).
+    /// Returns how often threads of host A's end have slept (proc_pid_status(5)).
     fn sleeps(&self) -> u64 {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.ends[0].id())).expect("tasks");
         let of = |task: std::io::Result<std::fs::DirEntry>| -> u64 {
@@ -106,7 +107,7 @@ impl ByHand {
 impl Drop for ByHand {
     fn drop(&mut self) {
         for end in &mut self.ends {
-            // Fails only when it has ended.
+            // Fails only if it has ended.
             let _ = end.kill();
             let _ = end.wait();
         }
@@ -161,7 +162,7 @@ fn every_packet_is_one_read_and_one_write() {
     };
     through.ping(100);
     let counts = through.counts();
-    // And what the wait for an answer sent.
+    // And the packets of the wait for an answer.
     assert!(counts.out > 100 && counts.arrived > 100, "{counts:?}");
     assert_eq!((counts.blocks, counts.copied, counts.handed_on), (0, 0, 0));
     assert_eq!(counts.undelivered, 0);
@@ -186,7 +187,8 @@ fn copies_are_counted_in_bytes() {
     };
     through.ping(10);
     let counts = through.counts();
-    // An echo is 20 + 8 + 56 bytes; nothing else passes but what IPv6 says of itself, which is no smaller than 48.
+    // An echo is 20 + 8 + 56 bytes; other packets are the kernel's IPv6 messages, of at least 48
+    // bytes.
     let packets = counts.out + counts.unsent + counts.arrived;
     assert!(counts.copied >= packets * 5 * 48, "{counts:?}");
     assert_eq!(counts.copied % 5, 0);
@@ -201,7 +203,7 @@ fn a_handed_on_packet_wakes_two_threads_more() {
         return;
     };
     eprintln!("{plain} and {handed_on} sleeps per ping");
-    // Two packets, two threads: four, but the loop may find the next packet before it has slept.
+    // Two packets, two threads: four sleeps, or fewer if the loop finds the next packet first.
     assert!(handed_on >= plain + 3.0, "{plain} and {handed_on}");
 }
 

@@ -1,4 +1,5 @@
-//! The gateway part of the lab as a program: the naive encapsulator's verb, and what an interrupted run leaves.
+//! The lab's gateway as a program: the verb of the naive encapsulator, and clean-up after an
+//! interrupt.
 
 use std::io::Read;
 use std::process::{Child, Stdio};
@@ -13,7 +14,7 @@ use seikan_ui::Interrupt;
 
 use crate::common::{PATIENCE, skip};
 
-/// Killed if a test fails before it ends by itself.
+/// A process; killed if the test fails before it ends.
 struct Running(Child);
 
 impl Running {
@@ -42,7 +43,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Fails only when it has ended.
+        // Fails only if it has ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -1,4 +1,4 @@
-//! `seikan lab nat`, with a few pairs of its own file's.
+//! `seikan lab nat`, with a few pairs from a file.
 
 use std::process::Output;
 
@@ -26,7 +26,7 @@ seen = "symmetric"
 boxes = [{ source = "masquerade random" }]
 "#;
 
-/// Plays these expectations; `None` (loudly) where the machine cannot.
+/// Runs these expectations; returns `None`, with a message, if the machine cannot.
 fn played<R: DeserializeOwned>(expectations: &str, words: &[&str]) -> Option<(Output, R)> {
     if let Err(reason) = Wire::availability() {
         skip(&reason);

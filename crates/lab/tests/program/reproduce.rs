@@ -1,4 +1,4 @@
-//! A published experiment done again, briefly: it has to come out as it did, and be drawn.
+//! A published experiment, repeated briefly: its result is confirmed and drawn.
 
 use crate::shape::check_shape;
 
@@ -6,7 +6,7 @@ use crate::common::skip;
 use seikan_diagnose::Cause;
 use seikan_lab::Experiment;
 
-/// A machine that is busy with something else spoils it: it is done again, at most so often.
+/// Maximum attempts: other load on the machine spoils a run.
 const ATTEMPTS: usize = 3;
 
 #[test]
@@ -36,7 +36,7 @@ fn a_queue_of_three_packets_is_slow_again_and_drawn() {
         let [experiment] = &experiments[..] else {
             panic!("one was asked for: {}", experiments.len());
         };
-        // The first is that of the source: OpenVPN with a long queue against a short one.
+        // The first comparison is the source's: OpenVPN with a long queue against a short one.
         let slower = experiment.claims.first().is_some_and(|claim| claim.holds());
         let named = experiment
             .looks

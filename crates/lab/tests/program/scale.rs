@@ -1,4 +1,4 @@
-//! `seikan lab crowd`, with a small one.
+//! `seikan lab crowd`, with few daemons.
 
 use crate::common::skip;
 use seikan_lab::wire::Wire;

@@ -1,4 +1,4 @@
-//! Scenarios, played with the real program; the doctor is not asked.
+//! Scenarios with the real program, without the doctor.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use seikan_lab::scenario::{Fault, Outcome, Site};
 use seikan_lab::tunnel::Started;
 use seikan_lab::wire::{Wire, WireFaults};
 
-/// Plays a scenario; `None` (loudly) where the machine cannot.
+/// Plays a scenario; returns `None`, with a message, if the machine cannot.
 fn played(words: &[&str]) -> Option<Outcome> {
     if let Err(reason) = Wire::availability() {
         skip(&reason);
@@ -40,7 +40,7 @@ fn a_shaped_tunnel_carries_the_rate_of_the_shaper() {
     let Some(outcome) = played(&words) else {
         return;
     };
-    // Inside there is less than outside.
+    // There is less inside than outside.
     assert!((10.0..40.0).contains(&outcome.faulty), "{outcome:?}");
     assert_eq!(outcome.expected, outcome.healthy);
     assert_eq!(outcome.diagnosis, None);
@@ -132,7 +132,7 @@ fn a_wire_carries_as_before_once_its_fault_is_undone() {
             let _ = socket.send_to(b"x", (hosts.b.address, 9));
         };
         hosts.a.run(send).expect("run");
-        // The neighbour's address is asked for first, once a second.
+        // The neighbour's address is resolved first, one attempt a second.
         let deadline = Instant::now() + PATIENCE;
         loop {
             let after = wire.counts().expect("counts").a_to_b;

@@ -1,5 +1,5 @@
-//! The doctor, blind, in a handful of scenarios that are told apart easily. And cases judged again
-//! from their recordings.
+//! The doctor, blind, in some scenarios that are easy to distinguish; and stored cases, judged
+//! again from their recordings.
 
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -9,7 +9,7 @@ use crate::shape::check_shape;
 use seikan_diagnose::Cause;
 use seikan_lab::scenario::{Counts, Outcome};
 
-/// Scenario, and a severity in the middle of what it does.
+/// A scenario, and a medium severity.
 const HANDFUL: [(&str, Option<&str>); 5] = [
     ("tun-queue-overflow", Some("2")),
     ("shaper", Some("60")),
@@ -17,12 +17,13 @@ const HANDFUL: [(&str, Option<&str>); 5] = [
     ("udp-receive-buffer", Some("6000")),
     ("healthy-paced", None),
 ];
-/// A machine that is busy with something else spoils a case, or is what the doctor names: it is played again, at most so often.
+/// Maximum attempts for a case: other load on the machine spoils it, or is the cause that the
+/// doctor names.
 const ATTEMPTS: usize = 3;
-/// And one may be spoilt for good.
+/// Number of cases that may be spoilt in all attempts.
 const LEAST_NAMED: usize = 4;
 
-/// One at a time: a load beside it looks like another tunnel's fault.
+/// Serialises the cases: a load beside them would look like another fault.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// Returns the output of `seikan lab`; `None` (loudly) where the lab cannot run.
@@ -41,7 +42,7 @@ fn lab(words: &[&str]) -> Option<Vec<u8>> {
     Some(output.stdout)
 }
 
-/// Plays it once; whether it was named rightly.
+/// Plays a case once; returns whether it was named correctly.
 fn is_named(scenario: &str, severity: Option<&str>) -> Option<bool> {
     let fixed = ["--tunnel", "openvpn", "--seconds", "5", "--json"];
     let mut words = [&["run", scenario], &fixed[..]].concat();
@@ -94,7 +95,7 @@ fn a_stored_case_gets_the_same_diagnosis_again_without_being_played() {
     };
     assert_eq!(counts(&["--again"]).as_ref(), Some(&played));
 
-    // The count is of what the recording holds, not of what was said.
+    // The count is of the recording's content, not of its printed form.
     let text = std::fs::read_to_string(&cases).expect("cases");
     let (before, rest) = text
         .split_once("\"diagnosis\":{\"cause\":\"")

@@ -1,4 +1,5 @@
-//! The lab's wire with faults, between two namespaces: each fault does what it says, as the hosts' kernels see it.
+//! The lab's link with faults, between two namespaces: each fault has its effect, as the hosts'
+//! kernels see it.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
@@ -11,7 +12,7 @@ use seikan_ui::Interrupt;
 
 use crate::common::skip;
 
-/// Two hosts on a wire; `None` (loudly) where there can be none.
+/// Two hosts on a link; `None`, with a message, if the machine cannot.
 fn hosts(faults: WireFaults) -> Option<Hosts> {
     let link = Link::with_faults(faults);
     match Wire::availability().and_then(|()| Hosts::create(link).map_err(|e| e.to_string())) {
@@ -60,7 +61,7 @@ fn counter(host: &Host, prefix: &str, name: &str) -> u64 {
     values.expect("a counter of that name")
 }
 
-/// A socket in each host, that of A connected to that of B.
+/// Returns a socket in each host, A's connected to B's.
 fn sockets(hosts: &Hosts) -> (UdpSocket, UdpSocket) {
     let bind = |host: &Host| {
         let address = SocketAddr::new(host.address, 0);
@@ -74,13 +75,13 @@ fn sockets(hosts: &Hosts) -> (UdpSocket, UdpSocket) {
     let (here, there) = (bind(&hosts.a), bind(&hosts.b));
     here.connect(there.local_addr().expect("address"))
         .expect("connect");
-    // The neighbour's address is known from here on.
+    // The neighbour's MAC address is known from here on.
     here.send(b"hello").expect("send");
     there.recv(&mut [0; 16]).expect("hello");
     (here, there)
 }
 
-/// How many of `count` datagrams of `size` bytes arrive.
+/// Returns how many of `count` datagrams of `size` bytes arrive.
 fn arrive((here, there): &(UdpSocket, UdpSocket), count: usize, size: usize) -> usize {
     for _ in 0..count {
         here.send(&vec![7; size]).expect("send");
@@ -182,7 +183,7 @@ fn loss_is_as_requested_and_as_counted() {
     check_all_accounted(&counts);
 }
 
-/// How many of 50 datagrams arrive, whichever.
+/// Returns how many of 50 datagrams arrive.
 fn arrive_some((here, there): &(UdpSocket, UdpSocket)) -> usize {
     for _ in 0..50 {
         here.send(&[7; 100]).expect("send");
@@ -253,7 +254,7 @@ fn a_lossy_wire_repeats_and_delivers_a_stream_unharmed() {
     let counts = wire(&hosts).counts().expect("counts").a_to_b;
     assert!(counts.lost > 0 && counts.duplicated > 0, "{counts:?}");
     assert!(counter(&hosts.a, "Tcp:", "RetransSegs") > 0);
-    // Frames cut out of super-packets carry good checksums.
+    // Frames segmented from super-packets carry correct checksums.
     assert_eq!(counter(&hosts.b, "Tcp:", "InCsumErrors"), 0);
 }
 
@@ -267,7 +268,7 @@ fn a_rate_is_kept() {
         return;
     };
     let report = bulk(&hosts);
-    // 1448 bytes of 1514 are the stream's.
+    // 1448 of 1514 bytes are payload.
     let most = 0.05 * 1448.0 / 1514.0;
     assert!(report.gbit_per_second < most * 1.1, "{report:?}");
 }

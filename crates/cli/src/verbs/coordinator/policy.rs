@@ -1,4 +1,4 @@
-//! Who may talk to whom: the policy, and the tags that it speaks of.
+//! `coordinator policy` and `coordinator tag`: the policy of the mesh, and the tags of its members.
 
 mod changes;
 
@@ -13,22 +13,22 @@ use seikan_coordinator::{Store, StoreError};
 use seikan_proto::mesh::policy::{Selector, Traffic};
 use seikan_proto::mesh::{Name, Party, Policy};
 
-use super::{Folder, now, operator};
+use super::{Directory, Mesh, now, unknown_member};
 use crate::explain::Question;
 use crate::screen::printable_lines;
 use changes::Changes;
 
-/// What is done about the policy.
+/// Options of `coordinator policy`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    seikan coordinator policy set rules.txt                       members apply it within seconds\n  \
-    seikan coordinator policy explain laptop web-1 tcp/443        may it, and why?\n\n\
-    One rule a line, `#` before a comment:\n  \
-    allow tag:ops -> *       *              everything to everybody\n  \
-    allow *       -> tag:web tcp/443        a port: tcp/443, udp/8000-8999, tcp, udp, icmp\n  \
-    allow laptop  -> db-1    icmp           members by their names\n\n\
-    Without rules, members may talk that have a tag in common, or neither of which has any. Once there\n\
-    is a rule, only what a rule allows is allowed, with tags or without.")]
+    sudo seikan coordinator policy set rules.txt               members apply it within seconds\n  \
+    sudo seikan coordinator policy explain laptop web tcp/443  is it allowed, and why?\n\n\
+    A policy has one rule per line; `#` starts a comment:\n  \
+    allow tag:ops -> *        *          all traffic to all members\n  \
+    allow *       -> tag:web  tcp/443    one port; also udp/8000-8999, tcp, udp, icmp\n  \
+    allow laptop  -> db-1     icmp       members by name\n\n\
+    Without rules, two members may talk if they share a tag or if neither has one. From the first rule on, \
+    only rules allow traffic; shared tags no longer count.")]
 pub struct PolicyArguments {
     #[command(subcommand)]
     verb: PolicyVerb,
@@ -36,84 +36,83 @@ pub struct PolicyArguments {
 
 #[derive(Debug, Subcommand)]
 enum PolicyVerb {
-    /// Put the policy of a file in the place of the one that there is
+    /// Replace the policy by the rules of a file
     Set(Set),
-    /// Print the policy as it was written
+    /// Print the policy
     Show(Show),
-    /// Say whether one member may begin this with another, and why
+    /// Explain whether one member may open a connection to another
     Explain(Explain),
 }
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    seikan coordinator policy set rules.txt           prints who may talk to whom by it and could not, or may no more\n  \
-    seikan coordinator policy set rules.txt --yes     asks nothing, also if it takes something from this host")]
+    sudo seikan coordinator policy set rules.txt          print the pairs that it opens and closes\n  \
+    sudo seikan coordinator policy set rules.txt --yes    do not ask before this host loses access")]
 struct Set {
-    /// Its rules, one a line
+    /// File with the rules, one per line
     #[arg(value_hint = ValueHint::FilePath)]
     file: PathBuf,
-    /// Set it without asking, also if it takes something from this host
+    /// Set it without asking, even if this host loses access
     #[arg(long)]
     yes: bool,
     #[command(flatten)]
-    folder: Folder,
+    directory: Directory,
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  seikan coordinator policy show > rules.txt")]
+#[command(after_help = "Example:\n  sudo seikan coordinator policy show > rules.txt")]
 struct Show {
     #[command(flatten)]
-    folder: Folder,
+    directory: Directory,
 }
 
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  \
-    seikan coordinator policy explain laptop web-1 tcp/443\n\n\
-    Exit status: 0 if it is allowed, 1 if not.")]
+    sudo seikan coordinator policy explain laptop web-1 tcp/443\n\n\
+    Exit status: 0 if the policy allows it, 1 if not.")]
 struct Explain {
-    /// Who begins
+    /// Member that opens the connection
     from: Name,
-    /// With whom
+    /// Member that accepts it
     to: Name,
-    /// What: tcp/443, udp/53, icmp, or * for other protocols
+    /// Traffic: tcp/443, udp/53, icmp, or * for other protocols
     #[arg(value_name = "PORT")]
     traffic: Traffic,
     /// Print JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    folder: Folder,
+    directory: Directory,
 }
 
-/// Whose tags, and which.
+/// Options of `coordinator tag`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    seikan coordinator tag web-1 web eu     these, and no others any more\n  \
-    seikan coordinator tag web-1 --none     none")]
+    sudo seikan coordinator tag web-1 web eu    replace the tags by `web` and `eu`\n  \
+    sudo seikan coordinator tag web-1 --none    remove all tags")]
 pub struct TagArguments {
-    /// The member
+    /// Name of the member
     name: Name,
-    /// All that it is to have
+    /// Tags, which replace the former ones
     #[arg(value_name = "TAG", required_unless_present = "none")]
     tags: Vec<Name>,
-    /// Take all from it
+    /// Remove all tags
     #[arg(long, conflicts_with = "tags")]
     none: bool,
     #[command(flatten)]
-    folder: Folder,
+    directory: Directory,
 }
 
-/// Does what was asked for.
+/// Runs a verb of the policy.
 pub fn run(arguments: &PolicyArguments) -> anyhow::Result<ExitCode> {
     match &arguments.verb {
         PolicyVerb::Set(arguments) => set(arguments),
         PolicyVerb::Show(arguments) => {
-            let text = arguments.folder.store()?.policy()?;
-            // A file gets it as it is.
-            let text = match io::stdout().is_terminal() {
-                true => printable_lines(&text),
-                false => text,
-            };
+            let mut text = arguments.directory.open()?.store.policy()?;
+            // A terminal must not interpret it; a file gets it unchanged.
+            if io::stdout().is_terminal() {
+                text = printable_lines(&text);
+            }
             write!(io::stdout(), "{text}")?;
             Ok(ExitCode::SUCCESS)
         }
@@ -121,55 +120,58 @@ pub fn run(arguments: &PolicyArguments) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Gives a member its tags.
-pub fn tag(arguments: &TagArguments) -> anyhow::Result<ExitCode> {
-    let store = arguments.folder.store()?;
-    match store.set_tags(&arguments.name, &arguments.tags, &operator(), now()) {
-        Ok(_) => Ok(ExitCode::SUCCESS),
-        Err(StoreError::NotAMember) => Err(nobody(&arguments.name)),
+/// Sets the tags of a member.
+pub fn tag(arguments: &TagArguments) -> anyhow::Result<()> {
+    let Mesh { store, operator } = arguments.directory.open()?;
+    let name = &arguments.name;
+    match store.set_tags(name, &arguments.tags, &operator, now()) {
+        Ok(_) => Ok(()),
+        Err(StoreError::NotAMember) => {
+            Err(unknown_member(name)).with_context(|| format!("cannot tag {name}"))
+        }
         Err(error) => Err(error.into()),
     }
 }
 
 fn set(arguments: &Set) -> anyhow::Result<ExitCode> {
-    // Before it is the folder's owner who reads.
+    // Read by the user of the command, before it becomes the coordinator's.
     let file = arguments.file.display();
     let text = std::fs::read_to_string(&arguments.file);
     let text = text.with_context(|| format!("cannot read {file}"))?;
-    let store = arguments.folder.store()?;
-    let policy = Policy::parse(&text).with_context(|| format!("{file} is no policy"))?;
+    let Mesh { store, operator } = arguments.directory.open()?;
+    let policy = Policy::parse(&text).with_context(|| format!("cannot use the policy {file}"))?;
     for warning in warnings(&store, &policy)? {
         writeln!(io::stderr(), "warning: {warning}")?;
     }
     let before = Policy::parse(&store.policy()?)?;
     let members = store.members()?;
     let changes = Changes::between(&before, &policy, &members);
-    write!(io::stdout(), "{}", changes.words())?;
+    write!(io::stdout(), "{}", changes.describe())?;
     if !changes.own.is_empty() && !arguments.yes && !confirmed(&changes)? {
         return Ok(ExitCode::FAILURE);
     }
-    store.set_policy(&text, &operator(), now())?;
+    store.set_policy(&text, &operator, now())?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Asks whether to take something from this host, which may be how the one that asks came here.
+/// Asks whether this host may lose access: the administrator may be connected through it.
 fn confirmed(changes: &Changes) -> anyhow::Result<bool> {
     let pairs = changes.own.join(", ");
     if !io::stdin().is_terminal() {
         anyhow::bail!(
-            "cannot set the policy: it takes from this host what was open ({pairs}), and nobody can be asked; add --yes to set it anyway"
+            "cannot set the policy: this host would lose access ({pairs}), and there is no terminal to ask; add --yes to set it anyway"
         );
     }
     write!(
         io::stderr(),
-        "This takes from this host what was open: {pairs}. If you came by it, you may be cut off.\nSet it? [y/N] "
+        "This host would lose access: {pairs}. If you are connected through it, you may be cut off.\nSet it? [y/N] "
     )?;
     let mut answer = String::new();
     io::stdin().read_line(&mut answer)?;
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
-/// Whom the policy speaks of, and nobody is: they may come.
+/// Returns a warning for each member and tag of the policy that does not exist (yet).
 fn warnings(store: &Store, policy: &Policy) -> anyhow::Result<BTreeSet<String>> {
     let members = store.members()?;
     let tokens = store.tokens()?;
@@ -186,7 +188,7 @@ fn warnings(store: &Store, policy: &Policy) -> anyhow::Result<BTreeSet<String>> 
         .flat_map(|rule| [&rule.from, &rule.to]);
     let unknown = ends.filter_map(|selector| match selector {
         Selector::Tag(tag) if !tags.contains(tag) => Some(format!(
-            "no member has the tag {tag}, and no token gives it"
+            "no member has the tag {tag}, and no token assigns it"
         )),
         Selector::Member(name) if !names.contains(name) => Some(format!(
             "no member is called {name}; for a tag, write tag:{name}"
@@ -197,13 +199,13 @@ fn warnings(store: &Store, policy: &Policy) -> anyhow::Result<BTreeSet<String>> 
 }
 
 fn explain(arguments: &Explain) -> anyhow::Result<ExitCode> {
-    let store = arguments.folder.store()?;
+    let store = arguments.directory.open()?.store;
     let policy = Policy::parse(&store.policy()?)?;
     let members = store.members()?;
     let party = |name: &Name| -> anyhow::Result<Party> {
         let info = members.iter().find(|info| info.member.name == *name);
         info.map(|info| info.member.party())
-            .ok_or_else(|| nobody(name))
+            .ok_or_else(|| unknown_member(name))
     };
     let question = Question {
         from: party(&arguments.from)?,
@@ -211,9 +213,4 @@ fn explain(arguments: &Explain) -> anyhow::Result<ExitCode> {
         traffic: arguments.traffic,
     };
     question.answer(&policy, arguments.json)
-}
-
-/// An error about a name.
-fn nobody(name: &Name) -> anyhow::Error {
-    anyhow::anyhow!("no member is called {name}: see `seikan coordinator members`")
 }

@@ -1,56 +1,49 @@
-//! What a coordinator knows, for people and for programs.
+//! Output of the coordinator's verbs, as tables and as JSON.
 
 use std::io::Write;
-use std::process::ExitCode;
 
-use anyhow::Context;
 use seikan_coordinator::{AuditEntry, MemberInfo, NewToken, RelayInfo, TokenInfo};
 use seikan_proto::mesh::{Name, Pin, Token};
 use serde_json::{Value, json};
 
-use crate::output::counted;
+use crate::output::{self, counted};
 use crate::screen::{Align, DIM, RESET, Screen, Table, ago, printable};
 
-/// A new token: for people with the line that uses it.
-pub fn token(
-    host: &str,
-    pin: Option<Pin>,
-    token: &Token,
-    new: &NewToken,
-) -> anyhow::Result<ExitCode> {
-    let good = match new.uses {
-        Some(1) => "for one host".to_owned(),
-        Some(uses) => format!("for {}", counted(uses as usize, "host")),
-        None => "for any number of hosts".to_owned(),
+/// Prints a new token, with the command that uses it.
+pub fn token(host: &str, pin: Option<Pin>, token: &Token, new: &NewToken) -> anyhow::Result<()> {
+    let hosts = match new.uses {
+        Some(1) => "one host".to_owned(),
+        Some(uses) => counted(uses as usize, "host"),
+        None => "any number of hosts".to_owned(),
     };
-    let until = if new.expires.is_some() {
+    let lifetime = if new.expires.is_some() {
         ""
     } else {
-        ", for ever"
+        " without expiry"
     };
+    let pin = pin.map_or(String::new(), |pin| format!(" --pin {pin}"));
     let mut out = anstream::stdout();
     writeln!(
         out,
-        "{DIM}# A token {good}{until}; it is shown this once. On the host that is to join:{RESET}"
+        "{DIM}# Token for {hosts}{lifetime}, shown only once. Run on the host that joins:{RESET}"
     )?;
     writeln!(
         out,
-        "sudo seikan join https://{}{} --token {}",
+        "sudo seikan join https://{}{pin} --token {}",
         printable(host),
-        pin.map_or(String::new(), |pin| format!(" --pin {pin}")),
         *token.reveal()
     )?;
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
-/// All tokens.
-pub fn tokens(tokens: &[TokenInfo], now: u64, as_json: bool) -> anyhow::Result<ExitCode> {
+/// Prints all tokens.
+pub fn tokens(tokens: &[TokenInfo], now: u64, as_json: bool) -> anyhow::Result<()> {
     if as_json {
-        return print(tokens.iter().map(|token| {
+        return print_rows(tokens.iter().map(|token| {
             json!({
                 "id": token.id.0, "label": token.label, "uses": token.uses, "used": token.used,
                 "created": token.created, "expires": token.expires, "withdrawn": token.withdrawn,
-                "tags": token.tags, "good": token.is_good(now),
+                "tags": token.tags, "valid": token.is_good(now),
             })
         }));
     }
@@ -58,7 +51,7 @@ pub fn tokens(tokens: &[TokenInfo], now: u64, as_json: bool) -> anyhow::Result<E
         ("number", Align::Right),
         ("label", Align::Left),
         ("used", Align::Right),
-        ("made", Align::Left),
+        ("created", Align::Left),
         ("state", Align::Left),
         ("tags", Align::Left),
     ]);
@@ -68,8 +61,8 @@ pub fn tokens(tokens: &[TokenInfo], now: u64, as_json: bool) -> anyhow::Result<E
             (Some(_), _) => "withdrawn".to_owned(),
             (None, Some(end)) if end <= now => "expired".to_owned(),
             _ if !token.is_good(now) => "used up".to_owned(),
-            (None, Some(end)) => format!("good for {} min", (end - now).div_ceil(60)),
-            (None, None) => "good".to_owned(),
+            (None, Some(end)) => format!("valid for {} min", (end - now).div_ceil(60)),
+            (None, None) => "valid".to_owned(),
         };
         table.row(vec![
             token.id.0.to_string(),
@@ -80,13 +73,13 @@ pub fn tokens(tokens: &[TokenInfo], now: u64, as_json: bool) -> anyhow::Result<E
             names(&token.tags),
         ]);
     }
-    show(&table, tokens.len(), "token")
+    print_table(&table, tokens.len(), "token")
 }
 
-/// All members.
-pub fn members(members: &[MemberInfo], now: u64, as_json: bool) -> anyhow::Result<ExitCode> {
+/// Prints all members.
+pub fn members(members: &[MemberInfo], now: u64, as_json: bool) -> anyhow::Result<()> {
     if as_json {
-        return print(members.iter().map(|info| {
+        return print_rows(members.iter().map(|info| {
             let member = &info.member;
             json!({
                 "name": member.name, "public_key": member.public_key, "addresses": member.addresses,
@@ -98,8 +91,8 @@ pub fn members(members: &[MemberInfo], now: u64, as_json: bool) -> anyhow::Resul
     let mut table = Table::new(&[
         ("name", Align::Left),
         ("addresses", Align::Left),
-        ("reached at", Align::Left),
-        ("seen", Align::Left),
+        ("endpoints", Align::Left),
+        ("last seen", Align::Left),
         ("tags", Align::Left),
     ]);
     for info in members {
@@ -122,13 +115,13 @@ pub fn members(members: &[MemberInfo], now: u64, as_json: bool) -> anyhow::Resul
             names(&member.tags),
         ]);
     }
-    show(&table, members.len(), "member")
+    print_table(&table, members.len(), "member")
 }
 
-/// All relays, without their secrets.
-pub fn relays(relays: &[RelayInfo], as_json: bool) -> anyhow::Result<ExitCode> {
+/// Prints all relays, without their secrets.
+pub fn relays(relays: &[RelayInfo], as_json: bool) -> anyhow::Result<()> {
     if as_json {
-        return print(relays.iter().map(|relay| match relay.tls {
+        return print_rows(relays.iter().map(|relay| match relay.tls {
             None => json!({"address": relay.address, "kind": relay.kind}),
             Some(tls) => json!({"address": relay.address, "kind": relay.kind, "tls": tls}),
         }));
@@ -148,22 +141,22 @@ pub fn relays(relays: &[RelayInfo], as_json: bool) -> anyhow::Result<ExitCode> {
             }),
         ]);
     }
-    show(&table, relays.len(), "relay")
+    print_table(&table, relays.len(), "relay")
 }
 
-/// The log.
-pub fn audit(entries: &[AuditEntry], now: u64, as_json: bool) -> anyhow::Result<ExitCode> {
+/// Prints the log of changes.
+pub fn audit(entries: &[AuditEntry], now: u64, as_json: bool) -> anyhow::Result<()> {
     if as_json {
-        return print(entries.iter().map(|entry| {
+        return print_rows(entries.iter().map(|entry| {
             json!({
-                "time": entry.time, "what": entry.what, "subject": entry.subject, "actor": entry.actor,
+                "time": entry.time, "change": entry.what, "subject": entry.subject, "actor": entry.actor,
             })
         }));
     }
     let mut table = Table::new(&[
         ("when", Align::Left),
-        ("what", Align::Left),
-        ("whom", Align::Left),
+        ("change", Align::Left),
+        ("subject", Align::Left),
         ("by", Align::Left),
     ]);
     for entry in entries {
@@ -174,24 +167,22 @@ pub fn audit(entries: &[AuditEntry], now: u64, as_json: bool) -> anyhow::Result<
             printable(&entry.actor),
         ]);
     }
-    show(&table, entries.len(), "entry")
+    print_table(&table, entries.len(), "entry")
 }
 
-fn show(table: &Table, count: usize, noun: &str) -> anyhow::Result<ExitCode> {
+fn print_table(table: &Table, rows: usize, noun: &str) -> anyhow::Result<()> {
     let mut screen = Screen(String::new());
-    match count {
-        0 => screen.0.push_str(&format!("no {noun}\n")),
-        _ => table.write(&mut screen),
+    if rows == 0 {
+        screen.0.push_str(&format!("no {noun}\n"));
+    } else {
+        table.write(&mut screen);
     }
     write!(anstream::stdout(), "{}", screen.0)?;
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
-fn print(rows: impl Iterator<Item = Value>) -> anyhow::Result<ExitCode> {
-    let rows: Vec<Value> = rows.collect();
-    let text = serde_json::to_string_pretty(&rows).context("cannot write JSON")?;
-    writeln!(anstream::stdout(), "{text}")?;
-    Ok(ExitCode::SUCCESS)
+fn print_rows(rows: impl Iterator<Item = Value>) -> anyhow::Result<()> {
+    output::print_json(&rows.collect::<Vec<_>>())
 }
 
 fn since(time: u64, now: u64) -> String {

@@ -1,6 +1,7 @@
-//! `seikan gateway discover`: listens on an interface with a packet socket of its own and lists who is heard.
+//! `seikan gateway discover`: listens on an interface with a packet socket and lists the hosts that
+//! send.
 //!
-//! Nothing is sent and nothing is changed, but for `--promiscuous`, which ends with the socket.
+//! It sends nothing. It changes nothing except for `--promiscuous`, which ends with the socket.
 
 use std::io::{self, Write};
 use std::net::IpAddr;
@@ -21,100 +22,100 @@ use seikan_wire::VnetHdr;
 use seikan_wire::ethernet::Mac;
 use serde::Serialize;
 
-use crate::output::counted;
+use crate::output::{self, counted};
 use crate::screen::{
     Align, BOLD, CYAN, DIM, RED, RESET, Screen, Table, YELLOW, ago, bytes, number,
 };
 
-/// Bytes of a frame that are looked at: every header that names a device.
-const SNAP: u32 = 128;
-/// How often the progress is shown and Ctrl-C noticed.
+/// Bytes read of each frame: all headers with addresses.
+const SNAP_LENGTH: u32 = 128;
+/// Interval of the progress bar and of checks for Ctrl-C.
 const TICK: Duration = Duration::from_millis(100);
-/// Frames taken between two looks at the clock.
-const FRAMES: usize = 256;
+/// Frames received between two checks of the clock.
+const FRAMES_PER_CHECK: usize = 256;
 
-/// What `gateway discover` is told.
+/// Options of `gateway discover`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     sudo seikan gateway discover eth1\n  \
     sudo seikan gateway discover eth1 --seconds 60 --toml >> /etc/seikan/office.toml\n\n\
-    Listens only: who is silent is not found, so let devices do something, or wait longer. A switch \
-    shows what is meant for everybody or for this host; --promiscuous shows more on a hub or a mirror port, \
-    and VLANs that the card would leave out. Addresses behind a router are not listed as the router's.\n\
-    Ctrl-C ends it early and prints what was heard. Needs CAP_NET_RAW.")]
+    It sends nothing, so that a silent host is not found: cause traffic or listen longer. A switch forwards only \
+    broadcasts, multicasts and frames for this host; with a hub or a mirror port, --promiscuous shows all frames, \
+    and VLANs that the NIC would filter. Addresses behind a router are not listed as the router's.\n\
+    Ctrl-C ends it and prints the list. Needs CAP_NET_RAW.")]
 pub struct Arguments {
-    /// The interface of the local network
+    /// Interface on the LAN
     #[arg(value_name = "INTERFACE")]
     interface: String,
-    /// How long to listen
+    /// Time to listen, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     seconds: u32,
-    /// Listen to frames for others, too
+    /// Receive frames for other hosts too
     #[arg(long)]
     promiscuous: bool,
     /// Print JSON
     #[arg(long, conflicts_with = "toml")]
     json: bool,
-    /// Print sections [[gateway.device]] for a configuration, of those that are not in it yet
+    /// Print [[gateway.device]] sections of the hosts that are no devices yet
     #[arg(long)]
     toml: bool,
 }
 
-/// Everything that was found out.
+/// JSON output.
 #[derive(Debug, Serialize)]
-struct Found {
-    /// The interface that was listened on.
+struct Discovery {
+    /// Interface that was listened on.
     interface: String,
-    /// Its own address.
+    /// Its MAC address.
     mac: Option<String>,
     /// Its prefixes.
     prefixes: Vec<String>,
-    /// How long it was listened, in seconds.
+    /// Time of listening, in seconds.
     listened_s: f64,
-    /// Who was heard.
-    neighbours: Vec<FoundNeighbour>,
-    /// Frames of cards for which there was no room.
+    /// Hosts that sent frames.
+    neighbours: Vec<Neighbour>,
+    /// Frames of hosts that did not fit into the table.
     overflowed_frames: u64,
-    /// Frames from which no card could be told.
+    /// Frames without a usable source address.
     not_understood_frames: u64,
-    /// Frames that the kernel could not queue for us.
+    /// Frames dropped because the socket's queue was full.
     lost_frames: u64,
 }
 
-/// A card.
+/// A host on the LAN, by MAC address and VLAN.
 #[derive(Debug, Serialize)]
-struct FoundNeighbour {
+struct Neighbour {
     mac: String,
     vlan: Option<u16>,
     addresses: Vec<IpAddr>,
-    /// There are more addresses.
+    /// Whether it has more addresses than listed.
     has_more_addresses: bool,
-    /// Its addresses for a configuration.
+    /// Addresses for a configuration.
     lan: Vec<IpAddr>,
-    /// Seconds before the end of listening.
+    /// Age of its first frame, in seconds before the end.
     first_seen_s: f64,
     last_seen_s: f64,
     frames: u64,
     bytes: u64,
-    /// Another card that has one of its addresses.
+    /// MAC address of another host with one of its addresses.
     shares_address_with: Option<String>,
-    /// What it is to a gateway here.
-    known: Option<Known>,
+    /// Its role for a gateway of this host.
+    known: Option<Role>,
 }
 
-/// What a card is.
+/// The role of a host for a gateway.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Known {
-    /// The interface itself.
+enum Role {
+    /// The interface that was listened on.
     Own,
-    /// A gateway's station.
+    /// The ARP and neighbour discovery responder of a gateway.
     Responder,
     /// A configured device.
     Device(String),
 }
 
-/// Listens and prints.
+/// Listens and prints the hosts.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let failed = || format!("cannot listen on {}", arguments.interface);
     let netlink = Netlink::open().with_context(failed)?;
@@ -123,52 +124,52 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let prefixes: Vec<_> = addresses.iter().map(|address| address.net).collect();
     if !(link.up && link.carrier) {
         anstream::eprintln!(
-            "{YELLOW}warning{RESET}: {} is down or has no carrier: nothing can be heard",
+            "{YELLOW}warning{RESET}: {} is down or has no carrier, so no host will be found",
             link.name
         );
     }
     let interrupt = Interrupt::new();
     let _signals = interrupt.catch_signals()?;
     let mut table = NeighbourTable::new(prefixes.clone());
-    let begun = Instant::now();
+    let started_at = Instant::now();
     let lost = listen(arguments, &link, &interrupt, &mut table).with_context(failed)?;
     let gateways = gateways(&link);
     let neighbours = table.entries();
-    let found = Found {
+    let discovery = Discovery {
         interface: link.name.clone(),
-        mac: own(&link).map(|mac| mac.to_string()),
+        mac: own_mac(&link).map(|mac| mac.to_string()),
         prefixes: prefixes.iter().map(ToString::to_string).collect(),
-        listened_s: begun.elapsed().as_millis() as f64 / 1000.0,
+        listened_s: started_at.elapsed().as_millis() as f64 / 1000.0,
         neighbours: neighbours
             .iter()
-            .map(|card| describe(card, &table, &link, &gateways))
+            .map(|entry| describe(entry, &table, &link, &gateways))
             .collect(),
         overflowed_frames: table.overflowed(),
         not_understood_frames: table.not_understood(),
         lost_frames: lost,
     };
-    let mut stdout = anstream::AutoStream::auto(io::stdout()).lock();
     if arguments.json {
-        let json = serde_json::to_string_pretty(&found).context("cannot write JSON")?;
-        writeln!(stdout, "{json}")?;
+        output::print_json(&discovery)?;
     } else if arguments.toml {
-        write!(stdout, "{}", sections(&found))?;
+        write!(output::stdout(), "{}", sections(&discovery))?;
     } else {
-        write!(stdout, "{}", render(&found))?;
+        write!(output::stdout(), "{}", render(&discovery))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Listens until the time is over or somebody has seen enough; frames that were lost.
+/// Listens until the time is over or Ctrl-C; returns the number of lost frames.
 fn listen(
     arguments: &Arguments,
     link: &LinkInfo,
     interrupt: &Interrupt,
     table: &mut NeighbourTable,
 ) -> anyhow::Result<u64> {
-    let accept = Accept::Everything { snap_length: SNAP };
+    let accept = Accept::Everything {
+        snap_length: SNAP_LENGTH,
+    };
     let socket = PacketSocket::open(link.index, &PacketOptions::new(accept))?;
-    // Without it the card leaves out what neighbours tell each other.
+    // Otherwise the NIC filters neighbour discovery between other hosts.
     socket.join_all_multicast()?;
     if arguments.promiscuous {
         socket.set_promiscuous(true)?;
@@ -176,20 +177,20 @@ fn listen(
     let mut epoll = Epoll::new(1)?;
     epoll.add(&socket, 0, Interest::Read)?;
     let bar = ProgressBar::new();
-    let begun = Instant::now();
+    let started_at = Instant::now();
     let length = Duration::from_secs(arguments.seconds.into());
-    let mut buffer = [0; VNET_HEADER_LEN + SNAP as usize];
+    let mut buffer = [0; VNET_HEADER_LEN + SNAP_LENGTH as usize];
     loop {
-        let elapsed = begun.elapsed();
+        let elapsed = started_at.elapsed();
         if elapsed >= length || interrupt.is_raised() {
             return Ok(socket.drops());
         }
         bar.show(Progress {
             fraction: elapsed.as_secs_f64() / length.as_secs_f64(),
             step: format!(
-                "listening on {}, {} heard (Ctrl-C to end)",
+                "listening on {}, {} found (Ctrl-C to end)",
                 link.name,
-                counted(table.len(), "card")
+                counted(table.len(), "host")
             ),
         });
         if let Err(error) = epoll.wait(Some(TICK.min(length - elapsed)))
@@ -197,11 +198,11 @@ fn listen(
         {
             return Err(error.into());
         }
-        for _ in 0..FRAMES {
+        for _ in 0..FRAMES_PER_CHECK {
             let received = match socket.receive(&mut buffer) {
                 Ok(received) => received,
                 Err(error) if error.kind() == io::ErrorKind::InvalidInput => continue,
-                // Nothing more, or the interface is down, which may change.
+                // No more frames, or the interface is down for now.
                 Err(_) => break,
             };
             let read = &buffer[..received.length];
@@ -219,7 +220,7 @@ fn listen(
     }
 }
 
-/// Gateways of this host on the interface, if they can be asked.
+/// Returns the gateways of this host on the interface, if they answer.
 fn gateways(link: &LinkInfo) -> Vec<GatewayStatus> {
     let places = Places::default();
     let names = ask::running(&places).unwrap_or_default().into_iter();
@@ -230,68 +231,72 @@ fn gateways(link: &LinkInfo) -> Vec<GatewayStatus> {
 }
 
 fn describe(
-    card: &NeighbourEntry,
+    entry: &NeighbourEntry,
     table: &NeighbourTable,
     link: &LinkInfo,
     gateways: &[GatewayStatus],
-) -> FoundNeighbour {
+) -> Neighbour {
     let now = now().mono;
-    let shared = card.addresses.iter().find_map(|a| table.shares(card, *a));
-    FoundNeighbour {
-        mac: card.mac.to_string(),
-        vlan: card.vlan,
-        addresses: card.addresses.clone(),
-        has_more_addresses: card.has_more,
-        lan: card.lan(),
-        first_seen_s: now.duration_since(card.first).as_millis() as f64 / 1000.0,
-        last_seen_s: now.duration_since(card.last).as_millis() as f64 / 1000.0,
-        frames: card.frames,
-        bytes: card.bytes,
+    let shared = entry.addresses.iter().find_map(|a| table.shares(entry, *a));
+    Neighbour {
+        mac: entry.mac.to_string(),
+        vlan: entry.vlan,
+        addresses: entry.addresses.clone(),
+        has_more_addresses: entry.has_more,
+        lan: entry.lan(),
+        first_seen_s: now.duration_since(entry.first).as_millis() as f64 / 1000.0,
+        last_seen_s: now.duration_since(entry.last).as_millis() as f64 / 1000.0,
+        frames: entry.frames,
+        bytes: entry.bytes,
         shares_address_with: shared.map(|mac| mac.to_string()),
-        known: known(card, link, gateways),
+        known: role(entry, link, gateways),
     }
 }
 
-fn known(card: &NeighbourEntry, link: &LinkInfo, gateways: &[GatewayStatus]) -> Option<Known> {
-    let mac = card.mac.to_string();
-    if own(link) == Some(card.mac) {
-        return Some(Known::Own);
+fn role(entry: &NeighbourEntry, link: &LinkInfo, gateways: &[GatewayStatus]) -> Option<Role> {
+    let mac = entry.mac.to_string();
+    if own_mac(link) == Some(entry.mac) {
+        return Some(Role::Own);
     }
     let responders = gateways
         .iter()
         .filter_map(|gateway| gateway.responder.as_ref());
     if responders.into_iter().any(|responder| responder.mac == mac) {
-        return Some(Known::Responder);
+        return Some(Role::Responder);
     }
     let devices = gateways.iter().flat_map(|gateway| &gateway.devices);
     let device = devices.into_iter().find(|device| match &device.mac {
-        Some(its) => device.vlan == card.vlan && *its == mac,
+        Some(device_mac) => device.vlan == entry.vlan && *device_mac == mac,
         None => {
-            let has = |address| card.addresses.contains(address);
-            device.vlan == card.vlan && device.lan.iter().any(has)
+            let has = |address| entry.addresses.contains(address);
+            device.vlan == entry.vlan && device.lan.iter().any(has)
         }
     });
-    device.map(|device| Known::Device(device.name.clone()))
+    device.map(|device| Role::Device(device.name.clone()))
 }
 
-fn own(link: &LinkInfo) -> Option<Mac> {
+fn own_mac(link: &LinkInfo) -> Option<Mac> {
     link.mac().map(Mac)
 }
 
-fn render(found: &Found) -> String {
+fn render(discovery: &Discovery) -> String {
     use Align::{Left, Right};
     let mut out = Screen(String::new());
-    let interface = match (&found.mac, found.prefixes.is_empty()) {
-        (Some(mac), false) => format!("{} ({mac}, {})", found.interface, found.prefixes.join(", ")),
-        (Some(mac), true) => format!("{} ({mac}, without an address)", found.interface),
-        (None, _) => found.interface.clone(),
+    let interface = match &discovery.mac {
+        Some(mac) if discovery.prefixes.is_empty() => {
+            format!("{} ({mac}, without address)", discovery.interface)
+        }
+        Some(mac) => {
+            let prefixes = discovery.prefixes.join(", ");
+            format!("{} ({mac}, {prefixes})", discovery.interface)
+        }
+        None => discovery.interface.clone(),
     };
-    let neighbours = counted(found.neighbours.len(), "card");
-    let seconds = found.listened_s;
-    out.0 +=
-        &format!("{BOLD}{neighbours}{RESET} heard in {seconds:.1} {CYAN}s{RESET} on {interface}\n");
+    let hosts = counted(discovery.neighbours.len(), "host");
+    let seconds = discovery.listened_s;
+    out.0 += &format!("{BOLD}{hosts}{RESET} found in {seconds:.1} {CYAN}s{RESET} on {interface}\n");
     let mut table = Table::new(&[
-        ("card", Left),
+        ("MAC", Left),
         ("VLAN", Right),
         ("addresses", Left),
         ("first seen", Right),
@@ -300,111 +305,115 @@ fn render(found: &Found) -> String {
         ("bytes", Right),
         ("", Left),
     ]);
-    for card in &found.neighbours {
-        let mut addresses: Vec<_> = card.addresses.iter().map(ToString::to_string).collect();
-        if card.has_more_addresses {
+    for host in &discovery.neighbours {
+        let mut addresses: Vec<_> = host.addresses.iter().map(ToString::to_string).collect();
+        if host.has_more_addresses {
             addresses.push("…".into());
         }
         table.row(vec![
-            format!("{YELLOW}{}{RESET}", card.mac),
-            card.vlan.map_or_else(String::new, |vlan| vlan.to_string()),
-            match addresses.is_empty() {
-                true => format!("{DIM}none told{RESET}"),
-                false => addresses.join(", "),
+            format!("{YELLOW}{}{RESET}", host.mac),
+            host.vlan.map_or_else(String::new, |vlan| vlan.to_string()),
+            if addresses.is_empty() {
+                format!("{DIM}unknown{RESET}")
+            } else {
+                addresses.join(", ")
             },
-            ago(Some(card.first_seen_s)),
-            ago(Some(card.last_seen_s)),
-            number(card.frames),
-            bytes(card.bytes),
-            remark(card),
+            ago(Some(host.first_seen_s)),
+            ago(Some(host.last_seen_s)),
+            number(host.frames),
+            bytes(host.bytes),
+            remark(host),
         ]);
     }
-    if !found.neighbours.is_empty() {
+    if !discovery.neighbours.is_empty() {
         table.write(&mut out);
     }
     for (count, text) in [
         (
-            found.lost_frames,
-            "frames were lost: more came than could be looked at",
+            discovery.lost_frames,
+            "frames lost: the queue of the socket was full",
         ),
         (
-            found.overflowed_frames,
-            "frames of further cards: the table is full",
+            discovery.overflowed_frames,
+            "frames of more hosts: the table is full",
         ),
     ] {
         if count > 0 {
             out.0 += &format!("{RED}{}{RESET} {text}\n", number(count));
         }
     }
-    out.0 += &match found.neighbours.iter().any(|card| card.known.is_none()) {
-        true => format!("{DIM}`--toml` prints them as devices for a configuration.{RESET}\n"),
-        false if found.neighbours.is_empty() => format!(
-            "{DIM}Who is silent is not found: let devices do something, or listen longer \
-             (`--seconds 60`).{RESET}\n"
-        ),
-        false => String::new(),
-    };
+    if discovery.neighbours.is_empty() {
+        out.0 += &format!(
+            "{DIM}Silent hosts are not found: cause traffic or listen longer (`--seconds 60`).{RESET}\n"
+        );
+    } else if discovery.neighbours.iter().any(|host| host.known.is_none()) {
+        out.0 += &format!("{DIM}`--toml` prints them as devices for a configuration.{RESET}\n");
+    }
     out.0
 }
 
-fn remark(card: &FoundNeighbour) -> String {
-    if let Some(other) = &card.shares_address_with {
-        return format!("{RED}duplicate address: {other} has it, too{RESET}");
+fn remark(host: &Neighbour) -> String {
+    if let Some(other) = &host.shares_address_with {
+        return format!("{RED}duplicate address: also used by {other}{RESET}");
     }
-    match &card.known {
+    match &host.known {
         None => String::new(),
-        Some(Known::Own) => format!("{DIM}this host{RESET}"),
-        Some(Known::Responder) => format!("{DIM}the gateway's responder{RESET}"),
-        Some(Known::Device(name)) => {
+        Some(Role::Own) => format!("{DIM}this host{RESET}"),
+        Some(Role::Responder) => format!("{DIM}the gateway's responder{RESET}"),
+        Some(Role::Device(name)) => {
             format!("device {YELLOW}{}{RESET}", crate::screen::printable(name))
         }
     }
 }
 
-/// Sections of a configuration, of cards that a gateway does not know yet.
-fn sections(found: &Found) -> String {
-    let mut text = format!("# Heard on {}.\n", found.interface);
+/// Returns configuration sections of the hosts without a role.
+fn sections(discovery: &Discovery) -> String {
+    let mut text = format!("# Found on {}.\n", discovery.interface);
     let mut names: Vec<String> = Vec::new();
-    for card in found.neighbours.iter().filter(|card| card.known.is_none()) {
-        let mut name = name(card);
+    let unknown = discovery
+        .neighbours
+        .iter()
+        .filter(|host| host.known.is_none());
+    for host in unknown {
+        let mut name = device_name(host);
         if names.contains(&name) {
             name = format!("{name}-{}", names.len() + 1);
         }
         text += &format!(
             "\n[[gateway.device]]\nname = \"{name}\"\nmac = \"{}\"\n",
-            card.mac
+            host.mac
         );
-        if let Some(vlan) = card.vlan {
+        if let Some(vlan) = host.vlan {
             text += &format!("vlan = {vlan}\n");
         }
-        let lan: Vec<_> = card
+        let lan: Vec<_> = host
             .lan
             .iter()
             .map(|address| format!("\"{address}\""))
             .collect();
         if !lan.is_empty() {
             text += &format!("lan = [{}]", lan.join(", "));
-            text += "    # leave it out where addresses change (DHCP): `mac` finds it\n";
+            text += "    # remove it if the address changes (DHCP): `mac` finds the device\n";
         }
-        if let Some(other) = &card.shares_address_with {
-            text += &format!("# Duplicate address: {other} has one of these, too.\n");
+        if let Some(other) = &host.shares_address_with {
+            text += &format!("# Duplicate address: {other} also has one of these.\n");
         }
-        text += "# overlay = [\"10.77.0.…\"]    # its addresses in the overlay; left out: as on the local network\n";
+        text += "# overlay = [\"10.77.0.…\"]    # addresses in the overlay [default: those on the LAN]\n";
         names.push(name);
     }
     if names.is_empty() {
-        text += "# Nobody who is not a device already.\n";
+        text += "# No host that is not a device already.\n";
     }
     text
 }
 
-/// After its address, else after its card.
-fn name(card: &FoundNeighbour) -> String {
-    let v4 = card.lan.iter().find(|address| address.is_ipv4());
+/// Returns a name made from the address, else from the MAC address.
+fn device_name(host: &Neighbour) -> String {
+    let v4 = host.lan.iter().find(|address| address.is_ipv4());
     match v4 {
         Some(address) => format!("device-{}", address.to_string().replace('.', "-")),
         None => {
-            let digits: String = card.mac.chars().filter(|c| *c != ':').collect();
+            let digits: String = host.mac.chars().filter(|c| *c != ':').collect();
             format!("device-{}", digits.get(6..).unwrap_or(&digits))
         }
     }
@@ -415,9 +424,9 @@ mod tests {
     use super::*;
     use crate::screen::plain;
 
-    fn card(mac: &str, lan: &[&str]) -> FoundNeighbour {
+    fn host(mac: &str, lan: &[&str]) -> Neighbour {
         let lan: Vec<IpAddr> = lan.iter().map(|text| text.parse().unwrap()).collect();
-        FoundNeighbour {
+        Neighbour {
             mac: mac.into(),
             vlan: None,
             addresses: lan.clone(),
@@ -432,8 +441,8 @@ mod tests {
         }
     }
 
-    fn found(neighbours: Vec<FoundNeighbour>) -> Found {
-        Found {
+    fn found(neighbours: Vec<Neighbour>) -> Discovery {
+        Discovery {
             interface: "eth1".into(),
             mac: Some("02:00:00:00:00:01".into()),
             prefixes: vec!["192.168.1.1/24".into()],
@@ -446,16 +455,16 @@ mod tests {
     }
 
     #[test]
-    fn a_table_for_people() {
-        let device = FoundNeighbour {
-            known: Some(Known::Device("camera".into())),
-            ..card("02:00:00:00:00:11", &["192.168.1.11"])
+    fn the_table_lists_hosts() {
+        let device = Neighbour {
+            known: Some(Role::Device("camera".into())),
+            ..host("02:00:00:00:00:11", &["192.168.1.11"])
         };
-        let unknown = card("02:00:00:00:00:10", &["192.168.1.10", "fd00:1::10"]);
+        let unknown = host("02:00:00:00:00:10", &["192.168.1.10", "fd00:1::10"]);
         let text = plain(&render(&found(vec![unknown, device])));
         let expected = "\
-2 cards heard in 10.0 s on eth1 (02:00:00:00:00:01, 192.168.1.1/24)
-  card               addresses                 first seen  last seen  frames     bytes
+2 hosts found in 10.0 s on eth1 (02:00:00:00:00:01, 192.168.1.1/24)
+  MAC                addresses                 first seen  last seen  frames     bytes
   02:00:00:00:00:10  192.168.1.10, fd00:1::10    10 s ago        now   1,234  2.00 KiB
   02:00:00:00:00:11  192.168.1.11                10 s ago        now   1,234  2.00 KiB  device camera
 `--toml` prints them as devices for a configuration.
@@ -464,20 +473,20 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_can_be_pasted() {
-        let own = FoundNeighbour {
-            known: Some(Known::Own),
-            ..card("02:00:00:00:00:01", &["192.168.1.1"])
+    fn printed_sections_are_valid_configuration() {
+        let own = Neighbour {
+            known: Some(Role::Own),
+            ..host("02:00:00:00:00:01", &["192.168.1.1"])
         };
-        let tagged = FoundNeighbour {
+        let tagged = Neighbour {
             vlan: Some(7),
-            ..card("02:00:00:00:00:12", &["192.168.7.10"])
+            ..host("02:00:00:00:00:12", &["192.168.7.10"])
         };
         let neighbours = vec![
-            card("02:00:00:00:00:10", &["192.168.1.10", "fd00:1::10"]),
+            host("02:00:00:00:00:10", &["192.168.1.10", "fd00:1::10"]),
             own,
             tagged,
-            card("02:00:00:a1:b2:c3", &[]),
+            host("02:00:00:a1:b2:c3", &[]),
         ];
         let text = format!(
             "private-key = \"{}\"\naddress = \"10.77.0.1/24\"\n[gateway]\ninterface = \"eth1\"\n{}",

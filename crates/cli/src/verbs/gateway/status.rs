@@ -1,4 +1,4 @@
-//! `seikan gateway status`: asks twice, a second apart, for what only two samples tell.
+//! `seikan gateway status`: shows running gateways, with rates from two samples.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -16,22 +16,22 @@ use super::view;
 use crate::output;
 use crate::screen::Screen;
 
-/// Between the two samples.
+/// Interval between the two samples.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// What `gateway status` is told.
+/// Options of `gateway status`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    sudo seikan gateway status                 all gateways on this host\n  \
-    sudo seikan gateway status office --json   one, for a program\n\n\
-    Takes a second, in which rates are measured. With --json: an object for IFACE, an array without; in \
-    it, `gateway` is the section of `seikan status --json`, with rates.\n\
-    Loss and round trips are told by TCP of the device since the start. A side is slow if it loses 0.5 % \
-    or more and twice as much as the other, else if its round trips last twice the other's and more than 1 ms.\n\
-    Exit status: 0 if all was shown (also if there is no gateway), 1 if IFACE is not running, is no \
-    gateway or does not answer.")]
+    sudo seikan gateway status                  show all gateways of this host\n  \
+    sudo seikan gateway status office --json    print one as JSON\n\n\
+    Measures rates for one second. Loss and round trips are from the devices' TCP connections since the start. A \
+    side is slow if it loses at least 0.5 % and twice as much as the other side; else if its round trip is over \
+    1 ms and twice the other's.\n\
+    --json prints an object with IFACE, else an array. `gateway` is as in `seikan status --json`, with rates.\n\
+    Exit status: 0 if all gateways were shown (or none runs), 1 if IFACE is not running, is no gateway or does \
+    not answer.")]
 pub struct Arguments {
-    /// Interface of the tunnel; all gateways if left out
+    /// Interface of the tunnel [default: all gateways]
     #[arg(value_name = "IFACE")]
     interface: Option<String>,
     /// Print JSON
@@ -39,15 +39,15 @@ pub struct Arguments {
     json: bool,
 }
 
-/// A gateway and its tunnel.
+/// JSON output of a gateway.
 #[derive(Debug, Serialize)]
-struct Told {
-    /// The tunnel's interface.
+struct TunnelGateway {
+    /// Interface of the tunnel.
     interface: String,
     gateway: GatewayStatus,
 }
 
-/// Asks the instances and prints what they say.
+/// Prints the status of one gateway or of all.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     const FAILED: &str = "cannot show the gateway's status";
     let places = Places::default();
@@ -66,11 +66,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                 if let Some(gateway) = status.gateway {
                     samples.insert(name, (gateway, Instant::now()));
                 } else if arguments.interface.is_some() {
-                    bail!("`{name}` runs, but its configuration has no [gateway]");
+                    bail!(
+                        "cannot show the gateway of `{name}`: its configuration has no [gateway]"
+                    );
                 }
             }
             (Err(error), Some(_)) => return Err(error).context(FAILED),
-            // It ended while we asked.
+            // It has just stopped.
             (Err(ask::AskError::NotRunning(_)), None) => {}
             (Err(error), None) => {
                 output::error(&error.into());
@@ -95,34 +97,31 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             }
             None => first,
         };
-        all.push(Told { interface, gateway });
+        all.push(TunnelGateway { interface, gateway });
     }
     print(&all, arguments)?;
     Ok(code)
 }
 
-fn print(all: &[Told], arguments: &Arguments) -> anyhow::Result<()> {
+fn print(all: &[TunnelGateway], arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.json {
-        let json = match (all, &arguments.interface) {
-            ([one], Some(_)) => serde_json::to_string_pretty(one),
-            _ => serde_json::to_string_pretty(all),
+        return match (all, &arguments.interface) {
+            ([one], Some(_)) => output::print_json(one),
+            _ => output::print_json(all),
         };
-        writeln!(std::io::stdout(), "{}", json.context("cannot write JSON")?)?;
-        return Ok(());
     }
     if all.is_empty() {
         anstream::eprintln!(
-            "No gateway is running. A tunnel becomes one by a section [gateway] in its configuration."
+            "No gateway is running. A section [gateway] in the configuration makes a tunnel one."
         );
     }
-    // Takes colours out unless it is a terminal, and under NO_COLOR.
-    let mut stdout = anstream::AutoStream::auto(std::io::stdout()).lock();
-    for (position, told) in all.iter().enumerate() {
+    let mut stdout = output::stdout();
+    for (position, one) in all.iter().enumerate() {
         let mut screen = Screen(String::new());
         if position > 0 {
             screen.0.push('\n');
         }
-        view::whole(&told.interface, &told.gateway, &mut screen);
+        view::full(&one.interface, &one.gateway, &mut screen);
         write!(stdout, "{}", screen.0)?;
     }
     Ok(())

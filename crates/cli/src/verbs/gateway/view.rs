@@ -1,4 +1,4 @@
-//! A gateway for people: what it is, a table of its devices, what should be set otherwise, then the details.
+//! Text of a gateway: state, better settings, a table of devices, then their details.
 
 use std::fmt::Write;
 
@@ -11,20 +11,20 @@ use crate::screen::{
     printable, sentence, width,
 };
 
-/// Devices in the table of `seikan status`.
+/// Maximum devices in the table of `seikan status`.
 const MAX_ROWS: usize = 20;
-/// Devices up to which all of them are told in detail.
+/// Maximum devices of which all are shown in detail; of more, only those that need attention.
 const MAX_DETAILS: usize = 8;
-/// Loss that is worth a colour, as a share.
-const LOSS: f64 = 0.005;
+/// Loss from which it is coloured, as a fraction.
+const COLOURED_LOSS: f64 = 0.005;
 
-/// The gateway in `seikan status`.
+/// Shows a gateway in `seikan status`.
 pub fn section(gateway: &GatewayStatus, out: &mut Screen) {
     out.title(GREEN, "gateway", &gateway.interface);
     head(gateway, out);
     let mut devices: Vec<_> = gateway.devices.iter().collect();
     if devices.len() > MAX_ROWS {
-        // Those that were heard last.
+        // Those with the latest frame.
         let age = |d: &DeviceStatus| d.last_seen_s.unwrap_or(f64::INFINITY);
         devices.sort_by(|a, b| age(a).total_cmp(&age(b)));
         devices.truncate(MAX_ROWS);
@@ -39,8 +39,8 @@ pub fn section(gateway: &GatewayStatus, out: &mut Screen) {
     }
 }
 
-/// The gateway in `seikan gateway status`.
-pub fn whole(tunnel: &str, gateway: &GatewayStatus, out: &mut Screen) {
+/// Shows a gateway in `seikan gateway status`.
+pub fn full(tunnel: &str, gateway: &GatewayStatus, out: &mut Screen) {
     out.title(GREEN, "gateway", &gateway.interface);
     out.line("tunnel", printable(tunnel));
     head(gateway, out);
@@ -60,32 +60,34 @@ pub fn whole(tunnel: &str, gateway: &GatewayStatus, out: &mut Screen) {
 fn head(gateway: &GatewayStatus, out: &mut Screen) {
     let mut mode = vec![gateway.mode.clone()];
     if let Some(responder) = &gateway.responder {
-        mode.push(match responder.active {
-            true => format!("{GREEN}active{RESET}"),
-            false => format!("{YELLOW}standing by{RESET}"),
+        mode.push(if responder.active {
+            format!("{GREEN}active{RESET}")
+        } else {
+            format!("{YELLOW}standby{RESET}")
         });
     }
-    mode.push(match gateway.up {
-        true => format!("{GREEN}up{RESET}"),
-        false => format!("{RED}down, or without a carrier{RESET}"),
+    mode.push(if gateway.up {
+        format!("{GREEN}up{RESET}")
+    } else {
+        format!("{RED}down or without carrier{RESET}")
     });
     out.line("mode", mode.join(", "));
     if let Some(responder) = &gateway.responder {
         self::responder(responder, out);
     }
-    let mut flows = format!("{} known", number(gateway.flows.known));
+    let mut flows = format!("{} tracked", number(gateway.flows.known));
     if gateway.flows.evicted > 0 {
         let evicted = number(gateway.flows.evicted);
         let _ = write!(
             flows,
-            ", {YELLOW}{evicted} forgotten for want of room{RESET}"
+            ", {YELLOW}{evicted} evicted from the full table{RESET}"
         );
     }
     out.line("flows", flows);
     for conflict in &gateway.conflicts {
         let (mac, age) = (printable(&conflict.mac), ago(Some(conflict.age_s)));
         let text = format!(
-            "{RED}{}{RESET} is claimed by {mac}, too, heard {age}",
+            "{RED}{}{RESET} is also claimed by {mac}, last seen {age}",
             conflict.address
         );
         out.line("duplicate address", text);
@@ -105,26 +107,26 @@ fn responder(responder: &Responder, out: &mut Screen) {
     if let Some(second) = &responder.second {
         let text = match (second.present, second.active) {
             (true, true) => format!("{GREEN}active{RESET}"),
-            (true, false) => "stands by".into(),
-            (false, _) => format!("{YELLOW}is not heard{RESET}: nobody takes over"),
+            (true, false) => "standby".into(),
+            (false, _) => format!("{YELLOW}missing{RESET}: none takes over if this one fails"),
         };
         out.line("second gateway", text);
     }
     if let Some(reason) = &responder.without_gso {
         let reason = printable(reason);
-        let text = format!("{YELLOW}super-packets are cut up here{RESET}: {reason}");
+        let text = format!("{YELLOW}done in software{RESET}: {reason}");
         out.line("segmentation offload", text);
     }
     if responder.gso_refused > 0 {
         let refused = number(responder.gso_refused);
         let text = format!(
-            "{YELLOW}the card refused {refused} super-packets{RESET}, which were cut up here"
+            "{YELLOW}the NIC refused {refused} super-packets{RESET}, which were segmented in software"
         );
         out.line("segmentation offload", text);
     }
     if responder.lost > 0 {
         let lost = number(responder.lost);
-        let text = format!("{RED}{lost}{RESET} frames: the kernel could not queue them for us");
+        let text = format!("{RED}{lost}{RESET} frames: the queue of the packet socket was full");
         out.line("lost", text);
     }
     for (name, count) in &responder.own.drops {
@@ -134,7 +136,7 @@ fn responder(responder: &Responder, out: &mut Screen) {
     }
 }
 
-/// What is of no device.
+/// Shows packets that belong to no device.
 fn unattributed(unattributed: &Direction, out: &mut Screen) {
     if unattributed.packets_in == 0 {
         return;
@@ -144,7 +146,7 @@ fn unattributed(unattributed: &Direction, out: &mut Screen) {
         let consumed = number(unattributed.consumed);
         let _ = write!(
             text,
-            ", of which {consumed} ARP, neighbour discovery and the like"
+            ", {consumed} of them ARP, neighbour discovery and similar"
         );
     }
     out.line("of no device", text);
@@ -153,7 +155,7 @@ fn unattributed(unattributed: &Direction, out: &mut Screen) {
     }
 }
 
-/// What came from the tunnel and is for nobody here.
+/// Shows packets from the tunnel that are for no device.
 fn refused(refused: &Direction, out: &mut Screen) {
     if refused.packets_in == 0 {
         return;
@@ -165,7 +167,7 @@ fn refused(refused: &Direction, out: &mut Screen) {
     }
 }
 
-/// What should be set otherwise, with the commands.
+/// Shows better settings, with their commands.
 fn advice(gateway: &GatewayStatus, out: &mut Screen) {
     for offloads in &gateway.offloads {
         if let Some(reason) = &offloads.unread {
@@ -177,7 +179,7 @@ fn advice(gateway: &GatewayStatus, out: &mut Screen) {
     if gateway.findings().next().is_none() && all_on.is_none() {
         return;
     }
-    out.heading("could be faster");
+    out.heading("better settings");
     for finding in gateway.findings() {
         let _ = writeln!(
             out.0,
@@ -193,13 +195,14 @@ fn advice(gateway: &GatewayStatus, out: &mut Screen) {
         let total: f64 = spread.net_rx_per_s.iter().sum();
         let _ = writeln!(
             out.0,
-            "    {YELLOW}all on one softirq core{RESET}: CPU {cpu} does {:.0} % of {} receive softirqs per second",
+            "    {YELLOW}all receive softirqs on one core{RESET}: CPU {cpu} handles {:.0} % of {} per second",
             100.0 * spread.share,
             number(total as u64)
         );
-        let hint = match spread.commands.is_empty() {
-            true => "although packets are spread (RPS): a single flow stays on one core",
-            false => "several flows go faster on several cores:",
+        let hint = if spread.commands.is_empty() {
+            "RPS is on; a single flow stays on one core"
+        } else {
+            "to spread several flows over several cores:"
         };
         let _ = writeln!(out.0, "      {DIM}{hint}{RESET}");
         for command in &spread.commands {
@@ -211,7 +214,7 @@ fn advice(gateway: &GatewayStatus, out: &mut Screen) {
 fn table(gateway: &GatewayStatus, devices: &[&DeviceStatus], out: &mut Screen) {
     use Align::{Left, Right};
     if devices.is_empty() {
-        let text = "no devices are configured; `seikan gateway discover` lists who is there";
+        let text = "no devices are configured; `seikan gateway discover` lists candidates";
         let _ = writeln!(out.0, "  {text}");
         return;
     }
@@ -243,7 +246,7 @@ fn table(gateway: &GatewayStatus, devices: &[&DeviceStatus], out: &mut Screen) {
             loss_and_rtt(&device.tunnel_side),
             slow(device.slow_side).into(),
             match drops {
-                _ if expected_only(device) => number(drops),
+                _ if has_only_expected_drops(device) => number(drops),
                 _ => format!("{RED}{}{RESET}", number(drops)),
             },
         ]);
@@ -253,33 +256,34 @@ fn table(gateway: &GatewayStatus, devices: &[&DeviceStatus], out: &mut Screen) {
 
 fn device(device: &DeviceStatus, has_frames: bool, out: &mut Screen) {
     out.title(YELLOW, "device", &device.name);
-    let mut card = device
+    let mut mac = device
         .mac
         .as_deref()
-        .map_or("not found yet".into(), printable);
+        .map_or("unknown yet".into(), printable);
     if let Some(vlan) = device.vlan {
-        let _ = write!(card, ", VLAN {vlan}");
+        let _ = write!(mac, ", VLAN {vlan}");
     }
-    // Where the kernel forwards, no card is seen.
+    // If the kernel forwards, the gateway sees no MAC address.
     if has_frames || device.mac.is_some() {
-        out.line("card", card);
+        out.line("MAC", mac);
     }
     let list = |addresses: &[std::net::IpAddr]| {
         let texts: Vec<_> = addresses.iter().map(ToString::to_string).collect();
-        match texts.is_empty() {
-            true => format!("{DIM}not known yet{RESET}"),
-            false => texts.join(", "),
+        if texts.is_empty() {
+            format!("{DIM}unknown yet{RESET}")
+        } else {
+            texts.join(", ")
         }
     };
-    out.line("addresses", list(&device.lan));
-    out.line("in the overlay", list(&device.overlay));
+    out.line("LAN addresses", list(&device.lan));
+    out.line("overlay addresses", list(&device.overlay));
     for (label, direction) in [("out", &device.outbound), ("in", &device.inbound)] {
         let (size, packets) = (bytes(direction.bytes_out), number(direction.packets_out));
         let mut text = format!("{size} in {packets} packets");
         if label == "out"
             && let Some(factor) = device.gro_factor
         {
-            let _ = write!(text, ", {factor:.1} joined per read");
+            let _ = write!(text, ", {factor:.1} merged per read (GRO)");
         }
         out.line(label, text);
     }
@@ -304,8 +308,8 @@ fn device(device: &DeviceStatus, has_frames: bool, out: &mut Screen) {
 
 fn rules(device: &DeviceStatus, out: &mut Screen) {
     for (direction, label, denied) in [
-        ("from", "may be reached", device.denied.from),
-        ("to", "may reach", device.denied.to),
+        ("from", "allowed to the device", device.denied.from),
+        ("to", "allowed from the device", device.denied.to),
     ] {
         let rules: Vec<_> = device
             .rules
@@ -319,7 +323,7 @@ fn rules(device: &DeviceStatus, out: &mut Screen) {
         for rule in rules {
             let rule_text = printable(&rule.rule);
             let (preposition, flows) = (
-                if direction == "from" { "by" } else { "" },
+                if direction == "from" { "from" } else { "to" },
                 number(rule.flows),
             );
             let text = format!("{preposition} {rule_text}");
@@ -344,9 +348,9 @@ fn rules(device: &DeviceStatus, out: &mut Screen) {
 fn side(side: &SideStatus) -> Option<String> {
     let mut parts = Vec::new();
     if let Some(rtt) = side.rtt_us {
-        let least = side.rtt_min_us.map(milliseconds).unwrap_or_default();
+        let min = side.rtt_min_us.map(milliseconds).unwrap_or_default();
         parts.push(format!(
-            "RTT {} {DIM}(least{RESET} {least}{DIM}){RESET}",
+            "RTT {} {DIM}(min{RESET} {min}{DIM}){RESET}",
             milliseconds(rtt)
         ));
     }
@@ -357,13 +361,13 @@ fn side(side: &SideStatus) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join(", "))
 }
 
-/// Worth the reader's time among many.
+/// Returns whether a device is shown in detail among many.
 fn needs_attention(device: &DeviceStatus) -> bool {
-    !expected_only(device) || matches!(device.slow_side, SlowSide::Lan | SlowSide::Tunnel)
+    !has_only_expected_drops(device) || matches!(device.slow_side, SlowSide::Lan | SlowSide::Tunnel)
 }
 
-/// Nothing was dropped but what belongs to the local network.
-fn expected_only(device: &DeviceStatus) -> bool {
+/// Returns whether all drops are of frames that belong to the LAN only.
+fn has_only_expected_drops(device: &DeviceStatus) -> bool {
     let mut drops = device
         .outbound
         .drops
@@ -378,11 +382,15 @@ fn drops(device: &DeviceStatus) -> u64 {
 }
 
 fn loss_and_rtt(side: &SideStatus) -> String {
-    let loss = (side.segments > 0).then(|| match side.loss >= LOSS {
-        true => format!("{RED}{:.2} %{RESET}", 100.0 * side.loss),
-        false => format!("{:.2} %", 100.0 * side.loss),
+    let percent = format!("{:.2} %", 100.0 * side.loss);
+    let loss = (side.segments > 0).then(|| {
+        if side.loss >= COLOURED_LOSS {
+            format!("{RED}{percent}{RESET}")
+        } else {
+            percent
+        }
     });
-    // Of the width that most have, so that losses stand below each other.
+    // Padded to the usual width, to align the losses.
     let rtt = side.rtt_us.map(milliseconds);
     let rtt = rtt.map(|text| format!("{}{text}", " ".repeat(7usize.saturating_sub(width(&text)))));
     match (loss, rtt) {
@@ -408,9 +416,10 @@ fn slow(side: SlowSide) -> &'static str {
 }
 
 fn per_second(rate: f64) -> String {
-    match rate < 0.5 {
-        true => format!("{DIM}0{RESET}"),
-        false => format!("{}{CYAN}/s{RESET}", bytes(rate.round() as u64)),
+    if rate < 0.5 {
+        format!("{DIM}0{RESET}")
+    } else {
+        format!("{}{CYAN}/s{RESET}", bytes(rate.round() as u64))
     }
 }
 
@@ -426,14 +435,14 @@ mod tests {
     }
 
     #[test]
-    fn a_screen_has_everything_and_tells_it_once() {
+    fn the_text_has_every_value_once() {
         let mut out = Screen(String::new());
-        whole("office", &golden(), &mut out);
+        full("office", &golden(), &mut out);
         assert_eq!(plain(&out.0), include_str!("screen.txt"));
     }
 
     #[test]
-    fn of_many_devices_those_heard_last_are_shown() {
+    fn of_many_devices_the_latest_are_shown() {
         let mut gateway = golden();
         let device = gateway.devices[0].clone();
         gateway.devices = (0..30)

@@ -1,4 +1,4 @@
-//! A tunnel's status for people, laid out as `wg show` does: the interface, its peers, then the gateway.
+//! Text of `seikan status`, in the layout of `wg show`: the interface, its peers, then the gateway.
 
 use std::fmt::Write;
 
@@ -9,6 +9,7 @@ use seikan_node::status::{
     Candidate, CandidateKind, CandidateState, Capability, Device, Direction, MeshStatus, Path,
     PeerStatus, PortSearch, RelayStatus, Report, Socket, Status, TlsPath, Traffic, TurnPath,
 };
+use seikan_proto::constants::REJECT_AFTER_TIME;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
@@ -17,12 +18,12 @@ use crate::screen::{
 };
 use crate::verbs::gateway;
 
-/// The screen.
-pub fn render(status: &Status) -> String {
+/// Returns the text; `verbose` adds the batches per system call.
+pub fn render(status: &Status, verbose: bool) -> String {
     let mut out = Screen(String::new());
-    interface(status, &mut out);
+    interface(status, verbose, &mut out);
     let mut peers: Vec<_> = status.peers.iter().collect();
-    // The one that was heard from last comes first, as in `wg show`.
+    // The latest handshake first, as in `wg show`.
     peers.sort_by_key(|peer| {
         let at = peer.latest_handshake.as_ref().map(|at| at.unix_s);
         (std::cmp::Reverse(at), &peer.public_key)
@@ -37,7 +38,7 @@ pub fn render(status: &Status) -> String {
     out.0
 }
 
-fn interface(status: &Status, out: &mut Screen) {
+fn interface(status: &Status, verbose: bool, out: &mut Screen) {
     let interface = &status.interface;
     out.title(GREEN, "interface", &interface.name);
     let up = duration(interface.uptime_s as u64);
@@ -55,18 +56,19 @@ fn interface(status: &Status, out: &mut Screen) {
     if let Some(mesh) = &status.mesh {
         out.line("mesh", self::mesh(mesh));
         if !mesh.reflexive.is_empty() {
-            let seen: Vec<String> = mesh.reflexive.iter().map(ToString::to_string).collect();
-            out.line("seen from outside as", seen.join(", "));
+            let reflexive: Vec<String> = mesh.reflexive.iter().map(ToString::to_string).collect();
+            out.line("public endpoints", reflexive.join(", "));
         }
         for (address, relay) in &mesh.relays {
-            let rtt = |us: &u64| format!("{:.1} {CYAN}ms{RESET}", *us as f64 / 1000.0);
             let text = match relay {
-                RelayStatus::RttUs(us) => format!("{GREEN}answers{RESET}, {}", rtt(us)),
+                RelayStatus::RttUs(us) => format!("{GREEN}answers{RESET}, {}", rtt(*us)),
                 RelayStatus::TlsRttUs(us) => {
-                    let mut text =
-                        format!("{GREEN}answers{RESET} {YELLOW}by TLS{RESET}, {}", rtt(us));
+                    let mut text = format!(
+                        "{GREEN}answers{RESET} {YELLOW}over TLS{RESET}, {}",
+                        rtt(*us)
+                    );
                     if let Some(stream) = mesh.streams.get(address) {
-                        forwarded(stream.received, stream.sent, &stream.drops, &mut text);
+                        append_counters(stream.received, stream.sent, &stream.drops, &mut text);
                     }
                     text
                 }
@@ -76,25 +78,31 @@ fn interface(status: &Status, out: &mut Screen) {
         }
         for (address, turn) in &mesh.turn {
             let mut text = turn.transport.clone();
-            forwarded(turn.received, turn.sent, &turn.drops, &mut text);
-            let label = format!("relayed as {}", turn.relayed);
-            out.line(&label, format!("{text}, by {}", printable(address)));
+            append_counters(turn.received, turn.sent, &turn.drops, &mut text);
+            let label = format!("TURN server {}", printable(address));
+            out.line(&label, format!("relayed address {}, {text}", turn.relayed));
         }
         match &mesh.names {
-            Some(Found::By(by)) => out.line("names", format!("NAME.{DOMAIN} by {}", printable(by))),
-            Some(Found::Off(reason)) => {
-                out.line("names", format!("off, because {}", printable(reason)))
+            Some(Found::By(resolver)) => {
+                let resolver = printable(resolver);
+                out.line("DNS", format!("NAME.{DOMAIN}, through {resolver}"));
             }
+            Some(Found::Off(reason)) => out.line("DNS", format!("off: {}", printable(reason))),
             None => {}
         }
         for (key, reason) in &mesh.refused {
             let reason = printable(reason);
-            out.line(&format!("no peer: {key}"), format!("{RED}{reason}{RESET}"));
+            out.line(
+                &format!("rejected member {key}"),
+                format!("{RED}{reason}{RESET}"),
+            );
         }
         for (name, changed) in &mesh.changed_keys {
             let Changed { was, now, .. } = changed;
-            let label = format!("another key: {}", printable(name));
-            out.line(&label, format!("{YELLOW}{now}, was {was}{RESET}"));
+            let label = format!("key changed: {}", printable(name));
+            let keys = format!("{now}, formerly {was}");
+            let text = format!("{YELLOW}{keys}{RESET}; check it if unexpected");
+            out.line(&label, text);
         }
     }
     if let Some(reason) = &interface.without_uapi {
@@ -102,7 +110,7 @@ fn interface(status: &Status, out: &mut Screen) {
     }
     for (name, capability) in &interface.confinement {
         if !capability.present {
-            let reason = capability.reason.as_deref().unwrap_or("not there");
+            let reason = capability.reason.as_deref().unwrap_or("not available");
             let label = format!("not confined: {}", printable(name));
             out.line(&label, format!("{YELLOW}{}{RESET}", printable(reason)));
         }
@@ -110,37 +118,39 @@ fn interface(status: &Status, out: &mut Screen) {
     if status.peers.len() != 1 {
         traffic(&status.totals, out);
     }
-    let batches = &status.batches;
-    out.line(
-        "per call",
-        format!(
-            "{:.1} packets read, {:.1} datagrams sent, {:.1} received, {:.1} packets written",
+    if verbose {
+        let batches = &status.batches;
+        let text = format!(
+            "{:.1} packets read, {:.1} datagrams sent, {:.1} datagrams received, {:.1} packets written",
             batches.packets_per_read.mean,
             batches.datagrams_per_send.mean,
             batches.datagrams_per_receive.mean,
             batches.packets_per_write.mean
-        ),
-    );
+        );
+        out.line("batches per system call", text);
+    }
     if status.gso_fallbacks > 0 {
         let count = number(status.gso_fallbacks);
         out.line(
             "segmentation offload refused",
-            format!("{count} times, and sent without"),
+            format!("{count} times; those batches were sent without it"),
         );
     }
     interface_drops(status, out);
 }
 
-/// Membership in one line.
+/// Returns the membership in one line.
 fn mesh(mesh: &MeshStatus) -> String {
     let contact = match &mesh.contact {
-        Contact::Starting => "not asked yet".to_owned(),
+        Contact::Starting => "connecting".to_owned(),
         Contact::Connected => format!("{GREEN}connected{RESET}"),
-        Contact::Lost(reason) => format!(
-            "{YELLOW}{}{RESET}; goes on with what it knows",
-            printable(reason)
-        ),
-        Contact::Revoked => format!("{RED}this host is no member any more{RESET}"),
+        Contact::Lost(reason) => {
+            let reason = printable(reason);
+            format!("{YELLOW}{reason}{RESET}; known members stay reachable")
+        }
+        Contact::Revoked => {
+            return format!("{RED}removed from the mesh{RESET}; run `seikan leave`");
+        }
     };
     let others = match mesh.members {
         1 => "1 other member".to_owned(),
@@ -149,13 +159,13 @@ fn mesh(mesh: &MeshStatus) -> String {
     format!("{}, {contact}, {others}", printable(&mesh.coordinator))
 }
 
-/// What was lost around us, and what belongs to no peer.
+/// Shows drops by the kernel, and drops of packets without a peer.
 fn interface_drops(status: &Status, out: &mut Screen) {
     let mut drops = Vec::new();
     if let Some(kernel) = &status.device.kernel {
         let (queue, stack) = (
-            "The queue of the TUN device was full, or closed; the kernel dropped it before us.",
-            "The kernel's network stack dropped what we handed over.",
+            "The kernel dropped it before Seikan read it: the queue of the TUN device was full or closed.",
+            "The kernel's network stack dropped it after Seikan wrote it.",
         );
         drops.push((kernel.tx_dropped, "out", queue));
         drops.push((kernel.rx_dropped, "in", stack));
@@ -163,12 +173,12 @@ fn interface_drops(status: &Status, out: &mut Screen) {
     drops.push((
         status.receive_queue_drops,
         "in",
-        "The receive buffer of a socket was full; the kernel dropped it before us.",
+        "The kernel dropped it before Seikan received it: the receive buffer of a socket was full.",
     ));
     drops.push((
         status.oversized_drops,
         "in",
-        "Longer than any datagram that a peer sends; the kernel dropped it before us.",
+        "The kernel dropped it before Seikan received it: it was longer than any datagram of a peer.",
     ));
     drops.push((
         status.malformed_drops,
@@ -180,22 +190,22 @@ fn interface_drops(status: &Status, out: &mut Screen) {
         all.filter_map(|peer| pick(&peer.traffic).drops.get(name))
             .sum()
     };
-    let mut stray = Vec::new();
+    let mut unattributed = Vec::new();
     for (label, pick) in DIRECTIONS {
         for (name, count) in &pick(&status.totals).drops {
-            stray.push((count - of_peers(pick, name).min(*count), label, name));
+            unattributed.push((count - of_peers(pick, name).min(*count), label, name));
         }
     }
-    let happened = drops.iter().any(|(count, ..)| *count > 0);
-    if happened || stray.iter().any(|(count, ..)| *count > 0) {
-        out.heading("dropped elsewhere");
+    let any_kernel_drop = drops.iter().any(|(count, ..)| *count > 0);
+    if any_kernel_drop || unattributed.iter().any(|(count, ..)| *count > 0) {
+        out.heading("dropped, of no peer");
     }
     for (count, direction, sentence) in drops {
         if count > 0 {
             out.drop(count, direction, sentence);
         }
     }
-    for (count, direction, name) in stray {
+    for (count, direction, name) in unattributed {
         if count > 0 {
             out.drop(count, direction, &sentence(name));
         }
@@ -217,11 +227,11 @@ fn peer(peer: &PeerStatus, out: &mut Screen) {
         out.line("preshared key", "(hidden)");
     }
     if let Some(endpoint) = peer.path.endpoint {
-        let endpoint = place(endpoint, peer.path.turn.as_ref(), peer.path.tls.as_ref());
+        let endpoint = describe_endpoint(endpoint, peer.path.turn.as_ref(), peer.path.tls.as_ref());
         out.line(
             "endpoint",
             match peer.path.relayed {
-                Some(true) => format!("{endpoint}, {YELLOW}by a relay{RESET}"),
+                Some(true) => format!("{endpoint}, {YELLOW}relayed{RESET}"),
                 Some(false) => format!("{endpoint}, {GREEN}direct{RESET}"),
                 None => endpoint,
             },
@@ -229,9 +239,10 @@ fn peer(peer: &PeerStatus, out: &mut Screen) {
     }
     out.line(
         "allowed ips",
-        match peer.allowed_ips.is_empty() {
-            true => "(none)".into(),
-            false => peer.allowed_ips.join(", "),
+        if peer.allowed_ips.is_empty() {
+            "(none)".into()
+        } else {
+            peer.allowed_ips.join(", ")
         },
     );
     if let Some(seconds) = peer.persistent_keepalive_s {
@@ -252,33 +263,39 @@ fn peer(peer: &PeerStatus, out: &mut Screen) {
     if let Some(cipher) = &peer.cipher {
         out.line("cipher", cipher);
     }
-    if let Some(path) = path(&peer.path) {
-        out.line("path", path);
+    let handshake = peer.latest_handshake.as_ref();
+    if handshake.is_some_and(|at| at.age_s < REJECT_AFTER_TIME.as_secs()) {
+        if let Some(path) = path(&peer.path) {
+            out.line("path", path);
+        }
+    } else {
+        // The figures are of a session that has expired, or of none.
+        out.line("path", "not established");
     }
-    // Why there is nothing better; while a direct way is in use, nobody asks.
+    // Candidates explain why there is no direct path.
     if peer.path.relayed != Some(false) {
         for candidate in &peer.path.candidates {
-            let at = place(
+            let address = describe_endpoint(
                 candidate.address,
                 candidate.turn.as_ref(),
                 candidate.tls.as_ref(),
             );
-            out.line(&format!("  {at}"), self::candidate(candidate));
+            out.line(&format!("  {address}"), self::candidate(candidate));
         }
     }
     if let Some(search) = &peer.path.port_search {
         port_search(search, peer.path.relayed == Some(true), out);
     }
     if !peer.path.gso {
-        let text = "off, the path loses by place in the batch";
+        let text = "off: the path drops packets by their position in a batch";
         out.line("segmentation offload", format!("{YELLOW}{text}{RESET}"));
     }
     traffic(&peer.traffic, out);
     peer_drops(&peer.traffic, out);
 }
 
-/// What this host forwarded for itself, behind other text.
-fn forwarded(received: u64, sent: u64, drops: &BTreeMap<String, u64>, text: &mut String) {
+/// Appends the counters of a proxied transport.
+fn append_counters(received: u64, sent: u64, drops: &BTreeMap<String, u64>, text: &mut String) {
     let _ = write!(
         text,
         ", {} received, {} sent",
@@ -290,48 +307,46 @@ fn forwarded(received: u64, sent: u64, drops: &BTreeMap<String, u64>, text: &mut
     }
 }
 
-/// At which of many ports the two ends meet, or why at none yet.
+/// Shows the port probing through symmetric NATs.
 fn port_search(search: &PortSearch, relayed: bool, out: &mut Screen) {
     if let Some(port) = search.met {
         out.line(
-            "symmetric NAT here",
-            format!("{GREEN}met{RESET} by a port of its own, {port}"),
+            "port probing",
+            format!("{GREEN}succeeded{RESET}, with local port {port}"),
         );
     }
     if !relayed {
         return;
     }
     if search.both_symmetric {
-        let text = "at both ends: they need a relay";
-        out.line("symmetric NATs", format!("{YELLOW}{text}{RESET}"));
+        let text = "impossible: both ends have symmetric NATs and need a relay";
+        out.line("port probing", format!("{YELLOW}{text}{RESET}"));
     } else if search.symmetric {
         let open = match search.open {
             0 => String::new(),
-            open => format!("{} ports open, the other end probes, ", number(open.into())),
+            open => format!("{} sockets open, ", number(open.into())),
         };
         let attempts = match search.fruitless {
-            0 => "not met yet".to_owned(),
-            1 => "not met in an attempt".to_owned(),
-            some => format!("not met in {some} attempts"),
+            0 => "no success yet".to_owned(),
+            1 => "1 failed attempt".to_owned(),
+            count => format!("{count} failed attempts"),
         };
         let next = match search.next_s {
             Some(seconds) => format!(", next in {}", duration(seconds)),
             None => String::new(),
         };
-        out.line("symmetric NAT here", format!("{open}{attempts}{next}"));
+        out.line("port probing, NAT here", format!("{open}{attempts}{next}"));
     }
     if let Some(trouble) = &search.trouble {
         let trouble = printable(trouble);
-        out.line("no ports opened", format!("{YELLOW}{trouble}{RESET}"));
+        out.line("port probing failed", format!("{YELLOW}{trouble}{RESET}"));
     }
     if search.probes > 0 {
-        let (probes, at_it) = (
-            number(search.probes),
-            if search.probing { ", going on" } else { "" },
-        );
+        let probes = number(search.probes);
+        let state = if search.probing { ", in progress" } else { "" };
         out.line(
-            "symmetric NAT there",
-            format!("{probes} probes of its ports{at_it}"),
+            "port probing, NAT at the peer",
+            format!("{probes} probes{state}"),
         );
     }
 }
@@ -365,18 +380,17 @@ fn peer_drops(traffic: &Traffic, out: &mut Screen) {
     unaccounted(traffic, out);
 }
 
-/// Must never show; if it does, nobody may overlook it.
+/// Shows packets that are in no counter: a defect of Seikan.
 fn unaccounted(traffic: &Traffic, out: &mut Screen) {
     let sum = traffic.inbound.unaccounted + traffic.outbound.unaccounted;
     if sum != 0 {
-        let text =
-            format!("{RED}{sum} packets; this is a fault of Seikan, please report it{RESET}");
+        let text = format!("{RED}{sum} packets{RESET}: a defect of Seikan, please report it");
         out.line("unaccounted for", text);
     }
 }
 
-type Pick = fn(&Traffic) -> &Direction;
-const DIRECTIONS: [(&str, Pick); 2] = [("out", |t| &t.outbound), ("in", |t| &t.inbound)];
+type PickDirection = fn(&Traffic) -> &Direction;
+const DIRECTIONS: [(&str, PickDirection); 2] = [("out", |t| &t.outbound), ("in", |t| &t.inbound)];
 
 fn device(device: &Device) -> String {
     let mut parts = Vec::new();
@@ -386,7 +400,7 @@ fn device(device: &Device) -> String {
     if let Some(length) = device.queue_length {
         parts.push(format!("queue of {length} packets"));
     }
-    parts.push(abilities(&device.capabilities));
+    parts.push(offloads(&device.capabilities));
     parts.join(", ")
 }
 
@@ -403,13 +417,13 @@ fn socket(socket: &Socket) -> String {
         let (receive, send) = (bytes(receive as u64), bytes(send as u64));
         parts.push(format!("buffers {receive} in, {send} out"));
     }
-    parts.push(abilities(&socket.capabilities));
+    parts.push(offloads(&socket.capabilities));
     parts.join(", ")
 }
 
-/// What is there, in one word if it is all, and what is not, with the reason.
-fn abilities(capabilities: &BTreeMap<String, Capability>) -> String {
-    // More than one queue is a choice and no offload.
+/// Returns the missing offloads by reason, or "all offloads".
+fn offloads(capabilities: &BTreeMap<String, Capability>) -> String {
+    // Several queues are a choice, not an offload.
     let absent = capabilities
         .iter()
         .filter(|(name, c)| !c.present && *name != "multi_queue");
@@ -417,10 +431,10 @@ fn abilities(capabilities: &BTreeMap<String, Capability>) -> String {
     if absent.is_empty() {
         return "all offloads".into();
     }
-    // Many things are often absent for the same reason.
+    // Several are often missing for the same reason.
     let mut reasons: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (name, capability) in absent {
-        let reason = capability.reason.as_deref().unwrap_or("not there");
+        let reason = capability.reason.as_deref().unwrap_or("not available");
         reasons.entry(reason).or_default().push(name);
     }
     let listed = reasons.iter().map(|(reason, names)| {
@@ -430,47 +444,51 @@ fn abilities(capabilities: &BTreeMap<String, Capability>) -> String {
     listed.collect::<Vec<_>>().join("; ")
 }
 
-/// Where something is sent, and by which TURN server, or by which relay over TLS.
-fn place(address: SocketAddr, turn: Option<&TurnPath>, tls: Option<&TlsPath>) -> String {
+/// Returns an address, with the TURN server or the relay over TLS that carries it.
+fn describe_endpoint(
+    address: SocketAddr,
+    turn: Option<&TurnPath>,
+    tls: Option<&TlsPath>,
+) -> String {
     if let Some(TlsPath { to, relay }) = tls {
-        return format!("{to} of {} (TLS)", printable(relay));
+        return format!("{to} through {} (TLS)", printable(relay));
     }
     match turn {
         None => address.to_string(),
         Some(TurnPath { to, server }) => match server {
-            Some(server) => format!("{to} from {} (TURN)", printable(server)),
+            Some(server) => format!("{to} through {} (TURN)", printable(server)),
             None => format!("{to} (TURN)"),
         },
     }
 }
 
-/// A way and what became of it.
+/// Returns the class and the check state of a candidate.
 fn candidate(candidate: &Candidate) -> String {
     let kind = match candidate.kind {
         CandidateKind::Signalled => "direct",
-        CandidateKind::PeerReflexive => "direct, as seen from here",
+        CandidateKind::PeerReflexive => "direct, peer-reflexive",
         CandidateKind::Relay => "relay",
     };
     let state = match candidate.state {
         CandidateState::InUse => format!("{GREEN}in use{RESET}"),
-        CandidateState::Unchecked => format!("{DIM}not tried yet{RESET}"),
-        CandidateState::Checking => format!("{DIM}asked{RESET}"),
+        CandidateState::Unchecked => format!("{DIM}not checked yet{RESET}"),
+        CandidateState::Checking => format!("{DIM}checking{RESET}"),
         CandidateState::Works => format!("{GREEN}works{RESET}"),
         CandidateState::Silent if is_private(candidate.address) => {
-            format!("{YELLOW}no answer{RESET}: a private address, of another network maybe")
+            format!("{YELLOW}no answer{RESET}: a private address, perhaps of another network")
         }
         CandidateState::Silent => {
-            format!("{YELLOW}no answer{RESET}: a NAT or a firewall at either end lets nothing in")
+            format!("{YELLOW}no answer{RESET}: blocked by a NAT or firewall at either end")
         }
-        CandidateState::NoRoute => format!("{YELLOW}this host has no route there{RESET}"),
+        CandidateState::NoRoute => format!("{YELLOW}no route{RESET} from this host"),
     };
     match candidate.rtt_us {
-        Some(us) => format!("{kind}, {state}, {:.1} {CYAN}ms{RESET}", us as f64 / 1000.0),
+        Some(us) => format!("{kind}, {state}, {}", rtt(us)),
         None => format!("{kind}, {state}"),
     }
 }
 
-/// RFC 1918, RFC 4193.
+/// Returns whether an address is private (RFC 1918) or unique local (RFC 4193).
 fn is_private(address: SocketAddr) -> bool {
     match address {
         SocketAddr::V4(v4) => v4.ip().is_private(),
@@ -478,13 +496,18 @@ fn is_private(address: SocketAddr) -> bool {
     }
 }
 
+fn rtt(us: u64) -> String {
+    if us < 100 {
+        format!("< 0.1 {CYAN}ms{RESET}")
+    } else {
+        format!("{:.1} {CYAN}ms{RESET}", us as f64 / 1000.0)
+    }
+}
+
 fn path(path: &Path) -> Option<String> {
     let mut parts = Vec::new();
     if let Some(us) = path.rtt_us {
-        parts.push(format!(
-            "round trip {:.1} {CYAN}ms{RESET}",
-            us as f64 / 1000.0
-        ));
+        parts.push(format!("round trip {}", rtt(us)));
     }
     if let Some(mtu) = path.mtu {
         parts.push(format!("MTU {mtu}"));
@@ -523,9 +546,9 @@ mod tests {
     use crate::screen::plain;
 
     #[test]
-    fn a_screen_has_everything_and_tells_it_once() {
+    fn the_text_has_every_value_once() {
         let json = include_str!("../../../../node/testdata/status.json");
-        let screen = plain(&render(&serde_json::from_str(json).unwrap()));
+        let screen = plain(&render(&serde_json::from_str(json).unwrap(), true));
         assert_eq!(screen, include_str!("screen.txt"));
     }
 }

@@ -1,4 +1,4 @@
-//! The attempts of a daemon that was taken over to get more than it has.
+//! Attempts of a compromised daemon to gain more rights.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, IoSlice};
@@ -17,12 +17,13 @@ use seikan_sys::netlink::Netlink;
 
 use super::Play;
 
-/// Everything that it tries, and the outcome of each. `few_files`: Landlock keeps files from it that permissions leave to everybody.
+/// Returns all attempts with their outcomes. `few_files`: Landlock denies files that permissions
+/// allow to everybody.
 pub fn attempts(play: &Play, few_files: bool) -> Vec<(String, io::Result<()>)> {
     let mut all = Vec::new();
     let mut attempt = |name: String, outcome: io::Result<()>| all.push((name, outcome));
 
-    // Files of root's: those that decide what root does later, and what the monitor takes back.
+    // Files of root: those that determine root's later actions, and those that the monitor reverts.
     let run = play.journal.parent().expect("a folder").to_owned();
     let mut written = vec![play.journal.clone(), play.config.clone()];
     written.extend(
@@ -56,7 +57,7 @@ pub fn attempts(play: &Play, few_files: bool) -> Vec<(String, io::Result<()>)> {
             attempt(name, make_in(folder));
         }
     }
-    // Only files of the test itself: an attempt that is permitted takes effect.
+    // Only files of the test itself: a permitted attempt takes effect.
     for path in [&play.journal, &play.config] {
         attempt(format!("remove {}", path.display()), fs::remove_file(path));
         attempt(
@@ -68,7 +69,7 @@ pub fn attempts(play: &Play, few_files: bool) -> Vec<(String, io::Result<()>)> {
         attempt(format!("read {}", path.display()), fs::read(path).map(drop));
     }
 
-    // The monitor, and the way back to root.
+    // The monitor, and ways back to root.
     let monitor = Pid::from_raw(play.monitor);
     for signal in [
         None,
@@ -104,7 +105,7 @@ pub fn attempts(play: &Play, few_files: bool) -> Vec<(String, io::Result<()>)> {
     let become_root = setresuid(root, root, root).map_err(io::Error::from);
     attempt("become root".to_owned(), become_root);
 
-    // Services of root's.
+    // Services of root.
     let private = Path::new("/run/systemd/private");
     for socket in [&play.socket, private] {
         if *socket == *play.socket || socket.exists() {
@@ -113,7 +114,7 @@ pub fn attempts(play: &Play, few_files: bool) -> Vec<(String, io::Result<()>)> {
         }
     }
 
-    // Files that permissions open to every user.
+    // Files that permissions allow to every user.
     if few_files {
         attempt("make a file in /tmp".to_owned(), make_in(Path::new("/tmp")));
         attempt("write what is its own".to_owned(), write(&play.own));
@@ -150,12 +151,12 @@ pub fn attempts(play: &Play, few_files: bool) -> Vec<(String, io::Result<()>)> {
     all
 }
 
-/// Opens it to be written, and leaves it as it is: tests run on machines that matter.
+/// Opens a file for writing and leaves it unchanged: tests run on machines that matter.
 fn write(path: &Path) -> io::Result<()> {
     OpenOptions::new().append(true).open(path).map(drop)
 }
 
-/// Makes a file without a name, which is gone at once.
+/// Makes an unnamed file, which vanishes at once.
 fn make_in(folder: &Path) -> io::Result<()> {
     let mut options = OpenOptions::new();
     let options = options

@@ -1,7 +1,8 @@
-//! The differences that another policy makes to pairs of members.
+//! Differences between two policies, by pairs of members.
 //!
-//! A mesh has a million pairs, and a policy a thousand rules. So each member is compared with each rule once, which gives the set of those
-//! that apply to it at either end, and of a pair the two sets are intersected.
+//! A mesh may have a million pairs, and a policy a thousand rules. Each member is compared with
+//! each rule once, which gives the set of rules that apply to it at either end. For a pair the two
+//! sets are intersected.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, UdpSocket};
@@ -13,58 +14,58 @@ use seikan_proto::mesh::{Name, Party, Policy};
 
 use crate::output::counted;
 
-/// Pairs of members that are named, of each kind.
-const SHOWN: usize = 20;
-/// Sets of rules whose filters are kept, at most, so that those of many rules are not made again for each pair.
-const KEPT: usize = 4096;
+/// Maximum number of pairs that are listed, of each kind.
+const MAX_LISTED: usize = 20;
+/// Maximum number of cached filters, by set of rules.
+const MAX_CACHED: usize = 4096;
 
 /// The differences between two policies.
 #[derive(Default)]
 pub struct Changes {
-    /// One may begin something with the other, and could begin nothing.
+    /// Pairs that were closed and are open.
     opened: Pairs,
-    /// The other way round.
+    /// Pairs that were open and are closed.
     closed: Pairs,
-    /// Something else than before.
+    /// Pairs that are open for other traffic than before.
     changed: Pairs,
-    /// Those that may begin less, from or to a member that is this host.
+    /// Pairs that lose access, from or to this host.
     pub own: Vec<String>,
 }
 
-/// How many pairs, and the names of the first of them.
+/// Number of pairs, and the names of the first of them.
 #[derive(Default)]
 struct Pairs {
     count: usize,
     first: Vec<String>,
 }
 
-/// A set of rules, by their numbers.
+/// A set of rules by number, as a bit set.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Set(Vec<u64>);
 
 /// One of two policies.
 struct Side<'a> {
     policy: &'a Policy,
-    /// The rules of both.
+    /// Rules of both policies.
     rules: &'a [&'a Rule],
-    /// Those of this one.
+    /// Rules of this policy.
     own: Set,
     filters: HashMap<Set, Filter>,
 }
 
-/// Members to which the same rules apply, and that have the same tags if there is a policy without rules.
+/// Members to which the same rules apply; with the same tags, if a policy has no rules.
 struct Group<'a> {
     party: Party,
-    /// Rules that allow them something.
+    /// Rules that allow traffic from them.
     from: Set,
-    /// Rules that allow others something with them.
+    /// Rules that allow traffic to them.
     to: Set,
     names: Vec<&'a Name>,
 }
 
 impl Pairs {
-    fn words(&self, what: &str) -> String {
-        let mut text = format!("{what}: {}\n", counted(self.count, "pair"));
+    fn describe(&self, kind: &str) -> String {
+        let mut text = format!("{kind}: {}\n", counted(self.count, "pair"));
         for pair in &self.first {
             text += &format!("  {pair}\n");
         }
@@ -84,12 +85,12 @@ impl Set {
         self.0[word] |= 1 << bit;
     }
 
-    fn has(&self, number: usize) -> bool {
+    fn contains(&self, number: usize) -> bool {
         let word = self.0.get(number / 64);
         word.is_some_and(|word| word >> (number % 64) & 1 == 1)
     }
 
-    fn and(&self, other: &Set) -> Set {
+    fn intersection(&self, other: &Set) -> Set {
         let both = self.0.iter().zip(&other.0);
         let mut both: Vec<u64> = both.map(|(a, b)| a & b).collect();
         while both.last() == Some(&0) {
@@ -98,8 +99,8 @@ impl Set {
         Set(both)
     }
 
-    /// Whether three sets have something in common.
-    fn meets(&self, other: &Set, third: &Set) -> bool {
+    /// Returns whether three sets have a common element.
+    fn intersects(&self, other: &Set, third: &Set) -> bool {
         let mut all = self.0.iter().zip(&other.0).zip(&third.0);
         all.any(|((a, b), c)| a & b & c != 0)
     }
@@ -114,17 +115,17 @@ impl Set {
 }
 
 impl Side<'_> {
-    /// Everything that one member may begin with another, to whom both these rules apply.
+    /// Returns the filter from one member to another, to which these rules apply.
     fn filter(&mut self, from: &Party, to: &Party, rules: &Set) -> Filter {
         if self.policy.is_empty() {
             return self.policy.filter(from, to);
         }
-        let rules = rules.and(&self.own);
+        let rules = rules.intersection(&self.own);
         if let Some(known) = self.filters.get(&rules) {
             return known.clone();
         }
         let filter = Policy::filter_of(rules.numbers().map(|number| self.rules[number]));
-        if self.filters.len() == KEPT {
+        if self.filters.len() == MAX_CACHED {
             self.filters.clear();
         }
         self.filters.insert(rules, filter.clone());
@@ -133,7 +134,7 @@ impl Side<'_> {
 }
 
 impl Changes {
-    /// Compares what two policies allow between members.
+    /// Compares two policies for all pairs of members.
     pub fn between(before: &Policy, after: &Policy, members: &[MemberInfo]) -> Changes {
         let mut all: Vec<&Rule> = Vec::new();
         let mut numbers: HashMap<String, usize> = HashMap::new();
@@ -149,7 +150,7 @@ impl Changes {
         }
         let mut differing = Set::default();
         for number in 0..all.len() {
-            if old.has(number) != new.has(number) {
+            if old.contains(number) != new.contains(number) {
                 differing.insert(number);
             }
         }
@@ -164,28 +165,28 @@ impl Changes {
         let groups = groups(&all, by_tags, members);
         let own: BTreeSet<&Name> = members
             .iter()
-            .filter(|info| info.member.addresses.iter().any(is_here))
+            .filter(|info| info.member.addresses.iter().any(is_local))
             .map(|info| &info.member.name)
             .collect();
         let mut changes = Changes::default();
         for from in &groups {
             for to in &groups {
-                if by_tags || from.from.meets(&to.to, &differing) {
-                    changes.look(&mut before, &mut after, (from, to), &own);
+                if by_tags || from.from.intersects(&to.to, &differing) {
+                    changes.compare(&mut before, &mut after, (from, to), &own);
                 }
             }
         }
         changes
     }
 
-    fn look(
+    fn compare(
         &mut self,
         before: &mut Side<'_>,
         after: &mut Side<'_>,
         (from, to): (&Group<'_>, &Group<'_>),
         own: &BTreeSet<&Name>,
     ) {
-        let rules = from.from.and(&to.to);
+        let rules = from.from.intersection(&to.to);
         let filter = |side: &mut Side<'_>| side.filter(&from.party, &to.party, &rules);
         let (before, after) = (filter(before), filter(after));
         let pairs = match (before.is_closed(), after.is_closed()) {
@@ -200,38 +201,40 @@ impl Changes {
             .flat_map(|a| to.names.iter().map(move |b| (*a, *b)));
         let mut all = all.filter(|(a, b)| a != b);
         let is_less = !before.is_within(&after);
-        let of_own = |(a, b): &(&Name, &Name)| is_less && (own.contains(a) || own.contains(b));
-        let room = SHOWN.saturating_sub(pairs.first.len());
-        let words = |(a, b): (&Name, &Name)| format!("{a} -> {b}");
+        let is_own = |(a, b): &(&Name, &Name)| is_less && (own.contains(a) || own.contains(b));
+        let capacity = MAX_LISTED.saturating_sub(pairs.first.len());
+        let arrow = |(a, b): (&Name, &Name)| format!("{a} -> {b}");
         if !own.is_empty() {
-            let theirs = all.clone().filter(of_own).map(words);
-            let room = SHOWN.saturating_sub(self.own.len());
-            self.own.extend(theirs.take(room));
+            let own_pairs = all.clone().filter(is_own).map(arrow);
+            let capacity = MAX_LISTED.saturating_sub(self.own.len());
+            self.own.extend(own_pairs.take(capacity));
         }
-        let first: Vec<String> = all.by_ref().take(room).map(words).collect();
+        let first: Vec<String> = all.by_ref().take(capacity).map(arrow).collect();
         pairs.count += first.len() + all.count();
         pairs.first.extend(first);
     }
 
-    pub fn words(&self) -> String {
+    /// Returns a list for the terminal.
+    pub fn describe(&self) -> String {
         let kinds = [
             (&self.opened, "opened"),
             (&self.closed, "closed"),
             (&self.changed, "changed"),
         ];
         let kinds = kinds.into_iter().filter(|(pairs, _)| pairs.count > 0);
-        let text: String = kinds.map(|(pairs, what)| pairs.words(what)).collect();
-        match text.is_empty() {
-            true => "no pair of members may do anything else than before\n".to_owned(),
-            false => text,
+        let text: String = kinds.map(|(pairs, kind)| pairs.describe(kind)).collect();
+        if text.is_empty() {
+            "no change for any pair of members\n".to_owned()
+        } else {
+            text
         }
     }
 }
 
-/// Members that are alike, in the order of the first of each group.
+/// Groups members to which the same rules apply, in the order of each group's first member.
 fn groups<'a>(rules: &[&Rule], by_tags: bool, members: &'a [MemberInfo]) -> Vec<Group<'a>> {
     let mut groups: Vec<Group<'a>> = Vec::new();
-    let mut places = HashMap::new();
+    let mut positions = HashMap::new();
     for info in members {
         let party = info.member.party();
         let (mut from, mut to) = (Set::default(), Set::default());
@@ -244,9 +247,9 @@ fn groups<'a>(rules: &[&Rule], by_tags: bool, members: &'a [MemberInfo]) -> Vec<
             }
         }
         let tags = by_tags.then_some(info.member.tags.as_slice());
-        let place = places.entry((from.clone(), to.clone(), tags));
-        let place = *place.or_insert(groups.len());
-        if place == groups.len() {
+        let position = positions.entry((from.clone(), to.clone(), tags));
+        let position = *position.or_insert(groups.len());
+        if position == groups.len() {
             groups.push(Group {
                 party,
                 from,
@@ -254,13 +257,13 @@ fn groups<'a>(rules: &[&Rule], by_tags: bool, members: &'a [MemberInfo]) -> Vec<
                 names: Vec::new(),
             });
         }
-        groups[place].names.push(&info.member.name);
+        groups[position].names.push(&info.member.name);
     }
     groups
 }
 
-/// Whether an address is one of this host: only those can be bound to.
-fn is_here(address: &IpAddr) -> bool {
+/// Returns whether an address is one of this host: only those can be bound.
+fn is_local(address: &IpAddr) -> bool {
     UdpSocket::bind((*address, 0)).is_ok()
 }
 
@@ -287,7 +290,8 @@ mod tests {
         }
     }
 
-    /// The same by comparing the filters of each pair: opened, closed and changed.
+    /// Returns the pairs that are opened, closed and changed, by comparing the filters of each
+    /// pair.
     fn one_by_one(
         before: &Policy,
         after: &Policy,
@@ -313,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn pairs_that_change_are_those_that_filters_differ_for() {
+    fn changed_pairs_are_those_with_different_filters() {
         let members = [
             info(1, &["a", "b"]),
             info(2, &["a"]),
@@ -321,7 +325,7 @@ mod tests {
             info(4, &[]),
             info(5, &[]),
         ];
-        // More rules than a word has bits, most of them for nobody.
+        // More rules than a word has bits; most apply to no member.
         let many: String = (0..70)
             .map(|n| format!("allow nobody{n} -> m1 tcp/{n}\n"))
             .collect();

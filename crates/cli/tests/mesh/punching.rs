@@ -1,10 +1,11 @@
-//! Ports that are opened behind a symmetric NAT: as the tunnel's own is, for either family.
+//! Punch sockets behind a symmetric NAT: with the marks and bindings of the tunnel's own socket,
+//! for both families.
 
 use crate::common::eventually;
 use crate::mesh::nat::{
-    MET_WITHIN, Mapping,
+    Mapping,
     Mapping::{AddressAndPortDependent, EndpointIndependent},
-    Nat, port_search,
+    Nat, PROBING_TIME, port_search,
 };
 use crate::mesh::site::{Host, SOON, Site, at_a_site, while_answering};
 use seikan_sys::netlink::{AddressOptions, Route};
@@ -14,7 +15,8 @@ use std::net::IpAddr;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Two members behind NATs, whose files say this as well; they are up while `test` runs, with the address of the second.
+/// Two members behind NATs, with these lines in their files; up while `test` runs, which gets the
+/// address of the second.
 pub fn between(site: &Site, hosts: [&Host; 2], settings: &str, test: impl FnOnce(IpAddr)) {
     let token = site.token(&["--reusable"]);
     let names = ["a", "b"];
@@ -31,12 +33,12 @@ pub fn between(site: &Site, hosts: [&Host; 2], settings: &str, test: impl FnOnce
     while_answering(&hosts, || test(addresses[1]));
 }
 
-/// Whether both send directly within the time that a search for a port takes.
-pub fn meet(hosts: [&Host; 2], address: IpAddr) -> bool {
+/// Returns whether both send directly within the time that port probing takes.
+pub fn connect_directly(hosts: [&Host; 2], address: IpAddr) -> bool {
     let relayed = |host: &Host| host.status()["peers"][0]["path"]["relayed"].as_bool();
-    let until = Instant::now() + SOON + MET_WITHIN;
+    let until = Instant::now() + SOON + PROBING_TIME;
     loop {
-        let heard = hosts[0].hears(address, Duration::from_secs(1));
+        let heard = hosts[0].reaches(address, Duration::from_secs(1));
         let direct = hosts.map(relayed) == [Some(false); 2];
         if heard && direct || Instant::now() > until {
             return heard && direct;
@@ -44,7 +46,7 @@ pub fn meet(hosts: [&Host; 2], address: IpAddr) -> bool {
     }
 }
 
-/// Has a host obey these rules.
+/// Adds these rules to a host's firewall.
 fn nft(host: &Host, rules: &str) {
     let mut nft = Command::new("nft");
     nft.args(["-f", "-"]).stdin(Stdio::piped());
@@ -55,7 +57,7 @@ fn nft(host: &Host, rules: &str) {
     assert!(child.wait().expect("nft").success());
 }
 
-/// Hosts behind a NAT and behind a symmetric one, with a coordinator and a relay.
+/// Hosts behind a NAT and behind a symmetric NAT, with a coordinator and a relay.
 pub fn at_nats(test: impl FnOnce(&Site, [&Host; 2])) {
     at_a_site(|site| {
         let _coordinator = site.coordinator();
@@ -70,7 +72,7 @@ pub fn at_nats(test: impl FnOnce(&Site, [&Host; 2])) {
 #[test]
 fn ports_are_opened_with_the_firewall_mark_of_the_configuration() {
     at_nats(|site, [a, b]| {
-        // No UDP without the mark leaves the host behind the symmetric NAT.
+        // The host behind the symmetric NAT sends no UDP without the mark.
         nft(
             b,
             "table inet marked {
@@ -81,24 +83,26 @@ fn ports_are_opened_with_the_firewall_mark_of_the_configuration() {
              }",
         );
         between(site, [a, b], "fwmark = 42", |address| {
-            assert!(meet([a, b], address), "{}", b.status());
+            assert!(connect_directly([a, b], address), "{}", b.status());
             assert!(port_search(b)["met"].is_u64(), "{}", b.status());
         });
     });
 }
 
-/// Gives a router IPv6 on both sides and has it hide, by a mapping of this kind, the host behind it, which gets an address, too.
+/// Gives a router IPv6 on both sides and a NAT with this mapping for the host behind it, which gets
+/// an address too.
 fn add_ipv6(nat: &Nat, number: u8, mapping: Mapping, host: &Host) {
-    let wan = nat.netlink.link("wan").expect("a card").index;
+    let wan = nat.netlink.link("wan").expect("a link").index;
     let lan = nat.netlink.link("lan").expect("a bridge").index;
     let outside = format!("2001:db8::10{number}/64");
     for (netlink, index, address) in [
         (&nat.netlink, wan, outside.as_str()),
         (&nat.netlink, lan, "fd00::1/64"),
-        (&host.netlink, host.card, "fd00::10/64"),
+        (&host.netlink, host.nic, "fd00::10/64"),
     ] {
         let address = address.parse().expect("an address");
-        // From an address that is tentative the router would map to its link-local one, and keep to that.
+        // While its address is tentative, the router would map to its link-local address, and keep
+        // that mapping.
         let options = AddressOptions {
             no_dad: true,
             ..AddressOptions::default()
@@ -123,12 +127,12 @@ fn add_ipv6(nat: &Nat, number: u8, mapping: Mapping, host: &Host) {
     ));
     let gateway = "fd00::1".parse().expect("an address");
     let route = Route::to("::/0".parse().expect("a prefix")).via(gateway);
-    let added = host.netlink.add_route(&route.device(host.card));
+    let added = host.netlink.add_route(&route.device(host.nic));
     added.expect("a route");
 }
 
 #[test]
-fn a_port_of_a_symmetric_nat_is_met_by_ipv6() {
+fn port_probing_through_a_symmetric_nat_works_over_ipv6() {
     at_a_site(|site| {
         let address = "2001:db8::1/64".parse().expect("an address");
         let added = site.netlink.add_address(site.bridge, address);
@@ -139,12 +143,17 @@ fn a_port_of_a_symmetric_nat_is_met_by_ipv6() {
         let [a, b] = nats.each_ref().map(|nat| nat.host(site, 0));
         add_ipv6(&nats[0], 0, EndpointIndependent, &a);
         add_ipv6(&nats[1], 1, AddressAndPortDependent, &b);
-        // By IPv4 they have nothing but the relay.
+        // IPv4 leads to the relay only.
         nats[0].run_nft("insert rule inet filter through ip daddr 192.0.2.101 drop");
-        // Relays answer STUN at every address of theirs.
+        // Relays answer STUN at all their addresses.
         let stun = "stun = [\"[2001:db8::1]:3478\", \"[2001:db8::1]:3479\"]";
         between(site, [&a, &b], stun, |address| {
-            assert!(meet([&a, &b], address), "{} {}", a.status(), b.status());
+            assert!(
+                connect_directly([&a, &b], address),
+                "{} {}",
+                a.status(),
+                b.status()
+            );
             let search = port_search(&b);
             assert!(search["met"].is_u64(), "{search}");
             let endpoint = b.status()["peers"][0]["path"]["endpoint"].clone();

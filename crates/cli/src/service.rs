@@ -1,0 +1,198 @@
+//! Functions shared by the services `coordinator` and `relay`: directory, user, confinement,
+//! address.
+
+use std::io::Write;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, anyhow, bail};
+use nix::unistd::{Uid, User};
+use seikan_sys::confine::{self, Needs};
+use seikan_sys::owner::{self, OwnerError};
+use seikan_sys::privilege::{self, Capability};
+
+/// For a command that works in a service's directory: drops root's privileges if the directory is
+/// the daemons', and refuses the directory of any other user. Root could otherwise be led by links
+/// there to read, write or send files of its own.
+pub fn enter(directory: &Path) -> anyhow::Result<()> {
+    let identity = owner::identity_for(directory).map_err(|error| refusal(directory, error))?;
+    if identity.is_some() {
+        privilege::keep_only(&[], identity)?;
+        check_access(directory)?;
+    }
+    Ok(())
+}
+
+/// Like [`enter`], for a directory that has to exist.
+pub fn enter_existing(directory: &Path) -> anyhow::Result<()> {
+    enter(directory)?;
+    match directory.try_exists() {
+        Ok(false) => bail!(
+            "cannot find the directory {}: start the service once, which makes it, or name another with --dir",
+            directory.display()
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// For a service: if root starts it, makes the directory, gives it to the daemons' user and becomes
+/// that user. Keeps no capability except the one for `ports` below 1024, until they are bound. The
+/// names of the service's files begin with one of `names`.
+pub fn drop_privileges(directory: &Path, names: &[&str], ports: &[u16]) -> anyhow::Result<()> {
+    let keep: &[Capability] = if ports.iter().any(|port| (1..1024).contains(port)) {
+        &[Capability::CAP_NET_BIND_SERVICE]
+    } else {
+        &[]
+    };
+    let identity = match owner::give_to_daemon(directory, names) {
+        // A user namespace may lack that user. Root there has no power outside of it.
+        Err(error @ OwnerError::Give { .. }) => {
+            writeln!(
+                anstream::stderr(),
+                "warning: {error}; continuing as root without capabilities"
+            )?;
+            None
+        }
+        other => other.map_err(|error| refusal(directory, error))?,
+    };
+    privilege::keep_only(keep, identity)?;
+    if identity.is_some() {
+        check_access(directory)?;
+    }
+    Ok(())
+}
+
+/// Checks that this user passes the directories above.
+fn check_access(directory: &Path) -> anyhow::Result<()> {
+    std::fs::read_dir(directory).map(drop).with_context(|| {
+        format!(
+            "cannot open {} as user {}: let others pass the directories above (chmod o+x), or use another --dir",
+            directory.display(),
+            user_name(Uid::effective())
+        )
+    })
+}
+
+fn refusal(directory: &Path, error: OwnerError) -> anyhow::Error {
+    let OwnerError::Foreign { user, group, .. } = error else {
+        return error.into();
+    };
+    let command = shown_command(std::env::args());
+    let run_as = match User::from_uid(Uid::from_raw(user)) {
+        Ok(Some(entry)) => format!("sudo -u {} {command}", entry.name),
+        // sudo accepts only users that the host knows.
+        _ => format!("sudo setpriv --reuid {user} --regid {group} --clear-groups {command}"),
+    };
+    anyhow!(
+        "cannot use {} as root: it belongs to user {}; run: {run_as}",
+        directory.display(),
+        user_name(Uid::from_raw(user))
+    )
+}
+
+/// Returns a command line for a shell, without the value of `--secret`.
+fn shown_command(words: impl Iterator<Item = String>) -> String {
+    let mut shown = Vec::new();
+    let mut hide = false;
+    for word in words {
+        let value_follows = word == "--secret";
+        if std::mem::replace(&mut hide, value_follows) {
+            shown.push("...".to_owned());
+        } else if word.starts_with("--secret=") {
+            shown.push("--secret=...".to_owned());
+        } else {
+            shown.push(quoted(&word));
+        }
+    }
+    shown.join(" ")
+}
+
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
+/// Returns the name of a user, or its number.
+pub fn user_name(user: Uid) -> String {
+    match User::from_uid(user) {
+        Ok(Some(entry)) => entry.name,
+        _ => user.to_string(),
+    }
+}
+
+/// Confines a service to its directory, and to reading these files. Existing threads stay
+/// unconfined.
+pub fn confine(directory: &Path, files: Vec<PathBuf>) -> anyhow::Result<()> {
+    let confinement = confine::confine(&Needs {
+        packets: false,
+        folders: vec![directory.to_owned()],
+        files,
+    });
+    for (name, ability) in confinement.table() {
+        if let Some(reason) = ability.reason() {
+            writeln!(anstream::stderr(), "note: not confined: {name}: {reason}")?;
+        }
+    }
+    Ok(())
+}
+
+/// Returns the address to listen on: the given one, or `port` of all addresses.
+pub fn listen_address(given: Option<SocketAddr>, port: u16) -> anyhow::Result<SocketAddr> {
+    let address = given.unwrap_or_else(|| {
+        // Missing if the kernel has no IPv6.
+        if Path::new("/proc/net/if_inet6").exists() {
+            (Ipv6Addr::UNSPECIFIED, port).into()
+        } else {
+            (Ipv4Addr::UNSPECIFIED, port).into()
+        }
+    });
+    if address.ip().is_multicast() {
+        bail!("cannot listen on {address}: it is a multicast address");
+    }
+    Ok(address)
+}
+
+/// Returns the name of this host; others may know it by another.
+pub fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname");
+    name.map_or_else(|_| "localhost".to_owned(), |name| name.trim().to_owned())
+}
+
+/// Returns HOST:PORT for a command that another host runs, from `--host HOST[:PORT]`. Without it,
+/// warns if the name of this host has no domain, by which other hosts may not find it.
+pub fn advertised_host(given: Option<&str>, port: u16) -> anyhow::Result<String> {
+    let host = given.map_or_else(host_name, str::to_owned);
+    if given.is_none() && !host.contains('.') {
+        writeln!(
+            anstream::stderr(),
+            "warning: other hosts may not resolve `{}`; if so, name this host with --host",
+            crate::screen::printable(&host)
+        )?;
+    }
+    Ok(match host.rsplit_once(':') {
+        Some((_, given)) if given.parse::<u16>().is_ok() => host,
+        _ => format!("{host}:{port}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shown_command_is_quoted_and_has_no_secret() {
+        let shown = |words: &[&str]| shown_command(words.iter().map(ToString::to_string));
+        assert_eq!(
+            shown(&["seikan", "tag", "a b", "", "it's", "c"]),
+            r"seikan tag 'a b' '' 'it'\''s' c"
+        );
+        assert_eq!(
+            shown(&["seikan", "--secret", "north", "--secret=north", "x"]),
+            "seikan --secret ... --secret=... x"
+        );
+    }
+}
