@@ -1,17 +1,19 @@
-//! The coordinator: who belongs to a mesh, and who tells them of each other.
+//! The coordinator of a mesh: manages its members and distributes changes among them.
 //!
-//! An operator gives out tokens ([`Store::create_token`]). A host shows one, with its name and its
-//! public key, and becomes a member ([`Store::join`]): it gets addresses that nobody else has. With the
-//! credential that it made itself it asks what changed among the others ([`Store::answer`]) and tells where it
-//! may be reached ([`Store::set_endpoints`]), until it leaves or is removed ([`Store::remove`]). Every
-//! change that members are told of has a revision, one more than the last; a member asks for what
-//! came after the last it knows.
+//! An operator creates tokens ([`Store::create_token`]). A host presents a token with its name and
+//! public key and becomes a member ([`Store::join`]) with addresses of its own. The host generates
+//! a credential. With it the member polls for changes of the other members ([`Store::answer`]) and
+//! publishes its endpoints ([`Store::set_endpoints`]) until it leaves or is removed
+//! ([`Store::remove`]). Every change that members receive has a revision, one more than the last. A
+//! member requests all changes after the last revision that it knows.
 //!
-//! [`store`] keeps all of it in one SQLite file, which a server and the operator's commands may have
-//! open at the same time, or in etcd, which several servers share. [`server`] speaks to hosts: JSON over HTTPS, as `seikan_proto::mesh` has it.
-//! [`Certificate`] is what they know it by. No private key of a host is ever here, and of
-//! hosts' secrets only digests: who reads the file can neither join nor speak for a member (but can use the relays, whose secrets make
-//! tickets).
+//! [`store`] keeps all state in one SQLite file, which a server and the operator's commands may
+//! open at the same time, or in etcd, which several servers share. [`server`] serves hosts: JSON
+//! over HTTPS as defined in `seikan_proto::mesh`. [`Certificate`] authenticates the server.
+//!
+//! The store holds no private keys of hosts, and only digests of their tokens and credentials. A
+//! reader of the file can neither join nor act as a member. It does hold the secrets of relays,
+//! which sign tickets: a reader of the file can use the relays.
 #![forbid(unsafe_code)]
 
 pub mod server;
@@ -20,6 +22,6 @@ pub mod store;
 pub use seikan_tls::{Certificate, TlsError};
 pub use server::{Options, Server, ServerError, Sockets};
 pub use store::{
-    Actor, Answer, AuditEntry, ETCD_PREFIX, Etcd, Hold, Joining, MemberId, MemberInfo, Moved,
-    NewToken, PutAway, RelayInfo, Store, StoreError, TokenId, TokenInfo, Whom,
+    Actor, Answer, AuditEntry, ETCD_PREFIX, Etcd, Joining, LockedFile, MemberId, MemberInfo,
+    MemberRef, Moved, NewToken, RelayInfo, RetiredFile, Store, StoreError, TokenId, TokenInfo,
 };

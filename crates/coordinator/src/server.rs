@@ -1,11 +1,15 @@
-//! The coordinator as hosts see it: JSON over HTTPS, the four paths of `seikan_proto::mesh`.
+//! The coordinator's server: JSON over HTTPS on the paths of `seikan_proto::mesh`.
 //!
-//! [`Sockets::bind`] takes the address, [`Server::new`] the certificate, and [`Server::serve`] answers. A connection
-//! first gets a place ([`admit`]), of which there is a bounded number, then a TLS handshake and
-//! requests, each of which has to come in time. [`routes`] judges what was asked; what it asks of the
-//! store waits for a turn and is done beside the event loop ([`app`]), which also tells those who wait
-//! for changes. At the same port of UDP hosts are told what they look like from here ([`stun`]). What is refused has one form ([`refused`]). Who shows what is not good is let try again only so
-//! often ([`limit`]), and what is not read takes only so much memory ([`answers`]).
+//! [`Sockets::bind`] binds the address, [`Server::new`] takes the certificate, and
+//! [`Server::serve`] answers requests. A connection first takes one of a bounded number of slots
+//! ([`admit`]), then performs a TLS handshake. Each request must arrive in time. [`routes`]
+//! validates requests. Work on the store runs on blocking threads, a bounded number at a time
+//! ([`app`], which also wakes members that wait for changes). [`stun`] answers STUN binding
+//! requests on the same port over UDP.
+//!
+//! - [`refused`]: the one form of error responses
+//! - [`limit`]: rate limits of failed authentication and of members' requests
+//! - [`answers`]: limits of memory for answers that are not read yet
 
 mod admit;
 mod answers;
@@ -36,76 +40,78 @@ use admit::{Admit, Pace};
 use app::App;
 use seikan_tls::{Certificate, TlsError};
 
-/// Connections at a time.
+/// Maximum number of simultaneous connections.
 const MAX_CONNECTIONS: usize = 10_000;
-/// The same of one source: an IPv4 address or the /64 of an IPv6 address.
-const MAX_OF_SOURCE: usize = 4096;
-/// Connections that the kernel has accepted and that have not been looked at, at most.
+/// Maximum number of simultaneous connections of one source: an IPv4 address or the /64 of an IPv6
+/// address.
+const MAX_CONNECTIONS_PER_SOURCE: usize = 4096;
+/// Backlog of the listening socket, in connections.
 const BACKLOG: i32 = 4096;
-/// How long a TLS handshake may take.
-const HANDSHAKE: Duration = Duration::from_secs(10);
-/// How long the head of a request may take, the first and every later one: longer than a client keeps
-/// an idle connection.
-const HEAD: Duration = Duration::from_secs(40);
-/// How long the first head may take.
-const FIRST_HEAD: Duration = Duration::from_secs(10);
-/// Longest head of a request, in bytes.
+/// Timeout of a TLS handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout of a request's head, the first and every later one. It exceeds the time for which a
+/// client keeps an idle connection.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(40);
+/// Timeout of the first head of a connection.
+const FIRST_HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum size of a request's head, in bytes.
 const MAX_HEAD: usize = 16 << 10;
-/// How long those who are being answered are waited for at the end.
-const GRACE: Duration = Duration::from_secs(5);
+/// Time for open requests to end after the shutdown signal.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The slowest that a client may take an answer. A link of 128 kbit/s does.
+/// Minimum rate at which a client must read an answer. A link of 128 kbit/s is fast enough.
 const PACE: Pace = Pace {
     grace: Duration::from_secs(30),
     rate: 16.0 * 1024.0,
 };
 
-/// An address that is taken, and where nobody can connect yet.
+/// Bound sockets. The TCP socket does not listen yet.
 #[derive(Debug)]
 pub struct Sockets {
     tcp: Socket,
-    /// For those who want to know what they look like from here.
+    /// Answers STUN binding requests.
     stun: UdpSocket,
     address: SocketAddr,
 }
 
 impl Sockets {
-    /// Takes an address; port 0 is any that is free, and `[::]` is IPv4, too. A port below 1024 takes `CAP_NET_BIND_SERVICE`, and nothing
-    /// that a server does later takes any capability.
+    /// Binds TCP and UDP sockets to an address. Port 0 selects a free port; `[::]` accepts IPv4,
+    /// too. A port below 1024 needs `CAP_NET_BIND_SERVICE`. The server needs no capability
+    /// afterwards.
     ///
     /// # Errors
-    /// [`ServerError::Listen`].
+    /// [`ServerError::Listen`] if the address cannot be bound.
     pub fn bind(at: SocketAddr) -> Result<Sockets, ServerError> {
         let failed = |source| ServerError::Listen {
             address: at,
             source,
         };
-        let (tcp, address) = tcp(at).map_err(failed)?;
-        let stun = beside(address).map_err(failed)?;
+        let (tcp, address) = bind_tcp(at).map_err(failed)?;
+        let stun = bind_udp(address).map_err(failed)?;
         Ok(Sockets { tcp, stun, address })
     }
 }
 
-/// What a server needs.
+/// Parameters of a server.
 #[derive(Debug)]
 pub struct Options {
-    /// Where it listens.
+    /// Bound sockets.
     pub sockets: Sockets,
-    /// What it knows; its networks have to be set.
+    /// State of the mesh; its networks must be set.
     pub store: Store,
-    /// What hosts know it by.
+    /// Certificate that hosts verify.
     pub certificate: Certificate,
 }
 
-/// Why there is no server, or none any more.
+/// Error of the server.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// The address cannot be had.
+    /// The address cannot be bound.
     #[error("cannot listen on {address}: {source}")]
     Listen {
-        /// Which.
+        /// Address.
         address: SocketAddr,
-        /// Why.
+        /// Error of the system.
         source: io::Error,
     },
     /// The certificate cannot be used.
@@ -114,15 +120,15 @@ pub enum ServerError {
     /// The store cannot be used.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// What the system says.
-    #[error("the server cannot run: {0}")]
+    /// A system call failed.
+    #[error("cannot run the server: {0}")]
     System(#[from] io::Error),
 }
 
-/// A server that has its address.
+/// A server with bound sockets.
 pub struct Server {
     listener: TcpListener,
-    /// For those who want to know what they look like from here.
+    /// Answers STUN binding requests.
     stun: UdpSocket,
     address: SocketAddr,
     tls: ServerConfig,
@@ -131,10 +137,11 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens. Connections made from then on wait until the server serves.
+    /// Starts to listen. Connections wait in the backlog until [`Server::serve`] runs.
     ///
     /// # Errors
-    /// [`ServerError::Listen`], [`ServerError::Tls`]; [`ServerError::Store`], also if the mesh has no
+    /// [`ServerError::Listen`], [`ServerError::Tls`]; [`ServerError::Store`], also if the mesh has
+    /// no
     /// networks.
     pub fn new(options: Options) -> Result<Server, ServerError> {
         if options.store.networks()?.is_none() {
@@ -155,14 +162,13 @@ impl Server {
         })
     }
 
-    /// Where it listens.
+    /// Address of the server.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Answers until `shutdown` is there. Questions that wait for changes are answered then as they
-    /// stand; after five seconds nobody is waited for. To be run by a tokio runtime with everything
-    /// enabled.
+    /// Serves until `shutdown` resolves. Requests that wait for changes are then answered at once;
+    /// other requests get five seconds. Needs a tokio runtime with all drivers enabled.
     ///
     /// # Errors
     /// [`ServerError::System`].
@@ -172,42 +178,43 @@ impl Server {
     {
         let handle: Handle<SocketAddr> = Handle::new();
         let acceptor = RustlsAcceptor::new(RustlsConfig::from_config(Arc::new(self.tls)))
-            .handshake_timeout(HANDSHAKE)
+            .handshake_timeout(HANDSHAKE_TIMEOUT)
             .acceptor(Admit::new(
                 MAX_CONNECTIONS,
-                MAX_OF_SOURCE,
+                MAX_CONNECTIONS_PER_SOURCE,
                 self.pace,
                 Arc::clone(&self.app.limits),
             ));
         let mut server = axum_server::from_tcp(self.listener)?
             .http1_only()
-            .first_request_timeout(FIRST_HEAD)
+            .first_request_timeout(FIRST_HEAD_TIMEOUT)
             .acceptor(acceptor)
             .handle(handle.clone());
         server
             .http_builder()
             .http1()
-            .header_read_timeout(HEAD)
+            .header_read_timeout(HEAD_TIMEOUT)
             .max_buf_size(MAX_HEAD);
 
-        // They end with this, however this ends.
-        let mut beside = JoinSet::new();
-        beside.spawn(app::keep(Arc::clone(&self.app)));
+        // The set aborts its tasks when it is dropped.
+        let mut tasks = JoinSet::new();
+        tasks.spawn(app::run_background(Arc::clone(&self.app)));
         let stun = tokio::net::UdpSocket::from_std(self.stun)?;
-        beside.spawn(async {
+        tasks.spawn(async {
             let _ = stun::answer(stun).await;
         });
         let app = Arc::clone(&self.app);
-        beside.spawn(async move {
+        tasks.spawn(async move {
             shutdown.await;
             app.stop();
-            handle.graceful_shutdown(Some(GRACE));
+            handle.graceful_shutdown(Some(SHUTDOWN_TIMEOUT));
         });
         let routes = routes::router(self.app).into_make_service_with_connect_info::<SocketAddr>();
         Ok(server.serve(routes).await?)
     }
 
-    /// [`Server::serve`] on a runtime of its own, until SIGINT or SIGTERM; blocks that long. `ready` is called once these end it.
+    /// Runs [`Server::serve`] on a new runtime until SIGINT or SIGTERM, and blocks until then.
+    /// `ready` is called once both signals are handled.
     ///
     /// # Errors
     /// [`ServerError::System`].
@@ -228,8 +235,8 @@ impl Server {
     }
 }
 
-/// The same port for UDP.
-fn beside(address: SocketAddr) -> io::Result<UdpSocket> {
+/// Binds a UDP socket to the same address.
+fn bind_udp(address: SocketAddr) -> io::Result<UdpSocket> {
     let domain = Domain::for_address(address);
     let socket = Socket::new(domain, Type::DGRAM, Some(Protocol::UDP))?;
     if address.is_ipv6() {
@@ -240,8 +247,9 @@ fn beside(address: SocketAddr) -> io::Result<UdpSocket> {
     Ok(socket.into())
 }
 
-/// As `TcpListener::bind` does it. It is not listened there yet, for which that has a backlog that a whole mesh that connects at once overruns.
-fn tcp(address: SocketAddr) -> io::Result<(Socket, SocketAddr)> {
+/// Binds a TCP socket as `TcpListener::bind` does, but does not listen: the backlog of
+/// `TcpListener` is too short for a whole mesh that connects at once.
+fn bind_tcp(address: SocketAddr) -> io::Result<(Socket, SocketAddr)> {
     let socket = Socket::new(
         Domain::for_address(address),
         Type::STREAM,

@@ -1,15 +1,23 @@
-//! What a coordinator knows: in one SQLite file, or with others in [`etcd`], of which each has a copy in SQLite's memory. Either way the
-//! same work is done on the same tables.
+//! The state of one mesh, in an SQLite file or in [`etcd`], which several coordinators share. With
+//! etcd, each coordinator has a copy in an in-memory SQLite database. The tables and the code are
+//! the same in both cases.
 //!
-//! [`Store::open`] makes the file or takes the one that is there; [`Store::init`] says once which
-//! networks the mesh has. Then [`tokens`], [`join`], [`members`] and [`changes`] are the life of a
-//! member, [`policy`] says whom it may talk to, [`relays`] helps those that do not reach each other, and [`audit`] says who did what.
-//! [`moving`] brings all of it from a file to etcd, and back. Several processes may have the file open: each change is
-//! one transaction that holds the write lock from its start, so nothing is decided on what another
-//! process has changed meanwhile. A change that members are to hear of takes the next revision; one
-//! row has it, so the order of revisions is the order of changes.
+//! [`Store::open`] creates or opens the file; [`Store::init`] sets the networks of the mesh once.
 //!
-//! All of it blocks. There is no clock in here, but for the note of a restore: times are seconds since 1970 that the caller gives.
+//! - [`tokens`], [`join`], [`members`]: life of a member
+//! - [`changes`]: changes that members receive
+//! - [`policy`]: members that may talk to each other
+//! - [`relays`]: relays, and tickets for them
+//! - [`audit`]: log for operators
+//! - [`moving`]: moves between a file and etcd
+//!
+//! Several processes may open the file. Each change is one transaction that holds the write lock
+//! from its start, so it never depends on data that another process has changed meanwhile. A change
+//! that members receive takes the next revision from a single row, so revisions have the order of
+//! the changes.
+//!
+//! All functions block. Callers pass the time, in seconds since 1970; only the log entry of a
+//! restore reads the clock.
 
 mod audit;
 mod changes;
@@ -46,13 +54,13 @@ pub use error::StoreError;
 pub use etcd::fuzzing;
 pub use etcd::{Etcd, PREFIX as ETCD_PREFIX};
 pub use join::Joining;
-pub use members::{MemberId, MemberInfo, Whom};
-pub use moving::{Hold, Moved, PutAway};
+pub use members::{MemberId, MemberInfo, MemberRef};
+pub use moving::{LockedFile, Moved, RetiredFile};
 pub use relays::RelayInfo;
 pub use tokens::{NewToken, TokenId, TokenInfo};
 
-/// What makes the schema of each version out of the one before.
-const STEPS: [&str; 7] = [
+/// Scripts that bring the schema from each version to the next.
+const MIGRATIONS: [&str; 7] = [
     include_str!("store/schema.sql"),
     include_str!("store/relays.sql"),
     include_str!("store/schema2.sql"),
@@ -61,26 +69,27 @@ const STEPS: [&str; 7] = [
     include_str!("store/relay_tls.sql"),
     include_str!("store/schema5.sql"),
 ];
-/// The schema that this version reads and writes.
-const SCHEMA: i64 = STEPS.len() as i64;
-/// How long a change waits for that of another process.
+/// Version of the schema that this program reads and writes.
+const SCHEMA: i64 = MIGRATIONS.len() as i64;
+/// Maximum time for which a change waits for the lock of another process.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Pause between two tries where SQLite does not wait by itself.
+/// Pause between two attempts where SQLite does not wait itself.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// What is known of one mesh. Threads may share it; one at a time gets a turn.
+/// State of one mesh. Threads may share it; their calls run one after the other.
 #[derive(Debug)]
 pub struct Store {
     backing: Backing,
-    /// The policies that were read lately.
-    parsed: policy::Parsed,
-    /// The members as they were last read together.
-    everybody: changes::Last,
-    /// Of a file: its folder, locked for as long as this has the file open, so that nobody moves it away meanwhile.
+    /// Policies parsed lately.
+    parsed: policy::PolicyCache,
+    /// The first members, as last read.
+    first_members: changes::MemberCache,
+    /// Of a file: its folder, locked as long as the file is open, so that nobody moves the mesh
+    /// meanwhile.
     _folder: Option<fs::File>,
 }
 
-/// Where it is.
+/// Location of the state.
 #[derive(Debug)]
 enum Backing {
     File(Mutex<Connection>),
@@ -88,23 +97,24 @@ enum Backing {
 }
 
 impl Store {
-    /// The database at `path`. If there is none it is made: the file for its owner only (mode 0600), its
-    /// folder too (0700) unless it is there. One of an earlier version becomes one of this.
+    /// Opens the database at `path`, and creates it if there is none: the file with mode 0600, its
+    /// folder with 0700. A file of an earlier version is upgraded.
     ///
     /// # Errors
-    /// [`StoreError::Io`] if it cannot be made; [`StoreError::InUse`] if it is being moved, [`StoreError::Moving`] if that was broken off;
-    /// [`StoreError::LaterVersion`]; [`StoreError::NoWal`];
-    /// [`StoreError::Sqlite`] if it is no database or cannot be read and written.
+    /// [`StoreError::Io`] if it cannot be created; [`StoreError::InUse`] if it is being moved,
+    /// [`StoreError::Moving`] if a move was interrupted; [`StoreError::LaterVersion`];
+    /// [`StoreError::NoWal`]; [`StoreError::Sqlite`] if it is no database or cannot be read and
+    /// written.
     pub fn open(path: &Path) -> Result<Store, StoreError> {
-        Store::open_held(Store::hold(path)?)
+        Store::open_locked(Store::lock_file(path)?)
     }
 
-    /// The same of a file that is held already: what was looked at since has not changed by a move.
+    /// Opens a file that is locked already: its mesh has not been moved since.
     ///
     /// # Errors
     /// As [`Store::open`].
-    pub fn open_held(held: Hold) -> Result<Store, StoreError> {
-        let Hold { file, folder } = held;
+    pub fn open_locked(locked: LockedFile) -> Result<Store, StoreError> {
+        let LockedFile { file, folder } = locked;
         make_private(&file).map_err(|source| StoreError::Io {
             path: file.clone(),
             source,
@@ -115,13 +125,14 @@ impl Store {
         }
         Ok(Store {
             backing: Backing::File(Mutex::new(connection)),
-            parsed: policy::Parsed::default(),
-            everybody: changes::Last::default(),
+            parsed: policy::PolicyCache::default(),
+            first_members: changes::MemberCache::default(),
             _folder: Some(folder),
         })
     }
 
-    /// What etcd has, which other coordinators may have open at the same time. Everything is loaded before this returns.
+    /// Opens a mesh in etcd, which other coordinators may have open at the same time. Loads
+    /// everything before it returns.
     ///
     /// # Errors
     /// [`StoreError::EtcdSettings`], [`StoreError::Unreadable`]; [`StoreError::Unavailable`]; [`StoreError::LaterVersion`];
@@ -129,14 +140,14 @@ impl Store {
     pub fn open_etcd(settings: &Etcd) -> Result<Store, StoreError> {
         Ok(Store {
             backing: Backing::Etcd(Replica::open(settings)?),
-            parsed: policy::Parsed::default(),
-            everybody: changes::Last::default(),
+            parsed: policy::PolicyCache::default(),
+            first_members: changes::MemberCache::default(),
             _folder: None,
         })
     }
 
-    /// Says which networks the mesh has. They stay: members have addresses in them. Saying the same
-    /// again is no error.
+    /// Sets the networks of the mesh. They cannot change later, because members have addresses in
+    /// them. Setting the same networks again is no error.
     ///
     /// # Errors
     /// [`StoreError::OtherNetworks`] if it has others; [`StoreError::Sqlite`].
@@ -151,28 +162,28 @@ impl Store {
             let (v4, v6) = (networks.v4.to_string(), networks.v6.to_string());
             transaction.execute("UPDATE mesh SET v4 = ?1, v6 = ?2", (&v4, &v6))?;
             let subject = format!("{v4} {v6}");
-            audit::note(transaction, seconds(now), "networks set", &subject, &by)
+            audit::record(transaction, seconds(now), "networks set", &subject, &by)
         })
     }
 
-    /// The networks of the mesh; `None` before [`Store::init`].
+    /// Returns the networks of the mesh; `None` before [`Store::init`].
     ///
     /// # Errors
     /// [`StoreError::Corrupt`], [`StoreError::Sqlite`].
     pub fn networks(&self) -> Result<Option<Networks>, StoreError> {
-        self.look(networks_of)
+        self.read(networks_of)
     }
 
-    /// The revision of the latest change that members are told of; 0 before the first.
+    /// Returns the revision of the latest change that members receive; 0 before the first.
     ///
     /// # Errors
     /// [`StoreError::Sqlite`].
     pub fn revision(&self) -> Result<u64, StoreError> {
-        self.look(revision_of).map(unsigned)
+        self.read(revision_of).map(unsigned)
     }
 
-    /// A number that is another one after somebody else (another process, another [`Store`]) has
-    /// written to the same; own changes leave it as it is. Asking is cheap.
+    /// Returns a number that changes when another process or another [`Store`] has written to the
+    /// same state. Changes by this store leave it as it is. The call is cheap.
     ///
     /// # Errors
     /// [`StoreError::Sqlite`].
@@ -185,7 +196,7 @@ impl Store {
         Ok(statement.query_row([], |row| row.get(0))?)
     }
 
-    /// The number by which a mesh in etcd is known from others; `None` of a file.
+    /// Returns the random number of a mesh in etcd; `None` for a file.
     pub fn mesh(&self) -> Option<u64> {
         match &self.backing {
             Backing::File(_) => None,
@@ -193,8 +204,8 @@ impl Store {
         }
     }
 
-    /// A number that all who have the same open have in common, and that is another one for what is put in its place from a backup;
-    /// `None` if that cannot be known.
+    /// Returns a number that all who have the same state open share, and that differs after the
+    /// state was restored from a backup; `None` for a file.
     pub fn epoch(&self) -> Option<u64> {
         match &self.backing {
             Backing::File(_) => None,
@@ -202,41 +213,44 @@ impl Store {
         }
     }
 
-    /// Has the mesh go on from where it was known to be here, if what is shared came back from an earlier backup. To be called whenever
-    /// [`Store::data_version`] is another one; changes do it by themselves.
+    /// Repairs a mesh that came back from an earlier backup of etcd: continues revisions, numbers
+    /// and ids after those that this store knows. Call it whenever [`Store::data_version`] has
+    /// changed; changes do it themselves.
     ///
     /// # Errors
     /// [`StoreError::Unavailable`]; [`StoreError::Unknown`].
-    pub fn mend(&self) -> Result<(), StoreError> {
+    pub fn repair(&self) -> Result<(), StoreError> {
         match &self.backing {
             Backing::File(_) => Ok(()),
-            Backing::Etcd(replica) => replica.mend(),
+            Backing::Etcd(replica) => replica.repair(),
         }
     }
 
-    /// Has `listener` told when others have changed something or call somebody, on a thread that must not wait; of a file it never is.
+    /// Sets a function that is called when others have changed something or call a member, on a
+    /// thread that must not block. For a file it is never called.
     pub fn listen(&self, listener: impl Fn() + Send + Sync + 'static) {
         if let Backing::Etcd(replica) = &self.backing {
             replica.listen(Box::new(listener));
         }
     }
 
-    /// Tells other coordinators of the mesh, if there are any, that a member is called, which does not ask here.
+    /// Reports a call of a member to the other coordinators of the mesh.
     pub fn call(&self, member: MemberId, caller: PublicKey) {
         if let Backing::Etcd(replica) = &self.backing {
             replica.call(member.0, caller);
         }
     }
 
-    /// Whether a member that asked here is known to have asked another coordinator since.
-    pub fn asks_elsewhere(&self, member: MemberId) -> bool {
+    /// Returns whether a member that has polled here has polled another coordinator since.
+    pub fn polls_elsewhere(&self, member: MemberId) -> bool {
         match &self.backing {
             Backing::File(_) => false,
-            Backing::Etcd(replica) => replica.asks_elsewhere(member.0),
+            Backing::Etcd(replica) => replica.polls_elsewhere(member.0),
         }
     }
 
-    /// Whom other coordinators call, each with who calls, since this was last asked.
+    /// Takes the calls that other coordinators have reported since the last call of this function:
+    /// the callee and the caller.
     pub fn calls(&self) -> Vec<(MemberId, PublicKey)> {
         let calls = match &self.backing {
             Backing::File(_) => Vec::new(),
@@ -246,7 +260,8 @@ impl Store {
         calls.into_iter().map(member).collect()
     }
 
-    /// Where members reach the coordinators of the mesh that live, this one included; none if there is but one.
+    /// Returns the addresses of the live coordinators of the mesh, this one included; empty for a
+    /// file.
     pub fn coordinators(&self) -> Vec<RelayAddress> {
         match &self.backing {
             Backing::File(_) => Vec::new(),
@@ -254,7 +269,8 @@ impl Store {
         }
     }
 
-    /// The pin by which members know every coordinator of the mesh: `own`, unless one that was there before has another.
+    /// Returns the pin by which members verify every coordinator of the mesh: `own`, unless an
+    /// earlier coordinator has stored another one.
     ///
     /// # Errors
     /// [`StoreError::Unavailable`]; [`StoreError::CorruptRow`].
@@ -270,7 +286,8 @@ impl Store {
         }
     }
 
-    /// Waits until what others have changed before is known here; whether it may not have been. Of a file it always is.
+    /// Waits until the copy has all changes that others have made so far. Returns whether the copy
+    /// may have been behind; a file never is.
     fn catch_up(&self) -> Result<bool, StoreError> {
         match &self.backing {
             Backing::File(_) => Ok(false),
@@ -278,12 +295,12 @@ impl Store {
         }
     }
 
-    /// Reads, all of it at one moment.
-    fn look<T>(
+    /// Reads within one transaction.
+    fn read<T>(
         &self,
         work: impl FnOnce(&Connection) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        // After a panic the transaction was rolled back: the connection is as good as before.
+        // After a panic the transaction was rolled back: the connection is still usable.
         let mut connection = match &self.backing {
             Backing::File(connection) => lock(connection),
             Backing::Etcd(replica) => replica.database()?,
@@ -292,20 +309,23 @@ impl Store {
         work(&transaction)
     }
 
-    /// The same for what somebody is refused by: before that, what others have changed has to be known.
-    fn look_surely<T>(
+    /// Reads; on an error waits for the changes of others and reads again, because the copy may
+    /// have been behind.
+    fn read_latest<T>(
         &self,
         work: impl Fn(&Connection) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let found = self.look(&work);
+        let found = self.read(&work);
         match found {
-            // Also if nothing was left to catch up with: it may have come right after that look.
-            Err(_) if self.catch_up()? => self.look(&work),
+            // Also if the copy was up to date now: the change may have arrived right after the
+            // first read.
+            Err(_) if self.catch_up()? => self.read(&work),
             found => found,
         }
     }
 
-    /// Changes, all of it or nothing. The work may be done more than once, of which one counts, and by another thread.
+    /// Changes the state within one transaction. The work may run more than once, of which one run
+    /// counts, and on another thread.
     fn change<T: Send + 'static>(
         &self,
         work: impl Fn(&Transaction<'_>) -> Result<T, StoreError> + Send + 'static,
@@ -316,8 +336,8 @@ impl Store {
         }
     }
 
-    /// Changes what is not shared with other coordinators.
-    fn note<T>(
+    /// Changes tables that coordinators do not share.
+    fn change_local<T>(
         &self,
         work: impl Fn(&Transaction<'_>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
@@ -342,26 +362,26 @@ fn lock(connection: &Mutex<Connection>) -> MutexGuard<'_, Connection> {
     connection.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The connection to a file that is there.
+/// Opens an existing file.
 fn open_file(path: &Path) -> Result<Connection, StoreError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let mut connection = Connection::open_with_flags(path, flags)?;
     connection.busy_timeout(PATIENCE)?;
-    // Before anything is written: a later version's file is left as it is.
+    // Checked before anything is written: a file of a later version must stay as it is.
     let version = version(&connection, path)?;
     write_ahead(&connection)?;
-    // With the default, a change that was confirmed could be gone after a power cut.
+    // With the default, a power failure could lose a committed change.
     connection.pragma_update(None, "synchronous", "FULL")?;
     connection.pragma_update(None, "foreign_keys", true)?;
-    // Not in folders that the coordinator does not have.
+    // Temporary folders may be inaccessible to the coordinator.
     connection.pragma_update(None, "temp_store", "MEMORY")?;
     if version < SCHEMA {
-        lay_out(&mut connection, path)?;
+        create_schema(&mut connection, path)?;
     }
     Ok(connection)
 }
 
-/// Makes the folder of the file if it is not there.
+/// Creates the folder of the file if there is none.
 fn make_folder(path: &Path) -> io::Result<()> {
     if let Some(folder) = path.parent().filter(|f| !f.as_os_str().is_empty())
         && !folder.exists()
@@ -372,9 +392,9 @@ fn make_folder(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the file if it is not there.
+/// Creates the file if there is none.
 fn make_private(path: &Path) -> io::Result<()> {
-    // Never opened if it is there: closing it again would take away this process' locks on it
+    // An existing file must not be opened: closing it would release this process' locks on it
     // (sqlite.org/howtocorrupt.html, section 2.2).
     let made = OpenOptions::new()
         .write(true)
@@ -387,7 +407,7 @@ fn make_private(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The file's schema, 0 for a new file.
+/// Returns the version of the file's schema; 0 for a new file.
 fn version(connection: &Connection, path: &Path) -> Result<i64, StoreError> {
     let found: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
     match found {
@@ -400,7 +420,7 @@ fn version(connection: &Connection, path: &Path) -> Result<i64, StoreError> {
     }
 }
 
-/// Readers do not wait for a writer then, nor it for them.
+/// Enables the write-ahead log: readers and writers do not block each other.
 fn write_ahead(connection: &Connection) -> Result<(), StoreError> {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -409,7 +429,7 @@ fn write_ahead(connection: &Connection) -> Result<(), StoreError> {
         match set {
             Ok(mode) if mode.eq_ignore_ascii_case("wal") => return Ok(()),
             Ok(mode) => return Err(StoreError::NoWal { mode }),
-            // Two that open a new file at once: here SQLite does not wait by itself.
+            // Two processes open a new file at once: SQLite does not wait here.
             Err(error)
                 if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy)
                     && Instant::now() < deadline =>
@@ -421,13 +441,13 @@ fn write_ahead(connection: &Connection) -> Result<(), StoreError> {
     }
 }
 
-/// Brings a new file, or one of an earlier version, to this version's schema.
-fn lay_out(connection: &mut Connection, path: &Path) -> Result<(), StoreError> {
+/// Creates the schema, or upgrades that of an earlier version.
+fn create_schema(connection: &mut Connection, path: &Path) -> Result<(), StoreError> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    // Another process may have done it meanwhile.
+    // Another process may have done so meanwhile.
     let version = usize::try_from(version(&transaction, path)?).unwrap_or(0);
-    for step in STEPS.iter().skip(version) {
-        transaction.execute_batch(step)?;
+    for migration in MIGRATIONS.iter().skip(version) {
+        transaction.execute_batch(migration)?;
     }
     transaction.pragma_update(None, "user_version", SCHEMA)?;
     Ok(transaction.commit()?)
@@ -453,18 +473,18 @@ fn revision_of(connection: &Connection) -> Result<i64, StoreError> {
     Ok(statement.query_row([], |row| row.get(0))?)
 }
 
-/// Takes the next revision.
+/// Increments the revision and returns it.
 fn next_revision(transaction: &Transaction<'_>) -> Result<i64, StoreError> {
     transaction.execute("UPDATE mesh SET revision = revision + 1", [])?;
     revision_of(transaction)
 }
 
-/// As SQLite keeps it: what is beyond its range is as far as its range goes.
+/// Converts a time to SQLite's range; later times are clamped.
 fn seconds(time: u64) -> i64 {
     i64::try_from(time).unwrap_or(i64::MAX)
 }
 
-/// Back again; the file has no negative ones.
+/// Converts a number from the database, which has no negative ones.
 fn unsigned(number: i64) -> u64 {
     u64::try_from(number).unwrap_or(0)
 }

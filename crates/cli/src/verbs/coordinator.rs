@@ -15,7 +15,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand, ValueHint};
 use nix::unistd::Uid;
-use seikan_coordinator::{Actor, NewToken, RelayInfo, Store, StoreError, TokenId, Whom};
+use seikan_coordinator::{Actor, MemberRef, NewToken, RelayInfo, Store, StoreError, TokenId};
 use seikan_node::node::SystemRandom;
 use seikan_proto::mesh::{Name, Pin, RelayAddress, RelayKind, RelaySecret, RelayTls, Token};
 use zeroize::Zeroizing;
@@ -307,10 +307,10 @@ fn open_store(directory: &Path) -> anyhow::Result<Store> {
         return Ok(Store::open_etcd(&etcd)?);
     }
     let file = directory.join(DATABASE);
-    let hold = etcd::hold_file(directory, DATABASE)?;
+    let locked = etcd::lock_file(directory, DATABASE)?;
     // Opening would make an empty mesh, also in a mistyped directory.
     match file.try_exists() {
-        Ok(true) => Ok(Store::open_held(hold)?),
+        Ok(true) => Ok(Store::open_locked(locked)?),
         Ok(false) => bail!(
             "cannot find a mesh in {}: start `seikan coordinator` once, or name another directory with --dir",
             directory.display()
@@ -370,7 +370,7 @@ fn withdraw(arguments: &Withdraw) -> anyhow::Result<()> {
 fn revoke(arguments: &Revoke) -> anyhow::Result<()> {
     let Mesh { store, operator } = arguments.directory.open()?;
     let name = &arguments.name;
-    match store.remove(Whom::Name(name), &operator, now()) {
+    match store.remove(MemberRef::Name(name), &operator, now()) {
         Ok(true) => Ok(()),
         Ok(false) | Err(StoreError::NotAMember) => {
             Err(unknown_member(name)).with_context(|| format!("cannot revoke {name}"))

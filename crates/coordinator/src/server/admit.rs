@@ -1,5 +1,6 @@
-//! Places for connections, a share of them for each source: a connection for which there is none is closed at once, before TLS.
-//! A connection ends whose answers are taken too slowly ([`Pace`]): they hold memory that others wait for.
+//! Limits of connections: a bounded number of slots, and a share of them for each source. A
+//! connection without a slot is closed at once, before TLS. A connection whose client reads answers
+//! too slowly ([`Pace`]) is closed as well, because unread answers hold memory.
 
 use std::collections::HashMap;
 use std::future::{Ready, ready};
@@ -22,32 +23,33 @@ use tower::Service;
 
 use super::limit::{Limits, Source};
 
-/// How long what was sent may stay unacknowledged, or unsent because the other end takes nothing: a
-/// long answer to somebody who does not read it takes memory and a place.
-const UNREAD: Duration = Duration::from_secs(30);
-/// Bytes of answers that the kernel holds for one connection; it takes twice as much (socket(7)). By itself it goes up to megabytes.
+/// `TCP_USER_TIMEOUT` (tcp(7)): maximum time for which sent data may stay unacknowledged, or unsent
+/// because the peer's window is closed. An unread answer holds memory and a slot.
+const ACK_TIMEOUT: Duration = Duration::from_secs(30);
+/// Send buffer of a connection in the kernel, in bytes; the kernel doubles the value (socket(7)).
+/// Without a limit it grows to megabytes.
 const SEND_BUFFER: usize = 128 << 10;
 
-/// The slowest that an answer may be taken.
+/// Minimum rate at which answers must be read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
-    /// Time for each answer, however short.
+    /// Time allowed for each answer of any length.
     pub grace: Duration,
-    /// Bytes a second beside that.
+    /// Rate for the bytes of an answer, in bytes per second, in addition to `grace`.
     pub rate: f64,
 }
 
-/// Gives out places.
+/// Admits connections: limits them, and wraps their streams and services.
 #[derive(Clone)]
 pub(super) struct Admit {
-    places: Arc<Semaphore>,
-    of_a_source: usize,
+    slots: Arc<Semaphore>,
+    per_source: usize,
     pace: Pace,
     sources: Arc<Sources>,
     limits: Arc<Limits>,
 }
 
-/// Connections of each source that has any.
+/// Number of open connections by source.
 #[derive(Default)]
 struct Sources(Mutex<HashMap<Source, usize>>);
 
@@ -57,14 +59,14 @@ impl Sources {
     }
 }
 
-/// A connection's place, until it is dropped.
-struct Place {
-    _of_all: OwnedSemaphorePermit,
+/// Slot of a connection, released on drop.
+struct Slot {
+    _permit: OwnedSemaphorePermit,
     source: Source,
     sources: Arc<Sources>,
 }
 
-impl Drop for Place {
+impl Drop for Slot {
     fn drop(&mut self) {
         let mut all = self.sources.all();
         if let Some(count) = all.get_mut(&self.source) {
@@ -77,93 +79,102 @@ impl Drop for Place {
 }
 
 impl Admit {
-    /// With so many places in all and for one source. How often a source may connect is counted in `limits`.
-    pub fn new(places: usize, of_a_source: usize, pace: Pace, limits: Arc<Limits>) -> Admit {
+    /// Creates a limit of `slots` connections in total and `per_source` of each source. `limits`
+    /// bounds the rate of new connections of a source.
+    pub fn new(slots: usize, per_source: usize, pace: Pace, limits: Arc<Limits>) -> Admit {
         Admit {
-            places: Arc::new(Semaphore::new(places)),
-            of_a_source,
+            slots: Arc::new(Semaphore::new(slots)),
+            per_source,
             pace,
             sources: Arc::default(),
             limits,
         }
     }
 
-    fn admit<S>(&self, stream: TcpStream, service: S) -> io::Result<(InTime, Placed<S>)> {
+    fn admit<S>(
+        &self,
+        stream: TcpStream,
+        service: S,
+    ) -> io::Result<(PacedStream, AdmittedService<S>)> {
         let from = stream.peer_addr()?.ip();
         if !self.limits.may_connect(from) {
-            return Err(io::Error::other("its source connects too often"));
+            return Err(io::Error::other("the source connects too often"));
         }
-        let place = Arc::clone(&self.places).try_acquire_owned();
-        let place = place.map_err(|_| io::Error::other("all places are taken"))?;
+        let slot = Arc::clone(&self.slots).try_acquire_owned();
+        let slot =
+            slot.map_err(|_| io::Error::other("the maximum number of connections is reached"))?;
         let source = Source::of(from);
         let mut all = self.sources.all();
         let count = all.entry(source).or_default();
-        if *count >= self.of_a_source {
-            return Err(io::Error::other("all places of its source are taken"));
+        if *count >= self.per_source {
+            return Err(io::Error::other(
+                "the source has its maximum number of connections",
+            ));
         }
         *count += 1;
         drop(all);
-        let place = Place {
-            _of_all: place,
+        let slot = Slot {
+            _permit: slot,
             source,
             sources: Arc::clone(&self.sources),
         };
         stream.set_nodelay(true)?;
         let socket = SockRef::from(&stream);
-        socket.set_tcp_user_timeout(Some(UNREAD))?;
+        socket.set_tcp_user_timeout(Some(ACK_TIMEOUT))?;
         socket.set_send_buffer_size(SEND_BUFFER)?;
-        let due = Arc::new(Due {
+        let deadline = Arc::new(Deadline {
             pace: self.pace,
             state: Mutex::default(),
             limits: Arc::clone(&self.limits),
         });
-        let stream = InTime {
+        let stream = PacedStream {
             stream,
-            due: Arc::clone(&due),
+            deadline: Arc::clone(&deadline),
             sleep: None,
         };
-        let placed = Placed {
+        let admitted = AdmittedService {
             service,
-            due,
-            _place: Arc::new(place),
+            deadline,
+            _slot: Arc::new(slot),
         };
-        Ok((stream, placed))
+        Ok((stream, admitted))
     }
 }
 
 impl<S> Accept<TcpStream, S> for Admit {
-    type Stream = InTime;
-    type Service = Placed<S>;
-    type Future = Ready<io::Result<(InTime, Placed<S>)>>;
+    type Stream = PacedStream;
+    type Service = AdmittedService<S>;
+    type Future = Ready<io::Result<(PacedStream, AdmittedService<S>)>>;
 
     fn accept(&self, stream: TcpStream, service: S) -> Self::Future {
         ready(self.admit(stream, service))
     }
 }
 
-/// Until when the answers of a connection have to be taken.
-struct Due {
+/// Deadline by which the pending answers of a connection must be read.
+struct Deadline {
     pace: Pace,
-    state: Mutex<DueState>,
-    /// Counts those that are not.
+    state: Mutex<DeadlineState>,
+    /// Counts the connections that miss their deadline.
     limits: Arc<Limits>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct DueState {
+struct DeadlineState {
     /// `None` before the first answer.
     at: Option<Instant>,
-    /// The kernel took nothing when it was last tried.
+    /// The latest write would have blocked.
     is_blocked: bool,
     is_late: bool,
 }
 
-impl Due {
-    fn state(&self) -> MutexGuard<'_, DueState> {
+impl Deadline {
+    fn state(&self) -> MutexGuard<'_, DeadlineState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Another answer is ready. As long as earlier ones are not taken it has no time of its own, however many are asked for.
+    /// Extends the deadline for another answer. While earlier answers are unread, the new one adds
+    /// time for its bytes only, so pipelined requests gain no extra time.
     fn answer(&self, bytes: u64) {
         let mut state = self.state();
         let from = state.at.filter(|_| state.is_blocked);
@@ -171,31 +182,34 @@ impl Due {
         state.at = Some(from + Duration::from_secs_f64(bytes as f64 / self.pace.rate));
     }
 
-    fn is_late(&self) -> io::Error {
+    fn missed(&self) -> io::Error {
         let mut state = self.state();
         if !state.is_late {
             state.is_late = true;
-            self.limits.late.fetch_add(1, Ordering::Relaxed);
+            self.limits.slow_connections.fetch_add(1, Ordering::Relaxed);
         }
-        io::Error::new(io::ErrorKind::TimedOut, "its answer is not taken in time")
+        io::Error::new(
+            io::ErrorKind::TimedOut,
+            "the client did not read an answer in time",
+        )
     }
 }
 
-/// A connection that ends when its answers are not taken in time.
-pub(super) struct InTime {
+/// Stream of a connection that fails once an answer misses its deadline.
+pub(super) struct PacedStream {
     stream: TcpStream,
-    due: Arc<Due>,
-    /// Wakes who waits to write.
+    deadline: Arc<Deadline>,
+    /// Timer that wakes a blocked write at the deadline.
     sleep: Option<Pin<Box<Sleep>>>,
 }
 
-impl InTime {
+impl PacedStream {
     fn written(
         &mut self,
         context: &mut Context<'_>,
         written: Poll<io::Result<usize>>,
     ) -> Poll<io::Result<usize>> {
-        let mut state = self.due.state();
+        let mut state = self.deadline.state();
         state.is_blocked = written.is_pending();
         let at = state.at.filter(|_| state.is_blocked);
         drop(state);
@@ -208,16 +222,17 @@ impl InTime {
         }
         match sleep.as_mut().poll(context) {
             Poll::Ready(()) => {
-                // Else the kernel would keep what it has of the answer for as long as that is taken.
+                // Without this the kernel would keep its part of the answer while the client reads
+                // slowly.
                 let _ = SockRef::from(&self.stream).set_linger(Some(Duration::ZERO));
-                Poll::Ready(Err(self.due.is_late()))
+                Poll::Ready(Err(self.deadline.missed()))
             }
             Poll::Pending => Poll::Pending,
         }
     }
 }
 
-impl AsyncRead for InTime {
+impl AsyncRead for PacedStream {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -227,7 +242,7 @@ impl AsyncRead for InTime {
     }
 }
 
-impl AsyncWrite for InTime {
+impl AsyncWrite for PacedStream {
     fn poll_write(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -261,15 +276,16 @@ impl AsyncWrite for InTime {
     }
 }
 
-/// A connection's service, which keeps the place for as long as the connection has it, and says when an answer has to be taken.
+/// Service of a connection. It keeps the slot as long as the connection lives, and sets the
+/// deadline of each answer.
 #[derive(Clone)]
-pub(super) struct Placed<S> {
+pub(super) struct AdmittedService<S> {
     service: S,
-    due: Arc<Due>,
-    _place: Arc<Place>,
+    deadline: Arc<Deadline>,
+    _slot: Arc<Slot>,
 }
 
-impl<S, R, B> Service<R> for Placed<S>
+impl<S, R, B> Service<R> for AdmittedService<S>
 where
     S: Service<R, Response = Response<B>>,
     S::Future: Send + 'static,
@@ -285,10 +301,10 @@ where
 
     fn call(&mut self, request: R) -> Self::Future {
         let answer = self.service.call(request);
-        let due = Arc::clone(&self.due);
+        let deadline = Arc::clone(&self.deadline);
         Box::pin(async move {
             let answer = answer.await?;
-            due.answer(answer.body().size_hint().lower());
+            deadline.answer(answer.body().size_hint().lower());
             Ok(answer)
         })
     }
@@ -299,38 +315,39 @@ mod tests {
     use super::*;
     use tokio::net::{TcpListener, TcpSocket};
 
-    /// Connections from these addresses, one after the other, with places for `places` and two of a source.
+    /// Returns a function that connects from an address, to a server with this number of slots, two
+    /// of each source.
     async fn connections(
-        places: usize,
-    ) -> impl AsyncFn([u8; 4]) -> (TcpStream, io::Result<Placed<()>>) {
+        slots: usize,
+    ) -> impl AsyncFn([u8; 4]) -> (TcpStream, io::Result<AdmittedService<()>>) {
         let pace = Pace {
             grace: Duration::MAX,
             rate: 1.0,
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a listener");
         let address = listener.local_addr().expect("an address");
-        let admit = Admit::new(places, 2, pace, Arc::new(Limits::new()));
+        let admit = Admit::new(slots, 2, pace, Arc::new(Limits::new()));
         async move |from| {
             let socket = TcpSocket::new_v4().expect("a socket");
             socket.bind((from, 0).into()).expect("bound");
             let client = socket.connect(address).await.expect("a connection");
             let (server, _) = listener.accept().await.expect("its other end");
-            let placed = admit.accept(server, ()).await.map(|(_, placed)| placed);
-            (client, placed)
+            let admitted = admit.accept(server, ()).await.map(|(_, admitted)| admitted);
+            (client, admitted)
         }
     }
 
     #[tokio::test]
-    async fn a_place_is_free_again_when_the_connection_is_gone() {
+    async fn a_slot_is_free_once_its_connection_is_closed() {
         let connect = connections(1).await;
         let from = [127, 0, 0, 1];
         let (_client, first) = connect(from).await;
-        let placed = first.expect("there is a place");
-        // The handshake and the requests of one connection share it.
-        let shared = placed.clone();
+        let admitted = first.expect("a slot");
+        // The handshake and the requests of one connection share a slot.
+        let shared = admitted.clone();
         let (_client, second) = connect(from).await;
         assert!(second.is_err());
-        drop(placed);
+        drop(admitted);
         let (_client, third) = connect(from).await;
         assert!(third.is_err());
         drop(shared);
@@ -339,11 +356,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_source_has_its_share_of_the_places_and_another_has_its_own() {
+    async fn each_source_has_its_own_share_of_the_slots() {
         let connect = connections(10).await;
         let [one, other] = [[127, 0, 0, 1], [127, 0, 0, 2]];
         let (_client, first) = connect(one).await;
-        let first = first.expect("a place");
+        let first = first.expect("a slot");
         let (_client, second) = connect(one).await;
         assert!(second.is_ok() && connect(one).await.1.is_err());
         assert!(connect(other).await.1.is_ok());

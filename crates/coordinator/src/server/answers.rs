@@ -1,9 +1,10 @@
-//! What answers for members take: memory from when one is made until it is read, and the work of making it.
+//! Limits of answers to members: memory of unread answers, and the work of making them.
 //!
-//! An answer may have 8 MiB, and who asked for it may not read it. So each is counted from before it is made until the last of it is handed
-//! to the connection: for the member, for its source, and for all together. The next one waits for its turn, and is refused if that does not
-//! come in time. A connection's buffers then hold little. A member is told only so much in the long run, and looking at members
-//! of whom it is told nothing counts as well.
+//! An answer may have 8 MiB, and its client may not read it. Each answer counts against its member,
+//! its source, and the total, from before it is made until the connection has taken all of it.
+//! Further answers wait, and are refused after [`MAX_WAIT`]. The connection's own buffers stay
+//! small. Each member also has a long-term rate of bytes. Rows that were examined and not sent
+//! count, too.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -19,121 +20,122 @@ use tokio::time::timeout;
 use super::limit::Source;
 use crate::store::MemberId;
 
-/// What is counted in, in bytes.
+/// Unit of the counters, in bytes.
 const UNIT: usize = 1024;
-/// Units of the longest answer: so many are taken until it is known how long one is.
-const LONGEST: u32 = (MAX_ANSWER / UNIT) as u32;
-/// Units of one member: three of the longest answers.
-const OF_MEMBER: usize = 3 * LONGEST as usize;
-/// Units of all members from one source.
-const OF_SOURCE: usize = 8 * LONGEST as usize;
-/// Units of everybody.
-const OF_ALL: usize = 32 * LONGEST as usize;
-/// How long an answer waits for its turn.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Bytes that are handed to a connection at a time.
-const PIECE: usize = 16 << 10;
-/// What one member is told, in bytes a second: a mesh of 1,000 members that changes 100 times a second tells a thirtieth of it.
+/// Units of the longest answer, which are reserved until the answer's length is known.
+const MAX_UNITS: u32 = (MAX_ANSWER / UNIT) as u32;
+/// Maximum units of one member: three of the longest answers.
+const MEMBER_UNITS: usize = 3 * MAX_UNITS as usize;
+/// Maximum units of all members of one source.
+const SOURCE_UNITS: usize = 8 * MAX_UNITS as usize;
+/// Maximum units of all members.
+const TOTAL_UNITS: usize = 32 * MAX_UNITS as usize;
+/// Maximum time for which an answer waits until the limits allow it.
+const MAX_WAIT: Duration = Duration::from_secs(10);
+/// Bytes that the connection takes at a time.
+const CHUNK: usize = 16 << 10;
+/// Long-term rate of one member, in bytes per second. In a mesh of 1,000 members that changes 100
+/// times a second, a member receives a thirtieth of it.
 const RATE: usize = 1 << 20;
-/// Bytes that looking at one member or removal counts as.
-const ROW: usize = 64;
-/// How much of that may come at once: all of a mesh of 100,000 members, twice.
-const AT_ONCE: Duration = Duration::from_secs(64);
+/// Bytes that an examined row (a member or a removal) counts as.
+const ROW_BYTES: usize = 64;
+/// Burst of one member: all members of a mesh of 100,000, twice.
+const BURST: Duration = Duration::from_secs(64);
 
-/// Counts answers.
+/// Counters of answers.
 #[derive(Debug)]
 pub(super) struct Answers {
     all: Arc<Semaphore>,
     by_source: Mutex<HashMap<Source, Arc<Semaphore>>>,
-    by_member: Mutex<HashMap<MemberId, Told>>,
-    /// How long one waits for its turn.
-    patience: Duration,
+    by_member: Mutex<HashMap<MemberId, MemberUsage>>,
+    /// See [`MAX_WAIT`].
+    max_wait: Duration,
 }
 
-/// What one member has.
+/// Counters of one member.
 #[derive(Debug)]
-struct Told {
+struct MemberUsage {
     unread: Arc<Semaphore>,
-    /// Until when telling it what it was told takes at [`RATE`].
-    until: Instant,
+    /// When the answers so far are paid for at [`RATE`].
+    paid_until: Instant,
 }
 
-/// Room for one answer, which is free again when this is dropped.
+/// Share of the limits for one answer, released on drop.
 #[derive(Debug)]
-pub(super) struct Room([OwnedSemaphorePermit; 3]);
+pub(super) struct Reservation([OwnedSemaphorePermit; 3]);
 
 impl Answers {
     pub fn new() -> Answers {
         Answers {
-            all: Arc::new(Semaphore::new(OF_ALL)),
+            all: Arc::new(Semaphore::new(TOTAL_UNITS)),
             by_source: Mutex::default(),
             by_member: Mutex::default(),
-            patience: PATIENCE,
+            max_wait: MAX_WAIT,
         }
     }
 
-    /// Room for an answer of any length; `None` if the member has too much unread or was told too much, or if it had to be waited for too
-    /// long.
-    pub async fn room(&self, member: MemberId, from: IpAddr) -> Option<Room> {
+    /// Reserves the longest answer. Returns `None` if the member has exceeded its rate, or if too
+    /// much is unread for [`MAX_WAIT`].
+    pub async fn reserve(&self, member: MemberId, from: IpAddr) -> Option<Reservation> {
         let now = Instant::now();
         let own = {
             let mut all = self
                 .by_member
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner);
-            let told = all.entry(member).or_insert_with(|| Told {
-                unread: Arc::new(Semaphore::new(OF_MEMBER)),
-                until: now,
+            let usage = all.entry(member).or_insert_with(|| MemberUsage {
+                unread: Arc::new(Semaphore::new(MEMBER_UNITS)),
+                paid_until: now,
             });
-            if told.until > now + AT_ONCE {
+            if usage.paid_until > now + BURST {
                 return None;
             }
-            Arc::clone(&told.unread)
+            Arc::clone(&usage.unread)
         };
         let source = {
             let mut all = self
                 .by_source
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner);
-            let new = || Arc::new(Semaphore::new(OF_SOURCE));
+            let new = || Arc::new(Semaphore::new(SOURCE_UNITS));
             Arc::clone(all.entry(Source::of(from)).or_insert_with(new))
         };
-        let room = async {
-            let own = own.acquire_many_owned(LONGEST).await.ok()?;
-            let source = source.acquire_many_owned(LONGEST).await.ok()?;
-            let all = Arc::clone(&self.all).acquire_many_owned(LONGEST);
-            Some(Room([own, source, all.await.ok()?]))
+        let reservation = async {
+            let own = own.acquire_many_owned(MAX_UNITS).await.ok()?;
+            let source = source.acquire_many_owned(MAX_UNITS).await.ok()?;
+            let all = Arc::clone(&self.all).acquire_many_owned(MAX_UNITS);
+            Some(Reservation([own, source, all.await.ok()?]))
         };
-        timeout(self.patience, room).await.ok()?
+        timeout(self.max_wait, reservation).await.ok()?
     }
 
-    /// Counts what a member is told: bytes, or the rows that were looked at for them, whichever is more.
+    /// Counts an answer: its bytes, or the rows that were examined for it, whichever is more.
     pub fn count(&self, member: MemberId, bytes: usize, rows: usize) {
-        let bytes = bytes.max(rows.saturating_mul(ROW));
+        let bytes = bytes.max(rows.saturating_mul(ROW_BYTES));
         let mut all = self
             .by_member
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        if let Some(told) = all.get_mut(&member) {
+        if let Some(usage) = all.get_mut(&member) {
             let time = Duration::from_secs_f64(bytes as f64 / RATE as f64);
-            told.until = told.until.max(Instant::now()) + time;
+            usage.paid_until = usage.paid_until.max(Instant::now()) + time;
         }
     }
 
-    /// Whether nobody has anything unread.
+    /// Whether no answer is unread.
     #[cfg(test)]
     pub fn is_free(&self) -> bool {
-        self.all.available_permits() == OF_ALL
+        self.all.available_permits() == TOTAL_UNITS
     }
 
-    /// Forgets members and sources that have nothing unread, and their whole share again.
+    /// Forgets members and sources that have nothing unread and their full burst.
     pub fn sweep(&self) {
         let now = Instant::now();
         let mut members = self
             .by_member
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        members.retain(|_, told| Arc::strong_count(&told.unread) > 1 || told.until > now);
+        members.retain(|_, usage| Arc::strong_count(&usage.unread) > 1 || usage.paid_until > now);
         members.shrink_to_fit();
         let mut sources = self
             .by_source
@@ -144,8 +146,8 @@ impl Answers {
     }
 }
 
-impl Room {
-    /// Gives back what an answer of so many bytes does not take.
+impl Reservation {
+    /// Releases what an answer of this many bytes does not need.
     pub fn shrink(&mut self, bytes: usize) {
         let units = bytes.div_ceil(UNIT);
         for permit in &mut self.0 {
@@ -154,15 +156,18 @@ impl Room {
     }
 }
 
-/// An answer that keeps `held` until the last of it is handed over, or nobody reads it any more.
-pub(super) fn body<T: Send + 'static>(answer: Box<[u8]>, held: T) -> Body {
-    let pieces = stream::unfold((answer, 0, held), |(answer, at, held)| async move {
+/// Body that keeps `guard` until the connection has taken all of it or is closed.
+pub(super) fn body<T: Send + 'static>(answer: Box<[u8]>, guard: T) -> Body {
+    let chunks = stream::unfold((answer, 0, guard), |(answer, at, guard)| async move {
         let rest = answer.get(at..).filter(|rest| !rest.is_empty())?;
-        let piece = Bytes::copy_from_slice(&rest[..rest.len().min(PIECE)]);
-        let at = at + piece.len();
-        Some((Ok::<_, std::convert::Infallible>(piece), (answer, at, held)))
+        let chunk = Bytes::copy_from_slice(&rest[..rest.len().min(CHUNK)]);
+        let at = at + chunk.len();
+        Some((
+            Ok::<_, std::convert::Infallible>(chunk),
+            (answer, at, guard),
+        ))
     });
-    Body::from_stream(pieces)
+    Body::from_stream(chunks)
 }
 
 #[cfg(test)]
@@ -174,42 +179,55 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_member_has_three_long_answers_unread_or_many_short_ones() {
+    async fn a_member_may_have_three_long_or_many_short_answers_unread() {
         let mut answers = Answers::new();
-        answers.patience = Duration::from_millis(50);
+        answers.max_wait = Duration::from_millis(50);
         let member = MemberId(1);
         let mut long = Vec::new();
         for _ in 0..3 {
-            long.push(answers.room(member, from(1)).await.expect("room"));
+            long.push(
+                answers
+                    .reserve(member, from(1))
+                    .await
+                    .expect("a reservation"),
+            );
         }
-        assert!(answers.room(member, from(1)).await.is_none());
-        assert!(answers.room(MemberId(2), from(1)).await.is_some());
+        assert!(answers.reserve(member, from(1)).await.is_none());
+        assert!(answers.reserve(MemberId(2), from(1)).await.is_some());
         long.truncate(1);
         let mut short = Vec::new();
         for _ in 0..8 {
-            let mut room = answers.room(member, from(1)).await.expect("room");
-            room.shrink(1000);
-            short.push(room);
-            // What is unread is not forgotten.
+            let mut reservation = answers
+                .reserve(member, from(1))
+                .await
+                .expect("a reservation");
+            reservation.shrink(1000);
+            short.push(reservation);
+            // A sweep keeps members with unread answers.
             answers.sweep();
         }
     }
 
     #[tokio::test]
-    async fn the_members_of_a_source_wait_for_each_other_and_for_nobody_else() {
+    async fn members_of_one_source_share_a_limit() {
         let mut answers = Answers::new();
-        answers.patience = Duration::from_millis(50);
+        answers.max_wait = Duration::from_millis(50);
         let mut unread = Vec::new();
         for n in 0..8 {
-            unread.push(answers.room(MemberId(n), from(1)).await.expect("room"));
+            unread.push(
+                answers
+                    .reserve(MemberId(n), from(1))
+                    .await
+                    .expect("a reservation"),
+            );
         }
         assert!(
-            answers.room(MemberId(8), from(1)).await.is_none(),
-            "in time"
+            answers.reserve(MemberId(8), from(1)).await.is_none(),
+            "the source has no units left"
         );
-        assert!(answers.room(MemberId(9), from(2)).await.is_some());
-        answers.patience = PATIENCE;
-        let (ninth, ()) = tokio::join!(answers.room(MemberId(8), from(1)), async {
+        assert!(answers.reserve(MemberId(9), from(2)).await.is_some());
+        answers.max_wait = MAX_WAIT;
+        let (ninth, ()) = tokio::join!(answers.reserve(MemberId(8), from(1)), async {
             tokio::time::sleep(Duration::from_millis(50)).await;
             unread.pop();
         });
@@ -217,15 +235,20 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_is_told_too_much_is_told_no_more_for_a_while() {
+    async fn a_member_that_exceeds_its_rate_is_refused() {
         let answers = Answers::new();
         let member = MemberId(1);
         for _ in 0..9 {
-            drop(answers.room(member, from(1)).await.expect("room"));
+            drop(
+                answers
+                    .reserve(member, from(1))
+                    .await
+                    .expect("a reservation"),
+            );
             answers.count(member, MAX_ANSWER, 0);
             answers.sweep();
         }
-        assert!(answers.room(member, from(1)).await.is_none());
-        assert!(answers.room(MemberId(2), from(1)).await.is_some());
+        assert!(answers.reserve(member, from(1)).await.is_none());
+        assert!(answers.reserve(MemberId(2), from(1)).await.is_some());
     }
 }

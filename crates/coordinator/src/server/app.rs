@@ -1,10 +1,11 @@
-//! The store as the event loop has it, and those who wait for changes.
+//! Access to the store from the event loop, and notification of waiting members.
 //!
-//! Work on the store is done beside the loop, a few at a time ([`App::ask`], [`App::change`], and apart from them what is done for
-//! strangers): the rest waits in order, without a thread each. After a change of its own the server tells at once that there
-//! is a new revision; that another process wrote it finds out by looking ten times a second ([`keep`]), or at once if
-//! the store tells.
-//! Who waited does not ask at once ([`App::pause`]): changes that come together are told together.
+//! Work on the store runs on blocking threads, a few jobs at a time ([`App::read`],
+//! [`App::change`]); unauthenticated requests have a limit of their own. Further work waits in
+//! order without a thread. After a change of its own the server publishes the new revision at once.
+//! It detects changes of other processes by polling ten times a second ([`run_background`]), or at
+//! once if the store notifies it. A woken member's answer is delayed ([`App::batching_delay`]), so
+//! that changes close together share one answer.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::{self, Write as _};
@@ -21,97 +22,99 @@ use super::answers::Answers;
 use super::limit::Limits;
 use crate::store::{MemberId, Store, StoreError};
 
-/// Work on the store at a time: it has one connection, so more would wait there.
-const TURNS: usize = 4;
-/// Changes at a time: where several coordinators share a store they wait for it, and those who only ask do not wait behind them.
-const CHANGES: usize = 64;
-/// Of those who show what is not known here at a time: others are asked for it, which takes seconds if they do not answer, and nobody else
-/// is to wait behind that.
-const STRANGERS: usize = 16;
-/// Pause between two looks for what other processes wrote.
-const LOOK: Duration = Duration::from_millis(100);
-/// Pause between two sweeps of the table of sources.
-const SWEEP: Duration = Duration::from_secs(10);
-/// From when somebody is told that there are changes until they are read, at least.
-const PAUSE: Duration = Duration::from_millis(50);
-/// For each who waits, so that there are no more than 5,000 answers in a second however often there
-/// are changes.
-const PAUSE_EACH: Duration = Duration::from_micros(200);
-/// The same at most.
-const MAX_PAUSE: Duration = Duration::from_millis(500);
+/// Maximum number of concurrent reads. The store has one connection; more would wait for it.
+const MAX_READS: usize = 4;
+/// Maximum number of concurrent changes. With a shared store, changes wait for etcd; reads do not
+/// wait behind them.
+const MAX_CHANGES: usize = 64;
+/// Maximum number of concurrent jobs for credentials and tokens that the local copy does not know.
+/// They query etcd, which takes seconds if it does not answer. Members do not wait behind them.
+const MAX_UNAUTHENTICATED: usize = 16;
+/// Interval of polling for changes of other processes.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// Interval of sweeping expired limits and idle subscribers.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
+/// Minimum delay from a change to the answers that report it.
+const MIN_DELAY: Duration = Duration::from_millis(50);
+/// Additional delay per waiting member, so that there are at most 5,000 answers a second.
+const DELAY_PER_WAITER: Duration = Duration::from_micros(200);
+/// Maximum delay from a change to the answers that report it.
+const MAX_DELAY: Duration = Duration::from_millis(500);
 
-/// Callers of one member that it is told of together, at most.
+/// Maximum number of callers that one member is notified of together.
 const MAX_CALLERS: usize = 64;
-/// Questions of one member at a time, until their answers are read, at most: it has one, and a few more when its connections broke off.
-const MAX_QUESTIONS: usize = 8;
+/// Maximum number of open requests of one member, until their answers are read. A member has one,
+/// and a few more after its connections broke.
+const MAX_REQUESTS: usize = 8;
 
-/// What is shared by all connections.
+/// State that all connections share.
 pub(super) struct App {
     store: Store,
     pub limits: Arc<Limits>,
     pub answers: Answers,
-    /// The epoch of a store that has none.
+    /// Epoch of a store that has none of its own.
     own_epoch: u64,
-    turns: Arc<Semaphore>,
+    reads: Arc<Semaphore>,
     changes: Arc<Semaphore>,
-    strangers: Arc<Semaphore>,
-    /// The store has told of something.
-    told: Arc<Notify>,
+    unauthenticated: Arc<Semaphore>,
+    /// Notified by the store when something has changed.
+    store_changed: Arc<Notify>,
     progress: watch::Sender<Progress>,
     waiting: AtomicUsize,
-    /// Of those who wait, or have been called since they did.
-    doorbells: Mutex<HashMap<MemberId, Arc<Doorbell>>>,
+    /// Members that wait for changes, or have been called since they did.
+    subscribers: Mutex<HashMap<MemberId, Arc<Subscriber>>>,
 }
 
-/// Where others call a member. What is not fetched within a sweep or two is forgotten: whoever calls, calls again.
+/// Pending calls and open requests of a member. Calls that are not fetched within two sweeps are
+/// dropped: callers repeat them.
 #[derive(Debug, Default)]
-pub(super) struct Doorbell {
+pub(super) struct Subscriber {
     callers: Mutex<BTreeSet<PublicKey>>,
-    rung: Notify,
-    /// Nobody waited at the last sweep.
+    call_arrived: Notify,
+    /// No request has waited since the last sweep.
     idle: AtomicBool,
-    questions: AtomicUsize,
+    requests: AtomicUsize,
 }
 
-/// A question of a member until its answer is read.
+/// An open request of a member, until its answer is read.
 #[derive(Debug)]
-pub(super) struct Question(Arc<Doorbell>);
+pub(super) struct OpenRequest(Arc<Subscriber>);
 
-impl Drop for Question {
+impl Drop for OpenRequest {
     fn drop(&mut self) {
-        self.0.questions.fetch_sub(1, Ordering::Relaxed);
+        self.0.requests.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl Doorbell {
-    /// Counts a question until it is dropped; `None` if the member has too many.
-    pub fn question(self: &Arc<Self>) -> Option<Question> {
-        let question = Question(Arc::clone(self));
-        let others = self.questions.fetch_add(1, Ordering::Relaxed);
-        (others < MAX_QUESTIONS).then_some(question)
+impl Subscriber {
+    /// Counts a request until the result is dropped; `None` if the member has too many.
+    pub fn open_request(self: &Arc<Self>) -> Option<OpenRequest> {
+        let request = OpenRequest(Arc::clone(self));
+        let others = self.requests.fetch_add(1, Ordering::Relaxed);
+        (others < MAX_REQUESTS).then_some(request)
     }
 
-    /// Who has called since this was last asked.
-    pub fn take(&self) -> Vec<PublicKey> {
+    /// Takes the keys of the members that have called since the last call of this function.
+    pub fn take_callers(&self) -> Vec<PublicKey> {
         let mut callers = self.callers.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::take(&mut *callers).into_iter().collect()
     }
 }
 
-/// What those who wait look at.
+/// State that waiting requests watch.
 #[derive(Clone, Copy, Debug, Default)]
 struct Progress {
-    /// That of the revision.
+    /// Epoch of the revision.
     epoch: u64,
     revision: u64,
-    /// The server ends: nobody is to wait any more.
+    /// The server is shutting down: no request may wait.
     stopping: bool,
 }
 
 impl App {
     pub fn new(store: Store) -> App {
-        let told = Arc::new(Notify::new());
-        let listener = Arc::clone(&told);
+        let store_changed = Arc::new(Notify::new());
+        let listener = Arc::clone(&store_changed);
         store.listen(move || listener.notify_one());
         let own_epoch = random();
         let progress = Progress {
@@ -123,82 +126,83 @@ impl App {
             store,
             limits: Arc::new(Limits::new()),
             answers: Answers::new(),
-            turns: Arc::new(Semaphore::new(TURNS)),
-            changes: Arc::new(Semaphore::new(CHANGES)),
-            strangers: Arc::new(Semaphore::new(STRANGERS)),
-            told,
+            reads: Arc::new(Semaphore::new(MAX_READS)),
+            changes: Arc::new(Semaphore::new(MAX_CHANGES)),
+            unauthenticated: Arc::new(Semaphore::new(MAX_UNAUTHENTICATED)),
+            store_changed,
             progress: watch::Sender::new(progress),
             waiting: AtomicUsize::new(0),
-            doorbells: Mutex::default(),
+            subscribers: Mutex::default(),
         }
     }
 
-    /// Of this process, or of all that share the store: revisions of another one may be others, as after a restore from a backup, which
-    /// may come at any time. What is read from the store after this was asked is of this epoch or a later one.
+    /// Returns the epoch: revisions of different epochs cannot be compared, as after a restore from
+    /// a backup. It is one of this process, or of all that share the store. It may change at any
+    /// time; reads that start after this call are of this epoch or a later one.
     pub fn epoch(&self) -> u64 {
         self.store.epoch().unwrap_or(self.own_epoch)
     }
 
-    /// Asks the store for something that members are not told of.
-    pub async fn ask<T, F>(self: &Arc<Self>, work: F) -> Result<T, StoreError>
+    /// Runs work on the store that changes nothing that members see.
+    pub async fn read<T, F>(self: &Arc<Self>, work: F) -> Result<T, StoreError>
     where
         F: FnOnce(&Store) -> Result<T, StoreError> + Send + 'static,
         T: Send + 'static,
     {
-        self.take_turn(&self.turns, work).await
+        self.run_limited(&self.reads, work).await
     }
 
-    /// The same for who shows what is not known here.
-    pub async fn ask_for_stranger<T, F>(self: &Arc<Self>, work: F) -> Result<T, StoreError>
+    /// The same for credentials and tokens that the local copy does not know.
+    pub async fn read_unauthenticated<T, F>(self: &Arc<Self>, work: F) -> Result<T, StoreError>
     where
         F: FnOnce(&Store) -> Result<T, StoreError> + Send + 'static,
         T: Send + 'static,
     {
-        self.take_turn(&self.strangers, work).await
+        self.run_limited(&self.unauthenticated, work).await
     }
 
-    async fn take_turn<T, F>(
+    async fn run_limited<T, F>(
         self: &Arc<Self>,
-        turns: &Arc<Semaphore>,
+        limit: &Arc<Semaphore>,
         work: F,
     ) -> Result<T, StoreError>
     where
         F: FnOnce(&Store) -> Result<T, StoreError> + Send + 'static,
         T: Send + 'static,
     {
-        let turn = Arc::clone(turns).acquire_owned().await;
-        let turn = turn.map_err(|_| StoreError::Interrupted)?;
+        let permit = Arc::clone(limit).acquire_owned().await;
+        let permit = permit.map_err(|_| StoreError::Interrupted)?;
         let app = Arc::clone(self);
         let done = spawn_blocking(move || {
             let done = work(&app.store);
-            // The turn is over when the work is, even if nobody waits for it any more.
-            drop(turn);
+            // The permit is held until the work ends, even if the request has been dropped.
+            drop(permit);
             done
         });
         done.await.unwrap_or(Err(StoreError::Interrupted))
     }
 
-    /// Has the store change something, and wakes those who wait if there is a new revision by it.
+    /// Runs a change of the store, and publishes the new revision.
     pub async fn change<T, F>(self: &Arc<Self>, work: F) -> Result<T, StoreError>
     where
         F: FnOnce(&Store) -> Result<T, StoreError> + Send + 'static,
         T: Send + 'static,
     {
-        self.change_in_turn(&self.changes, work).await
+        self.change_limited(&self.changes, work).await
     }
 
-    /// The same for who shows what is not known here.
-    pub async fn change_for_stranger<T, F>(self: &Arc<Self>, work: F) -> Result<T, StoreError>
+    /// The same for credentials and tokens that the local copy does not know.
+    pub async fn change_unauthenticated<T, F>(self: &Arc<Self>, work: F) -> Result<T, StoreError>
     where
         F: FnOnce(&Store) -> Result<T, StoreError> + Send + 'static,
         T: Send + 'static,
     {
-        self.change_in_turn(&self.strangers, work).await
+        self.change_limited(&self.unauthenticated, work).await
     }
 
-    async fn change_in_turn<T, F>(
+    async fn change_limited<T, F>(
         self: &Arc<Self>,
-        turns: &Arc<Semaphore>,
+        limit: &Arc<Semaphore>,
         work: F,
     ) -> Result<T, StoreError>
     where
@@ -206,21 +210,22 @@ impl App {
         T: Send + 'static,
     {
         let app = Arc::clone(self);
-        self.take_turn(turns, move |store| {
+        self.run_limited(limit, move |store| {
             let done = work(store)?;
             let epoch = app.epoch();
-            // What is done is done; that nobody heard of it is found out by looking.
+            // The change is committed. If this fails, polling publishes the revision.
             if let Ok(revision) = store.revision() {
-                app.tell(epoch, revision);
+                app.publish(epoch, revision);
             }
             Ok(done)
         })
         .await
     }
 
-    fn tell(&self, epoch: u64, revision: u64) {
+    fn publish(&self, epoch: u64, revision: u64) {
         self.progress.send_if_modified(|progress| {
-            // Who was slow may not bring back an epoch that is over; the next look tells of the one that is.
+            // A slow change must not restore an epoch that has ended; the next poll publishes the
+            // current one.
             let is_over = epoch != self.epoch();
             let is_newer = epoch != progress.epoch || revision > progress.revision;
             if is_newer && !is_over {
@@ -230,124 +235,127 @@ impl App {
         });
     }
 
-    /// Has nobody wait any more.
+    /// Ends all waits.
     pub fn stop(&self) {
         self.progress
             .send_modify(|progress| progress.stopping = true);
     }
 
-    /// Counts one who waits, until it is dropped.
+    /// Counts a waiting request until the result is dropped.
     pub fn waiting(&self) -> Waiting<'_> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         Waiting { app: self }
     }
 
-    /// Where a member is called.
-    pub fn doorbell(&self, of: MemberId) -> Arc<Doorbell> {
+    /// Returns the subscriber of a member, and creates it if there is none.
+    pub fn subscriber(&self, of: MemberId) -> Arc<Subscriber> {
         let mut all = self
-            .doorbells
+            .subscribers
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         Arc::clone(all.entry(of).or_default())
     }
 
-    /// Tells a member that somebody tries to reach it, wherever it asks.
-    pub fn call(&self, whom: MemberId, caller: PublicKey) {
-        let bell = self.doorbell(whom);
-        // A question may still wait here of which the other end is gone.
-        if bell.questions.load(Ordering::Relaxed) == 0 || self.store.asks_elsewhere(whom) {
-            self.store.call(whom, caller);
+    /// Notifies a member that another one tries to reach it, on whichever coordinator it polls.
+    pub fn call(&self, member: MemberId, caller: PublicKey) {
+        let subscriber = self.subscriber(member);
+        // A request may still wait here although its client is gone.
+        if subscriber.requests.load(Ordering::Relaxed) == 0 || self.store.polls_elsewhere(member) {
+            self.store.call(member, caller);
         }
-        self.ring(&bell, caller);
+        self.notify_call(&subscriber, caller);
     }
 
-    fn ring(&self, bell: &Doorbell, caller: PublicKey) {
-        let mut callers = bell.callers.lock().unwrap_or_else(PoisonError::into_inner);
+    fn notify_call(&self, subscriber: &Subscriber, caller: PublicKey) {
+        let mut callers = subscriber
+            .callers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if callers.len() < MAX_CALLERS {
             callers.insert(caller);
         }
         drop(callers);
-        bell.rung.notify_one();
+        subscriber.call_arrived.notify_one();
     }
 
-    /// Looks for what others wrote, and whom they call.
-    async fn look(self: &Arc<Self>, known: &mut Option<i64>) {
-        let found = self.ask(|store| store.data_version()).await.ok();
-        // What cannot be read now is read at the next look.
-        if found != *known && self.change(Store::mend).await.is_ok() {
+    /// Checks for changes and calls from other processes.
+    async fn poll_store(self: &Arc<Self>, known: &mut Option<i64>) {
+        let found = self.read(|store| store.data_version()).await.ok();
+        // A failed read is repeated at the next poll.
+        if found != *known && self.change(Store::repair).await.is_ok() {
             *known = found;
         }
         for (member, caller) in self.store.calls() {
-            // Who does not ask here is called where it does.
-            let bells = self
-                .doorbells
+            // The coordinator that a member polls notifies it.
+            let subscribers = self
+                .subscribers
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner);
-            let bell = bells.get(&member).map(Arc::clone);
-            drop(bells);
-            if let Some(bell) = bell {
-                self.ring(&bell, caller);
+            let subscriber = subscribers.get(&member).map(Arc::clone);
+            drop(subscribers);
+            if let Some(subscriber) = subscriber {
+                self.notify_call(&subscriber, caller);
             }
         }
     }
 
-    /// Forgets the doorbells of those who have not waited for a while.
-    fn sweep_doorbells(&self) {
+    /// Removes the subscribers that have not waited for a while.
+    fn sweep_subscribers(&self) {
         let mut all = self
-            .doorbells
+            .subscribers
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        all.retain(|_, bell| {
-            Arc::strong_count(bell) > 1 || !bell.idle.swap(true, Ordering::Relaxed)
+        all.retain(|_, subscriber| {
+            Arc::strong_count(subscriber) > 1 || !subscriber.idle.swap(true, Ordering::Relaxed)
         });
     }
 
-    /// Waits for a revision after `since`, or another epoch, or for a call; which of them came within that time.
-    pub async fn wait_for_news(
+    /// Waits up to `time` for a revision after `since`, another epoch, or a call.
+    pub async fn wait_for_change(
         &self,
         epoch: u64,
         since: u64,
-        bell: &Doorbell,
+        subscriber: &Subscriber,
         time: Duration,
-    ) -> News {
-        bell.idle.store(false, Ordering::Relaxed);
+    ) -> Wakeup {
+        subscriber.idle.store(false, Ordering::Relaxed);
         let mut progress = self.progress.subscribe();
-        let is_news = |p: &Progress| p.stopping || p.epoch != epoch || p.revision > since;
-        let news = async {
+        let has_changed = |p: &Progress| p.stopping || p.epoch != epoch || p.revision > since;
+        let wakeup = async {
             tokio::select! {
-                _ = bell.rung.notified() => News::Call,
-                _ = progress.wait_for(is_news) => News::Revision,
+                _ = subscriber.call_arrived.notified() => Wakeup::Call,
+                _ = progress.wait_for(has_changed) => Wakeup::Revision,
             }
         };
-        timeout(time, news).await.unwrap_or(News::None)
+        timeout(time, wakeup).await.unwrap_or(Wakeup::Timeout)
     }
 
-    /// How long changes are gathered before they are told.
-    pub fn pause(&self) -> Duration {
+    /// Delay for which changes are gathered before they are reported.
+    pub fn batching_delay(&self) -> Duration {
         let waiting = self.waiting.load(Ordering::Relaxed);
-        let all = PAUSE_EACH.saturating_mul(u32::try_from(waiting).unwrap_or(u32::MAX));
-        all.clamp(PAUSE, MAX_PAUSE)
+        let all = DELAY_PER_WAITER.saturating_mul(u32::try_from(waiting).unwrap_or(u32::MAX));
+        all.clamp(MIN_DELAY, MAX_DELAY)
     }
 }
 
-/// Never 0, which is no epoch.
+/// Returns a random number other than 0, which means no epoch.
 fn random() -> u64 {
     let hasher = std::collections::hash_map::RandomState::new();
     std::hash::BuildHasher::hash_one(&hasher, std::process::id()).max(1)
 }
 
-/// What ended a wait.
+/// Reason for the end of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum News {
-    /// The time.
-    None,
-    /// Somebody calls.
+pub(super) enum Wakeup {
+    /// The time has elapsed.
+    Timeout,
+    /// A member calls.
     Call,
-    /// A new revision, another epoch, or the end of the server.
+    /// There is a new revision or another epoch, or the server shuts down.
     Revision,
 }
 
-/// Somebody waits.
+/// A waiting request, counted until it is dropped.
 pub(super) struct Waiting<'a> {
     app: &'a App,
 }
@@ -358,35 +366,35 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// Looks for what other processes wrote, and forgets sources; never ends.
-pub(super) async fn keep(app: Arc<App>) {
-    let mut look = interval(LOOK);
-    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut sweep = interval(SWEEP);
+/// Polls for changes of other processes, and sweeps limits; never returns.
+pub(super) async fn run_background(app: Arc<App>) {
+    let mut poll = interval(POLL_INTERVAL);
+    poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut sweep = interval(SWEEP_INTERVAL);
     sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut known = None;
     loop {
         tokio::select! {
-            _ = look.tick() => app.look(&mut known).await,
-            () = app.told.notified() => app.look(&mut known).await,
+            _ = poll.tick() => app.poll_store(&mut known).await,
+            () = app.store_changed.notified() => app.poll_store(&mut known).await,
             _ = sweep.tick() => {
-                tell_of_late(&app);
+                log_slow_connections(&app);
                 app.limits.sweep();
                 app.answers.sweep();
-                app.sweep_doorbells();
+                app.sweep_subscribers();
             }
         }
     }
 }
 
-/// Says so if connections ended as their answers were not taken in time.
-fn tell_of_late(app: &App) {
-    let late = app.limits.late.swap(0, Ordering::Relaxed);
+/// Reports connections that ended because their client read an answer too slowly.
+fn log_slow_connections(app: &App) {
+    let late = app.limits.slow_connections.swap(0, Ordering::Relaxed);
     if late > 0 {
-        // There may be nobody to be told.
+        // Standard error may be closed.
         let _ = writeln!(
             io::stderr(),
-            "note: ended {late} connections that took an answer more slowly than {} bytes a second after {} s",
+            "note: closed {late} connections because their clients read an answer at less than {} bytes/s after {} s",
             super::PACE.rate,
             super::PACE.grace.as_secs()
         );

@@ -1,7 +1,9 @@
-//! How often a source may show what is not good, and how often a member may have the others told something.
-//! Tokens and credentials cannot be guessed; the first is so that trying costs the coordinator, and etcd, little, and its notes are
-//! not filled by one who tries. Who shows a good one is never held up by others behind the same address. Members are told of every
-//! change of another: the second is so that one gone bad does not keep all of them busy.
+//! Rate limits of failed authentication by source, and of requests by member.
+//!
+//! Tokens and credentials cannot be guessed. The limit of failures bounds the work that failed
+//! attempts cost the coordinator and etcd, and the entries in the log. Valid credentials are never
+//! delayed by others behind the same address. Every change of a member is reported to all others:
+//! the limits of members keep a faulty member from keeping all of them busy.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -14,34 +16,34 @@ use governor::{DefaultDirectRateLimiter, DefaultKeyedRateLimiter, Quota, RateLim
 
 use crate::store::MemberId;
 
-/// Failures of one source in a minute, and at once.
+/// Failures of one source per minute, and as a burst.
 const FAILURES: u32 = 10;
-/// Until the share of a source that fails no more is whole again.
-const WHOLE: Duration = Duration::from_secs(60);
-/// Failures of all sources together in a second of which a note is kept.
-const NOTES: NonZeroU32 = NonZeroU32::new(10).expect("not zero");
-/// Sources that are remembered, at most.
+/// Time after which a source without further failures has its full burst again.
+const RECOVERY: Duration = Duration::from_secs(60);
+/// Failures of all sources per second that the log records.
+const LOGGED_FAILURES: NonZeroU32 = NonZeroU32::new(10).expect("not zero");
+/// Maximum number of sources in the table.
 const MAX_SOURCES: usize = 100_000;
-/// When another failure of a source that has had its share is judged again.
-pub(super) const RETRY_AFTER: Duration = Duration::from_secs(WHOLE.as_secs() / FAILURES as u64);
+/// Time after which a source that has used up its burst may fail once more.
+pub(super) const RETRY_AFTER: Duration = Duration::from_secs(RECOVERY.as_secs() / FAILURES as u64);
 
-/// Changes of where one member may be reached: each of a minute, which may come at once. A host that moves
-/// about has a few.
+/// Changes of endpoints of one member per minute, and as a burst. A roaming host has a few.
 const MOVES: NonZeroU32 = NonZeroU32::new(60).expect("not zero");
-/// Calls of one member in a second; four times as many may come at once, as after a restart.
+/// Calls of one member per second. The burst is four times as many, as after a restart.
 const CALLS: NonZeroU32 = NonZeroU32::new(64).expect("not zero");
-const CALLS_AT_ONCE: NonZeroU32 = NonZeroU32::new(256).expect("not zero");
+const CALL_BURST: NonZeroU32 = NonZeroU32::new(256).expect("not zero");
 
-/// Questions of one member in a second: it has one again after each answer, which comes 50 ms after a change at the earliest. More may come
-/// at once, as the parts of a long list.
-const QUESTIONS: NonZeroU32 = NonZeroU32::new(32).expect("not zero");
-const QUESTIONS_AT_ONCE: NonZeroU32 = NonZeroU32::new(128).expect("not zero");
-/// New connections of a source in a second, each of which is a TLS handshake; a mesh that comes at once behind one address has as many
-/// more.
+/// Polls of one member per second. A member polls again after each answer, which follows a change
+/// by 50 ms or more. The burst allows the parts of a long list.
+const POLLS: NonZeroU32 = NonZeroU32::new(32).expect("not zero");
+const POLL_BURST: NonZeroU32 = NonZeroU32::new(128).expect("not zero");
+/// New connections of one source per second; each costs a TLS handshake. The burst allows a mesh
+/// behind one address to connect at once.
 const CONNECTIONS: NonZeroU32 = NonZeroU32::new(50).expect("not zero");
-const CONNECTIONS_AT_ONCE: NonZeroU32 = NonZeroU32::new(4096).expect("not zero");
+const CONNECTION_BURST: NonZeroU32 = NonZeroU32::new(4096).expect("not zero");
 
-/// Who is taken for one: an IPv4 address, or the /64 of an IPv6 address, whose host has all of it.
+/// A source of requests: an IPv4 address, or the /64 of an IPv6 address, because one host may use
+/// all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Source(IpAddr);
 
@@ -57,54 +59,55 @@ impl Source {
     }
 }
 
-/// What a member may do so often.
+/// Kind of a member's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Doing {
-    /// It says where it may be reached.
-    Moving,
-    /// It calls another.
-    Calling,
-    /// It asks for changes.
-    Asking,
+pub(super) enum RequestKind {
+    /// Changes endpoints or the key.
+    SetEndpoints,
+    /// Calls another member.
+    Call,
+    /// Polls for changes.
+    Poll,
 }
 
-/// Failures of sources. The same as governor's, which cannot be asked without counting, nor take a try for a failure only once it is one.
+/// Failures by source: the generic cell rate algorithm, as in governor. Unlike governor, this
+/// counts an attempt once its outcome is known.
 #[derive(Default)]
-struct Failures(Mutex<HashMap<Source, Failed>>);
+struct Failures(Mutex<HashMap<Source, SourceFailures>>);
 
-/// What a source has had of its share.
-struct Failed {
-    /// Until when it would have failed if it had no more than one in [`RETRY_AFTER`].
-    until: Instant,
-    /// Tries that are not judged yet.
-    trying: u32,
+/// Failures of one source.
+struct SourceFailures {
+    /// Theoretical arrival time of the algorithm, with one failure per [`RETRY_AFTER`].
+    next_arrival: Instant,
+    /// Attempts without an outcome yet.
+    open_attempts: u32,
 }
 
-impl Failed {
-    /// The same if all that it tries fails.
-    fn at_worst(&self, now: Instant) -> Instant {
-        now.max(self.until) + RETRY_AFTER * self.trying
+impl SourceFailures {
+    /// Returns the same if all open attempts fail.
+    fn if_all_fail(&self, now: Instant) -> Instant {
+        now.max(self.next_arrival) + RETRY_AFTER * self.open_attempts
     }
 }
 
 impl Failures {
-    /// Begins one, unless the source has had its share. With so many sources, whoever is new is taken for one too many until the table is
-    /// swept.
-    fn begin(&self, source: Source) -> Option<Try<'_>> {
+    /// Begins an attempt, unless the source has used up its burst. When the table is full, new
+    /// sources are refused until the next sweep.
+    fn begin(&self, source: Source) -> Option<Attempt<'_>> {
         let now = Instant::now();
         let mut all = self.all();
         if all.len() >= MAX_SOURCES && !all.contains_key(&source) {
             return None;
         }
-        let failed = all.entry(source).or_insert(Failed {
-            until: now,
-            trying: 0,
+        let failed = all.entry(source).or_insert(SourceFailures {
+            next_arrival: now,
+            open_attempts: 0,
         });
-        if failed.at_worst(now) > now + (WHOLE - RETRY_AFTER) {
+        if failed.if_all_fail(now) > now + (RECOVERY - RETRY_AFTER) {
             return None;
         }
-        failed.trying += 1;
-        Some(Try {
+        failed.open_attempts += 1;
+        Some(Attempt {
             failures: self,
             source,
             is_failure: true,
@@ -114,106 +117,107 @@ impl Failures {
     fn sweep(&self) {
         let now = Instant::now();
         let mut all = self.all();
-        all.retain(|_, failed| failed.at_worst(now) > now);
+        all.retain(|_, failed| failed.if_all_fail(now) > now);
         all.shrink_to_fit();
     }
 
-    fn all(&self) -> MutexGuard<'_, HashMap<Source, Failed>> {
+    fn all(&self) -> MutexGuard<'_, HashMap<Source, SourceFailures>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A try of a source: part of its share until it is dropped, and a failure then, also if its end was not waited for.
-#[must_use = "it fails when it is dropped"]
-pub(super) struct Try<'a> {
+/// An attempt of a source. It counts as a failure when it is dropped, also if its outcome was not
+/// awaited.
+#[must_use = "it counts as a failure when it is dropped"]
+pub(super) struct Attempt<'a> {
     failures: &'a Failures,
     source: Source,
     is_failure: bool,
 }
 
-impl Try<'_> {
-    /// What was shown is good, or nobody knows whether it is.
+impl Attempt<'_> {
+    /// Does not count the attempt: it succeeded, or its outcome is unknown.
     pub fn forgive(mut self) {
         self.is_failure = false;
     }
 }
 
-impl Drop for Try<'_> {
+impl Drop for Attempt<'_> {
     fn drop(&mut self) {
         if let Some(failed) = self.failures.all().get_mut(&self.source) {
-            failed.trying -= 1;
+            failed.open_attempts -= 1;
             if self.is_failure {
-                failed.until = Instant::now().max(failed.until) + RETRY_AFTER;
+                failed.next_arrival = Instant::now().max(failed.next_arrival) + RETRY_AFTER;
             }
         }
     }
 }
 
-/// Counts failures, and what members do. What is known to be good is not counted, and never held up.
+/// Counters of failures by source and of requests by member. Known credentials are neither counted
+/// as failures nor delayed by them.
 pub(super) struct Limits {
-    /// Connections that ended as their answers were not taken in time, since this was last told.
-    pub late: AtomicU64,
+    /// Connections that were closed because an answer was read too slowly, since the last report.
+    pub slow_connections: AtomicU64,
     sources: Failures,
-    notes: DefaultDirectRateLimiter,
+    logged_failures: DefaultDirectRateLimiter,
     moves: DefaultKeyedRateLimiter<MemberId>,
     calls: DefaultKeyedRateLimiter<MemberId>,
-    questions: DefaultKeyedRateLimiter<MemberId>,
+    polls: DefaultKeyedRateLimiter<MemberId>,
     connections: DefaultKeyedRateLimiter<Source>,
 }
 
 impl Limits {
     pub fn new() -> Limits {
         Limits {
-            late: AtomicU64::new(0),
+            slow_connections: AtomicU64::new(0),
             sources: Failures::default(),
-            notes: RateLimiter::direct(Quota::per_second(NOTES)),
+            logged_failures: RateLimiter::direct(Quota::per_second(LOGGED_FAILURES)),
             moves: RateLimiter::keyed(Quota::per_minute(MOVES)),
-            calls: RateLimiter::keyed(Quota::per_second(CALLS).allow_burst(CALLS_AT_ONCE)),
-            questions: RateLimiter::keyed(
-                Quota::per_second(QUESTIONS).allow_burst(QUESTIONS_AT_ONCE),
-            ),
+            calls: RateLimiter::keyed(Quota::per_second(CALLS).allow_burst(CALL_BURST)),
+            polls: RateLimiter::keyed(Quota::per_second(POLLS).allow_burst(POLL_BURST)),
             connections: RateLimiter::keyed(
-                Quota::per_second(CONNECTIONS).allow_burst(CONNECTIONS_AT_ONCE),
+                Quota::per_second(CONNECTIONS).allow_burst(CONNECTION_BURST),
             ),
         }
     }
 
-    /// Counts what a member does; whether it may.
-    pub fn may(&self, member: MemberId, doing: Doing) -> bool {
-        let limiter = match doing {
-            Doing::Moving => &self.moves,
-            Doing::Calling => &self.calls,
-            Doing::Asking => &self.questions,
+    /// Counts a request of a member; returns whether it is allowed.
+    pub fn allow(&self, member: MemberId, kind: RequestKind) -> bool {
+        let limiter = match kind {
+            RequestKind::SetEndpoints => &self.moves,
+            RequestKind::Call => &self.calls,
+            RequestKind::Poll => &self.polls,
         };
         limiter.check_key(&member).is_ok()
     }
 
-    /// Counts a connection; whether its source may have it. With too many sources to count all may, as far as there are places.
+    /// Counts a connection; returns whether its source may have it. When the table is full, all
+    /// sources may, within the number of slots.
     pub fn may_connect(&self, from: IpAddr) -> bool {
         let source = Source::of(from);
         self.connections.len() >= MAX_SOURCES || self.connections.check_key(&source).is_ok()
     }
 
-    /// Begins what may become a failure while others are asked, which may take long; `None` if the source has had its share: what it shows
-    /// is looked for here alone then, and nobody else is asked for it.
-    pub fn begin(&self, from: IpAddr) -> Option<Try<'_>> {
+    /// Begins an attempt that takes long because etcd is queried; `None` if the source has used up
+    /// its burst. Its credentials are then looked up in the local copy only.
+    pub fn begin_attempt(&self, from: IpAddr) -> Option<Attempt<'_>> {
         self.sources.begin(Source::of(from))
     }
 
-    /// Counts a failure; whether the source had not had its share.
-    pub fn count(&self, from: IpAddr) -> bool {
-        self.begin(from).is_some()
+    /// Counts a failure; returns whether the source was within its limit.
+    pub fn count_failure(&self, from: IpAddr) -> bool {
+        self.begin_attempt(from).is_some()
     }
 
-    /// Whether a note is kept of a failure to join, of all that there are.
-    pub fn may_note(&self) -> bool {
-        self.notes.check().is_ok()
+    /// Counts a failed join of any source; returns whether the log records it.
+    pub fn may_log(&self) -> bool {
+        self.logged_failures.check().is_ok()
     }
 
-    /// Forgets the sources and members that have their whole share again.
+    /// Removes the sources and members that have their full burst.
     pub fn sweep(&self) {
         self.sources.sweep();
-        for members in [&self.moves, &self.calls, &self.questions] {
+        for members in [&self.moves, &self.calls, &self.polls] {
             members.retain_recent();
             members.shrink_to_fit();
         }
@@ -231,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_is_an_address_or_a_network_of_64_bits() {
+    fn a_source_is_an_ipv4_address_or_an_ipv6_64() {
         let same = [
             ("2001:db8:0:1::1", "2001:db8:0:1:ffff::2"),
             ("::ffff:192.0.2.1", "192.0.2.1"),
@@ -249,60 +253,60 @@ mod tests {
     }
 
     #[test]
-    fn ten_failures_of_a_source_pass_and_the_next_does_not() {
+    fn a_source_may_fail_ten_times() {
         let limits = Limits::new();
         for _ in 0..10 {
-            assert!(limits.count(ip("192.0.2.1")));
+            assert!(limits.count_failure(ip("192.0.2.1")));
         }
-        assert!(!limits.count(ip("192.0.2.1")));
-        assert!(limits.count(ip("192.0.2.2")));
-        // A sweep forgets nobody who has not his whole share.
+        assert!(!limits.count_failure(ip("192.0.2.1")));
+        assert!(limits.count_failure(ip("192.0.2.2")));
+        // A sweep keeps a source that does not have its full burst.
         limits.sweep();
-        assert!(!limits.count(ip("192.0.2.1")));
+        assert!(!limits.count_failure(ip("192.0.2.1")));
     }
 
     #[test]
-    fn what_was_no_failure_is_not_counted_and_takes_back_no_other() {
+    fn forgiven_attempts_are_not_counted() {
         let limits = Limits::new();
         let from = ip("192.0.2.1");
         for _ in 0..9 {
-            assert!(limits.count(from));
+            assert!(limits.count_failure(from));
         }
         for _ in 0..100 {
-            limits.begin(from).expect("a tenth").forgive();
+            limits.begin_attempt(from).expect("a tenth").forgive();
         }
-        assert!(limits.count(from));
-        assert!(!limits.count(from));
+        assert!(limits.count_failure(from));
+        assert!(!limits.count_failure(from));
     }
 
     #[test]
-    fn who_tries_ten_at_once_tries_no_more_until_they_are_judged() {
+    fn open_attempts_count_as_failures() {
         let limits = Limits::new();
         let from = ip("192.0.2.1");
-        let tries: Vec<_> = (0..10).map_while(|_| limits.begin(from)).collect();
-        assert_eq!(tries.len(), 10);
-        // Nor are they forgotten meanwhile.
+        let attempts: Vec<_> = (0..10).map_while(|_| limits.begin_attempt(from)).collect();
+        assert_eq!(attempts.len(), 10);
+        // A sweep keeps open attempts.
         limits.sweep();
-        assert!(limits.begin(from).is_none());
-        tries.into_iter().for_each(Try::forgive);
-        assert!(limits.count(from));
+        assert!(limits.begin_attempt(from).is_none());
+        attempts.into_iter().for_each(Attempt::forgive);
+        assert!(limits.count_failure(from));
     }
 
     #[test]
-    fn a_source_connects_so_often_and_another_beside_it() {
+    fn each_source_has_its_own_limit_of_connections() {
         let limits = Limits::new();
         let from = ip("192.0.2.1");
         let connected = (0..10_000).filter(|_| limits.may_connect(from)).count();
-        // As many as may come at once, and a few for the time that this takes.
+        // The burst, and a few for the time that this takes.
         assert!((4096..4200).contains(&connected), "{connected}");
         assert!(limits.may_connect(ip("192.0.2.2")));
     }
 
     #[test]
-    fn the_notes_of_all_sources_together_are_bounded() {
+    fn logged_failures_of_all_sources_are_bounded() {
         let limits = Limits::new();
-        let noted = (0..100).filter(|_| limits.may_note());
-        // Ten at once, and one more for each tenth of a second that this takes.
-        assert!((10..20).contains(&noted.count()));
+        let logged = (0..100).filter(|_| limits.may_log());
+        // The burst of ten, and one more for each tenth of a second that this takes.
+        assert!((10..20).contains(&logged.count()));
     }
 }

@@ -1,4 +1,4 @@
-//! Answers: what was asked for, or why not.
+//! JSON responses: answers and refusals.
 
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE,
@@ -10,7 +10,7 @@ use seikan_proto::mesh::{Reason, Refusal};
 use super::{answers, limit};
 use crate::store::StoreError;
 
-/// What is told to who is not given what it asked for.
+/// A refused request: HTTP status and body.
 #[derive(Debug)]
 pub(super) struct Refused {
     status: StatusCode,
@@ -18,30 +18,30 @@ pub(super) struct Refused {
 }
 
 impl Refused {
-    /// It is not as the protocol has it.
+    /// The request violates the protocol.
     pub fn malformed(message: impl Into<String>) -> Refused {
         Refused::new(Reason::Malformed, message)
     }
 
-    /// Too many attempts.
+    /// The source has failed too often.
     pub fn too_many() -> Refused {
         let seconds = limit::RETRY_AFTER.as_secs();
         Refused::new(
             Reason::TooMany,
-            format!("too many failed attempts from this address: try again in {seconds} s"),
+            format!("too many failed attempts from this address; try again in {seconds} s"),
         )
     }
 
-    /// Too much of what the others are told of.
+    /// The member has sent too many requests.
     pub fn too_often() -> Refused {
         let seconds = limit::RETRY_AFTER.as_secs();
         Refused::new(
             Reason::TooMany,
-            format!("too often for one member: try again in {seconds} s"),
+            format!("too many requests of one member; try again in {seconds} s"),
         )
     }
 
-    /// With another status than the usual one for its reason.
+    /// Replaces the reason's usual status.
     pub fn with_status(self, status: StatusCode) -> Refused {
         Refused { status, ..self }
     }
@@ -92,17 +92,17 @@ impl IntoResponse for Refused {
     }
 }
 
-/// The same of an answer that may be long, with what is held until it is read.
-pub(super) fn long<T: Send + 'static>(body: Box<[u8]>, held: T) -> Response {
+/// Response with a body that may be long. `guard` is kept until the body has been sent.
+pub(super) fn long<T: Send + 'static>(body: Box<[u8]>, guard: T) -> Response {
     let length = body.len();
     let mut response = json(StatusCode::OK, Vec::new());
-    *response.body_mut() = answers::body(body, held);
+    *response.body_mut() = answers::body(body, guard);
     let headers = response.headers_mut();
     headers.insert(CONTENT_LENGTH, length.into());
     response
 }
 
-/// An answer in JSON, which nobody on the way is to keep.
+/// JSON response that no proxy or client may cache.
 pub(super) fn json(status: StatusCode, body: Vec<u8>) -> Response {
     let headers = [
         (CONTENT_TYPE, "application/json"),

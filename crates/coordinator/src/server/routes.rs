@@ -1,9 +1,9 @@
-//! The paths, and what is asked under them.
+//! The HTTP routes and their handlers.
 //!
-//! A member shows its credential first; then what it sent is read and judged; then the store is asked,
-//! which looks at the credential again within the same piece of work. A question for changes waits
-//! until there are some, and its credential is looked at once more afterwards: who was removed
-//! meanwhile hears of that, and of nothing else.
+//! A handler authenticates the member, then reads and validates the body. The work on the store
+//! looks up the credential again, within the same job. A poll for changes may wait; its credential
+//! is looked up once more afterwards, so a member that was removed meanwhile is told so and
+//! nothing else.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -25,15 +25,15 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::time::{sleep, timeout};
 
-use super::app::{App, News};
-use super::limit::{Doing, Try};
+use super::app::{App, Wakeup};
+use super::limit::{Attempt, RequestKind};
 use super::refused::{Refused, json, long};
-use crate::store::{Actor, Answer, MemberId, Store, StoreError, Whom};
+use crate::store::{Actor, Answer, MemberId, MemberRef, Store, StoreError};
 
-/// How long the body of a request may take.
+/// Timeout of a request's body.
 const BODY: Duration = Duration::from_secs(10);
 
-/// All paths. Connections have to come with their address (`ConnectInfo<SocketAddr>`).
+/// All routes. Connections must carry their address (`ConnectInfo<SocketAddr>`).
 pub(super) fn router(app: Arc<App>) -> Router {
     Router::new()
         .route(&format!("{BASE}/join"), post(join))
@@ -43,17 +43,17 @@ pub(super) fn router(app: Arc<App>) -> Router {
         .route(&format!("{BASE}/key"), post(key))
         .route(&format!("{BASE}/leave"), post(leave))
         .method_not_allowed_fallback(wrong_method)
-        .fallback(nowhere)
+        .fallback(not_found)
         .with_state(app)
 }
 
 async fn wrong_method() -> Refused {
-    Refused::malformed("this path is not asked with this method")
+    Refused::malformed("this path does not support this method")
         .with_status(StatusCode::METHOD_NOT_ALLOWED)
 }
 
-async fn nowhere() -> Refused {
-    Refused::malformed("there is nothing here: this is the coordinator of a mesh")
+async fn not_found() -> Refused {
+    Refused::malformed("no such path: this is the coordinator of a mesh")
         .with_status(StatusCode::NOT_FOUND)
 }
 
@@ -63,26 +63,29 @@ async fn join(
     request: Request,
 ) -> Result<Response, Refused> {
     let from = from.ip().to_canonical();
-    let asked: JoinRequest = match body(request).await {
-        Ok(asked) => asked,
+    let request_body: JoinRequest = match body(request).await {
+        Ok(request_body) => request_body,
         Err(refused) => {
-            return Err(match app.limits.count(from) {
+            return Err(match app.limits.count_failure(from) {
                 true => refused,
                 false => Refused::too_many(),
             });
         }
     };
-    let name = asked.name.clone();
-    let asked = Arc::new(asked);
-    let looked = Arc::clone(&asked);
-    let is_stranger = app.ask(move |store| store.is_refused_here(&looked, now()));
-    let is_stranger = is_stranger.await?;
-    let enter = move |store: &Store| store.join(&asked, &Actor::Host(from), now());
-    let joined = match is_stranger {
+    let name = request_body.name.clone();
+    let request_body = Arc::new(request_body);
+    let local_request = Arc::clone(&request_body);
+    let is_refused_here = app.read(move |store| store.is_refused_here(&local_request, now()));
+    let is_refused_here = is_refused_here.await?;
+    let enter = move |store: &Store| store.join(&request_body, &Actor::Host(from), now());
+    let joined = match is_refused_here {
         false => app.change(enter).await,
         true => {
-            let a_try = app.limits.begin(from).ok_or_else(Refused::too_many)?;
-            judged(a_try, app.change_for_stranger(enter).await)
+            let attempt = app
+                .limits
+                .begin_attempt(from)
+                .ok_or_else(Refused::too_many)?;
+            conclude(attempt, app.change_unauthenticated(enter).await)
         }
     };
     match joined {
@@ -90,31 +93,33 @@ async fn join(
             addresses: joining.addresses.to_vec(),
         }),
         Err(error) => {
-            if matches!(error, StoreError::BadToken) && app.limits.may_note() {
-                // A refusal is one even if it cannot be noted.
-                let note = app.ask(move |store| store.note_refused(&name, from, now()));
-                let _ = note.await;
+            if matches!(error, StoreError::BadToken) && app.limits.may_log() {
+                // The host is refused even if the log cannot be written.
+                let logged = app.read(move |store| store.log_refused(&name, from, now()));
+                let _ = logged.await;
             }
             Err(error.into())
         }
     }
 }
 
-/// What became of a try, which is a failure unless what was shown is good, or could not be looked at.
-fn judged<T>(a_try: Try<'_>, done: Result<T, StoreError>) -> Result<T, StoreError> {
+/// Ends an attempt. It is a failure unless the work succeeded, or the store was unavailable.
+fn conclude<T>(attempt: Attempt<'_>, done: Result<T, StoreError>) -> Result<T, StoreError> {
     if done
         .as_ref()
         .err()
         .is_none_or(|error| error.refusal().reason == Reason::Unavailable)
     {
-        a_try.forgive();
+        attempt.forgive();
     }
     done
 }
 
-/// The member that shows its credential, the credential's digest, and what the store says `then`. Who shows one that is not known here is
-/// counted before others are asked for it; what a source shows that has had its share of that is looked for here alone, so members behind
-/// it go on and etcd is asked no more for it.
+/// Authenticates a member. Returns its id, the digest of its credential, and the result of `then`.
+///
+/// A credential that the local copy does not know counts as an open attempt before etcd is queried.
+/// For a source that has used up its burst only the local copy is searched, so members behind the
+/// same address continue, and etcd gets no more queries for it.
 async fn member<T: Send + 'static>(
     app: &Arc<App>,
     from: SocketAddr,
@@ -122,41 +127,46 @@ async fn member<T: Send + 'static>(
     then: impl FnOnce(&Store, MemberId) -> Result<T, StoreError> + Send + 'static,
 ) -> Result<(MemberId, Digest, T), Refused> {
     let from = from.ip().to_canonical();
-    let Some(credential) = shown(headers) else {
-        return Err(match app.limits.count(from) {
+    let Some(credential) = bearer_digest(headers) else {
+        return Err(match app.limits.count_failure(from) {
             true => StoreError::NotAMember.into(),
             false => Refused::too_many(),
         });
     };
-    let known = app.ask(move |store| match store.recognise(&credential)? {
-        Some(id) => Ok(Ok((id, then(store, id)?))),
-        None => Ok(Err(then)),
-    });
+    let known = app.read(
+        move |store| match store.authenticate_locally(&credential)? {
+            Some(id) => Ok(Ok((id, then(store, id)?))),
+            None => Ok(Err(then)),
+        },
+    );
     let then = match known.await? {
         Ok((id, done)) => return Ok((id, credential, done)),
         Err(then) => then,
     };
-    let a_try = app.limits.begin(from).ok_or_else(Refused::too_many)?;
-    let found = app.ask_for_stranger(move |store| {
+    let attempt = app
+        .limits
+        .begin_attempt(from)
+        .ok_or_else(Refused::too_many)?;
+    let found = app.read_unauthenticated(move |store| {
         let id = store.authenticate(&credential)?;
         Ok((id, then(store, id)))
     });
-    // Its credential is good, whatever becomes of what it wants.
-    let (id, done) = judged(a_try, found.await)?;
+    // The credential is valid even if `then` fails.
+    let (id, done) = conclude(attempt, found.await)?;
     Ok((id, credential, done?))
 }
 
-/// A question for changes.
+/// Parameters of a poll for changes.
 #[derive(Deserialize)]
-struct Question {
-    /// What the asker knows.
+struct ChangesQuery {
+    /// Latest revision that the member knows.
     #[serde(default)]
     since: u64,
-    /// As of which revision it knows whom it may know; who does not say knows all of that.
+    /// Revision of the visibility that the member knows; default: `since`.
     sight: Option<u64>,
-    /// Of which epoch; who does not say takes revisions for what they are.
+    /// Epoch of `since`; without it `since` is taken to be of the current epoch.
     epoch: Option<u64>,
-    /// Seconds.
+    /// Maximum time to wait, in seconds.
     #[serde(default)]
     wait: u64,
 }
@@ -165,16 +175,16 @@ async fn changes(
     State(app): State<Arc<App>>,
     ConnectInfo(from): ConnectInfo<SocketAddr>,
     headers: HeaderMap,
-    question: Result<Query<Question>, QueryRejection>,
+    query: Result<Query<ChangesQuery>, QueryRejection>,
 ) -> Result<Response, Refused> {
-    let Query(Question {
+    let Query(ChangesQuery {
         since,
         sight,
         epoch,
         wait,
-    }) = question.map_err(|rejection| Refused::malformed(rejection.body_text()))?;
-    // Before the store is asked: should there be another one meanwhile, the asker does not get that, and at its next question is told
-    // of everybody.
+    }) = query.map_err(|rejection| Refused::malformed(rejection.body_text()))?;
+    // The epoch is read before the store. If the store changes to another epoch meanwhile, this
+    // answer has the old one, and the next poll reports all members.
     let own = app.epoch();
     let epochs_differ = epoch.is_some_and(|epoch| epoch != own);
     let since = if epochs_differ { 0 } else { since };
@@ -183,47 +193,47 @@ async fn changes(
         store.revision()
     };
     let (id, credential, current) = member(&app, from, &headers, current).await?;
-    if !app.limits.may(id, Doing::Asking) {
+    if !app.limits.allow(id, RequestKind::Poll) {
         return Err(Refused::too_often());
     }
-    let bell = app.doorbell(id);
-    let question = bell.question().ok_or_else(Refused::too_often)?;
-    // Who knows nothing yet, or asks in passing, is told at once.
+    let subscriber = app.subscriber(id);
+    let open_request = subscriber.open_request().ok_or_else(Refused::too_often)?;
+    // A member that knows nothing, or that passes no wait, is answered at once.
     if since > 0 && wait > 0 {
         let _waiting = app.waiting();
         let time = Duration::from_secs(wait.min(MAX_WAIT));
-        let news = match current == since {
-            true => app.wait_for_news(own, since, &bell, time).await,
-            false => News::Revision,
+        let wakeup = match current == since {
+            true => app.wait_for_change(own, since, &subscriber, time).await,
+            false => Wakeup::Revision,
         };
-        // A call is told at once: packets wait for it.
-        if news == News::Revision {
-            sleep(app.pause()).await;
+        // A call is reported without delay: packets wait for it.
+        if wakeup == Wakeup::Revision {
+            sleep(app.batching_delay()).await;
         }
     }
-    let room = app.answers.room(id, from.ip().to_canonical()).await;
-    let mut room = room.ok_or_else(Refused::too_often)?;
+    let reservation = app.answers.reserve(id, from.ip().to_canonical()).await;
+    let mut reservation = reservation.ok_or_else(Refused::too_often)?;
     let known = Cursor {
         revision: since,
         epoch: own,
         sight: sight.unwrap_or(since),
     };
-    let told = app.ask(move |store| {
+    let answer = app.read(move |store| {
         let id = store.authenticate(&credential)?;
         let Answer { mut changes, rows } = store.answer(known, id)?;
-        changes.calls = bell.take();
+        changes.calls = subscriber.take_callers();
         changes.epoch = own;
         changes.relays = store.tickets(id, now())?;
         changes.coordinators = store.coordinators();
-        // Here, where a long answer holds up nobody. Room is counted for its length alone.
+        // Encoded on the blocking thread, so that a long answer does not delay the event loop.
         let body = serde_json::to_vec(&changes).map(Vec::into_boxed_slice);
         Ok(body.map(|body| (body, rows)))
     });
-    match told.await? {
+    match answer.await? {
         Ok((body, rows)) => {
             app.answers.count(id, body.len(), rows);
-            room.shrink(body.len());
-            Ok(long(body, (question, room)))
+            reservation.shrink(body.len());
+            Ok(long(body, (open_request, reservation)))
         }
         Err(_) => Err(StoreError::Corrupt("members").into()),
     }
@@ -236,16 +246,16 @@ async fn endpoints(
 ) -> Result<StatusCode, Refused> {
     let (id, credential, ()) = member(&app, from, request.headers(), |_, _| Ok(())).await?;
     let Endpoints { endpoints, relayed } = body(request).await?;
-    let told = Endpoints {
+    let endpoints = Endpoints {
         endpoints: reachable(endpoints, MAX_ENDPOINTS)?,
         relayed: reachable(relayed, MAX_RELAYED)?,
     };
-    if !app.limits.may(id, Doing::Moving) {
+    if !app.limits.allow(id, RequestKind::SetEndpoints) {
         return Err(Refused::too_often());
     }
     let set = app.change(move |store| {
         let id = store.authenticate(&credential)?;
-        store.set_endpoints(id, &told, now())
+        store.set_endpoints(id, &endpoints, now())
     });
     set.await?;
     Ok(StatusCode::NO_CONTENT)
@@ -258,12 +268,12 @@ async fn call(
 ) -> Result<StatusCode, Refused> {
     let (id, _, ()) = member(&app, from, request.headers(), |_, _| Ok(())).await?;
     let Call { public_key } = body(request).await?;
-    let pair = app.ask(move |store| store.pair(id, &public_key));
+    let pair = app.read(move |store| store.pair(id, &public_key));
     let (caller, callee) = pair.await?;
-    if !app.limits.may(id, Doing::Calling) {
+    if !app.limits.allow(id, RequestKind::Call) {
         return Err(Refused::too_often());
     }
-    // Somebody who has just gone needs no call.
+    // A member that was just removed needs no call.
     if let Some(callee) = callee {
         app.call(callee, caller);
     }
@@ -278,7 +288,7 @@ async fn key(
     let (id, credential, ()) = member(&app, from, request.headers(), |_, _| Ok(())).await?;
     let Rotation { public_key } = body(request).await?;
     let by = Actor::Host(from.ip().to_canonical());
-    if !app.limits.may(id, Doing::Moving) {
+    if !app.limits.allow(id, RequestKind::SetEndpoints) {
         return Err(Refused::too_often());
     }
     let set = app.change(move |store| {
@@ -298,14 +308,14 @@ async fn leave(
     let by = Actor::Host(from.ip().to_canonical());
     let left = app.change(move |store| {
         let id = store.authenticate(&credential)?;
-        store.remove(Whom::Id(id), &by, now())
+        store.remove(MemberRef::Id(id), &by, now())
     });
     left.await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// The digest of the credential that comes as a bearer token (RFC 6750, section 2.1).
-fn shown(headers: &HeaderMap) -> Option<Digest> {
+/// Returns the digest of the credential in the bearer token (RFC 6750, section 2.1).
+fn bearer_digest(headers: &HeaderMap) -> Option<Digest> {
     let value = headers.get(AUTHORIZATION)?.to_str().ok()?;
     let (scheme, secret) = value.split_once(' ')?;
     let bearer = scheme.eq_ignore_ascii_case("bearer");
@@ -313,13 +323,13 @@ fn shown(headers: &HeaderMap) -> Option<Digest> {
     Some(secret.digest())
 }
 
-/// What was sent, if it is short, in time, and understood.
+/// Reads a JSON body, with limits of size and time.
 async fn body<T: DeserializeOwned>(request: Request) -> Result<T, Refused> {
     let bytes = match timeout(BODY, to_bytes(request.into_body(), MAX_REQUEST)).await {
         Ok(Ok(bytes)) => bytes,
-        // Or it broke off: then nobody is there to read this.
+        // If the connection broke instead, nobody reads this response.
         Ok(Err(_)) => {
-            let message = format!("a request has {MAX_REQUEST} bytes at most");
+            let message = format!("a request may have at most {MAX_REQUEST} bytes");
             return Err(Refused::malformed(message).with_status(StatusCode::PAYLOAD_TOO_LARGE));
         }
         Err(_) => {
@@ -328,15 +338,15 @@ async fn body<T: DeserializeOwned>(request: Request) -> Result<T, Refused> {
         }
     };
     serde_json::from_slice(&bytes)
-        .map_err(|error| Refused::malformed(format!("this is not what is asked here: {error}")))
+        .map_err(|error| Refused::malformed(format!("cannot parse the request: {error}")))
 }
 
-/// Endpoints as others can use them: IPv4 addresses as such, and no zones, which mean something on
-/// their host only.
+/// Normalizes endpoints: IPv4-mapped addresses become IPv4, and zones are dropped, because they are
+/// meaningless on other hosts.
 fn reachable(endpoints: Vec<SocketAddr>, most: usize) -> Result<Vec<SocketAddr>, Refused> {
     if endpoints.len() > most {
         let message = format!(
-            "a member has {MAX_ENDPOINTS} endpoints and {MAX_RELAYED} relayed addresses at most"
+            "a member may have at most {MAX_ENDPOINTS} endpoints and {MAX_RELAYED} relayed addresses"
         );
         return Err(Refused::malformed(message));
     }
@@ -344,7 +354,7 @@ fn reachable(endpoints: Vec<SocketAddr>, most: usize) -> Result<Vec<SocketAddr>,
         let (ip, port) = (endpoint.ip().to_canonical(), endpoint.port());
         let broadcast = ip == IpAddr::from([255u8; 4]);
         if port == 0 || ip.is_unspecified() || ip.is_multicast() || broadcast {
-            let message = format!("nobody can be reached at {endpoint}");
+            let message = format!("{endpoint} is not a reachable address");
             return Err(Refused::malformed(message));
         }
         Ok(SocketAddr::new(ip, port))
@@ -357,7 +367,7 @@ fn encoded<T: Serialize>(answer: &T) -> Result<Response, Refused> {
     Ok(json(StatusCode::OK, body))
 }
 
-/// Seconds since 1970.
+/// Returns the current time, in seconds since 1970.
 fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs())

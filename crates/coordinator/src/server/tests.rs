@@ -1,4 +1,5 @@
-//! The server as hosts meet it. Here: its paths, without a network; [`secure`] has the whole of it, [`shared`] what is different over etcd.
+//! Tests of the HTTP routes without a network. [`secure`] tests the whole server over TLS,
+//! [`shared`] servers that share a mesh over etcd.
 
 mod secure;
 mod shared;
@@ -24,22 +25,22 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use tower::ServiceExt as _;
 
-use super::app::{App, keep};
+use super::app::{App, run_background};
 use super::routes::router;
-use crate::store::tests::telling::crowd;
-use crate::store::{Actor, NewToken, RelayInfo, Store, Whom};
+use crate::store::tests::answers::add_members;
+use crate::store::{Actor, MemberRef, NewToken, RelayInfo, Store};
 
-/// The same byte again and again.
-struct Same(u8);
+/// Random number generator that returns one byte.
+struct RepeatedByte(u8);
 
-impl Rng for Same {
+impl Rng for RepeatedByte {
     fn fill(&mut self, destination: &mut [u8]) {
         destination.fill(self.0);
     }
 }
 
 fn token(n: u8) -> Token {
-    Token::generate(&mut Same(n))
+    Token::generate(&mut RepeatedByte(n))
 }
 
 fn key(n: u8) -> PublicKey {
@@ -54,12 +55,12 @@ fn host(n: u8) -> IpAddr {
     IpAddr::from([192, 0, 2, n])
 }
 
-/// A mesh with a token, number 1, that admits whoever comes.
+/// Creates a mesh with a token, number 1, without limits.
 fn store(folder: &TempDir) -> Store {
-    prepared(Store::open(&folder.path().join("mesh.db")).expect("opened"))
+    prepare(Store::open(&folder.path().join("mesh.db")).expect("opened"))
 }
 
-fn prepared(store: Store) -> Store {
+fn prepare(store: Store) -> Store {
     let networks = Networks::from_random([1, 2, 3, 4, 5]);
     store.init(networks, &operator(), 0).expect("networks set");
     let made = store.create_token(&token(1).digest(), &NewToken::default(), &operator(), 0);
@@ -70,12 +71,12 @@ fn prepared(store: Store) -> Store {
 struct Mesh {
     folder: TempDir,
     router: Router,
-    keeper: JoinHandle<()>,
+    background: JoinHandle<()>,
 }
 
 impl Drop for Mesh {
     fn drop(&mut self) {
-        self.keeper.abort();
+        self.background.abort();
     }
 }
 
@@ -101,54 +102,56 @@ impl Answer {
     }
 }
 
-/// A request with a credential as a member shows it.
+/// Returns a request with the credential in the form that members use.
 fn request(
     method: Method,
     path: &str,
-    shown: Option<&str>,
+    credential_text: Option<&str>,
     body: impl Into<Body>,
 ) -> Request<Body> {
     let mut request = Request::builder().method(method).uri(path);
-    if let Some(shown) = shown {
-        request = request.header(AUTHORIZATION, format!("Bearer {shown}"));
+    if let Some(credential_text) = credential_text {
+        request = request.header(AUTHORIZATION, format!("Bearer {credential_text}"));
     }
     request.body(body.into()).expect("a request")
 }
 
-fn join_body(with: u8, called: &str, n: u8) -> Value {
+fn join_body(with: u8, host_name: &str, n: u8) -> Value {
     json!({
-        "token": *token(with).reveal(), "name": called, "public_key": key(n).to_string(),
+        "token": *token(with).reveal(), "name": host_name, "public_key": key(n).to_string(),
         "credential": credential(n),
     })
 }
 
-/// What host `n` shows.
+/// Returns the credential of host `n`.
 fn credential(n: u8) -> String {
-    Credential::generate(&mut Same(n)).reveal().to_string()
+    Credential::generate(&mut RepeatedByte(n))
+        .reveal()
+        .to_string()
 }
 
 impl Mesh {
     async fn new() -> Mesh {
         let folder = tempfile::tempdir().expect("a folder");
         let store = store(&folder);
-        Mesh::of(folder, store)
+        Mesh::with_store(folder, store)
     }
 
-    fn of(folder: TempDir, store: Store) -> Mesh {
+    fn with_store(folder: TempDir, store: Store) -> Mesh {
         let app = Arc::new(App::new(store));
         Mesh {
             folder,
             router: router(Arc::clone(&app)),
-            keeper: tokio::spawn(keep(app)),
+            background: tokio::spawn(run_background(app)),
         }
     }
 
-    /// The same file as another process has it.
+    /// Opens the same file as another process would.
     fn other(&self) -> Store {
         Store::open(&self.folder.path().join("mesh.db")).expect("opened again")
     }
 
-    async fn ask_from(&self, from: IpAddr, mut request: Request<Body>) -> Answer {
+    async fn send_from(&self, from: IpAddr, mut request: Request<Body>) -> Answer {
         let from = SocketAddr::new(from, 40_000);
         request.extensions_mut().insert(ConnectInfo(from));
         let response = self
@@ -165,31 +168,37 @@ impl Mesh {
         }
     }
 
-    async fn ask(&self, request: Request<Body>) -> Answer {
-        self.ask_from(host(1), request).await
+    async fn send(&self, request: Request<Body>) -> Answer {
+        self.send_from(host(1), request).await
     }
 
     async fn try_join(&self, from: IpAddr, body: impl Into<Body>) -> Answer {
-        self.ask_from(from, request(Method::POST, "/v1/join", None, body))
+        self.send_from(from, request(Method::POST, "/v1/join", None, body))
             .await
     }
 
-    async fn join(&self, called: &str, n: u8) -> String {
+    async fn join(&self, host_name: &str, n: u8) -> String {
         let answer = self
-            .try_join(host(1), join_body(1, called, n).to_string())
+            .try_join(host(1), join_body(1, host_name, n).to_string())
             .await;
         let _: Joined = answer.read();
         credential(n)
     }
 
-    async fn changes(&self, shown: &str, since: u64, wait: u64) -> Answer {
+    async fn changes(&self, credential_text: &str, since: u64, wait: u64) -> Answer {
         let path = format!("/v1/changes?since={since}&wait={wait}");
-        self.ask(request(Method::GET, &path, Some(shown), "")).await
+        self.send(request(Method::GET, &path, Some(credential_text), ""))
+            .await
     }
 
-    async fn post(&self, path: &str, shown: &str, body: Value) -> Answer {
-        self.ask(request(Method::POST, path, Some(shown), body.to_string()))
-            .await
+    async fn post(&self, path: &str, credential_text: &str, body: Value) -> Answer {
+        self.send(request(
+            Method::POST,
+            path,
+            Some(credential_text),
+            body.to_string(),
+        ))
+        .await
     }
 }
 
@@ -197,13 +206,13 @@ fn names(changes: &Changes) -> Vec<&str> {
     changes.members.iter().map(|m| m.name.as_str()).collect()
 }
 
-/// Who waits for half a minute is told of what happens long before; a busy machine takes its time.
+/// Upper bound for the answer to a request that may wait for 30 seconds.
 const PROMPTLY: Duration = Duration::from_secs(9);
-/// Enough for a question to be asked and to wait.
+/// Time after which a request has been sent and waits.
 const MOMENT: Duration = Duration::from_millis(300);
 
 #[tokio::test]
-async fn a_host_joins_and_is_told_of_the_others() {
+async fn a_host_joins_and_receives_the_other_members() {
     let mesh = Mesh::new().await;
     let answer = mesh
         .try_join(host(1), join_body(1, "a", 1).to_string())
@@ -215,16 +224,16 @@ async fn a_host_joins_and_is_told_of_the_others() {
     assert_eq!(addresses, ["100.80.0.1/12", "fd01:203:405::1/64"]);
 
     let b = mesh.join("b", 2).await;
-    let told: Changes = mesh.changes(&b, 0, 50).await.read();
+    let changes: Changes = mesh.changes(&b, 0, 50).await.read();
     assert_eq!(
-        (names(&told), told.whole, told.revision),
+        (names(&changes), changes.whole, changes.revision),
         (vec!["a"], true, 2)
     );
-    assert_eq!(told.members[0].public_key, key(1));
+    assert_eq!(changes.members[0].public_key, key(1));
 }
 
 #[tokio::test]
-async fn what_is_not_asked_as_it_should_be_is_malformed() {
+async fn malformed_requests_are_refused() {
     let mesh = Mesh::new().await;
     let a = mesh.join("a", 1).await;
     let status = |answer: Answer| {
@@ -234,7 +243,7 @@ async fn what_is_not_asked_as_it_should_be_is_malformed() {
     };
     let ask = async |method: Method, path: &str, body: String| {
         status(
-            mesh.ask(request(method, path, Some(a.as_str()), body))
+            mesh.send(request(method, path, Some(a.as_str()), body))
                 .await,
         )
     };
@@ -255,41 +264,46 @@ async fn what_is_not_asked_as_it_should_be_is_malformed() {
         (Method::GET, "/v1/changes?since=-1", String::new(), 400),
         (Method::GET, "/v1/changes?wait=soon", String::new(), 400),
     ] {
-        let shown = format!("{method} {path}");
-        assert_eq!(ask(method, path, body).await, expected, "{shown}");
+        let label = format!("{method} {path}");
+        assert_eq!(ask(method, path, body).await, expected, "{label}");
     }
-    // A member that knows all this is still one.
+    // The credential is valid: the requests failed for the expected reason.
     assert_eq!(mesh.changes(&a, 0, 0).await.status, StatusCode::OK);
 }
 
 #[tokio::test]
-async fn who_shows_no_credential_is_no_member() {
+async fn a_request_without_a_valid_credential_is_unauthorized() {
     let mesh = Mesh::new().await;
     let a = mesh.join("a", 1).await;
-    let stranger = a.replace("skc_", "skc_A")[..a.len()].to_owned();
+    let unknown = a.replace("skc_", "skc_A")[..a.len()].to_owned();
     let refused = (StatusCode::UNAUTHORIZED, Reason::NotAMember);
     for (method, path) in [
         (Method::GET, "/v1/changes"),
         (Method::POST, "/v1/endpoints"),
         (Method::POST, "/v1/leave"),
     ] {
-        for shown in [None, Some(stranger.as_str()), Some("skc_short")] {
-            let asked = request(method.clone(), path, shown, r#"{"endpoints": []}"#);
-            let answer = mesh.ask(asked).await;
+        for credential_text in [None, Some(unknown.as_str()), Some("skc_short")] {
+            let request = request(
+                method.clone(),
+                path,
+                credential_text,
+                r#"{"endpoints": []}"#,
+            );
+            let answer = mesh.send(request).await;
             assert_eq!(answer.refusal(), refused, "{path}");
             // RFC 6750, section 3.
             assert_eq!(answer.headers[WWW_AUTHENTICATE], "Bearer");
         }
     }
-    // RFC 9110, section 11.1: the scheme's name is the same in capitals.
-    let mut asked = request(Method::GET, "/v1/changes", None, "");
+    // The scheme's name is case-insensitive (RFC 9110, section 11.1).
+    let mut request = request(Method::GET, "/v1/changes", None, "");
     let value = format!("bEARER {a}").parse().expect("a header");
-    asked.headers_mut().insert(AUTHORIZATION, value);
-    assert_eq!(mesh.ask(asked).await.status, StatusCode::OK);
+    request.headers_mut().insert(AUTHORIZATION, value);
+    assert_eq!(mesh.send(request).await.status, StatusCode::OK);
 }
 
 #[tokio::test]
-async fn refusals_have_their_status() {
+async fn refusals_have_their_http_status() {
     let mesh = Mesh::new().await;
     mesh.join("a", 1).await;
     for (body, expected) in [
@@ -303,7 +317,7 @@ async fn refusals_have_their_status() {
 }
 
 #[tokio::test]
-async fn endpoints_that_nobody_can_reach_are_refused() {
+async fn unreachable_endpoints_are_refused() {
     let mesh = Mesh::new().await;
     let a = mesh.join("a", 1).await;
     let b = mesh.join("b", 2).await;
@@ -334,21 +348,21 @@ async fn endpoints_that_nobody_can_reach_are_refused() {
         (answer.status, answer.body.len()),
         (StatusCode::NO_CONTENT, 0)
     );
-    let told: Changes = mesh.changes(&b, 0, 0).await.read();
-    let endpoints: Vec<_> = told.members[0]
+    let changes: Changes = mesh.changes(&b, 0, 0).await.read();
+    let endpoints: Vec<_> = changes.members[0]
         .endpoints
         .iter()
         .map(ToString::to_string)
         .collect();
     assert_eq!(endpoints, ["[2001:db8::1]:7", "192.0.2.1:7"]);
-    assert_eq!(told.members[0].relayed[0].to_string(), "192.0.2.9:9");
+    assert_eq!(changes.members[0].relayed[0].to_string(), "192.0.2.9:9");
 }
 
 #[tokio::test]
-async fn who_fails_too_often_is_held_up_and_who_does_not_fail_is_not() {
+async fn failed_joins_are_limited_and_successful_ones_are_not() {
     let mesh = Mesh::new().await;
     for n in 0..10 {
-        // Neither a bad token nor nonsense is a way around.
+        // Bad tokens and malformed requests share the limit.
         let (body, expected) = match n % 2 {
             0 => (join_body(9, "x", 9).to_string(), Reason::BadToken),
             _ => ("nonsense".to_owned(), Reason::Malformed),
@@ -361,7 +375,7 @@ async fn who_fails_too_often_is_held_up_and_who_does_not_fail_is_not() {
         answer.refusal(),
         (StatusCode::TOO_MANY_REQUESTS, Reason::TooMany)
     );
-    // Ten in a minute are one in six seconds.
+    // Ten per minute are one in six seconds.
     assert_eq!(answer.headers[RETRY_AFTER], "6");
     assert_eq!(
         mesh.try_join(host(2), bad()).await.refusal().1,
@@ -370,32 +384,34 @@ async fn who_fails_too_often_is_held_up_and_who_does_not_fail_is_not() {
     for n in 1..=50 {
         mesh.join(&format!("m{n}"), n).await;
     }
-    let noted = mesh.other().audit(1000).expect("an audit");
-    let refused = noted.iter().filter(|e| e.what == "refused");
-    assert!(
-        refused.clone().count() <= 6,
-        "what is too much is not noted"
-    );
+    let log = mesh.other().audit(1000).expect("an audit");
+    let refused = log.iter().filter(|e| e.change == "refused");
+    assert!(refused.clone().count() <= 6, "the log is limited");
     assert!(refused.clone().count() > 0);
     assert!(refused.clone().all(|e| e.subject == "x"));
 }
 
 #[tokio::test]
-async fn who_shows_bad_credentials_is_held_up_and_members_behind_the_same_address_are_not() {
+async fn bad_credentials_do_not_delay_members_of_the_same_address() {
     let mesh = Mesh::new().await;
     let a = mesh.join("a", 1).await;
-    let ask = |from, shown: String| {
-        let question = request(Method::GET, "/v1/changes?since=0&wait=0", Some(&shown), "");
-        mesh.ask_from(from, question)
+    let ask = |from, credential_text: String| {
+        let request = request(
+            Method::GET,
+            "/v1/changes?since=0&wait=0",
+            Some(&credential_text),
+            "",
+        );
+        mesh.send_from(from, request)
     };
     for n in 0..10 {
-        // Neither one that might be good nor nonsense is a way around.
-        let shown = if n % 2 == 0 {
+        // Unknown credentials and malformed ones share the limit.
+        let credential_text = if n % 2 == 0 {
             credential(9)
         } else {
             "x".to_owned()
         };
-        let refused = ask(host(1), shown).await.refusal();
+        let refused = ask(host(1), credential_text).await.refusal();
         assert_eq!(refused, (StatusCode::UNAUTHORIZED, Reason::NotAMember));
     }
     let too_many = (StatusCode::TOO_MANY_REQUESTS, Reason::TooMany);
@@ -429,85 +445,85 @@ async fn many_may_join_at_once_from_one_address() {
 }
 
 #[tokio::test]
-async fn a_question_waits_until_there_is_something_to_tell() {
+async fn a_poll_waits_for_a_change() {
     let mesh = Mesh::new().await;
     let a = mesh.join("a", 1).await;
     let started = Instant::now();
-    let told: Changes = mesh.changes(&a, 1, 1).await.read();
+    let changes: Changes = mesh.changes(&a, 1, 1).await.read();
     assert!(started.elapsed() >= Duration::from_secs(1));
-    assert_ne!(told.epoch, 0);
+    assert_ne!(changes.epoch, 0);
     assert_eq!(
-        told,
+        changes,
         Changes {
             revision: 1,
-            epoch: told.epoch,
+            epoch: changes.epoch,
             sight: 1,
             ..Changes::default()
         }
     );
 
-    let (told, joined) = tokio::join!(mesh.changes(&a, 1, 30), async {
+    let (changes, joined) = tokio::join!(mesh.changes(&a, 1, 30), async {
         sleep(MOMENT).await;
         mesh.join("b", 2).await;
         Instant::now()
     });
     assert!(joined.elapsed() < PROMPTLY, "{:?}", joined.elapsed());
-    assert_eq!(names(&told.read()), ["b"]);
+    assert_eq!(names(&changes.read()), ["b"]);
 }
 
 #[tokio::test]
-async fn what_another_process_writes_is_told_soon() {
+async fn a_poll_reports_changes_of_another_process() {
     let mesh = Mesh::new().await;
     let a = mesh.join("a", 1).await;
     let other = mesh.other();
-    let (told, joined) = tokio::join!(mesh.changes(&a, 1, 30), async {
+    let (changes, joined) = tokio::join!(mesh.changes(&a, 1, 30), async {
         sleep(MOMENT).await;
-        let asked = join_body(1, "b", 2);
-        let asked: JoinRequest = serde_json::from_value(asked).expect("a request");
-        other.join(&asked, &operator(), 0).expect("joined");
+        let request = join_body(1, "b", 2);
+        let request: JoinRequest = serde_json::from_value(request).expect("a request");
+        other.join(&request, &operator(), 0).expect("joined");
         Instant::now()
     });
     assert!(joined.elapsed() < PROMPTLY, "{:?}", joined.elapsed());
-    assert_eq!(names(&told.read()), ["b"]);
+    assert_eq!(names(&changes.read()), ["b"]);
 }
 
 #[tokio::test]
-async fn a_policy_and_tags_that_an_administrator_sets_are_told_soon() {
+async fn a_poll_reports_policy_and_tags_set_by_another_process() {
     let mesh = Mesh::new().await;
     let a = mesh.join("a", 1).await;
     let other = mesh.other();
     let rule = "allow a -> tag:b tcp/1";
-    let (told, set) = tokio::join!(mesh.changes(&a, 1, 30), async {
+    let (changes, set) = tokio::join!(mesh.changes(&a, 1, 30), async {
         sleep(MOMENT).await;
         other.set_policy(rule, &operator(), 0).expect("set");
         Instant::now()
     });
     assert!(set.elapsed() < PROMPTLY, "{:?}", set.elapsed());
-    let told: Changes = told.read();
-    assert_eq!(told.policy, Some(Policy::parse(rule).expect("a policy")));
+    let changes: Changes = changes.read();
+    assert_eq!(changes.policy, Some(Policy::parse(rule).expect("a policy")));
     let [name, tag] = ["a", "web"].map(|text| text.parse::<Name>().expect(text));
     let tags = [tag];
-    let (told, _) = tokio::join!(mesh.changes(&a, 2, 30), async {
+    let (changes, _) = tokio::join!(mesh.changes(&a, 2, 30), async {
         sleep(MOMENT).await;
         other.set_tags(&name, &tags, &operator(), 0).expect("set")
     });
-    let told: Changes = told.read();
-    assert_eq!(told.own.map(|own| own.tags), Some(tags.to_vec()));
+    let changes: Changes = changes.read();
+    assert_eq!(changes.own.map(|own| own.tags), Some(tags.to_vec()));
 }
 
 #[tokio::test]
-async fn who_is_removed_while_it_waits_hears_of_that_at_once() {
+async fn removal_ends_the_poll_of_the_member() {
     let mesh = Mesh::new().await;
     let a = mesh.join("a", 1).await;
     let b = mesh.join("b", 2).await;
     let other = mesh.other();
     let name: Name = "a".parse().expect("a name");
-    let (removed, told, since) =
+    let (removed, changes, since) =
         tokio::join!(mesh.changes(&a, 2, 30), mesh.changes(&b, 2, 30), async {
             sleep(MOMENT).await;
             assert!(
                 other
-                    .remove(Whom::Name(&name), &operator(), 0)
+                    .remove(MemberRef::Name(&name), &operator(), 0)
                     .expect("removed")
             );
             Instant::now()
@@ -517,12 +533,12 @@ async fn who_is_removed_while_it_waits_hears_of_that_at_once() {
         removed.refusal(),
         (StatusCode::UNAUTHORIZED, Reason::NotAMember)
     );
-    let told: Changes = told.read();
-    assert_eq!((told.members, told.removed), (vec![], vec![key(1)]));
+    let changes: Changes = changes.read();
+    assert_eq!((changes.members, changes.removed), (vec![], vec![key(1)]));
 }
 
 #[tokio::test]
-async fn who_leaves_is_no_member_any_more() {
+async fn a_member_can_leave() {
     let mesh = Mesh::new().await;
     let a = mesh.join("a", 1).await;
     let b = mesh.join("b", 2).await;
@@ -535,88 +551,88 @@ async fn who_leaves_is_no_member_any_more() {
         answer.refusal(),
         (StatusCode::UNAUTHORIZED, Reason::NotAMember)
     );
-    let told: Changes = mesh.changes(&b, 2, 0).await.read();
-    assert_eq!(told.removed, [key(1)]);
+    let changes: Changes = mesh.changes(&b, 2, 0).await.read();
+    assert_eq!(changes.removed, [key(1)]);
     let last = &mesh.other().audit(1).expect("an audit")[0];
     assert_eq!(
-        (last.what.as_str(), last.actor.as_str()),
+        (last.change.as_str(), last.actor.as_str()),
         ("left", "192.0.2.1")
     );
 }
 
 #[tokio::test]
-async fn changes_that_come_together_are_told_together() {
+async fn changes_close_together_share_an_answer() {
     let mesh = Mesh::new().await;
     let a = mesh.join("a", 1).await;
-    let (told, ()) = tokio::join!(mesh.changes(&a, 1, 30), async {
+    let (changes, ()) = tokio::join!(mesh.changes(&a, 1, 30), async {
         sleep(MOMENT).await;
         let other = mesh.other();
         for n in 2..5 {
-            let asked = join_body(1, &format!("m{n}"), n);
-            let asked: JoinRequest = serde_json::from_value(asked).expect("a request");
-            other.join(&asked, &operator(), 0).expect("joined");
+            let request = join_body(1, &format!("m{n}"), n);
+            let request: JoinRequest = serde_json::from_value(request).expect("a request");
+            other.join(&request, &operator(), 0).expect("joined");
         }
     });
-    assert_eq!(names(&told.read()), ["m2", "m3", "m4"]);
+    assert_eq!(names(&changes.read()), ["m2", "m3", "m4"]);
 }
 
 #[tokio::test]
-async fn who_is_called_while_it_waits_hears_of_the_caller_at_once() {
+async fn a_call_ends_the_poll_of_the_callee() {
     let mesh = Mesh::new().await;
     let a = mesh.join("a", 1).await;
     let b = mesh.join("b", 2).await;
-    let (told, called) = tokio::join!(mesh.changes(&b, 2, 30), async {
+    let (changes, host_name) = tokio::join!(mesh.changes(&b, 2, 30), async {
         sleep(MOMENT).await;
         let call = json!({"public_key": key(2).to_string()});
         let answer = mesh.post("/v1/call", &a, call).await;
         assert_eq!(answer.status, StatusCode::NO_CONTENT);
         Instant::now()
     });
-    assert!(called.elapsed() < PROMPTLY);
-    let told: Changes = told.read();
-    assert_eq!((told.calls, told.revision), (vec![key(1)], 2));
-    // Once.
+    assert!(host_name.elapsed() < PROMPTLY);
+    let changes: Changes = changes.read();
+    assert_eq!((changes.calls, changes.revision), (vec![key(1)], 2));
+    // A call is reported once.
     let again: Changes = mesh.changes(&b, 2, 0).await.read();
     assert!(again.calls.is_empty());
 }
 
 #[tokio::test]
-async fn who_knows_what_another_coordinator_told_is_told_of_everybody() {
+async fn another_epoch_reports_all_members() {
     let mesh = Mesh::new().await;
     let a = mesh.join("a", 1).await;
     mesh.join("b", 2).await;
     mesh.join("c", 3).await;
-    let told: Changes = mesh.changes(&a, 2, 0).await.read();
-    assert_eq!(names(&told), ["c"]);
-    assert!(!told.whole);
+    let changes: Changes = mesh.changes(&a, 2, 0).await.read();
+    assert_eq!(names(&changes), ["c"]);
+    assert!(!changes.whole);
     let ask = async |epoch: u64| -> Changes {
         let path = format!("/v1/changes?since=2&wait=30&epoch={epoch}");
-        mesh.ask(request(Method::GET, &path, Some(&a), ""))
+        mesh.send(request(Method::GET, &path, Some(&a), ""))
             .await
             .read()
     };
-    let same = ask(told.epoch).await;
+    let same = ask(changes.epoch).await;
     assert!(!same.whole);
-    let other = ask(told.epoch ^ 1).await;
+    let other = ask(changes.epoch ^ 1).await;
     assert!(other.whole);
     assert_eq!(names(&other), ["b", "c"]);
 }
 
 #[tokio::test]
-async fn a_call_waits_for_who_is_between_two_questions() {
+async fn a_call_is_kept_until_the_next_poll() {
     let mesh = Mesh::new().await;
     let a = mesh.join("a", 1).await;
     let b = mesh.join("b", 2).await;
     let call = json!({"public_key": key(2).to_string()});
     mesh.post("/v1/call", &a, call).await;
-    let begun = Instant::now();
-    let told: Changes = mesh.changes(&b, 2, 30).await.read();
-    assert_eq!(told.calls, [key(1)]);
-    assert!(begun.elapsed() < PROMPTLY);
+    let started_at = Instant::now();
+    let changes: Changes = mesh.changes(&b, 2, 30).await.read();
+    assert_eq!(changes.calls, [key(1)]);
+    assert!(started_at.elapsed() < PROMPTLY);
 }
 
 #[tokio::test]
-async fn a_member_that_moves_all_the_time_is_held_up_and_others_are_not() {
+async fn changes_of_endpoints_are_limited_per_member() {
     let mesh = Mesh::new().await;
     let a = mesh.join("a", 1).await;
     let b = mesh.join("b", 2).await;
@@ -633,7 +649,7 @@ async fn a_member_that_moves_all_the_time_is_held_up_and_others_are_not() {
 }
 
 #[tokio::test]
-async fn no_more_than_eight_questions_of_a_member_wait() {
+async fn a_member_has_at_most_eight_open_requests() {
     let mesh = Mesh::new().await;
     let a = mesh.join("a", 1).await;
     let b = mesh.join("b", 2).await;
@@ -651,16 +667,16 @@ async fn no_more_than_eight_questions_of_a_member_wait() {
 }
 
 #[tokio::test]
-async fn who_may_know_nobody_has_no_more_members_looked_at_than_it_is_told_of() {
+async fn examined_members_count_against_the_rate_of_a_member() {
     let folder = tempfile::tempdir().expect("a folder");
     let store = store(&folder);
-    crowd(&store, 10_000);
+    add_members(&store, 10_000);
     let rule = "allow c100 -> c101 *";
     store.set_policy(rule, &operator(), 0).expect("set");
-    let mesh = Mesh::of(folder, store);
+    let mesh = Mesh::with_store(folder, store);
     let a = mesh.join("a", 1).await;
     let mut answered = 0;
-    // So many questions may come at once.
+    // The burst of polls.
     for _ in 0..128 {
         let answer = mesh.changes(&a, 0, 0).await;
         if answer.status != StatusCode::OK {
@@ -668,32 +684,32 @@ async fn who_may_know_nobody_has_no_more_members_looked_at_than_it_is_told_of() 
             assert_eq!(answer.refusal(), too_many);
             break;
         }
-        let told: Changes = answer.read();
-        assert!(told.members.is_empty());
+        let changes: Changes = answer.read();
+        assert!(changes.members.is_empty());
         answered += 1;
     }
-    // 64 MiB and 1 MiB a second, at 64 bytes for each of 10,000 members.
+    // 64 MiB and 1 MiB per second, at 64 bytes for each of 10,000 members.
     assert!((100..120).contains(&answered), "{answered}");
     let b = mesh.join("b", 2).await;
     assert_eq!(mesh.changes(&b, 0, 0).await.status, StatusCode::OK);
 }
 
 #[tokio::test]
-async fn only_members_call_and_only_members_are_called() {
+async fn calls_need_a_member_at_both_ends() {
     let mesh = Mesh::new().await;
     let a = mesh.join("a", 1).await;
     let call = json!({"public_key": key(9).to_string()});
     let nobody = mesh.post("/v1/call", &a, call.clone()).await;
     assert_eq!(nobody.status, StatusCode::NO_CONTENT);
-    let stranger = mesh.post("/v1/call", &credential(9), call).await;
+    let unknown = mesh.post("/v1/call", &credential(9), call).await;
     assert_eq!(
-        stranger.refusal(),
+        unknown.refusal(),
         (StatusCode::UNAUTHORIZED, Reason::NotAMember)
     );
 }
 
 #[tokio::test]
-async fn members_that_wait_hear_of_a_relay_at_once_and_of_it_in_every_answer() {
+async fn a_poll_reports_a_new_relay_and_every_answer_lists_it() {
     let mesh = Mesh::new().await;
     let a = mesh.join("a", 1).await;
     let other = mesh.other();
@@ -703,17 +719,17 @@ async fn members_that_wait_hear_of_a_relay_at_once_and_of_it_in_every_answer() {
         tls: None,
     };
     let secret = RelaySecret::parse("north", RelayKind::Turn).expect("a secret");
-    let (told, added) = tokio::join!(mesh.changes(&a, 1, 30), async {
+    let (changes, added) = tokio::join!(mesh.changes(&a, 1, 30), async {
         sleep(MOMENT).await;
         let added = other.add_relay(&relay, &secret, &operator(), 0);
         added.expect("added");
         Instant::now()
     });
     assert!(added.elapsed() < PROMPTLY);
-    let told: Changes = told.read();
-    assert_eq!((told.revision, told.relays.len()), (2, 1));
-    assert_eq!(told.relays[0].address, relay.address);
-    let name = &told.relays[0].ticket.username;
+    let changes: Changes = changes.read();
+    assert_eq!((changes.revision, changes.relays.len()), (2, 1));
+    assert_eq!(changes.relays[0].address, relay.address);
+    let name = &changes.relays[0].ticket.username;
     assert!(name.ends_with(&key(1).to_string()), "{name}");
     for since in [0, 2] {
         let again: Changes = mesh.changes(&a, since, 0).await.read();
@@ -721,6 +737,6 @@ async fn members_that_wait_hear_of_a_relay_at_once_and_of_it_in_every_answer() {
     }
     let gone = other.remove_relay(&relay.address, &operator(), 0);
     assert!(gone.expect("removed"));
-    let told: Changes = mesh.changes(&a, 2, 30).await.read();
-    assert_eq!((told.revision, told.relays), (3, vec![]));
+    let changes: Changes = mesh.changes(&a, 2, 30).await.read();
+    assert_eq!((changes.revision, changes.relays), (3, vec![]));
 }

@@ -1,14 +1,17 @@
-//! What a member is told of the others.
+//! Answers to members' polls for changes.
 //!
-//! Everything that changed has its revision, so an answer is the members and the removals after the
-//! revision that the asker knows, in the order of their revisions; what does not fit comes after it.
-//! Removals are kept for good: a member may have been away for long.
+//! Every change has a revision. An answer contains the members and the removals after the revision
+//! that the member knows, in the order of their revisions, and as many as fit. Removals are kept
+//! forever: a member may have been away for long.
 //!
-//! A member is told of those alone that policy lets it talk to, in either direction ([`Eyes`]). When the tags of another change it hears that
-//! one is new or gone. When its own tags change, or the policy does and it may know others by it, it is told of everybody anew whom it may
-//! know. Many ask for that at once after such a policy, so everybody is read once for all of them.
+//! A member receives only the members that policy allows it to talk to, in either direction
+//! ([`Visibility`]). If the tags of another member change, it may appear or disappear. If the
+//! member's own tags change, or the policy changes which members it sees, it receives all visible
+//! members again. Many members poll right after such a policy, so the first members are read once
+//! for all of them.
 //!
-//! The work of one answer is bounded, and so is that of all answers of a member: the caller counts the rows that were looked at.
+//! The work of one answer is bounded. The caller bounds the work of all answers of a member by
+//! counting the examined rows.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,99 +24,108 @@ use seikan_proto::mesh::{
 };
 
 use super::members::member_of;
-use super::policy::{Difference, Eyes};
+use super::policy::{Difference, Visibility};
 use super::{Backing, MemberId, Store, StoreError, networks_of, revision_of, seconds, unsigned};
 
-/// Bytes of an answer that are not members or removals: its other fields (64 callers of 47 among them), with room to spare. Of a policy
-/// each rule has quotes and a comma in the place of its line's end, and no rule is longer than it was written.
+/// Bytes of an answer's fields other than members and removals, rounded up; among them 64 callers
+/// of 47 bytes. In a policy, quotes and a comma replace the newline of each rule, and no rule is
+/// longer than in its text.
 const FRAME: usize =
     4096 + RELAY * MAX_RELAYS + COORDINATOR * MAX_COORDINATORS + MAX_POLICY + 2 * MAX_RULES;
-/// Bytes of a relay in JSON: an address of 260, a name of 65, a password of 28, a pin of 50, and 90 of field names, a port and punctuation,
-/// with room to spare.
+/// Bytes of a relay in JSON, rounded up: an address of 260, a name of 65, a password of 28, a pin
+/// of 50, and 90 of field names, a port and punctuation.
 pub(super) const RELAY: usize = 640;
 /// Bytes of a coordinator in JSON: an address of 260, quotes and a comma.
 const COORDINATOR: usize = 263;
-/// Bytes of a member in JSON, its name, endpoints, relayed addresses and tags aside: field names and punctuation 104, the
-/// key 44, the addresses 15 and 39, with room to spare.
+/// Bytes of a member in JSON without its name, endpoints, relayed addresses and tags, rounded up:
+/// field names and punctuation 104, the key 44, the addresses 15 and 39.
 const MEMBER: usize = 256;
 /// Bytes of a removal in JSON: a key of 44, quotes and a comma.
 const REMOVAL: usize = 47;
-/// Members, and removals, that are looked at for one answer, at most, whether the asker may know them or not; beside the first members
-/// ([`Everybody`]).
+/// Maximum number of members, and of removals, that are examined for one answer, visible or not, in
+/// addition to the first members ([`FirstMembers`]).
 pub(super) const MAX_ROWS: usize = 4 * MAX_MEMBERS;
 
-/// What a member is told.
+/// An answer to a poll.
 #[derive(Debug)]
 pub struct Answer {
-    /// The answer itself.
+    /// Body of the answer.
     pub changes: Changes,
-    /// Members and removals that were looked at for it.
+    /// Number of members and removals that were examined.
     pub rows: usize,
 }
 
 impl Store {
-    /// What changed after what the asker knows among the others that it may know: at most [`MAX_MEMBERS`] members and
-    /// removals together, and no more than fit into [`MAX_ANSWER`] bytes of JSON or are found among some 20,000 members and 16,384 removals.
-    /// If that is not all, `more` is set, and asking with the answer's cursor gives what comes next.
+    /// Returns the changes after the cursor among the members that `asker` sees: at most
+    /// [`MAX_MEMBERS`] members and removals together, no more than fit into [`MAX_ANSWER`] bytes of
+    /// JSON, and no more than are found among some 20,000 members and 16,384 removals. If there are
+    /// more, `more` is set, and the next poll with the answer's cursor returns them.
     ///
-    /// If the asker knows nothing, or a revision that there has not been, or others may be known to it than to its knowledge, the answer is
-    /// `whole`: the asker is to forget everything that it knew before this answer. A whole answer with `more` is the first part
-    /// of a list; the parts after it are plain changes, not `whole` again.
+    /// The answer is `whole` if the member knows nothing, knows a revision that does not exist, or
+    /// may now see other members than before: it must then forget everything that it knew before. A
+    /// whole answer with `more` is the first part of a list; the following parts are not `whole`.
     ///
-    /// The policy, if it is another one than at the asker's sight or the answer is whole, and what the asker is known by come before
-    /// anything else that is news: with the first part.
+    /// The first part also contains the policy, if it has changed since the cursor's sight or the
+    /// answer is whole, and the member's own name and tags.
     ///
     /// # Errors
     /// [`StoreError::NotAMember`], [`StoreError::NoNetworks`], [`StoreError::Corrupt`], [`StoreError::Sqlite`].
     pub fn answer(&self, known: impl Into<Cursor>, asker: MemberId) -> Result<Answer, StoreError> {
         let known = known.into();
         let (since, sight) = (seconds(known.revision), seconds(known.sight));
-        // Another coordinator may have told of more than is known here yet.
+        // Another coordinator may have reported changes that this copy does not have yet.
         if since > seconds(self.revision()?) {
             self.catch_up()?;
         }
-        self.look(|connection| {
+        self.read(|connection| {
             let current = revision_of(connection)?;
             let networks = networks_of(connection)?.ok_or(StoreError::NoNetworks)?;
-            let eyes = Eyes::new(self, connection, asker);
-            let difference = eyes.difference(sight, current)?;
+            let visibility = Visibility::new(self, connection, asker);
+            let difference = visibility.difference(sight, current)?;
             let whole = since == 0 || since > current || difference == Difference::Members;
             let found = match whole {
-                // Who forgets everything need not hear who is gone.
+                // A whole answer needs no removals.
                 true => {
-                    let everybody = self.everybody(connection, current, &networks)?;
-                    let mut found = everybody.seen(&eyes, asker)?;
+                    let members = self.first_members(connection, current, &networks)?;
+                    let mut found = members.visible_to(&visibility, asker)?;
                     if let Some(until) = found.until.take()
-                        && found.news.len() < LIMIT
+                        && found.changes.len() < LIMIT
                     {
-                        found.join(members_after(connection, until, &networks, &eyes, asker)?);
+                        found.merge(members_after(
+                            connection,
+                            until,
+                            &networks,
+                            &visibility,
+                            asker,
+                        )?);
                     }
                     found
                 }
                 false => {
-                    let mut found = members_after(connection, since, &networks, &eyes, asker)?;
-                    found.join(gone_after(connection, since, &eyes, asker)?);
+                    let mut found =
+                        members_after(connection, since, &networks, &visibility, asker)?;
+                    found.merge(gone_after(connection, since, &visibility, asker)?);
                     found
                 }
             };
-            let is_told = whole || difference == Difference::Rules;
-            let policy = is_told.then(|| eyes.rules()).transpose()?;
-            let own = whole.then(|| eyes.party()).transpose()?;
+            let with_policy = whole || difference == Difference::Rules;
+            let policy = with_policy.then(|| visibility.rules()).transpose()?;
+            let own = whole.then(|| visibility.party()).transpose()?;
             let rows = found.rows;
             let changes = Changes {
                 sight: unsigned(current),
                 policy,
                 own,
-                ..found.tell(current, whole)
+                ..found.into_answer(current, whole)
             };
             Ok(Answer { changes, rows })
         })
     }
 
-    /// [`Store::answer`], for who does not count rows.
+    /// [`Store::answer`] without the number of rows.
     ///
     /// # Errors
-    /// The same.
+    /// As [`Store::answer`].
     #[cfg(any(test, fuzzing))]
     pub fn changes(
         &self,
@@ -123,56 +135,56 @@ impl Store {
         Ok(self.answer(known, asker)?.changes)
     }
 
-    /// The first members, as of a revision.
-    fn everybody(
+    /// Returns the first members as of a revision.
+    fn first_members(
         &self,
         connection: &Connection,
         current: i64,
         networks: &Networks,
-    ) -> Result<Arc<Everybody>, StoreError> {
-        // A replica that was loaded anew may count revisions anew.
+    ) -> Result<Arc<FirstMembers>, StoreError> {
+        // After a reload, a replica may count revisions from the start.
         let loads = match &self.backing {
             Backing::File(_) => 0,
             Backing::Etcd(replica) => replica.loads(),
         };
         let mut last = self
-            .everybody
+            .first_members
             .0
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        if let Some(everybody) = last.as_ref()
-            && everybody.of == (loads, current)
+        if let Some(first_members) = last.as_ref()
+            && first_members.of == (loads, current)
         {
-            return Ok(Arc::clone(everybody));
+            return Ok(Arc::clone(first_members));
         }
-        let everybody = Everybody::read(connection, (loads, current), networks)?;
-        Ok(Arc::clone(last.insert(Arc::new(everybody))))
+        let first_members = FirstMembers::read(connection, (loads, current), networks)?;
+        Ok(Arc::clone(last.insert(Arc::new(first_members))))
     }
 }
 
-/// [`Everybody`], as last read.
+/// [`FirstMembers`], as last read.
 #[derive(Debug, Default)]
-pub(super) struct Last(Mutex<Option<Arc<Everybody>>>);
+pub(super) struct MemberCache(Mutex<Option<Arc<FirstMembers>>>);
 
-/// The first [`LIMIT`] members in the order of their revisions.
+/// The first [`LIMIT`] members by revision.
 #[derive(Debug)]
-struct Everybody {
-    /// How often everything had been loaded, and the revision.
+struct FirstMembers {
+    /// Number of loads of the replica, and the revision.
     of: (u64, i64),
-    /// Each with its revision and cost.
+    /// Each with its revision and its bytes of JSON.
     members: Vec<(MemberId, i64, usize, Member)>,
-    /// The revision of the last of them, if there are more.
+    /// Revision of the last one, if there are more.
     until: Option<i64>,
 }
 
-impl Everybody {
+impl FirstMembers {
     fn read(
         connection: &Connection,
         of: (u64, i64),
         networks: &Networks,
-    ) -> Result<Everybody, StoreError> {
+    ) -> Result<FirstMembers, StoreError> {
         let mut statement = connection.prepare_cached(MEMBERS)?;
-        // No member has that number.
+        // No member has the id 0.
         let mut rows = statement.query((0, 0))?;
         let mut members: Vec<(MemberId, i64, usize, Member)> = Vec::new();
         let mut until = None;
@@ -184,25 +196,29 @@ impl Everybody {
             let member = member_of(row, networks)?;
             members.push((MemberId(row.get(8)?), row.get(6)?, cost_of(row)?, member));
         }
-        Ok(Everybody { of, members, until })
+        Ok(FirstMembers { of, members, until })
     }
 
-    /// Those that somebody may know.
-    fn seen(&self, eyes: &Eyes<'_>, asker: MemberId) -> Result<Found, StoreError> {
+    /// Returns the members that `asker` sees.
+    fn visible_to(
+        &self,
+        visibility: &Visibility<'_>,
+        asker: MemberId,
+    ) -> Result<Found, StoreError> {
         let mut found = Found {
             until: self.until,
             ..Found::default()
         };
         for (id, revision, cost, member) in &self.members {
-            if found.news.len() == LIMIT {
+            if found.changes.len() == LIMIT {
                 break;
             }
             found.rows += 1;
-            if *id != asker && eyes.see_party(&member.name, &member.tags)? {
-                found.news.push(News {
+            if *id != asker && visibility.sees(&member.name, &member.tags)? {
+                found.changes.push(Change {
                     revision: *revision,
                     cost: *cost,
-                    what: What::Member(Box::new(member.clone())),
+                    kind: ChangeKind::Member(Box::new(member.clone())),
                 });
             }
         }
@@ -210,55 +226,55 @@ impl Everybody {
     }
 }
 
-/// What was found for an answer.
+/// Changes found for an answer.
 #[derive(Default)]
 pub(super) struct Found {
-    pub news: Vec<News>,
-    /// How many rows were looked at.
+    pub changes: Vec<Change>,
+    /// Number of examined rows.
     pub rows: usize,
-    /// Up to which revision, if there are more.
+    /// Revision up to which rows were examined, if there are more.
     pub until: Option<i64>,
 }
 
 impl Found {
-    /// Takes in what was found of other rows.
-    fn join(&mut self, mut other: Found) {
-        self.news.append(&mut other.news);
-        self.news.sort_unstable_by_key(|news| news.revision);
+    /// Adds changes that were found in other tables.
+    fn merge(&mut self, mut other: Found) {
+        self.changes.append(&mut other.changes);
+        self.changes.sort_unstable_by_key(|change| change.revision);
         self.rows += other.rows;
         self.until = self.until.into_iter().chain(other.until).min();
     }
 
-    /// An answer of it.
-    fn tell(mut self, current: i64, whole: bool) -> Changes {
+    /// Builds the answer.
+    fn into_answer(mut self, current: i64, whole: bool) -> Changes {
         let Some(until) = self.until else {
-            return tell(self.news, current, whole);
+            return assemble(self.changes, current, whole);
         };
-        self.news.retain(|news| news.revision <= until);
+        self.changes.retain(|change| change.revision <= until);
         Changes {
             more: true,
-            ..tell(self.news, until, whole)
+            ..assemble(self.changes, until, whole)
         }
     }
 }
 
-/// One change.
-pub(super) struct News {
+/// A change.
+pub(super) struct Change {
     pub revision: i64,
-    /// Bytes of JSON, at most.
+    /// Maximum bytes of JSON.
     pub cost: usize,
-    pub what: What,
+    pub kind: ChangeKind,
 }
 
-pub(super) enum What {
+pub(super) enum ChangeKind {
     Member(Box<Member>),
     Removal(PublicKey),
 }
 
-/// As much as one answer has room for, and one more, by which it is known that there is more.
+/// One more than fit into an answer, which shows that there are more.
 const LIMIT: usize = MAX_MEMBERS + 1;
 
-/// Members after a revision, but for one.
+/// Members after a revision, except one.
 const MEMBERS: &str = "SELECT number, name, public_key, endpoints, relayed, tags, revision,
         octet_length(name) + octet_length(endpoints) + octet_length(relayed) + octet_length(tags),
         id, name, tags
@@ -272,14 +288,14 @@ pub(super) fn members_after(
     connection: &Connection,
     since: i64,
     networks: &Networks,
-    eyes: &Eyes<'_>,
+    visibility: &Visibility<'_>,
     asker: MemberId,
 ) -> Result<Found, StoreError> {
     let mut statement = connection.prepare_cached(MEMBERS)?;
     let mut rows = statement.query((since, asker.0))?;
     let (mut found, mut last) = (Found::default(), since);
     while let Some(row) = rows.next()?
-        && found.news.len() < LIMIT
+        && found.changes.len() < LIMIT
     {
         if found.rows == MAX_ROWS {
             found.until = Some(last);
@@ -287,23 +303,23 @@ pub(super) fn members_after(
         }
         found.rows += 1;
         last = row.get(6)?;
-        if eyes.see(row, 9)? {
-            found.news.push(News {
+        if visibility.sees_row(row, 9)? {
+            found.changes.push(Change {
                 revision: last,
                 cost: cost_of(row)?,
-                what: What::Member(Box::new(member_of(row, networks)?)),
+                kind: ChangeKind::Member(Box::new(member_of(row, networks)?)),
             });
         }
     }
     Ok(found)
 }
 
-/// Those that went, of whom the asker knew; and those that it knew by what they were and may not know by what they are: to the asker they
-/// went, too.
+/// Returns the removals that the member must receive: removed members that it saw, and members that
+/// it saw by their former name and tags and does not see any more.
 fn gone_after(
     connection: &Connection,
     since: i64,
-    eyes: &Eyes<'_>,
+    visibility: &Visibility<'_>,
     asker: MemberId,
 ) -> Result<Found, StoreError> {
     let mut statement = connection.prepare_cached(
@@ -314,9 +330,9 @@ fn gone_after(
     )?;
     let mut rows = statement.query((since, asker.0))?;
     let (mut found, mut last) = (Found::default(), since);
-    let mut told = HashSet::new();
+    let mut reported = HashSet::new();
     while let Some(row) = rows.next()?
-        && found.news.len() < LIMIT
+        && found.changes.len() < LIMIT
     {
         if found.rows == MAX_ROWS {
             found.until = Some(last);
@@ -325,47 +341,47 @@ fn gone_after(
         found.rows += 1;
         last = row.get(0)?;
         let key = row.get(1)?;
-        if eyes.see(row, 2)? && !eyes.see_key(&key)? && told.insert(key) {
-            found.news.push(removal(last, key));
+        if visibility.sees_row(row, 2)? && !visibility.sees_key(&key)? && reported.insert(key) {
+            found.changes.push(removal(last, key));
         }
     }
     Ok(found)
 }
 
-fn removal(revision: i64, key: [u8; 32]) -> News {
-    News {
+fn removal(revision: i64, key: [u8; 32]) -> Change {
+    Change {
         revision,
         cost: REMOVAL,
-        what: What::Removal(PublicKey::from_bytes(key)),
+        kind: ChangeKind::Removal(PublicKey::from_bytes(key)),
     }
 }
 
-/// An answer from what there is to tell, ordered by revisions. Where it was cut off at [`LIMIT`], the
-/// answer is full before the cut is reached.
-pub(super) fn tell(news: Vec<News>, current: i64, whole: bool) -> Changes {
+/// Builds an answer from changes in the order of their revisions. If they were cut off at
+/// [`LIMIT`], the answer is full before the cut.
+pub(super) fn assemble(found: Vec<Change>, current: i64, whole: bool) -> Changes {
     let mut changes = Changes {
         revision: unsigned(current),
         whole,
         ..Changes::default()
     };
-    let mut room = MAX_ANSWER - FRAME;
+    let mut remaining = MAX_ANSWER - FRAME;
     let mut last = 0;
-    for News {
+    for Change {
         revision,
         cost,
-        what,
-    } in news
+        kind,
+    } in found
     {
-        if changes.members.len() + changes.removed.len() == MAX_MEMBERS || cost > room {
+        if changes.members.len() + changes.removed.len() == MAX_MEMBERS || cost > remaining {
             changes.more = true;
             changes.revision = unsigned(last);
             break;
         }
-        room -= cost;
+        remaining -= cost;
         last = revision;
-        match what {
-            What::Member(member) => changes.members.push(*member),
-            What::Removal(key) => changes.removed.push(key),
+        match kind {
+            ChangeKind::Member(member) => changes.members.push(*member),
+            ChangeKind::Removal(key) => changes.removed.push(key),
         }
     }
     changes

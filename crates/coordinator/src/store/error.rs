@@ -1,4 +1,4 @@
-//! Why the store does not do something, and what of that a stranger is told.
+//! Errors of the store, and their form for unauthenticated hosts.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,201 +7,199 @@ use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::policy::PolicyError;
 use seikan_proto::mesh::{Name, Networks, Reason, Refusal};
 
-/// Why the store did not do it. Nothing was changed then.
+/// Error of the store. The state is unchanged, except possibly after [`StoreError::Unknown`].
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The token is unknown, used up, expired or withdrawn.
     #[error(
-        "the token is not good (any more): it may be mistyped, used up, expired or withdrawn; ask for a new one"
+        "the token is not valid: it may be mistyped, used up, expired or withdrawn; ask the operator for a new one"
     )]
     BadToken,
     /// Another member has the name.
-    #[error("the name {name} belongs to another member: take another one")]
+    #[error("the name {name} belongs to another member: choose another one")]
     NameTaken {
-        /// Which name.
+        /// The name.
         name: Name,
     },
     /// A member with another name has the key.
     #[error(
-        "the key {key} belongs to a member with another name: join under that name, or with a new key"
+        "the key {key} belongs to a member with another name: join with that name or with a new key"
     )]
     KeyTaken {
-        /// Which key.
+        /// The key.
         key: PublicKey,
     },
-    /// Every address is taken.
-    #[error("all {capacity} addresses of the mesh are taken: a member has to go first")]
+    /// Every address is in use.
+    #[error("all {capacity} addresses of the mesh are in use: remove a member first")]
     Full {
-        /// How many there are.
+        /// Number of addresses.
         capacity: u32,
     },
-    /// No member has the credential, or the id.
-    #[error("this is not (any more) a member of the mesh: join it again with a token")]
+    /// No member has the credential or the id.
+    #[error("this host is not a member of the mesh: join again with a token")]
     NotAMember,
     /// Too many new keys within an hour.
-    #[error("a member has {most} new keys an hour at most: try again later")]
+    #[error("a member may change its key at most {most} times an hour: try again later")]
     TooManyKeys {
-        /// How many may be.
+        /// Maximum per hour.
         most: u32,
     },
-    /// More than there may be, or too little.
+    /// A value is too large or too small.
     #[error("{0}")]
     OutOfBounds(&'static str),
-    /// The text is no policy.
+    /// The text is not a policy.
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// The file is of a later version.
+    /// A later version wrote the file.
     #[error(
-        "{} was written by a later version of seikan (schema {found}, this one knows {known}): use that version, \
-         or a copy from before",
+        "cannot open {}: a later version of seikan wrote it (schema {found}; this version reads up to {known}); \
+         use that version or restore a backup",
         path.display()
     )]
     LaterVersion {
         /// The file.
         path: PathBuf,
-        /// Its schema.
+        /// Its version of the schema.
         found: i64,
-        /// The latest schema that this version knows.
+        /// The latest version of the schema that this program knows.
         known: i64,
     },
-    /// Nobody has said yet which networks the mesh has.
+    /// The networks of the mesh are not set.
     #[error("the mesh has no networks yet: initialise the coordinator first")]
     NoNetworks,
     /// The mesh has other networks.
     #[error(
-        "the mesh has the networks {} and {} already: members have addresses in them, so they stay",
+        "cannot change the networks of the mesh from {} and {}: members have addresses in them",
         have.v4, have.v6
     )]
     OtherNetworks {
-        /// Those that it has.
+        /// Networks of the mesh.
         have: Networks,
     },
-    /// The file system cannot do what SQLite needs for several processes at once.
+    /// The file system does not support SQLite's write-ahead log.
     #[error(
-        "the database cannot have a write-ahead log where it is (its journal stays `{mode}`): put it on a local disk"
+        "cannot enable the write-ahead log of the database (journal mode `{mode}`): put it on a local disk"
     )]
     NoWal {
-        /// What it has instead.
+        /// The journal mode in effect.
         mode: String,
     },
-    /// Something in the file is not what this program writes.
-    #[error("the database is damaged (its {0} cannot be understood): take a copy from before")]
+    /// The file contains an invalid value.
+    #[error("the database is damaged (invalid {0}): restore a backup")]
     Corrupt(&'static str),
-    /// The work ended before it was done.
-    #[error("the coordinator ended before this was done: try again")]
+    /// The work was interrupted.
+    #[error("the coordinator was stopped before it finished: try again")]
     Interrupted,
-    /// The file or its folder cannot be made.
-    #[error("cannot make the database {}: {source}; see to its folder", path.display())]
+    /// The file or its folder cannot be created.
+    #[error("cannot create the database {}: {source}; check its folder", path.display())]
     Io {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Error of the system.
         source: io::Error,
     },
-    /// Somebody has the file open, or moves it.
+    /// Another process has the file open or moves it.
     #[error(
-        "{} is in use: a coordinator runs on it, or it is being moved; end that first",
+        "{} is in use: stop the coordinator that uses it, or wait until its mesh has been moved",
         path.display()
     )]
     InUse {
         /// The file.
         path: PathBuf,
     },
-    /// There is a mesh where one was to be brought.
+    /// There is a mesh at the destination of a move.
     #[error(
-        "etcd has a mesh under {prefix} already: take another prefix, or say that it is to be replaced, which is the end of it"
+        "etcd already has a mesh under {prefix}: choose another prefix, or replace that mesh with --replace, which deletes it"
     )]
     NotEmpty {
-        /// What its keys begin with.
+        /// Prefix of its keys.
         prefix: String,
     },
-    /// What is to be replaced is being changed.
+    /// The mesh to replace was changed meanwhile.
     #[error(
-        "the mesh under {prefix} was changed while it was to be replaced, and is as it was: end its coordinators first"
+        "cannot replace the mesh under {prefix}: it was changed meanwhile; stop its coordinators first"
     )]
     Changing {
-        /// What its keys begin with.
+        /// Prefix of its keys.
         prefix: String,
     },
-    /// The mesh of the file may be in etcd already.
+    /// An interrupted move: the mesh of the file may be in etcd.
     #[error(
-        "the mesh of {} is being moved to the etcd at {endpoints}, under {prefix}: do the same `seikan coordinator import` again, which ends \
-         that, or take it back there with `seikan coordinator import --undo`",
+        "cannot open {}: its move to the etcd at {endpoints}, under {prefix}, is not finished; repeat the same \
+         `seikan coordinator import` to finish it, or cancel it with `seikan coordinator import --undo`",
         path.display()
     )]
     Moving {
         /// The file.
         path: PathBuf,
-        /// What its keys begin with there.
+        /// Prefix of its keys in etcd.
         prefix: String,
-        /// Where that etcd was when this began.
+        /// URLs of the cluster when the move began.
         endpoints: String,
     },
-    /// Nobody moves it.
-    #[error("the mesh of {} is not being moved: there is nothing to take back", path.display())]
+    /// There is no interrupted move.
+    #[error("cannot cancel a move of the mesh of {}: there is none", path.display())]
     NotMoving {
         /// The file.
         path: PathBuf,
     },
-    /// It has been moved.
+    /// The move is complete.
     #[error(
-        "all of the mesh is in etcd under {prefix}, where others may have changed it since: do the same `seikan coordinator import` again, \
-         without --undo"
+        "cannot cancel the move: the whole mesh is in etcd under {prefix}, where others may have changed it; \
+         repeat the same `seikan coordinator import` without --undo"
     )]
     HasMoved {
-        /// What its keys begin with.
+        /// Prefix of its keys.
         prefix: String,
     },
-    /// etcd has another mesh than before, or lost the one that it had.
+    /// etcd has another mesh than before, or none.
     #[error(
-        "under {prefix} etcd has {}, and not the mesh {noted} of before: see that this is the right etcd, and bring back what it had from a \
-         backup (etcdctl snapshot restore); if the mesh is to be another one from now on, take the line `mesh` out of etcd.toml",
+        "etcd has {} under {prefix} in place of the mesh {expected}: check that this is the right etcd, and restore its backup \
+         (etcdctl snapshot restore); to use another mesh from now on, remove the line `mesh` from etcd.toml",
         found.map_or("no mesh".to_owned(), |found| format!("the mesh {found}"))
     )]
     OtherMesh {
-        /// What its keys begin with.
+        /// Prefix of its keys.
         prefix: String,
-        /// The number that was noted.
-        noted: u64,
-        /// The number of the one that is there.
+        /// Number of the expected mesh.
+        expected: u64,
+        /// Number of the mesh that was found.
         found: Option<u64>,
     },
-    /// What is said about etcd cannot be right.
+    /// The settings for etcd are invalid.
     #[error("etcd: {0}")]
     EtcdSettings(String),
-    /// A file for etcd cannot be read.
+    /// A file that the settings for etcd name cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Error of the system.
         source: io::Error,
     },
-    /// etcd cannot be asked, or has no majority. Nothing was changed.
-    #[error("etcd cannot be asked: {0}; see to its members")]
+    /// etcd does not answer or has no majority. Nothing was changed.
+    #[error("cannot use etcd: {0}; check its members")]
     Unavailable(String),
-    /// The same, after a change was sent.
+    /// etcd did not confirm a change that was sent.
     #[error(
-        "etcd took what was to be changed and did not answer: {0}; whether it is done is not known, so look before trying again"
+        "etcd did not confirm the change: {0}; it may have been applied, so check before you try again"
     )]
     Unknown(String),
-    /// A row in etcd is not what this program writes.
-    #[error(
-        "what etcd has under {key} cannot be understood: take a copy from before, or put it right"
-    )]
+    /// etcd has an invalid row.
+    #[error("etcd has an invalid value under {key}: restore a backup or correct the value")]
     CorruptRow {
         /// Its key, without the prefix.
         key: String,
     },
-    /// What SQLite says.
+    /// SQLite failed.
     #[error(
-        "the database cannot be used: {0}; see to its file, its folder and the room on its disk"
+        "cannot use the database: {0}; check its file, its folder and the free space of its disk"
     )]
     Sqlite(#[from] rusqlite::Error),
 }
 
 impl StoreError {
-    /// The same for who asked over the network: nothing in it that only operators may know.
+    /// Returns the error for a host: without details that only operators may know.
     pub fn refusal(&self) -> Refusal {
         let reason = match self {
             Self::BadToken => Reason::BadToken,
@@ -234,7 +232,7 @@ impl StoreError {
                 return Refusal {
                     reason: Reason::Unavailable,
                     message:
-                        "the coordinator cannot do this now: try again later, or tell who runs it"
+                        "the coordinator cannot do this now: try again later, or tell its operator"
                             .to_owned(),
                 };
             }

@@ -1,17 +1,18 @@
-//! A store that several coordinators share: etcd has the truth, each coordinator a replica of it in memory.
+//! A mesh that several coordinators share: etcd has the authoritative state, and each coordinator a
+//! replica in memory.
 //!
 //! ```text
-//! PREFIX/state/head              the schema (0: not all rows are there yet), and the random number of the latest change
-//! PREFIX/state/mesh              a random number: this mesh, and no other
-//! PREFIX/state/restored          a random number, if etcd came back from a backup and somebody noticed
-//! PREFIX/state/rows/TABLE/KEY    a row of the store's tables, as JSON
-//! PREFIX/pin                     by which members know the certificate of every coordinator
-//! PREFIX/live/..., present/...   what is gone with the coordinator that wrote it ([`live`])
+//! PREFIX/state/head              schema (0: import in progress), and the random number of the latest change
+//! PREFIX/state/mesh              random number that identifies the mesh
+//! PREFIX/state/restored          random number of the latest restore from a backup
+//! PREFIX/state/rows/TABLE/KEY    row of a table, as JSON
+//! PREFIX/pin                     pin of the certificate of every coordinator
+//! PREFIX/live/..., present/...   keys under the lease of a coordinator ([`live`])
 //! ```
 //!
-//! [`replica`] decides changes on its copy and proposes what they did to the rows, [`rows`], as one transaction that etcd takes
-//! only if the head is still the one that it was decided on. [`import()`] brings a whole
-//! mesh in. [`client`] speaks to etcd, by [`messages`].
+//! [`replica`] decides changes on its copy and proposes the changed [`rows`] as one etcd
+//! transaction, which succeeds only if the head has not changed since. [`import()`] copies a whole
+//! mesh into etcd. [`client`] implements etcd's API with the messages of [`messages`].
 
 mod client;
 mod import;
@@ -23,32 +24,35 @@ mod rows;
 use std::env;
 use std::path::PathBuf;
 
-pub(super) use import::{Beside, cluster, give_up, import};
+pub(super) use import::{Extras, cluster, give_up, import};
 #[cfg(fuzzing)]
 pub use replica::fuzzing;
 pub(super) use replica::{Replica, random};
 
-/// Where etcd is, and who asks.
+/// Settings of an etcd cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Etcd {
-    /// URLs of members of the cluster, one at least.
+    /// URLs of members of the cluster, at least one.
     pub endpoints: Vec<String>,
-    /// What all keys begin with, without a slash at its end.
+    /// Prefix of all keys, without a trailing slash.
     pub prefix: String,
-    /// File with what signs their certificates, PEM; `None`: what the system trusts.
+    /// PEM file with the CA certificates of the cluster; `None`: the system's trust store.
     pub ca: Option<PathBuf>,
-    /// Files with a certificate to show them and its key, PEM.
+    /// PEM files with the client certificate and its key.
     pub identity: Option<(PathBuf, PathBuf)>,
-    /// A user, and the file with the password.
+    /// User, and the file with its password.
     pub user: Option<(String, PathBuf)>,
-    /// The mesh that is there, if one was known before: none is made in its place, and no other is taken for it.
+    /// Number of the expected mesh: no other mesh is accepted, and none is created. `None` accepts
+    /// any.
     pub mesh: Option<u64>,
-    /// Where members reach this coordinator, which the others then tell them; `None`: nobody is told of it.
+    /// Address of this coordinator, which the coordinators send to members; `None`: it is not
+    /// advertised.
     pub advertise: Option<seikan_proto::mesh::RelayAddress>,
 }
 
 impl Etcd {
-    /// The files and folders that it names. Without a `ca`, the environment may name those with what the system trusts.
+    /// Returns the files and folders that the settings name, and without a `ca` those of the
+    /// environment variables `SSL_CERT_FILE` and `SSL_CERT_DIR`.
     pub fn files(&self) -> Vec<PathBuf> {
         let identity = self.identity.iter().flat_map(|(cert, key)| [cert, key]);
         let password = self.user.iter().map(|(_, file)| file);
@@ -66,10 +70,10 @@ impl Etcd {
     }
 }
 
-/// What keys begin with unless it is said otherwise.
+/// Default prefix of keys.
 pub const PREFIX: &str = "/seikan/mesh";
 
-/// What tests do to etcd beside the store.
+/// Direct access to etcd for tests.
 #[cfg(test)]
 pub(super) mod testing {
     use seikan_proto::mesh::RelayAddress;
@@ -87,7 +91,7 @@ pub(super) mod testing {
         runtime.expect("a runtime").block_on(work)
     }
 
-    /// Has etcd forget all revisions but the latest.
+    /// Compacts all revisions but the latest.
     pub fn compact(settings: &Etcd) {
         wait_for(async {
             let cluster = Cluster::new(settings).expect("a cluster");
@@ -102,8 +106,8 @@ pub(super) mod testing {
         });
     }
 
-    /// Some keys, and their values.
-    pub fn some(settings: &Etcd) -> Vec<(String, Vec<u8>)> {
+    /// Returns sample keys and their values.
+    pub fn sample(settings: &Etcd) -> Vec<(String, Vec<u8>)> {
         wait_for(async {
             let cluster = Cluster::new(settings).expect("a cluster");
             let connection = cluster.connect(0).await.expect("a connection");
@@ -124,7 +128,7 @@ pub(super) mod testing {
         })
     }
 
-    /// Whether there is such a key.
+    /// Returns whether a key exists.
     pub fn has(settings: &Etcd, key: &str) -> bool {
         wait_for(async {
             let cluster = Cluster::new(settings).expect("a cluster");
@@ -138,8 +142,9 @@ pub(super) mod testing {
         })
     }
 
-    /// Has a member ask `one`, then `two`, then neither; what `look` finds when it does not ask `one` any more, and then.
-    pub fn move_member<T>(settings: &Etcd, member: i64, look: impl Fn() -> T) -> [T; 2] {
+    /// Makes a member poll `one`, then `two`, then neither. Returns the results of `observe` after
+    /// it has left `one` and after it has left `two`.
+    pub fn move_member<T>(settings: &Etcd, member: i64, observe: impl Fn() -> T) -> [T; 2] {
         wait_for(async {
             let cluster = Cluster::new(settings).expect("a cluster");
             let connection = cluster.connect(0).await.expect("a connection");
@@ -149,20 +154,20 @@ pub(super) mod testing {
             let (one, two) = (Live::default(), Live::default());
             let mut first = Writer::new(&settings.prefix, at("one.example:7443"), 1);
             let mut second = Writer::new(&settings.prefix, at("two.example:7443"), 2);
-            one.asks(member, 100);
+            one.note_poll(member, 100);
             first.write(&one, &connection).await.expect("written");
-            two.asks(member, 200);
+            two.note_poll(member, 200);
             second.write(&two, &connection).await.expect("written");
-            one.leave();
+            one.stop_polling();
             first.write(&one, &connection).await.expect("written");
-            let moved = look();
-            two.leave();
+            let moved = observe();
+            two.stop_polling();
             second.write(&two, &connection).await.expect("written");
-            [moved, look()]
+            [moved, observe()]
         })
     }
 
-    /// As an import that is broken off right after it has begun.
+    /// Leaves the state of an import that was interrupted right after its start.
     pub fn begin_import(settings: &Etcd) {
         put(
             settings,
@@ -171,8 +176,8 @@ pub(super) mod testing {
         );
     }
 
-    /// Takes away what is there.
-    pub fn take_away(settings: &Etcd, key: &str) {
+    /// Deletes a key.
+    pub fn remove(settings: &Etcd, key: &str) {
         wait_for(async {
             let cluster = Cluster::new(settings).expect("a cluster");
             let connection = cluster.connect(0).await.expect("a connection");
@@ -184,7 +189,7 @@ pub(super) mod testing {
         });
     }
 
-    /// Writes something there.
+    /// Writes a key.
     pub fn put(settings: &Etcd, key: &str, value: &str) {
         wait_for(async {
             let cluster = Cluster::new(settings).expect("a cluster");

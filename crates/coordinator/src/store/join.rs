@@ -1,36 +1,37 @@
-//! How a host becomes a member.
+//! Joins: how a host becomes a member.
 //!
-//! [`admit`] judges a request: first the token, so that who has none learns nothing; then the name and
-//! the key. It is asked twice, once without the write lock, which strangers so never hold, and once
-//! with it. A new member gets the lowest number that was never anybody's; once there is none, the one
-//! that has been free for longest, so that an address is not soon somebody else's.
+//! [`admit`] checks a request: first the token, so that a host without one learns nothing, then the
+//! name and the key. It runs twice: first without the write lock, so that unauthenticated hosts
+//! never hold the lock, then with it. A new member gets the lowest number that no member has had.
+//! If there is none, it gets the number that has been free for longest, so that addresses are not
+//! reused soon.
 //!
-//! A host whose answer got lost asks again: who shows the name, the key and the credential of a member
-//! is told what it was told, even by a token that it used up itself. The credential is the host's own
-//! making, so nobody else can ask in its place.
+//! A host whose answer was lost repeats its request. A request with the name, the key and the
+//! credential of a member gets the same answer, even with a token that it has used up itself. Only
+//! the host knows its credential, so nobody else can repeat the request.
 
 use ipnet::IpNet;
 use rusqlite::{Connection, OptionalExtension as _, Transaction};
 use seikan_proto::mesh::{JoinRequest, Networks};
 
-use super::members::{MemberId, comes_again};
+use super::members::{MemberId, record_return};
 use super::{Actor, Store, StoreError, audit, networks_of, next_revision, seconds, tokens};
 
-/// What a host that joined gets, its credential aside.
+/// Result of a join.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Joining {
-    /// Stands for the member in this store.
+    /// Id of the member in this store.
     pub id: MemberId,
-    /// Its place in the networks, 1 to [`Networks::capacity`].
+    /// Number of the member, which determines its addresses: 1 to [`Networks::capacity`].
     pub number: u32,
-    /// Its IPv4 and its IPv6 address, with the networks' prefixes.
+    /// IPv4 and IPv6 address, with the prefixes of the networks.
     pub addresses: [IpNet; 2],
-    /// It was a member already, and is what it was.
-    pub again: bool,
+    /// The host was a member already, and nothing has changed.
+    pub was_member: bool,
 }
 
 impl Store {
-    /// Makes a host a member, or tells one that is what it has.
+    /// Makes a host a member, or returns the result again for one that is.
     ///
     /// # Errors
     /// [`StoreError::BadToken`], [`StoreError::NameTaken`], [`StoreError::KeyTaken`],
@@ -43,16 +44,16 @@ impl Store {
         now: u64,
     ) -> Result<Joining, StoreError> {
         let at = seconds(now);
-        self.look_surely(|connection| admit(connection, request, at).map(drop))?;
+        self.read_latest(|connection| admit(connection, request, at).map(drop))?;
         let (request, from) = (request.clone(), from.clone());
         self.change(move |transaction| {
             let admission = admit(transaction, &request, at)?;
-            let (id, number) = match admission.own {
-                Some(own) => own,
+            let (id, number) = match admission.existing {
+                Some(existing) => existing,
                 None => {
-                    let entered = enter(transaction, &admission, &request, at)?;
-                    audit::note(transaction, at, "joined", request.name.as_str(), &from)?;
-                    entered
+                    let added = insert_member(transaction, &admission, &request, at)?;
+                    audit::record(transaction, at, "joined", request.name.as_str(), &from)?;
+                    added
                 }
             };
             let addresses = admission.networks.interface_addresses(number);
@@ -60,17 +61,18 @@ impl Store {
                 id: MemberId(id),
                 number,
                 addresses: addresses.ok_or(StoreError::Corrupt("numbers"))?,
-                again: admission.own.is_some(),
+                was_member: admission.existing.is_some(),
             })
         })
     }
 
-    /// Whether a request is refused by what is known here alone; others may have changed just now what it is refused by.
+    /// Returns whether the local copy refuses a request. Changes of others that would admit it may
+    /// not have arrived yet.
     ///
     /// # Errors
     /// [`StoreError::Sqlite`].
     pub fn is_refused_here(&self, request: &JoinRequest, now: u64) -> Result<bool, StoreError> {
-        match self.look(|connection| admit(connection, request, seconds(now)).map(drop)) {
+        match self.read(|connection| admit(connection, request, seconds(now)).map(drop)) {
             Ok(()) => Ok(false),
             Err(error @ StoreError::Sqlite(_)) => Err(error),
             Err(_) => Ok(true),
@@ -78,24 +80,24 @@ impl Store {
     }
 }
 
-/// A request that nothing speaks against.
+/// A request that is admitted.
 struct Admission {
     networks: Networks,
     token: tokens::Found,
-    /// The member that it comes from, if it is one.
-    own: Option<Own>,
+    /// The member that sends it, if it is one.
+    existing: Option<MemberRow>,
 }
 
 /// Id and number of a member.
-type Own = (i64, u32);
+type MemberRow = (i64, u32);
 
 fn admit(connection: &Connection, request: &JoinRequest, at: i64) -> Result<Admission, StoreError> {
     let networks = networks_of(connection)?.ok_or(StoreError::NoNetworks)?;
     let token = tokens::find(connection, &request.token.digest(), at)?;
     let token = token.ok_or(StoreError::BadToken)?;
-    let own = match with_key(connection, request)? {
-        Some((own, true)) => Some(own),
-        // Whoever has no good token learns nothing of members.
+    let existing = match with_key(connection, request)? {
+        Some((existing, true)) => Some(existing),
+        // A host without a valid token learns nothing about members.
         _ if token.used_up => return Err(StoreError::BadToken),
         Some((_, false)) => {
             return Err(StoreError::KeyTaken {
@@ -112,15 +114,16 @@ fn admit(connection: &Connection, request: &JoinRequest, at: i64) -> Result<Admi
     Ok(Admission {
         networks,
         token,
-        own,
+        existing,
     })
 }
 
-/// Id and number of the member with the key that is asked for, and whether it has the name and the credential, too.
+/// Returns id and number of the member with the requested key, and whether name and credential
+/// match, too.
 fn with_key(
     connection: &Connection,
     request: &JoinRequest,
-) -> Result<Option<(Own, bool)>, StoreError> {
+) -> Result<Option<(MemberRow, bool)>, StoreError> {
     let mut statement = connection.prepare_cached(
         "SELECT id, number, name = ?2 AND credential = ?3 FROM member WHERE public_key = ?1",
     )?;
@@ -143,7 +146,7 @@ fn name_taken(connection: &Connection, request: &JoinRequest) -> Result<bool, St
 }
 
 /// A new member: its id and its number.
-fn enter(
+fn insert_member(
     transaction: &Transaction<'_>,
     admission: &Admission,
     request: &JoinRequest,
@@ -152,7 +155,7 @@ fn enter(
     let number = take_number(transaction, admission.networks.capacity())?;
     let revision = next_revision(transaction)?;
     let key = request.public_key.as_bytes();
-    comes_again(transaction, key)?;
+    record_return(transaction, key)?;
     transaction.execute(
         "INSERT INTO member (number, name, public_key, credential, token, tags, endpoints,
                              revision, joined)

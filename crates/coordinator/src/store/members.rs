@@ -1,74 +1,79 @@
-//! What a member does, and how it ceases to be one.
+//! Members: endpoints, keys, activity, and removal.
 
 use rusqlite::{Connection, OptionalExtension as _, Row, Transaction};
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{Digest, Endpoints, MAX_ENDPOINTS, MAX_RELAYED, Member, Name, Networks};
 
-use super::policy::Eyes;
+use super::policy::Visibility;
 use super::tokens::{from_json, to_json};
 use super::{
     Actor, Backing, Store, StoreError, audit, networks_of, next_revision, seconds, unsigned,
 };
 
-/// How often it is noted that a member was heard of, in seconds.
-const SEEN_EVERY: i64 = 60;
+/// Minimum interval at which a member's activity is recorded, in seconds.
+const SEEN_INTERVAL: i64 = 60;
 
-/// What a new key is called in the log.
+/// Log entry of a new key.
 const KEY_CHANGED: &str = "key changed";
-/// New keys of one member within an hour, at most.
-const MAX_KEYS_AN_HOUR: u32 = 10;
+/// Maximum number of new keys of one member within an hour.
+const MAX_KEYS_PER_HOUR: u32 = 10;
 
-/// Stands for a member in this store. None is ever given to another member.
+/// Id of a member in this store. Ids are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemberId(pub(crate) i64);
 
-/// Which member.
+/// Reference to a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Whom<'a> {
-    /// The one that showed its credential.
+pub enum MemberRef<'a> {
+    /// Authenticated by its credential.
     Id(MemberId),
-    /// The one that has this name now.
+    /// Current owner of this name.
     Name(&'a Name),
 }
 
 /// A member as operators see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemberInfo {
-    /// Its place in the networks, 1 to [`Networks::capacity`].
+    /// Number of the member, which determines its addresses: 1 to [`Networks::capacity`].
     pub number: u32,
-    /// As the others know it.
+    /// The member as others receive it.
     pub member: Member,
-    /// When it joined, in seconds since 1970.
+    /// Time of joining, in seconds since 1970.
     pub joined: u64,
-    /// When it was last heard of, in seconds since 1970; up to a minute too early, or if it asks `at` a coordinator when it began to.
+    /// Time of its latest activity, in seconds since 1970; up to a minute early. While it polls a
+    /// `coordinator` that shares the mesh, the time at which it began to.
     pub seen: u64,
-    /// The coordinator that it asks now, by the address that members have for it; `None` if it asks none, or if that is not known, as of
-    /// a mesh with one coordinator.
-    pub at: Option<String>,
+    /// Address of the coordinator that it polls now; `None` if it polls none, or if that is
+    /// unknown, as for a mesh with one coordinator.
+    pub coordinator: Option<String>,
 }
 
 impl Store {
-    /// Whose credential this is.
+    /// Returns the member that a credential belongs to.
     ///
     /// # Errors
-    /// [`StoreError::NotAMember`] if nobody's, or not any more; [`StoreError::Unavailable`] if that cannot be said for certain;
-    /// [`StoreError::Sqlite`].
+    /// [`StoreError::NotAMember`] if it belongs to none; [`StoreError::Unavailable`] if the copy
+    /// may be behind; [`StoreError::Sqlite`].
     pub fn authenticate(&self, credential: &Digest) -> Result<MemberId, StoreError> {
-        self.look_surely(|connection| {
+        self.read_latest(|connection| {
             with_credential(connection, credential)?.ok_or(StoreError::NotAMember)
         })
     }
 
-    /// The same by what is known here alone: `None` may be a member that others have made one just now.
+    /// Returns the member that a credential belongs to in the local copy. `None` may be a member
+    /// that has just joined at another coordinator.
     ///
     /// # Errors
     /// [`StoreError::Sqlite`].
-    pub fn recognise(&self, credential: &Digest) -> Result<Option<MemberId>, StoreError> {
-        self.look(|connection| with_credential(connection, credential))
+    pub fn authenticate_locally(
+        &self,
+        credential: &Digest,
+    ) -> Result<Option<MemberId>, StoreError> {
+        self.read(|connection| with_credential(connection, credential))
     }
 
-    /// Says where a member may be reached, the best first; whether that is different from before. The
-    /// same again is no change: nobody is told of it.
+    /// Sets the endpoints of a member, the best first. Returns whether they have changed; if not,
+    /// nobody is notified.
     ///
     /// # Errors
     /// [`StoreError::OutOfBounds`]: more than [`MAX_ENDPOINTS`] or [`MAX_RELAYED`]; [`StoreError::NotAMember`];
@@ -76,47 +81,50 @@ impl Store {
     pub fn set_endpoints(
         &self,
         id: MemberId,
-        told: &Endpoints,
+        wanted: &Endpoints,
         now: u64,
     ) -> Result<bool, StoreError> {
-        if told.endpoints.len() > MAX_ENDPOINTS {
-            return Err(StoreError::OutOfBounds("a member has 16 endpoints at most"));
-        }
-        if told.relayed.len() > MAX_RELAYED {
+        if wanted.endpoints.len() > MAX_ENDPOINTS {
             return Err(StoreError::OutOfBounds(
-                "a member has 4 relayed addresses at most",
+                "a member may have at most 16 endpoints",
             ));
         }
-        let (endpoints, relayed) = (to_json(&told.endpoints)?, to_json(&told.relayed)?);
-        let known: Option<(String, String)> = self.look(|connection| {
+        if wanted.relayed.len() > MAX_RELAYED {
+            return Err(StoreError::OutOfBounds(
+                "a member may have at most 4 relayed addresses",
+            ));
+        }
+        let (endpoints, relayed) = (to_json(&wanted.endpoints)?, to_json(&wanted.relayed)?);
+        let known: Option<(String, String)> = self.read(|connection| {
             let mut statement =
                 connection.prepare_cached("SELECT endpoints, relayed FROM member WHERE id = ?1")?;
             let row = statement.query_row([id.0], |row| Ok((row.get(0)?, row.get(1)?)));
             Ok(row.optional()?)
         })?;
-        let told = (endpoints, relayed);
-        if known.ok_or(StoreError::NotAMember)? == told {
+        let encoded = (endpoints, relayed);
+        if known.ok_or(StoreError::NotAMember)? == encoded {
             return Ok(false);
         }
         self.change(move |transaction| {
             let revision = next_revision(transaction)?;
             let changed = transaction.execute(
                 "UPDATE member SET endpoints = ?2, relayed = ?3, revision = ?4 WHERE id = ?1",
-                (id.0, &told.0, &told.1, revision),
+                (id.0, &encoded.0, &encoded.1, revision),
             )?;
             match changed {
                 0 => Err(StoreError::NotAMember),
-                _ => heard(transaction, id, seconds(now)).map(|()| true),
+                _ => record_seen(transaction, id, seconds(now)).map(|()| true),
             }
         })
     }
 
-    /// Gives a member another key; whether it is another. It stays who it is: number, name, tags and credential. The others hear of it
-    /// as of one who is gone and one who is new with the same name and addresses.
+    /// Replaces the key of a member; returns whether it has changed. Number, name, tags and
+    /// credential stay. Others receive a removal of the old key and a new member with the same name
+    /// and addresses.
     ///
     /// # Errors
-    /// [`StoreError::KeyTaken`]: it is another member's; [`StoreError::TooManyKeys`]: what is gone is remembered for good;
-    /// [`StoreError::NotAMember`]; [`StoreError::Sqlite`].
+    /// [`StoreError::KeyTaken`] if another member has the key; [`StoreError::TooManyKeys`], because
+    /// removed keys are kept forever; [`StoreError::NotAMember`]; [`StoreError::Sqlite`].
     pub fn set_key(
         &self,
         id: MemberId,
@@ -130,14 +138,14 @@ impl Store {
             let own = connection.query_row(sql, [id.0], row).optional()?;
             own.ok_or(StoreError::NotAMember)
         };
-        // Members say so whenever they start: mostly nothing is to be written.
-        if self.look(own)?.0 == *key.as_bytes() {
+        // Members send their key at each start; mostly it has not changed.
+        if self.read(own)?.0 == *key.as_bytes() {
             return Ok(false);
         }
         let (key, by, now) = (*key, by.clone(), seconds(now));
         self.change(move |transaction| {
             let (former, name) = own(transaction)?;
-            // Told twice at once.
+            // A concurrent request has set it.
             if former == *key.as_bytes() {
                 return Ok(false);
             }
@@ -145,14 +153,15 @@ impl Store {
             if transaction.query_row(sql, [key.as_bytes()], |row| row.get(0))? {
                 return Err(StoreError::KeyTaken { key });
             }
-            let lately = audit::count_since(transaction, KEY_CHANGED, &name, now - 3600)?;
-            if lately >= MAX_KEYS_AN_HOUR {
+            let recent = audit::count_since(transaction, KEY_CHANGED, &name, now - 3600)?;
+            if recent >= MAX_KEYS_PER_HOUR {
                 return Err(StoreError::TooManyKeys {
-                    most: MAX_KEYS_AN_HOUR,
+                    most: MAX_KEYS_PER_HOUR,
                 });
             }
-            comes_again(transaction, key.as_bytes())?;
-            // One after the other, as no two have the same revision; together in an answer unless that ends between them.
+            record_return(transaction, key.as_bytes())?;
+            // Two revisions, because each is unique. One answer has both unless it ends between
+            // them.
             let gone = next_revision(transaction)?;
             let sql = "INSERT INTO removed (public_key, revision, name, tags)
                        SELECT public_key, ?2, name, tags FROM member WHERE id = ?1";
@@ -160,18 +169,19 @@ impl Store {
             let new = next_revision(transaction)?;
             let sql = "UPDATE member SET public_key = ?2, revision = ?3 WHERE id = ?1";
             transaction.execute(sql, (id.0, key.as_bytes(), new))?;
-            audit::note(transaction, now, KEY_CHANGED, &name, &by)?;
+            audit::record(transaction, now, KEY_CHANGED, &name, &by)?;
             Ok(true)
         })
     }
 
-    /// Notes that a member was heard of, once a minute at most; for coordinators that share a mesh, that it asks here.
+    /// Records the activity of a member, at most once a minute; with a shared mesh, that it polls
+    /// here.
     ///
     /// # Errors
     /// [`StoreError::NotAMember`], [`StoreError::Sqlite`].
     pub fn touch(&self, id: MemberId, now: u64) -> Result<(), StoreError> {
         let now = seconds(now);
-        let seen: Option<i64> = self.look(|connection| {
+        let seen: Option<i64> = self.read(|connection| {
             let mut statement = connection.prepare_cached(
                 "SELECT ifnull((SELECT at FROM seen WHERE member = id), joined) FROM member
                      WHERE id = ?1",
@@ -180,60 +190,61 @@ impl Store {
         })?;
         let seen = seen.ok_or(StoreError::NotAMember)?;
         if let Backing::Etcd(replica) = &self.backing {
-            replica.asks(id.0, unsigned(now));
+            replica.note_poll(id.0, unsigned(now));
             return Ok(());
         }
-        if now < seen.saturating_add(SEEN_EVERY) {
+        if now < seen.saturating_add(SEEN_INTERVAL) {
             return Ok(());
         }
-        self.note(|transaction| heard(transaction, id, now))
+        self.change_local(|transaction| record_seen(transaction, id, now))
     }
 
-    /// The key of a member, and the member with another key; `None` if there is none that the first may talk to.
+    /// Returns the key of a member, and the id of the member with another key; `None` if there is
+    /// none that the first may talk to.
     ///
     /// # Errors
-    /// [`StoreError::NotAMember`] if the first is none; [`StoreError::Sqlite`].
+    /// [`StoreError::NotAMember`] if the first is no member; [`StoreError::Sqlite`].
     pub fn pair(
         &self,
         id: MemberId,
         other: &PublicKey,
     ) -> Result<(PublicKey, Option<MemberId>), StoreError> {
-        self.look(|connection| {
+        self.read(|connection| {
             let mut statement =
                 connection.prepare_cached("SELECT public_key FROM member WHERE id = ?1")?;
             let own: Option<[u8; 32]> = statement.query_row([id.0], |row| row.get(0)).optional()?;
             let own = own.ok_or(StoreError::NotAMember)?;
-            let eyes = Eyes::new(self, connection, id);
+            let visibility = Visibility::new(self, connection, id);
             let mut statement = connection
                 .prepare_cached("SELECT id, name, tags FROM member WHERE public_key = ?1")?;
             let mut rows = statement.query([other.as_bytes()])?;
             let other = match rows.next()? {
-                Some(row) if eyes.see(row, 1)? => Some(MemberId(row.get(0)?)),
+                Some(row) if visibility.sees_row(row, 1)? => Some(MemberId(row.get(0)?)),
                 _ => None,
             };
             Ok((PublicKey::from_bytes(own), other))
         })
     }
 
-    /// Ends a membership: the credential is good for nothing from now on, the name is free, the number
-    /// will be after all that were never anybody's, and the others hear of it. Whether there was such
-    /// a member.
+    /// Removes a member: its credential becomes invalid, its name is free, its number is reused
+    /// after all numbers that no member has had, and others are notified. Returns whether there was
+    /// such a member.
     ///
     /// # Errors
     /// [`StoreError::Sqlite`].
-    pub fn remove(&self, whom: Whom<'_>, by: &Actor, now: u64) -> Result<bool, StoreError> {
-        // A host can only remove itself.
-        let what = match by {
+    pub fn remove(&self, member: MemberRef<'_>, by: &Actor, now: u64) -> Result<bool, StoreError> {
+        // A host can remove only itself.
+        let change = match by {
             Actor::Host(_) => "left",
             Actor::Operator(_) => "removed",
         };
         let by = by.clone();
-        let whom = match whom {
-            Whom::Id(id) => Ok(id),
-            Whom::Name(name) => Err(name.clone()),
+        let member = match member {
+            MemberRef::Id(id) => Ok(id),
+            MemberRef::Name(name) => Err(name.clone()),
         };
         self.change(move |transaction| {
-            let found = match &whom {
+            let found = match &member {
                 Ok(id) => {
                     let sql = "SELECT id, name FROM member WHERE id = ?1";
                     transaction.query_row(sql, [id.0], id_and_name)
@@ -258,21 +269,24 @@ impl Store {
             )?;
             transaction.execute("DELETE FROM member WHERE id = ?1", [id])?;
             transaction.execute("DELETE FROM seen WHERE member = ?1", [id])?;
-            audit::note(transaction, seconds(now), what, &name, &by)?;
+            audit::record(transaction, seconds(now), change, &name, &by)?;
             Ok(true)
         })
     }
 
-    /// All members by their numbers.
+    /// Returns all members in the order of their numbers.
     ///
     /// # Errors
     /// [`StoreError::NoNetworks`], [`StoreError::Corrupt`], [`StoreError::Sqlite`].
     pub fn members(&self) -> Result<Vec<MemberInfo>, StoreError> {
         let (present, seen) = match &self.backing {
             Backing::File(_) => Default::default(),
-            Backing::Etcd(replica) => (replica.of_members("present")?, replica.of_members("seen")?),
+            Backing::Etcd(replica) => (
+                replica.member_values("present")?,
+                replica.member_values("seen")?,
+            ),
         };
-        self.look(|connection| {
+        self.read(|connection| {
             let networks = networks_of(connection)?.ok_or(StoreError::NoNetworks)?;
             let mut statement = connection.prepare_cached(
                 "SELECT number, name, public_key, endpoints, relayed, tags, joined, ifnull(at, joined), member.id
@@ -282,13 +296,13 @@ impl Store {
             let mut members = Vec::new();
             while let Some(row) = rows.next()? {
                 let id = row.get(8)?;
-                let told = seen.get(&id).and_then(|seen| seen.parse().ok());
+                let last_seen = seen.get(&id).and_then(|seen| seen.parse().ok());
                 members.push(MemberInfo {
                     number: row.get(0)?,
                     member: member_of(row, &networks)?,
                     joined: unsigned(row.get(6)?),
-                    seen: told.unwrap_or(unsigned(row.get(7)?)),
-                    at: present.get(&id).cloned(),
+                    seen: last_seen.unwrap_or(unsigned(row.get(7)?)),
+                    coordinator: present.get(&id).cloned(),
                 });
             }
             Ok(members)
@@ -296,8 +310,12 @@ impl Store {
     }
 }
 
-/// Who comes again under a key is told of as a member, not as somebody who went; who saw it before and does not now hears that it went.
-pub(super) fn comes_again(transaction: &Transaction<'_>, key: &[u8; 32]) -> Result<(), StoreError> {
+/// Records that a removed key belongs to a member again. Others then receive a member instead of a
+/// removal; those that saw the old one and do not see the new one receive a removal.
+pub(super) fn record_return(
+    transaction: &Transaction<'_>,
+    key: &[u8; 32],
+) -> Result<(), StoreError> {
     transaction.execute(
         "INSERT INTO former (revision, member, public_key, name, tags)
          SELECT revision, 0, public_key, name, tags FROM removed WHERE public_key = ?1",
@@ -316,8 +334,8 @@ fn with_credential(
     Ok(id.optional()?.map(MemberId))
 }
 
-/// Notes that a member was heard of.
-fn heard(transaction: &Transaction<'_>, id: MemberId, at: i64) -> Result<(), StoreError> {
+/// Records the activity of a member.
+fn record_seen(transaction: &Transaction<'_>, id: MemberId, at: i64) -> Result<(), StoreError> {
     transaction.execute(
         "INSERT INTO seen (member, at) VALUES (?1, ?2)
          ON CONFLICT DO UPDATE SET at = max(at, excluded.at)",
@@ -330,7 +348,8 @@ fn id_and_name(row: &Row<'_>) -> rusqlite::Result<(i64, String)> {
     Ok((row.get(0)?, row.get(1)?))
 }
 
-/// The member of a row that begins with its number, name, key, endpoints, relayed addresses and tags.
+/// Reads a member from a row that begins with number, name, key, endpoints, relayed addresses and
+/// tags.
 pub(super) fn member_of(row: &Row<'_>, networks: &Networks) -> Result<Member, StoreError> {
     let addresses = networks.addresses(row.get(0)?);
     let name = row.get::<_, String>(1)?.parse::<Name>();

@@ -1,9 +1,10 @@
-//! How a mesh moves between a file and etcd.
+//! Moves of a mesh between a file and etcd.
 //!
-//! Whoever has the file open holds a lock on its folder together with the others ([`hold`]); who moves it holds that alone. So what is
-//! acknowledged is in what is moved. From before anything of it is in etcd until it is known what became of that, the file has a mark
-//! ([`mark_of`]), and nobody opens it: there are never two of one mesh. Ids, numbers, revisions and the digests of secrets stay what they
-//! are: members go on with what they have.
+//! A process that has the file open holds a shared lock on its folder ([`lock_shared`]); a process
+//! that moves the mesh holds it exclusively, so the move includes every acknowledged change. The
+//! file has a mark ([`mark_of`]) from before the first row is in etcd until the outcome is known.
+//! Nobody opens a marked file, so there are never two copies of one mesh in use. Ids, numbers,
+//! revisions and the digests of secrets stay the same: members notice nothing.
 
 use std::collections::BTreeMap;
 use std::fs::{self, TryLockError};
@@ -16,52 +17,54 @@ use rusqlite::backup::{Backup, StepResult};
 use rusqlite::{Connection, TransactionBehavior};
 use seikan_proto::mesh::Pin;
 
-use super::etcd::{self, Beside, Etcd};
+use super::etcd::{self, Etcd, Extras};
 use super::{
     Actor, Backing, PATIENCE, PAUSE, Store, StoreError, audit, lock, make_folder, networks_of,
     open_file, seconds,
 };
 
-/// How long those who have the file open are waited for: a verb ends soon, a coordinator does not.
-const ENDS: Duration = Duration::from_secs(1);
+/// Time to wait until other processes close the file: a command ends soon, a coordinator does not.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A mesh that has been moved from a file.
+/// A mesh that was moved from a file to etcd.
 #[derive(Debug)]
 pub struct Moved {
-    /// Where it is now.
+    /// The mesh in etcd.
     pub store: Store,
     file: PathBuf,
     _folder: fs::File,
 }
 
-/// A file whose mesh is not in it any more.
+/// A file whose mesh was moved.
 #[derive(Debug)]
-pub struct PutAway {
-    /// Its new name.
+pub struct RetiredFile {
+    /// New path of the file.
     pub file: PathBuf,
-    /// Why it still has its mark, and nobody opens it; `None`: it is as it was, for whoever takes it up again on purpose.
+    /// Error that kept its mark, so that nobody can open it; `None`: the mark is gone, and the file
+    /// can be used again on purpose.
     pub marked: Option<StoreError>,
 }
 
 impl Moved {
-    /// Renames the file, so that nobody takes it for the mesh any more: `.moved` comes after its name, and a number if that is there.
+    /// Renames the file so that nobody takes it for the current mesh: appends `.moved`, and a
+    /// number if that name is taken.
     ///
     /// # Errors
     /// [`StoreError::Io`].
-    pub fn put_away(self) -> Result<PutAway, StoreError> {
-        let away = away(&self.file).map_err(|source| failed(&self.file, source))?;
-        fs::rename(&self.file, &away).map_err(|source| failed(&self.file, source))?;
-        let unmarked = open_file(&away).and_then(|connection| unmark(&connection));
-        Ok(PutAway {
-            file: away,
+    pub fn retire(self) -> Result<RetiredFile, StoreError> {
+        let free_name = free_name(&self.file).map_err(|source| failed(&self.file, source))?;
+        fs::rename(&self.file, &free_name).map_err(|source| failed(&self.file, source))?;
+        let unmarked = open_file(&free_name).and_then(|connection| unmark(&connection));
+        Ok(RetiredFile {
+            file: free_name,
             marked: unmarked.err(),
         })
     }
 }
 
-/// A name that nothing has: what was moved before may be the only copy of another mesh.
-fn away(file: &Path) -> io::Result<PathBuf> {
-    let named = |number: Option<u32>| {
+/// Returns an unused name: a file that was moved before may be the only copy of another mesh.
+fn free_name(file: &Path) -> io::Result<PathBuf> {
+    let candidate = |number: Option<u32>| {
         let mut name = file.as_os_str().to_owned();
         name.push(".moved");
         if let Some(number) = number {
@@ -72,7 +75,7 @@ fn away(file: &Path) -> io::Result<PathBuf> {
     for name in [None]
         .into_iter()
         .chain((2..=u32::MAX).map(Some))
-        .map(named)
+        .map(candidate)
     {
         match fs::symlink_metadata(&name) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(name),
@@ -83,24 +86,27 @@ fn away(file: &Path) -> io::Result<PathBuf> {
     Err(io::ErrorKind::AlreadyExists.into())
 }
 
-/// A file that nobody moves as long as this is there.
+/// A file whose mesh cannot be moved while this value lives.
 #[derive(Debug)]
-pub struct Hold {
+pub struct LockedFile {
     pub(super) file: PathBuf,
     pub(super) folder: fs::File,
 }
 
 impl Store {
-    /// Brings the mesh of a file into etcd, all of it or, for whoever looks, nothing; `pin` is that of the certificate that members know,
-    /// `None` if systems trust it. The file stays as it is. With `replace` it takes the place of a mesh that is there, whose members then
-    /// are none any more.
+    /// Copies the mesh of a file into etcd. Others see all of it or nothing. `pin` is that of the
+    /// certificate that members verify; `None` if a public CA signed it. The file stays unchanged.
+    /// With `replace`, the mesh replaces an existing one, whose members lose their membership.
     ///
-    /// What strangers were refused is not brought: it is each coordinator's own. If it is not known in the end whether all of it is there, or
-    /// this is broken off, nobody opens the file until the same has been done again, which finds out, or [`Store::undo_move`].
+    /// The log of refused joins is not copied: each coordinator has its own. If the outcome is
+    /// unknown, or the move is interrupted, nobody can open the file until the same move has been
+    /// repeated or [`Store::undo_move`] has cancelled it.
     ///
     /// # Errors
-    /// [`StoreError::InUse`] if somebody has the file open; [`StoreError::NotEmpty`], [`StoreError::Changing`]; [`StoreError::NoNetworks`] if it
-    /// was never a mesh; [`StoreError::Moving`] if it is being moved elsewhere, also if another etcd has the same prefix; those of [`Store::open`] and [`Store::open_etcd`].
+    /// [`StoreError::InUse`] if another process has the file open; [`StoreError::NotEmpty`],
+    /// [`StoreError::Changing`]; [`StoreError::NoNetworks`] if the file has no mesh;
+    /// [`StoreError::Moving`] if a move to another etcd or prefix has begun; those of
+    /// [`Store::open`] and [`Store::open_etcd`].
     pub fn move_to_etcd(
         file: &Path,
         into: &Etcd,
@@ -109,32 +115,35 @@ impl Store {
         by: &Actor,
         now: u64,
     ) -> Result<Moved, StoreError> {
-        let folder = hold_alone(file)?;
+        let folder = lock_exclusive(file)?;
         let mut connection = open_file(file)?;
         networks_of(&connection)?.ok_or(StoreError::NoNetworks)?;
-        let begun = mark_of(&connection)?;
+        let existing_mark = mark_of(&connection)?;
         let cluster = etcd::cluster(into)?;
-        let mesh = match &begun {
-            Some(mark) => mark.is_of(into, cluster, file)?.mesh,
+        let mesh = match &existing_mark {
+            Some(mark) => mark.check_target(into, cluster, file)?.mesh,
             None => mark(&connection, into, cluster)?,
         };
-        let bring = |connection: &mut Connection| {
+        let copy = |connection: &mut Connection| {
             let behaviour = TransactionBehavior::Immediate;
             let transaction = connection.transaction_with_behavior(behaviour)?;
             let at = seconds(now);
-            audit::note(&transaction, at, "moved to etcd", &into.prefix, by)?;
-            let seen = seen(&transaction)?;
-            etcd::import(&transaction, &Beside { seen, pin }, into, mesh, replace)?;
+            audit::record(&transaction, at, "moved to etcd", &into.prefix, by)?;
+            let extras = Extras {
+                seen: seen_times(&transaction)?,
+                pin,
+            };
+            etcd::import(&transaction, &extras, into, mesh, replace)?;
             Ok(transaction.rollback()?)
         };
-        bring(&mut connection).or_else(|error| {
-            // What an earlier try has come to is not known by this.
-            if begun.is_none() && !matches!(error, StoreError::Unknown(_)) {
+        copy(&mut connection).or_else(|error| {
+            // The outcome of an earlier attempt is still unknown.
+            if existing_mark.is_none() && !matches!(error, StoreError::Unknown(_)) {
                 unmark(&connection)?;
             }
             Err(error)
         })?;
-        // That it makes sense there, too, before anybody does without the file.
+        // Opening the mesh checks it before the caller gives up the file.
         let store = Store::open_etcd(&Etcd {
             mesh: Some(mesh),
             ..into.clone()
@@ -146,58 +155,62 @@ impl Store {
         })
     }
 
-    /// Whether a move of the mesh of a file was broken off, or it is not known whether it was done.
+    /// Returns whether a move of the file's mesh was interrupted or has an unknown outcome.
     ///
     /// # Errors
     /// [`StoreError::InUse`]; [`StoreError::LaterVersion`], [`StoreError::Sqlite`].
     pub fn is_moving(file: &Path) -> Result<bool, StoreError> {
-        let _folder = hold(file)?;
+        let _folder = lock_shared(file)?;
         Ok(mark_of(&open_file(file)?)?.is_some())
     }
 
-    /// Takes back a move that was broken off: the mesh stays in its file. Once that is sure, and before the file is opened by anybody else,
-    /// `forget` is told the number that the mesh would have had.
+    /// Cancels an interrupted move: the mesh stays in its file. Once that is certain, and before
+    /// another process can open the file, `forget` is called with the number that the mesh would
+    /// have had.
     ///
     /// # Errors
-    /// [`StoreError::NotMoving`]; [`StoreError::HasMoved`] if all of it is in etcd; [`StoreError::Unavailable`] if that is not known;
-    /// [`StoreError::Moving`] if it is being moved elsewhere; [`StoreError::Io`] of `forget`; [`StoreError::InUse`], [`StoreError::Sqlite`].
+    /// [`StoreError::NotMoving`]; [`StoreError::HasMoved`] if the move is complete;
+    /// [`StoreError::Unavailable`] if that is unknown; [`StoreError::Moving`] if it is a move to
+    /// another etcd or prefix; [`StoreError::Io`] of `forget`; [`StoreError::InUse`],
+    /// [`StoreError::Sqlite`].
     pub fn undo_move(
         file: &Path,
         into: &Etcd,
         forget: impl FnOnce(u64) -> io::Result<()>,
     ) -> Result<(), StoreError> {
-        let _folder = hold_alone(file)?;
+        let _folder = lock_exclusive(file)?;
         let connection = open_file(file)?;
         let path = file.to_owned();
         let mark = mark_of(&connection)?.ok_or(StoreError::NotMoving { path })?;
-        let mesh = mark.is_of(into, etcd::cluster(into)?, file)?.mesh;
+        let mesh = mark.check_target(into, etcd::cluster(into)?, file)?.mesh;
         etcd::give_up(into, mesh)?;
         forget(mesh).map_err(|source| failed(file, source))?;
         unmark(&connection)
     }
 
-    /// Holds a file, which need not be there, and makes its folder if that is not: nobody moves its mesh until it is opened, or this is gone.
+    /// Locks a file against moves until it is opened or the result is dropped. Creates its folder,
+    /// but not the file.
     ///
     /// # Errors
-    /// [`StoreError::InUse`] if it is being moved right now; [`StoreError::Io`].
-    pub fn hold(file: &Path) -> Result<Hold, StoreError> {
+    /// [`StoreError::InUse`] if it is being moved; [`StoreError::Io`].
+    pub fn lock_file(file: &Path) -> Result<LockedFile, StoreError> {
         make_folder(file).map_err(|source| failed(file, source))?;
-        Ok(Hold {
-            folder: hold(file)?,
+        Ok(LockedFile {
+            folder: lock_shared(file)?,
             file: file.to_owned(),
         })
     }
 
-    /// All of it as of one moment, as what a file has: a copy to keep, or for one coordinator to go on with. What is changed afterwards is
-    /// not in it.
+    /// Returns the contents of a database file with the state at one moment: a backup, or the file
+    /// of a single coordinator.
     ///
     /// # Errors
     /// [`StoreError::Unavailable`], [`StoreError::Sqlite`].
     pub fn export(&self) -> Result<Vec<u8>, StoreError> {
         self.catch_up()?;
-        let seen = match &self.backing {
+        let seen_times = match &self.backing {
             Backing::File(_) => BTreeMap::new(),
-            Backing::Etcd(replica) => replica.of_members("seen")?,
+            Backing::Etcd(replica) => replica.member_values("seen")?,
         };
         let mut copy = Connection::open_in_memory()?;
         match &self.backing {
@@ -205,55 +218,55 @@ impl Store {
             Backing::Etcd(replica) => copy_all(&*replica.database()?, &mut copy)?,
         }
         let transaction = copy.transaction()?;
-        for (member, at) in &seen {
+        for (member, at) in &seen_times {
             let at: i64 = at.parse().unwrap_or(0);
             let sql =
                 "INSERT OR REPLACE INTO seen (member, at) SELECT id, ?2 FROM member WHERE id = ?1";
             transaction.execute(sql, (member, at))?;
         }
         transaction.commit()?;
-        // Nothing of what was deleted, such as the secret of a relay.
+        // Removes deleted data, such as the secrets of relays, from free pages.
         copy.execute("VACUUM", [])?;
         Ok(copy.serialize("main")?.to_vec())
     }
 }
 
-/// All pages, of one moment.
+/// Copies all pages of one moment.
 fn copy_all(from: &Connection, to: &mut Connection) -> Result<(), StoreError> {
     let deadline = Instant::now() + PATIENCE;
     let copying = Backup::new(from, to)?;
     loop {
         match copying.step(-1)? {
             StepResult::Done => return Ok(()),
-            // Somebody lays the file out, or changes it right now.
+            // Another process upgrades or changes the file.
             _ if Instant::now() < deadline => thread::sleep(PAUSE),
             _ => return Err(StoreError::Interrupted),
         }
     }
 }
 
-/// Where the mesh of a file is being moved.
+/// Mark of a file whose mesh is being moved.
 pub(super) struct Mark {
-    /// What keys begin with there.
+    /// Prefix of the keys in etcd.
     prefix: String,
-    /// The number that the mesh has or will have.
+    /// Number of the mesh in etcd.
     mesh: u64,
-    /// That of the etcd cluster: another one may have the same prefix.
+    /// Id of the etcd cluster: another one may use the same prefix.
     cluster: u64,
-    /// As it was said where that is.
+    /// URLs of the cluster, as the operator gave them.
     endpoints: String,
 }
 
 impl Mark {
-    /// Itself, if it is going there.
-    fn is_of(&self, into: &Etcd, cluster: u64, file: &Path) -> Result<&Mark, StoreError> {
+    /// Returns the mark if the move goes to this prefix and cluster.
+    fn check_target(&self, into: &Etcd, cluster: u64, file: &Path) -> Result<&Mark, StoreError> {
         match self.prefix == into.prefix && self.cluster == cluster {
             true => Ok(self),
             false => Err(self.error(file)),
         }
     }
 
-    /// That nobody opens the file meanwhile.
+    /// Returns the error for opening the file.
     pub fn error(&self, file: &Path) -> StoreError {
         StoreError::Moving {
             path: file.to_owned(),
@@ -264,7 +277,7 @@ impl Mark {
 }
 
 pub(super) fn mark_of(connection: &Connection) -> Result<Option<Mark>, StoreError> {
-    // No part of the schema: no file has it for long.
+    // The table is not part of the schema, because it is temporary.
     if !connection.table_exists(Some("main"), "moving")? {
         return Ok(None);
     }
@@ -283,7 +296,7 @@ pub(super) fn mark_of(connection: &Connection) -> Result<Option<Mark>, StoreErro
     }))
 }
 
-/// Marks a file; the number that its mesh will have.
+/// Marks a file; returns the number that its mesh will have.
 pub(super) fn mark(connection: &Connection, into: &Etcd, cluster: u64) -> Result<u64, StoreError> {
     let mesh = etcd::random()?;
     let transaction = connection.unchecked_transaction()?;
@@ -302,26 +315,27 @@ fn unmark(connection: &Connection) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// A lock on the folder of the file, with all others who have the file open.
+/// Takes a shared lock on the folder of the file.
 ///
-/// Not on the file itself: closing that would take away SQLite's own locks (sqlite.org/howtocorrupt.html, section 2.2).
-pub(super) fn hold(file: &Path) -> Result<fs::File, StoreError> {
+/// The file itself must not be locked: closing it would release SQLite's own locks
+/// (sqlite.org/howtocorrupt.html, section 2.2).
+pub(super) fn lock_shared(file: &Path) -> Result<fs::File, StoreError> {
     let folder = folder(file)?;
     match folder.try_lock_shared() {
         Ok(()) => Ok(folder),
-        Err(error) => Err(not_held(file, error)),
+        Err(error) => Err(lock_error(file, error)),
     }
 }
 
-/// The same for nobody else.
-fn hold_alone(file: &Path) -> Result<fs::File, StoreError> {
+/// Takes an exclusive lock on the folder of the file.
+fn lock_exclusive(file: &Path) -> Result<fs::File, StoreError> {
     let folder = folder(file)?;
-    let deadline = Instant::now() + ENDS;
+    let deadline = Instant::now() + CLOSE_TIMEOUT;
     loop {
         match folder.try_lock() {
             Ok(()) => return Ok(folder),
             Err(TryLockError::WouldBlock) if Instant::now() < deadline => thread::sleep(PAUSE),
-            Err(error) => return Err(not_held(file, error)),
+            Err(error) => return Err(lock_error(file, error)),
         }
     }
 }
@@ -334,7 +348,7 @@ fn folder(file: &Path) -> Result<fs::File, StoreError> {
     fs::File::open(folder).map_err(|source| failed(folder, source))
 }
 
-fn not_held(file: &Path, error: TryLockError) -> StoreError {
+fn lock_error(file: &Path, error: TryLockError) -> StoreError {
     match error {
         TryLockError::WouldBlock => StoreError::InUse {
             path: file.to_owned(),
@@ -343,7 +357,7 @@ fn not_held(file: &Path, error: TryLockError) -> StoreError {
     }
 }
 
-fn seen(connection: &Connection) -> Result<BTreeMap<i64, i64>, StoreError> {
+fn seen_times(connection: &Connection) -> Result<BTreeMap<i64, i64>, StoreError> {
     let mut statement = connection.prepare("SELECT member, at FROM seen")?;
     let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
     Ok(rows.collect::<Result<_, _>>()?)

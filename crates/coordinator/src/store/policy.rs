@@ -1,4 +1,4 @@
-//! Who may talk to whom: the text that an administrator wrote, and the tags that members have. The members themselves apply it.
+//! The policy text of the administrator, and the tags of members. Members enforce the policy.
 
 use std::cell::OnceCell;
 use std::collections::VecDeque;
@@ -13,18 +13,18 @@ use super::tokens::{from_json, to_json};
 use super::{Actor, MemberId, Store, StoreError, audit, next_revision, revision_of, seconds};
 
 impl Store {
-    /// The policy as it was written; empty if none was.
+    /// Returns the text of the policy; empty if there is none.
     ///
     /// # Errors
     /// [`StoreError::Sqlite`].
     pub fn policy(&self) -> Result<String, StoreError> {
-        self.look(|connection| Ok(text_of(connection)?.0))
+        self.read(|connection| Ok(text_of(connection)?.0))
     }
 
-    /// Puts a policy in the place of the one that there is; whether it is another text. Members are told if it is.
+    /// Replaces the policy and notifies members; returns whether the text has changed.
     ///
     /// # Errors
-    /// [`StoreError::Policy`] if it is none; [`StoreError::Sqlite`].
+    /// [`StoreError::Policy`] if the text cannot be parsed; [`StoreError::Sqlite`].
     pub fn set_policy(&self, text: &str, by: &Actor, now: u64) -> Result<bool, StoreError> {
         let policy = Policy::parse(text)?;
         let (text, by) = (text.to_owned(), by.clone());
@@ -41,15 +41,16 @@ impl Store {
                 1 => "1 rule".to_owned(),
                 count => format!("{count} rules"),
             };
-            audit::note(transaction, seconds(now), "policy set", &subject, &by)?;
+            audit::record(transaction, seconds(now), "policy set", &subject, &by)?;
             Ok(true)
         })
     }
 
-    /// Gives a member these tags in the place of those that it has; whether they are others. Members are told if they are.
+    /// Replaces the tags of a member and notifies members; returns whether they have changed.
     ///
     /// # Errors
-    /// [`StoreError::OutOfBounds`]: more than [`MAX_TAGS`]; [`StoreError::NotAMember`]; [`StoreError::Sqlite`].
+    /// [`StoreError::OutOfBounds`] for more than [`MAX_TAGS`]; [`StoreError::NotAMember`];
+    /// [`StoreError::Sqlite`].
     pub fn set_tags(
         &self,
         name: &Name,
@@ -58,7 +59,7 @@ impl Store {
         now: u64,
     ) -> Result<bool, StoreError> {
         if tags.len() > MAX_TAGS {
-            return Err(StoreError::OutOfBounds("a member has 16 tags at most"));
+            return Err(StoreError::OutOfBounds("a member may have at most 16 tags"));
         }
         let json = to_json(tags)?;
         let (name, tags, by) = (name.clone(), tags.to_vec(), by.clone());
@@ -80,37 +81,39 @@ impl Store {
             )?;
             let tags: Vec<&str> = tags.iter().map(Name::as_str).collect();
             let subject = format!("{name}: {}", tags.join(" "));
-            audit::note(transaction, seconds(now), "tags set", &subject, &by)?;
+            audit::record(transaction, seconds(now), "tags set", &subject, &by)?;
             Ok(true)
         })
     }
 }
 
-/// Policies that are remembered, at most. A member that asks knows the latest one or the one before it, unless it was away.
-const REMEMBERED: usize = 4;
+/// Maximum number of cached policies. A member that polls knows the latest one or the one before
+/// it, unless it was away.
+const MAX_CACHED: usize = 4;
 
-/// The policies that were read lately: one is not parsed for each question, and the effect of the next one on a member is known.
+/// Cache of parsed policies. It saves parsing at each poll, and keeps the former policy, whose
+/// difference to the next one decides what members receive.
 #[derive(Debug, Default)]
-pub(super) struct Parsed(Mutex<VecDeque<Known>>);
+pub(super) struct PolicyCache(Mutex<VecDeque<CachedPolicy>>);
 
-/// A policy.
+/// A cached policy.
 #[derive(Debug)]
-struct Known {
+struct CachedPolicy {
     text: String,
     policy: Arc<Policy>,
-    /// From its own revision to the latest at which it was seen to be in force.
+    /// From its revision to the latest one at which it was seen in force.
     revisions: RangeInclusive<i64>,
 }
 
-impl Known {
+impl CachedPolicy {
     fn is_in_force(&mut self, current: i64) {
         let (since, until) = (*self.revisions.start(), *self.revisions.end());
         self.revisions = since..=until.max(current);
     }
 }
 
-impl Parsed {
-    /// The policy of this text and revision, which is in force at the revision `current`.
+impl PolicyCache {
+    /// Returns the policy with this text and revision, which is in force at the revision `current`.
     fn get(&self, text: String, since: i64, current: i64) -> Result<Arc<Policy>, StoreError> {
         let mut all = self.all();
         if let Some(last) = all.back_mut()
@@ -122,12 +125,12 @@ impl Parsed {
         }
         let policy = Policy::parse(&text).map_err(|_| StoreError::Corrupt("policy"))?;
         let policy = Arc::new(policy);
-        // After a restore from a backup, revisions may be others of the same number.
+        // After a restore from a backup, other changes may have the same revisions.
         all.retain(|known| *known.revisions.end() < since);
-        if all.len() == REMEMBERED {
+        if all.len() == MAX_CACHED {
             all.pop_front();
         }
-        all.push_back(Known {
+        all.push_back(CachedPolicy {
             text,
             policy: Arc::clone(&policy),
             revisions: since..=current,
@@ -135,7 +138,8 @@ impl Parsed {
         Ok(policy)
     }
 
-    /// Notes that the policy of this revision is in force at the revision `current`; whether it is known.
+    /// Records that the policy of this revision is in force at the revision `current`; returns
+    /// whether it is cached.
     fn note(&self, since: i64, current: i64) -> bool {
         let mut all = self.all();
         let last = all.back_mut();
@@ -143,41 +147,41 @@ impl Parsed {
         last.map(|last| last.is_in_force(current)).is_some()
     }
 
-    /// The policy that was in force at a revision, if that is known.
+    /// Returns the policy that was in force at a revision, if it is cached.
     fn at(&self, revision: i64) -> Option<Arc<Policy>> {
         let all = self.all();
         let known = all.iter().find(|known| known.revisions.contains(&revision));
         known.map(|known| Arc::clone(&known.policy))
     }
 
-    fn all(&self) -> MutexGuard<'_, VecDeque<Known>> {
+    fn all(&self) -> MutexGuard<'_, VecDeque<CachedPolicy>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The difference that policy and tags make to what a member knows.
+/// Effect of changes of policy and tags on the members that a member sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Difference {
-    /// None.
+    /// Policy and tags are the same.
     Nothing,
-    /// Other rules, by which it may know the same members as before.
+    /// The rules differ, but the member sees the same members.
     Rules,
-    /// It may know others, or that cannot be told.
+    /// The member may see other members, or this is unknown.
     Members,
 }
 
-/// Whom one member is told of: those that it may talk to, whichever begins. The policy is read when it is first needed: most questions are
-/// of what concerns nobody.
-pub(super) struct Eyes<'a> {
+/// The members that one member sees: those that it may talk to, in either direction. The policy is
+/// read on first use, because most polls report no member.
+pub(super) struct Visibility<'a> {
     store: &'a Store,
     connection: &'a Connection,
     of: MemberId,
     sight: OnceCell<Sight>,
 }
 
-impl<'a> Eyes<'a> {
-    pub fn new(store: &'a Store, connection: &'a Connection, of: MemberId) -> Eyes<'a> {
-        Eyes {
+impl<'a> Visibility<'a> {
+    pub fn new(store: &'a Store, connection: &'a Connection, of: MemberId) -> Visibility<'a> {
+        Visibility {
             store,
             connection,
             of,
@@ -185,31 +189,31 @@ impl<'a> Eyes<'a> {
         }
     }
 
-    /// Whether a member is seen whose name and tags are in a row, from that column on. What it was known by is not known of who went before
-    /// that was noted: everybody hears of it.
-    pub fn see(&self, row: &Row<'_>, column: usize) -> Result<bool, StoreError> {
+    /// Returns whether a member is visible whose name and tags are in a row, from this column on.
+    /// Removals before version 7 have no name and tags; all members see them.
+    pub fn sees_row(&self, row: &Row<'_>, column: usize) -> Result<bool, StoreError> {
         let name: Option<String> = row.get(column)?;
         let tags: Option<String> = row.get(column + 1)?;
         let (Some(name), Some(tags)) = (name, tags) else {
             return Ok(true);
         };
         let name = name.parse().map_err(|_| StoreError::Corrupt("names"))?;
-        self.see_party(&name, &from_json(&tags, "tags")?)
+        self.sees(&name, &from_json(&tags, "tags")?)
     }
 
-    /// The same of a member with this name and these tags.
-    pub fn see_party(&self, name: &Name, tags: &[Name]) -> Result<bool, StoreError> {
+    /// Returns whether a member with this name and these tags is visible.
+    pub fn sees(&self, name: &Name, tags: &[Name]) -> Result<bool, StoreError> {
         Ok(self.sight()?.has(name, tags))
     }
 
-    /// Whether the member with a key is seen; not if there is none.
-    pub fn see_key(&self, key: &[u8; 32]) -> Result<bool, StoreError> {
+    /// Returns whether the member with a key is visible; `false` if there is none.
+    pub fn sees_key(&self, key: &[u8; 32]) -> Result<bool, StoreError> {
         let mut statement = self
             .connection
             .prepare_cached("SELECT name, tags FROM member WHERE public_key = ?1")?;
         let mut rows = statement.query([key])?;
         match rows.next()? {
-            Some(row) => self.see(row, 0),
+            Some(row) => self.sees_row(row, 0),
             None => Ok(false),
         }
     }
@@ -228,7 +232,7 @@ impl<'a> Eyes<'a> {
         self.store.parsed.get(text, since, current)
     }
 
-    /// What the others know the member by.
+    /// Returns name and tags of the member itself.
     pub fn party(&self) -> Result<Party, StoreError> {
         let mut statement = self
             .connection
@@ -242,12 +246,12 @@ impl<'a> Eyes<'a> {
         Ok(Party { name, tags })
     }
 
-    /// What it is told of the policy.
+    /// Returns the part of the policy that concerns the member.
     pub fn rules(&self) -> Result<Policy, StoreError> {
         Ok(self.policy()?.concerning(&self.party()?))
     }
 
-    /// What became different since a revision, at the revision `current`.
+    /// Returns the difference between a revision and the revision `current`.
     pub fn difference(&self, revision: i64, current: i64) -> Result<Difference, StoreError> {
         let mut statement = self.connection.prepare_cached(
             "SELECT (SELECT revision FROM policy),

@@ -1,4 +1,4 @@
-//! Relays for members that do not reach each other, and the tickets that members show there.
+//! Relays for members without a direct path, and the tickets that members present to them.
 
 use std::num::NonZeroU16;
 
@@ -10,30 +10,30 @@ use seikan_proto::mesh::{
 
 use super::{Actor, MemberId, Store, StoreError, audit, next_revision, seconds};
 
-/// Seconds in an hour. A ticket is good until the end of one, so that its text, and what members keep of it, does not change with every
-/// answer.
+/// Seconds in an hour. Tickets expire at the end of an hour, so that a ticket, and members' copy of
+/// it, does not change with every answer.
 const HOUR: u64 = 3_600;
-/// Whole hours that a ticket is good for, at least: members go on that long without a coordinator.
+/// Minimum validity of a ticket in whole hours: members use relays that long without a coordinator.
 const HOURS: u64 = 24;
 
-/// A relay as operators see it, without its secret.
+/// A relay without its secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RelayInfo {
-    /// Where it is.
+    /// Address of the relay.
     pub address: RelayAddress,
-    /// How it is spoken to.
+    /// Protocol of the relay.
     pub kind: RelayKind,
-    /// Where one of ours is by TLS as well.
+    /// TLS port of one of seikan's own relays.
     pub tls: Option<RelayTls>,
 }
 
 impl Store {
-    /// Adds a relay, or gives the one with this address another kind, secret or port of TLS; members hear of it. The same again
-    /// is no change.
+    /// Adds a relay, or changes the kind, secret or TLS port of the one with this address, and
+    /// notifies members. Adding the same relay again changes nothing.
     ///
     /// # Errors
-    /// [`StoreError::OutOfBounds`]: more than [`MAX_RELAYS`], a kind that this version does not know, or a TURN server that is to be like
-    /// ours by TLS; [`StoreError::Sqlite`].
+    /// [`StoreError::OutOfBounds`] for more than [`MAX_RELAYS`], an unknown kind, or a TURN server
+    /// with a TLS port; [`StoreError::Sqlite`].
     pub fn add_relay(
         &self,
         relay: &RelayInfo,
@@ -46,20 +46,20 @@ impl Store {
             RelayKind::Seikan | RelayKind::Turn | RelayKind::Turns => relay.kind.as_str(),
             RelayKind::Other => {
                 return Err(StoreError::OutOfBounds(
-                    "a relay is one of seikan's or a TURN server",
+                    "this kind of relay is unknown: use one of seikan's own relays or a TURN server",
                 ));
             }
         };
         if relay.tls.is_some() && relay.kind != RelayKind::Seikan {
             return Err(StoreError::OutOfBounds(
-                "a TURN server by TLS has an address of its own, as another kind of a relay",
+                "only seikan's own relays have a TLS port: add a TURN server over TLS by its own address and kind",
             ));
         }
         let port = relay.tls.map(|tls| tls.port.get());
         let pin = relay.tls.and_then(|tls| tls.pin).map(|pin| pin.to_string());
         let (secret, by) = (secret.clone(), by.clone());
         self.change(move |transaction| {
-            // `IS` takes two that are NULL for the same.
+            // `IS` compares two NULL values as equal.
             let sql = "SELECT kind = ?2 AND secret = ?3 AND tls_port IS ?4 AND tls_pin IS ?5
                        FROM relay WHERE address = ?1";
             let row = (&address, kind, secret.reveal(), port, &pin);
@@ -72,7 +72,7 @@ impl Store {
                 Some(true) => return Ok(()),
                 None if count as usize >= MAX_RELAYS => {
                     return Err(StoreError::OutOfBounds(
-                        "a mesh has 8 relays at most: remove one first",
+                        "a mesh may have at most 8 relays: remove one first",
                     ));
                 }
                 _ => {}
@@ -83,11 +83,11 @@ impl Store {
                 row,
             )?;
             next_revision(transaction)?;
-            audit::note(transaction, seconds(now), "relay added", &address, &by)
+            audit::record(transaction, seconds(now), "relay added", &address, &by)
         })
     }
 
-    /// Takes a relay out of the mesh; members hear of it. Whether there was one.
+    /// Removes a relay and notifies members. Returns whether there was one.
     ///
     /// # Errors
     /// [`StoreError::Sqlite`].
@@ -105,27 +105,27 @@ impl Store {
                 return Ok(false);
             }
             next_revision(transaction)?;
-            audit::note(transaction, seconds(now), "relay removed", &address, &by)?;
+            audit::record(transaction, seconds(now), "relay removed", &address, &by)?;
             Ok(true)
         })
     }
 
-    /// All relays by their addresses.
+    /// Returns all relays in the order of their addresses.
     ///
     /// # Errors
     /// [`StoreError::Corrupt`], [`StoreError::Sqlite`].
     pub fn relays(&self) -> Result<Vec<RelayInfo>, StoreError> {
-        let relays = self.look(all)?;
+        let relays = self.read(all)?;
         Ok(relays.into_iter().map(|(info, _)| info).collect())
     }
 
-    /// All relays with tickets for a member, each good for 24 hours at least.
+    /// Returns all relays with tickets for a member, each valid for at least 24 hours.
     ///
     /// # Errors
     /// [`StoreError::NotAMember`], [`StoreError::Corrupt`], [`StoreError::Sqlite`].
     pub fn tickets(&self, id: MemberId, now: u64) -> Result<Vec<Relay>, StoreError> {
         let expires = (now / HOUR).saturating_add(HOURS + 1).saturating_mul(HOUR);
-        self.look(|connection| {
+        self.read(|connection| {
             let relays = all(connection)?;
             if relays.is_empty() {
                 return Ok(Vec::new());
@@ -148,8 +148,9 @@ impl Store {
     }
 }
 
-/// The number that a relay counts a member by: part of the digest of its credential, which stays the same for as long as it is a member and
-/// is another's nowhere, in whatever mesh. Nobody gets from it to the credential.
+/// Returns the number by which a relay counts a member's use: part of the digest of its credential.
+/// It stays the same during a membership and is unique across meshes. The credential cannot be
+/// derived from it.
 fn holder(credential: &[u8; 32]) -> u64 {
     let [a, b, c, d, e, f, g, h, ..] = *credential;
     u64::from_be_bytes([a, b, c, d, e, f, g, h])

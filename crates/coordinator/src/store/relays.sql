@@ -1,4 +1,4 @@
--- Relays of the mesh. Tickets are made with their secrets, so these are here as they are.
+-- Version 2: relays of the mesh. Their secrets sign tickets, so they are stored in plain text.
 CREATE TABLE relay (
     address TEXT PRIMARY KEY,
     kind    TEXT NOT NULL,     -- seikan or turn

@@ -1,12 +1,12 @@
--- Version 1. Times are seconds since 1970 (UTC). Of secrets there are digests only.
+-- Version 1. Times are seconds since 1970 (UTC). Secrets of hosts are stored as digests only.
 
--- One row: what holds for the whole mesh.
+-- One row: values of the whole mesh.
 CREATE TABLE mesh (
     id       INTEGER PRIMARY KEY CHECK (id = 1),
     v4       TEXT,             -- NULL until the networks are set
     v6       TEXT,
-    revision INTEGER NOT NULL, -- of the latest change that members are told of
-    highest  INTEGER NOT NULL  -- no greater number was ever a member's
+    revision INTEGER NOT NULL, -- of the latest change that members receive
+    highest  INTEGER NOT NULL  -- greatest number that a member has had
 ) STRICT;
 INSERT INTO mesh (id, revision, highest) VALUES (1, 0, 0);
 
@@ -22,7 +22,7 @@ CREATE TABLE token (
     tags      TEXT NOT NULL    -- a JSON array
 ) STRICT;
 
--- Who is a member now. An id is never used twice, so that none stands for a later member.
+-- Current members. Ids are never reused.
 CREATE TABLE member (
     id         INTEGER PRIMARY KEY AUTOINCREMENT,
     number     INTEGER NOT NULL UNIQUE,
@@ -37,13 +37,13 @@ CREATE TABLE member (
     seen       INTEGER NOT NULL
 ) STRICT;
 
--- Who was one: the others are to hear of it, whenever they ask.
+-- Former members, kept forever: others receive the removal whenever they poll.
 CREATE TABLE removed (
     public_key BLOB PRIMARY KEY,
     revision   INTEGER NOT NULL UNIQUE
 ) STRICT, WITHOUT ROWID;
 
--- Numbers that were members' and are nobody's now, each with the revision of the removal.
+-- Free numbers that members have had, with the revision of the removal.
 CREATE TABLE freed (
     number INTEGER PRIMARY KEY,
     since  INTEGER NOT NULL UNIQUE
@@ -52,16 +52,16 @@ CREATE TABLE freed (
 CREATE TABLE audit (
     id      INTEGER PRIMARY KEY AUTOINCREMENT,
     at      INTEGER NOT NULL,
-    what    TEXT NOT NULL,
+    change  TEXT NOT NULL,
     subject TEXT NOT NULL,
     actor   TEXT NOT NULL
 ) STRICT;
 
--- The same for what strangers were refused: they can fill this one and not the other.
+-- Refused joins, apart from the audit: unauthenticated hosts can fill only this table.
 CREATE TABLE refused (
     id      INTEGER PRIMARY KEY AUTOINCREMENT,
     at      INTEGER NOT NULL,
-    what    TEXT NOT NULL,
+    change  TEXT NOT NULL,
     subject TEXT NOT NULL,
     actor   TEXT NOT NULL
 ) STRICT;

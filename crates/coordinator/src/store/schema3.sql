@@ -1,6 +1,6 @@
--- Version 4: what changes often apart from what is large or seldom read.
+-- Version 4: separate tables for columns that are large or change often.
 
--- One row: who may talk to whom.
+-- One row: the policy.
 CREATE TABLE policy (
     id       INTEGER PRIMARY KEY CHECK (id = 1),
     text     TEXT NOT NULL,    -- as the administrator wrote it
@@ -10,7 +10,7 @@ INSERT INTO policy (id, text, revision) SELECT 1, policy, policy_revision FROM m
 ALTER TABLE mesh DROP COLUMN policy;
 ALTER TABLE mesh DROP COLUMN policy_revision;
 
--- When members were last heard of. Members are told nothing of it.
+-- Times of members' latest activity. Members do not receive them.
 CREATE TABLE seen (
     member INTEGER PRIMARY KEY,
     at     INTEGER NOT NULL

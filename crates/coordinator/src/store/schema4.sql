@@ -1,2 +1,2 @@
--- Version 5: where members are reached by TURN servers.
+-- Version 5: relayed addresses of members on TURN servers.
 ALTER TABLE member ADD COLUMN relayed TEXT NOT NULL DEFAULT '[]'; -- JSON, as endpoints

@@ -1,10 +1,12 @@
-//! The rules of the store. Here: the file, and what is kept; [`joining`], [`telling`], [`relays`] and [`policies`] have the rest,
-//! [`shared`] how several coordinators are on etcd, [`living`] what they know of each other, [`restoring`] what becomes of them with a
-//! backup, and [`moving`] how a mesh comes there.
+//! Tests of the store. This module tests the file and the log.
 //!
-//! What holds for both stores is tested with both: what [`on_etcd`] lists is run again on a real cluster.
+//! - [`joining`], [`answers`], [`relays`], [`policies`]: members and what they receive
+//! - [`shared`], [`live`], [`restore`]: several coordinators on etcd, their live state, and backups
+//! - [`moving`]: moves between a file and etcd
+//!
+//! Tests listed in [`on_etcd`] run on a file, and again on a real etcd cluster.
 
-/// The same tests again, on etcd.
+/// Defines the same tests on etcd.
 macro_rules! on_etcd {
     ($($test:ident)*) => {
         mod on_etcd {
@@ -18,15 +20,15 @@ macro_rules! on_etcd {
     };
 }
 
+pub(crate) mod answers;
 mod joining;
-mod living;
+mod live;
 mod moving;
 mod policies;
+pub(crate) mod proxy;
 mod relays;
-mod restoring;
+mod restore;
 mod shared;
-pub(crate) mod telling;
-pub(crate) mod ways;
 
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt as _;
@@ -42,7 +44,8 @@ use super::*;
 
 pub const NOW: u64 = 1_800_000_000;
 
-/// Sets a flag when it is dropped, also by a panic: threads of a scope that go on until it is set would keep the scope from ending.
+/// Sets a flag on drop, also after a panic. Otherwise threads that run until it is set would block
+/// the end of their scope.
 pub struct SetOnDrop<'a>(pub &'a AtomicBool);
 
 impl Drop for SetOnDrop<'_> {
@@ -51,17 +54,17 @@ impl Drop for SetOnDrop<'_> {
     }
 }
 
-/// The same byte again and again.
-struct Same(u8);
+/// Random number generator that returns one byte.
+struct RepeatedByte(u8);
 
-impl Rng for Same {
+impl Rng for RepeatedByte {
     fn fill(&mut self, destination: &mut [u8]) {
         destination.fill(self.0);
     }
 }
 
 pub fn token(n: u8) -> Token {
-    Token::generate(&mut Same(n))
+    Token::generate(&mut RepeatedByte(n))
 }
 
 pub fn key(n: u32) -> PublicKey {
@@ -70,14 +73,14 @@ pub fn key(n: u32) -> PublicKey {
     PublicKey::from_bytes(bytes)
 }
 
-/// What host `n` shows.
+/// Returns the credential of host `n`.
 pub fn credential(n: u32) -> Credential {
-    // 32 digits are base64url, too.
+    // Decimal digits are valid base64url.
     format!("skc_{n:032}").parse().expect("a credential")
 }
 
-/// The digest of that.
-pub fn shown(n: u32) -> Digest {
+/// Returns the digest of the credential of host `n`.
+pub fn digest_of(n: u32) -> Digest {
     credential(n).digest()
 }
 
@@ -85,10 +88,10 @@ pub fn name(text: &str) -> Name {
     text.parse().expect("a name")
 }
 
-pub fn request(with: u8, called: &str, n: u32) -> JoinRequest {
+pub fn request(with: u8, member_name: &str, n: u32) -> JoinRequest {
     JoinRequest {
         token: token(with),
-        name: name(called),
+        name: name(member_name),
         public_key: key(n),
         credential: credential(n),
     }
@@ -107,61 +110,61 @@ pub fn networks(v4: &str) -> Networks {
     Networks::new(v4.parse().expect("a network"), v6).expect("networks")
 }
 
-/// A mesh with a token, number 1, that admits whoever comes.
+/// A mesh with a token, number 1, without limits.
 pub struct Mesh {
-    place: Place,
+    location: Location,
     pub store: Store,
 }
 
-/// Where it is.
-pub enum Place {
+/// Location of a mesh.
+pub enum Location {
     File(TempDir),
     Etcd(Etcd),
 }
 
-impl Place {
-    /// Where nothing is yet.
-    pub fn new() -> Place {
+impl Location {
+    /// Returns an empty location.
+    pub fn new() -> Location {
         match shared::prefix() {
-            Some(settings) => Place::Etcd(settings),
-            None => Place::File(tempfile::tempdir().expect("a folder")),
+            Some(settings) => Location::Etcd(settings),
+            None => Location::File(tempfile::tempdir().expect("a folder")),
         }
     }
 
     pub fn path(&self) -> PathBuf {
         match self {
-            Place::File(folder) => folder.path().join("state/mesh.db"),
-            Place::Etcd(_) => unreachable!("a test of files alone"),
+            Location::File(folder) => folder.path().join("state/mesh.db"),
+            Location::Etcd(_) => unreachable!("a test of files alone"),
         }
     }
 
     pub fn open(&self) -> Store {
         match self {
-            Place::File(_) => Store::open(&self.path()).expect("opened"),
-            Place::Etcd(settings) => Store::open_etcd(settings).expect("opened"),
+            Location::File(_) => Store::open(&self.path()).expect("opened"),
+            Location::Etcd(settings) => Store::open_etcd(settings).expect("opened"),
         }
     }
 }
 
 impl Mesh {
     pub fn new(v4: &str) -> Mesh {
-        let place = Place::new();
-        let store = place.open();
+        let location = Location::new();
+        let store = location.open();
         store
             .init(networks(v4), &operator(), NOW)
             .expect("networks set");
-        let mesh = Mesh { place, store };
+        let mesh = Mesh { location, store };
         mesh.admit(1, NewToken::default());
         mesh
     }
 
     pub fn path(&self) -> PathBuf {
-        self.place.path()
+        self.location.path()
     }
 
-    /// Another store of the same, which knows what this one does.
-    pub fn again(&self) -> Store {
-        self.place.open()
+    /// Opens another store of the same mesh.
+    pub fn reopen(&self) -> Store {
+        self.location.open()
     }
 
     pub fn admit(&self, n: u8, good_for: NewToken) -> TokenId {
@@ -171,49 +174,50 @@ impl Mesh {
         made.expect("a token")
     }
 
-    /// By the token that admits everybody.
-    pub fn join(&self, called: &str, n: u32) -> MemberId {
-        join(&self.store, 1, called, n).expect("joined").id
+    /// Joins with the token without limits.
+    pub fn join(&self, member_name: &str, n: u32) -> MemberId {
+        join(&self.store, 1, member_name, n).expect("joined").id
     }
 
-    pub fn remove(&self, called: &str) {
-        let name = name(called);
-        let removed = self.store.remove(Whom::Name(&name), &operator(), NOW);
-        assert!(removed.expect("asked"), "{called} was a member");
+    pub fn remove(&self, member_name: &str) {
+        let name = name(member_name);
+        let removed = self.store.remove(MemberRef::Name(&name), &operator(), NOW);
+        assert!(removed.expect("queried"), "{member_name} was a member");
     }
 }
 
-pub fn join(store: &Store, with: u8, called: &str, n: u32) -> Result<Joining, StoreError> {
-    store.join(&request(with, called, n), &host(), NOW)
+pub fn join(store: &Store, with: u8, member_name: &str, n: u32) -> Result<Joining, StoreError> {
+    store.join(&request(with, member_name, n), &host(), NOW)
 }
 
 #[test]
-fn what_is_acknowledged_is_on_the_disk() {
+fn committed_changes_are_synced_to_disk() {
     let mesh = Mesh::new("100.80.0.0/12");
     let Backing::File(connection) = &mesh.store.backing else {
         unreachable!("a file")
     };
-    let asked = |name: &str| -> String {
+    let pragma = |name: &str| -> String {
         let value = |row: &rusqlite::Row<'_>| row.get::<_, rusqlite::types::Value>(0);
         let value = lock(connection).pragma_query_value(None, name, value);
-        match value.expect("asked") {
+        match value.expect("queried") {
             rusqlite::types::Value::Integer(number) => number.to_string(),
             rusqlite::types::Value::Text(text) => text,
             other => panic!("{other:?}"),
         }
     };
-    // sqlite.org/pragma.html#pragma_synchronous: in WAL mode only FULL (2) syncs the log after each transaction.
+    // In WAL mode only FULL (2) syncs the log after each transaction
+    // (sqlite.org/pragma.html#pragma_synchronous).
     assert_eq!(
         (
-            asked("journal_mode").as_str(),
-            asked("synchronous").as_str()
+            pragma("journal_mode").as_str(),
+            pragma("synchronous").as_str()
         ),
         ("wal", "2")
     );
 }
 
 #[test]
-fn file_and_folder_are_their_owners_only() {
+fn file_and_folder_are_private() {
     let mesh = Mesh::new("100.80.0.0/12");
     mesh.join("a", 1);
     let mode = |path: PathBuf| fs::metadata(path).expect("there").permissions().mode() & 0o777;
@@ -226,24 +230,24 @@ fn file_and_folder_are_their_owners_only() {
 }
 
 #[test]
-fn what_was_written_is_there_for_the_next_who_opens_it() {
+fn state_survives_reopening() {
     let mesh = Mesh::new("100.80.0.0/12");
     let id = mesh.join("a", 1);
-    let Mesh { place, store } = mesh;
+    let Mesh { location, store } = mesh;
     drop(store);
-    let store = place.open();
+    let store = location.open();
     assert_eq!(
-        store.networks().expect("asked"),
+        store.networks().expect("queried"),
         Some(networks("100.80.0.0/12"))
     );
-    assert_eq!(store.authenticate(&shown(1)).expect("a member"), id);
+    assert_eq!(store.authenticate(&digest_of(1)).expect("a member"), id);
 }
 
 #[test]
-fn a_file_of_a_later_version_is_refused_and_left_alone() {
-    let Mesh { place, store } = Mesh::new("100.80.0.0/12");
+fn a_file_of_a_later_version_is_refused_and_unchanged() {
+    let Mesh { location, store } = Mesh::new("100.80.0.0/12");
     drop(store);
-    let path = place.path();
+    let path = location.path();
     let file = Connection::open(&path).expect("opened");
     file.pragma_update(None, "user_version", SCHEMA + 1)
         .expect("set");
@@ -263,17 +267,17 @@ fn a_file_of_a_later_version_is_refused_and_left_alone() {
     let file = Connection::open(&path).expect("opened");
     let version: i64 = file
         .pragma_query_value(None, "user_version", |row| row.get(0))
-        .expect("asked");
+        .expect("queried");
     assert_eq!(version, SCHEMA + 1);
 }
 
 #[test]
-fn a_file_of_the_first_version_is_taken_over_with_all_that_is_in_it() {
+fn a_file_of_the_first_version_is_upgraded() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("mesh.db");
     let file = Connection::open(&path).expect("opened");
     let first = include_str!("schema.sql");
-    file.execute_batch(first).expect("laid out");
+    file.execute_batch(first).expect("created");
     file.pragma_update(None, "user_version", 1).expect("set");
     file.execute_batch(
         "UPDATE mesh SET v4 = '100.80.0.0/12', v6 = 'fd00::/64', revision = 7, highest = 1;
@@ -287,8 +291,8 @@ fn a_file_of_the_first_version_is_taken_over_with_all_that_is_in_it() {
         let store = Store::open(&path).expect("opened");
         let members = store.members().expect("members");
         assert_eq!(members[0].member.tags, [name("web")]);
-        assert_eq!(store.revision().expect("asked"), 7);
-        assert_eq!(store.policy().expect("asked"), "");
+        assert_eq!(store.revision().expect("queried"), 7);
+        assert_eq!(store.policy().expect("queried"), "");
     }
     let store = Store::open(&path).expect("opened");
     assert!(
@@ -299,7 +303,7 @@ fn a_file_of_the_first_version_is_taken_over_with_all_that_is_in_it() {
 }
 
 #[test]
-fn what_is_no_database_is_refused() {
+fn a_file_that_is_no_database_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("mesh.db");
     fs::write(&path, "not a database at all".repeat(100)).expect("written");
@@ -309,9 +313,9 @@ fn what_is_no_database_is_refused() {
 
 #[test]
 fn networks_are_set_once() {
-    let place = Place::new();
-    let store = place.open();
-    assert_eq!(store.networks().expect("asked"), None);
+    let location = Location::new();
+    let store = location.open();
+    assert_eq!(store.networks().expect("queried"), None);
     let made = store.create_token(&token(1).digest(), &NewToken::default(), &operator(), NOW);
     made.expect("a token");
     let error = join(&store, 1, "a", 1).expect_err("no networks yet");
@@ -329,19 +333,19 @@ fn networks_are_set_once() {
         matches!(error, StoreError::OtherNetworks { have } if have == first),
         "{error}"
     );
-    assert_eq!(store.networks().expect("asked"), Some(first));
+    assert_eq!(store.networks().expect("queried"), Some(first));
 }
 
 #[test]
-fn another_stores_write_shows_and_an_own_one_does_not() {
+fn data_version_changes_with_writes_of_others() {
     let mesh = Mesh::new("100.80.0.0/12");
-    let other = mesh.again();
-    let before = mesh.store.data_version().expect("asked");
+    let other = mesh.reopen();
+    let before = mesh.store.data_version().expect("queried");
     mesh.join("a", 1);
-    assert_eq!(mesh.store.data_version().expect("asked"), before);
+    assert_eq!(mesh.store.data_version().expect("queried"), before);
     join(&other, 1, "b", 2).expect("joined");
     mesh.store.catch_up().expect("caught up");
-    assert_ne!(mesh.store.data_version().expect("asked"), before);
+    assert_ne!(mesh.store.data_version().expect("queried"), before);
 }
 
 #[test]
@@ -366,22 +370,26 @@ fn secrets_are_not_in_the_file() {
 }
 
 #[test]
-fn a_member_that_is_heard_of_is_noted_once_a_minute() {
+fn activity_is_recorded_once_a_minute() {
     let mesh = Mesh::new("100.80.0.0/12");
     let id = mesh.join("a", 1);
     let seen = || mesh.store.members().expect("members")[0].seen;
-    for (heard, noted) in [(59, 0), (60, 60), (119, 60), (120, 120)] {
-        mesh.store.touch(id, NOW + heard).expect("touched");
-        assert_eq!(seen(), NOW + noted, "after {heard} s");
+    for (active, recorded) in [(59, 0), (60, 60), (119, 60), (120, 120)] {
+        mesh.store.touch(id, NOW + active).expect("touched");
+        assert_eq!(seen(), NOW + recorded, "after {active} s");
     }
-    assert_eq!(mesh.store.revision().expect("asked"), 1, "nobody is told");
+    assert_eq!(
+        mesh.store.revision().expect("queried"),
+        1,
+        "no change for members"
+    );
 }
 
 #[test]
-fn members_are_listed_by_their_numbers() {
+fn members_are_listed_in_the_order_of_their_numbers() {
     let mesh = Mesh::new("100.80.0.0/12");
-    for (called, n) in [("z", 1), ("a", 2)] {
-        mesh.join(called, n);
+    for (member_name, n) in [("z", 1), ("a", 2)] {
+        mesh.join(member_name, n);
     }
     let members = mesh.store.members().expect("members");
     let listed: Vec<_> = members
@@ -393,7 +401,7 @@ fn members_are_listed_by_their_numbers() {
 }
 
 #[test]
-fn the_audit_says_who_did_what_the_newest_first() {
+fn the_audit_lists_changes_newest_first() {
     let mesh = Mesh::new("10.0.0.0/16");
     let store = &mesh.store;
     let labelled = NewToken {
@@ -406,42 +414,42 @@ fn the_audit_says_who_did_what_the_newest_first() {
         .join(&request(2, "a", 1), &host(), NOW + 2)
         .expect("joined");
     store
-        .note_refused(&name("b"), IpAddr::from([198u8, 51, 100, 7]), NOW + 4)
-        .expect("noted");
+        .log_refused(&name("b"), IpAddr::from([198u8, 51, 100, 7]), NOW + 4)
+        .expect("recorded");
     assert!(
         store
-            .remove(Whom::Id(joined.id), &host(), NOW + 5)
-            .expect("asked")
+            .remove(MemberRef::Id(joined.id), &host(), NOW + 5)
+            .expect("queried")
     );
     assert!(
         !store
-            .remove(Whom::Id(joined.id), &host(), NOW + 6)
-            .expect("asked")
+            .remove(MemberRef::Id(joined.id), &host(), NOW + 6)
+            .expect("queried")
     );
     assert!(
         store
             .withdraw_token(id, &operator(), NOW + 7)
-            .expect("asked")
+            .expect("queried")
     );
     assert!(
         !store
             .withdraw_token(id, &operator(), NOW + 8)
-            .expect("asked")
+            .expect("queried")
     );
-    let told = store.audit(100).expect("an audit");
-    let told: Vec<_> = told
+    let entries = store.audit(100).expect("an audit");
+    let entries: Vec<_> = entries
         .iter()
         .map(|e| {
             (
                 e.time - NOW,
-                e.what.as_str(),
+                e.change.as_str(),
                 e.subject.as_str(),
                 e.actor.as_str(),
             )
         })
         .collect();
     assert_eq!(
-        told,
+        entries,
         [
             (7, "token withdrawn", "2 (ci)", "operator root"),
             (5, "left", "a", "192.0.2.1"),
@@ -456,13 +464,13 @@ fn the_audit_says_who_did_what_the_newest_first() {
 }
 
 #[test]
-fn strangers_fill_their_own_part_of_the_audit_only() {
+fn refused_joins_do_not_displace_other_entries() {
     let mesh = Mesh::new("100.80.0.0/12");
     mesh.store
-        .note(|transaction| {
+        .change_local(|transaction| {
             transaction.execute(
                 "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 3000)
-                 INSERT INTO refused (at, what, subject, actor)
+                 INSERT INTO refused (at, change, subject, actor)
                  SELECT ?1, 'refused', 'x', 'y' FROM n",
                 [seconds(NOW)],
             )?;
@@ -470,16 +478,16 @@ fn strangers_fill_their_own_part_of_the_audit_only() {
         })
         .expect("filled");
     mesh.store
-        .note_refused(&name("b"), IpAddr::from([192u8, 0, 2, 9]), NOW)
-        .expect("noted");
+        .log_refused(&name("b"), IpAddr::from([192u8, 0, 2, 9]), NOW)
+        .expect("recorded");
     let entries = mesh.store.audit(10_000).expect("an audit");
-    let refused = entries.iter().filter(|e| e.what == "refused").count();
+    let refused = entries.iter().filter(|e| e.change == "refused").count();
     assert_eq!(refused, 1000);
     assert_eq!(entries.len() - refused, 2, "networks and a token");
 }
 
 #[test]
-fn what_operators_must_know_is_not_told_to_strangers() {
+fn internal_errors_are_not_sent_to_hosts() {
     let path = PathBuf::from("/var/lib/seikan/mesh.db");
     let internal = StoreError::Io {
         path,
@@ -494,10 +502,10 @@ fn what_operators_must_know_is_not_told_to_strangers() {
 }
 
 on_etcd! {
-    what_was_written_is_there_for_the_next_who_opens_it
+    state_survives_reopening
     networks_are_set_once
-    another_stores_write_shows_and_an_own_one_does_not
-    members_are_listed_by_their_numbers
-    the_audit_says_who_did_what_the_newest_first
-    strangers_fill_their_own_part_of_the_audit_only
+    data_version_changes_with_writes_of_others
+    members_are_listed_in_the_order_of_their_numbers
+    the_audit_lists_changes_newest_first
+    refused_joins_do_not_displace_other_entries
 }

@@ -1,28 +1,28 @@
-//! Tokens: what admits a host. The store has their digests; who made one hands it over and forgets it.
+//! Join tokens. The store keeps their digests only.
 
 use rusqlite::{Connection, OptionalExtension as _};
 use seikan_proto::mesh::{Digest, MAX_TAGS, Name};
 
 use super::{Actor, Store, StoreError, audit, seconds, unsigned};
 
-/// Longest label in characters.
+/// Maximum length of a label, in characters.
 const MAX_LABEL: usize = 100;
 
-/// Stands for a token where the token itself must not be.
+/// Number of a token, shown in place of the secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TokenId(pub i64);
 
-/// What a new token is good for. The default admits any number of hosts, without tags, until it is
+/// Properties of a new token. The default admits any number of hosts, without tags, until it is
 /// withdrawn.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NewToken {
-    /// What people know it by; at most 100 characters.
+    /// Label for operators; at most 100 characters.
     pub label: Option<String>,
-    /// How many hosts it admits, at least 1; `None`: as many as come.
+    /// Number of hosts that it admits, at least 1; `None`: unlimited.
     pub uses: Option<u32>,
-    /// The second since 1970 from which on it is not good any more; `None`: it stays good.
+    /// Time at which it expires, in seconds since 1970; `None`: never.
     pub expires: Option<u64>,
-    /// What members get that it admits; at most [`MAX_TAGS`].
+    /// Tags of members that it admits; at most [`MAX_TAGS`].
     pub tags: Vec<Name>,
 }
 
@@ -31,24 +31,24 @@ pub struct NewToken {
 pub struct TokenInfo {
     /// For [`Store::withdraw_token`].
     pub id: TokenId,
-    /// What people know it by.
+    /// Label for operators.
     pub label: Option<String>,
-    /// How many hosts it admits; `None`: as many as come.
+    /// Number of hosts that it admits, at least 1; `None`: unlimited.
     pub uses: Option<u32>,
-    /// How many it has admitted.
+    /// Number of hosts that it has admitted.
     pub used: u64,
-    /// When it was made, in seconds since 1970.
+    /// Time of creation, in seconds since 1970.
     pub created: u64,
-    /// From when on it is not good any more.
+    /// Time at which it expires, in seconds since 1970.
     pub expires: Option<u64>,
-    /// When it was withdrawn, if it was.
+    /// Time of withdrawal, in seconds since 1970.
     pub withdrawn: Option<u64>,
-    /// What members get that it admits.
+    /// Tags of members that it admits.
     pub tags: Vec<Name>,
 }
 
 impl TokenInfo {
-    /// Whether it still admits hosts at this time.
+    /// Returns whether it admits hosts at this time.
     pub fn is_good(&self, now: u64) -> bool {
         let left = self.uses.is_none_or(|uses| self.used < u64::from(uses));
         left && self.withdrawn.is_none() && self.expires.is_none_or(|end| now < end)
@@ -56,11 +56,11 @@ impl TokenInfo {
 }
 
 impl Store {
-    /// Remembers a token by its digest.
+    /// Stores a new token by its digest.
     ///
     /// # Errors
-    /// [`StoreError::OutOfBounds`]: more than [`MAX_TAGS`] tags, a label that is too long, no use;
-    /// [`StoreError::Sqlite`].
+    /// [`StoreError::OutOfBounds`] for more than [`MAX_TAGS`] tags, a label that is too long, or
+    /// zero uses; [`StoreError::Sqlite`].
     pub fn create_token(
         &self,
         digest: &Digest,
@@ -69,17 +69,17 @@ impl Store {
         now: u64,
     ) -> Result<TokenId, StoreError> {
         if token.tags.len() > MAX_TAGS {
-            return Err(StoreError::OutOfBounds("a token has 16 tags at most"));
+            return Err(StoreError::OutOfBounds("a token may have at most 16 tags"));
         }
         if token.uses == Some(0) {
             return Err(StoreError::OutOfBounds(
-                "a token is good for at least one use",
+                "a token must admit at least one host",
             ));
         }
         let label = token.label.as_deref();
         if label.is_some_and(|label| label.chars().count() > MAX_LABEL) {
             return Err(StoreError::OutOfBounds(
-                "a token's label has 100 characters at most",
+                "a token's label may have at most 100 characters",
             ));
         }
         let tags = to_json(&token.tags)?;
@@ -99,18 +99,18 @@ impl Store {
                 ),
             )?;
             let id = transaction.last_insert_rowid();
-            let subject = named(id, label);
-            audit::note(transaction, seconds(now), "token created", &subject, &by)?;
+            let subject = audit_subject(id, label);
+            audit::record(transaction, seconds(now), "token created", &subject, &by)?;
             Ok(TokenId(id))
         })
     }
 
-    /// All tokens, the newest first, those that are not good any more included.
+    /// Returns all tokens, the newest first, including those that admit nobody any more.
     ///
     /// # Errors
     /// [`StoreError::Corrupt`], [`StoreError::Sqlite`].
     pub fn tokens(&self) -> Result<Vec<TokenInfo>, StoreError> {
-        self.look(|connection| {
+        self.read(|connection| {
             let mut statement = connection.prepare_cached(
                 "SELECT id, label, uses, used, created, expires, withdrawn, tags FROM token
                  ORDER BY id DESC",
@@ -133,8 +133,8 @@ impl Store {
         })
     }
 
-    /// Makes a token admit nobody any more; members that it admitted stay. Whether there was one that
-    /// had not been withdrawn before.
+    /// Withdraws a token; members that it admitted stay. Returns whether there was a token that had
+    /// not been withdrawn before.
     ///
     /// # Errors
     /// [`StoreError::Sqlite`].
@@ -150,23 +150,23 @@ impl Store {
             }
             let sql = "SELECT label FROM token WHERE id = ?1";
             let label: Option<String> = transaction.query_row(sql, [id.0], |row| row.get(0))?;
-            let subject = named(id.0, label.as_deref());
-            audit::note(transaction, seconds(now), "token withdrawn", &subject, &by)?;
+            let subject = audit_subject(id.0, label.as_deref());
+            audit::record(transaction, seconds(now), "token withdrawn", &subject, &by)?;
             Ok(true)
         })
     }
 }
 
-/// A token as a join judges it.
+/// A token that a join refers to.
 pub(super) struct Found {
     pub id: i64,
-    /// Of what it admits, nothing is left.
+    /// It has admitted as many hosts as it may.
     pub used_up: bool,
     /// A JSON array.
     pub tags: String,
 }
 
-/// The token with this digest, if it is neither expired nor withdrawn.
+/// Returns the token with this digest, unless it has expired or was withdrawn.
 pub(super) fn find(
     connection: &Connection,
     digest: &Digest,
@@ -186,7 +186,7 @@ pub(super) fn find(
     Ok(found.optional()?)
 }
 
-/// Counts a use of it.
+/// Counts a use of the token.
 pub(super) fn count_use(connection: &Connection, id: i64) -> Result<(), StoreError> {
     let mut statement =
         connection.prepare_cached("UPDATE token SET used = used + 1 WHERE id = ?1")?;
@@ -194,8 +194,8 @@ pub(super) fn count_use(connection: &Connection, id: i64) -> Result<(), StoreErr
     Ok(())
 }
 
-/// As the audit has it.
-fn named(id: i64, label: Option<&str>) -> String {
+/// Returns the subject of log entries about a token.
+fn audit_subject(id: i64, label: Option<&str>) -> String {
     match label {
         Some(label) => format!("{id} ({label})"),
         None => id.to_string(),
@@ -208,7 +208,7 @@ pub(super) fn to_json<T: serde::Serialize>(values: &[T]) -> Result<String, Store
 
 pub(super) fn from_json<T: serde::de::DeserializeOwned>(
     text: &str,
-    what: &'static str,
+    field: &'static str,
 ) -> Result<Vec<T>, StoreError> {
-    serde_json::from_str(text).map_err(|_| StoreError::Corrupt(what))
+    serde_json::from_str(text).map_err(|_| StoreError::Corrupt(field))
 }

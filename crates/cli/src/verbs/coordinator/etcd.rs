@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use clap::ValueHint;
 use clap::builder::{OsStringValueParser, TypedValueParser};
-use seikan_coordinator::{ETCD_PREFIX, Etcd, Hold, Store};
+use seikan_coordinator::{ETCD_PREFIX, Etcd, LockedFile, Store};
 use serde::{Deserialize, Serialize};
 use toml_edit::{DocumentMut, Item};
 
@@ -232,8 +232,8 @@ pub fn remove_settings(directory: &Path, mesh: u64) -> io::Result<()> {
 
 /// Locks the database file of a directory without etcd, so that no import can move it until it is
 /// opened.
-pub fn hold_file(directory: &Path, database: &str) -> anyhow::Result<Hold> {
-    let hold = Store::hold(&directory.join(database))?;
+pub fn lock_file(directory: &Path, database: &str) -> anyhow::Result<LockedFile> {
+    let locked = Store::lock_file(&directory.join(database))?;
     // An import that has just ended has renamed the file. Opening would make another mesh.
     if read_settings(directory)?.is_some() {
         bail!(
@@ -241,7 +241,7 @@ pub fn hold_file(directory: &Path, database: &str) -> anyhow::Result<Hold> {
             directory.display()
         );
     }
-    Ok(hold)
+    Ok(locked)
 }
 
 /// Fails if a directory with a mesh in etcd also has one in a file: which of them is meant is
@@ -291,10 +291,10 @@ mod tests {
     #[test]
     fn a_file_is_not_locked_once_the_mesh_is_in_etcd() {
         let directory = tempfile::tempdir().expect("a directory");
-        drop(hold_file(directory.path(), "mesh.db").expect("held"));
+        drop(lock_file(directory.path(), "mesh.db").expect("locked"));
         let etcd = settings(&["--etcd", "https://a:1"], None);
         write_settings(directory.path(), &etcd).expect("stored");
-        let error = hold_file(directory.path(), "mesh.db").expect_err("it is in etcd");
+        let error = lock_file(directory.path(), "mesh.db").expect_err("it is in etcd");
         assert!(error.to_string().contains("into etcd"), "{error}");
         assert!(!directory.path().join("mesh.db").exists());
     }

@@ -104,7 +104,7 @@ pub fn import(arguments: &ImportArguments) -> anyhow::Result<()> {
             ..target.clone()
         },
     )?;
-    let former = moved.put_away()?;
+    let former = moved.retire()?;
     writeln!(
         anstream::stdout(),
         "moved the mesh of {} into etcd, under {}; its former file is {}. Start the coordinator again",

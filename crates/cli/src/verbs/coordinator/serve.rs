@@ -122,7 +122,7 @@ fn open(arguments: &ServeArguments) -> anyhow::Result<Store> {
                 "cannot advertise an address: --advertise needs --etcd, for several coordinators"
             );
         }
-        return Ok(Store::open_held(etcd::hold_file(dir, DATABASE)?)?);
+        return Ok(Store::open_locked(etcd::lock_file(dir, DATABASE)?)?);
     };
     etcd::refuse_both(dir, DATABASE)?;
     let advertise = arguments.advertise.clone().or(etcd.advertise.clone());

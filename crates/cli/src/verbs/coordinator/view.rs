@@ -84,7 +84,7 @@ pub fn members(members: &[MemberInfo], now: u64, as_json: bool) -> anyhow::Resul
             json!({
                 "name": member.name, "public_key": member.public_key, "addresses": member.addresses,
                 "endpoints": member.endpoints, "tags": member.tags, "joined": info.joined,
-                "seen": info.seen, "at": info.at,
+                "seen": info.seen, "at": info.coordinator,
             })
         }));
     }
@@ -107,7 +107,7 @@ pub fn members(members: &[MemberInfo], now: u64, as_json: bool) -> anyhow::Resul
             member.name.to_string(),
             addresses.join(" "),
             at,
-            match &info.at {
+            match &info.coordinator {
                 Some(at) if at.is_empty() => "now".to_owned(),
                 Some(at) => format!("now, at {at}"),
                 None => since(info.seen, now),
@@ -149,7 +149,7 @@ pub fn audit(entries: &[AuditEntry], now: u64, as_json: bool) -> anyhow::Result<
     if as_json {
         return print_rows(entries.iter().map(|entry| {
             json!({
-                "time": entry.time, "change": entry.what, "subject": entry.subject, "actor": entry.actor,
+                "time": entry.time, "change": entry.change, "subject": entry.subject, "actor": entry.actor,
             })
         }));
     }
@@ -162,7 +162,7 @@ pub fn audit(entries: &[AuditEntry], now: u64, as_json: bool) -> anyhow::Result<
     for entry in entries {
         table.row(vec![
             since(entry.time, now),
-            printable(&entry.what),
+            printable(&entry.change),
             printable(&entry.subject),
             printable(&entry.actor),
         ]);

@@ -1,4 +1,4 @@
-//! The whole server: over TLS, on loopback.
+//! Tests of the whole server over TLS, on loopback.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::TcpStream;
@@ -24,12 +24,12 @@ fn stream(socket: TcpStream, pin: Pin) -> StreamOwned<ClientConnection, TcpStrea
     StreamOwned::new(connection, socket)
 }
 
-/// One question over a connection of its own; the answer with its head.
-fn https(address: SocketAddr, pin: Pin, question: &str) -> io::Result<String> {
+/// Sends a request over a connection of its own; returns the answer with its head.
+fn https(address: SocketAddr, pin: Pin, request: &str) -> io::Result<String> {
     let socket = TcpStream::connect(address)?;
     socket.set_read_timeout(Some(Duration::from_secs(20)))?;
     let mut stream = stream(socket, pin);
-    stream.write_all(question.as_bytes())?;
+    stream.write_all(request.as_bytes())?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     Ok(answer)
@@ -73,14 +73,14 @@ fn start_with(folder: &TempDir, store: Store, set: impl FnOnce(&mut Server)) -> 
     }
 }
 
-async fn ask(running: &Running, question: String) -> io::Result<String> {
+async fn send(running: &Running, request: String) -> io::Result<String> {
     let (address, pin) = (running.address, running.pin);
-    let asked = spawn_blocking(move || https(address, pin, &question));
-    asked.await.expect("it has not panicked")
+    let answer = spawn_blocking(move || https(address, pin, &request));
+    answer.await.expect("it has not panicked")
 }
 
-fn join_question(called: &str, n: u8) -> String {
-    let body = join_body(1, called, n).to_string();
+fn join_request(host_name: &str, n: u8) -> String {
+    let body = join_body(1, host_name, n).to_string();
     let length = body.len();
     format!(
         "POST /v1/join HTTP/1.1\r\nHost: mesh\r\nConnection: close\r\n\
@@ -88,10 +88,10 @@ fn join_question(called: &str, n: u8) -> String {
     )
 }
 
-fn changes_question(shown: &str, since: u64) -> String {
+fn changes_request(credential_text: &str, since: u64) -> String {
     format!(
         "GET /v1/changes?since={since}&wait=30 HTTP/1.1\r\nHost: mesh\r\nConnection: close\r\n\
-         Authorization: Bearer {shown}\r\n\r\n"
+         Authorization: Bearer {credential_text}\r\n\r\n"
     )
 }
 
@@ -101,35 +101,38 @@ fn body_of(answer: &str) -> &str {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hosts_that_know_the_pin_join_and_hear_of_each_other() {
+async fn hosts_with_the_pin_join_and_receive_each_other() {
     let folder = tempfile::tempdir().expect("a folder");
     let running = start(&folder);
-    let answer = ask(&running, join_question("a", 1))
+    let answer = send(&running, join_request("a", 1))
         .await
         .expect("an answer");
     body_of(&answer);
-    let shown = credential(1);
+    let credential_text = credential(1);
 
-    let (told, joined) = tokio::join!(ask(&running, changes_question(&shown, 1)), async {
-        sleep(MOMENT).await;
-        let answer = ask(&running, join_question("b", 2)).await;
-        body_of(&answer.expect("an answer"));
-        Instant::now()
-    });
+    let (changes, joined) = tokio::join!(
+        send(&running, changes_request(&credential_text, 1)),
+        async {
+            sleep(MOMENT).await;
+            let answer = send(&running, join_request("b", 2)).await;
+            body_of(&answer.expect("an answer"));
+            Instant::now()
+        }
+    );
     assert!(joined.elapsed() < PROMPTLY, "{:?}", joined.elapsed());
-    let told = told.expect("an answer");
-    let told: Changes = serde_json::from_str(body_of(&told)).expect("changes");
-    assert_eq!(names(&told), ["b"]);
+    let changes = changes.expect("an answer");
+    let changes: Changes = serde_json::from_str(body_of(&changes)).expect("changes");
+    assert_eq!(names(&changes), ["b"]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn another_certificate_is_not_the_coordinators() {
+async fn another_certificate_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let elsewhere = tempfile::tempdir().expect("a folder");
     let mut running = start(&folder);
     let other = Certificate::own(elsewhere.path(), "a coordinator", &[]).expect("a certificate");
     running.pin = other.pin();
-    let answer = ask(&running, join_question("a", 1)).await;
+    let answer = send(&running, join_request("a", 1)).await;
     let error = answer.expect_err("it is another one");
     assert!(
         error.to_string().contains("another one than the pinned"),
@@ -138,27 +141,27 @@ async fn another_certificate_is_not_the_coordinators() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_does_not_hold_up_the_end() {
+async fn waiting_polls_do_not_delay_the_shutdown() {
     let folder = tempfile::tempdir().expect("a folder");
     let running = start(&folder);
-    let answer = ask(&running, join_question("a", 1))
+    let answer = send(&running, join_request("a", 1))
         .await
         .expect("an answer");
     body_of(&answer);
-    let question = changes_question(&credential(1), 1);
+    let request = changes_request(&credential(1), 1);
     let (address, pin) = (running.address, running.pin);
-    let waiting = spawn_blocking(move || https(address, pin, &question));
+    let waiting = spawn_blocking(move || https(address, pin, &request));
     sleep(MOMENT).await;
     running.stop.send(()).expect("the server runs");
     let ended = timeout(Duration::from_secs(4), running.server).await;
     let ended = ended.expect("in time").expect("it has not panicked");
     ended.expect("it ended well");
-    let told = waiting
+    let changes = waiting
         .await
         .expect("it has not panicked")
         .expect("an answer");
-    let told: Changes = serde_json::from_str(body_of(&told)).expect("changes");
-    assert_eq!(told.revision, 1);
+    let changes: Changes = serde_json::from_str(body_of(&changes)).expect("changes");
+    assert_eq!(changes.revision, 1);
 }
 
 #[test]
@@ -174,11 +177,11 @@ fn a_mesh_without_networks_is_not_served() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_takes_an_answer_too_slowly_is_let_go_and_what_it_held_is_others_again() {
+async fn a_slow_reader_is_disconnected_and_its_memory_released() {
     let folder = tempfile::tempdir().expect("a folder");
     let store = store(&folder);
-    // Some megabytes, of which the buffers between both ends take a part.
-    crowd(&store, 10_000);
+    // A list of some megabytes, more than the buffers of both ends hold.
+    add_members(&store, 10_000);
     let mut app = None;
     let running = start_with(&folder, store, |server| {
         server.pace = Pace {
@@ -188,11 +191,11 @@ async fn who_takes_an_answer_too_slowly_is_let_go_and_what_it_held_is_others_aga
         app = Some(Arc::clone(&server.app));
     });
     let app = app.expect("a server");
-    let answer = ask(&running, join_question("a", 1)).await;
+    let answer = send(&running, join_request("a", 1)).await;
     body_of(&answer.expect("an answer"));
-    let question = changes_question(&credential(1), 0);
+    let request = changes_request(&credential(1), 0);
     let (address, pin) = (running.address, running.pin);
-    let begun = Instant::now();
+    let started_at = Instant::now();
     let slow = spawn_blocking(move || {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
         socket.set_recv_buffer_size(4096).expect("set");
@@ -200,31 +203,32 @@ async fn who_takes_an_answer_too_slowly_is_let_go_and_what_it_held_is_others_aga
         let socket = TcpStream::from(socket);
         socket.set_read_timeout(Some(PROMPTLY)).expect("set");
         let mut stream = stream(socket, pin);
-        stream.write_all(question.as_bytes()).expect("asked");
+        stream.write_all(request.as_bytes()).expect("sent");
         for _ in 0..300 {
-            stream.read_exact(&mut [0]).expect("it is not let go yet");
+            stream.read_exact(&mut [0]).expect("still connected");
             std::thread::sleep(Duration::from_millis(20));
         }
-        // What has arrived before is still there.
+        // Data that has arrived before the reset can still be read.
         stream.sock.read_to_end(&mut Vec::new())
     });
     let is_free = || app.answers.is_free();
     while is_free() {
-        assert!(begun.elapsed() < PROMPTLY, "it is answered");
+        assert!(started_at.elapsed() < PROMPTLY, "it is answered");
         sleep(Duration::from_millis(20)).await;
     }
     while !is_free() {
-        assert!(begun.elapsed() < 2 * PROMPTLY, "it holds its answer");
+        assert!(started_at.elapsed() < 2 * PROMPTLY, "it holds its answer");
         sleep(Duration::from_millis(20)).await;
     }
-    // Not before the time that it has.
-    assert!(begun.elapsed() >= Duration::from_secs(2));
-    assert_eq!(app.limits.late.load(Ordering::Relaxed), 1);
+    // The grace period has passed.
+    assert!(started_at.elapsed() >= Duration::from_secs(2));
+    assert_eq!(app.limits.slow_connections.load(Ordering::Relaxed), 1);
     let end = slow.await.expect("it has not panicked");
-    let end = end.expect_err("it is let go");
+    let end = end.expect_err("disconnected");
     assert_eq!(end.kind(), io::ErrorKind::ConnectionReset);
-    // Who takes it at once has all of it.
-    let all = ask(&running, changes_question(&credential(1), 0)).await;
-    let told: Changes = serde_json::from_str(body_of(&all.expect("an answer"))).expect("changes");
-    assert_eq!(told.members.len(), 4096);
+    // A client that reads at once gets the whole answer.
+    let all = send(&running, changes_request(&credential(1), 0)).await;
+    let changes: Changes =
+        serde_json::from_str(body_of(&all.expect("an answer"))).expect("changes");
+    assert_eq!(changes.members.len(), 4096);
 }

@@ -1,7 +1,7 @@
-//! One connection to one member of an etcd cluster: gRPC over HTTP/2, with TLS if its URL says so.
+//! A connection to one member of an etcd cluster: gRPC over HTTP/2, with TLS for `https` URLs.
 //!
-//! Every question has its time, and is asked of members only that have a leader: one that is cut off from the others refuses
-//! instead of waiting for them.
+//! Every request has a timeout, and requires a member that has a leader: a member that is cut off
+//! from the cluster then refuses instead of waiting.
 
 use std::fs;
 use std::path::Path;
@@ -21,33 +21,34 @@ use zeroize::Zeroizing;
 
 use super::Etcd;
 use super::messages::{
-    AuthenticateRequest, AuthenticateResponse, LeaseGrantRequest, LeaseGrantResponse, LeaseId,
-    LeaseKeepAliveResponse, Nothing, RangeRequest, RangeResponse, TxnRequest, TxnResponse,
+    AuthenticateRequest, AuthenticateResponse, Empty, LeaseGrantRequest, LeaseGrantResponse,
+    LeaseId, LeaseKeepAliveResponse, RangeRequest, RangeResponse, TxnRequest, TxnResponse,
     WatchCreateRequest, WatchRequest, WatchResponse,
 };
 use crate::store::StoreError;
 
-/// How long a connection may take.
-const CONNECT: Duration = Duration::from_secs(2);
-/// How long an answer may take. Who then asks another member loses nothing.
-const ANSWER: Duration = Duration::from_secs(2);
-/// How often an idle connection is tried: etcd forbids more than one in five seconds.
-const PROBE: Duration = Duration::from_secs(6);
-/// How long an answer to that may take.
-const PROBED: Duration = Duration::from_secs(3);
-/// Longest message that is read, in bytes: etcd tells up to a thousand revisions in one.
+/// Timeout of connecting.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Timeout of a response. Requests may be repeated on another member.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Interval of keepalive pings. etcd forbids more than one in five seconds.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(6);
+/// Timeout of a keepalive response.
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(3);
+/// Maximum size of a message, in bytes: etcd sends up to a thousand revisions in one.
 const MAX_MESSAGE: usize = 64 << 20;
 
-/// What etcd says of a token from before its users were others (`ErrGRPCAuthOldRevision`), by the same code as of nonsense.
+/// Error text for a token from before a change of etcd's users (`ErrGRPCAuthOldRevision`). Its code
+/// is the same as for invalid requests.
 const OLD_TOKEN: &str = "revision of auth store is old";
 
-/// Why there is no answer.
+/// Error of a request.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Fault {
-    /// None within its time, or the connection broke: what was asked for may have been done.
+    /// No response in time, or the connection broke: the request may have been executed.
     #[error("{0}")]
     Lost(String),
-    /// It refuses: what was asked for was not done.
+    /// etcd refused: the request was not executed.
     #[error("{0}")]
     Refused(String),
 }
@@ -59,7 +60,8 @@ impl From<Status> for Fault {
             message => message.to_owned(),
         };
         match status.code() {
-            // A token of before etcd's users were others: the next connection has another.
+            // The token is from before a change of etcd's users: the next connection gets a new
+            // one.
             Code::InvalidArgument if text.contains(OLD_TOKEN) => Fault::Lost(text),
             Code::InvalidArgument
             | Code::PermissionDenied
@@ -67,7 +69,7 @@ impl From<Status> for Fault {
             | Code::FailedPrecondition
             | Code::OutOfRange
             | Code::NotFound => Fault::Refused(text),
-            // Also a token that is not good any more: the next connection has another.
+            // Also an expired token: the next connection gets a new one.
             _ => Fault::Lost(text),
         }
     }
@@ -85,7 +87,7 @@ impl From<tonic::transport::Error> for Fault {
     }
 }
 
-/// The cluster's members, and how they are spoken to.
+/// The members of a cluster, and the credentials for them.
 #[derive(Clone)]
 pub(super) struct Cluster {
     endpoints: Vec<Endpoint>,
@@ -93,30 +95,30 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    /// Reads the files that the settings name.
+    /// Loads the files that the settings name.
     pub fn new(settings: &Etcd) -> Result<Cluster, StoreError> {
         let tls = tls(settings)?;
         let endpoints = settings.endpoints.iter().map(|url| {
-            let wrong = |why: String| StoreError::EtcdSettings(format!("{url}: {why}"));
-            let endpoint = Endpoint::from_shared(url.clone()).map_err(|e| wrong(e.to_string()))?;
+            let invalid = |reason: String| StoreError::EtcdSettings(format!("{url}: {reason}"));
+            let endpoint = Endpoint::from_shared(url.clone()).map_err(|e| invalid(e.to_string()))?;
             let endpoint = endpoint
-                .connect_timeout(CONNECT)
+                .connect_timeout(CONNECT_TIMEOUT)
                 .tcp_nodelay(true)
-                .http2_keep_alive_interval(PROBE)
-                .keep_alive_timeout(PROBED)
+                .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
+                .keep_alive_timeout(KEEPALIVE_TIMEOUT)
                 .keep_alive_while_idle(true);
             match endpoint.uri().scheme_str() {
                 Some("https") => endpoint.tls_config(tls.clone()).map_err(|e| {
-                    wrong(match Fault::from(e) {
+                    invalid(match Fault::from(e) {
                         Fault::Lost(why) | Fault::Refused(why) => why,
                     })
                 }),
-                Some("http") if settings.ca.is_some() || settings.identity.is_some() => Err(wrong(
-                    "certificates are for https:// only: write that for each member, or name none".to_owned(),
+                Some("http") if settings.ca.is_some() || settings.identity.is_some() => Err(invalid(
+                    "certificates need https:// URLs: use them for every member, or configure no certificates".to_owned(),
                 )),
                 Some("http") => Ok(endpoint),
-                _ => Err(wrong(
-                    "write https://HOST:PORT, or http://HOST:PORT on a network that nobody else is in"
+                _ => Err(invalid(
+                    "expected https://HOST:PORT, or http://HOST:PORT on a private network"
                         .to_owned(),
                 )),
             }
@@ -137,19 +139,19 @@ impl Cluster {
         Ok(Cluster { endpoints, user })
     }
 
-    /// How many members are known.
+    /// Returns the number of members.
     pub fn len(&self) -> usize {
         self.endpoints.len()
     }
 
-    /// A connection to one of them; `turn` counts through them.
-    pub async fn connect(&self, turn: usize) -> Result<Connection, Fault> {
-        let endpoint = &self.endpoints[turn % self.endpoints.len()];
-        let told = |fault: Fault| match fault {
+    /// Connects to a member; `index` is taken modulo their number.
+    pub async fn connect(&self, index: usize) -> Result<Connection, Fault> {
+        let endpoint = &self.endpoints[index % self.endpoints.len()];
+        let with_url = |fault: Fault| match fault {
             Fault::Lost(why) => Fault::Lost(format!("{}: {why}", endpoint.uri())),
             Fault::Refused(why) => Fault::Refused(format!("{}: {why}", endpoint.uri())),
         };
-        let channel = endpoint.connect().await.map_err(|e| told(e.into()))?;
+        let channel = endpoint.connect().await.map_err(|e| with_url(e.into()))?;
         let mut connection = Connection {
             channel,
             token: None,
@@ -160,11 +162,12 @@ impl Cluster {
                 password: password.to_string(),
             };
             let answer: AuthenticateResponse = connection
-                .ask("/etcdserverpb.Auth/Authenticate", request)
+                .unary("/etcdserverpb.Auth/Authenticate", request)
                 .await
-                .map_err(told)?;
+                .map_err(with_url)?;
             let token = answer.token.parse();
-            let token = token.map_err(|_| Fault::Refused("its token is none".to_owned()))?;
+            let token =
+                token.map_err(|_| Fault::Refused("etcd sent an invalid token".to_owned()))?;
             connection.token = Some(token);
         }
         Ok(connection)
@@ -192,7 +195,7 @@ fn read(path: &Path) -> Result<Vec<u8>, StoreError> {
     })
 }
 
-/// To one member. Copies share it.
+/// Connection to one member. Clones share it.
 #[derive(Clone)]
 pub(super) struct Connection {
     channel: Channel,
@@ -201,29 +204,30 @@ pub(super) struct Connection {
 
 impl Connection {
     pub async fn range(&self, request: RangeRequest) -> Result<RangeResponse, Fault> {
-        self.ask("/etcdserverpb.KV/Range", request).await
+        self.unary("/etcdserverpb.KV/Range", request).await
     }
 
     pub async fn txn(&self, request: TxnRequest) -> Result<TxnResponse, Fault> {
-        self.ask("/etcdserverpb.KV/Txn", request).await
+        self.unary("/etcdserverpb.KV/Txn", request).await
     }
 
-    /// A lease for so many seconds; its number.
+    /// Grants a lease for a number of seconds; returns its id.
     pub async fn grant(&self, ttl: i64) -> Result<i64, Fault> {
         let request = LeaseGrantRequest { ttl };
-        let answer: LeaseGrantResponse =
-            self.ask("/etcdserverpb.Lease/LeaseGrant", request).await?;
+        let answer: LeaseGrantResponse = self
+            .unary("/etcdserverpb.Lease/LeaseGrant", request)
+            .await?;
         Ok(answer.id)
     }
 
-    /// Ends a lease, and what is kept under it.
+    /// Revokes a lease, which deletes its keys.
     pub async fn revoke(&self, id: i64) -> Result<(), Fault> {
         let path = "/etcdserverpb.Lease/LeaseRevoke";
-        let _: Nothing = self.ask(path, LeaseId { id }).await?;
+        let _: Empty = self.unary(path, LeaseId { id }).await?;
         Ok(())
     }
 
-    /// Begins a lease's time anew; whether it was still there.
+    /// Renews a lease; returns whether it still existed.
     pub async fn renew(&self, id: i64) -> Result<bool, Fault> {
         let path = "/etcdserverpb.Lease/LeaseKeepAlive";
         let renewed = async {
@@ -232,10 +236,10 @@ impl Connection {
             let answer: Option<LeaseKeepAliveResponse> = answers.message().await?;
             Ok(answer.is_some_and(|answer| answer.ttl > 0))
         };
-        in_time(renewed).await
+        with_timeout(renewed).await
     }
 
-    /// What changes from now on, or from the revisions asked for.
+    /// Watches ranges of keys, from now on or from the requested revisions.
     pub async fn watch(
         &self,
         watches: Vec<WatchCreateRequest>,
@@ -244,26 +248,26 @@ impl Connection {
             create: Some(create),
         };
         let requests = stream::iter(watches.into_iter().map(create)).chain(stream::pending());
-        in_time(self.stream("/etcdserverpb.Watch/Watch", requests)).await
+        with_timeout(self.stream("/etcdserverpb.Watch/Watch", requests)).await
     }
 
-    /// Forgets what was before a revision.
+    /// Compacts the revisions before `revision`.
     #[cfg(test)]
     pub async fn compact(&self, revision: i64) -> Result<(), Fault> {
         let request = super::messages::CompactionRequest { revision };
-        let _: Nothing = self.ask("/etcdserverpb.KV/Compact", request).await?;
+        let _: Empty = self.unary("/etcdserverpb.KV/Compact", request).await?;
         Ok(())
     }
 
-    async fn ask<Q, A>(&self, path: &'static str, question: Q) -> Result<A, Fault>
+    async fn unary<M, A>(&self, path: &'static str, message: M) -> Result<A, Fault>
     where
-        Q: Message + 'static,
+        M: Message + 'static,
         A: Message + Default + 'static,
     {
-        in_time(async {
+        with_timeout(async {
             let mut grpc = self.grpc().await?;
-            let codec = ProstCodec::<Q, A>::default();
-            let request = self.signed(question);
+            let codec = ProstCodec::<M, A>::default();
+            let request = self.with_metadata(message);
             let answer = grpc
                 .unary(request, PathAndQuery::from_static(path), codec)
                 .await?;
@@ -272,18 +276,18 @@ impl Connection {
         .await
     }
 
-    async fn stream<Q, A>(
+    async fn stream<M, A>(
         &self,
         path: &'static str,
-        questions: impl stream::Stream<Item = Q> + Send + 'static,
+        requests: impl stream::Stream<Item = M> + Send + 'static,
     ) -> Result<Streaming<A>, Fault>
     where
-        Q: Message + 'static,
+        M: Message + 'static,
         A: Message + Default + 'static,
     {
         let mut grpc = self.grpc().await?;
-        let codec = ProstCodec::<Q, A>::default();
-        let request = self.signed(questions);
+        let codec = ProstCodec::<M, A>::default();
+        let request = self.with_metadata(requests);
         let answers = grpc
             .streaming(request, PathAndQuery::from_static(path), codec)
             .await?;
@@ -296,7 +300,7 @@ impl Connection {
         Ok(grpc)
     }
 
-    fn signed<T>(&self, message: T) -> Request<T> {
+    fn with_metadata<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);
         let metadata = request.metadata_mut();
         metadata.insert("hasleader", MetadataValue::from_static("true"));
@@ -307,12 +311,19 @@ impl Connection {
     }
 }
 
-async fn in_time<T>(work: impl Future<Output = Result<T, Fault>>) -> Result<T, Fault> {
-    let late = |_| Fault::Lost(format!("no answer within {} s", ANSWER.as_secs()));
-    tokio::time::timeout(ANSWER, work).await.map_err(late)?
+async fn with_timeout<T>(work: impl Future<Output = Result<T, Fault>>) -> Result<T, Fault> {
+    let late = |_| {
+        Fault::Lost(format!(
+            "no response within {} s",
+            RESPONSE_TIMEOUT.as_secs()
+        ))
+    };
+    tokio::time::timeout(RESPONSE_TIMEOUT, work)
+        .await
+        .map_err(late)?
 }
 
-/// What ends the range of all keys that begin with `prefix`, which ends with a slash.
+/// Returns the end of the range of all keys that begin with `prefix`, which must end with a slash.
 pub(super) fn end_of(prefix: &str) -> Vec<u8> {
     let mut end = prefix.as_bytes().to_vec();
     if let Some(last) = end.last_mut() {

@@ -1,7 +1,8 @@
-//! A whole mesh that is brought into etcd, and of which nobody sees a part.
+//! Import of a whole mesh into etcd, which others see completely or not at all.
 //!
-//! It takes many transactions. From the first to the last the head says that not all rows are there ([`UNFINISHED`]): who reads it then
-//! answers nothing. Each counts only if that very head is still there, so what two bring in at once does not become one.
+//! An import takes many transactions. From the first to the last, the head has the schema
+//! [`UNFINISHED`], and coordinators that read it refuse requests. Each transaction requires that
+//! the head is unchanged, so two concurrent imports cannot mix.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -16,28 +17,29 @@ use super::messages::{
     Compare, DeleteRangeRequest, KeyValue, Operand, RangeRequest, RangeResponse, Request,
     RequestOp, TxnRequest, target,
 };
-use super::replica::{Head, PATIENCE, PAUSE, UNFINISHED, delete, put, random};
+use super::replica::{Head, PAUSE, TIMEOUT, UNFINISHED, delete, put, random};
 use super::rows::Tables;
 use crate::store::{SCHEMA, StoreError};
 
-/// Operations of one transaction, at most: etcd takes 128.
+/// Maximum number of operations of one transaction: etcd takes 128.
 const MAX_OPERATIONS: usize = 100;
-/// Bytes of one transaction, at most, unless one operation has more: etcd takes 1.5 MiB.
+/// Maximum bytes of one transaction, unless a single operation is larger: etcd takes 1.5 MiB.
 const MAX_BYTES: usize = 512 << 10;
 
-/// What goes with the rows.
-pub(in crate::store) struct Beside {
-    /// When members were heard last, in seconds since 1970, by their ids.
+/// Data that is imported along with the rows.
+pub(in crate::store) struct Extras {
+    /// Times of members' latest activity, in seconds since 1970, by their ids.
     pub seen: BTreeMap<i64, i64>,
-    /// By which members know the coordinators; `None`: systems trust their certificate.
+    /// Pin by which members verify the coordinators; `None`: a public CA signed the certificate.
     pub pin: Option<Pin>,
 }
 
-/// Brings the rows of a database into etcd, as the mesh of this number, unless it is there already; `replace`: in the place of a mesh that
-/// may be there. [`StoreError::Unknown`] if it may be there now, any other error if it is not by this.
+/// Imports the rows of a database as the mesh with the number `mesh`, unless that is complete
+/// already. With `replace` it replaces an existing mesh. Returns [`StoreError::Unknown`] if the
+/// import may be complete; after any other error it is not.
 pub(in crate::store) fn import(
     from: &Transaction<'_>,
-    beside: &Beside,
+    extras: &Extras,
     into: &Etcd,
     mesh: u64,
     replace: bool,
@@ -48,7 +50,7 @@ pub(in crate::store) fn import(
         let key = key(&format!("state/rows/{row}"));
         value.map(|value| (key, value))
     });
-    let seen = beside.seen.iter().map(|(member, at)| {
+    let seen = extras.seen.iter().map(|(member, at)| {
         let key = key(&format!("seen/{member}"));
         (key, at.to_string().into_bytes())
     });
@@ -58,49 +60,51 @@ pub(in crate::store) fn import(
         if import.is_done().await? {
             return Ok(());
         }
-        // Whatever becomes of this, what was there is gone with the first of it.
+        // The first transaction deletes the former mesh, even if a later one fails.
         let lost = |error| match replace {
-            true => former_is_lost(&into.prefix, error),
+            true => note_former_deleted(&into.prefix, error),
             false => error,
         };
-        let begun = import.begin(replace).await;
-        let begun = begun.map_err(|error| match error {
-            StoreError::Unknown(_) => not_done(lost(error)),
+        let head_revision = import.begin(replace).await;
+        let head_revision = head_revision.map_err(|error| match error {
+            StoreError::Unknown(_) => incomplete(lost(error)),
             other => other,
         })?;
-        let brought = import.put_all(pairs, begun).await;
-        brought.map_err(|error| lost(not_done(error)))?;
-        import.end(beside.pin, begun).await.map_err(lost)
+        let outcome = import.put_all(pairs, head_revision).await;
+        outcome.map_err(|error| lost(incomplete(error)))?;
+        import.end(extras.pin, head_revision).await.map_err(lost)
     })
 }
 
-/// The same, for who has to know what cannot be taken back.
-fn former_is_lost(prefix: &str, error: StoreError) -> StoreError {
-    let told = |why| {
+/// Adds to an error that the former mesh has been deleted.
+fn note_former_deleted(prefix: &str, error: StoreError) -> StoreError {
+    let with_note = |why| {
         format!(
-            "{why} (the mesh that was under {prefix} is gone, as --replace has it: --undo does not bring it back, a copy of before does)"
+            "{why} (--replace has deleted the former mesh under {prefix}: only a backup restores it, --undo does not)"
         )
     };
     match error {
-        StoreError::Unavailable(why) => StoreError::Unavailable(told(why)),
-        StoreError::Unknown(why) => StoreError::Unknown(told(why)),
+        StoreError::Unavailable(why) => StoreError::Unavailable(with_note(why)),
+        StoreError::Unknown(why) => StoreError::Unknown(with_note(why)),
         other => other,
     }
 }
 
-/// The number of the cluster that is asked.
+/// Returns the id of the cluster.
 pub(in crate::store) fn cluster(of: &Etcd) -> Result<u64, StoreError> {
-    // No mesh is meant.
+    // The number of the mesh is not used.
     let mut import = Import::new(of, 0)?;
     wait_for(async {
         let found = import.range("state/head").await?;
         let header = found.header.filter(|header| header.cluster_id != 0);
-        let unnamed = || StoreError::Unavailable("it does not say which cluster it is".to_owned());
+        let unnamed =
+            || StoreError::Unavailable("it does not report the id of its cluster".to_owned());
         Ok(header.ok_or_else(unnamed)?.cluster_id)
     })
 }
 
-/// Sees to it that what was broken off is never ended; [`StoreError::HasMoved`] if it has been.
+/// Invalidates an interrupted import, so that it can never be completed; [`StoreError::HasMoved`]
+/// if it is complete.
 pub(in crate::store) fn give_up(into: &Etcd, mesh: u64) -> Result<(), StoreError> {
     let mut import = Import::new(into, mesh)?;
     wait_for(async {
@@ -133,8 +137,8 @@ fn wait_for<T>(work: impl Future<Output = Result<T, StoreError>>) -> Result<T, S
     runtime.block_on(work)
 }
 
-/// Whatever became of it, there is no mesh yet.
-fn not_done(error: StoreError) -> StoreError {
+/// The outcome of this transaction does not matter: the import is not complete.
+fn incomplete(error: StoreError) -> StoreError {
     match error {
         StoreError::Unknown(why) => StoreError::Unavailable(why),
         other => other,
@@ -148,11 +152,11 @@ fn is_unfinished(head: &KeyValue) -> bool {
 
 struct Import {
     cluster: Cluster,
-    /// Counts through its members.
-    turn: usize,
+    /// Index of the member in use.
+    member_index: usize,
     connection: Option<Connection>,
     prefix: String,
-    /// What it will be known by.
+    /// Number of the new mesh.
     mesh: u64,
 }
 
@@ -160,14 +164,14 @@ impl Import {
     fn new(into: &Etcd, mesh: u64) -> Result<Import, StoreError> {
         Ok(Import {
             cluster: Cluster::new(into)?,
-            turn: 0,
+            member_index: 0,
             connection: None,
             prefix: into.prefix.clone(),
             mesh,
         })
     }
 
-    /// Whether all of it is there, as it was brought or changed since.
+    /// Returns whether the import is complete.
     async fn is_done(&mut self) -> Result<bool, StoreError> {
         let number = self.mesh.to_string();
         let mesh = self.value("state/mesh").await?;
@@ -176,14 +180,15 @@ impl Import {
         Ok(is_this && head.is_some_and(|kv| !is_unfinished(&kv)))
     }
 
-    /// Takes away what is there, if that is wanted; the head's revision.
+    /// Starts an import, and deletes an existing mesh with `replace`; returns the revision of the
+    /// head.
     async fn begin(&mut self, replace: bool) -> Result<i64, StoreError> {
         let found = self.head().await?;
         let at = found.as_ref().map_or(0, |kv| kv.mod_revision);
-        // Also of what is replaced: what somebody else has brought in since it was asked for is not.
+        // Also with `replace`: a mesh that another process has imported meanwhile is not deleted.
         let mut compare = vec![self.is_still(at)];
         if !replace {
-            // What was broken off is no mesh.
+            // An interrupted import may be replaced.
             if !found.as_ref().is_some_and(is_unfinished) {
                 compare.push(Compare {
                     target: target::CREATE,
@@ -210,8 +215,8 @@ impl Import {
             delete(self.key("state/restored")),
             delete(self.key("pin")),
         ];
-        let begun = self.settle(&TxnRequest { compare, success }, &head).await?;
-        begun.ok_or_else(|| match replace {
+        let head_revision = self.settle(&TxnRequest { compare, success }, &head).await?;
+        head_revision.ok_or_else(|| match replace {
             true => StoreError::Changing {
                 prefix: self.prefix.clone(),
             },
@@ -222,28 +227,28 @@ impl Import {
     async fn put_all(
         &mut self,
         pairs: impl Iterator<Item = (Vec<u8>, Vec<u8>)>,
-        begun: i64,
+        head_revision: i64,
     ) -> Result<(), StoreError> {
         let mut pairs = pairs.peekable();
         while pairs.peek().is_some() {
             let (mut success, mut bytes) = (Vec::new(), 0);
             while let Some((key, value)) = pairs.next_if(|(key, value)| {
-                let room =
+                let fits =
                     success.len() < MAX_OPERATIONS && bytes + key.len() + value.len() <= MAX_BYTES;
-                room || success.is_empty()
+                fits || success.is_empty()
             }) {
                 bytes += key.len() + value.len();
                 success.push(put(key, value, 0));
             }
-            let compare = vec![self.is_still(begun)];
+            let compare = vec![self.is_still(head_revision)];
             let put = self.settle(&TxnRequest { compare, success }, &[]).await?;
-            put.ok_or_else(another)?;
+            put.ok_or_else(concurrent_import)?;
         }
         Ok(())
     }
 
-    /// Now it is a mesh, and none that was there before.
-    async fn end(&mut self, pin: Option<Pin>, begun: i64) -> Result<(), StoreError> {
+    /// Completes the import.
+    async fn end(&mut self, pin: Option<Pin>, head_revision: i64) -> Result<(), StoreError> {
         let head = head(SCHEMA)?;
         let mesh = self.mesh.to_string().into_bytes();
         let mut success = vec![
@@ -253,33 +258,34 @@ impl Import {
         if let Some(pin) = pin {
             success.push(put(self.key("pin"), pin.to_string().into_bytes(), 0));
         }
-        let compare = vec![self.is_still(begun)];
+        let compare = vec![self.is_still(head_revision)];
         if (self.settle(&TxnRequest { compare, success }, &head).await?).is_some() {
             return Ok(());
         }
-        // It may have been done, and changed by those who found it since.
+        // It may be complete and changed since by others.
         match self.is_done().await {
             Ok(true) => Ok(()),
-            Ok(false) => Err(another()),
+            Ok(false) => Err(concurrent_import()),
             Err(error) => Err(StoreError::Unknown(error.to_string())),
         }
     }
 
-    /// Has etcd do it if what is compared is so; its revision then. If the head is this one by then it was done before, and the
-    /// answer got lost. [`StoreError::Unknown`] if it got lost and nothing more is heard.
+    /// Runs a transaction; returns its revision, or `None` if the comparisons fail. If the head is
+    /// `head` then, an earlier attempt succeeded and its response was lost. Returns
+    /// [`StoreError::Unknown`] if the response is lost and no later request succeeds.
     async fn settle(&mut self, txn: &TxnRequest, head: &[u8]) -> Result<Option<i64>, StoreError> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let mut is_sent = false;
         loop {
-            let tried = match self.connection().await {
+            let response = match self.connection().await {
                 Ok(connection) => {
-                    let tried = connection.txn(txn.clone()).await;
-                    is_sent |= matches!(tried, Err(Fault::Lost(_)));
-                    tried
+                    let response = connection.txn(txn.clone()).await;
+                    is_sent |= matches!(response, Err(Fault::Lost(_)));
+                    response
                 }
                 Err(fault) => Err(fault),
             };
-            match tried {
+            match response {
                 Ok(done) if done.succeeded => {
                     return Ok(Some(done.header.unwrap_or_default().revision));
                 }
@@ -308,17 +314,17 @@ impl Import {
     }
 
     async fn range(&mut self, of: &str) -> Result<RangeResponse, StoreError> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let range = RangeRequest {
             key: self.key(of),
             ..RangeRequest::default()
         };
         loop {
-            let tried = match self.connection().await {
+            let response = match self.connection().await {
                 Ok(connection) => connection.range(range.clone()).await,
                 Err(fault) => Err(fault),
             };
-            match tried {
+            match response {
                 Ok(found) => return Ok(found),
                 Err(fault) => self.recover(fault, deadline).await?,
             }
@@ -329,16 +335,16 @@ impl Import {
         if let Some(connection) = &self.connection {
             return Ok(connection.clone());
         }
-        let connection = self.cluster.connect(self.turn).await?;
+        let connection = self.cluster.connect(self.member_index).await?;
         Ok(self.connection.insert(connection).clone())
     }
 
-    /// Another member of the cluster may do better, for as long as there is time.
+    /// Switches to another member of the cluster, until the deadline.
     async fn recover(&mut self, fault: Fault, deadline: Instant) -> Result<(), StoreError> {
         match fault {
             Fault::Lost(_) if Instant::now() < deadline => {
                 self.connection = None;
-                self.turn += 1;
+                self.member_index += 1;
                 sleep(PAUSE).await;
                 Ok(())
             }
@@ -346,7 +352,7 @@ impl Import {
         }
     }
 
-    /// That the head is the one of this revision; 0: that there is none.
+    /// Compares the revision of the head; 0: no head.
     fn is_still(&self, head: i64) -> Compare {
         Compare {
             target: target::MOD,
@@ -380,6 +386,6 @@ fn unknown_if(is_sent: bool, error: StoreError) -> StoreError {
     }
 }
 
-fn another() -> StoreError {
-    StoreError::Unavailable("somebody else brings a mesh into it".to_owned())
+fn concurrent_import() -> StoreError {
+    StoreError::Unavailable("another process imports a mesh under the same prefix".to_owned())
 }

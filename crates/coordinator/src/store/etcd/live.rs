@@ -1,14 +1,15 @@
-//! What is true only as long as a coordinator lives: it keeps a lease, and what it writes under that goes with it.
+//! State that lasts as long as a coordinator: keys under its lease.
 //!
 //! ```text
-//! PREFIX/live/coordinators/ID    HOST:PORT where members reach it
-//! PREFIX/live/calls/ID           the latest calls that it has for members that ask elsewhere
-//! PREFIX/present/MEMBER          the coordinator that the member asks
-//! PREFIX/seen/MEMBER             when it began or ceased to ask, which stays as long as it is one: seconds since 1970
+//! PREFIX/live/coordinators/ID    address of a coordinator, HOST:PORT
+//! PREFIX/live/calls/ID           latest calls of a coordinator for members that poll others
+//! PREFIX/present/MEMBER          coordinator that the member polls
+//! PREFIX/seen/MEMBER             when it started or stopped polling, in seconds since 1970; not under the lease
 //! ```
 //!
-//! Members ask again and again; only that one begins or ceases is written, and many at a time. Of one that asks elsewhere and then here
-//! again it is written anew: what the other wrote goes with that.
+//! Members poll continuously. A coordinator writes only when a member starts or stops polling, many
+//! members at a time. If a member polls another coordinator and then this one again, the keys are
+//! written again, because those of the other coordinator expire with its lease.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
@@ -23,96 +24,96 @@ use super::client::{Connection, Fault};
 use super::messages::{Compare, NOT_EQUAL, Operand, Request, RequestOp, TxnRequest, target};
 use super::replica::{delete, put};
 
-/// Seconds that a lease lives after it was renewed last.
+/// Lifetime of a lease without renewal, in seconds.
 const TTL: i64 = 15;
-/// How often it is renewed.
-const RENEW: Duration = Duration::from_secs(5);
-/// Pause between two looks at what is to be written.
-const LOOK: Duration = Duration::from_millis(50);
-/// Pause after etcd has refused something.
-const REFUSED: Duration = Duration::from_secs(2);
-/// How long after its last question a member is taken for one that asks: a question waits for 55 s at most.
-const ASKS: Duration = Duration::from_secs(90);
-/// Members of whom one transaction tells, two operations each at most.
-const TOLD: usize = 50;
-/// Calls that wait, at most; more are called again by who wants it.
+/// Interval of renewals.
+const RENEW_INTERVAL: Duration = Duration::from_secs(5);
+/// Interval of writes.
+const WRITE_INTERVAL: Duration = Duration::from_millis(50);
+/// Pause after a refused request.
+const RETRY_DELAY: Duration = Duration::from_secs(2);
+/// Time after its latest poll for which a member counts as polling: a poll waits for at most 55 s.
+const POLL_TIMEOUT: Duration = Duration::from_secs(90);
+/// Maximum number of members in one transaction, with two operations each.
+const BATCH: usize = 50;
+/// Maximum number of queued calls; members repeat calls that are lost.
 const MAX_CALLS: usize = 256;
 
-/// What is written, and what others write.
+/// State that this coordinator writes, and that others have written.
 #[derive(Default)]
 pub(super) struct Live(Mutex<Known>);
 
 #[derive(Default)]
 struct Known {
-    /// Who asks here: when last, and at which second since 1970.
-    asking: BTreeMap<i64, (Instant, u64)>,
-    /// Those of them of whom another has written since that they ask there, or what this one wrote is gone.
+    /// Members that poll here: the time of the latest poll, and the same in seconds since 1970.
+    polling: BTreeMap<i64, (Instant, u64)>,
+    /// Those of `polling` whose key another coordinator has written since, or whose key is gone.
     elsewhere: BTreeSet<i64>,
-    /// Those that were elsewhere, and ask here again.
-    back: BTreeSet<i64>,
-    /// Under which this coordinator writes.
+    /// Members that polled elsewhere and poll here again.
+    returned: BTreeSet<i64>,
+    /// Lease of this coordinator; 0: none.
     lease: i64,
-    /// Calls that others are to hear of.
-    calls: Vec<Called>,
-    /// Calls that others have for members that ask here.
-    heard: Vec<Called>,
-    /// By the names that they have in etcd.
+    /// Calls to send to other coordinators.
+    outgoing_calls: Vec<MemberCall>,
+    /// Calls from other coordinators for members that poll here.
+    incoming_calls: Vec<MemberCall>,
+    /// Addresses of coordinators by their ids in etcd.
     coordinators: BTreeMap<String, RelayAddress>,
 }
 
-/// A member and who calls it.
+/// A member, and the key of its caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Called {
+pub(super) struct MemberCall {
     pub member: i64,
     pub caller: PublicKey,
 }
 
 impl Live {
-    /// A member asks here.
-    pub fn asks(&self, member: i64, now: u64) {
+    /// Records a poll of a member at this coordinator.
+    pub fn note_poll(&self, member: i64, now: u64) {
         self.with(|known| {
-            known.asking.insert(member, (Instant::now(), now));
+            known.polling.insert(member, (Instant::now(), now));
             if known.elsewhere.remove(&member) {
-                known.back.insert(member);
+                known.returned.insert(member);
             }
         });
     }
 
-    /// Where a member asks was written under a lease; 0: it is written no more.
-    pub fn is_elsewhere(&self, member: i64, lease: i64) {
+    /// Records that the presence of a member was written under a lease; 0: deleted.
+    pub fn note_presence(&self, member: i64, lease: i64) {
         self.with(|known| {
-            if lease != known.lease && known.asking.contains_key(&member) {
+            if lease != known.lease && known.polling.contains_key(&member) {
                 known.elsewhere.insert(member);
             }
         });
     }
 
-    /// Whether it asked here, and elsewhere since.
-    pub fn asks_elsewhere(&self, member: i64) -> bool {
+    /// Returns whether a member has polled here, and elsewhere since.
+    pub fn polls_elsewhere(&self, member: i64) -> bool {
         self.with(|known| known.elsewhere.contains(&member))
     }
 
-    /// Nobody asks here any more.
+    /// Forgets all members that poll here.
     #[cfg(test)]
-    pub fn leave(&self) {
-        self.with(|known| known.asking.clear());
+    pub fn stop_polling(&self) {
+        self.with(|known| known.polling.clear());
     }
 
-    /// A member is called that asks elsewhere.
-    pub fn call(&self, called: Called) {
+    /// Queues a call of a member that polls elsewhere.
+    pub fn queue_call(&self, call: MemberCall) {
         self.with(|known| {
-            if known.calls.len() < MAX_CALLS && !known.calls.contains(&called) {
-                known.calls.push(called);
+            if known.outgoing_calls.len() < MAX_CALLS && !known.outgoing_calls.contains(&call) {
+                known.outgoing_calls.push(call);
             }
         });
     }
 
-    /// What others called since this was last asked.
-    pub fn heard(&self) -> Vec<Called> {
-        self.with(|known| std::mem::take(&mut known.heard))
+    /// Takes the calls that other coordinators have sent.
+    pub fn take_calls(&self) -> Vec<MemberCall> {
+        self.with(|known| std::mem::take(&mut known.incoming_calls))
     }
 
-    /// Where coordinators are.
+    /// Returns the addresses of all live coordinators.
     pub fn coordinators(&self) -> Vec<RelayAddress> {
         self.with(|known| {
             let mut all: Vec<_> = known.coordinators.values().cloned().collect();
@@ -123,22 +124,24 @@ impl Live {
         })
     }
 
-    /// Forgets what others wrote: it is told anew.
+    /// Forgets the state of others, before it is loaded again.
     pub fn forget(&self) {
         self.with(|known| {
             known.coordinators.clear();
-            // What was written of them meanwhile was not told.
-            known.elsewhere = known.asking.keys().copied().collect();
+            // Changes of their keys may have been missed.
+            known.elsewhere = known.polling.keys().copied().collect();
         });
     }
 
-    /// What a key under `live/` says, `own` aside; whether somebody is called by it. What makes no sense is of a later version.
-    pub fn take(&self, key: &str, value: Option<&[u8]>, own: u64) -> bool {
+    /// Applies a key under `live/`, except the calls of this coordinator, `own`. Returns whether
+    /// members are called. Ignores values that cannot be parsed: a later version may have written
+    /// them.
+    pub fn apply(&self, key: &str, value: Option<&[u8]>, own: u64) -> bool {
         self.with(|known| {
             if let Some(id) = key.strip_prefix("coordinators/") {
                 let address = value.and_then(|value| std::str::from_utf8(value).ok()?.parse().ok());
                 match address {
-                    // More than a mesh ever has are not kept.
+                    // Bounds memory, far above any real mesh.
                     Some(address) if known.coordinators.len() < 64 * MAX_COORDINATORS => {
                         known.coordinators.insert(id.to_owned(), address);
                     }
@@ -148,16 +151,18 @@ impl Live {
                 }
                 return false;
             }
-            let foreign = key
+            let others = key
                 .strip_prefix("calls/")
                 .filter(|id| *id != own.to_string());
-            let calls = foreign
+            let calls = others
                 .and(value)
                 .and_then(|value| serde_json::from_slice(value).ok());
-            let calls: Vec<Called> = calls.unwrap_or_default();
-            let room = MAX_CALLS.saturating_sub(known.heard.len());
-            known.heard.extend(calls.into_iter().take(room));
-            !known.heard.is_empty()
+            let calls: Vec<MemberCall> = calls.unwrap_or_default();
+            let remaining = MAX_CALLS.saturating_sub(known.incoming_calls.len());
+            known
+                .incoming_calls
+                .extend(calls.into_iter().take(remaining));
+            !known.incoming_calls.is_empty()
         })
     }
 
@@ -166,18 +171,18 @@ impl Live {
     }
 }
 
-/// What this coordinator has written. It outlives connections.
+/// Writes the state of this coordinator. It outlives connections.
 pub(super) struct Writer {
     prefix: String,
-    /// What others tell this coordinator by.
+    /// Id of this coordinator in etcd.
     pub id: u64,
     advertise: Option<RelayAddress>,
     /// 0: none.
     lease: i64,
     renewed: Instant,
-    /// Under the lease: where this coordinator is.
-    is_told: bool,
-    /// Under the lease: who asks here, and when it did last.
+    /// The address of this coordinator is written under the lease.
+    is_advertised: bool,
+    /// Members whose presence is written under the lease, with the time of their latest poll.
     present: BTreeMap<i64, u64>,
 }
 
@@ -189,20 +194,20 @@ impl Writer {
             advertise,
             lease: 0,
             renewed: Instant::now(),
-            is_told: false,
+            is_advertised: false,
             present: BTreeMap::new(),
         }
     }
 
-    /// Writes what there is to write; ends with the connection.
-    pub async fn keep(&mut self, live: &Live, connection: &Connection) -> Fault {
+    /// Writes changes until the connection fails; returns its error.
+    pub async fn run(&mut self, live: &Live, connection: &Connection) -> Fault {
         loop {
             let pause = match self.write(live, connection).await {
-                Ok(()) => LOOK,
-                // The lease may be gone: everything is written anew under another one.
+                Ok(()) => WRITE_INTERVAL,
+                // The lease may be gone: all keys are written again under another one.
                 Err(Fault::Refused(_)) => {
                     self.end(connection).await;
-                    REFUSED
+                    RETRY_DELAY
                 }
                 Err(fault) => return fault,
             };
@@ -211,76 +216,81 @@ impl Writer {
     }
 
     pub async fn write(&mut self, live: &Live, connection: &Connection) -> Result<(), Fault> {
-        let has_calls = live.with(|known| !known.calls.is_empty());
-        let is_asked = live.with(|known| !known.asking.is_empty());
+        let has_calls = live.with(|known| !known.outgoing_calls.is_empty());
+        let is_polled = live.with(|known| !known.polling.is_empty());
         if self.lease == 0 {
-            // Who only looks, as an administrator's command, writes nothing.
-            if self.advertise.is_none() && !has_calls && !is_asked {
+            // An operator's command only reads, and needs no lease.
+            if self.advertise.is_none() && !has_calls && !is_polled {
                 return Ok(());
             }
             self.lease = connection.grant(TTL).await?;
             live.with(|known| known.lease = self.lease);
             self.renewed = Instant::now();
             self.present.clear();
-            self.is_told = false;
+            self.is_advertised = false;
         }
-        if self.renewed.elapsed() > RENEW {
+        if self.renewed.elapsed() > RENEW_INTERVAL {
             if !connection.renew(self.lease).await? {
                 self.lease = 0;
                 return Ok(());
             }
             self.renewed = Instant::now();
         }
-        if let Some(address) = self.advertise.as_ref().filter(|_| !self.is_told) {
+        if let Some(address) = self.advertise.as_ref().filter(|_| !self.is_advertised) {
             let key = format!("{}/live/coordinators/{}", self.prefix, self.id);
             let value = address.to_string().into_bytes();
             commit(connection, vec![put(key.into_bytes(), value, self.lease)]).await?;
-            self.is_told = true;
+            self.is_advertised = true;
         }
-        let calls = live.with(|known| std::mem::take(&mut known.calls));
-        if !calls.is_empty() {
+        let outgoing_calls = live.with(|known| std::mem::take(&mut known.outgoing_calls));
+        if !outgoing_calls.is_empty() {
             let key = format!("{}/live/calls/{}", self.prefix, self.id);
-            let value = serde_json::to_vec(&calls).unwrap_or_default();
+            let value = serde_json::to_vec(&outgoing_calls).unwrap_or_default();
             commit(connection, vec![put(key.into_bytes(), value, self.lease)]).await?;
         }
-        self.tell_presence(live, connection).await
+        self.write_presence(live, connection).await
     }
 
-    async fn tell_presence(&mut self, live: &Live, connection: &Connection) -> Result<(), Fault> {
-        let (asking, back) = live.with(|known| {
-            known.asking.retain(|_, (last, _)| last.elapsed() < ASKS);
+    async fn write_presence(&mut self, live: &Live, connection: &Connection) -> Result<(), Fault> {
+        let (polling, returned) = live.with(|known| {
+            known
+                .polling
+                .retain(|_, (last, _)| last.elapsed() < POLL_TIMEOUT);
             let Known {
-                asking, elsewhere, ..
+                polling, elsewhere, ..
             } = known;
-            elsewhere.retain(|id| asking.contains_key(id));
-            (asking.clone(), std::mem::take(&mut known.back))
+            elsewhere.retain(|id| polling.contains_key(id));
+            (polling.clone(), std::mem::take(&mut known.returned))
         });
-        self.present.retain(|id, _| !back.contains(id));
-        let new = asking
+        self.present.retain(|id, _| !returned.contains(id));
+        let new = polling
             .iter()
             .filter(|(id, _)| !self.present.contains_key(id));
-        let gone = self.present.keys().filter(|id| !asking.contains_key(id));
-        let new: Vec<(i64, u64)> = new.map(|(id, (_, at))| (*id, *at)).take(TOLD).collect();
-        let gone: Vec<i64> = gone.copied().take(TOLD - new.len()).collect();
+        let gone = self.present.keys().filter(|id| !polling.contains_key(id));
+        let new: Vec<(i64, u64)> = new.map(|(id, (_, at))| (*id, *at)).take(BATCH).collect();
+        let gone: Vec<i64> = gone.copied().take(BATCH - new.len()).collect();
         let key = |folder, id| format!("{}/{folder}/{id}", self.prefix).into_bytes();
         let here = self.advertise.as_ref().map(ToString::to_string);
         let here = here.unwrap_or_default().into_bytes();
         let mut operations = Vec::new();
         for (id, at) in &new {
             operations.push(put(key("present", *id), here.clone(), self.lease));
-            operations.push(self.seen(*id, *at));
+            operations.push(self.write_seen(*id, *at));
         }
         for id in &gone {
             let at = self.present.get(id).copied().unwrap_or(0);
             let present = key("present", *id);
-            // Unless another coordinator, which it asks now, has written it since.
+            // Unless another coordinator, which the member polls now, has written it since.
             let compare = Compare {
                 target: target::LEASE,
                 key: present.clone(),
                 operand: Some(Operand::Lease(self.lease)),
                 ..Compare::default()
             };
-            operations.push(if_so(compare, vec![delete(present), self.seen(*id, at)]));
+            operations.push(if_matches(
+                compare,
+                vec![delete(present), self.write_seen(*id, at)],
+            ));
         }
         if !operations.is_empty() {
             commit(connection, operations).await?;
@@ -289,15 +299,16 @@ impl Writer {
         for id in gone {
             self.present.remove(&id);
         }
-        // When it was heard last, for when it is gone.
+        // Kept for the time at which the member stops polling.
         for (id, at) in &mut self.present {
-            *at = asking.get(id).map_or(*at, |(_, now)| *now);
+            *at = polling.get(id).map_or(*at, |(_, now)| *now);
         }
         Ok(())
     }
 
-    /// When a member was heard last, unless it is none any more: what was written of it went with it.
-    fn seen(&self, id: i64, at: u64) -> RequestOp {
+    /// Writes the time of a member's latest poll, unless it has been removed, which deletes the
+    /// key.
+    fn write_seen(&self, id: i64, at: u64) -> RequestOp {
         let is_member = Compare {
             result: NOT_EQUAL,
             target: target::CREATE,
@@ -305,21 +316,21 @@ impl Writer {
             operand: Some(Operand::CreateRevision(0)),
         };
         let key = format!("{}/seen/{id}", self.prefix).into_bytes();
-        if_so(is_member, vec![put(key, at.to_string().into_bytes(), 0)])
+        if_matches(is_member, vec![put(key, at.to_string().into_bytes(), 0)])
     }
 
-    /// Ends what only lives with this coordinator.
+    /// Revokes the lease.
     pub async fn end(&mut self, connection: &Connection) {
         if self.lease != 0 {
-            // Else it ends by itself.
+            // On an error the lease expires.
             let _ = connection.revoke(self.lease).await;
             self.lease = 0;
         }
     }
 }
 
-/// Done only if it is so.
-fn if_so(compare: Compare, success: Vec<RequestOp>) -> RequestOp {
+/// Returns a transaction that runs only if the comparison succeeds.
+fn if_matches(compare: Compare, success: Vec<RequestOp>) -> RequestOp {
     let compare = vec![compare];
     RequestOp {
         request: Some(Request::Txn(TxnRequest { compare, success })),

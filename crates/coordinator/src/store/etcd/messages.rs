@@ -1,14 +1,15 @@
-//! What of etcd's API is used here: messages as etcd.io/docs/v3.4/dev-guide/api_reference_v3 numbers them, less the fields that
-//! nobody asks for. What is not named is passed over by whoever reads it.
+//! The messages of etcd's API that are used here, numbered as in
+//! etcd.io/docs/v3.4/dev-guide/api_reference_v3. Unused fields are omitted; decoders skip them.
 
 use prost::{Message, Oneof};
 
 #[derive(Clone, PartialEq, Message)]
 pub struct Header {
-    /// Of all members the same, and of another cluster usually another (also of one that came back under a new token).
+    /// The same for all members of a cluster. Another cluster usually has another id, also one that
+    /// was restored with a new token.
     #[prost(uint64, tag = "1")]
     pub cluster_id: u64,
-    /// etcd's own, of the whole cluster: not ours.
+    /// Revision of the whole cluster, not of the mesh.
     #[prost(int64, tag = "3")]
     pub revision: i64,
 }
@@ -23,7 +24,7 @@ pub struct KeyValue {
     pub mod_revision: i64,
     #[prost(bytes = "vec", tag = "5")]
     pub value: Vec<u8>,
-    /// 0: none.
+    /// 0: no lease.
     #[prost(int64, tag = "6")]
     pub lease: i64,
 }
@@ -57,7 +58,7 @@ pub struct PutRequest {
     pub key: Vec<u8>,
     #[prost(bytes = "vec", tag = "2")]
     pub value: Vec<u8>,
-    /// 0: none.
+    /// 0: no lease.
     #[prost(int64, tag = "3")]
     pub lease: i64,
 }
@@ -86,7 +87,7 @@ pub enum Request {
     Txn(TxnRequest),
 }
 
-/// What [`Compare::result`] can be beside 0, which is "equal".
+/// Value of [`Compare::result`] other than 0, "equal".
 pub const NOT_EQUAL: i32 = 3;
 
 #[derive(Clone, PartialEq, Message)]
@@ -160,7 +161,7 @@ pub struct WatchResponse {
     pub watch_id: i64,
     #[prost(bool, tag = "4")]
     pub canceled: bool,
-    /// What was asked for is not kept any more: there is nothing before this.
+    /// Oldest revision that is not compacted, if the watch asked for an earlier one.
     #[prost(int64, tag = "5")]
     pub compact_revision: i64,
     #[prost(string, tag = "6")]
@@ -199,7 +200,7 @@ pub struct LeaseId {
 
 #[derive(Clone, PartialEq, Message)]
 pub struct LeaseKeepAliveResponse {
-    /// Seconds; 0: there is no such lease (any more).
+    /// Seconds; 0: the lease does not exist.
     #[prost(int64, tag = "3")]
     pub ttl: i64,
 }
@@ -225,6 +226,6 @@ pub struct CompactionRequest {
     pub revision: i64,
 }
 
-/// An answer of which nothing is needed.
+/// A response whose fields are unused.
 #[derive(Clone, PartialEq, Message)]
-pub struct Nothing {}
+pub struct Empty {}

@@ -1,14 +1,15 @@
-//! The copy of the rows.
+//! The replica: a copy of the rows in etcd.
 //!
-//! Readers have the copy and wait for nobody: one thread keeps it up ([`keep()`]). A change is decided on it and proposed to etcd
-//! ([`change`]); what etcd has taken comes into the copy as what others change does, by that thread. When etcd comes back from a backup,
-//! who still knows what came after it sees to the rest ([`mend`]).
+//! Reads use the copy and never wait for etcd. One thread applies changes to it ([`sync`]). A
+//! change is decided on the copy and proposed to etcd ([`change`]); once etcd has accepted it, that
+//! thread applies it like a change of another coordinator. After a restore of etcd from a backup, a
+//! coordinator that knows later state repairs the mesh ([`repair`]).
 
 mod change;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
-mod keep;
-mod mend;
+mod repair;
+mod sync;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,53 +26,53 @@ use tokio::sync::mpsc;
 
 use super::Etcd;
 use super::client::{Cluster, Fault, end_of};
-use super::live::{Called, Live};
+use super::live::{Live, MemberCall};
 use super::messages::{
     Compare, DeleteRangeRequest, KeyValue, Operand, PutRequest, RangeRequest, Request, RequestOp,
     TxnRequest, target,
 };
 use super::rows::{Rows, Tables};
-use crate::store::{SCHEMA, StoreError, lay_out};
+use crate::store::{SCHEMA, StoreError, create_schema};
 use change::Job;
-use keep::keep;
-use mend::Lost;
+use repair::Lost;
+use sync::run;
 
-/// How long a change waits for etcd.
-pub(super) const PATIENCE: Duration = Duration::from_secs(6);
-/// How long loading everything may take.
-const LOADING: Duration = Duration::from_secs(120);
-/// Pause before something is asked again that got no answer.
+/// Timeout of a change.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(6);
+/// Timeout of loading everything.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(120);
+/// Pause before a request without response is repeated.
 pub(super) const PAUSE: Duration = Duration::from_millis(50);
-/// Rows that are loaded at a time.
+/// Number of rows per request when loading.
 const PAGE: i64 = 1000;
-/// Questions that wait for the thread, at most.
-const MAX_QUESTIONS: usize = 1024;
+/// Maximum number of requests that wait for the thread.
+const MAX_QUERIES: usize = 1024;
 
-/// What the latest change was.
+/// The latest change of the rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Head {
-    /// Of the rows, or [`UNFINISHED`].
+    /// Schema of the rows, or [`UNFINISHED`].
     pub schema: i64,
-    /// Of the change, by chance.
+    /// Random number of the change.
     pub id: u64,
-    /// How many rows it touched: versions of etcd before August 2024 do not tell who comes back of what was deleted at a revision
-    /// if everything before that very revision was forgotten meanwhile ("keep tombstone if revision == compactAtRev").
+    /// Number of rows that it touched. Versions of etcd before August 2024 may omit deletions from
+    /// a watch that starts at a compacted revision ("keep tombstone if revision == compactAtRev").
     pub rows: usize,
 }
 
-/// In the place of a schema as long as a mesh is being brought in, of which not all rows are there.
+/// Schema while an import is in progress and rows are missing.
 pub(super) const UNFINISHED: i64 = 0;
 
-/// A copy of what etcd has.
+/// A copy of the state in etcd.
 pub(in crate::store) struct Replica {
     shared: Arc<Shared>,
-    /// Changes that wait.
+    /// Waiting changes.
     jobs: Mutex<VecDeque<Box<dyn Job>>>,
-    /// Who has them decided and proposed: one thread at a time.
-    turn: Mutex<()>,
-    /// When [`Self::catch_up`] last began to ask, and whether it got to know.
+    /// Held by the one thread that decides and proposes changes.
+    proposing: Mutex<()>,
+    /// Start of the latest [`Self::catch_up`], and whether it succeeded.
     caught_up: Mutex<Option<(Instant, bool)>>,
-    questions: Option<mpsc::Sender<Question>>,
+    queries: Option<mpsc::Sender<Query>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -79,15 +80,15 @@ struct Shared {
     settings: Etcd,
     database: Mutex<Database>,
     tables: Tables,
-    /// The rows of a new mesh.
+    /// Rows of a new mesh.
     pristine: Rows,
-    /// Taken while the database is held, never the other way round.
+    /// Lock order: `database` before `state`.
     state: Mutex<State>,
     changed: Condvar,
     live: Live,
-    /// What this coordinator is called in etcd.
+    /// Id of this coordinator in etcd.
     id: u64,
-    /// Is told that others have changed something, or call somebody.
+    /// Called when others have changed something, or call a member.
     listener: Mutex<Option<Listener>>,
 }
 
@@ -96,38 +97,38 @@ type Listener = Box<dyn Fn() + Send + Sync>;
 
 #[derive(Default)]
 struct State {
-    /// etcd's revision, up to which the rows are applied; 0: nothing is.
+    /// Revision of etcd up to which the rows are applied; 0: none.
     applied: i64,
-    /// How often everything was loaded.
+    /// Number of loads.
     loads: u64,
-    /// The revision of the latest head; 0: there is none.
+    /// Revision of the latest head; 0: none.
     head: i64,
-    /// Every head after `since`, with the numbers of their changes.
+    /// Revision and change number of every head after `since`.
     heads: VecDeque<(i64, u64)>,
     since: i64,
-    /// The change that is being proposed here.
+    /// Number of the change that is being proposed here.
     own: Option<u64>,
-    /// How many changes were not ours.
+    /// Number of changes by others.
     foreign: i64,
-    /// The number of the change that the latest head is of.
+    /// Change number of the latest head.
     head_id: u64,
     epoch: Epoch,
-    /// What this copy knew and etcd does not know any more.
+    /// State that this copy had before etcd was restored.
     lost: Option<Lost>,
-    /// All members of the cluster were tried, and none answers.
+    /// All members of the cluster were tried without success.
     is_away: bool,
-    /// Why etcd cannot be reached, or what it says cannot be understood.
+    /// Current problem with etcd or its data.
     trouble: Option<Trouble>,
 }
 
-/// What tells revisions of a mesh from others of the same number.
+/// Distinguishes equal revisions of different states.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Epoch {
-    /// The mesh's number; 0: it has none yet.
+    /// Number of the mesh; 0: none yet.
     mesh: u64,
-    /// The number of the latest restore from a backup that somebody noticed; 0: there was none.
+    /// Number of the latest detected restore from a backup; 0: none.
     restored: u64,
-    /// The cluster's number.
+    /// Id of the cluster.
     cluster: u64,
 }
 
@@ -136,30 +137,31 @@ enum Trouble {
     Away(String),
     Corrupt(String),
     Schema(i64),
-    /// A mesh is being brought in.
+    /// An import is in progress.
     Unfinished,
 }
 
-/// For the thread.
-struct Question {
-    what: What,
+/// A request to the thread.
+struct Query {
+    kind: QueryKind,
     until: Instant,
-    /// It is being asked, or nobody waits for it any more: whoever comes first.
-    taken: Arc<AtomicBool>,
+    /// Set by the thread when it sends the request, or by the caller when it gives up, whichever is
+    /// first.
+    is_claimed: Arc<AtomicBool>,
     answer: SyncSender<Result<Answer, Fault>>,
 }
 
-enum What {
-    /// And how often everything had been loaded when it was decided, if it was decided on the copy.
+enum QueryKind {
+    /// With the number of loads when it was decided, if it was decided on the copy.
     Txn(TxnRequest, Option<u64>),
     Range(RangeRequest),
 }
 
 enum Answer {
-    /// Whether what was compared was so, and etcd's revision.
+    /// Whether the comparisons succeeded, and etcd's revision.
     Txn(bool, i64),
     Range(Vec<KeyValue>),
-    /// Everything was loaded anew since this was decided: it is not asked.
+    /// Not sent: everything was loaded again since it was decided.
     Stale,
 }
 
@@ -168,13 +170,13 @@ impl Replica {
     pub fn open(settings: &Etcd) -> Result<Replica, StoreError> {
         let cluster = Cluster::new(settings)?;
         let shared = Arc::new(Shared::new(settings)?);
-        let (questions, asked) = mpsc::channel(MAX_QUESTIONS);
+        let (queries, received) = mpsc::channel(MAX_QUERIES);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build();
         let thread = runtime.and_then(|runtime| {
             let shared = Arc::clone(&shared);
-            let work = async move { keep(shared, cluster, asked).await };
+            let work = async move { run(shared, cluster, received).await };
             thread::Builder::new()
                 .name("etcd".to_owned())
                 .spawn(move || runtime.block_on(work))
@@ -186,37 +188,37 @@ impl Replica {
         let replica = Replica {
             shared,
             jobs: Mutex::default(),
-            turn: Mutex::new(()),
+            proposing: Mutex::new(()),
             caught_up: Mutex::default(),
-            questions: Some(questions),
+            queries: Some(queries),
             thread: Some(thread),
         };
-        let begun = Instant::now();
-        replica.wait(begun + LOADING, |state| {
-            let is_away = state.is_away && begun.elapsed() > PATIENCE;
-            state.applied > 0 || state.is_hopeless() || is_away
+        let started_at = Instant::now();
+        replica.wait(started_at + LOAD_TIMEOUT, |state| {
+            let is_away = state.is_away && started_at.elapsed() > TIMEOUT;
+            state.applied > 0 || state.is_unusable() || is_away
         })?;
-        replica.found()?;
+        replica.check()?;
         if replica.state().applied == 0 {
             return Err(replica.away());
         }
         let found = replica.mesh();
-        if let Some(noted) = settings.mesh.filter(|noted| found != Some(*noted)) {
+        if let Some(expected) = settings.mesh.filter(|expected| found != Some(*expected)) {
             let prefix = settings.prefix.clone();
             return Err(StoreError::OtherMesh {
                 prefix,
-                noted,
+                expected,
                 found,
             });
         }
         if found.is_none() {
-            replica.name()?;
+            replica.create_number()?;
         }
         Ok(replica)
     }
 
-    /// Gives the mesh its number, unless another coordinator is faster.
-    fn name(&self) -> Result<(), StoreError> {
+    /// Writes a random number for the mesh, unless another coordinator has.
+    fn create_number(&self) -> Result<(), StoreError> {
         let key = self.key("mesh");
         let txn = TxnRequest {
             compare: vec![Compare {
@@ -227,40 +229,41 @@ impl Replica {
             }],
             success: vec![put(key, random()?.to_string().into_bytes(), 0)],
         };
-        let deadline = Instant::now() + PATIENCE;
-        self.ask(What::Txn(txn, None), deadline)
+        let deadline = Instant::now() + TIMEOUT;
+        self.ask(QueryKind::Txn(txn, None), deadline)
             .map_err(|fault| StoreError::Unavailable(fault.to_string()))?;
         self.wait(deadline, |state| state.epoch.mesh != 0)
     }
 
-    /// The database, if what is in it is what etcd has, or had when it was last heard of.
+    /// Returns the database, unless its content is invalid or incomplete.
     pub fn database(&self) -> Result<MutexGuard<'_, Database>, StoreError> {
-        self.found()?;
+        self.check()?;
         Ok(lock(&self.shared.database))
     }
 
-    /// The mesh's number, if it has one.
+    /// Returns the number of the mesh, if it has one.
     pub fn mesh(&self) -> Option<u64> {
         Some(self.state().epoch.mesh).filter(|mesh| *mesh != 0)
     }
 
-    /// A number that is the same for all coordinators of the mesh.
+    /// Returns a number that is the same for all coordinators of the mesh.
     pub fn epoch(&self) -> u64 {
         let epoch = self.state().epoch;
         (epoch.mesh ^ epoch.restored.rotate_left(16) ^ epoch.cluster.rotate_left(32)).max(1)
     }
 
-    /// How often everything was loaded.
+    /// Number of loads.
     pub fn loads(&self) -> u64 {
         self.state().loads
     }
 
-    /// How many changes others have made, as far as is known here.
+    /// Returns the number of changes by others that are known here.
     pub fn foreign(&self) -> i64 {
         self.state().foreign
     }
 
-    /// What the first coordinator of the mesh noted under a name, which is `own` if there was none.
+    /// Returns the value of a key, after writing `own` if there was none: all coordinators get the
+    /// same.
     pub fn agree(&self, name: &str, own: &str) -> Result<String, StoreError> {
         let key = format!("{}/{name}", self.shared.settings.prefix).into_bytes();
         let txn = TxnRequest {
@@ -276,15 +279,16 @@ impl Replica {
             key,
             ..RangeRequest::default()
         };
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let away = |fault: Fault| StoreError::Unavailable(fault.to_string());
-        self.ask(What::Txn(txn, None), deadline).map_err(away)?;
-        match self.ask(What::Range(range), deadline).map_err(away)? {
+        self.ask(QueryKind::Txn(txn, None), deadline)
+            .map_err(away)?;
+        match self.ask(QueryKind::Range(range), deadline).map_err(away)? {
             Answer::Range(found) => {
-                let noted = found
+                let stored = found
                     .first()
                     .and_then(|kv| String::from_utf8(kv.value.clone()).ok());
-                noted.ok_or_else(|| StoreError::CorruptRow {
+                stored.ok_or_else(|| StoreError::CorruptRow {
                     key: name.to_owned(),
                 })
             }
@@ -292,39 +296,40 @@ impl Replica {
         }
     }
 
-    /// Has `listener` told, on a thread that must not wait, when others have changed something or call somebody.
+    /// Sets a function that is called, on a thread that must not block, when others have changed
+    /// something or call a member.
     pub fn listen(&self, listener: Listener) {
         *lock(&self.shared.listener) = Some(listener);
     }
 
-    /// A member asks here.
-    pub fn asks(&self, member: i64, now: u64) {
-        self.shared.live.asks(member, now);
+    /// Records a poll of a member at this coordinator.
+    pub fn note_poll(&self, member: i64, now: u64) {
+        self.shared.live.note_poll(member, now);
     }
 
-    /// Whether it asked here, and elsewhere since.
-    pub fn asks_elsewhere(&self, member: i64) -> bool {
-        self.shared.live.asks_elsewhere(member)
+    /// Returns whether a member has polled here, and elsewhere since.
+    pub fn polls_elsewhere(&self, member: i64) -> bool {
+        self.shared.live.polls_elsewhere(member)
     }
 
-    /// Tells the other coordinators that a member is called.
+    /// Reports a call of a member to the other coordinators.
     pub fn call(&self, member: i64, caller: PublicKey) {
-        self.shared.live.call(Called { member, caller });
+        self.shared.live.queue_call(MemberCall { member, caller });
     }
 
-    /// Whom others call, and who calls, since this was last asked.
+    /// Takes the calls from other coordinators: the callee and the caller.
     pub fn calls(&self) -> Vec<(i64, PublicKey)> {
-        let heard = self.shared.live.heard().into_iter();
-        heard.map(|called| (called.member, called.caller)).collect()
+        let calls = self.shared.live.take_calls().into_iter();
+        calls.map(|call| (call.member, call.caller)).collect()
     }
 
-    /// Where coordinators are that live.
+    /// Returns the addresses of all live coordinators.
     pub fn coordinators(&self) -> Vec<RelayAddress> {
         self.shared.live.coordinators()
     }
 
-    /// What all keys in a folder beside the rows have, by members: `present` or `seen`.
-    pub fn of_members(&self, folder: &str) -> Result<BTreeMap<i64, String>, StoreError> {
+    /// Returns the values of all keys under `present` or `seen`, by members.
+    pub fn member_values(&self, folder: &str) -> Result<BTreeMap<i64, String>, StoreError> {
         let prefix = format!("{}/{folder}/", self.shared.settings.prefix);
         let mut range = RangeRequest {
             range_end: end_of(&prefix),
@@ -332,11 +337,11 @@ impl Replica {
             limit: PAGE,
             revision: 0,
         };
-        self.found()?;
+        self.check()?;
         let mut all = BTreeMap::new();
         loop {
-            let asked = self.ask(What::Range(range.clone()), Instant::now() + PATIENCE);
-            let page = match asked {
+            let answer = self.ask(QueryKind::Range(range.clone()), Instant::now() + TIMEOUT);
+            let page = match answer {
                 Ok(Answer::Range(page)) => page,
                 Ok(Answer::Txn(..) | Answer::Stale) => Vec::new(),
                 Err(fault) => return Err(StoreError::Unavailable(fault.to_string())),
@@ -359,31 +364,31 @@ impl Replica {
         }
     }
 
-    /// [`Fault::Refused`] also if it was never asked.
-    fn ask(&self, what: What, until: Instant) -> Result<Answer, Fault> {
+    /// Sends a request and waits; [`Fault::Refused`] also if it was never sent.
+    fn ask(&self, kind: QueryKind, until: Instant) -> Result<Answer, Fault> {
         let (answer, answered) = sync_channel(1);
-        let taken = Arc::new(AtomicBool::new(false));
-        let question = Question {
-            what,
+        let is_claimed = Arc::new(AtomicBool::new(false));
+        let query = Query {
+            kind,
             until,
-            taken: Arc::clone(&taken),
+            is_claimed: Arc::clone(&is_claimed),
             answer,
         };
-        let gone = || Fault::Lost("the coordinator ends".to_owned());
-        let questions = self.questions.as_ref().ok_or_else(gone)?;
-        questions
-            .try_send(question)
-            .map_err(|_| Fault::Refused("too much is asked at once".to_owned()))?;
+        let gone = || Fault::Lost("the coordinator is shutting down".to_owned());
+        let queries = self.queries.as_ref().ok_or_else(gone)?;
+        queries
+            .try_send(query)
+            .map_err(|_| Fault::Refused("too many requests are waiting".to_owned()))?;
         let time = until.saturating_duration_since(Instant::now());
-        answered
-            .recv_timeout(time)
-            .unwrap_or_else(|_| match taken.swap(true, Ordering::Relaxed) {
-                true => Err(Fault::Lost("no answer in time".to_owned())),
+        answered.recv_timeout(time).unwrap_or_else(|_| {
+            match is_claimed.swap(true, Ordering::Relaxed) {
+                true => Err(Fault::Lost("no response in time".to_owned())),
                 false => Err(Fault::Refused(self.why_away())),
-            })
+            }
+        })
     }
 
-    /// Waits until it is so.
+    /// Waits until the condition holds.
     fn wait(&self, deadline: Instant, is_so: impl Fn(&State) -> bool) -> Result<(), StoreError> {
         let mut state = self.state();
         while !is_so(&state) {
@@ -398,8 +403,8 @@ impl Replica {
         Ok(())
     }
 
-    /// An error if nothing can be said of the mesh.
-    fn found(&self) -> Result<(), StoreError> {
+    /// Returns an error if the copy cannot be used.
+    fn check(&self) -> Result<(), StoreError> {
         match &self.state().trouble {
             Some(Trouble::Corrupt(key)) => Err(StoreError::CorruptRow { key: key.clone() }),
             Some(Trouble::Schema(found)) => Err(StoreError::LaterVersion {
@@ -408,7 +413,7 @@ impl Replica {
                 known: SCHEMA,
             }),
             Some(Trouble::Unfinished) => Err(StoreError::Unavailable(
-                "a mesh is being brought into it; if that was broken off, do it again".to_owned(),
+                "an import is not finished; if it was interrupted, repeat it".to_owned(),
             )),
             Some(Trouble::Away(_)) | None => Ok(()),
         }
@@ -425,7 +430,7 @@ impl Replica {
     fn why_away(&self) -> String {
         match &self.state().trouble {
             Some(Trouble::Away(why)) => why.clone(),
-            _ => "it does not answer in time".to_owned(),
+            _ => "no response in time".to_owned(),
         }
     }
 
@@ -439,11 +444,11 @@ impl Replica {
 }
 
 impl Shared {
-    /// A copy of which nothing is known yet.
+    /// Creates an empty copy.
     fn new(settings: &Etcd) -> Result<Shared, StoreError> {
         let mut database = Database::open_in_memory()?;
         database.pragma_update(None, "foreign_keys", true)?;
-        lay_out(&mut database, "etcd".as_ref())?;
+        create_schema(&mut database, "etcd".as_ref())?;
         let tables = Tables::of(&database)?;
         Ok(Shared {
             settings: settings.clone(),
@@ -451,7 +456,7 @@ impl Shared {
             tables,
             database: Mutex::new(database),
             state: Mutex::new(State {
-                trouble: Some(Trouble::Away("no answer yet".to_owned())),
+                trouble: Some(Trouble::Away("no response yet".to_owned())),
                 ..State::default()
             }),
             changed: Condvar::new(),
@@ -464,10 +469,10 @@ impl Shared {
 
 impl Drop for Replica {
     fn drop(&mut self) {
-        // The thread ends with the last question.
-        self.questions = None;
+        // Closing the channel ends the thread.
+        self.queries = None;
         if let Some(thread) = self.thread.take() {
-            // A panic there has been told by itself.
+            // A panic of the thread has already been reported.
             let _ = thread.join();
         }
     }
@@ -482,7 +487,7 @@ impl std::fmt::Debug for Replica {
 }
 
 impl State {
-    fn is_hopeless(&self) -> bool {
+    fn is_unusable(&self) -> bool {
         matches!(
             self.trouble,
             Some(Trouble::Corrupt(_) | Trouble::Schema(_) | Trouble::Unfinished)
@@ -490,7 +495,7 @@ impl State {
     }
 }
 
-/// Under a lease, or 0.
+/// Returns a put operation under a lease; 0: no lease.
 pub(super) fn put(key: Vec<u8>, value: Vec<u8>, lease: i64) -> RequestOp {
     RequestOp {
         request: Some(Request::Put(PutRequest { key, value, lease })),
@@ -504,14 +509,14 @@ pub(super) fn delete(key: Vec<u8>) -> RequestOp {
     }
 }
 
-/// Never 0.
+/// Returns a random number other than 0.
 pub(in crate::store) fn random() -> Result<u64, StoreError> {
     let mut bytes = [0; 8];
     getrandom::fill(&mut bytes).map_err(|_| StoreError::Interrupted)?;
     Ok(u64::from_ne_bytes(bytes).max(1))
 }
 
-/// After a panic what is locked is as good as before.
+/// Locks; data behind a poisoned lock is still valid.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,7 @@
 //! Rows of the tables as keys and values of etcd.
 //!
-//! A change is found by triggers, which note the table and the primary key of every row that is touched. What becomes of a row is
-//! read from the table afterwards: the whole row, or that it is gone.
+//! Triggers record the table and the primary key of every row that a change touches. The new row,
+//! or its absence, is read from the table afterwards.
 
 use std::collections::BTreeMap;
 
@@ -11,17 +11,18 @@ use serde_json::{Map, Value as Json};
 
 use crate::store::StoreError;
 
-/// Tables that all coordinators share. The others are each coordinator's own.
+/// Tables that all coordinators share. The others are local.
 const SHARED: [&str; 9] = [
     "mesh", "policy", "relay", "token", "member", "removed", "former", "freed", "audit",
 ];
-/// Of the counters behind AUTOINCREMENT the one whose highest row can be gone: a new replica would give its id again. Tokens stay, and
-/// the newest entry of the audit does.
-const COUNTED: &str = "member";
+/// The one AUTOINCREMENT counter that is shared: the highest row of its table may have been
+/// deleted, and a new replica would reuse its id. The highest rows of the other tables are never
+/// deleted.
+const COUNTED_TABLE: &str = "member";
 /// SQLite's table of counters.
-const COUNTERS: &str = "sqlite_sequence";
+const COUNTER_TABLE: &str = "sqlite_sequence";
 
-/// Rows by `TABLE/KEY`; `None`: gone.
+/// Rows by `TABLE/KEY`; `None`: deleted.
 pub(super) type Rows = BTreeMap<String, Option<Vec<u8>>>;
 
 /// The shared tables of a database.
@@ -30,7 +31,7 @@ pub(super) struct Tables(Vec<Table>);
 struct Table {
     name: String,
     columns: Vec<Column>,
-    /// Place of the primary key among them.
+    /// Index of the primary key in `columns`.
     key: usize,
     select: String,
     insert: String,
@@ -46,12 +47,12 @@ struct Column {
 enum Kind {
     Integer,
     Text,
-    /// In JSON, hexadecimal digits.
+    /// Hexadecimal digits in JSON.
     Blob,
 }
 
 impl Tables {
-    /// Looks at the schema, and has changes noted from now on.
+    /// Reads the schema, and creates the triggers.
     pub fn of(connection: &Connection) -> Result<Tables, StoreError> {
         let mut tables = Vec::new();
         connection.execute_batch("CREATE TEMP TABLE touched (name TEXT, key ANY) STRICT")?;
@@ -66,21 +67,21 @@ impl Tables {
             }
             tables.push(table);
         }
-        // A row that another one replaces is touched, too.
+        // The delete trigger also fires for a row that REPLACE deletes.
         connection.pragma_update(None, "recursive_triggers", true)?;
         let column = |name: &str, kind| Column {
             name: name.to_owned(),
             kind,
         };
         let columns = vec![column("name", Kind::Text), column("seq", Kind::Integer)];
-        tables.push(Table::new(COUNTERS, columns, 0));
+        tables.push(Table::new(COUNTER_TABLE, columns, 0));
         Ok(Tables(tables))
     }
 
-    /// Every row that there is.
+    /// Returns all rows.
     pub fn all(&self, connection: &Connection) -> Result<Rows, StoreError> {
         let mut rows = Rows::new();
-        for table in self.0.iter().filter(|table| table.name != COUNTERS) {
+        for table in self.0.iter().filter(|table| table.name != COUNTER_TABLE) {
             let sql = format!(
                 "SELECT {} FROM {}",
                 table.columns[table.key].name, table.name
@@ -88,19 +89,23 @@ impl Tables {
             let mut statement = connection.prepare(&sql)?;
             let keys = statement.query_map([], |row| row.get::<_, Value>(0))?;
             for key in keys {
-                table.note(connection, &key?, &mut rows)?;
+                table.read_row(connection, &key?, &mut rows)?;
             }
         }
         if self.counter(connection)?.is_some() {
-            let counters = self.0.iter().filter(|table| table.name == COUNTERS);
+            let counters = self.0.iter().filter(|table| table.name == COUNTER_TABLE);
             for table in counters {
-                table.note(connection, &Value::Text(COUNTED.to_owned()), &mut rows)?;
+                table.read_row(
+                    connection,
+                    &Value::Text(COUNTED_TABLE.to_owned()),
+                    &mut rows,
+                )?;
             }
         }
         Ok(rows)
     }
 
-    /// Forgets what was noted.
+    /// Clears the record of touched rows.
     pub fn forget(&self, connection: &Connection) -> Result<(), StoreError> {
         connection
             .prepare_cached("DELETE FROM temp.touched")?
@@ -108,16 +113,17 @@ impl Tables {
         Ok(())
     }
 
-    /// The counter, to be given to [`Self::touched`].
+    /// Returns the counter, for [`Self::touched`].
     pub fn counter(&self, connection: &Connection) -> Result<Option<i64>, StoreError> {
         let mut statement =
             connection.prepare_cached("SELECT seq FROM sqlite_sequence WHERE name = ?1")?;
         Ok(statement
-            .query_row([COUNTED], |row| row.get(0))
+            .query_row([COUNTED_TABLE], |row| row.get(0))
             .optional()?)
     }
 
-    /// How many rows were touched since the last [`Self::forget`], the counter's included.
+    /// Returns the number of rows touched since the last [`Self::forget`], plus one for the
+    /// counter.
     pub fn count_touched(&self, connection: &Connection) -> Result<usize, StoreError> {
         let sql = "SELECT count(*) FROM (SELECT DISTINCT name, key FROM temp.touched)";
         let count: u32 = connection
@@ -126,7 +132,7 @@ impl Tables {
         Ok(count as usize + 1)
     }
 
-    /// What has become of the rows that were touched since the last [`Self::forget`].
+    /// Returns the rows touched since the last [`Self::forget`] as they are now.
     pub fn touched(
         &self,
         connection: &Connection,
@@ -134,9 +140,13 @@ impl Tables {
     ) -> Result<Rows, StoreError> {
         let mut rows = Rows::new();
         for table in &self.0 {
-            if table.name == COUNTERS {
+            if table.name == COUNTER_TABLE {
                 if self.counter(connection)? != counter {
-                    table.note(connection, &Value::Text(COUNTED.to_owned()), &mut rows)?;
+                    table.read_row(
+                        connection,
+                        &Value::Text(COUNTED_TABLE.to_owned()),
+                        &mut rows,
+                    )?;
                 }
                 continue;
             }
@@ -144,14 +154,14 @@ impl Tables {
                 .prepare_cached("SELECT DISTINCT key FROM temp.touched WHERE name = ?1")?;
             let keys = statement.query_map([&table.name], |row| row.get::<_, Value>(0))?;
             for key in keys {
-                table.note(connection, &key?, &mut rows)?;
+                table.read_row(connection, &key?, &mut rows)?;
             }
         }
         Ok(rows)
     }
 
-    /// Puts rows in, within a transaction; what was there under their keys goes first, so that what goes from one row to another
-    /// is nowhere twice.
+    /// Replaces rows within a transaction. Deletes first, so that a value of a unique column can
+    /// move from one row to another.
     pub fn put(&self, connection: &Connection, rows: &Rows) -> Result<(), StoreError> {
         connection.pragma_update(None, "defer_foreign_keys", true)?;
         for key in rows.keys() {
@@ -164,8 +174,8 @@ impl Tables {
             if let Some(row) = row {
                 let (table, key_value) = self.find(key)?;
                 let values = table.values(row, &key_value).ok_or_else(|| corrupt(key))?;
-                if table.name == COUNTERS {
-                    // The rows that it counts have made one.
+                if table.name == COUNTER_TABLE {
+                    // Inserting rows has created the counter.
                     let mut again = connection.prepare_cached(&table.delete)?;
                     again.execute([&key_value])?;
                 }
@@ -178,29 +188,30 @@ impl Tables {
         self.forget(connection)
     }
 
-    /// Takes all rows away.
+    /// Deletes all rows.
     pub fn clear(&self, connection: &Connection) -> Result<(), StoreError> {
         connection.pragma_update(None, "defer_foreign_keys", true)?;
-        // And all counters: those of what was here before may be ahead of what is put in, and of the other coordinators'.
+        // Also all counters: the former ones may be ahead of the new rows, and of other
+        // coordinators.
         for table in &self.0 {
             connection.execute(&format!("DELETE FROM {}", table.name), [])?;
         }
         Ok(())
     }
 
-    /// Whether there is such a row.
+    /// Returns whether a row exists.
     pub fn has(&self, connection: &Connection, key: &str) -> Result<bool, StoreError> {
         let (table, key_value) = self.find(key)?;
         let mut statement = connection.prepare_cached(&table.select)?;
         Ok(statement.exists([key_value])?)
     }
 
-    /// The table of a key `TABLE/KEY`, and the primary key.
+    /// Returns the table of a key `TABLE/KEY`, and the value of the primary key.
     fn find(&self, key: &str) -> Result<(&Table, Value), StoreError> {
         let found = || {
             let (name, key) = key.split_once('/')?;
             let table = self.0.iter().find(|table| table.name == name)?;
-            if name == COUNTERS && key != COUNTED {
+            if name == COUNTER_TABLE && key != COUNTED_TABLE {
                 return None;
             }
             let value = match table.columns[table.key].kind {
@@ -251,8 +262,8 @@ impl Table {
         }
     }
 
-    /// Notes what has become of a row.
-    fn note(
+    /// Adds the current state of a row to `rows`.
+    fn read_row(
         &self,
         connection: &Connection,
         key: &Value,
@@ -267,8 +278,8 @@ impl Table {
         let mut statement = connection.prepare_cached(&self.select)?;
         let row = statement.query_row([key as &dyn ToSql], |row| {
             let mut object = Map::new();
-            for (place, column) in self.columns.iter().enumerate() {
-                let value = match row.get_ref(place)? {
+            for (index, column) in self.columns.iter().enumerate() {
+                let value = match row.get_ref(index)? {
                     ValueRef::Integer(number) => Json::from(number),
                     ValueRef::Text(text) => Json::from(String::from_utf8_lossy(text).into_owned()),
                     ValueRef::Blob(bytes) => Json::from(to_hex(bytes)),
@@ -283,7 +294,7 @@ impl Table {
         Ok(())
     }
 
-    /// The values of a row, if it is one of this table and has this key.
+    /// Returns the values of a row if it fits the table and has this key.
     fn values(&self, row: &[u8], key: &Value) -> Option<Vec<Value>> {
         let row: Map<String, Json> = serde_json::from_slice(row).ok()?;
         let values = self.columns.iter().map(|column| {
@@ -301,7 +312,7 @@ impl Table {
 
 fn corrupt(key: &str) -> StoreError {
     StoreError::CorruptRow {
-        // It is shown to people.
+        // Bounded, because it is printed.
         key: key.chars().filter(|c| !c.is_control()).take(200).collect(),
     }
 }
@@ -327,27 +338,27 @@ fn from_hex(text: &str) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::lay_out;
+    use crate::store::create_schema;
 
-    fn note(database: &Connection) {
-        let sql = "INSERT INTO audit (at, what, subject, actor) VALUES (0, '', '', '')";
-        database.execute(sql, []).expect("noted");
+    fn insert_entry(database: &Connection) {
+        let sql = "INSERT INTO audit (at, change, subject, actor) VALUES (0, '', '', '')";
+        database.execute(sql, []).expect("inserted");
     }
 
     #[test]
-    fn what_is_cleared_is_gone_and_counted_anew() {
+    fn clear_deletes_rows_and_counters() {
         let mut database = Connection::open_in_memory().expect("a database");
-        lay_out(&mut database, "here".as_ref()).expect("laid out");
+        create_schema(&mut database, "here".as_ref()).expect("laid out");
         let tables = Tables::of(&database).expect("tables");
-        let has = |key: &str| tables.has(&database, key).expect("asked");
+        let has = |key: &str| tables.has(&database, key).expect("queried");
         assert!(has("mesh/1"));
         assert!(!has("relay/turn.example:3478") && !has("removed/00ff"));
-        note(&database);
-        note(&database);
+        insert_entry(&database);
+        insert_entry(&database);
         assert!(has("audit/2"));
         tables.clear(&database).expect("cleared");
         assert!(!has("audit/2") && !has("mesh/1"));
-        note(&database);
+        insert_entry(&database);
         assert!(has("audit/1"));
     }
 }

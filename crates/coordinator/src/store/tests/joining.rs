@@ -1,4 +1,4 @@
-//! Who becomes a member, and with which number.
+//! Joins.
 
 use std::collections::BTreeSet;
 use std::thread;
@@ -20,9 +20,9 @@ fn once() -> NewToken {
 }
 
 #[test]
-fn many_that_join_at_once_through_two_stores_have_addresses_of_their_own() {
+fn concurrent_joins_get_unique_numbers() {
     let mesh = Mesh::new("100.80.0.0/12");
-    let other = mesh.again();
+    let other = mesh.reopen();
     let stores = [&mesh.store, &other];
     let numbers: BTreeSet<u32> = thread::scope(|scope| {
         let threads: Vec<_> = (0..200)
@@ -37,11 +37,11 @@ fn many_that_join_at_once_through_two_stores_have_addresses_of_their_own() {
         numbers.collect()
     });
     assert_eq!(numbers, (1..=200).collect());
-    // A store on etcd is a copy, which the last changes of the other store reach a moment later.
+    // A replica receives the changes of the other store a moment later.
     let until = Instant::now() + Duration::from_secs(60);
     for store in stores {
         let used = || store.tokens().expect("tokens")[0].used;
-        while (store.revision().expect("asked"), used()) != (200, 200) {
+        while (store.revision().expect("queried"), used()) != (200, 200) {
             assert!(Instant::now() < until, "{:?}, {}", store.revision(), used());
             thread::sleep(Duration::from_millis(10));
         }
@@ -49,7 +49,7 @@ fn many_that_join_at_once_through_two_stores_have_addresses_of_their_own() {
 }
 
 #[test]
-fn a_host_gets_the_addresses_of_its_number_and_the_tokens_tags() {
+fn a_host_gets_the_addresses_of_its_number_and_the_tags_of_its_token() {
     let mesh = Mesh::new("100.80.0.0/12");
     mesh.join("a", 1);
     let tagged = NewToken {
@@ -59,11 +59,11 @@ fn a_host_gets_the_addresses_of_its_number_and_the_tokens_tags() {
     mesh.admit(2, tagged);
     let joining = join(&mesh.store, 2, "b", 2).expect("joined");
     assert_eq!(joining.number, 2);
-    assert!(!joining.again);
+    assert!(!joining.was_member);
     let addresses = joining.addresses.map(|a| a.to_string());
     assert_eq!(addresses, ["100.80.0.2/12", "fd00::2/64"]);
     assert_eq!(
-        mesh.store.authenticate(&shown(2)).expect("a member"),
+        mesh.store.authenticate(&digest_of(2)).expect("a member"),
         joining.id
     );
     let member = &mesh.store.members().expect("members")[1].member;
@@ -71,7 +71,7 @@ fn a_host_gets_the_addresses_of_its_number_and_the_tokens_tags() {
 }
 
 #[test]
-fn a_one_time_token_admits_one_host_and_that_one_again_until_it_expires() {
+fn a_one_time_token_admits_one_host_repeatedly_until_it_expires() {
     let mesh = Mesh::new("100.80.0.0/12");
     let expires = Some(NOW + 100);
     mesh.admit(2, NewToken { expires, ..once() });
@@ -84,13 +84,13 @@ fn a_one_time_token_admits_one_host_and_that_one_again_until_it_expires() {
     assert_eq!(
         again,
         Joining {
-            again: true,
+            was_member: true,
             ..first
         }
     );
-    store.authenticate(&shown(1)).expect("its credential");
+    store.authenticate(&digest_of(1)).expect("its credential");
     assert_eq!(store.tokens().expect("tokens")[0].used, 1);
-    assert_eq!(store.audit(9).expect("entries")[0].what, "joined");
+    assert_eq!(store.audit(9).expect("entries")[0].change, "joined");
 
     assert_eq!(
         reason(join(store, 2, "c", 1)),
@@ -107,7 +107,7 @@ fn a_one_time_token_admits_one_host_and_that_one_again_until_it_expires() {
 }
 
 #[test]
-fn nobody_takes_a_members_place_by_its_name_and_key() {
+fn name_and_key_of_a_member_do_not_admit_another_host() {
     let mesh = Mesh::new("100.80.0.0/12");
     mesh.join("a", 1);
     let other = JoinRequest {
@@ -116,24 +116,28 @@ fn nobody_takes_a_members_place_by_its_name_and_key() {
     };
     let taken = mesh.store.join(&other, &host(), NOW);
     assert_eq!(reason(taken), Reason::KeyTaken);
-    mesh.store.authenticate(&shown(1)).expect("its credential");
-    mesh.store.authenticate(&shown(9)).expect_err("another's");
+    mesh.store
+        .authenticate(&digest_of(1))
+        .expect("its credential");
+    mesh.store
+        .authenticate(&digest_of(9))
+        .expect_err("another's");
 }
 
 #[test]
-fn who_was_removed_does_not_come_back_by_the_token_that_it_used_up() {
+fn a_used_up_token_does_not_readmit_a_removed_member() {
     let mesh = Mesh::new("100.80.0.0/12");
     mesh.admit(2, once());
     join(&mesh.store, 2, "a", 1).expect("joined");
     mesh.remove("a");
     assert_eq!(reason(join(&mesh.store, 2, "a", 1)), Reason::BadToken);
     mesh.store
-        .authenticate(&shown(1))
+        .authenticate(&digest_of(1))
         .expect_err("its credential is good for nothing");
 }
 
 #[test]
-fn a_token_admits_as_many_as_it_says() {
+fn a_token_admits_a_limited_number_of_hosts() {
     let mesh = Mesh::new("100.80.0.0/12");
     let uses = Some(3);
     mesh.admit(2, NewToken { uses, ..once() });
@@ -146,7 +150,7 @@ fn a_token_admits_as_many_as_it_says() {
 }
 
 #[test]
-fn why_a_token_is_not_good_is_not_told() {
+fn a_refusal_does_not_say_why_a_token_is_invalid() {
     let mesh = Mesh::new("100.80.0.0/12");
     let store = &mesh.store;
     mesh.admit(2, once());
@@ -157,7 +161,7 @@ fn why_a_token_is_not_good_is_not_told() {
     assert!(
         store
             .withdraw_token(withdrawn, &operator(), NOW)
-            .expect("asked")
+            .expect("queried")
     );
     let refusals: Vec<_> = [2, 3, 4, 99]
         .into_iter()
@@ -175,31 +179,32 @@ fn why_a_token_is_not_good_is_not_told() {
 }
 
 #[test]
-fn names_and_keys_are_one_members_only() {
+fn names_and_keys_are_unique() {
     let mesh = Mesh::new("100.80.0.0/12");
     mesh.join("a", 1);
     let store = &mesh.store;
     let before = (
-        store.revision().expect("asked"),
+        store.revision().expect("queried"),
         store.tokens().expect("tokens"),
     );
     assert_eq!(reason(join(store, 1, "a", 2)), Reason::NameTaken);
     assert_eq!(reason(join(store, 1, "b", 1)), Reason::KeyTaken);
-    // Whoever has no token does not learn that either is somebody's.
+    // Without a token a host does not learn which names and keys are in use.
     assert_eq!(reason(join(store, 99, "a", 2)), Reason::BadToken);
     assert_eq!(reason(join(store, 99, "b", 1)), Reason::BadToken);
     let after = (
-        store.revision().expect("asked"),
+        store.revision().expect("queried"),
         store.tokens().expect("tokens"),
     );
     assert_eq!(before, after, "nothing was changed");
 }
 
 #[test]
-fn a_name_is_free_at_once_and_an_address_is_as_late_as_can_be() {
-    // Six addresses: a /29 has eight, the first and the last are nobody's.
+fn names_are_reused_at_once_and_addresses_last() {
+    // Six addresses: a /29 has eight, and the first and the last are reserved.
     let mesh = Mesh::new("10.0.0.0/29");
-    let number = |called: &str, n| join(&mesh.store, 1, called, n).expect("joined").number;
+    let number =
+        |member_name: &str, n| join(&mesh.store, 1, member_name, n).expect("joined").number;
     for n in 1..=3 {
         assert_eq!(number(&format!("m{n}"), n), n);
     }
@@ -216,7 +221,7 @@ fn a_name_is_free_at_once_and_an_address_is_as_late_as_can_be() {
 }
 
 #[test]
-fn a_token_has_its_bounds() {
+fn tokens_are_bounded() {
     let mesh = Mesh::new("100.80.0.0/12");
     let no_use = NewToken {
         uses: Some(0),
@@ -246,14 +251,14 @@ fn a_token_has_its_bounds() {
 }
 
 on_etcd! {
-    many_that_join_at_once_through_two_stores_have_addresses_of_their_own
-    a_host_gets_the_addresses_of_its_number_and_the_tokens_tags
-    a_one_time_token_admits_one_host_and_that_one_again_until_it_expires
-    nobody_takes_a_members_place_by_its_name_and_key
-    who_was_removed_does_not_come_back_by_the_token_that_it_used_up
-    a_token_admits_as_many_as_it_says
-    why_a_token_is_not_good_is_not_told
-    names_and_keys_are_one_members_only
-    a_name_is_free_at_once_and_an_address_is_as_late_as_can_be
-    a_token_has_its_bounds
+    concurrent_joins_get_unique_numbers
+    a_host_gets_the_addresses_of_its_number_and_the_tags_of_its_token
+    a_one_time_token_admits_one_host_repeatedly_until_it_expires
+    name_and_key_of_a_member_do_not_admit_another_host
+    a_used_up_token_does_not_readmit_a_removed_member
+    a_token_admits_a_limited_number_of_hosts
+    a_refusal_does_not_say_why_a_token_is_invalid
+    names_and_keys_are_unique
+    names_are_reused_at_once_and_addresses_last
+    tokens_are_bounded
 }

@@ -1,4 +1,4 @@
-//! From a file to etcd and back.
+//! Moves between a file and etcd.
 
 use std::io::ErrorKind;
 use std::sync::atomic::Ordering;
@@ -6,16 +6,17 @@ use std::sync::atomic::Ordering;
 use seikan_proto::mesh::{Endpoints, RelayKind, RelaySecret};
 
 use super::super::etcd::cluster;
-use super::super::etcd::testing::{begin_import, has, some, take_away};
+use super::super::etcd::testing::{begin_import, has, remove, sample};
 use super::super::moving::mark;
+use super::proxy::{Fate, Proxy, set};
 use super::relays::{own, own_secret};
 use super::shared::{mesh_at, names, settings, with_cluster};
-use super::ways::{Fate, Way, set};
 use super::*;
 
 const PIN: &str = "sha256:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
 
-/// A mesh in a file that has something of everything: members of whom one went and one was removed, tokens, relays, a policy.
+/// Creates a mesh in a file with all kinds of rows: members, a member that left and one that was
+/// removed, tokens, relays, and a policy.
 fn file_with_everything() -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("mesh.db");
@@ -32,21 +33,23 @@ fn file_with_everything() -> (TempDir, PathBuf) {
         made.expect("a token");
     }
     let withdrawn = store.withdraw_token(TokenId(3), &operator(), NOW);
-    assert!(withdrawn.expect("asked"));
+    assert!(withdrawn.expect("queried"));
     for n in 1..=4 {
         join(&store, 1, &format!("m{n}"), n).expect("joined");
     }
     let web = join(&store, 2, "web", 5).expect("joined").id;
     join(&store, 1, "last", 6).expect("joined");
-    let told = Endpoints {
+    let endpoints = Endpoints {
         endpoints: vec!["192.0.2.7:51820".parse().expect("an endpoint")],
         relayed: Vec::new(),
     };
-    store.set_endpoints(web, &told, NOW + 100).expect("set");
-    // The highest id is nobody's any more.
+    store
+        .set_endpoints(web, &endpoints, NOW + 100)
+        .expect("set");
+    // The highest id is free.
     for gone in ["m3", "last"] {
-        let removed = store.remove(Whom::Name(&name(gone)), &operator(), NOW);
-        assert!(removed.expect("asked"));
+        let removed = store.remove(MemberRef::Name(&name(gone)), &operator(), NOW);
+        assert!(removed.expect("queried"));
     }
     let turn = RelayInfo {
         address: "turn.example:3478".parse().expect("an address"),
@@ -63,22 +66,22 @@ fn file_with_everything() -> (TempDir, PathBuf) {
     (folder, file)
 }
 
-/// All that can be asked of a mesh, but for what was noted of the move itself.
+/// Returns the whole state of a mesh, except the log entry of the move.
 fn everything(store: &Store) -> String {
-    let mut audit = store.audit(1000).expect("asked");
-    audit.retain(|entry| entry.what != "moved to etcd");
-    let asker = store.authenticate(&shown(1)).expect("a member");
+    let mut audit = store.audit(1000).expect("queried");
+    audit.retain(|entry| entry.change != "moved to etcd");
+    let asker = store.authenticate(&digest_of(1)).expect("a member");
     format!(
         "{:#?}",
         (
-            store.networks().expect("asked"),
-            store.revision().expect("asked"),
-            store.members().expect("asked"),
-            store.tokens().expect("asked"),
-            store.relays().expect("asked"),
-            store.policy().expect("asked"),
-            store.changes(0, asker).expect("asked"),
-            store.changes(3, asker).expect("asked"),
+            store.networks().expect("queried"),
+            store.revision().expect("queried"),
+            store.members().expect("queried"),
+            store.tokens().expect("queried"),
+            store.relays().expect("queried"),
+            store.policy().expect("queried"),
+            store.changes(0, asker).expect("queried"),
+            store.changes(3, asker).expect("queried"),
             audit,
         )
     )
@@ -89,14 +92,15 @@ fn move_file(file: &Path, into: &Etcd, replace: bool) -> Result<Moved, StoreErro
     Store::move_to_etcd(file, into, pin, replace, &operator(), NOW)
 }
 
-/// Marks a file as a move does that is broken off right afterwards; the number that the mesh would have.
+/// Marks a file like a move that is interrupted right afterwards; returns the number that the mesh
+/// would have.
 fn marked(file: &Path, into: &Etcd) -> u64 {
-    let cluster = cluster(into).expect("asked");
+    let cluster = cluster(into).expect("queried");
     mark(&open_file(file).expect("opened"), into, cluster).expect("marked")
 }
 
-/// An etcd that nobody is at.
-fn nowhere() -> Etcd {
+/// Settings of an etcd that does not answer.
+fn unreachable() -> Etcd {
     Etcd {
         endpoints: vec!["http://127.0.0.1:1".to_owned()],
         prefix: "/test".to_owned(),
@@ -109,7 +113,7 @@ fn nowhere() -> Etcd {
 }
 
 #[test]
-fn everything_goes_to_etcd_and_back_and_goes_on_as_it_was() {
+fn a_mesh_moves_to_etcd_and_back_unchanged() {
     with_cluster(|cluster| {
         let settings = settings(cluster);
         let (folder, file) = file_with_everything();
@@ -117,16 +121,16 @@ fn everything_goes_to_etcd_and_back_and_goes_on_as_it_was() {
 
         let moved = move_file(&file, &settings, false).expect("moved");
         assert_eq!(everything(&moved.store), before);
-        let away = moved.put_away().expect("renamed");
+        let away = moved.retire().expect("renamed");
         assert!(!file.exists() && away.file.ends_with("mesh.db.moved"));
         assert!(away.marked.is_none());
 
         let store = Store::open_etcd(&settings).expect("opened");
-        let audit = store.audit(1).expect("asked");
-        assert_eq!(audit[0].what, "moved to etcd");
+        let audit = store.audit(1).expect("queried");
+        assert_eq!(audit[0].change, "moved to etcd");
         let other = "sha256:BBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBA";
         let pin = store.agree_on_pin(other.parse().expect("a pin"));
-        assert_eq!(pin.expect("asked").to_string(), PIN);
+        assert_eq!(pin.expect("queried").to_string(), PIN);
 
         let back = folder.path().join("back.db");
         fs::write(&back, store.export().expect("a copy")).expect("written");
@@ -141,70 +145,70 @@ fn everything_goes_to_etcd_and_back_and_goes_on_as_it_was() {
 }
 
 #[test]
-fn a_mesh_that_is_there_stays_unless_it_is_to_be_replaced() {
+fn an_existing_mesh_is_replaced_only_on_request() {
     with_cluster(|cluster| {
         let settings = settings(cluster);
         let (_folder, file) = file_with_everything();
         let there = mesh_at(&settings);
         join(&there, 1, "there", 8).expect("joined");
-        let (epoch, version) = (there.epoch(), there.data_version().expect("asked"));
+        let (epoch, version) = (there.epoch(), there.data_version().expect("queried"));
         let error = move_file(&file, &settings, false).expect_err("there is one");
         assert!(matches!(error, StoreError::NotEmpty { .. }), "{error}");
         assert_eq!(names(&there), ["there"]);
         assert_eq!(
-            (there.epoch(), there.data_version().expect("asked")),
+            (there.epoch(), there.data_version().expect("queried")),
             (epoch, version)
         );
 
-        // Who looks all the time sees the one, nothing, or the other.
-        let (begun, done) = (AtomicBool::new(false), AtomicBool::new(false));
+        // A continuous reader sees the old mesh, an error, or the new one.
+        let (started, done) = (AtomicBool::new(false), AtomicBool::new(false));
         thread::scope(|scope| {
             let over = SetOnDrop(&done);
-            let looking = scope.spawn(|| {
+            let reader = scope.spawn(|| {
                 let mut seen = std::collections::BTreeSet::new();
                 while !done.load(Ordering::Relaxed) {
                     if let Ok(members) = there.members() {
                         let names = members.iter().map(|m| m.member.name.to_string());
                         seen.insert(names.collect::<Vec<_>>().join(" "));
-                        begun.store(true, Ordering::Relaxed);
+                        started.store(true, Ordering::Relaxed);
                     }
                 }
                 seen
             });
             let until = Instant::now() + Duration::from_secs(60);
-            while !begun.load(Ordering::Relaxed) {
-                assert!(Instant::now() < until, "nobody looks");
+            while !started.load(Ordering::Relaxed) {
+                assert!(Instant::now() < until, "the reader has not started");
                 thread::sleep(Duration::from_millis(5));
             }
             move_file(&file, &settings, true).expect("moved");
             let until = Instant::now() + Duration::from_secs(15);
             while there.epoch() == epoch || there.networks().is_err() {
-                assert!(Instant::now() < until, "it does not hear of it");
+                assert!(Instant::now() < until, "it does not notice");
                 thread::sleep(Duration::from_millis(20));
             }
             thread::sleep(Duration::from_millis(100));
             drop(over);
-            let seen: Vec<String> = looking.join().expect("no panic").into_iter().collect();
+            let seen: Vec<String> = reader.join().expect("no panic").into_iter().collect();
             assert_eq!(seen, ["m1 m2 m4 web", "there"]);
         });
     });
 }
 
 #[test]
-fn nothing_is_moved_that_somebody_has_open() {
+fn an_open_file_is_not_moved() {
     let (_folder, file) = file_with_everything();
     let store = Store::open(&file).expect("opened");
-    let error = move_file(&file, &nowhere(), false).expect_err("in use");
+    let error = move_file(&file, &unreachable(), false).expect_err("in use");
     assert!(matches!(error, StoreError::InUse { .. }), "{error}");
     drop(store);
-    let error = move_file(&file, &nowhere(), false).expect_err("no etcd");
+    let error = move_file(&file, &unreachable(), false).expect_err("no etcd");
     assert!(matches!(error, StoreError::Unavailable(_)), "{error}");
-    // It is as it was.
+    // The file is unchanged.
     assert_eq!(names(&Store::open(&file).expect("opened")).len(), 4);
 }
 
 #[test]
-fn what_was_broken_off_is_no_mesh_and_is_done_again() {
+fn an_interrupted_import_is_no_mesh_and_can_be_repeated() {
     with_cluster(|cluster| {
         let settings = settings(cluster);
         let (_folder, file) = file_with_everything();
@@ -217,20 +221,20 @@ fn what_was_broken_off_is_no_mesh_and_is_done_again() {
 }
 
 #[test]
-fn a_mesh_whose_move_is_not_known_to_be_done_is_in_one_place_and_the_same_again_ends_it() {
+fn repeating_a_move_with_an_unknown_outcome_completes_it() {
     with_cluster(|cluster| {
         let direct = settings(cluster);
-        let (ways, far) = Way::to_all(&direct);
+        let (proxies, far) = Proxy::to_all(&direct);
         let (_folder, file) = file_with_everything();
         let there = format!("{}/state/mesh", direct.prefix);
-        // All arrives, and the last answer does not come.
-        set(&ways, Fate::Slow);
+        // Everything arrives, and the last response is lost.
+        set(&proxies, Fate::Slow);
         let error = thread::scope(|scope| {
             let moving = scope.spawn(|| move_file(&file, &far, false).map(drop));
             while !has(&direct, &there) && !moving.is_finished() {
                 thread::sleep(Duration::from_millis(2));
             }
-            set(&ways, Fate::Mute);
+            set(&proxies, Fate::Mute);
             moving.join().expect("no panic")
         });
         let error = error.expect_err("no answer");
@@ -247,47 +251,46 @@ fn a_mesh_whose_move_is_not_known_to_be_done_is_in_one_place_and_the_same_again_
         let error = Store::undo_move(&file, &direct, |_| Ok(())).expect_err("it is there");
         assert!(matches!(error, StoreError::HasMoved { .. }), "{error}");
 
-        // Nobody may know: somebody goes on with it.
+        // Another coordinator uses the mesh meanwhile.
         let other = Store::open_etcd(&direct).expect("opened");
         join(&other, 1, "new", 9).expect("joined");
         let moved = move_file(&file, &direct, false).expect("ended");
         assert!(names(&moved.store).contains(&"new".to_owned()));
-        let away = moved.put_away().expect("renamed");
+        let away = moved.retire().expect("renamed");
         assert_eq!(names(&Store::open(&away.file).expect("opened")).len(), 4);
     });
 }
 
 #[test]
-fn a_move_that_was_broken_off_is_taken_back_and_not_ended_by_anybody() {
+fn an_interrupted_move_can_be_cancelled() {
     with_cluster(|cluster| {
         let settings = settings(cluster);
         let (_folder, file) = file_with_everything();
         let error = Store::undo_move(&file, &settings, |_| Ok(())).expect_err("nobody moves it");
         assert!(matches!(error, StoreError::NotMoving { .. }), "{error}");
         let mesh = marked(&file, &settings);
-        assert!(Store::is_moving(&file).expect("asked"));
+        assert!(Store::is_moving(&file).expect("queried"));
         begin_import(&settings);
-        let before = some(&settings);
-        // It is not taken back before others know of it.
+        let before = sample(&settings);
+        // The move stays until `forget` succeeds.
         let error = Store::undo_move(&file, &settings, |_| Err(ErrorKind::Other.into()));
         assert!(matches!(error, Err(StoreError::Io { .. })), "{error:?}");
-        assert!(Store::is_moving(&file).expect("asked"));
-        let mut told = None;
+        assert!(Store::is_moving(&file).expect("queried"));
+        let mut forgotten = None;
         let undone = Store::undo_move(&file, &settings, |mesh| {
-            told = Some(mesh);
+            forgotten = Some(mesh);
             Ok(())
         });
         undone.expect("taken back");
-        assert_eq!(told, Some(mesh));
-        // Who is not told yet finds another head than the one that it wrote.
-        assert_ne!(some(&settings), before);
+        assert_eq!(forgotten, Some(mesh));
+        // The import cannot continue, because its head is gone.
+        assert_ne!(sample(&settings), before);
         assert_eq!(names(&Store::open(&file).expect("opened")).len(), 4);
     });
 }
 
 #[test]
-fn a_move_that_was_begun_in_one_etcd_is_ended_or_taken_back_there_and_in_no_other_of_the_same_prefix()
- {
+fn an_interrupted_move_is_bound_to_its_cluster() {
     with_cluster(|one| {
         with_cluster(|other| {
             let here = settings(one);
@@ -298,14 +301,16 @@ fn a_move_that_was_begun_in_one_etcd_is_ended_or_taken_back_there_and_in_no_othe
             let (_folder, file) = file_with_everything();
             marked(&file, &here);
             let at = here.endpoints.join(",");
-            let is_told = |error: StoreError| {
+            let assert_names_target = |error: StoreError| {
                 assert!(matches!(error, StoreError::Moving { .. }), "{error}");
                 assert!(error.to_string().contains(&at), "{error}");
             };
-            is_told(Store::undo_move(&file, &there, |_| Ok(())).expect_err("elsewhere"));
-            is_told(move_file(&file, &there, false).expect_err("elsewhere"));
-            is_told(move_file(&file, &there, true).expect_err("elsewhere"));
-            is_told(Store::open(&file).expect_err("it is being moved"));
+            assert_names_target(
+                Store::undo_move(&file, &there, |_| Ok(())).expect_err("elsewhere"),
+            );
+            assert_names_target(move_file(&file, &there, false).expect_err("elsewhere"));
+            assert_names_target(move_file(&file, &there, true).expect_err("elsewhere"));
+            assert_names_target(Store::open(&file).expect_err("it is being moved"));
             assert!(!has(&there, &format!("{}/state/head", there.prefix)));
             move_file(&file, &here, false).expect("moved");
         });
@@ -313,7 +318,7 @@ fn a_move_that_was_begun_in_one_etcd_is_ended_or_taken_back_there_and_in_no_othe
 }
 
 #[test]
-fn what_was_moved_before_is_not_written_over_and_a_mark_that_is_gone_already_is_no_matter() {
+fn earlier_moved_files_are_not_overwritten() {
     with_cluster(|cluster| {
         let settings = settings(cluster);
         let (folder, file) = file_with_everything();
@@ -321,11 +326,11 @@ fn what_was_moved_before_is_not_written_over_and_a_mark_that_is_gone_already_is_
             fs::write(folder.path().join(name), name).expect("written");
         }
         let moved = move_file(&file, &settings, false).expect("moved");
-        // As whoever has mended it by hand.
+        // As an operator may have done by hand.
         let connection = open_file(&file).expect("opened");
         connection.execute("DROP TABLE moving", []).expect("gone");
         drop(connection);
-        let away = moved.put_away().expect("renamed");
+        let away = moved.retire().expect("renamed");
         assert!(away.file.ends_with("mesh.db.moved.3") && away.marked.is_none());
         assert_eq!(names(&Store::open(&away.file).expect("opened")).len(), 4);
         for name in ["mesh.db.moved", "mesh.db.moved.2"] {
@@ -336,13 +341,13 @@ fn what_was_moved_before_is_not_written_over_and_a_mark_that_is_gone_already_is_
 }
 
 #[test]
-fn a_file_that_stays_marked_after_it_was_renamed_is_no_failure_but_told() {
+fn a_mark_that_cannot_be_removed_is_reported() {
     with_cluster(|cluster| {
         let settings = settings(cluster);
         let (_folder, file) = file_with_everything();
         let moved = move_file(&file, &settings, false).expect("moved");
         fs::write(&file, "no database").expect("written");
-        let away = moved.put_away().expect("renamed");
+        let away = moved.retire().expect("renamed");
         assert!(!file.exists() && away.file.exists());
         assert!(
             matches!(away.marked, Some(StoreError::Sqlite(_))),
@@ -352,47 +357,47 @@ fn a_file_that_stays_marked_after_it_was_renamed_is_no_failure_but_told() {
 }
 
 #[test]
-fn a_file_that_is_held_is_not_made_and_not_moved() {
+fn a_locked_file_is_neither_created_nor_moved() {
     let (_folder, file) = file_with_everything();
-    let held = Store::hold(&file).expect("held");
-    let error = move_file(&file, &nowhere(), false).expect_err("held");
+    let locked = Store::lock_file(&file).expect("locked");
+    let error = move_file(&file, &unreachable(), false).expect_err("locked");
     assert!(matches!(error, StoreError::InUse { .. }), "{error}");
-    Store::open_held(held).expect("opened");
+    Store::open_locked(locked).expect("opened");
     let new = file.with_file_name("new/mesh.db");
-    drop(Store::hold(&new).expect("held"));
+    drop(Store::lock_file(&new).expect("locked"));
     assert!(!new.exists() && new.parent().expect("a folder").exists());
 }
 
 #[test]
-fn who_broke_a_replacement_off_is_told_what_is_gone() {
+fn an_interrupted_replacement_reports_the_deleted_mesh() {
     with_cluster(|cluster| {
         let direct = settings(cluster);
-        let (ways, far) = Way::to_all(&direct);
+        let (proxies, far) = Proxy::to_all(&direct);
         let (_folder, file) = file_with_everything();
         mesh_at(&direct);
-        set(&ways, Fate::Slow);
-        let before = some(&direct);
+        set(&proxies, Fate::Slow);
+        let before = sample(&direct);
         let error = thread::scope(|scope| {
             let moving = scope.spawn(|| move_file(&file, &far, true).map(drop));
-            while some(&direct) == before && !moving.is_finished() {
+            while sample(&direct) == before && !moving.is_finished() {
                 thread::sleep(Duration::from_millis(2));
             }
-            set(&ways, Fate::Mute);
+            set(&proxies, Fate::Mute);
             moving.join().expect("no panic")
         });
-        let said = error.expect_err("no answer").to_string();
-        assert!(said.contains("--undo does not bring it back"), "{said}");
+        let message = error.expect_err("no answer").to_string();
+        assert!(message.contains("--undo does not"), "{message}");
     });
 }
 
 #[test]
-fn a_mesh_that_changes_while_it_is_to_be_replaced_stays() {
+fn a_mesh_that_changes_during_its_replacement_stays() {
     with_cluster(|cluster| {
         let direct = settings(cluster);
-        let (ways, far) = Way::to_all(&direct);
+        let (proxies, far) = Proxy::to_all(&direct);
         let (_folder, file) = file_with_everything();
         let there = mesh_at(&direct);
-        set(&ways, Fate::Slow);
+        set(&proxies, Fate::Slow);
         let (error, joined) = thread::scope(|scope| {
             let moving = scope.spawn(|| move_file(&file, &far, true).map(drop));
             let mut joined = 0;
@@ -405,13 +410,13 @@ fn a_mesh_that_changes_while_it_is_to_be_replaced_stays() {
         let error = error.expect_err("it changes");
         assert!(matches!(error, StoreError::Changing { .. }), "{error}");
         assert_eq!(names(&there).len(), joined as usize);
-        // The file is the mesh that it was.
+        // The file is unchanged.
         assert_eq!(names(&Store::open(&file).expect("opened")).len(), 4);
     });
 }
 
 #[test]
-fn no_mesh_and_no_other_takes_the_place_of_one_that_was_known() {
+fn another_mesh_than_the_expected_one_is_refused() {
     with_cluster(|cluster| {
         let settings = settings(cluster);
         let mesh = mesh_at(&settings).mesh().expect("a number");
@@ -426,15 +431,18 @@ fn no_mesh_and_no_other_takes_the_place_of_one_that_was_known() {
             .store
             .mesh();
         let error = Store::open_etcd(&known).expect_err("another");
-        let said = error.to_string();
+        let message = error.to_string();
         assert!(
-            matches!(error, StoreError::OtherMesh { noted, found, .. } if noted == mesh && found == other),
-            "{said}"
+            matches!(error, StoreError::OtherMesh { expected, found, .. } if expected == mesh && found == other),
+            "{message}"
         );
         let numbers = [mesh, other.expect("a number")].map(|number| number.to_string());
-        assert!(numbers.iter().all(|number| said.contains(number)), "{said}");
+        assert!(
+            numbers.iter().all(|number| message.contains(number)),
+            "{message}"
+        );
         for key in ["head", "mesh"] {
-            take_away(&settings, &format!("{}/state/{key}", settings.prefix));
+            remove(&settings, &format!("{}/state/{key}", settings.prefix));
         }
         let error = Store::open_etcd(&known).expect_err("none");
         assert!(

@@ -3,8 +3,8 @@
 use seikan_proto::mesh::policy::MAX_RULES;
 use seikan_proto::mesh::{Changes, Endpoints, MAX_ANSWER, MAX_MEMBERS, Party, Policy};
 
-use super::super::changes::{News, What, tell};
-use super::telling::crowd;
+use super::super::changes::{Change, ChangeKind, assemble};
+use super::answers::add_members;
 use super::*;
 
 const RULE: &str = "allow tag:ops -> tag:web tcp/443";
@@ -18,62 +18,68 @@ fn set(store: &Store, text: &str) -> bool {
 }
 
 #[test]
-fn a_policy_is_kept_as_it_was_written_and_the_same_again_is_no_change() {
+fn a_policy_is_stored_verbatim() {
     let mesh = Mesh::new("100.80.0.0/12");
-    let text = format!("# who\n{RULE}  # and why\n");
-    assert_eq!(mesh.store.policy().expect("asked"), "");
+    let text = format!("# comment\n{RULE}  # another\n");
+    assert_eq!(mesh.store.policy().expect("queried"), "");
     assert!(set(&mesh.store, &text));
-    assert_eq!(mesh.again().policy().expect("asked"), text);
-    assert_eq!(mesh.store.revision().expect("asked"), 1);
+    assert_eq!(mesh.reopen().policy().expect("queried"), text);
+    assert_eq!(mesh.store.revision().expect("queried"), 1);
     assert!(!set(&mesh.store, &text));
-    assert_eq!(mesh.store.revision().expect("asked"), 1);
+    assert_eq!(mesh.store.revision().expect("queried"), 1);
     let newest = &mesh.store.audit(1).expect("an audit")[0];
-    assert_eq!((&*newest.what, &*newest.subject), ("policy set", "1 rule"));
+    assert_eq!(
+        (&*newest.change, &*newest.subject),
+        ("policy set", "1 rule")
+    );
 }
 
 #[test]
-fn what_is_no_policy_changes_nothing() {
+fn an_invalid_policy_is_refused() {
     let mesh = Mesh::new("100.80.0.0/12");
     set(&mesh.store, RULE);
     let error = mesh.store.set_policy("\nallow everybody", &operator(), NOW);
-    let error = error.expect_err("no policy").to_string();
+    let error = error.expect_err("invalid").to_string();
     assert!(error.starts_with("line 2: "), "{error}");
-    assert_eq!(mesh.store.policy().expect("asked"), RULE);
+    assert_eq!(mesh.store.policy().expect("queried"), RULE);
 }
 
 #[test]
-fn a_policy_is_told_once_and_to_who_knows_nothing() {
+fn a_policy_is_sent_once_and_in_whole_answers() {
     let mesh = Mesh::new("100.80.0.0/12");
     let a = mesh.join("a", 1);
-    let told = |since| mesh.store.changes(since, a).expect("changes");
-    // Before there is one: who comes from another coordinator forgets that one's.
-    assert_eq!(told(0).policy, Some(Policy::default()));
-    assert_eq!(told(1).policy, None);
+    let changes_since = |since| mesh.store.changes(since, a).expect("changes");
+    // Also without a policy: a member that comes from another mesh must forget its policy.
+    assert_eq!(changes_since(0).policy, Some(Policy::default()));
+    assert_eq!(changes_since(1).policy, None);
     let text = format!("{RULE}\nallow * -> tag:web icmp\n");
     set(&mesh.store, &text);
     let policy = Policy::parse(&text).expect("a policy");
-    let own = told(0).own.expect("itself");
+    let own = changes_since(0).own.expect("itself");
     let policy = Some(policy.concerning(&own));
     assert_eq!(policy.as_ref().map(Policy::untold), Some(1));
-    assert_eq!((told(1).policy, told(1).revision), (policy.clone(), 2));
-    assert_eq!(told(2).policy, None);
-    assert_eq!(told(0).policy, policy);
+    assert_eq!(
+        (changes_since(1).policy, changes_since(1).revision),
+        (policy.clone(), 2)
+    );
+    assert_eq!(changes_since(2).policy, None);
+    assert_eq!(changes_since(0).policy, policy);
     mesh.join("b", 2);
-    assert_eq!(told(2).policy, None);
-    assert_eq!(told(9).policy, policy, "a revision that there was not");
+    assert_eq!(changes_since(2).policy, None);
+    assert_eq!(changes_since(9).policy, policy, "an unknown revision");
 }
 
 #[test]
-fn tags_are_told_to_the_others_and_to_who_has_them() {
+fn tags_are_sent_to_their_member_and_to_others() {
     let mesh = Mesh::new("100.80.0.0/12");
     let [a, b] = [mesh.join("a", 1), mesh.join("b", 2)];
-    let told = |since, to| -> Changes { mesh.store.changes(since, to).expect("changes") };
+    let changes_since = |since, to| -> Changes { mesh.store.changes(since, to).expect("changes") };
     let own = |words| Party {
         name: name("a"),
         tags: tags(words),
     };
-    assert_eq!(told(0, a).own, Some(own("")));
-    assert_eq!(told(2, a).own, None);
+    assert_eq!(changes_since(0, a).own, Some(own("")));
+    assert_eq!(changes_since(2, a).own, None);
     let change = |words: &str| {
         let changed = mesh
             .store
@@ -83,41 +89,45 @@ fn tags_are_told_to_the_others_and_to_who_has_them() {
     set(&mesh.store, "allow b -> a tcp/1");
     assert!(change("web eu"));
     assert!(!change("web eu"), "the same again");
-    assert_eq!(told(3, a).own, Some(own("web eu")));
-    assert_eq!(told(3, b).members[0].tags, tags("web eu"));
-    assert_eq!(told(3, b).own, None);
+    assert_eq!(changes_since(3, a).own, Some(own("web eu")));
+    assert_eq!(changes_since(3, b).members[0].tags, tags("web eu"));
+    assert_eq!(changes_since(3, b).own, None);
     assert!(change(""));
-    assert_eq!(told(4, a).own, Some(own("")));
+    assert_eq!(changes_since(4, a).own, Some(own("")));
     let newest = &mesh.store.audit(2).expect("an audit")[1];
-    assert_eq!((&*newest.what, &*newest.subject), ("tags set", "a: web eu"));
+    assert_eq!(
+        (&*newest.change, &*newest.subject),
+        ("tags set", "a: web eu")
+    );
 }
 
-/// Names of those that one is told of, and the keys of those that are gone.
+/// Returns the names of the members and the keys of the removals in an answer.
 fn seen(changes: &Changes) -> (Vec<&str>, Vec<PublicKey>) {
     let names = changes.members.iter().map(|m| m.name.as_str());
     (names.collect(), changes.removed.clone())
 }
 
 #[test]
-fn a_member_is_told_of_those_alone_that_it_may_talk_to_in_either_direction() {
+fn a_member_sees_only_members_that_it_may_talk_to() {
     let mesh = Mesh::new("100.80.0.0/12");
     let [a, b, c, d] = [("a", 1), ("b", 2), ("c", 3), ("d", 4)].map(|(n, i)| mesh.join(n, i));
     set(&mesh.store, "allow a -> b tcp/1\nallow c -> a udp/1");
-    let told = |to| mesh.store.changes(0, to).expect("changes");
+    let changes_since = |to| mesh.store.changes(0, to).expect("changes");
     for (of, others) in [
         (a, vec!["b", "c"]),
         (b, vec!["a"]),
         (c, vec!["a"]),
         (d, vec![]),
     ] {
-        assert_eq!(seen(&told(of)).0, others);
-        assert!(told(of).removed.is_empty());
+        assert_eq!(seen(&changes_since(of)).0, others);
+        assert!(changes_since(of).removed.is_empty());
     }
-    // Nor is it told what others may do, but that there is a policy: without one, everything would be open to it.
-    let policy = told(d).policy.expect("a policy");
+    // The member receives no rules of others, but their number: without a policy everything would
+    // be allowed.
+    let policy = changes_since(d).policy.expect("a policy");
     assert_eq!((policy.rules().len(), policy.untold()), (0, 2));
-    // Nor that others come, move, change their keys and go, and none of them can be called.
-    let before = mesh.store.revision().expect("asked");
+    // It receives no joins, moves, new keys and removals of others, and cannot call them.
+    let before = mesh.store.revision().expect("queried");
     mesh.join("e", 5);
     let at = Endpoints {
         endpoints: vec![([192, 0, 2, 1], 7).into()],
@@ -130,17 +140,17 @@ fn a_member_is_told_of_those_alone_that_it_may_talk_to_in_either_direction() {
             .expect("set")
     );
     mesh.remove("e");
-    let news = mesh.store.changes(before, d).expect("changes");
-    assert_eq!((seen(&news), news.whole), ((vec![], vec![]), false));
-    let news = mesh.store.changes(before, a).expect("changes");
-    assert_eq!(seen(&news), (vec!["b", "c"], vec![key(3)]));
-    let called = |from, n| mesh.store.pair(from, &key(n)).expect("a pair").1;
-    assert_eq!(called(a, 2), Some(b));
-    assert_eq!((called(d, 2), called(b, 33)), (None, None));
+    let found = mesh.store.changes(before, d).expect("changes");
+    assert_eq!((seen(&found), found.whole), ((vec![], vec![]), false));
+    let found = mesh.store.changes(before, a).expect("changes");
+    assert_eq!(seen(&found), (vec!["b", "c"], vec![key(3)]));
+    let callee = |from, n| mesh.store.pair(from, &key(n)).expect("a pair").1;
+    assert_eq!(callee(a, 2), Some(b));
+    assert_eq!((callee(d, 2), callee(b, 33)), (None, None));
 }
 
 #[test]
-fn who_is_another_by_its_tags_comes_and_goes_for_those_alone_to_whom_it_does() {
+fn changes_of_tags_show_and_hide_a_member() {
     let mesh = Mesh::new("100.80.0.0/12");
     let [a, b, c] = [("a", 1), ("b", 2), ("c", 3)].map(|(n, i)| mesh.join(n, i));
     set(
@@ -148,41 +158,41 @@ fn who_is_another_by_its_tags_comes_and_goes_for_those_alone_to_whom_it_does() {
         "allow a -> tag:web tcp/1\nallow b -> tag:db tcp/1",
     );
     let tag = |words| {
-        let now = mesh.store.revision().expect("asked");
+        let now = mesh.store.revision().expect("queried");
         let changed = mesh
             .store
             .set_tags(&name("c"), &tags(words), &operator(), NOW);
         assert!(changed.expect("set"));
         now
     };
-    let told = |since: u64, to| mesh.store.changes(since, to).expect("changes");
+    let changes_since = |since: u64, to| mesh.store.changes(since, to).expect("changes");
     let none: (Vec<&str>, Vec<PublicKey>) = (vec![], vec![]);
     let first = tag("web");
-    assert_eq!(seen(&told(first, a)), (vec!["c"], vec![]));
-    assert_eq!(seen(&told(first, b)), none);
+    assert_eq!(seen(&changes_since(first, a)), (vec!["c"], vec![]));
+    assert_eq!(seen(&changes_since(first, b)), none);
     let second = tag("db");
-    assert_eq!(seen(&told(second, a)), (vec![], vec![key(3)]));
-    assert_eq!(seen(&told(second, b)), (vec!["c"], vec![]));
-    // Its own tags are others: it is told of everybody anew whom it may know.
-    assert!(told(second, c).whole);
-    assert_eq!(seen(&told(second, c)).0, ["b"]);
-    // Who was away meanwhile hears of what is left of it.
+    assert_eq!(seen(&changes_since(second, a)), (vec![], vec![key(3)]));
+    assert_eq!(seen(&changes_since(second, b)), (vec!["c"], vec![]));
+    // Its own tags have changed: it receives all visible members.
+    assert!(changes_since(second, c).whole);
+    assert_eq!(seen(&changes_since(second, c)).0, ["b"]);
+    // A member that was away receives only the latest state.
     let third = tag("web");
-    assert_eq!(seen(&told(second, a)), (vec!["c"], vec![]));
-    assert_eq!(seen(&told(second, b)), (vec![], vec![key(3)]));
-    // It goes and comes again under the same key, as somebody whom nobody may talk to.
+    assert_eq!(seen(&changes_since(second, a)), (vec!["c"], vec![]));
+    assert_eq!(seen(&changes_since(second, b)), (vec![], vec![key(3)]));
+    // It leaves and joins again with the same key, invisible to all.
     mesh.remove("c");
     mesh.join("c", 3);
-    let news = told(third + 1, a);
-    assert_eq!((seen(&news), news.whole), ((vec![], vec![key(3)]), false));
-    assert_eq!(seen(&told(third + 1, b)), none);
+    let found = changes_since(third + 1, a);
+    assert_eq!((seen(&found), found.whole), ((vec![], vec![key(3)]), false));
+    assert_eq!(seen(&changes_since(third + 1, b)), none);
 }
 
 #[test]
-fn another_policy_has_each_told_of_everybody_whom_it_may_know_and_parts_of_that_go_on() {
+fn a_policy_that_changes_visibility_sends_all_members_in_parts() {
     let mesh = Mesh::new("100.80.0.0/12");
     let a = mesh.join("a", 1);
-    crowd(&mesh.store, 5000);
+    add_members(&mesh.store, 5000);
     set(&mesh.store, "allow * -> a tcp/1");
     let first = mesh.store.changes(10, a).expect("changes");
     assert_eq!(
@@ -192,7 +202,7 @@ fn another_policy_has_each_told_of_everybody_whom_it_may_know_and_parts_of_that_
     let second = mesh.store.changes(first.cursor(), a).expect("changes");
     assert_eq!((second.whole, second.more), (false, false));
     assert_eq!(second.members.len(), 5000 - MAX_MEMBERS);
-    // What comes between two parts begins it anew.
+    // A policy between two parts restarts the list.
     set(&mesh.store, "allow c100 -> a tcp/1");
     let third = mesh.store.changes(first.cursor(), a).expect("changes");
     assert_eq!((third.whole, third.more), (true, false));
@@ -200,59 +210,59 @@ fn another_policy_has_each_told_of_everybody_whom_it_may_know_and_parts_of_that_
 }
 
 #[test]
-fn another_policy_that_shows_a_member_nobody_else_is_told_and_nothing_more() {
+fn a_policy_that_keeps_visibility_sends_only_rules() {
     let mesh = Mesh::new("100.80.0.0/12");
     let [a, b, c] = [("a", 1), ("b", 2), ("c", 3)].map(|(n, i)| mesh.join(n, i));
-    let told = |since: u64, to| mesh.store.changes(since, to).expect("changes");
+    let changes_since = |since: u64, to| mesh.store.changes(since, to).expect("changes");
     set(&mesh.store, "allow a -> b tcp/1");
-    assert!(told(3, a).whole);
+    assert!(changes_since(3, a).whole);
     assert!(set(&mesh.store, "allow a -> b tcp/2"));
     for (to, rules) in [(a, 1), (b, 1), (c, 0)] {
-        let told = told(4, to);
-        assert!(!told.whole && told.own.is_none());
-        assert_eq!(seen(&told), (vec![], vec![]));
-        let policy = told.policy.expect("another one");
+        let changes_since = changes_since(4, to);
+        assert!(!changes_since.whole && changes_since.own.is_none());
+        assert_eq!(seen(&changes_since), (vec![], vec![]));
+        let policy = changes_since.policy.expect("another one");
         assert_eq!((policy.rules().len(), policy.untold()), (rules, 1 - rules));
     }
-    // Others are told of as usual beside it.
+    // Other changes are reported as usual.
     let at = Endpoints {
         endpoints: vec![([192, 0, 2, 1], 7).into()],
         relayed: Vec::new(),
     };
     assert!(mesh.store.set_endpoints(b, &at, NOW).expect("set"));
-    assert_eq!(seen(&told(4, a)), (vec!["b"], vec![]));
-    assert!(told(6, a).policy.is_none());
+    assert_eq!(seen(&changes_since(4, a)), (vec!["b"], vec![]));
+    assert!(changes_since(6, a).policy.is_none());
     set(&mesh.store, "allow a -> c tcp/2");
     for (to, others) in [(a, vec!["c"]), (b, vec![]), (c, vec!["a"])] {
-        let told = told(6, to);
-        assert!(told.whole);
-        assert_eq!(seen(&told).0, others);
+        let changes_since = changes_since(6, to);
+        assert!(changes_since.whole);
+        assert_eq!(seen(&changes_since).0, others);
     }
 }
 
 #[test]
-fn a_member_is_told_of_everybody_where_it_is_not_known_whom_it_was_told_of() {
+fn unknown_former_visibility_sends_all_members() {
     let mesh = Mesh::new("100.80.0.0/12");
     let a = mesh.join("a", 1);
     mesh.join("b", 2);
-    let other = mesh.again();
+    let other = mesh.reopen();
     let whole = |store: &Store, since: u64| {
         store.catch_up().expect("caught up");
         store.changes(since, a).expect("changes").whole
     };
     set(&mesh.store, "allow a -> b tcp/1");
     assert!(whole(&mesh.store, 2));
-    // This one asks nobody at revisions 4 and 5.
+    // This store answers no polls at revisions 4 and 5.
     set(&other, "allow b -> a tcp/1\nallow a -> a tcp/1");
     set(&other, "allow a -> b tcp/2");
     assert!(whole(&mesh.store, 4));
     assert!(!whole(&mesh.store, 5));
-    // One that begins knows no earlier policy.
-    assert!(whole(&mesh.again(), 4));
+    // A new store knows no earlier policy.
+    assert!(whole(&mesh.reopen(), 4));
 }
 
 #[test]
-fn tags_are_for_members_and_not_too_many() {
+fn tags_need_a_member_and_are_bounded() {
     let mesh = Mesh::new("100.80.0.0/12");
     mesh.join("a", 1);
     let nobody = mesh
@@ -262,44 +272,45 @@ fn tags_are_for_members_and_not_too_many() {
     let many: Vec<Name> = (0..17).map(|n| name(&format!("t{n}"))).collect();
     let error = mesh.store.set_tags(&name("a"), &many, &operator(), NOW);
     assert!(matches!(error, Err(StoreError::OutOfBounds(_))));
-    assert_eq!(mesh.store.revision().expect("asked"), 1);
+    assert_eq!(mesh.store.revision().expect("queried"), 1);
 }
 
 #[test]
-fn the_longest_policy_leaves_an_answer_in_its_bounds() {
+fn an_answer_with_the_longest_policy_is_bounded() {
     let longest = "x".repeat(Name::MAX_LEN);
-    // As many as the text has room for.
+    // As many rules as the text may have.
     let rule = format!("allow tag:{longest} -> tag:{longest} tcp/10000-65535\n");
     let policy = Policy::parse(&rule.repeat(MAX_RULES)).expect("a policy");
     let party = Party {
         name: name(&longest),
         tags: vec![name(&longest); 16],
     };
-    // As much beside it as there may be.
+    // As many removals as there may be.
     let cost = MAX_ANSWER / MAX_MEMBERS;
-    let news = (1..).take(MAX_MEMBERS).map(|revision| News {
+    let found = (1..).take(MAX_MEMBERS).map(|revision| Change {
         revision,
         cost,
-        what: What::Removal(key(1)),
+        kind: ChangeKind::Removal(key(1)),
     });
-    let told = Changes {
+    let changes_since = Changes {
         policy: Some(policy),
         own: Some(party),
-        ..tell(news.collect(), 9999, true)
+        ..assemble(found.collect(), 9999, true)
     };
-    assert!(told.more, "it was full");
+    assert!(changes_since.more, "it was full");
     let others = serde_json::to_vec(&Changes {
         removed: Vec::new(),
-        ..told.clone()
+        ..changes_since.clone()
     });
-    let room = MAX_ANSWER - told.removed.len() * cost;
-    assert!(others.expect("JSON").len() <= room);
+    let remaining = MAX_ANSWER - changes_since.removed.len() * cost;
+    assert!(others.expect("JSON").len() <= remaining);
 }
 
-/// `cargo test -p seikan-coordinator --lib telling_cost -- --ignored --nocapture`: what docs/internals/mesh-figures.md has of telling all members of a change.
+/// Prints the cost of reporting a change to all members, for docs/internals/mesh-figures.md: `cargo
+/// test -p seikan-coordinator --lib answer_cost -- --ignored --nocapture`.
 #[test]
 #[ignore = "figures, of some seconds"]
-fn telling_cost() {
+fn answer_cost() {
     let pairs = |count: u32| -> String {
         let rules = (0..MAX_RULES as u32).map(|n| {
             let n = 100 + n % (count - 1);
@@ -314,42 +325,42 @@ fn telling_cost() {
             ("1,024 rules of pairs", pairs(count)),
         ] {
             let mesh = Mesh::new("100.80.0.0/12");
-            crowd(&mesh.store, count);
+            add_members(&mesh.store, count);
             let ids: Vec<MemberId> = (1..=i64::from(count)).map(MemberId).collect();
             let mut known = vec![seikan_proto::mesh::Cursor::default(); ids.len()];
-            let mut tell = |what: &str| {
-                let (begun, mut bytes) = (Instant::now(), 0);
+            let mut report = |step: &str| {
+                let (started_at, mut bytes) = (Instant::now(), 0);
                 for (id, known) in ids.iter().zip(&mut known) {
-                    let told = mesh.store.changes(*known, *id).expect("changes");
-                    bytes += serde_json::to_vec(&told).expect("JSON").len();
-                    *known = told.cursor();
+                    let changes_since = mesh.store.changes(*known, *id).expect("changes");
+                    bytes += serde_json::to_vec(&changes_since).expect("JSON").len();
+                    *known = changes_since.cursor();
                 }
-                let took = begun.elapsed().as_secs_f64() * 1e3;
-                println!("{count} members, {policy}, {what}: {took:.1} ms, {bytes} bytes");
+                let elapsed = started_at.elapsed().as_secs_f64() * 1e3;
+                println!("{count} members, {policy}, {step}: {elapsed:.1} ms, {bytes} bytes");
             };
-            tell("nothing known");
+            report("nothing known");
             set(&mesh.store, &text);
-            tell("another policy");
+            report("another policy");
             let at = Endpoints {
                 endpoints: vec![([192, 0, 2, 1], 7).into()],
                 relayed: Vec::new(),
             };
             assert!(mesh.store.set_endpoints(ids[0], &at, NOW).expect("set"));
-            tell("one moved");
+            report("one moved");
         }
     }
 }
 
 on_etcd! {
-    a_policy_is_kept_as_it_was_written_and_the_same_again_is_no_change
-    what_is_no_policy_changes_nothing
-    a_policy_is_told_once_and_to_who_knows_nothing
-    tags_are_told_to_the_others_and_to_who_has_them
-    a_member_is_told_of_those_alone_that_it_may_talk_to_in_either_direction
-    who_is_another_by_its_tags_comes_and_goes_for_those_alone_to_whom_it_does
-    another_policy_has_each_told_of_everybody_whom_it_may_know_and_parts_of_that_go_on
-    another_policy_that_shows_a_member_nobody_else_is_told_and_nothing_more
-    a_member_is_told_of_everybody_where_it_is_not_known_whom_it_was_told_of
-    tags_are_for_members_and_not_too_many
-    the_longest_policy_leaves_an_answer_in_its_bounds
+    a_policy_is_stored_verbatim
+    an_invalid_policy_is_refused
+    a_policy_is_sent_once_and_in_whole_answers
+    tags_are_sent_to_their_member_and_to_others
+    a_member_sees_only_members_that_it_may_talk_to
+    changes_of_tags_show_and_hide_a_member
+    a_policy_that_changes_visibility_sends_all_members_in_parts
+    a_policy_that_keeps_visibility_sends_only_rules
+    unknown_former_visibility_sends_all_members
+    tags_need_a_member_and_are_bounded
+    an_answer_with_the_longest_policy_is_bounded
 }

@@ -1,4 +1,4 @@
-//! Relays: who hears of them, and what a member shows there.
+//! Relays and tickets.
 
 use std::num::NonZeroU16;
 
@@ -16,7 +16,7 @@ fn relay(n: usize) -> RelayInfo {
     }
 }
 
-/// One of ours, which is by TLS at that port, if it is.
+/// Returns one of seikan's own relays, with an optional TLS port.
 pub(super) fn own(tls: Option<u16>) -> RelayInfo {
     let port = tls.and_then(NonZeroU16::new);
     // FIPS 180-2, appendix B.1: the digest of "abc".
@@ -37,10 +37,10 @@ pub(super) fn own_secret() -> RelaySecret {
 }
 
 #[test]
-fn members_are_told_where_a_relay_is_by_tls_and_when_it_is_not_any_more() {
+fn changes_of_a_relays_tls_port_are_sent() {
     let mesh = Mesh::new("100.80.0.0/12");
     let a = mesh.join("a", 1);
-    let revision = || mesh.store.revision().expect("asked");
+    let revision = || mesh.store.revision().expect("queried");
     let before = revision();
     let unpinned = RelayInfo {
         tls: own(Some(8443)).tls.map(|tls| RelayTls { pin: None, ..tls }),
@@ -56,8 +56,8 @@ fn members_are_told_where_a_relay_is_by_tls_and_when_it_is_not_any_more() {
     for (relay, more) in steps.iter().zip([1, 1, 2, 3, 4]) {
         let added = mesh.store.add_relay(relay, &own_secret(), &operator(), NOW);
         added.expect("added");
-        let told = mesh.store.tickets(a, NOW).expect("tickets");
-        assert_eq!(told[0].tls, relay.tls);
+        let tickets_of_member = mesh.store.tickets(a, NOW).expect("tickets");
+        assert_eq!(tickets_of_member[0].tls, relay.tls);
         assert_eq!(
             mesh.store.relays().expect("relays").as_slice(),
             std::slice::from_ref(relay)
@@ -71,7 +71,7 @@ fn members_are_told_where_a_relay_is_by_tls_and_when_it_is_not_any_more() {
     let error = mesh
         .store
         .add_relay(&turn, &secret("north"), &operator(), NOW);
-    let error = error.expect_err("a TURN server is no relay of ours");
+    let error = error.expect_err("a TURN server has no TLS port");
     assert!(matches!(error, StoreError::OutOfBounds(_)), "{error}");
 }
 
@@ -84,23 +84,26 @@ fn add(store: &Store, n: usize, with: &str) -> Result<(), StoreError> {
 }
 
 #[test]
-fn a_member_gets_a_ticket_for_each_relay_good_for_a_day() {
+fn a_member_gets_a_ticket_for_each_relay_valid_for_a_day() {
     let mesh = Mesh::new("100.80.0.0/12");
     let a = mesh.join("a", 1);
     assert_eq!(mesh.store.tickets(a, NOW).expect("tickets"), []);
     for n in [2, 1] {
         add(&mesh.store, n, "north").expect("added");
     }
-    let told = mesh.store.tickets(a, NOW).expect("tickets");
-    let addresses: Vec<_> = told.iter().map(|r| r.address.to_string()).collect();
+    let tickets_of_member = mesh.store.tickets(a, NOW).expect("tickets");
+    let addresses: Vec<_> = tickets_of_member
+        .iter()
+        .map(|r| r.address.to_string())
+        .collect();
     assert_eq!(addresses, ["r1.example.org:3478", "r2.example.org:3478"]);
-    let ticket = &told[0].ticket;
+    let ticket = &tickets_of_member[0].ticket;
     assert!(ticket.username.ends_with(&format!(":{}", key(1))));
-    // As coturn computes it; the codec's own test has a value by openssl.
+    // As computed by coturn; the codec's own test has a value by openssl.
     assert_eq!(ticket.password, secret("north").password(&ticket.username));
     for later in [0, 1, 3_599, 3_600, 86_399] {
-        let told = mesh.store.tickets(a, NOW + later).expect("tickets");
-        let left = told[0].ticket.expires().expect("an expiry") - (NOW + later);
+        let tickets_of_member = mesh.store.tickets(a, NOW + later).expect("tickets");
+        let left = tickets_of_member[0].ticket.expires().expect("an expiry") - (NOW + later);
         assert!(
             (86_400..=90_000).contains(&left),
             "{left} s after {later} s"
@@ -123,7 +126,7 @@ fn a_ticket_stays_the_same_within_an_hour() {
 }
 
 #[test]
-fn what_changes_relays_is_a_revision_and_noted_without_secrets() {
+fn changes_of_relays_have_a_revision_and_a_log_entry_without_secrets() {
     let mesh = Mesh::new("100.80.0.0/12");
     let store = &mesh.store;
     let steps: [(&dyn Fn(), u64); 6] = [
@@ -131,25 +134,32 @@ fn what_changes_relays_is_a_revision_and_noted_without_secrets() {
         (&|| add(store, 1, "north").expect("the same again"), 1),
         (&|| add(store, 1, "south").expect("another secret"), 2),
         (
-            &|| assert!(!remove(store, 2).expect("asked"), "there is none"),
+            &|| assert!(!remove(store, 2).expect("queried"), "there is none"),
             2,
         ),
-        (&|| assert!(remove(store, 1).expect("asked")), 3),
-        (&|| assert!(!remove(store, 1).expect("asked"), "no more"), 3),
+        (&|| assert!(remove(store, 1).expect("queried")), 3),
+        (
+            &|| assert!(!remove(store, 1).expect("queried"), "no more"),
+            3,
+        ),
     ];
     for (number, (step, revision)) in steps.into_iter().enumerate() {
         step();
-        assert_eq!(store.revision().expect("asked"), revision, "step {number}");
+        assert_eq!(
+            store.revision().expect("queried"),
+            revision,
+            "step {number}"
+        );
     }
     assert_eq!(store.relays().expect("relays"), []);
-    let told = store.audit(3).expect("an audit");
-    let told: Vec<_> = told
+    let tickets_of_member = store.audit(3).expect("an audit");
+    let tickets_of_member: Vec<_> = tickets_of_member
         .iter()
-        .map(|e| (e.what.as_str(), e.subject.as_str()))
+        .map(|e| (e.change.as_str(), e.subject.as_str()))
         .collect();
     let address = "r1.example.org:3478";
     assert_eq!(
-        told,
+        tickets_of_member,
         [
             ("relay removed", address),
             ("relay added", address),
@@ -163,7 +173,7 @@ fn remove(store: &Store, n: usize) -> Result<bool, StoreError> {
 }
 
 #[test]
-fn a_mesh_has_no_more_relays_than_members_are_told_of() {
+fn the_number_of_relays_is_bounded() {
     let mesh = Mesh::new("100.80.0.0/12");
     for n in 0..MAX_RELAYS {
         add(&mesh.store, n, "north").expect("added");
@@ -175,7 +185,7 @@ fn a_mesh_has_no_more_relays_than_members_are_told_of() {
 }
 
 #[test]
-fn the_longest_relay_is_no_longer_than_it_is_taken_for() {
+fn the_longest_relay_is_within_its_cost() {
     let mesh = Mesh::new("100.80.0.0/12");
     let a = mesh.join("a", 1);
     let host = format!(
@@ -191,17 +201,19 @@ fn the_longest_relay_is_no_longer_than_it_is_taken_for() {
         .store
         .add_relay(&longest, &own_secret(), &operator(), NOW);
     added.expect("added");
-    let told = mesh.store.tickets(a, NOW * 10).expect("tickets");
-    let length = serde_json::to_vec(&told[0]).expect("JSON").len();
+    let tickets_of_member = mesh.store.tickets(a, NOW * 10).expect("tickets");
+    let length = serde_json::to_vec(&tickets_of_member[0])
+        .expect("JSON")
+        .len();
     assert!(length < changes::RELAY, "{length}");
 }
 
 #[test]
-fn a_file_from_before_there_were_relays_can_have_some() {
+fn a_file_without_relays_is_upgraded() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("mesh.db");
     let file = Connection::open(&path).expect("opened");
-    file.execute_batch(STEPS[0]).expect("laid out");
+    file.execute_batch(MIGRATIONS[0]).expect("created");
     file.pragma_update(None, "user_version", 1).expect("set");
     file.execute_batch("UPDATE mesh SET v4 = '100.80.0.0/12', v6 = 'fd00::/64', revision = 7")
         .expect("filled");
@@ -209,20 +221,20 @@ fn a_file_from_before_there_were_relays_can_have_some() {
     for expected in [vec![], vec![relay(1)]] {
         let store = Store::open(&path).expect("opened");
         assert_eq!(
-            store.networks().expect("asked"),
+            store.networks().expect("queried"),
             Some(networks("100.80.0.0/12"))
         );
         assert_eq!(store.relays().expect("relays"), expected);
         add(&store, 1, "north").expect("added");
-        assert_eq!(store.revision().expect("asked"), 8);
+        assert_eq!(store.revision().expect("queried"), 8);
     }
 }
 
 on_etcd! {
-    members_are_told_where_a_relay_is_by_tls_and_when_it_is_not_any_more
-    a_member_gets_a_ticket_for_each_relay_good_for_a_day
+    changes_of_a_relays_tls_port_are_sent
+    a_member_gets_a_ticket_for_each_relay_valid_for_a_day
     a_ticket_stays_the_same_within_an_hour
-    what_changes_relays_is_a_revision_and_noted_without_secrets
-    a_mesh_has_no_more_relays_than_members_are_told_of
-    the_longest_relay_is_no_longer_than_it_is_taken_for
+    changes_of_relays_have_a_revision_and_a_log_entry_without_secrets
+    the_number_of_relays_is_bounded
+    the_longest_relay_is_within_its_cost
 }

@@ -1,4 +1,4 @@
-//! Several stores on one cluster of etcd, and what becomes of them when it is not well.
+//! Several stores on one cluster of etcd, and failures of the cluster.
 
 use std::cell::Cell;
 use std::io::{Read as _, Write as _};
@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use seikan_lab::etcd::Cluster;
 
-use super::super::etcd::testing::{compact, put, take_away};
-use super::ways::{Fate, Way, cut, set};
+use super::super::etcd::testing::{compact, put, remove};
+use super::proxy::{Fate, Proxy, cut, set};
 use super::*;
 
 thread_local! {
-    /// Whether this thread's test is one on etcd.
+    /// Whether this thread's test runs on etcd.
     static ON_ETCD: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -35,7 +35,7 @@ fn is_possible() -> bool {
     false
 }
 
-/// A place on the cluster of all tests where nothing is yet, if this test is one on etcd.
+/// Returns an unused prefix on the cluster of all tests if this test runs on etcd.
 pub fn prefix() -> Option<Etcd> {
     static CLUSTER: OnceLock<Cluster> = OnceLock::new();
     ON_ETCD.get().then(|| {
@@ -64,7 +64,7 @@ pub fn with_cluster(test: impl FnOnce(&mut Cluster)) {
     }
 }
 
-/// A mesh with a token that admits whoever comes.
+/// Creates a mesh with a token without limits.
 pub fn mesh_at(settings: &Etcd) -> Store {
     let store = Store::open_etcd(settings).expect("opened");
     let networks = networks("100.80.0.0/12");
@@ -79,13 +79,13 @@ pub fn names(store: &Store) -> Vec<String> {
     members.iter().map(|m| m.member.name.to_string()).collect()
 }
 
-/// What a member of the cluster says to a question by HTTP.
-fn http(endpoint: &str, question: &str, body: &str) -> String {
+/// Returns the HTTP response of a member of the cluster.
+fn http(endpoint: &str, request_line: &str, body: &str) -> String {
     let mut stream = TcpStream::connect(&endpoint["http://".len()..]).expect("connected");
     let length = body.len();
     write!(
         stream,
-        "{question} HTTP/1.0\r\nContent-Length: {length}\r\n\r\n{body}"
+        "{request_line} HTTP/1.0\r\nContent-Length: {length}\r\n\r\n{body}"
     )
     .expect("sent");
     let mut answer = String::new();
@@ -94,7 +94,7 @@ fn http(endpoint: &str, question: &str, body: &str) -> String {
 }
 
 #[test]
-fn what_one_store_changes_the_other_knows_without_asking() {
+fn changes_reach_other_replicas() {
     with_cluster(|cluster| {
         let settings = settings(cluster);
         let one = mesh_at(&settings);
@@ -103,19 +103,20 @@ fn what_one_store_changes_the_other_knows_without_asking() {
         join(&one, 1, "a", 1).expect("joined");
         let until = Instant::now() + Duration::from_secs(2);
         while names(&other) != ["a"] {
-            assert!(Instant::now() < until, "it does not hear of it");
+            assert!(Instant::now() < until, "it does not notice");
             thread::sleep(Duration::from_millis(5));
         }
-        // And who is new elsewhere is known at the first question, whatever has come of it by then.
+        // A new member is authenticated at its first request, whether or not the replica knows it
+        // yet.
         for n in 2..50 {
             let id = join(&other, 1, &format!("m{n}"), n).expect("joined").id;
-            assert_eq!(one.authenticate(&shown(n)).expect("a member"), id);
+            assert_eq!(one.authenticate(&digest_of(n)).expect("a member"), id);
         }
     });
 }
 
 #[test]
-fn nothing_acknowledged_is_lost_when_the_leader_is_killed() {
+fn acknowledged_changes_survive_the_death_of_the_leader() {
     with_cluster(|cluster| {
         let settings = settings(cluster);
         let stores = [
@@ -134,7 +135,7 @@ fn nothing_acknowledged_is_lost_when_the_leader_is_killed() {
                         while !done.load(Ordering::Relaxed) {
                             n += 1;
                             let name = format!("m{n}");
-                            // As members do: what was not acknowledged is asked for again.
+                            // Like members, repeats unacknowledged requests.
                             if join(store, 1, &name, n).is_ok() {
                                 joined.push(name);
                             }
@@ -146,11 +147,11 @@ fn nothing_acknowledged_is_lost_when_the_leader_is_killed() {
             thread::sleep(Duration::from_secs(1));
             let leader = cluster.leader().expect("a leader");
             cluster.kill(leader);
-            let before = stores[0].revision().expect("asked");
-            // Changes go on with the two that are left. They elect one of them within two seconds or four, or more on a busy machine.
+            let before = stores[0].revision().expect("queried");
+            // The other two elect a leader within two to four seconds, or more on a busy machine.
             let killed = Instant::now();
             let until = killed + Duration::from_secs(60);
-            while stores[0].revision().expect("asked") < before + 20 {
+            while stores[0].revision().expect("queried") < before + 20 {
                 assert!(
                     Instant::now() < until,
                     "no changes after the leader was killed"
@@ -179,12 +180,16 @@ fn nothing_acknowledged_is_lost_when_the_leader_is_killed() {
 }
 
 #[test]
-fn ids_and_revisions_go_on_after_everything_was_away() {
+fn ids_and_revisions_continue_after_a_restart() {
     with_cluster(|cluster| {
         let settings = settings(cluster);
         let store = mesh_at(&settings);
         let a = join(&store, 1, "a", 1).expect("joined").id;
-        assert!(store.remove(Whom::Id(a), &host(), NOW).expect("asked"));
+        assert!(
+            store
+                .remove(MemberRef::Id(a), &host(), NOW)
+                .expect("queried")
+        );
         let epoch = store.epoch();
         drop(store);
         for member in 0..3 {
@@ -195,77 +200,80 @@ fn ids_and_revisions_go_on_after_everything_was_away() {
         cluster.revive().expect("a leader");
         let store = Store::open_etcd(&settings).expect("opened");
         assert_eq!(store.epoch(), epoch);
-        assert_eq!(store.revision().expect("asked"), 2);
+        assert_eq!(store.revision().expect("queried"), 2);
         let b = join(&store, 1, "b", 2).expect("joined");
-        assert!(b.id > a, "an id is never given twice");
+        assert!(b.id > a, "ids are never reused");
         assert_eq!(b.number, 2);
     });
 }
 
 #[test]
-fn without_etcd_members_are_known_and_others_are_not_refused_for_good() {
+fn without_etcd_members_are_authenticated_and_others_get_unavailable() {
     with_cluster(|cluster| {
         let direct = settings(cluster);
         let one = mesh_at(&direct);
-        let (ways, far) = Way::to_all(&direct);
+        let (proxies, far) = Proxy::to_all(&direct);
         let other = Store::open_etcd(&far).expect("opened");
         let a = join(&other, 1, "a", 1).expect("joined").id;
-        cut(&ways, true);
+        cut(&proxies, true);
         join(&one, 1, "b", 2).expect("joined");
-        assert_eq!(other.authenticate(&shown(1)).expect("known"), a);
-        for who in [2, 3] {
-            let error = other.authenticate(&shown(who)).expect_err("not known here");
+        assert_eq!(other.authenticate(&digest_of(1)).expect("known"), a);
+        for unknown in [2, 3] {
+            let error = other
+                .authenticate(&digest_of(unknown))
+                .expect_err("not known here");
             assert!(
                 matches!(error, StoreError::Unavailable(_)),
-                "{who}: {error}"
+                "{unknown}: {error}"
             );
         }
-        let begun = Instant::now();
-        let error = join(&other, 1, "c", 3).expect_err("nobody to ask");
-        // It was never sent, so it is certain that it is not done.
+        let started_at = Instant::now();
+        let error = join(&other, 1, "c", 3).expect_err("etcd is unreachable");
+        // It was never sent, so it is certainly not applied.
         assert!(matches!(error, StoreError::Unavailable(_)), "{error}");
-        assert!(begun.elapsed() < Duration::from_secs(10));
-        cut(&ways, false);
+        assert!(started_at.elapsed() < Duration::from_secs(10));
+        cut(&proxies, false);
         let until = Instant::now() + Duration::from_secs(10);
-        while other.authenticate(&shown(2)).is_err() {
-            assert!(Instant::now() < until, "it does not come back");
+        while other.authenticate(&digest_of(2)).is_err() {
+            assert!(Instant::now() < until, "it does not reconnect");
             thread::sleep(Duration::from_millis(20));
         }
-        let error = other.authenticate(&shown(4)).expect_err("nobody");
+        let error = other.authenticate(&digest_of(4)).expect_err("nobody");
         assert!(matches!(error, StoreError::NotAMember), "{error}");
     });
 }
 
-/// How often somebody joined, as the log has it.
+/// Returns the number of joins of a member in the log.
 fn joins(store: &Store, name: &str) -> usize {
-    let audit = store.audit(1000).expect("asked");
-    let of_it = |entry: &&AuditEntry| entry.what == "joined" && entry.subject == name;
-    audit.iter().filter(of_it).count()
+    let audit = store.audit(1000).expect("queried");
+    let is_join = |entry: &&AuditEntry| entry.change == "joined" && entry.subject == name;
+    audit.iter().filter(is_join).count()
 }
 
 #[test]
-fn a_change_whose_answer_is_lost_is_done_once_and_known_to_be() {
+fn a_change_with_a_lost_response_is_applied_once() {
     with_cluster(|cluster| {
         let direct = settings(cluster);
         let one = mesh_at(&direct);
-        let (ways, far) = Way::to_all(&direct);
+        let (proxies, far) = Proxy::to_all(&direct);
         join(&one, 1, "a", 1).expect("joined");
         let other = Store::open_etcd(&far).expect("opened");
         other.catch_up().expect("caught up");
-        set(&ways, Fate::Mute);
+        set(&proxies, Fate::Mute);
         thread::scope(|scope| {
-            let removing = scope.spawn(|| other.remove(Whom::Name(&name("a")), &operator(), NOW));
+            let removing =
+                scope.spawn(|| other.remove(MemberRef::Name(&name("a")), &operator(), NOW));
             let until = Instant::now() + Duration::from_secs(2);
             while !names(&one).is_empty() {
                 assert!(Instant::now() < until, "it was not sent");
                 thread::sleep(Duration::from_millis(5));
             }
-            // Somebody else goes on meanwhile.
+            // Another change follows meanwhile.
             join(&one, 1, "b", 2).expect("joined");
             assert!(!removing.is_finished());
-            set(&ways, Fate::Cut);
-            set(&ways, Fate::Open);
-            // Done by this change, and not found done: that would be `false`.
+            set(&proxies, Fate::Cut);
+            set(&proxies, Fate::Open);
+            // `true`: applied by this change; `false` would mean that there was no such member.
             let removed = removing.join().expect("no panic");
             assert!(removed.expect("it is done"));
         });
@@ -275,36 +283,36 @@ fn a_change_whose_answer_is_lost_is_done_once_and_known_to_be() {
 }
 
 #[test]
-fn a_change_whose_answer_never_comes_is_not_said_to_have_failed() {
+fn a_change_without_a_response_is_reported_as_unknown() {
     with_cluster(|cluster| {
         let direct = settings(cluster);
         let one = mesh_at(&direct);
-        let (ways, far) = Way::to_all(&direct);
+        let (proxies, far) = Proxy::to_all(&direct);
         let other = Store::open_etcd(&far).expect("opened");
-        other.authenticate(&shown(9)).expect_err("nobody");
-        set(&ways, Fate::Mute);
+        other.authenticate(&digest_of(9)).expect_err("nobody");
+        set(&proxies, Fate::Mute);
         let error = join(&other, 1, "a", 1).expect_err("no answer");
         assert!(matches!(error, StoreError::Unknown(_)), "{error}");
         assert_eq!(names(&one), ["a"]);
-        // Nor is it done again when the way is there again.
-        set(&ways, Fate::Cut);
-        set(&ways, Fate::Open);
+        // It is not applied again after the connection is back.
+        set(&proxies, Fate::Cut);
+        set(&proxies, Fate::Open);
         let until = Instant::now() + Duration::from_secs(10);
         while names(&other) != ["a"] {
-            assert!(Instant::now() < until, "it does not come back");
+            assert!(Instant::now() < until, "it does not reconnect");
             thread::sleep(Duration::from_millis(20));
         }
-        let again = join(&other, 1, "a", 1).expect("told what it was not told");
-        assert!(again.again);
+        let again = join(&other, 1, "a", 1).expect("the same answer");
+        assert!(again.was_member);
         assert_eq!(joins(&other, "a"), 1);
     });
 }
 
 #[test]
-fn an_etcd_that_refuses_is_not_asked_all_the_time_and_goes_on_when_it_takes_again() {
+fn refused_writes_are_repeated_slowly() {
     with_cluster(|cluster| {
         let direct = settings(cluster);
-        let (ways, far) = Way::to_all(&direct);
+        let (proxies, far) = Proxy::to_all(&direct);
         let far = Etcd {
             advertise: Some("one.example:7443".parse().expect("an address")),
             ..far
@@ -312,7 +320,7 @@ fn an_etcd_that_refuses_is_not_asked_all_the_time_and_goes_on_when_it_takes_agai
         let store = mesh_at(&far);
         let a = join(&store, 1, "a", 1).expect("joined").id;
         let alarm = |action: u8| {
-            // Each member has its own: one is enough to have all refuse, and all are let off.
+            // Each member has its own alarm: one stops writes, and all must be cleared.
             for endpoint in &direct.endpoints {
                 let status = http(endpoint, "POST /v3/maintenance/status", "{}");
                 let id = status.split("\"member_id\":\"").nth(1).expect("a member");
@@ -321,31 +329,36 @@ fn an_etcd_that_refuses_is_not_asked_all_the_time_and_goes_on_when_it_takes_agai
                 http(endpoint, "POST /v3/maintenance/alarm", &body);
             }
         };
-        // No room is left.
+        // The quota is exhausted.
         alarm(1);
-        let begun = Instant::now();
+        let started_at = Instant::now();
         let error = join(&store, 1, "b", 2).expect_err("refused");
         assert!(
             matches!(&error, StoreError::Unavailable(why) if why.contains("space")),
             "{error}"
         );
         assert!(
-            begun.elapsed() < Duration::from_secs(2),
+            started_at.elapsed() < Duration::from_secs(2),
             "it says so at once"
         );
-        assert_eq!(store.authenticate(&shown(1)).expect("known"), a);
-        // This is to be written, too.
-        store.touch(a, NOW).expect("noted");
-        let asked = || -> u64 { ways.iter().map(|w| w.asked.load(Ordering::Relaxed)).sum() };
-        let before = asked();
+        assert_eq!(store.authenticate(&digest_of(1)).expect("known"), a);
+        // This is written as well.
+        store.touch(a, NOW).expect("recorded");
+        let count_bytes = || -> u64 {
+            proxies
+                .iter()
+                .map(|p| p.requested.load(Ordering::Relaxed))
+                .sum()
+        };
+        let before = count_bytes();
         thread::sleep(Duration::from_secs(4));
-        let bytes = asked() - before;
+        let bytes = count_bytes() - before;
         assert!(bytes < 4_000, "{bytes} bytes");
 
         alarm(2);
         join(&store, 1, "b", 2).expect("joined");
         let until = Instant::now() + Duration::from_secs(10);
-        while store.members().expect("members")[0].at.is_none() {
+        while store.members().expect("members")[0].coordinator.is_none() {
             assert!(Instant::now() < until, "it is not written any more");
             thread::sleep(Duration::from_millis(50));
         }
@@ -353,34 +366,42 @@ fn an_etcd_that_refuses_is_not_asked_all_the_time_and_goes_on_when_it_takes_agai
 }
 
 #[test]
-fn an_etcd_that_is_gone_is_tried_now_and_then() {
+fn reconnects_are_paced() {
     with_cluster(|cluster| {
         let direct = settings(cluster);
-        let (ways, far) = Way::to_all(&direct);
+        let (proxies, far) = Proxy::to_all(&direct);
         let store = mesh_at(&far);
         (0..3).for_each(|member| cluster.kill(member));
-        let asked = || -> u64 { ways.iter().map(|w| w.asked.load(Ordering::Relaxed)).sum() };
-        let before = asked();
+        let count_bytes = || -> u64 {
+            proxies
+                .iter()
+                .map(|p| p.requested.load(Ordering::Relaxed))
+                .sum()
+        };
+        let before = count_bytes();
         thread::sleep(Duration::from_secs(4));
-        // Three members in a round; pauses grow to two seconds.
-        let tries = asked() - before;
-        assert!((3..100).contains(&tries), "{tries} connections and bytes");
+        // Three members per round; pauses grow to two seconds.
+        let attempts = count_bytes() - before;
+        assert!(
+            (3..100).contains(&attempts),
+            "{attempts} connections and bytes"
+        );
         cluster.revive().expect("a leader");
         let until = Instant::now() + Duration::from_secs(10);
         while join(&store, 1, "a", 1).is_err() {
-            assert!(Instant::now() < until, "it does not come back");
+            assert!(Instant::now() < until, "it does not reconnect");
         }
     });
 }
 
 #[test]
-fn who_waits_to_be_refused_waits_together_with_others() {
+fn concurrent_refusals_share_a_request() {
     with_cluster(|cluster| {
         let direct = settings(cluster);
         drop(mesh_at(&direct));
-        let (ways, far) = Way::to_all(&direct);
+        let (proxies, far) = Proxy::to_all(&direct);
         let store = Store::open_etcd(&far).expect("opened");
-        // What etcd was asked for, by its own count.
+        // Number of range requests by etcd's own count.
         let ranges = || -> f64 {
             let metrics = direct.endpoints.iter().map(|e| http(e, "GET /metrics", ""));
             let counts = metrics.map(|text| {
@@ -390,39 +411,40 @@ fn who_waits_to_be_refused_waits_together_with_others() {
             });
             counts.sum()
         };
-        set(&ways, Fate::Slow);
+        set(&proxies, Fate::Slow);
         let before = ranges();
         thread::scope(|scope| {
             for n in 0..64 {
                 let store = &store;
                 scope.spawn(move || {
-                    let error = store.authenticate(&shown(100 + n)).expect_err("nobody");
+                    let error = store.authenticate(&digest_of(100 + n)).expect_err("nobody");
                     assert!(matches!(error, StoreError::NotAMember), "{error}");
                 });
             }
         });
-        // One that had begun before some of them asked, one for all others, and again for who was late to start.
-        let asked = ranges() - before;
-        assert!((1.0..=4.0).contains(&asked), "{asked}");
+        // One that started before some of the calls, one for all others, and possibly another one
+        // for threads that started late.
+        let requests = ranges() - before;
+        assert!((1.0..=4.0).contains(&requests), "{requests}");
     });
 }
 
 #[test]
-fn who_was_away_while_etcd_forgot_loads_again() {
+fn a_replica_behind_a_compaction_loads_again() {
     with_cluster(|cluster| {
         let direct = settings(cluster);
         let one = mesh_at(&direct);
-        let (ways, far) = Way::to_all(&direct);
+        let (proxies, far) = Proxy::to_all(&direct);
         let other = Store::open_etcd(&far).expect("opened");
         join(&other, 1, "a", 1).expect("joined");
-        cut(&ways, true);
+        cut(&proxies, true);
         join(&one, 1, "b", 2).expect("joined");
         assert!(
-            one.remove(Whom::Name(&name("a")), &operator(), NOW)
-                .expect("asked")
+            one.remove(MemberRef::Name(&name("a")), &operator(), NOW)
+                .expect("queried")
         );
         compact(&direct);
-        cut(&ways, false);
+        cut(&proxies, false);
         let until = Instant::now() + Duration::from_secs(10);
         while names(&other) != ["b"] {
             assert!(Instant::now() < until, "{:?}", names(&other));
@@ -435,7 +457,7 @@ fn who_was_away_while_etcd_forgot_loads_again() {
 }
 
 #[test]
-fn a_row_that_makes_no_sense_is_named_and_not_passed_over() {
+fn an_invalid_row_is_an_error_with_its_key() {
     with_cluster(|cluster| {
         let settings = settings(cluster);
         let store = mesh_at(&settings);
@@ -446,12 +468,12 @@ fn a_row_that_makes_no_sense_is_named_and_not_passed_over() {
         let error = loop {
             match store.policy() {
                 Err(error) => break error,
-                Ok(_) => assert!(Instant::now() < until, "it is passed over"),
+                Ok(_) => assert!(Instant::now() < until, "it is ignored"),
             }
             thread::sleep(Duration::from_millis(5));
         };
         assert!(error.to_string().contains("member/7"), "{error}");
-        let error = Store::open_etcd(&settings).expect_err("no sense");
+        let error = Store::open_etcd(&settings).expect_err("invalid");
         assert!(
             matches!(&error, StoreError::CorruptRow { key } if key == "member/7"),
             "{error}"
@@ -460,35 +482,36 @@ fn a_row_that_makes_no_sense_is_named_and_not_passed_over() {
 }
 
 #[test]
-fn what_takes_the_place_of_a_mesh_has_another_epoch_and_nothing_does_not_take_it() {
+fn another_mesh_has_another_epoch_and_a_missing_one_is_an_error() {
     with_cluster(|cluster| {
         let settings = settings(cluster);
         let store = mesh_at(&settings);
-        let (epoch, version) = (store.epoch(), store.data_version().expect("asked"));
+        let (epoch, version) = (store.epoch(), store.data_version().expect("queried"));
         let mesh = format!("{}/state/mesh", settings.prefix);
-        let soon = |what: &str, is_so: &dyn Fn() -> bool| {
+        let soon = |message: &str, is_so: &dyn Fn() -> bool| {
             let until = Instant::now() + Duration::from_secs(10);
             while !is_so() {
-                assert!(Instant::now() < until, "{what}");
+                assert!(Instant::now() < until, "{message}");
                 thread::sleep(Duration::from_millis(5));
             }
         };
         put(&settings, &mesh, "7");
-        soon("it does not hear of it", &|| store.epoch() != epoch);
-        assert_ne!(store.data_version().expect("asked"), version);
+        soon("it does not notice", &|| store.epoch() != epoch);
+        assert_ne!(store.data_version().expect("queried"), version);
 
-        take_away(&settings, &mesh);
-        soon("it is passed over", &|| store.networks().is_err());
-        // It has loaded again then.
+        remove(&settings, &mesh);
+        soon("it is ignored", &|| store.networks().is_err());
+        // It has loaded again by then.
         thread::sleep(Duration::from_secs(6));
         let error = store.networks().expect_err("no mesh");
         assert!(error.to_string().contains("/mesh"), "{error}");
         put(&settings, &mesh, "7");
-        soon("it stays away", &|| store.networks().is_ok());
+        soon("it stays unavailable", &|| store.networks().is_ok());
     });
 }
 
-/// `cargo test -p seikan-coordinator --lib replica_cost -- --ignored --nocapture`: what docs/internals/mesh-figures.md has of large meshes.
+/// Prints the cost of large meshes, for docs/internals/mesh-figures.md: `cargo test -p
+/// seikan-coordinator --lib replica_cost -- --ignored --nocapture`.
 #[test]
 #[ignore = "figures, of a minute"]
 fn replica_cost() {
@@ -501,18 +524,18 @@ fn replica_cost() {
     with_cluster(|cluster| {
         let settings = settings(cluster);
         let store = mesh_at(&settings);
-        let begun = Instant::now();
-        super::telling::crowd(&store, MEMBERS);
+        let started_at = Instant::now();
+        super::answers::add_members(&store, MEMBERS);
         println!(
             "{MEMBERS} rows written in {:.1} s",
-            begun.elapsed().as_secs_f64()
+            started_at.elapsed().as_secs_f64()
         );
         drop(store);
-        let (before, begun) = (resident(), Instant::now());
+        let (before, started_at) = (resident(), Instant::now());
         let store = Store::open_etcd(&settings).expect("opened");
         println!(
             "loaded in {:.1} s, {:.0} MB more",
-            begun.elapsed().as_secs_f64(),
+            started_at.elapsed().as_secs_f64(),
             resident() - before
         );
         assert_eq!(store.members().expect("members").len(), MEMBERS as usize);
@@ -525,25 +548,25 @@ fn replica_cost() {
             ))
             .expect("a member");
         let endpoints: Vec<SocketAddr> = (1..=4).map(|n| ([192, 0, 2, n], 51820).into()).collect();
-        let begun = Instant::now();
+        let started_at = Instant::now();
         for port in 1..=100u16 {
             let mut endpoints = endpoints.clone();
             endpoints[0].set_port(port);
-            let told = telling::at(&endpoints);
-            store.set_endpoints(id, &told, NOW).expect("set");
+            let endpoints = answers::at(&endpoints);
+            store.set_endpoints(id, &endpoints, NOW).expect("set");
         }
         println!(
             "a change with four endpoints: {:.1} ms",
-            begun.elapsed().as_secs_f64() * 10.0
+            started_at.elapsed().as_secs_f64() * 10.0
         );
-        for (key, value) in super::super::etcd::testing::some(&settings) {
+        for (key, value) in super::super::etcd::testing::sample(&settings) {
             println!("{key}: {} bytes", value.len());
         }
     });
 }
 
 #[test]
-fn etcd_is_spoken_to_by_tls_with_certificates_at_both_ends() {
+fn tls_authenticates_etcd_and_the_coordinator() {
     struct Running(std::process::Child);
     impl Drop for Running {
         fn drop(&mut self) {
@@ -556,7 +579,7 @@ fn etcd_is_spoken_to_by_tls_with_certificates_at_both_ends() {
     }
     let folder = tempfile::tempdir().expect("a folder");
     let file = |name: &str| folder.path().join(name);
-    for name in ["server", "client", "stranger"] {
+    for name in ["server", "client", "other"] {
         let key = rcgen::KeyPair::generate().expect("a key");
         let names = vec!["127.0.0.1".to_owned()];
         let parameters = rcgen::CertificateParams::new(names).expect("parameters");
@@ -607,7 +630,7 @@ fn etcd_is_spoken_to_by_tls_with_certificates_at_both_ends() {
     };
     let store = mesh_at(&settings("server", "client"));
     join(&store, 1, "a", 1).expect("joined");
-    for (ca, identity) in [("server", "stranger"), ("stranger", "client")] {
+    for (ca, identity) in [("server", "other"), ("other", "client")] {
         let error = Store::open_etcd(&settings(ca, identity)).expect_err("nobody is trusted");
         assert!(
             matches!(error, StoreError::Unavailable(_)),

@@ -286,7 +286,7 @@ mod tests {
             },
             joined: 0,
             seen: 0,
-            at: None,
+            coordinator: None,
         }
     }
 

@@ -1,8 +1,10 @@
-//! How rows are changed.
+//! Changes of rows.
 //!
-//! A change ([`Replica::change`]) is decided on the copy, together with those that wait at the same time, and taken back; what they would
-//! have done to rows is proposed. A proposal counts if the head is still the one that it was decided on: of two at once, one is decided anew. So a proposal can be sent again
-//! when its answer is lost: it counts once at most, and the next head tells by its number whose it is.
+//! A change ([`Replica::change`]) runs on the copy, together with others that wait, and is rolled
+//! back. Its effect on the rows is proposed to etcd. A proposal succeeds only if the head is still
+//! the one that it was decided on; of two concurrent proposals, one is decided again. A proposal
+//! whose response is lost can therefore be sent again: it succeeds at most once, and the number in
+//! the next head shows whose it was.
 
 use std::sync::mpsc::{SyncSender, TryRecvError, sync_channel};
 use std::thread;
@@ -13,39 +15,40 @@ use rusqlite::{Transaction, TransactionBehavior};
 use super::super::client::Fault;
 use super::super::messages::{Compare, Operand, RangeRequest, RequestOp, TxnRequest, target};
 use super::super::rows::Rows;
-use super::{Answer, Head, PATIENCE, PAUSE, Replica, What, delete, lock, put, random};
+use super::{Answer, Head, PAUSE, QueryKind, Replica, TIMEOUT, delete, lock, put, random};
 use crate::store::{SCHEMA, StoreError};
 
-/// The same at least, for those who wait together with one that has waited long.
-const LEAST: Duration = Duration::from_secs(1);
-/// How long somebody is waited with who is to be refused.
-const SURE: Duration = Duration::from_secs(3);
-/// Rows that one change may touch: etcd takes 128 operations in a transaction, of which two are the head and what is beside, and with each
-/// member that goes, which is four rows, goes when it was seen.
+/// Minimum timeout of changes that share a proposal with an older one.
+const MIN_TIMEOUT: Duration = Duration::from_secs(1);
+/// Timeout of [`Replica::catch_up`].
+const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(3);
+/// Maximum number of rows that one change may touch. etcd takes 128 operations in a transaction:
+/// two are the head and an extra operation, and each removed member (four rows) also deletes its
+/// `seen` key.
 const MAX_ROWS: usize = 100;
-/// Changes that are proposed together, at most.
+/// Maximum number of changes in one proposal.
 const MAX_JOBS: usize = 32;
 
-/// What a change was decided on.
+/// State that a change was decided on.
 #[derive(Clone, Copy)]
 pub(super) struct Base {
-    /// The revision of the head.
+    /// Revision of the head.
     pub head: i64,
     /// [`super::State::loads`].
     loads: u64,
 }
 
-/// A change that waits.
+/// A waiting change.
 pub(super) trait Job: Send {
-    /// Does the work; whether it did not refuse.
+    /// Runs the change; returns whether it succeeded.
     fn decide(&mut self, transaction: &Transaction<'_>) -> bool;
-    /// Tells who waits for it what has become of it.
+    /// Reports the outcome to the waiting thread.
     fn answer(self: Box<Self>, outcome: &Result<(), StoreError>);
 }
 
 struct Work<T, F> {
     work: F,
-    /// What it said last.
+    /// Latest result of `work`.
     decided: Option<Result<T, StoreError>>,
     answer: SyncSender<Result<T, StoreError>>,
 }
@@ -68,22 +71,22 @@ where
             Err(StoreError::Unavailable(why)) => Err(StoreError::Unavailable(why.clone())),
             Err(StoreError::Unknown(why)) => Err(StoreError::Unknown(why.clone())),
             Err(StoreError::CorruptRow { key }) => Err(StoreError::CorruptRow { key: key.clone() }),
-            Err(StoreError::OutOfBounds(what)) => Err(StoreError::OutOfBounds(what)),
+            Err(StoreError::OutOfBounds(message)) => Err(StoreError::OutOfBounds(message)),
             Err(_) => Err(StoreError::Interrupted),
         };
-        // Who waits is there until it has an answer.
+        // The waiting thread keeps its end until it has an answer.
         let _ = self.answer.try_send(answer);
     }
 }
 
 impl Replica {
-    /// Changes rows, all of what `work` does or nothing. It may be called more than once, and by another thread: changes that wait at
-    /// the same time are proposed together.
+    /// Changes rows in one transaction. `work` may run more than once, and on another thread:
+    /// waiting changes are proposed together.
     pub fn change<T: Send + 'static>(
         &self,
         work: impl Fn(&Transaction<'_>) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let (answer, answered) = sync_channel(1);
         let job = Work {
             work,
@@ -91,11 +94,11 @@ impl Replica {
             answer,
         };
         lock(&self.jobs).push_back(Box::new(job));
-        let _turn = lock(&self.turn);
-        // Others' wait with it.
-        let deadline = deadline.max(Instant::now() + LEAST);
+        let _proposing = lock(&self.proposing);
+        // Changes of other threads may be part of the proposal.
+        let deadline = deadline.max(Instant::now() + MIN_TIMEOUT);
         loop {
-            // Somebody else may have had it done meanwhile.
+            // Another thread may have proposed it meanwhile.
             match answered.try_recv() {
                 Ok(done) => return done,
                 Err(TryRecvError::Disconnected) => return Err(StoreError::Interrupted),
@@ -109,14 +112,14 @@ impl Replica {
         }
     }
 
-    /// The jobs that have waited longest.
+    /// Takes the oldest jobs.
     fn next_jobs(&self) -> Vec<Box<dyn Job>> {
         let mut jobs = lock(&self.jobs);
         let count = jobs.len().min(MAX_JOBS);
         jobs.drain(..count).collect()
     }
 
-    /// Decides and proposes until it is known what has become of it.
+    /// Decides and proposes until the outcome is known.
     fn settle_all(
         &self,
         jobs: &mut Vec<Box<dyn Job>>,
@@ -126,11 +129,11 @@ impl Replica {
             if Instant::now() >= deadline {
                 return Err(self.away());
             }
-            self.mend_by(deadline)?;
+            self.repair_by(deadline)?;
             let (rows, base) = self.decide(jobs)?;
             let counts = match rows.is_empty() {
                 false => self.propose(rows, None, base, deadline)?,
-                // It may be so because of what others have changed meanwhile, or have not.
+                // The copy may be behind, so the result may be wrong.
                 true => self.catch_up_by(deadline)? == base.head,
             };
             if counts {
@@ -139,8 +142,8 @@ impl Replica {
         }
     }
 
-    /// Has all jobs decide, as many as may be proposed together: what they would do to rows, and what that was decided on. Jobs
-    /// for which there is no room wait again.
+    /// Runs as many jobs as fit into a proposal. Returns their effect on the rows, and the state
+    /// that they ran on. Further jobs wait again.
     pub(super) fn decide(&self, jobs: &mut Vec<Box<dyn Job>>) -> Result<(Rows, Base), StoreError> {
         let mut database = self.database()?;
         let base = {
@@ -168,9 +171,10 @@ impl Replica {
             decided += 1;
         }
         let touched = tables.touched(&transaction, counter)?;
-        // What was noted goes with it.
+        // This also clears the record of touched rows.
         transaction.rollback()?;
-        // Of what came and went etcd would tell nobody, and the others would miss it.
+        // etcd reports no event for a row that is inserted and deleted again, but the head counts
+        // rows.
         let mut rows = Rows::new();
         for (key, row) in touched {
             if row.is_some() || tables.has(&database, &key)? {
@@ -185,16 +189,19 @@ impl Replica {
         Ok((rows, base))
     }
 
-    /// Has etcd take the rows, and what is `beside` them, if the head is still this one; whether it did. They are in the copy then.
+    /// Writes the rows and an extra operation to etcd if the head is still that of `base`. Returns
+    /// whether it succeeded; the copy then has the rows.
     pub(super) fn propose(
         &self,
         rows: Rows,
-        beside: Option<RequestOp>,
+        extra: Option<RequestOp>,
         base: Base,
         deadline: Instant,
     ) -> Result<bool, StoreError> {
         if rows.len() > MAX_ROWS {
-            return Err(StoreError::OutOfBounds("a change touches 100 rows at most"));
+            return Err(StoreError::OutOfBounds(
+                "a change may touch at most 100 rows",
+            ));
         }
         let id = random()?;
         let new = Head {
@@ -205,7 +212,7 @@ impl Replica {
         let new = serde_json::to_vec(&new).map_err(|_| StoreError::Corrupt("head"))?;
         let key = self.key("head");
         let mut operations = vec![put(key.clone(), new, 0)];
-        operations.extend(beside);
+        operations.extend(extra);
         let gone = rows.iter().filter(|(_, value)| value.is_none());
         let gone = gone.filter_map(|(row, _)| row.strip_prefix("member/"));
         let prefix = &self.shared.settings.prefix;
@@ -239,20 +246,20 @@ impl Replica {
         id: u64,
         deadline: Instant,
     ) -> Result<bool, StoreError> {
-        // Of an answer that got lost it is not known what it was.
+        // Set once a response was lost: the proposal may have succeeded.
         let mut lost = false;
         loop {
-            match self.ask(What::Txn(txn.clone(), Some(base.loads)), deadline) {
+            match self.ask(QueryKind::Txn(txn.clone(), Some(base.loads)), deadline) {
                 Ok(Answer::Txn(true, revision)) => {
-                    // It is done, whether it is seen here in time or not.
+                    // It has succeeded, even if the copy is not updated in time.
                     let _ = self.wait(deadline, |state| state.head >= revision);
                     return Ok(true);
                 }
                 Ok(Answer::Stale) if lost => return Err(self.unknown()),
                 Ok(Answer::Stale) => return Ok(false),
                 Ok(_) => {
-                    let told = self.wait(deadline, |state| state.head > base.head);
-                    told.map_err(|away| match lost {
+                    let waited = self.wait(deadline, |state| state.head > base.head);
+                    waited.map_err(|away| match lost {
                         true => self.unknown(),
                         false => away,
                     })?;
@@ -275,42 +282,42 @@ impl Replica {
         }
     }
 
-    /// The number of the first change after a head; `None` if that is not known any more.
+    /// Returns the number of the first change after a head; `None` if that is unknown.
     fn first_after(&self, head: i64) -> Option<u64> {
         let state = self.state();
         let first = state.heads.iter().find(|(at, _)| *at > head)?;
         (head >= state.since).then_some(first.1)
     }
 
-    /// Waits until all is known here that others have changed before. Who waits at the same time waits for the same: strangers can have
-    /// this asked as often as they like.
+    /// Waits until the copy has all changes that others have made so far. Concurrent callers share
+    /// one request, because unauthenticated hosts may cause any number of calls.
     pub fn catch_up(&self) -> Result<(), StoreError> {
-        // Not if nobody has answered yet: that may come at once.
+        // Otherwise each call would wait for the timeout.
         if self.state().is_away {
             return Err(self.away());
         }
-        let asked = Instant::now();
+        let entered_at = Instant::now();
         let mut latest = lock(&self.caught_up);
-        if let Some((_, is_done)) = latest.filter(|(begun, _)| *begun > asked) {
+        if let Some((_, is_done)) = latest.filter(|(started_at, _)| *started_at > entered_at) {
             return match is_done {
                 true => Ok(()),
                 false => Err(self.away()),
             };
         }
-        let begun = Instant::now();
-        let done = self.catch_up_by(begun + SURE);
-        *latest = Some((begun, done.is_ok()));
+        let started_at = Instant::now();
+        let done = self.catch_up_by(started_at + CATCH_UP_TIMEOUT);
+        *latest = Some((started_at, done.is_ok()));
         done.map(drop)
     }
 
-    /// The head that there was at some moment after this was asked.
+    /// Waits for the head at some moment after the call; returns its revision.
     fn catch_up_by(&self, deadline: Instant) -> Result<i64, StoreError> {
         loop {
             let range = RangeRequest {
                 key: self.key("head"),
                 ..RangeRequest::default()
             };
-            match self.ask(What::Range(range), deadline) {
+            match self.ask(QueryKind::Range(range), deadline) {
                 Ok(Answer::Range(found)) => {
                     let head = found.first().map_or(0, |kv| kv.mod_revision);
                     self.wait(deadline, |state| state.head >= head)?;

@@ -1,5 +1,6 @@
-//! A copy without an etcd, which is told anything at all. What is taken has to be what it was when it is read and taken again, and
-//! whatever it is, questions of members and operators get an answer or an error.
+//! Fuzz targets: a replica without etcd receives arbitrary input. Accepted rows must be the same
+//! when they are read and applied again. For any input, queries of members and operators must
+//! return an answer or an error.
 
 use std::sync::{Arc, Mutex};
 
@@ -8,16 +9,17 @@ use seikan_proto::mesh::Digest;
 
 use super::super::Etcd;
 use super::super::messages::{Event, KeyValue, RangeResponse, WatchResponse};
-use super::keep::{LIVE, STATE};
+use super::sync::{LIVE, STATE};
 use super::{Head, Replica, Shared, lock};
 use crate::store::{Backing, MemberId, SCHEMA, Store};
 
-/// Tells it rows: `KEY VALUE` a line, what comes before the first empty line at once, and each part after that as one change; a line
-/// `-KEY` takes away. Each part has a head that fits, unless it has one. How many parts were taken.
+/// Applies rows, one `KEY VALUE` a line, or `-KEY` to delete. The part before the first empty line
+/// is loaded; each later part is one change. A part without a head gets a matching one. Returns the
+/// number of accepted parts.
 pub fn rows(text: &str) -> usize {
-    let (copy, mut count_taken) = (copy(), 0);
-    for (turn, part) in text.split("\n\n").take(16).enumerate() {
-        let revision = turn as i64 + 2;
+    let (copy, mut count_accepted) = (copy(), 0);
+    for (index, part) in text.split("\n\n").take(16).enumerate() {
+        let revision = index as i64 + 2;
         let mut events: Vec<Event> = part.lines().take(256).map(|l| event(l, revision)).collect();
         let count = |folder: &str| events.iter().filter(|e| is_under(e, folder)).count();
         let (rows, heads) = (count("/test/state/rows/"), count("/test/state/head"));
@@ -30,33 +32,33 @@ pub fn rows(text: &str) -> usize {
             let head = serde_json::to_string(&head).expect("JSON");
             events.push(event(&format!("state/head {head}"), revision));
         }
-        let taken = match turn {
+        let accepted = match index {
             0 => {
                 let all = events.into_iter().filter(|event| event.kind == 0);
                 let all = all.filter_map(|event| event.kv).collect();
                 copy.replace(all, (revision, 1), false)
             }
-            _ => copy.hear(watched(events, STATE)),
+            _ => copy.apply_response(watched(events, STATE)),
         };
-        if taken.is_ok() {
-            count_taken += 1;
-            assert_same_again(&copy);
+        if accepted.is_ok() {
+            count_accepted += 1;
+            assert_round_trip(&copy);
         }
     }
-    ask(copy);
-    count_taken
+    query_all(copy);
+    count_accepted
 }
 
-/// Tells it what an etcd says, byte for byte.
+/// Applies encoded responses of etcd.
 pub fn messages(bytes: &[u8]) {
     let copy = copy();
     if let Ok(range) = RangeResponse::decode(bytes) {
         let _ = copy.replace(range.kvs, (1, 1), false);
     }
-    if let Ok(told) = WatchResponse::decode(bytes) {
-        let _ = copy.hear(told);
+    if let Ok(response) = WatchResponse::decode(bytes) {
+        let _ = copy.apply_response(response);
     }
-    ask(copy);
+    query_all(copy);
 }
 
 fn copy() -> Shared {
@@ -107,8 +109,8 @@ fn watched(events: Vec<Event>, watch_id: i64) -> WatchResponse {
     }
 }
 
-/// What it has is what another copy has that is told of it.
-fn assert_same_again(one: &Shared) {
+/// Applies the rows of the replica to another one, and compares the results.
+fn assert_round_trip(one: &Shared) {
     let two = copy();
     let rows = one.tables.all(&lock(&one.database)).expect("rows");
     assert!(two.apply(&rows, true).is_ok(), "rows of its own");
@@ -116,18 +118,18 @@ fn assert_same_again(one: &Shared) {
     assert_eq!(again.expect("rows"), rows);
 }
 
-fn ask(copy: Shared) {
+fn query_all(copy: Shared) {
     let replica = Replica {
         shared: Arc::new(copy),
         jobs: Mutex::default(),
-        turn: Mutex::new(()),
+        proposing: Mutex::new(()),
         caught_up: Mutex::default(),
-        questions: None,
+        queries: None,
         thread: None,
     };
     let store = Store {
-        parsed: crate::store::policy::Parsed::default(),
-        everybody: crate::store::changes::Last::default(),
+        parsed: crate::store::policy::PolicyCache::default(),
+        first_members: crate::store::changes::MemberCache::default(),
         backing: Backing::Etcd(replica),
         _folder: None,
     };
@@ -137,16 +139,16 @@ fn ask(copy: Shared) {
     let _ = store.relays();
     let _ = store.policy();
     let _ = store.audit(10);
-    let _ = store.recognise(&Digest([0; 32]));
+    let _ = store.authenticate_locally(&Digest([0; 32]));
     store.coordinators();
     store.calls();
     for member in [0, 1, 7] {
         for since in [0, 1, 5] {
-            // Not one that another coordinator may have told of, for which etcd is asked.
+            // Later revisions would query etcd.
             let is_known = store.revision().is_ok_and(|revision| since <= revision);
-            let told = is_known.then(|| store.changes(since, MemberId(member)));
-            if let Some(Ok(told)) = told {
-                serde_json::to_vec(&told).expect("JSON");
+            let response = is_known.then(|| store.changes(since, MemberId(member)));
+            if let Some(Ok(response)) = response {
+                serde_json::to_vec(&response).expect("JSON");
             }
         }
         let _ = store.tickets(MemberId(member), 1_800_000_000);
@@ -156,7 +158,7 @@ fn ask(copy: Shared) {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn what_fuzzing_found_is_taken_or_refused() {
+    fn the_fuzz_corpus_is_accepted_or_refused() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/");
         let all = |target: &str| {
             let files = std::fs::read_dir(format!("{folder}{target}")).expect("a corpus");
@@ -167,11 +169,11 @@ mod tests {
             })
         };
         for (name, input) in all("etcd_rows") {
-            let taken = super::rows(&String::from_utf8_lossy(&input));
-            // True rows are not just refused.
+            let accepted = super::rows(&String::from_utf8_lossy(&input));
+            // Valid rows must be accepted.
             match name.to_str() {
-                Some("mesh") => assert_eq!(taken, 1),
-                Some("changes") => assert_eq!(taken, 4),
+                Some("mesh") => assert_eq!(accepted, 1),
+                Some("changes") => assert_eq!(accepted, 4),
                 _ => {}
             }
         }

@@ -1,9 +1,10 @@
-//! What becomes of a mesh whose etcd came back from a backup.
+//! Repair of a mesh after its etcd was restored from a backup.
 //!
-//! Revisions, numbers and ids were given after that backup which etcd knows nothing of, and members have them. A coordinator that was
-//! there still knows how far it had got ([`Lost`]), and before anything else is changed has the mesh go on from there: no address is
-//! given again that somebody may still have, and members, in another epoch, are told of everybody anew. Who joined after the backup is no
-//! member, and the policy is the one of the backup: that is in the log, for people to judge.
+//! The restored state lacks revisions, numbers and ids that members may already have. A coordinator
+//! that ran before still knows how far they had got ([`Lost`]). Before any other change it makes
+//! the mesh continue after them: no address is reused that a host may still have, and members
+//! receive everything again in another epoch. Hosts that joined after the backup are no members,
+//! and the policy is that of the backup. The log records the restore.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -11,46 +12,46 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use rusqlite::{Connection, Transaction};
 
 use super::change::Job;
-use super::keep::End;
-use super::{PATIENCE, Replica, Shared, Trouble, lock, put, random};
+use super::sync::End;
+use super::{Replica, Shared, TIMEOUT, Trouble, lock, put, random};
 use crate::store::{Actor, StoreError, audit, networks_of};
 
-/// Numbers that one change has come last, at most: what else it touches has room beside them.
+/// Maximum number of numbers that one change frees again, which leaves space for its other rows.
 const BATCH: usize = 90;
 
-/// How far a mesh has got.
+/// High-water marks of a mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Standing {
-    /// Of the latest change that members were told of.
+pub(super) struct HighWaterMarks {
+    /// Latest revision.
     pub revision: i64,
-    /// No greater number was ever a member's.
+    /// Greatest number that a member has had.
     highest: i64,
-    /// No greater id was.
+    /// Greatest id of a member.
     member: i64,
-    /// The revision of the policy.
+    /// Revision of the policy.
     policy: i64,
 }
 
-/// How far a mesh had got that is not there any more.
+/// State that was lost in a restore.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Lost {
-    had: Standing,
-    /// Numbers that were somebody's later than is known now.
+    had: HighWaterMarks,
+    /// Numbers that were in use later than the restored state says.
     later: BTreeSet<i64>,
-    /// [`super::Epoch::restored`] of then.
+    /// [`super::Epoch::restored`] before the restore.
     restored: u64,
 }
 
-/// Until which revision each number that was ever given was a member's; of those that are one's there is no end.
+/// Revision until which each number was in use; [`i64::MAX`] for numbers in use.
 pub(super) struct Numbers(BTreeMap<i64, i64>);
 
-impl Standing {
-    fn of(connection: &Connection) -> Result<Standing, StoreError> {
+impl HighWaterMarks {
+    fn of(connection: &Connection) -> Result<HighWaterMarks, StoreError> {
         let sql = "SELECT mesh.revision, highest, policy.revision,
                           ifnull((SELECT seq FROM sqlite_sequence WHERE name = 'member'), 0)
                    FROM mesh, policy";
         Ok(connection.query_row(sql, [], |row| {
-            Ok(Standing {
+            Ok(HighWaterMarks {
                 revision: row.get(0)?,
                 highest: row.get(1)?,
                 policy: row.get(2)?,
@@ -70,9 +71,10 @@ impl Numbers {
 }
 
 impl Lost {
-    /// What was known, of which there is less now; with what was lost `earlier`, if that is not mended yet.
+    /// Compares the state before and after a restore. Includes `earlier` losses that are not
+    /// repaired yet.
     pub fn new(
-        had: (Standing, Numbers),
+        had: (HighWaterMarks, Numbers),
         now: &Numbers,
         earlier: Option<Lost>,
         restored: u64,
@@ -86,7 +88,7 @@ impl Lost {
             restored,
         });
         Lost {
-            had: Standing {
+            had: HighWaterMarks {
                 revision: had.revision.max(earlier.had.revision),
                 highest: had.highest.max(earlier.had.highest),
                 member: had.member.max(earlier.had.member),
@@ -97,11 +99,11 @@ impl Lost {
         }
     }
 
-    /// Has the mesh go on from there; whether there was anything left to do. It may take more than one change.
-    fn mend(&self, transaction: &Transaction<'_>, now: i64) -> Result<bool, StoreError> {
-        let found = Standing::of(transaction)?;
+    /// Repairs the mesh; returns whether it changed anything. It may take several changes.
+    fn repair(&self, transaction: &Transaction<'_>, now: i64) -> Result<bool, StoreError> {
+        let found = HighWaterMarks::of(transaction)?;
         let highest = self.had.highest.max(found.highest);
-        let last = self.to_come_last(transaction, highest)?;
+        let last = self.numbers_to_free_again(transaction, highest)?;
         let is_behind = found.revision < self.had.revision
             || found.highest < self.had.highest
             || found.member < self.had.member;
@@ -117,25 +119,30 @@ impl Lost {
         let sql = "UPDATE mesh SET revision = ?1, highest = ?2";
         transaction.execute(sql, (revision, highest))?;
         if is_behind {
-            self.count_on(transaction)?;
+            self.raise_id_counter(transaction)?;
             let mut subject = format!("from revision {} to {}", self.had.revision, found.revision);
             if found.policy < self.had.policy {
                 subject += ", with an earlier policy";
             }
             let by = Actor::Operator("of etcd".to_owned());
-            audit::note(transaction, now, "etcd restored", &subject, &by)?;
+            audit::record(transaction, now, "etcd restored", &subject, &by)?;
         }
         Ok(true)
     }
 
-    /// Numbers that nobody has and that are to be given after all others, as who had one may be on the way back: those that were given
-    /// after the backup and are nowhere now, and those that it has as free for longer than they are.
-    fn to_come_last(&self, connection: &Connection, highest: i64) -> Result<Vec<i64>, StoreError> {
+    /// Returns free numbers that must be reused last, because their former members may still use
+    /// the addresses: those given after the backup and unknown now, and those that became free
+    /// after the backup.
+    fn numbers_to_free_again(
+        &self,
+        connection: &Connection,
+        highest: i64,
+    ) -> Result<Vec<i64>, StoreError> {
         let Numbers(known) = Numbers::of(connection)?;
         let capacity = networks_of(connection)?.map_or(0, |networks| networks.capacity());
         let missing =
             (1..=highest.min(capacity.into())).filter(|number| !known.contains_key(number));
-        // Once it comes last it has a revision after all that there were.
+        // A number that is freed again has a revision above the lost ones.
         let early = self.later.iter().filter(|number| {
             let since = known.get(number);
             since.is_some_and(|since| *since <= self.had.revision)
@@ -143,8 +150,8 @@ impl Lost {
         Ok(missing.chain(early.copied()).take(BATCH).collect())
     }
 
-    /// Has ids go on.
-    fn count_on(&self, transaction: &Transaction<'_>) -> Result<(), StoreError> {
+    /// Makes ids continue.
+    fn raise_id_counter(&self, transaction: &Transaction<'_>) -> Result<(), StoreError> {
         let counter =
             "SELECT max(?1, ifnull(max(seq), 0)) FROM sqlite_sequence WHERE name = 'member'";
         let member: i64 = transaction.query_row(counter, [self.had.member], |row| row.get(0))?;
@@ -156,23 +163,24 @@ impl Lost {
 }
 
 impl Shared {
-    /// How far the copy has got.
-    pub(super) fn standing(&self) -> Result<(Standing, Numbers), End> {
+    /// Returns the high-water marks and numbers of the copy.
+    pub(super) fn high_water_marks(&self) -> Result<(HighWaterMarks, Numbers), End> {
         let database = lock(&self.database);
-        let standing = Standing::of(&database).and_then(|all| Ok((all, Numbers::of(&database)?)));
-        standing.map_err(|error| End::Senseless(Trouble::Corrupt(error.to_string())))
+        let high_water_marks =
+            HighWaterMarks::of(&database).and_then(|all| Ok((all, Numbers::of(&database)?)));
+        high_water_marks.map_err(|error| End::Invalid(Trouble::Corrupt(error.to_string())))
     }
 }
 
 impl Replica {
-    /// Has the mesh go on from where it was if etcd came back from a backup.
-    pub fn mend(&self) -> Result<(), StoreError> {
-        let _turn = lock(&self.turn);
-        self.mend_by(Instant::now() + PATIENCE)
+    /// Repairs the mesh if etcd was restored from a backup.
+    pub fn repair(&self) -> Result<(), StoreError> {
+        let _proposing = lock(&self.proposing);
+        self.repair_by(Instant::now() + TIMEOUT)
     }
 
-    /// The same for who has the turn.
-    pub(super) fn mend_by(&self, deadline: Instant) -> Result<(), StoreError> {
+    /// The same for a caller that holds `proposing`.
+    pub(super) fn repair_by(&self, deadline: Instant) -> Result<(), StoreError> {
         loop {
             let (lost, epoch) = {
                 let state = self.state();
@@ -182,18 +190,18 @@ impl Replica {
             if Instant::now() >= deadline {
                 return Err(self.away());
             }
-            let mut jobs: Vec<Box<dyn Job>> = vec![Box::new(Mending(lost.clone()))];
+            let mut jobs: Vec<Box<dyn Job>> = vec![Box::new(Repair(lost.clone()))];
             let (rows, base) = self.decide(&mut jobs)?;
-            let is_told = epoch.restored != lost.restored;
-            if is_told && rows.is_empty() {
+            let is_announced = epoch.restored != lost.restored;
+            if is_announced && rows.is_empty() {
                 let mut state = self.state();
-                // Else it was lost once more meanwhile.
+                // Otherwise another restore has happened meanwhile.
                 if state.lost.as_ref() == Some(&lost) {
                     state.lost = None;
                 }
                 continue;
             }
-            let number = match is_told {
+            let number = match is_announced {
                 true => None,
                 false => Some(random()?.to_string().into_bytes()),
             };
@@ -203,16 +211,16 @@ impl Replica {
     }
 }
 
-/// A change for which nobody waits.
-struct Mending(Lost);
+/// The change that repairs the mesh. No thread waits for its result.
+struct Repair(Lost);
 
-impl Job for Mending {
+impl Job for Repair {
     fn decide(&mut self, transaction: &Transaction<'_>) -> bool {
-        // The one time that is not said by the caller: who loads does not know it.
+        // The only use of the clock: the loading thread has no time from a caller.
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let now = now.map_or(0, |now| now.as_secs());
         let now = i64::try_from(now).unwrap_or(i64::MAX);
-        self.0.mend(transaction, now).unwrap_or(false)
+        self.0.repair(transaction, now).unwrap_or(false)
     }
 
     fn answer(self: Box<Self>, _outcome: &Result<(), StoreError>) {}

@@ -1,4 +1,4 @@
-//! What members are told of each other.
+//! Answers to polls.
 
 use std::net::SocketAddr;
 
@@ -6,8 +6,8 @@ use seikan_proto::mesh::{
     Changes, Endpoints, MAX_ENDPOINTS, MAX_MEMBERS, MAX_TAGS, Member, Reason,
 };
 
-use super::super::changes::{MAX_ROWS, News, What, members_after, tell};
-use super::super::policy::Eyes;
+use super::super::changes::{Change, ChangeKind, MAX_ROWS, assemble, members_after};
+use super::super::policy::Visibility;
 use super::*;
 
 fn endpoint(n: u8) -> SocketAddr {
@@ -26,7 +26,7 @@ fn names(changes: &Changes) -> Vec<&str> {
 }
 
 #[test]
-fn a_member_is_told_of_the_others_and_not_of_itself() {
+fn an_answer_lists_the_other_members() {
     let mesh = Mesh::new("100.80.0.0/12");
     let a = mesh.join("a", 1);
     let b = mesh.join("b", 2);
@@ -40,7 +40,7 @@ fn a_member_is_told_of_the_others_and_not_of_itself() {
             NOW,
         )
         .expect("set");
-    let told = mesh.store.changes(0, a).expect("changes");
+    let answer = mesh.store.changes(0, a).expect("changes");
     let addresses = ["100.80.0.2", "fd00::2"].map(|a| a.parse::<IpAddr>().expect("an address"));
     let expected = Member {
         name: name("b"),
@@ -50,12 +50,12 @@ fn a_member_is_told_of_the_others_and_not_of_itself() {
         relayed: vec![endpoint(8)],
         tags: Vec::new(),
     };
-    assert_eq!(told.members, [expected]);
+    assert_eq!(answer.members, [expected]);
     assert_eq!(names(&mesh.store.changes(0, b).expect("changes")), ["a"]);
 }
 
 #[test]
-fn an_answer_is_whole_if_the_asker_knows_nothing_that_was() {
+fn an_answer_to_an_unknown_revision_is_whole() {
     let mesh = Mesh::new("100.80.0.0/12");
     let a = mesh.join("a", 1);
     mesh.join("b", 2);
@@ -63,29 +63,29 @@ fn an_answer_is_whole_if_the_asker_knows_nothing_that_was() {
     mesh.remove("b");
     // Four changes: three joins and a removal.
     for since in [0, 5, u64::MAX] {
-        let told = mesh.store.changes(since, a).expect("changes");
+        let answer = mesh.store.changes(since, a).expect("changes");
         assert_eq!(
-            (told.revision, told.whole, told.more),
+            (answer.revision, answer.whole, answer.more),
             (4, true, false),
             "{since}"
         );
-        assert_eq!(names(&told), ["c"]);
+        assert_eq!(names(&answer), ["c"]);
         assert!(
-            told.removed.is_empty(),
-            "who forgets everything forgets them too"
+            answer.removed.is_empty(),
+            "a whole answer needs no removals"
         );
     }
-    let told = mesh.store.changes(4, a).expect("changes");
+    let answer = mesh.store.changes(4, a).expect("changes");
     let nothing = Changes {
         revision: 4,
         sight: 4,
         ..Changes::default()
     };
-    assert_eq!(told, nothing);
+    assert_eq!(answer, nothing);
 }
 
 #[test]
-fn only_what_came_after_is_told() {
+fn an_answer_has_only_later_changes() {
     let mesh = Mesh::new("100.80.0.0/12");
     let store = &mesh.store;
     let a = mesh.join("a", 1);
@@ -98,19 +98,19 @@ fn only_what_came_after_is_told() {
             .set_endpoints(b, &at(&[endpoint(1)]), NOW)
             .expect("set")
     );
-    let told = store.changes(3, a).expect("changes");
-    assert_eq!((names(&told), told.revision), (vec!["b"], 4));
+    let answer = store.changes(3, a).expect("changes");
+    assert_eq!((names(&answer), answer.revision), (vec!["b"], 4));
     assert!(
         !store
             .set_endpoints(b, &at(&[endpoint(1)]), NOW)
             .expect("set"),
         "the same again"
     );
-    assert_eq!(store.revision().expect("asked"), 4);
+    assert_eq!(store.revision().expect("queried"), 4);
 
     mesh.remove("b");
-    let told = store.changes(4, a).expect("changes");
-    assert_eq!((told.members, told.removed), (vec![], vec![key(2)]));
+    let answer = store.changes(4, a).expect("changes");
+    assert_eq!((answer.members, answer.removed), (vec![], vec![key(2)]));
     let error = store
         .set_endpoints(b, &at(&[endpoint(2)]), NOW)
         .expect_err("no member any more");
@@ -119,30 +119,30 @@ fn only_what_came_after_is_told() {
 }
 
 #[test]
-fn who_went_and_came_again_is_a_member() {
+fn a_removed_key_that_joins_again_is_a_member() {
     let mesh = Mesh::new("100.80.0.0/12");
     let a = mesh.join("a", 1);
     mesh.join("b", 2);
     mesh.remove("b");
     mesh.join("b-again", 2);
     for since in 1..4 {
-        let told = mesh.store.changes(since, a).expect("changes");
-        assert_eq!(names(&told), ["b-again"], "{since}");
-        assert!(told.removed.is_empty(), "{since}");
+        let answer = mesh.store.changes(since, a).expect("changes");
+        assert_eq!(names(&answer), ["b-again"], "{since}");
+        assert!(answer.removed.is_empty(), "{since}");
     }
     mesh.remove("b-again");
     assert_eq!(mesh.store.changes(1, a).expect("changes").removed, [key(2)]);
 }
 
-/// Members `c100` and so on, with revisions and keys of the same numbers.
-pub fn crowd(store: &Store, count: u32) {
+/// Adds members `c100` and so on, with revisions and keys of the same numbers.
+pub fn add_members(store: &Store, count: u32) {
     // As many at a time as one change may touch, with other rows.
     for first in (0..count).step_by(90) {
-        part_of_crowd(store, first, count.min(first + 90));
+        add_member_range(store, first, count.min(first + 90));
     }
 }
 
-fn part_of_crowd(store: &Store, first: u32, end: u32) {
+fn add_member_range(store: &Store, first: u32, end: u32) {
     let filled = store.change(move |transaction| {
         transaction.execute(
             "WITH RECURSIVE n(i) AS (SELECT 100 + ?1 UNION ALL SELECT i + 1 FROM n WHERE i < 99 + ?2)
@@ -159,10 +159,10 @@ fn part_of_crowd(store: &Store, first: u32, end: u32) {
 }
 
 #[test]
-fn what_does_not_fit_into_one_answer_comes_in_the_next() {
+fn a_long_list_is_split_into_answers() {
     let mesh = Mesh::new("100.80.0.0/12");
     let a = mesh.join("a", 1);
-    crowd(&mesh.store, 5000);
+    add_members(&mesh.store, 5000);
     let first = mesh.store.changes(0, a).expect("changes");
     assert_eq!(first.members.len(), MAX_MEMBERS);
     // c100 has revision 100, so the 4096th has 4195.
@@ -171,7 +171,7 @@ fn what_does_not_fit_into_one_answer_comes_in_the_next() {
         (4195, true, true)
     );
 
-    // What changes between the parts is in a later one.
+    // A change between the parts is in a later one.
     mesh.remove("c100");
     let second = mesh.store.changes(first.revision, a).expect("changes");
     assert_eq!(
@@ -179,18 +179,18 @@ fn what_does_not_fit_into_one_answer_comes_in_the_next() {
         (5100, false, false)
     );
     assert_eq!(second.removed, [key(100)]);
-    let told: std::collections::BTreeSet<&str> =
+    let answer: std::collections::BTreeSet<&str> =
         names(&first).into_iter().chain(names(&second)).collect();
-    assert_eq!(told.len(), 5000);
+    assert_eq!(answer.len(), 5000);
     assert_eq!(second.members.len(), 5000 - MAX_MEMBERS);
 }
 
 #[test]
-fn members_that_the_asker_may_not_know_are_looked_at_in_parts() {
+fn invisible_members_are_examined_in_parts() {
     let mesh = Mesh::new("100.80.0.0/12");
     let a = mesh.join("a", 1);
     let most = MAX_ROWS as u32;
-    crowd(&mesh.store, most + 5000);
+    add_members(&mesh.store, most + 5000);
     let last = format!("c{}", most + 5099);
     let policy = format!("allow a -> {last} *");
     let set = mesh.store.set_policy(&policy, &operator(), NOW);
@@ -199,7 +199,7 @@ fn members_that_the_asker_may_not_know_are_looked_at_in_parts() {
     let rows = MAX_MEMBERS + 1 + MAX_ROWS;
     assert_eq!(first.rows, rows);
     assert!(first.changes.whole && first.changes.more);
-    // It was looked at itself, too.
+    // The member itself was examined, too.
     assert_eq!(first.changes.revision, rows as u64 + 98);
     assert!(first.changes.members.is_empty());
     let known = first.changes.cursor();
@@ -210,7 +210,7 @@ fn members_that_the_asker_may_not_know_are_looked_at_in_parts() {
 }
 
 #[test]
-fn removals_that_the_asker_may_not_hear_of_are_looked_at_in_parts() {
+fn invisible_removals_are_examined_in_parts() {
     let mesh = Mesh::new("100.80.0.0/12");
     let [a, b] = [("a", 1), ("b", 2)].map(|(name, n)| mesh.join(name, n));
     let set = mesh.store.set_policy("allow a -> b *", &operator(), NOW);
@@ -231,23 +231,26 @@ fn removals_that_the_asker_may_not_hear_of_are_looked_at_in_parts() {
     assert!(moved.expect("set"));
     let first = mesh.store.answer(3, a).expect("an answer");
     assert_eq!(first.rows, MAX_ROWS + 1);
-    // A move that came after what was looked at is told with what came before it.
-    let told = &first.changes;
-    assert_eq!((told.revision, told.more), (999 + MAX_ROWS as u64, true));
-    assert!(told.members.is_empty() && told.removed.is_empty());
-    let second = mesh.store.answer(told.cursor(), a).expect("an answer");
+    // A later change of endpoints is reported with a later part.
+    let answer = &first.changes;
+    assert_eq!(
+        (answer.revision, answer.more),
+        (999 + MAX_ROWS as u64, true)
+    );
+    assert!(answer.members.is_empty() && answer.removed.is_empty());
+    let second = mesh.store.answer(answer.cursor(), a).expect("an answer");
     assert_eq!(second.rows, 11);
-    let told = &second.changes;
-    assert_eq!((names(told), told.more), (vec!["b"], false));
-    assert!(told.removed.is_empty());
+    let answer = &second.changes;
+    assert_eq!((names(answer), answer.more), (vec!["b"], false));
+    assert!(answer.removed.is_empty());
 }
 
 #[test]
-fn removals_and_members_share_an_answer_in_the_order_of_their_revisions() {
-    let member = |revision| News {
+fn removals_and_members_are_ordered_by_revision() {
+    let member = |revision| Change {
         revision,
         cost: 1,
-        what: What::Member(Box::new(Member {
+        kind: ChangeKind::Member(Box::new(Member {
             name: name("m"),
             public_key: key(1),
             addresses: Vec::new(),
@@ -256,38 +259,38 @@ fn removals_and_members_share_an_answer_in_the_order_of_their_revisions() {
             tags: Vec::new(),
         })),
     };
-    let removal = |revision| News {
+    let removal = |revision| Change {
         revision,
         cost: 1,
-        what: What::Removal(key(2)),
+        kind: ChangeKind::Removal(key(2)),
     };
     let last = MAX_MEMBERS as i64 + 1;
-    let news = (1..=last).map(|n| if n % 2 == 0 { member(n) } else { removal(n) });
-    let told = tell(news.collect(), 1 << 20, false);
-    assert_eq!(told.members.len() + told.removed.len(), MAX_MEMBERS);
-    assert_eq!((told.more, told.revision), (true, MAX_MEMBERS as u64));
-    let told = tell((1..last).map(member).collect(), 1 << 20, false);
-    assert_eq!((told.more, told.revision), (false, 1 << 20));
+    let changes = (1..=last).map(|n| if n % 2 == 0 { member(n) } else { removal(n) });
+    let answer = assemble(changes.collect(), 1 << 20, false);
+    assert_eq!(answer.members.len() + answer.removed.len(), MAX_MEMBERS);
+    assert_eq!((answer.more, answer.revision), (true, MAX_MEMBERS as u64));
+    let answer = assemble((1..last).map(member).collect(), 1 << 20, false);
+    assert_eq!((answer.more, answer.revision), (false, 1 << 20));
 }
 
 #[test]
-fn an_answer_is_no_longer_than_it_may_be() {
-    let dear = (1..=4000).map(|revision| News {
+fn an_answer_is_bounded() {
+    let dear = (1..=4000).map(|revision| Change {
         revision,
         cost: 4096,
-        what: What::Removal(key(2)),
+        kind: ChangeKind::Removal(key(2)),
     });
-    let told = tell(dear.collect(), 4000, true);
-    // 8 MiB hold 2048 of 4 KiB: 68 are less for the longest policy in JSON, which has 256 KiB and 2 KiB, one for relays, one for
-    // coordinators and one for the rest of the answer.
+    let answer = assemble(dear.collect(), 4000, true);
+    // 8 MiB hold 2048 of 4 KiB. Subtract 68: the longest policy in JSON, with 256 KiB and 2 KiB,
+    // one for relays, one for coordinators and one for the rest of the answer.
     assert_eq!(
-        (told.removed.len(), told.revision, told.more),
+        (answer.removed.len(), answer.revision, answer.more),
         (1980, 1980, true)
     );
 }
 
 #[test]
-fn the_longest_member_is_no_longer_than_it_is_taken_for() {
+fn the_longest_member_is_within_its_cost() {
     let mesh = Mesh::new("100.80.0.0/12");
     let longest = "x".repeat(Name::MAX_LEN);
     let tags = vec![name(&longest); MAX_TAGS];
@@ -305,63 +308,63 @@ fn the_longest_member_is_no_longer_than_it_is_taken_for() {
         .set_endpoints(id, &at(&[far; MAX_ENDPOINTS]), NOW)
         .expect("set");
     let networks = networks("100.80.0.0/12");
-    let news = mesh.store.look(|connection| {
-        let eyes = Eyes::new(&mesh.store, connection, id);
-        members_after(connection, 0, &networks, &eyes, MemberId(0))
+    let changes = mesh.store.read(|connection| {
+        let visibility = Visibility::new(&mesh.store, connection, id);
+        members_after(connection, 0, &networks, &visibility, MemberId(0))
     });
-    let news = news.expect("news").news;
+    let changes = changes.expect("changes").changes;
     let [
-        News {
+        Change {
             cost,
-            what: What::Member(member),
+            kind: ChangeKind::Member(member),
             ..
         },
-    ] = &news[..]
+    ] = &changes[..]
     else {
         panic!("there is one member");
     };
     let length = serde_json::to_vec(member).expect("JSON").len();
-    // A comma comes after it; the addresses may have more digits, 15 and 39 characters at most.
+    // A comma follows; the addresses may have at most 15 and 39 characters.
     let addresses: usize = member.addresses.iter().map(|a| a.to_string().len()).sum();
     assert!(length + 1 + 15 + 39 - addresses <= *cost, "{length} {cost}");
 }
 
 #[test]
-fn a_member_with_another_key_is_the_same_one_and_told_of_as_such() {
+fn a_new_key_is_reported_as_a_removal_and_a_member() {
     let mesh = Mesh::new("100.80.0.0/12");
     let (a, b) = (mesh.join("a", 1), mesh.join("b", 2));
-    let before = mesh.store.revision().expect("asked");
+    let before = mesh.store.revision().expect("queried");
     let set = |n| mesh.store.set_key(a, &key(n), &host(), NOW);
     assert!(set(11).expect("set"));
-    // The same again is no change.
-    let after = mesh.store.revision().expect("asked");
+    // Setting the same key changes nothing.
+    let after = mesh.store.revision().expect("queried");
     assert!(!set(11).expect("set"));
-    assert_eq!(mesh.store.revision().expect("asked"), after);
-    let told = mesh.store.changes(before, b).expect("changes");
-    assert_eq!(told.removed, [key(1)]);
-    let [member] = told.members.as_slice() else {
-        panic!("{told:?}")
+    assert_eq!(mesh.store.revision().expect("queried"), after);
+    let answer = mesh.store.changes(before, b).expect("changes");
+    assert_eq!(answer.removed, [key(1)]);
+    let [member] = answer.members.as_slice() else {
+        panic!("{answer:?}")
     };
     assert_eq!((member.public_key, member.name.as_str()), (key(11), "a"));
     assert_eq!(member.addresses[0].to_string(), "100.80.0.1");
-    // It shows the credential that it had.
-    assert_eq!(mesh.store.authenticate(&shown(1)).expect("a member"), a);
+    // The credential stays the same.
+    assert_eq!(mesh.store.authenticate(&digest_of(1)).expect("a member"), a);
     let audit = mesh.store.audit(1).expect("entries");
     assert_eq!(
-        (audit[0].what.as_str(), audit[0].subject.as_str()),
+        (audit[0].change.as_str(), audit[0].subject.as_str()),
         ("key changed", "a")
     );
-    // And back: nobody is told that it is gone.
+    // With the first key again there is no removal of it.
     assert!(set(1).expect("set"));
-    let told = mesh.store.changes(before, b).expect("changes");
+    let answer = mesh.store.changes(before, b).expect("changes");
     assert_eq!(
-        (told.removed, told.members[0].public_key),
+        (answer.removed, answer.members[0].public_key),
         (vec![key(11)], key(1))
     );
 }
 
 #[test]
-fn a_key_that_is_told_several_times_at_once_is_set_once() {
+fn concurrent_changes_to_the_same_key_count_once() {
     let mesh = Mesh::new("100.80.0.0/12");
     let a = mesh.join("a", 1);
     let set = || mesh.store.set_key(a, &key(11), &host(), NOW).expect("set");
@@ -374,7 +377,7 @@ fn a_key_that_is_told_several_times_at_once_is_set_once() {
 }
 
 #[test]
-fn a_key_is_one_members_and_there_are_not_many_in_an_hour() {
+fn keys_are_unique_and_changes_are_limited() {
     let mesh = Mesh::new("100.80.0.0/12");
     let (a, b) = (mesh.join("a", 1), mesh.join("b", 2));
     let set = |id, n, now| mesh.store.set_key(id, &key(n), &host(), now);
@@ -388,21 +391,21 @@ fn a_key_is_one_members_and_there_are_not_many_in_an_hour() {
     assert!(set(b, 201, NOW).expect("set"));
     assert!(set(a, 200, NOW + 3600).expect("set"));
     mesh.store
-        .remove(Whom::Id(b), &host(), NOW)
+        .remove(MemberRef::Id(b), &host(), NOW)
         .expect("removed");
     let gone = set(b, 300, NOW).expect_err("no member");
     assert_eq!(gone.refusal().reason, Reason::NotAMember);
 }
 
 on_etcd! {
-    a_member_is_told_of_the_others_and_not_of_itself
-    an_answer_is_whole_if_the_asker_knows_nothing_that_was
-    only_what_came_after_is_told
-    who_went_and_came_again_is_a_member
-    what_does_not_fit_into_one_answer_comes_in_the_next
-    removals_and_members_share_an_answer_in_the_order_of_their_revisions
-    the_longest_member_is_no_longer_than_it_is_taken_for
-    a_member_with_another_key_is_the_same_one_and_told_of_as_such
-    a_key_that_is_told_several_times_at_once_is_set_once
-    a_key_is_one_members_and_there_are_not_many_in_an_hour
+    an_answer_lists_the_other_members
+    an_answer_to_an_unknown_revision_is_whole
+    an_answer_has_only_later_changes
+    a_removed_key_that_joins_again_is_a_member
+    a_long_list_is_split_into_answers
+    removals_and_members_are_ordered_by_revision
+    the_longest_member_is_within_its_cost
+    a_new_key_is_reported_as_a_removal_and_a_member
+    concurrent_changes_to_the_same_key_count_once
+    keys_are_unique_and_changes_are_limited
 }

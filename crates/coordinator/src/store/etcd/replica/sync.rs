@@ -1,8 +1,9 @@
-//! The thread that keeps the copy up.
+//! The thread that synchronizes the copy with etcd.
 //!
-//! It owns the connection to etcd ([`keep`]): it loads all rows at one revision, then has every later one told and applies each
-//! as one transaction. When the connection breaks it takes the next member of the cluster and goes on where it was; when what it
-//! missed is not kept any more it loads again.
+//! It owns the connection ([`run`]). It loads all rows at one revision, then watches later
+//! revisions and applies each as one transaction. When the connection breaks, it continues on the
+//! next member of the cluster; when the revisions that it missed are compacted, it loads everything
+//! again.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,40 +18,40 @@ use super::super::client::{Cluster, Connection, Fault, end_of};
 use super::super::live::Writer;
 use super::super::messages::{Event, KeyValue, RangeRequest, WatchCreateRequest, WatchResponse};
 use super::super::rows::Rows;
-use super::mend::Lost;
+use super::repair::Lost;
 use super::{
-    Answer, Epoch, Head, PAGE, PAUSE, Question, Shared, State, Trouble, UNFINISHED, What, lock,
+    Answer, Epoch, Head, PAGE, PAUSE, Query, QueryKind, Shared, State, Trouble, UNFINISHED, lock,
     random,
 };
 use crate::store::{SCHEMA, StoreError};
 
-/// How long a connection has to last to be a good one.
-const LASTING: Duration = Duration::from_secs(5);
-/// Pause when no member of the cluster could be reached; doubled each time.
-const FIRST_PAUSE: Duration = Duration::from_millis(200);
-/// Longest pause.
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// How long is waited before rows that make no sense are loaded again: who runs etcd may have put them right.
+/// Minimum lifetime of a connection that counts as stable.
+const STABLE_AFTER: Duration = Duration::from_secs(5);
+/// Pause after no member of the cluster could be reached; doubled each time.
+const MIN_PAUSE: Duration = Duration::from_millis(200);
+/// Maximum pause.
+const MAX_PAUSE: Duration = Duration::from_secs(2);
+/// Pause before invalid rows are loaded again: an operator may have corrected them.
 const REPAIR: Duration = Duration::from_secs(5);
-/// Heads that are remembered: a proposal whose answer was lost looks for its own among them.
-const HEADS: usize = 4096;
-/// What the watch of the rows is called.
+/// Number of heads kept: a proposal whose response was lost searches for its head among them.
+const MAX_HEADS: usize = 4096;
+/// Id of the watch of the rows.
 pub(super) const STATE: i64 = 1;
-/// That of what lives with coordinators.
+/// Id of the watch of the coordinators' live state.
 pub(super) const LIVE: i64 = 2;
-/// That of where members ask.
+/// Id of the watch of members' presence.
 const PRESENT: i64 = 3;
 
-/// What ends a connection.
+/// Reason for the end of a connection.
 pub(super) enum End {
-    /// Nobody asks any more.
-    Over,
-    /// Another member of the cluster may do better.
+    /// The replica is closed.
+    Closed,
+    /// The connection failed; another member of the cluster may work.
     Broken(String),
-    /// What was asked for is not kept any more.
+    /// The requested revisions are compacted.
     Compacted,
-    /// What etcd has makes no sense.
-    Senseless(Trouble),
+    /// The data in etcd is invalid.
+    Invalid(Trouble),
 }
 
 impl From<Fault> for End {
@@ -59,34 +60,30 @@ impl From<Fault> for End {
     }
 }
 
-/// Keeps the copy up until nobody asks any more.
-pub(super) async fn keep(
-    shared: Arc<Shared>,
-    cluster: Cluster,
-    mut asked: mpsc::Receiver<Question>,
-) {
-    // Not all coordinators begin with the same member.
-    let mut turn = random().map_or(0, |n| usize::try_from(n % 1024).unwrap_or(0));
+/// Synchronizes until the replica is closed.
+pub(super) async fn run(shared: Arc<Shared>, cluster: Cluster, mut queries: mpsc::Receiver<Query>) {
+    // Coordinators start with different members.
+    let mut member_index = random().map_or(0, |n| usize::try_from(n % 1024).unwrap_or(0));
     let mut failed = 0;
-    let mut pause = FIRST_PAUSE;
+    let mut pause = MIN_PAUSE;
     let settings = &shared.settings;
     let mut writer = Writer::new(&settings.prefix, settings.advertise.clone(), shared.id);
     loop {
-        let begun = match cluster.connect(turn).await {
-            Ok(connection) => begin(&shared, &connection).await.map(|w| (connection, w)),
+        let connected = match cluster.connect(member_index).await {
+            Ok(connection) => connect(&shared, &connection).await.map(|w| (connection, w)),
             Err(fault) => Err(fault.into()),
         };
-        let end = match begun {
+        let end = match connected {
             Ok((connection, watch)) => {
                 let since = Instant::now();
                 let end = tokio::select! {
-                    end = serve(&shared, &connection, watch, &mut asked) => end,
-                    fault = writer.keep(&shared.live, &connection) => fault.into(),
+                    end = serve(&shared, &connection, watch, &mut queries) => end,
+                    fault = writer.run(&shared.live, &connection) => fault.into(),
                 };
-                if since.elapsed() >= LASTING {
-                    (failed, pause) = (0, FIRST_PAUSE);
+                if since.elapsed() >= STABLE_AFTER {
+                    (failed, pause) = (0, MIN_PAUSE);
                 }
-                if matches!(end, End::Over) {
+                if matches!(end, End::Closed) {
                     writer.end(&connection).await;
                 }
                 end
@@ -94,82 +91,85 @@ pub(super) async fn keep(
             Err(end) => end,
         };
         let wait = match end {
-            End::Over => return,
+            End::Closed => return,
             End::Compacted => {
                 lock(&shared.state).applied = 0;
                 PAUSE
             }
-            End::Senseless(trouble) => {
+            End::Invalid(trouble) => {
                 shared.set(Some(trouble));
                 lock(&shared.state).applied = 0;
                 REPAIR
             }
             End::Broken(why) => {
-                turn += 1;
+                member_index += 1;
                 failed += 1;
-                // A member that goes is nobody's trouble while there are others.
+                // The failure of one member is no problem while others work.
                 if failed < cluster.len() {
                     PAUSE
                 } else {
-                    // What made no sense still makes none.
-                    if !lock(&shared.state).is_hopeless() {
+                    // Invalid data is still invalid.
+                    if !lock(&shared.state).is_unusable() {
                         shared.set(Some(Trouble::Away(why)));
                     }
                     failed = 0;
-                    pause = (pause * 2).min(LONGEST_PAUSE);
+                    pause = (pause * 2).min(MAX_PAUSE);
                     pause
                 }
             }
         };
-        if asked.is_closed() {
+        if queries.is_closed() {
             return;
         }
         sleep(wait).await;
     }
 }
 
-/// One connection.
+/// Serves one connection until it ends.
 async fn serve(
     shared: &Arc<Shared>,
     connection: &Connection,
     mut watch: Streaming<WatchResponse>,
-    asked: &mut mpsc::Receiver<Question>,
+    queries: &mut mpsc::Receiver<Query>,
 ) -> End {
     let (broken, mut breaks) = mpsc::channel(1);
     loop {
         tokio::select! {
-            told = watch.message() => match told {
-                Ok(Some(told)) => if let Err(end) = shared.hear(told) {
+            response = watch.message() => match response {
+                Ok(Some(response)) => if let Err(end) = shared.apply_response(response) {
                     return end;
                 },
                 Ok(None) => return End::Broken("the watch ended".to_owned()),
                 Err(status) => return Fault::from(status).into(),
             },
-            question = asked.recv() => match question {
-                // What it was decided on may be no more, whatever revisions say.
-                Some(Question { what: What::Txn(_, Some(loads)), answer, .. })
+            query = queries.recv() => match query {
+                // The state that it was decided on may be gone, even if revisions match.
+                Some(Query { kind: QueryKind::Txn(_, Some(loads)), answer, .. })
                     if loads != lock(&shared.state).loads =>
                 {
                     let _ = answer.try_send(Ok(Answer::Stale));
                 }
-                Some(question) => {
+                Some(query) => {
                     let (connection, broken) = (connection.clone(), broken.clone());
                     tokio::spawn(async move {
-                        if let Some(why) = answer(&connection, question).await {
-                            // One is enough.
+                        if let Some(why) = answer(&connection, query).await {
+                            // One report is enough.
                             let _ = broken.try_send(why);
                         }
                     });
                 }
-                None => return End::Over,
+                None => return End::Closed,
             },
             Some(why) = breaks.recv() => return End::Broken(why),
         }
     }
 }
 
-/// Loads all rows, unless they are there, and has later ones told.
-async fn begin(shared: &Shared, connection: &Connection) -> Result<Streaming<WatchResponse>, End> {
+/// Loads all rows unless the copy is current, and starts the watches.
+async fn connect(
+    shared: &Shared,
+    connection: &Connection,
+) -> Result<Streaming<WatchResponse>, End> {
     let (applied, cluster) = {
         let state = lock(&shared.state);
         (state.applied, state.epoch.cluster)
@@ -180,7 +180,7 @@ async fn begin(shared: &Shared, connection: &Connection) -> Result<Streaming<Wat
     };
     let now = connection.range(head.clone()).await?;
     let now = now.header.unwrap_or_default();
-    // etcd's revisions rise and its past stays what it was, but for a restore from a backup.
+    // Revisions only increase and their content never changes, except by a restore from a backup.
     let went_back =
         applied > 0 && (now.revision < applied || !had(shared, connection, head, applied).await?);
     if applied == 0 || went_back || now.cluster_id != cluster {
@@ -195,7 +195,7 @@ async fn begin(shared: &Shared, connection: &Connection) -> Result<Streaming<Wat
     let found = connection.range(range).await?;
     shared.live.forget();
     for kv in found.kvs {
-        shared.hear_live(&kv.key, Some(&kv.value));
+        shared.apply_live(&kv.key, Some(&kv.value));
     }
     let watch = |watch_id, prefix: String, after: i64| WatchCreateRequest {
         range_end: end_of(&prefix),
@@ -217,7 +217,7 @@ async fn begin(shared: &Shared, connection: &Connection) -> Result<Streaming<Wat
     Ok(watch)
 }
 
-/// Whether etcd had at a revision the head that it had there when it was heard of here.
+/// Returns whether etcd has the same head at a revision as this copy had.
 async fn had(
     shared: &Shared,
     connection: &Connection,
@@ -226,7 +226,7 @@ async fn had(
 ) -> Result<bool, End> {
     let then = match connection.range(RangeRequest { revision, ..head }).await {
         Ok(then) => then.kvs.into_iter().next(),
-        // It is not kept any more: everything is loaded, and compared with what was here.
+        // The revision is compacted: everything is loaded, and compared with the copy.
         Err(Fault::Refused(_)) => return Ok(true),
         Err(fault) => return Err(fault.into()),
     };
@@ -239,7 +239,7 @@ async fn had(
     Ok(at == state.head && id == Some(state.head_id))
 }
 
-/// `went_back`: something that is known here is not known there any more.
+/// Loads all rows. `went_back`: etcd lacks state that the copy has.
 async fn load(shared: &Shared, connection: &Connection, went_back: bool) -> Result<(), End> {
     let prefix = format!("{}/state/", shared.settings.prefix);
     let mut range = RangeRequest {
@@ -254,7 +254,7 @@ async fn load(shared: &Shared, connection: &Connection, went_back: bool) -> Resu
         let page = connection.range(range.clone()).await?;
         let header = page.header.unwrap_or_default();
         if range.revision == 0 {
-            // The pages after the first are of the same moment.
+            // Later pages are read at the same revision.
             (range.revision, cluster) = (header.revision, header.cluster_id);
         }
         let last = page.kvs.last().map(|kv| kv.key.clone());
@@ -270,32 +270,32 @@ async fn load(shared: &Shared, connection: &Connection, went_back: bool) -> Resu
     shared.replace(all, (range.revision, cluster), went_back)
 }
 
-/// Answers a question; what broke the connection, if that did.
-async fn answer(connection: &Connection, question: Question) -> Option<String> {
-    let Question {
-        what,
+/// Executes a query; returns the error if the connection broke.
+async fn answer(connection: &Connection, query: Query) -> Option<String> {
+    let Query {
+        kind,
         until,
-        taken,
+        is_claimed,
         answer,
-    } = question;
-    if Instant::now() >= until || taken.swap(true, Ordering::Relaxed) {
+    } = query;
+    if Instant::now() >= until || is_claimed.swap(true, Ordering::Relaxed) {
         return None;
     }
-    let asked = async {
-        Ok(match what {
-            What::Txn(txn, _) => {
+    let response = async {
+        Ok(match kind {
+            QueryKind::Txn(txn, _) => {
                 let done = connection.txn(txn).await?;
                 Answer::Txn(done.succeeded, done.header.unwrap_or_default().revision)
             }
-            What::Range(range) => Answer::Range(connection.range(range).await?.kvs),
+            QueryKind::Range(range) => Answer::Range(connection.range(range).await?.kvs),
         })
     };
-    let answered: Result<Answer, Fault> = asked.await;
+    let answered: Result<Answer, Fault> = response.await;
     let broken = match &answered {
         Err(Fault::Lost(why)) => Some(why.clone()),
         _ => None,
     };
-    // Who asked may not wait any more.
+    // The caller may have given up.
     let _ = answer.try_send(answered);
     broken
 }
@@ -309,7 +309,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Takes in all that there is.
+    /// Replaces the copy by the given keys.
     pub(super) fn replace(
         &self,
         all: Vec<KeyValue>,
@@ -317,27 +317,27 @@ impl Shared {
         went_back: bool,
     ) -> Result<(), End> {
         let mut rows = self.pristine.clone();
-        let mut news = News::default();
+        let mut keys = StateKeys::default();
         for kv in all {
             let value = Some(kv.value);
-            self.sort(&kv.key, value, kv.mod_revision, &mut rows, &mut news)?;
+            self.classify(&kv.key, value, kv.mod_revision, &mut rows, &mut keys)?;
         }
-        // A mesh does not cease to be: what was restored is not all there yet, or somewhere else.
+        // A mesh is never deleted: the restored data is incomplete or has another prefix.
         let before = lock(&self.state).epoch;
-        if news.mesh.is_none() && before.mesh != 0 {
+        if keys.mesh.is_none() && before.mesh != 0 {
             let key = format!("{}/state/mesh", self.settings.prefix);
-            return Err(End::Senseless(Trouble::Corrupt(key)));
+            return Err(End::Invalid(Trouble::Corrupt(key)));
         }
-        let known = self.standing()?;
+        let known = self.high_water_marks()?;
         self.apply(&rows, true)?;
-        let (found, numbers) = self.standing()?;
+        let (found, numbers) = self.high_water_marks()?;
         let mut state = lock(&self.state);
         state.epoch = Epoch {
-            mesh: news.mesh.unwrap_or(0),
-            restored: news.restored.unwrap_or(0),
+            mesh: keys.mesh.unwrap_or(0),
+            restored: keys.restored.unwrap_or(0),
             cluster,
         };
-        // Of another mesh nothing is known.
+        // There is no former state of another mesh.
         if before.mesh != state.epoch.mesh {
             state.lost = None;
         } else if before.mesh != 0 && (went_back || found.revision < known.0.revision) {
@@ -346,59 +346,59 @@ impl Shared {
         }
         state.applied = revision;
         state.loads += 1;
-        // What led here was not told.
+        // The earlier heads are unknown.
         state.heads.clear();
-        state.head = news.head.map_or(0, |(at, _)| at);
-        state.head_id = news.head.map_or(0, |(_, head)| head.id);
+        state.head = keys.head.map_or(0, |(at, _)| at);
+        state.head_id = keys.head.map_or(0, |(_, head)| head.id);
         state.since = state.head;
         state.foreign += 1;
         drop(state);
         self.changed.notify_all();
-        self.tell();
+        self.notify_listener();
         Ok(())
     }
 
-    /// Takes in what is different since.
-    pub(super) fn hear(&self, told: WatchResponse) -> Result<(), End> {
-        if told.compact_revision > 0 {
+    /// Applies a response of a watch.
+    pub(super) fn apply_response(&self, response: WatchResponse) -> Result<(), End> {
+        if response.compact_revision > 0 {
             return Err(End::Compacted);
         }
-        if told.canceled {
-            return Err(End::Broken(told.cancel_reason));
+        if response.canceled {
+            return Err(End::Broken(response.cancel_reason));
         }
-        if told.watch_id == LIVE {
-            let called = told.events.iter().filter(|event| {
+        if response.watch_id == LIVE {
+            let calls = response.events.iter().filter(|event| {
                 let value = |kv: &KeyValue| (event.kind == 0).then(|| kv.value.clone());
                 let kv = event.kv.as_ref();
-                kv.is_some_and(|kv| self.hear_live(&kv.key, value(kv).as_deref()))
+                kv.is_some_and(|kv| self.apply_live(&kv.key, value(kv).as_deref()))
             });
-            if called.count() > 0 {
-                self.tell();
+            if calls.count() > 0 {
+                self.notify_listener();
             }
             return Ok(());
         }
-        if told.watch_id == PRESENT {
+        if response.watch_id == PRESENT {
             let prefix = format!("{}/present/", self.settings.prefix);
-            for kv in told.events.iter().filter_map(|event| event.kv.as_ref()) {
+            for kv in response.events.iter().filter_map(|event| event.kv.as_ref()) {
                 let key = String::from_utf8_lossy(&kv.key);
-                // What makes no sense is of a later version.
+                // A later version may have written keys that cannot be parsed.
                 if let Some(Ok(member)) = key.strip_prefix(&prefix).map(str::parse) {
-                    self.live.is_elsewhere(member, kv.lease);
+                    self.live.note_presence(member, kv.lease);
                 }
             }
             return Ok(());
         }
         let before = lock(&self.state).foreign;
-        let mut events = told.events.into_iter().peekable();
+        let mut events = response.events.into_iter().peekable();
         while let Some(first) = events.next() {
             let revision = first.kv.as_ref().map_or(0, |kv| kv.mod_revision);
             let mut rows = Rows::new();
-            let mut news = News::default();
+            let mut keys = StateKeys::default();
             let mut next = Some(first);
             while let Some(event) = next {
                 let Some(kv) = event.kv else { break };
                 let value = (event.kind == 0).then_some(kv.value);
-                self.sort(&kv.key, value, revision, &mut rows, &mut news)?;
+                self.classify(&kv.key, value, revision, &mut rows, &mut keys)?;
                 let same = |event: &Event| {
                     event
                         .kv
@@ -407,7 +407,7 @@ impl Shared {
                 };
                 next = events.next_if(same);
             }
-            if news.head.is_some_and(|(_, head)| head.rows != rows.len()) {
+            if keys.head.is_some_and(|(_, head)| head.rows != rows.len()) {
                 return Err(End::Compacted);
             }
             if !rows.is_empty() {
@@ -415,77 +415,77 @@ impl Shared {
             }
             let mut state = lock(&self.state);
             state.applied = revision;
-            if let Some(mesh) = news.mesh {
+            if let Some(mesh) = keys.mesh {
                 state.epoch.mesh = mesh;
                 state.foreign += 1;
             }
-            if let Some(restored) = news.restored {
+            if let Some(restored) = keys.restored {
                 state.epoch.restored = restored;
                 state.foreign += 1;
             }
-            if let Some((at, head)) = news.head {
+            if let Some((at, head)) = keys.head {
                 state.take(at, head.id);
             }
             drop(state);
             self.changed.notify_all();
         }
         if lock(&self.state).foreign != before {
-            self.tell();
+            self.notify_listener();
         }
         Ok(())
     }
 
-    /// What a key under `live/` says; whether somebody is called by it.
-    fn hear_live(&self, key: &[u8], value: Option<&[u8]>) -> bool {
+    /// Applies a key under `live/`; returns whether members are calls.
+    fn apply_live(&self, key: &[u8], value: Option<&[u8]>) -> bool {
         let prefix = format!("{}/live/", self.settings.prefix);
         let key = String::from_utf8_lossy(key);
         key.strip_prefix(&prefix)
-            .is_some_and(|key| self.live.take(key, value, self.id))
+            .is_some_and(|key| self.live.apply(key, value, self.id))
     }
 
-    fn tell(&self) {
+    fn notify_listener(&self) {
         if let Some(listener) = &*lock(&self.listener) {
             listener();
         }
     }
 
-    /// What one key says.
-    fn sort(
+    /// Sorts a key and its value into `rows` or `keys`.
+    fn classify(
         &self,
         key: &[u8],
         value: Option<Vec<u8>>,
         revision: i64,
         rows: &mut Rows,
-        news: &mut News,
+        keys: &mut StateKeys,
     ) -> Result<(), End> {
         let shown = String::from_utf8_lossy(key).into_owned();
-        let senseless = || End::Senseless(Trouble::Corrupt(shown.clone()));
+        let invalid = || End::Invalid(Trouble::Corrupt(shown.clone()));
         let prefix = format!("{}/state/", self.settings.prefix);
-        let rest = shown.strip_prefix(&prefix).ok_or_else(senseless)?;
+        let rest = shown.strip_prefix(&prefix).ok_or_else(invalid)?;
         if let Some(row) = rest.strip_prefix("rows/") {
             rows.insert(row.to_owned(), value);
             return Ok(());
         }
-        let value = value.ok_or_else(senseless)?;
+        let value = value.ok_or_else(invalid)?;
         match rest {
             "head" => {
-                let head: Head = serde_json::from_slice(&value).map_err(|_| senseless())?;
+                let head: Head = serde_json::from_slice(&value).map_err(|_| invalid())?;
                 match head.schema {
                     SCHEMA => {}
-                    UNFINISHED => return Err(End::Senseless(Trouble::Unfinished)),
-                    other => return Err(End::Senseless(Trouble::Schema(other))),
+                    UNFINISHED => return Err(End::Invalid(Trouble::Unfinished)),
+                    other => return Err(End::Invalid(Trouble::Schema(other))),
                 }
-                news.head = Some((revision, head));
+                keys.head = Some((revision, head));
             }
             "mesh" | "restored" => {
-                let text = std::str::from_utf8(&value).map_err(|_| senseless())?;
-                let number = text.parse().map_err(|_| senseless())?;
+                let text = std::str::from_utf8(&value).map_err(|_| invalid())?;
+                let number = text.parse().map_err(|_| invalid())?;
                 match rest {
-                    "mesh" => news.mesh = Some(number),
-                    _ => news.restored = Some(number),
+                    "mesh" => keys.mesh = Some(number),
+                    _ => keys.restored = Some(number),
                 }
             }
-            _ => return Err(senseless()),
+            _ => return Err(invalid()),
         }
         Ok(())
     }
@@ -501,7 +501,7 @@ impl Shared {
             Ok(transaction.commit()?)
         };
         work().map_err(|error: StoreError| {
-            End::Senseless(Trouble::Corrupt(match error {
+            End::Invalid(Trouble::Corrupt(match error {
                 StoreError::CorruptRow { key } => key,
                 other => other.to_string(),
             }))
@@ -509,21 +509,21 @@ impl Shared {
     }
 }
 
-/// What keys say that are no rows.
+/// Values of the keys that are not rows.
 #[derive(Default)]
-struct News {
-    /// And its revision.
+struct StateKeys {
+    /// With its revision.
     head: Option<(i64, Head)>,
     mesh: Option<u64>,
     restored: Option<u64>,
 }
 
 impl State {
-    /// Takes in a head.
+    /// Records a head.
     fn take(&mut self, at: i64, id: u64) {
         (self.head, self.head_id) = (at, id);
         self.heads.push_back((at, id));
-        if self.heads.len() > HEADS
+        if self.heads.len() > MAX_HEADS
             && let Some((forgotten, _)) = self.heads.pop_front()
         {
             self.since = forgotten;

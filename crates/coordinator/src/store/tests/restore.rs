@@ -1,16 +1,16 @@
-//! What becomes of a mesh when etcd comes back from a backup.
+//! Repair of a mesh whose etcd was restored from a backup.
 
+use super::proxy::{Proxy, cut};
 use super::shared::{mesh_at, names, settings, with_cluster};
-use super::ways::{Way, cut};
 use super::*;
 
-/// What becomes of a mesh whose etcd comes back from a backup: two coordinators were there, of whom the second hears of it only when
-/// etcd's revisions are ahead again of what it knew.
+/// Restores a backup under two coordinators. The second is cut off until etcd's revisions exceed
+/// those that it knew.
 fn restore(is_new: bool) {
     with_cluster(|cluster| {
         let direct = settings(cluster);
         let one = mesh_at(&direct);
-        let (ways, far) = Way::to_all(&direct);
+        let (proxies, far) = Proxy::to_all(&direct);
         let other = Store::open_etcd(&far).expect("opened");
         join(&one, 1, "a", 1).expect("joined");
         let b = join(&one, 1, "b", 2).expect("joined");
@@ -18,16 +18,16 @@ fn restore(is_new: bool) {
         let backup = folder.path().join("backup");
         cluster.snapshot(&backup).expect("saved");
 
-        // What the backup does not have: two members, and a policy.
+        // The backup lacks two members and a policy.
         let c = join(&one, 1, "c", 3).expect("joined");
         let d = join(&one, 1, "d", 4).expect("joined");
         let policy = "allow a -> b tcp/22\n";
         one.set_policy(policy, &operator(), NOW).expect("set");
-        other.authenticate(&shown(4)).expect("known");
+        other.authenticate(&digest_of(4)).expect("known");
         other.catch_up().expect("caught up");
-        let (epoch, revision) = (one.epoch(), one.revision().expect("asked"));
-        assert_eq!(other.revision().expect("asked"), revision);
-        cut(&ways, true);
+        let (epoch, revision) = (one.epoch(), one.revision().expect("queried"));
+        assert_eq!(other.revision().expect("queried"), revision);
+        cut(&proxies, true);
         cluster.restore(&backup, is_new).expect("restored");
 
         let until = Instant::now() + Duration::from_secs(15);
@@ -35,55 +35,60 @@ fn restore(is_new: bool) {
             assert!(Instant::now() < until, "{:?}", names(&one));
             thread::sleep(Duration::from_millis(20));
         }
-        assert_eq!(one.authenticate(&shown(2)).expect("a member"), b.id);
-        let error = one.authenticate(&shown(3)).expect_err("not in the backup");
+        assert_eq!(one.authenticate(&digest_of(2)).expect("a member"), b.id);
+        let error = one
+            .authenticate(&digest_of(3))
+            .expect_err("not in the backup");
         assert!(matches!(error, StoreError::NotAMember), "{error}");
 
-        // By whatever is changed next.
+        // The next change repairs the mesh.
         let e = join(&one, 1, "e", 5).expect("joined");
         assert!(e.number > d.number && e.number > c.number, "{e:?} {d:?}");
         assert!(e.id > d.id);
-        assert_ne!(one.epoch(), epoch, "members are told of everybody anew");
-        assert!(one.revision().expect("asked") > revision);
-        let audit = one.audit(100).expect("asked");
-        let noted: Vec<&AuditEntry> = audit.iter().filter(|a| a.what == "etcd restored").collect();
-        assert_eq!(noted.len(), 1);
-        let said = format!("from revision {revision} to 2, with an earlier policy");
-        assert_eq!(noted[0].subject, said);
+        assert_ne!(one.epoch(), epoch, "members receive everything again");
+        assert!(one.revision().expect("queried") > revision);
+        let audit = one.audit(100).expect("queried");
+        let logged: Vec<&AuditEntry> = audit
+            .iter()
+            .filter(|a| a.change == "etcd restored")
+            .collect();
+        assert_eq!(logged.len(), 1);
+        let expected = format!("from revision {revision} to 2, with an earlier policy");
+        assert_eq!(logged[0].subject, expected);
 
         for n in 6..30 {
             join(&one, 1, &format!("m{n}"), n).expect("joined");
         }
-        cut(&ways, false);
+        cut(&proxies, false);
         let until = Instant::now() + Duration::from_secs(15);
         while names(&other) != names(&one) {
             assert!(Instant::now() < until, "{:?}", names(&other));
             thread::sleep(Duration::from_millis(20));
         }
-        // It has nothing to add.
-        other.mend().expect("asked");
+        // Nothing is left to repair.
+        other.repair().expect("queried");
         assert_eq!(other.epoch(), one.epoch());
-        assert_eq!(other.policy().expect("asked"), "");
-        let audit = other.audit(100).expect("asked");
+        assert_eq!(other.policy().expect("queried"), "");
+        let audit = other.audit(100).expect("queried");
         assert_eq!(
-            audit.iter().filter(|a| a.what == "etcd restored").count(),
+            audit.iter().filter(|a| a.change == "etcd restored").count(),
             1
         );
     });
 }
 
 #[test]
-fn a_mesh_goes_on_from_where_it_was_when_etcd_comes_back_from_a_backup() {
+fn a_restored_mesh_is_repaired_in_a_new_cluster() {
     restore(true);
 }
 
 #[test]
-fn nor_does_it_help_that_the_cluster_has_the_same_number_as_before() {
+fn a_restored_mesh_is_repaired_in_the_same_cluster() {
     restore(false);
 }
 
 #[test]
-fn nobody_is_told_of_a_restore_that_lost_nothing() {
+fn a_restore_without_losses_is_not_logged() {
     with_cluster(|cluster| {
         let settings = settings(cluster);
         let store = mesh_at(&settings);
@@ -91,16 +96,16 @@ fn nobody_is_told_of_a_restore_that_lost_nothing() {
         let folder = tempfile::tempdir().expect("a folder");
         let backup = folder.path().join("backup");
         cluster.snapshot(&backup).expect("saved");
-        let revision = store.revision().expect("asked");
+        let revision = store.revision().expect("queried");
         cluster.restore(&backup, true).expect("restored");
         join(&store, 1, "b", 2).expect("joined");
-        assert_eq!(store.revision().expect("asked"), revision + 1);
-        let audit = store.audit(100).expect("asked");
-        assert!(audit.iter().all(|a| a.what != "etcd restored"));
+        assert_eq!(store.revision().expect("queried"), revision + 1);
+        let audit = store.audit(100).expect("queried");
+        assert!(audit.iter().all(|a| a.change != "etcd restored"));
     });
 }
 
-/// A mesh of so many addresses.
+/// Creates a mesh with a network of a given size.
 fn mesh_of(settings: &Etcd, v4: &str) -> Store {
     let store = Store::open_etcd(settings).expect("opened");
     let set = store.init(networks(v4), &operator(), NOW);
@@ -111,21 +116,21 @@ fn mesh_of(settings: &Etcd, v4: &str) -> Store {
 }
 
 #[test]
-fn an_address_that_somebody_had_after_the_backup_is_given_after_all_others() {
+fn addresses_given_after_the_backup_are_reused_last() {
     with_cluster(|cluster| {
         let settings = settings(cluster);
         let store = mesh_of(&settings, "10.0.0.0/29");
         let joins = |n: u32| join(&store, 1, &format!("m{n}"), n).expect("joined");
         let leaves = |n: u32| {
-            let gone = store.remove(Whom::Name(&name(&format!("m{n}"))), &operator(), NOW);
-            assert!(gone.expect("asked"));
+            let gone = store.remove(MemberRef::Name(&name(&format!("m{n}"))), &operator(), NOW);
+            assert!(gone.expect("queried"));
         };
         (1..=6).for_each(|n| assert_eq!(joins(n).number, n));
         [3, 1, 5, 2].into_iter().for_each(leaves);
         let folder = tempfile::tempdir().expect("a folder");
         let backup = folder.path().join("backup");
         cluster.snapshot(&backup).expect("saved");
-        // One has it still, and one had it for a while.
+        // One is still in use, and one was for a while.
         assert_eq!(joins(7).number, 3);
         assert_eq!(joins(8).number, 1);
         leaves(8);
@@ -143,7 +148,7 @@ fn an_address_that_somebody_had_after_the_backup_is_given_after_all_others() {
 }
 
 #[test]
-fn no_address_is_lost_with_however_many_members() {
+fn no_address_is_lost_with_many_members() {
     with_cluster(|cluster| {
         let settings = settings(cluster);
         let store = mesh_of(&settings, "10.0.0.0/24");
@@ -156,7 +161,7 @@ fn no_address_is_lost_with_however_many_members() {
         cluster.restore(&backup, true).expect("restored");
         let until = Instant::now() + Duration::from_secs(15);
         while !names(&store).is_empty() {
-            assert!(Instant::now() < until, "it does not hear of it");
+            assert!(Instant::now() < until, "it does not notice");
             thread::sleep(Duration::from_millis(20));
         }
         let epoch = store.epoch();
@@ -165,8 +170,8 @@ fn no_address_is_lost_with_however_many_members() {
             .collect();
         assert_eq!(all, (1..=254).collect());
         assert_ne!(store.epoch(), epoch);
-        let audit = store.audit(1000).expect("asked");
-        let noted = audit.iter().filter(|entry| entry.what == "etcd restored");
-        assert_eq!(noted.count(), 1);
+        let audit = store.audit(1000).expect("queried");
+        let logged = audit.iter().filter(|entry| entry.change == "etcd restored");
+        assert_eq!(logged.count(), 1);
     });
 }
