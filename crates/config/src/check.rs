@@ -1,6 +1,7 @@
-//! From a draft to a configuration: what must be there, and what does not go together.
+//! Checks a draft and completes it: required keys, and keys that conflict.
 //!
-//! Order: the interface's own keys, then each peer, then peers against each other, then the gateway. Nothing stops at the first fault.
+//! Order: the interface's own keys, each peer, peers against each other, the gateway. Checking
+//! continues after an error.
 
 use std::collections::HashMap;
 
@@ -20,17 +21,17 @@ use super::types::{
 };
 use super::values::DnsItem;
 
-/// Smallest MTU in bytes that IPv4 hosts must take (RFC 791: 576-byte datagrams).
+/// Smallest MTU in bytes that IPv4 hosts must accept (RFC 791: 576-byte datagrams).
 const MIN_MTU: u32 = 576;
 /// Smallest MTU in bytes that IPv6 allows (RFC 8200, section 5).
 const MIN_MTU_V6: u32 = 1280;
 /// Largest IP packet in bytes.
 const MAX_MTU_NATIVE: u32 = 65535;
-/// Largest multiple of 16 (the padding) that, with 32 bytes of header and tag, fits a UDP datagram over IPv4
-/// (65535 - 20 - 8 bytes).
+/// Largest multiple of 16 (the padding) that, with 32 bytes of header and tag, fits a UDP datagram
+/// over IPv4 (65535 - 20 - 8 bytes).
 const MAX_MTU_WIREGUARD: u32 = 65472;
 
-/// Completes a draft; `None` where something is missing. What is found goes to the reporter.
+/// Completes a draft and reports its faults; `None` if something is missing.
 pub(super) fn check(
     draft: Draft,
     name: Result<InterfaceName, InterfaceNameError>,
@@ -71,7 +72,7 @@ fn check_name(
 ) -> Option<InterfaceName> {
     name.inspect_err(|error| {
         let message = format!("the file's name cannot name its interface: {error}");
-        let help = "the interface is called as the file without its ending, such as `wg0` for `wg0.conf`: rename the file";
+        let help = "the interface is named after the file without its extension, such as `wg0` for `wg0.conf`: rename the file";
         reporter.whole(Severity::Error, &message, help);
     })
     .ok()
@@ -84,7 +85,7 @@ fn check_private_key(interface: &InterfaceDraft, reporter: &mut Reporter<'_>) {
     let name = reporter.name(Field::PrivateKey);
     let file = reporter.name(Field::PrivateKeyFile);
     let help = format!(
-        "add `{name} = ...` with a key from `seikan genkey`, or `{file} = ...` with the path of a file that holds one"
+        "add `{name} = ...` with a key from `seikan genkey`, or `{file} = ...` with the path of a key file"
     );
     match (interface.line, reporter.syntax) {
         (Some(line), Syntax::Ini) => {
@@ -119,7 +120,7 @@ fn check_addresses(interface: &InterfaceDraft, reporter: &mut Reporter<'_>) {
                 "`{name}` has `{}` twice, first in line {first}",
                 address.value.addr()
             );
-            let help = "take one of them out";
+            let help = "remove one of them";
             reporter.warn(address.line, Some(Field::Address), &message, help);
         }
     }
@@ -136,9 +137,9 @@ fn check_mtu(
     };
     let has_v6 = interface.addresses.iter().any(|a| a.value.addr().is_ipv6());
     let (least, why) = if has_v6 {
-        (MIN_MTU_V6, "the least that IPv6 allows")
+        (MIN_MTU_V6, "the minimum of IPv6")
     } else {
-        (MIN_MTU, "the least that every IPv4 host takes")
+        (MIN_MTU, "the minimum that every IPv4 host accepts")
     };
     let most = match protocol {
         Protocol::Native => MAX_MTU_NATIVE,
@@ -148,9 +149,7 @@ fn check_mtu(
     let message = if mtu < least {
         format!("`{name}` is {mtu}, less than {least}, {why}")
     } else if mtu > most {
-        format!(
-            "`{name}` is {mtu}, more than {most}, the most that the {protocol} protocol carries"
-        )
+        format!("`{name}` is {mtu}, more than {most}, the maximum of the {protocol} protocol")
     } else {
         return;
     };
@@ -170,13 +169,15 @@ fn check_native(
     let native = &interface.native;
     if let (Some(cipher), Protocol::Wireguard) = (&native.cipher, protocol) {
         let name = reporter.name(Field::Cipher);
-        let message = format!("`{name}` has no effect: WireGuard knows ChaCha20-Poly1305 only");
-        let help = "take it out, or use the native protocol";
+        let message = format!("`{name}` has no effect: WireGuard supports only ChaCha20-Poly1305");
+        let help = "remove it, or use the native protocol";
         reporter.warn(cipher.line, Some(Field::Cipher), &message, help);
     }
     let name = reporter.name(Field::Metrics);
     let message = |address| {
-        format!("`{name}` is {address}: whoever reaches it can read who talks to whom, and when")
+        format!(
+            "`{name}` is {address}: anyone who can reach it can see which peers communicate, and when"
+        )
     };
     let help = "listen on loopback, such as `127.0.0.1:9586`";
     match (overrides.metrics, &native.metrics) {
@@ -190,7 +191,7 @@ fn check_native(
     }
 }
 
-/// A coordinator and a credential belong together; a pin belongs to both.
+/// Checks that coordinator and credential are both given, as are those of dependent keys.
 fn check_mesh(interface: &InterfaceDraft, reporter: &mut Reporter<'_>) {
     let keys = [Field::Coordinator, Field::Credential];
     let given = keys.map(|key| interface.given.has(key));
@@ -210,7 +211,7 @@ fn check_mesh(interface: &InterfaceDraft, reporter: &mut Reporter<'_>) {
         let name = reporter.name(*key);
         let message = format!("a member of a mesh needs `{name}`, which is not there");
         let help =
-            "run `seikan join`, which writes the file, or take out what is said of a coordinator";
+            "run `seikan join`, which writes the file, or remove all keys about a coordinator";
         reporter.whole(Severity::Error, &message, help);
     }
     let mut pinned = HashMap::new();
@@ -227,7 +228,7 @@ fn check_mesh(interface: &InterfaceDraft, reporter: &mut Reporter<'_>) {
     }
 }
 
-/// Missing keys, one's own key, one peer twice.
+/// Checks public keys: missing, the interface's own, or used twice.
 fn check_identities(interface: &InterfaceDraft, peers: &[PeerDraft], reporter: &mut Reporter<'_>) {
     let name = reporter.name(Field::PublicKey);
     let own = interface.private_key.as_ref().map(|key| &key.value);
@@ -254,20 +255,20 @@ fn check_identities(interface: &InterfaceDraft, peers: &[PeerDraft], reporter: &
         }
         if let Some(first) = seen.insert(key, peer) {
             let message = format!("this is the same peer as {}", first.described());
-            let help = "put what both say into one section, or correct the key of one of them";
+            let help = "merge both into one section, or correct the key of one of them";
             reporter.error(line, Some(Field::PublicKey), &message, help);
         }
     }
 }
 
-/// Prefixes without a peer, with host bits, or at two peers.
+/// Checks allowed IPs: missing, with host bits, or at two peers.
 fn check_allowed_ips(interface: &InterfaceDraft, peers: &[PeerDraft], reporter: &mut Reporter<'_>) {
     let name = reporter.name(Field::AllowedIps);
     let mut owners: HashMap<IpNet, (usize, usize)> = HashMap::new();
     for (index, peer) in peers.iter().enumerate() {
         if !peer.given.has(Field::AllowedIps) {
             let message =
-                format!("this peer has no `{name}`: nothing is sent to it or taken from it");
+                format!("this peer has no `{name}`: nothing is sent to it or accepted from it");
             let help = "add the addresses behind the peer, such as `10.0.0.2/32`";
             reporter.warn(peer.line, None, &message, help);
         }
@@ -280,7 +281,7 @@ fn check_allowed_ips(interface: &InterfaceDraft, peers: &[PeerDraft], reporter: 
                         *line,
                         Some(Field::AllowedIps),
                         &message,
-                        "take one of them out",
+                        "remove one of them",
                     );
                 }
                 Some((owner, first)) => {
@@ -303,12 +304,12 @@ fn check_allowed_ips(interface: &InterfaceDraft, peers: &[PeerDraft], reporter: 
     }
 }
 
-/// The prefix without its host bits; warns if it has any.
+/// Returns the prefix without its host bits; warns if it has any.
 pub(super) fn masked(key: Field, value: IpNet, line: usize, reporter: &mut Reporter<'_>) -> IpNet {
     let masked = value.trunc();
     if masked != value {
         let name = reporter.name(key);
-        let message = format!("`{name}` has `{value}`, which is taken as `{masked}`");
+        let message = format!("`{name}` has `{value}`, which is read as `{masked}`");
         let help = format!(
             "write `{masked}` for the whole network, or `{}` for the one address",
             IpNet::from(value.addr())
@@ -318,7 +319,7 @@ pub(super) fn masked(key: Field, value: IpNet, line: usize, reporter: &mut Repor
     masked
 }
 
-/// Whether anybody can begin to talk.
+/// Checks that one side can reach the other first.
 fn check_reach(interface: &InterfaceDraft, peers: &[PeerDraft], reporter: &mut Reporter<'_>) {
     if interface.line.is_none() {
         return;
@@ -339,7 +340,7 @@ fn check_reach(interface: &InterfaceDraft, peers: &[PeerDraft], reporter: &mut R
     }
 }
 
-/// A peer with all that it needs.
+/// Completes a peer; `None` if something is missing.
 fn complete_peer(draft: PeerDraft) -> Option<PeerConfig> {
     let mut allowed_ips: Vec<IpNet> = Vec::with_capacity(draft.allowed_ips.len());
     let mut seen = std::collections::HashSet::new();
@@ -416,7 +417,7 @@ fn complete(
 }
 
 impl PeerDraft {
-    /// The peer as a sentence calls it.
+    /// Returns the peer's name for messages.
     pub(super) fn described(&self) -> String {
         match &self.name {
             Some(name) => format!("the peer `{name}`"),

@@ -1,50 +1,50 @@
-//! What is wrong with a configuration, and how to put it right.
+//! Diagnostics of a configuration.
 //!
-//! A [`Diagnostic`] names file, line and key and says what the right form is. [`Diagnostics`] keeps all of one
-//! file, in the order of its lines. The line shown has been masked before it got here (`report`):
-//! neither text nor JSON ever holds a secret.
+//! A [`Diagnostic`] has the file, line and key, and suggests a correction. [`Diagnostics`] has all
+//! of one file in the order of its lines. Excerpts were masked before (`report`): neither text nor
+//! JSON contains a secret.
 
 use std::fmt::{self, Write as _};
 
 use serde::Serialize;
 
-/// How bad it is.
+/// Severity of the diagnostic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
     /// The file cannot be used.
     Error,
-    /// The file can be used, but probably does not say what was meant.
+    /// The file can be used, but is probably wrong.
     Warning,
 }
 
-/// One finding.
+/// One diagnostic.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Diagnostic {
-    /// How bad it is.
+    /// Severity of the diagnostic.
     pub severity: Severity,
-    /// The file, as it was named; or where else the value came from (an environment variable).
+    /// The file, as it was named; or the source of the value, such as an environment variable.
     pub file: String,
     /// The line, counted from 1.
     pub line: Option<usize>,
     /// The key, as the file's syntax spells it.
     pub key: Option<String>,
-    /// What is wrong.
+    /// The fault.
     pub message: String,
-    /// What would be right.
+    /// Suggested correction.
     pub help: Option<String>,
-    /// The line's text, secrets masked.
+    /// Text of the line, with secrets masked.
     #[serde(skip)]
     pub(super) excerpt: Option<String>,
 }
 
-/// All findings of one file.
+/// All diagnostics of one file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct Diagnostics(Vec<Diagnostic>);
 
 impl Diagnostic {
-    /// A finding about a file (or a variable) as a whole.
+    /// Returns a diagnostic of a file (or a variable) as a whole.
     pub fn new(severity: Severity, file: impl Into<String>, message: impl Into<String>) -> Self {
         Self {
             severity,
@@ -57,13 +57,13 @@ impl Diagnostic {
         }
     }
 
-    /// Adds what would be right.
+    /// Adds a suggested correction.
     pub fn with_help(mut self, help: impl Into<String>) -> Self {
         self.help = Some(help.into());
         self
     }
 
-    /// The finding as text of a few lines, in the manner of rustc:
+    /// Returns the diagnostic as text of a few lines, in the style of rustc:
     ///
     /// ```text
     /// error: `MTU` is 100, less than 576
@@ -110,22 +110,22 @@ impl Diagnostic {
 }
 
 impl Diagnostics {
-    /// Adds a finding.
+    /// Adds a diagnostic.
     pub fn push(&mut self, diagnostic: Diagnostic) {
         self.0.push(diagnostic);
     }
 
-    /// Adds the findings of another.
+    /// Adds the diagnostics of another set.
     pub fn append(&mut self, mut other: Diagnostics) {
         self.0.append(&mut other.0);
     }
 
-    /// Puts the findings in the order of their lines, those about the whole file first.
+    /// Sorts by line; diagnostics of the whole file come first.
     pub(super) fn sort(&mut self) {
         self.0.sort_by_key(|d| d.line);
     }
 
-    /// Replaces the text shown of a line.
+    /// Replaces the excerpt of a line.
     pub(super) fn hide_line(&mut self, line: usize, by: &str) {
         for diagnostic in &mut self.0 {
             if diagnostic.line == Some(line) && diagnostic.excerpt.is_some() {
@@ -134,27 +134,27 @@ impl Diagnostics {
         }
     }
 
-    /// Whether nothing was found.
+    /// Returns whether there are no diagnostics.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The findings.
+    /// Iterates over the diagnostics.
     pub fn iter(&self) -> std::slice::Iter<'_, Diagnostic> {
         self.0.iter()
     }
 
-    /// How many findings are of this severity.
+    /// Returns the number of diagnostics of a severity.
     pub fn count(&self, severity: Severity) -> usize {
         self.0.iter().filter(|d| d.severity == severity).count()
     }
 
-    /// Whether the file cannot be used.
+    /// Returns whether the file cannot be used.
     pub fn has_errors(&self) -> bool {
         self.count(Severity::Error) > 0
     }
 
-    /// All findings as text, an empty line between them.
+    /// Returns all diagnostics as text, separated by empty lines.
     pub fn render(&self, colours: bool) -> String {
         let parts: Vec<_> = self.0.iter().map(|d| d.render(colours)).collect();
         parts.join("\n")

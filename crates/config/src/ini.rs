@@ -1,7 +1,8 @@
 //! The wg-quick syntax: `[Section]`, `Key = value`, `#` to the end of the line.
 //!
-//! Sections and keys in any case; a key may come again (its values add up, or the last one counts); values with commas or
-//! spaces are lists. All of it as `wg` and `wg-quick` read it.
+//! Names of sections and keys are case-insensitive. A key may be repeated: its values are combined,
+//! or the last one counts. Commas and spaces separate the values of lists. `wg` and `wg-quick` read
+//! files in the same way.
 
 use zeroize::Zeroizing;
 
@@ -9,13 +10,13 @@ use super::load::Syntax;
 use super::report::{Reporter, did_you_mean, empty_list, unknown_key, word};
 use super::schema::{self, Document, Entry, Item, Section, SectionKind, Shape};
 
-/// Longest name of a section, in bytes, that can be a slip of a known one.
+/// Maximum length of a name that may be a misspelt section, in bytes.
 const MAX_HEADER: usize = 16;
 
-/// Splits a text into sections and entries; reports what it cannot split.
+/// Splits a text into sections and entries; reports faults.
 pub(super) fn split(text: &str, reporter: &mut Reporter<'_>) -> Document {
     let mut document = Document::default();
-    // False in a section that was reported and that no other can stand for: its keys are passed over.
+    // `false` in an unknown section, whose keys are skipped.
     let mut known = true;
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     for (index, raw) in text.lines().enumerate() {
@@ -38,8 +39,8 @@ pub(super) fn split(text: &str, reporter: &mut Reporter<'_>) -> Document {
         }
         if document.sections.is_empty() {
             let help = "start with `[Interface]`, then a `[Peer]` for every peer";
-            reporter.error(line, None, "there is no section above this line", help);
-            // Most likely the header is what was forgotten.
+            reporter.error(line, None, "this line is outside of a section", help);
+            // Most likely the header is missing.
             document
                 .sections
                 .push(Section::new(SectionKind::Interface, line));
@@ -52,7 +53,7 @@ pub(super) fn split(text: &str, reporter: &mut Reporter<'_>) -> Document {
     document
 }
 
-/// Reads a section's header. One that is almost right is reported, and taken for what was meant.
+/// Parses a section's header. A misspelt one is reported, and read as the section that was meant.
 fn header(content: &str, line: usize, reporter: &mut Reporter<'_>) -> Option<SectionKind> {
     let name: String = content.chars().filter(|c| !c.is_whitespace()).collect();
     let plain = name.trim_matches(['[', ']']).to_ascii_lowercase();
@@ -83,7 +84,7 @@ fn header(content: &str, line: usize, reporter: &mut Reporter<'_>) -> Option<Sec
     near.map(|(.., kind)| kind)
 }
 
-/// Reads one `Key = value`.
+/// Parses one `Key = value`.
 fn entry(
     content: &str,
     section: SectionKind,
@@ -99,13 +100,13 @@ fn entry(
     let parts = content
         .split_once('=')
         .map(|(name, value)| (name.trim(), value.trim()));
-    // A line without `=` can still have one: at the end of a key.
+    // A line without `=` may contain one at the end of a key.
     let Some((name, value)) = parts.filter(|(name, _)| name_like(name)) else {
         let help = "write `Key = value`; comments begin with `#`";
         reporter.error(line, None, "this line is not `Key = value`", help);
         let first = content.split_whitespace().next().unwrap_or_default();
         let meant = schema::find(first.trim_end_matches(':'), section, reporter.syntax)?;
-        return Some(Entry::spoilt(meant.key, line));
+        return Some(Entry::invalid(meant.key, line));
     };
     let Some(spec) = schema::find(name, section, reporter.syntax) else {
         return unknown_key(reporter, name, section, line);
@@ -117,7 +118,7 @@ fn entry(
     let items = match spec.shape {
         Shape::One if value.is_empty() => {
             let message = format!("`{}` has no value", spec.name(reporter.syntax));
-            let help = "write a value after the `=`, or take the line out";
+            let help = "write a value after the `=`, or remove the line";
             reporter.error(line, Some(spec.key), &message, help);
             Vec::new()
         }
@@ -125,7 +126,7 @@ fn entry(
             empty_list(reporter, spec.key, line);
             Vec::new()
         }
-        // An empty list is as good as none.
+        // An empty list is equivalent to none.
         Shape::List | Shape::Lines if value.is_empty() => return None,
         Shape::One => vec![item(value)],
         Shape::Lines => vec![item(value)],
@@ -138,7 +139,7 @@ fn entry(
     })
 }
 
-/// The parts of a list: commas and spaces separate, empty parts do not count.
+/// Returns the elements of a list: commas and spaces separate, empty elements are skipped.
 pub(super) fn list(value: &str) -> impl Iterator<Item = &str> {
     value
         .split([',', ' ', '\t'])

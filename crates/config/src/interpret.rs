@@ -1,6 +1,6 @@
-//! From sections of texts to a [`Draft`]: every value typed, nothing yet required.
+//! Converts sections of texts to a [`Draft`]: values have types, and nothing is required yet.
 //!
-//! What is wrong with a single value is found here; what is wrong with the whole is the business of `check`.
+//! Faults of single values are reported here; `check` reports faults of the whole.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -17,14 +17,14 @@ use super::schema::{Document, Entry, Field, Item, Section, SectionKind, Shape};
 use super::types::{CipherPreference, CoordinatorUrl, Endpoint, Hooks, Protocol, Table};
 use super::values::{self, DnsItem, Problem};
 
-/// A value and the line it came from.
+/// A value and its line.
 #[derive(Debug, Clone)]
 pub(super) struct At<T> {
     pub value: T,
     pub line: usize,
 }
 
-/// A configuration that may lack things.
+/// A configuration that may be incomplete.
 #[derive(Default)]
 pub(super) struct Draft {
     pub interface: InterfaceDraft,
@@ -32,7 +32,7 @@ pub(super) struct Draft {
     pub gateway: GatewayDraft,
 }
 
-/// The keys that a section has, well or badly.
+/// The keys of a section, valid or not.
 #[derive(Default)]
 pub(super) struct Given(HashMap<Field, usize>);
 
@@ -55,7 +55,7 @@ pub(super) struct InterfaceDraft {
     pub mesh: MeshDraft,
 }
 
-/// What is said about the coordinator of a mesh.
+/// Settings of a mesh so far.
 #[derive(Default)]
 pub(super) struct MeshDraft {
     pub coordinator: Option<At<CoordinatorUrl>>,
@@ -68,7 +68,7 @@ pub(super) struct MeshDraft {
     pub first_use: Option<bool>,
 }
 
-/// What only Seikan knows.
+/// Keys that wg-quick does not have.
 #[derive(Default)]
 pub(super) struct NativeDraft {
     pub protocol: Option<Protocol>,
@@ -93,7 +93,7 @@ pub(super) struct PeerDraft {
     pub persistent_keepalive: Option<u16>,
 }
 
-/// Gives every value its type.
+/// Converts every value.
 pub(super) fn interpret(
     document: Document,
     read_key: &ReadKey<'_>,
@@ -145,13 +145,13 @@ pub(super) fn interpret(
 }
 
 impl Given {
-    /// Whether the section has the key.
+    /// Returns whether the section has the key.
     pub fn has(&self, key: Field) -> bool {
         self.0.contains_key(&key)
     }
 }
 
-/// What the reading of a section needs at hand.
+/// Context for reading a section.
 pub(super) struct Context<'a, 'r, 's> {
     read_key: &'a ReadKey<'a>,
     pub reporter: &'r mut Reporter<'s>,
@@ -211,7 +211,7 @@ impl Context<'_, '_, '_> {
                 Field::PinFirstUse => {
                     self.set(&entry, values::boolean, &mut draft.mesh.first_use);
                 }
-                // The splitters let only an interface's keys into its section.
+                // The splitters pass only keys that belong to the section.
                 _ => {}
             }
         }
@@ -242,14 +242,14 @@ impl Context<'_, '_, '_> {
                 Field::PersistentKeepalive => {
                     self.set_option(&entry, values::keepalive, &mut draft.persistent_keepalive)
                 }
-                // The splitters let only a peer's keys into its section.
+                // The splitters pass only keys that belong to the section.
                 _ => {}
             }
         }
         draft
     }
 
-    /// Warns where a key that takes one value comes again in its section.
+    /// Warns if a key that takes one value is repeated in its section.
     pub(super) fn note_repetition(&mut self, entry: &Entry, given: &mut Given) {
         let values = given.0.entry(entry.key).or_default();
         let again = *values > 0 && !entry.items.is_empty();
@@ -257,13 +257,13 @@ impl Context<'_, '_, '_> {
         if again && entry.key.spec().shape == Shape::One {
             let name = self.reporter.name(entry.key);
             let message = format!("`{name}` is given again: only the last one counts");
-            let help = "take the others out";
+            let help = "remove the others";
             self.reporter
                 .warn(entry.line, Some(entry.key), &message, help);
         }
     }
 
-    /// Reports a key given both in the file and by the path of another.
+    /// Reports a key that is given both directly and by a path.
     fn note_two_sources(&mut self, key: Field, line: usize, given: &Given) {
         let other = match key {
             Field::PrivateKey => Field::PrivateKeyFile,
@@ -279,7 +279,7 @@ impl Context<'_, '_, '_> {
         }
     }
 
-    /// A key from the file itself, or from the file whose path is given.
+    /// Reads a key from the value, or from the file that it names.
     fn key<T>(&mut self, entry: &Entry, parse: fn(&str) -> Result<T, Problem>) -> Option<At<T>> {
         let item = entry.items.first()?;
         let is_path = matches!(entry.key, Field::PrivateKeyFile | Field::PresharedKeyFile);
@@ -296,8 +296,7 @@ impl Context<'_, '_, '_> {
             Err(mut problem) => {
                 if is_path {
                     let path = item.text.as_str();
-                    problem.message =
-                        format!("names `{path}`, and what that holds {}", problem.message);
+                    problem.message = format!("names `{path}`, whose content {}", problem.message);
                 }
                 self.reporter.problem(entry.key, entry.line, problem);
                 None
@@ -321,7 +320,7 @@ impl Context<'_, '_, '_> {
         }
     }
 
-    /// The one value of an entry, typed.
+    /// Parses the single value of an entry.
     fn one<T>(&mut self, entry: &Entry, parse: fn(&str) -> Result<T, Problem>) -> Option<T> {
         let item = entry.items.first()?;
         match parse(&item.text) {
@@ -344,7 +343,7 @@ impl Context<'_, '_, '_> {
         }
     }
 
-    /// For values whose own text may say "none".
+    /// The same for values whose text may mean "none".
     fn set_option<T>(
         &mut self,
         entry: &Entry,
@@ -370,7 +369,7 @@ impl Context<'_, '_, '_> {
         }
     }
 
-    /// The values of an entry that are right; the others are reported.
+    /// Parses the values of an entry; reports invalid ones and returns the others.
     pub(super) fn all<T>(
         &mut self,
         entry: &Entry,
@@ -390,7 +389,7 @@ impl Context<'_, '_, '_> {
     }
 }
 
-/// The values of an entry as they are.
+/// Returns the non-empty values of an entry as text.
 fn texts(entry: &Entry) -> impl Iterator<Item = String> {
     let full = entry
         .items

@@ -1,8 +1,8 @@
-//! Keys as `wg` writes them: base64 of 32 bytes.
+//! Keys in the format of `wg`: base64 of 32 bytes.
 //!
-//! Text -> [`parse_private_key`], [`parse_public_key`], [`parse_preshared_key`] -> a key of the protocol;
-//! [`encode_key`] is the way back. A private key is clamped when it is read (RFC 7748, section 5), as the kernel and
-//! `wg` do.
+//! [`parse_private_key`], [`parse_public_key`] and [`parse_preshared_key`] decode a key;
+//! [`encode_key`] encodes one. A private key is clamped when it is read (RFC 7748, section 5), as
+//! in the kernel and `wg`.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -15,14 +15,14 @@ pub const KEY_LEN: usize = 32;
 /// Length of every key in base64, with its padding.
 pub const KEY_BASE64_LEN: usize = 44;
 
-/// Why a text is no key. It never carries the text: it may be a secret.
+/// Error of a key. It does not contain the text, which may be secret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
     /// The text does not have 44 characters.
     #[error("has {0} characters, a key has {KEY_BASE64_LEN}")]
     Length(usize),
     /// A character (counted from 1) is not in the base64 alphabet.
-    #[error("has a character that is not base64 (A-Z a-z 0-9 + /) in place {0}")]
+    #[error("has a character that is not base64 (A-Z a-z 0-9 + /) at position {0}")]
     Alphabet(usize),
     /// The last characters cannot end a base64 text of 32 bytes.
     #[error("does not end as the base64 of {KEY_LEN} bytes does")]
@@ -46,18 +46,18 @@ pub fn parse_preshared_key(text: &str) -> Result<PresharedKey, KeyError> {
     Ok(PresharedKey::from_bytes(*decode(text)?))
 }
 
-/// The base64 form of a key's bytes, wiped when dropped.
+/// Returns the base64 of a key's bytes, wiped on drop.
 pub fn encode_key(bytes: &[u8; KEY_LEN]) -> Zeroizing<String> {
     Zeroizing::new(STANDARD.encode(bytes))
 }
 
-/// Makes any 32 bytes a scalar of X25519.
+/// Clamps 32 bytes to a scalar of X25519.
 fn clamp(bytes: &mut [u8; KEY_LEN]) {
     bytes[0] &= 0b1111_1000;
     bytes[31] = (bytes[31] & 0b0111_1111) | 0b0100_0000;
 }
 
-/// Decodes 44 characters of base64 to 32 bytes, with the reason where that fails.
+/// Decodes 44 characters of base64 to 32 bytes.
 fn decode(text: &str) -> Result<Zeroizing<[u8; KEY_LEN]>, KeyError> {
     let text = text.trim();
     let chars = text.chars().count();
@@ -72,7 +72,7 @@ fn decode(text: &str) -> Result<Zeroizing<[u8; KEY_LEN]>, KeyError> {
     {
         return Err(KeyError::Alphabet(at + 1));
     }
-    // 36: the library asks for room for whole groups of three bytes.
+    // 36: the library needs space for whole groups of three bytes.
     let mut bytes = Zeroizing::new([0u8; 36]);
     match STANDARD.decode_slice(text, bytes.as_mut_slice()) {
         Ok(KEY_LEN) => {

@@ -1,13 +1,13 @@
 //! Configuration of one interface: one schema, two syntaxes.
 //!
-//! The way of a file:
+//! Stages of reading a file:
 //! 1. [`locate`] turns a path or an interface name into a path;
-//! 2. `ini` or `toml` splits the text into sections and entries that know their line;
-//! 3. `interpret` gives each entry its type by the one table of keys in `schema`;
-//! 4. `check` looks at the whole: keys used twice, prefixes that overlap, MTU, what is missing;
-//! 5. the result is a [`Config`] and every [`Diagnostic`] found on the way, not only the first.
+//! 2. `ini` or `toml` splits the text into sections and entries with their lines;
+//! 3. `interpret` converts each value by the table of keys in `schema`;
+//! 4. `check` checks the whole: keys used twice, overlapping prefixes, MTU, missing keys;
+//! 5. the result is a [`Config`], and all [`Diagnostic`]s, not only the first.
 //!
-//! [`Config::to_ini`] and [`Config::to_toml`] go the way back.
+//! [`Config::to_ini`] and [`Config::to_toml`] convert a configuration back to text.
 #![forbid(unsafe_code)]
 
 mod check;

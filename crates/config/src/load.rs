@@ -1,7 +1,7 @@
-//! From a path or an interface's name to a configuration.
+//! Loads a configuration by a path or an interface's name.
 //!
-//! [`locate`] -> read -> [`Source`] -> [`parse`] -> [`Parsed`]. Only [`load`] touches the file system; [`parse`] takes what it
-//! needs and works on any text, so that tests and fuzzers can feed it anything.
+//! [`locate`] -> read -> [`Source`] -> [`parse`] -> [`Parsed`]. Only [`load`] accesses the file
+//! system; tests and fuzzers can pass any text to [`parse`].
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -17,17 +17,17 @@ use super::report::Reporter;
 use super::types::{Config, InterfaceName, InterfaceNameError};
 use super::{check, ini, interpret, toml};
 
-/// Largest file that is read, in bytes: room for some fifty thousand peers.
+/// Maximum size of a configuration, in bytes; enough for some fifty thousand peers.
 const MAX_FILE: u64 = 16 << 20;
-/// Largest key file that is read, in bytes.
+/// Maximum size of a key file, in bytes.
 const MAX_KEY_FILE: u64 = 4096;
-/// Bits of a file's mode that let others than its owner in.
+/// Mode bits of a file that give access to others than its owner.
 const OTHERS: u32 = 0o077;
 
-/// How a file is written.
+/// Syntax of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Syntax {
-    /// wg-quick's: `.conf`, and whatever is not `.toml`.
+    /// wg-quick's syntax: `.conf`, and every other name but `.toml`.
     Ini,
     /// TOML: `.toml`.
     Toml,
@@ -36,36 +36,36 @@ pub enum Syntax {
 /// A file's text, with its name.
 #[derive(Debug, Clone)]
 pub struct Source {
-    /// The file, as findings name it.
+    /// Name of the file in diagnostics.
     pub file: String,
-    /// How it is written.
+    /// Syntax of the text.
     pub syntax: Syntax,
-    /// What it says; wiped when dropped.
+    /// The text; wiped on drop.
     pub text: Zeroizing<String>,
 }
 
-/// What came of a file.
+/// Result of parsing a file.
 #[derive(Debug)]
 pub struct Parsed {
     /// The configuration, if there was no error.
     pub config: Option<Config>,
-    /// Everything that was found, in the order of the lines.
+    /// All diagnostics, in the order of the lines.
     pub diagnostics: Diagnostics,
     /// The file that was read, if one was found.
     pub path: Option<PathBuf>,
-    /// The text itself holds a private or preshared key.
+    /// The text contains a private or preshared key.
     holds_secret: bool,
 }
 
-/// A configuration that cannot be used; shows every finding.
+/// A configuration that cannot be used; displays all diagnostics.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct ConfigError(pub Diagnostics);
 
-/// Reads the file of a `private-key-file` or `preshared-key-file`.
+/// Reads the file that `private-key-file` or `preshared-key-file` names.
 pub type ReadKey<'a> = dyn Fn(&Path) -> io::Result<Zeroizing<String>> + 'a;
 
-/// Finds, reads and checks the configuration that `target` (a path, or an interface's name) means.
+/// Finds, reads and checks the configuration of `target`: a path, or an interface's name.
 pub fn load(target: &str, overrides: &Overrides) -> Parsed {
     let path = match locate(target) {
         Ok(path) => path,
@@ -91,7 +91,7 @@ pub fn load(target: &str, overrides: &Overrides) -> Parsed {
     let mut about_files = Diagnostics::default();
     for path in open_keys.into_inner() {
         let path = path.display();
-        let message = "holds a secret, and others than its owner may read or change it";
+        let message = "contains a secret, and other users than its owner can read or change it";
         let finding = Diagnostic::new(Severity::Warning, path.to_string(), message)
             .with_help(format!("chmod 600 {path}"));
         about_files.push(finding);
@@ -102,7 +102,7 @@ pub fn load(target: &str, overrides: &Overrides) -> Parsed {
     parsed
 }
 
-/// The way from a text to a configuration, without the file system.
+/// Parses and checks a text, without access to the file system.
 pub fn parse(source: &Source, overrides: &Overrides, read_key: &ReadKey<'_>) -> Parsed {
     let mut reporter = Reporter::new(source);
     let document = match source.syntax {
@@ -126,8 +126,9 @@ pub fn parse(source: &Source, overrides: &Overrides, read_key: &ReadKey<'_>) -> 
     }
 }
 
-/// The file that `target` means: itself if it is a path (it has a `/`, or ends in `.conf` or `.toml`), else, as an interface's
-/// name, the first there is of `/etc/seikan/NAME.toml`, `/etc/seikan/NAME.conf` and `/etc/wireguard/NAME.conf`.
+/// Returns the file of `target`: `target` itself if it is a path (it contains a `/`, or ends in
+/// `.conf` or `.toml`). Otherwise it is an interface's name, and the result is the first existing
+/// one of `/etc/seikan/NAME.toml`, `/etc/seikan/NAME.conf` and `/etc/wireguard/NAME.conf`.
 pub fn locate(target: &str) -> Result<PathBuf, Diagnostics> {
     locate_in(target, Path::new("/etc"))
 }
@@ -145,17 +146,17 @@ fn locate_in(target: &str, etc: &Path) -> Result<PathBuf, Diagnostics> {
             "give a path, or an interface's name: {error}"
         )));
     }
-    let places = [
+    let candidates = [
         etc.join(format!("seikan/{target}.toml")),
         etc.join(format!("seikan/{target}.conf")),
         etc.join(format!("wireguard/{target}.conf")),
     ];
-    // A file that cannot be looked at is still the one meant: reading it gives the reason.
+    // A file that cannot be examined is still meant: reading it reports the reason.
     let there = |path: &&PathBuf| path.try_exists().unwrap_or(true);
-    if let Some(path) = places.iter().find(there) {
+    if let Some(path) = candidates.iter().find(there) {
         return Ok(path.clone());
     }
-    let looked: Vec<_> = places.iter().map(|p| p.display().to_string()).collect();
+    let looked: Vec<_> = candidates.iter().map(|p| p.display().to_string()).collect();
     let mut help = format!("looked for {}", looked.join(", "));
     if Path::new(target).exists() {
         help.push_str(&format!("; write ./{target} for the file in this folder"));
@@ -167,7 +168,7 @@ fn is_path(target: &str) -> bool {
     target.contains('/') || target.ends_with(".conf") || target.ends_with(".toml")
 }
 
-/// The interface that `target` (a path, or an interface's name) means; the file need not exist.
+/// Returns the interface of `target`, a path or an interface's name; the file need not exist.
 pub fn interface_name(target: &str) -> Result<InterfaceName, InterfaceNameError> {
     if is_path(target) {
         interface_name_of(Path::new(target))
@@ -176,7 +177,7 @@ pub fn interface_name(target: &str) -> Result<InterfaceName, InterfaceNameError>
     }
 }
 
-/// The interface that a file is for: its name without `.conf` or `.toml`.
+/// Returns the interface of a file: its name without `.conf` or `.toml`.
 fn interface_name_of(path: &Path) -> Result<InterfaceName, InterfaceNameError> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let stem = [".conf", ".toml"]
@@ -185,7 +186,7 @@ fn interface_name_of(path: &Path) -> Result<InterfaceName, InterfaceNameError> {
     stem.unwrap_or(&name).parse()
 }
 
-/// Reads a file; gives its text and its mode.
+/// Reads a file; returns its text and mode.
 fn read(path: &Path) -> Result<(Source, u32), Diagnostics> {
     let name = path.display().to_string();
     let failed = |error: io::Error| {
@@ -231,7 +232,7 @@ fn read_text(file: &mut File, max: u64) -> io::Result<Zeroizing<String>> {
 }
 
 impl Syntax {
-    /// The syntax of a file, by its ending.
+    /// Returns the syntax of a file by its extension.
     pub fn of(path: &Path) -> Self {
         match path.extension() {
             Some(ending) if ending == "toml" => Self::Toml,
@@ -250,7 +251,7 @@ impl Parsed {
         }
     }
 
-    /// The configuration with its warnings, or everything that keeps it from being used.
+    /// Returns the configuration with its warnings, or all diagnostics if it cannot be used.
     pub fn into_result(self) -> Result<(Config, Diagnostics), ConfigError> {
         match self.config {
             Some(config) => Ok((config, self.diagnostics)),
@@ -286,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn what_looks_like_a_path_is_one() {
+    fn paths_are_recognized() {
         let etc = etc_with(&["seikan/wg0.conf"]);
         for path in ["wg0.conf", "./wg0", "/tmp/wg0", "wg0.toml"] {
             assert_eq!(locate_in(path, etc.path()).unwrap(), PathBuf::from(path));
@@ -336,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_private_key_may_live_in_a_file_beside() {
+    fn a_private_key_may_be_in_another_file() {
         let folder = tempfile::tempdir().unwrap();
         let key = encode_key(&[0x40; 32]);
         std::fs::write(folder.path().join("wg0.key"), format!("{}\n", *key)).unwrap();

@@ -1,7 +1,7 @@
-//! What the command line and the environment say over the file.
+//! Values of the command line and the environment that override those of the file.
 //!
 //! Precedence: command line > environment > file > default. Each layer is an [`Overrides`];
-//! [`Overrides::over`] lays one on another.
+//! [`Overrides::over`] combines two.
 
 use std::net::SocketAddr;
 
@@ -16,15 +16,15 @@ pub struct Overrides {
     pub protocol: Option<Protocol>,
     /// Whether to use offloads.
     pub offload: Option<bool>,
-    /// Where Prometheus may scrape.
+    /// Address of the metrics server.
     pub metrics: Option<SocketAddr>,
     /// Inner MTU in bytes.
     pub mtu: Option<u32>,
 }
 
 impl Overrides {
-    /// Reads `SEIKAN_PROTOCOL`, `SEIKAN_OFFLOAD`, `SEIKAN_METRICS` and `SEIKAN_MTU`, all faults at once. An empty variable is
-    /// one that is not set.
+    /// Reads `SEIKAN_PROTOCOL`, `SEIKAN_OFFLOAD`, `SEIKAN_METRICS` and `SEIKAN_MTU`; reports all
+    /// faults. An empty variable counts as unset.
     pub fn from_env() -> Result<Self, Diagnostics> {
         Self::from_vars(|name| std::env::var(name).ok())
     }
@@ -45,7 +45,7 @@ impl Overrides {
         }
     }
 
-    /// Lays these values over lower ones.
+    /// Returns these values, and those of `lower` where they are unset.
     pub fn over(self, lower: Self) -> Self {
         Self {
             protocol: self.protocol.or(lower.protocol),
@@ -56,7 +56,7 @@ impl Overrides {
     }
 }
 
-/// Reads one variable; a value that does not parse becomes a finding.
+/// Reads one variable; adds a diagnostic if its value is invalid.
 fn variable<T>(
     name: &str,
     get: &impl Fn(&str) -> Option<String>,

@@ -1,7 +1,8 @@
-//! From a place in a file to a [`Diagnostic`], with nothing secret on the way.
+//! Creates [`Diagnostic`]s without secrets.
 //!
-//! Whatever is shown of a file passes one of two filters here: [`excerpt`] for the line, [`shown`] for words inside a
-//! message. Both hide what is or may be a key, and control characters (they could steer a terminal).
+//! Every text from the file passes one of two filters here: [`excerpt`] for the line, [`shown`] for
+//! words in a message. Both hide keys and everything that looks like one, and control characters,
+//! which could control a terminal.
 
 use std::collections::HashSet;
 
@@ -10,24 +11,25 @@ use super::load::{Source, Syntax};
 use super::schema::{self, Entry, Field};
 use super::values::Problem;
 
-/// What stands in for a secret.
+/// Replacement of a secret.
 const MASK: &str = "********";
-/// Shortest run of base64 that is taken for a key; a whole one has 43 characters before its padding.
+/// Minimum length of a run of base64 that counts as a key; a complete key has 43 characters before
+/// its padding.
 const KEY_LIKE: usize = 40;
-/// Longest excerpt in characters.
+/// Maximum length of an excerpt, in characters.
 const EXCERPT: usize = 120;
-/// Longest unknown word that is repeated to the reader; anything longer may be a secret out of place.
+/// Maximum length of an unknown word that is repeated in a message; a longer one may be a secret.
 const WORD: usize = 24;
-/// Most findings that are kept: nobody reads more, and a file that is no configuration at all has one for every line.
+/// Maximum number of diagnostics: a file that is no configuration has one for every line.
 const MAX_FINDINGS: usize = 500;
 
-/// Collects the findings of one file.
+/// Collects the diagnostics of one file.
 pub(super) struct Reporter<'a> {
     pub syntax: Syntax,
     file: &'a str,
     lines: Vec<&'a str>,
     hidden: HashSet<usize>,
-    /// Findings that were not kept, by severity.
+    /// Numbers of errors and of warnings that were not kept.
     left_out: (usize, usize),
     diagnostics: Diagnostics,
 }
@@ -44,12 +46,12 @@ impl<'a> Reporter<'a> {
         }
     }
 
-    /// The key as the file spells it.
+    /// Returns the key's name in the file's syntax.
     pub fn name(&self, key: Field) -> &'static str {
         key.name(self.syntax)
     }
 
-    /// A value that is wrong: "`Key` is ...".
+    /// Reports an invalid value: "`Key` is ...".
     pub fn problem(&mut self, key: Field, line: usize, problem: Problem) {
         let message = format!("`{}` {}", self.name(key), problem.message);
         self.add(Severity::Error, line, Some(key), &message, problem.help);
@@ -75,19 +77,21 @@ impl<'a> Reporter<'a> {
         self.add(Severity::Warning, line, key, message, help);
     }
 
-    /// Keeps the text of a line out of every finding, those already made too: it holds a secret under a wrong name.
+    /// Hides the text of a line in all diagnostics, earlier ones included: it contains a secret
+    /// under a wrong name.
     pub fn hide_line(&mut self, line: usize) {
         self.hidden.insert(line);
         self.diagnostics.hide_line(line, MASK);
     }
 
-    /// A finding about the file as a whole.
+    /// Reports a fault of the file as a whole.
     pub fn whole(&mut self, severity: Severity, message: &str, help: impl Into<String>) {
         let finding = Diagnostic::new(severity, self.file, shown(message)).with_help(help);
         self.keep(finding);
     }
 
-    /// A key that does not exist. The line is shown as one of the key that is nearest, so that its secret stays one.
+    /// Reports an unknown key. The excerpt is masked as for the nearest key, so that its secret
+    /// stays hidden.
     fn unknown_key(
         &mut self,
         line: usize,
@@ -125,7 +129,7 @@ impl<'a> Reporter<'a> {
         }
     }
 
-    /// Everything that was found, in the order of the lines.
+    /// Returns all diagnostics, in the order of the lines.
     pub fn finish(mut self) -> Diagnostics {
         self.diagnostics.sort();
         let severity = match self.left_out {
@@ -137,7 +141,7 @@ impl<'a> Reporter<'a> {
         let message = format!("{errors} more errors and {warnings} more warnings are not shown");
         let finding = Diagnostic::new(severity, self.file, message);
         self.diagnostics
-            .push(finding.with_help("put the first ones right, then check again"));
+            .push(finding.with_help("correct the first ones, then check again"));
         self.diagnostics
     }
 
@@ -162,7 +166,7 @@ impl<'a> Reporter<'a> {
     }
 }
 
-/// A word from the file as a message may repeat it.
+/// Returns a word from the file in a form that a message may contain.
 pub(super) fn word(text: &str) -> &str {
     let harmless = |c: char| c.is_ascii_alphanumeric() || "-_. []".contains(c);
     if text.len() <= WORD && text.chars().all(harmless) {
@@ -172,12 +176,12 @@ pub(super) fn word(text: &str) -> &str {
     }
 }
 
-/// A message with everything hidden that looks like a key.
+/// Returns a message with everything hidden that looks like a key.
 fn shown(text: &str) -> String {
     mask_runs(&printable(text))
 }
 
-/// A line as it may be shown. `key` is what the line is known to be about.
+/// Returns a line in a form that may be shown. `key`: the key that the line is about.
 fn excerpt(line: &str, key: Option<Field>) -> String {
     let line = printable(line.trim_end());
     let masked = match (secret_from(&line), key) {
@@ -193,7 +197,7 @@ fn excerpt(line: &str, key: Option<Field>) -> String {
     format!("{cut}...")
 }
 
-/// A line that was not understood: the name it starts with at most.
+/// Returns the name at the start of a line that was not understood.
 fn unknown_line(line: &str) -> String {
     let Some((name, _)) = line.split_once('=') else {
         let plain = line.trim();
@@ -206,7 +210,7 @@ fn unknown_line(line: &str) -> String {
     format!("{} = {MASK}", word(name.trim()))
 }
 
-/// The line up to the secret that follows its name, if anything does.
+/// Masks a secret that follows its name.
 fn mask_from(line: &str, end: usize) -> String {
     let value = line[end..].trim_start_matches([' ', '=', ':', '"', '\'']);
     let shown = &line[..line.len() - value.len()];
@@ -217,9 +221,9 @@ fn mask_from(line: &str, end: usize) -> String {
     }
 }
 
-/// Where a secret key's name ends in the line, if there is one.
+/// Returns the end of a secret key's name in the line.
 fn secret_from(line: &str) -> Option<usize> {
-    // The names differ from syntax to syntax by case and hyphens only; underscores are a common slip.
+    // The syntaxes differ only in case and hyphens; underscores are a common slip.
     let lower = line.to_ascii_lowercase();
     let names = [
         "privatekey",
@@ -240,7 +244,7 @@ fn secret_from(line: &str) -> Option<usize> {
     ends.filter(|end| !is_file(*end)).min()
 }
 
-/// Control characters made harmless.
+/// Replaces control characters.
 fn printable(text: &str) -> String {
     let plain = |c: char| match c {
         '\t' => ' ',
@@ -255,7 +259,7 @@ fn mask_runs(text: &str) -> String {
     mask_runs_after(text, 0)
 }
 
-/// The same, but for the first such run: the value of a public key.
+/// The same without the first such run: the value of a public key.
 fn mask_all_but_first_run(line: &str) -> String {
     mask_runs_after(line, 1)
 }
@@ -282,7 +286,7 @@ fn mask_runs_after(text: &str, keep: usize) -> String {
     out
 }
 
-/// The known key that is nearest, as a sentence.
+/// Suggests the nearest known key.
 pub(super) fn did_you_mean(nearest: Option<&str>, otherwise: &str) -> String {
     match nearest {
         Some(name) => format!("did you mean `{name}`?"),
@@ -290,15 +294,16 @@ pub(super) fn did_you_mean(nearest: Option<&str>, otherwise: &str) -> String {
     }
 }
 
-/// Reports a key that was given nothing, where that does not mean what it looks like.
+/// Reports an empty list where "nobody" would be read as "anybody".
 pub(super) fn empty_list(reporter: &mut Reporter<'_>, key: Field, line: usize) {
     let name = reporter.name(key);
     let message = format!("`{name}` is empty");
-    let help = format!("write who is allowed; without `{name}` anybody is");
+    let help = format!("write which hosts are allowed; without `{name}` all are");
     reporter.error(line, Some(key), &message, help);
 }
 
-/// Reports a key that does not exist, or not in this section; gives the key of this section that was meant, if that is clear.
+/// Reports a key that does not exist, or not in this section; gives the key of this section that
+/// was meant, if that is clear.
 pub(super) fn unknown_key(
     reporter: &mut Reporter<'_>,
     name: &str,
@@ -309,16 +314,16 @@ pub(super) fn unknown_key(
     let elsewhere: Vec<_> = schema::find_anywhere(name, syntax).collect();
     if let [spec, ..] = elsewhere[..] {
         let known = spec.name(syntax);
-        let message = format!("`{known}` does not belong {}", section.place(syntax));
-        let places = elsewhere.iter().map(|spec| spec.section.place(syntax));
+        let message = format!("`{known}` does not belong {}", section.location(syntax));
+        let locations = elsewhere.iter().map(|spec| spec.section.location(syntax));
         let help = format!(
             "`{known}` belongs {}",
-            places.collect::<Vec<_>>().join(" or ")
+            locations.collect::<Vec<_>>().join(" or ")
         );
         reporter.error(line, Some(spec.key), &message, help);
         return None;
     }
-    let message = format!("unknown key `{}` {}", word(name), section.place(syntax));
+    let message = format!("unknown key `{}` {}", word(name), section.location(syntax));
     let known: Vec<_> = schema::KEYS
         .iter()
         .filter(|spec| spec.section == section)
@@ -329,7 +334,7 @@ pub(super) fn unknown_key(
     let help = did_you_mean(near.map(|spec| spec.name(syntax)), &otherwise);
     reporter.unknown_key(line, name, near.map(|spec| spec.key), &message, help);
     near.filter(|spec| spec.section == section)
-        .map(|spec| Entry::spoilt(spec.key, line))
+        .map(|spec| Entry::invalid(spec.key, line))
 }
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
-//! The one table of keys, and a parsed file before its values have types.
+//! The table of keys, and the structure of a file before its values are converted.
 //!
-//! Both syntaxes end in a [`Document`]: sections of entries, each value a text with its line. What a key is called in
-//! each syntax, where it belongs and whether it is secret is said once, in [`KEYS`].
+//! Both syntaxes produce a [`Document`]: sections of entries, each value a text with its line.
+//! [`KEYS`] is the only definition of each key's names, section and secrecy.
 
 use zeroize::Zeroizing;
 
 use super::load::Syntax;
 
-/// Every key there is.
+/// All keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Field {
     PrivateKey,
@@ -59,30 +59,30 @@ pub(super) enum Field {
     RemoteLan,
 }
 
-/// The kinds of sections.
+/// Kinds of sections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SectionKind {
     Interface,
     Peer,
     Gateway,
-    /// One machine behind the gateway.
+    /// One device behind the gateway.
     Device,
-    /// One address of the overlay that machines behind the gateway know by another.
+    /// One address of the overlay, mapped to an address on the local network.
     Remote,
 }
 
-/// How many values a key takes.
+/// Number of values of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shape {
     /// One.
     One,
-    /// Any number, separated by commas or given again.
+    /// Any number, separated by commas or repeated.
     List,
-    /// Any number, each a whole line.
+    /// Any number, each on a line of its own.
     Lines,
 }
 
-/// What is known about a key.
+/// Definition of a key.
 #[derive(Debug)]
 pub(super) struct FieldSpec {
     pub key: Field,
@@ -165,18 +165,18 @@ pub(super) static KEYS: [FieldSpec; 47] = {
 };
 
 impl Field {
-    /// What is known about the key.
+    /// Returns the definition of the key.
     pub fn spec(self) -> &'static FieldSpec {
         // KEYS is in the order of the enum (tested below).
         &KEYS[self as usize]
     }
 
-    /// The key as the syntax spells it.
+    /// Returns the key's name in a syntax.
     pub fn name(self, syntax: Syntax) -> &'static str {
         self.spec().name(syntax)
     }
 
-    /// Whether the value must never be shown.
+    /// Returns whether the value is secret.
     pub fn is_secret(self) -> bool {
         matches!(
             self,
@@ -184,14 +184,15 @@ impl Field {
         )
     }
 
-    /// Whether a list of nothing differs from no list: it reads as "nobody", and would allow anybody.
+    /// Returns whether an empty list differs from no list: it reads as "nobody", and would allow
+    /// anybody.
     pub fn must_have_values(self) -> bool {
         matches!(self, Self::AllowFrom | Self::AllowTo)
     }
 }
 
 impl FieldSpec {
-    /// The key as the syntax spells it.
+    /// Returns the key's name in a syntax.
     pub fn name(&self, syntax: Syntax) -> &'static str {
         match syntax {
             Syntax::Ini => self.ini,
@@ -201,7 +202,7 @@ impl FieldSpec {
 }
 
 impl SectionKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 5] = [
         Self::Interface,
         Self::Peer,
@@ -210,7 +211,7 @@ impl SectionKind {
         Self::Remote,
     ];
 
-    /// The section's header; an interface has none in TOML.
+    /// Returns the section's header; an interface has none in TOML.
     pub fn header(self, syntax: Syntax) -> Option<&'static str> {
         match (self, syntax) {
             (Self::Interface, Syntax::Ini) => Some("[Interface]"),
@@ -226,8 +227,8 @@ impl SectionKind {
         }
     }
 
-    /// Where the section's keys are, as the syntax has it.
-    pub fn place(self, syntax: Syntax) -> String {
+    /// Returns the location of the section's keys, for messages.
+    pub fn location(self, syntax: Syntax) -> String {
         match self.header(syntax) {
             Some(header) => format!("in {header}"),
             None => "at the top of the file".to_owned(),
@@ -235,12 +236,12 @@ impl SectionKind {
     }
 }
 
-/// The key of a section that a syntax spells so (INI: in any case).
+/// Returns the key of a section by its name (INI: case-insensitive).
 pub(super) fn find(name: &str, section: SectionKind, syntax: Syntax) -> Option<&'static FieldSpec> {
     find_anywhere(name, syntax).find(|spec| spec.section == section)
 }
 
-/// The keys, of any section, that a syntax spells so.
+/// Returns the keys of all sections with a name.
 pub(super) fn find_anywhere(
     name: &str,
     syntax: Syntax,
@@ -251,13 +252,13 @@ pub(super) fn find_anywhere(
     })
 }
 
-/// Longest word in bytes that can be a slip of a key.
+/// Maximum length of a word that may be a misspelt key, in bytes.
 const LONGEST_SLIP: usize = 32;
 
-/// The key whose name is nearest, those of the section first, if any is near enough to be what was meant.
+/// Returns the key with the most similar name, preferably of the section, if it is similar enough.
 pub(super) fn nearest(name: &str, section: SectionKind) -> Option<&'static FieldSpec> {
     let plain = |text: &str| text.replace(['-', '_', ' '], "").to_ascii_lowercase();
-    // The distance takes time and memory by the product of the lengths.
+    // Time and memory of the distance grow with the product of the lengths.
     if name.len() > LONGEST_SLIP {
         return None;
     }
@@ -272,7 +273,7 @@ pub(super) fn nearest(name: &str, section: SectionKind) -> Option<&'static Field
         .filter(|(_, distance, enough)| distance <= enough)
         .min_by_key(|(spec, distance, _)| (*distance, spec.section != section))
         .map(|(spec, ..)| spec);
-    // "keepalive" is far from "PersistentKeepalive" by its letters, yet clear.
+    // "keepalive" has a large distance to "PersistentKeepalive", but is clear.
     by_distance.or_else(|| {
         let part_of = |spec: &&FieldSpec| given.len() >= 4 && plain(spec.ini).contains(&given);
         let mut all = KEYS.iter().filter(part_of);
@@ -282,7 +283,7 @@ pub(super) fn nearest(name: &str, section: SectionKind) -> Option<&'static Field
     })
 }
 
-/// A file, split.
+/// A file, split into sections.
 #[derive(Default)]
 pub(super) struct Document {
     pub sections: Vec<Section>,
@@ -291,7 +292,7 @@ pub(super) struct Document {
 /// One section.
 pub(super) struct Section {
     pub kind: SectionKind,
-    /// Line of its header (1 where there is none).
+    /// Line of its header (1 if there is none).
     pub line: usize,
     pub entries: Vec<Entry>,
 }
@@ -307,8 +308,8 @@ impl Section {
     }
 }
 
-/// One key with what it was given. Without items it was given, but nothing can be made of it (and that was reported):
-/// it is not missing.
+/// A key and its values. An entry without items was present but invalid, which was reported: it is
+/// not missing.
 pub(super) struct Entry {
     pub key: Field,
     pub line: usize,
@@ -316,8 +317,8 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// A key of which nothing can be made.
-    pub fn spoilt(key: Field, line: usize) -> Self {
+    /// Returns an entry for a key with an invalid value.
+    pub fn invalid(key: Field, line: usize) -> Self {
         Self {
             key,
             line,

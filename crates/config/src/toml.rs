@@ -1,7 +1,8 @@
-//! The TOML syntax: the interface's keys at the top, a `[[peer]]` for every peer, and the gateway's tables.
+//! The TOML syntax: the interface's keys at the top, a `[[peer]]` for every peer, and the gateway's
+//! tables.
 //!
-//! The library parses (and goes on after an error); this file only carries the tree over into a [`Document`], so that
-//! every value keeps its line and the rules are those of the other syntax.
+//! The library parses, and continues after errors. This module converts the tree to a [`Document`]:
+//! values keep their lines, and the rules are those of the other syntax.
 
 use std::ops::Range;
 
@@ -13,8 +14,8 @@ use super::ini;
 use super::report::{Reporter, empty_list, unknown_key};
 use super::schema::{self, Document, Entry, FieldSpec, Item, Section, SectionKind, Shape};
 
-/// Splits a text into sections and entries; reports what it cannot split. `None` if the text is not TOML: what the
-/// library makes of such a text is a guess, and findings about a guess would mislead.
+/// Splits a text into sections and entries; reports faults. Returns `None` if the text is not TOML:
+/// diagnostics of a partly parsed text would mislead.
 pub(super) fn split(text: &str, reporter: &mut Reporter<'_>) -> Option<Document> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let lines = Lines::new(text);
@@ -22,7 +23,7 @@ pub(super) fn split(text: &str, reporter: &mut Reporter<'_>) -> Option<Document>
     let mut last = 0;
     for error in &errors {
         let line = error.span().map_or(1, |span| lines.of(&span));
-        // The first fault of a line brings the others with it.
+        // The first fault of a line causes the others.
         if line != last {
             let message = format!("not TOML: {}", error.message());
             reporter.error(line, None, &message, "see https://toml.io for the syntax");
@@ -61,14 +62,14 @@ pub(super) fn split(text: &str, reporter: &mut Reporter<'_>) -> Option<Document>
             entry(key, value, &lines, &mut interface, reporter);
         }
     }
-    // The library hands out tables in the order of their keys; the reader's order is that of the lines.
+    // The library returns tables in the order of their keys; diagnostics use the order of lines.
     interface.entries.sort_by_key(|entry| entry.line);
     document.sections.sort_by_key(|section| section.line);
     document.sections.insert(0, interface);
     Some(document)
 }
 
-/// Carries over `[gateway]`, and the lists of tables in it.
+/// Converts `[gateway]`, and the lists of tables in it.
 fn gateway(
     key: &Spanned<std::borrow::Cow<'_, str>>,
     value: &Spanned<DeValue<'_>>,
@@ -83,7 +84,7 @@ fn gateway(
         return;
     };
     let mut section = Section::new(SectionKind::Gateway, lines.of(&value.span()));
-    // `[[gateway.device]]` makes the table, too, without a header of its own.
+    // `[[gateway.device]]` also creates the table, without a header.
     let mut has_keys = table.is_empty();
     for (key, value) in table {
         match key.get_ref().as_ref() {
@@ -101,7 +102,7 @@ fn gateway(
     }
 }
 
-/// Carries over every table of a list: `[[peer]]`, `[[gateway.device]]`, `[[gateway.remote]]`.
+/// Converts every table of a list: `[[peer]]`, `[[gateway.device]]`, `[[gateway.remote]]`.
 fn tables(
     kind: SectionKind,
     name: &str,
@@ -132,7 +133,7 @@ fn tables(
     }
 }
 
-/// Carries over one key.
+/// Converts one key.
 fn entry(
     key: &Spanned<std::borrow::Cow<'_, str>>,
     value: &Spanned<DeValue<'_>>,
@@ -149,9 +150,9 @@ fn entry(
     match items(spec, value, lines) {
         Some(items) if items.is_empty() && spec.key.must_have_values() => {
             empty_list(reporter, spec.key, line);
-            section.entries.push(Entry::spoilt(spec.key, line));
+            section.entries.push(Entry::invalid(spec.key, line));
         }
-        // An empty list is as good as none.
+        // An empty list is equivalent to none.
         Some(items) if items.is_empty() => {}
         Some(items) => section.entries.push(Entry {
             key: spec.key,
@@ -168,12 +169,12 @@ fn entry(
                 Shape::List | Shape::Lines => "write a text in quotes, or a list of them in `[ ]`",
             };
             reporter.error(line, Some(spec.key), &message, help);
-            section.entries.push(Entry::spoilt(spec.key, line));
+            section.entries.push(Entry::invalid(spec.key, line));
         }
     }
 }
 
-/// The value as texts, or `None` for a kind that no key takes.
+/// Returns the value as texts; `None` for a type that the key does not take.
 fn items(spec: &FieldSpec, value: &Spanned<DeValue<'_>>, lines: &Lines) -> Option<Vec<Item>> {
     let line = lines.of(&value.span());
     let item = |text: &str| Item {
@@ -185,7 +186,7 @@ fn items(spec: &FieldSpec, value: &Spanned<DeValue<'_>>, lines: &Lines) -> Optio
         (DeValue::String(text), Shape::Lines) => Some(vec![item(text)]),
         (DeValue::String(text), Shape::List) => Some(ini::list(text).map(item).collect()),
         (DeValue::Integer(number), Shape::One) => {
-            // Decimal, for the rules to read; too large for i128 is too large for every key.
+            // Decimal, as the parsers expect. Too large for i128 is too large for every key.
             let text = i128::from_str_radix(number.as_str(), number.radix())
                 .map_or_else(|_| number.to_string(), |value| value.to_string());
             Some(vec![item(&text)])
@@ -194,7 +195,7 @@ fn items(spec: &FieldSpec, value: &Spanned<DeValue<'_>>, lines: &Lines) -> Optio
         (DeValue::Array(array), Shape::List | Shape::Lines) => {
             let mut all = Vec::new();
             for element in array {
-                // A list holds texts only: a list inside a list means something else.
+                // Elements must be strings: nested lists are not allowed.
                 let DeValue::String(_) = element.get_ref() else {
                     return None;
                 };
@@ -206,7 +207,7 @@ fn items(spec: &FieldSpec, value: &Spanned<DeValue<'_>>, lines: &Lines) -> Optio
     }
 }
 
-/// Where the lines of a text begin.
+/// Offsets of the starts of lines.
 struct Lines(Vec<usize>);
 
 impl Lines {
@@ -215,7 +216,7 @@ impl Lines {
         Self(std::iter::once(0).chain(ends).collect())
     }
 
-    /// The line, counted from 1, in which a span begins.
+    /// Returns the line in which a span begins, counted from 1.
     fn of(&self, span: &Range<usize>) -> usize {
         self.0.partition_point(|start| *start <= span.start)
     }

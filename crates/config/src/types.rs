@@ -1,4 +1,4 @@
-//! What a configuration says, in types: [`Config`], its [`PeerConfig`]s, and the values they are made of.
+//! The types of a configuration: [`Config`], [`PeerConfig`], and their values.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,74 +11,74 @@ use seikan_proto::mesh::{Credential, Name, Pin};
 use super::gateway::GatewaySettings;
 use super::key::{PresharedKey, PrivateKey, PublicKey};
 
-/// Everything that one interface is told.
+/// Configuration of one interface.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// The interface, from the file's name.
     pub name: InterfaceName,
-    /// The wire protocol spoken with every peer.
+    /// Wire protocol of all peers.
     pub protocol: Protocol,
     /// The interface's identity.
     pub private_key: PrivateKey,
-    /// UDP port to listen on; `None` or 0 lets the kernel choose.
+    /// UDP port to listen on; `None` or 0: any.
     pub listen_port: Option<u16>,
     /// Addresses of the interface, with their host bits.
     pub addresses: Vec<IpNet>,
-    /// Inner MTU in bytes; `None` leaves it to the node.
+    /// Inner MTU in bytes; `None`: chosen by the node.
     pub mtu: Option<u32>,
     /// Name servers while the interface is up.
     pub dns: Vec<IpAddr>,
     /// Search domains while the interface is up.
     pub dns_search: Vec<String>,
-    /// Where the routes to allowed IPs go.
+    /// Routing table for the routes to allowed IPs.
     pub table: Table,
-    /// Mark on the tunnel's own datagrams; `None` leaves it to the node.
+    /// Firewall mark of the tunnel's own datagrams; `None`: chosen by the node.
     pub fwmark: Option<u32>,
-    /// Commands around the life of the interface.
+    /// Commands that run when the interface goes up and down.
     pub hooks: Hooks,
-    /// Write the running state back to the file at the end.
+    /// Write the running state to the file when the interface goes down.
     pub save_config: bool,
-    /// Use the kernel's segmentation and checksum offloads where they are.
+    /// Use the kernel's segmentation and checksum offloads if available.
     pub offload: bool,
-    /// Where Prometheus may scrape, if anywhere.
+    /// Address of the metrics server, if any.
     pub metrics: Option<SocketAddr>,
-    /// Which AEAD to prefer (native protocol only).
+    /// Preferred AEAD (native protocol only).
     pub cipher: CipherPreference,
-    /// Show the path the traffic class of the packets inside: the outer header gets their DSCP.
+    /// Copy the DSCP of inner packets to the outer header.
     pub copy_dscp: bool,
     /// The peers, in the order of the file.
     pub peers: Vec<PeerConfig>,
-    /// The gateway for devices that run nothing of ours, if there is one.
+    /// The gateway for devices without Seikan, if any.
     pub gateway: Option<GatewaySettings>,
-    /// The mesh that this host is a member of, if it is one.
+    /// The mesh that this host is a member of, if any.
     pub mesh: Option<MeshSettings>,
 }
 
-/// What a member knows of its coordinator.
+/// Settings of a member of a mesh.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MeshSettings {
-    /// Where it is.
+    /// URL of the coordinator.
     pub coordinator: CoordinatorUrl,
-    /// The certificate that it has; any that the system trusts for its name if `None`.
+    /// Pin of the coordinator's certificate; `None`: a certificate that the system trusts.
     pub pin: Option<Pin>,
-    /// What it knows this host by.
+    /// Credential of this host.
     pub credential: Credential,
-    /// STUN servers (RFC 8489) to be asked beside the coordinator and its relays.
+    /// STUN servers (RFC 8489), in addition to the coordinator and its relays.
     pub stun: Vec<Endpoint>,
-    /// Have this host's programs find members by their names.
+    /// Resolve names of members for programs of this host.
     pub names: bool,
-    /// Ask the router for a port where this host is behind a NAT.
+    /// Request a port mapping from the router behind a NAT.
     pub port_mapping: bool,
-    /// Which members' keys are believed.
+    /// Trust in members' keys.
     pub trust: Trust,
 }
 
-/// Which members' keys are believed, whatever a coordinator says.
+/// Trust in members' keys, independent of the coordinator.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Trust {
-    /// Who of these names has another key is no peer.
+    /// Pinned keys: a member with one of these names and another key is refused.
     pub pins: BTreeMap<Name, PublicKey>,
-    /// Nor is who has another key than was first seen under its name.
+    /// Trust on first use: a member with another key than the first one of its name is refused.
     pub first_use: bool,
 }
 
@@ -86,7 +86,7 @@ pub struct Trust {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CoordinatorUrl(Endpoint);
 
-/// Not the address of a coordinator.
+/// The text is not the URL of a coordinator.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not the address of a coordinator: write `https://HOST` or `https://HOST:PORT`")]
 pub struct NotACoordinator(String);
@@ -108,7 +108,8 @@ impl FromStr for CoordinatorUrl {
         let endpoint = super::values::endpoint(rest)
             .or_else(|_| super::values::endpoint(&format!("{rest}:443")))
             .map_err(|_| wrong())?;
-        // It goes into a request line: nothing but what a host name or an address has.
+        // The host becomes part of a request line: only characters of host names and addresses are
+        // allowed.
         let plain = |c: char| c.is_ascii_alphanumeric() || ".-_:".contains(c);
         match &endpoint.host {
             Host::Name(name) if !name.chars().all(plain) => Err(wrong()),
@@ -123,10 +124,10 @@ impl fmt::Display for CoordinatorUrl {
     }
 }
 
-/// Everything that is said about one peer.
+/// Configuration of one peer.
 #[derive(Debug, Clone)]
 pub struct PeerConfig {
-    /// A name for people.
+    /// Display name.
     pub name: Option<String>,
     /// The peer's identity.
     pub public_key: PublicKey,
@@ -134,45 +135,45 @@ pub struct PeerConfig {
     pub preshared_key: Option<PresharedKey>,
     /// Prefixes routed to and accepted from the peer, host bits masked.
     pub allowed_ips: Vec<IpNet>,
-    /// Where the peer is before it is heard from.
+    /// Initial endpoint of the peer.
     pub endpoint: Option<Endpoint>,
     /// Seconds between keepalives, 1 to 65535.
     pub persistent_keepalive: Option<u16>,
 }
 
-/// Shell commands, run in the order given, `%i` standing for the interface's name.
+/// Shell commands, run in this order; `%i` is replaced by the interface's name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Hooks {
-    /// Before the interface is made.
+    /// Before the interface is created.
     pub pre_up: Vec<String>,
     /// Once the interface carries traffic.
     pub post_up: Vec<String>,
-    /// Before the interface is taken away.
+    /// Before the interface is removed.
     pub pre_down: Vec<String>,
-    /// After the interface is gone.
+    /// After the interface is removed.
     pub post_down: Vec<String>,
 }
 
 /// A wire protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protocol {
-    /// WireGuard, bit for bit.
+    /// WireGuard.
     Wireguard,
-    /// Seikan's own.
+    /// Seikan's native protocol.
     Native,
 }
 
-/// A wish for an AEAD; the native handshake settles it.
+/// Preferred AEAD; the native handshake negotiates it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum CipherPreference {
-    /// What is fastest on both ends.
+    /// The fastest on both ends.
     #[default]
     Auto,
     /// AES-256-GCM.
     Aes256Gcm,
     /// ChaCha20-Poly1305.
     ChaCha20Poly1305,
-    /// None at all, to measure what is left without one.
+    /// No encryption, for measurements.
     #[cfg(feature = "null-cipher")]
     Null,
 }
@@ -180,7 +181,7 @@ pub enum CipherPreference {
 /// A routing table.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Table {
-    /// The main table, and a table with rules of its own for default routes.
+    /// The main table, and a separate table with rules for default routes.
     #[default]
     Auto,
     /// No routes.
@@ -189,7 +190,7 @@ pub enum Table {
     Number(u32),
 }
 
-/// Where a peer is reached: `host:port`, `192.0.2.1:51820` or `[2001:db8::1]:51820`.
+/// Address of a peer: `host:port`, `192.0.2.1:51820` or `[2001:db8::1]:51820`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endpoint {
     /// The host.
@@ -207,37 +208,37 @@ pub enum Host {
     Name(String),
 }
 
-/// A word that is none of those it may be.
+/// A word that is not one of the accepted values.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{given}` is none of {choices}")]
+#[error("`{given}` is not one of {choices}")]
 pub struct UnknownValue {
-    /// What was given.
+    /// The word.
     pub given: String,
-    /// What may be given.
+    /// Accepted values.
     pub choices: &'static str,
 }
 
-/// A name that the kernel, `wg-quick` and a shell take as it is: 1 to 15 of `A-Z a-z 0-9 _ = + . -`,
-/// neither `.` nor `..`.
+/// An interface name that the kernel, `wg-quick` and a shell accept without quoting: 1 to 15 of
+/// `A-Z a-z 0-9 _ = + . -`, neither `.` nor `..`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct InterfaceName(String);
 
-/// Why a text is no interface name.
+/// Error of an interface name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InterfaceNameError {
-    /// No character at all, `.` or `..`.
+    /// The name is empty, `.` or `..`.
     #[error("`{0}` cannot name an interface")]
     Reserved(String),
-    /// More than 15 bytes (the kernel's `IFNAMSIZ` less its NUL).
+    /// The name has more than 15 bytes (the kernel's `IFNAMSIZ` without its NUL).
     #[error("`{0}` has {1} bytes, an interface name has at most {max}", max = InterfaceName::MAX_LEN)]
     Long(String, usize),
-    /// A character outside the set.
+    /// The name has a character outside of the set.
     #[error("`{0}` contains {1:?}, an interface name is made of A-Z a-z 0-9 _ = + . -")]
     Character(String, char),
 }
 
 impl InterfaceName {
-    /// Longest name in bytes.
+    /// Maximum length of a name, in bytes.
     pub const MAX_LEN: usize = 15;
 
     /// The name.
@@ -245,8 +246,8 @@ impl InterfaceName {
         &self.0
     }
 
-    /// A hook's command with this name for every `%i`, as `wg-quick` runs it. The name has no character that a shell
-    /// takes for its own.
+    /// Returns a hook's command with `%i` replaced by this name, as in `wg-quick`. The name has no
+    /// characters that are special to a shell.
     pub fn fill_in(&self, command: &str) -> String {
         command.replace("%i", &self.0)
     }
@@ -277,7 +278,7 @@ impl fmt::Display for InterfaceName {
 }
 
 impl Protocol {
-    /// The words for it, for messages.
+    /// Accepted values, for messages.
     pub const CHOICES: &'static str = "`wireguard`, `native`";
 }
 
@@ -306,7 +307,7 @@ impl fmt::Display for Protocol {
 }
 
 impl CipherPreference {
-    /// The words for it, for messages.
+    /// Accepted values, for messages.
     pub const CHOICES: &'static str = "`auto`, `aes-256-gcm`, `chacha20-poly1305`";
 }
 
@@ -362,7 +363,7 @@ impl fmt::Display for Endpoint {
 }
 
 impl Hooks {
-    /// Whether there is no command at all.
+    /// Returns whether there are no commands.
     pub fn is_empty(&self) -> bool {
         self.pre_up.is_empty()
             && self.post_up.is_empty()

@@ -1,5 +1,5 @@
-//! One value from its text: each function takes a trimmed text and gives the value, or a [`Problem`] that finishes
-//! the sentence "`Key` ..." and names the right form.
+//! Parsers of single values. Each takes a trimmed text and returns the value, or a [`Problem`] that
+//! completes the sentence "`Key` ..." and suggests the right form.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
@@ -15,10 +15,10 @@ use super::types::{
     CipherPreference, CoordinatorUrl, Endpoint, Host, InterfaceName, Protocol, Table,
 };
 
-/// Why a value is wrong, and what would be right.
+/// A fault of a value, and a suggested correction.
 #[derive(Debug)]
 pub(super) struct Problem {
-    /// Goes on after the key's name: "is `x`, not a port".
+    /// Follows the key's name: "is `x`, not a port".
     pub message: String,
     pub help: String,
 }
@@ -49,7 +49,7 @@ pub(super) fn boolean(text: &str) -> Result<bool, Problem> {
     }
 }
 
-/// A UDP port to listen on; 0 lets the kernel choose.
+/// A UDP port to listen on; 0: any.
 pub(super) fn port(text: &str) -> Result<u16, Problem> {
     decimal(text).ok_or_else(|| {
         problem(
@@ -89,7 +89,7 @@ pub(super) fn fwmark(text: &str) -> Result<Option<u32>, Problem> {
     }
 }
 
-/// A routing table. The names are those that every iproute2 has in `rt_tables`.
+/// A routing table. The names are those in every iproute2's `rt_tables`.
 pub(super) fn table(text: &str) -> Result<Table, Problem> {
     match text.to_ascii_lowercase().as_str() {
         "auto" => return Ok(Table::Auto),
@@ -108,12 +108,12 @@ pub(super) fn table(text: &str) -> Result<Table, Problem> {
     }
 }
 
-/// Where a coordinator is.
+/// The URL of a coordinator.
 pub(super) fn coordinator(text: &str) -> Result<CoordinatorUrl, Problem> {
     text.parse().map_err(|_| {
         problem(
             format!("is `{text}`, not the address of a coordinator"),
-            "write `https://HOST` or `https://HOST:PORT`, as `seikan join` was told",
+            "write `https://HOST` or `https://HOST:PORT`, as given to `seikan join`",
         )
     })
 }
@@ -123,12 +123,13 @@ pub(super) fn pin(text: &str) -> Result<Pin, Problem> {
     text.parse().map_err(|error| {
         problem(
             format!("is `{text}`, not a pin: {error}"),
-            "copy it from what `seikan coordinator` prints",
+            "copy it from the output of `seikan coordinator`",
         )
     })
 }
 
-/// What a member shows to its coordinator. A wrong one is not repeated: it may be a slip of the right one.
+/// A member's credential. An invalid one is not repeated in the message: it may be almost the right
+/// one.
 pub(super) fn credential(text: &str) -> Result<Credential, Problem> {
     text.parse().map_err(|error| {
         problem(
@@ -138,7 +139,7 @@ pub(super) fn credential(text: &str) -> Result<Credential, Problem> {
     })
 }
 
-/// A member's name and the key that it has.
+/// A member's name and its key.
 pub(super) fn member_pin(text: &str) -> Result<(Name, PublicKey), Problem> {
     let right = "write a member's name, a space and its public key, as `seikan status` shows them";
     let Some((name, key)) = text.split_once(char::is_whitespace) else {
@@ -222,7 +223,7 @@ pub(super) fn endpoint(text: &str) -> Result<Endpoint, Problem> {
     }
 }
 
-/// An IPv6 address as it stands in brackets, with or without a scope.
+/// An IPv6 address from within brackets, with or without a scope.
 fn bracketed(text: &str) -> Option<Host> {
     if let Ok(address) = Ipv6Addr::from_str(text) {
         return Some(Host::Address(IpAddr::V6(address)));
@@ -247,7 +248,7 @@ fn host_char(c: char) -> bool {
     c.is_alphanumeric() || matches!(c, '-' | '_' | '.')
 }
 
-/// A name server's address or a search domain, told apart as wg-quick does.
+/// A name server's address or a search domain, distinguished as in wg-quick.
 pub(super) fn dns(text: &str) -> Result<DnsItem, Problem> {
     if let Ok(address) = IpAddr::from_str(text) {
         return Ok(DnsItem::Server(address));
@@ -291,7 +292,7 @@ pub(super) fn cipher(text: &str) -> Result<CipherPreference, Problem> {
     })
 }
 
-/// A name for people: printable, one line.
+/// A display name: printable, one line.
 pub(super) fn name(text: &str) -> Result<String, Problem> {
     if text.chars().any(char::is_control) || text.chars().count() > 64 {
         return Err(problem(
@@ -302,7 +303,7 @@ pub(super) fn name(text: &str) -> Result<String, Problem> {
     Ok(text.to_owned())
 }
 
-/// The name of a machine: it tells the machine from the others, and so there must be one.
+/// The name of a device, which must not be empty.
 pub(super) fn device_name(text: &str) -> Result<String, Problem> {
     if text.is_empty() {
         return Err(problem("is empty", "write a short name on one line"));
@@ -314,13 +315,13 @@ pub(super) fn device_name(text: &str) -> Result<String, Problem> {
 pub(super) fn interface(text: &str) -> Result<InterfaceName, Problem> {
     InterfaceName::from_str(text).map_err(|error| {
         problem(
-            format!("names no interface: {error}"),
+            format!("is not the name of an interface: {error}"),
             "write the name that `ip link` shows, such as `eth1`",
         )
     })
 }
 
-/// How a gateway works.
+/// A gateway's mode.
 pub(super) fn gateway_mode(text: &str) -> Result<GatewayMode, Problem> {
     GatewayMode::from_str(text).map_err(|_| {
         problem(
@@ -349,21 +350,21 @@ pub(super) fn vlan(text: &str) -> Result<u16, Problem> {
         .ok_or_else(|| {
             problem(
                 format!("is `{text}`, not a VLAN"),
-                "write a number from 1 to 4094, or take it out for frames without a tag",
+                "write a number from 1 to 4094, or remove it for untagged frames",
             )
         })
 }
 
-/// The address of one card.
+/// The MAC address of one interface.
 pub(super) fn mac(text: &str) -> Result<Mac, Problem> {
     let right = "write six pairs of hexadecimal digits, such as `02:00:5e:10:00:01`";
     match Mac::from_str(text) {
         Ok(mac) if mac.is_multicast() => Err(problem(
-            format!("is `{text}`, the address of a group of cards"),
-            "write the card's own address: the second digit of its first pair is even",
+            format!("is `{text}`, a multicast address"),
+            "write the address of one interface: the second digit of its first pair is even",
         )),
         Ok(mac) if mac == Mac::default() => Err(problem(
-            format!("is `{text}`, which is no card's address"),
+            format!("is `{text}`, which is not the address of an interface"),
             right,
         )),
         Ok(mac) => Ok(mac),
@@ -371,7 +372,7 @@ pub(super) fn mac(text: &str) -> Result<Mac, Problem> {
     }
 }
 
-/// The address of one machine, which routers forward.
+/// A unicast address that routers forward.
 pub(super) fn host_address(text: &str) -> Result<IpAddr, Problem> {
     let right = "write an address without a prefix length, such as `192.168.1.10` or `fd00:1::10`";
     let Ok(address) = IpAddr::from_str(text) else {
@@ -380,18 +381,18 @@ pub(super) fn host_address(text: &str) -> Result<IpAddr, Problem> {
     let no_host = address.is_unspecified() || address.is_multicast() || address.is_loopback();
     match address {
         IpAddr::V6(v6) if v6.is_unicast_link_local() => Err(problem(
-            format!("has `{text}`, an address that does not leave its link"),
+            format!("has `{text}`, a link-local address"),
             "write a global or unique local address, such as `fd00:1::10`",
         )),
         _ if no_host || address == IpAddr::V4(Ipv4Addr::BROADCAST) => Err(problem(
-            format!("has `{text}`, which is not one machine's address"),
+            format!("has `{text}`, which is not the address of a single host"),
             right,
         )),
         _ => Ok(address),
     }
 }
 
-/// Who may talk, and what: `WHO [WHAT]`.
+/// A rule: `WHO [WHAT]`.
 pub(super) fn rule(text: &str) -> Result<Rule, Problem> {
     Rule::from_str(text).map_err(|error| {
         let subject = match error {
@@ -399,8 +400,8 @@ pub(super) fn rule(text: &str) -> Result<Rule, Problem> {
             RuleError::Address(_) | RuleError::Service(_) => "",
         };
         let error = error.to_string();
-        let (what, right) = error.split_once("; ").unwrap_or((&error, "write WHO WHAT"));
-        problem(format!("has `{text}`: {subject}{what}"), right)
+        let (fault, right) = error.split_once("; ").unwrap_or((&error, "write WHO WHAT"));
+        problem(format!("has `{text}`: {subject}{fault}"), right)
     })
 }
 
@@ -550,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn dns_tells_servers_from_domains() {
+    fn dns_distinguishes_servers_from_domains() {
         assert_eq!(
             dns("10.0.0.53").unwrap(),
             DnsItem::Server([10, 0, 0, 53].into())

@@ -1,7 +1,7 @@
-//! A configuration as text again, in either syntax, for `SaveConfig` and for tests of the way there.
+//! Writes a configuration as text in either syntax, for `SaveConfig` and tests.
 //!
-//! Both forms go through one list of `(key, values)`; only what differs from the default is written. The text holds the
-//! keys: it is wiped when dropped.
+//! Only values that differ from the default are written. The text contains keys: it is wiped on
+//! drop.
 
 use seikan_proto::gateway::DeviceConfig;
 use zeroize::Zeroizing;
@@ -12,7 +12,7 @@ use super::load::Syntax;
 use super::schema::{Field, SectionKind, Shape};
 use super::types::{CipherPreference, Config, PeerConfig, Protocol, Table};
 
-/// A value that the wg-quick syntax has no way to write.
+/// A value that the wg-quick syntax cannot express.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{key}` has a `#` or a line break, which a .conf file cannot hold: keep this configuration in a .toml file"
@@ -21,14 +21,14 @@ pub struct NotInIni {
     key: &'static str,
 }
 
-/// Text under construction: wiped when dropped, as is what it grows out of.
+/// Text under construction; wiped on drop.
 struct Text {
     syntax: Syntax,
     out: Zeroizing<String>,
 }
 
 impl Config {
-    /// The configuration in wg-quick's syntax.
+    /// Returns the configuration in wg-quick's syntax.
     pub fn to_ini(&self) -> Result<Zeroizing<String>, NotInIni> {
         let hooks = &self.hooks;
         let lists = [
@@ -53,13 +53,13 @@ impl Config {
         Ok(self.to_text(Syntax::Ini))
     }
 
-    /// The configuration in TOML.
+    /// Returns the configuration in TOML.
     pub fn to_toml(&self) -> Zeroizing<String> {
         self.to_text(Syntax::Toml)
     }
 
     fn to_text(&self, syntax: Syntax) -> Zeroizing<String> {
-        // Room for everything: growing would leave copies of the keys behind in freed memory.
+        // Sufficient capacity: growing would leave copies of the keys in freed memory.
         let hooks = &self.hooks;
         let hooks = [
             &hooks.pre_up,
@@ -82,7 +82,7 @@ impl Config {
                     + lists
                     + peers
                     + pins.sum::<usize>()
-                    + self.gateway.as_ref().map_or(0, room),
+                    + self.gateway.as_ref().map_or(0, gateway_capacity),
             )),
         };
         text.interface(self);
@@ -96,8 +96,8 @@ impl Config {
     }
 }
 
-/// Bytes that a gateway's text has at most.
-fn room(gateway: &GatewaySettings) -> usize {
+/// Returns the maximum bytes of a gateway's text.
+fn gateway_capacity(gateway: &GatewaySettings) -> usize {
     let device = |device: &DeviceConfig| {
         let rules = device.allow_from.len() + device.allow_to.len();
         // A rule has a prefix and up to sixteen ranges of ports.
@@ -235,7 +235,7 @@ impl Text {
         }
     }
 
-    /// `key = value`; in TOML every value as a string but for numbers and truths.
+    /// Writes `key = value`; in TOML every value is a string except numbers and booleans.
     fn one(&mut self, key: Field, value: &str) {
         self.name(key);
         let plain = matches!(
@@ -259,7 +259,8 @@ impl Text {
         self.out.push('\n');
     }
 
-    /// Many values of one key: in INI one line, but a line each for commands; in TOML an array.
+    /// Writes many values of one key: in INI one line, or a line each for commands; in TOML an
+    /// array.
     fn list(&mut self, key: Field, values: impl Iterator<Item = String>) {
         let mut values = values.peekable();
         if values.peek().is_none() {
@@ -294,7 +295,8 @@ impl Text {
         self.out.push_str(" = ");
     }
 
-    /// A basic string of TOML (v1.0.0, "String"). By hand, so that no copy of a key is left behind.
+    /// Writes a basic string of TOML (v1.0.0, "String"). Implemented here so that no copy of a key
+    /// remains in memory.
     fn quoted(&mut self, value: &str) {
         self.out.push('"');
         for c in value.chars() {

@@ -1,6 +1,6 @@
-//! Every file in `tests/files` against the findings written beside it (`FILE.expected`).
+//! Compares the diagnostics of every file in `tests/files` with `FILE.expected`.
 //!
-//! With `UPDATE_GOLDEN=1` the expected files are written anew: read what changed.
+//! `UPDATE_GOLDEN=1` writes the expected files: review the difference.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,14 +8,14 @@ use std::path::{Path, PathBuf};
 use seikan_config::{Overrides, Source, Syntax, parse};
 use zeroize::Zeroizing;
 
-/// The private key that the files hold.
+/// The private key in the files.
 const SECRET: &str = "yAnz5TF+lXXJte14tji3zlMNq+hd2rYUIgJBgB3fBmk=";
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/files")
 }
 
-/// What `check` says about a file, by its name only so that the rendering is the same everywhere.
+/// Returns the diagnostics of a file, by its name only, so that the text is the same everywhere.
 fn findings(path: &Path) -> (String, String) {
     let source = Source {
         file: path.file_name().unwrap().to_str().unwrap().to_owned(),
@@ -56,7 +56,7 @@ fn no_finding_shows_the_private_key() {
     for file in files() {
         let (text, json) = findings(&file);
         for shown in [text, json] {
-            // Pieces too, for the files that hold a damaged one.
+            // Parts, too, for files with a damaged key.
             for at in 0..=SECRET.len() - 16 {
                 assert!(!shown.contains(&SECRET[at..at + 16]), "{}", file.display());
             }

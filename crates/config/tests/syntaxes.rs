@@ -1,4 +1,4 @@
-//! What the two syntaxes mean: files as people write them, and the way to text and back.
+//! Tests of the two syntaxes: typical files, and conversion to text and back.
 
 use std::net::IpAddr;
 
@@ -140,7 +140,7 @@ fn a_wg_quick_file_of_a_hub_is_taken_unchanged() {
 }
 
 #[test]
-fn the_traffic_class_is_shown_to_the_path_only_if_told_so() {
+fn the_traffic_class_is_copied_only_on_request() {
     let ini = format!("[Interface]\nPrivateKey = {OWN}\n");
     let toml = format!("private-key = \"{OWN}\"\n");
     assert!(!config(Syntax::Ini, &ini).copy_dscp);
@@ -353,13 +353,13 @@ fn a_comment_in_the_name_of_a_device_is_refused_in_ini() {
 }
 
 #[test]
-fn a_hook_is_told_the_interface() {
+fn a_hook_gets_the_name_of_the_interface() {
     let name: InterfaceName = "wg0".parse().unwrap();
     assert_eq!(name.fill_in("up %i %i"), "up wg0 wg0");
 }
 
 #[test]
-fn what_lies_over_the_file_wins() {
+fn overrides_take_precedence() {
     let text = format!("[Interface]\nPrivateKey = {OWN}\nMTU = 100\nProtocol = wireguard\n");
     let overrides = Overrides {
         protocol: Some(Protocol::Native),
@@ -383,7 +383,8 @@ fn a_key_file_that_holds_no_key_is_named() {
     };
     assert!(of("none.key").contains("`private-key-file` names `none.key`: "));
     let short = of("short.key");
-    let expected = "`private-key-file` names `short.key`, and what that holds is not a key: it has 43 characters";
+    let expected =
+        "`private-key-file` names `short.key`, whose content is not a key: it has 43 characters";
     assert!(short.contains(expected), "{short}");
     assert!(!short.contains(&OWN[..16]), "{short}");
 }
@@ -443,8 +444,8 @@ fn ten_thousand_devices_are_read_in_no_time() {
     assert!(start.elapsed().as_secs() < 5, "{:?}", start.elapsed());
 }
 
-/// Everything a configuration says, secrets too, for comparing two.
-fn told(config: &Config) -> String {
+/// Returns a whole configuration as text for comparison, secrets included.
+fn description(config: &Config) -> String {
     let secrets: Vec<_> = config
         .peers
         .iter()
@@ -520,19 +521,19 @@ prop_compose! {
 }
 
 fn rule() -> impl Strategy<Value = seikan_proto::gateway::rules::Rule> {
-    let who = prop_oneof![
+    let source = prop_oneof![
         Just("any".to_owned()),
         network().prop_map(|net| net.to_string())
     ];
     let ports = (any::<u16>(), any::<u16>())
         .prop_map(|(a, b)| format!("tcp/{},{}-{}", a, a.min(b), a.max(b)));
-    let what = prop_oneof![
+    let service = prop_oneof![
         Just(String::new()),
         Just("icmp".to_owned()),
         Just("udp".to_owned()),
         ports
     ];
-    (who, what).prop_map(|(who, what)| format!("{who} {what}").parse().unwrap())
+    (source, service).prop_map(|(source, service)| format!("{source} {service}").parse().unwrap())
 }
 
 /// Device `n`, with nothing that another device has.
@@ -668,7 +669,7 @@ prop_compose! {
         let url = format!("https://{endpoint}");
         let text = format!("skc_{}", ["A", "b", "7", "_"][usize::from(secret % 4)].repeat(32));
         MeshSettings {
-            // A scope is a host's own matter.
+            // A scope is local to a host.
             coordinator: url.parse().unwrap_or_else(|_| "https://mesh:7443".parse().unwrap()),
             pin: pin.map(|bytes| Pin::of_certificate(&bytes)),
             credential: text.parse().unwrap(),
@@ -686,7 +687,7 @@ prop_compose! {
     }
 }
 
-/// Lines that come near to meaning something.
+/// Lines that resemble a configuration.
 fn nearly_a_file() -> impl Strategy<Value = String> {
     let word = prop_oneof![
         Just("[Interface]\n".to_owned()),
@@ -710,7 +711,7 @@ proptest! {
         let parsed = parse_text(Syntax::Ini, &text, &Overrides::default());
         prop_assert!(parsed.config.is_some(), "{}\n{}", parsed.diagnostics, *text);
         let again = parsed.config.unwrap();
-        prop_assert_eq!(told(&again), told(&config));
+        prop_assert_eq!(description(&again), description(&config));
         prop_assert_eq!(again.to_ini().unwrap(), text);
     }
 
@@ -719,7 +720,7 @@ proptest! {
         let text = config.to_toml();
         let parsed = parse_text(Syntax::Toml, &text, &Overrides::default());
         prop_assert!(parsed.config.is_some(), "{}\n{}", parsed.diagnostics, *text);
-        prop_assert_eq!(told(&parsed.config.unwrap()), told(&config));
+        prop_assert_eq!(description(&parsed.config.unwrap()), description(&config));
     }
 
     #[test]
@@ -755,15 +756,15 @@ fn a_member_of_a_mesh_says_where_its_coordinator_is() {
     );
     assert_eq!(*mesh.credential.reveal(), credential);
     assert_eq!(mesh.pin, None);
-    // It is a secret: neither shown nor repeated when it is wrong.
+    // The credential is never shown, even if it is invalid.
     assert!(!format!("{mesh:?}").contains(&credential));
     let wrong = text.replace("skc_AAAA", "skc_!AAA");
     let parsed = parse_text(Syntax::Toml, &wrong, &Overrides::default());
     assert!(parsed.config.is_none());
-    let told = parsed.diagnostics.to_string();
+    let description = parsed.diagnostics.to_string();
     assert!(
-        told.contains("credential") && !told.contains("AAAA"),
-        "{told}"
+        description.contains("credential") && !description.contains("AAAA"),
+        "{description}"
     );
 }
 
@@ -781,7 +782,7 @@ fn a_members_key_is_pinned_by_its_name() {
     assert!(trust.first_use);
     let none = config(Syntax::Toml, &base).mesh.expect("a mesh").trust;
     assert_eq!(none, Trust::default());
-    for (pins, told) in [
+    for (pins, description) in [
         ("[\"db-1\"]".to_owned(), "not a name and a key"),
         (format!("[\"db_1 {PEER}\"]"), "no member's name"),
         ("[\"db-1 AAAA\"]".to_owned(), "not a key"),
@@ -794,7 +795,7 @@ fn a_members_key_is_pinned_by_its_name() {
         );
         assert!(parsed.config.is_none(), "{pins}");
         assert!(
-            parsed.diagnostics.to_string().contains(told),
+            parsed.diagnostics.to_string().contains(description),
             "{}",
             parsed.diagnostics
         );
@@ -812,7 +813,10 @@ fn half_a_membership_is_an_error() {
         let text = format!("{base}{line}\n");
         let parsed = parse_text(Syntax::Toml, &text, &Overrides::default());
         assert!(parsed.config.is_none(), "{text}");
-        let told = parsed.diagnostics.to_string();
-        assert!(told.contains(&format!("needs `{missing}`")), "{told}");
+        let description = parsed.diagnostics.to_string();
+        assert!(
+            description.contains(&format!("needs `{missing}`")),
+            "{description}"
+        );
     }
 }

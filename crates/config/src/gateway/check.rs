@@ -1,8 +1,8 @@
-//! From a gateway's draft to [`GatewaySettings`]: what must be there, and what does not go together.
+//! Checks a gateway's draft and completes it to [`GatewaySettings`]: required keys, and keys that
+//! conflict.
 //!
-//! Order: `[gateway]` itself, each device, devices against each other, then devices and remotes against the tunnel
-//! (`overlay`).
-//! What depends on the mode is left out where the mode is not known.
+//! Order: `[gateway]` itself, each device, devices against each other, devices and remotes against
+//! the tunnel (`overlay`). Checks that depend on the mode are skipped if the mode is invalid.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
@@ -21,8 +21,8 @@ use crate::report::Reporter;
 use crate::schema::{Field, SectionKind, Shape};
 use crate::types::InterfaceName;
 
-/// Completes a gateway's draft; `None` where there is none, or something is missing. What is found goes to the
-/// reporter.
+/// Completes a gateway's draft and reports its faults; `None` if there is no gateway, or something
+/// is missing.
 pub(crate) fn check(
     draft: GatewayDraft,
     name: Option<&InterfaceName>,
@@ -68,13 +68,13 @@ fn report_missing_section(draft: &GatewayDraft, reporter: &mut Reporter<'_>) {
     let (this, gateway) = (header(kind), header(SectionKind::Gateway));
     let message = format!("there is a {this}, but no {gateway}");
     let help = format!(
-        "add a section {gateway} with {}, the card of the local network",
+        "add a section {gateway} with {}, the interface of the local network",
         example(Field::GatewayInterface, "eth1", reporter)
     );
     reporter.error(line, None, &message, help);
 }
 
-/// An example of a key with a value.
+/// Returns an example of a key with a value.
 pub(super) fn example(key: Field, value: &str, reporter: &Reporter<'_>) -> String {
     let name = reporter.name(key);
     match (reporter.syntax, key.spec().shape) {
@@ -84,7 +84,7 @@ pub(super) fn example(key: Field, value: &str, reporter: &Reporter<'_>) -> Strin
     }
 }
 
-/// The keys of `[gateway]` by themselves.
+/// Checks the keys of `[gateway]`.
 fn check_section(
     section: &GatewaySection,
     name: Option<&InterfaceName>,
@@ -95,14 +95,14 @@ fn check_section(
         None if !section.given.has(Field::GatewayInterface) => {
             let message = format!("the gateway has no `{key}`");
             let help = format!(
-                "add the card of the local network, such as {}",
+                "add the interface of the local network, such as {}",
                 example(Field::GatewayInterface, "eth1", reporter)
             );
             reporter.error(section.line, None, &message, help);
         }
         Some(At { value, line }) if Some(value) == name => {
             let message = format!("`{key}` is `{value}`, the tunnel itself");
-            let help = "write the card of the local network, such as `eth1`";
+            let help = "write the interface of the local network, such as `eth1`";
             reporter.error(*line, Some(Field::GatewayInterface), &message, help);
         }
         _ => {}
@@ -119,13 +119,13 @@ fn check_section(
         }
         if let Some(first) = seen.insert(prefix, *line) {
             let message = format!("`{answer_for}` has `{prefix}` twice, first in line {first}");
-            let help = "take one of them out";
+            let help = "remove one of them";
             reporter.warn(*line, Some(Field::AnswerFor), &message, help);
         }
     }
 }
 
-/// One device by itself.
+/// Checks one device.
 fn check_device(device: &DeviceDraft, reporter: &mut Reporter<'_>) {
     let (mac, lan) = (
         reporter.name(Field::DeviceMac),
@@ -140,9 +140,8 @@ fn check_device(device: &DeviceDraft, reporter: &mut Reporter<'_>) {
         reporter.error(device.line, None, &message, help);
     }
     if !device.given.has(Field::DeviceMac) && !device.given.has(Field::DeviceLan) {
-        let message =
-            format!("this device has neither `{mac}` nor `{lan}`: nothing tells which it is");
-        let help = "add one of them, or both; `seikan gateway discover` lists what is heard";
+        let message = format!("this device has neither `{mac}` nor `{lan}`: nothing identifies it");
+        let help = "add one of them, or both; `seikan gateway discover` lists the devices of the local network";
         reporter.error(device.line, None, &message, help);
     }
     for (key, addresses) in [
@@ -167,7 +166,7 @@ fn check_device(device: &DeviceDraft, reporter: &mut Reporter<'_>) {
     }
 }
 
-/// In routed mode the kernel forwards, by address only.
+/// Checks a device in routed mode: the kernel forwards by address.
 fn check_routed_device(device: &DeviceDraft, reporter: &mut Reporter<'_>) {
     if let Some(At { value, line }) = &device.vlan {
         let vlan = reporter.name(Field::DeviceVlan);
@@ -175,7 +174,7 @@ fn check_routed_device(device: &DeviceDraft, reporter: &mut Reporter<'_>) {
         let message =
             format!("`{vlan}` is {value}, but in routed mode the kernel takes VLANs apart");
         let help = format!(
-            "take it out, and let `{interface}` name the VLAN's own interface, such as `eth1.{value}`"
+            "remove it, and let `{interface}` name the VLAN's own interface, such as `eth1.{value}`"
         );
         reporter.error(*line, Some(Field::DeviceVlan), &message, help);
     }
@@ -193,7 +192,7 @@ fn check_routed_device(device: &DeviceDraft, reporter: &mut Reporter<'_>) {
     report_unreachable(device, device.given.has(Field::DeviceLan), reporter);
 }
 
-/// In transparent mode a card's addresses are learned.
+/// Checks a device in transparent mode: addresses are learned by MAC address.
 fn check_transparent_device(device: &DeviceDraft, reporter: &mut Reporter<'_>) {
     let learned = device.given.has(Field::DeviceMac);
     report_unreachable(
@@ -203,9 +202,9 @@ fn check_transparent_device(device: &DeviceDraft, reporter: &mut Reporter<'_>) {
     );
 }
 
-/// Overlay addresses of a family in which the device has, and gets, none on its own network.
+/// Warns of overlay addresses of a family in which the device has no address on its own network.
 fn report_unreachable(device: &DeviceDraft, lan_is_all: bool, reporter: &mut Reporter<'_>) {
-    // Half of what a faulty list said is not enough to judge by.
+    // A list with faults may be incomplete.
     let unknown = device.lan.is_empty();
     for At { value, line } in &device.overlay {
         let has_family = |lan: &At<IpAddr>| lan.value.is_ipv6() == value.is_ipv6();
@@ -215,31 +214,31 @@ fn report_unreachable(device: &DeviceDraft, lan_is_all: bool, reporter: &mut Rep
                 reporter.name(Field::DeviceLan),
             );
             let message = format!(
-                "`{overlay}` has `{value}`, but there is no {} address in `{lan}` that it could stand for",
+                "`{overlay}` has `{value}`, but there is no {} address in `{lan}` to map it to",
                 if value.is_ipv6() { "IPv6" } else { "IPv4" },
             );
-            let help = "add the device's address of that family, or take this one out";
+            let help = "add the device's address of that family, or remove this one";
             reporter.warn(*line, Some(Field::DeviceOverlay), &message, help);
         }
     }
 }
 
-/// Names, cards and addresses on the local network that two devices claim.
+/// Checks that names, MAC addresses and addresses on the local network are unique.
 fn check_identities(devices: &[DeviceDraft], reporter: &mut Reporter<'_>) {
     let mut names = Owners::new(Field::DeviceName, devices);
     let mut macs = Owners::new(Field::DeviceMac, devices);
     let mut lans = Owners::new(Field::DeviceLan, devices);
     for (index, device) in devices.iter().enumerate() {
         if let Some(At { value, line }) = &device.name {
-            let help = "give each device a name of its own";
+            let help = "give each device a unique name";
             names.claim(value, value, index, *line, help, reporter);
         }
-        // Nothing to judge by: the VLAN is not known.
+        // The VLAN is invalid.
         if device.given.has(Field::DeviceVlan) && device.vlan.is_none() {
             continue;
         }
         if let Some(At { value, line }) = &device.mac {
-            let help = "put what both say into one section, correct one of them, or leave it out: a device is known by its address, too";
+            let help = "merge both into one section, correct one of them, or leave it out: a device is known by its address, too";
             macs.claim((device.vlan(), *value), value, index, *line, help, reporter);
         }
         for At { value, line } in &device.lan {
@@ -249,11 +248,11 @@ fn check_identities(devices: &[DeviceDraft], reporter: &mut Reporter<'_>) {
     }
 }
 
-/// Who has what, for keys that only one may have.
+/// The owner of each value of a key whose values must be unique.
 struct Owners<'a, K> {
     key: Field,
     devices: &'a [DeviceDraft],
-    /// Devices, and the lines.
+    /// Indices of devices, and lines.
     owners: HashMap<K, (usize, usize)>,
 }
 
@@ -266,17 +265,17 @@ impl<'a, K: Eq + Hash> Owners<'a, K> {
         }
     }
 
-    /// The device gets `what`, or an error says that another has it.
+    /// Assigns `value` to a device, or reports its owner.
     fn claim(
         &mut self,
-        what: K,
+        value: K,
         shown: impl std::fmt::Display,
         index: usize,
         line: usize,
         help: &str,
         reporter: &mut Reporter<'_>,
     ) {
-        let (owner, first) = *self.owners.entry(what).or_insert((index, line));
+        let (owner, first) = *self.owners.entry(value).or_insert((index, line));
         if owner == index {
             return;
         }
@@ -288,7 +287,7 @@ impl<'a, K: Eq + Hash> Owners<'a, K> {
     }
 }
 
-/// Whether anybody can begin to talk, and what has no effect.
+/// Checks that packets can pass, and warns of keys without effect.
 fn check_reach(
     section: &GatewaySection,
     mode: GatewayMode,
@@ -301,8 +300,9 @@ fn check_reach(
     let answer_for = reporter.name(Field::AnswerFor);
     if draft.devices.is_empty() {
         let message = format!("there is no {device}: nothing passes the gateway");
-        let help =
-            format!("add a {device} for each; `seikan gateway discover` lists what is heard");
+        let help = format!(
+            "add a {device} for each; `seikan gateway discover` lists the devices of the local network"
+        );
         reporter.warn(section.line, None, &message, help);
     }
     match mode {
@@ -310,13 +310,13 @@ fn check_reach(
             if let Some(At { value: true, line }) = section.proxy_arp {
                 let proxy_arp = reporter.name(Field::ProxyArp);
                 let message = format!("`{proxy_arp}` has no effect in transparent mode");
-                let help = "take it out: the gateway itself answers for the remotes";
+                let help = "remove it: the gateway itself answers for the remotes";
                 reporter.warn(line, Some(Field::ProxyArp), &message, help);
             }
             let has_prefixes = section.given.has(Field::AnswerFor);
             if !has_prefixes && draft.remotes.is_empty() {
                 let message = format!(
-                    "there is neither `{answer_for}` nor a {remote}: devices cannot find anybody"
+                    "there is neither `{answer_for}` nor a {remote}: devices cannot reach the overlay"
                 );
                 let help = format!(
                     "add {} with the overlay's prefix, or a {remote} for each address",
@@ -329,13 +329,13 @@ fn check_reach(
         GatewayMode::Routed => {
             if let Some(At { line, .. }) = section.answer_for.first() {
                 let message = format!("`{answer_for}` has no effect in routed mode");
-                let help = "take it out: devices need a route to the overlay by way of this host";
+                let help = "remove it: devices need a route to the overlay through this host";
                 reporter.warn(*line, Some(Field::AnswerFor), &message, help);
             }
             if let Some(At { line, .. }) = section.priority {
                 let priority = reporter.name(Field::Priority);
                 let message = format!("`{priority}` is for transparent mode");
-                let help = "take it out: what devices route by is this host's own address, which \
+                let help = "remove it: devices route to this host's own address, which \
                             VRRP (keepalived) moves to another";
                 reporter.error(line, Some(Field::Priority), &message, help);
             }
@@ -343,7 +343,7 @@ fn check_reach(
     }
 }
 
-/// Prefixes in which a device itself is, or nobody.
+/// Warns of prefixes that contain a device, or no peer.
 fn check_answer_for(
     section: &GatewaySection,
     draft: &GatewayDraft,
@@ -355,10 +355,10 @@ fn check_answer_for(
         let prefix = value.trunc();
         let inside = |device: &&DeviceDraft| device.lan.iter().any(|a| prefix.contains(&a.value));
         if prefix.prefix_len() == 0 {
-            // Reported before.
+            // Already reported.
         } else if let Some(device) = draft.devices.iter().find(inside) {
             let message = format!(
-                "`{answer_for}` has `{prefix}`, in which {} is: its neighbours would be looked for in the overlay",
+                "`{answer_for}` has `{prefix}`, in which {} is: the gateway would also answer for its neighbours",
                 device.described()
             );
             let help = "write prefixes that are not on the local network";
@@ -374,7 +374,7 @@ fn check_answer_for(
     }
 }
 
-/// A gateway with all that it needs.
+/// Completes a gateway; `None` if something is missing.
 fn complete(draft: GatewayDraft) -> Option<GatewaySettings> {
     let section = draft.section?;
     let mode = section.known_mode()?;
@@ -419,7 +419,7 @@ fn complete_device(draft: DeviceDraft) -> Option<DeviceConfig> {
 }
 
 impl GatewaySection {
-    /// The mode, unless what was given is none.
+    /// Returns the mode; `None` if it is invalid.
     fn known_mode(&self) -> Option<GatewayMode> {
         match self.mode {
             None if !self.given.has(Field::GatewayMode) => Some(GatewayMode::default()),

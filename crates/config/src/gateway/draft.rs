@@ -1,4 +1,4 @@
-//! The gateway's sections with every value typed, nothing yet required.
+//! The gateway's sections: values have types, and nothing is required yet.
 
 use std::net::IpAddr;
 
@@ -13,7 +13,7 @@ use crate::schema::{Entry, Field, Section};
 use crate::types::InterfaceName;
 use crate::values;
 
-/// All that a file says about the gateway, so far.
+/// The gateway's sections so far.
 #[derive(Default)]
 pub(crate) struct GatewayDraft {
     pub section: Option<GatewaySection>,
@@ -61,7 +61,7 @@ pub(crate) struct RemoteDraft {
 }
 
 impl GatewaySection {
-    /// A section that says nothing.
+    /// Returns an empty section.
     pub fn new(line: usize) -> Self {
         Self {
             line,
@@ -71,7 +71,7 @@ impl GatewaySection {
 }
 
 impl DeviceDraft {
-    /// The device as a sentence calls it.
+    /// Returns the device's name for messages.
     pub fn described(&self) -> String {
         match &self.name {
             Some(name) => format!("the device `{}`", name.value),
@@ -85,7 +85,7 @@ impl DeviceDraft {
     }
 }
 
-// The splitters let only the keys of a section into it.
+// The splitters pass only keys that belong to the section.
 impl Context<'_, '_, '_> {
     pub(crate) fn gateway(&mut self, section: Section, draft: &mut GatewaySection) {
         for entry in section.entries {
@@ -146,12 +146,13 @@ impl Context<'_, '_, '_> {
         draft
     }
 
-    /// The rules of an entry; warns where one allows a whole network though it names one machine in it.
+    /// Returns the rules of an entry; warns if one allows a whole network although it names one
+    /// host.
     fn rules(&mut self, entry: &Entry) -> Vec<Rule> {
         for item in &entry.items {
-            let who = item.text.split_whitespace().next();
-            if let Some(Ok(who)) = who.map(str::parse::<IpNet>) {
-                masked(entry.key, who, item.line, self.reporter);
+            let source = item.text.split_whitespace().next();
+            if let Some(Ok(source)) = source.map(str::parse::<IpNet>) {
+                masked(entry.key, source, item.line, self.reporter);
             }
         }
         self.all(entry, values::rule)

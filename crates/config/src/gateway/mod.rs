@@ -1,7 +1,7 @@
 //! The gateway in a configuration: `[gateway]`, its devices and its remotes.
 //!
-//! As with the rest of a file, `draft` gives every value its type and `check` looks at the whole, with `overlay` for
-//! what the tunnel's own part says; the result is [`GatewaySettings`].
+//! As for the rest of a file, `draft` converts values and `check` checks the whole; `overlay` has
+//! the checks against the tunnel's part. The result is [`GatewaySettings`].
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,18 +15,20 @@ pub(super) mod check;
 pub(super) mod draft;
 mod overlay;
 
-/// Everything that is said about the gateway of an interface.
+/// Settings of the gateway of an interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GatewaySettings {
     /// The interface of the local network.
     pub interface: InterfaceName,
-    /// How packets get to the gateway.
+    /// How packets reach the gateway.
     pub mode: GatewayMode,
-    /// Prefixes of the overlay for all of which it answers ARP and neighbour discovery (transparent mode only).
+    /// Prefixes of the overlay for which the gateway answers ARP and neighbour discovery
+    /// (transparent mode only).
     pub answer_for: Vec<IpNet>,
     /// Whether the kernel answers ARP and neighbour discovery for the remotes (routed mode only).
     pub proxy_arp: bool,
-    /// Where a second gateway is on the same network: 1 to 254, the higher is active. `None`: it is alone.
+    /// VRRP-like priority with a second gateway on the same network: 1 to 254, the higher is
+    /// active. `None`: there is no second gateway.
     pub priority: Option<u8>,
     /// The devices, in the order of the file.
     pub devices: Vec<DeviceConfig>,
@@ -37,7 +39,7 @@ pub struct GatewaySettings {
 /// How packets of devices get to the gateway.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum GatewayMode {
-    /// The gateway reads the frames of the local network itself, and answers ARP and neighbour discovery.
+    /// The gateway reads the frames of the local network, and answers ARP and neighbour discovery.
     #[default]
     Transparent,
     /// Devices, or their router, send to the gateway's host, and its kernel forwards.
@@ -45,7 +47,7 @@ pub enum GatewayMode {
 }
 
 impl GatewayMode {
-    /// The words for it, for messages.
+    /// Accepted values, for messages.
     pub const CHOICES: &'static str = "`transparent`, `routed`";
 }
 

@@ -1,4 +1,4 @@
-//! The gateway against the tunnel: addresses of devices and remotes in the overlay, and who else has them.
+//! Checks the gateway against the tunnel: overlay addresses of devices and remotes, and conflicts.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -11,20 +11,20 @@ use crate::interpret::{At, InterfaceDraft, PeerDraft};
 use crate::report::Reporter;
 use crate::schema::Field;
 
-/// What the rest of the file says of the overlay.
+/// Overlay addresses in the rest of the file.
 pub(super) struct Overlay<'a> {
-    /// The interface's own addresses.
+    /// The interface's own addresses, with their lines.
     own: HashMap<IpAddr, usize>,
-    /// Everything that is behind peers.
+    /// All allowed IPs of peers.
     prefixes: HashSet<IpNet>,
-    /// Peers, and the lines, that have a prefix of a single address.
+    /// Peers with a prefix of a single address, and the lines.
     hosts: HashMap<IpAddr, (&'a PeerDraft, usize)>,
 }
 
-/// The device and the line that an address is from.
+/// Device and line of each address.
 pub(super) type AddressOwners<'a> = HashMap<IpAddr, (&'a DeviceDraft, usize)>;
 
-/// Addresses in the overlay that somebody else has. Gives who has which.
+/// Reports overlay addresses that are in use elsewhere. Returns the owners of the others.
 pub(super) fn check_overlay_addresses<'a>(
     devices: &'a [DeviceDraft],
     overlay: &Overlay<'_>,
@@ -34,7 +34,7 @@ pub(super) fn check_overlay_addresses<'a>(
     for device in devices {
         for (key, At { value, line }) in device.in_overlay() {
             let other = if let Some((owner, first)) = owners.get(value) {
-                // Two of one family, or the same address on the same network: reported as that.
+                // Two of one family, or the same address on the same network: already reported.
                 let same_lan = key == Field::DeviceLan && owner.vlan() == device.vlan();
                 let known = same_lan && owner.lan.iter().any(|lan| lan.value == *value);
                 if known || std::ptr::eq(*owner, device) {
@@ -60,7 +60,7 @@ pub(super) fn check_overlay_addresses<'a>(
                 ),
                 _ => (
                     format!("`{name}` has `{value}`, the address of {other}"),
-                    "write an address that nobody else has in the overlay".to_owned(),
+                    "write an address that is unused in the overlay".to_owned(),
                 ),
             };
             reporter.error(*line, Some(key), &message, help);
@@ -69,7 +69,7 @@ pub(super) fn check_overlay_addresses<'a>(
     owners
 }
 
-/// Some address in the overlay, of the same family.
+/// Returns an example address of the same family in the overlay.
 fn sample(address: IpAddr) -> &'static str {
     match address {
         IpAddr::V4(_) => "10.77.0.10",
@@ -77,7 +77,7 @@ fn sample(address: IpAddr) -> &'static str {
     }
 }
 
-/// What must be there of a remote, and who else has its addresses.
+/// Reports missing keys of remotes, and addresses that are in use elsewhere.
 pub(super) fn check_remotes(
     draft: &GatewayDraft,
     owners: &AddressOwners<'_>,
@@ -127,15 +127,14 @@ fn check_remote_overlay(
     if let Some(first) = first {
         let message =
             format!("`{name}` is `{address}`, which the remote in line {first} has already");
-        let help = "show each address of the overlay under one address of the local network";
+        let help = "map each address of the overlay to one address of the local network";
         reporter.error(line, key, &message, help);
     } else if let Some((device, first)) = owners.get(&address) {
         let message = format!(
             "`{name}` is `{address}`, the address of {}, in line {first}",
             device.described()
         );
-        let help =
-            "write the address of somebody behind a peer: devices reach each other by themselves";
+        let help = "write an address behind a peer: devices reach each other without the gateway";
         reporter.error(line, key, &message, help);
     } else if !overlay.leads_to(address) {
         let message = format!("`{name}` is `{address}`, which no peer has in its `{}`", {
@@ -187,8 +186,8 @@ fn check_families(remote: &RemoteDraft, reporter: &mut Reporter<'_>) {
 }
 
 impl DeviceDraft {
-    /// Its addresses in the overlay, with the keys that say so: in a family that is not given it has the same as on
-    /// the local network.
+    /// Returns the device's overlay addresses and their keys: in a family without one it is the
+    /// address on the local network.
     fn in_overlay(&self) -> impl Iterator<Item = (Field, &At<IpAddr>)> {
         let given = |v6| self.overlay.iter().any(|a| a.value.is_ipv6() == v6);
         let given = [given(false), given(true)];
@@ -202,7 +201,7 @@ impl DeviceDraft {
 }
 
 impl<'a> Overlay<'a> {
-    /// From the rest of the file.
+    /// Collects the addresses in the rest of the file.
     pub(super) fn of(interface: &InterfaceDraft, peers: &'a [PeerDraft]) -> Self {
         let own = interface.addresses.iter();
         let mut this = Self {
@@ -222,15 +221,15 @@ impl<'a> Overlay<'a> {
         this
     }
 
-    /// Whether some peer is sent what is for the address.
+    /// Returns whether a peer's allowed IPs contain the address.
     fn leads_to(&self, address: IpAddr) -> bool {
-        // By length, and not prefix by prefix: thousands of remotes may meet thousands of prefixes.
+        // By length, not prefix by prefix: thousands of remotes may meet thousands of prefixes.
         let all = 0..=IpNet::from(address).prefix_len();
         let mut prefixes = all.filter_map(|length| IpNet::new(address, length).ok());
         prefixes.any(|prefix| self.prefixes.contains(&prefix.trunc()))
     }
 
-    /// Whether anything of the prefix is behind a peer.
+    /// Returns whether the prefix overlaps a peer's allowed IPs.
     pub(super) fn touches(&self, prefix: &IpNet) -> bool {
         let mut all = self.prefixes.iter();
         all.any(|other| other.contains(prefix) || prefix.contains(other))
