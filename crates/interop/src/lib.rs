@@ -1,4 +1,4 @@
-//! Two hosts, a WireGuard implementation on each, and traffic that is checked byte by byte.
+//! Two hosts with a WireGuard implementation each, and traffic that is verified byte by byte.
 //!
 //! ```text
 //!  host a                          host b                 each a network namespace
@@ -6,10 +6,10 @@
 //!  uplink   10.66.0.1, fd66::1 --- 10.66.0.2, fd66::2     underlay: one veth pair
 //! ```
 //!
-//! The flow of a test: say what runs where ([`Setup`]), bring it up ([`Tunnel::up`]), send through it
-//! ([`Stream`], [`Tunnel::ping`], [`Tunnel::time_to_answer`]), and disturb it ([`Side::kill`], [`Side::roam`]).
-//! Everything made is gone when [`Tunnel`] is dropped, however the test ends: namespaces live as
-//! long as their descriptors, daemons die with this process.
+//! A test describes the implementations ([`Setup`]), starts them ([`Tunnel::up`]), sends traffic
+//! ([`Stream`], [`Tunnel::ping`], [`Tunnel::time_to_answer`]), and disturbs it ([`Side::kill`],
+//! [`Side::roam`]). Dropping [`Tunnel`] removes everything, however the test ends: namespaces last
+//! as long as their descriptors, and daemons die with this process.
 #![forbid(unsafe_code)]
 
 mod side;
@@ -22,7 +22,7 @@ pub use tunnel::{Knows, Setup, Tunnel, Underlay};
 
 use std::path::PathBuf;
 
-/// Says that a test cannot run and why; where everything is required (`SEIKAN_REQUIRE_ALL=1`) that is a failure.
+/// Reports that a test cannot run and why; with `SEIKAN_REQUIRE_ALL=1` that is a failure.
 pub fn skip(reason: &str) {
     assert!(
         std::env::var("SEIKAN_REQUIRE_ALL").as_deref() != Ok("1"),
@@ -31,7 +31,7 @@ pub fn skip(reason: &str) {
     eprintln!("SKIPPED: {reason}");
 }
 
-/// A program from the folder of other people's tunnels (`SEIKAN_PEERS`) or from `PATH`.
+/// Finds a program in the folder of other implementations (`SEIKAN_PEERS`) or on `PATH`.
 pub fn find_program(name: &str) -> Option<PathBuf> {
     let peers = std::env::var_os("SEIKAN_PEERS").unwrap_or_default();
     let path = std::env::var_os("PATH").unwrap_or_default();

@@ -1,4 +1,4 @@
-//! One host of the pair and the WireGuard implementation that runs on it.
+//! One host of the pair and its WireGuard implementation.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -17,23 +17,23 @@ use seikan_sys::netns::NetNs;
 
 /// Name of the underlay's interface on either host.
 pub(crate) const UPLINK: &str = "uplink";
-/// The inner MTU that leaves room for WireGuard over IPv6 on an Ethernet.
+/// Inner MTU that fits WireGuard over IPv6 into 1500 bytes.
 const INNER_MTU: u32 = 1420;
-/// No wait for IPv6's duplicate address detection.
+/// Disables IPv6's duplicate address detection.
 pub(crate) const USABLE_AT_ONCE: AddressOptions = AddressOptions {
     no_dad: true,
     no_prefix_route: false,
     replace: false,
 };
-/// How long a daemon may take to make its interface and its socket.
+/// Time for a daemon to create its interface and socket.
 const START_LIMIT: Duration = Duration::from_secs(20);
 
-/// Whose WireGuard it is.
+/// A WireGuard implementation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Implementation {
-    /// The project's own, in the WireGuard protocol.
+    /// Seikan with the WireGuard protocol.
     Seikan,
-    /// The project's own, in its native protocol.
+    /// Seikan with its native protocol.
     SeikanNative,
     /// golang.zx2c4.com/wireguard.
     WireguardGo,
@@ -44,8 +44,9 @@ pub enum Implementation {
 }
 
 impl Implementation {
-    /// Ours. `SEIKAN_STAND_IN=wireguard-go` puts another in its place, which tells whether a failure is ours or the test's.
-    pub fn ours() -> Implementation {
+    /// Seikan. `SEIKAN_STAND_IN=wireguard-go` replaces it, to distinguish its faults from the
+    /// test's.
+    pub fn under_test() -> Implementation {
         match std::env::var("SEIKAN_STAND_IN").as_deref() {
             Ok("wireguard-go") => Implementation::WireguardGo,
             Ok("boringtun") => Implementation::Boringtun,
@@ -54,7 +55,7 @@ impl Implementation {
         }
     }
 
-    /// The program, or the reason why it cannot be run.
+    /// Returns the program, or the reason why it cannot run.
     pub fn program(self) -> Result<PathBuf> {
         let name = match self {
             Implementation::Seikan | Implementation::SeikanNative => return our_program(),
@@ -66,7 +67,7 @@ impl Implementation {
             .with_context(|| format!("{name} is not in $SEIKAN_PEERS nor on PATH (make peers)"))
     }
 
-    /// Takes a configuration file; the others are set up through their sockets.
+    /// Whether it takes a configuration file; the others are configured through their sockets.
     fn reads_file(self) -> bool {
         matches!(self, Implementation::Seikan | Implementation::SeikanNative)
     }
@@ -82,7 +83,7 @@ impl Implementation {
                 command.arg("up").arg(config).args(["--protocol", "native"])
             }
             Implementation::WireguardGo => command.args(["-f", interface]),
-            // Without connected sockets, as a connected one cannot follow a change of its own address.
+            // Connected sockets cannot follow a change of the host's own address.
             Implementation::Boringtun => command.args([
                 "-f",
                 "--disable-drop-privileges",
@@ -95,7 +96,8 @@ impl Implementation {
     }
 }
 
-/// The command of this build: `$SEIKAN_BIN`, or the workspace's, brought up to date once per run.
+/// Returns the `seikan` binary of this build: `$SEIKAN_BIN`, or the workspace's, built once per
+/// run.
 fn our_program() -> Result<PathBuf> {
     static PROGRAM: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let build = || -> Result<PathBuf> {
@@ -129,9 +131,10 @@ fn our_program() -> Result<PathBuf> {
 pub struct Side {
     /// The host.
     pub host: NetNs,
-    /// What runs on it.
+    /// Its implementation.
     pub implementation: Implementation,
-    /// Name of the tunnel's interface, unique on the machine because the sockets of all share one folder.
+    /// Name of the tunnel's interface. Unique on the machine, because all sockets are in one
+    /// folder.
     pub interface: String,
     /// Inner addresses, IPv4 then IPv6.
     pub inner: [IpNet; 2],
@@ -145,7 +148,7 @@ pub struct Side {
     pub(crate) daemon: Option<Child>,
 }
 
-/// What one end is told of the other.
+/// Configuration of one end's peer.
 pub(crate) struct Peer {
     pub public_key: String,
     pub preshared_key: Option<String>,
@@ -177,7 +180,7 @@ impl Side {
         Ok(())
     }
 
-    /// Ends the daemon as a crash or the kernel's memory killer would: SIGKILL, no farewell.
+    /// Kills the daemon with SIGKILL, like a crash or the kernel's OOM killer.
     pub fn kill(&mut self) -> Result<()> {
         let mut daemon = self.daemon.take().context("not running")?;
         daemon.kill()?;
@@ -185,7 +188,8 @@ impl Side {
         Ok(())
     }
 
-    /// Moves the host to another outer address and port, as a laptop that changes networks: nobody is told.
+    /// Moves the host to another outer address and port, like a roaming laptop. The peer is not
+    /// notified.
     pub fn roam(&mut self, address: IpAddr, port: u16) -> Result<()> {
         let netlink = self.host.netlink()?;
         let uplink = netlink.link(UPLINK)?.index;
@@ -214,12 +218,12 @@ impl Side {
         Ok(value.to_owned())
     }
 
-    /// How long ago this end last completed a handshake; `None` if it never has.
+    /// Returns the time since this end's last handshake; `None` if there was none.
     pub fn handshake_age(&self) -> Result<Option<Duration>> {
         let seconds = Duration::from_secs(self.show("latest-handshakes")?.parse()?);
         Ok(match self.implementation {
             _ if seconds.is_zero() => None,
-            // It reports the age itself where the interface asks for the time.
+            // Some implementations report the age when the interface requests the time.
             Implementation::Boringtun => Some(seconds),
             _ => Some(
                 SystemTime::now()
@@ -229,13 +233,13 @@ impl Side {
         })
     }
 
-    /// Sends a request to the configuration socket as it is and returns the answer.
+    /// Sends a raw request to the configuration socket and returns the response.
     pub fn uapi(&self, request: &str) -> Result<String> {
         let mut socket = UnixStream::connect(self.socket())?;
         socket.set_read_timeout(Some(START_LIMIT))?;
         socket.write_all(request.as_bytes())?;
         let mut answer = String::new();
-        // An answer ends with an empty line; the socket stays open for the next request.
+        // A response ends with an empty line; the socket stays open for the next request.
         while !answer.ends_with("\n\n") {
             let mut part = [0; 4096];
             let length = socket.read(&mut part)?;
@@ -247,7 +251,7 @@ impl Side {
         Ok(answer)
     }
 
-    /// The memory that the daemon has resident, in KiB.
+    /// Returns the daemon's resident memory in KiB.
     pub fn memory(&self) -> Result<u64> {
         let id = self.daemon.as_ref().context("not running")?.id();
         let status = fs::read_to_string(format!("/proc/{id}/status"))?;
@@ -262,12 +266,13 @@ impl Side {
             .parse()?)
     }
 
-    /// What the daemon has written so far.
+    /// Returns the daemon's output so far.
     pub fn log_text(&self) -> String {
         fs::read_to_string(self.log()).unwrap_or_default()
     }
 
-    /// The configuration in wg-quick's form, or without the address in that of `wg setconf`.
+    /// Returns the configuration in wg-quick's format, or without addresses in that of `wg
+    /// setconf`.
     pub fn config_text(&self) -> String {
         let mut text = format!(
             "[Interface]\nPrivateKey = {}\nListenPort = {}\n",
@@ -318,7 +323,7 @@ impl Side {
                 );
             }
             let made = match netlink.link_index(&self.interface)? {
-                // Who reads a file also sets the address; the last of it is the IPv6 one.
+                // A daemon with a file also sets the addresses, the IPv6 address last.
                 Some(index) if self.implementation.reads_file() => {
                     netlink.addresses(index)?.len() >= 2
                 }
@@ -338,7 +343,8 @@ impl Side {
         }
     }
 
-    /// Can be configured: has read its file, or serves its socket, which may be there as a left-over of a predecessor.
+    /// Returns whether the daemon can be configured: it has read its file, or serves its socket.
+    /// The socket may be left over from an earlier daemon.
     fn answers(&self) -> bool {
         self.implementation.reads_file() || UnixStream::connect(self.socket()).is_ok()
     }
@@ -372,7 +378,7 @@ impl Drop for Side {
     }
 }
 
-/// Runs a program on a host to its end; what it printed, or the error it died with.
+/// Runs a program on a host to its end; returns its output, or its error.
 pub(crate) fn run(host: &NetNs, command: &mut Command) -> Result<String> {
     let child = host.spawn_command(
         command

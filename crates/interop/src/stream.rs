@@ -1,4 +1,4 @@
-//! A TCP stream whose every byte is known beforehand.
+//! A TCP stream of predictable bytes.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -11,41 +11,42 @@ use crate::side::Side;
 use crate::tunnel::Tunnel;
 
 const CHUNK: usize = 16 * 1024;
-/// A stream that stands still for this long has failed.
+/// Time without a byte after which a stream has failed.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A stream under way.
+/// A running stream.
 #[derive(Debug)]
 pub struct Stream {
     sender: JoinHandle<Result<u64>>,
     receiver: JoinHandle<Result<Report>>,
 }
 
-/// What arrived, in order and unchanged, or the stream would have failed.
+/// Statistics of a stream that arrived in order and unchanged.
 #[derive(Clone, Copy, Debug)]
 pub struct Report {
     /// Bytes received.
     pub bytes: u64,
-    /// The longest time in which no byte arrived.
+    /// Longest time without a byte.
     pub longest_gap: Duration,
-    /// When that began, from the start of the stream.
+    /// Start of that time, from the start of the stream.
     pub gap_at: Duration,
 }
 
 impl Report {
-    /// Fails if the stream stood still for `limit`.
+    /// Fails if the stream was idle for `limit`.
     pub fn no_gap_of(&self, limit: Duration) -> Result<()> {
         let (gap, at) = (self.longest_gap, self.gap_at);
         ensure!(
             gap < limit,
-            "stood still for {gap:.2?}, {at:.2?} after the start"
+            "no byte for {gap:.2?}, {at:.2?} after the start"
         );
         Ok(())
     }
 }
 
 impl Stream {
-    /// Starts sending to `to` from the other end: `rate` bytes per second (as fast as it goes if `None`) for `duration`.
+    /// Starts sending to `to` from the other end for `duration`, at `rate` bytes per second
+    /// (`None`: unlimited).
     pub fn start(
         tunnel: &Tunnel,
         to: &Side,
@@ -70,7 +71,7 @@ impl Stream {
         })
     }
 
-    /// Waits for the end and checks that what was sent has arrived.
+    /// Waits for the end and verifies that everything has arrived.
     pub fn finish(self) -> Result<Report> {
         let sent = self
             .sender
@@ -91,7 +92,8 @@ impl Stream {
     }
 }
 
-/// The eight bytes at position `8 * word`: an odd multiplier makes each its own, so that a shift, a repetition or a swap shows.
+/// Returns the eight bytes at position `8 * word`. An odd multiplier makes each unique, so that
+/// shifts, repetitions and swaps are detected.
 fn pattern(word: u64) -> [u8; 8] {
     word.wrapping_add(1)
         .wrapping_mul(0x9e37_79b9_7f4a_7c15)

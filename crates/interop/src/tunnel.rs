@@ -1,4 +1,4 @@
-//! Both ends together: bringing them up, and what a test asks of the pair.
+//! Both ends: starting them, and measurements between them.
 
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -13,17 +13,17 @@ use tempfile::TempDir;
 
 use crate::side::{Implementation, Peer, Side, UPLINK, USABLE_AT_ONCE, run, underlay_net};
 
-/// The UDP port of either end until it roams.
+/// UDP port of both ends until they roam.
 const PORT: u16 = 51820;
 
-/// Which end has the other's endpoint in its configuration, and so speaks first.
+/// The end that knows the other's endpoint, and so initiates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Knows {
-    /// `a` does: it is the initiator.
+    /// `a` initiates.
     A,
-    /// `b` does: it is the initiator.
+    /// `b` initiates.
     B,
-    /// Both do.
+    /// Both may initiate.
     Both,
 }
 
@@ -36,25 +36,25 @@ pub enum Underlay {
     V6,
 }
 
-/// What runs where.
+/// Implementations and settings of a pair.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     /// Implementation on host a.
     pub a: Implementation,
     /// Implementation on host b.
     pub b: Implementation,
-    /// Who has whose endpoint.
+    /// The end that knows the other's endpoint.
     pub knows: Knows,
-    /// Outer family.
+    /// Family of the outer packets.
     pub underlay: Underlay,
-    /// Mix in a preshared key.
+    /// Use a preshared key.
     pub preshared_key: bool,
-    /// Persistent keepalive of both ends in seconds; 0 for none.
+    /// Persistent keepalive of both ends in seconds; 0: none.
     pub keepalive: u16,
 }
 
 impl Setup {
-    /// `a` initiates to `b` over IPv4, with neither a preshared key nor keepalives.
+    /// `a` initiates to `b` over IPv4, without preshared key and keepalives.
     pub fn new(a: Implementation, b: Implementation) -> Setup {
         Setup {
             a,
@@ -77,12 +77,12 @@ pub struct Tunnel {
 }
 
 impl Tunnel {
-    /// Brings both ends up. `None`, said loudly, where this machine lacks what it takes.
+    /// Starts both ends. Returns `None`, with a message, if the machine lacks something.
     pub fn up(setup: Setup) -> Result<Option<Tunnel>> {
         Tunnel::up_changed(setup, |_| Ok(()))
     }
 
-    /// The same, except that `b` is told another preshared key than `a`.
+    /// The same, with another preshared key at `b`.
     pub fn up_with_unequal_preshared_keys(setup: Setup) -> Result<Option<Tunnel>> {
         Tunnel::up_changed(setup, |tunnel| {
             tunnel.a.peer.preshared_key = Some(generate(&tunnel.a.host, "genpsk")?);
@@ -114,7 +114,7 @@ impl Tunnel {
         }
         let mut tunnel = Tunnel::make(setup, host_a)?;
         change(&mut tunnel)?;
-        // The end that waits comes first, so that the first initiation finds it.
+        // The responder starts first, so that it receives the first initiation.
         tunnel.b.start()?;
         tunnel.a.start()?;
         Ok(Some(tunnel))
@@ -189,7 +189,8 @@ impl Tunnel {
         })
     }
 
-    /// Pings `to` from the other end until `count` answers have come, with a payload of `size` bytes that may not be fragmented.
+    /// Pings `to` from the other end until `count` responses have arrived, with a payload of `size`
+    /// bytes that must not be fragmented.
     pub fn ping(&self, to: &Side, v6: bool, count: u32, size: u32) -> Result<()> {
         let from = self.other(to);
         let target = to.inner[usize::from(v6)].addr().to_string();
@@ -202,8 +203,8 @@ impl Tunnel {
             .with_context(|| self.logs())
     }
 
-    /// Sends a datagram every 50 ms from the other end to `to`, which echoes them, and tells how long the first
-    /// answer took from now. Both ends may be restarted meanwhile.
+    /// Sends a datagram every 50 ms from the other end to `to`, which echoes them. Returns the time
+    /// until the first response. Both ends may restart meanwhile.
     pub fn time_to_answer(&self, to: &Side, limit: Duration) -> Result<Duration> {
         let from = self.other(to);
         let bind = || {
@@ -227,7 +228,7 @@ impl Tunnel {
             });
             let mut answer = [0; 8];
             let outcome = loop {
-                // While an interface is missing there is no route: that is what is being waited out.
+                // There is no route while an interface is missing.
                 if client.send_to(b"anybody?", target).is_err() {
                     std::thread::sleep(Duration::from_millis(50));
                 }
@@ -246,7 +247,7 @@ impl Tunnel {
         })
     }
 
-    /// What both daemons wrote, for the message of a failure.
+    /// Returns the output of both daemons, for error messages.
     pub fn logs(&self) -> String {
         let one = |side: &Side| {
             format!(
@@ -259,7 +260,7 @@ impl Tunnel {
         format!("{}\n{}", one(&self.a), one(&self.b))
     }
 
-    /// The end that is not `side`.
+    /// Returns the other end.
     pub fn other(&self, side: &Side) -> &Side {
         if side.interface == self.a.interface {
             &self.b

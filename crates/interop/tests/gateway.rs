@@ -1,8 +1,8 @@
-//! Real programs on a device behind a gateway, on which nothing of ours runs.
+//! Real programs on a device behind a gateway, without Seikan on the device.
 //!
 //! ```text
 //! device eth0 --- lan0 gateway wan0 --- wan0 remote
-//! 192.168.1.10                10.0.0.1     10.0.0.2       on the cards; the remote is shown as 192.168.1.202
+//! 192.168.1.10                10.0.0.1     10.0.0.2       on the interfaces; the remote is mapped to 192.168.1.202
 //! 10.77.0.10       10.77.0.1               10.77.0.2      in the overlay; fd77::10 and so on
 //! ```
 
@@ -19,21 +19,21 @@ use seikan_interop::{Implementation, find_program, skip};
 use seikan_sys::netlink::AddressOptions;
 use seikan_sys::netns::NetNs;
 
-/// How the device sees the remote.
+/// Address of the remote for the device.
 const SHOWN: [&str; 2] = ["192.168.1.202", "fd00:1::202"];
-/// How the remote sees the device.
+/// Address of the device for the remote.
 const DEVICE: [&str; 2] = ["10.77.0.10", "fd77::10"];
-/// Bytes that are fetched.
+/// Bytes to fetch.
 const FILE: usize = 5_000_000;
-/// How long a test waits for what is to come.
+/// Time to wait for an expected event.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Bytes that go through a shell session each way: some hundred super-packets.
+/// Bytes through a shell session in each direction: some hundred super-packets.
 const SESSION: usize = 20_000_000;
 
-/// One of the hosts.
+/// A host.
 type Which = fn(&Site) -> &NetNs;
 
-/// The hosts and what runs on them; all ends with it.
+/// The hosts and their programs, which end on drop.
 struct Site {
     device: NetNs,
     gateway: NetNs,
@@ -48,7 +48,7 @@ impl Drop for Site {
             let _ = child.kill();
             let _ = child.wait();
         }
-        // What killed tunnels could not remove.
+        // Left over by killed tunnels.
         let configs = fs::read_dir(self.folder.path()).into_iter().flatten();
         for config in configs.flatten().map(|entry| entry.path()) {
             if config.extension().is_some_and(|end| end == "toml")
@@ -61,7 +61,8 @@ impl Drop for Site {
 }
 
 impl Site {
-    /// The hosts with their tunnels up, the gateway in this mode, or `None` where that cannot be, which was said.
+    /// Starts hosts and tunnels, with the gateway in this mode. Returns `None`, with a message, if
+    /// the machine lacks something.
     fn up(name: &str, mode: &str) -> Result<Option<Site>> {
         if !Path::new("/dev/net/tun").exists() {
             skip("no /dev/net/tun");
@@ -79,11 +80,11 @@ impl Site {
             folder: tempfile::tempdir()?,
             running: Vec::new(),
         };
-        // Programs that give up their privileges read files here, too.
+        // Programs that drop their privileges read files here, too.
         fs::set_permissions(site.folder.path(), fs::Permissions::from_mode(0o755))?;
         join((&site.gateway, "lan0"), (&site.device, "eth0"))?;
         join((&site.gateway, "wan0"), (&site.remote, "wan0"))?;
-        for (host, card, addresses) in [
+        for (host, interface, addresses) in [
             (
                 &site.device,
                 "eth0",
@@ -100,7 +101,7 @@ impl Site {
             (&site.gateway, "wan0", vec!["10.0.0.1/24"]),
             (&site.remote, "wan0", vec!["10.0.0.2/24"]),
         ] {
-            configure(host, card, &addresses)?;
+            configure(host, interface, &addresses)?;
         }
         let seikan = Implementation::SeikanNative.program()?;
         let [gateway, remote] = site.write(name, mode, &seikan)?;
@@ -125,7 +126,7 @@ impl Site {
         Ok(Some(site))
     }
 
-    /// The configurations of gateway and remote.
+    /// Writes the configurations of gateway and remote.
     fn write(&self, name: &str, mode: &str, seikan: &Path) -> Result<[PathBuf; 2]> {
         let pair = || -> Result<[String; 2]> {
             let genkey = run(&self.device, &[&seikan.to_string_lossy(), "genkey"])?;
@@ -177,7 +178,7 @@ endpoint = "10.0.0.1:7000"
         ];
         let mut paths = [PathBuf::new(), PathBuf::new()];
         for ((path, text), side) in paths.iter_mut().zip(texts).zip(["g", "r"]) {
-            // The interface is called after the file, uniquely on this machine.
+            // The interface is named after the file; the name must be unique on this machine.
             let file = format!("i{}{name}{side}.toml", std::process::id());
             *path = self.folder.path().join(file);
             fs::write(&*path, text)?;
@@ -197,7 +198,7 @@ endpoint = "10.0.0.1:7000"
         Ok(())
     }
 
-    /// Serves a folder by HTTP on port 8080.
+    /// Serves a folder over HTTP on port 8080.
     fn serve(&mut self, on: Which, files: &Path) -> Result<()> {
         let root = files.to_string_lossy().into_owned();
         if find_program("nginx").is_none() {
@@ -227,14 +228,15 @@ endpoint = "10.0.0.1:7000"
     }
 }
 
-fn join((a, card): (&NetNs, &str), (b, other): (&NetNs, &str)) -> Result<()> {
-    a.netlink()?.create_veth(card, other, Some(b.as_fd()))?;
+fn join((a, interface): (&NetNs, &str), (b, other): (&NetNs, &str)) -> Result<()> {
+    a.netlink()?
+        .create_veth(interface, other, Some(b.as_fd()))?;
     Ok(())
 }
 
-fn configure(host: &NetNs, card: &str, addresses: &[&str]) -> Result<()> {
+fn configure(host: &NetNs, interface: &str, addresses: &[&str]) -> Result<()> {
     let netlink = host.netlink()?;
-    let index = netlink.link(card)?.index;
+    let index = netlink.link(interface)?.index;
     let options = AddressOptions {
         no_dad: true,
         ..AddressOptions::default()
@@ -246,7 +248,7 @@ fn configure(host: &NetNs, card: &str, addresses: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Runs a program to its end; what it printed.
+/// Runs a program to its end; returns its output.
 fn run(host: &NetNs, words: &[&str]) -> Result<String> {
     let mut command = Command::new(words[0]);
     command.args(&words[1..]).stdin(Stdio::null());
@@ -258,18 +260,18 @@ fn run(host: &NetNs, words: &[&str]) -> Result<String> {
     Ok(text)
 }
 
-fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) -> Result<()> {
+fn wait_for(failure: &str, mut is_so: impl FnMut() -> bool) -> Result<()> {
     let begin = Instant::now();
     while !is_so() {
         if begin.elapsed() > PATIENCE {
-            bail!("{what}");
+            bail!("{failure}");
         }
         std::thread::sleep(Duration::from_millis(50));
     }
     Ok(())
 }
 
-/// Waits until somebody listens on a port.
+/// Waits until a program listens on a port.
 fn listens(host: &NetNs, port: u16) -> Result<()> {
     let there = SocketAddr::from(([127, 0, 0, 1], port));
     configure(host, "lo", &[])?;
@@ -279,7 +281,7 @@ fn listens(host: &NetNs, port: u16) -> Result<()> {
     })
 }
 
-/// An iperf3 server refuses who comes while it still takes leave of the client before.
+/// An iperf3 server refuses clients until it has finished with the previous one.
 fn when_free(mut client: impl FnMut() -> Result<String>) -> Result<String> {
     let begin = Instant::now();
     loop {
@@ -295,7 +297,7 @@ fn when_free(mut client: impl FnMut() -> Result<String>) -> Result<String> {
 }
 
 #[test]
-fn iperf3_both_ways() -> Result<()> {
+fn iperf3_in_both_directions() -> Result<()> {
     if find_program("iperf3").is_none() {
         skip("no `iperf3`: install it");
         return Ok(());
@@ -318,7 +320,7 @@ fn iperf3_both_ways() -> Result<()> {
                 let rate = words.iter().position(|word| *word == "Mbits/sec");
                 let rate: f64 = words[rate.context("no rate")? - 1].parse()?;
                 eprintln!("{target} {way:?}: {rate} Mbit/s");
-                // What a gateway that meets super-packets unprepared reaches is two orders below.
+                // A gateway that cannot handle super-packets is a hundred times slower.
                 ensure!(rate > 50.0, "{target} {way:?}: {text}");
             }
         }
@@ -327,7 +329,7 @@ fn iperf3_both_ways() -> Result<()> {
 }
 
 #[test]
-fn curl_from_a_web_server_both_ways() -> Result<()> {
+fn curl_in_both_directions() -> Result<()> {
     if find_program("curl").is_none() {
         skip("no `curl`: install it");
         return Ok(());
@@ -377,14 +379,14 @@ fn curl_from_a_web_server_both_ways() -> Result<()> {
             )?;
             ensure!(
                 sha256(&site, &fetched)? == expected,
-                "{url} is not what was served"
+                "{url} differs from the served file"
             );
         }
     }
     Ok(())
 }
 
-/// Something that does not repeat itself (Knuth's linear congruential generator, MMIX).
+/// Returns bytes without repetitions (Knuth's linear congruential generator, MMIX).
 fn content(length: usize) -> Vec<u8> {
     let mut state = 1_u64;
     let bytes = std::iter::repeat_with(|| {
@@ -415,8 +417,8 @@ fn ssh_through_a_routed_gateway() -> Result<()> {
     ssh_session("r", "routed")
 }
 
-/// Dropbear's client on the device, its server on the remote: a command there writes what the client is
-/// to print, and reads what the client was given.
+/// Runs Dropbear's client on the device against its server on the remote. One command there writes
+/// data for the client to print, another reads data from the client.
 fn ssh_session(name: &str, mode: &str) -> Result<()> {
     for program in ["dropbear", "dbclient", "dropbearkey"] {
         if find_program(program).is_none() {
@@ -440,7 +442,8 @@ fn ssh_session(name: &str, mode: &str) -> Result<()> {
     fs::write(keys.join("authorized_keys"), authorized)?;
     fs::set_permissions(&home, fs::Permissions::from_mode(0o700))?;
     fs::set_permissions(&keys, fs::Permissions::from_mode(0o700))?;
-    // The server looks for keys where passwd(5) says that its user lives: here, and for it alone.
+    // The server searches for keys in the home directory of passwd(5): this file replaces it for
+    // the server alone.
     let (passwd, pid) = (site.folder.path().join("passwd"), home.join("pid"));
     let user = format!("root:x:0:0::{}:/bin/sh\n", home.display());
     fs::write(&passwd, user)?;
@@ -458,7 +461,7 @@ fn ssh_session(name: &str, mode: &str) -> Result<()> {
     fs::write(&file, content(SESSION))?;
     let expected = sha256(&site, &file)?;
     for target in SHOWN {
-        // Learns the host's key the first time, and insists on it afterwards.
+        // Accepts the host's key the first time, and requires it afterwards.
         let client = format!(
             "HOME={} timeout 30 dbclient -y -T -i {own_key} root@{target}",
             home.display()

@@ -1,6 +1,6 @@
-//! Our WireGuard against other people's, each test in namespaces of its own.
+//! Seikan's WireGuard against other implementations, each test in its own namespaces.
 //!
-//! `a` is ours wherever it matters; the roles change by who knows whose endpoint.
+//! `a` is Seikan in all asymmetric tests. The end that knows the other's endpoint initiates.
 
 use std::thread;
 use std::time::Duration;
@@ -8,14 +8,15 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use seikan_interop::{Implementation, Knows, Setup, Side, Stream, Tunnel, Underlay};
 
-/// Bytes per second that leave two cores room for the other tests.
+/// Bytes per second; leaves capacity of two cores for other tests.
 const CALM: u64 = 2_000_000;
 /// `REKEY_AFTER_TIME` of the WireGuard paper, section 6.1.
 const REKEY_AFTER_TIME: Duration = Duration::from_secs(120);
-/// `KEEPALIVE_TIMEOUT` + `REKEY_TIMEOUT`: after this long without an answer a peer starts a new handshake (section 6.5).
+/// `KEEPALIVE_TIMEOUT` + `REKEY_TIMEOUT`: without an answer for this long a peer starts a new
+/// handshake (section 6.5).
 const NEW_HANDSHAKE: Duration = Duration::from_secs(15);
 
-/// The same tests against each of the others.
+/// Defines the same tests against each implementation.
 macro_rules! against {
     ($($module:ident: $implementation:expr;)*) => {$(
         mod $module {
@@ -23,60 +24,60 @@ macro_rules! against {
             const OTHER: Implementation = $implementation;
 
             #[test]
-            fn we_initiate() -> Result<()> {
-                carries_everything(Setup::new(Implementation::ours(), OTHER))
+            fn seikan_initiates() -> Result<()> {
+                carries_everything(Setup::new(Implementation::under_test(), OTHER))
             }
 
             #[test]
-            fn they_initiate() -> Result<()> {
-                carries_everything(Setup { knows: Knows::B, ..Setup::new(Implementation::ours(), OTHER) })
+            fn the_other_initiates() -> Result<()> {
+                carries_everything(Setup { knows: Knows::B, ..Setup::new(Implementation::under_test(), OTHER) })
             }
 
             #[test]
-            fn we_initiate_over_ipv6_with_a_preshared_key() -> Result<()> {
-                let setup = Setup::new(Implementation::ours(), OTHER);
+            fn seikan_initiates_over_ipv6_with_a_preshared_key() -> Result<()> {
+                let setup = Setup::new(Implementation::under_test(), OTHER);
                 carries_everything(Setup { underlay: Underlay::V6, preshared_key: true, ..setup })
             }
 
             #[test]
-            fn they_initiate_over_ipv6_with_a_preshared_key() -> Result<()> {
-                let setup = Setup { knows: Knows::B, ..Setup::new(Implementation::ours(), OTHER) };
+            fn the_other_initiates_over_ipv6_with_a_preshared_key() -> Result<()> {
+                let setup = Setup { knows: Knows::B, ..Setup::new(Implementation::under_test(), OTHER) };
                 carries_everything(Setup { underlay: Underlay::V6, preshared_key: true, ..setup })
             }
 
             #[test]
             fn a_wrong_preshared_key_carries_nothing() -> Result<()> {
-                without_the_right_preshared_key(Setup::new(Implementation::ours(), OTHER))
+                without_the_right_preshared_key(Setup::new(Implementation::under_test(), OTHER))
             }
 
             #[test]
-            fn we_roam() -> Result<()> {
-                roams(Setup::new(Implementation::ours(), OTHER), |tunnel| &mut tunnel.a)
+            fn seikan_roams() -> Result<()> {
+                roams(Setup::new(Implementation::under_test(), OTHER), |tunnel| &mut tunnel.a)
             }
 
             #[test]
-            fn they_roam() -> Result<()> {
-                roams(Setup { knows: Knows::B, ..Setup::new(Implementation::ours(), OTHER) }, |tunnel| &mut tunnel.b)
+            fn the_other_roams() -> Result<()> {
+                roams(Setup { knows: Knows::B, ..Setup::new(Implementation::under_test(), OTHER) }, |tunnel| &mut tunnel.b)
             }
 
             #[test]
-            fn we_are_killed_and_restarted() -> Result<()> {
-                survives_a_kill(Setup { knows: Knows::Both, ..Setup::new(Implementation::ours(), OTHER) }, |tunnel| &mut tunnel.a)
+            fn seikan_is_killed_and_restarted() -> Result<()> {
+                survives_a_kill(Setup { knows: Knows::Both, ..Setup::new(Implementation::under_test(), OTHER) }, |tunnel| &mut tunnel.a)
             }
 
             #[test]
-            fn they_are_killed_and_restarted() -> Result<()> {
-                survives_a_kill(Setup { knows: Knows::Both, ..Setup::new(Implementation::ours(), OTHER) }, |tunnel| &mut tunnel.b)
+            fn the_other_is_killed_and_restarted() -> Result<()> {
+                survives_a_kill(Setup { knows: Knows::Both, ..Setup::new(Implementation::under_test(), OTHER) }, |tunnel| &mut tunnel.b)
             }
 
             #[test]
-            fn we_rekey_under_load() -> Result<()> {
-                rekeys_under_load(Setup::new(Implementation::ours(), OTHER))
+            fn seikan_rekeys_under_load() -> Result<()> {
+                rekeys_under_load(Setup::new(Implementation::under_test(), OTHER))
             }
 
             #[test]
-            fn they_rekey_under_load() -> Result<()> {
-                rekeys_under_load(Setup { knows: Knows::B, ..Setup::new(Implementation::ours(), OTHER) })
+            fn the_other_rekeys_under_load() -> Result<()> {
+                rekeys_under_load(Setup { knows: Knows::B, ..Setup::new(Implementation::under_test(), OTHER) })
             }
         }
     )*};
@@ -87,12 +88,12 @@ against! {
     boringtun: Implementation::Boringtun;
 }
 
-/// Both inner families, both directions, small and full-sized packets, a stream whose bytes are checked.
+/// Both inner families, both directions, small and full-sized packets, and a verified stream.
 fn carries_everything(setup: Setup) -> Result<()> {
     let Some(tunnel) = Tunnel::up(setup)? else {
         return Ok(());
     };
-    // Who knows the endpoint speaks first.
+    // The end that knows the endpoint initiates.
     let (first, second) = if setup.knows == Knows::B {
         (&tunnel.b, &tunnel.a)
     } else {
@@ -100,7 +101,7 @@ fn carries_everything(setup: Setup) -> Result<()> {
     };
     tunnel.ping(second, false, 3, 56)?;
     tunnel.ping(first, true, 3, 56)?;
-    // 1420 bytes of inner MTU less the IPv4 and ICMP headers.
+    // 1420 bytes of inner MTU without the IPv4 and ICMP headers.
     tunnel.ping(second, false, 2, 1420 - 28)?;
     for (to, v6) in [(&tunnel.a, false), (&tunnel.b, true)] {
         let report = Stream::start(&tunnel, to, v6, None, Duration::from_secs(1))?
@@ -138,12 +139,12 @@ fn without_the_right_preshared_key(setup: Setup) -> Result<()> {
     Ok(())
 }
 
-/// A stream goes on while one end changes its address and port, and the other end follows.
-fn roams(setup: Setup, who: fn(&mut Tunnel) -> &mut Side) -> Result<()> {
+/// A stream continues while one end changes its address and port, and the other end follows.
+fn roams(setup: Setup, side_of: fn(&mut Tunnel) -> &mut Side) -> Result<()> {
     let Some(mut tunnel) = Tunnel::up(setup)? else {
         return Ok(());
     };
-    let mover = who(&mut tunnel).interface.clone();
+    let mover = side_of(&mut tunnel).interface.clone();
     let still = if tunnel.a.interface == mover {
         &tunnel.b
     } else {
@@ -152,7 +153,7 @@ fn roams(setup: Setup, who: fn(&mut Tunnel) -> &mut Side) -> Result<()> {
     tunnel.ping(still, false, 1, 56)?;
     let stream = Stream::start(&tunnel, still, false, Some(CALM), Duration::from_secs(8))?;
     thread::sleep(Duration::from_secs(2));
-    who(&mut tunnel).roam("10.66.0.77".parse()?, 40404)?;
+    side_of(&mut tunnel).roam("10.66.0.77".parse()?, 40404)?;
     let report = stream.finish().with_context(|| tunnel.logs())?;
     report.no_gap_of(Duration::from_secs(5))?;
     let still = if tunnel.a.interface == mover {
@@ -168,12 +169,12 @@ fn roams(setup: Setup, who: fn(&mut Tunnel) -> &mut Side) -> Result<()> {
     Ok(())
 }
 
-/// One end dies without a farewell and comes back with nothing but its configuration.
-fn survives_a_kill(setup: Setup, who: fn(&mut Tunnel) -> &mut Side) -> Result<()> {
+/// One end is killed and restarted with its configuration only.
+fn survives_a_kill(setup: Setup, side_of: fn(&mut Tunnel) -> &mut Side) -> Result<()> {
     let Some(mut tunnel) = Tunnel::up(setup)? else {
         return Ok(());
     };
-    let victim = who(&mut tunnel).interface.clone();
+    let victim = side_of(&mut tunnel).interface.clone();
     let is_a = tunnel.a.interface == victim;
     let before = tunnel.time_to_answer(
         if is_a { &tunnel.a } else { &tunnel.b },
@@ -183,9 +184,9 @@ fn survives_a_kill(setup: Setup, who: fn(&mut Tunnel) -> &mut Side) -> Result<()
         before < Duration::from_secs(6),
         "the first handshake took {before:?}"
     );
-    who(&mut tunnel).kill()?;
-    who(&mut tunnel).start()?;
-    // Only the end that stayed has something to say: it has to find out that its session is dead.
+    side_of(&mut tunnel).kill()?;
+    side_of(&mut tunnel).start()?;
+    // Only the surviving end has data to send: it must detect that its session is dead.
     let time = tunnel.time_to_answer(
         if is_a { &tunnel.a } else { &tunnel.b },
         Duration::from_secs(60),
@@ -197,7 +198,8 @@ fn survives_a_kill(setup: Setup, who: fn(&mut Tunnel) -> &mut Side) -> Result<()
     Ok(())
 }
 
-/// A stream outlives its first session; a lost rekey would stop it for `REKEY_TIMEOUT`, five seconds.
+/// A stream outlives its first session; a lost rekey would stop it for `REKEY_TIMEOUT`, five
+/// seconds.
 fn rekeys_under_load(setup: Setup) -> Result<()> {
     let Some(tunnel) = Tunnel::up(setup)? else {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Our program beside other people's.
+//! Interoperability tests with other programs.
 #![forbid(unsafe_code)]
 
 mod gateway;

@@ -1,4 +1,5 @@
-//! Ten minutes at full speed through our own tunnel (`make soak`): no leak, no stall, every byte checked, several rekeys.
+//! Ten minutes at full speed through a tunnel (`make soak`): no leak, no stall, every byte
+//! verified, several rekeys.
 
 use std::thread;
 use std::time::Duration;
@@ -6,20 +7,20 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use seikan_interop::{Implementation, Knows, Setup, Stream, Tunnel};
 
-/// After this long every buffer has reached its size.
+/// Time after which every buffer has reached its size.
 const WARM: Duration = Duration::from_secs(60);
-/// What memory may grow by after that, in KiB: parts of the receive and send batches that nothing has needed yet. A leak of
-/// one byte for every forty packets is more.
+/// Maximum growth of memory after that, in KiB: unused parts of the receive and send batches. A
+/// leak of one byte per forty packets exceeds it.
 const GROWTH: u64 = 6 * 1024;
 
-fn soak(ours: Implementation) -> Result<()> {
+fn soak(implementation: Implementation) -> Result<()> {
     let Ok(seconds) = std::env::var("SEIKAN_SOAK") else {
         bail!("SEIKAN_SOAK must name the seconds to run (make soak)");
     };
     let duration = Duration::from_secs(seconds.parse().context("SEIKAN_SOAK")?);
     let Some(tunnel) = Tunnel::up(Setup {
         knows: Knows::Both,
-        ..Setup::new(ours, ours)
+        ..Setup::new(implementation, implementation)
     })?
     else {
         return Ok(());
@@ -33,7 +34,7 @@ fn soak(ours: Implementation) -> Result<()> {
     let reports =
         [forth.finish(), back.finish()].map(|report| report.with_context(|| tunnel.logs()));
     for (warm, now) in warm.into_iter().zip(memory()?) {
-        println!("{ours:?}: {warm} KiB resident when warm, {now} KiB at the end");
+        println!("{implementation:?}: {warm} KiB resident when warm, {now} KiB at the end");
         ensure!(
             now < warm + GROWTH,
             "resident memory grew from {warm} to {now} KiB"
@@ -43,7 +44,7 @@ fn soak(ours: Implementation) -> Result<()> {
         let report = report?;
         let rate = report.bytes as f64 * 8.0 / 1e9 / duration.as_secs_f64();
         println!(
-            "{ours:?}: {rate:.2} Gbit/s, longest gap {:?}",
+            "{implementation:?}: {rate:.2} Gbit/s, longest gap {:?}",
             report.longest_gap
         );
         report.no_gap_of(Duration::from_secs(1))?;
@@ -54,7 +55,7 @@ fn soak(ours: Implementation) -> Result<()> {
 #[test]
 #[ignore = "minutes: make soak"]
 fn wireguard() -> Result<()> {
-    soak(Implementation::ours())
+    soak(Implementation::under_test())
 }
 
 #[test]

@@ -1,6 +1,6 @@
-//! Our configuration socket as the `wg` command uses it: show, set, syncconf.
+//! The configuration socket with the `wg` command: show, set, syncconf.
 //!
-//! The other end is wireguard-go, so that what `wg` changes is seen to matter on the wire.
+//! The other end is wireguard-go, so that changes by `wg` show on the wire.
 
 use std::fs;
 use std::time::Duration;
@@ -8,11 +8,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use seikan_interop::{Implementation, Setup, Tunnel};
 
-/// How long to listen for an answer that must not come.
+/// Time to wait for an answer that must not arrive.
 const SILENCE: Duration = Duration::from_secs(3);
 const SOON: Duration = Duration::from_secs(20);
 
-/// A tunnel of ours, here `a`, with wireguard-go; a packet has been through it.
+/// Starts a tunnel between Seikan, `a`, and wireguard-go, and sends a packet through it.
 fn tunnel(setup: Setup) -> Result<Option<Tunnel>> {
     let Some(tunnel) = Tunnel::up(setup)? else {
         return Ok(None);
@@ -22,7 +22,7 @@ fn tunnel(setup: Setup) -> Result<Option<Tunnel>> {
 }
 
 fn with_wireguard_go() -> Setup {
-    Setup::new(Implementation::ours(), Implementation::WireguardGo)
+    Setup::new(Implementation::under_test(), Implementation::WireguardGo)
 }
 
 /// The fields of `wg show INTERFACE dump`, wg(8): one line of the interface, one of each peer.
@@ -35,7 +35,7 @@ fn dump(tunnel: &Tunnel) -> Result<Vec<Vec<String>>> {
 }
 
 #[test]
-fn show_tells_keys_port_endpoint_traffic_and_handshake() -> Result<()> {
+fn show_lists_keys_port_endpoint_traffic_and_handshake() -> Result<()> {
     let Some(tunnel) = tunnel(Setup {
         preshared_key: true,
         keepalive: 25,
@@ -179,7 +179,7 @@ fn set_changes_the_preshared_key_for_the_next_handshake() -> Result<()> {
 }
 
 #[test]
-fn syncconf_changes_what_differs_and_keeps_the_session() -> Result<()> {
+fn syncconf_changes_differences_and_keeps_the_session() -> Result<()> {
     let Some(tunnel) = tunnel(with_wireguard_go())? else {
         return Ok(());
     };
@@ -198,7 +198,7 @@ fn syncconf_changes_what_differs_and_keeps_the_session() -> Result<()> {
     tunnel.ping(&tunnel.b, false, 1, 56)?;
     ensure!(
         tunnel.a.show("latest-handshakes")? == before,
-        "the session was thrown away"
+        "the session was dropped"
     );
     Ok(())
 }
