@@ -1,4 +1,4 @@
-//! Any bytes as the capabilities of a handshake: what is understood is said again the same way.
+//! Any bytes as the capabilities of a handshake: encoding the decoded ones returns the same bytes.
 use seikan_proto::capabilities::Capabilities;
 
 /// One input.

@@ -1,4 +1,4 @@
-//! Any text as a configuration, in both syntaxes: what is accepted survives being written and read again.
+//! Any text as a configuration in both syntaxes: an accepted one survives writing and reading.
 use seikan_config::{Overrides, Source, Syntax, parse};
 
 /// One input.
@@ -28,14 +28,13 @@ pub fn run(bytes: &[u8]) {
         return;
     };
     let again = read(&config.to_toml(), Syntax::Toml).into_result();
-    let (again, _) =
-        again.unwrap_or_else(|error| panic!("what was written as TOML is refused: {error}"));
+    let (again, _) = again.unwrap_or_else(|error| panic!("the written TOML is refused: {error}"));
     assert!(*again.to_toml() == *config.to_toml(), "TOML changed it");
     if let Ok(ini) = config.to_ini() {
         let again = read(&ini, Syntax::Ini).into_result();
         let (mut again, _) =
-            again.unwrap_or_else(|error| panic!("what was written as INI is refused: {error}"));
-        // wg-quick's syntax cannot say which protocol.
+            again.unwrap_or_else(|error| panic!("the written INI is refused: {error}"));
+        // wg-quick's syntax has no key for the protocol.
         again.protocol = config.protocol;
         assert!(*again.to_toml() == *config.to_toml(), "INI changed it");
     }

@@ -1,5 +1,5 @@
-//! Any bytes as a message of another doctor: what is taken survives being written and read again, and whatever is told, the
-//! rules come to a verdict about it, alone and as the other end of itself.
+//! Any bytes as a message of another doctor. An accepted message survives encoding and decoding,
+//! and the rules reach a verdict about it, alone and as its own other end.
 use seikan_diagnose::exchange::{Message, Told};
 use seikan_diagnose::{both, diagnose};
 

@@ -1,4 +1,4 @@
-//! Any bytes as what an etcd says to a coordinator.
+//! Any bytes as messages from etcd to a coordinator.
 use seikan_coordinator::store::fuzzing;
 
 /// One input.

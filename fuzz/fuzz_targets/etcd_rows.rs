@@ -1,5 +1,6 @@
-//! Any text as what etcd has of a mesh, and as what becomes of it: what another coordinator wrote, of whatever version, or somebody by hand.
-//! It is taken, and then is the same when it is read and taken again, or refused.
+//! Any text as the rows of a mesh in etcd and as changes of them, as written by another coordinator
+//! of any version, or by hand. They are refused, or accepted and then stay the same when read and
+//! applied again.
 use seikan_coordinator::store::fuzzing;
 
 /// One input.

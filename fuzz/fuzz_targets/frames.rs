@@ -1,11 +1,11 @@
-//! Any plaintext as the frames of a record, in the middle of an arena: nothing outside is read or changed, and the walk
-//! ends.
+//! Any plaintext as the frames of a record, in the middle of an arena: nothing outside is read or
+//! changed, and the iteration ends.
 use seikan_proto::native::frame::{Frame, Frames, MIN_CHUNK};
 use seikan_proto::native::reassembly::{Reassembly, Record};
 use seikan_proto::time::Instant;
 use std::ops::Range;
 
-/// Bytes before and behind the plaintext, which are nobody's business.
+/// Bytes before and after the plaintext, which must stay unchanged.
 const MARGIN: usize = 64;
 
 /// One input.
@@ -35,7 +35,7 @@ pub fn run(input: &[u8]) {
             Ok(Frame::Slice(slice)) => {
                 assert!(within(&slice.header) && within(&slice.chunk));
                 assert!(slice.offset + slice.chunk.len() <= slice.total && slice.gso_size > 0);
-                // The segments of the parts never add up to more than those of the whole.
+                // The parts have no more segments than the whole.
                 let most = slice.total.div_ceil(slice.gso_size) as u64;
                 assert!(slice.segments() <= most);
                 assert!(slice.gso_size >= MIN_CHUNK);
@@ -71,7 +71,8 @@ pub fn run(input: &[u8]) {
         }
     }
     assert!(control <= 4, "one of each kind");
-    // A slice of two segments has 53 bytes at least: its frame, headers, and the end of one and the start of the next.
+    // A slice of two segments has at least 53 bytes: its frame, headers, and the end of one and the
+    // start of the next.
     assert!(2 * 53 * segments as usize <= 4 * plaintext.len() + 53);
     assert!(
         arena[..MARGIN]

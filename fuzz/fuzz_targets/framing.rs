@@ -1,8 +1,8 @@
-//! Any bytes as a stream of frames, of a relay's and of a TURN server's: however they come in, the same frames come out of them, each
-//! within what is there, and a relay's go back into the very bytes.
+//! Any bytes as a stream of frames of a relay and of a TURN server: the frames do not depend on how
+//! the bytes arrive, lie within the input, and a relay's encode to the same bytes.
 use seikan_proto::mesh::framing::{Framing, FramingError, split_port};
 
-/// What is in all frames that are there, and where the rest begins.
+/// Returns the content of all complete frames, and the start of the rest.
 fn cut(framing: Framing, bytes: &[u8]) -> Result<(Vec<&[u8]>, usize), FramingError> {
     let (mut contents, mut taken) = (Vec::new(), 0);
     while let Some(frame) = framing.first(&bytes[taken..])? {
@@ -23,7 +23,7 @@ pub fn run(input: &[u8]) {
         let Ok((contents, taken)) = cut(framing, bytes) else {
             continue;
         };
-        // What is waited for has an end.
+        // The length of an incomplete frame is bounded.
         assert!(bytes.len() - taken <= 20 + (1 << 16));
         let half = bytes.len() * usize::from(*at) / 256;
         let (mut early, from) =

@@ -1,5 +1,5 @@
-//! Any bytes as an initiation, a response or a cookie reply, with or without a true mac1; and true ones with a part
-//! replaced: none is taken for genuine.
+//! Any bytes as an initiation, a response or a cookie reply, with or without a valid mac1, and
+//! valid ones with a part replaced: none is accepted.
 use seikan_fuzz::Counter;
 use seikan_proto::constants::MAX_HANDSHAKE_LEN;
 use seikan_proto::cookie::{CookieChecker, CookieJar};
@@ -43,7 +43,7 @@ pub fn run(input: &[u8]) {
     match mode >> 1 & 3 {
         0 => {
             let taken = consume_initiation(protocol, &theirs, &spoilt).is_ok();
-            // mac2 is not looked at without load.
+            // mac2 is only verified under load.
             let covered = genuine.len() - 16;
             let same = spoilt.len() == genuine.len() && spoilt[..covered] == genuine[..covered];
             assert_eq!(taken, same);
@@ -66,7 +66,7 @@ pub fn run(input: &[u8]) {
     }
 }
 
-/// A true response with a part replaced.
+/// Returns a valid response with a part replaced.
 fn response(
     protocol: Protocol,
     responder: &Identity,
@@ -88,7 +88,7 @@ fn response(
     assert_eq!(initiator.consume_response(&spoilt).is_ok(), same);
 }
 
-/// The message with `bytes` written over it from `at` on, as far as they go, and longer if they go further.
+/// Overwrites the message with `bytes` from `at` on, and extends it if necessary.
 fn spoil(message: &[u8], bytes: &[u8], at: u8) -> Vec<u8> {
     let mut spoilt = message.to_vec();
     let at = usize::from(at).min(spoilt.len());

@@ -1,5 +1,5 @@
-//! Any bytes as a frame from the LAN: what is understood of it is written back as it was, and what we answer is
-//! understood.
+//! Any bytes as a frame from the LAN: decoding and encoding returns the same bytes, and generated
+//! responses can be decoded.
 use seikan_wire::arp::{ARP_LEN, Arp, Operation};
 use seikan_wire::ethernet::{ETHERTYPE_ARP, ETHERTYPE_IPV6, TAGGED_HEADER_LEN};
 use seikan_wire::ip::PROTO_ICMPV6;
@@ -27,9 +27,9 @@ pub fn run(frame: &[u8]) {
         ETHERTYPE_ARP => arp(payload),
         ETHERTYPE_IPV6 => {
             neighbour(payload);
-            let mut mended = payload.to_vec();
-            mend_checksum(&mut mended);
-            neighbour(&mended);
+            let mut corrected = payload.to_vec();
+            correct_checksum(&mut corrected);
+            neighbour(&corrected);
         }
         _ => {}
     }
@@ -52,7 +52,7 @@ fn arp(payload: &[u8]) {
 fn neighbour(payload: &[u8]) {
     let packet = match Neighbour::parse(payload) {
         Err(_) => return,
-        Ok(Neighbour::Advertisement(told)) => told.to_packet(),
+        Ok(Neighbour::Advertisement(reply)) => reply.to_packet(),
         Ok(Neighbour::Solicitation(asked)) => {
             let answer = asked.answer(US);
             let answered = Neighbour::parse(&answer.to_packet());
@@ -63,8 +63,8 @@ fn neighbour(payload: &[u8]) {
     assert_eq!(Neighbour::parse(&packet), Neighbour::parse(payload));
 }
 
-/// No fuzzer finds a checksum.
-fn mend_checksum(packet: &mut [u8]) {
+/// A fuzzer cannot find a checksum.
+fn correct_checksum(packet: &mut [u8]) {
     let Ok(ip) = IpPacket::parse(packet) else {
         return;
     };

@@ -1,4 +1,5 @@
-//! All targets in one binary, which is linked once: `SEIKAN_FUZZ_TARGET` says which one it is (`scripts/fuzz.sh`).
+//! All targets in one binary, which is linked once; `SEIKAN_FUZZ_TARGET` selects one
+//! (`scripts/fuzz.sh`).
 #![no_main]
 #![forbid(unsafe_code)]
 
@@ -27,7 +28,7 @@ mod wire_packet;
 
 use std::sync::OnceLock;
 
-/// One input of one target. What must never be panics.
+/// One input of one target. Violations panic.
 type Target = fn(&[u8]);
 
 const TARGETS: &[(&str, Target)] = &[

@@ -1,5 +1,5 @@
-//! Any bytes as what coordinators and members say to each other: what is taken survives being written and read again, and
-//! what a member remembers stays in order whatever it is told, in whatever order.
+//! Any bytes as messages between coordinators and members. Accepted messages survive encoding and
+//! decoding, and a member's state stays consistent after any sequence of messages.
 use seikan_proto::mesh::{Change, Changes, Endpoints, JoinRequest, Joined, Membership, Refusal};
 
 /// One input.
@@ -38,10 +38,10 @@ pub fn run(bytes: &[u8]) {
                 Change::Access(access) => assert_eq!(&access, membership.access()),
                 Change::Set(member) => drop(known.insert(member.public_key)),
                 Change::Rotated(former, member) => {
-                    assert!(known.remove(&former), "who was unknown is another now");
+                    assert!(known.remove(&former), "an unknown member has changed");
                     known.insert(member.public_key);
                 }
-                Change::Removed(key) => assert!(known.remove(&key), "who was unknown is removed"),
+                Change::Removed(key) => assert!(known.remove(&key), "an unknown member is removed"),
             }
         }
         assert!(membership.members().keys().eq(known.iter()));

@@ -1,4 +1,5 @@
-//! Any bytes as a question for a name: whatever comes back can be read, answers that very question, and finds room.
+//! Any bytes as a DNS query: every response can be decoded, answers that query, and fits the
+//! buffer.
 use hickory_proto::op::{Message, MessageType};
 use seikan_node::mesh::names::zone::{Reply, Transport, Zone};
 use seikan_proto::keys::PublicKey;
@@ -28,7 +29,7 @@ pub fn run(bytes: &[u8]) {
                     assert_eq!(answer[..2], bytes[..2]);
                     let message = Message::from_vec(&answer).expect("its own answer");
                     assert_eq!(message.message_type, MessageType::Response);
-                    // Who is answered is never told of what is not ours.
+                    // A response never contains names outside of the zone.
                     for record in message.answers {
                         let name = record.name.to_lowercase().to_string();
                         assert!(

@@ -1,5 +1,5 @@
-//! Any text as the policy of a mesh: what is taken survives being written and read again, here and as members are told it, and what a
-//! receiver applies is what is decided.
+//! Any text as the policy of a mesh: an accepted one survives writing and reading, in full and in
+//! the form that members receive, and the receiver's filter matches the policy's decision.
 use seikan_proto::filter::Filter;
 use seikan_proto::mesh::policy::{Selector, Traffic};
 use seikan_proto::mesh::{Party, Policy};
@@ -9,13 +9,13 @@ pub fn run(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
     };
-    // What members are told, rule by rule, of any version.
+    // The rules in the form that members receive, of any version.
     let rules: Vec<&str> = text.lines().collect();
     let json = serde_json::json!({ "rules": rules, "untold": rules.len() });
-    let told: Policy = serde_json::from_value(json).expect("a policy");
-    let json = serde_json::to_vec(&told).expect("JSON");
+    let received: Policy = serde_json::from_value(json).expect("a policy");
+    let json = serde_json::to_vec(&received).expect("JSON");
     let again: Policy = serde_json::from_slice(&json).expect("its own text");
-    assert_eq!(again, told);
+    assert_eq!(again, received);
     let Ok(policy) = Policy::parse(text) else {
         return;
     };
@@ -23,7 +23,7 @@ pub fn run(bytes: &[u8]) {
     let rules = rules.collect::<Vec<_>>().join("\n");
     assert_eq!(Policy::parse(&rules).as_ref(), Ok(&policy));
     assert!(rules.len() <= text.len(), "an answer has room for it");
-    // Whoever the first rules speak of, to each other.
+    // Members that the first rules name, to each other.
     let ends = policy.rules().iter().flat_map(|r| [&r.from, &r.to]);
     let nobody = || "nobody".parse().expect("a name");
     let parties: Vec<Party> = ends
@@ -40,7 +40,7 @@ pub fn run(bytes: &[u8]) {
         .flat_map(|a| parties.iter().map(move |b| (a, b)))
     {
         let decide = |traffic| policy.decide(from, to, traffic).is_allowed();
-        // Either end is told enough to apply it, and of the other if they may talk.
+        // Each end receives the rules that it needs, and the other member if they may communicate.
         for own in [from, to] {
             assert_eq!(
                 policy.concerning(own).filter(from, to),

@@ -1,4 +1,4 @@
-//! Any bytes as a recording: what is accepted survives being written and read again.
+//! Any bytes as a recording: an accepted one survives encoding and decoding.
 use seikan_diagnose::Recording;
 
 /// One input.
@@ -9,8 +9,8 @@ pub fn run(bytes: &[u8]) {
     seikan_diagnose::diagnose(&recording.evidence);
     let mut again = Vec::new();
     let written = recording.write(&mut again);
-    written.unwrap_or_else(|error| panic!("what was read is not written: {error}"));
+    written.unwrap_or_else(|error| panic!("cannot write the recording: {error}"));
     let read = Recording::parse(&again);
-    let read = read.unwrap_or_else(|error| panic!("what was written is not read: {error}"));
+    let read = read.unwrap_or_else(|error| panic!("cannot read the written recording: {error}"));
     assert!(read == recording, "it is another one");
 }

@@ -1,5 +1,5 @@
-//! Any bytes as what members and a relay say to each other: nothing is believed without the password, and what is
-//! understood is no more than was said.
+//! Any bytes as messages between members and a relay: none is trusted without the password, and
+//! decoding adds nothing.
 use seikan_proto::mesh::relay::{
     Answer, RelayError, RequestError, ServerRequest, TransactionId, is_request,
 };
@@ -11,7 +11,7 @@ pub fn run(bytes: &[u8]) {
     match ServerRequest::parse(bytes) {
         Ok(ServerRequest::Port(asked)) => {
             assert!(is_request(bytes) && asked.member != asked.peer);
-            // An input that guesses an HMAC is not found by chance.
+            // The fuzzer cannot guess an HMAC.
             assert!(!asked.verify(&secret.password(&asked.username)));
         }
         Ok(ServerRequest::Address(_)) | Err(RequestError::Refused(..)) => {
@@ -19,7 +19,7 @@ pub fn run(bytes: &[u8]) {
         }
         Err(RequestError::NotARequest) => {}
     }
-    // The transaction is the input's own, so that all behind it is reached.
+    // The transaction is taken from the input, so that all code behind it is reached.
     let id = bytes.iter().skip(8).take(12);
     let id = TransactionId::from(id.fold(0, |id, byte| id << 8 | u128::from(*byte)));
     match Answer::parse(bytes, id, &secret.password("1:a")) {

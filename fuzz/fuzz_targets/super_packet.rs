@@ -1,5 +1,5 @@
-//! Any bytes as a read of the TUN device: what is taken for a super-packet can be cut up, and its parts are packets
-//! that add up to it.
+//! Any bytes as a read of the TUN device: an accepted super-packet can be segmented, and the
+//! segments add up to it.
 use seikan_proto::segment::SuperPacket;
 use seikan_wire::IpPacket;
 

@@ -1,13 +1,13 @@
-//! Any packet under any mapping: whatever a receiver would compute of it, it computes of the translated packet too, so
-//! that a right checksum stays right and a wrong one wrong; and a refused packet is as it was.
+//! Any packet with any address mapping: a valid checksum stays valid and an invalid one invalid; a
+//! refused packet is unchanged.
 //!
-//! Input: a byte that says what is mapped, 64 bytes of new addresses, the packet.
+//! Input: a byte that selects the mapping, 64 bytes of new addresses, the packet.
 use seikan_proto::gateway::translate::translate;
 use seikan_wire::ip::{PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP};
 use seikan_wire::{IpPacket, checksum, icmp};
 use std::net::IpAddr;
 
-/// DCCP and UDP-Lite, whose checksums may leave out payload but never the pseudo-header.
+/// DCCP and UDP-Lite, whose checksums may omit payload but never the pseudo-header.
 const OTHERS: [u8; 2] = [33, 136];
 
 /// One input.
@@ -44,7 +44,7 @@ pub fn run(input: &[u8]) {
     assert_eq!(packet[ip.total_len..], original[ip.total_len..]);
     same_sums(original, &packet, partial);
 
-    // What an error quotes whole is a packet like any other.
+    // A packet that an ICMP error quotes completely is checked, too.
     let Some(quote) = icmp::quote(&ip, original).filter(|at| *at < ip.total_len) else {
         return;
     };
@@ -54,7 +54,7 @@ pub fn run(input: &[u8]) {
     }
 }
 
-/// Pairs for the addresses of the packet and of the one that it quotes, as far as the bits of `choice` say.
+/// Returns mappings for the addresses of the packet and of the quoted one, as selected by `choice`.
 fn mapping(choice: u8, new: &[u8; 64], ip: &IpPacket, packet: &[u8]) -> Vec<(IpAddr, IpAddr)> {
     let mut old = vec![ip.src, ip.dst];
     let quoted = icmp::quote(ip, packet)
@@ -80,7 +80,8 @@ fn mapping(choice: u8, new: &[u8; 64], ip: &IpPacket, packet: &[u8]) -> Vec<(IpA
         .collect()
 }
 
-/// The IPv4 header's sum and the transport's are what they were, but for one's complement's two zeros.
+/// The sums of the IPv4 header and of the transport are unchanged, except for one's complement's
+/// two zeros.
 fn same_sums(before: &[u8], after: &[u8], partial: bool) {
     let header =
         |packet: &[u8]| checksum::sum(&packet[..usize::from(packet[0] & 0x0f) * 4]) % 0xffff;
@@ -92,7 +93,7 @@ fn same_sums(before: &[u8], after: &[u8], partial: bool) {
     }
 }
 
-/// What a receiver computes of the transport's part; `None` if there is no checksum to speak of.
+/// Returns the receiver's sum over the transport's part; `None` without a checksum.
 fn transport_sum(packet: &[u8], partial: bool) -> Option<u64> {
     let ip = IpPacket::parse(packet).ok()?;
     let (protocol, at) = ip.transport(packet).ok()??;

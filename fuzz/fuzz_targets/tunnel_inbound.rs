@@ -1,4 +1,5 @@
-//! The whole receive path of a tunnel: a stranger's bytes, and those of a peer that has a session and keeps no rule.
+//! The whole receive path of a tunnel: bytes from an unknown source, and from a peer that has a
+//! session and may violate the protocol.
 //!
 //! The input is a script: an operation, two bytes for it, a length of two bytes, and as many bytes.
 use seikan_fuzz::{Peer, SOURCE};
@@ -17,7 +18,7 @@ pub fn run(script: &[u8]) {
         Protocol::WireGuard
     };
     let mut peer = Peer::new(protocol);
-    // A peer that may begin little: the headers of every packet are looked at.
+    // A peer with few permissions: the headers of every packet are examined.
     let id = peer.tunnel.peers().next().map(|peer| peer.id);
     if let Some(id) = id.filter(|_| flags & 2 != 0) {
         let open = Open {
@@ -32,11 +33,11 @@ pub fn run(script: &[u8]) {
         let (bytes, tail) = tail.split_at(length);
         rest = tail;
         match operation % 8 {
-            // An authentic record of any content.
+            // An authenticated record with any content.
             0 => {
                 let message = peer.seal(bytes);
                 let size = message.len();
-                // From where the peer is, or from one of three other places.
+                // From the peer's address, or from one of three others.
                 let mut source = SOURCE;
                 source.set_port(source.port() + u16::from(a & 3));
                 peer.deliver_batch(source, message, size, b);
@@ -54,15 +55,15 @@ pub fn run(script: &[u8]) {
                     peer.deliver(messages.concat(), size, b);
                 }
             }
-            // A stranger.
+            // An unknown source.
             2 => peer.deliver(bytes.to_vec(), usize::from(a).max(1) * 64, b),
-            // The peer's handshake, offering anything.
+            // The peer's handshake, with any offer.
             3 => {
                 let message = peer.initiate(bytes);
                 let size = message.len();
                 peer.deliver(message, size, b);
             }
-            // An authentic message with a byte changed.
+            // An authenticated message with a byte changed.
             4 => {
                 let mut message = if b & 1 == 0 {
                     peer.initiate(&[])
@@ -74,14 +75,14 @@ pub fn run(script: &[u8]) {
                 let size = message.len();
                 peer.deliver(message, size, 0);
             }
-            // What the tunnel sent last, back to it.
+            // Reflects the latest datagram of the tunnel.
             5 => {
                 if let Some(answer) = peer.last_answer().map(<[u8]>::to_vec) {
                     let size = answer.len();
                     peer.deliver(answer, size, b);
                 }
             }
-            // There is something to send.
+            // A packet to send.
             6 => peer.read_from_device(usize::from(a) * 5),
             // From a millisecond to four minutes.
             _ => peer.wait(Duration::from_millis(

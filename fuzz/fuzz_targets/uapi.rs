@@ -1,5 +1,5 @@
-//! Any bytes on the configuration socket, in any pieces: every request is answered, and what `get` tells makes, given to
-//! `set` of another device, the same device.
+//! Any bytes on the configuration socket, in any pieces: every request is answered, and the output
+//! of `get`, passed to `set` of another device, configures the same device.
 use seikan_fuzz::Counter;
 use seikan_node::control::client::Phase;
 use seikan_node::control::output::Output;
@@ -10,7 +10,7 @@ use seikan_proto::time::Instant;
 use seikan_proto::tunnel::{Now, Tunnel, TunnelConfig};
 use std::time::Duration;
 
-/// A device without sockets. Ports below 1024 are somebody else's.
+/// A device without sockets. Ports below 1024 are in use.
 struct Paper {
     tunnel: Tunnel,
     key: Option<PrivateKey>,
@@ -79,7 +79,7 @@ impl Device for Paper {
     }
 }
 
-/// Offers `bytes` in pieces of `piece` bytes; gives what was answered.
+/// Sends `bytes` in pieces of `piece` bytes; returns the responses.
 fn talk(device: &mut Paper, dialogue: &mut Dialogue, bytes: &[u8], piece: usize) -> String {
     let (mut answer, mut waiting, mut output) = (Vec::new(), Vec::new(), Output::default());
     for part in bytes.chunks(piece) {
@@ -119,9 +119,9 @@ pub fn run(bytes: &[u8]) {
     );
     assert!(answer.is_empty() || answer.contains("errno="), "{answer:?}");
 
-    let told = get(&mut device);
+    let settings = get(&mut device);
     let mut request = String::from("set=1\nreplace_peers=true\n");
-    for line in told.lines() {
+    for line in settings.lines() {
         let key = line.split('=').next().unwrap_or_default();
         if ![
             "errno",
@@ -147,5 +147,5 @@ pub fn run(bytes: &[u8]) {
         4096,
     );
     assert_eq!(answer, "errno=0\n\n", "{request}");
-    assert_eq!(get(&mut copy), told);
+    assert_eq!(get(&mut copy), settings);
 }

@@ -1,4 +1,4 @@
-//! Any bytes as a virtio-net header: what is read is written back the same.
+//! Any bytes as a virtio-net header: decoding and encoding returns the same bytes.
 use seikan_wire::VnetHdr;
 
 /// One input.

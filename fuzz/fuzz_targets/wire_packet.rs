@@ -1,4 +1,4 @@
-//! Any bytes as an IP packet: parsing never reads outside, and what is changed in place stays consistent.
+//! Any bytes as an IP packet: parsing never reads outside, and changes in place keep it consistent.
 use seikan_wire::ip::{self, PROTO_TCP};
 use seikan_wire::{IpPacket, checksum, icmp, tcp};
 

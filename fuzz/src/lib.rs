@@ -1,7 +1,8 @@
-//! What the targets share: a tunnel, and a peer of it that knows its own keys and keeps no rule.
+//! Shared by the targets: a tunnel, and a peer that knows its own keys and may violate the
+//! protocol.
 //!
-//! Encryption would hide everything behind it from a fuzzer. The peer holds a true session, so that
-//! what the fuzzer makes up arrives authentic.
+//! Encryption would hide everything behind it from a fuzzer. The peer has a real session, so the
+//! fuzzer's input arrives authenticated.
 #![forbid(unsafe_code)]
 
 use seikan_proto::batch::PacketBatch;
@@ -24,11 +25,11 @@ use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-/// A source that repeats itself with every run.
+/// A deterministic random number generator.
 pub struct Counter(u64);
 
 impl Counter {
-    /// The source that starts with `seed`.
+    /// Returns the generator with this seed.
     pub fn new(seed: u64) -> Counter {
         Counter(seed)
     }
@@ -44,13 +45,13 @@ impl Rng for Counter {
     }
 }
 
-/// The tunnel under test and its one peer, with an established session.
+/// The tunnel under test and its only peer, with an established session.
 pub struct Peer {
-    /// Under test.
+    /// The tunnel under test.
     pub tunnel: Tunnel,
-    /// Which protocol.
+    /// Protocol of the tunnel.
     pub protocol: Protocol,
-    /// The time.
+    /// Current time.
     pub now: Now,
     session: Session,
     identity: Identity,
@@ -60,39 +61,39 @@ pub struct Peer {
     outbox: Outbox,
     inbox: Inbox,
     answers: Vec<Vec<u8>>,
-    /// The latest datagrams that the tunnel sent, with where they went.
+    /// The latest datagrams that the tunnel sent, with their destinations.
     outgoing: VecDeque<(SocketAddr, Vec<u8>)>,
     work: Work,
     addresses: BTreeMap<SocketAddr, Address>,
 }
 
-/// Where the peer is unless told otherwise.
+/// Default address of the peer.
 pub const SOURCE: SocketAddr =
     SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2)), 51820);
 
-/// What came from an address and went there, in bytes of UDP payload.
+/// Bytes of UDP payload from and to an address.
 #[derive(Clone, Copy, Debug, Default)]
 struct Address {
     received: usize,
     sent: usize,
-    /// The tunnel has known it for the peer's.
+    /// The tunnel has accepted the address as the peer's.
     proven: bool,
 }
 
-/// What the tunnel was given and what it made of that at once: no timer is in it.
+/// Input of the tunnel, and its immediate output without timers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {
-    /// Datagrams that came in.
+    /// Received datagrams.
     pub datagrams_in: usize,
     /// Their bytes.
     pub bytes_in: usize,
-    /// Datagrams that were answers.
+    /// Datagrams sent in response.
     pub records_out: usize,
     /// Their bytes.
     pub bytes_out: usize,
-    /// Frames and packets that were looked at.
+    /// Examined frames and packets.
     pub looked_at: u64,
-    /// Packets on the next link, segments of super-packets among them.
+    /// Packets on the next link, including segments of super-packets.
     pub packets: u64,
     /// Their bytes.
     pub packet_bytes: u64,
@@ -101,10 +102,10 @@ pub struct Work {
 }
 
 impl Work {
-    /// Fails if something is more than the bytes that came in pay for.
+    /// Fails if the output exceeds the limits for the received bytes.
     pub fn assert_bounded(&self, what: &str) {
         let bytes = self.bytes_in as u64;
-        // An initiation may be due besides, once.
+        // One more initiation may be due.
         let due = MAX_HANDSHAKE_LEN;
         assert!(
             self.records_out <= self.datagrams_in + 1,
@@ -114,12 +115,12 @@ impl Work {
             self.bytes_out <= 3 * self.bytes_in + due,
             "{what}: {self:?}"
         );
-        // Every frame has three bytes, and a packet of its own a header besides.
+        // Every frame has three bytes, and a packet of its own also has a header.
         let frames = bytes / 3 + self.datagrams_in as u64;
         assert!(self.looked_at <= frames, "{what}: {self:?}");
         assert!(self.packets * 23 <= bytes, "{what}: {self:?}");
         assert!(self.writes as u64 <= self.packets, "{what}: {self:?}");
-        // The headers of segments come with every 256 bytes, and have 128 at most.
+        // Segments repeat headers of at most 128 bytes every 256 bytes.
         assert!(self.packet_bytes <= 2 * bytes, "{what}: {self:?}");
     }
 }
@@ -131,7 +132,7 @@ const ALLOWED: [IpAddr; 2] = [
 ];
 
 impl Peer {
-    /// A tunnel that has completed a handshake with its peer.
+    /// Creates a tunnel that has completed a handshake with its peer.
     pub fn new(protocol: Protocol) -> Peer {
         let mut rng = Counter(1);
         let [theirs, ours] = [(); 2].map(|()| PrivateKey::generate(&mut rng));
@@ -229,13 +230,13 @@ impl Peer {
         self.deliver_from(SOURCE, message);
     }
 
-    /// Delivers one datagram from anywhere.
+    /// Delivers one datagram from any address.
     pub fn deliver_from(&mut self, source: SocketAddr, bytes: Vec<u8>) {
         let size = bytes.len().max(1);
         self.deliver_batch(source, bytes, size, 0);
     }
 
-    /// Hands the tunnel a UDP packet for the peer, with so many bytes of payload.
+    /// Passes the tunnel a UDP packet for the peer, with this many bytes of payload.
     pub fn read_from_device(&mut self, payload: usize) {
         let mut read = vec![0; VNET_HDR_LEN + 28 + payload];
         let packet = &mut read[VNET_HDR_LEN..];
@@ -253,14 +254,14 @@ impl Peer {
         self.flush(&[]);
     }
 
-    /// Somebody at the tunnel's host asks whether the peer answers.
+    /// A user at the tunnel's host probes the peer.
     pub fn ask_whether_it_answers(&mut self) {
         let id = self.tunnel.peers().next().expect("the peer").id;
         self.tunnel.ping(self.now, id, &mut self.outbox);
         self.flush(&[]);
     }
 
-    /// Answers the checks among what was sent to an address last, from there.
+    /// Answers the path checks among the latest datagrams to an address, from that address.
     pub fn answer_probes(&mut self, at: SocketAddr) {
         let outgoing = std::mem::take(&mut self.outgoing);
         for (to, mut datagram) in outgoing.into_iter().filter(|(to, _)| *to == at) {
@@ -279,17 +280,17 @@ impl Peer {
         }
     }
 
-    /// Bytes of UDP payload that were sent to an address.
+    /// Returns the bytes of UDP payload sent to an address.
     pub fn sent_to(&self, address: SocketAddr) -> usize {
         self.addresses.get(&address).map_or(0, |a| a.sent)
     }
 
-    /// What was made of all that came in since this was last asked.
+    /// Takes the counters since the last call.
     pub fn take_work(&mut self) -> Work {
         std::mem::take(&mut self.work)
     }
 
-    /// An address that never proved to be the peer's was sent three times what came from it, at most.
+    /// An unvalidated address receives at most three times the bytes that came from it.
     pub fn assert_nobody_is_flooded(&self) {
         for (
             address,
@@ -315,7 +316,7 @@ impl Peer {
         message
     }
 
-    /// An initiation with any payload that the protocol allows.
+    /// Returns an initiation with any payload that the protocol allows.
     pub fn initiate(&mut self, payload: &[u8]) -> Vec<u8> {
         let payload = &payload[..payload.len().min(self.protocol.max_payload())];
         let mut message = vec![0; 2048];
@@ -334,12 +335,12 @@ impl Peer {
         message
     }
 
-    /// Hands the tunnel what one receive call returned, and checks all that comes out.
+    /// Delivers the result of one receive call, and checks all output.
     pub fn deliver(&mut self, bytes: Vec<u8>, segment_size: usize, traffic_class: u8) {
         self.deliver_batch(SOURCE, bytes, segment_size, traffic_class);
     }
 
-    /// As [`Self::deliver`], from anywhere.
+    /// As [`Self::deliver`], from any address.
     pub fn deliver_batch(
         &mut self,
         source: SocketAddr,
@@ -362,7 +363,7 @@ impl Peer {
             &mut self.inbox,
             &mut self.outbox,
         );
-        // A slice stands for several packets.
+        // A slice counts as several packets.
         let slices: u64 = self.inbox.writes().iter().map(|w| w.packets - 1).sum();
         let looked_at = self.tunnel.totals().inbound.packets_in - before;
         self.work.looked_at += looked_at.saturating_sub(slices);
@@ -378,7 +379,7 @@ impl Peer {
         self.flush(&bytes);
     }
 
-    /// Lets time pass.
+    /// Advances the time.
     pub fn wait(&mut self, time: Duration) {
         self.now.mono += time;
         self.now.wall += time;
@@ -391,12 +392,12 @@ impl Peer {
         self.flush(&[]);
     }
 
-    /// The last datagram that the tunnel sent.
+    /// Returns the latest datagram that the tunnel sent.
     pub fn last_answer(&self) -> Option<&[u8]> {
         self.answers.last().map(Vec::as_slice)
     }
 
-    /// Every packet in is out, consumed, or dropped for a reason.
+    /// Every packet is forwarded, consumed, or dropped with a reason.
     pub fn assert_ledger_closes(&self) {
         let totals = self.tunnel.totals();
         assert_eq!(totals.inbound.unaccounted(), 0, "{:?}", totals.inbound);
@@ -435,7 +436,8 @@ impl Peer {
     }
 }
 
-/// What the TUN device is given: a header that the kernel takes, and a packet from an address that is the peer's.
+/// Checks a write to the TUN device: a header that the kernel accepts, and a packet from an address
+/// of the peer.
 fn check_write(bytes: &[u8]) {
     let header = VnetHdr::read(bytes).expect("a virtio-net header");
     let packet = &bytes[VNET_HDR_LEN..];
@@ -456,7 +458,7 @@ fn check_write(bytes: &[u8]) {
     }
 }
 
-#[allow(clippy::too_many_arguments, reason = "what an initiation is made of")]
+#[allow(clippy::too_many_arguments, reason = "the parts of an initiation")]
 fn initiation(
     protocol: Protocol,
     identity: &Identity,
