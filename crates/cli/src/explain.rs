@@ -1,4 +1,4 @@
-//! Why a mesh lets a member begin something with another, or not, in words.
+//! Explains whether a mesh's policy allows a connection.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -10,18 +10,18 @@ use serde_json::json;
 
 use crate::output::counted;
 
-/// What is asked.
-pub struct Question {
-    /// Who begins.
+/// A connection to explain.
+pub struct Connection {
+    /// Member that opens the connection.
     pub from: Party,
-    /// With whom.
+    /// Member that receives it.
     pub to: Party,
-    /// What.
+    /// Traffic of the connection.
     pub traffic: Traffic,
 }
 
-impl Question {
-    /// Says what the policy answers. The exit status is 0 if it is allowed, 1 if not.
+impl Connection {
+    /// Prints the policy's decision. The exit status is 0 if it allows the connection, 1 if not.
     pub fn answer(&self, policy: &Policy, as_json: bool) -> anyhow::Result<ExitCode> {
         let decision = policy.decide(&self.from, &self.to, self.traffic);
         let mut out = anstream::stdout();
@@ -45,21 +45,19 @@ impl Question {
             Decision::Rule(rule) => ("allowed", format!("rule: {rule}")),
             Decision::Denied if policy.is_empty() => (
                 "denied",
-                "there is no rule, and they have no tag in common".to_owned(),
+                "there is no rule, and they have no common tag".to_owned(),
             ),
             Decision::Denied => ("denied", "no rule allows it".to_owned()),
         };
         let mut text = format!("{} from {from} to {to}: {answer}\n  {why}\n", self.traffic);
         if decision.is_allowed() {
             let to = &self.to.name;
-            text += &format!(
-                "  policy only: whether {to}'s firewall lets it in, and something answers, was not looked at\n"
-            );
+            text += &format!("  policy only: {to}'s firewall and services are not checked\n");
         }
         if policy.unknown() > 0 {
             let rules = counted(policy.unknown(), "rule");
             text += &format!(
-                "  {rules} of a later version not looked at: this one does not know them\n"
+                "  {rules} of a later version ignored: this version does not support them\n"
             );
         }
         text
@@ -100,8 +98,8 @@ mod tests {
         }
     }
 
-    fn question(port: u16) -> Question {
-        Question {
+    fn connection(port: u16) -> Connection {
+        Connection {
             from: party("laptop", &["ops"]),
             to: party("web-1", &["eu", "web"]),
             traffic: Traffic::Tcp(port),
@@ -109,13 +107,13 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_names_tags_rule_and_what_was_not_looked_at() {
+    fn an_answer_names_tags_rule_and_limits() {
         let policy = Policy::parse("allow * -> tag:web tcp/443").expect("a policy");
-        let said = |question: &Question| {
-            let decision = policy.decide(&question.from, &question.to, question.traffic);
-            question.words(&decision, &policy)
+        let explained = |connection: &Connection| {
+            let decision = policy.decide(&connection.from, &connection.to, connection.traffic);
+            connection.words(&decision, &policy)
         };
-        let allowed = said(&question(443));
+        let allowed = explained(&connection(443));
         for part in [
             "tcp/443 from laptop (tag:ops) to web-1 (tag:eu tag:web): allowed",
             "rule: allow * -> tag:web tcp/443",
@@ -123,7 +121,7 @@ mod tests {
         ] {
             assert!(allowed.contains(part), "{allowed}");
         }
-        let denied = said(&question(80));
+        let denied = explained(&connection(80));
         assert!(
             denied.contains("denied") && denied.contains("no rule"),
             "{denied}"
@@ -131,13 +129,16 @@ mod tests {
     }
 
     #[test]
-    fn rules_that_are_not_known_are_told() {
+    fn unknown_rules_are_reported() {
         let policy: Policy =
             serde_json::from_value(json!({ "rules": ["forbid * -> * *"] })).expect("a policy");
-        let question = question(80);
-        let said = question.words(&Decision::Denied, &policy);
-        assert!(said.contains("1 rule of a later version"), "{said}");
-        let json = question.json(&Decision::Denied, &policy);
+        let connection = connection(80);
+        let explained = connection.words(&Decision::Denied, &policy);
+        assert!(
+            explained.contains("1 rule of a later version"),
+            "{explained}"
+        );
+        let json = connection.json(&Decision::Denied, &policy);
         assert_eq!(
             (&json["allowed"], &json["unknown_rules"]),
             (&json!(false), &json!(1))

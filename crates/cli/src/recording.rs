@@ -1,4 +1,5 @@
-//! Recordings as files: written beside their place and moved there when they are whole; read as bytes of a stranger.
+//! Files of recordings. They are written to a temporary file and renamed when complete. Files are
+//! read as untrusted input.
 
 use std::fs::File;
 use std::io::Read;
@@ -9,30 +10,30 @@ use seikan_diagnose::Recording;
 use seikan_diagnose::recording::MAX_BYTES;
 use tempfile::NamedTempFile;
 
-/// A file that is being written. Nothing is left of it unless it is [kept](Draft::keep).
+/// A file that is being written. It is removed unless it is [kept](Draft::keep).
 #[derive(Debug)]
 pub struct Draft {
-    /// For its owner only.
+    /// Accessible to its owner only.
     file: NamedTempFile,
-    place: PathBuf,
+    path: PathBuf,
 }
 
 impl Draft {
-    /// Begins a file that will be at this place.
+    /// Creates a temporary file next to `path`.
     ///
     /// # Errors
-    /// Something else than a file is there, or none can be made beside it.
-    pub fn create(place: &Path) -> anyhow::Result<Self> {
-        let cannot = || format!("cannot write {}", place.display());
-        if let Ok(there) = place.symlink_metadata()
+    /// `path` exists and is not a regular file, or the file cannot be created.
+    pub fn create(path: &Path) -> anyhow::Result<Self> {
+        let cannot = || format!("cannot write {}", path.display());
+        if let Ok(there) = path.symlink_metadata()
             && !there.is_file()
         {
-            bail!("{}: it is there and no regular file", cannot());
+            bail!("{}: it exists and is not a regular file", cannot());
         }
-        let Some(name) = place.file_name() else {
+        let Some(name) = path.file_name() else {
             bail!("{}: it has no file name", cannot());
         };
-        let folder = match place.parent() {
+        let folder = match path.parent() {
             Some(folder) if folder != Path::new("") => folder,
             _ => Path::new("."),
         };
@@ -43,26 +44,26 @@ impl Draft {
         let file = builder.prefix(&prefix).suffix(".part").tempfile_in(folder);
         Ok(Draft {
             file: file.with_context(cannot)?,
-            place: place.to_owned(),
+            path: path.to_owned(),
         })
     }
 
-    /// Where to write.
+    /// Returns the file to write to.
     pub fn file(&self) -> &File {
         self.file.as_file()
     }
 
-    /// Moves it to its place; returns its length in bytes.
+    /// Renames the file to its final path; returns its length in bytes.
     ///
     /// # Errors
-    /// It cannot be stored or moved.
+    /// The file cannot be stored or renamed.
     pub fn keep(self) -> anyhow::Result<u64> {
-        let cannot = || format!("cannot write {}", self.place.display());
+        let cannot = || format!("cannot write {}", self.path.display());
         self.file.as_file().sync_all().with_context(cannot)?;
         let length = self.file.as_file().metadata().with_context(cannot)?.len();
-        let place = &self.place;
-        let kept = self.file.persist(place).map_err(|error| error.error);
-        kept.with_context(|| format!("cannot write {}", place.display()))?;
+        let path = &self.path;
+        let kept = self.file.persist(path).map_err(|error| error.error);
+        kept.with_context(|| format!("cannot write {}", path.display()))?;
         Ok(length)
     }
 }
@@ -70,12 +71,12 @@ impl Draft {
 /// Reads a recording.
 ///
 /// # Errors
-/// It cannot be read, or is none.
+/// The file cannot be read, or is not a recording.
 pub fn read(path: &Path) -> anyhow::Result<Recording> {
     let cannot = || format!("cannot read {}", path.display());
     let file = File::open(path).with_context(cannot)?;
     let mut bytes = Vec::new();
-    // One more than may be: that it is too large is told by who parses it.
+    // One byte more than the maximum: the parser reports that it is too large.
     file.take(MAX_BYTES + 1)
         .read_to_end(&mut bytes)
         .with_context(cannot)?;
@@ -91,14 +92,14 @@ mod tests {
     #[test]
     fn a_file_is_there_when_it_is_whole() {
         let folder = tempfile::tempdir().expect("folder");
-        let place = folder.path().join("a.parquet");
-        std::fs::write(&place, "old").expect("write");
-        let draft = Draft::create(&place).expect("draft");
+        let path = folder.path().join("a.parquet");
+        std::fs::write(&path, "old").expect("write");
+        let draft = Draft::create(&path).expect("draft");
         draft.file().write_all(b"new one").expect("write");
-        assert_eq!(std::fs::read(&place).expect("read"), b"old");
+        assert_eq!(std::fs::read(&path).expect("read"), b"old");
         assert_eq!(draft.keep().expect("kept"), 7);
-        assert_eq!(std::fs::read(&place).expect("read"), b"new one");
-        let mode = place.metadata().expect("metadata").permissions().mode();
+        assert_eq!(std::fs::read(&path).expect("read"), b"new one");
+        let mode = path.metadata().expect("metadata").permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
     }
 
@@ -112,7 +113,7 @@ mod tests {
     #[test]
     fn a_device_is_not_replaced() {
         let error = Draft::create(Path::new("/dev/null")).expect_err("refused");
-        assert!(error.to_string().contains("no regular file"), "{error}");
+        assert!(error.to_string().contains("not a regular file"), "{error}");
         assert!(Draft::create(Path::new("/")).is_err());
     }
 }

@@ -238,7 +238,7 @@ fn a_change_goes_with_the_doctor_that_is_killed() {
 }
 
 #[test]
-fn nothing_is_asked_without_a_terminal() {
+fn without_a_terminal_there_is_no_prompt() {
     in_world([""; 2], |world| {
         let output = world.run(&world.left, &["doctor", "--fix", "--json"]);
         assert_eq!(output.status.code(), Some(1));

@@ -54,7 +54,7 @@ struct Device {
 /// A world whose left host is the gateway of a device.
 fn with_device(test: impl FnOnce(&World, &Device)) {
     in_world([METRICS, ""], |world| {
-        let device = Device::beside(world);
+        let device = Device::in_world(world);
         let left = fs::read_to_string(&world.left.config).expect("read");
         world.left.write(&(left + GATEWAY));
         let right = fs::read_to_string(&world.right.config).expect("read");
@@ -66,7 +66,7 @@ fn with_device(test: impl FnOnce(&World, &Device)) {
 }
 
 impl Device {
-    fn beside(world: &World) -> Device {
+    fn in_world(world: &World) -> Device {
         let namespace = NetNs::create().expect("namespace");
         let netlink = namespace.netlink().expect("netlink");
         let gateway = &world.left.netlink;
@@ -87,8 +87,8 @@ impl Device {
     }
 
     /// Sends ARP messages in frames from `mac`.
-    fn tell(&self, mac: Mac, arp: &Arp) {
-        let tell = || {
+    fn send(&self, mac: Mac, arp: &Arp) {
+        let send = || {
             let options = PacketOptions::new(Accept::Everything { snap_length: 1 });
             let socket = PacketSocket::open(self.index, &options).expect("packet socket");
             let header = Ethernet::new(Mac::BROADCAST, mac, None, ETHERTYPE_ARP);
@@ -97,7 +97,7 @@ impl Device {
             frame.extend(arp.to_bytes());
             socket.send_vectored(&[IoSlice::new(&frame)]).expect("send");
         };
-        self.namespace.run(tell).expect("namespace");
+        self.namespace.run(send).expect("namespace");
     }
 
     /// Returns whether a datagram of the device comes back from the remote.
@@ -230,12 +230,12 @@ fn unlisted_hosts_and_duplicate_addresses_are_reported() {
             [192, 168, 1, 66].into(),
             [192, 168, 1, 202].into(),
         );
-        device.tell(UNLISTED, &request);
+        device.send(UNLISTED, &request);
         eventually("no unlisted", || {
             gateway(world)["unattributed"]["drops"]["unlisted_device"].as_u64() >= Some(1)
         });
         let takes = Arp::announcement(THIEF, [192, 168, 1, 202].into());
-        device.tell(THIEF, &takes);
+        device.send(THIEF, &takes);
         eventually("no conflict", || {
             gateway(world)["conflicts"][0]["mac"] == THIEF.to_string()
         });
@@ -327,11 +327,11 @@ fn hosts_on_the_lan_are_discovered() {
             let _raise = Raise(&done);
             scope.spawn(|| {
                 while !done.load(Ordering::Relaxed) {
-                    device.tell(
+                    device.send(
                         device.mac,
                         &Arp::announcement(device.mac, [192, 168, 1, 10].into()),
                     );
-                    device.tell(
+                    device.send(
                         UNLISTED,
                         &Arp::announcement(UNLISTED, [192, 168, 1, 66].into()),
                     );
@@ -348,19 +348,19 @@ fn hosts_on_the_lan_are_discovered() {
         assert!(json.status.success(), "{}", stderr(&json));
         let found: Value = serde_json::from_slice(&json.stdout).expect("JSON");
         check_shape("gateway discover", &found);
-        let card = |mac: Mac| {
+        let neighbour = |mac: Mac| {
             let neighbours = found["neighbours"].as_array().expect("a list");
             let found = neighbours
                 .iter()
-                .find(|card| card["mac"] == mac.to_string());
+                .find(|entry| entry["mac"] == mac.to_string());
             found
                 .unwrap_or_else(|| panic!("{mac} in {neighbours:?}"))
                 .clone()
         };
-        let known = card(device.mac);
+        let known = neighbour(device.mac);
         assert_eq!(known["addresses"][0], "192.168.1.10");
         assert_eq!(known["known"]["device"], "plc");
-        let unlisted = card(UNLISTED);
+        let unlisted = neighbour(UNLISTED);
         assert_eq!(unlisted["known"], Value::Null);
         // An ARP message of 28 bytes after an Ethernet header.
         let (frames, bytes) = (unlisted["frames"].as_u64(), unlisted["bytes"].as_u64());

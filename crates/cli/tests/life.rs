@@ -354,8 +354,8 @@ fn in_the_background_it_returns_when_it_is_up() {
             .map(|process| read(&process, "comm"))
             .collect();
         assert!(!names.is_empty(), "{command:?}");
-        let called = |name: &Option<Vec<u8>>| name.as_deref() == Some(b"seikan\n");
-        assert!(names.iter().all(called), "{names:?}");
+        let is_seikan = |name: &Option<Vec<u8>>| name.as_deref() == Some(b"seikan\n");
+        assert!(names.iter().all(is_seikan), "{names:?}");
         let down = world.run(&world.left, &["down", &world.left.interface]);
         assert!(down.status.success(), "{}", stderr(&down));
         assert_eq!(world.left.traces(), Vec::<String>::new());

@@ -1,4 +1,4 @@
-//! A change of this host: what it was before, how it is made, how it is taken back.
+//! A change of this host, which can be applied and reverted.
 
 use std::process::{Command, Stdio};
 
@@ -10,18 +10,18 @@ use seikan_sys::netlink::{LinkInfo, Netlink};
 use seikan_sys::{schedule, softirq, sysctl};
 use serde::{Deserialize, Serialize};
 
-/// The table of our own that clamps segment sizes.
+/// Seikan's nftables table that clamps segment sizes.
 const CLAMP_TABLE: &str = "inet seikan_doctor";
 
-/// A change with what it takes to take it back.
+/// A change with the state before it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Change {
-    /// What is done.
+    /// The change.
     pub action: Action,
     before: State,
 }
 
-/// How something was.
+/// A former state.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum State {
@@ -33,20 +33,20 @@ enum State {
 }
 
 impl Change {
-    /// Reads how it is now. Changes nothing.
+    /// Reads the current state. Changes nothing.
     ///
     /// # Errors
-    /// It cannot be read, or could not be brought back as it is.
+    /// The state cannot be read or could not be restored.
     pub fn plan(action: Action) -> Result<Change> {
         let before =
             read(&action).with_context(|| format!("cannot prepare `{}`", action.command()))?;
         Ok(Change { action, before })
     }
 
-    /// Makes the change.
+    /// Applies the change.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel refuses the change.
     pub fn apply(&self) -> Result<()> {
         let made = match &self.action {
             Action::QueueLength { packets, .. } => self.write(&State::Number((*packets).into())),
@@ -120,15 +120,14 @@ impl Undo for Change {
     fn take_back(self) -> std::result::Result<(), String> {
         match self.write(&self.before) {
             Err(_) if self.is_gone() => Ok(()),
-            other => other.map_err(|error| {
-                format!("cannot take back `{}`: {error:#}", self.action.command())
-            }),
+            other => other
+                .map_err(|error| format!("cannot revert `{}`: {error:#}", self.action.command())),
         }
     }
 }
 
 impl Change {
-    /// What was changed is not there any more, so that nothing is left of the change.
+    /// Returns whether the changed object no longer exists, so that nothing needs to be reverted.
     fn is_gone(&self) -> bool {
         let link_is_gone = |link: &str| {
             let found = Netlink::open().and_then(|netlink| netlink.link_index(link));
@@ -159,7 +158,7 @@ fn read(action: &Action) -> Result<State> {
         Action::QueueLength { link: name, .. } => State::Number(link(name)?.tx_queue_len.into()),
         Action::Mtu { link: name, .. } => State::Number(link(name)?.mtu.into()),
         Action::Offload { link, .. } => {
-            // All of them: switching one off may take others along.
+            // All of them: switching one off may switch others.
             let states = Ethtool::open()?.features(link)?;
             let changeable = states.into_iter().filter(|state| state.changeable);
             State::Bits(
@@ -178,7 +177,7 @@ fn read(action: &Action) -> Result<State> {
         } => {
             let steering = softirq::steering_anywhere(&link(name)?);
             let queues = steering.context(
-                "/sys shows another network namespace than this one, and none can be mounted",
+                "/sys shows another network namespace, and cannot be mounted for this one",
             )?;
             let queue = format!("rx-{queue}");
             let found = queues.into_iter().find(|steering| steering.queue == queue);
@@ -203,14 +202,14 @@ fn read(action: &Action) -> Result<State> {
         Action::ClampMss { link, .. } => {
             if !is_plain(link) {
                 bail!(
-                    "nft would read more than a name in `{}`",
+                    "the name `{}` has characters that nft would interpret",
                     link.escape_debug()
                 );
             }
             let tables = run("nft", &["list", "tables"])?;
             if tables.contains(CLAMP_TABLE) {
                 bail!(
-                    "a table `{CLAMP_TABLE}` is there already: `seikan doctor --undo` removes it"
+                    "the table `{CLAMP_TABLE}` already exists: `seikan doctor --undo` removes it"
                 );
             }
             State::Absent
@@ -218,8 +217,8 @@ fn read(action: &Action) -> Result<State> {
     })
 }
 
-/// The arguments that make the token bucket that `tc` shows. Others hold classes and filters, which could not be brought
-/// back.
+/// Returns the arguments that recreate the token bucket that `tc` shows. Other disciplines have
+/// classes and filters, which could not be restored.
 fn token_bucket(shown: &str) -> Result<String> {
     let mut lines = shown.lines().filter(|line| !line.trim().is_empty());
     let (line, more) = (lines.next().unwrap_or_default(), lines.next());
@@ -227,23 +226,21 @@ fn token_bucket(shown: &str) -> Result<String> {
     // "qdisc tbf 8001: root refcnt 2 rate 50Mbit burst 5000b lat 50ms"
     let (Some("qdisc"), Some("tbf"), None) = (words.first().copied(), words.get(1).copied(), more)
     else {
-        bail!(
-            "only a single token bucket (tbf) can be taken away and brought back; here is `{line}`"
-        );
+        bail!("cannot remove `{line}`: only a single token bucket (tbf) could be restored");
     };
     let from = words.iter().position(|word| *word == "rate");
     let from = from.with_context(|| format!("`{line}` shows no rate"))?;
     Ok(format!("tbf {}", words[from..].join(" ")))
 }
 
-/// The components below `/proc/sys/net` of a name with dots.
+/// Returns the components below `/proc/sys/net` of a dotted name.
 fn components(name: &str) -> Result<Vec<&str>> {
     let below = name.strip_prefix("net.");
     let below = below.with_context(|| format!("`{name}` is not below net."))?;
     Ok(below.split('.').collect())
 }
 
-/// The file with the limit of a control group, of either version.
+/// Returns the file with the limit of a control group, of either version.
 fn limit_file(group: &str) -> String {
     let second = format!("{group}/cpu.max");
     match std::path::Path::new(&second).exists() {
@@ -266,7 +263,7 @@ fn limit_value(group: &str, cpus: Option<f64>) -> String {
     }
 }
 
-/// What a program prints; what it complains of is the error.
+/// Returns the output of a program; its error output is the error.
 fn run(program: &str, arguments: &[&str]) -> Result<String> {
     let output = Command::new(program)
         .args(arguments)
@@ -295,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_brought_back_is_left_alone() {
+    fn unrestorable_disciplines_are_refused() {
         assert!(token_bucket("qdisc htb 1: root refcnt 2 r2q 10 default 0x1\n").is_err());
         assert!(token_bucket("").is_err());
     }
@@ -309,7 +306,7 @@ mod tests {
         assert!(components("kernel.panic").is_err());
     }
 
-    /// What the tools show of `veth0` and of the firewall.
+    /// Returns the state of `veth0` and of the firewall as the tools show it.
     fn shown() -> Vec<String> {
         let all: [&[&str]; 4] = [
             &["ip", "link", "show", "veth0"],
@@ -318,11 +315,11 @@ mod tests {
             &["nft", "list", "ruleset"],
         ];
         let show = |words: &&[&str]| match words[0] {
-            // Read by ourselves: the program may not be there.
+            // Read directly: the program may be missing.
             "ethtool" => format!("{:?}", Ethtool::open().expect("open").features("veth0")),
             program => run(program, &words[1..]).expect("shown"),
         };
-        // The handle of a queueing discipline is a new one each time.
+        // The handle of a queueing discipline changes each time.
         let plain = |text: String| {
             let words = text.split_whitespace().filter(|word| !word.ends_with(':'));
             words.collect::<Vec<_>>().join(" ")

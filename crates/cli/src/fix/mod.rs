@@ -1,8 +1,10 @@
-//! Changes of this host that are meant to make a tunnel faster: noted before they are made, compared with and without,
-//! kept only if they help, and taken back otherwise, also when this process is killed on the way.
+//! Changes of this host that may make a tunnel faster. They are recorded in a journal first,
+//! measured with and without, and kept only if they help. Otherwise they are reverted, also if this
+//! process is killed.
 //!
-//! [`Fix::prepare`] forks a process that takes everything back should this one end; [`Fix::run`] notes the changes of a
-//! remedy, runs the trial ([`trial::run`]), and keeps or takes back; [`undo`] takes back what was kept.
+//! [`Fix::prepare`] forks a process that reverts everything if this one ends; [`Fix::run`] records
+//! the changes of a remedy, runs the trial ([`trial::run`]), and keeps or reverts them; [`undo`]
+//! reverts kept changes.
 
 mod change;
 pub mod watchdog;
@@ -20,20 +22,20 @@ use seikan_sys::netns::NetNs;
 
 pub use change::Change;
 
-/// Ready to change something.
+/// A prepared fix.
 #[derive(Debug)]
 pub struct Fix {
-    /// Takes back what is noted when this process is gone.
+    /// Reverts the journal's changes when this process ends.
     _guard: Monitor,
     directory: PathBuf,
     name: String,
 }
 
 impl Fix {
-    /// Starts the process that cleans up. Must come before this one has a second thread.
+    /// Starts the process that cleans up. This process must not have a second thread yet.
     ///
     /// # Errors
-    /// There are threads already, or no process to be had.
+    /// There are other threads, or no process can be created.
     pub fn prepare() -> Result<Fix> {
         let directory = Places::default().run;
         let pid = std::process::id();
@@ -44,16 +46,16 @@ impl Fix {
             state::clean_up_after(pid, &path, |_: &[Change]| ());
         });
         Ok(Fix {
-            _guard: guard.context("cannot start the process that takes changes back")?,
+            _guard: guard.context("cannot start the process that reverts changes")?,
             directory,
             name,
         })
     }
 
-    /// Reads what a remedy would change. Changes nothing.
+    /// Reads the current state for a remedy's changes. Changes nothing.
     ///
     /// # Errors
-    /// It cannot be changed here, or could not be brought back.
+    /// A setting cannot be changed here, or could not be restored.
     pub fn plan(remedy: &Remedy) -> Result<Vec<Change>> {
         let planned = remedy.actions.iter().cloned().map(Change::plan);
         let changes = planned.collect::<Result<Vec<Change>>>()?;
@@ -63,11 +65,11 @@ impl Fix {
         Ok(changes)
     }
 
-    /// Tries changes, and leaves them in force only if they gain `keep` (a share) for sure; with `None` they are taken back
-    /// in any case.
+    /// Tries changes, and keeps them only if they gain at least `keep` (a share) with confidence;
+    /// with `None` they are reverted in any case.
     ///
     /// # Errors
-    /// A change cannot be made, or measuring failed; everything is as it was then.
+    /// A change cannot be made, or the measurement failed; everything has been reverted.
     pub fn run(
         &self,
         changes: &[Change],
@@ -75,7 +77,7 @@ impl Fix {
         measure: impl FnMut(Duration) -> Result<Look>,
     ) -> Result<Trial> {
         let (mut journal, _) = Journal::open(&self.directory, &self.name)?;
-        // Noted first: whatever happens from here on, everything is taken back unless it is kept.
+        // Recorded first: from here on everything is reverted unless it is kept.
         for change in changes {
             journal.will_do(change.clone())?;
         }
@@ -90,7 +92,7 @@ impl Fix {
         if let (None, Ok(trial)) = (keep, &mut trial)
             && trial.decision == Decision::Keep
         {
-            trial.decision = Decision::TakeBack("it was made for the proof only".to_owned());
+            trial.decision = Decision::TakeBack("it was made for the measurement only".to_owned());
         }
         let keeps = matches!(&trial, Ok(trial) if trial.decision == Decision::Keep);
         let applied = match keeps {
@@ -109,11 +111,11 @@ impl Fix {
     }
 }
 
-/// Takes back everything that was kept in this network namespace; the commands of what was taken back, and what could
-/// not be.
+/// Reverts everything that was kept in this network namespace. Returns the commands of the reverted
+/// changes, and the failures.
 ///
 /// # Errors
-/// The folder cannot be read, or another process is at it.
+/// The folder cannot be read, or another process uses it.
 pub fn undo() -> Result<(Vec<String>, Vec<String>)> {
     let directory = Places::default().run;
     let (mut done, mut failures) = (Vec::new(), Vec::new());
@@ -143,7 +145,7 @@ pub fn undo() -> Result<(Vec<String>, Vec<String>)> {
     Ok((done, failures))
 }
 
-/// How the files of this network namespace begin: a change belongs to the namespace in which it was made.
+/// Returns the prefix of this network namespace's files: a change belongs to its namespace.
 fn prefix() -> Result<String> {
     let namespace = NetNs::current()?.id()?;
     Ok(format!("doctor-{namespace}-"))

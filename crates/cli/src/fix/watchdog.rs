@@ -1,8 +1,8 @@
-//! Whether this host can still be reached by those who look after it, while something is being changed on it.
+//! Checks that this host stays reachable for its operators while it is being changed.
 //!
-//! Who is asked is the next hop of each default route, and the host from which somebody is logged in by SSH. Those
-//! that answer an echo request before the first change are asked again and again; if one of them is silent for
-//! [`TRIES`] requests in a row, the change has to go.
+//! Pings the next hop of each default route, and the client of this SSH session. Hosts that answer
+//! before the first change are pinged continuously. If one of them misses [`TRIES`] requests in a
+//! row, the change must be reverted.
 
 use std::fs;
 use std::net::IpAddr;
@@ -14,18 +14,19 @@ use seikan_sys::echo::{Echo, Outcome};
 use seikan_sys::netlink::{Family, Netlink, TABLE_MAIN};
 use seikan_ui::Interrupt;
 
-/// From one request to the next.
+/// Interval of requests.
 const PAUSE: Duration = Duration::from_millis(250);
-/// For an answer: a full queue delays one, too.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// Requests in a row without an answer: one may be lost.
+/// Timeout of a response; full queues delay it.
+const TIMEOUT: Duration = Duration::from_secs(1);
+/// Unanswered requests in a row that count as unreachable: one may be lost.
 const TRIES: u32 = 3;
-/// Hosts that are asked at most.
-const MOST: usize = 4;
-/// Parents of this process that are looked at for an SSH session: shell, sudo, tmux and the like lie between.
-const PARENTS: usize = 16;
+/// Maximum number of hosts to ping.
+const MAX_TARGETS: usize = 4;
+/// Maximum number of ancestors of this process to search for an SSH session: shells, sudo, tmux and
+/// others are in between.
+const MAX_PARENTS: usize = 16;
 
-/// Asks until it is dropped.
+/// Pings until it is dropped.
 #[derive(Debug)]
 pub struct Watchdog {
     stop: Interrupt,
@@ -35,14 +36,14 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// Finds out who answers (a second at most), and begins to ask them.
+    /// Finds the hosts that answer, for at most a second, and starts to ping them.
     pub fn start() -> Watchdog {
-        let asked: Vec<JoinHandle<Option<(IpAddr, Echo)>>> = targets()
+        let probes: Vec<JoinHandle<Option<(IpAddr, Echo)>>> = targets()
             .into_iter()
             .map(|(target, link)| {
                 std::thread::spawn(move || {
                     let echo = Echo::open(target, &link).ok()?;
-                    let answered = echo.ask(0, echo.smallest(), PATIENCE);
+                    let answered = echo.ask(0, echo.smallest(), TIMEOUT);
                     matches!(answered, Ok(Outcome::Answered(_))).then_some((target, echo))
                 })
             })
@@ -53,7 +54,7 @@ impl Watchdog {
             watched: Vec::new(),
             silent: Arc::default(),
         };
-        for (target, echo) in asked.into_iter().filter_map(|thread| thread.join().ok()?) {
+        for (target, echo) in probes.into_iter().filter_map(|thread| thread.join().ok()?) {
             watchdog.watched.push(target);
             let (stop, silent) = (watchdog.stop.clone(), Arc::clone(&watchdog.silent));
             let ask = move || watch(target, &echo, &stop, &silent);
@@ -62,12 +63,12 @@ impl Watchdog {
         watchdog
     }
 
-    /// Who is asked; nobody where nobody answered.
+    /// Hosts that are pinged; empty if none answered.
     pub fn watched(&self) -> &[IpAddr] {
         &self.watched
     }
 
-    /// Who answered before and does so no more.
+    /// The first host that has stopped answering.
     pub fn silent(&self) -> Option<IpAddr> {
         self.silent.get().copied()
     }
@@ -77,7 +78,7 @@ impl Drop for Watchdog {
     fn drop(&mut self) {
         self.stop.raise();
         for thread in self.threads.drain(..) {
-            // One that panicked has nothing more to say.
+            // A thread that panicked has reported it.
             let _ = thread.join();
         }
     }
@@ -89,22 +90,22 @@ fn watch(target: IpAddr, echo: &Echo, stop: &Interrupt, silent: &OnceLock<IpAddr
         if stop.sleep(PAUSE).is_err() {
             return;
         }
-        match echo.ask(sequence, echo.smallest(), PATIENCE) {
+        match echo.ask(sequence, echo.smallest(), TIMEOUT) {
             Ok(Outcome::Answered(_)) => missed = 0,
-            // Not even sent counts as silence.
+            // A request that cannot be sent counts as unanswered.
             Ok(Outcome::Silent | Outcome::TooBig) | Err(_) => missed += 1,
         }
         if missed == TRIES {
-            // Whoever is silent first is told.
+            // Only the first one is kept.
             let _ = silent.set(target);
             return;
         }
     }
 }
 
-/// Who is to be asked, and by which interface.
+/// Returns the hosts to ping, and the interfaces towards them.
 fn targets() -> Vec<(IpAddr, String)> {
-    // Without routes there is nobody to be asked, and the tunnel is watched all the same.
+    // Without routes only the tunnel is checked.
     let Ok(netlink) = Netlink::open() else {
         return Vec::new();
     };
@@ -122,15 +123,15 @@ fn targets() -> Vec<(IpAddr, String)> {
         .collect();
     found.sort();
     found.dedup();
-    found.truncate(MOST);
+    found.truncate(MAX_TARGETS);
     found
 }
 
-/// From where somebody is logged in by SSH, in whose session this process is. `sudo` takes the variable away, so that
-/// the processes above this one are asked.
+/// Returns the client of this process's SSH session. `sudo` removes the variable, so the ancestors
+/// of this process are searched.
 fn session() -> Option<IpAddr> {
     let mut pid = std::process::id();
-    for _ in 0..PARENTS {
+    for _ in 0..MAX_PARENTS {
         if let Some(client) = fs::read(format!("/proc/{pid}/environ"))
             .ok()
             .and_then(|environment| client(&environment))
@@ -147,12 +148,13 @@ fn client(environment: &[u8]) -> Option<IpAddr> {
     let mut variables = environment.split(|byte| *byte == 0);
     let value = variables.find_map(|variable| variable.strip_prefix(b"SSH_CONNECTION="))?;
     let address = std::str::from_utf8(value).ok()?.split(' ').next()?;
-    // A link-local address has its interface behind a percent sign.
+    // A link-local address is followed by a percent sign and its interface.
     let address: IpAddr = address.split('%').next()?.parse().ok()?;
     Some(address.to_canonical())
 }
 
-/// The parent in `/proc/PID/stat`: the second field behind the name, which may hold anything (proc_pid_stat(5)).
+/// Returns the parent from `/proc/PID/stat`: the second field after the name, which may contain any
+/// character (proc_pid_stat(5)).
 fn parent(stat: &str) -> Option<u32> {
     let (_, rest) = stat.rsplit_once(") ")?;
     let parent = rest.split(' ').nth(1)?.parse().ok()?;

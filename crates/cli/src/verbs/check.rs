@@ -12,7 +12,7 @@ use seikan_node::mesh;
 use seikan_proto::mesh::{Access, Name, Party};
 use serde::Serialize;
 
-use crate::explain::Question;
+use crate::explain::Connection;
 use crate::output::{self, counted};
 use crate::overrides::OverrideArguments;
 
@@ -102,12 +102,12 @@ fn explain(words: &[String], interface: &str, as_json: bool) -> anyhow::Result<E
              the coordinator's host"
         );
     }
-    let question = Question {
+    let connection = Connection {
         from: party(from)?,
         to: party(to)?,
         traffic: traffic.parse()?,
     };
-    question.answer(policy, as_json)
+    connection.answer(policy, as_json)
 }
 
 /// Checks the file and prints the result.

@@ -89,7 +89,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn the_program_beside_this_one_comes_before_the_one_on_path() {
+    fn the_program_in_the_same_directory_comes_before_path() {
         let [beside, other] = [(); 2].map(|()| tempfile::tempdir().expect("a folder"));
         assert_eq!(find(beside.path(), other.path().as_os_str()), None);
         for folder in [&other, &beside] {

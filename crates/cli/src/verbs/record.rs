@@ -1,4 +1,4 @@
-//! `seikan record`: keeps what a tunnel does in a file, for `seikan doctor --from` and for other programs.
+//! `seikan record`: records a tunnel to a file, for `seikan doctor --from` and other programs.
 
 use std::io::Write;
 use std::ops::ControlFlow;
@@ -14,29 +14,29 @@ use super::doctor::measure::{self, Looking};
 use crate::recording::Draft;
 use crate::screen::number;
 
-/// What `record` is told.
+/// Options of `record`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    sudo seikan record slow.parquet                  a minute of the tunnel of this host\n  \
+    sudo seikan record slow.parquet                  record this host's tunnel for a minute\n  \
     sudo seikan record --iface tun0 --seconds 3600 --interval 1000 --stacks hour.parquet\n  \
-    seikan doctor --from slow.parquet                what it says\n\n\
-    Looks at what `seikan doctor` looks at, with the same probes, and gives no verdict. Ctrl-C ends it with what \
-    there is. The file is Apache Parquet, which other programs read, too (docs/reference/doctor.md); it is there when it is \
-    whole, for its owner only. It has addresses and names of programs in it, and no payload.")]
+    seikan doctor --from slow.parquet                diagnose the recording\n\n\
+    Takes the same measurements as `seikan doctor`, with the same probes, without a verdict. Ctrl-C ends the \
+    recording early. The file is in Apache Parquet format (docs/reference/doctor.md). It appears when it is complete, and \
+    only its owner can read it. It contains addresses and names of programs, but no payload.")]
 pub struct Arguments {
     #[command(flatten)]
     looking: Looking,
-    /// How long to look
+    /// Duration of the recording
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     seconds: u32,
-    /// Keep call stacks too, for flame graphs (needs level 2)
+    /// Record call stacks, for flame graphs (needs level 2)
     #[arg(long)]
     stacks: bool,
-    /// The file; one that is there is replaced
+    /// Output file; an existing file is replaced
     file: PathBuf,
 }
 
-/// Looks, and writes down what is seen.
+/// Records the tunnel.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     const FAILED: &str = "cannot record the tunnel";
     let map = arguments.looking.which.path().context(FAILED)?;
@@ -65,7 +65,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let bytes = draft.keep()?;
     let why = match (full, interrupt.is_raised()) {
         (true, _) => format!(
-            ", ended early: it holds {} values at most",
+            ", ended early at the maximum of {} values",
             number(MAX_VALUES as u64)
         ),
         (_, true) => ", interrupted".to_owned(),
@@ -81,6 +81,6 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         number(values as u64),
         number(bytes),
     )?;
-    writeln!(out, "`seikan doctor --from {file}` says what it shows")?;
+    writeln!(out, "diagnose it with `seikan doctor --from {file}`")?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,8 +1,10 @@
-//! `seikan report`: a recording as one page with pictures, or the pictures alone.
+//! `seikan report`: draws a recording as one page with pictures, or as separate pictures.
 //!
-//! Every picture is drawn by a module of its own out of a [`Scene`]: [`timeline`], [`sequence`], [`segments`], [`cdf`], [`softirq`],
-//! [`functions`], [`flame`], [`queues`], [`correlation`], [`trial`]. [`trace`] makes quantities over time out of columns and [`suspects`] knows
-//! which may tell of what, [`seikan_ui::axis`] and [`seikan_ui::svg`] are what they draw with, [`mod@page`] puts them together.
+//! A module of its own draws each picture from a [`Scene`]: [`timeline`], [`sequence`],
+//! [`segments`], [`cdf`], [`softirq`], [`functions`], [`flame`], [`queues`], [`correlation`],
+//! [`trial`]. [`trace`] computes quantities over time from columns. [`suspects`] selects counters
+//! that indicate causes. [`seikan_ui::axis`] and [`seikan_ui::svg`] draw, and [`mod@page`]
+//! assembles the page.
 
 mod capture;
 mod cdf;
@@ -37,21 +39,22 @@ use seikan_ui::svg;
 use crate::screen::printable;
 use crate::verbs::doctor::verdict;
 
-/// What `report` is told.
+/// Options of `report`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    sudo seikan doctor --record slow.parquet    look, and keep what was measured\n  \
+    sudo seikan doctor --record slow.parquet    measure a tunnel, and record it\n  \
     seikan report slow.parquet                  draw it: slow.html\n  \
     seikan report slow.parquet --html /tmp/a.html --pcap headers.pcap\n  \
-    seikan report slow.parquet --png pictures   the pictures alone, as files\n\n\
-    The page needs nothing from anywhere else and no JavaScript: mail it, archive it. A capture is read \
-    for its headers only; the first 96 bytes of each packet are enough (tcpdump -s 96 -w headers.pcap). \
-    A page holds what the recording does: addresses, names of interfaces, programs and functions.")]
+    seikan report slow.parquet --png pictures   write separate pictures\n\n\
+    The page is self-contained and has no JavaScript. Of a capture only headers are read; the first 96 bytes of \
+    each packet are enough (tcpdump -s 96 -w headers.pcap). Like the recording, the page contains addresses and \
+    names of interfaces, programs and functions.")]
 pub struct Arguments {
     /// The recording
     #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
     file: PathBuf,
-    /// Where to write the page [default: FILE with the ending .html, unless --svg or --png is given]
+    /// Output file of the page [default: FILE with the extension .html, unless --svg or --png is
+    /// given]
     #[arg(long, value_name = "OUT", value_hint = ValueHint::FilePath)]
     html: Option<PathBuf>,
     /// Write each picture as an SVG file into this directory
@@ -60,45 +63,45 @@ pub struct Arguments {
     /// Write each picture as a PNG file into this directory; needs a font on this machine
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     png: Option<PathBuf>,
-    /// Draw the largest TCP connection of this capture (pcap or pcapng), too
+    /// Also draw the largest TCP connection of this capture (pcap or pcapng)
     #[arg(long, value_name = "CAPTURE", value_hint = ValueHint::FilePath)]
     pcap: Option<PathBuf>,
 }
 
-/// What pictures are drawn from.
+/// Input of the pictures.
 pub struct Scene<'a> {
     recording: &'a Recording,
     verdict: &'a Verdict,
     capture: Option<&'a Capture>,
 }
 
-/// What drawing gives.
+/// A drawing.
 pub struct Drawing {
     svg: String,
-    /// How to read it.
+    /// Explanation of the drawing.
     caption: String,
 }
 
-/// A picture with its name.
+/// A picture with its name and title.
 pub struct Picture {
-    /// In the names of files.
+    /// Base name of its file.
     name: &'static str,
     title: &'static str,
     caption: String,
     svg: String,
 }
 
-/// Title of a picture that could not be drawn, and why.
+/// Title of a picture that could not be drawn, and the reason.
 pub type Absent = (&'static str, String);
 
-/// Draws one picture, or says why it cannot.
+/// Draws a picture; the error is the reason why it cannot.
 type Draw = fn(&Scene<'_>) -> Result<Drawing, String>;
 
-/// The pictures, in their order: name, title.
+/// The pictures in their order: name, title, function.
 const PICTURES: [(&str, &str, Draw); 10] = [
     (
         "timeline",
-        "Throughput, and what moved with it",
+        "Throughput and related counters",
         timeline::draw,
     ),
     ("sequence", "TCP time-sequence graph", sequence::draw),
@@ -109,10 +112,10 @@ const PICTURES: [(&str, &str, Draw); 10] = [
     ("flame", "Flame graph", flame::draw),
     ("queues", "Queues", queues::draw),
     ("correlation", "Correlation by lag", correlation::draw),
-    ("trial", "Without and with a change", trial::draw),
+    ("trial", "Throughput without and with a change", trial::draw),
 ];
 
-/// Draws.
+/// Draws the pictures and writes the files.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let recording = crate::recording::read(&arguments.file)?;
     let page_file = page_file(arguments)?;
@@ -166,7 +169,7 @@ fn pictures(scene: &Scene<'_>) -> (Vec<Picture>, Vec<Absent>) {
     (pictures, absent)
 }
 
-/// Where the page goes, if one is wanted.
+/// Returns the output file of the page, if one is requested.
 fn page_file(arguments: &Arguments) -> anyhow::Result<Option<PathBuf>> {
     let file = match &arguments.html {
         Some(file) => file.clone(),
@@ -175,37 +178,37 @@ fn page_file(arguments: &Arguments) -> anyhow::Result<Option<PathBuf>> {
     };
     if file == arguments.file {
         bail!(
-            "{} is the recording itself: say with --html where the page is to go",
+            "cannot write the page to {}: it is the recording; name another file with --html",
             file.display()
         );
     }
     Ok(Some(file))
 }
 
-/// Writes a picture into a directory, which is made if it is not there.
+/// Writes a picture into a directory, which is created if necessary.
 fn into(directory: &Path, name: &str, ending: &str, bytes: &[u8]) -> anyhow::Result<PathBuf> {
     std::fs::create_dir_all(directory)
-        .with_context(|| format!("cannot make the directory {}", directory.display()))?;
+        .with_context(|| format!("cannot create the directory {}", directory.display()))?;
     let file = directory.join(format!("{name}.{ending}"));
     write(&file, bytes)?;
     Ok(file)
 }
 
-/// Writes a file under another name first: nobody finds half of one.
+/// Writes to a temporary file and renames it, so that no incomplete file appears.
 fn write(file: &Path, bytes: &[u8]) -> anyhow::Result<()> {
-    let what = || format!("cannot write {}", file.display());
+    let context = || format!("cannot write {}", file.display());
     let directory = match file.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
     let mut temporary = tempfile::Builder::new()
         .prefix(".seikan-report-")
-        // As for any new file, less what the umask takes.
+        // As for any new file; the umask applies.
         .permissions(Permissions::from_mode(0o666))
         .tempfile_in(directory)
-        .with_context(what)?;
-    temporary.write_all(bytes).with_context(what)?;
-    temporary.persist(file).with_context(what)?;
+        .with_context(context)?;
+    temporary.write_all(bytes).with_context(context)?;
+    temporary.persist(file).with_context(context)?;
     Ok(())
 }
 

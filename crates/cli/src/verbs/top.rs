@@ -1,5 +1,5 @@
-//! `seikan top`: a tunnel in a terminal, as it is now: what goes through, what the doctor makes of the last seconds, and
-//! who does what along the path.
+//! `seikan top`: shows a tunnel live in a terminal: throughput, the doctor's verdict about the last
+//! seconds, and the load along the path.
 //!
 //! [`window`] keeps the last seconds of samples, [`screen`] draws them with `ratatui`.
 
@@ -21,43 +21,44 @@ use window::Window;
 
 use super::doctor::measure;
 
-/// Between two samples: enough for means of gauges, few enough to cost a hundredth of a processor at most.
+/// Interval of samples: short enough for means of gauges, and long enough to use at most a
+/// hundredth of a processor.
 const INTERVAL: Duration = Duration::from_millis(200);
-/// What the doctor looks at.
+/// Time that the verdict covers.
 const LOOK: Duration = Duration::from_secs(10);
-/// The picture of the throughput begins so long ago, at most.
+/// Maximum number of intervals in the history of the throughput.
 const HISTORY: usize = 600;
 
-/// What `top` is told.
+/// Options of `top`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    sudo seikan top                     the tunnel that carries most\n  \
+    sudo seikan top                     watch the busiest tunnel\n  \
     sudo seikan top --iface tun0 --expect 900\n\n\
-    Keys: space holds the picture, q ends. The verdict is the doctor's over the last 10 s. It changes nothing, sends \
-    nothing and reads no packet. For a program there is `seikan doctor --json`.")]
+    Keys: space pauses, q quits. The verdict is the doctor's for the last 10 s. The command changes nothing, sends \
+    nothing and reads no packets. For programs, use `seikan doctor --json`.")]
 pub struct Arguments {
     #[command(flatten)]
     which: measure::Which,
-    /// Seconds between two pictures
+    /// Seconds between two updates
     #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10))]
     every: u32,
 }
 
-/// Shows it until somebody presses `q`.
+/// Shows the tunnel until the user presses `q`.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     const FAILED: &str = "cannot watch the tunnel";
     if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
-        bail!("it needs a terminal; for a program or a file there is `seikan doctor --json`");
+        bail!("cannot draw without a terminal; use `seikan doctor --json` for a program or a file");
     }
     let map = arguments.which.path().context(FAILED)?;
     let mut sampler = Sampler::new(&map).context(FAILED)?;
     sampler.follow(&measure::through(&map));
     let interrupt = Interrupt::new();
-    // Reading from a terminal that is gone would never end.
+    // Reading from a closed terminal would never end.
     let _signals = interrupt.catch_signals_but_hangup()?;
     let mut window = Window::new(map, arguments.which.expected(), HISTORY);
     let every = Duration::from_secs(arguments.every.into());
-    // Puts the terminal back also where something panics.
+    // Restores the terminal also after a panic.
     let mut terminal = ratatui::try_init().context("cannot draw in this terminal")?;
     let shown = watch(&mut terminal, &mut sampler, &mut window, every, &interrupt);
     ratatui::restore();
@@ -71,7 +72,7 @@ fn watch(
     every: Duration,
     interrupt: &Interrupt,
 ) -> anyhow::Result<()> {
-    let mut is_held = false;
+    let mut is_paused = false;
     let mut view: Option<View> = None;
     let mut next_picture = Instant::now() + INTERVAL * 2;
     loop {
@@ -80,19 +81,19 @@ fn watch(
         if due {
             next_picture += every;
             window.remember(every);
-            if !is_held {
+            if !is_paused {
                 view = Some(View {
                     now: window.evidence(every),
                     verdict: diagnose(&window.evidence(LOOK)),
                     history: window.history(),
                     every,
-                    is_held,
+                    is_paused,
                 });
             }
         }
         let drawn = view.as_mut().filter(|_| due);
         if let Some(view) = drawn {
-            view.is_held = is_held;
+            view.is_paused = is_paused;
             terminal.draw(|frame| screen::draw(frame, view))?;
         }
         let sampled = Instant::now();
@@ -105,11 +106,11 @@ fn watch(
             }
             match pressed(&event::read()?) {
                 Some(Key::Quit) => return Ok(()),
-                Some(Key::Hold) => is_held = !is_held,
+                Some(Key::Pause) => is_paused = !is_paused,
                 None => {}
             }
             if let Some(view) = &mut view {
-                view.is_held = is_held;
+                view.is_paused = is_paused;
                 terminal.draw(|frame| screen::draw(frame, view))?;
             }
         }
@@ -118,7 +119,7 @@ fn watch(
 
 enum Key {
     Quit,
-    Hold,
+    Pause,
 }
 
 fn pressed(event: &Event) -> Option<Key> {
@@ -130,7 +131,7 @@ fn pressed(event: &Event) -> Option<Key> {
         _ if key.kind != KeyEventKind::Press => None,
         KeyCode::Char('c') if is_control => Some(Key::Quit),
         KeyCode::Char('q') | KeyCode::Esc => Some(Key::Quit),
-        KeyCode::Char(' ') => Some(Key::Hold),
+        KeyCode::Char(' ') => Some(Key::Pause),
         _ => None,
     }
 }

@@ -35,12 +35,12 @@ pub struct Coordinator {
     folder: tempfile::TempDir,
     token: Token,
     /// Credentials of the additional members.
-    crowd: Vec<String>,
+    members: Vec<String>,
 }
 
 impl Coordinator {
     /// Starts a coordinator with so many additional members, whose tags make each entry a kilobyte.
-    pub fn start(crowd: u32) -> Coordinator {
+    pub fn start(count: u32) -> Coordinator {
         let folder = tempfile::tempdir().expect("a folder");
         let token = Token::generate(&mut SystemRandom);
         let store = Store::open(&folder.path().join("mesh.db")).expect("a store");
@@ -63,8 +63,8 @@ impl Coordinator {
             store.join(&request, &from, seconds()).expect("joined");
             request.credential.reveal().to_string()
         };
-        let shown: Vec<String> = (0..crowd).map(join).collect();
-        if crowd > 0 {
+        let shown: Vec<String> = (0..count).map(join).collect();
+        if count > 0 {
             let all = "allow * -> * *\n";
             store.set_policy(all, &operator(), 0).expect("a policy");
         }
@@ -81,7 +81,7 @@ impl Coordinator {
             pin,
             folder,
             token,
-            crowd: shown,
+            members: shown,
         }
     }
 
@@ -452,7 +452,7 @@ fn a_new_policy_costs_each_waiting_member_only_its_changes() {
         let socket = connect(from, coordinator.at, false).expect("connected");
         (Https::new(socket, &tls), shown.clone())
     };
-    let mut waiting: Vec<(Https, String)> = coordinator.crowd.iter().map(open).collect();
+    let mut waiting: Vec<(Https, String)> = coordinator.members.iter().map(open).collect();
     let pid = coordinator.tunnel.child.id();
     // Bytes of all answers, and their processor time.
     let mut tell = |change: &dyn Fn()| {

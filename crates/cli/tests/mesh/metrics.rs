@@ -96,12 +96,15 @@ fn count_forwarded_traffic(site: &Site, nats: &[Nat; 2], part: &str, (by, server
             forwards.is_some()
         });
         let (host, transport) = forwards.expect("one");
-        let stranger = || {
+        let send_from_outside = || {
             UdpSocket::bind(("127.0.0.1", 0))
                 .expect("bind")
                 .send_to(&[1], transport)
         };
-        host.netns.run(stranger).expect("namespace").expect("sent");
+        host.netns
+            .run(send_from_outside)
+            .expect("namespace")
+            .expect("sent");
         let status = || host.status()["mesh"][part][server].clone();
         eventually("it is counted", || {
             let status = status();

@@ -14,7 +14,7 @@ use seikan_proto::mesh::policy::{Selector, Traffic};
 use seikan_proto::mesh::{Name, Party, Policy};
 
 use super::{Directory, Mesh, now, unknown_member};
-use crate::explain::Question;
+use crate::explain::Connection;
 use crate::screen::printable_lines;
 use changes::Changes;
 
@@ -207,10 +207,10 @@ fn explain(arguments: &Explain) -> anyhow::Result<ExitCode> {
         info.map(|info| info.member.party())
             .ok_or_else(|| unknown_member(name))
     };
-    let question = Question {
+    let connection = Connection {
         from: party(&arguments.from)?,
         to: party(&arguments.to)?,
         traffic: arguments.traffic,
     };
-    question.answer(&policy, arguments.json)
+    connection.answer(&policy, arguments.json)
 }

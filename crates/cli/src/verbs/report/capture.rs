@@ -1,7 +1,7 @@
-//! The largest TCP connection of a capture, segment by segment, from headers alone.
+//! The largest TCP connection of a capture, segment by segment, from headers only.
 //!
-//! A file is read twice: to find the connection, then to follow it. Everything in it is a stranger's: packets, connections and segments
-//! that are kept are bounded, and what cannot be understood is passed over.
+//! The file is read twice: to find the connection, and to follow it. It is untrusted: the numbers
+//! of packets, connections and segments are bounded, and unknown content is skipped.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -14,21 +14,21 @@ use pcap_parser::pcapng::Block;
 use pcap_parser::{Linktype, PcapBlockOwned, PcapError, create_reader};
 use seikan_wire::tcp;
 
-/// Packets that are looked at.
-const PACKETS: u64 = 20_000_000;
-/// Connections among which the largest is looked for.
-const CONNECTIONS: usize = 10_000;
-/// Segments and acknowledgements that are kept.
-const EVENTS: usize = 1_000_000;
-/// Interfaces of one section of a pcapng file.
-const INTERFACES: usize = 1_000;
-/// A packet has to fit in it: the largest that tcpdump keeps is half as long.
+/// Maximum number of packets to read.
+const MAX_PACKETS: u64 = 20_000_000;
+/// Maximum number of connections among which the largest is searched.
+const MAX_CONNECTIONS: usize = 10_000;
+/// Maximum number of segments and acknowledgements.
+const MAX_EVENTS: usize = 1_000_000;
+/// Maximum number of interfaces of one section of a pcapng file.
+const MAX_INTERFACES: usize = 1_000;
+/// Size of the read buffer, twice the largest packet that tcpdump captures.
 const BUFFER: usize = 1 << 19;
-/// Turns without a whole packet before the file is given up.
-const STUCK: u32 = 1_000;
-/// Link types that pcap-parser has no name for: Linux cooked capture, version 2.
+/// Maximum number of reads without a complete packet.
+const MAX_EMPTY_READS: u32 = 1_000;
+/// Linux cooked capture, version 2, which pcap-parser does not define.
 const LINUX_SLL2: Linktype = Linktype(276);
-/// Files written on machines where the raw type had another number.
+/// Raw IP in files of systems with another number for it.
 const RAW_BSD: Linktype = Linktype(12);
 
 /// A segment with data.
@@ -36,35 +36,36 @@ const RAW_BSD: Linktype = Linktype(12);
 pub struct Segment {
     /// Seconds since the first packet of the connection.
     pub at: f64,
-    /// Bytes since the first one.
+    /// Position of the first byte, from the start of the connection.
     pub begin: i64,
-    /// Where it ends.
+    /// Position after the last byte.
     pub end: i64,
     /// Whether all of it had been sent before.
-    pub again: bool,
+    pub is_retransmission: bool,
 }
 
-/// What the receiver told.
+/// An acknowledgement of the receiver.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Acknowledgement {
     /// Seconds since the first packet of the connection.
     pub at: f64,
-    /// The first byte that it does not have.
+    /// Position of the first missing byte.
     pub number: i64,
-    /// The first byte that it would not take; `None` where the handshake is not there, for then the unit is unknown.
+    /// Position after the receive window; `None` without the handshake, because the scale is
+    /// unknown then.
     pub window: Option<i64>,
 }
 
 /// One direction of a connection.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Capture {
-    /// Who sends to whom.
+    /// Addresses of sender and receiver.
     pub name: String,
-    /// What was sent, in order.
+    /// Sent segments, in order.
     pub segments: Vec<Segment>,
-    /// What came back, in order.
+    /// Received acknowledgements, in order.
     pub acknowledgements: Vec<Acknowledgement>,
-    /// Whether there was more than is kept.
+    /// Whether the capture has more than the maximum.
     pub is_cut: bool,
 }
 
@@ -83,30 +84,32 @@ struct Packet {
     length: usize,
 }
 
-/// Reads the largest TCP connection of a capture, in the direction that has more data.
+/// Reads the largest TCP connection of a capture, in the direction with more data.
 pub fn read(path: &Path) -> anyhow::Result<Capture> {
     let open = || File::open(path);
-    let what = || format!("cannot read {}", path.display());
-    let (from, to) = largest(open().with_context(what)?).with_context(what)?;
-    follow(open().with_context(what)?, from, to).with_context(what)
+    let context = || format!("cannot read {}", path.display());
+    let (from, to) = largest(open().with_context(context)?).with_context(context)?;
+    follow(open().with_context(context)?, from, to).with_context(context)
 }
 
-/// The direction with most bytes of data.
+/// Returns the direction with most bytes of data.
 fn largest(file: File) -> anyhow::Result<(SocketAddr, SocketAddr)> {
     let mut sizes: HashMap<(SocketAddr, SocketAddr), u64> = HashMap::new();
     each(file, |packet| {
-        let way = (packet.from, packet.to);
-        let is_known = sizes.contains_key(&way) || sizes.len() < CONNECTIONS;
+        let direction = (packet.from, packet.to);
+        let is_known = sizes.contains_key(&direction) || sizes.len() < MAX_CONNECTIONS;
         if is_known {
-            *sizes.entry(way).or_default() += packet.length as u64;
+            *sizes.entry(direction).or_default() += packet.length as u64;
         }
         true
     })?;
-    // The addresses decide between equals, so that the same file gives the same picture.
-    let largest = sizes.into_iter().max_by_key(|(way, size)| (*size, *way));
+    // The addresses break ties, so that the same file gives the same picture.
+    let largest = sizes
+        .into_iter()
+        .max_by_key(|(direction, size)| (*size, *direction));
     match largest {
-        Some((way, size)) if size > 0 => Ok(way),
-        _ => bail!("no TCP connection with data is in it"),
+        Some((direction, size)) if size > 0 => Ok(direction),
+        _ => bail!("it contains no TCP connection with data"),
     }
 }
 
@@ -115,16 +118,16 @@ fn follow(file: File, from: SocketAddr, to: SocketAddr) -> anyhow::Result<Captur
         name: format!("{from} to {to}"),
         ..Capture::default()
     };
-    let mut begun = None;
+    let mut start = None;
     let mut sequence = Sequence::default();
-    // Factors of the windows that both sides announce; they count only if both do (RFC 7323, 2.2).
+    // Window scales of both sides; they apply only if both announce one (RFC 7323, 2.2).
     let (mut own, mut theirs) = (None, None);
     let mut sent = i64::MIN;
     each(file, |packet| {
         let is_syn = packet.flags & tcp::SYN != 0;
-        let begun = *begun.get_or_insert(packet.nanoseconds);
-        let at = (packet.nanoseconds - begun) as f64 / 1e9;
-        if capture.segments.len() + capture.acknowledgements.len() >= EVENTS {
+        let start = *start.get_or_insert(packet.nanoseconds);
+        let at = (packet.nanoseconds - start) as f64 / 1e9;
+        if capture.segments.len() + capture.acknowledgements.len() >= MAX_EVENTS {
             capture.is_cut = true;
             return false;
         }
@@ -132,17 +135,17 @@ fn follow(file: File, from: SocketAddr, to: SocketAddr) -> anyhow::Result<Captur
             if is_syn {
                 own = Some(packet.scale);
             }
-            // A SYN takes a number, as data does.
+            // A SYN occupies a sequence number.
             let begin = sequence.position(packet.sequence.wrapping_add(u32::from(is_syn)));
             let end = begin + packet.length as i64;
             if packet.length > 0 {
-                let again = end <= sent;
+                let is_retransmission = end <= sent;
                 sent = sent.max(end);
                 capture.segments.push(Segment {
                     at,
                     begin,
                     end,
-                    again,
+                    is_retransmission,
                 });
             }
         } else if (packet.to, packet.from) == (from, to) {
@@ -170,7 +173,7 @@ fn follow(file: File, from: SocketAddr, to: SocketAddr) -> anyhow::Result<Captur
     Ok(capture)
 }
 
-/// Sequence numbers of 32 bits as positions that do not wrap; the first one seen is 0.
+/// Converts sequence numbers of 32 bits to positions that do not wrap; the first one is 0.
 #[derive(Debug, Default)]
 struct Sequence {
     last: Option<(u32, i64)>,
@@ -180,7 +183,7 @@ impl Sequence {
     fn position(&mut self, number: u32) -> i64 {
         let position = match self.last {
             None => 0,
-            // What is less than half of all numbers away is meant (RFC 9293, 3.4).
+            // The nearest position: less than half of all numbers away (RFC 9293, 3.4).
             Some((last, position)) => position + i64::from(number.wrapping_sub(last) as i32),
         };
         self.last = Some((number, position));
@@ -188,15 +191,16 @@ impl Sequence {
     }
 }
 
-/// Hands over every packet that has a TCP header, until told to stop or enough were seen.
+/// Calls `take` with every packet that has a TCP header, until it returns false or the maximum is
+/// reached.
 fn each(file: File, mut take: impl FnMut(Packet) -> bool) -> anyhow::Result<()> {
-    let unknown = "it is no pcap or pcapng file";
+    let unknown = "it is not a pcap or pcapng file";
     let Ok(mut reader) = create_reader(BUFFER, file) else {
         bail!(unknown);
     };
     let mut interfaces: Vec<Interface> = Vec::new();
-    let (mut packets, mut stuck) = (0, 0);
-    while packets < PACKETS && stuck < STUCK {
+    let (mut packets, mut empty_reads) = (0, 0);
+    while packets < MAX_PACKETS && empty_reads < MAX_EMPTY_READS {
         let used = match reader.next() {
             Ok((used, block)) => {
                 let packet = match &block {
@@ -221,7 +225,7 @@ fn each(file: File, mut take: impl FnMut(Packet) -> bool) -> anyhow::Result<()> 
                     PcapBlockOwned::NG(block) => of_section(block, &mut interfaces),
                 };
                 packets += 1;
-                stuck = 0;
+                empty_reads = 0;
                 if packet.is_some_and(|packet| !take(packet)) {
                     return Ok(());
                 }
@@ -229,13 +233,13 @@ fn each(file: File, mut take: impl FnMut(Packet) -> bool) -> anyhow::Result<()> 
             }
             Err(PcapError::Eof | PcapError::UnexpectedEof) => return Ok(()),
             Err(PcapError::Incomplete(_)) => {
-                stuck += 1;
+                empty_reads += 1;
                 if reader.refill().is_err() {
-                    bail!("it cannot be read on after {packets} packets");
+                    bail!("it cannot be read beyond packet {packets}");
                 }
                 continue;
             }
-            // What was read until then is as good as ever.
+            // The packets before the fault are still valid.
             Err(_) if packets > 1 => return Ok(()),
             Err(_) => bail!(unknown),
         };
@@ -247,7 +251,7 @@ fn each(file: File, mut take: impl FnMut(Packet) -> bool) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Where packets were captured.
+/// An interface of the capture.
 #[derive(Clone, Copy, Debug)]
 struct Interface {
     kind: Linktype,
@@ -259,7 +263,7 @@ struct Interface {
 fn of_section(block: &Block<'_>, interfaces: &mut Vec<Interface>) -> Option<Packet> {
     match block {
         Block::SectionHeader(_) => interfaces.clear(),
-        Block::InterfaceDescription(block) if interfaces.len() < INTERFACES => {
+        Block::InterfaceDescription(block) if interfaces.len() < MAX_INTERFACES => {
             interfaces.push(Interface {
                 kind: block.linktype,
                 per_second: block.ts_resolution().unwrap_or(1_000_000).max(1),
@@ -279,7 +283,7 @@ fn of_section(block: &Block<'_>, interfaces: &mut Vec<Interface>) -> Option<Pack
     None
 }
 
-/// The TCP header of a packet, which may be cut short behind the first twenty bytes of it.
+/// Parses a packet with a TCP header, of which the capture may contain only the first twenty bytes.
 fn packet(nanoseconds: i128, kind: Linktype, data: &[u8], original: u32) -> Option<Packet> {
     let cooked = |kind_at: usize, header: usize| {
         let kind = data.get(kind_at..kind_at + 2)?;
@@ -295,22 +299,22 @@ fn packet(nanoseconds: i128, kind: Linktype, data: &[u8], original: u32) -> Opti
         LINUX_SLL2 => cooked(0, 20)?,
         _ => return None,
     };
-    let (source, destination, header, told) = match sliced.net.as_ref()? {
+    let (source, destination, header, total) = match sliced.net.as_ref()? {
         LaxNetSlice::Ipv4(ip) => {
             let header = ip.header();
             let (from, to) = (header.source_addr(), header.destination_addr());
-            let told = usize::from(header.total_len());
+            let total = usize::from(header.total_len());
             (
                 IpAddr::V4(from),
                 IpAddr::V4(to),
                 header.slice().as_ptr(),
-                told,
+                total,
             )
         }
         LaxNetSlice::Ipv6(ip) => {
             let header = ip.header();
             let (from, to) = (header.source_addr(), header.destination_addr());
-            let told = match header.payload_length() {
+            let total = match header.payload_length() {
                 0 => 0,
                 behind => usize::from(behind) + header.slice().len(),
             };
@@ -318,7 +322,7 @@ fn packet(nanoseconds: i128, kind: Linktype, data: &[u8], original: u32) -> Opti
                 IpAddr::V6(from),
                 IpAddr::V6(to),
                 header.slice().as_ptr(),
-                told,
+                total,
             )
         }
         LaxNetSlice::Arp(_) => return None,
@@ -334,9 +338,9 @@ fn packet(nanoseconds: i128, kind: Linktype, data: &[u8], original: u32) -> Opti
     let header_len = usize::from(segment[12] >> 4) * 4;
     let offset = |pointer: *const u8| (pointer as usize).checked_sub(data.as_ptr() as usize);
     // Super-packets of more than 64 KiB have a length of 0 in their header.
-    let end = match told {
+    let end = match total {
         0 => original as usize,
-        told => offset(header)? + told,
+        total => offset(header)? + total,
     };
     let length = end.checked_sub(offset(segment.as_ptr())? + header_len)?;
     let port = |at: usize| u16::from_be_bytes([segment[at], segment[at + 1]]);
@@ -353,7 +357,7 @@ fn packet(nanoseconds: i128, kind: Linktype, data: &[u8], original: u32) -> Opti
     })
 }
 
-/// The window scale among a header's options.
+/// Returns the window scale from a header's options.
 fn scale(options: &[u8]) -> Option<u8> {
     let mut at = 0;
     loop {

@@ -1,4 +1,4 @@
-//! How throughput was distributed over the intervals between samples.
+//! Distribution of throughput over the intervals between samples.
 
 use seikan_ui::axis::{Frame, Scale, format_number};
 use seikan_ui::palette::{FAINT, INK, OWN, SECOND};
@@ -7,19 +7,19 @@ use seikan_ui::svg::{Anchor, Svg};
 use super::trace::throughput;
 use super::{Drawing, Scene};
 
-/// Fewer make no distribution.
+/// Minimum number of intervals.
 const LEAST: usize = 5;
 
-/// Draws it.
+/// Draws the picture.
 pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
     let evidence = &scene.recording.evidence;
     let trace =
-        throughput(evidence).ok_or("the bytes of the tunnel's interface were not counted")?;
+        throughput(evidence).ok_or("the bytes of the tunnel's interface were not recorded")?;
     let mut rates: Vec<f64> = trace.points.iter().map(|(_, rate)| *rate).collect();
     rates.sort_by(f64::total_cmp);
     if rates.len() < LEAST {
         return Err(format!(
-            "{} intervals are too few, {LEAST} are needed",
+            "at least {LEAST} intervals are needed; the recording has {}",
             rates.len()
         ));
     }
@@ -28,7 +28,7 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
     let x = Scale::from_zero(max, 8);
     let frame = Frame::wide(34.0, 260.0, x, Scale::new(0.0, 100.0));
     let mut svg = Svg::default();
-    frame.title(&mut svg, "share of the intervals with so much or less", "%");
+    frame.title(&mut svg, "share of intervals up to this throughput", "%");
     frame.y_axis(&mut svg, 4);
     frame.x_axis(&mut svg, Some(&format!("{}, Mbit/s", trace.title)));
     if let Some(expected) = expected {
@@ -67,7 +67,8 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
     })
 }
 
-/// The corners of the empirical distribution: at each value it rises by its share, in per cent.
+/// Returns the corners of the empirical distribution: at each value it rises by its share, in per
+/// cent.
 fn steps(sorted: &[f64]) -> Vec<(f64, f64)> {
     let share = |i: usize| 100.0 * i as f64 / sorted.len() as f64;
     let corners = sorted.iter().enumerate();
@@ -75,7 +76,7 @@ fn steps(sorted: &[f64]) -> Vec<(f64, f64)> {
     [(0.0, 0.0)].into_iter().chain(corners).collect()
 }
 
-/// The smallest value that so large a share does not exceed.
+/// Returns the smallest value that this share does not exceed.
 fn quantile(sorted: &[f64], share: f64) -> f64 {
     let rank = (share * sorted.len() as f64).ceil() as usize;
     sorted[rank.clamp(1, sorted.len()) - 1]

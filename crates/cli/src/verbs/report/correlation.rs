@@ -1,4 +1,4 @@
-//! How changes of throughput go together with changes of suspicious counters, at every lag.
+//! Correlation of changes of throughput with changes of related counters, at every lag.
 
 use seikan_diagnose::stats::{Correlation, Interval, correlate, differences};
 use seikan_ui::axis::{Frame, Scale};
@@ -9,12 +9,14 @@ use super::suspects::suspects;
 use super::trace::throughput;
 use super::{Drawing, Scene};
 
-/// Counters that are shown: the strongest.
+/// Number of counters shown: the strongest.
 const SHOWN: usize = 3;
-/// Lags either way, and intervals in a block: a block has to be longer than what makes neighbours alike.
+/// Maximum lag in both directions, and intervals per block of the bootstrap. A block must be longer
+/// than the autocorrelation of neighbours.
 const LAGS: usize = 8;
 const BLOCK: usize = 5;
-/// More intervals than that are joined: two thousand resamples of every lag have their price.
+/// Maximum number of intervals; further ones are merged, because every lag takes two thousand
+/// resamples.
 const INTERVALS: usize = 400;
 const HEIGHT: f64 = 120.0;
 const GAP: f64 = 46.0;
@@ -23,7 +25,7 @@ const GAP: f64 = 46.0;
 struct Curve {
     title: String,
     best: Correlation,
-    /// Intervals by which it comes later, and r there.
+    /// Lag in intervals, and r there.
     at: Vec<(i32, Interval)>,
 }
 
@@ -33,7 +35,7 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
     let main =
         throughput(evidence).ok_or("the bytes of the tunnel's interface were not counted")?;
     let mut all = suspects(evidence);
-    all.retain(|trace| !trace.is_work && spans(&trace.points, &main.points));
+    all.retain(|trace| !trace.is_work && covers(&trace.points, &main.points));
     let (length, main, others) = aligned(
         &main.points,
         &all.iter().map(|t| &*t.points).collect::<Vec<_>>(),
@@ -49,7 +51,7 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
         .collect();
     if found.is_empty() {
         return Err(format!(
-            "it takes {} intervals in which throughput and another counter changed; {} were there",
+            "at least {} intervals with changes of throughput and of another counter are needed; the recording has {}",
             4 * BLOCK + LAGS,
             main.len()
         ));
@@ -82,33 +84,31 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
         svg.path(&line, colour, 1.8, "");
         let Correlation { lag, r } = curve.best;
         svg.line(at(lag, r.low), at(lag, r.high), BAD, 2.0);
-        let told = format!("lag {:.1} s: {}", f64::from(lag) * length, written(&r));
-        svg.dot(at(lag, r.value), 4.5, BAD, &told);
+        let label = format!("lag {:.1} s: {}", f64::from(lag) * length, written(&r));
+        svg.dot(at(lag, r.value), 4.5, BAD, &label);
         let is_last = number + 1 == curves.len();
-        frame.x_axis(
-            &mut svg,
-            is_last.then_some("seconds by which the counter's change comes later"),
-        );
+        frame.x_axis(&mut svg, is_last.then_some("lag of the counter, seconds"));
         bottom = frame.bottom;
         top = bottom + GAP;
     }
-    let told = curves.iter().map(|curve| {
+    let label = curves.iter().map(|curve| {
         let lag = f64::from(curve.best.lag) * length;
         format!("{}: {} at {lag:+.1} s", curve.title, written(&curve.best.r))
     });
-    let told: Vec<_> = told.collect();
+    let label: Vec<_> = label.collect();
     Ok(Drawing {
         svg: svg.finish(bottom + 46.0, "correlation by lag"),
         caption: format!(
-            "Pearson's r between changes of throughput and changes of a counter, shifted against each other; bands are 95 % intervals of a block \
-             bootstrap, dots the strongest lags. A band that holds 0 says nothing, and correlation is no proof: both may follow a third. {}.",
-            told.join("; ")
+            "Pearson's r between changes of throughput and of a counter, at each lag. Bands are 95 % intervals of a block bootstrap, dots \
+             the strongest lags. A band that contains 0 shows no correlation, and correlation is no proof: both may have a common cause. {}.",
+            label.join("; ")
         ),
     })
 }
 
-/// Whether a series is there for as long as another, but for a tenth at either end, and has half as many values.
-fn spans(points: &[(f64, f64)], other: &[(f64, f64)]) -> bool {
+/// Returns whether a series covers another one except a tenth at each end, and has at least half as
+/// many values.
+fn covers(points: &[(f64, f64)], other: &[(f64, f64)]) -> bool {
     let ends = |points: &[(f64, f64)]| Some((points.first()?.0, points.last()?.0));
     let (Some((from, to)), Some((begin, end))) = (ends(points), ends(other)) else {
         return false;
@@ -121,7 +121,7 @@ fn written(r: &Interval) -> String {
     format!("{:+.2} ({:+.2} to {:+.2})", r.value, r.low, r.high)
 }
 
-/// The correlation at every lag, with its interval.
+/// Returns the correlation at every lag, with its interval.
 fn by_lag(a: &[f64], b: &[f64]) -> Vec<(i32, Interval)> {
     let n = a.len().min(b.len());
     let lags = -(LAGS as i32)..=LAGS as i32;
@@ -136,8 +136,8 @@ fn by_lag(a: &[f64], b: &[f64]) -> Vec<(i32, Interval)> {
     .collect()
 }
 
-/// Means over intervals of equal length: how long one is in seconds, the first series, the others. What has no value in an
-/// interval keeps that of the one before.
+/// Returns means over intervals of equal length: the length in seconds, the main series, the
+/// others. An interval without a value repeats the previous one.
 fn aligned(main: &[(f64, f64)], others: &[&[(f64, f64)]]) -> (f64, Vec<f64>, Vec<Vec<f64>>) {
     let (Some(first), Some(last)) = (main.first(), main.last()) else {
         return (1.0, Vec::new(), Vec::new());
@@ -154,12 +154,12 @@ fn aligned(main: &[(f64, f64)], others: &[&[(f64, f64)]]) -> (f64, Vec<f64>, Vec
                 *sum = (sum.0 + value, sum.1 + 1);
             }
         }
-        let mut held = 0.0;
+        let mut previous = 0.0;
         let filled = sums.into_iter().map(|(sum, n)| {
             if n > 0 {
-                held = sum / f64::from(n);
+                previous = sum / f64::from(n);
             }
-            held
+            previous
         });
         filled.collect()
     };
@@ -185,12 +185,12 @@ mod tests {
     }
 
     #[test]
-    fn what_was_there_for_a_part_only_is_left_out() {
+    fn series_of_a_part_are_omitted() {
         let main: Vec<_> = (0..20).map(|i| (f64::from(i), 1.0)).collect();
-        assert!(spans(&main[1..19], &main));
-        assert!(!spans(&main[..10], &main));
-        assert!(!spans(&[main[0], main[19]], &main));
-        assert!(!spans(&[], &main));
+        assert!(covers(&main[1..19], &main));
+        assert!(!covers(&main[..10], &main));
+        assert!(!covers(&[main[0], main[19]], &main));
+        assert!(!covers(&[], &main));
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! The flame graph: call stacks side by side, callers below, as wide as the time spent in them (Gregg 2016).
+//! Flame graph: boxes of functions above their callers, as wide as the time spent in them (Gregg
+//! 2016).
 
 use std::collections::BTreeMap;
 
@@ -10,21 +11,21 @@ use super::functions;
 use super::{Drawing, Scene};
 use crate::screen::number;
 
-/// Levels that are drawn.
+/// Maximum number of levels.
 const DEPTH: usize = 48;
-/// Narrower ones cannot be told apart.
+/// Minimum width of a box, in pixels.
 const NARROW: f64 = 0.8;
 const ROW: f64 = 18.0;
 const LETTERS: f64 = 11.0;
 
-/// A function where it was called.
+/// A function in its call stack.
 #[derive(Debug, Default, PartialEq)]
 struct Node<'a> {
     samples: u64,
     calls: BTreeMap<&'a str, Node<'a>>,
 }
 
-/// Draws it.
+/// Draws the picture.
 pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
     let functions = scene.recording.functions.as_ref();
     let stacks = functions.map_or(&[][..], |functions| &functions.stacks);
@@ -46,14 +47,14 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
     Ok(Drawing {
         svg: svg.finish(bottom + 8.0, "flame graph"),
         caption: format!(
-            "Each box is a function, on top of the one that called it, as wide as its share of {} samples; what was called first is at the bottom, \
-             left to right is by name and not by time. Wide boxes on top are where time goes. Rest the pointer on a box for its name.",
+            "Each box is a function above its caller, as wide as its share of {} samples. The order from left to right is by name, \
+             not by time. Time is spent in wide boxes without others above them. Point at a box to see its name.",
             number(root.samples)
         ),
     })
 }
 
-/// Stacks put together: what begins alike is one.
+/// Merges stacks: common prefixes share nodes.
 fn tree(stacks: &[(Vec<String>, u64)]) -> Node<'_> {
     let mut root = Node::default();
     for (stack, samples) in stacks {
@@ -67,7 +68,7 @@ fn tree(stacks: &[(Vec<String>, u64)]) -> Node<'_> {
     root
 }
 
-/// Levels that are wide enough to be drawn.
+/// Returns the number of levels with boxes of sufficient width.
 fn depth(node: &Node<'_>, per_sample: f64) -> usize {
     let wide = node.calls.values();
     let wide = wide.filter(|call| call.samples as f64 * per_sample >= NARROW);
@@ -90,10 +91,10 @@ impl Picture {
             if wide >= NARROW {
                 let y = self.bottom - ROW * (level + 1) as f64;
                 let share = 100.0 * call.samples as f64 / self.total as f64;
-                let told = format!("{function}: {share:.1} %, {} samples", number(call.samples));
+                let label = format!("{function}: {share:.1} %, {} samples", number(call.samples));
                 let (_, colour) = functions::stage(stage(function, ""));
                 let gap = if wide > 3.0 { 0.6 } else { 0.1 };
-                svg.rectangle([x, y, wide - gap, ROW - 1.0], colour, 0.5, &told);
+                svg.rectangle([x, y, wide - gap, ROW - 1.0], colour, 0.5, &label);
                 let name = cut(function, wide - 8.0, LETTERS);
                 if !name.is_empty() {
                     let at = (x + 4.0, y + ROW - 5.5);
@@ -111,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stacks_that_begin_alike_are_one() {
+    fn common_prefixes_are_merged() {
         let stack = |names: &[&str], samples| {
             (
                 names.iter().map(|&n| n.to_owned()).collect::<Vec<_>>(),

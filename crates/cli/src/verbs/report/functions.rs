@@ -1,4 +1,4 @@
-//! Where processor time went, by function and by what functions are for.
+//! Processor time by function, and by purpose of functions.
 
 use seikan_diagnose::{Share, Stage};
 use seikan_ui::axis::RIGHT;
@@ -7,13 +7,13 @@ use seikan_ui::svg::{Anchor, SIZE, Svg, WIDTH, cut, width};
 
 use super::{Drawing, Scene};
 
-/// Functions that are shown.
+/// Number of functions shown.
 const SHOWN: usize = 14;
-/// Where bars begin: room for names of functions.
+/// Left end of the bars, after the names of functions.
 const LEFT: f64 = 380.0;
 const ROW: f64 = 22.0;
 
-/// What a function is for: its name for people, and its colour.
+/// Returns the display name and colour of a stage.
 pub fn stage(stage: Stage) -> (&'static str, Colour) {
     match stage {
         Stage::Crypto => ("encryption", KINDS[0]),
@@ -39,7 +39,7 @@ pub const STAGES: [Stage; 8] = [
     Stage::Other,
 ];
 
-/// Draws it.
+/// Draws the picture.
 pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
     let evidence = &scene.recording.evidence;
     let profile = evidence
@@ -56,7 +56,7 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
         .filter(|(_, shares)| !shares.is_empty())
         .collect();
     if lists.is_empty() {
-        return Err("no function was seen at work".into());
+        return Err("no function was sampled".into());
     }
     let mut svg = Svg::default();
     legend(&mut svg, 18.0);
@@ -77,13 +77,13 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
     Ok(Drawing {
         svg: svg.finish(top - 40.0, "processor time by function"),
         caption: format!(
-            "Shares of {} samples of the processors. The bar above adds functions up by what they are for; below are the largest ones.",
+            "Shares of {} samples of the processors. The upper bar sums functions by purpose; below are the largest functions.",
             crate::screen::number(profile.samples)
         ),
     })
 }
 
-/// What the colours stand for.
+/// Draws the legend of the colours.
 pub fn legend(svg: &mut Svg, y: f64) {
     let entries = STAGES.map(|of| {
         let (name, colour) = stage(of);
@@ -92,7 +92,7 @@ pub fn legend(svg: &mut Svg, y: f64) {
     svg.legend((0.0, y), &entries);
 }
 
-/// One bar of all stages; what no listed function has is left open.
+/// Draws one bar of all stages; time of functions that are not listed stays empty.
 fn stages(svg: &mut Svg, top: f64, shares: &[Share]) {
     let mut x = 0.0;
     svg.rectangle(
@@ -137,14 +137,14 @@ fn bars(svg: &mut Svg, top: f64, shares: &[Share]) -> f64 {
         .map(|share| share.share)
         .fold(0.0, f64::max)
         .max(1e-9);
-    let room = RIGHT - 60.0 - LEFT;
+    let available = RIGHT - 60.0 - LEFT;
     for (row, share) in shares.iter().take(SHOWN).enumerate() {
         let y = top + ROW * row as f64;
         let (name, colour) = stage(share.stage);
         let label = cut(&share.symbol, LEFT - 16.0, SIZE);
         svg.text((LEFT - 10.0, y + 13.0), Anchor::End, INK, &label);
         let percent = format!("{:.1} %", share.share * 100.0);
-        let wide = (share.share / largest * room).max(1.0);
+        let wide = (share.share / largest * available).max(1.0);
         let about = format!("{}: {percent}, {name}", share.symbol);
         svg.rectangle([LEFT, y, wide, ROW - 6.0], colour, 0.85, &about);
         svg.text(

@@ -1,4 +1,4 @@
-//! The page: the verdict in words, then the pictures. It needs nothing from anywhere else.
+//! The page: the verdict in words, and the pictures. It is self-contained.
 
 use anyhow::Context;
 use askama::Template;
@@ -12,7 +12,7 @@ use crate::screen::{plain, printable, rounded};
 use crate::verbs::doctor::text::Page as Paper;
 use crate::verbs::doctor::{drawing, view};
 
-/// Characters in a line of the path.
+/// Maximum number of characters in a line of the path.
 const PATH_WIDTH: usize = 110;
 
 struct Fact {
@@ -42,7 +42,7 @@ struct Page<'a> {
     plot_style: String,
 }
 
-/// Writes it.
+/// Returns the page as HTML.
 pub fn page(
     recording: &Recording,
     verdict: &Verdict,
@@ -107,8 +107,8 @@ pub fn page(
         remedies: remedies.collect(),
         lists: [
             ("Ruled out", out(true)),
-            ("Could not be judged", out(false)),
-            ("Could not be seen", unseen.collect()),
+            ("Not diagnosed", out(false)),
+            ("Not measured", unseen.collect()),
         ],
         path: plain(&drawing::draw(&verdict.path, Some(verdict), &paper)),
         pictures,
@@ -118,14 +118,14 @@ pub fn page(
     page.render().context("cannot write the page")
 }
 
-/// When, for how long, and at what cost.
+/// Returns start, duration and cost of the recording.
 fn recorded(recording: &Recording) -> String {
     let cost = &recording.cost;
-    let begun = recording.begun.duration_since(std::time::UNIX_EPOCH);
-    let begun = begun.map_or(0, |since| since.as_secs());
+    let started_at = recording.begun.duration_since(std::time::UNIX_EPOCH);
+    let started_at = started_at.map_or(0, |since| since.as_secs());
     format!(
         "Recorded on {} UTC, {:.1} s, {} samples, {:.2} CPU s",
-        utc(begun),
+        utc(started_at),
         recording.evidence.series.length().as_secs_f64(),
         crate::screen::number(recording.evidence.series.times.len() as u64),
         cost.cpu_seconds

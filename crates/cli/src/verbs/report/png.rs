@@ -1,13 +1,13 @@
-//! Pictures as PNG: the light ones, on white.
+//! Pictures as PNG, in light colours on white.
 
 use anyhow::{Context, bail};
 use resvg::tiny_skia::{Color, Pixmap, Transform};
 use resvg::usvg::fontdb::{Database, Family, Query};
 use resvg::usvg::{Options, Tree};
 
-/// Twice as many pixels as the picture has, for screens that have them.
+/// Scale of the pixels, for high-resolution screens.
 const ZOOM: f32 = 2.0;
-/// Families that are looked for, the first one that is there is taken.
+/// Font families by preference.
 const FAMILIES: [&str; 6] = [
     "DejaVu Sans",
     "Noto Sans",
@@ -17,13 +17,13 @@ const FAMILIES: [&str; 6] = [
     "Arial",
 ];
 
-/// Draws pictures with the fonts of this machine.
+/// Draws pictures with this machine's fonts.
 pub struct Renderer {
     options: Options<'static>,
 }
 
 impl Renderer {
-    /// Looks for fonts.
+    /// Loads the fonts.
     pub fn new() -> anyhow::Result<Self> {
         let mut options = Options::default();
         let fonts = options.fontdb_mut();
@@ -37,7 +37,7 @@ impl Renderer {
         Ok(Renderer { options })
     }
 
-    /// A picture as a PNG file.
+    /// Returns a picture as a PNG file.
     pub fn png(&self, svg: &str) -> anyhow::Result<Vec<u8>> {
         let tree = Tree::from_str(svg, &self.options).context("cannot draw a picture")?;
         let size = tree.size().to_int_size();
@@ -52,7 +52,7 @@ impl Renderer {
     }
 }
 
-/// A family without serifs, or any that is there.
+/// Returns a sans-serif family, or any other.
 fn family(fonts: &Database) -> Option<String> {
     let has = |name: &&&str| {
         let families = &[Family::Name(name)];

@@ -1,4 +1,4 @@
-//! What stood in the queues on the way, and how long it had to wait there.
+//! Backlogs of the queues on the path, and their delays.
 
 use seikan_diagnose::Evidence;
 use seikan_diagnose::stats::queueing_delay;
@@ -11,41 +11,42 @@ use seikan_ui::svg::Svg;
 use super::trace::{gauge, rate, seconds};
 use super::{Drawing, Scene};
 
-/// Queues that are shown: those in which most waited.
+/// Number of queues shown: those with the longest delays.
 const SHOWN: usize = 6;
-/// Interfaces and sockets that are looked at.
+/// Maximum number of interfaces and of sockets to examine.
 const MANY: usize = 32;
 const HEIGHT: f64 = 90.0;
 const GAP: f64 = 44.0;
-/// Between what stands and how long it waits.
+/// Gap between the pictures of backlog and delay.
 const BETWEEN: f64 = 84.0;
 
 /// A queue.
 #[derive(Clone, Debug, PartialEq)]
 struct Queue {
     name: String,
-    /// Seconds, and kilobytes that stand in it.
-    standing: Vec<(f64, f64)>,
-    /// Seconds, and milliseconds that what comes then has to wait.
+    /// Seconds, and backlog in kilobytes.
+    backlog: Vec<(f64, f64)>,
+    /// Seconds, and delay in milliseconds of a packet that arrives then.
     delay: Vec<(f64, f64)>,
 }
 
 impl Queue {
-    /// The median wait, milliseconds: some moments in which next to nothing leaves do not count for much.
+    /// Returns the median delay in milliseconds: single moments with hardly any departures do not
+    /// count.
     fn typical(&self) -> f64 {
-        let mut waits: Vec<f64> = self.delay.iter().map(|(_, wait)| *wait).collect();
-        waits.sort_by(f64::total_cmp);
-        waits.get(waits.len() / 2).copied().unwrap_or(0.0)
+        let mut delays: Vec<f64> = self.delay.iter().map(|(_, wait)| *wait).collect();
+        delays.sort_by(f64::total_cmp);
+        delays.get(delays.len() / 2).copied().unwrap_or(0.0)
     }
 }
 
-/// Draws it.
+/// Draws the picture.
 pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
     let evidence = &scene.recording.evidence;
     let mut queues = queues(evidence);
-    queues.retain(|queue| queue.standing.iter().any(|(_, bytes)| *bytes > 0.0));
+    queues.retain(|queue| queue.backlog.iter().any(|(_, bytes)| *bytes > 0.0));
     if queues.is_empty() {
-        return Err("nothing stood in any queue that can be seen".into());
+        return Err("no visible queue had a backlog".into());
     }
     queues.sort_by(|a, b| b.typical().total_cmp(&a.typical()));
     let more = queues.len().saturating_sub(SHOWN);
@@ -58,10 +59,10 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
     for (number, queue) in queues.iter().enumerate() {
         let is_last = number + 1 == queues.len();
         for (points, title, unit, colour, left, right) in [
-            (&queue.standing, &*queue.name, "kB", OWN, LEFT, middle),
+            (&queue.backlog, &*queue.name, "kB", OWN, LEFT, middle),
             (
                 &queue.delay,
-                "wait",
+                "delay",
                 "ms",
                 KINDS[1],
                 middle + BETWEEN,
@@ -76,9 +77,9 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
             };
             frame.title(&mut svg, title, unit);
             frame.y_axis(&mut svg, 3);
-            let placed = frame.positions(points);
-            svg.area(&placed, frame.bottom, colour, 0.18);
-            svg.path(&placed, colour, 1.8, "");
+            let positions = frame.positions(points);
+            svg.area(&positions, frame.bottom, colour, 0.18);
+            svg.path(&positions, colour, 1.8, "");
             frame.x_axis(&mut svg, is_last.then_some("seconds"));
             bottom = frame.bottom;
         }
@@ -87,26 +88,26 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
     let longest = &queues[0];
     let left_out = match more {
         0 => String::new(),
-        _ => format!(" {more} with shorter waits are left out."),
+        _ => format!(" {more} queues with shorter delays are omitted."),
     };
     Ok(Drawing {
         svg: svg.finish(bottom + 46.0, "queues over time"),
         caption: format!(
-            "What stands in a queue (left) and how long it takes to leave at the rate of that moment (right, by Little's law). The longest \
-             median: {}, {} ms. The kernel counts its own overhead in sockets, so that waits there are upper bounds.{left_out}",
+            "The backlog of each queue (left) and its delay at the rate of that moment (right, by Little's law). The longest median delay: \
+             {}, {} ms. Backlogs of sockets include the kernel's overhead, so delays there are upper bounds.{left_out}",
             longest.name,
             format_number(longest.typical())
         ),
     })
 }
 
-/// Those of which both is known: what stands and what leaves.
+/// Returns the queues with both a backlog and a counter of departures.
 fn queues(evidence: &Evidence) -> Vec<Queue> {
     let map = &evidence.map;
     let mut all = Vec::new();
-    let mut add = |name: String, standing: Option<&Column>, leaving: Option<&Column>| {
-        if let (Some(standing), Some(leaving)) = (standing, leaving) {
-            all.push(queue(evidence, name, standing, leaving));
+    let mut add = |name: String, backlog: Option<&Column>, departures: Option<&Column>| {
+        if let (Some(backlog), Some(departures)) = (backlog, departures) {
+            all.push(queue(evidence, name, backlog, departures));
         }
     };
     for link in map.links.iter().take(MANY) {
@@ -123,7 +124,7 @@ fn queues(evidence: &Evidence) -> Vec<Queue> {
         evidence.column(&inner, name)
     };
     for socket in map.sockets.iter().take(MANY) {
-        let name = |way: &str| format!("socket {}, {way}", socket.local);
+        let name = |direction: &str| format!("socket {}, {direction}", socket.local);
         match socket.transport {
             Transport::Udp => {
                 let of = |name| evidence.column(&Subject::Udp(socket.inode), name);
@@ -151,7 +152,7 @@ fn queues(evidence: &Evidence) -> Vec<Queue> {
     }
     if let Some(flow) = evidence.main_flow() {
         let of = |name| evidence.column(&Subject::Tcp(flow.inode), name);
-        let name = "main connection, not sent yet".to_owned();
+        let name = "main connection, unsent".to_owned();
         add(
             name,
             of(metric::TCP_NOTSENT_BYTES),
@@ -161,19 +162,19 @@ fn queues(evidence: &Evidence) -> Vec<Queue> {
     all
 }
 
-fn queue(evidence: &Evidence, name: String, standing: &Column, leaving: &Column) -> Queue {
-    let standing = gauge(evidence, &[standing], 1.0);
-    let leaving = rate(evidence, &[leaving], 1.0);
-    let delay = leaving.iter().filter_map(|(at, per_second)| {
-        // The sample at the end of the interval in which so much left.
-        let next = standing.partition_point(|(time, _)| time < at);
-        let (time, bytes) = standing.get(next)?;
+fn queue(evidence: &Evidence, name: String, backlog: &Column, departures: &Column) -> Queue {
+    let backlog = gauge(evidence, &[backlog], 1.0);
+    let departures = rate(evidence, &[departures], 1.0);
+    let delay = departures.iter().filter_map(|(at, per_second)| {
+        // The sample at the end of the interval of the departures.
+        let next = backlog.partition_point(|(time, _)| time < at);
+        let (time, bytes) = backlog.get(next)?;
         Some((*time, queueing_delay(*bytes, *per_second)? * 1e3))
     });
     Queue {
         name,
         delay: delay.collect(),
-        standing: standing
+        backlog: backlog
             .iter()
             .map(|(at, bytes)| (*at, bytes / 1e3))
             .collect(),
@@ -186,7 +187,7 @@ mod tests {
     use crate::verbs::report::testing::*;
 
     #[test]
-    fn a_wait_is_what_stands_over_what_leaves() {
+    fn a_delay_is_the_backlog_over_the_rate() {
         let mut evidence = sampled(&[0.0, 0.5, 1.0]);
         let qdisc = || Subject::Qdisc("eth0".into());
         evidence.map.links = vec![link("eth0")];
@@ -204,8 +205,8 @@ mod tests {
         );
         let queues = queues(&evidence);
         assert_eq!(queues.len(), 1);
-        // 2 MB leave per second: 50 kB take 25 ms. Nothing leaves afterwards: the wait is not known.
+        // 2 MB leave per second: 50 kB take 25 ms. Nothing leaves afterwards: the delay is unknown.
         assert_eq!(queues[0].delay, [(0.5, 25.0)]);
-        assert_eq!(queues[0].standing, [(0.0, 0.0), (0.5, 50.0), (1.0, 30.0)]);
+        assert_eq!(queues[0].backlog, [(0.0, 0.0), (0.5, 50.0), (1.0, 30.0)]);
     }
 }

@@ -1,4 +1,5 @@
-//! The classic TCP time-sequence graph, out of a capture: every segment, what was acknowledged, and the receiver's window.
+//! TCP time-sequence graph from a capture: every segment, the acknowledgements, and the receiver's
+//! window.
 
 use std::collections::HashSet;
 
@@ -10,12 +11,12 @@ use super::capture::{Acknowledgement, Capture, Segment};
 use super::{Drawing, Scene};
 use crate::screen::number;
 
-/// Segments in the part that is shown in detail.
+/// Number of segments in the detailed part.
 const DETAIL: usize = 300;
-/// Segments of one colour that are drawn: more than there is room for side by side.
+/// Maximum number of drawn segments of one colour.
 const LINES: usize = 20_000;
 
-/// Draws it.
+/// Draws the picture.
 pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
     let capture = scene
         .capture
@@ -27,7 +28,7 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
         .any(|ack| ack.window.is_some());
     let mut entries = vec![
         (OWN, "segments"),
-        (BAD, "sent again"),
+        (BAD, "retransmitted"),
         (SECOND, "acknowledged"),
     ];
     if knows_window {
@@ -39,29 +40,32 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
     let detail = detail(&capture.segments);
     let mut bottom = whole;
     if detail.len() < capture.segments.len() {
-        let title = match capture.segments[detail.clone()].iter().any(|s| s.again) {
-            true => "where most was sent again",
-            false => "its beginning",
+        let title = match capture.segments[detail.clone()]
+            .iter()
+            .any(|s| s.is_retransmission)
+        {
+            true => "the part with most retransmissions",
+            false => "the beginning",
         };
         bottom = panel(&mut svg, whole + 84.0, title, capture, detail);
     }
-    let again = capture
+    let retransmissions = capture
         .segments
         .iter()
-        .filter(|segment| segment.again)
+        .filter(|segment| segment.is_retransmission)
         .count();
     let mut caption = format!(
-        "{}: {} segments, of which {} sent again. Segments stand between the acknowledgement below and the window above; a gap to the left \
-         means that the sender waited, red ones that it sent again.",
+        "{}: {} segments, {} of them retransmitted (red). Segments lie between the acknowledged position and the end of the window. A \
+         horizontal gap means that the sender waited.",
         capture.name,
         number(capture.segments.len() as u64),
-        number(again as u64)
+        number(retransmissions as u64)
     );
     if !knows_window {
         caption += " Without the handshake the unit of the window is unknown, so it is not drawn.";
     }
     if capture.is_cut {
-        caption += " The capture goes on; only its beginning is shown.";
+        caption += " Only the beginning of the capture is shown.";
     }
     Ok(Drawing {
         svg: svg.finish(bottom + 46.0, "TCP segments over time"),
@@ -69,23 +73,28 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
     })
 }
 
-/// The stretch of segments in which most were sent again, its beginning where none was.
+/// Returns the range of segments with most retransmissions; the beginning if there are none.
 fn detail(segments: &[Segment]) -> std::ops::Range<usize> {
     let length = DETAIL.min(segments.len());
-    let count = |range: &[Segment]| range.iter().filter(|segment| segment.again).count();
-    let mut again = count(&segments[..length]);
-    let (mut best, mut most) = (0, again);
+    let count = |range: &[Segment]| {
+        range
+            .iter()
+            .filter(|segment| segment.is_retransmission)
+            .count()
+    };
+    let mut retransmissions = count(&segments[..length]);
+    let (mut best, mut most) = (0, retransmissions);
     for start in 1..=segments.len() - length {
-        again += usize::from(segments[start + length - 1].again);
-        again -= usize::from(segments[start - 1].again);
-        if again > most {
-            (best, most) = (start, again);
+        retransmissions += usize::from(segments[start + length - 1].is_retransmission);
+        retransmissions -= usize::from(segments[start - 1].is_retransmission);
+        if retransmissions > most {
+            (best, most) = (start, retransmissions);
         }
     }
     best..best + length
 }
 
-/// Draws some segments and what was acknowledged meanwhile; returns where it ends.
+/// Draws a range of segments and the acknowledgements meanwhile; returns the bottom of the panel.
 fn panel(
     svg: &mut Svg,
     top: f64,
@@ -107,12 +116,12 @@ fn panel(
     let low = low.chain(meanwhile.iter().map(|ack| ack.number)).min();
     let high = segments.iter().map(|segment| segment.end).max();
     let (low, high) = (low.unwrap_or(0), high.unwrap_or(1));
-    // The window may be far above; a quarter more than what was sent is enough to see it close.
+    // A distant window is cut off a quarter above the sent range.
     let windows = meanwhile.iter().filter_map(|ack| ack.window);
-    let room = (high - low) / 4;
+    let margin = (high - low) / 4;
     let above = windows
         .max()
-        .map_or(0, |window| (window - high).clamp(0, room));
+        .map_or(0, |window| (window - high).clamp(0, margin));
     let (unit, factor) = match high - low {
         0..10_000_000 => ("kB", 1e-3),
         _ => ("MB", 1e-6),
@@ -129,10 +138,12 @@ fn panel(
     svg.path(&frame.positions(&inside), KINDS[2], 1.4, "");
     let acknowledged = steps(&meanwhile, |ack| Some(scaled(ack.number)));
     svg.path(&frame.positions(&acknowledged), SECOND, 1.4, "");
-    for (is_again, colour, width) in [(false, OWN, 1.8), (true, BAD, 2.0)] {
-        let of = segments.iter().filter(|segment| segment.again == is_again);
+    for (is_retransmission, colour, width) in [(false, OWN, 1.8), (true, BAD, 2.0)] {
+        let of = segments
+            .iter()
+            .filter(|segment| segment.is_retransmission == is_retransmission);
         let mut lines: Vec<_> = of.map(|segment| bar(&frame, segment, scaled)).collect();
-        // Those on the same pixels are one.
+        // Lines on the same pixels are merged.
         let mut seen = HashSet::new();
         lines.retain(|[(x, from), (_, to)]| {
             seen.insert([*x, *from, *to].map(|value| (value * 2.0).round() as i64))
@@ -144,7 +155,7 @@ fn panel(
     frame.bottom
 }
 
-/// A segment as an upright line, long enough to be seen.
+/// Returns a segment as a vertical line of visible length.
 fn bar(frame: &Frame, segment: &Segment, scaled: impl Fn(i64) -> f64) -> [(f64, f64); 2] {
     let (x, from) = frame.at(segment.at, scaled(segment.begin));
     let (_, to) = frame.at(segment.at, scaled(segment.end));
@@ -172,12 +183,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_detail_is_where_most_was_sent_again() {
-        let segment = |again| Segment {
+    fn the_detail_has_most_retransmissions() {
+        let segment = |is_retransmission| Segment {
             at: 0.0,
             begin: 0,
             end: 1,
-            again,
+            is_retransmission,
         };
         let mut segments = vec![segment(false); 1000];
         assert_eq!(detail(&segments), 0..300);

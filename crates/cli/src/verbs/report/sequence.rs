@@ -1,4 +1,4 @@
-//! The TCP time-sequence graph of the main connection, from what the kernel says of it at every sample.
+//! TCP time-sequence graph of the main connection, from the kernel's statistics at every sample.
 
 use seikan_diagnose::Evidence;
 use seikan_observe::path::SocketFacts;
@@ -10,25 +10,25 @@ use seikan_ui::svg::Svg;
 use super::trace::seconds;
 use super::{Drawing, Scene};
 
-/// A window that is so many times larger than all that is under way would press the rest flat.
+/// Ratio above which the window is not drawn, because it would flatten the rest.
 const FAR: f64 = 4.0;
 
-/// One reading of a connection; bytes since it began.
+/// Statistics of a connection at one sample, in bytes since it began.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Reading {
     at: f64,
     /// Sent, each byte once.
     sent: f64,
     acknowledged: f64,
-    /// The last byte that the receiver would take.
+    /// End of the receiver's window.
     window: Option<f64>,
     /// The congestion window.
     congestion: Option<f64>,
-    /// Segments sent again since the reading before.
-    again: f64,
+    /// Retransmitted segments since the previous reading.
+    retransmitted: f64,
 }
 
-/// Draws it.
+/// Draws the picture.
 pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
     let evidence = &scene.recording.evidence;
     let flow = evidence
@@ -36,10 +36,10 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
         .ok_or("no TCP connection of this host sent through the tunnel (record at the sender)")?;
     let readings = readings(evidence, flow);
     let (Some(first), Some(last)) = (readings.first(), readings.last()) else {
-        return Err("the connection was not there long enough".into());
+        return Err("the connection did not last long enough".into());
     };
     if readings.len() < 2 {
-        return Err("the connection was not there long enough".into());
+        return Err("the connection did not last long enough".into());
     }
     let x = Scale::new(0.0, seconds(evidence).last().copied().unwrap_or(1.0));
     let mut svg = Svg::default();
@@ -81,36 +81,36 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
     frame.x_axis(&mut svg, None);
 
     let ahead = |of: Option<f64>, reading: &Reading| of.map(|of| (of - reading.acknowledged) / 1e3);
-    let under_way = line(&|reading| ahead(Some(reading.sent), reading));
+    let in_flight = line(&|reading| ahead(Some(reading.sent), reading));
     let congestion = line(&|reading| reading.congestion.map(|bytes| bytes / 1e3));
     let window = match has_far_window {
         Some(_) => Vec::new(),
         None => line(&|reading| ahead(reading.window, reading)),
     };
-    let all = under_way.iter().chain(&congestion).chain(&window);
+    let all = in_flight.iter().chain(&congestion).chain(&window);
     let max = all.map(|(_, value)| *value).fold(0.0, f64::max);
     let lower = Frame::wide(frame.bottom + 50.0, 180.0, x, Scale::from_zero(max, 4));
-    lower.title(&mut svg, "ahead of what is acknowledged", "kB");
+    lower.title(&mut svg, "beyond the acknowledged bytes", "kB");
     lower.y_axis(&mut svg, 4);
     svg.path(&lower.positions(&window), KINDS[2], 1.6, "");
     svg.path(&lower.positions(&congestion), KINDS[0], 1.6, "");
-    svg.path(&lower.positions(&under_way), OWN, 1.8, "");
+    svg.path(&lower.positions(&in_flight), OWN, 1.8, "");
     marks(&mut svg, &lower, &readings, &|reading| {
         (reading.sent - reading.acknowledged) / 1e3
     });
     lower.x_axis(&mut svg, Some("seconds since the recording began"));
-    let again: f64 = readings.iter().map(|reading| reading.again).sum();
+    let retransmitted: f64 = readings.iter().map(|reading| reading.retransmitted).sum();
     let remote = flow.remote.map(|remote| format!(" to {remote}"));
     let acknowledged = (last.acknowledged - first.acknowledged) / 1e6;
     Ok(Drawing {
         svg: svg.finish(lower.bottom + 46.0, "TCP time-sequence graph"),
         caption: format!(
-            "The connection{} got {} MB acknowledged and sent {} segments again (marked). Above, the slope is the throughput; below, a sender \
-             that touches the window is held up by the receiver, one that follows its congestion window by loss or delay. Lines are \
-             readings of tcp_info; what was sent counts each byte once.",
+            "The receiver of the connection{} acknowledged {} MB; {} segments were retransmitted (marked). Above, the slope is the throughput. \
+             Below, a sender at the advertised window is limited by the receiver; one at its congestion window is limited by loss or \
+             delay. Lines are readings of tcp_info; sent bytes count once.",
             remote.unwrap_or_default(),
             format_number(acknowledged),
-            format_number(again)
+            format_number(retransmitted)
         ),
     })
 }
@@ -118,7 +118,7 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
 fn legend(svg: &mut Svg, y: f64, far: Option<f64>, readings: &[Reading]) {
     let far = far.map(|bytes| {
         format!(
-            "advertised window ({} kB, far above)",
+            "advertised window ({} kB, not drawn)",
             format_number(bytes / 1e3)
         )
     });
@@ -127,44 +127,47 @@ fn legend(svg: &mut Svg, y: f64, far: Option<f64>, readings: &[Reading]) {
         entries.push((KINDS[2], far.as_deref().unwrap_or("advertised window")));
     }
     entries.push((KINDS[0], "congestion window"));
-    entries.push((BAD, "sent again"));
+    entries.push((BAD, "retransmitted"));
     svg.legend((0.0, y), &entries);
 }
 
 fn marks(svg: &mut Svg, frame: &Frame, readings: &[Reading], y: &dyn Fn(&Reading) -> f64) {
-    for reading in readings.iter().filter(|reading| reading.again > 0.0) {
-        let told = format!(
-            "{:.1} s: {} segments sent again",
+    for reading in readings
+        .iter()
+        .filter(|reading| reading.retransmitted > 0.0)
+    {
+        let label = format!(
+            "{:.1} s: {} segments retransmitted",
             reading.at,
-            format_number(reading.again)
+            format_number(reading.retransmitted)
         );
-        svg.dot(frame.at(reading.at, y(reading)), 2.2, BAD, &told);
+        svg.dot(frame.at(reading.at, y(reading)), 2.2, BAD, &label);
     }
 }
 
-/// The median of the advertised window, where it is so far above that it is not drawn.
+/// Returns the median of the advertised window if it is too large to be drawn.
 fn far_window(readings: &[Reading]) -> Option<f64> {
     let open = readings.iter();
     let open = open.filter_map(|reading| Some(reading.window? - reading.acknowledged));
     let mut open: Vec<f64> = open.collect();
     open.sort_by(f64::total_cmp);
     let most = readings.iter().map(|reading| {
-        let under_way = reading.sent - reading.acknowledged;
-        under_way.max(reading.congestion.unwrap_or(0.0))
+        let in_flight = reading.sent - reading.acknowledged;
+        in_flight.max(reading.congestion.unwrap_or(0.0))
     });
     let most = most.fold(0.0, f64::max);
     let is_far = open.first().is_some_and(|least| *least > FAR * most);
     is_far.then(|| open[open.len() / 2])
 }
 
-/// What the samples say of a connection, where they say enough.
+/// Returns the readings of a connection from samples with sufficient values.
 fn readings(evidence: &Evidence, flow: &SocketFacts) -> Vec<Reading> {
     let times = seconds(evidence);
     let of = |name: &str| Points::of(evidence.column(&Subject::Tcp(flow.inode), name));
     let (sent, acknowledged) = (of(metric::TCP_BYTES_SENT), of(metric::TCP_BYTES_ACKED));
-    let (again, mss) = (of(metric::TCP_RETRANS), of(metric::TCP_MSS));
+    let (retransmitted, mss) = (of(metric::TCP_RETRANS), of(metric::TCP_MSS));
     let (window, congestion) = (of(metric::TCP_SND_WND), of(metric::TCP_CWND));
-    let under_way = of(metric::TCP_UNACKED);
+    let in_flight = of(metric::TCP_UNACKED);
     let mut before = None;
     let mut all = Vec::new();
     for (index, at) in times.into_iter().enumerate() {
@@ -173,12 +176,13 @@ fn readings(evidence: &Evidence, flow: &SocketFacts) -> Vec<Reading> {
             continue;
         };
         let size = mss.at(index).unwrap_or(0.0);
-        let again = again.at(index).unwrap_or(0.0);
-        // Segments sent again may be short: where that makes it less than what is acknowledged, what is under way tells.
-        let once = total - again * size;
+        let retransmitted = retransmitted.at(index).unwrap_or(0.0);
+        // Retransmitted segments may be short. If the estimate is below the acknowledged bytes, the
+        // bytes in flight are added to those instead.
+        let once = total - retransmitted * size;
         let sent = match once >= acknowledged {
             true => once,
-            false => acknowledged + under_way.at(index).unwrap_or(0.0) * size,
+            false => acknowledged + in_flight.at(index).unwrap_or(0.0) * size,
         };
         let congestion = congestion.at(index).map(|segments| segments * size);
         all.push(Reading {
@@ -190,14 +194,14 @@ fn readings(evidence: &Evidence, flow: &SocketFacts) -> Vec<Reading> {
                 .filter(|bytes| *bytes > 0.0)
                 .map(|bytes| acknowledged + bytes),
             congestion: congestion.filter(|bytes| *bytes > 0.0),
-            again: before.map_or(0.0, |before| f64::max(again - before, 0.0)),
+            retransmitted: before.map_or(0.0, |before| f64::max(retransmitted - before, 0.0)),
         });
-        before = Some(again);
+        before = Some(retransmitted);
     }
     all
 }
 
-/// Points of a column by their sample.
+/// Values of a column by sample.
 struct Points<'a>(&'a [(u32, u64)]);
 
 impl<'a> Points<'a> {
@@ -240,16 +244,16 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sent_counts_each_byte_once() {
+    fn sent_bytes_count_once() {
         let evidence = connection();
         let readings = readings(&evidence, &evidence.map.flows[0]);
-        let reading = |at, sent, acknowledged, congestion, again| Reading {
+        let reading = |at, sent, acknowledged, congestion, retransmitted| Reading {
             at,
             sent,
             acknowledged,
             window: Some(acknowledged + 65_536.0),
             congestion: Some(congestion),
-            again,
+            retransmitted,
         };
         let expected = [
             reading(0.0, 48_000.0, 40_000.0, 20_000.0, 0.0),
@@ -259,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn short_segments_sent_again_do_not_put_it_behind_what_is_acknowledged() {
+    fn sent_bytes_are_never_behind_the_acknowledged_ones() {
         let mut evidence = connection();
         count(
             &mut evidence,
@@ -274,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_far_above_is_told_and_not_drawn() {
+    fn a_far_window_is_in_the_legend_only() {
         let mut evidence = connection();
         let flow = evidence.map.flows[0].clone();
         assert_eq!(far_window(&readings(&evidence, &flow)), None);

@@ -1,4 +1,4 @@
-//! The share of each processor's time that went into softirqs, over time, as a map.
+//! Share of each processor's time in softirqs over time, as a heat map.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,13 +11,14 @@ use seikan_ui::svg::{Anchor, SIZE, Svg};
 use super::trace::seconds;
 use super::{Drawing, Scene};
 
-/// Columns at most. Processor time is counted in ticks of 1 to 10 ms, so short ones would be coarse.
+/// Maximum number of columns. Processor time is counted in ticks of 1 to 10 ms, so short columns
+/// would be coarse.
 const COLUMNS: usize = 60;
 const SHORTEST: f64 = 0.2;
-/// Processors at most: those with most softirqs.
+/// Maximum number of processors: those with most softirqs.
 const ROWS: usize = 64;
 
-/// One processor in one column of time.
+/// One processor in one column.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Cell {
     softirq: f64,
@@ -25,14 +26,14 @@ struct Cell {
     runs: f64,
 }
 
-/// Draws it.
+/// Draws the picture.
 pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
     let evidence = &scene.recording.evidence;
     let end = seconds(evidence).last().copied().unwrap_or(0.0);
     let columns = ((end / SHORTEST) as usize).clamp(1, COLUMNS);
     let mut rows = cells(evidence, end, columns);
     if rows.is_empty() {
-        return Err("the time of processors was not counted".into());
+        return Err("processor time was not recorded".into());
     }
     let count = rows.len();
     rows.sort_by(|a, b| total(&b.1).total_cmp(&total(&a.1)));
@@ -63,7 +64,7 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
     let bottom = top + height * rows.len() as f64;
     let left_out = match count > rows.len() {
         true => format!(
-            " {} processors with fewer softirqs are left out.",
+            " {} processors with fewer softirqs are omitted.",
             count - rows.len()
         ),
         false => String::new(),
@@ -82,7 +83,7 @@ fn total(row: &[Cell]) -> f64 {
     row.iter().map(|cell| cell.softirq).sum()
 }
 
-/// The colours and what they stand for, at the right end of a title; returns whether they end in red.
+/// Draws the colour scale at the right end of a title; returns whether it ends in red.
 fn scale(svg: &mut Svg, top: f64, labels: &[&str; 3], is_share: bool) -> bool {
     let width = 100.0;
     let last = super::svg::width(labels[2], SIZE);
@@ -103,7 +104,7 @@ fn scale(svg: &mut Svg, top: f64, labels: &[&str; 3], is_share: bool) -> bool {
     is_share
 }
 
-/// Stronger is more; a processor that does nothing else is red.
+/// Returns the colour of a share: stronger is more, and a processor without other work is red.
 fn shade(share: f64, is_share: bool) -> (seikan_ui::palette::Colour, f64) {
     let colour = if is_share && share > 0.9 { BAD } else { OWN };
     (colour, 0.04 + 0.96 * share.clamp(0.0, 1.0))
@@ -119,7 +120,7 @@ fn map(
 ) {
     let frame = Frame::wide(top, height * rows.len() as f64, x, Scale::new(0.0, 1.0));
     svg.bold((LEFT, top - 9.0), Anchor::Start, INK, title);
-    // Names have room in every so many rows.
+    // Rows with a name, so that names do not overlap.
     let every = (SIZE / height).ceil() as usize;
     for (number, (cpu, row)) in rows.iter().enumerate() {
         let y = top + height * number as f64;
@@ -149,7 +150,8 @@ fn map(
     frame.x_axis(svg, Some("seconds since the recording began"));
 }
 
-/// Growth of processor time, of softirq time and of NET_RX in columns of equal length, for each processor.
+/// Returns the growth of processor time, softirq time and NET_RX in columns of equal length, for
+/// each processor.
 fn cells(evidence: &Evidence, end: f64, columns: usize) -> Vec<(u32, Vec<Cell>)> {
     let times = seconds(evidence);
     let mut rows: BTreeMap<u32, Vec<Cell>> = BTreeMap::new();
@@ -190,7 +192,7 @@ fn cells(evidence: &Evidence, end: f64, columns: usize) -> Vec<(u32, Vec<Cell>)>
     rows.into_iter().collect()
 }
 
-/// Hands what a counter grew by to the column of time in the middle of which it did.
+/// Adds the growth of a counter to the column of its middle.
 fn spread(
     column: Option<&Column>,
     times: &[f64],

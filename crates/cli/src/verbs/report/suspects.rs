@@ -1,4 +1,4 @@
-//! Every counter that may be suspected, and of which causes it tells.
+//! Counters that may indicate causes.
 
 use std::collections::BTreeSet;
 
@@ -8,15 +8,15 @@ use seikan_observe::{Column, Subject, metric};
 
 use super::trace::{Trace, gauge, rate};
 
-/// Interfaces, sockets, reasons that are looked at, at most.
-const MANY: usize = 32;
-/// Reasons for drops that are shown, the most frequent.
+/// Maximum number of interfaces, sockets and reasons to examine.
+const MAX_SUBJECTS: usize = 32;
+/// Number of drop reasons shown, the most frequent.
 const REASONS: usize = 4;
 /// Microseconds per second as per cent, and nanoseconds.
 const PER_CENT_OF_US: f64 = 1e-4;
 const PER_CENT_OF_NS: f64 = 1e-7;
 
-/// Everything that moved: what tells most of a tunnel first.
+/// Returns all counters that changed, the most relevant for tunnels first.
 pub fn suspects(evidence: &Evidence) -> Vec<Trace> {
     let mut all = Collection {
         evidence,
@@ -36,12 +36,12 @@ pub fn suspects(evidence: &Evidence) -> Vec<Trace> {
 struct Collection<'a> {
     evidence: &'a Evidence,
     traces: Vec<Trace>,
-    /// Of what is taken in now.
+    /// Whether the counters added now are work.
     is_work: bool,
 }
 
 impl Collection<'_> {
-    /// A counter, summed over subjects.
+    /// Adds a counter, summed over subjects.
     fn count(
         &mut self,
         subjects: impl IntoIterator<Item = Subject>,
@@ -58,7 +58,7 @@ impl Collection<'_> {
         self.push(title, unit, points, causes);
     }
 
-    /// A gauge, summed over subjects.
+    /// Adds a gauge, summed over subjects, if it changed.
     fn level(
         &mut self,
         subjects: impl IntoIterator<Item = Subject>,
@@ -78,7 +78,7 @@ impl Collection<'_> {
         }
     }
 
-    /// Takes in what was not 0 all the time.
+    /// Adds a quantity unless it is always 0.
     fn push(
         &mut self,
         title: impl Into<String>,
@@ -102,11 +102,11 @@ const EACH: (&str, f64) = ("per second", 1.0);
 const KILOBYTES: (&str, f64) = ("kB", 1e-3);
 const MILLISECONDS: (&str, f64) = ("ms", 1e-3);
 const SHARE_OF_US: (&str, f64) = ("% of the time", PER_CENT_OF_US);
-/// Of several, each of which may have all of the time.
+/// Sum over several, each of which may reach 100 %.
 const SUM_OF_SHARES: (&str, f64) = ("% of the time, summed", PER_CENT_OF_US);
 const SHARE_OF_NS: (&str, f64) = ("% of a processor", PER_CENT_OF_NS);
 
-/// The columns of a value of several subjects.
+/// Returns the columns of a value of several subjects.
 fn columns<'a>(
     evidence: &'a Evidence,
     subjects: impl IntoIterator<Item = Subject>,
@@ -122,7 +122,7 @@ fn tcp(sockets: &[SocketFacts]) -> Vec<Subject> {
     let of = sockets
         .iter()
         .filter(|socket| socket.transport == Transport::Tcp);
-    // A set: hostile files may name one twice.
+    // A set, because untrusted files may repeat one.
     let inodes: BTreeSet<u64> = of.map(|socket| socket.inode).collect();
     inodes.into_iter().map(Subject::Tcp).collect()
 }
@@ -139,7 +139,7 @@ fn connections(all: &mut Collection<'_>) {
     use Cause::*;
     let map = &all.evidence.map;
     let flows = tcp(&map.flows);
-    let title = "segments sent again by connections through the tunnel";
+    let title = "segments retransmitted by connections through the tunnel";
     let causes = &[PathLoss, MtuBlackHole, Reordering, TcpOverTcp];
     all.count(flows.clone(), metric::TCP_RETRANS, title, EACH, causes);
     let main = all.evidence.main_flow();
@@ -147,7 +147,7 @@ fn connections(all: &mut Collection<'_>) {
         .map(|flow| Subject::Tcp(flow.inode))
         .into_iter()
         .collect();
-    let title = "round trip that the main connection sees";
+    let title = "round trip of the main connection";
     let causes = &[Bufferbloat, PathDelay, TcpOuterBuffer];
     all.level(main, metric::TCP_RTT_US, title, MILLISECONDS, causes);
     let title = "round trip of probes through the tunnel";
@@ -165,10 +165,10 @@ fn connections(all: &mut Collection<'_>) {
         EACH,
         &[Reordering],
     );
-    let title = "duplicates that the far end reported";
+    let title = "duplicates reported by the far end";
     let causes = &[Reordering, TcpOverTcp];
     all.count(flows.clone(), metric::TCP_DSACK_DUPS, title, EACH, causes);
-    let title = "connections held up by the receiver's window";
+    let title = "connections limited by the receiver's window";
     let causes = &[TcpReceiveWindow];
     all.count(
         flows.clone(),
@@ -177,7 +177,7 @@ fn connections(all: &mut Collection<'_>) {
         SUM_OF_SHARES,
         causes,
     );
-    let title = "connections held up by their send buffer";
+    let title = "connections limited by their send buffer";
     all.count(
         flows,
         metric::TCP_SNDBUF_LIMITED_US,
@@ -185,7 +185,7 @@ fn connections(all: &mut Collection<'_>) {
         SUM_OF_SHARES,
         &[],
     );
-    let title = "segments received before one that was due";
+    let title = "segments received out of order";
     let causes = &[Reordering, PathLoss];
     all.count([Subject::Host], "TcpExt.TCPOFOQueue", title, EACH, causes);
 }
@@ -193,7 +193,7 @@ fn connections(all: &mut Collection<'_>) {
 fn interfaces(all: &mut Collection<'_>) {
     use Cause::*;
     let map = &all.evidence.map;
-    for link in map.links.iter().take(MANY) {
+    for link in map.links.iter().take(MAX_SUBJECTS) {
         let name = &link.name;
         let is_inner = Some(name) == map.inner.as_ref();
         let device = || [Subject::Link(name.clone())];
@@ -202,12 +202,12 @@ fn interfaces(all: &mut Collection<'_>) {
             true => &[TunQueueOverflow, VhostStarved],
             false => &[OffloadBroken],
         };
-        let title = format!("packets dropped on the way into {name}");
+        let title = format!("packets dropped while sending by {name}");
         all.count(device(), metric::TX_DROPPED, title, EACH, causes);
         let title = format!("packets dropped by the queueing discipline of {name}");
         let causes = &[Shaper, Bufferbloat, TunQueueOverflow];
         all.count(queue(), metric::QDISC_DROPS, title, EACH, causes);
-        let title = format!("standing in the queue of {name}");
+        let title = format!("backlog of the queue of {name}");
         let causes = &[Bufferbloat, Shaper];
         all.level(
             queue(),
@@ -216,12 +216,12 @@ fn interfaces(all: &mut Collection<'_>) {
             KILOBYTES,
             causes,
         );
-        let title = format!("packets delayed for the rate of {name}");
+        let title = format!("packets delayed by the rate limit of {name}");
         all.count(queue(), metric::QDISC_OVERLIMITS, title, EACH, &[Shaper]);
-        let title = format!("packets that {name} did not take at once");
+        let title = format!("packets requeued by {name}");
         all.count(queue(), metric::QDISC_REQUEUES, title, EACH, &[]);
-        for (metric, what, causes) in [
-            (metric::RX_DROPPED, "dropped on the way out of", &[][..]),
+        for (metric, description, causes) in [
+            (metric::RX_DROPPED, "dropped while receiving by", &[][..]),
             (
                 metric::RX_ERRORS,
                 "received in error by",
@@ -229,24 +229,24 @@ fn interfaces(all: &mut Collection<'_>) {
             ),
             (
                 metric::RX_LENGTH_ERRORS,
-                "of a wrong length received by",
+                "of invalid length received by",
                 &[MtuMismatch],
             ),
             (
                 metric::RX_FRAME_ERRORS,
-                "that were no frames received by",
+                "with frame errors received by",
                 &[MtuMismatch],
             ),
             (
                 metric::TX_ERRORS,
-                "in error sent by",
+                "failed to send by",
                 &[MtuMismatch, OffloadBroken],
             ),
         ] {
             all.count(
                 device(),
                 metric,
-                format!("packets {what} {name}"),
+                format!("packets {description} {name}"),
                 EACH,
                 causes,
             );
@@ -261,7 +261,7 @@ fn sockets(all: &mut Collection<'_>) {
     let title = "datagrams dropped at the tunnel's sockets";
     let udp = udp(&map.sockets);
     all.count(udp, metric::UDP_DROPS, title, EACH, &[UdpReceiveBuffer]);
-    let title = "segments sent again by the tunnel's own connection";
+    let title = "segments retransmitted by the tunnel's own connection";
     all.count(
         outer.clone(),
         metric::TCP_RETRANS,
@@ -269,7 +269,7 @@ fn sockets(all: &mut Collection<'_>) {
         EACH,
         &[TcpOverTcp],
     );
-    let title = "the tunnel's own connection held up by its buffers";
+    let title = "the tunnel's own connection limited by its send buffer";
     let causes = &[TcpOuterBuffer];
     all.count(
         outer.clone(),
@@ -278,7 +278,7 @@ fn sockets(all: &mut Collection<'_>) {
         SUM_OF_SHARES,
         causes,
     );
-    let title = "the tunnel's own connection held up by the far end's window";
+    let title = "the tunnel's own connection limited by the far end's window";
     all.count(
         outer,
         metric::TCP_RWND_LIMITED_US,
@@ -292,9 +292,9 @@ fn processors(all: &mut Collection<'_>) {
     use Cause::*;
     let cpus: BTreeSet<u32> = all.evidence.map.host.cpus.iter().copied().collect();
     let every = || cpus.iter().copied().map(Subject::Cpu);
-    let title = "processor time that the hypervisor gave to others";
+    let title = "processor time stolen by the hypervisor";
     all.count(every(), metric::STEAL_NS, title, SHARE_OF_NS, &[CpuSteal]);
-    let title = "packets of the whole machine dropped for a full backlog";
+    let title = "packets dropped on the machine by a full backlog";
     all.count(
         every(),
         metric::SOFTNET_DROPPED,
@@ -302,7 +302,7 @@ fn processors(all: &mut Collection<'_>) {
         EACH,
         &[BacklogFull],
     );
-    let title = "receiving ended for want of budget";
+    let title = "receive rounds ended by an exhausted budget";
     all.count(
         every(),
         metric::SOFTNET_TIME_SQUEEZE,
@@ -341,7 +341,7 @@ fn program(all: &mut Collection<'_>) {
     let causes = &[CpuContention, VhostStarved];
     all.count(every(), metric::RUN_DELAY_NS, title, SHARE_OF_NS, causes);
     if let Some(group) = &program.group {
-        let title = format!("{name} was stopped for its share of processor time");
+        let title = format!("{name} throttled by its CPU quota");
         let group = [Subject::Group(group.clone())];
         all.count(
             group,
@@ -375,7 +375,7 @@ fn program(all: &mut Collection<'_>) {
     calls.extend(columns(all.evidence, process, metric::IO_WRITES));
     let points = rate(all.evidence, &calls, 1.0);
     all.push(title, EACH.0, points, &[FramePerSyscall, PacketsTooSmall]);
-    let title = format!("times that {name} went to sleep");
+    let title = format!("voluntary sleeps of {name}");
     all.count(
         every(),
         metric::VOLUNTARY_SWITCHES,
@@ -391,22 +391,22 @@ fn host(all: &mut Collection<'_>) {
     const COUNTERS: [(&[&str], &str, &[Cause]); 7] = [
         (
             &["Udp.RcvbufErrors", "Udp6.RcvbufErrors"],
-            "datagrams dropped for full receive buffers",
+            "datagrams dropped by full receive buffers",
             &[UdpReceiveBuffer],
         ),
         (
             &["Udp.SndbufErrors", "Udp6.SndbufErrors"],
-            "datagrams not sent for full send buffers",
+            "datagrams not sent because of full send buffers",
             &[UdpSendBuffer],
         ),
         (
             &["Ip.FragCreates", "Ip6.FragCreates"],
-            "fragments made",
+            "fragments created",
             &[OuterFragmentation, GroBreaksEncapsulation],
         ),
         (
             &["Ip.ReasmFails", "Ip6.ReasmFails"],
-            "packets not put together again",
+            "packets that failed to reassemble",
             &[OuterFragmentation],
         ),
         (
@@ -437,20 +437,20 @@ fn host(all: &mut Collection<'_>) {
     let title = "tracked connections";
     let name = metric::CONNTRACK_COUNT;
     all.level(host(), name, title, ("connections", 1.0), &[ConntrackFull]);
-    let title = "some task waited for a processor";
+    let title = "time in which a task waited for a processor";
     let name = metric::PRESSURE_CPU_US;
     all.count(host(), name, title, SHARE_OF_US, &[CpuContention]);
     reasons(all);
 }
 
-/// What waits in sockets; the picture of queues has it too.
+/// Adds backlogs of sockets, which the picture of queues also shows.
 fn waiting(all: &mut Collection<'_>) {
     use Cause::*;
     let udp: Vec<_> = udp(&all.evidence.map.sockets).collect();
-    let title = "waiting in the tunnel's sockets to be received";
+    let title = "receive backlog of the tunnel's sockets";
     let causes = &[UdpReceiveBuffer];
     all.level(udp.clone(), metric::UDP_RX_QUEUE, title, KILOBYTES, causes);
-    let title = "waiting in the tunnel's sockets to be sent";
+    let title = "send backlog of the tunnel's sockets";
     all.level(
         udp,
         metric::UDP_TX_QUEUE,
@@ -460,11 +460,11 @@ fn waiting(all: &mut Collection<'_>) {
     );
     let main = all.evidence.main_flow();
     let main = main.map(|flow| Subject::Tcp(flow.inode));
-    let title = "not sent yet by the main connection";
+    let title = "unsent data of the main connection";
     all.level(main, metric::TCP_NOTSENT_BYTES, title, KILOBYTES, &[]);
 }
 
-/// Drops by the kernel's reasons.
+/// Adds drops by the kernel's reasons.
 fn reasons(all: &mut Collection<'_>) {
     let columns = all.evidence.series.columns.iter();
     let mut reasons: Vec<(&str, u64)> = columns
@@ -497,7 +497,7 @@ mod tests {
     use crate::verbs::report::testing::*;
 
     #[test]
-    fn only_what_moved_is_suspected() {
+    fn only_changed_counters_are_returned() {
         let mut evidence = sampled(&[0.0, 1.0, 2.0]);
         evidence.map.inner = Some("tun0".into());
         evidence.map.links = vec![link("tun0")];

@@ -1,4 +1,4 @@
-//! Recordings made by hand.
+//! Handmade recordings.
 
 use std::time::{Duration, SystemTime};
 
@@ -6,7 +6,7 @@ use seikan_diagnose::{Cost, Evidence, Recording};
 use seikan_observe::path::{LinkFacts, SocketFacts, Transport};
 use seikan_observe::{Column, Key, Kind, Subject};
 
-/// Evidence with samples at these seconds, and nothing in them.
+/// Returns evidence with empty samples at these seconds.
 pub fn sampled(seconds: &[f64]) -> Evidence {
     let mut evidence = Evidence::default();
     let times = seconds.iter().map(|at| Duration::from_secs_f64(*at));
@@ -21,17 +21,17 @@ fn column(evidence: &mut Evidence, subject: Subject, name: &str, kind: Kind, val
     evidence.series.columns.insert(key, column);
 }
 
-/// A counter that has these values at the samples.
+/// Adds a counter with these values at the samples.
 pub fn count(evidence: &mut Evidence, subject: Subject, name: &str, values: &[u64]) {
     column(evidence, subject, name, Kind::Counter, values);
 }
 
-/// A gauge that has these values at the samples.
+/// Adds a gauge with these values at the samples.
 pub fn measure(evidence: &mut Evidence, subject: Subject, name: &str, values: &[u64]) {
     column(evidence, subject, name, Kind::Gauge, values);
 }
 
-/// An interface.
+/// Returns an interface.
 pub fn link(name: &str) -> LinkFacts {
     LinkFacts {
         name: name.to_owned(),
@@ -54,7 +54,7 @@ pub fn flow(evidence: &mut Evidence, inode: u64) {
     });
 }
 
-/// A recording of it.
+/// Returns a recording of the evidence.
 pub fn recorded(evidence: Evidence) -> Recording {
     Recording {
         begun: SystemTime::UNIX_EPOCH,

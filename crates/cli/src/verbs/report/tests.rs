@@ -1,4 +1,4 @@
-//! Whole reports, of recordings made by hand.
+//! Whole reports of handmade recordings.
 
 use seikan_diagnose::stats::Interval;
 use seikan_diagnose::trial::{Attempt, Block, Decision, Trial};
@@ -12,11 +12,11 @@ use super::*;
 
 const HOSTILE: &str = "</title></svg><script src=\"https://evil.example/x.js\">'&\u{1b}[2J";
 
-/// Five seconds of a tunnel with everything that can be drawn, its names from a stranger.
+/// Returns five seconds of a tunnel with data for every picture and hostile names.
 fn everything() -> Recording {
     let times: Vec<f64> = (0..50).map(|i| f64::from(i) / 10.0).collect();
     let mut evidence = sampled(&times);
-    // Grows by something else each time.
+    // Grows by a different amount each time.
     let grow = |by: u64| -> Vec<u64> {
         let mut sum = 0;
         (0..50u64)
@@ -135,7 +135,7 @@ fn capture() -> Capture {
         at: i as f64 / 10.0,
         begin: i * 1000,
         end: i * 1000 + 1000,
-        again: false,
+        is_retransmission: false,
     };
     Capture {
         name: HOSTILE.to_owned(),
@@ -145,7 +145,7 @@ fn capture() -> Capture {
 }
 
 #[test]
-fn everything_that_is_there_is_drawn() {
+fn every_picture_is_drawn() {
     let (page, pictures, absent) = drawn(&everything(), Some(&capture()));
     assert_eq!(absent, []);
     assert_eq!(pictures.len(), PICTURES.len());
@@ -156,7 +156,7 @@ fn everything_that_is_there_is_drawn() {
 }
 
 #[test]
-fn what_comes_from_a_stranger_stays_text() {
+fn hostile_names_are_escaped() {
     let (page, pictures, _) = drawn(&everything(), Some(&capture()));
     let svgs = pictures
         .iter()
@@ -182,7 +182,7 @@ fn pictures_alone_are_well_formed() {
 }
 
 #[test]
-fn what_is_not_there_is_listed_with_the_reason() {
+fn missing_pictures_are_listed_with_reasons() {
     let (page, pictures, absent) = drawn(&recorded(Evidence::default()), None);
     assert_eq!(pictures.len(), 0);
     assert_eq!(absent.len(), PICTURES.len());

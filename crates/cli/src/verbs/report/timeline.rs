@@ -1,4 +1,4 @@
-//! Throughput over time, and below it every counter that moved, on one axis.
+//! Throughput over time, and below it the related counters, on one time axis.
 
 use seikan_diagnose::Cause;
 use seikan_ui::axis::{Frame, Scale};
@@ -9,19 +9,19 @@ use super::suspects::suspects;
 use super::trace::{Trace, seconds, throughput};
 use super::{Drawing, Scene};
 
-/// Counters that are shown.
+/// Number of counters shown.
 const PANELS: usize = 9;
-/// Names of further ones, in the caption.
+/// Number of further counters named in the caption.
 const NAMED: usize = 8;
 const FIRST: f64 = 130.0;
 const HEIGHT: f64 = 62.0;
 const GAP: f64 = 40.0;
 
-/// Draws it.
+/// Draws the picture.
 pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
     let evidence = &scene.recording.evidence;
     let main =
-        throughput(evidence).ok_or("the bytes of the tunnel's interface were not counted")?;
+        throughput(evidence).ok_or("the bytes of the tunnel's interface were not recorded")?;
     let chain = &scene.verdict.chain;
     let all = ordered(suspects(evidence), chain);
     let end = seconds(evidence).last().copied().unwrap_or(1.0);
@@ -30,9 +30,9 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
     let mut top = 30.0;
     let mut last = top;
     let shown = all.iter().take(PANELS);
-    for (number, (trace, is_telling)) in [(&main, false)]
+    for (number, (trace, is_evidence)) in [(&main, false)]
         .into_iter()
-        .chain(shown.map(|(trace, is_telling)| (trace, *is_telling)))
+        .chain(shown.map(|(trace, is_evidence)| (trace, *is_evidence)))
         .enumerate()
     {
         let height = if number == 0 { FIRST } else { HEIGHT };
@@ -43,14 +43,14 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
             .map(|bits| bits / 1e6);
         let max = trace.max().max(expected.unwrap_or(0.0));
         let frame = Frame::wide(top, height, x, Scale::from_zero(max, ticks));
-        let colour = match (number, is_telling) {
+        let colour = match (number, is_evidence) {
             (0, _) => OWN,
             (_, true) => BAD,
             _ => OTHER,
         };
         frame.coloured_title(
             &mut svg,
-            if is_telling { BAD } else { INK },
+            if is_evidence { BAD } else { INK },
             &trace.title,
             trace.unit,
         );
@@ -76,34 +76,32 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
     })
 }
 
-/// Those of the verdict's chain first, in its order; whether each is one.
+/// Orders counters: first those of the verdict's chain, in its order. Returns whether each is one.
 fn ordered(all: Vec<Trace>, chain: &[Cause]) -> Vec<(Trace, bool)> {
-    let place = |trace: &Trace| {
+    let rank = |trace: &Trace| {
         let of = |cause: &Cause| chain.iter().position(|link| link == cause);
         trace.causes.iter().filter_map(of).min()
     };
-    let mut placed: Vec<_> = all
-        .into_iter()
-        .map(|trace| (place(&trace), trace))
-        .collect();
-    placed.sort_by_key(|(place, _)| place.unwrap_or(usize::MAX));
-    let told = placed.into_iter();
-    told.map(|(place, trace)| (trace, place.is_some()))
+    let mut ranked: Vec<_> = all.into_iter().map(|trace| (rank(&trace), trace)).collect();
+    ranked.sort_by_key(|(rank, _)| rank.unwrap_or(usize::MAX));
+    let ordered_titles = ranked.into_iter();
+    ordered_titles
+        .map(|(rank, trace)| (trace, rank.is_some()))
         .collect()
 }
 
 fn caption(all: &[(Trace, bool)], has_expected: bool) -> String {
     let mut text =
-        "What happens at the same time stands one above the other: look for counters that rise where throughput falls."
+        "All pictures share one time axis: look for counters that rise where throughput falls."
             .to_owned();
-    if all.iter().any(|(_, is_telling)| *is_telling) {
-        text += " Red ones are those on which the verdict rests.";
+    if all.iter().any(|(_, is_evidence)| *is_evidence) {
+        text += " The verdict is based on the red ones.";
     }
     if has_expected {
-        text += " The dashed line is what was expected.";
+        text += " The dashed line is the expected throughput.";
     }
     if all.is_empty() {
-        text += " No suspicious counter moved.";
+        text += " No related counter changed.";
     }
     let more: Vec<_> = all
         .iter()
@@ -112,7 +110,7 @@ fn caption(all: &[(Trace, bool)], has_expected: bool) -> String {
         .collect();
     if !more.is_empty() {
         let rest = more.len().saturating_sub(NAMED);
-        text += &format!(" Also moved: {}", more[..more.len() - rest].join("; "));
+        text += &format!(" Also changed: {}", more[..more.len() - rest].join("; "));
         text += &match rest {
             0 => ".".to_owned(),
             _ => format!("; and {rest} more."),
@@ -140,11 +138,14 @@ mod tests {
             trace("deep", &[Cause::CpuSteal, Cause::CpuContention]),
         ];
         let chain = [Cause::CpuContention, Cause::TunQueueOverflow];
-        let told: Vec<_> = ordered(all, &chain)
+        let ordered_titles: Vec<_> = ordered(all, &chain)
             .into_iter()
-            .map(|(trace, is_telling)| (trace.title, is_telling))
+            .map(|(trace, is_evidence)| (trace.title, is_evidence))
             .collect();
         let expected = [("deep", true), ("felt", true), ("other", false)];
-        assert_eq!(told, expected.map(|(title, is)| (title.to_owned(), is)));
+        assert_eq!(
+            ordered_titles,
+            expected.map(|(title, is)| (title.to_owned(), is))
+        );
     }
 }

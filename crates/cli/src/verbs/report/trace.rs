@@ -1,4 +1,4 @@
-//! Quantities over time, out of the columns of a recording.
+//! Quantities over time, from the columns of a recording.
 
 use seikan_diagnose::{Cause, Evidence};
 use seikan_observe::{Column, Subject, metric};
@@ -6,37 +6,38 @@ use seikan_observe::{Column, Subject, metric};
 /// A quantity over time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Trace {
-    /// What it is.
+    /// Name of the quantity.
     pub title: String,
-    /// Its unit, as it stands beside an axis.
+    /// Unit, as printed at the axis.
     pub unit: &'static str,
     /// Seconds since the beginning, and the value there; ascending.
     pub points: Vec<(f64, f64)>,
-    /// The causes of which it tells.
+    /// Causes that it indicates.
     pub causes: &'static [Cause],
-    /// Whether it is work, which goes with throughput as a matter of course.
+    /// Whether it is work, which correlates with throughput naturally.
     pub is_work: bool,
 }
 
 impl Trace {
-    /// The largest value.
+    /// Returns the maximum.
     pub fn max(&self) -> f64 {
         let values = self.points.iter().map(|(_, value)| *value);
         values.fold(0.0, f64::max)
     }
 }
 
-/// Bits per second through the inner interface in the direction in which more goes, Mbit/s.
+/// Returns the bits per second through the inner interface in the direction with more traffic, in
+/// Mbit/s.
 pub fn throughput(evidence: &Evidence) -> Option<Trace> {
     let inner = evidence.map.inner.clone()?;
-    let (name, way) = match evidence.sends() {
+    let (name, direction) = match evidence.sends() {
         true => (metric::TX_BYTES, "into"),
         false => (metric::RX_BYTES, "out of"),
     };
     let column = evidence.column(&Subject::Link(inner.clone()), name)?;
     let points = rate(evidence, &[column], 8e-6);
     (!points.is_empty()).then(|| Trace {
-        title: format!("throughput {way} {inner}"),
+        title: format!("throughput {direction} {inner}"),
         unit: "Mbit/s",
         points,
         causes: &[],
@@ -44,8 +45,8 @@ pub fn throughput(evidence: &Evidence) -> Option<Trace> {
     })
 }
 
-/// Growth per second of the sum of counters, times `scale`, in the middle of every interval between samples. What
-/// grew over an interval without a reading is spread over it.
+/// Returns the growth per second of the sum of counters, times `scale`, in the middle of every
+/// interval between samples. Growth over an interval without a sample is distributed evenly.
 pub fn rate(evidence: &Evidence, columns: &[&Column], scale: f64) -> Vec<(f64, f64)> {
     let times = seconds(evidence);
     let mut grown = vec![0.0; times.len().saturating_sub(1)];
@@ -69,7 +70,7 @@ pub fn rate(evidence: &Evidence, columns: &[&Column], scale: f64) -> Vec<(f64, f
     seen.map(|i| (middle(i), grown[i] * scale)).collect()
 }
 
-/// The sum of gauges at every sample that has one of them, times `scale`.
+/// Returns the sum of gauges, times `scale`, at every sample that has one of them.
 pub fn gauge(evidence: &Evidence, columns: &[&Column], scale: f64) -> Vec<(f64, f64)> {
     let times = seconds(evidence);
     let mut sums: Vec<Option<f64>> = vec![None; times.len()];
@@ -84,7 +85,7 @@ pub fn gauge(evidence: &Evidence, columns: &[&Column], scale: f64) -> Vec<(f64, 
     both.filter_map(|(time, sum)| Some((time, sum?))).collect()
 }
 
-/// The times of the samples.
+/// Returns the times of the samples, in seconds.
 pub fn seconds(evidence: &Evidence) -> Vec<f64> {
     let times = evidence.series.times.iter();
     times.map(|time| time.as_secs_f64()).collect()
@@ -107,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn what_grew_unseen_is_spread_and_what_is_out_of_bounds_is_left_out() {
+    fn unsampled_growth_is_distributed_and_invalid_points_are_skipped() {
         let evidence = sampled(&[0.0, 1.0, 2.0]);
         let column = Column {
             kind: seikan_observe::Kind::Counter,

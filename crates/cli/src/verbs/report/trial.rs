@@ -1,4 +1,4 @@
-//! What was tried: throughput without and with each change, in the pairs in which it was measured.
+//! Trials: throughput without and with each change, in the measured pairs.
 
 use seikan_diagnose::trial::Decision;
 use seikan_ui::axis::{Frame, LEFT, Scale, format_number};
@@ -7,13 +7,13 @@ use seikan_ui::svg::{Anchor, SIZE, Svg, WIDTH, cut};
 
 use super::{Drawing, Scene};
 
-/// Changes that are shown.
+/// Number of changes shown.
 const SHOWN: usize = 4;
 const HEIGHT: f64 = 220.0;
-/// Where the gain's axis stands, and how wide a pair's picture is.
+/// Width of the picture of pairs; the axis of the gain follows.
 const WIDE: f64 = 360.0;
 
-/// Draws it.
+/// Draws the picture.
 pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
     let attempts = &scene.recording.attempts;
     let attempts: Vec<_> = attempts
@@ -22,7 +22,7 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
         .take(SHOWN)
         .collect();
     if attempts.is_empty() {
-        return Err("nothing was tried (`seikan doctor --fix` tries)".into());
+        return Err("no change was tried (`seikan doctor --fix` does)".into());
     }
     let mut svg = Svg::default();
     let mut top = 52.0;
@@ -53,19 +53,19 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
             .collect();
         svg.strokes(&lines, OTHER, 1.2);
         for (number, (without, with)) in (1..).zip(&rates) {
-            let told = format!(
+            let label = format!(
                 "pair {number}: {} Mbit/s without, {} with",
                 format_number(*without),
                 format_number(*with)
             );
-            svg.dot(frame.at(0.2, *without), 4.5, OTHER, &told);
-            svg.dot(frame.at(0.8, *with), 4.5, OWN, &told);
+            svg.dot(frame.at(0.2, *without), 4.5, OTHER, &label);
+            svg.dot(frame.at(0.8, *with), 4.5, OWN, &label);
         }
         let right = frame.right + 110.0;
         gain(&mut svg, &frame, right, trial.gain);
         let (decision, why) = match &trial.decision {
             Decision::Keep => ("kept", String::new()),
-            Decision::TakeBack(why) => ("taken back", why.clone()),
+            Decision::TakeBack(why) => ("reverted", why.clone()),
             Decision::NotPossible(why) => ("not possible", why.clone()),
         };
         let colour = match trial.decision {
@@ -84,24 +84,29 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
     }
     Ok(Drawing {
         svg: svg.finish(bottom + 10.0, "throughput without and with each change"),
-        caption: "Each line joins two blocks measured one after the other, without and with the change; lines that all rise mean that it helps. \
-                  On the right the gain of the means with its 95 % interval: surely a gain only if all of it lies above 0."
+        caption: "Each line joins two consecutive measurements, without and with the change; the change helps if all lines rise. \
+                  On the right the gain of the means with its 95 % interval: the gain is significant if the interval is above 0."
             .into(),
     })
 }
 
-/// The gain with its interval, on an axis of its own.
-fn gain(svg: &mut Svg, beside: &Frame, left: f64, gain: Option<seikan_diagnose::stats::Interval>) {
+/// Draws the gain with its interval on an axis of its own.
+fn gain(
+    svg: &mut Svg,
+    neighbour: &Frame,
+    left: f64,
+    gain: Option<seikan_diagnose::stats::Interval>,
+) {
     let Some(gain) = gain else {
         return;
     };
     let [low, value, high] = [gain.low, gain.value, gain.high].map(|share| share * 100.0);
-    let room = ((high - low).abs() * 0.2).max(2.0);
+    let margin = ((high - low).abs() * 0.2).max(2.0);
     let frame = Frame {
         left,
         right: left + 60.0,
-        y: Scale::new(low.min(0.0) - room, high.max(0.0) + room),
-        ..*beside
+        y: Scale::new(low.min(0.0) - margin, high.max(0.0) + margin),
+        ..*neighbour
     };
     frame.y_axis(svg, 5);
     svg.text(

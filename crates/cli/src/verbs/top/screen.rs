@@ -1,4 +1,4 @@
-//! The picture: a title, the verdict, the throughput, and tables of what lies on the path.
+//! The screen: a title, the verdict, the throughput, and tables of objects on the path.
 
 use std::cmp::Reverse;
 use std::time::Duration;
@@ -15,26 +15,26 @@ use seikan_observe::{Subject, metric};
 use crate::screen::rounded;
 use crate::screen::{number, printable};
 
-/// Columns from which tables stand side by side.
+/// Minimum width for two columns of tables.
 const WIDE: u16 = 110;
-/// Rows of a table, at most.
+/// Maximum rows of a table.
 const ROWS: usize = 6;
 
-/// What is drawn.
+/// Content of the screen.
 pub struct View {
-    /// What the newest samples say.
+    /// Evidence of the newest samples.
     pub now: Evidence,
-    /// What the doctor makes of the last seconds.
+    /// Verdict about the last seconds.
     pub verdict: Verdict,
-    /// Bits per second out and in, one for each picture, the newest last.
+    /// Bits per second out and in at each update, the newest last.
     pub history: Vec<(f64, f64)>,
-    /// Between two pictures.
+    /// Interval of updates.
     pub every: Duration,
-    /// Whether it stands still.
-    pub is_held: bool,
+    /// Whether updates are paused.
+    pub is_paused: bool,
 }
 
-/// Draws it.
+/// Draws the screen.
 pub fn draw(frame: &mut Frame<'_>, view: &View) {
     let verdict = verdict(view);
     let areas = Layout::vertical([
@@ -65,18 +65,18 @@ fn title(view: &View) -> Line<'static> {
         Some(program) => format!(", {} ({})", printable(&program.name), program.pid),
         None => String::new(),
     };
-    let state = match view.is_held {
-        true => "held: space goes on".to_owned(),
-        false => format!("every {} s, space holds", view.every.as_secs()),
+    let state = match view.is_paused {
+        true => "paused: space resumes".to_owned(),
+        false => format!("every {} s, space pauses", view.every.as_secs()),
     };
     Line::from(vec![
         Span::styled("seikan top  ", bold()),
         Span::styled(format!("{inner}{program}"), bold()),
-        Span::styled(format!("  {state}, q ends"), dim()),
+        Span::styled(format!("  {state}, q quits"), dim()),
     ])
 }
 
-/// Two lines of sentence, one of name and sureness, one of the first number.
+/// Two lines for the sentence, one for name and confidence, one for the first value.
 fn verdict(view: &View) -> Paragraph<'static> {
     let verdict = &view.verdict;
     let colour = match verdict.cause {
@@ -114,15 +114,15 @@ fn throughput(frame: &mut Frame<'_>, view: &View, area: Rect) {
         let most = values.iter().copied().fold(0.0, f64::max);
         let megabits = |bits: f64| rounded(bits / 1e6);
         let heading = format!(
-            " {name} {} Mbit/s, most {} ",
+            " {name} {} Mbit/s, maximum {} ",
             megabits(rate),
             megabits(most)
         );
-        // The newest stands at the right.
-        let room = usize::from(area.width.saturating_sub(2));
-        let newest = values.len().saturating_sub(room);
+        // The newest is at the right.
+        let available = usize::from(area.width.saturating_sub(2));
+        let newest = values.len().saturating_sub(available);
         let bars = values[newest..].iter().map(|bits| (bits / 1e3) as u64);
-        let empty = std::iter::repeat_n(0, room.saturating_sub(values.len()));
+        let empty = std::iter::repeat_n(0, available.saturating_sub(values.len()));
         let bars: Vec<u64> = empty.chain(bars).collect();
         let picture = Sparkline::default()
             .block(Block::new().borders(Borders::ALL).title(heading))
@@ -133,21 +133,21 @@ fn throughput(frame: &mut Frame<'_>, view: &View, area: Rect) {
     }
 }
 
-/// A table, before it is drawn.
-struct Sheet {
+/// Content of a table.
+struct TableContent {
     heading: &'static str,
     columns: &'static [&'static str],
     rows: Vec<Vec<String>>,
 }
 
-impl Sheet {
+impl TableContent {
     fn height(&self) -> u16 {
         self.rows.len().min(ROWS) as u16 + 1
     }
 }
 
-/// Those that have rows, the telling ones first.
-fn all_tables(now: &Evidence) -> Vec<Sheet> {
+/// Returns the tables with rows, the most relevant first.
+fn all_tables(now: &Evidence) -> Vec<TableContent> {
     let mut all = vec![
         drops(now),
         interfaces(now),
@@ -156,11 +156,11 @@ fn all_tables(now: &Evidence) -> Vec<Sheet> {
         connections(now),
         sockets(now),
     ];
-    all.retain(|sheet| !sheet.rows.is_empty());
+    all.retain(|content| !content.rows.is_empty());
     all
 }
 
-fn tables(frame: &mut Frame<'_>, all: &[Sheet], area: Rect) {
+fn tables(frame: &mut Frame<'_>, all: &[TableContent], area: Rect) {
     let columns: Vec<Rect> = match area.width >= WIDE {
         true => Layout::horizontal([Constraint::Fill(1); 2])
             .spacing(2)
@@ -169,44 +169,44 @@ fn tables(frame: &mut Frame<'_>, all: &[Sheet], area: Rect) {
         false => vec![area],
     };
     let mut used = vec![0; columns.len()];
-    for sheet in all {
+    for content in all {
         let free = |column: usize| area.height.saturating_sub(used[column]);
-        // The emptier column takes the next one.
+        // The column with more free rows takes the next table.
         let Some(column) =
             (0..columns.len()).max_by_key(|column| (free(*column), Reverse(*column)))
         else {
             return;
         };
-        // A heading without a row says nothing.
-        let height = sheet.height().min(free(column));
+        // A heading without rows is useless.
+        let height = content.height().min(free(column));
         if height < 2 {
             continue;
         }
-        let place = Rect {
+        let target = Rect {
             y: area.y + used[column],
             height,
             ..columns[column]
         };
-        draw_sheet(frame, sheet, place);
+        draw_table(frame, content, target);
         used[column] += height + 1;
     }
 }
 
-fn draw_sheet(frame: &mut Frame<'_>, sheet: &Sheet, area: Rect) {
-    let head = std::iter::once(sheet.heading).chain(sheet.columns.iter().copied());
+fn draw_table(frame: &mut Frame<'_>, content: &TableContent, area: Rect) {
+    let head = std::iter::once(content.heading).chain(content.columns.iter().copied());
     let right = |text: &str| ratatui::text::Text::from(text.to_owned()).right_aligned();
     let head = head.enumerate().map(|(i, text)| match i {
         0 => Cell::from(text),
         _ => Cell::from(right(text)),
     });
-    let rows = sheet.rows.iter().take(ROWS).map(|row| {
+    let rows = content.rows.iter().take(ROWS).map(|row| {
         Row::new(row.iter().enumerate().map(|(i, text)| match i {
             0 => Cell::from(printable(text)),
             _ => Cell::from(right(text)),
         }))
     });
     let widths = std::iter::once(Constraint::Fill(1)).chain(
-        sheet
+        content
             .columns
             .iter()
             .map(|name| Constraint::Length((name.len() as u16).max(8))),
@@ -215,7 +215,7 @@ fn draw_sheet(frame: &mut Frame<'_>, sheet: &Sheet, area: Rect) {
     frame.render_widget(table, area);
 }
 
-/// A rate, or nothing where nothing moves: zeros hide what matters.
+/// Returns a rate as text; empty for zero.
 fn rate(value: Option<f64>, now: &Evidence) -> String {
     match value.map(|value| value / now.seconds()) {
         Some(rate) if rate > 0.0 => rounded(rate),
@@ -223,7 +223,7 @@ fn rate(value: Option<f64>, now: &Evidence) -> String {
     }
 }
 
-fn drops(now: &Evidence) -> Sheet {
+fn drops(now: &Evidence) -> TableContent {
     let growing = now.series.columns.iter().filter_map(|(key, column)| {
         let lost = column.growth();
         let name = match &key.subject {
@@ -249,7 +249,7 @@ fn drops(now: &Evidence) -> Sheet {
     });
     let mut growing: Vec<(String, u64)> = growing.collect();
     growing.sort_by_key(|(_, lost)| Reverse(*lost));
-    Sheet {
+    TableContent {
         heading: "dropped",
         columns: &["per s"],
         rows: growing
@@ -259,14 +259,14 @@ fn drops(now: &Evidence) -> Sheet {
     }
 }
 
-fn interfaces(now: &Evidence) -> Sheet {
+fn interfaces(now: &Evidence) -> TableContent {
     let rows = now.map.links.iter().map(|link| {
         let grown = |name| now.link(&link.name, name);
         let megabits = |name| match grown(name) {
             Some(bytes) if bytes > 0.0 => rounded(bytes * 8.0 / now.seconds() / 1e6),
             _ => String::new(),
         };
-        let standing = now
+        let queued = now
             .column(&Subject::Qdisc(link.name.clone()), metric::QDISC_LENGTH)
             .map(|column| column.mean())
             .filter(|mean| *mean > 0.0);
@@ -276,10 +276,10 @@ fn interfaces(now: &Evidence) -> Sheet {
             megabits(metric::RX_BYTES),
             rate(grown(metric::TX_PACKETS), now),
             rate(grown(metric::RX_PACKETS), now),
-            standing.map(rounded).unwrap_or_default(),
+            queued.map(rounded).unwrap_or_default(),
         ]
     });
-    Sheet {
+    TableContent {
         heading: "interface",
         columns: &["out Mb/s", "in Mb/s", "out pkt/s", "in pkt/s", "queued"],
         rows: rows.collect(),
@@ -293,7 +293,7 @@ fn percent(share: f64) -> String {
     }
 }
 
-fn threads(now: &Evidence) -> Sheet {
+fn threads(now: &Evidence) -> TableContent {
     let mut threads = now.threads();
     threads.sort_by(|a, b| (b.running + b.waiting).total_cmp(&(a.running + a.waiting)));
     let rows = threads.iter().map(|thread| {
@@ -305,14 +305,14 @@ fn threads(now: &Evidence) -> Sheet {
             rounded(thread.preempted),
         ]
     });
-    Sheet {
+    TableContent {
         heading: "thread",
         columns: &["running", "waiting", "sleeps/s", "preempted/s"],
         rows: rows.collect(),
     }
 }
 
-fn processors(now: &Evidence) -> Sheet {
+fn processors(now: &Evidence) -> TableContent {
     let rows = now.map.host.cpus.iter().filter_map(|cpu| {
         let share = |state| now.cpu_share(*cpu, &[state]);
         let cell = |state| percent(share(state).unwrap_or(0.0));
@@ -326,14 +326,14 @@ fn processors(now: &Evidence) -> Sheet {
             cell(metric::STEAL_NS),
         ])
     });
-    Sheet {
+    TableContent {
         heading: "processor",
         columns: &["busy", "user", "system", "softirq", "stolen"],
         rows: rows.collect(),
     }
 }
 
-fn connections(now: &Evidence) -> Sheet {
+fn connections(now: &Evidence) -> TableContent {
     let mut flows: Vec<_> = now.map.flows.iter().collect();
     let sent = |inode| {
         now.growth(&Subject::Tcp(inode), metric::TCP_BYTES_ACKED)
@@ -342,7 +342,7 @@ fn connections(now: &Evidence) -> Sheet {
     flows.sort_by(|a, b| sent(b.inode).total_cmp(&sent(a.inode)));
     let rows = flows.into_iter().filter_map(|flow| {
         let gauge = |name| now.tcp_mean(flow, name);
-        // Gone, or not measured lately.
+        // Closed, or not measured lately.
         let rtt = gauge(metric::TCP_RTT_US)?;
         let far = flow.remote.map(|remote| remote.to_string());
         Some(vec![
@@ -353,31 +353,31 @@ fn connections(now: &Evidence) -> Sheet {
             rate(now.tcp(flow, metric::TCP_RETRANS), now),
         ])
     });
-    Sheet {
+    TableContent {
         heading: "TCP to",
-        columns: &["Mbit/s", "RTT ms", "cwnd", "again/s"],
+        columns: &["Mbit/s", "RTT ms", "cwnd", "retrans/s"],
         rows: rows.collect(),
     }
 }
 
-fn sockets(now: &Evidence) -> Sheet {
+fn sockets(now: &Evidence) -> TableContent {
     let sockets = now.map.sockets.iter();
     let rows = sockets
         .filter(|socket| socket.transport == Transport::Udp)
         .map(|socket| {
             let subject = Subject::Udp(socket.inode);
-            let standing = |name| match now.column(&subject, name).map(|column| column.max()) {
+            let queued = |name| match now.column(&subject, name).map(|column| column.max()) {
                 Some(bytes) if bytes > 0 => number(bytes / 1024),
                 _ => String::new(),
             };
             vec![
                 format!("UDP {}", socket.local),
-                standing(metric::UDP_RX_QUEUE),
-                standing(metric::UDP_TX_QUEUE),
+                queued(metric::UDP_RX_QUEUE),
+                queued(metric::UDP_TX_QUEUE),
                 rate(now.growth(&subject, metric::UDP_DROPS), now),
             ]
         });
-    Sheet {
+    TableContent {
         heading: "socket of the tunnel",
         columns: &["in, KiB", "out, KiB", "lost/s"],
         rows: rows.collect(),

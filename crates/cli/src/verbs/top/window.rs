@@ -1,4 +1,4 @@
-//! The last seconds of a path's samples.
+//! The latest samples of a path.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -8,10 +8,10 @@ use seikan_observe::path::{PathMap, Unseen};
 use seikan_observe::{Sample, Series, metric};
 use seikan_sys::sample::Sampler;
 
-/// Samples older than this are forgotten.
-const KEPT: Duration = Duration::from_secs(12);
+/// Age at which samples are removed.
+const MAX_AGE: Duration = Duration::from_secs(12);
 
-/// Samples, and the throughput for longer than there are samples.
+/// Samples, and a longer history of the throughput.
 #[derive(Debug)]
 pub struct Window {
     map: PathMap,
@@ -24,7 +24,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// An empty one, for a path through which `expected` bits per second should go.
+    /// Creates an empty window of a path with `expected` bits per second.
     pub fn new(map: PathMap, expected: Option<f64>, history_max: usize) -> Self {
         Window {
             unseen: map.unseen.clone(),
@@ -48,14 +48,14 @@ impl Window {
     }
 
     fn add(&mut self, sample: Sample) {
-        let begin = sample.at.saturating_sub(KEPT);
+        let begin = sample.at.saturating_sub(MAX_AGE);
         self.samples.push_back(sample);
         while self.samples.front().is_some_and(|first| first.at < begin) {
             self.samples.pop_front();
         }
     }
 
-    /// Notes the throughput of the last `length`.
+    /// Adds the throughput of the last `length` to the history.
     pub fn remember(&mut self, length: Duration) {
         let evidence = self.evidence(length);
         let bits = |name| evidence.inner(name).unwrap_or(0.0) * 8.0 / evidence.seconds();
@@ -66,12 +66,12 @@ impl Window {
         }
     }
 
-    /// See [`Window::remember`].
+    /// Returns the history; see [`Window::remember`].
     pub fn history(&self) -> Vec<(f64, f64)> {
         self.history.iter().copied().collect()
     }
 
-    /// What the samples of the last `length` say: at least two, where there are two.
+    /// Returns the evidence of the last `length`: at least two samples if there are two.
     pub fn evidence(&self, length: Duration) -> Evidence {
         let last = self.samples.back().map_or(Duration::ZERO, |last| last.at);
         let begin = last.saturating_sub(length);
@@ -104,13 +104,13 @@ mod tests {
     }
 
     #[test]
-    fn only_the_last_seconds_are_kept_and_looked_at() {
+    fn only_the_latest_samples_are_kept_and_used() {
         let map = PathMap {
             inner: Some("tun0".into()),
             ..PathMap::default()
         };
         let mut window = Window::new(map, None, 2);
-        // 1,000 bytes each tenth of a second: 80 kbit/s; ten times that from second 20 on.
+        // 1,000 bytes per tenth of a second: 80 kbit/s; ten times that from second 20 on.
         for tenth in 0..=210 {
             let fast = tenth_over(tenth);
             window.add(sample(tenth, tenth * 1_000 + fast * 9_000));
@@ -134,7 +134,7 @@ mod tests {
         assert_eq!(window.history(), [(800e3, 0.0); 2]);
     }
 
-    /// Tenths of seconds beyond second 20.
+    /// Returns the tenths of seconds after second 20.
     fn tenth_over(tenth: u64) -> u64 {
         tenth.saturating_sub(200)
     }

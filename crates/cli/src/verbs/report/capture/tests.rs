@@ -1,4 +1,4 @@
-//! Captures written here byte by byte, after the formats' documents (draft-ietf-opsawg-pcap, -pcapng).
+//! Captures written byte by byte, by the formats' documents (draft-ietf-opsawg-pcap, -pcapng).
 
 use super::*;
 
@@ -72,8 +72,8 @@ fn segment(
 
 type Packets = fn(u8, u32, u32, u8, u16, &[u8], usize) -> Vec<u8>;
 
-/// A handshake with window scales 7 and 3, two segments of 1,000 bytes of which the second is sent again, and acknowledgements.
-/// Numbers wrap within it. Milliseconds, and the packet.
+/// Returns a handshake with window scales 7 and 3, two segments of 1,000 bytes of which the second
+/// is retransmitted, and acknowledgements, with times in milliseconds. The sequence numbers wrap.
 fn conversation(packet: Packets) -> Vec<(u64, Vec<u8>)> {
     let start = u32::MAX - 500;
     let own = start.wrapping_add(1);
@@ -94,13 +94,13 @@ fn conversation(packet: Packets) -> Vec<(u64, Vec<u8>)> {
     ]
 }
 
-/// What [`conversation`] has to be read as.
+/// Returns the expected result of reading [`conversation`].
 fn expected(name: &str) -> Capture {
-    let segment = |at, begin, again| Segment {
+    let segment = |at, begin, is_retransmission| Segment {
         at,
         begin,
         end: begin + 1000,
-        again,
+        is_retransmission,
     };
     let ack = |at, number, bytes| Acknowledgement {
         at,
@@ -123,7 +123,7 @@ fn expected(name: &str) -> Capture {
     }
 }
 
-/// How a file is written.
+/// Format of a file.
 #[derive(Clone, Copy)]
 struct Format {
     big_endian: bool,
@@ -230,7 +230,7 @@ const NAME4: &str = "10.0.0.1:4000 to 10.0.0.2:80";
 const NAME6: &str = "[fd00::1]:4000 to [fd00::2]:80";
 
 #[test]
-fn every_format_says_the_same() {
+fn every_format_gives_the_same_result() {
     let both = [false, true];
     for (big_endian, nanoseconds) in both.iter().flat_map(|a| both.map(|b| (*a, b))) {
         let format = Format {
@@ -251,7 +251,7 @@ fn every_format_says_the_same() {
 }
 
 #[test]
-fn every_link_type_says_the_same() {
+fn every_link_type_gives_the_same_result() {
     let ethernet4 = [[2; 12].as_slice(), &[8, 0]].concat();
     let ethernet6 = [[2; 12].as_slice(), &[0x81, 0, 0, 5, 0x86, 0xdd]].concat();
     let cooked = [[0; 14].as_slice(), &[8, 0]].concat();
@@ -273,7 +273,7 @@ fn every_link_type_says_the_same() {
 
 #[test]
 fn headers_are_enough() {
-    // 14 of Ethernet, 20 of IP, 20 of TCP: the data and most options are cut off.
+    // 14 of Ethernet, 20 of IP, 20 of TCP: data and most options are cut off.
     let format = Format {
         kind: 1,
         snap: 58,
@@ -288,7 +288,7 @@ fn headers_are_enough() {
 }
 
 #[test]
-fn without_the_handshake_the_window_is_not_known() {
+fn without_the_handshake_the_window_is_unknown() {
     let packets = conversation(packet4).split_off(2);
     let capture = parse(&PLAIN.pcap(&packets)).expect("capture");
     assert_eq!(capture.segments.len(), 3);
@@ -308,7 +308,7 @@ fn the_largest_connection_is_taken() {
 }
 
 #[test]
-fn what_is_no_capture_is_refused_and_half_of_one_is_read() {
+fn other_files_are_refused_and_partial_captures_are_read() {
     for nothing in [&b""[..], b"x", &[0; 100], b"\xd4\xc3\xb2\xa1"] {
         let error = parse(nothing).expect_err("refused");
         assert!(format!("{error:#}").contains("no pcap"), "{error:#}");
@@ -320,7 +320,7 @@ fn what_is_no_capture_is_refused_and_half_of_one_is_read() {
     assert!(format!("{empty:#}").contains("no TCP connection"));
 }
 
-/// Any byte of a header may be wrong: it ends, and does not panic.
+/// Any byte of a header may be wrong: reading ends and does not panic.
 #[test]
 fn damage_does_no_harm() {
     let packets = conversation(packet4);

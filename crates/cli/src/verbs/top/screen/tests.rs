@@ -38,7 +38,7 @@ fn view() -> View {
         now,
         history: vec![(50e6, 0.0), (100e6, 0.0)],
         every: Duration::from_secs(1),
-        is_held: false,
+        is_paused: false,
     }
 }
 
@@ -52,7 +52,7 @@ fn drawn(view: &View, width: u16, height: u16) -> String {
 fn rates_and_drops_are_shown() {
     for width in [80, 140] {
         let text = drawn(&view(), width, 24);
-        assert!(text.contains("out 100 Mbit/s, most 100"), "{text}");
+        assert!(text.contains("out 100 Mbit/s, maximum 100"), "{text}");
         let line = |heading: &str| {
             let line = text.lines().find(|line| line.contains(heading));
             line.unwrap_or_else(|| panic!("{heading}: {text}"))
@@ -63,7 +63,7 @@ fn rates_and_drops_are_shown() {
 }
 
 #[test]
-fn a_small_or_tiny_terminal_is_no_trouble() {
+fn any_size_of_terminal_can_be_drawn() {
     for (width, height) in [(1, 1), (20, 5), (80, 12), (200, 3)] {
         drawn(&view(), width, height);
     }
