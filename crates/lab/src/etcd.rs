@@ -65,7 +65,7 @@ impl Cluster {
     /// [`LabError::Setup`] if there is no etcd, or it does not start.
     pub fn start(netns: Option<&NetNs>) -> Result<Cluster> {
         if !Cluster::is_possible() {
-            let missing = "there is no etcd: install it (Debian: etcd-server)";
+            let missing = "cannot find etcd; install it (Debian: etcd-server)";
             return Err(LabError::Setup(missing.to_owned()));
         }
         let folder = TempDir::with_prefix("seikan-etcd-").map_err(failed)?.keep();

@@ -61,7 +61,7 @@ impl Mesh {
             pin: String::new(),
         };
         let mut process = mesh.start_coordinator(host)?;
-        let said = patiently("the coordinator makes a token", interrupt, || {
+        let said = patiently("the coordinator creates a token", interrupt, || {
             process.check_alive()?;
             let said = mesh.administer(host, &["token", "--reusable"]).ok();
             // Its certificate may not be there yet.
@@ -200,9 +200,9 @@ pub(crate) fn patiently<T>(
 /// Turns the member's changes of `resolv.conf` off in its configuration; returns the configuration
 /// before.
 fn turn_names_off(file: &Path) -> Result<String> {
-    let text = fs::read_to_string(file).map_err(LabError::io("read what was joined"))?;
+    let text = fs::read_to_string(file).map_err(LabError::io("read the joined members"))?;
     fs::write(file, format!("names = false\n{text}"))
-        .map_err(LabError::io("write what was joined"))?;
+        .map_err(LabError::io("write the joined members"))?;
     Ok(text)
 }
 

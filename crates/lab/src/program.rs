@@ -16,7 +16,7 @@ pub fn seikan() -> std::result::Result<PathBuf, String> {
         None => sibling("seikan").or_else(|| find("seikan")),
     };
     file.ok_or_else(|| {
-        "no program `seikan` beside seikan-lab or on PATH: set $SEIKAN_BIN to it".to_owned()
+        "cannot find the program `seikan` next to seikan-lab or on PATH; set $SEIKAN_BIN".to_owned()
     })
 }
 
@@ -31,7 +31,9 @@ pub fn seikan_command() -> Result<Command> {
 /// Returns this program, also to a test that was built with it.
 pub(crate) fn lab() -> std::result::Result<PathBuf, String> {
     let file = sibling("seikan-lab").or_else(|| find("seikan-lab"));
-    file.ok_or_else(|| "no program `seikan-lab` beside this one or on PATH".to_owned())
+    file.ok_or_else(|| {
+        "cannot find the program `seikan-lab` next to this one or on PATH".to_owned()
+    })
 }
 
 /// Returns a command that runs [`lab`].

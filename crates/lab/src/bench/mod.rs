@@ -118,7 +118,7 @@ pub struct BenchOptions {
     /// Repetitions of each measurement
     #[arg(long, value_name = "ROUNDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
-    /// Tunnels to measure [default: all that are installed]; ours with another at the far end (seikan+wireguard-go) run only if named
+    /// Tunnels to measure [default: all that are installed]; Seikan with another implementation at the far end (seikan+wireguard-go) runs only if named
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub only: Option<Vec<String>>,
     /// Loads to run
@@ -232,7 +232,7 @@ fn choose(all: Tunnels, only: Option<&[String]>) -> Result<(Tunnels, Vec<Absent>
         .find(|n| !known.iter().any(|k| means(n, k)))
     {
         return Err(LabError::Usage(format!(
-            "there is no tunnel `{unknown}`; known are {}",
+            "unknown tunnel `{unknown}`; known tunnels: {}",
             known.join(", ")
         )));
     }

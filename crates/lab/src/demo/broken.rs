@@ -294,7 +294,7 @@ fn under_load(
     if chapter.broken > SUFFERS * chapter.healthy {
         return Ok(set(link.tx_queue_len)?);
     }
-    step("`seikan doctor --fix`, who knows nothing of it");
+    step("`seikan doctor --fix` without hints");
     let scratch = tempfile::TempDir::with_prefix("seikan-lab-")
         .map_err(LabError::io("make a folder for the doctor"))?;
     let arguments = DoctorArguments {

@@ -44,13 +44,13 @@ pub struct GatewayOptions {
     /// Repetitions of each measurement
     #[arg(long, value_name = "ROUNDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
-    /// Rows to measure [default: all that are installed]; run only if named: WireGuards that are not in Go, and ours with 1,000 devices configured and an address for each of 200 streams (seikan-transparent+1000, seikan-routed+1000)
+    /// Rows to measure [default: all that are installed]; run only if named: WireGuard implementations other than in Go, and Seikan with 1,000 devices and an address for each of 200 streams (seikan-transparent+1000, seikan-routed+1000)
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub only: Option<Vec<String>>,
     /// Loads to run, from the device
     #[arg(long, value_name = "LOAD,...", value_delimiter = ',', default_values_t = [Load::Tcp1, Load::Rev])]
     pub loads: Vec<Load>,
-    /// NICs of the LAN; the naive encapsulator always has plain ones
+    /// NICs of the LAN; those of the naive encapsulator are always plain
     #[serde(rename = "card")]
     #[arg(long = "nic", value_name = "NIC", default_value_t = Nic::Plain, value_enum)]
     pub nic: Nic,
@@ -231,7 +231,7 @@ fn choose(options: &GatewayOptions) -> Result<(Vec<Row>, Vec<Absent>)> {
         .find(|name| !known.contains(&name.as_str()))
     {
         return Err(LabError::Usage(format!(
-            "there is no row `{unknown}`; known are {}",
+            "unknown row `{unknown}`; known rows: {}",
             known.join(", ")
         )));
     }

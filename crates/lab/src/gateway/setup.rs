@@ -94,7 +94,7 @@ impl Setup {
             Self::Plain => Ok(()),
             Self::Seikan { .. } => need_tun().and_then(|()| program::seikan().map(drop)),
             Self::WireGuard(program) => program.availability(),
-            Self::Naive { .. } if ipv6 => Err("it knows IPv4 only".to_owned()),
+            Self::Naive { .. } if ipv6 => Err("it supports only IPv4".to_owned()),
             Self::Naive { .. } => need_tun(),
         }
     }

@@ -114,9 +114,9 @@ pub fn many_numbers() -> impl Iterator<Item = u8> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Nic {
-    /// Packets of the MTU cross, which the gateway's kernel merges, as with a physical NIC
+    /// Packets of the MTU, which the gateway's kernel merges, as with a physical NIC
     Plain,
-    /// Super-packets cross whole
+    /// Whole super-packets
     Whole,
 }
 

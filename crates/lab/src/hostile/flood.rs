@@ -33,19 +33,19 @@ const ETH_P_ALL: u16 = 3;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Flood {
-    /// Random bytes of many lengths, from none on.
+    /// Random bytes of many lengths, including none.
     Garbage,
     /// Messages of every type, each cut short.
     Truncated,
-    /// Far larger than the link's MTU, up to what UDP can carry.
+    /// Far larger than the link's MTU, up to the maximum of UDP.
     Oversized,
-    /// Genuine data, again.
+    /// Copies of genuine data.
     Replayed,
     /// Genuine data with another counter and a byte changed.
     Forged,
-    /// Handshakes by somebody who does not know the public key.
+    /// Handshakes without knowledge of the public key.
     BadMac1,
-    /// Initiations of random content by somebody who knows it.
+    /// Initiations of random content with knowledge of it.
     Initiations,
 }
 

@@ -63,7 +63,6 @@ pub struct HostileRow {
     /// The kind.
     pub flood: Flood,
     /// The flow in Gbit/s while the flood hits another port.
-    #[serde(rename = "beside")]
     pub baseline: Spread,
     /// The flow in Gbit/s while it hits the tunnel's.
     pub under: Spread,

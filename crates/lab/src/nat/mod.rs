@@ -475,8 +475,9 @@ impl NatRow {
         }
         for (end, [expected, seen]) in ["A", "B"].iter().zip(&self.seen) {
             if expected != seen && !shared {
-                self.wrong
-                    .push(format!("{end} takes its NAT for {seen}, not {expected}"));
+                self.wrong.push(format!(
+                    "{end} classifies its NAT as {seen}, not {expected}"
+                ));
             }
         }
     }

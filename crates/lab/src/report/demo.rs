@@ -257,7 +257,7 @@ fn doctor(chapter: &Chapter) -> Table {
         Kind::Other,
         "the fault",
         format!(
-            "its queue holds {} {}; the stream comes in bursts of {} packets: {:.1} of {:.1} Mbit/s are left",
+            "its queue has {} {}; the stream has bursts of {} packets: {:.1} of {:.1} Mbit/s remain",
             chapter.queue,
             if chapter.queue == 1 {
                 "packet"
@@ -345,8 +345,8 @@ fn method(report: &DemoReport) -> Vec<String> {
     vec![
         "Hosts A and B are network namespaces of this machine, joined by a veth pair with an MTU of 1500 bytes and all of its offloads; both ends of the tunnel and of the load share its cores.".to_owned(),
         format!("TCP: one stream for {} s after 0.5 s of warm-up, bytes read by the receiving program. UDP: half that time. Latency: ICMP echo, idle and during the transfer from A to B.", report.options.seconds),
-        "The device behind a gateway has one more link before it, and uses the native protocol from the gateway on; nothing is set on it but its address.".to_owned(),
-        "The broken tunnel: one stream of datagrams from A to B all the time, bytes read by the receiving program; the queue is shortened until a third is lost. The doctor knows the interface and what should go through; its changes are reverted afterwards.".to_owned(),
+        "The device is behind a gateway, one link further, and only its address is configured; the gateway uses the native protocol.".to_owned(),
+        "The broken tunnel: one continuous stream of datagrams from A to B, bytes read by the receiving program; the queue is shortened until a third is lost. The doctor gets the interface and the expected rate; its changes are reverted afterwards.".to_owned(),
         "One run only: `seikan lab bench` repeats, interleaves and compares with other tunnels.".to_owned(),
     ]
 }

@@ -152,7 +152,7 @@ fn tables(report: &GatewayReport) -> Vec<Table> {
         .collect();
     if !naive.is_empty() {
         tables.push(Table {
-            title: "The naive encapsulator, out of the device, beside the article's figures"
+            title: "The naive encapsulator, out of the device, and the article's figures"
                 .to_owned(),
             columns: text(&[
                 "way", "Mbit/s", "retr.", "cwnd KB", "there", "retr.", "cwnd KB",

@@ -198,8 +198,8 @@ fn to_report(counts: &Counts) -> Report {
         }],
         facts: machine_facts(&Machine::this()),
         method: vec![
-            "Tunnels between two network namespaces are made slow in a known way; the doctor is told the interface and the rate that should go through, and nothing else. A case counts if a tenth of the throughput or more was lost.".to_owned(),
-            "Rows of the picture are the causes that there were, columns those that were named; numbers are cases. Intervals are Wilson's.".to_owned(),
+            "Known faults make tunnels between two network namespaces slow. The doctor gets only the interface and the expected rate. A case is valid if at least a tenth of the throughput was lost.".to_owned(),
+            "Rows of the picture are true causes, columns diagnosed ones; numbers are cases. Intervals are Wilson's.".to_owned(),
         ],
         ..Report::default()
     }

@@ -54,7 +54,7 @@ const EVENTS: [(&str, Of, &str, &str); 8] = [
     ),
     ("time in user mode", Of::Cpus, metric::USER_NS, "/proc/stat"),
     (
-        "time in which somebody waited for a processor",
+        "time in which a task waited for a processor",
         Of::Host,
         metric::PRESSURE_CPU_US,
         "/proc/pressure/cpu",

@@ -45,7 +45,7 @@ pub enum Source {
     Offload,
     /// N frames for each crossing between kernel and program.
     Batch,
-    /// Guests behind a virtual switch, some of which spin.
+    /// Guests behind a virtual switch, some of them busy.
     Profile,
     /// The tunnel's MTU and its cipher.
     MtuCipher,
@@ -77,10 +77,10 @@ impl Source {
     #[must_use]
     pub const fn title(self) -> &'static str {
         match self {
-            Self::Queue => "A tunnel whose queue holds three packets",
-            Self::Offload => "A gateway that wraps merged packets",
-            Self::Batch => "Many frames for each crossing between kernel and program",
-            Self::Profile => "Guests behind a virtual switch, some of which spin",
+            Self::Queue => "A tunnel with a queue of three packets",
+            Self::Offload => "A gateway that encapsulates merged packets",
+            Self::Batch => "Many frames per system call",
+            Self::Profile => "Guests behind a virtual switch, some of them busy",
             Self::MtuCipher => "The MTU of a tunnel and its cipher",
         }
     }
@@ -172,7 +172,7 @@ impl fmt::Display for Source {
 pub struct ReproduceOptions {
     /// Measured seconds of each load.
     pub seconds: f64,
-    /// How often each row is measured, interleaved.
+    /// Repetitions of each measurement, interleaved.
     pub rounds: u32,
     /// Where recordings of the doctor's looks are kept; nowhere if `None`.
     pub recordings: Option<PathBuf>,

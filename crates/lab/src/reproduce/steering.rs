@@ -68,7 +68,7 @@ pub(super) fn steering(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     let expected = figures.row(ALL).and_then(Row::spread);
     found.figures.push(figures);
 
-    bench.step(format!("the doctor on what is {ONE}"))?;
+    bench.step(format!("the doctor on {ONE}"))?;
     let tunnel = plain(TUNNEL)?;
     let running = start(bench, false)?;
     let (gateway, nic) = gateway(&running)?;

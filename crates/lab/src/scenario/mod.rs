@@ -260,7 +260,7 @@ impl Scenario {
             return Err("moderation: 0 to 10000 µs".into());
         }
         if let Some(other) = self.tunnels.iter().find(|t| !self.fault.can_be_in(t)) {
-            return Err(format!("the fault cannot be made in the tunnel {other}"));
+            return Err(format!("the fault is impossible in the tunnel {other}"));
         }
         if let Some(second) = &self.second {
             if self.fault.is_none() || !second.fault.is_of_a_running_tunnel() {
@@ -271,7 +271,7 @@ impl Scenario {
             }
             if let Some(other) = self.tunnels.iter().find(|t| !second.fault.can_be_in(t)) {
                 return Err(format!(
-                    "the second fault cannot be made in the tunnel {other}"
+                    "the second fault is impossible in the tunnel {other}"
                 ));
             }
             second.fault.check(&self.load)?;

@@ -261,7 +261,7 @@ fn chosen(classes: &[String]) -> Result<Vec<Scenario>> {
             .collect();
         let names: Vec<&str> = names.into_iter().collect();
         return Err(LabError::Usage(format!(
-            "there is no scenario of `{none}`; there are {}",
+            "unknown scenario or cause `{none}`; known: {}",
             names.join(", ")
         )));
     }

@@ -127,6 +127,8 @@ fn network(address: IpAddr, length: u8) -> Result<Ipv4Net> {
     match address {
         IpAddr::V4(v4) => Ipv4Net::new(v4, length)
             .map_err(|e| LabError::Setup(format!("{address}/{length}: {e}"))),
-        IpAddr::V6(_) => Err(LabError::Setup("the naive gateway knows IPv4 only".into())),
+        IpAddr::V6(_) => Err(LabError::Setup(
+            "the naive gateway supports only IPv4".into(),
+        )),
     }
 }

@@ -40,7 +40,7 @@ pub struct CoordinatorsArguments {
     /// Changes in a second
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub changes: u32,
-    /// How long there are changes
+    /// Duration of the changes
     #[arg(long, value_name = "SECONDS", default_value_t = 18, value_parser = clap::value_parser!(u32).range(3..=600))]
     pub seconds: u32,
     /// Write the figures as JSON

@@ -14,9 +14,9 @@ use super::{print_table, with_progress};
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  \
     sudo seikan lab cost --tunnel openvpn --rounds 20\n\n\
-    Bulk TCP runs through the tunnel, without the doctor and with it in turns, which looks at level 1 (counters and \
-    dropped packets by reason) and at level 2 (processor time by function too). The cost is the share of the \
-    throughput that is lost, with a 95 % interval over the pairs of neighbouring blocks.")]
+    Bulk TCP runs through the tunnel, alternately without the doctor and with it, at level 1 (counters and \
+    drops by reason) and level 2 (also processor time by function). The cost is the lost share of the throughput, \
+    with a 95 % interval over the pairs of neighbouring blocks.")]
 pub struct CostArguments {
     #[command(flatten)]
     options: CostOptions,

@@ -16,9 +16,9 @@ use super::{exit_code, with_progress};
 /// Options of `seikan demo`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    sudo seikan demo                    run it, and read the table\n  \
-    sudo seikan demo --html demo.html   and keep it as a page\n\n\
-    Makes two hosts in network namespaces of its own and takes them away again, on Ctrl-C too.")]
+    sudo seikan demo                    measure, and print a table\n  \
+    sudo seikan demo --html demo.html   also write a page\n\n\
+    Creates two hosts in network namespaces, and removes them at the end and on Ctrl-C.")]
 pub struct Arguments {
     /// Write the result as one self-contained page
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]

@@ -31,14 +31,14 @@ pub fn run(arguments: &HostileArguments) -> anyhow::Result<ExitCode> {
     let mut table = Table::new(&[
         ("tunnel", Left),
         ("flood", Left),
-        ("beside", Right),
+        ("baseline", Right),
         ("under", Right),
         ("ratio", Right),
-        ("beside, 1/s", Right),
+        ("baseline, 1/s", Right),
         ("under, 1/s", Right),
     ]);
     for row in &report.rows {
-        let [beside, under] = row.datagrams_per_second;
+        let [baseline, under] = row.datagrams_per_second;
         table.row(vec![
             row.tunnel.clone(),
             row.flood.name().to_owned(),
@@ -46,12 +46,12 @@ pub fn run(arguments: &HostileArguments) -> anyhow::Result<ExitCode> {
             format!("{:.2}", row.under.median),
             row.ratio
                 .map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}")),
-            format!("{beside:.0}"),
+            format!("{baseline:.0}"),
             format!("{under:.0}"),
         ]);
     }
     print_table(
-        "One TCP stream in Gbit/s while the flood hits another port (beside) and the tunnel's (under)",
+        "One TCP stream in Gbit/s while the flood hits another port (baseline) and the tunnel's (under)",
         &table,
     )?;
     Ok(ExitCode::SUCCESS)

@@ -43,7 +43,7 @@ pub struct MeshArguments {
     /// Changes in a second
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub changes: u32,
-    /// How long there are changes
+    /// Duration of the changes
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=600))]
     pub seconds: u32,
     /// Write the figures as JSON

@@ -37,15 +37,15 @@ use serde::Serialize;
 )]
 #[command(after_help = "Example:\n  \
     sudo seikan lab bench               measure every tunnel on PATH side by side\n  \
-    sudo seikan lab gateway             from a device that runs nothing of ours, through a gateway\n  \
-    sudo seikan lab hostile             what flows keep while strangers flood\n  \
-    sudo seikan lab run shaper          a tunnel made slow, and what the doctor says\n  \
-    sudo seikan lab reproduce queue     what others have published, done again\n  \
-    sudo seikan lab relay               a flow by a relay, and while its path changes\n  \
-    sudo seikan lab nat                 which pairs find a direct path through which NATs\n  \
-    sudo seikan lab crowd               many daemons, and a thousand members beside them\n  \
+    sudo seikan lab gateway             from a device without Seikan, through a gateway\n  \
+    sudo seikan lab hostile             the rate of a flow during a flood\n  \
+    sudo seikan lab run shaper          a slow tunnel, and the doctor's diagnosis\n  \
+    sudo seikan lab reproduce queue     a published measurement, reproduced\n  \
+    sudo seikan lab relay               a flow through a relay, and while its path changes\n  \
+    sudo seikan lab nat                 the pairs of NATs that allow a direct path\n  \
+    sudo seikan lab crowd               many daemons among a thousand members\n  \
     seikan lab mesh                     a thousand members at one coordinator\n  \
-    seikan lab coordinators             the same at three over etcd, of which some are killed")]
+    seikan lab coordinators             the same with three coordinators, one of which is killed")]
 pub struct Cli {
     /// The verb.
     #[command(subcommand)]
@@ -57,7 +57,7 @@ pub struct Cli {
 pub enum LabVerb {
     /// Measure tunnels side by side, rounds interleaved
     Bench(tunnels::BenchArguments),
-    /// Measure ways from a device through a gateway, rounds interleaved
+    /// Measure paths from a device through a gateway, rounds interleaved
     Gateway(tunnels::GatewayArguments),
     /// Run one end of the naive encapsulator, a fault to compare with and to find
     #[command(hide = true)]
@@ -68,26 +68,26 @@ pub enum LabVerb {
     /// Run one end of the crude tunnel, sick in chosen ways
     #[command(hide = true)]
     Crude(subjects::CrudeArguments),
-    /// Measure what flows keep while strangers flood the tunnel's port
+    /// Measure the rate of a flow while other hosts flood the tunnel's port
     Hostile(hostile::HostileArguments),
-    /// Make a tunnel slow and ask the doctor why
+    /// Make a tunnel slow and run the doctor on it
     Run(scenario::RunArguments),
-    /// Make tunnels slow in every way and count how often the doctor is right
+    /// Make tunnels slow with every fault and count the doctor's correct diagnoses
     Score(score::ScoreArguments),
-    /// Measure what looking costs a tunnel's throughput
+    /// Measure the throughput that the doctor's measurements cost
     Cost(cost::CostArguments),
-    /// Have many members join one coordinator, and change
+    /// Let many members join one coordinator, and change
     Mesh(mesh::MeshArguments),
     /// Kill a coordinator and a member of etcd while members change
     Coordinators(coordinators::CoordinatorsArguments),
-    /// Measure a flow by a relay and directly, and while the path changes
+    /// Measure a flow through a relay and directly, and while the path changes
     Relay(relay::RelayArguments),
-    /// Have pairs of hosts find each other through NATs, and compare with theory
+    /// Let pairs of hosts connect through NATs, and compare with theory
     Nat(nat::NatArguments),
-    /// Have many daemons in one mesh with a thousand members beside, and measure what they need
+    /// Run many daemons among a thousand members, and measure their resources
     #[command(name = "crowd")]
     Scale(scale::ScaleArguments),
-    /// Do again what others have published about slow tunnels, and ask the doctor
+    /// Reproduce published measurements of slow tunnels, and run the doctor on them
     Reproduce(reproduce::ReproduceArguments),
     /// Show everything on this machine: two hosts, a tunnel, load, figures
     #[command(hide = true, override_usage = "seikan demo [OPTIONS]")]

@@ -19,20 +19,21 @@ use super::{exit_code, with_progress, write_json};
 #[command(after_help = "Examples:\n  \
     sudo seikan lab nat                             all pairs, a few minutes\n  \
     sudo seikan lab nat --only symmetric --jobs 1   those with a symmetric NAT, one by one\n  \
-    sudo seikan lab nat --events --jobs 4           NATs that start anew, outages, relays that are killed, wrong clocks\n\n\
-    Exit code 1 if any pair has another path than theory says, or has it late: a direct one after 3 s from the start of the \
-    second daemon or as the file says, the first answer by a relay after 1 s; and if any event interrupts a pair for longer than the file allows.")]
+    sudo seikan lab nat --events --jobs 4           restarted NATs, outages, killed relays, wrong clocks\n\n\
+    Exit code 1 if any pair has another path than predicted, or has it late: a direct one more than 3 s after the start of \
+    the second daemon (or the file's limit), the first answer through a relay more than 1 s after it. Also if any event \
+    interrupts a pair for longer than the file allows.")]
 pub struct NatArguments {
-    /// Play what happens to pairs that talk, in place of how they find each other
+    /// Play events on connected pairs instead of connecting them
     #[arg(long)]
     pub events: bool,
-    /// Only pairs with one of these NATs, or only these events; all if left out
+    /// NATs whose pairs to run, or events [default: all]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub only: Vec<String>,
-    /// Pairs side by side
+    /// Pairs in parallel
     #[arg(long, value_name = "PAIRS", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=32))]
     pub jobs: u8,
-    /// NATs and pairs of this file in place of the program's own
+    /// NATs and pairs of this file instead of the built-in ones
     #[arg(long, value_name = "FILE.toml", value_hint = ValueHint::FilePath)]
     pub file: Option<PathBuf>,
     /// Write every figure as JSON

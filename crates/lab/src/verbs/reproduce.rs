@@ -28,17 +28,17 @@ const PICTURES: [&str; 2] = ["sequence", "softirq"];
 #[command(after_help = "Examples:\n  \
     sudo seikan lab reproduce queue\n  \
     sudo seikan lab reproduce all --html reproduced.html --json reproduced.json\n\n\
-    Each source is set up as nearly as one machine allows, the slow way beside the good one, and its figures \
-    stand beside ours as ratios. The doctor is asked about the slow way, blind. Each takes some minutes. \
+    Rebuilds each published setup as closely as one machine allows, slow and fast, and compares the ratios of its \
+    figures with the published ones. Runs the doctor on the slow setup without hints. Each source takes some minutes. \
     The exit status is 1 if a comparison did not hold in every round, or the doctor was wrong.")]
 pub struct ReproduceArguments {
-    /// Which
+    /// Published sources to reproduce
     #[arg(value_name = "SOURCE", required = true)]
     pub sources: Vec<SourceName>,
-    /// Length of a load; of some a part or a multiple, and a page is asked for 500 times whatever this says
+    /// Length of a load; some loads take a part or a multiple of it
     #[arg(long, value_name = "SECONDS", default_value_t = 3.0)]
     pub seconds: f64,
-    /// How often each row is measured
+    /// Repetitions of each measurement
     #[arg(long, value_name = "ROUNDS", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
     /// Write every figure as JSON
@@ -55,17 +55,17 @@ pub struct ReproduceArguments {
 /// Which source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum SourceName {
-    /// A tunnel whose queue holds three packets
+    /// A tunnel with a queue of three packets
     Queue,
-    /// A gateway that wraps merged packets
+    /// A gateway that encapsulates merged packets
     Offload,
-    /// Many frames for each crossing between kernel and program
+    /// Many frames per system call
     Batch,
-    /// Guests behind a virtual switch, some of which spin
+    /// Guests behind a virtual switch, some of them busy
     Profile,
     /// The MTU of a tunnel and its cipher
     MtuCipher,
-    /// Every one of them
+    /// All of them
     All,
 }
 

@@ -42,22 +42,22 @@ const LOOK: Duration = Duration::from_millis(50);
 #[command(after_help = "Example:\n  \
     sudo seikan lab crowd --members 1000 --real 50      some minutes on two cores")]
 pub struct ScaleArguments {
-    /// Members, all together
+    /// Number of members
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(20..=10_000))]
     pub members: u32,
-    /// Those of them with a daemon
+    /// Number of members with a daemon
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(16..=MOST as i64))]
     pub real: u32,
-    /// Pairs of daemons that are to reach each other
+    /// Pairs of daemons that connect
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub pairs: u32,
-    /// How long the processor time of a daemon is counted that talks now and then
+    /// Length of the measurement of a mostly idle daemon's processor time
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub idle: u32,
     /// Length of each measurement of a stream
     #[arg(long, value_name = "SECONDS", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=600))]
     pub seconds: u32,
-    /// How often a stream is measured with changes and without
+    /// Measurements of a stream, with changes and without
     #[arg(long, value_name = "ROUNDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
     /// Write the figures as JSON

@@ -21,28 +21,28 @@ pub struct RunArguments {
     /// Name of the scenario
     #[arg(value_name = "SCENARIO", required_unless_present = "list")]
     pub scenario: Option<String>,
-    /// Say which scenarios there are
+    /// List the scenarios
     #[arg(long)]
     pub list: bool,
     /// Seed of the choice of tunnel and severity
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     pub seed: u64,
-    /// How bad the fault is, in its unit, instead of drawing it
+    /// Severity of the fault, in its unit [default: random]
     #[arg(long, value_name = "NUMBER")]
     pub severity: Option<f64>,
-    /// The tunnel, instead of drawing it
+    /// Tunnel [default: random]
     #[arg(long, value_name = "NAME")]
     pub tunnel: Option<String>,
-    /// How long the doctor looks; 0: do not ask it
+    /// Duration of the doctor's measurement; 0: without
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=600))]
     pub seconds: u32,
-    /// How deep the doctor looks; as it likes if left out
+    /// Level of the doctor [default: its own choice]
     #[arg(long, value_name = "LEVEL", value_parser = clap::value_parser!(u32).range(0..=2))]
     pub level: Option<u32>,
-    /// Have the doctor try what helps, see what came of it, and undo it
+    /// Let the doctor try its remedies, check the result, and revert them
     #[arg(long)]
     pub fix: bool,
-    /// Keep what the doctor measures in this file
+    /// Record the doctor's measurements in this file
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub record: Option<PathBuf>,
     /// Leave tunnel, fault and load until Ctrl-C
@@ -109,7 +109,7 @@ fn drawn(scenario: &Scenario, arguments: &RunArguments) -> Result<Draw, LabError
         })?;
     if !scenario.fault.can_be_in(&tunnel) {
         return Err(LabError::Usage(format!(
-            "the fault of {} cannot be made in {tunnel}",
+            "the fault of {} is impossible in {tunnel}",
             scenario.name
         )));
     }
@@ -121,7 +121,7 @@ fn drawn(scenario: &Scenario, arguments: &RunArguments) -> Result<Draw, LabError
             format!("{} to {} {}", l.min, l.max, l.unit)
         });
         return Err(LabError::Usage(format!(
-            "severity {asked}: possible is {possible}"
+            "invalid severity {asked}; possible: {possible}"
         )));
     }
     let (first, second) = drawn.map_or((None, None), |draw| (draw.severity, draw.second));
@@ -194,7 +194,7 @@ pub(super) fn described(outcome: &Outcome) -> String {
             )
         }
         (None, Some(problem)) => format!("expected {}, nothing found: {problem}\n", outcome.cause),
-        (None, None) => format!("expected {}; the doctor was not asked\n", outcome.cause),
+        (None, None) => format!("expected {}; the doctor did not run\n", outcome.cause),
     };
     if let Some(guesses) = outcome.guesses {
         text += &format!(

@@ -25,43 +25,43 @@ use super::with_progress;
     sudo seikan lab score --level 0 --out level0.jsonl\n  \
     sudo seikan lab score --classes shaper,healthy --split held-out --minutes 10")]
 pub struct ScoreArguments {
-    /// Only these causes or scenarios; all if left out
+    /// Causes or scenarios to run [default: all]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub classes: Vec<String>,
-    /// Cases of each cause that are to count
+    /// Number of valid cases of each cause
     #[arg(long, value_name = "CASES", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub cases: u32,
-    /// Begin no new case after this time
+    /// Start no new case after this time
     #[arg(long, value_name = "MINUTES")]
     pub minutes: Option<f64>,
     /// Seed of the choice of tunnels and severities
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     pub seed: u64,
-    /// Which half of the severities and tunnels
+    /// Half of the severities and tunnels
     #[arg(long, value_enum, default_value = "train")]
     pub split: Split,
-    /// Keep every case in this file, and do not play those again that it has
+    /// File for the cases; cases in it are not run again
     #[arg(long, value_name = "FILE.jsonl", value_hint = ValueHint::FilePath)]
     pub out: Option<PathBuf>,
-    /// Keep what the doctor measures of each case in this directory
+    /// Record the doctor's measurements of each case in this directory
     #[arg(long, value_name = "DIRECTORY", value_hint = ValueHint::DirPath)]
     pub recordings: Option<PathBuf>,
-    /// Play nothing: judge the cases that were kept again, by the rules of this program; needs no root
+    /// Diagnose the recorded cases again with the rules of this program; needs no root
     #[arg(long, requires = "out", requires = "recordings")]
     pub again: bool,
     /// Level of the doctor [default: its own choice]; 0 uses counters only
     #[arg(long, value_name = "LEVEL", value_parser = clap::value_parser!(u32).range(0..=2))]
     pub level: Option<u32>,
-    /// Have the doctor try what helps, see whether it does and whether what it takes back is as before; a minute more a case
+    /// Let the doctor try its remedies, and check their effect and their reversal; a minute more per case
     #[arg(long, conflicts_with = "again")]
     pub fix: bool,
-    /// How long the doctor looks at each case
+    /// Duration of the doctor's measurement of each case
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=600))]
     pub seconds: u32,
     /// Print the count as JSON
     #[arg(long)]
     pub json: bool,
-    /// Draw which cause was taken for which
+    /// Draw the confusion matrix of causes
     #[arg(long, value_name = "FILE.svg", value_hint = ValueHint::FilePath)]
     pub svg: Option<PathBuf>,
     /// Write one self-contained page
@@ -189,7 +189,7 @@ fn shown(counts: &Counts) -> String {
             .iter()
             .filter(|(is, said, _)| *is == class.cause && said != is);
         for (_, said, count) in wrong {
-            text += &format!("    taken for {said}: {count}\n");
+            text += &format!("    diagnosed as {said}: {count}\n");
         }
     }
     text
