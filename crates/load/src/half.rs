@@ -16,8 +16,8 @@ use crate::live::{IO_TIMEOUT, Meter, receive, receive_datagrams, send, send_data
 
 /// How long the two may take to find each other.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long somebody who has connected may take to say the token.
-const SAY_IT: Duration = Duration::from_secs(1);
+/// Maximum time from a connection to its token.
+const TOKEN_TIMEOUT: Duration = Duration::from_secs(1);
 /// UDP payload, bytes: fits into any tunnel in one piece.
 const DATAGRAM: usize = 1_200;
 
@@ -79,7 +79,7 @@ impl Sink {
     /// Its port.
     ///
     /// # Errors
-    /// The kernel does not tell.
+    /// The kernel does not report it.
     pub fn port(&self) -> Result<u16> {
         let address = match self {
             Sink::Tcp(listener) => listener.local_addr(),
@@ -162,7 +162,8 @@ pub fn reach(
             udp_time_outs(&socket)?;
             let until = Instant::now() + PATIENCE;
             while Instant::now() < until && !stop.load(Ordering::Relaxed) {
-                // Either may be lost; it is said again after the read's time-out. An answer may be the load already.
+                // Either may be lost; it is said again after the read's time-out. An answer may be
+                // the load already.
                 let _ = socket.send(token);
                 if socket.recv(&mut [0; 16]).is_ok() {
                     return Ok(Flow::Udp(socket));
@@ -176,7 +177,8 @@ pub fn reach(
 }
 
 impl Flow {
-    /// Sends until told to stop, Mbit/s at most, or as much as goes. Datagrams have no brake of their own.
+    /// Sends until `stop` is set, at most `rate` Mbit/s or unlimited. Datagrams have no congestion
+    /// control.
     pub fn send(&self, rate: Option<f64>, stop: &AtomicBool) {
         match self {
             Flow::Tcp(stream) => send(stream, rate, stop),
@@ -184,7 +186,7 @@ impl Flow {
         }
     }
 
-    /// Receives until told to stop, or until the other end is gone.
+    /// Receives until `stop` is set, or the other end is gone.
     pub fn receive(&self, meter: &Meter, stop: &AtomicBool) {
         match self {
             Flow::Tcp(stream) => receive(stream, None, meter, stop),
@@ -198,7 +200,7 @@ fn says(mut stream: &TcpStream, token: &Token) -> bool {
     let mut said = [0; 16];
     stream
         .set_nonblocking(false)
-        .and_then(|()| stream.set_read_timeout(Some(SAY_IT)))
+        .and_then(|()| stream.set_read_timeout(Some(TOKEN_TIMEOUT)))
         .and_then(|()| stream.read_exact(&mut said))
         .is_ok()
         && said == *token
@@ -249,7 +251,8 @@ mod tests {
     #[test]
     fn a_flow_carries_no_more_than_its_rate() {
         for transport in [Transport::Tcp, Transport::Udp] {
-            // 8 Mbit/s are 200 kB in a fifth of a second, and 50 ms of credit on a machine that pauses.
+            // 8 Mbit/s are 200 kB in a fifth of a second, and 50 ms of credit on a machine that
+            // pauses.
             let bytes = flows(transport);
             assert!(
                 (20_000..=300_000).contains(&bytes),

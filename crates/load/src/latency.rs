@@ -116,8 +116,8 @@ pub fn ping(
     Ok(LatencyReport::of(sent, times))
 }
 
-/// Waits for the time of the next request; awake when requests are close together, as `ping` does, so that the path is
-/// measured and not how long this processor takes to wake up.
+/// Waits for the time of the next request; awake when requests are close together, as `ping` does,
+/// so that the path is measured and not how long this processor takes to wake up.
 fn wait_until(time: Instant, interval: Duration, interrupt: &Interrupt) -> Result<()> {
     if interval >= AWAKE_BELOW {
         return Ok(interrupt.sleep_until(time)?);
@@ -184,7 +184,8 @@ impl Echo {
         socket
             .set_read_timeout(Some(IO_TIMEOUT))
             .map_err(LoadError::io("set a read time-out"))?;
-        // Threads of one process may probe at the same time: the address of the socket's number tells them apart.
+        // Threads of one process may probe at the same time: the address of the socket's number
+        // distinguishes them.
         let id = std::process::id() as u16
             ^ (std::os::fd::AsRawFd::as_raw_fd(&socket) as u16).rotate_left(8);
         Ok(Self {
@@ -217,7 +218,8 @@ impl Echo {
         let mut buf = [0_u8; 2048];
         while start.elapsed() < timeout {
             interrupt.check()?;
-            // An error here is a time-out, or the path's own answer (unreachable): not the reply, so keep waiting.
+            // An error here is a time-out, or the path's own answer (unreachable): not the reply,
+            // so keep waiting.
             if let Ok(n) = (&self.socket).read(&mut buf) {
                 let elapsed = start.elapsed();
                 if is_reply(self.target, &buf[..n], self.id, sequence) {

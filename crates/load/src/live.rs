@@ -1,8 +1,8 @@
-//! A load that runs while something else is done, and can be metered meanwhile: an application that offers a rate, or
-//! all it can, over a few TCP streams, as UDP, or as many short TCP connections.
+//! A load that runs while something else is done, and can be metered meanwhile: an application that
+//! offers a rate, or all it can, over a few TCP streams, as UDP, or as many short TCP connections.
 //!
-//! Connect; start the threads of both ends; call the caller's work with a [`Meter`]; stop; abort the connections, so
-//! that nothing lingers in a namespace whose path is broken.
+//! Connect; start the threads of both ends; call the caller's work with a [`Meter`]; stop; abort
+//! the connections, so that nothing lingers in a namespace whose path is broken.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -30,7 +30,7 @@ pub(super) const IO_TIMEOUT: Duration = Duration::from_millis(100);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long each short connection may take until it counts as failed.
 const FLOW_TIMEOUT: Duration = Duration::from_secs(2);
-/// Short connections under way at once, at most.
+/// Maximum number of concurrent short connections.
 const FLOW_WORKERS: usize = 8;
 
 /// Kind of traffic.
@@ -357,7 +357,7 @@ pub(super) fn receive(mut rx: &TcpStream, rate: Option<f64>, meter: &Meter, stop
     abort(rx);
 }
 
-/// Ends a connection without waiting for what is under way, which may never arrive.
+/// Ends a connection without waiting for data in flight, which may never arrive.
 fn abort(stream: &TcpStream) {
     let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
     let _ = stream.shutdown(Shutdown::Both);

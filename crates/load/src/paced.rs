@@ -1,5 +1,6 @@
-//! The latency that an application sees: small datagrams at a pace, as of a call or a game, which the far application sends
-//! back. One is sent when its time has come, whether those before it have been answered or not.
+//! The latency that an application sees: small datagrams at a pace, as of a call or a game, which
+//! the far application sends back. One is sent when its time has come, whether those before it have
+//! been answered or not.
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, UdpSocket};
@@ -12,7 +13,8 @@ use crate::error::{LoadError, Result};
 use crate::latency::{LatencyOptions, LatencyReport};
 use crate::{Ends, Stop, join};
 
-/// Payload: 20 ms of G.711 (RFC 3551, section 4.5.14) behind the header of RTP (RFC 3550, section 5.1).
+/// Payload: 20 ms of G.711 (RFC 3551, section 4.5.14) behind the header of RTP (RFC 3550, section
+/// 5.1).
 const PAYLOAD: usize = 160 + 12;
 /// Bytes of the sequence number, which the payload begins with.
 const NUMBER: usize = 4;
@@ -58,11 +60,12 @@ fn bind(address: SocketAddr) -> Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Sends back what comes.
+/// Echoes received datagrams.
 fn answer(socket: &UdpSocket, stop: &AtomicBool) {
     let mut datagram = [0; PAYLOAD];
     while !stop.load(Ordering::Relaxed) {
-        // An error is the time-out, or one that an answer met; one that is not sent is lost, and counted so by who asks.
+        // The error is the time-out, or reports an earlier answer. A lost answer is counted by the
+        // sender.
         if let Ok((length, from)) = socket.recv_from(&mut datagram) {
             let _ = socket.send_to(&datagram[..length], from);
         }
@@ -172,7 +175,7 @@ mod tests {
                 let mut datagram = [0; PAYLOAD];
                 for number in 0..10 {
                     let (length, from) = far.recv_from(&mut datagram).unwrap();
-                    // Every second one is sent back, and that twice, with a short one that is none.
+                    // Echoes every second datagram, and that twice, with an invalid short one.
                     if number % 2 == 0 {
                         far.send_to(&datagram[..length], from).unwrap();
                         far.send_to(&datagram[..length], from).unwrap();

@@ -1,8 +1,8 @@
-//! The bytes of a stream: a function of a seed and the position, so that a receiver can tell every wrong, missing,
-//! doubled or misplaced byte without keeping a copy.
+//! The bytes of a stream: a function of a seed and the position, so that a receiver can detect
+//! every wrong, missing, duplicated or misplaced byte without keeping a copy.
 //!
-//! Word `i` (8 bytes, little endian) of a stream is SplitMix64's output number `i` (Steele, Lea, Flood: "Fast
-//! Splittable Pseudorandom Number Generators", 2014).
+//! Word `i` (8 bytes, little endian) of a stream is SplitMix64's output number `i` (Steele, Lea,
+//! Flood: "Fast Splittable Pseudorandom Number Generators", 2014).
 
 /// SplitMix64's increment, the odd integer nearest to 2^64 divided by the golden ratio.
 const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -51,7 +51,8 @@ impl Pattern {
         tail.copy_from_slice(&bytes[..tail.len()]);
     }
 
-    /// Position in `buf` of the first byte that is not the stream's byte at `offset` plus that position.
+    /// Position in `buf` of the first byte that is not the stream's byte at `offset` plus that
+    /// position.
     #[must_use]
     pub fn first_mismatch(self, offset: u64, buf: &[u8]) -> Option<usize> {
         let mut expected = [0_u8; 4096];
@@ -73,7 +74,8 @@ impl Pattern {
 mod tests {
     use super::*;
 
-    /// First outputs for seed 1234567, as published with the algorithm's public-domain C version by S. Vigna.
+    /// First outputs for seed 1234567, as published with the algorithm's public-domain C version by
+    /// S. Vigna.
     #[test]
     fn words_are_splitmix64() {
         let p = Pattern::new(1_234_567);

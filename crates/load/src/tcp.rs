@@ -1,8 +1,9 @@
 //! TCP bulk: N streams in either direction or in both, for a time.
 //!
-//! Connect all streams; start a writer and a reader thread for each; let the warm-up pass (slow start is not the
-//! path's speed); sample every reader's byte count per interval; stop the writers; let the readers drain.
-//! Every stream begins with its seeded [`Pattern`], which is always checked; with `verify` all of it is.
+//! Connect all streams; start a writer and a reader thread for each; let the warm-up pass (slow
+//! start is not the path's speed); sample every reader's byte count per interval; stop the writers;
+//! let the readers drain. Every stream begins with its seeded [`Pattern`], which is always checked;
+//! with `verify` all of it is.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -34,7 +35,7 @@ const DRAIN_VERIFY: Duration = Duration::from_secs(10);
 /// More streams than this are refused: two threads each.
 const MAX_STREAMS: usize = 1024;
 
-/// Which way the bytes go.
+/// Direction of the bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Direction {
@@ -52,7 +53,7 @@ pub enum Direction {
 pub struct TcpOptions {
     /// Streams per direction, 1 to 1024.
     pub streams: usize,
-    /// Which way.
+    /// Direction of the streams.
     pub direction: Direction,
     /// Time before measuring starts.
     pub warmup: Duration,
@@ -96,7 +97,7 @@ pub struct Interval {
 pub struct TcpReport {
     /// Streams per direction.
     pub streams: usize,
-    /// Which way the bytes went.
+    /// Direction of the bytes.
     pub direction: Direction,
     /// Measured time in seconds.
     pub seconds: f64,
@@ -110,7 +111,8 @@ pub struct TcpReport {
     pub cpu_seconds_per_gbit: Option<f64>,
     /// Segments sent again by either host's kernel, warm-up included.
     pub retransmitted_segments: u64,
-    /// The first stream's congestion window when measuring ended, in bytes; `None` when the kernel does not tell.
+    /// The first stream's congestion window at the end, in bytes; `None` if the kernel does not
+    /// report it.
     #[serde(default)]
     pub congestion_window: Option<u64>,
     /// Bytes received per stream within the measured time; forward streams first.
@@ -251,7 +253,7 @@ fn connect(source: Option<IpAddr>, target: SocketAddr) -> std::io::Result<TcpStr
     Ok(socket.into())
 }
 
-/// Writes until told to stop, then ends the stream.
+/// Writes until `stop` is set, then ends the stream.
 fn send_stream(stream: &Stream, verify: bool, stop: &AtomicBool) -> Result<()> {
     let mut block = vec![0_u8; BLOCK];
     stream.pattern.fill(0, &mut block);

@@ -1,8 +1,10 @@
-//! UDP flood: numbered datagrams of one size, as fast as the sender's socket takes them or at a given rate.
+//! UDP flood: numbered datagrams of one size, as fast as the sender's socket takes them or at a
+//! given rate.
 //!
-//! A datagram is its sequence number (8 bytes, big endian), the run's seed (8 bytes) and the seeded [`Pattern`].
-//! The receiver keeps one bit per number, so that each datagram is counted exactly once: new (RFC 7680 loss is what
-//! never was), a duplicate (RFC 5560), or reordered (RFC 4737, section 3: smaller than the next expected number).
+//! A datagram is its sequence number (8 bytes, big endian), the run's seed (8 bytes) and the seeded
+//! [`Pattern`]. The receiver keeps one bit per number, so that each datagram is counted exactly
+//! once: new (RFC 7680 loss is what never was), a duplicate (RFC 5560), or reordered (RFC 4737,
+//! section 3: smaller than the next expected number).
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, UdpSocket};
@@ -36,13 +38,14 @@ const REST: Duration = Duration::from_micros(50);
 const INTRODUCTION: Duration = Duration::from_secs(5);
 /// A blocked receive looks at the stop flag this often.
 const IO_TIMEOUT: Duration = Duration::from_millis(100);
-/// This long without a datagram: the path has run dry, and once the sender has stopped no more will come.
+/// This long without a datagram: the path has run dry, and once the sender has stopped no more will
+/// come.
 const QUIET: Duration = Duration::from_millis(200);
 
 /// Options of a flood.
 #[derive(Clone, Copy, Debug)]
 pub struct UdpOptions {
-    /// Which way; one of both.
+    /// Direction: one of both.
     pub direction: Direction,
     /// Payload bytes per datagram, 16 to 65507.
     pub datagram: usize,
@@ -52,7 +55,8 @@ pub struct UdpOptions {
     pub duration: Duration,
     /// Payload bits per second to offer; `None` floods.
     pub rate: Option<f64>,
-    /// Receive buffer in bytes, within the kernel's limit; `None` takes 4 MiB with privileges, else the default.
+    /// Receive buffer in bytes, within the kernel's limit; `None` takes 4 MiB with privileges, else
+    /// the default.
     pub receive_buffer: Option<usize>,
     /// Compare every payload with the pattern.
     pub verify: bool,
@@ -105,7 +109,7 @@ pub struct UdpReport {
 }
 
 impl UdpReport {
-    /// Lost share of what was sent, 0 to 1.
+    /// Lost share of the sent datagrams, 0 to 1.
     #[must_use]
     pub fn loss(&self) -> f64 {
         if self.sent == 0 {
@@ -116,8 +120,8 @@ impl UdpReport {
     }
 }
 
-/// A counter with a cache line (and its neighbour, which is fetched with it) of its own: sender and receiver count at the
-/// same time.
+/// A counter with a cache line (and its neighbour, which is fetched with it) of its own: sender and
+/// receiver count at the same time.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Counter(AtomicU64);
@@ -250,14 +254,15 @@ fn open(
             .map_err(LoadError::io(format!(
                 "set a receive buffer of {bytes} bytes"
             )))?,
-        // Refused in a user namespace: the default has to do, and what it drops is counted apart.
+        // Refused in a user namespace: the default is used, and its drops are counted separately.
         None => drop(setsockopt(&receiver, sockopt::RcvBufForce, &RECEIVE_BUFFER)),
     }
     Ok((sender, receiver))
 }
 
-/// Has the client send until the server hears it, and connects the server to where that came from: behind a gateway that
-/// translates addresses, nobody else knows.
+/// Makes the client send until the server receives a datagram, and connects the server to its
+/// source. Behind a gateway that translates addresses, the server cannot know the address
+/// otherwise.
 fn introduce(client: &UdpSocket, server: &UdpSocket, interrupt: &Interrupt) -> Result<()> {
     let start = Instant::now();
     while start.elapsed() < INTRODUCTION {
@@ -276,7 +281,7 @@ fn introduce(client: &UdpSocket, server: &UdpSocket, interrupt: &Interrupt) -> R
     })
 }
 
-/// Sends numbered datagrams until told to stop.
+/// Sends numbered datagrams until `stop` is set.
 fn send(socket: &UdpSocket, options: &UdpOptions, sent: &Counter, stop: &AtomicBool) -> Result<()> {
     let mut datagram = vec![0_u8; options.datagram];
     datagram[8..HEADER].copy_from_slice(&options.seed.to_be_bytes());
@@ -288,7 +293,8 @@ fn send(socket: &UdpSocket, options: &UdpOptions, sent: &Counter, stop: &AtomicB
         if let Some(rate) = options.rate {
             let due = start + Duration::from_secs_f64(number as f64 * bits / rate);
             let early = due.saturating_duration_since(Instant::now());
-            // A sleep is never shorter than the timer slack, 50 us: below that, send at once and rest later.
+            // A sleep is never shorter than the timer slack, 50 us: below that, send at once and
+            // rest later.
             if early > Duration::from_micros(50) {
                 std::thread::sleep(early.min(IO_TIMEOUT));
                 continue;
@@ -300,7 +306,8 @@ fn send(socket: &UdpSocket, options: &UdpOptions, sent: &Counter, stop: &AtomicB
                 number += 1;
                 sent.0.store(number, Ordering::Relaxed);
             }
-            // A queue on the way out is full, or the far end is not there yet: offer the same number again.
+            // A queue of the host is full, or the far end is not ready: the same number is sent
+            // again.
             Err(e) if is_transient(&e) => {}
             Err(e) => {
                 return Err(LoadError::io(format!(
@@ -342,8 +349,9 @@ fn receive(
     let mut buf = vec![0_u8; MAX_DATAGRAM + 1];
     let (mut arrivals, mut corrupt) = (Arrivals::default(), 0);
     let (mut news, mut last) = (false, Instant::now());
-    // A receiver that blocks costs the sender a wake-up per datagram. This one empties the queue and rests a moment,
-    // far shorter than the queue takes to fill, and blocks only when the path has run dry.
+    // A receiver that blocks costs the sender a wake-up per datagram. This one empties the queue
+    // and rests a moment, far shorter than the queue takes to fill, and blocks only when the path
+    // has run dry.
     let mut flags = MsgFlags::empty();
     loop {
         match nix::sys::socket::recv(socket.as_raw_fd(), &mut buf, flags) {

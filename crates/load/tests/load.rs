@@ -14,7 +14,7 @@ use seikan_ui::Interrupt;
 
 const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// Returns a namespace of its own, or `None` (loudly) where this process may not make one.
+/// Returns a new namespace, or `None` with a message if this process may not create one.
 fn host() -> Option<NetNs> {
     match NetNs::create() {
         Ok(host) => Some(host),
@@ -145,7 +145,7 @@ fn an_interrupted_load_ends_at_once() {
     waking.join().expect("waker");
 }
 
-/// A proxy that flips one bit of what it forwards.
+/// A proxy that flips one forwarded bit.
 #[test]
 fn a_corrupted_byte_far_into_the_stream_is_detected() {
     let Some(host) = host() else {
@@ -202,7 +202,7 @@ fn an_undisturbed_udp_flow_loses_nothing() {
     assert!((0.01..0.04).contains(&report.gbit_per_second), "{report:?}");
 }
 
-/// Behind a translating gateway the server knows the client by what came from it only.
+/// Behind a translating gateway the server learns the client's address from its datagrams only.
 #[test]
 fn a_udp_flow_can_go_in_the_other_direction() {
     let Some(host) = host() else {

@@ -7,7 +7,7 @@ use crate::svg::{Anchor, Svg, WIDTH, cut, width};
 
 /// Where frames begin: room for the numbers on their left.
 pub const LEFT: f64 = 84.0;
-/// Where frames end: half of the last number below stands behind it.
+/// Right edge of frames; half of the last number below extends beyond it.
 pub const RIGHT: f64 = WIDTH - 24.0;
 
 /// A quantity along an axis.
@@ -44,7 +44,7 @@ impl Scale {
         (value - self.low) / (self.high - self.low)
     }
 
-    /// 1, 2 or 5 times a power of ten, so that there are about so many.
+    /// Returns 1, 2 or 5 times a power of ten, for about `ticks` intervals.
     fn step(&self, ticks: usize) -> f64 {
         let raw = (self.high - self.low) / ticks.max(1) as f64;
         let power = 10f64.powf(raw.log10().floor());
@@ -130,7 +130,7 @@ impl Frame {
         )
     }
 
-    /// Where points lie, no more of them than can be told apart.
+    /// Returns the positions of points, merged below visible resolution.
     pub fn positions(&self, points: &[(f64, f64)]) -> Vec<(f64, f64)> {
         let placed: Vec<_> = points.iter().map(|(x, y)| self.at(*x, *y)).collect();
         thinned(&placed)
@@ -160,7 +160,7 @@ impl Frame {
         }
     }
 
-    /// The axis below; with numbers, and what they are.
+    /// Draws the axis below, with numbers and an optional unit.
     pub fn x_axis(&self, svg: &mut Svg, unit: Option<&str>) {
         let about = ((self.right - self.left) / 90.0) as usize;
         for (value, text) in self.x.ticks(about) {
@@ -177,7 +177,8 @@ impl Frame {
     }
 }
 
-/// First, smallest, largest and last point of every column of pixels: looks the same, and is bounded.
+/// First, smallest, largest and last point of every column of pixels: looks the same, and is
+/// bounded.
 pub fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     if points.len() < 2 * WIDTH as usize {
         return points.to_vec();

@@ -1,7 +1,7 @@
 //! The colours of pictures, on a light page and on a dark one.
 //!
-//! A picture names the light ones in its attributes. [`style_rules`] replace them where the page is dark: a rule beats an
-//! attribute. Programs that know no style sheets show the light picture.
+//! A picture names the light ones in its attributes. [`style_rules`] replace them where the page is
+//! dark: a rule beats an attribute. Programs that know no style sheets show the light picture.
 
 use std::fmt::Write;
 
@@ -34,7 +34,7 @@ pub const RAW: Colour = colour(0xc8cfd7, 0x4a535e);
 pub const SECOND: Colour = colour(0x2f6fde, 0x79b8ff);
 /// Failures.
 pub const BAD: Colour = colour(0xc9341d, 0xff7b62);
-/// Kinds that have to be told apart, beside [`OWN`], [`SECOND`] and [`OTHER`].
+/// Colours that distinguish kinds, in addition to [`OWN`], [`SECOND`] and [`OTHER`].
 pub const KINDS: [Colour; 5] = [
     colour(0x8250df, 0xb392f0),
     colour(0xc2571b, 0xf0883e),

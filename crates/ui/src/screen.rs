@@ -92,7 +92,7 @@ pub struct Table {
     rows: Vec<Vec<String>>,
 }
 
-/// On which side of its column a cell stands.
+/// Alignment of a cell in its column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Align {
     /// Words.
@@ -158,7 +158,7 @@ pub fn width(text: &str) -> usize {
     plain(text).chars().count()
 }
 
-/// Without what could move a terminal's cursor.
+/// Returns the text without characters that could move a terminal's cursor.
 pub fn printable(text: &str) -> String {
     let shown = |c: char| if c.is_control() { '\u{fffd}' } else { c };
     text.chars().map(shown).collect()

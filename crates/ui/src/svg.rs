@@ -1,6 +1,7 @@
 //! A picture as SVG text: lines, boxes, words, and the tooltip when a pointer rests on them.
 //!
-//! Everything that comes from a recording goes through [`escaped`]. Positions are pixels of a picture [`WIDTH`] wide.
+//! Everything that comes from a recording goes through [`escaped`]. Positions are pixels of a
+//! picture [`WIDTH`] wide.
 
 use std::fmt::Write;
 
@@ -11,10 +12,11 @@ pub const WIDTH: f64 = 900.0;
 /// Height of ordinary letters.
 pub const SIZE: f64 = 14.0;
 const FONT: &str = "system-ui, sans-serif";
-/// Mean width of a letter, of its height; a little too much, so that words end before what stands behind them.
+/// Mean width of a letter relative to its height, slightly overestimated so that words do not
+/// overlap.
 const LETTER: f64 = 0.6;
 
-/// Which end of words stands at their position.
+/// End of the words that is at their position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Anchor {
     /// The beginning.
@@ -133,7 +135,7 @@ impl Svg {
         self.letters(at, anchor, colour, SIZE, false, text);
     }
 
-    /// Words that stand out.
+    /// Draws bold words.
     pub fn bold(&mut self, at: (f64, f64), anchor: Anchor, colour: Colour, text: &str) {
         self.letters(at, anchor, colour, SIZE, true, text);
     }
@@ -185,7 +187,7 @@ impl Svg {
         );
     }
 
-    /// Returns the picture, to stand in a page that has the style rules.
+    /// Returns the picture for a page that has the style rules.
     pub fn finish(self, height: f64, name: &str) -> String {
         self.finish_wide(WIDTH, height, name)
     }
@@ -203,7 +205,8 @@ impl Svg {
     }
 }
 
-/// Returns a picture for a file of its own: with its title, what it shows, and the rules for dark pages.
+/// Returns a picture for a separate file, with its title, description, and the rules for dark
+/// pages.
 pub fn standalone(svg: &str, title: &str, description: &str) -> String {
     let Some((head, body)) = svg.split_once(">\n") else {
         return svg.to_owned();
