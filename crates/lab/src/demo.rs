@@ -93,7 +93,7 @@ pub struct DemoReport {
     pub options: DemoOptions,
     /// The raw link, then our tunnel in each protocol.
     pub rows: Vec<DemoRow>,
-    /// The tunnel that was broken, and what the doctor made of it.
+    /// The broken tunnel, and the doctor's diagnosis.
     pub doctor: Option<Chapter>,
     /// Why there is none that convinces.
     pub doctor_error: Option<String>,
@@ -107,8 +107,8 @@ impl DemoReport {
     }
 }
 
-/// Prepares a process without privileges: enters a user namespace in which it may make hosts. Does nothing for root.
-/// Must be called before the process starts a second thread.
+/// Prepares a process without privileges: enters a user namespace in which it may make hosts. Does
+/// nothing for root. Must be called before the process starts a second thread.
 ///
 /// # Errors
 /// No user namespaces, or no `/dev/net/tun`; the text says what to do.

@@ -1,7 +1,8 @@
-//! A cluster of etcd on this machine, of three real members whom tests and the lab take away.
+//! A cluster of three real etcd members on this machine, which tests and the lab kill and restart.
 //!
-//! Each has ports and a folder of its own, and a shell that ends it when this program ends. Signals to this program's process group, such
-//! as Ctrl-C, do not reach the shell; if the shell is killed, the kernel kills the member.
+//! Each has ports and a folder of its own, and a shell that ends it when this program ends. Signals
+//! to this program's process group, such as Ctrl-C, do not reach the shell; if the shell is killed,
+//! the kernel kills the member.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -17,15 +18,16 @@ use tempfile::TempDir;
 
 use crate::error::{LabError, Result};
 
-/// Members of a cluster: the fewest of which one can go.
+/// Members of a cluster: the minimum that survives the loss of one.
 const MEMBERS: usize = 3;
 /// How long it may take to have a leader.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Pause between two looks.
 const PAUSE: Duration = Duration::from_millis(50);
-/// How long a member may take for an answer.
+/// Timeout of a member's response.
 const ANSWER: Duration = Duration::from_secs(2);
-/// Runs a program until a line arrives on standard input, or its end. A shell that is killed takes the program with it.
+/// Runs a program until a line arrives on standard input, or its end. A shell that is killed takes
+/// the program with it.
 const WATCHED: &str = r#"log=$1 folder=$2; shift 2
 setpriv --pdeathsig KILL "$@" >"$log" 2>&1 </dev/null &
 read -r told
@@ -48,7 +50,7 @@ struct Member {
     client: u16,
     /// Where the others come.
     peer: u16,
-    /// The shell beside it.
+    /// The shell that cleans up.
     running: Option<Child>,
 }
 
@@ -59,7 +61,8 @@ impl Cluster {
         version.is_ok_and(|output| output.status.success())
     }
 
-    /// Starts all members on the loopback interface, in a namespace if one is given, and waits until they have a leader.
+    /// Starts all members on the loopback interface, in a namespace if one is given, and waits
+    /// until they have a leader.
     ///
     /// # Errors
     /// [`LabError::Setup`] if there is no etcd, or it does not start.
@@ -111,7 +114,7 @@ impl Cluster {
     pub fn kill(&mut self, number: usize) {
         if let Some(mut shell) = self.members[number].running.take() {
             if let Some(mut stdin) = shell.stdin.take() {
-                // Else it ends by itself, as nobody is there any more.
+                // On an error the shell ends, because its input is closed.
                 let _ = stdin.write_all(b"end\n");
             }
             let _ = shell.wait();
@@ -137,7 +140,8 @@ impl Cluster {
     /// [`LabError::Setup`], also if there is no etcdctl.
     pub fn snapshot(&self, file: &Path) -> Result<()> {
         let file = file.display().to_string();
-        // A member saves what it has itself, which is everything once it has answered a request that the others have a say in.
+        // A member saves its own state, which is complete once it has answered a linearizable
+        // request.
         for words in [&["get", "anything"][..], &["snapshot", "save", &file]] {
             let mut ask = etcdctl();
             ask.args(["--endpoints", &self.endpoints()[0]]).args(words);
@@ -150,8 +154,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Kills all members, and starts them with what such a file has; `is_new`: as a cluster of another number, as etcd's documentation
-    /// wants it.
+    /// Kills all members, and starts them with what such a file has; `is_new`: as a cluster of
+    /// another number, as etcd's documentation wants it.
     ///
     /// # Errors
     /// [`LabError::Setup`].
@@ -171,7 +175,7 @@ impl Cluster {
         self.revive()
     }
 
-    /// Options that say which member of which cluster one is.
+    /// Returns the options of a member's place in the cluster.
     fn membership(&self, number: usize) -> Vec<String> {
         let name = |number: usize| format!("m{number}");
         let peer = |member: &Member| format!("http://127.0.0.1:{}", member.peer);
@@ -278,12 +282,12 @@ impl Drop for Cluster {
         for number in 0..self.members.len() {
             self.kill(number);
         }
-        // Else somebody clears /tmp in time.
+        // On an error /tmp is cleared eventually.
         let _ = fs::remove_dir_all(&self.folder);
     }
 }
 
-/// Ports of the loopback interface that nobody has at this moment.
+/// Returns free ports of the loopback interface.
 fn free_ports(count: usize) -> Result<Vec<u16>> {
     let listeners = (0..count).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)));
     let listeners: Vec<TcpListener> = listeners.collect::<std::io::Result<_>>().map_err(failed)?;

@@ -21,7 +21,8 @@ use crate::error::{LabError, Result};
 const PREFIX4: u8 = 24;
 /// Length of the prefix of the hosts' IPv6 networks.
 const PREFIX6: u8 = 64;
-/// Value of `napi_defer_hard_irqs` that practically never lets an idle card interrupt, in [`Host::moderate`].
+/// Value of `napi_defer_hard_irqs` that practically never lets an idle card interrupt, in
+/// [`Host::moderate`].
 const DEFERRED: u32 = 1_000_000;
 
 /// A host: a network namespace with one interface on the link.
@@ -39,7 +40,7 @@ pub struct Host {
     pub inner: IpAddr,
     /// Address inside a tunnel (IPv6).
     pub inner6: IpAddr,
-    /// Networks that a tunnel reaches through this host, beside its own address inside.
+    /// Networks that a tunnel reaches through this host, in addition to its own inner address.
     pub behind: Vec<IpNet>,
     netns: NetNs,
 }
@@ -118,7 +119,7 @@ impl Host {
         )))
     }
 
-    /// The namespace, for what this type does not offer.
+    /// Returns the namespace, for operations that this type does not offer.
     #[must_use]
     pub fn netns(&self) -> &NetNs {
         &self.netns
@@ -159,8 +160,8 @@ impl Host {
         Ok(netlink.set_up(index)?)
     }
 
-    /// Adds an address, which is usable at once (no duplicate address detection). Without IPv6 in the kernel, an IPv6
-    /// address is left out.
+    /// Adds an address, which is usable at once (no duplicate address detection). Without IPv6 in
+    /// the kernel, an IPv6 address is left out.
     ///
     /// # Errors
     /// There is no such device, or the kernel refuses.
@@ -217,7 +218,8 @@ impl Host {
         Ok(netlink.set_up(index)?)
     }
 
-    /// Writes `value` to `/proc/sys/NAME`. Without IPv6 in the kernel, a setting of IPv6 is left out.
+    /// Writes `value` to `/proc/sys/NAME`. Without IPv6 in the kernel, a setting of IPv6 is left
+    /// out.
     ///
     /// # Errors
     /// There is no such setting, or the kernel refuses the value.
@@ -239,8 +241,8 @@ impl Host {
         self.write_sysctl("net/ipv4/ip_forward", if on { "1" } else { "0" })
     }
 
-    /// Has the host's TCP use this congestion control unless a program asks for another, as
-    /// `sysctl net.ipv4.tcp_congestion_control=NAME` does.
+    /// Has the host's TCP use this congestion control unless a program asks for another, as `sysctl
+    /// net.ipv4.tcp_congestion_control=NAME` does.
     ///
     /// # Errors
     /// When the kernel does not have it.
@@ -248,8 +250,8 @@ impl Host {
         self.write_sysctl("net/ipv4/tcp_congestion_control", name)
     }
 
-    /// Takes segmentation, receive and transmit checksum offload away from the interface on the link, or gives them
-    /// back; as `ethtool -K DEVICE tso off gso off gro off tx off` does.
+    /// Takes segmentation, receive and transmit checksum offload away from the interface on the
+    /// link, or gives them back; as `ethtool -K DEVICE tso off gso off gro off tx off` does.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -280,9 +282,10 @@ impl Host {
             .map_err(|e| LabError::Setup(format!("host {}: {e}", self.name)))
     }
 
-    /// Has the interface on the link look for received packets every so many microseconds only.
+    /// Limits how often the interface on the link polls for received packets, in microseconds.
     pub(crate) fn moderate(&self, microseconds: u32) -> Result<()> {
-        // A veth polls with receive offload only, and if who sends does not leave cutting to it.
+        // A veth polls only with receive offload, and only if the sender does not defer
+        // segmentation to it.
         let features = [(Feature::Gro, true), (Feature::Tso, false)];
         self.set_features(&self.device, &features)?;
         for (name, value) in [
@@ -294,8 +297,9 @@ impl Host {
         Ok(())
     }
 
-    /// Writes a file below `/sys/class/net`; returns what it held. Sysfs shows the network namespace of whoever mounted
-    /// it: so the thread that writes mounts its own, in a mount namespace that ends with it.
+    /// Writes a file below `/sys/class/net`; returns its former content. Sysfs shows the network
+    /// namespace of the mounting process, so the writing thread mounts its own, in a mount
+    /// namespace that ends with it.
     ///
     /// # Errors
     /// When there is no such file or the kernel refuses.

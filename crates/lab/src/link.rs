@@ -1,6 +1,7 @@
 //! Two hosts and the link between them.
 //!
-//! The link is a veth pair, a [`Wire`] that can have faults, or a host in the middle: a bridge, a virtual switch, a gateway.
+//! The link is a veth pair, a [`Wire`] that can have faults, or a host in the middle: a bridge, a
+//! virtual switch, a gateway.
 
 use seikan_load::Ends;
 
@@ -16,7 +17,7 @@ pub enum LinkKind {
     Veth,
     /// A program between two TAP devices, which does this to frames.
     Wire(WireFaults),
-    /// A veth pair to each end from a host in the middle, whose two ports nothing joins yet.
+    /// A veth pair to each end from a host in the middle, whose two ports are not connected yet.
     Middle,
 }
 
@@ -30,11 +31,12 @@ pub struct Link {
     pub kind: LinkKind,
     /// MTU of both ends, in bytes.
     pub mtu: u32,
-    /// Whether the ends keep segmentation, receive and checksum offload. A veth with all of them hands 64 KiB
-    /// packets over by reference, which flatters everyone; without them it is nearer to a plain network card.
+    /// Whether the ends keep segmentation, receive and checksum offload. A veth with all of them
+    /// hands 64 KiB packets over by reference, which flatters everyone; without them it is nearer
+    /// to a plain network card.
     pub offload: bool,
-    /// Microseconds for which both ends wait for more packets before they hand them on, as the interrupt moderation of
-    /// a network card does; 0: not at all.
+    /// Microseconds for which both ends wait for more packets before they hand them on, as the
+    /// interrupt moderation of a network card does; 0: not at all.
     pub moderation: u32,
 }
 
@@ -85,7 +87,8 @@ pub struct Hosts {
     pub link: Link,
     /// Carrier of frames between the hosts, with [`LinkKind::Wire`].
     pub wire: Option<Wire>,
-    /// The host in the middle, of [`LinkKind::Middle`]. It has no addresses; its interface on the link is the port to B.
+    /// The host in the middle, of [`LinkKind::Middle`]. It has no addresses; its interface on the
+    /// link is the port to B.
     pub middle: Option<Host>,
 }
 

@@ -1,6 +1,8 @@
-//! A mesh in the lab: a coordinator, relays and members, each the program as anybody would run it, inside a host.
+//! A mesh in the lab: a coordinator, relays and members, each the program as anybody would run it,
+//! inside a host.
 //!
-//! Members leave the machine's `resolv.conf` alone (`names = false`): hosts here have networks of their own, but no files.
+//! Members leave the machine's `resolv.conf` alone (`names = false`): hosts here have networks of
+//! their own, but no files.
 
 use std::fs::{self, Permissions};
 use std::net::{IpAddr, SocketAddr};
@@ -28,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) struct Mesh {
     folder: PathBuf,
     coordinator: SocketAddr,
-    /// Lets in whoever has it.
+    /// Join token without limits.
     pub(crate) token: String,
     /// Of the coordinator's certificate.
     pub(crate) pin: String,
@@ -83,8 +85,8 @@ impl Mesh {
         self.spawn(host, "coordinator", &words, &[])
     }
 
-    /// Starts a relay that the mesh knows, by TLS at the same port of TCP as well, with these ports for pairs and these variables in its
-    /// environment.
+    /// Starts a relay that the mesh knows, by TLS at the same port of TCP as well, with these ports
+    /// for pairs and these variables in its environment.
     pub(crate) fn start_relay(
         &self,
         host: &Host,
@@ -119,7 +121,8 @@ impl Mesh {
         run(host, &self.folder, &words)
     }
 
-    /// Has a host join under a name; its tunnel is not up yet. Interfaces' names are the whole machine's.
+    /// Has a host join under a name; its tunnel is not up yet. Interfaces' names are the whole
+    /// machine's.
     pub(crate) fn join(&self, host: &Host, name: &str, interface: &str) -> Result<Member> {
         let (url, file) = (
             format!("https://{}", self.coordinator),
@@ -206,7 +209,7 @@ fn turn_names_off(file: &Path) -> Result<String> {
     Ok(text)
 }
 
-/// The program, which keeps what it keeps in `folder`.
+/// Returns a command of the program, with its state in `folder`.
 pub(crate) fn command(folder: &Path, words: &[&str]) -> Result<Command> {
     let mut command = program::seikan_command()?;
     command

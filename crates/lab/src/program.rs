@@ -1,4 +1,5 @@
-//! The programs that the lab runs: `seikan`, and itself for the parts that need a process of their own.
+//! The programs that the lab runs: `seikan`, and itself for the parts that need a process of their
+//! own.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -6,7 +7,7 @@ use std::process::Command;
 
 use crate::error::{LabError, Result};
 
-/// Returns `$SEIKAN_BIN`, or `seikan` beside this program, or the one on `PATH`.
+/// Returns `$SEIKAN_BIN`, or `seikan` next to this program, or the one on `PATH`.
 ///
 /// # Errors
 /// The reason, for people, when there is none.

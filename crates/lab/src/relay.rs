@@ -39,7 +39,7 @@ use crate::process::{Process, Processes};
 
 /// How often is looked whether something has arrived.
 const LOOK: Duration = Duration::from_millis(1);
-/// How often is last_check by which way members are reached.
+/// Interval of queries of the members' paths.
 const ASK: Duration = Duration::from_millis(200);
 /// How long anything may take.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -79,7 +79,7 @@ pub struct RelayRound {
 /// Lost datagrams, by place.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Missing {
-    /// Datagrams that either end told the other were missing.
+    /// Datagrams that the ends reported missing to each other.
     pub reported: u64,
     /// Datagrams that the ends dropped.
     pub dropped: u64,
@@ -113,13 +113,13 @@ pub struct RelayReport {
 /// A stream by `seikan relay` and one by coturn, in turns.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CoturnReport {
-    /// By ours and by coturn, each round.
+    /// Through Seikan's relay and through coturn, each round.
     pub rounds: Vec<[Relayed; 2]>,
-    /// By ours, in Gbit/s.
+    /// Through Seikan's relay, in Gbit/s.
     pub ours: Spread,
     /// By coturn, in Gbit/s.
     pub coturn: Spread,
-    /// Median by ours by median by coturn.
+    /// Median of Seikan's relay by median of coturn.
     pub ratio: Option<f64>,
 }
 
@@ -130,7 +130,8 @@ pub struct Relayed {
     pub rate: f64,
     /// Processors that the relay kept busy.
     pub relay_busy: f64,
-    /// Processors that the two members kept busy, each its tunnel and, by coturn, its client of TURN.
+    /// Processors that the two members kept busy, each its tunnel and, by coturn, its client of
+    /// TURN.
     pub members_busy: f64,
 }
 
@@ -352,7 +353,7 @@ impl Site {
         )))
     }
 
-    /// A mesh with one relay, whose coordinator is at that port of M, and two new hosts as members.
+    /// Creates a mesh with one relay, a coordinator at a port of M, and two new hosts as members.
     fn mesh(
         &self,
         hosts: [(&'static str, u8); 2],
@@ -448,7 +449,8 @@ impl Site {
         }
     }
 
-    /// Opens the direct path and waits until it is used: how that went, and what did not arrive meanwhile.
+    /// Opens the direct path and waits until it is used: how that went, and what did not arrive
+    /// meanwhile.
     fn open(&self, mesh: &Pair, meter: &Meter, interrupt: &Interrupt) -> Result<(Change, Missing)> {
         let queue = || self.middle.run(udp_receive_buffer_errors);
         let (dropped, relay_queue) = (self.dropped(mesh)?, queue()?);
@@ -503,7 +505,8 @@ impl Site {
                 for ((host, member), known) in ends.zip(&mut reports) {
                     let path = &member.status(host)?["peers"][0]["path"];
                     all &= path["relayed"].as_bool() == Some(relayed);
-                    // A second's. Two that are alike to the last datagram are one, and the first is of before.
+                    // A second's. Two that are alike to the last datagram are one, and the first is
+                    // of before.
                     let report = &path["report"];
                     if known
                         .replace(report.clone())

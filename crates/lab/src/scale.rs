@@ -1,4 +1,5 @@
-//! Many members at one switch, each a daemon on a host of its own, with one coordinator; and what they need.
+//! Many members at one switch, each a daemon on a host of its own, with one coordinator; and their
+//! resources.
 //!
 //! ```text
 //! coordinator 198.51.100.1 --- switch --- 198.51.100.2, .3, .4 ... members
@@ -53,7 +54,7 @@ pub struct Used {
 }
 
 impl ScaleTest {
-    /// A coordinator, and nobody else yet.
+    /// Creates a coordinator without members.
     ///
     /// # Errors
     /// No privilege to make namespaces, no program, what the kernel refuses; [`LabError::Interrupted`].
@@ -72,7 +73,8 @@ impl ScaleTest {
         })
     }
 
-    /// Where the coordinator is, for those that talk to it from its own host ([`Self::coordinator_namespace`]).
+    /// Where the coordinator is, for those that talk to it from its own host
+    /// ([`Self::coordinator_namespace`]).
     #[must_use]
     pub fn coordinator(&self) -> SocketAddr {
         (address(INTERNET, FIRST), COORDINATOR).into()
@@ -119,7 +121,7 @@ impl ScaleTest {
         Ok(number)
     }
 
-    /// Waits until a real member knows so many others.
+    /// Waits until a member with a daemon knows `count` others.
     ///
     /// # Errors
     /// [`LabError::Timeout`]; [`LabError::Interrupted`].
@@ -133,8 +135,8 @@ impl ScaleTest {
         })
     }
 
-    /// Adds a member; from then until the first answer from another one, whom it knows nothing of, in seconds: it joins, its tunnel
-    /// starts, and it sends.
+    /// Adds a member. Returns the seconds until the first answer from a member that it did not
+    /// know: it joins, its tunnel starts, and it sends.
     ///
     /// # Errors
     /// As [`Self::add`]; no answer.
@@ -184,7 +186,8 @@ impl ScaleTest {
         used(&self.coordinator)
     }
 
-    /// The share of a processor that a member keeps busy while it exchanges a packet a second with each of some others.
+    /// The share of a processor that a member keeps busy while it exchanges a packet a second with
+    /// each of some others.
     ///
     /// # Errors
     /// No answer; [`LabError::Interrupted`].

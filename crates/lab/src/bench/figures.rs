@@ -86,7 +86,7 @@ pub struct LoadSummary {
 pub struct TunnelReport {
     /// Its name.
     pub name: String,
-    /// Whether it is ours.
+    /// Whether it is Seikan.
     pub own: bool,
     /// Version, as the program prints it.
     pub version: Option<String>,

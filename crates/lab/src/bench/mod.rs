@@ -1,8 +1,9 @@
-//! `seikan lab bench`: our tunnels beside others, in one run.
+//! `seikan lab bench`: Seikan and other tunnels, in one run.
 //!
-//! Rounds are interleaved (every tunnel once per round, in new hosts), so that a drift of the machine's speed touches
-//! all of them. Figures are medians over rounds; ratios are to the raw link of the same run. A tunnel that fails in a
-//! round is reported with the reason and does not stop the others.
+//! Rounds are interleaved (every tunnel once per round, in new hosts), so that a drift of the
+//! machine's speed touches all of them. Figures are medians over rounds; ratios are to the raw link
+//! of the same run. A tunnel that fails in a round is reported with the reason and does not stop
+//! the others.
 
 mod figures;
 
@@ -118,7 +119,8 @@ pub struct BenchOptions {
     /// Repetitions of each measurement
     #[arg(long, value_name = "ROUNDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
-    /// Tunnels to measure [default: all that are installed]; Seikan with another implementation at the far end (seikan+wireguard-go) runs only if named
+    /// Tunnels to measure [default: all that are installed]; Seikan with another implementation at
+    /// the far end (seikan+wireguard-go) runs only if named
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub only: Option<Vec<String>>,
     /// Loads to run
@@ -223,7 +225,7 @@ pub(crate) fn check_length(rounds: u32, loads: &[Load], seconds: f64) -> Result<
 
 type Tunnels = Vec<Box<dyn Tunnel>>;
 
-/// The tunnels asked for that can run, and those that cannot.
+/// Returns the selected tunnels that can run, and those that cannot.
 fn choose(all: Tunnels, only: Option<&[String]>) -> Result<(Tunnels, Vec<Absent>)> {
     let known: Vec<String> = all.iter().map(|t| t.name().to_owned()).collect();
     if let Some(unknown) = only
@@ -266,7 +268,7 @@ fn choose(all: Tunnels, only: Option<&[String]>) -> Result<(Tunnels, Vec<Absent>
     Ok((present, absent))
 }
 
-/// Whether somebody who says `said` means the tunnel `name`: ours may go by the protocol alone.
+/// Returns whether `said` names the tunnel `name`: Seikan may be named by its protocol alone.
 fn means(said: &str, name: &str) -> bool {
     said == name || name.strip_prefix("seikan-") == Some(said)
 }
@@ -310,8 +312,8 @@ pub(crate) struct Plan<'a> {
     pub(crate) seconds: f64,
 }
 
-/// Measures latency, then every load, from end to end of what has been started; calls `step` before each with the
-/// seconds that have passed.
+/// Measures latency, then every load, from end to end of what has been started; calls `step` before
+/// each with the seconds that have passed.
 pub(crate) fn run_loads(
     ends: &Ends<'_>,
     started: &mut Started,

@@ -36,12 +36,11 @@ const PACKET: f64 = PAYLOAD as f64 + 28.0;
 const BURSTS: [usize; 2] = [64, 200];
 /// Packets that the queue holds, tried one after the other until the stream suffers.
 const QUEUES: [u32; 5] = [16, 8, 4, 2, 1];
-/// Of the healthy throughput, what is left at most when the stream suffers: a third is gone. While it is looked for a little
-/// less must be left, so that it is still so when it is measured.
+/// Maximum share of the healthy throughput that remains in the broken stream: a third is lost.
 const SUFFERS: f64 = 2.0 / 3.0;
 /// See [`SUFFERS`].
 const LOOKED_FOR: f64 = 0.6;
-/// Of the healthy throughput, what is mended.
+/// Share of the healthy throughput that counts as repaired.
 const REPAIRED: f64 = 0.9;
 /// Of the offered rate, what must arrive before anything is broken.
 const SOUND: f64 = 0.9;
@@ -187,7 +186,7 @@ impl Chapter {
         None
     }
 
-    /// Takes down what the doctor tried last.
+    /// Records the doctor's latest attempts.
     fn note(&mut self, fixes: &[Attempt]) {
         let Some(last) = fixes.last() else { return };
         self.commands = last.remedy.commands.clone();

@@ -40,7 +40,7 @@ pub struct RowLoad {
 pub struct GatewayRow {
     /// Its name.
     pub name: String,
-    /// Whether it is ours.
+    /// Whether it is Seikan.
     pub own: bool,
     /// Version, as the program prints it.
     pub version: Option<String>,

@@ -44,7 +44,9 @@ pub struct GatewayOptions {
     /// Repetitions of each measurement
     #[arg(long, value_name = "ROUNDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
-    /// Rows to measure [default: all that are installed]; run only if named: WireGuard implementations other than in Go, and Seikan with 1,000 devices and an address for each of 200 streams (seikan-transparent+1000, seikan-routed+1000)
+    /// Rows to measure [default: all that are installed]; run only if named: WireGuard
+    /// implementations other than in Go, and Seikan with 1,000 devices and an address for each of
+    /// 200 streams (seikan-transparent+1000, seikan-routed+1000)
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub only: Option<Vec<String>>,
     /// Loads to run, from the device
@@ -96,7 +98,7 @@ impl GatewayOptions {
 
 /// A row of the comparison.
 enum Row {
-    /// Two hosts that run ours themselves.
+    /// Two hosts that run Seikan themselves.
     HostToHost(Seikan),
     /// A device behind a gateway.
     Gateway(Setup),
@@ -219,7 +221,7 @@ pub(crate) fn behind(
     carriers.check_alive().and(outcome)
 }
 
-/// The rows asked for that can run, and those that cannot.
+/// Returns the selected rows that can run, and those that cannot.
 fn choose(options: &GatewayOptions) -> Result<(Vec<Row>, Vec<Absent>)> {
     let mut all = vec![Row::HostToHost(Seikan::new("native", 0))];
     all.extend(setup::all().into_iter().map(Row::Gateway));

@@ -1,4 +1,5 @@
-//! The ways from the device to the remote: no tunnel, ours, other people's, and the naive one.
+//! The paths from the device to the remote: no tunnel, Seikan, other implementations, and the naive
+//! one.
 
 use std::fmt::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -109,7 +110,7 @@ impl Setup {
         }
     }
 
-    /// The LAN it wants, given the one asked for.
+    /// Returns the LAN that it needs, given the requested one.
     pub(super) fn lan(&self, asked: Lan) -> Lan {
         match *self {
             // Super-packets that are never cut have nothing to do with GRO.
@@ -123,7 +124,7 @@ impl Setup {
         }
     }
 
-    /// Addresses of the device that streams come from, where it stands for many.
+    /// Returns the source addresses of streams, if the device represents many.
     pub(super) fn sources(&self, ipv6: bool) -> Vec<IpAddr> {
         match self {
             Self::Seikan { many: true, .. } => many_numbers().map(|n| on_lan(n).of(ipv6)).collect(),
@@ -210,7 +211,7 @@ fn devices(site: &Site) -> Vec<Device> {
     hosts.map(addresses).collect()
 }
 
-/// The devices of a site beside the measured one: those that are there, then those that are only configured.
+/// Returns the other devices of a site: existing ones, then those that are only configured.
 fn many_devices() -> impl Iterator<Item = Device> {
     let there = many_numbers()
         .skip(1)

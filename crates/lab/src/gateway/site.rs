@@ -1,5 +1,4 @@
-//! A site: a device without Seikan, a gateway beside it, and a remote host behind the gateway's
-//! other NIC.
+//! A site: a device without Seikan, its gateway, and a remote host behind the gateway's other NIC.
 //!
 //! ```text
 //! device eth0 ---- lan0 gateway wan0 ---- wan0 remote
@@ -37,7 +36,7 @@ pub const MAX_DEVICES: u8 = 100;
 
 /// The gateway's and the remote's number on the LAN, where the latter is only shown.
 const TAKEN: [u8; 2] = [1, 202];
-/// Addresses of the device when it stands for a many.
+/// Number of addresses of a device that represents many.
 pub const MANY: usize = 200;
 
 /// An address of each family.
@@ -103,8 +102,8 @@ pub const fn on_overlay(host: u8) -> Pair {
 /// The address of the LAN under which a transparent gateway shows the remote.
 pub const PRESENTED: Pair = on_lan(202);
 
-/// Numbers of a many's members that are there, in all networks; the device's own comes first. The remote's number in
-/// the overlay is left out, too.
+/// Numbers of a many's members that are there, in all networks; the device's own comes first. The
+/// remote's number in the overlay is left out, too.
 pub fn many_numbers() -> impl Iterator<Item = u8> {
     let others = (3..=254).filter(|n| *n != DEVICE && !TAKEN.contains(n));
     std::iter::once(DEVICE).chain(others).take(MANY)
@@ -125,9 +124,9 @@ pub enum Nic {
 pub struct Lan {
     /// Offloads of the NICs.
     pub nic: Nic,
-    /// Whether the gateway's nic merges what it receives (GRO).
+    /// Whether the gateway's NIC merges received packets (GRO).
     pub gro: bool,
-    /// Whether the gateway's kernel spreads what the nic receives over all processors (RPS).
+    /// Whether the gateway's kernel distributes received packets over all processors (RPS).
     pub rps: bool,
     /// Number of devices; the first is [`Site::device`].
     pub devices: u8,
@@ -183,7 +182,7 @@ impl Site {
         })
     }
 
-    /// Sends what the devices have for `networks` to the gateway.
+    /// Routes the devices' packets for `networks` to the gateway.
     ///
     /// # Errors
     /// What the kernel refuses.
@@ -200,7 +199,7 @@ impl Site {
         Ok(())
     }
 
-    /// Sends what the remote has for the LAN to the gateway's outer address, or out of `device`.
+    /// Routes the remote's packets for the LAN to the gateway's outer address, or out of `device`.
     ///
     /// # Errors
     /// What the kernel refuses.
@@ -265,11 +264,13 @@ fn join_lan(gateway: &Host, device: &Host, others: &[Host]) -> Result<Option<Hos
     Ok(Some(switch))
 }
 
-/// Makes a nic plain, or leaves it whole; with or without receive offload, which a veth has only when asked.
+/// Makes a NIC plain or leaves it whole, with or without receive offload, which a veth has only on
+/// request.
 fn set_nic(host: &Host, name: &str, nic: Nic, gro: bool) -> Result<()> {
     let mut features = vec![(Feature::Gro, gro)];
     if nic == Nic::Plain {
-        // Segmentation depends on transmit checksums: last to go. The kernel's own (GSO) stays: it is what cuts.
+        // Segmentation depends on transmit checksums: last to go. The kernel's own (GSO) stays: it
+        // is what cuts.
         features.extend([(Feature::Tso, false), (Feature::TxChecksum, false)]);
     }
     host.set_features(name, &features)
@@ -324,7 +325,8 @@ mod tests {
 
     #[test]
     fn names_of_interfaces_fit_the_kernel() {
-        // Named after the host by tunnels, beside the largest process id; IFNAMSIZ is 16 with its NUL.
+        // Named after the host by tunnels, with the largest process id; IFNAMSIZ is 16 with its
+        // NUL.
         for name in ["gate", "remote", "device"] {
             assert!(format!("sk4194304{name}").len() < 16);
         }

@@ -17,7 +17,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{LabError, Result};
 
-/// Sizes of an initiation, a response and a cookie reply, and the least one of data (WireGuard whitepaper, 5.4).
+/// Sizes of an initiation, a response and a cookie reply, and the least one of data (WireGuard
+/// whitepaper, 5.4).
 const SIZES: [usize; 4] = [148, 92, 64, 32];
 /// Bytes of mac1 and of mac2, the end of an initiation and of a response.
 const MAC: usize = 16;
@@ -93,7 +94,8 @@ impl Target {
         }
     }
 
-    /// Datagrams of a kind; the same `seed` makes the same. Empty when there is nothing genuine to make them of.
+    /// Datagrams of a kind; the same `seed` makes the same. Empty when there is nothing genuine to
+    /// make them of.
     #[must_use]
     pub fn datagrams(&self, flood: Flood, seed: u64) -> Vec<Vec<u8>> {
         let random = |n: u64, length: usize| {
@@ -133,7 +135,7 @@ impl Target {
         }
     }
 
-    /// mac1 as anybody can make it who knows the receiver's key (whitepaper, 5.4.4).
+    /// Writes mac1, which needs only the receiver's public key (whitepaper, 5.4.4).
     fn write_mac1(&self, message: &mut [u8]) {
         let label = if self.native {
             b"skn-mac1"
@@ -151,7 +153,7 @@ impl Target {
     }
 }
 
-/// A datagram of data that nobody sent: the counter is far ahead, so that only the tag can tell.
+/// Returns a forged data message: its counter is far ahead, so that only the tag reveals it.
 fn forged(genuine: &[u8]) -> Vec<u8> {
     let mut bytes = genuine.to_vec();
     if let [.., last] = bytes.as_mut_slice() {
@@ -198,8 +200,8 @@ impl Capture {
             .map_err(LabError::io("open a packet socket"))
     }
 
-    /// The payloads of datagrams to `port` seen within `time`; those larger than one packet of the usual MTU are
-    /// several joined ones and are left out.
+    /// The payloads of datagrams to `port` seen within `time`; those larger than one packet of the
+    /// usual MTU are several joined ones and are left out.
     pub fn datagrams(&mut self, port: u16, time: Duration) -> Vec<Vec<u8>> {
         let until = Instant::now() + time;
         let (mut found, mut packet) = (Vec::new(), vec![0; 65_536]);

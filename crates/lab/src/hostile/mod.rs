@@ -46,7 +46,7 @@ pub struct HostileOptions {
     pub floods: Vec<Flood>,
 }
 
-/// A flow beside a flood, in one round.
+/// A flow during a flood, in one round.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Shot {
     /// Throughput of the flow, in Gbit/s.
@@ -194,7 +194,8 @@ fn spy(tunnel: &dyn Tunnel, running: &Running, interrupt: &Interrupt) -> Result<
     Ok(target)
 }
 
-/// One stream through the tunnel while A floods B: the tunnel's port, or one where a plain socket takes it in.
+/// One stream through the tunnel while A floods B: the tunnel's port, or one where a plain socket
+/// takes it in.
 fn under_fire(
     hosts: &Hosts,
     datagrams: &[Vec<u8>],

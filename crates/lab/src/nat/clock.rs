@@ -1,4 +1,5 @@
-//! A program whose clock is wrong: libfaketime (Debian's `faketime`) tells it another time of day. Timers are not touched.
+//! A program with a wrong clock: libfaketime (Debian's `faketime`) changes its time of day, but not
+//! its timers.
 
 use std::path::PathBuf;
 

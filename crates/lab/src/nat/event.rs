@@ -18,7 +18,7 @@ const FIRST: Duration = Duration::from_secs(20);
 const REST: Duration = Duration::from_secs(2);
 /// How long it is to talk as it then does: longer than a way that has died can seem to be in use.
 const STEADY: Duration = Duration::from_secs(4);
-/// How much longer than it may is waited for what is late.
+/// Time to wait beyond the limit for a late result.
 const SLACK: Duration = Duration::from_secs(10);
 /// How long TCP may take to try again after an outage (RFC 6298: its timeout doubles each time).
 const TCP: Duration = Duration::from_secs(40);
@@ -42,7 +42,8 @@ pub struct EventRow {
     pub settled: Option<f64>,
     /// How long that might take.
     pub settled_within: f64,
-    /// The longest pause of a TCP connection that was there before; absent if it came to an end, or was not to go on.
+    /// The longest pause of a TCP connection that was there before; absent if it came to an end, or
+    /// was not to go on.
     pub tcp: Option<f64>,
     /// Differences from the expected result; empty if there are none.
     pub wrong: Vec<String>,
@@ -214,7 +215,7 @@ impl Stage {
                 self.site.cut(false)?;
             }
             Happening::KillRelay => {
-                // By the port, which tells whose it is; both ends use the same.
+                // By the port, which identifies the end; both ends use the same.
                 let endpoint = &self.status(1)?["peers"][0]["path"]["endpoint"];
                 let endpoint: Option<std::net::SocketAddr> =
                     endpoint.as_str().and_then(|text| text.parse().ok());
@@ -261,7 +262,7 @@ fn is(ways: [PathKind; 2], path: PathKind) -> bool {
 }
 
 impl EventRow {
-    /// Says what is not as it was to be.
+    /// Records the differences from the expectation.
     fn compare(&mut self, event: &Event) {
         if !is(self.before, event.path) {
             self.wrong.push("another path before".to_owned());

@@ -32,7 +32,7 @@ pub(crate) struct Seen {
     pub(crate) first: Option<Instant>,
     /// The latest.
     pub(crate) latest: Option<Instant>,
-    /// The longest time between two, since it was last asked for.
+    /// Longest time between two answers since the last query.
     pub(crate) gap: Duration,
 }
 
@@ -47,7 +47,7 @@ impl Flow {
             let mut buffer = [0; 64];
             while !over.load(Ordering::Relaxed) {
                 if let Ok((length, from)) = answering.recv_from(&mut buffer) {
-                    // Without a way back it is as good as lost.
+                    // Without a return path it counts as lost.
                     let _ = answering.send_to(&buffer[..length], from);
                 }
             }

@@ -31,16 +31,17 @@ use seikan_ui::Interrupt;
 use seikan_ui::Progress;
 use site::Site;
 
-/// From the start within which a direct path is to be in use, where there can be one.
+/// Time from the start within which a possible direct path must be in use.
 pub const DIRECT_WITHIN: Duration = Duration::from_secs(3);
 /// The same where IPv4 may be in use before IPv6 is found as good.
 const PREFERRED_WITHIN: Duration = Duration::from_secs(5);
-/// From the start within which the first answer is to come by a relay, where there is no direct path.
+/// From the start within which the first answer is to come by a relay, where there is no direct
+/// path.
 pub const RELAY_WITHIN: Duration = Duration::from_secs(1);
-/// How long is waited for what is to come, and then for what is not.
+/// Time to wait for expected results, and then for unexpected ones.
 const PATIENCE: Duration = Duration::from_secs(10);
 const SETTLED_AFTER: Duration = Duration::from_secs(3);
-/// How often is asked by which way members are reached.
+/// Interval of queries of the members' paths.
 const ASK: Duration = Duration::from_millis(100);
 /// Ports of services.
 const COORDINATOR: u16 = 7443;
@@ -78,7 +79,7 @@ pub struct NatRow {
     pub within: Option<f64>,
     /// By which way each sends, of A and of B; nothing arrived if `None`.
     pub found: [PathKind; 2],
-    /// By which family, if that was to be seen to, and by which each sends.
+    /// Address family that each end uses, if it matters.
     #[serde(default)]
     pub family: Option<(Family, [Option<Family>; 2])>,
     /// Until an answer came at all.
@@ -150,8 +151,8 @@ pub fn nat(
     })
 }
 
-/// From the first packet to a member that is known and directly reachable, to which nothing was sent yet, until its answer; one for each
-/// delay of a direction. In seconds.
+/// From the first packet to a member that is known and directly reachable, to which nothing was
+/// sent yet, until its answer; one for each delay of a direction. In seconds.
 ///
 /// # Errors
 /// A program that does not start, what the kernel refuses, no answer; [`LabError::Interrupted`].
@@ -415,7 +416,7 @@ impl Stage {
     fn seen(&self, cell: &Cell, interrupt: &Interrupt) -> Result<[[String; 2]; 2]> {
         let mut all = [const { [String::new(), String::new()] }; 2];
         for (end, nat) in cell.nats.iter().enumerate() {
-            // Servers that do not answer are asked for some seconds.
+            // Unresponsive servers are queried for some seconds.
             let deadline = Instant::now() + PATIENCE;
             loop {
                 let status = self.status(end)?;

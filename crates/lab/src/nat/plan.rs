@@ -1,4 +1,4 @@
-//! The file that says what is played: NATs, pairs, events, and what is to come of each.
+//! The plan: NATs, pairs, events, and their expected results.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use crate::error::{LabError, Result};
 /// The file in the program.
 pub const PLAN: &str = include_str!("../../nat/matrix.toml");
 
-/// Suffix of a NAT's name whose host has IPv6 as well.
+/// Suffix of the names of NATs with hosts that also have IPv6.
 const WITH_IPV6: &str = "+6";
 
 /// The longest delay of a direction, in milliseconds.
@@ -38,11 +38,11 @@ pub enum Family {
     IPv6,
 }
 
-/// A router that hides what is behind it.
+/// A router with address translation.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 pub struct NatBox {
-    /// The statement by which nftables maps, such as `masquerade random`.
+    /// Source NAT statement of nftables, such as `masquerade random`.
     pub source: String,
     /// A static map in its place: an outer address for each customer, both ways.
     pub one_to_one: bool,
@@ -81,18 +81,19 @@ pub struct Nat {
     pub ipv6: bool,
 }
 
-/// Pairs, and what is to come of them.
+/// Pairs and their expected results.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Expect {
     /// By which way they are to talk.
     pub path: PathKind,
-    /// By which family, if that is to be seen to.
+    /// Expected address family, if it matters.
     pub family: Option<Family>,
     /// Why, in a line.
     pub why: String,
-    /// Seconds from the start of the second daemon within which a direct path is to be in use; [`DIRECT_WITHIN`](super::DIRECT_WITHIN) if
-    /// left out. If it is given the first answer is to come by a relay, as early as where there is no direct path.
+    /// Seconds from the start of the second daemon within which a direct path must be in use;
+    /// [`DIRECT_WITHIN`](super::DIRECT_WITHIN) by default. If given, the first answer must come
+    /// through a relay, as early as without a direct path.
     pub within: Option<f64>,
     /// Boxes that both are behind.
     #[serde(default)]
@@ -114,11 +115,11 @@ pub enum Happening {
     },
     /// B's outermost box has another address outside, or B itself if it has none.
     ChangeAddress,
-    /// Nothing gets to B or from it for so many seconds.
+    /// B is cut off for this many seconds.
     Outage(f64),
     /// The relay that the pair uses is killed, or the first if it uses none.
     KillRelay,
-    /// The coordinator is killed, and starts again after so many seconds.
+    /// The coordinator is killed, and restarted after this many seconds.
     CoordinatorAway(f64),
     /// B's tunnel ends and starts with the machine's own clock.
     RestartWithRightClock,
@@ -134,7 +135,7 @@ pub struct Clocks {
     pub relay: Option<String>,
 }
 
-/// Something that happens to a pair, and what is to come of it.
+/// An event of a pair, and its expected result.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Event {
@@ -160,7 +161,7 @@ pub struct Event {
     pub gap: f64,
     /// Seconds until they talk as they then do, at most.
     pub settled: f64,
-    /// Whether a TCP connection goes on.
+    /// Whether a TCP connection survives.
     #[serde(default = "yes")]
     pub tcp: bool,
     /// Words that B's status has at the end.
@@ -201,7 +202,7 @@ pub struct Cell {
     pub shared: Vec<NatBox>,
     /// By which way they are to talk.
     pub path: PathKind,
-    /// By which family, if that is to be seen to.
+    /// Expected address family, if it matters.
     pub family: Option<Family>,
     /// Why.
     pub why: String,
@@ -305,7 +306,7 @@ impl Plan {
         Ok(cells)
     }
 
-    /// Pairs of which the file says nothing, or two things.
+    /// Pairs without an expectation, or with two.
     #[must_use]
     pub fn unclear(&self) -> Vec<String> {
         let mut said: BTreeMap<[&str; 2], usize> = BTreeMap::new();

@@ -26,7 +26,7 @@ use crate::wire::{Faults, Wire, WireFaults};
 pub(crate) const INTERNET: [u8; 3] = [198, 51, 100];
 /// The network of a home.
 const HOME: [u8; 3] = [192, 168, 1];
-/// Ends of addresses: of who gives a network its way out, of A and B, and of what both are behind.
+/// Last bytes of addresses: of a network's router, of A and B, and of their common router.
 pub(crate) const FIRST: u8 = 1;
 const ENDS: [u8; 2] = [10, 20];
 const SHARED: u8 = 30;
@@ -37,7 +37,8 @@ const WAN: &str = "wan";
 const LAN: &str = "lan";
 const WIRED: &str = "wired";
 
-/// Of a switch itself. Without one it has the lowest of its ports', and another when a port comes, which its neighbours do not know.
+/// Of a switch itself. Without one it has the lowest of its ports', and another when a port comes,
+/// which its neighbours do not know.
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
 /// A switch with a network, and the host that it belongs to.
@@ -79,8 +80,8 @@ fn address6(network: u8, end: u8) -> IpAddr {
 impl Switch {
     pub(crate) fn create(name: &'static str, network: [u8; 3]) -> Result<Switch> {
         let mut host = Host::create(name, FIRST)?;
-        // A box has long been up when hosts behind it begin: its link-local address, from which it looks for neighbours, is not
-        // tentative any more (RFC 4862, section 5.4).
+        // A box has long been up when hosts behind it begin: its link-local address, from which it
+        // looks for neighbours, is not tentative any more (RFC 4862, section 5.4).
         host.write_sysctl("net/ipv6/conf/default/accept_dad", "0")?;
         WIRED.clone_into(&mut host.device);
         let netlink = host.netlink()?;
@@ -105,7 +106,8 @@ impl Switch {
     }
 }
 
-/// Gives a nic an address of such a network, and the default route by its first address if that is another's.
+/// Gives a nic an address of such a network, and the default route by its first address if that is
+/// another's.
 fn configure6(host: &Host, nic: &str, network: u8, end: u8) -> Result<()> {
     host.add_address(nic, net(address6(network, end)))?;
     match end {
@@ -182,7 +184,7 @@ impl Router {
         } else {
             "meta l4proto udp drop"
         };
-        // Routers drop what nobody inside asked for, and say nothing.
+        // Routers silently drop packets that no inner host has requested.
         let rules = format!(
             "table ip nat
              delete table ip nat
@@ -259,7 +261,7 @@ impl Site {
         Ok(site)
     }
 
-    /// Gives IPv6 to who is to have it.
+    /// Configures IPv6 for the hosts that need it.
     fn add_ipv6(&self, cell: &Cell) -> Result<()> {
         let internet = &self.internet.host;
         forward6(internet)?;
@@ -306,7 +308,7 @@ impl Site {
         self.wire.set(delayed(self.delay, cut))
     }
 
-    /// B's innermost box forgets what it has mapped, and maps by this statement perhaps.
+    /// Restarts B's innermost router, which loses its mappings, optionally with another statement.
     pub(super) fn restart_nat(&mut self, source: Option<&str>) -> Result<()> {
         let router = self.routers[1].last_mut();
         let router = router.ok_or_else(|| LabError::Usage("B has no NAT to restart".to_owned()))?;
@@ -352,7 +354,7 @@ fn readdress(host: &Host, nic: &str, network: [u8; 3], end: u8) -> Result<()> {
     host.add_default_route(address(network, FIRST), nic)
 }
 
-/// The network inside of a box with so many before it.
+/// Returns the inner network of a router at this depth.
 fn inner(depth: usize, last: bool) -> [u8; 3] {
     match last {
         true => HOME,

@@ -1,7 +1,8 @@
-//! Which cause was taken for which, as SVG: a row for each cause that there were cases of, a column for each that was named.
+//! Confusion matrix of causes as SVG: a row for each true cause, a column for each diagnosed one.
 //!
-//! A cell's colour is the share of its row: one for the right cause, another for a wrong one; the count stands in it, so that
-//! nothing rests on colour alone. At the end of the row stands how often it was named first, with the 95 % interval.
+//! A cell's colour is the share of its row: one colour for correct diagnoses, another for wrong
+//! ones. Cells contain their counts, so that nothing depends on colour alone. Each row ends with
+//! the share of correct diagnoses and its 95 % interval.
 
 use seikan_diagnose::Cause;
 use seikan_ui::palette::{BAD, FAINT, INK, LINE, OWN};

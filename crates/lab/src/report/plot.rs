@@ -1,7 +1,8 @@
-//! A report's panels as SVG: horizontal bars, the range of the rounds as a whisker, the value beside each.
+//! A report's panels as SVG: horizontal bars with values, and the range of the rounds as a whisker.
 //!
-//! Colours stand for whose tunnel it is, and names and values stand beside every bar, so that nothing rests on colour
-//! alone. A style report inside adapts ink and lines to a dark page, in a page as in an image viewer.
+//! Colours distinguish tunnels, and every bar has its name and value, so that nothing depends on
+//! colour alone. A style sheet inside adapts ink and lines to a dark page, in a page as in an image
+//! viewer.
 
 use seikan_ui::palette::{FAINT, INK, LINE, OTHER, OWN, RAW};
 use seikan_ui::svg::{Anchor, SIZE, Svg, WIDTH, standalone, width};

@@ -74,7 +74,8 @@ fn panel(figures: &Figures) -> Panel {
     }
 }
 
-/// A row for each of its columns, which have longer names than the rows: medians, and what was published in brackets.
+/// Returns a row for each column, because columns have longer names than rows: medians, and
+/// published values in brackets.
 fn grid(grid: &Grid) -> Table {
     let first = grid.columns.first().map_or(&[][..], |column| &column.rows);
     let headings = first.iter().map(|row| row.name.clone());

@@ -76,7 +76,7 @@ fn left(text: &str, width: usize) -> String {
     pad_str(text, width, Alignment::Left, None).into_owned()
 }
 
-/// Widths of columns, the same in all panels of a report, so that figures stand below each other.
+/// Widths of columns, the same in all panels of a report, so that figures align.
 struct Columns {
     label: usize,
     bar: usize,

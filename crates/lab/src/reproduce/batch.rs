@@ -27,7 +27,7 @@ use crate::tunnel::{self, Started, Tunnel, inner_device, private_directory};
 
 /// Frames for each crossing.
 const SIZES: [u32; 6] = [2, 4, 8, 16, 32, 64];
-/// That of the source, whose buffer held four packets of 1,500 bytes.
+/// Buffer of the source: four packets of 1,500 bytes.
 const PUBLISHED_SIZE: u32 = 4;
 const BARE: &str = "no tunnel";
 const CRUDE: &str = "crude, 1 frame";

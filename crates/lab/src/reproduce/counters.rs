@@ -1,5 +1,6 @@
-//! One guest sends, ever more spin: which counter goes with the throughput? The source took the number of calls of a function
-//! of the kernel; here every counter that a doctor samples is a candidate, calls of functions where the kernel counts them.
+//! One guest sends, ever more spin: which counter goes with the throughput? The source took the
+//! number of calls of a function of the kernel; here every counter that a doctor samples is a
+//! candidate, calls of functions where the kernel counts them.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -25,14 +26,14 @@ use crate::scenario::Hog;
 const SMOOTH: usize = 20;
 /// How often one more guest begins to spin, as a multiple of a load's time: 25 s with the usual 3.
 const EVERY: f64 = 25.0 / 3.0;
-/// Intervals by which a counter may come before or after the throughput.
+/// Maximum lag of a counter before or after the throughput, in intervals.
 const MOST_LAG: usize = 10;
 /// Counters that are drawn: those that go with the throughput most.
 const DRAWN: usize = 7;
 /// The published correlation.
 const PUBLISHED_R: f64 = 0.605;
 
-/// Counters that might tell: name, whose values are added up, counter, and the file that has it.
+/// Counters that may explain the throughput: name, subjects to sum, counter, and its file.
 const EVENTS: [(&str, Of, &str, &str); 8] = [
     (
         "packets handled in softirqs",
@@ -82,7 +83,7 @@ const EVENTS: [(&str, Of, &str, &str); 8] = [
 const MOST_EVERY: Duration = Duration::from_secs(3_600 / GUESTS.len() as u64);
 /// Correlations that differ by less are alike.
 const EQUAL_WITHIN: f64 = 0.05;
-/// Readings of which the median is text.
+/// Number of readings whose median is used.
 const READINGS: usize = 101;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -113,7 +114,7 @@ pub(super) fn growing(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     let recording = network.sending(1, bench, |_| {
         let looker = Looker {
             seconds,
-            // Calls of functions are what the deepest level adds; without them counters suffice, which cost least.
+            // The deepest level adds calls of functions; without them the cheapest level suffices.
             level: Some(if calls::can_be_counted() { 3 } else { 0 }),
             ..Looker::new("ever more spin", &network.switch, UPLINK)
         };
@@ -157,7 +158,7 @@ struct Event<'a> {
     file: Option<&'static str>,
 }
 
-/// All of them, and the functions whose calls were counted.
+/// Returns all of them, and the functions with counted calls.
 fn events(evidence: &Evidence) -> Vec<Event<'_>> {
     let known = EVENTS.iter().map(|(name, of, counter, file)| Event {
         name: (*name).to_owned(),

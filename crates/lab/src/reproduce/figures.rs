@@ -1,5 +1,5 @@
-//! Results of an experiment: rows over rounds beside the published figures, curves, and claims of
-//! higher speed.
+//! Results of an experiment: rows over rounds and published figures, curves, and claims of higher
+//! speed.
 
 use seikan_load::stats::{Spread, ratio};
 use serde::{Deserialize, Serialize};
@@ -14,7 +14,7 @@ pub struct Figures {
     pub title: String,
     /// Its unit.
     pub unit: String,
-    /// Name of the row that ratios are to, here and in what was published.
+    /// Name of the row that measured and published ratios refer to.
     pub base: String,
     /// Its rows.
     pub rows: Vec<Row>,
@@ -64,7 +64,7 @@ impl Figures {
         self.rows.iter().find(|row| row.name == name)
     }
 
-    /// A row as a multiple of the base: here, and in what was published.
+    /// Returns a row as a multiple of the base: measured and published.
     #[must_use]
     pub fn ratios(&self, row: &Row) -> [Option<f64>; 2] {
         let base = self.row(&self.base);
@@ -81,7 +81,7 @@ impl Figures {
         self.claim_above(better, worse, 0.0)
     }
 
-    /// The same of numbers of which there may be none: the smaller one counts as a half then.
+    /// The same for counts, which may be zero: the smaller one then counts as a half.
     pub(super) fn claim_of_counts(&self, better: &str, worse: &str) -> Claim {
         self.claim_above(better, worse, 0.5)
     }
@@ -146,7 +146,7 @@ pub struct Claim {
     pub published: Option<f64>,
     /// How many times as much it was here, round by round.
     pub rounds: Vec<f64>,
-    /// Rounds of which that cannot be said, because one of both failed.
+    /// Rounds without a comparison, because one of both failed.
     pub missing: usize,
 }
 

@@ -1,4 +1,5 @@
-//! Guests of a virtual switch, each a network namespace on a port of it, and one host behind it to which they send.
+//! Guests of a virtual switch, each a network namespace on a port of it, and one host behind it to
+//! which they send.
 
 use std::fmt;
 use std::time::Duration;
@@ -14,7 +15,7 @@ use crate::load::live;
 use crate::scenario::Hog;
 use crate::tunnel::{SWITCH, Started, openvswitch, private_directory};
 
-/// The guests, and the ports of the switch, the last of which leads to who receives.
+/// The guests, and the ports of the switch, the last of which leads to the receiver.
 pub(super) const GUESTS: [&str; 8] = ["G1", "G2", "G3", "G4", "G5", "G6", "G7", "G8"];
 const PORTS: [&str; 9] = [
     "port1", "port2", "port3", "port4", "port5", "port6", "port7", "port8", UPLINK,
@@ -95,7 +96,7 @@ impl Network {
         })
     }
 
-    /// Lets so many guests send while `work` is done, which is told how many bytes have arrived.
+    /// Lets `count` guests send during `work`, which can read the bytes received so far.
     pub(super) fn sending<T>(
         &self,
         senders: usize,

@@ -13,7 +13,7 @@ use crate::error::{LabError, Result};
 
 /// Bytes encrypted at once: a packet.
 const BLOCK: usize = 1_400;
-/// How long ours is measured each time.
+/// Length of each measurement of Seikan's code.
 const TIME: Duration = Duration::from_millis(500);
 /// Packets between two looks at the clock.
 const RUN: u32 = 256;
@@ -42,8 +42,9 @@ const OPENSSL: [(&str, &[&str]); 6] = [
     ),
 ];
 
-/// Takes the instructions for AES away from OpenSSL, and those for GCM (OPENSSL_ia32cap(3): no AES instructions (bit 57), no
-/// carry-less multiplication (bit 33); second word: no vector forms of them (bits 41 and 42)).
+/// Takes the instructions for AES away from OpenSSL, and those for GCM (OPENSSL_ia32cap(3): no AES
+/// instructions (bit 57), no carry-less multiplication (bit 33); second word: no vector forms of
+/// them (bits 41 and 42)).
 pub(super) fn without_aes() -> (String, String) {
     (
         "OPENSSL_ia32cap".to_owned(),
@@ -112,7 +113,8 @@ fn openssl(words: &[&str], without: bool) -> Result<f64> {
     })
 }
 
-/// The last column of the last line, which is in thousands of bytes a second: `AES-256-CBC     1234567.89k`.
+/// The last column of the last line, which is in thousands of bytes a second: `AES-256-CBC
+/// 1234567.89k`.
 fn speed_of(said: &str) -> Option<f64> {
     let last = said.lines().rfind(|line| !line.trim().is_empty())?;
     let column = last.split_whitespace().last()?.strip_suffix('k')?;

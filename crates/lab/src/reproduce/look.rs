@@ -24,7 +24,7 @@ const WARMUP: Duration = Duration::from_secs(2);
 pub struct Look {
     /// The way: name of a row.
     pub of: String,
-    /// Causes of which any is right.
+    /// Causes that count as correct.
     pub right: Vec<Cause>,
     /// The doctor's diagnosis.
     pub said: Option<Diagnosis>,
@@ -37,7 +37,7 @@ pub struct Look {
 }
 
 impl Look {
-    /// Whether it named what it should.
+    /// Returns whether it named a correct cause.
     #[must_use]
     pub fn is_right(&self) -> bool {
         self.said
@@ -128,7 +128,7 @@ impl<'a> Looker<'a> {
         }
     }
 
-    /// The same while a load goes through; `facts` are read from what it measured.
+    /// The same during a load; `facts` are read from the doctor's measurements.
     ///
     /// # Errors
     /// No load, and those of [`Looker::look`].

@@ -1,9 +1,8 @@
 //! `seikan lab reproduce`: published experiments on slow tunnels, repeated on one machine.
 //!
-//! Each [`Source`] has the slow setup and the good setup side by side, in interleaved rounds,
-//! beside the published figures. [`Claim`]s state the faster setup and whether that holds in every
-//! round. The doctor diagnoses the slow setup without any hint. Figures of another machine are
-//! compared as ratios only.
+//! Each [`Source`] has a slow and a fast setup in interleaved rounds, and its published figures.
+//! [`Claim`]s state the faster setup and whether that holds in every round. The doctor diagnoses
+//! the slow setup without any hint. Figures of another machine are compared as ratios only.
 
 mod batch;
 mod counters;
@@ -140,7 +139,7 @@ impl Source {
         }
     }
 
-    /// About how many slow ways the doctor is asked.
+    /// Returns the number of slow setups that the doctor diagnoses.
     #[must_use]
     pub const fn looks(self) -> usize {
         match self {
@@ -167,7 +166,7 @@ impl fmt::Display for Source {
     }
 }
 
-/// How long and how often.
+/// Length and number of measurements.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReproduceOptions {
     /// Measured seconds of each load.
@@ -201,7 +200,7 @@ pub struct Experiment {
     pub options: ReproduceOptions,
     /// How long it took, in seconds.
     pub took: f64,
-    /// Measured figures, beside the published ones.
+    /// Measured and published figures.
     pub figures: Vec<Figures>,
     /// The same for many ways at once.
     pub grids: Vec<Grid>,
@@ -222,7 +221,7 @@ pub struct Experiment {
 }
 
 impl Experiment {
-    /// Whether every claim holds and the doctor named what it should, each time that it was to be asked.
+    /// Returns whether every claim holds and every diagnosis was correct.
     #[must_use]
     pub fn reproduced(&self) -> bool {
         let claims = !self.claims.is_empty() && self.claims.iter().all(Claim::holds);

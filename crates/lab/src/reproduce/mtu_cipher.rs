@@ -1,8 +1,8 @@
-//! The tunnel's MTU against its cipher: OpenVPN with each cipher over MTUs of 1,500 to 60,000 bytes, ours with both of its
-//! ciphers; and the link without a tunnel, without checksum offload, without any.
+//! The tunnel's MTU and its cipher: OpenVPN with each cipher over MTUs of 1,500 to 60,000 bytes,
+//! Seikan with both of its ciphers, and the link without a tunnel, with fewer offloads.
 //!
-//! A tunnel is started once a round for each cipher, and its interface's MTU changed at both ends while it runs. OpenVPN is
-//! told the largest, so that its buffers hold every size.
+//! A tunnel starts once a round for each cipher, and the MTU of its interface changes at both ends
+//! while it runs. OpenVPN is configured with the largest one, so that its buffers fit every size.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -27,7 +27,8 @@ const SMALL: usize = 1;
 const MIDDLE: usize = 2;
 const LARGE: usize = 6;
 
-/// A cipher of OpenVPN's: its name here, what OpenVPN is verdict, and what was published for each of [`MTUS`], in Mbit/s.
+/// A cipher of OpenVPN: its name here, OpenVPN's options for it, and the published figures for each
+/// of [`MTUS`], in Mbit/s.
 type Cipher = (&'static str, &'static [&'static str], [Option<f64>; 8]);
 
 const NONE: &str = "none";
@@ -88,9 +89,9 @@ const OWN_NONE: &str = "Seikan, none";
 const NULL_PROGRAM: &str = "SEIKAN_NULL_BIN";
 const OWN_AES: &str = "Seikan, AES-256-GCM";
 
-/// A way without a tunnel: its name, features of the cards, what was published in Mbit/s.
+/// A setup without a tunnel: its name, features of the NICs, the published figure in Mbit/s.
 type Bare = (&'static str, &'static [(Feature, bool)], Option<f64>);
-/// The link without a tunnel, and what was published on 10 Gbit/s, in Mbit/s.
+/// The link without a tunnel, and the published figures for 10 Gbit/s, in Mbit/s.
 const RAW: [Bare; 3] = [
     ("no tunnel", &[], Some(8_800.0)),
     (
@@ -116,8 +117,9 @@ const PLAIN: [(usize, &str, f64); 3] = [
     (MIDDLE, "OpenVPN, no cipher, MTU 9000", 1_300.0),
 ];
 
-/// OpenVPN at an MTU of 9,000 on gigabit, by processors with AES instructions: cipher, which way, published in Mbit/s. That
-/// machine's processors were of two kinds; here it is the same ones both setups.
+/// OpenVPN at an MTU of 9,000 on gigabit, by processors with AES instructions: cipher, which way,
+/// published in Mbit/s. That machine's processors were of two kinds; here it is the same ones both
+/// setups.
 const SETUPS: [(&str, Direction, f64); 5] = [
     (NONE, Direction::Forward, 930.0),
     (SHORT_KEY, Direction::Forward, 885.0),
@@ -210,7 +212,7 @@ fn raw(bench: &mut Bench<'_>, found: &mut Found) -> Result<Figures> {
     })
 }
 
-/// Takes from both ends' cards what the row called so is without.
+/// Disables the features that a row lacks on both ends' NICs.
 fn without(hosts: &Hosts, name: &str) -> Result<()> {
     let features = RAW
         .iter()
@@ -318,7 +320,7 @@ fn curves(columns: &[Figures]) -> Curves {
     }
 }
 
-/// The link beside tunnels without a cipher, and ours.
+/// Compares the link with tunnels without a cipher, and with Seikan.
 fn without_cipher(raw: &Figures, columns: &[Figures], found: &mut Found) {
     let mut figures = raw.clone();
     let named = |name: &str| columns.iter().find(|column| column.title == name);
@@ -379,8 +381,8 @@ fn both_directions(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     Ok(())
 }
 
-/// Claims about larger packets, instructions and no cipher, and about ours beside the best of the
-/// others.
+/// Claims about larger packets, instructions and no cipher, and about Seikan and the best other
+/// tunnel.
 fn claims(columns: &[Figures], found: &mut Found) {
     let large = MTUS[LARGE].to_string();
     for cipher in [CBC, BLOWFISH] {
@@ -476,7 +478,7 @@ fn diagnoses(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     Ok(())
 }
 
-/// OpenVPN or ours with the cipher called so here.
+/// Returns OpenVPN or Seikan with the cipher of this name.
 fn with_cipher(name: &str) -> Result<Box<dyn Tunnel>> {
     if let Some((_, cipher)) = OWN.iter().find(|(own, _)| *own == name) {
         let mut tunnel = Seikan::new("native", 0).with_cipher(cipher);

@@ -1,5 +1,6 @@
-//! A gateway that wraps whatever its packet socket hands it, with receive offload (GRO) on its nic and without, with
-//! packets steered to all processors (RPS), and ours, which wants GRO.
+//! A gateway that encapsulates whatever its packet socket receives, with receive offload (GRO) on
+//! its NIC and without, with packets distributed to all processors (RPS), and Seikan, which
+//! requires GRO.
 
 use std::time::{Duration, Instant};
 
@@ -31,12 +32,13 @@ const ROWS: [(&str, &str); 4] = [
 const NAIVE: &str = "naive-gro";
 /// The naive gateway as the doctor's subject.
 pub(super) const TUNNEL: &str = "naive";
-/// Of all time, what the comparison of gateways takes, about.
+/// Approximate share of the whole time that the comparison of gateways takes.
 const COMPARED: f64 = 0.6;
-/// A connection is looked at so often, for so many times a load's time.
+/// Interval of samples of a connection, and their duration as a multiple of a load.
 const EVERY: Duration = Duration::from_millis(100);
 const FOLLOWED: f64 = 3.0;
-/// Published, in Mbit/s, out of the device: GRO on, then GRO off with RPS. UDP with GRO on made about 30.
+/// Published, in Mbit/s, out of the device: GRO on, then GRO off with RPS. UDP with GRO on made
+/// about 30.
 const PUBLISHED: [(usize, f64); 2] = [(0, 1.56), (2, 32.6)];
 const PUBLISHED_UDP: f64 = 30.0;
 /// Published: segments sent again, and congestion window in KB.
@@ -165,10 +167,11 @@ fn of_round(round: &GatewayRound, load: Load, figure: Figure) -> Option<f64> {
     figure(&loads.find(|of| of.load == load)?.measured)
 }
 
-/// The rows of which a connection is followed.
+/// The rows whose connection is sampled.
 const FOLLOWED_ROWS: [&str; 3] = [ROWS[0].1, ROWS[1].1, ROWS[3].1];
 
-/// One connection over time: seconds with KB of its congestion window, and with segments sent again so far.
+/// One connection over time: seconds with KB of its congestion window, and with segments sent again
+/// so far.
 #[derive(Default)]
 struct Trail {
     window: Vec<[f64; 2]>,

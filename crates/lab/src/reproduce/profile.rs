@@ -1,5 +1,5 @@
-//! Eight guests behind a virtual switch, some of which send and some spin: does a profile show why
-//! they are slow?
+//! Eight guests behind a virtual switch, some sending and some busy: a profile shows why they are
+//! slow.
 //!
 //! Guests are network namespaces, each on a port of a bridge of the kernel's or of Open vSwitch
 //! with its datapath in user space; all send to one host behind the same switch. The source
@@ -20,7 +20,7 @@ use super::look::{LOOK, Looker};
 use super::{Bench, Curve, Curves, Figures, Found, List, Row};
 use crate::error::{LabError, Result};
 
-/// Guests that send and guests that spin: name, how many of each, and what was published in Mbit/s.
+/// Sending and busy guests: name, number of each, and the published figure in Mbit/s.
 const PATTERNS: [(&str, usize, usize, Option<f64>); 6] = [
     ("A", 2, 0, Some(9_200.0)),
     ("B", 4, 0, Some(9_200.0)),
@@ -29,7 +29,7 @@ const PATTERNS: [(&str, usize, usize, Option<f64>); 6] = [
     ("E", 2, 4, None),
     ("F", 2, 6, None),
 ];
-/// Throughput is told of so long intervals, as in the source.
+/// Interval of the throughput, as in the source.
 pub(super) const BIN: f64 = 0.5;
 /// Functions of a profile that are verdict.
 const SHOWN: usize = 5;
@@ -148,7 +148,8 @@ fn at(values: &[f64], share: f64) -> Option<f64> {
     percentile(&sorted, share)
 }
 
-/// Where the processors' time goes in each pattern, and what the doctor says of the one in which most spin.
+/// Measures the processor time of each pattern, and runs the doctor on the one with most busy
+/// guests.
 fn functions(bench: &mut Bench<'_>, switch: Switch, found: &mut Found) -> Result<()> {
     let mut columns: Vec<(String, Vec<Share>)> = Vec::new();
     let good = found

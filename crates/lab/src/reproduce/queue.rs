@@ -1,8 +1,8 @@
-//! A queue of three packets in front of the tunnel's program, as a driver for Solaris had it (5,120 bytes), and one of
-//! 1 MiB (about 720 segments).
+//! A queue of three packets in front of the tunnel's program, as a driver for Solaris had it (5,120
+//! bytes), and one of 1 MiB (about 720 segments).
 //!
-//! The queue of a TUN device is `txqueuelen` packets long. It is set on host A, which sends; then it is swept, too short to
-//! far too long, with the latency that the load has meanwhile.
+//! The queue of a TUN device is `txqueuelen` packets long. It is set on host A, which sends; then
+//! it is swept, too short to far too long, with the latency that the load has meanwhile.
 
 use std::time::Duration;
 
@@ -23,9 +23,10 @@ const SHORT: u32 = 3;
 const LONG: u32 = 720;
 /// The sweep, in packets.
 const SWEEP: [u32; 8] = [3, 10, 30, 100, 300, 1_000, 3_000, 10_000];
-/// A row's name, its tunnel and the length of the queue in packets, what was published in Mbit/s.
+/// Name of a row, its tunnel and the length of the queue in packets, and the published figure in
+/// Mbit/s.
 type QueueRow = (&'static str, Option<(&'static str, u32)>, Option<f64>);
-/// Row names, and what was published of them, in Mbit/s.
+/// Names of rows, and their published figures in Mbit/s.
 const RAW: &str = "no tunnel";
 const ROWS: [QueueRow; 5] = [
     (RAW, None, Some(1_028.79)),
@@ -56,7 +57,7 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
     Ok(found)
 }
 
-/// Throughput, and what was sent again.
+/// Measures throughput and retransmissions.
 fn rows(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     let names = ROWS.map(|(name, ..)| name);
     let measured = interleaved(bench, &names, &mut found.problems, &mut |bench, name| {

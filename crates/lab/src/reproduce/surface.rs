@@ -1,5 +1,6 @@
-//! What the source of [`batch`](super::batch) leaves open: how large should the program's buffer be, how long the queue of the
-//! interface and how large its MTU? Bulk wants all of them large, who waits for an answer wants short queues.
+//! Questions that the source of [`batch`](super::batch) leaves open: the sizes of the program's
+//! buffer, the interface's queue and its MTU. Bulk transfers need large ones, interactive traffic
+//! short queues.
 
 use std::time::Duration;
 
@@ -42,7 +43,8 @@ struct Point {
     size: u32,
 }
 
-/// Throughput of bulk TCP and, at the same time, round trips of a flow of small datagrams, over frames, queue and MTU.
+/// Throughput of bulk TCP and, at the same time, round trips of a flow of small datagrams, over
+/// frames, queue and MTU.
 pub(super) fn surface(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     let tunnel = tunnel_of(ONE)?;
     let mut running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;

@@ -16,9 +16,9 @@ use crate::error::{LabError, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Guesses {
-    /// The cause whose counter moves most with the throughput.
+    /// The cause whose counter correlates most with the throughput.
     pub correlation: Cause,
-    /// The cause whose counter is the largest multiple of what is normal.
+    /// The cause whose counter is the largest multiple of its normal value.
     pub jump: Cause,
 }
 
@@ -47,7 +47,7 @@ pub(crate) fn load(file: &Path) -> Result<Recording> {
     let read = || LabError::io(format!("read {}", file.display()));
     let source = File::open(file).map_err(read())?;
     let mut bytes = Vec::new();
-    // One more than may be: that it is too large is told by who parses it.
+    // One byte more than the maximum: the parser reports that it is too large.
     source
         .take(MAX_BYTES + 1)
         .read_to_end(&mut bytes)
@@ -55,8 +55,9 @@ pub(crate) fn load(file: &Path) -> Result<Recording> {
     Recording::parse(&bytes).map_err(|e| LabError::Usage(format!("{}: {e}", file.display())))
 }
 
-/// Puts what the rules say now in place of what was said; whether it is another cause. Cases that do not count have no
-/// recording, as the doctor was not asked. With a level, only what that one and those below it measure is looked at.
+/// Replaces the diagnosis by that of the current rules; returns whether the cause differs. Invalid
+/// cases have no recording, because the doctor did not run. With a level, only measurements up to
+/// that level are used.
 pub(super) fn rediagnose(case: &mut Case, directory: &Path, level: Option<u32>) -> Result<bool> {
     let Some(outcome) = &mut case.outcome else {
         return Ok(false);

@@ -29,7 +29,7 @@ const LEVELS: [(u32, f64); 2] = [(1, 0.01), (2, 0.03)];
 pub const COST_TUNNELS: [&str; 3] = ["seikan-native", "seikan-wireguard", "openvpn"];
 /// Time after each switch that is not measured: the doctor finds the path, streams their rate.
 const SETTLE: Duration = Duration::from_millis(800);
-/// The doctor would look for so long, in seconds; it is told to end before.
+/// Maximum duration of the doctor's measurement in seconds; it is interrupted earlier.
 const LONG: &str = "3600";
 /// How long it may take to end.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -57,7 +57,8 @@ pub struct CostRow {
     pub level: u32,
     /// Throughput without and with the doctor, in Mbit/s, neighbours in time.
     pub pairs: Vec<(f64, f64)>,
-    /// Share of the throughput that is lost, with its interval; negative: gained. `None` if nothing went through.
+    /// Share of the throughput that is lost, with its interval; negative: gained. `None` if nothing
+    /// went through.
     pub cost: Option<Interval>,
     /// Share that may be lost at most.
     pub bar: f64,
@@ -211,7 +212,7 @@ impl Looking {
                 "`seikan doctor` ended by itself, with {status}"
             )));
         }
-        // Fails only when it has ended already, which is told below.
+        // Fails only if it has ended already, which is reported below.
         let _ = kill(Pid::from_raw(self.0.id() as i32), Signal::SIGINT);
         let start = Instant::now();
         while start.elapsed() < PATIENCE {

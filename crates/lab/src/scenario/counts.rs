@@ -1,4 +1,4 @@
-//! Cases counted: how often the doctor was right, with intervals. Pure functions.
+//! Counts of cases and of correct diagnoses, with intervals. Pure functions.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,8 @@ pub struct Interval {
 }
 
 impl Interval {
-    /// Wilson's score interval (Wilson: "Probable Inference, the Law of Succession, and Statistical Inference", 1927).
+    /// Wilson's score interval (Wilson: "Probable Inference, the Law of Succession, and Statistical
+    /// Inference", 1927).
     #[must_use]
     pub fn wilson(hits: u32, of: u32) -> Self {
         if of == 0 {
@@ -70,7 +71,7 @@ pub struct PerClass {
     pub f1: f64,
 }
 
-/// How often a naive way to tell is right, on the same cases.
+/// Correct diagnoses of a naive method on the same cases.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Baseline {
     /// Which.
@@ -91,8 +92,8 @@ pub struct Doubles {
 /// Results of the doctor's changes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Fixes {
-    /// Cases whose remedy is the host's own (`fixable` in the scenario) in which one was tried whose throughput was then 90 %
-    /// of the healthy one or more.
+    /// Cases with a remedy on this host (`fixable` in the scenario) in which a remedy was tried and
+    /// the throughput then reached 90 % of the healthy one.
     pub restored: Interval,
     /// Of these cases, those in which a change stayed.
     pub kept: Interval,
@@ -109,7 +110,7 @@ pub struct Fixes {
 pub struct Counts {
     /// Cases of a fault or control that count.
     pub cases: u32,
-    /// Cases whose throughput did not fall enough, or a control's that fell.
+    /// Cases whose throughput fell too little, and controls whose throughput fell.
     pub discarded: u32,
     /// Cases that count in which the doctor said nothing; they are taken as `unknown`.
     pub silent: u32,
@@ -135,7 +136,7 @@ pub struct Counts {
     pub seconds: Option<Spread>,
     /// Each cause there were cases of.
     pub classes: Vec<PerClass>,
-    /// How often what was named for what; in the order of the catalogue.
+    /// Counts of (true cause, diagnosed cause), in the order of the catalogue.
     pub confusion: Vec<(Cause, Cause, u32)>,
 }
 
@@ -278,7 +279,8 @@ fn share<T>(all: &[T], is: impl Fn(&T) -> bool) -> Interval {
     Interval::wilson(hits as u32, all.len() as u32)
 }
 
-/// Harmonic mean of precision and recall, of `right` among `of` cases of a class and `named` that were taken for it.
+/// Returns the harmonic mean of precision and recall, with `right` of `of` cases of a class, and
+/// `named` diagnoses of it.
 fn f1(right: u32, of: u32, named: u32) -> f64 {
     match of + named {
         0 => 0.0,
@@ -303,8 +305,8 @@ mod tests {
         assert!((a - b).abs() < 5e-5, "{a} is not {b}");
     }
 
-    /// Newcombe: "Two-sided confidence intervals for the single proportion", Statistics in Medicine 17 (1998), table I,
-    /// method 3: 81/263, 15/148, 0/20, 1/29.
+    /// Newcombe: "Two-sided confidence intervals for the single proportion", Statistics in Medicine
+    /// 17 (1998), table I, method 3: 81/263, 15/148, 0/20, 1/29.
     #[test]
     fn wilson_as_published() {
         for (hits, of, low, high) in [
@@ -463,7 +465,7 @@ mod tests {
             fixable: true,
             ..case(Cause::Shaper, Some(Cause::Shaper), None)
         };
-        // Of settings of programs and of other hosts nothing is to be restored.
+        // Settings of programs and of other hosts cannot be restored.
         let elsewhere = Outcome {
             fixable: false,
             ..repaired(true, false, &[])

@@ -1,5 +1,5 @@
-//! The doctor, called like anybody would call it, in a host that it knows nothing of but an interface and the rate
-//! that should go through.
+//! The doctor, called like anybody would call it, in a host that it knows nothing of but an
+//! interface and the rate that should go through.
 
 use std::io::Read;
 use std::path::Path;
@@ -32,7 +32,7 @@ pub struct Diagnosis {
     /// Other causes, the heaviest first.
     #[serde(default)]
     pub alternatives: Vec<Cause>,
-    /// From the cause to what is felt.
+    /// From the cause to its visible effect.
     #[serde(default)]
     pub chain: Vec<Cause>,
     /// Seconds until it was said; measured here, not the doctor's own figure.
@@ -60,7 +60,7 @@ pub(crate) struct DoctorArguments<'a> {
     pub host: &'a Host,
     /// About which interface.
     pub interface: &'a str,
-    /// Mbit/s that should go through it; it is not told if `None`.
+    /// Expected rate in Mbit/s, if the doctor gets it.
     pub expected: Option<f64>,
     /// How long it looks.
     pub seconds: f64,
@@ -68,9 +68,9 @@ pub(crate) struct DoctorArguments<'a> {
     pub level: Option<u32>,
     /// Whether it is to try what helps.
     pub fix: bool,
-    /// Where it keeps what it measures.
+    /// File for its recording.
     pub record: &'a Path,
-    /// Where it notes what it changes: none of the machine's own doctor's business.
+    /// Directory for its journal, separate from the machine's own doctor.
     pub run_dir: &'a Path,
 }
 
@@ -138,7 +138,7 @@ pub(crate) fn ask(arguments: &DoctorArguments<'_>, interrupt: &Interrupt) -> Res
     Ok(answer)
 }
 
-/// Has the doctor take back in `host` what it kept there, by the notes in `run_dir`.
+/// Makes the doctor revert in `host` what it kept there, by the journal in `run_dir`.
 ///
 /// # Errors
 /// As [`ask`].
@@ -179,7 +179,7 @@ fn answered(
     }
 }
 
-/// A program whose output is read; killed when dropped.
+/// A program whose output is read; killed on drop.
 struct RunningDoctor(Child);
 
 impl RunningDoctor {
@@ -194,7 +194,7 @@ impl RunningDoctor {
             let out = scope.spawn(|| text_of(out));
             let complaint = scope.spawn(|| text_of(complaint));
             let status = self.wait(patience, interrupt);
-            // Closes what the readers read.
+            // Closes the pipes of the readers.
             drop(self);
             let texts = (
                 out.join().unwrap_or_default(),

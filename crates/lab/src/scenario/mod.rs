@@ -1,8 +1,9 @@
 //! Scenarios: tunnels that were made slow on purpose, for the doctor to find out why.
 //!
-//! A [`Scenario`] is a file of `scenarios/`: a tunnel, a load, a [`Fault`], and the cause that a doctor should name.
-//! [`run`] plays it once: load without the fault, load with it, and the doctor meanwhile, who knows nothing but the
-//! interface and the rate that is expected. [`mod@score`] plays many with severities drawn at random and counts.
+//! A [`Scenario`] is a file of `scenarios/`: a tunnel, a load, a [`Fault`], and the expected
+//! diagnosis. [`run`] plays it once: load without the fault, load with it, and the doctor
+//! meanwhile, which gets only the interface and the expected rate. [`mod@score`] plays many with
+//! random severities and counts.
 
 mod again;
 mod cost;
@@ -42,7 +43,7 @@ use seikan_load::{LiveKind, LiveOptions, Pattern};
 
 /// The tunnel that no rule is ever tuned on.
 pub const UNTUNED_TUNNEL: &str = "boringtun";
-/// The range of severities is cut into so many bands; the odd ones are held out.
+/// Number of bands of the range of severities; the odd ones are held out.
 const BANDS: u32 = 10;
 
 /// Which half of the cases.
@@ -88,7 +89,8 @@ pub struct LinkSpec {
     pub offload: bool,
     /// Delay of each direction, in milliseconds; needs a wire.
     pub delay: Option<f64>,
-    /// Microseconds for which a card waits for more packets before it hands them on; see [`Link::moderation`].
+    /// Microseconds for which a card waits for more packets before it hands them on; see
+    /// [`Link::moderation`].
     pub moderation: u32,
 }
 
@@ -187,7 +189,8 @@ pub struct Scenario {
     pub chain: Vec<Cause>,
     /// Tunnels it can be played with; those that are not here are left out.
     pub tunnels: Vec<String>,
-    /// Whether what would help is a setting of the host on which the doctor looks, of that host alone, and of no program.
+    /// Whether what would help is a setting of the host on which the doctor looks, of that host
+    /// alone, and of no program.
     #[serde(default)]
     pub fixable: bool,
     /// Where the doctor looks.
@@ -204,7 +207,7 @@ pub struct Scenario {
     pub second: Option<Second>,
 }
 
-/// A second fault beside the first.
+/// A second fault in addition to the first.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Second {
@@ -283,7 +286,8 @@ impl Scenario {
         self.fault.check(&self.load)
     }
 
-    /// The link as it is without the fault: a wire where a delay or a fault of the wire asks for one.
+    /// The link as it is without the fault: a wire where a delay or a fault of the wire asks for
+    /// one.
     #[must_use]
     pub fn link(&self) -> Link {
         let delay = self.link.delay.unwrap_or_default();

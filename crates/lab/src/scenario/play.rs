@@ -1,4 +1,5 @@
-//! One scenario played once: a tunnel; the load without the fault; the fault; the load again, and the doctor meanwhile.
+//! One scenario played once: a tunnel; the load without the fault; the fault; the load again, and
+//! the doctor meanwhile.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -21,7 +22,8 @@ use crate::tunnel::{self, Changes, Running, Tunnel, inner_device};
 
 /// A case counts only if throughput fell by so much; a control, only if it did not.
 pub const LEAST_LOSS: f64 = 0.1;
-/// Less of the offered rate than this without the fault: something else is wrong, such as a busy machine.
+/// Less of the offered rate than this without the fault: something else is wrong, such as a busy
+/// machine.
 const LEAST_HEALTHY: f64 = 0.9;
 /// Time for streams to find their rate.
 const WARMUP: Duration = Duration::from_secs(1);
@@ -31,13 +33,13 @@ const WARMUP: Duration = Duration::from_secs(1);
 pub struct RunOptions {
     /// How long throughput is measured each time, in seconds.
     pub measure: f64,
-    /// How long the doctor looks, in seconds; it is not asked if `None`.
+    /// Duration of the doctor's measurement, in seconds; `None`: it does not run.
     pub doctor: Option<f64>,
     /// How deep it looks, 0 to 2; as it likes if `None`.
     pub level: Option<u32>,
     /// Have it try what helps, and see whether that is so.
     pub fix: bool,
-    /// Where what the doctor measures is kept; nowhere if `None`.
+    /// File for the doctor's recording, if any.
     pub recording: Option<PathBuf>,
     /// Ask the doctor even if throughput did not fall enough for the case to count.
     pub always: bool,
@@ -69,7 +71,7 @@ pub struct Outcome {
     /// Others that are as right.
     #[serde(default)]
     pub also: Vec<Cause>,
-    /// The cause of a second fault beside the first.
+    /// The cause of a second fault.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub second: Option<Cause>,
     /// Whether a setting of the doctor's own host would help.
@@ -126,7 +128,8 @@ impl Outcome {
         })
     }
 
-    /// Of a double fault: whether the first that was named is one of both, and whether both are among the first two.
+    /// Of a double fault: whether the first that was named is one of both, and whether both are
+    /// among the first two.
     #[must_use]
     pub fn of_both(&self) -> Option<[bool; 2]> {
         let both = [self.cause, self.second?];
@@ -134,7 +137,7 @@ impl Outcome {
             return Some([false; 2]);
         };
         let mut named = vec![self.folded(diagnosis.cause)];
-        // One may be felt through the other: the chain tells both.
+        // One may act through the other: the chain has both.
         named.extend(diagnosis.chain.iter().skip(1).map(|c| self.folded(*c)));
         named.extend(diagnosis.alternatives.iter().map(|c| self.folded(*c)));
         let first_two = &named[..named.len().min(2)];
@@ -232,10 +235,11 @@ fn start(
 ) -> Result<Running> {
     let hosts = Hosts::create(tunnel.link(scenario.link()))?;
     scenario.fault.prepare(severity, &hosts)?;
-    // Not what this machine happens to prefer: some hardly mind a loss.
+    // Not this machine's default: some are hardly affected by loss.
     for host in [&hosts.a, &hosts.b] {
         host.set_congestion_control(scenario.load.congestion.name())
-            // A namespace may have only what the machine allows everybody, which Reno always is.
+            // A namespace may use only algorithms that the machine allows to all, and Reno is
+            // always one.
             .or_else(|_| host.set_congestion_control(Congestion::Reno.name()))?;
     }
     tunnel::start_between(tunnel, hosts, interrupt)
@@ -469,7 +473,7 @@ mod tests {
             expected_argument(&scenario, 100.0)
         };
         assert_eq!(argument("healthy-paced"), None);
-        // Neither would a doctor that is told nothing know that less than all goes through.
+        // Without the expected rate the doctor would not know that the tunnel is slow.
         assert_eq!(argument("healthy-bulk"), Some(100.0));
         assert_eq!(argument("tun-queue-overflow"), Some(100.0));
     }

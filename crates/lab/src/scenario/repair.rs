@@ -1,5 +1,5 @@
-//! Whether what the doctor changes helps, and whether what it takes back is as it was: told by looking at the host before and
-//! after, not by asking the doctor.
+//! Checks that the doctor's changes help and that it reverts them completely, by the state of the
+//! host before and after, not by its own report.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
@@ -37,10 +37,11 @@ pub struct Repair {
     pub why: Option<String>,
     /// Throughput afterwards, in Mbit/s.
     pub throughput: f64,
-    /// Throughput without the fault, in Mbit/s: the middle of what it was before and is afterwards, as machines drift.
+    /// Throughput without the fault, in Mbit/s: the mean of the values before and after, because
+    /// machines drift.
     #[serde(default)]
     pub healthy: f64,
-    /// Whether the throughput is as good as that.
+    /// Whether the throughput reached that.
     pub restored: bool,
     /// Differences from the state before, although nothing was kept or all was reverted.
     pub left: Vec<String>,
@@ -49,7 +50,7 @@ pub struct Repair {
 }
 
 impl Repair {
-    /// Before it is known what was left behind.
+    /// The remains are not known yet.
     pub(super) fn new(fixes: &[Attempt], throughput: f64, healthy: f64, seconds: f64) -> Self {
         let possible =
             |attempt: &&Attempt| !matches!(attempt.trial.decision, Decision::NotPossible(_));
@@ -211,7 +212,7 @@ fn limits(pid: u32) -> Vec<PathBuf> {
     groups.lines().filter_map(group).collect()
 }
 
-/// Files that can be written and read below a directory, with what is in them.
+/// Returns the readable and writable files below a directory, with their content.
 fn sysctls(directory: &Path) -> Vec<(String, String)> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {

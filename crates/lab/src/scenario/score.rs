@@ -1,8 +1,8 @@
 //! Many cases, drawn at random, played one after the other, and counted.
 //!
-//! Cases go around the scenarios, so that a run that ends early has seen them all alike, and on until each class has as many
-//! that count as asked for. Each is appended to a file as one line of JSON as soon as it is known; those that the file has
-//! already are not played again, but counted.
+//! Cases cycle through the scenarios, so that an early end has covered them equally, until each
+//! class has the requested number of valid cases. Each case is appended to a file as a line of JSON
+//! at once; cases in the file are not played again, but counted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::OpenOptions;
@@ -18,7 +18,8 @@ use super::again::{recording_file, rediagnose};
 use super::{Counts, Draw, Outcome, RunOptions, Scenario, Split, run};
 use crate::error::{LabError, Result};
 
-/// How often a scenario is played for each case that is wanted, at most: a fault that is too weak to count is drawn again.
+/// How often a scenario is played for each case that is wanted, at most: a fault that is too weak
+/// to count is drawn again.
 const DRAWS: u32 = 3;
 
 /// Options of the score.
@@ -28,7 +29,7 @@ pub struct ScoreOptions {
     pub classes: Vec<String>,
     /// Cases of each class that are to count.
     pub cases: u32,
-    /// No new case is started_at after this time.
+    /// No new case starts after this time.
     pub limit: Option<Duration>,
     /// Seed of the random draws.
     pub seed: u64,
@@ -36,7 +37,7 @@ pub struct ScoreOptions {
     pub split: Split,
     /// Where cases are kept.
     pub out: Option<PathBuf>,
-    /// Directory where what the doctor measured is kept, a file for each case.
+    /// Directory for recordings, a file for each case.
     pub recordings: Option<PathBuf>,
     /// How each is played.
     pub run: RunOptions,
@@ -64,7 +65,7 @@ pub enum Progressed<'a> {
     Done(&'a Case),
 }
 
-/// Plays and counts. Ctrl-C ends it early, and what is known by then is counted.
+/// Plays and counts. Ctrl-C ends early, and counts the cases so far.
 ///
 /// # Errors
 /// A class that is none; a file that cannot be read or written. A case that fails is in the file with its reason.
@@ -141,8 +142,9 @@ pub fn score(
     Ok(counted(options, &scenarios, &cases))
 }
 
-/// Judges cases that were played before again, from their recordings, by the rules of now, and counts anew. Plays nothing and
-/// changes no file; those of which another cause is said now are reported. `options.run.level` bounds what is looked at.
+/// Diagnoses earlier cases again from their recordings by the current rules, and counts. Plays
+/// nothing and changes no file; cases with a different diagnosis are reported. `options.run.level`
+/// limits the measurements in use.
 ///
 /// # Errors
 /// There are no cases; a class that is none; a file or recording that cannot be read.
@@ -177,7 +179,7 @@ pub fn score_again(
     Ok(counted(options, &scenarios, &cases))
 }
 
-/// A cause, and whether a second fault is beside it: cases of two faults are counted apart.
+/// A cause, and whether there is a second fault: such cases are counted separately.
 type Class = (Cause, bool);
 
 /// How many cases that count each class still lacks.

@@ -1,4 +1,4 @@
-//! Every file is right, and what is wrong in one is said.
+//! Every scenario file is valid, and errors in files are reported.
 
 use std::collections::BTreeSet;
 
@@ -147,7 +147,7 @@ fn a_second_fault_is_another_one_in_a_tunnel_that_runs() {
     let scenario = Scenario::parse("x", &text).expect("right");
     let draw = |number| Draw::new(&scenario, Split::Train, 1, number);
     let drawn: Vec<Draw> = (0..8).filter_map(draw).collect();
-    // Each by itself; nothing is drawn where the tunnel is not installed.
+    // Each separately; nothing is drawn if the tunnel is not installed.
     let share =
         |value: Option<f64>, [from, to]: [f64; 2]| (value.expect("drawn") / from).log(to / from);
     assert!(drawn.iter().all(|draw| {

@@ -1,5 +1,5 @@
-//! Virtual networks with a host in the middle that is the one to be looked at: a bridge with veth guests, and a
-//! gateway that wraps what a device sends (the naive one).
+//! Virtual networks with the host under test in the middle: a bridge with veth guests, and a
+//! gateway that encapsulates a device's packets (the naive one).
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;

@@ -1,8 +1,9 @@
-//! Tunnels between two hosts: nothing at all (the raw link), our own in both protocols, and other people's.
+//! Tunnels between two hosts: none (the raw link), Seikan with both protocols, and other
+//! implementations.
 //!
-//! A [`Tunnel`] says whether it can run here and why not; [`start`] brings it up in fresh hosts and waits until the
-//! far end answers through it. Programs are looked up in the directories of `$SEIKAN_PEERS` (colon separated), then
-//! on `PATH`. One file per program family.
+//! A [`Tunnel`] says whether it can run here and why not; [`start`] brings it up in fresh hosts and
+//! waits until the far end answers through it. Programs are looked up in the directories of
+//! `$SEIKAN_PEERS` (colon separated), then on `PATH`. One file per program family.
 
 pub mod crude;
 mod middle;
@@ -40,7 +41,7 @@ pub trait Tunnel: Sync {
     /// Its name in reports and in `--only`.
     fn name(&self) -> &str;
 
-    /// Whether it is ours; reports set it apart.
+    /// Whether it is Seikan; reports highlight it.
     fn is_own(&self) -> bool {
         false
     }
@@ -61,7 +62,7 @@ pub trait Tunnel: Sync {
         None
     }
 
-    /// The link it wants, given the one asked for.
+    /// Returns the link that it needs, given the requested one.
     fn link(&self, asked: Link) -> Link {
         asked
     }
@@ -91,7 +92,7 @@ pub struct Started {
     pub processes: Processes,
     /// Files that outlive the programs, such as control sockets.
     pub leftovers: Leftovers,
-    /// Where a virtual switch has its sockets, for who changes its settings while it runs.
+    /// Directory of a virtual switch's sockets, for changes of its settings while it runs.
     pub orders: Option<PathBuf>,
 }
 
@@ -112,7 +113,7 @@ impl Started {
         all.filter_map(crate::process::Process::peak_rss).max()
     }
 
-    /// A time-out alone says little: adds what the programs said.
+    /// Adds the output of the programs to a time-out.
     pub(crate) fn explain(&self, error: LabError) -> LabError {
         let LabError::Timeout { .. } = error else {
             return error;
@@ -221,8 +222,8 @@ pub(crate) fn private_directory() -> Result<tempfile::TempDir> {
         .map_err(LabError::io("make a temporary directory"))
 }
 
-/// All tunnels known, in the order of reports: raw link, ours, others, ours with others. With `idle_peers`, ours also
-/// with so many peers more that are never heard of.
+/// Returns all tunnels, in the order of reports: raw link, Seikan, others, Seikan with others. With
+/// `idle_peers`, also Seikan with this many additional peers that never send.
 #[must_use]
 pub fn all(idle_peers: u32) -> Vec<Box<dyn Tunnel>> {
     let mut all: Vec<Box<dyn Tunnel>> = vec![Box::new(raw::Raw), Box::new(raw::RawNoOffload)];
@@ -282,7 +283,8 @@ impl Changes {
     }
 }
 
-/// The tunnel called `name`, started with `changes`; `None` if there is none of that name, or it cannot be changed.
+/// The tunnel called `name`, started with `changes`; `None` if there is none of that name, or it
+/// cannot be changed.
 #[must_use]
 pub fn named(name: &str, changes: &Changes) -> Option<Box<dyn Tunnel>> {
     if let Some(tunnel) = openvpn::changed(name, changes) {
@@ -304,8 +306,8 @@ pub fn has_middle(name: &str) -> bool {
     matches!(name, "bridge" | "openvswitch" | "naive")
 }
 
-/// The interface of the tunnel called `name` in `host`: that of the link where there is no tunnel, the port to A of a
-/// host in the middle.
+/// The interface of the tunnel called `name` in `host`: that of the link where there is no tunnel,
+/// the port to A of a host in the middle.
 #[must_use]
 pub fn inner_device(name: &str, host: &Host) -> String {
     match name {

@@ -1,4 +1,5 @@
-//! Open vSwitch with its datapath in user space: a bridge between host A and host B, in a host of its own.
+//! Open vSwitch with its datapath in user space: a bridge between host A and host B, in a host of
+//! its own.
 //!
 //! Database, switch and their sockets are private: nothing of a switch of this machine is touched.
 
@@ -61,7 +62,8 @@ impl Tunnel for OpenVSwitch {
         version_line(&need_program("ovs-vswitchd").ok()?, "--version")
     }
 
-    /// The switch takes packets as they are: longer ones than the MTU and those without checksum it would not pass on.
+    /// The switch takes packets as they are: longer ones than the MTU and those without checksum it
+    /// would not pass on.
     fn link(&self, asked: Link) -> Link {
         Link {
             kind: LinkKind::Middle,
@@ -125,8 +127,8 @@ pub(crate) fn start_in(
     Ok(started)
 }
 
-/// Has the switch in `dir` keep no flows, so that every packet takes the slow path, where it passes so many tables of
-/// rules (1 to 254); or, with `None`, takes that back.
+/// Disables the flow cache of the switch in `dir`, so that every packet takes the slow path through
+/// `tables` tables of rules (1 to 254); `None` reverts that.
 pub(crate) fn forget_flows(dir: &Path, tables: Option<u32>) -> Result<()> {
     const FLOW_LIMIT: &str = "other_config:flow-limit=0";
     let file = dir.join("rules");
@@ -148,7 +150,7 @@ pub(crate) fn forget_flows(dir: &Path, tables: Option<u32>) -> Result<()> {
     }
 }
 
-/// A line of tables, the last of which switches as by default.
+/// Returns a chain of tables, the last of which switches as by default.
 fn rules(tables: u32) -> String {
     let goto = (1..tables).map(|next| format!("table={},actions=goto_table:{next}\n", next - 1));
     goto.chain([format!("table={},actions=NORMAL\n", tables - 1)])

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::link::{Hosts, Link};
 use crate::tunnel::{Started, Tunnel};
 
-/// The link as asked for.
+/// The requested link.
 pub(super) struct Raw;
 
 impl Tunnel for Raw {
@@ -30,7 +30,7 @@ impl Tunnel for Raw {
     }
 }
 
-/// The link without offloads, whatever was asked for.
+/// The link without offloads, independent of the request.
 pub(super) struct RawNoOffload;
 
 impl Tunnel for RawNoOffload {

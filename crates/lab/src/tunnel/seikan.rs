@@ -1,4 +1,5 @@
-//! Our own tunnel, run as anybody would: `seikan up FILE --protocol P`, in the foreground, inside each host.
+//! Our own tunnel, run as anybody would: `seikan up FILE --protocol P`, in the foreground, inside
+//! each host.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -18,15 +19,15 @@ use crate::tunnel::{
     KeyPair, PORT, Started, Tunnel, device_name, need_tun, version_line, write_private,
 };
 
-/// Tells Seikan where its control socket goes: not to the system's directory, which others use and which a user namespace
-/// cannot write.
+/// Tells Seikan where its control socket goes: not to the system's directory, which others use and
+/// which a user namespace cannot write.
 pub(crate) const RUN_DIR: &str = "SEIKAN_RUN_DIR";
 
 /// Seikan in one of its protocols.
 pub(crate) struct Seikan {
     protocol: &'static str,
     name: String,
-    /// Peers beside the other end.
+    /// Additional idle peers.
     idle_peers: u32,
     /// The cipher that its configuration asks for; both ends settle it if `None`.
     cipher: Option<&'static str>,
@@ -65,7 +66,8 @@ impl Seikan {
         }
     }
 
-    /// Sections of peers that nobody is: each has a random key, which is as good as a real one until it is used.
+    /// Returns the sections of peers that do not exist. Their random keys behave like real ones
+    /// until they are used.
     fn idle_sections(&self) -> Result<String> {
         let mut sections = String::new();
         for n in 0..self.idle_peers {

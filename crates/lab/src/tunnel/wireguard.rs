@@ -1,5 +1,6 @@
-//! Other user-space WireGuards: started in the foreground, configured through their control socket with the
-//! cross-platform userspace configuration protocol (wireguard.com/xplatform), so that no `wg` is needed.
+//! Other user-space WireGuards: started in the foreground, configured through their control socket
+//! with the cross-platform userspace configuration protocol (wireguard.com/xplatform), so that no
+//! `wg` is needed.
 
 use std::fmt::Write as _;
 use std::io::{Read, Write};
@@ -137,7 +138,7 @@ pub(crate) fn remove_sockets(lab: u32) {
     for file in entries.flatten().map(|entry| entry.path()) {
         let interface = file.file_stem().and_then(|name| name.to_str());
         if interface.is_some_and(|name| is_of(name, lab)) {
-            // There is nobody left to be told.
+            // No process is left to report an error to.
             let _ = std::fs::remove_file(file);
         }
     }

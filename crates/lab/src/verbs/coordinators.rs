@@ -1,4 +1,5 @@
-//! `seikan lab coordinators`: three coordinators over three members of etcd on this machine, some of which are killed.
+//! `seikan lab coordinators`: three coordinators over three members of etcd on this machine, some
+//! of which are killed.
 //!
 //! 1. many members join at once, at all coordinators: the time until each has its addresses, and the duplicate addresses;
 //! 2. some change every second, and turn to the next coordinator when one does not answer, as members do. After a third of the
@@ -58,11 +59,12 @@ struct Figures {
     duplicates: usize,
     /// Changes that were acknowledged.
     changes: usize,
-    /// Of these, what is not there at the end.
+    /// Those that are missing at the end.
     lost: usize,
-    /// Members that were told that they are none.
+    /// Members that were refused as unknown.
     refused: usize,
-    /// From one acknowledgement to the next, at most: while all are well, after a coordinator was killed, after etcd's leader was.
+    /// From one acknowledgement to the next, at most: while all are well, after a coordinator was
+    /// killed, after etcd's leader was.
     gaps: [f64; 3],
     /// How long a change took: median, 99th percentile, the longest.
     took: [f64; 3],
@@ -186,7 +188,8 @@ async fn measure(
 }
 
 impl Member {
-    /// Reports an endpoint until a coordinator acknowledges it; `None`: refused, because it is no member.
+    /// Reports an endpoint until a coordinator acknowledges it; `None`: refused, because it is no
+    /// member.
     async fn change(&self, change: u16) -> anyhow::Result<Option<Made>> {
         let requested = Instant::now();
         let _request = self.request.lock().await;

@@ -30,7 +30,7 @@ pub struct Arguments {
     options: DemoOptions,
 }
 
-/// Runs the demo, shows what it measured, and writes the page.
+/// Runs the demo, prints its results, and writes the page.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     // Before anything starts a thread: a process with threads cannot enter a user namespace.
     demo::enter_sandbox().context("cannot run the demo")?;

@@ -1,4 +1,5 @@
-//! A coordinator in a process of its own, and simulated members: the daemon's client without a tunnel.
+//! A coordinator in a process of its own, and simulated members: the daemon's client without a
+//! tunnel.
 
 use std::future::Future;
 use std::io::{BufRead, BufReader};
@@ -125,7 +126,7 @@ pub struct Member {
 }
 
 impl Member {
-    /// Reports the endpoint that stands for this member and the number of its change.
+    /// Reports an endpoint that encodes this member and the number of its change.
     pub async fn report(&self, change: u16) -> anyhow::Result<()> {
         Ok(self.client.tell(&endpoints(self.number, change)).await?)
     }
@@ -161,8 +162,9 @@ impl Joined {
     }
 }
 
-/// Joins members at once, each over a connection of its own, alternating between coordinators. A failed request is
-/// repeated for as long as `patience`; members know `others` as further coordinators.
+/// Joins members at once, each over a connection of its own, alternating between coordinators. A
+/// failed request is repeated for as long as `patience`; members know `others` as further
+/// coordinators.
 pub async fn join_all(
     numbers: Range<u32>,
     coordinators: &[Access],
@@ -212,7 +214,8 @@ pub async fn join_all(
     Ok(all)
 }
 
-/// Lets members change one after the other, `rate` a second for some seconds; returns the results of `change`.
+/// Lets members change one after the other, `rate` a second for some seconds; returns the results
+/// of `change`.
 pub async fn change_all<T, F>(
     members: &[Arc<Member>],
     rate: u32,

@@ -68,7 +68,7 @@ struct Figures {
     /// From the acknowledgement of a change until a member received it: median and 99th percentile.
     #[serde(rename = "heard")]
     delays: [f64; 2],
-    /// Members whose last change some other had missed at the end.
+    /// Members whose last change some other member had missed at the end.
     #[serde(rename = "unheard")]
     missed: u64,
     /// Processors that the coordinator kept busy meanwhile.
@@ -180,7 +180,8 @@ async fn measure(arguments: &MeshArguments) -> anyhow::Result<Figures> {
     })
 }
 
-/// Requests changes until it is aborted. Notifies once when all other members are known with an endpoint, and of every change.
+/// Requests changes until it is aborted. Notifies once when all other members are known with an
+/// endpoint, and of every change.
 async fn follow(
     member: Arc<Member>,
     others: usize,
@@ -219,8 +220,8 @@ async fn follow(
     }
 }
 
-/// Waits until all members have received all changes; returns the sorted delays in seconds, and the number of members whose
-/// last change some other has missed.
+/// Waits until all members have received all changes. Returns the sorted delays in seconds, and the
+/// number of members whose last change some other member has missed.
 async fn settle(
     made: &[Acknowledged],
     others: usize,

@@ -97,7 +97,7 @@ pub enum LabVerb {
     Generate(generate::Arguments),
 }
 
-/// Runs what was asked for.
+/// Runs the command.
 pub fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
     match &cli.verb {
         LabVerb::Bench(arguments) => tunnels::bench(arguments),

@@ -41,7 +41,7 @@ pub struct NatArguments {
     pub json: Option<PathBuf>,
 }
 
-/// Plays, shows, and writes what was asked for.
+/// Plays the plan, prints the results, and writes the files.
 pub fn run(arguments: &NatArguments) -> anyhow::Result<ExitCode> {
     let text = match &arguments.file {
         Some(file) => std::fs::read_to_string(file)
@@ -77,7 +77,7 @@ enum Outcome {
     Events(EventReport),
 }
 
-/// The matrix, then what is not in it, then what is not as it was to be.
+/// Returns the matrix, the results outside of it, and the deviations.
 fn shown(report: &NatReport, plan: &Plan) -> String {
     let mut text = format!(
         "{BOLD}The path of each pair, and seconds from the second daemon's start until it was in use{RESET}\n\

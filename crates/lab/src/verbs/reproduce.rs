@@ -20,7 +20,8 @@ use seikan_ui::{Interrupt, ProgressBar, output};
 
 use super::write_json;
 
-/// Pictures of a recording that tell what sources told: the time-sequence graph, softirqs by processor.
+/// Pictures of a recording that sources had as well: the time-sequence graph, softirqs by
+/// processor.
 const PICTURES: [&str; 2] = ["sequence", "softirq"];
 
 /// Options of `lab reproduce`.
@@ -178,7 +179,7 @@ fn show(experiment: &Experiment, first: bool) -> io::Result<()> {
     out.flush()
 }
 
-/// Bars, curves, and what the recordings of the doctor's looks show.
+/// Returns bars, curves, and pictures of the doctor's recordings.
 fn pictures(experiment: &Experiment, recordings: &Path) -> anyhow::Result<Vec<Picture>> {
     let source = experiment.source;
     let mut pictures = vec![Picture {

@@ -26,7 +26,7 @@ use serde::Serialize;
 use super::members::{Access, join_all, quantile};
 use super::write_json;
 
-/// Delays of a direction of which the first packet is measured, in milliseconds.
+/// One-way delays with which the first packet is measured, in milliseconds.
 const DELAYS: [u64; 4] = [0, 5, 25, 50];
 /// Members that join and send at once.
 const NEW: usize = 5;
@@ -70,7 +70,8 @@ pub struct ScaleArguments {
 struct Figures {
     members: u32,
     real: u32,
-    /// For each delay of a direction in milliseconds, from the first packet to a known member until its answer.
+    /// For each delay of a direction in milliseconds, from the first packet to a known member until
+    /// its answer.
     first_packet: Vec<(u64, f64)>,
     /// From the start of `seikan join` until the first answer of another member, of each new one.
     join_to_answer: Vec<f64>,
@@ -172,7 +173,7 @@ fn measure(
             namespace.run(|| simulate(arguments, (access, token), orders, &joined))?
         });
         progress(0.3, "many join".to_owned());
-        // It has ended with an error, which is told below.
+        // It has ended with an error, which is reported below.
         if all_joined.recv().is_err() {
             drop(stop);
             others
@@ -185,7 +186,8 @@ fn measure(
         }
         let mut reached = Vec::new();
         for number in 0..arguments.pairs as usize {
-            // Each to another one, a stride further each time round; not the first, which is looked at below.
+            // Each to another one, a stride further each time round; not the first, which is looked
+            // at below.
             let (from, stride) = (number % (real - 1), 1 + number / (real - 1) * 7);
             let to = (from + stride) % (real - 1);
             progress(
@@ -234,7 +236,7 @@ fn measure(
     })
 }
 
-/// Joins as many as there are no daemons for, and has a tenth of all change each minute when told to.
+/// Joins the members without daemons, and changes a tenth of them each minute on request.
 fn simulate(
     arguments: &ScaleArguments,
     (access, token): (Access, Token),

@@ -53,7 +53,7 @@ pub struct RunArguments {
     pub json: bool,
 }
 
-/// Plays one scenario and shows what was expected and what was found.
+/// Plays one scenario and prints the expected and the actual diagnosis.
 pub fn play(arguments: &RunArguments) -> anyhow::Result<ExitCode> {
     let name = match &arguments.scenario {
         Some(name) if !arguments.list => name,

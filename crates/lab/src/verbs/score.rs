@@ -1,4 +1,4 @@
-//! `seikan lab score`: many tunnels made slow in every way, and how often the doctor is right.
+//! `seikan lab score`: plays many faults and counts correct diagnoses.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -52,7 +52,8 @@ pub struct ScoreArguments {
     /// Level of the doctor [default: its own choice]; 0 uses counters only
     #[arg(long, value_name = "LEVEL", value_parser = clap::value_parser!(u32).range(0..=2))]
     pub level: Option<u32>,
-    /// Let the doctor try its remedies, and check their effect and their reversal; a minute more per case
+    /// Let the doctor try its remedies, and check their effect and their reversal; a minute more
+    /// per case
     #[arg(long, conflicts_with = "again")]
     pub fix: bool,
     /// Duration of the doctor's measurement of each case
@@ -154,7 +155,7 @@ fn shown(counts: &Counts) -> String {
         ("fixes: rolled back correctly", counts.fixes.rolled_back),
         ("fixes: kept and undone correctly", counts.fixes.undone),
     ];
-    // Those of which there are none were not asked for.
+    // Baselines without cases were not requested.
     for (what, interval) in baselines.chain(doubles).chain(fixes) {
         if interval.of > 0 {
             text += &format!("  {what:<36}{}\n", percent(interval));

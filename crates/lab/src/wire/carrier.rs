@@ -1,7 +1,8 @@
-//! The program of a wire: one loop over two TAP devices, the time of what is under way, and orders on standard input.
+//! The program of an emulated link: one loop over two TAP devices, timers of frames in flight, and
+//! commands on standard input.
 //!
-//! Read a batch from a device, let its lane decide, write what is due to the other device, answer orders, sleep until
-//! something comes or is due.
+//! The loop reads a batch from a device, passes it to its direction, writes due frames to the other
+//! device, answers commands, and sleeps until the next event.
 
 use std::io::{self, ErrorKind, IoSlice, Stdin, Write};
 use std::os::fd::AsFd;
@@ -78,7 +79,7 @@ impl End {
 /// # Errors
 /// What the kernel refuses; an order that is none.
 pub fn carry(options: &CarrierOptions) -> Result<()> {
-    // Waking some microseconds late is a delay that nobody asked for; where the kernel refuses, it stays.
+    // Late wake-ups would add delay; if the kernel refuses, it remains.
     let _ = nix::sys::prctl::set_timerslack(1);
     let near = End::open(&options.near)?;
     let there = NetNs::open(&options.far_namespace)?;

@@ -1,9 +1,10 @@
 //! One direction of an emulated link: the fate of each frame, and its time of arrival.
 //!
-//! [`Direction::offer`] takes a (super-)packet apart into frames, decides for each (the NIC's faults
-//! first, then the path's in the order black hole, loss, rate, delay, holding back, duplication),
-//! and keeps the frames that will arrive; a run of frames with one fate is one packet.
-//! [`Direction::due`] returns the frames that have arrived. No clock and no socket: time is an argument.
+//! [`Direction::offer`] takes a (super-)packet apart into frames, decides for each (the NIC's
+//! faults first, then the path's in the order black hole, loss, rate, delay, holding back,
+//! duplication), and keeps the frames that will arrive; a run of frames with one fate is one
+//! packet. [`Direction::due`] returns the frames that have arrived. No clock and no socket: time is
+//! an argument.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -17,7 +18,8 @@ use super::{DirectionCounts, Faults};
 /// More bytes than this are not kept under way: 200 ms at 10 Gbit/s.
 const MEMORY: usize = 256 << 20;
 
-/// Uniform random numbers: SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014).
+/// Uniform random numbers: SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number
+/// generators", 2014).
 #[derive(Debug)]
 struct Random(u64);
 
@@ -236,7 +238,7 @@ impl Direction {
         self.pending.peek().map(|pending| pending.0.at)
     }
 
-    /// A packet that has arrived, and how many frames it stands for.
+    /// Returns a packet that is due, and its number of frames.
     pub(super) fn due(&mut self, now: Duration) -> Option<(Vec<u8>, u64)> {
         if self.next_due()? > now {
             return None;

@@ -1,8 +1,8 @@
 //! Packets of a TAP device as the frames that a NIC would put on the wire.
 //!
-//! [`Frames::parse`] returns the number of frames that a (super-)packet stands for; [`Frames::cut`]
-//! makes a packet of a run of them, as segmentation offload would: headers copied, lengths,
-//! sequence numbers and flags corrected, the checksum left partial where it was.
+//! [`Frames::parse`] returns the number of frames in a (super-)packet; [`Frames::cut`] makes a
+//! packet of a range of them, like segmentation offload: headers copied, lengths, sequence numbers
+//! and flags corrected, a partial checksum left partial.
 
 use seikan_wire::ethernet::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, HEADER_LEN};
 use seikan_wire::ip::{PROTO_TCP, PROTO_UDP, set_length};
@@ -78,8 +78,9 @@ impl<'a> Frames<'a> {
         whole + repeated * (self.count() - 1)
     }
 
-    /// Frames `from` to `to` (not included) as one packet behind a virtio-net header. `complete` says whether the far
-    /// end may take the checksum as good; else it is left as it is, and is not.
+    /// Frames `from` to `to` (not included) as one packet behind a virtio-net header. `complete`
+    /// says whether the far end may take the checksum as good; else it is left as it is, and is
+    /// not.
     pub(super) fn cut(&self, from: usize, to: usize, complete: bool) -> Vec<u8> {
         let mut vnet = self.vnet;
         let division = self
@@ -186,7 +187,8 @@ pub(super) mod tests {
     /// Payload bytes of each frame of [`super_packet`].
     pub(in super::super) const SIZE: usize = 1000;
 
-    /// An IPv4 TCP super-packet of `payload` bytes that count up, with FIN, PSH and CWR, from sequence number 5000.
+    /// An IPv4 TCP super-packet of `payload` bytes that count up, with FIN, PSH and CWR, from
+    /// sequence number 5000.
     pub(in super::super) fn super_packet(payload: usize) -> Vec<u8> {
         let vnet = VnetHdr {
             needs_csum: true,

@@ -1,9 +1,11 @@
-//! A wire with faults: two TAP devices, one in each of two hosts, and a program that carries frames between them.
+//! A wire with faults: two TAP devices, one in each of two hosts, and a program that carries frames
+//! between them.
 //!
-//! [`Wire::between`] starts the program (`seikan lab wire`: [`carry`]), which makes the devices; [`Wire::set`] changes
-//! what it does to frames while it runs; [`Wire::counts`] says what became of every frame, the truth that a diagnosis
-//! is held against. A healthy wire hands super-packets over whole; faults of the path act on the frames that they
-//! stand for. The program's processor time is its own ([`Wire::pid`]), and it ends with us.
+//! [`Wire::between`] starts the program (`seikan lab wire`: [`carry`]), which makes the devices;
+//! [`Wire::set`] changes what it does to frames while it runs; [`Wire::counts`] says what became of
+//! every frame, the truth that a diagnosis is held against. A healthy wire hands super-packets over
+//! whole; faults of the path act on the frames that they stand for. The program's processor time is
+//! its own ([`Wire::pid`]), and it ends with us.
 
 mod carrier;
 mod direction;
@@ -47,13 +49,13 @@ pub struct Faults {
     pub rate_bits: u64,
     /// Bytes that wait for the rate; a frame that finds no room is dropped.
     pub queue_bytes: u64,
-    /// Frames whose IP packet is longer than this many bytes vanish without a word.
+    /// Frames whose IP packet is longer than this many bytes are dropped silently.
     pub black_hole_bytes: Option<u32>,
-    /// Share of frames left to the card to checksum that leave it with the checksum not filled in. They arrive. None
-    /// are once the sender's `tx` offload is off.
+    /// Share of frames left to the card to checksum that leave it with the checksum not filled in.
+    /// They arrive. None are once the sender's `tx` offload is off.
     pub broken_checksum: f64,
-    /// Share of super-packets left to the card to segment that vanish. None are once the sender's `tso` (and
-    /// `tx-udp-segmentation`) is off.
+    /// Share of super-packets left to the card to segment that vanish. None are once the sender's
+    /// `tso` (and `tx-udp-segmentation`) is off.
     pub broken_segmentation: f64,
 }
 
@@ -78,7 +80,7 @@ impl Default for Faults {
 impl Faults {
     /// Whether frames pass as they come.
     fn is_none(&self) -> bool {
-        // The two that are kept say something only beside another fault.
+        // The two that are kept have an effect only with another fault.
         let healthy = Self {
             reorder_us: self.reorder_us,
             queue_bytes: self.queue_bytes,
@@ -125,7 +127,8 @@ pub struct WireFaults {
     pub a_to_b: Faults,
     /// From host B to host A.
     pub b_to_a: Faults,
-    /// Of the random draws. The same seed repeats them; read when the wire is made, not by [`Wire::set`].
+    /// Of the random draws. The same seed repeats them; read when the wire is made, not by
+    /// [`Wire::set`].
     pub seed: u64,
 }
 
@@ -166,8 +169,8 @@ pub struct DirectionCounts {
     pub refused: u64,
     /// Dropped: more under way than is kept (256 MiB).
     pub shed: u64,
-    /// Packets that never reached the wire: dropped at the sending device's queue because the wire was too slow. Not
-    /// part of `frames`; a super-packet counts once.
+    /// Packets that never reached the wire: dropped at the sending device's queue because the wire
+    /// was too slow. Not part of `frames`; a super-packet counts once.
     pub missed: u64,
     /// Arrived or to arrive with their checksum not filled in: `broken_checksum`.
     pub unfilled: u64,
@@ -216,7 +219,8 @@ impl Wire {
         program::lab().map(drop)
     }
 
-    /// Makes a device in each host, named [`Host::device`], down and without addresses, and joins them.
+    /// Makes a device in each host, named [`Host::device`], down and without addresses, and joins
+    /// them.
     ///
     /// # Errors
     /// No program, no TUN driver, devices of that name, or faults that make no sense.

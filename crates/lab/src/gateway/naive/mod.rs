@@ -1,12 +1,15 @@
-//! A deliberately naive encapsulator, as a fault: one header on whatever the packet socket hands up.
+//! A deliberately naive encapsulator, as a fault: one header on whatever the packet socket hands
+//! up.
 //!
-//! Out: read a packet from the nic by packet socket (or from a TUN device), put one overlay header on the whole of it,
-//! send that as one UDP datagram, and let the outside fragment it. In: read the nic again by packet socket, take the
-//! header off, hand the packet to the kernel. It is what one writes who thinks of packets as what is on the wire. But
-//! receive offload (GRO) merges packets before a packet socket sees them, so that the datagram becomes larger than the
-//! MTU, and its fragments but the first bear no overlay header: all of it is lost. Without GRO it works.
+//! Out: read a packet from the nic by packet socket (or from a TUN device), put one overlay header
+//! on the whole of it, send that as one UDP datagram, and let the outside fragment it. In: read the
+//! nic again by packet socket, take the header off, hand the packet to the kernel. It is what one
+//! writes who thinks of packets as what is on the wire. But receive offload (GRO) merges packets
+//! before a packet socket sees them, so that the datagram becomes larger than the MTU, and its
+//! fragments but the first bear no overlay header: all of it is lost. Without GRO it works.
 //!
-//! One thread, one packet at a time, IPv4 only, and a key that everybody knows: nothing for any use but comparison.
+//! One thread, one packet at a time, IPv4 only, and a key that everybody knows: nothing for any use
+//! but comparison.
 
 mod frame;
 
@@ -79,7 +82,7 @@ pub enum Inside {
         device: String,
         /// Its address and network.
         address: Ipv4Net,
-        /// Networks routed into it, beside its own.
+        /// Networks routed into it, in addition to its own.
         networks: Vec<Ipv4Net>,
     },
 }
@@ -277,7 +280,7 @@ impl Naive {
         let Side::Tun(tun) = &self.side else {
             return Ok(());
         };
-        // The device's own header is where ours will end.
+        // The header of the device is overwritten by the overlay header.
         match tun.queues()[0].read(&mut buffer[HEADER - VNET_HEADER_LEN..]) {
             Ok(length) => {
                 let end = HEADER - VNET_HEADER_LEN + length;
@@ -292,8 +295,9 @@ impl Naive {
         }
     }
 
-    /// Puts the one header before the packet and sends the whole as one datagram, however large: the kernel fragments
-    /// what is larger than the MTU (its default, `IP_PMTUDISC_WANT`, forbids that to routers only).
+    /// Puts the one header before the packet and sends the whole as one datagram, however large:
+    /// the kernel fragments what is larger than the MTU (its default, `IP_PMTUDISC_WANT`, forbids
+    /// that to routers only).
     fn outwards(&mut self, datagram: &mut [u8]) {
         self.number += 1;
         seal(datagram, self.number);
@@ -325,7 +329,7 @@ impl Naive {
     }
 }
 
-/// A TUN device that is up, with its address and routes; no offloads, as one who does not know of them has it.
+/// Opens a TUN device without offloads, with its address and routes.
 fn open_tun(
     netlink: &Netlink,
     device: &str,
@@ -361,7 +365,8 @@ fn packet_socket(interfaces: &[u32]) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// A classic BPF program that accepts packets of these interfaces (linux/filter.h: `SKF_AD_OFF`, `SKF_AD_IFINDEX`).
+/// A classic BPF program that accepts packets of these interfaces (linux/filter.h: `SKF_AD_OFF`,
+/// `SKF_AD_IFINDEX`).
 fn filter(interfaces: &[u32]) -> Vec<SockFilter> {
     const LOAD_WORD: u16 = 0x20;
     const JUMP_IF_EQUAL: u16 = 0x15;

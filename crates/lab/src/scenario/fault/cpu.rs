@@ -15,9 +15,11 @@ const CROWDED: usize = 0;
 /// The groups of control groups' first version, and of the second.
 const VERSION_1: &str = "/sys/fs/cgroup/cpu";
 const VERSION_2: &str = "/sys/fs/cgroup";
-/// Length of an accounting period, in microseconds; the quota is a share of it. The kernel's default.
+/// Length of an accounting period, in microseconds; the quota is a share of it. The kernel's
+/// default.
 const PERIOD: f64 = 100_000.0;
-/// The smallest quota that the kernel takes, in microseconds (`min_cfs_quota_period`, kernel/sched/core.c).
+/// The smallest quota that the kernel takes, in microseconds (`min_cfs_quota_period`,
+/// kernel/sched/core.c).
 const SMALLEST_QUOTA: f64 = 1_000.0;
 
 /// Leaves the programs with one processor, which `hogs` processes want, too.
@@ -86,7 +88,7 @@ impl Drop for Hog {
     }
 }
 
-/// Puts the programs in a control group with so many percent of one processor.
+/// Puts the programs into a control group with a quota in percent of one processor.
 pub(super) fn quota(pids: &[u32], percent: f64, applied: &mut Applied<'_>) -> Result<()> {
     let version_1 = Path::new(VERSION_1).join("cpu.cfs_period_us").exists()
         || Path::new(VERSION_1).join("cgroup.procs").exists();

@@ -27,18 +27,19 @@ pub enum FaultKind {
     MtuBlackHole,
     /// MTU of the interface, in bytes.
     Mtu,
-    /// The tunnel's program believes in an MTU of so many bytes. OpenVPN and the crude tunnel only.
+    /// The tunnel's program assumes an MTU of this many bytes. OpenVPN and the crude tunnel only.
     MtuMismatch,
     /// Segmentation, receive and checksum offloads of the interface are off.
     OffloadsOff,
-    /// Receive buffer that the tunnel's program asks for, in bytes. OpenVPN and the crude tunnel only.
+    /// Receive buffer that the tunnel's program asks for, in bytes. OpenVPN and the crude tunnel
+    /// only.
     ReceiveBufferOption,
     /// Send buffer that the tunnel's program asks for, in bytes. OpenVPN and the crude tunnel only.
     SendBufferOption,
     /// `net.core.rmem_default` of the machine while the tunnel starts, in bytes.
     DefaultReceiveBuffer,
-    /// `net.core.netdev_max_backlog` of the machine, in packets; no receive offload and no segmentation of datagrams on the
-    /// link, and what it receives is handed to the last processor.
+    /// `net.core.netdev_max_backlog` of the machine, in packets; no receive offload and no
+    /// segmentation of datagrams on the link, and received packets go to the last processor.
     NetdevBacklog,
     /// `net.core.netdev_budget` of the machine, in packets.
     NapiBudget,
@@ -50,22 +51,24 @@ pub enum FaultKind {
     ApplicationLimited,
     /// The application offers more than the tunnel can carry, in Mbit/s.
     Overload,
-    /// Packets from the interface are handled by one processor (receive packet steering); how many firewall rules each
-    /// is compared with, also without the fault. The crude tunnel only, with several outer flows.
+    /// Packets from the interface are handled by one processor (receive packet steering); how many
+    /// firewall rules each is compared with, also without the fault. The crude tunnel only, with
+    /// several outer flows.
     ReceiveOnOneCpu,
-    /// The crude tunnel's packets are one flow, where there were several, and so are handled by one processor; how many
-    /// firewall rules each is compared with, also without the fault.
+    /// The crude tunnel's packets are one flow, where there were several, and so are handled by one
+    /// processor; how many firewall rules each is compared with, also without the fault.
     OneFlow,
     /// Receive offload (GRO) of the interface is on.
     ReceiveOffload,
-    /// The virtual switch's table of flows holds none, so that each packet takes its slow path; how many tables of rules
-    /// it passes there.
+    /// The virtual switch's table of flows holds none, so that each packet takes its slow path; how
+    /// many tables of rules it passes there.
     FlowTable,
     /// OpenVPN's library has to do without the processor's instructions for AES.
     NoAesInstructions,
     /// Both buffers that the tunnel's program asks for, in bytes. OpenVPN only.
     BothBufferOptions,
-    /// Processor time that the crude tunnel spends on a slow cipher for each packet, in microseconds.
+    /// Processor time that the crude tunnel spends on a slow cipher for each packet, in
+    /// microseconds.
     SlowCipher,
     /// The crude tunnel hands every packet from thread to thread.
     Handoff,
@@ -75,7 +78,8 @@ pub enum FaultKind {
     WireDelay,
     /// Frames that the wire loses from A to B, in percent.
     WireLoss,
-    /// Frames that the wire holds back by 30 ms from A to B, so that others overtake them, in percent.
+    /// Frames that the wire holds back by 30 ms from A to B, so that others overtake them, in
+    /// percent.
     WireReorder,
     /// Frames with IP packets longer than this vanish on the wire from A to B, in bytes.
     WireBlackHole,
@@ -172,8 +176,8 @@ impl FaultKind {
         }
     }
 
-    /// The names of tunnels begin like this that it can be made in, because it is a change of how they are started;
-    /// `None` if it can be made in any.
+    /// The names of tunnels begin like this that it can be made in, because it is a change of how
+    /// they are started; `None` if it can be made in any.
     pub(super) fn programs(self) -> Option<&'static [&'static str]> {
         match self {
             Self::MtuMismatch | Self::ReceiveBufferOption | Self::SendBufferOption => {
@@ -199,7 +203,7 @@ impl FaultKind {
         })
     }
 
-    /// Whether the link has to be a wire for it.
+    /// Returns whether it needs an emulated link.
     #[must_use]
     pub fn is_of_a_wire(self) -> bool {
         matches!(

@@ -1,5 +1,5 @@
-//! Faults that are settings of the whole machine: set back afterwards, also by a second process should this one be killed, which then takes
-//! away the sockets of killed tunnels, too.
+//! Faults that are settings of the whole machine: set back afterwards, also by a second process
+//! should this one be killed, which then takes away the sockets of killed tunnels, too.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,13 +13,15 @@ use crate::tunnel::wireguard;
 
 /// Where settings are.
 const ROOT: &str = "/proc/sys";
-/// Where it is noted what they were: only root can write there, who alone can change them.
+/// Directory of the journal of former values: only root can write there, as only root can change
+/// them.
 const NOTES: &str = "/run";
 
 /// Files changed and not yet reverted, with their former content.
 static CHANGED: Mutex<Vec<(PathBuf, String)>> = Mutex::new(Vec::new());
 
-/// A process that sets back what this one has changed of the machine, and takes away what its tunnels leave there, should it be killed.
+/// A process that restores the machine's settings, and removes the tunnels' remains, if this one is
+/// killed.
 #[derive(Debug)]
 pub struct MachineGuard(#[expect(dead_code, reason = "lives as long as this")] Monitor);
 
@@ -47,20 +49,20 @@ fn notes(pid: u32) -> PathBuf {
     Path::new(NOTES).join(format!("seikan-lab-{pid}.settings"))
 }
 
-/// Sets back what is noted; nothing is, if all went well.
+/// Restores the recorded settings; there are none if all went well.
 fn set_back(notes: &Path) {
     let Ok(text) = std::fs::read_to_string(notes) else {
         return;
     };
     let noted = text.lines().filter_map(|line| line.split_once('\t'));
     for (file, value) in noted.filter(|(file, _)| Path::new(file).starts_with(ROOT)) {
-        // There is nobody left to be told.
+        // No process is left to report an error to.
         let _ = std::fs::write(file, value);
     }
     let _ = std::fs::remove_file(notes);
 }
 
-/// Changes the list of what is to be set back, and notes it.
+/// Changes and stores the list of settings to restore.
 fn note(change: impl FnOnce(&mut Vec<(PathBuf, String)>)) -> io::Result<()> {
     let mut changed = CHANGED.lock().unwrap_or_else(PoisonError::into_inner);
     change(&mut changed);

@@ -1,9 +1,9 @@
 //! Faults that make a tunnel slow, and their reversal.
 //!
-//! A [`Fault`] is a kind with a location and a range of severities. [`Fault::changes`] are the changes
-//! that the tunnel starts with, [`Fault::load`] changes the application's load, [`Fault::apply`]
-//! changes a running tunnel. [`Applied`] reverts changes when it is dropped, in reverse order: also
-//! on an error, on Ctrl-C, and on a panic.
+//! A [`Fault`] is a kind with a location and a range of severities. [`Fault::changes`] are the
+//! changes that the tunnel starts with, [`Fault::load`] changes the application's load,
+//! [`Fault::apply`] changes a running tunnel. [`Applied`] reverts changes when it is dropped, in
+//! reverse order: also on an error, on Ctrl-C, and on a panic.
 
 pub(crate) mod cpu;
 mod kind;
@@ -29,7 +29,8 @@ use crate::tunnel::crude::CrudeOptions;
 use crate::tunnel::{Changes, Started, inner_device, openvswitch};
 use seikan_load::LiveOptions;
 
-/// Flows of the crude tunnel where there are several: enough for two processors to get about half each.
+/// Flows of the crude tunnel where there are several: enough for two processors to get about half
+/// each.
 const LANES: u8 = 16;
 
 /// Where a fault is.
@@ -144,7 +145,8 @@ impl Fault {
         self.kind == FaultKind::None
     }
 
-    /// Whether it is made in a tunnel that runs, by nothing but [`Fault::apply`], so that it can come on top of another one.
+    /// Whether it is made in a tunnel that runs, by nothing but [`Fault::apply`], so that it can
+    /// come on top of another one.
     #[must_use]
     pub fn is_of_a_running_tunnel(&self) -> bool {
         let of_the_load = matches!(
@@ -216,7 +218,8 @@ impl Fault {
             // All of it for as long as the host is there: nothing to be taken back.
             let file = format!("{}/queues/rx-0/rps_cpus", host.device);
             host.set_attribute(&file, &seikan_sys::softirq::mask(&cpus))?;
-            // A veth has none by default, unlike cards; it merges nothing here, as the tunnel does not ask for it.
+            // A veth has none by default, unlike cards; it merges nothing here, as the tunnel does
+            // not ask for it.
             host.set_features(&host.device, &[(Feature::Gro, true)])?;
             network::long_ruleset(host, &host.device, severity as u32)?;
         }
@@ -248,7 +251,8 @@ impl Fault {
             _ => Vec::new(),
         };
         let environment = match self.kind {
-            // OPENSSL_ia32cap(3): no AES instructions (bit 57), no carry-less multiplication (bit 33), no SSSE3 (bit 41).
+            // OPENSSL_ia32cap(3): no AES instructions (bit 57), no carry-less multiplication (bit
+            // 33), no SSSE3 (bit 41).
             FaultKind::NoAesInstructions => {
                 vec![("OPENSSL_ia32cap".into(), "~0x220020200000000".into())]
             }
@@ -309,7 +313,7 @@ impl Fault {
         }
     }
 
-    /// Applies changes that must be in place when the tunnel starts, beside its arguments.
+    /// Applies changes that must be in place when the tunnel starts, in addition to its arguments.
     ///
     /// # Errors
     /// An error of the kernel.
@@ -321,7 +325,7 @@ impl Fault {
         Ok(applied)
     }
 
-    /// Whether the tunnel has to be started again for this fault.
+    /// Returns whether the tunnel must restart for this fault.
     #[must_use]
     pub fn needs_restart(&self) -> bool {
         self.kind.programs().is_some() || self.kind == FaultKind::DefaultReceiveBuffer
@@ -397,7 +401,7 @@ impl Fault {
                 network::black_hole(host, &host.device, severity as u32, applied)
             }
             FaultKind::Mtu => network::mtu(host, &device, severity as u32, applied),
-            // Its device is told the length that the other end believes in.
+            // Its device gets the length that the other end assumes.
             FaultKind::MtuMismatch if site.tunnel.starts_with("openvpn") => {
                 let inner = site.device(host, Device::Inner);
                 network::mtu(host, &inner, network::BELIEVED_MTU, applied)
@@ -412,10 +416,12 @@ impl Fault {
                 network::offloads(host, &device, &ALL, applied)
             }
             FaultKind::NetdevBacklog => {
-                // So that packets come in bursts: a super-packet of datagrams is cut up just before the link.
+                // So that packets come in bursts: a super-packet of datagrams is cut up just before
+                // the link.
                 let off = [Feature::Gro, Feature::UdpSegmentation];
                 network::offloads(host, &host.device, &off, applied)?;
-                // Another processor than the sender's, which would empty the queue itself after each packet.
+                // Another processor than the sender's, which would empty the queue itself after
+                // each packet.
                 let last = std::thread::available_parallelism().map_or(0, |n| n.get() - 1);
                 network::receive_on(host, &host.device, &[last as u32], applied)
             }
@@ -443,7 +449,7 @@ impl Fault {
     }
 }
 
-/// Runs a command line, whose words have no blanks, in a host.
+/// Runs a command line in a host; words are separated by blanks.
 pub(crate) fn tool(host: &Host, line: &str) -> Result<()> {
     let mut words = line.split_whitespace();
     let mut command = Command::new(words.next().unwrap_or_default());

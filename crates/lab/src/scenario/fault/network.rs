@@ -170,7 +170,7 @@ pub(super) fn offloads<'a>(
     Ok(())
 }
 
-/// Steers what the interface receives to these processors.
+/// Steers received packets of the interface to these processors.
 pub(super) fn receive_on<'a>(
     host: &'a Host,
     device: &str,
@@ -185,13 +185,13 @@ pub(super) fn receive_on<'a>(
     Ok(())
 }
 
-/// Has the kernel compare each frame that comes in with so many rules, none of which is about it.
+/// Makes the kernel compare each received frame with `rules` rules that never match.
 pub(crate) fn long_ruleset(host: &Host, device: &str, rules: u32) -> Result<()> {
     let mut text = format!(
         "table netdev rules {{ chain received {{ type filter hook ingress device {device} priority 0 ;\n"
     );
     for port in 0..rules {
-        // Of the discard service's neighbourhood: nobody here sends from there.
+        // Near the discard service: no program here sends from these ports.
         text += &format!("udp sport {} udp dport 9 drop\n", port % 1024);
     }
     text += "}\n}\n";

@@ -5,11 +5,11 @@ use crate::error::{LabError, Result};
 use crate::link::{Hosts, LinkKind};
 use crate::wire::Faults;
 
-/// How long frames are held back, in microseconds: longer than a sender waits before it takes them for lost, which is
-/// at most a round trip (RFC 8985, section 6.2).
+/// How long frames are held back, in microseconds: longer than a sender waits before it takes them
+/// for lost, which is at most a round trip (RFC 8985, section 6.2).
 const REORDER_DELAY_US: u64 = 30_000;
 
-/// Adds a fault to what the wire does already.
+/// Adds a fault to those of the emulated link.
 pub(super) fn set<'a>(
     kind: FaultKind,
     severity: f64,

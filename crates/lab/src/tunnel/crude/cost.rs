@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
 
-/// Where packets are copied to: larger than what a core has for itself, in bytes.
+/// Target of copied packets, in bytes: larger than a core's own caches.
 const MEMORY: usize = 32 << 20;
-/// Rounds of the cipher between two looks at the clock, and how often it is looked at; the fastest counts.
+/// Rounds of the cipher between two readings of the clock, and number of readings; the fastest
+/// counts.
 const CALIBRATION: (u32, u32) = (1000, 7);
 
 /// One ChaCha20 block (RFC 8439, section 2.3), without any of what makes it fast elsewhere.

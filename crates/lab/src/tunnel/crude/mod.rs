@@ -1,8 +1,9 @@
-//! A deliberately crude tunnel, as a subject for diagnosis: one frame per system call, no offload, no encryption.
+//! A deliberately crude tunnel, as a subject for diagnosis: one frame per system call, no offload,
+//! no encryption.
 //!
-//! [`Crude`] starts it at both ends as `seikan lab crude`, which is [`CrudeEnd`]. Each of [`CrudeOptions`] makes it sick in
-//! one way that has a name: a slow cipher, threads that hand every packet on, copies, buffers and queues too small, an
-//! MTU that does not fit.
+//! [`Crude`] starts it at both ends as `seikan lab crude`, which is [`CrudeEnd`]. Each of
+//! [`CrudeOptions`] makes it sick in one way that has a name: a slow cipher, threads that hand
+//! every packet on, copies, buffers and queues too small, an MTU that does not fit.
 
 mod cost;
 mod program;
@@ -25,24 +26,26 @@ pub use program::{CrudeCounts, CrudeEnd, CrudeSetup};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct CrudeOptions {
-    /// MTU of its device, in bytes. It reads no more of a packet from either side, so that what a larger MTU at the other
-    /// end lets through arrives cut off. TCP does not send such packets: it takes the smaller end's segment size.
+    /// MTU of its device, in bytes. It reads no more of a packet from either side, so larger
+    /// packets from the other end arrive truncated. TCP avoids such packets: it uses the smaller
+    /// segment size of both ends.
     pub mtu: u32,
-    /// A slow cipher: processor time spent on each packet, in nanoseconds, in a function named `chacha20_block_slow`. The
-    /// rounds it takes are measured once, so that a preempted end does not get away with less.
+    /// A slow cipher: processor time spent on each packet, in nanoseconds, in a function named
+    /// `chacha20_block_slow`. The rounds it takes are measured once, so that a preempted end does
+    /// not get away with less.
     pub burn_ns: u64,
     /// Hands each packet on twice, from thread to thread, and waits each time until it was taken.
     pub handoff: bool,
     /// How often each packet is copied out into a large memory and back.
     pub copy: u32,
-    /// Receive buffer of the UDP socket, in bytes as setsockopt(2) takes them (the kernel doubles it); `None`: the
-    /// kernel's default.
+    /// Receive buffer of the UDP socket, in bytes as setsockopt(2) takes them (the kernel doubles
+    /// it); `None`: the kernel's default.
     pub rcvbuf: Option<usize>,
     /// Send buffer of the UDP socket, likewise.
     pub sndbuf: Option<usize>,
     /// Packets that its device holds for it (`txqueuelen`); `None`: the kernel's default, 500.
     pub queue: Option<u32>,
-    /// Outer flows: connections inside are spread over so many sockets; 1 to 255.
+    /// Outer flows, 1 to 255: inner connections are distributed over them.
     pub lanes: u8,
 }
 

@@ -1,6 +1,7 @@
 //! One end of the crude tunnel: poll, one read, one `sendto`; poll, one `recvfrom`, one write.
 //!
-//! With handing on, the loop only reads; a thread works on the packet, and another sends it, for each direction.
+//! With handing on, the loop only reads; a thread works on the packet, and another sends it, for
+//! each direction.
 
 use std::io::{self, ErrorKind, IoSlice};
 use std::net::{SocketAddr, UdpSocket};
@@ -56,7 +57,7 @@ pub struct CrudeCounts {
     pub copied: u64,
     /// Times a packet was handed to another thread.
     pub handed_on: u64,
-    /// Receive buffer of the socket, in bytes, as the kernel counts (twice what was asked for).
+    /// Receive buffer of the socket, in bytes, as the kernel counts (twice the requested size).
     pub receive_buffer: u64,
     /// Send buffer of the socket, likewise.
     pub send_buffer: u64,
@@ -89,7 +90,7 @@ enum Direction {
 pub struct CrudeEnd {
     tun: Tun,
     udp: UdpSocket,
-    /// Sockets that only send, of the flows beside that of `udp`.
+    /// Sockets of the other flows, which only send.
     lanes: Vec<UdpSocket>,
     peer: SocketAddr,
     options: CrudeOptions,
@@ -314,8 +315,8 @@ impl CrudeEnd {
     }
 }
 
-/// Which of `lanes` an IPv4 packet takes, by its ports: those of connections differ by a little, which multiplication
-/// spreads over the upper bits.
+/// Which of `lanes` an IPv4 packet takes, by its ports: those of connections differ by a little,
+/// which multiplication spreads over the upper bits.
 fn flow_of(packet: &[u8], lanes: u8) -> usize {
     let header = packet
         .first()
@@ -326,8 +327,8 @@ fn flow_of(packet: &[u8], lanes: u8) -> usize {
     ((u64::from(hash) * u64::from(lanes.max(1))) >> 32) as usize
 }
 
-/// Sends block, as in any such program. A receive that poll(2) announced, but whose packet had a
-/// bad checksum, blocks for a short time only.
+/// Sends block, as in similar programs. A receive that poll(2) announced, but whose packet had a
+/// bad checksum, blocks only shortly.
 fn open_socket(setup: &CrudeSetup) -> io::Result<UdpSocket> {
     let udp = UdpSocket::bind(setup.listen)?;
     udp.set_read_timeout(Some(Duration::from_millis(PATIENCE.into())))?;

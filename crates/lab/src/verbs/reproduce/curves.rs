@@ -113,7 +113,7 @@ fn styles(curves: &[Curve]) -> Vec<(Colour, &'static str)> {
     let mut styles: Vec<(Colour, &'static str)> = Vec::new();
     for curve in curves {
         let style = if curve.published {
-            // As what was measured of the same.
+            // In the colour of the measured curve of the same name.
             let of = curve.name.split(',').next().unwrap_or_default();
             let same = curves
                 .iter()
@@ -134,7 +134,7 @@ fn styles(curves: &[Curve]) -> Vec<(Colour, &'static str)> {
     styles
 }
 
-/// Names beside pieces of their lines, in as many rows as they need; where the last ends.
+/// Draws names with samples of their lines, in as many rows as needed; returns the bottom.
 fn legend(svg: &mut Svg, curves: &Curves, styles: &[(Colour, &'static str)]) -> f64 {
     let (mut x, mut y) = (0.0, 14.0);
     for (curve, (colour, dash)) in curves.curves.iter().zip(styles) {
