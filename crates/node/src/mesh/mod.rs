@@ -175,8 +175,11 @@ impl Log<'_> {
         }
         let refused = doubts.refused.iter().map(|(key, refused)| {
             let message = format!("rejected member {key}: {}", refused.reason);
-            let help = format!("if its owner replaced the key, write `pins = [\"{} {key}\"]`; otherwise the \
-                                coordinator may be compromised", refused.name);
+            let help = format!(
+                "if its owner replaced the key, write `pins = [\"{} {key}\"]`; otherwise the \
+                                coordinator may be compromised",
+                refused.name
+            );
             ((&refused.name, key), message, help)
         });
         let changed = doubts.changed.iter().map(|(name, changed)| {
