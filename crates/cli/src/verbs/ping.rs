@@ -169,7 +169,7 @@ impl Events {
 
 /// A line of the output.
 #[derive(Debug, Serialize)]
-#[serde(rename_all = "kebab-case")]
+#[serde(rename_all = "snake_case")]
 enum Line<'a> {
     /// The outcome of a request.
     Ping {
@@ -435,11 +435,11 @@ mod tests {
         let json = |line| serde_json::to_value(line).expect("JSON");
         let changed = json(&lines[0]);
         assert_eq!(
-            changed["path-changed"]["from"]["relay"],
+            changed["path_changed"]["from"]["relay"],
             "relay-a.example.org:3478"
         );
         assert_eq!(
-            changed["path-changed"]["to"]["address"],
+            changed["path_changed"]["to"]["address"],
             "198.51.100.9:51820"
         );
         let ping = json(&lines[1]);

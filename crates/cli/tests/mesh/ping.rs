@@ -39,8 +39,8 @@ impl Pings {
         let until = Instant::now() + Duration::from_secs(60);
         while Instant::now() < until {
             let line = self.next();
-            if !line["path-changed"].is_null() {
-                return line["path-changed"].clone();
+            if !line["path_changed"].is_null() {
+                return line["path_changed"].clone();
             }
         }
         panic!("no change of the way");

@@ -174,14 +174,17 @@ impl Log<'_> {
             return;
         }
         let refused = doubts.refused.iter().map(|(key, refused)| {
-            let message = format!("no peer: {key}: {}", refused.reason);
-            let help = format!("if its key was changed where it is, write `pins = [\"{} {key}\"]`; else the coordinator may be in \
-                                wrong hands", refused.name);
+            let message = format!("rejected member {key}: {}", refused.reason);
+            let help = format!(
+                "if its owner replaced the key, write `pins = [\"{} {key}\"]`; otherwise the \
+                                coordinator may be compromised",
+                refused.name
+            );
             ((&refused.name, key), message, help)
         });
         let changed = doubts.changed.iter().map(|(name, changed)| {
-            let message = format!("`{name}` has another key than before: {}, was {}", changed.now, changed.was);
-            let help = "if nobody changed it where it is, the coordinator may be in wrong hands; `pins` and \
+            let message = format!("`{name}` has a new key: {}, formerly {}", changed.now, changed.was);
+            let help = "if its owner did not replace it, the coordinator may be compromised; `pins` and \
                         `pin-first-use` keep a key";
             ((name, &changed.now), message, help.to_owned())
         });

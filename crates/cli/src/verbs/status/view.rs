@@ -183,7 +183,7 @@ fn interface_drops(status: &Status, out: &mut Screen) {
     drops.push((
         status.malformed_drops,
         "in",
-        "Not a datagram that a peer sends: unknown type, or too short. The kernel dropped it before us.",
+        "The kernel dropped it before Seikan received it: its type was unknown, or it was too short.",
     ));
     let of_peers = |pick: fn(&Traffic) -> &Direction, name: &str| -> u64 {
         let all = status.peers.iter();
