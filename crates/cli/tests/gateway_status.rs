@@ -241,7 +241,7 @@ fn unlisted_hosts_and_duplicate_addresses_are_reported() {
         });
         let conflict = &gateway(world)["conflicts"][0];
         assert_eq!(conflict["address"], "192.168.1.202");
-        assert!(conflict["age_s"].as_f64().expect("heard") < 10.0);
+        assert!(conflict["age_s"].as_f64().expect("a number") < 10.0);
     });
 }
 
@@ -253,12 +253,12 @@ fn offloads_of_both_sides_are_reported_and_left_unchanged() {
         let before = ethtool.features("lan0").expect("features");
         let offloads = gateway(world)["offloads"].clone();
         let sides: Vec<_> = offloads.as_array().expect("a list").iter().collect();
-        let told = sides
+        let shown = sides
             .iter()
             .map(|o| (o["interface"].clone(), o["side"].clone()));
-        let told: Vec<_> = told.collect();
+        let shown: Vec<_> = shown.collect();
         let expected = [("lan0", "lan"), ("under", "wan")];
-        assert_eq!(told, expected.map(|(a, b)| (a.into(), b.into())));
+        assert_eq!(shown, expected.map(|(a, b)| (a.into(), b.into())));
         // veth interfaces are made without GRO (drivers/net/veth.c).
         for (side, name) in [(0, "lan0"), (1, "under")] {
             let command = &sides[side]["findings"][0]["command"];
@@ -275,10 +275,10 @@ fn rates_come_from_two_samples() {
         let words = ["gateway", "status", &world.left.interface, "--json"];
         let output = world.run(&world.left, &words);
         assert!(output.status.success(), "{}", stderr(&output));
-        let told: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-        check_shape("gateway status", &told);
-        assert_eq!(told["interface"], world.left.interface);
-        let gateway = &told["gateway"];
+        let shown: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        check_shape("gateway status", &shown);
+        assert_eq!(shown["interface"], world.left.interface);
+        let gateway = &shown["gateway"];
         assert!(gateway["interval_s"].as_f64() >= Some(1.0));
         assert_eq!(gateway["devices"][0]["rate"]["outbound"], 0.0);
         assert!(gateway["spread"]["share"].is_number(), "{gateway}");

@@ -180,8 +180,8 @@ fn the_json_of_a_coordinator_and_a_member_has_its_golden_shape() {
             let json = serde_json::from_str(&json).expect("JSON");
             check_shape(&format!("coordinator {list}"), &json);
         }
-        let question = ["policy", "explain", "host", "other", "tcp/22", "--json"];
-        let json = serde_json::from_str(&site.administer(&question)).expect("JSON");
+        let explain = ["policy", "explain", "host", "other", "tcp/22", "--json"];
+        let json = serde_json::from_str(&site.administer(&explain)).expect("JSON");
         check_shape("coordinator policy explain", &json);
         check_shape("status", &host.status());
         let output = host.run(&["netcheck", &host.interface, "--json"]);

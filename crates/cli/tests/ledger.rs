@@ -50,8 +50,8 @@ fn closes(protocol: &str) {
         assert_eq!(sent.expect("send"), 1372);
         if protocol == "native" {
             // The other protocol does not know the limit of the far end.
-            let told = || drops(&world.status(&world.left), "outbound", "too_big") == 1;
-            eventually("no drop for its size", told);
+            let is_reported = || drops(&world.status(&world.left), "outbound", "too_big") == 1;
+            eventually("no drop for its size", is_reported);
         }
         balanced(world);
     });

@@ -286,12 +286,16 @@ fn the_resolver_gets_the_name_servers_and_their_removal() {
         let mut line = String::new();
         left.stdout.read_line(&mut line).expect("read");
         let name = &world.left.interface;
-        let told = format!("-a {name}\nnameserver 10.80.0.2\nsearch corp.example\n");
-        assert_eq!(fs::read_to_string(&record).expect("record"), told, "{line}");
+        let expected = format!("-a {name}\nnameserver 10.80.0.2\nsearch corp.example\n");
+        assert_eq!(
+            fs::read_to_string(&record).expect("record"),
+            expected,
+            "{line}"
+        );
         left.signal("TERM");
         assert_eq!(left.ended(), (Some(0), String::new()));
-        let told = format!("{told}-d {name}\n");
-        assert_eq!(fs::read_to_string(&record).expect("record"), told);
+        let expected = format!("{expected}-d {name}\n");
+        assert_eq!(fs::read_to_string(&record).expect("record"), expected);
     });
 }
 

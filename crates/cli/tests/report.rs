@@ -40,8 +40,8 @@ fn report(world: &World, words: &[&str]) -> Vec<String> {
     let words = [&["report"], words].concat();
     let output = world.run(&world.left, &words);
     assert!(output.status.success(), "{}", stderr(&output));
-    let told = String::from_utf8(output.stdout).expect("UTF-8");
-    told.lines().map(str::to_owned).collect()
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    text.lines().map(str::to_owned).collect()
 }
 
 #[test]

@@ -130,9 +130,9 @@ fn the_coordinator_and_the_relay_run_as_nobody_with_nothing_but_their_folder() {
     let loopback = netlink.link("lo").expect("a link").index;
     netlink.set_up(loopback).expect("up");
     // In a directory that `nobody` passes, wherever the checkout is.
-    let place = tempfile::tempdir().expect("a folder");
-    fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755)).expect("set");
-    let program = place.path().join("seikan");
+    let folder_of_test = tempfile::tempdir().expect("a folder");
+    fs::set_permissions(folder_of_test.path(), fs::Permissions::from_mode(0o755)).expect("set");
+    let program = folder_of_test.path().join("seikan");
     fs::copy(env!("CARGO_BIN_EXE_seikan"), &program).expect("copied");
     for name in ["seikan-coordinator", "seikan-relay"] {
         let unit = unit(&format!("{name}.service"));
@@ -145,14 +145,14 @@ fn the_coordinator_and_the_relay_run_as_nobody_with_nothing_but_their_folder() {
         assert_eq!(said(&unit, "CapabilityBoundingSet"), "");
         assert_eq!(said(&unit, "UMask"), "0077");
 
-        let folder = place.path().join(state);
+        let folder = folder_of_test.path().join(state);
         fs::create_dir(&folder).expect("a folder");
         let mode = u32::from_str_radix(said(&unit, "StateDirectoryMode"), 8).expect("a mode");
         fs::set_permissions(&folder, fs::Permissions::from_mode(mode)).expect("set");
         chown(&folder, Some(NOBODY), Some(NOBODY)).expect("nobody's");
-        let told = place.path().join(format!("{name}.told"));
-        let manager = UnixDatagram::bind(&told).expect("a socket");
-        fs::set_permissions(&told, fs::Permissions::from_mode(0o777)).expect("set");
+        let notify_socket = folder_of_test.path().join(format!("{name}.notify"));
+        let manager = UnixDatagram::bind(&notify_socket).expect("a socket");
+        fs::set_permissions(&notify_socket, fs::Permissions::from_mode(0o777)).expect("set");
         manager
             .set_read_timeout(Some(Duration::from_secs(20)))
             .expect("set");
@@ -170,7 +170,7 @@ fn the_coordinator_and_the_relay_run_as_nobody_with_nothing_but_their_folder() {
             .args(words.split(' ').skip(1))
             .env_clear()
             .env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin")
-            .env("NOTIFY_SOCKET", &told)
+            .env("NOTIFY_SOCKET", &notify_socket)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped());
@@ -209,7 +209,7 @@ fn the_coordinator_and_the_relay_run_as_nobody_with_nothing_but_their_folder() {
         assert!(stop.expect("kill").success());
         let until = Instant::now() + crate::common::PATIENCE;
         let end = loop {
-            match running.0.try_wait().expect("asked") {
+            match running.0.try_wait().expect("queried") {
                 Some(end) => break end,
                 None => assert!(Instant::now() < until, "{name} does not stop"),
             }

@@ -126,27 +126,27 @@ fn run(path: &str) {
     let mut last: Option<(Block, String)> = None;
     for index in 0..page.blocks.len() {
         let block = page.blocks[index].clone();
-        let place = format!("{path}:{}", block.line);
+        let location = format!("{path}:{}", block.line);
         match block.language {
             Language::Shell => {
-                let output = run_block(&mut network, &block, &place);
+                let output = run_block(&mut network, &block, &location);
                 last = Some((block, output));
             }
             Language::Console => {
                 let (source, output) = last
                     .as_mut()
-                    .unwrap_or_else(|| panic!("{place}: of which block?"));
+                    .unwrap_or_else(|| panic!("{location}: output without a block"));
                 for _ in 1..source.directive.tries {
                     if compare::fits(&block.text, output) {
                         break;
                     }
                     std::thread::sleep(std::time::Duration::from_secs(1));
-                    *output = run_block(&mut network, source, &place);
+                    *output = run_block(&mut network, source, &location);
                 }
-                compare_output(&mut page, index, output, &place);
+                compare_output(&mut page, index, output, &location);
             }
             Language::Configuration(ending) if !block.directive.foreign => {
-                check_configuration(&block.text, ending, &place);
+                check_configuration(&block.text, ending, &location);
             }
             _ => {}
         }
@@ -155,27 +155,27 @@ fn run(path: &str) {
 }
 
 /// Runs a block of commands and returns their output.
-fn run_block(network: &mut Network, block: &Block, place: &str) -> String {
+fn run_block(network: &mut Network, block: &Block, location: &str) -> String {
     if let Some(reason) = &block.directive.not_run {
         assert!(
             ACCEPTED_REASONS.iter().any(|accepted| reason == accepted),
-            "{place}: {reason:?} is no reason to leave a block out"
+            "{location}: {reason:?} is no reason to leave a block out"
         );
         return String::new();
     }
     let host = block.host.as_deref();
-    let host = host.unwrap_or_else(|| panic!("{place}: no host is given for this block"));
+    let host = host.unwrap_or_else(|| panic!("{location}: no host is given for this block"));
     let mut script = block.text.clone();
     if let Some(source) = &block.directive.filled_from {
         script = compare::fill(&script, network.host(source).printed())
-            .unwrap_or_else(|line| panic!("{place}: {source} printed nothing like {line:?}"));
+            .unwrap_or_else(|line| panic!("{location}: {source} printed nothing like {line:?}"));
     }
     let result = network.host(host).run(&script, &block.directive);
-    result.unwrap_or_else(|problem| panic!("{place}: on {host}: {problem}\n{script}"))
+    result.unwrap_or_else(|problem| panic!("{location}: on {host}: {problem}\n{script}"))
 }
 
 /// Compares a `console` block with the output, or rewrites it.
-fn compare_output(page: &mut Page, index: usize, output: &str, place: &str) {
+fn compare_output(page: &mut Page, index: usize, output: &str, location: &str) {
     let expected = &page.blocks[index].text;
     if compare::fits(expected, output) {
         return;
@@ -184,11 +184,11 @@ fn compare_output(page: &mut Page, index: usize, output: &str, place: &str) {
         page.replace(index, &compare::without_secrets(output));
         return;
     }
-    panic!("{place}: the output differs; shown:\n{expected}\nprinted:\n{output}");
+    panic!("{location}: the output differs; shown:\n{expected}\nprinted:\n{output}");
 }
 
 /// Checks a configuration, or a part of one, with `seikan check`.
-fn check_configuration(text: &str, ending: &str, place: &str) {
+fn check_configuration(text: &str, ending: &str, location: &str) {
     let folder = tempfile::tempdir().expect("a folder");
     let [key, peer] = [(); 2].map(|()| crate::common::key_pair());
     let file = folder.path().join(format!("tunnel.{ending}"));
@@ -224,7 +224,7 @@ fn check_configuration(text: &str, ending: &str, place: &str) {
         .expect("seikan");
     let said = [output.stdout, output.stderr].concat();
     let said = String::from_utf8_lossy(&said);
-    assert!(output.status.success(), "{place}: {said}\n{text}");
+    assert!(output.status.success(), "{location}: {said}\n{text}");
 }
 
 /// Pages that are not run: their commands change or load the machine, or take minutes. Those of the

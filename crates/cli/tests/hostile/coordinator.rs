@@ -195,7 +195,7 @@ fn http(line: &str, shown: Option<&str>, body: &str) -> String {
 }
 
 /// Returns the names of all members in an answer.
-fn told(member: &Member) -> (Vec<String>, Cursor) {
+fn poll(member: &Member) -> (Vec<String>, Cursor) {
     let changes = wait_for(member.client.changes(Cursor::default(), Duration::ZERO));
     let changes = changes.expect("an answer");
     assert!(changes.whole);
@@ -210,15 +210,15 @@ fn a_member_receives_only_members_that_the_policy_lets_it_talk_to() {
     let coordinator = Coordinator::start(0);
     let [a, b, c] = ["alice", "bob", "carol"].map(|name| coordinator.member(name));
     coordinator.policy("allow alice -> bob tcp/443\n");
-    assert_eq!(told(&a).0, ["bob"]);
-    assert_eq!(told(&b).0, ["alice"]);
-    let (names, cursor) = told(&c);
+    assert_eq!(poll(&a).0, ["bob"]);
+    assert_eq!(poll(&b).0, ["alice"]);
+    let (names, cursor) = poll(&c);
     assert!(names.is_empty(), "{names:?}");
     // The raw answer has no trace of them either.
     let socket = connect(Ipv4Addr::LOCALHOST, coordinator.at, false).expect("connected");
     let mut raw = Https::new(socket, &coordinator.tls());
-    let question = http("GET /v1/changes?since=0", Some(&c.shown), "");
-    let (status, body) = raw.ask(&question).expect("an answer");
+    let request = http("GET /v1/changes?since=0", Some(&c.shown), "");
+    let (status, body) = raw.ask(&request).expect("an answer");
     let body = String::from_utf8(body).expect("text");
     assert_eq!(status, 200);
     for secret in [
@@ -237,22 +237,23 @@ fn a_member_receives_only_members_that_the_policy_lets_it_talk_to() {
     };
     let nobody = PrivateKey::generate(&mut SystemRandom).public();
     assert_eq!(call(b.key), call(nobody));
-    let calls = wait_for(b.client.changes(told(&b).1, Duration::ZERO));
+    let calls = wait_for(b.client.changes(poll(&b).1, Duration::ZERO));
     assert!(calls.expect("an answer").calls.is_empty());
 
     // Another policy shows them while it waits; the former one hides them again.
-    let ask = |cursor| wait_for(c.client.changes(cursor, Duration::from_secs(30))).expect("told");
-    let asked = thread::scope(|scope| {
-        let asked = scope.spawn(move || ask(cursor));
+    let ask =
+        |cursor| wait_for(c.client.changes(cursor, Duration::from_secs(30))).expect("an answer");
+    let answer = thread::scope(|scope| {
+        let answer = scope.spawn(move || ask(cursor));
         thread::sleep(Duration::from_millis(100));
         coordinator.policy("allow * -> * *\n");
-        asked.join().expect("no panic")
+        answer.join().expect("no panic")
     });
-    assert_eq!((asked.whole, asked.members.len()), (true, 2));
+    assert_eq!((answer.whole, answer.members.len()), (true, 2));
     coordinator.policy("allow alice -> bob tcp/443\n");
-    let asked = wait_for(c.client.changes(asked.cursor(), Duration::from_secs(30)));
-    let asked = asked.expect("told");
-    assert_eq!((asked.whole, asked.members.len()), (true, 0));
+    let answer = wait_for(c.client.changes(answer.cursor(), Duration::from_secs(30)));
+    let answer = answer.expect("an answer");
+    assert_eq!((answer.whole, answer.members.len()), (true, 0));
 }
 
 /// Connections that request everything and read nothing.
@@ -279,14 +280,14 @@ fn thousands_of_requests_with_unread_answers_take_little_memory_and_delay_nobody
             .map(|member| {
                 let (tls, at) = (&tls, coordinator.at);
                 scope.spawn(move || {
-                    let question = http("GET /v1/changes?since=0", Some(&member.shown), "");
-                    let asked = (0..UNREAD / 8).map(|_| {
+                    let request = http("GET /v1/changes?since=0", Some(&member.shown), "");
+                    let answer = (0..UNREAD / 8).map(|_| {
                         let mut raw = Https::new(connect(from, at, true).expect("connected"), tls);
-                        raw.0.write_all(question.as_bytes()).expect("asked");
-                        raw.0.flush().expect("asked");
+                        raw.0.write_all(request.as_bytes()).expect("sent");
+                        raw.0.flush().expect("sent");
                         raw
                     });
-                    asked.collect::<Vec<_>>()
+                    answer.collect::<Vec<_>>()
                 })
             })
             .collect();
@@ -305,10 +306,13 @@ fn thousands_of_requests_with_unread_answers_take_little_memory_and_delay_nobody
         before >> 20
     );
     assert!(grown < UNREAD_MEMORY, "{} MiB", grown >> 20);
-    let begun = Instant::now();
+    let started_at = Instant::now();
     // Some of them have left since, one by one, from the view of the other members.
-    assert!(told(&good).0.len() >= 1500);
-    println!("another member is answered within {:?}", begun.elapsed());
+    assert!(poll(&good).0.len() >= 1500);
+    println!(
+        "another member is answered within {:?}",
+        started_at.elapsed()
+    );
     // Each request counted: a member's ninth at a time was refused.
     let mut answered = 0;
     for raw in &mut unread {
@@ -318,7 +322,7 @@ fn thousands_of_requests_with_unread_answers_take_little_memory_and_delay_nobody
             answered += u32::from(status.ends_with(b"200"));
         }
     }
-    assert!((8..=64).contains(&answered), "{answered} were told");
+    assert!((8..=64).contains(&answered), "{answered} were answered");
 }
 
 #[test]
@@ -330,7 +334,7 @@ fn one_source_does_not_take_all_connections_of_a_coordinator() {
     let all: Vec<TcpStream> = (0..4500)
         .map(|_| connect(from, coordinator.at, false).expect("connected"))
         .collect();
-    assert!(told(&member).0.is_empty());
+    assert!(poll(&member).0.is_empty());
     thread::sleep(Duration::from_millis(500));
     let is_there = |mut socket: &TcpStream| {
         socket.set_nonblocking(true).expect("set");
@@ -348,7 +352,7 @@ fn no_request_costs_a_coordinator_more_than_its_bytes_are_worth() {
     let member = coordinator.member("good");
     let other = coordinator.member("other");
     let shown = Some(member.shown.as_str());
-    let now = told(&member).1;
+    let now = poll(&member).1;
     let bad = Credential::generate(&mut SystemRandom).reveal().to_string();
     let none = |_: u32| http("GET /v1/nothing", None, "");
     let is_member = |_: u32| {
@@ -391,8 +395,8 @@ fn no_request_costs_a_coordinator_more_than_its_bytes_are_worth() {
     };
     let kinds: [(&str, &dyn Fn(u32) -> String); 9] = [
         // The baseline: a usual request, seldom enough that none is refused.
-        ("a member's question, nothing new", &is_member),
-        ("a member's question, everything", &since_0),
+        ("a member's poll, nothing new", &is_member),
+        ("a member's poll, everything", &since_0),
         ("a member moves", &moving),
         ("a member calls", &calling),
         ("a member has another key", &rotating),
@@ -445,7 +449,7 @@ fn a_new_policy_costs_each_waiting_member_only_its_changes() {
     process::allow_more_files().expect("files");
     let coordinator = Coordinator::start(WAITING);
     let mover = coordinator.member("mover");
-    let mut now = told(&mover).1.revision;
+    let mut now = poll(&mover).1.revision;
     let tls = coordinator.tls();
     let from = Ipv4Addr::new(127, 0, 2, 1);
     let open = |shown: &String| {
@@ -455,15 +459,15 @@ fn a_new_policy_costs_each_waiting_member_only_its_changes() {
     let mut waiting: Vec<(Https, String)> = coordinator.members.iter().map(open).collect();
     let pid = coordinator.tunnel.child.id();
     // Bytes of all answers, and their processor time.
-    let mut tell = |change: &dyn Fn()| {
+    let mut report = |change: &dyn Fn()| {
         for (raw, shown) in &mut waiting {
-            let question = http(
+            let request = http(
                 &format!("GET /v1/changes?since={now}&wait=50"),
                 Some(shown),
                 "",
             );
-            raw.0.write_all(question.as_bytes()).expect("asked");
-            raw.0.flush().expect("asked");
+            raw.0.write_all(request.as_bytes()).expect("sent");
+            raw.0.flush().expect("sent");
         }
         // Until all of them wait.
         let mut last = busy(pid);
@@ -484,7 +488,11 @@ fn a_new_policy_costs_each_waiting_member_only_its_changes() {
         };
         let answers: Vec<Changes> = waiting.iter_mut().map(answer).collect();
         let cost = (busy(pid) - before).as_secs_f64() * 1e6 / f64::from(WAITING);
-        now = answers.iter().map(|told| told.revision).max().expect("one");
+        now = answers
+            .iter()
+            .map(|changes| changes.revision)
+            .max()
+            .expect("one");
         (cost, answers)
     };
     let moves = || {
@@ -492,10 +500,10 @@ fn a_new_policy_costs_each_waiting_member_only_its_changes() {
             endpoints: vec![([192, 0, 2, 1], 7).into()],
             relayed: Vec::new(),
         };
-        wait_for(mover.client.tell(&at)).expect("told");
+        wait_for(mover.client.tell(&at)).expect("an answer");
     };
-    let (base, answers) = tell(&moves);
-    assert!(answers.iter().all(|told| told.members.len() == 1));
+    let (base, answers) = report(&moves);
+    assert!(answers.iter().all(|changes| changes.members.len() == 1));
     println!("{base:7.1} µs each: a member moves");
     let policies = [
         // All members see each other, as before.
@@ -506,12 +514,15 @@ fn a_new_policy_costs_each_waiting_member_only_its_changes() {
         "allow crowd0 -> crowd2 tcp/1\n",
     ];
     for (policy, wanted) in policies.iter().zip([[0, 0, 0], [1, 1, 0], [1, 0, 1]]) {
-        let (cost, answers) = tell(&|| coordinator.policy(policy));
+        let (cost, answers) = report(&|| coordinator.policy(policy));
         println!("{cost:7.1} µs each: {policy:?}");
-        let told: Vec<usize> = answers.iter().map(|told| told.members.len()).collect();
-        assert_eq!(told[..3], wanted);
-        assert_eq!(told.iter().sum::<usize>(), wanted.iter().sum::<usize>());
-        assert!(answers.iter().all(|told| told.policy.is_some()));
+        let changes: Vec<usize> = answers
+            .iter()
+            .map(|changes| changes.members.len())
+            .collect();
+        assert_eq!(changes[..3], wanted);
+        assert_eq!(changes.iter().sum::<usize>(), wanted.iter().sum::<usize>());
+        assert!(answers.iter().all(|changes| changes.policy.is_some()));
         assert!(cost < WORTH * base, "{cost} to {base} µs: {policy:?}");
     }
 }
@@ -525,9 +536,9 @@ fn a_policy_of_a_thousand_rules_for_a_thousand_members_is_set_as_soon_as_one_for
             format!("allow crowd{from} -> crowd{to} tcp/{}\n", port + n)
         };
         let rules: String = (0..1024).map(rule).collect();
-        let begun = Instant::now();
+        let started_at = Instant::now();
         coordinator.policy(&rules);
-        begun.elapsed()
+        started_at.elapsed()
     };
     let base = set(2, 1000);
     for port in [1000, 3000] {

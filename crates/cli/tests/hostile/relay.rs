@@ -123,8 +123,8 @@ fn a_member_that_changes_its_key_again_and_again_has_one_share_of_a_relay() {
     coordinator.administer(&["relay", "add", &at, "--secret", &secret]);
     let [bad, good] = ["bad", "good"].map(|name| coordinator.member(name));
     let ticket = |member: &Member| {
-        let asked = wait_for(member.client.changes(Cursor::default(), Duration::ZERO));
-        asked.expect("an answer").relays[0].ticket.clone()
+        let changes = wait_for(member.client.changes(Cursor::default(), Duration::ZERO));
+        changes.expect("an answer").relays[0].ticket.clone()
     };
     let mut asker = Asker::new();
     let (mut granted, mut refused) = (0, 0);
@@ -153,11 +153,11 @@ const SENT_ON: &str = "sent on";
 
 /// Repeats a datagram, so many a second.
 fn shoot(socket: &UdpSocket, to: SocketAddr, datagram: &[u8], count: u32, rate: u32) {
-    let begun = Instant::now();
+    let started_at = Instant::now();
     for n in 0..count {
         if n % 16 == 0 {
             let due = Duration::from_secs(1) * n / rate;
-            thread::sleep(due.saturating_sub(begun.elapsed()));
+            thread::sleep(due.saturating_sub(started_at.elapsed()));
         }
         // An error is of an earlier datagram.
         let _ = socket.send_to(datagram, to);
@@ -209,18 +209,13 @@ fn no_datagram_costs_a_relay_more_than_its_bytes_are_worth() {
         push("no request", &stranger, relay.main, fill.clone());
         push("a stranger's at a pair's port", &stranger, pair, fill);
         // SOFTWARE (RFC 8489, section 14.14) as padding.
-        let mut question = binding.clone();
-        question[3] = (size - 20) as u8;
-        question[2] = ((size - 20) >> 8) as u8;
+        let mut request = binding.clone();
+        request[3] = (size - 20) as u8;
+        request[2] = ((size - 20) >> 8) as u8;
         let text = size - 24;
-        question.extend([0x80, 0x22, (text >> 8) as u8, text as u8]);
-        question.resize(size, b'x');
-        push(
-            "a question for its address",
-            &stranger,
-            relay.main,
-            question,
-        );
+        request.extend([0x80, 0x22, (text >> 8) as u8, text as u8]);
+        request.resize(size, b'x');
+        push("a request for its address", &stranger, relay.main, request);
     }
     for (name, request) in requests {
         for (to, at) in [(relay.main, "main"), (pair, "pair's")] {
@@ -309,12 +304,12 @@ impl ByTls {
     /// Sends frames for a port, with these datagrams in turn, until so many bytes are sent, at so
     /// many a second.
     fn send(&mut self, port: u16, datagrams: &[&[u8]], bytes: usize, rate: usize) {
-        let (begun, mut sent) = (Instant::now(), 0);
+        let (started_at, mut sent) = (Instant::now(), 0);
         let mut next = datagrams.iter().cycle();
         let mut datagram = next.next().expect("a datagram");
         while sent < bytes {
             let due = Duration::from_secs_f64(sent as f64 / rate as f64);
-            thread::sleep(due.saturating_sub(begun.elapsed()));
+            thread::sleep(due.saturating_sub(started_at.elapsed()));
             // About the size of a TLS record.
             let until = sent + 14_000;
             while sent < until {

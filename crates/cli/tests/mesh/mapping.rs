@@ -84,16 +84,17 @@ fn comes_in_by_a_port(settings: &str, by: &str) {
         let (_other, _) = up(&hosts[1], "b", &token);
         let mapping = || hosts[0].status()["mesh"]["port_mapping"]["given"].clone();
         eventually("the router gives a port", || mapping()["by"] == by);
-        let told = mapping()["address"].clone();
+        let mapped = mapping()["address"].clone();
         assert!(
-            told.as_str()
-                .is_some_and(|told| told.starts_with("11.0.0.100:")),
-            "{told}"
+            mapped
+                .as_str()
+                .is_some_and(|mapped| mapped.starts_with("11.0.0.100:")),
+            "{mapped}"
         );
         while_answering(&[&hosts[0]], || {
             eventually("it is direct, by that port", || {
                 hosts[1].reaches(address, SOON)
-                    && hosts[1].status()["peers"][0]["path"]["endpoint"] == told
+                    && hosts[1].status()["peers"][0]["path"]["endpoint"] == mapped
             });
         });
         let rules = || given_ports(&nats[0]);

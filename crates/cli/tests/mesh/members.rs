@@ -98,7 +98,7 @@ fn members_go_on_without_their_coordinator_and_start_without_it() {
                 fs::read_to_string(&kept).is_ok_and(|text| text.contains("192.0.2.11"))
             });
             drop(coordinator);
-            eventually("the loss is told", || {
+            eventually("the loss is reported", || {
                 !a.status()["mesh"]["contact"]["lost"].is_null()
             });
             assert!(a.reaches(at_b[0], SOON) && b.reaches(at_a[0], SOON));
@@ -185,7 +185,7 @@ fn leaving_removes_all_files() {
         assert!(output.status.success(), "{}", stderr(&output));
         assert_eq!(b_runs.ended().0, Some(0));
         assert!(!std::path::Path::new(&b.file()).exists());
-        eventually("it is told", || a.peers().is_empty());
+        eventually("it is reported", || a.peers().is_empty());
         let names: Vec<Value> = site.members().iter().map(|m| m["name"].clone()).collect();
         assert_eq!(names, ["a"]);
         // The name is free; the address is not given to another member soon.
@@ -233,7 +233,7 @@ fn a_member_with_a_new_key_is_refused_if_pinned_and_reported_otherwise() {
         let at_new = new.join("db", &token);
         let _new = new.up();
         let key = key_of(&new);
-        eventually("it is told of everywhere", || {
+        eventually("it is reported everywhere", || {
             let refused = |host: &Host| !host.status()["mesh"]["refused"][&key].is_null();
             let changed = following.status()["mesh"]["changed_keys"]["db"]["now"].clone();
             refused(&pinning) && refused(&first_use) && changed == *key
@@ -248,8 +248,8 @@ fn a_member_with_a_new_key_is_refused_if_pinned_and_reported_otherwise() {
                     reason.as_str().expect("a reason").contains(word),
                     "{reason}"
                 );
-                let asked = host.run(&["ping", "db.seikan", "-c", "1"]);
-                assert!(stderr(&asked).contains(word), "{}", stderr(&asked));
+                let output = host.run(&["ping", "db.seikan", "-c", "1"]);
+                assert!(stderr(&output).contains(word), "{}", stderr(&output));
             }
         });
         pinning_runs.signal("TERM");

@@ -22,7 +22,7 @@ fn samples(host: &Host, name: &str, labels: &str) -> Vec<f64> {
     let scraped = host.netns.run(|| {
         let mut stream = TcpStream::connect("127.0.0.1:9586").expect("a connection");
         let request = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n";
-        stream.write_all(request).expect("asked");
+        stream.write_all(request).expect("sent");
         let mut text = String::new();
         stream.read_to_string(&mut text).expect("an answer");
         text
@@ -67,9 +67,9 @@ fn metrics_report_the_port_mapping() {
         let [a, b] = nats.each_ref().map(|nat| nat.host(site, 0));
         measured(site, [&a, &b], |_| {
             for (host, expected) in [(&a, 1.0), (&b, 0.0)] {
-                let told = || samples(host, "seikan_port_mapping_active", "");
-                eventually("it is known", || !told().is_empty());
-                assert_eq!(told(), [expected], "{}", host.status());
+                let counted = || samples(host, "seikan_port_mapping_active", "");
+                eventually("it is known", || !counted().is_empty());
+                assert_eq!(counted(), [expected], "{}", host.status());
             }
         });
     });
@@ -110,7 +110,7 @@ fn count_forwarded_traffic(site: &Site, nats: &[Nat; 2], part: &str, (by, server
             let status = status();
             status["drops"]["unknown_source"] == 1 && status["received"].as_u64() > Some(0)
         });
-        let told = |name: &str, label: (&str, &str)| {
+        let counted = |name: &str, label: (&str, &str)| {
             let (key, value) = label;
             let labels = format!("by=\"{by}\",server=\"{server}\",{key}=\"{value}\"");
             metric(host, name, &labels)
@@ -118,14 +118,18 @@ fn count_forwarded_traffic(site: &Site, nats: &[Nat; 2], part: &str, (by, server
         for (name, direction) in [("received", "inbound"), ("sent", "outbound")] {
             let count = || status()[name].as_f64().expect("a number");
             let datagrams = "seikan_forwarded_datagrams_total";
-            let (least, told, most) = (count(), told(datagrams, ("direction", direction)), count());
+            let (least, counted, most) = (
+                count(),
+                counted(datagrams, ("direction", direction)),
+                count(),
+            );
             assert!(
-                least <= told && told <= most,
-                "{name}: {least}, {told}, {most}"
+                least <= counted && counted <= most,
+                "{name}: {least}, {counted}, {most}"
             );
         }
         let dropped = "seikan_forwarded_dropped_datagrams_total";
-        assert_eq!(told(dropped, ("reason", "unknown_source")), 1.0);
+        assert_eq!(counted(dropped, ("reason", "unknown_source")), 1.0);
     });
 }
 

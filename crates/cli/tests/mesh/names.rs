@@ -68,8 +68,8 @@ fn other_names_go_to_the_former_name_server() {
         std::thread::spawn(move || answer_datagrams(&udp));
         std::thread::spawn(move || answer_connections(&tcp));
         let running = a.up();
-        let told: IpAddr = NETWORK_ANSWER.into();
-        assert_eq!(looked_up(&a, "www.example.org"), [told]);
+        let expected: IpAddr = NETWORK_ANSWER.into();
+        assert_eq!(looked_up(&a, "www.example.org"), [expected]);
         assert_eq!(
             code(&by_connection(&a, at_a[0], "www.example.org")),
             NO_ERROR
@@ -90,7 +90,7 @@ fn other_names_go_to_the_former_name_server() {
         eventually("it is in the new file", || {
             a.resolv_conf().contains(&at_a[0].to_string())
         });
-        assert_eq!(looked_up(&a, "www.example.org"), [told]);
+        assert_eq!(looked_up(&a, "www.example.org"), [expected]);
         running.signal("TERM");
         assert_eq!(running.ended().0, Some(0));
         assert_eq!(a.resolv_conf(), network);
@@ -116,21 +116,23 @@ fn systemd_resolved_queries_only_names_of_the_mesh() {
         let udp = bound.expect("namespace");
         std::thread::spawn(move || answer_datagrams(&udp));
         let _resolved = resolved(&a, &program);
-        let told: IpAddr = NETWORK_ANSWER.into();
-        eventually("it answers", || looked_up(&a, "www.example.org") == [told]);
+        let expected: IpAddr = NETWORK_ANSWER.into();
+        eventually("it answers", || {
+            looked_up(&a, "www.example.org") == [expected]
+        });
         let running = a.up();
         let names = a.status()["mesh"]["names"].clone();
         assert_eq!(names["by"], "systemd-resolved", "{names}");
         assert_eq!(a.resolv_conf(), STUB);
         eventually("its name is known", || looked_up(&a, "a.seikan") == at_a);
         assert!(looked_up(&a, "nobody.seikan").is_empty());
-        assert_eq!(looked_up(&a, "www.example.net"), [told]);
+        assert_eq!(looked_up(&a, "www.example.net"), [expected]);
         // A name server that does not exist.
         assert_eq!(code(&by_datagram(&a, at_a[0], "www.example.net")), REFUSED);
         running.signal("TERM");
         assert_eq!(running.ended().0, Some(0));
         // After that, names are another server's.
-        assert_eq!(looked_up(&a, "a.seikan"), [told]);
+        assert_eq!(looked_up(&a, "a.seikan"), [expected]);
     });
 }
 
@@ -173,9 +175,9 @@ fn resolved(host: &Host, program: &Path) -> [Tunnel; 2] {
     let listens = || file("systemd/bus").exists();
     eventually("the bus is there", listens);
     let at = "DBUS_SYSTEM_BUS_ADDRESS=unix:path=/run/systemd/bus";
-    let beside = program.with_file_name("resolvectl");
-    let ctl = if beside.exists() {
-        beside
+    let sibling = program.with_file_name("resolvectl");
+    let ctl = if sibling.exists() {
+        sibling
     } else {
         "/usr/bin/resolvectl".into()
     };
@@ -225,11 +227,11 @@ fn names_are_answered_to_this_host_only() {
             assert_eq!(by_connection(&b, at_a[0], "b.seikan"), b"");
         });
         // From another interface of its own it may query.
-        let asked = a.netns.run(|| {
+        let answer = a.netns.run(|| {
             let socket = UdpSocket::bind("192.0.2.10:0").expect("bind");
             exchange(&socket, at_a[0], "b.seikan")
         });
-        assert_eq!(code(&asked.expect("namespace")), NO_ERROR);
+        assert_eq!(code(&answer.expect("namespace")), NO_ERROR);
     });
 }
 
@@ -276,40 +278,40 @@ fn looked_up(host: &Host, name: &str) -> Vec<IpAddr> {
 
 /// Returns the response to a query for an A record, or nothing.
 fn by_datagram(host: &Host, server: IpAddr, name: &str) -> Vec<u8> {
-    let asked = host.netns.run(|| {
+    let answer = host.netns.run(|| {
         let socket = UdpSocket::bind("0.0.0.0:0").expect("bind");
         exchange(&socket, server, name)
     });
-    asked.expect("namespace")
+    answer.expect("namespace")
 }
 
 fn exchange(socket: &UdpSocket, server: IpAddr, name: &str) -> Vec<u8> {
     let patience = Some(Duration::from_secs(1));
     socket.set_read_timeout(patience).expect("timeout");
-    let _ = socket.send_to(&question(name), (server, 53));
+    let _ = socket.send_to(&query(name), (server, 53));
     let mut answer = [0; 512];
     let length = socket.recv(&mut answer).unwrap_or(0);
     answer[..length].to_vec()
 }
 
 fn by_connection(host: &Host, server: IpAddr, name: &str) -> Vec<u8> {
-    let asked = host.netns.run(|| {
+    let answer = host.netns.run(|| {
         let mut stream = TcpStream::connect(SocketAddr::new(server, 53)).expect("a connection");
         stream.set_read_timeout(Some(SOON)).expect("timeout");
-        let question = question(name);
-        let _ = stream.write_all(&(question.len() as u16).to_be_bytes());
-        let _ = stream.write_all(&question);
+        let query = query(name);
+        let _ = stream.write_all(&(query.len() as u16).to_be_bytes());
+        let _ = stream.write_all(&query);
         let mut length = [0; 2];
         let _ = stream.read_exact(&mut length);
         let mut answer = vec![0; usize::from(u16::from_be_bytes(length))];
         let _ = stream.read_exact(&mut answer);
         answer
     });
-    asked.expect("namespace")
+    answer.expect("namespace")
 }
 
-/// Returns a query (RFC 1035, section 4.1): id 7, recursion desired, one question, class IN.
-fn question(name: &str) -> Vec<u8> {
+/// Returns a query (RFC 1035, section 4.1): id 7, recursion desired, one query, class IN.
+fn query(name: &str) -> Vec<u8> {
     let mut message = vec![0, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
     for label in name.split('.') {
         message.push(label.len() as u8);
@@ -329,7 +331,7 @@ const NETWORK_ANSWER: [u8; 4] = [198, 51, 100, 7];
 fn answer_datagrams(socket: &UdpSocket) {
     let mut buffer = [0; 512];
     while let Ok((length, from)) = socket.recv_from(&mut buffer) {
-        let _ = socket.send_to(&told(&buffer[..length]), from);
+        let _ = socket.send_to(&answer_to(&buffer[..length]), from);
     }
 }
 
@@ -337,21 +339,21 @@ fn answer_connections(listener: &TcpListener) {
     for mut stream in listener.incoming().flatten() {
         let mut length = [0; 2];
         let _ = stream.read_exact(&mut length);
-        let mut question = vec![0; usize::from(u16::from_be_bytes(length))];
-        let _ = stream.read_exact(&mut question);
-        let answer = told(&question);
+        let mut query = vec![0; usize::from(u16::from_be_bytes(length))];
+        let _ = stream.read_exact(&mut query);
+        let answer = answer_to(&query);
         let _ = stream.write_all(&[&(answer.len() as u16).to_be_bytes(), &answer[..]].concat());
     }
 }
 
 /// Returns a response to a query: [`NETWORK_ANSWER`] for an A record, empty for others.
-fn told(question: &[u8]) -> Vec<u8> {
-    let end = 12 + question[12..].iter().position(|b| *b == 0).expect("a name") + 5;
-    let is_a = question[end - 3] == A;
-    let mut answer = question[..end].to_vec();
+fn answer_to(query: &[u8]) -> Vec<u8> {
+    let end = 12 + query[12..].iter().position(|b| *b == 0).expect("a name") + 5;
+    let is_a = query[end - 3] == A;
+    let mut answer = query[..end].to_vec();
     answer[2..12].copy_from_slice(&[0x81, 0x80, 0, 1, 0, u8::from(is_a), 0, 0, 0, 0]);
     if is_a {
-        // The name of the question, A, IN, TTL 60 s.
+        // The name of the query, A, IN, TTL 60 s.
         answer.extend([0xc0, 12, 0, A, 0, 1, 0, 0, 0, 60, 0, 4]);
         answer.extend(NETWORK_ANSWER);
     }

@@ -354,10 +354,10 @@ fn stream(two: &Two, time: Duration) -> f64 {
     let stream = two.hosts[0].netns.run(|| TcpStream::connect(address));
     let mut stream = stream.expect("namespace").expect("a connection");
     let (mut other, _) = listener.accept().expect("a connection");
-    let begun = Instant::now();
+    let started_at = Instant::now();
     let sender = std::thread::spawn(move || {
         let block = vec![0; 256 << 10];
-        while begun.elapsed() < time {
+        while started_at.elapsed() < time {
             stream.write_all(&block).expect("written");
         }
     });
@@ -368,7 +368,7 @@ fn stream(two: &Two, time: Duration) -> f64 {
             some => read += some,
         }
     }
-    let rate = read as f64 / begun.elapsed().as_secs_f64();
+    let rate = read as f64 / started_at.elapsed().as_secs_f64();
     sender.join().expect("sent");
     rate
 }
@@ -498,13 +498,13 @@ fn no_query_goes_to_a_system_service_of_the_host_whatever_the_name_of_a_relay() 
         });
         host.join("a", &site.token(&[]));
         let _tunnel = host.up();
-        let asked = |socket: &UdpSocket, within| {
+        let answers = |socket: &UdpSocket, within| {
             socket.set_read_timeout(Some(within)).expect("timeout");
             socket.recv_from(&mut [0; 1500]).is_ok()
         };
         // With simultaneous and separate requests.
-        assert!(asked(&other, SOON));
-        assert!(!asked(&system, Duration::from_secs(1)));
+        assert!(answers(&other, SOON));
+        assert!(!answers(&system, Duration::from_secs(1)));
     });
 }
 

@@ -21,7 +21,7 @@ fn listen(host: &Host) -> Vec<TcpListener> {
 }
 
 fn connects(from: &Host, to: IpAddr, port: u16, within: Duration) -> bool {
-    let asked = from.netns.run(|| {
+    let answered = from.netns.run(|| {
         let until = Instant::now() + within;
         loop {
             if TcpStream::connect_timeout(&SocketAddr::new(to, port), NEVER).is_ok() {
@@ -32,7 +32,7 @@ fn connects(from: &Host, to: IpAddr, port: u16, within: Duration) -> bool {
             }
         }
     });
-    asked.expect("namespace")
+    answered.expect("namespace")
 }
 
 fn pings(from: &Host, to: IpAddr) -> bool {
@@ -124,8 +124,8 @@ fn members_of_different_tags_reach_only_ports_that_a_rule_opens() {
             assert!(!connects(&b, at_a[0], CLOSED, NEVER));
         });
         let audit = site.administer(&["audit"]);
-        for what in ["policy set", "tags set"] {
-            assert!(audit.contains(what), "{audit}");
+        for change in ["policy set", "tags set"] {
+            assert!(audit.contains(change), "{audit}");
         }
     });
 }
@@ -139,7 +139,7 @@ fn policy_holds_and_is_explained_without_a_coordinator() {
         let _a = a.up();
         let first = b.up();
         let explain = |host: &Host, from: &str, to: &str, port: &str| -> Value {
-            let question = [
+            let explain = [
                 "check",
                 "--explain",
                 from,
@@ -148,7 +148,7 @@ fn policy_holds_and_is_explained_without_a_coordinator() {
                 "--iface",
                 &host.interface,
             ];
-            let output = host.run(&[&question[..], &["--json"]].concat());
+            let output = host.run(&[&explain[..], &["--json"]].concat());
             let json: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
             assert_eq!(json["allowed"] == true, output.status.success(), "{json}");
             json
@@ -283,7 +283,7 @@ fn the_first_rule_denies_everything_else_in_a_mesh_without_tags_and_says_so() {
         assert!(connects(a, at[1][0], OPEN, SOON));
         assert!(!connects(a, at[1][0], CLOSED, NEVER));
         assert!(!connects(c, at[1][0], OPEN, NEVER));
-        eventually("c is told nothing of them", || {
+        eventually("c receives none of them", || {
             let words = ["check", "--explain", "a", "b", "tcp/8001", "--iface"];
             let explained = c.run(&[&words[..], &[&c.interface]].concat());
             !explained.status.success()
@@ -319,7 +319,7 @@ fn a_policy_that_takes_something_from_this_host_is_set_after_a_yes_alone() {
             a.run(&[&words[..], more].concat())
         };
         let in_force = || site.administer(&["policy", "show"]);
-        // Without lost access there is no question, and no terminal is needed.
+        // Without lost access there is no explain, and no terminal is needed.
         let wide = "allow * -> * *\n";
         let done = set(wide, &[]);
         assert!(done.status.success(), "{}", stderr(&done));

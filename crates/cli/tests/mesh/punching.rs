@@ -38,10 +38,10 @@ pub fn connect_directly(hosts: [&Host; 2], address: IpAddr) -> bool {
     let relayed = |host: &Host| host.status()["peers"][0]["path"]["relayed"].as_bool();
     let until = Instant::now() + SOON + PROBING_TIME;
     loop {
-        let heard = hosts[0].reaches(address, Duration::from_secs(1));
+        let received = hosts[0].reaches(address, Duration::from_secs(1));
         let direct = hosts.map(relayed) == [Some(false); 2];
-        if heard && direct || Instant::now() > until {
-            return heard && direct;
+        if received && direct || Instant::now() > until {
+            return received && direct;
         }
     }
 }

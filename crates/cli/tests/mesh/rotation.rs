@@ -27,19 +27,19 @@ impl Host {
 
 /// Sends a packet every 10 ms for that time; returns those without answer.
 fn unanswered(from: &NetNs, to: IpAddr, time: Duration) -> BTreeSet<u32> {
-    let asked = from.run(|| {
+    let answered = from.run(|| {
         let socket = UdpSocket::bind("0.0.0.0:0").expect("bind");
         socket.set_nonblocking(true).expect("set");
         socket.connect((to, 7)).expect("connect");
         let mut missing = BTreeSet::new();
-        let begun = Instant::now();
+        let started_at = Instant::now();
         let count = (time.as_millis() / EVERY.as_millis()) as u32;
         // Time for the last answer.
         for number in 0..count + 100 {
             if number < count && socket.send(&number.to_be_bytes()).is_ok() {
                 missing.insert(number);
             }
-            std::thread::sleep((EVERY * (number + 1)).saturating_sub(begun.elapsed()));
+            std::thread::sleep((EVERY * (number + 1)).saturating_sub(started_at.elapsed()));
             let mut buffer = [0; 4];
             while let Ok(4) = socket.recv(&mut buffer) {
                 missing.remove(&u32::from_be_bytes(buffer));
@@ -47,7 +47,7 @@ fn unanswered(from: &NetNs, to: IpAddr, time: Duration) -> BTreeSet<u32> {
         }
         missing
     });
-    asked.expect("namespace")
+    answered.expect("namespace")
 }
 
 #[test]

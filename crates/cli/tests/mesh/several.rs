@@ -71,7 +71,7 @@ fn members_do_not_notice_that_a_coordinator_and_a_member_of_etcd_are_killed() {
 
             second.signal("KILL");
             (0..3).for_each(|member| cluster.kill(member));
-            eventually("the loss is told", || {
+            eventually("the loss is reported", || {
                 !a.status()["mesh"]["contact"]["lost"].is_null()
             });
             assert!(a.reaches(at_b[0], SOON) && b.reaches(at_a[0], SOON));
@@ -136,7 +136,7 @@ fn a_mesh_moves_from_one_coordinator_to_several_and_its_members_stay_up() {
                 })
             });
             site.administer(&["revoke", "c"]);
-            eventually("a change is told", || a.peers() == ["b"]);
+            eventually("a change is reported", || a.peers() == ["b"]);
             // With a token from before the import.
             let at_d = d.join("d", &token);
             eventually("the new member is announced", || a.peers() == ["b", "d"]);
@@ -148,8 +148,8 @@ fn a_mesh_moves_from_one_coordinator_to_several_and_its_members_stay_up() {
             assert!(a.reaches(at_b[0], SOON) && b.reaches(at_a[0], SOON));
             assert_eq!(site.members().len(), 3);
             let pid = ping.id().to_string();
-            let told = Command::new("kill").args(["-INT", &pid]).status();
-            assert!(told.expect("kill").success());
+            let status = Command::new("kill").args(["-INT", &pid]).status();
+            assert!(status.expect("kill").success());
             let pinged = ping.wait_with_output().expect("an end");
             let said = String::from_utf8_lossy(&pinged.stdout);
             assert!(said.contains(" 0% packet loss"), "{said}");
@@ -166,7 +166,7 @@ fn a_mesh_moves_from_one_coordinator_to_several_and_its_members_stay_up() {
             std::os::unix::fs::symlink(&back, site.store()).expect("a link");
             let _alone = site.coordinator();
             site.administer(&["revoke", "d"]);
-            eventually("a change is told again", || a.peers() == ["b"]);
+            eventually("a change is reported again", || a.peers() == ["b"]);
             assert!(a.reaches(at_b[0], SOON) && b.reaches(at_a[0], SOON));
         });
     });
@@ -200,7 +200,7 @@ fn members_continue_after_etcd_is_restored_and_those_not_in_the_backup_are_revok
             });
             let at_d = d.join("d", &token);
             assert_ne!(at_d, at_c, "somebody still has that address");
-            eventually("changes are told", || a.peers() == ["b", "d"]);
+            eventually("changes are reported", || a.peers() == ["b", "d"]);
             assert!(site.administer(&["audit"]).contains("etcd restored"));
         });
     });

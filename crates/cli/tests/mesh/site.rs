@@ -389,7 +389,7 @@ impl Host {
 
     /// Returns whether an address answers in that time; sends every 20 ms.
     pub fn reaches(&self, from: IpAddr, within: Duration) -> bool {
-        let asked = self.netns.run(|| {
+        let answered = self.netns.run(|| {
             let own: IpAddr = match from {
                 IpAddr::V4(_) => [0; 4].into(),
                 IpAddr::V6(_) => [0; 16].into(),
@@ -407,7 +407,7 @@ impl Host {
             }
             false
         });
-        asked.expect("namespace")
+        answered.expect("namespace")
     }
 }
 

@@ -50,9 +50,9 @@ fn a_member_without_udp_reaches_others_over_tls_to_a_relay() {
     at_a_site_with_relay(|site| {
         let two = Two::blocked(site, [EndpointIndependent, Open], &[0]);
         two.answering(|| {
-            let begun = Instant::now();
+            let started_at = Instant::now();
             assert!(two.reaches(SOON), "{}", two.hosts[0].status());
-            let took = begun.elapsed();
+            let took = started_at.elapsed();
             assert_eq!(two.relayed(), [Some(true); 2]);
             assert_eq!(by_tls(&two), [true, false]);
             // Half a second on an idle machine; UDP alone is given up after 3.5 s.
@@ -89,7 +89,7 @@ fn much_goes_by_tls_at_both_ends_byte_for_byte() {
         two.answering(|| {
             assert!(two.reaches(SOON), "{}", two.hosts[0].status());
             let sent: Vec<u8> = (0..8_000_000_u32).map(|n| (n % 251) as u8).collect();
-            let mut heard = Vec::new();
+            let mut received = Vec::new();
             let listener = two.hosts[1].netns.run(|| TcpListener::bind(("::", 9)));
             let listener = listener.expect("namespace").expect("bind");
             let (netns, to, bytes) = (&two.hosts[0].netns, (two.address, 9), &sent);
@@ -100,9 +100,9 @@ fn much_goes_by_tls_at_both_ends_byte_for_byte() {
                     stream.write_all(bytes).expect("sent");
                 });
                 let (mut stream, _) = listener.accept().expect("accepted");
-                stream.read_to_end(&mut heard).expect("received");
+                stream.read_to_end(&mut received).expect("received");
             });
-            assert!(heard == sent, "{} of {}", heard.len(), sent.len());
+            assert!(received == sent, "{} of {}", received.len(), sent.len());
             assert_eq!(by_tls(&two), [true; 2]);
         });
     });
@@ -211,9 +211,9 @@ fn the_cost_of_an_idle_connection_for_a_member() {
             assert_eq!(by_tls(&two), [true, false]);
             let [a, b] = [0, 1].map(|end: usize| two.running[end].child.id());
             let now = || [busy(a, Some("relay")), busy(a, None), busy(b, None)];
-            let (begun, before) = (Instant::now(), now());
+            let (started_at, before) = (Instant::now(), now());
             std::thread::sleep(Duration::from_secs(60));
-            let (took, after) = (begun.elapsed(), now());
+            let (took, after) = (started_at.elapsed(), now());
             assert_eq!(by_tls(&two), [true, false]);
             let titles = ["the thread", "its daemon", "the other's, by UDP"];
             for ((before, after), title) in before.iter().zip(&after).zip(titles) {

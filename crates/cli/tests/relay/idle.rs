@@ -147,17 +147,17 @@ fn the_cost_of_a_thousand_idle_members() {
     let connected = busy(process);
     let each = (connected - before).as_secs_f64() * 1e3 / f64::from(MEMBERS);
     println!("to connect takes {each:.1} ms of the relay's time");
-    let begun = Instant::now();
+    let started_at = Instant::now();
     for round in 1..=ROUNDS {
         let ports = members.iter_mut().map(|member| (member.port, member.ask()));
         assert!(ports.filter(|(port, answered)| port != answered).count() == 0);
-        std::thread::sleep((BIND_EVERY * round).saturating_sub(begun.elapsed()));
+        std::thread::sleep((BIND_EVERY * round).saturating_sub(started_at.elapsed()));
     }
-    let (took, idle) = (begun.elapsed(), busy(process) - connected);
+    let (took, idle) = (started_at.elapsed(), busy(process) - connected);
     let share = 100.0 * idle.as_secs_f64() / took.as_secs_f64();
     let with = memory(process);
     println!(
-        "then {share:.2} % of a processor, and {:.1} KiB each beside {without} KiB",
+        "then {share:.2} % of a processor, and {:.1} KiB each in addition to {without} KiB",
         (with - without) as f64 / f64::from(MEMBERS)
     );
     assert!(!relay.end().contains("turned away"));

@@ -200,9 +200,9 @@ fn a_relay_answers_serves_metrics_and_prints_a_summary_at_the_end() {
     let patience = Some(Duration::from_secs(10));
     socket.set_read_timeout(patience).expect("set");
     // RFC 8489, section 5: a binding request, and an invalid datagram.
-    let question = [&[0, 1, 0, 0, 0x21, 0x12, 0xa4, 0x42][..], &[7; 12]].concat();
+    let request = [&[0, 1, 0, 0, 0x21, 0x12, 0xa4, 0x42][..], &[7; 12]].concat();
     socket.send_to(&[4; 100], address).expect("sent");
-    socket.send_to(&question, address).expect("sent");
+    socket.send_to(&request, address).expect("sent");
     let mut answer = [0; 100];
     let length = socket.recv(&mut answer).expect("an answer");
     assert_eq!((length, &answer[..2]), (32, &[1, 1][..]));
@@ -212,16 +212,16 @@ fn a_relay_answers_serves_metrics_and_prints_a_summary_at_the_end() {
         "seikan_relay_answered_total 1",
         "seikan_relay_drops_total{reason=\"unknown_type\"} 1",
     ];
-    let mut told = String::new();
+    let mut text = String::new();
     for _ in 0..100 {
-        told = scrape(&metrics);
-        if expected.iter().all(|line| told.lines().any(|l| l == *line)) {
+        text = scrape(&metrics);
+        if expected.iter().all(|line| text.lines().any(|l| l == *line)) {
             break;
         }
         std::thread::sleep(Duration::from_millis(50));
     }
     for line in expected {
-        assert!(told.lines().any(|l| l == line), "{line} in {told}");
+        assert!(text.lines().any(|l| l == line), "{line} in {text}");
     }
 
     let end = relay.end();
@@ -234,8 +234,8 @@ fn a_relay_answers_serves_metrics_and_prints_a_summary_at_the_end() {
 fn scrape(metrics: &str) -> String {
     let mut stream = TcpStream::connect(metrics).expect("connected");
     let request = b"GET /metrics HTTP/1.1\r\n\r\n";
-    stream.write_all(request).expect("asked");
-    let mut told = String::new();
-    stream.read_to_string(&mut told).expect("told");
-    told
+    stream.write_all(request).expect("sent");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("received");
+    text
 }

@@ -136,14 +136,19 @@ fn map(
                 continue;
             };
             let begin = x.low + length * column as f64;
-            let told = format!(
+            let label = format!(
                 "processor {cpu}, {begin:.1} to {:.1} s: {:.0} % of its time in softirqs, NET_RX {} per second",
                 begin + length,
                 100.0 * cell.softirq / cell.all.max(1.0),
                 format_number(cell.runs / length)
             );
             let (colour, opacity) = shade(share, is_share);
-            svg.rectangle([left, y, width - 0.6, height - 1.0], colour, opacity, &told);
+            svg.rectangle(
+                [left, y, width - 0.6, height - 1.0],
+                colour,
+                opacity,
+                &label,
+            );
         }
     }
     svg.line((LEFT, frame.bottom), (RIGHT, frame.bottom), LINE, 1.0);
