@@ -151,7 +151,7 @@ fn read_key(path: &Path) -> anyhow::Result<PresharedKey> {
     let file = File::open(path)?;
     if file.metadata()?.permissions().mode() & 0o077 != 0 {
         eprintln!(
-            "warning: {0} contains a secret, and other users than its owner can read or change it; chmod 600 {0}",
+            "warning: {0} holds a secret, and others than its owner may read or change it; chmod 600 {0}",
             path.display()
         );
     }
