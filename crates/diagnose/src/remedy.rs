@@ -192,22 +192,19 @@ impl Action {
     }
 }
 
-/// What nft(8) is given to clamp segment sizes, both ways: what this host says in its SYNs limits what it is sent, what it
-/// is told limits what it sends. The name must be a plain one ([`is_plain`]).
+/// Returns the argument for nft(8) that limits the segment size of TCP connections through an interface: the size in SYNs
+/// that leave by it limits the received segments, the size in SYNs that enter by it the sent ones. The name must be
+/// [plain](is_plain).
 pub fn clamp(link: &str, bytes: u32) -> String {
-    let chain = |hook: &str, side: &str| {
+    let chain = |hook: &str, direction: &str| {
         format!(
-            "add chain inet seikan_doctor {hook} {{ type filter hook {hook} priority mangle; }}; \
-             add rule inet seikan_doctor {hook} {side} {link} tcp flags syn tcp option maxseg size set {bytes}"
+            "chain {hook} {{ type filter hook {hook} priority mangle; \
+             {direction} {link} tcp flags syn tcp option maxseg size set {bytes}; }};"
         )
     };
-    let chains = [
-        chain("output", "oifname"),
-        chain("input", "iifname"),
-        chain("forward", "oifname"),
-        chain("forward", "iifname"),
-    ];
-    format!("add table inet seikan_doctor; {}", chains.join("; "))
+    let leaving = chain("postrouting", "oifname");
+    let entering = chain("prerouting", "iifname");
+    format!("table inet seikan_doctor {{ {leaving} {entering} }}")
 }
 
 /// Whether a name means nothing but itself to a shell and to nft. The kernel allows interfaces almost any name.
