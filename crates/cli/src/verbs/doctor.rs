@@ -54,7 +54,7 @@ use crate::recording::{self, Draft};
     is a fault or the tunnel is slow for an unknown reason; an idle tunnel is neither.")]
 pub struct Arguments {
     #[command(flatten)]
-    looking: measure::Looking,
+    sampling: measure::SamplingArguments,
     /// Duration of the measurement
     #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(2..=3600))]
     seconds: u32,
@@ -116,26 +116,26 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if let Some(file) = &arguments.from {
         let mut recording = recording::read(file)?;
         let evidence = &mut recording.evidence;
-        evidence.expected = arguments.looking.which.expected().or(evidence.expected);
+        evidence.expected = arguments.sampling.tunnel.expected().or(evidence.expected);
         return from(&recording, arguments);
     }
     // Before the first thread.
     let fix = tries.then(Fix::prepare).transpose()?;
     let interrupt = Interrupt::new();
     let _signals = interrupt.catch_signals()?;
-    let which = &arguments.looking.which;
+    let tunnel = &arguments.sampling.tunnel;
     if arguments.far.listen().is_some() {
-        return far::listen(&arguments.far, which.interface(), &interrupt);
+        return far::listen(&arguments.far, tunnel.interface(), &interrupt);
     }
     let peer = far::Peer::connect(&arguments.far)?;
     let towards = peer.as_ref().and_then(far::Peer::tunnel);
-    let map = which.path_or(towards).context(FAILED)?;
+    let map = tunnel.path_or(towards).context(FAILED)?;
     if arguments.map {
         return show_map(&map, arguments.json);
     }
     let draft = arguments.record.as_deref().map(Draft::create).transpose()?;
     let mut options = arguments
-        .looking
+        .sampling
         .options(arguments.seconds, draft.is_some());
     options.expected = options.expected.or_else(|| arguments.far.offered());
     let (mut recording, far) = match peer {

@@ -20,7 +20,7 @@ use super::{
     Recording, RecordingError, SCHEMA, VERSION,
 };
 use crate::Evidence;
-use crate::exchange::PROCESSORS;
+use crate::exchange::MAX_PROCESSORS;
 
 /// Values that a byte of a file may stand for: a recording of nothing but zeros has 50.
 const MAX_VALUES_PER_BYTE: usize = 256;
@@ -46,7 +46,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Recording, RecordingError> {
     let facts: Facts = serde_json::from_str(value(about, KEY_RECORDING)?)
         .map_err(|error| damaged(format!("`{KEY_RECORDING}`: {error}")))?;
     // Rules look at each of them.
-    if facts.map.host.cpus.len() > PROCESSORS {
+    if facts.map.host.cpus.len() > MAX_PROCESSORS {
         return Err(damaged("more processors than a kernel can have"));
     }
     let begun = value(about, KEY_BEGUN)?.parse().ok();
