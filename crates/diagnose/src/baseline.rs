@@ -4,10 +4,10 @@
 //! them. They are as good as the idea allows: counters that grow with traffic are taken per packet, and a tunnel that carries
 //! what it should is called healthy, as the rules do.
 
-use crate::signature::{MOST_LAG, SIGNATURES, Signature, Steps};
+use crate::evidence::is_tolerated;
+use crate::signature::{MOST_LAG, Signature, Steps};
 use crate::stats::strongest;
-use crate::verdict::TOLERATED_SHORTFALL;
-use crate::{Cause, Evidence};
+use crate::{Cause, Evidence, rules};
 
 /// Samples below which a correlation is chance.
 const LEAST_SAMPLES: usize = 10;
@@ -43,16 +43,16 @@ fn most(evidence: &Evidence, weigh: impl Fn(&Signature) -> Option<f64>) -> Cause
     if carries_enough(evidence) {
         return Cause::Healthy;
     }
-    let weighed = SIGNATURES
+    let weighed = rules::ALL
         .iter()
-        .filter_map(|signature| Some((signature.cause, weigh(signature)?)));
+        .filter_map(|spec| Some((spec.cause, weigh(spec.signature.as_ref()?)?)));
     let best = weighed.reduce(|best, next| if next.1 > best.1 { next } else { best });
     best.map_or_else(|| nothing(evidence), |(cause, _)| cause)
 }
 
 fn carries_enough(evidence: &Evidence) -> bool {
     let shortfall = evidence.shortfall();
-    shortfall.is_some_and(|shortfall| shortfall < TOLERATED_SHORTFALL)
+    shortfall.is_some_and(is_tolerated)
 }
 
 fn nothing(evidence: &Evidence) -> Cause {

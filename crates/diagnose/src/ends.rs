@@ -8,30 +8,12 @@ use seikan_observe::metric;
 use seikan_observe::path::PathMap;
 use serde::{Deserialize, Serialize};
 
-use crate::verdict::{
-    CLEAR, Found, LEAST_WEIGHT, TRACE, conclude, diagnose, is_tolerated, judge, name, named,
-};
-use crate::{Cause, Evidence, Fact, Finding, Level, Place, Remedy, RuledOut, Verdict, rules};
+use crate::evidence::is_tolerated;
+use crate::finding::LEAST_WEIGHT;
+use crate::rules::Spec;
+use crate::verdict::{CLEAR, Found, TRACE, conclude, diagnose, judge, name, named};
+use crate::{Cause, Evidence, Fact, Finding, Level, PathStep, Place, Remedy, RuledOut, Verdict};
 
-/// Causes that an end only knows from what they do to it.
-const OUTSIDE: &[Cause] = &[
-    Cause::PathLoss,
-    Cause::PathDelay,
-    Cause::TcpReceiveWindow,
-    Cause::Bufferbloat,
-    Cause::Reordering,
-    Cause::MtuBlackHole,
-];
-/// Causes that lose packets at the end where they are; what makes one of them does, too.
-const LOSES: &[Cause] = &[
-    Cause::UdpReceiveBuffer,
-    Cause::BacklogFull,
-    Cause::ConntrackFull,
-    Cause::OffloadBroken,
-    Cause::TunQueueOverflow,
-    Cause::MtuMismatch,
-    Cause::Shaper,
-];
 /// How much heavier than this end's own cause the far end's must be, lest what both see of one machine or one load
 /// changes ends by chance.
 const HEAVIER: f64 = 1.2;
@@ -181,17 +163,17 @@ fn bad_end(here: &Found, there: &Found, sends: bool) -> Option<End> {
     let Some((near_rule, near)) = here.first() else {
         return there.first().map(|_| End::FarEnd);
     };
-    let outside = OUTSIDE.contains(&near_rule.cause);
-    let explains = |(rule, finding): &(&rules::Rule, Finding)| {
+    let outside = near_rule.is_inferred;
+    let explains = |(rule, finding): &(&Spec, Finding)| {
         // Why a window is small the receiver knows best.
         let window = sends && rule.cause == Cause::TcpReceiveWindow;
-        let makes = rule.makes.contains(&near_rule.cause);
+        let makes = rule.effects.contains(&near_rule.cause);
         let makes = makes || (window && rule.cause == near_rule.cause);
         outside && makes && finding.weight >= TRACE.min(near.weight)
     };
-    let outweighs = |(rule, finding): &(&rules::Rule, Finding)| {
+    let outweighs = |(rule, finding): &(&Spec, Finding)| {
         // Proof at an end beats what the other can only see from outside.
-        let own = outside && !OUTSIDE.contains(&rule.cause);
+        let own = outside && !rule.is_inferred;
         finding.weight >= near.weight * if own { 1.0 } else { HEAVIER }
     };
     let far = there
@@ -215,7 +197,7 @@ fn nothing_found(near: &Evidence, shortfall: Option<f64>) -> Verdict {
 fn at_the_far_end(
     here: &Found,
     there: &Found,
-    felt: Option<(&'static rules::Rule, Finding)>,
+    felt: Option<(&'static Spec, Finding)>,
     dropped: Option<f64>,
 ) -> Verdict {
     // There is a finding, or this end would have been named.
@@ -223,11 +205,11 @@ fn at_the_far_end(
     let weight = there.first().map_or(0.0, |(_, finding)| finding.weight);
     let mut verdict = named(there, chain, level);
     turn(&mut verdict);
-    let felt = felt.filter(|(rule, _)| OUTSIDE.contains(&rule.cause));
+    let felt = felt.filter(|(rule, _)| rule.is_inferred);
     if let Some((rule, finding)) = felt {
         let lost = rule.cause == Cause::PathLoss;
         let by_count = lost && dropped.is_some_and(|share| share >= MOSTLY);
-        let made = verdict.chain.iter().any(|cause| makes(*cause, rule.cause));
+        let made = verdict.chain.iter().any(|cause| cause.explains(rule.cause));
         if by_count || made {
             verdict.evidence.truncate(3);
             verdict
@@ -245,12 +227,6 @@ fn at_the_far_end(
         verdict.level = Level::Consistent;
     }
     verdict
-}
-
-/// Whether a cause brings about another.
-fn makes(cause: Cause, other: Cause) -> bool {
-    let rule = rules::ALL.iter().find(|rule| rule.cause == cause);
-    rule.is_some_and(|rule| rule.makes.contains(&other))
 }
 
 /// What the far end says of itself, as it is seen from here. Nothing there can be changed from here.
@@ -276,9 +252,7 @@ fn place(verdict: &Verdict, end: End, sends: bool, inside: bool) -> End {
     match verdict.cause {
         // There, by the counters, if by no rule.
         Cause::PathLoss if inside => receiver,
-        Cause::PathLoss | Cause::PathDelay | Cause::Reordering | Cause::MtuBlackHole => {
-            End::Between
-        }
+        cause if cause.spec().step == Some(PathStep::Network) => End::Between,
         // Whoever receives has too little room.
         Cause::TcpReceiveWindow => receiver,
         // The queue may stand where neither sees it.
@@ -347,9 +321,8 @@ fn settle_loss(
     };
     let loses = |found: &Found| {
         let mut causes = found.iter().map(|(rule, _)| rule);
-        causes.any(|rule| {
-            LOSES.contains(&rule.cause) || rule.makes.iter().any(|made| LOSES.contains(made))
-        })
+        causes
+            .any(|rule| rule.drops_packets || rule.effects.iter().any(|it| it.spec().drops_packets))
     };
     let lost = crossing.filter(|crossing| crossing.lost() > crossing.doubt());
     let others = sending
@@ -400,7 +373,7 @@ fn settle_loss(
         }
         (None, Some(crossing)) if !satisfied => {
             let weight = 0.9 * (crossing.lost() / FULL_LOSS).min(1.0);
-            sending.extend(lost_on_the_way(weight, crossing));
+            sending.push(lost_on_the_way(weight, crossing));
         }
         (None, _) => {}
     }
@@ -411,10 +384,7 @@ fn settle_loss(
     out
 }
 
-fn lost_on_the_way(weight: f64, crossing: Crossing) -> Option<(&'static rules::Rule, Finding)> {
-    let rule = rules::ALL
-        .iter()
-        .find(|rule| rule.cause == Cause::PathLoss)?;
+fn lost_on_the_way(weight: f64, crossing: Crossing) -> (&'static Spec, Finding) {
     let remedy = Remedy::ask(
         Place::Provider,
         "find out where packets are lost between the two hosts, with the counters of both",
@@ -422,13 +392,12 @@ fn lost_on_the_way(weight: f64, crossing: Crossing) -> Option<(&'static rules::R
         "all that is lost there arrives",
     );
     let finding = Finding {
-        cause: Cause::PathLoss,
         weight,
         settled: false,
         facts: vec![crossing.fact()],
         remedies: vec![remedy],
     };
-    Some((rule, finding))
+    (Cause::PathLoss.spec(), finding)
 }
 
 /// What left the sender's outer interface and reached the receiver's; `None` where other traffic is among it, or they

@@ -11,6 +11,8 @@ use serde::{Deserialize, Serialize};
 pub const IDLE: f64 = 100e3;
 /// And packets per second, both directions: a call over small packets is none.
 const IDLE_PACKETS: f64 = 100.0;
+/// Shortfall that counts: a tenth.
+const TOLERATED_SHORTFALL: f64 = 0.1;
 /// Of the time, how long a connection has data under way from which somebody waits for it.
 const WAITING: f64 = 0.5;
 /// Packets lost at the inner interface from which something wanted to go through.
@@ -385,9 +387,7 @@ impl Evidence {
     /// Whether something is missing at the tunnel itself: less goes through than should, or connections through it lose packets.
     /// What is counted for the whole machine names a cause only where this is so.
     pub fn suffers(&self) -> bool {
-        let short = self
-            .shortfall()
-            .is_some_and(|it| it >= crate::verdict::TOLERATED_SHORTFALL);
+        let short = self.shortfall().is_some_and(|it| !is_tolerated(it));
         let again = self.retransmitted().is_some_and(|share| share >= LOSSY);
         let early = self
             .arrivals()
@@ -456,6 +456,11 @@ impl Evidence {
         let of = shares.iter().filter(|share| share.stage == stage);
         Some(of.map(|share| share.share).sum())
     }
+}
+
+/// Whether a shortfall is too small to count.
+pub(crate) fn is_tolerated(shortfall: f64) -> bool {
+    shortfall < TOLERATED_SHORTFALL
 }
 
 fn subject(socket: &SocketFacts) -> Option<Subject> {

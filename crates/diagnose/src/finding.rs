@@ -1,7 +1,10 @@
-//! What a rule says.
+//! Results of a rule.
 
-use crate::{Cause, Remedy};
+use crate::Remedy;
 use serde::{Deserialize, Serialize};
+
+/// Findings lighter than this are not named.
+pub(crate) const LEAST_WEIGHT: f64 = 0.1;
 
 /// One number of the evidence.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -36,8 +39,6 @@ impl Fact {
 /// A cause whose signature is there.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finding {
-    /// Which one.
-    pub cause: Cause,
     /// How much of what is missing it accounts for, as far as the numbers tell: 0 to 1. Below 0.1 it is not worth
     /// naming.
     pub weight: f64,

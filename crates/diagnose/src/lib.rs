@@ -25,7 +25,7 @@ pub mod stats;
 pub mod trial;
 mod verdict;
 
-pub use cause::Cause;
+pub use cause::{Cause, PathStep, Severity};
 pub use ends::{Crossing, End, Far, both};
 pub use evidence::{Evidence, MtuProbe, OwnTraffic, Probes, ThreadUse};
 pub use finding::{Fact, Finding, Judgement};
@@ -33,6 +33,6 @@ pub use losses::{Arrivals, Losses, Stall};
 pub use recording::{Recording, RecordingError};
 pub use remedy::{Action, Place, Remedy, clamp, is_plain};
 pub use seikan_observe::profile::{Profile, Share, Stage};
-pub use signature::{Moves, moves};
+pub use signature::Moves;
 pub use stage::{profile, stage};
 pub use verdict::{Cost, Level, RuledOut, Verdict, concluded, diagnose, rival};

@@ -1,15 +1,14 @@
-//! The counter of each cause: what moves where the cause is there, and whether it moves with the throughput.
+//! The counter that shows a cause, and its correlation with the throughput.
 //!
-//! [`moves`] is evidence for a cause that rules found, and no proof: what moves together may have a third reason. Causes
-//! without a counter of their own in what is sampled (`outer-flow-cannot-spread`, `virtual-switch-upcalls`,
-//! `vhost-starved`) have none here.
+//! A correlation supports a cause that rules found. It is no proof: both may have a third reason. Causes without a sampled
+//! counter of their own have no signature.
 
 use seikan_observe::path::{SocketFacts, Transport};
 use seikan_observe::{Key, Subject, metric};
 use serde::{Deserialize, Serialize};
 
+use crate::Evidence;
 use crate::stats::{Interval, correlate, differences};
-use crate::{Cause, Evidence};
 
 /// By how many samples a counter may come before or after what it explains: half a second at ten a second.
 pub(crate) const MOST_LAG: usize = 5;
@@ -27,10 +26,8 @@ pub struct Moves {
     pub r: Interval,
 }
 
-/// Whether the counter of `cause` moves with the throughput, while there was something to send; `None` where it cannot be told
-/// from chance.
-pub fn moves(evidence: &Evidence, cause: Cause) -> Option<Moves> {
-    let signature = SIGNATURES.iter().find(|row| row.cause == cause)?;
+/// Returns the correlation of a counter with the throughput while there was data to send; `None` if it may be chance.
+pub(crate) fn moves(evidence: &Evidence, signature: &Signature) -> Option<Moves> {
     let steps = Steps::of(evidence)?;
     let offered = steps.offered();
     let values = steps.values(signature)?;
@@ -47,9 +44,9 @@ pub fn moves(evidence: &Evidence, cause: Cause) -> Option<Moves> {
     })
 }
 
-/// Whose counter.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Of {
+/// Objects that have the counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
     Host,
     Cpus,
     Inner,
@@ -63,9 +60,9 @@ enum Of {
     Outer,
 }
 
-/// What a counter's growth is divided by.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Per {
+/// Divisor of a counter's growth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Per {
     Packet,
     Byte,
     Second,
@@ -74,72 +71,20 @@ enum Per {
 }
 
 /// The counter of a cause.
+#[derive(Debug)]
 pub(crate) struct Signature {
-    pub cause: Cause,
-    of: Of,
-    /// They are added up.
-    names: &'static [&'static str],
-    per: Per,
-    /// What it is at most where nothing is wrong.
+    pub source: Source,
+    /// Names of counters, which are added up.
+    pub names: &'static [&'static str],
+    pub per: Per,
+    /// Largest normal value.
     pub normal: f64,
 }
 
-/// Packets lost or sent again, of all: what the rules take for none.
-const FEW: f64 = 0.001;
+/// Packets lost or retransmitted, of all, that the rules ignore.
+pub(crate) const FEW: f64 = 0.001;
 /// Bytes of a full packet.
-const PACKET: f64 = 1_400.0;
-
-const fn row(
-    cause: Cause,
-    of: Of,
-    names: &'static [&'static str],
-    per: Per,
-    normal: f64,
-) -> Signature {
-    Signature {
-        cause,
-        of,
-        names,
-        per,
-        normal,
-    }
-}
-
-/// One row for each cause; the catalogue's cheap signatures.
-#[rustfmt::skip]
-pub(crate) const SIGNATURES: &[Signature] = &[
-    row(Cause::TunQueueOverflow, Of::Inner, &[metric::TX_DROPPED], Per::Packet, FEW),
-    row(Cause::FramePerSyscall, Of::Program, &[metric::IO_READS, metric::IO_WRITES], Per::Packet, 1.0),
-    row(Cause::SingleThreadSaturated, Of::Threads, &[metric::RUN_NS], Per::Second, 0.8e9),
-    row(Cause::CpuContention, Of::Threads, &[metric::RUN_DELAY_NS], Per::Second, 0.1e9),
-    row(Cause::CpuQuota, Of::Group, &[metric::GROUP_THROTTLED_US], Per::Second, 0.01e6),
-    row(Cause::CpuSteal, Of::Cpus, &[metric::STEAL_NS], Per::Second, 0.05e9),
-    row(Cause::SoftirqOneCore, Of::Cpus, &[metric::SOFTIRQ_NS], Per::Second, 0.5e9),
-    row(Cause::BacklogFull, Of::Cpus, &[metric::SOFTNET_DROPPED], Per::Packet, FEW),
-    row(Cause::NapiBudget, Of::Cpus, &[metric::SOFTNET_TIME_SQUEEZE], Per::Packet, FEW),
-    row(Cause::UdpReceiveBuffer, Of::Host, &["Udp.RcvbufErrors", "Udp6.RcvbufErrors"], Per::Packet, FEW),
-    row(Cause::UdpSendBuffer, Of::Host, &["Udp.SndbufErrors", "Udp6.SndbufErrors"], Per::Packet, FEW),
-    row(Cause::TcpOuterBuffer, Of::Outer, &[metric::TCP_SNDBUF_LIMITED_US, metric::TCP_RWND_LIMITED_US], Per::Second, 0.1e6),
-    row(Cause::TcpReceiveWindow, Of::Flows, &[metric::TCP_RWND_LIMITED_US], Per::Second, 0.1e6),
-    row(Cause::ApplicationLimited, Of::Flows, &[metric::TCP_APP_LIMITED], Per::Value, 0.5),
-    row(Cause::PathLoss, Of::Flows, &[metric::TCP_RETRANS], Per::Packet, FEW),
-    row(Cause::PathDelay, Of::Flows, &[metric::TCP_MIN_RTT_US], Per::Value, 20_000.0),
-    row(Cause::Reordering, Of::Flows, &[metric::TCP_REORD_SEEN], Per::Packet, FEW),
-    row(Cause::TcpOverTcp, Of::Outer, &[metric::TCP_RETRANS], Per::Packet, FEW),
-    row(Cause::MtuBlackHole, Of::Flows, &[metric::TCP_TIMEOUTS], Per::Second, 0.1),
-    row(Cause::OuterFragmentation, Of::Host, &["Ip.FragCreates", "Ip.ReasmReqds", "Ip6.FragCreates", "Ip6.ReasmReqds"], Per::Packet, FEW),
-    row(Cause::MtuMismatch, Of::Inner, &[metric::RX_LENGTH_ERRORS, metric::RX_ERRORS, metric::TX_ERRORS], Per::Packet, FEW),
-    row(Cause::PacketsTooSmall, Of::Inner, &[metric::TX_PACKETS, metric::RX_PACKETS], Per::Byte, 1.5 / PACKET),
-    row(Cause::GroBreaksEncapsulation, Of::Host, &["drop.PKT_TOO_BIG", "Ip.FragFails", "Ip6.FragFails"], Per::Packet, FEW),
-    row(Cause::OffloadMissing, Of::Cpus, &[metric::SOFTNET_PROCESSED], Per::Byte, 4.0 / PACKET),
-    row(Cause::OffloadBroken, Of::Host, &["Tcp.InCsumErrors", "Udp.InCsumErrors", "Udp6.InCsumErrors", "Icmp.InCsumErrors"], Per::Packet, FEW),
-    row(Cause::CipherBound, Of::Threads, &[metric::THREAD_USER_NS], Per::Second, 0.6e9),
-    row(Cause::CopyOrChecksumBound, Of::Threads, &[metric::THREAD_SYSTEM_NS], Per::Second, 0.6e9),
-    row(Cause::HandoffOverhead, Of::Threads, &[metric::VOLUNTARY_SWITCHES], Per::Packet, 0.5),
-    row(Cause::Shaper, Of::Qdiscs, &[metric::QDISC_OVERLIMITS], Per::Packet, 0.01),
-    row(Cause::Bufferbloat, Of::Qdiscs, &[metric::QDISC_BACKLOG_BYTES], Per::Value, 60_000.0),
-    row(Cause::ConntrackFull, Of::Host, &[metric::CONNTRACK_INSERT_FAILED, metric::CONNTRACK_DROP], Per::Packet, FEW),
-];
+pub(crate) const FULL_PACKET: f64 = 1_400.0;
 
 /// What happened from each sample to the next.
 pub(crate) struct Steps<'a> {
@@ -252,7 +197,7 @@ impl<'a> Steps<'a> {
     /// packet or byte; otherwise of the subject at which it is largest.
     fn raw(&self, signature: &Signature) -> Option<Vec<f64>> {
         let is_sum = matches!(signature.per, Per::Packet | Per::Byte);
-        let subjects = self.subjects(signature.of).into_iter();
+        let subjects = self.subjects(signature.source).into_iter();
         let each = subjects.filter_map(|subject| {
             let of = |name: &&'static str| match signature.per {
                 Per::Value => self.gauge(&subject, name),
@@ -296,7 +241,7 @@ impl<'a> Steps<'a> {
         })
     }
 
-    fn subjects(&self, of: Of) -> Vec<Subject> {
+    fn subjects(&self, source: Source) -> Vec<Subject> {
         let map = &self.evidence.map;
         let program = map.program.as_ref();
         let names = |link: &Option<String>| link.clone().into_iter();
@@ -304,19 +249,19 @@ impl<'a> Steps<'a> {
             let tcp = sockets.iter().filter(|s| s.transport == Transport::Tcp);
             tcp.map(|s| Subject::Tcp(s.inode)).collect()
         };
-        match of {
-            Of::Host => vec![Subject::Host],
-            Of::Cpus => map.host.cpus.iter().copied().map(Subject::Cpu).collect(),
-            Of::Inner => names(&map.inner).map(Subject::Link).collect(),
-            Of::Qdiscs => names(&map.inner)
+        match source {
+            Source::Host => vec![Subject::Host],
+            Source::Cpus => map.host.cpus.iter().copied().map(Subject::Cpu).collect(),
+            Source::Inner => names(&map.inner).map(Subject::Link).collect(),
+            Source::Qdiscs => names(&map.inner)
                 .chain(names(&map.egress))
                 .map(Subject::Qdisc)
                 .collect(),
-            Of::Program => program
+            Source::Program => program
                 .map(|p| Subject::Process(p.pid))
                 .into_iter()
                 .collect(),
-            Of::Threads => program
+            Source::Threads => program
                 .iter()
                 .flat_map(|p| {
                     let pid = p.pid;
@@ -325,13 +270,13 @@ impl<'a> Steps<'a> {
                         .map(move |(tid, _)| Subject::Thread { pid, tid: *tid })
                 })
                 .collect(),
-            Of::Group => program
+            Source::Group => program
                 .and_then(|p| p.group.clone())
                 .map(Subject::Group)
                 .into_iter()
                 .collect(),
-            Of::Flows => tcp(&map.flows),
-            Of::Outer => tcp(&map.sockets),
+            Source::Flows => tcp(&map.flows),
+            Source::Outer => tcp(&map.sockets),
         }
     }
 }
@@ -352,17 +297,24 @@ mod tests {
     use super::*;
     use crate::baseline::testing::{dips, evidence};
 
+    const RECEIVE_ERRORS: Signature = Signature {
+        source: Source::Host,
+        names: &["Udp.RcvbufErrors"],
+        per: Per::Packet,
+        normal: FEW,
+    };
+
     #[test]
     fn drops_move_with_the_dips() {
         let lost = |step: u32| 100 - dips(step);
         let lossy = evidence(&[(Subject::Host, "Udp.RcvbufErrors", &lost)]);
-        let found = moves(&lossy, Cause::UdpReceiveBuffer).expect("a correlation");
+        let found = moves(&lossy, &RECEIVE_ERRORS).expect("a correlation");
         assert_eq!((&*found.counter, found.lag), ("Udp.RcvbufErrors", 0.0));
         assert!(found.r.high < -0.9, "{found:?}");
-        // What does not vary, and what is not there, tells nothing.
-        assert_eq!(moves(&lossy, Cause::CpuQuota), None);
-        let steady = evidence(&[(Subject::Cpu(0), metric::STEAL_NS, &|_| 7)]);
-        assert_eq!(moves(&steady, Cause::CpuSteal), None);
+        // A missing or constant counter has no correlation.
+        assert_eq!(moves(&evidence(&[]), &RECEIVE_ERRORS), None);
+        let steady = evidence(&[(Subject::Host, "Udp.RcvbufErrors", &|_| 7)]);
+        assert_eq!(moves(&steady, &RECEIVE_ERRORS), None);
     }
 
     #[test]

@@ -1,25 +1,22 @@
 //! One cause named out of what all rules say.
 //!
 //! Rules that find their cause are ordered by the weight they give it. Where one of them makes another
-//! ([`Rule::makes`](crate::rules::Rule)), the deeper is named and the other is part of its chain. Nothing found is `healthy` if what
+//! ([`Spec::effects`]), the deeper is named and the other is part of its chain. Nothing found is `healthy` if what
 //! should go through does, or nobody said what should; `idle` if hardly anything does; otherwise `unknown`. Where nobody said it, a faint finding is none: tunnels
 //! that are well show traces of much.
 
 use seikan_observe::path::PathMap;
 use serde::{Deserialize, Serialize};
 
-use crate::evidence::IDLE;
-use crate::rules::{self, Rule};
+use crate::evidence::{IDLE, is_tolerated};
+use crate::finding::LEAST_WEIGHT;
+use crate::rules::{self, Spec};
 use crate::signature::{Moves, moves};
 use crate::trial::Attempt;
 use crate::{Cause, Evidence, Fact, Far, Finding, Judgement, Place, Remedy};
 
-/// Findings lighter than this are not worth naming.
-pub(crate) const LEAST_WEIGHT: f64 = 0.1;
 /// A deeper cause of which only so much shows does not explain what is heavier: it is a trace.
 pub(crate) const TRACE: f64 = 0.3;
-/// A shortfall up to this is none: a tenth is what a case must lose to count.
-pub(crate) const TOLERATED_SHORTFALL: f64 = 0.1;
 /// The weight from which a cause may be supported; and that it must have to be named where nobody misses anything.
 const WEIGHTY: f64 = 0.5;
 /// How much heavier than its rivals a cause must be to be supported.
@@ -97,7 +94,7 @@ pub struct Verdict {
 }
 
 /// What rules found at an end.
-pub(crate) type Found = Vec<(&'static Rule, Finding)>;
+pub(crate) type Found = Vec<(&'static Spec, Finding)>;
 
 /// Names the cause.
 pub fn diagnose(evidence: &Evidence) -> Verdict {
@@ -152,18 +149,14 @@ fn diagnose_without(evidence: &Evidence, left_out: &[Cause]) -> Verdict {
     conclude(evidence, &found, ruled_out)
 }
 
-/// Whether so little is missing that it is as good as nothing.
-pub(crate) fn is_tolerated(shortfall: f64) -> bool {
-    shortfall < TOLERATED_SHORTFALL
-}
-
 /// What all rules but some say: what is worth naming, the heaviest first, and what is not there.
 pub(crate) fn judge(evidence: &Evidence, left_out: &[Cause]) -> (Found, Vec<RuledOut>) {
     let mut found: Found = Vec::new();
     let mut ruled_out = Vec::new();
-    let rules = rules::ALL.iter();
-    for rule in rules.filter(|rule| !left_out.contains(&rule.cause)) {
-        match (rule.judge)(evidence) {
+    let specs = rules::ALL.iter();
+    for rule in specs.filter(|spec| !left_out.contains(&spec.cause)) {
+        let Some(judge) = rule.judge else { continue };
+        match judge(evidence) {
             Judgement::Present(finding) if finding.weight >= LEAST_WEIGHT => {
                 found.push((rule, finding));
             }
@@ -194,7 +187,8 @@ pub(crate) fn conclude(evidence: &Evidence, found: &Found, ruled_out: Vec<RuledO
         Some((chain, level)) => named(found, chain, level),
         None => nothing(evidence),
     };
-    verdict.moves = moves(evidence, verdict.cause);
+    let signature = verdict.cause.spec().signature.as_ref();
+    verdict.moves = signature.and_then(|signature| moves(evidence, signature));
     verdict.ruled_out = ruled_out;
     verdict.throughput = evidence.throughput();
     verdict.expected = evidence.expected;
@@ -203,7 +197,7 @@ pub(crate) fn conclude(evidence: &Evidence, found: &Found, ruled_out: Vec<RuledO
 }
 
 /// The chain from the deepest cause to the heaviest, and how sure it is.
-pub(crate) fn name(found: &[(&Rule, Finding)]) -> Option<(Vec<Cause>, Level)> {
+pub(crate) fn name(found: &[(&Spec, Finding)]) -> Option<(Vec<Cause>, Level)> {
     let (mut rule, finding) = found.first().map(|(rule, finding)| (*rule, finding))?;
     let mut chain = vec![rule.cause];
     let mut settled = finding.settled;
@@ -211,20 +205,14 @@ pub(crate) fn name(found: &[(&Rule, Finding)]) -> Option<(Vec<Cause>, Level)> {
     while let Some((deeper, of)) = found
         .iter()
         .filter(|(_, deeper)| !settled && deeper.weight >= TRACE.min(finding.weight))
-        .find(|(other, _)| other.makes.contains(&rule.cause) && !chain.contains(&other.cause))
+        .find(|(other, _)| other.effects.contains(&rule.cause) && !chain.contains(&other.cause))
     {
         rule = deeper;
         settled = of.settled;
         chain.insert(0, rule.cause);
     }
-    let explained = |cause: &Cause| {
-        chain.contains(cause)
-            || chain.iter().any(|link| {
-                rules::ALL
-                    .iter()
-                    .any(|rule| rule.cause == *link && rule.makes.contains(cause))
-            })
-    };
+    let explained =
+        |cause: &Cause| chain.contains(cause) || chain.iter().any(|link| link.explains(*cause));
     let rival = found.iter().find(|(other, _)| !explained(&other.cause));
     let clear = rival.is_none_or(|(_, other)| finding.weight >= CLEAR * other.weight);
     let level = if clear && finding.weight >= WEIGHTY {
@@ -235,7 +223,7 @@ pub(crate) fn name(found: &[(&Rule, Finding)]) -> Option<(Vec<Cause>, Level)> {
     Some((chain, level))
 }
 
-pub(crate) fn named(found: &[(&Rule, Finding)], chain: Vec<Cause>, level: Level) -> Verdict {
+pub(crate) fn named(found: &[(&Spec, Finding)], chain: Vec<Cause>, level: Level) -> Verdict {
     let of = |cause: Cause| found.iter().find(|(rule, _)| rule.cause == cause);
     let cause = chain[0];
     let findings: Vec<&Finding> = chain
@@ -262,7 +250,7 @@ pub(crate) fn named(found: &[(&Rule, Finding)], chain: Vec<Cause>, level: Level)
 
 fn nothing(evidence: &Evidence) -> Verdict {
     let (cause, value, expected) = match evidence.shortfall() {
-        Some(shortfall) if shortfall >= TOLERATED_SHORTFALL => {
+        Some(shortfall) if !is_tolerated(shortfall) => {
             (Cause::Unknown, evidence.throughput(), evidence.expected)
         }
         _ if evidence.is_idle() => (Cause::Idle, evidence.throughput(), None),

@@ -21,7 +21,7 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use clap::Args;
 use seikan_diagnose::trial::{Attempt, LEAST_GAIN};
-use seikan_diagnose::{Cause, Evidence, Recording, Verdict, both, concluded, diagnose};
+use seikan_diagnose::{Evidence, Recording, Severity, Verdict, both, concluded, diagnose};
 use seikan_observe::path::PathMap;
 use seikan_ui::Interrupt;
 use serde::Serialize;
@@ -223,7 +223,7 @@ fn show_map(map: &PathMap, json: bool) -> anyhow::Result<ExitCode> {
 }
 
 fn exit_code(verdict: &Verdict, arguments: &Arguments) -> ExitCode {
-    match arguments.exit_code && !matches!(verdict.cause, Cause::Healthy | Cause::Idle) {
+    match arguments.exit_code && verdict.cause.spec().severity >= Severity::Warning {
         true => ExitCode::from(UNHEALTHY),
         false => ExitCode::SUCCESS,
     }

@@ -6,7 +6,10 @@
 use seikan_observe::metric;
 use seikan_observe::path::SocketFacts;
 
-use crate::{Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
+use super::{FAULT, Spec};
+use crate::evidence::is_tolerated;
+use crate::signature::{Per, Signature, Source};
+use crate::{Cause, Evidence, Fact, Finding, Judgement, PathStep, Place, Remedy};
 
 /// Samples in which the application was the limit, from which it is worth a word.
 const SOMETIMES: f64 = 0.5;
@@ -15,12 +18,24 @@ const NOTHING: f64 = 1_448.0;
 /// Bytes under way, of the send buffer, from which the buffer is full of them: the kernel sizes it for twice the congestion
 /// window (`tcp_sndbuf_expand()`, net/ipv4/tcp_input.c), of which an application that pauses uses half at most.
 const FULL: f64 = 0.5;
-/// A shortfall up to this is none, as for verdicts.
-const TOLERATED: f64 = 0.1;
 /// The share of the time that connections have data under way, below which they are idle.
 const IDLE: f64 = 0.3;
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::ApplicationLimited,
+    sentence: "The application sends no more than this; the tunnel could carry more.",
+    step: Some(PathStep::Applications),
+    signature: Some(Signature {
+        source: Source::Flows,
+        names: &[metric::TCP_APP_LIMITED],
+        per: Per::Value,
+        normal: 0.5,
+    }),
+    judge: Some(judge),
+    ..FAULT
+};
+
+fn judge(evidence: &Evidence) -> Judgement {
     if !evidence.sends_tcp() {
         return Judgement::Unseen("no TCP connection of this host sends into the tunnel".into());
     }
@@ -45,9 +60,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     let idle = limited.max(if busy < IDLE { 1.0 - busy } else { 0.0 });
     let waiting = unsent.is_some_and(|unsent| unsent > NOTHING) || fills_its_buffer(evidence, flow);
     // Less than what somebody expects is needed: what nobody asked for is not missing.
-    let short = evidence
-        .shortfall()
-        .is_some_and(|shortfall| shortfall >= TOLERATED);
+    let short = evidence.shortfall().is_some_and(|it| !is_tolerated(it));
     if idle < SOMETIMES || waiting || !short {
         return Judgement::Absent(fact);
     }
@@ -73,7 +86,6 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         "tcp_info rwnd_limited, sndbuf_limited",
     ));
     Judgement::Present(Finding {
-        cause: Cause::ApplicationLimited,
         weight: 0.9 * idle * (1.0 - held),
         settled: false,
         facts,

@@ -6,22 +6,39 @@
 
 use seikan_observe::metric;
 
-use super::weigh::{judged, ramp};
-use crate::{Action, Cause, Evidence, Fact, Judgement, Remedy};
+use super::weigh::{Ramp, judged};
+use super::{FAULT, Spec};
+use crate::signature::{FEW, Per, Signature, Source};
+use crate::{Action, Cause, Evidence, Fact, Judgement, PathStep, Remedy};
 
 /// Lost packets, of those that came by the interfaces on the way, from which TCP suffers; a packet counts at each interface it
 /// passes, so the loss of a flow is a few times this.
-const LOSS: (f64, f64) = (0.0003, 0.005);
+const LOSS: Ramp = Ramp::new(0.0003, 0.005);
 /// Queue length up to which the queue is the reason, and the kernel's default (net/core/hotdata.c), from which its
 /// processor is.
-const LENGTH: (f64, f64) = (300.0, 1000.0);
+const LENGTH: Ramp = Ramp::new(300.0, 1000.0);
 /// What it weighs where its processor is the reason.
 const CONSEQUENCE: f64 = 0.5;
 /// Packets that it should hold.
 const GOOD_LENGTH: f64 = 4000.0;
 const SYSCTL: &str = "net.core.netdev_max_backlog";
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::BacklogFull,
+    sentence: "The kernel's queue of received packets is full and drops packets.",
+    step: Some(PathStep::Host),
+    drops_packets: true,
+    signature: Some(Signature {
+        source: Source::Cpus,
+        names: &[metric::SOFTNET_DROPPED],
+        per: Per::Packet,
+        normal: FEW,
+    }),
+    judge: Some(judge),
+    ..FAULT
+};
+
+fn judge(evidence: &Evidence) -> Judgement {
     let Some(machine) = evidence.all_cpus(metric::SOFTNET_DROPPED) else {
         return Judgement::Unseen("/proc/net/softnet_stat could not be read".into());
     };
@@ -60,8 +77,8 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
             SYSCTL,
         ));
     }
-    let usual = ramp(length.unwrap_or(LENGTH.1), LENGTH.0, LENGTH.1);
-    let weight = ramp(share, LOSS.0, LOSS.1) * (1.0 - (1.0 - CONSEQUENCE) * usual);
+    let usual = LENGTH.at(length.unwrap_or(LENGTH.to));
+    let weight = LOSS.at(share) * (1.0 - (1.0 - CONSEQUENCE) * usual);
     let longer = GOOD_LENGTH.max(2.0 * length.unwrap_or(0.0));
     let remedy = Remedy::here(
         "a longer queue of received packets",
@@ -71,7 +88,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         }],
         "all that is lost there arrives, unless its processor is full all the time",
     );
-    judged(Cause::BacklogFull, weight, facts, vec![remedy])
+    judged(weight, facts, vec![remedy])
 }
 
 #[cfg(test)]

@@ -6,14 +6,16 @@
 use seikan_observe::path::LinkFacts;
 use seikan_observe::{Subject, metric};
 
-use super::weigh::{judged, ramp};
-use crate::{Action, Cause, Evidence, Fact, Judgement, Place, Remedy};
+use super::weigh::{Ramp, judged};
+use super::{FAULT, Spec};
+use crate::signature::{Per, Signature, Source};
+use crate::{Action, Cause, Evidence, Fact, Judgement, PathStep, Place, Remedy};
 
 /// Delay that load adds, milliseconds: up to 30 is what a default queue in front of a user-space tunnel makes; from
 /// 200 on calls break and TCP takes long to find its rate.
-const ADDED_MS: (f64, f64) = (30.0, 200.0);
+const ADDED_MS: Ramp = Ramp::new(30.0, 200.0);
 /// And times longer than without load: on a long path some more is nothing.
-const TIMES: (f64, f64) = (1.5, 3.0);
+const TIMES: Ramp = Ramp::new(1.5, 3.0);
 /// Losses of the tunnel's own connection, of its segments, whose repairs are felt; and what is left of a queue's weight then.
 const REPAIRS: f64 = 0.001;
 const BY_REPAIRS: f64 = 0.3;
@@ -22,7 +24,22 @@ const GOOD_MS: f64 = 20.0;
 /// No queue is cut below this many packets: shorter ones lose packets of every burst.
 const LEAST_LENGTH: f64 = 100.0;
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::Bufferbloat,
+    sentence: "A long queue has built up in front of a bottleneck, and every packet waits in it.",
+    step: Some(PathStep::OuterLink),
+    is_inferred: true,
+    signature: Some(Signature {
+        source: Source::Qdiscs,
+        names: &[metric::QDISC_BACKLOG_BYTES],
+        per: Per::Value,
+        normal: 60_000.0,
+    }),
+    judge: Some(judge),
+    ..FAULT
+};
+
+fn judge(evidence: &Evidence) -> Judgement {
     let Some((idle, loaded, source)) = round_trips(evidence) else {
         return Judgement::Unseen("no round-trip time was measured: no probe, no TCP connection of this host through the tunnel".into());
     };
@@ -65,8 +82,8 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     let repairs = evidence.outer_losses();
     let repairs = repairs.is_some_and(|losses| losses.elsewhere() >= REPAIRS);
     let weight = 0.9
-        * ramp(added, ADDED_MS.0, ADDED_MS.1)
-        * ramp(loaded / idle.max(0.01), TIMES.0, TIMES.1)
+        * ADDED_MS.at(added)
+        * TIMES.at(loaded / idle.max(0.01))
         * if repairs { BY_REPAIRS } else { 1.0 };
     let mut remedies = Vec::new();
     if let Some((link, _)) = longest.filter(|(_, delay)| *delay > added / 4.0) {
@@ -90,7 +107,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         vec!["tc qdisc replace dev EGRESS root cake bandwidth 95%-OF-THE-RATE".to_owned()],
         "the delay goes for 5 % of the rate",
     ));
-    judged(Cause::Bufferbloat, weight, facts, remedies)
+    judged(weight, facts, remedies)
 }
 
 /// Round-trip times without load and under it, milliseconds, and where they come from.

@@ -1,14 +1,33 @@
 //! The program has no time left, and most of it goes into encryption and authentication.
 
+use seikan_observe::metric;
+
 use super::turn::limited_by_work;
-use super::weigh::{judged, ramp};
-use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy, Stage};
+use super::weigh::{Ramp, judged};
+use super::{FAULT, Spec, effects};
+use crate::signature::{Per, Signature, Source};
+use crate::{Cause, Evidence, Fact, Judgement, PathStep, Place, Remedy, Stage};
 
 /// Share of the time in the cipher. Three tenths are what a fast tunnel spends on it; from half on it is what there is to
 /// gain.
-const CRYPTO: (f64, f64) = (0.3, 0.5);
+const CRYPTO: Ramp = Ramp::new(0.3, 0.5);
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::CipherBound,
+    sentence: "The processor spends its time on encryption.",
+    step: Some(PathStep::Program),
+    effects: effects::WORK,
+    signature: Some(Signature {
+        source: Source::Threads,
+        names: &[metric::THREAD_USER_NS],
+        per: Per::Second,
+        normal: 0.6e9,
+    }),
+    judge: Some(judge),
+    ..FAULT
+};
+
+fn judge(evidence: &Evidence) -> Judgement {
     let Some(busy) = evidence.busy() else {
         return Judgement::Unseen("neither threads nor processors could be read".into());
     };
@@ -69,8 +88,8 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         "1",
         "/proc/cpuinfo",
     ));
-    let weight = 0.95 * ramp(crypto, CRYPTO.0, CRYPTO.1) * limited;
-    judged(Cause::CipherBound, weight, facts, remedies(aes))
+    let weight = 0.95 * CRYPTO.at(crypto) * limited;
+    judged(weight, facts, remedies(aes))
 }
 
 fn remedies(aes: bool) -> Vec<Remedy> {

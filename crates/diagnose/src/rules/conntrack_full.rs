@@ -2,19 +2,36 @@
 
 use seikan_observe::{Subject, metric};
 
-use super::weigh::{judged, ramp};
-use crate::{Action, Cause, Evidence, Fact, Judgement, Place, Remedy};
+use super::weigh::{Ramp, judged};
+use super::{FAULT, Spec};
+use crate::signature::{FEW, Per, Signature, Source};
+use crate::{Action, Cause, Evidence, Fact, Judgement, PathStep, Place, Remedy};
 
 /// How full the table was at its fullest: the kernel drops at 1; between samples entries leave.
-const FILL: (f64, f64) = (0.9, 0.99);
+const FILL: Ramp = Ramp::new(0.9, 0.99);
 /// Packets dropped per second from which somebody notices: connections fail, one every few seconds; and at which most
 /// do.
-const DROPS: (f64, f64) = (0.2, 5.0);
+const DROPS: Ramp = Ramp::new(0.2, 5.0);
 /// What a full table weighs before it has dropped anything.
 const NEAR: f64 = 0.2;
 const SYSCTL: &str = "net.netfilter.nf_conntrack_max";
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::ConntrackFull,
+    sentence: "The table of tracked connections is full, and packets of new connections are dropped.",
+    step: Some(PathStep::Host),
+    drops_packets: true,
+    signature: Some(Signature {
+        source: Source::Host,
+        names: &[metric::CONNTRACK_INSERT_FAILED, metric::CONNTRACK_DROP],
+        per: Per::Packet,
+        normal: FEW,
+    }),
+    judge: Some(judge),
+    ..FAULT
+};
+
+fn judge(evidence: &Evidence) -> Judgement {
     let column = |name| evidence.column(&Subject::Host, name);
     let (Some(count), Some(max)) = (
         column(metric::CONNTRACK_COUNT),
@@ -54,8 +71,8 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
             SYSCTL,
         ),
     ];
-    let dropping = ramp(rate, DROPS.0, DROPS.1);
-    let weight = ramp(fill, FILL.0, FILL.1) * (NEAR + (0.95 - NEAR) * dropping);
+    let dropping = DROPS.at(rate);
+    let weight = FILL.at(fill) * (NEAR + (0.95 - NEAR) * dropping);
     let port = evidence
         .map
         .sockets
@@ -81,7 +98,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
             "the tunnel does not depend on the table",
         ),
     ];
-    judged(Cause::ConntrackFull, weight, facts, remedies)
+    judged(weight, facts, remedies)
 }
 
 #[cfg(test)]

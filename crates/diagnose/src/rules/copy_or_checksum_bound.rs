@@ -1,20 +1,39 @@
 //! The program has no time left, and much of it goes into copying packets or summing them up.
 
+use seikan_observe::metric;
+
 use seikan_observe::path::LinkFacts;
 
 use super::turn::limited_by_work;
-use super::weigh::{judged, ramp};
-use crate::{Action, Cause, Evidence, Fact, Judgement, Place, Remedy, Stage};
+use super::weigh::{Ramp, judged};
+use super::{FAULT, Spec, effects};
+use crate::signature::{Per, Signature, Source};
+use crate::{Action, Cause, Evidence, Fact, Judgement, PathStep, Place, Remedy, Stage};
 
 /// Share of the time in copies and checksums. One copy in and one out is an eighth to a fifth of a fast tunnel's
 /// time; from 45 % on nothing else takes as much.
-const COPY: (f64, f64) = (0.22, 0.45);
+const COPY: Ramp = Ramp::new(0.22, 0.45);
 /// What it weighs beside a stage that takes more.
 const SECOND: f64 = 0.4;
 /// The kernel's name for the checksums of sent packets, and ethtool's word.
 const TX_CHECKSUM: &[&str] = &["tx-checksum-ip-generic", "tx-checksum-ipv4"];
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::CopyOrChecksumBound,
+    sentence: "The processor spends its time on copying packets or computing checksums.",
+    step: Some(PathStep::Program),
+    effects: effects::WORK,
+    signature: Some(Signature {
+        source: Source::Threads,
+        names: &[metric::THREAD_SYSTEM_NS],
+        per: Per::Second,
+        normal: 0.6e9,
+    }),
+    judge: Some(judge),
+    ..FAULT
+};
+
+fn judge(evidence: &Evidence) -> Judgement {
     let Some(busy) = evidence.busy() else {
         return Judgement::Unseen("neither threads nor processors could be read".into());
     };
@@ -71,13 +90,8 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         ),
     ];
     let leads = if rival > both { SECOND } else { 1.0 };
-    let weight = 0.95 * ramp(both, COPY.0, COPY.1) * limited * leads;
-    judged(
-        Cause::CopyOrChecksumBound,
-        weight,
-        facts,
-        remedies(evidence),
-    )
+    let weight = 0.95 * COPY.at(both) * limited * leads;
+    judged(weight, facts, remedies(evidence))
 }
 
 fn remedies(evidence: &Evidence) -> Vec<Remedy> {

@@ -8,20 +8,43 @@ use seikan_observe::metric;
 use seikan_observe::path::ProgramFacts;
 
 use super::turn::{Turn, turn};
-use super::weigh::{judged, ramp};
-use crate::{Action, Cause, Evidence, Fact, Judgement, Place, Remedy};
+use super::weigh::{Ramp, judged};
+use super::{FAULT, Spec};
+use crate::signature::{Per, Signature, Source};
+use crate::{Action, Cause, Evidence, Fact, Judgement, PathStep, Place, Remedy};
 
 /// Waiting, of the time it wants to run, that is normal where a load runs beside it on few processors.
 const NORMAL_WAIT: f64 = 0.3;
 /// At this it gets little more than half of what it wants, as beside one hog of the same weight.
 const MUCH_WAIT: f64 = 0.45;
 /// A thread that wants less than a fifth of a processor has time to catch up; from half of one on it has not.
-const WISH: (f64, f64) = (0.2, 0.5);
+const WISH: Ramp = Ramp::new(0.2, 0.5);
 /// The nice value to give the program: enough for ten times the weight of a normal one (kernel/sched/core.c,
 /// `sched_prio_to_weight`).
 const NICE: i32 = -10;
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::CpuContention,
+    sentence: "The tunnel's program has to wait for a processor that other programs use.",
+    step: Some(PathStep::Program),
+    effects: &[
+        Cause::SingleThreadSaturated,
+        Cause::TunQueueOverflow,
+        Cause::UdpReceiveBuffer,
+        Cause::Bufferbloat,
+        Cause::BacklogFull,
+    ],
+    signature: Some(Signature {
+        source: Source::Threads,
+        names: &[metric::RUN_DELAY_NS],
+        per: Per::Second,
+        normal: 0.1e9,
+    }),
+    judge: Some(judge),
+    ..FAULT
+};
+
+fn judge(evidence: &Evidence) -> Judgement {
     let Some(program) = &evidence.map.program else {
         return Judgement::Unseen(
             "no program carries this tunnel, or it could not be found".into(),
@@ -31,14 +54,9 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         return Judgement::Unseen(format!("the threads of {} could not be read", program.name));
     };
     let weight =
-        0.95 * ramp(turn.kept, NORMAL_WAIT, MUCH_WAIT) * ramp(turn.thread.wish(), WISH.0, WISH.1);
+        0.95 * Ramp::new(NORMAL_WAIT, MUCH_WAIT).at(turn.kept) * WISH.at(turn.thread.wish());
     let facts = facts(evidence, &turn);
-    judged(
-        Cause::CpuContention,
-        weight,
-        facts,
-        remedies(evidence, program),
-    )
+    judged(weight, facts, remedies(evidence, program))
 }
 
 fn facts(evidence: &Evidence, turn: &Turn) -> Vec<Fact> {

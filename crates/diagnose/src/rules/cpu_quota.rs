@@ -5,15 +5,38 @@
 
 use seikan_observe::{Subject, metric};
 
-use super::weigh::{judged, ramp};
-use crate::{Action, Cause, Evidence, Fact, Judgement, Remedy};
+use super::weigh::{Ramp, judged};
+use super::{FAULT, Spec};
+use crate::signature::{Per, Signature, Source};
+use crate::{Action, Cause, Evidence, Fact, Judgement, PathStep, Remedy};
 
 /// Periods in which it was stopped, of all: one in twenty is a burst, half of them are the rule.
-const PERIODS: (f64, f64) = (0.05, 0.5);
+const PERIODS: Ramp = Ramp::new(0.05, 0.5);
 /// Time lost of the time it wanted: from a tenth on, throughput falls by as much.
-const LOST: (f64, f64) = (0.02, 0.1);
+const LOST: Ramp = Ramp::new(0.02, 0.1);
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::CpuQuota,
+    sentence: "The control group of the tunnel's program stops it repeatedly, because its processor time is used up.",
+    step: Some(PathStep::Program),
+    effects: &[
+        Cause::SingleThreadSaturated,
+        Cause::CpuContention,
+        Cause::TunQueueOverflow,
+        Cause::UdpReceiveBuffer,
+        Cause::Bufferbloat,
+    ],
+    signature: Some(Signature {
+        source: Source::Group,
+        names: &[metric::GROUP_THROTTLED_US],
+        per: Per::Second,
+        normal: 0.01e6,
+    }),
+    judge: Some(judge),
+    ..FAULT
+};
+
+fn judge(evidence: &Evidence) -> Judgement {
     let Some(program) = &evidence.map.program else {
         return Judgement::Unseen(
             "no program carries this tunnel, or it could not be found".into(),
@@ -64,9 +87,9 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         "schedstat",
     ));
     let lost = stopped.map_or(1.0, |stopped| {
-        ramp(stopped / (stopped + running).max(1e-9), LOST.0, LOST.1)
+        LOST.at(stopped / (stopped + running).max(1e-9))
     });
-    let weight = 0.95 * ramp(share, PERIODS.0, PERIODS.1) * lost;
+    let weight = 0.95 * PERIODS.at(share) * lost;
     let remedy = Remedy::here(
         "no limit for the control group; or one that is above what the program wants",
         vec![Action::CpuLimit {
@@ -75,7 +98,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         }],
         "the time that it stood still",
     );
-    judged(Cause::CpuQuota, weight, facts, vec![remedy])
+    judged(weight, facts, vec![remedy])
 }
 
 #[cfg(test)]

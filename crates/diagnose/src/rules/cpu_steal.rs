@@ -2,14 +2,16 @@
 
 use seikan_observe::metric;
 
-use super::weigh::{judged, ramp};
-use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy};
+use super::weigh::{Ramp, judged};
+use super::{FAULT, Spec};
+use crate::signature::{Per, Signature, Source};
+use crate::{Cause, Evidence, Fact, Judgement, PathStep, Place, Remedy};
 
 /// Time stolen, of the time a processor had work: one part in twenty is everyday life on shared hosts; at a quarter
 /// it is what limits.
-const STOLEN: (f64, f64) = (0.05, 0.25);
+const STOLEN: Ramp = Ramp::new(0.05, 0.25);
 /// A processor that has work for less of the time than this has spare time to make up for it.
-const BUSY: (f64, f64) = (0.5, 0.9);
+const BUSY: Ramp = Ramp::new(0.5, 0.9);
 
 const WORK: &[&str] = &[
     metric::USER_NS,
@@ -18,7 +20,29 @@ const WORK: &[&str] = &[
     metric::STEAL_NS,
 ];
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::CpuSteal,
+    sentence: "The host of this virtual machine gives the processor to other guests.",
+    step: Some(PathStep::Host),
+    effects: &[
+        Cause::SingleThreadSaturated,
+        Cause::CpuContention,
+        Cause::TunQueueOverflow,
+        Cause::UdpReceiveBuffer,
+        Cause::Bufferbloat,
+        Cause::BacklogFull,
+    ],
+    signature: Some(Signature {
+        source: Source::Cpus,
+        names: &[metric::STEAL_NS],
+        per: Per::Second,
+        normal: 0.05e9,
+    }),
+    judge: Some(judge),
+    ..FAULT
+};
+
+fn judge(evidence: &Evidence) -> Judgement {
     let allowed = evidence.map.program.as_ref().map(|program| &program.cpus);
     let allowed = allowed.filter(|cpus| !cpus.is_empty());
     let cpus = allowed.unwrap_or(&evidence.map.host.cpus);
@@ -51,14 +75,14 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
             "/proc/stat steal",
         ),
     ];
-    let weight = 0.9 * ramp(lost, STOLEN.0, STOLEN.1) * ramp(work, BUSY.0, BUSY.1);
+    let weight = 0.9 * STOLEN.at(lost) * BUSY.at(work);
     let remedy = Remedy::ask(
         Place::Provider,
         "a machine whose processors are its own (dedicated, not burstable), or another host for it; show them the share of stolen time",
         Vec::new(),
         "the time that was taken",
     );
-    judged(Cause::CpuSteal, weight, facts, vec![remedy])
+    judged(weight, facts, vec![remedy])
 }
 
 #[cfg(test)]

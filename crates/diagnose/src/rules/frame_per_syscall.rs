@@ -9,23 +9,40 @@ use seikan_observe::{Subject, metric};
 
 use super::calls::per_packet;
 use super::turn::limited_by_work;
-use super::weigh::{judged, ramp};
-use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy, Stage};
+use super::weigh::{Ramp, judged};
+use super::{FAULT, Spec, effects};
+use crate::signature::{Per, Signature, Source};
+use crate::{Cause, Evidence, Fact, Judgement, PathStep, Place, Remedy, Stage};
 
 /// Calls per packet that are one for each. Fewer: several packets at once.
 const ONE_EACH: std::ops::RangeInclusive<f64> = 0.7..=3.0;
 /// Bytes per packet below which larger units are the application's business rather than the tunnel's.
-const SMALL: (f64, f64) = (300.0, 900.0);
+const SMALL: Ramp = Ramp::new(300.0, 900.0);
 /// Bytes per call from which the calls are spread over enough bytes: four packets, and a dozen.
-const LARGE: (f64, f64) = (4_000.0, 16_000.0);
+const LARGE: Ramp = Ramp::new(4_000.0, 16_000.0);
 /// Share of its time in the kernel; below, it is its own work (cipher) that takes the time.
-const IN_KERNEL: (f64, f64) = (0.2, 0.55);
+const IN_KERNEL: Ramp = Ramp::new(0.2, 0.55);
 /// Share of its time for encryption, where that was sampled, from which that is more than the calls.
-const CRYPTO: (f64, f64) = (0.3, 0.5);
+const CRYPTO: Ramp = Ramp::new(0.3, 0.5);
 /// What is assumed where that share is not known.
 const KERNEL_UNKNOWN: f64 = 0.6;
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::FramePerSyscall,
+    sentence: "The tunnel's program moves one packet per system call and spends its time on the calls.",
+    step: Some(PathStep::Program),
+    effects: effects::WORK,
+    signature: Some(Signature {
+        source: Source::Program,
+        names: &[metric::IO_READS, metric::IO_WRITES],
+        per: Per::Packet,
+        normal: 1.0,
+    }),
+    judge: Some(judge),
+    ..FAULT
+};
+
+fn judge(evidence: &Evidence) -> Judgement {
     let (Some(program), Some(link)) = (&evidence.map.program, evidence.map.inner_link()) else {
         return Judgement::Unseen(
             "no program carries this tunnel, or it could not be found".into(),
@@ -65,20 +82,12 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     let limited = limited_by_work(evidence).unwrap_or(0.0);
     let one_each = f64::from(ONE_EACH.contains(&calls.per_packet));
     let weight = one_each
-        * ramp(calls.bytes, SMALL.0, SMALL.1)
-        * (1.0 - ramp(calls.bytes, LARGE.0, LARGE.1))
+        * SMALL.at(calls.bytes)
+        * (1.0 - LARGE.at(calls.bytes))
         * limited
-        * in_kernel.map_or(KERNEL_UNKNOWN, |share| {
-            ramp(share, IN_KERNEL.0, IN_KERNEL.1)
-        })
-        * (1.0
-            - ramp(
-                evidence.stage(Stage::Crypto).unwrap_or(0.0),
-                CRYPTO.0,
-                CRYPTO.1,
-            ));
+        * in_kernel.map_or(KERNEL_UNKNOWN, |share| IN_KERNEL.at(share))
+        * (1.0 - CRYPTO.at(evidence.stage(Stage::Crypto).unwrap_or(0.0)));
     judged(
-        Cause::FramePerSyscall,
         0.95 * weight,
         facts,
         vec![Remedy::ask(

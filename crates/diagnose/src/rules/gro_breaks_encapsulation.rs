@@ -8,7 +8,9 @@
 use seikan_observe::metric;
 use seikan_observe::path::LinkFacts;
 
-use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
+use super::{FAULT, Spec};
+use crate::signature::{FEW, Per, Signature, Source};
+use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, PathStep, Place, Remedy};
 
 /// Frames per packet from which merging takes place.
 const MERGED: f64 = 1.2;
@@ -27,7 +29,22 @@ const FRAME: f64 = 22.0;
 /// What it may weigh if the program reads no raw socket.
 const NOT_RAW: f64 = 0.5;
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::GroBreaksEncapsulation,
+    sentence: "The kernel merges received packets, and a program that expects single packets encapsulates the merged ones, which are then fragmented or lost.",
+    step: Some(PathStep::OuterLink),
+    effects: &[Cause::OuterFragmentation, Cause::MtuBlackHole],
+    signature: Some(Signature {
+        source: Source::Host,
+        names: &["drop.PKT_TOO_BIG", "Ip.FragFails", "Ip6.FragFails"],
+        per: Per::Packet,
+        normal: FEW,
+    }),
+    judge: Some(judge),
+    ..FAULT
+};
+
+fn judge(evidence: &Evidence) -> Judgement {
     let raw = evidence.raw_sockets();
     let Some(created) = evidence.fragments_created() else {
         return Judgement::Unseen("the host's IP counters could not be read".into());
@@ -103,7 +120,6 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         "/proc/net/packet, /proc/net/raw, packet_diag",
     ));
     Judgement::Present(Finding {
-        cause: Cause::GroBreaksEncapsulation,
         weight: harm.min(1.0) * sure,
         settled: false,
         facts,

@@ -3,25 +3,51 @@
 //! Set apart from a single thread that sleeps because it has nothing to do: several threads must share the work, and
 //! together be near what one processor gives; their sleeps are then waits for each other.
 
+use seikan_observe::metric;
+
 use super::calls;
 use super::turn::unhindered;
-use super::weigh::{judged, ramp};
-use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy, Stage};
+use super::weigh::{Ramp, judged};
+use super::{FAULT, Spec};
+use crate::signature::{Per, Signature, Source};
+use crate::{Cause, Evidence, Fact, Judgement, PathStep, Place, Remedy, Stage};
 
 /// Sleeps per packet, all threads together. A batch of a few packets makes below a third; one for each is the pattern
 /// in its full form.
-const SLEEPS: (f64, f64) = (0.3, 0.9);
+const SLEEPS: Ramp = Ramp::new(0.3, 0.9);
 /// Processors' worth of time that the threads want. A pipeline in which each waits for the other is full at about one,
 /// however many threads it has.
-const WANTED: (f64, f64) = (0.6, 1.0);
+const WANTED: Ramp = Ramp::new(0.6, 1.0);
 /// Idle time of all its processors, with which something else is what it waits for.
-const ROOM: (f64, f64) = (0.15, 0.4);
+const ROOM: Ramp = Ramp::new(0.15, 0.4);
 /// A thread has a part in the work from this part of all their time on.
 const PART: f64 = 0.1;
 /// Share of the program's processor time in wake-ups, locks and the scheduler, where that was sampled.
-const SCHEDULE: (f64, f64) = (0.08, 0.25);
+const SCHEDULE: Ramp = Ramp::new(0.08, 0.25);
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::HandoffOverhead,
+    sentence: "The tunnel's program passes every packet from thread to thread, and the wake-ups cost more than the work.",
+    step: Some(PathStep::Program),
+    // Who hands over one packet at a time takes one at a time.
+    effects: &[
+        Cause::FramePerSyscall,
+        Cause::SingleThreadSaturated,
+        Cause::TunQueueOverflow,
+        Cause::UdpReceiveBuffer,
+        Cause::Bufferbloat,
+    ],
+    signature: Some(Signature {
+        source: Source::Threads,
+        names: &[metric::VOLUNTARY_SWITCHES],
+        per: Per::Packet,
+        normal: 0.5,
+    }),
+    judge: Some(judge),
+    ..FAULT
+};
+
+fn judge(evidence: &Evidence) -> Judgement {
     let Some(program) = &evidence.map.program else {
         return Judgement::Unseen(
             "no program carries this tunnel, or it could not be found".into(),
@@ -80,11 +106,11 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     }
     let weight = 0.9
         * f64::from(working > 1)
-        * ramp(per_packet, SLEEPS.0, SLEEPS.1)
-        * ramp(wanted, WANTED.0, WANTED.1)
+        * SLEEPS.at(per_packet)
+        * WANTED.at(wanted)
         * unhindered(evidence)
-        * (1.0 - ramp(evidence.room().unwrap_or(0.0), ROOM.0, ROOM.1))
-        * schedule.map_or(0.8, |share| ramp(share, SCHEDULE.0, SCHEDULE.1));
+        * (1.0 - ROOM.at(evidence.room().unwrap_or(0.0)))
+        * schedule.map_or(0.8, |share| SCHEDULE.at(share));
     let remedy = Remedy::ask(
         Place::Tunnel,
         format!(
@@ -94,7 +120,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         Vec::new(),
         "the time spent on waking, and the waits between threads",
     );
-    judged(Cause::HandoffOverhead, weight, facts, vec![remedy])
+    judged(weight, facts, vec![remedy])
 }
 
 #[cfg(test)]

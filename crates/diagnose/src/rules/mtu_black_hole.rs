@@ -5,7 +5,9 @@
 
 use seikan_observe::metric;
 
-use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, MtuProbe, Place, Remedy};
+use super::{FAULT, Spec};
+use crate::signature::{Per, Signature, Source};
+use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, MtuProbe, PathStep, Place, Remedy};
 
 /// Every path carries packets of this size in one piece with IPv6 (RFC 8200 section 5), and nearly every one with IPv4.
 const ALWAYS_PASSES: u32 = 1280;
@@ -16,7 +18,22 @@ const UNPROBED: f64 = 0.6;
 /// And if nothing at all comes back.
 const SILENT: f64 = 0.35;
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::MtuBlackHole,
+    sentence: "The path drops large packets without an error message; small ones arrive.",
+    step: Some(PathStep::Network),
+    is_inferred: true,
+    signature: Some(Signature {
+        source: Source::Flows,
+        names: &[metric::TCP_TIMEOUTS],
+        per: Per::Second,
+        normal: 0.1,
+    }),
+    judge: Some(judge),
+    ..FAULT
+};
+
+fn judge(evidence: &Evidence) -> Judgement {
     match evidence.probes.mtu {
         Some(probe) => judge_probe(evidence, probe),
         None => judge_stall(evidence),
@@ -125,7 +142,6 @@ fn finding(
 ) -> Judgement {
     facts.truncate(5);
     Judgement::Present(Finding {
-        cause: Cause::MtuBlackHole,
         weight,
         settled: false,
         facts,

@@ -5,7 +5,9 @@
 
 use seikan_observe::metric;
 
-use crate::{Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
+use super::{FAULT, Spec};
+use crate::signature::{FEW, Per, Signature, Source};
+use crate::{Cause, Evidence, Fact, Finding, Judgement, PathStep, Place, Remedy};
 
 /// Packets with a wrong length, of those received, from which it is no stray one.
 const WRONG: f64 = 0.001;
@@ -23,7 +25,27 @@ const SWALLOWED: f64 = 0.85;
 /// See [`SWALLOWED`].
 const MACHINE: f64 = 0.49;
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::MtuMismatch,
+    sentence: "The two ends of the tunnel have different MTUs, and long packets are lost.",
+    step: Some(PathStep::InnerLink),
+    effects: &[Cause::MtuBlackHole],
+    drops_packets: true,
+    signature: Some(Signature {
+        source: Source::Inner,
+        names: &[
+            metric::RX_LENGTH_ERRORS,
+            metric::RX_ERRORS,
+            metric::TX_ERRORS,
+        ],
+        per: Per::Packet,
+        normal: FEW,
+    }),
+    judge: Some(judge),
+    ..FAULT
+};
+
+fn judge(evidence: &Evidence) -> Judgement {
     let host = |name| evidence.host(name).unwrap_or(0.0);
     let truncated = host("IpExt.InTruncatedPkts") + host("Ip6.InTruncatedPkts");
     let Some(received) = evidence.inner(metric::RX_PACKETS) else {
@@ -137,7 +159,6 @@ fn finding(evidence: &Evidence, weight: f64, facts: Vec<Fact>) -> Judgement {
             .filter(|remedy| !remedy.actions.is_empty()),
     );
     Judgement::Present(Finding {
-        cause: Cause::MtuMismatch,
         weight,
         settled: false,
         facts,

@@ -6,11 +6,13 @@
 use seikan_observe::metric;
 
 use super::receive::concerned;
-use super::weigh::{judged, ramp};
-use crate::{Action, Cause, Evidence, Fact, Judgement, Remedy};
+use super::weigh::{Ramp, judged};
+use super::{FAULT, Spec};
+use crate::signature::{FEW, Per, Signature, Source};
+use crate::{Action, Cause, Evidence, Fact, Judgement, PathStep, Remedy};
 
 /// Runs that ended early, of all: one in twenty is normal under load, half of them are the rule.
-const SQUEEZED: (f64, f64) = (0.05, 0.4);
+const SQUEEZED: Ramp = Ramp::new(0.05, 0.4);
 /// The kernel's defaults (net/core/hotdata.c): packets, and microseconds (two ticks; 2,000 at 1000 Hz).
 const BUDGET: f64 = 300.0;
 const BUDGET_US: f64 = 2000.0;
@@ -19,7 +21,22 @@ const CONSEQUENCE: f64 = 0.25;
 const SYSCTL: &str = "net.core.netdev_budget";
 const SYSCTL_US: &str = "net.core.netdev_budget_usecs";
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::NapiBudget,
+    sentence: "The kernel repeatedly stops handling received packets before it has finished.",
+    step: Some(PathStep::Host),
+    effects: &[Cause::BacklogFull],
+    signature: Some(Signature {
+        source: Source::Cpus,
+        names: &[metric::SOFTNET_TIME_SQUEEZE],
+        per: Per::Packet,
+        normal: FEW,
+    }),
+    judge: Some(judge),
+    ..FAULT
+};
+
+fn judge(evidence: &Evidence) -> Judgement {
     let (Some(squeezed), Some(processed)) = (
         evidence.all_cpus(metric::SOFTNET_TIME_SQUEEZE),
         evidence.all_cpus(metric::SOFTNET_PROCESSED),
@@ -63,10 +80,9 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     }
     // How small the smaller of the two is: at a third of the default, fully.
     let of_usual = (budget.unwrap_or(BUDGET) / BUDGET).min(time.unwrap_or(BUDGET_US) / BUDGET_US);
-    let small = 1.0 - ramp(of_usual, 0.33, 1.0);
-    let weight = ramp(share, SQUEEZED.0, SQUEEZED.1)
-        * (CONSEQUENCE + (0.9 - CONSEQUENCE) * small)
-        * concerned(evidence);
+    let small = 1.0 - Ramp::new(0.33, 1.0).at(of_usual);
+    let weight =
+        SQUEEZED.at(share) * (CONSEQUENCE + (0.9 - CONSEQUENCE) * small) * concerned(evidence);
     let larger = |value: Option<f64>, good: f64| {
         format!("{:.0}", (2.0 * value.unwrap_or(0.0)).max(2.0 * good))
     };
@@ -84,7 +100,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
             .into(),
         "the time between two runs",
     );
-    judged(Cause::NapiBudget, weight, facts, vec![remedy])
+    judged(weight, facts, vec![remedy])
 }
 
 #[cfg(test)]

@@ -6,7 +6,9 @@
 use seikan_observe::metric;
 use seikan_observe::path::LinkFacts;
 
-use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
+use super::{FAULT, Spec};
+use crate::signature::{FEW, Per, Signature, Source};
+use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, PathStep, Place, Remedy};
 
 /// Packets with a wrong checksum, of all, from which it is no noise: cables and radios that damage packets have checks of
 /// their own, and less than one in a hundred thousand gets past them (Stone and Partridge 2000).
@@ -30,7 +32,29 @@ const MACHINE: f64 = 0.49;
 /// Reasons for which the kernel drops what is damaged.
 const REASONS: &[&str] = &["TCP_CSUM", "UDP_CSUM", "IP_CSUM", "SKB_CSUM", "ICMP_CSUM"];
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::OffloadBroken,
+    sentence: "A network card or driver damages or loses packets that it has to segment or checksum.",
+    step: Some(PathStep::OuterLink),
+    // What arrives damaged is sent again.
+    effects: &[Cause::PathLoss],
+    drops_packets: true,
+    signature: Some(Signature {
+        source: Source::Host,
+        names: &[
+            "Tcp.InCsumErrors",
+            "Udp.InCsumErrors",
+            "Udp6.InCsumErrors",
+            "Icmp.InCsumErrors",
+        ],
+        per: Per::Packet,
+        normal: FEW,
+    }),
+    judge: Some(judge),
+    ..FAULT
+};
+
+fn judge(evidence: &Evidence) -> Judgement {
     let Some((damaged, all)) = evidence.damaged() else {
         return Judgement::Unseen("the host's checksum counters could not be read".into());
     };
@@ -156,7 +180,6 @@ fn on_this_machine(evidence: &Evidence, received: &Fact) -> Option<Judgement> {
 fn finding(weight: f64, facts: Vec<Fact>, remedies: Vec<Remedy>) -> Judgement {
     let some = |remedy: &Remedy| !remedy.commands.is_empty();
     Judgement::Present(Finding {
-        cause: Cause::OffloadBroken,
         weight,
         settled: false,
         facts,

@@ -6,8 +6,10 @@ use seikan_observe::path::LinkFacts;
 
 use super::calls::per_packet;
 use super::turn::limited_by_work;
-use super::weigh::ramp;
-use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
+use super::weigh::Ramp;
+use super::{FAULT, Spec, effects};
+use crate::signature::{FULL_PACKET, Per, Signature, Source};
+use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, PathStep, Place, Remedy};
 
 /// Features by the kernel's names, and `ethtool -K`'s word; on by default wherever the driver has them.
 const FEATURES: &[(&str, &str, Direction)] = &[
@@ -28,9 +30,9 @@ const RETURNING: f64 = 0.1;
 /// How far the processor must be the limit.
 const LIMITED: f64 = 0.1;
 /// One processor's time for softirqs from which it has little left, and from which it is full.
-const SOFTIRQ: (f64, f64) = (0.5, 0.9);
+const SOFTIRQ: Ramp = Ramp::new(0.5, 0.9);
 /// The same of all processors' time for anything.
-const MACHINE: (f64, f64) = (0.8, 0.97);
+const MACHINE: Ramp = Ramp::new(0.8, 0.97);
 /// The kernel's share of busy time (system and softirq) from which the work per packet in it matters; a program that is
 /// bound by its own work has less.
 const KERNEL: f64 = 0.4;
@@ -43,7 +45,22 @@ enum Direction {
     Out,
 }
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::OffloadMissing,
+    sentence: "Packets pass the kernel one by one, because offloads that merge or segment them are off.",
+    step: Some(PathStep::OuterLink),
+    effects: effects::PACKETS,
+    signature: Some(Signature {
+        source: Source::Cpus,
+        names: &[metric::SOFTNET_PROCESSED],
+        per: Per::Byte,
+        normal: 4.0 / FULL_PACKET,
+    }),
+    judge: Some(judge),
+    ..FAULT
+};
+
+fn judge(evidence: &Evidence) -> Judgement {
     if evidence
         .map
         .links
@@ -92,7 +109,6 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     let many = (0.55 + 0.1 * missing.len() as f64).min(0.85);
     let in_kernel = kernel.map_or(0.7, |kernel| (kernel / KERNEL).min(1.0));
     Judgement::Present(Finding {
-        cause: Cause::OffloadMissing,
         weight: many * limited * in_kernel,
         settled: false,
         facts,
@@ -126,11 +142,7 @@ fn limited(evidence: &Evidence) -> (f64, Fact) {
     let softirq = softirq.fold(0.0, f64::max);
     let idle = evidence.idle();
     let all = idle.iter().map(|(_, idle)| 1.0 - idle).sum::<f64>() / idle.len().max(1) as f64;
-    let limited = [
-        program,
-        ramp(softirq, SOFTIRQ.0, SOFTIRQ.1),
-        ramp(all, MACHINE.0, MACHINE.1),
-    ];
+    let limited = [program, SOFTIRQ.at(softirq), MACHINE.at(all)];
     let fact = Fact::new(
         "busy time of all processors",
         all,

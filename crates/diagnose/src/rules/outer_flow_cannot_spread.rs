@@ -6,9 +6,24 @@ use std::collections::BTreeSet;
 
 use super::receive::{is_spread, one_core};
 use super::weigh::judged;
-use crate::{Action, Cause, Evidence, Fact, Judgement, Place, Remedy};
+use super::{FAULT, Spec};
+use crate::{Action, Cause, Evidence, Fact, Judgement, PathStep, Place, Remedy};
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::OuterFlowCannotSpread,
+    sentence: "All packets of the tunnel are one flow for the kernel, so one processor has to receive them all.",
+    step: Some(PathStep::OuterLink),
+    effects: &[
+        Cause::BacklogFull,
+        Cause::NapiBudget,
+        Cause::CpuContention,
+        Cause::UdpReceiveBuffer,
+    ],
+    judge: Some(judge),
+    ..FAULT
+};
+
+fn judge(evidence: &Evidence) -> Judgement {
     let Some(link) = evidence.map.egress_link() else {
         return Judgement::Unseen("the interface to the outside is not known".into());
     };
@@ -55,12 +70,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
             "the part of the work that comes after the tunnel, if there are several connections inside",
         ));
     }
-    judged(
-        Cause::OuterFlowCannotSpread,
-        0.9 * found.strength,
-        facts,
-        remedies,
-    )
+    judged(0.9 * found.strength, facts, remedies)
 }
 
 /// Pairs of addresses and ports, as far as sockets tell: one that is not connected counts as one. A tunnel of the

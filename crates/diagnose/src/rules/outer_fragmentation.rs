@@ -4,7 +4,9 @@
 use seikan_observe::metric;
 
 use super::calls::per_packet;
-use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
+use super::{FAULT, Spec};
+use crate::signature::{FEW, Per, Signature, Source};
+use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, PathStep, Place, Remedy};
 
 /// Fragments of all packets outside, from which it is no stray one.
 const FRAGMENTS: f64 = 0.01;
@@ -18,7 +20,32 @@ const OVERHEAD: u32 = 100;
 /// The least that every path carries with IPv6 (RFC 8200 section 5). Bytes.
 const LEAST: u32 = 1280;
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::OuterFragmentation,
+    sentence: "The tunnel's packets are larger than the path allows and are fragmented.",
+    step: Some(PathStep::OuterLink),
+    // A lost fragment costs the whole packet; and each is a packet's work, most of it within the program's calls.
+    effects: &[
+        Cause::PathLoss,
+        Cause::FramePerSyscall,
+        Cause::SingleThreadSaturated,
+    ],
+    signature: Some(Signature {
+        source: Source::Host,
+        names: &[
+            "Ip.FragCreates",
+            "Ip.ReasmReqds",
+            "Ip6.FragCreates",
+            "Ip6.ReasmReqds",
+        ],
+        per: Per::Packet,
+        normal: FEW,
+    }),
+    judge: Some(judge),
+    ..FAULT
+};
+
+fn judge(evidence: &Evidence) -> Judgement {
     let (Some(created), Some(arrived)) =
         (evidence.fragments_created(), evidence.fragments_received())
     else {
@@ -64,7 +91,6 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     }));
     let inside = cut.is_some_and(|cut| cut < CUT);
     Judgement::Present(Finding {
-        cause: Cause::OuterFragmentation,
         weight: 0.9 * (largest / FULL).min(1.0) * if inside { 0.25 } else { 1.0 },
         settled: false,
         facts,

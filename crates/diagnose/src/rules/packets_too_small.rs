@@ -3,8 +3,10 @@
 use seikan_observe::metric;
 
 use super::turn::limited_by_work;
-use super::weigh::ramp;
-use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
+use super::weigh::Ramp;
+use super::{FAULT, Spec, effects};
+use crate::signature::{FULL_PACKET, Per, Signature, Source};
+use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, PathStep, Place, Remedy};
 
 /// Mean bytes per packet in the main direction below which the work per packet outweighs that per byte: at 600 the same
 /// bytes need two and a half times the packets of an MTU of 1500.
@@ -14,13 +16,28 @@ const SMALL_MTU: u32 = 1000;
 /// How far the program's work must be what limits it.
 const LIMITED: f64 = 0.1;
 /// Busy time of all processors that is all there is, whoever uses it: packets that are made small are so for everybody.
-const FULL: (f64, f64) = (0.95, 0.99);
+const FULL: Ramp = Ramp::new(0.95, 0.99);
 /// Packets per second below which a program that is busy is so for something else.
 const MANY: f64 = 1_000.0;
 /// What tunnels add to a packet at most. Bytes.
 const OVERHEAD: u32 = 100;
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::PacketsTooSmall,
+    sentence: "The packets in the tunnel are so small that the work per packet is the limit.",
+    step: Some(PathStep::InnerLink),
+    effects: effects::PACKETS,
+    signature: Some(Signature {
+        source: Source::Inner,
+        names: &[metric::TX_PACKETS, metric::RX_PACKETS],
+        per: Per::Byte,
+        normal: 1.5 / FULL_PACKET,
+    }),
+    judge: Some(judge),
+    ..FAULT
+};
+
+fn judge(evidence: &Evidence) -> Judgement {
     let Some(mean) = evidence.bytes_per_packet() else {
         return Judgement::Unseen("nothing went through the inner interface".into());
     };
@@ -77,7 +94,6 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         ),
     ];
     Judgement::Present(Finding {
-        cause: Cause::PacketsTooSmall,
         weight: (lost * 1.2).min(0.95) * limited,
         settled: false,
         facts,
@@ -89,7 +105,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
 fn full(evidence: &Evidence) -> f64 {
     let idle = evidence.idle();
     let all = idle.iter().map(|(_, idle)| 1.0 - idle).sum::<f64>() / idle.len().max(1) as f64;
-    ramp(all, FULL.0, FULL.1)
+    FULL.at(all)
 }
 
 fn remedies(evidence: &Evidence, small_mtu: bool) -> Vec<Remedy> {

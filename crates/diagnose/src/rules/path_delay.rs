@@ -7,7 +7,9 @@
 use seikan_observe::metric;
 use seikan_observe::path::SocketFacts;
 
-use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
+use super::{FAULT, Spec};
+use crate::signature::{Per, Signature, Source};
+use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, PathStep, Place, Remedy};
 
 /// Round trips from which windows matter: the kernel's largest default receive window (6 MiB, 32 MiB from 6.16 on; net/ipv4/tcp.c) then
 /// allows some Gbit/s, but one that grows from ten segments takes a second to get there. Microseconds.
@@ -25,7 +27,22 @@ const LIMITED: f64 = 0.5;
 /// What a window may become: 64 MiB are 5 Gbit/s over 100 ms.
 const LARGE_WINDOW: u64 = 67_108_864;
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::PathDelay,
+    sentence: "The path has a long round-trip time, and the sender may have too little data in flight for it.",
+    step: Some(PathStep::Network),
+    is_inferred: true,
+    signature: Some(Signature {
+        source: Source::Flows,
+        names: &[metric::TCP_MIN_RTT_US],
+        per: Per::Value,
+        normal: 20_000.0,
+    }),
+    judge: Some(judge),
+    ..FAULT
+};
+
+fn judge(evidence: &Evidence) -> Judgement {
     let Some(shortest) = evidence.shortest_rtt_us() else {
         return Judgement::Unseen("no round-trip time through the tunnel is known".into());
     };
@@ -86,7 +103,6 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         return Judgement::Absent(facts.swap_remove(facts.len() - 1));
     }
     Judgement::Present(Finding {
-        cause: Cause::PathDelay,
         weight,
         settled: false,
         facts,

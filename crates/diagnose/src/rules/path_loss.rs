@@ -4,19 +4,21 @@ use seikan_observe::metric;
 use seikan_observe::path::SocketFacts;
 
 use super::turn::limited_by_work;
-use super::weigh::ramp;
+use super::weigh::Ramp;
+use super::{FAULT, Spec};
+use crate::evidence::is_tolerated;
 use crate::losses::{Arrivals, Losses};
-use crate::verdict::is_tolerated;
-use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
+use crate::signature::{FEW, Per, Signature, Source};
+use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, PathStep, Place, Remedy};
 
 /// Lost segments of those sent from which TCP suffers (Mathis et al. 1997: at 1 in 1,000 and 20 ms, 20 Mbit/s).
 const LOSS: f64 = 0.001;
 /// Fewer losses that are felt all the same, because the way is long or the rate high: TCP gets between half and four fifths of
 /// the rate at which so many let it arrive, or more, and less than it should.
-const BY_RATE: (f64, f64) = (0.5, 0.8);
+const BY_RATE: Ramp = Ramp::new(0.5, 0.8);
 /// Times that rate from which on losses were not by chance, one by one, as the model has them, but many at once, where a
 /// queue was full: whatever drains it is the limit.
-const AT_ONCE: (f64, f64) = (2.0, 4.0);
+const AT_ONCE: Ramp = Ramp::new(2.0, 4.0);
 /// The same model's constant, for one acknowledgement a segment (Mathis et al. 1997, table 1).
 const MATHIS: f64 = 1.22;
 /// Losses from which on a rate can be computed of them.
@@ -37,9 +39,24 @@ const MOST_RECEIVING: f64 = 0.6;
 /// What a program that is at its limit takes from the weight of a loss.
 const MOST_BY_WORK: f64 = 0.8;
 /// Segments sent again for nothing, of those sent again, from which they say that packets were late rather than lost.
-const NOTHING: (f64, f64) = (0.3, 0.5);
+const NOTHING: Ramp = Ramp::new(0.3, 0.5);
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::PathLoss,
+    sentence: "Packets are lost on the path, outside of this host.",
+    step: Some(PathStep::Network),
+    is_inferred: true,
+    signature: Some(Signature {
+        source: Source::Flows,
+        names: &[metric::TCP_RETRANS],
+        per: Per::Packet,
+        normal: FEW,
+    }),
+    judge: Some(judge),
+    ..FAULT
+};
+
+fn judge(evidence: &Evidence) -> Judgement {
     // Loss of nothing but large packets has a rule of its own.
     if let Some((lost, false)) = evidence
         .probes
@@ -99,7 +116,7 @@ fn judge_sender(evidence: &Evidence, losses: Losses, outer: bool) -> Judgement {
     // the stacking is to blame, and the loss is the lesser rival.
     let stacked = outer && super::tcp_over_tcp::inner_suffers(evidence);
     // The receiver tells of one duplicate in an acknowledgement: where most were for nothing, so were more.
-    let for_nothing = ramp(losses.spurious / losses.again, NOTHING.0, NOTHING.1);
+    let for_nothing = NOTHING.at(losses.spurious / losses.again);
     let weight = MOST_SENDING
         * (share / FULL_LOSS).min(1.0).max(MOST_BY_RATE * by_rate)
         * unexplained
@@ -155,7 +172,7 @@ fn by_rate(evidence: &Evidence, losses: Losses) -> f64 {
         return 0.0;
     }
     let times = evidence.throughput() / reachable;
-    ramp(times, BY_RATE.0, BY_RATE.1) * (1.0 - ramp(times, AT_ONCE.0, AT_ONCE.1))
+    BY_RATE.at(times) * (1.0 - AT_ONCE.at(times))
 }
 
 fn judge_receiver(evidence: &Evidence, arrivals: Arrivals) -> Judgement {
@@ -211,7 +228,6 @@ fn finding(evidence: &Evidence, weight: f64, facts: Vec<Fact>) -> Judgement {
     ];
     remedies.extend(patient(evidence));
     Judgement::Present(Finding {
-        cause: Cause::PathLoss,
         weight,
         settled: false,
         facts,

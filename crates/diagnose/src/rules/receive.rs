@@ -3,27 +3,27 @@
 use seikan_observe::path::LinkFacts;
 use seikan_observe::{Subject, metric};
 
-use super::weigh::ramp;
+use super::weigh::Ramp;
 use crate::{Evidence, Fact};
 
 /// Share of its time that the processor handles softirqs: half may be the softirq part of a sender's own calls (a veth
 /// delivers within them); nearly all of it is a processor that does nothing else.
-const SOFTIRQ: (f64, f64) = (0.5, 0.85);
+const SOFTIRQ: Ramp = Ramp::new(0.5, 0.85);
 /// Its part of all time for softirqs. On two processors half each is even. Not of packets: those that a sender's own calls
 /// deliver are counted, too, and cost little.
-const PART: (f64, f64) = (0.6, 0.85);
+const PART: Ramp = Ramp::new(0.6, 0.85);
 /// A processor that is idle for more than this has room.
-const ROOM: (f64, f64) = (0.05, 0.2);
+const ROOM: Ramp = Ramp::new(0.05, 0.2);
 
 /// Packets of this path, of all that the machine received, up to which it is others' packets that keep a processor busy, and from
 /// which they are its own: acknowledgements alone are one in ten.
-const OWN: (f64, f64) = (0.01, 0.05);
+const OWN: Ramp = Ramp::new(0.01, 0.05);
 
 /// How far it is this path's packets that processors receive, 0 to 1: they are counted for all namespaces of the machine. 1 where
 /// that is not known.
 pub(super) fn concerned(evidence: &Evidence) -> f64 {
     let share = evidence.share_of_received();
-    share.map_or(1.0, |share| ramp(share, OWN.0, OWN.1))
+    share.map_or(1.0, |share| OWN.at(share))
 }
 
 /// How far one processor alone handles received packets.
@@ -48,11 +48,8 @@ pub(super) fn one_core(evidence: &Evidence) -> Result<OneCore, String> {
     let others = cpus.iter().filter(|cpu| **cpu != hot);
     let next = others.filter_map(|cpu| share(*cpu)).fold(0.0, f64::max);
     let several = f64::from(cpus.len() > 1);
-    let strength = several
-        * concerned(evidence)
-        * ramp(softirq, SOFTIRQ.0, SOFTIRQ.1)
-        * ramp(part, PART.0, PART.1)
-        * (1.0 - ramp(idle, ROOM.0, ROOM.1));
+    let strength =
+        several * concerned(evidence) * SOFTIRQ.at(softirq) * PART.at(part) * (1.0 - ROOM.at(idle));
     let facts = vec![
         Fact::new(
             format!("share of its time that processor {hot} handled softirqs"),

@@ -2,8 +2,10 @@
 
 use seikan_observe::metric;
 
+use super::{FAULT, Spec};
 use crate::losses::{Arrivals, Losses};
-use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
+use crate::signature::{FEW, Per, Signature, Source};
+use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, PathStep, Place, Remedy};
 
 /// Segments sent for nothing, of all, from which it is felt: each one halts the growth of the window.
 const SPURIOUS: f64 = 0.001;
@@ -25,7 +27,22 @@ const MOSTLY: f64 = 0.5;
 /// Segments that may come out of order before they are taken for lost; the kernel's default is 3 and its most 300.
 const PATIENT: &str = "30";
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::Reordering,
+    sentence: "The path delivers packets out of order, which TCP takes for loss.",
+    step: Some(PathStep::Network),
+    is_inferred: true,
+    signature: Some(Signature {
+        source: Source::Flows,
+        names: &[metric::TCP_REORD_SEEN],
+        per: Per::Packet,
+        normal: FEW,
+    }),
+    judge: Some(judge),
+    ..FAULT
+};
+
+fn judge(evidence: &Evidence) -> Judgement {
     if let Some(losses) = evidence.inner_losses() {
         return judge_sender(evidence, losses);
     }
@@ -132,7 +149,6 @@ fn judge_receiver(arrivals: Arrivals) -> Judgement {
 
 fn present(weight: f64, facts: Vec<Fact>, remedies: Vec<Remedy>) -> Judgement {
     Judgement::Present(Finding {
-        cause: Cause::Reordering,
         weight,
         settled: false,
         facts,

@@ -3,14 +3,36 @@
 use seikan_observe::metric;
 use seikan_observe::path::LinkFacts;
 
-use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, Remedy};
+use super::{FAULT, Spec};
+use crate::signature::{Per, Signature, Source};
+use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, PathStep, Remedy};
 
 /// Disciplines that limit a rate; others drop only because what follows them is slow.
 const LIMITING: &[&str] = &["tbf", "htb", "hfsc", "cake", "netem"];
 /// Delayed packets per packet from which the limit is felt.
 const OFTEN: f64 = 0.05;
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::Shaper,
+    sentence: "A queueing discipline on this host limits the rate.",
+    step: Some(PathStep::OuterLink),
+    effects: &[
+        Cause::TunQueueOverflow,
+        Cause::Bufferbloat,
+        Cause::UdpSendBuffer,
+    ],
+    drops_packets: true,
+    signature: Some(Signature {
+        source: Source::Qdiscs,
+        names: &[metric::QDISC_OVERLIMITS],
+        per: Per::Packet,
+        normal: 0.01,
+    }),
+    judge: Some(judge),
+    ..FAULT
+};
+
+fn judge(evidence: &Evidence) -> Judgement {
     let links = evidence.map.links.iter();
     let limited = links.filter(|link| LIMITING.contains(&&*link.qdisc));
     let mut seen = None;
@@ -71,7 +93,6 @@ fn judge_link(evidence: &Evidence, link: &LinkFacts) -> Option<Judgement> {
         .qdisc_rate
         .is_none_or(|limit| rate > 0.7 * limit as f64);
     Some(Judgement::Present(Finding {
-        cause: Cause::Shaper,
         weight: if near { 0.95 } else { 0.3 },
         settled: false,
         facts,

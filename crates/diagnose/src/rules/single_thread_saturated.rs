@@ -3,9 +3,13 @@
 //! Set apart from a thread that wants as much but has to wait for it (contention, quota), and from a program whose
 //! threads all are full.
 
+use seikan_observe::metric;
+
 use super::turn::unhindered;
-use super::weigh::{judged, ramp};
-use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy};
+use super::weigh::{Ramp, judged};
+use super::{FAULT, Spec, effects};
+use crate::signature::{Per, Signature, Source};
+use crate::{Cause, Evidence, Fact, Judgement, PathStep, Place, Remedy};
 
 /// A thread that ran or wanted to for less than this sleeps now and then: there is more to be had from it.
 const BUSY: f64 = 0.85;
@@ -16,7 +20,22 @@ const ALONE: f64 = 0.6;
 /// At this the two share the work evenly.
 const SHARED: f64 = 0.9;
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::SingleThreadSaturated,
+    sentence: "One thread of the tunnel's program uses a whole processor while other processors are idle.",
+    step: Some(PathStep::Program),
+    effects: effects::LATE,
+    signature: Some(Signature {
+        source: Source::Threads,
+        names: &[metric::RUN_NS],
+        per: Per::Second,
+        normal: 0.8e9,
+    }),
+    judge: Some(judge),
+    ..FAULT
+};
+
+fn judge(evidence: &Evidence) -> Judgement {
     let Some(program) = &evidence.map.program else {
         return Judgement::Unseen(
             "no program carries this tunnel, or it could not be found".into(),
@@ -60,15 +79,10 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
             "/proc/stat",
         ));
     }
-    let weight = ramp(first.wish(), BUSY, FULL)
+    let weight = Ramp::new(BUSY, FULL).at(first.wish())
         * unhindered(evidence)
-        * (1.0 - ramp(second / first.wish().max(1e-9), ALONE, SHARED));
-    judged(
-        Cause::SingleThreadSaturated,
-        0.9 * weight,
-        facts,
-        remedies(&program.name),
-    )
+        * (1.0 - Ramp::new(ALONE, SHARED).at(second / first.wish().max(1e-9)));
+    judged(0.9 * weight, facts, remedies(&program.name))
 }
 
 fn remedies(name: &str) -> Vec<Remedy> {

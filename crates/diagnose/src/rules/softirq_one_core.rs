@@ -1,10 +1,34 @@
 //! One processor handles all received packets and is full with it, and nothing spreads them.
 
+use seikan_observe::metric;
+
 use super::receive::{is_spread, one_core};
 use super::weigh::judged;
-use crate::{Action, Cause, Evidence, Fact, Judgement, Place, Remedy};
+use super::{FAULT, Spec};
+use crate::signature::{Per, Signature, Source};
+use crate::{Action, Cause, Evidence, Fact, Judgement, PathStep, Place, Remedy};
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::SoftirqOneCore,
+    sentence: "One processor handles all received packets, and it has no time left.",
+    step: Some(PathStep::OuterLink),
+    effects: &[
+        Cause::BacklogFull,
+        Cause::NapiBudget,
+        Cause::CpuContention,
+        Cause::UdpReceiveBuffer,
+    ],
+    signature: Some(Signature {
+        source: Source::Cpus,
+        names: &[metric::SOFTIRQ_NS],
+        per: Per::Second,
+        normal: 0.5e9,
+    }),
+    judge: Some(judge),
+    ..FAULT
+};
+
+fn judge(evidence: &Evidence) -> Judgement {
     let Some(link) = evidence.map.egress_link() else {
         return Judgement::Unseen("the interface to the outside is not known".into());
     };
@@ -40,12 +64,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
             "the time that the tunnel's program loses to it",
         ),
     ];
-    judged(
-        Cause::SoftirqOneCore,
-        0.9 * found.strength,
-        found.facts,
-        remedies,
-    )
+    judged(0.9 * found.strength, found.facts, remedies)
 }
 
 #[cfg(test)]

@@ -6,8 +6,10 @@
 use seikan_observe::path::SocketFacts;
 use seikan_observe::{Subject, metric};
 
-use super::weigh::ramp;
-use crate::{Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
+use super::weigh::Ramp;
+use super::{FAULT, Spec};
+use crate::signature::{Per, Signature, Source};
+use crate::{Cause, Evidence, Fact, Finding, Judgement, PathStep, Place, Remedy};
 
 /// The share of its busy time for which a buffer holds a connection up, from which it is worth a word.
 const LIMITED: f64 = 0.25;
@@ -16,7 +18,7 @@ const FILLED: f64 = 0.4;
 /// From here on nothing else takes any.
 const SURELY_FILLED: f64 = 0.7;
 /// Bytes under way, of the window that the far end offers, from which the window is what holds them back.
-const FULL: (f64, f64) = (0.6, 0.8);
+const FULL: Ramp = Ramp::new(0.6, 0.8);
 /// A receive buffer up to this was fixed by the program or never grew; the kernel grows its own to 6 MiB. Bytes.
 const FIXED: u32 = 262_144;
 /// The share of a receive buffer that the kernel offers as window (`tcp_adv_win_scale` 1).
@@ -24,7 +26,22 @@ const OFFERED: f64 = 0.5;
 /// A thread as busy as this is the limit itself.
 const BUSY: f64 = 0.9;
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::TcpOuterBuffer,
+    sentence: "The tunnel runs over a TCP connection whose buffers are too small for this round-trip time.",
+    step: Some(PathStep::Sockets),
+    effects: &[Cause::TunQueueOverflow, Cause::Bufferbloat],
+    signature: Some(Signature {
+        source: Source::Outer,
+        names: &[metric::TCP_SNDBUF_LIMITED_US, metric::TCP_RWND_LIMITED_US],
+        per: Per::Second,
+        normal: 0.1e6,
+    }),
+    judge: Some(judge),
+    ..FAULT
+};
+
+fn judge(evidence: &Evidence) -> Judgement {
     let carried = |socket: &&SocketFacts| {
         let of = |name| evidence.tcp(socket, name).unwrap_or(0.0);
         (of(metric::TCP_BYTES_ACKED) + of(metric::TCP_BYTES_RECEIVED)) as u64
@@ -59,7 +76,6 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         _ => weight,
     };
     Judgement::Present(Finding {
-        cause: Cause::TcpOuterBuffer,
         weight,
         settled: false,
         facts,
@@ -97,7 +113,7 @@ fn judge_sender(evidence: &Evidence, socket: &SocketFacts) -> Result<(f64, Vec<F
     // A window that is full all the time is not always counted as the limit: the sender waits before the kernel does.
     let offered = mean(metric::TCP_SND_WND);
     let full = filled.filter(|_| offered > 0.0).map_or(0.0, |filled| {
-        ramp(window / offered, FULL.0, FULL.1) * ramp(filled, FILLED, SURELY_FILLED)
+        FULL.at(window / offered) * Ramp::new(FILLED, SURELY_FILLED).at(filled)
     });
     let limited = (here + there).clamp(full, 1.0);
     let fact = Fact::new(

@@ -7,7 +7,9 @@
 
 use seikan_observe::metric;
 
-use crate::{Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
+use super::{FAULT, Spec};
+use crate::signature::{FEW, Per, Signature, Source};
+use crate::{Cause, Evidence, Fact, Finding, Judgement, PathStep, Place, Remedy};
 
 /// Losses of the tunnel's own connection, of its segments, from which repairs are often enough to be felt.
 const LOSS: f64 = 0.001;
@@ -20,7 +22,22 @@ const EARLY: f64 = 0.01;
 /// See [`EARLY`].
 const FULL_EARLY: f64 = 0.1;
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::TcpOverTcp,
+    sentence: "The tunnel runs over TCP: the connections inside it retransmit the data that the tunnel itself retransmits late.",
+    step: Some(PathStep::Sockets),
+    effects: &[Cause::TunQueueOverflow, Cause::Bufferbloat],
+    signature: Some(Signature {
+        source: Source::Outer,
+        names: &[metric::TCP_RETRANS],
+        per: Per::Packet,
+        normal: FEW,
+    }),
+    judge: Some(judge),
+    ..FAULT
+};
+
+fn judge(evidence: &Evidence) -> Judgement {
     let connections = evidence.outer_connections().count();
     if connections == 0 {
         return Judgement::Absent(Fact::new(
@@ -82,7 +99,6 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         facts.extend(value.map(|value| Fact::new(name, value, "0", source)));
     }
     Judgement::Present(Finding {
-        cause: Cause::TcpOverTcp,
         weight: signature * if suffers { 0.9 } else { 0.29 },
         settled: false,
         facts,

@@ -6,7 +6,9 @@
 use seikan_observe::metric;
 use seikan_observe::path::SocketFacts;
 
-use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
+use super::{FAULT, Spec};
+use crate::signature::{Per, Signature, Source};
+use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, PathStep, Place, Remedy};
 
 /// The share of the busy time held up by the receiver's window, from which it is worth a word.
 const LIMITED: f64 = 0.25;
@@ -23,7 +25,22 @@ const FILLED: f64 = 0.25;
 /// The largest receive buffer by default (net/ipv4/tcp.c). Bytes.
 const NORMAL_MOST: u64 = 6_291_456;
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::TcpReceiveWindow,
+    sentence: "The receiving program reads its data too slowly, or its receive window is too small.",
+    step: Some(PathStep::Applications),
+    is_inferred: true,
+    signature: Some(Signature {
+        source: Source::Flows,
+        names: &[metric::TCP_RWND_LIMITED_US],
+        per: Per::Second,
+        normal: 0.1e6,
+    }),
+    judge: Some(judge),
+    ..FAULT
+};
+
+fn judge(evidence: &Evidence) -> Judgement {
     if evidence.sends_tcp() {
         return match evidence.main_flow() {
             Some(flow) => judge_sender(evidence, flow),
@@ -172,7 +189,6 @@ fn judge_receiver(evidence: &Evidence, received: f64) -> Judgement {
 
 fn finding(weight: f64, facts: Vec<Fact>, remedies: Vec<Remedy>) -> Judgement {
     Judgement::Present(Finding {
-        cause: Cause::TcpReceiveWindow,
         weight,
         settled: false,
         facts,

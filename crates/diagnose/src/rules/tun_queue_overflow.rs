@@ -7,8 +7,10 @@
 use seikan_observe::metric;
 use seikan_observe::path::LinkFacts;
 
-use super::weigh::{judged, ramp, settled};
-use crate::{Action, Cause, Evidence, Fact, Judgement, Remedy};
+use super::weigh::{Ramp, judged, settled};
+use super::{FAULT, Spec};
+use crate::signature::{FEW, Per, Signature, Source};
+use crate::{Action, Cause, Evidence, Fact, Judgement, PathStep, Remedy};
 
 /// Lost packets per packet sent from which TCP suffers: at 1 in 1,000 one connection over 1 ms of round trip is still
 /// fast (Mathis et al. 1997).
@@ -25,7 +27,22 @@ const USUAL: f64 = 500.0;
 /// What an overflow weighs that a late reader must have made.
 const CONSEQUENCE: f64 = 0.4;
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::TunQueueOverflow,
+    sentence: "The queue of the tunnel's interface is too short: packets are dropped before the tunnel's program reads them.",
+    step: Some(PathStep::InnerLink),
+    drops_packets: true,
+    signature: Some(Signature {
+        source: Source::Inner,
+        names: &[metric::TX_DROPPED],
+        per: Per::Packet,
+        normal: FEW,
+    }),
+    judge: Some(judge),
+    ..FAULT
+};
+
+fn judge(evidence: &Evidence) -> Judgement {
     let Some(link) = evidence
         .map
         .inner_link()
@@ -42,21 +59,16 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     let share = dropped / (dropped + sent).max(1.0);
     let facts = facts(evidence, link, share, dropped);
     if share < LOSS {
-        return judged(Cause::TunQueueOverflow, 0.0, facts, Vec::new());
+        return judged(0.0, facts, Vec::new());
     }
-    let usual = ramp(f64::from(link.queue_length), SHORT, USUAL);
+    let usual = Ramp::new(SHORT, USUAL).at(f64::from(link.queue_length));
     // Drops at a tun device for another reason than its ring (nobody has it open, a filter) are not this.
     let at_ring = match evidence.dropped("FULL_RING") {
         Some(full) if full < dropped / 2.0 => CONSEQUENCE,
         _ => 1.0,
     };
     let weight = (share / HEAVY_LOSS).clamp(0.1, 1.0) * (1.0 - (1.0 - CONSEQUENCE) * usual);
-    let judgement = judged(
-        Cause::TunQueueOverflow,
-        weight * at_ring,
-        facts,
-        remedies(link),
-    );
+    let judgement = judged(weight * at_ring, facts, remedies(link));
     settled(judgement, f64::from(link.queue_length) < SHORT / 2.0)
 }
 

@@ -2,24 +2,24 @@
 //!
 //! A program that is kept waiting or stopped is not limited by its own work, however much of it there is.
 
-use super::weigh::ramp;
+use super::weigh::Ramp;
 use crate::{Evidence, ThreadUse};
 
 /// Waiting, of the time it wants to run, that is normal where a load runs beside it on few processors, and at which
 /// getting its turn is what it lacks: nearly as much as beside one other of the same weight.
-const WAIT: (f64, f64) = (0.3, 0.43);
+const WAIT: Ramp = Ramp::new(0.3, 0.43);
 /// Time for which its control group was stopped, of the time it wanted to run: from a tenth on throughput falls by as
 /// much.
-const STOPPED: (f64, f64) = (0.02, 0.1);
+const STOPPED: Ramp = Ramp::new(0.02, 0.1);
 /// Others must have used at least this part of what it waited; otherwise it waited for its own threads.
-const BY_OTHERS: (f64, f64) = (0.3, 0.7);
+const BY_OTHERS: Ramp = Ramp::new(0.3, 0.7);
 /// Idle time, of the processors it may use, up to which they are full, and from which nobody lacks one.
-const ROOM: (f64, f64) = (0.05, 0.25);
+const ROOM: Ramp = Ramp::new(0.05, 0.25);
 /// Sleeps per packet, all threads together; beside hogs packets come in batches, and there are few.
-const SLEEPS: (f64, f64) = (0.5, 1.5);
+const SLEEPS: Ramp = Ramp::new(0.5, 1.5);
 /// The program's time, running or wanting to, from which its work can be what limits it: one that sleeps for a quarter of
 /// the time could do more; TCP's own pauses leave a full one a twentieth.
-const BUSY: (f64, f64) = (0.72, 0.95);
+const BUSY: Ramp = Ramp::new(0.72, 0.95);
 
 /// How the program fares.
 pub(super) struct Turn {
@@ -43,14 +43,12 @@ pub(super) fn turn(evidence: &Evidence) -> Option<Turn> {
     // The scheduler counts the time stopped as waiting.
     let waiting = (thread.waiting - throttled).max(0.0);
     let others = evidence.used_by_others();
-    let by_others = others.map_or(1.0, |used| {
-        ramp(used / waiting.max(1e-9), BY_OTHERS.0, BY_OTHERS.1)
-    });
+    let by_others = others.map_or(1.0, |used| BY_OTHERS.at(used / waiting.max(1e-9)));
     // Who waits beside an idle processor waits to be moved there, not for others to be through.
-    let full = 1.0 - ramp(evidence.room().unwrap_or(0.0), ROOM.0, ROOM.1);
+    let full = 1.0 - ROOM.at(evidence.room().unwrap_or(0.0));
     // Who goes to sleep for every packet waits anew each time that it is woken: that is of its own making.
     let sleeps: f64 = evidence.threads().iter().map(|thread| thread.sleeps).sum();
-    let own = ramp(sleeps / evidence.packets().max(1.0), SLEEPS.0, SLEEPS.1);
+    let own = SLEEPS.at(sleeps / evidence.packets().max(1.0));
     Some(Turn {
         kept: waiting / thread.wish().max(1e-9) * by_others * full * (1.0 - own),
         stopped: throttled / (throttled + evidence.running()).max(1e-9),
@@ -61,14 +59,12 @@ pub(super) fn turn(evidence: &Evidence) -> Option<Turn> {
 
 /// 1 if nothing keeps the program from running when it wants to, 0 if that is what it lacks.
 pub(super) fn unhindered(evidence: &Evidence) -> f64 {
-    let free = |turn: Turn| {
-        (1.0 - ramp(turn.kept, WAIT.0, WAIT.1)) * (1.0 - ramp(turn.stopped, STOPPED.0, STOPPED.1))
-    };
+    let free = |turn: Turn| (1.0 - WAIT.at(turn.kept)) * (1.0 - STOPPED.at(turn.stopped));
     turn(evidence).map_or(1.0, free)
 }
 
 /// How far the program's own work is what limits it, 0 to 1, whatever that work is.
 pub(super) fn limited_by_work(evidence: &Evidence) -> Option<f64> {
     let busy = evidence.busy()?;
-    Some(ramp(busy, BUSY.0, BUSY.1) * unhindered(evidence))
+    Some(BUSY.at(busy) * unhindered(evidence))
 }

@@ -5,20 +5,37 @@
 use seikan_observe::metric;
 use seikan_observe::path::{SocketFacts, Transport};
 
-use super::weigh::{judged, ramp, settled};
-use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy};
+use super::weigh::{Ramp, judged, settled};
+use super::{FAULT, Spec};
+use crate::signature::{FEW, Per, Signature, Source};
+use crate::{Cause, Evidence, Fact, Judgement, PathStep, Place, Remedy};
 
 /// Lost datagrams per datagram from which TCP inside suffers, and at which most connections stop.
-const LOSS: (f64, f64) = (0.0005, 0.01);
+const LOSS: Ramp = Ramp::new(0.0005, 0.01);
 /// Bytes, with the kernel's overhead, up to which the buffer is the reason: below the kernel's default of 212,992,
 /// which holds a millisecond of a gigabit. From 1 MiB on its reader is. Below half of the default nothing else has to be.
-const LENGTH: (f64, f64) = (212_992.0, 1_048_576.0);
+const LENGTH: Ramp = Ramp::new(212_992.0, 1_048_576.0);
 /// What it weighs where the reader is the reason.
 const CONSEQUENCE: f64 = 0.4;
 /// Bytes that it should hold.
 const GOOD_LENGTH: u32 = 4 << 20;
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::UdpReceiveBuffer,
+    sentence: "The receive buffer of the tunnel's socket is full and drops packets.",
+    step: Some(PathStep::Sockets),
+    drops_packets: true,
+    signature: Some(Signature {
+        source: Source::Host,
+        names: &["Udp.RcvbufErrors", "Udp6.RcvbufErrors"],
+        per: Per::Packet,
+        normal: FEW,
+    }),
+    judge: Some(judge),
+    ..FAULT
+};
+
+fn judge(evidence: &Evidence) -> Judgement {
     let sockets = evidence.map.sockets.iter();
     let udp: Vec<&SocketFacts> = sockets
         .filter(|socket| socket.transport == Transport::Udp)
@@ -75,12 +92,12 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         ));
     }
     let bytes = f64::from(buffer.unwrap_or(GOOD_LENGTH));
-    let large = ramp(bytes, LENGTH.0, LENGTH.1);
+    let large = LENGTH.at(bytes);
     // At the default exactly it is the reason as much as its reader; below, it is.
-    let small = if bytes < LENGTH.0 { 1.0 } else { 0.8 };
-    let weight = ramp(share, LOSS.0, LOSS.1) * (small + (CONSEQUENCE - small) * large);
-    let judgement = judged(Cause::UdpReceiveBuffer, weight, facts, vec![remedy()]);
-    settled(judgement, bytes < LENGTH.0 / 2.0)
+    let small = if bytes < LENGTH.from { 1.0 } else { 0.8 };
+    let weight = LOSS.at(share) * (small + (CONSEQUENCE - small) * large);
+    let judgement = judged(weight, facts, vec![remedy()]);
+    settled(judgement, bytes < LENGTH.from / 2.0)
 }
 
 fn remedy() -> Remedy {

@@ -7,25 +7,42 @@ use seikan_observe::Subject;
 use seikan_observe::metric;
 use seikan_observe::path::{SocketFacts, Transport};
 
-use super::weigh::{judged, ramp};
-use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy};
+use super::weigh::{Ramp, judged};
+use super::{FAULT, Spec};
+use crate::signature::{FEW, Per, Signature, Source};
+use crate::{Cause, Evidence, Fact, Judgement, PathStep, Place, Remedy};
 
 /// Failed sends per datagram from which TCP inside suffers, and at which most connections stop.
-const FAILED: (f64, f64) = (0.0005, 0.01);
+const FAILED: Ramp = Ramp::new(0.0005, 0.01);
 /// How full the buffer stands in the mean. A program that waits with poll(2) is told of room only while half of the
 /// buffer is free (`sock_writeable()`, include/net/sock.h), so to it half full is full.
-const FILL: (f64, f64) = (0.3, 0.5);
+const FILL: Ramp = Ramp::new(0.3, 0.5);
 /// A program that waits for room is not busy.
-const BUSY: (f64, f64) = (0.7, 0.9);
+const BUSY: Ramp = Ramp::new(0.7, 0.9);
 /// Bytes, with the kernel's overhead, up to which the buffer is the reason: half of the kernel's default, from which on
 /// what follows is.
-const LENGTH: (f64, f64) = (106_496.0, 212_992.0);
+const LENGTH: Ramp = Ramp::new(106_496.0, 212_992.0);
 /// What it weighs where what follows is the reason.
 const CONSEQUENCE: f64 = 0.4;
 /// Bytes that it should hold.
 const GOOD_LENGTH: u32 = 1 << 20;
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::UdpSendBuffer,
+    sentence: "The send buffer of the tunnel's socket is too small: the program waits for space or loses packets.",
+    step: Some(PathStep::Sockets),
+    effects: &[Cause::TunQueueOverflow, Cause::Bufferbloat],
+    signature: Some(Signature {
+        source: Source::Host,
+        names: &["Udp.SndbufErrors", "Udp6.SndbufErrors"],
+        per: Per::Packet,
+        normal: FEW,
+    }),
+    judge: Some(judge),
+    ..FAULT
+};
+
+fn judge(evidence: &Evidence) -> Judgement {
     let sockets = evidence.map.sockets.iter();
     let udp = sockets.filter(|socket| socket.transport == Transport::Udp);
     let fills = udp.clone().filter_map(|socket| fill(evidence, socket));
@@ -68,15 +85,14 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         "near 1, if it did not wait for room",
         "schedstat",
     ));
-    let blocked = ramp(fill.unwrap_or(0.0), FILL.0, FILL.1) * (1.0 - ramp(busy, BUSY.0, BUSY.1));
-    let large = ramp(f64::from(buffer.unwrap_or(GOOD_LENGTH)), LENGTH.0, LENGTH.1);
-    let weight =
-        ramp(failed, FAILED.0, FAILED.1).max(blocked) * (1.0 - (1.0 - CONSEQUENCE) * large);
-    if blocked > 0.0 && failed < FAILED.0 {
+    let blocked = FILL.at(fill.unwrap_or(0.0)) * (1.0 - BUSY.at(busy));
+    let large = LENGTH.at(f64::from(buffer.unwrap_or(GOOD_LENGTH)));
+    let weight = FAILED.at(failed).max(blocked) * (1.0 - (1.0 - CONSEQUENCE) * large);
+    if blocked > 0.0 && failed < FAILED.from {
         // What tells is that it stands full.
         facts.swap(0, 1);
     }
-    judged(Cause::UdpSendBuffer, 0.95 * weight, facts, vec![remedy()])
+    judged(0.95 * weight, facts, vec![remedy()])
 }
 
 /// How full a socket's send buffer stands.

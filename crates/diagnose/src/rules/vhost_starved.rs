@@ -3,18 +3,28 @@
 
 use seikan_observe::metric;
 
-use super::weigh::{judged, ramp};
-use crate::{Action, Cause, Evidence, Fact, Judgement, Place, Remedy};
+use super::weigh::{Ramp, judged};
+use super::{FAULT, Spec};
+use crate::{Action, Cause, Evidence, Fact, Judgement, PathStep, Place, Remedy};
 
 /// Waiting, of the time it wants to run, that is normal where guests share processors; and what makes throughput
 /// swing: the same as for a tunnel's program.
-const WAIT: (f64, f64) = (0.2, 0.45);
+const WAIT: Ramp = Ramp::new(0.2, 0.45);
 /// A thread that wants less of a processor has time to catch up.
-const WISH: (f64, f64) = (0.15, 0.4);
+const WISH: Ramp = Ramp::new(0.15, 0.4);
 /// The nice value to give it.
 const NICE: i32 = -10;
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::VhostStarved,
+    sentence: "The thread that moves a virtual machine's packets does not get a processor.",
+    step: Some(PathStep::Program),
+    effects: &[Cause::CpuContention, Cause::TunQueueOverflow],
+    judge: Some(judge),
+    ..FAULT
+};
+
+fn judge(evidence: &Evidence) -> Judgement {
     let Some(program) = &evidence.map.program else {
         return Judgement::Absent(none());
     };
@@ -30,7 +40,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
             false => Judgement::Absent(none()),
         };
     }
-    let strength = |wish: f64, kept: f64| ramp(kept, WAIT.0, WAIT.1) * ramp(wish, WISH.0, WISH.1);
+    let strength = |wish: f64, kept: f64| WAIT.at(kept) * WISH.at(wish);
     let of = serving
         .iter()
         .map(|thread| (strength(thread.wish(), thread.kept_waiting()), thread));
@@ -91,7 +101,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         vec![format!("taskset -p -c CPU {}", thread.tid)],
         "the time it waited, and steadier throughput",
     ));
-    judged(Cause::VhostStarved, 0.95 * strength, facts, remedies)
+    judged(0.95 * strength, facts, remedies)
 }
 
 fn none() -> Fact {

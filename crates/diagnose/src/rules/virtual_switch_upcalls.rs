@@ -6,20 +6,30 @@
 
 use seikan_observe::metric;
 
-use super::weigh::{judged, ramp};
-use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy};
+use super::weigh::{Ramp, judged};
+use super::{FAULT, Spec};
+use crate::{Cause, Evidence, Fact, Judgement, PathStep, Place, Remedy};
 
 /// Packets that miss, of all: one for each new connection is a few in a thousand; at one in ten the slow path handles
 /// more than a processor can.
-const MISSED: (f64, f64) = (0.01, 0.1);
+const MISSED: Ramp = Ramp::new(0.01, 0.1);
 /// Packets for which no flow could be made, of all: one in a thousand of them is lost or takes the slow path again.
-const LOSS: (f64, f64) = (0.0005, 0.01);
+const LOSS: Ramp = Ramp::new(0.0005, 0.01);
 /// Share of the time that the threads that answer are busy. In a switch that knows its flows they sleep.
-const BUSY: (f64, f64) = (0.3, 0.9);
+const BUSY: Ramp = Ramp::new(0.3, 0.9);
 /// What busy threads weigh without the datapath's counts: they may be busy with something else.
 const BUSY_ALONE: f64 = 0.6;
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::VirtualSwitchUpcalls,
+    sentence: "The virtual switch has no flow entries for the packets and uses its slow path for each.",
+    step: Some(PathStep::Program),
+    effects: &[Cause::SingleThreadSaturated, Cause::TunQueueOverflow],
+    judge: Some(judge),
+    ..FAULT
+};
+
+fn judge(evidence: &Evidence) -> Judgement {
     let program = evidence.map.program.as_ref();
     let switch = program.filter(|program| program.name.starts_with("ovs-vswitch"));
     let counts = (
@@ -57,7 +67,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
             "below 0.0005",
             "datapath lost",
         ));
-        weight = Some(ramp(missed / all, MISSED.0, MISSED.1).max(ramp(lost / all, LOSS.0, LOSS.1)));
+        weight = Some(MISSED.at(missed / all).max(LOSS.at(lost / all)));
     }
     if let Some((threads, most)) = answering {
         facts.push(Fact::new(
@@ -72,7 +82,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
             "as many as processors",
             "the switch's threads",
         ));
-        let busy = ramp(most, BUSY.0, BUSY.1);
+        let busy = BUSY.at(most);
         weight = Some(match weight {
             Some(counted) => counted,
             None => BUSY_ALONE * busy,
@@ -83,12 +93,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
             "neither the switch's threads nor its datapath's counts could be read".into(),
         );
     };
-    judged(
-        Cause::VirtualSwitchUpcalls,
-        0.9 * weight,
-        facts,
-        vec![remedy()],
-    )
+    judged(0.9 * weight, facts, vec![remedy()])
 }
 
 /// The threads that answer for unknown flows: how many, and what the busiest wants.

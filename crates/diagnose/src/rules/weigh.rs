@@ -1,25 +1,32 @@
-//! From numbers to a weight.
+//! Weights of findings.
 
-use crate::verdict::LEAST_WEIGHT;
-use crate::{Cause, Fact, Finding, Judgement, Remedy};
+use crate::finding::LEAST_WEIGHT;
+use crate::{Fact, Finding, Judgement, Remedy};
 
-/// 0 up to `from`, 1 from `to` on, a straight line between them.
-pub(super) fn ramp(value: f64, from: f64, to: f64) -> f64 {
-    ((value - from) / (to - from)).clamp(0.0, 1.0)
+/// A weight that rises with a value: 0 up to `from`, 1 above `to`, linear between them.
+#[derive(Clone, Copy)]
+pub(super) struct Ramp {
+    pub from: f64,
+    pub to: f64,
 }
 
-/// The finding, or, where it is too light to be named, its first fact as what rules the cause out.
-pub(super) fn judged(
-    cause: Cause,
-    weight: f64,
-    mut facts: Vec<Fact>,
-    remedies: Vec<Remedy>,
-) -> Judgement {
+impl Ramp {
+    pub const fn new(from: f64, to: f64) -> Self {
+        Ramp { from, to }
+    }
+
+    /// Returns the weight of a value, 0 to 1.
+    pub fn at(self, value: f64) -> f64 {
+        ((value - self.from) / (self.to - self.from)).clamp(0.0, 1.0)
+    }
+}
+
+/// Returns the finding; if it is too light to be named, its first fact excludes the cause.
+pub(super) fn judged(weight: f64, mut facts: Vec<Fact>, remedies: Vec<Remedy>) -> Judgement {
     if weight < LEAST_WEIGHT && !facts.is_empty() {
         return Judgement::Absent(facts.swap_remove(0));
     }
     Judgement::Present(Finding {
-        cause,
         weight,
         settled: false,
         facts,

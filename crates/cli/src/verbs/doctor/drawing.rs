@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use seikan_diagnose::{Action, Cause, Verdict};
+use seikan_diagnose::{Action, PathStep, Verdict};
 use seikan_observe::path::{LinkFacts, PathMap, ProgramFacts, SocketFacts, Transport};
 
 use super::text::{Page, wrap};
@@ -336,40 +336,14 @@ fn spot(verdict: &Verdict, map: &PathMap) -> Option<Spot> {
     let inner = map.inner.clone().map(Spot::Link);
     let egress = map.egress.clone().map(Spot::Link);
     let changed = changed.map(|name| Spot::Link(name.clone())).next();
-    match verdict.cause {
-        Cause::Healthy | Cause::Idle | Cause::Unknown => None,
-        Cause::TunQueueOverflow | Cause::MtuMismatch | Cause::PacketsTooSmall => inner,
-        Cause::Shaper
-        | Cause::Bufferbloat
-        | Cause::OffloadMissing
-        | Cause::OffloadBroken
-        | Cause::GroBreaksEncapsulation
-        | Cause::SoftirqOneCore
-        | Cause::OuterFlowCannotSpread
-        | Cause::OuterFragmentation => changed.or(egress),
-        Cause::FramePerSyscall
-        | Cause::SingleThreadSaturated
-        | Cause::CpuContention
-        | Cause::CpuQuota
-        | Cause::CipherBound
-        | Cause::CopyOrChecksumBound
-        | Cause::HandoffOverhead
-        | Cause::VirtualSwitchUpcalls
-        | Cause::VhostStarved => match map.program {
-            Some(_) => Some(Spot::Program),
-            None => Some(Spot::Host),
-        },
-        Cause::UdpReceiveBuffer
-        | Cause::UdpSendBuffer
-        | Cause::TcpOuterBuffer
-        | Cause::TcpOverTcp => Some(Spot::Sockets),
-        Cause::TcpReceiveWindow | Cause::ApplicationLimited => Some(Spot::Applications),
-        Cause::PathLoss | Cause::PathDelay | Cause::Reordering | Cause::MtuBlackHole => {
-            Some(Spot::Network)
-        }
-        Cause::CpuSteal | Cause::BacklogFull | Cause::NapiBudget | Cause::ConntrackFull => {
-            Some(Spot::Host)
-        }
+    match verdict.cause.spec().step? {
+        PathStep::InnerLink => inner,
+        PathStep::OuterLink => changed.or(egress),
+        PathStep::Program if map.program.is_some() => Some(Spot::Program),
+        PathStep::Program | PathStep::Host => Some(Spot::Host),
+        PathStep::Sockets => Some(Spot::Sockets),
+        PathStep::Applications => Some(Spot::Applications),
+        PathStep::Network => Some(Spot::Network),
     }
 }
 

@@ -2,7 +2,9 @@
 
 use std::fmt::Write;
 
-use seikan_diagnose::{Cause, End, Fact, Far, Level, Moves, Place, Remedy, RuledOut, Verdict};
+use seikan_diagnose::{
+    Cause, End, Fact, Far, Level, Moves, Place, Remedy, RuledOut, Severity, Verdict,
+};
 use seikan_observe::path::Unseen;
 
 use super::drawing;
@@ -99,10 +101,10 @@ fn heading(text: &str, out: &mut String) {
 
 /// Returns the sentence of the cause, its name with the confidence, and the throughput.
 fn title(verdict: &Verdict, page: &Page) -> String {
-    let colour = match verdict.cause {
-        Cause::Healthy => GREEN,
-        Cause::Idle | Cause::Unknown => YELLOW,
-        _ => RED,
+    let colour = match verdict.cause.spec().severity {
+        Severity::Healthy => GREEN,
+        Severity::Notice | Severity::Warning => YELLOW,
+        Severity::Fault => RED,
     };
     let mut out = String::new();
     for line in wrap(&printable(&verdict.sentence), page.width) {
