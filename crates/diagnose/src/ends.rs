@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::evidence::is_tolerated;
 use crate::finding::LEAST_WEIGHT;
 use crate::rules::Spec;
-use crate::verdict::{CLEAR, Found, TRACE, conclude, diagnose, judge, name, named};
+use crate::verdict::{CLEAR, Found, TRACE, conclude, diagnose, evaluate, name, named};
 use crate::{Cause, Evidence, Fact, Finding, Level, PathStep, Place, Remedy, RuledOut, Verdict};
 
 /// How much heavier than this end's own cause the far end's must be, lest what both see of one machine or one load
@@ -109,8 +109,8 @@ pub fn both(near: &Evidence, far: &Evidence) -> Verdict {
     let throughput = near.throughput().min(far.throughput());
     let shortfall = near.expected.map(|expected| 1.0 - throughput / expected);
     let satisfied = shortfall.is_some_and(is_tolerated);
-    let (mut here, ruled_out) = judge(near, &[]);
-    let (mut there, far_ruled_out) = judge(far, &[]);
+    let (mut here, ruled_out) = evaluate(near, &[]);
+    let (mut there, far_ruled_out) = evaluate(far, &[]);
     if satisfied || near.is_idle() && far.is_idle() {
         here.clear();
         there.clear();

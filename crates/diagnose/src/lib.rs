@@ -28,7 +28,7 @@ mod verdict;
 pub use cause::{Cause, PathStep, Severity};
 pub use ends::{Crossing, End, Far, both};
 pub use evidence::{Evidence, MtuProbe, OwnTraffic, Probes, ThreadUse};
-pub use finding::{Fact, Finding, Judgement};
+pub use finding::{Excluded, Fact, Finding, Judgement};
 pub use losses::{Arrivals, Losses, Stall};
 pub use recording::{Recording, RecordingError};
 pub use remedy::{Action, Place, Remedy, clamp, is_plain};

@@ -96,6 +96,22 @@ pub(crate) struct Steps<'a> {
     packets: Vec<f64>,
 }
 
+impl Signature {
+    pub const fn new(
+        source: Source,
+        names: &'static [&'static str],
+        per: Per,
+        normal: f64,
+    ) -> Self {
+        Signature {
+            source,
+            names,
+            per,
+            normal,
+        }
+    }
+}
+
 impl<'a> Steps<'a> {
     /// `None` with fewer than two samples, or without an inner interface.
     pub fn of(evidence: &'a Evidence) -> Option<Self> {
@@ -297,12 +313,8 @@ mod tests {
     use super::*;
     use crate::baseline::testing::{dips, evidence};
 
-    const RECEIVE_ERRORS: Signature = Signature {
-        source: Source::Host,
-        names: &["Udp.RcvbufErrors"],
-        per: Per::Packet,
-        normal: FEW,
-    };
+    const RECEIVE_ERRORS: Signature =
+        Signature::new(Source::Host, &["Udp.RcvbufErrors"], Per::Packet, FEW);
 
     #[test]
     fn drops_move_with_the_dips() {

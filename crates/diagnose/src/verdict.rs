@@ -13,7 +13,7 @@ use crate::finding::LEAST_WEIGHT;
 use crate::rules::{self, Spec};
 use crate::signature::{Moves, moves};
 use crate::trial::Attempt;
-use crate::{Cause, Evidence, Fact, Far, Finding, Judgement, Place, Remedy};
+use crate::{Cause, Evidence, Excluded, Fact, Far, Finding, Place, Remedy};
 
 /// A deeper cause of which only so much shows does not explain what is heavier: it is a trace.
 pub(crate) const TRACE: f64 = 0.3;
@@ -132,7 +132,7 @@ pub fn concluded(verdict: Verdict, evidence: &Evidence, attempts: &[Attempt]) ->
 }
 
 fn diagnose_without(evidence: &Evidence, left_out: &[Cause]) -> Verdict {
-    let (mut found, ruled_out) = judge(evidence, left_out);
+    let (mut found, ruled_out) = evaluate(evidence, left_out);
     // Who gets what was expected has nothing to complain of, and of an idle tunnel nothing can be told.
     if evidence.shortfall().is_some_and(is_tolerated) || evidence.is_idle() {
         found.clear();
@@ -150,32 +150,26 @@ fn diagnose_without(evidence: &Evidence, left_out: &[Cause]) -> Verdict {
 }
 
 /// What all rules but some say: what is worth naming, the heaviest first, and what is not there.
-pub(crate) fn judge(evidence: &Evidence, left_out: &[Cause]) -> (Found, Vec<RuledOut>) {
+pub(crate) fn evaluate(evidence: &Evidence, left_out: &[Cause]) -> (Found, Vec<RuledOut>) {
     let mut found: Found = Vec::new();
     let mut ruled_out = Vec::new();
     let specs = rules::ALL.iter();
-    for rule in specs.filter(|spec| !left_out.contains(&spec.cause)) {
-        let Some(judge) = rule.judge else { continue };
-        match judge(evidence) {
-            Judgement::Present(finding) if finding.weight >= LEAST_WEIGHT => {
-                found.push((rule, finding));
+    let rules = specs.filter(|spec| !left_out.contains(&spec.cause));
+    for (spec, rule) in rules.filter_map(|spec| Some((spec, spec.rule?))) {
+        let (fact, unseen) = match rule(evidence) {
+            Ok(finding) if finding.weight >= LEAST_WEIGHT => {
+                found.push((spec, finding));
+                continue;
             }
-            Judgement::Present(finding) => ruled_out.push(RuledOut {
-                cause: rule.cause,
-                fact: finding.facts.into_iter().next(),
-                unseen: None,
-            }),
-            Judgement::Absent(fact) => ruled_out.push(RuledOut {
-                cause: rule.cause,
-                fact: Some(fact),
-                unseen: None,
-            }),
-            Judgement::Unseen(why) => ruled_out.push(RuledOut {
-                cause: rule.cause,
-                fact: None,
-                unseen: Some(why),
-            }),
-        }
+            Ok(finding) => (finding.facts.into_iter().next(), None),
+            Err(Excluded::Absent(fact)) => (Some(fact), None),
+            Err(Excluded::Unseen(reason)) => (None, Some(reason)),
+        };
+        ruled_out.push(RuledOut {
+            cause: spec.cause,
+            fact,
+            unseen,
+        });
     }
     found.sort_by(|a, b| b.1.weight.total_cmp(&a.1.weight));
     (found, ruled_out)

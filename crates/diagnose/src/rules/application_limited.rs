@@ -3,13 +3,10 @@
 //! The kernel also calls a connection limited by its application when the socket's send buffer is full and all of it
 //! is under way, so the time held up by buffers is looked at first.
 
-use seikan_observe::metric;
 use seikan_observe::path::SocketFacts;
 
-use super::{FAULT, Spec};
+use super::prelude::*;
 use crate::evidence::is_tolerated;
-use crate::signature::{Per, Signature, Source};
-use crate::{Cause, Evidence, Fact, Finding, Judgement, PathStep, Place, Remedy};
 
 /// Samples in which the application was the limit, from which it is worth a word.
 const SOMETIMES: f64 = 0.5;
@@ -25,26 +22,26 @@ pub(super) const SPEC: Spec = Spec {
     cause: Cause::ApplicationLimited,
     sentence: "The application sends no more than this; the tunnel could carry more.",
     step: Some(PathStep::Applications),
-    signature: Some(Signature {
-        source: Source::Flows,
-        names: &[metric::TCP_APP_LIMITED],
-        per: Per::Value,
-        normal: 0.5,
-    }),
-    judge: Some(judge),
+    signature: Some(Signature::new(
+        Source::Flows,
+        &[metric::TCP_APP_LIMITED],
+        Per::Value,
+        0.5,
+    )),
+    rule: Some(evaluate),
     ..FAULT
 };
 
-fn judge(evidence: &Evidence) -> Judgement {
+fn evaluate(evidence: &Evidence) -> Judgement {
     if !evidence.sends_tcp() {
-        return Judgement::Unseen("no TCP connection of this host sends into the tunnel".into());
+        return Err("no TCP connection of this host sends into the tunnel".into());
     }
-    let Some(flow) = evidence.main_flow() else {
-        return Judgement::Unseen("no connection gets anything through the tunnel".into());
-    };
-    let Some(limited) = evidence.tcp_mean(flow, metric::TCP_APP_LIMITED) else {
-        return Judgement::Unseen("the kernel does not say what limits a connection".into());
-    };
+    let flow = evidence
+        .main_flow()
+        .ok_or("no connection gets anything through the tunnel")?;
+    let limited = evidence
+        .tcp_mean(flow, metric::TCP_APP_LIMITED)
+        .ok_or("the kernel does not say what limits a connection")?;
     let growth = |name| evidence.tcp(flow, name).unwrap_or(0.0);
     let busy = growth(metric::TCP_BUSY_US);
     let held = growth(metric::TCP_RWND_LIMITED_US) + growth(metric::TCP_SNDBUF_LIMITED_US);
@@ -62,7 +59,7 @@ fn judge(evidence: &Evidence) -> Judgement {
     // Less than what somebody expects is needed: what nobody asked for is not missing.
     let short = evidence.shortfall().is_some_and(|it| !is_tolerated(it));
     if idle < SOMETIMES || waiting || !short {
-        return Judgement::Absent(fact);
+        return fact.excludes();
     }
     let mut facts = vec![fact];
     facts.extend(unsent.map(|unsent| {
@@ -85,17 +82,16 @@ fn judge(evidence: &Evidence) -> Judgement {
         "above 0.25, if a buffer were the limit",
         "tcp_info rwnd_limited, sndbuf_limited",
     ));
-    Judgement::Present(Finding {
-        weight: 0.9 * idle * (1.0 - held),
-        settled: false,
+    Ok(Finding::new(
+        0.9 * idle * (1.0 - held),
         facts,
-        remedies: vec![Remedy::ask(
+        vec![Remedy::ask(
             Place::Application,
             "look at what the sending program waits for: its disk, its processor, answers of the other side, a limit of its own",
             vec!["ss -tip".into()],
             "the tunnel has room for more",
         )],
-    })
+    ))
 }
 
 /// Whether all that the send buffer holds is under way: the application could not put more into it.
@@ -122,7 +118,7 @@ mod tests {
 
     #[test]
     fn nothing_to_send_is_it() {
-        assert_eq!(present(judge(&idle(1, 2_000_000))).weight, 0.9);
+        assert_eq!(present(evaluate(&idle(1, 2_000_000))).weight, 0.9);
     }
 
     #[test]
@@ -131,26 +127,26 @@ mod tests {
         gauge(&mut evidence, flow(), metric::TCP_MSS, 1_000);
         evidence.map.flows[0].send_buffer = 1_000_000;
         gauge(&mut evidence, flow(), metric::TCP_UNACKED, 400);
-        present(judge(&evidence));
+        present(evaluate(&evidence));
         gauge(&mut evidence, flow(), metric::TCP_UNACKED, 600);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
     fn a_sender_with_more_to_send_is_not() {
-        assert!(absent(judge(&idle(0, 10_000_000))));
+        assert!(absent(evaluate(&idle(0, 10_000_000))));
         let mut evidence = idle(1, 10_000_000);
         gauge(&mut evidence, flow(), metric::TCP_NOTSENT_BYTES, 100_000);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
     fn without_an_expectation_nothing_is_missing() {
         let mut evidence = idle(1, 2_000_000);
         evidence.expected = None;
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
         evidence.expected = Some(evidence.throughput());
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
@@ -158,6 +154,6 @@ mod tests {
         let mut evidence = idle(1, 10_000_000);
         let limited = metric::TCP_SNDBUF_LIMITED_US;
         count(&mut evidence, flow(), limited, 9_500_000);
-        assert!(present(judge(&evidence)).weight < 0.1);
+        assert!(present(evaluate(&evidence)).weight < 0.1);
     }
 }

@@ -4,12 +4,7 @@
 //!
 //! `/proc/net/softnet_stat` counts for the whole machine. A drop is this tunnel's only where an interface on its way counts it.
 
-use seikan_observe::metric;
-
-use super::weigh::{Ramp, judged};
-use super::{FAULT, Spec};
-use crate::signature::{FEW, Per, Signature, Source};
-use crate::{Action, Cause, Evidence, Fact, Judgement, PathStep, Remedy};
+use super::prelude::*;
 
 /// Lost packets, of those that came by the interfaces on the way, from which TCP suffers; a packet counts at each interface it
 /// passes, so the loss of a flow is a few times this.
@@ -28,25 +23,24 @@ pub(super) const SPEC: Spec = Spec {
     sentence: "The kernel's queue of received packets is full and drops packets.",
     step: Some(PathStep::Host),
     drops_packets: true,
-    signature: Some(Signature {
-        source: Source::Cpus,
-        names: &[metric::SOFTNET_DROPPED],
-        per: Per::Packet,
-        normal: FEW,
-    }),
-    judge: Some(judge),
+    signature: Some(Signature::new(
+        Source::Cpus,
+        &[metric::SOFTNET_DROPPED],
+        Per::Packet,
+        FEW,
+    )),
+    rule: Some(evaluate),
     ..FAULT
 };
 
-fn judge(evidence: &Evidence) -> Judgement {
-    let Some(machine) = evidence.all_cpus(metric::SOFTNET_DROPPED) else {
-        return Judgement::Unseen("/proc/net/softnet_stat could not be read".into());
-    };
-    let (Some(dropped), Some(received)) =
-        (evidence.backlog_drops(), evidence.links(metric::RX_PACKETS))
-    else {
-        return Judgement::Unseen("the counters of the interfaces could not be read".into());
-    };
+fn evaluate(evidence: &Evidence) -> Judgement {
+    let machine = evidence
+        .all_cpus(metric::SOFTNET_DROPPED)
+        .ok_or("/proc/net/softnet_stat could not be read")?;
+    let (dropped, received) = evidence
+        .backlog_drops()
+        .zip(evidence.links(metric::RX_PACKETS))
+        .ok_or("the counters of the interfaces could not be read")?;
     let share = dropped / (dropped + received).max(1.0);
     let mut facts = vec![
         Fact::new(
@@ -88,7 +82,7 @@ fn judge(evidence: &Evidence) -> Judgement {
         }],
         "all that is lost there arrives, unless its processor is full all the time",
     );
-    judged(weight, facts, vec![remedy])
+    weighted(weight, facts, vec![remedy])
 }
 
 #[cfg(test)]
@@ -120,7 +114,7 @@ mod tests {
 
     #[test]
     fn drops_at_a_short_queue_are_it() {
-        let finding = present(judge(&backlog("10", 2_000)));
+        let finding = present(evaluate(&backlog("10", 2_000)));
         assert_eq!(finding.weight, 1.0);
         assert_eq!(
             finding.remedies[0].commands,
@@ -130,17 +124,20 @@ mod tests {
 
     #[test]
     fn a_long_queue_fills_because_of_its_processor() {
-        assert_eq!(present(judge(&backlog("1000", 2_000))).weight, CONSEQUENCE);
+        assert_eq!(
+            present(evaluate(&backlog("1000", 2_000))).weight,
+            CONSEQUENCE
+        );
     }
 
     #[test]
     fn drops_of_another_namespace_are_not() {
         let mut evidence = backlog("10", 2_000);
         count(&mut evidence, egress(), metric::RX_DROPPED, 0);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
         // Nor do they become this tunnel's by a few packets that were dropped here for another reason.
         count(&mut evidence, egress(), metric::RX_DROPPED, 5);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
@@ -148,12 +145,12 @@ mod tests {
         let mut evidence = backlog("10", 2_000);
         let columns = &mut evidence.series.columns;
         columns.retain(|key, _| key.name != metric::RX_DROPPED);
-        assert!(unseen(judge(&evidence)));
+        assert!(unseen(evaluate(&evidence)));
     }
 
     #[test]
     fn without_drops_it_is_not() {
-        assert!(absent(judge(&backlog("10", 0))));
-        assert!(unseen(judge(&tunnel())));
+        assert!(absent(evaluate(&backlog("10", 0))));
+        assert!(unseen(evaluate(&tunnel())));
     }
 }

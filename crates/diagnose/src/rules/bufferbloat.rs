@@ -3,13 +3,10 @@
 //! The delay is laid to queues by Little's law (delay = what stands in it / rate through it); what none of them
 //! accounts for stands where this host does not see it.
 
+use seikan_observe::Subject;
 use seikan_observe::path::LinkFacts;
-use seikan_observe::{Subject, metric};
 
-use super::weigh::{Ramp, judged};
-use super::{FAULT, Spec};
-use crate::signature::{Per, Signature, Source};
-use crate::{Action, Cause, Evidence, Fact, Judgement, PathStep, Place, Remedy};
+use super::prelude::*;
 
 /// Delay that load adds, milliseconds: up to 30 is what a default queue in front of a user-space tunnel makes; from
 /// 200 on calls break and TCP takes long to find its rate.
@@ -29,20 +26,18 @@ pub(super) const SPEC: Spec = Spec {
     sentence: "A long queue has built up in front of a bottleneck, and every packet waits in it.",
     step: Some(PathStep::OuterLink),
     is_inferred: true,
-    signature: Some(Signature {
-        source: Source::Qdiscs,
-        names: &[metric::QDISC_BACKLOG_BYTES],
-        per: Per::Value,
-        normal: 60_000.0,
-    }),
-    judge: Some(judge),
+    signature: Some(Signature::new(
+        Source::Qdiscs,
+        &[metric::QDISC_BACKLOG_BYTES],
+        Per::Value,
+        60_000.0,
+    )),
+    rule: Some(evaluate),
     ..FAULT
 };
 
-fn judge(evidence: &Evidence) -> Judgement {
-    let Some((idle, loaded, source)) = round_trips(evidence) else {
-        return Judgement::Unseen("no round-trip time was measured: no probe, no TCP connection of this host through the tunnel".into());
-    };
+fn evaluate(evidence: &Evidence) -> Judgement {
+    let (idle, loaded, source) = round_trips(evidence).ok_or("no round-trip time was measured: no probe, no TCP connection of this host through the tunnel")?;
     let added = loaded - idle;
     let mut facts = vec![
         Fact::new(
@@ -107,7 +102,7 @@ fn judge(evidence: &Evidence) -> Judgement {
         vec!["tc qdisc replace dev EGRESS root cake bandwidth 95%-OF-THE-RATE".to_owned()],
         "the delay goes for 5 % of the rate",
     ));
-    judged(weight, facts, remedies)
+    weighted(weight, facts, remedies)
 }
 
 /// Round-trip times without load and under it, milliseconds, and where they come from.
@@ -173,18 +168,18 @@ mod tests {
 
     #[test]
     fn a_round_trip_that_swells_is_it() {
-        assert!(present(judge(&probed(1_000.0, 300_000.0))).weight > 0.85);
+        assert!(present(evaluate(&probed(1_000.0, 300_000.0))).weight > 0.85);
     }
 
     #[test]
     fn a_default_queue_is_not() {
-        assert!(absent(judge(&probed(200.0, 20_000.0))));
+        assert!(absent(evaluate(&probed(200.0, 20_000.0))));
     }
 
     #[test]
     fn a_long_way_is_not_a_long_queue() {
-        assert!(absent(judge(&probed(200_000.0, 240_000.0))));
-        assert!(unseen(judge(&tunnel())));
+        assert!(absent(evaluate(&probed(200_000.0, 240_000.0))));
+        assert!(unseen(evaluate(&tunnel())));
     }
 
     #[test]
@@ -194,7 +189,7 @@ mod tests {
         count(&mut evidence, flow(), metric::TCP_BYTES_ACKED, 1_000_000);
         gauge(&mut evidence, flow(), metric::TCP_MIN_RTT_US, 1_000);
         gauge(&mut evidence, flow(), metric::TCP_RTT_US, 300_000);
-        present(judge(&evidence));
+        present(evaluate(&evidence));
     }
 
     #[test]
@@ -204,9 +199,9 @@ mod tests {
         let outer = || Subject::Tcp(3);
         count(&mut evidence, outer(), metric::TCP_SEGS_OUT, 10_000);
         count(&mut evidence, outer(), metric::TCP_RETRANS, 0);
-        let long = present(judge(&evidence)).weight;
+        let long = present(evaluate(&evidence)).weight;
         count(&mut evidence, outer(), metric::TCP_RETRANS, 80);
-        let repaired = present(judge(&evidence)).weight;
+        let repaired = present(evaluate(&evidence)).weight;
         assert!(long > 0.85 && repaired < 0.3, "{long} {repaired}");
     }
 
@@ -217,7 +212,7 @@ mod tests {
         // 1 MB/s, 290 kB stand: 290 ms.
         count(&mut evidence, qdisc(), metric::QDISC_BYTES, 10_000_000);
         gauge(&mut evidence, qdisc(), metric::QDISC_BACKLOG_BYTES, 290_000);
-        let finding = present(judge(&evidence));
+        let finding = present(evaluate(&evidence));
         assert!((finding.facts[3].value - 290.0).abs() < 1.0);
         assert_eq!(
             finding.remedies[0].commands,
@@ -232,7 +227,7 @@ mod tests {
         // 10,000 packets of 1,000 bytes a second: a full ring is a second long, 20 ms are 200 packets.
         count(&mut evidence, inner(), metric::TX_PACKETS, 100_000);
         count(&mut evidence, inner(), metric::TX_BYTES, 100_000_000);
-        let finding = present(judge(&evidence));
+        let finding = present(evaluate(&evidence));
         assert_eq!(
             finding.remedies[0].commands,
             ["ip link set dev tun0 txqueuelen 200"]

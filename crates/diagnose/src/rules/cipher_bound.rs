@@ -1,12 +1,8 @@
 //! The program has no time left, and most of it goes into encryption and authentication.
 
-use seikan_observe::metric;
-
+use super::prelude::*;
 use super::turn::limited_by_work;
-use super::weigh::{Ramp, judged};
-use super::{FAULT, Spec, effects};
-use crate::signature::{Per, Signature, Source};
-use crate::{Cause, Evidence, Fact, Judgement, PathStep, Place, Remedy, Stage};
+use crate::Stage;
 
 /// Share of the time in the cipher. Three tenths are what a fast tunnel spends on it; from half on it is what there is to
 /// gain.
@@ -17,20 +13,20 @@ pub(super) const SPEC: Spec = Spec {
     sentence: "The processor spends its time on encryption.",
     step: Some(PathStep::Program),
     effects: effects::WORK,
-    signature: Some(Signature {
-        source: Source::Threads,
-        names: &[metric::THREAD_USER_NS],
-        per: Per::Second,
-        normal: 0.6e9,
-    }),
-    judge: Some(judge),
+    signature: Some(Signature::new(
+        Source::Threads,
+        &[metric::THREAD_USER_NS],
+        Per::Second,
+        0.6e9,
+    )),
+    rule: Some(evaluate),
     ..FAULT
 };
 
-fn judge(evidence: &Evidence) -> Judgement {
-    let Some(busy) = evidence.busy() else {
-        return Judgement::Unseen("neither threads nor processors could be read".into());
-    };
+fn evaluate(evidence: &Evidence) -> Judgement {
+    let busy = evidence
+        .busy()
+        .ok_or("neither threads nor processors could be read")?;
     let busy_fact = Fact::new(
         "share of the time in which the program ran or wanted to",
         busy,
@@ -39,13 +35,9 @@ fn judge(evidence: &Evidence) -> Judgement {
     );
     let limited = limited_by_work(evidence).unwrap_or(0.0);
     if limited == 0.0 {
-        return Judgement::Absent(busy_fact);
+        return busy_fact.excludes();
     }
-    let Some(crypto) = evidence.work(Stage::Crypto) else {
-        return Judgement::Unseen(
-            "where the program's time goes was not sampled: that needs root or CAP_PERFMON (kernel.perf_event_paranoid)".into(),
-        );
-    };
+    let crypto = evidence.work(Stage::Crypto).ok_or("where the program's time goes was not sampled: that needs root or CAP_PERFMON (kernel.perf_event_paranoid)")?;
     let leading = evidence.leading_function(&[Stage::Crypto]);
     let mut facts = vec![
         Fact::new(
@@ -89,7 +81,7 @@ fn judge(evidence: &Evidence) -> Judgement {
         "/proc/cpuinfo",
     ));
     let weight = 0.95 * CRYPTO.at(crypto) * limited;
-    judged(weight, facts, remedies(aes))
+    weighted(weight, facts, remedies(aes))
 }
 
 fn remedies(aes: bool) -> Vec<Remedy> {
@@ -135,26 +127,26 @@ mod tests {
 
     #[test]
     fn a_full_program_that_encrypts_is_it() {
-        let finding = present(judge(&working(0.97, 0.7)));
+        let finding = present(evaluate(&working(0.97, 0.7)));
         assert!(finding.weight > 0.9);
         assert!(finding.facts[0].name.contains("crypto first"));
     }
 
     #[test]
     fn one_that_does_something_else_is_not() {
-        assert!(absent(judge(&working(0.97, 0.25))));
+        assert!(absent(evaluate(&working(0.97, 0.25))));
     }
 
     #[test]
     fn one_that_has_time_is_not() {
-        assert!(absent(judge(&working(0.4, 0.8))));
+        assert!(absent(evaluate(&working(0.4, 0.8))));
     }
 
     #[test]
     fn without_a_profile_nothing_is_said_of_a_full_one() {
         let mut evidence = working(0.97, 0.7);
         evidence.profile = None;
-        assert!(unseen(judge(&evidence)));
+        assert!(unseen(evaluate(&evidence)));
     }
 
     #[test]
@@ -169,6 +161,6 @@ mod tests {
             stage: Stage::Crypto,
             share: 0.6,
         }];
-        assert!(present(judge(&evidence)).weight > 0.9);
+        assert!(present(evaluate(&evidence)).weight > 0.9);
     }
 }

@@ -1,11 +1,8 @@
 //! The table of tracked connections is full: connections that are in it go on, packets of new ones are dropped.
 
-use seikan_observe::{Subject, metric};
+use seikan_observe::Subject;
 
-use super::weigh::{Ramp, judged};
-use super::{FAULT, Spec};
-use crate::signature::{FEW, Per, Signature, Source};
-use crate::{Action, Cause, Evidence, Fact, Judgement, PathStep, Place, Remedy};
+use super::prelude::*;
 
 /// How full the table was at its fullest: the kernel drops at 1; between samples entries leave.
 const FILL: Ramp = Ramp::new(0.9, 0.99);
@@ -21,31 +18,32 @@ pub(super) const SPEC: Spec = Spec {
     sentence: "The table of tracked connections is full, and packets of new connections are dropped.",
     step: Some(PathStep::Host),
     drops_packets: true,
-    signature: Some(Signature {
-        source: Source::Host,
-        names: &[metric::CONNTRACK_INSERT_FAILED, metric::CONNTRACK_DROP],
-        per: Per::Packet,
-        normal: FEW,
-    }),
-    judge: Some(judge),
+    signature: Some(Signature::new(
+        Source::Host,
+        &[metric::CONNTRACK_INSERT_FAILED, metric::CONNTRACK_DROP],
+        Per::Packet,
+        FEW,
+    )),
+    rule: Some(evaluate),
     ..FAULT
 };
 
-fn judge(evidence: &Evidence) -> Judgement {
+fn evaluate(evidence: &Evidence) -> Judgement {
     let column = |name| evidence.column(&Subject::Host, name);
     let (Some(count), Some(max)) = (
         column(metric::CONNTRACK_COUNT),
         column(metric::CONNTRACK_MAX).and_then(|max| max.last()),
     ) else {
         if evidence.map.host.conntrack {
-            return Judgement::Unseen("the size of the table could not be read".into());
+            return Err("the size of the table could not be read".into());
         }
-        return Judgement::Absent(Fact::new(
+        return Fact::new(
             "tables of tracked connections in this namespace",
             0.0,
             "0",
             "/proc/sys/net/netfilter",
-        ));
+        )
+        .excludes();
     };
     let fill = count.max() as f64 / (max as f64).max(1.0);
     let of = |name| evidence.host(name).unwrap_or(0.0);
@@ -98,7 +96,7 @@ fn judge(evidence: &Evidence) -> Judgement {
             "the tunnel does not depend on the table",
         ),
     ];
-    judged(weight, facts, remedies)
+    weighted(weight, facts, remedies)
 }
 
 #[cfg(test)]
@@ -126,7 +124,7 @@ mod tests {
 
     #[test]
     fn a_full_table_that_drops_is_it() {
-        let finding = present(judge(&table(1000, 1000, 300)));
+        let finding = present(evaluate(&table(1000, 1000, 300)));
         assert!(finding.weight > 0.9);
         assert_eq!(
             finding.remedies[0].commands,
@@ -136,16 +134,16 @@ mod tests {
 
     #[test]
     fn a_full_table_that_drops_nothing_is_hardly() {
-        assert!(present(judge(&table(1000, 1000, 0))).weight < 0.3);
+        assert!(present(evaluate(&table(1000, 1000, 0))).weight < 0.3);
     }
 
     #[test]
     fn drops_beside_an_empty_table_are_something_else() {
-        assert!(absent(judge(&table(100, 1000, 300))));
+        assert!(absent(evaluate(&table(100, 1000, 300))));
     }
 
     #[test]
     fn no_table_no_cause() {
-        assert!(absent(judge(&tunnel())));
+        assert!(absent(evaluate(&tunnel())));
     }
 }

@@ -1,14 +1,10 @@
 //! The program has no time left, and much of it goes into copying packets or summing them up.
 
-use seikan_observe::metric;
-
 use seikan_observe::path::LinkFacts;
 
+use super::prelude::*;
 use super::turn::limited_by_work;
-use super::weigh::{Ramp, judged};
-use super::{FAULT, Spec, effects};
-use crate::signature::{Per, Signature, Source};
-use crate::{Action, Cause, Evidence, Fact, Judgement, PathStep, Place, Remedy, Stage};
+use crate::Stage;
 
 /// Share of the time in copies and checksums. One copy in and one out is an eighth to a fifth of a fast tunnel's
 /// time; from 45 % on nothing else takes as much.
@@ -23,20 +19,20 @@ pub(super) const SPEC: Spec = Spec {
     sentence: "The processor spends its time on copying packets or computing checksums.",
     step: Some(PathStep::Program),
     effects: effects::WORK,
-    signature: Some(Signature {
-        source: Source::Threads,
-        names: &[metric::THREAD_SYSTEM_NS],
-        per: Per::Second,
-        normal: 0.6e9,
-    }),
-    judge: Some(judge),
+    signature: Some(Signature::new(
+        Source::Threads,
+        &[metric::THREAD_SYSTEM_NS],
+        Per::Second,
+        0.6e9,
+    )),
+    rule: Some(evaluate),
     ..FAULT
 };
 
-fn judge(evidence: &Evidence) -> Judgement {
-    let Some(busy) = evidence.busy() else {
-        return Judgement::Unseen("neither threads nor processors could be read".into());
-    };
+fn evaluate(evidence: &Evidence) -> Judgement {
+    let busy = evidence
+        .busy()
+        .ok_or("neither threads nor processors could be read")?;
     let busy_fact = Fact::new(
         "share of the time in which the program ran or wanted to",
         busy,
@@ -45,14 +41,9 @@ fn judge(evidence: &Evidence) -> Judgement {
     );
     let limited = limited_by_work(evidence).unwrap_or(0.0);
     if limited == 0.0 {
-        return Judgement::Absent(busy_fact);
+        return busy_fact.excludes();
     }
-    let (Some(copy), Some(checksum)) = (evidence.work(Stage::Copy), evidence.work(Stage::Checksum))
-    else {
-        return Judgement::Unseen(
-            "where the program's time goes was not sampled: that needs root or CAP_PERFMON (kernel.perf_event_paranoid)".into(),
-        );
-    };
+    let (copy, checksum) = evidence.work(Stage::Copy).zip(evidence.work(Stage::Checksum)).ok_or("where the program's time goes was not sampled: that needs root or CAP_PERFMON (kernel.perf_event_paranoid)")?;
     let rivals = [
         Stage::Crypto,
         Stage::Syscall,
@@ -91,7 +82,7 @@ fn judge(evidence: &Evidence) -> Judgement {
     ];
     let leads = if rival > both { SECOND } else { 1.0 };
     let weight = 0.95 * COPY.at(both) * limited * leads;
-    judged(weight, facts, remedies(evidence))
+    weighted(weight, facts, remedies(evidence))
 }
 
 fn remedies(evidence: &Evidence) -> Vec<Remedy> {
@@ -148,25 +139,25 @@ mod tests {
                 (Stage::Network, 0.3),
             ],
         );
-        assert!(present(judge(&evidence)).weight > 0.9);
+        assert!(present(evaluate(&evidence)).weight > 0.9);
     }
 
     #[test]
     fn beside_a_cipher_that_leads_they_weigh_little() {
         let evidence = working(0.97, &[(Stage::Copy, 0.3), (Stage::Crypto, 0.6)]);
-        assert!(absent(judge(&evidence)) || present(judge(&evidence)).weight < 0.3);
+        assert!(absent(evaluate(&evidence)) || present(evaluate(&evidence)).weight < 0.3);
     }
 
     #[test]
     fn a_program_that_has_time_is_not_bound() {
-        assert!(absent(judge(&working(0.4, &[(Stage::Copy, 0.8)]))));
+        assert!(absent(evaluate(&working(0.4, &[(Stage::Copy, 0.8)]))));
     }
 
     #[test]
     fn without_a_profile_nothing_is_said_of_a_full_one() {
         let mut evidence = working(0.97, &[]);
         evidence.profile = None;
-        assert!(unseen(judge(&evidence)));
+        assert!(unseen(evaluate(&evidence)));
     }
 
     #[test]
@@ -175,7 +166,7 @@ mod tests {
         let link = &mut evidence.map.links[1];
         link.features.insert("tx-checksum-ip-generic".into(), false);
         link.changeable.push("tx-checksum-ip-generic".into());
-        let finding = present(judge(&evidence));
+        let finding = present(evaluate(&evidence));
         assert_eq!(finding.remedies[0].commands, ["ethtool -K eth0 tx on"]);
     }
 }

@@ -4,14 +4,10 @@
 //! from waiting that the program makes itself (more busy threads than processors), and from time in which its control
 //! group was stopped, which the scheduler counts as waiting as well.
 
-use seikan_observe::metric;
 use seikan_observe::path::ProgramFacts;
 
+use super::prelude::*;
 use super::turn::{Turn, turn};
-use super::weigh::{Ramp, judged};
-use super::{FAULT, Spec};
-use crate::signature::{Per, Signature, Source};
-use crate::{Action, Cause, Evidence, Fact, Judgement, PathStep, Place, Remedy};
 
 /// Waiting, of the time it wants to run, that is normal where a load runs beside it on few processors.
 const NORMAL_WAIT: f64 = 0.3;
@@ -34,29 +30,24 @@ pub(super) const SPEC: Spec = Spec {
         Cause::Bufferbloat,
         Cause::BacklogFull,
     ],
-    signature: Some(Signature {
-        source: Source::Threads,
-        names: &[metric::RUN_DELAY_NS],
-        per: Per::Second,
-        normal: 0.1e9,
-    }),
-    judge: Some(judge),
+    signature: Some(Signature::new(
+        Source::Threads,
+        &[metric::RUN_DELAY_NS],
+        Per::Second,
+        0.1e9,
+    )),
+    rule: Some(evaluate),
     ..FAULT
 };
 
-fn judge(evidence: &Evidence) -> Judgement {
-    let Some(program) = &evidence.map.program else {
-        return Judgement::Unseen(
-            "no program carries this tunnel, or it could not be found".into(),
-        );
-    };
-    let Some(turn) = turn(evidence) else {
-        return Judgement::Unseen(format!("the threads of {} could not be read", program.name));
-    };
+fn evaluate(evidence: &Evidence) -> Judgement {
+    let program = program(evidence)?;
+    let turn = turn(evidence)
+        .ok_or_else(|| format!("the threads of {} could not be read", program.name))?;
     let weight =
         0.95 * Ramp::new(NORMAL_WAIT, MUCH_WAIT).at(turn.kept) * WISH.at(turn.thread.wish());
     let facts = facts(evidence, &turn);
-    judged(weight, facts, remedies(evidence, program))
+    weighted(weight, facts, remedies(evidence, program))
 }
 
 fn facts(evidence: &Evidence, turn: &Turn) -> Vec<Fact> {
@@ -155,7 +146,7 @@ mod tests {
 
     #[test]
     fn a_program_that_waits_for_others_has_it() {
-        let finding = present(judge(&beside(0.55, 0.42, 1.0)));
+        let finding = present(evaluate(&beside(0.55, 0.42, 1.0)));
         assert!(finding.weight > 0.5, "{finding:?}");
         assert_eq!(
             finding.remedies[0].commands,
@@ -165,12 +156,12 @@ mod tests {
 
     #[test]
     fn some_waiting_is_normal() {
-        assert!(absent(judge(&beside(0.8, 0.15, 1.0))));
+        assert!(absent(evaluate(&beside(0.8, 0.15, 1.0))));
     }
 
     #[test]
     fn who_wants_little_is_not_held_up() {
-        assert!(absent(judge(&beside(0.1, 0.08, 1.0))));
+        assert!(absent(evaluate(&beside(0.1, 0.08, 1.0))));
     }
 
     #[test]
@@ -179,21 +170,21 @@ mod tests {
         evidence.map.program.as_mut().expect("program").group = Some("/g".into());
         let group = Subject::Group("/g".into());
         count(&mut evidence, group, metric::GROUP_THROTTLED_US, 4_700_000);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
     fn waiting_for_its_own_threads_is_not_it() {
         let mut evidence = beside(0.6, 0.38, 0.62);
         thread(&mut evidence, 101, 0.58, 0.4);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
     fn who_may_use_one_processor_only_is_let_to_all() {
         let mut evidence = beside(0.4, 0.55, 0.9);
         evidence.map.program.as_mut().expect("program").cpus = vec![0];
-        let finding = present(judge(&evidence));
+        let finding = present(evaluate(&evidence));
         assert_eq!(finding.remedies[0].commands, ["taskset -a -p -c 0,1 100"]);
     }
 }

@@ -3,12 +3,9 @@
 //!
 //! The scheduler counts that as waiting too, so only the group's own counters tell it from contention.
 
-use seikan_observe::{Subject, metric};
+use seikan_observe::Subject;
 
-use super::weigh::{Ramp, judged};
-use super::{FAULT, Spec};
-use crate::signature::{Per, Signature, Source};
-use crate::{Action, Cause, Evidence, Fact, Judgement, PathStep, Remedy};
+use super::prelude::*;
 
 /// Periods in which it was stopped, of all: one in twenty is a burst, half of them are the rule.
 const PERIODS: Ramp = Ramp::new(0.05, 0.5);
@@ -26,35 +23,31 @@ pub(super) const SPEC: Spec = Spec {
         Cause::UdpReceiveBuffer,
         Cause::Bufferbloat,
     ],
-    signature: Some(Signature {
-        source: Source::Group,
-        names: &[metric::GROUP_THROTTLED_US],
-        per: Per::Second,
-        normal: 0.01e6,
-    }),
-    judge: Some(judge),
+    signature: Some(Signature::new(
+        Source::Group,
+        &[metric::GROUP_THROTTLED_US],
+        Per::Second,
+        0.01e6,
+    )),
+    rule: Some(evaluate),
     ..FAULT
 };
 
-fn judge(evidence: &Evidence) -> Judgement {
-    let Some(program) = &evidence.map.program else {
-        return Judgement::Unseen(
-            "no program carries this tunnel, or it could not be found".into(),
-        );
-    };
+fn evaluate(evidence: &Evidence) -> Judgement {
+    let program = program(evidence)?;
     let Some(group) = &program.group else {
-        return Judgement::Absent(Fact::new(
+        return Fact::new(
             "control groups that limit the program's processor time",
             0.0,
             "0",
             "cpu.max",
-        ));
+        )
+        .excludes();
     };
     let of = |name| evidence.growth(&Subject::Group(group.clone()), name);
-    let (Some(periods), Some(throttled)) = (of(metric::GROUP_PERIODS), of(metric::GROUP_THROTTLED))
-    else {
-        return Judgement::Unseen(format!("{group}/cpu.stat could not be read"));
-    };
+    let (periods, throttled) = of(metric::GROUP_PERIODS)
+        .zip(of(metric::GROUP_THROTTLED))
+        .ok_or_else(|| format!("{group}/cpu.stat could not be read"))?;
     let share = throttled / periods.max(1.0);
     let mut facts = vec![Fact::new(
         "periods in which the control group was stopped, of all",
@@ -98,7 +91,7 @@ fn judge(evidence: &Evidence) -> Judgement {
         }],
         "the time that it stood still",
     );
-    judged(weight, facts, vec![remedy])
+    weighted(weight, facts, vec![remedy])
 }
 
 #[cfg(test)]
@@ -126,7 +119,7 @@ mod tests {
 
     #[test]
     fn a_group_stopped_in_every_period_is_it() {
-        let finding = present(judge(&limited(100, 99, 4_800_000)));
+        let finding = present(evaluate(&limited(100, 99, 4_800_000)));
         assert!(finding.weight > 0.9);
         assert_eq!(
             finding.remedies[0].commands,
@@ -138,18 +131,18 @@ mod tests {
 
     #[test]
     fn a_limit_that_is_not_reached_is_not() {
-        assert!(absent(judge(&limited(100, 2, 10_000))));
+        assert!(absent(evaluate(&limited(100, 2, 10_000))));
     }
 
     #[test]
     fn stops_that_cost_no_time_are_not() {
-        assert!(absent(judge(&limited(100, 60, 50_000))));
+        assert!(absent(evaluate(&limited(100, 60, 50_000))));
     }
 
     #[test]
     fn contention_without_a_limit_is_not() {
         let mut evidence = tunnel();
         thread(&mut evidence, 100, 0.5, 0.48);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 }

@@ -1,11 +1,6 @@
 //! The hypervisor runs somebody else while this machine's processors have work.
 
-use seikan_observe::metric;
-
-use super::weigh::{Ramp, judged};
-use super::{FAULT, Spec};
-use crate::signature::{Per, Signature, Source};
-use crate::{Cause, Evidence, Fact, Judgement, PathStep, Place, Remedy};
+use super::prelude::*;
 
 /// Time stolen, of the time a processor had work: one part in twenty is everyday life on shared hosts; at a quarter
 /// it is what limits.
@@ -32,17 +27,17 @@ pub(super) const SPEC: Spec = Spec {
         Cause::Bufferbloat,
         Cause::BacklogFull,
     ],
-    signature: Some(Signature {
-        source: Source::Cpus,
-        names: &[metric::STEAL_NS],
-        per: Per::Second,
-        normal: 0.05e9,
-    }),
-    judge: Some(judge),
+    signature: Some(Signature::new(
+        Source::Cpus,
+        &[metric::STEAL_NS],
+        Per::Second,
+        0.05e9,
+    )),
+    rule: Some(evaluate),
     ..FAULT
 };
 
-fn judge(evidence: &Evidence) -> Judgement {
+fn evaluate(evidence: &Evidence) -> Judgement {
     let allowed = evidence.map.program.as_ref().map(|program| &program.cpus);
     let allowed = allowed.filter(|cpus| !cpus.is_empty());
     let cpus = allowed.unwrap_or(&evidence.map.host.cpus);
@@ -51,9 +46,9 @@ fn judge(evidence: &Evidence) -> Judgement {
         let work = evidence.cpu_share(*cpu, WORK)?;
         Some((*cpu, stolen, work))
     });
-    let Some((cpu, stolen, work)) = on.max_by(|a, b| a.1.total_cmp(&b.1)) else {
-        return Judgement::Unseen("/proc/stat could not be read".into());
-    };
+    let (cpu, stolen, work) = on
+        .max_by(|a, b| a.1.total_cmp(&b.1))
+        .ok_or("/proc/stat could not be read")?;
     let lost = stolen / work.max(1e-9);
     let facts = vec![
         Fact::new(
@@ -82,7 +77,7 @@ fn judge(evidence: &Evidence) -> Judgement {
         Vec::new(),
         "the time that was taken",
     );
-    judged(weight, facts, vec![remedy])
+    weighted(weight, facts, vec![remedy])
 }
 
 #[cfg(test)]
@@ -104,26 +99,26 @@ mod tests {
 
     #[test]
     fn a_third_stolen_is_it() {
-        assert!(present(judge(&stolen(0.65, 0.33))).weight > 0.8);
+        assert!(present(evaluate(&stolen(0.65, 0.33))).weight > 0.8);
     }
 
     #[test]
     fn a_trace_is_not() {
-        assert!(absent(judge(&stolen(0.95, 0.04))));
+        assert!(absent(evaluate(&stolen(0.95, 0.04))));
     }
 
     #[test]
     fn an_idle_machine_does_not_miss_it() {
-        assert!(absent(judge(&stolen(0.1, 0.1))));
+        assert!(absent(evaluate(&stolen(0.1, 0.1))));
     }
 
     #[test]
     fn who_is_idle_for_half_of_the_time_has_time_to_make_up_for_it() {
-        assert!(absent(judge(&stolen(0.35, 0.12))));
+        assert!(absent(evaluate(&stolen(0.35, 0.12))));
     }
 
     #[test]
     fn a_full_processor_is_not_a_stolen_one() {
-        assert!(absent(judge(&stolen(1.0, 0.0))));
+        assert!(absent(evaluate(&stolen(1.0, 0.0))));
     }
 }

@@ -4,15 +4,13 @@
 //! Every simple tunnel does so; it is the cause only if the program has no time left, much of its time goes into the
 //! kernel, and the packets are such that more could be carried at once.
 
+use seikan_observe::Subject;
 use seikan_observe::path::{LinkFacts, ProgramFacts};
-use seikan_observe::{Subject, metric};
 
 use super::calls::per_packet;
+use super::prelude::*;
 use super::turn::limited_by_work;
-use super::weigh::{Ramp, judged};
-use super::{FAULT, Spec, effects};
-use crate::signature::{Per, Signature, Source};
-use crate::{Cause, Evidence, Fact, Judgement, PathStep, Place, Remedy, Stage};
+use crate::Stage;
 
 /// Calls per packet that are one for each. Fewer: several packets at once.
 const ONE_EACH: std::ops::RangeInclusive<f64> = 0.7..=3.0;
@@ -32,22 +30,23 @@ pub(super) const SPEC: Spec = Spec {
     sentence: "The tunnel's program moves one packet per system call and spends its time on the calls.",
     step: Some(PathStep::Program),
     effects: effects::WORK,
-    signature: Some(Signature {
-        source: Source::Program,
-        names: &[metric::IO_READS, metric::IO_WRITES],
-        per: Per::Packet,
-        normal: 1.0,
-    }),
-    judge: Some(judge),
+    signature: Some(Signature::new(
+        Source::Program,
+        &[metric::IO_READS, metric::IO_WRITES],
+        Per::Packet,
+        1.0,
+    )),
+    rule: Some(evaluate),
     ..FAULT
 };
 
-fn judge(evidence: &Evidence) -> Judgement {
-    let (Some(program), Some(link)) = (&evidence.map.program, evidence.map.inner_link()) else {
-        return Judgement::Unseen(
-            "no program carries this tunnel, or it could not be found".into(),
-        );
-    };
+fn evaluate(evidence: &Evidence) -> Judgement {
+    let (program, link) = evidence
+        .map
+        .program
+        .as_ref()
+        .zip(evidence.map.inner_link())
+        .ok_or("no program carries this tunnel, or it could not be found")?;
     let (calls, bytes, packets, verb) = match evidence.sends() {
         true => (
             metric::IO_READS,
@@ -63,15 +62,16 @@ fn judge(evidence: &Evidence) -> Judgement {
         ),
     };
     let of = |name| evidence.growth(&Subject::Process(program.pid), name);
-    let (Some(calls), Some(bytes)) = (of(calls), of(bytes)) else {
-        return Judgement::Unseen(format!(
+    let (calls, bytes) = of(calls).zip(of(bytes)).ok_or_else(|| {
+        format!(
             "/proc/{}/io could not be read (needs the user of {} or root)",
             program.pid, program.name
-        ));
-    };
-    let (Some(packets), Some(busy)) = (evidence.inner(packets), evidence.busy()) else {
-        return Judgement::Unseen(format!("the counters of {} could not be read", link.name));
-    };
+        )
+    })?;
+    let (packets, busy) = evidence
+        .inner(packets)
+        .zip(evidence.busy())
+        .ok_or_else(|| format!("the counters of {} could not be read", link.name))?;
     let calls = Calls {
         verb,
         per_packet: calls / packets.max(1.0),
@@ -87,7 +87,7 @@ fn judge(evidence: &Evidence) -> Judgement {
         * limited
         * in_kernel.map_or(KERNEL_UNKNOWN, |share| IN_KERNEL.at(share))
         * (1.0 - CRYPTO.at(evidence.stage(Stage::Crypto).unwrap_or(0.0)));
-    judged(
+    weighted(
         0.95 * weight,
         facts,
         vec![Remedy::ask(
@@ -201,36 +201,36 @@ mod tests {
     fn a_busy_program_with_a_packet_a_call_has_it() {
         let mut evidence = reads(100_000, 145_000_000, 100_000, 0.97);
         kernel_share(&mut evidence, 0.7);
-        assert!(present(judge(&evidence)).weight > 0.9);
+        assert!(present(evaluate(&evidence)).weight > 0.9);
     }
 
     #[test]
     fn one_that_sleeps_has_not() {
-        assert!(absent(judge(&reads(100_000, 145_000_000, 100_000, 0.5))));
+        assert!(absent(evaluate(&reads(100_000, 145_000_000, 100_000, 0.5))));
     }
 
     #[test]
     fn super_packets_are_not_it() {
         let evidence = reads(100_000, 6_000_000_000, 100_000, 0.97);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
     fn several_packets_a_call_are_not_it() {
         let evidence = reads(20_000, 60_000_000, 60_000, 0.97);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
     fn a_program_busy_with_its_cipher_has_another_cause() {
         let mut evidence = reads(100_000, 145_000_000, 100_000, 0.97);
         kernel_share(&mut evidence, 0.15);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
     fn small_packets_are_another_cause() {
-        assert!(absent(judge(&reads(100_000, 10_000_000, 100_000, 0.97))));
+        assert!(absent(evaluate(&reads(100_000, 10_000_000, 100_000, 0.97))));
     }
 
     #[test]
@@ -238,7 +238,7 @@ mod tests {
         let mut evidence = reads(100_000, 145_000_000, 100_000, 0.97);
         kernel_share(&mut evidence, 0.7);
         let messages = |evidence: &Evidence| {
-            let facts = present(judge(evidence)).facts;
+            let facts = present(evaluate(evidence)).facts;
             let of = |fact: &Fact| fact.name == "UDP messages sent per packet of tun0";
             facts.into_iter().find(of).map(|fact| fact.value)
         };
@@ -266,6 +266,6 @@ mod tests {
         count(&mut evidence, inner(), metric::RX_PACKETS, 100_000);
         count(&mut evidence, inner(), metric::RX_BYTES, 145_000_000);
         kernel_share(&mut evidence, 0.7);
-        assert!(present(judge(&evidence)).weight > 0.9);
+        assert!(present(evaluate(&evidence)).weight > 0.9);
     }
 }

@@ -5,12 +5,9 @@
 //! packets make many. Once TCP has shrunk its window to next to nothing, only two are merged at a time: then there are as
 //! many further fragments as frames that were merged into others.
 
-use seikan_observe::metric;
 use seikan_observe::path::LinkFacts;
 
-use super::{FAULT, Spec};
-use crate::signature::{FEW, Per, Signature, Source};
-use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, PathStep, Place, Remedy};
+use super::prelude::*;
 
 /// Frames per packet from which merging takes place.
 const MERGED: f64 = 1.2;
@@ -34,21 +31,21 @@ pub(super) const SPEC: Spec = Spec {
     sentence: "The kernel merges received packets, and a program that expects single packets encapsulates the merged ones, which are then fragmented or lost.",
     step: Some(PathStep::OuterLink),
     effects: &[Cause::OuterFragmentation, Cause::MtuBlackHole],
-    signature: Some(Signature {
-        source: Source::Host,
-        names: &["drop.PKT_TOO_BIG", "Ip.FragFails", "Ip6.FragFails"],
-        per: Per::Packet,
-        normal: FEW,
-    }),
-    judge: Some(judge),
+    signature: Some(Signature::new(
+        Source::Host,
+        &["drop.PKT_TOO_BIG", "Ip.FragFails", "Ip6.FragFails"],
+        Per::Packet,
+        FEW,
+    )),
+    rule: Some(evaluate),
     ..FAULT
 };
 
-fn judge(evidence: &Evidence) -> Judgement {
+fn evaluate(evidence: &Evidence) -> Judgement {
     let raw = evidence.raw_sockets();
-    let Some(created) = evidence.fragments_created() else {
-        return Judgement::Unseen("the host's IP counters could not be read".into());
-    };
+    let created = evidence
+        .fragments_created()
+        .ok_or("the host's IP counters could not be read")?;
     let outside = evidence.egress(metric::TX_PACKETS).unwrap_or(0.0).max(1.0);
     let fragments = (created / outside).min(1.0);
     // The doctor's own long packets may be refused, too; and drops by reason are those of the whole machine.
@@ -67,7 +64,7 @@ fn judge(evidence: &Evidence) -> Judgement {
         "Ip.FragCreates over tx_packets",
     );
     if !harmed {
-        return Judgement::Absent(fragments);
+        return fragments.excludes();
     }
     let long = long_packets(evidence);
     let factor = evidence.gro_factor().unwrap_or(1.0);
@@ -82,7 +79,7 @@ fn judge(evidence: &Evidence) -> Judgement {
     let away = (factor - 1.0) * evidence.both("Ip", "InReceives").unwrap_or(0.0);
     let accounts = raw > 0 && further.is_some_and(|n| ACCOUNTS.contains(&(away / n.max(1.0))));
     if factor < MERGED && long.is_none() && !accounts {
-        return Judgement::Absent(merged);
+        return merged.excludes();
     }
     let each = datagrams.map(|datagrams| created / datagrams);
     let many = each.map(|each| {
@@ -97,10 +94,10 @@ fn judge(evidence: &Evidence) -> Judgement {
         Some(each) if accounts || each >= MANY && raw > 0 => 0.95,
         Some(each) if each >= MANY => NOT_RAW,
         // Two fragments each: whatever is merged here, it is not what is cut.
-        Some(_) => return Judgement::Absent(many.unwrap_or(merged)),
+        Some(_) => return many.unwrap_or(merged).excludes(),
         // All were refused, none was cut.
         None if raw > 0 => 0.8,
-        None => return Judgement::Absent(merged),
+        None => return merged.excludes(),
     };
     let mut facts = vec![merged];
     facts.extend(long.map(|(link, mean)| {
@@ -119,12 +116,11 @@ fn judge(evidence: &Evidence) -> Judgement {
         "0",
         "/proc/net/packet, /proc/net/raw, packet_diag",
     ));
-    Judgement::Present(Finding {
-        weight: harm.min(1.0) * sure,
-        settled: false,
+    Ok(Finding::new(
+        harm.min(1.0) * sure,
         facts,
-        remedies: remedies(evidence),
-    })
+        remedies(evidence),
+    ))
 }
 
 /// An interface from which packets longer than its MTU come: whoever sends on the other side of it did not cut them.
@@ -228,7 +224,7 @@ mod tests {
 
     #[test]
     fn merged_packets_cut_to_pieces_are_it() {
-        let finding = present(judge(&gateway(8, 10, Transport::Raw)));
+        let finding = present(evaluate(&gateway(8, 10, Transport::Raw)));
         assert_eq!(finding.weight, 0.95);
         let off = "ethtool -K eth0 gro off";
         let spread = "echo 3 > /sys/class/net/eth0/queues/rx-0/rps_cpus";
@@ -241,24 +237,24 @@ mod tests {
         let mut evidence = gateway(1, 2, Transport::Raw);
         // 500 more fragments than packets that were cut, and 490 frames merged into others.
         count(&mut evidence, Subject::Host, "IpExt.InNoECTPkts", 1_490);
-        assert_eq!(present(judge(&evidence)).weight, 0.95);
+        assert_eq!(present(evaluate(&evidence)).weight, 0.95);
         evidence.map.sockets[0].transport = Transport::Udp;
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
     fn long_packets_from_a_guest_are_it_without_gro() {
         let mut evidence = gateway(1, 10, Transport::Raw);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
         count(&mut evidence, egress(), metric::RX_PACKETS, 1_000);
         count(&mut evidence, egress(), metric::RX_BYTES, 20_000_000);
-        assert_eq!(present(judge(&evidence)).weight, 0.95);
+        assert_eq!(present(evaluate(&evidence)).weight, 0.95);
     }
 
     #[test]
     fn an_mtu_a_little_too_large_is_not() {
-        assert!(absent(judge(&gateway(8, 2, Transport::Udp))));
-        assert!(absent(judge(&gateway(8, 2, Transport::Raw))));
+        assert!(absent(evaluate(&gateway(8, 2, Transport::Udp))));
+        assert!(absent(evaluate(&gateway(8, 2, Transport::Raw))));
     }
 
     #[test]
@@ -270,6 +266,6 @@ mod tests {
 
     #[test]
     fn merging_without_harm_is_not() {
-        assert!(absent(judge(&gateway(8, 1, Transport::Raw))));
+        assert!(absent(evaluate(&gateway(8, 1, Transport::Raw))));
     }
 }

@@ -3,14 +3,10 @@
 //! Set apart from a single thread that sleeps because it has nothing to do: several threads must share the work, and
 //! together be near what one processor gives; their sleeps are then waits for each other.
 
-use seikan_observe::metric;
-
 use super::calls;
+use super::prelude::*;
 use super::turn::unhindered;
-use super::weigh::{Ramp, judged};
-use super::{FAULT, Spec};
-use crate::signature::{Per, Signature, Source};
-use crate::{Cause, Evidence, Fact, Judgement, PathStep, Place, Remedy, Stage};
+use crate::Stage;
 
 /// Sleeps per packet, all threads together. A batch of a few packets makes below a third; one for each is the pattern
 /// in its full form.
@@ -37,29 +33,26 @@ pub(super) const SPEC: Spec = Spec {
         Cause::UdpReceiveBuffer,
         Cause::Bufferbloat,
     ],
-    signature: Some(Signature {
-        source: Source::Threads,
-        names: &[metric::VOLUNTARY_SWITCHES],
-        per: Per::Packet,
-        normal: 0.5,
-    }),
-    judge: Some(judge),
+    signature: Some(Signature::new(
+        Source::Threads,
+        &[metric::VOLUNTARY_SWITCHES],
+        Per::Packet,
+        0.5,
+    )),
+    rule: Some(evaluate),
     ..FAULT
 };
 
-fn judge(evidence: &Evidence) -> Judgement {
-    let Some(program) = &evidence.map.program else {
-        return Judgement::Unseen(
-            "no program carries this tunnel, or it could not be found".into(),
-        );
-    };
+fn evaluate(evidence: &Evidence) -> Judgement {
+    let program = program(evidence)?;
     let threads = evidence.threads();
     let packets = evidence.packets();
     if threads.is_empty() || packets == 0.0 {
-        return Judgement::Unseen(format!(
+        return Err(format!(
             "the threads of {} or its packets could not be counted",
             program.name
-        ));
+        )
+        .into());
     }
     let wanted: f64 = threads.iter().map(|thread| thread.wish()).sum();
     let working = threads
@@ -120,7 +113,7 @@ fn judge(evidence: &Evidence) -> Judgement {
         Vec::new(),
         "the time spent on waking, and the waits between threads",
     );
-    judged(weight, facts, vec![remedy])
+    weighted(weight, facts, vec![remedy])
 }
 
 #[cfg(test)]
@@ -149,17 +142,17 @@ mod tests {
     #[test]
     fn a_sleep_for_each_packet_in_a_full_pipeline_is_it() {
         let mut evidence = pipeline([0.6, 0.5], 110_000);
-        assert!(present(judge(&evidence)).weight > 0.7);
+        assert!(present(evaluate(&evidence)).weight > 0.7);
         profile(&mut evidence, &[(Stage::Schedule, 0.3)]);
-        assert!(present(judge(&evidence)).weight > 0.85);
+        assert!(present(evaluate(&evidence)).weight > 0.85);
     }
 
     #[test]
     fn wake_ups_are_told_where_they_were_counted() {
         let mut evidence = pipeline([0.6, 0.5], 110_000);
-        let sleeps = present(judge(&evidence)).facts.len();
+        let sleeps = present(evaluate(&evidence)).facts.len();
         count(&mut evidence, Subject::Host, "call.futex_wake", 120_000);
-        let facts = present(judge(&evidence)).facts;
+        let facts = present(evaluate(&evidence)).facts;
         assert_eq!(facts.len(), sleeps + 1);
         assert!(facts.iter().any(|fact| fact.value == 1.2));
     }
@@ -171,21 +164,21 @@ mod tests {
             &mut evidence,
             &[(Stage::Schedule, 0.03), (Stage::Crypto, 0.7)],
         );
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
     fn batches_are_not() {
-        assert!(absent(judge(&pipeline([0.6, 0.5], 10_000))));
+        assert!(absent(evaluate(&pipeline([0.6, 0.5], 10_000))));
     }
 
     #[test]
     fn one_thread_that_sleeps_for_want_of_work_is_not() {
-        assert!(absent(judge(&pipeline([0.65, 0.0], 110_000))));
+        assert!(absent(evaluate(&pipeline([0.65, 0.0], 110_000))));
     }
 
     #[test]
     fn a_pipeline_with_little_to_do_is_not() {
-        assert!(absent(judge(&pipeline([0.2, 0.2], 110_000))));
+        assert!(absent(evaluate(&pipeline([0.2, 0.2], 110_000))));
     }
 }

@@ -32,6 +32,7 @@ mod outer_fragmentation;
 mod packets_too_small;
 mod path_delay;
 mod path_loss;
+mod prelude;
 mod receive;
 mod reordering;
 #[cfg(test)]
@@ -73,7 +74,7 @@ pub struct Spec {
     /// Counter that shows it, if one of the sampled counters does.
     pub(crate) signature: Option<Signature>,
     /// The rule; `None`: the verdict if no rule finds a fault.
-    pub judge: Option<fn(&Evidence) -> Judgement>,
+    pub rule: Option<fn(&Evidence) -> Judgement>,
 }
 
 /// Defaults of a fault.
@@ -86,7 +87,7 @@ const FAULT: Spec = Spec {
     is_inferred: false,
     drops_packets: false,
     signature: None,
-    judge: None,
+    rule: None,
 };
 
 /// The specification of each cause, in the order of [`Cause::ALL`].
@@ -180,7 +181,7 @@ mod tests {
             assert!(!spec.sentence.is_empty(), "{cause}");
             let is_fault = cause.is_fault();
             assert_eq!(
-                (spec.step.is_some(), spec.judge.is_some()),
+                (spec.step.is_some(), spec.rule.is_some()),
                 (is_fault, is_fault),
                 "{cause}"
             );

@@ -3,11 +3,8 @@
 //! A probe of sizes tells it for certain. Without one there is only what TCP feels: timeouts, and next to nothing of
 //! what is sent acknowledged, which no loss by chance does to it.
 
-use seikan_observe::metric;
-
-use super::{FAULT, Spec};
-use crate::signature::{Per, Signature, Source};
-use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, MtuProbe, PathStep, Place, Remedy};
+use super::prelude::*;
+use crate::MtuProbe;
 
 /// Every path carries packets of this size in one piece with IPv6 (RFC 8200 section 5), and nearly every one with IPv4.
 const ALWAYS_PASSES: u32 = 1280;
@@ -23,27 +20,27 @@ pub(super) const SPEC: Spec = Spec {
     sentence: "The path drops large packets without an error message; small ones arrive.",
     step: Some(PathStep::Network),
     is_inferred: true,
-    signature: Some(Signature {
-        source: Source::Flows,
-        names: &[metric::TCP_TIMEOUTS],
-        per: Per::Second,
-        normal: 0.1,
-    }),
-    judge: Some(judge),
+    signature: Some(Signature::new(
+        Source::Flows,
+        &[metric::TCP_TIMEOUTS],
+        Per::Second,
+        0.1,
+    )),
+    rule: Some(evaluate),
     ..FAULT
 };
 
-fn judge(evidence: &Evidence) -> Judgement {
+fn evaluate(evidence: &Evidence) -> Judgement {
     match evidence.probes.mtu {
-        Some(probe) => judge_probe(evidence, probe),
-        None => judge_stall(evidence),
+        Some(probe) => evaluate_probe(evidence, probe),
+        None => evaluate_stall(evidence),
     }
 }
 
-fn judge_probe(evidence: &Evidence, probe: MtuProbe) -> Judgement {
-    let Some(passed) = probe.passed else {
-        return Judgement::Unseen("no probe was answered, not even a small one".into());
-    };
+fn evaluate_probe(evidence: &Evidence, probe: MtuProbe) -> Judgement {
+    let passed = probe
+        .passed
+        .ok_or("no probe was answered, not even a small one")?;
     let mtu = evidence.map.inner_link().map_or(0, |link| link.mtu);
     let fact = Fact::new(
         "largest packet that passes, bytes",
@@ -52,7 +49,7 @@ fn judge_probe(evidence: &Evidence, probe: MtuProbe) -> Judgement {
         "probes that must not be cut up",
     );
     let Some(lost) = probe.lost.filter(|_| !probe.reported) else {
-        return Judgement::Absent(fact);
+        return fact.excludes();
     };
     let mut facts = vec![
         fact,
@@ -81,16 +78,17 @@ fn judge_probe(evidence: &Evidence, probe: MtuProbe) -> Judgement {
     finding(evidence, if kept { 0.2 } else { 0.95 }, facts, Some(passed))
 }
 
-fn judge_stall(evidence: &Evidence) -> Judgement {
+fn evaluate_stall(evidence: &Evidence) -> Judgement {
     let Some(stall) = evidence.stalled() else {
         return match evidence.retransmitted() {
-            Some(share) if evidence.sends_tcp() => Judgement::Absent(Fact::new(
+            Some(share) if evidence.sends_tcp() => Fact::new(
                 "segments sent again, of those sent, while others are acknowledged",
                 share,
                 "near 1 with nothing acknowledged",
                 "tcp_info total_retrans, bytes_acked",
-            )),
-            _ => Judgement::Unseen("sizes were not probed, and this host sends no TCP".into()),
+            )
+            .excludes(),
+            _ => Err("sizes were not probed, and this host sends no TCP".into()),
         };
     };
     let stalled = Fact::new(
@@ -105,7 +103,7 @@ fn judge_stall(evidence: &Evidence) -> Judgement {
         .reduce(f64::max)
         .is_some_and(|mss| mss <= SMALL_SEGMENT)
     {
-        return Judgement::Absent(stalled);
+        return stalled.excludes();
     }
     let back = evidence.inner(metric::RX_PACKETS).unwrap_or(0.0);
     let mut facts = vec![
@@ -141,12 +139,7 @@ fn finding(
     passed: Option<u32>,
 ) -> Judgement {
     facts.truncate(5);
-    Judgement::Present(Finding {
-        weight,
-        settled: false,
-        facts,
-        remedies: smaller(evidence, passed),
-    })
+    Ok(Finding::new(weight, facts, smaller(evidence, passed)))
 }
 
 /// Packets that pass, by the interface's MTU or by what TCP agrees on.
@@ -214,7 +207,7 @@ mod tests {
 
     #[test]
     fn sizes_that_vanish_are_it() {
-        let finding = present(judge(&probed(standing_still(), Some(1301), false)));
+        let finding = present(evaluate(&probed(standing_still(), Some(1301), false)));
         assert_eq!(finding.weight, 0.95);
         let commands = finding.remedies[0].commands.clone();
         assert_eq!(commands, ["ip link set dev tun0 mtu 1300"]);
@@ -222,28 +215,28 @@ mod tests {
 
     #[test]
     fn sizes_that_are_reported_or_pass_are_not() {
-        assert!(absent(judge(&probed(tunnel(), Some(1301), true))));
-        assert!(absent(judge(&probed(tunnel(), None, false))));
+        assert!(absent(evaluate(&probed(tunnel(), Some(1301), true))));
+        assert!(absent(evaluate(&probed(tunnel(), None, false))));
         // Connections stand still although every size passes: something else.
-        assert!(absent(judge(&probed(standing_still(), None, false))));
+        assert!(absent(evaluate(&probed(standing_still(), None, false))));
     }
 
     #[test]
     fn connections_that_keep_below_do_not_feel_it() {
         let mut evidence = probed(sender(10_000, 0, 0), Some(1301), false);
         gauge(&mut evidence, flow(), metric::TCP_MSS, 1240);
-        assert!(present(judge(&evidence)).weight < 0.3);
+        assert!(present(evaluate(&evidence)).weight < 0.3);
     }
 
     #[test]
     fn standing_still_without_a_probe_suggests_it() {
-        assert_eq!(present(judge(&standing_still())).weight, 0.6);
+        assert_eq!(present(evaluate(&standing_still())).weight, 0.6);
     }
 
     #[test]
     fn loss_by_chance_is_not() {
         let mut evidence = sender(10_000, 1_000, 0);
         count(&mut evidence, flow(), metric::TCP_TIMEOUTS, 8);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 }

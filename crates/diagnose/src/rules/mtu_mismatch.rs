@@ -3,11 +3,7 @@
 //! At the end that cuts short, the program takes long packets from its interface and sends less than that, or nothing; at the
 //! other, packets arrive shorter than their header says. Connections feel a black hole of sizes either way.
 
-use seikan_observe::metric;
-
-use super::{FAULT, Spec};
-use crate::signature::{FEW, Per, Signature, Source};
-use crate::{Cause, Evidence, Fact, Finding, Judgement, PathStep, Place, Remedy};
+use super::prelude::*;
 
 /// Packets with a wrong length, of those received, from which it is no stray one.
 const WRONG: f64 = 0.001;
@@ -31,26 +27,26 @@ pub(super) const SPEC: Spec = Spec {
     step: Some(PathStep::InnerLink),
     effects: &[Cause::MtuBlackHole],
     drops_packets: true,
-    signature: Some(Signature {
-        source: Source::Inner,
-        names: &[
+    signature: Some(Signature::new(
+        Source::Inner,
+        &[
             metric::RX_LENGTH_ERRORS,
             metric::RX_ERRORS,
             metric::TX_ERRORS,
         ],
-        per: Per::Packet,
-        normal: FEW,
-    }),
-    judge: Some(judge),
+        Per::Packet,
+        FEW,
+    )),
+    rule: Some(evaluate),
     ..FAULT
 };
 
-fn judge(evidence: &Evidence) -> Judgement {
+fn evaluate(evidence: &Evidence) -> Judgement {
     let host = |name| evidence.host(name).unwrap_or(0.0);
     let truncated = host("IpExt.InTruncatedPkts") + host("Ip6.InTruncatedPkts");
-    let Some(received) = evidence.inner(metric::RX_PACKETS) else {
-        return Judgement::Unseen("the counters of the inner interface could not be read".into());
-    };
+    let received = evidence
+        .inner(metric::RX_PACKETS)
+        .ok_or("the counters of the inner interface could not be read")?;
     let errors = [metric::RX_LENGTH_ERRORS, metric::RX_FRAME_ERRORS];
     let errors: f64 = errors.iter().filter_map(|name| evidence.inner(name)).sum();
     let wrong = truncated + errors;
@@ -80,7 +76,7 @@ fn judge(evidence: &Evidence) -> Judgement {
         return finding(evidence, 0.95 * (share / FULL_WRONG).min(1.0), facts);
     }
     if !vanish(evidence) {
-        return Judgement::Absent(fact);
+        return fact.excludes();
     }
     match swallowed(evidence) {
         Some(facts) => finding(evidence, SWALLOWED, facts),
@@ -90,7 +86,7 @@ fn judge(evidence: &Evidence) -> Judgement {
                 let found = Fact::new(name, dropped, "0", "skb:kfree_skb PKT_TOO_SMALL");
                 finding(evidence, MACHINE, vec![found, fact])
             }
-            _ => Judgement::Absent(fact),
+            _ => fact.excludes(),
         },
     }
 }
@@ -158,12 +154,7 @@ fn finding(evidence: &Evidence, weight: f64, facts: Vec<Fact>) -> Judgement {
             .into_iter()
             .filter(|remedy| !remedy.actions.is_empty()),
     );
-    Judgement::Present(Finding {
-        weight,
-        settled: false,
-        facts,
-        remedies,
-    })
+    Ok(Finding::new(weight, facts, remedies))
 }
 
 #[cfg(test)]
@@ -191,22 +182,22 @@ mod tests {
         let mut evidence = receiver(10_000, 0, 0);
         let truncated = "IpExt.InTruncatedPkts";
         count(&mut evidence, Subject::Host, truncated, 500);
-        assert_eq!(present(judge(&evidence)).weight, 0.95);
+        assert_eq!(present(evaluate(&evidence)).weight, 0.95);
         count(&mut evidence, Subject::Host, truncated, 2);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
     fn length_errors_of_the_interface_are_it() {
         let mut evidence = receiver(10_000, 0, 0);
         count(&mut evidence, inner(), metric::RX_LENGTH_ERRORS, 500);
-        assert_eq!(present(judge(&evidence)).weight, 0.95);
+        assert_eq!(present(evaluate(&evidence)).weight, 0.95);
     }
 
     #[test]
     fn a_program_that_swallows_what_would_fit_is_it() {
         // 20 packets of 1500 bytes are taken in.
-        let finding = present(judge(&vanishing(3_000)));
+        let finding = present(evaluate(&vanishing(3_000)));
         assert_eq!(finding.weight, 0.85);
         assert_eq!(
             finding.remedies[1].commands,
@@ -222,7 +213,7 @@ mod tests {
 
     #[test]
     fn what_is_sent_on_and_vanishes_is_the_paths_doing() {
-        assert!(absent(judge(&vanishing(32_000))));
+        assert!(absent(evaluate(&vanishing(32_000))));
     }
 
     #[test]
@@ -233,6 +224,6 @@ mod tests {
             lost: Some(1441),
             reported: false,
         });
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 }

@@ -3,13 +3,8 @@
 //! The kernel then comes back to it, so with the usual budget this tells of a busy processor and costs little; with a
 //! small one the coming back is the cost.
 
-use seikan_observe::metric;
-
+use super::prelude::*;
 use super::receive::concerned;
-use super::weigh::{Ramp, judged};
-use super::{FAULT, Spec};
-use crate::signature::{FEW, Per, Signature, Source};
-use crate::{Action, Cause, Evidence, Fact, Judgement, PathStep, Remedy};
 
 /// Runs that ended early, of all: one in twenty is normal under load, half of them are the rule.
 const SQUEEZED: Ramp = Ramp::new(0.05, 0.4);
@@ -26,23 +21,21 @@ pub(super) const SPEC: Spec = Spec {
     sentence: "The kernel repeatedly stops handling received packets before it has finished.",
     step: Some(PathStep::Host),
     effects: &[Cause::BacklogFull],
-    signature: Some(Signature {
-        source: Source::Cpus,
-        names: &[metric::SOFTNET_TIME_SQUEEZE],
-        per: Per::Packet,
-        normal: FEW,
-    }),
-    judge: Some(judge),
+    signature: Some(Signature::new(
+        Source::Cpus,
+        &[metric::SOFTNET_TIME_SQUEEZE],
+        Per::Packet,
+        FEW,
+    )),
+    rule: Some(evaluate),
     ..FAULT
 };
 
-fn judge(evidence: &Evidence) -> Judgement {
-    let (Some(squeezed), Some(processed)) = (
-        evidence.all_cpus(metric::SOFTNET_TIME_SQUEEZE),
-        evidence.all_cpus(metric::SOFTNET_PROCESSED),
-    ) else {
-        return Judgement::Unseen("/proc/net/softnet_stat could not be read".into());
-    };
+fn evaluate(evidence: &Evidence) -> Judgement {
+    let (squeezed, processed) = evidence
+        .all_cpus(metric::SOFTNET_TIME_SQUEEZE)
+        .zip(evidence.all_cpus(metric::SOFTNET_PROCESSED))
+        .ok_or("/proc/net/softnet_stat could not be read")?;
     // Where runs are not counted, each is taken to handle a full budget.
     let runs = evidence.all_cpus(metric::NET_RX);
     let runs = runs.unwrap_or(processed / BUDGET).max(squeezed).max(1.0);
@@ -100,7 +93,7 @@ fn judge(evidence: &Evidence) -> Judgement {
             .into(),
         "the time between two runs",
     );
-    judged(weight, facts, vec![remedy])
+    weighted(weight, facts, vec![remedy])
 }
 
 #[cfg(test)]
@@ -122,7 +115,7 @@ mod tests {
 
     #[test]
     fn a_small_budget_that_runs_out_is_it() {
-        let finding = present(judge(&budget("4", 15_000)));
+        let finding = present(evaluate(&budget("4", 15_000)));
         assert!(finding.weight > 0.85);
         assert_eq!(
             finding.remedies[0].commands[0],
@@ -132,21 +125,21 @@ mod tests {
 
     #[test]
     fn the_usual_budget_that_runs_out_tells_of_a_busy_processor() {
-        assert!(present(judge(&budget("300", 15_000))).weight < 0.3);
+        assert!(present(evaluate(&budget("300", 15_000))).weight < 0.3);
     }
 
     #[test]
     fn a_budget_that_others_packets_use_up_is_not() {
         let mut evidence = budget("4", 15_000);
         count(&mut evidence, egress(), metric::RX_PACKETS, 500_000);
-        assert!(present(judge(&evidence)).weight > 0.85);
+        assert!(present(evaluate(&evidence)).weight > 0.85);
         count(&mut evidence, egress(), metric::RX_PACKETS, 500);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
     fn one_that_seldom_runs_out_is_not() {
-        assert!(absent(judge(&budget("4", 200))));
-        assert!(unseen(judge(&tunnel())));
+        assert!(absent(evaluate(&budget("4", 200))));
+        assert!(unseen(evaluate(&tunnel())));
     }
 }

@@ -3,12 +3,9 @@
 //! The end that receives counts wrong checksums. The end that sends sees connections stand still although single packets of
 //! every size pass: only what it hands over as super-packets is lost.
 
-use seikan_observe::metric;
 use seikan_observe::path::LinkFacts;
 
-use super::{FAULT, Spec};
-use crate::signature::{FEW, Per, Signature, Source};
-use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, PathStep, Place, Remedy};
+use super::prelude::*;
 
 /// Packets with a wrong checksum, of all, from which it is no noise: cables and radios that damage packets have checks of
 /// their own, and less than one in a hundred thousand gets past them (Stone and Partridge 2000).
@@ -39,25 +36,25 @@ pub(super) const SPEC: Spec = Spec {
     // What arrives damaged is sent again.
     effects: &[Cause::PathLoss],
     drops_packets: true,
-    signature: Some(Signature {
-        source: Source::Host,
-        names: &[
+    signature: Some(Signature::new(
+        Source::Host,
+        &[
             "Tcp.InCsumErrors",
             "Udp.InCsumErrors",
             "Udp6.InCsumErrors",
             "Icmp.InCsumErrors",
         ],
-        per: Per::Packet,
-        normal: FEW,
-    }),
-    judge: Some(judge),
+        Per::Packet,
+        FEW,
+    )),
+    rule: Some(evaluate),
     ..FAULT
 };
 
-fn judge(evidence: &Evidence) -> Judgement {
-    let Some((damaged, all)) = evidence.damaged() else {
-        return Judgement::Unseen("the host's checksum counters could not be read".into());
-    };
+fn evaluate(evidence: &Evidence) -> Judgement {
+    let (damaged, all) = evidence
+        .damaged()
+        .ok_or("the host's checksum counters could not be read")?;
     let headers = evidence.host("IpExt.InCsumErrors").unwrap_or(0.0);
     let share = (damaged + headers) / (all + headers).max(1.0);
     let fact = Fact::new(
@@ -72,7 +69,7 @@ fn judge(evidence: &Evidence) -> Judgement {
     if let Some(finding) = on_this_machine(evidence, &fact) {
         return finding;
     }
-    sending(evidence).unwrap_or(Judgement::Absent(fact))
+    sending(evidence).unwrap_or(fact.excludes())
 }
 
 /// What the end that sends sees.
@@ -179,12 +176,11 @@ fn on_this_machine(evidence: &Evidence, received: &Fact) -> Option<Judgement> {
 
 fn finding(weight: f64, facts: Vec<Fact>, remedies: Vec<Remedy>) -> Judgement {
     let some = |remedy: &Remedy| !remedy.commands.is_empty();
-    Judgement::Present(Finding {
+    Ok(Finding::new(
         weight,
-        settled: false,
         facts,
-        remedies: remedies.into_iter().filter(some).collect(),
-    })
+        remedies.into_iter().filter(some).collect(),
+    ))
 }
 
 /// Interfaces with one of these features on, which can be turned off.
@@ -242,18 +238,18 @@ mod tests {
 
     #[test]
     fn wrong_checksums_are_it() {
-        assert_eq!(present(judge(&damaged(tunnel(), 500))).weight, 0.95);
-        assert!(present(judge(&damaged(tunnel(), 20))).weight < 0.3);
+        assert_eq!(present(evaluate(&damaged(tunnel(), 500))).weight, 0.95);
+        assert!(present(evaluate(&damaged(tunnel(), 20))).weight < 0.3);
     }
 
     #[test]
     fn a_stray_wrong_checksum_is_not() {
-        assert!(absent(judge(&damaged(tunnel(), 2))));
+        assert!(absent(evaluate(&damaged(tunnel(), 2))));
     }
 
     #[test]
     fn super_packets_that_vanish_while_single_ones_pass_are_it() {
-        let finding = present(judge(&standing_still(None)));
+        let finding = present(evaluate(&standing_still(None)));
         assert_eq!(finding.weight, STALLED);
         assert_eq!(finding.remedies[0].commands, ["ethtool -K eth0 tso off"]);
     }
@@ -262,16 +258,16 @@ mod tests {
     fn connections_that_halt_again_and_again_suggest_it() {
         let mut evidence = standing_still(None);
         count(&mut evidence, flow(), metric::TCP_BYTES_ACKED, 12_000);
-        assert_eq!(present(judge(&evidence)).weight, HALTED);
+        assert_eq!(present(evaluate(&evidence)).weight, HALTED);
         evidence.probes.mtu = None;
-        assert_eq!(present(judge(&evidence)).weight, UNPROBED);
+        assert_eq!(present(evaluate(&evidence)).weight, UNPROBED);
         count(&mut evidence, flow(), metric::TCP_TIMEOUTS, 0);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
     fn if_single_large_ones_vanish_too_it_is_not() {
-        assert!(absent(judge(&standing_still(Some(1301)))));
+        assert!(absent(evaluate(&standing_still(Some(1301)))));
     }
 
     #[test]
@@ -281,7 +277,7 @@ mod tests {
         let link = &mut evidence.map.links[0];
         link.features.insert("tx-checksum-ip-generic".into(), true);
         link.changeable = vec!["tx-checksum-ip-generic".into()];
-        let finding = present(judge(&evidence));
+        let finding = present(evaluate(&evidence));
         assert_eq!(finding.weight, MACHINE);
         assert_eq!(finding.remedies[0].commands, ["ethtool -K tun0 tx off"]);
     }

@@ -1,15 +1,11 @@
 //! Offloads that would merge, cut up or sum up packets are off, so every packet takes the whole way through the kernel by
 //! itself, and the processor is the limit.
 
-use seikan_observe::metric;
 use seikan_observe::path::LinkFacts;
 
 use super::calls::per_packet;
+use super::prelude::*;
 use super::turn::limited_by_work;
-use super::weigh::Ramp;
-use super::{FAULT, Spec, effects};
-use crate::signature::{FULL_PACKET, Per, Signature, Source};
-use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, PathStep, Place, Remedy};
 
 /// Features by the kernel's names, and `ethtool -K`'s word; on by default wherever the driver has them.
 const FEATURES: &[(&str, &str, Direction)] = &[
@@ -50,24 +46,24 @@ pub(super) const SPEC: Spec = Spec {
     sentence: "Packets pass the kernel one by one, because offloads that merge or segment them are off.",
     step: Some(PathStep::OuterLink),
     effects: effects::PACKETS,
-    signature: Some(Signature {
-        source: Source::Cpus,
-        names: &[metric::SOFTNET_PROCESSED],
-        per: Per::Byte,
-        normal: 4.0 / FULL_PACKET,
-    }),
-    judge: Some(judge),
+    signature: Some(Signature::new(
+        Source::Cpus,
+        &[metric::SOFTNET_PROCESSED],
+        Per::Byte,
+        4.0 / FULL_PACKET,
+    )),
+    rule: Some(evaluate),
     ..FAULT
 };
 
-fn judge(evidence: &Evidence) -> Judgement {
+fn evaluate(evidence: &Evidence) -> Judgement {
     if evidence
         .map
         .links
         .iter()
         .all(|link| link.features.is_empty())
     {
-        return Judgement::Unseen("the offloads of the interfaces could not be read".into());
+        return Err("the offloads of the interfaces could not be read".into());
     }
     let links = evidence.map.links.iter();
     let mut missing: Vec<(&LinkFacts, &str, f64)> =
@@ -80,14 +76,14 @@ fn judge(evidence: &Evidence) -> Judgement {
         "ethtool features",
     );
     if missing.is_empty() {
-        return Judgement::Absent(fact);
+        return fact.excludes();
     }
     if evidence.busy().is_none() && evidence.idle().is_empty() {
-        return Judgement::Unseen("how busy the processors are could not be read".into());
+        return Err("how busy the processors are could not be read".into());
     }
     let (limited, busy) = limited(evidence);
     if limited < LIMITED {
-        return Judgement::Absent(busy);
+        return busy.excludes();
     }
     let kernel = kernel_share(evidence);
     let mut facts = vec![fact, busy];
@@ -108,12 +104,11 @@ fn judge(evidence: &Evidence) -> Judgement {
     facts.extend(counted(evidence, &missing));
     let many = (0.55 + 0.1 * missing.len() as f64).min(0.85);
     let in_kernel = kernel.map_or(0.7, |kernel| (kernel / KERNEL).min(1.0));
-    Judgement::Present(Finding {
-        weight: many * limited * in_kernel,
-        settled: false,
+    Ok(Finding::new(
+        many * limited * in_kernel,
         facts,
-        remedies: remedies(evidence, &missing),
-    })
+        remedies(evidence, &missing),
+    ))
 }
 
 /// Work that the offloads would have saved, where its calls were counted: for sending only, because merging has none.
@@ -286,7 +281,7 @@ mod tests {
 
     #[test]
     fn merging_that_is_off_on_a_busy_host_is_it() {
-        let finding = present(judge(&without_gro(1_450, 2)));
+        let finding = present(evaluate(&without_gro(1_450, 2)));
         assert!(finding.weight > 0.6);
         // TSO is no use to datagrams.
         let commands = finding.remedies[0].commands.clone();
@@ -297,7 +292,7 @@ mod tests {
     fn a_tunnel_over_tcp_misses_segmentation_as_well() {
         let mut evidence = without_gro(1_450, 2);
         evidence.map.sockets = vec![socket(3, Transport::Tcp)];
-        let finding = present(judge(&evidence));
+        let finding = present(evaluate(&evidence));
         assert_eq!(finding.remedies[0].commands.len(), 2);
     }
 
@@ -311,7 +306,7 @@ mod tests {
             "call.__skb_gso_segment",
             20_000,
         );
-        let facts = present(judge(&evidence)).facts;
+        let facts = present(evaluate(&evidence)).facts;
         let cut = facts.iter().find(|fact| fact.name.contains("cut up"));
         assert_eq!(cut.map(|fact| fact.value), Some(0.2));
         assert!(cut.is_some_and(|fact| fact.source.contains("machine-wide")));
@@ -323,26 +318,26 @@ mod tests {
         // Half of the MTU, one for each twenty that are sent.
         count(&mut evidence, egress(), metric::RX_PACKETS, 10_000);
         count(&mut evidence, egress(), metric::RX_BYTES, 10_000 * 800);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
     fn a_program_that_breaks_on_merged_packets_misses_no_merging() {
         let mut evidence = without_gro(1_450, 2);
         evidence.map.sockets = vec![socket(3, Transport::Raw)];
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
         evidence.map.sockets[0].vnet_hdr = Some(true);
-        present(judge(&evidence));
+        present(evaluate(&evidence));
     }
 
     #[test]
     fn on_an_idle_host_it_costs_nothing() {
-        assert!(absent(judge(&without_gro(1_450, 80))));
+        assert!(absent(evaluate(&without_gro(1_450, 80))));
     }
 
     #[test]
     fn packets_that_are_merged_already_miss_nothing() {
-        assert!(absent(judge(&without_gro(9_000, 2))));
+        assert!(absent(evaluate(&without_gro(9_000, 2))));
     }
 
     #[test]
@@ -355,6 +350,6 @@ mod tests {
         tun.changeable = vec![tso.into()];
         count(&mut evidence, inner(), metric::TX_PACKETS, 100_000);
         count(&mut evidence, inner(), metric::TX_BYTES, 140_000_000);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 }

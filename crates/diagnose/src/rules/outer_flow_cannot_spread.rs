@@ -4,10 +4,8 @@
 use seikan_observe::path::SocketFacts;
 use std::collections::BTreeSet;
 
+use super::prelude::*;
 use super::receive::{is_spread, one_core};
-use super::weigh::judged;
-use super::{FAULT, Spec};
-use crate::{Action, Cause, Evidence, Fact, Judgement, PathStep, Place, Remedy};
 
 pub(super) const SPEC: Spec = Spec {
     cause: Cause::OuterFlowCannotSpread,
@@ -19,25 +17,24 @@ pub(super) const SPEC: Spec = Spec {
         Cause::CpuContention,
         Cause::UdpReceiveBuffer,
     ],
-    judge: Some(judge),
+    rule: Some(evaluate),
     ..FAULT
 };
 
-fn judge(evidence: &Evidence) -> Judgement {
-    let Some(link) = evidence.map.egress_link() else {
-        return Judgement::Unseen("the interface to the outside is not known".into());
-    };
-    let found = match one_core(evidence) {
-        Ok(found) => found,
-        Err(why) => return Judgement::Unseen(why),
-    };
+fn evaluate(evidence: &Evidence) -> Judgement {
+    let link = evidence
+        .map
+        .egress_link()
+        .ok_or("the interface to the outside is not known")?;
+    let found = one_core(evidence)?;
     if !is_spread(link) {
-        return Judgement::Absent(Fact::new(
+        return Fact::new(
             format!("processors to which {} spreads what it receives", link.name),
             1.0,
             "2 or more, if flows were the limit",
             "rps_cpus and receive queues",
-        ));
+        )
+        .excludes();
     }
     let flows = outer_flows(&evidence.map.sockets);
     let mut facts = found.facts;
@@ -48,7 +45,7 @@ fn judge(evidence: &Evidence) -> Judgement {
         "the program's sockets",
     );
     if flows > 1 {
-        return Judgement::Absent(flow_fact);
+        return flow_fact.excludes();
     }
     facts.insert(1, flow_fact);
     let mut remedies = vec![Remedy::ask(
@@ -70,7 +67,7 @@ fn judge(evidence: &Evidence) -> Judgement {
             "the part of the work that comes after the tunnel, if there are several connections inside",
         ));
     }
-    judged(0.9 * found.strength, facts, remedies)
+    weighted(0.9 * found.strength, facts, remedies)
 }
 
 /// Pairs of addresses and ports, as far as sockets tell: one that is not connected counts as one. A tunnel of the
@@ -108,7 +105,7 @@ mod tests {
 
     #[test]
     fn one_flow_on_one_processor_is_it() {
-        let finding = present(judge(&spread()));
+        let finding = present(evaluate(&spread()));
         assert!(finding.weight > 0.85);
         assert_eq!(finding.remedies[0].place, Place::Tunnel);
     }
@@ -119,13 +116,13 @@ mod tests {
         let mut second = socket(3, Transport::Udp);
         second.local.set_port(1001);
         evidence.map.sockets.push(second);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
     fn nothing_to_spread_them_is_another_cause() {
         let mut evidence = spread();
         evidence.map.links[1].rps.clear();
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 }

@@ -1,12 +1,8 @@
 //! The tunnel's packets are larger than the way takes and are cut into fragments: twice the packets, and one lost
 //! fragment loses them all.
 
-use seikan_observe::metric;
-
 use super::calls::per_packet;
-use super::{FAULT, Spec};
-use crate::signature::{FEW, Per, Signature, Source};
-use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, PathStep, Place, Remedy};
+use super::prelude::*;
 
 /// Fragments of all packets outside, from which it is no stray one.
 const FRAGMENTS: f64 = 0.01;
@@ -30,27 +26,26 @@ pub(super) const SPEC: Spec = Spec {
         Cause::FramePerSyscall,
         Cause::SingleThreadSaturated,
     ],
-    signature: Some(Signature {
-        source: Source::Host,
-        names: &[
+    signature: Some(Signature::new(
+        Source::Host,
+        &[
             "Ip.FragCreates",
             "Ip.ReasmReqds",
             "Ip6.FragCreates",
             "Ip6.ReasmReqds",
         ],
-        per: Per::Packet,
-        normal: FEW,
-    }),
-    judge: Some(judge),
+        Per::Packet,
+        FEW,
+    )),
+    rule: Some(evaluate),
     ..FAULT
 };
 
-fn judge(evidence: &Evidence) -> Judgement {
-    let (Some(created), Some(arrived)) =
-        (evidence.fragments_created(), evidence.fragments_received())
-    else {
-        return Judgement::Unseen("the host's IP counters could not be read".into());
-    };
+fn evaluate(evidence: &Evidence) -> Judgement {
+    let (created, arrived) = evidence
+        .fragments_created()
+        .zip(evidence.fragments_received())
+        .ok_or("the host's IP counters could not be read")?;
     let share = |fragments: f64, name| match evidence.egress(name) {
         Some(packets) if packets > 0.0 => (fragments / packets).min(1.0),
         // Without an interface to compare with, any number is all there is.
@@ -68,7 +63,7 @@ fn judge(evidence: &Evidence) -> Judgement {
         "Ip.FragCreates and Ip.ReasmReqds, both IP versions",
     );
     if largest < FRAGMENTS {
-        return Judgement::Absent(fact);
+        return fact.excludes();
     }
     let cut = packets_outside(evidence, sent >= received);
     let mut facts = vec![fact];
@@ -90,12 +85,11 @@ fn judge(evidence: &Evidence) -> Judgement {
         )
     }));
     let inside = cut.is_some_and(|cut| cut < CUT);
-    Judgement::Present(Finding {
-        weight: 0.9 * (largest / FULL).min(1.0) * if inside { 0.25 } else { 1.0 },
-        settled: false,
+    Ok(Finding::new(
+        0.9 * (largest / FULL).min(1.0) * if inside { 0.25 } else { 1.0 },
         facts,
-        remedies: remedies(evidence),
-    })
+        remedies(evidence),
+    ))
 }
 
 /// Packets that were cut, or fragments that came in, in whichever namespace the tunnel's outside is.
@@ -167,7 +161,7 @@ mod tests {
 
     #[test]
     fn packets_cut_in_two_are_it() {
-        let finding = present(judge(&fragments(20_000, 10_000, 20_000)));
+        let finding = present(evaluate(&fragments(20_000, 10_000, 20_000)));
         assert_eq!(finding.weight, 0.9);
         assert_eq!(
             finding.remedies[0].commands,
@@ -180,7 +174,7 @@ mod tests {
         let mut evidence = fragments(20_000, 10_000, 20_000);
         count(&mut evidence, Subject::Host, "call.ip_do_fragment", 10_000);
         count(&mut evidence, Subject::Host, "call.ip_defrag", 50);
-        let facts = present(judge(&evidence)).facts;
+        let facts = present(evaluate(&evidence)).facts;
         let cut = facts.iter().find(|fact| fact.name.contains("cut up"));
         assert_eq!(cut.map(|fact| fact.value), Some(1.0));
     }
@@ -191,17 +185,17 @@ mod tests {
         count(&mut evidence, Subject::Host, "Ip6.ReasmReqds", 20_000);
         count(&mut evidence, inner(), metric::RX_PACKETS, 10_000);
         count(&mut evidence, egress(), metric::RX_PACKETS, 20_000);
-        assert_eq!(present(judge(&evidence)).weight, 0.9);
+        assert_eq!(present(evaluate(&evidence)).weight, 0.9);
     }
 
     #[test]
     fn no_fragments_are_not() {
-        assert!(absent(judge(&fragments(10, 10_000, 10_000))));
+        assert!(absent(evaluate(&fragments(10, 10_000, 10_000))));
     }
 
     #[test]
     fn fragments_inside_the_tunnel_are_not() {
-        let finding = present(judge(&fragments(10_000, 10_000, 10_000)));
+        let finding = present(evaluate(&fragments(10_000, 10_000, 10_000)));
         assert!(finding.weight < 0.3);
     }
 }

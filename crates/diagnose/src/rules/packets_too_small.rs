@@ -1,12 +1,7 @@
 //! Packets are so small that the work for each of them, which does not depend on its size, is the limit.
 
-use seikan_observe::metric;
-
+use super::prelude::*;
 use super::turn::limited_by_work;
-use super::weigh::Ramp;
-use super::{FAULT, Spec, effects};
-use crate::signature::{FULL_PACKET, Per, Signature, Source};
-use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, PathStep, Place, Remedy};
 
 /// Mean bytes per packet in the main direction below which the work per packet outweighs that per byte: at 600 the same
 /// bytes need two and a half times the packets of an MTU of 1500.
@@ -27,20 +22,20 @@ pub(super) const SPEC: Spec = Spec {
     sentence: "The packets in the tunnel are so small that the work per packet is the limit.",
     step: Some(PathStep::InnerLink),
     effects: effects::PACKETS,
-    signature: Some(Signature {
-        source: Source::Inner,
-        names: &[metric::TX_PACKETS, metric::RX_PACKETS],
-        per: Per::Byte,
-        normal: 1.5 / FULL_PACKET,
-    }),
-    judge: Some(judge),
+    signature: Some(Signature::new(
+        Source::Inner,
+        &[metric::TX_PACKETS, metric::RX_PACKETS],
+        Per::Byte,
+        1.5 / FULL_PACKET,
+    )),
+    rule: Some(evaluate),
     ..FAULT
 };
 
-fn judge(evidence: &Evidence) -> Judgement {
-    let Some(mean) = evidence.bytes_per_packet() else {
-        return Judgement::Unseen("nothing went through the inner interface".into());
-    };
+fn evaluate(evidence: &Evidence) -> Judgement {
+    let mean = evidence
+        .bytes_per_packet()
+        .ok_or("nothing went through the inner interface")?;
     let link = evidence.map.inner_link();
     let mtu = link.map_or(1500, |link| link.mtu);
     // A super-packet is as many as it is cut into.
@@ -59,11 +54,12 @@ fn judge(evidence: &Evidence) -> Judgement {
             SMALL
         }
     {
-        return Judgement::Absent(fact);
+        return fact.excludes();
     }
-    let (Some(busiest), Some(by_work)) = (evidence.busy(), limited_by_work(evidence)) else {
-        return Judgement::Unseen("how busy the processors are could not be read".into());
-    };
+    let (busiest, by_work) = evidence
+        .busy()
+        .zip(limited_by_work(evidence))
+        .ok_or("how busy the processors are could not be read")?;
     let limited = by_work.max(if small_mtu { full(evidence) } else { 0.0 });
     let busy = Fact::new(
         "busiest thread of the program, of a processor, with its waiting",
@@ -73,7 +69,7 @@ fn judge(evidence: &Evidence) -> Judgement {
     );
     let per_second = evidence.packets();
     if limited < LIMITED || per_second < MANY {
-        return Judgement::Absent(busy);
+        return busy.excludes();
     }
     // What the same work per packet would carry in full packets.
     let lost = 1.0 - mean / 1400.0;
@@ -93,12 +89,11 @@ fn judge(evidence: &Evidence) -> Judgement {
             "rtnetlink",
         ),
     ];
-    Judgement::Present(Finding {
-        weight: (lost * 1.2).min(0.95) * limited,
-        settled: false,
+    Ok(Finding::new(
+        (lost * 1.2).min(0.95) * limited,
         facts,
-        remedies: remedies(evidence, small_mtu),
-    })
+        remedies(evidence, small_mtu),
+    ))
 }
 
 /// Whether the processors have no time left for anybody, 0 to 1.
@@ -175,12 +170,12 @@ mod tests {
 
     #[test]
     fn small_packets_and_a_full_thread_are_it() {
-        assert_eq!(present(judge(&packets(100, 1500, 98))).weight, 0.95);
+        assert_eq!(present(evaluate(&packets(100, 1500, 98))).weight, 0.95);
     }
 
     #[test]
     fn a_small_mtu_can_be_raised() {
-        let finding = present(judge(&packets(560, 576, 98)));
+        let finding = present(evaluate(&packets(560, 576, 98)));
         assert_eq!(
             finding.remedies[0].commands,
             ["ip link set dev tun0 mtu 1400"]
@@ -207,11 +202,11 @@ mod tests {
 
     #[test]
     fn full_packets_and_a_full_thread_are_not() {
-        assert!(absent(judge(&packets(1_450, 1500, 98))));
+        assert!(absent(evaluate(&packets(1_450, 1500, 98))));
     }
 
     #[test]
     fn small_packets_and_an_idle_thread_are_not() {
-        assert!(absent(judge(&packets(100, 1500, 20))));
+        assert!(absent(evaluate(&packets(100, 1500, 20))));
     }
 }

@@ -4,12 +4,9 @@
 //! the application has more to send, the window is the limit, and its rate is window / round trip. A window held down by
 //! a small buffer is the buffer's doing and has rules of its own.
 
-use seikan_observe::metric;
 use seikan_observe::path::SocketFacts;
 
-use super::{FAULT, Spec};
-use crate::signature::{Per, Signature, Source};
-use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, PathStep, Place, Remedy};
+use super::prelude::*;
 
 /// Round trips from which windows matter: the kernel's largest default receive window (6 MiB, 32 MiB from 6.16 on; net/ipv4/tcp.c) then
 /// allows some Gbit/s, but one that grows from ten segments takes a second to get there. Microseconds.
@@ -32,20 +29,20 @@ pub(super) const SPEC: Spec = Spec {
     sentence: "The path has a long round-trip time, and the sender may have too little data in flight for it.",
     step: Some(PathStep::Network),
     is_inferred: true,
-    signature: Some(Signature {
-        source: Source::Flows,
-        names: &[metric::TCP_MIN_RTT_US],
-        per: Per::Value,
-        normal: 20_000.0,
-    }),
-    judge: Some(judge),
+    signature: Some(Signature::new(
+        Source::Flows,
+        &[metric::TCP_MIN_RTT_US],
+        Per::Value,
+        20_000.0,
+    )),
+    rule: Some(evaluate),
     ..FAULT
 };
 
-fn judge(evidence: &Evidence) -> Judgement {
-    let Some(shortest) = evidence.shortest_rtt_us() else {
-        return Judgement::Unseen("no round-trip time through the tunnel is known".into());
-    };
+fn evaluate(evidence: &Evidence) -> Judgement {
+    let shortest = evidence
+        .shortest_rtt_us()
+        .ok_or("no round-trip time through the tunnel is known")?;
     let fact = Fact::new(
         "shortest round trip through the tunnel, ms",
         shortest / 1e3,
@@ -53,7 +50,7 @@ fn judge(evidence: &Evidence) -> Judgement {
         "tcp_info min_rtt, or a probe",
     );
     if shortest < LONG_US {
-        return Judgement::Absent(fact);
+        return fact.excludes();
     }
     let flow = evidence.main_flow().filter(|_| evidence.sends_tcp());
     let loaded = match flow {
@@ -69,7 +66,7 @@ fn judge(evidence: &Evidence) -> Judgement {
         )
     });
     if let Some(queue) = queue.clone().filter(|queue| queue.value > QUEUE) {
-        return Judgement::Absent(queue);
+        return queue.excludes();
     }
     let losses = evidence.inner_losses();
     let lost = losses.map_or(0.0, |losses| losses.lost());
@@ -100,14 +97,9 @@ fn judge(evidence: &Evidence) -> Judgement {
         "tcp_info total_retrans less dsack_dups",
     ));
     if weight < 0.05 {
-        return Judgement::Absent(facts.swap_remove(facts.len() - 1));
+        return facts.swap_remove(facts.len() - 1).excludes();
     }
-    Judgement::Present(Finding {
-        weight,
-        settled: false,
-        facts,
-        remedies: remedies(evidence),
-    })
+    Ok(Finding::new(weight, facts, remedies(evidence)))
 }
 
 /// Bytes under way, and whether a buffer at one of the ends holds them down.
@@ -184,14 +176,14 @@ mod tests {
 
     #[test]
     fn a_long_way_without_queue_or_loss_is_it() {
-        assert_eq!(present(judge(&far(100, 105, 0))).weight, 0.85);
+        assert_eq!(present(evaluate(&far(100, 105, 0))).weight, 0.85);
     }
 
     #[test]
     fn a_short_way_is_not_nor_a_full_queue_nor_loss() {
-        assert!(absent(judge(&far(2, 2, 0))));
-        assert!(absent(judge(&far(30, 200, 0))));
-        assert!(absent(judge(&far(100, 105, 100))));
+        assert!(absent(evaluate(&far(2, 2, 0))));
+        assert!(absent(evaluate(&far(30, 200, 0))));
+        assert!(absent(evaluate(&far(100, 105, 100))));
     }
 
     #[test]
@@ -200,13 +192,13 @@ mod tests {
         gauge(&mut evidence, flow(), metric::TCP_UNACKED, 45);
         let limited = metric::TCP_RWND_LIMITED_US;
         count(&mut evidence, flow(), limited, 9_000_000);
-        assert!(present(judge(&evidence)).weight < 0.3);
+        assert!(present(evaluate(&evidence)).weight < 0.3);
     }
 
     #[test]
     fn an_idle_application_is_not() {
         let mut evidence = far(100, 105, 0);
         gauge(&mut evidence, flow(), metric::TCP_APP_LIMITED, 1);
-        assert!(present(judge(&evidence)).weight < 0.3);
+        assert!(present(evaluate(&evidence)).weight < 0.3);
     }
 }

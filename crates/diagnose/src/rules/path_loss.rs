@@ -1,15 +1,11 @@
 //! Packets are lost outside of this host: connections send again, and no counter here explains it.
 
-use seikan_observe::metric;
 use seikan_observe::path::SocketFacts;
 
+use super::prelude::*;
 use super::turn::limited_by_work;
-use super::weigh::Ramp;
-use super::{FAULT, Spec};
 use crate::evidence::is_tolerated;
 use crate::losses::{Arrivals, Losses};
-use crate::signature::{FEW, Per, Signature, Source};
-use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, PathStep, Place, Remedy};
 
 /// Lost segments of those sent from which TCP suffers (Mathis et al. 1997: at 1 in 1,000 and 20 ms, 20 Mbit/s).
 const LOSS: f64 = 0.001;
@@ -46,52 +42,54 @@ pub(super) const SPEC: Spec = Spec {
     sentence: "Packets are lost on the path, outside of this host.",
     step: Some(PathStep::Network),
     is_inferred: true,
-    signature: Some(Signature {
-        source: Source::Flows,
-        names: &[metric::TCP_RETRANS],
-        per: Per::Packet,
-        normal: FEW,
-    }),
-    judge: Some(judge),
+    signature: Some(Signature::new(
+        Source::Flows,
+        &[metric::TCP_RETRANS],
+        Per::Packet,
+        FEW,
+    )),
+    rule: Some(evaluate),
     ..FAULT
 };
 
-fn judge(evidence: &Evidence) -> Judgement {
+fn evaluate(evidence: &Evidence) -> Judgement {
     // Loss of nothing but large packets has a rule of its own.
     if let Some((lost, false)) = evidence
         .probes
         .mtu
         .and_then(|probe| Some((probe.lost?, probe.reported)))
     {
-        return Judgement::Absent(Fact::new(
+        return Fact::new(
             "size from which all packets are lost, smaller ones pass, bytes",
             f64::from(lost),
             "as many of every size",
             "probes that must not be cut up",
-        ));
+        )
+        .excludes();
     }
     if let Some(stall) = evidence.stalled() {
-        return Judgement::Absent(Fact::new(
+        return Fact::new(
             "bytes acknowledged, of those sent by connections that time out",
             stall.acknowledged / stall.sent,
             "1 less the share lost",
             "tcp_info bytes_acked",
-        ));
+        )
+        .excludes();
     }
     // Over TCP the tunnel repairs what is lost; the connections in it only see delay.
     match (evidence.outer_losses(), evidence.inner_losses()) {
-        (Some(outer), _) if evidence.sends() => judge_sender(evidence, outer, true),
-        (None, Some(inner)) if !evidence.outer_tcp() => judge_sender(evidence, inner, false),
+        (Some(outer), _) if evidence.sends() => evaluate_sender(evidence, outer, true),
+        (None, Some(inner)) if !evidence.outer_tcp() => evaluate_sender(evidence, inner, false),
         _ => match evidence.arrivals() {
-            Some(arrivals) => judge_receiver(evidence, arrivals),
-            None => Judgement::Unseen(
+            Some(arrivals) => evaluate_receiver(evidence, arrivals),
+            None => Err(
                 "no TCP connection of this host sends or receives much through the tunnel".into(),
             ),
         },
     }
 }
 
-fn judge_sender(evidence: &Evidence, losses: Losses, outer: bool) -> Judgement {
+fn evaluate_sender(evidence: &Evidence, losses: Losses, outer: bool) -> Judgement {
     let whose = if outer {
         "the tunnel's own connection"
     } else {
@@ -109,7 +107,7 @@ fn judge_sender(evidence: &Evidence, losses: Losses, outer: bool) -> Judgement {
         "tcp_info total_retrans less dsack_dups and local drops",
     );
     if share < LOSS && by_rate == 0.0 {
-        return Judgement::Absent(fact);
+        return fact.excludes();
     }
     let unexplained = share / losses.lost();
     // A tunnel over TCP whose inner connections suffer from its repairs would live with the same loss over UDP: then
@@ -175,7 +173,7 @@ fn by_rate(evidence: &Evidence, losses: Losses) -> f64 {
     BY_RATE.at(times) * (1.0 - AT_ONCE.at(times))
 }
 
-fn judge_receiver(evidence: &Evidence, arrivals: Arrivals) -> Judgement {
+fn evaluate_receiver(evidence: &Evidence, arrivals: Arrivals) -> Judgement {
     let share = arrivals.early / arrivals.segments;
     let fact = Fact::new(
         "segments received before one that was due, of all",
@@ -184,7 +182,7 @@ fn judge_receiver(evidence: &Evidence, arrivals: Arrivals) -> Judgement {
         "TcpExt.TCPOFOQueue over Tcp.InSegs",
     );
     if share < EARLY {
-        return Judgement::Absent(fact);
+        return fact.excludes();
     }
     let here = arrivals.here / arrivals.segments;
     let twice = arrivals.twice / arrivals.segments;
@@ -227,12 +225,7 @@ fn finding(evidence: &Evidence, weight: f64, facts: Vec<Fact>) -> Judgement {
         ),
     ];
     remedies.extend(patient(evidence));
-    Judgement::Present(Finding {
-        weight,
-        settled: false,
-        facts,
-        remedies,
-    })
+    Ok(Finding::new(weight, facts, remedies))
 }
 
 /// A congestion control that does not take each loss for a full queue, if this host sends with one that does.
@@ -275,7 +268,7 @@ mod tests {
 
     #[test]
     fn loss_that_nothing_here_explains_is_it() {
-        assert_eq!(present(judge(&sender(10_000, 100, 0))).weight, 0.9);
+        assert_eq!(present(evaluate(&sender(10_000, 100, 0))).weight, 0.9);
     }
 
     #[test]
@@ -286,18 +279,18 @@ mod tests {
         gauge(&mut evidence, flow(), metric::TCP_RTT_US, 22_000);
         // 1,448 bytes x 1.22 / 22 ms / sqrt(1 / 2,000): 29 Mbit/s, of which it has 24.
         evidence.expected = Some(60e6);
-        let weight = present(judge(&evidence)).weight;
+        let weight = present(evaluate(&evidence)).weight;
         assert!((0.55..0.65).contains(&weight), "{weight}");
         // Who gets what it should does not feel them.
         evidence.expected = Some(24e6);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
         // Over a short way they would let 40 times as much through.
         evidence.expected = Some(60e6);
         gauge(&mut evidence, flow(), metric::TCP_RTT_US, 500);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
         gauge(&mut evidence, flow(), metric::TCP_RTT_US, 22_000);
         evidence.map.flows[0].congestion = Some("bbr".into());
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
@@ -307,14 +300,14 @@ mod tests {
         evidence.map.flows[0].congestion = Some("cubic".into());
         gauge(&mut evidence, flow(), metric::TCP_RTT_US, 122_000);
         evidence.expected = Some(60e6);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
     fn another_congestion_control_is_set_where_the_kernel_has_it() {
         let mut evidence = sender(10_000, 100, 0);
         let last = |evidence: &Evidence| {
-            let remedies = present(judge(evidence)).remedies;
+            let remedies = present(evaluate(evidence)).remedies;
             remedies.last().expect("remedies").clone()
         };
         assert_eq!(last(&evidence).actions, []);
@@ -329,20 +322,20 @@ mod tests {
 
     #[test]
     fn a_trace_weighs_little() {
-        assert!(present(judge(&sender(10_000, 20, 0))).weight < 0.3);
-        assert!(absent(judge(&sender(10_000, 5, 0))));
+        assert!(present(evaluate(&sender(10_000, 20, 0))).weight < 0.3);
+        assert!(absent(evaluate(&sender(10_000, 5, 0))));
     }
 
     #[test]
     fn what_the_inner_queue_dropped_is_not() {
         let mut evidence = sender(10_000, 500, 0);
         count(&mut evidence, inner(), metric::TX_DROPPED, 495);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
     fn what_was_sent_for_nothing_is_not() {
-        assert!(absent(judge(&sender(10_000, 500, 495))));
+        assert!(absent(evaluate(&sender(10_000, 500, 495))));
     }
 
     #[test]
@@ -356,20 +349,20 @@ mod tests {
             }),
             ..Probes::default()
         };
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
     fn a_receiver_sees_what_comes_too_early() {
-        assert_eq!(present(judge(&receiver(10_000, 1_000, 0))).weight, 0.6);
-        assert!(absent(judge(&receiver(10_000, 10, 0))));
+        assert_eq!(present(evaluate(&receiver(10_000, 1_000, 0))).weight, 0.6);
+        assert!(absent(evaluate(&receiver(10_000, 10, 0))));
     }
 
     #[test]
     fn a_receiver_whose_socket_overflows_has_itself_to_blame() {
         let mut evidence = receiver(10_000, 1_000, 0);
         count(&mut evidence, Subject::Udp(1), metric::UDP_DROPS, 100);
-        assert!(present(judge(&evidence)).weight < 0.1);
+        assert!(present(evaluate(&evidence)).weight < 0.1);
     }
 
     #[test]
@@ -378,9 +371,9 @@ mod tests {
         evidence.map.sockets = vec![socket(3, Transport::Tcp)];
         count(&mut evidence, Subject::Tcp(3), metric::TCP_SEGS_OUT, 10_000);
         count(&mut evidence, Subject::Tcp(3), metric::TCP_RETRANS, 200);
-        assert_eq!(present(judge(&evidence)).weight, 0.9);
+        assert_eq!(present(evaluate(&evidence)).weight, 0.9);
         // If the inner connections suffer as well, the stacking is the cause.
         count(&mut evidence, flow(), metric::TCP_TIMEOUTS, 5);
-        assert!(present(judge(&evidence)).weight < 0.3);
+        assert!(present(evaluate(&evidence)).weight < 0.3);
     }
 }

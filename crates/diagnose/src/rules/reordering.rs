@@ -1,11 +1,7 @@
 //! Packets overtake each other: the sender takes the ones that come late for lost and slows down.
 
-use seikan_observe::metric;
-
-use super::{FAULT, Spec};
+use super::prelude::*;
 use crate::losses::{Arrivals, Losses};
-use crate::signature::{FEW, Per, Signature, Source};
-use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, PathStep, Place, Remedy};
 
 /// Segments sent for nothing, of all, from which it is felt: each one halts the growth of the window.
 const SPURIOUS: f64 = 0.001;
@@ -32,29 +28,29 @@ pub(super) const SPEC: Spec = Spec {
     sentence: "The path delivers packets out of order, which TCP takes for loss.",
     step: Some(PathStep::Network),
     is_inferred: true,
-    signature: Some(Signature {
-        source: Source::Flows,
-        names: &[metric::TCP_REORD_SEEN],
-        per: Per::Packet,
-        normal: FEW,
-    }),
-    judge: Some(judge),
+    signature: Some(Signature::new(
+        Source::Flows,
+        &[metric::TCP_REORD_SEEN],
+        Per::Packet,
+        FEW,
+    )),
+    rule: Some(evaluate),
     ..FAULT
 };
 
-fn judge(evidence: &Evidence) -> Judgement {
+fn evaluate(evidence: &Evidence) -> Judgement {
     if let Some(losses) = evidence.inner_losses() {
-        return judge_sender(evidence, losses);
+        return evaluate_sender(evidence, losses);
     }
     match evidence.arrivals() {
-        Some(arrivals) => judge_receiver(arrivals),
-        None => Judgement::Unseen(
-            "no TCP connection of this host sends or receives much through the tunnel".into(),
-        ),
+        Some(arrivals) => evaluate_receiver(arrivals),
+        None => {
+            Err("no TCP connection of this host sends or receives much through the tunnel".into())
+        }
     }
 }
 
-fn judge_sender(evidence: &Evidence, losses: Losses) -> Judgement {
+fn evaluate_sender(evidence: &Evidence, losses: Losses) -> Judgement {
     let seen = evidence.flows(metric::TCP_REORD_SEEN).unwrap_or(0.0);
     let spurious = losses.spurious / losses.segments;
     let overtaken = seen / losses.segments;
@@ -83,7 +79,7 @@ fn judge_sender(evidence: &Evidence, losses: Losses) -> Judgement {
     };
     let weight = 0.9 * by_spurious.max(by_overtaken);
     if weight == 0.0 {
-        return Judgement::Absent(fact);
+        return fact.excludes();
     }
     let facts = vec![
         fact,
@@ -117,7 +113,7 @@ fn judge_sender(evidence: &Evidence, losses: Losses) -> Judgement {
     present(weight, facts, remedies)
 }
 
-fn judge_receiver(arrivals: Arrivals) -> Judgement {
+fn evaluate_receiver(arrivals: Arrivals) -> Judgement {
     let twice = arrivals.twice / arrivals.segments;
     let fact = Fact::new(
         "segments received twice, of all",
@@ -127,7 +123,7 @@ fn judge_receiver(arrivals: Arrivals) -> Judgement {
     );
     let early = arrivals.early / arrivals.segments;
     if twice < SPURIOUS || early < SPURIOUS {
-        return Judgement::Absent(fact);
+        return fact.excludes();
     }
     let facts = vec![
         fact,
@@ -148,12 +144,7 @@ fn judge_receiver(arrivals: Arrivals) -> Judgement {
 }
 
 fn present(weight: f64, facts: Vec<Fact>, remedies: Vec<Remedy>) -> Judgement {
-    Judgement::Present(Finding {
-        weight,
-        settled: false,
-        facts,
-        remedies,
-    })
+    Ok(Finding::new(weight, facts, remedies))
 }
 
 fn remedies() -> Vec<Remedy> {
@@ -188,13 +179,13 @@ mod tests {
 
     #[test]
     fn retransmissions_for_nothing_are_it() {
-        let finding = testing::present(judge(&overtaken(80, 110, 100)));
+        let finding = testing::present(evaluate(&overtaken(80, 110, 100)));
         assert_eq!(finding.weight, 0.9);
     }
 
     #[test]
     fn a_sender_that_got_used_to_it_still_shows() {
-        let finding = testing::present(judge(&overtaken(300, 5, 5)));
+        let finding = testing::present(evaluate(&overtaken(300, 5, 5)));
         assert!((0.3..0.9).contains(&finding.weight));
     }
 
@@ -202,24 +193,24 @@ mod tests {
     fn duplicates_that_no_timeout_made_are_it() {
         let mut evidence = overtaken(0, 110, 100);
         count(&mut evidence, flow(), metric::TCP_TIMEOUTS, 1);
-        let weight = testing::present(judge(&evidence)).weight;
+        let weight = testing::present(evaluate(&evidence)).weight;
         assert!((weight - 0.9 * TOLD).abs() < 1e-9);
     }
 
     #[test]
     fn loss_is_not_nor_early_timeouts() {
-        assert!(absent(judge(&overtaken(0, 100, 0))));
+        assert!(absent(evaluate(&overtaken(0, 100, 0))));
         let mut early = overtaken(0, 100, 100);
-        assert!(absent(judge(&early)));
+        assert!(absent(evaluate(&early)));
         count(&mut early, flow(), metric::TCP_TIMEOUTS, 50);
-        assert!(absent(judge(&early)));
-        assert!(absent(judge(&overtaken(5, 500, 20))));
+        assert!(absent(evaluate(&early)));
+        assert!(absent(evaluate(&overtaken(5, 500, 20))));
     }
 
     #[test]
     fn a_receiver_gets_segments_twice() {
-        let finding = testing::present(judge(&receiver(10_000, 2_000, 100)));
+        let finding = testing::present(evaluate(&receiver(10_000, 2_000, 100)));
         assert_eq!(finding.weight, 0.7);
-        assert!(absent(judge(&receiver(10_000, 2_000, 0))));
+        assert!(absent(evaluate(&receiver(10_000, 2_000, 0))));
     }
 }

@@ -1,11 +1,9 @@
 //! A queueing discipline on this host keeps the rate down: packets wait in it or are dropped by it.
 
-use seikan_observe::metric;
 use seikan_observe::path::LinkFacts;
 
-use super::{FAULT, Spec};
-use crate::signature::{Per, Signature, Source};
-use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, PathStep, Remedy};
+use super::prelude::*;
+use crate::Excluded;
 
 /// Disciplines that limit a rate; others drop only because what follows them is slow.
 const LIMITING: &[&str] = &["tbf", "htb", "hfsc", "cake", "netem"];
@@ -22,38 +20,39 @@ pub(super) const SPEC: Spec = Spec {
         Cause::UdpSendBuffer,
     ],
     drops_packets: true,
-    signature: Some(Signature {
-        source: Source::Qdiscs,
-        names: &[metric::QDISC_OVERLIMITS],
-        per: Per::Packet,
-        normal: 0.01,
-    }),
-    judge: Some(judge),
+    signature: Some(Signature::new(
+        Source::Qdiscs,
+        &[metric::QDISC_OVERLIMITS],
+        Per::Packet,
+        0.01,
+    )),
+    rule: Some(evaluate),
     ..FAULT
 };
 
-fn judge(evidence: &Evidence) -> Judgement {
+fn evaluate(evidence: &Evidence) -> Judgement {
     let links = evidence.map.links.iter();
     let limited = links.filter(|link| LIMITING.contains(&&*link.qdisc));
     let mut seen = None;
     for link in limited {
-        match judge_link(evidence, link) {
-            Some(Judgement::Absent(fact)) => seen = Some(fact),
+        match evaluate_link(evidence, link) {
+            Some(Err(Excluded::Absent(fact))) => seen = Some(fact),
             Some(present) => return present,
             None => {}
         }
     }
-    Judgement::Absent(seen.unwrap_or_else(|| {
+    seen.unwrap_or_else(|| {
         Fact::new(
             "queueing disciplines on the path that limit a rate",
             0.0,
             "0",
             "rtnetlink qdiscs",
         )
-    }))
+    })
+    .excludes()
 }
 
-fn judge_link(evidence: &Evidence, link: &LinkFacts) -> Option<Judgement> {
+fn evaluate_link(evidence: &Evidence, link: &LinkFacts) -> Option<Judgement> {
     let of = |name| evidence.qdisc(&link.name, name);
     let packets = of(metric::QDISC_PACKETS)?;
     let (delayed, dropped) = (of(metric::QDISC_OVERLIMITS)?, of(metric::QDISC_DROPS)?);
@@ -68,7 +67,7 @@ fn judge_link(evidence: &Evidence, link: &LinkFacts) -> Option<Judgement> {
         "qdisc overlimits",
     );
     if share < OFTEN && dropped == 0.0 {
-        return Some(Judgement::Absent(fact));
+        return Some(fact.excludes());
     }
     let rate = of(metric::QDISC_BYTES)? * 8.0 / evidence.seconds();
     let mut facts = vec![
@@ -92,18 +91,17 @@ fn judge_link(evidence: &Evidence, link: &LinkFacts) -> Option<Judgement> {
     let near = link
         .qdisc_rate
         .is_none_or(|limit| rate > 0.7 * limit as f64);
-    Some(Judgement::Present(Finding {
-        weight: if near { 0.95 } else { 0.3 },
-        settled: false,
+    Some(Ok(Finding::new(
+        if near { 0.95 } else { 0.3 },
         facts,
-        remedies: vec![Remedy::here(
+        vec![Remedy::here(
             format!("no limit on {}, if nobody needs it", link.name),
             vec![Action::RemoveQdisc {
                 link: link.name.clone(),
             }],
             "up to the next bottleneck",
         )],
-    }))
+    )))
 }
 
 #[cfg(test)]
@@ -127,12 +125,12 @@ mod tests {
 
     #[test]
     fn a_full_token_bucket_is_it() {
-        assert_eq!(present(judge(&shaped(9_000, 100_000_000))).weight, 0.95);
+        assert_eq!(present(evaluate(&shaped(9_000, 100_000_000))).weight, 0.95);
     }
 
     #[test]
     fn one_with_room_is_not() {
-        assert!(absent(judge(&shaped(0, 1_000_000_000))));
-        assert!(absent(judge(&tunnel())));
+        assert!(absent(evaluate(&shaped(0, 1_000_000_000))));
+        assert!(absent(evaluate(&tunnel())));
     }
 }

@@ -3,13 +3,8 @@
 //! Set apart from a thread that wants as much but has to wait for it (contention, quota), and from a program whose
 //! threads all are full.
 
-use seikan_observe::metric;
-
+use super::prelude::*;
 use super::turn::unhindered;
-use super::weigh::{Ramp, judged};
-use super::{FAULT, Spec, effects};
-use crate::signature::{Per, Signature, Source};
-use crate::{Cause, Evidence, Fact, Judgement, PathStep, Place, Remedy};
 
 /// A thread that ran or wanted to for less than this sleeps now and then: there is more to be had from it.
 const BUSY: f64 = 0.85;
@@ -25,27 +20,23 @@ pub(super) const SPEC: Spec = Spec {
     sentence: "One thread of the tunnel's program uses a whole processor while other processors are idle.",
     step: Some(PathStep::Program),
     effects: effects::LATE,
-    signature: Some(Signature {
-        source: Source::Threads,
-        names: &[metric::RUN_NS],
-        per: Per::Second,
-        normal: 0.8e9,
-    }),
-    judge: Some(judge),
+    signature: Some(Signature::new(
+        Source::Threads,
+        &[metric::RUN_NS],
+        Per::Second,
+        0.8e9,
+    )),
+    rule: Some(evaluate),
     ..FAULT
 };
 
-fn judge(evidence: &Evidence) -> Judgement {
-    let Some(program) = &evidence.map.program else {
-        return Judgement::Unseen(
-            "no program carries this tunnel, or it could not be found".into(),
-        );
-    };
+fn evaluate(evidence: &Evidence) -> Judgement {
+    let program = program(evidence)?;
     let mut threads = evidence.threads();
     threads.sort_by(|a, b| b.wish().total_cmp(&a.wish()));
-    let Some(first) = threads.first() else {
-        return Judgement::Unseen(format!("the threads of {} could not be read", program.name));
-    };
+    let first = threads
+        .first()
+        .ok_or_else(|| format!("the threads of {} could not be read", program.name))?;
     let second = threads.get(1).map_or(0.0, |thread| thread.wish());
     let mut facts = vec![
         Fact::new(
@@ -82,7 +73,7 @@ fn judge(evidence: &Evidence) -> Judgement {
     let weight = Ramp::new(BUSY, FULL).at(first.wish())
         * unhindered(evidence)
         * (1.0 - Ramp::new(ALONE, SHARED).at(second / first.wish().max(1e-9)));
-    judged(0.9 * weight, facts, remedies(&program.name))
+    weighted(0.9 * weight, facts, remedies(&program.name))
 }
 
 fn remedies(name: &str) -> Vec<Remedy> {
@@ -113,7 +104,7 @@ mod tests {
         let mut evidence = tunnel();
         thread(&mut evidence, 100, first.0, first.1);
         thread(&mut evidence, 101, second.0, second.1);
-        judge(&evidence)
+        evaluate(&evidence)
     }
 
     #[test]
@@ -142,6 +133,6 @@ mod tests {
     fn without_a_program_nothing_is_said() {
         let mut evidence = tunnel();
         evidence.map.program = None;
-        assert!(unseen(judge(&evidence)));
+        assert!(unseen(evaluate(&evidence)));
     }
 }

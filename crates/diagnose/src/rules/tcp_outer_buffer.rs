@@ -3,13 +3,11 @@
 //! A small buffer is also full when something behind it is slow; then packets wait and the round trip is longer than the
 //! shortest. Only where what is under way takes about the shortest round trip is the buffer the limit.
 
+use seikan_observe::Subject;
 use seikan_observe::path::SocketFacts;
-use seikan_observe::{Subject, metric};
 
-use super::weigh::Ramp;
-use super::{FAULT, Spec};
-use crate::signature::{Per, Signature, Source};
-use crate::{Cause, Evidence, Fact, Finding, Judgement, PathStep, Place, Remedy};
+use super::prelude::*;
+use crate::Excluded;
 
 /// The share of its busy time for which a buffer holds a connection up, from which it is worth a word.
 const LIMITED: f64 = 0.25;
@@ -31,36 +29,34 @@ pub(super) const SPEC: Spec = Spec {
     sentence: "The tunnel runs over a TCP connection whose buffers are too small for this round-trip time.",
     step: Some(PathStep::Sockets),
     effects: &[Cause::TunQueueOverflow, Cause::Bufferbloat],
-    signature: Some(Signature {
-        source: Source::Outer,
-        names: &[metric::TCP_SNDBUF_LIMITED_US, metric::TCP_RWND_LIMITED_US],
-        per: Per::Second,
-        normal: 0.1e6,
-    }),
-    judge: Some(judge),
+    signature: Some(Signature::new(
+        Source::Outer,
+        &[metric::TCP_SNDBUF_LIMITED_US, metric::TCP_RWND_LIMITED_US],
+        Per::Second,
+        0.1e6,
+    )),
+    rule: Some(evaluate),
     ..FAULT
 };
 
-fn judge(evidence: &Evidence) -> Judgement {
+fn evaluate(evidence: &Evidence) -> Judgement {
     let carried = |socket: &&SocketFacts| {
         let of = |name| evidence.tcp(socket, name).unwrap_or(0.0);
         (of(metric::TCP_BYTES_ACKED) + of(metric::TCP_BYTES_RECEIVED)) as u64
     };
     let Some(socket) = evidence.outer_connections().max_by_key(carried) else {
-        return Judgement::Absent(Fact::new(
+        return Fact::new(
             "TCP connections that carry the tunnel",
             0.0,
             "0",
             "sockets of the program",
-        ));
+        )
+        .excludes();
     };
-    let judged = match evidence.sends() {
-        true => judge_sender(evidence, socket),
-        false => judge_receiver(evidence, socket),
-    };
-    let (weight, mut facts) = match judged {
-        Ok(judged) => judged,
-        Err(judgement) => return judgement,
+    let (weight, mut facts) = if evidence.sends() {
+        evaluate_sender(evidence, socket)?
+    } else {
+        evaluate_receiver(evidence, socket)?
     };
     let busiest = evidence.busy();
     facts.extend(busiest.map(|busiest| {
@@ -75,11 +71,10 @@ fn judge(evidence: &Evidence) -> Judgement {
         Some(busiest) if busiest > BUSY => 0.3 * weight,
         _ => weight,
     };
-    Judgement::Present(Finding {
+    Ok(Finding::new(
         weight,
-        settled: false,
         facts,
-        remedies: vec![
+        vec![
             Remedy::ask(
                 Place::Tunnel,
                 "no fixed socket buffers at either end, so that the kernel lets them grow (OpenVPN: `sndbuf 0`, `rcvbuf 0`)",
@@ -93,16 +88,16 @@ fn judge(evidence: &Evidence) -> Judgement {
                 "no window outside at all",
             ),
         ],
-    })
+    ))
 }
 
-fn judge_sender(evidence: &Evidence, socket: &SocketFacts) -> Result<(f64, Vec<Fact>), Judgement> {
+fn evaluate_sender(
+    evidence: &Evidence,
+    socket: &SocketFacts,
+) -> Result<(f64, Vec<Fact>), Excluded> {
     let growth = |name| evidence.tcp(socket, name);
-    let Some(busy) = growth(metric::TCP_BUSY_US) else {
-        return Err(Judgement::Unseen(
-            "the tunnel's own TCP connection could not be read".into(),
-        ));
-    };
+    let busy =
+        growth(metric::TCP_BUSY_US).ok_or("the tunnel's own TCP connection could not be read")?;
     let of_busy = |name| growth(name).unwrap_or(0.0) / busy.max(1.0);
     let here = of_busy(metric::TCP_SNDBUF_LIMITED_US);
     let there = of_busy(metric::TCP_RWND_LIMITED_US);
@@ -123,21 +118,21 @@ fn judge_sender(evidence: &Evidence, socket: &SocketFacts) -> Result<(f64, Vec<F
         "tcp_info sndbuf_limited, rwnd_limited, unacked over snd_wnd",
     );
     if limited < LIMITED {
-        return Err(Judgement::Absent(fact));
+        return Err(Excluded::Absent(fact));
     }
     facts.insert(0, fact);
     if filled.is_some_and(|filled| filled < FILLED) {
-        return Err(Judgement::Absent(facts.swap_remove(1)));
+        return Err(Excluded::Absent(facts.swap_remove(1)));
     }
     // Without a round-trip time the buffer is full for reasons unknown.
     let sure = if filled.is_some() { 0.95 } else { 0.4 };
     Ok((sure * limited, facts))
 }
 
-fn judge_receiver(
+fn evaluate_receiver(
     evidence: &Evidence,
     socket: &SocketFacts,
-) -> Result<(f64, Vec<Fact>), Judgement> {
+) -> Result<(f64, Vec<Fact>), Excluded> {
     let fact = Fact::new(
         "receive buffer of the tunnel's own connection, KiB",
         f64::from(socket.receive_buffer) / 1024.0,
@@ -145,23 +140,17 @@ fn judge_receiver(
         "SO_RCVBUF",
     );
     if socket.receive_buffer > FIXED {
-        return Err(Judgement::Absent(fact));
+        return Err(Excluded::Absent(fact));
     }
     let received = evidence.tcp(socket, metric::TCP_BYTES_RECEIVED);
-    let Some(received) = received else {
-        return Err(Judgement::Unseen(
-            "the tunnel's own TCP connection could not be read".into(),
-        ));
-    };
+    let received = received.ok_or("the tunnel's own TCP connection could not be read")?;
     let window = OFFERED * f64::from(socket.receive_buffer);
     let (filled, mut facts) = fill(evidence, socket, window, received / evidence.seconds());
     facts.insert(0, fact);
     match filled {
-        Some(filled) if filled < FILLED => Err(Judgement::Absent(facts.swap_remove(1))),
+        Some(filled) if filled < FILLED => Err(Excluded::Absent(facts.swap_remove(1))),
         Some(_) => Ok((0.75, facts)),
-        None => Err(Judgement::Unseen(
-            "no round-trip time of the tunnel's own connection is known".into(),
-        )),
+        None => Err("no round-trip time of the tunnel's own connection is known".into()),
     }
 }
 
@@ -231,7 +220,7 @@ mod tests {
     #[test]
     fn a_full_buffer_over_a_distance_is_it() {
         // 65 kB / 6 ms = 10.9 MB/s.
-        let finding = present(judge(&buffered(6_000, 9_000_000)));
+        let finding = present(evaluate(&buffered(6_000, 9_000_000)));
         assert!(finding.weight > 0.8);
     }
 
@@ -239,21 +228,21 @@ mod tests {
     fn a_window_that_is_full_is_it_whatever_the_kernel_calls_it() {
         let mut evidence = buffered(6_000, 0);
         gauge(&mut evidence, Subject::Tcp(3), metric::TCP_SND_WND, 70_000);
-        assert!(present(judge(&evidence)).weight > 0.8);
+        assert!(present(evaluate(&evidence)).weight > 0.8);
         gauge(&mut evidence, Subject::Tcp(3), metric::TCP_SND_WND, 700_000);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
     fn a_full_buffer_before_something_slow_is_not() {
         // Over 0.2 ms it would allow 326 MB/s.
-        assert!(absent(judge(&buffered(200, 9_000_000))));
+        assert!(absent(evaluate(&buffered(200, 9_000_000))));
     }
 
     #[test]
     fn a_buffer_with_room_is_not_nor_a_tunnel_over_udp() {
-        assert!(absent(judge(&buffered(6_000, 100_000))));
-        assert!(absent(judge(&sender(10_000, 0, 0))));
+        assert!(absent(evaluate(&buffered(6_000, 100_000))));
+        assert!(absent(evaluate(&sender(10_000, 0, 0))));
     }
 
     #[test]
@@ -261,7 +250,7 @@ mod tests {
         let mut evidence = buffered(6_000, 9_000_000);
         let thread = Subject::Thread { pid: 100, tid: 101 };
         count(&mut evidence, thread, metric::RUN_NS, 9_900_000_000);
-        assert!(present(judge(&evidence)).weight < 0.3);
+        assert!(present(evaluate(&evidence)).weight < 0.3);
     }
 
     #[test]
@@ -270,8 +259,8 @@ mod tests {
         count(&mut evidence, inner(), metric::RX_BYTES, 200_000_000);
         let received = metric::TCP_BYTES_RECEIVED;
         count(&mut evidence, Subject::Tcp(3), received, 100_000_000);
-        assert_eq!(present(judge(&evidence)).weight, 0.75);
+        assert_eq!(present(evaluate(&evidence)).weight, 0.75);
         evidence.map.sockets[0].receive_buffer = 6_000_000;
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 }

@@ -5,11 +5,7 @@
 //! connections suffer the stacking is named, and the loss stays a lesser rival; where they do not, the loss is named and
 //! this is the lesser one. A full ring in front of a program that may not send is a consequence.
 
-use seikan_observe::metric;
-
-use super::{FAULT, Spec};
-use crate::signature::{FEW, Per, Signature, Source};
-use crate::{Cause, Evidence, Fact, Finding, Judgement, PathStep, Place, Remedy};
+use super::prelude::*;
 
 /// Losses of the tunnel's own connection, of its segments, from which repairs are often enough to be felt.
 const LOSS: f64 = 0.001;
@@ -27,25 +23,26 @@ pub(super) const SPEC: Spec = Spec {
     sentence: "The tunnel runs over TCP: the connections inside it retransmit the data that the tunnel itself retransmits late.",
     step: Some(PathStep::Sockets),
     effects: &[Cause::TunQueueOverflow, Cause::Bufferbloat],
-    signature: Some(Signature {
-        source: Source::Outer,
-        names: &[metric::TCP_RETRANS],
-        per: Per::Packet,
-        normal: FEW,
-    }),
-    judge: Some(judge),
+    signature: Some(Signature::new(
+        Source::Outer,
+        &[metric::TCP_RETRANS],
+        Per::Packet,
+        FEW,
+    )),
+    rule: Some(evaluate),
     ..FAULT
 };
 
-fn judge(evidence: &Evidence) -> Judgement {
+fn evaluate(evidence: &Evidence) -> Judgement {
     let connections = evidence.outer_connections().count();
     if connections == 0 {
-        return Judgement::Absent(Fact::new(
+        return Fact::new(
             "TCP connections that carry the tunnel",
             0.0,
             "0",
             "sockets of the program",
-        ));
+        )
+        .excludes();
     }
     let suffers = inner_suffers(evidence);
     let (fact, signature) = match (evidence.outer_losses(), evidence.arrivals()) {
@@ -69,13 +66,11 @@ fn judge(evidence: &Evidence) -> Judgement {
             0.7 * strength(arrivals.early / arrivals.segments, EARLY, FULL_EARLY),
         ),
         _ => {
-            return Judgement::Unseen(
-                "the tunnel's own TCP connection carried too little to be judged".into(),
-            );
+            return Err("the tunnel's own TCP connection carried too little to be judged".into());
         }
     };
     if signature == 0.0 {
-        return Judgement::Absent(fact);
+        return fact.excludes();
     }
     let mut facts = vec![fact];
     let counters = [
@@ -98,17 +93,16 @@ fn judge(evidence: &Evidence) -> Judgement {
     for (name, value, source) in counters {
         facts.extend(value.map(|value| Fact::new(name, value, "0", source)));
     }
-    Judgement::Present(Finding {
-        weight: signature * if suffers { 0.9 } else { 0.29 },
-        settled: false,
+    Ok(Finding::new(
+        signature * if suffers { 0.9 } else { 0.29 },
         facts,
-        remedies: vec![Remedy::ask(
+        vec![Remedy::ask(
             Place::Tunnel,
             "UDP as the tunnel's transport, at both ends (OpenVPN: `proto udp`)",
             vec![],
             "a loss then slows one connection by itself and stops none",
         )],
-    })
+    ))
 }
 
 /// Whether the connections inside react to the repairs outside.
@@ -152,18 +146,18 @@ mod tests {
 
     #[test]
     fn losses_outside_and_timeouts_inside_are_it() {
-        assert_eq!(present(judge(&over_tcp(100, 5))).weight, 0.9);
+        assert_eq!(present(evaluate(&over_tcp(100, 5))).weight, 0.9);
     }
 
     #[test]
     fn losses_that_the_inner_connections_do_not_feel_weigh_little() {
-        assert!(present(judge(&over_tcp(100, 0))).weight < 0.3);
+        assert!(present(evaluate(&over_tcp(100, 0))).weight < 0.3);
     }
 
     #[test]
     fn without_losses_or_without_tcp_outside_it_is_not() {
-        assert!(absent(judge(&over_tcp(0, 5))));
-        assert!(absent(judge(&sender(10_000, 100, 0))));
+        assert!(absent(evaluate(&over_tcp(0, 5))));
+        assert!(absent(evaluate(&sender(10_000, 100, 0))));
     }
 
     #[test]
@@ -171,6 +165,6 @@ mod tests {
         let mut evidence = over_tcp(100, 5);
         let qdisc = Subject::Qdisc("eth0".into());
         count(&mut evidence, qdisc, metric::QDISC_DROPS, 100);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 }

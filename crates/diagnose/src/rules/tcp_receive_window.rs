@@ -3,12 +3,9 @@
 //! A large window is also used up when packets pile up in a queue before a bottleneck; then the round trip is several
 //! times the shortest, and the window only ends the queue's growth.
 
-use seikan_observe::metric;
 use seikan_observe::path::SocketFacts;
 
-use super::{FAULT, Spec};
-use crate::signature::{Per, Signature, Source};
-use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, PathStep, Place, Remedy};
+use super::prelude::*;
 
 /// The share of the busy time held up by the receiver's window, from which it is worth a word.
 const LIMITED: f64 = 0.25;
@@ -30,37 +27,34 @@ pub(super) const SPEC: Spec = Spec {
     sentence: "The receiving program reads its data too slowly, or its receive window is too small.",
     step: Some(PathStep::Applications),
     is_inferred: true,
-    signature: Some(Signature {
-        source: Source::Flows,
-        names: &[metric::TCP_RWND_LIMITED_US],
-        per: Per::Second,
-        normal: 0.1e6,
-    }),
-    judge: Some(judge),
+    signature: Some(Signature::new(
+        Source::Flows,
+        &[metric::TCP_RWND_LIMITED_US],
+        Per::Second,
+        0.1e6,
+    )),
+    rule: Some(evaluate),
     ..FAULT
 };
 
-fn judge(evidence: &Evidence) -> Judgement {
+fn evaluate(evidence: &Evidence) -> Judgement {
     if evidence.sends_tcp() {
         return match evidence.main_flow() {
-            Some(flow) => judge_sender(evidence, flow),
-            None => Judgement::Unseen("no connection gets anything through the tunnel".into()),
+            Some(flow) => evaluate_sender(evidence, flow),
+            None => Err("no connection gets anything through the tunnel".into()),
         };
     }
     match evidence.flows(metric::TCP_BYTES_RECEIVED) {
-        Some(received) if received > 0.0 => judge_receiver(evidence, received),
-        _ => Judgement::Unseen("no TCP connection of this host goes through the tunnel".into()),
+        Some(received) if received > 0.0 => evaluate_receiver(evidence, received),
+        _ => Err("no TCP connection of this host goes through the tunnel".into()),
     }
 }
 
-fn judge_sender(evidence: &Evidence, flow: &SocketFacts) -> Judgement {
+fn evaluate_sender(evidence: &Evidence, flow: &SocketFacts) -> Judgement {
     let growth = |name| evidence.tcp(flow, name);
-    let (Some(busy), Some(limited)) = (
-        growth(metric::TCP_BUSY_US),
-        growth(metric::TCP_RWND_LIMITED_US),
-    ) else {
-        return Judgement::Unseen("the kernel does not say what limits a connection".into());
-    };
+    let (busy, limited) = growth(metric::TCP_BUSY_US)
+        .zip(growth(metric::TCP_RWND_LIMITED_US))
+        .ok_or("the kernel does not say what limits a connection")?;
     let share = (limited / busy.max(1.0)).min(1.0);
     let fact = Fact::new(
         "time held up by the receiver's window, of the time with data to send",
@@ -69,7 +63,7 @@ fn judge_sender(evidence: &Evidence, flow: &SocketFacts) -> Judgement {
         "tcp_info rwnd_limited over busy",
     );
     if share < LIMITED {
-        return Judgement::Absent(fact);
+        return fact.excludes();
     }
     let mut facts = vec![fact];
     let window = evidence.tcp_mean(flow, metric::TCP_SND_WND);
@@ -119,7 +113,7 @@ fn judge_sender(evidence: &Evidence, flow: &SocketFacts) -> Judgement {
     finding(weight, facts, remedies)
 }
 
-fn judge_receiver(evidence: &Evidence, received: f64) -> Judgement {
+fn evaluate_receiver(evidence: &Evidence, received: f64) -> Judgement {
     let closed = evidence.host("TcpExt.TCPToZeroWindowAdv");
     let closed = closed.map(|times| times / evidence.seconds());
     let flows = evidence.map.flows.iter();
@@ -150,7 +144,7 @@ fn judge_receiver(evidence: &Evidence, received: f64) -> Judgement {
     let small = buffers > 0.0 && buffers / count <= SMALL;
     let held = small && filled.is_some_and(|filled| filled >= FILLED);
     if !reads_late && !held {
-        return Judgement::Absent(closed_fact.unwrap_or(buffer_fact));
+        return closed_fact.unwrap_or(buffer_fact).excludes();
     }
     let mut facts = Vec::new();
     facts.push(buffer_fact);
@@ -188,12 +182,7 @@ fn judge_receiver(evidence: &Evidence, received: f64) -> Judgement {
 }
 
 fn finding(weight: f64, facts: Vec<Fact>, remedies: Vec<Remedy>) -> Judgement {
-    Judgement::Present(Finding {
-        weight,
-        settled: false,
-        facts,
-        remedies,
-    })
+    Ok(Finding::new(weight, facts, remedies))
 }
 
 #[cfg(test)]
@@ -214,18 +203,18 @@ mod tests {
 
     #[test]
     fn a_small_window_most_of_the_time_is_it() {
-        let finding = present(judge(&limited(9_500_000, 65_536, 1_200)));
+        let finding = present(evaluate(&limited(9_500_000, 65_536, 1_200)));
         assert!(finding.weight > 0.85);
     }
 
     #[test]
     fn an_open_window_is_not() {
-        assert!(absent(judge(&limited(500_000, 3_000_000, 1_200))));
+        assert!(absent(evaluate(&limited(500_000, 3_000_000, 1_200))));
     }
 
     #[test]
     fn a_large_window_full_of_a_queue_is_the_queues_matter() {
-        let finding = present(judge(&limited(9_500_000, 3_000_000, 30_000)));
+        let finding = present(evaluate(&limited(9_500_000, 3_000_000, 30_000)));
         assert!(finding.weight < 0.3);
     }
 
@@ -234,9 +223,9 @@ mod tests {
         let mut evidence = receiver(10_000, 0, 0);
         let closed = "TcpExt.TCPToZeroWindowAdv";
         count(&mut evidence, Subject::Host, closed, 40);
-        assert_eq!(present(judge(&evidence)).weight, 0.6);
+        assert_eq!(present(evaluate(&evidence)).weight, 0.6);
         count(&mut evidence, Subject::Host, closed, 0);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
@@ -249,7 +238,7 @@ mod tests {
             .host
             .sysctls
             .insert("net.ipv4.tcp_rmem".into(), "4096\t65536\t65536".into());
-        let finding = present(judge(&evidence));
+        let finding = present(evaluate(&evidence));
         assert_eq!(finding.weight, 0.8);
         assert_eq!(
             finding.remedies[0].commands,

@@ -4,7 +4,7 @@ use seikan_observe::path::{LinkFacts, PathMap, ProgramFacts, SocketFacts, Transp
 use seikan_observe::{Column, Key, Kind, Subject, metric};
 use std::time::Duration;
 
-use crate::{Evidence, Finding, Judgement, Profile, Share, Stage};
+use crate::{Evidence, Excluded, Finding, Judgement, Profile, Share, Stage};
 
 /// A tunnel at rest.
 pub fn tunnel() -> Evidence {
@@ -99,15 +99,12 @@ fn put(
 
 /// The finding, or a failure.
 pub fn present(judgement: Judgement) -> Finding {
-    match judgement {
-        Judgement::Present(finding) => finding,
-        other => panic!("{other:?}"),
-    }
+    judgement.expect("a finding")
 }
 
 /// Whether the cause was ruled out.
 pub fn absent(judgement: Judgement) -> bool {
-    matches!(judgement, Judgement::Absent(_))
+    matches!(judgement, Err(Excluded::Absent(_)))
 }
 
 /// A thread of the program (100 or 101) that ran and waited for these shares of the time.
@@ -153,5 +150,5 @@ pub fn profile(evidence: &mut Evidence, shares: &[(Stage, f64)]) {
 
 /// Whether it could not be told.
 pub fn unseen(judgement: Judgement) -> bool {
-    matches!(judgement, Judgement::Unseen(_))
+    matches!(judgement, Err(Excluded::Unseen(_)))
 }

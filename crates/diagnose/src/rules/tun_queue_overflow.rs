@@ -4,13 +4,9 @@
 //! A short ring is a cause of its own: it is full after a few packets, whoever reads. A ring of the usual length is
 //! full because its reader is late; then the overflow is what the reader's trouble brings about, and weighs less.
 
-use seikan_observe::metric;
 use seikan_observe::path::LinkFacts;
 
-use super::weigh::{Ramp, judged, settled};
-use super::{FAULT, Spec};
-use crate::signature::{FEW, Per, Signature, Source};
-use crate::{Action, Cause, Evidence, Fact, Judgement, PathStep, Remedy};
+use super::prelude::*;
 
 /// Lost packets per packet sent from which TCP suffers: at 1 in 1,000 one connection over 1 ms of round trip is still
 /// fast (Mathis et al. 1997).
@@ -32,34 +28,30 @@ pub(super) const SPEC: Spec = Spec {
     sentence: "The queue of the tunnel's interface is too short: packets are dropped before the tunnel's program reads them.",
     step: Some(PathStep::InnerLink),
     drops_packets: true,
-    signature: Some(Signature {
-        source: Source::Inner,
-        names: &[metric::TX_DROPPED],
-        per: Per::Packet,
-        normal: FEW,
-    }),
-    judge: Some(judge),
+    signature: Some(Signature::new(
+        Source::Inner,
+        &[metric::TX_DROPPED],
+        Per::Packet,
+        FEW,
+    )),
+    rule: Some(evaluate),
     ..FAULT
 };
 
-fn judge(evidence: &Evidence) -> Judgement {
-    let Some(link) = evidence
+fn evaluate(evidence: &Evidence) -> Judgement {
+    let link = evidence
         .map
         .inner_link()
         .filter(|link| matches!(&*link.kind, "tun" | "tap"))
-    else {
-        return Judgement::Unseen("the inner interface is not a tun device".into());
-    };
-    let (Some(dropped), Some(sent)) = (
-        evidence.inner(metric::TX_DROPPED),
-        evidence.inner(metric::TX_PACKETS),
-    ) else {
-        return Judgement::Unseen(format!("the counters of {} could not be read", link.name));
-    };
+        .ok_or("the inner interface is not a tun device")?;
+    let (dropped, sent) = evidence
+        .inner(metric::TX_DROPPED)
+        .zip(evidence.inner(metric::TX_PACKETS))
+        .ok_or_else(|| format!("the counters of {} could not be read", link.name))?;
     let share = dropped / (dropped + sent).max(1.0);
     let facts = facts(evidence, link, share, dropped);
     if share < LOSS {
-        return judged(0.0, facts, Vec::new());
+        return weighted(0.0, facts, Vec::new());
     }
     let usual = Ramp::new(SHORT, USUAL).at(f64::from(link.queue_length));
     // Drops at a tun device for another reason than its ring (nobody has it open, a filter) are not this.
@@ -68,7 +60,7 @@ fn judge(evidence: &Evidence) -> Judgement {
         _ => 1.0,
     };
     let weight = (share / HEAVY_LOSS).clamp(0.1, 1.0) * (1.0 - (1.0 - CONSEQUENCE) * usual);
-    let judgement = judged(weight * at_ring, facts, remedies(link));
+    let judgement = weighted(weight * at_ring, facts, remedies(link));
     settled(judgement, f64::from(link.queue_length) < SHORT / 2.0)
 }
 
@@ -148,7 +140,7 @@ mod tests {
 
     #[test]
     fn drops_at_a_short_ring_are_it() {
-        let finding = present(judge(&tun(3, 500, 10_000)));
+        let finding = present(evaluate(&tun(3, 500, 10_000)));
         assert_eq!(finding.weight, 1.0);
         assert_eq!(
             finding.remedies[0].commands,
@@ -158,21 +150,21 @@ mod tests {
 
     #[test]
     fn a_lossless_ring_is_not() {
-        assert!(absent(judge(&tun(3, 0, 10_000))));
-        assert!(absent(judge(&tun(3, 9, 10_000))));
+        assert!(absent(evaluate(&tun(3, 0, 10_000))));
+        assert!(absent(evaluate(&tun(3, 9, 10_000))));
     }
 
     #[test]
     fn a_long_ring_overflows_because_of_its_reader() {
-        assert!(present(judge(&tun(500, 500, 10_000))).weight < 0.5);
+        assert!(present(evaluate(&tun(500, 500, 10_000))).weight < 0.5);
     }
 
     #[test]
     fn drops_for_another_reason_weigh_little() {
         let mut evidence = tun(3, 500, 10_000);
         count(&mut evidence, Subject::Host, "drop.NOT_SPECIFIED", 500);
-        assert!(present(judge(&evidence)).weight < 0.5);
+        assert!(present(evaluate(&evidence)).weight < 0.5);
         count(&mut evidence, Subject::Host, "drop.FULL_RING", 500);
-        assert_eq!(present(judge(&evidence)).weight, 1.0);
+        assert_eq!(present(evaluate(&evidence)).weight, 1.0);
     }
 }

@@ -2,13 +2,9 @@
 //!
 //! A small buffer is a cause of its own; a large one fills because its reader is late.
 
-use seikan_observe::metric;
 use seikan_observe::path::{SocketFacts, Transport};
 
-use super::weigh::{Ramp, judged, settled};
-use super::{FAULT, Spec};
-use crate::signature::{FEW, Per, Signature, Source};
-use crate::{Cause, Evidence, Fact, Judgement, PathStep, Place, Remedy};
+use super::prelude::*;
 
 /// Lost datagrams per datagram from which TCP inside suffers, and at which most connections stop.
 const LOSS: Ramp = Ramp::new(0.0005, 0.01);
@@ -25,17 +21,17 @@ pub(super) const SPEC: Spec = Spec {
     sentence: "The receive buffer of the tunnel's socket is full and drops packets.",
     step: Some(PathStep::Sockets),
     drops_packets: true,
-    signature: Some(Signature {
-        source: Source::Host,
-        names: &["Udp.RcvbufErrors", "Udp6.RcvbufErrors"],
-        per: Per::Packet,
-        normal: FEW,
-    }),
-    judge: Some(judge),
+    signature: Some(Signature::new(
+        Source::Host,
+        &["Udp.RcvbufErrors", "Udp6.RcvbufErrors"],
+        Per::Packet,
+        FEW,
+    )),
+    rule: Some(evaluate),
     ..FAULT
 };
 
-fn judge(evidence: &Evidence) -> Judgement {
+fn evaluate(evidence: &Evidence) -> Judgement {
     let sockets = evidence.map.sockets.iter();
     let udp: Vec<&SocketFacts> = sockets
         .filter(|socket| socket.transport == Transport::Udp)
@@ -43,12 +39,13 @@ fn judge(evidence: &Evidence) -> Judgement {
     let at_socket = evidence.program_sockets(Transport::Udp, metric::UDP_DROPS);
     let in_host = evidence.both("Udp", "RcvbufErrors");
     if udp.is_empty() && !evidence.map.sockets.is_empty() {
-        return Judgement::Absent(Fact::new(
+        return Fact::new(
             "UDP sockets of the tunnel",
             0.0,
             "1 or more, if this were it",
             "the program's sockets",
-        ));
+        )
+        .excludes();
     }
     // A socket's own count is about the tunnel; the namespace's may be about anybody, but has nothing that was dropped
     // for another reason, such as a filter.
@@ -56,7 +53,7 @@ fn judge(evidence: &Evidence) -> Judgement {
         (Some(dropped), Some(full)) if full < dropped => (full, "/proc/net/snmp RcvbufErrors"),
         (Some(dropped), _) => (dropped, "drops of its socket"),
         (None, Some(dropped)) => (dropped, "/proc/net/snmp RcvbufErrors"),
-        (None, None) => return Judgement::Unseen("no counter of UDP could be read".into()),
+        (None, None) => return Err("no counter of UDP could be read".into()),
     };
     let taken = evidence.both("Udp", "InDatagrams");
     let taken = taken.or(evidence.egress(metric::RX_PACKETS)).unwrap_or(0.0);
@@ -96,7 +93,7 @@ fn judge(evidence: &Evidence) -> Judgement {
     // At the default exactly it is the reason as much as its reader; below, it is.
     let small = if bytes < LENGTH.from { 1.0 } else { 0.8 };
     let weight = LOSS.at(share) * (small + (CONSEQUENCE - small) * large);
-    let judgement = judged(weight, facts, vec![remedy()]);
+    let judgement = weighted(weight, facts, vec![remedy()]);
     settled(judgement, bytes < LENGTH.from / 2.0)
 }
 
@@ -132,31 +129,31 @@ mod tests {
     fn what_a_filter_drops_is_not() {
         let mut evidence = receiving(4608, 5_000);
         count(&mut evidence, Subject::Host, "Udp.RcvbufErrors", 0);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
     fn drops_at_a_small_buffer_are_it() {
-        let finding = present(judge(&receiving(8192, 3_000)));
+        let finding = present(evaluate(&receiving(8192, 3_000)));
         assert_eq!((finding.weight, finding.settled), (1.0, true));
-        assert!(!present(judge(&receiving(212_992, 3_000))).settled);
+        assert!(!present(evaluate(&receiving(212_992, 3_000))).settled);
     }
 
     #[test]
     fn a_large_buffer_fills_because_of_its_reader() {
-        assert!(present(judge(&receiving(4 << 20, 3_000))).weight <= CONSEQUENCE);
+        assert!(present(evaluate(&receiving(4 << 20, 3_000))).weight <= CONSEQUENCE);
     }
 
     #[test]
     fn without_drops_it_is_not() {
-        assert!(absent(judge(&receiving(8192, 10))));
+        assert!(absent(evaluate(&receiving(8192, 10))));
     }
 
     #[test]
     fn drops_of_somebody_else_are_not() {
         let mut evidence = receiving(8192, 0);
         count(&mut evidence, Subject::Host, "Udp.RcvbufErrors", 5_000);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
@@ -164,7 +161,7 @@ mod tests {
         let mut evidence = tunnel();
         count(&mut evidence, Subject::Host, "Udp.RcvbufErrors", 5_000);
         count(&mut evidence, egress(), metric::RX_PACKETS, 95_000);
-        let finding = present(judge(&evidence));
+        let finding = present(evaluate(&evidence));
         assert!((finding.facts[0].value - 0.05).abs() < 1e-9);
     }
 
@@ -172,11 +169,11 @@ mod tests {
     fn a_tunnel_over_tcp_has_none() {
         let mut evidence = receiving(8192, 0);
         evidence.map.sockets[0].transport = Transport::Tcp;
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
     fn without_counters_nothing_is_said() {
-        assert!(unseen(judge(&tunnel())));
+        assert!(unseen(evaluate(&tunnel())));
     }
 }

@@ -4,13 +4,9 @@
 //! link).
 
 use seikan_observe::Subject;
-use seikan_observe::metric;
 use seikan_observe::path::{SocketFacts, Transport};
 
-use super::weigh::{Ramp, judged};
-use super::{FAULT, Spec};
-use crate::signature::{FEW, Per, Signature, Source};
-use crate::{Cause, Evidence, Fact, Judgement, PathStep, Place, Remedy};
+use super::prelude::*;
 
 /// Failed sends per datagram from which TCP inside suffers, and at which most connections stop.
 const FAILED: Ramp = Ramp::new(0.0005, 0.01);
@@ -32,24 +28,24 @@ pub(super) const SPEC: Spec = Spec {
     sentence: "The send buffer of the tunnel's socket is too small: the program waits for space or loses packets.",
     step: Some(PathStep::Sockets),
     effects: &[Cause::TunQueueOverflow, Cause::Bufferbloat],
-    signature: Some(Signature {
-        source: Source::Host,
-        names: &["Udp.SndbufErrors", "Udp6.SndbufErrors"],
-        per: Per::Packet,
-        normal: FEW,
-    }),
-    judge: Some(judge),
+    signature: Some(Signature::new(
+        Source::Host,
+        &["Udp.SndbufErrors", "Udp6.SndbufErrors"],
+        Per::Packet,
+        FEW,
+    )),
+    rule: Some(evaluate),
     ..FAULT
 };
 
-fn judge(evidence: &Evidence) -> Judgement {
+fn evaluate(evidence: &Evidence) -> Judgement {
     let sockets = evidence.map.sockets.iter();
     let udp = sockets.filter(|socket| socket.transport == Transport::Udp);
     let fills = udp.clone().filter_map(|socket| fill(evidence, socket));
     let fill = fills.max_by(f64::total_cmp);
     let errors = evidence.both("Udp", "SndbufErrors");
     if fill.is_none() && errors.is_none() {
-        return Judgement::Unseen("no counter of UDP and no socket could be read".into());
+        return Err("no counter of UDP and no socket could be read".into());
     }
     let sent = evidence.both("Udp", "OutDatagrams").unwrap_or(0.0);
     let errors = errors.unwrap_or(0.0);
@@ -92,7 +88,7 @@ fn judge(evidence: &Evidence) -> Judgement {
         // What tells is that it stands full.
         facts.swap(0, 1);
     }
-    judged(0.95 * weight, facts, vec![remedy()])
+    weighted(0.95 * weight, facts, vec![remedy()])
 }
 
 /// How full a socket's send buffer stands.
@@ -132,35 +128,35 @@ mod tests {
 
     #[test]
     fn sends_that_fail_at_a_small_buffer_are_it() {
-        assert!(present(judge(&sending(4608, 0, 5_000))).weight > 0.9);
+        assert!(present(evaluate(&sending(4608, 0, 5_000))).weight > 0.9);
     }
 
     #[test]
     fn a_small_buffer_that_stands_full_is_it() {
-        let finding = present(judge(&sending(4608, 4500, 0)));
+        let finding = present(evaluate(&sending(4608, 4500, 0)));
         assert!(finding.weight > 0.9);
         assert_eq!(finding.facts[0].source, "tx_queue of the tunnel's socket");
     }
 
     #[test]
     fn half_full_is_full_to_who_waits_with_poll() {
-        assert!(present(judge(&sending(9216, 4608, 0))).weight > 0.9);
+        assert!(present(evaluate(&sending(9216, 4608, 0))).weight > 0.9);
     }
 
     #[test]
     fn a_usual_buffer_fills_because_of_what_follows() {
-        assert!(present(judge(&sending(212_992, 205_000, 0))).weight < 0.5);
+        assert!(present(evaluate(&sending(212_992, 205_000, 0))).weight < 0.5);
     }
 
     #[test]
     fn an_empty_one_is_not() {
-        assert!(absent(judge(&sending(4608, 1000, 3))));
+        assert!(absent(evaluate(&sending(4608, 1000, 3))));
     }
 
     #[test]
     fn a_busy_program_does_not_wait_for_room() {
         let mut evidence = sending(4608, 4500, 0);
         thread(&mut evidence, 100, 0.95, 0.02);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 }

@@ -1,11 +1,7 @@
 //! The thread that moves a virtual machine's packets (vhost), or the one that is its processor, is ready to run but
 //! others have the processor.
 
-use seikan_observe::metric;
-
-use super::weigh::{Ramp, judged};
-use super::{FAULT, Spec};
-use crate::{Action, Cause, Evidence, Fact, Judgement, PathStep, Place, Remedy};
+use super::prelude::*;
 
 /// Waiting, of the time it wants to run, that is normal where guests share processors; and what makes throughput
 /// swing: the same as for a tunnel's program.
@@ -20,13 +16,13 @@ pub(super) const SPEC: Spec = Spec {
     sentence: "The thread that moves a virtual machine's packets does not get a processor.",
     step: Some(PathStep::Program),
     effects: &[Cause::CpuContention, Cause::TunQueueOverflow],
-    judge: Some(judge),
+    rule: Some(evaluate),
     ..FAULT
 };
 
-fn judge(evidence: &Evidence) -> Judgement {
+fn evaluate(evidence: &Evidence) -> Judgement {
     let Some(program) = &evidence.map.program else {
-        return Judgement::Absent(none());
+        return none().excludes();
     };
     let machine = program.name.starts_with("qemu") || program.name == "kvm";
     let threads = evidence.threads();
@@ -36,8 +32,8 @@ fn judge(evidence: &Evidence) -> Judgement {
         .collect();
     if serving.is_empty() {
         return match machine {
-            true => Judgement::Unseen(format!("the threads of {} could not be read", program.name)),
-            false => Judgement::Absent(none()),
+            true => Err(format!("the threads of {} could not be read", program.name).into()),
+            false => none().excludes(),
         };
     }
     let strength = |wish: f64, kept: f64| WAIT.at(kept) * WISH.at(wish);
@@ -49,7 +45,7 @@ fn judge(evidence: &Evidence) -> Judgement {
         a.0.total_cmp(&b.0).then(left.total_cmp(&right))
     });
     let Some((strength, thread)) = worst else {
-        return Judgement::Absent(none());
+        return none().excludes();
     };
     let mut facts = vec![
         Fact::new(
@@ -101,7 +97,7 @@ fn judge(evidence: &Evidence) -> Judgement {
         vec![format!("taskset -p -c CPU {}", thread.tid)],
         "the time it waited, and steadier throughput",
     ));
-    judged(0.95 * strength, facts, remedies)
+    weighted(0.95 * strength, facts, remedies)
 }
 
 fn none() -> Fact {
@@ -129,14 +125,14 @@ mod tests {
 
     #[test]
     fn a_vhost_thread_that_waits_is_it() {
-        let finding = present(judge(&guest(0.45, 0.5)));
+        let finding = present(evaluate(&guest(0.45, 0.5)));
         assert!(finding.weight > 0.9);
         assert!(finding.facts[0].name.contains("vhost-100"));
     }
 
     #[test]
     fn one_that_is_merely_busy_is_not() {
-        assert!(absent(judge(&guest(0.95, 0.04))));
+        assert!(absent(evaluate(&guest(0.95, 0.04))));
     }
 
     #[test]
@@ -144,13 +140,13 @@ mod tests {
         let mut evidence = guest(0.0, 0.0);
         evidence.map.program.as_mut().expect("program").name = "qemu-system-x86".into();
         thread(&mut evidence, 100, 0.4, 0.5);
-        present(judge(&evidence));
+        present(evaluate(&evidence));
     }
 
     #[test]
     fn a_tunnel_that_waits_is_another_cause() {
         let mut evidence = tunnel();
         thread(&mut evidence, 100, 0.45, 0.5);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 }

@@ -4,11 +4,7 @@
 //! From outside, the threads that answer (`handlerN`; with the datapath in user space the switch's main thread) are
 //! seen to be busy; the datapath's own counts, where somebody may ask for them, tell it for sure.
 
-use seikan_observe::metric;
-
-use super::weigh::{Ramp, judged};
-use super::{FAULT, Spec};
-use crate::{Cause, Evidence, Fact, Judgement, PathStep, Place, Remedy};
+use super::prelude::*;
 
 /// Packets that miss, of all: one for each new connection is a few in a thousand; at one in ten the slow path handles
 /// more than a processor can.
@@ -25,11 +21,11 @@ pub(super) const SPEC: Spec = Spec {
     sentence: "The virtual switch has no flow entries for the packets and uses its slow path for each.",
     step: Some(PathStep::Program),
     effects: &[Cause::SingleThreadSaturated, Cause::TunQueueOverflow],
-    judge: Some(judge),
+    rule: Some(evaluate),
     ..FAULT
 };
 
-fn judge(evidence: &Evidence) -> Judgement {
+fn evaluate(evidence: &Evidence) -> Judgement {
     let program = evidence.map.program.as_ref();
     let switch = program.filter(|program| program.name.starts_with("ovs-vswitch"));
     let counts = (
@@ -37,12 +33,13 @@ fn judge(evidence: &Evidence) -> Judgement {
         evidence.host(metric::SWITCH_HITS),
     );
     if switch.is_none() && counts.0.is_none() {
-        return Judgement::Absent(Fact::new(
+        return Fact::new(
             "virtual switches on the path whose slow path is known",
             0.0,
             "0",
             "the path on this host",
-        ));
+        )
+        .excludes();
     }
     let answering = match switch {
         Some(_) => answering(evidence),
@@ -88,12 +85,9 @@ fn judge(evidence: &Evidence) -> Judgement {
             None => BUSY_ALONE * busy,
         });
     }
-    let Some(weight) = weight else {
-        return Judgement::Unseen(
-            "neither the switch's threads nor its datapath's counts could be read".into(),
-        );
-    };
-    judged(0.9 * weight, facts, vec![remedy()])
+    let weight =
+        weight.ok_or("neither the switch's threads nor its datapath's counts could be read")?;
+    weighted(0.9 * weight, facts, vec![remedy()])
 }
 
 /// The threads that answer for unknown flows: how many, and what the busiest wants.
@@ -161,21 +155,21 @@ mod tests {
     fn many_misses_are_it() {
         let mut evidence = switch(0.8);
         datapath(&mut evidence, 80_000, 20_000, 500);
-        assert!(present(judge(&evidence)).weight > 0.85);
+        assert!(present(evaluate(&evidence)).weight > 0.85);
     }
 
     #[test]
     fn a_table_that_is_full_in_user_space_is_it() {
         let mut evidence = switch(0.0);
         datapath(&mut evidence, 0, 2, 70_000);
-        let finding = present(judge(&evidence));
+        let finding = present(evaluate(&evidence));
         assert!(finding.weight > 0.85);
         assert!(finding.facts[0].value > 0.99 && finding.facts[0].value <= 1.0);
     }
 
     #[test]
     fn busy_threads_alone_make_it_likely() {
-        let weight = present(judge(&switch(0.95))).weight;
+        let weight = present(evaluate(&switch(0.95))).weight;
         assert!((0.3..0.7).contains(&weight));
     }
 
@@ -183,18 +177,18 @@ mod tests {
     fn a_datapath_that_knows_its_flows_speaks_against_it() {
         let mut evidence = switch(0.95);
         datapath(&mut evidence, 1_000_000, 100, 0);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
     fn threads_that_sleep_are_not_it() {
-        assert!(absent(judge(&switch(0.1))));
+        assert!(absent(evaluate(&switch(0.1))));
     }
 
     #[test]
     fn another_program_has_no_slow_path() {
         let mut evidence = tunnel();
         thread(&mut evidence, 100, 0.98, 0.0);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 }

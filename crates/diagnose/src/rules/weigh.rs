@@ -1,7 +1,9 @@
 //! Weights of findings.
 
+use seikan_observe::path::ProgramFacts;
+
 use crate::finding::LEAST_WEIGHT;
-use crate::{Fact, Finding, Judgement, Remedy};
+use crate::{Evidence, Excluded, Fact, Finding, Judgement, Remedy};
 
 /// A weight that rises with a value: 0 up to `from`, 1 above `to`, linear between them.
 #[derive(Clone, Copy)]
@@ -22,22 +24,20 @@ impl Ramp {
 }
 
 /// Returns the finding; if it is too light to be named, its first fact excludes the cause.
-pub(super) fn judged(weight: f64, mut facts: Vec<Fact>, remedies: Vec<Remedy>) -> Judgement {
+pub(super) fn weighted(weight: f64, mut facts: Vec<Fact>, remedies: Vec<Remedy>) -> Judgement {
     if weight < LEAST_WEIGHT && !facts.is_empty() {
-        return Judgement::Absent(facts.swap_remove(0));
+        return facts.swap_remove(0).excludes();
     }
-    Judgement::Present(Finding {
-        weight,
-        settled: false,
-        facts,
-        remedies,
-    })
+    Ok(Finding::new(weight, facts, remedies))
 }
 
-/// A finding that a setting alone explains: see [`Finding::settled`].
+/// Marks a finding that a setting alone explains: see [`Finding::settled`].
 pub(super) fn settled(judgement: Judgement, settled: bool) -> Judgement {
-    match judgement {
-        Judgement::Present(finding) => Judgement::Present(Finding { settled, ..finding }),
-        other => other,
-    }
+    judgement.map(|finding| Finding { settled, ..finding })
+}
+
+/// Returns the tunnel's program.
+pub(super) fn program(evidence: &Evidence) -> Result<&ProgramFacts, Excluded> {
+    let program = evidence.map.program.as_ref();
+    program.ok_or_else(|| "no program carries this tunnel, or it was not found".into())
 }
