@@ -389,7 +389,7 @@ fn lost_on_the_way(weight: f64, crossing: Crossing) -> (&'static Spec, Finding) 
         Place::Provider,
         "find out where packets are lost between the two hosts, with the counters of both",
         Vec::new(),
-        "all that is lost there arrives",
+        "these packets arrive",
     );
     let finding = Finding {
         weight,

@@ -34,14 +34,14 @@ pub(super) const SPEC: Spec = Spec {
 
 fn evaluate(evidence: &Evidence) -> Judgement {
     if !evidence.sends_tcp() {
-        return Err("no TCP connection of this host sends into the tunnel".into());
+        return Err("this host sends no TCP into the tunnel".into());
     }
     let flow = evidence
         .main_flow()
-        .ok_or("no connection gets anything through the tunnel")?;
+        .ok_or("no connection transfers data through the tunnel")?;
     let limited = evidence
         .tcp_mean(flow, metric::TCP_APP_LIMITED)
-        .ok_or("the kernel does not say what limits a connection")?;
+        .ok_or("the kernel does not report the limits of connections")?;
     let growth = |name| evidence.tcp(flow, name).unwrap_or(0.0);
     let busy = growth(metric::TCP_BUSY_US);
     let held = growth(metric::TCP_RWND_LIMITED_US) + growth(metric::TCP_SNDBUF_LIMITED_US);
@@ -49,7 +49,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let busy = (busy / 1e6 / evidence.seconds()).min(1.0);
     let unsent = evidence.tcp_mean(flow, metric::TCP_NOTSENT_BYTES);
     let fact = Fact::new(
-        "samples in which the application had nothing more to send, of all",
+        "share of samples in which the application had no more data to send",
         limited,
         "below 0.5",
         "tcp_info delivery_rate_app_limited",
@@ -64,20 +64,20 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let mut facts = vec![fact];
     facts.extend(unsent.map(|unsent| {
         Fact::new(
-            "bytes that wait to be sent",
+            "bytes waiting to be sent",
             unsent,
             "above 1448, if the tunnel were the limit",
             "tcp_info notsent_bytes",
         )
     }));
     facts.push(Fact::new(
-        "time with anything under way, of all",
+        "share of the time with data in flight",
         busy,
         "near 1, if the tunnel were the limit",
         "tcp_info busy_time",
     ));
     facts.push(Fact::new(
-        "of that, held up by a buffer at either end",
+        "share of that time limited by a buffer at either end",
         held,
         "above 0.25, if a buffer were the limit",
         "tcp_info rwnd_limited, sndbuf_limited",
@@ -87,9 +87,9 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         facts,
         vec![Remedy::ask(
             Place::Application,
-            "look at what the sending program waits for: its disk, its processor, answers of the other side, a limit of its own",
+            "find out why the sending program waits: disk, processor, answers of the other side, or its own rate limit",
             vec!["ss -tip".into()],
-            "the tunnel has room for more",
+            "the tunnel can carry more",
         )],
     ))
 }

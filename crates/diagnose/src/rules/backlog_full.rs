@@ -36,36 +36,36 @@ pub(super) const SPEC: Spec = Spec {
 fn evaluate(evidence: &Evidence) -> Judgement {
     let machine = evidence
         .all_cpus(metric::SOFTNET_DROPPED)
-        .ok_or("/proc/net/softnet_stat could not be read")?;
+        .ok_or("/proc/net/softnet_stat is not readable")?;
     let (dropped, received) = evidence
         .backlog_drops()
         .zip(evidence.links(metric::RX_PACKETS))
-        .ok_or("the counters of the interfaces could not be read")?;
+        .ok_or("the counters of the interfaces are not readable")?;
     let share = dropped / (dropped + received).max(1.0);
     let mut facts = vec![
         Fact::new(
-            "packets lost at the queue of received packets, of those that came by this path's interfaces",
+            "share of packets received on this path that the receive queue dropped",
             share,
             "0",
             "rtnetlink rx_dropped, up to /proc/net/softnet_stat dropped",
         ),
         Fact::new(
-            "packets lost there per second",
+            "packets dropped there per second",
             dropped / evidence.seconds(),
             "0",
             "rtnetlink rx_dropped, up to /proc/net/softnet_stat dropped",
         ),
         Fact::new(
-            "the same of the whole machine",
+            "the same for the whole machine, per second",
             machine / evidence.seconds(),
-            "as many, if only this path has trouble",
+            "the same, if only this path drops",
             "/proc/net/softnet_stat dropped",
         ),
     ];
     let length = evidence.sysctl(SYSCTL);
     if let Some(length) = length {
         facts.push(Fact::new(
-            "packets that fit in it",
+            "capacity of the queue, packets",
             length,
             "1000 or more",
             SYSCTL,
@@ -75,12 +75,12 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let weight = LOSS.at(share) * (1.0 - (1.0 - CONSEQUENCE) * usual);
     let longer = GOOD_LENGTH.max(2.0 * length.unwrap_or(0.0));
     let remedy = Remedy::here(
-        "a longer queue of received packets",
+        "lengthen the receive queue",
         vec![Action::Sysctl {
             name: SYSCTL.into(),
             value: format!("{longer:.0}"),
         }],
-        "all that is lost there arrives, unless its processor is full all the time",
+        "these packets arrive, unless the processor has no time at all",
     );
     weighted(weight, facts, vec![remedy])
 }

@@ -37,17 +37,27 @@ pub(super) const SPEC: Spec = Spec {
 };
 
 fn evaluate(evidence: &Evidence) -> Judgement {
-    let (idle, loaded, source) = round_trips(evidence).ok_or("no round-trip time was measured: no probe, no TCP connection of this host through the tunnel")?;
+    let (idle, loaded, source) = round_trips(evidence).ok_or("no round-trip time: no probe was answered, and this host has no TCP connection through the tunnel")?;
     let added = loaded - idle;
     let mut facts = vec![
         Fact::new(
-            "delay that load adds to the round trip, ms",
+            "added round-trip time under load, ms",
             added,
             "below 30",
             source,
         ),
-        Fact::new("round trip without load, ms", idle, "as it is", source),
-        Fact::new("round trip under load, ms", loaded, "little more", source),
+        Fact::new(
+            "round-trip time without load, ms",
+            idle,
+            "depends on the path",
+            source,
+        ),
+        Fact::new(
+            "round-trip time under load, ms",
+            loaded,
+            "about the same",
+            source,
+        ),
     ];
     let links = evidence.map.links.iter();
     let queues = links.filter_map(|link| Some((link, standing(evidence, link)?)));
@@ -55,10 +65,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let longest = longest.filter(|(_, delay)| *delay > 1.0);
     if let Some((link, delay)) = longest {
         facts.push(Fact::new(
-            format!(
-                "of that, standing in the {} of {}, ms",
-                link.qdisc, link.name
-            ),
+            format!("delay in the {} of {}, ms", link.qdisc, link.name),
             delay,
             "below 20",
             "qdisc backlog / rate",
@@ -67,7 +74,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let ring = ring(evidence);
     if let Some(delay) = ring {
         facts.push(Fact::new(
-            "delay of the tunnel's own queue when it is full, ms",
+            "delay of the tunnel's full queue, ms",
             delay,
             "20 to 50",
             "txqueuelen x mean packet / rate",
@@ -85,11 +92,11 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         remedies.push(Remedy::ask(
             Place::Here,
             format!(
-                "a queue that keeps itself short on {}, below its limit of rate if it has one",
+                "use fq_codel on {}, inside its rate limit if it has one",
                 link.name
             ),
             vec![format!("tc qdisc replace dev {} root fq_codel", link.name)],
-            "the delay goes; throughput stays",
+            "the delay disappears; the throughput stays",
         ));
     }
     // Not shorter than a full ring would have to be to make the delay: otherwise the queue is elsewhere.
@@ -98,9 +105,9 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     }
     remedies.push(Remedy::ask(
         Place::Provider,
-        "active queue management (fq_codel, CAKE) where the slow link begins: the router at either end; or shape on this host to a little below that link's rate",
+        "use active queue management (fq_codel, CAKE) on the router before the slow link, or shape on this host a little below the rate of that link",
         vec!["tc qdisc replace dev EGRESS root cake bandwidth 95%-OF-THE-RATE".to_owned()],
-        "the delay goes for 5 % of the rate",
+        "the delay disappears for 5 % of the rate",
     ));
     weighted(weight, facts, remedies)
 }
@@ -143,12 +150,12 @@ fn shorter_ring(evidence: &Evidence) -> Option<Remedy> {
     let shorter = packets < f64::from(link.queue_length);
     shorter.then(|| {
         Remedy::here(
-            "a shorter queue in front of the tunnel's program",
+            "shorten the queue of the tunnel's interface",
             vec![Action::QueueLength {
                 link: link.name.clone(),
                 packets: packets as u32,
             }],
-            "most of the delay goes; throughput must not fall, or it is too short",
+            "most of the delay disappears; if the throughput falls, the queue is too short",
         )
     })
 }

@@ -15,7 +15,7 @@ pub(super) fn per_packet(
     let counted = functions.iter().filter_map(|name| evidence.calls(name));
     let calls = counted.max_by(f64::total_cmp)?;
     let packets = packets.filter(|packets| *packets > 0.0)?;
-    let source = format!("calls of {}, machine-wide", functions.join(" or "));
+    let source = format!("calls of {}, whole machine", functions.join(" or "));
     Some(Fact::new(name, calls / packets, expected, source))
 }
 

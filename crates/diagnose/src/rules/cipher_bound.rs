@@ -26,23 +26,25 @@ pub(super) const SPEC: Spec = Spec {
 fn evaluate(evidence: &Evidence) -> Judgement {
     let busy = evidence
         .busy()
-        .ok_or("neither threads nor processors could be read")?;
+        .ok_or("neither threads nor processors are readable")?;
     let busy_fact = Fact::new(
-        "share of the time in which the program ran or wanted to",
+        "share of the time in which the program ran or was ready to run",
         busy,
-        "below 0.7; or held up by others",
+        "below 0.7, or waiting for other programs",
         "schedstat",
     );
     let limited = limited_by_work(evidence).unwrap_or(0.0);
     if limited == 0.0 {
         return busy_fact.excludes();
     }
-    let crypto = evidence.work(Stage::Crypto).ok_or("where the program's time goes was not sampled: that needs root or CAP_PERFMON (kernel.perf_event_paranoid)")?;
+    let crypto = evidence
+        .work(Stage::Crypto)
+        .ok_or("processor time by function was not sampled: needs root or CAP_PERFMON")?;
     let leading = evidence.leading_function(&[Stage::Crypto]);
     let mut facts = vec![
         Fact::new(
             match leading {
-                Some(symbol) => format!("share of its time in the cipher, {symbol} first"),
+                Some(symbol) => format!("share of its time in the cipher, mostly {symbol}"),
                 None => "share of its time in the cipher".to_owned(),
             },
             crypto,
@@ -60,9 +62,9 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     ];
     let next = next.map(|stage| evidence.work(stage).unwrap_or(0.0));
     facts.push(Fact::new(
-        "share of its time in the next stage",
+        "share of its time in the next largest stage",
         next.into_iter().fold(0.0, f64::max),
-        "more, if the cipher were not the limit",
+        "larger, if the cipher were not the limit",
         "processor profile",
     ));
     let has = |feature: &str| {
@@ -75,7 +77,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     };
     let aes = has("aes");
     facts.push(Fact::new(
-        "whether the processor has instructions for AES",
+        "AES instructions of the processor (1: present)",
         f64::from(aes),
         "1",
         "/proc/cpuinfo",
@@ -87,10 +89,10 @@ fn evaluate(evidence: &Evidence) -> Judgement {
 fn remedies(aes: bool) -> Vec<Remedy> {
     let what = match aes {
         true => {
-            "a cipher that the processor has instructions for (AES-128-GCM or AES-256-GCM), with a library that uses them and authenticates in the same pass; the same at both ends"
+            "use AES-128-GCM or AES-256-GCM with a library that uses the processor's AES instructions, at both ends"
         }
         false => {
-            "ChaCha20-Poly1305 with a library that uses vector instructions, as this processor has none for AES; the same at both ends"
+            "use ChaCha20-Poly1305 with a library that uses vector instructions, at both ends; this processor has no AES instructions"
         }
     };
     vec![
@@ -101,13 +103,13 @@ fn remedies(aes: bool) -> Vec<Remedy> {
                 "openssl speed -evp aes-128-gcm".to_owned(),
                 "openssl speed -evp chacha20-poly1305".to_owned(),
             ],
-            "as many times as the faster one is faster, for that share of the time",
+            "the ratio of the two speeds, for that share of the time",
         ),
         Remedy::ask(
             Place::Tunnel,
-            "several threads that encrypt, or larger records (a larger MTU inside, super-packets)",
+            "encrypt in several threads, or in larger records (a larger inner MTU, super-packets)",
             Vec::new(),
-            "up to the number of processors",
+            "a factor of up to the number of processors",
         ),
     ]
 }

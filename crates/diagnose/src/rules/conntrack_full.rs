@@ -35,10 +35,10 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         column(metric::CONNTRACK_MAX).and_then(|max| max.last()),
     ) else {
         if evidence.map.host.conntrack {
-            return Err("the size of the table could not be read".into());
+            return Err("the size of the table is not readable".into());
         }
         return Fact::new(
-            "tables of tracked connections in this namespace",
+            "connection tracking tables in this namespace",
             0.0,
             "0",
             "/proc/sys/net/netfilter",
@@ -51,21 +51,21 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let rate = lost / evidence.seconds();
     let facts = vec![
         Fact::new(
-            "part of the connection table that was full, at most",
+            "largest fill level of the connection table",
             fill,
             "below 0.9",
             "nf_conntrack_count, nf_conntrack_max",
         ),
         Fact::new(
-            "packets dropped per second because they could not be tracked",
+            "packets dropped per second for lack of an entry",
             rate,
             "0",
             "conntrack statistics drop, insert_failed",
         ),
         Fact::new(
-            "connections that fit in it",
+            "capacity of the table, connections",
             max as f64,
-            "twice of what is there",
+            "twice the present connections",
             SYSCTL,
         ),
     ];
@@ -78,22 +78,22 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         .map_or("PORT".to_owned(), |socket| socket.local.port().to_string());
     let remedies = vec![
         Remedy::here(
-            "a larger table",
+            "enlarge the table",
             vec![Action::Sysctl {
                 name: SYSCTL.into(),
                 value: (2 * max.max(32_768)).to_string(),
             }],
-            "new connections work again (some 320 bytes of memory for each)",
+            "new connections work again (320 bytes of memory each)",
         ),
         Remedy::ask(
             Place::Here,
-            "no tracking of the tunnel's own packets",
+            "do not track the tunnel's own packets",
             vec![format!(
                 "nft 'add table inet untracked; add chain inet untracked in {{ type filter hook prerouting priority raw; }}; \
                  add chain inet untracked out {{ type filter hook output priority raw; }}; \
                  add rule inet untracked in udp dport {port} notrack; add rule inet untracked out udp sport {port} notrack'"
             )],
-            "the tunnel does not depend on the table",
+            "the tunnel no longer depends on the table",
         ),
     ];
     weighted(weight, facts, remedies)

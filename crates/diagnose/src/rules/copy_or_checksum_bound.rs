@@ -32,18 +32,21 @@ pub(super) const SPEC: Spec = Spec {
 fn evaluate(evidence: &Evidence) -> Judgement {
     let busy = evidence
         .busy()
-        .ok_or("neither threads nor processors could be read")?;
+        .ok_or("neither threads nor processors are readable")?;
     let busy_fact = Fact::new(
-        "share of the time in which the program ran or wanted to",
+        "share of the time in which the program ran or was ready to run",
         busy,
-        "below 0.7; or held up by others",
+        "below 0.7, or waiting for other programs",
         "schedstat",
     );
     let limited = limited_by_work(evidence).unwrap_or(0.0);
     if limited == 0.0 {
         return busy_fact.excludes();
     }
-    let (copy, checksum) = evidence.work(Stage::Copy).zip(evidence.work(Stage::Checksum)).ok_or("where the program's time goes was not sampled: that needs root or CAP_PERFMON (kernel.perf_event_paranoid)")?;
+    let (copy, checksum) = evidence
+        .work(Stage::Copy)
+        .zip(evidence.work(Stage::Checksum))
+        .ok_or("processor time by function was not sampled: needs root or CAP_PERFMON")?;
     let rivals = [
         Stage::Crypto,
         Stage::Syscall,
@@ -58,7 +61,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         Fact::new(
             match leading {
                 Some(symbol) => {
-                    format!("share of its time in copies and checksums, {symbol} first")
+                    format!("share of its time in copies and checksums, mostly {symbol}")
                 }
                 None => "share of its time in copies and checksums".to_owned(),
             },
@@ -67,16 +70,16 @@ fn evaluate(evidence: &Evidence) -> Judgement {
             "processor profile",
         ),
         Fact::new(
-            "of its time, checksums",
+            "share of its time in checksums",
             checksum,
             "below 0.03",
             "processor profile",
         ),
         busy_fact,
         Fact::new(
-            "share of its time in the next stage",
+            "share of its time in the next largest stage",
             rival,
-            "more, if these were not the limit",
+            "larger, if these were not the limit",
             "processor profile",
         ),
     ];
@@ -91,21 +94,21 @@ fn remedies(evidence: &Evidence) -> Vec<Remedy> {
     let mut remedies: Vec<Remedy> = without
         .map(|link| {
             Remedy::here(
-                format!("leave the checksums of what {} sends to it", link.name),
+                format!("let {} compute the checksums of sent packets", link.name),
                 vec![Action::Offload {
                     link: link.name.clone(),
                     feature: "tx".into(),
                     on: true,
                 }],
-                "the share of checksums",
+                "the time of checksums",
             )
         })
         .collect();
     remedies.push(Remedy::ask(
         Place::Tunnel,
-        "a tunnel that takes super-packets with their checksums left to do (IFF_VNET_HDR with TUN_F_CSUM), and encrypts in place",
+        "use a tunnel that accepts super-packets without checksums (IFF_VNET_HDR with TUN_F_CSUM) and encrypts in place",
         Vec::new(),
-        "most of the share of copies and checksums",
+        "most of the time of copies and checksums",
     ));
     remedies
 }

@@ -43,7 +43,7 @@ pub(super) const SPEC: Spec = Spec {
 fn evaluate(evidence: &Evidence) -> Judgement {
     let program = program(evidence)?;
     let turn = turn(evidence)
-        .ok_or_else(|| format!("the threads of {} could not be read", program.name))?;
+        .ok_or_else(|| format!("the threads of {} are not readable", program.name))?;
     let weight =
         0.95 * Ramp::new(NORMAL_WAIT, MUCH_WAIT).at(turn.kept) * WISH.at(turn.thread.wish());
     let facts = facts(evidence, &turn);
@@ -55,7 +55,7 @@ fn facts(evidence: &Evidence, turn: &Turn) -> Vec<Fact> {
     let mut facts = vec![
         Fact::new(
             format!(
-                "of the time that thread {} wanted a processor, waiting for one",
+                "share of its runnable time in which thread {} waited for a processor",
                 thread.name
             ),
             turn.kept,
@@ -63,13 +63,13 @@ fn facts(evidence: &Evidence, turn: &Turn) -> Vec<Fact> {
             "schedstat run delay",
         ),
         Fact::new(
-            "share of the time that it ran",
+            "share of the time in which it ran",
             thread.running,
-            "as much as it wants",
+            "as much as it is runnable",
             "schedstat",
         ),
         Fact::new(
-            "times per second that it was made to give way",
+            "preemptions per second",
             thread.preempted,
             "below 50",
             "involuntary context switches",
@@ -77,15 +77,15 @@ fn facts(evidence: &Evidence, turn: &Turn) -> Vec<Fact> {
     ];
     if let Some(used) = turn.others {
         facts.push(Fact::new(
-            "processors' worth of time that others used",
+            "processors used by other programs",
             used,
-            "less than there are processors",
+            "fewer than the processors",
             "/proc/stat without the program",
         ));
     }
     if let Some(pressure) = evidence.host(metric::PRESSURE_CPU_US) {
         facts.push(Fact::new(
-            "share of the time in which some task of the machine waited for a processor",
+            "share of the time in which any task of the machine waited for a processor",
             pressure / 1e6 / evidence.seconds(),
             "below 0.3",
             "/proc/pressure/cpu",
@@ -104,28 +104,28 @@ fn remedies(evidence: &Evidence, program: &ProgramFacts) -> Vec<Remedy> {
                 pid: program.pid,
                 cpus: everywhere.clone(),
             }],
-            "the time it waited, if other processors are less full",
+            "the waiting time, if other processors are less busy",
         ));
     }
     if program.nice > NICE {
         remedies.push(Remedy::here(
-            format!("let {} go before others", program.name),
+            format!("raise the priority of {}", program.name),
             vec![Action::Nice {
                 pid: program.pid,
                 nice: NICE,
             }],
-            "most of the time it waited, if the others are in the same control group and session",
+            "most of the waiting time, if the others are in the same control group and session",
         ));
     }
     let group = program.group.as_deref().unwrap_or("GROUP-OF-THE-TUNNEL");
     remedies.push(Remedy::ask(
         Place::Here,
-        "a larger weight for the tunnel's control group, or a processor of its own: move the others away",
+        "give the tunnel's control group a larger weight, or reserve a processor for it",
         vec![
             format!("echo 1000 > {group}/cpu.weight"),
             "ps -eLo pid,tid,psr,pcpu,comm --sort=-pcpu | head".to_owned(),
         ],
-        "the time it waited",
+        "the waiting time",
     ));
     remedies
 }

@@ -37,7 +37,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let program = program(evidence)?;
     let Some(group) = &program.group else {
         return Fact::new(
-            "control groups that limit the program's processor time",
+            "control groups that limit the processor time of the program",
             0.0,
             "0",
             "cpu.max",
@@ -47,10 +47,10 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let of = |name| evidence.growth(&Subject::Group(group.clone()), name);
     let (periods, throttled) = of(metric::GROUP_PERIODS)
         .zip(of(metric::GROUP_THROTTLED))
-        .ok_or_else(|| format!("{group}/cpu.stat could not be read"))?;
+        .ok_or_else(|| format!("{group}/cpu.stat is not readable"))?;
     let share = throttled / periods.max(1.0);
     let mut facts = vec![Fact::new(
-        "periods in which the control group was stopped, of all",
+        "share of periods in which the control group was throttled",
         share,
         "below 0.05",
         format!("{group}/cpu.stat nr_throttled"),
@@ -58,7 +58,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let stopped = evidence.throttled();
     if let Some(stopped) = stopped {
         facts.push(Fact::new(
-            "processors' worth of time that it stood still",
+            "processors lost to throttling",
             stopped,
             "0",
             format!("{group}/cpu.stat throttled_usec"),
@@ -66,15 +66,15 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     }
     if let Some(limit) = program.cpu_limit {
         facts.push(Fact::new(
-            "processors' worth of time that it may use",
+            "limit of the control group, processors",
             limit,
-            "more than the program wants",
+            "more than the program needs",
             format!("{group}/cpu.max"),
         ));
     }
     let running = evidence.running();
     facts.push(Fact::new(
-        "processors' worth of time that the program ran",
+        "processors used by the program",
         running,
         "well below the limit",
         "schedstat",
@@ -84,12 +84,12 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     });
     let weight = 0.95 * PERIODS.at(share) * lost;
     let remedy = Remedy::here(
-        "no limit for the control group; or one that is above what the program wants",
+        "remove the limit of the control group, or raise it above the program's need",
         vec![Action::CpuLimit {
             group: group.clone(),
             cpus: None,
         }],
-        "the time that it stood still",
+        "the throttled time",
     );
     weighted(weight, facts, vec![remedy])
 }

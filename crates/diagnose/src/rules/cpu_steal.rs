@@ -48,23 +48,23 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     });
     let (cpu, stolen, work) = on
         .max_by(|a, b| a.1.total_cmp(&b.1))
-        .ok_or("/proc/stat could not be read")?;
+        .ok_or("/proc/stat is not readable")?;
     let lost = stolen / work.max(1e-9);
     let facts = vec![
         Fact::new(
-            format!("of the time that processor {cpu} had work, taken by the hypervisor"),
+            format!("share of the busy time of processor {cpu} taken by the hypervisor"),
             lost,
             "below 0.05",
             "/proc/stat steal",
         ),
         Fact::new(
-            "share of the time that it had work",
+            "share of the time in which it was busy",
             work,
             "below 0.9",
             "/proc/stat",
         ),
         Fact::new(
-            "share of all time taken",
+            "share of all time taken by the hypervisor",
             stolen,
             "below 0.02",
             "/proc/stat steal",
@@ -73,9 +73,9 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let weight = 0.9 * STOLEN.at(lost) * BUSY.at(work);
     let remedy = Remedy::ask(
         Place::Provider,
-        "a machine whose processors are its own (dedicated, not burstable), or another host for it; show them the share of stolen time",
+        "use a machine with dedicated processors, or ask for another host; show the share of stolen time",
         Vec::new(),
-        "the time that was taken",
+        "the stolen time",
     );
     weighted(weight, facts, vec![remedy])
 }

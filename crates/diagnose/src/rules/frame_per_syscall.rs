@@ -46,7 +46,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         .program
         .as_ref()
         .zip(evidence.map.inner_link())
-        .ok_or("no program carries this tunnel, or it could not be found")?;
+        .ok_or("no program carries this tunnel, or it was not found")?;
     let (calls, bytes, packets, verb) = match evidence.sends() {
         true => (
             metric::IO_READS,
@@ -64,14 +64,14 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let of = |name| evidence.growth(&Subject::Process(program.pid), name);
     let (calls, bytes) = of(calls).zip(of(bytes)).ok_or_else(|| {
         format!(
-            "/proc/{}/io could not be read (needs the user of {} or root)",
+            "/proc/{}/io is not readable: needs root or the user of {}",
             program.pid, program.name
         )
     })?;
     let (packets, busy) = evidence
         .inner(packets)
         .zip(evidence.busy())
-        .ok_or_else(|| format!("the counters of {} could not be read", link.name))?;
+        .ok_or_else(|| format!("the counters of {} are not readable", link.name))?;
     let calls = Calls {
         verb,
         per_packet: calls / packets.max(1.0),
@@ -92,9 +92,9 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         facts,
         vec![Remedy::ask(
             Place::Tunnel,
-            "a tunnel that opens its device with IFF_VNET_HDR and takes super-packets of 64 KiB, or reads and writes in batches; or a larger MTU inside (with the same at both ends)",
+            "use a tunnel that reads super-packets of 64 KiB (IFF_VNET_HDR) or reads and writes in batches, or a larger inner MTU at both ends",
             Vec::new(),
-            "two to ten times, until the cipher is the limit",
+            "a factor of 2 to 10, until the cipher is the limit",
         )],
     )
 }
@@ -130,7 +130,7 @@ fn facts(
             format!("/proc/{}/io and rtnetlink", program.pid),
         ),
         Fact::new(
-            "share of the time that the program ran or wanted to",
+            "share of the time in which the program ran or was ready to run",
             busy,
             "below 0.7",
             "schedstat",
@@ -151,7 +151,7 @@ fn facts(
             format!("UDP messages {what} per packet of {}", link.name),
             &functions,
             evidence.inner(packets),
-            "far below 1 where a message is many datagrams",
+            "far below 1 if a message holds many datagrams",
         ));
     }
     if let Some(share) = evidence.in_kernel() {
@@ -164,7 +164,7 @@ fn facts(
     }
     if let Some(carries) = link.vnet_hdr {
         facts.push(Fact::new(
-            format!("whether {} is open for super-packets", link.name),
+            format!("super-packets enabled on {} (1: yes)", link.name),
             f64::from(carries),
             "1",
             "flags of the tun device",

@@ -45,7 +45,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let raw = evidence.raw_sockets();
     let created = evidence
         .fragments_created()
-        .ok_or("the host's IP counters could not be read")?;
+        .ok_or("the IP counters of the host are not readable")?;
     let outside = evidence.egress(metric::TX_PACKETS).unwrap_or(0.0).max(1.0);
     let fragments = (created / outside).min(1.0);
     // The doctor's own long packets may be refused, too; and drops by reason are those of the whole machine.
@@ -58,7 +58,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let harm = (fragments / FULL_HARM).max(refused / outside / (10.0 * REFUSED));
     let harmed = fragments >= HARM || refused / outside >= REFUSED;
     let fragments = Fact::new(
-        "fragments, of all packets outside",
+        "share of outer packets that are fragments",
         fragments,
         "0",
         "Ip.FragCreates over tx_packets",
@@ -69,9 +69,9 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let long = long_packets(evidence);
     let factor = evidence.gro_factor().unwrap_or(1.0);
     let merged = Fact::new(
-        "received frames per packet that the kernel hands on",
+        "received frames per packet after merging",
         factor,
-        "1 before a program that expects single packets",
+        "1 for a program that expects single packets",
         "IpExt.InNoECTPkts and InECT* over Ip.InReceives",
     );
     let datagrams = evidence.both("Ip", "FragOKs").filter(|n| *n > 0.0);
@@ -84,7 +84,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let each = datagrams.map(|datagrams| created / datagrams);
     let many = each.map(|each| {
         Fact::new(
-            "fragments of each packet that was cut",
+            "fragments per fragmented packet",
             each,
             "2, if the MTU were the reason",
             "Ip.FragCreates over Ip.FragOKs",
@@ -102,7 +102,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let mut facts = vec![merged];
     facts.extend(long.map(|(link, mean)| {
         Fact::new(
-            format!("mean length of packets received from {}, bytes", link.name),
+            format!("mean length of packets received on {}, bytes", link.name),
             mean,
             format!("at most {}", link.mtu),
             "rtnetlink rx_bytes over rx_packets",
@@ -111,7 +111,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     facts.push(fragments);
     facts.extend(many);
     facts.push(Fact::new(
-        "raw and packet sockets of the program that are not told of merged packets",
+        "raw and packet sockets of the program that do not report merged packets",
         raw as f64,
         "0",
         "/proc/net/packet, /proc/net/raw, packet_diag",
@@ -165,29 +165,29 @@ fn remedies(evidence: &Evidence) -> Vec<Remedy> {
         // Spreading may cost more than it gains where the processors are busy already: it comes second, with the first.
         let both: Vec<Action> = off.iter().cloned().chain(spread.iter().cloned()).collect();
         remedies.push(Remedy::here(
-            "single packets",
+            "turn off merging of received packets (GRO)",
             off,
-            "twentyfold in the case that is known best",
+            "a factor of 20 in a measured case",
         ));
         if !spread.is_empty() {
             remedies.push(Remedy::here(
-                "single packets, and their handling spread over the processors",
+                "turn off merging (GRO), and spread received packets over the processors",
                 both,
-                "more, where one processor is full with them",
+                "more, if one processor is fully used by them",
             ));
         }
     }
     remedies.push(Remedy::ask(
         Place::Tunnel,
-        "a program that cuts merged packets up again before it wraps them",
+        "use a program that segments merged packets before it encapsulates them",
         vec![],
-        "as fast, without the load of single packets",
+        "the same rate with less processor time",
     ));
     if let Some((link, _)) = long_packets(evidence) {
         remedies.push(Remedy::ask(
             Place::Here,
             format!(
-                "single packets from whoever sends into {} (a guest, the other end of a veth pair)",
+                "turn off segmentation offload at the sender into {} (a guest, the other end of a veth pair)",
                 link.name
             ),
             vec!["ethtool -K DEVICE tso off gso off".into()],

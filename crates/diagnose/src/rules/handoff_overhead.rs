@@ -49,7 +49,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let packets = evidence.packets();
     if threads.is_empty() || packets == 0.0 {
         return Err(format!(
-            "the threads of {} or its packets could not be counted",
+            "the threads or packets of {} are not readable",
             program.name
         )
         .into());
@@ -63,19 +63,19 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let per_packet = sleeps / packets;
     let mut facts = vec![
         Fact::new(
-            "times that a thread of the program went to sleep, per packet",
+            "sleeps of the program's threads per packet",
             per_packet,
             "below 0.3",
             "voluntary context switches",
         ),
         Fact::new(
-            "threads that have a part in the work",
+            "threads that share the work",
             working as f64,
-            "1, or each with packets of its own",
+            "1, or each with its own packets",
             "schedstat",
         ),
         Fact::new(
-            "processors' worth of time that they want",
+            "processors that they need",
             wanted,
             "below 0.6",
             "schedstat",
@@ -83,7 +83,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     ];
     facts.extend(calls::per_packet(
         evidence,
-        "wake-ups of threads that wait for each other, per packet",
+        "wake-ups of waiting threads per packet",
         &["futex_wake"],
         Some(packets * evidence.seconds()),
         "below 0.3",
@@ -107,11 +107,11 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let remedy = Remedy::ask(
         Place::Tunnel,
         format!(
-            "fewer threads (for a program in Go, GOMAXPROCS=1 when it is started), or a version of {} that hands packets over in batches",
+            "use fewer threads (for a program in Go: GOMAXPROCS=1), or a version of {} that passes packets in batches",
             program.name
         ),
         Vec::new(),
-        "the time spent on waking, and the waits between threads",
+        "the time of wake-ups and of waits between threads",
     );
     weighted(weight, facts, vec![remedy])
 }

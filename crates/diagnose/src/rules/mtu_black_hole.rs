@@ -38,15 +38,13 @@ fn evaluate(evidence: &Evidence) -> Judgement {
 }
 
 fn evaluate_probe(evidence: &Evidence, probe: MtuProbe) -> Judgement {
-    let passed = probe
-        .passed
-        .ok_or("no probe was answered, not even a small one")?;
+    let passed = probe.passed.ok_or("no probe was answered")?;
     let mtu = evidence.map.inner_link().map_or(0, |link| link.mtu);
     let fact = Fact::new(
         "largest packet that passes, bytes",
         f64::from(passed),
-        format!("{mtu}, what the interface takes"),
-        "probes that must not be cut up",
+        format!("{mtu}, the MTU of the interface"),
+        "probes that may not be fragmented",
     );
     let Some(lost) = probe.lost.filter(|_| !probe.reported) else {
         return fact.excludes();
@@ -54,16 +52,16 @@ fn evaluate_probe(evidence: &Evidence, probe: MtuProbe) -> Judgement {
     let mut facts = vec![
         fact,
         Fact::new(
-            "smallest packet that vanishes without a word, bytes",
+            "smallest packet lost without an error message, bytes",
             f64::from(lost),
             "none",
-            "probes that must not be cut up",
+            "probes that may not be fragmented",
         ),
     ];
     let again = evidence.retransmitted();
     facts.extend(again.map(|share| {
         Fact::new(
-            "segments sent again, of those sent",
+            "share of segments retransmitted",
             share,
             "below 0.001",
             "tcp_info total_retrans",
@@ -82,7 +80,7 @@ fn evaluate_stall(evidence: &Evidence) -> Judgement {
     let Some(stall) = evidence.stalled() else {
         return match evidence.retransmitted() {
             Some(share) if evidence.sends_tcp() => Fact::new(
-                "segments sent again, of those sent, while others are acknowledged",
+                "share of segments retransmitted while others are acknowledged",
                 share,
                 "near 1 with nothing acknowledged",
                 "tcp_info total_retrans, bytes_acked",
@@ -92,7 +90,7 @@ fn evaluate_stall(evidence: &Evidence) -> Judgement {
         };
     };
     let stalled = Fact::new(
-        "bytes acknowledged, of those sent by connections that time out",
+        "share of bytes acknowledged on connections that time out",
         stall.acknowledged / stall.sent,
         "above 0.9",
         "tcp_info bytes_acked over bytes_sent",
@@ -110,9 +108,9 @@ fn evaluate_stall(evidence: &Evidence) -> Judgement {
         stalled,
         Fact::new("timeouts", stall.timeouts, "0", "tcp_info total_rto"),
         Fact::new(
-            "packets that came back meanwhile",
+            "packets received in that time",
             back,
-            "0, if the tunnel were dead",
+            "0, if the tunnel carried nothing",
             "rtnetlink rx_packets",
         ),
     ];
@@ -125,7 +123,7 @@ fn evaluate_stall(evidence: &Evidence) -> Judgement {
 fn felt(evidence: &Evidence) -> Option<Fact> {
     let failed = evidence.host("TcpExt.TCPMTUPFail")?;
     Some(Fact::new(
-        "sizes that the kernel's own search gave up",
+        "sizes that the kernel's path MTU probing gave up",
         failed,
         "0",
         "TcpExt.TCPMTUPFail",
@@ -150,35 +148,35 @@ pub(super) fn smaller(evidence: &Evidence, passed: Option<u32>) -> Vec<Remedy> {
         let six = evidence.map.flows.iter().any(|flow| flow.local.is_ipv6());
         let headers = if six { 60 } else { 40 };
         remedies.push(Remedy::here(
-            format!("packets of at most {size} bytes into the tunnel"),
+            format!("limit packets in the tunnel to {size} bytes"),
             vec![Action::Mtu {
                 link: link.name.clone(),
                 bytes: size,
             }],
-            "connections no longer stand still",
+            "connections no longer stall",
         ));
         remedies.push(Remedy::here(
-            "segments that fit, for new connections",
+            "limit the segment size of new connections",
             vec![Action::ClampMss {
                 link: link.name.clone(),
                 bytes: size.saturating_sub(headers),
             }],
-            "connections no longer stand still",
+            "connections no longer stall",
         ));
     }
     remedies.push(Remedy::here(
-        "the kernel's own search for the size that passes",
+        "turn on TCP path MTU probing",
         vec![Action::Sysctl {
             name: "net.ipv4.tcp_mtu_probing".into(),
             value: "1".into(),
         }],
-        "connections go on after some timeouts",
+        "connections continue after some timeouts",
     ));
     remedies.push(Remedy::ask(
         Place::Provider,
-        "firewalls on the way that let `destination unreachable, fragmentation needed` and `packet too big` pass (ICMP type 3 code 4, ICMPv6 type 2)",
+        "let firewalls on the path pass `fragmentation needed` and `packet too big` (ICMP type 3 code 4, ICMPv6 type 2)",
         vec![],
-        "every sender then finds the size by itself",
+        "every sender finds the right size",
     ));
     remedies
 }

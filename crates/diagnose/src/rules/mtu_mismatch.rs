@@ -46,13 +46,13 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let truncated = host("IpExt.InTruncatedPkts") + host("Ip6.InTruncatedPkts");
     let received = evidence
         .inner(metric::RX_PACKETS)
-        .ok_or("the counters of the inner interface could not be read")?;
+        .ok_or("the counters of the inner interface are not readable")?;
     let errors = [metric::RX_LENGTH_ERRORS, metric::RX_FRAME_ERRORS];
     let errors: f64 = errors.iter().filter_map(|name| evidence.inner(name)).sum();
     let wrong = truncated + errors;
     let share = wrong / (wrong + received).max(1.0);
     let fact = Fact::new(
-        "packets received with a wrong length, of all",
+        "share of received packets with a wrong length",
         share,
         "0",
         "rtnetlink rx_length_errors, rx_frame_errors; IpExt.InTruncatedPkts",
@@ -67,7 +67,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
                 "IpExt.InTruncatedPkts",
             ),
             Fact::new(
-                "packets that the interface refused for their length",
+                "packets refused by the interface for their length",
                 errors,
                 "0",
                 "rtnetlink rx_length_errors, rx_frame_errors",
@@ -112,23 +112,23 @@ fn swallowed(evidence: &Evidence) -> Option<Vec<Fact>> {
     let sent = evidence.egress(metric::TX_BYTES)? / taken;
     (sent < SENT_ON).then(|| {
         let mut facts = vec![Fact::new(
-            "bytes sent to the outside, of those taken in",
+            "outer bytes sent per inner byte",
             sent,
             "above 1",
             "rtnetlink tx_bytes of both interfaces",
         )];
         facts.extend(lost.map(|lost| {
             Fact::new(
-                "smallest packet that vanishes, bytes",
+                "smallest packet that is lost, bytes",
                 f64::from(lost),
                 "none",
-                "probes that must not be cut up",
+                "probes that may not be fragmented",
             )
         }));
         facts.push(Fact::new(
-            "MTU of the interface to the outside, bytes",
+            "MTU of the outer interface, bytes",
             f64::from(egress.mtu),
-            format!("what vanishes and {OVERHEAD} more"),
+            format!("that size and {OVERHEAD} more"),
             "rtnetlink",
         ));
         facts
@@ -139,7 +139,7 @@ fn finding(evidence: &Evidence, weight: f64, facts: Vec<Fact>) -> Judgement {
     let passed = evidence.probes.mtu.and_then(|probe| probe.passed);
     let mut remedies = vec![Remedy::ask(
         Place::Tunnel,
-        "the same MTU in the tunnel's settings and at its interface, at both ends (OpenVPN: `tun-mtu`)",
+        "set the same MTU in the tunnel's settings and on its interface, at both ends (OpenVPN: `tun-mtu`)",
         evidence
             .map
             .inner

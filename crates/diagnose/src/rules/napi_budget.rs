@@ -35,20 +35,20 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let (squeezed, processed) = evidence
         .all_cpus(metric::SOFTNET_TIME_SQUEEZE)
         .zip(evidence.all_cpus(metric::SOFTNET_PROCESSED))
-        .ok_or("/proc/net/softnet_stat could not be read")?;
+        .ok_or("/proc/net/softnet_stat is not readable")?;
     // Where runs are not counted, each is taken to handle a full budget.
     let runs = evidence.all_cpus(metric::NET_RX);
     let runs = runs.unwrap_or(processed / BUDGET).max(squeezed).max(1.0);
     let share = squeezed / runs;
     let mut facts = vec![
         Fact::new(
-            "runs of the receive softirq that ended with packets left, of all",
+            "share of receive softirq runs that ended with packets left",
             share,
             "below 0.05",
             "/proc/net/softnet_stat time_squeeze",
         ),
         Fact::new(
-            "times per second",
+            "such runs per second",
             squeezed / evidence.seconds(),
             "below 10",
             "/proc/net/softnet_stat time_squeeze",
@@ -84,7 +84,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         (SYSCTL_US, larger(time, 2.0 * BUDGET_US)),
     ];
     let remedy = Remedy::here(
-        "a larger budget",
+        "enlarge the budget",
         actions
             .map(|(name, value)| Action::Sysctl {
                 name: name.into(),

@@ -54,11 +54,11 @@ pub(super) const SPEC: Spec = Spec {
 fn evaluate(evidence: &Evidence) -> Judgement {
     let (damaged, all) = evidence
         .damaged()
-        .ok_or("the host's checksum counters could not be read")?;
+        .ok_or("the checksum counters of the host are not readable")?;
     let headers = evidence.host("IpExt.InCsumErrors").unwrap_or(0.0);
     let share = (damaged + headers) / (all + headers).max(1.0);
     let fact = Fact::new(
-        "packets received with a wrong checksum, of all",
+        "share of received packets with a wrong checksum",
         share,
         "0",
         "Tcp.InCsumErrors, Udp.InCsumErrors, IpExt.InCsumErrors",
@@ -92,16 +92,16 @@ fn sending(evidence: &Evidence) -> Option<Judgement> {
     };
     let facts = vec![
         Fact::new(
-            "segments sent again, of those sent",
+            "share of segments retransmitted",
             again,
             "below 0.001",
             "tcp_info total_retrans",
         ),
         Fact::new("timeouts", timeouts, "0", "tcp_info total_rto"),
         Fact::new(
-            "interfaces that cut up super-packets by themselves",
+            "interfaces that segment super-packets in hardware",
             cutters.len() as f64,
-            "0, to find out",
+            "0, as a test",
             "ethtool features",
         ),
     ];
@@ -125,19 +125,19 @@ fn receiving(evidence: &Evidence, fact: Fact, share: f64) -> Judgement {
     // The tunnel's own packets are damaged outside of it, those of connections inside by what is behind it.
     let outside = udp.unwrap_or(0.0) > tcp.unwrap_or(0.0) || evidence.outer_tcp();
     let device = match outside {
-        true => "the far end's card to the outside",
+        true => "the outer network card of the far end",
         false => "the far end's tunnel interface, or the guest that sends behind it",
     };
     let remedies = vec![
         Remedy::ask(
             Place::FarEnd,
-            format!("no checksum and segmentation offload at {device}"),
+            format!("turn off checksum and segmentation offload at {device}"),
             vec!["ethtool -K DEVICE tx off tso off".into()],
-            "nothing is damaged any more, for some more work of the processor",
+            "no packets are damaged, for more processor time",
         ),
         Remedy::ask(
             Place::Provider,
-            "a newer driver or firmware of that card",
+            "update the driver or firmware of that card",
             vec!["ethtool -i DEVICE".into()],
             "the offload can stay on",
         ),
@@ -156,13 +156,13 @@ fn on_this_machine(evidence: &Evidence, received: &Fact) -> Option<Judgement> {
     }
     let facts = vec![
         Fact::new(
-            "packets dropped on this machine for their checksum, of those sent",
+            "share of sent packets dropped on this machine for their checksum",
             share,
             "0",
             "skb:kfree_skb TCP_CSUM, UDP_CSUM, IP_CSUM, SKB_CSUM",
         ),
         Fact::new(
-            "segments sent again, of those sent",
+            "share of segments retransmitted",
             evidence.retransmitted().unwrap_or(0.0),
             "below 0.001",
             "tcp_info total_retrans",
@@ -201,9 +201,9 @@ fn off(links: &[&LinkFacts], word: &str) -> Remedy {
         on: false,
     };
     Remedy::here(
-        "this done by the kernel instead of the card",
+        "segment in the kernel instead of the network card",
         links.iter().map(off).collect(),
-        "nothing is damaged any more, for some more work of the processor",
+        "no packets are damaged, for more processor time",
     )
 }
 

@@ -63,14 +63,14 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         .iter()
         .all(|link| link.features.is_empty())
     {
-        return Err("the offloads of the interfaces could not be read".into());
+        return Err("the offloads of the interfaces are not readable".into());
     }
     let links = evidence.map.links.iter();
     let mut missing: Vec<(&LinkFacts, &str, f64)> =
         links.flat_map(|link| missing(evidence, link)).collect();
     missing.dedup_by_key(|(link, word, _)| (link.name.clone(), *word));
     let fact = Fact::new(
-        "offloads that are off and could be on, where packets are single",
+        "offloads that are off but would help",
         missing.len() as f64,
         "0",
         "ethtool features",
@@ -79,7 +79,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         return fact.excludes();
     }
     if evidence.busy().is_none() && evidence.idle().is_empty() {
-        return Err("how busy the processors are could not be read".into());
+        return Err("the load of the processors is not readable".into());
     }
     let (limited, busy) = limited(evidence);
     if limited < LIMITED {
@@ -89,7 +89,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let mut facts = vec![fact, busy];
     facts.extend(kernel.map(|kernel| {
         Fact::new(
-            "busy time that goes to the kernel",
+            "share of the busy time in the kernel",
             kernel,
             "below 0.4, if the program's own work were the limit",
             "/proc/stat system and softirq",
@@ -98,7 +98,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     facts.push(Fact::new(
         format!("mean bytes per packet of {}", missing[0].0.name),
         missing[0].2,
-        "several times the MTU, with the offload",
+        "several times the MTU with the offload",
         "rtnetlink bytes over packets",
     ));
     facts.extend(counted(evidence, &missing));
@@ -115,8 +115,8 @@ fn evaluate(evidence: &Evidence) -> Judgement {
 fn counted(evidence: &Evidence, missing: &[(&LinkFacts, &str, f64)]) -> Vec<Fact> {
     let facts = missing.iter().filter_map(|(link, word, _)| {
         let (what, function) = match *word {
-            "tx" => ("packets summed up in software", "skb_checksum_help"),
-            "tso" | "tx-udp-segmentation" => ("packets cut up in software", "__skb_gso_segment"),
+            "tx" => ("packets checksummed in software", "skb_checksum_help"),
+            "tso" | "tx-udp-segmentation" => ("packets segmented in software", "__skb_gso_segment"),
             _ => return None,
         };
         let name = format!("{what}, per packet of {}", link.name);
@@ -139,7 +139,7 @@ fn limited(evidence: &Evidence) -> (f64, Fact) {
     let all = idle.iter().map(|(_, idle)| 1.0 - idle).sum::<f64>() / idle.len().max(1) as f64;
     let limited = [program, SOFTIRQ.at(softirq), MACHINE.at(all)];
     let fact = Fact::new(
-        "busy time of all processors",
+        "share of the time in which the processors were busy",
         all,
         "below 0.8",
         "/proc/stat",
@@ -219,9 +219,9 @@ fn remedies(evidence: &Evidence, missing: &[(&LinkFacts, &str, f64)]) -> Vec<Rem
         });
     }
     let mut remedies = vec![Remedy::here(
-        "these offloads on",
+        "turn on these offloads",
         actions,
-        "less work per byte; most where packets are merged",
+        "less work per byte, most of all with merging",
     )];
     let forwarding = evidence.map.links.iter().find(|link| {
         let name = "rx-udp-gro-forwarding";
@@ -231,7 +231,7 @@ fn remedies(evidence: &Evidence, missing: &[(&LinkFacts, &str, f64)]) -> Vec<Rem
     // Where the kernel itself passes the tunnel's datagrams on, it merges them only if told to.
     if let Some(link) = forwarding.filter(|_| evidence.map.program.is_none()) {
         remedies.push(Remedy::here(
-            "merging of datagrams that are passed on",
+            "turn on merging of forwarded datagrams",
             vec![Action::Offload {
                 link: link.name.clone(),
                 feature: "rx-udp-gro-forwarding".into(),
@@ -242,7 +242,7 @@ fn remedies(evidence: &Evidence, missing: &[(&LinkFacts, &str, f64)]) -> Vec<Rem
     }
     remedies.push(Remedy::ask(
         Place::Tunnel,
-        "a program that takes and gives merged packets (vnet_hdr, UDP_SEGMENT, UDP_GRO)",
+        "use a program that reads and writes merged packets (vnet_hdr, UDP_SEGMENT, UDP_GRO)",
         vec![],
         "several times the rate per processor",
     ));

@@ -25,11 +25,14 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let link = evidence
         .map
         .egress_link()
-        .ok_or("the interface to the outside is not known")?;
+        .ok_or("the outer interface is not known")?;
     let found = one_core(evidence)?;
     if !is_spread(link) {
         return Fact::new(
-            format!("processors to which {} spreads what it receives", link.name),
+            format!(
+                "processors that share the packets received on {}",
+                link.name
+            ),
             1.0,
             "2 or more, if flows were the limit",
             "rps_cpus and receive queues",
@@ -39,9 +42,9 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let flows = outer_flows(&evidence.map.sockets);
     let mut facts = found.facts;
     let flow_fact = Fact::new(
-        "flows that the tunnel's packets form",
+        "outer flows of the tunnel",
         flows as f64,
-        "as many as processors, or more",
+        "at least as many as processors",
         "the program's sockets",
     );
     if flows > 1 {
@@ -50,9 +53,9 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     facts.insert(1, flow_fact);
     let mut remedies = vec![Remedy::ask(
         Place::Tunnel,
-        "more outer flows: several ports or lanes, or several instances of the tunnel that share the connections",
+        "use more outer flows: several ports or lanes, or several tunnels that share the connections",
         Vec::new(),
-        "up to as many times as there are processors",
+        "a factor of up to the number of processors",
     )];
     if let Some(inner) = evidence.map.inner_link().filter(|inner| !is_spread(inner)) {
         let queues = 0..inner.rx_queues.max(1);
@@ -62,9 +65,9 @@ fn evaluate(evidence: &Evidence) -> Judgement {
             cpus: evidence.map.host.cpus.clone(),
         });
         remedies.push(Remedy::here(
-            "spread the packets again once they are unwrapped",
+            "spread the packets again after decapsulation",
             spread.collect(),
-            "the part of the work that comes after the tunnel, if there are several connections inside",
+            "the work after the tunnel, if there are several inner connections",
         ));
     }
     weighted(0.9 * found.strength, facts, remedies)

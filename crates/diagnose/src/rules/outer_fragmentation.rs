@@ -45,7 +45,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let (created, arrived) = evidence
         .fragments_created()
         .zip(evidence.fragments_received())
-        .ok_or("the host's IP counters could not be read")?;
+        .ok_or("the IP counters of the host are not readable")?;
     let share = |fragments: f64, name| match evidence.egress(name) {
         Some(packets) if packets > 0.0 => (fragments / packets).min(1.0),
         // Without an interface to compare with, any number is all there is.
@@ -57,7 +57,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     );
     let largest = sent.max(received);
     let fact = Fact::new(
-        "fragments, of all packets outside",
+        "share of outer packets that are fragments",
         largest,
         "0",
         "Ip.FragCreates and Ip.ReasmReqds, both IP versions",
@@ -69,7 +69,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let mut facts = vec![fact];
     facts.extend(cut.map(|cut| {
         Fact::new(
-            "packets outside per packet in the tunnel",
+            "outer packets per inner packet",
             cut,
             "about 1",
             "rtnetlink packets of both interfaces",
@@ -78,7 +78,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     facts.extend(counted(evidence, sent >= received));
     facts.extend(evidence.both("Ip", "ReasmFails").map(|fails| {
         Fact::new(
-            "packets that could not be put together again",
+            "packets that could not be reassembled",
             fails,
             "0",
             "Ip.ReasmFails",
@@ -96,12 +96,12 @@ fn evaluate(evidence: &Evidence) -> Judgement {
 fn counted(evidence: &Evidence, sends: bool) -> Option<Fact> {
     let (what, functions, packets): (_, &[_], _) = match sends {
         true => (
-            "packets that the kernel cut up, per packet in the tunnel",
+            "packets fragmented by the kernel, per inner packet",
             &["ip_do_fragment", "ip6_fragment"],
             metric::TX_PACKETS,
         ),
         false => (
-            "fragments that the kernel took in, per packet in the tunnel",
+            "fragments received by the kernel, per inner packet",
             &["ip_defrag"],
             metric::RX_PACKETS,
         ),
@@ -126,20 +126,20 @@ fn remedies(evidence: &Evidence) -> Vec<Remedy> {
         let fits = if inner.mtu > fits { fits } else { LEAST };
         if inner.mtu > fits {
             remedies.push(Remedy::here(
-                format!("packets of at most {fits} bytes into the tunnel"),
+                format!("limit packets in the tunnel to {fits} bytes"),
                 vec![Action::Mtu {
                     link: inner.name.clone(),
                     bytes: fits,
                 }],
-                "half the packets outside, and no loss of whole ones by halves",
+                "half the outer packets, and no loss of a packet by one lost fragment",
             ));
         }
     }
     remedies.push(Remedy::ask(
         Place::FarEnd,
-        "the same MTU of the tunnel's interface there",
+        "set the same MTU of the tunnel's interface there",
         vec![],
-        "the other direction as well",
+        "the same for the other direction",
     ));
     remedies
 }

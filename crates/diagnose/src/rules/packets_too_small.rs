@@ -35,7 +35,7 @@ pub(super) const SPEC: Spec = Spec {
 fn evaluate(evidence: &Evidence) -> Judgement {
     let mean = evidence
         .bytes_per_packet()
-        .ok_or("nothing went through the inner interface")?;
+        .ok_or("the inner interface carried no packets")?;
     let link = evidence.map.inner_link();
     let mtu = link.map_or(1500, |link| link.mtu);
     // A super-packet is as many as it is cut into.
@@ -59,10 +59,10 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let (busiest, by_work) = evidence
         .busy()
         .zip(limited_by_work(evidence))
-        .ok_or("how busy the processors are could not be read")?;
+        .ok_or("the load of the processors is not readable")?;
     let limited = by_work.max(if small_mtu { full(evidence) } else { 0.0 });
     let busy = Fact::new(
-        "busiest thread of the program, of a processor, with its waiting",
+        "share of the time in which the busiest thread ran or waited for a processor",
         busiest,
         "below 0.7",
         "schedstat; /proc/stat",
@@ -110,21 +110,21 @@ fn remedies(evidence: &Evidence, small_mtu: bool) -> Vec<Remedy> {
         let larger = egress.mtu.saturating_sub(OVERHEAD);
         if larger > inner.mtu {
             remedies.push(Remedy::here(
-                "a larger MTU of the tunnel's interface",
+                "enlarge the MTU of the tunnel's interface",
                 vec![Action::Mtu {
                     link: inner.name.clone(),
                     bytes: larger,
                 }],
                 format!(
-                    "up to {:.1} times, if the far end has the same",
+                    "a factor of up to {:.1}, if the far end has the same",
                     f64::from(larger) / f64::from(inner.mtu.max(1))
                 ),
             ));
             remedies.push(Remedy::ask(
                 Place::FarEnd,
-                format!("an MTU of {larger} of the tunnel's interface there, too"),
+                format!("set the MTU of the tunnel's interface there to {larger}"),
                 vec![],
-                "segments are as large as the smaller of both allows",
+                "both ends need it: the smaller MTU limits the segments",
             ));
         }
     }
@@ -137,16 +137,16 @@ fn remedies(evidence: &Evidence, small_mtu: bool) -> Vec<Remedy> {
     if segment.is_some_and(|segment| segment < SMALL) {
         remedies.push(Remedy::ask(
             Place::FarEnd,
-            "larger segments: look for a clamp of the segment size (MSS) or a small MTU on the way",
+            "allow larger segments: look for a rule that clamps the segment size (MSS), or a small MTU on the path",
             vec!["nft list ruleset | grep maxseg".into()],
-            "as many times more as the segments grow",
+            "in proportion to the segment size",
         ));
     }
     remedies.push(Remedy::ask(
         Place::Application,
-        "larger messages, or several at once (no TCP_NODELAY with small writes; UDP_SEGMENT)",
+        "send larger messages, or several at once (no TCP_NODELAY with small writes; UDP_SEGMENT)",
         vec![],
-        "as many times more as the packets grow",
+        "in proportion to the packet size",
     ));
     remedies
 }

@@ -44,7 +44,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         .shortest_rtt_us()
         .ok_or("no round-trip time through the tunnel is known")?;
     let fact = Fact::new(
-        "shortest round trip through the tunnel, ms",
+        "shortest round-trip time through the tunnel, ms",
         shortest / 1e3,
         "below 20",
         "tcp_info min_rtt, or a probe",
@@ -59,9 +59,9 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     };
     let queue = loaded.map(|loaded| {
         Fact::new(
-            "round trip under load, of the shortest",
+            "ratio of the round-trip time under load to the shortest",
             loaded / shortest,
-            "above 1.5, if something on the way were full",
+            "above 1.5, if a queue on the path were full",
             "tcp_info rtt",
         )
     });
@@ -79,9 +79,9 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     if let Some(flow) = flow {
         let (window, held) = window(evidence, flow);
         facts.push(Fact::new(
-            "bytes under way",
+            "bytes in flight",
             window,
-            "the rate wanted times the round trip",
+            "the wanted rate times the round-trip time",
             "tcp_info unacked, mss",
         ));
         let idle = evidence.tcp_mean(flow, metric::TCP_APP_LIMITED);
@@ -91,7 +91,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         }
     }
     facts.push(Fact::new(
-        "segments lost, of those sent",
+        "share of segments lost",
         lost,
         "above 0.005, if loss were the limit",
         "tcp_info total_retrans less dsack_dups",
@@ -131,25 +131,25 @@ fn remedies(evidence: &Evidence) -> Vec<Remedy> {
     }
     let mut remedies = vec![Remedy::ask(
         Place::Application,
-        "several connections at once",
+        "use several connections at once",
         vec![],
-        "each brings a window of its own",
+        "each has its own window",
     )];
     if !actions.is_empty() {
         remedies.push(Remedy::here(
-            "larger windows on this host; the far end needs the same",
+            "enlarge the windows of this host; the far end needs the same",
             actions,
-            "up to the window's growth, if it is the limit",
+            "in proportion to the window, if it is the limit",
         ));
     }
     remedies.push(Remedy::ask(
         Place::FarEnd,
-        "larger windows there",
+        "enlarge the windows there",
         vec![
             format!("sysctl -w net.ipv4.tcp_rmem=\"4096 131072 {LARGE_WINDOW}\""),
             format!("sysctl -w net.ipv4.tcp_wmem=\"4096 65536 {LARGE_WINDOW}\""),
         ],
-        "up to the window's growth, if it is the limit",
+        "in proportion to the window, if it is the limit",
     ));
     remedies
 }

@@ -60,18 +60,18 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         .and_then(|probe| Some((probe.lost?, probe.reported)))
     {
         return Fact::new(
-            "size from which all packets are lost, smaller ones pass, bytes",
+            "size from which all packets are lost, bytes",
             f64::from(lost),
-            "as many of every size",
-            "probes that must not be cut up",
+            "losses of every size",
+            "probes that may not be fragmented",
         )
         .excludes();
     }
     if let Some(stall) = evidence.stalled() {
         return Fact::new(
-            "bytes acknowledged, of those sent by connections that time out",
+            "share of bytes acknowledged on connections that time out",
             stall.acknowledged / stall.sent,
-            "1 less the share lost",
+            "1 minus the loss",
             "tcp_info bytes_acked",
         )
         .excludes();
@@ -82,9 +82,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         (None, Some(inner)) if !evidence.outer_tcp() => evaluate_sender(evidence, inner, false),
         _ => match evidence.arrivals() {
             Some(arrivals) => evaluate_receiver(evidence, arrivals),
-            None => Err(
-                "no TCP connection of this host sends or receives much through the tunnel".into(),
-            ),
+            None => Err("this host sends and receives little TCP through the tunnel".into()),
         },
     }
 }
@@ -101,7 +99,7 @@ fn evaluate_sender(evidence: &Evidence, losses: Losses, outer: bool) -> Judgemen
         false => by_rate(evidence, losses),
     };
     let fact = Fact::new(
-        format!("segments of {whose} lost outside of this host, of those sent"),
+        format!("share of segments of {whose} lost outside of this host"),
         share,
         "below 0.001",
         "tcp_info total_retrans less dsack_dups and local drops",
@@ -126,21 +124,21 @@ fn evaluate_sender(evidence: &Evidence, losses: Losses, outer: bool) -> Judgemen
     let facts = vec![
         fact,
         Fact::new(
-            "segments sent again, of those sent",
+            "share of segments retransmitted",
             losses.again / losses.segments,
             "below 0.001",
             "tcp_info total_retrans",
         ),
         Fact::new(
-            "of those, for nothing",
+            "share of these that were unnecessary",
             losses.spurious / losses.again,
-            "near 1, if they were only late",
+            "near 1, if packets were only late",
             "tcp_info dsack_dups",
         ),
         Fact::new(
             "segments dropped by this host",
             losses.here,
-            "as many as are sent again, if it were to blame",
+            "as many as retransmitted, if this host dropped them",
             "tx_dropped, qdisc drops, SndbufErrors",
         ),
     ];
@@ -176,7 +174,7 @@ fn by_rate(evidence: &Evidence, losses: Losses) -> f64 {
 fn evaluate_receiver(evidence: &Evidence, arrivals: Arrivals) -> Judgement {
     let share = arrivals.early / arrivals.segments;
     let fact = Fact::new(
-        "segments received before one that was due, of all",
+        "share of segments received out of order",
         share,
         "below 0.01",
         "TcpExt.TCPOFOQueue over Tcp.InSegs",
@@ -192,15 +190,15 @@ fn evaluate_receiver(evidence: &Evidence, arrivals: Arrivals) -> Judgement {
     let facts = vec![
         fact,
         Fact::new(
-            "packets dropped by this host, of all",
+            "share of packets dropped by this host",
             here,
-            "above 0.001, if it were to blame",
+            "above 0.001, if this host dropped them",
             "drops of UDP sockets and interfaces; checksums",
         ),
         Fact::new(
-            "segments received twice, of all",
+            "share of segments received twice",
             twice,
-            "above 0.001, if they were only late",
+            "above 0.001, if packets were only late",
             "TcpExt.TCPDSACKOldSent",
         ),
     ];
@@ -211,17 +209,17 @@ fn finding(evidence: &Evidence, weight: f64, facts: Vec<Fact>) -> Judgement {
     let mut remedies = vec![
         Remedy::ask(
             Place::FarEnd,
-            "the same diagnosis at the far end: what its queues and sockets drop looks like this from here",
+            "diagnose the far end as well: drops in its queues and sockets look the same from here",
             vec!["seikan doctor".into()],
-            "names the place, if it is there",
+            "finds the cause, if it is there",
         ),
         Remedy::ask(
             Place::Provider,
-            "where packets are lost on the way: ask with the output of this",
+            "ask where packets are lost on the path, with the output of this command",
             outer_host(evidence)
                 .map(|host| vec![format!("mtr --report --report-cycles 100 {host}")])
                 .unwrap_or_default(),
-            "all that is lost there arrives",
+            "these packets arrive",
         ),
     ];
     remedies.extend(patient(evidence));
@@ -232,8 +230,8 @@ fn finding(evidence: &Evidence, weight: f64, facts: Vec<Fact>) -> Judgement {
 fn patient(evidence: &Evidence) -> Option<Remedy> {
     let name = evidence.main_flow()?.congestion.as_deref()?;
     let what =
-        "a congestion control that does not take each loss for a full queue, for new connections";
-    let gain = "several times the rate, if the loss is not from a full queue";
+        "use a congestion control that does not take each loss for congestion, for new connections";
+    let gain = "several times the rate, if the loss is not congestion";
     let setting = Action::Sysctl {
         name: "net.ipv4.tcp_congestion_control".into(),
         value: "bbr".into(),

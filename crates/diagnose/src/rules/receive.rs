@@ -40,7 +40,7 @@ pub(super) fn one_core(evidence: &Evidence) -> Result<OneCore, String> {
     let share = |cpu: u32| evidence.cpu_share(cpu, &[metric::SOFTIRQ_NS]);
     let shares = cpus.iter().filter_map(|cpu| Some((*cpu, share(*cpu)?)));
     let hottest = shares.max_by(|a, b| a.1.total_cmp(&b.1));
-    let (hot, softirq) = hottest.ok_or("/proc/stat could not be read")?;
+    let (hot, softirq) = hottest.ok_or("/proc/stat is not readable")?;
     let grown = |cpu: &u32| evidence.growth(&Subject::Cpu(*cpu), metric::SOFTIRQ_NS);
     let all: f64 = cpus.iter().filter_map(grown).sum();
     let part = grown(&hot).unwrap_or(0.0) / all.max(1.0);
@@ -52,27 +52,27 @@ pub(super) fn one_core(evidence: &Evidence) -> Result<OneCore, String> {
         several * concerned(evidence) * SOFTIRQ.at(softirq) * PART.at(part) * (1.0 - ROOM.at(idle));
     let facts = vec![
         Fact::new(
-            format!("share of its time that processor {hot} handled softirqs"),
+            format!("share of the time in which processor {hot} handled softirqs"),
             softirq,
             "below 0.5",
             "/proc/stat softirq",
         ),
         Fact::new(
-            "its part of all time for softirqs",
+            "its share of the softirq time of all processors",
             part,
             format!("{:.2}", 1.0 / cpus.len().max(1) as f64),
             "/proc/stat softirq",
         ),
         Fact::new(
-            "share of its time that it was idle",
+            "share of the time in which it was idle",
             idle,
             "above 0.2",
             "/proc/stat",
         ),
         Fact::new(
-            "share of its time that the next processor handled softirqs",
+            "share of the time in which the next processor handled softirqs",
             next,
-            "about as much",
+            "about the same",
             "/proc/stat softirq",
         ),
     ];

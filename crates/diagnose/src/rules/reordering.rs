@@ -44,9 +44,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     }
     match evidence.arrivals() {
         Some(arrivals) => evaluate_receiver(arrivals),
-        None => {
-            Err("no TCP connection of this host sends or receives much through the tunnel".into())
-        }
+        None => Err("this host sends and receives little TCP through the tunnel".into()),
     }
 }
 
@@ -55,7 +53,7 @@ fn evaluate_sender(evidence: &Evidence, losses: Losses) -> Judgement {
     let spurious = losses.spurious / losses.segments;
     let overtaken = seen / losses.segments;
     let fact = Fact::new(
-        "times that segments were seen to overtake others, per segment sent",
+        "reordering events per segment sent",
         overtaken,
         "below 0.002",
         "tcp_info reord_seen",
@@ -84,15 +82,15 @@ fn evaluate_sender(evidence: &Evidence, losses: Losses) -> Judgement {
     let facts = vec![
         fact,
         Fact::new(
-            "segments sent again for nothing, of those sent",
+            "share of segments retransmitted unnecessarily",
             spurious,
             "below 0.001",
             "tcp_info dsack_dups",
         ),
         Fact::new(
-            "segments truly lost, of those sent",
+            "share of segments lost",
             losses.lost(),
-            "more than were overtaken, if it were loss",
+            "larger than the reordering, if it were loss",
             "tcp_info total_retrans less dsack_dups",
         ),
     ];
@@ -105,9 +103,9 @@ fn evaluate_sender(evidence: &Evidence, losses: Losses) -> Judgement {
             value: PATIENT.into(),
         };
         remedies.push(Remedy::here(
-            "more patience of new connections of this host with late packets",
+            "let new connections of this host tolerate more reordering",
             vec![action],
-            "fewer segments sent for nothing; the packets still come late",
+            "fewer unnecessary retransmissions; packets still arrive late",
         ));
     }
     present(weight, facts, remedies)
@@ -116,7 +114,7 @@ fn evaluate_sender(evidence: &Evidence, losses: Losses) -> Judgement {
 fn evaluate_receiver(arrivals: Arrivals) -> Judgement {
     let twice = arrivals.twice / arrivals.segments;
     let fact = Fact::new(
-        "segments received twice, of all",
+        "share of segments received twice",
         twice,
         "below 0.001",
         "TcpExt.TCPDSACKOldSent over Tcp.InSegs",
@@ -128,7 +126,7 @@ fn evaluate_receiver(arrivals: Arrivals) -> Judgement {
     let facts = vec![
         fact,
         Fact::new(
-            "segments received before one that was due, of all",
+            "share of segments received out of order",
             early,
             "below 0.01",
             "TcpExt.TCPOFOQueue over Tcp.InSegs",
@@ -136,7 +134,7 @@ fn evaluate_receiver(arrivals: Arrivals) -> Judgement {
         Fact::new(
             "packets dropped by this host",
             arrivals.here,
-            "many, if they were lost here",
+            "many, if this host dropped them",
             "drops of UDP sockets and interfaces; checksums",
         ),
     ];
@@ -151,15 +149,15 @@ fn remedies() -> Vec<Remedy> {
     vec![
         Remedy::ask(
             Place::Tunnel,
-            "one queue and one thread for all packets of a connection, at both ends",
+            "use one queue and one thread per connection, at both ends",
             vec![],
-            "they stay in order",
+            "packets stay in order",
         ),
         Remedy::ask(
             Place::Provider,
-            "balancing by flow rather than by packet, on every bonded or multipath link on the way",
+            "balance by flow instead of by packet on every bonded or multipath link of the path",
             vec![],
-            "they stay in order",
+            "packets stay in order",
         ),
     ]
 }

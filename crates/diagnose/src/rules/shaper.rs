@@ -59,7 +59,7 @@ fn evaluate_link(evidence: &Evidence, link: &LinkFacts) -> Option<Judgement> {
     let share = delayed / packets.max(1.0);
     let fact = Fact::new(
         format!(
-            "times that {} on {} held packets back, per packet",
+            "packets delayed by {} on {}, per packet",
             link.qdisc, link.name
         ),
         share,
@@ -73,16 +73,21 @@ fn evaluate_link(evidence: &Evidence, link: &LinkFacts) -> Option<Judgement> {
     let mut facts = vec![
         fact,
         Fact::new(
-            "rate through it, Mbit/s",
+            "rate through the discipline, Mbit/s",
             rate / 1e6,
             "below its limit",
             "qdisc bytes",
         ),
-        Fact::new("packets it dropped", dropped, "0", "qdisc drops"),
+        Fact::new(
+            "packets dropped by the discipline",
+            dropped,
+            "0",
+            "qdisc drops",
+        ),
     ];
     if let Some(limit) = link.qdisc_rate {
         facts.push(Fact::new(
-            "its limit, Mbit/s",
+            "limit of the discipline, Mbit/s",
             limit as f64 / 1e6,
             "above what is needed",
             "qdisc options",
@@ -95,7 +100,10 @@ fn evaluate_link(evidence: &Evidence, link: &LinkFacts) -> Option<Judgement> {
         if near { 0.95 } else { 0.3 },
         facts,
         vec![Remedy::here(
-            format!("no limit on {}, if nobody needs it", link.name),
+            format!(
+                "remove the rate limit of {}, if it is not needed",
+                link.name
+            ),
             vec![Action::RemoveQdisc {
                 link: link.name.clone(),
             }],

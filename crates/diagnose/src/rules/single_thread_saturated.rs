@@ -36,12 +36,12 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     threads.sort_by(|a, b| b.wish().total_cmp(&a.wish()));
     let first = threads
         .first()
-        .ok_or_else(|| format!("the threads of {} could not be read", program.name))?;
+        .ok_or_else(|| format!("the threads of {} are not readable", program.name))?;
     let second = threads.get(1).map_or(0.0, |thread| thread.wish());
     let mut facts = vec![
         Fact::new(
             format!(
-                "share of the time that thread {} ran or wanted to",
+                "share of the time in which thread {} ran or was ready to run",
                 first.name
             ),
             first.wish(),
@@ -49,24 +49,24 @@ fn evaluate(evidence: &Evidence) -> Judgement {
             "schedstat",
         ),
         Fact::new(
-            "of that, waiting for a processor",
+            "share of that time waiting for a processor",
             first.kept_waiting(),
             "below 0.3; more is contention",
             "schedstat run delay",
         ),
         Fact::new(
-            "share of the time that the next thread ran or wanted to",
+            "share of the time in which the next thread ran or was ready to run",
             second,
-            "as much, if the work were shared",
+            "the same, if the work were shared",
             "schedstat",
         ),
     ];
     let idle = evidence.idle();
     if let Some(most) = idle.iter().map(|(_, idle)| *idle).max_by(f64::total_cmp) {
         facts.push(Fact::new(
-            "share of the time that the emptiest processor was idle",
+            "share of the time in which the least busy processor was idle",
             most,
-            "0, if there were nothing to be had from another thread",
+            "0, if another thread could not help",
             "/proc/stat",
         ));
     }
@@ -81,14 +81,14 @@ fn remedies(name: &str) -> Vec<Remedy> {
         Remedy::ask(
             Place::Tunnel,
             format!(
-                "{name} to use several threads and queues (a multi-queue tun device), if it can"
+                "let {name} use several threads and queues (a multi-queue tun device), if it can"
             ),
             Vec::new(),
-            "nearly as many times as there are idle processors, if there are several connections",
+            "a factor of up to the number of idle processors, with several connections",
         ),
         Remedy::ask(
             Place::Tunnel,
-            "several instances of the tunnel that share the connections, or a tunnel with less work per packet (offloads, the kernel's data path)",
+            "use several tunnels that share the connections, or a tunnel with less work per packet (offloads, the kernel's data path)",
             Vec::new(),
             "up to the next bottleneck",
         ),

@@ -27,12 +27,15 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let link = evidence
         .map
         .egress_link()
-        .ok_or("the interface to the outside is not known")?;
+        .ok_or("the outer interface is not known")?;
     let found = one_core(evidence)?;
     if is_spread(link) {
         let most = link.rps.iter().map(Vec::len).max().unwrap_or(0);
         return Fact::new(
-            format!("processors to which {} spreads what it receives", link.name),
+            format!(
+                "processors that share the packets received on {}",
+                link.name
+            ),
             most.max(link.rx_queues as usize) as f64,
             "2 or more",
             "rps_cpus and receive queues",
@@ -47,15 +50,18 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     });
     let remedies = vec![
         Remedy::here(
-            format!("spread what {} receives over all processors", link.name),
+            format!(
+                "spread the packets received on {} over all processors",
+                link.name
+            ),
             spread.collect(),
-            "up to as many times as there are processors, if there are several outer flows",
+            "a factor of up to the number of processors, with several outer flows",
         ),
         Remedy::ask(
             Place::Here,
-            "polling in a thread of its own, which the scheduler can move away from the tunnel's",
+            "poll in a thread, which the scheduler can move away from the tunnel's program",
             vec![format!("echo 1 > /sys/class/net/{}/threaded", link.name)],
-            "the time that the tunnel's program loses to it",
+            "the time that the tunnel's program loses to softirqs",
         ),
     ];
     weighted(0.9 * found.strength, found.facts, remedies)

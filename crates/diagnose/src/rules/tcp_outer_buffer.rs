@@ -61,7 +61,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let busiest = evidence.busy();
     facts.extend(busiest.map(|busiest| {
         Fact::new(
-            "busiest thread of the program, of a processor",
+            "share of the time in which the busiest thread ran or waited for a processor",
             busiest,
             "near 1, if the processor were the limit",
             "schedstat",
@@ -77,15 +77,15 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         vec![
             Remedy::ask(
                 Place::Tunnel,
-                "no fixed socket buffers at either end, so that the kernel lets them grow (OpenVPN: `sndbuf 0`, `rcvbuf 0`)",
+                "remove fixed socket buffers at both ends, so that the kernel grows them (OpenVPN: `sndbuf 0`, `rcvbuf 0`)",
                 vec![],
                 "up to the next bottleneck",
             ),
             Remedy::ask(
                 Place::Tunnel,
-                "UDP as the tunnel's transport, at both ends",
+                "use UDP as the tunnel's transport, at both ends",
                 vec![],
-                "no window outside at all",
+                "no outer window",
             ),
         ],
     ))
@@ -97,7 +97,7 @@ fn evaluate_sender(
 ) -> Result<(f64, Vec<Fact>), Excluded> {
     let growth = |name| evidence.tcp(socket, name);
     let busy =
-        growth(metric::TCP_BUSY_US).ok_or("the tunnel's own TCP connection could not be read")?;
+        growth(metric::TCP_BUSY_US).ok_or("the tunnel's own TCP connection is not readable")?;
     let of_busy = |name| growth(name).unwrap_or(0.0) / busy.max(1.0);
     let here = of_busy(metric::TCP_SNDBUF_LIMITED_US);
     let there = of_busy(metric::TCP_RWND_LIMITED_US);
@@ -112,7 +112,7 @@ fn evaluate_sender(
     });
     let limited = (here + there).clamp(full, 1.0);
     let fact = Fact::new(
-        "time for which buffers held up the tunnel's own connection, of its busy time",
+        "share of the busy time in which buffers limited the tunnel's own connection",
         limited,
         "below 0.25",
         "tcp_info sndbuf_limited, rwnd_limited, unacked over snd_wnd",
@@ -143,7 +143,7 @@ fn evaluate_receiver(
         return Err(Excluded::Absent(fact));
     }
     let received = evidence.tcp(socket, metric::TCP_BYTES_RECEIVED);
-    let received = received.ok_or("the tunnel's own TCP connection could not be read")?;
+    let received = received.ok_or("the tunnel's own TCP connection is not readable")?;
     let window = OFFERED * f64::from(socket.receive_buffer);
     let (filled, mut facts) = fill(evidence, socket, window, received / evidence.seconds());
     facts.insert(0, fact);
@@ -172,21 +172,21 @@ fn fill(
     let mut facts = Vec::new();
     facts.extend(filled.map(|filled| {
         Fact::new(
-            "the tunnel's rate, of its window by the shortest round trip",
+            "ratio of the tunnel's rate to its window per round trip",
             filled,
             "below 0.4, if something else were the limit",
             "tcp_info bytes_acked, unacked, min_rtt",
         )
     }));
     facts.push(Fact::new(
-        "bytes under way, KiB",
+        "data in flight, KiB",
         window / 1024.0,
-        "the rate wanted times the round trip",
+        "the wanted rate times the round-trip time",
         "tcp_info unacked, or half of SO_RCVBUF",
     ));
     facts.extend(shortest.map(|shortest| {
         Fact::new(
-            "shortest round trip outside, ms",
+            "shortest outer round-trip time, ms",
             shortest / 1e3,
             "0.1 to 200",
             "tcp_info min_rtt",

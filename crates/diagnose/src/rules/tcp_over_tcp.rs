@@ -48,7 +48,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let (fact, signature) = match (evidence.outer_losses(), evidence.arrivals()) {
         (Some(losses), _) if evidence.sends() => (
             Fact::new(
-                "segments of the tunnel's own connection lost on the way, of those sent",
+                "share of segments of the tunnel's own connection lost on the path",
                 losses.elsewhere(),
                 "below 0.001",
                 "tcp_info total_retrans of the program's socket",
@@ -57,7 +57,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         ),
         (_, Some(arrivals)) => (
             Fact::new(
-                "segments received before one that was due, of all",
+                "share of segments received out of order",
                 arrivals.early / arrivals.segments,
                 "below 0.01",
                 "TcpExt.TCPOFOQueue over Tcp.InSegs",
@@ -66,7 +66,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
             0.7 * strength(arrivals.early / arrivals.segments, EARLY, FULL_EARLY),
         ),
         _ => {
-            return Err("the tunnel's own TCP connection carried too little to be judged".into());
+            return Err("the tunnel's own TCP connection carried too little data".into());
         }
     };
     if signature == 0.0 {
@@ -80,12 +80,12 @@ fn evaluate(evidence: &Evidence) -> Judgement {
             "tcp_info total_rto",
         ),
         (
-            "timeouts for nothing",
+            "unnecessary timeouts",
             evidence.host("TcpExt.TCPSpuriousRTOs"),
             "TcpExt.TCPSpuriousRTOs",
         ),
         (
-            "segments that connections in the tunnel sent again",
+            "segments retransmitted by connections in the tunnel",
             evidence.flows(metric::TCP_RETRANS),
             "tcp_info total_retrans",
         ),
@@ -98,9 +98,9 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         facts,
         vec![Remedy::ask(
             Place::Tunnel,
-            "UDP as the tunnel's transport, at both ends (OpenVPN: `proto udp`)",
+            "use UDP as the tunnel's transport, at both ends (OpenVPN: `proto udp`)",
             vec![],
-            "a loss then slows one connection by itself and stops none",
+            "a loss then slows one connection and stops none",
         )],
     ))
 }

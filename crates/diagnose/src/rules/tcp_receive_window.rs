@@ -41,12 +41,12 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     if evidence.sends_tcp() {
         return match evidence.main_flow() {
             Some(flow) => evaluate_sender(evidence, flow),
-            None => Err("no connection gets anything through the tunnel".into()),
+            None => Err("no connection transfers data through the tunnel".into()),
         };
     }
     match evidence.flows(metric::TCP_BYTES_RECEIVED) {
         Some(received) if received > 0.0 => evaluate_receiver(evidence, received),
-        _ => Err("no TCP connection of this host goes through the tunnel".into()),
+        _ => Err("this host has no TCP connection through the tunnel".into()),
     }
 }
 
@@ -54,10 +54,10 @@ fn evaluate_sender(evidence: &Evidence, flow: &SocketFacts) -> Judgement {
     let growth = |name| evidence.tcp(flow, name);
     let (busy, limited) = growth(metric::TCP_BUSY_US)
         .zip(growth(metric::TCP_RWND_LIMITED_US))
-        .ok_or("the kernel does not say what limits a connection")?;
+        .ok_or("the kernel does not report the limits of connections")?;
     let share = (limited / busy.max(1.0)).min(1.0);
     let fact = Fact::new(
-        "time held up by the receiver's window, of the time with data to send",
+        "share of the busy time limited by the receiver's window",
         share,
         "below 0.25",
         "tcp_info rwnd_limited over busy",
@@ -71,7 +71,7 @@ fn evaluate_sender(evidence: &Evidence, flow: &SocketFacts) -> Judgement {
         Fact::new(
             "the receiver's window, KiB",
             window / 1024.0,
-            "above 256, and the rate wanted times the round trip",
+            "above 256, and the wanted rate times the round-trip time",
             "tcp_info snd_wnd",
         )
     }));
@@ -81,9 +81,9 @@ fn evaluate_sender(evidence: &Evidence, flow: &SocketFacts) -> Judgement {
     let queue = shortest.zip(mean).map(|(shortest, mean)| mean / shortest);
     facts.extend(queue.map(|queue| {
         Fact::new(
-            "round trip, of the shortest",
+            "ratio of the round-trip time to the shortest",
             queue,
-            "above 2, if a queue stood before a bottleneck",
+            "above 2, if a bottleneck had a queue",
             "tcp_info rtt over min_rtt",
         )
     }));
@@ -96,7 +96,7 @@ fn evaluate_sender(evidence: &Evidence, flow: &SocketFacts) -> Judgement {
     let remedies = vec![
         Remedy::ask(
             Place::FarEnd,
-            "a larger receive buffer on the receiving host, and none fixed by the program (SO_RCVBUF)",
+            "enlarge the receive buffer on the receiving host, and let the program not fix it (SO_RCVBUF)",
             vec![format!(
                 "sysctl -w net.ipv4.tcp_rmem=\"4096 131072 {}\"",
                 4 * NORMAL_MOST
@@ -105,7 +105,7 @@ fn evaluate_sender(evidence: &Evidence, flow: &SocketFacts) -> Judgement {
         ),
         Remedy::ask(
             Place::Application,
-            "a receiving program that reads faster: see there what it waits for (disk, processor)",
+            "make the receiving program read faster: find out why it waits (disk, processor)",
             vec!["ss -tmi".into()],
             "up to the next bottleneck, if the program is the limit",
         ),
@@ -128,7 +128,7 @@ fn evaluate_receiver(evidence: &Evidence, received: f64) -> Judgement {
         .map(|us| received / evidence.seconds() * (us / 1e6) / buffers);
     let closed_fact = closed.map(|times| {
         Fact::new(
-            "times per second that this host had no room for data",
+            "zero windows advertised by this host, per second",
             times,
             "0",
             "TcpExt.TCPToZeroWindowAdv",
@@ -150,7 +150,7 @@ fn evaluate_receiver(evidence: &Evidence, received: f64) -> Judgement {
     facts.push(buffer_fact);
     facts.extend(filled.map(|filled| {
         Fact::new(
-            "rate, of buffer by round trip",
+            "ratio of the rate to the buffer per round trip",
             filled,
             "below 0.25",
             "tcp_info bytes_received, min_rtt",
@@ -164,7 +164,7 @@ fn evaluate_receiver(evidence: &Evidence, received: f64) -> Judgement {
     let most = setting.and_then(|value| value.split_whitespace().last()?.parse::<u64>().ok());
     if most.is_some_and(|most| most < NORMAL_MOST) {
         remedies.push(Remedy::here(
-            "receive buffers that may grow",
+            "let receive buffers grow",
             vec![Action::Sysctl {
                 name: "net.ipv4.tcp_rmem".into(),
                 value: format!("4096 131072 {}", 4 * NORMAL_MOST),
@@ -174,7 +174,7 @@ fn evaluate_receiver(evidence: &Evidence, received: f64) -> Judgement {
     }
     remedies.push(Remedy::ask(
         Place::Application,
-        "a program that reads faster, and sets no receive buffer (SO_RCVBUF) itself",
+        "use a program that reads faster and does not set its receive buffer (SO_RCVBUF)",
         vec!["ss -tmi".into()],
         "up to the next bottleneck, if the program is the limit",
     ));

@@ -47,7 +47,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let (dropped, sent) = evidence
         .inner(metric::TX_DROPPED)
         .zip(evidence.inner(metric::TX_PACKETS))
-        .ok_or_else(|| format!("the counters of {} could not be read", link.name))?;
+        .ok_or_else(|| format!("the counters of {} are not readable", link.name))?;
     let share = dropped / (dropped + sent).max(1.0);
     let facts = facts(evidence, link, share, dropped);
     if share < LOSS {
@@ -67,19 +67,19 @@ fn evaluate(evidence: &Evidence) -> Judgement {
 fn facts(evidence: &Evidence, link: &LinkFacts, share: f64, dropped: f64) -> Vec<Fact> {
     let mut facts = vec![
         Fact::new(
-            format!("packets lost in the queue of {}, of those sent", link.name),
+            format!("share of packets dropped in the queue of {}", link.name),
             share,
             "below 0.001",
             format!("rtnetlink tx_dropped of {}", link.name),
         ),
         Fact::new(
-            "packets that fit in it",
+            "capacity of the queue, packets",
             f64::from(link.queue_length),
             "500 or more",
             "txqueuelen",
         ),
         Fact::new(
-            "packets lost per second",
+            "packets dropped per second",
             dropped / evidence.seconds(),
             "0",
             format!("rtnetlink tx_dropped of {}", link.name),
@@ -87,17 +87,17 @@ fn facts(evidence: &Evidence, link: &LinkFacts, share: f64, dropped: f64) -> Vec
     ];
     if let Some(busy) = evidence.busy() {
         facts.push(Fact::new(
-            "share of the time in which its reader ran or wanted to",
+            "share of the time in which the program ran or was ready to run",
             busy,
-            "below 0.85; above, the reader is late",
+            "below 0.85; above, the program is late",
             "schedstat",
         ));
     }
     if let Some(qdisc) = evidence.qdisc(&link.name, metric::QDISC_DROPS) {
         facts.push(Fact::new(
-            "packets lost in its queueing discipline",
+            "packets dropped in its queueing discipline",
             qdisc,
-            "as many, if it were the reason",
+            "as many, if it were the cause",
             "qdisc statistics",
         ));
     }
@@ -108,9 +108,9 @@ fn remedies(link: &LinkFacts) -> Vec<Remedy> {
     if link.queue_length >= GOOD_LENGTH {
         return vec![Remedy::ask(
             crate::Place::Tunnel,
-            "a program that reads in time; the queue is long enough",
+            "let the program read in time; the queue is long enough",
             Vec::new(),
-            "up to what the program can carry",
+            "up to the capacity of the program",
         )];
     }
     let longer = Action::QueueLength {
@@ -118,9 +118,9 @@ fn remedies(link: &LinkFacts) -> Vec<Remedy> {
         packets: GOOD_LENGTH,
     };
     vec![Remedy::here(
-        "a longer queue",
+        "lengthen the queue",
         vec![longer],
-        "all that is lost there arrives",
+        "these packets arrive",
     )]
 }
 

@@ -42,7 +42,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         return Fact::new(
             "UDP sockets of the tunnel",
             0.0,
-            "1 or more, if this were it",
+            "1 or more, if this were the cause",
             "the program's sockets",
         )
         .excludes();
@@ -53,13 +53,13 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         (Some(dropped), Some(full)) if full < dropped => (full, "/proc/net/snmp RcvbufErrors"),
         (Some(dropped), _) => (dropped, "drops of its socket"),
         (None, Some(dropped)) => (dropped, "/proc/net/snmp RcvbufErrors"),
-        (None, None) => return Err("no counter of UDP could be read".into()),
+        (None, None) => return Err("the UDP counters are not readable".into()),
     };
     let taken = evidence.both("Udp", "InDatagrams");
     let taken = taken.or(evidence.egress(metric::RX_PACKETS)).unwrap_or(0.0);
     let share = dropped / (dropped + taken).max(1.0);
     let mut facts = vec![Fact::new(
-        "datagrams lost at the tunnel's receive buffer, of those that came",
+        "share of received datagrams dropped at the tunnel's receive buffer",
         share,
         "below 0.0005",
         source,
@@ -68,23 +68,23 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let buffer = buffer.filter(|bytes| *bytes > 0);
     if let Some(bytes) = buffer {
         facts.push(Fact::new(
-            "bytes that the buffer holds",
+            "size of the buffer, bytes",
             f64::from(bytes),
             "1048576 or more",
             "SO_RCVBUF",
         ));
     }
     facts.push(Fact::new(
-        "datagrams lost there per second",
+        "datagrams dropped there per second",
         dropped / evidence.seconds(),
         "0",
         source,
     ));
     if let Some(busy) = evidence.busy() {
         facts.push(Fact::new(
-            "share of the time in which its reader ran or wanted to",
+            "share of the time in which the program ran or was ready to run",
             busy,
-            "below 0.85; above, the reader is late",
+            "below 0.85; above, the program is late",
             "schedstat",
         ));
     }
@@ -101,13 +101,13 @@ fn remedy() -> Remedy {
     Remedy::ask(
         Place::Tunnel,
         format!(
-            "a receive buffer of {GOOD_LENGTH} bytes for the tunnel's socket (in its settings, `rcvbuf` for OpenVPN; otherwise the default for new sockets), then start it again; and see why its reader is late"
+            "set a receive buffer of {GOOD_LENGTH} bytes in the tunnel's settings (OpenVPN: `rcvbuf`), or as the default of new sockets, and restart it; find out why the program is late"
         ),
         vec![
             format!("sysctl -w net.core.rmem_max={GOOD_LENGTH}"),
             format!("sysctl -w net.core.rmem_default={GOOD_LENGTH}"),
         ],
-        "what is lost there arrives, unless the reader is late all the time",
+        "these packets arrive, unless the program is always late",
     )
 }
 

@@ -45,20 +45,20 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let fill = fills.max_by(f64::total_cmp);
     let errors = evidence.both("Udp", "SndbufErrors");
     if fill.is_none() && errors.is_none() {
-        return Err("no counter of UDP and no socket could be read".into());
+        return Err("neither UDP counters nor sockets are readable".into());
     }
     let sent = evidence.both("Udp", "OutDatagrams").unwrap_or(0.0);
     let errors = errors.unwrap_or(0.0);
     let failed = errors / (errors + sent).max(1.0);
     let mut facts = vec![Fact::new(
-        "sends that failed for want of room, of all datagrams",
+        "share of sends that failed because the buffer was full",
         failed,
         "below 0.0005",
         "/proc/net/snmp SndbufErrors",
     )];
     if let Some(fill) = fill {
         facts.push(Fact::new(
-            "part of the send buffer that is full, in the mean",
+            "mean fill level of the send buffer",
             fill,
             "below 0.3",
             "tx_queue of the tunnel's socket",
@@ -68,7 +68,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let buffer = buffer.filter(|bytes| *bytes > 0);
     if let Some(bytes) = buffer {
         facts.push(Fact::new(
-            "bytes that the buffer holds",
+            "size of the buffer, bytes",
             f64::from(bytes),
             "212992 or more",
             "SO_SNDBUF",
@@ -76,9 +76,9 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     }
     let busy = evidence.busy().unwrap_or(0.0);
     facts.push(Fact::new(
-        "share of the time in which the program ran or wanted to",
+        "share of the time in which the program ran or was ready to run",
         busy,
-        "near 1, if it did not wait for room",
+        "near 1, if it did not wait for space",
         "schedstat",
     ));
     let blocked = FILL.at(fill.unwrap_or(0.0)) * (1.0 - BUSY.at(busy));
@@ -101,13 +101,13 @@ fn remedy() -> Remedy {
     Remedy::ask(
         Place::Tunnel,
         format!(
-            "a send buffer of {GOOD_LENGTH} bytes for the tunnel's socket (in its settings, `sndbuf` for OpenVPN; otherwise the default for new sockets), then start it again"
+            "set a send buffer of {GOOD_LENGTH} bytes in the tunnel's settings (OpenVPN: `sndbuf`), or as the default of new sockets, and restart it"
         ),
         vec![
             format!("sysctl -w net.core.wmem_max={GOOD_LENGTH}"),
             format!("sysctl -w net.core.wmem_default={GOOD_LENGTH}"),
         ],
-        "up to what the interface behind it carries",
+        "up to the capacity of the interface",
     )
 }
 

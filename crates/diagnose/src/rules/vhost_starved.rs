@@ -32,7 +32,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         .collect();
     if serving.is_empty() {
         return match machine {
-            true => Err(format!("the threads of {} could not be read", program.name).into()),
+            true => Err(format!("the threads of {} are not readable", program.name).into()),
             false => none().excludes(),
         };
     }
@@ -50,7 +50,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let mut facts = vec![
         Fact::new(
             format!(
-                "of the time that thread {} wanted a processor, waiting for one",
+                "share of its runnable time in which thread {} waited for a processor",
                 thread.name
             ),
             thread.kept_waiting(),
@@ -58,15 +58,15 @@ fn evaluate(evidence: &Evidence) -> Judgement {
             "schedstat run delay",
         ),
         Fact::new(
-            "share of the time that it ran",
+            "share of the time in which it ran",
             thread.running,
-            "as much as it wants",
+            "as much as it is runnable",
             "schedstat",
         ),
     ];
     if let Some(dropped) = evidence.inner(metric::TX_DROPPED) {
         facts.push(Fact::new(
-            "packets lost per second in front of it",
+            "packets dropped per second in front of it",
             dropped / evidence.seconds(),
             "0",
             "rtnetlink tx_dropped of the guest's tap",
@@ -74,28 +74,28 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     }
     if let Some(used) = evidence.used_by_others() {
         facts.push(Fact::new(
-            "processors' worth of time that others used",
+            "processors used by other programs",
             used,
-            "less than there are processors",
+            "fewer than the processors",
             "/proc/stat without the machine's threads",
         ));
     }
     let mut remedies = Vec::new();
     if program.nice > NICE {
         remedies.push(Remedy::here(
-            "let the machine's threads go before others",
+            "raise the priority of the machine's threads",
             vec![Action::Nice {
                 pid: program.pid,
                 nice: NICE,
             }],
-            "most of the time it waited",
+            "most of the waiting time",
         ));
     }
     remedies.push(Remedy::ask(
         Place::Here,
-        "a processor of its own for that thread, with no guest's processors on it",
+        "reserve a processor for that thread, without guests' processors",
         vec![format!("taskset -p -c CPU {}", thread.tid)],
-        "the time it waited, and steadier throughput",
+        "the waiting time, and a steadier throughput",
     ));
     weighted(0.95 * strength, facts, remedies)
 }

@@ -34,7 +34,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     );
     if switch.is_none() && counts.0.is_none() {
         return Fact::new(
-            "virtual switches on the path whose slow path is known",
+            "virtual switches on the path with a known slow path",
             0.0,
             "0",
             "the path on this host",
@@ -53,13 +53,13 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         let missed = misses.max(lost);
         let all = (missed + hits).max(1.0);
         facts.push(Fact::new(
-            "packets whose flow the switch did not know, of all",
+            "share of packets without a flow entry",
             missed / all,
             "below 0.01",
             "datapath misses and lost",
         ));
         facts.push(Fact::new(
-            "packets for which it could not make a flow, of all",
+            "share of packets for which no flow entry could be made",
             lost / all,
             "below 0.0005",
             "datapath lost",
@@ -68,13 +68,13 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     }
     if let Some((threads, most)) = answering {
         facts.push(Fact::new(
-            "share of the time that its busiest thread for unknown flows ran or wanted to",
+            "share of the time in which its busiest upcall thread ran or was ready to run",
             most,
             "below 0.3",
             "schedstat",
         ));
         facts.push(Fact::new(
-            "threads that answer for unknown flows",
+            "upcall threads",
             threads as f64,
             "as many as processors",
             "the switch's threads",
@@ -85,8 +85,8 @@ fn evaluate(evidence: &Evidence) -> Judgement {
             None => BUSY_ALONE * busy,
         });
     }
-    let weight =
-        weight.ok_or("neither the switch's threads nor its datapath's counts could be read")?;
+    let weight = weight
+        .ok_or("neither the threads of the switch nor the counters of its datapath are readable")?;
     weighted(0.9 * weight, facts, vec![remedy()])
 }
 
@@ -114,14 +114,14 @@ fn answering(evidence: &Evidence) -> Option<(usize, f64)> {
 fn remedy() -> Remedy {
     Remedy::ask(
         Place::Here,
-        "flow rules that match fewer fields, so that one entry covers many connections; a larger flow table; more threads that answer",
+        "use flow rules that match fewer fields, a larger flow table, or more upcall threads",
         vec![
             "ovs-appctl dpctl/show".to_owned(),
             "ovs-appctl upcall/show".to_owned(),
             "ovs-vsctl set Open_vSwitch . other_config:flow-limit=500000".to_owned(),
             "ovs-vsctl set Open_vSwitch . other_config:n-handler-threads=$(nproc)".to_owned(),
         ],
-        "what is lost or waits on the way to the slow path",
+        "the packets lost or delayed on the slow path",
     )
 }
 

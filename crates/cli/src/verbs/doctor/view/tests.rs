@@ -89,28 +89,28 @@ fn verdict() -> Verdict {
         chain: vec![Cause::TunQueueOverflow],
         evidence: vec![
             fact(
-                "packets lost in the queue of tun0, of those sent",
+                "share of packets dropped in the queue of tun0",
                 0.047_619,
                 "below 0.001",
             ),
-            fact("packets that fit in it", 3.0, "500 or more"),
+            fact("capacity of the queue, packets", 3.0, "500 or more"),
             fact(
-                "packets lost in its queueing discipline",
+                "packets dropped in its queueing discipline",
                 0.0,
-                "as many, if it were the reason",
+                "as many, if it were the cause",
             ),
         ],
         remedies: vec![
             Remedy::here(
-                "a longer queue",
+                "lengthen the queue",
                 vec![Action::QueueLength {
                     link: "tun0".into(),
                     packets: 1000,
                 }],
-                "all that is lost there arrives",
+                "these packets arrive",
             ),
             Remedy::here(
-                "smaller segments",
+                "limit the segment size",
                 vec![Action::ClampMss {
                     link: "tun0".into(),
                     bytes: 1240,
