@@ -1,19 +1,19 @@
-//! How busy threads and processors are: questions about time, asked by several rules.
+//! Load of threads and processors, as several rules need it.
 //!
-//! A thread's *wish* is the time for which it ran or was ready to. What it was kept waiting is measured against that
-//! wish and not against the clock: who is busy and gets what he wants is not short of a processor.
+//! The demand of a thread is the time in which it ran or was ready to run. Its waiting time is compared with that demand,
+//! not with the clock: a busy thread that gets its demand does not lack a processor.
 
 use seikan_observe::{Subject, metric};
 
 use crate::{Evidence, Stage, ThreadUse};
 
 impl ThreadUse {
-    /// Share of the time in which it ran or wanted to.
+    /// Share of the time in which it ran or was ready to run.
     pub fn wish(&self) -> f64 {
         self.running + self.waiting
     }
 
-    /// What it was kept waiting for a processor, of the time it wanted one: 0 to 1.
+    /// Share of its demand in which it waited for a processor, 0 to 1.
     pub fn kept_waiting(&self) -> f64 {
         self.waiting / self.wish().max(1e-9)
     }
@@ -25,15 +25,15 @@ impl ThreadUse {
 }
 
 impl Evidence {
-    /// The program's thread that wants most time on a processor.
+    /// Returns the program's thread with the largest demand.
     pub fn wanting(&self) -> Option<ThreadUse> {
         let threads = self.threads().into_iter();
         threads.max_by(|a, b| a.wish().total_cmp(&b.wish()))
     }
 
-    /// How near the program is to all the time it can use, 0 to 1: that of the thread that wants most, or of all
-    /// threads over the processors they may use, whichever is nearer. Without a program (a tunnel of the kernel's),
-    /// the fullest processor's.
+    /// Returns the load of the program, 0 to 1: the demand of its busiest thread, or of all threads relative to the
+    /// processors that they may use, whichever is larger. Without a program (a tunnel of the kernel), the load of the
+    /// busiest processor.
     pub fn busy(&self) -> Option<f64> {
         let Some(program) = &self.map.program else {
             let idle = self.idle().into_iter().map(|(_, idle)| idle);
@@ -48,7 +48,7 @@ impl Evidence {
         Some(one.max(all / processors.max(1) as f64).min(1.0))
     }
 
-    /// Idle time of the processors that the program may use, as a share of all of theirs.
+    /// Returns the mean idle share of the processors that the program may use.
     pub fn room(&self) -> Option<f64> {
         let allowed = self.map.program.as_ref().map(|program| &program.cpus);
         let allowed = allowed.filter(|cpus| !cpus.is_empty());
@@ -60,26 +60,26 @@ impl Evidence {
         (!idle.is_empty()).then(|| idle.iter().sum::<f64>() / idle.len() as f64)
     }
 
-    /// Processors' worth of time that the program's threads ran, 1 for one processor.
+    /// Returns the processors that the program's threads used: 1 for one processor.
     pub fn running(&self) -> f64 {
         self.threads().iter().map(|thread| thread.running).sum()
     }
 
-    /// Processors' worth of time that everything else on the machine used.
+    /// Returns the processors that the rest of the machine used.
     pub fn used_by_others(&self) -> Option<f64> {
         let idle = self.idle();
         let used: f64 = idle.iter().map(|(_, idle)| 1.0 - idle).sum();
         (!idle.is_empty()).then(|| (used - self.running()).max(0.0))
     }
 
-    /// Share of the time for which the program's control group was stopped for its limit, summed over processors.
+    /// Returns the share of the time in which the program's control group was throttled, summed over processors.
     pub fn throttled(&self) -> Option<f64> {
         let group = self.map.program.as_ref()?.group.clone()?;
         let stopped = self.growth(&Subject::Group(group), metric::GROUP_THROTTLED_US)?;
         Some(stopped / 1e6 / self.seconds())
     }
 
-    /// Share of the program's processor time that it spent in the kernel.
+    /// Returns the kernel's share of the program's processor time.
     pub fn in_kernel(&self) -> Option<f64> {
         let program = self.map.program.as_ref()?;
         let sum = |name| -> f64 {
@@ -94,7 +94,7 @@ impl Evidence {
         (user + system > 0.0).then(|| system / (user + system))
     }
 
-    /// The share of a stage in the program's time, or in the machine's for a tunnel of the kernel's.
+    /// Returns the share of a stage in the program's time, or in the machine's time for a tunnel of the kernel.
     pub fn work(&self, stage: Stage) -> Option<f64> {
         let profile = self.profile.as_ref()?;
         let shares = match self.map.program {
@@ -105,7 +105,7 @@ impl Evidence {
         Some(of.map(|share| share.share).sum())
     }
 
-    /// The largest function of a stage where [`Evidence::work`] counts it.
+    /// Returns the largest function of these stages in the same time as [`Evidence::work`].
     pub fn leading_function(&self, stages: &[Stage]) -> Option<&str> {
         let profile = self.profile.as_ref()?;
         let shares = match self.map.program {
@@ -116,7 +116,7 @@ impl Evidence {
         of.next().map(|share| &*share.symbol)
     }
 
-    /// A setting below `/proc/sys` that is a number.
+    /// Returns a numeric setting below `/proc/sys`.
     pub fn sysctl(&self, name: &str) -> Option<f64> {
         self.map.host.sysctls.get(name)?.trim().parse().ok()
     }

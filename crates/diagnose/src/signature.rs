@@ -10,17 +10,17 @@ use serde::{Deserialize, Serialize};
 use crate::Evidence;
 use crate::stats::{Interval, correlate, differences};
 
-/// By how many samples a counter may come before or after what it explains: half a second at ten a second.
+/// Largest lag of a correlation, samples: half a second at ten a second.
 pub(crate) const MOST_LAG: usize = 5;
-/// Samples of a block that is resampled as a whole: neighbours in time are alike for about so long.
+/// Samples of a block that is resampled as a whole: neighbours in time are similar for about so long.
 const BLOCK: usize = 5;
 
-/// That a cause's counter moves with the throughput.
+/// Correlation of a counter with the throughput.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Moves {
-    /// The counter, as it is named in recordings.
+    /// Name of the counter in recordings.
     pub counter: String,
-    /// By how much the throughput comes later, seconds; negative: earlier.
+    /// Lag of the throughput behind the counter, seconds; negative: it comes first.
     pub lag: f64,
     /// Pearson's r of the changes of both from sample to sample, at that lag.
     pub r: Interval,
@@ -36,7 +36,7 @@ pub(crate) fn moves(evidence: &Evidence, signature: &Signature) -> Option<Moves>
         [values, throughput].map(|all| differences(all.get(offered.clone()).unwrap_or(&[])));
     let found = correlate(&values, &throughput, MOST_LAG, BLOCK)?;
     let step = evidence.seconds() / steps.seconds.len() as f64;
-    // An interval that holds 0 is chance.
+    // An interval that holds 0 may be chance.
     (found.r.low * found.r.high > 0.0).then(|| Moves {
         counter: signature.names[0].to_owned(),
         lag: f64::from(found.lag) * step,
@@ -66,7 +66,7 @@ pub(crate) enum Per {
     Packet,
     Byte,
     Second,
-    /// A gauge as it is; the largest of its subjects.
+    /// The gauge itself; the largest of its subjects.
     Value,
 }
 
@@ -86,13 +86,13 @@ pub(crate) const FEW: f64 = 0.001;
 /// Bytes of a full packet.
 pub(crate) const FULL_PACKET: f64 = 1_400.0;
 
-/// What happened from each sample to the next.
+/// Growth from each sample to the next.
 pub(crate) struct Steps<'a> {
     evidence: &'a Evidence,
     pub seconds: Vec<f64>,
-    /// Through the inner interface, in the direction in which more goes.
+    /// Bytes of the inner interface in the direction with more traffic.
     pub bytes: Vec<f64>,
-    /// Both directions.
+    /// Packets in both directions.
     packets: Vec<f64>,
 }
 
@@ -113,7 +113,7 @@ impl Signature {
 }
 
 impl<'a> Steps<'a> {
-    /// `None` with fewer than two samples, or without an inner interface.
+    /// Returns `None` with fewer than two samples, or without an inner interface.
     pub fn of(evidence: &'a Evidence) -> Option<Self> {
         let times = &evidence.series.times;
         let seconds: Vec<f64> = times
@@ -144,8 +144,8 @@ impl<'a> Steps<'a> {
         })
     }
 
-    /// The longest stretch of steps in which the main connection had something to send: a pause of the application is no
-    /// sign of the tunnel. All of them where that is not known.
+    /// Returns the longest range of steps in which the main connection had data to send: a pause of the application says
+    /// nothing about the tunnel. All steps if that is not known.
     fn offered(&self) -> std::ops::Range<usize> {
         let all = 0..self.seconds.len();
         let flow = self.evidence.main_flow();
@@ -166,7 +166,7 @@ impl<'a> Steps<'a> {
         longest
     }
 
-    /// Bits per second in each step.
+    /// Returns the bits per second of each step.
     pub fn throughput(&self) -> Vec<f64> {
         let pairs = self.bytes.iter().zip(&self.seconds);
         pairs
@@ -174,7 +174,7 @@ impl<'a> Steps<'a> {
             .collect()
     }
 
-    /// Growth of a counter in each step; `None` if there is no such counter.
+    /// Returns the growth of a counter in each step; `None` if there is no such counter.
     fn grown(&self, subject: &Subject, name: &'static str) -> Option<Vec<f64>> {
         let columns = &self.evidence.series.columns;
         let column = columns.get(&Key::new(subject.clone(), name))?;
@@ -191,7 +191,7 @@ impl<'a> Steps<'a> {
         Some(grown)
     }
 
-    /// A gauge at the end of each step.
+    /// Returns a gauge at the end of each step.
     fn gauge(&self, subject: &Subject, name: &'static str) -> Option<Vec<f64>> {
         let columns = &self.evidence.series.columns;
         let column = columns.get(&Key::new(subject.clone(), name))?;
@@ -209,8 +209,8 @@ impl<'a> Steps<'a> {
         )
     }
 
-    /// A signature's counter in each step: growth summed over names, and over subjects too where they are counted per
-    /// packet or byte; otherwise of the subject at which it is largest.
+    /// Returns the counter of a signature in each step: growth summed over names, and over subjects too if it is per
+    /// packet or byte; otherwise the largest subject.
     fn raw(&self, signature: &Signature) -> Option<Vec<f64>> {
         let is_sum = matches!(signature.per, Per::Packet | Per::Byte);
         let subjects = self.subjects(signature.source).into_iter();
@@ -227,7 +227,7 @@ impl<'a> Steps<'a> {
         }
     }
 
-    /// What each step's counter is divided by.
+    /// Returns the divisor of each step.
     fn divisor(&self, per: Per) -> Option<&[f64]> {
         match per {
             Per::Packet => Some(&self.packets),
@@ -237,7 +237,7 @@ impl<'a> Steps<'a> {
         }
     }
 
-    /// The signature in each step.
+    /// Returns the signature in each step.
     pub fn values(&self, signature: &Signature) -> Option<Vec<f64>> {
         let raw = self.raw(signature)?;
         let Some(divisor) = self.divisor(signature.per) else {
@@ -247,7 +247,7 @@ impl<'a> Steps<'a> {
         Some(pairs.map(|(grown, by)| grown / by.max(1e-3)).collect())
     }
 
-    /// The signature over all the time.
+    /// Returns the signature over the whole time.
     pub fn overall(&self, signature: &Signature) -> Option<f64> {
         let raw = self.raw(signature)?;
         let sum: f64 = raw.iter().sum();

@@ -1,8 +1,9 @@
-//! Whether a change helps: the same path with and without it, in turns, in one run.
+//! Tests of a change: the same path with and without it, alternating, in one run.
 //!
-//! Blocks go without, with, with, without, and again: what drifts meanwhile strikes both alike. The gain is that of the
-//! means of neighbouring blocks, with an interval by resampling. It counts only if its lower end is worth it, or if the
-//! delay under load is much shorter for the same throughput, and neither delay, nor loss, nor processor time has become worse.
+//! Blocks alternate: without, with, with, without, and again, so that a drift affects both. The gain is that of the means
+//! of neighbouring blocks, with an interval by resampling. A change is kept if the lower end of the interval is large
+//! enough, or if the delay under load is much shorter at the same throughput, and neither delay nor loss nor processor
+//! time got worse.
 
 use std::time::Duration;
 
@@ -13,78 +14,78 @@ use crate::{Cause, Remedy};
 
 /// Time after a switch that is not measured: connections have to find their new rate.
 pub const WARM_UP: Duration = Duration::from_millis(1000);
-/// Time that is measured.
+/// Measured time of a block.
 pub const BLOCK: Duration = Duration::from_millis(2000);
-/// How long connections that stand still are waited for once the change is made: TCP that sent nothing for ten seconds tries
-/// again within so many (RFC 6298: the time-out doubles each time).
+/// Longest wait for stalled connections after the change: TCP that sent nothing for ten seconds tries again within this
+/// time (RFC 6298: the timeout doubles each time).
 pub const STANDSTILL: Duration = Duration::from_secs(13);
-/// Less than this is standing still, bits per second: a connection of which nothing arrives repeats a segment now and then.
+/// Throughput below which connections are stalled, bits per second: a connection without acknowledgements repeats a
+/// segment now and then.
 const STILL: f64 = 100e3;
-/// What standing still counts as, of the throughput with the change: a gain over nothing would be without end.
+/// Throughput that counts for a stall, as a share of that with the change: a gain over zero would be infinite.
 const NOTHING: f64 = 0.01;
 /// Pairs of blocks: with four the interval is of 35 different resamples.
 pub const PAIRS: usize = 4;
-/// Gain that is worth a change, as a share.
+/// Gain from which a change is kept, as a share.
 pub const LEAST_GAIN: f64 = 0.05;
-/// A delay under load that many times as long is worse, if it is longer by this too, microseconds.
+/// Ratio and difference (microseconds) from which a delay under load is worse.
 const WORSE_DELAY: (f64, f64) = (1.5, 5_000.0);
-/// A delay under load that is that many times as short, and shorter by this too, microseconds, is worth a change that costs no
-/// throughput.
+/// Ratio and difference (microseconds) from which a shorter delay under load justifies a change that costs no throughput.
 const BETTER_DELAY: (f64, f64) = (2.0, 5_000.0);
-/// Retransmitted segments more, as a share of those sent.
+/// Additional retransmitted segments that are worse, as a share of those sent.
 const WORSE_LOSS: f64 = 0.005;
-/// Processor time per bit more, as a ratio; a gain of so much for sure is worth it.
+/// Ratio of processor time per bit that is worse; a certain gain of the same size justifies it.
 const WORSE_CPU: f64 = 1.5;
 const MUCH: f64 = 0.5;
 
-/// What one block showed.
+/// Measurements of a block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Block {
-    /// Bits per second through the tunnel.
+    /// Throughput of the tunnel, bits per second.
     pub throughput: f64,
-    /// Round-trip time that connections see, microseconds.
+    /// Round-trip time of connections, microseconds.
     pub rtt_us: Option<f64>,
-    /// Retransmitted segments, of those sent.
+    /// Share of segments retransmitted.
     pub loss: Option<f64>,
-    /// Processors' worth of time that the machine used.
+    /// Processors that the machine used.
     pub busy: f64,
 }
 
-/// What came of looking on for a block.
+/// Result of measuring a block.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Look {
-    /// It went as it should.
+    /// The block is complete.
     Block(Block),
-    /// The change must go at once, for this reason.
+    /// The change must be reverted at once, for this reason.
     CutOff(String),
 }
 
-/// What is to be done with the change.
+/// Decision about a change.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "decision", content = "why")]
 pub enum Decision {
-    /// It stays.
+    /// It is kept.
     Keep,
-    /// It is taken back, for this reason.
+    /// It is reverted, for this reason.
     TakeBack(String),
-    /// It was never made, for it cannot be on this host.
+    /// It was not made, because this host does not allow it.
     NotPossible(String),
 }
 
-/// How the comparison went.
+/// Result of a comparison.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Trial {
-    /// Blocks without and with, in pairs.
+    /// Pairs of blocks without and with the change.
     pub pairs: Vec<(Block, Block)>,
-    /// Throughput with over without, minus 1; `None` if it could not be told.
+    /// Throughput with the change over that without, minus 1; `None` if it is not known.
     pub gain: Option<Interval>,
-    /// What follows.
+    /// The decision.
     #[serde(flatten)]
     pub decision: Decision,
 }
 
 impl Trial {
-    /// Of a change that cannot be made.
+    /// Returns the trial of a change that cannot be made.
     pub fn not_possible(why: String) -> Self {
         Trial {
             pairs: Vec::new(),
@@ -93,25 +94,25 @@ impl Trial {
         }
     }
 
-    /// Whether the gain is surely one: that confirms what the change is for.
+    /// Whether the gain is certain, which confirms the cause.
     pub fn helps(&self) -> bool {
         self.gain.is_some_and(|gain| gain.low > 0.0)
     }
 }
 
-/// A remedy that was tried, or that was to be.
+/// Test of a remedy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Attempt {
-    /// The cause that it would help if it were the one.
+    /// The cause that the remedy is for.
     pub cause: Cause,
-    /// What was done.
+    /// The remedy.
     pub remedy: Remedy,
-    /// How it compared, and what followed.
+    /// The comparison and the decision.
     pub trial: Trial,
 }
 
-/// Compares. `switch` turns the change on or off, `measure` waits and looks. Ends early, with the change to be taken
-/// back, when nothing goes through with it, or when `measure` says so.
+/// Compares. `switch` turns the change on or off, `measure` waits and measures. Ends early, with the change to be
+/// reverted, if nothing passes with it, or if `measure` says so.
 ///
 /// # Errors
 /// Those of `switch` and `measure`.
@@ -122,8 +123,8 @@ pub fn run<E>(
 ) -> Result<Trial, E> {
     let mut pairs: Vec<(Block, Block)> = Vec::new();
     let mut is_on = false;
-    // Without the change, so far: whether anything went through at all; whether more than stands still did ever, and the
-    // last time.
+    // Blocks without the change so far: whether anything passed at all, whether more than a stall ever did, and in the
+    // last one.
     let (mut any, mut ever, mut last) = (false, false, true);
     for pair in 0..PAIRS {
         let mut blocks = [Block::default(); 2];
@@ -252,7 +253,7 @@ mod tests {
     use super::*;
     use std::cell::Cell;
 
-    /// A path whose blocks are `without` and `with`, and how the change was left.
+    /// A path whose blocks are `without` and `with`, and the final state of the change.
     fn trial(without: Block, with: Block) -> (Trial, bool) {
         let on = Cell::new(false);
         let trial = run(
@@ -330,7 +331,7 @@ mod tests {
         assert_eq!(trial.decision, Decision::Keep);
     }
 
-    /// Connections that stood still go on five seconds after the change is made.
+    /// Stalled connections continue five seconds after the change.
     #[test]
     fn connections_that_stand_still_are_waited_for() {
         let (on, since) = (Cell::new(false), Cell::new(Duration::ZERO));
@@ -342,7 +343,7 @@ mod tests {
         let measure = |length| {
             since.set(since.get() + length);
             let goes = on.get() && since.get() > Duration::from_secs(5);
-            // A segment again and again, of which nothing arrives.
+            // A connection repeats a segment without an acknowledgement.
             Ok(Look::Block(block(if goes { 1e8 } else { 6e3 })))
         };
         let trial = run(switch, measure, LEAST_GAIN).expect("trial");

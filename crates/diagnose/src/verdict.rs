@@ -1,9 +1,9 @@
-//! One cause named out of what all rules say.
+//! The verdict: one cause out of the results of all rules.
 //!
-//! Rules that find their cause are ordered by the weight they give it. Where one of them makes another
-//! ([`Spec::effects`]), the deeper is named and the other is part of its chain. Nothing found is `healthy` if what
-//! should go through does, or nobody said what should; `idle` if hardly anything does; otherwise `unknown`. Where nobody said it, a faint finding is none: tunnels
-//! that are well show traces of much.
+//! Findings are ordered by their weight. If one cause brings about another ([`Spec::effects`]), the deeper one is named
+//! and the other is part of its chain. Without a finding, the verdict is `healthy` if the expected throughput passes or
+//! none was given, `idle` with hardly any traffic, and otherwise `unknown`. Without an expected throughput, a weak
+//! finding does not count: good tunnels show traces of many causes.
 
 use seikan_observe::path::PathMap;
 use serde::{Deserialize, Serialize};
@@ -15,44 +15,44 @@ use crate::signature::{Moves, moves};
 use crate::trial::Attempt;
 use crate::{Cause, Evidence, Excluded, Fact, Far, Finding, Place, Remedy};
 
-/// A deeper cause of which only so much shows does not explain what is heavier: it is a trace.
+/// Weight up to which a deeper cause is only a trace, which does not explain a heavier one.
 pub(crate) const TRACE: f64 = 0.3;
-/// The weight from which a cause may be supported; and that it must have to be named where nobody misses anything.
+/// Weight from which a cause may be supported, and from which it is named without an expected throughput.
 const WEIGHTY: f64 = 0.5;
-/// How much heavier than its rivals a cause must be to be supported.
+/// Ratio to the weight of its rivals from which a cause is supported.
 pub(crate) const CLEAR: f64 = 1.5;
 
-/// How sure a verdict is.
+/// Confidence of a verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// The signature is there.
+    /// The signature of the cause is present.
     Consistent,
-    /// And those of its rivals are not.
+    /// Those of its rivals are not.
     Supported,
-    /// And a change moved the throughput as it should.
+    /// A change moved the throughput as predicted.
     Confirmed,
 }
 
-/// A cause that does not show.
+/// A cause that was excluded or not examined.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RuledOut {
-    /// Which one.
+    /// The cause.
     pub cause: Cause,
-    /// The number that says so, or `None` where it could not be seen.
+    /// The figure that excludes it; `None` if it was not examined.
     pub fact: Option<Fact>,
-    /// Why it could not be seen.
+    /// Why it was not examined.
     pub unseen: Option<String>,
 }
 
-/// What the diagnosis cost.
+/// Cost of a measurement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Cost {
-    /// Seconds it took.
+    /// Duration, seconds.
     pub seconds: f64,
-    /// Processor seconds it used.
+    /// Processor time, seconds.
     pub cpu_seconds: f64,
-    /// Samples taken.
+    /// Number of samples.
     pub samples: u32,
 }
 
@@ -61,39 +61,39 @@ pub struct Cost {
 pub struct Verdict {
     /// Version of this format.
     pub version: u32,
-    /// The deepest cause that shows.
+    /// The deepest cause with evidence.
     pub cause: Cause,
-    /// In one sentence for anybody.
+    /// Explanation in one sentence.
     pub sentence: String,
-    /// How sure.
+    /// Confidence.
     pub level: Level,
-    /// What it brought about, from the cause to what is felt; begins with the cause.
+    /// Chain from the cause to the symptom; begins with the cause.
     pub chain: Vec<Cause>,
-    /// The numbers.
+    /// Figures.
     pub evidence: Vec<Fact>,
-    /// What helps.
+    /// Remedies, the best first.
     pub remedies: Vec<Remedy>,
-    /// That the cause's counter moves with the throughput, if it does.
+    /// Correlation of the cause's counter with the throughput, if there is one.
     #[serde(default)]
     pub moves: Option<Moves>,
-    /// Other causes that show, the heaviest first.
+    /// Other causes with evidence, the heaviest first.
     pub alternatives: Vec<Cause>,
-    /// Causes that do not show, or could not be looked for.
+    /// Causes that were excluded or not examined.
     pub ruled_out: Vec<RuledOut>,
-    /// Bits per second through the inner interface, and what should be.
+    /// Throughput of the inner interface, bits per second.
     pub throughput: f64,
-    /// See [`Verdict::throughput`].
+    /// Expected throughput, bits per second.
     pub expected: Option<f64>,
     /// The path.
     pub path: PathMap,
-    /// What it cost to find out; filled in by whoever measured.
+    /// Cost of the measurement, which the caller fills in.
     pub cost: Cost,
-    /// The far end, where it was measured at the same time.
+    /// The far end, if it was measured at the same time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub far: Option<Far>,
 }
 
-/// What rules found at an end.
+/// Findings of an end.
 pub(crate) type Found = Vec<(&'static Spec, Finding)>;
 
 /// Names the cause.
@@ -101,14 +101,14 @@ pub fn diagnose(evidence: &Evidence) -> Verdict {
     diagnose_without(evidence, &[])
 }
 
-/// What the cause would be if it were none of a verdict's chain; `None` if nothing else shows.
+/// Returns the verdict without the causes of a verdict's chain; `None` if no other cause shows.
 pub fn rival(evidence: &Evidence, verdict: &Verdict) -> Option<Verdict> {
     verdict.alternatives.first()?;
     let rival = diagnose_without(evidence, &verdict.chain);
     rival.cause.is_fault().then_some(rival)
 }
 
-/// The verdict after remedies were tried: a gain that is sure confirms its cause, and makes it the verdict.
+/// Returns the verdict after tests of remedies: a certain gain confirms its cause, which becomes the verdict.
 pub fn concluded(verdict: Verdict, evidence: &Evidence, attempts: &[Attempt]) -> Verdict {
     let Some(proof) = attempts.iter().find(|attempt| attempt.trial.helps()) else {
         return verdict;
@@ -123,7 +123,7 @@ pub fn concluded(verdict: Verdict, evidence: &Evidence, attempts: &[Attempt]) ->
                 ..rival
             }
         }
-        // Tried for another cause than the rules name now.
+        // The test was for a cause that the rules no longer name.
         _ if verdict.cause != proof.cause => return verdict,
         _ => verdict,
     };
@@ -133,7 +133,7 @@ pub fn concluded(verdict: Verdict, evidence: &Evidence, attempts: &[Attempt]) ->
 
 fn diagnose_without(evidence: &Evidence, left_out: &[Cause]) -> Verdict {
     let (mut found, ruled_out) = evaluate(evidence, left_out);
-    // Who gets what was expected has nothing to complain of, and of an idle tunnel nothing can be told.
+    // With the expected throughput, nothing is wrong; an idle tunnel has no cause.
     if evidence.shortfall().is_some_and(is_tolerated) || evidence.is_idle() {
         found.clear();
     }
@@ -149,7 +149,7 @@ fn diagnose_without(evidence: &Evidence, left_out: &[Cause]) -> Verdict {
     conclude(evidence, &found, ruled_out)
 }
 
-/// What all rules but some say: what is worth naming, the heaviest first, and what is not there.
+/// Returns the results of all rules but some: findings worth naming, the heaviest first, and excluded causes.
 pub(crate) fn evaluate(evidence: &Evidence, left_out: &[Cause]) -> (Found, Vec<RuledOut>) {
     let mut found: Found = Vec::new();
     let mut ruled_out = Vec::new();
@@ -175,7 +175,7 @@ pub(crate) fn evaluate(evidence: &Evidence, left_out: &[Cause]) -> (Found, Vec<R
     (found, ruled_out)
 }
 
-/// The verdict about what was found.
+/// Returns the verdict of the findings.
 pub(crate) fn conclude(evidence: &Evidence, found: &Found, ruled_out: Vec<RuledOut>) -> Verdict {
     let mut verdict = match name(found) {
         Some((chain, level)) => named(found, chain, level),
@@ -190,12 +190,12 @@ pub(crate) fn conclude(evidence: &Evidence, found: &Found, ruled_out: Vec<RuledO
     verdict
 }
 
-/// The chain from the deepest cause to the heaviest, and how sure it is.
+/// Returns the chain from the deepest cause to the heaviest, and the confidence.
 pub(crate) fn name(found: &[(&Spec, Finding)]) -> Option<(Vec<Cause>, Level)> {
     let (mut rule, finding) = found.first().map(|(rule, finding)| (*rule, finding))?;
     let mut chain = vec![rule.cause];
     let mut settled = finding.settled;
-    // The heaviest of those that make it; each cause is in the chain once, so that this ends.
+    // Takes the heaviest cause of the present one; each cause is in the chain once, so this ends.
     while let Some((deeper, of)) = found
         .iter()
         .filter(|(_, deeper)| !settled && deeper.weight >= TRACE.min(finding.weight))
@@ -272,7 +272,7 @@ fn nothing(evidence: &Evidence) -> Verdict {
     }
 }
 
-/// How to have something go through the tunnel while the doctor looks.
+/// Returns the remedy for an idle tunnel: traffic during the measurement.
 fn under_load() -> Remedy {
     Remedy::ask(
         Place::Application,
@@ -357,7 +357,7 @@ mod tests {
     #[test]
     fn the_deeper_cause_is_named_and_the_other_is_in_the_chain() {
         let mut evidence = dropping();
-        // Short, but not so short that nothing else has to be to blame.
+        // Short, but not so short that no other cause can be behind it.
         evidence.map.links[0].queue_length = 60;
         shaped(&mut evidence);
         let verdict = diagnose(&evidence);
@@ -388,7 +388,7 @@ mod tests {
         assert!(!rival.remedies.is_empty());
     }
 
-    /// A change that doubled the throughput.
+    /// A test of a change that doubled the throughput.
     fn proof(cause: Cause) -> Attempt {
         let block = |throughput| Block {
             throughput,
@@ -426,7 +426,7 @@ mod tests {
             (verdict.alternatives[0], Level::Confirmed)
         );
         assert_eq!(other.alternatives, [verdict.cause]);
-        // Rules that name neither any more are not overruled.
+        // Tests for a cause that the rules do not name are ignored.
         assert_eq!(concluded(&[proof(Cause::CpuQuota)]), verdict);
     }
 

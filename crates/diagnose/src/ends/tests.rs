@@ -1,4 +1,4 @@
-//! Two hosts made by hand, and what both together say.
+//! Verdicts about two hosts made by hand.
 
 use seikan_observe::{Subject, metric};
 
@@ -6,12 +6,12 @@ use super::*;
 use crate::losses::made::{flow, receiver, sender};
 use crate::rules::testing::*;
 
-/// Sends 10,000 segments and loses these outside of its host.
+/// Sends 10,000 segments, of which so many are lost outside of its host.
 fn losing(lost: u64) -> Evidence {
     sender(10_000, lost, 0)
 }
 
-/// Receives 10,000 segments after its socket dropped these.
+/// Receives 10,000 segments after its socket dropped so many.
 fn dropping(dropped: u64) -> Evidence {
     let mut evidence = receiver(10_000, 10 * dropped, 0);
     evidence.map.sockets[0].receive_buffer = 8192;
@@ -20,7 +20,7 @@ fn dropping(dropped: u64) -> Evidence {
     evidence
 }
 
-/// Packets of 1,500 bytes over the outer interface in ten seconds.
+/// Sets packets of 1,500 bytes over the outer interface in ten seconds.
 fn outside(evidence: &mut Evidence, packets: &'static str, bytes: &'static str, number: u64) {
     count(evidence, egress(), packets, number);
     count(evidence, egress(), bytes, 1500 * number);
@@ -101,11 +101,11 @@ fn counters_of_both_ends_rule_loss_on_the_way_out() {
     outside(&mut near, metric::TX_PACKETS, metric::TX_BYTES, 10_000);
     let mut there = receiver(10_000, 0, 0);
     outside(&mut there, metric::RX_PACKETS, metric::RX_BYTES, 10_000);
-    // Lost it is all the same: where it has arrived.
+    // The packets are lost nevertheless, at the receiving host.
     let verdict = both(&near, &there);
     assert_eq!(verdict.cause, Cause::PathLoss);
     assert_eq!(far(&verdict).at, Some(End::FarEnd));
-    // Something that shows there explains it better.
+    // A cause that shows there is the better explanation.
     let program = there.map.program.as_mut().expect("program");
     program.group = Some("/sys/fs/cgroup/vpn".into());
     let group = || Subject::Group("/sys/fs/cgroup/vpn".into());
@@ -207,7 +207,7 @@ fn loss_that_the_receivers_host_counts_without_a_known_cause_is_there() {
 
 #[test]
 fn a_trifle_at_the_far_end_does_not_hide_what_it_sees_of_the_way() {
-    // It sends, loses on the way, and a tenth of that in a queue of its own.
+    // Its connection loses segments on the path, and a tenth of that in its own queue.
     let mut there = losing(1_000);
     there.map.links[0].queue_length = 3;
     count(&mut there, inner(), metric::TX_DROPPED, 20);

@@ -1,4 +1,4 @@
-//! A file's bytes to a recording. Bytes are hostile.
+//! Reads a recording from untrusted bytes.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,13 +22,13 @@ use super::{
 use crate::Evidence;
 use crate::exchange::MAX_PROCESSORS;
 
-/// Values that a byte of a file may stand for: a recording of nothing but zeros has 50.
+/// Most values per byte of a file: a recording of zeros has 50.
 const MAX_VALUES_PER_BYTE: usize = 256;
-/// Bytes of all subjects and names together, with what it takes to keep a series.
+/// Bytes of all subjects and names together, with the memory of their series.
 const MAX_NAMES: usize = 64 << 20;
-/// What it takes to keep a series, bytes.
+/// Memory of an empty series, bytes.
 const SERIES: usize = 128;
-/// What a Parquet file begins and ends with.
+/// First and last bytes of a Parquet file.
 const MAGIC: &[u8] = b"PAR1";
 
 pub(super) fn parse(bytes: &[u8]) -> Result<Recording, RecordingError> {
@@ -45,7 +45,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Recording, RecordingError> {
     }
     let facts: Facts = serde_json::from_str(value(about, KEY_RECORDING)?)
         .map_err(|error| damaged(format!("`{KEY_RECORDING}`: {error}")))?;
-    // Rules look at each of them.
+    // Rules examine each of them.
     if facts.map.host.cpus.len() > MAX_PROCESSORS {
         return Err(damaged("more processors than a kernel can have"));
     }
@@ -83,7 +83,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Recording, RecordingError> {
     })
 }
 
-/// Magic at both ends, and metadata that is not longer than what is read.
+/// Checks the magic at both ends, and that the metadata is not too long.
 fn check_frame(bytes: &[u8]) -> Result<(), RecordingError> {
     if bytes.len() as u64 > MAX_BYTES {
         return Err(RecordingError::TooLarge {
@@ -173,7 +173,7 @@ fn integers(file: &Bytes, column: &ColumnChunkMetaData, rows: usize) -> Result<V
 
 fn texts(file: &Bytes, column: &ColumnChunkMetaData, rows: usize) -> Result<Texts, String> {
     let mut texts = Texts::default();
-    // Those of plain pages come behind the dictionary, whose length is known when the first of them comes.
+    // Indexes of plain pages follow the dictionary, whose length is known when the first of them comes.
     let mut plain = Vec::new();
     let dictionary = pages(
         file,
@@ -195,7 +195,7 @@ fn texts(file: &Bytes, column: &ColumnChunkMetaData, rows: usize) -> Result<Text
     Ok(texts)
 }
 
-/// Reads a column's pages one by one; returns its dictionary.
+/// Reads the pages of a column one by one; returns its dictionary.
 fn pages<T: Value>(
     file: &Bytes,
     column: &ColumnChunkMetaData,
@@ -213,7 +213,7 @@ fn pages<T: Value>(
     if !inside {
         return Err("it is said to be outside of the file".to_owned());
     }
-    // The library decompresses into as much memory as a page asks for: here it hands out pages as they are.
+    // The library would decompress into as much memory as a page asks for; here it returns raw pages.
     let raw = column.clone().into_builder();
     let raw = raw.set_compression(Compression::UNCOMPRESSED).build();
     let raw = raw.map_err(|error| error.to_string())?;
@@ -244,7 +244,7 @@ struct Table {
 }
 
 impl Table {
-    /// Takes a row group in, whose times are later than those before.
+    /// Adds a row group, whose times are later than those before.
     fn take(&mut self, group: &Group) -> Result<(), String> {
         let subjects: Result<Vec<Subject>, _> = group
             .subjects
@@ -277,7 +277,7 @@ impl Table {
         {
             return Err("its times are not after those before".to_owned());
         }
-        // Where the series of a subject and a name is.
+        // Returns the index of the series of a subject and a name.
         let mut places = HashMap::new();
         for (row, time) in group.times.iter().enumerate() {
             let of = (group.subjects.rows[row], group.names.rows[row]);
@@ -309,7 +309,7 @@ impl Table {
         Ok(())
     }
 
-    /// Where the series of a key is; a new one if there is none.
+    /// Returns the index of the series of a key; adds one if there is none.
     fn place(&mut self, key: Key, kind: Kind) -> Result<usize, String> {
         if let Some(place) = self.places.get(&key) {
             return Ok(*place);

@@ -28,7 +28,7 @@ fn subjects() -> impl Strategy<Value = Subject> {
     ]
 }
 
-/// A series of any keys and values; every sample has one at least.
+/// A series of any keys and values; every sample has at least one.
 fn series() -> impl Strategy<Value = Series> {
     let key = (subjects(), any::<String>(), any::<bool>());
     let value = (
@@ -68,7 +68,7 @@ fn series() -> impl Strategy<Value = Series> {
     })
 }
 
-/// A recording with something in every place.
+/// A recording with data in every part.
 fn recording(series: Series, number: f64) -> Recording {
     let mut evidence = testing::tunnel();
     evidence.series = series;
@@ -182,7 +182,7 @@ fn a_file_that_was_garbled_is_refused_or_read_but_breaks_nothing() {
     assert!(refused > 1000, "{refused}");
 }
 
-/// A file with some of its bytes exchanged.
+/// A file with some changed bytes.
 fn exchanged(from: &[u8], to: &[u8]) -> RecordingError {
     let mut file = written(&recording(short(), 1.0));
     let place = file.windows(from.len()).position(|window| window == from);
@@ -285,7 +285,7 @@ fn nothing_but_zeros_is_within_the_values_that_a_byte_may_hold() {
             values: values.collect(),
         });
     }
-    // Zeros only: as many rows to a byte as there can be.
+    // Zeros only: as many rows per byte as possible.
     let file = written(&recording(series, 1.0));
     assert!(file.len() * 64 > 400_000, "{} bytes", file.len());
     Recording::parse(&file).expect("read");
