@@ -1,21 +1,21 @@
-//! The application has nothing more to send: the tunnel is not the limit.
+//! The application has no more data to send: the tunnel is not the limit.
 //!
-//! The kernel also calls a connection limited by its application when the socket's send buffer is full and all of it
-//! is under way, so the time held up by buffers is looked at first.
+//! The kernel also calls a connection limited by its application when its whole send buffer is in flight, so the time
+//! limited by buffers is examined first.
 
 use seikan_observe::path::SocketFacts;
 
 use super::prelude::*;
 use crate::evidence::is_tolerated;
 
-/// Samples in which the application was the limit, from which it is worth a word.
+/// Share of samples limited by the application from which it is a cause.
 const SOMETIMES: f64 = 0.5;
-/// Unsent bytes below which nothing waits: less than a full segment is always about to be sent.
+/// Unsent bytes below which no data waits: less than a full segment is always about to be sent.
 const NOTHING: f64 = 1_448.0;
-/// Bytes under way, of the send buffer, from which the buffer is full of them: the kernel sizes it for twice the congestion
-/// window (`tcp_sndbuf_expand()`, net/ipv4/tcp_input.c), of which an application that pauses uses half at most.
+/// Share of the send buffer in flight from which the buffer is full: the kernel sizes it for twice the congestion window
+/// (`tcp_sndbuf_expand()`, net/ipv4/tcp_input.c), of which an application with pauses uses half at most.
 const FULL: f64 = 0.5;
-/// The share of the time that connections have data under way, below which they are idle.
+/// Share of the time with data in flight below which connections are idle.
 const IDLE: f64 = 0.3;
 
 pub(super) const SPEC: Spec = Spec {
@@ -56,7 +56,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     );
     let idle = limited.max(if busy < IDLE { 1.0 - busy } else { 0.0 });
     let waiting = unsent.is_some_and(|unsent| unsent > NOTHING) || fills_its_buffer(evidence, flow);
-    // Less than what somebody expects is needed: what nobody asked for is not missing.
+    // A shortfall needs an expected throughput.
     let short = evidence.shortfall().is_some_and(|it| !is_tolerated(it));
     if idle < SOMETIMES || waiting || !short {
         return fact.excludes();
@@ -94,7 +94,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     ))
 }
 
-/// Whether all that the send buffer holds is under way: the application could not put more into it.
+/// Whether the whole send buffer is in flight: the application could not add data.
 fn fills_its_buffer(evidence: &Evidence, flow: &SocketFacts) -> bool {
     let mean = |name| evidence.tcp_mean(flow, name).unwrap_or(0.0);
     let under_way = mean(metric::TCP_UNACKED) * mean(metric::TCP_MSS);

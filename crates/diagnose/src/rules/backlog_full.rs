@@ -1,20 +1,21 @@
-//! A processor's queue of received packets (`netdev_max_backlog`) is full and drops them.
+//! The queue of received packets of a processor (`netdev_max_backlog`) is full and drops packets.
 //!
-//! A short one is a cause of its own; one of the usual length fills because its processor has too much to do.
+//! A short queue is a cause of its own; one of the usual length fills because its processor is overloaded.
 //!
-//! `/proc/net/softnet_stat` counts for the whole machine. A drop is this tunnel's only where an interface on its way counts it.
+//! `/proc/net/softnet_stat` counts for the whole machine. A drop belongs to this tunnel only if an interface of its path
+//! counts it.
 
 use super::prelude::*;
 
-/// Lost packets, of those that came by the interfaces on the way, from which TCP suffers; a packet counts at each interface it
-/// passes, so the loss of a flow is a few times this.
+/// Share of dropped packets, of those received by the interfaces of the path, from which TCP suffers. A packet counts at
+/// each interface, so the loss of a flow is a few times this.
 const LOSS: Ramp = Ramp::new(0.0003, 0.005);
-/// Queue length up to which the queue is the reason, and the kernel's default (net/core/hotdata.c), from which its
+/// Queue length up to which the queue is the cause, and the kernel's default (net/core/hotdata.c), from which its
 /// processor is.
 const LENGTH: Ramp = Ramp::new(300.0, 1000.0);
-/// What it weighs where its processor is the reason.
+/// Weight if its processor is the cause.
 const CONSEQUENCE: f64 = 0.5;
-/// Packets that it should hold.
+/// Recommended length, packets.
 const GOOD_LENGTH: f64 = 4000.0;
 const SYSCTL: &str = "net.core.netdev_max_backlog";
 
@@ -135,7 +136,7 @@ mod tests {
         let mut evidence = backlog("10", 2_000);
         count(&mut evidence, egress(), metric::RX_DROPPED, 0);
         assert!(absent(evaluate(&evidence)));
-        // Nor do they become this tunnel's by a few packets that were dropped here for another reason.
+        // A few packets dropped here for another reason do not make them this tunnel's.
         count(&mut evidence, egress(), metric::RX_DROPPED, 5);
         assert!(absent(evaluate(&evidence)));
     }

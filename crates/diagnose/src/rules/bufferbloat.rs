@@ -1,24 +1,24 @@
-//! Under load everything waits in a queue that stands: the round trip through the tunnel is much longer than without.
+//! Under load all packets wait in a queue: the round trip through the tunnel is much longer than without load.
 //!
-//! The delay is laid to queues by Little's law (delay = what stands in it / rate through it); what none of them
-//! accounts for stands where this host does not see it.
+//! The delay is attributed to queues by Little's law (delay = queue length / rate); the rest is in a queue that this host
+//! does not see.
 
 use seikan_observe::Subject;
 use seikan_observe::path::LinkFacts;
 
 use super::prelude::*;
 
-/// Delay that load adds, milliseconds: up to 30 is what a default queue in front of a user-space tunnel makes; from
-/// 200 on calls break and TCP takes long to find its rate.
+/// Added delay under load, milliseconds: a default queue in front of a user-space tunnel adds up to 30; from 200 on,
+/// calls break and TCP takes long to find its rate.
 const ADDED_MS: Ramp = Ramp::new(30.0, 200.0);
-/// And times longer than without load: on a long path some more is nothing.
+/// Ratio to the delay without load: on a long path some more is nothing.
 const TIMES: Ramp = Ramp::new(1.5, 3.0);
-/// Losses of the tunnel's own connection, of its segments, whose repairs are felt; and what is left of a queue's weight then.
+/// Share of the tunnel's own segments lost, at which retransmissions delay packets; and the remaining weight of a queue.
 const REPAIRS: f64 = 0.001;
 const BY_REPAIRS: f64 = 0.3;
-/// Delay that a queue should hold for a burst, milliseconds: several times the target of CoDel (RFC 8289 takes 5).
+/// Delay of a queue that is long enough for a burst, milliseconds: several times the target of CoDel (5, RFC 8289).
 const GOOD_MS: f64 = 20.0;
-/// No queue is cut below this many packets: shorter ones lose packets of every burst.
+/// Shortest recommended queue, packets: shorter ones drop packets of every burst.
 const LEAST_LENGTH: f64 = 100.0;
 
 pub(super) const SPEC: Spec = Spec {
@@ -80,7 +80,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
             "txqueuelen x mean packet / rate",
         ));
     }
-    // A tunnel over TCP stands still while it repairs a loss: what waits meanwhile waits for that.
+    // A tunnel over TCP stalls while it retransmits: waiting packets wait for that.
     let repairs = evidence.outer_losses();
     let repairs = repairs.is_some_and(|losses| losses.elsewhere() >= REPAIRS);
     let weight = 0.9
@@ -99,7 +99,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
             "the delay disappears; the throughput stays",
         ));
     }
-    // Not shorter than a full ring would have to be to make the delay: otherwise the queue is elsewhere.
+    // Not shorter than a full ring of that delay: otherwise the queue is elsewhere.
     if ring.is_some_and(|delay| delay > added / 2.0 && delay > 2.0 * GOOD_MS) {
         remedies.extend(shorter_ring(evidence));
     }
@@ -112,7 +112,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     weighted(weight, facts, remedies)
 }
 
-/// Round-trip times without load and under it, milliseconds, and where they come from.
+/// Returns the round-trip times without and under load, milliseconds, and their source.
 fn round_trips(evidence: &Evidence) -> Option<(f64, f64, &'static str)> {
     let probes = &evidence.probes;
     if let (Some(idle), Some(loaded)) = (probes.idle_rtt_us, probes.loaded_rtt_us) {
@@ -124,7 +124,7 @@ fn round_trips(evidence: &Evidence) -> Option<(f64, f64, &'static str)> {
     (least > 0.0).then_some((least / 1e3, mean / 1e3, "tcp_info min_rtt, rtt"))
 }
 
-/// Delay of what stands in an interface's queueing disciplines, milliseconds.
+/// Returns the delay of an interface's queueing disciplines, milliseconds.
 fn standing(evidence: &Evidence, link: &LinkFacts) -> Option<f64> {
     let qdisc = Subject::Qdisc(link.name.clone());
     let backlog = evidence.column(&qdisc, metric::QDISC_BACKLOG_BYTES)?.mean();
@@ -132,7 +132,7 @@ fn standing(evidence: &Evidence, link: &LinkFacts) -> Option<f64> {
     (rate > 0.0).then(|| backlog / rate * 1e3)
 }
 
-/// Delay of the tun device's ring if it were full, milliseconds: how full it is nobody says.
+/// Returns the delay of the tun device's ring if it were full, milliseconds; its fill level is not known.
 fn ring(evidence: &Evidence) -> Option<f64> {
     let link = evidence.map.inner_link()?;
     let throughput = evidence.throughput();
@@ -216,7 +216,7 @@ mod tests {
     fn the_queue_that_stands_is_named() {
         let mut evidence = probed(1_000.0, 300_000.0);
         let qdisc = || Subject::Qdisc("eth0".into());
-        // 1 MB/s, 290 kB stand: 290 ms.
+        // 1 MB/s and a queue of 290 kB: 290 ms.
         count(&mut evidence, qdisc(), metric::QDISC_BYTES, 10_000_000);
         gauge(&mut evidence, qdisc(), metric::QDISC_BACKLOG_BYTES, 290_000);
         let finding = present(evaluate(&evidence));
@@ -231,7 +231,7 @@ mod tests {
     fn a_ring_that_is_too_long_is_cut_but_not_too_short() {
         let mut evidence = probed(1_000.0, 300_000.0);
         evidence.map.links[0].queue_length = 10_000;
-        // 10,000 packets of 1,000 bytes a second: a full ring is a second long, 20 ms are 200 packets.
+        // 10,000 packets of 1,000 bytes a second: a full ring lasts a second, 20 ms are 200 packets.
         count(&mut evidence, inner(), metric::TX_PACKETS, 100_000);
         count(&mut evidence, inner(), metric::TX_BYTES, 100_000_000);
         let finding = present(evaluate(&evidence));

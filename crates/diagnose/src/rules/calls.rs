@@ -1,10 +1,10 @@
-//! Calls of kernel functions per packet, for rules that are sharper with them.
+//! Calls of kernel functions per packet, as additional figures.
 
 use crate::{Evidence, Fact};
 
-/// How often functions were called for each of `packets`, where that was counted: a number that supports a finding and is
-/// none by itself, for other tunnels and programs of the machine add to it. Of several functions the one that was called
-/// most counts, for they stand for each other (the IP versions), and a socket of IPv6 that sends to IPv4 calls both.
+/// Returns the calls of a function per packet, if they were counted. They support a finding and are none by themselves:
+/// other tunnels and programs of the machine add to them. Of several functions, the one with the most calls counts: they
+/// are alternatives (IP versions), and an IPv6 socket that sends to IPv4 calls both.
 pub(super) fn per_packet(
     evidence: &Evidence,
     name: impl Into<String>,

@@ -1,11 +1,10 @@
-//! The program has no time left, and most of it goes into encryption and authentication.
+//! The program has no time left, and most of its time is encryption and authentication.
 
 use super::prelude::*;
 use super::turn::limited_by_work;
 use crate::Stage;
 
-/// Share of the time in the cipher. Three tenths are what a fast tunnel spends on it; from half on it is what there is to
-/// gain.
+/// Share of the time in the cipher: a fast tunnel spends three tenths; from half on, the cipher is the main cost.
 const CRYPTO: Ramp = Ramp::new(0.3, 0.5);
 
 pub(super) const SPEC: Spec = Spec {

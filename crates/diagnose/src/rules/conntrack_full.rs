@@ -1,15 +1,15 @@
-//! The table of tracked connections is full: connections that are in it go on, packets of new ones are dropped.
+//! The table of tracked connections is full: its connections continue, packets of new ones are dropped.
 
 use seikan_observe::Subject;
 
 use super::prelude::*;
 
-/// How full the table was at its fullest: the kernel drops at 1; between samples entries leave.
+/// Largest fill level: the kernel drops at 1; between samples entries leave.
 const FILL: Ramp = Ramp::new(0.9, 0.99);
-/// Packets dropped per second from which somebody notices: connections fail, one every few seconds; and at which most
-/// do.
+/// Packets dropped per second from which users notice (a connection fails every few seconds), and at which most
+/// connections fail.
 const DROPS: Ramp = Ramp::new(0.2, 5.0);
-/// What a full table weighs before it has dropped anything.
+/// Weight of a full table that has not dropped packets.
 const NEAR: f64 = 0.2;
 const SYSCTL: &str = "net.netfilter.nf_conntrack_max";
 

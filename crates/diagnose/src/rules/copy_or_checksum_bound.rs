@@ -1,4 +1,4 @@
-//! The program has no time left, and much of it goes into copying packets or summing them up.
+//! The program has no time left, and much of its time is copying packets or computing checksums.
 
 use seikan_observe::path::LinkFacts;
 
@@ -6,12 +6,12 @@ use super::prelude::*;
 use super::turn::limited_by_work;
 use crate::Stage;
 
-/// Share of the time in copies and checksums. One copy in and one out is an eighth to a fifth of a fast tunnel's
-/// time; from 45 % on nothing else takes as much.
+/// Share of the time in copies and checksums: one copy in and one out is an eighth to a fifth of a fast tunnel's time;
+/// from 45 % on no other stage takes as much.
 const COPY: Ramp = Ramp::new(0.22, 0.45);
-/// What it weighs beside a stage that takes more.
+/// Weight if another stage takes more.
 const SECOND: f64 = 0.4;
-/// The kernel's name for the checksums of sent packets, and ethtool's word.
+/// The kernel's name for checksums of sent packets, and the name for ethtool.
 const TX_CHECKSUM: &[&str] = &["tx-checksum-ip-generic", "tx-checksum-ipv4"];
 
 pub(super) const SPEC: Spec = Spec {
@@ -113,7 +113,7 @@ fn remedies(evidence: &Evidence) -> Vec<Remedy> {
     remedies
 }
 
-/// Whether the kernel has to sum up what this interface sends although the interface could be told to.
+/// Whether the kernel has to compute checksums of packets sent on this interface although the interface could.
 fn sums_itself(link: &LinkFacts) -> bool {
     let changeable = |name: &&&str| link.changeable.iter().any(|other| other == **name);
     let mut known = TX_CHECKSUM.iter().filter(changeable);

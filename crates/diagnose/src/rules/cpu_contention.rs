@@ -1,22 +1,22 @@
-//! The program is ready to run but others have the processor.
+//! The program is ready to run, but other programs use the processor.
 //!
-//! What counts is the time it was kept waiting out of the time it wanted to run, not how busy the machine is. Set apart
-//! from waiting that the program makes itself (more busy threads than processors), and from time in which its control
-//! group was stopped, which the scheduler counts as waiting as well.
+//! The relevant quantity is the waiting share of the program's demand, not the load of the machine. It excludes waits for
+//! the program's own threads (more busy threads than processors), and throttled time of its control group, which the
+//! scheduler counts as waiting as well.
 
 use seikan_observe::path::ProgramFacts;
 
 use super::prelude::*;
 use super::turn::{Turn, turn};
 
-/// Waiting, of the time it wants to run, that is normal where a load runs beside it on few processors.
+/// Waiting share of the demand that is normal with a load on few processors.
 const NORMAL_WAIT: f64 = 0.3;
-/// At this it gets little more than half of what it wants, as beside one hog of the same weight.
+/// Waiting share at which the program gets little more than half of its demand, as with one competitor of the same
+/// weight.
 const MUCH_WAIT: f64 = 0.45;
-/// A thread that wants less than a fifth of a processor has time to catch up; from half of one on it has not.
+/// Demand from which waiting matters: below a fifth of a processor a thread catches up; above half it does not.
 const WISH: Ramp = Ramp::new(0.2, 0.5);
-/// The nice value to give the program: enough for ten times the weight of a normal one (kernel/sched/core.c,
-/// `sched_prio_to_weight`).
+/// Recommended nice value: ten times the weight of a normal program (kernel/sched/core.c, `sched_prio_to_weight`).
 const NICE: i32 = -10;
 
 pub(super) const SPEC: Spec = Spec {

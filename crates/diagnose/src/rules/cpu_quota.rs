@@ -1,15 +1,15 @@
-//! The program's control group has used up its processor time for the period (`cpu.max`), and all its threads stand
-//! still until the next one.
+//! The program's control group has used up its processor time of the period (`cpu.max`), and all its threads stop until
+//! the next period.
 //!
-//! The scheduler counts that as waiting too, so only the group's own counters tell it from contention.
+//! The scheduler counts that as waiting too, so only the counters of the group tell it from contention.
 
 use seikan_observe::Subject;
 
 use super::prelude::*;
 
-/// Periods in which it was stopped, of all: one in twenty is a burst, half of them are the rule.
+/// Share of throttled periods: one in twenty is a burst, half of them are the rule.
 const PERIODS: Ramp = Ramp::new(0.05, 0.5);
-/// Time lost of the time it wanted: from a tenth on, throughput falls by as much.
+/// Throttled share of the demand: from a tenth on, throughput falls by as much.
 const LOST: Ramp = Ramp::new(0.02, 0.1);
 
 pub(super) const SPEC: Spec = Spec {

@@ -1,11 +1,10 @@
-//! The hypervisor runs somebody else while this machine's processors have work.
+//! The hypervisor runs other guests while processors of this machine have work.
 
 use super::prelude::*;
 
-/// Time stolen, of the time a processor had work: one part in twenty is everyday life on shared hosts; at a quarter
-/// it is what limits.
+/// Stolen share of the busy time: one part in twenty is usual on shared hosts; a quarter is a limit.
 const STOLEN: Ramp = Ramp::new(0.05, 0.25);
-/// A processor that has work for less of the time than this has spare time to make up for it.
+/// Busy share below which a processor has spare time to catch up.
 const BUSY: Ramp = Ramp::new(0.5, 0.9);
 
 const WORK: &[&str] = &[

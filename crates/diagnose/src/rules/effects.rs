@@ -2,7 +2,7 @@
 
 use crate::Cause;
 
-/// Effects of a reader that is late.
+/// Effects of a late reader.
 pub(super) const LATE: &[Cause] = &[
     Cause::TunQueueOverflow,
     Cause::UdpReceiveBuffer,

@@ -1,8 +1,7 @@
-//! The program takes one packet for each read of the tun device (or gives it one for each write), and it is busy with
-//! that.
+//! The program moves one packet for each read or write of the tun device, and is busy with that.
 //!
-//! Every simple tunnel does so; it is the cause only if the program has no time left, much of its time goes into the
-//! kernel, and the packets are such that more could be carried at once.
+//! Every simple tunnel does so. It is a cause only if the program has no time left, spends much of its time in the
+//! kernel, and could move more of such packets at once.
 
 use seikan_observe::Subject;
 use seikan_observe::path::{LinkFacts, ProgramFacts};
@@ -12,17 +11,17 @@ use super::prelude::*;
 use super::turn::limited_by_work;
 use crate::Stage;
 
-/// Calls per packet that are one for each. Fewer: several packets at once.
+/// Calls per packet that move single packets. Fewer calls move several.
 const ONE_EACH: std::ops::RangeInclusive<f64> = 0.7..=3.0;
-/// Bytes per packet below which larger units are the application's business rather than the tunnel's.
+/// Bytes per packet below which the application, not the tunnel, has to use larger units.
 const SMALL: Ramp = Ramp::new(300.0, 900.0);
-/// Bytes per call from which the calls are spread over enough bytes: four packets, and a dozen.
+/// Bytes per call from which the cost of calls is small: four packets, and a dozen.
 const LARGE: Ramp = Ramp::new(4_000.0, 16_000.0);
-/// Share of its time in the kernel; below, it is its own work (cipher) that takes the time.
+/// Share of its time in the kernel; below, the program's own work (cipher) takes the time.
 const IN_KERNEL: Ramp = Ramp::new(0.2, 0.55);
-/// Share of its time for encryption, where that was sampled, from which that is more than the calls.
+/// Share of its time in encryption from which encryption costs more than the calls.
 const CRYPTO: Ramp = Ramp::new(0.3, 0.5);
-/// What is assumed where that share is not known.
+/// Weight if that share is not known.
 const KERNEL_UNKNOWN: f64 = 0.6;
 
 pub(super) const SPEC: Spec = Spec {
@@ -99,13 +98,13 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     )
 }
 
-/// How the program moves packets.
+/// System calls of the program.
 struct Calls {
     /// `read` or `write`.
     verb: &'static str,
-    /// Calls for each packet.
+    /// Calls per packet.
     per_packet: f64,
-    /// Bytes of each.
+    /// Bytes per call.
     bytes: f64,
 }
 
@@ -136,7 +135,7 @@ fn facts(
             "schedstat",
         ),
     ];
-    // /proc/PID/io does not count calls of the recv and send kinds.
+    // /proc/PID/io does not count calls of recv and send.
     if !evidence.outer_tcp() {
         let (what, functions, packets) = match evidence.sends() {
             true => ("sent", ["udp_sendmsg", "udpv6_sendmsg"], metric::TX_PACKETS),
@@ -245,7 +244,7 @@ mod tests {
         assert_eq!(messages(&evidence), None);
         count(&mut evidence, Subject::Host, "call.udp_sendmsg", 98_000);
         assert_eq!(messages(&evidence), Some(0.98));
-        // Over TCP these are somebody else's.
+        // Over TCP, the calls belong to other programs.
         evidence.map.sockets = vec![socket(3, seikan_observe::path::Transport::Tcp)];
         assert_eq!(messages(&evidence), None);
     }

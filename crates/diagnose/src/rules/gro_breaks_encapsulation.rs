@@ -1,29 +1,29 @@
-//! The kernel merges received packets into long ones, and a program that takes them from a raw socket wraps each as a
-//! whole: too long for the way, it is cut into fragments that the far end cannot read, or refused.
+//! The kernel merges received packets, and a program that reads them from a raw socket encapsulates each as a whole. The
+//! result is too long for the path: it is fragmented, and the far end cannot reassemble it, or it is refused.
 //!
-//! Plain fragmentation, by an MTU that is a little too large, makes two fragments of each packet; merged
-//! packets make many. Once TCP has shrunk its window to next to nothing, only two are merged at a time: then there are as
-//! many further fragments as frames that were merged into others.
+//! Plain fragmentation by an MTU that is a little too large makes two fragments of each packet; merged packets make many.
+//! Once TCP has a very small window, only two packets are merged at a time: then there are as many additional fragments
+//! as merged frames.
 
 use seikan_observe::path::LinkFacts;
 
 use super::prelude::*;
 
-/// Frames per packet from which merging takes place.
+/// Frames per packet from which packets are merged.
 const MERGED: f64 = 1.2;
-/// Fragments of all packets outside from which harm is done.
+/// Share of fragments in outer packets from which there is harm.
 const HARM: f64 = 0.01;
-/// Merged packets carry a good part of the bytes: already a tenth of fragments stops TCP.
+/// Share of fragments that stops TCP: merged packets carry much of the bytes.
 const FULL_HARM: f64 = 0.1;
-/// Packets refused as too big, per packet outside, that do the same.
+/// Packets refused as too big, per outer packet, with the same effect.
 const REFUSED: f64 = 0.001;
-/// Fragments per packet, above the two of an MTU that is a little too large.
+/// Fragments per packet that are more than the two of an MTU that is a little too large.
 const MANY: f64 = 2.5;
-/// Frames merged into others, for each fragment beyond the first of a packet: 1 if the one comes of the other.
+/// Merged frames per additional fragment of a packet: 1 if the merging causes the fragments.
 const ACCOUNTS: std::ops::Range<f64> = 0.5..2.0;
-/// A frame's header beside the MTU, with two VLAN tags. Bytes.
+/// Frame header in addition to the MTU, with two VLAN tags, bytes.
 const FRAME: f64 = 22.0;
-/// What it may weigh if the program reads no raw socket.
+/// Weight if the program reads no raw socket.
 const NOT_RAW: f64 = 0.5;
 
 pub(super) const SPEC: Spec = Spec {
@@ -48,7 +48,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         .ok_or("the IP counters of the host are not readable")?;
     let outside = evidence.egress(metric::TX_PACKETS).unwrap_or(0.0).max(1.0);
     let fragments = (created / outside).min(1.0);
-    // The doctor's own long packets may be refused, too; and drops by reason are those of the whole machine.
+    // The doctor's own long packets may be refused, too; drops by reason are those of the whole machine.
     let own = evidence.probes.own.packets_out as f64;
     let machine = match evidence.suffers() {
         true => evidence.dropped("PKT_TOO_BIG").unwrap_or(0.0),
@@ -93,9 +93,9 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let sure = match each {
         Some(each) if accounts || each >= MANY && raw > 0 => 0.95,
         Some(each) if each >= MANY => NOT_RAW,
-        // Two fragments each: whatever is merged here, it is not what is cut.
+        // Two fragments each: the fragmented packets were not merged.
         Some(_) => return many.unwrap_or(merged).excludes(),
-        // All were refused, none was cut.
+        // All were refused, none was fragmented.
         None if raw > 0 => 0.8,
         None => return merged.excludes(),
     };
@@ -123,7 +123,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     ))
 }
 
-/// An interface from which packets longer than its MTU come: whoever sends on the other side of it did not cut them.
+/// Returns an interface that receives packets longer than its MTU: its sender does not segment them.
 fn long_packets(evidence: &Evidence) -> Option<(&LinkFacts, f64)> {
     let mut links = evidence.map.links.iter().filter(|link| !is_tun(link));
     links.find_map(|link| {
@@ -134,7 +134,7 @@ fn long_packets(evidence: &Evidence) -> Option<(&LinkFacts, f64)> {
     })
 }
 
-/// What comes out of a tun device was merged by the program that writes to it, if at all.
+/// Packets of a tun device were merged by the program that writes to it, if at all.
 fn is_tun(link: &LinkFacts) -> bool {
     matches!(&*link.kind, "tun" | "tap")
 }
@@ -162,7 +162,7 @@ fn remedies(evidence: &Evidence) -> Vec<Remedy> {
     }
     let mut remedies = Vec::new();
     if !off.is_empty() {
-        // Spreading may cost more than it gains where the processors are busy already: it comes second, with the first.
+        // Spreading may cost more than it gains on busy processors: it comes second, together with the first remedy.
         let both: Vec<Action> = off.iter().cloned().chain(spread.iter().cloned()).collect();
         remedies.push(Remedy::here(
             "turn off merging of received packets (GRO)",
@@ -204,7 +204,7 @@ mod tests {
     use seikan_observe::Subject;
     use seikan_observe::path::Transport;
 
-    /// Frames per packet, fragments per packet that was cut.
+    /// Sets frames per packet, and fragments per fragmented packet.
     fn gateway(merged: u64, each: u64, transport: Transport) -> Evidence {
         let mut evidence = tunnel();
         evidence.map.sockets = vec![socket(1, transport)];
@@ -235,7 +235,7 @@ mod tests {
     #[test]
     fn pairs_that_are_cut_apart_again_are_it() {
         let mut evidence = gateway(1, 2, Transport::Raw);
-        // 500 more fragments than packets that were cut, and 490 frames merged into others.
+        // 500 more fragments than fragmented packets, and 490 merged frames.
         count(&mut evidence, Subject::Host, "IpExt.InNoECTPkts", 1_490);
         assert_eq!(present(evaluate(&evidence)).weight, 0.95);
         evidence.map.sockets[0].transport = Transport::Udp;

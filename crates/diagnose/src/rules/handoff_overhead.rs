@@ -1,31 +1,30 @@
-//! Packets go from thread to thread one at a time, and for each of them a thread is put to sleep and woken.
+//! Packets pass from thread to thread one at a time, and a thread sleeps and wakes up for each of them.
 //!
-//! Set apart from a single thread that sleeps because it has nothing to do: several threads must share the work, and
-//! together be near what one processor gives; their sleeps are then waits for each other.
+//! An idle thread also sleeps. Therefore several threads must share the work and together use nearly one processor; their
+//! sleeps are then waits for each other.
 
 use super::calls;
 use super::prelude::*;
 use super::turn::unhindered;
 use crate::Stage;
 
-/// Sleeps per packet, all threads together. A batch of a few packets makes below a third; one for each is the pattern
-/// in its full form.
+/// Sleeps per packet, all threads together: below a third with batches of a few packets, one for each in the full
+/// pattern.
 const SLEEPS: Ramp = Ramp::new(0.3, 0.9);
-/// Processors' worth of time that the threads want. A pipeline in which each waits for the other is full at about one,
-/// however many threads it has.
+/// Demand of the threads, processors. A pipeline of waiting threads is limited to about one, with any number of threads.
 const WANTED: Ramp = Ramp::new(0.6, 1.0);
-/// Idle time of all its processors, with which something else is what it waits for.
+/// Idle share of its processors with which the program waits for something else.
 const ROOM: Ramp = Ramp::new(0.15, 0.4);
-/// A thread has a part in the work from this part of all their time on.
+/// Share of the demand of all threads from which a thread shares the work.
 const PART: f64 = 0.1;
-/// Share of the program's processor time in wake-ups, locks and the scheduler, where that was sampled.
+/// Share of the program's processor time in wake-ups, locks and the scheduler, if it was sampled.
 const SCHEDULE: Ramp = Ramp::new(0.08, 0.25);
 
 pub(super) const SPEC: Spec = Spec {
     cause: Cause::HandoffOverhead,
     sentence: "The tunnel's program passes every packet from thread to thread, and the wake-ups cost more than the work.",
     step: Some(PathStep::Program),
-    // Who hands over one packet at a time takes one at a time.
+    // A program that passes packets one at a time also reads them one at a time.
     effects: &[
         Cause::FramePerSyscall,
         Cause::SingleThreadSaturated,

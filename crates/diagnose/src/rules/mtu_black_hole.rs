@@ -1,18 +1,18 @@
-//! Large packets vanish on the way and nobody says so. Small ones pass, so connections open and then stand still.
+//! The path drops large packets without an error message. Small ones pass, so connections open and then stall.
 //!
-//! A probe of sizes tells it for certain. Without one there is only what TCP feels: timeouts, and next to nothing of
-//! what is sent acknowledged, which no loss by chance does to it.
+//! A probe of sizes proves it. Without a probe there are only symptoms of TCP: timeouts, and hardly any acknowledged
+//! data, which no random loss causes.
 
 use super::prelude::*;
 use crate::MtuProbe;
 
-/// Every path carries packets of this size in one piece with IPv6 (RFC 8200 section 5), and nearly every one with IPv4.
+/// Size that every IPv6 path carries unfragmented (RFC 8200 section 5), and nearly every IPv4 path.
 const ALWAYS_PASSES: u32 = 1280;
-/// Segments of this size pass everywhere (RFC 9293 section 3.7.1): if these are lost, size is not the reason. Bytes.
+/// Segment size that passes everywhere (RFC 9293 section 3.7.1), bytes: if such segments are lost, size is not the cause.
 const SMALL_SEGMENT: f64 = 536.0;
-/// What the feeling of TCP alone may weigh: a tunnel that is dead feels the same.
+/// Weight of the symptoms of TCP alone: a dead tunnel has the same.
 const UNPROBED: f64 = 0.6;
-/// And if nothing at all comes back.
+/// The same if nothing is received.
 const SILENT: f64 = 0.35;
 
 pub(super) const SPEC: Spec = Spec {
@@ -68,7 +68,7 @@ fn evaluate_probe(evidence: &Evidence, probe: MtuProbe) -> Judgement {
         )
     }));
     facts.extend(felt(evidence));
-    // Connections that keep below the limit do not feel it.
+    // Connections with smaller segments are not affected.
     let segment = evidence
         .main_flow()
         .and_then(|flow| evidence.tcp_mean(flow, metric::TCP_MSS));
@@ -119,7 +119,7 @@ fn evaluate_stall(evidence: &Evidence) -> Judgement {
     finding(evidence, weight, facts, None)
 }
 
-/// What the kernel's own search for the size, if on, found.
+/// Returns the failures of the kernel's path MTU probing, if it is on.
 fn felt(evidence: &Evidence) -> Option<Fact> {
     let failed = evidence.host("TcpExt.TCPMTUPFail")?;
     Some(Fact::new(
@@ -140,7 +140,7 @@ fn finding(
     Ok(Finding::new(weight, facts, smaller(evidence, passed)))
 }
 
-/// Packets that pass, by the interface's MTU or by what TCP agrees on.
+/// Returns remedies that limit packets, by the MTU of the interface or the segment size of TCP.
 pub(super) fn smaller(evidence: &Evidence, passed: Option<u32>) -> Vec<Remedy> {
     let mut remedies = Vec::new();
     let size = passed.unwrap_or(ALWAYS_PASSES);
@@ -215,7 +215,7 @@ mod tests {
     fn sizes_that_are_reported_or_pass_are_not() {
         assert!(absent(evaluate(&probed(tunnel(), Some(1301), true))));
         assert!(absent(evaluate(&probed(tunnel(), None, false))));
-        // Connections stand still although every size passes: something else.
+        // Connections stall although every size passes: another cause.
         assert!(absent(evaluate(&probed(standing_still(), None, false))));
     }
 

@@ -1,22 +1,22 @@
-//! The two ends of the tunnel disagree on how long a packet may be: one sends what the other cuts short or refuses.
+//! The two ends of the tunnel have different MTUs: one sends packets that the other truncates or refuses.
 //!
-//! At the end that cuts short, the program takes long packets from its interface and sends less than that, or nothing; at the
-//! other, packets arrive shorter than their header says. Connections feel a black hole of sizes either way.
+//! At the end that truncates, the program reads long packets and sends less or nothing; at the other end, packets are
+//! shorter than their header says. For connections both look like a black hole.
 
 use super::prelude::*;
 
-/// Packets with a wrong length, of those received, from which it is no stray one.
+/// Share of received packets with a wrong length from which it is not an accident.
 const WRONG: f64 = 0.001;
-/// When every long one is wrong, connections stand still and even a few are a large share.
+/// If every long packet is wrong, connections stall, and even a few are a large share.
 const FULL_WRONG: f64 = 0.02;
-/// Fewer are no evidence.
+/// Fewest such packets.
 const LEAST: f64 = 3.0;
-/// A tunnel adds to each packet; one that sends on less than this share of what it takes in loses the rest inside.
+/// Outer bytes per inner byte: a tunnel adds to each packet, and one below this ratio loses packets inside.
 const SENT_ON: f64 = 0.9;
-/// The most that tunnels add to a packet, bytes (an overlay with headers of its own and an HMAC: 92). If it still fits the interface to the outside, its size
-/// is no reason to refuse it there.
+/// Largest overhead of a tunnel, bytes (an overlay with headers of its own and an HMAC: 92). A packet that fits the outer
+/// interface with it is not refused there for its size.
 const OVERHEAD: u32 = 100;
-/// What losses inside the program may weigh, and what the reasons of drops on the whole machine may.
+/// Weight of losses inside the program, and of drops by reason on the whole machine.
 const SWALLOWED: f64 = 0.85;
 /// See [`SWALLOWED`].
 const MACHINE: f64 = 0.49;
@@ -91,7 +91,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     }
 }
 
-/// Whether long packets do not arrive and nobody says so.
+/// Whether long packets are lost without an error message.
 fn vanish(evidence: &Evidence) -> bool {
     match evidence.probes.mtu {
         Some(probe) => probe.is_black_hole(),
@@ -99,7 +99,7 @@ fn vanish(evidence: &Evidence) -> bool {
     }
 }
 
-/// The numbers, if the program takes in more than it sends on, although it would fit.
+/// Returns the figures of a program that reads more than it sends, although it would fit.
 fn swallowed(evidence: &Evidence) -> Option<Vec<Fact>> {
     let (inner, egress) = (evidence.map.inner_link()?, evidence.map.egress_link()?);
     let lost = evidence.probes.mtu.and_then(|probe| probe.lost);
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn a_program_that_swallows_what_would_fit_is_it() {
-        // 20 packets of 1500 bytes are taken in.
+        // 20 packets of 1500 bytes are read.
         let finding = present(evaluate(&vanishing(3_000)));
         assert_eq!(finding.weight, 0.85);
         assert_eq!(

@@ -1,17 +1,17 @@
-//! Polling of received packets ends for want of budget, with packets left, again and again.
+//! Polling of received packets repeatedly ends for lack of budget, with packets left.
 //!
-//! The kernel then comes back to it, so with the usual budget this tells of a busy processor and costs little; with a
-//! small one the coming back is the cost.
+//! The kernel then polls again. With the usual budget this shows a busy processor and costs little; with a small one, the
+//! repetition is the cost.
 
 use super::prelude::*;
 use super::receive::concerned;
 
-/// Runs that ended early, of all: one in twenty is normal under load, half of them are the rule.
+/// Share of runs that end early: one in twenty is normal under load, half of them are the rule.
 const SQUEEZED: Ramp = Ramp::new(0.05, 0.4);
 /// The kernel's defaults (net/core/hotdata.c): packets, and microseconds (two ticks; 2,000 at 1000 Hz).
 const BUDGET: f64 = 300.0;
 const BUDGET_US: f64 = 2000.0;
-/// What it weighs where the budget is the usual one.
+/// Weight with the usual budget.
 const CONSEQUENCE: f64 = 0.25;
 const SYSCTL: &str = "net.core.netdev_budget";
 const SYSCTL_US: &str = "net.core.netdev_budget_usecs";
@@ -36,7 +36,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         .all_cpus(metric::SOFTNET_TIME_SQUEEZE)
         .zip(evidence.all_cpus(metric::SOFTNET_PROCESSED))
         .ok_or("/proc/net/softnet_stat is not readable")?;
-    // Where runs are not counted, each is taken to handle a full budget.
+    // If runs are not counted, each is assumed to handle a full budget.
     let runs = evidence.all_cpus(metric::NET_RX);
     let runs = runs.unwrap_or(processed / BUDGET).max(squeezed).max(1.0);
     let share = squeezed / runs;
@@ -71,7 +71,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
             ));
         }
     }
-    // How small the smaller of the two is: at a third of the default, fully.
+    // Ratio of the smaller budget to its default: a third has the full weight.
     let of_usual = (budget.unwrap_or(BUDGET) / BUDGET).min(time.unwrap_or(BUDGET_US) / BUDGET_US);
     let small = 1.0 - Ramp::new(0.33, 1.0).at(of_usual);
     let weight =

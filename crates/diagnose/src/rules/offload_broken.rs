@@ -1,39 +1,39 @@
-//! A card or a driver damages or loses what it has to sum up or cut up by itself.
+//! A network card or driver damages or loses packets that it has to checksum or segment.
 //!
-//! The end that receives counts wrong checksums. The end that sends sees connections stand still although single packets of
-//! every size pass: only what it hands over as super-packets is lost.
+//! The receiving end counts wrong checksums. At the sending end, connections stall although single packets of every size
+//! pass: only super-packets are lost.
 
 use seikan_observe::path::LinkFacts;
 
 use super::prelude::*;
 
-/// Packets with a wrong checksum, of all, from which it is no noise: cables and radios that damage packets have checks of
-/// their own, and less than one in a hundred thousand gets past them (Stone and Partridge 2000).
+/// Share of packets with a wrong checksum that is not noise: cables and radios have their own checks, and less than one
+/// damaged packet in a hundred thousand gets past them (Stone and Partridge 2000).
 const DAMAGED: f64 = 0.000_5;
-/// At this share TCP is stopped by it, as by any loss.
+/// Share that stops TCP, as any loss.
 const FULL_DAMAGED: f64 = 0.01;
-/// What standing still may weigh if single packets pass; the cutting up is then all that is left.
+/// Weight of a stall if single packets of every size pass: only segmentation is left.
 const STALLED: f64 = 0.7;
-/// If some segments are acknowledged; heavy loss feels the same, but a probe that finds every size would miss some.
+/// Weight if some segments are acknowledged; heavy loss has the same effect, but a probe of every size would lose some.
 const HALTED: f64 = 0.6;
-/// And if nothing was probed: the size of single packets is more likely.
+/// Weight without a probe: a size limit of single packets is more likely.
 const UNPROBED: f64 = 0.25;
-/// Segments sent again, of all, if only every first one after a timeout passes: a third and more. A path that loses so
-/// much by chance is rare.
+/// Share of retransmissions if only the first segment after each timeout passes: a third and more. A random loss of this
+/// size is rare.
 const HALTING: f64 = 0.15;
-/// Timeouts from which they are no accident.
+/// Number of timeouts that is no accident.
 const SEVERAL: f64 = 3.0;
-/// What drops of the whole machine for their checksum may weigh, and only where connections through the tunnel lose packets: they
-/// may be somebody else's, so it is never more than possible.
+/// Largest weight of checksum drops of the whole machine, and only if connections through the tunnel lose packets: they
+/// may belong to other traffic.
 const MACHINE: f64 = 0.49;
-/// Reasons for which the kernel drops what is damaged.
+/// Reasons of the kernel for drops of damaged packets.
 const REASONS: &[&str] = &["TCP_CSUM", "UDP_CSUM", "IP_CSUM", "SKB_CSUM", "ICMP_CSUM"];
 
 pub(super) const SPEC: Spec = Spec {
     cause: Cause::OffloadBroken,
     sentence: "A network card or driver damages or loses packets that it has to segment or checksum.",
     step: Some(PathStep::OuterLink),
-    // What arrives damaged is sent again.
+    // Damaged packets are retransmitted.
     effects: &[Cause::PathLoss],
     drops_packets: true,
     signature: Some(Signature::new(
@@ -72,7 +72,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     sending(evidence).unwrap_or(fact.excludes())
 }
 
-/// What the end that sends sees.
+/// Returns the finding of the sending end.
 fn sending(evidence: &Evidence) -> Option<Judgement> {
     let cutters = links_with(evidence, &["tx-tcp-segmentation"]);
     if cutters.is_empty() || !evidence.sends_tcp() {
@@ -80,7 +80,7 @@ fn sending(evidence: &Evidence) -> Option<Judgement> {
     }
     let stalled = evidence.stalled().is_some();
     let again = evidence.retransmitted()?;
-    // After each timeout single segments pass, until two are under way together: so some are acknowledged.
+    // After each timeout single segments pass until two are in flight: so some are acknowledged.
     let timeouts = evidence.flows(metric::TCP_TIMEOUTS).unwrap_or(0.0);
     let halting = again >= HALTING && timeouts >= SEVERAL;
     let weight = match evidence.probes.mtu {
@@ -122,7 +122,7 @@ fn receiving(evidence: &Evidence, fact: Fact, share: f64) -> Judgement {
     let mut facts = vec![fact];
     facts.extend(counted("Tcp", tcp));
     facts.extend(counted("Udp", udp));
-    // The tunnel's own packets are damaged outside of it, those of connections inside by what is behind it.
+    // The tunnel's own packets are damaged outside of it, those of inner connections behind it.
     let outside = udp.unwrap_or(0.0) > tcp.unwrap_or(0.0) || evidence.outer_tcp();
     let device = match outside {
         true => "the outer network card of the far end",
@@ -145,7 +145,7 @@ fn receiving(evidence: &Evidence, fact: Fact, share: f64) -> Judgement {
     finding(0.95 * (share / FULL_DAMAGED).min(1.0), facts, remedies)
 }
 
-/// What was dropped as damaged in any namespace of this machine: a guest's or a container's.
+/// Returns the finding by damaged packets dropped in any namespace of this machine, as of a guest or container.
 fn on_this_machine(evidence: &Evidence, received: &Fact) -> Option<Judgement> {
     let reasons = REASONS.iter();
     let dropped: f64 = reasons.filter_map(|reason| evidence.dropped(reason)).sum();
@@ -183,7 +183,7 @@ fn finding(weight: f64, facts: Vec<Fact>, remedies: Vec<Remedy>) -> Judgement {
     ))
 }
 
-/// Interfaces with one of these features on, which can be turned off.
+/// Returns the interfaces with one of these features on that can be turned off.
 fn links_with<'a>(evidence: &'a Evidence, features: &[&str]) -> Vec<&'a LinkFacts> {
     let on = |link: &&LinkFacts| {
         features.iter().any(|name| {

@@ -1,5 +1,5 @@
-//! Offloads that would merge, cut up or sum up packets are off, so every packet takes the whole way through the kernel by
-//! itself, and the processor is the limit.
+//! Offloads that merge, segment or checksum packets are off, so every packet passes the kernel by itself, and the
+//! processor is the limit.
 
 use seikan_observe::path::LinkFacts;
 
@@ -7,7 +7,7 @@ use super::calls::per_packet;
 use super::prelude::*;
 use super::turn::limited_by_work;
 
-/// Features by the kernel's names, and `ethtool -K`'s word; on by default wherever the driver has them.
+/// Features by the kernel's names, and by the names for `ethtool -K`; on by default if the driver has them.
 const FEATURES: &[(&str, &str, Direction)] = &[
     ("rx-gro", "gro", Direction::In),
     ("tx-generic-segmentation", "gso", Direction::Out),
@@ -16,23 +16,23 @@ const FEATURES: &[(&str, &str, Direction)] = &[
     ("tx-checksum-ipv4", "tx", Direction::Out),
     ("tx-udp-segmentation", "tx-udp-segmentation", Direction::Out),
 ];
-/// Packets longer than this, in shares of the MTU, are merged ones: nothing is missing.
+/// Ratio of packet length to MTU above which packets are merged: no offload is missing.
 const MERGED: f64 = 1.1;
-/// And shorter ones than this have nothing to merge.
+/// Ratio below which packets cannot be merged.
 const FULL_SIZE: f64 = 0.5;
-/// Bytes that come in, of those that go out, below which they are acknowledgements: of 1,400 bytes, 100 come back for every
+/// Ratio of received to sent bytes below which packets are acknowledgements: for 1,400 bytes, 100 come back for every
 /// other packet.
 const RETURNING: f64 = 0.1;
-/// How far the processor must be the limit.
+/// Smallest relevant limit of the processor.
 const LIMITED: f64 = 0.1;
-/// One processor's time for softirqs from which it has little left, and from which it is full.
+/// Share of one processor's time in softirqs from which it has little left, and from which it is full.
 const SOFTIRQ: Ramp = Ramp::new(0.5, 0.9);
-/// The same of all processors' time for anything.
+/// The same for the busy time of all processors.
 const MACHINE: Ramp = Ramp::new(0.8, 0.97);
-/// The kernel's share of busy time (system and softirq) from which the work per packet in it matters; a program that is
-/// bound by its own work has less.
+/// Kernel share of the busy time (system and softirq) from which its work per packet matters; a program limited by its
+/// own work has less.
 const KERNEL: f64 = 0.4;
-/// Counts of calls that are told: the other numbers are needed, too.
+/// Number of figures by counted calls: the other figures are needed, too.
 const COUNTED: usize = 1;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,7 +111,8 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     ))
 }
 
-/// Work that the offloads would have saved, where its calls were counted: for sending only, because merging has none.
+/// Returns the work that offloads would have saved, if its calls were counted: only for sending, because merging has no
+/// such calls.
 fn counted(evidence: &Evidence, missing: &[(&LinkFacts, &str, f64)]) -> Vec<Fact> {
     let facts = missing.iter().filter_map(|(link, word, _)| {
         let (what, function) = match *word {
@@ -128,8 +129,8 @@ fn counted(evidence: &Evidence, missing: &[(&LinkFacts, &str, f64)]) -> Vec<Fact
     facts
 }
 
-/// How far processors are the limit, by the program's own work, one processor's softirqs or all there is; and the number
-/// that says so.
+/// Returns how far processors are the limit, by the program's work, one processor's softirqs or all processors; with the
+/// figure.
 fn limited(evidence: &Evidence) -> (f64, Fact) {
     let program = limited_by_work(evidence).unwrap_or(0.0);
     let cpus = evidence.map.host.cpus.iter();
@@ -147,12 +148,12 @@ fn limited(evidence: &Evidence) -> (f64, Fact) {
     (limited.into_iter().fold(0.0, f64::max), fact)
 }
 
-/// What is off at an interface, with the mean length of packets in that direction.
+/// Returns the offloads that are off at an interface, with the mean packet length in their direction.
 fn missing<'a>(
     evidence: &Evidence,
     link: &'a LinkFacts,
 ) -> Vec<(&'a LinkFacts, &'static str, f64)> {
-    // A tun device without headers for super-packets has none because its program cannot: another cause.
+    // A tun device without headers for super-packets has a program without support: another cause.
     let tun = matches!(&*link.kind, "tun" | "tap");
     if tun && link.vnet_hdr != Some(true) {
         return Vec::new();
@@ -163,8 +164,8 @@ fn missing<'a>(
     let features = FEATURES.iter().filter_map(|(name, word, direction)| {
         let off = link.features.get(*name) == Some(&false);
         let can = link.changeable.iter().any(|other| other == name);
-        // Datagrams are not cut up by these; the program's own traffic does not need them. Mere acknowledgements are not
-        // merged, and a program that takes packets off a raw socket breaks on merged ones.
+        // These offloads do not segment datagrams, which the program's own traffic consists of. Acknowledgements are not
+        // merged, and merged packets break a program that reads a raw socket.
         let useless = match *word {
             "gro" => returning || evidence.raw_sockets() > 0,
             "tso" | "gso" => datagrams,
@@ -176,14 +177,14 @@ fn missing<'a>(
         }
         let mean = mean(evidence, link, *direction)?;
         let share = mean / f64::from(link.mtu.max(1));
-        // Summing up costs by the byte, whatever the packets' size.
+        // Checksums cost per byte, at any packet size.
         let single = *word == "tx" || (FULL_SIZE..MERGED).contains(&share);
         single.then_some((link, *word, mean))
     });
     features.collect()
 }
 
-/// Whether what comes in by an interface is little more than the acknowledgements of what goes out.
+/// Whether an interface receives hardly more than acknowledgements of its sent packets.
 fn returning(evidence: &Evidence, link: &LinkFacts) -> bool {
     let bytes = |name| evidence.link(&link.name, name);
     let both = bytes(metric::RX_BYTES).zip(bytes(metric::TX_BYTES));
@@ -199,7 +200,7 @@ fn mean(evidence: &Evidence, link: &LinkFacts, direction: Direction) -> Option<f
     Some(evidence.link(&link.name, bytes)? / packets)
 }
 
-/// The kernel's share of the busy time of all processors.
+/// Returns the kernel's share of the busy time of all processors.
 fn kernel_share(evidence: &Evidence) -> Option<f64> {
     let sum = |name| evidence.all_cpus(name);
     let kernel = sum(metric::SYSTEM_NS)? + sum(metric::SOFTIRQ_NS).unwrap_or(0.0);
@@ -209,7 +210,7 @@ fn kernel_share(evidence: &Evidence) -> Option<f64> {
 
 fn remedies(evidence: &Evidence, missing: &[(&LinkFacts, &str, f64)]) -> Vec<Remedy> {
     let mut actions = Vec::new();
-    // A sum is what cutting up builds on: it has to be on first.
+    // Segmentation depends on checksums, which have to be on first.
     let (sums, others): (Vec<_>, Vec<_>) = missing.iter().partition(|(_, word, _)| *word == "tx");
     for (link, word, _) in sums.into_iter().chain(others) {
         actions.push(Action::Offload {
@@ -228,7 +229,7 @@ fn remedies(evidence: &Evidence, missing: &[(&LinkFacts, &str, f64)]) -> Vec<Rem
         let can = link.changeable.iter().any(|other| other == name);
         can && link.features.get(name) == Some(&false)
     });
-    // Where the kernel itself passes the tunnel's datagrams on, it merges them only if told to.
+    // The kernel merges forwarded datagrams of a tunnel only with this feature.
     if let Some(link) = forwarding.filter(|_| evidence.map.program.is_none()) {
         remedies.push(Remedy::here(
             "turn on merging of forwarded datagrams",
@@ -256,7 +257,7 @@ mod tests {
     use seikan_observe::Subject;
     use seikan_observe::path::Transport;
 
-    /// The interface to the outside receives packets of so many bytes without GRO.
+    /// The outer interface receives packets of so many bytes without GRO.
     fn without_gro(mean: u64, idle_percent: u64) -> Evidence {
         let mut evidence = tunnel();
         let link = &mut evidence.map.links[1];
@@ -283,7 +284,7 @@ mod tests {
     fn merging_that_is_off_on_a_busy_host_is_it() {
         let finding = present(evaluate(&without_gro(1_450, 2)));
         assert!(finding.weight > 0.6);
-        // TSO is no use to datagrams.
+        // TSO does not apply to datagrams.
         let commands = finding.remedies[0].commands.clone();
         assert_eq!(commands, ["ethtool -K eth0 gro on"]);
     }
@@ -315,7 +316,7 @@ mod tests {
     #[test]
     fn acknowledgements_are_not_merged_anyway() {
         let mut evidence = without_gro(1_450, 2);
-        // Half of the MTU, one for each twenty that are sent.
+        // Half of the MTU, one for each twenty sent.
         count(&mut evidence, egress(), metric::RX_PACKETS, 10_000);
         count(&mut evidence, egress(), metric::RX_BYTES, 10_000 * 800);
         assert!(absent(evaluate(&evidence)));

@@ -1,26 +1,26 @@
-//! The tunnel's packets are larger than the way takes and are cut into fragments: twice the packets, and one lost
-//! fragment loses them all.
+//! The tunnel's packets are larger than the path allows and are fragmented: twice the packets, and one lost fragment
+//! loses the whole packet.
 
 use super::calls::per_packet;
 use super::prelude::*;
 
-/// Fragments of all packets outside, from which it is no stray one.
+/// Share of fragments in outer packets from which it is not an accident.
 const FRAGMENTS: f64 = 0.01;
-/// A one-way transfer whose every packet is cut in two has this share, with acknowledgements counted.
+/// Share in a one-way transfer whose every packet has two fragments, with acknowledgements counted.
 const FULL: f64 = 0.5;
-/// Packets outside per packet inside below which nothing is cut outside: then the fragments are those of large
+/// Outer packets per inner packet below which outer packets are not fragmented: the fragments are those of large
 /// datagrams inside the tunnel.
 const CUT: f64 = 1.15;
-/// What tunnels add to a packet at most, bytes (an overlay with headers of its own and an HMAC: 92).
+/// Largest overhead of a tunnel, bytes (an overlay with headers of its own and an HMAC: 92).
 const OVERHEAD: u32 = 100;
-/// The least that every path carries with IPv6 (RFC 8200 section 5). Bytes.
+/// Smallest MTU of an IPv6 path (RFC 8200 section 5), bytes.
 const LEAST: u32 = 1280;
 
 pub(super) const SPEC: Spec = Spec {
     cause: Cause::OuterFragmentation,
     sentence: "The tunnel's packets are larger than the path allows and are fragmented.",
     step: Some(PathStep::OuterLink),
-    // A lost fragment costs the whole packet; and each is a packet's work, most of it within the program's calls.
+    // A lost fragment loses the whole packet; and each is the work of a packet, most of it within the program's calls.
     effects: &[
         Cause::PathLoss,
         Cause::FramePerSyscall,
@@ -48,7 +48,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         .ok_or("the IP counters of the host are not readable")?;
     let share = |fragments: f64, name| match evidence.egress(name) {
         Some(packets) if packets > 0.0 => (fragments / packets).min(1.0),
-        // Without an interface to compare with, any number is all there is.
+        // Without an interface to compare with, any number counts.
         _ => f64::from(u8::from(fragments / evidence.seconds() > 1.0)) * FULL / 2.0,
     };
     let (sent, received) = (
@@ -92,7 +92,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     ))
 }
 
-/// Packets that were cut, or fragments that came in, in whichever namespace the tunnel's outside is.
+/// Returns the fragmented packets, or the fragments received, in any namespace of the tunnel's outside.
 fn counted(evidence: &Evidence, sends: bool) -> Option<Fact> {
     let (what, functions, packets): (_, &[_], _) = match sends {
         true => (
@@ -122,7 +122,7 @@ fn remedies(evidence: &Evidence) -> Vec<Remedy> {
     let mut remedies = Vec::new();
     if let (Some(inner), Some(egress)) = (evidence.map.inner_link(), evidence.map.egress_link()) {
         let fits = egress.mtu.saturating_sub(OVERHEAD).max(LEAST);
-        // If it should fit the interface already, something further on is smaller.
+        // If the packets fit the interface, a later hop is smaller.
         let fits = if inner.mtu > fits { fits } else { LEAST };
         if inner.mtu > fits {
             remedies.push(Remedy::here(

@@ -1,20 +1,20 @@
-//! Packets are so small that the work for each of them, which does not depend on its size, is the limit.
+//! Packets are so small that the work per packet, which does not depend on size, is the limit.
 
 use super::prelude::*;
 use super::turn::limited_by_work;
 
-/// Mean bytes per packet in the main direction below which the work per packet outweighs that per byte: at 600 the same
+/// Mean bytes per packet in the main direction below which the work per packet exceeds that per byte: at 600, the same
 /// bytes need two and a half times the packets of an MTU of 1500.
 const SMALL: f64 = 600.0;
-/// An inner MTU below this makes them small whatever the application does. Bytes.
+/// Inner MTU below which packets are small for any application, bytes.
 const SMALL_MTU: u32 = 1000;
-/// How far the program's work must be what limits it.
+/// Smallest relevant limit by the program's work.
 const LIMITED: f64 = 0.1;
-/// Busy time of all processors that is all there is, whoever uses it: packets that are made small are so for everybody.
+/// Busy share of all processors at which they are fully used, by any program: small packets cost every one.
 const FULL: Ramp = Ramp::new(0.95, 0.99);
-/// Packets per second below which a program that is busy is so for something else.
+/// Packets per second below which a busy program has another reason.
 const MANY: f64 = 1_000.0;
-/// What tunnels add to a packet at most. Bytes.
+/// Largest overhead of a tunnel, bytes.
 const OVERHEAD: u32 = 100;
 
 pub(super) const SPEC: Spec = Spec {
@@ -38,7 +38,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         .ok_or("the inner interface carried no packets")?;
     let link = evidence.map.inner_link();
     let mtu = link.map_or(1500, |link| link.mtu);
-    // A super-packet is as many as it is cut into.
+    // A super-packet counts as its segments.
     let mean = mean.min(f64::from(mtu));
     let fact = Fact::new(
         "mean bytes per packet in the tunnel",
@@ -71,7 +71,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     if limited < LIMITED || per_second < MANY {
         return busy.excludes();
     }
-    // What the same work per packet would carry in full packets.
+    // Share of the throughput that small packets cost for the same work.
     let lost = 1.0 - mean / 1400.0;
     let facts = vec![
         fact,
@@ -96,7 +96,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     ))
 }
 
-/// Whether the processors have no time left for anybody, 0 to 1.
+/// Returns how far the processors are fully used, 0 to 1.
 fn full(evidence: &Evidence) -> f64 {
     let idle = evidence.idle();
     let all = idle.iter().map(|(_, idle)| 1.0 - idle).sum::<f64>() / idle.len().max(1) as f64;
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn a_small_mtu_costs_everybody_where_processors_are_full() {
-        // The program gets a third of the time that it wants.
+        // The program gets a third of its demand.
         let beside = |mtu| {
             let mut evidence = packets(560, mtu, 0);
             thread(&mut evidence, 100, 0.3, 0.6);
@@ -195,7 +195,7 @@ mod tests {
         let verdict = crate::diagnose(&beside(576));
         assert_eq!(verdict.cause, Cause::PacketsTooSmall);
         assert_eq!(verdict.chain, [verdict.cause, Cause::CpuContention]);
-        // Small messages of an application are no reason why others have the processors.
+        // Small messages of an application do not explain a lack of processors.
         let verdict = crate::diagnose(&beside(1500));
         assert_eq!(verdict.chain, [Cause::CpuContention]);
     }

@@ -1,27 +1,27 @@
-//! The way is long: nothing on it is full, nothing is lost, and what the sender has under way does not fill it.
+//! The path is long: no queue on it is full, no packet is lost, and the sender's data in flight does not fill it.
 //!
-//! A bottleneck that is used up shows by a queue (round trips longer than the shortest) or by loss. Where neither shows and
-//! the application has more to send, the window is the limit, and its rate is window / round trip. A window held down by
-//! a small buffer is the buffer's doing and has rules of its own.
+//! A fully used bottleneck shows as a queue (longer round trips than the shortest) or as loss. If neither shows and the
+//! application has more to send, the window is the limit, and its rate is window / round trip. A window limited by a
+//! small buffer has rules of its own.
 
 use seikan_observe::path::SocketFacts;
 
 use super::prelude::*;
 
-/// Round trips from which windows matter: the kernel's largest default receive window (6 MiB, 32 MiB from 6.16 on; net/ipv4/tcp.c) then
-/// allows some Gbit/s, but one that grows from ten segments takes a second to get there. Microseconds.
+/// Round-trip time from which windows matter, microseconds: the kernel's largest default receive window (6 MiB, 32 MiB
+/// from 6.16 on; net/ipv4/tcp.c) then allows some Gbit/s, but one that grows from ten segments needs a second.
 const LONG_US: f64 = 20_000.0;
-/// From here on the delay alone decides. Microseconds.
+/// Round-trip time from which the delay alone decides, microseconds.
 const FULL_LONG_US: f64 = 50_000.0;
-/// Round trips under load, of the shortest, up to which no queue stands on the way.
+/// Ratio of the round-trip time under load to the shortest, up to which the path has no queue.
 const QUEUE: f64 = 1.5;
-/// Loss from which it is loss that keeps the window small.
+/// Loss from which loss keeps the window small.
 const LOSS: f64 = 0.005;
-/// A window below this is not the delay's fault: the kernel's defaults allow several times as much. Bytes.
+/// Window below which the delay is not the limit, bytes: the kernel's defaults allow several times as much.
 const SMALL_WINDOW: f64 = 524_288.0;
-/// The share of the busy time from which a limit is the limit.
+/// Share of the busy time from which a buffer is the limit.
 const LIMITED: f64 = 0.5;
-/// What a window may become: 64 MiB are 5 Gbit/s over 100 ms.
+/// Recommended window, bytes: 64 MiB are 5 Gbit/s over 100 ms.
 const LARGE_WINDOW: u64 = 67_108_864;
 
 pub(super) const SPEC: Spec = Spec {
@@ -72,7 +72,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let lost = losses.map_or(0.0, |losses| losses.lost());
     let mut facts = vec![fact];
     facts.extend(queue);
-    // A receiver does not know what limits the sender.
+    // A receiver does not know the sender's limit.
     let mut weight = if flow.is_some() { 0.85 } else { 0.45 };
     weight *= (1.0 - lost / LOSS).max(0.0);
     weight *= 0.5 + 0.5 * ((shortest - LONG_US) / (FULL_LONG_US - LONG_US)).clamp(0.0, 1.0);
@@ -102,7 +102,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     Ok(Finding::new(weight, facts, remedies(evidence)))
 }
 
-/// Bytes under way, and whether a buffer at one of the ends holds them down.
+/// Returns the bytes in flight, and whether a buffer at one of the ends limits them.
 fn window(evidence: &Evidence, flow: &SocketFacts) -> (f64, bool) {
     let mean = |name| evidence.tcp_mean(flow, name).unwrap_or(0.0);
     let growth = |name| evidence.tcp(flow, name).unwrap_or(0.0);

@@ -1,4 +1,4 @@
-//! Packets are lost outside of this host: connections send again, and no counter here explains it.
+//! Packets are lost outside of this host: connections retransmit, and no counter of this host explains it.
 
 use seikan_observe::path::SocketFacts;
 
@@ -7,34 +7,33 @@ use super::turn::limited_by_work;
 use crate::evidence::is_tolerated;
 use crate::losses::{Arrivals, Losses};
 
-/// Lost segments of those sent from which TCP suffers (Mathis et al. 1997: at 1 in 1,000 and 20 ms, 20 Mbit/s).
+/// Share of lost segments from which TCP suffers (Mathis et al. 1997: at 1 in 1,000 and 20 ms, 20 Mbit/s).
 const LOSS: f64 = 0.001;
-/// Fewer losses that are felt all the same, because the way is long or the rate high: TCP gets between half and four fifths of
-/// the rate at which so many let it arrive, or more, and less than it should.
+/// Fewer losses that matter on a long path or at a high rate: the ratio of TCP's rate to the rate that the model allows
+/// for this loss, if it is below the expected throughput.
 const BY_RATE: Ramp = Ramp::new(0.5, 0.8);
-/// Times that rate from which on losses were not by chance, one by one, as the model has them, but many at once, where a
-/// queue was full: whatever drains it is the limit.
+/// The same ratio from which losses are not random but come in bursts from a full queue: its bottleneck is the limit.
 const AT_ONCE: Ramp = Ramp::new(2.0, 4.0);
-/// The same model's constant, for one acknowledgement a segment (Mathis et al. 1997, table 1).
+/// Constant of the model, for one acknowledgement per segment (Mathis et al. 1997, table 1).
 const MATHIS: f64 = 1.22;
-/// Losses from which on a rate can be computed of them.
+/// Fewest losses for the model.
 const LEAST_LOST: f64 = 8.0;
-/// What that may weigh, beside a share that is plain.
+/// Largest weight by the model, relative to that of a plain share.
 const MOST_BY_RATE: f64 = 0.7;
-/// At this many one connection over 10 ms is down to 14 Mbit/s: nothing else matters beside it.
+/// Share of loss at which nothing else matters: one connection over 10 ms is down to 14 Mbit/s.
 const FULL_LOSS: f64 = 0.01;
-/// Segments that come too early for every one that is lost: as many as are under way, so at least ten.
+/// Share of segments received out of order: each lost one causes as many as are in flight, at least ten.
 const EARLY: f64 = 0.01;
 /// See [`EARLY`].
 const FULL_EARLY: f64 = 0.1;
-/// What a sender's numbers may weigh; the far end's own queues look the same from here.
+/// Largest weight at the sender: queues of the far end look the same from here.
 const MOST_SENDING: f64 = 0.9;
-/// What a receiver's may: it cannot tell what the sender's host lost, nor what only came late.
+/// Largest weight at a receiver: it does not know losses of the sender's host, nor late packets.
 const MOST_RECEIVING: f64 = 0.6;
 
-/// What a program that is at its limit takes from the weight of a loss.
+/// Share of the weight that a program at its limit takes away.
 const MOST_BY_WORK: f64 = 0.8;
-/// Segments sent again for nothing, of those sent again, from which they say that packets were late rather than lost.
+/// Share of unnecessary retransmissions from which packets were late rather than lost.
 const NOTHING: Ramp = Ramp::new(0.3, 0.5);
 
 pub(super) const SPEC: Spec = Spec {
@@ -53,7 +52,7 @@ pub(super) const SPEC: Spec = Spec {
 };
 
 fn evaluate(evidence: &Evidence) -> Judgement {
-    // Loss of nothing but large packets has a rule of its own.
+    // Loss of large packets only has a rule of its own.
     if let Some((lost, false)) = evidence
         .probes
         .mtu
@@ -76,7 +75,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         )
         .excludes();
     }
-    // Over TCP the tunnel repairs what is lost; the connections in it only see delay.
+    // A tunnel over TCP repairs losses; its inner connections only see delay.
     match (evidence.outer_losses(), evidence.inner_losses()) {
         (Some(outer), _) if evidence.sends() => evaluate_sender(evidence, outer, true),
         (None, Some(inner)) if !evidence.outer_tcp() => evaluate_sender(evidence, inner, false),
@@ -108,18 +107,18 @@ fn evaluate_sender(evidence: &Evidence, losses: Losses, outer: bool) -> Judgemen
         return fact.excludes();
     }
     let unexplained = share / losses.lost();
-    // A tunnel over TCP whose inner connections suffer from its repairs would live with the same loss over UDP: then
-    // the stacking is to blame, and the loss is the lesser rival.
+    // A tunnel over TCP whose inner connections suffer from its retransmissions would tolerate the same loss over UDP:
+    // then TCP over TCP is the cause, and the loss its weaker rival.
     let stacked = outer && super::tcp_over_tcp::inner_suffers(evidence);
-    // The receiver tells of one duplicate in an acknowledgement: where most were for nothing, so were more.
+    // An acknowledgement reports one duplicate: if most retransmissions were unnecessary, more of them were.
     let for_nothing = NOTHING.at(losses.spurious / losses.again);
     let weight = MOST_SENDING
         * (share / FULL_LOSS).min(1.0).max(MOST_BY_RATE * by_rate)
         * unexplained
         * if stacked { 0.3 } else { 1.0 }
         * (1.0 - 0.7 * for_nothing)
-        // TCP fills whatever is the limit until packets are lost there: beside a program that can do no more, the far end's
-        // is likely to be the place.
+        // TCP fills its bottleneck until packets are lost there: with a program at its limit, that is likely to be at the
+        // far end.
         * (1.0 - MOST_BY_WORK * limited_by_work(evidence).unwrap_or(0.0));
     let facts = vec![
         fact,
@@ -145,8 +144,8 @@ fn evaluate_sender(evidence: &Evidence, losses: Losses, outer: bool) -> Judgemen
     finding(evidence, weight, facts)
 }
 
-/// How near the connections are to the rate at which so many losses let them arrive, 0 to 1; 0 for those that get what
-/// they should, and for a congestion control that does not go by losses.
+/// Returns how near the connections are to the rate of the model, 0 to 1; 0 with the expected throughput, and for a
+/// congestion control that does not react to losses.
 fn by_rate(evidence: &Evidence, losses: Losses) -> f64 {
     let share = losses.elsewhere();
     let enough = share * losses.segments >= LEAST_LOST;
@@ -184,7 +183,7 @@ fn evaluate_receiver(evidence: &Evidence, arrivals: Arrivals) -> Judgement {
     }
     let here = arrivals.here / arrivals.segments;
     let twice = arrivals.twice / arrivals.segments;
-    // A local loss of this size, or as many segments sent for nothing, explain it alone.
+    // A local loss of this size, or as many unnecessary retransmissions, explain it alone.
     let explained = (here / LOSS).min(1.0).max((twice / LOSS).min(1.0));
     let weight = MOST_RECEIVING * (share / FULL_EARLY).min(1.0) * (1.0 - 0.9 * explained);
     let facts = vec![
@@ -226,7 +225,8 @@ fn finding(evidence: &Evidence, weight: f64, facts: Vec<Fact>) -> Judgement {
     Ok(Finding::new(weight, facts, remedies))
 }
 
-/// A congestion control that does not take each loss for a full queue, if this host sends with one that does.
+/// Returns the remedy of a congestion control that does not take each loss for congestion, if this host sends with one
+/// that does.
 fn patient(evidence: &Evidence) -> Option<Remedy> {
     let name = evidence.main_flow()?.congestion.as_deref()?;
     let what =
@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn few_losses_are_felt_where_the_way_is_long() {
-        // 10 segments of 20,000 over 10 s: 22 times as many between two losses.
+        // 10 of 20,000 segments are lost in 10 s.
         let mut evidence = sender(20_000, 10, 0);
         evidence.map.flows[0].congestion = Some("cubic".into());
         gauge(&mut evidence, flow(), metric::TCP_RTT_US, 22_000);
@@ -279,10 +279,10 @@ mod tests {
         evidence.expected = Some(60e6);
         let weight = present(evaluate(&evidence)).weight;
         assert!((0.55..0.65).contains(&weight), "{weight}");
-        // Who gets what it should does not feel them.
+        // A connection with the expected throughput does not suffer.
         evidence.expected = Some(24e6);
         assert!(absent(evaluate(&evidence)));
-        // Over a short way they would let 40 times as much through.
+        // Over a short path the model allows 40 times as much.
         evidence.expected = Some(60e6);
         gauge(&mut evidence, flow(), metric::TCP_RTT_US, 500);
         assert!(absent(evaluate(&evidence)));
@@ -293,7 +293,7 @@ mod tests {
 
     #[test]
     fn few_losses_of_a_full_queue_are_not() {
-        // As above, with a queue that adds 100 ms: 5 Mbit/s by the model, a fifth of what it has.
+        // As above, with a queue that adds 100 ms: 5 Mbit/s by the model, a fifth of the rate.
         let mut evidence = sender(20_000, 10, 0);
         evidence.map.flows[0].congestion = Some("cubic".into());
         gauge(&mut evidence, flow(), metric::TCP_RTT_US, 122_000);
@@ -370,7 +370,7 @@ mod tests {
         count(&mut evidence, Subject::Tcp(3), metric::TCP_SEGS_OUT, 10_000);
         count(&mut evidence, Subject::Tcp(3), metric::TCP_RETRANS, 200);
         assert_eq!(present(evaluate(&evidence)).weight, 0.9);
-        // If the inner connections suffer as well, the stacking is the cause.
+        // If the inner connections suffer as well, TCP over TCP is the cause.
         count(&mut evidence, flow(), metric::TCP_TIMEOUTS, 5);
         assert!(present(evaluate(&evidence)).weight < 0.3);
     }

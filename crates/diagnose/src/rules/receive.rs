@@ -1,4 +1,4 @@
-//! Whether one processor handles what this host receives: the question that two causes share.
+//! Whether one processor handles all received packets, as two rules need it.
 
 use seikan_observe::path::LinkFacts;
 use seikan_observe::{Subject, metric};
@@ -6,21 +6,21 @@ use seikan_observe::{Subject, metric};
 use super::weigh::Ramp;
 use crate::{Evidence, Fact};
 
-/// Share of its time that the processor handles softirqs: half may be the softirq part of a sender's own calls (a veth
-/// delivers within them); nearly all of it is a processor that does nothing else.
+/// Share of a processor's time in softirqs: half may be part of a sender's own calls (a veth delivers within them);
+/// nearly all of it is a processor that does nothing else.
 const SOFTIRQ: Ramp = Ramp::new(0.5, 0.85);
-/// Its part of all time for softirqs. On two processors half each is even. Not of packets: those that a sender's own calls
-/// deliver are counted, too, and cost little.
+/// Its share of the softirq time of all processors: on two processors, half each is even. Time, not packets: those
+/// delivered within a sender's calls count as packets, too, and cost little.
 const PART: Ramp = Ramp::new(0.6, 0.85);
-/// A processor that is idle for more than this has room.
+/// Idle share from which a processor has spare time.
 const ROOM: Ramp = Ramp::new(0.05, 0.2);
 
-/// Packets of this path, of all that the machine received, up to which it is others' packets that keep a processor busy, and from
-/// which they are its own: acknowledgements alone are one in ten.
+/// Share of this path in all packets received by the machine, up to which other packets keep a processor busy, and from
+/// which its own do: acknowledgements alone are one in ten.
 const OWN: Ramp = Ramp::new(0.01, 0.05);
 
-/// How far it is this path's packets that processors receive, 0 to 1: they are counted for all namespaces of the machine. 1 where
-/// that is not known.
+/// Returns how far processors receive packets of this path, 0 to 1: they are counted for all namespaces of the machine. 1
+/// if that is not known.
 pub(super) fn concerned(evidence: &Evidence) -> f64 {
     let share = evidence.share_of_received();
     share.map_or(1.0, |share| OWN.at(share))
@@ -28,13 +28,13 @@ pub(super) fn concerned(evidence: &Evidence) -> f64 {
 
 /// How far one processor alone handles received packets.
 pub(super) struct OneCore {
-    /// 0 to 1: fully.
+    /// 0 to 1.
     pub strength: f64,
-    /// The numbers.
+    /// Figures.
     pub facts: Vec<Fact>,
 }
 
-/// Looks for the processor that spends most time in softirqs; `Err` tells what could not be seen.
+/// Examines the processor with the most softirq time; `Err`: the unavailable data.
 pub(super) fn one_core(evidence: &Evidence) -> Result<OneCore, String> {
     let cpus = &evidence.map.host.cpus;
     let share = |cpu: u32| evidence.cpu_share(cpu, &[metric::SOFTIRQ_NS]);
@@ -79,9 +79,9 @@ pub(super) fn one_core(evidence: &Evidence) -> Result<OneCore, String> {
     Ok(OneCore { strength, facts })
 }
 
-/// Whether packets that come in by an interface are spread over processors: by RPS, or by the card's own queues.
+/// Whether packets received on an interface are spread over processors, by RPS or by the queues of the card.
 pub(super) fn is_spread(link: &LinkFacts) -> bool {
     let rps = link.rps.iter().any(|cpus| cpus.len() > 1);
-    // A virtual interface's queues all end on the processor that sent.
+    // All queues of a virtual interface end on the sending processor.
     rps || (link.kind.is_empty() && link.rx_queues > 1)
 }

@@ -1,26 +1,25 @@
-//! Packets overtake each other: the sender takes the ones that come late for lost and slows down.
+//! The path delivers packets out of order: the sender takes late packets for lost and slows down.
 
 use super::prelude::*;
 use crate::losses::{Arrivals, Losses};
 
-/// Segments sent for nothing, of all, from which it is felt: each one halts the growth of the window.
+/// Share of unnecessary retransmissions that matters: each one stops the growth of the window.
 const SPURIOUS: f64 = 0.001;
-/// As with losses, at one in a hundred nothing else matters.
+/// Share at which nothing else matters, as with losses.
 const FULL_SPURIOUS: f64 = 0.01;
-/// Times that a segment was seen to be overtaken, per segment sent. A sender that has got used to it sends little for
-/// nothing, but waits and merges less.
+/// Reordering events per segment sent. A sender that has adapted retransmits little, but waits and merges less.
 const OVERTAKEN: f64 = 0.002;
 /// See [`OVERTAKEN`].
 const FULL_OVERTAKEN: f64 = 0.02;
-/// What being overtaken alone may weigh.
+/// Largest weight of reordering events alone.
 const MOST_OVERTAKEN: f64 = 0.6;
-/// Timeouts, of the segments sent for nothing, from which these come of the timeouts.
+/// Ratio of timeouts to unnecessary retransmissions from which timeouts explain these.
 const EARLY: f64 = 0.1;
-/// What duplicates alone may weigh, that the receiver reports and no timeout made.
+/// Weight of duplicates that the receiver reports without timeouts.
 const TOLD: f64 = 0.85;
-/// Of the segments sent again, those for nothing: below, true loss leads.
+/// Share of unnecessary retransmissions below which real loss leads.
 const MOSTLY: f64 = 0.5;
-/// Segments that may come out of order before they are taken for lost; the kernel's default is 3 and its most 300.
+/// Segments that may arrive out of order before they count as lost; the kernel's default is 3, its maximum 300.
 const PATIENT: &str = "30";
 
 pub(super) const SPEC: Spec = Spec {
@@ -58,9 +57,9 @@ fn evaluate_sender(evidence: &Evidence, losses: Losses) -> Judgement {
         "below 0.002",
         "tcp_info reord_seen",
     );
-    // Duplicates alone also come from timeouts that were too early.
+    // Duplicates alone also come from early timeouts.
     let mostly = losses.again == 0.0 || losses.spurious / losses.again >= MOSTLY;
-    // The kernel does not always see it itself; then there must have been no timeouts to speak of.
+    // The kernel does not always detect reordering; then there must be hardly any timeouts.
     let timeouts = evidence.flows(metric::TCP_TIMEOUTS);
     let told = match timeouts {
         _ if seen > 0.0 => 1.0,

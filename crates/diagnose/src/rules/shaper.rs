@@ -1,13 +1,13 @@
-//! A queueing discipline on this host keeps the rate down: packets wait in it or are dropped by it.
+//! A queueing discipline on this host limits the rate: it delays or drops packets.
 
 use seikan_observe::path::LinkFacts;
 
 use super::prelude::*;
 use crate::Excluded;
 
-/// Disciplines that limit a rate; others drop only because what follows them is slow.
+/// Disciplines that limit a rate; others drop only because the next device is slow.
 const LIMITING: &[&str] = &["tbf", "htb", "hfsc", "cake", "netem"];
-/// Delayed packets per packet from which the limit is felt.
+/// Delayed packets per packet from which the limit matters.
 const OFTEN: f64 = 0.05;
 
 pub(super) const SPEC: Spec = Spec {

@@ -1,18 +1,18 @@
-//! One thread does the tunnel's work, has all the time of one processor, and that is not enough.
+//! One thread does the tunnel's work, uses all the time of a processor, and that is not enough.
 //!
-//! Set apart from a thread that wants as much but has to wait for it (contention, quota), and from a program whose
-//! threads all are full.
+//! This excludes a thread with the same demand that has to wait (contention, quota), and a program whose threads are all
+//! busy.
 
 use super::prelude::*;
 use super::turn::unhindered;
 
-/// A thread that ran or wanted to for less than this sleeps now and then: there is more to be had from it.
+/// Demand below which a thread sleeps now and then and could do more.
 const BUSY: f64 = 0.85;
-/// From here on it never sleeps, up to the error of the measurement.
+/// Demand of a thread that never sleeps, within the accuracy of the measurement.
 const FULL: f64 = 0.97;
-/// A second thread that does up to this part of what the first does leaves the first alone with the work.
+/// Ratio of the second thread's demand to the first up to which the first does the work alone.
 const ALONE: f64 = 0.6;
-/// At this the two share the work evenly.
+/// Ratio from which both share the work evenly.
 const SHARED: f64 = 0.9;
 
 pub(super) const SPEC: Spec = Spec {

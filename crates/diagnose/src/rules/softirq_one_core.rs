@@ -1,4 +1,4 @@
-//! One processor handles all received packets and is full with it, and nothing spreads them.
+//! One processor handles all received packets and has no time left, and nothing spreads them.
 
 use super::prelude::*;
 use super::receive::{is_spread, one_core};

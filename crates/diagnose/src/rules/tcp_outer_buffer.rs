@@ -1,7 +1,7 @@
-//! The tunnel runs over a TCP connection whose buffers hold less than the distance needs: rate = buffer / round trip.
+//! The tunnel runs over a TCP connection whose buffers are too small for its round-trip time: rate = buffer / round trip.
 //!
-//! A small buffer is also full when something behind it is slow; then packets wait and the round trip is longer than the
-//! shortest. Only where what is under way takes about the shortest round trip is the buffer the limit.
+//! A small buffer is also full before a slow bottleneck; then packets wait, and the round trip is longer than the
+//! shortest. The buffer is the limit only if data in flight takes about the shortest round trip.
 
 use seikan_observe::Subject;
 use seikan_observe::path::SocketFacts;
@@ -9,19 +9,19 @@ use seikan_observe::path::SocketFacts;
 use super::prelude::*;
 use crate::Excluded;
 
-/// The share of its busy time for which a buffer holds a connection up, from which it is worth a word.
+/// Share of its busy time limited by a buffer from which it is a cause.
 const LIMITED: f64 = 0.25;
-/// The rate, of window / shortest round trip, from which no queue but the distance takes the time.
+/// Ratio of the rate to window / shortest round trip from which the path, not a queue, takes the time.
 const FILLED: f64 = 0.4;
-/// From here on nothing else takes any.
+/// The same ratio from which no queue takes any time.
 const SURELY_FILLED: f64 = 0.7;
-/// Bytes under way, of the window that the far end offers, from which the window is what holds them back.
+/// Ratio of data in flight to the offered window from which the window is the limit.
 const FULL: Ramp = Ramp::new(0.6, 0.8);
-/// A receive buffer up to this was fixed by the program or never grew; the kernel grows its own to 6 MiB. Bytes.
+/// Receive buffer up to which the program fixed it, or it never grew, bytes; the kernel grows its own to 6 MiB.
 const FIXED: u32 = 262_144;
-/// The share of a receive buffer that the kernel offers as window (`tcp_adv_win_scale` 1).
+/// Share of a receive buffer that the kernel offers as window (`tcp_adv_win_scale` 1).
 const OFFERED: f64 = 0.5;
-/// A thread as busy as this is the limit itself.
+/// Load from which a thread itself is the limit.
 const BUSY: f64 = 0.9;
 
 pub(super) const SPEC: Spec = Spec {
@@ -105,7 +105,7 @@ fn evaluate_sender(
     let window = mean(metric::TCP_UNACKED) * mean(metric::TCP_MSS);
     let rate = growth(metric::TCP_BYTES_ACKED).unwrap_or(0.0) / evidence.seconds();
     let (filled, mut facts) = fill(evidence, socket, window, rate);
-    // A window that is full all the time is not always counted as the limit: the sender waits before the kernel does.
+    // A window that is always full is not always counted as the limit: the sender waits before the kernel does.
     let offered = mean(metric::TCP_SND_WND);
     let full = filled.filter(|_| offered > 0.0).map_or(0.0, |filled| {
         FULL.at(window / offered) * Ramp::new(FILLED, SURELY_FILLED).at(filled)
@@ -124,7 +124,7 @@ fn evaluate_sender(
     if filled.is_some_and(|filled| filled < FILLED) {
         return Err(Excluded::Absent(facts.swap_remove(1)));
     }
-    // Without a round-trip time the buffer is full for reasons unknown.
+    // Without a round-trip time the reason for the full buffer is not known.
     let sure = if filled.is_some() { 0.95 } else { 0.4 };
     Ok((sure * limited, facts))
 }
@@ -154,7 +154,7 @@ fn evaluate_receiver(
     }
 }
 
-/// The rate (bytes per second) as a share of what the window (bytes) allows over the shortest round trip.
+/// Returns the ratio of the rate (bytes per second) to the window (bytes) over the shortest round trip.
 fn fill(
     evidence: &Evidence,
     socket: &SocketFacts,
@@ -202,7 +202,7 @@ mod tests {
     use crate::rules::testing::*;
     use seikan_observe::path::Transport;
 
-    /// 64 KiB under way (45 segments) and 10 MB/s or so sent.
+    /// 64 KiB in flight (45 segments) and 10 MB/s or so sent.
     fn buffered(min_rtt_us: u64, limited_us: u64) -> Evidence {
         let mut evidence = sender(70_000, 0, 0);
         evidence.map.sockets = vec![socket(3, Transport::Tcp)];

@@ -1,19 +1,19 @@
-//! The tunnel runs over TCP, which repairs losses late, and the connections inside repair the same by themselves.
+//! The tunnel runs over TCP, which repairs losses late, and the connections inside retransmit the same data.
 //!
-//! Which is deeper, the loss or the stacking? Paths lose packets now and then, and a tunnel over UDP would hand each loss
-//! to the one connection it belongs to. Over TCP everything stands still until the repair. So where the inner
-//! connections suffer the stacking is named, and the loss stays a lesser rival; where they do not, the loss is named and
-//! this is the lesser one. A full ring in front of a program that may not send is a consequence.
+//! The loss or the stacking may be the deeper cause. Paths lose packets now and then, and over UDP each loss affects one
+//! connection. Over TCP everything waits for the repair. So if the inner connections suffer, the stacking is named and
+//! the loss is a weaker rival; otherwise the loss is named and the stacking is weaker. A full ring in front of a program
+//! that may not send is an effect.
 
 use super::prelude::*;
 
-/// Losses of the tunnel's own connection, of its segments, from which repairs are often enough to be felt.
+/// Share of the tunnel's own segments lost from which repairs matter.
 const LOSS: f64 = 0.001;
-/// From here on one of a hundred segments stops all the others.
+/// Share at which the repairs stop all connections.
 const FULL_LOSS: f64 = 0.005;
-/// Segments that inner connections send again, of those sent, although nothing is lost between them.
+/// Share of segments that inner connections retransmit, although none is lost between them.
 const INNER: f64 = 0.002;
-/// Segments too early, of those received, with which a receiver sees the repairs.
+/// Share of segments received out of order with which a receiver sees the repairs.
 const EARLY: f64 = 0.01;
 /// See [`EARLY`].
 const FULL_EARLY: f64 = 0.1;
@@ -105,7 +105,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     ))
 }
 
-/// Whether the connections inside react to the repairs outside.
+/// Whether the inner connections react to the outer repairs.
 pub(super) fn inner_suffers(evidence: &Evidence) -> bool {
     let any = |value: Option<f64>| value.is_some_and(|value| value > 0.0);
     let again = evidence

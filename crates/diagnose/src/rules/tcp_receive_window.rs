@@ -1,25 +1,27 @@
-//! The receiver offers too little room: its program reads too slowly, or its buffer is too small for the distance.
+//! The receive window is too small: the receiving program reads too slowly, or its buffer is too small for the round-trip
+//! time.
 //!
-//! A large window is also used up when packets pile up in a queue before a bottleneck; then the round trip is several
-//! times the shortest, and the window only ends the queue's growth.
+//! A large window is also used up by a queue at a bottleneck; then the round trip is several times the shortest, and the
+//! window only limits the queue.
 
 use seikan_observe::path::SocketFacts;
 
 use super::prelude::*;
 
-/// The share of the busy time held up by the receiver's window, from which it is worth a word.
+/// Share of the busy time limited by the receiver's window from which it is a cause.
 const LIMITED: f64 = 0.25;
-/// A window up to this is small for a bulk transfer: the kernel starts at 64 KiB and grows it to 3 MiB. Bytes.
+/// Window up to which it is small for a bulk transfer, bytes: the kernel starts at 64 KiB and grows it to 3 MiB.
 const SMALL: f64 = 262_144.0;
-/// Round trips, of the shortest, from which a queue stands on the way.
+/// Ratio of the round-trip time to the shortest from which the path has a queue.
 const QUEUE: f64 = 2.0;
-/// Round trips from which a window that has grown is the delay's matter. Microseconds.
+/// Round-trip time from which a large window is a matter of path-delay, microseconds.
 const LONG_US: f64 = 20_000.0;
-/// Times per second that this host closed its window, from which its programs read too slowly.
+/// Zero windows per second from which the programs of this host read too slowly.
 const CLOSED: f64 = 0.5;
-/// The rate, of buffer / round trip, from which the buffer is the limit; half of it is window, and half of that used.
+/// Ratio of the rate to buffer / round trip from which the buffer is the limit; half of it is window, and half of that
+/// used.
 const FILLED: f64 = 0.25;
-/// The largest receive buffer by default (net/ipv4/tcp.c). Bytes.
+/// Largest receive buffer by default (net/ipv4/tcp.c), bytes.
 const NORMAL_MOST: u64 = 6_291_456;
 
 pub(super) const SPEC: Spec = Spec {

@@ -1,26 +1,26 @@
-//! The ring between the kernel and the program behind a tun device is full when packets come, so they are dropped
-//! there, and the qdisc above it knows nothing of it.
+//! The ring between the kernel and the program of a tun device is full, so packets are dropped there. The queueing
+//! discipline above it does not count these drops.
 //!
-//! A short ring is a cause of its own: it is full after a few packets, whoever reads. A ring of the usual length is
-//! full because its reader is late; then the overflow is what the reader's trouble brings about, and weighs less.
+//! A short ring is a cause of its own: a few packets fill it, with any reader. A ring of the usual length is full because
+//! its reader is late; then the overflow is an effect and weighs less.
 
 use seikan_observe::path::LinkFacts;
 
 use super::prelude::*;
 
-/// Lost packets per packet sent from which TCP suffers: at 1 in 1,000 one connection over 1 ms of round trip is still
-/// fast (Mathis et al. 1997).
+/// Share of dropped packets from which TCP suffers: at 1 in 1,000, one connection over 1 ms of round trip is still fast
+/// (Mathis et al. 1997).
 const LOSS: f64 = 0.001;
 /// Loss that stops most connections: one in a hundred.
 const HEAVY_LOSS: f64 = 0.01;
-/// Packets that the ring should hold.
+/// Recommended length, packets.
 const GOOD_LENGTH: u32 = 1000;
-/// Rings up to this length (what OpenVPN long asked for) hold a millisecond or two of a gigabit: too short for a
-/// reader that sleeps now and then. Below half of it nothing else has to be to blame.
+/// Length up to which a ring (the former default of OpenVPN) holds a millisecond or two of a gigabit: too short for a
+/// reader that sleeps now and then. Below half of it no other cause is needed.
 const SHORT: f64 = 100.0;
-/// The kernel's own default (drivers/net/tun.c): one that overflows has a late reader.
+/// The kernel's default (drivers/net/tun.c): an overflow of such a ring means a late reader.
 const USUAL: f64 = 500.0;
-/// What an overflow weighs that a late reader must have made.
+/// Weight of an overflow that is the effect of a late reader.
 const CONSEQUENCE: f64 = 0.4;
 
 pub(super) const SPEC: Spec = Spec {
@@ -54,7 +54,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         return weighted(0.0, facts, Vec::new());
     }
     let usual = Ramp::new(SHORT, USUAL).at(f64::from(link.queue_length));
-    // Drops at a tun device for another reason than its ring (nobody has it open, a filter) are not this.
+    // A tun device also drops without a reader or by a filter.
     let at_ring = match evidence.dropped("FULL_RING") {
         Some(full) if full < dropped / 2.0 => CONSEQUENCE,
         _ => 1.0,

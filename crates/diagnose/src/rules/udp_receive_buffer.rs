@@ -1,4 +1,4 @@
-//! Datagrams are lost because the receive buffer of the tunnel's socket is full.
+//! The receive buffer of the tunnel's socket is full, and datagrams are dropped.
 //!
 //! A small buffer is a cause of its own; a large one fills because its reader is late.
 
@@ -6,14 +6,14 @@ use seikan_observe::path::{SocketFacts, Transport};
 
 use super::prelude::*;
 
-/// Lost datagrams per datagram from which TCP inside suffers, and at which most connections stop.
+/// Share of dropped datagrams from which inner TCP suffers, and at which most connections stop.
 const LOSS: Ramp = Ramp::new(0.0005, 0.01);
-/// Bytes, with the kernel's overhead, up to which the buffer is the reason: below the kernel's default of 212,992,
-/// which holds a millisecond of a gigabit. From 1 MiB on its reader is. Below half of the default nothing else has to be.
+/// Size up to which the buffer is the cause, bytes with the kernel's overhead: the kernel's default of 212,992 holds a
+/// millisecond of a gigabit. From 1 MiB on, its reader is the cause. Below half of the default no other cause is needed.
 const LENGTH: Ramp = Ramp::new(212_992.0, 1_048_576.0);
-/// What it weighs where the reader is the reason.
+/// Weight if the reader is the cause.
 const CONSEQUENCE: f64 = 0.4;
-/// Bytes that it should hold.
+/// Recommended size, bytes.
 const GOOD_LENGTH: u32 = 4 << 20;
 
 pub(super) const SPEC: Spec = Spec {
@@ -47,8 +47,8 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         )
         .excludes();
     }
-    // A socket's own count is about the tunnel; the namespace's may be about anybody, but has nothing that was dropped
-    // for another reason, such as a filter.
+    // The count of a socket belongs to the tunnel. That of the namespace may include other sockets, but no drops for
+    // another reason, such as a filter.
     let (dropped, source) = match (at_socket, in_host) {
         (Some(dropped), Some(full)) if full < dropped => (full, "/proc/net/snmp RcvbufErrors"),
         (Some(dropped), _) => (dropped, "drops of its socket"),
@@ -90,7 +90,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     }
     let bytes = f64::from(buffer.unwrap_or(GOOD_LENGTH));
     let large = LENGTH.at(bytes);
-    // At the default exactly it is the reason as much as its reader; below, it is.
+    // At the default size the buffer is as much a cause as its reader; below, it is the cause.
     let small = if bytes < LENGTH.from { 1.0 } else { 0.8 };
     let weight = LOSS.at(share) * (small + (CONSEQUENCE - small) * large);
     let judgement = weighted(weight, facts, vec![remedy()]);

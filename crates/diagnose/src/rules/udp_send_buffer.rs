@@ -1,6 +1,6 @@
-//! The send buffer of the tunnel's socket is full: sends fail or the program waits for room.
+//! The send buffer of the tunnel's socket is full: sends fail or the program waits.
 //!
-//! A small buffer is a cause of its own; one of the usual size fills because what follows it is slow (a shaper, a slow
+//! A small buffer is a cause of its own; one of the usual size fills because the next device is slow (a shaper, a slow
 //! link).
 
 use seikan_observe::Subject;
@@ -8,19 +8,19 @@ use seikan_observe::path::{SocketFacts, Transport};
 
 use super::prelude::*;
 
-/// Failed sends per datagram from which TCP inside suffers, and at which most connections stop.
+/// Share of failed sends from which inner TCP suffers, and at which most connections stop.
 const FAILED: Ramp = Ramp::new(0.0005, 0.01);
-/// How full the buffer stands in the mean. A program that waits with poll(2) is told of room only while half of the
-/// buffer is free (`sock_writeable()`, include/net/sock.h), so to it half full is full.
+/// Mean fill level of the buffer. A program that waits with poll(2) is woken only while half of the buffer is free
+/// (`sock_writeable()`, include/net/sock.h), so half full is full.
 const FILL: Ramp = Ramp::new(0.3, 0.5);
-/// A program that waits for room is not busy.
+/// A waiting program is not busy.
 const BUSY: Ramp = Ramp::new(0.7, 0.9);
-/// Bytes, with the kernel's overhead, up to which the buffer is the reason: half of the kernel's default, from which on
-/// what follows is.
+/// Size up to which the buffer is the cause, bytes with the kernel's overhead: half of the kernel's default, from which
+/// the next device is.
 const LENGTH: Ramp = Ramp::new(106_496.0, 212_992.0);
-/// What it weighs where what follows is the reason.
+/// Weight if the next device is the cause.
 const CONSEQUENCE: f64 = 0.4;
-/// Bytes that it should hold.
+/// Recommended size, bytes.
 const GOOD_LENGTH: u32 = 1 << 20;
 
 pub(super) const SPEC: Spec = Spec {
@@ -85,13 +85,13 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let large = LENGTH.at(f64::from(buffer.unwrap_or(GOOD_LENGTH)));
     let weight = FAILED.at(failed).max(blocked) * (1.0 - (1.0 - CONSEQUENCE) * large);
     if blocked > 0.0 && failed < FAILED.from {
-        // What tells is that it stands full.
+        // The fill level is the main figure.
         facts.swap(0, 1);
     }
     weighted(0.95 * weight, facts, vec![remedy()])
 }
 
-/// How full a socket's send buffer stands.
+/// Returns the fill level of a socket's send buffer.
 fn fill(evidence: &Evidence, socket: &SocketFacts) -> Option<f64> {
     let queued = evidence.column(&Subject::Udp(socket.inode), metric::UDP_TX_QUEUE)?;
     (socket.send_buffer > 0).then(|| queued.mean() / f64::from(socket.send_buffer))

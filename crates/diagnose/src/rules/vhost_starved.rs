@@ -1,14 +1,14 @@
-//! The thread that moves a virtual machine's packets (vhost), or the one that is its processor, is ready to run but
-//! others have the processor.
+//! The thread that moves a virtual machine's packets (vhost), or its virtual processor, is ready to run, but other
+//! programs use the processor.
 
 use super::prelude::*;
 
-/// Waiting, of the time it wants to run, that is normal where guests share processors; and what makes throughput
-/// swing: the same as for a tunnel's program.
+/// Waiting share of the demand that is normal with guests on shared processors, and at which throughput varies, as for a
+/// tunnel's program.
 const WAIT: Ramp = Ramp::new(0.2, 0.45);
-/// A thread that wants less of a processor has time to catch up.
+/// Demand below which a thread has time to catch up.
 const WISH: Ramp = Ramp::new(0.15, 0.4);
-/// The nice value to give it.
+/// Recommended nice value.
 const NICE: i32 = -10;
 
 pub(super) const SPEC: Spec = Spec {

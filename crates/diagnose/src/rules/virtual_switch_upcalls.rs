@@ -1,19 +1,18 @@
-//! A virtual switch (Open vSwitch) does not find the flows of packets in its fast path and asks its slow path, which
-//! is as slow as it is busy.
+//! A virtual switch (Open vSwitch) has no flow entries for packets in its fast path and uses its slow path.
 //!
-//! From outside, the threads that answer (`handlerN`; with the datapath in user space the switch's main thread) are
-//! seen to be busy; the datapath's own counts, where somebody may ask for them, tell it for sure.
+//! From outside, the upcall threads (`handlerN`; with the datapath in user space the main thread of the switch) are busy;
+//! the counters of the datapath, if they are readable, prove it.
 
 use super::prelude::*;
 
-/// Packets that miss, of all: one for each new connection is a few in a thousand; at one in ten the slow path handles
-/// more than a processor can.
+/// Share of missed packets: with one for each new connection a few in a thousand; at one in ten the slow path exceeds a
+/// processor.
 const MISSED: Ramp = Ramp::new(0.01, 0.1);
-/// Packets for which no flow could be made, of all: one in a thousand of them is lost or takes the slow path again.
+/// Share of packets without a new flow entry: one in a thousand of them is lost or takes the slow path again.
 const LOSS: Ramp = Ramp::new(0.0005, 0.01);
-/// Share of the time that the threads that answer are busy. In a switch that knows its flows they sleep.
+/// Demand of the upcall threads: in a switch with flow entries they sleep.
 const BUSY: Ramp = Ramp::new(0.3, 0.9);
-/// What busy threads weigh without the datapath's counts: they may be busy with something else.
+/// Weight of busy threads without the counters of the datapath: they may have other work.
 const BUSY_ALONE: f64 = 0.6;
 
 pub(super) const SPEC: Spec = Spec {
@@ -49,7 +48,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let mut weight = None;
     if let (Some(misses), Some(hits)) = counts {
         let lost = evidence.host(metric::SWITCH_LOST).unwrap_or(0.0);
-        // With a datapath in user space, the lost ones are not among the misses.
+        // With a datapath in user space, lost packets are not among the misses.
         let missed = misses.max(lost);
         let all = (missed + hits).max(1.0);
         facts.push(Fact::new(
@@ -90,7 +89,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     weighted(0.9 * weight, facts, vec![remedy()])
 }
 
-/// The threads that answer for unknown flows: how many, and what the busiest wants.
+/// Returns the number of upcall threads and the largest demand.
 fn answering(evidence: &Evidence) -> Option<(usize, f64)> {
     let threads = evidence.threads();
     let handler = |name: &str| name.starts_with("handler") || name.starts_with("upcall");
@@ -99,7 +98,7 @@ fn answering(evidence: &Evidence) -> Option<(usize, f64)> {
         .filter(|thread| handler(&thread.name))
         .map(|thread| thread.wish())
         .collect();
-    // A datapath in user space has no handlers at work, and answers where it polls.
+    // A datapath in user space has no busy handlers; its polling threads handle upcalls.
     let polls = |name: &str| name.starts_with("pmd") || name.starts_with("ovs-vswitch");
     if wishes.iter().all(|wish| *wish < 0.01)
         && !threads.iter().any(|thread| thread.name.starts_with("pmd"))
