@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tunnel_that_carries_what_it_should_is_healthy() {
+    fn a_tunnel_with_the_expected_throughput_is_healthy() {
         let mut evidence = evidence(&[(Subject::Host, "Udp.RcvbufErrors", &|_| 5)]);
         evidence.expected = Some(6e6);
         assert_eq!(highest_correlation(&evidence), Cause::Healthy);

@@ -12,7 +12,7 @@ use crate::evidence::is_tolerated;
 use crate::finding::LEAST_WEIGHT;
 use crate::rules::Spec;
 use crate::verdict::{CLEAR, Found, TRACE, conclude, diagnose, evaluate, name, named};
-use crate::{Cause, Evidence, Fact, Finding, Level, PathStep, Place, Remedy, RuledOut, Verdict};
+use crate::{Cause, Evidence, Fact, Finding, Level, Location, PathStep, Remedy, RuledOut, Verdict};
 
 /// Ratio of weights from which the far end's cause is named instead of this end's, so that a shared machine or load does
 /// not change the end by chance.
@@ -76,21 +76,21 @@ impl Crossing {
     }
 
     /// Largest loss that the method of counting can explain.
-    pub fn doubt(&self) -> f64 {
+    pub fn uncertainty(&self) -> f64 {
         if self.packets { SKEW } else { SKEW + HEADERS }
     }
 
     /// Whether no relevant share was lost on the path.
     fn is_whole(&self) -> bool {
-        self.lost() < self.doubt() / 2.0
+        self.lost() < self.uncertainty() / 2.0
     }
 
     fn fact(&self) -> Fact {
-        let what = if self.packets { "packets" } else { "bytes" };
+        let unit = if self.packets { "packets" } else { "bytes" };
         Fact::new(
-            format!("{what} of the tunnel that left one end and did not reach the other"),
+            format!("{unit} of the tunnel that left one end and did not reach the other"),
             self.lost(),
-            format!("below {}", self.doubt()),
+            format!("below {}", self.uncertainty()),
             "rtnetlink of the outer interfaces of both ends",
         )
     }
@@ -134,7 +134,7 @@ pub fn both(near: &Evidence, far: &Evidence) -> Verdict {
     };
     let inside =
         dropped.is_some_and(|share| share >= MOSTLY) || arrives_and_is_lost(sender, crossing);
-    let at = end.map(|end| place(&verdict, end, sends, inside));
+    let at = end.map(|end| located_end(&verdict, end, sends, inside));
     let others = here.iter().chain(&there).map(|(rule, _)| rule.cause);
     let others: Vec<Cause> = others.collect();
     for cause in others {
@@ -235,21 +235,24 @@ fn turn(verdict: &mut Verdict) {
     for fact in &mut verdict.evidence {
         fact.name.insert_str(0, "far end: ");
     }
-    for Remedy { place, actions, .. } in &mut verdict.remedies {
+    for Remedy {
+        location, actions, ..
+    } in &mut verdict.remedies
+    {
         actions.clear();
-        *place = match place {
-            Place::Here | Place::Tunnel => Place::FarEnd,
-            Place::FarEnd => Place::Here,
-            Place::Provider => Place::Provider,
-            Place::Application => Place::Application,
+        *location = match location {
+            Location::Here | Location::Tunnel => Location::FarEnd,
+            Location::FarEnd => Location::Here,
+            Location::Provider => Location::Provider,
+            Location::Application => Location::Application,
         };
     }
 }
 
 /// Returns the end of the named cause, if the findings of `end` name it; `inside`: packets are lost in the receiver's
 /// host.
-fn place(verdict: &Verdict, end: End, sends: bool, inside: bool) -> End {
-    let first = verdict.remedies.first().map(|remedy| remedy.place);
+fn located_end(verdict: &Verdict, end: End, sends: bool, inside: bool) -> End {
+    let first = verdict.remedies.first().map(|remedy| remedy.location);
     let receiver = if sends { End::FarEnd } else { End::Here };
     match verdict.cause {
         // At the receiver by its counters, although no rule finds it.
@@ -258,7 +261,9 @@ fn place(verdict: &Verdict, end: End, sends: bool, inside: bool) -> End {
         // The receiver's buffer is too small.
         Cause::TcpReceiveWindow => receiver,
         // The queue may be where neither end sees it.
-        Cause::Bufferbloat if !matches!(first, Some(Place::Here | Place::FarEnd)) => End::Between,
+        Cause::Bufferbloat if !matches!(first, Some(Location::Here | Location::FarEnd)) => {
+            End::Between
+        }
         _ => end,
     }
 }
@@ -295,7 +300,7 @@ fn account(sender: &Evidence, receiver: &Evidence) -> Option<f64> {
 fn arrives_and_is_lost(sender: &Evidence, crossing: Option<Crossing>) -> bool {
     let lost = sender.inner_losses().map(|losses| losses.elsewhere());
     lost.zip(crossing)
-        .is_some_and(|(lost, crossing)| crossing.is_whole() && lost > 2.0 * crossing.doubt())
+        .is_some_and(|(lost, crossing)| crossing.is_whole() && lost > 2.0 * crossing.uncertainty())
 }
 
 fn explained(share: f64) -> Fact {
@@ -326,7 +331,7 @@ fn settle_loss(
         causes
             .any(|rule| rule.drops_packets || rule.effects.iter().any(|it| it.spec().drops_packets))
     };
-    let lost = crossing.filter(|crossing| crossing.lost() > crossing.doubt());
+    let lost = crossing.filter(|crossing| crossing.lost() > crossing.uncertainty());
     let others = sending
         .iter()
         .chain(&*receiving)
@@ -359,7 +364,7 @@ fn settle_loss(
             finding.weight *= 1.0 - share;
             // The losses would show in both counters. If nothing else explains them, they happen in a host.
             let plain = finding.facts.first().map_or(0.0, |fact| fact.value);
-            let much = |crossing: &Crossing| plain > 2.0 * crossing.doubt();
+            let much = |crossing: &Crossing| plain > 2.0 * crossing.uncertainty();
             if let Some(crossing) = crossing.filter(Crossing::is_whole).filter(much) {
                 finding.facts.insert(1, crossing.fact());
                 if others {
@@ -375,7 +380,7 @@ fn settle_loss(
         }
         (None, Some(crossing)) if !satisfied => {
             let weight = 0.9 * (crossing.lost() / FULL_LOSS).min(1.0);
-            sending.push(lost_on_the_way(weight, crossing));
+            sending.push(path_loss(weight, crossing));
         }
         (None, _) => {}
     }
@@ -386,9 +391,9 @@ fn settle_loss(
     out
 }
 
-fn lost_on_the_way(weight: f64, crossing: Crossing) -> (&'static Spec, Finding) {
+fn path_loss(weight: f64, crossing: Crossing) -> (&'static Spec, Finding) {
     let remedy = Remedy::ask(
-        Place::Provider,
+        Location::Provider,
         "find out where packets are lost between the two hosts, with the counters of both",
         Vec::new(),
         "these packets arrive",
@@ -431,11 +436,11 @@ fn crossing(sender: &Evidence, receiver: &Evidence) -> Option<Crossing> {
         received: received_bytes,
         packets: false,
     };
-    let alike = (packets.lost() - bytes.lost()).abs() <= SKEW;
-    let crossing = if single && alike { packets } else { bytes };
+    let agree = (packets.lost() - bytes.lost()).abs() <= SKEW;
+    let crossing = if single && agree { packets } else { bytes };
     // If more is received than sent, there are other senders.
     let more = crossing.received / crossing.sent - 1.0;
-    (more <= crossing.doubt()).then_some(crossing)
+    (more <= crossing.uncertainty()).then_some(crossing)
 }
 
 #[cfg(test)]

@@ -478,7 +478,7 @@ mod tests {
     use crate::rules::testing::*;
 
     #[test]
-    fn what_a_bridge_passes_on_is_what_its_ports_count() {
+    fn traffic_of_a_bridge_is_that_of_its_ports() {
         let mut evidence = tunnel();
         evidence.map.links[0].kind = "bridge".into();
         count(&mut evidence, inner(), metric::RX_BYTES, 1);
@@ -561,7 +561,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_tunnel_is_told_to_be_used_and_no_cause_is_named() {
+    fn an_idle_tunnel_has_a_remedy_and_no_cause() {
         let mut evidence = only_probed(20);
         // The machine drops, waits and loses time for other traffic.
         for (name, value) in [
@@ -594,7 +594,7 @@ mod tests {
     }
 
     #[test]
-    fn limited_evidence_is_what_a_lower_level_measures() {
+    fn limited_evidence_is_that_of_a_lower_level() {
         let mut evidence = tunnel();
         count(&mut evidence, Subject::Host, "drop.NOT_SPECIFIED", 7);
         count(&mut evidence, Subject::Host, "call.udp_sendmsg", 8);

@@ -265,7 +265,7 @@ impl Measurement {
     /// # Errors
     /// It has values that no measurement has.
     pub fn evidence(self) -> Result<Evidence, WrongMessage> {
-        let check = |fits: bool, what| fits.then_some(()).ok_or(WrongMessage::Impossible(what));
+        let check = |fits: bool, reason| fits.then_some(()).ok_or(WrongMessage::Impossible(reason));
         let count = self.times.len();
         check(
             (1..=MAX_SAMPLES).contains(&count),

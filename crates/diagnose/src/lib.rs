@@ -31,7 +31,7 @@ pub use evidence::{Evidence, MtuProbe, OwnTraffic, Probes, ThreadUse};
 pub use finding::{Excluded, Fact, Finding, Judgement};
 pub use losses::{Arrivals, Losses, Stall};
 pub use recording::{Recording, RecordingError};
-pub use remedy::{Action, Place, Remedy, clamp, is_plain};
+pub use remedy::{Action, Location, Remedy, clamp, is_plain};
 pub use seikan_observe::profile::{Profile, Share, Stage};
 pub use signature::Moves;
 pub use stage::{profile, stage};

@@ -9,13 +9,13 @@ use crate::{Evidence, Stage, ThreadUse};
 
 impl ThreadUse {
     /// Share of the time in which it ran or was ready to run.
-    pub fn wish(&self) -> f64 {
+    pub fn demand(&self) -> f64 {
         self.running + self.waiting
     }
 
     /// Share of its demand in which it waited for a processor, 0 to 1.
     pub fn kept_waiting(&self) -> f64 {
-        self.waiting / self.wish().max(1e-9)
+        self.waiting / self.demand().max(1e-9)
     }
 
     /// Whether it moves a virtual machine's packets or is one of its processors: `vhost-PID`, `CPU 0/KVM`.
@@ -26,9 +26,9 @@ impl ThreadUse {
 
 impl Evidence {
     /// Returns the program's thread with the largest demand.
-    pub fn wanting(&self) -> Option<ThreadUse> {
+    pub fn busiest_thread(&self) -> Option<ThreadUse> {
         let threads = self.threads().into_iter();
-        threads.max_by(|a, b| a.wish().total_cmp(&b.wish()))
+        threads.max_by(|a, b| a.demand().total_cmp(&b.demand()))
     }
 
     /// Returns the load of the program, 0 to 1: the demand of its busiest thread, or of all threads relative to the
@@ -39,17 +39,17 @@ impl Evidence {
             let idle = self.idle().into_iter().map(|(_, idle)| idle);
             return idle.min_by(f64::total_cmp).map(|idle| 1.0 - idle);
         };
-        let one = self.wanting()?.wish();
+        let one = self.busiest_thread()?.demand();
         let processors = match program.cpus.len() {
             0 => self.map.host.cpus.len(),
             allowed => allowed,
         };
-        let all: f64 = self.threads().iter().map(ThreadUse::wish).sum();
+        let all: f64 = self.threads().iter().map(ThreadUse::demand).sum();
         Some(one.max(all / processors.max(1) as f64).min(1.0))
     }
 
     /// Returns the mean idle share of the processors that the program may use.
-    pub fn room(&self) -> Option<f64> {
+    pub fn idle_share(&self) -> Option<f64> {
         let allowed = self.map.program.as_ref().map(|program| &program.cpus);
         let allowed = allowed.filter(|cpus| !cpus.is_empty());
         let idle = self.idle().into_iter();
@@ -127,11 +127,11 @@ mod tests {
     use crate::rules::testing::*;
 
     #[test]
-    fn waiting_is_measured_against_the_wish() {
+    fn waiting_is_relative_to_the_demand() {
         let mut evidence = tunnel();
         thread(&mut evidence, 100, 0.1, 0.3);
-        let thread = evidence.wanting().expect("thread");
-        assert!((thread.wish() - 0.4).abs() < 1e-9);
+        let thread = evidence.busiest_thread().expect("thread");
+        assert!((thread.demand() - 0.4).abs() < 1e-9);
         assert!((thread.kept_waiting() - 0.75).abs() < 1e-9);
     }
 
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_use_is_the_rest() {
+    fn others_use_the_rest() {
         let mut evidence = tunnel();
         thread(&mut evidence, 100, 0.5, 0.0);
         processor(&mut evidence, 0, 1.0, 0.0);

@@ -306,7 +306,7 @@ pub(crate) mod made {
     }
 
     #[test]
-    fn what_is_dropped_here_is_not_lost_elsewhere() {
+    fn local_drops_are_not_lost_elsewhere() {
         let mut evidence = sender(10_000, 500, 100);
         count(&mut evidence, inner(), metric::TX_DROPPED, 300);
         let losses = evidence.inner_losses().expect("a sender");
@@ -314,7 +314,7 @@ pub(crate) mod made {
     }
 
     #[test]
-    fn what_another_namespace_drops_is_no_loss_of_this_host() {
+    fn drops_of_another_namespace_are_no_loss_of_this_host() {
         let mut evidence = receiver(10_000, 0, 0);
         count(
             &mut evidence,
@@ -343,7 +343,7 @@ pub(crate) mod made {
     }
 
     #[test]
-    fn a_receiver_has_no_losses_to_tell() {
+    fn a_receiver_has_no_losses() {
         assert_eq!(receiver(10_000, 0, 0).inner_losses(), None);
         assert!(receiver(10_000, 0, 0).arrivals().is_some());
         assert_eq!(sender(10_000, 0, 0).arrivals(), None);

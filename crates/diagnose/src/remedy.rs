@@ -9,7 +9,7 @@ pub struct Remedy {
     pub what: String,
     /// Location of the change.
     #[serde(rename = "where")]
-    pub place: Place,
+    pub location: Location,
     /// Changes of this host that can be reverted; empty for manual or remote remedies.
     pub actions: Vec<Action>,
     /// Commands to show: those of the actions, or manual ones.
@@ -27,7 +27,7 @@ impl Remedy {
     ) -> Self {
         Remedy {
             what: what.into(),
-            place: Place::Here,
+            location: Location::Here,
             commands: actions.iter().map(Action::command).collect(),
             actions,
             expected_gain: expected_gain.into(),
@@ -36,14 +36,14 @@ impl Remedy {
 
     /// Creates a manual remedy, with commands or words for it.
     pub fn ask(
-        place: Place,
+        location: Location,
         what: impl Into<String>,
         commands: Vec<String>,
         expected_gain: impl Into<String>,
     ) -> Self {
         Remedy {
             what: what.into(),
-            place,
+            location,
             actions: Vec::new(),
             commands,
             expected_gain: expected_gain.into(),
@@ -54,7 +54,7 @@ impl Remedy {
 /// Location of a remedy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Place {
+pub enum Location {
     /// This host.
     Here,
     /// The settings of the tunnel, at one or both ends, with a restart.

@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_application_leaves_out_is_not_counted() {
+    fn pauses_of_an_application_are_not_counted() {
         let mut made = evidence(&[(Subject::Tcp(9), metric::TCP_BYTES_ACKED, &|_| 1)]);
         made.map.flows = vec![crate::rules::testing::socket(9, Transport::Tcp)];
         // Steps 1 to 40 end with samples 1 to 40; it paused in samples 11 to 13.

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn the_way_into_the_kernel_is_syscall() {
+    fn entry_into_the_kernel_is_syscall() {
         let kernel = "entry_SYSCALL_64_after_hwframe entry_SYSCALL_64 do_syscall_64 syscall_return_via_sysret syscall_exit_to_user_mode \
              __x64_sys_sendmmsg x64_sys_call __x64_sys_read el0_svc";
         assert_all(Stage::Syscall, "kernel", kernel);
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_name_is_judged_by_its_file() {
+    fn a_function_without_a_name_has_the_stage_of_its_file() {
         assert_eq!(stage("[libcrypto.so.3]", "libcrypto.so.3"), Stage::Crypto);
         assert_eq!(stage("ERR_clear_error", "libcrypto.so.3"), Stage::Crypto);
         assert_eq!(stage("CRYPTO_malloc", "libcrypto.so.3"), Stage::Memory);

@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_helps_is_kept() {
+    fn a_change_that_helps_is_kept() {
         let (trial, _) = trial(block(1e8), block(2e8));
         assert_eq!(trial.decision, Decision::Keep);
         assert_eq!(trial.gain.expect("gain").value, 1.0);
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_help_enough_is_taken_back() {
+    fn a_change_that_helps_too_little_is_reverted() {
         let (trial, _) = trial(block(1e8), block(1.04e8));
         assert!(matches!(trial.decision, Decision::TakeBack(_)), "{trial:?}");
     }
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn who_carries_far_more_may_take_more_time_for_it() {
+    fn far_more_throughput_may_take_more_processor_time() {
         let dear = Block {
             busy: 1.0,
             ..block(3e8)
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stood_still_and_still_does_is_not_helped() {
+    fn a_lasting_stall_is_not_helped() {
         let (trial, _) = trial(block(0.0), block(0.0));
         assert_eq!((trial.pairs.len(), trial.gain), (PAIRS, None));
         assert!(matches!(trial.decision, Decision::TakeBack(_)));

@@ -13,7 +13,7 @@ use crate::finding::LEAST_WEIGHT;
 use crate::rules::{self, Spec};
 use crate::signature::{Moves, moves};
 use crate::trial::Attempt;
-use crate::{Cause, Evidence, Excluded, Fact, Far, Finding, Place, Remedy};
+use crate::{Cause, Evidence, Excluded, Fact, Far, Finding, Location, Remedy};
 
 /// Weight up to which a deeper cause is only a trace, which does not explain a heavier one.
 pub(crate) const TRACE: f64 = 0.3;
@@ -275,7 +275,7 @@ fn nothing(evidence: &Evidence) -> Verdict {
 /// Returns the remedy for an idle tunnel: traffic during the measurement.
 fn under_load() -> Remedy {
     Remedy::ask(
-        Place::Application,
+        Location::Application,
         "run it again while something large goes through the tunnel, or let two doctors make the load: one listens at the \
          far end (`seikan doctor --listen --key FILE --allow-load`), the other sends",
         vec!["seikan doctor --peer ADDRESS --key FILE --load".into()],
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rival_is_what_shows_beside_the_chain() {
+    fn the_rival_is_outside_the_chain() {
         let mut evidence = dropping();
         let alone = diagnose(&evidence);
         assert_eq!(rival(&evidence, &alone), None);
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn what_helped_is_the_cause() {
+    fn the_confirmed_cause_is_the_verdict() {
         let mut evidence = dropping();
         evidence.probes.idle_rtt_us = Some(1_000.0);
         evidence.probes.loaded_rtt_us = Some(300_000.0);
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn who_gets_what_was_expected_is_healthy_whatever_shows() {
+    fn a_tunnel_with_the_expected_throughput_is_healthy() {
         let mut evidence = dropping();
         count(&mut evidence, inner(), metric::TX_BYTES, 125_000_000);
         evidence.expected = Some(105e6);

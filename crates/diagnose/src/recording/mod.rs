@@ -35,7 +35,7 @@ const KEY_VERSION: &str = "seikan.version";
 /// Version of the writing program.
 const KEY_PROGRAM: &str = "seikan.program";
 /// [`Recording::started_at`], nanoseconds since 1970.
-const KEY_BEGUN: &str = "seikan.begun";
+const KEY_STARTED: &str = "seikan.started";
 /// [`Facts`] as JSON.
 const KEY_RECORDING: &str = "seikan.recording";
 
@@ -58,7 +58,7 @@ const MAX_METADATA: usize = 2 * MAX_FACTS;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recording {
     /// Time of the first sample.
-    pub begun: SystemTime,
+    pub started_at: SystemTime,
     /// Evidence for the rules.
     pub evidence: Evidence,
     /// Processor time by function, with call stacks if requested.

@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_does_not_grow_beyond_what_snappy_can() {
+    fn a_page_does_not_grow_beyond_the_limit_of_snappy() {
         let zeros = snap::raw::Encoder::new()
             .compress_vec(&[0; 60_000])
             .expect("compressed");

@@ -16,8 +16,8 @@ use seikan_observe::{Column, Key, Kind, Series, Subject};
 use super::page::{Pages, Rows, Texts, Value};
 use super::write::kind_name;
 use super::{
-    Facts, KEY_BEGUN, KEY_PROGRAM, KEY_RECORDING, KEY_VERSION, MAX_BYTES, MAX_METADATA, MAX_VALUES,
-    Recording, RecordingError, SCHEMA, VERSION,
+    Facts, KEY_PROGRAM, KEY_RECORDING, KEY_STARTED, KEY_VERSION, MAX_BYTES, MAX_METADATA,
+    MAX_VALUES, Recording, RecordingError, SCHEMA, VERSION,
 };
 use crate::Evidence;
 use crate::exchange::MAX_PROCESSORS;
@@ -49,9 +49,10 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Recording, RecordingError> {
     if facts.map.host.cpus.len() > MAX_PROCESSORS {
         return Err(damaged("more processors than a kernel can have"));
     }
-    let begun = value(about, KEY_BEGUN)?.parse().ok();
-    let begun = begun.and_then(|begun| UNIX_EPOCH.checked_add(Duration::from_nanos(begun)));
-    let begun = begun.ok_or_else(|| damaged(format!("`{KEY_BEGUN}` is no time")))?;
+    let started_at = value(about, KEY_STARTED)?.parse().ok();
+    let started_at =
+        started_at.and_then(|started_at| UNIX_EPOCH.checked_add(Duration::from_nanos(started_at)));
+    let started_at = started_at.ok_or_else(|| damaged(format!("`{KEY_STARTED}` is no time")))?;
 
     let most = MAX_VALUES.min(bytes.len().saturating_mul(MAX_VALUES_PER_BYTE));
     let mut table = Table::default();
@@ -69,7 +70,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Recording, RecordingError> {
         taken.map_err(|why| damaged(format!("part {number} of its table: {why}")))?;
     }
     Ok(Recording {
-        begun,
+        started_at,
         evidence: Evidence {
             map: facts.map.into_owned(),
             series: table.series(),
@@ -238,7 +239,7 @@ fn pages<T: Value>(
 struct Table {
     times: Vec<Duration>,
     columns: Vec<(Key, Column)>,
-    places: HashMap<Key, usize>,
+    indexes: HashMap<Key, usize>,
     /// Bytes of all keys.
     names: usize,
 }
@@ -278,21 +279,21 @@ impl Table {
             return Err("its times are not after those before".to_owned());
         }
         // Returns the index of the series of a subject and a name.
-        let mut places = HashMap::new();
+        let mut indexes = HashMap::new();
         for (row, time) in group.times.iter().enumerate() {
             let of = (group.subjects.rows[row], group.names.rows[row]);
             let kind = kinds[group.kinds.rows[row] as usize];
-            let place = match places.get(&of) {
-                Some(place) => *place,
+            let index = match indexes.get(&of) {
+                Some(index) => *index,
                 None => {
                     let subject = &subjects[of.0 as usize];
                     let name = &group.names.dictionary[of.1 as usize];
-                    let place = self.place(Key::new(subject.clone(), name.clone()), kind)?;
-                    places.insert(of, place);
-                    place
+                    let index = self.index(Key::new(subject.clone(), name.clone()), kind)?;
+                    indexes.insert(of, index);
+                    index
                 }
             };
-            let (key, column) = &mut self.columns[place];
+            let (key, column) = &mut self.columns[index];
             let index = first + times.partition_point(|other| other < time);
             let index = u32::try_from(index).map_err(|_| "it has too many samples".to_owned())?;
             let late = column.points.last().is_none_or(|(last, _)| *last < index);
@@ -310,19 +311,19 @@ impl Table {
     }
 
     /// Returns the index of the series of a key; adds one if there is none.
-    fn place(&mut self, key: Key, kind: Kind) -> Result<usize, String> {
-        if let Some(place) = self.places.get(&key) {
-            return Ok(*place);
+    fn index(&mut self, key: Key, kind: Kind) -> Result<usize, String> {
+        if let Some(index) = self.indexes.get(&key) {
+            return Ok(*index);
         }
         self.names += SERIES + 2 * (key.name.len() + key.subject.to_string().len());
         if self.names > MAX_NAMES {
             return Err(format!("its names take more than {MAX_NAMES} bytes"));
         }
-        let place = self.columns.len();
-        self.places.insert(key.clone(), place);
+        let index = self.columns.len();
+        self.indexes.insert(key.clone(), index);
         let points = Vec::new();
         self.columns.push((key, Column { kind, points }));
-        Ok(place)
+        Ok(index)
     }
 
     fn series(self) -> Series {

@@ -19,7 +19,7 @@ use parquet::schema::types::ColumnPath;
 use seikan_observe::{Kind, Sample, Series};
 
 use super::{
-    Facts, KEY_BEGUN, KEY_PROGRAM, KEY_RECORDING, KEY_VERSION, MAX_FACTS, MAX_TEXT, MAX_VALUES,
+    Facts, KEY_PROGRAM, KEY_RECORDING, KEY_STARTED, KEY_VERSION, MAX_FACTS, MAX_TEXT, MAX_VALUES,
     Recording, RecordingError, SCHEMA, VERSION,
 };
 
@@ -135,12 +135,12 @@ impl<W: Write + Send> Writer<W> {
         }
         self.flush()?;
         let facts = facts(recording)?;
-        let begun = recording.begun.duration_since(UNIX_EPOCH);
-        let begun = begun.map_err(|_| unfit("it began before 1970".to_owned()))?;
+        let started_at = recording.started_at.duration_since(UNIX_EPOCH);
+        let started_at = started_at.map_err(|_| unfit("it began before 1970".to_owned()))?;
         for (key, value) in [
             (KEY_VERSION, VERSION.to_string()),
             (KEY_PROGRAM, env!("CARGO_PKG_VERSION").to_owned()),
-            (KEY_BEGUN, begun.as_nanos().to_string()),
+            (KEY_STARTED, started_at.as_nanos().to_string()),
             (KEY_RECORDING, facts),
         ] {
             let pair = KeyValue::new(key.to_owned(), value);

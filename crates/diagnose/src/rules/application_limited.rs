@@ -44,8 +44,9 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         .ok_or("the kernel does not report the limits of connections")?;
     let growth = |name| evidence.tcp(flow, name).unwrap_or(0.0);
     let busy = growth(metric::TCP_BUSY_US);
-    let held = growth(metric::TCP_RWND_LIMITED_US) + growth(metric::TCP_SNDBUF_LIMITED_US);
-    let held = (held / busy.max(1.0)).min(1.0);
+    let limited_by_buffer =
+        growth(metric::TCP_RWND_LIMITED_US) + growth(metric::TCP_SNDBUF_LIMITED_US);
+    let limited_by_buffer = (limited_by_buffer / busy.max(1.0)).min(1.0);
     let busy = (busy / 1e6 / evidence.seconds()).min(1.0);
     let unsent = evidence.tcp_mean(flow, metric::TCP_NOTSENT_BYTES);
     let fact = Fact::new(
@@ -78,15 +79,15 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     ));
     facts.push(Fact::new(
         "share of that time limited by a buffer at either end",
-        held,
+        limited_by_buffer,
         "above 0.25, if a buffer were the limit",
         "tcp_info rwnd_limited, sndbuf_limited",
     ));
     Ok(Finding::new(
-        0.9 * idle * (1.0 - held),
+        0.9 * idle * (1.0 - limited_by_buffer),
         facts,
         vec![Remedy::ask(
-            Place::Application,
+            Location::Application,
             "find out why the sending program waits: disk, processor, answers of the other side, or its own rate limit",
             vec!["ss -tip".into()],
             "the tunnel can carry more",
@@ -97,8 +98,8 @@ fn evaluate(evidence: &Evidence) -> Judgement {
 /// Whether the whole send buffer is in flight: the application could not add data.
 fn fills_its_buffer(evidence: &Evidence, flow: &SocketFacts) -> bool {
     let mean = |name| evidence.tcp_mean(flow, name).unwrap_or(0.0);
-    let under_way = mean(metric::TCP_UNACKED) * mean(metric::TCP_MSS);
-    flow.send_buffer > 0 && under_way >= FULL * f64::from(flow.send_buffer)
+    let in_flight = mean(metric::TCP_UNACKED) * mean(metric::TCP_MSS);
+    flow.send_buffer > 0 && in_flight >= FULL * f64::from(flow.send_buffer)
 }
 
 #[cfg(test)]
@@ -122,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_send_buffer_full_of_what_is_under_way_is_not() {
+    fn a_send_buffer_full_of_data_in_flight_is_not() {
         let mut evidence = idle(1, 10_000_000);
         gauge(&mut evidence, flow(), metric::TCP_MSS, 1_000);
         evidence.map.flows[0].send_buffer = 1_000_000;

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn drops_that_no_interface_tells_of_cannot_be_judged() {
+    fn drops_that_no_interface_counts_are_unseen() {
         let mut evidence = backlog("10", 2_000);
         let columns = &mut evidence.series.columns;
         columns.retain(|key, _| key.name != metric::RX_DROPPED);

@@ -60,7 +60,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         ),
     ];
     let links = evidence.map.links.iter();
-    let queues = links.filter_map(|link| Some((link, standing(evidence, link)?)));
+    let queues = links.filter_map(|link| Some((link, queue_delay(evidence, link)?)));
     let longest = queues.max_by(|a, b| a.1.total_cmp(&b.1));
     let longest = longest.filter(|(_, delay)| *delay > 1.0);
     if let Some((link, delay)) = longest {
@@ -90,7 +90,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let mut remedies = Vec::new();
     if let Some((link, _)) = longest.filter(|(_, delay)| *delay > added / 4.0) {
         remedies.push(Remedy::ask(
-            Place::Here,
+            Location::Here,
             format!(
                 "use fq_codel on {}, inside its rate limit if it has one",
                 link.name
@@ -104,7 +104,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         remedies.extend(shorter_ring(evidence));
     }
     remedies.push(Remedy::ask(
-        Place::Provider,
+        Location::Provider,
         "use active queue management (fq_codel, CAKE) on the router before the slow link, or shape on this host a little below the rate of that link",
         vec!["tc qdisc replace dev EGRESS root cake bandwidth 95%-OF-THE-RATE".to_owned()],
         "the delay disappears for 5 % of the rate",
@@ -125,7 +125,7 @@ fn round_trips(evidence: &Evidence) -> Option<(f64, f64, &'static str)> {
 }
 
 /// Returns the delay of an interface's queueing disciplines, milliseconds.
-fn standing(evidence: &Evidence, link: &LinkFacts) -> Option<f64> {
+fn queue_delay(evidence: &Evidence, link: &LinkFacts) -> Option<f64> {
     let qdisc = Subject::Qdisc(link.name.clone());
     let backlog = evidence.column(&qdisc, metric::QDISC_BACKLOG_BYTES)?.mean();
     let rate = evidence.qdisc(&link.name, metric::QDISC_BYTES)? / evidence.seconds();
@@ -184,13 +184,13 @@ mod tests {
     }
 
     #[test]
-    fn a_long_way_is_not_a_long_queue() {
+    fn a_long_path_is_not_a_long_queue() {
         assert!(absent(evaluate(&probed(200_000.0, 240_000.0))));
         assert!(unseen(evaluate(&tunnel())));
     }
 
     #[test]
-    fn without_probes_a_connection_tells() {
+    fn without_probes_a_connection_shows_it() {
         let mut evidence = tunnel();
         let flow = || Subject::Tcp(2);
         count(&mut evidence, flow(), metric::TCP_BYTES_ACKED, 1_000_000);
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_for_repairs_of_a_tunnel_over_tcp_is_no_long_queue() {
+    fn retransmissions_of_a_tunnel_over_tcp_are_no_long_queue() {
         let mut evidence = probed(1_000.0, 300_000.0);
         evidence.map.sockets = vec![socket(3, Transport::Tcp)];
         let outer = || Subject::Tcp(3);
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn the_queue_that_stands_is_named() {
+    fn the_longest_queue_is_named() {
         let mut evidence = probed(1_000.0, 300_000.0);
         let qdisc = || Subject::Qdisc("eth0".into());
         // 1 MB/s and a queue of 290 kB: 290 ms.

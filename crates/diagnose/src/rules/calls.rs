@@ -40,7 +40,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_counted_is_no_fact() {
+    fn uncounted_calls_are_no_fact() {
         let mut evidence = tunnel();
         assert_eq!(per_packet(&evidence, "", &["f"], Some(1.0), ""), None);
         count(&mut evidence, Subject::Host, "call.f", 0);

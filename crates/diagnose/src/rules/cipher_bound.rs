@@ -1,7 +1,7 @@
 //! The program has no time left, and most of its time is encryption and authentication.
 
 use super::prelude::*;
-use super::turn::limited_by_work;
+use super::scheduling::limited_by_work;
 use crate::Stage;
 
 /// Share of the time in the cipher: a fast tunnel spends three tenths; from half on, the cipher is the main cost.
@@ -86,7 +86,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
 }
 
 fn remedies(aes: bool) -> Vec<Remedy> {
-    let what = match aes {
+    let change = match aes {
         true => {
             "use AES-128-GCM or AES-256-GCM with a library that uses the processor's AES instructions, at both ends"
         }
@@ -96,8 +96,8 @@ fn remedies(aes: bool) -> Vec<Remedy> {
     };
     vec![
         Remedy::ask(
-            Place::Tunnel,
-            what,
+            Location::Tunnel,
+            change,
             vec![
                 "openssl speed -evp aes-128-gcm".to_owned(),
                 "openssl speed -evp chacha20-poly1305".to_owned(),
@@ -105,7 +105,7 @@ fn remedies(aes: bool) -> Vec<Remedy> {
             "the ratio of the two speeds, for that share of the time",
         ),
         Remedy::ask(
-            Place::Tunnel,
+            Location::Tunnel,
             "encrypt in several threads, or in larger records (a larger inner MTU, super-packets)",
             Vec::new(),
             "a factor of up to the number of processors",
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tunnel_of_the_kernels_is_judged_by_the_machine() {
+    fn a_tunnel_of_the_kernel_uses_the_profile_of_the_machine() {
         let mut evidence = working(0.0, 0.0);
         evidence.map.program = None;
         processor(&mut evidence, 0, 0.98, 0.9);

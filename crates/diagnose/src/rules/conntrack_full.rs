@@ -86,7 +86,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
             "new connections work again (320 bytes of memory each)",
         ),
         Remedy::ask(
-            Place::Here,
+            Location::Here,
             "do not track the tunnel's own packets",
             vec![format!(
                 "nft 'add table inet untracked; add chain inet untracked in {{ type filter hook prerouting priority raw; }}; \
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn drops_beside_an_empty_table_are_something_else() {
+    fn drops_with_an_empty_table_are_not() {
         assert!(absent(evaluate(&table(100, 1000, 300))));
     }
 

@@ -3,7 +3,7 @@
 use seikan_observe::path::LinkFacts;
 
 use super::prelude::*;
-use super::turn::limited_by_work;
+use super::scheduling::limited_by_work;
 use crate::Stage;
 
 /// Share of the time in copies and checksums: one copy in and one out is an eighth to a fifth of a fast tunnel's time;
@@ -105,7 +105,7 @@ fn remedies(evidence: &Evidence) -> Vec<Remedy> {
         })
         .collect();
     remedies.push(Remedy::ask(
-        Place::Tunnel,
+        Location::Tunnel,
         "use a tunnel that accepts super-packets without checksums (IFF_VNET_HDR with TUN_F_CSUM) and encrypts in place",
         Vec::new(),
         "most of the time of copies and checksums",
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn beside_a_cipher_that_leads_they_weigh_little() {
+    fn they_weigh_little_if_the_cipher_leads() {
         let evidence = working(0.97, &[(Stage::Copy, 0.3), (Stage::Crypto, 0.6)]);
         assert!(absent(evaluate(&evidence)) || present(evaluate(&evidence)).weight < 0.3);
     }

@@ -7,7 +7,7 @@
 use seikan_observe::path::ProgramFacts;
 
 use super::prelude::*;
-use super::turn::{Turn, turn};
+use super::scheduling::{Scheduling, scheduling};
 
 /// Waiting share of the demand that is normal with a load on few processors.
 const NORMAL_WAIT: f64 = 0.3;
@@ -15,7 +15,7 @@ const NORMAL_WAIT: f64 = 0.3;
 /// weight.
 const MUCH_WAIT: f64 = 0.45;
 /// Demand from which waiting matters: below a fifth of a processor a thread catches up; above half it does not.
-const WISH: Ramp = Ramp::new(0.2, 0.5);
+const DEMAND: Ramp = Ramp::new(0.2, 0.5);
 /// Recommended nice value: ten times the weight of a normal program (kernel/sched/core.c, `sched_prio_to_weight`).
 const NICE: i32 = -10;
 
@@ -42,23 +42,24 @@ pub(super) const SPEC: Spec = Spec {
 
 fn evaluate(evidence: &Evidence) -> Judgement {
     let program = program(evidence)?;
-    let turn = turn(evidence)
+    let scheduling = scheduling(evidence)
         .ok_or_else(|| format!("the threads of {} are not readable", program.name))?;
-    let weight =
-        0.95 * Ramp::new(NORMAL_WAIT, MUCH_WAIT).at(turn.kept) * WISH.at(turn.thread.wish());
-    let facts = facts(evidence, &turn);
+    let weight = 0.95
+        * Ramp::new(NORMAL_WAIT, MUCH_WAIT).at(scheduling.waiting)
+        * DEMAND.at(scheduling.thread.demand());
+    let facts = facts(evidence, &scheduling);
     weighted(weight, facts, remedies(evidence, program))
 }
 
-fn facts(evidence: &Evidence, turn: &Turn) -> Vec<Fact> {
-    let thread = &turn.thread;
+fn facts(evidence: &Evidence, scheduling: &Scheduling) -> Vec<Fact> {
+    let thread = &scheduling.thread;
     let mut facts = vec![
         Fact::new(
             format!(
                 "share of its runnable time in which thread {} waited for a processor",
                 thread.name
             ),
-            turn.kept,
+            scheduling.waiting,
             "below 0.3",
             "schedstat run delay",
         ),
@@ -75,7 +76,7 @@ fn facts(evidence: &Evidence, turn: &Turn) -> Vec<Fact> {
             "involuntary context switches",
         ),
     ];
-    if let Some(used) = turn.others {
+    if let Some(used) = scheduling.others {
         facts.push(Fact::new(
             "processors used by other programs",
             used,
@@ -119,7 +120,7 @@ fn remedies(evidence: &Evidence, program: &ProgramFacts) -> Vec<Remedy> {
     }
     let group = program.group.as_deref().unwrap_or("GROUP-OF-THE-TUNNEL");
     remedies.push(Remedy::ask(
-        Place::Here,
+        Location::Here,
         "give the tunnel's control group a larger weight, or reserve a processor for it",
         vec![
             format!("echo 1000 > {group}/cpu.weight"),
@@ -136,7 +137,7 @@ mod tests {
     use crate::rules::testing::*;
     use seikan_observe::Subject;
 
-    fn beside(running: f64, waiting: f64, busy: f64) -> Evidence {
+    fn contended(running: f64, waiting: f64, busy: f64) -> Evidence {
         let mut evidence = tunnel();
         thread(&mut evidence, 100, running, waiting);
         processor(&mut evidence, 0, busy, 0.0);
@@ -146,7 +147,7 @@ mod tests {
 
     #[test]
     fn a_program_that_waits_for_others_has_it() {
-        let finding = present(evaluate(&beside(0.55, 0.42, 1.0)));
+        let finding = present(evaluate(&contended(0.55, 0.42, 1.0)));
         assert!(finding.weight > 0.5, "{finding:?}");
         assert_eq!(
             finding.remedies[0].commands,
@@ -156,17 +157,17 @@ mod tests {
 
     #[test]
     fn some_waiting_is_normal() {
-        assert!(absent(evaluate(&beside(0.8, 0.15, 1.0))));
+        assert!(absent(evaluate(&contended(0.8, 0.15, 1.0))));
     }
 
     #[test]
-    fn who_wants_little_is_not_held_up() {
-        assert!(absent(evaluate(&beside(0.1, 0.08, 1.0))));
+    fn a_program_with_little_demand_does_not_wait() {
+        assert!(absent(evaluate(&contended(0.1, 0.08, 1.0))));
     }
 
     #[test]
     fn time_stopped_for_a_limit_is_not_it() {
-        let mut evidence = beside(0.5, 0.48, 0.9);
+        let mut evidence = contended(0.5, 0.48, 0.9);
         evidence.map.program.as_mut().expect("program").group = Some("/g".into());
         let group = Subject::Group("/g".into());
         count(&mut evidence, group, metric::GROUP_THROTTLED_US, 4_700_000);
@@ -175,14 +176,14 @@ mod tests {
 
     #[test]
     fn waiting_for_its_own_threads_is_not_it() {
-        let mut evidence = beside(0.6, 0.38, 0.62);
+        let mut evidence = contended(0.6, 0.38, 0.62);
         thread(&mut evidence, 101, 0.58, 0.4);
         assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
-    fn who_may_use_one_processor_only_is_let_to_all() {
-        let mut evidence = beside(0.4, 0.55, 0.9);
+    fn a_program_on_one_processor_gets_all() {
+        let mut evidence = contended(0.4, 0.55, 0.9);
         evidence.map.program.as_mut().expect("program").cpus = vec![0];
         let finding = present(evaluate(&evidence));
         assert_eq!(finding.remedies[0].commands, ["taskset -a -p -c 0,1 100"]);

@@ -71,7 +71,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     ];
     let weight = 0.9 * STOLEN.at(lost) * BUSY.at(work);
     let remedy = Remedy::ask(
-        Place::Provider,
+        Location::Provider,
         "use a machine with dedicated processors, or ask for another host; show the share of stolen time",
         Vec::new(),
         "the stolen time",
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_idle_for_half_of_the_time_has_time_to_make_up_for_it() {
+    fn a_processor_that_is_half_idle_catches_up() {
         assert!(absent(evaluate(&stolen(0.35, 0.12))));
     }
 

@@ -8,7 +8,7 @@ use seikan_observe::path::{LinkFacts, ProgramFacts};
 
 use super::calls::per_packet;
 use super::prelude::*;
-use super::turn::limited_by_work;
+use super::scheduling::limited_by_work;
 use crate::Stage;
 
 /// Calls per packet that move single packets. Fewer calls move several.
@@ -90,7 +90,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         0.95 * weight,
         facts,
         vec![Remedy::ask(
-            Place::Tunnel,
+            Location::Tunnel,
             "use a tunnel that reads super-packets of 64 KiB (IFF_VNET_HDR) or reads and writes in batches, or a larger inner MTU at both ends",
             Vec::new(),
             "a factor of 2 to 10, until the cipher is the limit",
@@ -137,7 +137,7 @@ fn facts(
     ];
     // /proc/PID/io does not count calls of recv and send.
     if !evidence.outer_tcp() {
-        let (what, functions, packets) = match evidence.sends() {
+        let (name, functions, packets) = match evidence.sends() {
             true => ("sent", ["udp_sendmsg", "udpv6_sendmsg"], metric::TX_PACKETS),
             false => (
                 "received",
@@ -147,7 +147,7 @@ fn facts(
         };
         facts.extend(per_packet(
             evidence,
-            format!("UDP messages {what} per packet of {}", link.name),
+            format!("UDP messages {name} per packet of {}", link.name),
             &functions,
             evidence.inner(packets),
             "far below 1 if a message holds many datagrams",
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_told_where_their_calls_were_counted() {
+    fn messages_are_shown_if_their_calls_were_counted() {
         let mut evidence = reads(100_000, 145_000_000, 100_000, 0.97);
         kernel_share(&mut evidence, 0.7);
         let messages = |evidence: &Evidence| {
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_receiver_is_judged_by_its_writes() {
+    fn a_receiver_is_examined_by_its_writes() {
         let mut evidence = tunnel();
         thread(&mut evidence, 100, 0.97, 0.02);
         let process = || Subject::Process(100);

@@ -178,14 +178,14 @@ fn remedies(evidence: &Evidence) -> Vec<Remedy> {
         }
     }
     remedies.push(Remedy::ask(
-        Place::Tunnel,
+        Location::Tunnel,
         "use a program that segments merged packets before it encapsulates them",
         vec![],
         "the same rate with less processor time",
     ));
     if let Some((link, _)) = long_packets(evidence) {
         remedies.push(Remedy::ask(
-            Place::Here,
+            Location::Here,
             format!(
                 "turn off segmentation offload at the sender into {} (a guest, the other end of a veth pair)",
                 link.name

@@ -5,16 +5,16 @@
 
 use super::calls;
 use super::prelude::*;
-use super::turn::unhindered;
+use super::scheduling::runs_when_ready;
 use crate::Stage;
 
 /// Sleeps per packet, all threads together: below a third with batches of a few packets, one for each in the full
 /// pattern.
 const SLEEPS: Ramp = Ramp::new(0.3, 0.9);
 /// Demand of the threads, processors. A pipeline of waiting threads is limited to about one, with any number of threads.
-const WANTED: Ramp = Ramp::new(0.6, 1.0);
+const DEMAND: Ramp = Ramp::new(0.6, 1.0);
 /// Idle share of its processors with which the program waits for something else.
-const ROOM: Ramp = Ramp::new(0.15, 0.4);
+const IDLE_SHARE: Ramp = Ramp::new(0.15, 0.4);
 /// Share of the demand of all threads from which a thread shares the work.
 const PART: f64 = 0.1;
 /// Share of the program's processor time in wake-ups, locks and the scheduler, if it was sampled.
@@ -53,10 +53,10 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         )
         .into());
     }
-    let wanted: f64 = threads.iter().map(|thread| thread.wish()).sum();
+    let demand: f64 = threads.iter().map(|thread| thread.demand()).sum();
     let working = threads
         .iter()
-        .filter(|thread| thread.wish() >= PART * wanted);
+        .filter(|thread| thread.demand() >= PART * demand);
     let working = working.count();
     let sleeps: f64 = threads.iter().map(|thread| thread.sleeps).sum();
     let per_packet = sleeps / packets;
@@ -75,7 +75,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         ),
         Fact::new(
             "processors that they need",
-            wanted,
+            demand,
             "below 0.6",
             "schedstat",
         ),
@@ -99,12 +99,12 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let weight = 0.9
         * f64::from(working > 1)
         * SLEEPS.at(per_packet)
-        * WANTED.at(wanted)
-        * unhindered(evidence)
-        * (1.0 - ROOM.at(evidence.room().unwrap_or(0.0)))
+        * DEMAND.at(demand)
+        * runs_when_ready(evidence)
+        * (1.0 - IDLE_SHARE.at(evidence.idle_share().unwrap_or(0.0)))
         * schedule.map_or(0.8, |share| SCHEDULE.at(share));
     let remedy = Remedy::ask(
-        Place::Tunnel,
+        Location::Tunnel,
         format!(
             "use fewer threads (for a program in Go: GOMAXPROCS=1), or a version of {} that passes packets in batches",
             program.name
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn wake_ups_are_told_where_they_were_counted() {
+    fn wake_ups_are_shown_if_they_were_counted() {
         let mut evidence = pipeline([0.6, 0.5], 110_000);
         let sleeps = present(evaluate(&evidence)).facts.len();
         count(&mut evidence, Subject::Host, "call.futex_wake", 120_000);

@@ -37,6 +37,7 @@ mod receive;
 mod reordering;
 #[cfg(test)]
 mod scenes;
+mod scheduling;
 mod shaper;
 mod single_thread_saturated;
 mod softirq_one_core;
@@ -46,7 +47,6 @@ mod tcp_receive_window;
 #[cfg(test)]
 pub(crate) mod testing;
 mod tun_queue_overflow;
-mod turn;
 mod udp_receive_buffer;
 mod udp_send_buffer;
 mod vhost_starved;

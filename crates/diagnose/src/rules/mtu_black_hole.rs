@@ -72,8 +72,14 @@ fn evaluate_probe(evidence: &Evidence, probe: MtuProbe) -> Judgement {
     let segment = evidence
         .main_flow()
         .and_then(|flow| evidence.tcp_mean(flow, metric::TCP_MSS));
-    let kept = evidence.sends_tcp() && segment.is_some_and(|mss| mss + 40.0 <= f64::from(passed));
-    finding(evidence, if kept { 0.2 } else { 0.95 }, facts, Some(passed))
+    let unaffected =
+        evidence.sends_tcp() && segment.is_some_and(|mss| mss + 40.0 <= f64::from(passed));
+    finding(
+        evidence,
+        if unaffected { 0.2 } else { 0.95 },
+        facts,
+        Some(passed),
+    )
 }
 
 fn evaluate_stall(evidence: &Evidence) -> Judgement {
@@ -173,7 +179,7 @@ pub(super) fn smaller(evidence: &Evidence, passed: Option<u32>) -> Vec<Remedy> {
         "connections continue after some timeouts",
     ));
     remedies.push(Remedy::ask(
-        Place::Provider,
+        Location::Provider,
         "let firewalls on the path pass `fragmentation needed` and `packet too big` (ICMP type 3 code 4, ICMPv6 type 2)",
         vec![],
         "every sender finds the right size",
@@ -196,7 +202,7 @@ mod tests {
         evidence
     }
 
-    fn standing_still() -> Evidence {
+    fn stalled() -> Evidence {
         let mut evidence = sender(20, 12, 0);
         count(&mut evidence, flow(), metric::TCP_TIMEOUTS, 8);
         count(&mut evidence, flow(), metric::TCP_BYTES_ACKED, 100);
@@ -205,7 +211,7 @@ mod tests {
 
     #[test]
     fn sizes_that_vanish_are_it() {
-        let finding = present(evaluate(&probed(standing_still(), Some(1301), false)));
+        let finding = present(evaluate(&probed(stalled(), Some(1301), false)));
         assert_eq!(finding.weight, 0.95);
         let commands = finding.remedies[0].commands.clone();
         assert_eq!(commands, ["ip link set dev tun0 mtu 1300"]);
@@ -216,7 +222,7 @@ mod tests {
         assert!(absent(evaluate(&probed(tunnel(), Some(1301), true))));
         assert!(absent(evaluate(&probed(tunnel(), None, false))));
         // Connections stall although every size passes: another cause.
-        assert!(absent(evaluate(&probed(standing_still(), None, false))));
+        assert!(absent(evaluate(&probed(stalled(), None, false))));
     }
 
     #[test]
@@ -227,8 +233,8 @@ mod tests {
     }
 
     #[test]
-    fn standing_still_without_a_probe_suggests_it() {
-        assert_eq!(present(evaluate(&standing_still())).weight, 0.6);
+    fn a_stall_without_a_probe_suggests_it() {
+        assert_eq!(present(evaluate(&stalled())).weight, 0.6);
     }
 
     #[test]

@@ -138,7 +138,7 @@ fn swallowed(evidence: &Evidence) -> Option<Vec<Fact>> {
 fn finding(evidence: &Evidence, weight: f64, facts: Vec<Fact>) -> Judgement {
     let passed = evidence.probes.mtu.and_then(|probe| probe.passed);
     let mut remedies = vec![Remedy::ask(
-        Place::Tunnel,
+        Location::Tunnel,
         "set the same MTU in the tunnel's settings and on its interface, at both ends (OpenVPN: `tun-mtu`)",
         evidence
             .map
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_swallows_what_would_fit_is_it() {
+    fn a_program_that_loses_packets_that_fit_is_it() {
         // 20 packets of 1500 bytes are read.
         let finding = present(evaluate(&vanishing(3_000)));
         assert_eq!(finding.weight, 0.85);
@@ -212,12 +212,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent_on_and_vanishes_is_the_paths_doing() {
+    fn packets_lost_after_the_program_are_the_path() {
         assert!(absent(evaluate(&vanishing(32_000))));
     }
 
     #[test]
-    fn what_does_not_fit_outside_is_refused_there() {
+    fn packets_that_do_not_fit_are_refused_outside() {
         let mut evidence = vanishing(3_000);
         evidence.probes.mtu = Some(MtuProbe {
             passed: Some(1440),

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn the_usual_budget_that_runs_out_tells_of_a_busy_processor() {
+    fn an_exhausted_usual_budget_means_a_busy_processor() {
         assert!(present(evaluate(&budget("300", 15_000))).weight < 0.3);
     }
 

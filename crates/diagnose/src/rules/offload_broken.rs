@@ -130,13 +130,13 @@ fn receiving(evidence: &Evidence, fact: Fact, share: f64) -> Judgement {
     };
     let remedies = vec![
         Remedy::ask(
-            Place::FarEnd,
+            Location::FarEnd,
             format!("turn off checksum and segmentation offload at {device}"),
             vec!["ethtool -K DEVICE tx off tso off".into()],
             "no packets are damaged, for more processor time",
         ),
         Remedy::ask(
-            Place::Provider,
+            Location::Provider,
             "update the driver or firmware of that card",
             vec!["ethtool -i DEVICE".into()],
             "the offload can stay on",
@@ -221,7 +221,7 @@ mod tests {
         evidence
     }
 
-    fn standing_still(lost: Option<u32>) -> Evidence {
+    fn stalled_sender(lost: Option<u32>) -> Evidence {
         let mut evidence = damaged(sender(20, 12, 0), 0);
         count(&mut evidence, flow(), metric::TCP_TIMEOUTS, 8);
         count(&mut evidence, flow(), metric::TCP_BYTES_ACKED, 100);
@@ -243,20 +243,20 @@ mod tests {
     }
 
     #[test]
-    fn a_stray_wrong_checksum_is_not() {
+    fn a_single_wrong_checksum_is_not() {
         assert!(absent(evaluate(&damaged(tunnel(), 2))));
     }
 
     #[test]
     fn super_packets_that_vanish_while_single_ones_pass_are_it() {
-        let finding = present(evaluate(&standing_still(None)));
+        let finding = present(evaluate(&stalled_sender(None)));
         assert_eq!(finding.weight, STALLED);
         assert_eq!(finding.remedies[0].commands, ["ethtool -K eth0 tso off"]);
     }
 
     #[test]
     fn connections_that_halt_again_and_again_suggest_it() {
-        let mut evidence = standing_still(None);
+        let mut evidence = stalled_sender(None);
         count(&mut evidence, flow(), metric::TCP_BYTES_ACKED, 12_000);
         assert_eq!(present(evaluate(&evidence)).weight, HALTED);
         evidence.probes.mtu = None;
@@ -267,7 +267,7 @@ mod tests {
 
     #[test]
     fn if_single_large_ones_vanish_too_it_is_not() {
-        assert!(absent(evaluate(&standing_still(Some(1301)))));
+        assert!(absent(evaluate(&stalled_sender(Some(1301)))));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use seikan_observe::path::LinkFacts;
 
 use super::calls::per_packet;
 use super::prelude::*;
-use super::turn::limited_by_work;
+use super::scheduling::limited_by_work;
 
 /// Features by the kernel's names, and by the names for `ethtool -K`; on by default if the driver has them.
 const FEATURES: &[(&str, &str, Direction)] = &[
@@ -115,12 +115,12 @@ fn evaluate(evidence: &Evidence) -> Judgement {
 /// such calls.
 fn counted(evidence: &Evidence, missing: &[(&LinkFacts, &str, f64)]) -> Vec<Fact> {
     let facts = missing.iter().filter_map(|(link, word, _)| {
-        let (what, function) = match *word {
+        let (name, function) = match *word {
             "tx" => ("packets checksummed in software", "skb_checksum_help"),
             "tso" | "tx-udp-segmentation" => ("packets segmented in software", "__skb_gso_segment"),
             _ => return None,
         };
-        let name = format!("{what}, per packet of {}", link.name);
+        let name = format!("{name}, per packet of {}", link.name);
         let packets = evidence.link(&link.name, metric::TX_PACKETS);
         per_packet(evidence, name, &[function], packets, "0")
     });
@@ -242,7 +242,7 @@ fn remedies(evidence: &Evidence, missing: &[(&LinkFacts, &str, f64)]) -> Vec<Rem
         ));
     }
     remedies.push(Remedy::ask(
-        Place::Tunnel,
+        Location::Tunnel,
         "use a program that reads and writes merged packets (vnet_hdr, UDP_SEGMENT, UDP_GRO)",
         vec![],
         "several times the rate per processor",
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn cutting_up_in_software_is_told_where_it_was_counted() {
+    fn segmentation_in_software_is_shown_if_it_was_counted() {
         let mut evidence = without_gro(1_450, 2);
         evidence.map.sockets = vec![socket(3, Transport::Tcp)];
         count(
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tun_device_whose_program_cannot_is_another_cause() {
+    fn a_tun_device_without_support_of_its_program_is_another_cause() {
         let mut evidence = without_gro(1_450, 2);
         evidence.map.links[1].features.insert("rx-gro".into(), true);
         let tso = "tx-tcp-segmentation";

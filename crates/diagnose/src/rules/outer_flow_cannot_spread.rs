@@ -52,7 +52,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     }
     facts.insert(1, flow_fact);
     let mut remedies = vec![Remedy::ask(
-        Place::Tunnel,
+        Location::Tunnel,
         "use more outer flows: several ports or lanes, or several tunnels that share the connections",
         Vec::new(),
         "a factor of up to the number of processors",
@@ -110,7 +110,7 @@ mod tests {
     fn one_flow_on_one_processor_is_it() {
         let finding = present(evaluate(&spread()));
         assert!(finding.weight > 0.85);
-        assert_eq!(finding.remedies[0].place, Place::Tunnel);
+        assert_eq!(finding.remedies[0].location, Location::Tunnel);
     }
 
     #[test]

@@ -94,7 +94,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
 
 /// Returns the fragmented packets, or the fragments received, in any namespace of the tunnel's outside.
 fn counted(evidence: &Evidence, sends: bool) -> Option<Fact> {
-    let (what, functions, packets): (_, &[_], _) = match sends {
+    let (name, functions, packets): (_, &[_], _) = match sends {
         true => (
             "packets fragmented by the kernel, per inner packet",
             &["ip_do_fragment", "ip6_fragment"],
@@ -106,7 +106,7 @@ fn counted(evidence: &Evidence, sends: bool) -> Option<Fact> {
             metric::RX_PACKETS,
         ),
     };
-    per_packet(evidence, what, functions, evidence.inner(packets), "0")
+    per_packet(evidence, name, functions, evidence.inner(packets), "0")
 }
 
 fn packets_outside(evidence: &Evidence, sends: bool) -> Option<f64> {
@@ -136,7 +136,7 @@ fn remedies(evidence: &Evidence) -> Vec<Remedy> {
         }
     }
     remedies.push(Remedy::ask(
-        Place::FarEnd,
+        Location::FarEnd,
         "set the same MTU of the tunnel's interface there",
         vec![],
         "the same for the other direction",
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_that_were_cut_are_told_where_that_was_counted() {
+    fn fragmented_packets_are_shown_if_they_were_counted() {
         let mut evidence = fragments(20_000, 10_000, 20_000);
         count(&mut evidence, Subject::Host, "call.ip_do_fragment", 10_000);
         count(&mut evidence, Subject::Host, "call.ip_defrag", 50);

@@ -1,7 +1,7 @@
 //! Packets are so small that the work per packet, which does not depend on size, is the limit.
 
 use super::prelude::*;
-use super::turn::limited_by_work;
+use super::scheduling::limited_by_work;
 
 /// Mean bytes per packet in the main direction below which the work per packet exceeds that per byte: at 600, the same
 /// bytes need two and a half times the packets of an MTU of 1500.
@@ -121,7 +121,7 @@ fn remedies(evidence: &Evidence, small_mtu: bool) -> Vec<Remedy> {
                 ),
             ));
             remedies.push(Remedy::ask(
-                Place::FarEnd,
+                Location::FarEnd,
                 format!("set the MTU of the tunnel's interface there to {larger}"),
                 vec![],
                 "both ends need it: the smaller MTU limits the segments",
@@ -136,14 +136,14 @@ fn remedies(evidence: &Evidence, small_mtu: bool) -> Vec<Remedy> {
         .and_then(|flow| evidence.tcp_mean(flow, metric::TCP_MSS));
     if segment.is_some_and(|segment| segment < SMALL) {
         remedies.push(Remedy::ask(
-            Place::FarEnd,
+            Location::FarEnd,
             "allow larger segments: look for a rule that clamps the segment size (MSS), or a small MTU on the path",
             vec!["nft list ruleset | grep maxseg".into()],
             "in proportion to the segment size",
         ));
     }
     remedies.push(Remedy::ask(
-        Place::Application,
+        Location::Application,
         "send larger messages, or several at once (no TCP_NODELAY with small writes; UDP_SEGMENT)",
         vec![],
         "in proportion to the packet size",

@@ -77,7 +77,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     weight *= (1.0 - lost / LOSS).max(0.0);
     weight *= 0.5 + 0.5 * ((shortest - LONG_US) / (FULL_LONG_US - LONG_US)).clamp(0.0, 1.0);
     if let Some(flow) = flow {
-        let (window, held) = window(evidence, flow);
+        let (window, limited_by_buffer) = window(evidence, flow);
         facts.push(Fact::new(
             "bytes in flight",
             window,
@@ -85,8 +85,9 @@ fn evaluate(evidence: &Evidence) -> Judgement {
             "tcp_info unacked, mss",
         ));
         let idle = evidence.tcp_mean(flow, metric::TCP_APP_LIMITED);
-        weight *= 1.0 - idle.unwrap_or(0.0).clamp(0.0, 1.0) * if held { 0.0 } else { 0.8 };
-        if held && window < SMALL_WINDOW {
+        weight *=
+            1.0 - idle.unwrap_or(0.0).clamp(0.0, 1.0) * if limited_by_buffer { 0.0 } else { 0.8 };
+        if limited_by_buffer && window < SMALL_WINDOW {
             weight *= 0.25;
         }
     }
@@ -106,10 +107,11 @@ fn evaluate(evidence: &Evidence) -> Judgement {
 fn window(evidence: &Evidence, flow: &SocketFacts) -> (f64, bool) {
     let mean = |name| evidence.tcp_mean(flow, name).unwrap_or(0.0);
     let growth = |name| evidence.tcp(flow, name).unwrap_or(0.0);
-    let held = growth(metric::TCP_RWND_LIMITED_US) + growth(metric::TCP_SNDBUF_LIMITED_US);
+    let limited_by_buffer =
+        growth(metric::TCP_RWND_LIMITED_US) + growth(metric::TCP_SNDBUF_LIMITED_US);
     let busy = growth(metric::TCP_BUSY_US).max(1.0);
     let window = mean(metric::TCP_UNACKED) * mean(metric::TCP_MSS);
-    (window, held / busy >= LIMITED)
+    (window, limited_by_buffer / busy >= LIMITED)
 }
 
 fn remedies(evidence: &Evidence) -> Vec<Remedy> {
@@ -130,7 +132,7 @@ fn remedies(evidence: &Evidence) -> Vec<Remedy> {
         }
     }
     let mut remedies = vec![Remedy::ask(
-        Place::Application,
+        Location::Application,
         "use several connections at once",
         vec![],
         "each has its own window",
@@ -143,7 +145,7 @@ fn remedies(evidence: &Evidence) -> Vec<Remedy> {
         ));
     }
     remedies.push(Remedy::ask(
-        Place::FarEnd,
+        Location::FarEnd,
         "enlarge the windows there",
         vec![
             format!("sysctl -w net.ipv4.tcp_rmem=\"4096 131072 {LARGE_WINDOW}\""),
@@ -175,12 +177,12 @@ mod tests {
     }
 
     #[test]
-    fn a_long_way_without_queue_or_loss_is_it() {
+    fn a_long_path_without_queue_or_loss_is_it() {
         assert_eq!(present(evaluate(&far(100, 105, 0))).weight, 0.85);
     }
 
     #[test]
-    fn a_short_way_is_not_nor_a_full_queue_nor_loss() {
+    fn a_short_path_is_not_nor_a_full_queue_nor_loss() {
         assert!(absent(evaluate(&far(2, 2, 0))));
         assert!(absent(evaluate(&far(30, 200, 0))));
         assert!(absent(evaluate(&far(100, 105, 100))));

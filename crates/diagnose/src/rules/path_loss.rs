@@ -3,7 +3,7 @@
 use seikan_observe::path::SocketFacts;
 
 use super::prelude::*;
-use super::turn::limited_by_work;
+use super::scheduling::limited_by_work;
 use crate::evidence::is_tolerated;
 use crate::losses::{Arrivals, Losses};
 
@@ -87,7 +87,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
 }
 
 fn evaluate_sender(evidence: &Evidence, losses: Losses, outer: bool) -> Judgement {
-    let whose = if outer {
+    let connections = if outer {
         "the tunnel's own connection"
     } else {
         "connections in the tunnel"
@@ -98,7 +98,7 @@ fn evaluate_sender(evidence: &Evidence, losses: Losses, outer: bool) -> Judgemen
         false => by_rate(evidence, losses),
     };
     let fact = Fact::new(
-        format!("share of segments of {whose} lost outside of this host"),
+        format!("share of segments of {connections} lost outside of this host"),
         share,
         "below 0.001",
         "tcp_info total_retrans less dsack_dups and local drops",
@@ -107,7 +107,7 @@ fn evaluate_sender(evidence: &Evidence, losses: Losses, outer: bool) -> Judgemen
         return fact.excludes();
     }
     let unexplained = share / losses.lost();
-    // A tunnel over TCP whose inner connections suffer from its retransmissions would tolerate the same loss over UDP:
+    // A tunnel over TCP connections inner connections suffer from its retransmissions would tolerate the same loss over UDP:
     // then TCP over TCP is the cause, and the loss its weaker rival.
     let stacked = outer && super::tcp_over_tcp::inner_suffers(evidence);
     // An acknowledgement reports one duplicate: if most retransmissions were unnecessary, more of them were.
@@ -207,13 +207,13 @@ fn evaluate_receiver(evidence: &Evidence, arrivals: Arrivals) -> Judgement {
 fn finding(evidence: &Evidence, weight: f64, facts: Vec<Fact>) -> Judgement {
     let mut remedies = vec![
         Remedy::ask(
-            Place::FarEnd,
+            Location::FarEnd,
             "diagnose the far end as well: drops in its queues and sockets look the same from here",
             vec!["seikan doctor".into()],
             "finds the cause, if it is there",
         ),
         Remedy::ask(
-            Place::Provider,
+            Location::Provider,
             "ask where packets are lost on the path, with the output of this command",
             outer_host(evidence)
                 .map(|host| vec![format!("mtr --report --report-cycles 100 {host}")])
@@ -229,7 +229,7 @@ fn finding(evidence: &Evidence, weight: f64, facts: Vec<Fact>) -> Judgement {
 /// that does.
 fn patient(evidence: &Evidence) -> Option<Remedy> {
     let name = evidence.main_flow()?.congestion.as_deref()?;
-    let what =
+    let change =
         "use a congestion control that does not take each loss for congestion, for new connections";
     let gain = "several times the rate, if the loss is not congestion";
     let setting = Action::Sysctl {
@@ -240,10 +240,10 @@ fn patient(evidence: &Evidence) -> Option<Remedy> {
     let available = sysctls.get("net.ipv4.tcp_available_congestion_control");
     let there = available.is_some_and(|names| names.split_whitespace().any(|name| name == "bbr"));
     match name {
-        "cubic" | "reno" if there => Some(Remedy::here(what, vec![setting], gain)),
+        "cubic" | "reno" if there => Some(Remedy::here(change, vec![setting], gain)),
         "cubic" | "reno" => {
             let commands = vec!["modprobe tcp_bbr".into(), setting.command()];
-            Some(Remedy::ask(Place::Here, what, commands, gain))
+            Some(Remedy::ask(Location::Here, change, commands, gain))
         }
         _ => None,
     }
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn few_losses_are_felt_where_the_way_is_long() {
+    fn few_losses_matter_on_a_long_path() {
         // 10 of 20,000 segments are lost in 10 s.
         let mut evidence = sender(20_000, 10, 0);
         evidence.map.flows[0].congestion = Some("cubic".into());
@@ -325,14 +325,14 @@ mod tests {
     }
 
     #[test]
-    fn what_the_inner_queue_dropped_is_not() {
+    fn drops_of_the_inner_queue_are_not() {
         let mut evidence = sender(10_000, 500, 0);
         count(&mut evidence, inner(), metric::TX_DROPPED, 495);
         assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
-    fn what_was_sent_for_nothing_is_not() {
+    fn unnecessary_retransmissions_are_not() {
         assert!(absent(evaluate(&sender(10_000, 500, 495))));
     }
 
@@ -351,20 +351,20 @@ mod tests {
     }
 
     #[test]
-    fn a_receiver_sees_what_comes_too_early() {
+    fn a_receiver_sees_segments_out_of_order() {
         assert_eq!(present(evaluate(&receiver(10_000, 1_000, 0))).weight, 0.6);
         assert!(absent(evaluate(&receiver(10_000, 10, 0))));
     }
 
     #[test]
-    fn a_receiver_whose_socket_overflows_has_itself_to_blame() {
+    fn an_overflow_of_the_receiving_socket_is_not() {
         let mut evidence = receiver(10_000, 1_000, 0);
         count(&mut evidence, Subject::Udp(1), metric::UDP_DROPS, 100);
         assert!(present(evaluate(&evidence)).weight < 0.1);
     }
 
     #[test]
-    fn a_tunnel_over_tcp_tells_its_own_losses() {
+    fn a_tunnel_over_tcp_counts_its_own_losses() {
         let mut evidence = sender(10_000, 0, 0);
         evidence.map.sockets = vec![socket(3, Transport::Tcp)];
         count(&mut evidence, Subject::Tcp(3), metric::TCP_SEGS_OUT, 10_000);

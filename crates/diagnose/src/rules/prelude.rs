@@ -6,5 +6,5 @@ pub(super) use super::weigh::{Ramp, program, settled, weighted};
 pub(super) use super::{FAULT, Spec, effects};
 pub(super) use crate::signature::{FEW, FULL_PACKET, Per, Signature, Source};
 pub(super) use crate::{
-    Action, Cause, Evidence, Fact, Finding, Judgement, PathStep, Place, Remedy,
+    Action, Cause, Evidence, Fact, Finding, Judgement, Location, PathStep, Remedy,
 };

@@ -13,7 +13,7 @@ const SOFTIRQ: Ramp = Ramp::new(0.5, 0.85);
 /// delivered within a sender's calls count as packets, too, and cost little.
 const PART: Ramp = Ramp::new(0.6, 0.85);
 /// Idle share from which a processor has spare time.
-const ROOM: Ramp = Ramp::new(0.05, 0.2);
+const IDLE_SHARE: Ramp = Ramp::new(0.05, 0.2);
 
 /// Share of this path in all packets received by the machine, up to which other packets keep a processor busy, and from
 /// which its own do: acknowledgements alone are one in ten.
@@ -48,8 +48,11 @@ pub(super) fn one_core(evidence: &Evidence) -> Result<OneCore, String> {
     let others = cpus.iter().filter(|cpu| **cpu != hot);
     let next = others.filter_map(|cpu| share(*cpu)).fold(0.0, f64::max);
     let several = f64::from(cpus.len() > 1);
-    let strength =
-        several * concerned(evidence) * SOFTIRQ.at(softirq) * PART.at(part) * (1.0 - ROOM.at(idle));
+    let strength = several
+        * concerned(evidence)
+        * SOFTIRQ.at(softirq)
+        * PART.at(part)
+        * (1.0 - IDLE_SHARE.at(idle));
     let facts = vec![
         Fact::new(
             format!("share of the time in which processor {hot} handled softirqs"),

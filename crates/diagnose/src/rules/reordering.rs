@@ -16,7 +16,7 @@ const MOST_OVERTAKEN: f64 = 0.6;
 /// Ratio of timeouts to unnecessary retransmissions from which timeouts explain these.
 const EARLY: f64 = 0.1;
 /// Weight of duplicates that the receiver reports without timeouts.
-const TOLD: f64 = 0.85;
+const REPORTED: f64 = 0.85;
 /// Share of unnecessary retransmissions below which real loss leads.
 const MOSTLY: f64 = 0.5;
 /// Segments that may arrive out of order before they count as lost; the kernel's default is 3, its maximum 300.
@@ -61,13 +61,13 @@ fn evaluate_sender(evidence: &Evidence, losses: Losses) -> Judgement {
     let mostly = losses.again == 0.0 || losses.spurious / losses.again >= MOSTLY;
     // The kernel does not always detect reordering; then there must be hardly any timeouts.
     let timeouts = evidence.flows(metric::TCP_TIMEOUTS);
-    let told = match timeouts {
+    let reported = match timeouts {
         _ if seen > 0.0 => 1.0,
-        Some(timeouts) if timeouts < EARLY * losses.spurious => TOLD,
+        Some(timeouts) if timeouts < EARLY * losses.spurious => REPORTED,
         _ => 0.0,
     };
     let by_spurious = match mostly && spurious >= SPURIOUS {
-        true => told * (spurious / FULL_SPURIOUS).min(1.0),
+        true => reported * (spurious / FULL_SPURIOUS).min(1.0),
         false => 0.0,
     };
     let by_overtaken = match overtaken >= OVERTAKEN && overtaken > losses.lost() {
@@ -147,13 +147,13 @@ fn present(weight: f64, facts: Vec<Fact>, remedies: Vec<Remedy>) -> Judgement {
 fn remedies() -> Vec<Remedy> {
     vec![
         Remedy::ask(
-            Place::Tunnel,
+            Location::Tunnel,
             "use one queue and one thread per connection, at both ends",
             vec![],
             "packets stay in order",
         ),
         Remedy::ask(
-            Place::Provider,
+            Location::Provider,
             "balance by flow instead of by packet on every bonded or multipath link of the path",
             vec![],
             "packets stay in order",
@@ -191,7 +191,7 @@ mod tests {
         let mut evidence = overtaken(0, 110, 100);
         count(&mut evidence, flow(), metric::TCP_TIMEOUTS, 1);
         let weight = testing::present(evaluate(&evidence)).weight;
-        assert!((weight - 0.9 * TOLD).abs() < 1e-9);
+        assert!((weight - 0.9 * REPORTED).abs() < 1e-9);
     }
 
     #[test]

@@ -80,7 +80,7 @@ fn a_full_thread_with_a_frame_a_call() {
 }
 
 #[test]
-fn the_same_beside_hogs() {
+fn the_same_with_competing_programs() {
     named(&gateway(0.55, 0.42), Cause::CpuContention);
     named(&gateway(0.4, 0.55), Cause::CpuContention);
 }
@@ -138,7 +138,7 @@ fn a_small_buffer_behind_a_program_that_has_time() {
 }
 
 #[test]
-fn a_shaper_fills_what_is_before_it() {
+fn a_shaper_fills_the_queues_before_it() {
     let mut evidence = gateway(0.3, 0.03);
     evidence.map.links[1].qdisc = "tbf".into();
     let qdisc = || Subject::Qdisc("eth0".into());
@@ -190,7 +190,7 @@ fn sending(evidence: &mut Evidence, again: u64) {
 }
 
 #[test]
-fn loss_on_the_way_beside_a_program_that_has_time() {
+fn path_loss_with_a_program_that_has_time() {
     let mut evidence = gateway(0.4, 0.03);
     count(&mut evidence, inner(), metric::TX_DROPPED, 0);
     sending(&mut evidence, 2_000);

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn one_with_room_is_not() {
+    fn one_with_spare_rate_is_not() {
         assert!(absent(evaluate(&shaped(0, 1_000_000_000))));
         assert!(absent(evaluate(&tunnel())));
     }

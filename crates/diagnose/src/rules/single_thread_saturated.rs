@@ -4,7 +4,7 @@
 //! busy.
 
 use super::prelude::*;
-use super::turn::unhindered;
+use super::scheduling::runs_when_ready;
 
 /// Demand below which a thread sleeps now and then and could do more.
 const BUSY: f64 = 0.85;
@@ -33,18 +33,18 @@ pub(super) const SPEC: Spec = Spec {
 fn evaluate(evidence: &Evidence) -> Judgement {
     let program = program(evidence)?;
     let mut threads = evidence.threads();
-    threads.sort_by(|a, b| b.wish().total_cmp(&a.wish()));
+    threads.sort_by(|a, b| b.demand().total_cmp(&a.demand()));
     let first = threads
         .first()
         .ok_or_else(|| format!("the threads of {} are not readable", program.name))?;
-    let second = threads.get(1).map_or(0.0, |thread| thread.wish());
+    let second = threads.get(1).map_or(0.0, |thread| thread.demand());
     let mut facts = vec![
         Fact::new(
             format!(
                 "share of the time in which thread {} ran or was ready to run",
                 first.name
             ),
-            first.wish(),
+            first.demand(),
             "below 0.85",
             "schedstat",
         ),
@@ -70,16 +70,16 @@ fn evaluate(evidence: &Evidence) -> Judgement {
             "/proc/stat",
         ));
     }
-    let weight = Ramp::new(BUSY, FULL).at(first.wish())
-        * unhindered(evidence)
-        * (1.0 - Ramp::new(ALONE, SHARED).at(second / first.wish().max(1e-9)));
+    let weight = Ramp::new(BUSY, FULL).at(first.demand())
+        * runs_when_ready(evidence)
+        * (1.0 - Ramp::new(ALONE, SHARED).at(second / first.demand().max(1e-9)));
     weighted(0.9 * weight, facts, remedies(&program.name))
 }
 
 fn remedies(name: &str) -> Vec<Remedy> {
     vec![
         Remedy::ask(
-            Place::Tunnel,
+            Location::Tunnel,
             format!(
                 "let {name} use several threads and queues (a multi-queue tun device), if it can"
             ),
@@ -87,7 +87,7 @@ fn remedies(name: &str) -> Vec<Remedy> {
             "a factor of up to the number of idle processors, with several connections",
         ),
         Remedy::ask(
-            Place::Tunnel,
+            Location::Tunnel,
             "use several tunnels that share the connections, or a tunnel with less work per packet (offloads, the kernel's data path)",
             Vec::new(),
             "up to the next bottleneck",

@@ -58,7 +58,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
             "a factor of up to the number of processors, with several outer flows",
         ),
         Remedy::ask(
-            Place::Here,
+            Location::Here,
             "poll in a thread, which the scheduler can move away from the tunnel's program",
             vec![format!("echo 1 > /sys/class/net/{}/threaded", link.name)],
             "the time that the tunnel's program loses to softirqs",
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn one_full_processor_beside_an_idle_one_is_it() {
+    fn one_full_processor_with_an_idle_one_is_it() {
         let finding = present(evaluate(&receiving([0.95, 0.02], [99_000, 1_000])));
         assert!(finding.weight > 0.85);
         assert_eq!(

@@ -14,7 +14,7 @@ const LIMITED: f64 = 0.25;
 /// Ratio of the rate to window / shortest round trip from which the path, not a queue, takes the time.
 const FILLED: f64 = 0.4;
 /// The same ratio from which no queue takes any time.
-const SURELY_FILLED: f64 = 0.7;
+const FULLY_FILLED: f64 = 0.7;
 /// Ratio of data in flight to the offered window from which the window is the limit.
 const FULL: Ramp = Ramp::new(0.6, 0.8);
 /// Receive buffer up to which the program fixed it, or it never grew, bytes; the kernel grows its own to 6 MiB.
@@ -76,13 +76,13 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         facts,
         vec![
             Remedy::ask(
-                Place::Tunnel,
+                Location::Tunnel,
                 "remove fixed socket buffers at both ends, so that the kernel grows them (OpenVPN: `sndbuf 0`, `rcvbuf 0`)",
                 vec![],
                 "up to the next bottleneck",
             ),
             Remedy::ask(
-                Place::Tunnel,
+                Location::Tunnel,
                 "use UDP as the tunnel's transport, at both ends",
                 vec![],
                 "no outer window",
@@ -108,7 +108,7 @@ fn evaluate_sender(
     // A window that is always full is not always counted as the limit: the sender waits before the kernel does.
     let offered = mean(metric::TCP_SND_WND);
     let full = filled.filter(|_| offered > 0.0).map_or(0.0, |filled| {
-        FULL.at(window / offered) * Ramp::new(FILLED, SURELY_FILLED).at(filled)
+        FULL.at(window / offered) * Ramp::new(FILLED, FULLY_FILLED).at(filled)
     });
     let limited = (here + there).clamp(full, 1.0);
     let fact = Fact::new(
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_with_room_is_not_nor_a_tunnel_over_udp() {
+    fn a_large_buffer_is_not_nor_a_tunnel_over_udp() {
         assert!(absent(evaluate(&buffered(6_000, 100_000))));
         assert!(absent(evaluate(&sender(10_000, 0, 0))));
     }

@@ -97,7 +97,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         signature * if suffers { 0.9 } else { 0.29 },
         facts,
         vec![Remedy::ask(
-            Place::Tunnel,
+            Location::Tunnel,
             "use UDP as the tunnel's transport, at both ends (OpenVPN: `proto udp`)",
             vec![],
             "a loss then slows one connection and stops none",
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_this_hosts_own_queue_drops_is_not_the_path() {
+    fn drops_of_this_hosts_queue_are_not_the_path() {
         let mut evidence = over_tcp(100, 5);
         let qdisc = Subject::Qdisc("eth0".into());
         count(&mut evidence, qdisc, metric::QDISC_DROPS, 100);

@@ -97,7 +97,7 @@ fn evaluate_sender(evidence: &Evidence, flow: &SocketFacts) -> Judgement {
     }
     let remedies = vec![
         Remedy::ask(
-            Place::FarEnd,
+            Location::FarEnd,
             "enlarge the receive buffer on the receiving host, and let the program not fix it (SO_RCVBUF)",
             vec![format!(
                 "sysctl -w net.ipv4.tcp_rmem=\"4096 131072 {}\"",
@@ -106,7 +106,7 @@ fn evaluate_sender(evidence: &Evidence, flow: &SocketFacts) -> Judgement {
             "up to the next bottleneck, if the buffer is the limit",
         ),
         Remedy::ask(
-            Place::Application,
+            Location::Application,
             "make the receiving program read faster: find out why it waits (disk, processor)",
             vec!["ss -tmi".into()],
             "up to the next bottleneck, if the program is the limit",
@@ -144,8 +144,8 @@ fn evaluate_receiver(evidence: &Evidence, received: f64) -> Judgement {
     );
     let reads_late = closed.is_some_and(|times| times >= CLOSED);
     let small = buffers > 0.0 && buffers / count <= SMALL;
-    let held = small && filled.is_some_and(|filled| filled >= FILLED);
-    if !reads_late && !held {
+    let limited = small && filled.is_some_and(|filled| filled >= FILLED);
+    if !reads_late && !limited {
         return closed_fact.unwrap_or(buffer_fact).excludes();
     }
     let mut facts = Vec::new();
@@ -175,12 +175,12 @@ fn evaluate_receiver(evidence: &Evidence, received: f64) -> Judgement {
         ));
     }
     remedies.push(Remedy::ask(
-        Place::Application,
+        Location::Application,
         "use a program that reads faster and does not set its receive buffer (SO_RCVBUF)",
         vec!["ss -tmi".into()],
         "up to the next bottleneck, if the program is the limit",
     ));
-    finding(if held { 0.8 } else { 0.6 }, facts, remedies)
+    finding(if limited { 0.8 } else { 0.6 }, facts, remedies)
 }
 
 fn finding(weight: f64, facts: Vec<Fact>, remedies: Vec<Remedy>) -> Judgement {

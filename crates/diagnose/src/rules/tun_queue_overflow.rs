@@ -107,7 +107,7 @@ fn facts(evidence: &Evidence, link: &LinkFacts, share: f64, dropped: f64) -> Vec
 fn remedies(link: &LinkFacts) -> Vec<Remedy> {
     if link.queue_length >= GOOD_LENGTH {
         return vec![Remedy::ask(
-            crate::Place::Tunnel,
+            crate::Location::Tunnel,
             "let the program read in time; the queue is long enough",
             Vec::new(),
             "up to the capacity of the program",

@@ -99,7 +99,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
 
 fn remedy() -> Remedy {
     Remedy::ask(
-        Place::Tunnel,
+        Location::Tunnel,
         format!(
             "set a receive buffer of {GOOD_LENGTH} bytes in the tunnel's settings (OpenVPN: `rcvbuf`), or as the default of new sockets, and restart it; find out why the program is late"
         ),
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_filter_drops_is_not() {
+    fn drops_of_a_filter_are_not() {
         let mut evidence = receiving(4608, 5_000);
         count(&mut evidence, Subject::Host, "Udp.RcvbufErrors", 0);
         assert!(absent(evaluate(&evidence)));
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn the_namespace_tells_where_the_socket_does_not() {
+    fn the_namespace_counts_if_the_socket_does_not() {
         let mut evidence = tunnel();
         count(&mut evidence, Subject::Host, "Udp.RcvbufErrors", 5_000);
         count(&mut evidence, egress(), metric::RX_PACKETS, 95_000);

@@ -99,7 +99,7 @@ fn fill(evidence: &Evidence, socket: &SocketFacts) -> Option<f64> {
 
 fn remedy() -> Remedy {
     Remedy::ask(
-        Place::Tunnel,
+        Location::Tunnel,
         format!(
             "set a send buffer of {GOOD_LENGTH} bytes in the tunnel's settings (OpenVPN: `sndbuf`), or as the default of new sockets, and restart it"
         ),
@@ -132,19 +132,19 @@ mod tests {
     }
 
     #[test]
-    fn a_small_buffer_that_stands_full_is_it() {
+    fn a_small_full_buffer_is_it() {
         let finding = present(evaluate(&sending(4608, 4500, 0)));
         assert!(finding.weight > 0.9);
         assert_eq!(finding.facts[0].source, "tx_queue of the tunnel's socket");
     }
 
     #[test]
-    fn half_full_is_full_to_who_waits_with_poll() {
+    fn half_full_is_full_for_poll() {
         assert!(present(evaluate(&sending(9216, 4608, 0))).weight > 0.9);
     }
 
     #[test]
-    fn a_usual_buffer_fills_because_of_what_follows() {
+    fn a_usual_buffer_fills_because_of_the_next_device() {
         assert!(present(evaluate(&sending(212_992, 205_000, 0))).weight < 0.5);
     }
 
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_program_does_not_wait_for_room() {
+    fn a_busy_program_does_not_wait_for_space() {
         let mut evidence = sending(4608, 4500, 0);
         thread(&mut evidence, 100, 0.95, 0.02);
         assert!(absent(evaluate(&evidence)));

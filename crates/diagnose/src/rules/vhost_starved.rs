@@ -7,7 +7,7 @@ use super::prelude::*;
 /// tunnel's program.
 const WAIT: Ramp = Ramp::new(0.2, 0.45);
 /// Demand below which a thread has time to catch up.
-const WISH: Ramp = Ramp::new(0.15, 0.4);
+const DEMAND: Ramp = Ramp::new(0.15, 0.4);
 /// Recommended nice value.
 const NICE: i32 = -10;
 
@@ -36,10 +36,10 @@ fn evaluate(evidence: &Evidence) -> Judgement {
             false => none().excludes(),
         };
     }
-    let strength = |wish: f64, kept: f64| WAIT.at(kept) * WISH.at(wish);
+    let strength = |demand: f64, kept: f64| WAIT.at(kept) * DEMAND.at(demand);
     let of = serving
         .iter()
-        .map(|thread| (strength(thread.wish(), thread.kept_waiting()), thread));
+        .map(|thread| (strength(thread.demand(), thread.kept_waiting()), thread));
     let worst = of.max_by(|a, b| {
         let (left, right) = (a.1.waiting, b.1.waiting);
         a.0.total_cmp(&b.0).then(left.total_cmp(&right))
@@ -92,7 +92,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         ));
     }
     remedies.push(Remedy::ask(
-        Place::Here,
+        Location::Here,
         "reserve a processor for that thread, without guests' processors",
         vec![format!("taskset -p -c CPU {}", thread.tid)],
         "the waiting time, and a steadier throughput",

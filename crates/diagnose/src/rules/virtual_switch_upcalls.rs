@@ -93,26 +93,26 @@ fn evaluate(evidence: &Evidence) -> Judgement {
 fn answering(evidence: &Evidence) -> Option<(usize, f64)> {
     let threads = evidence.threads();
     let handler = |name: &str| name.starts_with("handler") || name.starts_with("upcall");
-    let mut wishes: Vec<f64> = threads
+    let mut demands: Vec<f64> = threads
         .iter()
         .filter(|thread| handler(&thread.name))
-        .map(|thread| thread.wish())
+        .map(|thread| thread.demand())
         .collect();
     // A datapath in user space has no busy handlers; its polling threads handle upcalls.
     let polls = |name: &str| name.starts_with("pmd") || name.starts_with("ovs-vswitch");
-    if wishes.iter().all(|wish| *wish < 0.01)
+    if demands.iter().all(|demand| *demand < 0.01)
         && !threads.iter().any(|thread| thread.name.starts_with("pmd"))
     {
         let polling = threads.iter().filter(|thread| polls(&thread.name));
-        wishes = polling.map(|thread| thread.wish()).collect();
+        demands = polling.map(|thread| thread.demand()).collect();
     }
-    let most = wishes.iter().copied().max_by(f64::total_cmp)?;
-    Some((wishes.len(), most))
+    let most = demands.iter().copied().max_by(f64::total_cmp)?;
+    Some((demands.len(), most))
 }
 
 fn remedy() -> Remedy {
     Remedy::ask(
-        Place::Here,
+        Location::Here,
         "use flow rules that match fewer fields, a larger flow table, or more upcall threads",
         vec![
             "ovs-appctl dpctl/show".to_owned(),

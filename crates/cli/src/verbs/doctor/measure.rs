@@ -161,10 +161,10 @@ pub fn watch(map: &PathMap, length: Duration, interrupt: &Interrupt) -> anyhow::
     let mut sampler = Sampler::of_counters(map)?;
     sampler.follow(&through(map));
     let mut series = Series::default();
-    let begun = Instant::now();
+    let started = Instant::now();
     loop {
         series.push(sampler.sample());
-        let left = length.saturating_sub(begun.elapsed());
+        let left = length.saturating_sub(started.elapsed());
         if left.is_zero() {
             break;
         }
@@ -189,7 +189,7 @@ pub fn measure(
     interrupt: &Interrupt,
     sink: Sink,
 ) -> anyhow::Result<Recording> {
-    let begun = Instant::now();
+    let started = Instant::now();
     let spent = own_cpu_time()?.total();
     let mut sampler = match options.level {
         0 => Sampler::of_counters(&map)?,
@@ -250,12 +250,12 @@ pub fn measure(
         why: error.to_string(),
     }));
     let cost = Cost {
-        seconds: begun.elapsed().as_secs_f64(),
+        seconds: started.elapsed().as_secs_f64(),
         cpu_seconds: own_cpu_time()?.total().saturating_sub(spent).as_secs_f64(),
         samples: taken,
     };
     Ok(Recording {
-        begun: first,
+        started_at: first,
         evidence,
         functions,
         attempts: Vec::new(),
@@ -284,14 +284,14 @@ impl Sampling {
     ) -> anyhow::Result<()> {
         let bar = ProgressBar::new();
         let name = map.inner.as_deref().unwrap_or("the tunnel");
-        let begun = Instant::now();
-        let mut next = begun;
-        let mut drained = begun;
+        let started = Instant::now();
+        let mut next = started;
+        let mut drained = started;
         loop {
             if sink(self.sample(map))?.is_break() {
                 return Ok(());
             }
-            let elapsed = begun.elapsed();
+            let elapsed = started.elapsed();
             if let Some(profiler) = &mut self.profiler
                 && drained.elapsed() >= DRAIN
             {
@@ -308,15 +308,15 @@ impl Sampling {
             // A late sample does not shorten the next intervals.
             next = (next + options.interval).max(Instant::now());
             if interrupt
-                .sleep_until(next.min(begun + options.length))
+                .sleep_until(next.min(started + options.length))
                 .is_err()
             {
-                if begun.elapsed() >= SHORTEST {
+                if started.elapsed() >= SHORTEST {
                     return Ok(());
                 }
                 bail!(
                     "interrupted after {:.1} s: a diagnosis needs {} s",
-                    begun.elapsed().as_secs_f64(),
+                    started.elapsed().as_secs_f64(),
                     SHORTEST.as_secs()
                 );
             }

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use seikan_diagnose::{
-    Cause, End, Fact, Far, Level, Moves, Place, Remedy, RuledOut, Severity, Verdict,
+    Cause, End, Fact, Far, Level, Location, Moves, Remedy, RuledOut, Severity, Verdict,
 };
 use seikan_observe::path::Unseen;
 
@@ -27,7 +27,7 @@ pub fn summary(verdict: &Verdict, offers_fix: bool, page: &Page) -> String {
     let first = verdict.remedies.first();
     if let Some(remedy) = first {
         out.push('\n');
-        let text = format!("{BOLD}Fix:{RESET} {}", with_place(remedy));
+        let text = format!("{BOLD}Fix:{RESET} {}", with_location(remedy));
         out += &paragraph("", "", &text, page.width);
         let mut lines = 0;
         for (index, command) in remedy.commands.iter().enumerate() {
@@ -159,9 +159,9 @@ fn ends(far: &Far) -> String {
     let inner = printable(inner.unwrap_or("the tunnel"));
     let mut text = format!("{location} The far end has {through} Mbit/s through {inner}");
     if let Some(crossing) = &far.crossing {
-        let lost = match crossing.lost() > crossing.doubt() {
+        let lost = match crossing.lost() > crossing.uncertainty() {
             true => rounded(crossing.lost() * 100.0),
-            false => format!("at most {}", rounded(crossing.doubt() * 100.0)),
+            false => format!("at most {}", rounded(crossing.uncertainty() * 100.0)),
         };
         let _ = write!(text, "; {lost} % of the tunnel's packets were lost between");
     }
@@ -242,20 +242,20 @@ fn command_lines(command: &str, remedy: &Remedy, indent: &str, page: &Page) -> S
 /// Returns the remedy, where it has to be applied, and the expected gain.
 pub fn remedy_in_words(remedy: &Remedy) -> String {
     match remedy.expected_gain.is_empty() {
-        true => with_place(remedy),
-        false => with_place(remedy) + ": " + &printable(&remedy.expected_gain),
+        true => with_location(remedy),
+        false => with_location(remedy) + ": " + &printable(&remedy.expected_gain),
     }
 }
 
-fn with_place(remedy: &Remedy) -> String {
-    let place = match remedy.place {
-        Place::Here => "on this host",
-        Place::Tunnel => "in the tunnel's settings",
-        Place::FarEnd => "on the far host",
-        Place::Provider => "by the operator of the network or machine",
-        Place::Application => "in the application",
+fn with_location(remedy: &Remedy) -> String {
+    let location = match remedy.location {
+        Location::Here => "on this host",
+        Location::Tunnel => "in the tunnel's settings",
+        Location::FarEnd => "on the far host",
+        Location::Provider => "by the operator of the network or machine",
+        Location::Application => "in the application",
     };
-    format!("{} ({place})", printable(&remedy.what))
+    format!("{} ({location})", printable(&remedy.what))
 }
 
 fn confidence(verdict: &Verdict, page: &Page, out: &mut String) {

@@ -121,11 +121,11 @@ pub fn page(
 /// When, for how long, and at what cost.
 fn recorded(recording: &Recording) -> String {
     let cost = &recording.cost;
-    let begun = recording.begun.duration_since(std::time::UNIX_EPOCH);
-    let begun = begun.map_or(0, |since| since.as_secs());
+    let started = recording.started_at.duration_since(std::time::UNIX_EPOCH);
+    let started = started.map_or(0, |since| since.as_secs());
     format!(
         "Recorded on {} UTC, {:.1} s, {} samples, {:.2} CPU s",
-        utc(begun),
+        utc(started),
         recording.evidence.series.length().as_secs_f64(),
         crate::screen::number(recording.evidence.series.times.len() as u64),
         cost.cpu_seconds

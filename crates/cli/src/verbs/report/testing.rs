@@ -57,7 +57,7 @@ pub fn flow(evidence: &mut Evidence, inode: u64) {
 /// A recording of it.
 pub fn recorded(evidence: Evidence) -> Recording {
     Recording {
-        begun: SystemTime::UNIX_EPOCH,
+        started_at: SystemTime::UNIX_EPOCH,
         evidence,
         functions: None,
         attempts: Vec::new(),
