@@ -11,7 +11,9 @@ use serde::{Deserialize, Serialize};
 use crate::evidence::is_tolerated;
 use crate::finding::LEAST_WEIGHT;
 use crate::rules::Spec;
-use crate::verdict::{CLEAR, Found, TRACE, conclude, diagnose, evaluate, name, named};
+use crate::verdict::{
+    CLEAR, Found, TRACE, conclude, diagnose, evaluate, measure_longer, name, named,
+};
 use crate::{Cause, Evidence, Fact, Finding, Level, Location, PathStep, Remedy, RuledOut, Verdict};
 
 /// Ratio of weights from which the far end's cause is named instead of this end's, so that a shared machine or load does
@@ -88,7 +90,7 @@ impl Crossing {
     fn fact(&self) -> Fact {
         let unit = if self.packets { "packets" } else { "bytes" };
         Fact::new(
-            format!("{unit} of the tunnel that left one end and did not reach the other"),
+            format!("share of the tunnel's {unit} lost between the two ends"),
             self.lost(),
             format!("below {}", self.uncertainty()),
             "rtnetlink of the outer interfaces of both ends",
@@ -190,6 +192,7 @@ fn nothing_found(near: &Evidence, shortfall: Option<f64>) -> Verdict {
         verdict.cause = Cause::Unknown;
         verdict.sentence = Cause::Unknown.sentence().to_owned();
         verdict.chain = vec![Cause::Unknown];
+        verdict.remedies = vec![measure_longer()];
     }
     verdict
 }
@@ -305,9 +308,9 @@ fn arrives_and_is_lost(sender: &Evidence, crossing: Option<Crossing>) -> bool {
 
 fn explained(share: f64) -> Fact {
     Fact::new(
-        "segments lost outside of the sender's host that the receiver's host dropped, of those",
+        "share of segments lost outside of the sender's host that the receiver's host dropped",
         share,
-        "near 0, if they were lost on the way",
+        "near 0, if they were lost on the path",
         "tcp_info of the one end, drops of the other",
     )
 }
@@ -394,7 +397,7 @@ fn settle_loss(
 fn path_loss(weight: f64, crossing: Crossing) -> (&'static Spec, Finding) {
     let remedy = Remedy::ask(
         Location::Provider,
-        "find out where packets are lost between the two hosts, with the counters of both",
+        "find the hop between the two hosts that loses packets, with the counters of both",
         Vec::new(),
         "these packets arrive",
     );

@@ -160,7 +160,7 @@ pub fn run<E>(
             }
             if on && with.throughput == 0.0 && any {
                 pairs.push((without, with));
-                let why = "nothing went through the tunnel any more".to_owned();
+                let why = "no traffic passed the tunnel".to_owned();
                 return Ok(ended(pairs, why));
             }
         }
@@ -192,7 +192,7 @@ fn ended(pairs: Vec<(Block, Block)>, why: String) -> Trial {
 
 fn decide(pairs: &[(Block, Block)], gain: Option<Interval>, least: f64) -> Decision {
     let Some(gain) = gain else {
-        return Decision::TakeBack("there was too little traffic to tell".to_owned());
+        return Decision::TakeBack("too little traffic to compare".to_owned());
     };
     let mean = |of: &dyn Fn(&Block) -> Option<f64>, with: bool| {
         let values = pairs
@@ -208,7 +208,7 @@ fn decide(pairs: &[(Block, Block)], gain: Option<Interval>, least: f64) -> Decis
     });
     if gain.low < least && !is_quicker {
         return Decision::TakeBack(format!(
-            "the gain is {:+.0} % ({:+.0} to {:+.0}), which is not surely {:+.0} %",
+            "the gain is {:+.0} % ({:+.0} to {:+.0}), not certainly {:+.0} %",
             gain.value * 100.0,
             gain.low * 100.0,
             gain.high * 100.0,
@@ -220,7 +220,7 @@ fn decide(pairs: &[(Block, Block)], gain: Option<Interval>, least: f64) -> Decis
         && now > before + WORSE_DELAY.1
     {
         return Decision::TakeBack(format!(
-            "the round trip under load went from {:.1} to {:.1} ms",
+            "the round-trip time under load rose from {:.1} to {:.1} ms",
             before / 1e3,
             now / 1e3
         ));
@@ -229,7 +229,7 @@ fn decide(pairs: &[(Block, Block)], gain: Option<Interval>, least: f64) -> Decis
         && now > before + WORSE_LOSS
     {
         return Decision::TakeBack(format!(
-            "retransmissions went from {:.1} to {:.1} %",
+            "retransmissions rose from {:.1} to {:.1} %",
             before * 100.0,
             now * 100.0
         ));
@@ -241,7 +241,7 @@ fn decide(pairs: &[(Block, Block)], gain: Option<Interval>, least: f64) -> Decis
         && gain.low < MUCH
     {
         return Decision::TakeBack(format!(
-            "a bit takes {:.1} times as much processor time",
+            "processor time per bit rose by a factor of {:.1}",
             now / before
         ));
     }

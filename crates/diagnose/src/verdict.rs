@@ -252,11 +252,12 @@ fn nothing(evidence: &Evidence) -> Verdict {
     };
     let expected = match expected {
         Some(bits) => format!("{:.0}", bits / 1e6),
-        None if cause == Cause::Idle => format!("{} or more, to tell anything", IDLE / 1e6),
-        None => "no target given (--expect)".to_owned(),
+        None if cause == Cause::Idle => format!("{} or more", IDLE / 1e6),
+        None => "not given (--expect)".to_owned(),
     };
     let remedies = match cause {
         Cause::Idle => vec![under_load()],
+        Cause::Unknown => vec![measure_longer()],
         _ => Vec::new(),
     };
     let level = Level::Supported;
@@ -276,10 +277,20 @@ fn nothing(evidence: &Evidence) -> Verdict {
 fn under_load() -> Remedy {
     Remedy::ask(
         Location::Application,
-        "run it again while something large goes through the tunnel, or let two doctors make the load: one listens at the \
-         far end (`seikan doctor --listen --key FILE --allow-load`), the other sends",
+        "run it again during a large transfer, or let two doctors make the load: first start `seikan doctor --listen \
+         --key FILE --allow-load` at the far end",
         vec!["seikan doctor --peer ADDRESS --key FILE --load".into()],
-        "a cause shows under load only",
+        "causes show only under load",
+    )
+}
+
+/// Returns the remedy for an unknown cause.
+pub(crate) fn measure_longer() -> Remedy {
+    Remedy::ask(
+        Location::Here,
+        "measure longer, as root, and at the far end as well (`--peer`)",
+        vec!["sudo seikan doctor --seconds 30".into()],
+        "more causes show",
     )
 }
 

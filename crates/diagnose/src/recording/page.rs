@@ -76,13 +76,13 @@ impl<T: Value> Pages<T> {
         let bytes = match (compressed, self.compression) {
             (true, Compression::SNAPPY) => decompressed(buffer)?,
             (false, _) | (_, Compression::UNCOMPRESSED) => buffer.to_vec(),
-            _ => return Err("it is compressed by something else than Snappy"),
+            _ => return Err("it is not compressed by Snappy"),
         };
         let count = page.num_values() as usize;
         if let Page::DictionaryPage { encoding, .. } = page {
             let plain = matches!(encoding, Encoding::PLAIN | Encoding::PLAIN_DICTIONARY);
             if !plain || self.dictionary.is_some() {
-                return Err("a dictionary is not the only one, or not plain");
+                return Err("there is more than one dictionary, or it is not plain");
             }
             self.dictionary = Some(T::plain(&bytes, count).ok_or("a dictionary is damaged")?);
             return Ok(None);
@@ -100,7 +100,7 @@ impl<T: Value> Pages<T> {
                 let known = |of: &Vec<u32>| of.iter().all(|index| (*index as usize) < dictionary);
                 indices.filter(known).map(Rows::Indices)
             }
-            _ => return Err("an encoding is none that recordings use"),
+            _ => return Err("an encoding is not used by recordings"),
         };
         rows.ok_or("a page is damaged").map(Some)
     }

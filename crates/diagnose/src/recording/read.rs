@@ -52,7 +52,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Recording, RecordingError> {
     let started_at = value(about, KEY_STARTED)?.parse().ok();
     let started_at =
         started_at.and_then(|started_at| UNIX_EPOCH.checked_add(Duration::from_nanos(started_at)));
-    let started_at = started_at.ok_or_else(|| damaged(format!("`{KEY_STARTED}` is no time")))?;
+    let started_at = started_at.ok_or_else(|| damaged(format!("`{KEY_STARTED}` is not a time")))?;
 
     let most = MAX_VALUES.min(bytes.len().saturating_mul(MAX_VALUES_PER_BYTE));
     let mut table = Table::default();
@@ -93,7 +93,9 @@ fn check_frame(bytes: &[u8]) -> Result<(), RecordingError> {
         });
     }
     if !bytes.starts_with(MAGIC) {
-        return Err(RecordingError::Foreign("it is no Parquet file".to_owned()));
+        return Err(RecordingError::Foreign(
+            "it is not a Parquet file".to_owned(),
+        ));
     }
     let footer = bytes.strip_suffix(MAGIC).and_then(|rest| rest.last_chunk());
     let Some(length) = footer.map(|length| u32::from_le_bytes(*length)) else {
@@ -123,7 +125,7 @@ fn check_version(about: &FileMetaData) -> Result<(), RecordingError> {
                 .take(32)
                 .collect(),
         }),
-        _ => Err(damaged(format!("`{KEY_VERSION}` is no version"))),
+        _ => Err(damaged(format!("`{KEY_VERSION}` is not a version"))),
     }
 }
 
@@ -212,7 +214,7 @@ fn pages<T: Value>(
     let inside =
         begin >= 0 && column.compressed_size() >= 0 && end.is_some_and(|end| end <= file.len());
     if !inside {
-        return Err("it is said to be outside of the file".to_owned());
+        return Err("it is outside of the file".to_owned());
     }
     // The library would decompress into as much memory as a page asks for; here it returns raw pages.
     let raw = column.clone().into_builder();
@@ -276,7 +278,7 @@ impl Table {
                 .get(first)
                 .is_some_and(|time| *time <= self.times[first - 1])
         {
-            return Err("its times are not after those before".to_owned());
+            return Err("its times do not ascend".to_owned());
         }
         // Returns the index of the series of a subject and a name.
         let mut indexes = HashMap::new();
@@ -337,7 +339,7 @@ impl Table {
 fn kind(text: &str) -> Result<Kind, String> {
     let kinds = [Kind::Counter, Kind::Gauge].into_iter();
     let found = kinds.into_iter().find(|kind| kind_name(*kind) == text);
-    found.ok_or_else(|| format!("`{text}` is no kind of value"))
+    found.ok_or_else(|| format!("`{text}` is not a kind of value"))
 }
 
 fn damaged(why: impl Into<String>) -> RecordingError {

@@ -201,7 +201,7 @@ fn off(links: &[&LinkFacts], word: &str) -> Remedy {
         on: false,
     };
     Remedy::here(
-        "segment in the kernel instead of the network card",
+        "let the kernel segment or checksum instead of the network card",
         links.iter().map(off).collect(),
         "no packets are damaged, for more processor time",
     )

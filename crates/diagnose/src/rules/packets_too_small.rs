@@ -185,18 +185,18 @@ mod tests {
     #[test]
     fn a_small_mtu_costs_everybody_where_processors_are_full() {
         // The program gets a third of its demand.
-        let beside = |mtu| {
+        let contended = |mtu| {
             let mut evidence = packets(560, mtu, 0);
             thread(&mut evidence, 100, 0.3, 0.6);
             processor(&mut evidence, 0, 1.0, 0.0);
             processor(&mut evidence, 1, 1.0, 0.0);
             evidence
         };
-        let verdict = crate::diagnose(&beside(576));
+        let verdict = crate::diagnose(&contended(576));
         assert_eq!(verdict.cause, Cause::PacketsTooSmall);
         assert_eq!(verdict.chain, [verdict.cause, Cause::CpuContention]);
         // Small messages of an application do not explain a lack of processors.
-        let verdict = crate::diagnose(&beside(1500));
+        let verdict = crate::diagnose(&contended(1500));
         assert_eq!(verdict.chain, [Cause::CpuContention]);
     }
 

@@ -107,7 +107,7 @@ fn evaluate_sender(evidence: &Evidence, losses: Losses) -> Judgement {
             "fewer unnecessary retransmissions; packets still arrive late",
         ));
     }
-    present(weight, facts, remedies)
+    Ok(Finding::new(weight, facts, remedies))
 }
 
 fn evaluate_receiver(arrivals: Arrivals) -> Judgement {
@@ -137,11 +137,8 @@ fn evaluate_receiver(arrivals: Arrivals) -> Judgement {
             "drops of UDP sockets and interfaces; checksums",
         ),
     ];
-    present(0.7 * (twice / FULL_SPURIOUS).min(1.0), facts, remedies())
-}
-
-fn present(weight: f64, facts: Vec<Fact>, remedies: Vec<Remedy>) -> Judgement {
-    Ok(Finding::new(weight, facts, remedies))
+    let weight = 0.7 * (twice / FULL_SPURIOUS).min(1.0);
+    Ok(Finding::new(weight, facts, remedies()))
 }
 
 fn remedies() -> Vec<Remedy> {

@@ -112,7 +112,7 @@ fn evaluate_sender(evidence: &Evidence, flow: &SocketFacts) -> Judgement {
             "up to the next bottleneck, if the program is the limit",
         ),
     ];
-    finding(weight, facts, remedies)
+    Ok(Finding::new(weight, facts, remedies))
 }
 
 fn evaluate_receiver(evidence: &Evidence, received: f64) -> Judgement {
@@ -180,10 +180,7 @@ fn evaluate_receiver(evidence: &Evidence, received: f64) -> Judgement {
         vec!["ss -tmi".into()],
         "up to the next bottleneck, if the program is the limit",
     ));
-    finding(if limited { 0.8 } else { 0.6 }, facts, remedies)
-}
-
-fn finding(weight: f64, facts: Vec<Fact>, remedies: Vec<Remedy>) -> Judgement {
+    let weight = if limited { 0.8 } else { 0.6 };
     Ok(Finding::new(weight, facts, remedies))
 }
 

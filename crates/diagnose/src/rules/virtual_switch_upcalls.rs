@@ -40,10 +40,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         )
         .excludes();
     }
-    let answering = match switch {
-        Some(_) => answering(evidence),
-        None => None,
-    };
+    let answering = switch.and_then(|_| answering(evidence));
     let mut facts = Vec::new();
     let mut weight = None;
     if let (Some(misses), Some(hits)) = counts {
@@ -78,11 +75,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
             "as many as processors",
             "the switch's threads",
         ));
-        let busy = BUSY.at(most);
-        weight = Some(match weight {
-            Some(counted) => counted,
-            None => BUSY_ALONE * busy,
-        });
+        weight = weight.or(Some(BUSY_ALONE * BUSY.at(most)));
     }
     let weight = weight
         .ok_or("neither the threads of the switch nor the counters of its datapath are readable")?;

@@ -266,10 +266,7 @@ fn confidence(verdict: &Verdict, page: &Page, out: &mut String) {
             "An idle tunnel has no cause: a finding on this machine may come from other traffic. The doctor's own packets \
              are not counted."
         }
-        (Cause::Unknown, _) => {
-            "The tunnel is slower than expected, and no known cause shows. Measure longer (`--seconds 30`), as root, and \
-             at the other end as well (`--peer`)."
-        }
+        (Cause::Unknown, _) => "The tunnel is slower than expected, and no known cause shows.",
         (_, Level::Consistent) => {
             "consistent: the signature of the cause is present, but it explains only a part, or another cause shows as \
              well."
