@@ -92,13 +92,13 @@ pub enum RecordingError {
     Unfit(String),
     /// Not a recording.
     #[error(
-        "this is no recording: {0}; one is made by `seikan record` or `seikan doctor --record`"
+        "this is no recording: {0}; create one with `seikan record` or `seikan doctor --record`"
     )]
     Foreign(String),
     /// A newer version.
     #[error(
-        "this recording is of version {found} of the format, of which {VERSION} is the newest that this program \
-         knows: read it with the program that wrote it (seikan {program}), or a newer one"
+        "this recording has version {found} of the format, newer than {VERSION}: read it with the program that wrote it \
+         (seikan {program}), or a newer one"
     )]
     Newer {
         /// Version of the format.
@@ -110,7 +110,7 @@ pub enum RecordingError {
     #[error("this recording is damaged: {0}")]
     Damaged(String),
     /// Too large.
-    #[error("this recording is too large: {what}, of which {most} at most are read")]
+    #[error("this recording is too large: {what}, but only {most} are readable")]
     TooLarge {
         /// Kind of the items.
         what: String,
