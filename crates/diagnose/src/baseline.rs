@@ -55,9 +55,10 @@ fn carries_enough(evidence: &Evidence) -> bool {
 }
 
 fn nothing(evidence: &Evidence) -> Cause {
-    match evidence.expected.is_none() || carries_enough(evidence) {
-        true => Cause::Healthy,
-        false => Cause::Unknown,
+    if evidence.expected.is_none() || carries_enough(evidence) {
+        Cause::Healthy
+    } else {
+        Cause::Unknown
     }
 }
 

@@ -121,9 +121,10 @@ pub fn both(near: &Evidence, far: &Evidence) -> Verdict {
     let mut ruled_out = fill(ruled_out, far_ruled_out);
     let felt = here.first().cloned();
     let dropped = account(sender, receiver);
-    let (sending, receiving) = match sends {
-        true => (&mut here, &mut there),
-        false => (&mut there, &mut here),
+    let (sending, receiving) = if sends {
+        (&mut here, &mut there)
+    } else {
+        (&mut there, &mut here)
     };
     ruled_out.extend(settle_loss(
         sending, receiving, dropped, crossing, satisfied,

@@ -205,9 +205,10 @@ impl Evidence {
         let counts: Vec<f64> = ports
             .filter_map(|port| self.link(&port.name, name))
             .collect();
-        let all = match counts.is_empty() {
-            true => self.link(inner, name)?,
-            false => counts.iter().sum(),
+        let all = if counts.is_empty() {
+            self.link(inner, name)?
+        } else {
+            counts.iter().sum()
         };
         Some((all - self.probes.own.of(name)).max(0.0))
     }
@@ -286,9 +287,10 @@ impl Evidence {
 
     /// Returns the mean bytes per packet of the inner interface in the direction with more traffic.
     pub fn bytes_per_packet(&self) -> Option<f64> {
-        let (bytes, packets) = match self.sends() {
-            true => (metric::TX_BYTES, metric::TX_PACKETS),
-            false => (metric::RX_BYTES, metric::RX_PACKETS),
+        let (bytes, packets) = if self.sends() {
+            (metric::TX_BYTES, metric::TX_PACKETS)
+        } else {
+            (metric::RX_BYTES, metric::RX_PACKETS)
         };
         let packets = self.inner(packets).filter(|packets| *packets > 0.0)?;
         Some(self.inner(bytes)? / packets)

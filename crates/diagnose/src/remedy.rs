@@ -215,9 +215,10 @@ pub fn is_plain(name: &str) -> bool {
 
 /// Quotes a text as one word for a shell.
 fn word(text: &str) -> String {
-    match is_plain(text) {
-        true => text.to_owned(),
-        false => format!("'{}'", text.replace('\'', r"'\''")),
+    if is_plain(text) {
+        text.to_owned()
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
     }
 }
 

@@ -131,9 +131,10 @@ impl<'a> Steps<'a> {
             packets: Vec::new(),
         };
         let grown = |name| empty.grown(&inner, name);
-        let bytes = match evidence.sends() {
-            true => grown(metric::TX_BYTES)?,
-            false => grown(metric::RX_BYTES)?,
+        let bytes = if evidence.sends() {
+            grown(metric::TX_BYTES)?
+        } else {
+            grown(metric::RX_BYTES)?
         };
         let mut packets = grown(metric::TX_PACKETS)?;
         add(&mut packets, &grown(metric::RX_PACKETS)?);
@@ -221,9 +222,10 @@ impl<'a> Steps<'a> {
             };
             signature.names.iter().filter_map(of).reduce(added)
         });
-        match is_sum {
-            true => each.reduce(added),
-            false => each.max_by(|a, b| a.iter().sum::<f64>().total_cmp(&b.iter().sum())),
+        if is_sum {
+            each.reduce(added)
+        } else {
+            each.max_by(|a, b| a.iter().sum::<f64>().total_cmp(&b.iter().sum()))
         }
     }
 

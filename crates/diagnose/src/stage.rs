@@ -148,9 +148,10 @@ pub fn profile(functions: &Functions) -> Option<Profile> {
     if functions.samples == 0 {
         return None;
     }
-    let machine = match functions.machine {
-        true => shares(functions, functions.samples, |function| function.machine),
-        false => Vec::new(),
+    let machine = if functions.machine {
+        shares(functions, functions.samples, |function| function.machine)
+    } else {
+        Vec::new()
     };
     Some(Profile {
         samples: functions.samples,

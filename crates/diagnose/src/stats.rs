@@ -89,18 +89,22 @@ pub fn strongest(a: &[f64], b: &[f64], max_lag: usize) -> Option<(i32, f64)> {
         let (a, b) = shifted(a, b, lag);
         Some((lag, pearson(a.iter().copied().zip(b.iter().copied()))?))
     })
-    .reduce(|best, next| match next.1.abs() > best.1.abs() + 1e-9 {
-        true => next,
-        false => best,
+    .reduce(|best, next| {
+        if next.1.abs() > best.1.abs() + 1e-9 {
+            next
+        } else {
+            best
+        }
     })
 }
 
 /// Returns both with the same length, the second shifted by `lag`.
 fn shifted<'a>(a: &'a [f64], b: &'a [f64], lag: i32) -> (&'a [f64], &'a [f64]) {
     let (n, shift) = (a.len(), lag.unsigned_abs() as usize);
-    match lag >= 0 {
-        true => (&a[..n - shift], &b[shift..]),
-        false => (&a[shift..], &b[..n - shift]),
+    if lag >= 0 {
+        (&a[..n - shift], &b[shift..])
+    } else {
+        (&a[shift..], &b[..n - shift])
     }
 }
 

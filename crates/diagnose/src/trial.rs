@@ -372,9 +372,10 @@ mod tests {
             Ok::<(), std::convert::Infallible>(())
         };
         let measure = |_| {
-            Ok(match on.get() {
-                true => Look::CutOff("gone".to_owned()),
-                false => Look::Block(block(1e8)),
+            Ok(if on.get() {
+                Look::CutOff("gone".to_owned())
+            } else {
+                Look::Block(block(1e8))
             })
         };
         let trial = run(switch, measure, LEAST_GAIN).expect("trial");

@@ -215,17 +215,19 @@ pub fn verdict(recording: &Recording, far: Option<&Evidence>) -> Verdict {
 }
 
 fn show_map(map: &PathMap, json: bool) -> anyhow::Result<ExitCode> {
-    match json {
-        true => print_json(map)?,
-        false => print(&drawing::draw(map, None, &Page::of_stdout()))?,
+    if json {
+        print_json(map)?
+    } else {
+        print(&drawing::draw(map, None, &Page::of_stdout()))?
     }
     Ok(ExitCode::SUCCESS)
 }
 
 fn exit_code(verdict: &Verdict, arguments: &Arguments) -> ExitCode {
-    match arguments.exit_code && verdict.cause.spec().severity >= Severity::Warning {
-        true => ExitCode::from(UNHEALTHY),
-        false => ExitCode::SUCCESS,
+    if arguments.exit_code && verdict.cause.spec().severity >= Severity::Warning {
+        ExitCode::from(UNHEALTHY)
+    } else {
+        ExitCode::SUCCESS
     }
 }
 

@@ -101,12 +101,13 @@ fn check_frame(bytes: &[u8]) -> Result<(), RecordingError> {
     let Some(length) = footer.map(|length| u32::from_le_bytes(*length)) else {
         return Err(damaged("its end is missing"));
     };
-    match length as usize > MAX_METADATA {
-        true => Err(RecordingError::TooLarge {
+    if length as usize > MAX_METADATA {
+        Err(RecordingError::TooLarge {
             what: format!("{length} bytes of metadata"),
             most: MAX_METADATA as u64,
-        }),
-        false => Ok(()),
+        })
+    } else {
+        Ok(())
     }
 }
 

@@ -86,13 +86,10 @@ fn evaluate(evidence: &Evidence) -> Judgement {
 }
 
 fn remedies(aes: bool) -> Vec<Remedy> {
-    let change = match aes {
-        true => {
-            "use AES-128-GCM or AES-256-GCM with a library that uses the processor's AES instructions, at both ends"
-        }
-        false => {
-            "use ChaCha20-Poly1305 with a library that uses vector instructions, at both ends; this processor has no AES instructions"
-        }
+    let change = if aes {
+        "use AES-128-GCM or AES-256-GCM with a library that uses the processor's AES instructions, at both ends"
+    } else {
+        "use ChaCha20-Poly1305 with a library that uses vector instructions, at both ends; this processor has no AES instructions"
     };
     vec![
         Remedy::ask(

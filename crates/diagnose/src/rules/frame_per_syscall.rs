@@ -46,19 +46,20 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         .as_ref()
         .zip(evidence.map.inner_link())
         .ok_or("no program carries this tunnel, or it was not found")?;
-    let (calls, bytes, packets, verb) = match evidence.sends() {
-        true => (
+    let (calls, bytes, packets, verb) = if evidence.sends() {
+        (
             metric::IO_READS,
             metric::IO_READ_BYTES,
             metric::TX_PACKETS,
             "read",
-        ),
-        false => (
+        )
+    } else {
+        (
             metric::IO_WRITES,
             metric::IO_WRITTEN_BYTES,
             metric::RX_PACKETS,
             "write",
-        ),
+        )
     };
     let of = |name| evidence.growth(&Subject::Process(program.pid), name);
     let (calls, bytes) = of(calls).zip(of(bytes)).ok_or_else(|| {
@@ -137,13 +138,14 @@ fn facts(
     ];
     // /proc/PID/io does not count calls of recv and send.
     if !evidence.outer_tcp() {
-        let (name, functions, packets) = match evidence.sends() {
-            true => ("sent", ["udp_sendmsg", "udpv6_sendmsg"], metric::TX_PACKETS),
-            false => (
+        let (name, functions, packets) = if evidence.sends() {
+            ("sent", ["udp_sendmsg", "udpv6_sendmsg"], metric::TX_PACKETS)
+        } else {
+            (
                 "received",
                 ["udp_recvmsg", "udpv6_recvmsg"],
                 metric::RX_PACKETS,
-            ),
+            )
         };
         facts.extend(per_packet(
             evidence,

@@ -50,9 +50,10 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     let fragments = (created / outside).min(1.0);
     // The doctor's own long packets may be refused, too; drops by reason are those of the whole machine.
     let own = evidence.probes.own.packets_out as f64;
-    let machine = match evidence.suffers() {
-        true => evidence.dropped("PKT_TOO_BIG").unwrap_or(0.0),
-        false => 0.0,
+    let machine = if evidence.suffers() {
+        evidence.dropped("PKT_TOO_BIG").unwrap_or(0.0)
+    } else {
+        0.0
     };
     let refused = (evidence.both("Ip", "FragFails").unwrap_or(0.0) + machine - own).max(0.0);
     let harm = (fragments / FULL_HARM).max(refused / outside / (10.0 * REFUSED));

@@ -124,9 +124,10 @@ fn receiving(evidence: &Evidence, fact: Fact, share: f64) -> Judgement {
     facts.extend(counted("Udp", udp));
     // The tunnel's own packets are damaged outside of it, those of inner connections behind it.
     let outside = udp.unwrap_or(0.0) > tcp.unwrap_or(0.0) || evidence.outer_tcp();
-    let device = match outside {
-        true => "the outer network card of the far end",
-        false => "the far end's tunnel interface, or the guest that sends behind it",
+    let device = if outside {
+        "the outer network card of the far end"
+    } else {
+        "the far end's tunnel interface, or the guest that sends behind it"
     };
     let remedies = vec![
         Remedy::ask(

@@ -94,25 +94,27 @@ fn evaluate(evidence: &Evidence) -> Judgement {
 
 /// Returns the fragmented packets, or the fragments received, in any namespace of the tunnel's outside.
 fn counted(evidence: &Evidence, sends: bool) -> Option<Fact> {
-    let (name, functions, packets): (_, &[_], _) = match sends {
-        true => (
+    let (name, functions, packets): (_, &[_], _) = if sends {
+        (
             "packets fragmented by the kernel, per inner packet",
             &["ip_do_fragment", "ip6_fragment"],
             metric::TX_PACKETS,
-        ),
-        false => (
+        )
+    } else {
+        (
             "fragments received by the kernel, per inner packet",
             &["ip_defrag"],
             metric::RX_PACKETS,
-        ),
+        )
     };
     per_packet(evidence, name, functions, evidence.inner(packets), "0")
 }
 
 fn packets_outside(evidence: &Evidence, sends: bool) -> Option<f64> {
-    let name = match sends {
-        true => metric::TX_PACKETS,
-        false => metric::RX_PACKETS,
+    let name = if sends {
+        metric::TX_PACKETS
+    } else {
+        metric::RX_PACKETS
     };
     let inner = evidence.inner(name).filter(|packets| *packets > 0.0)?;
     Some(evidence.egress(name)? / inner)

@@ -93,9 +93,10 @@ fn evaluate_sender(evidence: &Evidence, losses: Losses, outer: bool) -> Judgemen
         "connections in the tunnel"
     };
     let share = losses.elsewhere();
-    let by_rate = match outer {
-        true => 0.0,
-        false => by_rate(evidence, losses),
+    let by_rate = if outer {
+        0.0
+    } else {
+        by_rate(evidence, losses)
     };
     let fact = Fact::new(
         format!("share of segments of {connections} lost outside of this host"),

@@ -66,13 +66,15 @@ fn evaluate_sender(evidence: &Evidence, losses: Losses) -> Judgement {
         Some(timeouts) if timeouts < EARLY * losses.spurious => REPORTED,
         _ => 0.0,
     };
-    let by_spurious = match mostly && spurious >= SPURIOUS {
-        true => reported * (spurious / FULL_SPURIOUS).min(1.0),
-        false => 0.0,
+    let by_spurious = if mostly && spurious >= SPURIOUS {
+        reported * (spurious / FULL_SPURIOUS).min(1.0)
+    } else {
+        0.0
     };
-    let by_overtaken = match overtaken >= OVERTAKEN && overtaken > losses.lost() {
-        true => MOST_OVERTAKEN * (overtaken / FULL_OVERTAKEN).min(1.0),
-        false => 0.0,
+    let by_overtaken = if overtaken >= OVERTAKEN && overtaken > losses.lost() {
+        MOST_OVERTAKEN * (overtaken / FULL_OVERTAKEN).min(1.0)
+    } else {
+        0.0
     };
     let weight = 0.9 * by_spurious.max(by_overtaken);
     if weight == 0.0 {

@@ -31,9 +31,10 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         .filter(|thread| machine || thread.serves_guest())
         .collect();
     if serving.is_empty() {
-        return match machine {
-            true => Err(format!("the threads of {} are not readable", program.name).into()),
-            false => none().excludes(),
+        return if machine {
+            Err(format!("the threads of {} are not readable", program.name).into())
+        } else {
+            none().excludes()
         };
     }
     let strength = |demand: f64, kept: f64| WAIT.at(kept) * DEMAND.at(demand);

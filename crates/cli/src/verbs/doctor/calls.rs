@@ -19,9 +19,10 @@ pub fn render(evidence: &Evidence) -> String {
         ("per packet", Align::Right),
     ]);
     for (function, calls) in calls {
-        let per_packet = match packets > 0.0 {
-            true => rounded(calls / packets),
-            false => String::new(),
+        let per_packet = if packets > 0.0 {
+            rounded(calls / packets)
+        } else {
+            String::new()
         };
         table.row(vec![function.into(), number(calls as u64), per_packet]);
     }

@@ -83,9 +83,10 @@ fn column(steps: Vec<Step>, map: &PathMap, verdict: Option<&Verdict>, page: &Pag
             };
             let name = if row == 0 { &*step.label } else { "" };
             let pad = " ".repeat(label.saturating_sub(width(name)));
-            let marker = match marked && row == 0 {
-                true => format!("  {RED}{mark}{RESET}"),
-                false => String::new(),
+            let marker = if marked && row == 0 {
+                format!("  {RED}{mark}{RESET}")
+            } else {
+                String::new()
             };
             let _ = writeln!(
                 out,
@@ -254,9 +255,10 @@ fn sockets(sockets: &[SocketFacts], page: &Page) -> Vec<String> {
 fn network(map: &PathMap) -> String {
     let far = map.sockets.iter().filter_map(|socket| socket.remote);
     let far = distinct(far.map(|remote| remote.ip().to_canonical().to_string()));
-    match far.is_empty() {
-        true => "far end unknown".into(),
-        false => format!("to {far}"),
+    if far.is_empty() {
+        "far end unknown".into()
+    } else {
+        format!("to {far}")
     }
 }
 
@@ -309,14 +311,18 @@ fn ranges(numbers: &[u32]) -> String {
             _ => runs.push((*number, *number)),
         }
     }
-    let runs = runs.iter().map(|(first, last)| match first == last {
-        true => first.to_string(),
-        false => format!("{first}-{last}"),
+    let runs = runs.iter().map(|(first, last)| {
+        if first == last {
+            first.to_string()
+        } else {
+            format!("{first}-{last}")
+        }
     });
     let runs: Vec<_> = runs.collect();
-    match runs.is_empty() {
-        true => "none".into(),
-        false => runs.join(","),
+    if runs.is_empty() {
+        "none".into()
+    } else {
+        runs.join(",")
     }
 }
 

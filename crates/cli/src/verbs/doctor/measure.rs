@@ -50,9 +50,10 @@ pub struct TunnelArguments {
 /// Parses megabits per second of the command line.
 pub fn megabits(text: &str) -> Result<f64, String> {
     let value: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
-    match value.is_finite() && value > 0.0 {
-        true => Ok(value),
-        false => Err("must be above 0, such as 900".into()),
+    if value.is_finite() && value > 0.0 {
+        Ok(value)
+    } else {
+        Err("must be above 0, such as 900".into())
     }
 }
 

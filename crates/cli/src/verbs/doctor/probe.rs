@@ -241,9 +241,10 @@ impl Probe {
             return Ok(None);
         }
         let (mut passed, mut lost) = (SMALL.max(echo.echo.smallest()), None);
-        match passes(self.mtu, MTU_TRIES)? {
-            true => passed = self.mtu,
-            false => lost = Some(self.mtu),
+        if passes(self.mtu, MTU_TRIES)? {
+            passed = self.mtu
+        } else {
+            lost = Some(self.mtu)
         }
         let until = Instant::now() + SEARCH;
         while let Some(large) = lost
@@ -252,9 +253,10 @@ impl Probe {
             && !self.stop.is_raised()
         {
             let middle = passed + (large - passed) / 2;
-            match passes(middle, SEARCH_TRIES)? {
-                true => passed = middle,
-                false => lost = Some(middle),
+            if passes(middle, SEARCH_TRIES)? {
+                passed = middle
+            } else {
+                lost = Some(middle)
             }
         }
         // A path with ordinary loss is no black hole: there, the size that was lost first passes now.

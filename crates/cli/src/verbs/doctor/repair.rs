@@ -49,13 +49,14 @@ pub fn repair(
     }
     let watchdog = Watchdog::start();
     let watched: Vec<String> = watchdog.watched().iter().map(ToString::to_string).collect();
-    say(&match watched.is_empty() {
-        true => "\nno router and no SSH client answers echo requests: only the tunnel is monitored"
-            .to_owned(),
-        false => format!(
+    say(&if watched.is_empty() {
+        "\nno router and no SSH client answers echo requests: only the tunnel is monitored"
+            .to_owned()
+    } else {
+        format!(
             "\nmonitored during the test: the tunnel and {}",
             watched.join(", ")
-        ),
+        )
     });
     let mut attempts = Vec::new();
     for (of, remedy) in candidates {

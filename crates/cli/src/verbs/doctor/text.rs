@@ -33,10 +33,7 @@ impl Page {
 
     /// Returns one of two spellings.
     pub fn either<'a>(&self, unicode: &'a str, ascii: &'a str) -> &'a str {
-        match self.unicode {
-            true => unicode,
-            false => ascii,
-        }
+        if self.unicode { unicode } else { ascii }
     }
 }
 

@@ -159,9 +159,10 @@ fn ends(far: &Far) -> String {
     let inner = printable(inner.unwrap_or("the tunnel"));
     let mut text = format!("{location} The far end has {through} Mbit/s through {inner}");
     if let Some(crossing) = &far.crossing {
-        let lost = match crossing.lost() > crossing.uncertainty() {
-            true => rounded(crossing.lost() * 100.0),
-            false => format!("at most {}", rounded(crossing.uncertainty() * 100.0)),
+        let lost = if crossing.lost() > crossing.uncertainty() {
+            rounded(crossing.lost() * 100.0)
+        } else {
+            format!("at most {}", rounded(crossing.uncertainty() * 100.0))
         };
         let _ = write!(text, "; {lost} % of the tunnel's packets were lost between");
     }
@@ -241,9 +242,10 @@ fn command_lines(command: &str, remedy: &Remedy, indent: &str, page: &Page) -> S
 
 /// Returns the remedy, where it has to be applied, and the expected gain.
 pub fn remedy_in_words(remedy: &Remedy) -> String {
-    match remedy.expected_gain.is_empty() {
-        true => with_location(remedy),
-        false => with_location(remedy) + ": " + &printable(&remedy.expected_gain),
+    if remedy.expected_gain.is_empty() {
+        with_location(remedy)
+    } else {
+        with_location(remedy) + ": " + &printable(&remedy.expected_gain)
     }
 }
 

@@ -173,9 +173,10 @@ impl Peer {
 
 /// Sends or receives the load.
 fn carry(flow: &Flow, load: Load, stop: &AtomicBool) {
-    match load.reverse {
-        true => flow.receive(&Meter::default(), stop),
-        false => flow.send(load.rate, stop),
+    if load.reverse {
+        flow.receive(&Meter::default(), stop)
+    } else {
+        flow.send(load.rate, stop)
     }
 }
 

@@ -102,9 +102,10 @@ fn split(text: &str) -> Result<(String, u16), String> {
         .and_then(|host| host.strip_suffix(']'))
         .unwrap_or(host);
     let fits = !host.is_empty() && port != 0 && !host.contains(['[', ']', '/', ' ']);
-    match fits && (!host.contains(':') || host.parse::<Ipv6Addr>().is_ok()) {
-        true => Ok((host.to_owned(), port)),
-        false => Err(wrong()),
+    if fits && (!host.contains(':') || host.parse::<Ipv6Addr>().is_ok()) {
+        Ok((host.to_owned(), port))
+    } else {
+        Err(wrong())
     }
 }
 

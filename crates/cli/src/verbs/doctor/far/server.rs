@@ -308,8 +308,9 @@ impl Server<'_> {
 
 /// Sends or receives the load.
 fn carry(flow: &seikan_load::Flow, load: Load, stop: &AtomicBool) {
-    match load.reverse {
-        true => flow.send(load.rate, stop),
-        false => flow.receive(&Meter::default(), stop),
+    if load.reverse {
+        flow.send(load.rate, stop)
+    } else {
+        flow.receive(&Meter::default(), stop)
     }
 }
