@@ -179,6 +179,8 @@ mod tests {
             let spec = cause.spec();
             assert_eq!(spec.cause, *cause);
             assert!(!spec.sentence.is_empty(), "{cause}");
+            let signature = spec.signature.as_ref();
+            assert!(signature.is_none_or(|it| it.normal > 0.0), "{cause}");
             let is_fault = cause.is_fault();
             assert_eq!(
                 (spec.step.is_some(), spec.rule.is_some()),
