@@ -35,7 +35,7 @@ mod tests {
         assert_eq!(fact.value, 2.0);
         assert_eq!(
             fact.source,
-            "calls of udp_sendmsg or udpv6_sendmsg, machine-wide"
+            "calls of udp_sendmsg or udpv6_sendmsg, whole machine"
         );
     }
 

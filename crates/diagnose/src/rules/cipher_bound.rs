@@ -127,7 +127,7 @@ mod tests {
     fn a_full_program_that_encrypts_is_it() {
         let finding = present(evaluate(&working(0.97, 0.7)));
         assert!(finding.weight > 0.9);
-        assert!(finding.facts[0].name.contains("crypto first"));
+        assert!(finding.facts[0].name.contains("mostly crypto"));
     }
 
     #[test]

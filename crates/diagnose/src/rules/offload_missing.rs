@@ -308,9 +308,9 @@ mod tests {
             20_000,
         );
         let facts = present(evaluate(&evidence)).facts;
-        let cut = facts.iter().find(|fact| fact.name.contains("cut up"));
+        let cut = facts.iter().find(|fact| fact.name.contains("segmented"));
         assert_eq!(cut.map(|fact| fact.value), Some(0.2));
-        assert!(cut.is_some_and(|fact| fact.source.contains("machine-wide")));
+        assert!(cut.is_some_and(|fact| fact.source.contains("whole machine")));
     }
 
     #[test]

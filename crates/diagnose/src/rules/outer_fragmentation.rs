@@ -177,7 +177,9 @@ mod tests {
         count(&mut evidence, Subject::Host, "call.ip_do_fragment", 10_000);
         count(&mut evidence, Subject::Host, "call.ip_defrag", 50);
         let facts = present(evaluate(&evidence)).facts;
-        let cut = facts.iter().find(|fact| fact.name.contains("cut up"));
+        let cut = facts
+            .iter()
+            .find(|fact| fact.name.contains("fragmented by the kernel"));
         assert_eq!(cut.map(|fact| fact.value), Some(1.0));
     }
 
