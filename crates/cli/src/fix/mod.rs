@@ -1,8 +1,8 @@
-//! Changes of this host that are meant to make a tunnel faster: noted before they are made, compared with and without,
-//! kept only if they help, and taken back otherwise, also when this process is killed on the way.
+//! Changes of this host that may make a tunnel faster: written to a journal before they are made, tested, kept only if they
+//! help, and reverted otherwise, also if this process is killed.
 //!
-//! [`Fix::prepare`] forks a process that takes everything back should this one end; [`Fix::run`] notes the changes of a
-//! remedy, runs the trial ([`trial::run`]), and keeps or takes back; [`undo`] takes back what was kept.
+//! [`Fix::prepare`] forks a process that reverts everything if this one ends; [`Fix::run`] writes the changes of a remedy to
+//! the journal, runs the trial ([`trial::run`]), and keeps or reverts them; [`undo`] reverts kept changes.
 
 mod change;
 pub mod watchdog;
@@ -20,20 +20,20 @@ use seikan_sys::netns::NetNs;
 
 pub use change::Change;
 
-/// Ready to change something.
+/// Tests of changes.
 #[derive(Debug)]
 pub struct Fix {
-    /// Takes back what is noted when this process is gone.
+    /// Reverts the changes of the journal when this process ends.
     _guard: Monitor,
     directory: PathBuf,
     name: String,
 }
 
 impl Fix {
-    /// Starts the process that cleans up. Must come before this one has a second thread.
+    /// Starts the process that reverts changes, before this one has a second thread.
     ///
     /// # Errors
-    /// There are threads already, or no process to be had.
+    /// There are other threads, or the process cannot be started.
     pub fn prepare() -> Result<Fix> {
         let directory = Places::default().run;
         let pid = std::process::id();
@@ -44,16 +44,16 @@ impl Fix {
             state::clean_up_after(pid, &path, |_: &[Change]| ());
         });
         Ok(Fix {
-            _guard: guard.context("cannot start the process that takes changes back")?,
+            _guard: guard.context("cannot start the process that reverts changes")?,
             directory,
             name,
         })
     }
 
-    /// Reads what a remedy would change. Changes nothing.
+    /// Reads the settings that a remedy changes. Changes nothing.
     ///
     /// # Errors
-    /// It cannot be changed here, or could not be brought back.
+    /// A setting cannot be changed or restored here.
     pub fn plan(remedy: &Remedy) -> Result<Vec<Change>> {
         let planned = remedy.actions.iter().cloned().map(Change::plan);
         let changes = planned.collect::<Result<Vec<Change>>>()?;
@@ -63,11 +63,10 @@ impl Fix {
         Ok(changes)
     }
 
-    /// Tries changes, and leaves them in force only if they gain `keep` (a share) for sure; with `None` they are taken back
-    /// in any case.
+    /// Tests changes, and keeps them only if their gain is certainly `keep` (a share); `None`: always reverts them.
     ///
     /// # Errors
-    /// A change cannot be made, or measuring failed; everything is as it was then.
+    /// A change or a measurement failed; everything is reverted.
     pub fn run(
         &self,
         changes: &[Change],
@@ -75,27 +74,30 @@ impl Fix {
         measure: impl FnMut(Duration) -> Result<Look>,
     ) -> Result<Trial> {
         let (mut journal, _) = Journal::open(&self.directory, &self.name)?;
-        // Noted first: whatever happens from here on, everything is taken back unless it is kept.
+        // Journal first: from here on every change is reverted unless it is kept.
         for change in changes {
             journal.will_do(change.clone())?;
         }
-        let switch = |on: bool| match on {
-            true => changes.iter().try_for_each(Change::apply),
-            false => match state::take_back(changes.to_vec()) {
+        let switch = |on: bool| {
+            if on {
+                return changes.iter().try_for_each(Change::apply);
+            }
+            match state::take_back(changes.to_vec()) {
                 failures if failures.is_empty() => Ok(()),
                 failures => bail!("{}", failures.join("; ")),
-            },
+            }
         };
         let mut trial = trial::run(switch, measure, keep.unwrap_or(trial::LEAST_GAIN));
         if let (None, Ok(trial)) = (keep, &mut trial)
             && trial.decision == Decision::Keep
         {
-            trial.decision = Decision::TakeBack("it was made for the proof only".to_owned());
+            trial.decision = Decision::TakeBack("`--prove` reverts every change".to_owned());
         }
         let keeps = matches!(&trial, Ok(trial) if trial.decision == Decision::Keep);
-        let applied = match keeps {
-            true => changes.iter().try_for_each(Change::apply),
-            false => Ok(()),
+        let applied = if keeps {
+            changes.iter().try_for_each(Change::apply)
+        } else {
+            Ok(())
         };
         if keeps && applied.is_ok() {
             journal.keep(&format!("{}.kept", self.name))?;
@@ -109,11 +111,10 @@ impl Fix {
     }
 }
 
-/// Takes back everything that was kept in this network namespace; the commands of what was taken back, and what could
-/// not be.
+/// Reverts everything that was kept in this network namespace; returns the commands of reverted changes, and failures.
 ///
 /// # Errors
-/// The folder cannot be read, or another process is at it.
+/// The directory cannot be read, or another process uses it.
 pub fn undo() -> Result<(Vec<String>, Vec<String>)> {
     let directory = Places::default().run;
     let (mut done, mut failures) = (Vec::new(), Vec::new());
@@ -143,7 +144,7 @@ pub fn undo() -> Result<(Vec<String>, Vec<String>)> {
     Ok((done, failures))
 }
 
-/// How the files of this network namespace begin: a change belongs to the namespace in which it was made.
+/// Prefix of the files of this network namespace: a change belongs to the namespace in which it was made.
 fn prefix() -> Result<String> {
     let namespace = NetNs::current()?.id()?;
     Ok(format!("doctor-{namespace}-"))
