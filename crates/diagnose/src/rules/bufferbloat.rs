@@ -105,7 +105,8 @@ fn evaluate(evidence: &Evidence) -> Judgement {
     }
     remedies.push(Remedy::ask(
         Location::Provider,
-        "use active queue management (fq_codel, CAKE) on the router before the slow link, or shape on this host a little below the rate of that link",
+        "use active queue management (fq_codel, CAKE) on the router before the slow link, or shape on this host a \
+         little below the rate of that link",
         vec!["tc qdisc replace dev EGRESS root cake bandwidth 95%-OF-THE-RATE".to_owned()],
         "the delay disappears for 5 % of the rate",
     ));

@@ -92,7 +92,8 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         facts,
         vec![Remedy::ask(
             Location::Tunnel,
-            "use a tunnel that reads super-packets of 64 KiB (IFF_VNET_HDR) or reads and writes in batches, or a larger inner MTU at both ends",
+            "use a tunnel that reads super-packets of 64 KiB (IFF_VNET_HDR) or reads and writes in batches, or a \
+             larger inner MTU at both ends",
             Vec::new(),
             "a factor of 2 to 10, until the cipher is the limit",
         )],

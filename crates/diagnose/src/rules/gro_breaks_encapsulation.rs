@@ -28,7 +28,8 @@ const NOT_RAW: f64 = 0.5;
 
 pub(super) const SPEC: Spec = Spec {
     cause: Cause::GroBreaksEncapsulation,
-    sentence: "The kernel merges received packets, and a program that expects single packets encapsulates the merged ones, which are then fragmented or lost.",
+    sentence: "The kernel merges received packets, and a program that expects single packets encapsulates the \
+               merged ones, which are then fragmented or lost.",
     step: Some(PathStep::OuterLink),
     effects: &[Cause::OuterFragmentation, Cause::MtuBlackHole],
     signature: Some(Signature::new(

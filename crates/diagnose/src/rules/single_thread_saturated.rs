@@ -88,7 +88,8 @@ fn remedies(name: &str) -> Vec<Remedy> {
         ),
         Remedy::ask(
             Location::Tunnel,
-            "use several tunnels that share the connections, or a tunnel with less work per packet (offloads, the kernel's data path)",
+            "use several tunnels that share the connections, or a tunnel with less work per packet (offloads, the \
+             kernel's data path)",
             Vec::new(),
             "up to the next bottleneck",
         ),

@@ -101,7 +101,8 @@ fn remedy() -> Remedy {
     Remedy::ask(
         Location::Tunnel,
         format!(
-            "set a receive buffer of {GOOD_LENGTH} bytes in the tunnel's settings (OpenVPN: `rcvbuf`), or as the default of new sockets, and restart it; find out why the program is late"
+            "set a receive buffer of {GOOD_LENGTH} bytes in the tunnel's settings (OpenVPN: `rcvbuf`), or as the \
+             default of new sockets, and restart it; find out why the program is late"
         ),
         vec![
             format!("sysctl -w net.core.rmem_max={GOOD_LENGTH}"),

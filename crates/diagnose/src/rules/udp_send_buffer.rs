@@ -101,7 +101,8 @@ fn remedy() -> Remedy {
     Remedy::ask(
         Location::Tunnel,
         format!(
-            "set a send buffer of {GOOD_LENGTH} bytes in the tunnel's settings (OpenVPN: `sndbuf`), or as the default of new sockets, and restart it"
+            "set a send buffer of {GOOD_LENGTH} bytes in the tunnel's settings (OpenVPN: `sndbuf`), or as the \
+             default of new sockets, and restart it"
         ),
         vec![
             format!("sysctl -w net.core.wmem_max={GOOD_LENGTH}"),

@@ -56,7 +56,8 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
     /// Send load to the address of --peer during the measurement; it passes the tunnel only if that address is inside it
-    #[arg(long, value_name = "KIND", requires = "peer", num_args = 0..=1, default_missing_value = "tcp", conflicts_with_all = ["fix", "prove"])]
+    #[arg(long, value_name = "KIND", requires = "peer", num_args = 0..=1, default_missing_value = "tcp",
+        conflicts_with_all = ["fix", "prove"])]
     load: Option<Kind>,
     /// Maximum rate of the load in Mbit/s; required for UDP
     #[arg(long, value_name = "MBIT", requires = "load", value_parser = super::measure::megabits)]
