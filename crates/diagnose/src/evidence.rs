@@ -3,7 +3,7 @@
 //! A quantity is `None` if it was not measured, which is not zero.
 
 use seikan_observe::path::{PathMap, SocketFacts, Transport};
-use seikan_observe::profile::{Profile, Stage};
+use seikan_observe::profile::Profile;
 use seikan_observe::{Column, Series, Subject, metric};
 use serde::{Deserialize, Serialize};
 
@@ -451,13 +451,6 @@ impl Evidence {
             .flows(metric::TCP_SEGS_OUT)
             .filter(|sent| *sent > 0.0)?;
         Some(self.flows(metric::TCP_RETRANS)? / sent)
-    }
-
-    /// Returns the share of the program's processor time in a stage, if it was sampled.
-    pub fn stage(&self, stage: Stage) -> Option<f64> {
-        let shares = &self.profile.as_ref()?.program;
-        let of = shares.iter().filter(|share| share.stage == stage);
-        Some(of.map(|share| share.share).sum())
     }
 }
 

@@ -60,6 +60,12 @@ impl Evidence {
         (!idle.is_empty()).then(|| idle.iter().sum::<f64>() / idle.len() as f64)
     }
 
+    /// Returns the mean busy share of all processors; 0 if it was not measured.
+    pub fn busy_share(&self) -> f64 {
+        let idle = self.idle();
+        idle.iter().map(|(_, idle)| 1.0 - idle).sum::<f64>() / idle.len().max(1) as f64
+    }
+
     /// Returns the processors that the program's threads used: 1 for one processor.
     pub fn running(&self) -> f64 {
         self.threads().iter().map(|thread| thread.running).sum()

@@ -28,15 +28,34 @@ const NOTHING: f64 = 0.01;
 pub const PAIRS: usize = 4;
 /// Gain from which a change is kept, as a share.
 pub const LEAST_GAIN: f64 = 0.05;
-/// Ratio and difference (microseconds) from which a delay under load is worse.
-const WORSE_DELAY: (f64, f64) = (1.5, 5_000.0);
-/// Ratio and difference (microseconds) from which a shorter delay under load justifies a change that costs no throughput.
-const BETTER_DELAY: (f64, f64) = (2.0, 5_000.0);
+/// Margin from which a longer delay under load is worse.
+const WORSE_DELAY: Margin = Margin {
+    ratio: 1.5,
+    us: 5_000.0,
+};
+/// Margin from which a shorter delay under load justifies a change that costs no throughput.
+const BETTER_DELAY: Margin = Margin {
+    ratio: 2.0,
+    us: 5_000.0,
+};
 /// Additional retransmitted segments that are worse, as a share of those sent.
 const WORSE_LOSS: f64 = 0.005;
 /// Ratio of processor time per bit that is worse; a certain gain of the same size justifies it.
 const WORSE_CPU: f64 = 1.5;
 const MUCH: f64 = 0.5;
+
+/// Smallest relevant difference of two delays.
+struct Margin {
+    ratio: f64,
+    us: f64,
+}
+
+impl Margin {
+    /// Whether one delay is longer than another by ratio and difference, microseconds.
+    fn is_exceeded(&self, longer: f64, shorter: f64) -> bool {
+        longer > shorter * self.ratio && longer > shorter + self.us
+    }
+}
 
 /// Measurements of a block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -203,9 +222,8 @@ fn decide(pairs: &[(Block, Block)], gain: Option<Interval>, least: f64) -> Decis
     };
     let both = |of: &dyn Fn(&Block) -> Option<f64>| Some((mean(of, false)?, mean(of, true)?));
     let delay = both(&|block| block.rtt_us);
-    let is_quicker = delay.is_some_and(|(before, now)| {
-        before > now * BETTER_DELAY.0 && before > now + BETTER_DELAY.1 && gain.low > -least
-    });
+    let is_quicker = delay
+        .is_some_and(|(before, now)| BETTER_DELAY.is_exceeded(before, now) && gain.low > -least);
     if gain.low < least && !is_quicker {
         return Decision::TakeBack(format!(
             "the gain is {:+.0} % ({:+.0} to {:+.0}), not certainly {:+.0} %",
@@ -216,8 +234,7 @@ fn decide(pairs: &[(Block, Block)], gain: Option<Interval>, least: f64) -> Decis
         ));
     }
     if let Some((before, now)) = delay
-        && now > before * WORSE_DELAY.0
-        && now > before + WORSE_DELAY.1
+        && WORSE_DELAY.is_exceeded(now, before)
     {
         return Decision::TakeBack(format!(
             "the round-trip time under load rose from {:.1} to {:.1} ms",

@@ -86,7 +86,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         * (1.0 - LARGE.at(calls.bytes))
         * limited
         * in_kernel.map_or(KERNEL_UNKNOWN, |share| IN_KERNEL.at(share))
-        * (1.0 - CRYPTO.at(evidence.stage(Stage::Crypto).unwrap_or(0.0)));
+        * (1.0 - CRYPTO.at(evidence.work(Stage::Crypto).unwrap_or(0.0)));
     weighted(
         0.95 * weight,
         facts,

@@ -87,7 +87,7 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         Some(packets * evidence.seconds()),
         "below 0.3",
     ));
-    let schedule = evidence.stage(Stage::Schedule);
+    let schedule = evidence.work(Stage::Schedule);
     if let Some(share) = schedule {
         facts.push(Fact::new(
             "share of the program's time in wake-ups, locks and the scheduler",

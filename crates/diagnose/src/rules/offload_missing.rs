@@ -136,8 +136,7 @@ fn limited(evidence: &Evidence) -> (f64, Fact) {
     let cpus = evidence.map.host.cpus.iter();
     let softirq = cpus.filter_map(|cpu| evidence.cpu_share(*cpu, &[metric::SOFTIRQ_NS]));
     let softirq = softirq.fold(0.0, f64::max);
-    let idle = evidence.idle();
-    let all = idle.iter().map(|(_, idle)| 1.0 - idle).sum::<f64>() / idle.len().max(1) as f64;
+    let all = evidence.busy_share();
     let limited = [program, SOFTIRQ.at(softirq), MACHINE.at(all)];
     let fact = Fact::new(
         "share of the time in which the processors were busy",

@@ -60,7 +60,11 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         .busy()
         .zip(limited_by_work(evidence))
         .ok_or("the load of the processors is not readable")?;
-    let limited = by_work.max(if small_mtu { full(evidence) } else { 0.0 });
+    let limited = by_work.max(if small_mtu {
+        FULL.at(evidence.busy_share())
+    } else {
+        0.0
+    });
     let busy = Fact::new(
         "share of the time in which the busiest thread ran or waited for a processor",
         busiest,
@@ -94,13 +98,6 @@ fn evaluate(evidence: &Evidence) -> Judgement {
         facts,
         remedies(evidence, small_mtu),
     ))
-}
-
-/// Returns how far the processors are fully used, 0 to 1.
-fn full(evidence: &Evidence) -> f64 {
-    let idle = evidence.idle();
-    let all = idle.iter().map(|(_, idle)| 1.0 - idle).sum::<f64>() / idle.len().max(1) as f64;
-    FULL.at(all)
 }
 
 fn remedies(evidence: &Evidence, small_mtu: bool) -> Vec<Remedy> {
