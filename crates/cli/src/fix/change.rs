@@ -1,4 +1,4 @@
-//! A change of this host: the former state, the change, and its reversal.
+//! A change of this host: what it was before, how it is made, how it is taken back.
 
 use std::process::{Command, Stdio};
 
@@ -10,18 +10,18 @@ use seikan_sys::netlink::{LinkInfo, Netlink};
 use seikan_sys::{schedule, softirq, sysctl};
 use serde::{Deserialize, Serialize};
 
-/// The table whose rules limit segment sizes.
+/// The table of our own that clamps segment sizes.
 const CLAMP_TABLE: &str = "inet seikan_doctor";
 
-/// A change with the former state.
+/// A change with what it takes to take it back.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Change {
-    /// The change.
+    /// What is done.
     pub action: Action,
     before: State,
 }
 
-/// A former state.
+/// How something was.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum State {
@@ -33,10 +33,10 @@ enum State {
 }
 
 impl Change {
-    /// Reads the present state. Changes nothing.
+    /// Reads how it is now. Changes nothing.
     ///
     /// # Errors
-    /// The state cannot be read or restored.
+    /// It cannot be read, or could not be brought back as it is.
     pub fn plan(action: Action) -> Result<Change> {
         let before =
             read(&action).with_context(|| format!("cannot prepare `{}`", action.command()))?;
@@ -46,7 +46,7 @@ impl Change {
     /// Makes the change.
     ///
     /// # Errors
-    /// The kernel refuses it.
+    /// What the kernel says.
     pub fn apply(&self) -> Result<()> {
         let made = match &self.action {
             Action::QueueLength { packets, .. } => self.write(&State::Number((*packets).into())),
@@ -120,14 +120,15 @@ impl Undo for Change {
     fn take_back(self) -> std::result::Result<(), String> {
         match self.write(&self.before) {
             Err(_) if self.is_gone() => Ok(()),
-            other => other
-                .map_err(|error| format!("cannot revert `{}`: {error:#}", self.action.command())),
+            other => other.map_err(|error| {
+                format!("cannot take back `{}`: {error:#}", self.action.command())
+            }),
         }
     }
 }
 
 impl Change {
-    /// Whether the changed object no longer exists, so that nothing is left of the change.
+    /// What was changed is not there any more, so that nothing is left of the change.
     fn is_gone(&self) -> bool {
         let link_is_gone = |link: &str| {
             let found = Netlink::open().and_then(|netlink| netlink.link_index(link));
@@ -158,7 +159,7 @@ fn read(action: &Action) -> Result<State> {
         Action::QueueLength { link: name, .. } => State::Number(link(name)?.tx_queue_len.into()),
         Action::Mtu { link: name, .. } => State::Number(link(name)?.mtu.into()),
         Action::Offload { link, .. } => {
-            // All of them: switching one off may switch off others.
+            // All of them: switching one off may take others along.
             let states = Ethtool::open()?.features(link)?;
             let changeable = states.into_iter().filter(|state| state.changeable);
             State::Bits(
@@ -177,7 +178,7 @@ fn read(action: &Action) -> Result<State> {
         } => {
             let steering = softirq::steering_anywhere(&link(name)?);
             let queues = steering.context(
-                "/sys belongs to another network namespace, and no other one can be mounted",
+                "/sys shows another network namespace than this one, and none can be mounted",
             )?;
             let queue = format!("rx-{queue}");
             let found = queues.into_iter().find(|steering| steering.queue == queue);
@@ -201,19 +202,24 @@ fn read(action: &Action) -> Result<State> {
         }
         Action::ClampMss { link, .. } => {
             if !is_plain(link) {
-                bail!("`{}` is not a plain name for nft", link.escape_debug());
+                bail!(
+                    "nft would read more than a name in `{}`",
+                    link.escape_debug()
+                );
             }
             let tables = run("nft", &["list", "tables"])?;
             if tables.contains(CLAMP_TABLE) {
-                bail!("the table `{CLAMP_TABLE}` exists: `seikan doctor --undo` removes it");
+                bail!(
+                    "a table `{CLAMP_TABLE}` is there already: `seikan doctor --undo` removes it"
+                );
             }
             State::Absent
         }
     })
 }
 
-/// Returns the arguments that create the token bucket shown by `tc`. Other disciplines have classes and filters, which could
-/// not be restored.
+/// The arguments that make the token bucket that `tc` shows. Others hold classes and filters, which could not be brought
+/// back.
 fn token_bucket(shown: &str) -> Result<String> {
     let mut lines = shown.lines().filter(|line| !line.trim().is_empty());
     let (line, more) = (lines.next().unwrap_or_default(), lines.next());
@@ -221,21 +227,23 @@ fn token_bucket(shown: &str) -> Result<String> {
     // "qdisc tbf 8001: root refcnt 2 rate 50Mbit burst 5000b lat 50ms"
     let (Some("qdisc"), Some("tbf"), None) = (words.first().copied(), words.get(1).copied(), more)
     else {
-        bail!("only a single token bucket (tbf) can be removed and restored; this is `{line}`");
+        bail!(
+            "only a single token bucket (tbf) can be taken away and brought back; here is `{line}`"
+        );
     };
     let from = words.iter().position(|word| *word == "rate");
     let from = from.with_context(|| format!("`{line}` shows no rate"))?;
     Ok(format!("tbf {}", words[from..].join(" ")))
 }
 
-/// Returns the components below `/proc/sys/net` of a name with dots.
+/// The components below `/proc/sys/net` of a name with dots.
 fn components(name: &str) -> Result<Vec<&str>> {
     let below = name.strip_prefix("net.");
     let below = below.with_context(|| format!("`{name}` is not below net."))?;
     Ok(below.split('.').collect())
 }
 
-/// Returns the file with the limit of a control group, of either version.
+/// The file with the limit of a control group, of either version.
 fn limit_file(group: &str) -> String {
     let second = format!("{group}/cpu.max");
     match std::path::Path::new(&second).exists() {
@@ -258,7 +266,7 @@ fn limit_value(group: &str, cpus: Option<f64>) -> String {
     }
 }
 
-/// Returns the output of a program; its standard error is the error.
+/// What a program prints; what it complains of is the error.
 fn run(program: &str, arguments: &[&str]) -> Result<String> {
     let output = Command::new(program)
         .args(arguments)

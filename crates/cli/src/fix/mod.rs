@@ -1,8 +1,8 @@
-//! Changes of this host that may make a tunnel faster: written to a journal before they are made, tested, kept only if they
-//! help, and reverted otherwise, also if this process is killed.
+//! Changes of this host that are meant to make a tunnel faster: noted before they are made, compared with and without,
+//! kept only if they help, and taken back otherwise, also when this process is killed on the way.
 //!
-//! [`Fix::prepare`] forks a process that reverts everything if this one ends; [`Fix::run`] writes the changes of a remedy to
-//! the journal, runs the trial ([`trial::run`]), and keeps or reverts them; [`undo`] reverts kept changes.
+//! [`Fix::prepare`] forks a process that takes everything back should this one end; [`Fix::run`] notes the changes of a
+//! remedy, runs the trial ([`trial::run`]), and keeps or takes back; [`undo`] takes back what was kept.
 
 mod change;
 pub mod watchdog;
@@ -20,20 +20,20 @@ use seikan_sys::netns::NetNs;
 
 pub use change::Change;
 
-/// Tests of changes.
+/// Ready to change something.
 #[derive(Debug)]
 pub struct Fix {
-    /// Reverts the changes of the journal when this process ends.
+    /// Takes back what is noted when this process is gone.
     _guard: Monitor,
     directory: PathBuf,
     name: String,
 }
 
 impl Fix {
-    /// Starts the process that reverts changes, before this one has a second thread.
+    /// Starts the process that cleans up. Must come before this one has a second thread.
     ///
     /// # Errors
-    /// There are other threads, or the process cannot be started.
+    /// There are threads already, or no process to be had.
     pub fn prepare() -> Result<Fix> {
         let directory = Places::default().run;
         let pid = std::process::id();
@@ -44,16 +44,16 @@ impl Fix {
             state::clean_up_after(pid, &path, |_: &[Change]| ());
         });
         Ok(Fix {
-            _guard: guard.context("cannot start the process that reverts changes")?,
+            _guard: guard.context("cannot start the process that takes changes back")?,
             directory,
             name,
         })
     }
 
-    /// Reads the settings that a remedy changes. Changes nothing.
+    /// Reads what a remedy would change. Changes nothing.
     ///
     /// # Errors
-    /// A setting cannot be changed or restored here.
+    /// It cannot be changed here, or could not be brought back.
     pub fn plan(remedy: &Remedy) -> Result<Vec<Change>> {
         let planned = remedy.actions.iter().cloned().map(Change::plan);
         let changes = planned.collect::<Result<Vec<Change>>>()?;
@@ -63,10 +63,11 @@ impl Fix {
         Ok(changes)
     }
 
-    /// Tests changes, and keeps them only if their gain is certainly `keep` (a share); `None`: always reverts them.
+    /// Tries changes, and leaves them in force only if they gain `keep` (a share) for sure; with `None` they are taken back
+    /// in any case.
     ///
     /// # Errors
-    /// A change or a measurement failed; everything is reverted.
+    /// A change cannot be made, or measuring failed; everything is as it was then.
     pub fn run(
         &self,
         changes: &[Change],
@@ -74,30 +75,27 @@ impl Fix {
         measure: impl FnMut(Duration) -> Result<Look>,
     ) -> Result<Trial> {
         let (mut journal, _) = Journal::open(&self.directory, &self.name)?;
-        // Journal first: from here on every change is reverted unless it is kept.
+        // Noted first: whatever happens from here on, everything is taken back unless it is kept.
         for change in changes {
             journal.will_do(change.clone())?;
         }
-        let switch = |on: bool| {
-            if on {
-                return changes.iter().try_for_each(Change::apply);
-            }
-            match state::take_back(changes.to_vec()) {
+        let switch = |on: bool| match on {
+            true => changes.iter().try_for_each(Change::apply),
+            false => match state::take_back(changes.to_vec()) {
                 failures if failures.is_empty() => Ok(()),
                 failures => bail!("{}", failures.join("; ")),
-            }
+            },
         };
         let mut trial = trial::run(switch, measure, keep.unwrap_or(trial::LEAST_GAIN));
         if let (None, Ok(trial)) = (keep, &mut trial)
             && trial.decision == Decision::Keep
         {
-            trial.decision = Decision::TakeBack("`--prove` reverts every change".to_owned());
+            trial.decision = Decision::TakeBack("it was made for the proof only".to_owned());
         }
         let keeps = matches!(&trial, Ok(trial) if trial.decision == Decision::Keep);
-        let applied = if keeps {
-            changes.iter().try_for_each(Change::apply)
-        } else {
-            Ok(())
+        let applied = match keeps {
+            true => changes.iter().try_for_each(Change::apply),
+            false => Ok(()),
         };
         if keeps && applied.is_ok() {
             journal.keep(&format!("{}.kept", self.name))?;
@@ -111,10 +109,11 @@ impl Fix {
     }
 }
 
-/// Reverts everything that was kept in this network namespace; returns the commands of reverted changes, and failures.
+/// Takes back everything that was kept in this network namespace; the commands of what was taken back, and what could
+/// not be.
 ///
 /// # Errors
-/// The directory cannot be read, or another process uses it.
+/// The folder cannot be read, or another process is at it.
 pub fn undo() -> Result<(Vec<String>, Vec<String>)> {
     let directory = Places::default().run;
     let (mut done, mut failures) = (Vec::new(), Vec::new());
@@ -144,7 +143,7 @@ pub fn undo() -> Result<(Vec<String>, Vec<String>)> {
     Ok((done, failures))
 }
 
-/// Prefix of the files of this network namespace: a change belongs to the namespace in which it was made.
+/// How the files of this network namespace begin: a change belongs to the namespace in which it was made.
 fn prefix() -> Result<String> {
     let namespace = NetNs::current()?.id()?;
     Ok(format!("doctor-{namespace}-"))

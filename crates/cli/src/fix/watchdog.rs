@@ -1,7 +1,8 @@
-//! Monitors the connectivity of this host during a change.
+//! Whether this host can still be reached by those who look after it, while something is being changed on it.
 //!
-//! Targets are the next hop of each default route, and the host of an SSH login. Targets that answer an echo request before
-//! the first change are probed periodically; if one of them misses [`TRIES`] requests in a row, the change is reverted.
+//! Who is asked is the next hop of each default route, and the host from which somebody is logged in by SSH. Those
+//! that answer an echo request before the first change are asked again and again; if one of them is silent for
+//! [`TRIES`] requests in a row, the change has to go.
 
 use std::fs;
 use std::net::IpAddr;
@@ -13,18 +14,18 @@ use seikan_sys::echo::{Echo, Outcome};
 use seikan_sys::netlink::{Family, Netlink, TABLE_MAIN};
 use seikan_ui::Interrupt;
 
-/// Time between two requests.
+/// From one request to the next.
 const PAUSE: Duration = Duration::from_millis(250);
-/// Timeout of an answer, which a full queue may delay.
+/// For an answer: a full queue delays one, too.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Requests in a row without an answer: one may be lost.
 const TRIES: u32 = 3;
-/// Most targets.
+/// Hosts that are asked at most.
 const MOST: usize = 4;
-/// Parents of this process that are searched for an SSH session: shell, sudo, tmux and others are between.
+/// Parents of this process that are looked at for an SSH session: shell, sudo, tmux and the like lie between.
 const PARENTS: usize = 16;
 
-/// Probes the targets until dropped.
+/// Asks until it is dropped.
 #[derive(Debug)]
 pub struct Watchdog {
     stop: Interrupt,
@@ -34,9 +35,9 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// Finds the targets that answer (within a second), and starts to probe them.
+    /// Finds out who answers (a second at most), and begins to ask them.
     pub fn start() -> Watchdog {
-        let probes: Vec<JoinHandle<Option<(IpAddr, Echo)>>> = targets()
+        let asked: Vec<JoinHandle<Option<(IpAddr, Echo)>>> = targets()
             .into_iter()
             .map(|(target, link)| {
                 std::thread::spawn(move || {
@@ -52,7 +53,7 @@ impl Watchdog {
             watched: Vec::new(),
             silent: Arc::default(),
         };
-        for (target, echo) in probes.into_iter().filter_map(|thread| thread.join().ok()?) {
+        for (target, echo) in asked.into_iter().filter_map(|thread| thread.join().ok()?) {
             watchdog.watched.push(target);
             let (stop, silent) = (watchdog.stop.clone(), Arc::clone(&watchdog.silent));
             let ask = move || watch(target, &echo, &stop, &silent);
@@ -61,12 +62,12 @@ impl Watchdog {
         watchdog
     }
 
-    /// The targets that answered.
+    /// Who is asked; nobody where nobody answered.
     pub fn watched(&self) -> &[IpAddr] {
         &self.watched
     }
 
-    /// The first target that no longer answers.
+    /// Who answered before and does so no more.
     pub fn silent(&self) -> Option<IpAddr> {
         self.silent.get().copied()
     }
@@ -76,7 +77,7 @@ impl Drop for Watchdog {
     fn drop(&mut self) {
         self.stop.raise();
         for thread in self.threads.drain(..) {
-            // A thread that panicked has no result.
+            // One that panicked has nothing more to say.
             let _ = thread.join();
         }
     }
@@ -90,20 +91,20 @@ fn watch(target: IpAddr, echo: &Echo, stop: &Interrupt, silent: &OnceLock<IpAddr
         }
         match echo.ask(sequence, echo.smallest(), PATIENCE) {
             Ok(Outcome::Answered(_)) => missed = 0,
-            // A failed send counts as no answer.
+            // Not even sent counts as silence.
             Ok(Outcome::Silent | Outcome::TooBig) | Err(_) => missed += 1,
         }
         if missed == TRIES {
-            // Only the first one is reported.
+            // Whoever is silent first is told.
             let _ = silent.set(target);
             return;
         }
     }
 }
 
-/// Returns the targets with their interfaces.
+/// Who is to be asked, and by which interface.
 fn targets() -> Vec<(IpAddr, String)> {
-    // Without routes there are no targets, and only the tunnel is monitored.
+    // Without routes there is nobody to be asked, and the tunnel is watched all the same.
     let Ok(netlink) = Netlink::open() else {
         return Vec::new();
     };
@@ -125,7 +126,8 @@ fn targets() -> Vec<(IpAddr, String)> {
     found
 }
 
-/// Returns the host of the SSH login of this session. `sudo` removes the variable, so parents of this process are searched.
+/// From where somebody is logged in by SSH, in whose session this process is. `sudo` takes the variable away, so that
+/// the processes above this one are asked.
 fn session() -> Option<IpAddr> {
     let mut pid = std::process::id();
     for _ in 0..PARENTS {
