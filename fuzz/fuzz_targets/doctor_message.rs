@@ -1,6 +1,6 @@
-//! Any bytes as a message of another doctor. An accepted message survives encoding and decoding,
-//! and the rules reach a verdict about it, alone and as its own other end.
-use seikan_diagnose::exchange::{Message, Told};
+//! Any bytes as a message of another doctor: an accepted message can be encoded and decoded again, and the rules reach a
+//! verdict about an accepted measurement, alone and as both ends.
+use seikan_diagnose::exchange::{Measurement, Message};
 use seikan_diagnose::{both, diagnose};
 
 /// One input.
@@ -9,15 +9,15 @@ pub fn run(bytes: &[u8]) {
         return;
     };
     assert!(Message::read(&message.write()).is_ok(), "{message:?}");
-    let Message::Told(told) = message else {
+    let Message::Measurement(measurement) = message else {
         return;
     };
-    let Ok(evidence) = told.evidence() else {
+    let Ok(evidence) = measurement.evidence() else {
         return;
     };
     let verdict = diagnose(&evidence);
     assert_eq!(verdict.chain.first(), Some(&verdict.cause));
     let verdict = both(&evidence, &evidence);
     assert_eq!(verdict.chain.first(), Some(&verdict.cause));
-    assert!(Told::of(&evidence).evidence().is_ok());
+    assert!(Measurement::of(&evidence).evidence().is_ok());
 }

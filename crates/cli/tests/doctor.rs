@@ -152,7 +152,7 @@ fn a_helpful_change_stays_until_it_is_undone() {
         assert_eq!(queue_length(world), 3);
         let output = world.run(&world.left, &["doctor", "--undo"]);
         let text = String::from_utf8(output.stdout).expect("UTF-8");
-        assert!(text.contains("nothing to take back"), "{text}");
+        assert!(text.contains("nothing to revert"), "{text}");
     });
 }
 
@@ -415,7 +415,7 @@ fn a_recording_gives_the_same_verdict_as_the_live_run() {
         let output = world.run(&world.right, &["doctor", "--from", &file, "--exit-code"]);
         assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
         let text = String::from_utf8(output.stdout).expect("UTF-8");
-        assert!(text.contains("tried: "), "{text}");
+        assert!(text.contains("tested: "), "{text}");
         let map = world.run(
             &world.right,
             &["doctor", "--from", &file, "--map", "--json"],

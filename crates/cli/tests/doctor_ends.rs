@@ -251,7 +251,7 @@ fn causes_visible_only_at_the_far_end_are_named_from_here() {
         assert_eq!(remedy["actions"], Value::Array(vec![]));
     }
     let line = two.logged();
-    assert!(line.contains("looked at crude0 for"), "{line}");
+    assert!(line.contains("measured crude0 for"), "{line}");
 }
 
 #[test]
@@ -269,7 +269,7 @@ fn the_wrong_key_is_refused_and_shown_nowhere() {
     let errors = stderr(&output);
     assert_eq!(output.status.code(), Some(1), "{errors}");
     assert!(
-        errors.contains("our key") && output.stdout.is_empty(),
+        errors.contains("another key") && output.stdout.is_empty(),
         "{errors}"
     );
     // The right one is served, and neither is notified.
@@ -443,7 +443,7 @@ fn a_service_manager_ends_it_cleanly() {
     let status = two.listener.0.wait().expect("wait");
     assert_eq!(status.code(), Some(0));
     assert!(begun.elapsed() < PATIENCE);
-    assert!(two.logged().contains("it was stopped"));
+    assert!(two.logged().contains("the listening doctor was stopped"));
     let output = finish(asking);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
 }

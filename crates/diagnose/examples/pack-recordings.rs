@@ -16,7 +16,7 @@ use std::path::Path;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use packed::Packed;
-use seikan_diagnose::exchange::Told;
+use seikan_diagnose::exchange::Measurement;
 use seikan_diagnose::{Evidence, Profile, Recording, Share};
 use seikan_observe::Kind;
 use serde_json::Value;
@@ -59,7 +59,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 also: serde_json::from_value(outcome["also"].clone())?,
                 second: serde_json::from_value(outcome["second"].clone())?,
                 expected,
-                told: Told::of(&thinned(recording.evidence)),
+                measurement: Measurement::of(&thinned(recording.evidence)),
             };
             serde_json::to_writer(&mut out, &packed)?;
             out.write_all(b"\n")?;

@@ -1,119 +1,104 @@
-//! Both ends of a tunnel, measured at the same time, taken together.
+//! Diagnosis of both ends of a tunnel, measured at the same time.
 //!
-//! The same rules judge each end. Some causes an end only sees from outside: loss, delay, a closed window may come from
-//! the way between or from the other end. Where the other end shows a cause of its own that explains them, that is named.
-//! What one end sent and the other received tells loss on the way from loss at an end.
+//! The same rules examine each end. An end only infers some causes: loss, delay or a closed window may come from the path
+//! or from the other end. If the other end has a cause that explains them, that one is named. Counters of both ends tell
+//! loss on the path from loss at an end.
 
 use seikan_observe::metric;
 use seikan_observe::path::PathMap;
 use serde::{Deserialize, Serialize};
 
+use crate::evidence::is_tolerated;
+use crate::finding::LEAST_WEIGHT;
+use crate::rules::Spec;
 use crate::verdict::{
-    CLEAR, Found, LEAST_WEIGHT, TRACE, conclude, diagnose, is_tolerated, judge, name, named,
+    CLEAR, Found, TRACE, conclude, diagnose, evaluate, measure_longer, name, named,
 };
-use crate::{Cause, Evidence, Fact, Finding, Level, Place, Remedy, RuledOut, Verdict, rules};
+use crate::{Cause, Evidence, Fact, Finding, Level, Location, PathStep, Remedy, RuledOut, Verdict};
 
-/// Causes that an end only knows from what they do to it.
-const OUTSIDE: &[Cause] = &[
-    Cause::PathLoss,
-    Cause::PathDelay,
-    Cause::TcpReceiveWindow,
-    Cause::Bufferbloat,
-    Cause::Reordering,
-    Cause::MtuBlackHole,
-];
-/// Causes that lose packets at the end where they are; what makes one of them does, too.
-const LOSES: &[Cause] = &[
-    Cause::UdpReceiveBuffer,
-    Cause::BacklogFull,
-    Cause::ConntrackFull,
-    Cause::OffloadBroken,
-    Cause::TunQueueOverflow,
-    Cause::MtuMismatch,
-    Cause::Shaper,
-];
-/// How much heavier than this end's own cause the far end's must be, lest what both see of one machine or one load
-/// changes ends by chance.
+/// Ratio of weights from which the far end's cause is named instead of this end's, so that a shared machine or load does
+/// not change the end by chance.
 const HEAVIER: f64 = 1.2;
-/// Packets lost elsewhere of which the far end itself dropped so many are its doing.
+/// Share of the losses from which the far end's own drops explain them.
 const MOSTLY: f64 = 0.5;
-/// Counts of the two ends begin and end a tenth of a second or so apart, of some seconds; a smaller difference is none.
+/// Smallest relevant difference between the counts of both ends: they start and stop a tenth of a second or so apart, of
+/// some seconds.
 const SKEW: f64 = 0.02;
-/// And where a link carries super-packets, their bytes lack the headers of the packets that they stand for: 40 of 1,400.
+/// The same for bytes of super-packets, which lack the headers of their segments: 40 of 1,400.
 const HEADERS: f64 = 0.03;
-/// What tunnels add to a packet, bytes at most: more is other traffic on the same link.
+/// Largest overhead of a tunnel per packet, bytes: more is other traffic on the link.
 const OVERHEAD: f64 = 150.0;
-/// An Ethernet header with two VLAN tags, which links count in their bytes.
+/// Ethernet header with two VLAN tags, which links count in their bytes.
 const FRAME: f64 = 22.0;
-/// Loss of outer packets that nothing else matters beside, as for path-loss.
+/// Loss of outer packets at which nothing else matters, as for path-loss.
 const FULL_LOSS: f64 = 0.05;
 
-/// Where something is.
+/// The end where a cause is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum End {
-    /// At the end where the doctor was asked.
+    /// This host.
     Here,
-    /// At the other.
+    /// The other host.
     FarEnd,
-    /// On the way between them.
+    /// The path between them.
     Between,
 }
 
-/// What the far end says.
+/// Result of the far end.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Far {
-    /// Where the named cause is; `None` for `healthy`, `idle` and `unknown`.
+    /// End of the named cause; `None` for `healthy`, `idle` and `unknown`.
     pub at: Option<End>,
-    /// The path on that host, with what it could not see.
+    /// The path on that host, with its unavailable data.
     pub path: PathMap,
-    /// Bits per second through its inner interface, in the direction in which more goes.
+    /// Throughput of its inner interface in the direction with more traffic, bits per second.
     pub throughput: f64,
-    /// What it would name by itself.
+    /// Its verdict without this end.
     pub cause: Cause,
-    /// What crossed from end to end outside of the tunnel, where that can be told.
+    /// Packets that crossed between the outer interfaces, if they can be compared.
     pub crossing: Option<Crossing>,
 }
 
-/// The tunnel's own packets on the way from the sending to the receiving end.
+/// The tunnel's own packets between the sending and the receiving end.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Crossing {
-    /// What left the one end, per second.
+    /// Rate at the sending end, per second.
     pub sent: f64,
-    /// What reached the other, per second.
+    /// Rate at the receiving end, per second.
     pub received: f64,
-    /// Whether packets were counted; bytes otherwise.
+    /// Whether these are packets; otherwise bytes.
     pub packets: bool,
 }
 
 impl Crossing {
-    /// What was lost on the way, 0 to 1.
+    /// Share lost on the path, 0 to 1.
     pub fn lost(&self) -> f64 {
         (1.0 - self.received / self.sent.max(1.0)).clamp(0.0, 1.0)
     }
 
-    /// Loss below this may come from how it was counted.
-    pub fn doubt(&self) -> f64 {
+    /// Largest loss that the method of counting can explain.
+    pub fn uncertainty(&self) -> f64 {
         if self.packets { SKEW } else { SKEW + HEADERS }
     }
 
-    /// Whether nothing worth mentioning was lost on the way.
+    /// Whether no relevant share was lost on the path.
     fn is_whole(&self) -> bool {
-        self.lost() < self.doubt() / 2.0
+        self.lost() < self.uncertainty() / 2.0
     }
 
     fn fact(&self) -> Fact {
-        let what = if self.packets { "packets" } else { "bytes" };
+        let unit = if self.packets { "packets" } else { "bytes" };
         Fact::new(
-            format!("{what} of the tunnel that left one end and did not reach the other"),
+            format!("share of the tunnel's {unit} lost between the two ends"),
             self.lost(),
-            format!("below {}", self.doubt()),
+            format!("below {}", self.uncertainty()),
             "rtnetlink of the outer interfaces of both ends",
         )
     }
 }
 
-/// Names the cause from what both ends measured at the same time.
+/// Names the cause from simultaneous measurements of both ends.
 pub fn both(near: &Evidence, far: &Evidence) -> Verdict {
     let far = &Evidence {
         expected: near.expected,
@@ -123,12 +108,12 @@ pub fn both(near: &Evidence, far: &Evidence) -> Verdict {
     let sends = near.sends();
     let (sender, receiver) = if sends { (near, far) } else { (far, near) };
     let crossing = crossing(sender, receiver);
-    // What arrives counts: a sender of datagrams does not notice that they are lost.
+    // The received rate counts: a sender of datagrams does not notice losses.
     let throughput = near.throughput().min(far.throughput());
     let shortfall = near.expected.map(|expected| 1.0 - throughput / expected);
     let satisfied = shortfall.is_some_and(is_tolerated);
-    let (mut here, ruled_out) = judge(near, &[]);
-    let (mut there, far_ruled_out) = judge(far, &[]);
+    let (mut here, ruled_out) = evaluate(near, &[]);
+    let (mut there, far_ruled_out) = evaluate(far, &[]);
     if satisfied || near.is_idle() && far.is_idle() {
         here.clear();
         there.clear();
@@ -136,9 +121,10 @@ pub fn both(near: &Evidence, far: &Evidence) -> Verdict {
     let mut ruled_out = fill(ruled_out, far_ruled_out);
     let felt = here.first().cloned();
     let dropped = account(sender, receiver);
-    let (sending, receiving) = match sends {
-        true => (&mut here, &mut there),
-        false => (&mut there, &mut here),
+    let (sending, receiving) = if sends {
+        (&mut here, &mut there)
+    } else {
+        (&mut there, &mut here)
     };
     ruled_out.extend(settle_loss(
         sending, receiving, dropped, crossing, satisfied,
@@ -151,7 +137,7 @@ pub fn both(near: &Evidence, far: &Evidence) -> Verdict {
     };
     let inside =
         dropped.is_some_and(|share| share >= MOSTLY) || arrives_and_is_lost(sender, crossing);
-    let at = end.map(|end| place(&verdict, end, sends, inside));
+    let at = end.map(|end| located_end(&verdict, end, sends, inside));
     let others = here.iter().chain(&there).map(|(rule, _)| rule.cause);
     let others: Vec<Cause> = others.collect();
     for cause in others {
@@ -176,22 +162,22 @@ pub fn both(near: &Evidence, far: &Evidence) -> Verdict {
     verdict
 }
 
-/// The end whose findings name the cause; `None` where neither shows any.
+/// Returns the end whose findings name the cause; `None` if neither end has a finding.
 fn bad_end(here: &Found, there: &Found, sends: bool) -> Option<End> {
     let Some((near_rule, near)) = here.first() else {
         return there.first().map(|_| End::FarEnd);
     };
-    let outside = OUTSIDE.contains(&near_rule.cause);
-    let explains = |(rule, finding): &(&rules::Rule, Finding)| {
-        // Why a window is small the receiver knows best.
+    let outside = near_rule.is_inferred;
+    let explains = |(rule, finding): &(&Spec, Finding)| {
+        // The receiver knows best why its window is small.
         let window = sends && rule.cause == Cause::TcpReceiveWindow;
-        let makes = rule.makes.contains(&near_rule.cause);
+        let makes = rule.effects.contains(&near_rule.cause);
         let makes = makes || (window && rule.cause == near_rule.cause);
         outside && makes && finding.weight >= TRACE.min(near.weight)
     };
-    let outweighs = |(rule, finding): &(&rules::Rule, Finding)| {
-        // Proof at an end beats what the other can only see from outside.
-        let own = outside && !OUTSIDE.contains(&rule.cause);
+    let outweighs = |(rule, finding): &(&Spec, Finding)| {
+        // Evidence at an end outweighs an inference at the other.
+        let own = outside && !rule.is_inferred;
         finding.weight >= near.weight * if own { 1.0 } else { HEAVIER }
     };
     let far = there
@@ -202,32 +188,33 @@ fn bad_end(here: &Found, there: &Found, sends: bool) -> Option<End> {
 
 fn nothing_found(near: &Evidence, shortfall: Option<f64>) -> Verdict {
     let mut verdict = conclude(near, &Found::new(), Vec::new());
-    // What is sent here may not arrive there.
+    // Sent traffic may not arrive.
     if shortfall.is_some_and(|shortfall| !is_tolerated(shortfall)) {
         verdict.cause = Cause::Unknown;
         verdict.sentence = Cause::Unknown.sentence().to_owned();
         verdict.chain = vec![Cause::Unknown];
+        verdict.remedies = vec![measure_longer()];
     }
     verdict
 }
 
-/// The verdict about a cause of the far end, as it is felt here.
+/// Returns the verdict about a cause of the far end, with its effect at this end.
 fn at_the_far_end(
     here: &Found,
     there: &Found,
-    felt: Option<(&'static rules::Rule, Finding)>,
+    felt: Option<(&'static Spec, Finding)>,
     dropped: Option<f64>,
 ) -> Verdict {
-    // There is a finding, or this end would have been named.
+    // There is a finding: otherwise this end would have been named.
     let (chain, level) = name(there).unwrap_or((vec![Cause::Unknown], Level::Consistent));
     let weight = there.first().map_or(0.0, |(_, finding)| finding.weight);
     let mut verdict = named(there, chain, level);
     turn(&mut verdict);
-    let felt = felt.filter(|(rule, _)| OUTSIDE.contains(&rule.cause));
+    let felt = felt.filter(|(rule, _)| rule.is_inferred);
     if let Some((rule, finding)) = felt {
         let lost = rule.cause == Cause::PathLoss;
         let by_count = lost && dropped.is_some_and(|share| share >= MOSTLY);
-        let made = verdict.chain.iter().any(|cause| makes(*cause, rule.cause));
+        let made = verdict.chain.iter().any(|cause| cause.explains(rule.cause));
         if by_count || made {
             verdict.evidence.truncate(3);
             verdict
@@ -237,7 +224,7 @@ fn at_the_far_end(
             verdict.chain.push(rule.cause);
         }
     }
-    // A rival at this end leaves a doubt.
+    // A rival at this end lowers the confidence.
     let rival = here
         .iter()
         .find(|(rule, _)| !verdict.chain.contains(&rule.cause));
@@ -247,47 +234,45 @@ fn at_the_far_end(
     verdict
 }
 
-/// Whether a cause brings about another.
-fn makes(cause: Cause, other: Cause) -> bool {
-    let rule = rules::ALL.iter().find(|rule| rule.cause == cause);
-    rule.is_some_and(|rule| rule.makes.contains(&other))
-}
-
-/// What the far end says of itself, as it is seen from here. Nothing there can be changed from here.
+/// Changes a verdict of the far end to the view of this end, which cannot change anything there.
 fn turn(verdict: &mut Verdict) {
     for fact in &mut verdict.evidence {
         fact.name.insert_str(0, "far end: ");
     }
-    for Remedy { place, actions, .. } in &mut verdict.remedies {
+    for Remedy {
+        location, actions, ..
+    } in &mut verdict.remedies
+    {
         actions.clear();
-        *place = match place {
-            Place::Here | Place::Tunnel => Place::FarEnd,
-            Place::FarEnd => Place::Here,
-            Place::Provider => Place::Provider,
-            Place::Application => Place::Application,
+        *location = match location {
+            Location::Here | Location::Tunnel => Location::FarEnd,
+            Location::FarEnd => Location::Here,
+            Location::Provider => Location::Provider,
+            Location::Application => Location::Application,
         };
     }
 }
 
-/// Where the named cause is, if the findings of `end` name it; `inside`: packets are lost in the receiver's host.
-fn place(verdict: &Verdict, end: End, sends: bool, inside: bool) -> End {
-    let first = verdict.remedies.first().map(|remedy| remedy.place);
+/// Returns the end of the named cause, if the findings of `end` name it; `inside`: packets are lost in the receiver's
+/// host.
+fn located_end(verdict: &Verdict, end: End, sends: bool, inside: bool) -> End {
+    let first = verdict.remedies.first().map(|remedy| remedy.location);
     let receiver = if sends { End::FarEnd } else { End::Here };
     match verdict.cause {
-        // There, by the counters, if by no rule.
+        // At the receiver by its counters, although no rule finds it.
         Cause::PathLoss if inside => receiver,
-        Cause::PathLoss | Cause::PathDelay | Cause::Reordering | Cause::MtuBlackHole => {
+        cause if cause.spec().step == Some(PathStep::Network) => End::Between,
+        // The receiver's buffer is too small.
+        Cause::TcpReceiveWindow => receiver,
+        // The queue may be where neither end sees it.
+        Cause::Bufferbloat if !matches!(first, Some(Location::Here | Location::FarEnd)) => {
             End::Between
         }
-        // Whoever receives has too little room.
-        Cause::TcpReceiveWindow => receiver,
-        // The queue may stand where neither sees it.
-        Cause::Bufferbloat if !matches!(first, Some(Place::Here | Place::FarEnd)) => End::Between,
         _ => end,
     }
 }
 
-/// What was ruled out here; what could not be judged here, by the far end.
+/// Returns the causes that this end excludes, and for those that it cannot examine, the result of the far end.
 fn fill(here: Vec<RuledOut>, there: Vec<RuledOut>) -> Vec<RuledOut> {
     let all = here.into_iter().map(|out| {
         let other = there.iter().find(|other| other.cause == out.cause);
@@ -306,8 +291,8 @@ fn fill(here: Vec<RuledOut>, there: Vec<RuledOut>) -> Vec<RuledOut> {
     all.collect()
 }
 
-/// The share of what the sender's connections lost outside of its host that the receiver's host itself dropped;
-/// `None` where they lost nothing, or that is not known.
+/// Returns the share of the sender's losses outside of its host that the receiver's host dropped; `None` without losses
+/// or without counters.
 fn account(sender: &Evidence, receiver: &Evidence) -> Option<f64> {
     let losses = sender.inner_losses()?;
     let lost = losses.elsewhere() * losses.segments / sender.seconds();
@@ -315,24 +300,24 @@ fn account(sender: &Evidence, receiver: &Evidence) -> Option<f64> {
     (lost > 0.0).then(|| (dropped / lost).min(1.0))
 }
 
-/// Whether so much was lost that it would show between the two ends, and none is missing there.
+/// Whether the losses are so many that they would show between the two ends, and do not.
 fn arrives_and_is_lost(sender: &Evidence, crossing: Option<Crossing>) -> bool {
     let lost = sender.inner_losses().map(|losses| losses.elsewhere());
     lost.zip(crossing)
-        .is_some_and(|(lost, crossing)| crossing.is_whole() && lost > 2.0 * crossing.doubt())
+        .is_some_and(|(lost, crossing)| crossing.is_whole() && lost > 2.0 * crossing.uncertainty())
 }
 
 fn explained(share: f64) -> Fact {
     Fact::new(
-        "segments lost outside of the sender's host that the receiver's host dropped, of those",
+        "share of segments lost outside of the sender's host that the receiver's host dropped",
         share,
-        "near 0, if they were lost on the way",
+        "near 0, if they were lost on the path",
         "tcp_info of the one end, drops of the other",
     )
 }
 
-/// Path-loss by the counters of both ends: lightened by what the receiver's host dropped itself, supported by what did
-/// not cross, or ruled out.
+/// Settles path-loss by the counters of both ends: less weight for drops of the receiver's host, more for packets that
+/// did not cross, or none at all.
 fn settle_loss(
     sending: &mut Found,
     receiving: &mut Found,
@@ -347,11 +332,10 @@ fn settle_loss(
     };
     let loses = |found: &Found| {
         let mut causes = found.iter().map(|(rule, _)| rule);
-        causes.any(|rule| {
-            LOSES.contains(&rule.cause) || rule.makes.iter().any(|made| LOSES.contains(made))
-        })
+        causes
+            .any(|rule| rule.drops_packets || rule.effects.iter().any(|it| it.spec().drops_packets))
     };
-    let lost = crossing.filter(|crossing| crossing.lost() > crossing.doubt());
+    let lost = crossing.filter(|crossing| crossing.lost() > crossing.uncertainty());
     let others = sending
         .iter()
         .chain(&*receiving)
@@ -364,7 +348,7 @@ fn settle_loss(
             unseen: None,
         });
     };
-    // A receiver only sees that something comes late; a sender that counts its losses knows better.
+    // A receiver only sees late packets; a sender counts its losses.
     if let Some(index) = of(receiving)
         && (dropped.is_some() || loses(sending))
         && lost.is_none()
@@ -382,9 +366,9 @@ fn settle_loss(
             let (_, finding) = &mut sending[index];
             let share = dropped.filter(|_| loses(receiving)).unwrap_or(0.0);
             finding.weight *= 1.0 - share;
-            // So much that both counters would show it. If nothing else explains it, it is still lost, in a host.
+            // The losses would show in both counters. If nothing else explains them, they happen in a host.
             let plain = finding.facts.first().map_or(0.0, |fact| fact.value);
-            let much = |crossing: &Crossing| plain > 2.0 * crossing.doubt();
+            let much = |crossing: &Crossing| plain > 2.0 * crossing.uncertainty();
             if let Some(crossing) = crossing.filter(Crossing::is_whole).filter(much) {
                 finding.facts.insert(1, crossing.fact());
                 if others {
@@ -400,7 +384,7 @@ fn settle_loss(
         }
         (None, Some(crossing)) if !satisfied => {
             let weight = 0.9 * (crossing.lost() / FULL_LOSS).min(1.0);
-            sending.extend(lost_on_the_way(weight, crossing));
+            sending.push(path_loss(weight, crossing));
         }
         (None, _) => {}
     }
@@ -411,28 +395,24 @@ fn settle_loss(
     out
 }
 
-fn lost_on_the_way(weight: f64, crossing: Crossing) -> Option<(&'static rules::Rule, Finding)> {
-    let rule = rules::ALL
-        .iter()
-        .find(|rule| rule.cause == Cause::PathLoss)?;
+fn path_loss(weight: f64, crossing: Crossing) -> (&'static Spec, Finding) {
     let remedy = Remedy::ask(
-        Place::Provider,
-        "find out where packets are lost between the two hosts, with the counters of both",
+        Location::Provider,
+        "find the hop between the two hosts that loses packets, with the counters of both",
         Vec::new(),
-        "all that is lost there arrives",
+        "these packets arrive",
     );
     let finding = Finding {
-        cause: Cause::PathLoss,
         weight,
         settled: false,
         facts: vec![crossing.fact()],
         remedies: vec![remedy],
     };
-    Some((rule, finding))
+    (Cause::PathLoss.spec(), finding)
 }
 
-/// What left the sender's outer interface and reached the receiver's; `None` where other traffic is among it, or they
-/// cannot be compared.
+/// Returns the packets that left the sender's outer interface and reached the receiver's; `None` with other traffic on
+/// the link, or without comparable counters.
 fn crossing(sender: &Evidence, receiver: &Evidence) -> Option<Crossing> {
     for end in [sender, receiver] {
         (end.map.egress.is_some() && end.map.egress != end.map.inner).then_some(())?;
@@ -444,7 +424,7 @@ fn crossing(sender: &Evidence, receiver: &Evidence) -> Option<Crossing> {
     let received_bytes = rate(receiver.egress(metric::RX_BYTES), receiver)?;
     let inner = rate(sender.inner(metric::TX_PACKETS), sender)?;
     let inner_bytes = rate(sender.inner(metric::TX_BYTES), sender)?;
-    // A hundred packets a second say something about shares of a few per cent.
+    // A hundred packets a second are enough for shares of a few per cent.
     (sent.min(inner) >= 100.0 || inner_bytes >= 1e6).then_some(())?;
     let overhead = (OVERHEAD * inner).max(0.1 * inner_bytes);
     (sent_bytes <= inner_bytes + overhead).then_some(())?;
@@ -460,11 +440,11 @@ fn crossing(sender: &Evidence, receiver: &Evidence) -> Option<Crossing> {
         received: received_bytes,
         packets: false,
     };
-    let alike = (packets.lost() - bytes.lost()).abs() <= SKEW;
-    let crossing = if single && alike { packets } else { bytes };
-    // More comes than was sent: others send there, too.
+    let agree = (packets.lost() - bytes.lost()).abs() <= SKEW;
+    let crossing = if single && agree { packets } else { bytes };
+    // If more is received than sent, there are other senders.
     let more = crossing.received / crossing.sent - 1.0;
-    (more <= crossing.doubt()).then_some(crossing)
+    (more <= crossing.uncertainty()).then_some(crossing)
 }
 
 #[cfg(test)]

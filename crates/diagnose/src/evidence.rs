@@ -1,54 +1,56 @@
-//! What was measured on a host, and the questions that rules ask of it.
+//! Measurements of a host, and the quantities that rules derive from them.
 //!
-//! Questions answer `None` where it was not measured: that is not zero.
+//! A quantity is `None` if it was not measured, which is not zero.
 
 use seikan_observe::path::{PathMap, SocketFacts, Transport};
-use seikan_observe::profile::{Profile, Stage};
+use seikan_observe::profile::Profile;
 use seikan_observe::{Column, Series, Subject, metric};
 use serde::{Deserialize, Serialize};
 
-/// Bits per second below which a tunnel is idle: keepalives, a shell at which somebody types.
+/// Throughput below which a tunnel is idle, bits per second: keepalives, or somebody typing in a shell.
 pub const IDLE: f64 = 100e3;
-/// And packets per second, both directions: a call over small packets is none.
+/// The same in packets per second, both directions: a call sends more small packets.
 const IDLE_PACKETS: f64 = 100.0;
-/// Of the time, how long a connection has data under way from which somebody waits for it.
+/// Smallest shortfall that counts: a tenth.
+const TOLERATED_SHORTFALL: f64 = 0.1;
+/// Share of the time with data in flight from which a connection is waiting.
 const WAITING: f64 = 0.5;
-/// Packets lost at the inner interface from which something wanted to go through.
+/// Packets lost at the inner interface from which traffic was offered.
 const IDLE_LOST: f64 = 10.0;
 
-/// Segments sent again, or received early or twice, of all, from which packets are lost.
+/// Share of segments that are retransmitted, or received early or twice, from which packets are lost.
 const LOSSY: f64 = 0.001;
 
-/// Everything a diagnosis knows.
+/// All data of a diagnosis.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Evidence {
     /// The path on this host.
     pub map: PathMap,
-    /// What was sampled over some seconds.
+    /// Samples of some seconds.
     pub series: Series,
-    /// Bits per second that should go through, where somebody said so or load of that rate was offered.
+    /// Expected throughput, bits per second: of the user, or the rate of the offered load.
     pub expected: Option<f64>,
-    /// Where the processors' time went, if that was sampled.
+    /// Processor time by function, if it was sampled.
     pub profile: Option<Profile>,
-    /// What was found out by sending something.
+    /// Results of probes.
     pub probes: Probes,
 }
 
-/// What was found out by sending something.
+/// Results of probes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Probes {
-    /// Sizes that pass, by packets that must not be cut up.
+    /// Sizes that pass, from probes that may not be fragmented.
     pub mtu: Option<MtuProbe>,
-    /// Round-trip time through the tunnel without load and under it, microseconds, medians.
+    /// Median round-trip time through the tunnel without load, microseconds.
     pub idle_rtt_us: Option<f64>,
-    /// See [`Probes::idle_rtt_us`].
+    /// The same under load.
     pub loaded_rtt_us: Option<f64>,
-    /// What was sent for all that.
+    /// Packets of the probes.
     #[serde(default)]
     pub own: OwnTraffic,
 }
 
-/// What the doctor itself sent through the tunnel, and the answers: IP packets and their bytes.
+/// IP packets that the doctor itself sent through the tunnel, and the answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OwnTraffic {
     /// Packets sent.
@@ -62,7 +64,7 @@ pub struct OwnTraffic {
 }
 
 impl OwnTraffic {
-    /// What it adds to a counter of an interface; 0 to those that do not count packets or bytes.
+    /// Returns the part of an interface's counter; 0 for counters of neither packets nor bytes.
     fn of(self, name: &str) -> f64 {
         let added = match name {
             metric::TX_PACKETS => self.packets_out,
@@ -85,24 +87,24 @@ impl std::ops::AddAssign for OwnTraffic {
 }
 
 impl MtuProbe {
-    /// Whether long packets vanish, short ones pass, and nobody says so.
+    /// Whether long packets are lost without an error message, while short ones pass.
     pub fn is_black_hole(&self) -> bool {
         self.passed.is_some() && self.lost.is_some() && !self.reported
     }
 }
 
-/// Which sizes of inner IP packets pass.
+/// Sizes of inner IP packets that pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MtuProbe {
-    /// The largest that was answered, bytes.
+    /// Largest answered size, bytes.
     pub passed: Option<u32>,
-    /// The smallest that was not, although the interface takes it; `None`: all were.
+    /// Smallest lost size that fits the interface, bytes; `None`: every size passed.
     pub lost: Option<u32>,
-    /// Whether somebody said that it was too big.
+    /// Whether an error message reported the size.
     pub reported: bool,
 }
 
-/// What a thread of the program did.
+/// Activity of a thread of the program.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ThreadUse {
     /// Its id.
@@ -111,36 +113,36 @@ pub struct ThreadUse {
     pub name: String,
     /// Share of the time on a processor, 0 to 1.
     pub running: f64,
-    /// Share of the time ready but waiting for a processor.
+    /// Share of the time ready to run but waiting for a processor.
     pub waiting: f64,
-    /// Times per second that it went to sleep.
+    /// Sleeps per second.
     pub sleeps: f64,
-    /// Times per second that it was made to give way.
+    /// Preemptions per second.
     pub preempted: f64,
 }
 
 impl Evidence {
-    /// The measured time, seconds; never 0, so that rates can be divided by it.
+    /// Returns the measured time, seconds; never 0, so that rates can be divided by it.
     pub fn seconds(&self) -> f64 {
         self.series.length().as_secs_f64().max(1e-3)
     }
 
-    /// The column of a value.
+    /// Returns the column of a counter or gauge.
     pub fn column(&self, subject: &Subject, name: &str) -> Option<&Column> {
         self.series.column(subject, name)
     }
 
-    /// By how much a counter grew.
+    /// Returns the growth of a counter.
     pub fn growth(&self, subject: &Subject, name: &str) -> Option<f64> {
         Some(self.column(subject, name)?.growth() as f64)
     }
 
-    /// By how much a counter of the namespace grew: `Udp.RcvbufErrors`, or a name of [`metric`].
+    /// Returns the growth of a counter of the namespace: `Udp.RcvbufErrors`, or a name of [`metric`].
     pub fn host(&self, name: &str) -> Option<f64> {
         self.growth(&Subject::Host, name)
     }
 
-    /// The sum of the same counter of both IP versions: `both("Udp", "RcvbufErrors")` adds `Udp6.RcvbufErrors`.
+    /// Returns the sum of a counter of both IP versions: `both("Udp", "RcvbufErrors")` adds `Udp6.RcvbufErrors`.
     pub fn both(&self, protocol: &str, field: &str) -> Option<f64> {
         let four = self.host(&format!("{protocol}.{field}"));
         let six = self.host(&format!("{protocol}6.{field}"));
@@ -150,7 +152,7 @@ impl Evidence {
         }
     }
 
-    /// Packets that the kernel dropped for a reason of `skb:kfree_skb`; `None` if that was not counted at all.
+    /// Returns the packets that the kernel dropped for a reason of `skb:kfree_skb`; `None` if drops were not counted.
     pub fn dropped(&self, reason: &str) -> Option<f64> {
         let counted = self.series.columns.keys();
         let mut counted = counted.filter(|key| key.name.starts_with(metric::DROP_PREFIX));
@@ -159,12 +161,12 @@ impl Evidence {
         Some(self.host(&name).unwrap_or(0.0))
     }
 
-    /// Calls of a function of the kernel, by the whole machine; `None` if they were not counted.
+    /// Returns the calls of a kernel function on the whole machine; `None` if they were not counted.
     pub fn calls(&self, function: &str) -> Option<f64> {
         self.host(&format!("{}{function}", metric::CALL_PREFIX))
     }
 
-    /// Every function whose calls were counted, with their number.
+    /// Returns every function whose calls were counted, with their number.
     pub fn all_calls(&self) -> Vec<(&str, f64)> {
         let columns = self.series.columns.iter();
         let calls = columns.filter_map(|(key, column)| {
@@ -174,7 +176,7 @@ impl Evidence {
         calls.collect()
     }
 
-    /// Forgets what only levels above `level` measure: a diagnosis of less is tried without measuring again.
+    /// Removes data of levels above `level`, to diagnose with less data.
     pub fn limit(&mut self, level: u32) {
         self.series.columns.retain(|key, _| {
             let deeper = match key.name.as_ref() {
@@ -189,13 +191,13 @@ impl Evidence {
         }
     }
 
-    /// By how much a counter of an interface grew.
+    /// Returns the growth of a counter of an interface.
     pub fn link(&self, link: &str, name: &str) -> Option<f64> {
         self.growth(&Subject::Link(link.to_owned()), name)
     }
 
-    /// By how much a counter of the inner interface grew, but for what the doctor itself sent. A bridge itself counts only what is for this host: what it
-    /// passes on, its ports count, those packets come in by and those they leave by.
+    /// Returns the growth of a counter of the inner interface without the doctor's own packets. A bridge counts only
+    /// packets for this host; its ports count forwarded packets.
     pub fn inner(&self, name: &str) -> Option<f64> {
         let inner = self.map.inner.as_deref()?;
         let ports = self.map.links.iter();
@@ -203,44 +205,45 @@ impl Evidence {
         let counts: Vec<f64> = ports
             .filter_map(|port| self.link(&port.name, name))
             .collect();
-        let all = match counts.is_empty() {
-            true => self.link(inner, name)?,
-            false => counts.iter().sum(),
+        let all = if counts.is_empty() {
+            self.link(inner, name)?
+        } else {
+            counts.iter().sum()
         };
         Some((all - self.probes.own.of(name)).max(0.0))
     }
 
-    /// By how much a counter of the interface to the outside grew, but for the packets that carried the doctor's own.
+    /// Returns the growth of a counter of the outer interface without the packets that carried the doctor's own.
     pub fn egress(&self, name: &str) -> Option<f64> {
         let all = self.link(self.map.egress.as_deref()?, name)?;
         Some((all - self.probes.own.of(name)).max(0.0))
     }
 
-    /// Fragments that were created, both IP versions, but for those that the doctor's own packets may have become: two each.
+    /// Returns the created fragments of both IP versions, without two for each packet of the doctor.
     pub fn fragments_created(&self) -> Option<f64> {
         let own = 2.0 * self.probes.own.packets_out as f64;
         Some((self.both("Ip", "FragCreates")? - own).max(0.0))
     }
 
-    /// Fragments that came in, likewise.
+    /// Returns the received fragments, likewise.
     pub fn fragments_received(&self) -> Option<f64> {
         let own = 2.0 * self.probes.own.packets_in as f64;
         Some((self.both("Ip", "ReasmReqds")? - own).max(0.0))
     }
 
-    /// By how much a counter of an interface's queueing disciplines grew.
+    /// Returns the growth of a counter of an interface's queueing disciplines.
     pub fn qdisc(&self, link: &str, name: &str) -> Option<f64> {
         self.growth(&Subject::Qdisc(link.to_owned()), name)
     }
 
-    /// Whether this host mainly sends into the tunnel (bytes); otherwise it mainly receives.
+    /// Whether this host mainly sends into the tunnel, in bytes; otherwise it mainly receives.
     pub fn sends(&self) -> bool {
         let bytes = |name| self.inner(name).unwrap_or(0.0);
         bytes(metric::TX_BYTES) >= bytes(metric::RX_BYTES)
     }
 
-    /// Bits per second through the inner interface, in the direction in which more goes; packets that arrive cut short
-    /// carry nothing.
+    /// Returns the throughput of the inner interface in the direction with more traffic, bits per second; truncated
+    /// packets do not count.
     pub fn throughput(&self) -> f64 {
         let bytes = |name| self.inner(name).unwrap_or(0.0);
         let received = self.inner(metric::RX_PACKETS).unwrap_or(0.0);
@@ -249,9 +252,9 @@ impl Evidence {
         bytes(metric::TX_BYTES).max(bytes(metric::RX_BYTES) * whole) * 8.0 / self.seconds()
     }
 
-    /// Whether too little goes through for its causes to show: nobody said how much should, hardly anything does beside the
-    /// doctor's own packets, and nothing wants to. Not where connections stand still or packets are lost on the way in, nor
-    /// where long packets were found to vanish.
+    /// Whether the traffic is too little to show a cause: no throughput is expected, there are hardly any packets but the
+    /// doctor's own, and no connection waits. Not if connections stall, packets are lost at the inner interface, or
+    /// probes found a black hole.
     pub fn is_idle(&self) -> bool {
         if self.expected.is_some() || self.inner(metric::TX_BYTES).is_none() {
             return false;
@@ -270,29 +273,30 @@ impl Evidence {
             && lost < IDLE_LOST
     }
 
-    /// What should go through but does not, 0 to 1; `None` if nobody said what should.
+    /// Returns the missing share of the expected throughput, 0 to 1; `None` without an expected one.
     pub fn shortfall(&self) -> Option<f64> {
         let expected = self.expected?;
         Some((1.0 - self.throughput() / expected).clamp(0.0, 1.0))
     }
 
-    /// Packets per second through the inner interface, both directions.
+    /// Returns the packets per second of the inner interface, both directions.
     pub fn packets(&self) -> f64 {
         let packets = |name| self.inner(name).unwrap_or(0.0);
         (packets(metric::TX_PACKETS) + packets(metric::RX_PACKETS)) / self.seconds()
     }
 
-    /// Mean bytes per packet through the inner interface, in the direction in which more goes.
+    /// Returns the mean bytes per packet of the inner interface in the direction with more traffic.
     pub fn bytes_per_packet(&self) -> Option<f64> {
-        let (bytes, packets) = match self.sends() {
-            true => (metric::TX_BYTES, metric::TX_PACKETS),
-            false => (metric::RX_BYTES, metric::RX_PACKETS),
+        let (bytes, packets) = if self.sends() {
+            (metric::TX_BYTES, metric::TX_PACKETS)
+        } else {
+            (metric::RX_BYTES, metric::RX_PACKETS)
         };
         let packets = self.inner(packets).filter(|packets| *packets > 0.0)?;
         Some(self.inner(bytes)? / packets)
     }
 
-    /// The threads of the program, the busiest first.
+    /// Returns the threads of the program, the busiest first.
     pub fn threads(&self) -> Vec<ThreadUse> {
         let Some(program) = &self.map.program else {
             return Vec::new();
@@ -321,7 +325,7 @@ impl Evidence {
         threads
     }
 
-    /// The share of time that a processor spent in the states named, 0 to 1.
+    /// Returns the share of time that a processor spent in these states, 0 to 1.
     pub fn cpu_share(&self, cpu: u32, states: &[&str]) -> Option<f64> {
         let of = |name: &str| self.growth(&Subject::Cpu(cpu), name);
         let all = [
@@ -336,35 +340,35 @@ impl Evidence {
         (total > 0.0).then(|| part / total)
     }
 
-    /// The share of time that each processor was idle, by its number.
+    /// Returns the idle share of each processor, with its number.
     pub fn idle(&self) -> Vec<(u32, f64)> {
         let cpus = self.map.host.cpus.iter();
         cpus.filter_map(|cpu| Some((*cpu, self.cpu_share(*cpu, &[metric::IDLE_NS])?)))
             .collect()
     }
 
-    /// Growth of a counter of a processor, for each.
+    /// Returns the growth of a counter for each processor.
     pub fn per_cpu(&self, name: &str) -> Vec<(u32, f64)> {
         let cpus = self.map.host.cpus.iter();
         cpus.filter_map(|cpu| Some((*cpu, self.growth(&Subject::Cpu(*cpu), name)?)))
             .collect()
     }
 
-    /// The sum of a counter over all processors.
+    /// Returns the sum of a counter over all processors.
     pub fn all_cpus(&self, name: &str) -> Option<f64> {
         let values = self.per_cpu(name);
         (!values.is_empty()).then(|| values.iter().map(|(_, value)| value).sum())
     }
 
-    /// Packets dropped because a processor's queue of received packets was full, as far as they are this path's. The queue counts
-    /// for the whole machine, the interface that a packet came by for itself, among other drops (`enqueue_to_backlog()`,
-    /// net/core/dev.c): so no more than either. `None` where one of them could not be read.
+    /// Returns the packets of this path that were dropped because a processor's queue of received packets was full. The
+    /// queue counts for the whole machine; the interface of a packet counts it among other drops (`enqueue_to_backlog()`,
+    /// net/core/dev.c). So the drops are no more than either. `None` if one of them is not readable.
     pub fn backlog_drops(&self) -> Option<f64> {
         let machine = self.all_cpus(metric::SOFTNET_DROPPED)?;
         Some(machine.min(self.links(metric::RX_DROPPED)?))
     }
 
-    /// The sum of a counter over the interfaces on the way.
+    /// Returns the sum of a counter over the interfaces of the path.
     pub fn links(&self, name: &str) -> Option<f64> {
         let links = self.map.links.iter();
         let counts: Vec<f64> = links
@@ -373,8 +377,9 @@ impl Evidence {
         (!counts.is_empty()).then(|| counts.iter().sum())
     }
 
-    /// The share of the packets that the machine received, in whatever namespace, that came by the interfaces on the way: 0 to 1.
-    /// A processor that is full with other packets says nothing of this tunnel. `None` if it was not counted.
+    /// Returns the share of the packets received by the machine, in any namespace, that the interfaces of the path
+    /// received, 0 to 1. A processor that is busy with other packets proves nothing about this tunnel. `None` if they
+    /// were not counted.
     pub fn share_of_received(&self) -> Option<f64> {
         let all = self
             .all_cpus(metric::SOFTNET_PROCESSED)
@@ -382,12 +387,10 @@ impl Evidence {
         Some((self.links(metric::RX_PACKETS)? / all).min(1.0))
     }
 
-    /// Whether something is missing at the tunnel itself: less goes through than should, or connections through it lose packets.
-    /// What is counted for the whole machine names a cause only where this is so.
+    /// Whether the tunnel itself has a problem: less than the expected throughput, or connections that lose packets.
+    /// Counters of the whole machine name a cause only in this case.
     pub fn suffers(&self) -> bool {
-        let short = self
-            .shortfall()
-            .is_some_and(|it| it >= crate::verdict::TOLERATED_SHORTFALL);
+        let short = self.shortfall().is_some_and(|it| !is_tolerated(it));
         let again = self.retransmitted().is_some_and(|share| share >= LOSSY);
         let early = self
             .arrivals()
@@ -395,8 +398,8 @@ impl Evidence {
         short || again || early || self.stalled().is_some()
     }
 
-    /// Sockets from which the program reads packets whole and one by one, whatever their length, without being told of
-    /// merged ones: raw and packet sockets without `PACKET_VNET_HDR`.
+    /// Returns the number of sockets from which the program reads whole packets of any length without a report of
+    /// merging: raw and packet sockets without `PACKET_VNET_HDR`.
     pub fn raw_sockets(&self) -> usize {
         let raw = self.map.sockets.iter();
         let raw = raw.filter(|socket| socket.transport == Transport::Raw);
@@ -422,7 +425,7 @@ impl Evidence {
         (!values.is_empty()).then(|| values.iter().sum())
     }
 
-    /// The connection through the inner interface that has sent most, if any has.
+    /// Returns the connection through the inner interface that has sent most, if any has.
     pub fn main_flow(&self) -> Option<&SocketFacts> {
         let sent = |flow: &&SocketFacts| {
             let sent = self.growth(&Subject::Tcp(flow.inode), metric::TCP_BYTES_ACKED);
@@ -432,30 +435,28 @@ impl Evidence {
         flows.max_by_key(sent).filter(|flow| sent(flow) > 0)
     }
 
-    /// The mean of a gauge of a connection.
+    /// Returns the mean of a gauge of a connection.
     pub fn tcp_mean(&self, flow: &SocketFacts, name: &str) -> Option<f64> {
         Some(self.column(&Subject::Tcp(flow.inode), name)?.mean())
     }
 
-    /// The growth of a counter of a connection.
+    /// Returns the growth of a counter of a connection.
     pub fn tcp(&self, flow: &SocketFacts, name: &str) -> Option<f64> {
         self.growth(&Subject::Tcp(flow.inode), name)
     }
 
-    /// Segments sent again, of those sent, over all connections through the inner interface: 0 to 1.
+    /// Returns the share of segments that connections through the inner interface retransmitted, 0 to 1.
     pub fn retransmitted(&self) -> Option<f64> {
         let sent = self
             .flows(metric::TCP_SEGS_OUT)
             .filter(|sent| *sent > 0.0)?;
         Some(self.flows(metric::TCP_RETRANS)? / sent)
     }
+}
 
-    /// The share of the program's processor time in a stage, if that was sampled.
-    pub fn stage(&self, stage: Stage) -> Option<f64> {
-        let shares = &self.profile.as_ref()?.program;
-        let of = shares.iter().filter(|share| share.stage == stage);
-        Some(of.map(|share| share.share).sum())
-    }
+/// Whether a shortfall is too small to count.
+pub(crate) fn is_tolerated(shortfall: f64) -> bool {
+    shortfall < TOLERATED_SHORTFALL
 }
 
 fn subject(socket: &SocketFacts) -> Option<Subject> {
@@ -472,7 +473,7 @@ mod tests {
     use crate::rules::testing::*;
 
     #[test]
-    fn what_a_bridge_passes_on_is_what_its_ports_count() {
+    fn traffic_of_a_bridge_is_that_of_its_ports() {
         let mut evidence = tunnel();
         evidence.map.links[0].kind = "bridge".into();
         count(&mut evidence, inner(), metric::RX_BYTES, 1);
@@ -483,7 +484,7 @@ mod tests {
         assert_eq!(evidence.inner(metric::TX_BYTES), None);
     }
 
-    /// A tunnel through which the doctor sent so many packets of 1,400 bytes, all answered, and nobody else anything.
+    /// A tunnel that carries only packets of the doctor, 1,400 bytes each, all answered.
     fn only_probed(packets: u64) -> Evidence {
         let mut evidence = tunnel();
         let bytes = 1_400 * packets;
@@ -555,9 +556,9 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_tunnel_is_told_to_be_used_and_no_cause_is_named() {
+    fn an_idle_tunnel_has_a_remedy_and_no_cause() {
         let mut evidence = only_probed(20);
-        // A machine on which others drop, wait and steal.
+        // The machine drops, waits and loses time for other traffic.
         for (name, value) in [
             (metric::SOFTNET_PROCESSED, 1_000_000),
             (metric::SOFTNET_DROPPED, 100_000),
@@ -588,7 +589,7 @@ mod tests {
     }
 
     #[test]
-    fn limited_evidence_is_what_a_lower_level_measures() {
+    fn limited_evidence_is_that_of_a_lower_level() {
         let mut evidence = tunnel();
         count(&mut evidence, Subject::Host, "drop.NOT_SPECIFIED", 7);
         count(&mut evidence, Subject::Host, "call.udp_sendmsg", 8);

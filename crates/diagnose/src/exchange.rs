@@ -1,17 +1,17 @@
-//! What two doctors tell each other: one asks, the other measures its own end and tells.
+//! Messages between two doctors: the client has the server measure the far end.
 //!
 //! ```text
-//! asks                                                    listens
-//! Ask (for how long, how, with which load)  -->
-//!                                           <--  Ready (looks at this, load goes there), or Refused
+//! client                                         server
+//! Request (duration, depth, load)           -->
+//!                                           <--  Ready (port for the load), or Refused
 //! Begin                                     -->
 //! Alive, once a second                      <->  Alive
-//! End, if it is to be over early            -->
-//!                                           <--  Told (path, samples, processor time, probes)
+//! End, to end early                         -->
+//!                                           <--  Measurement (path, samples, processor time, probes)
 //! ```
 //!
-//! A message is JSON with a version. Both ends know a common secret before the first one; what comes is bounded and checked
-//! all the same: [`Message::read`] and [`Told::evidence`] give what the rules can work on, or an error.
+//! A message is JSON with a version. Both ends share a secret; messages are bounded and checked nevertheless:
+//! [`Message::read`] and [`Measurement::evidence`] return evidence that the rules can work on, or an error.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,87 +25,87 @@ use crate::{Evidence, Probes, Profile};
 
 /// Version of the messages.
 pub const VERSION: u32 = 1;
-/// Bytes of a message that asks, at most.
-pub const LONGEST_ASK: usize = 16 << 10;
-/// Bytes of any message, at most.
+/// Largest request, bytes.
+pub const LONGEST_REQUEST: usize = 16 << 10;
+/// Largest message, bytes.
 pub const LONGEST: usize = 64 << 20;
 
-/// Samples that are told, at most; of more, so many are told.
-const SAMPLES: usize = 600;
-/// Columns, interfaces, sockets, threads, functions: more of any are not taken.
-const MANY: usize = 100_000;
-/// Processors that a kernel can have (`CONFIG_NR_CPUS`).
-pub(crate) const PROCESSORS: usize = 8192;
-/// Counters are told as growth; nothing grows by more in an hour.
-const GROWTH: u64 = 1 << 53;
-/// Microseconds that a measurement may last.
+/// Most samples of a measurement; more are thinned out.
+const MAX_SAMPLES: usize = 600;
+/// Most columns, interfaces, sockets, threads or functions.
+const MAX_ITEMS: usize = 100_000;
+/// Most processors of a kernel (`CONFIG_NR_CPUS`).
+pub(crate) const MAX_PROCESSORS: usize = 8192;
+/// Largest growth of a counter.
+const MAX_GROWTH: u64 = 1 << 53;
+/// Longest measurement, microseconds.
 const LONGEST_US: u64 = 2 * 3_600_000_000;
 
-/// Why a message is none.
+/// Reason why a message is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WrongMessage {
     /// Another version.
     #[error(
-        "the other end speaks version {0} of what doctors tell each other, this one {VERSION}: use the same seikan at both ends"
+        "the other end uses version {0} of the messages, this one {VERSION}: use the same seikan at both ends"
     )]
     Version(u32),
-    /// Not such a message.
-    #[error("what the other end sent is no message of a doctor: {0}")]
+    /// It is malformed.
+    #[error("the other end sent a malformed message: {0}")]
     Syntax(String),
-    /// Values that cannot be.
-    #[error("what the other end told cannot be: {0}")]
+    /// It has impossible values.
+    #[error("the other end sent impossible values: {0}")]
     Impossible(&'static str),
 }
 
-/// Any message.
+/// A message.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Message {
-    /// Measure.
-    Ask(Ask),
-    /// It can begin.
+    /// Prepare a measurement.
+    Request(Request),
+    /// The server is ready.
     Ready(Ready),
-    /// Go.
+    /// Start the measurement.
     Begin,
-    /// Still there.
+    /// Keepalive.
     Alive,
-    /// It is over, earlier than asked for.
+    /// End the measurement early.
     End,
-    /// What was measured.
-    Told(Box<Told>),
-    /// No, and why.
+    /// The result.
+    Measurement(Box<Measurement>),
+    /// The request is refused, for this reason.
     Refused(String),
 }
 
-/// What is asked for.
+/// Request for a measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Ask {
-    /// For how long, 2 to 3600.
+pub struct Request {
+    /// Duration, 2 to 3600 seconds.
     pub seconds: u32,
-    /// Milliseconds between samples, 10 to 1000.
+    /// Time between samples, 10 to 1000 milliseconds.
     pub interval: u32,
-    /// How deep to look, 0 to 2.
+    /// Depth, 0 to 2.
     pub level: u32,
     /// Whether echo requests may be sent.
     pub probe: bool,
-    /// Load through the path, if it is to be made.
+    /// Load during the measurement.
     pub load: Option<Load>,
 }
 
-/// A load between the two.
+/// A load between the two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Load {
-    /// Of which kind.
+    /// Protocol.
     pub kind: LoadKind,
-    /// Mbit/s at most, 0.01 to 1,000,000; without, as much as goes (TCP only).
+    /// Maximum rate, 0.01 to 1,000,000 Mbit/s; `None`: unlimited (TCP only).
     pub rate: Option<f64>,
-    /// From the end that listens to the one that asks.
+    /// From the server to the client.
     pub reverse: bool,
 }
 
-/// What a load is made of.
+/// Protocol of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LoadKind {
@@ -115,21 +115,21 @@ pub enum LoadKind {
     Udp,
 }
 
-/// The listening end is ready.
+/// The server is ready.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ready {
-    /// Where the load goes, if it was asked for.
+    /// Destination of the load, if one was requested.
     pub sink: Option<Sink>,
 }
 
-/// Where a load goes.
+/// Destination of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sink {
-    /// The port, at the address that the asking end came to.
+    /// Port at the address of the server.
     pub port: u16,
-    /// What the load begins with, so that nobody else's is taken for it.
+    /// First bytes of the load, which authenticate it.
     pub token: Token,
 }
 
@@ -143,23 +143,23 @@ impl fmt::Debug for Token {
     }
 }
 
-/// What was measured.
+/// Result of a measurement.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Told {
+pub struct Measurement {
     /// The path on that host.
     map: PathMap,
-    /// When each sample was taken, microseconds since the first.
+    /// Time of each sample, microseconds since the first.
     times: Vec<u64>,
-    columns: Vec<ToldColumn>,
+    columns: Vec<MeasuredColumn>,
     profile: Option<Profile>,
     probes: Probes,
 }
 
-/// The readings of one key: a counter's as growth since its first.
+/// The values of one key; those of a counter as growth since the first.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct ToldColumn {
+struct MeasuredColumn {
     subject: Subject,
     name: String,
     kind: Kind,
@@ -186,20 +186,20 @@ struct Read {
 }
 
 impl Message {
-    /// The bytes of the message.
+    /// Encodes the message.
     pub fn write(&self) -> Vec<u8> {
         let written = Written {
             version: VERSION,
             message: self,
         };
-        // Maps have strings for keys and numbers are finite or null, so there is nothing that JSON cannot say.
+        // Cannot fail: map keys are strings, and numbers are finite or null.
         serde_json::to_vec(&written).unwrap_or_default()
     }
 
-    /// The message that these bytes are.
+    /// Decodes a message.
     ///
     /// # Errors
-    /// They are none, or of another version.
+    /// It is malformed, of another version, or out of range.
     pub fn read(bytes: &[u8]) -> Result<Message, WrongMessage> {
         let syntax = |error: serde_json::Error| WrongMessage::Syntax(error.to_string());
         let Version { version } = serde_json::from_slice(bytes).map_err(syntax)?;
@@ -207,14 +207,14 @@ impl Message {
             return Err(WrongMessage::Version(version));
         }
         let Read { message, .. } = serde_json::from_slice(bytes).map_err(syntax)?;
-        if let Message::Ask(ask) = &message {
-            ask.check()?;
+        if let Message::Request(request) = &message {
+            request.check()?;
         }
         Ok(message)
     }
 }
 
-impl Ask {
+impl Request {
     fn check(&self) -> Result<(), WrongMessage> {
         let rate = self.load.and_then(|load| load.rate);
         let fits = (2..=3600).contains(&self.seconds)
@@ -223,10 +223,10 @@ impl Ask {
             && rate.is_none_or(|rate| (0.01..=1e6).contains(&rate));
         if !fits {
             return Err(WrongMessage::Impossible(
-                "it asks for a time, an interval, a level or a rate out of range",
+                "a time, an interval, a level or a rate out of range",
             ));
         }
-        // Datagrams without a rate would have no brake.
+        // Datagrams have no congestion control.
         match self.load {
             Some(Load {
                 kind: LoadKind::Udp,
@@ -238,20 +238,20 @@ impl Ask {
     }
 }
 
-impl Told {
-    /// What is told of a measurement: every sample, or, of a long one, some hundreds.
-    pub fn of(evidence: &Evidence) -> Told {
+impl Measurement {
+    /// Returns the measurement of some evidence, with some hundreds of samples at most.
+    pub fn of(evidence: &Evidence) -> Measurement {
         let series = &evidence.series;
-        let every = series.times.len().div_ceil(SAMPLES).max(1);
+        let every = series.times.len().div_ceil(MAX_SAMPLES).max(1);
         let times = series.times.chunks(every);
         let times = times.filter_map(|part| Some(part.last()?.as_micros() as u64));
-        let columns = series.columns.iter().map(|(key, column)| ToldColumn {
+        let columns = series.columns.iter().map(|(key, column)| MeasuredColumn {
             subject: key.subject.clone(),
             name: key.name.clone().into_owned(),
             kind: column.kind,
-            points: told(column, every as u32),
+            points: thinned(column, every as u32),
         });
-        Told {
+        Measurement {
             map: evidence.map.clone(),
             times: times.collect(),
             columns: columns.collect(),
@@ -260,19 +260,22 @@ impl Told {
         }
     }
 
-    /// The evidence that was told.
+    /// Returns the evidence.
     ///
     /// # Errors
-    /// Values that no measurement has.
+    /// It has values that no measurement has.
     pub fn evidence(self) -> Result<Evidence, WrongMessage> {
-        let check = |fits: bool, what| fits.then_some(()).ok_or(WrongMessage::Impossible(what));
+        let check = |fits: bool, reason| fits.then_some(()).ok_or(WrongMessage::Impossible(reason));
         let count = self.times.len();
-        check((1..=SAMPLES).contains(&count), "no samples, or too many")?;
+        check(
+            (1..=MAX_SAMPLES).contains(&count),
+            "no samples, or too many",
+        )?;
         let ordered = self.times.windows(2).all(|pair| pair[0] <= pair[1]);
         let last = self.times.last().copied().unwrap_or(0);
         check(
             ordered && last <= LONGEST_US,
-            "times that go backwards or take hours",
+            "times out of order, or a duration of hours",
         )?;
         let map = &self.map;
         let program = map.program.as_ref();
@@ -287,18 +290,24 @@ impl Told {
             threads,
             self.profile.as_ref().map_or(0, functions),
         ];
-        check(lists.iter().all(|length| *length <= MANY), "too much of it")?;
-        check(map.host.cpus.len() <= PROCESSORS, "too many processors")?;
+        check(
+            lists.iter().all(|length| *length <= MAX_ITEMS),
+            "too many items",
+        )?;
+        check(map.host.cpus.len() <= MAX_PROCESSORS, "too many processors")?;
         let mut columns = BTreeMap::new();
         for column in self.columns {
             let points = &column.points;
             let indices = points.windows(2).all(|pair| pair[0].0 < pair[1].0);
             let known = points.iter().all(|(index, _)| (*index as usize) < count);
-            check(indices && known, "values of no sample")?;
+            check(indices && known, "values without a sample")?;
             if column.kind == Kind::Counter {
                 let grows = points.windows(2).all(|pair| pair[0].1 <= pair[1].1);
                 let most = points.last().map_or(0, |(_, value)| *value);
-                check(grows && most <= GROWTH, "a counter that falls or leaps")?;
+                check(
+                    grows && most <= MAX_GROWTH,
+                    "a counter that decreases or grows too much",
+                )?;
             }
             columns.insert(
                 Key::new(column.subject, column.name),
@@ -322,13 +331,13 @@ impl Told {
     }
 }
 
-/// The points of a column: of every so many samples the last, and of what never changes the first and the last.
-fn told(column: &Column, every: u32) -> Vec<(u32, u64)> {
+/// Returns the points of a column, thinned to the last of every `every` samples; of a constant, the first and the last.
+fn thinned(column: &Column, every: u32) -> Vec<(u32, u64)> {
     let mut grown = 0;
     let mut before = None;
     let mut points: Vec<(u32, u64)> = Vec::new();
     for (index, value) in &column.points {
-        let told = match column.kind {
+        let value = match column.kind {
             Kind::Gauge => *value,
             Kind::Counter => {
                 grown += value.saturating_sub(before.replace(*value).unwrap_or(*value));
@@ -337,8 +346,8 @@ fn told(column: &Column, every: u32) -> Vec<(u32, u64)> {
         };
         let slot = index / every;
         match points.last_mut() {
-            Some(last) if last.0 == slot => last.1 = told,
-            _ => points.push((slot, told)),
+            Some(last) if last.0 == slot => last.1 = value,
+            _ => points.push((slot, value)),
         }
     }
     if let (Some(first), Some(last)) = (points.first().copied(), points.last().copied())

@@ -1,23 +1,26 @@
-//! What a rule says.
+//! Results of a rule.
 
-use crate::{Cause, Remedy};
+use crate::Remedy;
 use serde::{Deserialize, Serialize};
 
-/// One number of the evidence.
+/// Findings lighter than this are not named.
+pub(crate) const LEAST_WEIGHT: f64 = 0.1;
+
+/// A figure of the evidence.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Fact {
-    /// What was measured, in words with its unit: `drops at the queue of tun0, per second`.
+    /// Name with its unit: `drops at the queue of tun0, per second`.
     pub name: String,
     /// The value.
     pub value: f64,
-    /// What would be normal, in words: `0`, `below 5 %`.
+    /// The normal range, in words: `0`, `below 5 %`.
     pub expected: String,
-    /// Where it comes from: `rtnetlink tx_dropped of tun0`, `/proc/net/softnet_stat`.
+    /// Source: `rtnetlink tx_dropped of tun0`, `/proc/net/softnet_stat`.
     pub source: String,
 }
 
 impl Fact {
-    /// A number, what would be normal, and where it comes from.
+    /// Creates a fact.
     pub fn new(
         name: impl Into<String>,
         value: f64,
@@ -31,32 +34,59 @@ impl Fact {
             source: source.into(),
         }
     }
+
+    /// The result of a rule whose cause this fact excludes.
+    pub(crate) fn excludes(self) -> Judgement {
+        Err(Excluded::Absent(self))
+    }
 }
 
-/// A cause whose signature is there.
+/// Evidence of a cause.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finding {
-    /// Which one.
-    pub cause: Cause,
-    /// How much of what is missing it accounts for, as far as the numbers tell: 0 to 1. Below 0.1 it is not worth
-    /// naming.
+    /// Share of the missing throughput that the cause accounts for, as far as the numbers tell: 0 to 1.
     pub weight: f64,
-    /// Whether a setting that is plainly wrong shows it, so that nothing deeper has to be to blame: a buffer of a few
-    /// packets overflows whoever reads it.
+    /// Whether a wrong setting proves the cause, so that no other cause can be behind it: a buffer of a few packets overflows
+    /// with any reader.
     pub settled: bool,
-    /// The numbers, the telling one first; three to five.
+    /// Three to five figures, the most important one first.
     pub facts: Vec<Fact>,
-    /// What helps, the best first.
+    /// Remedies, the best first.
     pub remedies: Vec<Remedy>,
 }
 
-/// What a rule says about its cause.
+impl Finding {
+    /// Creates a finding that no setting proves.
+    pub fn new(weight: f64, facts: Vec<Fact>, remedies: Vec<Remedy>) -> Self {
+        Finding {
+            weight,
+            settled: false,
+            facts,
+            remedies,
+        }
+    }
+}
+
+/// The reason why a rule has no finding.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Judgement {
-    /// Its signature is there.
-    Present(Finding),
-    /// It is not, and this number says so.
+pub enum Excluded {
+    /// This fact excludes the cause.
     Absent(Fact),
-    /// It cannot be told, for this reason.
+    /// The cause could not be examined, for this reason.
     Unseen(String),
 }
+
+impl From<String> for Excluded {
+    fn from(reason: String) -> Self {
+        Excluded::Unseen(reason)
+    }
+}
+
+impl From<&str> for Excluded {
+    fn from(reason: &str) -> Self {
+        reason.to_owned().into()
+    }
+}
+
+/// The result of a rule.
+pub type Judgement = Result<Finding, Excluded>;

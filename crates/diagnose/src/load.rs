@@ -1,21 +1,21 @@
-//! How busy threads and processors are: questions about time, asked by several rules.
+//! Load of threads and processors, as several rules need it.
 //!
-//! A thread's *wish* is the time for which it ran or was ready to. What it was kept waiting is measured against that
-//! wish and not against the clock: who is busy and gets what he wants is not short of a processor.
+//! The demand of a thread is the time in which it ran or was ready to run. Its waiting time is compared with that demand,
+//! not with the clock: a busy thread that gets its demand does not lack a processor.
 
 use seikan_observe::{Subject, metric};
 
 use crate::{Evidence, Stage, ThreadUse};
 
 impl ThreadUse {
-    /// Share of the time in which it ran or wanted to.
-    pub fn wish(&self) -> f64 {
+    /// Share of the time in which it ran or was ready to run.
+    pub fn demand(&self) -> f64 {
         self.running + self.waiting
     }
 
-    /// What it was kept waiting for a processor, of the time it wanted one: 0 to 1.
+    /// Share of its demand in which it waited for a processor, 0 to 1.
     pub fn kept_waiting(&self) -> f64 {
-        self.waiting / self.wish().max(1e-9)
+        self.waiting / self.demand().max(1e-9)
     }
 
     /// Whether it moves a virtual machine's packets or is one of its processors: `vhost-PID`, `CPU 0/KVM`.
@@ -25,31 +25,31 @@ impl ThreadUse {
 }
 
 impl Evidence {
-    /// The program's thread that wants most time on a processor.
-    pub fn wanting(&self) -> Option<ThreadUse> {
+    /// Returns the program's thread with the largest demand.
+    pub fn busiest_thread(&self) -> Option<ThreadUse> {
         let threads = self.threads().into_iter();
-        threads.max_by(|a, b| a.wish().total_cmp(&b.wish()))
+        threads.max_by(|a, b| a.demand().total_cmp(&b.demand()))
     }
 
-    /// How near the program is to all the time it can use, 0 to 1: that of the thread that wants most, or of all
-    /// threads over the processors they may use, whichever is nearer. Without a program (a tunnel of the kernel's),
-    /// the fullest processor's.
+    /// Returns the load of the program, 0 to 1: the demand of its busiest thread, or of all threads relative to the
+    /// processors that they may use, whichever is larger. Without a program (a tunnel of the kernel), the load of the
+    /// busiest processor.
     pub fn busy(&self) -> Option<f64> {
         let Some(program) = &self.map.program else {
             let idle = self.idle().into_iter().map(|(_, idle)| idle);
             return idle.min_by(f64::total_cmp).map(|idle| 1.0 - idle);
         };
-        let one = self.wanting()?.wish();
+        let one = self.busiest_thread()?.demand();
         let processors = match program.cpus.len() {
             0 => self.map.host.cpus.len(),
             allowed => allowed,
         };
-        let all: f64 = self.threads().iter().map(ThreadUse::wish).sum();
+        let all: f64 = self.threads().iter().map(ThreadUse::demand).sum();
         Some(one.max(all / processors.max(1) as f64).min(1.0))
     }
 
-    /// Idle time of the processors that the program may use, as a share of all of theirs.
-    pub fn room(&self) -> Option<f64> {
+    /// Returns the mean idle share of the processors that the program may use.
+    pub fn idle_share(&self) -> Option<f64> {
         let allowed = self.map.program.as_ref().map(|program| &program.cpus);
         let allowed = allowed.filter(|cpus| !cpus.is_empty());
         let idle = self.idle().into_iter();
@@ -60,26 +60,32 @@ impl Evidence {
         (!idle.is_empty()).then(|| idle.iter().sum::<f64>() / idle.len() as f64)
     }
 
-    /// Processors' worth of time that the program's threads ran, 1 for one processor.
+    /// Returns the mean busy share of all processors; 0 if it was not measured.
+    pub fn busy_share(&self) -> f64 {
+        let idle = self.idle();
+        idle.iter().map(|(_, idle)| 1.0 - idle).sum::<f64>() / idle.len().max(1) as f64
+    }
+
+    /// Returns the processors that the program's threads used: 1 for one processor.
     pub fn running(&self) -> f64 {
         self.threads().iter().map(|thread| thread.running).sum()
     }
 
-    /// Processors' worth of time that everything else on the machine used.
+    /// Returns the processors that the rest of the machine used.
     pub fn used_by_others(&self) -> Option<f64> {
         let idle = self.idle();
         let used: f64 = idle.iter().map(|(_, idle)| 1.0 - idle).sum();
         (!idle.is_empty()).then(|| (used - self.running()).max(0.0))
     }
 
-    /// Share of the time for which the program's control group was stopped for its limit, summed over processors.
+    /// Returns the share of the time in which the program's control group was throttled, summed over processors.
     pub fn throttled(&self) -> Option<f64> {
         let group = self.map.program.as_ref()?.group.clone()?;
         let stopped = self.growth(&Subject::Group(group), metric::GROUP_THROTTLED_US)?;
         Some(stopped / 1e6 / self.seconds())
     }
 
-    /// Share of the program's processor time that it spent in the kernel.
+    /// Returns the kernel's share of the program's processor time.
     pub fn in_kernel(&self) -> Option<f64> {
         let program = self.map.program.as_ref()?;
         let sum = |name| -> f64 {
@@ -94,7 +100,7 @@ impl Evidence {
         (user + system > 0.0).then(|| system / (user + system))
     }
 
-    /// The share of a stage in the program's time, or in the machine's for a tunnel of the kernel's.
+    /// Returns the share of a stage in the program's time, or in the machine's time for a tunnel of the kernel.
     pub fn work(&self, stage: Stage) -> Option<f64> {
         let profile = self.profile.as_ref()?;
         let shares = match self.map.program {
@@ -105,7 +111,7 @@ impl Evidence {
         Some(of.map(|share| share.share).sum())
     }
 
-    /// The largest function of a stage where [`Evidence::work`] counts it.
+    /// Returns the largest function of these stages in the same time as [`Evidence::work`].
     pub fn leading_function(&self, stages: &[Stage]) -> Option<&str> {
         let profile = self.profile.as_ref()?;
         let shares = match self.map.program {
@@ -116,7 +122,7 @@ impl Evidence {
         of.next().map(|share| &*share.symbol)
     }
 
-    /// A setting below `/proc/sys` that is a number.
+    /// Returns a numeric setting below `/proc/sys`.
     pub fn sysctl(&self, name: &str) -> Option<f64> {
         self.map.host.sysctls.get(name)?.trim().parse().ok()
     }
@@ -127,11 +133,11 @@ mod tests {
     use crate::rules::testing::*;
 
     #[test]
-    fn waiting_is_measured_against_the_wish() {
+    fn waiting_is_relative_to_the_demand() {
         let mut evidence = tunnel();
         thread(&mut evidence, 100, 0.1, 0.3);
-        let thread = evidence.wanting().expect("thread");
-        assert!((thread.wish() - 0.4).abs() < 1e-9);
+        let thread = evidence.busiest_thread().expect("thread");
+        assert!((thread.demand() - 0.4).abs() < 1e-9);
         assert!((thread.kept_waiting() - 0.75).abs() < 1e-9);
     }
 
@@ -147,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_use_is_the_rest() {
+    fn others_use_the_rest() {
         let mut evidence = tunnel();
         thread(&mut evidence, 100, 0.5, 0.0);
         processor(&mut evidence, 0, 1.0, 0.0);

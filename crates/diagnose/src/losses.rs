@@ -1,67 +1,66 @@
-//! What TCP's counters say of losses: how many there were, whether they were any, and whether they happened here.
+//! Losses by TCP's counters: their number, whether they were real, and whether they happened on this host.
 //!
-//! A sender knows what it sent again and, from duplicates that the receiver reports (DSACK, RFC 2883), how much of
-//! that for nothing. A receiver knows what came out of order and what came twice. Packets that this host itself
-//! dropped on the way are told apart by its own counters.
+//! A sender knows its retransmissions and, from duplicates that the receiver reports (DSACK, RFC 2883), how many were
+//! unnecessary. A receiver knows how many segments came out of order or twice. Counters of this host tell its own drops.
 //!
-//! Drops by reason (`drop.*`) are not among these, nor are those of the processors' queues but where an interface on the way
-//! counts them, too: the kernel counts both for all namespaces of the machine, so they may be of somebody else's packets.
+//! These exclude drops by reason (`drop.*`), and drops of the processors' queues unless an interface of the path counts
+//! them: the kernel counts both for all namespaces of the machine.
 
 use seikan_observe::path::{SocketFacts, Transport};
 use seikan_observe::{Subject, metric};
 
 use crate::Evidence;
 
-/// Segments from which on shares of them mean something: a share of 1 % needs a hundred to be seen at all.
+/// Fewest segments for a share: 1 % shows in a hundred.
 const LEAST_SEGMENTS: f64 = 100.0;
-/// What a connection that is merely lossy gets acknowledged of what it sends is 1 - loss; none with a loss of three
-/// quarters lives. Below this it is not loss by chance.
+/// Share of the sent bytes that are acknowledged, below which losses are not random: a random loss gets 1 - loss
+/// acknowledged, and no connection survives a loss of three quarters.
 const STALLED: f64 = 0.25;
-/// `tcpi_min_rtt` of a connection that has not measured any is all ones (net/ipv4/tcp.c).
+/// `tcpi_min_rtt` without a measurement: all ones (net/ipv4/tcp.c).
 const NO_RTT_US: f64 = 4e9;
 
-/// What was sent again.
+/// Retransmissions of connections.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Losses {
-    /// Segments sent, again or not.
+    /// Segments sent, with retransmissions.
     pub segments: f64,
-    /// Of these, sent again.
+    /// Segments retransmitted.
     pub again: f64,
-    /// Of those, for nothing: the receiver had them.
+    /// Unnecessary retransmissions: the receiver had the segment.
     pub spurious: f64,
-    /// Segments that this host itself dropped after TCP had sent them.
+    /// Segments that this host dropped after TCP had sent them.
     pub here: f64,
 }
 
 impl Losses {
-    /// Segments that were truly lost, of those sent: 0 to 1.
+    /// Share of the sent segments that were really lost, 0 to 1.
     pub fn lost(&self) -> f64 {
         (self.again - self.spurious).max(0.0) / self.segments
     }
 
-    /// Segments that were lost and not by this host, of those sent: 0 to 1.
+    /// Share of the sent segments that were lost outside of this host, 0 to 1.
     pub fn elsewhere(&self) -> f64 {
         (self.again - self.spurious - self.here).max(0.0) / self.segments
     }
 }
 
-/// What came in.
+/// Received segments.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Arrivals {
-    /// Segments, merged ones counted once.
+    /// Segments; merged ones count once.
     pub segments: f64,
-    /// Of these, before one that was due.
+    /// Segments received out of order.
     pub early: f64,
-    /// Of these, received before.
+    /// Segments received twice.
     pub twice: f64,
-    /// Packets that this host itself dropped before TCP could have received them.
+    /// Packets that this host dropped before TCP.
     pub here: f64,
 }
 
-/// Connections that send and get nothing through.
+/// Connections that send without success.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Stall {
-    /// Bytes sent, again or not.
+    /// Bytes sent, with retransmissions.
     pub sent: f64,
     /// Bytes acknowledged.
     pub acknowledged: f64,
@@ -70,7 +69,7 @@ pub struct Stall {
 }
 
 impl Evidence {
-    /// Whether connections of this host send into the tunnel more than they receive from it.
+    /// Whether connections of this host send more into the tunnel than they receive from it.
     pub fn sends_tcp(&self) -> bool {
         let bytes = |name| self.flows(name).unwrap_or(0.0);
         let sent = bytes(metric::TCP_BYTES_SENT).max(bytes(metric::TCP_BYTES_ACKED));
@@ -86,13 +85,13 @@ impl Evidence {
         self.outer_connections().next().is_some()
     }
 
-    /// The program's own TCP connections to the outside.
+    /// Returns the program's own TCP connections to the outside.
     pub fn outer_connections(&self) -> impl Iterator<Item = &SocketFacts> {
         let sockets = self.map.sockets.iter();
         sockets.filter(|socket| socket.transport == Transport::Tcp)
     }
 
-    /// What the connections through the tunnel sent again; `None` if this host sends no TCP into it, or too little.
+    /// Returns the losses of connections through the tunnel; `None` if this host sends little or no TCP into it.
     pub fn inner_losses(&self) -> Option<Losses> {
         let of = |name| self.flows(name);
         if !self.sends_tcp() {
@@ -107,7 +106,7 @@ impl Evidence {
         })
     }
 
-    /// What the tunnel's own TCP connections sent again.
+    /// Returns the losses of the tunnel's own TCP connections.
     pub fn outer_losses(&self) -> Option<Losses> {
         let of = |name| self.program_sockets(Transport::Tcp, name);
         let segments = of(metric::TCP_SEGS_OUT).filter(|sent| *sent >= LEAST_SEGMENTS)?;
@@ -119,7 +118,7 @@ impl Evidence {
         })
     }
 
-    /// What the host's TCP received out of order and twice; `None` unless connections through the tunnel mainly receive.
+    /// Returns the segments that the host received; `None` unless connections through the tunnel mainly receive.
     pub fn arrivals(&self) -> Option<Arrivals> {
         let received = self.flows(metric::TCP_BYTES_RECEIVED)?;
         if received <= 0.0 || self.sends_tcp() {
@@ -135,7 +134,7 @@ impl Evidence {
         })
     }
 
-    /// The connections through the tunnel that time out and get next to nothing acknowledged, if there are any.
+    /// Returns the connections through the tunnel that time out and get next to nothing acknowledged, if there are any.
     pub fn stalled(&self) -> Option<Stall> {
         let mut stall = Stall {
             sent: 0.0,
@@ -158,7 +157,7 @@ impl Evidence {
         (stall.sent > 0.0 && nothing).then_some(stall)
     }
 
-    /// Packets that arrived damaged by their checksum, and all that were summed up (TCP and UDP, both IP versions).
+    /// Returns the packets received with a wrong checksum, and all checked packets (TCP and UDP, both IP versions).
     pub fn damaged(&self) -> Option<(f64, f64)> {
         let tcp = self.host("Tcp.InCsumErrors");
         let udp = self.both("Udp", "InCsumErrors");
@@ -171,7 +170,7 @@ impl Evidence {
         Some((damaged, damaged + good))
     }
 
-    /// Frames per packet that IP saw, of those received: above 1 where receive offloads merge.
+    /// Returns the received frames per packet of IP: above 1 if receive offloads merge.
     pub fn gro_factor(&self) -> Option<f64> {
         let packets = self.both("Ip", "InReceives").filter(|n| *n > 0.0)?;
         let four = ["InNoECTPkts", "InECT0Pkts", "InECT1Pkts", "InCEPkts"];
@@ -183,22 +182,23 @@ impl Evidence {
         (frames > 0.0).then(|| frames / packets)
     }
 
-    /// The shortest round trip through the tunnel, microseconds: of a probe without load, or the least that any
-    /// connection saw.
+    /// Returns the shortest round-trip time through the tunnel, microseconds: of a probe without load, or the minimum of
+    /// all connections.
     pub fn shortest_rtt_us(&self) -> Option<f64> {
         let flows = self.map.flows.iter();
         let seen = flows.filter_map(|flow| self.min_rtt_us(flow));
         self.probes.idle_rtt_us.or_else(|| seen.reduce(f64::min))
     }
 
-    /// The shortest round trip that a connection saw, microseconds.
+    /// Returns the shortest round-trip time of a connection, microseconds.
     pub fn min_rtt_us(&self, flow: &SocketFacts) -> Option<f64> {
         let column = self.column(&Subject::Tcp(flow.inode), metric::TCP_MIN_RTT_US)?;
         let least = column.points.iter().map(|(_, value)| *value).min()? as f64;
         (least > 0.0 && least < NO_RTT_US).then_some(least)
     }
 
-    /// Segments that this host dropped between TCP and the wire; of the tunnel's own packets only, or of those in it too.
+    /// Returns the segments that this host dropped between TCP and the wire: of the tunnel's own packets only, or also of
+    /// those inside it.
     pub(crate) fn dropped_sending(&self, inner_too: bool) -> f64 {
         let inner = self.map.inner.as_deref();
         let links = self.map.links.iter();
@@ -214,13 +214,13 @@ impl Evidence {
         at_links + udp
     }
 
-    /// Packets that this host dropped between the wire and TCP.
+    /// Returns the packets that this host dropped between the wire and TCP.
     pub(crate) fn dropped_receiving(&self) -> f64 {
         let sockets = self.program_sockets(Transport::Udp, metric::UDP_DROPS);
         let errors = self.both("Udp", "RcvbufErrors");
         // Both count the same datagrams.
         let udp = sockets.unwrap_or(0.0).max(errors.unwrap_or(0.0));
-        // Those of the queue of received packets are among what the interfaces count.
+        // Interfaces also count drops of the queue of received packets.
         let counted = |name| self.inner(name).unwrap_or(0.0);
         let dropped = counted(metric::RX_DROPPED).max(self.backlog_drops().unwrap_or(0.0));
         let inner = dropped + counted(metric::RX_ERRORS);
@@ -228,7 +228,7 @@ impl Evidence {
         udp + inner + damaged
     }
 
-    /// A super-packet that is dropped takes all its segments along.
+    /// A dropped super-packet loses all its segments.
     fn segments_per_packet(&self, link: &str, mtu: u32) -> f64 {
         let of = |name| self.link(link, name).unwrap_or(0.0);
         let mean = of(metric::TX_BYTES) / of(metric::TX_PACKETS).max(1.0);
@@ -248,7 +248,7 @@ pub(crate) mod made {
         Subject::Tcp(2)
     }
 
-    /// Sends so many segments, of them again, of those for nothing, over ten seconds.
+    /// Sends so many segments over ten seconds, with retransmissions and unnecessary ones.
     pub fn sender(segments: u64, again: u64, spurious: u64) -> Evidence {
         let mut evidence = tunnel();
         let bytes = 1448 * segments;
@@ -271,7 +271,7 @@ pub(crate) mod made {
         evidence
     }
 
-    /// Receives so many segments, of them too early, of them twice.
+    /// Receives so many segments, with those out of order and those received twice.
     pub fn receiver(segments: u64, early: u64, twice: u64) -> Evidence {
         let mut evidence = tunnel();
         for (name, growth) in [
@@ -306,7 +306,7 @@ pub(crate) mod made {
     }
 
     #[test]
-    fn what_is_dropped_here_is_not_lost_elsewhere() {
+    fn local_drops_are_not_lost_elsewhere() {
         let mut evidence = sender(10_000, 500, 100);
         count(&mut evidence, inner(), metric::TX_DROPPED, 300);
         let losses = evidence.inner_losses().expect("a sender");
@@ -314,7 +314,7 @@ pub(crate) mod made {
     }
 
     #[test]
-    fn what_another_namespace_drops_is_no_loss_of_this_host() {
+    fn drops_of_another_namespace_are_no_loss_of_this_host() {
         let mut evidence = receiver(10_000, 0, 0);
         count(
             &mut evidence,
@@ -343,7 +343,7 @@ pub(crate) mod made {
     }
 
     #[test]
-    fn a_receiver_has_no_losses_to_tell() {
+    fn a_receiver_has_no_losses() {
         assert_eq!(receiver(10_000, 0, 0).inner_losses(), None);
         assert!(receiver(10_000, 0, 0).arrivals().is_some());
         assert_eq!(sender(10_000, 0, 0).arrivals(), None);

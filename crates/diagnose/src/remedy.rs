@@ -1,25 +1,25 @@
-//! What helps against a cause: exact changes on this host, or what to ask of somebody else.
+//! Remedies: exact changes of this host, or requests to other people.
 
 use serde::{Deserialize, Serialize};
 
 /// A remedy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Remedy {
-    /// In words.
+    /// Description, beginning with a verb.
     pub what: String,
-    /// Where it has to be done.
+    /// Location of the change.
     #[serde(rename = "where")]
-    pub place: Place,
-    /// The changes on this host, which can be taken back; none where it is to be done by hand or elsewhere.
+    pub location: Location,
+    /// Changes of this host that can be reverted; empty for manual or remote remedies.
     pub actions: Vec<Action>,
-    /// Commands to show: those of the actions, or what to do by hand.
+    /// Commands to show: those of the actions, or manual ones.
     pub commands: Vec<String>,
-    /// What may be hoped for, in words.
+    /// Expected gain, in words.
     pub expected_gain: String,
 }
 
 impl Remedy {
-    /// One on this host that can be applied and taken back.
+    /// Creates a remedy on this host that can be applied and reverted.
     pub fn here(
         what: impl Into<String>,
         actions: Vec<Action>,
@@ -27,23 +27,23 @@ impl Remedy {
     ) -> Self {
         Remedy {
             what: what.into(),
-            place: Place::Here,
+            location: Location::Here,
             commands: actions.iter().map(Action::command).collect(),
             actions,
             expected_gain: expected_gain.into(),
         }
     }
 
-    /// One that people have to see to, with commands or words for it.
+    /// Creates a manual remedy, with commands or words for it.
     pub fn ask(
-        place: Place,
+        location: Location,
         what: impl Into<String>,
         commands: Vec<String>,
         expected_gain: impl Into<String>,
     ) -> Self {
         Remedy {
             what: what.into(),
-            place,
+            location,
             actions: Vec::new(),
             commands,
             expected_gain: expected_gain.into(),
@@ -51,27 +51,27 @@ impl Remedy {
     }
 }
 
-/// Where a remedy has to be applied.
+/// Location of a remedy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Place {
-    /// On this host.
+pub enum Location {
+    /// This host.
     Here,
-    /// In the settings of the tunnel, at both ends or this one, with a restart of it.
+    /// The settings of the tunnel, at one or both ends, with a restart.
     Tunnel,
-    /// On the host at the other end.
+    /// The host at the far end.
     FarEnd,
-    /// At whoever runs the network or the machine.
+    /// The operator of the network or the machine.
     Provider,
-    /// In the application.
+    /// The application.
     Application,
 }
 
-/// A change of this host that can be taken back.
+/// A change of this host that can be reverted.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "do")]
 pub enum Action {
-    /// Length of an interface's queue.
+    /// Queue length of an interface.
     QueueLength {
         /// The interface.
         link: String,
@@ -85,58 +85,58 @@ pub enum Action {
         /// Bytes.
         bytes: u32,
     },
-    /// An offload of an interface, by `ethtool -K`'s word for it.
+    /// An offload of an interface, by its name for `ethtool -K`.
     Offload {
         /// The interface.
         link: String,
-        /// Such as `gro`, `tso`.
+        /// `gro`, `tso` or another.
         feature: String,
         /// On or off.
         on: bool,
     },
     /// A setting below `/proc/sys`.
     Sysctl {
-        /// With dots: `net.core.rmem_default`.
+        /// Name with dots: `net.core.rmem_default`.
         name: String,
         /// The new value.
         value: String,
     },
-    /// The processors to which a receive queue is spread.
+    /// Processors that share a receive queue.
     Rps {
         /// The interface.
         link: String,
-        /// The number of the queue.
+        /// Number of the queue.
         queue: u32,
         /// The processors.
         cpus: Vec<u32>,
     },
-    /// Another rate of a token bucket, or none: the root queueing discipline replaced by `noqueue` or the default one.
+    /// Replaces the root queueing discipline by `noqueue` or the default one.
     RemoveQdisc {
         /// The interface.
         link: String,
     },
-    /// The nice value of a process with all its threads.
+    /// Nice value of a process with all its threads.
     Nice {
         /// The process.
         pid: u32,
         /// -20 to 19.
         nice: i32,
     },
-    /// The processors on which a process may run.
+    /// Processors on which a process may run.
     Affinity {
         /// The process.
         pid: u32,
         /// The processors.
         cpus: Vec<u32>,
     },
-    /// The limit of a control group.
+    /// Processor limit of a control group.
     CpuLimit {
-        /// Its directory.
+        /// Directory of the group.
         group: String,
-        /// Processors' worth of time; none: no limit.
+        /// Limit in processors; `None`: no limit.
         cpus: Option<f64>,
     },
-    /// Cuts the segment size that TCP connections through an interface agree on (an nftables rule in a table of its own).
+    /// Limits the segment size of TCP connections through an interface, by an nftables rule in a table of its own.
     ClampMss {
         /// The interface.
         link: String,
@@ -146,7 +146,7 @@ pub enum Action {
 }
 
 impl Action {
-    /// The command that does the same.
+    /// Returns the equivalent command.
     pub fn command(&self) -> String {
         let list = |cpus: &[u32]| {
             let words: Vec<String> = cpus.iter().map(u32::to_string).collect();
@@ -192,35 +192,33 @@ impl Action {
     }
 }
 
-/// What nft(8) is given to clamp segment sizes, both ways: what this host says in its SYNs limits what it is sent, what it
-/// is told limits what it sends. The name must be a plain one ([`is_plain`]).
+/// Returns the argument for nft(8) that limits the segment size of TCP connections through an interface: the size in SYNs
+/// that leave by it limits the received segments, the size in SYNs that enter by it the sent ones. The name must be
+/// [plain](is_plain).
 pub fn clamp(link: &str, bytes: u32) -> String {
-    let chain = |hook: &str, side: &str| {
+    let chain = |hook: &str, direction: &str| {
         format!(
-            "add chain inet seikan_doctor {hook} {{ type filter hook {hook} priority mangle; }}; \
-             add rule inet seikan_doctor {hook} {side} {link} tcp flags syn tcp option maxseg size set {bytes}"
+            "chain {hook} {{ type filter hook {hook} priority mangle; \
+             {direction} {link} tcp flags syn tcp option maxseg size set {bytes}; }};"
         )
     };
-    let chains = [
-        chain("output", "oifname"),
-        chain("input", "iifname"),
-        chain("forward", "oifname"),
-        chain("forward", "iifname"),
-    ];
-    format!("add table inet seikan_doctor; {}", chains.join("; "))
+    let leaving = chain("postrouting", "oifname");
+    let entering = chain("prerouting", "iifname");
+    format!("table inet seikan_doctor {{ {leaving} {entering} }}")
 }
 
-/// Whether a name means nothing but itself to a shell and to nft. The kernel allows interfaces almost any name.
+/// Whether a name is a single plain word for a shell and for nft. The kernel allows interfaces almost any name.
 pub fn is_plain(name: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:@".contains(c);
     !name.is_empty() && name.chars().all(plain)
 }
 
-/// A text as one word for a shell.
+/// Quotes a text as one word for a shell.
 fn word(text: &str) -> String {
-    match is_plain(text) {
-        true => text.to_owned(),
-        false => format!("'{}'", text.replace('\'', r"'\''")),
+    if is_plain(text) {
+        text.to_owned()
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
     }
 }
 

@@ -1,36 +1,33 @@
-//! The counter of each cause: what moves where the cause is there, and whether it moves with the throughput.
+//! The counter that shows a cause, and its correlation with the throughput.
 //!
-//! [`moves`] is evidence for a cause that rules found, and no proof: what moves together may have a third reason. Causes
-//! without a counter of their own in what is sampled (`outer-flow-cannot-spread`, `virtual-switch-upcalls`,
-//! `vhost-starved`) have none here.
+//! A correlation supports a cause that rules found. It is no proof: both may have a third reason. Causes without a sampled
+//! counter of their own have no signature.
 
 use seikan_observe::path::{SocketFacts, Transport};
 use seikan_observe::{Key, Subject, metric};
 use serde::{Deserialize, Serialize};
 
+use crate::Evidence;
 use crate::stats::{Interval, correlate, differences};
-use crate::{Cause, Evidence};
 
-/// By how many samples a counter may come before or after what it explains: half a second at ten a second.
+/// Largest lag of a correlation, samples: half a second at ten a second.
 pub(crate) const MOST_LAG: usize = 5;
-/// Samples of a block that is resampled as a whole: neighbours in time are alike for about so long.
+/// Samples of a block that is resampled as a whole: neighbours in time are similar for about so long.
 const BLOCK: usize = 5;
 
-/// That a cause's counter moves with the throughput.
+/// Correlation of a counter with the throughput.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Moves {
-    /// The counter, as it is named in recordings.
+    /// Name of the counter in recordings.
     pub counter: String,
-    /// By how much the throughput comes later, seconds; negative: earlier.
+    /// Lag of the throughput behind the counter, seconds; negative: it comes first.
     pub lag: f64,
     /// Pearson's r of the changes of both from sample to sample, at that lag.
     pub r: Interval,
 }
 
-/// Whether the counter of `cause` moves with the throughput, while there was something to send; `None` where it cannot be told
-/// from chance.
-pub fn moves(evidence: &Evidence, cause: Cause) -> Option<Moves> {
-    let signature = SIGNATURES.iter().find(|row| row.cause == cause)?;
+/// Returns the correlation of a counter with the throughput while there was data to send; `None` if it may be chance.
+pub(crate) fn moves(evidence: &Evidence, signature: &Signature) -> Option<Moves> {
     let steps = Steps::of(evidence)?;
     let offered = steps.offered();
     let values = steps.values(signature)?;
@@ -39,7 +36,7 @@ pub fn moves(evidence: &Evidence, cause: Cause) -> Option<Moves> {
         [values, throughput].map(|all| differences(all.get(offered.clone()).unwrap_or(&[])));
     let found = correlate(&values, &throughput, MOST_LAG, BLOCK)?;
     let step = evidence.seconds() / steps.seconds.len() as f64;
-    // An interval that holds 0 is chance.
+    // An interval that holds 0 may be chance.
     (found.r.low * found.r.high > 0.0).then(|| Moves {
         counter: signature.names[0].to_owned(),
         lag: f64::from(found.lag) * step,
@@ -47,9 +44,9 @@ pub fn moves(evidence: &Evidence, cause: Cause) -> Option<Moves> {
     })
 }
 
-/// Whose counter.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Of {
+/// Objects that have the counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
     Host,
     Cpus,
     Inner,
@@ -63,96 +60,60 @@ enum Of {
     Outer,
 }
 
-/// What a counter's growth is divided by.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Per {
+/// Divisor of a counter's growth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Per {
     Packet,
     Byte,
     Second,
-    /// A gauge as it is; the largest of its subjects.
+    /// The gauge itself; the largest of its subjects.
     Value,
 }
 
 /// The counter of a cause.
+#[derive(Debug)]
 pub(crate) struct Signature {
-    pub cause: Cause,
-    of: Of,
-    /// They are added up.
-    names: &'static [&'static str],
-    per: Per,
-    /// What it is at most where nothing is wrong.
+    pub source: Source,
+    /// Names of counters, which are added up.
+    pub names: &'static [&'static str],
+    pub per: Per,
+    /// Largest normal value.
     pub normal: f64,
 }
 
-/// Packets lost or sent again, of all: what the rules take for none.
-const FEW: f64 = 0.001;
+/// Packets lost or retransmitted, of all, that the rules ignore.
+pub(crate) const FEW: f64 = 0.001;
 /// Bytes of a full packet.
-const PACKET: f64 = 1_400.0;
+pub(crate) const FULL_PACKET: f64 = 1_400.0;
 
-const fn row(
-    cause: Cause,
-    of: Of,
-    names: &'static [&'static str],
-    per: Per,
-    normal: f64,
-) -> Signature {
-    Signature {
-        cause,
-        of,
-        names,
-        per,
-        normal,
-    }
-}
-
-/// One row for each cause; the catalogue's cheap signatures.
-#[rustfmt::skip]
-pub(crate) const SIGNATURES: &[Signature] = &[
-    row(Cause::TunQueueOverflow, Of::Inner, &[metric::TX_DROPPED], Per::Packet, FEW),
-    row(Cause::FramePerSyscall, Of::Program, &[metric::IO_READS, metric::IO_WRITES], Per::Packet, 1.0),
-    row(Cause::SingleThreadSaturated, Of::Threads, &[metric::RUN_NS], Per::Second, 0.8e9),
-    row(Cause::CpuContention, Of::Threads, &[metric::RUN_DELAY_NS], Per::Second, 0.1e9),
-    row(Cause::CpuQuota, Of::Group, &[metric::GROUP_THROTTLED_US], Per::Second, 0.01e6),
-    row(Cause::CpuSteal, Of::Cpus, &[metric::STEAL_NS], Per::Second, 0.05e9),
-    row(Cause::SoftirqOneCore, Of::Cpus, &[metric::SOFTIRQ_NS], Per::Second, 0.5e9),
-    row(Cause::BacklogFull, Of::Cpus, &[metric::SOFTNET_DROPPED], Per::Packet, FEW),
-    row(Cause::NapiBudget, Of::Cpus, &[metric::SOFTNET_TIME_SQUEEZE], Per::Packet, FEW),
-    row(Cause::UdpReceiveBuffer, Of::Host, &["Udp.RcvbufErrors", "Udp6.RcvbufErrors"], Per::Packet, FEW),
-    row(Cause::UdpSendBuffer, Of::Host, &["Udp.SndbufErrors", "Udp6.SndbufErrors"], Per::Packet, FEW),
-    row(Cause::TcpOuterBuffer, Of::Outer, &[metric::TCP_SNDBUF_LIMITED_US, metric::TCP_RWND_LIMITED_US], Per::Second, 0.1e6),
-    row(Cause::TcpReceiveWindow, Of::Flows, &[metric::TCP_RWND_LIMITED_US], Per::Second, 0.1e6),
-    row(Cause::ApplicationLimited, Of::Flows, &[metric::TCP_APP_LIMITED], Per::Value, 0.5),
-    row(Cause::PathLoss, Of::Flows, &[metric::TCP_RETRANS], Per::Packet, FEW),
-    row(Cause::PathDelay, Of::Flows, &[metric::TCP_MIN_RTT_US], Per::Value, 20_000.0),
-    row(Cause::Reordering, Of::Flows, &[metric::TCP_REORD_SEEN], Per::Packet, FEW),
-    row(Cause::TcpOverTcp, Of::Outer, &[metric::TCP_RETRANS], Per::Packet, FEW),
-    row(Cause::MtuBlackHole, Of::Flows, &[metric::TCP_TIMEOUTS], Per::Second, 0.1),
-    row(Cause::OuterFragmentation, Of::Host, &["Ip.FragCreates", "Ip.ReasmReqds", "Ip6.FragCreates", "Ip6.ReasmReqds"], Per::Packet, FEW),
-    row(Cause::MtuMismatch, Of::Inner, &[metric::RX_LENGTH_ERRORS, metric::RX_ERRORS, metric::TX_ERRORS], Per::Packet, FEW),
-    row(Cause::PacketsTooSmall, Of::Inner, &[metric::TX_PACKETS, metric::RX_PACKETS], Per::Byte, 1.5 / PACKET),
-    row(Cause::GroBreaksEncapsulation, Of::Host, &["drop.PKT_TOO_BIG", "Ip.FragFails", "Ip6.FragFails"], Per::Packet, FEW),
-    row(Cause::OffloadMissing, Of::Cpus, &[metric::SOFTNET_PROCESSED], Per::Byte, 4.0 / PACKET),
-    row(Cause::OffloadBroken, Of::Host, &["Tcp.InCsumErrors", "Udp.InCsumErrors", "Udp6.InCsumErrors", "Icmp.InCsumErrors"], Per::Packet, FEW),
-    row(Cause::CipherBound, Of::Threads, &[metric::THREAD_USER_NS], Per::Second, 0.6e9),
-    row(Cause::CopyOrChecksumBound, Of::Threads, &[metric::THREAD_SYSTEM_NS], Per::Second, 0.6e9),
-    row(Cause::HandoffOverhead, Of::Threads, &[metric::VOLUNTARY_SWITCHES], Per::Packet, 0.5),
-    row(Cause::Shaper, Of::Qdiscs, &[metric::QDISC_OVERLIMITS], Per::Packet, 0.01),
-    row(Cause::Bufferbloat, Of::Qdiscs, &[metric::QDISC_BACKLOG_BYTES], Per::Value, 60_000.0),
-    row(Cause::ConntrackFull, Of::Host, &[metric::CONNTRACK_INSERT_FAILED, metric::CONNTRACK_DROP], Per::Packet, FEW),
-];
-
-/// What happened from each sample to the next.
+/// Growth from each sample to the next.
 pub(crate) struct Steps<'a> {
     evidence: &'a Evidence,
     pub seconds: Vec<f64>,
-    /// Through the inner interface, in the direction in which more goes.
+    /// Bytes of the inner interface in the direction with more traffic.
     pub bytes: Vec<f64>,
-    /// Both directions.
+    /// Packets in both directions.
     packets: Vec<f64>,
 }
 
+impl Signature {
+    pub const fn new(
+        source: Source,
+        names: &'static [&'static str],
+        per: Per,
+        normal: f64,
+    ) -> Self {
+        Signature {
+            source,
+            names,
+            per,
+            normal,
+        }
+    }
+}
+
 impl<'a> Steps<'a> {
-    /// `None` with fewer than two samples, or without an inner interface.
+    /// Returns `None` with fewer than two samples, or without an inner interface.
     pub fn of(evidence: &'a Evidence) -> Option<Self> {
         let times = &evidence.series.times;
         let seconds: Vec<f64> = times
@@ -170,9 +131,10 @@ impl<'a> Steps<'a> {
             packets: Vec::new(),
         };
         let grown = |name| empty.grown(&inner, name);
-        let bytes = match evidence.sends() {
-            true => grown(metric::TX_BYTES)?,
-            false => grown(metric::RX_BYTES)?,
+        let bytes = if evidence.sends() {
+            grown(metric::TX_BYTES)?
+        } else {
+            grown(metric::RX_BYTES)?
         };
         let mut packets = grown(metric::TX_PACKETS)?;
         add(&mut packets, &grown(metric::RX_PACKETS)?);
@@ -183,8 +145,8 @@ impl<'a> Steps<'a> {
         })
     }
 
-    /// The longest stretch of steps in which the main connection had something to send: a pause of the application is no
-    /// sign of the tunnel. All of them where that is not known.
+    /// Returns the longest range of steps in which the main connection had data to send: a pause of the application says
+    /// nothing about the tunnel. All steps if that is not known.
     fn offered(&self) -> std::ops::Range<usize> {
         let all = 0..self.seconds.len();
         let flow = self.evidence.main_flow();
@@ -205,7 +167,7 @@ impl<'a> Steps<'a> {
         longest
     }
 
-    /// Bits per second in each step.
+    /// Returns the bits per second of each step.
     pub fn throughput(&self) -> Vec<f64> {
         let pairs = self.bytes.iter().zip(&self.seconds);
         pairs
@@ -213,7 +175,7 @@ impl<'a> Steps<'a> {
             .collect()
     }
 
-    /// Growth of a counter in each step; `None` if there is no such counter.
+    /// Returns the growth of a counter in each step; `None` if there is no such counter.
     fn grown(&self, subject: &Subject, name: &'static str) -> Option<Vec<f64>> {
         let columns = &self.evidence.series.columns;
         let column = columns.get(&Key::new(subject.clone(), name))?;
@@ -230,7 +192,7 @@ impl<'a> Steps<'a> {
         Some(grown)
     }
 
-    /// A gauge at the end of each step.
+    /// Returns a gauge at the end of each step.
     fn gauge(&self, subject: &Subject, name: &'static str) -> Option<Vec<f64>> {
         let columns = &self.evidence.series.columns;
         let column = columns.get(&Key::new(subject.clone(), name))?;
@@ -248,11 +210,11 @@ impl<'a> Steps<'a> {
         )
     }
 
-    /// A signature's counter in each step: growth summed over names, and over subjects too where they are counted per
-    /// packet or byte; otherwise of the subject at which it is largest.
+    /// Returns the counter of a signature in each step: growth summed over names, and over subjects too if it is per
+    /// packet or byte; otherwise the largest subject.
     fn raw(&self, signature: &Signature) -> Option<Vec<f64>> {
         let is_sum = matches!(signature.per, Per::Packet | Per::Byte);
-        let subjects = self.subjects(signature.of).into_iter();
+        let subjects = self.subjects(signature.source).into_iter();
         let each = subjects.filter_map(|subject| {
             let of = |name: &&'static str| match signature.per {
                 Per::Value => self.gauge(&subject, name),
@@ -260,13 +222,14 @@ impl<'a> Steps<'a> {
             };
             signature.names.iter().filter_map(of).reduce(added)
         });
-        match is_sum {
-            true => each.reduce(added),
-            false => each.max_by(|a, b| a.iter().sum::<f64>().total_cmp(&b.iter().sum())),
+        if is_sum {
+            each.reduce(added)
+        } else {
+            each.max_by(|a, b| a.iter().sum::<f64>().total_cmp(&b.iter().sum()))
         }
     }
 
-    /// What each step's counter is divided by.
+    /// Returns the divisor of each step.
     fn divisor(&self, per: Per) -> Option<&[f64]> {
         match per {
             Per::Packet => Some(&self.packets),
@@ -276,7 +239,7 @@ impl<'a> Steps<'a> {
         }
     }
 
-    /// The signature in each step.
+    /// Returns the signature in each step.
     pub fn values(&self, signature: &Signature) -> Option<Vec<f64>> {
         let raw = self.raw(signature)?;
         let Some(divisor) = self.divisor(signature.per) else {
@@ -286,7 +249,7 @@ impl<'a> Steps<'a> {
         Some(pairs.map(|(grown, by)| grown / by.max(1e-3)).collect())
     }
 
-    /// The signature over all the time.
+    /// Returns the signature over the whole time.
     pub fn overall(&self, signature: &Signature) -> Option<f64> {
         let raw = self.raw(signature)?;
         let sum: f64 = raw.iter().sum();
@@ -296,7 +259,7 @@ impl<'a> Steps<'a> {
         })
     }
 
-    fn subjects(&self, of: Of) -> Vec<Subject> {
+    fn subjects(&self, source: Source) -> Vec<Subject> {
         let map = &self.evidence.map;
         let program = map.program.as_ref();
         let names = |link: &Option<String>| link.clone().into_iter();
@@ -304,19 +267,19 @@ impl<'a> Steps<'a> {
             let tcp = sockets.iter().filter(|s| s.transport == Transport::Tcp);
             tcp.map(|s| Subject::Tcp(s.inode)).collect()
         };
-        match of {
-            Of::Host => vec![Subject::Host],
-            Of::Cpus => map.host.cpus.iter().copied().map(Subject::Cpu).collect(),
-            Of::Inner => names(&map.inner).map(Subject::Link).collect(),
-            Of::Qdiscs => names(&map.inner)
+        match source {
+            Source::Host => vec![Subject::Host],
+            Source::Cpus => map.host.cpus.iter().copied().map(Subject::Cpu).collect(),
+            Source::Inner => names(&map.inner).map(Subject::Link).collect(),
+            Source::Qdiscs => names(&map.inner)
                 .chain(names(&map.egress))
                 .map(Subject::Qdisc)
                 .collect(),
-            Of::Program => program
+            Source::Program => program
                 .map(|p| Subject::Process(p.pid))
                 .into_iter()
                 .collect(),
-            Of::Threads => program
+            Source::Threads => program
                 .iter()
                 .flat_map(|p| {
                     let pid = p.pid;
@@ -325,13 +288,13 @@ impl<'a> Steps<'a> {
                         .map(move |(tid, _)| Subject::Thread { pid, tid: *tid })
                 })
                 .collect(),
-            Of::Group => program
+            Source::Group => program
                 .and_then(|p| p.group.clone())
                 .map(Subject::Group)
                 .into_iter()
                 .collect(),
-            Of::Flows => tcp(&map.flows),
-            Of::Outer => tcp(&map.sockets),
+            Source::Flows => tcp(&map.flows),
+            Source::Outer => tcp(&map.sockets),
         }
     }
 }
@@ -352,21 +315,24 @@ mod tests {
     use super::*;
     use crate::baseline::testing::{dips, evidence};
 
+    const RECEIVE_ERRORS: Signature =
+        Signature::new(Source::Host, &["Udp.RcvbufErrors"], Per::Packet, FEW);
+
     #[test]
     fn drops_move_with_the_dips() {
         let lost = |step: u32| 100 - dips(step);
         let lossy = evidence(&[(Subject::Host, "Udp.RcvbufErrors", &lost)]);
-        let found = moves(&lossy, Cause::UdpReceiveBuffer).expect("a correlation");
+        let found = moves(&lossy, &RECEIVE_ERRORS).expect("a correlation");
         assert_eq!((&*found.counter, found.lag), ("Udp.RcvbufErrors", 0.0));
         assert!(found.r.high < -0.9, "{found:?}");
-        // What does not vary, and what is not there, tells nothing.
-        assert_eq!(moves(&lossy, Cause::CpuQuota), None);
-        let steady = evidence(&[(Subject::Cpu(0), metric::STEAL_NS, &|_| 7)]);
-        assert_eq!(moves(&steady, Cause::CpuSteal), None);
+        // A missing or constant counter has no correlation.
+        assert_eq!(moves(&evidence(&[]), &RECEIVE_ERRORS), None);
+        let steady = evidence(&[(Subject::Host, "Udp.RcvbufErrors", &|_| 7)]);
+        assert_eq!(moves(&steady, &RECEIVE_ERRORS), None);
     }
 
     #[test]
-    fn what_an_application_leaves_out_is_not_counted() {
+    fn pauses_of_an_application_are_not_counted() {
         let mut made = evidence(&[(Subject::Tcp(9), metric::TCP_BYTES_ACKED, &|_| 1)]);
         made.map.flows = vec![crate::rules::testing::socket(9, Transport::Tcp)];
         // Steps 1 to 40 end with samples 1 to 40; it paused in samples 11 to 13.

@@ -1,15 +1,15 @@
-//! What functions are for, by their names: the kernel's, of cryptographic libraries, of C and Go.
+//! Purposes of functions by their names: of the kernel, of cryptographic libraries, of C and Go.
 //!
-//! [`stage`] tries the table from the top, so the more special name stands first. A function without a name is
-//! judged by what it is part of. [`profile`] makes shares out of counts.
+//! [`stage`] searches the table from the top, so more specific names come first. A function without a name gets the
+//! purpose of its module or file. [`profile`] computes shares from counts.
 
 use seikan_observe::profile::{Function, Functions, Profile, Share, Stage};
 
-/// Functions of each list at most.
+/// Largest number of functions in each list.
 const SHARES_MAX: usize = 40;
 
-/// Names as shells match them, separated by spaces; compared without leading underscores, without what libraries put in
-/// front of all their names, and without regard to case. The first list that has it counts.
+/// Names as shell patterns, separated by spaces; compared without leading underscores, without the common prefixes of
+/// libraries, and without regard to case. The first list with a match counts.
 ///
 /// Of the kernel; of OpenSSL and its descendants, libsodium, wolfSSL, mbed TLS (assembler code has the same names in
 /// most), of Rust's and Go's libraries; of glibc and Go's runtime.
@@ -104,7 +104,7 @@ const FUNCTIONS: &[(Stage, &str)] = &[
     ),
 ];
 
-/// Of a function without a name, or in no list: what it is part of, by the beginning of the file's or module's name.
+/// For a function without a name or a match: its module or file, by the beginning of that name.
 const MODULES: &[(Stage, &str)] = &[
     (
         Stage::Crypto,
@@ -120,10 +120,10 @@ const MODULES: &[(Stage, &str)] = &[
     ),
 ];
 
-/// What libraries put in front of all their names: ring, aws-lc and its FIPS build, with a version.
+/// Prefixes of all names in a library: ring, aws-lc and its FIPS build, with a version.
 const VENDORS: [&str; 4] = ["ring_core_", "aws_lc_", "boringssl_", "bssl_"];
 
-/// What a function is for, by its symbol and the kernel module, program or library that it is part of.
+/// Returns the purpose of a function by its symbol and by its kernel module, program or library.
 pub fn stage(symbol: &str, module: &str) -> Stage {
     let symbol = symbol.to_ascii_lowercase();
     if symbol.starts_with('[') {
@@ -142,14 +142,16 @@ pub fn stage(symbol: &str, module: &str) -> Stage {
     }
 }
 
-/// Shares out of counts: of the program and of the machine, the largest functions of each. `None` without a sample.
+/// Computes shares from counts: of the program and of the machine, the largest functions of each. `None` without a
+/// sample.
 pub fn profile(functions: &Functions) -> Option<Profile> {
     if functions.samples == 0 {
         return None;
     }
-    let machine = match functions.machine {
-        true => shares(functions, functions.samples, |function| function.machine),
-        false => Vec::new(),
+    let machine = if functions.machine {
+        shares(functions, functions.samples, |function| function.machine)
+    } else {
+        Vec::new()
     };
     Some(Profile {
         samples: functions.samples,
@@ -187,7 +189,7 @@ fn without_version(symbol: &str) -> &str {
     symbol.trim_start_matches(|c: char| c.is_ascii_digit() || c == '_')
 }
 
-/// Whether a name fits a pattern, in which a star stands for anything.
+/// Whether a name matches a pattern with stars.
 fn matches(pattern: &str, name: &str) -> bool {
     let Some((head, rest)) = pattern.split_once('*') else {
         return pattern == name;
@@ -261,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn the_way_into_the_kernel_is_syscall() {
+    fn entry_into_the_kernel_is_syscall() {
         let kernel = "entry_SYSCALL_64_after_hwframe entry_SYSCALL_64 do_syscall_64 syscall_return_via_sysret syscall_exit_to_user_mode \
              __x64_sys_sendmmsg x64_sys_call __x64_sys_read el0_svc";
         assert_all(Stage::Syscall, "kernel", kernel);
@@ -317,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_name_is_judged_by_its_file() {
+    fn a_function_without_a_name_has_the_stage_of_its_file() {
         assert_eq!(stage("[libcrypto.so.3]", "libcrypto.so.3"), Stage::Crypto);
         assert_eq!(stage("ERR_clear_error", "libcrypto.so.3"), Stage::Crypto);
         assert_eq!(stage("CRYPTO_malloc", "libcrypto.so.3"), Stage::Memory);

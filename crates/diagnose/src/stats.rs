@@ -1,10 +1,10 @@
-//! Statistics that hold for series from one machine: neighbours in time are not independent, and noise is not normal.
+//! Statistics for series of one machine: neighbours in time are not independent, and noise is not normal.
 //!
-//! Intervals come from resampling with a seeded generator, so that the same data gives the same answer.
+//! Intervals come from resampling with a seeded generator: the same data has the same result.
 
 use serde::{Deserialize, Serialize};
 
-/// Resamples for an interval: the 2.5 % ends of 2,000 are 50 values from the edge.
+/// Number of resamples: of 2,000, the 2.5 % ends are 50 values from the edge.
 const RESAMPLES: usize = 2_000;
 
 /// An estimate with its 95 % interval.
@@ -18,17 +18,17 @@ pub struct Interval {
     pub high: f64,
 }
 
-/// The correlation of two series at the lag at which it is largest.
+/// Correlation of two series at the lag at which it is largest.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Correlation {
-    /// By how many values the second series comes later than the first; negative: earlier.
+    /// Lag of the second series behind the first, in values; negative: it comes first.
     pub lag: i32,
-    /// Pearson's r there, with the interval of a moving-block bootstrap (Künsch 1989).
+    /// Pearson's r at that lag, with the interval of a moving-block bootstrap (Künsch 1989).
     pub r: Interval,
 }
 
-/// The mean gain of the second kind of block over the first, as a ratio minus 1: pairs of (without, with), taken close
-/// to each other in time. `None` for fewer than two pairs, or where there is nothing to gain on.
+/// Returns the mean gain of the second kind of block over the first, as a ratio minus 1, of pairs (without, with) close
+/// in time. `None` for fewer than two pairs, or without throughput in the first kind.
 pub fn paired_gain(pairs: &[(f64, f64)]) -> Option<Interval> {
     let sane = |(a, b): &(f64, f64)| a.is_finite() && b.is_finite() && *a >= 0.0 && *b >= 0.0;
     if pairs.len() < 2 || !pairs.iter().all(sane) {
@@ -51,8 +51,8 @@ pub fn paired_gain(pairs: &[(f64, f64)]) -> Option<Interval> {
     Some(interval(value, drawn.collect()))
 }
 
-/// Correlates `a` with `b` at every lag up to `max_lag` values either way. `None` where one of them does not vary, or
-/// is too short: four blocks at least.
+/// Correlates `a` with `b` at every lag up to `max_lag` values in either direction. `None` if one of them is constant or
+/// shorter than four blocks.
 pub fn correlate(a: &[f64], b: &[f64], max_lag: usize, block: usize) -> Option<Correlation> {
     let (n, block) = (a.len().min(b.len()), block.max(1));
     if n < 4 * block + max_lag {
@@ -77,40 +77,44 @@ pub fn correlate(a: &[f64], b: &[f64], max_lag: usize, block: usize) -> Option<C
     })
 }
 
-/// The lag up to `max_lag` values either way at which `a` correlates most with `b`, and Pearson's r there, without an
-/// interval. `None` where one of them does not vary.
+/// Returns the lag up to `max_lag` in either direction at which `a` correlates most with `b`, and Pearson's r there
+/// without an interval. `None` if one of them is constant.
 pub fn strongest(a: &[f64], b: &[f64], max_lag: usize) -> Option<(i32, f64)> {
     let n = a.len().min(b.len());
     let (a, b) = (&a[..n], &b[..n]);
     let most = max_lag.min(n.saturating_sub(1)) as i32;
-    // Of those alike, as where both repeat themselves, the nearest.
+    // Of equal lags, as of periodic series, take the nearest.
     let lags = (0..=most).flat_map(|lag| [lag, -lag].into_iter().take(1 + (lag > 0) as usize));
     lags.filter_map(|lag| {
         let (a, b) = shifted(a, b, lag);
         Some((lag, pearson(a.iter().copied().zip(b.iter().copied()))?))
     })
-    .reduce(|best, next| match next.1.abs() > best.1.abs() + 1e-9 {
-        true => next,
-        false => best,
+    .reduce(|best, next| {
+        if next.1.abs() > best.1.abs() + 1e-9 {
+            next
+        } else {
+            best
+        }
     })
 }
 
-/// Both of the same length, the second moved by `lag` against the first.
+/// Returns both with the same length, the second shifted by `lag`.
 fn shifted<'a>(a: &'a [f64], b: &'a [f64], lag: i32) -> (&'a [f64], &'a [f64]) {
     let (n, shift) = (a.len(), lag.unsigned_abs() as usize);
-    match lag >= 0 {
-        true => (&a[..n - shift], &b[shift..]),
-        false => (&a[shift..], &b[..n - shift]),
+    if lag >= 0 {
+        (&a[..n - shift], &b[shift..])
+    } else {
+        (&a[shift..], &b[..n - shift])
     }
 }
 
-/// What each value differs by from the one before: takes a common trend out of two series.
+/// Returns the difference of each value from the previous one, which removes a common trend of two series.
 pub fn differences(values: &[f64]) -> Vec<f64> {
     values.windows(2).map(|pair| pair[1] - pair[0]).collect()
 }
 
-/// Mean time in a queue in seconds, by Little's law: what stands in it over what leaves it per second. `None` if
-/// nothing leaves.
+/// Returns the mean time in a queue in seconds, by Little's law: its mean length over the rate of departures. `None`
+/// without departures.
 pub fn queueing_delay(standing: f64, leaving_per_second: f64) -> Option<f64> {
     (leaving_per_second > 0.0).then(|| standing / leaving_per_second)
 }
@@ -146,7 +150,7 @@ fn interval(value: f64, mut drawn: Vec<f64>) -> Interval {
     }
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014): good enough to draw indexes.
+/// SplitMix64 (Steele, Lea, Flood 2014), sufficient for random indexes.
 struct Random(u64);
 
 impl Random {

@@ -1,8 +1,9 @@
-//! Whether a change helps: the same path with and without it, in turns, in one run.
+//! Tests of a change: the same path with and without it, alternating, in one run.
 //!
-//! Blocks go without, with, with, without, and again: what drifts meanwhile strikes both alike. The gain is that of the
-//! means of neighbouring blocks, with an interval by resampling. It counts only if its lower end is worth it, or if the
-//! delay under load is much shorter for the same throughput, and neither delay, nor loss, nor processor time has become worse.
+//! Blocks alternate: without, with, with, without, and again, so that a drift affects both. The gain is that of the means
+//! of neighbouring blocks, with an interval by resampling. A change is kept if the lower end of the interval is large
+//! enough, or if the delay under load is much shorter at the same throughput, and neither delay nor loss nor processor
+//! time got worse.
 
 use std::time::Duration;
 
@@ -13,78 +14,97 @@ use crate::{Cause, Remedy};
 
 /// Time after a switch that is not measured: connections have to find their new rate.
 pub const WARM_UP: Duration = Duration::from_millis(1000);
-/// Time that is measured.
+/// Measured time of a block.
 pub const BLOCK: Duration = Duration::from_millis(2000);
-/// How long connections that stand still are waited for once the change is made: TCP that sent nothing for ten seconds tries
-/// again within so many (RFC 6298: the time-out doubles each time).
+/// Longest wait for stalled connections after the change: TCP that sent nothing for ten seconds tries again within this
+/// time (RFC 6298: the timeout doubles each time).
 pub const STANDSTILL: Duration = Duration::from_secs(13);
-/// Less than this is standing still, bits per second: a connection of which nothing arrives repeats a segment now and then.
+/// Throughput below which connections are stalled, bits per second: a connection without acknowledgements repeats a
+/// segment now and then.
 const STILL: f64 = 100e3;
-/// What standing still counts as, of the throughput with the change: a gain over nothing would be without end.
+/// Throughput that counts for a stall, as a share of that with the change: a gain over zero would be infinite.
 const NOTHING: f64 = 0.01;
 /// Pairs of blocks: with four the interval is of 35 different resamples.
 pub const PAIRS: usize = 4;
-/// Gain that is worth a change, as a share.
+/// Gain from which a change is kept, as a share.
 pub const LEAST_GAIN: f64 = 0.05;
-/// A delay under load that many times as long is worse, if it is longer by this too, microseconds.
-const WORSE_DELAY: (f64, f64) = (1.5, 5_000.0);
-/// A delay under load that is that many times as short, and shorter by this too, microseconds, is worth a change that costs no
-/// throughput.
-const BETTER_DELAY: (f64, f64) = (2.0, 5_000.0);
-/// Retransmitted segments more, as a share of those sent.
+/// Margin from which a longer delay under load is worse.
+const WORSE_DELAY: Margin = Margin {
+    ratio: 1.5,
+    us: 5_000.0,
+};
+/// Margin from which a shorter delay under load justifies a change that costs no throughput.
+const BETTER_DELAY: Margin = Margin {
+    ratio: 2.0,
+    us: 5_000.0,
+};
+/// Additional retransmitted segments that are worse, as a share of those sent.
 const WORSE_LOSS: f64 = 0.005;
-/// Processor time per bit more, as a ratio; a gain of so much for sure is worth it.
+/// Ratio of processor time per bit that is worse; a certain gain of the same size justifies it.
 const WORSE_CPU: f64 = 1.5;
 const MUCH: f64 = 0.5;
 
-/// What one block showed.
+/// Smallest relevant difference of two delays.
+struct Margin {
+    ratio: f64,
+    us: f64,
+}
+
+impl Margin {
+    /// Whether one delay is longer than another by ratio and difference, microseconds.
+    fn is_exceeded(&self, longer: f64, shorter: f64) -> bool {
+        longer > shorter * self.ratio && longer > shorter + self.us
+    }
+}
+
+/// Measurements of a block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Block {
-    /// Bits per second through the tunnel.
+    /// Throughput of the tunnel, bits per second.
     pub throughput: f64,
-    /// Round-trip time that connections see, microseconds.
+    /// Round-trip time of connections, microseconds.
     pub rtt_us: Option<f64>,
-    /// Retransmitted segments, of those sent.
+    /// Share of segments retransmitted.
     pub loss: Option<f64>,
-    /// Processors' worth of time that the machine used.
+    /// Processors that the machine used.
     pub busy: f64,
 }
 
-/// What came of looking on for a block.
+/// Result of measuring a block.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Look {
-    /// It went as it should.
+    /// The block is complete.
     Block(Block),
-    /// The change must go at once, for this reason.
+    /// The change must be reverted at once, for this reason.
     CutOff(String),
 }
 
-/// What is to be done with the change.
+/// Decision about a change.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "decision", content = "why")]
 pub enum Decision {
-    /// It stays.
+    /// It is kept.
     Keep,
-    /// It is taken back, for this reason.
+    /// It is reverted, for this reason.
     TakeBack(String),
-    /// It was never made, for it cannot be on this host.
+    /// It was not made, because this host does not allow it.
     NotPossible(String),
 }
 
-/// How the comparison went.
+/// Result of a comparison.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Trial {
-    /// Blocks without and with, in pairs.
+    /// Pairs of blocks without and with the change.
     pub pairs: Vec<(Block, Block)>,
-    /// Throughput with over without, minus 1; `None` if it could not be told.
+    /// Throughput with the change over that without, minus 1; `None` if it is not known.
     pub gain: Option<Interval>,
-    /// What follows.
+    /// The decision.
     #[serde(flatten)]
     pub decision: Decision,
 }
 
 impl Trial {
-    /// Of a change that cannot be made.
+    /// Returns the trial of a change that cannot be made.
     pub fn not_possible(why: String) -> Self {
         Trial {
             pairs: Vec::new(),
@@ -93,25 +113,25 @@ impl Trial {
         }
     }
 
-    /// Whether the gain is surely one: that confirms what the change is for.
+    /// Whether the gain is certain, which confirms the cause.
     pub fn helps(&self) -> bool {
         self.gain.is_some_and(|gain| gain.low > 0.0)
     }
 }
 
-/// A remedy that was tried, or that was to be.
+/// Test of a remedy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Attempt {
-    /// The cause that it would help if it were the one.
+    /// The cause that the remedy is for.
     pub cause: Cause,
-    /// What was done.
+    /// The remedy.
     pub remedy: Remedy,
-    /// How it compared, and what followed.
+    /// The comparison and the decision.
     pub trial: Trial,
 }
 
-/// Compares. `switch` turns the change on or off, `measure` waits and looks. Ends early, with the change to be taken
-/// back, when nothing goes through with it, or when `measure` says so.
+/// Compares. `switch` turns the change on or off, `measure` waits and measures. Ends early, with the change to be
+/// reverted, if nothing passes with it, or if `measure` says so.
 ///
 /// # Errors
 /// Those of `switch` and `measure`.
@@ -122,8 +142,8 @@ pub fn run<E>(
 ) -> Result<Trial, E> {
     let mut pairs: Vec<(Block, Block)> = Vec::new();
     let mut is_on = false;
-    // Without the change, so far: whether anything went through at all; whether more than stands still did ever, and the
-    // last time.
+    // Blocks without the change so far: whether anything passed at all, whether more than a stall ever did, and in the
+    // last one.
     let (mut any, mut ever, mut last) = (false, false, true);
     for pair in 0..PAIRS {
         let mut blocks = [Block::default(); 2];
@@ -159,7 +179,7 @@ pub fn run<E>(
             }
             if on && with.throughput == 0.0 && any {
                 pairs.push((without, with));
-                let why = "nothing went through the tunnel any more".to_owned();
+                let why = "no traffic passed the tunnel".to_owned();
                 return Ok(ended(pairs, why));
             }
         }
@@ -191,7 +211,7 @@ fn ended(pairs: Vec<(Block, Block)>, why: String) -> Trial {
 
 fn decide(pairs: &[(Block, Block)], gain: Option<Interval>, least: f64) -> Decision {
     let Some(gain) = gain else {
-        return Decision::TakeBack("there was too little traffic to tell".to_owned());
+        return Decision::TakeBack("too little traffic to compare".to_owned());
     };
     let mean = |of: &dyn Fn(&Block) -> Option<f64>, with: bool| {
         let values = pairs
@@ -202,12 +222,11 @@ fn decide(pairs: &[(Block, Block)], gain: Option<Interval>, least: f64) -> Decis
     };
     let both = |of: &dyn Fn(&Block) -> Option<f64>| Some((mean(of, false)?, mean(of, true)?));
     let delay = both(&|block| block.rtt_us);
-    let is_quicker = delay.is_some_and(|(before, now)| {
-        before > now * BETTER_DELAY.0 && before > now + BETTER_DELAY.1 && gain.low > -least
-    });
+    let is_quicker = delay
+        .is_some_and(|(before, now)| BETTER_DELAY.is_exceeded(before, now) && gain.low > -least);
     if gain.low < least && !is_quicker {
         return Decision::TakeBack(format!(
-            "the gain is {:+.0} % ({:+.0} to {:+.0}), which is not surely {:+.0} %",
+            "the gain is {:+.0} % ({:+.0} to {:+.0}), not certainly {:+.0} %",
             gain.value * 100.0,
             gain.low * 100.0,
             gain.high * 100.0,
@@ -215,11 +234,10 @@ fn decide(pairs: &[(Block, Block)], gain: Option<Interval>, least: f64) -> Decis
         ));
     }
     if let Some((before, now)) = delay
-        && now > before * WORSE_DELAY.0
-        && now > before + WORSE_DELAY.1
+        && WORSE_DELAY.is_exceeded(now, before)
     {
         return Decision::TakeBack(format!(
-            "the round trip under load went from {:.1} to {:.1} ms",
+            "the round-trip time under load rose from {:.1} to {:.1} ms",
             before / 1e3,
             now / 1e3
         ));
@@ -228,7 +246,7 @@ fn decide(pairs: &[(Block, Block)], gain: Option<Interval>, least: f64) -> Decis
         && now > before + WORSE_LOSS
     {
         return Decision::TakeBack(format!(
-            "retransmissions went from {:.1} to {:.1} %",
+            "retransmissions rose from {:.1} to {:.1} %",
             before * 100.0,
             now * 100.0
         ));
@@ -240,7 +258,7 @@ fn decide(pairs: &[(Block, Block)], gain: Option<Interval>, least: f64) -> Decis
         && gain.low < MUCH
     {
         return Decision::TakeBack(format!(
-            "a bit takes {:.1} times as much processor time",
+            "processor time per bit rose by a factor of {:.1}",
             now / before
         ));
     }
@@ -252,7 +270,7 @@ mod tests {
     use super::*;
     use std::cell::Cell;
 
-    /// A path whose blocks are `without` and `with`, and how the change was left.
+    /// A path whose blocks are `without` and `with`, and the final state of the change.
     fn trial(without: Block, with: Block) -> (Trial, bool) {
         let on = Cell::new(false);
         let trial = run(
@@ -276,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn what_helps_is_kept() {
+    fn a_change_that_helps_is_kept() {
         let (trial, _) = trial(block(1e8), block(2e8));
         assert_eq!(trial.decision, Decision::Keep);
         assert_eq!(trial.gain.expect("gain").value, 1.0);
@@ -284,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_help_enough_is_taken_back() {
+    fn a_change_that_helps_too_little_is_reverted() {
         let (trial, _) = trial(block(1e8), block(1.04e8));
         assert!(matches!(trial.decision, Decision::TakeBack(_)), "{trial:?}");
     }
@@ -321,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn who_carries_far_more_may_take_more_time_for_it() {
+    fn far_more_throughput_may_take_more_processor_time() {
         let dear = Block {
             busy: 1.0,
             ..block(3e8)
@@ -330,7 +348,7 @@ mod tests {
         assert_eq!(trial.decision, Decision::Keep);
     }
 
-    /// Connections that stood still go on five seconds after the change is made.
+    /// Stalled connections continue five seconds after the change.
     #[test]
     fn connections_that_stand_still_are_waited_for() {
         let (on, since) = (Cell::new(false), Cell::new(Duration::ZERO));
@@ -342,7 +360,7 @@ mod tests {
         let measure = |length| {
             since.set(since.get() + length);
             let goes = on.get() && since.get() > Duration::from_secs(5);
-            // A segment again and again, of which nothing arrives.
+            // A connection repeats a segment without an acknowledgement.
             Ok(Look::Block(block(if goes { 1e8 } else { 6e3 })))
         };
         let trial = run(switch, measure, LEAST_GAIN).expect("trial");
@@ -357,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stood_still_and_still_does_is_not_helped() {
+    fn a_lasting_stall_is_not_helped() {
         let (trial, _) = trial(block(0.0), block(0.0));
         assert_eq!((trial.pairs.len(), trial.gain), (PAIRS, None));
         assert!(matches!(trial.decision, Decision::TakeBack(_)));
@@ -371,9 +389,10 @@ mod tests {
             Ok::<(), std::convert::Infallible>(())
         };
         let measure = |_| {
-            Ok(match on.get() {
-                true => Look::CutOff("gone".to_owned()),
-                false => Look::Block(block(1e8)),
+            Ok(if on.get() {
+                Look::CutOff("gone".to_owned())
+            } else {
+                Look::Block(block(1e8))
             })
         };
         let trial = run(switch, measure, LEAST_GAIN).expect("trial");

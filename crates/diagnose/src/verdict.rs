@@ -1,61 +1,58 @@
-//! One cause named out of what all rules say.
+//! The verdict: one cause out of the results of all rules.
 //!
-//! Rules that find their cause are ordered by the weight they give it. Where one of them makes another
-//! ([`Rule::makes`](crate::rules::Rule)), the deeper is named and the other is part of its chain. Nothing found is `healthy` if what
-//! should go through does, or nobody said what should; `idle` if hardly anything does; otherwise `unknown`. Where nobody said it, a faint finding is none: tunnels
-//! that are well show traces of much.
+//! Findings are ordered by their weight. If one cause brings about another ([`Spec::effects`]), the deeper one is named
+//! and the other is part of its chain. Without a finding, the verdict is `healthy` if the expected throughput passes or
+//! none was given, `idle` with hardly any traffic, and otherwise `unknown`. Without an expected throughput, a weak
+//! finding does not count: good tunnels show traces of many causes.
 
 use seikan_observe::path::PathMap;
 use serde::{Deserialize, Serialize};
 
-use crate::evidence::IDLE;
-use crate::rules::{self, Rule};
+use crate::evidence::{IDLE, is_tolerated};
+use crate::finding::LEAST_WEIGHT;
+use crate::rules::{self, Spec};
 use crate::signature::{Moves, moves};
 use crate::trial::Attempt;
-use crate::{Cause, Evidence, Fact, Far, Finding, Judgement, Place, Remedy};
+use crate::{Cause, Evidence, Excluded, Fact, Far, Finding, Location, Remedy};
 
-/// Findings lighter than this are not worth naming.
-pub(crate) const LEAST_WEIGHT: f64 = 0.1;
-/// A deeper cause of which only so much shows does not explain what is heavier: it is a trace.
+/// Weight up to which a deeper cause is only a trace, which does not explain a heavier one.
 pub(crate) const TRACE: f64 = 0.3;
-/// A shortfall up to this is none: a tenth is what a case must lose to count.
-pub(crate) const TOLERATED_SHORTFALL: f64 = 0.1;
-/// The weight from which a cause may be supported; and that it must have to be named where nobody misses anything.
+/// Weight from which a cause may be supported, and from which it is named without an expected throughput.
 const WEIGHTY: f64 = 0.5;
-/// How much heavier than its rivals a cause must be to be supported.
+/// Ratio to the weight of its rivals from which a cause is supported.
 pub(crate) const CLEAR: f64 = 1.5;
 
-/// How sure a verdict is.
+/// Confidence of a verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// The signature is there.
+    /// The signature of the cause is present.
     Consistent,
-    /// And those of its rivals are not.
+    /// Those of its rivals are not.
     Supported,
-    /// And a change moved the throughput as it should.
+    /// A change moved the throughput as predicted.
     Confirmed,
 }
 
-/// A cause that does not show.
+/// A cause that was excluded or not examined.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RuledOut {
-    /// Which one.
+    /// The cause.
     pub cause: Cause,
-    /// The number that says so, or `None` where it could not be seen.
+    /// The figure that excludes it; `None` if it was not examined.
     pub fact: Option<Fact>,
-    /// Why it could not be seen.
+    /// Why it was not examined.
     pub unseen: Option<String>,
 }
 
-/// What the diagnosis cost.
+/// Cost of a measurement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Cost {
-    /// Seconds it took.
+    /// Duration, seconds.
     pub seconds: f64,
-    /// Processor seconds it used.
+    /// Processor time, seconds.
     pub cpu_seconds: f64,
-    /// Samples taken.
+    /// Number of samples.
     pub samples: u32,
 }
 
@@ -64,54 +61,54 @@ pub struct Cost {
 pub struct Verdict {
     /// Version of this format.
     pub version: u32,
-    /// The deepest cause that shows.
+    /// The deepest cause with evidence.
     pub cause: Cause,
-    /// In one sentence for anybody.
+    /// Explanation in one sentence.
     pub sentence: String,
-    /// How sure.
+    /// Confidence.
     pub level: Level,
-    /// What it brought about, from the cause to what is felt; begins with the cause.
+    /// Chain from the cause to the symptom; begins with the cause.
     pub chain: Vec<Cause>,
-    /// The numbers.
+    /// Figures.
     pub evidence: Vec<Fact>,
-    /// What helps.
+    /// Remedies, the best first.
     pub remedies: Vec<Remedy>,
-    /// That the cause's counter moves with the throughput, if it does.
+    /// Correlation of the cause's counter with the throughput, if there is one.
     #[serde(default)]
     pub moves: Option<Moves>,
-    /// Other causes that show, the heaviest first.
+    /// Other causes with evidence, the heaviest first.
     pub alternatives: Vec<Cause>,
-    /// Causes that do not show, or could not be looked for.
+    /// Causes that were excluded or not examined.
     pub ruled_out: Vec<RuledOut>,
-    /// Bits per second through the inner interface, and what should be.
+    /// Throughput of the inner interface, bits per second.
     pub throughput: f64,
-    /// See [`Verdict::throughput`].
+    /// Expected throughput, bits per second.
     pub expected: Option<f64>,
     /// The path.
     pub path: PathMap,
-    /// What it cost to find out; filled in by whoever measured.
+    /// Cost of the measurement, which the caller fills in.
     pub cost: Cost,
-    /// The far end, where it was measured at the same time.
+    /// The far end, if it was measured at the same time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub far: Option<Far>,
 }
 
-/// What rules found at an end.
-pub(crate) type Found = Vec<(&'static Rule, Finding)>;
+/// Findings of an end.
+pub(crate) type Found = Vec<(&'static Spec, Finding)>;
 
 /// Names the cause.
 pub fn diagnose(evidence: &Evidence) -> Verdict {
     diagnose_without(evidence, &[])
 }
 
-/// What the cause would be if it were none of a verdict's chain; `None` if nothing else shows.
+/// Returns the verdict without the causes of a verdict's chain; `None` if no other cause shows.
 pub fn rival(evidence: &Evidence, verdict: &Verdict) -> Option<Verdict> {
     verdict.alternatives.first()?;
     let rival = diagnose_without(evidence, &verdict.chain);
     rival.cause.is_fault().then_some(rival)
 }
 
-/// The verdict after remedies were tried: a gain that is sure confirms its cause, and makes it the verdict.
+/// Returns the verdict after tests of remedies: a certain gain confirms its cause, which becomes the verdict.
 pub fn concluded(verdict: Verdict, evidence: &Evidence, attempts: &[Attempt]) -> Verdict {
     let Some(proof) = attempts.iter().find(|attempt| attempt.trial.helps()) else {
         return verdict;
@@ -126,7 +123,7 @@ pub fn concluded(verdict: Verdict, evidence: &Evidence, attempts: &[Attempt]) ->
                 ..rival
             }
         }
-        // Tried for another cause than the rules name now.
+        // The test was for a cause that the rules no longer name.
         _ if verdict.cause != proof.cause => return verdict,
         _ => verdict,
     };
@@ -135,8 +132,8 @@ pub fn concluded(verdict: Verdict, evidence: &Evidence, attempts: &[Attempt]) ->
 }
 
 fn diagnose_without(evidence: &Evidence, left_out: &[Cause]) -> Verdict {
-    let (mut found, ruled_out) = judge(evidence, left_out);
-    // Who gets what was expected has nothing to complain of, and of an idle tunnel nothing can be told.
+    let (mut found, ruled_out) = evaluate(evidence, left_out);
+    // With the expected throughput, nothing is wrong; an idle tunnel has no cause.
     if evidence.shortfall().is_some_and(is_tolerated) || evidence.is_idle() {
         found.clear();
     }
@@ -152,49 +149,40 @@ fn diagnose_without(evidence: &Evidence, left_out: &[Cause]) -> Verdict {
     conclude(evidence, &found, ruled_out)
 }
 
-/// Whether so little is missing that it is as good as nothing.
-pub(crate) fn is_tolerated(shortfall: f64) -> bool {
-    shortfall < TOLERATED_SHORTFALL
-}
-
-/// What all rules but some say: what is worth naming, the heaviest first, and what is not there.
-pub(crate) fn judge(evidence: &Evidence, left_out: &[Cause]) -> (Found, Vec<RuledOut>) {
+/// Returns the results of all rules but some: findings worth naming, the heaviest first, and excluded causes.
+pub(crate) fn evaluate(evidence: &Evidence, left_out: &[Cause]) -> (Found, Vec<RuledOut>) {
     let mut found: Found = Vec::new();
     let mut ruled_out = Vec::new();
-    let rules = rules::ALL.iter();
-    for rule in rules.filter(|rule| !left_out.contains(&rule.cause)) {
-        match (rule.judge)(evidence) {
-            Judgement::Present(finding) if finding.weight >= LEAST_WEIGHT => {
-                found.push((rule, finding));
+    let specs = rules::ALL.iter();
+    let rules = specs.filter(|spec| !left_out.contains(&spec.cause));
+    for (spec, rule) in rules.filter_map(|spec| Some((spec, spec.rule?))) {
+        let (fact, unseen) = match rule(evidence) {
+            Ok(finding) if finding.weight >= LEAST_WEIGHT => {
+                found.push((spec, finding));
+                continue;
             }
-            Judgement::Present(finding) => ruled_out.push(RuledOut {
-                cause: rule.cause,
-                fact: finding.facts.into_iter().next(),
-                unseen: None,
-            }),
-            Judgement::Absent(fact) => ruled_out.push(RuledOut {
-                cause: rule.cause,
-                fact: Some(fact),
-                unseen: None,
-            }),
-            Judgement::Unseen(why) => ruled_out.push(RuledOut {
-                cause: rule.cause,
-                fact: None,
-                unseen: Some(why),
-            }),
-        }
+            Ok(finding) => (finding.facts.into_iter().next(), None),
+            Err(Excluded::Absent(fact)) => (Some(fact), None),
+            Err(Excluded::Unseen(reason)) => (None, Some(reason)),
+        };
+        ruled_out.push(RuledOut {
+            cause: spec.cause,
+            fact,
+            unseen,
+        });
     }
     found.sort_by(|a, b| b.1.weight.total_cmp(&a.1.weight));
     (found, ruled_out)
 }
 
-/// The verdict about what was found.
+/// Returns the verdict of the findings.
 pub(crate) fn conclude(evidence: &Evidence, found: &Found, ruled_out: Vec<RuledOut>) -> Verdict {
     let mut verdict = match name(found) {
         Some((chain, level)) => named(found, chain, level),
         None => nothing(evidence),
     };
-    verdict.moves = moves(evidence, verdict.cause);
+    let signature = verdict.cause.spec().signature.as_ref();
+    verdict.moves = signature.and_then(|signature| moves(evidence, signature));
     verdict.ruled_out = ruled_out;
     verdict.throughput = evidence.throughput();
     verdict.expected = evidence.expected;
@@ -202,29 +190,23 @@ pub(crate) fn conclude(evidence: &Evidence, found: &Found, ruled_out: Vec<RuledO
     verdict
 }
 
-/// The chain from the deepest cause to the heaviest, and how sure it is.
-pub(crate) fn name(found: &[(&Rule, Finding)]) -> Option<(Vec<Cause>, Level)> {
+/// Returns the chain from the deepest cause to the heaviest, and the confidence.
+pub(crate) fn name(found: &[(&Spec, Finding)]) -> Option<(Vec<Cause>, Level)> {
     let (mut rule, finding) = found.first().map(|(rule, finding)| (*rule, finding))?;
     let mut chain = vec![rule.cause];
     let mut settled = finding.settled;
-    // The heaviest of those that make it; each cause is in the chain once, so that this ends.
+    // Takes the heaviest cause of the present one; each cause is in the chain once, so this ends.
     while let Some((deeper, of)) = found
         .iter()
         .filter(|(_, deeper)| !settled && deeper.weight >= TRACE.min(finding.weight))
-        .find(|(other, _)| other.makes.contains(&rule.cause) && !chain.contains(&other.cause))
+        .find(|(other, _)| other.effects.contains(&rule.cause) && !chain.contains(&other.cause))
     {
         rule = deeper;
         settled = of.settled;
         chain.insert(0, rule.cause);
     }
-    let explained = |cause: &Cause| {
-        chain.contains(cause)
-            || chain.iter().any(|link| {
-                rules::ALL
-                    .iter()
-                    .any(|rule| rule.cause == *link && rule.makes.contains(cause))
-            })
-    };
+    let explained =
+        |cause: &Cause| chain.contains(cause) || chain.iter().any(|link| link.explains(*cause));
     let rival = found.iter().find(|(other, _)| !explained(&other.cause));
     let clear = rival.is_none_or(|(_, other)| finding.weight >= CLEAR * other.weight);
     let level = if clear && finding.weight >= WEIGHTY {
@@ -235,7 +217,7 @@ pub(crate) fn name(found: &[(&Rule, Finding)]) -> Option<(Vec<Cause>, Level)> {
     Some((chain, level))
 }
 
-pub(crate) fn named(found: &[(&Rule, Finding)], chain: Vec<Cause>, level: Level) -> Verdict {
+pub(crate) fn named(found: &[(&Spec, Finding)], chain: Vec<Cause>, level: Level) -> Verdict {
     let of = |cause: Cause| found.iter().find(|(rule, _)| rule.cause == cause);
     let cause = chain[0];
     let findings: Vec<&Finding> = chain
@@ -262,7 +244,7 @@ pub(crate) fn named(found: &[(&Rule, Finding)], chain: Vec<Cause>, level: Level)
 
 fn nothing(evidence: &Evidence) -> Verdict {
     let (cause, value, expected) = match evidence.shortfall() {
-        Some(shortfall) if shortfall >= TOLERATED_SHORTFALL => {
+        Some(shortfall) if !is_tolerated(shortfall) => {
             (Cause::Unknown, evidence.throughput(), evidence.expected)
         }
         _ if evidence.is_idle() => (Cause::Idle, evidence.throughput(), None),
@@ -270,11 +252,12 @@ fn nothing(evidence: &Evidence) -> Verdict {
     };
     let expected = match expected {
         Some(bits) => format!("{:.0}", bits / 1e6),
-        None if cause == Cause::Idle => format!("{} or more, to tell anything", IDLE / 1e6),
-        None => "no target given (--expect)".to_owned(),
+        None if cause == Cause::Idle => format!("{} or more", IDLE / 1e6),
+        None => "not given (--expect)".to_owned(),
     };
     let remedies = match cause {
         Cause::Idle => vec![under_load()],
+        Cause::Unknown => vec![measure_longer()],
         _ => Vec::new(),
     };
     let level = Level::Supported;
@@ -290,14 +273,24 @@ fn nothing(evidence: &Evidence) -> Verdict {
     }
 }
 
-/// How to have something go through the tunnel while the doctor looks.
+/// Returns the remedy for an idle tunnel: traffic during the measurement.
 fn under_load() -> Remedy {
     Remedy::ask(
-        Place::Application,
-        "run it again while something large goes through the tunnel, or let two doctors make the load: one listens at the \
-         far end (`seikan doctor --listen --key FILE --allow-load`), the other sends",
+        Location::Application,
+        "run it again during a large transfer, or let two doctors make the load: first start `seikan doctor --listen \
+         --key FILE --allow-load` at the far end",
         vec!["seikan doctor --peer ADDRESS --key FILE --load".into()],
-        "a cause shows under load only",
+        "causes show only under load",
+    )
+}
+
+/// Returns the remedy for an unknown cause.
+pub(crate) fn measure_longer() -> Remedy {
+    Remedy::ask(
+        Location::Here,
+        "measure longer, as root, and at the far end as well (`--peer`)",
+        vec!["sudo seikan doctor --seconds 30".into()],
+        "more causes show",
     )
 }
 
@@ -375,7 +368,7 @@ mod tests {
     #[test]
     fn the_deeper_cause_is_named_and_the_other_is_in_the_chain() {
         let mut evidence = dropping();
-        // Short, but not so short that nothing else has to be to blame.
+        // Short, but not so short that no other cause can be behind it.
         evidence.map.links[0].queue_length = 60;
         shaped(&mut evidence);
         let verdict = diagnose(&evidence);
@@ -394,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rival_is_what_shows_beside_the_chain() {
+    fn the_rival_is_outside_the_chain() {
         let mut evidence = dropping();
         let alone = diagnose(&evidence);
         assert_eq!(rival(&evidence, &alone), None);
@@ -406,7 +399,7 @@ mod tests {
         assert!(!rival.remedies.is_empty());
     }
 
-    /// A change that doubled the throughput.
+    /// A test of a change that doubled the throughput.
     fn proof(cause: Cause) -> Attempt {
         let block = |throughput| Block {
             throughput,
@@ -429,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn what_helped_is_the_cause() {
+    fn the_confirmed_cause_is_the_verdict() {
         let mut evidence = dropping();
         evidence.probes.idle_rtt_us = Some(1_000.0);
         evidence.probes.loaded_rtt_us = Some(300_000.0);
@@ -444,12 +437,12 @@ mod tests {
             (verdict.alternatives[0], Level::Confirmed)
         );
         assert_eq!(other.alternatives, [verdict.cause]);
-        // Rules that name neither any more are not overruled.
+        // Tests for a cause that the rules do not name are ignored.
         assert_eq!(concluded(&[proof(Cause::CpuQuota)]), verdict);
     }
 
     #[test]
-    fn who_gets_what_was_expected_is_healthy_whatever_shows() {
+    fn a_tunnel_with_the_expected_throughput_is_healthy() {
         let mut evidence = dropping();
         count(&mut evidence, inner(), metric::TX_BYTES, 125_000_000);
         evidence.expected = Some(105e6);

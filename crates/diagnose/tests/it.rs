@@ -1,5 +1,5 @@
-//! The rules from outside: what the documentation says of them, and what they make of recordings.
+//! The rules from outside: their documentation, and their verdicts about recordings.
 #![forbid(unsafe_code)]
 
-mod book;
+mod documentation;
 mod recordings;

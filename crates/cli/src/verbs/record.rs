@@ -10,7 +10,7 @@ use clap::Args;
 use seikan_diagnose::recording::{MAX_VALUES, Writer};
 use seikan_ui::Interrupt;
 
-use super::doctor::measure::{self, Looking};
+use super::doctor::measure::{self, SamplingArguments};
 use crate::recording::Draft;
 use crate::screen::number;
 
@@ -25,7 +25,7 @@ use crate::screen::number;
     only its owner can read it. It contains addresses and names of programs, but no payload.")]
 pub struct Arguments {
     #[command(flatten)]
-    looking: Looking,
+    sampling: SamplingArguments,
     /// Duration of the recording
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     seconds: u32,
@@ -39,12 +39,12 @@ pub struct Arguments {
 /// Records the tunnel.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     const FAILED: &str = "cannot record the tunnel";
-    let map = arguments.looking.which.path().context(FAILED)?;
+    let map = arguments.sampling.tunnel.path().context(FAILED)?;
     let draft = Draft::create(&arguments.file)?;
     let interrupt = Interrupt::new();
     let _signals = interrupt.catch_signals()?;
     let options = arguments
-        .looking
+        .sampling
         .options(arguments.seconds, arguments.stacks);
     let mut writer = Writer::new(draft.file())?;
     let mut full = false;

@@ -38,7 +38,7 @@ const HISTORY: usize = 600;
     nothing and reads no packets. For programs, use `seikan doctor --json`.")]
 pub struct Arguments {
     #[command(flatten)]
-    which: measure::Which,
+    tunnel: measure::TunnelArguments,
     /// Seconds between two updates
     #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10))]
     every: u32,
@@ -50,13 +50,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
         bail!("cannot draw without a terminal; use `seikan doctor --json` for a program or a file");
     }
-    let map = arguments.which.path().context(FAILED)?;
+    let map = arguments.tunnel.path().context(FAILED)?;
     let mut sampler = Sampler::new(&map).context(FAILED)?;
     sampler.follow(&measure::through(&map));
     let interrupt = Interrupt::new();
     // Reading from a closed terminal would never end.
     let _signals = interrupt.catch_signals_but_hangup()?;
-    let mut window = Window::new(map, arguments.which.expected(), HISTORY);
+    let mut window = Window::new(map, arguments.tunnel.expected(), HISTORY);
     let every = Duration::from_secs(arguments.every.into());
     // Restores the terminal also after a panic.
     let mut terminal = ratatui::try_init().context("cannot draw in this terminal")?;

@@ -1,4 +1,4 @@
-//! Two hosts made by hand, and what both together say.
+//! Verdicts about two hosts made by hand.
 
 use seikan_observe::{Subject, metric};
 
@@ -6,12 +6,12 @@ use super::*;
 use crate::losses::made::{flow, receiver, sender};
 use crate::rules::testing::*;
 
-/// Sends 10,000 segments and loses these outside of its host.
+/// Sends 10,000 segments, of which so many are lost outside of its host.
 fn losing(lost: u64) -> Evidence {
     sender(10_000, lost, 0)
 }
 
-/// Receives 10,000 segments after its socket dropped these.
+/// Receives 10,000 segments after its socket dropped so many.
 fn dropping(dropped: u64) -> Evidence {
     let mut evidence = receiver(10_000, 10 * dropped, 0);
     evidence.map.sockets[0].receive_buffer = 8192;
@@ -20,7 +20,7 @@ fn dropping(dropped: u64) -> Evidence {
     evidence
 }
 
-/// Packets of 1,500 bytes over the outer interface in ten seconds.
+/// Sets packets of 1,500 bytes over the outer interface in ten seconds.
 fn outside(evidence: &mut Evidence, packets: &'static str, bytes: &'static str, number: u64) {
     count(evidence, egress(), packets, number);
     count(evidence, egress(), bytes, 1500 * number);
@@ -39,12 +39,12 @@ fn loss_here_is_the_far_ends_full_buffer() {
     assert_eq!(far(&verdict).at, Some(End::FarEnd));
     assert_eq!(verdict.level, Level::Supported);
     assert!(verdict.evidence[0].name.starts_with("far end: "));
-    let places = verdict.remedies.iter().map(|remedy| remedy.place);
-    assert!(places.eq([Place::FarEnd]), "{:?}", verdict.remedies);
+    let locations = verdict.remedies.iter().map(|remedy| remedy.location);
+    assert!(locations.eq([Location::FarEnd]), "{:?}", verdict.remedies);
 }
 
 #[test]
-fn what_helps_there_is_not_applied_here() {
+fn remedies_of_the_far_end_are_not_applied_here() {
     let mut there = receiver(10_000, 0, 0);
     there
         .map
@@ -66,19 +66,19 @@ fn what_helps_there_is_not_applied_here() {
             .iter()
             .all(|remedy| remedy.actions.is_empty())
     );
-    assert_eq!(verdict.remedies[0].place, Place::FarEnd);
+    assert_eq!(verdict.remedies[0].location, Location::FarEnd);
     assert_eq!(far(&verdict).cause, Cause::CpuQuota);
 }
 
 #[test]
-fn loss_that_neither_end_explains_is_on_the_way() {
+fn loss_that_neither_end_explains_is_on_the_path() {
     let verdict = both(&losing(300), &receiver(10_000, 3_000, 0));
     assert_eq!(verdict.cause, Cause::PathLoss);
     assert_eq!(far(&verdict).at, Some(End::Between));
 }
 
 #[test]
-fn counters_of_both_ends_prove_loss_on_the_way_of_datagrams_too() {
+fn counters_of_both_ends_prove_loss_of_datagrams_on_the_path() {
     let mut near = tunnel();
     count(&mut near, inner(), metric::TX_PACKETS, 10_000);
     count(&mut near, inner(), metric::TX_BYTES, 14_000_000);
@@ -96,16 +96,16 @@ fn counters_of_both_ends_prove_loss_on_the_way_of_datagrams_too() {
 }
 
 #[test]
-fn counters_of_both_ends_rule_loss_on_the_way_out() {
+fn counters_of_both_ends_exclude_loss_on_the_path() {
     let mut near = losing(1_000);
     outside(&mut near, metric::TX_PACKETS, metric::TX_BYTES, 10_000);
     let mut there = receiver(10_000, 0, 0);
     outside(&mut there, metric::RX_PACKETS, metric::RX_BYTES, 10_000);
-    // Lost it is all the same: where it has arrived.
+    // The packets are lost nevertheless, at the receiving host.
     let verdict = both(&near, &there);
     assert_eq!(verdict.cause, Cause::PathLoss);
     assert_eq!(far(&verdict).at, Some(End::FarEnd));
-    // Something that shows there explains it better.
+    // A cause that shows there is the better explanation.
     let program = there.map.program.as_mut().expect("program");
     program.group = Some("/sys/fs/cgroup/vpn".into());
     let group = || Subject::Group("/sys/fs/cgroup/vpn".into());
@@ -181,7 +181,7 @@ fn a_senders_queue_is_named_from_the_receiving_end() {
 }
 
 #[test]
-fn what_is_sent_but_does_not_arrive_is_slow() {
+fn data_that_does_not_arrive_is_slow() {
     let mut near = tunnel();
     near.expected = Some(100e6);
     count(&mut near, inner(), metric::TX_BYTES, 125_000_000);
@@ -206,8 +206,8 @@ fn loss_that_the_receivers_host_counts_without_a_known_cause_is_there() {
 }
 
 #[test]
-fn a_trifle_at_the_far_end_does_not_hide_what_it_sees_of_the_way() {
-    // It sends, loses on the way, and a tenth of that in a queue of its own.
+fn a_weak_finding_at_the_far_end_does_not_hide_the_path() {
+    // Its connection loses segments on the path, and a tenth of that in its own queue.
     let mut there = losing(1_000);
     there.map.links[0].queue_length = 3;
     count(&mut there, inner(), metric::TX_DROPPED, 20);
@@ -217,7 +217,7 @@ fn a_trifle_at_the_far_end_does_not_hide_what_it_sees_of_the_way() {
 }
 
 #[test]
-fn why_a_window_is_small_the_receiver_tells() {
+fn the_receiver_explains_its_small_window() {
     let mut near = losing(0);
     count(&mut near, flow(), metric::TCP_RWND_LIMITED_US, 9_500_000);
     gauge(&mut near, flow(), metric::TCP_SND_WND, 65_536);

@@ -1,4 +1,4 @@
-//! Messages that are taken, and those that are not.
+//! Messages that are accepted, and those that are refused.
 
 use super::*;
 use crate::diagnose;
@@ -10,8 +10,8 @@ fn json(text: &str) -> Result<Message, WrongMessage> {
     Message::read(text.as_bytes())
 }
 
-fn ask() -> Ask {
-    Ask {
+fn request() -> Request {
+    Request {
         seconds: 5,
         interval: 100,
         level: 2,
@@ -20,39 +20,39 @@ fn ask() -> Ask {
     }
 }
 
-fn told_of(message: Message) -> Evidence {
-    let Ok(Message::Told(told)) = Message::read(&message.write()) else {
-        panic!("not told");
+fn received(message: Message) -> Evidence {
+    let Ok(Message::Measurement(measurement)) = Message::read(&message.write()) else {
+        panic!("no measurement");
     };
-    told.evidence().expect("evidence")
+    measurement.evidence().expect("evidence")
 }
 
 #[test]
-fn what_is_told_leads_to_the_same_verdict() {
+fn a_measurement_has_the_same_verdict_as_its_evidence() {
     let mut evidence = sender(10_000, 300, 0);
     evidence.map.links[0].queue_length = 3;
     count(&mut evidence, inner(), metric::TX_DROPPED, 300);
-    let message = Message::Told(Box::new(Told::of(&evidence)));
-    assert_eq!(diagnose(&told_of(message)), diagnose(&evidence));
+    let message = Message::Measurement(Box::new(Measurement::of(&evidence)));
+    assert_eq!(diagnose(&received(message)), diagnose(&evidence));
 }
 
 #[test]
-fn a_counter_that_starts_anew_is_told_by_its_growth() {
+fn a_counter_that_restarts_keeps_its_growth() {
     let column = Column {
         kind: Kind::Counter,
         points: vec![(0, 10), (1, 15), (2, 3), (3, 5)],
     };
-    assert_eq!(told(&column, 1), [(0, 0), (1, 5), (2, 5), (3, 7)]);
-    assert_eq!(told(&column, 2), [(0, 5), (1, 7)]);
+    assert_eq!(thinned(&column, 1), [(0, 0), (1, 5), (2, 5), (3, 7)]);
+    assert_eq!(thinned(&column, 2), [(0, 5), (1, 7)]);
 }
 
 #[test]
-fn what_never_changes_is_told_twice_only() {
+fn a_constant_has_two_points() {
     let column = Column {
         kind: Kind::Gauge,
         points: vec![(0, 7), (1, 7), (2, 7)],
     };
-    assert_eq!(told(&column, 1), [(0, 7), (2, 7)]);
+    assert_eq!(thinned(&column, 1), [(0, 7), (2, 7)]);
 }
 
 #[test]
@@ -69,20 +69,20 @@ fn a_long_measurement_is_thinned_out_and_grows_as_much() {
             )],
         });
     }
-    let (whole, message) = (evidence.throughput(), Told::of(&evidence));
-    let thin = told_of(Message::Told(Box::new(message)));
-    assert!(thin.series.times.len() <= SAMPLES);
+    let (whole, message) = (evidence.throughput(), Measurement::of(&evidence));
+    let thin = received(Message::Measurement(Box::new(message)));
+    assert!(thin.series.times.len() <= MAX_SAMPLES);
     assert!((thin.throughput() / whole - 1.0).abs() < 0.001);
 }
 
 #[test]
-fn another_version_is_named_whatever_else_it_says() {
+fn another_version_is_refused_by_its_number() {
     let error = json(r#"{"version":2,"message":{"dance":7},"more":1}"#);
     assert_eq!(error, Err(WrongMessage::Version(2)));
 }
 
 #[test]
-fn what_is_no_message_is_refused() {
+fn malformed_messages_are_refused() {
     for text in [
         "",
         "{}",
@@ -101,27 +101,30 @@ fn what_is_no_message_is_refused() {
 }
 
 #[test]
-fn a_question_out_of_range_is_refused() {
-    let read = |ask: Ask| Message::read(&Message::Ask(ask).write());
-    assert!(read(ask()).is_ok());
+fn a_request_out_of_range_is_refused() {
+    let read = |request: Request| Message::read(&Message::Request(request).write());
+    assert!(read(request()).is_ok());
     let flood = Load {
         kind: LoadKind::Udp,
         rate: None,
         reverse: false,
     };
     for wrong in [
-        Ask {
+        Request {
             seconds: 3601,
-            ..ask()
+            ..request()
         },
-        Ask {
+        Request {
             interval: 0,
-            ..ask()
+            ..request()
         },
-        Ask { level: 3, ..ask() },
-        Ask {
+        Request {
+            level: 3,
+            ..request()
+        },
+        Request {
             load: Some(flood),
-            ..ask()
+            ..request()
         },
     ] {
         assert!(matches!(read(wrong), Err(WrongMessage::Impossible(_))));
@@ -130,23 +133,23 @@ fn a_question_out_of_range_is_refused() {
 
 #[test]
 fn impossible_measurements_are_refused() {
-    let point = |kind, points: &[(u32, u64)]| ToldColumn {
+    let point = |kind, points: &[(u32, u64)]| MeasuredColumn {
         subject: Subject::Host,
         name: "x".into(),
         kind,
         points: points.to_vec(),
     };
-    let with = |times: &[u64], columns| Told {
+    let with = |times: &[u64], columns| Measurement {
         times: times.to_vec(),
         columns,
-        ..Told::default()
+        ..Measurement::default()
     };
     assert!(with(&[0, 1], vec![]).evidence().is_ok());
     for wrong in [
         with(&[], vec![]),
         with(&[1, 0], vec![]),
         with(&[0, u64::MAX], vec![]),
-        with(&vec![0; SAMPLES + 1], vec![]),
+        with(&vec![0; MAX_SAMPLES + 1], vec![]),
         with(&[0, 1], vec![point(Kind::Gauge, &[(2, 0)])]),
         with(&[0, 1], vec![point(Kind::Gauge, &[(1, 0), (0, 0)])]),
         with(&[0, 1], vec![point(Kind::Counter, &[(0, 5), (1, 4)])]),

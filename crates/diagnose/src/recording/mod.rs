@@ -1,8 +1,8 @@
-//! What a diagnosis measured, kept for later: read again, it is as if it were live.
+//! Recordings: measurements kept in a file. Diagnosed again, they have the verdict of the live measurement.
 //!
-//! A recording is an Apache Parquet file of one long table, so that other programs read it, too: [`mod@write`] has its columns.
-//! What is not a value over time is JSON in the file's metadata. [`read`] takes bytes from anywhere, [`page`] decodes
-//! the columns' pages.
+//! A recording is an Apache Parquet file with one long table that other programs can read; [`mod@write`] describes its
+//! columns. All other data is JSON in the metadata of the file. [`read`] accepts untrusted bytes, [`page`] decodes the
+//! pages of columns.
 
 mod page;
 mod read;
@@ -23,19 +23,19 @@ use crate::{Cost, Evidence, Probes};
 
 pub use write::Writer;
 
-/// The version of the format that is written, and the newest that is read.
+/// Version of the written format, and the newest version that can be read.
 pub const VERSION: u32 = 1;
-/// Bytes of the largest file that is read.
+/// Largest file that is read, bytes.
 pub const MAX_BYTES: u64 = 256 << 20;
-/// Values of the longest recording: three hours of some 300 values, ten times a second.
+/// Values of the longest recording: three hours of 300 values, ten times a second.
 pub const MAX_VALUES: usize = 1 << 25;
 
-/// Keys of the file's metadata: the version of the format.
+/// Keys of the file's metadata: version of the format.
 const KEY_VERSION: &str = "seikan.version";
-/// The version of the program that wrote it.
+/// Version of the writing program.
 const KEY_PROGRAM: &str = "seikan.program";
-/// [`Recording::begun`], nanoseconds since 1970.
-const KEY_BEGUN: &str = "seikan.begun";
+/// [`Recording::started_at`], nanoseconds since 1970.
+const KEY_STARTED: &str = "seikan.started";
 /// [`Facts`] as JSON.
 const KEY_RECORDING: &str = "seikan.recording";
 
@@ -47,29 +47,29 @@ const SCHEMA: &str = "message recording {
     required binary kind (STRING);
     required int64 value (INTEGER(64, false));
 }";
-/// Bytes of the longest subject or name.
+/// Longest subject or name, bytes.
 const MAX_TEXT: usize = 4096;
-/// Bytes of what is not a value over time.
+/// Largest JSON, bytes.
 const MAX_FACTS: usize = 16 << 20;
-/// Bytes of the file's metadata: those, and where the row groups are.
+/// Largest metadata, bytes: the JSON and the positions of the row groups.
 const MAX_METADATA: usize = 2 * MAX_FACTS;
 
-/// Everything that was measured at one time on one host.
+/// A measurement of one host.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recording {
-    /// When the first sample was taken.
-    pub begun: SystemTime,
-    /// What the rules read.
+    /// Time of the first sample.
+    pub started_at: SystemTime,
+    /// Evidence for the rules.
     pub evidence: Evidence,
-    /// Where processor time went by function, and call stacks if they were asked for.
+    /// Processor time by function, with call stacks if requested.
     pub functions: Option<Functions>,
-    /// Remedies that were tried afterwards, in order.
+    /// Tests of remedies, in order.
     pub attempts: Vec<Attempt>,
-    /// What it cost.
+    /// Cost of the measurement.
     pub cost: Cost,
 }
 
-/// What of a recording is not a value over time.
+/// The data of a recording that is not a time series.
 #[derive(Serialize, Deserialize)]
 struct Facts<'a> {
     map: Cow<'a, PathMap>,
@@ -81,57 +81,56 @@ struct Facts<'a> {
     cost: Cost,
 }
 
-/// Why a recording cannot be written or read.
+/// Reason why a recording cannot be written or read.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordingError {
-    /// It does not go where it is written to.
+    /// Writing failed.
     #[error("cannot write the recording: {0}")]
     Write(String),
-    /// What is to be written could not be read again.
+    /// The recording could not be read again.
     #[error("this cannot be recorded: {0}")]
     Unfit(String),
-    /// Something else.
+    /// Not a recording.
     #[error(
-        "this is no recording: {0}; one is made by `seikan record` or `seikan doctor --record`"
+        "this is no recording: {0}; create one with `seikan record` or `seikan doctor --record`"
     )]
     Foreign(String),
-    /// From the future.
+    /// A newer version.
     #[error(
-        "this recording is of version {found} of the format, of which {VERSION} is the newest that this program \
-         knows: read it with the program that wrote it (seikan {program}), or a newer one"
+        "this recording has version {found} of the format, newer than {VERSION}: read it with the program that wrote it \
+         (seikan {program}), or a newer one"
     )]
     Newer {
-        /// Its version.
+        /// Version of the format.
         found: u32,
-        /// The version of the program that wrote it.
+        /// Version of the writing program.
         program: String,
     },
-    /// Not all there, or changed.
+    /// Incomplete or changed.
     #[error("this recording is damaged: {0}")]
     Damaged(String),
-    /// More than is read.
-    #[error("this recording is too large: {what}, of which {most} at most are read")]
+    /// Too large.
+    #[error("this recording is too large: {what}, but only {most} are readable")]
     TooLarge {
-        /// What there is too much of.
+        /// Kind of the items.
         what: String,
-        /// How many are read.
+        /// Largest readable number.
         most: u64,
     },
 }
 
 impl Recording {
-    /// Writes it as a file.
+    /// Writes the recording as a file.
     ///
     /// # Errors
-    /// [`RecordingError::Write`], and [`RecordingError::Unfit`] where it is larger than what can be read again.
+    /// [`RecordingError::Write`], and [`RecordingError::Unfit`] if it is too large to be read again.
     pub fn write<W: Write + Send>(&self, out: W) -> Result<(), RecordingError> {
         let mut writer = Writer::new(out)?;
         writer.append(&self.evidence.series)?;
         writer.finish(self)
     }
 
-    /// Reads a file's bytes, which may be anybody's: what is not as it should be is an error, and memory is bounded by
-    /// the length of the file, and by [`MAX_VALUES`].
+    /// Reads the bytes of a file, which are untrusted. Memory is bounded by the length of the file and by [`MAX_VALUES`].
     ///
     /// # Errors
     /// All but [`RecordingError::Write`] and [`RecordingError::Unfit`].

@@ -1,48 +1,48 @@
-//! The pages of a column: decompressed and decoded without trusting a number in them.
+//! Pages of a column: decompressed and decoded without trust in their numbers.
 //!
-//! Encodings are those of <https://parquet.apache.org/docs/file-format/data-pages/encodings/>. The library's own decoders
-//! panic on what is no page of theirs, and reserve what a header asks for.
+//! Encodings: <https://parquet.apache.org/docs/file-format/data-pages/encodings/>. The decoders of the library panic on
+//! malformed pages and reserve as much memory as a header asks for.
 
 use parquet::basic::{Compression, Encoding};
 use parquet::column::page::Page;
 
 use super::MAX_TEXT;
 
-/// Bytes that a byte of Snappy's may stand for, at most: its longest copy is 64 bytes and takes 3.
+/// Largest expansion of a byte by Snappy: its longest copy is 64 bytes and takes 3.
 const SNAPPY_RATIO: usize = 32;
-/// Values of a block of deltas, at most; writers use 128 or 256.
+/// Largest block of deltas; writers use 128 or 256.
 const MAX_BLOCK: u64 = 1 << 16;
 
-/// What a column holds.
+/// Values of a column.
 pub(super) trait Value: Sized {
-    /// A dictionary, or values one after the other: so many, and nothing behind them.
+    /// Decodes a dictionary or plain values: exactly `count`, and no bytes behind them.
     fn plain(bytes: &[u8], count: usize) -> Option<Vec<Self>>;
 
-    /// As differences, if that is for them.
+    /// Decodes differences, if the type allows them.
     fn deltas(bytes: &[u8], count: usize) -> Option<Vec<Self>>;
 }
 
-/// A column of a row group: for each row, where in the dictionary its value is.
+/// A column of a row group: for each row, the index of its value in the dictionary.
 #[derive(Debug, Default)]
 pub(super) struct Texts {
     pub dictionary: Vec<String>,
     pub rows: Vec<u32>,
 }
 
-/// The values of a column's pages.
+/// Values of the pages of a column.
 #[derive(Debug)]
 pub(super) struct Pages<T> {
     compression: Compression,
     dictionary: Option<Vec<T>>,
-    /// Rows to come.
+    /// Remaining rows.
     left: usize,
 }
 
-/// What a data page brought.
+/// Content of a data page.
 pub(super) enum Rows<T> {
-    /// Where the values are in the dictionary.
+    /// Indexes into the dictionary.
     Indices(Vec<u32>),
-    /// The values.
+    /// Values.
     Values(Vec<T>),
 }
 
@@ -55,7 +55,7 @@ impl<T: Value> Pages<T> {
         }
     }
 
-    /// The rows of the next page, `None` of a dictionary.
+    /// Returns the rows of the next page, `None` for a dictionary.
     pub fn take(&mut self, page: &Page) -> Result<Option<Rows<T>>, &'static str> {
         let buffer: &[u8] = page.buffer();
         let compressed = match page {
@@ -76,13 +76,13 @@ impl<T: Value> Pages<T> {
         let bytes = match (compressed, self.compression) {
             (true, Compression::SNAPPY) => decompressed(buffer)?,
             (false, _) | (_, Compression::UNCOMPRESSED) => buffer.to_vec(),
-            _ => return Err("it is compressed by something else than Snappy"),
+            _ => return Err("it is not compressed by Snappy"),
         };
         let count = page.num_values() as usize;
         if let Page::DictionaryPage { encoding, .. } = page {
             let plain = matches!(encoding, Encoding::PLAIN | Encoding::PLAIN_DICTIONARY);
             if !plain || self.dictionary.is_some() {
-                return Err("a dictionary is not the only one, or not plain");
+                return Err("there is more than one dictionary, or it is not plain");
             }
             self.dictionary = Some(T::plain(&bytes, count).ok_or("a dictionary is damaged")?);
             return Ok(None);
@@ -100,12 +100,12 @@ impl<T: Value> Pages<T> {
                 let known = |of: &Vec<u32>| of.iter().all(|index| (*index as usize) < dictionary);
                 indices.filter(known).map(Rows::Indices)
             }
-            _ => return Err("an encoding is none that recordings use"),
+            _ => return Err("an encoding is not used by recordings"),
         };
         rows.ok_or("a page is damaged").map(Some)
     }
 
-    /// The dictionary; whether all rows have come.
+    /// Returns the dictionary, and whether the column is complete.
     pub fn finish(self) -> Result<Vec<T>, &'static str> {
         match self.left {
             0 => Ok(self.dictionary.unwrap_or_default()),
@@ -113,12 +113,12 @@ impl<T: Value> Pages<T> {
         }
     }
 
-    /// Values in the dictionary.
+    /// Number of values in the dictionary.
     pub fn dictionary_length(&self) -> usize {
         self.dictionary.as_ref().map_or(0, Vec::len)
     }
 
-    /// The values at these places of the dictionary.
+    /// Returns the values of these indexes of the dictionary.
     pub fn look_up(&self, indices: &[u32]) -> Vec<T>
     where
         T: Clone,
@@ -222,7 +222,7 @@ fn indices(bytes: &[u8], count: usize) -> Option<Vec<u32>> {
     Some(indices)
 }
 
-/// The number at a place of numbers that are packed with this width, 64 at most, the lowest bit first.
+/// Returns the number at an index of numbers packed with this width, 64 bits at most, lowest bit first.
 fn unpack(packed: &[u8], width: u8, at: usize) -> u64 {
     let bit = at * usize::from(width);
     let mut word = [0; 16];
@@ -243,7 +243,7 @@ fn decompressed(bytes: &[u8]) -> Result<Vec<u8>, &'static str> {
     decoder.decompress_vec(bytes).map_err(|_| DAMAGED)
 }
 
-/// What is left to read.
+/// Remaining bytes.
 struct Bytes<'a>(&'a [u8]);
 
 impl<'a> Bytes<'a> {
@@ -305,12 +305,12 @@ mod tests {
     }
 
     #[test]
-    fn a_page_does_not_grow_beyond_what_snappy_can() {
+    fn a_page_does_not_grow_beyond_the_limit_of_snappy() {
         let zeros = snap::raw::Encoder::new()
             .compress_vec(&[0; 60_000])
             .expect("compressed");
         assert_eq!(decompressed(&zeros).map(|bytes| bytes.len()), Ok(60_000));
-        // Its length as a varint, 2^32 - 1, and next to nothing.
+        // A length of 2^32 - 1 as a varint, with hardly any data.
         assert!(decompressed(&[0xff, 0xff, 0xff, 0xff, 0x0f, 0, 0]).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! A file's bytes to a recording. Bytes are hostile.
+//! Reads a recording from untrusted bytes.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,19 +16,19 @@ use seikan_observe::{Column, Key, Kind, Series, Subject};
 use super::page::{Pages, Rows, Texts, Value};
 use super::write::kind_name;
 use super::{
-    Facts, KEY_BEGUN, KEY_PROGRAM, KEY_RECORDING, KEY_VERSION, MAX_BYTES, MAX_METADATA, MAX_VALUES,
-    Recording, RecordingError, SCHEMA, VERSION,
+    Facts, KEY_PROGRAM, KEY_RECORDING, KEY_STARTED, KEY_VERSION, MAX_BYTES, MAX_METADATA,
+    MAX_VALUES, Recording, RecordingError, SCHEMA, VERSION,
 };
 use crate::Evidence;
-use crate::exchange::PROCESSORS;
+use crate::exchange::MAX_PROCESSORS;
 
-/// Values that a byte of a file may stand for: a recording of nothing but zeros has 50.
+/// Most values per byte of a file: a recording of zeros has 50.
 const MAX_VALUES_PER_BYTE: usize = 256;
-/// Bytes of all subjects and names together, with what it takes to keep a series.
+/// Bytes of all subjects and names together, with the memory of their series.
 const MAX_NAMES: usize = 64 << 20;
-/// What it takes to keep a series, bytes.
+/// Memory of an empty series, bytes.
 const SERIES: usize = 128;
-/// What a Parquet file begins and ends with.
+/// First and last bytes of a Parquet file.
 const MAGIC: &[u8] = b"PAR1";
 
 pub(super) fn parse(bytes: &[u8]) -> Result<Recording, RecordingError> {
@@ -45,13 +45,14 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Recording, RecordingError> {
     }
     let facts: Facts = serde_json::from_str(value(about, KEY_RECORDING)?)
         .map_err(|error| damaged(format!("`{KEY_RECORDING}`: {error}")))?;
-    // Rules look at each of them.
-    if facts.map.host.cpus.len() > PROCESSORS {
+    // Rules examine each of them.
+    if facts.map.host.cpus.len() > MAX_PROCESSORS {
         return Err(damaged("more processors than a kernel can have"));
     }
-    let begun = value(about, KEY_BEGUN)?.parse().ok();
-    let begun = begun.and_then(|begun| UNIX_EPOCH.checked_add(Duration::from_nanos(begun)));
-    let begun = begun.ok_or_else(|| damaged(format!("`{KEY_BEGUN}` is no time")))?;
+    let started_at = value(about, KEY_STARTED)?.parse().ok();
+    let started_at =
+        started_at.and_then(|started_at| UNIX_EPOCH.checked_add(Duration::from_nanos(started_at)));
+    let started_at = started_at.ok_or_else(|| damaged(format!("`{KEY_STARTED}` is not a time")))?;
 
     let most = MAX_VALUES.min(bytes.len().saturating_mul(MAX_VALUES_PER_BYTE));
     let mut table = Table::default();
@@ -69,7 +70,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Recording, RecordingError> {
         taken.map_err(|why| damaged(format!("part {number} of its table: {why}")))?;
     }
     Ok(Recording {
-        begun,
+        started_at,
         evidence: Evidence {
             map: facts.map.into_owned(),
             series: table.series(),
@@ -83,7 +84,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Recording, RecordingError> {
     })
 }
 
-/// Magic at both ends, and metadata that is not longer than what is read.
+/// Checks the magic at both ends, and that the metadata is not too long.
 fn check_frame(bytes: &[u8]) -> Result<(), RecordingError> {
     if bytes.len() as u64 > MAX_BYTES {
         return Err(RecordingError::TooLarge {
@@ -92,18 +93,21 @@ fn check_frame(bytes: &[u8]) -> Result<(), RecordingError> {
         });
     }
     if !bytes.starts_with(MAGIC) {
-        return Err(RecordingError::Foreign("it is no Parquet file".to_owned()));
+        return Err(RecordingError::Foreign(
+            "it is not a Parquet file".to_owned(),
+        ));
     }
     let footer = bytes.strip_suffix(MAGIC).and_then(|rest| rest.last_chunk());
     let Some(length) = footer.map(|length| u32::from_le_bytes(*length)) else {
         return Err(damaged("its end is missing"));
     };
-    match length as usize > MAX_METADATA {
-        true => Err(RecordingError::TooLarge {
+    if length as usize > MAX_METADATA {
+        Err(RecordingError::TooLarge {
             what: format!("{length} bytes of metadata"),
             most: MAX_METADATA as u64,
-        }),
-        false => Ok(()),
+        })
+    } else {
+        Ok(())
     }
 }
 
@@ -122,7 +126,7 @@ fn check_version(about: &FileMetaData) -> Result<(), RecordingError> {
                 .take(32)
                 .collect(),
         }),
-        _ => Err(damaged(format!("`{KEY_VERSION}` is no version"))),
+        _ => Err(damaged(format!("`{KEY_VERSION}` is not a version"))),
     }
 }
 
@@ -173,7 +177,7 @@ fn integers(file: &Bytes, column: &ColumnChunkMetaData, rows: usize) -> Result<V
 
 fn texts(file: &Bytes, column: &ColumnChunkMetaData, rows: usize) -> Result<Texts, String> {
     let mut texts = Texts::default();
-    // Those of plain pages come behind the dictionary, whose length is known when the first of them comes.
+    // Indexes of plain pages follow the dictionary, whose length is known when the first of them comes.
     let mut plain = Vec::new();
     let dictionary = pages(
         file,
@@ -195,7 +199,7 @@ fn texts(file: &Bytes, column: &ColumnChunkMetaData, rows: usize) -> Result<Text
     Ok(texts)
 }
 
-/// Reads a column's pages one by one; returns its dictionary.
+/// Reads the pages of a column one by one; returns its dictionary.
 fn pages<T: Value>(
     file: &Bytes,
     column: &ColumnChunkMetaData,
@@ -211,9 +215,9 @@ fn pages<T: Value>(
     let inside =
         begin >= 0 && column.compressed_size() >= 0 && end.is_some_and(|end| end <= file.len());
     if !inside {
-        return Err("it is said to be outside of the file".to_owned());
+        return Err("it is outside of the file".to_owned());
     }
-    // The library decompresses into as much memory as a page asks for: here it hands out pages as they are.
+    // The library would decompress into as much memory as a page asks for; here it returns raw pages.
     let raw = column.clone().into_builder();
     let raw = raw.set_compression(Compression::UNCOMPRESSED).build();
     let raw = raw.map_err(|error| error.to_string())?;
@@ -238,13 +242,13 @@ fn pages<T: Value>(
 struct Table {
     times: Vec<Duration>,
     columns: Vec<(Key, Column)>,
-    places: HashMap<Key, usize>,
+    indexes: HashMap<Key, usize>,
     /// Bytes of all keys.
     names: usize,
 }
 
 impl Table {
-    /// Takes a row group in, whose times are later than those before.
+    /// Adds a row group, whose times are later than those before.
     fn take(&mut self, group: &Group) -> Result<(), String> {
         let subjects: Result<Vec<Subject>, _> = group
             .subjects
@@ -275,24 +279,24 @@ impl Table {
                 .get(first)
                 .is_some_and(|time| *time <= self.times[first - 1])
         {
-            return Err("its times are not after those before".to_owned());
+            return Err("its times do not ascend".to_owned());
         }
-        // Where the series of a subject and a name is.
-        let mut places = HashMap::new();
+        // Returns the index of the series of a subject and a name.
+        let mut indexes = HashMap::new();
         for (row, time) in group.times.iter().enumerate() {
             let of = (group.subjects.rows[row], group.names.rows[row]);
             let kind = kinds[group.kinds.rows[row] as usize];
-            let place = match places.get(&of) {
-                Some(place) => *place,
+            let index = match indexes.get(&of) {
+                Some(index) => *index,
                 None => {
                     let subject = &subjects[of.0 as usize];
                     let name = &group.names.dictionary[of.1 as usize];
-                    let place = self.place(Key::new(subject.clone(), name.clone()), kind)?;
-                    places.insert(of, place);
-                    place
+                    let index = self.index(Key::new(subject.clone(), name.clone()), kind)?;
+                    indexes.insert(of, index);
+                    index
                 }
             };
-            let (key, column) = &mut self.columns[place];
+            let (key, column) = &mut self.columns[index];
             let index = first + times.partition_point(|other| other < time);
             let index = u32::try_from(index).map_err(|_| "it has too many samples".to_owned())?;
             let late = column.points.last().is_none_or(|(last, _)| *last < index);
@@ -309,20 +313,20 @@ impl Table {
         Ok(())
     }
 
-    /// Where the series of a key is; a new one if there is none.
-    fn place(&mut self, key: Key, kind: Kind) -> Result<usize, String> {
-        if let Some(place) = self.places.get(&key) {
-            return Ok(*place);
+    /// Returns the index of the series of a key; adds one if there is none.
+    fn index(&mut self, key: Key, kind: Kind) -> Result<usize, String> {
+        if let Some(index) = self.indexes.get(&key) {
+            return Ok(*index);
         }
         self.names += SERIES + 2 * (key.name.len() + key.subject.to_string().len());
         if self.names > MAX_NAMES {
             return Err(format!("its names take more than {MAX_NAMES} bytes"));
         }
-        let place = self.columns.len();
-        self.places.insert(key.clone(), place);
+        let index = self.columns.len();
+        self.indexes.insert(key.clone(), index);
         let points = Vec::new();
         self.columns.push((key, Column { kind, points }));
-        Ok(place)
+        Ok(index)
     }
 
     fn series(self) -> Series {
@@ -336,7 +340,7 @@ impl Table {
 fn kind(text: &str) -> Result<Kind, String> {
     let kinds = [Kind::Counter, Kind::Gauge].into_iter();
     let found = kinds.into_iter().find(|kind| kind_name(*kind) == text);
-    found.ok_or_else(|| format!("`{text}` is no kind of value"))
+    found.ok_or_else(|| format!("`{text}` is not a kind of value"))
 }
 
 fn damaged(why: impl Into<String>) -> RecordingError {

@@ -11,7 +11,7 @@ use seikan_observe::{Key, Kind, Sample, Series, Subject};
 use super::*;
 use crate::rules::testing;
 use crate::trial::{Block, Decision, Trial};
-use crate::{Cause, Place, Remedy};
+use crate::{Cause, Location, Remedy};
 
 fn subjects() -> impl Strategy<Value = Subject> {
     prop_oneof![
@@ -28,7 +28,7 @@ fn subjects() -> impl Strategy<Value = Subject> {
     ]
 }
 
-/// A series of any keys and values; every sample has one at least.
+/// A series of any keys and values; every sample has at least one.
 fn series() -> impl Strategy<Value = Series> {
     let key = (subjects(), any::<String>(), any::<bool>());
     let value = (
@@ -54,8 +54,8 @@ fn series() -> impl Strategy<Value = Series> {
                 .into_iter()
                 .map(|(index, value)| (index.index(keys.len()), value))
                 .collect();
-            let values = values.into_iter().map(|(place, value)| {
-                let (key, kind) = keys[place].clone();
+            let values = values.into_iter().map(|(index, value)| {
+                let (key, kind) = keys[index].clone();
                 (key, kind, value)
             });
             series.push(Sample {
@@ -68,7 +68,7 @@ fn series() -> impl Strategy<Value = Series> {
     })
 }
 
-/// A recording with something in every place.
+/// A recording with data in every part.
 fn recording(series: Series, number: f64) -> Recording {
     let mut evidence = testing::tunnel();
     evidence.series = series;
@@ -83,7 +83,7 @@ fn recording(series: Series, number: f64) -> Recording {
         ..Block::default()
     };
     Recording {
-        begun: UNIX_EPOCH + Duration::from_nanos(1_795_336_629_123_456_789),
+        started_at: UNIX_EPOCH + Duration::from_nanos(1_795_336_629_123_456_789),
         evidence,
         functions: Some(Functions {
             samples: 9,
@@ -105,7 +105,7 @@ fn recording(series: Series, number: f64) -> Recording {
         }),
         attempts: vec![Attempt {
             cause: Cause::TunQueueOverflow,
-            remedy: Remedy::ask(Place::Tunnel, "what", vec!["how".into()], "much"),
+            remedy: Remedy::ask(Location::Tunnel, "what", vec!["how".into()], "much"),
             trial: Trial {
                 pairs: vec![(block, block)],
                 gain: None,
@@ -147,7 +147,7 @@ fn short() -> Series {
 
 proptest! {
     #[test]
-    fn what_is_written_is_what_is_read(series in series(), number in 1e-9..1e12_f64) {
+    fn a_recording_is_read_as_written(series in series(), number in 1e-9..1e12_f64) {
         let recording = recording(series, number);
         let read = Recording::parse(&written(&recording)).expect("read");
         prop_assert_eq!(read, recording);
@@ -172,22 +172,22 @@ fn a_file_that_ends_early_is_refused() {
 fn a_file_that_was_garbled_is_refused_or_read_but_breaks_nothing() {
     let file = written(&recording(short(), 1.0));
     let mut refused = 0;
-    for place in 0..file.len() {
+    for index in 0..file.len() {
         for change in [0x01, 0x80, 0xff] {
             let mut file = file.clone();
-            file[place] ^= change;
+            file[index] ^= change;
             refused += u32::from(Recording::parse(&file).is_err());
         }
     }
     assert!(refused > 1000, "{refused}");
 }
 
-/// A file with some of its bytes exchanged.
+/// A file with some changed bytes.
 fn exchanged(from: &[u8], to: &[u8]) -> RecordingError {
     let mut file = written(&recording(short(), 1.0));
-    let place = file.windows(from.len()).position(|window| window == from);
-    let place = place.expect("it is in the file");
-    file[place..][..to.len()].copy_from_slice(to);
+    let index = file.windows(from.len()).position(|window| window == from);
+    let index = index.expect("it is in the file");
+    file[index..][..to.len()].copy_from_slice(to);
     Recording::parse(&file).expect_err("refused")
 }
 
@@ -285,7 +285,7 @@ fn nothing_but_zeros_is_within_the_values_that_a_byte_may_hold() {
             values: values.collect(),
         });
     }
-    // Zeros only: as many rows to a byte as there can be.
+    // Zeros only: as many rows per byte as possible.
     let file = written(&recording(series, 1.0));
     assert!(file.len() * 64 > 400_000, "{} bytes", file.len());
     Recording::parse(&file).expect("read");

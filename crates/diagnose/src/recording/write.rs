@@ -1,7 +1,7 @@
-//! Samples to a table: `time` (nanoseconds since the first sample), `subject`, `name`, `kind`, `value`.
+//! Writes samples as a table: `time` (nanoseconds since the first sample), `subject`, `name`, `kind`, `value`.
 //!
-//! A row group holds some minutes of samples, so that only these are in memory while a recording goes on. Within it rows
-//! go key by key and then by time: texts are runs, times repeat for each key, and values differ little from the one before.
+//! A row group holds some minutes of samples, which bounds the memory of a recording in progress. Its rows are ordered by
+//! key and then by time: texts are runs, times repeat for each key, and values differ little from the previous one.
 
 use std::borrow::Cow;
 use std::io::Write;
@@ -19,17 +19,17 @@ use parquet::schema::types::ColumnPath;
 use seikan_observe::{Kind, Sample, Series};
 
 use super::{
-    Facts, KEY_BEGUN, KEY_PROGRAM, KEY_RECORDING, KEY_VERSION, MAX_FACTS, MAX_TEXT, MAX_VALUES,
+    Facts, KEY_PROGRAM, KEY_RECORDING, KEY_STARTED, KEY_VERSION, MAX_FACTS, MAX_TEXT, MAX_VALUES,
     Recording, RecordingError, SCHEMA, VERSION,
 };
 
-/// Values of a row group: about a minute and a half of 300, ten times a second; 4 MiB.
+/// Values of a row group: 300 values ten times a second for a minute and a half; 4 MiB.
 const GROUP: usize = 1 << 18;
 
-/// Writes a recording while it is made.
+/// Writes a recording in progress.
 pub struct Writer<W: Write + Send> {
     file: SerializedFileWriter<W>,
-    /// Not written yet.
+    /// Samples not yet written.
     pending: Series,
     pending_values: usize,
     last: Option<Duration>,
@@ -37,7 +37,7 @@ pub struct Writer<W: Write + Send> {
 }
 
 impl<W: Write + Send> Writer<W> {
-    /// Begins a file.
+    /// Starts a file.
     ///
     /// # Errors
     /// [`RecordingError::Write`].
@@ -62,7 +62,7 @@ impl<W: Write + Send> Writer<W> {
         })
     }
 
-    /// Takes the next sample, later than the one before. One without values is left out.
+    /// Adds a sample, later than the one before. A sample without values is ignored.
     ///
     /// # Errors
     /// [`RecordingError::Write`]; [`RecordingError::Unfit`] if it is not later, or has a name that is too long.
@@ -86,23 +86,23 @@ impl<W: Write + Send> Writer<W> {
         Ok(())
     }
 
-    /// Whether a sample of so many values more could not be read again.
+    /// Whether the recording would be too large with so many more values.
     pub fn is_full(&self, more: usize) -> bool {
         self.values.saturating_add(more) > MAX_VALUES
     }
 
-    /// Values so far.
+    /// Number of values so far.
     pub fn values(&self) -> usize {
         self.values
     }
 
-    /// Values that are held in memory.
+    /// Number of values in memory.
     #[cfg(test)]
     pub(super) fn pending_values(&self) -> usize {
         self.pending_values
     }
 
-    /// Takes the samples of a series, as [`Writer::push`].
+    /// Adds the samples of a series, as [`Writer::push`] does.
     pub(super) fn append(&mut self, series: &Series) -> Result<(), RecordingError> {
         let mut columns: Vec<_> = series
             .columns
@@ -124,10 +124,10 @@ impl<W: Write + Send> Writer<W> {
         Ok(())
     }
 
-    /// Ends the file with everything else of the recording; its series is what was pushed, not what it holds.
+    /// Completes the file with the other data of the recording; its series is ignored in favour of the pushed samples.
     ///
     /// # Errors
-    /// [`RecordingError::Write`]; [`RecordingError::Unfit`] where there is more than can be read again.
+    /// [`RecordingError::Write`]; [`RecordingError::Unfit`] if it is too large to be read again.
     pub fn finish(mut self, recording: &Recording) -> Result<(), RecordingError> {
         if self.is_full(0) {
             let values = self.values;
@@ -135,12 +135,12 @@ impl<W: Write + Send> Writer<W> {
         }
         self.flush()?;
         let facts = facts(recording)?;
-        let begun = recording.begun.duration_since(UNIX_EPOCH);
-        let begun = begun.map_err(|_| unfit("it began before 1970".to_owned()))?;
+        let started_at = recording.started_at.duration_since(UNIX_EPOCH);
+        let started_at = started_at.map_err(|_| unfit("it began before 1970".to_owned()))?;
         for (key, value) in [
             (KEY_VERSION, VERSION.to_string()),
             (KEY_PROGRAM, env!("CARGO_PKG_VERSION").to_owned()),
-            (KEY_BEGUN, begun.as_nanos().to_string()),
+            (KEY_STARTED, started_at.as_nanos().to_string()),
             (KEY_RECORDING, facts),
         ] {
             let pair = KeyValue::new(key.to_owned(), value);
@@ -153,7 +153,7 @@ impl<W: Write + Send> Writer<W> {
         })
     }
 
-    /// Writes a row group of what is pending.
+    /// Writes the pending samples as a row group.
     fn flush(&mut self) -> Result<(), RecordingError> {
         let series = std::mem::take(&mut self.pending);
         if std::mem::take(&mut self.pending_values) == 0 {
@@ -180,7 +180,7 @@ impl<W: Write + Send> Writer<W> {
     }
 }
 
-/// What is not a value over time, as JSON. The rarest call stacks are left out where there are too many.
+/// Returns the JSON. If there are too many call stacks, the rarest are left out.
 fn facts(recording: &Recording) -> Result<String, RecordingError> {
     let evidence = &recording.evidence;
     let mut facts = Facts {
@@ -233,7 +233,7 @@ impl Cells<'_> {
     }
 }
 
-/// The rows of a row group, column by column.
+/// Rows of a row group, column by column.
 #[derive(Default)]
 struct Rows {
     times: Vec<i64>,
@@ -278,7 +278,7 @@ fn text(text: String) -> Result<ByteArray, RecordingError> {
     }
 }
 
-/// What the column `kind` has.
+/// Texts of the column `kind`.
 pub(super) fn kind_name(kind: Kind) -> &'static str {
     match kind {
         Kind::Counter => "counter",

@@ -1,96 +1,105 @@
-//! The application has nothing more to send: the tunnel is not the limit.
+//! The application has no more data to send: the tunnel is not the limit.
 //!
-//! The kernel also calls a connection limited by its application when the socket's send buffer is full and all of it
-//! is under way, so the time held up by buffers is looked at first.
+//! The kernel also calls a connection limited by its application when its whole send buffer is in flight, so the time
+//! limited by buffers is examined first.
 
-use seikan_observe::metric;
 use seikan_observe::path::SocketFacts;
 
-use crate::{Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
+use super::prelude::*;
+use crate::evidence::is_tolerated;
 
-/// Samples in which the application was the limit, from which it is worth a word.
+/// Share of samples limited by the application from which it is a cause.
 const SOMETIMES: f64 = 0.5;
-/// Unsent bytes below which nothing waits: less than a full segment is always about to be sent.
+/// Unsent bytes below which no data waits: less than a full segment is always about to be sent.
 const NOTHING: f64 = 1_448.0;
-/// Bytes under way, of the send buffer, from which the buffer is full of them: the kernel sizes it for twice the congestion
-/// window (`tcp_sndbuf_expand()`, net/ipv4/tcp_input.c), of which an application that pauses uses half at most.
+/// Share of the send buffer in flight from which the buffer is full: the kernel sizes it for twice the congestion window
+/// (`tcp_sndbuf_expand()`, net/ipv4/tcp_input.c), of which an application with pauses uses half at most.
 const FULL: f64 = 0.5;
-/// A shortfall up to this is none, as for verdicts.
-const TOLERATED: f64 = 0.1;
-/// The share of the time that connections have data under way, below which they are idle.
+/// Share of the time with data in flight below which connections are idle.
 const IDLE: f64 = 0.3;
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::ApplicationLimited,
+    sentence: "The application sends no more than this; the tunnel could carry more.",
+    step: Some(PathStep::Applications),
+    signature: Some(Signature::new(
+        Source::Flows,
+        &[metric::TCP_APP_LIMITED],
+        Per::Value,
+        0.5,
+    )),
+    rule: Some(evaluate),
+    ..FAULT
+};
+
+fn evaluate(evidence: &Evidence) -> Judgement {
     if !evidence.sends_tcp() {
-        return Judgement::Unseen("no TCP connection of this host sends into the tunnel".into());
+        return Err("this host sends no TCP into the tunnel".into());
     }
-    let Some(flow) = evidence.main_flow() else {
-        return Judgement::Unseen("no connection gets anything through the tunnel".into());
-    };
-    let Some(limited) = evidence.tcp_mean(flow, metric::TCP_APP_LIMITED) else {
-        return Judgement::Unseen("the kernel does not say what limits a connection".into());
-    };
+    let flow = evidence
+        .main_flow()
+        .ok_or("no connection transfers data through the tunnel")?;
+    let limited = evidence
+        .tcp_mean(flow, metric::TCP_APP_LIMITED)
+        .ok_or("the kernel does not report the limits of connections")?;
     let growth = |name| evidence.tcp(flow, name).unwrap_or(0.0);
     let busy = growth(metric::TCP_BUSY_US);
-    let held = growth(metric::TCP_RWND_LIMITED_US) + growth(metric::TCP_SNDBUF_LIMITED_US);
-    let held = (held / busy.max(1.0)).min(1.0);
+    let limited_by_buffer =
+        growth(metric::TCP_RWND_LIMITED_US) + growth(metric::TCP_SNDBUF_LIMITED_US);
+    let limited_by_buffer = (limited_by_buffer / busy.max(1.0)).min(1.0);
     let busy = (busy / 1e6 / evidence.seconds()).min(1.0);
     let unsent = evidence.tcp_mean(flow, metric::TCP_NOTSENT_BYTES);
     let fact = Fact::new(
-        "samples in which the application had nothing more to send, of all",
+        "share of samples in which the application had no more data to send",
         limited,
         "below 0.5",
         "tcp_info delivery_rate_app_limited",
     );
     let idle = limited.max(if busy < IDLE { 1.0 - busy } else { 0.0 });
     let waiting = unsent.is_some_and(|unsent| unsent > NOTHING) || fills_its_buffer(evidence, flow);
-    // Less than what somebody expects is needed: what nobody asked for is not missing.
-    let short = evidence
-        .shortfall()
-        .is_some_and(|shortfall| shortfall >= TOLERATED);
+    // A shortfall needs an expected throughput.
+    let short = evidence.shortfall().is_some_and(|it| !is_tolerated(it));
     if idle < SOMETIMES || waiting || !short {
-        return Judgement::Absent(fact);
+        return fact.excludes();
     }
     let mut facts = vec![fact];
     facts.extend(unsent.map(|unsent| {
         Fact::new(
-            "bytes that wait to be sent",
+            "bytes waiting to be sent",
             unsent,
             "above 1448, if the tunnel were the limit",
             "tcp_info notsent_bytes",
         )
     }));
     facts.push(Fact::new(
-        "time with anything under way, of all",
+        "share of the time with data in flight",
         busy,
         "near 1, if the tunnel were the limit",
         "tcp_info busy_time",
     ));
     facts.push(Fact::new(
-        "of that, held up by a buffer at either end",
-        held,
+        "share of that time limited by a buffer at either end",
+        limited_by_buffer,
         "above 0.25, if a buffer were the limit",
         "tcp_info rwnd_limited, sndbuf_limited",
     ));
-    Judgement::Present(Finding {
-        cause: Cause::ApplicationLimited,
-        weight: 0.9 * idle * (1.0 - held),
-        settled: false,
+    Ok(Finding::new(
+        0.9 * idle * (1.0 - limited_by_buffer),
         facts,
-        remedies: vec![Remedy::ask(
-            Place::Application,
-            "look at what the sending program waits for: its disk, its processor, answers of the other side, a limit of its own",
+        vec![Remedy::ask(
+            Location::Application,
+            "find out why the sending program waits: disk, processor, answers of the other side, or its own rate limit",
             vec!["ss -tip".into()],
-            "the tunnel has room for more",
+            "the tunnel can carry more",
         )],
-    })
+    ))
 }
 
-/// Whether all that the send buffer holds is under way: the application could not put more into it.
+/// Whether the whole send buffer is in flight: the application could not add data.
 fn fills_its_buffer(evidence: &Evidence, flow: &SocketFacts) -> bool {
     let mean = |name| evidence.tcp_mean(flow, name).unwrap_or(0.0);
-    let under_way = mean(metric::TCP_UNACKED) * mean(metric::TCP_MSS);
-    flow.send_buffer > 0 && under_way >= FULL * f64::from(flow.send_buffer)
+    let in_flight = mean(metric::TCP_UNACKED) * mean(metric::TCP_MSS);
+    flow.send_buffer > 0 && in_flight >= FULL * f64::from(flow.send_buffer)
 }
 
 #[cfg(test)]
@@ -110,35 +119,35 @@ mod tests {
 
     #[test]
     fn nothing_to_send_is_it() {
-        assert_eq!(present(judge(&idle(1, 2_000_000))).weight, 0.9);
+        assert_eq!(present(evaluate(&idle(1, 2_000_000))).weight, 0.9);
     }
 
     #[test]
-    fn a_send_buffer_full_of_what_is_under_way_is_not() {
+    fn a_send_buffer_full_of_data_in_flight_is_not() {
         let mut evidence = idle(1, 10_000_000);
         gauge(&mut evidence, flow(), metric::TCP_MSS, 1_000);
         evidence.map.flows[0].send_buffer = 1_000_000;
         gauge(&mut evidence, flow(), metric::TCP_UNACKED, 400);
-        present(judge(&evidence));
+        present(evaluate(&evidence));
         gauge(&mut evidence, flow(), metric::TCP_UNACKED, 600);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
     fn a_sender_with_more_to_send_is_not() {
-        assert!(absent(judge(&idle(0, 10_000_000))));
+        assert!(absent(evaluate(&idle(0, 10_000_000))));
         let mut evidence = idle(1, 10_000_000);
         gauge(&mut evidence, flow(), metric::TCP_NOTSENT_BYTES, 100_000);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
     fn without_an_expectation_nothing_is_missing() {
         let mut evidence = idle(1, 2_000_000);
         evidence.expected = None;
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
         evidence.expected = Some(evidence.throughput());
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
@@ -146,6 +155,6 @@ mod tests {
         let mut evidence = idle(1, 10_000_000);
         let limited = metric::TCP_SNDBUF_LIMITED_US;
         count(&mut evidence, flow(), limited, 9_500_000);
-        assert!(present(judge(&evidence)).weight < 0.1);
+        assert!(present(evaluate(&evidence)).weight < 0.1);
     }
 }

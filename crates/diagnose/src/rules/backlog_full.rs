@@ -1,77 +1,89 @@
-//! A processor's queue of received packets (`netdev_max_backlog`) is full and drops them.
+//! The queue of received packets of a processor (`netdev_max_backlog`) is full and drops packets.
 //!
-//! A short one is a cause of its own; one of the usual length fills because its processor has too much to do.
+//! A short queue is a cause of its own; one of the usual length fills because its processor is overloaded.
 //!
-//! `/proc/net/softnet_stat` counts for the whole machine. A drop is this tunnel's only where an interface on its way counts it.
+//! `/proc/net/softnet_stat` counts for the whole machine. A drop belongs to this tunnel only if an interface of its path
+//! counts it.
 
-use seikan_observe::metric;
+use super::prelude::*;
 
-use super::weigh::{judged, ramp};
-use crate::{Action, Cause, Evidence, Fact, Judgement, Remedy};
-
-/// Lost packets, of those that came by the interfaces on the way, from which TCP suffers; a packet counts at each interface it
-/// passes, so the loss of a flow is a few times this.
-const LOSS: (f64, f64) = (0.0003, 0.005);
-/// Queue length up to which the queue is the reason, and the kernel's default (net/core/hotdata.c), from which its
+/// Share of dropped packets, of those received by the interfaces of the path, from which TCP suffers. A packet counts at
+/// each interface, so the loss of a flow is a few times this.
+const LOSS: Ramp = Ramp::new(0.0003, 0.005);
+/// Queue length up to which the queue is the cause, and the kernel's default (net/core/hotdata.c), from which its
 /// processor is.
-const LENGTH: (f64, f64) = (300.0, 1000.0);
-/// What it weighs where its processor is the reason.
+const LENGTH: Ramp = Ramp::new(300.0, 1000.0);
+/// Weight if its processor is the cause.
 const CONSEQUENCE: f64 = 0.5;
-/// Packets that it should hold.
+/// Recommended length, packets.
 const GOOD_LENGTH: f64 = 4000.0;
 const SYSCTL: &str = "net.core.netdev_max_backlog";
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
-    let Some(machine) = evidence.all_cpus(metric::SOFTNET_DROPPED) else {
-        return Judgement::Unseen("/proc/net/softnet_stat could not be read".into());
-    };
-    let (Some(dropped), Some(received)) =
-        (evidence.backlog_drops(), evidence.links(metric::RX_PACKETS))
-    else {
-        return Judgement::Unseen("the counters of the interfaces could not be read".into());
-    };
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::BacklogFull,
+    sentence: "The kernel's queue of received packets is full and drops packets.",
+    step: Some(PathStep::Host),
+    drops_packets: true,
+    signature: Some(Signature::new(
+        Source::Cpus,
+        &[metric::SOFTNET_DROPPED],
+        Per::Packet,
+        FEW,
+    )),
+    rule: Some(evaluate),
+    ..FAULT
+};
+
+fn evaluate(evidence: &Evidence) -> Judgement {
+    let machine = evidence
+        .all_cpus(metric::SOFTNET_DROPPED)
+        .ok_or("/proc/net/softnet_stat is not readable")?;
+    let (dropped, received) = evidence
+        .backlog_drops()
+        .zip(evidence.links(metric::RX_PACKETS))
+        .ok_or("the counters of the interfaces are not readable")?;
     let share = dropped / (dropped + received).max(1.0);
     let mut facts = vec![
         Fact::new(
-            "packets lost at the queue of received packets, of those that came by this path's interfaces",
+            "share of packets received on this path that the receive queue dropped",
             share,
             "0",
             "rtnetlink rx_dropped, up to /proc/net/softnet_stat dropped",
         ),
         Fact::new(
-            "packets lost there per second",
+            "packets dropped there per second",
             dropped / evidence.seconds(),
             "0",
             "rtnetlink rx_dropped, up to /proc/net/softnet_stat dropped",
         ),
         Fact::new(
-            "the same of the whole machine",
+            "the same for the whole machine, per second",
             machine / evidence.seconds(),
-            "as many, if only this path has trouble",
+            "the same, if only this path drops",
             "/proc/net/softnet_stat dropped",
         ),
     ];
     let length = evidence.sysctl(SYSCTL);
     if let Some(length) = length {
         facts.push(Fact::new(
-            "packets that fit in it",
+            "capacity of the queue, packets",
             length,
             "1000 or more",
             SYSCTL,
         ));
     }
-    let usual = ramp(length.unwrap_or(LENGTH.1), LENGTH.0, LENGTH.1);
-    let weight = ramp(share, LOSS.0, LOSS.1) * (1.0 - (1.0 - CONSEQUENCE) * usual);
+    let usual = LENGTH.at(length.unwrap_or(LENGTH.to));
+    let weight = LOSS.at(share) * (1.0 - (1.0 - CONSEQUENCE) * usual);
     let longer = GOOD_LENGTH.max(2.0 * length.unwrap_or(0.0));
     let remedy = Remedy::here(
-        "a longer queue of received packets",
+        "lengthen the receive queue",
         vec![Action::Sysctl {
             name: SYSCTL.into(),
             value: format!("{longer:.0}"),
         }],
-        "all that is lost there arrives, unless its processor is full all the time",
+        "these packets arrive, unless the processor has no time at all",
     );
-    judged(Cause::BacklogFull, weight, facts, vec![remedy])
+    weighted(weight, facts, vec![remedy])
 }
 
 #[cfg(test)]
@@ -103,7 +115,7 @@ mod tests {
 
     #[test]
     fn drops_at_a_short_queue_are_it() {
-        let finding = present(judge(&backlog("10", 2_000)));
+        let finding = present(evaluate(&backlog("10", 2_000)));
         assert_eq!(finding.weight, 1.0);
         assert_eq!(
             finding.remedies[0].commands,
@@ -113,30 +125,33 @@ mod tests {
 
     #[test]
     fn a_long_queue_fills_because_of_its_processor() {
-        assert_eq!(present(judge(&backlog("1000", 2_000))).weight, CONSEQUENCE);
+        assert_eq!(
+            present(evaluate(&backlog("1000", 2_000))).weight,
+            CONSEQUENCE
+        );
     }
 
     #[test]
     fn drops_of_another_namespace_are_not() {
         let mut evidence = backlog("10", 2_000);
         count(&mut evidence, egress(), metric::RX_DROPPED, 0);
-        assert!(absent(judge(&evidence)));
-        // Nor do they become this tunnel's by a few packets that were dropped here for another reason.
+        assert!(absent(evaluate(&evidence)));
+        // A few packets dropped here for another reason do not make them this tunnel's.
         count(&mut evidence, egress(), metric::RX_DROPPED, 5);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
-    fn drops_that_no_interface_tells_of_cannot_be_judged() {
+    fn drops_that_no_interface_counts_are_unseen() {
         let mut evidence = backlog("10", 2_000);
         let columns = &mut evidence.series.columns;
         columns.retain(|key, _| key.name != metric::RX_DROPPED);
-        assert!(unseen(judge(&evidence)));
+        assert!(unseen(evaluate(&evidence)));
     }
 
     #[test]
     fn without_drops_it_is_not() {
-        assert!(absent(judge(&backlog("10", 0))));
-        assert!(unseen(judge(&tunnel())));
+        assert!(absent(evaluate(&backlog("10", 0))));
+        assert!(unseen(evaluate(&tunnel())));
     }
 }

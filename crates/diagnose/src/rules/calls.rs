@@ -1,10 +1,10 @@
-//! Calls of kernel functions per packet, for rules that are sharper with them.
+//! Calls of kernel functions per packet, as additional figures.
 
 use crate::{Evidence, Fact};
 
-/// How often functions were called for each of `packets`, where that was counted: a number that supports a finding and is
-/// none by itself, for other tunnels and programs of the machine add to it. Of several functions the one that was called
-/// most counts, for they stand for each other (the IP versions), and a socket of IPv6 that sends to IPv4 calls both.
+/// Returns the calls of a function per packet, if they were counted. They support a finding and are none by themselves:
+/// other tunnels and programs of the machine add to them. Of several functions, the one with the most calls counts: they
+/// are alternatives (IP versions), and an IPv6 socket that sends to IPv4 calls both.
 pub(super) fn per_packet(
     evidence: &Evidence,
     name: impl Into<String>,
@@ -15,7 +15,7 @@ pub(super) fn per_packet(
     let counted = functions.iter().filter_map(|name| evidence.calls(name));
     let calls = counted.max_by(f64::total_cmp)?;
     let packets = packets.filter(|packets| *packets > 0.0)?;
-    let source = format!("calls of {}, machine-wide", functions.join(" or "));
+    let source = format!("calls of {}, whole machine", functions.join(" or "));
     Some(Fact::new(name, calls / packets, expected, source))
 }
 
@@ -35,12 +35,12 @@ mod tests {
         assert_eq!(fact.value, 2.0);
         assert_eq!(
             fact.source,
-            "calls of udp_sendmsg or udpv6_sendmsg, machine-wide"
+            "calls of udp_sendmsg or udpv6_sendmsg, whole machine"
         );
     }
 
     #[test]
-    fn what_was_not_counted_is_no_fact() {
+    fn uncounted_calls_are_no_fact() {
         let mut evidence = tunnel();
         assert_eq!(per_packet(&evidence, "", &["f"], Some(1.0), ""), None);
         count(&mut evidence, Subject::Host, "call.f", 0);

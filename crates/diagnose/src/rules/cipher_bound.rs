@@ -1,37 +1,49 @@
-//! The program has no time left, and most of it goes into encryption and authentication.
+//! The program has no time left, and most of its time is encryption and authentication.
 
-use super::turn::limited_by_work;
-use super::weigh::{judged, ramp};
-use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy, Stage};
+use super::prelude::*;
+use super::scheduling::limited_by_work;
+use crate::Stage;
 
-/// Share of the time in the cipher. Three tenths are what a fast tunnel spends on it; from half on it is what there is to
-/// gain.
-const CRYPTO: (f64, f64) = (0.3, 0.5);
+/// Share of the time in the cipher: a fast tunnel spends three tenths; from half on, the cipher is the main cost.
+const CRYPTO: Ramp = Ramp::new(0.3, 0.5);
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
-    let Some(busy) = evidence.busy() else {
-        return Judgement::Unseen("neither threads nor processors could be read".into());
-    };
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::CipherBound,
+    sentence: "The processor spends its time on encryption.",
+    step: Some(PathStep::Program),
+    effects: effects::WORK,
+    signature: Some(Signature::new(
+        Source::Threads,
+        &[metric::THREAD_USER_NS],
+        Per::Second,
+        0.6e9,
+    )),
+    rule: Some(evaluate),
+    ..FAULT
+};
+
+fn evaluate(evidence: &Evidence) -> Judgement {
+    let busy = evidence
+        .busy()
+        .ok_or("neither threads nor processors are readable")?;
     let busy_fact = Fact::new(
-        "share of the time in which the program ran or wanted to",
+        "share of the time in which the program ran or was ready to run",
         busy,
-        "below 0.7; or held up by others",
+        "below 0.7, or waiting for other programs",
         "schedstat",
     );
     let limited = limited_by_work(evidence).unwrap_or(0.0);
     if limited == 0.0 {
-        return Judgement::Absent(busy_fact);
+        return busy_fact.excludes();
     }
-    let Some(crypto) = evidence.work(Stage::Crypto) else {
-        return Judgement::Unseen(
-            "where the program's time goes was not sampled: that needs root or CAP_PERFMON (kernel.perf_event_paranoid)".into(),
-        );
-    };
+    let crypto = evidence
+        .work(Stage::Crypto)
+        .ok_or("processor time by function was not sampled: needs root or CAP_PERFMON")?;
     let leading = evidence.leading_function(&[Stage::Crypto]);
     let mut facts = vec![
         Fact::new(
             match leading {
-                Some(symbol) => format!("share of its time in the cipher, {symbol} first"),
+                Some(symbol) => format!("share of its time in the cipher, mostly {symbol}"),
                 None => "share of its time in the cipher".to_owned(),
             },
             crypto,
@@ -49,9 +61,9 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     ];
     let next = next.map(|stage| evidence.work(stage).unwrap_or(0.0));
     facts.push(Fact::new(
-        "share of its time in the next stage",
+        "share of its time in the next largest stage",
         next.into_iter().fold(0.0, f64::max),
-        "more, if the cipher were not the limit",
+        "larger, if the cipher were not the limit",
         "processor profile",
     ));
     let has = |feature: &str| {
@@ -64,39 +76,36 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     };
     let aes = has("aes");
     facts.push(Fact::new(
-        "whether the processor has instructions for AES",
+        "AES instructions of the processor (1: present)",
         f64::from(aes),
         "1",
         "/proc/cpuinfo",
     ));
-    let weight = 0.95 * ramp(crypto, CRYPTO.0, CRYPTO.1) * limited;
-    judged(Cause::CipherBound, weight, facts, remedies(aes))
+    let weight = 0.95 * CRYPTO.at(crypto) * limited;
+    weighted(weight, facts, remedies(aes))
 }
 
 fn remedies(aes: bool) -> Vec<Remedy> {
-    let what = match aes {
-        true => {
-            "a cipher that the processor has instructions for (AES-128-GCM or AES-256-GCM), with a library that uses them and authenticates in the same pass; the same at both ends"
-        }
-        false => {
-            "ChaCha20-Poly1305 with a library that uses vector instructions, as this processor has none for AES; the same at both ends"
-        }
+    let change = if aes {
+        "use AES-128-GCM or AES-256-GCM with a library that uses the processor's AES instructions, at both ends"
+    } else {
+        "use ChaCha20-Poly1305 with a library that uses vector instructions, at both ends; this processor has no AES instructions"
     };
     vec![
         Remedy::ask(
-            Place::Tunnel,
-            what,
+            Location::Tunnel,
+            change,
             vec![
                 "openssl speed -evp aes-128-gcm".to_owned(),
                 "openssl speed -evp chacha20-poly1305".to_owned(),
             ],
-            "as many times as the faster one is faster, for that share of the time",
+            "the ratio of the two speeds, for that share of the time",
         ),
         Remedy::ask(
-            Place::Tunnel,
-            "several threads that encrypt, or larger records (a larger MTU inside, super-packets)",
+            Location::Tunnel,
+            "encrypt in several threads, or in larger records (a larger inner MTU, super-packets)",
             Vec::new(),
-            "up to the number of processors",
+            "a factor of up to the number of processors",
         ),
     ]
 }
@@ -116,30 +125,30 @@ mod tests {
 
     #[test]
     fn a_full_program_that_encrypts_is_it() {
-        let finding = present(judge(&working(0.97, 0.7)));
+        let finding = present(evaluate(&working(0.97, 0.7)));
         assert!(finding.weight > 0.9);
-        assert!(finding.facts[0].name.contains("crypto first"));
+        assert!(finding.facts[0].name.contains("mostly crypto"));
     }
 
     #[test]
     fn one_that_does_something_else_is_not() {
-        assert!(absent(judge(&working(0.97, 0.25))));
+        assert!(absent(evaluate(&working(0.97, 0.25))));
     }
 
     #[test]
     fn one_that_has_time_is_not() {
-        assert!(absent(judge(&working(0.4, 0.8))));
+        assert!(absent(evaluate(&working(0.4, 0.8))));
     }
 
     #[test]
     fn without_a_profile_nothing_is_said_of_a_full_one() {
         let mut evidence = working(0.97, 0.7);
         evidence.profile = None;
-        assert!(unseen(judge(&evidence)));
+        assert!(unseen(evaluate(&evidence)));
     }
 
     #[test]
-    fn a_tunnel_of_the_kernels_is_judged_by_the_machine() {
+    fn a_tunnel_of_the_kernel_uses_the_profile_of_the_machine() {
         let mut evidence = working(0.0, 0.0);
         evidence.map.program = None;
         processor(&mut evidence, 0, 0.98, 0.9);
@@ -150,6 +159,6 @@ mod tests {
             stage: Stage::Crypto,
             share: 0.6,
         }];
-        assert!(present(judge(&evidence)).weight > 0.9);
+        assert!(present(evaluate(&evidence)).weight > 0.9);
     }
 }

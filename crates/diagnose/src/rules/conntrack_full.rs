@@ -1,34 +1,49 @@
-//! The table of tracked connections is full: connections that are in it go on, packets of new ones are dropped.
+//! The table of tracked connections is full: its connections continue, packets of new ones are dropped.
 
-use seikan_observe::{Subject, metric};
+use seikan_observe::Subject;
 
-use super::weigh::{judged, ramp};
-use crate::{Action, Cause, Evidence, Fact, Judgement, Place, Remedy};
+use super::prelude::*;
 
-/// How full the table was at its fullest: the kernel drops at 1; between samples entries leave.
-const FILL: (f64, f64) = (0.9, 0.99);
-/// Packets dropped per second from which somebody notices: connections fail, one every few seconds; and at which most
-/// do.
-const DROPS: (f64, f64) = (0.2, 5.0);
-/// What a full table weighs before it has dropped anything.
+/// Largest fill level: the kernel drops at 1; between samples entries leave.
+const FILL: Ramp = Ramp::new(0.9, 0.99);
+/// Packets dropped per second from which users notice (a connection fails every few seconds), and at which most
+/// connections fail.
+const DROPS: Ramp = Ramp::new(0.2, 5.0);
+/// Weight of a full table that has not dropped packets.
 const NEAR: f64 = 0.2;
 const SYSCTL: &str = "net.netfilter.nf_conntrack_max";
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::ConntrackFull,
+    sentence: "The table of tracked connections is full, and packets of new connections are dropped.",
+    step: Some(PathStep::Host),
+    drops_packets: true,
+    signature: Some(Signature::new(
+        Source::Host,
+        &[metric::CONNTRACK_INSERT_FAILED, metric::CONNTRACK_DROP],
+        Per::Packet,
+        FEW,
+    )),
+    rule: Some(evaluate),
+    ..FAULT
+};
+
+fn evaluate(evidence: &Evidence) -> Judgement {
     let column = |name| evidence.column(&Subject::Host, name);
     let (Some(count), Some(max)) = (
         column(metric::CONNTRACK_COUNT),
         column(metric::CONNTRACK_MAX).and_then(|max| max.last()),
     ) else {
         if evidence.map.host.conntrack {
-            return Judgement::Unseen("the size of the table could not be read".into());
+            return Err("the size of the table is not readable".into());
         }
-        return Judgement::Absent(Fact::new(
-            "tables of tracked connections in this namespace",
+        return Fact::new(
+            "connection tracking tables in this namespace",
             0.0,
             "0",
             "/proc/sys/net/netfilter",
-        ));
+        )
+        .excludes();
     };
     let fill = count.max() as f64 / (max as f64).max(1.0);
     let of = |name| evidence.host(name).unwrap_or(0.0);
@@ -36,26 +51,26 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     let rate = lost / evidence.seconds();
     let facts = vec![
         Fact::new(
-            "part of the connection table that was full, at most",
+            "largest fill level of the connection table",
             fill,
             "below 0.9",
             "nf_conntrack_count, nf_conntrack_max",
         ),
         Fact::new(
-            "packets dropped per second because they could not be tracked",
+            "packets dropped per second for lack of an entry",
             rate,
             "0",
             "conntrack statistics drop, insert_failed",
         ),
         Fact::new(
-            "connections that fit in it",
+            "capacity of the table, connections",
             max as f64,
-            "twice of what is there",
+            "twice the present connections",
             SYSCTL,
         ),
     ];
-    let dropping = ramp(rate, DROPS.0, DROPS.1);
-    let weight = ramp(fill, FILL.0, FILL.1) * (NEAR + (0.95 - NEAR) * dropping);
+    let dropping = DROPS.at(rate);
+    let weight = FILL.at(fill) * (NEAR + (0.95 - NEAR) * dropping);
     let port = evidence
         .map
         .sockets
@@ -63,25 +78,25 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         .map_or("PORT".to_owned(), |socket| socket.local.port().to_string());
     let remedies = vec![
         Remedy::here(
-            "a larger table",
+            "enlarge the table",
             vec![Action::Sysctl {
                 name: SYSCTL.into(),
                 value: (2 * max.max(32_768)).to_string(),
             }],
-            "new connections work again (some 320 bytes of memory for each)",
+            "new connections work again (320 bytes of memory each)",
         ),
         Remedy::ask(
-            Place::Here,
-            "no tracking of the tunnel's own packets",
+            Location::Here,
+            "do not track the tunnel's own packets",
             vec![format!(
                 "nft 'add table inet untracked; add chain inet untracked in {{ type filter hook prerouting priority raw; }}; \
                  add chain inet untracked out {{ type filter hook output priority raw; }}; \
                  add rule inet untracked in udp dport {port} notrack; add rule inet untracked out udp sport {port} notrack'"
             )],
-            "the tunnel does not depend on the table",
+            "the tunnel no longer depends on the table",
         ),
     ];
-    judged(Cause::ConntrackFull, weight, facts, remedies)
+    weighted(weight, facts, remedies)
 }
 
 #[cfg(test)]
@@ -109,7 +124,7 @@ mod tests {
 
     #[test]
     fn a_full_table_that_drops_is_it() {
-        let finding = present(judge(&table(1000, 1000, 300)));
+        let finding = present(evaluate(&table(1000, 1000, 300)));
         assert!(finding.weight > 0.9);
         assert_eq!(
             finding.remedies[0].commands,
@@ -119,16 +134,16 @@ mod tests {
 
     #[test]
     fn a_full_table_that_drops_nothing_is_hardly() {
-        assert!(present(judge(&table(1000, 1000, 0))).weight < 0.3);
+        assert!(present(evaluate(&table(1000, 1000, 0))).weight < 0.3);
     }
 
     #[test]
-    fn drops_beside_an_empty_table_are_something_else() {
-        assert!(absent(judge(&table(100, 1000, 300))));
+    fn drops_with_an_empty_table_are_not() {
+        assert!(absent(evaluate(&table(100, 1000, 300))));
     }
 
     #[test]
     fn no_table_no_cause() {
-        assert!(absent(judge(&tunnel())));
+        assert!(absent(evaluate(&tunnel())));
     }
 }

@@ -1,39 +1,52 @@
-//! The program has no time left, and much of it goes into copying packets or summing them up.
+//! The program has no time left, and much of its time is copying packets or computing checksums.
 
 use seikan_observe::path::LinkFacts;
 
-use super::turn::limited_by_work;
-use super::weigh::{judged, ramp};
-use crate::{Action, Cause, Evidence, Fact, Judgement, Place, Remedy, Stage};
+use super::prelude::*;
+use super::scheduling::limited_by_work;
+use crate::Stage;
 
-/// Share of the time in copies and checksums. One copy in and one out is an eighth to a fifth of a fast tunnel's
-/// time; from 45 % on nothing else takes as much.
-const COPY: (f64, f64) = (0.22, 0.45);
-/// What it weighs beside a stage that takes more.
+/// Share of the time in copies and checksums: one copy in and one out is an eighth to a fifth of a fast tunnel's time;
+/// from 45 % on no other stage takes as much.
+const COPY: Ramp = Ramp::new(0.22, 0.45);
+/// Weight if another stage takes more.
 const SECOND: f64 = 0.4;
-/// The kernel's name for the checksums of sent packets, and ethtool's word.
+/// The kernel's name for checksums of sent packets, and the name for ethtool.
 const TX_CHECKSUM: &[&str] = &["tx-checksum-ip-generic", "tx-checksum-ipv4"];
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
-    let Some(busy) = evidence.busy() else {
-        return Judgement::Unseen("neither threads nor processors could be read".into());
-    };
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::CopyOrChecksumBound,
+    sentence: "The processor spends its time on copying packets or computing checksums.",
+    step: Some(PathStep::Program),
+    effects: effects::WORK,
+    signature: Some(Signature::new(
+        Source::Threads,
+        &[metric::THREAD_SYSTEM_NS],
+        Per::Second,
+        0.6e9,
+    )),
+    rule: Some(evaluate),
+    ..FAULT
+};
+
+fn evaluate(evidence: &Evidence) -> Judgement {
+    let busy = evidence
+        .busy()
+        .ok_or("neither threads nor processors are readable")?;
     let busy_fact = Fact::new(
-        "share of the time in which the program ran or wanted to",
+        "share of the time in which the program ran or was ready to run",
         busy,
-        "below 0.7; or held up by others",
+        "below 0.7, or waiting for other programs",
         "schedstat",
     );
     let limited = limited_by_work(evidence).unwrap_or(0.0);
     if limited == 0.0 {
-        return Judgement::Absent(busy_fact);
+        return busy_fact.excludes();
     }
-    let (Some(copy), Some(checksum)) = (evidence.work(Stage::Copy), evidence.work(Stage::Checksum))
-    else {
-        return Judgement::Unseen(
-            "where the program's time goes was not sampled: that needs root or CAP_PERFMON (kernel.perf_event_paranoid)".into(),
-        );
-    };
+    let (copy, checksum) = evidence
+        .work(Stage::Copy)
+        .zip(evidence.work(Stage::Checksum))
+        .ok_or("processor time by function was not sampled: needs root or CAP_PERFMON")?;
     let rivals = [
         Stage::Crypto,
         Stage::Syscall,
@@ -48,7 +61,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         Fact::new(
             match leading {
                 Some(symbol) => {
-                    format!("share of its time in copies and checksums, {symbol} first")
+                    format!("share of its time in copies and checksums, mostly {symbol}")
                 }
                 None => "share of its time in copies and checksums".to_owned(),
             },
@@ -57,27 +70,22 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
             "processor profile",
         ),
         Fact::new(
-            "of its time, checksums",
+            "share of its time in checksums",
             checksum,
             "below 0.03",
             "processor profile",
         ),
         busy_fact,
         Fact::new(
-            "share of its time in the next stage",
+            "share of its time in the next largest stage",
             rival,
-            "more, if these were not the limit",
+            "larger, if these were not the limit",
             "processor profile",
         ),
     ];
     let leads = if rival > both { SECOND } else { 1.0 };
-    let weight = 0.95 * ramp(both, COPY.0, COPY.1) * limited * leads;
-    judged(
-        Cause::CopyOrChecksumBound,
-        weight,
-        facts,
-        remedies(evidence),
-    )
+    let weight = 0.95 * COPY.at(both) * limited * leads;
+    weighted(weight, facts, remedies(evidence))
 }
 
 fn remedies(evidence: &Evidence) -> Vec<Remedy> {
@@ -86,26 +94,26 @@ fn remedies(evidence: &Evidence) -> Vec<Remedy> {
     let mut remedies: Vec<Remedy> = without
         .map(|link| {
             Remedy::here(
-                format!("leave the checksums of what {} sends to it", link.name),
+                format!("let {} compute the checksums of sent packets", link.name),
                 vec![Action::Offload {
                     link: link.name.clone(),
                     feature: "tx".into(),
                     on: true,
                 }],
-                "the share of checksums",
+                "the time of checksums",
             )
         })
         .collect();
     remedies.push(Remedy::ask(
-        Place::Tunnel,
-        "a tunnel that takes super-packets with their checksums left to do (IFF_VNET_HDR with TUN_F_CSUM), and encrypts in place",
+        Location::Tunnel,
+        "use a tunnel that accepts super-packets without checksums (IFF_VNET_HDR with TUN_F_CSUM) and encrypts in place",
         Vec::new(),
-        "most of the share of copies and checksums",
+        "most of the time of copies and checksums",
     ));
     remedies
 }
 
-/// Whether the kernel has to sum up what this interface sends although the interface could be told to.
+/// Whether the kernel has to compute checksums of packets sent on this interface although the interface could.
 fn sums_itself(link: &LinkFacts) -> bool {
     let changeable = |name: &&&str| link.changeable.iter().any(|other| other == **name);
     let mut known = TX_CHECKSUM.iter().filter(changeable);
@@ -134,25 +142,25 @@ mod tests {
                 (Stage::Network, 0.3),
             ],
         );
-        assert!(present(judge(&evidence)).weight > 0.9);
+        assert!(present(evaluate(&evidence)).weight > 0.9);
     }
 
     #[test]
-    fn beside_a_cipher_that_leads_they_weigh_little() {
+    fn they_weigh_little_if_the_cipher_leads() {
         let evidence = working(0.97, &[(Stage::Copy, 0.3), (Stage::Crypto, 0.6)]);
-        assert!(absent(judge(&evidence)) || present(judge(&evidence)).weight < 0.3);
+        assert!(absent(evaluate(&evidence)) || present(evaluate(&evidence)).weight < 0.3);
     }
 
     #[test]
     fn a_program_that_has_time_is_not_bound() {
-        assert!(absent(judge(&working(0.4, &[(Stage::Copy, 0.8)]))));
+        assert!(absent(evaluate(&working(0.4, &[(Stage::Copy, 0.8)]))));
     }
 
     #[test]
     fn without_a_profile_nothing_is_said_of_a_full_one() {
         let mut evidence = working(0.97, &[]);
         evidence.profile = None;
-        assert!(unseen(judge(&evidence)));
+        assert!(unseen(evaluate(&evidence)));
     }
 
     #[test]
@@ -161,7 +169,7 @@ mod tests {
         let link = &mut evidence.map.links[1];
         link.features.insert("tx-checksum-ip-generic".into(), false);
         link.changeable.push("tx-checksum-ip-generic".into());
-        let finding = present(judge(&evidence));
+        let finding = present(evaluate(&evidence));
         assert_eq!(finding.remedies[0].commands, ["ethtool -K eth0 tx on"]);
     }
 }

@@ -1,82 +1,92 @@
-//! The program is ready to run but others have the processor.
+//! The program is ready to run, but other programs use the processor.
 //!
-//! What counts is the time it was kept waiting out of the time it wanted to run, not how busy the machine is. Set apart
-//! from waiting that the program makes itself (more busy threads than processors), and from time in which its control
-//! group was stopped, which the scheduler counts as waiting as well.
+//! The relevant quantity is the waiting share of the program's demand, not the load of the machine. It excludes waits for
+//! the program's own threads (more busy threads than processors), and throttled time of its control group, which the
+//! scheduler counts as waiting as well.
 
-use seikan_observe::metric;
 use seikan_observe::path::ProgramFacts;
 
-use super::turn::{Turn, turn};
-use super::weigh::{judged, ramp};
-use crate::{Action, Cause, Evidence, Fact, Judgement, Place, Remedy};
+use super::prelude::*;
+use super::scheduling::{Scheduling, scheduling};
 
-/// Waiting, of the time it wants to run, that is normal where a load runs beside it on few processors.
+/// Waiting share of the demand that is normal with a load on few processors.
 const NORMAL_WAIT: f64 = 0.3;
-/// At this it gets little more than half of what it wants, as beside one hog of the same weight.
+/// Waiting share at which the program gets little more than half of its demand, as with one competitor of the same
+/// weight.
 const MUCH_WAIT: f64 = 0.45;
-/// A thread that wants less than a fifth of a processor has time to catch up; from half of one on it has not.
-const WISH: (f64, f64) = (0.2, 0.5);
-/// The nice value to give the program: enough for ten times the weight of a normal one (kernel/sched/core.c,
-/// `sched_prio_to_weight`).
+/// Demand from which waiting matters: below a fifth of a processor a thread catches up; above half it does not.
+const DEMAND: Ramp = Ramp::new(0.2, 0.5);
+/// Recommended nice value: ten times the weight of a normal program (kernel/sched/core.c, `sched_prio_to_weight`).
 const NICE: i32 = -10;
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
-    let Some(program) = &evidence.map.program else {
-        return Judgement::Unseen(
-            "no program carries this tunnel, or it could not be found".into(),
-        );
-    };
-    let Some(turn) = turn(evidence) else {
-        return Judgement::Unseen(format!("the threads of {} could not be read", program.name));
-    };
-    let weight =
-        0.95 * ramp(turn.kept, NORMAL_WAIT, MUCH_WAIT) * ramp(turn.thread.wish(), WISH.0, WISH.1);
-    let facts = facts(evidence, &turn);
-    judged(
-        Cause::CpuContention,
-        weight,
-        facts,
-        remedies(evidence, program),
-    )
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::CpuContention,
+    sentence: "The tunnel's program has to wait for a processor that other programs use.",
+    step: Some(PathStep::Program),
+    effects: &[
+        Cause::SingleThreadSaturated,
+        Cause::TunQueueOverflow,
+        Cause::UdpReceiveBuffer,
+        Cause::Bufferbloat,
+        Cause::BacklogFull,
+    ],
+    signature: Some(Signature::new(
+        Source::Threads,
+        &[metric::RUN_DELAY_NS],
+        Per::Second,
+        0.1e9,
+    )),
+    rule: Some(evaluate),
+    ..FAULT
+};
+
+fn evaluate(evidence: &Evidence) -> Judgement {
+    let program = program(evidence)?;
+    let scheduling = scheduling(evidence)
+        .ok_or_else(|| format!("the threads of {} are not readable", program.name))?;
+    let weight = 0.95
+        * Ramp::new(NORMAL_WAIT, MUCH_WAIT).at(scheduling.waiting)
+        * DEMAND.at(scheduling.thread.demand());
+    let facts = facts(evidence, &scheduling);
+    weighted(weight, facts, remedies(evidence, program))
 }
 
-fn facts(evidence: &Evidence, turn: &Turn) -> Vec<Fact> {
-    let thread = &turn.thread;
+fn facts(evidence: &Evidence, scheduling: &Scheduling) -> Vec<Fact> {
+    let thread = &scheduling.thread;
     let mut facts = vec![
         Fact::new(
             format!(
-                "of the time that thread {} wanted a processor, waiting for one",
+                "share of its runnable time in which thread {} waited for a processor",
                 thread.name
             ),
-            turn.kept,
+            scheduling.waiting,
             "below 0.3",
             "schedstat run delay",
         ),
         Fact::new(
-            "share of the time that it ran",
+            "share of the time in which it ran",
             thread.running,
-            "as much as it wants",
+            "as much as it is runnable",
             "schedstat",
         ),
         Fact::new(
-            "times per second that it was made to give way",
+            "preemptions per second",
             thread.preempted,
             "below 50",
             "involuntary context switches",
         ),
     ];
-    if let Some(used) = turn.others {
+    if let Some(used) = scheduling.others {
         facts.push(Fact::new(
-            "processors' worth of time that others used",
+            "processors used by other programs",
             used,
-            "less than there are processors",
+            "fewer than the processors",
             "/proc/stat without the program",
         ));
     }
     if let Some(pressure) = evidence.host(metric::PRESSURE_CPU_US) {
         facts.push(Fact::new(
-            "share of the time in which some task of the machine waited for a processor",
+            "share of the time in which any task of the machine waited for a processor",
             pressure / 1e6 / evidence.seconds(),
             "below 0.3",
             "/proc/pressure/cpu",
@@ -95,28 +105,28 @@ fn remedies(evidence: &Evidence, program: &ProgramFacts) -> Vec<Remedy> {
                 pid: program.pid,
                 cpus: everywhere.clone(),
             }],
-            "the time it waited, if other processors are less full",
+            "the waiting time, if other processors are less busy",
         ));
     }
     if program.nice > NICE {
         remedies.push(Remedy::here(
-            format!("let {} go before others", program.name),
+            format!("raise the priority of {}", program.name),
             vec![Action::Nice {
                 pid: program.pid,
                 nice: NICE,
             }],
-            "most of the time it waited, if the others are in the same control group and session",
+            "most of the waiting time, if the others are in the same control group and session",
         ));
     }
     let group = program.group.as_deref().unwrap_or("GROUP-OF-THE-TUNNEL");
     remedies.push(Remedy::ask(
-        Place::Here,
-        "a larger weight for the tunnel's control group, or a processor of its own: move the others away",
+        Location::Here,
+        "give the tunnel's control group a larger weight, or reserve a processor for it",
         vec![
             format!("echo 1000 > {group}/cpu.weight"),
             "ps -eLo pid,tid,psr,pcpu,comm --sort=-pcpu | head".to_owned(),
         ],
-        "the time it waited",
+        "the waiting time",
     ));
     remedies
 }
@@ -127,7 +137,7 @@ mod tests {
     use crate::rules::testing::*;
     use seikan_observe::Subject;
 
-    fn beside(running: f64, waiting: f64, busy: f64) -> Evidence {
+    fn contended(running: f64, waiting: f64, busy: f64) -> Evidence {
         let mut evidence = tunnel();
         thread(&mut evidence, 100, running, waiting);
         processor(&mut evidence, 0, busy, 0.0);
@@ -137,7 +147,7 @@ mod tests {
 
     #[test]
     fn a_program_that_waits_for_others_has_it() {
-        let finding = present(judge(&beside(0.55, 0.42, 1.0)));
+        let finding = present(evaluate(&contended(0.55, 0.42, 1.0)));
         assert!(finding.weight > 0.5, "{finding:?}");
         assert_eq!(
             finding.remedies[0].commands,
@@ -147,35 +157,35 @@ mod tests {
 
     #[test]
     fn some_waiting_is_normal() {
-        assert!(absent(judge(&beside(0.8, 0.15, 1.0))));
+        assert!(absent(evaluate(&contended(0.8, 0.15, 1.0))));
     }
 
     #[test]
-    fn who_wants_little_is_not_held_up() {
-        assert!(absent(judge(&beside(0.1, 0.08, 1.0))));
+    fn a_program_with_little_demand_does_not_wait() {
+        assert!(absent(evaluate(&contended(0.1, 0.08, 1.0))));
     }
 
     #[test]
     fn time_stopped_for_a_limit_is_not_it() {
-        let mut evidence = beside(0.5, 0.48, 0.9);
+        let mut evidence = contended(0.5, 0.48, 0.9);
         evidence.map.program.as_mut().expect("program").group = Some("/g".into());
         let group = Subject::Group("/g".into());
         count(&mut evidence, group, metric::GROUP_THROTTLED_US, 4_700_000);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
     fn waiting_for_its_own_threads_is_not_it() {
-        let mut evidence = beside(0.6, 0.38, 0.62);
+        let mut evidence = contended(0.6, 0.38, 0.62);
         thread(&mut evidence, 101, 0.58, 0.4);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
-    fn who_may_use_one_processor_only_is_let_to_all() {
-        let mut evidence = beside(0.4, 0.55, 0.9);
+    fn a_program_on_one_processor_gets_all() {
+        let mut evidence = contended(0.4, 0.55, 0.9);
         evidence.map.program.as_mut().expect("program").cpus = vec![0];
-        let finding = present(judge(&evidence));
+        let finding = present(evaluate(&evidence));
         assert_eq!(finding.remedies[0].commands, ["taskset -a -p -c 0,1 100"]);
     }
 }

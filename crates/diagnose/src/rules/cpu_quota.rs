@@ -1,40 +1,56 @@
-//! The program's control group has used up its processor time for the period (`cpu.max`), and all its threads stand
-//! still until the next one.
+//! The program's control group has used up its processor time of the period (`cpu.max`), and all its threads stop until
+//! the next period.
 //!
-//! The scheduler counts that as waiting too, so only the group's own counters tell it from contention.
+//! The scheduler counts that as waiting too, so only the counters of the group tell it from contention.
 
-use seikan_observe::{Subject, metric};
+use seikan_observe::Subject;
 
-use super::weigh::{judged, ramp};
-use crate::{Action, Cause, Evidence, Fact, Judgement, Remedy};
+use super::prelude::*;
 
-/// Periods in which it was stopped, of all: one in twenty is a burst, half of them are the rule.
-const PERIODS: (f64, f64) = (0.05, 0.5);
-/// Time lost of the time it wanted: from a tenth on, throughput falls by as much.
-const LOST: (f64, f64) = (0.02, 0.1);
+/// Share of throttled periods: one in twenty is a burst, half of them are the rule.
+const PERIODS: Ramp = Ramp::new(0.05, 0.5);
+/// Throttled share of the demand: from a tenth on, throughput falls by as much.
+const LOST: Ramp = Ramp::new(0.02, 0.1);
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
-    let Some(program) = &evidence.map.program else {
-        return Judgement::Unseen(
-            "no program carries this tunnel, or it could not be found".into(),
-        );
-    };
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::CpuQuota,
+    sentence: "The control group of the tunnel's program stops it repeatedly, because its processor time is used up.",
+    step: Some(PathStep::Program),
+    effects: &[
+        Cause::SingleThreadSaturated,
+        Cause::CpuContention,
+        Cause::TunQueueOverflow,
+        Cause::UdpReceiveBuffer,
+        Cause::Bufferbloat,
+    ],
+    signature: Some(Signature::new(
+        Source::Group,
+        &[metric::GROUP_THROTTLED_US],
+        Per::Second,
+        0.01e6,
+    )),
+    rule: Some(evaluate),
+    ..FAULT
+};
+
+fn evaluate(evidence: &Evidence) -> Judgement {
+    let program = program(evidence)?;
     let Some(group) = &program.group else {
-        return Judgement::Absent(Fact::new(
-            "control groups that limit the program's processor time",
+        return Fact::new(
+            "control groups that limit the processor time of the program",
             0.0,
             "0",
             "cpu.max",
-        ));
+        )
+        .excludes();
     };
     let of = |name| evidence.growth(&Subject::Group(group.clone()), name);
-    let (Some(periods), Some(throttled)) = (of(metric::GROUP_PERIODS), of(metric::GROUP_THROTTLED))
-    else {
-        return Judgement::Unseen(format!("{group}/cpu.stat could not be read"));
-    };
+    let (periods, throttled) = of(metric::GROUP_PERIODS)
+        .zip(of(metric::GROUP_THROTTLED))
+        .ok_or_else(|| format!("{group}/cpu.stat is not readable"))?;
     let share = throttled / periods.max(1.0);
     let mut facts = vec![Fact::new(
-        "periods in which the control group was stopped, of all",
+        "share of periods in which the control group was throttled",
         share,
         "below 0.05",
         format!("{group}/cpu.stat nr_throttled"),
@@ -42,7 +58,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     let stopped = evidence.throttled();
     if let Some(stopped) = stopped {
         facts.push(Fact::new(
-            "processors' worth of time that it stood still",
+            "processors lost to throttling",
             stopped,
             "0",
             format!("{group}/cpu.stat throttled_usec"),
@@ -50,32 +66,32 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     }
     if let Some(limit) = program.cpu_limit {
         facts.push(Fact::new(
-            "processors' worth of time that it may use",
+            "limit of the control group, processors",
             limit,
-            "more than the program wants",
+            "more than the program needs",
             format!("{group}/cpu.max"),
         ));
     }
     let running = evidence.running();
     facts.push(Fact::new(
-        "processors' worth of time that the program ran",
+        "processors used by the program",
         running,
         "well below the limit",
         "schedstat",
     ));
     let lost = stopped.map_or(1.0, |stopped| {
-        ramp(stopped / (stopped + running).max(1e-9), LOST.0, LOST.1)
+        LOST.at(stopped / (stopped + running).max(1e-9))
     });
-    let weight = 0.95 * ramp(share, PERIODS.0, PERIODS.1) * lost;
+    let weight = 0.95 * PERIODS.at(share) * lost;
     let remedy = Remedy::here(
-        "no limit for the control group; or one that is above what the program wants",
+        "remove the limit of the control group, or raise it above the program's need",
         vec![Action::CpuLimit {
             group: group.clone(),
             cpus: None,
         }],
-        "the time that it stood still",
+        "the throttled time",
     );
-    judged(Cause::CpuQuota, weight, facts, vec![remedy])
+    weighted(weight, facts, vec![remedy])
 }
 
 #[cfg(test)]
@@ -103,7 +119,7 @@ mod tests {
 
     #[test]
     fn a_group_stopped_in_every_period_is_it() {
-        let finding = present(judge(&limited(100, 99, 4_800_000)));
+        let finding = present(evaluate(&limited(100, 99, 4_800_000)));
         assert!(finding.weight > 0.9);
         assert_eq!(
             finding.remedies[0].commands,
@@ -115,18 +131,18 @@ mod tests {
 
     #[test]
     fn a_limit_that_is_not_reached_is_not() {
-        assert!(absent(judge(&limited(100, 2, 10_000))));
+        assert!(absent(evaluate(&limited(100, 2, 10_000))));
     }
 
     #[test]
     fn stops_that_cost_no_time_are_not() {
-        assert!(absent(judge(&limited(100, 60, 50_000))));
+        assert!(absent(evaluate(&limited(100, 60, 50_000))));
     }
 
     #[test]
     fn contention_without_a_limit_is_not() {
         let mut evidence = tunnel();
         thread(&mut evidence, 100, 0.5, 0.48);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 }

@@ -1,15 +1,11 @@
-//! The hypervisor runs somebody else while this machine's processors have work.
+//! The hypervisor runs other guests while processors of this machine have work.
 
-use seikan_observe::metric;
+use super::prelude::*;
 
-use super::weigh::{judged, ramp};
-use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy};
-
-/// Time stolen, of the time a processor had work: one part in twenty is everyday life on shared hosts; at a quarter
-/// it is what limits.
-const STOLEN: (f64, f64) = (0.05, 0.25);
-/// A processor that has work for less of the time than this has spare time to make up for it.
-const BUSY: (f64, f64) = (0.5, 0.9);
+/// Stolen share of the busy time: one part in twenty is usual on shared hosts; a quarter is a limit.
+const STOLEN: Ramp = Ramp::new(0.05, 0.25);
+/// Busy share below which a processor has spare time to catch up.
+const BUSY: Ramp = Ramp::new(0.5, 0.9);
 
 const WORK: &[&str] = &[
     metric::USER_NS,
@@ -18,7 +14,29 @@ const WORK: &[&str] = &[
     metric::STEAL_NS,
 ];
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::CpuSteal,
+    sentence: "The host of this virtual machine gives the processor to other guests.",
+    step: Some(PathStep::Host),
+    effects: &[
+        Cause::SingleThreadSaturated,
+        Cause::CpuContention,
+        Cause::TunQueueOverflow,
+        Cause::UdpReceiveBuffer,
+        Cause::Bufferbloat,
+        Cause::BacklogFull,
+    ],
+    signature: Some(Signature::new(
+        Source::Cpus,
+        &[metric::STEAL_NS],
+        Per::Second,
+        0.05e9,
+    )),
+    rule: Some(evaluate),
+    ..FAULT
+};
+
+fn evaluate(evidence: &Evidence) -> Judgement {
     let allowed = evidence.map.program.as_ref().map(|program| &program.cpus);
     let allowed = allowed.filter(|cpus| !cpus.is_empty());
     let cpus = allowed.unwrap_or(&evidence.map.host.cpus);
@@ -27,38 +45,38 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         let work = evidence.cpu_share(*cpu, WORK)?;
         Some((*cpu, stolen, work))
     });
-    let Some((cpu, stolen, work)) = on.max_by(|a, b| a.1.total_cmp(&b.1)) else {
-        return Judgement::Unseen("/proc/stat could not be read".into());
-    };
+    let (cpu, stolen, work) = on
+        .max_by(|a, b| a.1.total_cmp(&b.1))
+        .ok_or("/proc/stat is not readable")?;
     let lost = stolen / work.max(1e-9);
     let facts = vec![
         Fact::new(
-            format!("of the time that processor {cpu} had work, taken by the hypervisor"),
+            format!("share of the busy time of processor {cpu} taken by the hypervisor"),
             lost,
             "below 0.05",
             "/proc/stat steal",
         ),
         Fact::new(
-            "share of the time that it had work",
+            "share of the time in which it was busy",
             work,
             "below 0.9",
             "/proc/stat",
         ),
         Fact::new(
-            "share of all time taken",
+            "share of all time taken by the hypervisor",
             stolen,
             "below 0.02",
             "/proc/stat steal",
         ),
     ];
-    let weight = 0.9 * ramp(lost, STOLEN.0, STOLEN.1) * ramp(work, BUSY.0, BUSY.1);
+    let weight = 0.9 * STOLEN.at(lost) * BUSY.at(work);
     let remedy = Remedy::ask(
-        Place::Provider,
-        "a machine whose processors are its own (dedicated, not burstable), or another host for it; show them the share of stolen time",
+        Location::Provider,
+        "use a machine with dedicated processors, or ask for another host; show the share of stolen time",
         Vec::new(),
-        "the time that was taken",
+        "the stolen time",
     );
-    judged(Cause::CpuSteal, weight, facts, vec![remedy])
+    weighted(weight, facts, vec![remedy])
 }
 
 #[cfg(test)]
@@ -80,26 +98,26 @@ mod tests {
 
     #[test]
     fn a_third_stolen_is_it() {
-        assert!(present(judge(&stolen(0.65, 0.33))).weight > 0.8);
+        assert!(present(evaluate(&stolen(0.65, 0.33))).weight > 0.8);
     }
 
     #[test]
     fn a_trace_is_not() {
-        assert!(absent(judge(&stolen(0.95, 0.04))));
+        assert!(absent(evaluate(&stolen(0.95, 0.04))));
     }
 
     #[test]
     fn an_idle_machine_does_not_miss_it() {
-        assert!(absent(judge(&stolen(0.1, 0.1))));
+        assert!(absent(evaluate(&stolen(0.1, 0.1))));
     }
 
     #[test]
-    fn who_is_idle_for_half_of_the_time_has_time_to_make_up_for_it() {
-        assert!(absent(judge(&stolen(0.35, 0.12))));
+    fn a_processor_that_is_half_idle_catches_up() {
+        assert!(absent(evaluate(&stolen(0.35, 0.12))));
     }
 
     #[test]
     fn a_full_processor_is_not_a_stolen_one() {
-        assert!(absent(judge(&stolen(1.0, 0.0))));
+        assert!(absent(evaluate(&stolen(1.0, 0.0))));
     }
 }

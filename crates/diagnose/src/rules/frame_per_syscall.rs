@@ -1,60 +1,77 @@
-//! The program takes one packet for each read of the tun device (or gives it one for each write), and it is busy with
-//! that.
+//! The program moves one packet for each read or write of the tun device, and is busy with that.
 //!
-//! Every simple tunnel does so; it is the cause only if the program has no time left, much of its time goes into the
-//! kernel, and the packets are such that more could be carried at once.
+//! Every simple tunnel does so. It is a cause only if the program has no time left, spends much of its time in the
+//! kernel, and could move more of such packets at once.
 
+use seikan_observe::Subject;
 use seikan_observe::path::{LinkFacts, ProgramFacts};
-use seikan_observe::{Subject, metric};
 
 use super::calls::per_packet;
-use super::turn::limited_by_work;
-use super::weigh::{judged, ramp};
-use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy, Stage};
+use super::prelude::*;
+use super::scheduling::limited_by_work;
+use crate::Stage;
 
-/// Calls per packet that are one for each. Fewer: several packets at once.
+/// Calls per packet that move single packets. Fewer calls move several.
 const ONE_EACH: std::ops::RangeInclusive<f64> = 0.7..=3.0;
-/// Bytes per packet below which larger units are the application's business rather than the tunnel's.
-const SMALL: (f64, f64) = (300.0, 900.0);
-/// Bytes per call from which the calls are spread over enough bytes: four packets, and a dozen.
-const LARGE: (f64, f64) = (4_000.0, 16_000.0);
-/// Share of its time in the kernel; below, it is its own work (cipher) that takes the time.
-const IN_KERNEL: (f64, f64) = (0.2, 0.55);
-/// Share of its time for encryption, where that was sampled, from which that is more than the calls.
-const CRYPTO: (f64, f64) = (0.3, 0.5);
-/// What is assumed where that share is not known.
+/// Bytes per packet below which the application, not the tunnel, has to use larger units.
+const SMALL: Ramp = Ramp::new(300.0, 900.0);
+/// Bytes per call from which the cost of calls is small: four packets, and a dozen.
+const LARGE: Ramp = Ramp::new(4_000.0, 16_000.0);
+/// Share of its time in the kernel; below, the program's own work (cipher) takes the time.
+const IN_KERNEL: Ramp = Ramp::new(0.2, 0.55);
+/// Share of its time in encryption from which encryption costs more than the calls.
+const CRYPTO: Ramp = Ramp::new(0.3, 0.5);
+/// Weight if that share is not known.
 const KERNEL_UNKNOWN: f64 = 0.6;
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
-    let (Some(program), Some(link)) = (&evidence.map.program, evidence.map.inner_link()) else {
-        return Judgement::Unseen(
-            "no program carries this tunnel, or it could not be found".into(),
-        );
-    };
-    let (calls, bytes, packets, verb) = match evidence.sends() {
-        true => (
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::FramePerSyscall,
+    sentence: "The tunnel's program moves one packet per system call and spends its time on the calls.",
+    step: Some(PathStep::Program),
+    effects: effects::WORK,
+    signature: Some(Signature::new(
+        Source::Program,
+        &[metric::IO_READS, metric::IO_WRITES],
+        Per::Packet,
+        1.0,
+    )),
+    rule: Some(evaluate),
+    ..FAULT
+};
+
+fn evaluate(evidence: &Evidence) -> Judgement {
+    let (program, link) = evidence
+        .map
+        .program
+        .as_ref()
+        .zip(evidence.map.inner_link())
+        .ok_or("no program carries this tunnel, or it was not found")?;
+    let (calls, bytes, packets, verb) = if evidence.sends() {
+        (
             metric::IO_READS,
             metric::IO_READ_BYTES,
             metric::TX_PACKETS,
             "read",
-        ),
-        false => (
+        )
+    } else {
+        (
             metric::IO_WRITES,
             metric::IO_WRITTEN_BYTES,
             metric::RX_PACKETS,
             "write",
-        ),
+        )
     };
     let of = |name| evidence.growth(&Subject::Process(program.pid), name);
-    let (Some(calls), Some(bytes)) = (of(calls), of(bytes)) else {
-        return Judgement::Unseen(format!(
-            "/proc/{}/io could not be read (needs the user of {} or root)",
+    let (calls, bytes) = of(calls).zip(of(bytes)).ok_or_else(|| {
+        format!(
+            "/proc/{}/io is not readable: needs root or the user of {}",
             program.pid, program.name
-        ));
-    };
-    let (Some(packets), Some(busy)) = (evidence.inner(packets), evidence.busy()) else {
-        return Judgement::Unseen(format!("the counters of {} could not be read", link.name));
-    };
+        )
+    })?;
+    let (packets, busy) = evidence
+        .inner(packets)
+        .zip(evidence.busy())
+        .ok_or_else(|| format!("the counters of {} are not readable", link.name))?;
     let calls = Calls {
         verb,
         per_packet: calls / packets.max(1.0),
@@ -65,38 +82,31 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     let limited = limited_by_work(evidence).unwrap_or(0.0);
     let one_each = f64::from(ONE_EACH.contains(&calls.per_packet));
     let weight = one_each
-        * ramp(calls.bytes, SMALL.0, SMALL.1)
-        * (1.0 - ramp(calls.bytes, LARGE.0, LARGE.1))
+        * SMALL.at(calls.bytes)
+        * (1.0 - LARGE.at(calls.bytes))
         * limited
-        * in_kernel.map_or(KERNEL_UNKNOWN, |share| {
-            ramp(share, IN_KERNEL.0, IN_KERNEL.1)
-        })
-        * (1.0
-            - ramp(
-                evidence.stage(Stage::Crypto).unwrap_or(0.0),
-                CRYPTO.0,
-                CRYPTO.1,
-            ));
-    judged(
-        Cause::FramePerSyscall,
+        * in_kernel.map_or(KERNEL_UNKNOWN, |share| IN_KERNEL.at(share))
+        * (1.0 - CRYPTO.at(evidence.work(Stage::Crypto).unwrap_or(0.0)));
+    weighted(
         0.95 * weight,
         facts,
         vec![Remedy::ask(
-            Place::Tunnel,
-            "a tunnel that opens its device with IFF_VNET_HDR and takes super-packets of 64 KiB, or reads and writes in batches; or a larger MTU inside (with the same at both ends)",
+            Location::Tunnel,
+            "use a tunnel that reads super-packets of 64 KiB (IFF_VNET_HDR) or reads and writes in batches, or a \
+             larger inner MTU at both ends",
             Vec::new(),
-            "two to ten times, until the cipher is the limit",
+            "a factor of 2 to 10, until the cipher is the limit",
         )],
     )
 }
 
-/// How the program moves packets.
+/// System calls of the program.
 struct Calls {
     /// `read` or `write`.
     verb: &'static str,
-    /// Calls for each packet.
+    /// Calls per packet.
     per_packet: f64,
-    /// Bytes of each.
+    /// Bytes per call.
     bytes: f64,
 }
 
@@ -121,28 +131,29 @@ fn facts(
             format!("/proc/{}/io and rtnetlink", program.pid),
         ),
         Fact::new(
-            "share of the time that the program ran or wanted to",
+            "share of the time in which the program ran or was ready to run",
             busy,
             "below 0.7",
             "schedstat",
         ),
     ];
-    // /proc/PID/io does not count calls of the recv and send kinds.
+    // /proc/PID/io does not count calls of recv and send.
     if !evidence.outer_tcp() {
-        let (what, functions, packets) = match evidence.sends() {
-            true => ("sent", ["udp_sendmsg", "udpv6_sendmsg"], metric::TX_PACKETS),
-            false => (
+        let (name, functions, packets) = if evidence.sends() {
+            ("sent", ["udp_sendmsg", "udpv6_sendmsg"], metric::TX_PACKETS)
+        } else {
+            (
                 "received",
                 ["udp_recvmsg", "udpv6_recvmsg"],
                 metric::RX_PACKETS,
-            ),
+            )
         };
         facts.extend(per_packet(
             evidence,
-            format!("UDP messages {what} per packet of {}", link.name),
+            format!("UDP messages {name} per packet of {}", link.name),
             &functions,
             evidence.inner(packets),
-            "far below 1 where a message is many datagrams",
+            "far below 1 if a message holds many datagrams",
         ));
     }
     if let Some(share) = evidence.in_kernel() {
@@ -155,7 +166,7 @@ fn facts(
     }
     if let Some(carries) = link.vnet_hdr {
         facts.push(Fact::new(
-            format!("whether {} is open for super-packets", link.name),
+            format!("super-packets enabled on {} (1: yes)", link.name),
             f64::from(carries),
             "1",
             "flags of the tun device",
@@ -192,57 +203,57 @@ mod tests {
     fn a_busy_program_with_a_packet_a_call_has_it() {
         let mut evidence = reads(100_000, 145_000_000, 100_000, 0.97);
         kernel_share(&mut evidence, 0.7);
-        assert!(present(judge(&evidence)).weight > 0.9);
+        assert!(present(evaluate(&evidence)).weight > 0.9);
     }
 
     #[test]
     fn one_that_sleeps_has_not() {
-        assert!(absent(judge(&reads(100_000, 145_000_000, 100_000, 0.5))));
+        assert!(absent(evaluate(&reads(100_000, 145_000_000, 100_000, 0.5))));
     }
 
     #[test]
     fn super_packets_are_not_it() {
         let evidence = reads(100_000, 6_000_000_000, 100_000, 0.97);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
     fn several_packets_a_call_are_not_it() {
         let evidence = reads(20_000, 60_000_000, 60_000, 0.97);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
     fn a_program_busy_with_its_cipher_has_another_cause() {
         let mut evidence = reads(100_000, 145_000_000, 100_000, 0.97);
         kernel_share(&mut evidence, 0.15);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
     fn small_packets_are_another_cause() {
-        assert!(absent(judge(&reads(100_000, 10_000_000, 100_000, 0.97))));
+        assert!(absent(evaluate(&reads(100_000, 10_000_000, 100_000, 0.97))));
     }
 
     #[test]
-    fn messages_are_told_where_their_calls_were_counted() {
+    fn messages_are_shown_if_their_calls_were_counted() {
         let mut evidence = reads(100_000, 145_000_000, 100_000, 0.97);
         kernel_share(&mut evidence, 0.7);
         let messages = |evidence: &Evidence| {
-            let facts = present(judge(evidence)).facts;
+            let facts = present(evaluate(evidence)).facts;
             let of = |fact: &Fact| fact.name == "UDP messages sent per packet of tun0";
             facts.into_iter().find(of).map(|fact| fact.value)
         };
         assert_eq!(messages(&evidence), None);
         count(&mut evidence, Subject::Host, "call.udp_sendmsg", 98_000);
         assert_eq!(messages(&evidence), Some(0.98));
-        // Over TCP these are somebody else's.
+        // Over TCP, the calls belong to other programs.
         evidence.map.sockets = vec![socket(3, seikan_observe::path::Transport::Tcp)];
         assert_eq!(messages(&evidence), None);
     }
 
     #[test]
-    fn a_receiver_is_judged_by_its_writes() {
+    fn a_receiver_is_examined_by_its_writes() {
         let mut evidence = tunnel();
         thread(&mut evidence, 100, 0.97, 0.02);
         let process = || Subject::Process(100);
@@ -257,6 +268,6 @@ mod tests {
         count(&mut evidence, inner(), metric::RX_PACKETS, 100_000);
         count(&mut evidence, inner(), metric::RX_BYTES, 145_000_000);
         kernel_share(&mut evidence, 0.7);
-        assert!(present(judge(&evidence)).weight > 0.9);
+        assert!(present(evaluate(&evidence)).weight > 0.9);
     }
 }

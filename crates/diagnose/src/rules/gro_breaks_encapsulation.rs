@@ -1,63 +1,79 @@
-//! The kernel merges received packets into long ones, and a program that takes them from a raw socket wraps each as a
-//! whole: too long for the way, it is cut into fragments that the far end cannot read, or refused.
+//! The kernel merges received packets, and a program that reads them from a raw socket encapsulates each as a whole. The
+//! result is too long for the path: it is fragmented, and the far end cannot reassemble it, or it is refused.
 //!
-//! Plain fragmentation, by an MTU that is a little too large, makes two fragments of each packet; merged
-//! packets make many. Once TCP has shrunk its window to next to nothing, only two are merged at a time: then there are as
-//! many further fragments as frames that were merged into others.
+//! Plain fragmentation by an MTU that is a little too large makes two fragments of each packet; merged packets make many.
+//! Once TCP has a very small window, only two packets are merged at a time: then there are as many additional fragments
+//! as merged frames.
 
-use seikan_observe::metric;
 use seikan_observe::path::LinkFacts;
 
-use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
+use super::prelude::*;
 
-/// Frames per packet from which merging takes place.
+/// Frames per packet from which packets are merged.
 const MERGED: f64 = 1.2;
-/// Fragments of all packets outside from which harm is done.
+/// Share of fragments in outer packets from which there is harm.
 const HARM: f64 = 0.01;
-/// Merged packets carry a good part of the bytes: already a tenth of fragments stops TCP.
+/// Share of fragments that stops TCP: merged packets carry much of the bytes.
 const FULL_HARM: f64 = 0.1;
-/// Packets refused as too big, per packet outside, that do the same.
+/// Packets refused as too big, per outer packet, with the same effect.
 const REFUSED: f64 = 0.001;
-/// Fragments per packet, above the two of an MTU that is a little too large.
+/// Fragments per packet that are more than the two of an MTU that is a little too large.
 const MANY: f64 = 2.5;
-/// Frames merged into others, for each fragment beyond the first of a packet: 1 if the one comes of the other.
+/// Merged frames per additional fragment of a packet: 1 if the merging causes the fragments.
 const ACCOUNTS: std::ops::Range<f64> = 0.5..2.0;
-/// A frame's header beside the MTU, with two VLAN tags. Bytes.
+/// Frame header in addition to the MTU, with two VLAN tags, bytes.
 const FRAME: f64 = 22.0;
-/// What it may weigh if the program reads no raw socket.
+/// Weight if the program reads no raw socket.
 const NOT_RAW: f64 = 0.5;
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::GroBreaksEncapsulation,
+    sentence: "The kernel merges received packets, and a program that expects single packets encapsulates the \
+               merged ones, which are then fragmented or lost.",
+    step: Some(PathStep::OuterLink),
+    effects: &[Cause::OuterFragmentation, Cause::MtuBlackHole],
+    signature: Some(Signature::new(
+        Source::Host,
+        &["drop.PKT_TOO_BIG", "Ip.FragFails", "Ip6.FragFails"],
+        Per::Packet,
+        FEW,
+    )),
+    rule: Some(evaluate),
+    ..FAULT
+};
+
+fn evaluate(evidence: &Evidence) -> Judgement {
     let raw = evidence.raw_sockets();
-    let Some(created) = evidence.fragments_created() else {
-        return Judgement::Unseen("the host's IP counters could not be read".into());
-    };
+    let created = evidence
+        .fragments_created()
+        .ok_or("the IP counters of the host are not readable")?;
     let outside = evidence.egress(metric::TX_PACKETS).unwrap_or(0.0).max(1.0);
     let fragments = (created / outside).min(1.0);
-    // The doctor's own long packets may be refused, too; and drops by reason are those of the whole machine.
+    // The doctor's own long packets may be refused, too; drops by reason are those of the whole machine.
     let own = evidence.probes.own.packets_out as f64;
-    let machine = match evidence.suffers() {
-        true => evidence.dropped("PKT_TOO_BIG").unwrap_or(0.0),
-        false => 0.0,
+    let machine = if evidence.suffers() {
+        evidence.dropped("PKT_TOO_BIG").unwrap_or(0.0)
+    } else {
+        0.0
     };
     let refused = (evidence.both("Ip", "FragFails").unwrap_or(0.0) + machine - own).max(0.0);
     let harm = (fragments / FULL_HARM).max(refused / outside / (10.0 * REFUSED));
     let harmed = fragments >= HARM || refused / outside >= REFUSED;
     let fragments = Fact::new(
-        "fragments, of all packets outside",
+        "share of outer packets that are fragments",
         fragments,
         "0",
         "Ip.FragCreates over tx_packets",
     );
     if !harmed {
-        return Judgement::Absent(fragments);
+        return fragments.excludes();
     }
     let long = long_packets(evidence);
     let factor = evidence.gro_factor().unwrap_or(1.0);
     let merged = Fact::new(
-        "received frames per packet that the kernel hands on",
+        "received frames per packet after merging",
         factor,
-        "1 before a program that expects single packets",
+        "1 for a program that expects single packets",
         "IpExt.InNoECTPkts and InECT* over Ip.InReceives",
     );
     let datagrams = evidence.both("Ip", "FragOKs").filter(|n| *n > 0.0);
@@ -65,12 +81,12 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     let away = (factor - 1.0) * evidence.both("Ip", "InReceives").unwrap_or(0.0);
     let accounts = raw > 0 && further.is_some_and(|n| ACCOUNTS.contains(&(away / n.max(1.0))));
     if factor < MERGED && long.is_none() && !accounts {
-        return Judgement::Absent(merged);
+        return merged.excludes();
     }
     let each = datagrams.map(|datagrams| created / datagrams);
     let many = each.map(|each| {
         Fact::new(
-            "fragments of each packet that was cut",
+            "fragments per fragmented packet",
             each,
             "2, if the MTU were the reason",
             "Ip.FragCreates over Ip.FragOKs",
@@ -79,16 +95,16 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     let sure = match each {
         Some(each) if accounts || each >= MANY && raw > 0 => 0.95,
         Some(each) if each >= MANY => NOT_RAW,
-        // Two fragments each: whatever is merged here, it is not what is cut.
-        Some(_) => return Judgement::Absent(many.unwrap_or(merged)),
-        // All were refused, none was cut.
+        // Two fragments each: the fragmented packets were not merged.
+        Some(_) => return many.unwrap_or(merged).excludes(),
+        // All were refused, none was fragmented.
         None if raw > 0 => 0.8,
-        None => return Judgement::Absent(merged),
+        None => return merged.excludes(),
     };
     let mut facts = vec![merged];
     facts.extend(long.map(|(link, mean)| {
         Fact::new(
-            format!("mean length of packets received from {}, bytes", link.name),
+            format!("mean length of packets received on {}, bytes", link.name),
             mean,
             format!("at most {}", link.mtu),
             "rtnetlink rx_bytes over rx_packets",
@@ -97,21 +113,19 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     facts.push(fragments);
     facts.extend(many);
     facts.push(Fact::new(
-        "raw and packet sockets of the program that are not told of merged packets",
+        "raw and packet sockets of the program that do not report merged packets",
         raw as f64,
         "0",
         "/proc/net/packet, /proc/net/raw, packet_diag",
     ));
-    Judgement::Present(Finding {
-        cause: Cause::GroBreaksEncapsulation,
-        weight: harm.min(1.0) * sure,
-        settled: false,
+    Ok(Finding::new(
+        harm.min(1.0) * sure,
         facts,
-        remedies: remedies(evidence),
-    })
+        remedies(evidence),
+    ))
 }
 
-/// An interface from which packets longer than its MTU come: whoever sends on the other side of it did not cut them.
+/// Returns an interface that receives packets longer than its MTU: its sender does not segment them.
 fn long_packets(evidence: &Evidence) -> Option<(&LinkFacts, f64)> {
     let mut links = evidence.map.links.iter().filter(|link| !is_tun(link));
     links.find_map(|link| {
@@ -122,7 +136,7 @@ fn long_packets(evidence: &Evidence) -> Option<(&LinkFacts, f64)> {
     })
 }
 
-/// What comes out of a tun device was merged by the program that writes to it, if at all.
+/// Packets of a tun device were merged by the program that writes to it, if at all.
 fn is_tun(link: &LinkFacts) -> bool {
     matches!(&*link.kind, "tun" | "tap")
 }
@@ -150,32 +164,32 @@ fn remedies(evidence: &Evidence) -> Vec<Remedy> {
     }
     let mut remedies = Vec::new();
     if !off.is_empty() {
-        // Spreading may cost more than it gains where the processors are busy already: it comes second, with the first.
+        // Spreading may cost more than it gains on busy processors: it comes second, together with the first remedy.
         let both: Vec<Action> = off.iter().cloned().chain(spread.iter().cloned()).collect();
         remedies.push(Remedy::here(
-            "single packets",
+            "turn off merging of received packets (GRO)",
             off,
-            "twentyfold in the case that is known best",
+            "a factor of 20 in a measured case",
         ));
         if !spread.is_empty() {
             remedies.push(Remedy::here(
-                "single packets, and their handling spread over the processors",
+                "turn off merging (GRO), and spread received packets over the processors",
                 both,
-                "more, where one processor is full with them",
+                "more, if one processor is fully used by them",
             ));
         }
     }
     remedies.push(Remedy::ask(
-        Place::Tunnel,
-        "a program that cuts merged packets up again before it wraps them",
+        Location::Tunnel,
+        "use a program that segments merged packets before it encapsulates them",
         vec![],
-        "as fast, without the load of single packets",
+        "the same rate with less processor time",
     ));
     if let Some((link, _)) = long_packets(evidence) {
         remedies.push(Remedy::ask(
-            Place::Here,
+            Location::Here,
             format!(
-                "single packets from whoever sends into {} (a guest, the other end of a veth pair)",
+                "turn off segmentation offload at the sender into {} (a guest, the other end of a veth pair)",
                 link.name
             ),
             vec!["ethtool -K DEVICE tso off gso off".into()],
@@ -192,7 +206,7 @@ mod tests {
     use seikan_observe::Subject;
     use seikan_observe::path::Transport;
 
-    /// Frames per packet, fragments per packet that was cut.
+    /// Sets frames per packet, and fragments per fragmented packet.
     fn gateway(merged: u64, each: u64, transport: Transport) -> Evidence {
         let mut evidence = tunnel();
         evidence.map.sockets = vec![socket(1, transport)];
@@ -212,7 +226,7 @@ mod tests {
 
     #[test]
     fn merged_packets_cut_to_pieces_are_it() {
-        let finding = present(judge(&gateway(8, 10, Transport::Raw)));
+        let finding = present(evaluate(&gateway(8, 10, Transport::Raw)));
         assert_eq!(finding.weight, 0.95);
         let off = "ethtool -K eth0 gro off";
         let spread = "echo 3 > /sys/class/net/eth0/queues/rx-0/rps_cpus";
@@ -223,26 +237,26 @@ mod tests {
     #[test]
     fn pairs_that_are_cut_apart_again_are_it() {
         let mut evidence = gateway(1, 2, Transport::Raw);
-        // 500 more fragments than packets that were cut, and 490 frames merged into others.
+        // 500 more fragments than fragmented packets, and 490 merged frames.
         count(&mut evidence, Subject::Host, "IpExt.InNoECTPkts", 1_490);
-        assert_eq!(present(judge(&evidence)).weight, 0.95);
+        assert_eq!(present(evaluate(&evidence)).weight, 0.95);
         evidence.map.sockets[0].transport = Transport::Udp;
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
     fn long_packets_from_a_guest_are_it_without_gro() {
         let mut evidence = gateway(1, 10, Transport::Raw);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
         count(&mut evidence, egress(), metric::RX_PACKETS, 1_000);
         count(&mut evidence, egress(), metric::RX_BYTES, 20_000_000);
-        assert_eq!(present(judge(&evidence)).weight, 0.95);
+        assert_eq!(present(evaluate(&evidence)).weight, 0.95);
     }
 
     #[test]
     fn an_mtu_a_little_too_large_is_not() {
-        assert!(absent(judge(&gateway(8, 2, Transport::Udp))));
-        assert!(absent(judge(&gateway(8, 2, Transport::Raw))));
+        assert!(absent(evaluate(&gateway(8, 2, Transport::Udp))));
+        assert!(absent(evaluate(&gateway(8, 2, Transport::Raw))));
     }
 
     #[test]
@@ -254,6 +268,6 @@ mod tests {
 
     #[test]
     fn merging_without_harm_is_not() {
-        assert!(absent(judge(&gateway(8, 1, Transport::Raw))));
+        assert!(absent(evaluate(&gateway(8, 1, Transport::Raw))));
     }
 }

@@ -1,75 +1,93 @@
-//! Packets go from thread to thread one at a time, and for each of them a thread is put to sleep and woken.
+//! Packets pass from thread to thread one at a time, and a thread sleeps and wakes up for each of them.
 //!
-//! Set apart from a single thread that sleeps because it has nothing to do: several threads must share the work, and
-//! together be near what one processor gives; their sleeps are then waits for each other.
+//! An idle thread also sleeps. Therefore several threads must share the work and together use nearly one processor; their
+//! sleeps are then waits for each other.
 
 use super::calls;
-use super::turn::unhindered;
-use super::weigh::{judged, ramp};
-use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy, Stage};
+use super::prelude::*;
+use super::scheduling::runs_when_ready;
+use crate::Stage;
 
-/// Sleeps per packet, all threads together. A batch of a few packets makes below a third; one for each is the pattern
-/// in its full form.
-const SLEEPS: (f64, f64) = (0.3, 0.9);
-/// Processors' worth of time that the threads want. A pipeline in which each waits for the other is full at about one,
-/// however many threads it has.
-const WANTED: (f64, f64) = (0.6, 1.0);
-/// Idle time of all its processors, with which something else is what it waits for.
-const ROOM: (f64, f64) = (0.15, 0.4);
-/// A thread has a part in the work from this part of all their time on.
+/// Sleeps per packet, all threads together: below a third with batches of a few packets, one for each in the full
+/// pattern.
+const SLEEPS: Ramp = Ramp::new(0.3, 0.9);
+/// Demand of the threads, processors. A pipeline of waiting threads is limited to about one, with any number of threads.
+const DEMAND: Ramp = Ramp::new(0.6, 1.0);
+/// Idle share of its processors with which the program waits for something else.
+const IDLE_SHARE: Ramp = Ramp::new(0.15, 0.4);
+/// Share of the demand of all threads from which a thread shares the work.
 const PART: f64 = 0.1;
-/// Share of the program's processor time in wake-ups, locks and the scheduler, where that was sampled.
-const SCHEDULE: (f64, f64) = (0.08, 0.25);
+/// Share of the program's processor time in wake-ups, locks and the scheduler, if it was sampled.
+const SCHEDULE: Ramp = Ramp::new(0.08, 0.25);
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
-    let Some(program) = &evidence.map.program else {
-        return Judgement::Unseen(
-            "no program carries this tunnel, or it could not be found".into(),
-        );
-    };
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::HandoffOverhead,
+    sentence: "The tunnel's program passes every packet from thread to thread, and the wake-ups cost more than the work.",
+    step: Some(PathStep::Program),
+    // A program that passes packets one at a time also reads them one at a time.
+    effects: &[
+        Cause::FramePerSyscall,
+        Cause::SingleThreadSaturated,
+        Cause::TunQueueOverflow,
+        Cause::UdpReceiveBuffer,
+        Cause::Bufferbloat,
+    ],
+    signature: Some(Signature::new(
+        Source::Threads,
+        &[metric::VOLUNTARY_SWITCHES],
+        Per::Packet,
+        0.5,
+    )),
+    rule: Some(evaluate),
+    ..FAULT
+};
+
+fn evaluate(evidence: &Evidence) -> Judgement {
+    let program = program(evidence)?;
     let threads = evidence.threads();
     let packets = evidence.packets();
     if threads.is_empty() || packets == 0.0 {
-        return Judgement::Unseen(format!(
-            "the threads of {} or its packets could not be counted",
+        return Err(format!(
+            "the threads or packets of {} are not readable",
             program.name
-        ));
+        )
+        .into());
     }
-    let wanted: f64 = threads.iter().map(|thread| thread.wish()).sum();
+    let demand: f64 = threads.iter().map(|thread| thread.demand()).sum();
     let working = threads
         .iter()
-        .filter(|thread| thread.wish() >= PART * wanted);
+        .filter(|thread| thread.demand() >= PART * demand);
     let working = working.count();
     let sleeps: f64 = threads.iter().map(|thread| thread.sleeps).sum();
     let per_packet = sleeps / packets;
     let mut facts = vec![
         Fact::new(
-            "times that a thread of the program went to sleep, per packet",
+            "sleeps of the program's threads per packet",
             per_packet,
             "below 0.3",
             "voluntary context switches",
         ),
         Fact::new(
-            "threads that have a part in the work",
+            "threads that share the work",
             working as f64,
-            "1, or each with packets of its own",
+            "1, or each with its own packets",
             "schedstat",
         ),
         Fact::new(
-            "processors' worth of time that they want",
-            wanted,
+            "processors that they need",
+            demand,
             "below 0.6",
             "schedstat",
         ),
     ];
     facts.extend(calls::per_packet(
         evidence,
-        "wake-ups of threads that wait for each other, per packet",
+        "wake-ups of waiting threads per packet",
         &["futex_wake"],
         Some(packets * evidence.seconds()),
         "below 0.3",
     ));
-    let schedule = evidence.stage(Stage::Schedule);
+    let schedule = evidence.work(Stage::Schedule);
     if let Some(share) = schedule {
         facts.push(Fact::new(
             "share of the program's time in wake-ups, locks and the scheduler",
@@ -80,21 +98,21 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     }
     let weight = 0.9
         * f64::from(working > 1)
-        * ramp(per_packet, SLEEPS.0, SLEEPS.1)
-        * ramp(wanted, WANTED.0, WANTED.1)
-        * unhindered(evidence)
-        * (1.0 - ramp(evidence.room().unwrap_or(0.0), ROOM.0, ROOM.1))
-        * schedule.map_or(0.8, |share| ramp(share, SCHEDULE.0, SCHEDULE.1));
+        * SLEEPS.at(per_packet)
+        * DEMAND.at(demand)
+        * runs_when_ready(evidence)
+        * (1.0 - IDLE_SHARE.at(evidence.idle_share().unwrap_or(0.0)))
+        * schedule.map_or(0.8, |share| SCHEDULE.at(share));
     let remedy = Remedy::ask(
-        Place::Tunnel,
+        Location::Tunnel,
         format!(
-            "fewer threads (for a program in Go, GOMAXPROCS=1 when it is started), or a version of {} that hands packets over in batches",
+            "use fewer threads (for a program in Go: GOMAXPROCS=1), or a version of {} that passes packets in batches",
             program.name
         ),
         Vec::new(),
-        "the time spent on waking, and the waits between threads",
+        "the time of wake-ups and of waits between threads",
     );
-    judged(Cause::HandoffOverhead, weight, facts, vec![remedy])
+    weighted(weight, facts, vec![remedy])
 }
 
 #[cfg(test)]
@@ -123,17 +141,17 @@ mod tests {
     #[test]
     fn a_sleep_for_each_packet_in_a_full_pipeline_is_it() {
         let mut evidence = pipeline([0.6, 0.5], 110_000);
-        assert!(present(judge(&evidence)).weight > 0.7);
+        assert!(present(evaluate(&evidence)).weight > 0.7);
         profile(&mut evidence, &[(Stage::Schedule, 0.3)]);
-        assert!(present(judge(&evidence)).weight > 0.85);
+        assert!(present(evaluate(&evidence)).weight > 0.85);
     }
 
     #[test]
-    fn wake_ups_are_told_where_they_were_counted() {
+    fn wake_ups_are_shown_if_they_were_counted() {
         let mut evidence = pipeline([0.6, 0.5], 110_000);
-        let sleeps = present(judge(&evidence)).facts.len();
+        let sleeps = present(evaluate(&evidence)).facts.len();
         count(&mut evidence, Subject::Host, "call.futex_wake", 120_000);
-        let facts = present(judge(&evidence)).facts;
+        let facts = present(evaluate(&evidence)).facts;
         assert_eq!(facts.len(), sleeps + 1);
         assert!(facts.iter().any(|fact| fact.value == 1.2));
     }
@@ -145,21 +163,21 @@ mod tests {
             &mut evidence,
             &[(Stage::Schedule, 0.03), (Stage::Crypto, 0.7)],
         );
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
     fn batches_are_not() {
-        assert!(absent(judge(&pipeline([0.6, 0.5], 10_000))));
+        assert!(absent(evaluate(&pipeline([0.6, 0.5], 10_000))));
     }
 
     #[test]
     fn one_thread_that_sleeps_for_want_of_work_is_not() {
-        assert!(absent(judge(&pipeline([0.65, 0.0], 110_000))));
+        assert!(absent(evaluate(&pipeline([0.65, 0.0], 110_000))));
     }
 
     #[test]
     fn a_pipeline_with_little_to_do_is_not() {
-        assert!(absent(judge(&pipeline([0.2, 0.2], 110_000))));
+        assert!(absent(evaluate(&pipeline([0.2, 0.2], 110_000))));
     }
 }

@@ -1,11 +1,12 @@
-//! The rules, one file for each cause.
+//! The specification of each cause: one file for each fault.
 //!
-//! A rule is a pure function from [`Evidence`] to a [`Judgement`]. It asks for its cause's signature and for what sets
-//! it apart from the causes that look like it; it does not look at other rules. Its thresholds are named at its top,
-//! with the reason for their values. A rule whose cause makes itself felt through another one names that in
-//! [`Rule::makes`].
+//! A specification has the cause's sentence, its place on the path, its effects, its counter, and its rule: a pure function from
+//! [`Evidence`] to a [`Judgement`] with the figures and the remedies. A rule checks the signature of its cause and the
+//! differences from similar causes; it does not depend on other rules. Thresholds are named at the top of the file, with the
+//! reason for their values.
 
-use crate::{Cause, Evidence, Judgement};
+use crate::signature::Signature;
+use crate::{Cause, Evidence, Judgement, PathStep, Severity};
 
 mod application_limited;
 mod backlog_full;
@@ -17,6 +18,7 @@ mod copy_or_checksum_bound;
 mod cpu_contention;
 mod cpu_quota;
 mod cpu_steal;
+mod effects;
 mod frame_per_syscall;
 mod gro_breaks_encapsulation;
 mod handoff_overhead;
@@ -30,10 +32,12 @@ mod outer_fragmentation;
 mod packets_too_small;
 mod path_delay;
 mod path_loss;
+mod prelude;
 mod receive;
 mod reordering;
 #[cfg(test)]
 mod scenes;
+mod scheduling;
 mod shaper;
 mod single_thread_saturated;
 mod softirq_one_core;
@@ -43,297 +47,154 @@ mod tcp_receive_window;
 #[cfg(test)]
 pub(crate) mod testing;
 mod tun_queue_overflow;
-mod turn;
 mod udp_receive_buffer;
 mod udp_send_buffer;
 mod vhost_starved;
 mod virtual_switch_upcalls;
 mod weigh;
 
-/// A rule.
+/// Specification of a cause.
 #[derive(Debug)]
-pub struct Rule {
-    /// The cause it looks for.
+pub struct Spec {
+    /// The cause.
     pub cause: Cause,
-    /// Causes whose signature this one brings about when it is the deeper one: a reader without a processor makes queues
-    /// overflow. Where both are present, this one is named and the others are the chain.
-    pub makes: &'static [Cause],
-    /// The rule.
-    pub judge: fn(&Evidence) -> Judgement,
+    /// Whether it is a fault.
+    pub severity: Severity,
+    /// Explanation in one sentence.
+    pub sentence: &'static str,
+    /// Step of the path where it is; `None` without a fault.
+    pub step: Option<PathStep>,
+    /// Causes whose signature this one produces: a reader without a processor makes queues overflow. If both are present, this
+    /// one is named and the others are its chain.
+    pub effects: &'static [Cause],
+    /// Whether an end only infers it from its effects: it may be on the path or at the other end.
+    pub(crate) is_inferred: bool,
+    /// Whether it loses packets at the end where it is.
+    pub(crate) drops_packets: bool,
+    /// Counter that shows it, if one of the sampled counters does.
+    pub(crate) signature: Option<Signature>,
+    /// The rule; `None`: the verdict if no rule finds a fault.
+    pub rule: Option<fn(&Evidence) -> Judgement>,
 }
 
-/// What a reader that is late brings about.
-const LATE: &[Cause] = &[
-    Cause::TunQueueOverflow,
-    Cause::UdpReceiveBuffer,
-    Cause::Bufferbloat,
-];
-/// What too much work in one thread brings about.
-const WORK: &[Cause] = &[
-    Cause::SingleThreadSaturated,
-    Cause::TunQueueOverflow,
-    Cause::UdpReceiveBuffer,
-    Cause::Bufferbloat,
+/// Defaults of a fault.
+const FAULT: Spec = Spec {
+    cause: Cause::Unknown,
+    severity: Severity::Fault,
+    sentence: "",
+    step: None,
+    effects: &[],
+    is_inferred: false,
+    drops_packets: false,
+    signature: None,
+    rule: None,
+};
+
+/// The specification of each cause, in the order of [`Cause::ALL`].
+pub static ALL: &[Spec] = &[
+    tun_queue_overflow::SPEC,
+    frame_per_syscall::SPEC,
+    single_thread_saturated::SPEC,
+    cpu_contention::SPEC,
+    cpu_quota::SPEC,
+    cpu_steal::SPEC,
+    softirq_one_core::SPEC,
+    outer_flow_cannot_spread::SPEC,
+    backlog_full::SPEC,
+    napi_budget::SPEC,
+    udp_receive_buffer::SPEC,
+    udp_send_buffer::SPEC,
+    tcp_outer_buffer::SPEC,
+    tcp_receive_window::SPEC,
+    application_limited::SPEC,
+    path_loss::SPEC,
+    path_delay::SPEC,
+    reordering::SPEC,
+    tcp_over_tcp::SPEC,
+    mtu_black_hole::SPEC,
+    outer_fragmentation::SPEC,
+    mtu_mismatch::SPEC,
+    packets_too_small::SPEC,
+    gro_breaks_encapsulation::SPEC,
+    offload_missing::SPEC,
+    offload_broken::SPEC,
+    cipher_bound::SPEC,
+    copy_or_checksum_bound::SPEC,
+    handoff_overhead::SPEC,
+    shaper::SPEC,
+    bufferbloat::SPEC,
+    conntrack_full::SPEC,
+    virtual_switch_upcalls::SPEC,
+    vhost_starved::SPEC,
+    Spec {
+        cause: Cause::Healthy,
+        severity: Severity::Healthy,
+        sentence: "Nothing is wrong: the tunnel carries the offered traffic.",
+        ..FAULT
+    },
+    Spec {
+        cause: Cause::Idle,
+        severity: Severity::Notice,
+        sentence: "The tunnel carries next to no traffic, so its speed cannot be diagnosed: run it under load.",
+        ..FAULT
+    },
+    Spec {
+        cause: Cause::Unknown,
+        severity: Severity::Warning,
+        sentence: "The tunnel is slow, and no known cause shows.",
+        ..FAULT
+    },
 ];
 
-/// What more packets than the bytes need bring about, in the program, in the kernel, and in whoever sends and receives: on a
-/// machine that is full with them all keep each other waiting.
-const PACKETS: &[Cause] = &[
-    Cause::CpuContention,
-    Cause::FramePerSyscall,
-    Cause::SingleThreadSaturated,
-    Cause::HandoffOverhead,
-    Cause::CopyOrChecksumBound,
-    Cause::SoftirqOneCore,
-    Cause::OuterFlowCannotSpread,
-    Cause::BacklogFull,
-    Cause::NapiBudget,
-    Cause::TunQueueOverflow,
-    Cause::UdpReceiveBuffer,
-    Cause::Bufferbloat,
-];
+impl Cause {
+    /// Its specification.
+    pub fn spec(self) -> &'static Spec {
+        &ALL[self as usize]
+    }
 
-/// All of them, in the order of the catalogue.
-pub const ALL: &[Rule] = &[
-    Rule {
-        cause: Cause::TunQueueOverflow,
-        makes: &[],
-        judge: tun_queue_overflow::judge,
-    },
-    Rule {
-        cause: Cause::FramePerSyscall,
-        makes: WORK,
-        judge: frame_per_syscall::judge,
-    },
-    Rule {
-        cause: Cause::SingleThreadSaturated,
-        makes: LATE,
-        judge: single_thread_saturated::judge,
-    },
-    Rule {
-        cause: Cause::CpuContention,
-        makes: &[
-            Cause::SingleThreadSaturated,
-            Cause::TunQueueOverflow,
-            Cause::UdpReceiveBuffer,
-            Cause::Bufferbloat,
-            Cause::BacklogFull,
-        ],
-        judge: cpu_contention::judge,
-    },
-    Rule {
-        cause: Cause::CpuQuota,
-        makes: &[
-            Cause::SingleThreadSaturated,
-            Cause::CpuContention,
-            Cause::TunQueueOverflow,
-            Cause::UdpReceiveBuffer,
-            Cause::Bufferbloat,
-        ],
-        judge: cpu_quota::judge,
-    },
-    Rule {
-        cause: Cause::CpuSteal,
-        makes: &[
-            Cause::SingleThreadSaturated,
-            Cause::CpuContention,
-            Cause::TunQueueOverflow,
-            Cause::UdpReceiveBuffer,
-            Cause::Bufferbloat,
-            Cause::BacklogFull,
-        ],
-        judge: cpu_steal::judge,
-    },
-    Rule {
-        cause: Cause::SoftirqOneCore,
-        makes: &[
-            Cause::BacklogFull,
-            Cause::NapiBudget,
-            Cause::CpuContention,
-            Cause::UdpReceiveBuffer,
-        ],
-        judge: softirq_one_core::judge,
-    },
-    Rule {
-        cause: Cause::OuterFlowCannotSpread,
-        makes: &[
-            Cause::BacklogFull,
-            Cause::NapiBudget,
-            Cause::CpuContention,
-            Cause::UdpReceiveBuffer,
-        ],
-        judge: outer_flow_cannot_spread::judge,
-    },
-    Rule {
-        cause: Cause::BacklogFull,
-        makes: &[],
-        judge: backlog_full::judge,
-    },
-    Rule {
-        cause: Cause::NapiBudget,
-        makes: &[Cause::BacklogFull],
-        judge: napi_budget::judge,
-    },
-    Rule {
-        cause: Cause::UdpReceiveBuffer,
-        makes: &[],
-        judge: udp_receive_buffer::judge,
-    },
-    Rule {
-        cause: Cause::UdpSendBuffer,
-        makes: &[Cause::TunQueueOverflow, Cause::Bufferbloat],
-        judge: udp_send_buffer::judge,
-    },
-    Rule {
-        cause: Cause::TcpOuterBuffer,
-        makes: &[Cause::TunQueueOverflow, Cause::Bufferbloat],
-        judge: tcp_outer_buffer::judge,
-    },
-    Rule {
-        cause: Cause::TcpReceiveWindow,
-        makes: &[],
-        judge: tcp_receive_window::judge,
-    },
-    Rule {
-        cause: Cause::ApplicationLimited,
-        makes: &[],
-        judge: application_limited::judge,
-    },
-    Rule {
-        cause: Cause::PathLoss,
-        makes: &[],
-        judge: path_loss::judge,
-    },
-    Rule {
-        cause: Cause::PathDelay,
-        makes: &[],
-        judge: path_delay::judge,
-    },
-    Rule {
-        cause: Cause::Reordering,
-        makes: &[],
-        judge: reordering::judge,
-    },
-    Rule {
-        cause: Cause::TcpOverTcp,
-        makes: &[Cause::TunQueueOverflow, Cause::Bufferbloat],
-        judge: tcp_over_tcp::judge,
-    },
-    Rule {
-        cause: Cause::MtuBlackHole,
-        makes: &[],
-        judge: mtu_black_hole::judge,
-    },
-    Rule {
-        cause: Cause::OuterFragmentation,
-        // A lost fragment costs the whole packet; and each is a packet's work, most of it within the program's calls.
-        makes: &[
-            Cause::PathLoss,
-            Cause::FramePerSyscall,
-            Cause::SingleThreadSaturated,
-        ],
-        judge: outer_fragmentation::judge,
-    },
-    Rule {
-        cause: Cause::MtuMismatch,
-        makes: &[Cause::MtuBlackHole],
-        judge: mtu_mismatch::judge,
-    },
-    Rule {
-        cause: Cause::PacketsTooSmall,
-        makes: PACKETS,
-        judge: packets_too_small::judge,
-    },
-    Rule {
-        cause: Cause::GroBreaksEncapsulation,
-        makes: &[Cause::OuterFragmentation, Cause::MtuBlackHole],
-        judge: gro_breaks_encapsulation::judge,
-    },
-    Rule {
-        cause: Cause::OffloadMissing,
-        makes: PACKETS,
-        judge: offload_missing::judge,
-    },
-    Rule {
-        cause: Cause::OffloadBroken,
-        // What arrives damaged is sent again.
-        makes: &[Cause::PathLoss],
-        judge: offload_broken::judge,
-    },
-    Rule {
-        cause: Cause::CipherBound,
-        makes: WORK,
-        judge: cipher_bound::judge,
-    },
-    Rule {
-        cause: Cause::CopyOrChecksumBound,
-        makes: WORK,
-        judge: copy_or_checksum_bound::judge,
-    },
-    Rule {
-        cause: Cause::HandoffOverhead,
-        // Who hands over one packet at a time takes one at a time.
-        makes: &[
-            Cause::FramePerSyscall,
-            Cause::SingleThreadSaturated,
-            Cause::TunQueueOverflow,
-            Cause::UdpReceiveBuffer,
-            Cause::Bufferbloat,
-        ],
-        judge: handoff_overhead::judge,
-    },
-    Rule {
-        cause: Cause::Shaper,
-        makes: &[
-            Cause::TunQueueOverflow,
-            Cause::Bufferbloat,
-            Cause::UdpSendBuffer,
-        ],
-        judge: shaper::judge,
-    },
-    Rule {
-        cause: Cause::Bufferbloat,
-        makes: &[],
-        judge: bufferbloat::judge,
-    },
-    Rule {
-        cause: Cause::ConntrackFull,
-        makes: &[],
-        judge: conntrack_full::judge,
-    },
-    Rule {
-        cause: Cause::VirtualSwitchUpcalls,
-        makes: &[Cause::SingleThreadSaturated, Cause::TunQueueOverflow],
-        judge: virtual_switch_upcalls::judge,
-    },
-    Rule {
-        cause: Cause::VhostStarved,
-        makes: &[Cause::CpuContention, Cause::TunQueueOverflow],
-        judge: vhost_starved::judge,
-    },
-];
+    /// Explanation in one sentence.
+    pub fn sentence(self) -> &'static str {
+        self.spec().sentence
+    }
+
+    /// Whether something is wrong and known: not [`Cause::Healthy`], [`Cause::Idle`] and [`Cause::Unknown`].
+    pub fn is_fault(self) -> bool {
+        self.spec().severity == Severity::Fault
+    }
+
+    /// Whether this cause brings about another.
+    pub(crate) fn explains(self, effect: Cause) -> bool {
+        self.spec().effects.contains(&effect)
+    }
+}
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn each_cause_has_one_rule() {
-        for (index, rule) in ALL.iter().enumerate() {
-            let again = ALL[index + 1..]
-                .iter()
-                .any(|other| other.cause == rule.cause);
-            assert!(!again, "{}", rule.cause);
+    fn each_cause_has_its_specification() {
+        assert_eq!(ALL.len(), Cause::ALL.len());
+        for cause in Cause::ALL {
+            let spec = cause.spec();
+            assert_eq!(spec.cause, *cause);
+            assert!(!spec.sentence.is_empty(), "{cause}");
+            let signature = spec.signature.as_ref();
+            assert!(signature.is_none_or(|it| it.normal > 0.0), "{cause}");
+            let is_fault = cause.is_fault();
+            assert_eq!(
+                (spec.step.is_some(), spec.rule.is_some()),
+                (is_fault, is_fault),
+                "{cause}"
+            );
         }
     }
 
     #[test]
-    fn no_cause_makes_what_makes_it() {
-        for rule in ALL {
-            let makes = |cause| ALL.iter().filter(move |other| other.cause == cause);
-            for made in rule.makes {
-                let back = makes(*made).any(|other| other.makes.contains(&rule.cause));
-                assert!(!back, "{} and {made}", rule.cause);
+    fn no_effect_is_its_own_cause() {
+        for cause in Cause::ALL {
+            for effect in cause.spec().effects {
+                assert!(!effect.explains(*cause), "{cause} and {effect}");
             }
         }
     }

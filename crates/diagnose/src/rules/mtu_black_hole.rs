@@ -1,83 +1,102 @@
-//! Large packets vanish on the way and nobody says so. Small ones pass, so connections open and then stand still.
+//! The path drops large packets without an error message. Small ones pass, so connections open and then stall.
 //!
-//! A probe of sizes tells it for certain. Without one there is only what TCP feels: timeouts, and next to nothing of
-//! what is sent acknowledged, which no loss by chance does to it.
+//! A probe of sizes proves it. Without a probe there are only symptoms of TCP: timeouts, and hardly any acknowledged
+//! data, which no random loss causes.
 
-use seikan_observe::metric;
+use super::prelude::*;
+use crate::MtuProbe;
 
-use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, MtuProbe, Place, Remedy};
-
-/// Every path carries packets of this size in one piece with IPv6 (RFC 8200 section 5), and nearly every one with IPv4.
+/// Size that every IPv6 path carries unfragmented (RFC 8200 section 5), and nearly every IPv4 path.
 const ALWAYS_PASSES: u32 = 1280;
-/// Segments of this size pass everywhere (RFC 9293 section 3.7.1): if these are lost, size is not the reason. Bytes.
+/// Segment size that passes everywhere (RFC 9293 section 3.7.1), bytes: if such segments are lost, size is not the cause.
 const SMALL_SEGMENT: f64 = 536.0;
-/// What the feeling of TCP alone may weigh: a tunnel that is dead feels the same.
+/// Weight of the symptoms of TCP alone: a dead tunnel has the same.
 const UNPROBED: f64 = 0.6;
-/// And if nothing at all comes back.
+/// The same if nothing is received.
 const SILENT: f64 = 0.35;
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::MtuBlackHole,
+    sentence: "The path drops large packets without an error message; small ones arrive.",
+    step: Some(PathStep::Network),
+    is_inferred: true,
+    signature: Some(Signature::new(
+        Source::Flows,
+        &[metric::TCP_TIMEOUTS],
+        Per::Second,
+        0.1,
+    )),
+    rule: Some(evaluate),
+    ..FAULT
+};
+
+fn evaluate(evidence: &Evidence) -> Judgement {
     match evidence.probes.mtu {
-        Some(probe) => judge_probe(evidence, probe),
-        None => judge_stall(evidence),
+        Some(probe) => evaluate_probe(evidence, probe),
+        None => evaluate_stall(evidence),
     }
 }
 
-fn judge_probe(evidence: &Evidence, probe: MtuProbe) -> Judgement {
-    let Some(passed) = probe.passed else {
-        return Judgement::Unseen("no probe was answered, not even a small one".into());
-    };
+fn evaluate_probe(evidence: &Evidence, probe: MtuProbe) -> Judgement {
+    let passed = probe.passed.ok_or("no probe was answered")?;
     let mtu = evidence.map.inner_link().map_or(0, |link| link.mtu);
     let fact = Fact::new(
         "largest packet that passes, bytes",
         f64::from(passed),
-        format!("{mtu}, what the interface takes"),
-        "probes that must not be cut up",
+        format!("{mtu}, the MTU of the interface"),
+        "probes that may not be fragmented",
     );
     let Some(lost) = probe.lost.filter(|_| !probe.reported) else {
-        return Judgement::Absent(fact);
+        return fact.excludes();
     };
     let mut facts = vec![
         fact,
         Fact::new(
-            "smallest packet that vanishes without a word, bytes",
+            "smallest packet lost without an error message, bytes",
             f64::from(lost),
             "none",
-            "probes that must not be cut up",
+            "probes that may not be fragmented",
         ),
     ];
     let again = evidence.retransmitted();
     facts.extend(again.map(|share| {
         Fact::new(
-            "segments sent again, of those sent",
+            "share of segments retransmitted",
             share,
             "below 0.001",
             "tcp_info total_retrans",
         )
     }));
     facts.extend(felt(evidence));
-    // Connections that keep below the limit do not feel it.
+    // Connections with smaller segments are not affected.
     let segment = evidence
         .main_flow()
         .and_then(|flow| evidence.tcp_mean(flow, metric::TCP_MSS));
-    let kept = evidence.sends_tcp() && segment.is_some_and(|mss| mss + 40.0 <= f64::from(passed));
-    finding(evidence, if kept { 0.2 } else { 0.95 }, facts, Some(passed))
+    let unaffected =
+        evidence.sends_tcp() && segment.is_some_and(|mss| mss + 40.0 <= f64::from(passed));
+    finding(
+        evidence,
+        if unaffected { 0.2 } else { 0.95 },
+        facts,
+        Some(passed),
+    )
 }
 
-fn judge_stall(evidence: &Evidence) -> Judgement {
+fn evaluate_stall(evidence: &Evidence) -> Judgement {
     let Some(stall) = evidence.stalled() else {
         return match evidence.retransmitted() {
-            Some(share) if evidence.sends_tcp() => Judgement::Absent(Fact::new(
-                "segments sent again, of those sent, while others are acknowledged",
+            Some(share) if evidence.sends_tcp() => Fact::new(
+                "share of segments retransmitted while others are acknowledged",
                 share,
                 "near 1 with nothing acknowledged",
                 "tcp_info total_retrans, bytes_acked",
-            )),
-            _ => Judgement::Unseen("sizes were not probed, and this host sends no TCP".into()),
+            )
+            .excludes(),
+            _ => Err("sizes were not probed, and this host sends no TCP".into()),
         };
     };
     let stalled = Fact::new(
-        "bytes acknowledged, of those sent by connections that time out",
+        "share of bytes acknowledged on connections that time out",
         stall.acknowledged / stall.sent,
         "above 0.9",
         "tcp_info bytes_acked over bytes_sent",
@@ -88,16 +107,16 @@ fn judge_stall(evidence: &Evidence) -> Judgement {
         .reduce(f64::max)
         .is_some_and(|mss| mss <= SMALL_SEGMENT)
     {
-        return Judgement::Absent(stalled);
+        return stalled.excludes();
     }
     let back = evidence.inner(metric::RX_PACKETS).unwrap_or(0.0);
     let mut facts = vec![
         stalled,
         Fact::new("timeouts", stall.timeouts, "0", "tcp_info total_rto"),
         Fact::new(
-            "packets that came back meanwhile",
+            "packets received in that time",
             back,
-            "0, if the tunnel were dead",
+            "0, if the tunnel carried nothing",
             "rtnetlink rx_packets",
         ),
     ];
@@ -106,11 +125,11 @@ fn judge_stall(evidence: &Evidence) -> Judgement {
     finding(evidence, weight, facts, None)
 }
 
-/// What the kernel's own search for the size, if on, found.
+/// Returns the failures of the kernel's path MTU probing, if it is on.
 fn felt(evidence: &Evidence) -> Option<Fact> {
     let failed = evidence.host("TcpExt.TCPMTUPFail")?;
     Some(Fact::new(
-        "sizes that the kernel's own search gave up",
+        "sizes that the kernel's path MTU probing gave up",
         failed,
         "0",
         "TcpExt.TCPMTUPFail",
@@ -124,16 +143,10 @@ fn finding(
     passed: Option<u32>,
 ) -> Judgement {
     facts.truncate(5);
-    Judgement::Present(Finding {
-        cause: Cause::MtuBlackHole,
-        weight,
-        settled: false,
-        facts,
-        remedies: smaller(evidence, passed),
-    })
+    Ok(Finding::new(weight, facts, smaller(evidence, passed)))
 }
 
-/// Packets that pass, by the interface's MTU or by what TCP agrees on.
+/// Returns remedies that limit packets, by the MTU of the interface or the segment size of TCP.
 pub(super) fn smaller(evidence: &Evidence, passed: Option<u32>) -> Vec<Remedy> {
     let mut remedies = Vec::new();
     let size = passed.unwrap_or(ALWAYS_PASSES);
@@ -141,35 +154,35 @@ pub(super) fn smaller(evidence: &Evidence, passed: Option<u32>) -> Vec<Remedy> {
         let six = evidence.map.flows.iter().any(|flow| flow.local.is_ipv6());
         let headers = if six { 60 } else { 40 };
         remedies.push(Remedy::here(
-            format!("packets of at most {size} bytes into the tunnel"),
+            format!("limit packets in the tunnel to {size} bytes"),
             vec![Action::Mtu {
                 link: link.name.clone(),
                 bytes: size,
             }],
-            "connections no longer stand still",
+            "connections no longer stall",
         ));
         remedies.push(Remedy::here(
-            "segments that fit, for new connections",
+            "limit the segment size of new connections",
             vec![Action::ClampMss {
                 link: link.name.clone(),
                 bytes: size.saturating_sub(headers),
             }],
-            "connections no longer stand still",
+            "connections no longer stall",
         ));
     }
     remedies.push(Remedy::here(
-        "the kernel's own search for the size that passes",
+        "turn on TCP path MTU probing",
         vec![Action::Sysctl {
             name: "net.ipv4.tcp_mtu_probing".into(),
             value: "1".into(),
         }],
-        "connections go on after some timeouts",
+        "connections continue after some timeouts",
     ));
     remedies.push(Remedy::ask(
-        Place::Provider,
-        "firewalls on the way that let `destination unreachable, fragmentation needed` and `packet too big` pass (ICMP type 3 code 4, ICMPv6 type 2)",
+        Location::Provider,
+        "let firewalls on the path pass `fragmentation needed` and `packet too big` (ICMP type 3 code 4, ICMPv6 type 2)",
         vec![],
-        "every sender then finds the size by itself",
+        "every sender finds the right size",
     ));
     remedies
 }
@@ -189,7 +202,7 @@ mod tests {
         evidence
     }
 
-    fn standing_still() -> Evidence {
+    fn stalled() -> Evidence {
         let mut evidence = sender(20, 12, 0);
         count(&mut evidence, flow(), metric::TCP_TIMEOUTS, 8);
         count(&mut evidence, flow(), metric::TCP_BYTES_ACKED, 100);
@@ -198,7 +211,7 @@ mod tests {
 
     #[test]
     fn sizes_that_vanish_are_it() {
-        let finding = present(judge(&probed(standing_still(), Some(1301), false)));
+        let finding = present(evaluate(&probed(stalled(), Some(1301), false)));
         assert_eq!(finding.weight, 0.95);
         let commands = finding.remedies[0].commands.clone();
         assert_eq!(commands, ["ip link set dev tun0 mtu 1300"]);
@@ -206,28 +219,28 @@ mod tests {
 
     #[test]
     fn sizes_that_are_reported_or_pass_are_not() {
-        assert!(absent(judge(&probed(tunnel(), Some(1301), true))));
-        assert!(absent(judge(&probed(tunnel(), None, false))));
-        // Connections stand still although every size passes: something else.
-        assert!(absent(judge(&probed(standing_still(), None, false))));
+        assert!(absent(evaluate(&probed(tunnel(), Some(1301), true))));
+        assert!(absent(evaluate(&probed(tunnel(), None, false))));
+        // Connections stall although every size passes: another cause.
+        assert!(absent(evaluate(&probed(stalled(), None, false))));
     }
 
     #[test]
     fn connections_that_keep_below_do_not_feel_it() {
         let mut evidence = probed(sender(10_000, 0, 0), Some(1301), false);
         gauge(&mut evidence, flow(), metric::TCP_MSS, 1240);
-        assert!(present(judge(&evidence)).weight < 0.3);
+        assert!(present(evaluate(&evidence)).weight < 0.3);
     }
 
     #[test]
-    fn standing_still_without_a_probe_suggests_it() {
-        assert_eq!(present(judge(&standing_still())).weight, 0.6);
+    fn a_stall_without_a_probe_suggests_it() {
+        assert_eq!(present(evaluate(&stalled())).weight, 0.6);
     }
 
     #[test]
     fn loss_by_chance_is_not() {
         let mut evidence = sender(10_000, 1_000, 0);
         count(&mut evidence, flow(), metric::TCP_TIMEOUTS, 8);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 }

@@ -1,40 +1,58 @@
-//! The two ends of the tunnel disagree on how long a packet may be: one sends what the other cuts short or refuses.
+//! The two ends of the tunnel have different MTUs: one sends packets that the other truncates or refuses.
 //!
-//! At the end that cuts short, the program takes long packets from its interface and sends less than that, or nothing; at the
-//! other, packets arrive shorter than their header says. Connections feel a black hole of sizes either way.
+//! At the end that truncates, the program reads long packets and sends less or nothing; at the other end, packets are
+//! shorter than their header says. For connections both look like a black hole.
 
-use seikan_observe::metric;
+use super::prelude::*;
 
-use crate::{Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
-
-/// Packets with a wrong length, of those received, from which it is no stray one.
+/// Share of received packets with a wrong length from which it is not an accident.
 const WRONG: f64 = 0.001;
-/// When every long one is wrong, connections stand still and even a few are a large share.
+/// If every long packet is wrong, connections stall, and even a few are a large share.
 const FULL_WRONG: f64 = 0.02;
-/// Fewer are no evidence.
+/// Fewest such packets.
 const LEAST: f64 = 3.0;
-/// A tunnel adds to each packet; one that sends on less than this share of what it takes in loses the rest inside.
+/// Outer bytes per inner byte: a tunnel adds to each packet, and one below this ratio loses packets inside.
 const SENT_ON: f64 = 0.9;
-/// The most that tunnels add to a packet, bytes (an overlay with headers of its own and an HMAC: 92). If it still fits the interface to the outside, its size
-/// is no reason to refuse it there.
+/// Largest overhead of a tunnel, bytes (an overlay with headers of its own and an HMAC: 92). A packet that fits the outer
+/// interface with it is not refused there for its size.
 const OVERHEAD: u32 = 100;
-/// What losses inside the program may weigh, and what the reasons of drops on the whole machine may.
+/// Weight of losses inside the program, and of drops by reason on the whole machine.
 const SWALLOWED: f64 = 0.85;
 /// See [`SWALLOWED`].
 const MACHINE: f64 = 0.49;
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::MtuMismatch,
+    sentence: "The two ends of the tunnel have different MTUs, and long packets are lost.",
+    step: Some(PathStep::InnerLink),
+    effects: &[Cause::MtuBlackHole],
+    drops_packets: true,
+    signature: Some(Signature::new(
+        Source::Inner,
+        &[
+            metric::RX_LENGTH_ERRORS,
+            metric::RX_ERRORS,
+            metric::TX_ERRORS,
+        ],
+        Per::Packet,
+        FEW,
+    )),
+    rule: Some(evaluate),
+    ..FAULT
+};
+
+fn evaluate(evidence: &Evidence) -> Judgement {
     let host = |name| evidence.host(name).unwrap_or(0.0);
     let truncated = host("IpExt.InTruncatedPkts") + host("Ip6.InTruncatedPkts");
-    let Some(received) = evidence.inner(metric::RX_PACKETS) else {
-        return Judgement::Unseen("the counters of the inner interface could not be read".into());
-    };
+    let received = evidence
+        .inner(metric::RX_PACKETS)
+        .ok_or("the counters of the inner interface are not readable")?;
     let errors = [metric::RX_LENGTH_ERRORS, metric::RX_FRAME_ERRORS];
     let errors: f64 = errors.iter().filter_map(|name| evidence.inner(name)).sum();
     let wrong = truncated + errors;
     let share = wrong / (wrong + received).max(1.0);
     let fact = Fact::new(
-        "packets received with a wrong length, of all",
+        "share of received packets with a wrong length",
         share,
         "0",
         "rtnetlink rx_length_errors, rx_frame_errors; IpExt.InTruncatedPkts",
@@ -49,7 +67,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
                 "IpExt.InTruncatedPkts",
             ),
             Fact::new(
-                "packets that the interface refused for their length",
+                "packets refused by the interface for their length",
                 errors,
                 "0",
                 "rtnetlink rx_length_errors, rx_frame_errors",
@@ -58,7 +76,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         return finding(evidence, 0.95 * (share / FULL_WRONG).min(1.0), facts);
     }
     if !vanish(evidence) {
-        return Judgement::Absent(fact);
+        return fact.excludes();
     }
     match swallowed(evidence) {
         Some(facts) => finding(evidence, SWALLOWED, facts),
@@ -68,12 +86,12 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
                 let found = Fact::new(name, dropped, "0", "skb:kfree_skb PKT_TOO_SMALL");
                 finding(evidence, MACHINE, vec![found, fact])
             }
-            _ => Judgement::Absent(fact),
+            _ => fact.excludes(),
         },
     }
 }
 
-/// Whether long packets do not arrive and nobody says so.
+/// Whether long packets are lost without an error message.
 fn vanish(evidence: &Evidence) -> bool {
     match evidence.probes.mtu {
         Some(probe) => probe.is_black_hole(),
@@ -81,7 +99,7 @@ fn vanish(evidence: &Evidence) -> bool {
     }
 }
 
-/// The numbers, if the program takes in more than it sends on, although it would fit.
+/// Returns the figures of a program that reads more than it sends, although it would fit.
 fn swallowed(evidence: &Evidence) -> Option<Vec<Fact>> {
     let (inner, egress) = (evidence.map.inner_link()?, evidence.map.egress_link()?);
     let lost = evidence.probes.mtu.and_then(|probe| probe.lost);
@@ -94,23 +112,23 @@ fn swallowed(evidence: &Evidence) -> Option<Vec<Fact>> {
     let sent = evidence.egress(metric::TX_BYTES)? / taken;
     (sent < SENT_ON).then(|| {
         let mut facts = vec![Fact::new(
-            "bytes sent to the outside, of those taken in",
+            "outer bytes sent per inner byte",
             sent,
             "above 1",
             "rtnetlink tx_bytes of both interfaces",
         )];
         facts.extend(lost.map(|lost| {
             Fact::new(
-                "smallest packet that vanishes, bytes",
+                "smallest packet that is lost, bytes",
                 f64::from(lost),
                 "none",
-                "probes that must not be cut up",
+                "probes that may not be fragmented",
             )
         }));
         facts.push(Fact::new(
-            "MTU of the interface to the outside, bytes",
+            "MTU of the outer interface, bytes",
             f64::from(egress.mtu),
-            format!("what vanishes and {OVERHEAD} more"),
+            format!("that size and {OVERHEAD} more"),
             "rtnetlink",
         ));
         facts
@@ -120,8 +138,8 @@ fn swallowed(evidence: &Evidence) -> Option<Vec<Fact>> {
 fn finding(evidence: &Evidence, weight: f64, facts: Vec<Fact>) -> Judgement {
     let passed = evidence.probes.mtu.and_then(|probe| probe.passed);
     let mut remedies = vec![Remedy::ask(
-        Place::Tunnel,
-        "the same MTU in the tunnel's settings and at its interface, at both ends (OpenVPN: `tun-mtu`)",
+        Location::Tunnel,
+        "set the same MTU in the tunnel's settings and on its interface, at both ends (OpenVPN: `tun-mtu`)",
         evidence
             .map
             .inner
@@ -136,13 +154,7 @@ fn finding(evidence: &Evidence, weight: f64, facts: Vec<Fact>) -> Judgement {
             .into_iter()
             .filter(|remedy| !remedy.actions.is_empty()),
     );
-    Judgement::Present(Finding {
-        cause: Cause::MtuMismatch,
-        weight,
-        settled: false,
-        facts,
-        remedies,
-    })
+    Ok(Finding::new(weight, facts, remedies))
 }
 
 #[cfg(test)]
@@ -170,22 +182,22 @@ mod tests {
         let mut evidence = receiver(10_000, 0, 0);
         let truncated = "IpExt.InTruncatedPkts";
         count(&mut evidence, Subject::Host, truncated, 500);
-        assert_eq!(present(judge(&evidence)).weight, 0.95);
+        assert_eq!(present(evaluate(&evidence)).weight, 0.95);
         count(&mut evidence, Subject::Host, truncated, 2);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
     fn length_errors_of_the_interface_are_it() {
         let mut evidence = receiver(10_000, 0, 0);
         count(&mut evidence, inner(), metric::RX_LENGTH_ERRORS, 500);
-        assert_eq!(present(judge(&evidence)).weight, 0.95);
+        assert_eq!(present(evaluate(&evidence)).weight, 0.95);
     }
 
     #[test]
-    fn a_program_that_swallows_what_would_fit_is_it() {
-        // 20 packets of 1500 bytes are taken in.
-        let finding = present(judge(&vanishing(3_000)));
+    fn a_program_that_loses_packets_that_fit_is_it() {
+        // 20 packets of 1500 bytes are read.
+        let finding = present(evaluate(&vanishing(3_000)));
         assert_eq!(finding.weight, 0.85);
         assert_eq!(
             finding.remedies[1].commands,
@@ -200,18 +212,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent_on_and_vanishes_is_the_paths_doing() {
-        assert!(absent(judge(&vanishing(32_000))));
+    fn packets_lost_after_the_program_are_the_path() {
+        assert!(absent(evaluate(&vanishing(32_000))));
     }
 
     #[test]
-    fn what_does_not_fit_outside_is_refused_there() {
+    fn packets_that_do_not_fit_are_refused_outside() {
         let mut evidence = vanishing(3_000);
         evidence.probes.mtu = Some(MtuProbe {
             passed: Some(1440),
             lost: Some(1441),
             reported: false,
         });
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 }

@@ -1,44 +1,54 @@
-//! Polling of received packets ends for want of budget, with packets left, again and again.
+//! Polling of received packets repeatedly ends for lack of budget, with packets left.
 //!
-//! The kernel then comes back to it, so with the usual budget this tells of a busy processor and costs little; with a
-//! small one the coming back is the cost.
+//! The kernel then polls again. With the usual budget this shows a busy processor and costs little; with a small one, the
+//! repetition is the cost.
 
-use seikan_observe::metric;
-
+use super::prelude::*;
 use super::receive::concerned;
-use super::weigh::{judged, ramp};
-use crate::{Action, Cause, Evidence, Fact, Judgement, Remedy};
 
-/// Runs that ended early, of all: one in twenty is normal under load, half of them are the rule.
-const SQUEEZED: (f64, f64) = (0.05, 0.4);
+/// Share of runs that end early: one in twenty is normal under load, half of them are the rule.
+const SQUEEZED: Ramp = Ramp::new(0.05, 0.4);
 /// The kernel's defaults (net/core/hotdata.c): packets, and microseconds (two ticks; 2,000 at 1000 Hz).
 const BUDGET: f64 = 300.0;
 const BUDGET_US: f64 = 2000.0;
-/// What it weighs where the budget is the usual one.
+/// Weight with the usual budget.
 const CONSEQUENCE: f64 = 0.25;
 const SYSCTL: &str = "net.core.netdev_budget";
 const SYSCTL_US: &str = "net.core.netdev_budget_usecs";
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
-    let (Some(squeezed), Some(processed)) = (
-        evidence.all_cpus(metric::SOFTNET_TIME_SQUEEZE),
-        evidence.all_cpus(metric::SOFTNET_PROCESSED),
-    ) else {
-        return Judgement::Unseen("/proc/net/softnet_stat could not be read".into());
-    };
-    // Where runs are not counted, each is taken to handle a full budget.
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::NapiBudget,
+    sentence: "The kernel repeatedly stops handling received packets before it has finished.",
+    step: Some(PathStep::Host),
+    effects: &[Cause::BacklogFull],
+    signature: Some(Signature::new(
+        Source::Cpus,
+        &[metric::SOFTNET_TIME_SQUEEZE],
+        Per::Packet,
+        FEW,
+    )),
+    rule: Some(evaluate),
+    ..FAULT
+};
+
+fn evaluate(evidence: &Evidence) -> Judgement {
+    let (squeezed, processed) = evidence
+        .all_cpus(metric::SOFTNET_TIME_SQUEEZE)
+        .zip(evidence.all_cpus(metric::SOFTNET_PROCESSED))
+        .ok_or("/proc/net/softnet_stat is not readable")?;
+    // If runs are not counted, each is assumed to handle a full budget.
     let runs = evidence.all_cpus(metric::NET_RX);
     let runs = runs.unwrap_or(processed / BUDGET).max(squeezed).max(1.0);
     let share = squeezed / runs;
     let mut facts = vec![
         Fact::new(
-            "runs of the receive softirq that ended with packets left, of all",
+            "share of receive softirq runs that ended with packets left",
             share,
             "below 0.05",
             "/proc/net/softnet_stat time_squeeze",
         ),
         Fact::new(
-            "times per second",
+            "such runs per second",
             squeezed / evidence.seconds(),
             "below 10",
             "/proc/net/softnet_stat time_squeeze",
@@ -61,12 +71,11 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
             ));
         }
     }
-    // How small the smaller of the two is: at a third of the default, fully.
+    // Ratio of the smaller budget to its default: a third has the full weight.
     let of_usual = (budget.unwrap_or(BUDGET) / BUDGET).min(time.unwrap_or(BUDGET_US) / BUDGET_US);
-    let small = 1.0 - ramp(of_usual, 0.33, 1.0);
-    let weight = ramp(share, SQUEEZED.0, SQUEEZED.1)
-        * (CONSEQUENCE + (0.9 - CONSEQUENCE) * small)
-        * concerned(evidence);
+    let small = 1.0 - Ramp::new(0.33, 1.0).at(of_usual);
+    let weight =
+        SQUEEZED.at(share) * (CONSEQUENCE + (0.9 - CONSEQUENCE) * small) * concerned(evidence);
     let larger = |value: Option<f64>, good: f64| {
         format!("{:.0}", (2.0 * value.unwrap_or(0.0)).max(2.0 * good))
     };
@@ -75,7 +84,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         (SYSCTL_US, larger(time, 2.0 * BUDGET_US)),
     ];
     let remedy = Remedy::here(
-        "a larger budget",
+        "enlarge the budget",
         actions
             .map(|(name, value)| Action::Sysctl {
                 name: name.into(),
@@ -84,7 +93,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
             .into(),
         "the time between two runs",
     );
-    judged(Cause::NapiBudget, weight, facts, vec![remedy])
+    weighted(weight, facts, vec![remedy])
 }
 
 #[cfg(test)]
@@ -106,7 +115,7 @@ mod tests {
 
     #[test]
     fn a_small_budget_that_runs_out_is_it() {
-        let finding = present(judge(&budget("4", 15_000)));
+        let finding = present(evaluate(&budget("4", 15_000)));
         assert!(finding.weight > 0.85);
         assert_eq!(
             finding.remedies[0].commands[0],
@@ -115,22 +124,22 @@ mod tests {
     }
 
     #[test]
-    fn the_usual_budget_that_runs_out_tells_of_a_busy_processor() {
-        assert!(present(judge(&budget("300", 15_000))).weight < 0.3);
+    fn an_exhausted_usual_budget_means_a_busy_processor() {
+        assert!(present(evaluate(&budget("300", 15_000))).weight < 0.3);
     }
 
     #[test]
     fn a_budget_that_others_packets_use_up_is_not() {
         let mut evidence = budget("4", 15_000);
         count(&mut evidence, egress(), metric::RX_PACKETS, 500_000);
-        assert!(present(judge(&evidence)).weight > 0.85);
+        assert!(present(evaluate(&evidence)).weight > 0.85);
         count(&mut evidence, egress(), metric::RX_PACKETS, 500);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
     fn one_that_seldom_runs_out_is_not() {
-        assert!(absent(judge(&budget("4", 200))));
-        assert!(unseen(judge(&tunnel())));
+        assert!(absent(evaluate(&budget("4", 200))));
+        assert!(unseen(evaluate(&tunnel())));
     }
 }

@@ -1,43 +1,64 @@
-//! A card or a driver damages or loses what it has to sum up or cut up by itself.
+//! A network card or driver damages or loses packets that it has to checksum or segment.
 //!
-//! The end that receives counts wrong checksums. The end that sends sees connections stand still although single packets of
-//! every size pass: only what it hands over as super-packets is lost.
+//! The receiving end counts wrong checksums. At the sending end, connections stall although single packets of every size
+//! pass: only super-packets are lost.
 
-use seikan_observe::metric;
 use seikan_observe::path::LinkFacts;
 
-use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
+use super::prelude::*;
 
-/// Packets with a wrong checksum, of all, from which it is no noise: cables and radios that damage packets have checks of
-/// their own, and less than one in a hundred thousand gets past them (Stone and Partridge 2000).
+/// Share of packets with a wrong checksum that is not noise: cables and radios have their own checks, and less than one
+/// damaged packet in a hundred thousand gets past them (Stone and Partridge 2000).
 const DAMAGED: f64 = 0.000_5;
-/// At this share TCP is stopped by it, as by any loss.
+/// Share that stops TCP, as any loss.
 const FULL_DAMAGED: f64 = 0.01;
-/// What standing still may weigh if single packets pass; the cutting up is then all that is left.
+/// Weight of a stall if single packets of every size pass: only segmentation is left.
 const STALLED: f64 = 0.7;
-/// If some segments are acknowledged; heavy loss feels the same, but a probe that finds every size would miss some.
+/// Weight if some segments are acknowledged; heavy loss has the same effect, but a probe of every size would lose some.
 const HALTED: f64 = 0.6;
-/// And if nothing was probed: the size of single packets is more likely.
+/// Weight without a probe: a size limit of single packets is more likely.
 const UNPROBED: f64 = 0.25;
-/// Segments sent again, of all, if only every first one after a timeout passes: a third and more. A path that loses so
-/// much by chance is rare.
+/// Share of retransmissions if only the first segment after each timeout passes: a third and more. A random loss of this
+/// size is rare.
 const HALTING: f64 = 0.15;
-/// Timeouts from which they are no accident.
+/// Number of timeouts that is no accident.
 const SEVERAL: f64 = 3.0;
-/// What drops of the whole machine for their checksum may weigh, and only where connections through the tunnel lose packets: they
-/// may be somebody else's, so it is never more than possible.
+/// Largest weight of checksum drops of the whole machine, and only if connections through the tunnel lose packets: they
+/// may belong to other traffic.
 const MACHINE: f64 = 0.49;
-/// Reasons for which the kernel drops what is damaged.
+/// Reasons of the kernel for drops of damaged packets.
 const REASONS: &[&str] = &["TCP_CSUM", "UDP_CSUM", "IP_CSUM", "SKB_CSUM", "ICMP_CSUM"];
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
-    let Some((damaged, all)) = evidence.damaged() else {
-        return Judgement::Unseen("the host's checksum counters could not be read".into());
-    };
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::OffloadBroken,
+    sentence: "A network card or driver damages or loses packets that it has to segment or checksum.",
+    step: Some(PathStep::OuterLink),
+    // Damaged packets are retransmitted.
+    effects: &[Cause::PathLoss],
+    drops_packets: true,
+    signature: Some(Signature::new(
+        Source::Host,
+        &[
+            "Tcp.InCsumErrors",
+            "Udp.InCsumErrors",
+            "Udp6.InCsumErrors",
+            "Icmp.InCsumErrors",
+        ],
+        Per::Packet,
+        FEW,
+    )),
+    rule: Some(evaluate),
+    ..FAULT
+};
+
+fn evaluate(evidence: &Evidence) -> Judgement {
+    let (damaged, all) = evidence
+        .damaged()
+        .ok_or("the checksum counters of the host are not readable")?;
     let headers = evidence.host("IpExt.InCsumErrors").unwrap_or(0.0);
     let share = (damaged + headers) / (all + headers).max(1.0);
     let fact = Fact::new(
-        "packets received with a wrong checksum, of all",
+        "share of received packets with a wrong checksum",
         share,
         "0",
         "Tcp.InCsumErrors, Udp.InCsumErrors, IpExt.InCsumErrors",
@@ -48,10 +69,10 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     if let Some(finding) = on_this_machine(evidence, &fact) {
         return finding;
     }
-    sending(evidence).unwrap_or(Judgement::Absent(fact))
+    sending(evidence).unwrap_or(fact.excludes())
 }
 
-/// What the end that sends sees.
+/// Returns the finding of the sending end.
 fn sending(evidence: &Evidence) -> Option<Judgement> {
     let cutters = links_with(evidence, &["tx-tcp-segmentation"]);
     if cutters.is_empty() || !evidence.sends_tcp() {
@@ -59,7 +80,7 @@ fn sending(evidence: &Evidence) -> Option<Judgement> {
     }
     let stalled = evidence.stalled().is_some();
     let again = evidence.retransmitted()?;
-    // After each timeout single segments pass, until two are under way together: so some are acknowledged.
+    // After each timeout single segments pass until two are in flight: so some are acknowledged.
     let timeouts = evidence.flows(metric::TCP_TIMEOUTS).unwrap_or(0.0);
     let halting = again >= HALTING && timeouts >= SEVERAL;
     let weight = match evidence.probes.mtu {
@@ -71,16 +92,16 @@ fn sending(evidence: &Evidence) -> Option<Judgement> {
     };
     let facts = vec![
         Fact::new(
-            "segments sent again, of those sent",
+            "share of segments retransmitted",
             again,
             "below 0.001",
             "tcp_info total_retrans",
         ),
         Fact::new("timeouts", timeouts, "0", "tcp_info total_rto"),
         Fact::new(
-            "interfaces that cut up super-packets by themselves",
+            "interfaces that segment super-packets in hardware",
             cutters.len() as f64,
-            "0, to find out",
+            "0, as a test",
             "ethtool features",
         ),
     ];
@@ -101,22 +122,23 @@ fn receiving(evidence: &Evidence, fact: Fact, share: f64) -> Judgement {
     let mut facts = vec![fact];
     facts.extend(counted("Tcp", tcp));
     facts.extend(counted("Udp", udp));
-    // The tunnel's own packets are damaged outside of it, those of connections inside by what is behind it.
+    // The tunnel's own packets are damaged outside of it, those of inner connections behind it.
     let outside = udp.unwrap_or(0.0) > tcp.unwrap_or(0.0) || evidence.outer_tcp();
-    let device = match outside {
-        true => "the far end's card to the outside",
-        false => "the far end's tunnel interface, or the guest that sends behind it",
+    let device = if outside {
+        "the outer network card of the far end"
+    } else {
+        "the far end's tunnel interface, or the guest that sends behind it"
     };
     let remedies = vec![
         Remedy::ask(
-            Place::FarEnd,
-            format!("no checksum and segmentation offload at {device}"),
+            Location::FarEnd,
+            format!("turn off checksum and segmentation offload at {device}"),
             vec!["ethtool -K DEVICE tx off tso off".into()],
-            "nothing is damaged any more, for some more work of the processor",
+            "no packets are damaged, for more processor time",
         ),
         Remedy::ask(
-            Place::Provider,
-            "a newer driver or firmware of that card",
+            Location::Provider,
+            "update the driver or firmware of that card",
             vec!["ethtool -i DEVICE".into()],
             "the offload can stay on",
         ),
@@ -124,7 +146,7 @@ fn receiving(evidence: &Evidence, fact: Fact, share: f64) -> Judgement {
     finding(0.95 * (share / FULL_DAMAGED).min(1.0), facts, remedies)
 }
 
-/// What was dropped as damaged in any namespace of this machine: a guest's or a container's.
+/// Returns the finding by damaged packets dropped in any namespace of this machine, as of a guest or container.
 fn on_this_machine(evidence: &Evidence, received: &Fact) -> Option<Judgement> {
     let reasons = REASONS.iter();
     let dropped: f64 = reasons.filter_map(|reason| evidence.dropped(reason)).sum();
@@ -135,13 +157,13 @@ fn on_this_machine(evidence: &Evidence, received: &Fact) -> Option<Judgement> {
     }
     let facts = vec![
         Fact::new(
-            "packets dropped on this machine for their checksum, of those sent",
+            "share of sent packets dropped on this machine for their checksum",
             share,
             "0",
             "skb:kfree_skb TCP_CSUM, UDP_CSUM, IP_CSUM, SKB_CSUM",
         ),
         Fact::new(
-            "segments sent again, of those sent",
+            "share of segments retransmitted",
             evidence.retransmitted().unwrap_or(0.0),
             "below 0.001",
             "tcp_info total_retrans",
@@ -155,16 +177,14 @@ fn on_this_machine(evidence: &Evidence, received: &Fact) -> Option<Judgement> {
 
 fn finding(weight: f64, facts: Vec<Fact>, remedies: Vec<Remedy>) -> Judgement {
     let some = |remedy: &Remedy| !remedy.commands.is_empty();
-    Judgement::Present(Finding {
-        cause: Cause::OffloadBroken,
+    Ok(Finding::new(
         weight,
-        settled: false,
         facts,
-        remedies: remedies.into_iter().filter(some).collect(),
-    })
+        remedies.into_iter().filter(some).collect(),
+    ))
 }
 
-/// Interfaces with one of these features on, which can be turned off.
+/// Returns the interfaces with one of these features on that can be turned off.
 fn links_with<'a>(evidence: &'a Evidence, features: &[&str]) -> Vec<&'a LinkFacts> {
     let on = |link: &&LinkFacts| {
         features.iter().any(|name| {
@@ -182,9 +202,9 @@ fn off(links: &[&LinkFacts], word: &str) -> Remedy {
         on: false,
     };
     Remedy::here(
-        "this done by the kernel instead of the card",
+        "let the kernel segment or checksum instead of the network card",
         links.iter().map(off).collect(),
-        "nothing is damaged any more, for some more work of the processor",
+        "no packets are damaged, for more processor time",
     )
 }
 
@@ -202,7 +222,7 @@ mod tests {
         evidence
     }
 
-    fn standing_still(lost: Option<u32>) -> Evidence {
+    fn stalled_sender(lost: Option<u32>) -> Evidence {
         let mut evidence = damaged(sender(20, 12, 0), 0);
         count(&mut evidence, flow(), metric::TCP_TIMEOUTS, 8);
         count(&mut evidence, flow(), metric::TCP_BYTES_ACKED, 100);
@@ -219,36 +239,36 @@ mod tests {
 
     #[test]
     fn wrong_checksums_are_it() {
-        assert_eq!(present(judge(&damaged(tunnel(), 500))).weight, 0.95);
-        assert!(present(judge(&damaged(tunnel(), 20))).weight < 0.3);
+        assert_eq!(present(evaluate(&damaged(tunnel(), 500))).weight, 0.95);
+        assert!(present(evaluate(&damaged(tunnel(), 20))).weight < 0.3);
     }
 
     #[test]
-    fn a_stray_wrong_checksum_is_not() {
-        assert!(absent(judge(&damaged(tunnel(), 2))));
+    fn a_single_wrong_checksum_is_not() {
+        assert!(absent(evaluate(&damaged(tunnel(), 2))));
     }
 
     #[test]
     fn super_packets_that_vanish_while_single_ones_pass_are_it() {
-        let finding = present(judge(&standing_still(None)));
+        let finding = present(evaluate(&stalled_sender(None)));
         assert_eq!(finding.weight, STALLED);
         assert_eq!(finding.remedies[0].commands, ["ethtool -K eth0 tso off"]);
     }
 
     #[test]
     fn connections_that_halt_again_and_again_suggest_it() {
-        let mut evidence = standing_still(None);
+        let mut evidence = stalled_sender(None);
         count(&mut evidence, flow(), metric::TCP_BYTES_ACKED, 12_000);
-        assert_eq!(present(judge(&evidence)).weight, HALTED);
+        assert_eq!(present(evaluate(&evidence)).weight, HALTED);
         evidence.probes.mtu = None;
-        assert_eq!(present(judge(&evidence)).weight, UNPROBED);
+        assert_eq!(present(evaluate(&evidence)).weight, UNPROBED);
         count(&mut evidence, flow(), metric::TCP_TIMEOUTS, 0);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
     fn if_single_large_ones_vanish_too_it_is_not() {
-        assert!(absent(judge(&standing_still(Some(1301)))));
+        assert!(absent(evaluate(&stalled_sender(Some(1301)))));
     }
 
     #[test]
@@ -258,7 +278,7 @@ mod tests {
         let link = &mut evidence.map.links[0];
         link.features.insert("tx-checksum-ip-generic".into(), true);
         link.changeable = vec!["tx-checksum-ip-generic".into()];
-        let finding = present(judge(&evidence));
+        let finding = present(evaluate(&evidence));
         assert_eq!(finding.weight, MACHINE);
         assert_eq!(finding.remedies[0].commands, ["ethtool -K tun0 tx off"]);
     }

@@ -1,15 +1,13 @@
-//! Offloads that would merge, cut up or sum up packets are off, so every packet takes the whole way through the kernel by
-//! itself, and the processor is the limit.
+//! Offloads that merge, segment or checksum packets are off, so every packet passes the kernel by itself, and the
+//! processor is the limit.
 
-use seikan_observe::metric;
 use seikan_observe::path::LinkFacts;
 
 use super::calls::per_packet;
-use super::turn::limited_by_work;
-use super::weigh::ramp;
-use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
+use super::prelude::*;
+use super::scheduling::limited_by_work;
 
-/// Features by the kernel's names, and `ethtool -K`'s word; on by default wherever the driver has them.
+/// Features by the kernel's names, and by the names for `ethtool -K`; on by default if the driver has them.
 const FEATURES: &[(&str, &str, Direction)] = &[
     ("rx-gro", "gro", Direction::In),
     ("tx-generic-segmentation", "gso", Direction::Out),
@@ -18,23 +16,23 @@ const FEATURES: &[(&str, &str, Direction)] = &[
     ("tx-checksum-ipv4", "tx", Direction::Out),
     ("tx-udp-segmentation", "tx-udp-segmentation", Direction::Out),
 ];
-/// Packets longer than this, in shares of the MTU, are merged ones: nothing is missing.
+/// Ratio of packet length to MTU above which packets are merged: no offload is missing.
 const MERGED: f64 = 1.1;
-/// And shorter ones than this have nothing to merge.
+/// Ratio below which packets cannot be merged.
 const FULL_SIZE: f64 = 0.5;
-/// Bytes that come in, of those that go out, below which they are acknowledgements: of 1,400 bytes, 100 come back for every
+/// Ratio of received to sent bytes below which packets are acknowledgements: for 1,400 bytes, 100 come back for every
 /// other packet.
 const RETURNING: f64 = 0.1;
-/// How far the processor must be the limit.
+/// Smallest relevant limit of the processor.
 const LIMITED: f64 = 0.1;
-/// One processor's time for softirqs from which it has little left, and from which it is full.
-const SOFTIRQ: (f64, f64) = (0.5, 0.9);
-/// The same of all processors' time for anything.
-const MACHINE: (f64, f64) = (0.8, 0.97);
-/// The kernel's share of busy time (system and softirq) from which the work per packet in it matters; a program that is
-/// bound by its own work has less.
+/// Share of one processor's time in softirqs from which it has little left, and from which it is full.
+const SOFTIRQ: Ramp = Ramp::new(0.5, 0.9);
+/// The same for the busy time of all processors.
+const MACHINE: Ramp = Ramp::new(0.8, 0.97);
+/// Kernel share of the busy time (system and softirq) from which its work per packet matters; a program limited by its
+/// own work has less.
 const KERNEL: f64 = 0.4;
-/// Counts of calls that are told: the other numbers are needed, too.
+/// Number of figures by counted calls: the other figures are needed, too.
 const COUNTED: usize = 1;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,40 +41,55 @@ enum Direction {
     Out,
 }
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::OffloadMissing,
+    sentence: "Packets pass the kernel one by one, because offloads that merge or segment them are off.",
+    step: Some(PathStep::OuterLink),
+    effects: effects::PACKETS,
+    signature: Some(Signature::new(
+        Source::Cpus,
+        &[metric::SOFTNET_PROCESSED],
+        Per::Byte,
+        4.0 / FULL_PACKET,
+    )),
+    rule: Some(evaluate),
+    ..FAULT
+};
+
+fn evaluate(evidence: &Evidence) -> Judgement {
     if evidence
         .map
         .links
         .iter()
         .all(|link| link.features.is_empty())
     {
-        return Judgement::Unseen("the offloads of the interfaces could not be read".into());
+        return Err("the offloads of the interfaces are not readable".into());
     }
     let links = evidence.map.links.iter();
     let mut missing: Vec<(&LinkFacts, &str, f64)> =
         links.flat_map(|link| missing(evidence, link)).collect();
     missing.dedup_by_key(|(link, word, _)| (link.name.clone(), *word));
     let fact = Fact::new(
-        "offloads that are off and could be on, where packets are single",
+        "offloads that are off but would help",
         missing.len() as f64,
         "0",
         "ethtool features",
     );
     if missing.is_empty() {
-        return Judgement::Absent(fact);
+        return fact.excludes();
     }
     if evidence.busy().is_none() && evidence.idle().is_empty() {
-        return Judgement::Unseen("how busy the processors are could not be read".into());
+        return Err("the load of the processors is not readable".into());
     }
     let (limited, busy) = limited(evidence);
     if limited < LIMITED {
-        return Judgement::Absent(busy);
+        return busy.excludes();
     }
     let kernel = kernel_share(evidence);
     let mut facts = vec![fact, busy];
     facts.extend(kernel.map(|kernel| {
         Fact::new(
-            "busy time that goes to the kernel",
+            "share of the busy time in the kernel",
             kernel,
             "below 0.4, if the program's own work were the limit",
             "/proc/stat system and softirq",
@@ -85,30 +98,29 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     facts.push(Fact::new(
         format!("mean bytes per packet of {}", missing[0].0.name),
         missing[0].2,
-        "several times the MTU, with the offload",
+        "several times the MTU with the offload",
         "rtnetlink bytes over packets",
     ));
     facts.extend(counted(evidence, &missing));
     let many = (0.55 + 0.1 * missing.len() as f64).min(0.85);
     let in_kernel = kernel.map_or(0.7, |kernel| (kernel / KERNEL).min(1.0));
-    Judgement::Present(Finding {
-        cause: Cause::OffloadMissing,
-        weight: many * limited * in_kernel,
-        settled: false,
+    Ok(Finding::new(
+        many * limited * in_kernel,
         facts,
-        remedies: remedies(evidence, &missing),
-    })
+        remedies(evidence, &missing),
+    ))
 }
 
-/// Work that the offloads would have saved, where its calls were counted: for sending only, because merging has none.
+/// Returns the work that offloads would have saved, if its calls were counted: only for sending, because merging has no
+/// such calls.
 fn counted(evidence: &Evidence, missing: &[(&LinkFacts, &str, f64)]) -> Vec<Fact> {
     let facts = missing.iter().filter_map(|(link, word, _)| {
-        let (what, function) = match *word {
-            "tx" => ("packets summed up in software", "skb_checksum_help"),
-            "tso" | "tx-udp-segmentation" => ("packets cut up in software", "__skb_gso_segment"),
+        let (name, function) = match *word {
+            "tx" => ("packets checksummed in software", "skb_checksum_help"),
+            "tso" | "tx-udp-segmentation" => ("packets segmented in software", "__skb_gso_segment"),
             _ => return None,
         };
-        let name = format!("{what}, per packet of {}", link.name);
+        let name = format!("{name}, per packet of {}", link.name);
         let packets = evidence.link(&link.name, metric::TX_PACKETS);
         per_packet(evidence, name, &[function], packets, "0")
     });
@@ -117,22 +129,17 @@ fn counted(evidence: &Evidence, missing: &[(&LinkFacts, &str, f64)]) -> Vec<Fact
     facts
 }
 
-/// How far processors are the limit, by the program's own work, one processor's softirqs or all there is; and the number
-/// that says so.
+/// Returns how far processors are the limit, by the program's work, one processor's softirqs or all processors; with the
+/// figure.
 fn limited(evidence: &Evidence) -> (f64, Fact) {
     let program = limited_by_work(evidence).unwrap_or(0.0);
     let cpus = evidence.map.host.cpus.iter();
     let softirq = cpus.filter_map(|cpu| evidence.cpu_share(*cpu, &[metric::SOFTIRQ_NS]));
     let softirq = softirq.fold(0.0, f64::max);
-    let idle = evidence.idle();
-    let all = idle.iter().map(|(_, idle)| 1.0 - idle).sum::<f64>() / idle.len().max(1) as f64;
-    let limited = [
-        program,
-        ramp(softirq, SOFTIRQ.0, SOFTIRQ.1),
-        ramp(all, MACHINE.0, MACHINE.1),
-    ];
+    let all = evidence.busy_share();
+    let limited = [program, SOFTIRQ.at(softirq), MACHINE.at(all)];
     let fact = Fact::new(
-        "busy time of all processors",
+        "share of the time in which the processors were busy",
         all,
         "below 0.8",
         "/proc/stat",
@@ -140,12 +147,12 @@ fn limited(evidence: &Evidence) -> (f64, Fact) {
     (limited.into_iter().fold(0.0, f64::max), fact)
 }
 
-/// What is off at an interface, with the mean length of packets in that direction.
+/// Returns the offloads that are off at an interface, with the mean packet length in their direction.
 fn missing<'a>(
     evidence: &Evidence,
     link: &'a LinkFacts,
 ) -> Vec<(&'a LinkFacts, &'static str, f64)> {
-    // A tun device without headers for super-packets has none because its program cannot: another cause.
+    // A tun device without headers for super-packets has a program without support: another cause.
     let tun = matches!(&*link.kind, "tun" | "tap");
     if tun && link.vnet_hdr != Some(true) {
         return Vec::new();
@@ -156,8 +163,8 @@ fn missing<'a>(
     let features = FEATURES.iter().filter_map(|(name, word, direction)| {
         let off = link.features.get(*name) == Some(&false);
         let can = link.changeable.iter().any(|other| other == name);
-        // Datagrams are not cut up by these; the program's own traffic does not need them. Mere acknowledgements are not
-        // merged, and a program that takes packets off a raw socket breaks on merged ones.
+        // These offloads do not segment datagrams, which the program's own traffic consists of. Acknowledgements are not
+        // merged, and merged packets break a program that reads a raw socket.
         let useless = match *word {
             "gro" => returning || evidence.raw_sockets() > 0,
             "tso" | "gso" => datagrams,
@@ -169,14 +176,14 @@ fn missing<'a>(
         }
         let mean = mean(evidence, link, *direction)?;
         let share = mean / f64::from(link.mtu.max(1));
-        // Summing up costs by the byte, whatever the packets' size.
+        // Checksums cost per byte, at any packet size.
         let single = *word == "tx" || (FULL_SIZE..MERGED).contains(&share);
         single.then_some((link, *word, mean))
     });
     features.collect()
 }
 
-/// Whether what comes in by an interface is little more than the acknowledgements of what goes out.
+/// Whether an interface receives hardly more than acknowledgements of its sent packets.
 fn returning(evidence: &Evidence, link: &LinkFacts) -> bool {
     let bytes = |name| evidence.link(&link.name, name);
     let both = bytes(metric::RX_BYTES).zip(bytes(metric::TX_BYTES));
@@ -192,7 +199,7 @@ fn mean(evidence: &Evidence, link: &LinkFacts, direction: Direction) -> Option<f
     Some(evidence.link(&link.name, bytes)? / packets)
 }
 
-/// The kernel's share of the busy time of all processors.
+/// Returns the kernel's share of the busy time of all processors.
 fn kernel_share(evidence: &Evidence) -> Option<f64> {
     let sum = |name| evidence.all_cpus(name);
     let kernel = sum(metric::SYSTEM_NS)? + sum(metric::SOFTIRQ_NS).unwrap_or(0.0);
@@ -202,7 +209,7 @@ fn kernel_share(evidence: &Evidence) -> Option<f64> {
 
 fn remedies(evidence: &Evidence, missing: &[(&LinkFacts, &str, f64)]) -> Vec<Remedy> {
     let mut actions = Vec::new();
-    // A sum is what cutting up builds on: it has to be on first.
+    // Segmentation depends on checksums, which have to be on first.
     let (sums, others): (Vec<_>, Vec<_>) = missing.iter().partition(|(_, word, _)| *word == "tx");
     for (link, word, _) in sums.into_iter().chain(others) {
         actions.push(Action::Offload {
@@ -212,19 +219,19 @@ fn remedies(evidence: &Evidence, missing: &[(&LinkFacts, &str, f64)]) -> Vec<Rem
         });
     }
     let mut remedies = vec![Remedy::here(
-        "these offloads on",
+        "turn on these offloads",
         actions,
-        "less work per byte; most where packets are merged",
+        "less work per byte, most of all with merging",
     )];
     let forwarding = evidence.map.links.iter().find(|link| {
         let name = "rx-udp-gro-forwarding";
         let can = link.changeable.iter().any(|other| other == name);
         can && link.features.get(name) == Some(&false)
     });
-    // Where the kernel itself passes the tunnel's datagrams on, it merges them only if told to.
+    // The kernel merges forwarded datagrams of a tunnel only with this feature.
     if let Some(link) = forwarding.filter(|_| evidence.map.program.is_none()) {
         remedies.push(Remedy::here(
-            "merging of datagrams that are passed on",
+            "turn on merging of forwarded datagrams",
             vec![Action::Offload {
                 link: link.name.clone(),
                 feature: "rx-udp-gro-forwarding".into(),
@@ -234,8 +241,8 @@ fn remedies(evidence: &Evidence, missing: &[(&LinkFacts, &str, f64)]) -> Vec<Rem
         ));
     }
     remedies.push(Remedy::ask(
-        Place::Tunnel,
-        "a program that takes and gives merged packets (vnet_hdr, UDP_SEGMENT, UDP_GRO)",
+        Location::Tunnel,
+        "use a program that reads and writes merged packets (vnet_hdr, UDP_SEGMENT, UDP_GRO)",
         vec![],
         "several times the rate per processor",
     ));
@@ -249,7 +256,7 @@ mod tests {
     use seikan_observe::Subject;
     use seikan_observe::path::Transport;
 
-    /// The interface to the outside receives packets of so many bytes without GRO.
+    /// The outer interface receives packets of so many bytes without GRO.
     fn without_gro(mean: u64, idle_percent: u64) -> Evidence {
         let mut evidence = tunnel();
         let link = &mut evidence.map.links[1];
@@ -274,9 +281,9 @@ mod tests {
 
     #[test]
     fn merging_that_is_off_on_a_busy_host_is_it() {
-        let finding = present(judge(&without_gro(1_450, 2)));
+        let finding = present(evaluate(&without_gro(1_450, 2)));
         assert!(finding.weight > 0.6);
-        // TSO is no use to datagrams.
+        // TSO does not apply to datagrams.
         let commands = finding.remedies[0].commands.clone();
         assert_eq!(commands, ["ethtool -K eth0 gro on"]);
     }
@@ -285,12 +292,12 @@ mod tests {
     fn a_tunnel_over_tcp_misses_segmentation_as_well() {
         let mut evidence = without_gro(1_450, 2);
         evidence.map.sockets = vec![socket(3, Transport::Tcp)];
-        let finding = present(judge(&evidence));
+        let finding = present(evaluate(&evidence));
         assert_eq!(finding.remedies[0].commands.len(), 2);
     }
 
     #[test]
-    fn cutting_up_in_software_is_told_where_it_was_counted() {
+    fn segmentation_in_software_is_shown_if_it_was_counted() {
         let mut evidence = without_gro(1_450, 2);
         evidence.map.sockets = vec![socket(3, Transport::Tcp)];
         count(
@@ -299,42 +306,42 @@ mod tests {
             "call.__skb_gso_segment",
             20_000,
         );
-        let facts = present(judge(&evidence)).facts;
-        let cut = facts.iter().find(|fact| fact.name.contains("cut up"));
+        let facts = present(evaluate(&evidence)).facts;
+        let cut = facts.iter().find(|fact| fact.name.contains("segmented"));
         assert_eq!(cut.map(|fact| fact.value), Some(0.2));
-        assert!(cut.is_some_and(|fact| fact.source.contains("machine-wide")));
+        assert!(cut.is_some_and(|fact| fact.source.contains("whole machine")));
     }
 
     #[test]
     fn acknowledgements_are_not_merged_anyway() {
         let mut evidence = without_gro(1_450, 2);
-        // Half of the MTU, one for each twenty that are sent.
+        // Half of the MTU, one for each twenty sent.
         count(&mut evidence, egress(), metric::RX_PACKETS, 10_000);
         count(&mut evidence, egress(), metric::RX_BYTES, 10_000 * 800);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
     fn a_program_that_breaks_on_merged_packets_misses_no_merging() {
         let mut evidence = without_gro(1_450, 2);
         evidence.map.sockets = vec![socket(3, Transport::Raw)];
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
         evidence.map.sockets[0].vnet_hdr = Some(true);
-        present(judge(&evidence));
+        present(evaluate(&evidence));
     }
 
     #[test]
     fn on_an_idle_host_it_costs_nothing() {
-        assert!(absent(judge(&without_gro(1_450, 80))));
+        assert!(absent(evaluate(&without_gro(1_450, 80))));
     }
 
     #[test]
     fn packets_that_are_merged_already_miss_nothing() {
-        assert!(absent(judge(&without_gro(9_000, 2))));
+        assert!(absent(evaluate(&without_gro(9_000, 2))));
     }
 
     #[test]
-    fn a_tun_device_whose_program_cannot_is_another_cause() {
+    fn a_tun_device_without_support_of_its_program_is_another_cause() {
         let mut evidence = without_gro(1_450, 2);
         evidence.map.links[1].features.insert("rx-gro".into(), true);
         let tso = "tx-tcp-segmentation";
@@ -343,6 +350,6 @@ mod tests {
         tun.changeable = vec![tso.into()];
         count(&mut evidence, inner(), metric::TX_PACKETS, 100_000);
         count(&mut evidence, inner(), metric::TX_BYTES, 140_000_000);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 }

@@ -1,46 +1,61 @@
-//! One processor handles all received packets although they are to be spread: the tunnel's packets are all of one
-//! flow, and the kernel keeps a flow on one processor.
+//! One processor handles all received packets although several could: the tunnel's packets are one flow, and the kernel
+//! keeps a flow on one processor.
 
 use seikan_observe::path::SocketFacts;
 use std::collections::BTreeSet;
 
+use super::prelude::*;
 use super::receive::{is_spread, one_core};
-use super::weigh::judged;
-use crate::{Action, Cause, Evidence, Fact, Judgement, Place, Remedy};
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
-    let Some(link) = evidence.map.egress_link() else {
-        return Judgement::Unseen("the interface to the outside is not known".into());
-    };
-    let found = match one_core(evidence) {
-        Ok(found) => found,
-        Err(why) => return Judgement::Unseen(why),
-    };
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::OuterFlowCannotSpread,
+    sentence: "All packets of the tunnel are one flow for the kernel, so one processor has to receive them all.",
+    step: Some(PathStep::OuterLink),
+    effects: &[
+        Cause::BacklogFull,
+        Cause::NapiBudget,
+        Cause::CpuContention,
+        Cause::UdpReceiveBuffer,
+    ],
+    rule: Some(evaluate),
+    ..FAULT
+};
+
+fn evaluate(evidence: &Evidence) -> Judgement {
+    let link = evidence
+        .map
+        .egress_link()
+        .ok_or("the outer interface is not known")?;
+    let found = one_core(evidence)?;
     if !is_spread(link) {
-        return Judgement::Absent(Fact::new(
-            format!("processors to which {} spreads what it receives", link.name),
+        return Fact::new(
+            format!(
+                "processors that share the packets received on {}",
+                link.name
+            ),
             1.0,
             "2 or more, if flows were the limit",
             "rps_cpus and receive queues",
-        ));
+        )
+        .excludes();
     }
     let flows = outer_flows(&evidence.map.sockets);
     let mut facts = found.facts;
     let flow_fact = Fact::new(
-        "flows that the tunnel's packets form",
+        "outer flows of the tunnel",
         flows as f64,
-        "as many as processors, or more",
+        "at least as many as processors",
         "the program's sockets",
     );
     if flows > 1 {
-        return Judgement::Absent(flow_fact);
+        return flow_fact.excludes();
     }
     facts.insert(1, flow_fact);
     let mut remedies = vec![Remedy::ask(
-        Place::Tunnel,
-        "more outer flows: several ports or lanes, or several instances of the tunnel that share the connections",
+        Location::Tunnel,
+        "use more outer flows: several ports or lanes, or several tunnels that share the connections",
         Vec::new(),
-        "up to as many times as there are processors",
+        "a factor of up to the number of processors",
     )];
     if let Some(inner) = evidence.map.inner_link().filter(|inner| !is_spread(inner)) {
         let queues = 0..inner.rx_queues.max(1);
@@ -50,21 +65,16 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
             cpus: evidence.map.host.cpus.clone(),
         });
         remedies.push(Remedy::here(
-            "spread the packets again once they are unwrapped",
+            "spread the packets again after decapsulation",
             spread.collect(),
-            "the part of the work that comes after the tunnel, if there are several connections inside",
+            "the work after the tunnel, if there are several inner connections",
         ));
     }
-    judged(
-        Cause::OuterFlowCannotSpread,
-        0.9 * found.strength,
-        facts,
-        remedies,
-    )
+    weighted(0.9 * found.strength, facts, remedies)
 }
 
-/// Pairs of addresses and ports, as far as sockets tell: one that is not connected counts as one. A tunnel of the
-/// kernel's has no sockets of a program and is one flow.
+/// Returns the number of pairs of addresses and ports of the sockets: an unconnected socket counts as one. A tunnel of
+/// the kernel has no sockets of a program and is one flow.
 fn outer_flows(sockets: &[SocketFacts]) -> usize {
     let flows: BTreeSet<_> = sockets
         .iter()
@@ -98,9 +108,9 @@ mod tests {
 
     #[test]
     fn one_flow_on_one_processor_is_it() {
-        let finding = present(judge(&spread()));
+        let finding = present(evaluate(&spread()));
         assert!(finding.weight > 0.85);
-        assert_eq!(finding.remedies[0].place, Place::Tunnel);
+        assert_eq!(finding.remedies[0].location, Location::Tunnel);
     }
 
     #[test]
@@ -109,13 +119,13 @@ mod tests {
         let mut second = socket(3, Transport::Udp);
         second.local.set_port(1001);
         evidence.map.sockets.push(second);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
     fn nothing_to_spread_them_is_another_cause() {
         let mut evidence = spread();
         evidence.map.links[1].rps.clear();
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 }

@@ -1,32 +1,54 @@
-//! The tunnel's packets are larger than the way takes and are cut into fragments: twice the packets, and one lost
-//! fragment loses them all.
-
-use seikan_observe::metric;
+//! The tunnel's packets are larger than the path allows and are fragmented: twice the packets, and one lost fragment
+//! loses the whole packet.
 
 use super::calls::per_packet;
-use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
+use super::prelude::*;
 
-/// Fragments of all packets outside, from which it is no stray one.
+/// Share of fragments in outer packets from which it is not an accident.
 const FRAGMENTS: f64 = 0.01;
-/// A one-way transfer whose every packet is cut in two has this share, with acknowledgements counted.
+/// Share in a one-way transfer whose every packet has two fragments, with acknowledgements counted.
 const FULL: f64 = 0.5;
-/// Packets outside per packet inside below which nothing is cut outside: then the fragments are those of large
+/// Outer packets per inner packet below which outer packets are not fragmented: the fragments are those of large
 /// datagrams inside the tunnel.
 const CUT: f64 = 1.15;
-/// What tunnels add to a packet at most, bytes (an overlay with headers of its own and an HMAC: 92).
+/// Largest overhead of a tunnel, bytes (an overlay with headers of its own and an HMAC: 92).
 const OVERHEAD: u32 = 100;
-/// The least that every path carries with IPv6 (RFC 8200 section 5). Bytes.
+/// Smallest MTU of an IPv6 path (RFC 8200 section 5), bytes.
 const LEAST: u32 = 1280;
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
-    let (Some(created), Some(arrived)) =
-        (evidence.fragments_created(), evidence.fragments_received())
-    else {
-        return Judgement::Unseen("the host's IP counters could not be read".into());
-    };
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::OuterFragmentation,
+    sentence: "The tunnel's packets are larger than the path allows and are fragmented.",
+    step: Some(PathStep::OuterLink),
+    // A lost fragment loses the whole packet; and each is the work of a packet, most of it within the program's calls.
+    effects: &[
+        Cause::PathLoss,
+        Cause::FramePerSyscall,
+        Cause::SingleThreadSaturated,
+    ],
+    signature: Some(Signature::new(
+        Source::Host,
+        &[
+            "Ip.FragCreates",
+            "Ip.ReasmReqds",
+            "Ip6.FragCreates",
+            "Ip6.ReasmReqds",
+        ],
+        Per::Packet,
+        FEW,
+    )),
+    rule: Some(evaluate),
+    ..FAULT
+};
+
+fn evaluate(evidence: &Evidence) -> Judgement {
+    let (created, arrived) = evidence
+        .fragments_created()
+        .zip(evidence.fragments_received())
+        .ok_or("the IP counters of the host are not readable")?;
     let share = |fragments: f64, name| match evidence.egress(name) {
         Some(packets) if packets > 0.0 => (fragments / packets).min(1.0),
-        // Without an interface to compare with, any number is all there is.
+        // Without an interface to compare with, any number counts.
         _ => f64::from(u8::from(fragments / evidence.seconds() > 1.0)) * FULL / 2.0,
     };
     let (sent, received) = (
@@ -35,19 +57,19 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     );
     let largest = sent.max(received);
     let fact = Fact::new(
-        "fragments, of all packets outside",
+        "share of outer packets that are fragments",
         largest,
         "0",
         "Ip.FragCreates and Ip.ReasmReqds, both IP versions",
     );
     if largest < FRAGMENTS {
-        return Judgement::Absent(fact);
+        return fact.excludes();
     }
     let cut = packets_outside(evidence, sent >= received);
     let mut facts = vec![fact];
     facts.extend(cut.map(|cut| {
         Fact::new(
-            "packets outside per packet in the tunnel",
+            "outer packets per inner packet",
             cut,
             "about 1",
             "rtnetlink packets of both interfaces",
@@ -56,43 +78,43 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     facts.extend(counted(evidence, sent >= received));
     facts.extend(evidence.both("Ip", "ReasmFails").map(|fails| {
         Fact::new(
-            "packets that could not be put together again",
+            "packets that could not be reassembled",
             fails,
             "0",
             "Ip.ReasmFails",
         )
     }));
     let inside = cut.is_some_and(|cut| cut < CUT);
-    Judgement::Present(Finding {
-        cause: Cause::OuterFragmentation,
-        weight: 0.9 * (largest / FULL).min(1.0) * if inside { 0.25 } else { 1.0 },
-        settled: false,
+    Ok(Finding::new(
+        0.9 * (largest / FULL).min(1.0) * if inside { 0.25 } else { 1.0 },
         facts,
-        remedies: remedies(evidence),
-    })
+        remedies(evidence),
+    ))
 }
 
-/// Packets that were cut, or fragments that came in, in whichever namespace the tunnel's outside is.
+/// Returns the fragmented packets, or the fragments received, in any namespace of the tunnel's outside.
 fn counted(evidence: &Evidence, sends: bool) -> Option<Fact> {
-    let (what, functions, packets): (_, &[_], _) = match sends {
-        true => (
-            "packets that the kernel cut up, per packet in the tunnel",
+    let (name, functions, packets): (_, &[_], _) = if sends {
+        (
+            "packets fragmented by the kernel, per inner packet",
             &["ip_do_fragment", "ip6_fragment"],
             metric::TX_PACKETS,
-        ),
-        false => (
-            "fragments that the kernel took in, per packet in the tunnel",
+        )
+    } else {
+        (
+            "fragments received by the kernel, per inner packet",
             &["ip_defrag"],
             metric::RX_PACKETS,
-        ),
+        )
     };
-    per_packet(evidence, what, functions, evidence.inner(packets), "0")
+    per_packet(evidence, name, functions, evidence.inner(packets), "0")
 }
 
 fn packets_outside(evidence: &Evidence, sends: bool) -> Option<f64> {
-    let name = match sends {
-        true => metric::TX_PACKETS,
-        false => metric::RX_PACKETS,
+    let name = if sends {
+        metric::TX_PACKETS
+    } else {
+        metric::RX_PACKETS
     };
     let inner = evidence.inner(name).filter(|packets| *packets > 0.0)?;
     Some(evidence.egress(name)? / inner)
@@ -102,24 +124,24 @@ fn remedies(evidence: &Evidence) -> Vec<Remedy> {
     let mut remedies = Vec::new();
     if let (Some(inner), Some(egress)) = (evidence.map.inner_link(), evidence.map.egress_link()) {
         let fits = egress.mtu.saturating_sub(OVERHEAD).max(LEAST);
-        // If it should fit the interface already, something further on is smaller.
+        // If the packets fit the interface, a later hop is smaller.
         let fits = if inner.mtu > fits { fits } else { LEAST };
         if inner.mtu > fits {
             remedies.push(Remedy::here(
-                format!("packets of at most {fits} bytes into the tunnel"),
+                format!("limit packets in the tunnel to {fits} bytes"),
                 vec![Action::Mtu {
                     link: inner.name.clone(),
                     bytes: fits,
                 }],
-                "half the packets outside, and no loss of whole ones by halves",
+                "half the outer packets, and no loss of a packet by one lost fragment",
             ));
         }
     }
     remedies.push(Remedy::ask(
-        Place::FarEnd,
-        "the same MTU of the tunnel's interface there",
+        Location::FarEnd,
+        "set the same MTU of the tunnel's interface there",
         vec![],
-        "the other direction as well",
+        "the same for the other direction",
     ));
     remedies
 }
@@ -141,7 +163,7 @@ mod tests {
 
     #[test]
     fn packets_cut_in_two_are_it() {
-        let finding = present(judge(&fragments(20_000, 10_000, 20_000)));
+        let finding = present(evaluate(&fragments(20_000, 10_000, 20_000)));
         assert_eq!(finding.weight, 0.9);
         assert_eq!(
             finding.remedies[0].commands,
@@ -150,12 +172,14 @@ mod tests {
     }
 
     #[test]
-    fn packets_that_were_cut_are_told_where_that_was_counted() {
+    fn fragmented_packets_are_shown_if_they_were_counted() {
         let mut evidence = fragments(20_000, 10_000, 20_000);
         count(&mut evidence, Subject::Host, "call.ip_do_fragment", 10_000);
         count(&mut evidence, Subject::Host, "call.ip_defrag", 50);
-        let facts = present(judge(&evidence)).facts;
-        let cut = facts.iter().find(|fact| fact.name.contains("cut up"));
+        let facts = present(evaluate(&evidence)).facts;
+        let cut = facts
+            .iter()
+            .find(|fact| fact.name.contains("fragmented by the kernel"));
         assert_eq!(cut.map(|fact| fact.value), Some(1.0));
     }
 
@@ -165,17 +189,17 @@ mod tests {
         count(&mut evidence, Subject::Host, "Ip6.ReasmReqds", 20_000);
         count(&mut evidence, inner(), metric::RX_PACKETS, 10_000);
         count(&mut evidence, egress(), metric::RX_PACKETS, 20_000);
-        assert_eq!(present(judge(&evidence)).weight, 0.9);
+        assert_eq!(present(evaluate(&evidence)).weight, 0.9);
     }
 
     #[test]
     fn no_fragments_are_not() {
-        assert!(absent(judge(&fragments(10, 10_000, 10_000))));
+        assert!(absent(evaluate(&fragments(10, 10_000, 10_000))));
     }
 
     #[test]
     fn fragments_inside_the_tunnel_are_not() {
-        let finding = present(judge(&fragments(10_000, 10_000, 10_000)));
+        let finding = present(evaluate(&fragments(10_000, 10_000, 10_000)));
         assert!(finding.weight < 0.3);
     }
 }

@@ -1,32 +1,44 @@
-//! Packets are so small that the work for each of them, which does not depend on its size, is the limit.
+//! Packets are so small that the work per packet, which does not depend on size, is the limit.
 
-use seikan_observe::metric;
+use super::prelude::*;
+use super::scheduling::limited_by_work;
 
-use super::turn::limited_by_work;
-use super::weigh::ramp;
-use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
-
-/// Mean bytes per packet in the main direction below which the work per packet outweighs that per byte: at 600 the same
+/// Mean bytes per packet in the main direction below which the work per packet exceeds that per byte: at 600, the same
 /// bytes need two and a half times the packets of an MTU of 1500.
 const SMALL: f64 = 600.0;
-/// An inner MTU below this makes them small whatever the application does. Bytes.
+/// Inner MTU below which packets are small for any application, bytes.
 const SMALL_MTU: u32 = 1000;
-/// How far the program's work must be what limits it.
+/// Smallest relevant limit by the program's work.
 const LIMITED: f64 = 0.1;
-/// Busy time of all processors that is all there is, whoever uses it: packets that are made small are so for everybody.
-const FULL: (f64, f64) = (0.95, 0.99);
-/// Packets per second below which a program that is busy is so for something else.
+/// Busy share of all processors at which they are fully used, by any program: small packets cost every one.
+const FULL: Ramp = Ramp::new(0.95, 0.99);
+/// Packets per second below which a busy program has another reason.
 const MANY: f64 = 1_000.0;
-/// What tunnels add to a packet at most. Bytes.
+/// Largest overhead of a tunnel, bytes.
 const OVERHEAD: u32 = 100;
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
-    let Some(mean) = evidence.bytes_per_packet() else {
-        return Judgement::Unseen("nothing went through the inner interface".into());
-    };
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::PacketsTooSmall,
+    sentence: "The packets in the tunnel are so small that the work per packet is the limit.",
+    step: Some(PathStep::InnerLink),
+    effects: effects::PACKETS,
+    signature: Some(Signature::new(
+        Source::Inner,
+        &[metric::TX_PACKETS, metric::RX_PACKETS],
+        Per::Byte,
+        1.5 / FULL_PACKET,
+    )),
+    rule: Some(evaluate),
+    ..FAULT
+};
+
+fn evaluate(evidence: &Evidence) -> Judgement {
+    let mean = evidence
+        .bytes_per_packet()
+        .ok_or("the inner interface carried no packets")?;
     let link = evidence.map.inner_link();
     let mtu = link.map_or(1500, |link| link.mtu);
-    // A super-packet is as many as it is cut into.
+    // A super-packet counts as its segments.
     let mean = mean.min(f64::from(mtu));
     let fact = Fact::new(
         "mean bytes per packet in the tunnel",
@@ -42,23 +54,28 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
             SMALL
         }
     {
-        return Judgement::Absent(fact);
+        return fact.excludes();
     }
-    let (Some(busiest), Some(by_work)) = (evidence.busy(), limited_by_work(evidence)) else {
-        return Judgement::Unseen("how busy the processors are could not be read".into());
-    };
-    let limited = by_work.max(if small_mtu { full(evidence) } else { 0.0 });
+    let (busiest, by_work) = evidence
+        .busy()
+        .zip(limited_by_work(evidence))
+        .ok_or("the load of the processors is not readable")?;
+    let limited = by_work.max(if small_mtu {
+        FULL.at(evidence.busy_share())
+    } else {
+        0.0
+    });
     let busy = Fact::new(
-        "busiest thread of the program, of a processor, with its waiting",
+        "share of the time in which the busiest thread ran or waited for a processor",
         busiest,
         "below 0.7",
         "schedstat; /proc/stat",
     );
     let per_second = evidence.packets();
     if limited < LIMITED || per_second < MANY {
-        return Judgement::Absent(busy);
+        return busy.excludes();
     }
-    // What the same work per packet would carry in full packets.
+    // Share of the throughput that small packets cost for the same work.
     let lost = 1.0 - mean / 1400.0;
     let facts = vec![
         fact,
@@ -76,20 +93,11 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
             "rtnetlink",
         ),
     ];
-    Judgement::Present(Finding {
-        cause: Cause::PacketsTooSmall,
-        weight: (lost * 1.2).min(0.95) * limited,
-        settled: false,
+    Ok(Finding::new(
+        (lost * 1.2).min(0.95) * limited,
         facts,
-        remedies: remedies(evidence, small_mtu),
-    })
-}
-
-/// Whether the processors have no time left for anybody, 0 to 1.
-fn full(evidence: &Evidence) -> f64 {
-    let idle = evidence.idle();
-    let all = idle.iter().map(|(_, idle)| 1.0 - idle).sum::<f64>() / idle.len().max(1) as f64;
-    ramp(all, FULL.0, FULL.1)
+        remedies(evidence, small_mtu),
+    ))
 }
 
 fn remedies(evidence: &Evidence, small_mtu: bool) -> Vec<Remedy> {
@@ -99,21 +107,21 @@ fn remedies(evidence: &Evidence, small_mtu: bool) -> Vec<Remedy> {
         let larger = egress.mtu.saturating_sub(OVERHEAD);
         if larger > inner.mtu {
             remedies.push(Remedy::here(
-                "a larger MTU of the tunnel's interface",
+                "enlarge the MTU of the tunnel's interface",
                 vec![Action::Mtu {
                     link: inner.name.clone(),
                     bytes: larger,
                 }],
                 format!(
-                    "up to {:.1} times, if the far end has the same",
+                    "a factor of up to {:.1}, if the far end has the same",
                     f64::from(larger) / f64::from(inner.mtu.max(1))
                 ),
             ));
             remedies.push(Remedy::ask(
-                Place::FarEnd,
-                format!("an MTU of {larger} of the tunnel's interface there, too"),
+                Location::FarEnd,
+                format!("set the MTU of the tunnel's interface there to {larger}"),
                 vec![],
-                "segments are as large as the smaller of both allows",
+                "both ends need it: the smaller MTU limits the segments",
             ));
         }
     }
@@ -125,17 +133,17 @@ fn remedies(evidence: &Evidence, small_mtu: bool) -> Vec<Remedy> {
         .and_then(|flow| evidence.tcp_mean(flow, metric::TCP_MSS));
     if segment.is_some_and(|segment| segment < SMALL) {
         remedies.push(Remedy::ask(
-            Place::FarEnd,
-            "larger segments: look for a clamp of the segment size (MSS) or a small MTU on the way",
+            Location::FarEnd,
+            "allow larger segments: look for a rule that clamps the segment size (MSS), or a small MTU on the path",
             vec!["nft list ruleset | grep maxseg".into()],
-            "as many times more as the segments grow",
+            "in proportion to the segment size",
         ));
     }
     remedies.push(Remedy::ask(
-        Place::Application,
-        "larger messages, or several at once (no TCP_NODELAY with small writes; UDP_SEGMENT)",
+        Location::Application,
+        "send larger messages, or several at once (no TCP_NODELAY with small writes; UDP_SEGMENT)",
         vec![],
-        "as many times more as the packets grow",
+        "in proportion to the packet size",
     ));
     remedies
 }
@@ -159,12 +167,12 @@ mod tests {
 
     #[test]
     fn small_packets_and_a_full_thread_are_it() {
-        assert_eq!(present(judge(&packets(100, 1500, 98))).weight, 0.95);
+        assert_eq!(present(evaluate(&packets(100, 1500, 98))).weight, 0.95);
     }
 
     #[test]
     fn a_small_mtu_can_be_raised() {
-        let finding = present(judge(&packets(560, 576, 98)));
+        let finding = present(evaluate(&packets(560, 576, 98)));
         assert_eq!(
             finding.remedies[0].commands,
             ["ip link set dev tun0 mtu 1400"]
@@ -173,29 +181,29 @@ mod tests {
 
     #[test]
     fn a_small_mtu_costs_everybody_where_processors_are_full() {
-        // The program gets a third of the time that it wants.
-        let beside = |mtu| {
+        // The program gets a third of its demand.
+        let contended = |mtu| {
             let mut evidence = packets(560, mtu, 0);
             thread(&mut evidence, 100, 0.3, 0.6);
             processor(&mut evidence, 0, 1.0, 0.0);
             processor(&mut evidence, 1, 1.0, 0.0);
             evidence
         };
-        let verdict = crate::diagnose(&beside(576));
+        let verdict = crate::diagnose(&contended(576));
         assert_eq!(verdict.cause, Cause::PacketsTooSmall);
         assert_eq!(verdict.chain, [verdict.cause, Cause::CpuContention]);
-        // Small messages of an application are no reason why others have the processors.
-        let verdict = crate::diagnose(&beside(1500));
+        // Small messages of an application do not explain a lack of processors.
+        let verdict = crate::diagnose(&contended(1500));
         assert_eq!(verdict.chain, [Cause::CpuContention]);
     }
 
     #[test]
     fn full_packets_and_a_full_thread_are_not() {
-        assert!(absent(judge(&packets(1_450, 1500, 98))));
+        assert!(absent(evaluate(&packets(1_450, 1500, 98))));
     }
 
     #[test]
     fn small_packets_and_an_idle_thread_are_not() {
-        assert!(absent(judge(&packets(100, 1500, 20))));
+        assert!(absent(evaluate(&packets(100, 1500, 20))));
     }
 }

@@ -1,42 +1,56 @@
-//! The way is long: nothing on it is full, nothing is lost, and what the sender has under way does not fill it.
+//! The path is long: no queue on it is full, no packet is lost, and the sender's data in flight does not fill it.
 //!
-//! A bottleneck that is used up shows by a queue (round trips longer than the shortest) or by loss. Where neither shows and
-//! the application has more to send, the window is the limit, and its rate is window / round trip. A window held down by
-//! a small buffer is the buffer's doing and has rules of its own.
+//! A fully used bottleneck shows as a queue (longer round trips than the shortest) or as loss. If neither shows and the
+//! application has more to send, the window is the limit, and its rate is window / round trip. A window limited by a
+//! small buffer has rules of its own.
 
-use seikan_observe::metric;
 use seikan_observe::path::SocketFacts;
 
-use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
+use super::prelude::*;
 
-/// Round trips from which windows matter: the kernel's largest default receive window (6 MiB, 32 MiB from 6.16 on; net/ipv4/tcp.c) then
-/// allows some Gbit/s, but one that grows from ten segments takes a second to get there. Microseconds.
+/// Round-trip time from which windows matter, microseconds: the kernel's largest default receive window (6 MiB, 32 MiB
+/// from 6.16 on; net/ipv4/tcp.c) then allows some Gbit/s, but one that grows from ten segments needs a second.
 const LONG_US: f64 = 20_000.0;
-/// From here on the delay alone decides. Microseconds.
+/// Round-trip time from which the delay alone decides, microseconds.
 const FULL_LONG_US: f64 = 50_000.0;
-/// Round trips under load, of the shortest, up to which no queue stands on the way.
+/// Ratio of the round-trip time under load to the shortest, up to which the path has no queue.
 const QUEUE: f64 = 1.5;
-/// Loss from which it is loss that keeps the window small.
+/// Loss from which loss keeps the window small.
 const LOSS: f64 = 0.005;
-/// A window below this is not the delay's fault: the kernel's defaults allow several times as much. Bytes.
+/// Window below which the delay is not the limit, bytes: the kernel's defaults allow several times as much.
 const SMALL_WINDOW: f64 = 524_288.0;
-/// The share of the busy time from which a limit is the limit.
+/// Share of the busy time from which a buffer is the limit.
 const LIMITED: f64 = 0.5;
-/// What a window may become: 64 MiB are 5 Gbit/s over 100 ms.
+/// Recommended window, bytes: 64 MiB are 5 Gbit/s over 100 ms.
 const LARGE_WINDOW: u64 = 67_108_864;
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
-    let Some(shortest) = evidence.shortest_rtt_us() else {
-        return Judgement::Unseen("no round-trip time through the tunnel is known".into());
-    };
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::PathDelay,
+    sentence: "The path has a long round-trip time, and the sender may have too little data in flight for it.",
+    step: Some(PathStep::Network),
+    is_inferred: true,
+    signature: Some(Signature::new(
+        Source::Flows,
+        &[metric::TCP_MIN_RTT_US],
+        Per::Value,
+        20_000.0,
+    )),
+    rule: Some(evaluate),
+    ..FAULT
+};
+
+fn evaluate(evidence: &Evidence) -> Judgement {
+    let shortest = evidence
+        .shortest_rtt_us()
+        .ok_or("no round-trip time through the tunnel is known")?;
     let fact = Fact::new(
-        "shortest round trip through the tunnel, ms",
+        "shortest round-trip time through the tunnel, ms",
         shortest / 1e3,
         "below 20",
         "tcp_info min_rtt, or a probe",
     );
     if shortest < LONG_US {
-        return Judgement::Absent(fact);
+        return fact.excludes();
     }
     let flow = evidence.main_flow().filter(|_| evidence.sends_tcp());
     let loaded = match flow {
@@ -45,63 +59,59 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     };
     let queue = loaded.map(|loaded| {
         Fact::new(
-            "round trip under load, of the shortest",
+            "ratio of the round-trip time under load to the shortest",
             loaded / shortest,
-            "above 1.5, if something on the way were full",
+            "above 1.5, if a queue on the path were full",
             "tcp_info rtt",
         )
     });
     if let Some(queue) = queue.clone().filter(|queue| queue.value > QUEUE) {
-        return Judgement::Absent(queue);
+        return queue.excludes();
     }
     let losses = evidence.inner_losses();
     let lost = losses.map_or(0.0, |losses| losses.lost());
     let mut facts = vec![fact];
     facts.extend(queue);
-    // A receiver does not know what limits the sender.
+    // A receiver does not know the sender's limit.
     let mut weight = if flow.is_some() { 0.85 } else { 0.45 };
     weight *= (1.0 - lost / LOSS).max(0.0);
     weight *= 0.5 + 0.5 * ((shortest - LONG_US) / (FULL_LONG_US - LONG_US)).clamp(0.0, 1.0);
     if let Some(flow) = flow {
-        let (window, held) = window(evidence, flow);
+        let (window, limited_by_buffer) = window(evidence, flow);
         facts.push(Fact::new(
-            "bytes under way",
+            "bytes in flight",
             window,
-            "the rate wanted times the round trip",
+            "the wanted rate times the round-trip time",
             "tcp_info unacked, mss",
         ));
         let idle = evidence.tcp_mean(flow, metric::TCP_APP_LIMITED);
-        weight *= 1.0 - idle.unwrap_or(0.0).clamp(0.0, 1.0) * if held { 0.0 } else { 0.8 };
-        if held && window < SMALL_WINDOW {
+        weight *=
+            1.0 - idle.unwrap_or(0.0).clamp(0.0, 1.0) * if limited_by_buffer { 0.0 } else { 0.8 };
+        if limited_by_buffer && window < SMALL_WINDOW {
             weight *= 0.25;
         }
     }
     facts.push(Fact::new(
-        "segments lost, of those sent",
+        "share of segments lost",
         lost,
         "above 0.005, if loss were the limit",
         "tcp_info total_retrans less dsack_dups",
     ));
     if weight < 0.05 {
-        return Judgement::Absent(facts.swap_remove(facts.len() - 1));
+        return facts.swap_remove(facts.len() - 1).excludes();
     }
-    Judgement::Present(Finding {
-        cause: Cause::PathDelay,
-        weight,
-        settled: false,
-        facts,
-        remedies: remedies(evidence),
-    })
+    Ok(Finding::new(weight, facts, remedies(evidence)))
 }
 
-/// Bytes under way, and whether a buffer at one of the ends holds them down.
+/// Returns the bytes in flight, and whether a buffer at one of the ends limits them.
 fn window(evidence: &Evidence, flow: &SocketFacts) -> (f64, bool) {
     let mean = |name| evidence.tcp_mean(flow, name).unwrap_or(0.0);
     let growth = |name| evidence.tcp(flow, name).unwrap_or(0.0);
-    let held = growth(metric::TCP_RWND_LIMITED_US) + growth(metric::TCP_SNDBUF_LIMITED_US);
+    let limited_by_buffer =
+        growth(metric::TCP_RWND_LIMITED_US) + growth(metric::TCP_SNDBUF_LIMITED_US);
     let busy = growth(metric::TCP_BUSY_US).max(1.0);
     let window = mean(metric::TCP_UNACKED) * mean(metric::TCP_MSS);
-    (window, held / busy >= LIMITED)
+    (window, limited_by_buffer / busy >= LIMITED)
 }
 
 fn remedies(evidence: &Evidence) -> Vec<Remedy> {
@@ -122,26 +132,26 @@ fn remedies(evidence: &Evidence) -> Vec<Remedy> {
         }
     }
     let mut remedies = vec![Remedy::ask(
-        Place::Application,
-        "several connections at once",
+        Location::Application,
+        "use several connections at once",
         vec![],
-        "each brings a window of its own",
+        "each has its own window",
     )];
     if !actions.is_empty() {
         remedies.push(Remedy::here(
-            "larger windows on this host; the far end needs the same",
+            "enlarge the windows of this host; the far end needs the same",
             actions,
-            "up to the window's growth, if it is the limit",
+            "in proportion to the window, if it is the limit",
         ));
     }
     remedies.push(Remedy::ask(
-        Place::FarEnd,
-        "larger windows there",
+        Location::FarEnd,
+        "enlarge the windows there",
         vec![
             format!("sysctl -w net.ipv4.tcp_rmem=\"4096 131072 {LARGE_WINDOW}\""),
             format!("sysctl -w net.ipv4.tcp_wmem=\"4096 65536 {LARGE_WINDOW}\""),
         ],
-        "up to the window's growth, if it is the limit",
+        "in proportion to the window, if it is the limit",
     ));
     remedies
 }
@@ -167,15 +177,15 @@ mod tests {
     }
 
     #[test]
-    fn a_long_way_without_queue_or_loss_is_it() {
-        assert_eq!(present(judge(&far(100, 105, 0))).weight, 0.85);
+    fn a_long_path_without_queue_or_loss_is_it() {
+        assert_eq!(present(evaluate(&far(100, 105, 0))).weight, 0.85);
     }
 
     #[test]
-    fn a_short_way_is_not_nor_a_full_queue_nor_loss() {
-        assert!(absent(judge(&far(2, 2, 0))));
-        assert!(absent(judge(&far(30, 200, 0))));
-        assert!(absent(judge(&far(100, 105, 100))));
+    fn a_short_path_is_not_nor_a_full_queue_nor_loss() {
+        assert!(absent(evaluate(&far(2, 2, 0))));
+        assert!(absent(evaluate(&far(30, 200, 0))));
+        assert!(absent(evaluate(&far(100, 105, 100))));
     }
 
     #[test]
@@ -184,13 +194,13 @@ mod tests {
         gauge(&mut evidence, flow(), metric::TCP_UNACKED, 45);
         let limited = metric::TCP_RWND_LIMITED_US;
         count(&mut evidence, flow(), limited, 9_000_000);
-        assert!(present(judge(&evidence)).weight < 0.3);
+        assert!(present(evaluate(&evidence)).weight < 0.3);
     }
 
     #[test]
     fn an_idle_application_is_not() {
         let mut evidence = far(100, 105, 0);
         gauge(&mut evidence, flow(), metric::TCP_APP_LIMITED, 1);
-        assert!(present(judge(&evidence)).weight < 0.3);
+        assert!(present(evaluate(&evidence)).weight < 0.3);
     }
 }

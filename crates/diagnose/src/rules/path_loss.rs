@@ -1,139 +1,152 @@
-//! Packets are lost outside of this host: connections send again, and no counter here explains it.
+//! Packets are lost outside of this host: connections retransmit, and no counter of this host explains it.
 
-use seikan_observe::metric;
 use seikan_observe::path::SocketFacts;
 
-use super::turn::limited_by_work;
-use super::weigh::ramp;
+use super::prelude::*;
+use super::scheduling::limited_by_work;
+use crate::evidence::is_tolerated;
 use crate::losses::{Arrivals, Losses};
-use crate::verdict::is_tolerated;
-use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
 
-/// Lost segments of those sent from which TCP suffers (Mathis et al. 1997: at 1 in 1,000 and 20 ms, 20 Mbit/s).
+/// Share of lost segments from which TCP suffers (Mathis et al. 1997: at 1 in 1,000 and 20 ms, 20 Mbit/s).
 const LOSS: f64 = 0.001;
-/// Fewer losses that are felt all the same, because the way is long or the rate high: TCP gets between half and four fifths of
-/// the rate at which so many let it arrive, or more, and less than it should.
-const BY_RATE: (f64, f64) = (0.5, 0.8);
-/// Times that rate from which on losses were not by chance, one by one, as the model has them, but many at once, where a
-/// queue was full: whatever drains it is the limit.
-const AT_ONCE: (f64, f64) = (2.0, 4.0);
-/// The same model's constant, for one acknowledgement a segment (Mathis et al. 1997, table 1).
+/// Fewer losses that matter on a long path or at a high rate: the ratio of TCP's rate to the rate that the model allows
+/// for this loss, if it is below the expected throughput.
+const BY_RATE: Ramp = Ramp::new(0.5, 0.8);
+/// The same ratio from which losses are not random but come in bursts from a full queue: its bottleneck is the limit.
+const AT_ONCE: Ramp = Ramp::new(2.0, 4.0);
+/// Constant of the model, for one acknowledgement per segment (Mathis et al. 1997, table 1).
 const MATHIS: f64 = 1.22;
-/// Losses from which on a rate can be computed of them.
+/// Fewest losses for the model.
 const LEAST_LOST: f64 = 8.0;
-/// What that may weigh, beside a share that is plain.
+/// Largest weight by the model, relative to that of a plain share.
 const MOST_BY_RATE: f64 = 0.7;
-/// At this many one connection over 10 ms is down to 14 Mbit/s: nothing else matters beside it.
+/// Share of loss at which nothing else matters: one connection over 10 ms is down to 14 Mbit/s.
 const FULL_LOSS: f64 = 0.01;
-/// Segments that come too early for every one that is lost: as many as are under way, so at least ten.
+/// Share of segments received out of order: each lost one causes as many as are in flight, at least ten.
 const EARLY: f64 = 0.01;
 /// See [`EARLY`].
 const FULL_EARLY: f64 = 0.1;
-/// What a sender's numbers may weigh; the far end's own queues look the same from here.
+/// Largest weight at the sender: queues of the far end look the same from here.
 const MOST_SENDING: f64 = 0.9;
-/// What a receiver's may: it cannot tell what the sender's host lost, nor what only came late.
+/// Largest weight at a receiver: it does not know losses of the sender's host, nor late packets.
 const MOST_RECEIVING: f64 = 0.6;
 
-/// What a program that is at its limit takes from the weight of a loss.
+/// Share of the weight that a program at its limit takes away.
 const MOST_BY_WORK: f64 = 0.8;
-/// Segments sent again for nothing, of those sent again, from which they say that packets were late rather than lost.
-const NOTHING: (f64, f64) = (0.3, 0.5);
+/// Share of unnecessary retransmissions from which packets were late rather than lost.
+const NOTHING: Ramp = Ramp::new(0.3, 0.5);
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
-    // Loss of nothing but large packets has a rule of its own.
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::PathLoss,
+    sentence: "Packets are lost on the path, outside of this host.",
+    step: Some(PathStep::Network),
+    is_inferred: true,
+    signature: Some(Signature::new(
+        Source::Flows,
+        &[metric::TCP_RETRANS],
+        Per::Packet,
+        FEW,
+    )),
+    rule: Some(evaluate),
+    ..FAULT
+};
+
+fn evaluate(evidence: &Evidence) -> Judgement {
+    // Loss of large packets only has a rule of its own.
     if let Some((lost, false)) = evidence
         .probes
         .mtu
         .and_then(|probe| Some((probe.lost?, probe.reported)))
     {
-        return Judgement::Absent(Fact::new(
-            "size from which all packets are lost, smaller ones pass, bytes",
+        return Fact::new(
+            "size from which all packets are lost, bytes",
             f64::from(lost),
-            "as many of every size",
-            "probes that must not be cut up",
-        ));
+            "losses of every size",
+            "probes that may not be fragmented",
+        )
+        .excludes();
     }
     if let Some(stall) = evidence.stalled() {
-        return Judgement::Absent(Fact::new(
-            "bytes acknowledged, of those sent by connections that time out",
+        return Fact::new(
+            "share of bytes acknowledged on connections that time out",
             stall.acknowledged / stall.sent,
-            "1 less the share lost",
+            "1 minus the loss",
             "tcp_info bytes_acked",
-        ));
+        )
+        .excludes();
     }
-    // Over TCP the tunnel repairs what is lost; the connections in it only see delay.
+    // A tunnel over TCP repairs losses; its inner connections only see delay.
     match (evidence.outer_losses(), evidence.inner_losses()) {
-        (Some(outer), _) if evidence.sends() => judge_sender(evidence, outer, true),
-        (None, Some(inner)) if !evidence.outer_tcp() => judge_sender(evidence, inner, false),
+        (Some(outer), _) if evidence.sends() => evaluate_sender(evidence, outer, true),
+        (None, Some(inner)) if !evidence.outer_tcp() => evaluate_sender(evidence, inner, false),
         _ => match evidence.arrivals() {
-            Some(arrivals) => judge_receiver(evidence, arrivals),
-            None => Judgement::Unseen(
-                "no TCP connection of this host sends or receives much through the tunnel".into(),
-            ),
+            Some(arrivals) => evaluate_receiver(evidence, arrivals),
+            None => Err("this host sends and receives little TCP through the tunnel".into()),
         },
     }
 }
 
-fn judge_sender(evidence: &Evidence, losses: Losses, outer: bool) -> Judgement {
-    let whose = if outer {
+fn evaluate_sender(evidence: &Evidence, losses: Losses, outer: bool) -> Judgement {
+    let connections = if outer {
         "the tunnel's own connection"
     } else {
         "connections in the tunnel"
     };
     let share = losses.elsewhere();
-    let by_rate = match outer {
-        true => 0.0,
-        false => by_rate(evidence, losses),
+    let by_rate = if outer {
+        0.0
+    } else {
+        by_rate(evidence, losses)
     };
     let fact = Fact::new(
-        format!("segments of {whose} lost outside of this host, of those sent"),
+        format!("share of segments of {connections} lost outside of this host"),
         share,
         "below 0.001",
         "tcp_info total_retrans less dsack_dups and local drops",
     );
     if share < LOSS && by_rate == 0.0 {
-        return Judgement::Absent(fact);
+        return fact.excludes();
     }
     let unexplained = share / losses.lost();
-    // A tunnel over TCP whose inner connections suffer from its repairs would live with the same loss over UDP: then
-    // the stacking is to blame, and the loss is the lesser rival.
+    // A tunnel over TCP connections inner connections suffer from its retransmissions would tolerate the same loss over UDP:
+    // then TCP over TCP is the cause, and the loss its weaker rival.
     let stacked = outer && super::tcp_over_tcp::inner_suffers(evidence);
-    // The receiver tells of one duplicate in an acknowledgement: where most were for nothing, so were more.
-    let for_nothing = ramp(losses.spurious / losses.again, NOTHING.0, NOTHING.1);
+    // An acknowledgement reports one duplicate: if most retransmissions were unnecessary, more of them were.
+    let for_nothing = NOTHING.at(losses.spurious / losses.again);
     let weight = MOST_SENDING
         * (share / FULL_LOSS).min(1.0).max(MOST_BY_RATE * by_rate)
         * unexplained
         * if stacked { 0.3 } else { 1.0 }
         * (1.0 - 0.7 * for_nothing)
-        // TCP fills whatever is the limit until packets are lost there: beside a program that can do no more, the far end's
-        // is likely to be the place.
+        // TCP fills its bottleneck until packets are lost there: with a program at its limit, that is likely to be at the
+        // far end.
         * (1.0 - MOST_BY_WORK * limited_by_work(evidence).unwrap_or(0.0));
     let facts = vec![
         fact,
         Fact::new(
-            "segments sent again, of those sent",
+            "share of segments retransmitted",
             losses.again / losses.segments,
             "below 0.001",
             "tcp_info total_retrans",
         ),
         Fact::new(
-            "of those, for nothing",
+            "share of these that were unnecessary",
             losses.spurious / losses.again,
-            "near 1, if they were only late",
+            "near 1, if packets were only late",
             "tcp_info dsack_dups",
         ),
         Fact::new(
             "segments dropped by this host",
             losses.here,
-            "as many as are sent again, if it were to blame",
+            "as many as retransmitted, if this host dropped them",
             "tx_dropped, qdisc drops, SndbufErrors",
         ),
     ];
     finding(evidence, weight, facts)
 }
 
-/// How near the connections are to the rate at which so many losses let them arrive, 0 to 1; 0 for those that get what
-/// they should, and for a congestion control that does not go by losses.
+/// Returns how near the connections are to the rate of the model, 0 to 1; 0 with the expected throughput, and for a
+/// congestion control that does not react to losses.
 fn by_rate(evidence: &Evidence, losses: Losses) -> f64 {
     let share = losses.elsewhere();
     let enough = share * losses.segments >= LEAST_LOST;
@@ -155,37 +168,37 @@ fn by_rate(evidence: &Evidence, losses: Losses) -> f64 {
         return 0.0;
     }
     let times = evidence.throughput() / reachable;
-    ramp(times, BY_RATE.0, BY_RATE.1) * (1.0 - ramp(times, AT_ONCE.0, AT_ONCE.1))
+    BY_RATE.at(times) * (1.0 - AT_ONCE.at(times))
 }
 
-fn judge_receiver(evidence: &Evidence, arrivals: Arrivals) -> Judgement {
+fn evaluate_receiver(evidence: &Evidence, arrivals: Arrivals) -> Judgement {
     let share = arrivals.early / arrivals.segments;
     let fact = Fact::new(
-        "segments received before one that was due, of all",
+        "share of segments received out of order",
         share,
         "below 0.01",
         "TcpExt.TCPOFOQueue over Tcp.InSegs",
     );
     if share < EARLY {
-        return Judgement::Absent(fact);
+        return fact.excludes();
     }
     let here = arrivals.here / arrivals.segments;
     let twice = arrivals.twice / arrivals.segments;
-    // A local loss of this size, or as many segments sent for nothing, explain it alone.
+    // A local loss of this size, or as many unnecessary retransmissions, explain it alone.
     let explained = (here / LOSS).min(1.0).max((twice / LOSS).min(1.0));
     let weight = MOST_RECEIVING * (share / FULL_EARLY).min(1.0) * (1.0 - 0.9 * explained);
     let facts = vec![
         fact,
         Fact::new(
-            "packets dropped by this host, of all",
+            "share of packets dropped by this host",
             here,
-            "above 0.001, if it were to blame",
+            "above 0.001, if this host dropped them",
             "drops of UDP sockets and interfaces; checksums",
         ),
         Fact::new(
-            "segments received twice, of all",
+            "share of segments received twice",
             twice,
-            "above 0.001, if they were only late",
+            "above 0.001, if packets were only late",
             "TcpExt.TCPDSACKOldSent",
         ),
     ];
@@ -195,36 +208,31 @@ fn judge_receiver(evidence: &Evidence, arrivals: Arrivals) -> Judgement {
 fn finding(evidence: &Evidence, weight: f64, facts: Vec<Fact>) -> Judgement {
     let mut remedies = vec![
         Remedy::ask(
-            Place::FarEnd,
-            "the same diagnosis at the far end: what its queues and sockets drop looks like this from here",
+            Location::FarEnd,
+            "diagnose the far end as well: drops in its queues and sockets look the same from here",
             vec!["seikan doctor".into()],
-            "names the place, if it is there",
+            "finds the cause, if it is there",
         ),
         Remedy::ask(
-            Place::Provider,
-            "where packets are lost on the way: ask with the output of this",
+            Location::Provider,
+            "ask where packets are lost on the path, with the output of this command",
             outer_host(evidence)
                 .map(|host| vec![format!("mtr --report --report-cycles 100 {host}")])
                 .unwrap_or_default(),
-            "all that is lost there arrives",
+            "these packets arrive",
         ),
     ];
     remedies.extend(patient(evidence));
-    Judgement::Present(Finding {
-        cause: Cause::PathLoss,
-        weight,
-        settled: false,
-        facts,
-        remedies,
-    })
+    Ok(Finding::new(weight, facts, remedies))
 }
 
-/// A congestion control that does not take each loss for a full queue, if this host sends with one that does.
+/// Returns the remedy of a congestion control that does not take each loss for congestion, if this host sends with one
+/// that does.
 fn patient(evidence: &Evidence) -> Option<Remedy> {
     let name = evidence.main_flow()?.congestion.as_deref()?;
-    let what =
-        "a congestion control that does not take each loss for a full queue, for new connections";
-    let gain = "several times the rate, if the loss is not from a full queue";
+    let change =
+        "use a congestion control that does not take each loss for congestion, for new connections";
+    let gain = "several times the rate, if the loss is not congestion";
     let setting = Action::Sysctl {
         name: "net.ipv4.tcp_congestion_control".into(),
         value: "bbr".into(),
@@ -233,10 +241,10 @@ fn patient(evidence: &Evidence) -> Option<Remedy> {
     let available = sysctls.get("net.ipv4.tcp_available_congestion_control");
     let there = available.is_some_and(|names| names.split_whitespace().any(|name| name == "bbr"));
     match name {
-        "cubic" | "reno" if there => Some(Remedy::here(what, vec![setting], gain)),
+        "cubic" | "reno" if there => Some(Remedy::here(change, vec![setting], gain)),
         "cubic" | "reno" => {
             let commands = vec!["modprobe tcp_bbr".into(), setting.command()];
-            Some(Remedy::ask(Place::Here, what, commands, gain))
+            Some(Remedy::ask(Location::Here, change, commands, gain))
         }
         _ => None,
     }
@@ -259,46 +267,46 @@ mod tests {
 
     #[test]
     fn loss_that_nothing_here_explains_is_it() {
-        assert_eq!(present(judge(&sender(10_000, 100, 0))).weight, 0.9);
+        assert_eq!(present(evaluate(&sender(10_000, 100, 0))).weight, 0.9);
     }
 
     #[test]
-    fn few_losses_are_felt_where_the_way_is_long() {
-        // 10 segments of 20,000 over 10 s: 22 times as many between two losses.
+    fn few_losses_matter_on_a_long_path() {
+        // 10 of 20,000 segments are lost in 10 s.
         let mut evidence = sender(20_000, 10, 0);
         evidence.map.flows[0].congestion = Some("cubic".into());
         gauge(&mut evidence, flow(), metric::TCP_RTT_US, 22_000);
         // 1,448 bytes x 1.22 / 22 ms / sqrt(1 / 2,000): 29 Mbit/s, of which it has 24.
         evidence.expected = Some(60e6);
-        let weight = present(judge(&evidence)).weight;
+        let weight = present(evaluate(&evidence)).weight;
         assert!((0.55..0.65).contains(&weight), "{weight}");
-        // Who gets what it should does not feel them.
+        // A connection with the expected throughput does not suffer.
         evidence.expected = Some(24e6);
-        assert!(absent(judge(&evidence)));
-        // Over a short way they would let 40 times as much through.
+        assert!(absent(evaluate(&evidence)));
+        // Over a short path the model allows 40 times as much.
         evidence.expected = Some(60e6);
         gauge(&mut evidence, flow(), metric::TCP_RTT_US, 500);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
         gauge(&mut evidence, flow(), metric::TCP_RTT_US, 22_000);
         evidence.map.flows[0].congestion = Some("bbr".into());
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
     fn few_losses_of_a_full_queue_are_not() {
-        // As above, with a queue that adds 100 ms: 5 Mbit/s by the model, a fifth of what it has.
+        // As above, with a queue that adds 100 ms: 5 Mbit/s by the model, a fifth of the rate.
         let mut evidence = sender(20_000, 10, 0);
         evidence.map.flows[0].congestion = Some("cubic".into());
         gauge(&mut evidence, flow(), metric::TCP_RTT_US, 122_000);
         evidence.expected = Some(60e6);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
     fn another_congestion_control_is_set_where_the_kernel_has_it() {
         let mut evidence = sender(10_000, 100, 0);
         let last = |evidence: &Evidence| {
-            let remedies = present(judge(evidence)).remedies;
+            let remedies = present(evaluate(evidence)).remedies;
             remedies.last().expect("remedies").clone()
         };
         assert_eq!(last(&evidence).actions, []);
@@ -313,20 +321,20 @@ mod tests {
 
     #[test]
     fn a_trace_weighs_little() {
-        assert!(present(judge(&sender(10_000, 20, 0))).weight < 0.3);
-        assert!(absent(judge(&sender(10_000, 5, 0))));
+        assert!(present(evaluate(&sender(10_000, 20, 0))).weight < 0.3);
+        assert!(absent(evaluate(&sender(10_000, 5, 0))));
     }
 
     #[test]
-    fn what_the_inner_queue_dropped_is_not() {
+    fn drops_of_the_inner_queue_are_not() {
         let mut evidence = sender(10_000, 500, 0);
         count(&mut evidence, inner(), metric::TX_DROPPED, 495);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
-    fn what_was_sent_for_nothing_is_not() {
-        assert!(absent(judge(&sender(10_000, 500, 495))));
+    fn unnecessary_retransmissions_are_not() {
+        assert!(absent(evaluate(&sender(10_000, 500, 495))));
     }
 
     #[test]
@@ -340,31 +348,31 @@ mod tests {
             }),
             ..Probes::default()
         };
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
-    fn a_receiver_sees_what_comes_too_early() {
-        assert_eq!(present(judge(&receiver(10_000, 1_000, 0))).weight, 0.6);
-        assert!(absent(judge(&receiver(10_000, 10, 0))));
+    fn a_receiver_sees_segments_out_of_order() {
+        assert_eq!(present(evaluate(&receiver(10_000, 1_000, 0))).weight, 0.6);
+        assert!(absent(evaluate(&receiver(10_000, 10, 0))));
     }
 
     #[test]
-    fn a_receiver_whose_socket_overflows_has_itself_to_blame() {
+    fn an_overflow_of_the_receiving_socket_is_not() {
         let mut evidence = receiver(10_000, 1_000, 0);
         count(&mut evidence, Subject::Udp(1), metric::UDP_DROPS, 100);
-        assert!(present(judge(&evidence)).weight < 0.1);
+        assert!(present(evaluate(&evidence)).weight < 0.1);
     }
 
     #[test]
-    fn a_tunnel_over_tcp_tells_its_own_losses() {
+    fn a_tunnel_over_tcp_counts_its_own_losses() {
         let mut evidence = sender(10_000, 0, 0);
         evidence.map.sockets = vec![socket(3, Transport::Tcp)];
         count(&mut evidence, Subject::Tcp(3), metric::TCP_SEGS_OUT, 10_000);
         count(&mut evidence, Subject::Tcp(3), metric::TCP_RETRANS, 200);
-        assert_eq!(present(judge(&evidence)).weight, 0.9);
-        // If the inner connections suffer as well, the stacking is the cause.
+        assert_eq!(present(evaluate(&evidence)).weight, 0.9);
+        // If the inner connections suffer as well, TCP over TCP is the cause.
         count(&mut evidence, flow(), metric::TCP_TIMEOUTS, 5);
-        assert!(present(judge(&evidence)).weight < 0.3);
+        assert!(present(evaluate(&evidence)).weight < 0.3);
     }
 }

@@ -1,85 +1,97 @@
-//! Packets overtake each other: the sender takes the ones that come late for lost and slows down.
+//! The path delivers packets out of order: the sender takes late packets for lost and slows down.
 
-use seikan_observe::metric;
-
+use super::prelude::*;
 use crate::losses::{Arrivals, Losses};
-use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
 
-/// Segments sent for nothing, of all, from which it is felt: each one halts the growth of the window.
+/// Share of unnecessary retransmissions that matters: each one stops the growth of the window.
 const SPURIOUS: f64 = 0.001;
-/// As with losses, at one in a hundred nothing else matters.
+/// Share at which nothing else matters, as with losses.
 const FULL_SPURIOUS: f64 = 0.01;
-/// Times that a segment was seen to be overtaken, per segment sent. A sender that has got used to it sends little for
-/// nothing, but waits and merges less.
+/// Reordering events per segment sent. A sender that has adapted retransmits little, but waits and merges less.
 const OVERTAKEN: f64 = 0.002;
 /// See [`OVERTAKEN`].
 const FULL_OVERTAKEN: f64 = 0.02;
-/// What being overtaken alone may weigh.
+/// Largest weight of reordering events alone.
 const MOST_OVERTAKEN: f64 = 0.6;
-/// Timeouts, of the segments sent for nothing, from which these come of the timeouts.
+/// Ratio of timeouts to unnecessary retransmissions from which timeouts explain these.
 const EARLY: f64 = 0.1;
-/// What duplicates alone may weigh, that the receiver reports and no timeout made.
-const TOLD: f64 = 0.85;
-/// Of the segments sent again, those for nothing: below, true loss leads.
+/// Weight of duplicates that the receiver reports without timeouts.
+const REPORTED: f64 = 0.85;
+/// Share of unnecessary retransmissions below which real loss leads.
 const MOSTLY: f64 = 0.5;
-/// Segments that may come out of order before they are taken for lost; the kernel's default is 3 and its most 300.
+/// Segments that may arrive out of order before they count as lost; the kernel's default is 3, its maximum 300.
 const PATIENT: &str = "30";
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::Reordering,
+    sentence: "The path delivers packets out of order, which TCP takes for loss.",
+    step: Some(PathStep::Network),
+    is_inferred: true,
+    signature: Some(Signature::new(
+        Source::Flows,
+        &[metric::TCP_REORD_SEEN],
+        Per::Packet,
+        FEW,
+    )),
+    rule: Some(evaluate),
+    ..FAULT
+};
+
+fn evaluate(evidence: &Evidence) -> Judgement {
     if let Some(losses) = evidence.inner_losses() {
-        return judge_sender(evidence, losses);
+        return evaluate_sender(evidence, losses);
     }
     match evidence.arrivals() {
-        Some(arrivals) => judge_receiver(arrivals),
-        None => Judgement::Unseen(
-            "no TCP connection of this host sends or receives much through the tunnel".into(),
-        ),
+        Some(arrivals) => evaluate_receiver(arrivals),
+        None => Err("this host sends and receives little TCP through the tunnel".into()),
     }
 }
 
-fn judge_sender(evidence: &Evidence, losses: Losses) -> Judgement {
+fn evaluate_sender(evidence: &Evidence, losses: Losses) -> Judgement {
     let seen = evidence.flows(metric::TCP_REORD_SEEN).unwrap_or(0.0);
     let spurious = losses.spurious / losses.segments;
     let overtaken = seen / losses.segments;
     let fact = Fact::new(
-        "times that segments were seen to overtake others, per segment sent",
+        "reordering events per segment sent",
         overtaken,
         "below 0.002",
         "tcp_info reord_seen",
     );
-    // Duplicates alone also come from timeouts that were too early.
+    // Duplicates alone also come from early timeouts.
     let mostly = losses.again == 0.0 || losses.spurious / losses.again >= MOSTLY;
-    // The kernel does not always see it itself; then there must have been no timeouts to speak of.
+    // The kernel does not always detect reordering; then there must be hardly any timeouts.
     let timeouts = evidence.flows(metric::TCP_TIMEOUTS);
-    let told = match timeouts {
+    let reported = match timeouts {
         _ if seen > 0.0 => 1.0,
-        Some(timeouts) if timeouts < EARLY * losses.spurious => TOLD,
+        Some(timeouts) if timeouts < EARLY * losses.spurious => REPORTED,
         _ => 0.0,
     };
-    let by_spurious = match mostly && spurious >= SPURIOUS {
-        true => told * (spurious / FULL_SPURIOUS).min(1.0),
-        false => 0.0,
+    let by_spurious = if mostly && spurious >= SPURIOUS {
+        reported * (spurious / FULL_SPURIOUS).min(1.0)
+    } else {
+        0.0
     };
-    let by_overtaken = match overtaken >= OVERTAKEN && overtaken > losses.lost() {
-        true => MOST_OVERTAKEN * (overtaken / FULL_OVERTAKEN).min(1.0),
-        false => 0.0,
+    let by_overtaken = if overtaken >= OVERTAKEN && overtaken > losses.lost() {
+        MOST_OVERTAKEN * (overtaken / FULL_OVERTAKEN).min(1.0)
+    } else {
+        0.0
     };
     let weight = 0.9 * by_spurious.max(by_overtaken);
     if weight == 0.0 {
-        return Judgement::Absent(fact);
+        return fact.excludes();
     }
     let facts = vec![
         fact,
         Fact::new(
-            "segments sent again for nothing, of those sent",
+            "share of segments retransmitted unnecessarily",
             spurious,
             "below 0.001",
             "tcp_info dsack_dups",
         ),
         Fact::new(
-            "segments truly lost, of those sent",
+            "share of segments lost",
             losses.lost(),
-            "more than were overtaken, if it were loss",
+            "larger than the reordering, if it were loss",
             "tcp_info total_retrans less dsack_dups",
         ),
     ];
@@ -92,30 +104,30 @@ fn judge_sender(evidence: &Evidence, losses: Losses) -> Judgement {
             value: PATIENT.into(),
         };
         remedies.push(Remedy::here(
-            "more patience of new connections of this host with late packets",
+            "let new connections of this host tolerate more reordering",
             vec![action],
-            "fewer segments sent for nothing; the packets still come late",
+            "fewer unnecessary retransmissions; packets still arrive late",
         ));
     }
-    present(weight, facts, remedies)
+    Ok(Finding::new(weight, facts, remedies))
 }
 
-fn judge_receiver(arrivals: Arrivals) -> Judgement {
+fn evaluate_receiver(arrivals: Arrivals) -> Judgement {
     let twice = arrivals.twice / arrivals.segments;
     let fact = Fact::new(
-        "segments received twice, of all",
+        "share of segments received twice",
         twice,
         "below 0.001",
         "TcpExt.TCPDSACKOldSent over Tcp.InSegs",
     );
     let early = arrivals.early / arrivals.segments;
     if twice < SPURIOUS || early < SPURIOUS {
-        return Judgement::Absent(fact);
+        return fact.excludes();
     }
     let facts = vec![
         fact,
         Fact::new(
-            "segments received before one that was due, of all",
+            "share of segments received out of order",
             early,
             "below 0.01",
             "TcpExt.TCPOFOQueue over Tcp.InSegs",
@@ -123,36 +135,27 @@ fn judge_receiver(arrivals: Arrivals) -> Judgement {
         Fact::new(
             "packets dropped by this host",
             arrivals.here,
-            "many, if they were lost here",
+            "many, if this host dropped them",
             "drops of UDP sockets and interfaces; checksums",
         ),
     ];
-    present(0.7 * (twice / FULL_SPURIOUS).min(1.0), facts, remedies())
-}
-
-fn present(weight: f64, facts: Vec<Fact>, remedies: Vec<Remedy>) -> Judgement {
-    Judgement::Present(Finding {
-        cause: Cause::Reordering,
-        weight,
-        settled: false,
-        facts,
-        remedies,
-    })
+    let weight = 0.7 * (twice / FULL_SPURIOUS).min(1.0);
+    Ok(Finding::new(weight, facts, remedies()))
 }
 
 fn remedies() -> Vec<Remedy> {
     vec![
         Remedy::ask(
-            Place::Tunnel,
-            "one queue and one thread for all packets of a connection, at both ends",
+            Location::Tunnel,
+            "use one queue and one thread per connection, at both ends",
             vec![],
-            "they stay in order",
+            "packets stay in order",
         ),
         Remedy::ask(
-            Place::Provider,
-            "balancing by flow rather than by packet, on every bonded or multipath link on the way",
+            Location::Provider,
+            "balance by flow instead of by packet on every bonded or multipath link of the path",
             vec![],
-            "they stay in order",
+            "packets stay in order",
         ),
     ]
 }
@@ -172,13 +175,13 @@ mod tests {
 
     #[test]
     fn retransmissions_for_nothing_are_it() {
-        let finding = testing::present(judge(&overtaken(80, 110, 100)));
+        let finding = testing::present(evaluate(&overtaken(80, 110, 100)));
         assert_eq!(finding.weight, 0.9);
     }
 
     #[test]
     fn a_sender_that_got_used_to_it_still_shows() {
-        let finding = testing::present(judge(&overtaken(300, 5, 5)));
+        let finding = testing::present(evaluate(&overtaken(300, 5, 5)));
         assert!((0.3..0.9).contains(&finding.weight));
     }
 
@@ -186,24 +189,24 @@ mod tests {
     fn duplicates_that_no_timeout_made_are_it() {
         let mut evidence = overtaken(0, 110, 100);
         count(&mut evidence, flow(), metric::TCP_TIMEOUTS, 1);
-        let weight = testing::present(judge(&evidence)).weight;
-        assert!((weight - 0.9 * TOLD).abs() < 1e-9);
+        let weight = testing::present(evaluate(&evidence)).weight;
+        assert!((weight - 0.9 * REPORTED).abs() < 1e-9);
     }
 
     #[test]
     fn loss_is_not_nor_early_timeouts() {
-        assert!(absent(judge(&overtaken(0, 100, 0))));
+        assert!(absent(evaluate(&overtaken(0, 100, 0))));
         let mut early = overtaken(0, 100, 100);
-        assert!(absent(judge(&early)));
+        assert!(absent(evaluate(&early)));
         count(&mut early, flow(), metric::TCP_TIMEOUTS, 50);
-        assert!(absent(judge(&early)));
-        assert!(absent(judge(&overtaken(5, 500, 20))));
+        assert!(absent(evaluate(&early)));
+        assert!(absent(evaluate(&overtaken(5, 500, 20))));
     }
 
     #[test]
     fn a_receiver_gets_segments_twice() {
-        let finding = testing::present(judge(&receiver(10_000, 2_000, 100)));
+        let finding = testing::present(evaluate(&receiver(10_000, 2_000, 100)));
         assert_eq!(finding.weight, 0.7);
-        assert!(absent(judge(&receiver(10_000, 2_000, 0))));
+        assert!(absent(evaluate(&receiver(10_000, 2_000, 0))));
     }
 }

@@ -1,6 +1,6 @@
-//! Whole machines made by hand: what all rules together make of them.
+//! Verdicts about whole machines made by hand.
 //!
-//! The scenes differ in one thing each, so that causes that look alike are told apart by it.
+//! Each scene differs in one thing, so that similar causes are told apart by it.
 
 use seikan_observe::path::Transport;
 use seikan_observe::{Subject, metric};
@@ -8,8 +8,8 @@ use seikan_observe::{Subject, metric};
 use super::testing::*;
 use crate::{Cause, Evidence, Stage, diagnose};
 
-/// A tunnel of one thread and one frame a call that sends 1,450-byte packets, 200 Mbit/s where 400 are expected, with
-/// a few losses at its ring, on a machine where the other end and the load use what is left.
+/// A tunnel of one thread and one frame per call that sends 1,450-byte packets, 200 Mbit/s where 400 are expected, with a
+/// few losses at its ring, on a machine whose other time the other end and the load use.
 fn gateway(running: f64, waiting: f64) -> Evidence {
     let mut evidence = tunnel();
     evidence.expected = Some(400e6);
@@ -80,7 +80,7 @@ fn a_full_thread_with_a_frame_a_call() {
 }
 
 #[test]
-fn the_same_beside_hogs() {
+fn the_same_with_competing_programs() {
     named(&gateway(0.55, 0.42), Cause::CpuContention);
     named(&gateway(0.4, 0.55), Cause::CpuContention);
 }
@@ -93,7 +93,7 @@ fn the_same_with_a_limit() {
     let mut little = gateway(0.85, 0.13);
     stopped(&mut little, 1_200_000);
     named(&little, Cause::CpuQuota);
-    // A kernel that does not count the time stopped as waiting.
+    // A kernel that does not count throttled time as waiting.
     let mut uncounted = gateway(0.5, 0.01);
     stopped(&mut uncounted, 4_700_000);
     named(&uncounted, Cause::CpuQuota);
@@ -118,7 +118,7 @@ fn a_full_thread_that_batches() {
     let shares = [(Stage::Copy, 0.5), (Stage::Network, 0.2)];
     profile(&mut evidence, &shares);
     named(&evidence, Cause::CopyOrChecksumBound);
-    // Beside hogs it is neither.
+    // With competing programs it is neither.
     thread(&mut evidence, 100, 0.55, 0.42);
     named(&evidence, Cause::CpuContention);
 }
@@ -131,14 +131,14 @@ fn a_small_buffer_behind_a_program_that_has_time() {
     count(&mut evidence, Subject::Udp(1), metric::UDP_DROPS, 4_000);
     count(&mut evidence, Subject::Host, "Udp.RcvbufErrors", 4_000);
     named(&evidence, Cause::UdpReceiveBuffer);
-    // The same losses at a buffer of the usual size, where the reader is kept waiting.
+    // The same losses at a buffer of the usual size, with a reader that has to wait.
     evidence.map.sockets[0].receive_buffer = 212_992;
     thread(&mut evidence, 100, 0.4, 0.5);
     named(&evidence, Cause::CpuContention);
 }
 
 #[test]
-fn a_shaper_fills_what_is_before_it() {
+fn a_shaper_fills_the_queues_before_it() {
     let mut evidence = gateway(0.3, 0.03);
     evidence.map.links[1].qdisc = "tbf".into();
     let qdisc = || Subject::Qdisc("eth0".into());
@@ -172,7 +172,7 @@ fn a_trace_of_waiting_does_not_explain_a_short_ring() {
     named(&evidence, Cause::TunQueueOverflow);
 }
 
-/// A connection that sends through the tunnel: so many segments again, of 172,000.
+/// A connection that sends 172,000 segments through the tunnel, with so many retransmissions.
 fn sending(evidence: &mut Evidence, again: u64) {
     let flow = || Subject::Tcp(2);
     for (name, value) in [
@@ -190,7 +190,7 @@ fn sending(evidence: &mut Evidence, again: u64) {
 }
 
 #[test]
-fn loss_on_the_way_beside_a_program_that_has_time() {
+fn path_loss_with_a_program_that_has_time() {
     let mut evidence = gateway(0.4, 0.03);
     count(&mut evidence, inner(), metric::TX_DROPPED, 0);
     sending(&mut evidence, 2_000);
@@ -206,7 +206,7 @@ fn small_packets_through_a_full_thread() {
     let mut evidence = gateway(0.96, 0.03);
     count(&mut evidence, inner(), metric::TX_BYTES, 172_000 * 200);
     named(&evidence, Cause::PacketsTooSmall);
-    // Beside hogs the processor is what it lacks.
+    // With competing programs it lacks a processor.
     thread(&mut evidence, 100, 0.5, 0.45);
     named(&evidence, Cause::CpuContention);
 }

@@ -1,44 +1,65 @@
-//! A queueing discipline on this host keeps the rate down: packets wait in it or are dropped by it.
+//! A queueing discipline on this host limits the rate: it delays or drops packets.
 
-use seikan_observe::metric;
 use seikan_observe::path::LinkFacts;
 
-use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, Remedy};
+use super::prelude::*;
+use crate::Excluded;
 
-/// Disciplines that limit a rate; others drop only because what follows them is slow.
+/// Disciplines that limit a rate; others drop only because the next device is slow.
 const LIMITING: &[&str] = &["tbf", "htb", "hfsc", "cake", "netem"];
-/// Delayed packets per packet from which the limit is felt.
+/// Delayed packets per packet from which the limit matters.
 const OFTEN: f64 = 0.05;
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::Shaper,
+    sentence: "A queueing discipline on this host limits the rate.",
+    step: Some(PathStep::OuterLink),
+    effects: &[
+        Cause::TunQueueOverflow,
+        Cause::Bufferbloat,
+        Cause::UdpSendBuffer,
+    ],
+    drops_packets: true,
+    signature: Some(Signature::new(
+        Source::Qdiscs,
+        &[metric::QDISC_OVERLIMITS],
+        Per::Packet,
+        0.01,
+    )),
+    rule: Some(evaluate),
+    ..FAULT
+};
+
+fn evaluate(evidence: &Evidence) -> Judgement {
     let links = evidence.map.links.iter();
     let limited = links.filter(|link| LIMITING.contains(&&*link.qdisc));
     let mut seen = None;
     for link in limited {
-        match judge_link(evidence, link) {
-            Some(Judgement::Absent(fact)) => seen = Some(fact),
+        match evaluate_link(evidence, link) {
+            Some(Err(Excluded::Absent(fact))) => seen = Some(fact),
             Some(present) => return present,
             None => {}
         }
     }
-    Judgement::Absent(seen.unwrap_or_else(|| {
+    seen.unwrap_or_else(|| {
         Fact::new(
             "queueing disciplines on the path that limit a rate",
             0.0,
             "0",
             "rtnetlink qdiscs",
         )
-    }))
+    })
+    .excludes()
 }
 
-fn judge_link(evidence: &Evidence, link: &LinkFacts) -> Option<Judgement> {
+fn evaluate_link(evidence: &Evidence, link: &LinkFacts) -> Option<Judgement> {
     let of = |name| evidence.qdisc(&link.name, name);
     let packets = of(metric::QDISC_PACKETS)?;
     let (delayed, dropped) = (of(metric::QDISC_OVERLIMITS)?, of(metric::QDISC_DROPS)?);
     let share = delayed / packets.max(1.0);
     let fact = Fact::new(
         format!(
-            "times that {} on {} held packets back, per packet",
+            "packets delayed by {} on {}, per packet",
             link.qdisc, link.name
         ),
         share,
@@ -46,22 +67,27 @@ fn judge_link(evidence: &Evidence, link: &LinkFacts) -> Option<Judgement> {
         "qdisc overlimits",
     );
     if share < OFTEN && dropped == 0.0 {
-        return Some(Judgement::Absent(fact));
+        return Some(fact.excludes());
     }
     let rate = of(metric::QDISC_BYTES)? * 8.0 / evidence.seconds();
     let mut facts = vec![
         fact,
         Fact::new(
-            "rate through it, Mbit/s",
+            "rate through the discipline, Mbit/s",
             rate / 1e6,
             "below its limit",
             "qdisc bytes",
         ),
-        Fact::new("packets it dropped", dropped, "0", "qdisc drops"),
+        Fact::new(
+            "packets dropped by the discipline",
+            dropped,
+            "0",
+            "qdisc drops",
+        ),
     ];
     if let Some(limit) = link.qdisc_rate {
         facts.push(Fact::new(
-            "its limit, Mbit/s",
+            "limit of the discipline, Mbit/s",
             limit as f64 / 1e6,
             "above what is needed",
             "qdisc options",
@@ -70,19 +96,20 @@ fn judge_link(evidence: &Evidence, link: &LinkFacts) -> Option<Judgement> {
     let near = link
         .qdisc_rate
         .is_none_or(|limit| rate > 0.7 * limit as f64);
-    Some(Judgement::Present(Finding {
-        cause: Cause::Shaper,
-        weight: if near { 0.95 } else { 0.3 },
-        settled: false,
+    Some(Ok(Finding::new(
+        if near { 0.95 } else { 0.3 },
         facts,
-        remedies: vec![Remedy::here(
-            format!("no limit on {}, if nobody needs it", link.name),
+        vec![Remedy::here(
+            format!(
+                "remove the rate limit of {}, if it is not needed",
+                link.name
+            ),
             vec![Action::RemoveQdisc {
                 link: link.name.clone(),
             }],
             "up to the next bottleneck",
         )],
-    }))
+    )))
 }
 
 #[cfg(test)]
@@ -106,12 +133,12 @@ mod tests {
 
     #[test]
     fn a_full_token_bucket_is_it() {
-        assert_eq!(present(judge(&shaped(9_000, 100_000_000))).weight, 0.95);
+        assert_eq!(present(evaluate(&shaped(9_000, 100_000_000))).weight, 0.95);
     }
 
     #[test]
-    fn one_with_room_is_not() {
-        assert!(absent(judge(&shaped(0, 1_000_000_000))));
-        assert!(absent(judge(&tunnel())));
+    fn one_with_spare_rate_is_not() {
+        assert!(absent(evaluate(&shaped(0, 1_000_000_000))));
+        assert!(absent(evaluate(&tunnel())));
     }
 }

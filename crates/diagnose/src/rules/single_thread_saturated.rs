@@ -1,89 +1,95 @@
-//! One thread does the tunnel's work, has all the time of one processor, and that is not enough.
+//! One thread does the tunnel's work, uses all the time of a processor, and that is not enough.
 //!
-//! Set apart from a thread that wants as much but has to wait for it (contention, quota), and from a program whose
-//! threads all are full.
+//! This excludes a thread with the same demand that has to wait (contention, quota), and a program whose threads are all
+//! busy.
 
-use super::turn::unhindered;
-use super::weigh::{judged, ramp};
-use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy};
+use super::prelude::*;
+use super::scheduling::runs_when_ready;
 
-/// A thread that ran or wanted to for less than this sleeps now and then: there is more to be had from it.
+/// Demand below which a thread sleeps now and then and could do more.
 const BUSY: f64 = 0.85;
-/// From here on it never sleeps, up to the error of the measurement.
+/// Demand of a thread that never sleeps, within the accuracy of the measurement.
 const FULL: f64 = 0.97;
-/// A second thread that does up to this part of what the first does leaves the first alone with the work.
+/// Ratio of the second thread's demand to the first up to which the first does the work alone.
 const ALONE: f64 = 0.6;
-/// At this the two share the work evenly.
+/// Ratio from which both share the work evenly.
 const SHARED: f64 = 0.9;
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
-    let Some(program) = &evidence.map.program else {
-        return Judgement::Unseen(
-            "no program carries this tunnel, or it could not be found".into(),
-        );
-    };
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::SingleThreadSaturated,
+    sentence: "One thread of the tunnel's program uses a whole processor while other processors are idle.",
+    step: Some(PathStep::Program),
+    effects: effects::LATE,
+    signature: Some(Signature::new(
+        Source::Threads,
+        &[metric::RUN_NS],
+        Per::Second,
+        0.8e9,
+    )),
+    rule: Some(evaluate),
+    ..FAULT
+};
+
+fn evaluate(evidence: &Evidence) -> Judgement {
+    let program = program(evidence)?;
     let mut threads = evidence.threads();
-    threads.sort_by(|a, b| b.wish().total_cmp(&a.wish()));
-    let Some(first) = threads.first() else {
-        return Judgement::Unseen(format!("the threads of {} could not be read", program.name));
-    };
-    let second = threads.get(1).map_or(0.0, |thread| thread.wish());
+    threads.sort_by(|a, b| b.demand().total_cmp(&a.demand()));
+    let first = threads
+        .first()
+        .ok_or_else(|| format!("the threads of {} are not readable", program.name))?;
+    let second = threads.get(1).map_or(0.0, |thread| thread.demand());
     let mut facts = vec![
         Fact::new(
             format!(
-                "share of the time that thread {} ran or wanted to",
+                "share of the time in which thread {} ran or was ready to run",
                 first.name
             ),
-            first.wish(),
+            first.demand(),
             "below 0.85",
             "schedstat",
         ),
         Fact::new(
-            "of that, waiting for a processor",
+            "share of that time waiting for a processor",
             first.kept_waiting(),
             "below 0.3; more is contention",
             "schedstat run delay",
         ),
         Fact::new(
-            "share of the time that the next thread ran or wanted to",
+            "share of the time in which the next thread ran or was ready to run",
             second,
-            "as much, if the work were shared",
+            "the same, if the work were shared",
             "schedstat",
         ),
     ];
     let idle = evidence.idle();
     if let Some(most) = idle.iter().map(|(_, idle)| *idle).max_by(f64::total_cmp) {
         facts.push(Fact::new(
-            "share of the time that the emptiest processor was idle",
+            "share of the time in which the least busy processor was idle",
             most,
-            "0, if there were nothing to be had from another thread",
+            "0, if another thread could not help",
             "/proc/stat",
         ));
     }
-    let weight = ramp(first.wish(), BUSY, FULL)
-        * unhindered(evidence)
-        * (1.0 - ramp(second / first.wish().max(1e-9), ALONE, SHARED));
-    judged(
-        Cause::SingleThreadSaturated,
-        0.9 * weight,
-        facts,
-        remedies(&program.name),
-    )
+    let weight = Ramp::new(BUSY, FULL).at(first.demand())
+        * runs_when_ready(evidence)
+        * (1.0 - Ramp::new(ALONE, SHARED).at(second / first.demand().max(1e-9)));
+    weighted(0.9 * weight, facts, remedies(&program.name))
 }
 
 fn remedies(name: &str) -> Vec<Remedy> {
     vec![
         Remedy::ask(
-            Place::Tunnel,
+            Location::Tunnel,
             format!(
-                "{name} to use several threads and queues (a multi-queue tun device), if it can"
+                "let {name} use several threads and queues (a multi-queue tun device), if it can"
             ),
             Vec::new(),
-            "nearly as many times as there are idle processors, if there are several connections",
+            "a factor of up to the number of idle processors, with several connections",
         ),
         Remedy::ask(
-            Place::Tunnel,
-            "several instances of the tunnel that share the connections, or a tunnel with less work per packet (offloads, the kernel's data path)",
+            Location::Tunnel,
+            "use several tunnels that share the connections, or a tunnel with less work per packet (offloads, the \
+             kernel's data path)",
             Vec::new(),
             "up to the next bottleneck",
         ),
@@ -99,7 +105,7 @@ mod tests {
         let mut evidence = tunnel();
         thread(&mut evidence, 100, first.0, first.1);
         thread(&mut evidence, 101, second.0, second.1);
-        judge(&evidence)
+        evaluate(&evidence)
     }
 
     #[test]
@@ -128,6 +134,6 @@ mod tests {
     fn without_a_program_nothing_is_said() {
         let mut evidence = tunnel();
         evidence.map.program = None;
-        assert!(unseen(judge(&evidence)));
+        assert!(unseen(evaluate(&evidence)));
     }
 }

@@ -1,25 +1,46 @@
-//! One processor handles all received packets and is full with it, and nothing spreads them.
+//! One processor handles all received packets and has no time left, and nothing spreads them.
 
+use super::prelude::*;
 use super::receive::{is_spread, one_core};
-use super::weigh::judged;
-use crate::{Action, Cause, Evidence, Fact, Judgement, Place, Remedy};
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
-    let Some(link) = evidence.map.egress_link() else {
-        return Judgement::Unseen("the interface to the outside is not known".into());
-    };
-    let found = match one_core(evidence) {
-        Ok(found) => found,
-        Err(why) => return Judgement::Unseen(why),
-    };
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::SoftirqOneCore,
+    sentence: "One processor handles all received packets, and it has no time left.",
+    step: Some(PathStep::OuterLink),
+    effects: &[
+        Cause::BacklogFull,
+        Cause::NapiBudget,
+        Cause::CpuContention,
+        Cause::UdpReceiveBuffer,
+    ],
+    signature: Some(Signature::new(
+        Source::Cpus,
+        &[metric::SOFTIRQ_NS],
+        Per::Second,
+        0.5e9,
+    )),
+    rule: Some(evaluate),
+    ..FAULT
+};
+
+fn evaluate(evidence: &Evidence) -> Judgement {
+    let link = evidence
+        .map
+        .egress_link()
+        .ok_or("the outer interface is not known")?;
+    let found = one_core(evidence)?;
     if is_spread(link) {
         let most = link.rps.iter().map(Vec::len).max().unwrap_or(0);
-        return Judgement::Absent(Fact::new(
-            format!("processors to which {} spreads what it receives", link.name),
+        return Fact::new(
+            format!(
+                "processors that share the packets received on {}",
+                link.name
+            ),
             most.max(link.rx_queues as usize) as f64,
             "2 or more",
             "rps_cpus and receive queues",
-        ));
+        )
+        .excludes();
     }
     let queues = 0..link.rx_queues.max(1);
     let spread = queues.map(|queue| Action::Rps {
@@ -29,23 +50,21 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     });
     let remedies = vec![
         Remedy::here(
-            format!("spread what {} receives over all processors", link.name),
+            format!(
+                "spread the packets received on {} over all processors",
+                link.name
+            ),
             spread.collect(),
-            "up to as many times as there are processors, if there are several outer flows",
+            "a factor of up to the number of processors, with several outer flows",
         ),
         Remedy::ask(
-            Place::Here,
-            "polling in a thread of its own, which the scheduler can move away from the tunnel's",
+            Location::Here,
+            "poll in a thread, which the scheduler can move away from the tunnel's program",
             vec![format!("echo 1 > /sys/class/net/{}/threaded", link.name)],
-            "the time that the tunnel's program loses to it",
+            "the time that the tunnel's program loses to softirqs",
         ),
     ];
-    judged(
-        Cause::SoftirqOneCore,
-        0.9 * found.strength,
-        found.facts,
-        remedies,
-    )
+    weighted(0.9 * found.strength, found.facts, remedies)
 }
 
 #[cfg(test)]
@@ -71,8 +90,8 @@ mod tests {
     }
 
     #[test]
-    fn one_full_processor_beside_an_idle_one_is_it() {
-        let finding = present(judge(&receiving([0.95, 0.02], [99_000, 1_000])));
+    fn one_full_processor_with_an_idle_one_is_it() {
+        let finding = present(evaluate(&receiving([0.95, 0.02], [99_000, 1_000])));
         assert!(finding.weight > 0.85);
         assert_eq!(
             finding.remedies[0].commands,
@@ -82,26 +101,26 @@ mod tests {
 
     #[test]
     fn spread_work_is_not() {
-        assert!(absent(judge(&receiving([0.9, 0.88], [50_000, 50_000]))));
-        assert!(absent(judge(&receiving([0.3, 0.0], [99_000, 1_000]))));
+        assert!(absent(evaluate(&receiving([0.9, 0.88], [50_000, 50_000]))));
+        assert!(absent(evaluate(&receiving([0.3, 0.0], [99_000, 1_000]))));
     }
 
     #[test]
     fn one_flow_that_rps_cannot_spread_is_another_cause() {
         let mut evidence = receiving([0.95, 0.02], [99_000, 1_000]);
         evidence.map.links[1].rps = vec![vec![0, 1]];
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
     fn steering_to_one_processor_does_not_spread() {
         let mut evidence = receiving([0.95, 0.02], [99_000, 1_000]);
         evidence.map.links[1].rps = vec![vec![0]];
-        present(judge(&evidence));
+        present(evaluate(&evidence));
     }
 
     #[test]
     fn without_counters_nothing_is_said() {
-        assert!(unseen(judge(&tunnel())));
+        assert!(unseen(evaluate(&tunnel())));
     }
 }

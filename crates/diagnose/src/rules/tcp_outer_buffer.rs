@@ -1,54 +1,67 @@
-//! The tunnel runs over a TCP connection whose buffers hold less than the distance needs: rate = buffer / round trip.
+//! The tunnel runs over a TCP connection whose buffers are too small for its round-trip time: rate = buffer / round trip.
 //!
-//! A small buffer is also full when something behind it is slow; then packets wait and the round trip is longer than the
-//! shortest. Only where what is under way takes about the shortest round trip is the buffer the limit.
+//! A small buffer is also full before a slow bottleneck; then packets wait, and the round trip is longer than the
+//! shortest. The buffer is the limit only if data in flight takes about the shortest round trip.
 
+use seikan_observe::Subject;
 use seikan_observe::path::SocketFacts;
-use seikan_observe::{Subject, metric};
 
-use super::weigh::ramp;
-use crate::{Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
+use super::prelude::*;
+use crate::Excluded;
 
-/// The share of its busy time for which a buffer holds a connection up, from which it is worth a word.
+/// Share of its busy time limited by a buffer from which it is a cause.
 const LIMITED: f64 = 0.25;
-/// The rate, of window / shortest round trip, from which no queue but the distance takes the time.
+/// Ratio of the rate to window / shortest round trip from which the path, not a queue, takes the time.
 const FILLED: f64 = 0.4;
-/// From here on nothing else takes any.
-const SURELY_FILLED: f64 = 0.7;
-/// Bytes under way, of the window that the far end offers, from which the window is what holds them back.
-const FULL: (f64, f64) = (0.6, 0.8);
-/// A receive buffer up to this was fixed by the program or never grew; the kernel grows its own to 6 MiB. Bytes.
+/// The same ratio from which no queue takes any time.
+const FULLY_FILLED: f64 = 0.7;
+/// Ratio of data in flight to the offered window from which the window is the limit.
+const FULL: Ramp = Ramp::new(0.6, 0.8);
+/// Receive buffer up to which the program fixed it, or it never grew, bytes; the kernel grows its own to 6 MiB.
 const FIXED: u32 = 262_144;
-/// The share of a receive buffer that the kernel offers as window (`tcp_adv_win_scale` 1).
+/// Share of a receive buffer that the kernel offers as window (`tcp_adv_win_scale` 1).
 const OFFERED: f64 = 0.5;
-/// A thread as busy as this is the limit itself.
+/// Load from which a thread itself is the limit.
 const BUSY: f64 = 0.9;
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::TcpOuterBuffer,
+    sentence: "The tunnel runs over a TCP connection whose buffers are too small for this round-trip time.",
+    step: Some(PathStep::Sockets),
+    effects: &[Cause::TunQueueOverflow, Cause::Bufferbloat],
+    signature: Some(Signature::new(
+        Source::Outer,
+        &[metric::TCP_SNDBUF_LIMITED_US, metric::TCP_RWND_LIMITED_US],
+        Per::Second,
+        0.1e6,
+    )),
+    rule: Some(evaluate),
+    ..FAULT
+};
+
+fn evaluate(evidence: &Evidence) -> Judgement {
     let carried = |socket: &&SocketFacts| {
         let of = |name| evidence.tcp(socket, name).unwrap_or(0.0);
         (of(metric::TCP_BYTES_ACKED) + of(metric::TCP_BYTES_RECEIVED)) as u64
     };
     let Some(socket) = evidence.outer_connections().max_by_key(carried) else {
-        return Judgement::Absent(Fact::new(
+        return Fact::new(
             "TCP connections that carry the tunnel",
             0.0,
             "0",
             "sockets of the program",
-        ));
+        )
+        .excludes();
     };
-    let judged = match evidence.sends() {
-        true => judge_sender(evidence, socket),
-        false => judge_receiver(evidence, socket),
-    };
-    let (weight, mut facts) = match judged {
-        Ok(judged) => judged,
-        Err(judgement) => return judgement,
+    let (weight, mut facts) = if evidence.sends() {
+        evaluate_sender(evidence, socket)?
+    } else {
+        evaluate_receiver(evidence, socket)?
     };
     let busiest = evidence.busy();
     facts.extend(busiest.map(|busiest| {
         Fact::new(
-            "busiest thread of the program, of a processor",
+            "share of the time in which the busiest thread ran or waited for a processor",
             busiest,
             "near 1, if the processor were the limit",
             "schedstat",
@@ -58,35 +71,33 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         Some(busiest) if busiest > BUSY => 0.3 * weight,
         _ => weight,
     };
-    Judgement::Present(Finding {
-        cause: Cause::TcpOuterBuffer,
+    Ok(Finding::new(
         weight,
-        settled: false,
         facts,
-        remedies: vec![
+        vec![
             Remedy::ask(
-                Place::Tunnel,
-                "no fixed socket buffers at either end, so that the kernel lets them grow (OpenVPN: `sndbuf 0`, `rcvbuf 0`)",
+                Location::Tunnel,
+                "remove fixed socket buffers at both ends, so that the kernel grows them (OpenVPN: `sndbuf 0`, `rcvbuf 0`)",
                 vec![],
                 "up to the next bottleneck",
             ),
             Remedy::ask(
-                Place::Tunnel,
-                "UDP as the tunnel's transport, at both ends",
+                Location::Tunnel,
+                "use UDP as the tunnel's transport, at both ends",
                 vec![],
-                "no window outside at all",
+                "no outer window",
             ),
         ],
-    })
+    ))
 }
 
-fn judge_sender(evidence: &Evidence, socket: &SocketFacts) -> Result<(f64, Vec<Fact>), Judgement> {
+fn evaluate_sender(
+    evidence: &Evidence,
+    socket: &SocketFacts,
+) -> Result<(f64, Vec<Fact>), Excluded> {
     let growth = |name| evidence.tcp(socket, name);
-    let Some(busy) = growth(metric::TCP_BUSY_US) else {
-        return Err(Judgement::Unseen(
-            "the tunnel's own TCP connection could not be read".into(),
-        ));
-    };
+    let busy =
+        growth(metric::TCP_BUSY_US).ok_or("the tunnel's own TCP connection is not readable")?;
     let of_busy = |name| growth(name).unwrap_or(0.0) / busy.max(1.0);
     let here = of_busy(metric::TCP_SNDBUF_LIMITED_US);
     let there = of_busy(metric::TCP_RWND_LIMITED_US);
@@ -94,34 +105,34 @@ fn judge_sender(evidence: &Evidence, socket: &SocketFacts) -> Result<(f64, Vec<F
     let window = mean(metric::TCP_UNACKED) * mean(metric::TCP_MSS);
     let rate = growth(metric::TCP_BYTES_ACKED).unwrap_or(0.0) / evidence.seconds();
     let (filled, mut facts) = fill(evidence, socket, window, rate);
-    // A window that is full all the time is not always counted as the limit: the sender waits before the kernel does.
+    // A window that is always full is not always counted as the limit: the sender waits before the kernel does.
     let offered = mean(metric::TCP_SND_WND);
     let full = filled.filter(|_| offered > 0.0).map_or(0.0, |filled| {
-        ramp(window / offered, FULL.0, FULL.1) * ramp(filled, FILLED, SURELY_FILLED)
+        FULL.at(window / offered) * Ramp::new(FILLED, FULLY_FILLED).at(filled)
     });
     let limited = (here + there).clamp(full, 1.0);
     let fact = Fact::new(
-        "time for which buffers held up the tunnel's own connection, of its busy time",
+        "share of the busy time in which buffers limited the tunnel's own connection",
         limited,
         "below 0.25",
         "tcp_info sndbuf_limited, rwnd_limited, unacked over snd_wnd",
     );
     if limited < LIMITED {
-        return Err(Judgement::Absent(fact));
+        return Err(Excluded::Absent(fact));
     }
     facts.insert(0, fact);
     if filled.is_some_and(|filled| filled < FILLED) {
-        return Err(Judgement::Absent(facts.swap_remove(1)));
+        return Err(Excluded::Absent(facts.swap_remove(1)));
     }
-    // Without a round-trip time the buffer is full for reasons unknown.
+    // Without a round-trip time the reason for the full buffer is not known.
     let sure = if filled.is_some() { 0.95 } else { 0.4 };
     Ok((sure * limited, facts))
 }
 
-fn judge_receiver(
+fn evaluate_receiver(
     evidence: &Evidence,
     socket: &SocketFacts,
-) -> Result<(f64, Vec<Fact>), Judgement> {
+) -> Result<(f64, Vec<Fact>), Excluded> {
     let fact = Fact::new(
         "receive buffer of the tunnel's own connection, KiB",
         f64::from(socket.receive_buffer) / 1024.0,
@@ -129,27 +140,21 @@ fn judge_receiver(
         "SO_RCVBUF",
     );
     if socket.receive_buffer > FIXED {
-        return Err(Judgement::Absent(fact));
+        return Err(Excluded::Absent(fact));
     }
     let received = evidence.tcp(socket, metric::TCP_BYTES_RECEIVED);
-    let Some(received) = received else {
-        return Err(Judgement::Unseen(
-            "the tunnel's own TCP connection could not be read".into(),
-        ));
-    };
+    let received = received.ok_or("the tunnel's own TCP connection is not readable")?;
     let window = OFFERED * f64::from(socket.receive_buffer);
     let (filled, mut facts) = fill(evidence, socket, window, received / evidence.seconds());
     facts.insert(0, fact);
     match filled {
-        Some(filled) if filled < FILLED => Err(Judgement::Absent(facts.swap_remove(1))),
+        Some(filled) if filled < FILLED => Err(Excluded::Absent(facts.swap_remove(1))),
         Some(_) => Ok((0.75, facts)),
-        None => Err(Judgement::Unseen(
-            "no round-trip time of the tunnel's own connection is known".into(),
-        )),
+        None => Err("no round-trip time of the tunnel's own connection is known".into()),
     }
 }
 
-/// The rate (bytes per second) as a share of what the window (bytes) allows over the shortest round trip.
+/// Returns the ratio of the rate (bytes per second) to the window (bytes) over the shortest round trip.
 fn fill(
     evidence: &Evidence,
     socket: &SocketFacts,
@@ -167,21 +172,21 @@ fn fill(
     let mut facts = Vec::new();
     facts.extend(filled.map(|filled| {
         Fact::new(
-            "the tunnel's rate, of its window by the shortest round trip",
+            "ratio of the tunnel's rate to its window per round trip",
             filled,
             "below 0.4, if something else were the limit",
             "tcp_info bytes_acked, unacked, min_rtt",
         )
     }));
     facts.push(Fact::new(
-        "bytes under way, KiB",
+        "data in flight, KiB",
         window / 1024.0,
-        "the rate wanted times the round trip",
+        "the wanted rate times the round-trip time",
         "tcp_info unacked, or half of SO_RCVBUF",
     ));
     facts.extend(shortest.map(|shortest| {
         Fact::new(
-            "shortest round trip outside, ms",
+            "shortest outer round-trip time, ms",
             shortest / 1e3,
             "0.1 to 200",
             "tcp_info min_rtt",
@@ -197,7 +202,7 @@ mod tests {
     use crate::rules::testing::*;
     use seikan_observe::path::Transport;
 
-    /// 64 KiB under way (45 segments) and 10 MB/s or so sent.
+    /// 64 KiB in flight (45 segments) and 10 MB/s or so sent.
     fn buffered(min_rtt_us: u64, limited_us: u64) -> Evidence {
         let mut evidence = sender(70_000, 0, 0);
         evidence.map.sockets = vec![socket(3, Transport::Tcp)];
@@ -215,7 +220,7 @@ mod tests {
     #[test]
     fn a_full_buffer_over_a_distance_is_it() {
         // 65 kB / 6 ms = 10.9 MB/s.
-        let finding = present(judge(&buffered(6_000, 9_000_000)));
+        let finding = present(evaluate(&buffered(6_000, 9_000_000)));
         assert!(finding.weight > 0.8);
     }
 
@@ -223,21 +228,21 @@ mod tests {
     fn a_window_that_is_full_is_it_whatever_the_kernel_calls_it() {
         let mut evidence = buffered(6_000, 0);
         gauge(&mut evidence, Subject::Tcp(3), metric::TCP_SND_WND, 70_000);
-        assert!(present(judge(&evidence)).weight > 0.8);
+        assert!(present(evaluate(&evidence)).weight > 0.8);
         gauge(&mut evidence, Subject::Tcp(3), metric::TCP_SND_WND, 700_000);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
     fn a_full_buffer_before_something_slow_is_not() {
         // Over 0.2 ms it would allow 326 MB/s.
-        assert!(absent(judge(&buffered(200, 9_000_000))));
+        assert!(absent(evaluate(&buffered(200, 9_000_000))));
     }
 
     #[test]
-    fn a_buffer_with_room_is_not_nor_a_tunnel_over_udp() {
-        assert!(absent(judge(&buffered(6_000, 100_000))));
-        assert!(absent(judge(&sender(10_000, 0, 0))));
+    fn a_large_buffer_is_not_nor_a_tunnel_over_udp() {
+        assert!(absent(evaluate(&buffered(6_000, 100_000))));
+        assert!(absent(evaluate(&sender(10_000, 0, 0))));
     }
 
     #[test]
@@ -245,7 +250,7 @@ mod tests {
         let mut evidence = buffered(6_000, 9_000_000);
         let thread = Subject::Thread { pid: 100, tid: 101 };
         count(&mut evidence, thread, metric::RUN_NS, 9_900_000_000);
-        assert!(present(judge(&evidence)).weight < 0.3);
+        assert!(present(evaluate(&evidence)).weight < 0.3);
     }
 
     #[test]
@@ -254,8 +259,8 @@ mod tests {
         count(&mut evidence, inner(), metric::RX_BYTES, 200_000_000);
         let received = metric::TCP_BYTES_RECEIVED;
         count(&mut evidence, Subject::Tcp(3), received, 100_000_000);
-        assert_eq!(present(judge(&evidence)).weight, 0.75);
+        assert_eq!(present(evaluate(&evidence)).weight, 0.75);
         evidence.map.sockets[0].receive_buffer = 6_000_000;
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 }

@@ -1,40 +1,54 @@
-//! The tunnel runs over TCP, which repairs losses late, and the connections inside repair the same by themselves.
+//! The tunnel runs over TCP, which repairs losses late, and the connections inside retransmit the same data.
 //!
-//! Which is deeper, the loss or the stacking? Paths lose packets now and then, and a tunnel over UDP would hand each loss
-//! to the one connection it belongs to. Over TCP everything stands still until the repair. So where the inner
-//! connections suffer the stacking is named, and the loss stays a lesser rival; where they do not, the loss is named and
-//! this is the lesser one. A full ring in front of a program that may not send is a consequence.
+//! The loss or the stacking may be the deeper cause. Paths lose packets now and then, and over UDP each loss affects one
+//! connection. Over TCP everything waits for the repair. So if the inner connections suffer, the stacking is named and
+//! the loss is a weaker rival; otherwise the loss is named and the stacking is weaker. A full ring in front of a program
+//! that may not send is an effect.
 
-use seikan_observe::metric;
+use super::prelude::*;
 
-use crate::{Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
-
-/// Losses of the tunnel's own connection, of its segments, from which repairs are often enough to be felt.
+/// Share of the tunnel's own segments lost from which repairs matter.
 const LOSS: f64 = 0.001;
-/// From here on one of a hundred segments stops all the others.
+/// Share at which the repairs stop all connections.
 const FULL_LOSS: f64 = 0.005;
-/// Segments that inner connections send again, of those sent, although nothing is lost between them.
+/// Share of segments that inner connections retransmit, although none is lost between them.
 const INNER: f64 = 0.002;
-/// Segments too early, of those received, with which a receiver sees the repairs.
+/// Share of segments received out of order with which a receiver sees the repairs.
 const EARLY: f64 = 0.01;
 /// See [`EARLY`].
 const FULL_EARLY: f64 = 0.1;
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::TcpOverTcp,
+    sentence: "The tunnel runs over TCP: the connections inside it retransmit the data that the tunnel itself retransmits late.",
+    step: Some(PathStep::Sockets),
+    effects: &[Cause::TunQueueOverflow, Cause::Bufferbloat],
+    signature: Some(Signature::new(
+        Source::Outer,
+        &[metric::TCP_RETRANS],
+        Per::Packet,
+        FEW,
+    )),
+    rule: Some(evaluate),
+    ..FAULT
+};
+
+fn evaluate(evidence: &Evidence) -> Judgement {
     let connections = evidence.outer_connections().count();
     if connections == 0 {
-        return Judgement::Absent(Fact::new(
+        return Fact::new(
             "TCP connections that carry the tunnel",
             0.0,
             "0",
             "sockets of the program",
-        ));
+        )
+        .excludes();
     }
     let suffers = inner_suffers(evidence);
     let (fact, signature) = match (evidence.outer_losses(), evidence.arrivals()) {
         (Some(losses), _) if evidence.sends() => (
             Fact::new(
-                "segments of the tunnel's own connection lost on the way, of those sent",
+                "share of segments of the tunnel's own connection lost on the path",
                 losses.elsewhere(),
                 "below 0.001",
                 "tcp_info total_retrans of the program's socket",
@@ -43,7 +57,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         ),
         (_, Some(arrivals)) => (
             Fact::new(
-                "segments received before one that was due, of all",
+                "share of segments received out of order",
                 arrivals.early / arrivals.segments,
                 "below 0.01",
                 "TcpExt.TCPOFOQueue over Tcp.InSegs",
@@ -52,13 +66,11 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
             0.7 * strength(arrivals.early / arrivals.segments, EARLY, FULL_EARLY),
         ),
         _ => {
-            return Judgement::Unseen(
-                "the tunnel's own TCP connection carried too little to be judged".into(),
-            );
+            return Err("the tunnel's own TCP connection carried too little data".into());
         }
     };
     if signature == 0.0 {
-        return Judgement::Absent(fact);
+        return fact.excludes();
     }
     let mut facts = vec![fact];
     let counters = [
@@ -68,12 +80,12 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
             "tcp_info total_rto",
         ),
         (
-            "timeouts for nothing",
+            "unnecessary timeouts",
             evidence.host("TcpExt.TCPSpuriousRTOs"),
             "TcpExt.TCPSpuriousRTOs",
         ),
         (
-            "segments that connections in the tunnel sent again",
+            "segments retransmitted by connections in the tunnel",
             evidence.flows(metric::TCP_RETRANS),
             "tcp_info total_retrans",
         ),
@@ -81,21 +93,19 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     for (name, value, source) in counters {
         facts.extend(value.map(|value| Fact::new(name, value, "0", source)));
     }
-    Judgement::Present(Finding {
-        cause: Cause::TcpOverTcp,
-        weight: signature * if suffers { 0.9 } else { 0.29 },
-        settled: false,
+    Ok(Finding::new(
+        signature * if suffers { 0.9 } else { 0.29 },
         facts,
-        remedies: vec![Remedy::ask(
-            Place::Tunnel,
-            "UDP as the tunnel's transport, at both ends (OpenVPN: `proto udp`)",
+        vec![Remedy::ask(
+            Location::Tunnel,
+            "use UDP as the tunnel's transport, at both ends (OpenVPN: `proto udp`)",
             vec![],
-            "a loss then slows one connection by itself and stops none",
+            "a loss then slows one connection and stops none",
         )],
-    })
+    ))
 }
 
-/// Whether the connections inside react to the repairs outside.
+/// Whether the inner connections react to the outer repairs.
 pub(super) fn inner_suffers(evidence: &Evidence) -> bool {
     let any = |value: Option<f64>| value.is_some_and(|value| value > 0.0);
     let again = evidence
@@ -136,25 +146,25 @@ mod tests {
 
     #[test]
     fn losses_outside_and_timeouts_inside_are_it() {
-        assert_eq!(present(judge(&over_tcp(100, 5))).weight, 0.9);
+        assert_eq!(present(evaluate(&over_tcp(100, 5))).weight, 0.9);
     }
 
     #[test]
     fn losses_that_the_inner_connections_do_not_feel_weigh_little() {
-        assert!(present(judge(&over_tcp(100, 0))).weight < 0.3);
+        assert!(present(evaluate(&over_tcp(100, 0))).weight < 0.3);
     }
 
     #[test]
     fn without_losses_or_without_tcp_outside_it_is_not() {
-        assert!(absent(judge(&over_tcp(0, 5))));
-        assert!(absent(judge(&sender(10_000, 100, 0))));
+        assert!(absent(evaluate(&over_tcp(0, 5))));
+        assert!(absent(evaluate(&sender(10_000, 100, 0))));
     }
 
     #[test]
-    fn what_this_hosts_own_queue_drops_is_not_the_path() {
+    fn drops_of_this_hosts_queue_are_not_the_path() {
         let mut evidence = over_tcp(100, 5);
         let qdisc = Subject::Qdisc("eth0".into());
         count(&mut evidence, qdisc, metric::QDISC_DROPS, 100);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 }

@@ -1,58 +1,71 @@
-//! The receiver offers too little room: its program reads too slowly, or its buffer is too small for the distance.
+//! The receive window is too small: the receiving program reads too slowly, or its buffer is too small for the round-trip
+//! time.
 //!
-//! A large window is also used up when packets pile up in a queue before a bottleneck; then the round trip is several
-//! times the shortest, and the window only ends the queue's growth.
+//! A large window is also used up by a queue at a bottleneck; then the round trip is several times the shortest, and the
+//! window only limits the queue.
 
-use seikan_observe::metric;
 use seikan_observe::path::SocketFacts;
 
-use crate::{Action, Cause, Evidence, Fact, Finding, Judgement, Place, Remedy};
+use super::prelude::*;
 
-/// The share of the busy time held up by the receiver's window, from which it is worth a word.
+/// Share of the busy time limited by the receiver's window from which it is a cause.
 const LIMITED: f64 = 0.25;
-/// A window up to this is small for a bulk transfer: the kernel starts at 64 KiB and grows it to 3 MiB. Bytes.
+/// Window up to which it is small for a bulk transfer, bytes: the kernel starts at 64 KiB and grows it to 3 MiB.
 const SMALL: f64 = 262_144.0;
-/// Round trips, of the shortest, from which a queue stands on the way.
+/// Ratio of the round-trip time to the shortest from which the path has a queue.
 const QUEUE: f64 = 2.0;
-/// Round trips from which a window that has grown is the delay's matter. Microseconds.
+/// Round-trip time from which a large window is a matter of path-delay, microseconds.
 const LONG_US: f64 = 20_000.0;
-/// Times per second that this host closed its window, from which its programs read too slowly.
+/// Zero windows per second from which the programs of this host read too slowly.
 const CLOSED: f64 = 0.5;
-/// The rate, of buffer / round trip, from which the buffer is the limit; half of it is window, and half of that used.
+/// Ratio of the rate to buffer / round trip from which the buffer is the limit; half of it is window, and half of that
+/// used.
 const FILLED: f64 = 0.25;
-/// The largest receive buffer by default (net/ipv4/tcp.c). Bytes.
+/// Largest receive buffer by default (net/ipv4/tcp.c), bytes.
 const NORMAL_MOST: u64 = 6_291_456;
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::TcpReceiveWindow,
+    sentence: "The receiving program reads its data too slowly, or its receive window is too small.",
+    step: Some(PathStep::Applications),
+    is_inferred: true,
+    signature: Some(Signature::new(
+        Source::Flows,
+        &[metric::TCP_RWND_LIMITED_US],
+        Per::Second,
+        0.1e6,
+    )),
+    rule: Some(evaluate),
+    ..FAULT
+};
+
+fn evaluate(evidence: &Evidence) -> Judgement {
     if evidence.sends_tcp() {
         return match evidence.main_flow() {
-            Some(flow) => judge_sender(evidence, flow),
-            None => Judgement::Unseen("no connection gets anything through the tunnel".into()),
+            Some(flow) => evaluate_sender(evidence, flow),
+            None => Err("no connection transfers data through the tunnel".into()),
         };
     }
     match evidence.flows(metric::TCP_BYTES_RECEIVED) {
-        Some(received) if received > 0.0 => judge_receiver(evidence, received),
-        _ => Judgement::Unseen("no TCP connection of this host goes through the tunnel".into()),
+        Some(received) if received > 0.0 => evaluate_receiver(evidence, received),
+        _ => Err("this host has no TCP connection through the tunnel".into()),
     }
 }
 
-fn judge_sender(evidence: &Evidence, flow: &SocketFacts) -> Judgement {
+fn evaluate_sender(evidence: &Evidence, flow: &SocketFacts) -> Judgement {
     let growth = |name| evidence.tcp(flow, name);
-    let (Some(busy), Some(limited)) = (
-        growth(metric::TCP_BUSY_US),
-        growth(metric::TCP_RWND_LIMITED_US),
-    ) else {
-        return Judgement::Unseen("the kernel does not say what limits a connection".into());
-    };
+    let (busy, limited) = growth(metric::TCP_BUSY_US)
+        .zip(growth(metric::TCP_RWND_LIMITED_US))
+        .ok_or("the kernel does not report the limits of connections")?;
     let share = (limited / busy.max(1.0)).min(1.0);
     let fact = Fact::new(
-        "time held up by the receiver's window, of the time with data to send",
+        "share of the busy time limited by the receiver's window",
         share,
         "below 0.25",
         "tcp_info rwnd_limited over busy",
     );
     if share < LIMITED {
-        return Judgement::Absent(fact);
+        return fact.excludes();
     }
     let mut facts = vec![fact];
     let window = evidence.tcp_mean(flow, metric::TCP_SND_WND);
@@ -60,7 +73,7 @@ fn judge_sender(evidence: &Evidence, flow: &SocketFacts) -> Judgement {
         Fact::new(
             "the receiver's window, KiB",
             window / 1024.0,
-            "above 256, and the rate wanted times the round trip",
+            "above 256, and the wanted rate times the round-trip time",
             "tcp_info snd_wnd",
         )
     }));
@@ -70,9 +83,9 @@ fn judge_sender(evidence: &Evidence, flow: &SocketFacts) -> Judgement {
     let queue = shortest.zip(mean).map(|(shortest, mean)| mean / shortest);
     facts.extend(queue.map(|queue| {
         Fact::new(
-            "round trip, of the shortest",
+            "ratio of the round-trip time to the shortest",
             queue,
-            "above 2, if a queue stood before a bottleneck",
+            "above 2, if a bottleneck had a queue",
             "tcp_info rtt over min_rtt",
         )
     }));
@@ -84,8 +97,8 @@ fn judge_sender(evidence: &Evidence, flow: &SocketFacts) -> Judgement {
     }
     let remedies = vec![
         Remedy::ask(
-            Place::FarEnd,
-            "a larger receive buffer on the receiving host, and none fixed by the program (SO_RCVBUF)",
+            Location::FarEnd,
+            "enlarge the receive buffer on the receiving host, and let the program not fix it (SO_RCVBUF)",
             vec![format!(
                 "sysctl -w net.ipv4.tcp_rmem=\"4096 131072 {}\"",
                 4 * NORMAL_MOST
@@ -93,16 +106,16 @@ fn judge_sender(evidence: &Evidence, flow: &SocketFacts) -> Judgement {
             "up to the next bottleneck, if the buffer is the limit",
         ),
         Remedy::ask(
-            Place::Application,
-            "a receiving program that reads faster: see there what it waits for (disk, processor)",
+            Location::Application,
+            "make the receiving program read faster: find out why it waits (disk, processor)",
             vec!["ss -tmi".into()],
             "up to the next bottleneck, if the program is the limit",
         ),
     ];
-    finding(weight, facts, remedies)
+    Ok(Finding::new(weight, facts, remedies))
 }
 
-fn judge_receiver(evidence: &Evidence, received: f64) -> Judgement {
+fn evaluate_receiver(evidence: &Evidence, received: f64) -> Judgement {
     let closed = evidence.host("TcpExt.TCPToZeroWindowAdv");
     let closed = closed.map(|times| times / evidence.seconds());
     let flows = evidence.map.flows.iter();
@@ -117,7 +130,7 @@ fn judge_receiver(evidence: &Evidence, received: f64) -> Judgement {
         .map(|us| received / evidence.seconds() * (us / 1e6) / buffers);
     let closed_fact = closed.map(|times| {
         Fact::new(
-            "times per second that this host had no room for data",
+            "zero windows advertised by this host, per second",
             times,
             "0",
             "TcpExt.TCPToZeroWindowAdv",
@@ -131,15 +144,15 @@ fn judge_receiver(evidence: &Evidence, received: f64) -> Judgement {
     );
     let reads_late = closed.is_some_and(|times| times >= CLOSED);
     let small = buffers > 0.0 && buffers / count <= SMALL;
-    let held = small && filled.is_some_and(|filled| filled >= FILLED);
-    if !reads_late && !held {
-        return Judgement::Absent(closed_fact.unwrap_or(buffer_fact));
+    let limited = small && filled.is_some_and(|filled| filled >= FILLED);
+    if !reads_late && !limited {
+        return closed_fact.unwrap_or(buffer_fact).excludes();
     }
     let mut facts = Vec::new();
     facts.push(buffer_fact);
     facts.extend(filled.map(|filled| {
         Fact::new(
-            "rate, of buffer by round trip",
+            "ratio of the rate to the buffer per round trip",
             filled,
             "below 0.25",
             "tcp_info bytes_received, min_rtt",
@@ -153,7 +166,7 @@ fn judge_receiver(evidence: &Evidence, received: f64) -> Judgement {
     let most = setting.and_then(|value| value.split_whitespace().last()?.parse::<u64>().ok());
     if most.is_some_and(|most| most < NORMAL_MOST) {
         remedies.push(Remedy::here(
-            "receive buffers that may grow",
+            "let receive buffers grow",
             vec![Action::Sysctl {
                 name: "net.ipv4.tcp_rmem".into(),
                 value: format!("4096 131072 {}", 4 * NORMAL_MOST),
@@ -162,22 +175,13 @@ fn judge_receiver(evidence: &Evidence, received: f64) -> Judgement {
         ));
     }
     remedies.push(Remedy::ask(
-        Place::Application,
-        "a program that reads faster, and sets no receive buffer (SO_RCVBUF) itself",
+        Location::Application,
+        "use a program that reads faster and does not set its receive buffer (SO_RCVBUF)",
         vec!["ss -tmi".into()],
         "up to the next bottleneck, if the program is the limit",
     ));
-    finding(if held { 0.8 } else { 0.6 }, facts, remedies)
-}
-
-fn finding(weight: f64, facts: Vec<Fact>, remedies: Vec<Remedy>) -> Judgement {
-    Judgement::Present(Finding {
-        cause: Cause::TcpReceiveWindow,
-        weight,
-        settled: false,
-        facts,
-        remedies,
-    })
+    let weight = if limited { 0.8 } else { 0.6 };
+    Ok(Finding::new(weight, facts, remedies))
 }
 
 #[cfg(test)]
@@ -198,18 +202,18 @@ mod tests {
 
     #[test]
     fn a_small_window_most_of_the_time_is_it() {
-        let finding = present(judge(&limited(9_500_000, 65_536, 1_200)));
+        let finding = present(evaluate(&limited(9_500_000, 65_536, 1_200)));
         assert!(finding.weight > 0.85);
     }
 
     #[test]
     fn an_open_window_is_not() {
-        assert!(absent(judge(&limited(500_000, 3_000_000, 1_200))));
+        assert!(absent(evaluate(&limited(500_000, 3_000_000, 1_200))));
     }
 
     #[test]
     fn a_large_window_full_of_a_queue_is_the_queues_matter() {
-        let finding = present(judge(&limited(9_500_000, 3_000_000, 30_000)));
+        let finding = present(evaluate(&limited(9_500_000, 3_000_000, 30_000)));
         assert!(finding.weight < 0.3);
     }
 
@@ -218,9 +222,9 @@ mod tests {
         let mut evidence = receiver(10_000, 0, 0);
         let closed = "TcpExt.TCPToZeroWindowAdv";
         count(&mut evidence, Subject::Host, closed, 40);
-        assert_eq!(present(judge(&evidence)).weight, 0.6);
+        assert_eq!(present(evaluate(&evidence)).weight, 0.6);
         count(&mut evidence, Subject::Host, closed, 0);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
@@ -233,7 +237,7 @@ mod tests {
             .host
             .sysctls
             .insert("net.ipv4.tcp_rmem".into(), "4096\t65536\t65536".into());
-        let finding = present(judge(&evidence));
+        let finding = present(evaluate(&evidence));
         assert_eq!(finding.weight, 0.8);
         assert_eq!(
             finding.remedies[0].commands,

@@ -1,12 +1,12 @@
-//! Evidence made by hand, for the tests of rules: a tunnel `tun0` of process 100 over `eth0`, ten seconds.
+//! Evidence made by hand for the tests of rules: a tunnel `tun0` of process 100 over `eth0`, ten seconds.
 
 use seikan_observe::path::{LinkFacts, PathMap, ProgramFacts, SocketFacts, Transport};
 use seikan_observe::{Column, Key, Kind, Subject, metric};
 use std::time::Duration;
 
-use crate::{Evidence, Finding, Judgement, Profile, Share, Stage};
+use crate::{Evidence, Excluded, Finding, Judgement, Profile, Share, Stage};
 
-/// A tunnel at rest.
+/// A tunnel without traffic.
 pub fn tunnel() -> Evidence {
     let link = |name: &str, kind: &str| LinkFacts {
         name: name.into(),
@@ -40,7 +40,7 @@ pub fn tunnel() -> Evidence {
     evidence
 }
 
-/// The tunnel's socket is 1 (UDP), the connection through it 2 (TCP).
+/// Socket 1 (UDP) is the tunnel's, socket 2 (TCP) a connection through it.
 pub fn socket(inode: u64, transport: Transport) -> SocketFacts {
     SocketFacts {
         inode,
@@ -59,12 +59,12 @@ pub fn inner() -> Subject {
     Subject::Link("tun0".into())
 }
 
-/// The interface to the outside.
+/// The outer interface.
 pub fn egress() -> Subject {
     Subject::Link("eth0".into())
 }
 
-/// A counter that grew so much over the ten seconds.
+/// Sets a counter with this growth over the ten seconds.
 pub fn count(evidence: &mut Evidence, subject: Subject, name: &'static str, growth: u64) {
     put(
         evidence,
@@ -75,7 +75,7 @@ pub fn count(evidence: &mut Evidence, subject: Subject, name: &'static str, grow
     );
 }
 
-/// A gauge that stood still.
+/// Sets a constant gauge.
 pub fn gauge(evidence: &mut Evidence, subject: Subject, name: &'static str, value: u64) {
     put(
         evidence,
@@ -97,20 +97,17 @@ fn put(
     columns.insert(Key::new(subject, name), Column { kind, points });
 }
 
-/// The finding, or a failure.
+/// Returns the finding.
 pub fn present(judgement: Judgement) -> Finding {
-    match judgement {
-        Judgement::Present(finding) => finding,
-        other => panic!("{other:?}"),
-    }
+    judgement.expect("a finding")
 }
 
-/// Whether the cause was ruled out.
+/// Whether a fact excludes the cause.
 pub fn absent(judgement: Judgement) -> bool {
-    matches!(judgement, Judgement::Absent(_))
+    matches!(judgement, Err(Excluded::Absent(_)))
 }
 
-/// A thread of the program (100 or 101) that ran and waited for these shares of the time.
+/// Sets a thread of the program (100 or 101) that ran and waited for these shares of the time.
 pub fn thread(evidence: &mut Evidence, tid: u32, running: f64, waiting: f64) {
     let subject = || Subject::Thread { pid: 100, tid };
     count(evidence, subject(), metric::RUN_NS, (running * 1e10) as u64);
@@ -122,7 +119,7 @@ pub fn thread(evidence: &mut Evidence, tid: u32, running: f64, waiting: f64) {
     );
 }
 
-/// A processor that was busy, and of that handling softirqs, for these shares of the time.
+/// Sets a processor that was busy, and handled softirqs, for these shares of the time.
 pub fn processor(evidence: &mut Evidence, cpu: u32, busy: f64, softirq: f64) {
     let mut set = |name, share: f64| {
         count(
@@ -137,7 +134,7 @@ pub fn processor(evidence: &mut Evidence, cpu: u32, busy: f64, softirq: f64) {
     set(metric::IDLE_NS, 1.0 - busy);
 }
 
-/// A profile of the program: shares of stages.
+/// Sets a profile of the program by shares of stages.
 pub fn profile(evidence: &mut Evidence, shares: &[(Stage, f64)]) {
     let program = shares.iter().map(|(stage, share)| Share {
         symbol: format!("{stage:?}").to_lowercase(),
@@ -151,7 +148,7 @@ pub fn profile(evidence: &mut Evidence, shares: &[(Stage, f64)]) {
     });
 }
 
-/// Whether it could not be told.
+/// Whether the cause could not be examined.
 pub fn unseen(judgement: Judgement) -> bool {
-    matches!(judgement, Judgement::Unseen(_))
+    matches!(judgement, Err(Excluded::Unseen(_)))
 }

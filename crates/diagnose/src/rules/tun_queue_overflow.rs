@@ -1,81 +1,85 @@
-//! The ring between the kernel and the program behind a tun device is full when packets come, so they are dropped
-//! there, and the qdisc above it knows nothing of it.
+//! The ring between the kernel and the program of a tun device is full, so packets are dropped there. The queueing
+//! discipline above it does not count these drops.
 //!
-//! A short ring is a cause of its own: it is full after a few packets, whoever reads. A ring of the usual length is
-//! full because its reader is late; then the overflow is what the reader's trouble brings about, and weighs less.
+//! A short ring is a cause of its own: a few packets fill it, with any reader. A ring of the usual length is full because
+//! its reader is late; then the overflow is an effect and weighs less.
 
-use seikan_observe::metric;
 use seikan_observe::path::LinkFacts;
 
-use super::weigh::{judged, ramp, settled};
-use crate::{Action, Cause, Evidence, Fact, Judgement, Remedy};
+use super::prelude::*;
 
-/// Lost packets per packet sent from which TCP suffers: at 1 in 1,000 one connection over 1 ms of round trip is still
-/// fast (Mathis et al. 1997).
+/// Share of dropped packets from which TCP suffers: at 1 in 1,000, one connection over 1 ms of round trip is still fast
+/// (Mathis et al. 1997).
 const LOSS: f64 = 0.001;
 /// Loss that stops most connections: one in a hundred.
 const HEAVY_LOSS: f64 = 0.01;
-/// Packets that the ring should hold.
+/// Recommended length, packets.
 const GOOD_LENGTH: u32 = 1000;
-/// Rings up to this length (what OpenVPN long asked for) hold a millisecond or two of a gigabit: too short for a
-/// reader that sleeps now and then. Below half of it nothing else has to be to blame.
+/// Length up to which a ring (the former default of OpenVPN) holds a millisecond or two of a gigabit: too short for a
+/// reader that sleeps now and then. Below half of it no other cause is needed.
 const SHORT: f64 = 100.0;
-/// The kernel's own default (drivers/net/tun.c): one that overflows has a late reader.
+/// The kernel's default (drivers/net/tun.c): an overflow of such a ring means a late reader.
 const USUAL: f64 = 500.0;
-/// What an overflow weighs that a late reader must have made.
+/// Weight of an overflow that is the effect of a late reader.
 const CONSEQUENCE: f64 = 0.4;
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
-    let Some(link) = evidence
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::TunQueueOverflow,
+    sentence: "The queue of the tunnel's interface is too short: packets are dropped before the tunnel's program reads them.",
+    step: Some(PathStep::InnerLink),
+    drops_packets: true,
+    signature: Some(Signature::new(
+        Source::Inner,
+        &[metric::TX_DROPPED],
+        Per::Packet,
+        FEW,
+    )),
+    rule: Some(evaluate),
+    ..FAULT
+};
+
+fn evaluate(evidence: &Evidence) -> Judgement {
+    let link = evidence
         .map
         .inner_link()
         .filter(|link| matches!(&*link.kind, "tun" | "tap"))
-    else {
-        return Judgement::Unseen("the inner interface is not a tun device".into());
-    };
-    let (Some(dropped), Some(sent)) = (
-        evidence.inner(metric::TX_DROPPED),
-        evidence.inner(metric::TX_PACKETS),
-    ) else {
-        return Judgement::Unseen(format!("the counters of {} could not be read", link.name));
-    };
+        .ok_or("the inner interface is not a tun device")?;
+    let (dropped, sent) = evidence
+        .inner(metric::TX_DROPPED)
+        .zip(evidence.inner(metric::TX_PACKETS))
+        .ok_or_else(|| format!("the counters of {} are not readable", link.name))?;
     let share = dropped / (dropped + sent).max(1.0);
     let facts = facts(evidence, link, share, dropped);
     if share < LOSS {
-        return judged(Cause::TunQueueOverflow, 0.0, facts, Vec::new());
+        return weighted(0.0, facts, Vec::new());
     }
-    let usual = ramp(f64::from(link.queue_length), SHORT, USUAL);
-    // Drops at a tun device for another reason than its ring (nobody has it open, a filter) are not this.
+    let usual = Ramp::new(SHORT, USUAL).at(f64::from(link.queue_length));
+    // A tun device also drops without a reader or by a filter.
     let at_ring = match evidence.dropped("FULL_RING") {
         Some(full) if full < dropped / 2.0 => CONSEQUENCE,
         _ => 1.0,
     };
     let weight = (share / HEAVY_LOSS).clamp(0.1, 1.0) * (1.0 - (1.0 - CONSEQUENCE) * usual);
-    let judgement = judged(
-        Cause::TunQueueOverflow,
-        weight * at_ring,
-        facts,
-        remedies(link),
-    );
+    let judgement = weighted(weight * at_ring, facts, remedies(link));
     settled(judgement, f64::from(link.queue_length) < SHORT / 2.0)
 }
 
 fn facts(evidence: &Evidence, link: &LinkFacts, share: f64, dropped: f64) -> Vec<Fact> {
     let mut facts = vec![
         Fact::new(
-            format!("packets lost in the queue of {}, of those sent", link.name),
+            format!("share of packets dropped in the queue of {}", link.name),
             share,
             "below 0.001",
             format!("rtnetlink tx_dropped of {}", link.name),
         ),
         Fact::new(
-            "packets that fit in it",
+            "capacity of the queue, packets",
             f64::from(link.queue_length),
             "500 or more",
             "txqueuelen",
         ),
         Fact::new(
-            "packets lost per second",
+            "packets dropped per second",
             dropped / evidence.seconds(),
             "0",
             format!("rtnetlink tx_dropped of {}", link.name),
@@ -83,17 +87,17 @@ fn facts(evidence: &Evidence, link: &LinkFacts, share: f64, dropped: f64) -> Vec
     ];
     if let Some(busy) = evidence.busy() {
         facts.push(Fact::new(
-            "share of the time in which its reader ran or wanted to",
+            "share of the time in which the program ran or was ready to run",
             busy,
-            "below 0.85; above, the reader is late",
+            "below 0.85; above, the program is late",
             "schedstat",
         ));
     }
     if let Some(qdisc) = evidence.qdisc(&link.name, metric::QDISC_DROPS) {
         facts.push(Fact::new(
-            "packets lost in its queueing discipline",
+            "packets dropped in its queueing discipline",
             qdisc,
-            "as many, if it were the reason",
+            "as many, if it were the cause",
             "qdisc statistics",
         ));
     }
@@ -103,10 +107,10 @@ fn facts(evidence: &Evidence, link: &LinkFacts, share: f64, dropped: f64) -> Vec
 fn remedies(link: &LinkFacts) -> Vec<Remedy> {
     if link.queue_length >= GOOD_LENGTH {
         return vec![Remedy::ask(
-            crate::Place::Tunnel,
-            "a program that reads in time; the queue is long enough",
+            crate::Location::Tunnel,
+            "let the program read in time; the queue is long enough",
             Vec::new(),
-            "up to what the program can carry",
+            "up to the capacity of the program",
         )];
     }
     let longer = Action::QueueLength {
@@ -114,9 +118,9 @@ fn remedies(link: &LinkFacts) -> Vec<Remedy> {
         packets: GOOD_LENGTH,
     };
     vec![Remedy::here(
-        "a longer queue",
+        "lengthen the queue",
         vec![longer],
-        "all that is lost there arrives",
+        "these packets arrive",
     )]
 }
 
@@ -136,7 +140,7 @@ mod tests {
 
     #[test]
     fn drops_at_a_short_ring_are_it() {
-        let finding = present(judge(&tun(3, 500, 10_000)));
+        let finding = present(evaluate(&tun(3, 500, 10_000)));
         assert_eq!(finding.weight, 1.0);
         assert_eq!(
             finding.remedies[0].commands,
@@ -146,21 +150,21 @@ mod tests {
 
     #[test]
     fn a_lossless_ring_is_not() {
-        assert!(absent(judge(&tun(3, 0, 10_000))));
-        assert!(absent(judge(&tun(3, 9, 10_000))));
+        assert!(absent(evaluate(&tun(3, 0, 10_000))));
+        assert!(absent(evaluate(&tun(3, 9, 10_000))));
     }
 
     #[test]
     fn a_long_ring_overflows_because_of_its_reader() {
-        assert!(present(judge(&tun(500, 500, 10_000))).weight < 0.5);
+        assert!(present(evaluate(&tun(500, 500, 10_000))).weight < 0.5);
     }
 
     #[test]
     fn drops_for_another_reason_weigh_little() {
         let mut evidence = tun(3, 500, 10_000);
         count(&mut evidence, Subject::Host, "drop.NOT_SPECIFIED", 500);
-        assert!(present(judge(&evidence)).weight < 0.5);
+        assert!(present(evaluate(&evidence)).weight < 0.5);
         count(&mut evidence, Subject::Host, "drop.FULL_RING", 500);
-        assert_eq!(present(judge(&evidence)).weight, 1.0);
+        assert_eq!(present(evaluate(&evidence)).weight, 1.0);
     }
 }

@@ -1,24 +1,37 @@
-//! Datagrams are lost because the receive buffer of the tunnel's socket is full.
+//! The receive buffer of the tunnel's socket is full, and datagrams are dropped.
 //!
 //! A small buffer is a cause of its own; a large one fills because its reader is late.
 
-use seikan_observe::metric;
 use seikan_observe::path::{SocketFacts, Transport};
 
-use super::weigh::{judged, ramp, settled};
-use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy};
+use super::prelude::*;
 
-/// Lost datagrams per datagram from which TCP inside suffers, and at which most connections stop.
-const LOSS: (f64, f64) = (0.0005, 0.01);
-/// Bytes, with the kernel's overhead, up to which the buffer is the reason: below the kernel's default of 212,992,
-/// which holds a millisecond of a gigabit. From 1 MiB on its reader is. Below half of the default nothing else has to be.
-const LENGTH: (f64, f64) = (212_992.0, 1_048_576.0);
-/// What it weighs where the reader is the reason.
+/// Share of dropped datagrams from which inner TCP suffers, and at which most connections stop.
+const LOSS: Ramp = Ramp::new(0.0005, 0.01);
+/// Size up to which the buffer is the cause, bytes with the kernel's overhead: the kernel's default of 212,992 holds a
+/// millisecond of a gigabit. From 1 MiB on, its reader is the cause. Below half of the default no other cause is needed.
+const LENGTH: Ramp = Ramp::new(212_992.0, 1_048_576.0);
+/// Weight if the reader is the cause.
 const CONSEQUENCE: f64 = 0.4;
-/// Bytes that it should hold.
+/// Recommended size, bytes.
 const GOOD_LENGTH: u32 = 4 << 20;
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::UdpReceiveBuffer,
+    sentence: "The receive buffer of the tunnel's socket is full and drops packets.",
+    step: Some(PathStep::Sockets),
+    drops_packets: true,
+    signature: Some(Signature::new(
+        Source::Host,
+        &["Udp.RcvbufErrors", "Udp6.RcvbufErrors"],
+        Per::Packet,
+        FEW,
+    )),
+    rule: Some(evaluate),
+    ..FAULT
+};
+
+fn evaluate(evidence: &Evidence) -> Judgement {
     let sockets = evidence.map.sockets.iter();
     let udp: Vec<&SocketFacts> = sockets
         .filter(|socket| socket.transport == Transport::Udp)
@@ -26,26 +39,27 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     let at_socket = evidence.program_sockets(Transport::Udp, metric::UDP_DROPS);
     let in_host = evidence.both("Udp", "RcvbufErrors");
     if udp.is_empty() && !evidence.map.sockets.is_empty() {
-        return Judgement::Absent(Fact::new(
+        return Fact::new(
             "UDP sockets of the tunnel",
             0.0,
-            "1 or more, if this were it",
+            "1 or more, if this were the cause",
             "the program's sockets",
-        ));
+        )
+        .excludes();
     }
-    // A socket's own count is about the tunnel; the namespace's may be about anybody, but has nothing that was dropped
-    // for another reason, such as a filter.
+    // The count of a socket belongs to the tunnel. That of the namespace may include other sockets, but no drops for
+    // another reason, such as a filter.
     let (dropped, source) = match (at_socket, in_host) {
         (Some(dropped), Some(full)) if full < dropped => (full, "/proc/net/snmp RcvbufErrors"),
         (Some(dropped), _) => (dropped, "drops of its socket"),
         (None, Some(dropped)) => (dropped, "/proc/net/snmp RcvbufErrors"),
-        (None, None) => return Judgement::Unseen("no counter of UDP could be read".into()),
+        (None, None) => return Err("the UDP counters are not readable".into()),
     };
     let taken = evidence.both("Udp", "InDatagrams");
     let taken = taken.or(evidence.egress(metric::RX_PACKETS)).unwrap_or(0.0);
     let share = dropped / (dropped + taken).max(1.0);
     let mut facts = vec![Fact::new(
-        "datagrams lost at the tunnel's receive buffer, of those that came",
+        "share of received datagrams dropped at the tunnel's receive buffer",
         share,
         "below 0.0005",
         source,
@@ -54,46 +68,47 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     let buffer = buffer.filter(|bytes| *bytes > 0);
     if let Some(bytes) = buffer {
         facts.push(Fact::new(
-            "bytes that the buffer holds",
+            "size of the buffer, bytes",
             f64::from(bytes),
             "1048576 or more",
             "SO_RCVBUF",
         ));
     }
     facts.push(Fact::new(
-        "datagrams lost there per second",
+        "datagrams dropped there per second",
         dropped / evidence.seconds(),
         "0",
         source,
     ));
     if let Some(busy) = evidence.busy() {
         facts.push(Fact::new(
-            "share of the time in which its reader ran or wanted to",
+            "share of the time in which the program ran or was ready to run",
             busy,
-            "below 0.85; above, the reader is late",
+            "below 0.85; above, the program is late",
             "schedstat",
         ));
     }
     let bytes = f64::from(buffer.unwrap_or(GOOD_LENGTH));
-    let large = ramp(bytes, LENGTH.0, LENGTH.1);
-    // At the default exactly it is the reason as much as its reader; below, it is.
-    let small = if bytes < LENGTH.0 { 1.0 } else { 0.8 };
-    let weight = ramp(share, LOSS.0, LOSS.1) * (small + (CONSEQUENCE - small) * large);
-    let judgement = judged(Cause::UdpReceiveBuffer, weight, facts, vec![remedy()]);
-    settled(judgement, bytes < LENGTH.0 / 2.0)
+    let large = LENGTH.at(bytes);
+    // At the default size the buffer is as much a cause as its reader; below, it is the cause.
+    let small = if bytes < LENGTH.from { 1.0 } else { 0.8 };
+    let weight = LOSS.at(share) * (small + (CONSEQUENCE - small) * large);
+    let judgement = weighted(weight, facts, vec![remedy()]);
+    settled(judgement, bytes < LENGTH.from / 2.0)
 }
 
 fn remedy() -> Remedy {
     Remedy::ask(
-        Place::Tunnel,
+        Location::Tunnel,
         format!(
-            "a receive buffer of {GOOD_LENGTH} bytes for the tunnel's socket (in its settings, `rcvbuf` for OpenVPN; otherwise the default for new sockets), then start it again; and see why its reader is late"
+            "set a receive buffer of {GOOD_LENGTH} bytes in the tunnel's settings (OpenVPN: `rcvbuf`), or as the \
+             default of new sockets, and restart it; find out why the program is late"
         ),
         vec![
             format!("sysctl -w net.core.rmem_max={GOOD_LENGTH}"),
             format!("sysctl -w net.core.rmem_default={GOOD_LENGTH}"),
         ],
-        "what is lost there arrives, unless the reader is late all the time",
+        "these packets arrive, unless the program is always late",
     )
 }
 
@@ -112,42 +127,42 @@ mod tests {
     }
 
     #[test]
-    fn what_a_filter_drops_is_not() {
+    fn drops_of_a_filter_are_not() {
         let mut evidence = receiving(4608, 5_000);
         count(&mut evidence, Subject::Host, "Udp.RcvbufErrors", 0);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
     fn drops_at_a_small_buffer_are_it() {
-        let finding = present(judge(&receiving(8192, 3_000)));
+        let finding = present(evaluate(&receiving(8192, 3_000)));
         assert_eq!((finding.weight, finding.settled), (1.0, true));
-        assert!(!present(judge(&receiving(212_992, 3_000))).settled);
+        assert!(!present(evaluate(&receiving(212_992, 3_000))).settled);
     }
 
     #[test]
     fn a_large_buffer_fills_because_of_its_reader() {
-        assert!(present(judge(&receiving(4 << 20, 3_000))).weight <= CONSEQUENCE);
+        assert!(present(evaluate(&receiving(4 << 20, 3_000))).weight <= CONSEQUENCE);
     }
 
     #[test]
     fn without_drops_it_is_not() {
-        assert!(absent(judge(&receiving(8192, 10))));
+        assert!(absent(evaluate(&receiving(8192, 10))));
     }
 
     #[test]
     fn drops_of_somebody_else_are_not() {
         let mut evidence = receiving(8192, 0);
         count(&mut evidence, Subject::Host, "Udp.RcvbufErrors", 5_000);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
-    fn the_namespace_tells_where_the_socket_does_not() {
+    fn the_namespace_counts_if_the_socket_does_not() {
         let mut evidence = tunnel();
         count(&mut evidence, Subject::Host, "Udp.RcvbufErrors", 5_000);
         count(&mut evidence, egress(), metric::RX_PACKETS, 95_000);
-        let finding = present(judge(&evidence));
+        let finding = present(evaluate(&evidence));
         assert!((finding.facts[0].value - 0.05).abs() < 1e-9);
     }
 
@@ -155,11 +170,11 @@ mod tests {
     fn a_tunnel_over_tcp_has_none() {
         let mut evidence = receiving(8192, 0);
         evidence.map.sockets[0].transport = Transport::Tcp;
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
     fn without_counters_nothing_is_said() {
-        assert!(unseen(judge(&tunnel())));
+        assert!(unseen(evaluate(&tunnel())));
     }
 }

@@ -1,51 +1,64 @@
-//! The send buffer of the tunnel's socket is full: sends fail or the program waits for room.
+//! The send buffer of the tunnel's socket is full: sends fail or the program waits.
 //!
-//! A small buffer is a cause of its own; one of the usual size fills because what follows it is slow (a shaper, a slow
+//! A small buffer is a cause of its own; one of the usual size fills because the next device is slow (a shaper, a slow
 //! link).
 
 use seikan_observe::Subject;
-use seikan_observe::metric;
 use seikan_observe::path::{SocketFacts, Transport};
 
-use super::weigh::{judged, ramp};
-use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy};
+use super::prelude::*;
 
-/// Failed sends per datagram from which TCP inside suffers, and at which most connections stop.
-const FAILED: (f64, f64) = (0.0005, 0.01);
-/// How full the buffer stands in the mean. A program that waits with poll(2) is told of room only while half of the
-/// buffer is free (`sock_writeable()`, include/net/sock.h), so to it half full is full.
-const FILL: (f64, f64) = (0.3, 0.5);
-/// A program that waits for room is not busy.
-const BUSY: (f64, f64) = (0.7, 0.9);
-/// Bytes, with the kernel's overhead, up to which the buffer is the reason: half of the kernel's default, from which on
-/// what follows is.
-const LENGTH: (f64, f64) = (106_496.0, 212_992.0);
-/// What it weighs where what follows is the reason.
+/// Share of failed sends from which inner TCP suffers, and at which most connections stop.
+const FAILED: Ramp = Ramp::new(0.0005, 0.01);
+/// Mean fill level of the buffer. A program that waits with poll(2) is woken only while half of the buffer is free
+/// (`sock_writeable()`, include/net/sock.h), so half full is full.
+const FILL: Ramp = Ramp::new(0.3, 0.5);
+/// A waiting program is not busy.
+const BUSY: Ramp = Ramp::new(0.7, 0.9);
+/// Size up to which the buffer is the cause, bytes with the kernel's overhead: half of the kernel's default, from which
+/// the next device is.
+const LENGTH: Ramp = Ramp::new(106_496.0, 212_992.0);
+/// Weight if the next device is the cause.
 const CONSEQUENCE: f64 = 0.4;
-/// Bytes that it should hold.
+/// Recommended size, bytes.
 const GOOD_LENGTH: u32 = 1 << 20;
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::UdpSendBuffer,
+    sentence: "The send buffer of the tunnel's socket is too small: the program waits for space or loses packets.",
+    step: Some(PathStep::Sockets),
+    effects: &[Cause::TunQueueOverflow, Cause::Bufferbloat],
+    signature: Some(Signature::new(
+        Source::Host,
+        &["Udp.SndbufErrors", "Udp6.SndbufErrors"],
+        Per::Packet,
+        FEW,
+    )),
+    rule: Some(evaluate),
+    ..FAULT
+};
+
+fn evaluate(evidence: &Evidence) -> Judgement {
     let sockets = evidence.map.sockets.iter();
     let udp = sockets.filter(|socket| socket.transport == Transport::Udp);
     let fills = udp.clone().filter_map(|socket| fill(evidence, socket));
     let fill = fills.max_by(f64::total_cmp);
     let errors = evidence.both("Udp", "SndbufErrors");
     if fill.is_none() && errors.is_none() {
-        return Judgement::Unseen("no counter of UDP and no socket could be read".into());
+        return Err("neither UDP counters nor sockets are readable".into());
     }
     let sent = evidence.both("Udp", "OutDatagrams").unwrap_or(0.0);
     let errors = errors.unwrap_or(0.0);
     let failed = errors / (errors + sent).max(1.0);
     let mut facts = vec![Fact::new(
-        "sends that failed for want of room, of all datagrams",
+        "share of sends that failed because the buffer was full",
         failed,
         "below 0.0005",
         "/proc/net/snmp SndbufErrors",
     )];
     if let Some(fill) = fill {
         facts.push(Fact::new(
-            "part of the send buffer that is full, in the mean",
+            "mean fill level of the send buffer",
             fill,
             "below 0.3",
             "tx_queue of the tunnel's socket",
@@ -55,7 +68,7 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     let buffer = buffer.filter(|bytes| *bytes > 0);
     if let Some(bytes) = buffer {
         facts.push(Fact::new(
-            "bytes that the buffer holds",
+            "size of the buffer, bytes",
             f64::from(bytes),
             "212992 or more",
             "SO_SNDBUF",
@@ -63,23 +76,22 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     }
     let busy = evidence.busy().unwrap_or(0.0);
     facts.push(Fact::new(
-        "share of the time in which the program ran or wanted to",
+        "share of the time in which the program ran or was ready to run",
         busy,
-        "near 1, if it did not wait for room",
+        "near 1, if it did not wait for space",
         "schedstat",
     ));
-    let blocked = ramp(fill.unwrap_or(0.0), FILL.0, FILL.1) * (1.0 - ramp(busy, BUSY.0, BUSY.1));
-    let large = ramp(f64::from(buffer.unwrap_or(GOOD_LENGTH)), LENGTH.0, LENGTH.1);
-    let weight =
-        ramp(failed, FAILED.0, FAILED.1).max(blocked) * (1.0 - (1.0 - CONSEQUENCE) * large);
-    if blocked > 0.0 && failed < FAILED.0 {
-        // What tells is that it stands full.
+    let blocked = FILL.at(fill.unwrap_or(0.0)) * (1.0 - BUSY.at(busy));
+    let large = LENGTH.at(f64::from(buffer.unwrap_or(GOOD_LENGTH)));
+    let weight = FAILED.at(failed).max(blocked) * (1.0 - (1.0 - CONSEQUENCE) * large);
+    if blocked > 0.0 && failed < FAILED.from {
+        // The fill level is the main figure.
         facts.swap(0, 1);
     }
-    judged(Cause::UdpSendBuffer, 0.95 * weight, facts, vec![remedy()])
+    weighted(0.95 * weight, facts, vec![remedy()])
 }
 
-/// How full a socket's send buffer stands.
+/// Returns the fill level of a socket's send buffer.
 fn fill(evidence: &Evidence, socket: &SocketFacts) -> Option<f64> {
     let queued = evidence.column(&Subject::Udp(socket.inode), metric::UDP_TX_QUEUE)?;
     (socket.send_buffer > 0).then(|| queued.mean() / f64::from(socket.send_buffer))
@@ -87,15 +99,16 @@ fn fill(evidence: &Evidence, socket: &SocketFacts) -> Option<f64> {
 
 fn remedy() -> Remedy {
     Remedy::ask(
-        Place::Tunnel,
+        Location::Tunnel,
         format!(
-            "a send buffer of {GOOD_LENGTH} bytes for the tunnel's socket (in its settings, `sndbuf` for OpenVPN; otherwise the default for new sockets), then start it again"
+            "set a send buffer of {GOOD_LENGTH} bytes in the tunnel's settings (OpenVPN: `sndbuf`), or as the \
+             default of new sockets, and restart it"
         ),
         vec![
             format!("sysctl -w net.core.wmem_max={GOOD_LENGTH}"),
             format!("sysctl -w net.core.wmem_default={GOOD_LENGTH}"),
         ],
-        "up to what the interface behind it carries",
+        "up to the capacity of the interface",
     )
 }
 
@@ -116,35 +129,35 @@ mod tests {
 
     #[test]
     fn sends_that_fail_at_a_small_buffer_are_it() {
-        assert!(present(judge(&sending(4608, 0, 5_000))).weight > 0.9);
+        assert!(present(evaluate(&sending(4608, 0, 5_000))).weight > 0.9);
     }
 
     #[test]
-    fn a_small_buffer_that_stands_full_is_it() {
-        let finding = present(judge(&sending(4608, 4500, 0)));
+    fn a_small_full_buffer_is_it() {
+        let finding = present(evaluate(&sending(4608, 4500, 0)));
         assert!(finding.weight > 0.9);
         assert_eq!(finding.facts[0].source, "tx_queue of the tunnel's socket");
     }
 
     #[test]
-    fn half_full_is_full_to_who_waits_with_poll() {
-        assert!(present(judge(&sending(9216, 4608, 0))).weight > 0.9);
+    fn half_full_is_full_for_poll() {
+        assert!(present(evaluate(&sending(9216, 4608, 0))).weight > 0.9);
     }
 
     #[test]
-    fn a_usual_buffer_fills_because_of_what_follows() {
-        assert!(present(judge(&sending(212_992, 205_000, 0))).weight < 0.5);
+    fn a_usual_buffer_fills_because_of_the_next_device() {
+        assert!(present(evaluate(&sending(212_992, 205_000, 0))).weight < 0.5);
     }
 
     #[test]
     fn an_empty_one_is_not() {
-        assert!(absent(judge(&sending(4608, 1000, 3))));
+        assert!(absent(evaluate(&sending(4608, 1000, 3))));
     }
 
     #[test]
-    fn a_busy_program_does_not_wait_for_room() {
+    fn a_busy_program_does_not_wait_for_space() {
         let mut evidence = sending(4608, 4500, 0);
         thread(&mut evidence, 100, 0.95, 0.02);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 }

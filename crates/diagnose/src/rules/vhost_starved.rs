@@ -1,22 +1,28 @@
-//! The thread that moves a virtual machine's packets (vhost), or the one that is its processor, is ready to run but
-//! others have the processor.
+//! The thread that moves a virtual machine's packets (vhost), or its virtual processor, is ready to run, but other
+//! programs use the processor.
 
-use seikan_observe::metric;
+use super::prelude::*;
 
-use super::weigh::{judged, ramp};
-use crate::{Action, Cause, Evidence, Fact, Judgement, Place, Remedy};
-
-/// Waiting, of the time it wants to run, that is normal where guests share processors; and what makes throughput
-/// swing: the same as for a tunnel's program.
-const WAIT: (f64, f64) = (0.2, 0.45);
-/// A thread that wants less of a processor has time to catch up.
-const WISH: (f64, f64) = (0.15, 0.4);
-/// The nice value to give it.
+/// Waiting share of the demand that is normal with guests on shared processors, and at which throughput varies, as for a
+/// tunnel's program.
+const WAIT: Ramp = Ramp::new(0.2, 0.45);
+/// Demand below which a thread has time to catch up.
+const DEMAND: Ramp = Ramp::new(0.15, 0.4);
+/// Recommended nice value.
 const NICE: i32 = -10;
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::VhostStarved,
+    sentence: "The thread that moves a virtual machine's packets does not get a processor.",
+    step: Some(PathStep::Program),
+    effects: &[Cause::CpuContention, Cause::TunQueueOverflow],
+    rule: Some(evaluate),
+    ..FAULT
+};
+
+fn evaluate(evidence: &Evidence) -> Judgement {
     let Some(program) = &evidence.map.program else {
-        return Judgement::Absent(none());
+        return none().excludes();
     };
     let machine = program.name.starts_with("qemu") || program.name == "kvm";
     let threads = evidence.threads();
@@ -25,26 +31,27 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         .filter(|thread| machine || thread.serves_guest())
         .collect();
     if serving.is_empty() {
-        return match machine {
-            true => Judgement::Unseen(format!("the threads of {} could not be read", program.name)),
-            false => Judgement::Absent(none()),
+        return if machine {
+            Err(format!("the threads of {} are not readable", program.name).into())
+        } else {
+            none().excludes()
         };
     }
-    let strength = |wish: f64, kept: f64| ramp(kept, WAIT.0, WAIT.1) * ramp(wish, WISH.0, WISH.1);
+    let strength = |demand: f64, kept: f64| WAIT.at(kept) * DEMAND.at(demand);
     let of = serving
         .iter()
-        .map(|thread| (strength(thread.wish(), thread.kept_waiting()), thread));
+        .map(|thread| (strength(thread.demand(), thread.kept_waiting()), thread));
     let worst = of.max_by(|a, b| {
         let (left, right) = (a.1.waiting, b.1.waiting);
         a.0.total_cmp(&b.0).then(left.total_cmp(&right))
     });
     let Some((strength, thread)) = worst else {
-        return Judgement::Absent(none());
+        return none().excludes();
     };
     let mut facts = vec![
         Fact::new(
             format!(
-                "of the time that thread {} wanted a processor, waiting for one",
+                "share of its runnable time in which thread {} waited for a processor",
                 thread.name
             ),
             thread.kept_waiting(),
@@ -52,15 +59,15 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
             "schedstat run delay",
         ),
         Fact::new(
-            "share of the time that it ran",
+            "share of the time in which it ran",
             thread.running,
-            "as much as it wants",
+            "as much as it is runnable",
             "schedstat",
         ),
     ];
     if let Some(dropped) = evidence.inner(metric::TX_DROPPED) {
         facts.push(Fact::new(
-            "packets lost per second in front of it",
+            "packets dropped per second in front of it",
             dropped / evidence.seconds(),
             "0",
             "rtnetlink tx_dropped of the guest's tap",
@@ -68,30 +75,30 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
     }
     if let Some(used) = evidence.used_by_others() {
         facts.push(Fact::new(
-            "processors' worth of time that others used",
+            "processors used by other programs",
             used,
-            "less than there are processors",
+            "fewer than the processors",
             "/proc/stat without the machine's threads",
         ));
     }
     let mut remedies = Vec::new();
     if program.nice > NICE {
         remedies.push(Remedy::here(
-            "let the machine's threads go before others",
+            "raise the priority of the machine's threads",
             vec![Action::Nice {
                 pid: program.pid,
                 nice: NICE,
             }],
-            "most of the time it waited",
+            "most of the waiting time",
         ));
     }
     remedies.push(Remedy::ask(
-        Place::Here,
-        "a processor of its own for that thread, with no guest's processors on it",
+        Location::Here,
+        "reserve a processor for that thread, without guests' processors",
         vec![format!("taskset -p -c CPU {}", thread.tid)],
-        "the time it waited, and steadier throughput",
+        "the waiting time, and a steadier throughput",
     ));
-    judged(Cause::VhostStarved, 0.95 * strength, facts, remedies)
+    weighted(0.95 * strength, facts, remedies)
 }
 
 fn none() -> Fact {
@@ -119,14 +126,14 @@ mod tests {
 
     #[test]
     fn a_vhost_thread_that_waits_is_it() {
-        let finding = present(judge(&guest(0.45, 0.5)));
+        let finding = present(evaluate(&guest(0.45, 0.5)));
         assert!(finding.weight > 0.9);
         assert!(finding.facts[0].name.contains("vhost-100"));
     }
 
     #[test]
     fn one_that_is_merely_busy_is_not() {
-        assert!(absent(judge(&guest(0.95, 0.04))));
+        assert!(absent(evaluate(&guest(0.95, 0.04))));
     }
 
     #[test]
@@ -134,13 +141,13 @@ mod tests {
         let mut evidence = guest(0.0, 0.0);
         evidence.map.program.as_mut().expect("program").name = "qemu-system-x86".into();
         thread(&mut evidence, 100, 0.4, 0.5);
-        present(judge(&evidence));
+        present(evaluate(&evidence));
     }
 
     #[test]
     fn a_tunnel_that_waits_is_another_cause() {
         let mut evidence = tunnel();
         thread(&mut evidence, 100, 0.45, 0.5);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 }

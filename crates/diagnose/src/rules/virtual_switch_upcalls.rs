@@ -1,25 +1,30 @@
-//! A virtual switch (Open vSwitch) does not find the flows of packets in its fast path and asks its slow path, which
-//! is as slow as it is busy.
+//! A virtual switch (Open vSwitch) has no flow entries for packets in its fast path and uses its slow path.
 //!
-//! From outside, the threads that answer (`handlerN`; with the datapath in user space the switch's main thread) are
-//! seen to be busy; the datapath's own counts, where somebody may ask for them, tell it for sure.
+//! From outside, the upcall threads (`handlerN`; with the datapath in user space the main thread of the switch) are busy;
+//! the counters of the datapath, if they are readable, prove it.
 
-use seikan_observe::metric;
+use super::prelude::*;
 
-use super::weigh::{judged, ramp};
-use crate::{Cause, Evidence, Fact, Judgement, Place, Remedy};
-
-/// Packets that miss, of all: one for each new connection is a few in a thousand; at one in ten the slow path handles
-/// more than a processor can.
-const MISSED: (f64, f64) = (0.01, 0.1);
-/// Packets for which no flow could be made, of all: one in a thousand of them is lost or takes the slow path again.
-const LOSS: (f64, f64) = (0.0005, 0.01);
-/// Share of the time that the threads that answer are busy. In a switch that knows its flows they sleep.
-const BUSY: (f64, f64) = (0.3, 0.9);
-/// What busy threads weigh without the datapath's counts: they may be busy with something else.
+/// Share of missed packets: with one for each new connection a few in a thousand; at one in ten the slow path exceeds a
+/// processor.
+const MISSED: Ramp = Ramp::new(0.01, 0.1);
+/// Share of packets without a new flow entry: one in a thousand of them is lost or takes the slow path again.
+const LOSS: Ramp = Ramp::new(0.0005, 0.01);
+/// Demand of the upcall threads: in a switch with flow entries they sleep.
+const BUSY: Ramp = Ramp::new(0.3, 0.9);
+/// Weight of busy threads without the counters of the datapath: they may have other work.
 const BUSY_ALONE: f64 = 0.6;
 
-pub(super) fn judge(evidence: &Evidence) -> Judgement {
+pub(super) const SPEC: Spec = Spec {
+    cause: Cause::VirtualSwitchUpcalls,
+    sentence: "The virtual switch has no flow entries for the packets and uses its slow path for each.",
+    step: Some(PathStep::Program),
+    effects: &[Cause::SingleThreadSaturated, Cause::TunQueueOverflow],
+    rule: Some(evaluate),
+    ..FAULT
+};
+
+fn evaluate(evidence: &Evidence) -> Judgement {
     let program = evidence.map.program.as_ref();
     let switch = program.filter(|program| program.name.starts_with("ovs-vswitch"));
     let counts = (
@@ -27,102 +32,88 @@ pub(super) fn judge(evidence: &Evidence) -> Judgement {
         evidence.host(metric::SWITCH_HITS),
     );
     if switch.is_none() && counts.0.is_none() {
-        return Judgement::Absent(Fact::new(
-            "virtual switches on the path whose slow path is known",
+        return Fact::new(
+            "virtual switches on the path with a known slow path",
             0.0,
             "0",
             "the path on this host",
-        ));
+        )
+        .excludes();
     }
-    let answering = match switch {
-        Some(_) => answering(evidence),
-        None => None,
-    };
+    let answering = switch.and_then(|_| answering(evidence));
     let mut facts = Vec::new();
     let mut weight = None;
     if let (Some(misses), Some(hits)) = counts {
         let lost = evidence.host(metric::SWITCH_LOST).unwrap_or(0.0);
-        // With a datapath in user space, the lost ones are not among the misses.
+        // With a datapath in user space, lost packets are not among the misses.
         let missed = misses.max(lost);
         let all = (missed + hits).max(1.0);
         facts.push(Fact::new(
-            "packets whose flow the switch did not know, of all",
+            "share of packets without a flow entry",
             missed / all,
             "below 0.01",
             "datapath misses and lost",
         ));
         facts.push(Fact::new(
-            "packets for which it could not make a flow, of all",
+            "share of packets for which no flow entry could be made",
             lost / all,
             "below 0.0005",
             "datapath lost",
         ));
-        weight = Some(ramp(missed / all, MISSED.0, MISSED.1).max(ramp(lost / all, LOSS.0, LOSS.1)));
+        weight = Some(MISSED.at(missed / all).max(LOSS.at(lost / all)));
     }
     if let Some((threads, most)) = answering {
         facts.push(Fact::new(
-            "share of the time that its busiest thread for unknown flows ran or wanted to",
+            "share of the time in which its busiest upcall thread ran or was ready to run",
             most,
             "below 0.3",
             "schedstat",
         ));
         facts.push(Fact::new(
-            "threads that answer for unknown flows",
+            "upcall threads",
             threads as f64,
             "as many as processors",
             "the switch's threads",
         ));
-        let busy = ramp(most, BUSY.0, BUSY.1);
-        weight = Some(match weight {
-            Some(counted) => counted,
-            None => BUSY_ALONE * busy,
-        });
+        weight = weight.or(Some(BUSY_ALONE * BUSY.at(most)));
     }
-    let Some(weight) = weight else {
-        return Judgement::Unseen(
-            "neither the switch's threads nor its datapath's counts could be read".into(),
-        );
-    };
-    judged(
-        Cause::VirtualSwitchUpcalls,
-        0.9 * weight,
-        facts,
-        vec![remedy()],
-    )
+    let weight = weight
+        .ok_or("neither the threads of the switch nor the counters of its datapath are readable")?;
+    weighted(0.9 * weight, facts, vec![remedy()])
 }
 
-/// The threads that answer for unknown flows: how many, and what the busiest wants.
+/// Returns the number of upcall threads and the largest demand.
 fn answering(evidence: &Evidence) -> Option<(usize, f64)> {
     let threads = evidence.threads();
     let handler = |name: &str| name.starts_with("handler") || name.starts_with("upcall");
-    let mut wishes: Vec<f64> = threads
+    let mut demands: Vec<f64> = threads
         .iter()
         .filter(|thread| handler(&thread.name))
-        .map(|thread| thread.wish())
+        .map(|thread| thread.demand())
         .collect();
-    // A datapath in user space has no handlers at work, and answers where it polls.
+    // A datapath in user space has no busy handlers; its polling threads handle upcalls.
     let polls = |name: &str| name.starts_with("pmd") || name.starts_with("ovs-vswitch");
-    if wishes.iter().all(|wish| *wish < 0.01)
+    if demands.iter().all(|demand| *demand < 0.01)
         && !threads.iter().any(|thread| thread.name.starts_with("pmd"))
     {
         let polling = threads.iter().filter(|thread| polls(&thread.name));
-        wishes = polling.map(|thread| thread.wish()).collect();
+        demands = polling.map(|thread| thread.demand()).collect();
     }
-    let most = wishes.iter().copied().max_by(f64::total_cmp)?;
-    Some((wishes.len(), most))
+    let most = demands.iter().copied().max_by(f64::total_cmp)?;
+    Some((demands.len(), most))
 }
 
 fn remedy() -> Remedy {
     Remedy::ask(
-        Place::Here,
-        "flow rules that match fewer fields, so that one entry covers many connections; a larger flow table; more threads that answer",
+        Location::Here,
+        "use flow rules that match fewer fields, a larger flow table, or more upcall threads",
         vec![
             "ovs-appctl dpctl/show".to_owned(),
             "ovs-appctl upcall/show".to_owned(),
             "ovs-vsctl set Open_vSwitch . other_config:flow-limit=500000".to_owned(),
             "ovs-vsctl set Open_vSwitch . other_config:n-handler-threads=$(nproc)".to_owned(),
         ],
-        "what is lost or waits on the way to the slow path",
+        "the packets lost or delayed on the slow path",
     )
 }
 
@@ -156,21 +147,21 @@ mod tests {
     fn many_misses_are_it() {
         let mut evidence = switch(0.8);
         datapath(&mut evidence, 80_000, 20_000, 500);
-        assert!(present(judge(&evidence)).weight > 0.85);
+        assert!(present(evaluate(&evidence)).weight > 0.85);
     }
 
     #[test]
     fn a_table_that_is_full_in_user_space_is_it() {
         let mut evidence = switch(0.0);
         datapath(&mut evidence, 0, 2, 70_000);
-        let finding = present(judge(&evidence));
+        let finding = present(evaluate(&evidence));
         assert!(finding.weight > 0.85);
         assert!(finding.facts[0].value > 0.99 && finding.facts[0].value <= 1.0);
     }
 
     #[test]
     fn busy_threads_alone_make_it_likely() {
-        let weight = present(judge(&switch(0.95))).weight;
+        let weight = present(evaluate(&switch(0.95))).weight;
         assert!((0.3..0.7).contains(&weight));
     }
 
@@ -178,18 +169,18 @@ mod tests {
     fn a_datapath_that_knows_its_flows_speaks_against_it() {
         let mut evidence = switch(0.95);
         datapath(&mut evidence, 1_000_000, 100, 0);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 
     #[test]
     fn threads_that_sleep_are_not_it() {
-        assert!(absent(judge(&switch(0.1))));
+        assert!(absent(evaluate(&switch(0.1))));
     }
 
     #[test]
     fn another_program_has_no_slow_path() {
         let mut evidence = tunnel();
         thread(&mut evidence, 100, 0.98, 0.0);
-        assert!(absent(judge(&evidence)));
+        assert!(absent(evaluate(&evidence)));
     }
 }

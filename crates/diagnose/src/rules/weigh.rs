@@ -1,36 +1,43 @@
-//! From numbers to a weight.
+//! Weights of findings.
 
-use crate::verdict::LEAST_WEIGHT;
-use crate::{Cause, Fact, Finding, Judgement, Remedy};
+use seikan_observe::path::ProgramFacts;
 
-/// 0 up to `from`, 1 from `to` on, a straight line between them.
-pub(super) fn ramp(value: f64, from: f64, to: f64) -> f64 {
-    ((value - from) / (to - from)).clamp(0.0, 1.0)
+use crate::finding::LEAST_WEIGHT;
+use crate::{Evidence, Excluded, Fact, Finding, Judgement, Remedy};
+
+/// A weight that rises with a value: 0 up to `from`, 1 above `to`, linear between them.
+#[derive(Clone, Copy)]
+pub(super) struct Ramp {
+    pub from: f64,
+    pub to: f64,
 }
 
-/// The finding, or, where it is too light to be named, its first fact as what rules the cause out.
-pub(super) fn judged(
-    cause: Cause,
-    weight: f64,
-    mut facts: Vec<Fact>,
-    remedies: Vec<Remedy>,
-) -> Judgement {
+impl Ramp {
+    pub const fn new(from: f64, to: f64) -> Self {
+        Ramp { from, to }
+    }
+
+    /// Returns the weight of a value, 0 to 1.
+    pub fn at(self, value: f64) -> f64 {
+        ((value - self.from) / (self.to - self.from)).clamp(0.0, 1.0)
+    }
+}
+
+/// Returns the finding; if it is too light to be named, its first fact excludes the cause.
+pub(super) fn weighted(weight: f64, mut facts: Vec<Fact>, remedies: Vec<Remedy>) -> Judgement {
     if weight < LEAST_WEIGHT && !facts.is_empty() {
-        return Judgement::Absent(facts.swap_remove(0));
+        return facts.swap_remove(0).excludes();
     }
-    Judgement::Present(Finding {
-        cause,
-        weight,
-        settled: false,
-        facts,
-        remedies,
-    })
+    Ok(Finding::new(weight, facts, remedies))
 }
 
-/// A finding that a setting alone explains: see [`Finding::settled`].
+/// Marks a finding that a setting alone explains: see [`Finding::settled`].
 pub(super) fn settled(judgement: Judgement, settled: bool) -> Judgement {
-    match judgement {
-        Judgement::Present(finding) => Judgement::Present(Finding { settled, ..finding }),
-        other => other,
-    }
+    judgement.map(|finding| Finding { settled, ..finding })
+}
+
+/// Returns the tunnel's program.
+pub(super) fn program(evidence: &Evidence) -> Result<&ProgramFacts, Excluded> {
+    let program = evidence.map.program.as_ref();
+    program.ok_or_else(|| "no program carries this tunnel, or it was not found".into())
 }

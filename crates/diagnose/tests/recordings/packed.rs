@@ -4,27 +4,28 @@
 use std::io::{BufRead, BufReader, Read};
 
 use flate2::read::GzDecoder;
-use seikan_diagnose::exchange::Told;
+use seikan_diagnose::exchange::Measurement;
 use seikan_diagnose::{Cause, Evidence};
 use serde::{Deserialize, Serialize};
 
-/// A case: what was measured, and what the scenario says is wrong.
+/// A case: a measurement, and the cause by its scenario.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Packed {
     /// Split, scenario, seed and number.
     pub id: String,
     /// The cause to be named.
     pub cause: Cause,
-    /// Others that are as right.
+    /// Other causes that are right as well.
     #[serde(default)]
     pub also: Vec<Cause>,
     /// The cause of a second fault.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub second: Option<Cause>,
-    /// Bits per second that the doctor was told should go through.
+    /// Expected throughput, bits per second.
     pub expected: Option<f64>,
-    /// What was measured: counters by their growth only.
-    pub told: Told,
+    /// The measurement: counters by their growth only.
+    #[serde(rename = "told")]
+    pub measurement: Measurement,
 }
 
 impl Packed {
@@ -33,9 +34,9 @@ impl Packed {
         named == self.cause || self.also.contains(&named) || self.second == Some(named)
     }
 
-    /// What the rules work on.
+    /// Returns the evidence.
     pub fn evidence(&self) -> Evidence {
-        let evidence = self.told.clone().evidence();
+        let evidence = self.measurement.clone().evidence();
         let evidence = evidence.unwrap_or_else(|error| panic!("{}: {error}", self.id));
         Evidence {
             expected: self.expected,

@@ -1,11 +1,11 @@
-//! How often functions of the kernel were called per packet, for `--verbose` where that was counted.
+//! Table of the calls of kernel functions per packet, for `--verbose` with level 3.
 
 use seikan_diagnose::Evidence;
 
 use crate::screen::rounded;
 use crate::screen::{Align, BOLD, RESET, Screen, Table, number};
 
-/// The table, the most frequent first; nothing where no calls were counted.
+/// Returns the table, the most frequent function first; empty if no calls were counted.
 pub fn render(evidence: &Evidence) -> String {
     let mut calls = evidence.all_calls();
     if calls.is_empty() {
@@ -14,20 +14,21 @@ pub fn render(evidence: &Evidence) -> String {
     calls.sort_by(|a, b| b.1.total_cmp(&a.1));
     let packets = evidence.packets() * evidence.seconds();
     let mut table = Table::new(&[
-        ("function of the kernel", Align::Left),
+        ("kernel function", Align::Left),
         ("calls", Align::Right),
         ("per packet", Align::Right),
     ]);
     for (function, calls) in calls {
-        let per_packet = match packets > 0.0 {
-            true => rounded(calls / packets),
-            false => String::new(),
+        let per_packet = if packets > 0.0 {
+            rounded(calls / packets)
+        } else {
+            String::new()
         };
         table.row(vec![function.into(), number(calls as u64), per_packet]);
     }
     let title = match &evidence.map.inner {
-        Some(inner) => format!("calls, by the whole machine, and per packet through {inner}"),
-        None => "calls, by the whole machine".into(),
+        Some(inner) => format!("calls of the whole machine, and per packet through {inner}"),
+        None => "calls of the whole machine".into(),
     };
     let mut screen = Screen(format!("\n{BOLD}{title}{RESET}\n"));
     table.write(&mut screen);
@@ -42,7 +43,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn calls_are_told_per_packet_of_both_directions() {
+    fn calls_are_shown_per_packet_of_both_directions() {
         let mut evidence = Evidence::default();
         assert_eq!(render(&evidence), "");
         evidence.map.inner = Some("tun0".into());
@@ -63,10 +64,10 @@ mod tests {
             });
         }
         let expected = "
-calls, by the whole machine, and per packet through tun0
-  function of the kernel  calls  per packet
-  udp_sendmsg             3,000        0.75
-  futex_wake                 50      0.0125
+calls of the whole machine, and per packet through tun0
+  kernel function  calls  per packet
+  udp_sendmsg      3,000        0.75
+  futex_wake          50      0.0125
 ";
         assert_eq!(plain(&render(&evidence)), expected);
     }

@@ -1,21 +1,21 @@
-//! The path as a column: what uses the tunnel, its interface, its program, its sockets, the way out; and where it hurts.
+//! Draws the path as a column: applications, the tunnel's interface, program and sockets, the outer interface, the network;
+//! with a mark where the cause is.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use seikan_diagnose::{Action, Cause, Verdict};
+use seikan_diagnose::{Action, PathStep, Verdict};
 use seikan_observe::path::{LinkFacts, PathMap, ProgramFacts, SocketFacts, Transport};
 
 use super::text::{Page, wrap};
 use crate::output::counted;
 use crate::screen::{BOLD, DIM, RED, RESET, number, printable, width};
 
-/// Labels are at most so wide: a command's name with its number.
+/// Widest label: a command's name with its number.
 const LABEL: usize = 24;
-/// Sockets, thread names or addresses that are shown before "and 3 more".
-const MANY: usize = 4;
-/// Offloads that matter to a tunnel and that virtual interfaces have, too: how people call them, and the kernel's names,
-/// any of which will do.
+/// Sockets, thread names or addresses shown before "and 3 more".
+const MAX_LISTED: usize = 4;
+/// Offloads that matter to a tunnel and that virtual interfaces have too: the common name, and the names of the kernel.
 const OFFLOADS: [(&str, &[&str]); 5] = [
     ("GRO", &["rx-gro"]),
     ("GSO", &["tx-generic-segmentation"]),
@@ -24,7 +24,7 @@ const OFFLOADS: [(&str, &[&str]); 5] = [
     ("checksums", &["tx-checksum-ip-generic", "tx-checksum-ipv4"]),
 ];
 
-/// Where a cause has its place.
+/// A step of the path, where a cause can be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Spot {
     Applications,
@@ -35,45 +35,45 @@ enum Spot {
     Host,
 }
 
-/// One station of the path.
-struct Station {
+/// One step of the path.
+struct Step {
     spot: Spot,
     label: String,
     lines: Vec<String>,
 }
 
-/// Draws the path, with the place of a verdict's cause marked.
+/// Draws the path, with a mark where the cause of the verdict is.
 pub fn draw(map: &PathMap, verdict: Option<&Verdict>, page: &Page) -> String {
-    column(stations(map, page), map, verdict, page)
+    column(steps(map, page), map, verdict, page)
 }
 
-/// Draws the path on the far host, from the network inwards: the way on from where [`draw`] ends.
+/// Draws the path on the far host, from the network inwards: the continuation of [`draw`].
 pub fn draw_far(map: &PathMap, verdict: Option<&Verdict>, page: &Page) -> String {
-    let mut stations = stations(map, page);
-    stations.retain(|station| station.spot != Spot::Network);
-    let host = stations.pop();
-    stations.reverse();
-    stations.extend(host.map(|host| Station {
+    let mut steps = steps(map, page);
+    steps.retain(|step| step.spot != Spot::Network);
+    let host = steps.pop();
+    steps.reverse();
+    steps.extend(host.map(|host| Step {
         label: "the far host".into(),
         ..host
     }));
-    column(stations, map, verdict, page)
+    column(steps, map, verdict, page)
 }
 
-fn column(stations: Vec<Station>, map: &PathMap, verdict: Option<&Verdict>, page: &Page) -> String {
+fn column(steps: Vec<Step>, map: &PathMap, verdict: Option<&Verdict>, page: &Page) -> String {
     let spot = verdict.and_then(|verdict| spot(verdict, map));
-    let last = stations.len().saturating_sub(2);
-    let labels = stations.iter().map(|station| width(&station.label));
+    let last = steps.len().saturating_sub(2);
+    let labels = steps.iter().map(|step| width(&step.label));
     let label = labels.max().unwrap_or(0).min(LABEL);
     let mark = page.either("◀ here", "<== here");
     let mut out = String::new();
-    for (position, station) in stations.iter().enumerate() {
-        let marked = spot.as_ref() == Some(&station.spot);
-        let room = page.width - label - 6 - if marked { width(mark) + 2 } else { 0 };
-        let lines = station.lines.iter().flat_map(|line| wrap(line, room));
+    for (position, step) in steps.iter().enumerate() {
+        let marked = spot.as_ref() == Some(&step.spot);
+        let space = page.width - label - 6 - if marked { width(mark) + 2 } else { 0 };
+        let lines = step.lines.iter().flat_map(|line| wrap(line, space));
         for (row, text) in lines.enumerate() {
-            let rail = match (&station.spot, position, row) {
-                // The host is no station that packets come by.
+            let rail = match (&step.spot, position, row) {
+                // Packets do not pass the host itself.
                 (Spot::Host, ..) => " ",
                 (_, 0, 0) => page.either("┬", "+"),
                 (_, position, 0) if position == last => page.either("┴", "+"),
@@ -81,31 +81,31 @@ fn column(stations: Vec<Station>, map: &PathMap, verdict: Option<&Verdict>, page
                 (_, _, 0) => page.either("├", "+"),
                 _ => page.either("│", "|"),
             };
-            let name = if row == 0 { &*station.label } else { "" };
-            let space = " ".repeat(label.saturating_sub(width(name)));
-            let marker = match marked && row == 0 {
-                true => format!("  {RED}{mark}{RESET}"),
-                false => String::new(),
+            let name = if row == 0 { &*step.label } else { "" };
+            let pad = " ".repeat(label.saturating_sub(width(name)));
+            let marker = if marked && row == 0 {
+                format!("  {RED}{mark}{RESET}")
+            } else {
+                String::new()
             };
             let _ = writeln!(
                 out,
-                "  {DIM}{rail}{RESET} {BOLD}{name}{RESET}{space}  {text}{marker}"
+                "  {DIM}{rail}{RESET} {BOLD}{name}{RESET}{pad}  {text}{marker}"
             );
         }
     }
     out
 }
 
-fn stations(map: &PathMap, page: &Page) -> Vec<Station> {
-    let station = |spot, label: &str, lines| Station {
+fn steps(map: &PathMap, page: &Page) -> Vec<Step> {
+    let step = |spot, label: &str, lines| Step {
         spot,
         label: printable(label),
         lines,
     };
-    let link =
-        |link: &LinkFacts| station(Spot::Link(link.name.clone()), &link.name, self::link(link));
+    let link = |link: &LinkFacts| step(Spot::Link(link.name.clone()), &link.name, self::link(link));
     let is_inner = |link: &&LinkFacts| Some(&link.name) == map.inner.as_ref();
-    let mut all = vec![station(
+    let mut all = vec![step(
         Spot::Applications,
         "applications",
         vec![applications(&map.flows)],
@@ -113,28 +113,24 @@ fn stations(map: &PathMap, page: &Page) -> Vec<Station> {
     all.extend(map.links.iter().filter(is_inner).map(link));
     if let Some(program) = &map.program {
         let label = format!("{} ({})", program.name, program.pid);
-        all.push(station(
+        all.push(step(
             Spot::Program,
             &label,
             self::program(program, map, page),
         ));
     }
     if !map.sockets.is_empty() {
-        all.push(station(
-            Spot::Sockets,
-            "sockets",
-            sockets(&map.sockets, page),
-        ));
+        all.push(step(Spot::Sockets, "sockets", sockets(&map.sockets, page)));
     }
     all.extend(map.links.iter().filter(|link| !is_inner(link)).map(link));
-    all.push(station(Spot::Network, "the network", vec![network(map)]));
-    all.push(station(Spot::Host, "this host", vec![host(map)]));
+    all.push(step(Spot::Network, "the network", vec![network(map)]));
+    all.push(step(Spot::Host, "this host", vec![host(map)]));
     all
 }
 
 fn applications(flows: &[SocketFacts]) -> String {
     if flows.is_empty() {
-        return "no TCP connection of this host goes through it".into();
+        return "no TCP connection of this host".into();
     }
     let far = flows
         .iter()
@@ -143,9 +139,9 @@ fn applications(flows: &[SocketFacts]) -> String {
     let mut text = format!(
         "{} with {}",
         counted(flows.len(), "TCP connection"),
-        tally(far)
+        distinct(far)
     );
-    let congestion = tally(congestion);
+    let congestion = distinct(congestion);
     if !congestion.is_empty() {
         let _ = write!(text, ", {congestion}");
     }
@@ -202,7 +198,7 @@ fn link(link: &LinkFacts) -> Vec<String> {
 fn program(program: &ProgramFacts, map: &PathMap, page: &Page) -> Vec<String> {
     let names = program.threads.iter().map(|(_, name)| name.clone());
     let mut lines = vec![match program.threads.len() {
-        0 => "its threads cannot be seen".into(),
+        0 => "threads not readable".into(),
         count => format!("{}: {}", counted(count, "thread"), counts(names, page)),
     }];
     let mut parts = Vec::new();
@@ -249,19 +245,20 @@ fn sockets(sockets: &[SocketFacts], page: &Page) -> Vec<String> {
             congestion.unwrap_or_default()
         )
     };
-    let mut lines: Vec<_> = sockets.iter().take(MANY).map(of).collect();
-    if sockets.len() > MANY {
-        lines.push(format!("and {} more", sockets.len() - MANY));
+    let mut lines: Vec<_> = sockets.iter().take(MAX_LISTED).map(of).collect();
+    if sockets.len() > MAX_LISTED {
+        lines.push(format!("and {} more", sockets.len() - MAX_LISTED));
     }
     lines
 }
 
 fn network(map: &PathMap) -> String {
     let far = map.sockets.iter().filter_map(|socket| socket.remote);
-    let far = tally(far.map(|remote| remote.ip().to_canonical().to_string()));
-    match far.is_empty() {
-        true => "beyond what this host can see".into(),
-        false => format!("to {far}"),
+    let far = distinct(far.map(|remote| remote.ip().to_canonical().to_string()));
+    if far.is_empty() {
+        "far end unknown".into()
+    } else {
+        format!("to {far}")
     }
 }
 
@@ -274,32 +271,32 @@ fn host(map: &PathMap) -> String {
         parts.push(format!("Linux {}", printable(&map.host.kernel)));
     }
     if map.host.conntrack {
-        parts.push("connections are tracked".into());
+        parts.push("connection tracking".into());
     }
     parts.join(", ")
 }
 
-/// Each once, the first few of them.
-fn tally(words: impl Iterator<Item = String>) -> String {
+/// Lists each word once, the first few of them.
+fn distinct(words: impl Iterator<Item = String>) -> String {
     let mut all: Vec<_> = words.map(|word| printable(&word)).collect();
     all.sort();
     all.dedup();
-    let more = all.len().saturating_sub(MANY);
-    all.truncate(MANY);
+    let more = all.len().saturating_sub(MAX_LISTED);
+    all.truncate(MAX_LISTED);
     match more {
         0 => all.join(", "),
         _ => format!("{} and {more} more", all.join(", ")),
     }
 }
 
-/// Each once, with how often it is there.
+/// Lists each word once, with its count.
 fn counts(words: impl Iterator<Item = String>, page: &Page) -> String {
     let mut all: BTreeMap<String, usize> = BTreeMap::new();
     for word in words {
         *all.entry(printable(&word)).or_default() += 1;
     }
     let times = page.either("×", "x");
-    tally(all.into_iter().map(|(word, count)| match count {
+    distinct(all.into_iter().map(|(word, count)| match count {
         1 => word,
         _ => format!("{word} {times}{count}"),
     }))
@@ -314,18 +311,22 @@ fn ranges(numbers: &[u32]) -> String {
             _ => runs.push((*number, *number)),
         }
     }
-    let told = runs.iter().map(|(first, last)| match first == last {
-        true => first.to_string(),
-        false => format!("{first}-{last}"),
+    let runs = runs.iter().map(|(first, last)| {
+        if first == last {
+            first.to_string()
+        } else {
+            format!("{first}-{last}")
+        }
     });
-    let told: Vec<_> = told.collect();
-    match told.is_empty() {
-        true => "none".into(),
-        false => told.join(","),
+    let runs: Vec<_> = runs.collect();
+    if runs.is_empty() {
+        "none".into()
+    } else {
+        runs.join(",")
     }
 }
 
-/// Where the cause is; the interface that its first remedy changes, where there is one.
+/// Returns the step of the cause; the interface that the first remedy changes, if there is one.
 fn spot(verdict: &Verdict, map: &PathMap) -> Option<Spot> {
     let changed = verdict.remedies.iter().flat_map(|remedy| &remedy.actions);
     let changed = changed.filter_map(|action| match action {
@@ -341,40 +342,14 @@ fn spot(verdict: &Verdict, map: &PathMap) -> Option<Spot> {
     let inner = map.inner.clone().map(Spot::Link);
     let egress = map.egress.clone().map(Spot::Link);
     let changed = changed.map(|name| Spot::Link(name.clone())).next();
-    match verdict.cause {
-        Cause::Healthy | Cause::Idle | Cause::Unknown => None,
-        Cause::TunQueueOverflow | Cause::MtuMismatch | Cause::PacketsTooSmall => inner,
-        Cause::Shaper
-        | Cause::Bufferbloat
-        | Cause::OffloadMissing
-        | Cause::OffloadBroken
-        | Cause::GroBreaksEncapsulation
-        | Cause::SoftirqOneCore
-        | Cause::OuterFlowCannotSpread
-        | Cause::OuterFragmentation => changed.or(egress),
-        Cause::FramePerSyscall
-        | Cause::SingleThreadSaturated
-        | Cause::CpuContention
-        | Cause::CpuQuota
-        | Cause::CipherBound
-        | Cause::CopyOrChecksumBound
-        | Cause::HandoffOverhead
-        | Cause::VirtualSwitchUpcalls
-        | Cause::VhostStarved => match map.program {
-            Some(_) => Some(Spot::Program),
-            None => Some(Spot::Host),
-        },
-        Cause::UdpReceiveBuffer
-        | Cause::UdpSendBuffer
-        | Cause::TcpOuterBuffer
-        | Cause::TcpOverTcp => Some(Spot::Sockets),
-        Cause::TcpReceiveWindow | Cause::ApplicationLimited => Some(Spot::Applications),
-        Cause::PathLoss | Cause::PathDelay | Cause::Reordering | Cause::MtuBlackHole => {
-            Some(Spot::Network)
-        }
-        Cause::CpuSteal | Cause::BacklogFull | Cause::NapiBudget | Cause::ConntrackFull => {
-            Some(Spot::Host)
-        }
+    match verdict.cause.spec().step? {
+        PathStep::InnerLink => inner,
+        PathStep::OuterLink => changed.or(egress),
+        PathStep::Program if map.program.is_some() => Some(Spot::Program),
+        PathStep::Program | PathStep::Host => Some(Spot::Host),
+        PathStep::Sockets => Some(Spot::Sockets),
+        PathStep::Applications => Some(Spot::Applications),
+        PathStep::Network => Some(Spot::Network),
     }
 }
 
@@ -389,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_is_told_once() {
+    fn the_same_is_listed_once() {
         let page = Page {
             width: 80,
             unicode: false,
@@ -397,6 +372,6 @@ mod tests {
         let names = ["worker", "main", "worker"].map(str::to_owned);
         assert_eq!(counts(names.into_iter(), &page), "main, worker x2");
         let names = ["a", "b", "c", "d", "e", "f"].map(str::to_owned);
-        assert_eq!(tally(names.into_iter()), "a, b, c, d and 2 more");
+        assert_eq!(distinct(names.into_iter()), "a, b, c, d and 2 more");
     }
 }

@@ -1,5 +1,5 @@
-//! From a name on the command line to a [`Recording`]: the path is found, then sampled while probes run. Samples go to a
-//! sink: a diagnosis keeps them all, a long recording writes them down.
+//! Measures a tunnel: finds its path, then samples it while probes run, and returns a [`Recording`]. Samples go to a sink: a
+//! diagnosis keeps them in memory, a long recording writes them to a file.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -21,53 +21,54 @@ use seikan_ui::{Interrupt, Progress, ProgressBar};
 
 use super::probe::{Found, Prober};
 
-/// Less than this says nothing.
+/// Shortest measurement that can be diagnosed.
 const SHORTEST: Duration = Duration::from_secs(1);
-/// Routes with a shorter prefix stand for the default route, cut in two or four to go before it.
+/// Routes with a shorter prefix replace the default route: they split it in two or four to take precedence.
 const DEFAULT_ROUTE: u8 = 4;
-/// Samples between two looks for somebody who can be asked.
-const LOOK: u32 = 5;
-/// Far ends that are asked, one after the other, until one answers.
+/// Samples between two searches for a target of probes.
+const SEARCH_EVERY: u32 = 5;
+/// Targets that are probed, one after the other, until one answers.
 const TARGETS: usize = 2;
 
 /// Time after which the profiler's rings are emptied: with call stacks they hold four seconds.
 const DRAIN: Duration = Duration::from_secs(1);
 
-/// What the doctor's verbs are told about what to look at.
+/// Arguments that select the tunnel.
 #[derive(Debug, Args)]
-pub struct Which {
-    /// The tunnel's interface; if neither this nor --pid is given, it is looked for
+pub struct TunnelArguments {
+    /// Interface of the tunnel [default: the tunnel that carries most]
     #[arg(long, value_name = "INTERFACE", conflicts_with = "pid")]
     iface: Option<String>,
-    /// The tunnel's process
+    /// Process of the tunnel
     #[arg(long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
     pid: Option<u32>,
-    /// How much should go through, in Mbit/s: less by a tenth is slow
+    /// Expected throughput in Mbit/s; a tenth less is slow
     #[arg(long, value_name = "MBIT", value_parser = megabits)]
     expect: Option<f64>,
 }
 
-/// Megabits per second, as the command line has them.
+/// Parses megabits per second of the command line.
 pub fn megabits(text: &str) -> Result<f64, String> {
     let value: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
-    match value.is_finite() && value > 0.0 {
-        true => Ok(value),
-        false => Err("must be above 0, such as 900".into()),
+    if value.is_finite() && value > 0.0 {
+        Ok(value)
+    } else {
+        Err("must be above 0, such as 900".into())
     }
 }
 
-impl Which {
-    /// The interface that was named.
+impl TunnelArguments {
+    /// The interface of `--iface`.
     pub fn interface(&self) -> Option<&str> {
         self.iface.as_deref()
     }
 
-    /// Finds the path of the interface, of the process, or of whatever tunnel there is.
+    /// Finds the path of the interface, of the process, or of the tunnel that carries most.
     pub fn path(&self) -> anyhow::Result<PathMap> {
         self.path_or(None)
     }
 
-    /// The same, with an interface to be taken where none and no process was named.
+    /// The same; `other` is the interface if the command line names neither an interface nor a process.
     pub fn path_or(&self, other: Option<String>) -> anyhow::Result<PathMap> {
         let subject = match (&self.iface, self.pid, other) {
             (Some(name), ..) => discover::Subject::Interface(name.clone()),
@@ -78,66 +79,65 @@ impl Which {
         Ok(discover::path(&subject)?)
     }
 
-    /// Bits per second that should go through.
+    /// Expected throughput, bits per second.
     pub fn expected(&self) -> Option<f64> {
         self.expect.map(|megabits| megabits * 1e6)
     }
 }
 
-/// And how.
+/// Arguments that select the tunnel and the depth of the measurement.
 #[derive(Debug, Args)]
-pub struct Looking {
-    /// At what.
+pub struct SamplingArguments {
+    /// The tunnel.
     #[command(flatten)]
-    pub which: Which,
+    pub tunnel: TunnelArguments,
     /// Time between two samples, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 100, value_parser = clap::value_parser!(u32).range(10..=1000))]
     interval: u32,
-    /// How deep to look: 0 counters that everybody may read, 1 dropped packets by reason too, 2 processor time by
-    /// function too, 3 calls of kernel functions too, each of which costs something while it is counted
+    /// Depth: 0 counters that every user may read, 1 also drops by reason, 2 also processor time by function, 3 also calls
+    /// of kernel functions, which slows them down
     #[arg(long, value_name = "LEVEL", default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=3))]
     level: u32,
-    /// Send nothing
+    /// Send no probes
     #[arg(long)]
     no_probe: bool,
 }
 
-impl Looking {
-    /// How to measure for so many seconds.
+impl SamplingArguments {
+    /// Returns the options of a measurement of `seconds`; `stacks`: with call stacks.
     pub fn options(&self, seconds: u32, stacks: bool) -> Options {
         Options {
             length: Duration::from_secs(seconds.into()),
             interval: Duration::from_millis(self.interval.into()),
             probe: !self.no_probe,
-            expected: self.which.expected(),
+            expected: self.tunnel.expected(),
             level: self.level,
             stacks,
         }
     }
 }
 
-/// How to measure.
+/// Options of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// For how long.
+    /// Duration.
     pub length: Duration,
-    /// Between two samples.
+    /// Time between two samples.
     pub interval: Duration,
-    /// Whether something may be sent.
+    /// Whether probes are sent.
     pub probe: bool,
-    /// Bits per second that should go through.
+    /// Expected throughput, bits per second.
     pub expected: Option<f64>,
-    /// How deep to look: 0 counters, 1 tracepoints too, 2 processor time by function too, 3 calls of
-    /// kernel functions too.
+    /// 0 counters, 1 also tracepoints, 2 also processor time by function, 3 also calls of kernel functions.
     pub level: u32,
-    /// Whether processor time is to come with call stacks.
+    /// Whether processor time has call stacks.
     pub stacks: bool,
 }
 
-/// Takes samples, and says whether it wants more.
+/// Consumes samples; `Break` ends the measurement.
 pub type Sink<'a> = &'a mut dyn FnMut(Sample) -> anyhow::Result<ControlFlow<()>>;
 
-/// Samples the path and keeps every sample. Ctrl-C ends it with what there is.
+/// Samples the path and keeps every sample. Ctrl-C ends it with the samples so far.
 ///
 /// # Errors
 /// Those of [`measure`].
@@ -152,20 +152,20 @@ pub fn whole(map: PathMap, options: &Options, interrupt: &Interrupt) -> anyhow::
     Ok(recording)
 }
 
-/// Samples the path for a time, and sends nothing.
+/// Samples the path for a time, without probes.
 ///
 /// # Errors
-/// It cannot be sampled, or the interrupt was raised.
+/// The path cannot be sampled, or the interrupt was raised.
 pub fn watch(map: &PathMap, length: Duration, interrupt: &Interrupt) -> anyhow::Result<Evidence> {
-    /// Enough for means of gauges, few enough to cost nothing.
+    /// Short enough for means of gauges, long enough to cost little.
     const INTERVAL: Duration = Duration::from_millis(250);
     let mut sampler = Sampler::of_counters(map)?;
     sampler.follow(&through(map));
     let mut series = Series::default();
-    let begun = Instant::now();
+    let started = Instant::now();
     loop {
         series.push(sampler.sample());
-        let left = length.saturating_sub(begun.elapsed());
+        let left = length.saturating_sub(started.elapsed());
         if left.is_zero() {
             break;
         }
@@ -180,17 +180,17 @@ pub fn watch(map: &PathMap, length: Duration, interrupt: &Interrupt) -> anyhow::
     Ok(evidence)
 }
 
-/// Samples the path. Ctrl-C ends it with what there is. Samples go to the sink; the series of the recording is empty.
+/// Samples the path. Ctrl-C ends it with the samples so far. Samples go to the sink; the series of the recording is empty.
 ///
 /// # Errors
-/// The path cannot be sampled, the interrupt was raised before there was anything to tell, and those of the sink.
+/// The path cannot be sampled, the interrupt was raised within the first second, or the sink failed.
 pub fn measure(
     map: PathMap,
     options: &Options,
     interrupt: &Interrupt,
     sink: Sink,
 ) -> anyhow::Result<Recording> {
-    let begun = Instant::now();
+    let started = Instant::now();
     let spent = own_cpu_time()?.total();
     let mut sampler = match options.level {
         0 => Sampler::of_counters(&map)?,
@@ -241,7 +241,7 @@ pub fn measure(
         program.threads = sampler.threads();
     }
     evidence.map.unseen.extend_from_slice(sampler.missing());
-    take(found, &shortest, &mut evidence);
+    add_probes(found, &shortest, &mut evidence);
     if let Some(functions) = &functions {
         evidence.profile = seikan_diagnose::profile(functions);
         evidence.map.unseen.extend_from_slice(&functions.unseen);
@@ -251,12 +251,12 @@ pub fn measure(
         why: error.to_string(),
     }));
     let cost = Cost {
-        seconds: begun.elapsed().as_secs_f64(),
+        seconds: started.elapsed().as_secs_f64(),
         cpu_seconds: own_cpu_time()?.total().saturating_sub(spent).as_secs_f64(),
         samples: taken,
     };
     Ok(Recording {
-        begun: first,
+        started_at: first,
         evidence,
         functions,
         attempts: Vec::new(),
@@ -264,7 +264,7 @@ pub fn measure(
     })
 }
 
-/// What runs while the path is looked at.
+/// The parts of a measurement that run at the same time.
 struct Sampling {
     sampler: Sampler,
     profiler: Option<Profiler>,
@@ -285,14 +285,14 @@ impl Sampling {
     ) -> anyhow::Result<()> {
         let bar = ProgressBar::new();
         let name = map.inner.as_deref().unwrap_or("the tunnel");
-        let begun = Instant::now();
-        let mut next = begun;
-        let mut drained = begun;
+        let started = Instant::now();
+        let mut next = started;
+        let mut drained = started;
         loop {
             if sink(self.sample(map))?.is_break() {
                 return Ok(());
             }
-            let elapsed = begun.elapsed();
+            let elapsed = started.elapsed();
             if let Some(profiler) = &mut self.profiler
                 && drained.elapsed() >= DRAIN
             {
@@ -304,35 +304,35 @@ impl Sampling {
             }
             bar.show(Progress {
                 fraction: elapsed.as_secs_f64() / options.length.as_secs_f64(),
-                step: format!("looking at {name} (Ctrl-C to end)"),
+                step: format!("measuring {name} (Ctrl-C to end)"),
             });
-            // A late sample does not make the next ones come closer together.
+            // A late sample does not shorten the next intervals.
             next = (next + options.interval).max(Instant::now());
             if interrupt
-                .sleep_until(next.min(begun + options.length))
+                .sleep_until(next.min(started + options.length))
                 .is_err()
             {
-                if begun.elapsed() >= SHORTEST {
+                if started.elapsed() >= SHORTEST {
                     return Ok(());
                 }
                 bail!(
-                    "interrupted after {:.1} s: it needs {} s at least",
-                    begun.elapsed().as_secs_f64(),
+                    "interrupted after {:.1} s: a diagnosis needs {} s",
+                    started.elapsed().as_secs_f64(),
                     SHORTEST.as_secs()
                 );
             }
         }
     }
 
-    /// The next sample, with what probes have found out meanwhile.
+    /// Takes the next sample, with the round trips of probes since the last one.
     fn sample(&mut self, map: &PathMap) -> Sample {
         let mut sample = self.sampler.sample();
-        sample.values.extend(self.probing.answer().map(|rtt| {
+        sample.values.extend(self.probing.newest_rtt().map(|rtt| {
             let key = Key::new(Subject::Probe, metric::PROBE_INNER_RTT_US);
             (key, Kind::Gauge, rtt)
         }));
-        if self.taken.is_multiple_of(LOOK) {
-            self.probing.look(map, &self.sampler.flows());
+        if self.taken.is_multiple_of(SEARCH_EVERY) {
+            self.probing.find_target(map, &self.sampler.flows());
         }
         self.taken += 1;
         for (key, _, value) in &sample.values {
@@ -346,13 +346,13 @@ impl Sampling {
     }
 }
 
-/// Networks whose connections go through the tunnel: its own addresses', and what is routed there. A default route is
-/// left out: it would take in the tunnel's own connection, too.
+/// Returns the networks whose connections go through the tunnel: those of its addresses and of its routes. A default route
+/// is excluded: it would include the tunnel's own connection.
 pub fn through(map: &PathMap) -> Vec<IpNet> {
     let Some(inner) = &map.inner else {
         return Vec::new();
     };
-    // What cannot be listed is followed less; connections that were there at the beginning are known anyhow.
+    // If they cannot be listed, only the connections that exist at the start are known.
     let own = discover::addresses(inner).unwrap_or_default();
     let routed = discover::routed(inner).unwrap_or_default();
     let routed = routed
@@ -361,16 +361,16 @@ pub fn through(map: &PathMap) -> Vec<IpNet> {
     own.into_iter().chain(routed).collect()
 }
 
-/// Probes, from when somebody is known who can be asked.
+/// Probes, which start when a target is known.
 struct Probing {
     wanted: bool,
     prober: Option<Prober>,
 }
 
 impl Probing {
-    /// Begins once there is anybody: the far ends of connections through the tunnel, then the host at the other end of
-    /// the interface.
-    fn look(&mut self, map: &PathMap, flows: &[SocketFacts]) {
+    /// Starts the probes if a target is known: the far ends of connections through the tunnel, then the host at the other
+    /// end of the interface.
+    fn find_target(&mut self, map: &PathMap, flows: &[SocketFacts]) {
         let Some(link) = map
             .inner_link()
             .filter(|_| self.wanted && self.prober.is_none())
@@ -382,7 +382,6 @@ impl Probing {
         targets.sort();
         targets.dedup();
         targets.truncate(TARGETS - 1);
-        // Without it there is one far end less to ask, and that is told.
         targets.extend(far_end(&link.name).unwrap_or_default());
         targets.dedup();
         targets.truncate(TARGETS);
@@ -391,21 +390,21 @@ impl Probing {
         }
     }
 
-    /// The newest round trip that was not asked for yet, microseconds.
-    fn answer(&self) -> Option<u64> {
-        self.prober.as_ref()?.answers().last()
+    /// Returns the newest round trip since the last call, microseconds.
+    fn newest_rtt(&self) -> Option<u64> {
+        self.prober.as_ref()?.round_trips().last()
     }
 
     fn finish(self, hurry: bool) -> Found {
         match self.prober {
             Some(prober) => prober.finish(hurry),
-            None if self.wanted => Found::nobody(),
+            None if self.wanted => Found::no_target(),
             None => Found::default(),
         }
     }
 }
 
-/// The other address of a point-to-point interface or of a network that has two only, or a host that is routed there.
+/// Returns the other address of a point-to-point interface or of a network of two, and single hosts that are routed there.
 fn far_end(link: &str) -> anyhow::Result<Vec<IpAddr>> {
     let netlink = Netlink::open()?;
     let addresses = netlink.addresses(netlink.link(link)?.index)?;
@@ -426,14 +425,14 @@ fn far_end(link: &str) -> anyhow::Result<Vec<IpAddr>> {
     Ok(others.filter(|host| !own(host)).collect())
 }
 
-/// Puts what the probes found where the rules look for it.
-fn take(found: Found, shortest: &HashMap<u64, u64>, evidence: &mut Evidence) {
+/// Adds the results of the probes to the evidence.
+fn add_probes(found: Found, shortest: &HashMap<u64, u64>, evidence: &mut Evidence) {
     evidence.map.unseen.extend(found.unseen);
     let times = evidence.map.flows.iter().filter_map(|flow| {
         let same = flow.remote.map(|remote| remote.ip().to_canonical()) == found.target;
         Some((!same, *shortest.get(&flow.inode)?))
     });
-    // The same far end's, where there is one: another may be further away.
+    // Prefer the connection to the probed target: others may be further away.
     let idle = times.filter(|(_, rtt)| *rtt > 0).min();
     evidence.probes = Probes {
         mtu: found.mtu,

@@ -1,7 +1,7 @@
-//! A handful of echo requests through the tunnel, while it is watched: how long an answer takes, and which sizes pass.
+//! Echo requests through the tunnel during a measurement: the round-trip time, and the sizes that pass.
 //!
-//! First five small ones over a second. If any is answered, one of the interface's MTU; if that is lost twice, sizes
-//! between are tried, three times each, for two seconds at most, and then the MTU once more. All of it in a thread of its own.
+//! A thread sends five small requests over a second. If one is answered, it sends one of the interface's MTU; if that is lost
+//! twice, it tries sizes between, three times each, for two seconds at most, and then the MTU once more.
 
 use std::cell::Cell;
 use std::io;
@@ -17,33 +17,35 @@ use seikan_ui::Interrupt;
 
 /// Small requests.
 const COUNT: u16 = 5;
-/// From one of them to the next.
+/// Time between two of them.
 const PAUSE: Duration = Duration::from_millis(200);
-/// Bytes of a small one: `ping`'s default.
+/// Bytes of a small request, as of `ping` by default.
 const SMALL: usize = 84;
-/// For an answer to a small one; longer is no better than none.
+/// Longest wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// For the search among sizes.
+/// Longest search for the sizes that pass.
 const SEARCH: Duration = Duration::from_secs(2);
-/// For an answer to a large one, beside two of the longest round trips of small ones.
+/// Wait for an answer to a large request, in addition to two of the longest round trips of small ones.
 const LEAST: Duration = Duration::from_millis(50);
-/// Tries for the interface's MTU, and for each size of the search: a single loss says nothing under load.
-const TRIES: [u16; 2] = [2, 3];
-/// The search ends when it is as exact as this, bytes.
+/// Tries for the interface's MTU: under load, a single loss proves nothing.
+const MTU_TRIES: u16 = 2;
+/// Tries for each size of the search.
+const SEARCH_TRIES: u16 = 3;
+/// Accuracy of the search, bytes.
 const EXACT: usize = 8;
 
-/// What came out.
+/// Results of the probes.
 #[derive(Debug, Default)]
 pub struct Found {
-    /// Who was asked.
+    /// The target.
     pub target: Option<IpAddr>,
     /// Median round trip, microseconds.
     pub rtt_us: Option<f64>,
     /// Sizes that pass.
     pub mtu: Option<MtuProbe>,
-    /// Why there is nothing.
+    /// Why there are no results.
     pub unseen: Option<Unseen>,
-    /// What was sent and what came back.
+    /// Packets sent and received.
     pub own: OwnTraffic,
 }
 
@@ -51,57 +53,57 @@ impl Found {
     fn nothing(why: String) -> Self {
         Found {
             unseen: Some(Unseen {
-                what: "round trips through the tunnel, and sizes that pass".into(),
+                what: "round-trip time and MTU of the tunnel".into(),
                 why,
             }),
             ..Found::default()
         }
     }
 
-    /// There was nobody to ask.
-    pub fn nobody() -> Self {
-        let why = "nobody at the far end is known: no point-to-point address, no connection of this host \
-                   through it; let something run through the tunnel";
+    /// No target was known.
+    pub fn no_target() -> Self {
+        let why = "no host at the far end is known: no point-to-point address, and no connection of this host \
+                   through the tunnel; keep a connection open";
         Found::nothing(why.into())
     }
 }
 
-/// The thread that asks.
+/// The thread that sends probes.
 #[derive(Debug)]
 pub struct Prober {
     thread: JoinHandle<Found>,
-    answers: Receiver<u64>,
+    round_trips: Receiver<u64>,
     stop: Interrupt,
 }
 
 impl Prober {
-    /// Begins to ask the first of `targets` that answers, through `link` with its `mtu`.
+    /// Starts to probe the first of `targets` that answers, through `link` with its `mtu`.
     pub fn start(link: String, mtu: u32, targets: Vec<IpAddr>) -> Self {
-        let (sender, answers) = channel();
+        let (sender, round_trips) = channel();
         let stop = Interrupt::new();
         let stopped = stop.clone();
         let thread = std::thread::spawn(move || {
-            let asking = Asking {
+            let probe = Probe {
                 link,
                 mtu: mtu as usize,
                 sender,
                 stop: stopped,
             };
-            asking.first_that_answers(&targets)
+            probe.first_that_answers(&targets)
         });
         Prober {
             thread,
-            answers,
+            round_trips,
             stop,
         }
     }
 
-    /// Round trips that were measured since it was last asked, microseconds.
-    pub fn answers(&self) -> impl Iterator<Item = u64> {
-        self.answers.try_iter()
+    /// Returns the round trips since the last call, microseconds.
+    pub fn round_trips(&self) -> impl Iterator<Item = u64> {
+        self.round_trips.try_iter()
     }
 
-    /// Waits until it is through; `hurry`: ends it as soon as it can.
+    /// Waits for the end of the probes; `hurry`: ends them at once.
     pub fn finish(self, hurry: bool) -> Found {
         if hurry {
             self.stop.raise();
@@ -110,7 +112,7 @@ impl Prober {
     }
 }
 
-/// Counts what is sent, and what comes back.
+/// Counts packets sent and received.
 struct Counting {
     echo: Echo,
     own: Cell<OwnTraffic>,
@@ -141,19 +143,19 @@ impl Counting {
     }
 }
 
-struct Asking {
+struct Probe {
     link: String,
     mtu: usize,
     sender: Sender<u64>,
     stop: Interrupt,
 }
 
-impl Asking {
+impl Probe {
     fn first_that_answers(&self, targets: &[IpAddr]) -> Found {
         let mut why = String::new();
         let mut own = OwnTraffic::default();
         for target in targets {
-            match self.ask(*target) {
+            match self.probe(*target) {
                 Ok(mut found) if found.rtt_us.is_some() => {
                     found.own += own;
                     return found;
@@ -165,7 +167,7 @@ impl Asking {
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                     why = format!("ICMP echo is not allowed here ({error}); run it as root");
                 }
-                Err(error) => why = format!("{target} cannot be asked: {error}"),
+                Err(error) => why = format!("cannot probe {target}: {error}"),
             }
         }
         Found {
@@ -174,7 +176,7 @@ impl Asking {
         }
     }
 
-    fn ask(&self, target: IpAddr) -> io::Result<Found> {
+    fn probe(&self, target: IpAddr) -> io::Result<Found> {
         let echo = Counting {
             echo: Echo::open(target, &self.link)?,
             own: Cell::default(),
@@ -184,11 +186,11 @@ impl Asking {
             ..Found::default()
         };
         let mut times = Vec::new();
-        let begun = Instant::now();
+        let started = Instant::now();
         for sequence in 0..COUNT {
             if self
                 .stop
-                .sleep_until(begun + PAUSE * sequence.into())
+                .sleep_until(started + PAUSE * sequence.into())
                 .is_err()
             {
                 break;
@@ -196,11 +198,11 @@ impl Asking {
             let size = SMALL.min(self.mtu);
             if let Outcome::Answered(time) = echo.ask(sequence, size, PATIENCE)? {
                 times.push(time);
-                // Nobody listens any more when the sampling is over.
+                // Nobody receives after the end of the sampling.
                 let _ = self.sender.send(time.as_micros() as u64);
             }
-            // Two seconds of silence are enough to try somebody else.
-            if times.is_empty() && begun.elapsed() >= 2 * PATIENCE {
+            // After two seconds without an answer, try the next target.
+            if times.is_empty() && started.elapsed() >= 2 * PATIENCE {
                 break;
             }
         }
@@ -217,7 +219,7 @@ impl Asking {
         Ok(found)
     }
 
-    /// Which sizes pass; `None` if it was stopped before anything was known.
+    /// Finds the sizes that pass; `None` if it was stopped before.
     fn sizes(&self, echo: &Counting, patience: Duration) -> io::Result<Option<MtuProbe>> {
         let mut sequence = COUNT;
         let reported = Cell::new(false);
@@ -239,9 +241,10 @@ impl Asking {
             return Ok(None);
         }
         let (mut passed, mut lost) = (SMALL.max(echo.echo.smallest()), None);
-        match passes(self.mtu, TRIES[0])? {
-            true => passed = self.mtu,
-            false => lost = Some(self.mtu),
+        if passes(self.mtu, MTU_TRIES)? {
+            passed = self.mtu
+        } else {
+            lost = Some(self.mtu)
         }
         let until = Instant::now() + SEARCH;
         while let Some(large) = lost
@@ -250,13 +253,14 @@ impl Asking {
             && !self.stop.is_raised()
         {
             let middle = passed + (large - passed) / 2;
-            match passes(middle, TRIES[1])? {
-                true => passed = middle,
-                false => lost = Some(middle),
+            if passes(middle, SEARCH_TRIES)? {
+                passed = middle
+            } else {
+                lost = Some(middle)
             }
         }
-        // A way that loses some of everything is no black hole: then the size that was lost first passes now.
-        if lost.is_some() && !reported.get() && passes(self.mtu, TRIES[1])? {
+        // A path with ordinary loss is no black hole: there, the size that was lost first passes now.
+        if lost.is_some() && !reported.get() && passes(self.mtu, SEARCH_TRIES)? {
             (passed, lost) = (self.mtu, None);
         }
         Ok(Some(MtuProbe {
@@ -283,8 +287,8 @@ mod tests {
         eprintln!("SKIPPED: {reason}");
     }
 
-    /// Asks B from A, where B drops what `rule` says.
-    fn asked(rule: Option<&str>) -> Option<Found> {
+    /// Probes B from A, where B drops packets that match `rule`.
+    fn probed(rule: Option<&str>) -> Option<Found> {
         let hosts = match Hosts::create(Link::default()) {
             Ok(hosts) => hosts,
             Err(error) => {
@@ -310,7 +314,7 @@ mod tests {
 
     #[test]
     fn a_link_carries_its_mtu() {
-        let Some(found) = asked(None) else { return };
+        let Some(found) = probed(None) else { return };
         assert!(
             found.rtt_us.is_some() && found.unseen.is_none(),
             "{found:?}"
@@ -321,7 +325,7 @@ mod tests {
             reported: false,
         };
         assert_eq!(found.mtu, Some(whole));
-        // The small ones, and the one of the whole length, all of them answered.
+        // The small ones and the one of the full length are answered.
         let bytes = u64::from(COUNT) * SMALL as u64 + 1500;
         let own = OwnTraffic {
             packets_out: u64::from(COUNT) + 1,
@@ -334,7 +338,7 @@ mod tests {
 
     #[test]
     fn sizes_that_vanish_are_found() {
-        let Some(found) = asked(Some("ip length > 1200")) else {
+        let Some(found) = probed(Some("ip length > 1200")) else {
             return;
         };
         let probe = found.mtu.expect("sizes");
@@ -347,8 +351,8 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_answer_is_told_of() {
-        let Some(found) = asked(Some("icmp type echo-request")) else {
+    fn a_target_without_an_answer_is_reported() {
+        let Some(found) = probed(Some("icmp type echo-request")) else {
             return;
         };
         let why = found.unseen.expect("a reason").why;

@@ -1,5 +1,4 @@
-//! `--prove`: tries what should help on this host, which shows what the cause is. `--fix` keeps it if it does, and
-//! `--undo` takes it back.
+//! Tests remedies on this host. `--prove` reverts them, `--fix` keeps one that helps, and `--undo` reverts that.
 
 use std::io::{BufRead, IsTerminal, Write};
 use std::process::ExitCode;
@@ -16,22 +15,21 @@ use crate::fix::watchdog::Watchdog;
 use crate::fix::{self, Fix};
 use crate::screen::printable;
 
-/// Remedies that are tried, at most.
-const MOST: usize = 2;
+/// Remedies that are tested, at most.
+const MAX_REMEDIES: usize = 2;
 
-/// How to go about it.
+/// Options of the tests.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// Do not ask.
     pub yes: bool,
     /// Print nothing.
     pub quiet: bool,
-    /// Gain that a change must have to stay, as a share; `None`: it is taken back in any case, and was a proof only.
+    /// Gain from which a change is kept, as a share; `None`: every change is reverted.
     pub keep: Option<f64>,
 }
 
-/// Tries what the two likeliest causes would be helped by, until something does. A gain that is sure confirms its
-/// cause, and makes it the verdict.
+/// Tests remedies of the two likeliest causes until one helps. A certain gain confirms its cause, which becomes the verdict.
 pub fn repair(
     verdict: &Verdict,
     evidence: &Evidence,
@@ -46,26 +44,25 @@ pub fn repair(
     };
     let candidates = candidates(verdict, seikan_diagnose::rival(evidence, verdict));
     if candidates.is_empty() {
-        say("\nnothing to change on this host");
+        say("\nno remedy changes a setting of this host");
         return Ok(Vec::new());
     }
     let watchdog = Watchdog::start();
     let watched: Vec<String> = watchdog.watched().iter().map(ToString::to_string).collect();
-    say(&match watched.is_empty() {
-        true => {
-            "\nno router and no SSH client answers echo requests: only the tunnel is watched over"
-                .to_owned()
-        }
-        false => format!(
-            "\nwatched over meanwhile: the tunnel, and {}",
+    say(&if watched.is_empty() {
+        "\nno router and no SSH client answers echo requests: only the tunnel is monitored"
+            .to_owned()
+    } else {
+        format!(
+            "\nmonitored during the test: the tunnel and {}",
             watched.join(", ")
-        ),
+        )
     });
     let mut attempts = Vec::new();
     for (of, remedy) in candidates {
-        // Names of programs are in them.
+        // It may contain names of programs.
         let what = printable(&remedy.what);
-        say(&format!("\ntrying, as if it were {}: {what}", of.cause));
+        say(&format!("\ntesting against {}: {what}", of.cause));
         for command in &remedy.commands {
             say(&format!("  {}", printable(command)));
         }
@@ -83,21 +80,21 @@ pub fn repair(
             }
         };
         if !options.yes && !agreed(options.keep.is_some())? {
-            say("left as it is");
+            say("not changed");
             continue;
         }
-        let begun = Instant::now();
+        let started = Instant::now();
         let bar = ProgressBar::new();
         let trial = fix.run(&changes, options.keep, |length| {
             let whole = (WARM_UP + BLOCK).as_secs_f64() * 2.0 * PAIRS as f64;
             bar.show(Progress {
-                fraction: (begun.elapsed().as_secs_f64() / whole).min(1.0),
-                step: "with and without it, in turns".to_owned(),
+                fraction: (started.elapsed().as_secs_f64() / whole).min(1.0),
+                step: "with and without the change, alternating".to_owned(),
             });
             let evidence = measure::watch(&verdict.path, length, interrupt)?;
             Ok(match watchdog.silent() {
                 None => Look::Block(block(&evidence)),
-                Some(host) => Look::CutOff(format!("{host} does not answer this host any more")),
+                Some(host) => Look::CutOff(format!("{host} no longer answers this host")),
             })
         })?;
         drop(bar);
@@ -111,9 +108,9 @@ pub fn repair(
             trial,
         });
         if helps {
-            say(&format!("\nproven: {}. {}", of.cause, of.sentence));
+            say(&format!("\nconfirmed: {}. {}", of.cause, of.sentence));
         }
-        // A gain that proves the cause may be too small to stay for: another remedy may do more.
+        // A gain that confirms the cause may be too small to keep the change: another remedy may gain more.
         let is_done = match options.keep {
             Some(_) => keeps,
             None => helps,
@@ -125,8 +122,8 @@ pub fn repair(
     Ok(attempts)
 }
 
-/// What can be changed here, with the verdict that proposes it. Where one cause is clear, its own remedies come first;
-/// otherwise one of each of the two.
+/// Returns the remedies that change settings of this host, each with its verdict: two of a clear cause, otherwise one of
+/// each of the two causes.
 fn candidates(verdict: &Verdict, rival: Option<Verdict>) -> Vec<(Verdict, Remedy)> {
     let here = |verdict: &Verdict| {
         let remedies = verdict.remedies.iter();
@@ -137,21 +134,21 @@ fn candidates(verdict: &Verdict, rival: Option<Verdict>) -> Vec<(Verdict, Remedy
     let mut candidates = here(verdict);
     let others = rival.as_ref().map(here).unwrap_or_default();
     if verdict.level < Level::Supported && !others.is_empty() {
-        candidates.truncate(MOST - 1);
+        candidates.truncate(MAX_REMEDIES - 1);
     }
     candidates.extend(others);
-    candidates.truncate(MOST);
+    candidates.truncate(MAX_REMEDIES);
     candidates
 }
 
-/// Takes back what was kept.
+/// Reverts the changes that were kept.
 pub fn undo() -> anyhow::Result<ExitCode> {
     let (done, failures) = fix::undo()?;
     for command in &done {
-        println!("taken back: {command}");
+        println!("reverted: {command}");
     }
     if done.is_empty() && failures.is_empty() {
-        println!("nothing to take back in this network namespace");
+        println!("nothing to revert in this network namespace");
     }
     if !failures.is_empty() {
         bail!("{}", failures.join("; "));
@@ -161,14 +158,14 @@ pub fn undo() -> anyhow::Result<ExitCode> {
 
 fn agreed(keep: bool) -> anyhow::Result<bool> {
     if !std::io::stdin().is_terminal() {
-        bail!("it asks before it changes something, and there is no terminal to ask on: add --yes");
+        bail!("cannot ask before a change without a terminal: add --yes");
     }
     print!(
-        "make the change, compare, and {}? [y/N] ",
+        "make the change, measure, and {}? [y/N] ",
         if keep {
             "keep it if it helps"
         } else {
-            "take it back"
+            "revert it"
         }
     );
     std::io::stdout().flush()?;
@@ -191,13 +188,13 @@ fn block(evidence: &Evidence) -> Block {
     }
 }
 
-/// What came of remedies that were tried.
+/// Returns the results of the tests.
 pub fn tried(attempts: &[Attempt]) -> String {
-    let told = attempts.iter().map(|attempt| {
+    let tests = attempts.iter().map(|attempt| {
         let what = printable(&attempt.remedy.what);
-        format!("\ntried: {what}\n{}\n", described(&attempt.trial))
+        format!("\ntested: {what}\n{}\n", described(&attempt.trial))
     });
-    told.collect()
+    tests.collect()
 }
 
 fn described(trial: &Trial) -> String {
@@ -209,18 +206,18 @@ fn described(trial: &Trial) -> String {
             .join(", ")
     };
     let how = match &trial.decision {
-        Decision::Keep => "  kept; `seikan doctor --undo` takes it back".to_owned(),
-        Decision::TakeBack(why) => format!("  taken back: {}", printable(why)),
+        Decision::Keep => "  kept; `seikan doctor --undo` reverts it".to_owned(),
+        Decision::TakeBack(why) => format!("  reverted: {}", printable(why)),
         Decision::NotPossible(why) => return format!("  not possible here: {}", printable(why)),
     };
     let mut out = format!(
-        "  without it {} Mbit/s\n  with it    {} Mbit/s\n",
+        "  without the change {} Mbit/s\n  with the change    {} Mbit/s\n",
         rates(&|pair| pair.0),
         rates(&|pair| pair.1)
     );
     if let Some(gain) = trial.gain {
         out += &format!(
-            "  gain {:+.0} % ({:+.0} to {:+.0}, 95 %)\n",
+            "  gain {:+.0} % (95 % interval: {:+.0} to {:+.0})\n",
             gain.value * 100.0,
             gain.low * 100.0,
             gain.high * 100.0
@@ -269,13 +266,13 @@ mod tests {
 
     #[test]
     fn a_change_that_cannot_be_made_has_no_rates() {
-        let told = described(&Trial::not_possible("no such setting".into()));
-        assert_eq!(told, "  not possible here: no such setting");
+        let text = described(&Trial::not_possible("no such setting".into()));
+        assert_eq!(text, "  not possible here: no such setting");
     }
 
     #[test]
     fn a_verdict_can_be_confirmed_within_a_minute() {
         let trial = (WARM_UP + BLOCK) * 2 * PAIRS as u32;
-        assert!(trial.as_secs() * MOST as u64 <= 60);
+        assert!(trial.as_secs() * MAX_REMEDIES as u64 <= 60);
     }
 }

@@ -1,13 +1,13 @@
-//! What the doctor's screens are made of beside [`crate::screen`]: a page's width and characters, broken lines, numbers.
+//! Layout of the doctor's text: the width and characters of a page, and line breaks.
 
 use seikan_ui::screen::Style;
 
 use crate::screen;
 
-/// Nothing is wider, so that it can be pasted into a mail.
+/// Columns at most, so that the text can be pasted into a mail.
 const WIDTH: usize = 80;
 
-/// Where it is written to.
+/// Properties of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Page {
     /// Columns.
@@ -17,9 +17,9 @@ pub struct Page {
 }
 
 impl Page {
-    /// That of standard output: 80 columns, or the terminal's if it has less; Unicode where the locale has it.
+    /// Returns those of standard output: 80 columns, or fewer if the terminal has fewer; Unicode if the locale has it.
     pub fn of_stdout() -> Self {
-        // In the order in which setlocale(3) looks; one that is set but empty does not count.
+        // In the order of setlocale(3); an empty variable does not count.
         let names = ["LC_ALL", "LC_CTYPE", "LANG"];
         let locale = names
             .iter()
@@ -31,12 +31,9 @@ impl Page {
         }
     }
 
-    /// One of two spellings.
+    /// Returns one of two spellings.
     pub fn either<'a>(&self, unicode: &'a str, ascii: &'a str) -> &'a str {
-        match self.unicode {
-            true => unicode,
-            false => ascii,
-        }
+        if self.unicode { unicode } else { ascii }
     }
 }
 
@@ -45,13 +42,13 @@ fn is_utf8(locale: &str) -> bool {
     locale.contains("utf-8") || locale.contains("utf8")
 }
 
-/// Breaks a text between words into lines of at most `width` characters; a word that is longer stands alone.
+/// Breaks a text between words into lines of at most `width` characters; a longer word has a line of its own.
 pub fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines = Vec::new();
     let mut line = String::new();
     for word in text.split_whitespace() {
-        let room = screen::width(&line) + 1 + screen::width(word) <= width;
-        if !line.is_empty() && !room {
+        let fits = screen::width(&line) + 1 + screen::width(word) <= width;
+        if !line.is_empty() && !fits {
             lines.push(std::mem::take(&mut line));
         }
         if !line.is_empty() {
@@ -65,15 +62,15 @@ pub fn wrap(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// A text whose lines all begin with `indent`, but the first with `first`; ends with a line feed.
+/// Returns a text whose first line begins with `first` and the others with `indent`; ends with a line feed.
 pub fn paragraph(first: &str, indent: &str, text: &str, width: usize) -> String {
-    let room = width.saturating_sub(screen::width(indent).max(screen::width(first)));
-    let lines = wrap(text, room);
-    let begun = lines.iter().enumerate().map(|(i, line)| match i {
+    let width = width.saturating_sub(screen::width(indent).max(screen::width(first)));
+    let lines = wrap(text, width);
+    let indented = lines.iter().enumerate().map(|(i, line)| match i {
         0 => format!("{first}{line}\n"),
         _ => format!("{indent}{line}\n"),
     });
-    begun.collect()
+    indented.collect()
 }
 
 #[cfg(test)]

@@ -1,32 +1,76 @@
-//! A verdict for people, on one screen: the cause, its numbers, the path, what helps, and how sure all that is.
+//! A verdict as text: a summary that fits a screen, or with `--verbose` everything that is known.
 
 use std::fmt::Write;
 
-use seikan_diagnose::{Cause, End, Fact, Far, Level, Moves, Place, Remedy, RuledOut, Verdict};
+use seikan_diagnose::{
+    Cause, End, Fact, Far, Level, Location, Moves, Remedy, RuledOut, Severity, Verdict,
+};
 use seikan_observe::path::Unseen;
 
 use super::drawing;
 use super::text::{Page, paragraph, wrap};
+use crate::output::counted;
 use crate::screen::{BOLD, DIM, GREEN, RED, RESET, YELLOW, printable, rounded, width};
 
-/// Things that could not be seen, before "and 3 more".
-const MANY: usize = 3;
+/// Figures of a summary.
+const SUMMARY_FIGURES: usize = 3;
+/// Lines of commands in a summary; the first command is always shown in full.
+const SUMMARY_COMMAND_LINES: usize = 4;
 const INDENT: &str = "  ";
 
-/// The screen; `verbose`: nothing is left out.
-pub fn render(verdict: &Verdict, verbose: bool, page: &Page) -> String {
+/// Returns the cause, the figures that prove it and the first remedy, within a screen of 24 lines. `offers_fix`: names the
+/// options that test the remedy and revert it.
+pub fn summary(verdict: &Verdict, offers_fix: bool, page: &Page) -> String {
     let mut out = title(verdict, page);
-    numbers(verdict, page, &mut out);
+    let figures = verdict.evidence.iter().take(SUMMARY_FIGURES);
+    table(&figures.collect::<Vec<_>>(), page, &mut out);
+    let first = verdict.remedies.first();
+    if let Some(remedy) = first {
+        out.push('\n');
+        let text = format!("{BOLD}Fix:{RESET} {}", with_location(remedy));
+        out += &paragraph("", "", &text, page.width);
+        let mut lines = 0;
+        for (index, command) in remedy.commands.iter().enumerate() {
+            let text = command_lines(command, remedy, INDENT, page);
+            lines += text.lines().count();
+            if index > 0 && lines > SUMMARY_COMMAND_LINES {
+                let more = counted(remedy.commands.len() - index, "more command");
+                let _ = writeln!(out, "{INDENT}{DIM}and {more}{RESET}");
+                break;
+            }
+            out += &text;
+        }
+    }
+    out.push('\n');
+    if offers_fix && first.is_some_and(|remedy| !remedy.actions.is_empty()) {
+        let hint = "`--fix` tests this change and keeps it if it helps; `--undo` reverts it.";
+        out += &paragraph("", "", hint, page.width);
+    }
+    let unavailable = match verdict.path.unseen.len() {
+        0 => String::new(),
+        count => format!(" {} unavailable.", counted(count, "data source")),
+    };
+    let more = format!("`--verbose` shows the path and all findings.{unavailable}");
+    out += &paragraph("", "", &more, page.width);
+    out
+}
+
+/// Returns everything that is known, with the path.
+pub fn details(verdict: &Verdict, page: &Page) -> String {
+    let mut out = title(verdict, page);
+    table(&verdict.evidence.iter().collect::<Vec<_>>(), page, &mut out);
     paths(verdict, page, &mut out);
     remedies(&verdict.remedies, page, &mut out);
-    heading("how sure", &mut out);
-    sure(verdict, page, &mut out);
-    ruled_out(&verdict.ruled_out, verbose, page, &mut out);
-    let label = "what could not be seen";
-    unseen(label, &verdict.path.unseen, verbose, page, &mut out);
-    if let Some(far) = verdict.far.as_ref().filter(|_| verbose) {
-        let label = "what could not be seen at the far end";
-        unseen(label, &far.path.unseen, verbose, page, &mut out);
+    heading("confidence", &mut out);
+    confidence(verdict, page, &mut out);
+    let excluded = |out: &&RuledOut| out.unseen.is_none();
+    let (excluded, unknown) = verdict.ruled_out.iter().partition(excluded);
+    causes("excluded", excluded, page, &mut out);
+    causes("not examined", unknown, page, &mut out);
+    unseen("unavailable data", &verdict.path.unseen, page, &mut out);
+    if let Some(far) = &verdict.far {
+        let label = "unavailable data at the far end";
+        unseen(label, &far.path.unseen, page, &mut out);
     }
     let cost = &verdict.cost;
     let _ = writeln!(
@@ -37,7 +81,7 @@ pub fn render(verdict: &Verdict, verbose: bool, page: &Page) -> String {
     out
 }
 
-/// The path, and below it the far end's, with the bad spot marked at the end where it is.
+/// Draws the path, and that of the far end below it; the end of the cause has the mark.
 fn paths(verdict: &Verdict, page: &Page, out: &mut String) {
     let Some(far) = &verdict.far else {
         heading("the path", out);
@@ -47,7 +91,7 @@ fn paths(verdict: &Verdict, page: &Page, out: &mut String) {
     let there = far.at == Some(End::FarEnd);
     heading("the path on this host", out);
     *out += &drawing::draw(&verdict.path, Some(verdict).filter(|_| !there), page);
-    heading("and at the far end, from the network inwards", out);
+    heading("the path on the far host, from the network inwards", out);
     *out += &drawing::draw_far(&far.path, Some(verdict).filter(|_| there), page);
 }
 
@@ -55,12 +99,12 @@ fn heading(text: &str, out: &mut String) {
     let _ = writeln!(out, "\n{BOLD}{text}{RESET}");
 }
 
-/// The cause in a sentence, its name with how sure it is, and what goes through.
+/// Returns the sentence of the cause, its name with the confidence, and the throughput.
 fn title(verdict: &Verdict, page: &Page) -> String {
-    let colour = match verdict.cause {
-        Cause::Healthy => GREEN,
-        Cause::Idle | Cause::Unknown => YELLOW,
-        _ => RED,
+    let colour = match verdict.cause.spec().severity {
+        Severity::Healthy => GREEN,
+        Severity::Notice | Severity::Warning => YELLOW,
+        Severity::Fault => RED,
     };
     let mut out = String::new();
     for line in wrap(&printable(&verdict.sentence), page.width) {
@@ -73,7 +117,7 @@ fn title(verdict: &Verdict, page: &Page) -> String {
     };
     let inner = verdict.path.inner.as_deref().unwrap_or("the tunnel");
     let expected = match verdict.expected {
-        Some(bits) => format!(", of {} expected", rounded(bits / 1e6)),
+        Some(bits) => format!(", {} expected", rounded(bits / 1e6)),
         None => String::new(),
     };
     let through = rounded(verdict.throughput / 1e6);
@@ -86,63 +130,58 @@ fn title(verdict: &Verdict, page: &Page) -> String {
         out += &paragraph("", "", &ends(far), page.width);
     }
     if verdict.cause == Cause::Healthy && verdict.expected.is_none() {
-        let hint = "Nobody said how much should go through: with `--expect MBIT`, too little of it shows as well.";
+        let hint = "With `--expect MBIT`, a throughput below that is reported as slow.";
         out += &paragraph("", "", hint, page.width);
     }
     out
 }
 
-/// How sure a verdict is, in a few words.
+/// Returns the confidence in a few words.
 pub fn sureness(verdict: &Verdict) -> &'static str {
     match verdict.level {
-        Level::Consistent if verdict.alternatives.is_empty() => "possible: it accounts for a part",
-        Level::Consistent => "possible: others fit as well",
-        Level::Supported if verdict.alternatives.is_empty() => "likely: nothing else fits",
+        Level::Consistent if verdict.alternatives.is_empty() => "possible: it explains only a part",
+        Level::Consistent => "possible: other causes fit as well",
+        Level::Supported if verdict.alternatives.is_empty() => "likely: no other cause fits",
         Level::Supported => "likely: it fits best",
-        Level::Confirmed => "proven by a change",
+        Level::Confirmed => "confirmed by a change",
     }
 }
 
-/// At which end it is, and what the counters of both say.
+/// Returns the end of the cause, and what the counters of both ends say.
 fn ends(far: &Far) -> String {
-    let mut text = match far.at {
-        Some(End::Here) => "The bad spot is on this host.",
-        Some(End::FarEnd) => "The bad spot is at the far end.",
-        Some(End::Between) => "The bad spot is between the two ends.",
+    let location = match far.at {
+        Some(End::Here) => "The cause is on this host.",
+        Some(End::FarEnd) => "The cause is at the far end.",
+        Some(End::Between) => "The cause is between the two ends.",
         None => "Neither end shows a cause.",
-    }
-    .to_owned();
+    };
     let (through, inner) = (rounded(far.throughput / 1e6), far.path.inner.as_deref());
     let inner = printable(inner.unwrap_or("the tunnel"));
-    let _ = write!(text, " {through} Mbit/s through {inner} there");
+    let mut text = format!("{location} The far end has {through} Mbit/s through {inner}");
     if let Some(crossing) = &far.crossing {
-        let lost = match crossing.lost() > crossing.doubt() {
-            true => rounded(crossing.lost() * 100.0),
-            false => format!("at most {}", rounded(crossing.doubt() * 100.0)),
+        let lost = if crossing.lost() > crossing.uncertainty() {
+            rounded(crossing.lost() * 100.0)
+        } else {
+            format!("at most {}", rounded(crossing.uncertainty() * 100.0))
         };
-        let _ = write!(text, "; {lost} % of the tunnel's own packets lost between");
+        let _ = write!(text, "; {lost} % of the tunnel's packets were lost between");
     }
     text + "."
 }
 
-/// What was measured, its value, and what would be normal.
-fn numbers(verdict: &Verdict, page: &Page, out: &mut String) {
-    if verdict.evidence.is_empty() {
+/// Writes a table of figures: name, value, and the normal range.
+fn table(figures: &[&Fact], page: &Page, out: &mut String) {
+    if figures.is_empty() {
         return;
     }
     out.push('\n');
-    let values: Vec<_> = verdict
-        .evidence
-        .iter()
-        .map(|fact| rounded(fact.value))
-        .collect();
+    let values: Vec<_> = figures.iter().map(|fact| rounded(fact.value)).collect();
     let widest = |texts: &mut dyn Iterator<Item = usize>| texts.max().unwrap_or(0);
     let value = widest(&mut values.iter().map(|text| width(text))).max(5);
-    let of_normal = |fact: &Fact| width(&fact.expected);
-    let normal = widest(&mut verdict.evidence.iter().map(of_normal)).clamp(6, page.width / 3);
-    let of_name = |fact: &Fact| width(&fact.name);
+    let normal = widest(&mut figures.iter().map(|fact| width(&fact.expected)));
+    let normal = normal.clamp(6, page.width / 3);
     let room = page.width - value - normal - 6;
-    let name = widest(&mut verdict.evidence.iter().map(of_name)).clamp(8, room);
+    let name = widest(&mut figures.iter().map(|fact| width(&fact.name))).clamp(8, room);
     let mut row = |colours: [&str; 2], cells: [&str; 3]| {
         let [names, normals] = [wrap(cells[0], name), wrap(cells[2], normal)];
         let [usual, strong] = colours;
@@ -166,7 +205,7 @@ fn numbers(verdict: &Verdict, page: &Page, out: &mut String) {
         }
     };
     row([DIM, DIM], ["measured", "value", "normal"]);
-    for (fact, number) in verdict.evidence.iter().zip(&values) {
+    for (fact, number) in figures.iter().zip(&values) {
         let cells = [&*printable(&fact.name), number, &*printable(&fact.expected)];
         row(["", BOLD], cells);
     }
@@ -176,80 +215,85 @@ fn remedies(remedies: &[Remedy], page: &Page, out: &mut String) {
     if remedies.is_empty() {
         return;
     }
-    heading("what helps", out);
+    heading("remedies", out);
     for (number, remedy) in (1..).zip(remedies) {
-        let text = remedy_in_words(remedy);
         let first = format!("{INDENT}{number}. ");
         let indent = " ".repeat(first.len());
-        *out += &paragraph(&first, &indent, &printable(&text), page.width);
-        // What can be pasted must stay so: a shell takes a line that ends in a backslash together with the next.
-        let end = if remedy.actions.is_empty() { "" } else { " \\" };
+        *out += &paragraph(&first, &indent, &remedy_in_words(remedy), page.width);
+        let indent = " ".repeat(first.len() + 2);
         for command in &remedy.commands {
-            let indent = " ".repeat(first.len() + 2);
-            let lines = wrap(&printable(command), page.width - indent.len() - end.len());
-            let last = lines.len() - 1;
-            for (i, line) in lines.iter().enumerate() {
-                let end = if i < last { end } else { "" };
-                let _ = writeln!(out, "{indent}{GREEN}{line}{RESET}{end}");
-            }
+            *out += &command_lines(command, remedy, &indent, page);
         }
     }
 }
 
-/// What a remedy is, where it has to be done, and what may be hoped for.
+/// Breaks a command into lines. A command that can be pasted stays one: a broken line ends in a backslash.
+fn command_lines(command: &str, remedy: &Remedy, indent: &str, page: &Page) -> String {
+    let end = if remedy.actions.is_empty() { "" } else { " \\" };
+    let lines = wrap(&printable(command), page.width - indent.len() - end.len());
+    let last = lines.len() - 1;
+    let mut out = String::new();
+    for (i, line) in lines.iter().enumerate() {
+        let end = if i < last { end } else { "" };
+        let _ = writeln!(out, "{indent}{GREEN}{line}{RESET}{end}");
+    }
+    out
+}
+
+/// Returns the remedy, where it has to be applied, and the expected gain.
 pub fn remedy_in_words(remedy: &Remedy) -> String {
-    let place = match remedy.place {
-        Place::Here => "on this host",
-        Place::Tunnel => "in the tunnel's settings",
-        Place::FarEnd => "on the host at the far end",
-        Place::Provider => "ask whoever runs the network or the machine",
-        Place::Application => "in the application",
-    };
-    match remedy.expected_gain.is_empty() {
-        true => format!("{} ({place})", remedy.what),
-        false => format!("{} ({place}): {}", remedy.what, remedy.expected_gain),
+    if remedy.expected_gain.is_empty() {
+        with_location(remedy)
+    } else {
+        with_location(remedy) + ": " + &printable(&remedy.expected_gain)
     }
 }
 
-fn sure(verdict: &Verdict, page: &Page, out: &mut String) {
+fn with_location(remedy: &Remedy) -> String {
+    let location = match remedy.location {
+        Location::Here => "on this host",
+        Location::Tunnel => "in the tunnel's settings",
+        Location::FarEnd => "on the far host",
+        Location::Provider => "by the operator of the network or machine",
+        Location::Application => "in the application",
+    };
+    format!("{} ({location})", printable(&remedy.what))
+}
+
+fn confidence(verdict: &Verdict, page: &Page, out: &mut String) {
     let mut say = |text: &str| *out += &paragraph(INDENT, INDENT, text, page.width);
-    match (verdict.cause, verdict.level) {
-        (Cause::Healthy, _) => say("No known cause shows in what could be measured."),
-        (Cause::Idle, _) => say(
-            "No cause is named of an idle tunnel: what shows on this machine may be of other traffic. The doctor's own \
-             packets are not counted.",
-        ),
-        (Cause::Unknown, _) => say(
-            "It is slower than it should be, and no known cause shows. Look longer (`--seconds 30`), as root, \
-             and at the other end as well.",
-        ),
-        (_, Level::Consistent) => say(
-            "consistent: its signature is there, but it accounts for a part only, or another cause shows as well.",
-        ),
+    say(match (verdict.cause, verdict.level) {
+        (Cause::Healthy, _) => "No known cause shows in the measurements.",
+        (Cause::Idle, _) => {
+            "An idle tunnel has no cause: a finding on this machine may come from other traffic. The doctor's own packets \
+             are not counted."
+        }
+        (Cause::Unknown, _) => "The tunnel is slower than expected, and no known cause shows.",
+        (_, Level::Consistent) => {
+            "consistent: the signature of the cause is present, but it explains only a part, or another cause shows as \
+             well."
+        }
         (_, Level::Supported) => {
-            say("supported: its signature is there, and its rivals' are not, or far weaker.")
+            "supported: the signature of the cause is present; those of its rivals are absent or far weaker."
         }
-        (_, Level::Confirmed) => {
-            say("confirmed: an intervention moved the throughput as predicted.")
-        }
-    }
+        (_, Level::Confirmed) => "confirmed: a change moved the throughput as predicted.",
+    });
     if verdict.chain.len() > 1 {
         let arrow = page.either(" → ", " -> ");
         let chain: Vec<_> = verdict.chain.iter().map(|cause| cause.name()).collect();
         say(&format!(
-            "It brings about what is felt: {}.",
+            "Chain from cause to symptom: {}.",
             chain.join(arrow)
         ));
     }
-    if let Some(moves) = &verdict.moves {
-        let Moves { counter, lag, r } = moves;
+    if let Some(Moves { counter, lag, r }) = &verdict.moves {
         let when = match lag {
             lag if *lag > 0.0 => format!(", {} s before it", rounded(*lag)),
             lag if *lag < 0.0 => format!(", {} s after it", rounded(-*lag)),
             _ => String::new(),
         };
         say(&format!(
-            "`{}` moves with the throughput{when}: r {} ({} to {}), which is no proof.",
+            "`{}` correlates with the throughput{when}: r {} ({} to {}). That is no proof.",
             printable(counter),
             rounded(r.value),
             rounded(r.low),
@@ -257,44 +301,27 @@ fn sure(verdict: &Verdict, page: &Page, out: &mut String) {
         ));
     }
     if !verdict.alternatives.is_empty() {
-        let names: Vec<_> = verdict
-            .alternatives
-            .iter()
-            .map(|cause| cause.name())
-            .collect();
-        let names = names.join(", ");
-        say(&match verdict.cause {
-            Cause::Healthy => format!("Shows as well, faintly: {names}."),
-            _ => format!("Other causes that show: {names}."),
-        });
+        let names: Vec<_> = verdict.alternatives.iter().map(|it| it.name()).collect();
+        let label = match verdict.cause {
+            Cause::Healthy => "Weak findings",
+            _ => "Other possible causes",
+        };
+        say(&format!("{label}: {}.", names.join(", ")));
     }
 }
 
-fn ruled_out(all: &[RuledOut], verbose: bool, page: &Page, out: &mut String) {
-    let (seen, hidden): (Vec<_>, Vec<_>) = all.iter().partition(|out| out.unseen.is_none());
-    if verbose {
-        for (label, causes) in [("ruled out", &seen), ("could not be judged", &hidden)] {
-            if !causes.is_empty() {
-                heading(label, out);
-            }
-            for cause in causes {
-                let text = printable(&why(cause));
-                let text = format!("{BOLD}{}{RESET}: {text}", cause.cause);
-                *out += &paragraph(INDENT, "    ", &text, page.width);
-            }
-        }
-        return;
+fn causes(label: &str, causes: Vec<&RuledOut>, page: &Page, out: &mut String) {
+    if !causes.is_empty() {
+        heading(label, out);
     }
-    for (label, causes) in [("Ruled out", seen), ("Could not be judged", hidden)] {
-        let names: Vec<_> = causes.iter().map(|cause| cause.cause.name()).collect();
-        if !names.is_empty() {
-            let text = format!("{label}: {}.", names.join(", "));
-            *out += &paragraph(INDENT, "    ", &text, page.width);
-        }
+    for cause in causes {
+        let text = printable(&why(cause));
+        let text = format!("{BOLD}{}{RESET}: {text}", cause.cause);
+        *out += &paragraph(INDENT, "    ", &text, page.width);
     }
 }
 
-/// Why a cause was ruled out, or could not be judged.
+/// Returns why a cause was excluded or not examined.
 pub fn why(cause: &RuledOut) -> String {
     match (&cause.fact, &cause.unseen) {
         (_, Some(why)) => why.clone(),
@@ -305,23 +332,17 @@ pub fn why(cause: &RuledOut) -> String {
                 fact.name, fact.expected, fact.source
             )
         }
-        (None, None) => "it does not show".into(),
+        (None, None) => "no evidence".into(),
     }
 }
 
-fn unseen(label: &str, all: &[Unseen], verbose: bool, page: &Page, out: &mut String) {
-    if all.is_empty() {
-        return;
+fn unseen(label: &str, all: &[Unseen], page: &Page, out: &mut String) {
+    if !all.is_empty() {
+        heading(label, out);
     }
-    heading(label, out);
-    let shown = if verbose { all.len() } else { MANY };
-    for unseen in all.iter().take(shown) {
+    for unseen in all {
         let text = printable(&format!("{}: {}", unseen.what, unseen.why));
         *out += &paragraph(INDENT, "    ", &text, page.width);
-    }
-    if all.len() > shown {
-        let more = all.len() - shown;
-        let _ = writeln!(out, "{INDENT}{DIM}and {more} more (`--verbose`){RESET}");
     }
 }
 

@@ -121,11 +121,11 @@ pub fn page(
 /// Returns start, duration and cost of the recording.
 fn recorded(recording: &Recording) -> String {
     let cost = &recording.cost;
-    let started_at = recording.begun.duration_since(std::time::UNIX_EPOCH);
-    let started_at = started_at.map_or(0, |since| since.as_secs());
+    let started = recording.started_at.duration_since(std::time::UNIX_EPOCH);
+    let started = started.map_or(0, |since| since.as_secs());
     format!(
         "Recorded on {} UTC, {:.1} s, {} samples, {:.2} CPU s",
-        utc(started_at),
+        utc(started),
         recording.evidence.series.length().as_secs_f64(),
         crate::screen::number(recording.evidence.series.times.len() as u64),
         cost.cpu_seconds

@@ -57,7 +57,7 @@ pub fn flow(evidence: &mut Evidence, inode: u64) {
 /// Returns a recording of the evidence.
 pub fn recorded(evidence: Evidence) -> Recording {
     Recording {
-        begun: SystemTime::UNIX_EPOCH,
+        started_at: SystemTime::UNIX_EPOCH,
         evidence,
         functions: None,
         attempts: Vec::new(),

@@ -8,7 +8,7 @@ use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Cell, Paragraph, Row, Sparkline, Table, Wrap};
-use seikan_diagnose::{Cause, Evidence, Level, Verdict};
+use seikan_diagnose::{Evidence, Level, Severity, Verdict};
 use seikan_observe::path::Transport;
 use seikan_observe::{Subject, metric};
 
@@ -79,10 +79,10 @@ fn title(view: &View) -> Line<'static> {
 /// Two lines for the sentence, one for name and confidence, one for the first value.
 fn verdict(view: &View) -> Paragraph<'static> {
     let verdict = &view.verdict;
-    let colour = match verdict.cause {
-        Cause::Healthy => Color::Green,
-        Cause::Idle | Cause::Unknown => Color::Yellow,
-        _ => Color::Red,
+    let colour = match verdict.cause.spec().severity {
+        Severity::Healthy => Color::Green,
+        Severity::Notice | Severity::Warning => Color::Yellow,
+        Severity::Fault => Color::Red,
     };
     let level = match (verdict.cause, verdict.level) {
         (cause, _) if !cause.is_fault() => "",

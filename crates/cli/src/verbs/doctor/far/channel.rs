@@ -1,9 +1,9 @@
 //! Messages between two doctors over TCP, encrypted, and authenticated by a common secret.
 //!
-//! Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s: who does not know the secret cannot make the first message of the handshake, and
-//! gets no answer to what it makes instead. A frame is two bytes of length (big-endian) and a Noise message; of a transport
-//! message the first byte says whether more of the same message follows. What comes is kept only once it is authentic, so
-//! memory grows with what somebody who knows the secret has sent, and that is bounded.
+//! Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s: without the secret, a client cannot produce the first message of the handshake, and
+//! gets no answer. A frame is two bytes of length (big-endian) and a Noise message; the first byte of a transport message
+//! says whether more of the same message follows. Only authentic frames are buffered, so memory grows only with data of a
+//! peer that knows the secret, and that is bounded.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -14,51 +14,51 @@ use seikan_diagnose::exchange::{Message, WrongMessage};
 use snow::{Builder, HandshakeState, TransportState};
 
 const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
-/// Whatever else uses the same secret by mistake is not taken for this.
+/// Separates this protocol from another use of the same secret.
 const PROLOGUE: &[u8] = b"seikan doctor";
-/// A Noise message, at most; and its tag.
+/// Largest Noise message, bytes.
 const FRAME: usize = 65_535;
 const TAG: usize = 16;
-/// Of a message in one frame: the tag and the first byte are off.
+/// Bytes of a message in one frame, without the tag and the first byte.
 const PART: usize = FRAME - TAG - 1;
 /// First bytes of transport messages.
 const LAST: u8 = 0;
 const MORE: u8 = 1;
 /// Bytes of each message of the handshake: an ephemeral key and the tag of an empty payload.
 const HANDSHAKE: usize = 32 + TAG;
-/// How long a handshake may take.
-pub const PATIENCE: Duration = Duration::from_secs(5);
-/// How long the other end may take nothing that is sent to it.
-const STUCK: Duration = Duration::from_secs(10);
+/// Timeout of a handshake.
+pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Timeout of a write.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Why there is no channel any more.
+/// Reason for the end of a channel.
 #[derive(Debug, thiserror::Error)]
 pub enum ChannelError {
     /// The handshake failed.
     #[error(
-        "it does not know our key, or is no listening doctor: give both ends the same file with --key"
+        "it has another key, or is no listening doctor: give both ends the same file with --key"
     )]
     Key,
-    /// Nothing came in time.
+    /// The other end did not answer in time.
     #[error("it does not answer")]
     Silent,
     /// The connection ended.
     #[error("it ended the connection")]
     Closed,
-    /// A frame that is not authentic, was repeated, or has no right length.
-    #[error("what came is not what was sent: it was altered on the way")]
+    /// A frame is not authentic, was repeated, or has a wrong length.
+    #[error("the data was altered in transit")]
     Altered,
-    /// A message beyond all bounds.
+    /// A message is too long.
     #[error("it sent a message of more than {0} bytes")]
     TooLong(usize),
-    /// A message that is none.
+    /// A message is malformed.
     #[error(transparent)]
     Wrong(#[from] WrongMessage),
-    /// The kernel said so.
+    /// A system call failed.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// The Noise library refused for a reason that no peer can cause.
-    #[error("the Noise library refused: a defect of this program, please report it")]
+    /// The Noise library failed for a reason that no peer can cause.
+    #[error("the Noise library failed: a defect of this program, please report it")]
     Library,
 }
 
@@ -66,17 +66,17 @@ pub enum ChannelError {
 pub struct Channel {
     stream: TcpStream,
     noise: TransportState,
-    /// Bytes as they came, without a whole frame.
+    /// Received bytes of an incomplete frame.
     raw: Vec<u8>,
-    /// The beginning of a message.
-    begun: Vec<u8>,
-    heard: Instant,
+    /// Parts of an incomplete message.
+    partial: Vec<u8>,
+    last_received: Instant,
     longest: usize,
 }
 
 impl Channel {
-    /// Shakes hands as the one who connected; messages of more than `longest` bytes are not taken.
-    pub fn ask(
+    /// Performs the handshake of the client; messages of more than `longest` bytes are refused.
+    pub fn connect(
         stream: TcpStream,
         key: &PresharedKey,
         longest: usize,
@@ -84,17 +84,17 @@ impl Channel {
         let mut noise = builder(key)?
             .build_initiator()
             .map_err(|_| ChannelError::Library)?;
-        let until = Instant::now() + PATIENCE;
-        hello(&stream, &mut noise)?;
-        // Who does not know the key ends the connection without a word.
-        match answer(&stream, &mut noise, until) {
+        let until = Instant::now() + HANDSHAKE_TIMEOUT;
+        send_handshake(&stream, &mut noise)?;
+        // A server with another key closes the connection without an answer.
+        match receive_handshake(&stream, &mut noise, until) {
             Err(ChannelError::Closed | ChannelError::Altered) => return Err(ChannelError::Key),
             other => other?,
         }
         Self::new(stream, noise, longest)
     }
 
-    /// Shakes hands as the one who was connected to.
+    /// Performs the handshake of the server; messages of more than `longest` bytes are refused.
     pub fn listen(
         stream: TcpStream,
         key: &PresharedKey,
@@ -103,8 +103,8 @@ impl Channel {
         let mut noise = builder(key)?
             .build_responder()
             .map_err(|_| ChannelError::Library)?;
-        answer(&stream, &mut noise, Instant::now() + PATIENCE)?;
-        hello(&stream, &mut noise)?;
+        receive_handshake(&stream, &mut noise, Instant::now() + HANDSHAKE_TIMEOUT)?;
+        send_handshake(&stream, &mut noise)?;
         Self::new(stream, noise, longest)
     }
 
@@ -112,13 +112,13 @@ impl Channel {
         let noise = noise
             .into_transport_mode()
             .map_err(|_| ChannelError::Library)?;
-        stream.set_write_timeout(Some(STUCK))?;
+        stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
         Ok(Self {
             stream,
             noise,
             raw: Vec::new(),
-            begun: Vec::new(),
-            heard: Instant::now(),
+            partial: Vec::new(),
+            last_received: Instant::now(),
             longest,
         })
     }
@@ -128,9 +128,9 @@ impl Channel {
         &self.stream
     }
 
-    /// When anything authentic came last.
-    pub fn heard(&self) -> Instant {
-        self.heard
+    /// Time of the last authentic frame.
+    pub fn last_received(&self) -> Instant {
+        self.last_received
     }
 
     /// Sends a message.
@@ -153,7 +153,7 @@ impl Channel {
         Ok(())
     }
 
-    /// The next message, if one is whole by then.
+    /// Returns the next message, if it is complete before `until`.
     pub fn receive(&mut self, until: Instant) -> Result<Option<Message>, ChannelError> {
         loop {
             while let Some(frame) = take_frame(&mut self.raw) {
@@ -170,23 +170,23 @@ impl Channel {
         }
     }
 
-    /// The message that ends with this frame, if one does.
+    /// Decrypts a frame; returns the message that it completes.
     fn open(&mut self, frame: &[u8]) -> Result<Option<Message>, ChannelError> {
         let mut plain = vec![0; frame.len()];
         let length = self
             .noise
             .read_message(frame, &mut plain)
             .map_err(|_| ChannelError::Altered)?;
-        self.heard = Instant::now();
+        self.last_received = Instant::now();
         let (first, part) = plain[..length].split_first().ok_or(ChannelError::Altered)?;
-        if self.begun.len() + part.len() > self.longest {
+        if self.partial.len() + part.len() > self.longest {
             return Err(ChannelError::TooLong(self.longest));
         }
-        self.begun.extend_from_slice(part);
+        self.partial.extend_from_slice(part);
         match *first {
             MORE => Ok(None),
             LAST => {
-                let bytes = std::mem::take(&mut self.begun);
+                let bytes = std::mem::take(&mut self.partial);
                 Ok(Some(Message::read(&bytes)?))
             }
             _ => Err(ChannelError::Altered),
@@ -202,20 +202,20 @@ fn builder(key: &PresharedKey) -> Result<Builder<'_>, ChannelError> {
         .map_err(|_| ChannelError::Library)
 }
 
-/// Sends this end's message of the handshake.
-fn hello(stream: &TcpStream, noise: &mut HandshakeState) -> Result<(), ChannelError> {
+/// Sends the next message of the handshake.
+fn send_handshake(stream: &TcpStream, noise: &mut HandshakeState) -> Result<(), ChannelError> {
     let mut message = [0; 2 + HANDSHAKE];
     message[..2].copy_from_slice(&(HANDSHAKE as u16).to_be_bytes());
     let written = noise.write_message(&[], &mut message[2..]);
     if !matches!(written, Ok(HANDSHAKE)) {
         return Err(ChannelError::Library);
     }
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(HANDSHAKE_TIMEOUT))?;
     write(stream, &message)
 }
 
-/// Takes the other's.
-fn answer(
+/// Receives the next message of the handshake.
+fn receive_handshake(
     stream: &TcpStream,
     noise: &mut HandshakeState,
     until: Instant,
@@ -228,7 +228,7 @@ fn answer(
             Some(count) => filled += count,
             None => return Err(ChannelError::Silent),
         }
-        // Nobody is waited for who says something else.
+        // Fails at once for another protocol.
         if filled >= 2 && message[..2] != (HANDSHAKE as u16).to_be_bytes() {
             return Err(ChannelError::Altered);
         }
@@ -239,7 +239,7 @@ fn answer(
     }
 }
 
-/// Cuts the first frame off what came, if it is whole.
+/// Removes the first frame from the received bytes, if it is complete.
 fn take_frame(raw: &mut Vec<u8>) -> Option<Vec<u8>> {
     let length = usize::from(u16::from_be_bytes([*raw.first()?, *raw.get(1)?]));
     let frame = raw.get(2..2 + length)?.to_vec();
@@ -247,9 +247,9 @@ fn take_frame(raw: &mut Vec<u8>) -> Option<Vec<u8>> {
     Some(frame)
 }
 
-/// Reads what there is; `None` if nothing came by then.
+/// Reads the available bytes; `None` if there are none before `until`.
 fn read(mut stream: &TcpStream, bytes: &mut [u8], until: Instant) -> io::Result<Option<usize>> {
-    // A time-out of zero would be none.
+    // A timeout of zero would mean none.
     let left = until.saturating_duration_since(Instant::now());
     stream.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
     match stream.read(bytes) {
@@ -295,19 +295,19 @@ mod tests {
         let (near, far) = pair();
         std::thread::scope(|scope| {
             let far = scope.spawn(move || Channel::listen(far, &KEY, longest));
-            let near = Channel::ask(near, &KEY, 1 << 20).expect("near");
+            let near = Channel::connect(near, &KEY, 1 << 20).expect("near");
             (near, far.join().expect("join").expect("far"))
         })
     }
 
-    /// A channel that listens, and a raw connection to it that has shaken hands.
+    /// A server channel, and a raw connection to it after the handshake.
     fn channel_and_wire() -> (TcpStream, TransportState, Channel) {
         let (near, far) = pair();
         let mut noise = builder(&KEY).unwrap().build_initiator().unwrap();
         std::thread::scope(|scope| {
             let far = scope.spawn(move || Channel::listen(far, &KEY, 1 << 10));
-            hello(&near, &mut noise).expect("hello");
-            answer(&near, &mut noise, soon()).expect("answer");
+            send_handshake(&near, &mut noise).expect("hello");
+            receive_handshake(&near, &mut noise, soon()).expect("answer");
             let far = far.join().expect("join").expect("far");
             (near, noise.into_transport_mode().unwrap(), far)
         })
@@ -345,12 +345,12 @@ mod tests {
     }
 
     #[test]
-    fn another_key_gets_no_answer() {
+    fn another_key_gets_no_receive_handshake() {
         let (near, far) = pair();
         let other = PresharedKey::from_bytes([8; 32]);
         std::thread::scope(|scope| {
             let far = scope.spawn(move || Channel::listen(far, &KEY, 1 << 10));
-            let near = Channel::ask(near, &other, 1 << 10).err();
+            let near = Channel::connect(near, &other, 1 << 10).err();
             assert!(matches!(near, Some(ChannelError::Key)), "{near:?}");
             let far = far.join().expect("join").err();
             assert!(matches!(far, Some(ChannelError::Altered)), "{far:?}");
@@ -358,44 +358,44 @@ mod tests {
     }
 
     #[test]
-    fn a_stranger_is_not_sent_a_single_byte() {
+    fn an_unknown_client_gets_no_byte() {
         let mut wrong = [9; 2 + HANDSHAKE];
         wrong[..2].copy_from_slice(&(HANDSHAKE as u16).to_be_bytes());
-        for said in [&wrong[..], b"GET / HTTP/1.1\r\n\r\n", &[0; 3]] {
+        for sent in [&wrong[..], b"GET / HTTP/1.1\r\n\r\n", &[0; 3]] {
             let (mut near, far) = pair();
-            near.write_all(said).expect("write");
+            near.write_all(sent).expect("write");
             assert!(Channel::listen(far, &KEY, 1 << 10).is_err());
-            let mut heard = Vec::new();
-            // What was not read makes the kernel reset the connection.
-            let _ = near.read_to_end(&mut heard);
-            assert!(heard.is_empty(), "{heard:?}");
+            let mut received = Vec::new();
+            // The kernel resets the connection, because there are unread bytes.
+            let _ = near.read_to_end(&mut received);
+            assert!(received.is_empty(), "{received:?}");
         }
     }
 
     #[test]
-    fn who_says_nothing_or_stops_in_the_middle_is_not_waited_for() {
-        for said in [&[][..], &[0, HANDSHAKE as u8, 1, 2]] {
+    fn a_client_that_stalls_is_closed() {
+        for sent in [&[][..], &[0, HANDSHAKE as u8, 1, 2]] {
             let (mut near, far) = pair();
-            near.write_all(said).expect("write");
-            let begun = Instant::now();
+            near.write_all(sent).expect("write");
+            let started = Instant::now();
             let end = Channel::listen(far, &KEY, 1 << 10).err();
             assert!(matches!(end, Some(ChannelError::Silent)), "{end:?}");
-            assert!(begun.elapsed() < PATIENCE + Duration::from_secs(5));
+            assert!(started.elapsed() < HANDSHAKE_TIMEOUT + Duration::from_secs(5));
         }
     }
 
     #[test]
-    fn a_handshake_that_is_repeated_opens_nothing() {
+    fn a_replayed_handshake_opens_nothing() {
         let (near, far) = pair();
         let mut noise = builder(&KEY).unwrap().build_initiator().unwrap();
         let mut recorded = [0; HANDSHAKE];
         noise.write_message(&[], &mut recorded).expect("recorded");
-        let mut said = vec![0, HANDSHAKE as u8];
-        said.extend(recorded);
-        // And anything instead of what only the one who made it can say next.
-        said.extend([0, 40]);
-        said.extend([5; 40]);
-        (&near).write_all(&said).expect("write");
+        let mut sent = vec![0, HANDSHAKE as u8];
+        sent.extend(recorded);
+        // And any bytes in place of the next message, which needs the ephemeral key.
+        sent.extend([0, 40]);
+        sent.extend([5; 40]);
+        (&near).write_all(&sent).expect("write");
         let mut far = Channel::listen(far, &KEY, 1 << 10).expect("it is authentic");
         let end = far.receive(soon());
         assert!(matches!(end, Err(ChannelError::Altered)), "{end:?}");

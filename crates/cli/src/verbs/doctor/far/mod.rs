@@ -1,11 +1,11 @@
-//! Both ends of a tunnel: `--listen` serves another doctor, `--peer` asks one.
+//! Diagnosis of both ends of a tunnel: `--listen` serves another doctor, `--peer` connects to one.
 //!
-//! [`channel`] carries the messages of `seikan_diagnose::exchange`; [`asking`] and [`listening`] are the two ends of a session.
-//! The end that listens measures, and is one end of a load if it was started for that; it changes nothing.
+//! [`channel`] carries the messages of `seikan_diagnose::exchange`; [`client`] and [`server`] are the two ends of a session.
+//! The server measures, and takes part in a load if it was started with `--allow-load`; it changes nothing.
 
-mod asking;
 mod channel;
-mod listening;
+mod client;
+mod server;
 
 use std::fs::File;
 use std::io::Read;
@@ -25,54 +25,55 @@ use seikan_sys::discover;
 use seikan_sys::netlink::Netlink;
 use zeroize::Zeroizing;
 
-pub use asking::Peer;
-pub use listening::listen;
+pub use client::Peer;
+pub use server::listen;
 
-/// Where a doctor listens unless told otherwise.
+/// Default port of a listening doctor.
 const PORT: u16 = 9587;
-/// Nobody is waited for who has said nothing for so long.
+/// Time without a message after which the other end is dead.
 const DEAD: Duration = Duration::from_secs(10);
-/// Between two signs of life.
-const PULSE: Duration = Duration::from_secs(1);
-/// How often whoever waits looks around.
-const LOOK: Duration = Duration::from_millis(100);
-/// Bytes of a key's file, at most.
+/// Time between two keepalives.
+const KEEPALIVE: Duration = Duration::from_secs(1);
+/// Interval at which a waiting thread checks its flags.
+const POLL: Duration = Duration::from_millis(100);
+/// Largest key file, bytes.
 const KEY_FILE: u64 = 4096;
 
-/// What `doctor` is told about the other end.
+/// Arguments for the far end.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Both ends")]
 #[group(id = "ends")]
 pub struct Arguments {
-    /// Measure the other end as well: a `seikan doctor --listen` there, best by its address in the tunnel
+    /// Measure the far end as well, where `seikan doctor --listen` runs; best by its address in the tunnel
     #[arg(long, value_name = "HOST[:PORT]", requires = "key", value_parser = other)]
     peer: Option<String>,
-    /// Serve the doctor of the other end [default: every address, port 9587]
+    /// Serve the doctor of the far end [default: every address, port 9587]
     #[arg(long, value_name = "ADDRESS[:PORT]", requires = "key", num_args = 0..=1, default_missing_value = "",
         conflicts_with_all = ["peer", "pid", "seconds", "expect", "interval", "json", "map", "level", "no_probe", "verbose",
         "fix", "prove", "undo", "exit_code"])]
     listen: Option<String>,
-    /// The secret of both ends, as `seikan genpsk` makes it
+    /// Secret of both ends, as printed by `seikan genpsk`
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
-    /// Send load to the other end meanwhile: to the address given with --peer, so through the tunnel if it is one in it
-    #[arg(long, value_name = "KIND", requires = "peer", num_args = 0..=1, default_missing_value = "tcp", conflicts_with_all = ["fix", "prove"])]
+    /// Send load to the address of --peer during the measurement; it passes the tunnel only if that address is inside it
+    #[arg(long, value_name = "KIND", requires = "peer", num_args = 0..=1, default_missing_value = "tcp",
+        conflicts_with_all = ["fix", "prove"])]
     load: Option<Kind>,
-    /// Send no more than that, in Mbit/s; UDP, which has no brake of its own, needs it
+    /// Maximum rate of the load in Mbit/s; required for UDP
     #[arg(long, value_name = "MBIT", requires = "load", value_parser = super::measure::megabits)]
     load_rate: Option<f64>,
-    /// Load from the other end to this one
+    /// Send the load from the far end to this one
     #[arg(long, requires = "load")]
     reverse: bool,
-    /// With --listen: load may be sent here, and from here if that is asked for
+    /// With --listen: take part in a load, in either direction
     #[arg(long, requires = "listen")]
     allow_load: bool,
 }
 
-/// What load is made of.
+/// Protocol of the load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Kind {
-    /// One connection, as fast as it goes
+    /// One connection, at full rate
     Tcp,
     /// Datagrams
     Udp,
@@ -85,7 +86,7 @@ fn other(text: &str) -> Result<String, String> {
 /// A host and a port: `10.8.0.1`, `host:9000`, `fd00::1`, `[fd00::1]:9000`.
 fn split(text: &str) -> Result<(String, u16), String> {
     let wrong =
-        || format!("`{text}` is no HOST or HOST:PORT, such as 10.8.0.1 or [fd00::1]:{PORT}");
+        || format!("`{text}` is not HOST or HOST:PORT, such as 10.8.0.1 or [fd00::1]:{PORT}");
     let bare = text
         .strip_prefix('[')
         .and_then(|text| text.strip_suffix(']'));
@@ -102,19 +103,20 @@ fn split(text: &str) -> Result<(String, u16), String> {
         .and_then(|host| host.strip_suffix(']'))
         .unwrap_or(host);
     let fits = !host.is_empty() && port != 0 && !host.contains(['[', ']', '/', ' ']);
-    match fits && (!host.contains(':') || host.parse::<Ipv6Addr>().is_ok()) {
-        true => Ok((host.to_owned(), port)),
-        false => Err(wrong()),
+    if fits && (!host.contains(':') || host.parse::<Ipv6Addr>().is_ok()) {
+        Ok((host.to_owned(), port))
+    } else {
+        Err(wrong())
     }
 }
 
 impl Arguments {
-    /// Where to listen, if this end shall.
+    /// The address of `--listen`.
     pub fn listen(&self) -> Option<&str> {
         self.listen.as_deref()
     }
 
-    /// The rate of the load, bits per second: what should go through.
+    /// The rate of the load, bits per second.
     pub fn offered(&self) -> Option<f64> {
         self.load_rate.map(|megabits| megabits * 1e6)
     }
@@ -124,7 +126,7 @@ impl Arguments {
             return Ok(None);
         };
         if kind == Kind::Udp && self.load_rate.is_none() {
-            bail!("--load udp has no brake of its own: say how much with --load-rate MBIT");
+            bail!("--load udp needs a maximum rate: add --load-rate MBIT");
         }
         Ok(Some(Load {
             kind: match kind {
@@ -140,7 +142,7 @@ impl Arguments {
         let path = self.key.as_deref().context("--key FILE is missing")?;
         read_key(path).with_context(|| {
             format!(
-                "cannot use the key {}; `umask 077; seikan genpsk > FILE` makes one, for both ends",
+                "cannot use the key {}; `umask 077; seikan genpsk > FILE` creates one for both ends",
                 path.display()
             )
         })
@@ -151,21 +153,21 @@ fn read_key(path: &Path) -> anyhow::Result<PresharedKey> {
     let file = File::open(path)?;
     if file.metadata()?.permissions().mode() & 0o077 != 0 {
         eprintln!(
-            "warning: {0} holds a secret, and others than its owner may read or change it; chmod 600 {0}",
+            "warning: other users can read or change the secret {0}; chmod 600 {0}",
             path.display()
         );
     }
-    // Of the right size from the start, so that no copy is left behind.
+    // Allocated once, so that no copy of the secret remains.
     let mut text = Zeroizing::new(String::with_capacity(KEY_FILE as usize));
     file.take(KEY_FILE).read_to_string(&mut text)?;
     let key = parse_preshared_key(&text)?;
     if !key.is_set() {
-        bail!("it is all zero, which is no secret");
+        bail!("the key is all zero");
     }
     Ok(key)
 }
 
-/// The tunnel that has this address, if one has.
+/// Returns the tunnel that has this address, if there is one.
 fn tunnel_of(address: IpAddr) -> anyhow::Result<Option<String>> {
     let address = address.to_canonical();
     let netlink = Netlink::open()?;
@@ -181,8 +183,8 @@ fn tunnel_of(address: IpAddr) -> anyhow::Result<Option<String>> {
         .find(|tunnel| *tunnel == name))
 }
 
-/// Takes the doctors' own connection out of those that use the tunnel.
-fn forget_own(evidence: &mut Evidence, stream: &TcpStream) -> std::io::Result<()> {
+/// Removes the doctors' own connection from the connections through the tunnel.
+fn remove_own_flow(evidence: &mut Evidence, stream: &TcpStream) -> std::io::Result<()> {
     let plain = |address: SocketAddr| (address.ip().to_canonical(), address.port());
     let (local, remote) = (plain(stream.local_addr()?), plain(stream.peer_addr()?));
     evidence
@@ -192,10 +194,10 @@ fn forget_own(evidence: &mut Evidence, stream: &TcpStream) -> std::io::Result<()
     Ok(())
 }
 
-/// Where to listen: everywhere, or where somebody said.
-fn own_addresses(text: &str) -> anyhow::Result<Vec<SocketAddr>> {
+/// Parses the address of `--listen`; empty: every address.
+fn listen_addresses(text: &str) -> anyhow::Result<Vec<SocketAddr>> {
     if text.is_empty() {
-        // The second is for hosts without IPv6.
+        // The second one is for hosts without IPv6.
         return Ok(vec![
             (Ipv6Addr::UNSPECIFIED, PORT).into(),
             (Ipv4Addr::UNSPECIFIED, PORT).into(),
@@ -209,7 +211,7 @@ fn own_addresses(text: &str) -> anyhow::Result<Vec<SocketAddr>> {
         address.map(|address| SocketAddr::new(address, PORT))
     });
     let address = address.with_context(|| {
-        format!("`{text}` is no address of this host, such as 10.8.0.1 or 0.0.0.0:{PORT}")
+        format!("`{text}` is not an address of this host, such as 10.8.0.1 or 0.0.0.0:{PORT}")
     })?;
     Ok(vec![address])
 }
@@ -221,7 +223,7 @@ fn transport(kind: LoadKind) -> Transport {
     }
 }
 
-/// Raises a flag when dropped, so that threads that look at it end whatever happens to the one that waits for them.
+/// Raises a flag when dropped, so that threads that check it end even if the thread that waits for them fails.
 struct Raise<'a>(&'a AtomicBool);
 
 impl Drop for Raise<'_> {
@@ -259,7 +261,7 @@ mod tests {
 
     #[test]
     fn a_doctor_listens_everywhere_or_at_one_address() {
-        let of = |text: &str| own_addresses(text).ok().map(|all| all[0].to_string());
+        let of = |text: &str| listen_addresses(text).ok().map(|all| all[0].to_string());
         assert_eq!(of("").as_deref(), Some("[::]:9587"));
         assert_eq!(of("10.8.0.1").as_deref(), Some("10.8.0.1:9587"));
         assert_eq!(of("[fd00::1]:9000").as_deref(), Some("[fd00::1]:9000"));

@@ -89,28 +89,28 @@ fn verdict() -> Verdict {
         chain: vec![Cause::TunQueueOverflow],
         evidence: vec![
             fact(
-                "packets lost in the queue of tun0, of those sent",
+                "share of packets dropped in the queue of tun0",
                 0.047_619,
                 "below 0.001",
             ),
-            fact("packets that fit in it", 3.0, "500 or more"),
+            fact("capacity of the queue, packets", 3.0, "500 or more"),
             fact(
-                "packets lost in its queueing discipline",
+                "packets dropped in its queueing discipline",
                 0.0,
-                "as many, if it were the reason",
+                "as many, if it were the cause",
             ),
         ],
         remedies: vec![
             Remedy::here(
-                "a longer queue",
+                "lengthen the queue",
                 vec![Action::QueueLength {
                     link: "tun0".into(),
                     packets: 1000,
                 }],
-                "all that is lost there arrives",
+                "these packets arrive",
             ),
             Remedy::here(
-                "smaller segments",
+                "limit the segment size",
                 vec![Action::ClampMss {
                     link: "tun0".into(),
                     bytes: 1240,
@@ -141,9 +141,52 @@ fn verdict() -> Verdict {
 }
 
 #[test]
-fn a_screen_says_what_where_and_what_helps() {
-    let screen = plain(&render(&verdict(), false, &PAGE));
+fn a_summary_has_the_cause_its_figures_and_the_remedy() {
+    let screen = plain(&summary(&verdict(), true, &PAGE));
     assert_eq!(screen, include_str!("screen.txt"));
+}
+
+#[test]
+fn a_summary_fits_a_screen() {
+    let long = |remedy: Remedy| Verdict {
+        remedies: vec![Remedy {
+            what: "two lines of text ".repeat(7),
+            ..remedy
+        }],
+        far: Some(far(Some(End::Between))),
+        ..verdict()
+    };
+    let clamp = Action::ClampMss {
+        link: "interface".into(),
+        bytes: 1240,
+    };
+    let spread = |queue| Action::Rps {
+        link: "eth0".into(),
+        queue,
+        cpus: vec![0, 1],
+    };
+    let spread: Vec<_> = (0..64).map(spread).collect();
+    for actions in [vec![clamp], spread] {
+        let verdict = long(Remedy::here("", actions, "it helps"));
+        let screen = plain(&summary(&verdict, true, &PAGE));
+        assert!(screen.lines().count() <= 24, "{screen}");
+        assert!(screen.lines().all(|line| width(line) <= 80), "{screen}");
+    }
+}
+
+#[test]
+fn commands_that_do_not_fit_are_counted() {
+    let spread = |queue| Action::Sysctl {
+        name: format!("name{queue}"),
+        value: "1".into(),
+    };
+    let verdict = Verdict {
+        remedies: vec![Remedy::here("", (0..9).map(spread).collect(), "")],
+        ..verdict()
+    };
+    let screen = plain(&summary(&verdict, true, &PAGE));
+    assert!(screen.contains("name3") && screen.contains("and 5 more commands"));
+    assert!(!screen.contains("name4"), "{screen}");
 }
 
 #[test]
@@ -174,9 +217,9 @@ fn nothing_is_wider_than_the_page() {
                     .collect(),
                 ..verdict()
             };
-            for verbose in [true, false] {
-                let page = Page { width: 80, unicode };
-                let screen = plain(&render(&verdict, verbose, &page));
+            let page = Page { width: 80, unicode };
+            for text in [summary(&verdict, true, &page), details(&verdict, &page)] {
+                let screen = plain(&text);
                 let wide = screen.lines().find(|line| line.chars().count() > 80);
                 assert_eq!(wide, None, "{cause}");
                 assert!(unicode || screen.is_ascii(), "{screen}");
@@ -200,7 +243,7 @@ fn every_cause_but_two_has_its_place_on_the_path() {
 
 #[test]
 fn verbose_leaves_nothing_out() {
-    let screen = plain(&render(&verdict(), true, &PAGE));
+    let screen = plain(&details(&verdict(), &PAGE));
     for text in ["rung 4", "packets delayed 0", "no control group limits it"] {
         assert!(screen.contains(text), "{text}: {screen}");
     }
@@ -223,20 +266,19 @@ fn an_idle_tunnel_is_told_to_be_used() {
     evidence.series.times = vec![Duration::ZERO, Duration::from_secs(5)];
     let verdict = seikan_diagnose::diagnose(&evidence);
     assert_eq!(verdict.cause, Cause::Idle);
-    let screen = plain(&render(&verdict, false, &PAGE));
-    for text in ["run it under load", "--load", "No cause is named"] {
+    let screen = plain(&summary(&verdict, true, &PAGE));
+    for text in ["run it under load", "--load"] {
         assert!(screen.contains(text), "{text}: {screen}");
     }
 }
 
-#[test]
-fn the_far_end_is_drawn_below_and_has_the_mark_if_it_is_there() {
+fn far(at: Option<End>) -> Far {
     let mut path = path();
     path.inner = Some("far0".into());
     path.links[0].name = "far0".into();
-    let far = |at| Far {
+    Far {
         at,
-        path: path.clone(),
+        path,
         throughput: 99e6,
         cause: Cause::TunQueueOverflow,
         crossing: Some(seikan_diagnose::Crossing {
@@ -244,13 +286,17 @@ fn the_far_end_is_drawn_below_and_has_the_mark_if_it_is_there() {
             received: 900.0,
             packets: true,
         }),
-    };
+    }
+}
+
+#[test]
+fn the_far_end_is_drawn_below_and_has_the_mark_if_it_is_there() {
     let screen = |at| {
         let verdict = Verdict {
             far: Some(far(at)),
             ..verdict()
         };
-        plain(&render(&verdict, false, &PAGE))
+        plain(&details(&verdict, &PAGE))
     };
     for (at, name, where_) in [
         (Some(End::FarEnd), "far0", "at the far end."),
@@ -265,15 +311,9 @@ fn the_far_end_is_drawn_below_and_has_the_mark_if_it_is_there() {
             matches!(marked[..], [line] if line.contains(name)),
             "{text}"
         );
-        assert!(
-            text.contains(&format!("The bad spot is {where_}")),
-            "{text}"
-        );
-        assert!(
-            text.contains("99 Mbit/s through far0 there; 10 % of"),
-            "{text}"
-        );
-        // The way goes on where this host's ends.
+        assert!(text.contains(&format!("The cause is {where_}")), "{text}");
+        assert!(text.contains("99 Mbit/s through far0; 10 % of"), "{text}");
+        // The far path continues where the path of this host ends.
         let order = [
             "the network",
             "eth0",
@@ -283,10 +323,10 @@ fn the_far_end_is_drawn_below_and_has_the_mark_if_it_is_there() {
             "applications",
         ];
         let mut rest = text.split_once("┴ the network").expect("this host's").1;
-        for station in &order[1..] {
+        for step in &order[1..] {
             rest = rest
-                .split_once(station)
-                .unwrap_or_else(|| panic!("{station}: {text}"))
+                .split_once(step)
+                .unwrap_or_else(|| panic!("{step}: {text}"))
                 .1;
         }
         assert!(text.contains("┴ applications"), "{text}");

@@ -1,8 +1,8 @@
-//! The end that listens: one session at a time, as long as the program runs.
+//! The server: one session at a time, until the program ends.
 //!
-//! Every connection has a thread, and few may be at the handshake at once. Who comes through it and asks while nobody else is
-//! served gets a session: this host is measured by the same code as its own doctor's, and the evidence told. A session ends
-//! with its measurement, with its client, when that falls silent, or with the program.
+//! Every connection has a thread; [`CONNECTIONS`] limits them. A client that completes the handshake and sends a request gets
+//! a session if none is active: this host is measured by the same code as for its own doctor, and the client gets the
+//! evidence. A session ends after its measurement, when the client disconnects or is silent, or with the program.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::ExitCode;
@@ -13,25 +13,30 @@ use anyhow::{Context, anyhow, bail};
 use sd_notify::NotifyState;
 use seikan_config::PresharedKey;
 use seikan_diagnose::Evidence;
-use seikan_diagnose::exchange::{Ask, LONGEST_ASK, Load, Message, Ready, Sink, Token, Told};
+use seikan_diagnose::exchange::{
+    LONGEST_REQUEST, Load, Measurement, Message, Ready, Request, Sink, Token,
+};
 use seikan_load::Meter;
 use seikan_observe::path::PathMap;
 use seikan_sys::discover::{self, Subject};
 use seikan_ui::Interrupt;
 
-use super::channel::{Channel, PATIENCE};
-use super::{Arguments, DEAD, LOOK, PULSE, Raise, forget_own, own_addresses, transport, tunnel_of};
+use super::channel::{Channel, HANDSHAKE_TIMEOUT};
+use super::{
+    Arguments, DEAD, KEEPALIVE, POLL, Raise, listen_addresses, remove_own_flow, transport,
+    tunnel_of,
+};
 use crate::screen::printable;
 use crate::verbs::doctor::measure::{self, Options};
 
-/// Connections that are served or may become so, at once; more are closed unheard.
+/// Concurrent connections; others are closed at once.
 const CONNECTIONS: usize = 8;
-/// How long a client may take from what this end says to its beginning.
+/// Time in which a client has to start the measurement.
 const BEGIN: Duration = Duration::from_secs(15);
-/// How long a client may take to hear what was told.
-const TAKE_IN: Duration = Duration::from_secs(60);
+/// Time in which a client has to receive the evidence.
+const RECEIVE: Duration = Duration::from_secs(60);
 
-/// What all sessions share.
+/// State shared by all sessions.
 struct Server<'a> {
     key: PresharedKey,
     interface: Option<&'a str>,
@@ -41,17 +46,17 @@ struct Server<'a> {
     interrupt: &'a Interrupt,
 }
 
-/// Serves until it is told to stop.
+/// Serves until the interrupt is raised.
 pub fn listen(
     arguments: &Arguments,
     interface: Option<&str>,
     interrupt: &Interrupt,
 ) -> anyhow::Result<ExitCode> {
     let key = arguments.key()?;
-    let listener = bind(&own_addresses(arguments.listen().unwrap_or_default())?)?;
+    let listener = bind(&listen_addresses(arguments.listen().unwrap_or_default())?)?;
     let line = format!("listening on {}", listener.local_addr()?);
     eprintln!("{line}");
-    // Nobody is told where no service manager asked.
+    // Fails without a service manager, which is no error.
     let _ = sd_notify::notify(&[NotifyState::Ready, NotifyState::Status(&line)]);
     let server = Server {
         key,
@@ -66,18 +71,18 @@ pub fn listen(
             match listener.accept() {
                 Ok((stream, from)) => {
                     let from = SocketAddr::new(from.ip().to_canonical(), from.port());
-                    let Some(place) = server.place() else {
+                    let Some(slot) = server.slot() else {
                         continue;
                     };
                     let server = &server;
                     scope.spawn(move || {
-                        let _place = place;
+                        let _slot = slot;
                         server.serve(stream, from);
                     });
                 }
-                // Nobody yet; or an error of one connection, or want of descriptors, which do not end the service.
+                // No connection yet, an error of one connection, or no free descriptor: the service continues.
                 Err(_) => {
-                    let _ = interrupt.sleep(LOOK);
+                    let _ = interrupt.sleep(POLL);
                 }
             }
         }
@@ -93,60 +98,59 @@ fn bind(addresses: &[SocketAddr]) -> anyhow::Result<TcpListener> {
     Ok(listener)
 }
 
-/// Counts a connection for as long as it lives.
-struct Place<'a>(&'a AtomicUsize);
+/// Counts a connection until dropped.
+struct Slot<'a>(&'a AtomicUsize);
 
-impl Drop for Place<'_> {
+impl Drop for Slot<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// The one session at a time.
-struct Turn<'a>(&'a AtomicBool);
+/// The one active session.
+struct Session<'a>(&'a AtomicBool);
 
-impl Drop for Turn<'_> {
+impl Drop for Session<'_> {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Relaxed);
     }
 }
 
 impl Server<'_> {
-    fn place(&self) -> Option<Place<'_>> {
-        let place = Place(&self.connections);
-        (self.connections.fetch_add(1, Ordering::Relaxed) < CONNECTIONS).then_some(place)
+    fn slot(&self) -> Option<Slot<'_>> {
+        let slot = Slot(&self.connections);
+        (self.connections.fetch_add(1, Ordering::Relaxed) < CONNECTIONS).then_some(slot)
     }
 
-    fn turn(&self) -> Option<Turn<'_>> {
+    fn start_session(&self) -> Option<Session<'_>> {
         let free = !self.busy.swap(true, Ordering::Relaxed);
-        free.then(|| Turn(&self.busy))
+        free.then(|| Session(&self.busy))
     }
 
-    /// Who does not know the key, or asks nothing, goes without a word and without a line.
+    /// Serves a connection. A client without the key or without a request gets no answer, and no line is logged.
     fn serve(&self, stream: TcpStream, from: SocketAddr) {
         let Ok(()) = stream.set_nonblocking(false) else {
             return;
         };
-        let Ok(mut channel) = Channel::listen(stream, &self.key, LONGEST_ASK) else {
+        let Ok(mut channel) = Channel::listen(stream, &self.key, LONGEST_REQUEST) else {
             return;
         };
-        let asked = channel.receive(Instant::now() + PATIENCE);
-        let ask = match asked {
-            Ok(Some(Message::Ask(ask))) => ask,
+        let request = match channel.receive(Instant::now() + HANDSHAKE_TIMEOUT) {
+            Ok(Some(Message::Request(request))) => request,
             Ok(_) => return,
             Err(error) => {
                 let _ = channel.send(&Message::Refused(error.to_string()));
                 return;
             }
         };
-        let Some(_turn) = self.turn() else {
-            let busy = "it is busy with another doctor; try again in a moment";
+        let Some(_session) = self.start_session() else {
+            let busy = "the doctor is busy with another session; try again later";
             let _ = channel.send(&Message::Refused(busy.into()));
-            eprintln!("{from}: refused, busy with another");
+            eprintln!("{from}: refused, busy with another session");
             return;
         };
-        match self.session(&mut channel, &ask, from) {
-            Ok(told) => eprintln!("{from}: {told}"),
+        match self.session(&mut channel, &request, from) {
+            Ok(line) => eprintln!("{from}: {line}"),
             Err(error) => {
                 let _ = channel.send(&Message::Refused(format!("{error:#}")));
                 eprintln!("{from}: {}", printable(&format!("{error:#}")));
@@ -154,60 +158,60 @@ impl Server<'_> {
         }
     }
 
-    /// Measures and tells; gives the line for the log.
+    /// Measures and sends the evidence; returns the line for the log.
     fn session(
         &self,
         channel: &mut Channel,
-        ask: &Ask,
+        request: &Request,
         from: SocketAddr,
     ) -> anyhow::Result<String> {
         let local = channel.stream().local_addr()?;
-        if ask.load.is_some() && !self.allow_load {
-            bail!("it takes no load: it was started without --allow-load");
+        if request.load.is_some() && !self.allow_load {
+            bail!("load is not allowed: the listening doctor needs --allow-load");
         }
         let map = self.path(local)?;
         let interface = map.inner.clone().unwrap_or_default();
-        let sink = ask
+        let sink = request
             .load
             .map(|load| seikan_load::Sink::open(transport(load.kind), local));
         let sink = sink.transpose()?;
         let mut token = Token([0; 16]);
         getrandom::fill(&mut token.0).context("the kernel gives no random bytes")?;
         let port = sink.as_ref().map(seikan_load::Sink::port).transpose()?;
-        let told = port.map(|port| Sink { port, token });
-        channel.send(&Message::Ready(Ready { sink: told }))?;
+        let announced = port.map(|port| Sink { port, token });
+        channel.send(&Message::Ready(Ready { sink: announced }))?;
         let stop = AtomicBool::new(false);
         let evidence = std::thread::scope(|scope| {
             let _raise = Raise(&stop);
-            if let Some((load, sink)) = ask.load.zip(sink) {
+            if let Some((load, sink)) = request.load.zip(sink) {
                 let stop = &stop;
                 scope.spawn(move || {
-                    // Who does not come is missed by nobody: the client says so itself.
+                    // If the client does not connect, it reports that itself.
                     if let Ok(flow) = sink.accept(from.ip(), &token.0, stop) {
                         carry(&flow, load, stop);
                     }
                 });
             }
             self.begin(channel)?;
-            let mut evidence = self.measure(channel, map, ask)?;
-            forget_own(&mut evidence, channel.stream())?;
-            channel.send(&Message::Told(Box::new(Told::of(&evidence))))?;
-            self.until_taken_in(channel);
+            let mut evidence = self.measure(channel, map, request)?;
+            remove_own_flow(&mut evidence, channel.stream())?;
+            channel.send(&Message::Measurement(Box::new(Measurement::of(&evidence))))?;
+            self.wait_for_client(channel);
             anyhow::Ok(evidence)
         })?;
-        let with = match ask.load {
-            Some(Load { reverse: false, .. }) => ", with load from there",
-            Some(Load { reverse: true, .. }) => ", with load to there",
+        let with = match request.load {
+            Some(Load { reverse: false, .. }) => ", with load from the client",
+            Some(Load { reverse: true, .. }) => ", with load to the client",
             None => "",
         };
         Ok(format!(
-            "looked at {} for {:.1} s{with}",
+            "measured {} for {:.1} s{with}",
             printable(&interface),
             evidence.seconds()
         ))
     }
 
-    /// The path of the interface that was given, of the tunnel that the client came through, or of what there is.
+    /// Returns the path of the interface of `--iface`, of the tunnel of the connection, or of the tunnel that carries most.
     fn path(&self, local: SocketAddr) -> anyhow::Result<PathMap> {
         let tunnel = match self.interface {
             Some(name) => Some(name.to_owned()),
@@ -221,23 +225,28 @@ impl Server<'_> {
         let until = Instant::now() + BEGIN;
         while Instant::now() < until {
             self.interrupt.check()?;
-            match channel.receive(Instant::now() + LOOK)? {
+            match channel.receive(Instant::now() + POLL)? {
                 Some(Message::Begin) => return Ok(()),
                 Some(Message::Alive) | None => {}
-                Some(_) => bail!("it was ended before it began"),
+                Some(_) => bail!("the client ended the session before the measurement"),
             }
         }
-        Err(anyhow!("it did not begin"))
+        Err(anyhow!("the client did not start the measurement"))
     }
 
-    /// Measures, in touch with the client: it ends early with that, or with this program.
-    fn measure(&self, channel: &mut Channel, map: PathMap, ask: &Ask) -> anyhow::Result<Evidence> {
+    /// Measures while the client is connected; ends early with the client or with this program.
+    fn measure(
+        &self,
+        channel: &mut Channel,
+        map: PathMap,
+        request: &Request,
+    ) -> anyhow::Result<Evidence> {
         let options = Options {
-            length: Duration::from_secs(ask.seconds.into()),
-            interval: Duration::from_millis(ask.interval.into()),
-            probe: ask.probe,
+            length: Duration::from_secs(request.seconds.into()),
+            interval: Duration::from_millis(request.interval.into()),
+            probe: request.probe,
             expected: None,
-            level: ask.level,
+            level: request.level,
             stacks: false,
         };
         let (over, session) = (AtomicBool::new(false), Interrupt::new());
@@ -264,39 +273,44 @@ impl Server<'_> {
         over: &AtomicBool,
         session: &Interrupt,
     ) -> anyhow::Result<()> {
-        let mut pulse = Instant::now();
+        let mut last_keepalive = Instant::now();
         while !over.load(Ordering::Relaxed) {
-            self.interrupt.check().context("it was stopped")?;
-            if pulse.elapsed() >= PULSE {
-                pulse = Instant::now();
+            self.interrupt
+                .check()
+                .context("the listening doctor was stopped")?;
+            if last_keepalive.elapsed() >= KEEPALIVE {
+                last_keepalive = Instant::now();
                 channel.send(&Message::Alive)?;
             }
-            match channel.receive(Instant::now() + LOOK)? {
+            match channel.receive(Instant::now() + POLL)? {
                 Some(Message::End) => session.raise(),
                 Some(Message::Alive) => {}
-                Some(_) => bail!("it says something out of turn"),
-                None if channel.heard().elapsed() > DEAD => bail!("the client has fallen silent"),
+                Some(_) => bail!("unexpected message"),
+                None if channel.last_received().elapsed() > DEAD => {
+                    bail!("no message of the client for {} s", DEAD.as_secs())
+                }
                 None => {}
             }
         }
         Ok(())
     }
 
-    /// The load goes on until the client is through, too.
-    fn until_taken_in(&self, channel: &mut Channel) {
-        let until = Instant::now() + TAKE_IN;
+    /// Waits until the client has finished: it still receives the load.
+    fn wait_for_client(&self, channel: &mut Channel) {
+        let until = Instant::now() + RECEIVE;
         while Instant::now() < until
             && !self.interrupt.is_raised()
-            && channel.heard().elapsed() < DEAD
-            && channel.receive(Instant::now() + LOOK).is_ok()
+            && channel.last_received().elapsed() < DEAD
+            && channel.receive(Instant::now() + POLL).is_ok()
         {}
     }
 }
 
-/// This end's part of the load.
+/// Sends or receives the load.
 fn carry(flow: &seikan_load::Flow, load: Load, stop: &AtomicBool) {
-    match load.reverse {
-        true => flow.send(load.rate, stop),
-        false => flow.receive(&Meter::default(), stop),
+    if load.reverse {
+        flow.send(load.rate, stop)
+    } else {
+        flow.receive(&Meter::default(), stop)
     }
 }

@@ -1,11 +1,11 @@
-//! The end that asks: connects, has the other end measure while it measures itself, and takes in what that tells.
+//! The client of a session: connects, starts the measurement of both ends, and receives the evidence of the far end.
 
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
-use seikan_diagnose::exchange::{Ask, LONGEST, Load, Message, Ready};
+use seikan_diagnose::exchange::{LONGEST, Load, Message, Ready, Request};
 use seikan_diagnose::{Evidence, Recording};
 use seikan_load::{Flow, Meter, reach};
 use seikan_observe::path::{PathMap, Unseen};
@@ -13,40 +13,42 @@ use seikan_ui::Interrupt;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::channel::{Channel, ChannelError};
-use super::{Arguments, DEAD, LOOK, PULSE, Raise, forget_own, split, transport, tunnel_of};
+use super::{
+    Arguments, DEAD, KEEPALIVE, POLL, Raise, remove_own_flow, split, transport, tunnel_of,
+};
 use crate::screen::printable;
 use crate::verbs::doctor::measure::{self, Options};
 
-/// How long a connection may take to come about.
+/// Timeout of the connection.
 const CONNECT: Duration = Duration::from_secs(5);
-/// How long the other end may look for its path.
+/// Timeout of the far end while it finds its path.
 const DISCOVER: Duration = Duration::from_secs(30);
 /// Load before the measurement, so that TCP has found its rate.
 const WARM_UP: Duration = Duration::from_millis(500);
-/// Segments on the connection between the doctors, bytes: it works where large packets do not get through.
+/// Segment size of the connection between the doctors, bytes: it works where large packets are lost.
 const SEGMENT: u32 = 1_000;
 
-/// The other end, before it measures.
+/// The far end, before it measures.
 pub struct Peer {
     channel: Channel,
-    /// As it was given.
+    /// The argument of `--peer`.
     name: String,
     load: Option<Load>,
 }
 
 impl Peer {
-    /// Connects, if another end was named.
+    /// Connects, if the arguments name a far end.
     ///
     /// # Errors
-    /// It is not there, or has another key.
+    /// It does not answer, or has another key.
     pub fn connect(arguments: &Arguments) -> anyhow::Result<Option<Peer>> {
         let Some(name) = &arguments.peer else {
             return Ok(None);
         };
         let (key, load) = (arguments.key()?, arguments.load()?);
-        let failed = || format!("cannot ask the doctor at {name}");
+        let failed = || format!("cannot connect to the doctor at {name}");
         let stream = connect(name).with_context(failed)?;
-        let channel = Channel::ask(stream, &key, LONGEST).with_context(failed)?;
+        let channel = Channel::connect(stream, &key, LONGEST).with_context(failed)?;
         Ok(Some(Peer {
             channel,
             name: name.clone(),
@@ -54,24 +56,24 @@ impl Peer {
         }))
     }
 
-    /// The tunnel through which it was reached, if it was through one.
+    /// Returns the tunnel through which it is connected, if there is one.
     pub fn tunnel(&self) -> Option<String> {
         let local = self.channel.stream().local_addr().ok()?;
-        // Then one is looked for.
         tunnel_of(local.ip()).ok()?
     }
 
-    /// Measures both ends at the same time. The far one's evidence is missing, and that is told, if it is lost meanwhile.
+    /// Measures both ends at the same time. If the far end is lost during the measurement, its evidence is listed as
+    /// unavailable.
     ///
     /// # Errors
-    /// One end cannot begin, or this one cannot measure.
+    /// One end cannot start, or this one cannot measure.
     pub fn measure(
         mut self,
         map: PathMap,
         options: &Options,
         interrupt: &Interrupt,
     ) -> anyhow::Result<(Recording, Option<Evidence>)> {
-        let ask = Ask {
+        let request = Request {
             seconds: options.length.as_secs() as u32,
             interval: options.interval.as_millis() as u32,
             level: options.level,
@@ -87,9 +89,9 @@ impl Peer {
         }
         let stop = AtomicBool::new(false);
         let flow = self
-            .prepare(ask, interrupt, &stop)
-            .with_context(|| format!("the doctor at {name} cannot begin"))?;
-        let (measured, told) = std::thread::scope(|scope| {
+            .prepare(request, interrupt, &stop)
+            .with_context(|| format!("the doctor at {name} cannot start"))?;
+        let (measured, received) = std::thread::scope(|scope| {
             let _raise = Raise(&stop);
             if let Some((load, flow)) = &flow {
                 let (load, flow, stop) = (*load, flow, &stop);
@@ -102,27 +104,27 @@ impl Peer {
                 let raise = Raise(&over);
                 let (channel, over) = (&mut self.channel, &over);
                 let loaded = self.load.is_some();
-                let told = scope.spawn(move || {
-                    let told = follow(channel, over, stop, interrupt);
-                    if told.is_err() && loaded {
-                        // Without load there is nothing left to look at.
+                let received = scope.spawn(move || {
+                    let received = follow(channel, over, stop, interrupt);
+                    if received.is_err() && loaded {
+                        // Without load there is nothing to measure.
                         interrupt.raise();
                     }
-                    told
+                    received
                 });
                 let measured = measure::whole(map, options, interrupt);
                 drop(raise);
-                let told = told.join().map_err(|_| anyhow!("a thread panicked"))?;
-                anyhow::Ok((measured, told))
+                let received = received.join().map_err(|_| anyhow!("a thread panicked"))?;
+                anyhow::Ok((measured, received))
             })
         })?;
-        let mut recording = match (measured, &told) {
+        let mut recording = match (measured, &received) {
             (Err(_), Err(error)) => bail!("the doctor at {name} was lost: {error:#}"),
             (measured, _) => measured?,
         };
         let evidence = &mut recording.evidence;
-        forget_own(evidence, self.channel.stream())?;
-        match told {
+        remove_own_flow(evidence, self.channel.stream())?;
+        match received {
             Ok(far) => Ok((recording, Some(far))),
             Err(error) => {
                 evidence.map.unseen.push(Unseen {
@@ -134,23 +136,23 @@ impl Peer {
         }
     }
 
-    /// Has the other end find its path, and connects the load.
+    /// Waits until the far end has found its path, and connects the load.
     fn prepare(
         &mut self,
-        ask: Ask,
+        request: Request,
         interrupt: &Interrupt,
         stop: &AtomicBool,
     ) -> anyhow::Result<Option<(Load, Flow)>> {
-        let load = ask.load;
-        self.channel.send(&Message::Ask(ask))?;
+        let load = request.load;
+        self.channel.send(&Message::Request(request))?;
         let until = Instant::now() + DISCOVER;
         let Ready { sink } = loop {
             interrupt.check()?;
-            match self.channel.receive(Instant::now() + LOOK) {
+            match self.channel.receive(Instant::now() + POLL) {
                 Ok(Some(Message::Ready(ready))) => break ready,
                 Ok(Some(Message::Refused(why))) => bail!("{why}"),
                 Ok(Some(Message::Alive)) => {}
-                Ok(Some(_)) => bail!("it says something out of turn"),
+                Ok(Some(_)) => bail!("unexpected message"),
                 Ok(None) if Instant::now() < until => {}
                 Ok(None) => return Err(ChannelError::Silent.into()),
                 Err(error) => return Err(error.into()),
@@ -158,7 +160,7 @@ impl Peer {
         };
         let (Some(load), Some(sink)) = (load, sink) else {
             return match load {
-                Some(_) => bail!("it names no port for the load"),
+                Some(_) => bail!("the far end did not announce a port for the load"),
                 None => Ok(None),
             };
         };
@@ -169,15 +171,16 @@ impl Peer {
     }
 }
 
-/// This end's part of the load.
+/// Sends or receives the load.
 fn carry(flow: &Flow, load: Load, stop: &AtomicBool) {
-    match load.reverse {
-        true => flow.receive(&Meter::default(), stop),
-        false => flow.send(load.rate, stop),
+    if load.reverse {
+        flow.receive(&Meter::default(), stop)
+    } else {
+        flow.send(load.rate, stop)
     }
 }
 
-/// Keeps in touch until the other end has told what it measured. The load ends with the touch.
+/// Exchanges keepalives until the far end has sent its evidence. The load ends with the connection.
 fn follow(
     channel: &mut Channel,
     over: &AtomicBool,
@@ -185,7 +188,7 @@ fn follow(
     interrupt: &Interrupt,
 ) -> anyhow::Result<Evidence> {
     let raise = Raise(stop);
-    let mut pulse = Instant::now();
+    let mut last_keepalive = Instant::now();
     let mut ended = false;
     loop {
         if interrupt.is_raised() && !ended {
@@ -193,23 +196,25 @@ fn follow(
             stop.store(true, Ordering::Relaxed);
             channel.send(&Message::End)?;
         }
-        if pulse.elapsed() >= PULSE {
-            pulse = Instant::now();
+        if last_keepalive.elapsed() >= KEEPALIVE {
+            last_keepalive = Instant::now();
             channel.send(&Message::Alive)?;
         }
-        match channel.receive(Instant::now() + LOOK)? {
-            Some(Message::Told(told)) => {
-                // This end may have begun a little later; its load goes on until it is through.
+        match channel.receive(Instant::now() + POLL)? {
+            Some(Message::Measurement(measurement)) => {
+                // This end may have started a little later; the load continues until it has finished.
                 while !over.load(Ordering::Relaxed) && !interrupt.is_raised() {
-                    std::thread::sleep(LOOK / 5);
+                    std::thread::sleep(POLL / 5);
                 }
                 drop(raise);
-                return Ok(told.evidence()?);
+                return Ok(measurement.evidence()?);
             }
             Some(Message::Alive) => {}
             Some(Message::Refused(why)) => bail!("{why}"),
-            Some(_) => bail!("it says something out of turn"),
-            None if channel.heard().elapsed() > DEAD => bail!("it has fallen silent"),
+            Some(_) => bail!("unexpected message"),
+            None if channel.last_received().elapsed() > DEAD => {
+                bail!("no message for {} s", DEAD.as_secs())
+            }
             None => {}
         }
     }
