@@ -20,7 +20,6 @@ mod housekeeping;
 mod inbound;
 mod outbound;
 
-pub use housekeeping::WakeReason;
 pub use inbound::Datagram;
 pub(crate) use outbound::{clamp_syn, may_send};
 

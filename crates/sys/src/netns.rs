@@ -3,14 +3,13 @@
 //! A [`NetNs`] is a file descriptor: the kernel removes the namespace, with every virtual interface
 //! in it, when the last descriptor is closed and the last process has left, however this process
 //! ends. A thread enters it with setns(2) for the length of a closure ([`NetNs::run`]), a child
-//! between fork and exec ([`NetNs::spawn_command`]). Only [`NetNs::create_named`] makes a name under
-//! `/run/netns`, for people who want to look in with `ip netns exec`.
+//! between fork and exec ([`NetNs::spawn_command`]).
 //!
 //! [`unshare_user`] gives a process without privileges a world of its own in which it is root.
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
@@ -18,14 +17,12 @@ use std::sync::{Mutex, mpsc};
 use std::thread;
 
 use nix::errno::Errno;
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
 
 use crate::ethtool::Ethtool;
 use crate::netlink::{Netlink, NetlinkError};
 
-/// Where iproute2 keeps named namespaces.
-const NAMED_DIR: &str = "/run/netns";
 /// The calling thread's own namespace; `/proc/self` would be that of the main thread.
 const OWN_NAMESPACE: &str = "/proc/thread-self/ns/net";
 
@@ -53,14 +50,6 @@ pub enum NetNsError {
     Enter {
         /// The kernel's error number.
         errno: Errno,
-    },
-    /// The name cannot be made, or is taken.
-    #[error("cannot give the network namespace the name {}: {source}; a left-over goes away with `ip netns delete`", path.display())]
-    Name {
-        /// The file of the name.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
     },
     /// A thread could not be started.
     #[error("cannot start a thread for the network namespace: {source}")]
@@ -93,11 +82,10 @@ pub enum NetNsError {
 #[derive(Debug)]
 pub struct NetNs {
     fd: OwnedFd,
-    name: Option<NamedMount>,
 }
 
 impl NetNs {
-    /// A new, empty namespace without a name, with the loopback interface up.
+    /// A new, empty namespace with the loopback interface up.
     pub fn create() -> Result<Self, NetNsError> {
         // The thread that moves into the new namespace ends with it, so that nobody else moves.
         let fd = on_thread(|| {
@@ -105,15 +93,7 @@ impl NetNs {
             set_loopback_up()?;
             open_namespace(Path::new(OWN_NAMESPACE))
         })??;
-        Ok(Self { fd, name: None })
-    }
-
-    /// A new namespace that `ip netns exec NAME` can enter. Dropping it removes the name; a process
-    /// killed before that leaves it behind.
-    pub fn create_named(name: &str) -> Result<Self, NetNsError> {
-        let mut namespace = Self::create()?;
-        namespace.name = Some(NamedMount::create(name, &namespace)?);
-        Ok(namespace)
+        Ok(Self { fd })
     }
 
     /// The calling thread's namespace.
@@ -125,15 +105,13 @@ impl NetNs {
     pub fn open(path: impl AsRef<Path>) -> Result<Self, NetNsError> {
         Ok(Self {
             fd: open_namespace(path.as_ref())?,
-            name: None,
         })
     }
 
-    /// Another handle on the same namespace. The name, if any, stays with the first.
+    /// Another handle on the same namespace.
     pub fn try_clone(&self) -> io::Result<Self> {
         Ok(Self {
             fd: self.fd.try_clone()?,
-            name: None,
         })
     }
 
@@ -313,73 +291,6 @@ fn spawn_on_keeper(command: &mut Command) -> io::Result<Child> {
     let (owned, outcome) = answered.recv().map_err(|_| gone())?;
     *command = owned;
     outcome
-}
-
-/// A bind mount of a namespace's file under `/run/netns`, as iproute2 makes it (ip-netns(8)).
-#[derive(Debug)]
-struct NamedMount(PathBuf);
-
-impl NamedMount {
-    fn create(name: &str, namespace: &NetNs) -> Result<Self, NetNsError> {
-        let path = Path::new(NAMED_DIR).join(name);
-        let fail = |source: io::Error| NetNsError::Name {
-            path: path.clone(),
-            source,
-        };
-        if name.is_empty() || name.contains(['/', '\0']) || name == "." || name == ".." {
-            return Err(fail(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "not a file name",
-            )));
-        }
-        share_named_dir().map_err(fail)?;
-        File::create_new(&path).map_err(fail)?;
-        let source = format!("/proc/self/fd/{}", namespace.fd.as_raw_fd());
-        let none: Option<&str> = None;
-        let mounted = mount(Some(source.as_str()), &path, none, MsFlags::MS_BIND, none);
-        if let Err(errno) = mounted {
-            let _ = fs::remove_file(&path);
-            return Err(fail(errno.into()));
-        }
-        Ok(Self(path))
-    }
-}
-
-impl Drop for NamedMount {
-    fn drop(&mut self) {
-        let _ = umount2(&self.0, MntFlags::MNT_DETACH);
-        let _ = fs::remove_file(&self.0);
-    }
-}
-
-/// Make `/run/netns` a shared mount point, so that a name removed here also goes away in other
-/// mount namespaces, which would otherwise keep the network namespace alive.
-fn share_named_dir() -> io::Result<()> {
-    fs::create_dir_all(NAMED_DIR)?;
-    let none: Option<&str> = None;
-    let share = || {
-        mount(
-            none,
-            NAMED_DIR,
-            none,
-            MsFlags::MS_SHARED | MsFlags::MS_REC,
-            none,
-        )
-    };
-    match share() {
-        Err(Errno::EINVAL) => {
-            // Not a mount point yet.
-            mount(
-                Some(NAMED_DIR),
-                NAMED_DIR,
-                none,
-                MsFlags::MS_BIND | MsFlags::MS_REC,
-                none,
-            )?;
-            Ok(share()?)
-        }
-        other => Ok(other?),
-    }
 }
 
 #[cfg(test)]

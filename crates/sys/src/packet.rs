@@ -119,20 +119,6 @@ pub enum PacketError {
     },
 }
 
-/// To whom a frame was sent, as the kernel sees it (`sll_pkttype`, packet(7)).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Destined {
-    /// To the interface's own address.
-    Host,
-    /// To everybody.
-    Broadcast,
-    /// To a group.
-    Multicast,
-    /// To another address; seen because the interface is promiscuous or
-    /// [`PacketSocket::join_unicast`] asked for it.
-    OtherHost,
-}
-
 /// What [`PacketSocket::receive`] put into the buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Received {
@@ -148,11 +134,6 @@ pub struct Received {
     pub vlan_protocol: u16,
     /// The buffer was too small. A frame cut by [`Accept::Everything`] does not count.
     pub truncated: bool,
-    /// To whom.
-    pub destined: Destined,
-    /// The interface or the kernel has verified the transport checksum (`TP_STATUS_CSUM_VALID`).
-    /// The header's `NEEDS_CSUM` is the other good case: it was never computed.
-    pub checksum_valid: bool,
 }
 
 /// A packet socket on one interface, never blocking.
@@ -274,7 +255,6 @@ impl PacketSocket {
         Ok(received(
             length.min(buffer.len()),
             message.msg_flags & libc::MSG_TRUNC != 0,
-            address.sll_pkttype,
             &auxiliary,
         ))
     }
@@ -293,16 +273,6 @@ impl PacketSocket {
         Ok(nix::sys::uio::writev(&self.fd, parts)?)
     }
 
-    /// From the next frame on, receives what is to this station. What is already in the receive
-    /// buffer was chosen by the old filter.
-    ///
-    /// # Errors
-    /// What setsockopt(2) says (out of memory).
-    pub fn set_station(&self, address: [u8; 6]) -> io::Result<()> {
-        let mut program = filter::program(Accept::Station(address));
-        Ok(option::attach_filter(self.fd.as_fd(), &mut program)?)
-    }
-
     /// Makes the interface receive frames to a further unicast address. A card whose address table
     /// is full becomes promiscuous instead; that is the kernel's matter.
     ///
@@ -312,37 +282,12 @@ impl PacketSocket {
         self.join(libc::PACKET_MR_UNICAST, address)
     }
 
-    /// Undoes one [`PacketSocket::join_unicast`].
-    ///
-    /// # Errors
-    /// What setsockopt(2) says. An address that was never joined is no error.
-    pub fn leave_unicast(&self, address: [u8; 6]) -> io::Result<()> {
-        self.leave(libc::PACKET_MR_UNICAST, address)
-    }
-
     /// Receives frames to every group (`IFF_ALLMULTI`), for as long as the socket is open.
     ///
     /// # Errors
     /// What the kernel says: the interface is gone.
     pub fn join_all_multicast(&self) -> io::Result<()> {
         self.join(libc::PACKET_MR_ALLMULTI, [0; 6])
-    }
-
-    /// Makes the interface receive frames to a group, such as the solicited-node group of an IPv6
-    /// address that is to be answered for (RFC 4861, RFC 2464 section 7).
-    ///
-    /// # Errors
-    /// As [`PacketSocket::join_unicast`].
-    pub fn join_multicast(&self, group: [u8; 6]) -> io::Result<()> {
-        self.join(libc::PACKET_MR_MULTICAST, group)
-    }
-
-    /// Undoes one [`PacketSocket::join_multicast`].
-    ///
-    /// # Errors
-    /// As [`PacketSocket::leave_unicast`].
-    pub fn leave_multicast(&self, group: [u8; 6]) -> io::Result<()> {
-        self.leave(libc::PACKET_MR_MULTICAST, group)
     }
 
     /// Whether the interface is to receive frames to any address on this socket's behalf. It ends
@@ -374,52 +319,12 @@ impl PacketSocket {
         self.drops.fetch_add(fresh.into(), Ordering::Relaxed) + u64::from(fresh)
     }
 
-    /// Joins the sockets of this process and interface that share `group`: each frame goes to one
-    /// of them, chosen by the flow's hash (PACKET_FANOUT_HASH), the same for both directions, so
-    /// that a flow stays on one socket and in order as long as no socket joins or leaves. There is
-    /// no overflow to another socket (PACKET_FANOUT_FLAG_ROLLOVER), which would reorder it.
-    /// Fragments are hashed by their addresses alone and may go elsewhere than the rest of their
-    /// flow.
-    ///
-    /// Every socket of the group must be open on the same interface with the same [`Accept`].
-    ///
-    /// # Errors
-    /// EINVAL when the group exists with another interface or way of choosing.
-    pub fn fanout(&self, group: u16) -> io::Result<()> {
-        let set = |flags: u32| {
-            let value = u32::from(group) | (libc::PACKET_FANOUT_HASH | flags) << 16;
-            option::set_int(self.fd.as_fd(), libc::PACKET_FANOUT, value as c_int)
-        };
-        // A group does not inherit the option from its sockets. Before Linux 5.10 there is no such
-        // flag, and the filter alone refuses what this host sends.
-        match set(libc::PACKET_FANOUT_FLAG_IGNORE_OUTGOING) {
-            Err(Errno::EINVAL) => Ok(set(0)?),
-            other => Ok(other?),
-        }
-    }
-
+    /// Adds a membership, which ends with the socket.
     fn join(&self, kind: c_int, address: [u8; 6]) -> io::Result<()> {
         let operation = libc::PACKET_ADD_MEMBERSHIP;
         let fd = self.fd.as_fd();
-        Ok(option::membership(
-            fd,
-            operation,
-            self.index,
-            kind,
-            Some(address),
-        )?)
-    }
-
-    fn leave(&self, kind: c_int, address: [u8; 6]) -> io::Result<()> {
-        let operation = libc::PACKET_DROP_MEMBERSHIP;
-        let fd = self.fd.as_fd();
-        Ok(option::membership(
-            fd,
-            operation,
-            self.index,
-            kind,
-            Some(address),
-        )?)
+        let outcome = option::membership(fd, operation, self.index, kind, Some(address));
+        Ok(outcome?)
     }
 }
 
@@ -436,7 +341,7 @@ impl AsRawFd for PacketSocket {
 }
 
 #[inline]
-fn received(length: usize, truncated: bool, kind: u8, auxiliary: &Auxiliary) -> Received {
+fn received(length: usize, truncated: bool, auxiliary: &Auxiliary) -> Received {
     let tagged = auxiliary.status & libc::TP_STATUS_VLAN_VALID != 0;
     Received {
         length,
@@ -444,12 +349,5 @@ fn received(length: usize, truncated: bool, kind: u8, auxiliary: &Auxiliary) -> 
         vlan: tagged.then_some(auxiliary.vlan),
         vlan_protocol: if tagged { auxiliary.vlan_protocol } else { 0 },
         truncated,
-        destined: match kind {
-            libc::PACKET_HOST => Destined::Host,
-            libc::PACKET_BROADCAST => Destined::Broadcast,
-            libc::PACKET_MULTICAST => Destined::Multicast,
-            _ => Destined::OtherHost,
-        },
-        checksum_valid: auxiliary.status & libc::TP_STATUS_CSUM_VALID != 0,
     }
 }

@@ -17,10 +17,9 @@ use std::io;
 
 use caps::{CapSet, CapsHashSet};
 use nix::errno::Errno;
-use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::prctl;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::unistd::{Gid, Group, Pid, Uid, User, geteuid, setgroups, setresgid, setresuid};
+use nix::unistd::{Gid, Group, Uid, User, geteuid, setgroups, setresgid, setresuid};
 
 pub use caps::Capability;
 
@@ -253,67 +252,6 @@ fn set_capabilities(keep: &CapsHashSet) -> Result<(), PrivilegeError> {
     set(CapSet::Permitted, keep)
 }
 
-/// Set the calling thread's nice value, from -20 (first) to 19. Below the current one it needs
-/// `CAP_SYS_NICE`.
-pub fn set_nice(nice: i32) -> Result<(), PrivilegeError> {
-    // SAFETY: takes and returns integers only. On Linux 0 means the calling thread.
-    let outcome = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) };
-    if outcome == 0 {
-        Ok(())
-    } else {
-        Err(system("set the nice value")(io::Error::last_os_error()))
-    }
-}
-
-/// How the kernel chooses when a thread runs (sched(7)).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scheduler {
-    /// `SCHED_OTHER`: fair, by nice value.
-    Other,
-    /// `SCHED_BATCH`: fair, and taken to be busy with computing.
-    Batch,
-    /// `SCHED_FIFO` with a priority from 1 to 99: before all fair threads, until it sleeps.
-    Fifo(u8),
-}
-
-/// Set the calling thread's scheduler. [`Scheduler::Fifo`] needs `CAP_SYS_NICE`.
-pub fn set_scheduler(scheduler: Scheduler) -> Result<(), PrivilegeError> {
-    let (policy, priority) = match scheduler {
-        Scheduler::Other => (libc::SCHED_OTHER, 0),
-        Scheduler::Batch => (libc::SCHED_BATCH, 0),
-        Scheduler::Fifo(priority) => (libc::SCHED_FIFO, priority.into()),
-    };
-    let parameters = libc::sched_param {
-        sched_priority: priority,
-    };
-    // SAFETY: the pointer is to a local that outlives the call; 0 means the calling thread.
-    let outcome = unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) };
-    if outcome == 0 {
-        Ok(())
-    } else {
-        Err(system("set the scheduler")(io::Error::last_os_error()))
-    }
-}
-
-/// Let the calling thread run on one processor only, counted from 0.
-pub fn pin_to_cpu(cpu: usize) -> Result<(), PrivilegeError> {
-    let pin = || {
-        let mut set = CpuSet::new();
-        set.set(cpu)?;
-        sched_setaffinity(Pid::from_raw(0), &set)
-    };
-    pin().map_err(|errno| system("pin the thread to the processor")(errno.into()))
-}
-
-/// The processors on which the calling thread may run, in ascending order.
-pub fn allowed_cpus() -> Result<Vec<usize>, PrivilegeError> {
-    let set = nix::sched::sched_getaffinity(Pid::from_raw(0))
-        .map_err(|errno| system("read the processor affinity")(errno.into()))?;
-    Ok((0..CpuSet::count())
-        .filter(|&cpu| set.is_set(cpu).unwrap_or(false))
-        .collect())
-}
-
 #[cfg(test)]
 mod tests {
     use std::process::Command;
@@ -482,43 +420,6 @@ mod tests {
             assert!(!has_net_admin());
             let error = drop_thread_to(&[], None).unwrap_err();
             assert!(error.to_string().contains("CAP_NET_ADMIN"), "{error}");
-        })
-        .join()
-        .unwrap();
-    }
-
-    #[test]
-    fn nice_and_scheduler_are_those_of_the_thread() {
-        std::thread::spawn(|| {
-            set_nice(7).unwrap();
-            set_scheduler(Scheduler::Batch).unwrap();
-            let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
-            let fields: Vec<_> = stat
-                .rsplit(')')
-                .next()
-                .unwrap()
-                .split_whitespace()
-                .map(str::to_owned)
-                .collect();
-            // proc_pid_stat(5): fields 19 (nice) and 41 (policy), here counted from field 3.
-            assert_eq!((fields[16].as_str(), fields[38].as_str()), ("7", "3"));
-        })
-        .join()
-        .unwrap();
-    }
-
-    #[test]
-    fn a_pinned_thread_runs_there() {
-        std::thread::spawn(|| {
-            let last = *allowed_cpus().unwrap().last().unwrap();
-            pin_to_cpu(last).unwrap();
-            let stat = std::fs::read_to_string("/proc/thread-self/status").unwrap();
-            let list = stat
-                .lines()
-                .find_map(|l| l.strip_prefix("Cpus_allowed_list:"))
-                .unwrap();
-            assert_eq!(list.trim(), last.to_string());
-            assert_eq!(nix::sched::sched_getcpu().unwrap(), last);
         })
         .join()
         .unwrap();

@@ -59,13 +59,6 @@ pub enum SysctlError {
     },
 }
 
-impl SysctlError {
-    /// The parameter is not there.
-    pub fn is_absent(&self) -> bool {
-        matches!(self, Self::Absent { .. })
-    }
-}
-
 /// The file of a parameter, `components` being below `net`.
 pub fn path(components: &[&str]) -> Result<PathBuf, SysctlError> {
     let mut path = PathBuf::from(ROOT);
@@ -151,7 +144,7 @@ mod tests {
         forwarding.unwrap();
         match tracked {
             // No connection tracking here.
-            Err(error) if error.is_absent() => {}
+            Err(SysctlError::Absent { .. }) => {}
             Err(SysctlError::NotPermitted { .. }) => {}
             other => panic!("{other:?}"),
         }
@@ -202,7 +195,7 @@ mod tests {
     #[test]
     fn an_absent_interface_is_absent() {
         let error = read(&["ipv4", "conf", "absent0", "forwarding"]).unwrap_err();
-        assert!(error.is_absent(), "{error}");
+        assert!(matches!(error, SysctlError::Absent { .. }), "{error}");
     }
 
     #[test]

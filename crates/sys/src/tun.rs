@@ -15,7 +15,7 @@ pub(crate) mod ioctl;
 mod tests;
 
 use std::fs::File;
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use nix::errno::Errno;
@@ -298,18 +298,6 @@ impl TunQueue {
         Ok(VNET_HEADER_LEN + length)
     }
 
-    /// As [`TunQueue::read`], scattered over `bufs` (at most 1024).
-    ///
-    /// # Errors
-    /// As [`TunQueue::read`].
-    #[inline]
-    pub fn read_vectored(&self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        if !self.emulated {
-            return Ok(nix::sys::uio::readv(&self.file, bufs)?);
-        }
-        self.read_vectored_emulated(bufs)
-    }
-
     /// Writes one packet, header first, gathered from `bufs` (at most 1024); the length written,
     /// which is always all.
     ///
@@ -325,23 +313,6 @@ impl TunQueue {
             return Ok(nix::sys::uio::writev(&self.file, bufs)?);
         }
         self.write_vectored_emulated(bufs)
-    }
-
-    #[cold]
-    fn read_vectored_emulated(&self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        let mut missing = VNET_HEADER_LEN;
-        let mut packet: Vec<IoSliceMut<'_>> = Vec::with_capacity(bufs.len());
-        for buf in bufs.iter_mut() {
-            let split = missing.min(buf.len());
-            let (header, rest) = buf.split_at_mut(split);
-            missing -= header.len();
-            header.fill(0);
-            packet.push(IoSliceMut::new(rest));
-        }
-        if missing > 0 {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        Ok(VNET_HEADER_LEN + nix::sys::uio::readv(&self.file, &mut packet)?)
     }
 
     #[cold]

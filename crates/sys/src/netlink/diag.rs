@@ -110,16 +110,10 @@ pub struct SocketId {
 /// The memory of a socket in bytes, with the kernel's overhead (`SK_MEMINFO_*`, include/uapi/linux/sock_diag.h).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SocketMemory {
-    /// Received and not yet read.
-    pub receive_queue: u32,
-    /// As much may be (`SO_RCVBUF` as read back).
+    /// Size of the receive buffer (`SO_RCVBUF` as read back).
     pub receive_buffer: u32,
-    /// Handed to the device and not yet sent.
-    pub send_allocated: u32,
-    /// As much may be queued to send (`SO_SNDBUF` as read back).
+    /// Size of the send buffer (`SO_SNDBUF` as read back).
     pub send_buffer: u32,
-    /// Queued to send.
-    pub send_queue: u32,
     /// Packets dropped at the socket since its start; `None` on kernels before 4.7.
     pub drops: Option<u32>,
 }
@@ -381,11 +375,8 @@ fn parse_congestion(value: &[u8]) -> Option<String> {
 impl SocketMemory {
     fn parse(value: &[u8]) -> Option<Self> {
         Some(SocketMemory {
-            receive_queue: u32_at(value, 0)?,
             receive_buffer: u32_at(value, 4)?,
-            send_allocated: u32_at(value, 8)?,
             send_buffer: u32_at(value, 12)?,
-            send_queue: u32_at(value, 20)?,
             drops: u32_at(value, 32),
         })
     }

@@ -89,16 +89,6 @@ impl NetlinkError {
     pub fn is_not_found(&self) -> bool {
         matches!(self, Self::NotFound { .. } | Self::NoSuchDevice { .. })
     }
-
-    /// The object to be made is there already.
-    pub fn is_exists(&self) -> bool {
-        matches!(self, Self::Exists { .. })
-    }
-
-    /// The process lacks `CAP_NET_ADMIN`.
-    pub fn is_not_permitted(&self) -> bool {
-        matches!(self, Self::NotPermitted { .. })
-    }
 }
 
 fn dash(text: &str) -> String {

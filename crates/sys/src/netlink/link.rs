@@ -44,8 +44,6 @@ pub struct LinkInfo {
     pub up: bool,
     /// Has a carrier (`IFF_LOWER_UP`).
     pub carrier: bool,
-    /// Number of transmit queues.
-    pub num_queues: u32,
     /// Number of receive queues.
     pub num_rx_queues: u32,
     /// Largest segmentation-offload packet in bytes.
@@ -54,16 +52,9 @@ pub struct LinkInfo {
     pub gso_max_segs: u32,
     /// The same limit in bytes for IPv4; 0 where the kernel has none of its own (before 6.3).
     pub gso_ipv4_max_size: u32,
-    /// Largest packet that generic receive offload builds, in bytes.
-    pub gro_max_size: u32,
 }
 
 impl LinkInfo {
-    /// Whether it carries Ethernet frames, as cards, veth, bridges and VLANs do (`ARPHRD_ETHER`).
-    pub fn is_ethernet(&self) -> bool {
-        self.hardware_type == libc::ARPHRD_ETHER
-    }
-
     /// The hardware address, if it is one of Ethernet's.
     pub fn mac(&self) -> Option<[u8; 6]> {
         self.address[..].try_into().ok()
@@ -165,22 +156,6 @@ impl Netlink {
         })
     }
 
-    /// Limit the packets that generic receive offload builds, in bytes, for IPv6 and IPv4.
-    pub fn set_gro_max(
-        &self,
-        index: u32,
-        gro_max_size: u32,
-        gro_ipv4_max_size: u32,
-    ) -> Result<(), NetlinkError> {
-        let attributes = vec![
-            LinkAttribute::GroMaxSize(gro_max_size),
-            LinkAttribute::GroIpv4MaxSize(gro_ipv4_max_size),
-        ];
-        self.set(index, attributes, || {
-            format!("set the GRO limits to {gro_max_size} and {gro_ipv4_max_size} bytes")
-        })
-    }
-
     /// Give an interface another name. Before Linux 6.2 it must be down.
     pub fn rename(&self, index: u32, name: &str) -> Result<(), NetlinkError> {
         check_name(name)?;
@@ -195,15 +170,6 @@ impl Netlink {
             index,
             vec![LinkAttribute::Address(address.to_vec())],
             || format!("set the hardware address {address:02x?}"),
-        )
-    }
-
-    /// Move an interface into another network namespace. It loses its addresses and routes.
-    pub fn set_netns(&self, index: u32, netns: BorrowedFd<'_>) -> Result<(), NetlinkError> {
-        self.set(
-            index,
-            vec![LinkAttribute::NetNsFd(netns.as_raw_fd())],
-            || "set another network namespace".into(),
         )
     }
 
@@ -386,12 +352,10 @@ pub(super) fn parse_link(payload: &[u8]) -> Option<LinkInfo> {
             LinkAttribute::Address(address) => link.address = address,
             LinkAttribute::Mtu(mtu) => link.mtu = mtu,
             LinkAttribute::TxQueueLen(packets) => link.tx_queue_len = packets,
-            LinkAttribute::NumTxQueues(queues) => link.num_queues = queues,
             LinkAttribute::NumRxQueues(queues) => link.num_rx_queues = queues,
             LinkAttribute::GsoMaxSize(bytes) => link.gso_max_size = bytes,
             LinkAttribute::GsoMaxSegs(segments) => link.gso_max_segs = segments,
             LinkAttribute::GsoIpv4MaxSize(bytes) => link.gso_ipv4_max_size = bytes,
-            LinkAttribute::GroMaxSize(bytes) => link.gro_max_size = bytes,
             LinkAttribute::LinkInfo(info) => {
                 link.kind = info
                     .iter()

@@ -53,8 +53,6 @@ use error::Fault;
 
 /// The main routing table (`RT_TABLE_MAIN`).
 pub const TABLE_MAIN: u32 = libc::RT_TABLE_MAIN as u32;
-/// The table of local and broadcast addresses (`RT_TABLE_LOCAL`).
-pub const TABLE_LOCAL: u32 = libc::RT_TABLE_LOCAL as u32;
 
 /// The kernel fills at most 32 KiB per datagram of a dump (`netlink_dump()`, af_netlink.c).
 const BUFFER_SIZE: usize = 64 * 1024;

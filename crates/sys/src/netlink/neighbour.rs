@@ -52,20 +52,6 @@ impl Netlink {
         })
     }
 
-    /// The addresses that [`Netlink::add_proxy`], or somebody else, has this host answer for on an
-    /// interface.
-    pub fn proxies(&self, index: u32) -> Result<Vec<IpAddr>, NetlinkError> {
-        let mut message = NeighbourMessage::default();
-        message.header.flags = NeighbourFlags::Proxy;
-        let entries = self.dump(
-            RouteNetlinkMessage::GetNeighbour(message),
-            |_, payload| parse_neighbour(payload),
-            |_| "list the addresses answered for".into(),
-        )?;
-        let own = entries.into_iter().filter(|entry| entry.index == index);
-        Ok(own.map(|entry| entry.neighbour.address).collect())
-    }
-
     /// What the kernel knows of the neighbours on an interface, both families, its own groups and
     /// broadcast addresses (`Noarp`) left out.
     pub fn neighbours(&self, index: u32) -> Result<Vec<Neighbour>, NetlinkError> {

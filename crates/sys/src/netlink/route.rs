@@ -3,9 +3,7 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use netlink_packet_core::{
-    NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NlasIterator, ParseableParametrized,
-};
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, NlasIterator, ParseableParametrized};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteLwEnCapType, RouteMessage,
@@ -190,27 +188,6 @@ impl Netlink {
             NLM_F_CREATE | NLM_F_EXCL,
             |netlink| netlink.describe_route("add", route),
         )
-    }
-
-    /// Add a route, or put it in the place of one with the same destination, metric and table.
-    pub fn replace_route(&self, route: &Route) -> Result<(), NetlinkError> {
-        self.change(
-            RouteNetlinkMessage::NewRoute(route.message()),
-            NLM_F_CREATE | NLM_F_REPLACE,
-            |netlink| netlink.describe_route("replace", route),
-        )
-    }
-
-    /// Remove a route that agrees in all that is given.
-    pub fn delete_route(&self, route: &Route) -> Result<(), NetlinkError> {
-        let mut message = route.message();
-        if route.scope.is_none() {
-            message.header.scope = RouteScope::NoWhere; // any
-        }
-        message.header.protocol = RouteProtocol::Unspec;
-        self.change(RouteNetlinkMessage::DelRoute(message), 0, |netlink| {
-            netlink.describe_route("remove", route)
-        })
     }
 
     /// The routes of a table. A route with several next hops is listed once for each.

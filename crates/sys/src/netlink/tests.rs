@@ -102,7 +102,6 @@ fn link_says_what_sysfs_says() {
         .collect();
     assert_eq!(address.join(":"), host.sysfs("d0", "address"));
     assert_eq!(link.hardware_type.to_string(), host.sysfs("d0", "type"));
-    assert!(link.is_ethernet());
     assert_eq!(link.mac().map(|mac| mac.to_vec()), Some(link.address));
     assert_eq!(link.kind, "veth");
     assert!(link.up);
@@ -173,15 +172,6 @@ fn set_gso_max_is_read_back() {
 }
 
 #[test]
-fn set_gro_max_is_read_back() {
-    let Some(host) = host() else { return };
-    host.netlink
-        .set_gro_max(host.device, 20_000, 20_000)
-        .unwrap();
-    assert_eq!(host.netlink.link("d0").unwrap().gro_max_size, 20_000);
-}
-
-#[test]
 fn rename_moves_the_name() {
     let Some(host) = host() else { return };
     host.netlink.set_down(host.device).unwrap();
@@ -217,19 +207,6 @@ fn set_master_makes_a_bridge_port() {
     );
     host.netlink.set_master(host.device, None).unwrap();
     assert_eq!(host.sysfs_path("br0/brif/d0/port_no"), None);
-}
-
-#[test]
-fn set_netns_moves_the_interface() {
-    let (Some(host), Some(other)) = (host(), namespace()) else {
-        return;
-    };
-    host.netlink.set_netns(host.device, other.as_fd()).unwrap();
-    let dev = other
-        .run(|| fs::read_to_string("/proc/thread-self/net/dev").unwrap())
-        .unwrap();
-    assert!(dev.contains("d0:"));
-    assert!(!host.proc_net("dev").contains("d0:"));
 }
 
 /// Two namespaces joined by a veth pair, 10.0.0.1 and 10.0.0.2, fd00::1 and fd00::2.
@@ -544,16 +521,14 @@ fn a_proxy_answers_for_its_addresses_only() {
 }
 
 #[test]
-fn proxies_are_listed_and_deleted() {
+fn proxies_are_no_neighbours_and_can_be_deleted() {
     let Some(host) = host() else { return };
     let elsewhere = host.netlink.link("d1").unwrap().index;
     for address in ["10.77.0.5", "fd77::5"] {
         host.netlink.add_proxy(host.device, ip(address)).unwrap();
         host.netlink.add_proxy(elsewhere, ip(address)).unwrap();
     }
-    let mut proxies = host.netlink.proxies(host.device).unwrap();
-    proxies.sort();
-    assert_eq!(proxies, [ip("10.77.0.5"), ip("fd77::5")]);
+    let proxies = [ip("10.77.0.5"), ip("fd77::5")];
     let neighbours = host.netlink.neighbours(host.device).unwrap();
     assert!(
         neighbours
@@ -564,10 +539,6 @@ fn proxies_are_listed_and_deleted() {
     host.netlink
         .delete_proxy(host.device, ip("fd77::5"))
         .unwrap();
-    assert_eq!(
-        host.netlink.proxies(host.device).unwrap(),
-        [ip("10.77.0.5")]
-    );
     let error = host
         .netlink
         .delete_proxy(host.device, ip("fd77::5"))
@@ -618,20 +589,6 @@ fn routes_lists_the_route_as_it_was_added() {
                 scope: Some(RouteScope::Universe),
                 ..route
             }]
-        );
-    }
-}
-
-#[test]
-fn delete_route_takes_it_away() {
-    let Some((a, _b)) = pair() else { return };
-    for destination in ["192.0.2.0/24", "2001:db8::/32", "0.0.0.0/0", "::/0"] {
-        let route = Route::to(net(destination)).device(a.device);
-        a.netlink.add_route(&route).unwrap();
-        a.netlink.delete_route(&route).unwrap();
-        assert!(
-            a.netlink.delete_route(&route).unwrap_err().is_not_found(),
-            "{destination}"
         );
     }
 }
@@ -841,17 +798,17 @@ fn events_tell_of_links_addresses_and_routes() {
         &mut events,
         |event| matches!(event, Event::Route(route) if route.destination == net("192.0.2.0/24")),
     );
-    a.netlink.delete_route(&route).unwrap();
-    wait_for(
-        &mut events,
-        |event| matches!(event, Event::RouteRemoved(route) if route.destination == net("192.0.2.0/24")),
-    );
     a.netlink
         .delete_address(device, net("10.9.0.1/24"))
         .unwrap();
+    // The kernel reports the address, then the route to its network (`__inet_del_ifa()`, net/ipv4/devinet.c).
     wait_for(
         &mut events,
         |event| matches!(event, Event::AddressRemoved(address) if address.net == net("10.9.0.1/24")),
+    );
+    wait_for(
+        &mut events,
+        |event| matches!(event, Event::RouteRemoved(route) if route.destination == net("10.9.0.0/24")),
     );
     a.netlink.set_down(device).unwrap();
     wait_for(
@@ -924,7 +881,8 @@ fn setting_up_an_absent_interface_fails() {
 #[test]
 fn a_name_that_is_taken_says_so() {
     let Some(host) = host() else { return };
-    assert!(host.netlink.create_bridge("d0").unwrap_err().is_exists());
+    let error = host.netlink.create_bridge("d0").unwrap_err();
+    assert!(matches!(error, NetlinkError::Exists { .. }), "{error}");
 }
 
 #[test]
@@ -937,7 +895,7 @@ fn an_address_that_is_there_says_so() {
         .netlink
         .add_address(host.device, net("10.1.2.3/24"))
         .unwrap_err();
-    assert!(error.is_exists());
+    assert!(matches!(error, NetlinkError::Exists { .. }), "{error}");
     assert!(
         error.to_string().contains("10.1.2.3/24 to interface d0"),
         "{error}"
@@ -1023,7 +981,7 @@ fn without_the_capability_it_is_not_permitted() {
         caps::clear(None, caps::CapSet::Effective).map_err(|e| e.to_string())?;
         let error = host.netlink.set_mtu(host.device, 1400).err();
         match error {
-            Some(error) if error.is_not_permitted() => {
+            Some(error @ NetlinkError::NotPermitted { .. }) => {
                 let text = error.to_string();
                 if text.contains("d0") && text.contains("CAP_NET_ADMIN") {
                     Ok(())

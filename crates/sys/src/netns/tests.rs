@@ -225,37 +225,6 @@ fn a_command_dies_with_its_process() {
 }
 
 #[test]
-fn a_name_exists_until_the_drop() {
-    if namespace().is_none() {
-        return;
-    }
-    let name = format!("net-{}", std::process::id());
-    let path = Path::new(NAMED_DIR).join(&name);
-    let namespace = NetNs::create_named(&name).unwrap();
-    let id = namespace.id().unwrap();
-    let by_name = NetNs::open(&path).unwrap().id().unwrap();
-    let taken = NetNs::create_named(&name);
-    drop(namespace);
-    assert_eq!(by_name, id);
-    assert!(matches!(taken, Err(NetNsError::Name { .. })));
-    assert!(!path.exists());
-    assert!(namespace_dies(id));
-}
-
-#[test]
-fn a_name_cannot_leave_its_directory() {
-    for name in ["", "..", "../x", "a/b"] {
-        if namespace().is_none() {
-            return;
-        }
-        assert!(
-            matches!(NetNs::create_named(name), Err(NetNsError::Name { .. })),
-            "{name}"
-        );
-    }
-}
-
-#[test]
 fn a_file_that_is_no_namespace_cannot_be_entered() {
     let file = NetNs::open("/dev/null").unwrap();
     assert!(matches!(

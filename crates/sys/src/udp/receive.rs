@@ -152,11 +152,6 @@ impl ReceiveBatch {
         &self.metas[..self.filled]
     }
 
-    /// The memory behind all buffers; [`ReceiveMeta::offset`] counts from its start.
-    pub fn arena_mut(&mut self) -> &mut [u8] {
-        self.parts_mut().1
-    }
-
     /// Both at once.
     #[inline]
     pub fn parts_mut(&mut self) -> (&[ReceiveMeta], &mut [u8]) {

@@ -586,7 +586,7 @@ fn what_does_not_fit_the_buffer_is_flagged() {
         let seen = |index: usize| (batch.meta(index).truncated, batch.meta(index).length);
         assert_eq!([seen(0), seen(1)], [(true, 100), (false, 100)]);
         assert_eq!(batch.meta(1).offset, 100);
-        assert_eq!(batch.arena_mut()[100..200], payload[..100]);
+        assert_eq!(batch.parts_mut().1[100..200], payload[..100]);
     });
 }
 
