@@ -14,7 +14,7 @@
 //! sender index, receiver index, ephemeral, sealed payload, mac1, mac2`.
 //!
 //! The caller has to check that the static key is a known peer's and that the timestamp is newer
-//! than the last one. Cookies and load are in `cookie`. The cryptography is `snow`'s, except for
+//! than the last one. Cookies and load are handled elsewhere, before a message is read. The cryptography is `snow`'s, except for
 //! the resolver here: it takes ephemeral keys from the caller's random source, and its X25519
 //! refuses points of low order and erases private keys.
 
@@ -25,8 +25,9 @@ use snow::HandshakeState;
 use zeroize::Zeroizing;
 
 use crate::constants::*;
-use crate::cookie;
+use crate::fields::{get_u32, put_u32};
 pub use crate::keys::{Identity, PresharedKey, PrivateKey, PublicKey};
+use crate::mac::{self, MacKey};
 pub use crate::protocol::Protocol;
 use crate::rng::Rng;
 use crate::tai64n::Tai64n;
@@ -133,8 +134,8 @@ impl fmt::Debug for Established {
     }
 }
 
-/// Writes an initiation to `remote` into `out` and returns its length. mac2 is left zero for
-/// [`cookie::CookieJar::stamp`] to fill in.
+/// Writes an initiation to `remote` into `out` and returns its length. mac2 is left zero, for the
+/// cookie jar of the peer to fill in.
 ///
 /// `timestamp` must be greater than in any earlier initiation. `payload` must be empty for
 /// WireGuard.
@@ -167,7 +168,7 @@ pub fn create_initiation(
     plaintext[TAI64N_LEN..][..payload.len()].copy_from_slice(payload);
     let noise = &mut out[INITIATION_NOISE_OFFSET..len - MACS_LEN];
     state.write_message(&plaintext[..TAI64N_LEN + payload.len()], noise)?;
-    cookie::write_mac1(&cookie::mac1_key(protocol, remote), out);
+    mac::write_mac1(&remote.mac1_key(protocol), out);
 
     let initiator = Initiator {
         protocol,
@@ -182,7 +183,7 @@ pub fn create_initiation(
 pub struct Initiator {
     protocol: Protocol,
     local_index: u32,
-    mac1_key: cookie::MacKey,
+    mac1_key: MacKey,
     state: Box<HandshakeState>,
 }
 
@@ -201,7 +202,7 @@ impl Initiator {
         if receiver != self.local_index {
             return Err(HandshakeError::ReceiverIndex { found: receiver });
         }
-        if !cookie::verify_mac1(&self.mac1_key, message) {
+        if !mac::verify_mac1(&self.mac1_key, message) {
             return Err(HandshakeError::Mac1);
         }
         if self.state.is_handshake_finished() {
@@ -240,7 +241,7 @@ pub fn consume_initiation(
         protocol.initiation_type(),
         &protocol.initiation_len(),
     )?;
-    if !cookie::verify_mac1(identity.mac1_key(protocol), message) {
+    if !mac::verify_mac1(identity.mac1_key(protocol), message) {
         return Err(HandshakeError::Mac1);
     }
     let ephemeral = EphemeralSeed::default();
@@ -283,7 +284,7 @@ pub struct ReceivedInitiation {
 
 impl ReceivedInitiation {
     /// Writes the response into `out` and returns the session with the response's length. mac2 is
-    /// left zero for [`cookie::CookieJar::stamp`]. `payload` must be empty for WireGuard.
+    /// left zero, for the cookie jar of the peer. `payload` must be empty for WireGuard.
     ///
     /// The session must not send data before it has received some: the response may be lost, and
     /// the initiation may be a replay.
@@ -305,7 +306,7 @@ impl ReceivedInitiation {
         self.ephemeral.refill(rng);
         let noise = &mut out[RESPONSE_NOISE_OFFSET..len - MACS_LEN];
         self.state.write_message(payload, noise)?;
-        cookie::write_mac1(&cookie::mac1_key(self.protocol, &self.remote), out);
+        mac::write_mac1(&self.remote.mac1_key(self.protocol), out);
         let session = established(
             &mut self.state,
             local_index,
@@ -391,17 +392,6 @@ fn check_header(
         found if found == u32::from(expected) => Ok(()),
         found => Err(HandshakeError::UnexpectedType { found, expected }),
     }
-}
-
-/// The little-endian number at `offset`, which must lie within `message`.
-pub(crate) fn get_u32(message: &[u8], offset: usize) -> u32 {
-    let mut bytes = [0; 4];
-    bytes.copy_from_slice(&message[offset..offset + 4]);
-    u32::from_le_bytes(bytes)
-}
-
-pub(crate) fn put_u32(message: &mut [u8], offset: usize, value: u32) {
-    message[offset..offset + 4].copy_from_slice(&value.to_le_bytes());
 }
 
 #[cfg(test)]

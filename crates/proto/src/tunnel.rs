@@ -21,7 +21,7 @@ mod inbound;
 mod outbound;
 
 pub use inbound::Datagram;
-pub(crate) use outbound::{clamp_syn, may_send};
+pub(crate) use outbound::clamp_syn;
 
 use crate::allowed_ips::{AllowedIps, LookupCache};
 use crate::birthday::{NatMappings, Punch};
@@ -388,7 +388,7 @@ impl Tunnel {
         };
         let session = peer.sessions.current.as_ref();
         let lives = session.is_some_and(|session| {
-            outbound::may_send(session, now) && !peer.paths.call_received_since(session.created)
+            session.may_send(now) && !peer.paths.call_received_since(session.created)
         });
         let relay = |endpoint| peer.paths.is_relay(endpoint);
         if !lives || peer.paths.is_lost() {

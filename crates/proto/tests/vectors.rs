@@ -6,17 +6,17 @@
 
 use seikan_observe::DropReason;
 use seikan_proto::batch::PacketBatch;
-use seikan_proto::birthday::ProbeRequest;
 use seikan_proto::capabilities::{Capabilities, Cipher};
 use seikan_proto::constants::MAX_HANDSHAKE_LEN;
 use seikan_proto::cookie::{Admission, CookieChecker, CookieJar};
 use seikan_proto::inbox::{Inbox, MAX_PIECES};
 use seikan_proto::indices::PeerId;
 use seikan_proto::keys::{Identity, PresharedKey, PrivateKey, PublicKey};
-use seikan_proto::native::frame::Stamp;
 use seikan_proto::native::health::{Receiver, Report};
 use seikan_proto::native::path_mtu::PathMtu;
+use seikan_proto::native::probe_request::ProbeRequest;
 use seikan_proto::native::record::{Envelope, Outgoing, RecordWriter};
+use seikan_proto::native::stamp::Stamp;
 use seikan_proto::noise::{
     Established, Initiator, Protocol, consume_initiation, create_initiation,
 };

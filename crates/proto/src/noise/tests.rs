@@ -343,7 +343,7 @@ fn an_invalid_response_does_not_spoil_the_handshake() {
         let mut altered = answer.clone();
         altered[byte] ^= 1;
         // With a valid mac1, so that the alteration reaches the Noise message.
-        cookie::write_mac1(identity(1).mac1_key(Protocol::Native), &mut altered);
+        mac::write_mac1(identity(1).mac1_key(Protocol::Native), &mut altered);
         assert!(initiator.consume_response(&altered).is_err(), "byte {byte}");
     }
     assert_eq!(
@@ -383,7 +383,7 @@ fn native_and_wireguard_messages_are_refused_by_the_other_protocol() {
         );
         // Even with another type and a new mac1, the prologue differs.
         message[0] = expected.initiation_type();
-        cookie::write_mac1(identity(2).mac1_key(expected), &mut message);
+        mac::write_mac1(identity(2).mac1_key(expected), &mut message);
         let error = consume_initiation(expected, &identity(2), &message).unwrap_err();
         assert_eq!(error, HandshakeError::Authentication);
     }
@@ -427,7 +427,7 @@ fn a_key_of_low_order_is_refused_at_both_ends() {
 
     let (_, mut message) = initiation(Protocol::WireGuard, &[]);
     message[INITIATION_NOISE_OFFSET..][..KEY_LEN].fill(0);
-    cookie::write_mac1(identity(2).mac1_key(Protocol::WireGuard), &mut message);
+    mac::write_mac1(identity(2).mac1_key(Protocol::WireGuard), &mut message);
     let error = consume_initiation(Protocol::WireGuard, &identity(2), &message).unwrap_err();
     assert_eq!(error, HandshakeError::LowOrderPoint);
 }
@@ -459,12 +459,12 @@ proptest! {
             // Passes the header and mac1 checks, up to the cryptography.
             put_u32(&mut message, 0, protocol.response_type().into());
             put_u32(&mut message, RESPONSE_RECEIVER_OFFSET, 7);
-            cookie::write_mac1(identity(1).mac1_key(protocol), &mut message);
+            mac::write_mac1(identity(1).mac1_key(protocol), &mut message);
         }
         prop_assert!(initiator.consume_response(&message).is_err());
         if plausible && message.len() >= INITIATION_LEN {
             put_u32(&mut message, 0, protocol.initiation_type().into());
-            cookie::write_mac1(identity(2).mac1_key(protocol), &mut message);
+            mac::write_mac1(identity(2).mac1_key(protocol), &mut message);
         }
         prop_assert!(consume_initiation(protocol, &identity(2), &message).is_err());
     }
@@ -480,7 +480,7 @@ proptest! {
             let mut resized = message.to_vec();
             resized.resize(len, 0);
             if len >= MACS_LEN {
-                cookie::write_mac1(identity.mac1_key(Protocol::Native), &mut resized);
+                mac::write_mac1(identity.mac1_key(Protocol::Native), &mut resized);
             }
             resized
         };

@@ -133,8 +133,8 @@ impl Tunnel {
         if peer.path.outgoing.validation.is_abandoned(now.mono) && peer.path.go_back() {
             return;
         }
-        let may_send = |s: &mut Box<_>| super::outbound::may_send(s, now.mono);
-        let Some(mut session) = peer.sessions.current.take_if(may_send) else {
+        let current = &mut peer.sessions.current;
+        let Some(mut session) = current.take_if(|s| s.may_send(now.mono)) else {
             return;
         };
         if let Some(check) = peer.path.outgoing.validation.ask(now.mono, &mut *self.rng)
@@ -162,11 +162,7 @@ impl Tunnel {
         let Some(envelope) = super::outbound::envelope(peer, &sending, 0) else {
             return;
         };
-        let Some(mut session) = peer
-            .sessions
-            .current
-            .take_if(|s| super::outbound::may_send(s, now.mono))
-        else {
+        let Some(mut session) = peer.sessions.current.take_if(|s| s.may_send(now.mono)) else {
             return;
         };
         let report = peer.path.health.due(now.mono);
@@ -193,11 +189,7 @@ impl Tunnel {
         let Some(peer) = self.peers.get_mut(id.0 as usize).and_then(Option::as_mut) else {
             return;
         };
-        let Some(mut session) = peer
-            .sessions
-            .current
-            .take_if(|s| super::outbound::may_send(s, now.mono))
-        else {
+        let Some(mut session) = peer.sessions.current.take_if(|s| s.may_send(now.mono)) else {
             return;
         };
         let due = peer.paths.due(peer.path.endpoint, now.mono, &mut *self.rng);

@@ -7,13 +7,15 @@ use crate::constants::*;
 use crate::filter::StatefulFilter;
 use crate::inbox::Inbox;
 use crate::indices::PeerId;
-use crate::native::frame::{self, Frame, Frames, STAMP_LEN, Stamp};
+use crate::native::check::Check;
+use crate::native::frame::{self, Frame, Frames};
 use crate::native::path_mtu;
 use crate::native::reassembly::{Outcome, Reassembled, Record};
 use crate::native::record::RecordWriter;
+use crate::native::stamp::{STAMP_LEN, Stamp};
 use crate::noise::Protocol;
 use crate::outbox::Outbox;
-use crate::paths::{Check, CheckOutcome};
+use crate::paths::CheckOutcome;
 use crate::peer::Peer;
 use crate::time::Instant;
 use seikan_observe::DropReason;
@@ -475,8 +477,8 @@ fn control_frame(
             let Some(envelope) = super::outbound::envelope(peer, sending, 0) else {
                 return;
             };
-            let may_send = |s: &mut Box<_>| super::outbound::may_send(s, sending.now.mono);
-            let Some(mut session) = peer.sessions.current.take_if(may_send) else {
+            let current = &mut peer.sessions.current;
+            let Some(mut session) = current.take_if(|s| s.may_send(sending.now.mono)) else {
                 return;
             };
             let mut writer =

@@ -5,15 +5,14 @@ use crate::batch::PacketBatch;
 use crate::constants::*;
 use crate::inbox::Inbox;
 use crate::indices::PeerId;
-use crate::native::health::stamp_of;
-use crate::native::record::{Envelope, RECORD_OVERHEAD, RecordWriter};
+use crate::native::check::Check;
+use crate::native::record::{Envelope, RecordWriter};
+use crate::native::stamp::{RECORD_OVERHEAD, stamp_of};
 use crate::noise::Protocol;
 use crate::outbox::Outbox;
-use crate::paths::Check;
 use crate::peer::Peer;
 use crate::segment::SuperPacket;
 use crate::session::Session;
-use crate::time::Instant;
 use seikan_observe::DropReason;
 use seikan_wire::ip::{self, IpPacket, PROTO_TCP};
 use seikan_wire::message::{DATA_HEADER_LEN, TAG_LEN};
@@ -121,7 +120,7 @@ impl Tunnel {
             .sessions
             .current
             .as_ref()
-            .is_some_and(|s| may_send(s, now.mono));
+            .is_some_and(|s| s.may_send(now.mono));
         let want_handshake = if !peer.is_reachable() {
             reads.for_each(|i| drop_read(peer, batch.packet(i), DropReason::NoEndpoint));
             false
@@ -170,7 +169,7 @@ impl Tunnel {
             return false;
         };
         let session = peer.sessions.current.as_ref();
-        if peer.staged.is_empty() || !session.is_some_and(|s| may_send(s, now.mono)) {
+        if peer.staged.is_empty() || !session.is_some_and(|s| s.may_send(now.mono)) {
             return false;
         }
         // Only little may be sent to an unvalidated endpoint; the rest waits.
@@ -245,7 +244,7 @@ impl Tunnel {
         let Some(envelope) = envelope(peer, &sending, 0) else {
             return;
         };
-        let Some(mut session) = peer.sessions.current.take_if(|s| may_send(s, now.mono)) else {
+        let Some(mut session) = peer.sessions.current.take_if(|s| s.may_send(now.mono)) else {
             return;
         };
         let (check, to) = (Check::random(&mut *self.rng), envelope.destination.address);
@@ -275,7 +274,7 @@ impl Tunnel {
         let Some(peer) = self.peer_mut(id) else {
             return false;
         };
-        let Some(mut session) = peer.sessions.current.take_if(|s| may_send(s, now.mono)) else {
+        let Some(mut session) = peer.sessions.current.take_if(|s| s.may_send(now.mono)) else {
             return false;
         };
         let sent = match sending.protocol {
@@ -464,12 +463,6 @@ fn wireguard_record(
     session.seal(WIREGUARD_DATA, out);
     slot.commit(total, &destination, Some(peer.id), packets, bytes);
     Ok(())
-}
-
-/// Whether the session is young enough to send and has counters left.
-pub(crate) fn may_send(session: &Session, now: Instant) -> bool {
-    !session.created.has_expired(REJECT_AFTER_TIME, now)
-        && session.counter() < REJECT_AFTER_MESSAGES
 }
 
 /// Marks a packet CE if it is ECN-capable (RFC 3168). Returns false if it is not.
