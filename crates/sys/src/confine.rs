@@ -403,7 +403,7 @@ mod tests {
     use std::process::Command;
 
     use super::*;
-    use crate::netns::tests::in_child;
+    use crate::testing::in_child;
 
     fn denied<T>(what: &str, outcome: std::io::Result<T>) -> Result<(), String> {
         match outcome.map_err(|error| error.raw_os_error()) {

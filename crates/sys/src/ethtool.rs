@@ -365,7 +365,8 @@ const _: () = assert!(size_of::<Request>() == size_of::<libc::ifreq>());
 mod tests {
     use super::*;
     use crate::netns::NetNs;
-    use crate::netns::tests::{in_child, namespace};
+    use crate::test_namespace::namespace;
+    use crate::testing::in_child;
 
     /// A namespace with the veth pair `v0` and `v1`.
     fn pair() -> Option<(NetNs, Ethtool)> {

@@ -108,8 +108,9 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
-    use crate::netns::tests::{in_child, namespace};
     use crate::privilege::drop_to;
+    use crate::test_namespace::namespace;
+    use crate::testing::in_child;
 
     const DAEMON: Identity = Identity {
         user: UNNAMED,

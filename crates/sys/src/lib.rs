@@ -44,4 +44,6 @@ pub mod udp;
 pub use netlink::diag;
 
 #[cfg(test)]
+mod test_namespace;
+#[cfg(test)]
 mod testing;

@@ -127,7 +127,8 @@ mod tests {
     use std::io::Write;
 
     use super::*;
-    use crate::netns::tests::{in_child, namespace};
+    use crate::test_namespace::namespace;
+    use crate::testing::in_child;
 
     /// Answers each byte with what `answer` makes of it, until the other end is gone.
     fn echo(mut socket: UnixStream, answer: impl Fn(u8) -> u8) {

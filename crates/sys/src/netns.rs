@@ -294,4 +294,4 @@ fn spawn_on_keeper(command: &mut Command) -> io::Result<Child> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;

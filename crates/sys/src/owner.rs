@@ -314,8 +314,8 @@ fn inspecting(path: &Path) -> impl Fn(io::Error) -> OwnerError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::netns::tests::in_child;
     use crate::privilege::keep_only;
+    use crate::testing::in_child;
     use nix::mount::{MsFlags, mount};
     use nix::sched::{CloneFlags, unshare};
     use std::fs::Permissions;

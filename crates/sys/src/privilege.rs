@@ -1,16 +1,16 @@
-//! Give up privileges: a daemon that faces the network is a user of its own with `CAP_NET_ADMIN` and no more.
+//! Dropping of privileges: a daemon that faces the network runs as a user of its own with `CAP_NET_ADMIN` and no other
+//! capability.
 //!
-//! The order in a daemon's life:
-//! 1. As root: start the [`crate::monitor`], open files that only root may read, bind a port below 1024, make the TUN interface,
-//!    run the `PreUp` and `PostUp` hooks, give the folder of the state away ([`crate::handover`]).
-//! 2. [`drop_to`], while there is still one thread: capabilities belong to threads, and those
-//!    started later inherit what is left.
-//! 3. Face the network. Marks and buffer sizes of sockets that are opened from now on need `CAP_NET_ADMIN`, and nothing else
-//!    does.
+//! Order of the steps in a daemon:
+//! 1. As root: start the network monitor, open files that only root may read, bind ports below 1024, create the TUN
+//!    interface, run the `PreUp` and `PostUp` hooks, and give the state directory to the user of the daemon.
+//! 2. Call [`drop_to`] while there is only one thread. Capabilities belong to threads, and threads that start later inherit
+//!    the rest.
+//! 3. Face the network. From now on only socket marks and buffer sizes above the limit need `CAP_NET_ADMIN`.
 //!
-//! After step 2 no file of root's is open to the process by its path, whatever it executes gains nothing
-//! (`PR_SET_NO_NEW_PRIVS`), and no other process of root can be looked into or sent a signal. What takes privileges later on the
-//! monitor does, which keeps them and checks each request itself.
+//! After step 2 the process can open no file of root's by its path, gains nothing from the programs that it executes
+//! (`PR_SET_NO_NEW_PRIVS`), and can neither inspect nor signal another process of root. Later work that needs privileges is
+//! done by the monitor, which keeps them and checks each request itself.
 
 use std::collections::HashSet;
 use std::io;
@@ -257,7 +257,8 @@ mod tests {
     use std::process::Command;
 
     use super::*;
-    use crate::netns::tests::{in_child, namespace};
+    use crate::test_namespace::namespace;
+    use crate::testing::in_child;
 
     /// The line of /proc/thread-self/status, as a number.
     fn status(key: &str) -> u64 {

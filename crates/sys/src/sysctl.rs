@@ -127,7 +127,8 @@ fn error(source: io::Error, path: PathBuf, action: String) -> SysctlError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::netns::tests::{in_child, namespace};
+    use crate::test_namespace::namespace;
+    use crate::testing::in_child;
 
     /// net/netfilter/nf_conntrack_standalone.c: `nf_conntrack_max` may only be read in all namespaces but the first.
     #[test]

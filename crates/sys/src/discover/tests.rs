@@ -264,7 +264,7 @@ fn a_program_is_found_where_a_supervisor_holds_the_device_too() {
         }
         // A child that inherits every descriptor, and does nothing: std closes none but its own,
         // all of which are closed on exec, so the fork alone is the second holder.
-        crate::netns::tests::in_child(|| {
+        crate::testing::in_child(|| {
             let map = path(&Subject::Interface("disc5".into())).map_err(|e| e.to_string())?;
             let several = map
                 .unseen

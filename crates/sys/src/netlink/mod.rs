@@ -7,8 +7,8 @@
 //! caller's parser; a refusal becomes a [`NetlinkError`] that says what was attempted, to what, and
 //! what helps.
 //!
-//! A netlink socket belongs to the network namespace in which it was opened, whatever its owner
-//! does afterwards; see [`crate::netns::NetNs::netlink`].
+//! A netlink socket belongs to the network namespace of the thread that opened it, also when that
+//! thread moves to another one.
 //!
 //! Replies are parsed attribute by attribute and an attribute that this build does not understand
 //! is passed over, so a newer kernel cannot make a listing fail.

@@ -145,8 +145,7 @@ mod tests {
     use std::process::Command;
 
     use super::*;
-    use crate::netns::NetNs;
-    use crate::netns::tests::namespace;
+    use crate::test_namespace::{NetNs, namespace};
     use crate::testing::skip;
 
     /// The rate of interface `v0` after these runs of tc(8).

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use nix::ifaddrs::getifaddrs;
 
 use super::*;
-use crate::netns::NetNs;
-use crate::netns::tests::{in_child, namespace};
+use crate::test_namespace::{NetNs, namespace, sysfs};
+use crate::testing::in_child;
 
 /// A namespace with an interface `d0` (up; a veth whose other end `d1` is there, too, and up), and
 /// a netlink socket in it.
@@ -46,7 +46,7 @@ impl Host {
     }
 
     fn sysfs_path(&self, path: &str) -> Option<String> {
-        crate::testing::sysfs(&self.namespace, path)
+        sysfs(&self.namespace, path)
     }
 
     fn proc_net(&self, file: &str) -> String {

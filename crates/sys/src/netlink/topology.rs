@@ -187,7 +187,7 @@ fn address(value: &[u8]) -> Option<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::netns::tests::namespace;
+    use crate::test_namespace::namespace;
 
     #[test]
     fn attributes_end_at_the_first_that_is_malformed() {

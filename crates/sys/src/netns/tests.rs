@@ -3,46 +3,12 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::testing::{in_child, skip};
 
-/// A fresh namespace, or `None` (said aloud) where this process may not make one.
-pub(crate) fn namespace() -> Option<NetNs> {
-    match NetNs::create() {
-        Ok(namespace) => Some(namespace),
-        Err(error) if std::env::var_os("SEIKAN_REQUIRE_ALL").is_none() => {
-            eprintln!("SKIPPED: {error}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
-}
-
-/// Run `check` in a forked, hence single-threaded, child; its error, or panic, fails the test.
-pub(crate) fn in_child(check: impl FnOnce() -> Result<(), String>) {
-    use std::io::{Read, Write};
-    let (mut reader, mut writer) = io::pipe().unwrap();
-    // SAFETY: glibc keeps malloc usable in the child of a fork; the child runs only `check` and
-    // leaves by _exit, never returning into the test harness.
-    match unsafe { nix::unistd::fork() }.unwrap() {
-        nix::unistd::ForkResult::Child => {
-            nix::unistd::alarm::set(60); // a child that hangs is killed, and says nothing
-            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(check));
-            let text = match outcome {
-                Ok(Ok(())) => "passed".into(),
-                Ok(Err(text)) => text,
-                Err(_) => "panicked".into(),
-            };
-            let _ = writer.write_all(text.as_bytes());
-            // SAFETY: ends the child at once; nothing here needs a destructor.
-            unsafe { libc::_exit(0) }
-        }
-        nix::unistd::ForkResult::Parent { child } => {
-            drop(writer);
-            let mut text = String::new();
-            reader.read_to_string(&mut text).unwrap();
-            nix::sys::wait::waitpid(child, None).unwrap();
-            assert_eq!(text, "passed");
-        }
-    }
+fn namespace() -> Option<NetNs> {
+    NetNs::create()
+        .map_err(|error| skip(&error.to_string()))
+        .ok()
 }
 
 /// The namespaces in which any process or thread lives, and those that are mounted.

@@ -9,11 +9,11 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{SetSockOpt, sockopt};
 
 use super::*;
-use crate::netlink::Netlink;
+use crate::netlink::{self, Netlink};
 use crate::netns::NetNs;
-use crate::netns::tests::{in_child, namespace};
 use crate::sysctl;
-use crate::testing::sysfs;
+use crate::test_namespace::{namespace, sysfs};
+use crate::testing::{in_child, in_namespace, skip};
 
 const DEVICE: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 1);
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 2);
@@ -676,6 +676,32 @@ fn a_unicast_address_is_joined_until_the_socket_is_closed() {
     assert!(is_promiscuous(&gateway));
     drop(socket);
     assert!(!is_promiscuous(&gateway));
+}
+
+#[test]
+fn the_kernel_lists_which_sockets_take_super_packets() {
+    in_namespace(|| {
+        let netlink = Netlink::open().unwrap();
+        netlink.create_veth("d0", "d1", None).unwrap();
+        let device = netlink.link("d0").unwrap().index;
+        let (family, kind) = (AddressFamily::Packet, SockType::Raw);
+        let single = socket::socket(family, kind, SockFlag::SOCK_CLOEXEC, None).unwrap();
+        let accept = Accept::Everything { snap_length: 128 };
+        let merged = PacketSocket::open(device, &PacketOptions::new(accept)).unwrap();
+        match netlink::diag::packet_sockets() {
+            Ok(found) => {
+                let of = |fd: BorrowedFd| {
+                    let inode = nix::sys::stat::fstat(fd).unwrap().st_ino;
+                    let ours = found.iter().find(|(other, _)| *other == inode);
+                    ours.map(|(_, vnet_hdr)| *vnet_hdr)
+                };
+                assert_eq!(of(single.as_fd()), Some(false));
+                assert_eq!(of(merged.as_fd()), Some(true));
+            }
+            Err(error) if error.is_not_found() => skip("this kernel has no packet_diag"),
+            Err(error) => panic!("{error}"),
+        }
+    });
 }
 
 // Errors.

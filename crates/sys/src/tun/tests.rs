@@ -4,6 +4,7 @@ use super::capabilities::TUN_F_TSO_ECN;
 use super::*;
 use crate::testing::{in_namespace, set_address, set_up, skip};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{SetSockOpt, sockopt};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
 
@@ -405,21 +406,17 @@ fn a_written_udp_super_packet_arrives_as_its_datagrams() {
 
 #[test]
 fn a_udp_super_packet_is_read_whole() {
-    use crate::udp::{Transmit, UdpOptions, UdpSocket};
     in_namespace(|| {
         let tun = configured(&options("tun-a"), !0);
-        let socket = UdpSocket::bind((HERE, 0).into(), &UdpOptions::default()).expect("bind");
+        let socket = UdpSocket::bind((HERE, 0)).expect("bind");
         if let Some(reason) = tun.capabilities().uso4.reason() {
             return skip(reason);
         }
-        let transmit = Transmit {
-            destination: (THERE, 9).into(),
-            source: None,
-            traffic_class: 0,
-            segment_size: Some(1000),
-            payload: &[7; 20_500],
-        };
-        socket.send(&transmit).expect("send");
+        let size = 1000;
+        sockopt::UdpGsoSegment
+            .set(&socket, &size)
+            .expect("UDP_SEGMENT");
+        socket.send_to(&[7; 20_500], (THERE, 9)).expect("send");
         let mut buf = vec![0; READ_BUFFER_LEN];
         let length = read_ipv4(&tun.queues()[0], &mut buf);
         assert_eq!(length, VNET_HEADER_LEN + 28 + 20_500);
