@@ -23,29 +23,32 @@ use nix::unistd::{Gid, Group, Uid, User, geteuid, setgroups, setresgid, setresui
 
 pub use caps::Capability;
 
-/// The system user that a daemon becomes which root has started, if the host has such a user.
+/// The system user that a daemon started by root becomes, if the host has this user.
 pub const USER: &str = "seikan";
-/// Its user and group on other hosts. Neither Debian's policy (9.2.2) nor systemd (UIDS-GIDS.md) gives it to anybody by itself.
+/// User and group id on other hosts. Neither Debian's policy (9.2.2) nor systemd (UIDS-GIDS.md)
+/// assigns it.
 pub const UNNAMED: u32 = 61_000;
 
 /// Ids of users who log in (`UID_MIN` and `UID_MAX` of login.defs(5)).
 const PEOPLE: std::ops::RangeInclusive<u32> = 1000..=60_000;
 
-/// Who a daemon is once it faces the network.
+/// User and group of a daemon that faces the network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
     /// User id.
     pub user: u32,
-    /// Group id; there are no other groups.
+    /// Group id; there are no supplementary groups.
     pub group: u32,
 }
 
 impl Identity {
-    /// User and group [`USER`] as the host knows them, else [`UNNAMED`]; `None` if this process is not root's, and stays who it is.
-    /// If the host's directory of users does not answer, which may be because it lies behind this tunnel, nobody is in it.
+    /// Returns the user and group [`USER`] of this host, else [`UNNAMED`]; `None` if this process
+    /// does not run as root and keeps its user. A user directory that does not answer, for example
+    /// because it is behind this tunnel, counts as empty.
     ///
     /// # Errors
-    /// [`PrivilegeError::Taken`], also if [`USER`] is root or a person who can log in (ids from 1000 to 60000, login.defs(5)).
+    /// [`PrivilegeError::Taken`], also if [`USER`] is root or a user who can log in (ids from 1000
+    /// to 60000, login.defs(5)).
     pub fn of_daemon() -> Result<Option<Identity>, PrivilegeError> {
         if !geteuid().is_root() {
             return Ok(None);
@@ -71,10 +74,11 @@ impl Identity {
         }
     }
 
-    /// Keeps the permitted capabilities and loses the effective ones.
+    /// Becomes this user. Keeps the permitted capabilities and loses the effective ones.
     fn assume(self) -> nix::Result<()> {
         let (user, group) = (Uid::from_raw(self.user), Gid::from_raw(self.group));
-        // The kernel forgets it with the user (commit_creds in kernel/cred.c): who started this process may rely on it.
+        // The kernel resets the parent-death signal when the user changes (commit_creds in
+        // kernel/cred.c), but the parent may rely on it.
         let with_parent = prctl::get_pdeathsig()?;
         prctl::set_keepcaps(true)?;
         setgroups(&[])?;
@@ -88,36 +92,36 @@ impl Identity {
 /// Why privileges could not be changed.
 #[derive(Debug, thiserror::Error)]
 pub enum PrivilegeError {
-    /// A capability to be kept is not there.
+    /// A capability to be kept is missing.
     #[error(
         "this process lacks {capability}; run it as root, or let systemd grant it (AmbientCapabilities={capability})"
     )]
     Missing {
-        /// Which one.
+        /// The capability.
         capability: Capability,
     },
-    /// Other threads would keep everything.
+    /// Other threads would keep their privileges.
     #[error(
         "{count} threads are running: privileges must be dropped before a second thread starts, which would keep them"
     )]
     Threads {
-        /// How many, this one included.
+        /// The number of threads, including this one.
         count: usize,
     },
-    /// The daemon's user is somebody else.
+    /// The daemon's user or group id belongs to another account.
     #[error(
         "user or group {id}, which the daemon is to become, is `{name}`: create a system user `{USER}` with a group of its own"
     )]
     Taken {
-        /// User or group.
+        /// User or group id.
         id: u32,
         /// Its name.
         name: String,
     },
-    /// The process remains who it was.
+    /// The process could not change its user.
     #[error("cannot become user {user}: {source}")]
     Become {
-        /// Who.
+        /// The user id.
         user: u32,
         /// The kernel's error.
         source: io::Error,
@@ -125,7 +129,7 @@ pub enum PrivilegeError {
     /// A system call failed.
     #[error("cannot {action}: {source}")]
     System {
-        /// What was attempted.
+        /// The action that failed.
         action: &'static str,
         /// The kernel's error.
         source: io::Error,
@@ -140,32 +144,33 @@ fn from_caps(action: &'static str) -> impl Fn(caps::errors::CapsError) -> Privil
     move |error| system(action)(io::Error::other(error.to_string()))
 }
 
-/// Whether the calling thread may administer its network namespace's interfaces now.
+/// Whether the calling thread may administer the interfaces of its network namespace now.
 ///
-/// It says nothing about a namespace owned by another user namespace.
+/// This is no statement about a namespace that belongs to another user namespace.
 pub fn has_net_admin() -> bool {
     caps::has_cap(None, CapSet::Effective, Capability::CAP_NET_ADMIN).unwrap_or(false)
 }
 
-/// Has a crash of this process write no memory, which holds keys, to a disk, and lets nobody but root look into it.
+/// Prevents core dumps, which would contain keys, and access to this process by other users than
+/// root.
 ///
 /// # Errors
 /// [`PrivilegeError::System`].
 pub fn forbid_core_dumps() -> Result<(), PrivilegeError> {
     let failed = |errno: Errno| system("forbid core dumps")(errno.into());
     prctl::set_dumpable(false).map_err(failed)?;
-    // The hard limit stays, for the programs that this one starts.
+    // The hard limit stays, for programs that this one starts.
     let (_, hard) = getrlimit(Resource::RLIMIT_CORE).map_err(failed)?;
     setrlimit(Resource::RLIMIT_CORE, 0, hard).map_err(failed)
 }
 
-/// Become `identity`, if there is one, with no other group; keep `CAP_NET_ADMIN` and the named capabilities (say,
-/// `CAP_NET_BIND_SERVICE` for a port below 1024 that is bound anew later), give up all others, for good. The process must have
-/// one thread.
+/// Becomes `identity`, if there is one, without supplementary groups. Keeps `CAP_NET_ADMIN` and the
+/// capabilities in `also` (for example `CAP_NET_BIND_SERVICE` for a port below 1024 that is bound
+/// again later), and drops all others permanently. The process must have one thread.
 ///
 /// # Errors
-/// After [`PrivilegeError::Become`] and [`PrivilegeError::Missing`] the process can still do what it could do before, but execute
-/// programs that give it more; it may try again for less.
+/// After [`PrivilegeError::Become`] and [`PrivilegeError::Missing`] the process keeps its
+/// privileges, but can no longer gain any by executing programs. It may try again with fewer.
 pub fn drop_to(also: &[Capability], identity: Option<Identity>) -> Result<(), PrivilegeError> {
     let tasks = std::fs::read_dir("/proc/self/task").map_err(system("count the threads"))?;
     match tasks.count() {
@@ -174,11 +179,11 @@ pub fn drop_to(also: &[Capability], identity: Option<Identity>) -> Result<(), Pr
     }
 }
 
-/// As [`drop_to`], for the calling thread and those it starts; others become the user, too, and keep what capabilities that leaves
-/// them.
+/// Like [`drop_to`], for the calling thread and those that it starts. Other threads also change the
+/// user, and keep the capabilities that remain after that.
 ///
 /// # Errors
-/// As [`drop_to`].
+/// Like [`drop_to`].
 pub fn drop_thread_to(
     also: &[Capability],
     identity: Option<Identity>,
@@ -186,8 +191,9 @@ pub fn drop_thread_to(
     assume_with(&keepable(also)?, identity)
 }
 
-/// Becomes `identity`, if there is one, with no other group; gives up all capabilities of the calling thread but these, as far as it has
-/// them, and all that programs could add, for good.
+/// Becomes `identity`, if there is one, without supplementary groups. Drops all capabilities of the
+/// calling thread except these, as far as it has them, and all that executed programs could add,
+/// permanently.
 ///
 /// # Errors
 /// [`PrivilegeError::Become`], [`PrivilegeError::System`].
@@ -208,11 +214,12 @@ fn assume_with(keep: &CapsHashSet, identity: Option<Identity>) -> Result<(), Pri
         })?;
     }
     set_capabilities(keep)?;
-    // Another user makes the process as dumpable as fs.suid_dumpable says (prctl(2), PR_SET_DUMPABLE).
+    // A change of the user resets the dumpable flag to fs.suid_dumpable (prctl(2),
+    // PR_SET_DUMPABLE).
     forbid_core_dumps()
 }
 
-/// What is to be kept, if it is there.
+/// Returns the capabilities to keep, if all are present.
 fn keepable(also: &[Capability]) -> Result<CapsHashSet, PrivilegeError> {
     let mut keep: CapsHashSet = also.iter().copied().collect();
     keep.insert(Capability::CAP_NET_ADMIN);
@@ -231,8 +238,8 @@ fn keepable(also: &[Capability]) -> Result<CapsHashSet, PrivilegeError> {
 fn give_up_what_exec_adds(keep: &CapsHashSet) -> Result<(), PrivilegeError> {
     prctl::set_no_new_privs().map_err(|errno| system("forbid new privileges")(errno.into()))?;
     caps::clear(None, CapSet::Ambient).map_err(from_caps("clear the ambient capabilities"))?;
-    // The bounding set limits what exec could add. It takes CAP_SETPCAP; without that there is
-    // nothing to fear, because of no_new_privs.
+    // The bounding set limits the capabilities that exec could add. Changing it needs CAP_SETPCAP;
+    // without that, no_new_privs is enough.
     if caps::has_cap(None, CapSet::Effective, Capability::CAP_SETPCAP).unwrap_or(false) {
         let action = "shrink the bounding capabilities";
         let bounding = caps::read(None, CapSet::Bounding).map_err(from_caps(action))?;
@@ -260,7 +267,7 @@ mod tests {
     use crate::test_namespace::namespace;
     use crate::testing::in_child;
 
-    /// The line of /proc/thread-self/status, as a number.
+    /// Returns the number in a line of /proc/thread-self/status.
     fn status(key: &str) -> u64 {
         let text = std::fs::read_to_string("/proc/thread-self/status").unwrap();
         let line = text

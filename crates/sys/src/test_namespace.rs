@@ -13,13 +13,13 @@ pub(crate) fn namespace() -> Option<NetNs> {
         .ok()
 }
 
-/// An attribute below `/sys/class/net` from the namespace's own sysfs, mounted for the length of the
-/// call; `None` if there is none.
+/// Returns an attribute below `/sys/class/net` from the namespace's own sysfs, which is mounted for
+/// the length of the call; `None` if it does not exist.
 pub(crate) fn sysfs(namespace: &NetNs, path: &str) -> Option<String> {
     namespace
         .run(|| {
             let none: Option<&str> = None;
-            // A private view of the mounts, for this thread alone; it ends with the thread.
+            // A mount namespace for this thread alone, which ends with the thread.
             unshare(CloneFlags::CLONE_NEWNS).unwrap();
             mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
             mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), none).unwrap();

@@ -45,8 +45,8 @@ pub(crate) fn in_child(check: impl FnOnce() -> Result<(), String>) {
     }
 }
 
-/// Runs `test` in a thread with a new network namespace, in which loopback is up. The namespace
-/// goes with the thread and its descriptors, also when the test panics.
+/// Runs `test` in a thread with a new network namespace in which loopback is up. The namespace ends
+/// with the thread and its descriptors, also if the test panics.
 pub(crate) fn in_namespace(test: impl FnOnce() + Send) {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| match unshare(CloneFlags::CLONE_NEWNET) {
@@ -69,7 +69,7 @@ pub(crate) fn set_up(name: &str) {
     ioctl(libc::SIOCSIFFLAGS, &request);
 }
 
-/// Gives interface `name` the address and the mask.
+/// Sets address and mask of interface `name`.
 pub(crate) fn set_address(name: &str, address: Ipv4Addr, mask: Ipv4Addr) {
     for (operation, address) in [(libc::SIOCSIFADDR, address), (libc::SIOCSIFNETMASK, mask)] {
         let mut request = request(name);

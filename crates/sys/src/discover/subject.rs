@@ -1,4 +1,4 @@
-//! Which interface a diagnosis is about, and which program is behind it.
+//! The interface to diagnose, and the program that implements it.
 
 use std::io;
 
@@ -11,9 +11,9 @@ use super::socket::Sockets;
 use super::{DiscoverError, Subject, procfs};
 use crate::netlink::LinkNode;
 
-/// Ports of DHCP servers and clients, which use packet sockets, too, but carry nobody's packets.
+/// Ports of DHCP servers and clients. They use packet sockets but forward no packets.
 const DHCP_PORTS: [u16; 4] = [67, 68, 546, 547];
-/// Programs that listen to interfaces, but carry nobody's packets.
+/// Programs that capture packets but forward none.
 const LISTENERS: [&str; 16] = [
     "arpwatch",
     "dhclient",
@@ -32,33 +32,34 @@ const LISTENERS: [&str; 16] = [
     "wpa_supplicant",
     "zeek",
 ];
-/// Programs or interfaces named in one sentence, at most.
+/// Maximum number of programs or interfaces named in one sentence.
 const NAMED_MAX: usize = 8;
 
-/// A tunnel or virtual network of this namespace that [`super::path`] could be about.
+/// A tunnel or virtual network of this namespace that can be the subject of [`super::path`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Candidate {
-    /// The interface.
+    /// Name of the interface.
     pub interface: String,
     /// Its kind: `tun`, `tap`, `wireguard`, `bridge`.
     pub kind: String,
-    /// Bytes that it has carried, both directions together.
+    /// Bytes carried in both directions together.
     pub bytes: u64,
-    /// Number and name of the process behind it.
+    /// Number and name of its process.
     pub program: Option<(u32, String)>,
 }
 
-/// The interface and the process that was settled on.
+/// The chosen interface and process.
 pub(super) struct Chosen<'a> {
     pub(super) inner: &'a LinkNode,
     pub(super) pid: Option<u32>,
 }
 
-/// The tunnels of the calling thread's network namespace, those that carried most first; where there
-/// is none, its bridges with ports, or else interfaces that a program takes packets off.
+/// Returns the tunnels of the calling thread's network namespace, by bytes carried, most first.
+/// Without tunnels, returns bridges with ports, or else interfaces from which a program takes
+/// packets.
 ///
 /// # Errors
-/// The kernel would not list the interfaces.
+/// The interfaces could not be listed.
 pub fn candidates() -> Result<Vec<Candidate>, DiscoverError> {
     let network = Network::read()?;
     let sockets = Sockets::read(&mut Vec::new());
@@ -75,7 +76,7 @@ pub fn candidates() -> Result<Vec<Candidate>, DiscoverError> {
         .collect())
 }
 
-/// Settles what the path is of.
+/// Chooses the interface and the program.
 pub(super) fn choose<'a>(
     subject: &Subject,
     network: &'a Network,
@@ -123,11 +124,11 @@ fn is_tun(node: &LinkNode) -> bool {
     matches!(&*node.info.kind, "tun" | "tap")
 }
 
-/// Tunnels that are up, else bridges with ports, else what a program takes packets off; those that
-/// carried most first.
+/// Returns tunnels that are up, else bridges with ports, else interfaces from which a program takes
+/// packets. Those that carried most come first.
 fn list<'a>(network: &'a Network, sockets: &Sockets, search: &Search) -> Vec<&'a LinkNode> {
     let is_tunnel = |node: &&LinkNode| match &*node.info.kind {
-        // A carrier means that a program has it open, though it may not be ours to see.
+        // A carrier means that a program has it open, even if this process cannot see it.
         "tun" | "tap" => node.info.carrier || !search.of(&node.info.name).is_empty(),
         kind => is_kernel_tunnel(kind),
     };
@@ -173,7 +174,8 @@ fn nothing(network: &Network, search: &Search) -> DiscoverError {
     }
 }
 
-/// The program behind an interface: who has it open as a tun, or takes its packets off it.
+/// Returns the program of an interface: the one that has it open as a tun, or takes packets from
+/// it.
 fn program_of(
     inner: &LinkNode,
     search: &Search,
@@ -222,8 +224,8 @@ fn program_of(
     pid
 }
 
-/// Programs that take every packet off an interface and have sockets to pass them on: gateways and
-/// virtual switches, but not captures or DHCP.
+/// Returns programs that receive every packet of an interface and have sockets to forward them:
+/// gateways and virtual switches, but not captures or DHCP.
 fn carriers(index: u32, sockets: &Sockets) -> Vec<u32> {
     let taking = sockets.packets_on(index);
     if taking.is_empty() {
@@ -259,7 +261,7 @@ fn socket_inodes(pid: u32) -> io::Result<Vec<u64>> {
         .collect())
 }
 
-/// The interface of a process: its tun device, else what its packet sockets are on.
+/// Returns the interface of a process: its tun device, else the interface of its packet sockets.
 fn interface_of<'a>(
     pid: u32,
     network: &'a Network,

@@ -1,5 +1,6 @@
-//! Every request against what the kernel then reports through another door: /sys/class/net as
-//! sysfs of the namespace, /proc/net, getifaddrs(3), or a packet that arrives.
+//! Compares each request with the result that the kernel reports in another interface:
+//! /sys/class/net in the sysfs of the namespace, /proc/net, getifaddrs(3), or a packet that
+//! arrives.
 
 use std::fs;
 use std::net::{IpAddr, UdpSocket};
@@ -11,8 +12,8 @@ use super::*;
 use crate::test_namespace::{NetNs, namespace, sysfs};
 use crate::testing::in_child;
 
-/// A namespace with an interface `d0` (up; a veth whose other end `d1` is there, too, and up), and
-/// a netlink socket in it.
+/// A namespace with an interface `d0` (up; a veth whose other end `d1` is also there and up), and a
+/// netlink socket in it.
 struct Host {
     namespace: NetNs,
     netlink: Netlink,
@@ -30,7 +31,7 @@ fn host() -> Option<Host> {
     })
 }
 
-/// An interface that swallows what it is sent.
+/// Creates an interface that discards packets.
 fn create_sink(netlink: &Netlink) -> u32 {
     let device = netlink.create_veth("d0", "d1", None).unwrap();
     netlink.set_up(device).unwrap();
@@ -39,7 +40,8 @@ fn create_sink(netlink: &Netlink) -> u32 {
 }
 
 impl Host {
-    /// An attribute from the namespace's own sysfs, mounted for the length of the call.
+    /// Returns an attribute from the namespace's own sysfs, which is mounted for the length of the
+    /// call.
     fn sysfs(&self, name: &str, attribute: &str) -> String {
         self.sysfs_path(&format!("{name}/{attribute}"))
             .expect(attribute)
@@ -293,7 +295,7 @@ fn link_stats_count_the_datagram() {
 fn link_stats_are_those_of_sysfs() {
     let Some((a, b)) = pair() else { return };
     datagram_crosses(&a, &b, "10.0.0.1", "10.0.0.2");
-    // No more traffic, nor attempts at it, which would count as dropped, but for what is under way.
+    // No more traffic, except packets in flight: attempts to send would count as dropped.
     a.netlink.set_down(a.device).unwrap();
     b.netlink.set_down(b.device).unwrap();
     let names = [
@@ -354,8 +356,7 @@ fn addresses_lists_what_getifaddrs_lists() {
             .map(|address| ("d0".to_owned(), address.net.addr()))
             .collect::<Vec<_>>()
     };
-    // The kernel gives the interface a link-local address when it likes: compare what was there
-    // before and after.
+    // The kernel adds a link-local address at any time: compare with the state before and after.
     let (mut listed, mut expected) = loop {
         let before = list();
         let expected = host.addresses_by_getifaddrs();
@@ -445,7 +446,7 @@ fn pair_with_networks_behind_b() -> Option<(Host, Host)> {
             .add_route(&Route::to(net(prefix)).device(a.device))
             .unwrap();
     }
-    // Failing takes three requests, by default a second apart.
+    // A failure takes three requests, by default a second apart.
     let hurry = |family| crate::sysctl::write(&[family, "neigh", "v0", "retrans_time_ms"], "50");
     let hurried = a
         .namespace
@@ -467,8 +468,8 @@ fn pair_with_networks_behind_b() -> Option<(Host, Host)> {
     Some((a, b))
 }
 
-/// Sends something to `to`, so that the kernel asks for its hardware address, and waits for the
-/// answer or the failure.
+/// Sends a packet to `to`, so that the kernel resolves its hardware address, and waits for the
+/// result.
 fn resolve(host: &Host, to: &str) -> Option<Neighbour> {
     let to = ip(to);
     host.namespace
@@ -636,8 +637,8 @@ fn route_get_without_a_route_says_so() {
     );
 }
 
-/// The default-route set-up of wg-quick: marked packets take the main table's default route,
-/// the others the tunnel's, except where the main table knows better than its default route.
+/// Sets up the default route as wg-quick does: marked packets use the default route of the main
+/// table, all others that of the tunnel, unless the main table has a more specific route.
 fn with_default_through_d0(a: &Host, family: Family, gateway: &str) -> u32 {
     let any = net(if family == Family::V4 {
         "0.0.0.0/0"

@@ -11,7 +11,7 @@ fn namespace() -> Option<NetNs> {
         .ok()
 }
 
-/// The namespaces in which any process or thread lives, and those that are mounted.
+/// Whether any process or thread is in the namespace, or it is mounted.
 fn namespace_is_alive(id: u64) -> bool {
     let tasks = fs::read_dir("/proc")
         .unwrap()
@@ -32,8 +32,9 @@ fn namespace_is_alive(id: u64) -> bool {
             .contains(&label)
 }
 
-/// Whether that ends within seconds: a joined thread leaves its namespace a moment after join
-/// returns (do_exit wakes the joiner first), and a namespace of another test may take the number.
+/// Whether the namespace ends within seconds. A joined thread leaves its namespace a moment after
+/// join returns (do_exit wakes the joiner first), and a namespace of another test may reuse the
+/// number.
 fn namespace_dies(id: u64) -> bool {
     let deadline = Instant::now() + Duration::from_secs(10);
     while namespace_is_alive(id) {
@@ -207,7 +208,7 @@ fn an_unprivileged_user_is_root_in_a_world_of_its_own() {
         if nix::unistd::geteuid().is_root() {
             nix::unistd::setgid(65534.into()).map_err(|e| e.to_string())?;
             nix::unistd::setuid(65534.into()).map_err(|e| e.to_string())?;
-            // What exec would do: without it /proc/self belongs to root after setuid.
+            // As exec does: without it, /proc/self belongs to root after setuid.
             nix::sys::prctl::set_dumpable(true).map_err(|e| e.to_string())?;
         }
         match unshare_user() {

@@ -1,4 +1,4 @@
-//! Against the running kernel: a LAN of one veth pair between a device and a gateway, each in a
+//! Tests on the running kernel: a LAN of one veth pair between a device and a gateway, each in a
 //! namespace of its own.
 
 use std::io::{Read, Write};
@@ -17,7 +17,7 @@ use crate::testing::{in_child, in_namespace, skip};
 
 const DEVICE: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 1);
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 2);
-/// Local experimental EtherType (IEEE 802): nobody else on the LAN uses it.
+/// Local experimental EtherType (IEEE 802), which no other host of the LAN uses.
 const EXPERIMENTAL: u16 = 0x88b5;
 const STRANGER: [u8; 6] = [2, 0, 0, 0, 0, 99];
 const BROADCAST: [u8; 6] = [0xff; 6];
@@ -40,7 +40,7 @@ struct End {
 impl End {
     fn new(namespace: NetNs, interface: &str, address: Ipv4Addr) -> Self {
         let netlink = namespace.netlink().unwrap();
-        // IPv6 would speak unasked.
+        // IPv6 would send packets by itself.
         let quiet = ["ipv6", "conf", interface, "disable_ipv6"];
         let _ = namespace.run(|| sysctl::write(&quiet, "1")).unwrap();
         let link = netlink.link(interface).unwrap();
@@ -67,7 +67,7 @@ impl End {
     }
 }
 
-/// The device (`d0`) and the gateway (`g0`).
+/// Returns the device (`d0`) and the gateway (`g0`).
 fn lan() -> Option<(End, End)> {
     let (device, gateway) = (namespace()?, namespace()?);
     let netlink = device.netlink().unwrap();
@@ -103,7 +103,8 @@ fn readable(socket: &PacketSocket, timeout: Duration) -> bool {
     poll(&mut fds, PollTimeout::try_from(timeout).unwrap()).unwrap() == 1
 }
 
-/// The next frame, which must come within two seconds: what is said of it, header, frame.
+/// Returns the next frame, which must arrive within two seconds: its properties, the header and the
+/// frame.
 fn receive(socket: &PacketSocket) -> (Received, Vec<u8>, Vec<u8>) {
     assert!(readable(socket, Duration::from_secs(2)), "no frame");
     let mut buffer = vec![0; RECEIVE_BUFFER_LEN];
@@ -113,7 +114,7 @@ fn receive(socket: &PacketSocket) -> (Received, Vec<u8>, Vec<u8>) {
     (received, buffer, frame)
 }
 
-/// The next frame of the tests' own EtherType.
+/// Returns the next frame of the tests' own EtherType.
 fn receive_experimental(socket: &PacketSocket) -> (Received, Vec<u8>) {
     loop {
         let (received, _, frame) = receive(socket);
@@ -127,7 +128,7 @@ fn field(header: &[u8], at: usize) -> u16 {
     u16::from_ne_bytes([header[at], header[at + 1]])
 }
 
-/// RFC 1071 over `bytes`, folded, not inverted.
+/// The sum of RFC 1071 over `bytes`, folded, not inverted.
 fn ones_sum(bytes: &[u8]) -> u16 {
     let mut sum: u32 = 0;
     for pair in bytes.chunks(2) {
@@ -139,7 +140,7 @@ fn ones_sum(bytes: &[u8]) -> u16 {
     sum as u16
 }
 
-/// IPv4 and UDP headers for `payload_length` bytes; the UDP checksum is the pseudo-header's alone.
+/// IPv4 and UDP headers for `payload_length` bytes. The UDP checksum covers the pseudo-header only.
 fn udp_headers(from: (Ipv4Addr, u16), to: (Ipv4Addr, u16), payload_length: usize) -> Vec<u8> {
     let udp_length = (8 + payload_length) as u16;
     let mut packet = vec![0x45, 0];
@@ -266,7 +267,8 @@ fn a_udp_super_packet_sent_arrives_as_its_datagrams() {
     }
 }
 
-/// Passes frames between two interfaces until both were silent for a while; the longest.
+/// Forwards frames between two interfaces until both were silent for a while. Returns the longest
+/// length.
 fn bridge(a: &PacketSocket, b: &PacketSocket, done: &AtomicBool) -> usize {
     let mut buffer = vec![0; RECEIVE_BUFFER_LEN];
     let mut longest = 0;
@@ -276,7 +278,7 @@ fn bridge(a: &PacketSocket, b: &PacketSocket, done: &AtomicBool) -> usize {
         for (from, to) in [(a, b), (b, a)] {
             while let Ok(received) = from.receive(&mut buffer) {
                 longest = longest.max(received.length);
-                // A full queue is loss, which TCP repairs.
+                // A full queue is packet loss, which TCP repairs.
                 let _ = to.send_vectored(&[IoSlice::new(&buffer[..received.length])]);
             }
         }
@@ -326,7 +328,7 @@ fn tcp_passes_whole_and_intact_through_two_sockets() {
             stream.write_all(&sent)
         });
         if stream.unwrap().is_err() {
-            // Let the reader go.
+            // Ends the reader.
             let _ = remote.namespace.run(|| TcpStream::connect(to));
         }
         let got = reader.join().unwrap();
@@ -340,7 +342,7 @@ fn tcp_passes_whole_and_intact_through_two_sockets() {
     );
 }
 
-// What comes in.
+// Received frames.
 
 #[test]
 fn a_vlan_tag_is_told_and_taken_out() {
@@ -386,7 +388,7 @@ fn the_status_bits_are_those_of_the_kernel() {
     assert_eq!(received(10, false, &auxiliary(0x90)).vlan, Some(7));
 }
 
-/// Frames to whom, and whether a socket for station `own` is to see them.
+/// Destinations of frames, each with whether a socket for the address `own` receives it.
 fn by_destination(own: [u8; 6]) -> Vec<([u8; 6], u16, bool)> {
     let mut almost = own;
     almost[0] ^= 0x40;
@@ -405,10 +407,10 @@ fn by_destination(own: [u8; 6]) -> Vec<([u8; 6], u16, bool)> {
     ]
 }
 
-/// Sends one frame to each destination, and says which of them `socket` received.
+/// Sends one frame to each destination, and returns those that `socket` received.
 fn seen(device: &End, socket: &PacketSocket, frames: &[([u8; 6], u16, bool)]) -> Vec<usize> {
     let sender = device.open(WHOLE);
-    // The payload makes no sense as ARP or IPv4, so that nobody answers.
+    // The payload is neither valid ARP nor IPv4, so that no host answers.
     for (number, (to, ether_type, _)) in frames.iter().enumerate() {
         let payload = [0xa5, 0xa5, number as u8];
         send(&sender, &frame(*to, device.mac, *ether_type, &payload));
@@ -478,8 +480,8 @@ fn a_frame_longer_than_the_buffer_is_said_to_be_truncated() {
     assert_eq!(buffer[VNET_HEADER_LEN..], whole[..190]);
 }
 
-/// Sends something from the gateway by the stack and by another socket, then a frame from the
-/// device: the first that `socket` sees is to be the device's.
+/// Sends frames from the gateway by the stack and by another socket, then a frame from the device:
+/// the first frame that `socket` receives must be the device's.
 fn sees_only_the_device(device: &End, gateway: &End, socket: &PacketSocket) {
     let own = frame(BROADCAST, gateway.mac, EXPERIMENTAL, &[1; 60]);
     send(socket, &own);
@@ -640,7 +642,7 @@ fn a_smaller_buffer_than_asked_for_has_a_reason() {
     });
 }
 
-/// `IFF_PROMISC` of the gateway's interface.
+/// Whether the gateway's interface has `IFF_PROMISC`.
 fn is_promiscuous(gateway: &End) -> bool {
     let flags = sysfs(&gateway.namespace, "g0/flags").unwrap();
     let flags = u32::from_str_radix(flags.trim_start_matches("0x"), 16).unwrap();

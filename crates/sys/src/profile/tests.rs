@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::testing::skip;
 
-/// Spends time in a function whose name says what it would be for.
+/// Spends time in a function with a telling name.
 #[inline(never)]
 fn chacha20_test_block(stop: &AtomicBool) -> u32 {
     let mut state = [0x6170_7865u32; 16];
@@ -19,7 +19,7 @@ fn chacha20_test_block(stop: &AtomicBool) -> u32 {
     black_box(state[0])
 }
 
-/// Samples this process for a while, in which one thread is busy; `None` where the kernel refuses.
+/// Samples this process for a while with one busy thread; `None` if the kernel refuses.
 fn sampled(options: Options, seconds: f64) -> Option<RawProfile> {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
