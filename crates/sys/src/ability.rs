@@ -32,15 +32,15 @@ impl Ability {
     }
 
     /// Missing because the kernel refused `action`.
-    pub(crate) fn refused(what: &str, error: &io::Error) -> Self {
-        Ability::Absent(format!("the kernel refused {what}: {error}"))
+    pub(crate) fn refused(action: &str, error: &io::Error) -> Self {
+        Ability::Absent(format!("the kernel refused {action}: {error}"))
     }
 
     /// Converts the outcome of `action`.
-    pub(crate) fn from_outcome<T>(what: &str, outcome: nix::Result<T>) -> Self {
+    pub(crate) fn from_outcome<T>(action: &str, outcome: nix::Result<T>) -> Self {
         match outcome {
             Ok(_) => Ability::Present,
-            Err(errno) => Ability::refused(what, &errno.into()),
+            Err(errno) => Ability::refused(action, &errno.into()),
         }
     }
 }

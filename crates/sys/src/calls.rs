@@ -16,7 +16,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::errno::Errno;
 
-use crate::perf::{self, Attributes, CpuGroup, Tally};
+use crate::perf::{self, Attributes, CpuGroup, TracepointCounters};
 
 /// File with the number of the PMU, which differs between kernels
 /// (Documentation/ABI/testing/sysfs-bus-event_source-devices-format).
@@ -87,7 +87,7 @@ impl std::fmt::Display for Absence {
 /// Counters of calls.
 #[derive(Debug)]
 pub struct Calls {
-    tally: Tally,
+    counters: TracepointCounters,
     counted: Vec<&'static CStr>,
     absent: Vec<(&'static CStr, Absence)>,
 }
@@ -113,7 +113,7 @@ impl Calls {
             return Err(CallsError::Nothing);
         }
         Ok(Calls {
-            tally: Tally::of(groups, counted.len()),
+            counters: TracepointCounters::of(groups, counted.len()),
             counted,
             absent,
         })
@@ -134,7 +134,7 @@ impl Calls {
     /// # Errors
     /// Those of read(2).
     pub fn read(&mut self) -> io::Result<Vec<u64>> {
-        self.tally.read()
+        self.counters.read()
     }
 }
 
@@ -220,7 +220,7 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn errors_of_one_function_are_told_from_those_of_all() {
+    fn errors_of_one_function_differ_from_those_of_all() {
         assert_eq!(absence(Errno::ENOENT), Some(Absence::NoSuchFunction));
         assert_eq!(absence(Errno::EADDRNOTAVAIL), Some(Absence::Ambiguous));
         for errno in [Errno::EACCES, Errno::EPERM, Errno::EMFILE] {
@@ -230,7 +230,7 @@ mod tests {
 
     /// Runs only where the kernel can count calls, as in the machine of `scripts/doctor-kernel.sh`.
     #[test]
-    fn calls_are_counted_and_a_function_that_is_not_there_is_told() {
+    fn calls_are_counted_and_missing_functions_are_listed() {
         let functions = [c"udp_sendmsg", c"no_such_function_here"];
         let cpus: Vec<u32> = crate::softirq::net_rx()
             .unwrap()

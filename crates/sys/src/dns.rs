@@ -51,12 +51,12 @@ pub enum DnsError {
         interface: String,
     },
     /// A name that could pass for an option or a second line of input.
-    #[error("cannot set the DNS servers: `{name}` is not a {what} name")]
+    #[error("cannot set the DNS servers: `{name}` is not a valid {kind} name")]
     InvalidName {
         /// The name.
         name: String,
         /// `interface` or `domain`.
-        what: &'static str,
+        kind: &'static str,
     },
     /// The program could not be started.
     #[error("cannot run `{command}`: {source}")]
@@ -131,9 +131,9 @@ pub fn apply(interface: &str, settings: &DnsSettings) -> Result<AppliedDns, DnsE
 }
 
 /// Whether programs on this host resolve names through systemd-resolved.
-pub fn is_resolved_asked() -> bool {
+pub fn uses_resolved() -> bool {
     let [resolv_conf, nsswitch] = [resolv_conf::FILE, NSSWITCH].map(Path::new);
-    Path::new(RESOLVED_STATE).exists() && resolv_conf::asks_resolved(resolv_conf, nsswitch)
+    Path::new(RESOLVED_STATE).exists() && resolv_conf::uses_resolved(resolv_conf, nsswitch)
 }
 
 /// Makes systemd-resolved query a server of an interface for names under a domain, and for no
@@ -356,7 +356,7 @@ fn check(interface: &str, settings: &DnsSettings) -> Result<(), DnsError> {
     if check_name(interface).is_err() || interface.starts_with('-') {
         return Err(DnsError::InvalidName {
             name: interface.into(),
-            what: "interface",
+            kind: "interface",
         });
     }
     let letter = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
@@ -364,7 +364,7 @@ fn check(interface: &str, settings: &DnsSettings) -> Result<(), DnsError> {
         if name.is_empty() || name.starts_with('-') || !name.chars().all(letter) {
             return Err(DnsError::InvalidName {
                 name: name.clone(),
-                what: "domain",
+                kind: "domain",
             });
         }
     }
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn resolvconf_gets_what_wg_quick_gives_it() {
+    fn resolvconf_gets_the_same_input_as_from_wg_quick() {
         let resolver = Resolver::Resolvconf {
             program: "/sbin/resolvconf".into(),
             prefix: String::new(),
@@ -438,15 +438,15 @@ mod tests {
     #[test]
     fn resolvectl_gets_one_domain_for_one_server() {
         let server = "100.80.0.2".parse().unwrap();
-        let told = routing(
+        let commands = routing(
             Path::new("/usr/bin/resolvectl"),
             "seikan0",
             server,
             "seikan",
         );
-        let told = told.map(|invocation| invocation.arguments.join(" "));
-        assert_eq!(told[0], "domain seikan0 ~seikan");
-        assert_eq!(told[3], "dns seikan0 100.80.0.2");
+        let commands = commands.map(|invocation| invocation.arguments.join(" "));
+        assert_eq!(commands[0], "domain seikan0 ~seikan");
+        assert_eq!(commands[3], "dns seikan0 100.80.0.2");
     }
 
     #[test]
@@ -554,7 +554,7 @@ mod tests {
     }
 
     #[test]
-    fn without_any_resolver_it_says_what_to_install() {
+    fn without_a_resolver_the_error_says_which_program_to_install() {
         let text = DnsError::NoResolver {
             interface: "wg0".into(),
         }

@@ -103,7 +103,7 @@ impl Echo {
     /// # Errors
     /// `EPERM` if a filter forbids the packet. No route, a full queue and an interface that is down
     /// count as no reply: these are symptoms of a tunnel in trouble.
-    pub fn ask(&self, sequence: u16, size: usize, patience: Duration) -> io::Result<Outcome> {
+    pub fn ping(&self, sequence: u16, size: usize, timeout: Duration) -> io::Result<Outcome> {
         let message = self.request(sequence, size.saturating_sub(self.smallest()));
         let sent = Instant::now();
         match socket::send(self.socket.as_raw_fd(), &message, MsgFlags::empty()) {
@@ -114,15 +114,15 @@ impl Echo {
         }
         let mut buffer = [0; READ];
         loop {
-            let left = patience.saturating_sub(sent.elapsed());
+            let left = timeout.saturating_sub(sent.elapsed());
             if left.is_zero() {
                 return Ok(Outcome::Silent);
             }
             // Rounded up, or the last millisecond would be spent in a busy loop.
-            let timeout =
+            let left =
                 PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
             let mut ready = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
-            match poll(&mut ready, timeout) {
+            match poll(&mut ready, left) {
                 Ok(0) | Err(Errno::EINTR) => continue,
                 Ok(_) => {}
                 Err(errno) => return Err(errno.into()),
@@ -202,7 +202,7 @@ mod tests {
                 let echo = Echo::open(target.parse().expect("address"), "lo").expect("open");
                 for (sequence, size) in [echo.smallest(), 84, 1500, 60_000].into_iter().enumerate()
                 {
-                    let outcome = echo.ask(sequence as u16, size, PATIENCE).expect("ask");
+                    let outcome = echo.ping(sequence as u16, size, PATIENCE).expect("ask");
                     assert!(
                         matches!(outcome, Outcome::Answered(_)),
                         "{target} {size} {outcome:?}"
@@ -213,15 +213,15 @@ mod tests {
     }
 
     #[test]
-    fn what_the_interface_does_not_take_is_too_big() {
+    fn a_packet_above_the_mtu_is_too_big() {
         in_namespace(|| {
             let netlink = crate::netlink::Netlink::open().expect("netlink");
             let lo = netlink.link("lo").expect("lo").index;
             netlink.set_mtu(lo, 1400).expect("mtu");
             let echo = Echo::open("127.0.0.1".parse().expect("address"), "lo").expect("open");
-            let answered = echo.ask(1, 1400, PATIENCE).expect("ask");
+            let answered = echo.ping(1, 1400, PATIENCE).expect("ask");
             assert!(matches!(answered, Outcome::Answered(_)), "{answered:?}");
-            assert_eq!(echo.ask(2, 1401, PATIENCE).expect("ask"), Outcome::TooBig);
+            assert_eq!(echo.ping(2, 1401, PATIENCE).expect("ask"), Outcome::TooBig);
         });
     }
 
@@ -233,7 +233,7 @@ mod tests {
             if std::fs::write(all, "1").is_err() {
                 return crate::testing::skip("icmp_echo_ignore_all cannot be set");
             }
-            assert_eq!(echo.ask(1, 84, PATIENCE).expect("ask"), Outcome::Silent);
+            assert_eq!(echo.ping(1, 84, PATIENCE).expect("ask"), Outcome::Silent);
         });
     }
 }

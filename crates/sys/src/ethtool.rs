@@ -241,8 +241,8 @@ impl Ethtool {
             .filter(|state| feature.names().contains(&&*state.name))
             .collect();
         if !of.iter().any(|state| state.changeable) {
-            let as_wished = of.iter().any(|state| state.active) == on;
-            return as_wished.then_some(()).ok_or(EthtoolError::Fixed {
+            let is_set = of.iter().any(|state| state.active) == on;
+            return is_set.then_some(()).ok_or(EthtoolError::Fixed {
                 interface: interface.into(),
                 feature,
                 on,
@@ -277,13 +277,13 @@ impl Ethtool {
         &self,
         interface: &str,
         states: &[FeatureState],
-        wish: impl Fn(&FeatureState) -> Option<bool>,
+        wanted: impl Fn(&FeatureState) -> Option<bool>,
     ) -> Result<(), EthtoolError> {
         let blocks = states.len().div_ceil(32);
         let mut data = vec![0u32; 2 + 2 * blocks];
         data[..2].copy_from_slice(&[ETHTOOL_SFEATURES, blocks as u32]);
         for (index, state) in states.iter().enumerate() {
-            if let Some(on) = wish(state).filter(|_| state.changeable) {
+            if let Some(on) = wanted(state).filter(|_| state.changeable) {
                 let (block, mask) = (2 + 2 * (index / 32), 1 << (index % 32));
                 data[block] |= mask;
                 data[block + 1] |= if on { mask } else { 0 };

@@ -123,7 +123,7 @@ mod tests {
     };
 
     #[test]
-    fn what_was_given_is_open_to_the_daemon_where_nothing_above_it_is() {
+    fn the_daemon_can_open_files_below_closed_directories() {
         if namespace().is_none() {
             return;
         }
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn links_files_with_a_second_name_and_files_of_others_stay_whose_they_are() {
+    fn links_hard_linked_files_and_files_of_others_keep_their_owner() {
         if namespace().is_none() {
             return;
         }

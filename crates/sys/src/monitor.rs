@@ -27,17 +27,17 @@ impl Monitor {
     ///
     /// # Errors
     /// This process has a second thread, or the system is out of processes or sockets.
-    pub fn start(files: &[RawFd], life: impl FnOnce(UnixStream)) -> io::Result<Monitor> {
+    pub fn start(files: &[RawFd], main: impl FnOnce(UnixStream)) -> io::Result<Monitor> {
         let threads = std::fs::read_dir("/proc/self/task")?.count();
         if threads != 1 {
             return Err(io::Error::other(format!(
                 "{threads} threads are running: the monitor must be started before the second"
             )));
         }
-        Self::fork(files, life)
+        Self::fork(files, main)
     }
 
-    fn fork(files: &[RawFd], life: impl FnOnce(UnixStream)) -> io::Result<Monitor> {
+    fn fork(files: &[RawFd], main: impl FnOnce(UnixStream)) -> io::Result<Monitor> {
         let (ours, theirs) = UnixStream::pair()?;
         let mut kept = files.to_vec();
         kept.push(theirs.as_raw_fd());
@@ -53,7 +53,7 @@ impl Monitor {
                 close_all_but(kept);
                 let code = i32::from(prepare().is_err());
                 if code == 0 {
-                    life(theirs);
+                    main(theirs);
                 }
                 // SAFETY: ends the child without running the parent's destructors and exit hooks.
                 unsafe { libc::_exit(code) }
@@ -140,11 +140,10 @@ mod tests {
         }
     }
 
-    fn ask(monitor: &Monitor, byte: u8) -> Result<u8, String> {
+    fn query(monitor: &Monitor, byte: u8) -> Result<u8, String> {
         let mut answer = [0];
-        let asked = monitor.socket().write_all(&[byte]);
-        asked
-            .and_then(|()| monitor.socket().read_exact(&mut answer))
+        let sent = monitor.socket().write_all(&[byte]);
+        sent.and_then(|()| monitor.socket().read_exact(&mut answer))
             .map_err(|e| e.to_string())?;
         Ok(answer[0])
     }
@@ -165,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn it_keeps_what_the_caller_gives_up() {
+    fn it_keeps_the_privileges_that_the_parent_drops() {
         if namespace().is_none() {
             return;
         }
@@ -173,7 +172,7 @@ mod tests {
             let monitor = Monitor::start(&[], |socket| echo(socket, |_| is_admin()));
             let monitor = monitor.map_err(|e| e.to_string())?;
             crate::privilege::drop_to(&[], None).map_err(|e| e.to_string())?;
-            expect((is_admin(), ask(&monitor, 0)?), (0, 1))
+            expect((is_admin(), query(&monitor, 0)?), (0, 1))
         });
     }
 
@@ -189,7 +188,7 @@ mod tests {
                 echo(socket, |byte| byte);
             });
             let monitor = monitor.map_err(|e| e.to_string())?;
-            ask(&monitor, 0)?;
+            query(&monitor, 0)?;
             drop(writer);
             let mut byte = [0];
             // This would block forever if the other process still held the writing end.
@@ -206,11 +205,11 @@ mod tests {
         in_child(|| {
             let monitor = Monitor::start(&[], |socket| echo(socket, |byte| byte + 1));
             let monitor = monitor.map_err(|e| e.to_string())?;
-            ask(&monitor, 0)?; // it has blocked them by now
+            query(&monitor, 0)?; // it has blocked them by now
             for signal in [Signal::SIGINT, Signal::SIGTERM] {
                 nix::sys::signal::kill(monitor.process, signal).map_err(|e| e.to_string())?;
             }
-            expect(ask(&monitor, 4)?, 5)
+            expect(query(&monitor, 4)?, 5)
         });
     }
 
@@ -226,7 +225,7 @@ mod tests {
                 });
             });
             let monitor = monitor.map_err(|e| e.to_string())?;
-            expect(i32::from(ask(&monitor, 0)?), libc::SIGTERM)
+            expect(i32::from(query(&monitor, 0)?), libc::SIGTERM)
         });
     }
 

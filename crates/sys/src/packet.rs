@@ -47,7 +47,7 @@ pub const RECEIVE_BUFFER_LEN: usize = VNET_HEADER_LEN + 14 + 65_536;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Accept {
     /// Frames to this address, to any group (broadcast, multicast), and ARP to any address.
-    Station([u8; 6]),
+    Host([u8; 6]),
     /// All frames, for discovery; of each only the first `snap_length` bytes (at least 1),
     /// including the Ethernet header.
     Everything {

@@ -42,13 +42,13 @@ pub enum PerfError {
     },
     /// The description lacks an expected part.
     #[error(
-        "the description of the tracepoint {name} has no {what}: this kernel is too old or too new for it"
+        "the description of the tracepoint {name} has no {part}: this kernel is too old or too new for it"
     )]
     Format {
         /// Its system and name.
         name: String,
         /// The missing part.
-        what: &'static str,
+        part: &'static str,
     },
     /// `EACCES`, `EPERM`.
     #[error(
@@ -103,7 +103,7 @@ impl Tracepoint {
         let id = lines.find_map(|line| line.strip_prefix("ID:")?.trim().parse().ok());
         match id {
             Some(id) => Ok(Tracepoint { name, id, format }),
-            None => Err(PerfError::Format { name, what: "ID" }),
+            None => Err(PerfError::Format { name, part: "ID" }),
         }
     }
 
@@ -129,10 +129,10 @@ impl Tracepoint {
     }
 
     /// Returns the error that this kernel's tracepoint lacks `part`.
-    pub fn lacks(&self, what: &'static str) -> PerfError {
+    pub fn lacks(&self, part: &'static str) -> PerfError {
         PerfError::Format {
             name: self.name.clone(),
-            what,
+            part,
         }
     }
 }
@@ -140,7 +140,7 @@ impl Tracepoint {
 /// Counters of a tracepoint, one for each filter, over all processors of the machine and therefore
 /// all its network namespaces.
 #[derive(Debug)]
-pub struct Tally {
+pub struct TracepointCounters {
     groups: Vec<CpuGroup>,
     /// Number of counters in each group.
     counters: usize,
@@ -167,10 +167,10 @@ impl CpuGroup {
     }
 }
 
-impl Tally {
+impl TracepointCounters {
     /// Combines groups of `counters` counters each, in the same order.
     pub(crate) fn of(groups: Vec<CpuGroup>, counters: usize) -> Self {
-        Tally {
+        TracepointCounters {
             groups,
             counters,
             buffer: vec![0; (GROUP_HEADER + counters) * size_of::<u64>()],
@@ -192,7 +192,7 @@ impl Tally {
         if groups.is_empty() {
             return Err(PerfError::NoProcessor);
         }
-        Ok(Tally::of(groups, filters.len()))
+        Ok(TracepointCounters::of(groups, filters.len()))
     }
 
     /// Returns the number of events that passed each filter since [`TracepointCounters::open`], in

@@ -206,7 +206,7 @@ pub fn keep_only(these: &[Capability], identity: Option<Identity>) -> Result<(),
 }
 
 fn assume_with(keep: &CapsHashSet, identity: Option<Identity>) -> Result<(), PrivilegeError> {
-    give_up_what_exec_adds(keep)?;
+    drop_capabilities_of_exec(keep)?;
     if let Some(identity) = identity {
         identity.assume().map_err(|errno| PrivilegeError::Become {
             user: identity.user,
@@ -235,7 +235,7 @@ fn keepable(also: &[Capability]) -> Result<CapsHashSet, PrivilegeError> {
     Ok(keep)
 }
 
-fn give_up_what_exec_adds(keep: &CapsHashSet) -> Result<(), PrivilegeError> {
+fn drop_capabilities_of_exec(keep: &CapsHashSet) -> Result<(), PrivilegeError> {
     prctl::set_no_new_privs().map_err(|errno| system("forbid new privileges")(errno.into()))?;
     caps::clear(None, CapSet::Ambient).map_err(from_caps("clear the ambient capabilities"))?;
     // The bounding set limits the capabilities that exec could add. Changing it needs CAP_SETPCAP;
@@ -285,7 +285,7 @@ mod tests {
     const NET_BIND_SERVICE: u64 = 1 << 10;
 
     #[test]
-    fn only_what_is_kept_remains_in_every_set() {
+    fn only_kept_capabilities_remain_in_every_set() {
         if !privileged() {
             return;
         }
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_becomes_another_user_keeps_the_capability_and_no_way_back() {
+    fn a_process_that_changes_its_user_keeps_the_capability_and_cannot_return() {
         if !privileged() {
             return;
         }

@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_grows_with_what_is_touched() {
+    fn memory_grows_with_touched_pages() {
         let before = own_memory().unwrap();
         let block = std::hint::black_box(vec![1u8; 32 << 20]);
         let after = own_memory().unwrap();

@@ -247,7 +247,7 @@ fn read(file: &File) -> io::Result<String> {
 
 /// Whether lookups on this host go to systemd-resolved: by its address in resolv.conf, or directly
 /// from the C library (nss-resolve(8)).
-pub(crate) fn asks_resolved(resolv_conf: &Path, nsswitch: &Path) -> bool {
+pub(crate) fn uses_resolved(resolv_conf: &Path, nsswitch: &Path) -> bool {
     let read = |path: &Path| {
         File::open(path)
             .and_then(|file| read(&file))
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_wrote_meanwhile_stays() {
+    fn changes_by_others_are_kept() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("resolv.conf");
         fs::write(&path, "nameserver 192.0.2.53\n").unwrap();
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn other_names_go_to_those_who_were_asked_before() {
+    fn the_previous_servers_resolve_other_names() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("resolv.conf");
         let text = "nameserver 192.0.2.53\n;nameserver 192.0.2.1\nnameservers 192.0.2.2\nnameserver x\nnameserver fe80::1%lo\n";
@@ -377,17 +377,17 @@ mod tests {
     }
 
     #[test]
-    fn resolved_is_asked_where_its_address_or_its_service_is() {
+    fn resolved_is_used_if_its_address_or_its_service_is_configured() {
         let folder = tempfile::tempdir().unwrap();
         let [conf, nss] = ["resolv.conf", "nsswitch.conf"].map(|name| folder.path().join(name));
-        assert!(!asks_resolved(&conf, &nss));
+        assert!(!uses_resolved(&conf, &nss));
         fs::write(&conf, "nameserver 192.0.2.53\n").unwrap();
         fs::write(&nss, "passwd: files resolve\nhosts: files dns\n").unwrap();
-        assert!(!asks_resolved(&conf, &nss));
+        assert!(!uses_resolved(&conf, &nss));
         fs::write(&nss, "hosts: files resolve [!UNAVAIL=return] dns\n").unwrap();
-        assert!(asks_resolved(&conf, &nss));
+        assert!(uses_resolved(&conf, &nss));
         fs::write(&nss, "").unwrap();
         fs::write(&conf, "nameserver 127.0.0.53\n").unwrap();
-        assert!(asks_resolved(&conf, &nss));
+        assert!(uses_resolved(&conf, &nss));
     }
 }

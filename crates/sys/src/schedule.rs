@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_there_is_an_error() {
+    fn a_missing_process_is_an_error() {
         // Above the largest process id (proc_sys_kernel(5)).
         assert!(set_nice(5_000_000, 0).is_err() && affinity(5_000_000).is_err());
     }

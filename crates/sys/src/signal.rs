@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn hangup_and_interrupt_are_told_apart() {
+    fn hangup_and_interrupt_are_distinct() {
         let signals = Signals::block().expect("signalfd");
         raise(Number::SIGHUP);
         assert_eq!(signals.next().expect("read"), Some(Signal::Hangup));

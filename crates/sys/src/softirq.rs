@@ -135,7 +135,7 @@ fn with_own_sysfs<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
 
 /// Returns the NICs of an interface: the hardware interfaces below a bridge, a bond or a VLAN, or
 /// the interface itself if there are none or they cannot be read.
-pub fn cards(link: &LinkInfo) -> Vec<String> {
+pub fn nics(link: &LinkInfo) -> Vec<String> {
     let mut found = Vec::new();
     if directory(link).is_some() {
         lower(&link.name, DEPTH, &mut found);
@@ -305,6 +305,6 @@ mod tests {
         let mut link = Netlink::open().unwrap().link("lo").unwrap();
         link.index += 1000;
         assert_eq!(steering(&link), None);
-        assert_eq!(cards(&link), ["lo"]);
+        assert_eq!(nics(&link), ["lo"]);
     }
 }

@@ -135,7 +135,7 @@ mod tests {
     /// net/netfilter/nf_conntrack_standalone.c: `nf_conntrack_max` is read-only in all namespaces
     /// except the first.
     #[test]
-    fn what_may_only_be_read_is_told_before_it_is_written() {
+    fn a_read_only_parameter_is_detected_before_writing() {
         let Some(namespace) = namespace() else { return };
         let [tracked, forwarding] = namespace
             .run(|| {

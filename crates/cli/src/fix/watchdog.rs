@@ -42,7 +42,7 @@ impl Watchdog {
             .map(|(target, link)| {
                 std::thread::spawn(move || {
                     let echo = Echo::open(target, &link).ok()?;
-                    let answered = echo.ask(0, echo.smallest(), PATIENCE);
+                    let answered = echo.ping(0, echo.smallest(), PATIENCE);
                     matches!(answered, Ok(Outcome::Answered(_))).then_some((target, echo))
                 })
             })
@@ -89,7 +89,7 @@ fn watch(target: IpAddr, echo: &Echo, stop: &Interrupt, silent: &OnceLock<IpAddr
         if stop.sleep(PAUSE).is_err() {
             return;
         }
-        match echo.ask(sequence, echo.smallest(), PATIENCE) {
+        match echo.ping(sequence, echo.smallest(), PATIENCE) {
             Ok(Outcome::Answered(_)) => missed = 0,
             // Not even sent counts as silence.
             Ok(Outcome::Silent | Outcome::TooBig) | Err(_) => missed += 1,

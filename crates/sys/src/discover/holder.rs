@@ -38,10 +38,10 @@ pub(super) struct Search {
 impl Search {
     /// Returns the processes that have a device of this namespace open.
     pub(super) fn of(&self, device: &str) -> Vec<u32> {
-        let held = |holder: &&Holder| holder.here && holder.device == device;
+        let matches = |holder: &&Holder| holder.here && holder.device == device;
         self.holders
             .iter()
-            .filter(held)
+            .filter(matches)
             .map(|holder| holder.pid)
             .collect()
     }

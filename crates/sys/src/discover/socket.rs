@@ -65,20 +65,22 @@ impl Sockets {
         let text = procfs::read("/proc/thread-self/net/packet").unwrap_or_default();
         sockets.packets = text.lines().skip(1).filter_map(parse_packet).collect();
         // This needs the kernel module packet_diag.
-        let told = diag::packet_sockets().unwrap_or_default();
+        let listed = diag::packet_sockets().unwrap_or_default();
         for packet in &mut sockets.packets {
-            let told = told.iter().find(|(inode, _)| *inode == packet.inode);
-            packet.vnet_hdr = told.map(|(_, vnet_hdr)| *vnet_hdr);
+            let socket = listed.iter().find(|(inode, _)| *inode == packet.inode);
+            packet.vnet_hdr = socket.map(|(_, vnet_hdr)| *vnet_hdr);
         }
         sockets
     }
 
     fn read_inet(&mut self, unseen: &mut Vec<Unseen>) {
-        let refused = |what: &str, error: NetlinkError| {
+        let refused = |kind: &str, error: NetlinkError| {
             // There is no socket of the kind, or the kernel module for listing them is missing.
             let why = format!("{error}; the module tcp_diag or udp_diag may have to be loaded");
-            let what = what.to_owned();
-            Unseen { what, why }
+            Unseen {
+                what: kind.to_owned(),
+                why,
+            }
         };
         match diag::tcp_connections() {
             Ok(connections) => self.extend(connections.into_iter().map(tcp)),
@@ -92,8 +94,8 @@ impl Sockets {
 
     /// Adds sockets that a process holds. Inode 0 means that none does.
     fn extend(&mut self, sockets: impl Iterator<Item = SocketFacts>) {
-        let held = sockets.filter(|socket| socket.inode != 0);
-        self.inet.extend(held.map(|socket| (socket.inode, socket)));
+        let open = sockets.filter(|socket| socket.inode != 0);
+        self.inet.extend(open.map(|socket| (socket.inode, socket)));
     }
 
     /// Returns the facts of an Internet socket of this namespace.
@@ -144,7 +146,7 @@ impl Sockets {
                 Err(error) => format!("another network namespace, and {error}"),
             };
             unseen.push(Unseen {
-                what: format!("what happens to the sockets of process {pid}"),
+                what: format!("the state of the sockets of process {pid}"),
                 why: format!("they are in {why}"),
             });
         }

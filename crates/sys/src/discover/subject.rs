@@ -189,7 +189,7 @@ fn program_of(
     };
     pids.dedup();
     let pid = worker(&pids, sockets);
-    let what = format!("the program behind {}", inner.info.name.escape_debug());
+    let missing = format!("the program behind {}", inner.info.name.escape_debug());
     match pid {
         Some(pid) if pids.len() > 1 => {
             let all: Vec<String> = pids
@@ -198,7 +198,7 @@ fn program_of(
                 .map(|pid| format!("{} ({pid})", procfs::name(*pid)))
                 .collect();
             unseen.push(Unseen {
-                what,
+                what: missing,
                 why: format!(
                     "several processes have it open: {}; taken: {pid}, for its sockets and \
                      processor time. Name another with its number",
@@ -217,7 +217,7 @@ fn program_of(
                      the doctor as root"
                 ),
             };
-            unseen.push(Unseen { what, why });
+            unseen.push(Unseen { what: missing, why });
         }
         _ => {}
     }
@@ -277,14 +277,14 @@ fn interface_of<'a>(
         name: name.clone(),
         source,
     };
-    let held = holder::of_process(pid).map_err(refused)?;
-    let mut nodes: Vec<&LinkNode> = held
+    let devices = holder::of_process(pid).map_err(refused)?;
+    let mut nodes: Vec<&LinkNode> = devices
         .iter()
         .filter(|holder| holder.here)
         .filter_map(|holder| network.named(&holder.device))
         .collect();
     if nodes.is_empty()
-        && let Some(holder) = held.first()
+        && let Some(holder) = devices.first()
     {
         return Err(DiscoverError::Elsewhere {
             pid,

@@ -80,7 +80,7 @@ fn a_device_of_the_same_name_elsewhere_has_another_program() {
 }
 
 #[test]
-fn the_only_other_interface_is_the_way_out() {
+fn the_only_other_interface_is_the_egress() {
     in_namespace(|| {
         let Some(_tun) = tun("disc3") else { return };
         let (index, _) = veth("out0", "away");
@@ -179,7 +179,7 @@ fn addresses_come_with_their_prefixes() {
 }
 
 #[test]
-fn what_is_not_there_is_told_with_what_is() {
+fn a_missing_subject_is_reported_with_the_existing_ones() {
     in_namespace(|| {
         let error = path(&Subject::Anything).unwrap_err();
         assert!(matches!(error, DiscoverError::Nothing { .. }), "{error}");

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_short_has_no_rate() {
+    fn truncated_messages_have_no_rate() {
         assert_eq!(parse(&[0; 19]), None);
         assert_eq!(parse(&[0; 20]).unwrap().rate, None);
         assert_eq!(part(&[8, 0, 1, 0, 1, 2, 3, 4], 1, 0), None);

@@ -88,7 +88,7 @@ fn ip(text: &str) -> IpAddr {
 // Interfaces.
 
 #[test]
-fn link_says_what_sysfs_says() {
+fn link_agrees_with_sysfs() {
     let Some(host) = host() else { return };
     let link = host.netlink.link("d0").unwrap();
     assert_eq!(link.index.to_string(), host.sysfs("d0", "ifindex"));
@@ -110,7 +110,7 @@ fn link_says_what_sysfs_says() {
 }
 
 #[test]
-fn links_lists_what_proc_lists() {
+fn links_agrees_with_proc() {
     let Some(host) = host() else { return };
     let mut names: Vec<_> = host
         .netlink
@@ -345,7 +345,7 @@ fn add_address_is_seen_by_getifaddrs() {
 }
 
 #[test]
-fn addresses_lists_what_getifaddrs_lists() {
+fn addresses_agrees_with_getifaddrs() {
     let Some(host) = host() else { return };
     host.netlink
         .add_address(host.device, net("10.1.2.3/24"))
@@ -780,7 +780,7 @@ fn wait_for(events: &mut Subscription, matches: impl Fn(&Event) -> bool) {
 }
 
 #[test]
-fn events_tell_of_links_addresses_and_routes() {
+fn events_report_links_addresses_and_routes() {
     let Some((a, _b)) = pair() else { return };
     let mut events = a
         .namespace
@@ -938,7 +938,7 @@ fn removing_an_absent_rule_is_not_found() {
 }
 
 #[test]
-fn a_gateway_out_of_reach_says_what_it_needs() {
+fn the_error_of_an_unreachable_gateway_names_the_remedy() {
     let Some(host) = host() else { return };
     let error = host
         .netlink

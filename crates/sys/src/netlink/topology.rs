@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_veth_whose_peer_is_elsewhere_says_so() {
+    fn a_veth_with_a_peer_in_another_namespace_is_marked() {
         use std::os::fd::AsFd;
         let (Some(here), Some(there)) = (namespace(), namespace()) else {
             return;

@@ -140,7 +140,7 @@ fn a_command_runs_in_the_namespace() {
 }
 
 #[test]
-fn a_command_outlives_the_thread_that_asked_for_it() {
+fn a_command_outlives_the_thread_that_started_it() {
     let Some(namespace) = namespace() else { return };
     let mut child = thread::scope(|scope| {
         scope
@@ -236,7 +236,7 @@ fn an_unprivileged_user_is_root_in_a_world_of_its_own() {
 }
 
 #[test]
-fn a_process_with_threads_is_told_why_it_cannot_unshare_its_user() {
+fn the_error_of_unshare_user_with_threads_names_the_reason() {
     let (stop, stopped) = mpsc::channel::<()>();
     let other = thread::spawn(move || stopped.recv());
     let error = unshare_user().unwrap_err();

@@ -32,7 +32,7 @@ pub(super) fn program(accept: Accept) -> Vec<sock_filter> {
             verdict(snap_length.max(1)),
             verdict(REFUSE),
         ],
-        Accept::Station([a, b, c, d, e, f]) => {
+        Accept::Host([a, b, c, d, e, f]) => {
             let (high, low) = (u16::from_be_bytes([a, b]), [c, d, e, f]);
             vec![
                 load(BPF_B, packet_type),

@@ -19,7 +19,7 @@ const DEVICE: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 1);
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 2);
 /// Local experimental EtherType (IEEE 802), which no other host of the LAN uses.
 const EXPERIMENTAL: u16 = 0x88b5;
-const STRANGER: [u8; 6] = [2, 0, 0, 0, 0, 99];
+const OTHER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 99];
 const BROADCAST: [u8; 6] = [0xff; 6];
 const WHOLE: Accept = Accept::Everything {
     snap_length: u32::MAX,
@@ -171,7 +171,7 @@ fn a_tcp_super_packet_arrives_whole() {
     let Some((device, gateway)) = lan() else {
         return;
     };
-    let socket = gateway.open(Accept::Station(gateway.mac));
+    let socket = gateway.open(Accept::Host(gateway.mac));
     let listener = gateway
         .namespace
         .run(|| TcpListener::bind((GATEWAY, 0)).unwrap())
@@ -216,7 +216,7 @@ fn a_udp_super_packet_arrives_whole() {
     let Some((device, gateway)) = lan() else {
         return;
     };
-    let socket = gateway.open(Accept::Station(gateway.mac));
+    let socket = gateway.open(Accept::Host(gateway.mac));
     let sender = device
         .namespace
         .run(|| UdpSocket::bind((DEVICE, 0)).unwrap())
@@ -240,7 +240,7 @@ fn a_udp_super_packet_sent_arrives_as_its_datagrams() {
     let Some((device, gateway)) = lan() else {
         return;
     };
-    let socket = gateway.open(Accept::Station(gateway.mac));
+    let socket = gateway.open(Accept::Host(gateway.mac));
     let receiver = device
         .namespace
         .run(|| UdpSocket::bind((DEVICE, 0)).unwrap())
@@ -345,11 +345,11 @@ fn tcp_passes_whole_and_intact_through_two_sockets() {
 // Received frames.
 
 #[test]
-fn a_vlan_tag_is_told_and_taken_out() {
+fn a_vlan_tag_is_reported_and_removed() {
     let Some((device, gateway)) = lan() else {
         return;
     };
-    let socket = gateway.open(Accept::Station(gateway.mac));
+    let socket = gateway.open(Accept::Host(gateway.mac));
     let tci = (5 << 13) | 42;
     let mut tagged = frame(gateway.mac, device.mac, 0x8100, &u16::to_be_bytes(tci));
     tagged.extend(EXPERIMENTAL.to_be_bytes());
@@ -366,7 +366,7 @@ fn an_untagged_frame_has_no_vlan() {
     let Some((device, gateway)) = lan() else {
         return;
     };
-    let socket = gateway.open(Accept::Station(gateway.mac));
+    let socket = gateway.open(Accept::Host(gateway.mac));
     send(
         &device.open(WHOLE),
         &frame(gateway.mac, device.mac, EXPERIMENTAL, &[0; 60]),
@@ -396,14 +396,14 @@ fn by_destination(own: [u8; 6]) -> Vec<([u8; 6], u16, bool)> {
     nearly[5] ^= 1;
     vec![
         (own, EXPERIMENTAL, true),
-        (STRANGER, EXPERIMENTAL, false),
+        (OTHER_MAC, EXPERIMENTAL, false),
         (almost, EXPERIMENTAL, false),
         (nearly, EXPERIMENTAL, false),
         (BROADCAST, EXPERIMENTAL, true),
         ([0x33, 0x33, 0, 0, 0, 1], EXPERIMENTAL, true),
         ([1, 0, 0x5e, 0, 0, 251], EXPERIMENTAL, true),
-        (STRANGER, libc::ETH_P_ARP as u16, true),
-        (STRANGER, libc::ETH_P_IP as u16, false),
+        (OTHER_MAC, libc::ETH_P_ARP as u16, true),
+        (OTHER_MAC, libc::ETH_P_IP as u16, false),
     ]
 }
 
@@ -443,7 +443,7 @@ fn the_filter_refuses_unicast_to_others() {
     let Some((device, gateway)) = lan() else {
         return;
     };
-    let socket = gateway.open(Accept::Station(gateway.mac));
+    let socket = gateway.open(Accept::Host(gateway.mac));
     socket.set_promiscuous(true).unwrap();
     let frames = by_destination(gateway.mac);
     assert_eq!(seen(&device, &socket, &frames), expected(&frames));
@@ -455,7 +455,7 @@ fn everything_is_seen_up_to_the_snap_length() {
         return;
     };
     let socket = gateway.open(Accept::Everything { snap_length: 128 });
-    let whole = frame(STRANGER, device.mac, EXPERIMENTAL, &pattern(1000));
+    let whole = frame(OTHER_MAC, device.mac, EXPERIMENTAL, &pattern(1000));
     send(&device.open(WHOLE), &whole);
     let (received, frame) = receive_experimental(&socket);
     assert_eq!(frame, whole[..128]);
@@ -468,7 +468,7 @@ fn a_frame_longer_than_the_buffer_is_said_to_be_truncated() {
     let Some((device, gateway)) = lan() else {
         return;
     };
-    let socket = gateway.open(Accept::Station(gateway.mac));
+    let socket = gateway.open(Accept::Host(gateway.mac));
     let whole = frame(gateway.mac, device.mac, EXPERIMENTAL, &pattern(1000));
     send(&device.open(WHOLE), &whole);
     assert!(readable(&socket, Duration::from_secs(2)));
@@ -505,7 +505,7 @@ fn own_transmissions_are_not_seen() {
     let Some((device, gateway)) = lan() else {
         return;
     };
-    for accept in [WHOLE, Accept::Station(gateway.mac)] {
+    for accept in [WHOLE, Accept::Host(gateway.mac)] {
         sees_only_the_device(&device, &gateway, &gateway.open(accept));
     }
 }
@@ -515,7 +515,7 @@ fn the_filter_alone_refuses_own_transmissions() {
     let Some((device, gateway)) = lan() else {
         return;
     };
-    for accept in [WHOLE, Accept::Station(gateway.mac)] {
+    for accept in [WHOLE, Accept::Host(gateway.mac)] {
         let socket = gateway.open(accept);
         option::set_int(socket.as_fd(), libc::PACKET_IGNORE_OUTGOING, 0).unwrap();
         sees_only_the_device(&device, &gateway, &socket);
@@ -529,7 +529,7 @@ fn a_link_that_was_down_works_again() {
     let Some((device, gateway)) = lan() else {
         return;
     };
-    let socket = gateway.open(Accept::Station(gateway.mac));
+    let socket = gateway.open(Accept::Host(gateway.mac));
     let sender = device.open(WHOLE);
     let number = |n: u8| frame(gateway.mac, device.mac, EXPERIMENTAL, &[n; 60]);
     send(&sender, &number(1));
@@ -550,7 +550,7 @@ fn a_link_that_was_down_works_again() {
     gateway.netlink.set_up(gateway.index).unwrap();
     send(&sender, &number(2));
     assert_eq!(receive_experimental(&socket).1[14], 2);
-    let other = device.open(Accept::Station(device.mac));
+    let other = device.open(Accept::Host(device.mac));
     socket.send_vectored(&parts).unwrap();
     assert_eq!(receive_experimental(&other).1[14], 3);
 }
@@ -561,7 +561,7 @@ fn a_socket_can_be_opened_before_the_interface_is_up() {
         return;
     };
     gateway.netlink.set_down(gateway.index).unwrap();
-    let socket = gateway.open(Accept::Station(gateway.mac));
+    let socket = gateway.open(Accept::Host(gateway.mac));
     let error = socket.receive(&mut [0; 200]).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::NetworkDown);
     gateway.netlink.set_up(gateway.index).unwrap();
@@ -577,7 +577,7 @@ fn a_deleted_interface_is_a_network_that_is_down() {
     let Some((_device, gateway)) = lan() else {
         return;
     };
-    let socket = gateway.open(Accept::Station(gateway.mac));
+    let socket = gateway.open(Accept::Host(gateway.mac));
     gateway.netlink.delete_link(gateway.index).unwrap();
     let error = socket.receive(&mut [0; 200]).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::NetworkDown);
@@ -587,13 +587,13 @@ fn a_deleted_interface_is_a_network_that_is_down() {
 }
 
 #[test]
-fn what_overflows_the_receive_buffer_is_counted() {
+fn frames_above_the_receive_buffer_are_counted() {
     let Some((device, gateway)) = lan() else {
         return;
     };
     let options = PacketOptions {
         receive_buffer: 1, // the kernel's minimum instead
-        ..PacketOptions::new(Accept::Station(gateway.mac))
+        ..PacketOptions::new(Accept::Host(gateway.mac))
     };
     let socket = gateway.open_with(&options).unwrap();
     let sender = device.open(WHOLE);
@@ -617,7 +617,7 @@ fn what_overflows_the_receive_buffer_is_counted() {
 }
 
 #[test]
-fn a_smaller_buffer_than_asked_for_has_a_reason() {
+fn a_smaller_buffer_than_requested_has_a_reason() {
     let Some((_device, gateway)) = lan() else {
         return;
     };
@@ -650,7 +650,7 @@ fn is_promiscuous(gateway: &End) -> bool {
 }
 
 #[test]
-fn promiscuous_mode_ends_when_told_or_with_the_socket() {
+fn promiscuous_mode_ends_on_request_or_with_the_socket() {
     let Some((_device, gateway)) = lan() else {
         return;
     };
@@ -674,7 +674,7 @@ fn a_unicast_address_is_joined_until_the_socket_is_closed() {
         return;
     };
     let socket = gateway.open(WHOLE);
-    socket.join_unicast(STRANGER).unwrap();
+    socket.join_unicast(OTHER_MAC).unwrap();
     assert!(is_promiscuous(&gateway));
     drop(socket);
     assert!(!is_promiscuous(&gateway));

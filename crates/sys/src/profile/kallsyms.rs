@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn hidden_addresses_are_told() {
+    fn hidden_addresses_are_an_error() {
         let text = &b"0000000000000000 T _text\n0000000000000000 t tcp_ack\n"[..];
         let error = Kernel::parse(text).unwrap_err();
         assert!(error.to_string().contains("kptr_restrict"), "{error}");

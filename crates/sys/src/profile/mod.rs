@@ -45,7 +45,7 @@ const RING_PAGES: usize = 64;
 /// Maximum number of clocks, if each thread needs one on each processor: each uses a descriptor.
 const CLOCKS_MAX: usize = 512;
 /// Maximum number of different locations and stacks that are kept.
-const PLACES_MAX: usize = 1 << 20;
+const LOCATIONS_MAX: usize = 1 << 20;
 
 /// Options of sampling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -133,7 +133,7 @@ pub struct RawProfile {
     /// The extent of sampling.
     pub scope: Scope,
     /// Samples by location.
-    pub places: HashMap<Place, u64>,
+    pub locations: HashMap<Location, u64>,
     /// Samples by process and call stack, innermost function first; empty unless requested.
     pub stacks: HashMap<(u32, Vec<(Mode, u64)>), u64>,
     /// Samples that did not fit into a ring.
@@ -146,7 +146,7 @@ pub struct RawProfile {
 
 /// A sampled location.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Place {
+pub struct Location {
     /// Process id; 0 for an idle processor and interrupts on it.
     pub pid: u32,
     /// The owner of the code.
@@ -245,7 +245,7 @@ impl RawProfile {
         RawProfile {
             program,
             scope,
-            places: HashMap::new(),
+            locations: HashMap::new(),
             stacks: HashMap::new(),
             lost: 0,
             names: HashMap::new(),
@@ -264,13 +264,15 @@ impl RawProfile {
                     mode,
                     stack,
                 } => {
-                    let place = Place { pid, mode, address };
-                    if self.places.len() >= PLACES_MAX && !self.places.contains_key(&place) {
+                    let location = Location { pid, mode, address };
+                    if self.locations.len() >= LOCATIONS_MAX
+                        && !self.locations.contains_key(&location)
+                    {
                         self.lost += 1;
                         continue;
                     }
-                    *self.places.entry(place).or_default() += 1;
-                    if stacks && self.stacks.len() < PLACES_MAX {
+                    *self.locations.entry(location).or_default() += 1;
+                    if stacks && self.stacks.len() < LOCATIONS_MAX {
                         *self.stacks.entry((pid, stack)).or_default() += 1;
                     }
                     self.names.entry(pid).or_insert_with(|| name(pid));

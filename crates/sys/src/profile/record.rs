@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_in_a_stack_say_whose_code_follows() {
+    fn marks_in_a_stack_name_the_owner_of_the_code() {
         let body = [
             0x9000,
             ids(7, 8),

@@ -12,7 +12,7 @@ use super::elf::Elf;
 use super::kallsyms::Kernel;
 use super::maps::{self, Mapping};
 use super::symbols::readable;
-use super::{Mode, Place, RawProfile, Scope};
+use super::{Location, Mode, RawProfile, Scope};
 
 /// Part of all samples from which the files of another program are read.
 const NOTABLE: f64 = 0.01;
@@ -50,16 +50,16 @@ impl RawProfile {
         let mut names = Names::new(self);
         let mut counted: HashMap<(String, String), (u64, u64)> = HashMap::new();
         let (mut program, mut idle) = (0, 0);
-        let mut places: Vec<(&Place, &u64)> = self.places.iter().collect();
+        let mut locations: Vec<(&Location, &u64)> = self.locations.iter().collect();
         // The program comes first: it may end while files are read.
-        places.sort_by_key(|(place, _)| self.program != Some(place.pid));
-        for (place, &samples) in places {
-            let name = names.of(place.pid, place.mode, place.address);
-            if names.is_idle(place, &name.0) {
+        locations.sort_by_key(|(location, _)| self.program != Some(location.pid));
+        for (location, &samples) in locations {
+            let name = names.of(location.pid, location.mode, location.address);
+            if names.is_idle(location, &name.0) {
                 idle += samples;
                 continue;
             }
-            let own = match self.program == Some(place.pid) {
+            let own = match self.program == Some(location.pid) {
                 true => samples,
                 false => 0,
             };
@@ -100,13 +100,13 @@ impl RawProfile {
             let Some(&(mode, address)) = stack.first() else {
                 continue;
             };
-            let place = Place {
+            let location = Location {
                 pid: *pid,
                 mode,
                 address,
             };
             let leaf = names.of(*pid, mode, address).0;
-            if names.is_idle(&place, &leaf) {
+            if names.is_idle(&location, &leaf) {
                 continue;
             }
             let mut path = vec![names.process(*pid)];
@@ -146,9 +146,9 @@ impl<'a> Names<'a> {
             }
         }
         let mut by_process: HashMap<u32, u64> = HashMap::new();
-        for (place, samples) in &raw.places {
-            if place.mode == Mode::User {
-                *by_process.entry(place.pid).or_default() += samples;
+        for (location, samples) in &raw.locations {
+            if location.mode == Mode::User {
+                *by_process.entry(location.pid).or_default() += samples;
             }
         }
         let busy: u64 = by_process.values().sum();
@@ -230,8 +230,8 @@ impl<'a> Names<'a> {
     }
 
     /// Whether the processor was idle. Without names, all time without a process counts as idle.
-    fn is_idle(&self, place: &Place, symbol: &str) -> bool {
-        let nobody = place.pid == 0 && place.mode == Mode::Kernel;
+    fn is_idle(&self, location: &Location, symbol: &str) -> bool {
+        let nobody = location.pid == 0 && location.mode == Mode::Kernel;
         let nothing = || IDLE.iter().any(|idle| symbol.starts_with(idle));
         nobody && (self.kernel.is_none() || nothing())
     }

@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_reaches_over_the_end_comes_in_two_pieces() {
+    fn records_across_the_end_have_two_pieces() {
         assert_eq!(spans(0, 0, 64), [0..0, 0..0]);
         assert_eq!(spans(0, 40, 64), [0..40, 0..0]);
         assert_eq!(spans(40, 64, 64), [40..64, 0..0]);

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_compilers_do_to_names_is_undone() {
+    fn changes_by_compilers_to_names_are_undone() {
         assert_eq!(readable(b"tcp_ack.isra.0"), "tcp_ack");
         assert_eq!(readable(b"tun_do_read.constprop.0.cold"), "tun_do_read");
         assert_eq!(

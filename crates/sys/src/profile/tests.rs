@@ -104,7 +104,7 @@ fn threads_alone_are_sampled_where_the_machine_may_not_be() {
 }
 
 #[test]
-fn more_samples_than_a_ring_holds_are_told_as_lost() {
+fn samples_above_the_ring_size_count_as_lost() {
     let fast = Options {
         hz: 20_000,
         stacks: true,
@@ -166,7 +166,7 @@ fn a_ring_is_drained_around_its_end_many_times() {
 }
 
 #[test]
-fn a_process_that_does_not_exist_is_told() {
+fn a_process_that_does_not_exist_is_an_error() {
     let mut unseen = Vec::new();
     let outcome = threads(u32::MAX / 2, 2, &mut unseen);
     assert!(matches!(outcome, Err(ProfileError::NoProgram { .. })));

@@ -109,8 +109,8 @@ fn open(output: &mut Output) -> Result<Calls, CallsError> {
     let calls = Calls::open(taken, &cpus)?;
     if !left.is_empty() {
         let names: Vec<_> = left.iter().map(|name| name.to_string_lossy()).collect();
-        let what = format!("calls of {}", names.join(", "));
-        output.missing(&what, "too many processors for a counter on each");
+        let name = format!("calls of {}", names.join(", "));
+        output.missing(&name, "too many processors for a counter on each");
     }
     Ok(calls)
 }

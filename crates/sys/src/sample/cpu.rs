@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_grouped_by_what_they_are_for() {
+    fn times_are_grouped_by_purpose() {
         let (cpu, times) = parse_times("cpu3 10 2 30 40 5 6 7 8 0 0").unwrap();
         assert_eq!(cpu, 3);
         let expected = [

@@ -17,7 +17,7 @@ use seikan_observe::metric;
 use seikan_observe::{Kind, Subject};
 
 use super::Output;
-use crate::perf::{PerfError, Tally, Tracepoint};
+use crate::perf::{PerfError, Tracepoint, TracepointCounters};
 use crate::softirq;
 
 /// The reasons that distinguish causes, the most informative first.
@@ -49,7 +49,7 @@ struct Counters {
     cpus: Vec<u32>,
     /// The metric and the filter of each reason.
     reasons: Vec<(Cow<'static, str>, String)>,
-    tally: Tally,
+    counters: TracepointCounters,
     /// Whether there is one counter for each reason.
     apart: bool,
 }
@@ -80,7 +80,7 @@ impl Counters {
     fn open(output: &mut Output) -> Result<Self, PerfError> {
         let tracepoint = Tracepoint::find("skb", "kfree_skb")?;
         if !tracepoint.has_field("reason") {
-            return Err(tracepoint.lacks("reason (Linux 5.17 brought it)"));
+            return Err(tracepoint.lacks("reason (since Linux 5.17)"));
         }
         let cpus: Vec<u32> = match softirq::net_rx() {
             Ok(counts) => counts.iter().map(|count| count.cpu).collect(),
@@ -89,11 +89,11 @@ impl Counters {
         let affordable = DESCRIPTORS_MAX / cpus.len().max(1);
         let mut reasons = Vec::new();
         for reason in REASONS {
-            let what = format!("packets dropped for {reason}");
+            let missing = format!("packets dropped for {reason}");
             match tracepoint.symbol(reason) {
-                None => output.missing(&what, "this kernel has no such reason"),
+                None => output.missing(&missing, "this kernel has no such reason"),
                 Some(_) if reasons.len() >= affordable => {
-                    output.missing(&what, "too many processors for a counter on each");
+                    output.missing(&missing, "too many processors for a counter on each");
                 }
                 Some(number) => {
                     let name = format!("{}{reason}", metric::DROP_PREFIX);
@@ -102,30 +102,30 @@ impl Counters {
             }
         }
         if reasons.is_empty() {
-            return Err(tracepoint.lacks("reason that is known"));
+            return Err(tracepoint.lacks("known reason"));
         }
         let all: Vec<&str> = reasons.iter().map(|(_, filter)| filter.as_str()).collect();
-        let tally = Tally::open(&tracepoint, &[all.join(" || ")], &cpus)?;
+        let counters = TracepointCounters::open(&tracepoint, &[all.join(" || ")], &cpus)?;
         Ok(Counters {
             tracepoint,
             cpus,
             reasons,
-            tally,
+            counters,
             apart: false,
         })
     }
 
     /// Returns the number of packets dropped for each reason so far.
     fn read(&mut self) -> io::Result<Vec<u64>> {
-        let counts = self.tally.read()?;
+        let counts = self.counters.read()?;
         if self.apart {
             return Ok(counts);
         }
         if counts.iter().any(|count| *count > 0) {
             let filters = self.reasons.iter().map(|(_, filter)| filter.clone());
             let filters: Vec<String> = filters.collect();
-            self.tally =
-                Tally::open(&self.tracepoint, &filters, &self.cpus).map_err(io::Error::other)?;
+            self.counters = TracepointCounters::open(&self.tracepoint, &filters, &self.cpus)
+                .map_err(io::Error::other)?;
             self.apart = true;
         }
         Ok(vec![0; self.reasons.len()])

@@ -110,11 +110,11 @@ impl Host {
 
 fn read<'a>(
     file: &'a mut Option<Counters>,
-    what: &str,
+    name: &str,
     output: &mut Output,
 ) -> Option<Cow<'a, str>> {
     let text: io::Result<Cow<'a, str>> = file.as_mut()?.read();
-    output.keep(what, text)
+    output.keep(name, text)
 }
 
 fn push(output: &mut Output, protocol: &str, field: &str, value: u64) {
@@ -184,9 +184,9 @@ fn parse_pressure(text: &str) -> Option<u64> {
 fn parse_tracking(text: &str, column: &str) -> Option<u64> {
     let mut lines = text.lines();
     let mut names = lines.next()?.split_ascii_whitespace();
-    let place = names.position(|name| name == column)?;
+    let index = names.position(|name| name == column)?;
     let mut values = lines.map(|line| {
-        let value = line.split_ascii_whitespace().nth(place)?;
+        let value = line.split_ascii_whitespace().nth(index)?;
         u64::from_str_radix(value, 16).ok()
     });
     values.try_fold(0u64, |sum, value| Some(sum.saturating_add(value?)))
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_count_is_left_out() {
+    fn values_that_are_no_counts_are_skipped() {
         assert!(pairs(SNMP).iter().all(|(name, _)| name != "Tcp.MaxConn"));
         assert_eq!(pairs("Ip: A B\nTcp: 1 2\n"), []);
         assert_eq!(pairs("Ip: A B\nIp: 1\n"), [("Ip.A".into(), 1)]);

@@ -183,22 +183,22 @@ impl Output {
     }
 
     /// Keeps the first reason why a value is missing.
-    fn missing(&mut self, what: &str, why: impl std::fmt::Display) {
-        let known = self.missing.iter().any(|unseen| unseen.what == what);
+    fn missing(&mut self, name: &str, why: impl std::fmt::Display) {
+        let known = self.missing.iter().any(|unseen| unseen.what == name);
         if !known && self.missing.len() < MISSING_MAX {
             self.missing.push(Unseen {
-                what: what.to_owned(),
+                what: name.to_owned(),
                 why: why.to_string(),
             });
         }
     }
 
     /// Keeps the reason of a failure, and returns the value of a success.
-    fn keep<T, E: std::fmt::Display>(&mut self, what: &str, outcome: Result<T, E>) -> Option<T> {
+    fn keep<T, E: std::fmt::Display>(&mut self, name: &str, outcome: Result<T, E>) -> Option<T> {
         match outcome {
             Ok(value) => Some(value),
             Err(error) => {
-                self.missing(what, error);
+                self.missing(name, error);
                 None
             }
         }

@@ -93,8 +93,8 @@ impl Program {
     fn sample_process(&mut self, output: &mut Output) {
         let subject = Subject::Process(self.pid);
         let Some(file) = &mut self.io else { return };
-        let what = "reads and writes of the process";
-        if let Some(text) = output.keep(what, file.read()) {
+        let name = "reads and writes of the process";
+        if let Some(text) = output.keep(name, file.read()) {
             for (label, name) in [
                 ("syscr:", metric::IO_READS),
                 ("syscw:", metric::IO_WRITES),
@@ -111,8 +111,8 @@ impl Program {
     fn find_threads(&mut self, output: &mut Output) {
         let pid = self.pid;
         let directory = format!("/proc/{pid}/task");
-        let what = format!("threads of process {pid}");
-        let Some(entries) = output.keep(&what, fs::read_dir(&directory)) else {
+        let name = format!("threads of process {pid}");
+        let Some(entries) = output.keep(&name, fs::read_dir(&directory)) else {
             return;
         };
         for entry in entries.flatten() {
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn switches_are_told_apart() {
+    fn voluntary_and_involuntary_switches_are_separate() {
         let text = "Name:\tx\nvoluntary_ctxt_switches:\t150\nnonvoluntary_ctxt_switches:\t545\n";
         assert_eq!(labelled(text, "voluntary_ctxt_switches:"), Some(150));
         assert_eq!(labelled(text, "nonvoluntary_ctxt_switches:"), Some(545));
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn both_versions_of_a_group_are_told_in_microseconds() {
+    fn both_versions_of_a_group_are_in_microseconds() {
         let expected = [
             (metric::GROUP_PERIODS, 100),
             (metric::GROUP_THROTTLED, 7),

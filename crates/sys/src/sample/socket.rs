@@ -20,9 +20,9 @@ const CONNECTIONS_MAX: usize = 1000;
 const RESCAN: Duration = Duration::from_millis(250);
 /// Approximate costs in microseconds: to walk the kernel's tables of both IP versions, to receive a
 /// connection during the walk, and to query one connection.
-const WALK: usize = 300;
-const TOLD: usize = 2;
-const ASKED: usize = 5;
+const WALK_COST: usize = 300;
+const RECEIVE_COST: usize = 2;
+const QUERY_COST: usize = 5;
 const TCP: &str = "TCP connections";
 const UDP: &str = "UDP sockets";
 
@@ -118,8 +118,8 @@ impl Sockets {
 
     fn sample_tcp(&mut self, now: Instant, output: &mut Output) {
         let sampled = self.sampled.len();
-        let walk = WALK + TOLD * (sampled + self.others);
-        let whole = self.again.due(now) || sampled == 0 || ASKED * sampled > walk;
+        let walk = WALK_COST + RECEIVE_COST * (sampled + self.others);
+        let whole = self.again.due(now) || sampled == 0 || QUERY_COST * sampled > walk;
         let mut connections = match whole {
             true => self.list(output),
             false => self.look_up(output),

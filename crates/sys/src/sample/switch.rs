@@ -26,12 +26,12 @@ use super::{Again, Output};
 use crate::discover::listening;
 
 /// The request, and the prefix of the program's name.
-const QUESTION: &[u8] = br#"{"id":0,"method":"dpctl/show","params":[]}"#;
+const REQUEST: &[u8] = br#"{"id":0,"method":"dpctl/show","params":[]}"#;
 const PROGRAM: &str = "ovs-vswitchd";
 /// Maximum length of an answer in bytes: that of some thousand ports.
 const ANSWER_MAX: usize = 1 << 20;
 /// Its name in the list of missing values.
-const WHAT: &str = "counts of the virtual switch's datapath";
+const NAME: &str = "counts of the virtual switch's datapath";
 
 /// A switch that is queried.
 #[derive(Debug)]
@@ -57,7 +57,7 @@ impl Switch {
         if !program.name.starts_with(PROGRAM) {
             return None;
         }
-        let stream = output.keep(WHAT, connected(program.pid))?;
+        let stream = output.keep(NAME, connected(program.pid))?;
         Some(Self::of(stream))
     }
 
@@ -72,7 +72,7 @@ impl Switch {
     /// Reads the available part of the answer, and sends a request once a second.
     pub(super) fn sample(&mut self, now: Instant, output: &mut Output) {
         let outcome = self.step(now, output);
-        if output.keep(WHAT, outcome).is_none() {
+        if output.keep(NAME, outcome).is_none() {
             self.stream = None;
         }
     }
@@ -91,7 +91,7 @@ impl Switch {
             }
         }
         if self.answer.is_none() && self.again.due(now) {
-            stream.write_all(QUESTION)?;
+            stream.write_all(REQUEST)?;
             self.answer = Some(Vec::new());
         }
         Ok(())
@@ -144,7 +144,9 @@ fn complete(answer: &[u8]) -> io::Result<Option<String>> {
         Ok(Answer { error, .. }) => {
             let said = error.unwrap_or_default().to_string();
             let said: String = said.chars().take(200).collect();
-            Err(io::Error::other(format!("it refuses to tell: {said}")))
+            Err(io::Error::other(format!(
+                "it answered with an error: {said}"
+            )))
         }
         Err(error) if error.is_eof() => Ok(None),
         Err(error) => Err(io::Error::new(ErrorKind::InvalidData, error)),
@@ -202,9 +204,9 @@ mod tests {
         let (mut switch, mut output) = (Switch::of(ours), Output::default());
         let start = Instant::now();
         switch.sample(start, &mut output);
-        let mut asked = vec![0; QUESTION.len()];
-        theirs.read_exact(&mut asked).unwrap();
-        assert_eq!(asked, QUESTION);
+        let mut request = vec![0; REQUEST.len()];
+        theirs.read_exact(&mut request).unwrap();
+        assert_eq!(request, REQUEST);
         let text = serde_json::to_string(SAID).unwrap();
         let answer = format!(r#"{{"error":null,"id":0,"result":{text}}}"#);
         let (first, rest) = answer.split_at(40);
@@ -216,14 +218,14 @@ mod tests {
         assert_eq!(output.values.len(), 3);
         // Not before a second has passed.
         theirs.set_nonblocking(true).unwrap();
-        assert!(theirs.read(&mut asked).is_err());
+        assert!(theirs.read(&mut request).is_err());
         switch.sample(start + Duration::from_millis(1_100), &mut output);
-        assert_eq!(theirs.read(&mut asked).unwrap(), QUESTION.len());
+        assert_eq!(theirs.read(&mut request).unwrap(), REQUEST.len());
         assert!(output.missing.is_empty());
     }
 
     #[test]
-    fn what_is_no_answer_is_told_once_and_not_asked_again() {
+    fn an_invalid_answer_is_reported_once_and_ends_the_queries() {
         for wrong in ["[]", r#"{"error":"unknown","id":0,"result":null}"#, "\u{1}"] {
             let (ours, mut theirs) = UnixStream::pair().unwrap();
             ours.set_nonblocking(true).unwrap();

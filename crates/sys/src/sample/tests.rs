@@ -148,7 +148,7 @@ fn a_thread_that_starts_later_is_found() {
 }
 
 #[test]
-fn a_connection_that_nobody_asked_for_is_not_sampled() {
+fn a_connection_that_is_not_followed_is_not_sampled() {
     let Some((near, far)) = pair() else { return };
     let mut sampler = near.run(|| Sampler::new(&path()).unwrap()).unwrap();
     sampler.follow(&["10.78.0.0/16".parse::<IpNet>().unwrap()]);
@@ -262,7 +262,7 @@ fn a_thread_that_works_shows_its_time() {
 }
 
 #[test]
-fn what_is_not_there_is_told_once() {
+fn missing_values_are_reported_once() {
     let mut map = path();
     map.program = Some(ProgramFacts {
         pid: u32::MAX,
@@ -324,13 +324,13 @@ fn a_control_group_shows_its_periods() {
         // The root of version 2 has no limit and therefore no periods.
         None => eprintln!("no periods at the root: {:?}", sampler.missing()),
     }
-    let told = sampler
+    let is_missing = sampler
         .missing()
         .iter()
         .any(|unseen| unseen.what.contains("control group"));
     let group = Subject::Group("/".into());
     assert_ne!(
-        told,
+        is_missing,
         value(&sample, &group, metric::GROUP_THROTTLED_US).is_some()
     );
 }

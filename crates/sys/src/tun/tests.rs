@@ -305,7 +305,7 @@ fn one_refused_family_does_not_cost_the_other() {
 }
 
 #[test]
-fn without_checksum_nothing_is_asked_for() {
+fn without_checksum_no_offload_is_requested() {
     let (can, now) = negotiate_with(0);
     assert_eq!(now, 0);
     let reason = can.tso4.reason().expect("a reason");

@@ -147,17 +147,18 @@ impl SendControl {
     #[inline]
     fn push<T: Copy>(&mut self, level: c_int, kind: c_int, value: T) {
         let end = self.used + space::<T>();
-        let room = &mut self.bytes[self.used..end];
+        let space = &mut self.bytes[self.used..end];
         // SAFETY: cmsghdr is integers, for which zero bytes are valid.
         let mut header: cmsghdr = unsafe { mem::zeroed() };
         header.cmsg_len = (data_offset() + size_of::<T>()) as _;
         header.cmsg_level = level;
         header.cmsg_type = kind;
-        // SAFETY: `room` has CMSG_SPACE(size of T) bytes, of which the header takes the first, and
+        // SAFETY: `space` has CMSG_SPACE(size of T) bytes, of which the header takes the first, and
         // the value those behind the header's padding; unaligned writes need no alignment.
         unsafe {
-            room.as_mut_ptr().cast::<cmsghdr>().write_unaligned(header);
-            room.as_mut_ptr()
+            space.as_mut_ptr().cast::<cmsghdr>().write_unaligned(header);
+            space
+                .as_mut_ptr()
                 .add(data_offset())
                 .cast::<T>()
                 .write_unaligned(value);

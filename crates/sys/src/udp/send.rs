@@ -236,7 +236,7 @@ trait Load {
         &self,
         offset: usize,
         length: usize,
-        room: &mut [MaybeUninit<iovec>],
+        vectors: &mut [MaybeUninit<iovec>],
     ) -> Option<usize>;
 }
 
@@ -261,9 +261,10 @@ impl Load for Transmit<'_> {
         &self,
         offset: usize,
         length: usize,
-        room: &mut [MaybeUninit<iovec>],
+        vectors: &mut [MaybeUninit<iovec>],
     ) -> Option<usize> {
-        room.first_mut()?
+        vectors
+            .first_mut()?
             .write(vector(&self.payload[offset..offset + length]));
         Some(1)
     }
@@ -293,7 +294,7 @@ impl Load for Gathered<'_> {
         &self,
         offset: usize,
         length: usize,
-        room: &mut [MaybeUninit<iovec>],
+        vectors: &mut [MaybeUninit<iovec>],
     ) -> Option<usize> {
         let (mut skip, mut missing, mut used) = (offset, length, 0);
         for piece in self.pieces {
@@ -305,7 +306,7 @@ impl Load for Gathered<'_> {
                 continue;
             }
             let part = &piece[skip..piece.len().min(skip + missing)];
-            room.get_mut(used)?.write(vector(part));
+            vectors.get_mut(used)?.write(vector(part));
             used += 1;
             missing -= part.len();
             skip = 0;
@@ -428,12 +429,12 @@ impl Round {
         let envelope = load.envelope();
         let rest = load.length() - offset;
         let mut unit = Unit::of(rest, envelope.segment_size, gso);
-        let room = &mut self.pieces[self.pieces_used..];
-        let mut count = load.gather(offset, unit.length, room);
+        let vectors = &mut self.pieces[self.pieces_used..];
+        let mut count = load.gather(offset, unit.length, vectors);
         if count.is_none() && self.used == 0 && unit.segmented {
             // There are too many pieces for one message. Single datagrams may need fewer.
             unit = Unit::of(rest, envelope.segment_size, false);
-            count = load.gather(offset, unit.length, room);
+            count = load.gather(offset, unit.length, vectors);
         }
         let Some(count) = count else {
             if self.used == 0 {

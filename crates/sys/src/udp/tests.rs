@@ -516,7 +516,7 @@ fn a_foreign_source_is_an_error_and_does_not_cost_the_offload() {
 }
 
 #[test]
-fn a_datagram_that_is_too_large_does_not_take_along_what_comes_behind_it() {
+fn an_oversized_datagram_does_not_drop_the_next_ones() {
     in_namespace(|| {
         let (sender, receiver) = (socket(LOOPBACKS[0]), socket(LOOPBACKS[0]));
         // UDP over IPv4 carries at most 65,507 bytes.
@@ -531,7 +531,7 @@ fn a_datagram_that_is_too_large_does_not_take_along_what_comes_behind_it() {
 }
 
 #[test]
-fn what_overflows_the_receive_buffer_is_counted() {
+fn datagrams_above_the_receive_buffer_are_counted() {
     in_namespace(|| {
         let small = UdpOptions {
             receive_buffer: 20_000,
@@ -573,7 +573,7 @@ fn the_drop_counter_goes_on_where_32_bits_wrap() {
 }
 
 #[test]
-fn what_does_not_fit_the_buffer_is_flagged() {
+fn truncated_datagrams_are_marked() {
     in_namespace(|| {
         let (sender, receiver) = (socket(LOOPBACKS[0]), socket(LOOPBACKS[0]));
         let payload = pattern(101);
@@ -646,7 +646,7 @@ fn a_foreign_address_is_an_error_of_its_own() {
 }
 
 #[test]
-fn privilege_reaches_the_buffers_asked_for() {
+fn privilege_grants_the_requested_buffers() {
     in_namespace(|| {
         let socket = socket(LOOPBACKS[0]);
         assert_eq!(socket.buffers().expect("sizes"), (7 << 20, 7 << 20));

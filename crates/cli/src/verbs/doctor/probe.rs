@@ -117,9 +117,9 @@ struct Counting {
 }
 
 impl Counting {
-    /// As [`Echo::ask`].
+    /// As [`Echo::ping`].
     fn ask(&self, sequence: u16, size: usize, patience: Duration) -> io::Result<Outcome> {
-        let outcome = self.echo.ask(sequence, size, patience)?;
+        let outcome = self.echo.ping(sequence, size, patience)?;
         let bytes = size.max(self.echo.smallest()) as u64;
         let mut own = self.own.get();
         own += match outcome {
@@ -194,7 +194,7 @@ impl Asking {
                 break;
             }
             let size = SMALL.min(self.mtu);
-            if let Outcome::Answered(time) = echo.ask(sequence, size, PATIENCE)? {
+            if let Outcome::Answered(time) = echo.ping(sequence, size, PATIENCE)? {
                 times.push(time);
                 // Nobody listens any more when the sampling is over.
                 let _ = self.sender.send(time.as_micros() as u64);
@@ -224,7 +224,7 @@ impl Asking {
         let mut passes = |size: usize, tries: u16| -> io::Result<bool> {
             for _ in 0..tries {
                 sequence = sequence.wrapping_add(1);
-                match echo.ask(sequence, size, patience)? {
+                match echo.ping(sequence, size, patience)? {
                     Outcome::Answered(_) => return Ok(true),
                     Outcome::Silent => {}
                     Outcome::TooBig => {
