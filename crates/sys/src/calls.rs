@@ -56,7 +56,7 @@ pub enum CallsError {
         errno: Errno,
     },
     /// None of the functions exists, or there is no processor.
-    #[error("nothing to count: none of the functions is there")]
+    #[error("nothing to count: none of the functions exists")]
     Nothing,
 }
 
@@ -76,10 +76,10 @@ impl std::fmt::Display for Absence {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Absence::NoSuchFunction => {
-                "this kernel has no such function now (inlined, in a module that is not loaded, or of another version)"
+                "this kernel has no such function (it is inlined, in a module that is not loaded, or from another version)"
             }
             Absence::Ambiguous => "this kernel has several functions of that name",
-            Absence::NotProbeable => "this kernel does not let it be probed",
+            Absence::NotProbeable => "this kernel does not allow a probe on it",
         })
     }
 }

@@ -44,7 +44,7 @@ pub enum DnsError {
     },
     /// systemd-resolved runs but cannot be configured.
     #[error(
-        "systemd-resolved looks up this host's names, but there is no `resolvectl` to tell it of {interface}: install it"
+        "systemd-resolved resolves names on this host, but there is no `resolvectl` to configure it for {interface}: install it"
     )]
     NoResolvectl {
         /// The interface.

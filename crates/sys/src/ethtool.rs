@@ -70,7 +70,7 @@ impl std::str::FromStr for Feature {
             "lro" => Self::Lro,
             "rxvlan" => Self::RxVlan,
             "txvlan" => Self::TxVlan,
-            _ => return Err(format!("no offload is called `{word}` here")),
+            _ => return Err(format!("`{word}` is not the name of an offload")),
         })
     }
 }
@@ -139,7 +139,7 @@ pub enum EthtoolError {
         interface: String,
     },
     /// The driver does not allow a change of the offload.
-    #[error("interface {interface} has {feature:?} fixed: its driver does not let it be switched {}", on_off(*on))]
+    #[error("interface {interface} has {feature:?} fixed: its driver does not allow switching it {}", on_off(*on))]
     Fixed {
         /// The interface.
         interface: String,
@@ -149,7 +149,7 @@ pub enum EthtoolError {
         on: bool,
     },
     /// The kernel accepted the request but did not change the state.
-    #[error("interface {interface} keeps {feature:?} {}: another offload it depends on has to be switched first", on_off(!*on))]
+    #[error("interface {interface} keeps {feature:?} {}: switch the offload that it depends on first", on_off(!*on))]
     Kept {
         /// The interface.
         interface: String,
@@ -163,7 +163,7 @@ pub enum EthtoolError {
 fn remedy(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
         Some(libc::EPERM) => "; run as root or give the process CAP_NET_ADMIN",
-        Some(libc::ENODEV) => "; `ip link` lists the interfaces there are",
+        Some(libc::ENODEV) => "; `ip link` lists the interfaces",
         Some(libc::EOPNOTSUPP) => "; its driver has no offload settings",
         _ => "",
     }

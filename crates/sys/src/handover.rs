@@ -46,7 +46,7 @@ impl Folder {
         let owner = self.file.metadata()?.uid();
         if owner != 0 {
             return Err(io::Error::other(format!(
-                "it belongs to user {owner}; give it to root (chown root), or move it away"
+                "it belongs to user {owner}; give it to root (chown root), or move it elsewhere"
             )));
         }
         give_files(&self.inside(""), to)?;
@@ -102,7 +102,7 @@ pub fn open_plain(path: &Path) -> io::Result<File> {
         true => Ok(file),
         false => Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            "it is no plain file",
+            "it is not a plain file",
         )),
     }
 }

@@ -199,7 +199,7 @@ pub fn unshare_user() -> Result<(), NetNsError> {
         step: "unshare",
         source: errno.into(),
         remedy: match errno {
-            Errno::EINVAL => "it has to happen before the process starts a second thread",
+            Errno::EINVAL => "it must happen before the process starts a second thread",
             Errno::ENOSPC => "sysctl user.max_user_namespaces is too low",
             Errno::EPERM => {
                 "unprivileged user namespaces are switched off \
@@ -219,7 +219,7 @@ pub fn unshare_user() -> Result<(), NetNsError> {
         fs::write(path, content).map_err(|source| NetNsError::User {
             step: path,
             source,
-            remedy: "is /proc mounted and AppArmor or SELinux content? or run as root",
+            remedy: "check that /proc is mounted and that AppArmor or SELinux permits it, or run as root",
         })?;
     }
     let none: Option<&str> = None;
@@ -266,7 +266,7 @@ type Job = Box<dyn FnOnce() + Send>;
 fn spawn_on_keeper(command: &mut Command) -> io::Result<Child> {
     // With the id of its process: a fork copies this value but not the thread.
     static KEEPER: Mutex<Option<(u32, mpsc::Sender<Job>)>> = Mutex::new(None);
-    let gone = || io::Error::other("the thread that starts programs is gone");
+    let gone = || io::Error::other("the thread that starts programs has ended");
     let process = std::process::id();
     let mut keeper = KEEPER.lock().map_err(|_| gone())?;
     let jobs = match &*keeper {

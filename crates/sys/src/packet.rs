@@ -86,7 +86,7 @@ impl PacketOptions {
 pub enum PacketError {
     /// The process lacks CAP_NET_RAW.
     #[error(
-        "not permitted to open a packet socket: it takes CAP_NET_RAW; run as root, or \
+        "not permitted to open a packet socket: it needs CAP_NET_RAW; run as root, or \
          `setcap cap_net_raw,cap_net_admin+ep` on the binary"
     )]
     NotPermitted,
@@ -94,7 +94,7 @@ pub enum PacketError {
     #[error("this kernel has no packet sockets: load the module (`modprobe af_packet`)")]
     NoFamily,
     /// No interface in the calling thread's network namespace has this index.
-    #[error("there is no interface with index {index}; `ip link` lists those there are")]
+    #[error("there is no interface with index {index}; `ip link` lists the interfaces")]
     NoSuchInterface {
         /// The given index.
         index: u32,

@@ -102,7 +102,7 @@ pub enum PrivilegeError {
     },
     /// Other threads would keep their privileges.
     #[error(
-        "{count} threads are running: privileges must be dropped before a second thread starts, which would keep them"
+        "{count} threads are running: drop privileges before a second thread starts, which would keep them"
     )]
     Threads {
         /// The number of threads, including this one.
@@ -110,7 +110,7 @@ pub enum PrivilegeError {
     },
     /// The daemon's user or group id belongs to another account.
     #[error(
-        "user or group {id}, which the daemon is to become, is `{name}`: create a system user `{USER}` with a group of its own"
+        "user or group {id} of the daemon belongs to `{name}`: create a system user `{USER}` with a group of its own"
     )]
     Taken {
         /// User or group id.

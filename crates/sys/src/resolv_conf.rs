@@ -44,7 +44,7 @@ pub enum ResolvConfError {
         interface: String,
     },
     /// `options rotate` is set, so the server would be queried only for some names.
-    #[error("{} has `options rotate`, by which names would be found only now and then; take it out", path.display())]
+    #[error("{} has `options rotate`, with which names would be resolved only sometimes; remove it", path.display())]
     Rotates {
         /// The file.
         path: PathBuf,

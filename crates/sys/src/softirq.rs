@@ -98,7 +98,7 @@ pub fn set_steering(link: &LinkInfo, queue: &str, cpus: &[u32]) -> io::Result<()
         .strip_prefix("rx-")
         .is_some_and(|n| n.parse::<u32>().is_ok());
     if !is_queue {
-        let text = format!("`{queue}` is no receive queue");
+        let text = format!("`{queue}` is not a receive queue");
         return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }
     let write = |directory: PathBuf| {

@@ -20,8 +20,7 @@ const ROOT: &str = "/proc/sys/net";
 pub enum SysctlError {
     /// The parameter does not exist: the kernel lacks the feature, or the interface is gone.
     #[error(
-        "there is no kernel parameter {}: this kernel lacks what it controls, or there is no such \
-         interface",
+        "there is no kernel parameter {}: this kernel lacks the feature, or there is no such interface",
         path.display()
     )]
     Absent {
@@ -31,8 +30,7 @@ pub enum SysctlError {
     /// The parameter may not be written: without privilege, or because `/proc/sys` is mounted
     /// read-only, as in most containers.
     #[error(
-        "not permitted to write {}: {source}; run as root (CAP_NET_ADMIN), and in a container let \
-         /proc/sys be writable, or set the parameter from outside",
+        "not permitted to write {}: {source}; run as root (CAP_NET_ADMIN), and in a container make /proc/sys writable, or set the parameter on the host",
         path.display()
     )]
     NotPermitted {

@@ -75,7 +75,7 @@ pub enum TunError {
     },
     /// The process lacks CAP_NET_ADMIN.
     #[error(
-        "not permitted to create interface {name}: it takes CAP_NET_ADMIN; run as root, or \
+        "not permitted to create interface {name}: it needs CAP_NET_ADMIN; run as root, or \
          `setcap cap_net_admin+ep` on the binary"
     )]
     NotPermitted {
@@ -84,8 +84,7 @@ pub enum TunError {
     },
     /// An interface with this name exists.
     #[error(
-        "interface {name} exists already; choose another name, or stop what made it \
-         (`ip link delete {name}` if nothing uses it)"
+        "interface {name} exists already; choose another name, or stop the program that created it (`ip link delete {name}` if nothing uses it)"
     )]
     Exists {
         /// The interface.
@@ -195,7 +194,7 @@ impl Tun {
         let features = features & ioctl::features(&first).map_err(system("TUNGETFEATURES"))?;
         let vnet_header = feature(features, libc::IFF_VNET_HDR, "IFF_VNET_HDR");
         let multi_queue = match options.queues {
-            1 => Ability::Absent("one queue was asked for".into()),
+            1 => Ability::Absent("one queue was requested".into()),
             _ => feature(features, libc::IFF_MULTI_QUEUE, "IFF_MULTI_QUEUE"),
         };
         let mut flags = kind | libc::IFF_NO_PI;

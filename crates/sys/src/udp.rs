@@ -73,7 +73,7 @@ pub enum UdpError {
     /// Another socket uses the port.
     #[error(
         "UDP port {} is in use ({address}): another program or another tunnel listens there; \
-         choose another port, or find it with `ss -ulpn`",
+         choose another port, or find the program with `ss -ulpn`",
         address.port()
     )]
     PortInUse {
@@ -95,7 +95,7 @@ pub enum UdpError {
         source: io::Error,
     },
     /// The firewall mark was refused. Without it, packets could loop into the tunnel.
-    #[error("cannot set firewall mark {mark:#x}: {source}; it takes CAP_NET_ADMIN")]
+    #[error("cannot set firewall mark {mark:#x}: {source}; it needs CAP_NET_ADMIN")]
     Mark {
         /// The given mark.
         mark: u32,

@@ -144,16 +144,15 @@ impl Tunnel<'_> {
         let busiest = || Some(others().max_by_key(|node| node.bytes)?.info.index);
         let found = routed.or_else(busiest);
         let why = match (routed, found) {
-            (Some(_), _) => "the other end is not known; taken: where the default route leads",
+            (Some(_), _) => "the remote end is not known; using the interface of the default route",
             (None, Some(_)) if others().count() == 1 => return found,
             (None, Some(_)) => {
-                "the other end is not known, and there is no default route; taken: the interface \
-                 that carried most"
+                "the remote end is not known, and there is no default route; using the interface that carried the most bytes"
             }
             (None, None) => "there is no other interface that is up in this network namespace",
         };
         unseen.push(Unseen {
-            what: "through which interface the tunnel's packets leave".into(),
+            what: "the interface through which the tunnel's packets leave".into(),
             why: why.into(),
         });
         found

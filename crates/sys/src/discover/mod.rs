@@ -67,7 +67,7 @@ pub enum DiscoverError {
     },
     /// The process may not be inspected.
     #[error(
-        "cannot look into process {pid} ({name}): {source}; run the doctor as root or as its user"
+        "cannot inspect process {pid} ({name}): {source}; run the doctor as root or as its user"
     )]
     Refused {
         /// The process.
@@ -79,8 +79,7 @@ pub enum DiscoverError {
     },
     /// The process has no interface in this namespace open.
     #[error(
-        "process {pid} ({name}) has neither a tun device nor a packet socket on an interface open, \
-         and so carries no packets; name the tunnel's process, or an interface: there are {there}"
+        "process {pid} ({name}) has neither a tun device nor a packet socket on an interface open, so it carries no packets; name the tunnel's process, or an interface: there are {there}"
     )]
     NoInterfaceOfProcess {
         /// The process.
@@ -169,7 +168,7 @@ pub fn path(subject: &Subject) -> Result<PathMap, DiscoverError> {
     if forwards && flows.is_empty() {
         unseen.push(Unseen {
             what: "connections of other hosts through this one".into(),
-            why: "only the hosts at their ends know their state; run the doctor there, too".into(),
+            why: "only the hosts at their ends know their state; run the doctor there too".into(),
         });
     }
     let name = |index| Some(network.node(index)?.info.name.clone());
@@ -239,7 +238,7 @@ fn note_far_ends(inner: &LinkNode, program: Option<&ProgramFacts>, unseen: &mut 
     };
     unseen.push(Unseen {
         what: far.into(),
-        why: "it is another host or namespace; run the doctor there, too".into(),
+        why: "it is another host or namespace; run the doctor there too".into(),
     });
 }
 
@@ -248,8 +247,7 @@ fn note_beyond(egress: Option<&LinkNode>, unseen: &mut Vec<Unseen>) {
     if let Some(egress) = egress.filter(|node| node.info.kind == "veth" && node.lower_elsewhere) {
         unseen.push(Unseen {
             what: format!("what is beyond {}", egress.info.name.escape_debug()),
-            why: "its other end is in another network namespace of this machine, such as the \
-                  container's host; run the doctor there, too"
+            why: "its other end is in another network namespace of this machine, such as the container's host; run the doctor there too"
                 .into(),
         });
     }

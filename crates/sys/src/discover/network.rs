@@ -181,7 +181,7 @@ impl Network {
             if steering.is_none() {
                 unseen.push(Unseen {
                     what: format!(
-                        "to which processors packets from {} are spread",
+                        "the processors over which packets from {} are spread",
                         node.info.name.escape_debug()
                     ),
                     why: "/sys belongs to another network namespace; run the doctor as root".into(),

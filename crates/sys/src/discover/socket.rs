@@ -139,8 +139,7 @@ impl Sockets {
                 Ok(there) => {
                     own = there.pick(&inodes);
                     own.bound.clear(); // an index means another interface there
-                    "another network namespace than the interface: its counters there are not \
-                     seen from here; run the doctor there, too (`nsenter -t PID -n`)"
+                    "another network namespace than the interface: its counters are not visible from here; run the doctor there too (`nsenter -t PID -n`)"
                         .to_owned()
                 }
                 Err(error) => format!("another network namespace, and {error}"),

@@ -200,8 +200,7 @@ fn program_of(
             unseen.push(Unseen {
                 what: missing,
                 why: format!(
-                    "several processes have it open: {}; taken: {pid}, for its sockets and \
-                     processor time. Name another with its number",
+                    "several processes have it open: {}; using {pid}, because of its sockets and processor time. Name another one by its number",
                     all.join(", ")
                 ),
             });
@@ -316,7 +315,7 @@ fn interface_of<'a>(
         unseen.push(Unseen {
             what: "the other interfaces of the process".into(),
             why: format!(
-                "it has {}; taken: the one that carried most. Name another by its name",
+                "it has {}; using the one that carried the most bytes. Name another one by its name",
                 all.join(", ")
             ),
         });

@@ -31,13 +31,13 @@ pub enum NetlinkError {
         action: String,
     },
     /// `ENODEV`, or no interface has the name.
-    #[error("cannot {action}: no such network interface; `ip link` lists those there are")]
+    #[error("cannot {action}: no such network interface; `ip link` lists the interfaces")]
     NoSuchDevice {
         /// The action that failed, with the interface.
         action: String,
     },
     /// `ESRCH`, `ENOENT`, `EADDRNOTAVAIL`: the address, route or rule does not exist.
-    #[error("cannot {action}: there is none")]
+    #[error("cannot {action}: it does not exist")]
     NotFound {
         /// The action that failed.
         action: String,
@@ -69,7 +69,7 @@ pub enum NetlinkError {
         remedy: &'static str,
     },
     /// A reply that is malformed or lacks the requested object.
-    #[error("cannot {action}: the kernel's reply makes no sense: {reason}")]
+    #[error("cannot {action}: the kernel's reply is malformed: {reason}")]
     Malformed {
         /// The action that failed.
         action: String,
@@ -146,9 +146,9 @@ fn remedy(errno: Errno) -> &'static str {
             "no route leads there: the gateway must be in a network of an interface that is up"
         }
         Errno::ENETDOWN => "set the interface up first",
-        Errno::EBUSY => "it is in use: set the interface down or close what holds it",
-        Errno::EOPNOTSUPP => "this kernel or this kind of interface cannot do it",
-        Errno::EINVAL | Errno::ERANGE => "a value is outside what the interface takes",
+        Errno::EBUSY => "it is in use: set the interface down, or stop the program that uses it",
+        Errno::EOPNOTSUPP => "this kernel or this kind of interface does not support it",
+        Errno::EINVAL | Errno::ERANGE => "a value is out of range for the interface",
         Errno::ENOBUFS | Errno::ENOMEM => "the kernel is short of memory",
         _ => "",
     }

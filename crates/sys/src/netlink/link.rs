@@ -308,7 +308,7 @@ pub fn check_name(name: &str) -> Result<(), NetlinkError> {
     } else if name.len() > NAME_MAX {
         "it is longer than 15 bytes"
     } else if name == "." || name == ".." {
-        "it is a directory's name"
+        "it is the name of a directory"
     } else if name.contains(['/', ':', '%', '\0'])
         || name.contains(|c: char| c.is_ascii_whitespace() || c == '\x0b')
     {

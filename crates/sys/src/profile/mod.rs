@@ -73,7 +73,7 @@ pub enum ProfileError {
     /// The kernel does not permit it for this user.
     #[error(
         "not permitted to sample processors: {errno}; run as root, give CAP_PERFMON, or set the sysctl \
-         kernel.perf_event_paranoid (now {paranoid}) to 0 for the machine or 1 for one's own programs"
+         kernel.perf_event_paranoid (now {paranoid}) to 0 for the machine or 1 for your own programs"
     )]
     NotPermitted {
         /// The kernel's error number.
@@ -375,7 +375,7 @@ fn threads(
                 "processor time of {} threads of the program",
                 ids.len() - most
             ),
-            why: format!("they are too many: each needs a clock on each of {cpus} processors"),
+            why: format!("there are too many: each needs a clock on each of {cpus} processors"),
         });
         ids.truncate(most);
     }

@@ -140,7 +140,7 @@ impl<'a> Names<'a> {
             match Kernel::read() {
                 Ok(read) => kernel = Some(read),
                 Err(why) => unseen.push(Unseen {
-                    what: "the kernel's functions, and what it receives while a processor has nothing else to do".into(),
+                    what: "the kernel's functions, and packets that idle processors receive".into(),
                     why,
                 }),
             }

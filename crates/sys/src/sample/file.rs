@@ -42,7 +42,7 @@ impl Counters {
         loop {
             if length == self.buffer.len() {
                 if length >= LIMIT {
-                    let text = "it is longer than it can be";
+                    let text = "it is longer than expected";
                     return Err(io::Error::new(io::ErrorKind::InvalidData, text));
                 }
                 self.buffer.resize(2 * length, 0);

@@ -127,7 +127,7 @@ impl Sockets {
         if connections.len() > CONNECTIONS_MAX {
             connections.sort_by_key(|connection| std::cmp::Reverse(bytes(connection)));
             connections.truncate(CONNECTIONS_MAX);
-            let why = format!("only the {CONNECTIONS_MAX} with most bytes are sampled");
+            let why = format!("only the {CONNECTIONS_MAX} with the most bytes are sampled");
             output.missing("more TCP connections", why);
         }
         self.sampled.clear();

@@ -105,7 +105,7 @@ fn connected(pid: u32) -> io::Result<UnixStream> {
     let path = path.ok_or_else(|| {
         io::Error::new(
             ErrorKind::NotFound,
-            format!("process {pid} listens at no control socket (NAME.ctl)"),
+            format!("process {pid} has no control socket (NAME.ctl)"),
         )
     })?;
     let address = UnixAddr::new(format!("/proc/{pid}/root{path}").as_str())?;
