@@ -520,9 +520,10 @@ mod tests {
             });
             if let Ability::Absent(reason) = confinement.files {
                 // Runs also where every test must run.
-                return match std::env::var_os("SEIKAN_REQUIRE_ALL").is_some_and(|all| all == "1") {
-                    true => Err(reason),
-                    false => Ok(()),
+                return if std::env::var_os("SEIKAN_REQUIRE_ALL").is_some_and(|all| all == "1") {
+                    Err(reason)
+                } else {
+                    Ok(())
                 };
             }
             let (new, file) = (own.path().join("new"), own.path().join("file"));

@@ -149,9 +149,10 @@ mod tests {
     }
 
     fn expect<T: PartialEq + std::fmt::Debug>(found: T, wanted: T) -> Result<(), String> {
-        match found == wanted {
-            true => Ok(()),
-            false => Err(format!("{found:?}")),
+        if found == wanted {
+            Ok(())
+        } else {
+            Err(format!("{found:?}"))
         }
     }
 

@@ -304,9 +304,10 @@ impl PacketSocket {
         if self.promiscuous.swap(on, Ordering::Relaxed) == on {
             return Ok(());
         }
-        let operation = match on {
-            true => libc::PACKET_ADD_MEMBERSHIP,
-            false => libc::PACKET_DROP_MEMBERSHIP,
+        let operation = if on {
+            libc::PACKET_ADD_MEMBERSHIP
+        } else {
+            libc::PACKET_DROP_MEMBERSHIP
         };
         let kind = libc::PACKET_MR_PROMISC;
         let outcome = option::membership(self.fd.as_fd(), operation, self.index, kind, None);

@@ -105,9 +105,10 @@ impl Epoll {
         &mut self,
         timeout: Option<Duration>,
     ) -> io::Result<impl ExactSizeIterator<Item = Event> + '_> {
-        let mut outcome = match self.nanoseconds {
-            true => self.wait_nanoseconds(timeout),
-            false => self.wait_milliseconds(timeout),
+        let mut outcome = if self.nanoseconds {
+            self.wait_nanoseconds(timeout)
+        } else {
+            self.wait_milliseconds(timeout)
         };
         // ENOSYS before Linux 5.11; EPERM from seccomp profiles that are older than the call.
         if self.nanoseconds && matches!(outcome, Err(Errno::ENOSYS | Errno::EPERM)) {

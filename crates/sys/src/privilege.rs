@@ -65,12 +65,13 @@ impl Identity {
                 (UNNAMED, UNNAMED)
             }
         };
-        match user == 0 || group == 0 || PEOPLE.contains(&user) {
-            true => Err(PrivilegeError::Taken {
+        if user == 0 || group == 0 || PEOPLE.contains(&user) {
+            Err(PrivilegeError::Taken {
                 id: user,
                 name: USER.to_owned(),
-            }),
-            false => Ok(Some(Identity { user, group })),
+            })
+        } else {
+            Ok(Some(Identity { user, group }))
         }
     }
 

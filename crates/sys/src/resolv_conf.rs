@@ -79,9 +79,10 @@ impl ResolvConf {
             });
         }
         let after = self.added(&before);
-        match after == text {
-            true => Ok(()),
-            false => self.write(&mut file, &text, &after),
+        if after == text {
+            Ok(())
+        } else {
+            self.write(&mut file, &text, &after)
         }
     }
 
@@ -89,9 +90,10 @@ impl ResolvConf {
     pub fn keep(&self) -> Result<(), ResolvConfError> {
         let remark = self.remark();
         let text = self.text()?;
-        match text.split_inclusive('\n').any(|line| line == remark) {
-            true => Ok(()),
-            false => self.add(),
+        if text.split_inclusive('\n').any(|line| line == remark) {
+            Ok(())
+        } else {
+            self.add()
         }
     }
 
@@ -100,9 +102,10 @@ impl ResolvConf {
         match self.open() {
             Ok((mut file, text)) => {
                 let rest = self.removed(&text);
-                match rest == text {
-                    true => Ok(()),
-                    false => self.write(&mut file, &text, &rest),
+                if rest == text {
+                    Ok(())
+                } else {
+                    self.write(&mut file, &text, &rest)
                 }
             }
             Err(ResolvConfError::File { source, .. })
@@ -239,9 +242,10 @@ fn server(line: &str) -> Option<SocketAddr> {
 fn read(file: &File) -> io::Result<String> {
     let mut text = String::new();
     file.take(MAX_FILE + 1).read_to_string(&mut text)?;
-    match text.len() as u64 > MAX_FILE {
-        true => Err(io::ErrorKind::FileTooLarge.into()),
-        false => Ok(text),
+    if text.len() as u64 > MAX_FILE {
+        Err(io::ErrorKind::FileTooLarge.into())
+    } else {
+        Ok(text)
     }
 }
 

@@ -229,9 +229,10 @@ pub fn mask(cpus: &[u32]) -> String {
     }
     let mut text = String::new();
     for word in mask.iter().rev() {
-        text += &match text.is_empty() {
-            true => format!("{word:x}"),
-            false => format!(",{word:08x}"),
+        text += &if text.is_empty() {
+            format!("{word:x}")
+        } else {
+            format!(",{word:08x}")
         };
     }
     text

@@ -211,13 +211,15 @@ impl UdpSocket {
             set_mark(&fd, mark)?;
         }
         let capabilities = UdpCapabilities {
-            gso: match options.gso {
-                true => Ability::from_outcome("UDP_SEGMENT", sockopt::UdpGsoSegment.set(&fd, &0)),
-                false => Ability::turned_off(),
+            gso: if options.gso {
+                Ability::from_outcome("UDP_SEGMENT", sockopt::UdpGsoSegment.set(&fd, &0))
+            } else {
+                Ability::turned_off()
             },
-            gro: match options.gro {
-                true => Ability::from_outcome("UDP_GRO", sockopt::UdpGroSegment.set(&fd, &true)),
-                false => Ability::turned_off(),
+            gro: if options.gro {
+                Ability::from_outcome("UDP_GRO", sockopt::UdpGroSegment.set(&fd, &true))
+            } else {
+                Ability::turned_off()
             },
             receive_buffer: set_receive_buffer(&fd, options.receive_buffer),
             send_buffer: set_send_buffer(&fd, options.send_buffer),

@@ -103,9 +103,10 @@ fn directories(groups: &str, mounts: &str, root: &Path) -> Vec<(PathBuf, PathBuf
                 return None;
             }
             let point = root.join(mount.point.strip_prefix("/").ok()?);
-            let directory = match below.as_os_str().is_empty() {
-                true => point.clone(),
-                false => point.join(below),
+            let directory = if below.as_os_str().is_empty() {
+                point.clone()
+            } else {
+                point.join(below)
             };
             Some((point, directory))
         })
@@ -135,9 +136,10 @@ impl Mount {
     }
 
     fn is_of(&self, second: bool) -> bool {
-        match second {
-            true => self.kind == "cgroup2",
-            false => self.kind == "cgroup" && self.options.split(',').any(|option| option == "cpu"),
+        if second {
+            self.kind == "cgroup2"
+        } else {
+            self.kind == "cgroup" && self.options.split(',').any(|option| option == "cpu")
         }
     }
 }

@@ -52,9 +52,10 @@ impl Network {
             .take(LINKS_MAX)
             .map(|name| name.escape_debug().to_string())
             .collect();
-        match names.is_empty() {
-            true => "no interface but loopback".into(),
-            false => names.join(", "),
+        if names.is_empty() {
+            "no interface but loopback".into()
+        } else {
+            names.join(", ")
         }
     }
 

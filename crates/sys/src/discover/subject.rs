@@ -87,9 +87,10 @@ pub(super) fn choose<'a>(
         Subject::Interface(name) => {
             let inner = network.named(name);
             let inner = inner.ok_or_else(|| no_interface(network, name))?;
-            let search = match is_tun(inner) {
-                true => holder::search(),
-                false => Search::default(),
+            let search = if is_tun(inner) {
+                holder::search()
+            } else {
+                Search::default()
             };
             let pid = program_of(inner, &search, sockets, unseen);
             Ok(Chosen { inner, pid })
@@ -161,12 +162,13 @@ fn nothing(network: &Network, search: &Search) -> DiscoverError {
         })
         .collect();
     elsewhere.truncate(NAMED_MAX);
-    let hint = match elsewhere.is_empty() {
-        true => String::new(),
-        false => format!(
+    let hint = if elsewhere.is_empty() {
+        String::new()
+    } else {
+        format!(
             ". Other network namespaces have: {}; enter one with `nsenter -t PID -n`",
             elsewhere.join(", ")
-        ),
+        )
     };
     DiscoverError::Nothing {
         there: network.names(),
@@ -183,9 +185,10 @@ fn program_of(
     unseen: &mut Vec<Unseen>,
 ) -> Option<u32> {
     let tun = is_tun(inner);
-    let mut pids = match tun {
-        true => search.of(&inner.info.name),
-        false => carriers(inner.info.index, sockets),
+    let mut pids = if tun {
+        search.of(&inner.info.name)
+    } else {
+        carriers(inner.info.index, sockets)
     };
     pids.dedup();
     let pid = worker(&pids, sockets);

@@ -273,9 +273,10 @@ fn a_program_is_found_where_a_supervisor_holds_the_device_too() {
                 .any(|unseen| unseen.why.contains("several processes"));
             let program = map.program.ok_or("no program")?.pid;
             // The parent has used more processor time and has as many sockets.
-            match several && program == nix::unistd::getppid().as_raw().cast_unsigned() {
-                true => Ok(()),
-                false => Err(format!("taken {program}: {:?}", map.unseen)),
+            if several && program == nix::unistd::getppid().as_raw().cast_unsigned() {
+                Ok(())
+            } else {
+                Err(format!("taken {program}: {:?}", map.unseen))
             }
         });
     });

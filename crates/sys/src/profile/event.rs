@@ -52,10 +52,7 @@ impl Event {
             (EXCLUDE_KERNEL, clock.user_only),
         ];
         let flags = flags.into_iter().filter(|(_, set)| *set);
-        let stacks = match clock.stacks {
-            true => SAMPLE_CALLCHAIN,
-            false => 0,
-        };
+        let stacks = if clock.stacks { SAMPLE_CALLCHAIN } else { 0 };
         let attributes = Attributes {
             kind: TYPE_SOFTWARE,
             config: COUNT_SW_CPU_CLOCK,

@@ -23,9 +23,10 @@ pub(super) fn functions(
     let number = |at: usize, length: usize| -> Option<u64> {
         let bytes = bytes.get(at..at.checked_add(length)?)?;
         let join = |all: u64, byte: &u8| all << 8 | u64::from(*byte);
-        Some(match little {
-            true => bytes.iter().rev().fold(0, join),
-            false => bytes.iter().fold(0, join),
+        Some(if little {
+            bytes.iter().rev().fold(0, join)
+        } else {
+            bytes.iter().fold(0, join)
         })
     };
     let half = |at: usize| number(at, 4);

@@ -38,11 +38,10 @@ impl Kernel {
             line.clear();
         }
         if table.is_empty() {
-            return Err(io::Error::other(match hidden {
-                true => {
-                    "addresses are hidden; run as root, or set the sysctl kernel.kptr_restrict to 0"
-                }
-                false => "it has no functions",
+            return Err(io::Error::other(if hidden {
+                "addresses are hidden; run as root, or set the sysctl kernel.kptr_restrict to 0"
+            } else {
+                "it has no functions"
             }));
         }
         table.sort();

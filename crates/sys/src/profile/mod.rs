@@ -379,9 +379,10 @@ fn threads(
         });
         ids.truncate(most);
     }
-    match ids.is_empty() {
-        true => Err(ProfileError::NoProgram { pid }),
-        false => Ok(ids.into_iter().map(Some).collect()),
+    if ids.is_empty() {
+        Err(ProfileError::NoProgram { pid })
+    } else {
+        Ok(ids.into_iter().map(Some).collect())
     }
 }
 

@@ -103,9 +103,10 @@ fn sample(mut words: Words<'_>, misc: u16, stacks: bool) -> Option<Record> {
         MODE_USER => Mode::User,
         _ => Mode::Guest,
     };
-    let stack = match stacks {
-        true => stack(words, mode)?,
-        false => Vec::new(),
+    let stack = if stacks {
+        stack(words, mode)?
+    } else {
+        Vec::new()
     };
     Some(Record::Sample {
         // The kernel reports -1 for a process that has ended.

@@ -59,9 +59,10 @@ impl RawProfile {
                 idle += samples;
                 continue;
             }
-            let own = match self.program == Some(location.pid) {
-                true => samples,
-                false => 0,
+            let own = if self.program == Some(location.pid) {
+                samples
+            } else {
+                0
             };
             let counts = counted.entry(name).or_default();
             counts.0 += own;

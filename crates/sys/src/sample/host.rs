@@ -122,9 +122,10 @@ fn push(output: &mut Output, protocol: &str, field: &str, value: u64) {
     name.push_str(protocol);
     name.push('.');
     name.push_str(field);
-    let kind = match GAUGES.contains(&name.as_str()) {
-        true => Kind::Gauge,
-        false => Kind::Counter,
+    let kind = if GAUGES.contains(&name.as_str()) {
+        Kind::Gauge
+    } else {
+        Kind::Counter
     };
     output.push(&Subject::Host, name, kind, value);
 }

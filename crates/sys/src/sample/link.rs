@@ -42,9 +42,10 @@ impl Links {
             qdisc: Subject::Qdisc(name.clone()),
         };
         let links: Vec<Link> = map.links.iter().map(|facts| link(&facts.name)).collect();
-        let netlink = match links.is_empty() {
-            true => None,
-            false => output.keep("interfaces", Netlink::open()),
+        let netlink = if links.is_empty() {
+            None
+        } else {
+            output.keep("interfaces", Netlink::open())
         };
         Links {
             netlink,

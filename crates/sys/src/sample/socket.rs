@@ -120,9 +120,10 @@ impl Sockets {
         let sampled = self.sampled.len();
         let walk = WALK_COST + RECEIVE_COST * (sampled + self.others);
         let whole = self.again.due(now) || sampled == 0 || QUERY_COST * sampled > walk;
-        let mut connections = match whole {
-            true => self.list(output),
-            false => self.look_up(output),
+        let mut connections = if whole {
+            self.list(output)
+        } else {
+            self.look_up(output)
         };
         if connections.len() > CONNECTIONS_MAX {
             connections.sort_by_key(|connection| std::cmp::Reverse(bytes(connection)));
@@ -148,9 +149,12 @@ impl Sockets {
         };
         let mut found = Vec::new();
         let mut others = 0;
-        let outcome = diag.tcp(|connection| match self.is_wanted(&connection) {
-            true => found.push(connection),
-            false => others += 1,
+        let outcome = diag.tcp(|connection| {
+            if self.is_wanted(&connection) {
+                found.push(connection)
+            } else {
+                others += 1
+            }
         });
         // A kernel that refuses once refuses always.
         self.diag = output.keep(TCP, outcome).map(|()| diag);

@@ -286,9 +286,10 @@ pub(super) fn queue_drops(fd: BorrowedFd<'_>) -> nix::Result<u32> {
         )
     };
     Errno::result(outcome)?;
-    match length as usize == size_of_val(&info) {
-        true => Ok(info[SK_MEMINFO_DROPS]),
-        false => Err(Errno::ENOPROTOOPT),
+    if length as usize == size_of_val(&info) {
+        Ok(info[SK_MEMINFO_DROPS])
+    } else {
+        Err(Errno::ENOPROTOOPT)
     }
 }
 
