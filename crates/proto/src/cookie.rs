@@ -6,9 +6,9 @@
 //! that address contains.
 //!
 //! ```text
-//! sender: create_*, CookieJar::stamp  --->  CookieChecker::admit, under load, no mac2: NeedsCookie
+//! sender: message, CookieJar::stamp  --->  CookieChecker::admit, under load, no mac2: NeedsCookie
 //! CookieJar::consume_reply            <---  CookieChecker::create_reply
-//! sender: create_*, CookieJar::stamp  --->  CookieChecker::admit: Process, at a limited rate
+//! sender: message, CookieJar::stamp  --->  CookieChecker::admit: Process, at a limited rate
 //! ```
 
 use std::fmt;
@@ -225,7 +225,7 @@ impl CookieJar {
     }
 
     /// Completes an initiation or a response before sending: writes mac2 if there is a fresh
-    /// cookie, and remembers mac1. Call once per message, after `create_*`.
+    /// cookie, and remembers mac1. Call once per message, after it was written.
     pub fn stamp(&mut self, message: &mut [u8], now: Instant) {
         let Some(mac1_at) = message.len().checked_sub(MACS_LEN) else {
             return;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! initiator                                   responder
-//! create_initiation  --- initiation --->  consume_initiation   (key, timestamp, offer)
+//! Initiation::write  --- initiation --->  consume_initiation   (key, timestamp, offer)
 //! Initiator                               ReceivedInitiation
 //! consume_response   <--- response ----   create_response      (psk, chosen capabilities)
 //! Established                             Established          (mirrored keys)
@@ -134,49 +134,60 @@ impl fmt::Debug for Established {
     }
 }
 
-/// Writes an initiation to `remote` into `out` and returns its length. mac2 is left zero, for the
-/// cookie jar of the peer to fill in.
-///
-/// `timestamp` must be greater than in any earlier initiation. `payload` must be empty for
-/// WireGuard.
-#[allow(clippy::too_many_arguments)]
-pub fn create_initiation(
-    protocol: Protocol,
-    identity: &Identity,
-    remote: &PublicKey,
-    psk: &PresharedKey,
-    sender_index: u32,
-    timestamp: Tai64n,
-    payload: &[u8],
-    rng: &mut dyn Rng,
-    out: &mut [u8],
-) -> Result<(Initiator, usize), HandshakeError> {
-    let len = INITIATION_LEN + payload.len();
-    let out = message_buffer(protocol, payload, len, out)?;
-    out[..4].copy_from_slice(&u32::from(protocol.initiation_type()).to_le_bytes());
-    put_u32(out, SENDER_INDEX_OFFSET, sender_index);
+/// An initiation, to be written by [`Initiation::write`].
+#[derive(Clone, Copy, Debug)]
+pub struct Initiation<'a> {
+    /// The protocol of the handshake.
+    pub protocol: Protocol,
+    /// The sender.
+    pub identity: &'a Identity,
+    /// The static key of the receiver.
+    pub remote: &'a PublicKey,
+    /// The preshared key.
+    pub psk: &'a PresharedKey,
+    /// Index that the receiver puts on its messages.
+    pub sender_index: u32,
+    /// Must be greater than in any earlier initiation.
+    pub timestamp: Tai64n,
+    /// The sender's capabilities; must be empty for WireGuard.
+    pub payload: &'a [u8],
+}
 
-    let ephemeral = EphemeralSeed::default();
-    let mut state = ephemeral
-        .builder(protocol, identity)?
-        .remote_public_key(remote.as_bytes())?
-        .psk(2, psk.as_bytes())?
-        .build_initiator()?;
-    ephemeral.refill(rng);
-    let mut plaintext = [0; TAI64N_LEN + MAX_PAYLOAD_LEN];
-    plaintext[..TAI64N_LEN].copy_from_slice(timestamp.as_bytes());
-    plaintext[TAI64N_LEN..][..payload.len()].copy_from_slice(payload);
-    let noise = &mut out[INITIATION_NOISE_OFFSET..len - MACS_LEN];
-    state.write_message(&plaintext[..TAI64N_LEN + payload.len()], noise)?;
-    mac::write_mac1(&remote.mac1_key(protocol), out);
+impl Initiation<'_> {
+    /// Writes the initiation into `out` and returns its length. mac2 is left zero, for the cookie
+    /// jar of the peer to fill in.
+    pub fn write(
+        &self,
+        rng: &mut dyn Rng,
+        out: &mut [u8],
+    ) -> Result<(Initiator, usize), HandshakeError> {
+        let len = INITIATION_LEN + self.payload.len();
+        let out = message_buffer(self.protocol, self.payload, len, out)?;
+        out[..4].copy_from_slice(&u32::from(self.protocol.initiation_type()).to_le_bytes());
+        put_u32(out, SENDER_INDEX_OFFSET, self.sender_index);
 
-    let initiator = Initiator {
-        protocol,
-        local_index: sender_index,
-        mac1_key: *identity.mac1_key(protocol),
-        state: Box::new(state),
-    };
-    Ok((initiator, len))
+        let ephemeral = EphemeralSeed::default();
+        let mut state = ephemeral
+            .builder(self.protocol, self.identity)?
+            .remote_public_key(self.remote.as_bytes())?
+            .psk(2, self.psk.as_bytes())?
+            .build_initiator()?;
+        ephemeral.refill(rng);
+        let mut plaintext = [0; TAI64N_LEN + MAX_PAYLOAD_LEN];
+        plaintext[..TAI64N_LEN].copy_from_slice(self.timestamp.as_bytes());
+        plaintext[TAI64N_LEN..][..self.payload.len()].copy_from_slice(self.payload);
+        let noise = &mut out[INITIATION_NOISE_OFFSET..len - MACS_LEN];
+        state.write_message(&plaintext[..TAI64N_LEN + self.payload.len()], noise)?;
+        mac::write_mac1(&self.remote.mac1_key(self.protocol), out);
+
+        let initiator = Initiator {
+            protocol: self.protocol,
+            local_index: self.sender_index,
+            mac1_key: *self.identity.mac1_key(self.protocol),
+            state: Box::new(state),
+        };
+        Ok((initiator, len))
+    }
 }
 
 /// An initiation that was sent and waits for its response.

@@ -24,17 +24,16 @@ fn psk() -> PresharedKey {
 /// A sent initiation of `identity(1)` to `identity(2)`, index 7.
 fn initiation(protocol: Protocol, payload: &[u8]) -> (Initiator, Vec<u8>) {
     let mut out = [0xaa; MAX_HANDSHAKE_LEN];
-    let (initiator, len) = create_initiation(
+    let (initiator, len) = Initiation {
         protocol,
-        &identity(1),
-        identity(2).public(),
-        &psk(),
-        7,
-        stamp(),
+        identity: &identity(1),
+        remote: identity(2).public(),
+        psk: &psk(),
+        sender_index: 7,
+        timestamp: stamp(),
         payload,
-        &mut Seeded::new(1),
-        &mut out,
-    )
+    }
+    .write(&mut Seeded::new(1), &mut out)
     .unwrap();
     (initiator, out[..len].to_vec())
 }
@@ -288,17 +287,16 @@ fn a_payload_beyond_the_limit_is_refused() {
     let mut out = [0; 1024];
     for (protocol, maximum) in [(Protocol::WireGuard, 0), (Protocol::Native, 256)] {
         let payload = vec![0; maximum + 1];
-        let refused = create_initiation(
+        let refused = Initiation {
             protocol,
-            &identity(1),
-            identity(2).public(),
-            &psk(),
-            7,
-            stamp(),
-            &payload,
-            &mut Seeded::new(1),
-            &mut out,
-        );
+            identity: &identity(1),
+            remote: identity(2).public(),
+            psk: &psk(),
+            sender_index: 7,
+            timestamp: stamp(),
+            payload: &payload,
+        }
+        .write(&mut Seeded::new(1), &mut out);
         let error = HandshakeError::PayloadTooLong {
             found: maximum + 1,
             maximum,
@@ -309,17 +307,16 @@ fn a_payload_beyond_the_limit_is_refused() {
 
 #[test]
 fn a_small_buffer_is_refused() {
-    let refused = create_initiation(
-        Protocol::WireGuard,
-        &identity(1),
-        identity(2).public(),
-        &psk(),
-        7,
-        stamp(),
-        &[],
-        &mut Seeded::new(1),
-        &mut [0; 147],
-    );
+    let refused = Initiation {
+        protocol: Protocol::WireGuard,
+        identity: &identity(1),
+        remote: identity(2).public(),
+        psk: &psk(),
+        sender_index: 7,
+        timestamp: stamp(),
+        payload: &[],
+    }
+    .write(&mut Seeded::new(1), &mut [0; 147]);
     assert_eq!(
         refused.unwrap_err(),
         HandshakeError::BufferTooSmall {
@@ -412,17 +409,16 @@ fn reserved_bytes_must_be_zero() {
 
 #[test]
 fn a_key_of_low_order_is_refused_at_both_ends() {
-    let to_zero = create_initiation(
-        Protocol::WireGuard,
-        &identity(1),
-        &PublicKey::from_bytes([0; 32]),
-        &psk(),
-        7,
-        stamp(),
-        &[],
-        &mut Seeded::new(1),
-        &mut [0; MAX_HANDSHAKE_LEN],
-    );
+    let to_zero = Initiation {
+        protocol: Protocol::WireGuard,
+        identity: &identity(1),
+        remote: &PublicKey::from_bytes([0; 32]),
+        psk: &psk(),
+        sender_index: 7,
+        timestamp: stamp(),
+        payload: &[],
+    }
+    .write(&mut Seeded::new(1), &mut [0; MAX_HANDSHAKE_LEN]);
     assert_eq!(to_zero.unwrap_err(), HandshakeError::LowOrderPoint);
 
     let (_, mut message) = initiation(Protocol::WireGuard, &[]);

@@ -112,17 +112,16 @@ impl Tunnel {
         };
         let stamp = self.clock.stamp(now.wall);
         let mut message = [0; MAX_HANDSHAKE_LEN];
-        let made = noise::create_initiation(
-            self.protocol,
-            &self.identity,
-            &peer.public_key,
-            &peer.preshared_key,
-            index,
-            stamp,
-            &payload,
-            &mut *self.rng,
-            &mut message,
-        );
+        let made = noise::Initiation {
+            protocol: self.protocol,
+            identity: &self.identity,
+            remote: &peer.public_key,
+            psk: &peer.preshared_key,
+            sender_index: index,
+            timestamp: stamp,
+            payload: &payload,
+        }
+        .write(&mut *self.rng, &mut message);
         match made {
             Ok((initiator, length)) => {
                 peer.handshake

@@ -278,7 +278,9 @@ impl Tunnel {
             return false;
         };
         let sent = match sending.protocol {
-            Protocol::WireGuard => wireguard_record(peer, &mut session, outbox, 0, 0, |_| {}, 0, 0),
+            Protocol::WireGuard => {
+                wireguard_record(peer, &mut session, outbox, &Content::default(), |_| {})
+            }
             Protocol::Native => match envelope(peer, &sending, 0) {
                 Some(envelope) => {
                     RecordWriter::new(outbox, &mut session, &mut peer.path.outgoing, envelope)
@@ -431,37 +433,55 @@ fn wireguard_read(
             packet.segment(i, false, out);
             out[length..].fill(0);
         };
-        wireguard_record(peer, session, outbox, class, padded, fill, 1, length as u64)
+        let content = Content {
+            traffic_class: class,
+            length: padded,
+            packets: 1,
+            bytes: length as u64,
+        };
+        wireguard_record(peer, session, outbox, &content, fill)
             .map_err(|reason| (reason, (count - i) as u64))?;
     }
     Ok(())
 }
 
-/// Seals one datagram. `fill` writes its plaintext of `length` bytes.
-#[expect(
-    clippy::too_many_arguments,
-    reason = "all of it describes one datagram"
-)]
+/// Content of a WireGuard datagram. The default is that of a keepalive.
+#[derive(Default)]
+struct Content {
+    /// Traffic class of the outer header.
+    traffic_class: u8,
+    /// Length of the plaintext in bytes, with padding.
+    length: usize,
+    /// Number of packets in it: one, or none in a keepalive.
+    packets: u64,
+    /// Length of the packet in bytes.
+    bytes: u64,
+}
+
+/// Seals one datagram. `fill` writes its plaintext.
 fn wireguard_record(
     peer: &Peer,
     session: &mut Session,
     outbox: &mut Outbox,
-    traffic_class: u8,
-    length: usize,
+    content: &Content,
     fill: impl FnOnce(&mut [u8]),
-    packets: u64,
-    bytes: u64,
 ) -> Result<(), DropReason> {
     let destination = peer
         .path
-        .destination(traffic_class)
+        .destination(content.traffic_class)
         .ok_or(DropReason::NoEndpoint)?;
-    let total = DATA_HEADER_LEN + length + TAG_LEN;
+    let total = DATA_HEADER_LEN + content.length + TAG_LEN;
     let mut slot = outbox.reserve(total).ok_or(DropReason::OutboxFull)?;
     let out = slot.bytes();
-    fill(&mut out[DATA_HEADER_LEN..DATA_HEADER_LEN + length]);
+    fill(&mut out[DATA_HEADER_LEN..DATA_HEADER_LEN + content.length]);
     session.seal(WIREGUARD_DATA, out);
-    slot.commit(total, &destination, Some(peer.id), packets, bytes);
+    slot.commit(
+        total,
+        &destination,
+        Some(peer.id),
+        content.packets,
+        content.bytes,
+    );
     Ok(())
 }
 
