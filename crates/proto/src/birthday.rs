@@ -1,5 +1,5 @@
-//! NAT traversal by port probing: a direct path between two ends of which one is behind a symmetric
-//! NAT, a NAT that maps anew for each destination.
+//! NAT traversal by port probing: a direct path between two ends, one of which is behind a
+//! symmetric NAT, which creates a new mapping for each destination.
 //!
 //! The outer port of such an end is unknown, and the NAT of the other end admits only addresses to
 //! which something was sent. The symmetric end therefore *punches*: it sends from [`PORTS`] sockets
@@ -13,8 +13,8 @@
 //! with a probability of at least `1 - (1 - PORTS / RANGE)^k` (the birthday problem for two
 //! groups): 98.3 % for 1,024 probes, 99.97 % for 2,048.
 //!
-//! This is a pure state machine for each peer, without sockets. The driver opens them when told to
-//! [`Punch`].
+//! This is a pure state machine for each peer, without sockets. The driver opens them on request
+//! ([`Punch`]).
 
 use crate::native::check::Check;
 use crate::native::probe_request::{MAX_ADDRESSES, ProbeRequest};
@@ -257,7 +257,7 @@ impl Context<'_> {
 }
 
 /// Ports in pseudo-random order, by a linear congruential generator of period 2^16 (Hull and
-/// Dobell, 1962). Each port comes once.
+/// Dobell, 1962). Each port occurs once.
 #[derive(Clone, Debug)]
 struct Ports {
     state: u16,
@@ -465,7 +465,7 @@ impl Birthday {
         self.probe == Some(check)
     }
 
-    /// Whether this peer's ports are to be open.
+    /// Whether this peer's ports must be open.
     pub(crate) fn is_open(&self, now: Instant) -> bool {
         matches!(self.stage, Stage::Open { until, .. } if now < until)
     }
@@ -690,7 +690,7 @@ impl Birthday {
             self.unserved = Some((request, at));
         }
         if let Some(probing) = &mut self.probing {
-            // The rest of the run goes to the addresses that the peer has now.
+            // The rest of the run uses the current addresses of the peer.
             if !targets.is_empty() && probing.targets != targets {
                 probing.targets = targets;
                 probing.ports = Ports::random(rng);

@@ -396,7 +396,7 @@ impl Paths {
     }
 
     /// Handles the source address of an authenticated datagram that a newer one has overtaken. It
-    /// does not tell where the peer is now. But a direct path that a relay has overtaken is worth a
+    /// does not show where the peer is now. But a direct path that a relay has overtaken is worth a
     /// check.
     pub fn on_late_datagram(&mut self, from: SocketAddr, used: Option<SocketAddr>, now: Instant) {
         if used.is_some_and(|used| self.is_relay(used)) && !self.is_relay(from) {

@@ -369,7 +369,7 @@ fn index(session: &Option<Box<Session>>) -> Option<u32> {
 #[derive(Debug)]
 pub(crate) struct StagedRead {
     pub bytes: Box<[u8]>,
-    /// Number of packets that it stands for.
+    /// Number of packets in it.
     pub packets: u64,
 }
 

@@ -12,7 +12,7 @@
 //!    the [`Inbox`](crate::inbox::Inbox)'s writes and reports each by [`Tunnel::delivered`], clears
 //!    both.
 //!
-//! The same calls with the same arguments and the same random source give the same bytes.
+//! Equal calls with equal arguments and the same random source return equal bytes.
 
 mod birthday;
 mod handshake;
@@ -61,7 +61,7 @@ pub struct Now {
 /// How a peer is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reachability {
-    /// There is no session that may send, or nothing comes back.
+    /// There is no session that may send, or no answer arrives.
     Unreachable,
     /// Over a relay, in one direction at least.
     Relayed,

@@ -144,7 +144,7 @@ fn quoted_flow(quoted: &[u8], ends: Ends) -> Option<FlowKey> {
     })
 }
 
-/// The ports of packets whose first fragment came by: later ones bear none.
+/// The ports of packets whose first fragment was seen. Later fragments have no ports.
 #[derive(Debug, Default)]
 pub(super) struct Fragments {
     known: Vec<(FragmentKey, (u16, u16), Instant)>,

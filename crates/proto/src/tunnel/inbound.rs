@@ -147,8 +147,8 @@ impl Tunnel {
         }
         let plaintext = session.open(&header, bytes)?;
         peer.counters.received_bytes += bytes.len() as u64;
-        // Stricter than the kernel, which lets any authenticated datagram move the endpoint. A
-        // datagram that was overtaken, or delayed by an attacker, tells where the peer was and not
+        // This is stricter than in the kernel, where any authenticated datagram moves the endpoint.
+        // A datagram that was overtaken, or delayed by an attacker, shows where the peer was, not
         // where it is.
         let newest = session.is_newest(header.counter);
         let derived = session.created;

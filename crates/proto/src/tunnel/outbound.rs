@@ -517,7 +517,7 @@ fn drop_read(peer: &mut Peer, read: &[u8], reason: DropReason) {
     peer.counters.outbound.drops.add(reason, packets);
 }
 
-/// Number of packets that a read stands for; one if it cannot be parsed.
+/// Number of packets in a read; one if it cannot be parsed.
 fn segments(read: &[u8]) -> u64 {
     match VnetHdr::read(read) {
         Ok(vnet) if vnet.gso_type == seikan_wire::GsoType::None => 1,
