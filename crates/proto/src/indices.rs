@@ -4,7 +4,7 @@
 //! The table has a power of two of slots, and an entry is in the slot given by the low bits of its
 //! index. This host chooses the indices, so a random index whose slot is taken is drawn again. A
 //! lookup is one array access and one comparison, without hashing, probing or collisions, and
-//! nobody else can influence it.
+//! nobody else can steer entries into one slot. Iteration is in the order of the slots.
 
 use crate::rng::Rng;
 
