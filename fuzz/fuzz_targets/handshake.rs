@@ -4,7 +4,7 @@ use seikan_fuzz::Counter;
 use seikan_proto::constants::MAX_HANDSHAKE_LEN;
 use seikan_proto::cookie::{CookieChecker, CookieJar};
 use seikan_proto::keys::{Identity, PresharedKey, PrivateKey};
-use seikan_proto::noise::{Initiator, Protocol, consume_initiation, create_initiation};
+use seikan_proto::noise::{Initiation, Initiator, Protocol, consume_initiation};
 use seikan_proto::tai64n::Tai64n;
 use seikan_proto::time::Instant;
 use std::net::SocketAddr;
@@ -22,17 +22,16 @@ pub fn run(input: &[u8]) {
     let [ours, theirs] = [[1; 32], [2; 32]].map(|key| Identity::new(PrivateKey::from_bytes(key)));
     let mut rng = Counter::new(1);
     let mut message = [0; MAX_HANDSHAKE_LEN];
-    let (mut initiator, length) = create_initiation(
+    let (mut initiator, length) = Initiation {
         protocol,
-        &ours,
-        theirs.public(),
-        &PresharedKey::default(),
-        7,
-        Tai64n::default(),
-        &[],
-        &mut rng,
-        &mut message,
-    )
+        identity: &ours,
+        remote: theirs.public(),
+        psk: &PresharedKey::default(),
+        sender_index: 7,
+        timestamp: Tai64n::default(),
+        payload: &[],
+    }
+    .write(&mut rng, &mut message)
     .expect("room for an initiation");
     let mut jar = CookieJar::new(protocol, theirs.public());
     jar.stamp(&mut message[..length], Instant::BOOT);

@@ -11,7 +11,7 @@ use seikan_proto::constants::MAX_HANDSHAKE_LEN;
 use seikan_proto::cookie::CookieJar;
 use seikan_proto::inbox::{Inbox, MAX_PIECES};
 use seikan_proto::keys::{Identity, PresharedKey, PrivateKey};
-use seikan_proto::noise::{Initiator, Protocol, create_initiation};
+use seikan_proto::noise::{Initiation, Initiator, Protocol};
 use seikan_proto::outbox::Outbox;
 use seikan_proto::rng::Rng;
 use seikan_proto::session::Session;
@@ -471,17 +471,16 @@ fn initiation(
 ) -> (Initiator, usize) {
     let remote = tunnel.identity().public();
     let none = PresharedKey::default();
-    create_initiation(
+    Initiation {
         protocol,
         identity,
         remote,
-        &none,
-        7,
-        clock.stamp(now.wall),
+        psk: &none,
+        sender_index: 7,
+        timestamp: clock.stamp(now.wall),
         payload,
-        rng,
-        out,
-    )
+    }
+    .write(rng, out)
     .expect("room for an initiation")
 }
 

@@ -162,17 +162,16 @@ fn by_an_unknown_source(target: &Target) -> Vec<Vec<u8>> {
         .map(|n| {
             let stamp = Tai64nClock::default().stamp(Duration::from_secs(1_900_000_000 + n));
             let mut message = [0; 512];
-            let (_, length) = noise::create_initiation(
+            let (_, length) = noise::Initiation {
                 protocol,
-                &unknown_source,
-                &receiver,
-                &Default::default(),
-                n as u32,
-                stamp,
-                &[],
-                &mut Fixed(n << 32),
-                &mut message,
-            )
+                identity: &unknown_source,
+                remote: &receiver,
+                psk: &Default::default(),
+                sender_index: n as u32,
+                timestamp: stamp,
+                payload: &[],
+            }
+            .write(&mut Fixed(n << 32), &mut message)
             .expect("an initiation");
             message[..length].to_vec()
         })

@@ -27,52 +27,52 @@ macro_rules! drop_reasons {
 }
 
 drop_reasons! {
-    /// The bytes from the TUN device or inside a record are no IP packet.
+    /// The bytes from the TUN device or in a record are not an IP packet.
     NotIp = "not_ip",
-    /// The virtio-net header contradicts the packet behind it.
+    /// The virtio-net header contradicts its packet.
     BadOffload = "bad_offload",
     /// No peer's allowed IPs cover the destination.
     NoRoute = "no_route",
     /// The peer has no endpoint to send to yet.
     NoEndpoint = "no_endpoint",
-    /// The queue of packets waiting for a handshake was full; the oldest went.
+    /// The queue of packets waiting for a handshake was full; the oldest was dropped.
     HandshakeQueueFull = "handshake_queue_full",
-    /// The TUN device's queue has stood for too long and the packet does not take part in ECN (RFC
+    /// The TUN device's queue was delayed for too long, and the packet is not ECN-capable (RFC
     /// 8289).
     QueueDelay = "queue_delay",
-    /// No handshake succeeded within REKEY_ATTEMPT_TIME; waiting packets were given up.
+    /// No handshake succeeded within REKEY_ATTEMPT_TIME, so the waiting packets were dropped.
     HandshakeTimeout = "handshake_timeout",
-    /// The packet exceeds what the far interface takes; an ICMP "too big" was returned.
+    /// The packet exceeds the MTU of the remote interface; an ICMP "too big" was returned.
     TooBig = "too_big",
     /// The session's keys have reached REJECT_AFTER_TIME or REJECT_AFTER_MESSAGES.
     KeyExpired = "key_expired",
-    /// The send batch had no room left.
+    /// The send batch was full.
     OutboxFull = "outbox_full",
-    /// The kernel refused the datagram as larger than the path allows (EMSGSIZE).
+    /// The kernel refused the datagram because it exceeds the MTU (EMSGSIZE).
     SendTooLarge = "send_too_large",
     /// The kernel refused the datagram: no route, unreachable, blocked by a filter.
     SendRefused = "send_refused",
     /// The kernel had no buffer space for the datagram (ENOBUFS).
     SendNoBuffers = "send_no_buffers",
-    /// The datagram is shorter than its type, or was cut by the receive buffer.
+    /// The datagram is too short for its type, or was truncated by the receive buffer.
     Truncated = "truncated",
-    /// No message type of this protocol.
+    /// The message type is unknown in this protocol.
     UnknownType = "unknown_type",
     /// No session has this receiver index.
     UnknownIndex = "unknown_index",
-    /// A handshake message whose sender does not know this host's public key (wrong mac1).
+    /// The sender of a handshake message does not know this host's public key (wrong mac1).
     BadMac1 = "bad_mac1",
     /// Under load: a handshake message without a valid cookie; a cookie reply was sent.
     CookieRequired = "cookie_required",
     /// Under load: this source sends more handshakes than its share.
     RateLimited = "rate_limited",
-    /// A handshake message that does not decrypt, or is answered too late.
+    /// A handshake message does not decrypt, or its answer is late.
     BadHandshake = "bad_handshake",
-    /// A handshake by a key that is no peer here.
+    /// The key of a handshake does not belong to a peer.
     UnknownPeer = "unknown_peer",
-    /// A handshake initiation with a timestamp not newer than the last one.
+    /// The timestamp of a handshake initiation is not newer than the last one.
     ReplayedHandshake = "replayed_handshake",
-    /// The peer demands a capability that this version does not have.
+    /// The peer requires a capability that this version does not have.
     UnsupportedCapability = "unsupported_capability",
     /// The record does not authenticate.
     BadTag = "bad_tag",
@@ -80,26 +80,26 @@ drop_reasons! {
     Replayed = "replayed",
     /// The inner source address is not among the peer's allowed IPs.
     SourceNotAllowed = "source_not_allowed",
-    /// The mesh's policy does not let the member begin this here, and it answers nothing that this
-    /// host began.
+    /// The mesh's policy does not allow the member to open this flow, and it is not a reply to a
+    /// flow of this host.
     PolicyDenied = "policy_denied",
-    /// An authenticated record holds something that is no frame.
+    /// An authenticated record contains an invalid frame.
     BadFrame = "bad_frame",
-    /// A packet in slices never became whole in time; its slices were given up.
+    /// A packet in slices was not complete in time, so its slices were dropped.
     ReassemblyTimeout = "reassembly_timeout",
     /// The outer packet carries CE but the inner one cannot (RFC 6040 section 4.2).
     EcnNotCapable = "ecn_not_capable",
     /// The TUN device refused the packet.
     TunWriteRefused = "tun_write_refused",
-    /// The transport header is cut short or not to be found, so that its checksum cannot follow a
-    /// translated address.
+    /// The transport header is truncated or cannot be found, so its checksum cannot be updated for
+    /// a translated address.
     TransportTruncated = "transport_truncated",
     /// An IPv4 source route or IPv6 routing header leads to another address than the translated
     /// destination.
     SourceRouted = "source_routed",
-    /// An ICMP redirect, which names routers that mean nothing behind translated addresses.
+    /// An ICMP redirect, which names routers that are unknown behind translated addresses.
     IcmpRedirect = "icmp_redirect",
-    /// Not from or for a device of the gateway.
+    /// The packet is neither from nor for a device of the gateway.
     UnlistedDevice = "unlisted_device",
     /// A device's address from another MAC address, another address from its MAC address, or an
     /// address of the gateway's side from the tunnel.
@@ -110,12 +110,11 @@ drop_reasons! {
     DeniedTo = "denied_to",
     /// None of the device's `allow-from` rules lets this reach it.
     DeniedFrom = "denied_from",
-    /// A device calls a remote by its overlay address, although it is shown to devices under
-    /// another.
+    /// A device used the overlay address of a remote that is mapped to another address for devices.
     ShownOtherwise = "shown_otherwise",
-    /// A broadcast or multicast packet: a gateway passes none.
+    /// A broadcast or multicast packet, which a gateway does not forward.
     NotUnicast = "not_unicast",
-    /// A frame of the local network that is neither IP, nor ARP, nor once tagged.
+    /// A frame of the local network is neither IP nor ARP, or has more than one VLAN tag.
     BadFrameType = "bad_frame_type",
     /// The hop limit is used up.
     HopLimit = "hop_limit",
@@ -123,18 +122,18 @@ drop_reasons! {
     LanWriteRefused = "lan_write_refused",
     /// Another gateway of this local network is active.
     Standby = "standby",
-    /// At a relay's port of a pair: from neither of its members.
+    /// At a relay's port of a pair: the sender is neither of its members.
     UnknownSource = "unknown_source",
     /// At a relay's port of a pair: the other member is not bound.
     NotBound = "not_bound",
-    /// A member sends more through a relay than it may.
+    /// A member exceeded its rate at a relay.
     OverRate = "over_rate",
-    /// At a TURN server: there is no permission for the other end yet, or no free channel for it.
+    /// At a TURN server: there is no permission for the remote end yet, or no free channel.
     NoChannel = "no_channel",
-    /// The kernel's receive buffer was full where this host forwards to or from a relay; merged
+    /// The kernel's receive buffer was full at a socket that forwards to or from a relay; merged
     /// datagrams count once.
     ReceiveQueueFull = "receive_queue_full",
-    /// Shutting down or the peer was removed while the packet was held.
+    /// The tunnel was shut down, or the peer was removed, while the packet was waiting.
     PeerRemoved = "peer_removed",
 }
 

@@ -19,7 +19,7 @@ pub struct AllowedIps {
     v4: PrefixMap<(u32, u8), PeerId>,
     v6: PrefixMap<(u128, u8), PeerId>,
     by_peer: BTreeMap<PeerId, BTreeSet<IpNet>>,
-    /// Number of changes, which tells a [`LookupCache`] when it is stale.
+    /// Number of changes, by which a [`LookupCache`] detects that it is stale.
     generation: u64,
 }
 

@@ -4,8 +4,8 @@ use seikan_wire::VNET_HDR_LEN;
 use seikan_wire::ethernet::TAGGED_HEADER_LEN;
 use std::ops::Range;
 
-/// Maximum length of a read: a virtio-net header and a packet of 64 KiB, possibly behind an
-/// Ethernet header.
+/// Maximum length of a read: a virtio-net header and a packet of 64 KiB, possibly with an Ethernet
+/// header.
 pub const MAX_READ: usize = VNET_HDR_LEN + TAGGED_HEADER_LEN + 65_536;
 
 /// A batch of reads. Each holds a virtio-net header and an IP packet.
@@ -75,7 +75,7 @@ impl PacketBatch {
         self.packets.is_empty()
     }
 
-    /// Marks the first packet as having waited too long; it is to be marked or dropped, see
+    /// Marks the first packet as having waited too long, so that it will be marked or dropped, see
     /// [`crate::codel`].
     pub fn set_congested(&mut self) {
         self.congested = true;

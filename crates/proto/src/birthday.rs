@@ -1,5 +1,5 @@
-//! NAT traversal by port probing: a direct path between two ends of which one is behind a symmetric
-//! NAT, a NAT that maps anew for each destination.
+//! NAT traversal by port probing: a direct path between two ends, one of which is behind a
+//! symmetric NAT, which creates a new mapping for each destination.
 //!
 //! The outer port of such an end is unknown, and the NAT of the other end admits only addresses to
 //! which something was sent. The symmetric end therefore *punches*: it sends from [`PORTS`] sockets
@@ -13,13 +13,15 @@
 //! with a probability of at least `1 - (1 - PORTS / RANGE)^k` (the birthday problem for two
 //! groups): 98.3 % for 1,024 probes, 99.97 % for 2,048.
 //!
-//! This is a pure state machine for each peer, without sockets. The driver opens them when told to
-//! [`Punch`].
+//! This is a pure state machine for each peer, without sockets. The driver opens them on request
+//! ([`Punch`]).
 
-use crate::paths::{Candidate, CandidateKind, Check};
+use crate::native::check::Check;
+use crate::native::probe_request::{MAX_ADDRESSES, ProbeRequest};
+use crate::paths::{Candidate, CandidateKind};
 use crate::rng::Rng;
 use crate::time::Instant;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 /// Number of ports opened for one peer.
@@ -29,8 +31,6 @@ pub const PORTS: u16 = 256;
 const FIRST_PORT: u16 = 1024;
 /// Number of ports that can be probed.
 pub const RANGE: u32 = 65_536 - FIRST_PORT as u32;
-/// Maximum number of addresses of each family in one probe request.
-pub const MAX_ADDRESSES: usize = 2;
 /// Maximum number of addresses that ports are opened towards, for one peer.
 const MAX_DESTINATIONS: usize = 2;
 /// Time with a relay in use and no direct path before ports are opened.
@@ -102,58 +102,6 @@ impl NatMappings {
     pub fn is_symmetric(&self) -> bool {
         let symmetric = |mapping| matches!(mapping, &Mapping::AddressAndPortDependent(_));
         symmetric(&self.v4) || symmetric(&self.v6)
-    }
-}
-
-/// The request of the symmetric end to the other end: the PORTS frame.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ProbeRequest {
-    /// Number of open ports. Zero tells the requesting end that the other one is behind a symmetric
-    /// NAT too and will not probe.
-    pub ports: u16,
-    /// Outer addresses of the open ports; at most [`MAX_ADDRESSES`] of each family.
-    pub addresses: Vec<IpAddr>,
-}
-
-impl ProbeRequest {
-    /// Length of the port count in bytes.
-    pub const PORTS_LEN: usize = 2;
-    /// Length of an address in bytes. IPv4 is sent as an IPv4-mapped address (RFC 4291, section
-    /// 2.5.5.2).
-    pub const ADDRESS_LEN: usize = 16;
-
-    /// Parses the body of a PORTS frame. Trailing bytes and addresses beyond the maximum are
-    /// ignored. Returns `None` if the body is too short.
-    pub fn read(body: &[u8]) -> Option<ProbeRequest> {
-        let (ports, addresses) = body.split_first_chunk()?;
-        let (addresses, _) = addresses.as_chunks::<{ ProbeRequest::ADDRESS_LEN }>();
-        let addresses = addresses.iter().take(2 * MAX_ADDRESSES);
-        Some(ProbeRequest {
-            ports: u16::from_le_bytes(*ports),
-            addresses: addresses
-                .map(|bytes| Ipv6Addr::from(*bytes).to_canonical())
-                .collect(),
-        })
-    }
-
-    /// Length of the frame body in bytes.
-    #[expect(clippy::len_without_is_empty, reason = "none is empty")]
-    pub fn len(&self) -> usize {
-        ProbeRequest::PORTS_LEN + self.addresses.len() * ProbeRequest::ADDRESS_LEN
-    }
-
-    /// Returns the frame body.
-    pub fn to_bytes(&self) -> Vec<u8> {
-        let mapped = |ip: &IpAddr| match ip {
-            IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
-            IpAddr::V6(ip) => ip.octets(),
-        };
-        let addresses = self.addresses.iter().flat_map(mapped);
-        self.ports
-            .to_le_bytes()
-            .into_iter()
-            .chain(addresses)
-            .collect()
     }
 }
 
@@ -309,7 +257,7 @@ impl Context<'_> {
 }
 
 /// Ports in pseudo-random order, by a linear congruential generator of period 2^16 (Hull and
-/// Dobell, 1962). Each port comes once.
+/// Dobell, 1962). Each port occurs once.
 #[derive(Clone, Debug)]
 struct Ports {
     state: u16,
@@ -517,7 +465,7 @@ impl Birthday {
         self.probe == Some(check)
     }
 
-    /// Whether this peer's ports are to be open.
+    /// Whether this peer's ports must be open.
     pub(crate) fn is_open(&self, now: Instant) -> bool {
         matches!(self.stage, Stage::Open { until, .. } if now < until)
     }
@@ -742,7 +690,7 @@ impl Birthday {
             self.unserved = Some((request, at));
         }
         if let Some(probing) = &mut self.probing {
-            // The rest of the run goes to the addresses that the peer has now.
+            // The rest of the run uses the current addresses of the peer.
             if !targets.is_empty() && probing.targets != targets {
                 probing.targets = targets;
                 probing.ports = Ports::random(rng);

@@ -94,8 +94,6 @@ pub struct Agreed {
     pub cipher: Cipher,
     /// The lower number of lanes.
     pub max_lanes: u8,
-    /// Largest inner packet that the peer accepts, in bytes.
-    pub remote_inner_mtu: u16,
     /// The flags that both ends have set.
     pub features: u64,
 }
@@ -260,7 +258,6 @@ impl Capabilities {
             version: self.version.min(peer.version),
             cipher,
             max_lanes: self.max_lanes.min(peer.max_lanes),
-            remote_inner_mtu: peer.inner_mtu,
             features: self.features & peer.features,
         }
     }
@@ -453,17 +450,8 @@ mod tests {
         let ours = initiator
             .accept(&Capabilities::parse(&answer.encode()).unwrap())
             .unwrap();
-        assert_eq!(
-            (ours.max_lanes, ours.remote_inner_mtu, ours.features),
-            (2, 9000, 0b100)
-        );
-        assert_eq!(
-            theirs,
-            Agreed {
-                remote_inner_mtu: 65535,
-                ..ours
-            }
-        );
+        assert_eq!((ours.max_lanes, ours.features), (2, 0b100));
+        assert_eq!(theirs, ours);
     }
 
     #[test]

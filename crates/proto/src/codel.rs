@@ -24,7 +24,7 @@ pub struct Codel {
     good: Instant,
     /// Number of signals since the delay became too long; 0 while it is not.
     count: u32,
-    /// Time of the last signal, and the count that it made.
+    /// Time of the last signal, and its number.
     last: Option<Signal>,
 }
 
@@ -41,8 +41,8 @@ impl Codel {
         self.count = 0;
     }
 
-    /// Whether the delay is to be measured: the queue has stood for an interval, or the next signal
-    /// is due.
+    /// Whether the delay must be measured: the queue has been occupied for an interval, or the next
+    /// signal is due.
     pub fn is_due(&self, now: Instant) -> bool {
         match self.last {
             Some(last) if self.count > 0 => last.at.has_expired(spacing(last.count), now),
@@ -50,7 +50,7 @@ impl Codel {
         }
     }
 
-    /// Handles a measured `delay`. Returns true if a packet is to be marked or dropped.
+    /// Handles a measured `delay`. Returns true if a packet must be marked or dropped.
     pub fn measured(&mut self, delay: Duration, now: Instant) -> bool {
         if delay < TARGET {
             self.emptied(now);

@@ -1,17 +1,17 @@
-//! Every number of the protocol, by the name the WireGuard paper (section 6) or the kernel gives
-//! it, and the layout of the messages that carry the handshake.
+//! Every number of the protocol, by its name in the WireGuard paper (section 6) or the kernel, and
+//! the layout of the messages that carry the handshake.
 //!
 //! Order: limits of a session, times of the timers, cookies and rate limits, messages.
 
 use std::time::Duration;
 
-/// Messages after which the initiator of a session asks for the next one (paper 6.1).
+/// Number of messages after which the initiator of a session starts the next handshake (paper 6.1).
 pub const REKEY_AFTER_MESSAGES: u64 = 1 << 60;
 /// Counter values from here on are never sent nor accepted (paper 6.1: 2^64 - 2^13 - 1).
 ///
 /// The margin of 2^13 keeps a window of unsent counters below the wrap.
 pub const REJECT_AFTER_MESSAGES: u64 = u64::MAX - (1 << 13);
-/// Age at which the initiator of a session asks for the next one when it has something to send.
+/// Age at which the initiator of a session starts the next handshake when it has something to send.
 pub const REKEY_AFTER_TIME: Duration = Duration::from_secs(120);
 /// Age from which a session neither sends nor receives.
 pub const REJECT_AFTER_TIME: Duration = Duration::from_secs(180);
@@ -33,12 +33,13 @@ pub const MAX_CANDIDATES: usize = 16;
 pub const CALL_INTERVAL: Duration = Duration::from_millis(500);
 /// Age of the youngest session at which all key material of a peer is erased (paper 6.3).
 pub const ZERO_KEYS_AFTER: Duration = Duration::from_secs(3 * REJECT_AFTER_TIME.as_secs());
-/// Age at which the initiator, on receipt of data, asks for the next session before this one dies.
+/// Age at which the initiator, on receipt of data, starts the next handshake before this session
+/// expires.
 pub const REKEY_ON_RECEIVE_AFTER: Duration = Duration::from_secs(
     REJECT_AFTER_TIME.as_secs() - KEEPALIVE_TIMEOUT.as_secs() - REKEY_TIMEOUT.as_secs(),
 );
 
-/// Life of the secret behind the cookies, and therefore of a cookie (paper 5.4.7).
+/// Lifetime of the secret of the cookies, and therefore of a cookie (paper 5.4.7).
 pub const COOKIE_REFRESH_TIME: Duration = Duration::from_secs(120);
 /// Shortening of a cookie's life at its receiver, so that it is not used just as the sender's
 /// secret changes (kernel `COOKIE_SECRET_LATENCY`).

@@ -6,70 +6,26 @@
 //! that address contains.
 //!
 //! ```text
-//! sender: create_*, CookieJar::stamp  --->  CookieChecker::admit, under load, no mac2: NeedsCookie
+//! sender: message, CookieJar::stamp  --->  CookieChecker::admit, under load, no mac2: NeedsCookie
 //! CookieJar::consume_reply            <---  CookieChecker::create_reply
-//! sender: create_*, CookieJar::stamp  --->  CookieChecker::admit: Process, at a limited rate
+//! sender: message, CookieJar::stamp  --->  CookieChecker::admit: Process, at a limited rate
 //! ```
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
-use blake2::digest::consts::U16;
-use blake2::digest::{Digest, FixedOutput, Mac, Update};
-use blake2::{Blake2s256, Blake2sMac};
+use blake2::digest::{FixedOutput, Mac};
 use chacha20poly1305::{AeadInPlace, KeyInit, XChaCha20Poly1305, XNonce};
 use zeroize::Zeroizing;
 
 use crate::constants::*;
+use crate::fields::{get_u32, put_u32};
 use crate::keys::{Identity, PublicKey};
-use crate::noise::{get_u32, put_u32};
+use crate::mac::{MacKey, hash, keyed, verify_mac1};
 use crate::protocol::Protocol;
 use crate::rate_limiter::{RateLimiter, ReplyLimiter, Reserved};
 use crate::rng::Rng;
 use crate::time::Instant;
-
-/// Key of the mac1 in messages to one host; known to everybody who knows its public key.
-#[derive(Clone, Copy, Debug)]
-pub struct MacKey([u8; 32]);
-
-/// The key of mac1 in messages to the holder of `receiver`: HASH(LABEL_MAC1 || public key).
-pub fn mac1_key(protocol: Protocol, receiver: &PublicKey) -> MacKey {
-    MacKey(hash(protocol.mac1_label(), receiver))
-}
-
-/// Writes mac1 of a handshake message whose other fields are complete. The message has at least
-/// [`MACS_LEN`] bytes.
-pub(crate) fn write_mac1(key: &MacKey, message: &mut [u8]) {
-    let mac1_at = message.len() - MACS_LEN;
-    let mac = keyed(&key.0, &[&message[..mac1_at]]).finalize_fixed();
-    message[mac1_at..mac1_at + MAC_LEN].copy_from_slice(&mac);
-}
-
-/// Whether mac1 of a handshake message is valid, in constant time. False if the message is too
-/// short.
-pub fn verify_mac1(key: &MacKey, message: &[u8]) -> bool {
-    let Some(mac1_at) = message.len().checked_sub(MACS_LEN) else {
-        return false;
-    };
-    keyed(&key.0, &[&message[..mac1_at]])
-        .verify_slice(&message[mac1_at..mac1_at + MAC_LEN])
-        .is_ok()
-}
-
-fn hash(label: &[u8; 8], key: &PublicKey) -> [u8; 32] {
-    Blake2s256::new_with_prefix(label)
-        .chain_update(key.as_bytes())
-        .finalize()
-        .into()
-}
-
-/// Keyed BLAKE2s with 16 bytes of output, the paper's MAC.
-fn keyed(key: &[u8], parts: &[&[u8]]) -> Blake2sMac<U16> {
-    let mut mac =
-        <Blake2sMac<U16> as Mac>::new_from_slice(key).expect("keys here have 16 or 32 bytes");
-    parts.iter().for_each(|part| Update::update(&mut mac, part));
-    mac
-}
 
 /// Decision about a received handshake message, before any Diffie-Hellman.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,7 +59,7 @@ impl CookieChecker {
         CookieChecker {
             protocol,
             mac1_key: *identity.mac1_key(protocol),
-            cookie_key: Zeroizing::new(hash(protocol.cookie_label(), identity.public())),
+            cookie_key: Zeroizing::new(hash(protocol.cookie_label(), identity.public().as_bytes())),
             secret: None,
             limiter: RateLimiter::default(),
             replies: ReplyLimiter::default(),
@@ -262,14 +218,14 @@ impl CookieJar {
     pub fn new(protocol: Protocol, remote: &PublicKey) -> Self {
         CookieJar {
             protocol,
-            cookie_key: Zeroizing::new(hash(protocol.cookie_label(), remote)),
+            cookie_key: Zeroizing::new(hash(protocol.cookie_label(), remote.as_bytes())),
             last_mac1: None,
             cookie: None,
         }
     }
 
     /// Completes an initiation or a response before sending: writes mac2 if there is a fresh
-    /// cookie, and remembers mac1. Call once per message, after `create_*`.
+    /// cookie, and remembers mac1. Call once per message, after it was written.
     pub fn stamp(&mut self, message: &mut [u8], now: Instant) {
         let Some(mac1_at) = message.len().checked_sub(MACS_LEN) else {
             return;

@@ -63,7 +63,7 @@ enum Growth {
 pub struct Write {
     /// The sending peer.
     pub peer: PeerId,
-    /// Number of packets that it stands for.
+    /// Number of packets in it.
     pub packets: u64,
     /// Bytes of these packets.
     pub bytes: u64,

@@ -1,9 +1,9 @@
 //! Receiver indices: the table from the index in a datagram to its session, looked up for every
 //! datagram.
 //!
-//! The table has a power of two of slots, and an entry lives in the slot named by the low bits of
-//! its index. This host chooses the indices, so a random index whose slot is taken is drawn again.
-//! A lookup is one array access and one comparison, without hashing, probing or collisions, and
+//! The table has a power of two of slots, and an entry is in the slot given by the low bits of its
+//! index. This host chooses the indices, so a random index whose slot is taken is drawn again. A
+//! lookup is one array access and one comparison, without hashing, probing or collisions, and
 //! nobody else can steer entries into one slot. Iteration is in the order of the slots.
 
 use crate::rng::Rng;

@@ -11,7 +11,7 @@ use x25519_dalek::StaticSecret;
 use zeroize::{Zeroize, ZeroizeOnDrop};
 
 use crate::constants::KEY_LEN;
-use crate::cookie::{self, MacKey};
+use crate::mac::MacKey;
 use crate::protocol::Protocol;
 use crate::rng::Rng;
 
@@ -28,6 +28,11 @@ impl PublicKey {
     /// The key's bytes.
     pub const fn as_bytes(&self) -> &[u8; KEY_LEN] {
         &self.0
+    }
+
+    /// Derives the key of mac1 in messages to the holder of this key.
+    pub fn mac1_key(&self, protocol: Protocol) -> MacKey {
+        MacKey::derive(protocol.mac1_label(), &self.0)
     }
 }
 
@@ -152,8 +157,8 @@ impl Identity {
     /// The identity of `private`.
     pub fn new(private: PrivateKey) -> Self {
         let public = private.public();
-        let mac1_keys = [Protocol::WireGuard, Protocol::Native]
-            .map(|protocol| cookie::mac1_key(protocol, &public));
+        let mac1_keys =
+            [Protocol::WireGuard, Protocol::Native].map(|protocol| public.mac1_key(protocol));
         Identity {
             private,
             public,

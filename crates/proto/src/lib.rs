@@ -17,7 +17,6 @@ compile_error!(
     "the null cipher encrypts nothing: it is for measuring, with `--profile lab`, and no release build may have it"
 );
 
-pub mod address_validation;
 pub mod allowed_ips;
 pub mod batch;
 pub mod birthday;
@@ -25,11 +24,13 @@ pub mod capabilities;
 pub mod codel;
 pub mod constants;
 pub mod cookie;
+mod fields;
 pub mod filter;
 pub mod gateway;
 pub mod inbox;
 pub mod indices;
 pub mod keys;
+pub mod mac;
 pub mod mesh;
 pub mod native;
 pub mod noise;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! initiator                                   responder
-//! create_initiation  --- initiation --->  consume_initiation   (key, timestamp, offer)
+//! Initiation::write  --- initiation --->  consume_initiation   (key, timestamp, offer)
 //! Initiator                               ReceivedInitiation
 //! consume_response   <--- response ----   create_response      (psk, chosen capabilities)
 //! Established                             Established          (mirrored keys)
@@ -14,7 +14,7 @@
 //! sender index, receiver index, ephemeral, sealed payload, mac1, mac2`.
 //!
 //! The caller has to check that the static key is a known peer's and that the timestamp is newer
-//! than the last one. Cookies and load are in `cookie`. The cryptography is `snow`'s, except for
+//! than the last one. Cookies and load are handled elsewhere, before a message is read. The cryptography is `snow`'s, except for
 //! the resolver here: it takes ephemeral keys from the caller's random source, and its X25519
 //! refuses points of low order and erases private keys.
 
@@ -25,8 +25,9 @@ use snow::HandshakeState;
 use zeroize::Zeroizing;
 
 use crate::constants::*;
-use crate::cookie;
+use crate::fields::{get_u32, put_u32};
 pub use crate::keys::{Identity, PresharedKey, PrivateKey, PublicKey};
+use crate::mac::{self, MacKey};
 pub use crate::protocol::Protocol;
 use crate::rng::Rng;
 use crate::tai64n::Tai64n;
@@ -133,56 +134,67 @@ impl fmt::Debug for Established {
     }
 }
 
-/// Writes an initiation to `remote` into `out` and returns its length. mac2 is left zero for
-/// [`cookie::CookieJar::stamp`] to fill in.
-///
-/// `timestamp` must be greater than in any earlier initiation. `payload` must be empty for
-/// WireGuard.
-#[allow(clippy::too_many_arguments)]
-pub fn create_initiation(
-    protocol: Protocol,
-    identity: &Identity,
-    remote: &PublicKey,
-    psk: &PresharedKey,
-    sender_index: u32,
-    timestamp: Tai64n,
-    payload: &[u8],
-    rng: &mut dyn Rng,
-    out: &mut [u8],
-) -> Result<(Initiator, usize), HandshakeError> {
-    let len = INITIATION_LEN + payload.len();
-    let out = message_buffer(protocol, payload, len, out)?;
-    out[..4].copy_from_slice(&u32::from(protocol.initiation_type()).to_le_bytes());
-    put_u32(out, SENDER_INDEX_OFFSET, sender_index);
+/// An initiation, to be written by [`Initiation::write`].
+#[derive(Clone, Copy, Debug)]
+pub struct Initiation<'a> {
+    /// The protocol of the handshake.
+    pub protocol: Protocol,
+    /// The sender.
+    pub identity: &'a Identity,
+    /// The static key of the receiver.
+    pub remote: &'a PublicKey,
+    /// The preshared key.
+    pub psk: &'a PresharedKey,
+    /// Index that the receiver puts on its messages.
+    pub sender_index: u32,
+    /// Must be greater than in any earlier initiation.
+    pub timestamp: Tai64n,
+    /// The sender's capabilities; must be empty for WireGuard.
+    pub payload: &'a [u8],
+}
 
-    let ephemeral = EphemeralSeed::default();
-    let mut state = ephemeral
-        .builder(protocol, identity)?
-        .remote_public_key(remote.as_bytes())?
-        .psk(2, psk.as_bytes())?
-        .build_initiator()?;
-    ephemeral.refill(rng);
-    let mut plaintext = [0; TAI64N_LEN + MAX_PAYLOAD_LEN];
-    plaintext[..TAI64N_LEN].copy_from_slice(timestamp.as_bytes());
-    plaintext[TAI64N_LEN..][..payload.len()].copy_from_slice(payload);
-    let noise = &mut out[INITIATION_NOISE_OFFSET..len - MACS_LEN];
-    state.write_message(&plaintext[..TAI64N_LEN + payload.len()], noise)?;
-    cookie::write_mac1(&cookie::mac1_key(protocol, remote), out);
+impl Initiation<'_> {
+    /// Writes the initiation into `out` and returns its length. mac2 is left zero, for the cookie
+    /// jar of the peer to fill in.
+    pub fn write(
+        &self,
+        rng: &mut dyn Rng,
+        out: &mut [u8],
+    ) -> Result<(Initiator, usize), HandshakeError> {
+        let len = INITIATION_LEN + self.payload.len();
+        let out = message_buffer(self.protocol, self.payload, len, out)?;
+        out[..4].copy_from_slice(&u32::from(self.protocol.initiation_type()).to_le_bytes());
+        put_u32(out, SENDER_INDEX_OFFSET, self.sender_index);
 
-    let initiator = Initiator {
-        protocol,
-        local_index: sender_index,
-        mac1_key: *identity.mac1_key(protocol),
-        state: Box::new(state),
-    };
-    Ok((initiator, len))
+        let ephemeral = EphemeralSeed::default();
+        let mut state = ephemeral
+            .builder(self.protocol, self.identity)?
+            .remote_public_key(self.remote.as_bytes())?
+            .psk(2, self.psk.as_bytes())?
+            .build_initiator()?;
+        ephemeral.refill(rng);
+        let mut plaintext = [0; TAI64N_LEN + MAX_PAYLOAD_LEN];
+        plaintext[..TAI64N_LEN].copy_from_slice(self.timestamp.as_bytes());
+        plaintext[TAI64N_LEN..][..self.payload.len()].copy_from_slice(self.payload);
+        let noise = &mut out[INITIATION_NOISE_OFFSET..len - MACS_LEN];
+        state.write_message(&plaintext[..TAI64N_LEN + self.payload.len()], noise)?;
+        mac::write_mac1(&self.remote.mac1_key(self.protocol), out);
+
+        let initiator = Initiator {
+            protocol: self.protocol,
+            local_index: self.sender_index,
+            mac1_key: *self.identity.mac1_key(self.protocol),
+            state: Box::new(state),
+        };
+        Ok((initiator, len))
+    }
 }
 
 /// An initiation that was sent and waits for its response.
 pub struct Initiator {
     protocol: Protocol,
     local_index: u32,
-    mac1_key: cookie::MacKey,
+    mac1_key: MacKey,
     state: Box<HandshakeState>,
 }
 
@@ -201,7 +213,7 @@ impl Initiator {
         if receiver != self.local_index {
             return Err(HandshakeError::ReceiverIndex { found: receiver });
         }
-        if !cookie::verify_mac1(&self.mac1_key, message) {
+        if !mac::verify_mac1(&self.mac1_key, message) {
             return Err(HandshakeError::Mac1);
         }
         if self.state.is_handshake_finished() {
@@ -240,7 +252,7 @@ pub fn consume_initiation(
         protocol.initiation_type(),
         &protocol.initiation_len(),
     )?;
-    if !cookie::verify_mac1(identity.mac1_key(protocol), message) {
+    if !mac::verify_mac1(identity.mac1_key(protocol), message) {
         return Err(HandshakeError::Mac1);
     }
     let ephemeral = EphemeralSeed::default();
@@ -283,7 +295,7 @@ pub struct ReceivedInitiation {
 
 impl ReceivedInitiation {
     /// Writes the response into `out` and returns the session with the response's length. mac2 is
-    /// left zero for [`cookie::CookieJar::stamp`]. `payload` must be empty for WireGuard.
+    /// left zero, for the cookie jar of the peer. `payload` must be empty for WireGuard.
     ///
     /// The session must not send data before it has received some: the response may be lost, and
     /// the initiation may be a replay.
@@ -305,7 +317,7 @@ impl ReceivedInitiation {
         self.ephemeral.refill(rng);
         let noise = &mut out[RESPONSE_NOISE_OFFSET..len - MACS_LEN];
         self.state.write_message(payload, noise)?;
-        cookie::write_mac1(&cookie::mac1_key(self.protocol, &self.remote), out);
+        mac::write_mac1(&self.remote.mac1_key(self.protocol), out);
         let session = established(
             &mut self.state,
             local_index,
@@ -391,17 +403,6 @@ fn check_header(
         found if found == u32::from(expected) => Ok(()),
         found => Err(HandshakeError::UnexpectedType { found, expected }),
     }
-}
-
-/// The little-endian number at `offset`, which must lie within `message`.
-pub(crate) fn get_u32(message: &[u8], offset: usize) -> u32 {
-    let mut bytes = [0; 4];
-    bytes.copy_from_slice(&message[offset..offset + 4]);
-    u32::from_le_bytes(bytes)
-}
-
-pub(crate) fn put_u32(message: &mut [u8], offset: usize, value: u32) {
-    message[offset..offset + 4].copy_from_slice(&value.to_le_bytes());
 }
 
 #[cfg(test)]

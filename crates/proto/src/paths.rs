@@ -1,7 +1,7 @@
 //! The candidate paths to a peer: their addresses, the state of their checks, and the next check.
 //!
 //! A candidate is *direct* (an address of the peer's own) or *relayed* (an address of a relay that
-//! forwards to the peer). One is in use ([`Path::endpoint`](crate::peer::Path::endpoint)). A
+//! forwards to the peer). One is in use: the endpoint of the peer. A
 //! *check* is a PROBE smaller than any probe for the MTU. Its acknowledgement may return over any
 //! path; it proves the direction from this host to the peer, and this host chooses only that
 //! direction. The other end chooses its own direction in the same way. The checks of both ends open
@@ -25,9 +25,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::constants::MAX_CANDIDATES;
-use crate::native::frame::PROBE_LEN;
-use crate::native::path_mtu::BASE;
-use crate::native::record::RECORD_OVERHEAD;
+use crate::native::check::Check;
 use crate::rng::Rng;
 use crate::time::Instant;
 
@@ -46,8 +44,6 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// Unknown acknowledgements after which all outstanding checks are forgotten, so that none can be
 /// guessed.
 const MAX_WRONG: u8 = 16;
-/// Minimum size of a check in UDP payload bytes. The maximum is below the size of any MTU probe.
-const LEAST_CHECK: u16 = (RECORD_OVERHEAD + PROBE_LEN) as u16;
 /// Intervals between rounds of checks; the last one repeats.
 const ROUNDS: [Duration; 8] = [
     Duration::from_millis(200),
@@ -112,15 +108,6 @@ pub struct Candidate {
     checks: Vec<Sent>,
 }
 
-/// A check: a PROBE with this number and size. Both are random, so that only a receiver knows them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Check {
-    /// Probe number.
-    pub id: u16,
-    /// Size in bytes of UDP payload.
-    pub size: u16,
-}
-
 #[derive(Clone, Copy, Debug)]
 struct Sent {
     check: Check,
@@ -130,36 +117,6 @@ struct Sent {
 impl Sent {
     fn is_over(&self, now: Instant) -> bool {
         now.duration_since(self.at) >= ANSWER_WITHIN
-    }
-}
-
-impl Check {
-    pub(crate) fn random(rng: &mut dyn Rng) -> Check {
-        let mut bytes = [0; 4];
-        rng.fill(&mut bytes);
-        let [a, b, c, d] = bytes;
-        let sizes = BASE - LEAST_CHECK;
-        Check {
-            id: u16::from_le_bytes([a, b]),
-            size: LEAST_CHECK + u16::from_le_bytes([c, d]) % sizes,
-        }
-    }
-
-    /// A short check, for an address with little credit ([`crate::address_validation`]).
-    pub(crate) fn short(rng: &mut dyn Rng) -> Check {
-        let Check { id, size } = Check::random(rng);
-        Check {
-            id,
-            size: LEAST_CHECK + size % 13,
-        }
-    }
-
-    /// A check of minimum size, for use in large numbers. Its acknowledgement proves nothing.
-    pub(crate) fn least(rng: &mut dyn Rng) -> Check {
-        Check {
-            size: LEAST_CHECK,
-            ..Check::random(rng)
-        }
     }
 }
 
@@ -439,7 +396,7 @@ impl Paths {
     }
 
     /// Handles the source address of an authenticated datagram that a newer one has overtaken. It
-    /// does not tell where the peer is now. But a direct path that a relay has overtaken is worth a
+    /// does not show where the peer is now. But a direct path that a relay has overtaken is worth a
     /// check.
     pub fn on_late_datagram(&mut self, from: SocketAddr, used: Option<SocketAddr>, now: Instant) {
         if used.is_some_and(|used| self.is_relay(used)) && !self.is_relay(from) {

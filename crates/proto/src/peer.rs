@@ -1,16 +1,17 @@
 //! A peer: its keys, sessions, path and counters.
 
-use crate::address_validation::AddressValidation;
 use crate::birthday::Birthday;
 use crate::capabilities::Capabilities;
 use crate::cookie::CookieJar;
 use crate::filter::StatefulFilter;
 use crate::indices::PeerId;
 use crate::keys::{PresharedKey, PublicKey};
+use crate::native::address_validation::AddressValidation;
 use crate::native::health::{Receiver, Report};
 use crate::native::path_mtu::PathMtu;
 use crate::native::reassembly::Reassembly;
-use crate::native::record::{Outgoing, RECORD_OVERHEAD};
+use crate::native::record::Outgoing;
+use crate::native::stamp::RECORD_OVERHEAD;
 use crate::noise::{Initiator, Protocol};
 use crate::outbox::Destination;
 use crate::paths::Paths;
@@ -19,7 +20,6 @@ use crate::session::Session;
 use crate::tai64n::Tai64n;
 use crate::time::Instant;
 use crate::timers::Timers;
-use crate::tunnel::may_send;
 use seikan_observe::{DropReason, PeerCounters};
 use std::collections::{BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -369,7 +369,7 @@ fn index(session: &Option<Box<Session>>) -> Option<u32> {
 #[derive(Debug)]
 pub(crate) struct StagedRead {
     pub bytes: Box<[u8]>,
-    /// Number of packets that it stands for.
+    /// Number of packets in it.
     pub packets: u64,
 }
 
@@ -454,7 +454,7 @@ impl Peer {
     /// Whether there is a session that may send at this time.
     pub fn has_session(&self, now: Instant) -> bool {
         let session = self.sessions.current.as_ref();
-        session.is_some_and(|session| may_send(session, now))
+        session.is_some_and(|session| session.may_send(now))
     }
 
     /// Whether there is any address to send an initiation to.

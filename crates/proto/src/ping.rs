@@ -2,7 +2,7 @@
 //! to its acknowledgement is measured. The acknowledgement may return over any path. Without a
 //! session the ping waits for one, like a packet.
 
-use crate::paths::Check;
+use crate::native::check::Check;
 use crate::time::Instant;
 use std::collections::VecDeque;
 use std::net::SocketAddr;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// A cryptographically strong random source.
 ///
-/// The daemon passes the system's, the simulation a seeded one; `proto` has none of its own.
+/// The daemon passes the system's generator, the simulation a seeded one; `proto` has none.
 pub trait Rng {
     /// Fills `destination` with random bytes. A source that cannot do so must not return.
     fn fill(&mut self, destination: &mut [u8]);

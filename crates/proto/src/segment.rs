@@ -119,7 +119,7 @@ impl<'a> SuperPacket<'a> {
         &self.bytes[self.header_len..]
     }
 
-    /// Number of packets that this read stands for.
+    /// Number of packets in this read.
     pub fn segments(&self) -> usize {
         match self.kind {
             None => 1,

@@ -1,6 +1,7 @@
 //! A session: a pair of keys, sealing with a counter, and opening with a replay window.
 
 use crate::capabilities::Cipher;
+use crate::constants::{REJECT_AFTER_MESSAGES, REJECT_AFTER_TIME};
 use crate::noise::Established;
 use crate::replay::ReplayWindow;
 use crate::time::Instant;
@@ -68,6 +69,12 @@ impl Session {
     /// The counter of the next sealed datagram, which is the number of datagrams sealed so far.
     pub fn counter(&self) -> u64 {
         self.next_counter
+    }
+
+    /// Whether the session is young enough to send and has counters left.
+    pub fn may_send(&self, now: Instant) -> bool {
+        !self.created.has_expired(REJECT_AFTER_TIME, now)
+            && self.next_counter < REJECT_AFTER_MESSAGES
     }
 
     /// Seals a data message in place. `datagram` has space for the header, the plaintext from byte

@@ -21,7 +21,7 @@ use crate::constants::*;
 use crate::rng::Rng;
 use crate::time::Instant;
 
-/// Why a peer is to be woken.
+/// Kind of a timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WakeReason {
     /// An initiation may be unanswered.

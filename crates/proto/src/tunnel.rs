@@ -12,7 +12,7 @@
 //!    the [`Inbox`](crate::inbox::Inbox)'s writes and reports each by [`Tunnel::delivered`], clears
 //!    both.
 //!
-//! The same calls with the same arguments and the same random source give the same bytes.
+//! Equal calls with equal arguments and the same random source return equal bytes.
 
 mod birthday;
 mod handshake;
@@ -20,9 +20,8 @@ mod housekeeping;
 mod inbound;
 mod outbound;
 
-pub use housekeeping::WakeReason;
 pub use inbound::Datagram;
-pub(crate) use outbound::{clamp_syn, may_send};
+pub(crate) use outbound::clamp_syn;
 
 use crate::allowed_ips::{AllowedIps, LookupCache};
 use crate::birthday::{NatMappings, Punch};
@@ -62,7 +61,7 @@ pub struct Now {
 /// How a peer is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reachability {
-    /// There is no session that may send, or nothing comes back.
+    /// There is no session that may send, or no answer arrives.
     Unreachable,
     /// Over a relay, in one direction at least.
     Relayed,
@@ -389,7 +388,7 @@ impl Tunnel {
         };
         let session = peer.sessions.current.as_ref();
         let lives = session.is_some_and(|session| {
-            outbound::may_send(session, now) && !peer.paths.call_received_since(session.created)
+            session.may_send(now) && !peer.paths.call_received_since(session.created)
         });
         let relay = |endpoint| peer.paths.is_relay(endpoint);
         if !lives || peer.paths.is_lost() {

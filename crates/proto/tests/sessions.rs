@@ -277,17 +277,16 @@ fn with_another_preshared_key_no_session_comes_about() {
 fn initiation(world: &World, payload: &[u8], rng: u64) -> Parcel {
     let protocol = world.sides[0].setup.protocol;
     let mut message = [0; MAX_HANDSHAKE_LEN];
-    let (_, length) = noise::create_initiation(
+    let (_, length) = noise::Initiation {
         protocol,
-        &Identity::new(world.private_key(0)),
-        &world.private_key(1).public(),
-        &Default::default(),
-        17,
-        Tai64nClock::default().stamp(world.now(0).wall),
+        identity: &Identity::new(world.private_key(0)),
+        remote: &world.private_key(1).public(),
+        psk: &Default::default(),
+        sender_index: 17,
+        timestamp: Tai64nClock::default().stamp(world.now(0).wall),
         payload,
-        &mut Seeded::new(rng),
-        &mut message,
-    )
+    }
+    .write(&mut Seeded::new(rng), &mut message)
     .expect("an initiation");
     Parcel {
         from: address(0, false),

@@ -6,20 +6,18 @@
 
 use seikan_observe::DropReason;
 use seikan_proto::batch::PacketBatch;
-use seikan_proto::birthday::ProbeRequest;
 use seikan_proto::capabilities::{Capabilities, Cipher};
 use seikan_proto::constants::MAX_HANDSHAKE_LEN;
 use seikan_proto::cookie::{Admission, CookieChecker, CookieJar};
 use seikan_proto::inbox::{Inbox, MAX_PIECES};
 use seikan_proto::indices::PeerId;
 use seikan_proto::keys::{Identity, PresharedKey, PrivateKey, PublicKey};
-use seikan_proto::native::frame::Stamp;
 use seikan_proto::native::health::{Receiver, Report};
 use seikan_proto::native::path_mtu::PathMtu;
+use seikan_proto::native::probe_request::ProbeRequest;
 use seikan_proto::native::record::{Envelope, Outgoing, RecordWriter};
-use seikan_proto::noise::{
-    Established, Initiator, Protocol, consume_initiation, create_initiation,
-};
+use seikan_proto::native::stamp::Stamp;
+use seikan_proto::noise::{Established, Initiation, Initiator, Protocol, consume_initiation};
 use seikan_proto::outbox::{Destination, Outbox};
 use seikan_proto::rng::Rng;
 use seikan_proto::segment::SuperPacket;
@@ -105,17 +103,16 @@ fn cookies_are_issued_and_used() {
         jar.stamp(&mut first.clone(), now);
         jar.consume_reply(&reply, now).expect("a good reply");
         let mut second = [0; MAX_HANDSHAKE_LEN];
-        let (_, length) = create_initiation(
-            Protocol::Native,
-            &identity("initiator"),
-            responder.public(),
-            &PresharedKey::default(),
-            index("initiator") + 1,
-            Tai64n::from_unix(Duration::from_secs(number(&v["unix_seconds"]))),
-            &[],
-            &mut Scripted(bytes(&v["ephemeral"])),
-            &mut second,
-        )
+        let (_, length) = Initiation {
+            protocol: Protocol::Native,
+            identity: &identity("initiator"),
+            remote: responder.public(),
+            psk: &PresharedKey::default(),
+            sender_index: index("initiator") + 1,
+            timestamp: Tai64n::from_unix(Duration::from_secs(number(&v["unix_seconds"]))),
+            payload: &[],
+        }
+        .write(&mut Scripted(bytes(&v["ephemeral"])), &mut second)
         .unwrap();
         jar.stamp(&mut second[..length], now);
         assert_eq!(hex(&second[..length]), text(&v["initiation_with_mac2"]));
@@ -568,14 +565,16 @@ fn reason(v: &Value) -> BTreeMap<String, u64> {
 
 fn initiation(v: &Value) -> (Initiator, Vec<u8>) {
     let mut out = [0; MAX_HANDSHAKE_LEN];
-    let (initiator, length) = create_initiation(
-        Protocol::Native,
-        &identity("initiator"),
-        identity("responder").public(),
-        &PresharedKey::from_bytes(key(&v["psk"])),
-        index("initiator"),
-        Tai64n::from_unix(wall(v)),
-        &bytes(&v["offer"]),
+    let (initiator, length) = Initiation {
+        protocol: Protocol::Native,
+        identity: &identity("initiator"),
+        remote: identity("responder").public(),
+        psk: &PresharedKey::from_bytes(key(&v["psk"])),
+        sender_index: index("initiator"),
+        timestamp: Tai64n::from_unix(wall(v)),
+        payload: &bytes(&v["offer"]),
+    }
+    .write(
         &mut Scripted(bytes(&VECTORS["initiator"]["ephemeral"])),
         &mut out,
     )

@@ -1,36 +1,36 @@
-//! What a relay has done.
+//! Counters of a relay.
 
 use std::fmt;
 
 use seikan_observe::DropCounts;
 use seikan_proto::mesh::relay::RelayRefusal;
 
-/// What it has done since it started, and how many there are now.
+/// Counts since the start, and current numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Pairs that have a port.
+    /// Current number of pairs with a port.
     pub pairs: usize,
-    /// Members in these.
+    /// Current number of members in these pairs.
     pub members: usize,
-    /// Connections by TLS of members.
+    /// Current number of authenticated TLS connections.
     pub streams: usize,
-    /// Connections that there was no room for, or that showed no good ticket in time.
+    /// TLS connections that were rejected, or that showed no valid ticket in time.
     pub turned_away: u64,
-    /// Datagrams that went on to the other side.
+    /// Forwarded datagrams.
     pub datagrams: u64,
-    /// Bytes of these, without headers of UDP and IP.
+    /// Forwarded bytes, without UDP and IP headers.
     pub bytes: u64,
-    /// Datagrams that did not, by reason.
+    /// Dropped datagrams, by reason.
     pub drops: DropCounts,
-    /// Datagrams (or what GRO had joined of them) that the kernel dropped at full receive buffers.
+    /// Datagrams, or batches joined by GRO, that the kernel dropped at full receive buffers.
     pub receive_queue_drops: u64,
-    /// Requests that were granted, those of ordinary STUN among them.
+    /// Granted requests, including ordinary STUN binding requests.
     pub answered: u64,
-    /// Requests that were refused, in the order of [`REFUSALS`].
+    /// Refused requests, in the order of [`REFUSALS`].
     refused: [u64; REFUSALS.len()],
 }
 
-/// Why a relay refuses.
+/// All reasons of a refusal.
 const REFUSALS: [RelayRefusal; 5] = [
     RelayRefusal::Malformed,
     RelayRefusal::Unauthorized,
@@ -40,15 +40,15 @@ const REFUSALS: [RelayRefusal; 5] = [
 ];
 
 impl Counters {
-    /// Counts a request that was refused.
+    /// Counts a refused request.
     pub fn refuse(&mut self, refusal: RelayRefusal) {
-        let place = REFUSALS.iter().position(|known| *known == refusal);
-        if let Some(count) = place.and_then(|place| self.refused.get_mut(place)) {
+        let index = REFUSALS.iter().position(|known| *known == refusal);
+        if let Some(count) = index.and_then(|index| self.refused.get_mut(index)) {
             *count += 1;
         }
     }
 
-    /// How often requests were refused, by reason.
+    /// Number of refused requests, by reason.
     pub fn refused(&self) -> impl Iterator<Item = (RelayRefusal, u64)> {
         REFUSALS.into_iter().zip(self.refused)
     }

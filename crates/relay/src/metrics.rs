@@ -1,7 +1,7 @@
-//! Metrics for Prometheus: `GET /metrics` on a socket of our own, in the OpenMetrics text format.
+//! Metrics for Prometheus: `GET /metrics` in the OpenMetrics text format.
 //!
-//! A thread of its own, so that no scrape keeps a packet waiting; one connection at a time, each with bounded time and
-//! length.
+//! A thread of its own serves them, so that no scrape delays a packet. It handles one connection at a time, within limits on
+//! time and length.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -17,25 +17,25 @@ use prometheus_client::registry::Registry;
 
 use crate::Counters;
 
-/// Longest request in bytes, headers included.
+/// Maximum length of a request in bytes, including headers.
 const MAX_REQUEST: usize = 8192;
-/// Most header lines.
+/// Maximum number of header lines.
 const MAX_HEADERS: usize = 64;
-/// How long a connection may take for its request and for taking the reply, each.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Time limit for reading the request, and for writing the reply.
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Serves `counters` until the process ends.
 ///
 /// # Errors
-/// What the system says of a new thread.
+/// The thread could not be started.
 pub fn serve(listener: TcpListener, counters: Arc<Mutex<Counters>>) -> io::Result<()> {
     let serve = move || {
         loop {
             match listener.accept() {
-                // Who breaks off is gone: the next is served.
+                // A broken connection concerns its client only.
                 Ok((stream, _)) => drop(answer(stream, &counters)),
-                // Out of descriptors, say: not to be asked again at once.
-                Err(_) => thread::sleep(PATIENCE),
+                // For example out of descriptors. Another attempt at once would fail as well.
+                Err(_) => thread::sleep(TIMEOUT),
             }
         }
     };
@@ -46,7 +46,7 @@ pub fn serve(listener: TcpListener, counters: Arc<Mutex<Counters>>) -> io::Resul
 }
 
 fn answer(mut stream: TcpStream, counters: &Mutex<Counters>) -> io::Result<()> {
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
     let status = request(&mut stream)?;
     let (kind, body) = match status {
         "200 OK" => {
@@ -66,9 +66,9 @@ fn answer(mut stream: TcpStream, counters: &Mutex<Counters>) -> io::Result<()> {
     )
 }
 
-/// Reads a request; the status of its answer.
+/// Reads a request and returns the status of the answer.
 fn request(stream: &mut TcpStream) -> io::Result<&'static str> {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     let mut input = [0; MAX_REQUEST];
     let mut length = 0;
     loop {
@@ -104,9 +104,9 @@ fn encode(counters: &Counters) -> String {
     let mut gauge = |name: &str, help: &str, value: usize| {
         registry.register(name, help, ConstGauge::new(value as i64));
     };
-    gauge("pairs", "Pairs of members that have a port", counters.pairs);
+    gauge("pairs", "Pairs with a port", counters.pairs);
     gauge("members", "Members in these pairs", counters.members);
-    let help = "Connections by TLS of members";
+    let help = "Authenticated TLS connections";
     gauge("streams", help, counters.streams);
     let mut count = |name: &str, help: &str, value: u64| {
         registry.register(name, help, ConstCounter::new(value));
@@ -114,9 +114,9 @@ fn encode(counters: &Counters) -> String {
     count("datagrams", "Datagrams forwarded", counters.datagrams);
     count("bytes", "Bytes forwarded, without headers", counters.bytes);
     count("answered", "Requests granted", counters.answered);
-    let help = "Connections without room or without a good ticket in time";
+    let help = "TLS connections rejected, or without a valid ticket in time";
     count("turned_away", help, counters.turned_away);
-    let help = "Dropped by the kernel at full receive buffers";
+    let help = "Datagrams dropped by the kernel at full receive buffers";
     count("receive_queue_drops", help, counters.receive_queue_drops);
     let drops = counters.drops.nonzero();
     let drops = drops.map(|(reason, count)| (reason.name().to_owned(), count));
@@ -127,7 +127,7 @@ fn encode(counters: &Counters) -> String {
     let refused = family("error", refused);
     registry.register("refused", "Requests refused, by error", refused);
     let mut body = String::new();
-    // Writing to memory does not fail.
+    // Writing to memory cannot fail.
     let _ = text::encode(&mut body, &registry);
     body
 }
@@ -154,16 +154,16 @@ mod tests {
 
     use super::*;
 
-    fn ask(address: SocketAddr, request: &str) -> String {
+    fn get(address: SocketAddr, request: &str) -> String {
         let mut stream = TcpStream::connect(address).expect("connected");
-        stream.write_all(request.as_bytes()).expect("asked");
+        stream.write_all(request.as_bytes()).expect("sent");
         let mut answer = String::new();
         stream.read_to_string(&mut answer).expect("an answer");
         answer
     }
 
     #[test]
-    fn counters_are_told_and_nothing_else_is() {
+    fn only_the_metrics_path_is_served() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
         let address = listener.local_addr().expect("an address");
         let mut counters = Counters::default();
@@ -173,7 +173,7 @@ mod tests {
         counters.refuse(RelayRefusal::Unauthorized);
         counters.refuse(RelayRefusal::Unauthorized);
         serve(listener, Arc::new(Mutex::new(counters))).expect("served");
-        let answer = ask(address, "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n");
+        let answer = get(address, "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n");
         assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
         for line in [
             "seikan_relay_pairs 3",
@@ -191,7 +191,7 @@ mod tests {
             ("POST /metrics HTTP/1.1\r\n\r\n", "405"),
             ("\u{16}\u{3}\r\n\r\n", "400"),
         ] {
-            let answer = ask(address, request);
+            let answer = get(address, request);
             assert!(
                 answer.starts_with(&format!("HTTP/1.1 {status} ")),
                 "{answer}"

@@ -1,4 +1,4 @@
-//! Two members, their port, and where each of them is.
+//! A pair of members, their port, and the binding of each.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -9,18 +9,18 @@ use seikan_sys::udp::UdpSocket;
 
 use crate::policer::Policer;
 
-/// How long a side stays that does not bind itself anew, or is bound by nobody.
-pub(crate) const LIFE: Duration = Duration::from_secs(60);
+/// Lifetime of a binding, of a requested port without one, and of an authenticated TLS connection, from the last request.
+pub(crate) const LIFETIME: Duration = Duration::from_secs(60);
 
-/// A member for as long as it is a side of a pair, whatever keys it has had.
+/// The holder of tickets: a member while it is a side of a pair, also when its key changes.
 #[derive(Debug)]
 pub(crate) struct Holder {
     /// Its number in tickets.
     pub number: u64,
-    /// Sides that it is.
+    /// Number of sides that it is.
     pub sides: usize,
-    /// Those of them that it asked for: its share.
-    pub asked: usize,
+    /// Number of pairs that it requested. They count against its quota.
+    pub requested: usize,
     pub policer: Policer,
 }
 
@@ -30,76 +30,76 @@ pub(crate) struct Pair {
     pub keys: Keys,
     pub port: u16,
     pub sides: [Side; 2],
-    /// For IPv4 and IPv6, as far as the sides have asked by them.
+    /// For IPv4 and IPv6; opened when a side requests the port over that family.
     pub sockets: [Option<UdpSocket>; 2],
-    /// What the kernel had dropped at their buffers when that was last looked at.
+    /// Datagrams that the kernel had dropped at the receive buffers at the last look.
     pub receive_queue_drops: u64,
-    /// Something was received since.
+    /// Whether something was received since.
     pub busy: bool,
 }
 
 impl Pair {
-    /// Which side is in this place.
-    pub fn side_at(&self, place: Place) -> Option<usize> {
-        let is_there = |bound: Option<Bound>| bound.is_some_and(|bound| bound.place == place);
-        let mut sides = self.sides.iter();
-        let now = sides.position(|side| is_there(side.bound));
-        now.or_else(|| self.sides.iter().position(|side| is_there(side.former)))
+    /// Returns the side with this binding. Former bindings count as well.
+    pub fn side_of(&self, transport: Transport) -> Option<usize> {
+        let matches =
+            |binding: Option<Binding>| binding.is_some_and(|known| known.transport == transport);
+        let current = self.sides.iter().position(|side| matches(side.binding));
+        current.or_else(|| self.sides.iter().position(|side| matches(side.former)))
     }
 }
 
-/// Two keys, the smaller first.
+/// The keys of two members, the smaller first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Keys(pub [PublicKey; 2]);
 
 impl Keys {
-    /// Those of two members, and which of them `own` is.
+    /// Returns the keys of two members, and the index of `own`.
     pub fn of(own: PublicKey, other: PublicKey) -> (Keys, usize) {
-        match own < other {
-            true => (Keys([own, other]), 0),
-            false => (Keys([other, own]), 1),
+        if own < other {
+            (Keys([own, other]), 0)
+        } else {
+            (Keys([other, own]), 1)
         }
     }
 }
 
-/// One of two members.
+/// One of the two members of a pair.
 #[derive(Debug, Default)]
 pub(crate) struct Side {
-    /// Where the [`Holder`] is that asked for the port or bound itself to it.
+    /// Index of the [`Holder`] that requested the port or is bound to it.
     pub holder: Option<usize>,
-    /// It asked for the port, which counts as one of its share.
-    pub asked: bool,
-    /// Where it is.
-    pub bound: Option<Bound>,
-    /// Where it was before, if that was by UDP and is by a stream now, or the other way: it may send from there, until its tunnel has
-    /// gone over, too.
-    pub former: Option<Bound>,
-    /// From when on neither holds, unless it binds itself anew.
+    /// Whether this side requested the port. If so, the pair counts against its holder's quota.
+    pub requested: bool,
+    /// The current binding.
+    pub binding: Option<Binding>,
+    /// The binding before a change between UDP and TLS. The side may still send from there until its tunnel has changed too.
+    pub former: Option<Binding>,
+    /// When the side expires, unless it binds itself again.
     pub until: Instant,
-    /// Of the last request that bound it; kept when it is gone, so that a copy of that does not bring it back.
+    /// Stamp of the last request that bound this side. It outlives the binding, so that a replay cannot restore the binding.
     pub stamp: u64,
 }
 
 impl Side {
-    /// Whether there is anything to be ended.
-    pub fn is_there(&self) -> bool {
-        self.asked || self.bound.is_some()
+    /// Whether the side has requested the port or is bound to it.
+    pub fn is_present(&self) -> bool {
+        self.requested || self.binding.is_some()
     }
 }
 
-/// Where something comes from or goes to.
+/// The transport by which a datagram arrives or leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
-    /// An address of UDP.
+pub(crate) enum Transport {
+    /// UDP, from or to this address.
     Udp(SocketAddr),
-    /// A connection, by its number.
+    /// The TLS connection with this number.
     Stream(u64),
 }
 
-/// Where a side is.
+/// The transport of a side.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Bound {
-    pub place: Place,
-    /// By UDP: our address that it knows the port by.
+pub(crate) struct Binding {
+    pub transport: Transport,
+    /// For UDP: the local address that the side sends to.
     pub source: Option<IpAddr>,
 }

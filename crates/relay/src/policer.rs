@@ -1,34 +1,35 @@
-//! How much a member may send: so many bytes a second, a quarter of a second's at once.
+//! A rate limit with a burst of a quarter of a second.
 
 use std::time::Duration;
 
 use seikan_proto::time::Instant;
 
-/// What may come at once.
+/// Maximum burst, as the time that it takes at the full rate.
 const BURST: Duration = Duration::from_millis(250);
 /// Nanoseconds in a second.
 const SECOND: u128 = 1_000_000_000;
 
-/// What a member has sent, as the time that it takes at the rate that it has.
+/// A rate limit (generic cell rate algorithm, ITU-T I.371). It keeps the theoretical arrival time of the next byte.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Policer {
-    /// When all of it would be through; once past, it does not matter when that was.
-    through: Instant,
+    /// When all admitted bytes are sent at the full rate. A time in the past means an unused limit.
+    next_arrival: Instant,
 }
 
 impl Policer {
-    /// How many of `length` bytes, in datagrams of `segment` bytes each (at least 1; the last may be shorter), are within
-    /// `rate` bytes a second (at least 1): these are counted.
+    /// Returns how many of `length` bytes are within `rate` bytes per second (at least 1), and counts them. The bytes are
+    /// datagrams of `segment` bytes (at least 1); the last one may be shorter. Only whole datagrams are admitted.
     pub fn admit(&mut self, length: usize, segment: usize, rate: u64, now: Instant) -> usize {
-        let from = self.through.max(now);
-        let room = (now + BURST).duration_since(from).as_nanos() * u128::from(rate) / SECOND;
-        let room = usize::try_from(room).unwrap_or(usize::MAX);
-        let admitted = match room >= length {
-            true => length,
-            false => room / segment * segment,
+        let from = self.next_arrival.max(now);
+        let available = (now + BURST).duration_since(from).as_nanos() * u128::from(rate) / SECOND;
+        let available = usize::try_from(available).unwrap_or(usize::MAX);
+        let admitted = if available >= length {
+            length
+        } else {
+            available / segment * segment
         };
         let takes = (admitted as u128 * SECOND).div_ceil(u128::from(rate));
-        self.through = from + Duration::from_nanos(u64::try_from(takes).unwrap_or(u64::MAX));
+        self.next_arrival = from + Duration::from_nanos(u64::try_from(takes).unwrap_or(u64::MAX));
         admitted
     }
 }
@@ -44,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quarter_of_a_second_may_come_at_once_and_no_datagram_more() {
+    fn the_burst_is_a_quarter_of_a_second_in_whole_datagrams() {
         let mut policer = Policer::default();
         // 2,000,000 bytes are 1,333 datagrams of 1,500 and 500 bytes.
         assert_eq!(policer.admit(3_000_000, 1_500, RATE, at(0)), 1_999_500);
@@ -54,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn over_time_it_is_the_rate() {
+    fn the_long_term_average_is_the_rate() {
         let mut policer = Policer::default();
         let mut sent = 0;
         for milliseconds in 0..4_000 {
@@ -66,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_saves_up_a_quarter_of_a_second_and_no_more() {
+    fn an_idle_limit_saves_up_one_burst() {
         let mut policer = Policer::default();
         policer.admit(2_000_000, 1_000, RATE, at(0));
         assert_eq!(policer.admit(3_000_000, 1_000, RATE, at(60_000)), 2_000_000);

@@ -1,132 +1,54 @@
-//! The loop: wait, serve what is ready, look for sides that are gone.
+//! The event loop: waits, serves the sockets that are ready, and removes expired sides and connections.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::ops::RangeInclusive;
 use std::os::fd::AsFd as _;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rustls::ServerConfig;
-use seikan_proto::mesh::RelaySecret;
 use seikan_proto::time::Instant;
-use seikan_sys::clock;
 use seikan_sys::poll::{Epoll, Interest};
 use seikan_sys::signal::{Signal, Signals};
 use seikan_sys::udp::{ReceiveBatch, UdpError, UdpOptions, UdpSocket};
 
-use crate::Counters;
-use crate::streams::{FIRST_TOKEN as FIRST_STREAM_TOKEN, LISTENER_TOKEN, Streams};
+use crate::streams::Streams;
 use crate::table::Table;
+use crate::{Counters, Now, Options, TlsOptions, token};
 
-/// Receive buffers, each for what GRO joins.
+/// Number of receive buffers; each takes a batch that GRO has joined.
 const RECEIVE_BUFFERS: usize = 64;
-/// Bytes of one.
+/// Size of a receive buffer in bytes.
 const RECEIVE_BUFFER: usize = 65_536;
-/// Descriptors looked at in one turn.
+/// Maximum number of events that one poll handles.
 const EVENTS: usize = 64;
-/// How often sides that are gone are looked for.
+/// Interval between two searches for expired sides and connections.
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// The main sockets have the numbers of their families.
-const TOKEN_SIGNAL: u64 = 2;
-/// Two for each pair, by its place and the family; 3 is the listener's for TLS.
-pub(crate) const FIRST_PAIR_TOKEN: u64 = 4;
-
-/// What a relay needs.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// Its main port; port 0 takes any that is free. `[::]` is IPv4, too. The pairs' ports are of the same address.
-    pub listen: SocketAddr,
-    /// How it is spoken to by TLS, if it is.
-    pub tls: Option<TlsOptions>,
-    /// What tickets are judged by.
-    pub secret: RelaySecret,
-    /// How much of what it gives.
-    pub limits: Limits,
-}
-
-/// A relay by TLS over TCP, for members that have no answer by UDP.
-#[derive(Clone, Debug)]
-pub struct TlsOptions {
-    /// Where it listens; port 0 takes any that is free. `[::]` is IPv4, too.
-    pub listen: SocketAddr,
-    /// How TLS is spoken there.
-    pub config: ServerConfig,
-}
-
-/// How much a relay gives.
-#[derive(Clone, Debug)]
-pub struct Limits {
-    /// Pairs in total.
-    pub pairs: usize,
-    /// Pairs that one member has asked for.
-    pub pairs_per_member: usize,
-    /// The ports that pairs get.
-    pub ports: RangeInclusive<u16>,
-    /// What a member may send, in bytes a second.
-    pub rate: u64,
-    /// Connections by TLS, at least 1. A quarter of them may be of strangers.
-    pub streams: usize,
-}
-
-impl Default for Limits {
-    /// 10,000 pairs, 256 of one member, the dynamic ports (RFC 6335), one gigabit a second, 1,000 connections.
-    fn default() -> Limits {
-        Limits {
-            pairs: 10_000,
-            pairs_per_member: 256,
-            ports: 49_152..=65_535,
-            rate: 1_000_000_000 / 8,
-            streams: 1_000,
-        }
-    }
-}
-
-/// Why there is no relay, or none any more.
+/// Why a relay could not start or go on.
 #[derive(Debug, thiserror::Error)]
 pub enum RelayError {
-    /// The main port cannot be had.
+    /// The main port could not be opened.
     #[error(transparent)]
     Listen(#[from] UdpError),
-    /// The port of TLS cannot be had.
+    /// The port for TLS could not be opened.
     #[error("cannot listen for TLS on {address}: {source}")]
     ListenTls {
-        /// Which.
+        /// The address.
         address: SocketAddr,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// What the system says.
-    #[error("{what}: {source}")]
+    /// A system call failed.
+    #[error("{action}: {source}")]
     System {
-        /// What was being done.
-        what: &'static str,
-        /// Why not.
+        /// The action that failed, as "cannot ...".
+        action: &'static str,
+        /// The cause.
         source: io::Error,
     },
 }
 
-/// What the clocks show.
-#[derive(Clone, Copy, Debug)]
-pub struct Now {
-    /// For how long something lasts.
-    pub mono: Instant,
-    /// For tickets: seconds since 1970.
-    pub unix: u64,
-}
-
-impl Now {
-    /// As the system's do.
-    pub fn read() -> Now {
-        Now {
-            mono: Instant::BOOT + clock::monotonic(),
-            unix: clock::wall().as_secs(),
-        }
-    }
-}
-
-/// A relay that has its main port.
+/// A relay with its sockets.
 #[derive(Debug)]
 pub struct Relay {
     epoll: Epoll,
@@ -138,17 +60,17 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// Takes the main port, and that of TLS.
+    /// Opens the main port and the port for TLS.
     ///
     /// # Errors
     /// [`RelayError`].
     pub fn bind(options: Options) -> Result<Relay, RelayError> {
-        let failed = |what| move |source| RelayError::System { what, source };
+        let failed = |action| move |source| RelayError::System { action, source };
         let main = bind_both(options.listen)?;
         let epoll = Epoll::new(EVENTS).map_err(failed("cannot create an epoll instance"))?;
-        for (token, socket) in main.iter().enumerate() {
+        for (family, socket) in main.iter().enumerate() {
             if let Some(socket) = socket {
-                let added = epoll.add(socket, token as u64, Interest::Read);
+                let added = epoll.add(socket, family as u64, Interest::Read);
                 added.map_err(failed("cannot watch the sockets"))?;
             }
         }
@@ -173,43 +95,43 @@ impl Relay {
         })
     }
 
-    /// Where it listens, by IPv4, by IPv6 or both.
+    /// Returns the addresses of the main port: for IPv4, IPv6 or both.
     ///
     /// # Errors
-    /// What getsockname(2) says.
+    /// Those of getsockname(2).
     pub fn addresses(&self) -> io::Result<Vec<SocketAddr>> {
         let sockets = self.table.main.iter().flatten();
         sockets.map(UdpSocket::local_addr).collect()
     }
 
-    /// Where it listens for TLS, if it does.
+    /// Returns the address of the port for TLS, if there is one.
     ///
     /// # Errors
-    /// What getsockname(2) says.
+    /// Those of getsockname(2).
     pub fn tls_address(&self) -> io::Result<Option<SocketAddr>> {
         self.table.streams.address().transpose()
     }
 
-    /// What it has done, as of the last turn.
+    /// Returns the counters, which each poll updates.
     pub fn counters(&self) -> Arc<Mutex<Counters>> {
         Arc::clone(&self.shared)
     }
 
-    /// Relays until SIGINT or SIGTERM.
+    /// Runs until SIGINT or SIGTERM.
     ///
     /// # Errors
     /// [`RelayError::System`].
     pub fn run(&mut self, signals: &Signals) -> Result<(), RelayError> {
         let added = self
             .epoll
-            .add(signals.as_fd(), TOKEN_SIGNAL, Interest::Read);
+            .add(signals.as_fd(), token::SIGNAL, Interest::Read);
         added.map_err(|source| RelayError::System {
-            what: "cannot watch for signals",
+            action: "cannot watch for signals",
             source,
         })?;
         loop {
-            self.turn(SWEEP, Now::read)?;
-            if self.ready.contains(&TOKEN_SIGNAL)
+            self.poll(SWEEP, Now::read)?;
+            if self.ready.contains(&token::SIGNAL)
                 && let Ok(Some(Signal::Interrupt | Signal::Terminate)) = signals.next()
             {
                 return Ok(());
@@ -217,14 +139,14 @@ impl Relay {
         }
     }
 
-    /// Waits for something to do, for `patience` at most, and does it. The clock is read when there is.
+    /// Waits for events, for `timeout` at most, and handles them. Reads `clock` after the wait.
     ///
     /// # Errors
     /// [`RelayError::System`].
-    pub fn turn(&mut self, patience: Duration, clock: impl Fn() -> Now) -> Result<(), RelayError> {
-        let events = self.epoll.wait(Some(patience));
+    pub fn poll(&mut self, timeout: Duration, clock: impl Fn() -> Now) -> Result<(), RelayError> {
+        let events = self.epoll.wait(Some(timeout));
         let events = events.map_err(|source| RelayError::System {
-            what: "cannot wait for events",
+            action: "cannot wait for events",
             source,
         })?;
         self.ready.clear();
@@ -232,25 +154,25 @@ impl Relay {
         let now = clock();
         for &token in &self.ready {
             match token {
-                TOKEN_SIGNAL => {}
-                LISTENER_TOKEN => self.table.streams.accept(&self.epoll, now.mono),
-                FIRST_STREAM_TOKEN.. => {
-                    let id = token - FIRST_STREAM_TOKEN;
+                token::SIGNAL => {}
+                token::LISTENER => self.table.streams.accept(&self.epoll, now.mono),
+                token::FIRST_STREAM.. => {
+                    let id = token - token::FIRST_STREAM;
                     self.table.serve_stream(id, &self.epoll, now);
                 }
-                0..TOKEN_SIGNAL => {
+                0..token::SIGNAL => {
                     self.table
                         .serve_main(token as usize, &mut self.batch, &self.epoll, now);
                 }
                 _ => {
-                    let place = token - FIRST_PAIR_TOKEN;
-                    let (slot, family) = ((place / 2) as usize, (place % 2) as usize);
+                    let index = token - token::FIRST_PAIR;
+                    let (slot, family) = ((index / 2) as usize, (index % 2) as usize);
                     self.table
                         .serve_pair(slot, family, &mut self.batch, &self.epoll, now);
                 }
             }
         }
-        // Behind the events: a place that a pair leaves here is named by none of them.
+        // After the events, because they name slots that this frees.
         if self.swept.has_expired(SWEEP, now.mono) {
             self.swept = now.mono;
             self.table.sweep(now.mono);
@@ -260,12 +182,12 @@ impl Relay {
         }
         self.table.flush_streams(&self.epoll);
         let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
-        shared.clone_from(self.table.told());
+        shared.clone_from(self.table.counters());
         Ok(())
     }
 }
 
-/// The main sockets by family; of `[::]` both.
+/// Opens the main sockets, by family. `[::]` opens one for each family.
 fn bind_both(listen: SocketAddr) -> Result<[Option<UdpSocket>; 2], RelayError> {
     let options = UdpOptions::default();
     let v4 = |port| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port).into(), &options);
@@ -274,7 +196,7 @@ fn bind_both(listen: SocketAddr) -> Result<[Option<UdpSocket>; 2], RelayError> {
         Ok(socket) if !listen.ip().is_unspecified() => Ok([None, Some(socket)]),
         Ok(v6) => {
             let address = v6.local_addr().map_err(|source| RelayError::System {
-                what: "cannot ask for the port",
+                action: "cannot get the address of the main socket",
                 source,
             })?;
             Ok([Some(v4(address.port())?), Some(v6)])

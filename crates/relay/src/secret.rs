@@ -1,4 +1,4 @@
-//! The secret that a relay shares with coordinators: one file, for its owner only.
+//! The file with the secret that a relay shares with coordinators. Only its owner can read it.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write as _};
@@ -9,40 +9,40 @@ use seikan_proto::mesh::{RelayKind, RelaySecret, RelaySecretError};
 use seikan_proto::rng::Rng;
 use zeroize::Zeroizing;
 
-/// The file in a relay's folder.
+/// Name of the file in the directory of the relay.
 const FILE: &str = "secret";
 
-/// Why there is no secret.
+/// Why the secret could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum SecretFileError {
-    /// The file cannot be read or made.
-    #[error("cannot read or make {}: {source}", path.display())]
+    /// The file cannot be read or created.
+    #[error("cannot read or create {}: {source}", path.display())]
     Io {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// What is in it is none.
-    #[error("{} has no secret: {source}; without the file, the next start makes another", path.display())]
+    /// The file does not contain a secret.
+    #[error("{} has no secret: {source}; delete the file and the next start creates a new one", path.display())]
     NoSecret {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: RelaySecretError,
     },
 }
 
-/// The secret of the relay with this folder. If there is none it is made: the file with mode 0600, the folder too (0700)
-/// unless it is there.
+/// Loads the secret from the directory of a relay. Creates the file (mode 0600) with a random secret, and the directory (mode
+/// 0700), if they do not exist.
 ///
 /// # Errors
 /// [`SecretFileError`].
-pub fn load(folder: &Path, rng: &mut dyn Rng) -> Result<RelaySecret, SecretFileError> {
-    let path = folder.join(FILE);
+pub fn load(directory: &Path, rng: &mut dyn Rng) -> Result<RelaySecret, SecretFileError> {
+    let path = directory.join(FILE);
     let text = match fs::read_to_string(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            make(folder, &path, rng).and_then(|()| fs::read_to_string(&path))
+            create(directory, &path, rng).and_then(|()| fs::read_to_string(&path))
         }
         read => read,
     };
@@ -56,23 +56,23 @@ pub fn load(folder: &Path, rng: &mut dyn Rng) -> Result<RelaySecret, SecretFileE
     }
 }
 
-/// Makes it, whole or not at all; who is first of two that do so at once has made it.
-fn make(folder: &Path, path: &Path, rng: &mut dyn Rng) -> io::Result<()> {
-    if !folder.exists() {
+/// Creates the file atomically. Of two processes that do so at the same time, the first one wins.
+fn create(directory: &Path, path: &Path, rng: &mut dyn Rng) -> io::Result<()> {
+    if !directory.exists() {
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
-            .create(folder)?;
+            .create(directory)?;
     }
-    let draft = folder.join(format!("{FILE}.{}", std::process::id()));
-    let made = write(&draft, &RelaySecret::generate(rng)).and_then(|()| {
+    let draft = directory.join(format!("{FILE}.{}", std::process::id()));
+    let created = write(&draft, &RelaySecret::generate(rng)).and_then(|()| {
         match fs::hard_link(&draft, path) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
             _ => Ok(()),
         }
     });
     let _ = fs::remove_file(&draft);
-    made
+    created
 }
 
 fn write(path: &Path, secret: &RelaySecret) -> io::Result<()> {
@@ -101,23 +101,23 @@ mod tests {
     }
 
     #[test]
-    fn it_is_made_once_for_its_owner_only() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let folder = folder.path().join("relay");
-        let first = load(&folder, &mut Same(1)).expect("a secret");
-        let again = load(&folder, &mut Same(2)).expect("the same");
+    fn it_is_created_once_for_its_owner_only() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let directory = directory.path().join("relay");
+        let first = load(&directory, &mut Same(1)).expect("a secret");
+        let again = load(&directory, &mut Same(2)).expect("the same");
         assert_eq!(first.reveal(), again.reveal());
         let mode = |path: &Path| fs::metadata(path).expect("there").permissions().mode() & 0o777;
-        assert_eq!(mode(&folder), 0o700);
-        assert_eq!(mode(&folder.join(FILE)), 0o600);
-        assert_eq!(fs::read_dir(&folder).expect("a folder").count(), 1);
+        assert_eq!(mode(&directory), 0o700);
+        assert_eq!(mode(&directory.join(FILE)), 0o600);
+        assert_eq!(fs::read_dir(&directory).expect("a directory").count(), 1);
     }
 
     #[test]
-    fn what_is_no_secret_is_refused_and_not_shown() {
-        let folder = tempfile::tempdir().expect("a folder");
-        fs::write(folder.path().join(FILE), "hunter2\n").expect("written");
-        let error = load(folder.path(), &mut Same(1)).expect_err("no secret");
+    fn an_invalid_secret_is_refused_and_not_printed() {
+        let directory = tempfile::tempdir().expect("a directory");
+        fs::write(directory.path().join(FILE), "hunter2\n").expect("written");
+        let error = load(directory.path(), &mut Same(1)).expect_err("no secret");
         let text = error.to_string();
         assert!(
             text.contains("has no secret") && !text.contains("hunter2"),

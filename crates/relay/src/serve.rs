@@ -1,8 +1,8 @@
-//! What is done with what has come: requests are answered, the rest is sent on.
+//! Handling of received datagrams: requests are answered, all others are forwarded.
 //!
-//! At the main port there are requests only. At a pair's port a request may lie between datagrams of the tunnel, also
-//! within what GRO has joined. By a connection come datagrams for all ports. What a send buffer or a connection does not take is
-//! dropped: no pair waits for another.
+//! The main port accepts requests only. At the port of a pair, a request may arrive between datagrams of the tunnel, also
+//! within a batch that GRO has joined. A TLS connection carries datagrams for all ports. Datagrams for which a send buffer or
+//! a connection has no space are dropped, so no pair delays another.
 
 use std::net::SocketAddr;
 
@@ -15,30 +15,32 @@ use seikan_proto::mesh::relay::{
 use seikan_sys::poll::Epoll;
 use seikan_sys::udp::{ReceiveBatch, ReceiveMeta, Transmit, UdpSocket};
 
-use crate::pair::{Bound, Place};
-use crate::relay::Now;
+use crate::Now;
+use crate::pair::{Binding, Transport};
 use crate::streams::{Pushed, Run};
 use crate::table::{Table, family_of};
 
-/// Reads of a connection before others have their turn.
-const TURNS: usize = 16;
-/// Bytes of the shortest message of a tunnel: a record without content. At a connection a shorter one would take less than it costs.
-const SHORTEST: usize = 32;
+/// Maximum number of reads of one connection in one poll.
+const READS: usize = 16;
+/// Minimum length in bytes of a datagram of a tunnel: a record without content. Over TLS, a shorter one would cost the sender
+/// less than the relay.
+const MIN_DATAGRAM: usize = 32;
 
-/// Where a request came to.
+/// The port that a request was sent to.
 #[derive(Clone, Copy)]
-enum At {
+enum Port {
     Main,
+    /// The port of the pair in this slot.
     Pair(usize),
-    /// A port that no pair has, or has any more: so it is only by a stream.
-    Nowhere,
+    /// A port without a pair. Only a TLS connection can name one.
+    Unknown,
 }
 
-/// Where something came from, and how.
+/// The origin of a datagram.
 #[derive(Clone, Copy)]
 struct Origin {
-    bound: Bound,
-    /// Its address, as it is told.
+    binding: Binding,
+    /// The source address, for the answer.
     address: SocketAddr,
     /// DSCP and ECN.
     traffic_class: u8,
@@ -47,8 +49,8 @@ struct Origin {
 impl Origin {
     fn of(meta: &ReceiveMeta) -> Origin {
         Origin {
-            bound: Bound {
-                place: Place::Udp(meta.source),
+            binding: Binding {
+                transport: Transport::Udp(meta.source),
                 source: meta.destination,
             },
             address: meta.source,
@@ -58,7 +60,7 @@ impl Origin {
 }
 
 impl Table {
-    /// Answers what has come to the main port.
+    /// Answers the requests at the main port.
     pub fn serve_main(&mut self, family: usize, batch: &mut ReceiveBatch, epoll: &Epoll, now: Now) {
         let Some(socket) = &self.main[family] else {
             return;
@@ -73,7 +75,8 @@ impl Table {
                 continue;
             }
             for segment in meta.segments() {
-                let answer = self.answer(At::Main, Origin::of(meta), &arena[segment], epoll, now);
+                let origin = Origin::of(meta);
+                let answer = self.answer(Port::Main, origin, &arena[segment], epoll, now);
                 if let (Some(answer), Some(socket)) = (answer, &self.main[family]) {
                     reply(socket, meta, &answer);
                 }
@@ -81,7 +84,7 @@ impl Table {
         }
     }
 
-    /// Sends on what has come to a pair's port, and answers the requests in between.
+    /// Forwards the datagrams at the port of a pair, and answers the requests between them.
     pub fn serve_pair(
         &mut self,
         slot: usize,
@@ -97,7 +100,7 @@ impl Table {
         let Some(socket) = &pair.sockets[family] else {
             return;
         };
-        // An error belongs to an earlier send, and was counted there.
+        // An error belongs to an earlier send and was counted then.
         if socket.receive(batch).is_err() {
             return;
         }
@@ -115,7 +118,7 @@ impl Table {
                 }
                 self.forward(slot, origin, &arena[unsent..segment.start], size, now);
                 unsent = segment.end;
-                let answer = self.answer(At::Pair(slot), origin, bytes, epoll, now);
+                let answer = self.answer(Port::Pair(slot), origin, bytes, epoll, now);
                 let pair = self.pairs.get(slot);
                 let socket = pair.and_then(|pair| pair.sockets[family].as_ref());
                 if let (Some(answer), Some(socket)) = (answer, socket) {
@@ -127,13 +130,13 @@ impl Table {
         }
     }
 
-    /// Sends on what has come by a connection, and answers the requests in it. A stranger's ends with the first thing that does not show a
-    /// good ticket.
+    /// Forwards the datagrams of a TLS connection, and answers the requests among them. An unauthenticated connection ends
+    /// with the first message that does not show a valid ticket.
     pub fn serve_stream(&mut self, id: u64, epoll: &Epoll, now: Now) {
         let mut run = std::mem::take(&mut self.run);
-        for _ in 0..TURNS {
+        for _ in 0..READS {
             let more = self.streams.receive(id);
-            // What came before the end counts.
+            // Data before the end of the connection counts.
             let taken = loop {
                 match self.streams.next_run(id, &mut run) {
                     Ok(true) if self.take_run(id, &run, epoll, now) => {}
@@ -145,7 +148,7 @@ impl Table {
                 Ok(true) if taken => {}
                 Ok(false) if taken => break,
                 _ => {
-                    // An answer that says why goes first.
+                    // The answer with the reason is sent first.
                     self.flush_streams(epoll);
                     self.end_stream(id);
                     break;
@@ -155,42 +158,43 @@ impl Table {
         self.run = run;
     }
 
-    /// Whether a connection goes on after that.
+    /// Handles a run of datagrams. Returns whether the connection goes on.
     fn take_run(&mut self, id: u64, run: &Run, epoll: &Epoll, now: Now) -> bool {
-        let Some(address) = self.streams.from(id) else {
+        let Some(address) = self.streams.remote_address(id) else {
             return false;
         };
         let origin = Origin {
-            bound: Bound {
-                place: Place::Stream(id),
+            binding: Binding {
+                transport: Transport::Stream(id),
                 source: None,
             },
             address,
             traffic_class: 0,
         };
-        if !self.streams.may_bring(id, run, now.mono) {
+        if !self.streams.admit_run(id, run, now.mono) {
             let count = datagrams(run.bytes.len(), run.size).max(1);
             self.counters.drops.add(DropReason::OverRate, count);
             return self.streams.is_member(id);
         }
-        let at = match run.port {
-            MAIN_PORT => At::Main,
-            port => self.pair_at(port).map_or(At::Nowhere, At::Pair),
+        let port = match run.port {
+            MAIN_PORT => Port::Main,
+            port => self.pair_at(port).map_or(Port::Unknown, Port::Pair),
         };
-        match at {
-            at if run.port == MAIN_PORT || is_request(&run.bytes) => {
-                if let Some(answer) = self.answer(at, origin, &run.bytes, epoll, now) {
+        match port {
+            port if run.port == MAIN_PORT || is_request(&run.bytes) => {
+                if let Some(answer) = self.answer(port, origin, &run.bytes, epoll, now) {
                     self.streams.answer(id, run.port, &answer);
                 }
             }
             _ if !self.streams.is_member(id) => {}
-            At::Pair(slot) if run.size >= SHORTEST => {
+            Port::Pair(slot) if run.size >= MIN_DATAGRAM => {
                 self.forward(slot, origin, &run.bytes, run.size, now);
             }
             _ => {
-                let reason = match run.size < SHORTEST {
-                    true => DropReason::Truncated,
-                    false => DropReason::UnknownSource,
+                let reason = if run.size < MIN_DATAGRAM {
+                    DropReason::Truncated
+                } else {
+                    DropReason::UnknownSource
                 };
                 let count = datagrams(run.bytes.len(), run.size).max(1);
                 self.counters.drops.add(reason, count);
@@ -199,7 +203,7 @@ impl Table {
         self.streams.is_member(id)
     }
 
-    /// What was cut off by the buffer, and what is empty, is nobody's.
+    /// Counts datagrams that are empty or were truncated by the buffer. Returns whether they are.
     fn drop_broken(&mut self, meta: &ReceiveMeta) -> bool {
         let broken = meta.truncated || meta.length == 0;
         if broken {
@@ -209,7 +213,7 @@ impl Table {
         broken
     }
 
-    /// Sends datagrams of `size` bytes (the last may be shorter) from who sent them to the other side.
+    /// Forwards datagrams of `size` bytes (the last may be shorter) from one side to the other.
     fn forward(&mut self, slot: usize, origin: Origin, bytes: &[u8], size: usize, now: Now) {
         let size = size.max(1);
         let Table {
@@ -224,14 +228,14 @@ impl Table {
         let Some(pair) = pairs.get(slot).filter(|_| !bytes.is_empty()) else {
             return;
         };
-        let Some(side) = pair.side_at(origin.bound.place) else {
+        let Some(side) = pair.side_of(origin.binding.transport) else {
             return drop(DropReason::UnknownSource, bytes.len());
         };
-        let Some(to) = pair.sides[1 - side].bound else {
+        let Some(to) = pair.sides[1 - side].binding else {
             return drop(DropReason::NotBound, bytes.len());
         };
         let holder = pair.sides[side].holder;
-        let Some(holder) = holder.and_then(|place| holders.get_mut(place)) else {
+        let Some(holder) = holder.and_then(|index| holders.get_mut(index)) else {
             return drop(DropReason::SendRefused, bytes.len());
         };
         let admitted = holder
@@ -239,8 +243,8 @@ impl Table {
             .admit(bytes.len(), size, limits.rate, now.mono);
         drop(DropReason::OverRate, bytes.len() - admitted);
         let bytes = &bytes[..admitted];
-        let sent = match to.place {
-            Place::Stream(id) => {
+        let sent = match to.transport {
+            Transport::Stream(id) => {
                 let mut sent = 0;
                 for datagram in bytes.chunks(size) {
                     match streams.push(id, pair.port, datagram) {
@@ -251,9 +255,9 @@ impl Table {
                 }
                 sent
             }
-            Place::Udp(destination) => match &pair.sockets[family_of(destination)] {
+            Transport::Udp(destination) => match &pair.sockets[family_of(destination)] {
                 Some(socket) => {
-                    // ECN and DSCP as a router would: the members' tunnel looks at what becomes of ECN on the way.
+                    // DSCP and ECN are copied, as by a router: the tunnels of the members use the ECN of the path.
                     let transmit = Transmit {
                         destination,
                         source: to.source,
@@ -269,43 +273,43 @@ impl Table {
                 }
             },
         };
-        // Of one length but the last, so as many as bytes say; at a connection shorter by what was dropped.
+        // All but the last have the same length, so bytes give the number. Over TLS, dropped ones reduce it.
         counters.datagrams += datagrams(sent, size);
         counters.bytes += sent as u64;
     }
 
-    /// The answer to a request, if it gets one; counts it, or what is none.
+    /// Returns the answer to a request, if it gets one. Counts the request, or the drop if it is none.
     fn answer(
         &mut self,
-        at: At,
+        port: Port,
         origin: Origin,
         bytes: &[u8],
         epoll: &Epoll,
         now: Now,
     ) -> Option<Vec<u8>> {
-        let heard = self.hear(bytes, now);
-        if let (Heard::Member(..), Place::Stream(id)) = (&heard, origin.bound.place) {
-            self.streams.prove(id, now.mono);
+        let request = self.authenticate(bytes, now);
+        if let (Request::Port(..), Transport::Stream(id)) = (&request, origin.binding.transport) {
+            self.streams.set_member(id, now.mono);
         }
-        let (id, outcome, password) = match (heard, at) {
-            (Heard::Member(asked, password), At::Main) => {
+        let (id, outcome, password) = match (request, port) {
+            (Request::Port(request, password), Port::Main) => {
                 let family = self.family_for(&origin);
-                let port = self.port_for(&asked, family, epoll, now);
-                (asked.id, port, Some(password))
+                let port = self.port_for(&request, family, epoll, now);
+                (request.id, port, Some(password))
             }
-            (Heard::Member(asked, password), At::Pair(slot)) => {
-                let bound = self.bind(slot, &asked, origin.bound, now);
-                (asked.id, bound, Some(password))
+            (Request::Port(request, password), Port::Pair(slot)) => {
+                let bound = self.bind(slot, &request, origin.binding, now);
+                (request.id, bound, Some(password))
             }
-            (Heard::Member(asked, password), At::Nowhere) => {
-                (asked.id, Err(RelayRefusal::Malformed), Some(password))
+            (Request::Port(request, password), Port::Unknown) => {
+                (request.id, Err(RelayRefusal::Malformed), Some(password))
             }
-            (Heard::Address(id), At::Main) => {
+            (Request::Address(id), Port::Main) => {
                 self.counters.answered += 1;
                 return Some(Answer::address(origin.address).write(id, None));
             }
-            (Heard::Refused(id, refusal), _) => (id, Err(refusal), None),
-            (Heard::Address(_), At::Pair(_) | At::Nowhere) | (Heard::Nothing, _) => {
+            (Request::Refused(id, refusal), _) => (id, Err(refusal), None),
+            (Request::Address(_), Port::Pair(_) | Port::Unknown) | (Request::Invalid, _) => {
                 self.counters.drops.add(DropReason::UnknownType, 1);
                 return None;
             }
@@ -323,50 +327,51 @@ impl Table {
             Err(refusal) => {
                 self.counters.refuse(refusal);
                 let answer = refusal.write(id, password.as_ref());
-                // Who forges addresses gains nothing.
+                // An answer is never longer than the request, so a forged source address gains nothing.
                 (answer.len() <= bytes.len()).then_some(answer)
             }
         }
     }
 
-    /// By which family a pair's port is to be open for who asks: to a connection any is good that there is.
+    /// Returns the family that the port of a pair must be open for. Over TLS, either is fine.
     fn family_for(&self, origin: &Origin) -> usize {
-        match origin.bound.place {
-            Place::Udp(address) => family_of(address),
-            Place::Stream(_) => self.main.iter().position(Option::is_some).unwrap_or(0),
+        match origin.binding.transport {
+            Transport::Udp(address) => family_of(address),
+            Transport::Stream(_) => self.main.iter().position(Option::is_some).unwrap_or(0),
         }
     }
 
-    /// Who asks, if he has a good ticket.
-    fn hear(&self, bytes: &[u8], now: Now) -> Heard {
+    /// Parses a request and checks its ticket.
+    fn authenticate(&self, bytes: &[u8], now: Now) -> Request {
         match ServerRequest::parse(bytes) {
-            Ok(ServerRequest::Address(id)) => Heard::Address(id),
-            Ok(ServerRequest::Port(asked)) => {
-                let password = self.secret.password(&asked.username);
-                match now.unix < asked.expires && asked.verify(&password) {
-                    true => Heard::Member(asked, password),
-                    false => Heard::Refused(asked.id, RelayRefusal::Unauthorized),
+            Ok(ServerRequest::Address(id)) => Request::Address(id),
+            Ok(ServerRequest::Port(request)) => {
+                let password = self.secret.password(&request.username);
+                if now.unix < request.expires && request.verify(&password) {
+                    Request::Port(request, password)
+                } else {
+                    Request::Refused(request.id, RelayRefusal::Unauthorized)
                 }
             }
-            Err(RequestError::Refused(id, refusal)) => Heard::Refused(id, refusal),
-            Err(RequestError::NotARequest) => Heard::Nothing,
+            Err(RequestError::Refused(id, refusal)) => Request::Refused(id, refusal),
+            Err(RequestError::NotARequest) => Request::Invalid,
         }
     }
 }
 
-/// Who a request is by.
-enum Heard {
-    /// A member, whose answer is proven with this.
-    Member(PortRequest, RelayPassword),
-    /// Anybody.
+/// A received request.
+enum Request {
+    /// A request with a valid ticket, and the password that authenticates the answer.
+    Port(PortRequest, RelayPassword),
+    /// A binding request of ordinary STUN, which needs no ticket.
     Address(TransactionId),
-    /// Somebody who wants a port, and has no good ticket or makes no sense.
+    /// A request without a valid ticket, or a malformed one.
     Refused(TransactionId, RelayRefusal),
-    /// It is none.
-    Nothing,
+    /// Not a request.
+    Invalid,
 }
 
-/// Sends an answer from where the request came to. One that is lost is asked for again.
+/// Sends an answer from the address that the request was sent to. If it is lost, the client repeats the request.
 fn reply(socket: &UdpSocket, meta: &ReceiveMeta, answer: &[u8]) {
     let _ = socket.send(&Transmit {
         destination: meta.source,
@@ -377,7 +382,7 @@ fn reply(socket: &UdpSocket, meta: &ReceiveMeta, answer: &[u8]) {
     });
 }
 
-/// How many datagrams of `size` bytes, the last perhaps shorter, so many bytes are.
+/// Number of datagrams of `size` bytes (the last may be shorter) in this many bytes.
 fn datagrams(bytes: usize, size: usize) -> u64 {
     bytes.div_ceil(size.max(1)) as u64
 }

@@ -1,9 +1,9 @@
-//! Members that have no answer by UDP, and come by TLS over TCP instead: their connections, for how long each stays, and what waits for
-//! it. To pairs a connection is one more place where a side is.
+//! TLS connections of members that cannot use UDP: their limits, their lifetimes and their send queues. To a pair, a
+//! connection is one of the transports of a side.
 //!
-//! Who connects is a stranger until he shows a good ticket, for which he has five seconds, TLS included, and nothing else is taken of
-//! him meanwhile. Strangers have a part of all connections, and each source a small one. Nobody waits for anybody: what a connection does
-//! not take is dropped.
+//! A connection is unauthenticated until it shows a valid ticket. It has five seconds for that, including the TLS handshake,
+//! and may send nothing else. Unauthenticated connections are limited in total and for each source. Datagrams for which a
+//! connection has no space are dropped, so no connection delays another.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -20,74 +20,73 @@ use seikan_sys::poll::{Epoll, Interest};
 use seikan_sys::udp::MAX_GSO_SEGMENTS;
 use seikan_tls::Stream;
 
-use crate::pair::LIFE;
+use crate::pair::LIFETIME;
 use crate::policer::Policer;
+use crate::token;
 
-/// How long it may take from a connection to a good ticket, all in all.
-const PROVE_WITHIN: Duration = Duration::from_secs(5);
-/// One of so many connections may be a stranger's.
-const ONE_IN: usize = 4;
-/// Connections of strangers from one source, an IPv4 address or an IPv6 /64, at most; and of everybody there, as behind one NAT.
-const STRANGERS_OF_A_SOURCE: usize = 8;
-const MEMBERS_OF_A_SOURCE: usize = 256;
-/// Connections that are taken in a second, of all sources, a quarter of them at once: handshakes of TLS are not to take the time in which
-/// datagrams go on.
-const A_SECOND: u64 = 200;
-/// Runs of datagrams of less than [`LONG_RUN`] bytes that a connection may bring in a second, a quarter of them at once. Each is a call of the kernel, however short it is:
-/// at a connection a datagram takes few bytes.
-const RUNS: u64 = 4_000;
-/// Bytes of a run that is not counted.
+/// Time from the TCP connection to a valid ticket.
+const AUTHENTICATION_TIMEOUT: Duration = Duration::from_secs(5);
+/// One connection in this many may be unauthenticated.
+const UNAUTHENTICATED_SHARE: usize = 4;
+/// Maximum number of unauthenticated connections from one source, which is an IPv4 address or an IPv6 /64.
+const UNAUTHENTICATED_PER_SOURCE: usize = 8;
+/// Maximum number of connections from one source. Many members may be behind one NAT.
+const CONNECTIONS_PER_SOURCE: usize = 256;
+/// Maximum number of new connections per second, a quarter of them at once. It limits the time spent on TLS handshakes, in
+/// which nothing is forwarded.
+const CONNECTIONS_PER_SECOND: u64 = 200;
+/// Maximum number of runs shorter than [`LONG_RUN`] that a connection may send per second, a quarter of them at once. Each run
+/// costs a system call, and over TLS a short datagram costs its sender little.
+const RUNS_PER_SECOND: u64 = 4_000;
+/// Runs of this many bytes or more are not limited.
 const LONG_RUN: usize = 1024;
-/// Runs for which a request counts.
+/// Number of runs that a request counts as.
 const REQUEST_RUNS: usize = 4;
-/// Connections that are taken before others have their turn.
+/// Maximum number of connections accepted in one poll.
 const ACCEPTS: usize = 8;
-/// Bytes of a frame that a stranger sends, at most.
+/// Maximum length in bytes of a frame of an unauthenticated connection.
 const MAX_REQUEST: usize = 1502;
-/// Bytes of datagrams that go on together, at most.
+/// Maximum length of a run in bytes.
 const MAX_RUN: usize = 60_000;
 
-/// The listener's token, and what those of connections begin at.
-pub(crate) const LISTENER_TOKEN: u64 = 3;
-pub(crate) const FIRST_TOKEN: u64 = 1 << 32;
-
-/// All connections.
+/// All TLS connections.
 #[derive(Debug, Default)]
 pub(crate) struct Streams {
     listening: Option<(TcpListener, Arc<ServerConfig>)>,
-    /// At a time, at most.
-    most: usize,
-    /// By numbers that are never used again, so that nobody gets what was for somebody else.
+    /// Maximum number of connections.
+    limit: usize,
+    /// By number. Numbers are never reused, so a message for an old connection cannot reach a new one.
     all: BTreeMap<u64, Connection>,
-    /// Members' of them.
+    /// Number of authenticated connections.
     pub members: usize,
     next: u64,
     limiter: RateLimiter,
-    /// What all sources together may begin.
+    /// Limits new connections from all sources together.
     pace: Policer,
-    /// There was no descriptor left for another one: nobody is accepted until the next sweep.
-    rests: bool,
-    /// Something was put in since these were flushed.
+    /// Whether accepting is suspended until the next sweep, because there were no descriptors left.
+    suspended: bool,
+    /// Connections with new data since the last flush.
     unflushed: Vec<u64>,
-    /// Connections that were not taken, or ended without a good ticket.
+    /// Number of connections that were rejected, or that ended without a valid ticket.
     pub turned_away: u64,
 }
 
 #[derive(Debug)]
 struct Connection {
     stream: Stream,
-    from: SocketAddr,
-    /// He has shown a good ticket.
+    remote: SocketAddr,
+    /// Whether it has shown a valid ticket.
     is_member: bool,
-    /// It ends then; a good ticket gives it a minute more.
+    /// When it ends. A valid ticket extends it.
     until: Instant,
     interest: Interest,
     unflushed: bool,
-    /// What it brings.
+    /// Limits its runs.
     pace: Policer,
 }
 
-/// Datagrams for one port as they came one behind the other: of one length, the last may be shorter. A request is alone.
+/// Consecutive datagrams for one port. All have the same length, except that the last may be shorter. A request is a run of
+/// its own.
 #[derive(Debug, Default)]
 pub(crate) struct Run {
     pub port: u16,
@@ -95,95 +94,97 @@ pub(crate) struct Run {
     pub bytes: Vec<u8>,
 }
 
-/// What became of a datagram.
+/// Result of [`Streams::push`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pushed {
     Sent,
-    /// Too much waits there.
+    /// The send queue is full.
     Full,
-    /// There is no such connection any more.
+    /// There is no such connection.
     Gone,
 }
 
 impl Streams {
-    /// Takes connections there, so many at a time.
+    /// Starts accepting connections, at most `limit` at a time.
     pub fn listen(
         listener: TcpListener,
         config: ServerConfig,
-        most: usize,
+        limit: usize,
         epoll: &Epoll,
     ) -> io::Result<Streams> {
         listener.set_nonblocking(true)?;
-        epoll.add(&listener, LISTENER_TOKEN, Interest::Read)?;
+        epoll.add(&listener, token::LISTENER, Interest::Read)?;
         Ok(Streams {
             listening: Some((listener, Arc::new(config))),
-            most,
+            limit,
             ..Streams::default()
         })
     }
 
-    /// Where connections are taken.
+    /// Returns the address that connections are accepted at.
     pub fn address(&self) -> Option<io::Result<SocketAddr>> {
         self.listening
             .as_ref()
             .map(|(listener, _)| listener.local_addr())
     }
 
-    /// Who is at the other end; `None`: nobody.
-    pub fn from(&self, id: u64) -> Option<SocketAddr> {
-        self.all.get(&id).map(|connection| connection.from)
+    /// Returns the remote address of a connection, if it exists.
+    pub fn remote_address(&self, id: u64) -> Option<SocketAddr> {
+        self.all.get(&id).map(|connection| connection.remote)
     }
 
-    /// Takes connections that wait.
+    /// Accepts waiting connections.
     pub fn accept(&mut self, epoll: &Epoll, now: Instant) {
         for _ in 0..ACCEPTS {
             let Some((listener, config)) = &self.listening else {
                 return;
             };
-            let (socket, from) = match listener.accept() {
+            let (socket, remote) = match listener.accept() {
                 Ok(accepted) => accepted,
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return,
-                    // Who has gone meanwhile.
+                    // The client has closed the connection already.
                     io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted => continue,
-                    // Out of descriptors or memory, which asking again at once does not change.
+                    // Out of descriptors or memory. Another attempt at once would fail as well.
                     _ => {
-                        self.rests = epoll.delete(listener).is_ok();
+                        self.suspended = epoll.delete(listener).is_ok();
                         return;
                     }
                 },
             };
             let config = Arc::clone(config);
-            let from = SocketAddr::new(from.ip().to_canonical(), from.port());
-            if !self.admits(from.ip(), now) || self.add(socket, from, config, epoll, now).is_err() {
+            let remote = SocketAddr::new(remote.ip().to_canonical(), remote.port());
+            if !self.admits(remote.ip(), now)
+                || self.add(socket, remote, config, epoll, now).is_err()
+            {
                 self.turned_away += 1;
             }
         }
     }
 
-    /// Whether there is room for one more stranger from there.
+    /// Whether the limits allow one more unauthenticated connection from this address.
     fn admits(&mut self, ip: IpAddr, now: Instant) -> bool {
         let source = source(ip);
-        let (mut strangers, mut strangers_there, mut all_there) = (0, 0, 0);
+        let (mut unauthenticated, mut unauthenticated_here, mut all_here) = (0, 0, 0);
         for connection in self.all.values() {
-            let there = source == self::source(connection.from.ip());
-            strangers += usize::from(!connection.is_member);
-            strangers_there += usize::from(!connection.is_member && there);
-            all_there += usize::from(there);
+            let same_source = source == self::source(connection.remote.ip());
+            unauthenticated += usize::from(!connection.is_member);
+            unauthenticated_here += usize::from(!connection.is_member && same_source);
+            all_here += usize::from(same_source);
         }
-        self.all.len() < self.most
-            && strangers < self.most.div_ceil(ONE_IN)
-            && strangers_there < STRANGERS_OF_A_SOURCE
-            && all_there < MEMBERS_OF_A_SOURCE
-            // All ports of this host are one source here.
+        self.all.len() < self.limit
+            && unauthenticated < self.limit.div_ceil(UNAUTHENTICATED_SHARE)
+            && unauthenticated_here < UNAUTHENTICATED_PER_SOURCE
+            && all_here < CONNECTIONS_PER_SOURCE
+            // Port 0, so that all ports of a host count as one source.
             && self.limiter.allow(SocketAddr::new(ip, 0), now)
-            && self.pace.admit(1, 1, A_SECOND, now) == 1
+            && self.pace.admit(1, 1, CONNECTIONS_PER_SECOND, now) == 1
     }
 
     fn add(
         &mut self,
         socket: TcpStream,
-        from: SocketAddr,
+        remote: SocketAddr,
         config: Arc<ServerConfig>,
         epoll: &Epoll,
         now: Instant,
@@ -191,13 +192,13 @@ impl Streams {
         let tls = ServerConnection::new(config).map_err(io::Error::other)?;
         let stream = Stream::new(socket, Some(tls.into()), Framing::Relay)?;
         let id = self.next;
-        epoll.add(&stream, FIRST_TOKEN + id, Interest::Read)?;
+        epoll.add(&stream, token::FIRST_STREAM + id, Interest::Read)?;
         self.next += 1;
         let connection = Connection {
             stream,
-            from,
+            remote,
             is_member: false,
-            until: now + PROVE_WITHIN,
+            until: now + AUTHENTICATION_TIMEOUT,
             interest: Interest::Read,
             unflushed: false,
             pace: Policer::default(),
@@ -206,23 +207,23 @@ impl Streams {
         Ok(())
     }
 
-    /// Reads what is there; whether there may be more.
+    /// Reads available data. Returns whether there may be more.
     ///
     /// # Errors
-    /// It is over.
+    /// The connection has ended or failed.
     pub fn receive(&mut self, id: u64) -> io::Result<bool> {
         let Some(connection) = self.all.get_mut(&id) else {
             return Ok(false);
         };
-        // TLS may have something to say to it.
-        note(&mut self.unflushed, id, connection);
+        // TLS may have a message of its own to send.
+        mark_unflushed(&mut self.unflushed, id, connection);
         connection.stream.receive()
     }
 
-    /// The next datagrams that have come by a connection, in the place of those in `run`; whether there are any.
+    /// Replaces `run` by the next datagrams of a connection. Returns false if there are none.
     ///
     /// # Errors
-    /// What comes there is no such thing: it is over.
+    /// The data is invalid, and the connection must end.
     pub fn next_run(&mut self, id: u64, run: &mut Run) -> io::Result<bool> {
         run.bytes.clear();
         let mut count = 0;
@@ -232,19 +233,19 @@ impl Streams {
         loop {
             let next = match connection.stream.peek() {
                 Ok(next) => next.and_then(split_port),
-                // What came before goes first; it is as wrong the next time.
+                // The datagrams before the error go first. The next call finds the same error.
                 Err(_) if count > 0 => return Ok(true),
                 Err(error) => return Err(error),
             };
             let Some((port, datagram)) = next else { break };
             let request = is_request(datagram);
-            let goes_along = port == run.port
+            let joins = port == run.port
                 && !request
                 && datagram.len() <= run.size
                 && run.bytes.len() == count * run.size
                 && run.bytes.len() + datagram.len() <= MAX_RUN
                 && count < MAX_GSO_SEGMENTS;
-            if count > 0 && !goes_along {
+            if count > 0 && !joins {
                 return Ok(true);
             }
             if count == 0 {
@@ -253,7 +254,7 @@ impl Streams {
             run.bytes.extend_from_slice(datagram);
             count += 1;
             connection.stream.take();
-            // Nothing of no length is joined.
+            // Empty datagrams are not joined.
             if request || run.size == 0 {
                 return Ok(true);
             }
@@ -264,59 +265,60 @@ impl Streams {
         Ok(count > 0)
     }
 
-    /// Counts a run that came by a connection; whether it has not brought too many.
-    pub fn may_bring(&mut self, id: u64, run: &Run, now: Instant) -> bool {
-        let weight = match is_request(&run.bytes) {
-            true => REQUEST_RUNS,
-            // Its bytes pay for it.
-            false if run.bytes.len() >= LONG_RUN => return self.all.contains_key(&id),
-            false => 1,
+    /// Counts a received run. Returns false if the connection has exceeded its rate.
+    pub fn admit_run(&mut self, id: u64, run: &Run, now: Instant) -> bool {
+        let weight = if is_request(&run.bytes) {
+            REQUEST_RUNS
+        } else if run.bytes.len() >= LONG_RUN {
+            return self.all.contains_key(&id);
+        } else {
+            1
         };
         let connection = self.all.get_mut(&id);
-        connection.is_some_and(|c| c.pace.admit(weight, weight, RUNS, now) == weight)
+        connection.is_some_and(|c| c.pace.admit(weight, weight, RUNS_PER_SECOND, now) == weight)
     }
 
-    /// Whether a good ticket was shown there.
+    /// Whether the connection has shown a valid ticket.
     pub fn is_member(&self, id: u64) -> bool {
         self.all.get(&id).is_some_and(|c| c.is_member)
     }
 
-    /// A good ticket was shown: it stays for another minute.
-    pub fn prove(&mut self, id: u64, now: Instant) {
+    /// Marks a connection as authenticated by a valid ticket and extends its lifetime.
+    pub fn set_member(&mut self, id: u64, now: Instant) {
         if let Some(connection) = self.all.get_mut(&id) {
             self.members += usize::from(!connection.is_member);
             connection.is_member = true;
-            connection.until = now + LIFE;
+            connection.until = now + LIFETIME;
         }
     }
 
-    /// Has a datagram of a port sent by a connection.
+    /// Queues a datagram from a port.
     pub fn push(&mut self, id: u64, port: u16, datagram: &[u8]) -> Pushed {
-        self.put(id, |stream| stream.push(&[&port.to_be_bytes(), datagram]))
+        self.queue(id, |stream| stream.push(&[&port.to_be_bytes(), datagram]))
     }
 
-    /// Has an answer of a port sent; one that is lost is asked for again.
+    /// Queues an answer from a port. If it is lost, the client repeats the request.
     pub fn answer(&mut self, id: u64, port: u16, answer: &[u8]) {
-        self.put(id, |stream| {
+        self.queue(id, |stream| {
             stream.push_request(&[&port.to_be_bytes(), answer])
         });
     }
 
-    fn put(&mut self, id: u64, put: impl FnOnce(&mut Stream) -> bool) -> Pushed {
+    fn queue(&mut self, id: u64, push: impl FnOnce(&mut Stream) -> bool) -> Pushed {
         const { assert!(PORT == size_of::<u16>()) };
         let Some(connection) = self.all.get_mut(&id) else {
             return Pushed::Gone;
         };
-        if !put(&mut connection.stream) {
+        if !push(&mut connection.stream) {
             return Pushed::Full;
         }
-        note(&mut self.unflushed, id, connection);
+        mark_unflushed(&mut self.unflushed, id, connection);
         Pushed::Sent
     }
 
-    /// Hands over what was put in since the last time; the connections that are over.
+    /// Sends the queued data. Returns the connections that failed.
     pub fn flush(&mut self, epoll: &Epoll) -> Vec<u64> {
-        let mut over = Vec::new();
+        let mut failed = Vec::new();
         for id in self.unflushed.drain(..) {
             let Some(connection) = self.all.get_mut(&id) else {
                 continue;
@@ -326,24 +328,24 @@ impl Streams {
                 Ok(true) => Interest::ReadWrite,
                 Ok(false) => Interest::Read,
                 Err(_) => {
-                    over.push(id);
+                    failed.push(id);
                     continue;
                 }
             };
             if interest != connection.interest {
                 connection.interest = interest;
                 if epoll
-                    .modify(&connection.stream, FIRST_TOKEN + id, interest)
+                    .modify(&connection.stream, token::FIRST_STREAM + id, interest)
                     .is_err()
                 {
-                    over.push(id);
+                    failed.push(id);
                 }
             }
         }
-        over
+        failed
     }
 
-    /// Ends a connection; whether it was a member's.
+    /// Ends a connection. Returns whether it was authenticated.
     pub fn end(&mut self, id: u64) -> bool {
         let ended = self.all.remove(&id);
         let was_member = ended.as_ref().is_some_and(|ended| ended.is_member);
@@ -352,27 +354,26 @@ impl Streams {
         was_member
     }
 
-    /// Connections whose time is over; who rested listens again.
+    /// Returns the connections that have expired. Resumes accepting if it was suspended.
     pub fn sweep(&mut self, epoll: &Epoll, now: Instant) -> Vec<u64> {
-        if self.rests
+        if self.suspended
             && let Some((listener, _)) = &self.listening
         {
-            let listens = epoll.add(listener, LISTENER_TOKEN, Interest::Read);
-            self.rests = listens.is_err();
+            let resumed = epoll.add(listener, token::LISTENER, Interest::Read);
+            self.suspended = resumed.is_err();
         }
-        let over = self.all.iter().filter(|(_, c)| c.until <= now);
-        over.map(|(id, _)| *id).collect()
+        let expired = self.all.iter().filter(|(_, c)| c.until <= now);
+        expired.map(|(id, _)| *id).collect()
     }
 }
 
-/// To be flushed.
-fn note(unflushed: &mut Vec<u64>, id: u64, connection: &mut Connection) {
+fn mark_unflushed(unflushed: &mut Vec<u64>, id: u64, connection: &mut Connection) {
     if !std::mem::replace(&mut connection.unflushed, true) {
         unflushed.push(id);
     }
 }
 
-/// What counts as one source.
+/// The source that an address belongs to: itself for IPv4, its /64 for IPv6.
 fn source(ip: IpAddr) -> IpAddr {
     match ip.to_canonical() {
         IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into(),
@@ -386,9 +387,9 @@ mod tests {
     use std::net::Ipv4Addr;
 
     #[test]
-    fn all_sources_together_begin_so_many_connections_a_second() {
+    fn new_connections_of_all_sources_together_are_limited() {
         let mut streams = Streams {
-            most: 1000,
+            limit: 1000,
             ..Streams::default()
         };
         let mut admitted = |second: u64| {
@@ -398,6 +399,6 @@ mod tests {
                 .filter(|n| streams.admits(source(*n), now))
                 .count() as u64
         };
-        assert_eq!([admitted(1), admitted(2)], [A_SECOND / 4; 2]);
+        assert_eq!([admitted(1), admitted(2)], [CONNECTIONS_PER_SECOND / 4; 2]);
     }
 }

@@ -1,4 +1,4 @@
-//! Who shares a port with whom, and for how long; and the sockets of it.
+//! The table of pairs: the members, ports, sockets and lifetimes of each.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -10,42 +10,41 @@ use seikan_sys::poll::{Epoll, Interest};
 use seikan_sys::udp::{UdpOptions, UdpSocket};
 use slab::Slab;
 
-use crate::Counters;
-use crate::pair::{Bound, Holder, Keys, LIFE, Pair, Place, Side};
-use crate::relay::{FIRST_PAIR_TOKEN, Limits, Now};
+use crate::pair::{Binding, Holder, Keys, LIFETIME, Pair, Side, Transport};
 use crate::streams::{Run, Streams};
+use crate::{Counters, Limits, Now, token};
 
-/// Ports that are tried for a new pair: others may have some of ours.
+/// Number of ports tried for a new pair, besides those that pairs already have. Other programs may use some of the range.
 const TRIES: usize = 128;
-/// Buffers of a pair's socket in bytes; there may be thousands.
+/// Size in bytes of the buffers of a pair's socket. There may be thousands of them.
 const PAIR_BUFFER: usize = 1 << 20;
 
 const V4: usize = 0;
 const V6: usize = 1;
 
-/// Pairs and members, and their sockets.
+/// Pairs, members and their sockets.
 #[derive(Debug)]
 pub(crate) struct Table {
     pub main: [Option<UdpSocket>; 2],
     pub streams: Streams,
-    /// What has come by a connection, for a moment.
+    /// Scratch memory for the run that is handled.
     pub run: Run,
     pub secret: RelaySecret,
     pub limits: Limits,
     pub pairs: Slab<Pair>,
     pub holders: Slab<Holder>,
     by_keys: HashMap<Keys, usize>,
-    /// By the numbers in tickets: a member that changes its key stays the same one.
+    /// Holders by the number in their tickets. A member that changes its key keeps its number.
     by_number: HashMap<u64, usize>,
-    /// Those that pairs have.
+    /// Slots of the pairs, by port.
     ports: BTreeMap<u16, usize>,
-    /// Where the search for a free one goes on, so that one is not used again soon.
+    /// Where the search for a free port continues, so that a port is not reused soon.
     next_port: u16,
     pub counters: Counters,
 }
 
 impl Table {
-    /// With these main sockets and what takes connections, and nobody in it.
+    /// Creates an empty table.
     pub fn new(
         main: [Option<UdpSocket>; 2],
         streams: Streams,
@@ -68,121 +67,128 @@ impl Table {
         }
     }
 
-    /// The port of a pair, which is made if there is none, with a socket of the family by which one of the two asks; and
-    /// whether the other is bound.
+    /// Returns the port of a pair, open for `family`, and whether the other side is bound. Creates the pair if necessary.
+    ///
+    /// # Errors
+    /// The member has reached its quota, or the relay is full.
     pub fn port_for(
         &mut self,
-        asked: &PortRequest,
+        request: &PortRequest,
         family: usize,
         epoll: &Epoll,
         now: Now,
     ) -> Result<(u16, bool), RelayRefusal> {
-        let (keys, side) = Keys::of(asked.member, asked.peer);
+        let (keys, side) = Keys::of(request.member, request.peer);
         let known = self.by_keys.get(&keys).copied();
-        let own = self.by_number.get(&asked.holder).copied();
-        let has_asked = known
+        let holder = self.by_number.get(&request.holder).copied();
+        let has_requested = known
             .and_then(|slot| self.pairs.get(slot))
-            .is_some_and(|pair| pair.sides[side].asked && pair.sides[side].holder == own);
-        if !has_asked && self.share_of(asked.holder) >= self.limits.pairs_per_member {
+            .is_some_and(|pair| pair.sides[side].requested && pair.sides[side].holder == holder);
+        if !has_requested && self.requested_by(request.holder) >= self.limits.pairs_per_member {
             return Err(RelayRefusal::Quota);
         }
         let slot = match known {
             Some(slot) => slot,
-            None => self.make(keys, family, epoll)?,
+            None => self.create(keys, family, epoll)?,
         };
-        let home = self.home(family).ok_or(RelayRefusal::Full)?;
+        let ip = self.local_ip(family).ok_or(RelayRefusal::Full)?;
         let pair = self.pairs.get_mut(slot).ok_or(RelayRefusal::Full)?;
-        let taken = &mut pair.sides[side];
-        hold(taken, asked.holder, &mut self.holders, &mut self.by_number);
-        if !taken.asked {
-            taken.asked = true;
-            if let Some(holder) = taken.holder.and_then(|at| self.holders.get_mut(at)) {
-                holder.asked += 1;
+        let this = &mut pair.sides[side];
+        hold(this, request.holder, &mut self.holders, &mut self.by_number);
+        if !this.requested {
+            this.requested = true;
+            if let Some(holder) = this.holder.and_then(|index| self.holders.get_mut(index)) {
+                holder.requested += 1;
             }
         }
         if pair.sockets[family].is_none() {
-            pair.sockets[family] = open(home, pair.port, slot, epoll);
+            pair.sockets[family] = open(ip, pair.port, slot, epoll);
         }
         if pair.sockets[family].is_none() {
             return Err(RelayRefusal::Full);
         }
         let this = &mut pair.sides[side];
-        if this.bound.is_none() {
-            this.until = now.mono + LIFE;
+        if this.binding.is_none() {
+            this.until = now.mono + LIFETIME;
         }
-        Ok((pair.port, pair.sides[1 - side].bound.is_some()))
+        Ok((pair.port, pair.sides[1 - side].binding.is_some()))
     }
 
-    /// Pairs for which the member of this number asked.
-    fn share_of(&self, number: u64) -> usize {
-        let holder = self.by_number.get(&number);
-        holder.map_or(0, |place| self.holders.get(*place).map_or(0, |h| h.asked))
+    /// Number of pairs that the holder with this number has requested.
+    fn requested_by(&self, number: u64) -> usize {
+        let index = self.by_number.get(&number);
+        let holder = index.and_then(|index| self.holders.get(*index));
+        holder.map_or(0, |holder| holder.requested)
     }
 
-    /// Binds one of two to where it asks from; the port, and whether the other is bound.
+    /// Binds a side of the pair in `slot` to the origin of its request. Returns the port, and whether the other side is bound.
+    ///
+    /// # Errors
+    /// The request is for another pair, is a replay, comes from one of the relay's own ports, or exceeds a quota.
     pub fn bind(
         &mut self,
         slot: usize,
-        asked: &PortRequest,
-        from: Bound,
+        request: &PortRequest,
+        from: Binding,
         now: Now,
     ) -> Result<(u16, bool), RelayRefusal> {
-        let (keys, side) = Keys::of(asked.member, asked.peer);
-        let (own, share) = (
-            self.by_number.get(&asked.holder).copied(),
-            self.share_of(asked.holder),
-        );
+        let (keys, side) = Keys::of(request.member, request.peer);
+        let holder = self.by_number.get(&request.holder).copied();
+        let requested = self.requested_by(request.holder);
         let pair = self.pairs.get_mut(slot).filter(|pair| pair.keys == keys);
         let pair = pair.ok_or(RelayRefusal::Malformed)?;
-        // With forged addresses, datagrams could go round from pair to pair.
-        if let Place::Udp(at) = from.place
-            && from.source == Some(at.ip())
-            && self.ports.contains_key(&at.port())
+        // A binding to another port of the relay, which takes a forged source, would create a loop.
+        if let Transport::Udp(address) = from.transport
+            && from.source == Some(address.ip())
+            && self.ports.contains_key(&address.port())
         {
             return Err(RelayRefusal::Malformed);
         }
         let this = &mut pair.sides[side];
-        // The same once more: its answer was lost, and who asks is still there.
-        let again = this.bound.is_some_and(|bound| bound.place == from.place);
-        if asked.stamp < this.stamp || (asked.stamp == this.stamp && !again) {
+        // A request that is repeated because its answer was lost has the same stamp and origin.
+        let repeated = this
+            .binding
+            .is_some_and(|binding| binding.transport == from.transport);
+        if request.stamp < this.stamp || (request.stamp == this.stamp && !repeated) {
             return Err(RelayRefusal::Stale);
         }
-        // The same key under another number takes the other's share with the pair.
-        if this.asked && this.holder != own && share >= self.limits.pairs_per_member {
+        // If the same key has another number now, the pair counts against the quota of that number.
+        if this.requested && this.holder != holder && requested >= self.limits.pairs_per_member {
             return Err(RelayRefusal::Quota);
         }
-        hold(this, asked.holder, &mut self.holders, &mut self.by_number);
-        let newer = asked.stamp > this.stamp;
-        this.stamp = asked.stamp;
-        this.until = now.mono + LIFE;
-        let by_stream = |bound: &Bound| matches!(bound.place, Place::Stream(_));
-        if let Some(before) = this.bound.replace(from)
-            && before.place != from.place
+        hold(this, request.holder, &mut self.holders, &mut self.by_number);
+        let newer = request.stamp > this.stamp;
+        this.stamp = request.stamp;
+        this.until = now.mono + LIFETIME;
+        let by_stream = |binding: &Binding| matches!(binding.transport, Transport::Stream(_));
+        if let Some(before) = this.binding.replace(from)
+            && before.transport != from.transport
         {
             this.former = Some(before).filter(|before| by_stream(before) != by_stream(&from));
         } else if newer {
-            // It has been here for a while: so has its tunnel.
+            // The second request from the new origin: the tunnel has changed to it too.
             this.former = None;
         }
-        Ok((pair.port, pair.sides[1 - side].bound.is_some()))
+        Ok((pair.port, pair.sides[1 - side].binding.is_some()))
     }
 
-    /// A new pair, with a port that no other has and a socket of this family.
-    fn make(&mut self, keys: Keys, family: usize, epoll: &Epoll) -> Result<usize, RelayRefusal> {
+    /// Creates a pair with a free port and a socket of this family.
+    fn create(&mut self, keys: Keys, family: usize, epoll: &Epoll) -> Result<usize, RelayRefusal> {
         if self.pairs.len() >= self.limits.pairs {
             return Err(RelayRefusal::Full);
         }
-        let home = self.home(family).ok_or(RelayRefusal::Full)?;
+        let ip = self.local_ip(family).ok_or(RelayRefusal::Full)?;
         let slot = self.pairs.vacant_key();
         let size = self.limits.ports.len();
         let found = (0..size.min(TRIES + self.ports.len())).find_map(|_| {
             let port = self.next_port;
-            self.next_port = match port >= *self.limits.ports.end() {
-                true => *self.limits.ports.start(),
-                false => port + 1,
+            self.next_port = if port >= *self.limits.ports.end() {
+                *self.limits.ports.start()
+            } else {
+                port + 1
             };
             let free = !self.ports.contains_key(&port);
-            Some((port, free.then(|| open(home, port, slot, epoll))??))
+            Some((port, free.then(|| open(ip, port, slot, epoll))??))
         });
         let (port, socket) = found.ok_or(RelayRefusal::Full)?;
         let mut sockets = [None, None];
@@ -199,37 +205,37 @@ impl Table {
         }))
     }
 
-    /// The pair that has a port.
+    /// Returns the slot of the pair with this port.
     pub fn pair_at(&self, port: u16) -> Option<usize> {
         self.ports.get(&port).copied()
     }
 
-    /// Hands over what was put into connections; who does not take it any more is ended.
+    /// Sends the queued data of all connections, and ends those that failed.
     pub fn flush_streams(&mut self, epoll: &Epoll) {
         for id in self.streams.flush(epoll) {
             self.end_stream(id);
         }
     }
 
-    /// Ends a connection; sides that were there are nowhere.
+    /// Ends a connection. Sides that were bound to it are no longer bound.
     pub fn end_stream(&mut self, id: u64) {
         if !self.streams.end(id) {
             return;
         }
-        let there = Place::Stream(id);
+        let ended = Transport::Stream(id);
         for side in self.pairs.iter_mut().flat_map(|(_, pair)| &mut pair.sides) {
-            side.bound = side.bound.filter(|bound| bound.place != there);
-            side.former = side.former.filter(|bound| bound.place != there);
+            side.binding = side.binding.filter(|binding| binding.transport != ended);
+            side.former = side.former.filter(|binding| binding.transport != ended);
         }
     }
 
-    /// Our address of this family.
-    fn home(&self, family: usize) -> Option<IpAddr> {
+    /// The local IP address of the main socket of this family.
+    fn local_ip(&self, family: usize) -> Option<IpAddr> {
         let address = self.main[family].as_ref()?.local_addr();
         address.ok().map(|address| address.ip())
     }
 
-    /// Ends sides that have not bound themselves anew, and pairs without sides.
+    /// Removes sides that have expired, and pairs without sides.
     pub fn sweep(&mut self, now: Instant) {
         let Table {
             pairs,
@@ -246,12 +252,12 @@ impl Table {
                 pair.receive_queue_drops = dropped;
             }
             for side in &mut pair.sides {
-                if side.is_there() && side.until <= now {
+                if side.is_present() && side.until <= now {
                     release(side, holders, by_number);
-                    (side.bound, side.former) = (None, None);
+                    (side.binding, side.former) = (None, None);
                 }
             }
-            if pair.sides.iter().any(Side::is_there) {
+            if pair.sides.iter().any(Side::is_present) {
                 return true;
             }
             self.ports.remove(&pair.port);
@@ -263,8 +269,8 @@ impl Table {
         });
     }
 
-    /// The counters, with what there is now.
-    pub fn told(&mut self) -> &Counters {
+    /// Updates the gauges and returns all counters.
+    pub fn counters(&mut self) -> &Counters {
         self.counters.pairs = self.pairs.len();
         self.counters.members = self.holders.len();
         self.counters.streams = self.streams.members;
@@ -273,7 +279,7 @@ impl Table {
     }
 }
 
-/// Makes a side that of the member of this number. If it was another's, under the same key at another time, it is that one's no more.
+/// Assigns a side to the holder with this number. If the same key had another number before, the side leaves that holder.
 fn hold(
     side: &mut Side,
     number: u64,
@@ -284,57 +290,57 @@ fn hold(
     if side.holder.is_some() && side.holder == own.copied() {
         return;
     }
-    // Who asked for it is the same host, whatever its number is now: it goes on to count.
-    let asked = side.asked;
+    // The same host requested the port, so it still counts, now against this number.
+    let requested = side.requested;
     release(side, holders, by_number);
-    let place = *by_number.entry(number).or_insert_with(|| {
+    let index = *by_number.entry(number).or_insert_with(|| {
         holders.insert(Holder {
             number,
             sides: 0,
-            asked: 0,
+            requested: 0,
             policer: Default::default(),
         })
     });
-    if let Some(holder) = holders.get_mut(place) {
+    if let Some(holder) = holders.get_mut(index) {
         holder.sides += 1;
-        holder.asked += usize::from(asked);
-        side.asked = asked;
+        holder.requested += usize::from(requested);
+        side.requested = requested;
     }
-    side.holder = Some(place);
+    side.holder = Some(index);
 }
 
-/// Makes a side nobody's; who is no side any more is forgotten.
+/// Takes a side from its holder. A holder without sides is removed.
 fn release(side: &mut Side, holders: &mut Slab<Holder>, by_number: &mut HashMap<u64, usize>) {
-    let asked = std::mem::take(&mut side.asked);
-    let Some(place) = side.holder.take() else {
+    let requested = std::mem::take(&mut side.requested);
+    let Some(index) = side.holder.take() else {
         return;
     };
-    let Some(holder) = holders.get_mut(place) else {
+    let Some(holder) = holders.get_mut(index) else {
         return;
     };
-    holder.asked -= usize::from(asked);
+    holder.requested -= usize::from(requested);
     holder.sides -= 1;
     if holder.sides == 0 {
         by_number.remove(&holder.number);
-        holders.remove(place);
+        holders.remove(index);
     }
 }
 
-/// A pair's socket, watched; none if the port is somebody's, or there is nothing left to open it with.
-fn open(home: IpAddr, port: u16, slot: usize, epoll: &Epoll) -> Option<UdpSocket> {
+/// Opens and watches a socket of a pair. Returns `None` if the port is in use or there are no descriptors left.
+fn open(ip: IpAddr, port: u16, slot: usize, epoll: &Epoll) -> Option<UdpSocket> {
     let options = UdpOptions {
         receive_buffer: PAIR_BUFFER,
         send_buffer: PAIR_BUFFER,
         ..UdpOptions::default()
     };
-    let socket = UdpSocket::bind((home, port).into(), &options).ok()?;
-    let family = if home.is_ipv4() { V4 } else { V6 };
-    let token = FIRST_PAIR_TOKEN + 2 * slot as u64 + family as u64;
+    let socket = UdpSocket::bind((ip, port).into(), &options).ok()?;
+    let family = if ip.is_ipv4() { V4 } else { V6 };
+    let token = token::FIRST_PAIR + 2 * slot as u64 + family as u64;
     epoll.add(&socket, token, Interest::Read).ok()?;
     Some(socket)
 }
 
-/// Which of two sockets is for this address.
+/// Index of the socket for the family of this address.
 pub(crate) fn family_of(address: SocketAddr) -> usize {
     if address.is_ipv4() { V4 } else { V6 }
 }
@@ -367,14 +373,14 @@ mod tests {
             stamp: 1,
         };
         match ServerRequest::parse(&ask.write(&mut Same(1)).1) {
-            Ok(ServerRequest::Port(asked)) => asked,
+            Ok(ServerRequest::Port(request)) => request,
             other => panic!("{other:?}"),
         }
     }
 
-    /// A member that leaves and joins again has another number, and its former ticket is good for hours.
+    /// A member that leaves and joins again gets another number, while its former ticket is still valid for hours.
     #[test]
-    fn a_share_goes_with_the_pair_to_the_same_key_under_another_number() {
+    fn the_quota_moves_with_the_pair_to_the_new_number_of_a_key() {
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
         let main = UdpSocket::bind(listen, &UdpOptions::default()).expect("a socket");
         let secret = RelaySecret::parse("north", RelayKind::Turn).expect("a secret");
@@ -390,32 +396,36 @@ mod tests {
         };
         let mut granted = 0;
         for peer in 10..20 {
-            let asked = request(1, peer);
-            if table.port_for(&asked, V4, &epoll, now).is_err() {
+            let first = request(1, peer);
+            if table.port_for(&first, V4, &epoll, now).is_err() {
                 continue;
             }
             granted += 1;
             let mut rejoined = request(1, peer);
             rejoined.holder = 2;
-            let slot = table.by_keys[&Keys::of(asked.member, asked.peer).0];
-            let from = Bound {
-                place: Place::Udp(([127, 0, 0, 1], 4000 + u16::from(peer)).into()),
+            let slot = table.by_keys[&Keys::of(first.member, first.peer).0];
+            let from = Binding {
+                transport: Transport::Udp(([127, 0, 0, 1], 4000 + u16::from(peer)).into()),
                 source: Some([127, 0, 0, 1].into()),
             };
             let _ = table.bind(slot, &rejoined, from, now);
         }
-        // A share for each of the two numbers.
+        // One quota for each of the two numbers.
         assert_eq!(granted, 4);
     }
 
-    /// With a forged source a side could be another pair's port, and that one's this: a circle.
+    /// With forged sources, two pairs could be bound to each other's ports, which would be a loop.
     #[test]
-    fn a_side_is_never_one_of_the_relays_own_ports() {
+    fn a_side_cannot_bind_a_port_of_the_relay() {
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
         let main = UdpSocket::bind(listen, &UdpOptions::default()).expect("a socket");
         let secret = RelaySecret::parse("north", RelayKind::Turn).expect("a secret");
-        let none = Streams::default();
-        let mut table = Table::new([Some(main), None], none, secret, Limits::default());
+        let mut table = Table::new(
+            [Some(main), None],
+            Streams::default(),
+            secret,
+            Limits::default(),
+        );
         let epoll = Epoll::new(1).expect("an epoll instance");
         let now = Now {
             mono: Instant::BOOT + Duration::from_secs(1),
@@ -429,12 +439,12 @@ mod tests {
         };
         let (own, other) = (port(2), port(3));
         let slot = table.by_keys[&Keys::of(request(1, 2).member, request(1, 2).peer).0];
-        let from = |port| Bound {
-            place: Place::Udp(([127, 0, 0, 1], port).into()),
+        let from = |port| Binding {
+            transport: Transport::Udp(([127, 0, 0, 1], port).into()),
             source: Some([127, 0, 0, 1].into()),
         };
-        for circle in [own, other] {
-            let bound = table.bind(slot, &request(1, 2), from(circle), now);
+        for looped in [own, other] {
+            let bound = table.bind(slot, &request(1, 2), from(looped), now);
             assert_eq!(bound, Err(RelayRefusal::Malformed));
         }
         // A member on the relay's own host.

@@ -1,24 +1,24 @@
-//! What the kernel can do, found out by trying at run time and never by its version.
+//! Abilities of the kernel, found by trying at run time and never by its version.
 
 use std::fmt;
 use std::io;
 
-/// One ability of the kernel or the device, and why it is missing if it is.
+/// An ability of the kernel or of a device, or the reason why it is missing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ability {
-    /// The kernel accepted it when asked.
+    /// The kernel accepted the request.
     Present,
-    /// Not to be had; the reason, for people.
+    /// The ability is missing, with the reason for people.
     Absent(String),
 }
 
 impl Ability {
-    /// Whether it can be used.
+    /// Whether the ability can be used.
     pub fn is_present(&self) -> bool {
         matches!(self, Ability::Present)
     }
 
-    /// Why it is missing; `None` when it is there.
+    /// Returns why it is missing; `None` if it is present.
     pub fn reason(&self) -> Option<&str> {
         match self {
             Ability::Present => None,
@@ -26,21 +26,21 @@ impl Ability {
         }
     }
 
-    /// Absent because the operator asked for that.
+    /// Missing because the configuration turns it off.
     pub(crate) fn turned_off() -> Self {
         Ability::Absent("turned off by configuration".into())
     }
 
-    /// Absent because the kernel refused `what`.
-    pub(crate) fn refused(what: &str, error: &io::Error) -> Self {
-        Ability::Absent(format!("the kernel refused {what}: {error}"))
+    /// Missing because the kernel refused `action`.
+    pub(crate) fn refused(action: &str, error: &io::Error) -> Self {
+        Ability::Absent(format!("the kernel refused {action}: {error}"))
     }
 
-    /// From the outcome of asking for `what`.
-    pub(crate) fn from_outcome<T>(what: &str, outcome: nix::Result<T>) -> Self {
+    /// Converts the outcome of `action`.
+    pub(crate) fn from_outcome<T>(action: &str, outcome: nix::Result<T>) -> Self {
         match outcome {
             Ok(_) => Ability::Present,
-            Err(errno) => Ability::refused(what, &errno.into()),
+            Err(errno) => Ability::refused(action, &errno.into()),
         }
     }
 }

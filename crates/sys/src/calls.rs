@@ -1,13 +1,13 @@
-//! How often functions of the kernel are called, by their names: counting events of the `kprobe` PMU, one for each
-//! function and processor, on the machine as a whole.
+//! Counts of calls of kernel functions, by their names: counting events of the `kprobe` PMU, one
+//! for each function and processor, for the whole machine.
 //!
-//! The kernel puts a breakpoint (where it can, a call) at the beginning of the function for as long as the event is open,
-//! and takes it away when the descriptor is closed, also by the end of a process that was killed: nothing is left behind.
-//! That is why the probes that are written into tracefs are not used: they stay until somebody removes them. Nor would
-//! they reach further but to kernels before 4.17, for both are built by `CONFIG_KPROBE_EVENTS`.
+//! The kernel puts a breakpoint (or a call, where it can) at the start of the function while the
+//! event is open. It removes it when the descriptor is closed, also when the process is killed, so
+//! nothing is left behind. Probes written to tracefs would stay until somebody removes them, and
+//! would only add support for kernels before 4.17: both need `CONFIG_KPROBE_EVENTS`.
 //!
-//! Counting adds a cost to each call, and one probe per processor: `docs/reference/doctor.md` has figures.
-//! Needs `CAP_PERFMON`, whatever `kernel.perf_event_paranoid` says.
+//! Counting adds a cost to each call, and opens one probe per processor: `docs/reference/doctor.md`
+//! has figures. It needs `CAP_PERFMON`, whatever `kernel.perf_event_paranoid` is.
 
 use std::ffi::CStr;
 use std::fs;
@@ -16,12 +16,14 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::errno::Errno;
 
-use crate::perf::{self, Attributes, CpuGroup, Tally};
+use crate::perf::{self, Attributes, CpuGroup, TracepointCounters};
 
-/// The PMU's number, which differs from kernel to kernel (Documentation/ABI/testing/sysfs-bus-event_source-devices-format).
+/// File with the number of the PMU, which differs between kernels
+/// (Documentation/ABI/testing/sysfs-bus-event_source-devices-format).
 const TYPE: &str = "/sys/bus/event_source/devices/kprobe/type";
 
-/// Whether this kernel has what counts calls; whether this process may is only told by trying.
+/// Whether this kernel can count calls. Whether this process may count them is known only after
+/// [`Calls::open`].
 pub fn can_be_counted() -> bool {
     fs::metadata(TYPE).is_ok()
 }
@@ -32,7 +34,7 @@ pub enum CallsError {
     /// The kernel has no such PMU.
     #[error("this kernel cannot count calls: {TYPE}: {source} (CONFIG_KPROBE_EVENTS, Linux 4.17)")]
     NoKprobes {
-        /// What came of reading its number.
+        /// The error of reading its number.
         source: io::Error,
     },
     /// `EACCES`, `EPERM`.
@@ -43,29 +45,30 @@ pub enum CallsError {
         /// The kernel's error number.
         errno: Errno,
     },
-    /// Anything else.
+    /// Any other error.
     #[error("cannot count calls of {function} on processor {cpu}: {errno}")]
     Refused {
-        /// Which function.
+        /// The function.
         function: String,
-        /// Which processor.
+        /// The processor.
         cpu: u32,
         /// The kernel's error number.
         errno: Errno,
     },
-    /// There was none of the functions, or no processor.
-    #[error("nothing to count: none of the functions is there")]
+    /// None of the functions exists, or there is no processor.
+    #[error("nothing to count: none of the functions exists")]
     Nothing,
 }
 
 /// Why one function is not counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Absence {
-    /// It was inlined, is in a module that is not loaded, or this kernel never had it.
+    /// The function was inlined, is in a module that is not loaded, or does not exist in this
+    /// kernel.
     NoSuchFunction,
-    /// Several have that name.
+    /// Several functions have this name.
     Ambiguous,
-    /// It may not be probed.
+    /// The kernel does not allow a probe on it.
     NotProbeable,
 }
 
@@ -73,10 +76,10 @@ impl std::fmt::Display for Absence {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Absence::NoSuchFunction => {
-                "this kernel has no such function now (inlined, in a module that is not loaded, or of another version)"
+                "this kernel has no such function (it is inlined, in a module that is not loaded, or from another version)"
             }
             Absence::Ambiguous => "this kernel has several functions of that name",
-            Absence::NotProbeable => "this kernel does not let it be probed",
+            Absence::NotProbeable => "this kernel does not allow a probe on it",
         })
     }
 }
@@ -84,24 +87,25 @@ impl std::fmt::Display for Absence {
 /// Counters of calls.
 #[derive(Debug)]
 pub struct Calls {
-    tally: Tally,
+    counters: TracepointCounters,
     counted: Vec<&'static CStr>,
     absent: Vec<(&'static CStr, Absence)>,
 }
 
 impl Calls {
-    /// Starts to count calls of each function on these processors. A descriptor is taken for each function and processor.
-    /// Functions that are not there are passed over, see [`Calls::absent`], and so are processors that have gone meanwhile.
+    /// Starts to count calls of each function on these processors. Uses one descriptor for each
+    /// function and processor. Skips functions that do not exist, see [`Calls::absent`], and
+    /// processors that have gone offline.
     ///
     /// # Errors
-    /// Nothing can be counted at all.
+    /// No call can be counted at all.
     pub fn open(functions: &[&'static CStr], cpus: &[u32]) -> Result<Self, CallsError> {
         let kind = pmu().map_err(|source| CallsError::NoKprobes { source })?;
         let mut counted = functions.to_vec();
         let mut absent = Vec::new();
         let mut groups = Vec::new();
         for &cpu in cpus {
-            // The first processor shows which functions there are.
+            // The first processor shows which functions exist.
             let group = open_cpu(kind, &mut counted, &mut absent, cpu, groups.is_empty())?;
             groups.extend(group);
         }
@@ -109,28 +113,28 @@ impl Calls {
             return Err(CallsError::Nothing);
         }
         Ok(Calls {
-            tally: Tally::of(groups, counted.len()),
+            counters: TracepointCounters::of(groups, counted.len()),
             counted,
             absent,
         })
     }
 
-    /// The functions whose calls are counted.
+    /// Returns the functions whose calls are counted.
     pub fn functions(&self) -> &[&'static CStr] {
         &self.counted
     }
 
-    /// Those that are not, and why.
+    /// Returns the functions that are not counted, with the reasons.
     pub fn absent(&self) -> &[(&'static CStr, Absence)] {
         &self.absent
     }
 
-    /// Calls since [`Calls::open`], in the order of [`Calls::functions`].
+    /// Returns the number of calls since [`Calls::open`], in the order of [`Calls::functions`].
     ///
     /// # Errors
-    /// The kernel's.
+    /// Those of read(2).
     pub fn read(&mut self) -> io::Result<Vec<u64>> {
-        self.tally.read()
+        self.counters.read()
     }
 }
 
@@ -140,8 +144,8 @@ fn pmu() -> io::Result<u32> {
     number.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
-/// Opens a counter for each function on a processor; `None` if it is not online. Functions that turn out to be absent on
-/// the first one are taken off the list.
+/// Opens a counter for each function on a processor. Returns `None` if the processor is offline.
+/// Removes functions from the list that do not exist on the first processor.
 fn open_cpu(
     kind: u32,
     functions: &mut Vec<&'static CStr>,
@@ -168,8 +172,8 @@ fn open_cpu(
     Ok(CpuGroup::of(opened))
 }
 
-/// What `register_kprobe` and, in newer kernels, the count of equal symbols before it say (kernel/kprobes.c,
-/// kernel/trace/trace_kprobe.c).
+/// Interprets the error of `register_kprobe` and, in newer kernels, of the check for ambiguous
+/// symbols before it (kernel/kprobes.c, kernel/trace/trace_kprobe.c).
 fn absence(errno: Errno) -> Option<Absence> {
     match errno {
         Errno::ENOENT => Some(Absence::NoSuchFunction),
@@ -190,7 +194,7 @@ fn refused(errno: Errno, function: &CStr, cpu: u32) -> CallsError {
     }
 }
 
-/// A counter of a function's calls on one processor, by all tasks; it counts at once.
+/// Opens a counter of a function's calls by all tasks on one processor. It starts at once.
 fn open_event(
     kind: u32,
     function: &'static CStr,
@@ -200,8 +204,9 @@ fn open_event(
     let attributes = Attributes {
         kind,
         read_format: perf::FORMAT_GROUP,
-        // `kprobe_func` and `probe_offset`: the name, which the kernel copies, and the function's first instruction.
-        // `config` of 0 is the call; its lowest bit would make it the return (format/retprobe).
+        // `kprobe_func` and `probe_offset`: the name, which the kernel copies, and the first
+        // instruction of the function. `config` is 0 for the call; its lowest bit would select the
+        // return (format/retprobe).
         config1: function.as_ptr() as u64,
         ..Attributes::default()
     };
@@ -215,7 +220,7 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn errors_of_one_function_are_told_from_those_of_all() {
+    fn errors_of_one_function_differ_from_those_of_all() {
         assert_eq!(absence(Errno::ENOENT), Some(Absence::NoSuchFunction));
         assert_eq!(absence(Errno::EADDRNOTAVAIL), Some(Absence::Ambiguous));
         for errno in [Errno::EACCES, Errno::EPERM, Errno::EMFILE] {
@@ -223,9 +228,9 @@ mod tests {
         }
     }
 
-    /// Where the kernel can; `scripts/doctor-kernel.sh` runs it in a machine that can.
+    /// Runs only where the kernel can count calls, as in the machine of `scripts/doctor-kernel.sh`.
     #[test]
-    fn calls_are_counted_and_a_function_that_is_not_there_is_told() {
+    fn calls_are_counted_and_missing_functions_are_listed() {
         let functions = [c"udp_sendmsg", c"no_such_function_here"];
         let cpus: Vec<u32> = crate::softirq::net_rx()
             .unwrap()
@@ -234,7 +239,7 @@ mod tests {
             .collect();
         let mut calls = match Calls::open(&functions, &cpus) {
             Ok(calls) => calls,
-            // A kernel without them is no failure; it has to say so.
+            // A kernel without kprobes is no failure, but must report it.
             Err(error @ CallsError::NoKprobes { .. }) if !Path::new(TYPE).exists() => {
                 return assert!(error.to_string().contains("CONFIG_KPROBE_EVENTS"));
             }

@@ -1,26 +1,26 @@
-//! The two clocks: one that only goes forward and counts sleep, one that people read.
+//! Two clocks: a monotonic one that includes suspended time, and the wall clock.
 //!
-//! Both are answered by the vDSO, without entering the kernel (`lib/vdso/gettimeofday.c`).
+//! The vDSO reads both without a system call (`lib/vdso/gettimeofday.c`).
 
 use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
 
-/// Time since boot on `CLOCK_BOOTTIME`: never steps back, and goes on while the machine sleeps, so
-/// that a session that aged in a closed laptop is seen as old on waking.
+/// Time since boot (`CLOCK_BOOTTIME`). It never steps back and includes suspended time, so sessions
+/// age while a laptop sleeps.
 pub fn monotonic() -> Duration {
     read(ClockId::CLOCK_BOOTTIME)
 }
 
-/// Time since the Unix epoch on `CLOCK_REALTIME`: may step in either direction. For handshake
-/// stamps (TAI64N) and for people; never for intervals.
+/// Time since the Unix epoch (`CLOCK_REALTIME`). It may step in either direction: for handshake
+/// timestamps (TAI64N) and for people, never for intervals.
 pub fn wall() -> Duration {
     read(ClockId::CLOCK_REALTIME)
 }
 
 fn read(clock: ClockId) -> Duration {
-    // clock_gettime(2) fails only for an unknown clock or a bad pointer; both clocks are older than
-    // any kernel this builds for.
+    // clock_gettime(2) fails only for an unknown clock or a bad pointer, and every supported kernel
+    // has both clocks.
     let now = clock_gettime(clock).expect("CLOCK_BOOTTIME and CLOCK_REALTIME exist");
     Duration::from(now)
 }

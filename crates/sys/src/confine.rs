@@ -1,10 +1,12 @@
-//! What a process can still ask of the kernel once it faces a network: fewer system calls (seccomp(2)) and fewer files (landlock(7)).
+//! Confinement of a process that faces the network: fewer system calls (seccomp(2)) and fewer files
+//! (landlock(7)).
 //!
-//! Permissions and capabilities ([`crate::privilege`]) say what a process that was taken over may do to others. This says how much of
-//! the kernel it can try its luck with, and holds where permissions do not: sockets that any user may connect to, programs that any
-//! user may run, user namespaces, its terminal. A kernel that cannot do it is no failure: what is missing is an [`Ability`].
+//! Permissions and capabilities limit the effect of a compromised process on others. Confinement
+//! also reduces the attack surface of the kernel, and covers objects without permissions: sockets
+//! that any user may connect to, programs that any user may run, user namespaces, and the terminal.
+//! A kernel without support is no failure: the missing part is an absent [`Ability`].
 //!
-//! The list of system calls was found by running the test suites with every other one logged.
+//! The list of system calls was found by running the test suites with all other calls logged.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,7 +23,8 @@ use seccompiler::{
 
 use crate::ability::Ability;
 
-/// Files that are read while a process runs: the resolver's with the libraries that it loads, processors, network interfaces.
+/// Files that are read while a process runs: those of the resolver and its libraries, and
+/// information on processors and network interfaces.
 const READ: [&str; 9] = [
     "/etc",
     "/usr",
@@ -33,44 +36,45 @@ const READ: [&str; 9] = [
     "/sys/devices",
     "/sys/class/net",
 ];
-/// What resolvers write and /etc/resolv.conf leads to.
+/// Directories that resolvers write to and /etc/resolv.conf links to.
 const RESOLVERS: [&str; 3] = [
     "/run/systemd/resolve",
     "/run/resolvconf",
     "/run/NetworkManager",
 ];
-/// The newest abilities of landlock(7) that are asked for; an older kernel is asked for what it knows of them.
+/// The newest version of landlock(7) that is requested. On an older kernel, the part that it knows
+/// is used.
 const LANDLOCK: ABI = ABI::V6;
 
-/// Types into a terminal (ioctl_tty(2); asm-generic/ioctls.h).
+/// Inserts input into a terminal (ioctl_tty(2); asm-generic/ioctls.h).
 const TIOCSTI: u64 = 0x5412;
-/// Types what was selected into a console (ioctl_console(2)).
+/// Pastes the selection into a console (ioctl_console(2)).
 const TIOCLINUX: u64 = 0x541c;
 
-/// What a process still has to do.
+/// Operations that a process still needs.
 #[derive(Debug, Clone, Default)]
 pub struct Needs {
-    /// Open sockets for frames.
+    /// Opening packet sockets.
     pub packets: bool,
-    /// Make and change files in these folders.
+    /// Creating and changing files in these directories.
     pub folders: Vec<PathBuf>,
-    /// Read these files.
+    /// Reading these files.
     pub files: Vec<PathBuf>,
 }
 
-/// How it is confined.
+/// The result of [`confine`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Confinement {
-    /// It asks for few system calls.
+    /// Only the necessary system calls are allowed.
     pub system_calls: Ability,
-    /// It opens few files.
+    /// Only the necessary files can be opened.
     pub files: Ability,
-    /// It reaches no process outside by a signal or an abstract socket.
+    /// Signals and abstract sockets do not reach other processes.
     pub signals: Ability,
 }
 
 impl Confinement {
-    /// Names of the abilities, for people.
+    /// Returns the abilities with their names for people.
     pub fn table(&self) -> [(&'static str, &Ability); 3] {
         [
             ("system-calls", &self.system_calls),
@@ -80,9 +84,9 @@ impl Confinement {
     }
 }
 
-/// Confines the calling thread, and those that it starts, for good.
+/// Confines the calling thread and all threads that it starts, permanently.
 pub fn confine(needs: &Needs) -> Confinement {
-    // In this order: the calls that confine are not among those that are left.
+    // In this order, because seccomp forbids the calls of Landlock.
     let none = |reason: String| [Ability::Absent(reason.clone()), Ability::Absent(reason)];
     let [files, signals] = match restrict_files(needs).map(|status| status.ruleset) {
         Ok(RulesetStatus::NotEnforced) => none("the kernel has no Landlock".to_owned()),
@@ -133,7 +137,8 @@ fn restrict_files(needs: &Needs) -> Result<RestrictionStatus, RulesetError> {
 }
 
 fn restrict_calls(needs: &Needs) -> Result<(), String> {
-    // Of two filters the one that refuses counts. clone3 hides its flags from a filter: without it, libraries use clone.
+    // Of two filters, the stricter result applies. A filter cannot read the flags of clone3;
+    // without clone3, libraries use clone.
     let no_clone3 = filter(
         BTreeMap::from([(libc::SYS_clone3, Vec::new())]),
         SeccompAction::Allow,
@@ -161,13 +166,13 @@ fn filter(
     filter.try_into().map_err(unknown)
 }
 
-/// An argument of a call, counted from 0, and what it has to be.
+/// A condition on an argument, counted from 0.
 fn is(argument: u8, how: SeccompCmpOp, value: u64) -> Result<SeccompCondition, String> {
     let condition = SeccompCondition::new(argument, SeccompCmpArgLen::Dword, how, value);
     condition.map_err(|error| error.to_string())
 }
 
-/// All of these conditions.
+/// A rule that requires all of these conditions.
 fn when<const N: usize>(
     conditions: [Result<SeccompCondition, String>; N],
 ) -> Result<SeccompRule, String> {
@@ -175,7 +180,7 @@ fn when<const N: usize>(
     SeccompRule::new(conditions).map_err(|error| error.to_string())
 }
 
-/// The calls that are left, some of them under conditions of which one has to hold.
+/// The allowed calls. Some have rules, one of which must hold.
 fn calls(needs: &Needs) -> Result<BTreeMap<c_long, Vec<SeccompRule>>, String> {
     use SeccompCmpOp::{Eq, Lt, MaskedEq, Ne};
     let number = |value: i32| u64::from(value.cast_unsigned());
@@ -191,14 +196,15 @@ fn calls(needs: &Needs) -> Result<BTreeMap<c_long, Vec<SeccompRule>>, String> {
         vec![when([is(0, MaskedEq(thread), thread)])?],
     );
 
-    // No memory that is written and executed. The resolver's libraries are mapped from files.
+    // No memory that is both writable and executable. Libraries of the resolver are mapped from
+    // files.
     let (write, execute) = (number(libc::PROT_WRITE), number(libc::PROT_EXEC));
     let not_executed = || when([is(2, MaskedEq(execute), 0)]);
     let not_written = when([is(2, MaskedEq(write | execute), execute)])?;
     calls.insert(libc::SYS_mmap, vec![not_executed()?, not_written]);
     calls.insert(libc::SYS_mprotect, vec![not_executed()?]);
 
-    // The network, and the kernel's own account of it.
+    // The network, and netlink.
     let mut families = vec![libc::AF_INET, libc::AF_INET6];
     if needs.packets {
         families.push(libc::AF_PACKET);
@@ -212,13 +218,13 @@ fn calls(needs: &Needs) -> Result<BTreeMap<c_long, Vec<SeccompRule>>, String> {
         is(2, Eq, number(libc::NETLINK_ROUTE)),
     ])?);
     calls.insert(libc::SYS_socket, sockets);
-    // Wakes between threads. A pair for datagrams could be connected to others.
+    // Wake-ups between threads. A pair of datagram sockets could be connected to other sockets.
     let stream = is(1, MaskedEq(0xf), number(libc::SOCK_STREAM));
     let pair = when([is(0, Eq, number(libc::AF_UNIX)), stream])?;
     calls.insert(libc::SYS_socketpair, vec![pair]);
 
-    // Of IP's options those of sockets, not those by which CAP_NET_ADMIN changes the firewall's tables and IPsec's policies
-    // (linux/netfilter_ipv4/ip_tables.h and its like: from 64 on).
+    // Socket options of IP, but not the options by which CAP_NET_ADMIN changes firewall tables and
+    // IPsec policies (linux/netfilter_ipv4/ip_tables.h and similar: from 64 on).
     let (v4, v6) = (number(libc::IPPROTO_IP), number(libc::IPPROTO_IPV6));
     let class = [libc::IPV6_RECVTCLASS, libc::IPV6_TCLASS]
         .map(|name| when([is(1, Eq, v6), is(2, Eq, number(name))]));
@@ -243,21 +249,22 @@ fn calls(needs: &Needs) -> Result<BTreeMap<c_long, Vec<SeccompRule>>, String> {
     calls.insert(libc::SYS_setsockopt, options.clone());
     calls.insert(libc::SYS_getsockopt, options);
 
-    // What is typed into a terminal is for the shell that has it after us.
+    // Input inserted into the terminal would be read by the shell after this process.
     let typed = when([is(1, Ne, TIOCSTI), is(1, Ne, TIOCLINUX)])?;
     calls.insert(libc::SYS_ioctl, vec![typed]);
-    // Names of threads and of memory.
+    // Names of threads and of memory mappings.
     let named = [libc::PR_SET_NAME, libc::PR_SET_VMA].map(|what| when([is(0, Eq, number(what))]));
     calls.insert(
         libc::SYS_prctl,
         named.into_iter().collect::<Result<_, _>>()?,
     );
-    // Its own limits.
+    // Its own resource limits.
     calls.insert(libc::SYS_prlimit64, vec![when([is(0, Eq, 0)])?]);
     Ok(calls)
 }
 
-/// Options of IP from which on they are those of tables: `IPT_SO_SET_REPLACE` (linux/netfilter_ipv4/ip_tables.h).
+/// The first option of IP that belongs to firewall tables: `IPT_SO_SET_REPLACE`
+/// (linux/netfilter_ipv4/ip_tables.h).
 const FIRST_TABLE_OPTION: u64 = 64;
 /// linux/in.h and linux/in6.h.
 const IP_IPSEC_POLICY: i32 = 16;
@@ -265,9 +272,9 @@ const IP_XFRM_POLICY: i32 = 17;
 const IPV6_IPSEC_POLICY: i32 = 34;
 const IPV6_XFRM_POLICY: i32 = 35;
 
-/// Calls that are left with whatever arguments.
+/// Calls that are allowed with any arguments.
 const ALWAYS: &[c_long] = &[
-    // Bytes.
+    // Reading and writing.
     libc::SYS_read,
     libc::SYS_write,
     libc::SYS_readv,
@@ -285,7 +292,7 @@ const ALWAYS: &[c_long] = &[
     libc::SYS_fcntl,
     libc::SYS_flock,
     libc::SYS_pipe2,
-    // Files, as far as permissions and Landlock go.
+    // Files, within permissions and Landlock.
     libc::SYS_openat,
     libc::SYS_newfstatat,
     libc::SYS_fstat,
@@ -322,7 +329,7 @@ const ALWAYS: &[c_long] = &[
     libc::SYS_exit,
     libc::SYS_exit_group,
     libc::SYS_wait4, // for the monitor, at the end
-    // Signals. tgkill is how a process aborts; permissions say whom else it reaches.
+    // Signals. abort(3) needs tgkill; permissions limit which other processes it reaches.
     libc::SYS_rt_sigaction,
     libc::SYS_rt_sigprocmask,
     libc::SYS_rt_sigreturn,
@@ -347,7 +354,7 @@ const ALWAYS: &[c_long] = &[
     libc::SYS_ppoll,
     libc::SYS_pselect6,
     libc::SYS_eventfd2,
-    // Sockets that are open.
+    // Open sockets.
     libc::SYS_bind,
     libc::SYS_connect,
     libc::SYS_listen,
@@ -362,7 +369,7 @@ const ALWAYS: &[c_long] = &[
     libc::SYS_sendmmsg,
     libc::SYS_recvmmsg,
     libc::SYS_shutdown,
-    // Itself and the machine.
+    // Information on the process and the machine.
     libc::SYS_getrandom,
     libc::SYS_uname,
     libc::SYS_sysinfo,
@@ -375,7 +382,7 @@ const ALWAYS: &[c_long] = &[
     libc::SYS_capget,
 ];
 
-/// The same, where the machine has older names for them.
+/// Older names of the same calls on x86-64.
 #[cfg(target_arch = "x86_64")]
 const ALWAYS_X86_64: &[c_long] = &[
     libc::SYS_open,
@@ -403,7 +410,7 @@ mod tests {
     use std::process::Command;
 
     use super::*;
-    use crate::netns::tests::in_child;
+    use crate::testing::in_child;
 
     fn denied<T>(what: &str, outcome: std::io::Result<T>) -> Result<(), String> {
         match outcome.map_err(|error| error.raw_os_error()) {
@@ -435,7 +442,7 @@ mod tests {
             done("routes", route)?;
             done("a pair of streams", UnixStream::pair())?;
             done("a socket", std::net::UdpSocket::bind("127.0.0.1:0"))?;
-            // The C library makes threads by clone3, where it can.
+            // The C library creates threads with clone3 if it can.
             let thread = std::thread::Builder::new().spawn(|| 7);
             let joined = done("a thread", thread)?.join();
             (joined.ok() == Some(7)).then_some(()).ok_or("no thread")?;
@@ -453,7 +460,7 @@ mod tests {
             let typed = unsafe { libc::ioctl(-1, libc::TIOCSTI, &raw const letter) };
             let error = std::io::Error::last_os_error();
             match (typed, error.raw_os_error()) {
-                // And not EBADF.
+                // Not EBADF.
                 (-1, Some(libc::EPERM)) => Ok(()),
                 other => Err(format!("{other:?}")),
             }
@@ -490,7 +497,7 @@ mod tests {
                 (libc::IPPROTO_IPV6, 64),
                 (libc::IPPROTO_IPV6, IPV6_IPSEC_POLICY),
             ] {
-                // And not ENOPROTOOPT or EINVAL.
+                // Not ENOPROTOOPT or EINVAL.
                 if set(level, name) != libc::EPERM {
                     return Err(format!("level {level}, option {name}"));
                 }
@@ -512,10 +519,11 @@ mod tests {
                 ..Needs::default()
             });
             if let Ability::Absent(reason) = confinement.files {
-                // Where every test must run this one must, too.
-                return match std::env::var_os("SEIKAN_REQUIRE_ALL").is_some_and(|all| all == "1") {
-                    true => Err(reason),
-                    false => Ok(()),
+                // Runs also where every test must run.
+                return if std::env::var_os("SEIKAN_REQUIRE_ALL").is_some_and(|all| all == "1") {
+                    Err(reason)
+                } else {
+                    Ok(())
                 };
             }
             let (new, file) = (own.path().join("new"), own.path().join("file"));

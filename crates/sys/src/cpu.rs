@@ -1,6 +1,6 @@
-//! What the processor can do.
+//! Abilities of the processor.
 
-/// The processor has instructions for AES and for the multiplication that GCM needs.
+/// Whether the processor has instructions for AES and for the multiplication of GCM.
 pub fn has_aes() -> bool {
     #[cfg(target_arch = "x86_64")]
     {

@@ -1,8 +1,8 @@
-//! Tell the system's resolver about an interface's `DNS =` servers, as wg-quick(8) does.
+//! Configures the system's resolver with the `DNS =` servers of an interface, as wg-quick(8) does.
 //!
-//! There is no system call for this: whichever program manages `/etc/resolv.conf` has to be asked.
-//! That is `resolvconf` (openresolv or Debian's), else `resolvectl` where systemd-resolved runs.
-//! The interface's servers become exclusive: all names are looked up through it.
+//! There is no system call for this: the program that manages `/etc/resolv.conf` has to do it. That
+//! is `resolvconf` (openresolv or Debian's), or `resolvectl` where systemd-resolved runs. The
+//! servers of the interface become exclusive: they resolve all names.
 
 use std::ffi::OsStr;
 use std::io::{self, Write};
@@ -13,75 +13,75 @@ use std::process::{Command, Stdio};
 use crate::netlink::link::check_name;
 use crate::resolv_conf;
 
-/// Where systemd-resolved keeps its state while it runs.
+/// Directory of systemd-resolved's state while it runs.
 const RESOLVED_STATE: &str = "/run/systemd/resolve";
-/// Which services the C library asks for names, nsswitch.conf(5).
+/// File with the services that the C library queries for names, nsswitch.conf(5).
 const NSSWITCH: &str = "/etc/nsswitch.conf";
-/// Debian's resolvconf ranks interfaces by patterns in this file.
+/// File in which Debian's resolvconf ranks interfaces by patterns.
 const INTERFACE_ORDER: &str = "/etc/resolvconf/interface-order";
 
-/// What `DNS =` says: servers, and domains in which short names are looked up.
+/// The settings of `DNS =`: servers and search domains.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DnsSettings {
-    /// Name servers, the first first.
+    /// Name servers, in order of preference.
     pub servers: Vec<IpAddr>,
     /// Search domains.
     pub search: Vec<String>,
 }
 
-/// Why the resolver could not be told.
+/// Why the resolver could not be configured.
 #[derive(Debug, thiserror::Error)]
 pub enum DnsError {
-    /// Neither program is there.
+    /// Neither program is installed.
     #[error(
         "cannot set the DNS servers of {interface}: there is neither `resolvconf` (install the \
          package openresolv or resolvconf) nor a running systemd-resolved with `resolvectl` \
          (install and start systemd-resolved); or remove `DNS =` from the configuration"
     )]
     NoResolver {
-        /// For which interface.
+        /// The interface.
         interface: String,
     },
-    /// systemd-resolved runs, and cannot be told.
+    /// systemd-resolved runs but cannot be configured.
     #[error(
-        "systemd-resolved looks up this host's names, but there is no `resolvectl` to tell it of {interface}: install it"
+        "systemd-resolved resolves names on this host, but there is no `resolvectl` to configure it for {interface}: install it"
     )]
     NoResolvectl {
-        /// For which interface.
+        /// The interface.
         interface: String,
     },
-    /// A name that must not become an argument or a line of input.
-    #[error("cannot set the DNS servers: `{name}` is not a {what} name")]
+    /// A name that could pass for an option or a second line of input.
+    #[error("cannot set the DNS servers: `{name}` is not a valid {kind} name")]
     InvalidName {
         /// The name.
         name: String,
         /// `interface` or `domain`.
-        what: &'static str,
+        kind: &'static str,
     },
     /// The program could not be started.
     #[error("cannot run `{command}`: {source}")]
     Start {
-        /// Which command line.
+        /// The command line.
         command: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// The program failed.
     #[error("`{command}` failed ({status}): {output}")]
     Failed {
-        /// Which command line.
+        /// The command line.
         command: String,
-        /// How it ended.
+        /// Its exit status.
         status: std::process::ExitStatus,
-        /// What it wrote to its standard error.
+        /// Its standard error.
         output: String,
     },
 }
 
-/// The program to ask.
+/// The program that configures the resolver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Resolver {
-    /// With the prefix that ranks a tunnel's interface first, if the system uses such.
+    /// With the prefix that ranks a tunnel's interface first, if the system ranks interfaces.
     Resolvconf {
         program: PathBuf,
         prefix: String,
@@ -99,7 +99,7 @@ struct Invocation {
     input: String,
 }
 
-/// Settings in force; [`AppliedDns::undo`] or dropping it takes them back.
+/// Settings in force. [`AppliedDns::undo`] reverts them, and so does dropping the value.
 #[derive(Debug)]
 pub struct AppliedDns {
     resolver: Resolver,
@@ -107,7 +107,7 @@ pub struct AppliedDns {
     undone: bool,
 }
 
-/// Put the settings of an interface in force.
+/// Applies the settings of an interface.
 pub fn apply(interface: &str, settings: &DnsSettings) -> Result<AppliedDns, DnsError> {
     check(interface, settings)?;
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -118,7 +118,7 @@ pub fn apply(interface: &str, settings: &DnsSettings) -> Result<AppliedDns, DnsE
                 interface: interface.into(),
             }
         })?;
-    // Made first, so that a failure half way is taken back.
+    // Created first, so that a failure half-way is reverted.
     let applied = AppliedDns {
         resolver,
         interface: interface.into(),
@@ -130,13 +130,14 @@ pub fn apply(interface: &str, settings: &DnsSettings) -> Result<AppliedDns, DnsE
     Ok(applied)
 }
 
-/// Whether programs on this host have systemd-resolved look up names.
-pub fn is_resolved_asked() -> bool {
+/// Whether programs on this host resolve names through systemd-resolved.
+pub fn uses_resolved() -> bool {
     let [resolv_conf, nsswitch] = [resolv_conf::FILE, NSSWITCH].map(Path::new);
-    Path::new(RESOLVED_STATE).exists() && resolv_conf::asks_resolved(resolv_conf, nsswitch)
+    Path::new(RESOLVED_STATE).exists() && resolv_conf::uses_resolved(resolv_conf, nsswitch)
 }
 
-/// Have systemd-resolved ask a server of an interface for names under a domain, and for no others. It forgets that with the interface.
+/// Makes systemd-resolved query a server of an interface for names under a domain, and for no
+/// others. The setting ends with the interface.
 pub fn route(interface: &str, server: IpAddr, domain: &str) -> Result<AppliedDns, DnsError> {
     let settings = DnsSettings {
         servers: vec![server],
@@ -160,7 +161,7 @@ pub fn route(interface: &str, server: IpAddr, domain: &str) -> Result<AppliedDns
     Ok(applied)
 }
 
-/// Take back what [`route`] has told systemd-resolved.
+/// Reverts [`route`].
 pub fn unroute(interface: &str) -> Result<(), DnsError> {
     check(interface, &DnsSettings::default())?;
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -170,8 +171,9 @@ pub fn unroute(interface: &str) -> Result<(), DnsError> {
     }
 }
 
-/// The domain before the server, which without one would be asked for all names; and none of what a server on this very host, of a domain
-/// that the root of DNS does not know, has not: signatures and TLS.
+/// The domain is set before the server, because a server without a domain would be queried for all
+/// names. DNSSEC and TLS are turned off: a local server for a domain that the DNS root does not
+/// know has neither.
 fn routing(program: &Path, interface: &str, server: IpAddr, domain: &str) -> [Invocation; 4] {
     let (server, domain) = (server.to_string(), format!("~{domain}"));
     [
@@ -183,8 +185,8 @@ fn routing(program: &Path, interface: &str, server: IpAddr, domain: &str) -> [In
     .map(|arguments| invocation(program, arguments, String::new()))
 }
 
-/// Take back what another process, or this one after [`AppliedDns::keep`], has put in force for an
-/// interface. Without a resolver to ask there is nothing to take back.
+/// Reverts the settings that another process, or this one before [`AppliedDns::keep`], applied for
+/// an interface. Without a resolver there is nothing to revert.
 pub fn revert(interface: &str) -> Result<(), DnsError> {
     check(interface, &DnsSettings::default())?;
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -196,7 +198,7 @@ pub fn revert(interface: &str) -> Result<(), DnsError> {
 }
 
 impl AppliedDns {
-    /// Who was told.
+    /// Returns the name of the configured program.
     pub fn by(&self) -> &'static str {
         match self.resolver {
             Resolver::Resolvconf { .. } => "resolvconf",
@@ -204,12 +206,12 @@ impl AppliedDns {
         }
     }
 
-    /// Leave the settings in force; [`revert`] takes them back.
+    /// Leaves the settings in force; [`revert`] reverts them.
     pub fn keep(mut self) {
         self.undone = true;
     }
 
-    /// Take the settings back.
+    /// Reverts the settings.
     pub fn undo(mut self) -> Result<(), DnsError> {
         self.undone = true;
         self.resolver.undo(&self.interface).run()
@@ -244,7 +246,8 @@ impl Resolver {
                 if !settings.search.is_empty() {
                     input += &format!("search {}\n", settings.search.join(" "));
                 }
-                // Metric 0: before all others; -x: exclusive (resolvconf(8) of openresolv).
+                // Metric 0 ranks before all others; -x means exclusive (resolvconf(8) of
+                // openresolv).
                 let name = format!("{prefix}{interface}");
                 vec![invocation(program, ["-a", &name, "-m", "0", "-x"], input)]
             }
@@ -299,7 +302,8 @@ impl Invocation {
             .spawn()
             .map_err(start)?;
         if let Some(mut stdin) = child.stdin.take() {
-            // A program that does not read its input to the end says by its status if that is bad.
+            // If a program does not read all of its input, its status tells whether that is an
+            // error.
             let _ = stdin.write_all(self.input.as_bytes());
         }
         let output = child.wait_with_output().map_err(start)?;
@@ -333,7 +337,8 @@ fn is_executable(path: &Path) -> bool {
     nix::unistd::access(path, nix::unistd::AccessFlags::X_OK).is_ok() && path.is_file()
 }
 
-/// The first pattern of the form `NAME*` gives the prefix under which an interface ranks highest.
+/// Returns the prefix under which an interface ranks highest: the first pattern of the form
+/// `NAME*`.
 fn first_prefix(interface_order: &str) -> String {
     interface_order
         .lines()
@@ -345,12 +350,13 @@ fn first_prefix(interface_order: &str) -> String {
         .unwrap_or_default()
 }
 
-/// Names become arguments and lines of input: none may pass for an option or a second line.
+/// Checks names that become arguments and lines of input: none may pass for an option or a second
+/// line.
 fn check(interface: &str, settings: &DnsSettings) -> Result<(), DnsError> {
     if check_name(interface).is_err() || interface.starts_with('-') {
         return Err(DnsError::InvalidName {
             name: interface.into(),
-            what: "interface",
+            kind: "interface",
         });
     }
     let letter = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
@@ -358,7 +364,7 @@ fn check(interface: &str, settings: &DnsSettings) -> Result<(), DnsError> {
         if name.is_empty() || name.starts_with('-') || !name.chars().all(letter) {
             return Err(DnsError::InvalidName {
                 name: name.clone(),
-                what: "domain",
+                kind: "domain",
             });
         }
     }
@@ -387,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn resolvconf_gets_what_wg_quick_gives_it() {
+    fn resolvconf_gets_the_same_input_as_from_wg_quick() {
         let resolver = Resolver::Resolvconf {
             program: "/sbin/resolvconf".into(),
             prefix: String::new(),
@@ -432,15 +438,15 @@ mod tests {
     #[test]
     fn resolvectl_gets_one_domain_for_one_server() {
         let server = "100.80.0.2".parse().unwrap();
-        let told = routing(
+        let commands = routing(
             Path::new("/usr/bin/resolvectl"),
             "seikan0",
             server,
             "seikan",
         );
-        let told = told.map(|invocation| invocation.arguments.join(" "));
-        assert_eq!(told[0], "domain seikan0 ~seikan");
-        assert_eq!(told[3], "dns seikan0 100.80.0.2");
+        let commands = commands.map(|invocation| invocation.arguments.join(" "));
+        assert_eq!(commands[0], "domain seikan0 ~seikan");
+        assert_eq!(commands[3], "dns seikan0 100.80.0.2");
     }
 
     #[test]
@@ -548,7 +554,7 @@ mod tests {
     }
 
     #[test]
-    fn without_any_resolver_it_says_what_to_install() {
+    fn without_a_resolver_the_error_says_which_program_to_install() {
         let text = DnsError::NoResolver {
             interface: "wg0".into(),
         }

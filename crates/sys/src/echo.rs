@@ -1,8 +1,9 @@
-//! ICMP echo through one interface (RFC 792, RFC 4443): how long an answer takes, and which sizes pass.
+//! ICMP echo through one interface (RFC 792, RFC 4443): round-trip times, and sizes that pass.
 //!
-//! [`Echo::open`] binds a socket to the interface and to the host that is asked; [`Echo::ask`] sends one packet that may
-//! not be cut up and waits for its answer. The kernel's ping socket is used where `net.ipv4.ping_group_range` allows
-//! it, a raw socket elsewhere. Of what comes back only headers are read.
+//! [`Echo::open`] binds a socket to the interface and connects it to the target. [`Echo::ping`]
+//! sends one packet that may not be fragmented and waits for the reply. The kernel's ping socket is
+//! used where `net.ipv4.ping_group_range` allows it, a raw socket elsewhere. Only headers are read
+//! from replies.
 
 use std::ffi::OsString;
 use std::io;
@@ -21,35 +22,36 @@ use seikan_wire::checksum;
 
 /// Type, code, checksum, identifier, sequence number.
 const HEADER: usize = 8;
-/// An IPv4 header with all options, and ours: more is not read of an answer.
+/// An IPv4 header with all options, and an ICMP header. No more of a reply is read.
 const READ: usize = 60 + HEADER;
 
-/// What became of an echo request.
+/// Result of an echo request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It was answered, so long after it was sent.
+    /// A reply arrived after this time.
     Answered(Duration),
-    /// No answer came in time.
+    /// No reply arrived in time.
     Silent,
-    /// It is larger than this host knows, or was told, that the path takes.
+    /// The packet is larger than the path MTU that this host knows or was told.
     TooBig,
 }
 
-/// A socket that asks one host through one interface.
+/// A socket for echo requests to one host through one interface.
 #[derive(Debug)]
 pub struct Echo {
     socket: OwnedFd,
     target: IpAddr,
-    /// The identifier of our requests; `None` for a ping socket, which has its own and gets no other answers.
+    /// Identifier of the requests; `None` for a ping socket, which has its own and receives only
+    /// replies to it.
     id: Option<u16>,
 }
 
 impl Echo {
-    /// A socket for echo requests to `target` that leave by `link` and no other.
+    /// Opens a socket for echo requests to `target` that leave through `link` only.
     ///
     /// # Errors
-    /// `EPERM` or `EACCES` without CAP_NET_RAW where ping sockets are not allowed; `ENODEV` without the interface; what
-    /// connect(2) says where there is no route.
+    /// `EPERM` or `EACCES` without CAP_NET_RAW where ping sockets are not allowed; `ENODEV` without
+    /// the interface; the errors of connect(2) without a route.
     pub fn open(target: IpAddr, link: &str) -> io::Result<Self> {
         static NEXT: AtomicU16 = AtomicU16::new(0);
         let (family, protocol) = match target {
@@ -77,7 +79,7 @@ impl Echo {
         set_int(&socket, level, option, value)?;
         let address = SockaddrStorage::from(SocketAddr::new(target, 0));
         socket::connect(socket.as_raw_fd(), &address)?;
-        // Tells several sockets of one process apart.
+        // Distinguishes several sockets of one process.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         Ok(Self {
             socket,
@@ -86,7 +88,8 @@ impl Echo {
         })
     }
 
-    /// The smallest packet that [`Echo::ask`] can send, bytes: an IP header and a message without payload.
+    /// Returns the size in bytes of the smallest packet: an IP header and a message without
+    /// payload.
     pub fn smallest(&self) -> usize {
         match self.target {
             IpAddr::V4(_) => 20 + HEADER,
@@ -94,12 +97,13 @@ impl Echo {
         }
     }
 
-    /// Sends an IP packet of `size` bytes (headers included) and waits up to `patience` for its answer.
+    /// Sends an IP packet of `size` bytes, including headers, and waits up to `timeout` for the
+    /// reply.
     ///
     /// # Errors
-    /// `EPERM` where a filter forbids it. No route, a full queue and a device that is down count as silence: they are
-    /// what a tunnel in trouble looks like.
-    pub fn ask(&self, sequence: u16, size: usize, patience: Duration) -> io::Result<Outcome> {
+    /// `EPERM` if a filter forbids the packet. No route, a full queue and an interface that is down
+    /// count as no reply: these are symptoms of a tunnel in trouble.
+    pub fn ping(&self, sequence: u16, size: usize, timeout: Duration) -> io::Result<Outcome> {
         let message = self.request(sequence, size.saturating_sub(self.smallest()));
         let sent = Instant::now();
         match socket::send(self.socket.as_raw_fd(), &message, MsgFlags::empty()) {
@@ -110,15 +114,15 @@ impl Echo {
         }
         let mut buffer = [0; READ];
         loop {
-            let left = patience.saturating_sub(sent.elapsed());
+            let left = timeout.saturating_sub(sent.elapsed());
             if left.is_zero() {
                 return Ok(Outcome::Silent);
             }
-            // Rounded up, or the last millisecond would be spent awake.
-            let timeout =
+            // Rounded up, or the last millisecond would be spent in a busy loop.
+            let left =
                 PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
             let mut ready = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
-            match poll(&mut ready, timeout) {
+            match poll(&mut ready, left) {
                 Ok(0) | Err(Errno::EINTR) => continue,
                 Ok(_) => {}
                 Err(errno) => return Err(errno.into()),
@@ -127,9 +131,9 @@ impl Echo {
                 Ok(length) if self.is_answer(&buffer[..length], sequence) => {
                     return Ok(Outcome::Answered(sent.elapsed()));
                 }
-                // A router said so (RFC 1191, RFC 8201).
+                // A router has reported it (RFC 1191, RFC 8201).
                 Err(Errno::EMSGSIZE) => return Ok(Outcome::TooBig),
-                // Somebody else's answer, or an unreachable that may pass.
+                // A reply to another request, or an unreachable error that may be temporary.
                 Ok(_) | Err(_) => {}
             }
         }
@@ -141,7 +145,8 @@ impl Echo {
         message[1..4].fill(0);
         message[4..6].copy_from_slice(&self.id.unwrap_or(0).to_be_bytes());
         message[6..8].copy_from_slice(&sequence.to_be_bytes());
-        // The kernel fills in ICMPv6's (RFC 3542, section 3.1) and a ping socket's, not a raw ICMPv4 socket's.
+        // The kernel fills in the checksum of ICMPv6 (RFC 3542, section 3.1) and of ping sockets,
+        // but not of raw ICMPv4 sockets.
         if self.target.is_ipv4() {
             let sum = checksum::fold(checksum::sum(&message));
             message[2..4].copy_from_slice(&sum.to_be_bytes());
@@ -149,7 +154,8 @@ impl Echo {
         message
     }
 
-    /// A raw IPv4 socket gives the IP header, too; the others begin with the message.
+    /// Whether a packet is the reply. A raw IPv4 socket includes the IP header; the others start
+    /// with the ICMP message.
     fn is_answer(&self, packet: &[u8], sequence: u16) -> bool {
         let (message, kind) = match self.target {
             IpAddr::V4(_) if self.id.is_some() => {
@@ -168,7 +174,7 @@ impl Echo {
     }
 }
 
-/// setsockopt(2) with an int, for options that `nix` does not have.
+/// Calls setsockopt(2) with an int, for options that `nix` does not have.
 fn set_int(
     fd: &OwnedFd,
     level: libc::c_int,
@@ -196,7 +202,7 @@ mod tests {
                 let echo = Echo::open(target.parse().expect("address"), "lo").expect("open");
                 for (sequence, size) in [echo.smallest(), 84, 1500, 60_000].into_iter().enumerate()
                 {
-                    let outcome = echo.ask(sequence as u16, size, PATIENCE).expect("ask");
+                    let outcome = echo.ping(sequence as u16, size, PATIENCE).expect("ask");
                     assert!(
                         matches!(outcome, Outcome::Answered(_)),
                         "{target} {size} {outcome:?}"
@@ -207,15 +213,15 @@ mod tests {
     }
 
     #[test]
-    fn what_the_interface_does_not_take_is_too_big() {
+    fn a_packet_above_the_mtu_is_too_big() {
         in_namespace(|| {
             let netlink = crate::netlink::Netlink::open().expect("netlink");
             let lo = netlink.link("lo").expect("lo").index;
             netlink.set_mtu(lo, 1400).expect("mtu");
             let echo = Echo::open("127.0.0.1".parse().expect("address"), "lo").expect("open");
-            let answered = echo.ask(1, 1400, PATIENCE).expect("ask");
+            let answered = echo.ping(1, 1400, PATIENCE).expect("ask");
             assert!(matches!(answered, Outcome::Answered(_)), "{answered:?}");
-            assert_eq!(echo.ask(2, 1401, PATIENCE).expect("ask"), Outcome::TooBig);
+            assert_eq!(echo.ping(2, 1401, PATIENCE).expect("ask"), Outcome::TooBig);
         });
     }
 
@@ -227,7 +233,7 @@ mod tests {
             if std::fs::write(all, "1").is_err() {
                 return crate::testing::skip("icmp_echo_ignore_all cannot be set");
             }
-            assert_eq!(echo.ask(1, 84, PATIENCE).expect("ask"), Outcome::Silent);
+            assert_eq!(echo.ping(1, 84, PATIENCE).expect("ask"), Outcome::Silent);
         });
     }
 }

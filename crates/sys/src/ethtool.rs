@@ -1,7 +1,7 @@
-//! Offloads of an interface, read and switched as ethtool(8) does: `ioctl(SIOCETHTOOL)` with
-//! `ETHTOOL_GFEATURES` and `ETHTOOL_SFEATURES` (include/uapi/linux/ethtool.h). The kernel names its
-//! feature bits itself (`ETH_SS_FEATURES`); a [`Feature`] is the group of names that ethtool's short
-//! options (`tso`, `tx` ...) stand for.
+//! Offloads of an interface, read and changed as by ethtool(8): `ioctl(SIOCETHTOOL)` with
+//! `ETHTOOL_GFEATURES` and `ETHTOOL_SFEATURES` (include/uapi/linux/ethtool.h). The kernel provides
+//! the names of its feature bits (`ETH_SS_FEATURES`). A [`Feature`] is the group of bits that a
+//! short option of ethtool (`tso`, `tx` ...) stands for.
 
 use std::io;
 use std::net::UdpSocket;
@@ -16,15 +16,15 @@ const ETHTOOL_SFEATURES: u32 = 0x3b;
 const ETH_SS_FEATURES: u32 = 4;
 /// `ETH_GSTRING_LEN`, in 32-bit words.
 const STRING_WORDS: usize = 32 / 4;
-/// More feature bits than any kernel has: 64 when this was written.
+/// More feature bits than any kernel has; there are 64 today.
 const FEATURES_MAX: usize = 1024;
 
-/// A group of offloads, as ethtool(8) switches them.
+/// A group of offloads, as in ethtool(8).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Feature {
-    /// `rx`: received checksums are verified by the device.
+    /// `rx`: the device verifies checksums of received packets.
     RxChecksum,
-    /// `tx`: checksums are filled in by the device. TSO and UDP segmentation need it.
+    /// `tx`: the device fills in checksums. TSO and UDP segmentation need it.
     TxChecksum,
     /// `sg`: packets in several pieces.
     ScatterGather,
@@ -36,26 +36,25 @@ pub enum Feature {
     Gro,
     /// `tx-udp-segmentation`.
     UdpSegmentation,
-    /// `rx-gro-list`: datagrams (and TCP segments) that are only forwarded are joined as a list of
-    /// packets.
+    /// `rx-gro-list`: forwarded datagrams (and TCP segments) are joined as a list of packets.
     GroList,
-    /// `rx-udp-gro-forwarding`: UDP datagrams that are only forwarded are joined as segments.
+    /// `rx-udp-gro-forwarding`: forwarded UDP datagrams are joined as segments.
     UdpGroForwarding,
-    /// `rx-gro-hw`: receive aggregation by the device, so that it can be undone.
+    /// `rx-gro-hw`: receive aggregation by the device that can be undone.
     HardwareGro,
     /// `lro`: receive aggregation by the device that cannot be undone; harmful where packets are
     /// forwarded.
     Lro,
-    /// `rxvlan`: VLAN tags are taken off by the device.
+    /// `rxvlan`: the device removes VLAN tags.
     RxVlan,
-    /// `txvlan`: VLAN tags are put on by the device.
+    /// `txvlan`: the device inserts VLAN tags.
     TxVlan,
 }
 
 impl std::str::FromStr for Feature {
     type Err = String;
 
-    /// By `ethtool -K`'s short word.
+    /// Parses the short option of `ethtool -K`.
     fn from_str(word: &str) -> Result<Self, Self::Err> {
         Ok(match word {
             "rx" => Self::RxChecksum,
@@ -71,7 +70,7 @@ impl std::str::FromStr for Feature {
             "lro" => Self::Lro,
             "rxvlan" => Self::RxVlan,
             "txvlan" => Self::TxVlan,
-            _ => return Err(format!("no offload is called `{word}` here")),
+            _ => return Err(format!("`{word}` is not the name of an offload")),
         })
     }
 }
@@ -110,53 +109,53 @@ impl Feature {
 /// One feature bit of an interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FeatureState {
-    /// The kernel's name of it, as `ethtool -k` shows it.
+    /// The kernel's name, as `ethtool -k` shows it.
     pub name: String,
-    /// In force.
+    /// In effect.
     pub active: bool,
-    /// Asked for; not in force while something it needs is off.
+    /// Requested; not in effect while something that it needs is off.
     pub requested: bool,
-    /// Can be switched.
+    /// Can be changed.
     pub changeable: bool,
 }
 
-/// Why an offload could not be read or switched.
+/// Why an offload could not be read or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum EthtoolError {
     /// The kernel refused.
     #[error("cannot {action} of interface {interface}: {source}{}", remedy(source))]
     Refused {
-        /// What was attempted.
+        /// The action, as in "cannot ...".
         action: &'static str,
-        /// To which interface.
+        /// The interface.
         interface: String,
         /// The kernel's error.
         source: io::Error,
     },
-    /// The name cannot be that of an interface.
+    /// The name cannot be an interface name.
     #[error("`{interface}` cannot be an interface name")]
     InvalidName {
         /// The name as given.
         interface: String,
     },
-    /// The driver does not let the offload be switched.
-    #[error("interface {interface} has {feature:?} fixed: its driver does not let it be switched {}", on_off(*on))]
+    /// The driver does not allow a change of the offload.
+    #[error("interface {interface} has {feature:?} fixed: its driver does not allow switching it {}", on_off(*on))]
     Fixed {
-        /// Which interface.
+        /// The interface.
         interface: String,
-        /// Which offload.
+        /// The offload.
         feature: Feature,
-        /// Wanted state.
+        /// The requested state.
         on: bool,
     },
-    /// The kernel took the request but left the state.
-    #[error("interface {interface} keeps {feature:?} {}: another offload it depends on has to be switched first", on_off(!*on))]
+    /// The kernel accepted the request but did not change the state.
+    #[error("interface {interface} keeps {feature:?} {}: switch the offload that it depends on first", on_off(!*on))]
     Kept {
-        /// Which interface.
+        /// The interface.
         interface: String,
-        /// Which offload.
+        /// The offload.
         feature: Feature,
-        /// Wanted state.
+        /// The requested state.
         on: bool,
     },
 }
@@ -164,7 +163,7 @@ pub enum EthtoolError {
 fn remedy(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
         Some(libc::EPERM) => "; run as root or give the process CAP_NET_ADMIN",
-        Some(libc::ENODEV) => "; `ip link` lists the interfaces there are",
+        Some(libc::ENODEV) => "; `ip link` lists the interfaces",
         Some(libc::EOPNOTSUPP) => "; its driver has no offload settings",
         _ => "",
     }
@@ -174,31 +173,31 @@ fn on_off(on: bool) -> &'static str {
     if on { "on" } else { "off" }
 }
 
-/// A handle on the offloads of one network namespace.
+/// A handle on the offloads of the interfaces of one network namespace.
 #[derive(Debug)]
 pub struct Ethtool {
     socket: UdpSocket,
 }
 
-/// The ioctl's argument: `struct ifreq` with `ifr_data`.
+/// The argument of the ioctl: `struct ifreq` with `ifr_data`.
 #[repr(C)]
 struct Request {
     name: [libc::c_char; libc::IFNAMSIZ],
     data: *mut u32,
-    /// The rest of the union in `struct ifreq`, of which the kernel copies all.
+    /// The rest of the union in `struct ifreq`, all of which the kernel copies.
     rest: [u8; 24 - size_of::<*mut u32>()],
 }
 
 impl Ethtool {
-    /// For the calling thread's network namespace. Reading needs no privilege.
+    /// Opens a handle for the calling thread's network namespace. Reading needs no privilege.
     pub fn open() -> io::Result<Self> {
-        // Any socket carries the ioctl; an unbound one neither sends nor receives.
+        // Any socket can issue the ioctl; an unbound one neither sends nor receives.
         Ok(Self {
             socket: UdpSocket::bind("[::]:0").or_else(|_| UdpSocket::bind("0.0.0.0:0"))?,
         })
     }
 
-    /// All feature bits that the kernel knows, and their state on an interface.
+    /// Returns all feature bits that the kernel knows, with their state on an interface.
     pub fn features(&self, interface: &str) -> Result<Vec<FeatureState>, EthtoolError> {
         let names = self.feature_names(interface)?;
         let blocks = names.len().div_ceil(32);
@@ -220,7 +219,7 @@ impl Ethtool {
             .collect())
     }
 
-    /// Whether any bit of the group is in force on an interface.
+    /// Whether any bit of the group is in effect on an interface.
     pub fn feature(&self, interface: &str, feature: Feature) -> Result<bool, EthtoolError> {
         let states = self.features(interface)?;
         Ok(states
@@ -228,8 +227,8 @@ impl Ethtool {
             .any(|state| state.active && feature.names().contains(&&*state.name)))
     }
 
-    /// Switch a group of offloads. What cannot be switched within the group is left alone; it is
-    /// an error if nothing can, or if the kernel leaves the group as it was.
+    /// Changes a group of offloads. Fixed bits within the group are skipped. It is an error if all
+    /// are fixed, or if the kernel does not change the group.
     pub fn set_feature(
         &self,
         interface: &str,
@@ -242,8 +241,8 @@ impl Ethtool {
             .filter(|state| feature.names().contains(&&*state.name))
             .collect();
         if !of.iter().any(|state| state.changeable) {
-            let as_wished = of.iter().any(|state| state.active) == on;
-            return as_wished.then_some(()).ok_or(EthtoolError::Fixed {
+            let is_set = of.iter().any(|state| state.active) == on;
+            return is_set.then_some(()).ok_or(EthtoolError::Fixed {
                 interface: interface.into(),
                 feature,
                 on,
@@ -263,7 +262,8 @@ impl Ethtool {
         }
     }
 
-    /// Asks for bits by the kernel's names, each on or off; those that are not there or are fixed are left alone.
+    /// Requests bits by the kernel's names, each on or off. Bits that do not exist or are fixed are
+    /// skipped.
     pub fn set_bits(&self, interface: &str, bits: &[(String, bool)]) -> Result<(), EthtoolError> {
         let states = self.features(interface)?;
         self.switch(interface, &states, |state| {
@@ -272,18 +272,18 @@ impl Ethtool {
         })
     }
 
-    /// Switches every changeable bit for which `wish` has a state.
+    /// Changes every changeable bit for which `wanted` returns a state.
     fn switch(
         &self,
         interface: &str,
         states: &[FeatureState],
-        wish: impl Fn(&FeatureState) -> Option<bool>,
+        wanted: impl Fn(&FeatureState) -> Option<bool>,
     ) -> Result<(), EthtoolError> {
         let blocks = states.len().div_ceil(32);
         let mut data = vec![0u32; 2 + 2 * blocks];
         data[..2].copy_from_slice(&[ETHTOOL_SFEATURES, blocks as u32]);
         for (index, state) in states.iter().enumerate() {
-            if let Some(on) = wish(state).filter(|_| state.changeable) {
+            if let Some(on) = wanted(state).filter(|_| state.changeable) {
                 let (block, mask) = (2 + 2 * (index / 32), 1 << (index % 32));
                 data[block] |= mask;
                 data[block + 1] |= if on { mask } else { 0 };
@@ -318,7 +318,8 @@ impl Ethtool {
             .collect())
     }
 
-    /// `data` begins with the command and must be as long as the command's structure says.
+    /// Issues the ioctl. `data` starts with the command and must be as long as the structure of the
+    /// command.
     fn call(
         &self,
         interface: &str,
@@ -346,7 +347,7 @@ impl Ethtool {
                 &raw mut request,
             )
         };
-        // ETHTOOL_SFEATURES answers with a positive set of flags; the state is read back instead.
+        // ETHTOOL_SFEATURES returns a positive set of flags; the state is read back instead.
         if outcome >= 0 {
             return Ok(());
         }
@@ -365,9 +366,10 @@ const _: () = assert!(size_of::<Request>() == size_of::<libc::ifreq>());
 mod tests {
     use super::*;
     use crate::netns::NetNs;
-    use crate::netns::tests::{in_child, namespace};
+    use crate::test_namespace::namespace;
+    use crate::testing::in_child;
 
-    /// A namespace with the veth pair `v0` and `v1`.
+    /// Creates a namespace with the veth pair `v0` and `v1`.
     fn pair() -> Option<(NetNs, Ethtool)> {
         let namespace = namespace()?;
         namespace
@@ -454,7 +456,7 @@ mod tests {
 
     #[test]
     fn switching_the_receive_aggregation_off_is_seen_by_the_legacy_command() {
-        // ETHTOOL_GGRO, an older command with its own path in the kernel.
+        // ETHTOOL_GGRO, an older command with a separate path in the kernel.
         const ETHTOOL_GGRO: u32 = 0x2b;
         let Some((_namespace, ethtool)) = pair() else {
             return;

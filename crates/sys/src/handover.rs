@@ -1,7 +1,8 @@
-//! Folders that root opens to the user that a daemon becomes ([`crate::privilege::drop_to`]).
+//! Handover of directories from root to the user that a daemon becomes.
 //!
-//! Such a folder is root's, and its group is the daemon's: so root gets into it also without the capabilities that pass over permissions.
-//! Folders above it need not be open to the daemon, which opens files by the folder's descriptor ([`Folder::inside`]).
+//! Such a directory belongs to root, and its group is the daemon's, so root can enter it without
+//! the capabilities that override permissions. Directories above it need not be accessible to the
+//! daemon: it opens files through the descriptor of the directory ([`Folder::inside`]).
 
 use std::fs::{DirBuilder, File, OpenOptions, Permissions, read_dir};
 use std::io;
@@ -13,17 +14,18 @@ use std::path::{Path, PathBuf};
 
 use crate::privilege::{Identity, UNNAMED};
 
-/// An open folder.
+/// An open directory.
 #[derive(Debug)]
 pub struct Folder {
     file: File,
 }
 
 impl Folder {
-    /// Makes the folder if it is not there, opens it to `user`, and gives it the plain files in it; `None`: all stays this process's own.
+    /// Creates the directory if necessary, opens it to `user`, and gives `user` the plain files in
+    /// it. With `None`, nothing changes owner.
     ///
     /// # Errors
-    /// It cannot be made or opened, is a link, or is not root's.
+    /// The directory cannot be created or opened, is a symbolic link, or does not belong to root.
     pub fn give(path: &Path, user: Option<Identity>) -> io::Result<Folder> {
         let mut builder = DirBuilder::new();
         builder.recursive(true).mode(0o700).create(path)?;
@@ -44,7 +46,7 @@ impl Folder {
         let owner = self.file.metadata()?.uid();
         if owner != 0 {
             return Err(io::Error::other(format!(
-                "it belongs to user {owner}; give it to root (chown root), or move it away"
+                "it belongs to user {owner}; give it to root (chown root), or move it elsewhere"
             )));
         }
         give_files(&self.inside(""), to)?;
@@ -52,16 +54,18 @@ impl Folder {
         self.file.set_permissions(Permissions::from_mode(0o770))
     }
 
-    /// The path in this process of a file in the folder, whatever is above it and open to whom (proc_pid_fd(5)).
+    /// Returns a path in this process to a file in the directory, which works whatever the
+    /// permissions above it are (proc_pid_fd(5)).
     pub fn inside(&self, name: &str) -> PathBuf {
         itself(&self.file).join(name)
     }
 }
 
-/// Gives the plain files of a folder to a daemon: those of root and of a daemon under another user.
+/// Gives the plain files of a directory to a daemon: those of root, and those of a daemon under
+/// another user id.
 pub(crate) fn give_files(folder: &Path, to: Identity) -> io::Result<()> {
     for entry in read_dir(folder)? {
-        // The file itself: no link is followed, no pipe waited for, and no permission to read needed.
+        // Opens the file itself: follows no link, waits for no pipe, and needs no read permission.
         let mut options = OpenOptions::new();
         options
             .read(true)
@@ -70,7 +74,7 @@ pub(crate) fn give_files(folder: &Path, to: Identity) -> io::Result<()> {
             continue;
         };
         let of = file.metadata()?;
-        // A second name of it would be a file elsewhere.
+        // With a second hard link, it would be a file elsewhere.
         if of.is_file() && of.nlink() == 1 && [0, UNNAMED].contains(&of.uid()) {
             chown(itself(&file), Some(to.user), Some(to.group))?;
         }
@@ -78,27 +82,29 @@ pub(crate) fn give_files(folder: &Path, to: Identity) -> io::Result<()> {
     Ok(())
 }
 
-/// Its name in this process.
+/// Returns the path of an open file in this process.
 fn itself(file: &File) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
-/// Opens a plain file, to be read, in a folder of somebody else: does not follow a link, and does not wait for the other end of a pipe.
+/// Opens a plain file for reading in a directory of another user: does not follow a link, and does
+/// not wait for the other end of a pipe.
 ///
 /// # Errors
-/// It cannot be opened, or is no plain file.
+/// The file cannot be opened, or is not a plain file.
 pub fn open_plain(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options
         .read(true)
         .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
     let file = options.open(path)?;
-    match file.metadata()?.is_file() {
-        true => Ok(file),
-        false => Err(io::Error::new(
+    if file.metadata()?.is_file() {
+        Ok(file)
+    } else {
+        Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            "it is no plain file",
-        )),
+            "it is not a plain file",
+        ))
     }
 }
 
@@ -108,8 +114,9 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
-    use crate::netns::tests::{in_child, namespace};
     use crate::privilege::drop_to;
+    use crate::test_namespace::namespace;
+    use crate::testing::in_child;
 
     const DAEMON: Identity = Identity {
         user: UNNAMED,
@@ -117,7 +124,7 @@ mod tests {
     };
 
     #[test]
-    fn what_was_given_is_open_to_the_daemon_where_nothing_above_it_is() {
+    fn the_daemon_can_open_files_below_closed_directories() {
         if namespace().is_none() {
             return;
         }
@@ -141,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn links_files_with_a_second_name_and_files_of_others_stay_whose_they_are() {
+    fn links_hard_linked_files_and_files_of_others_keep_their_owner() {
         if namespace().is_none() {
             return;
         }

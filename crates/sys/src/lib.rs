@@ -1,13 +1,17 @@
-//! Everything that talks to the kernel: all system calls and all `unsafe` code of the workspace.
+//! The interface to the kernel: all system calls and all `unsafe` code of the workspace.
 //!
-//! A packet leaves by [`tun`] (one read gives a whole super-packet) and [`udp`] (one call sends a
-//! batch of datagrams); it enters by [`udp`] (one call receives a batch) and [`tun`]. Frames of
-//! other devices on a LAN come and go by [`packet`]. [`poll`] says when, [`clock`] says at what
-//! time. What the kernel can do is found out by trying and kept as [`ability::Ability`], each
-//! absence with its reason. Around the data path: [`netlink`], [`ethtool`] and [`sysctl`] set
-//! interfaces up, [`softirq`] says on which processors packets are received, [`schedule`] where and how eagerly processes run, [`netns`] makes hosts out of namespaces, [`privilege`] drops what is not needed, [`mod@confine`] keeps most of the kernel out of reach, [`handover`] gives a folder to the user that is left, [`owner`] says as which user root works in a service's directory.
-//! For a diagnosis, [`mod@sample`] reads everything about a path ten times a second, with the help of [`diag`] (sockets), [`perf`] (tracepoints) and [`calls`] (calls of kernel functions).
-//! [`profile`] samples where the processors' time goes.
+//! Data path: a packet leaves through [`tun`] (one read returns a whole super-packet) and [`udp`]
+//! (one call sends a batch of datagrams), and enters through [`udp`] (one call receives a batch)
+//! and [`tun`]. [`packet`] receives and sends frames of other devices on a LAN. [`poll`] waits for
+//! events, [`clock`] reads the time. Abilities of the kernel are found by trying and kept as
+//! [`ability::Ability`], each absence with its reason. Set-up: [`netlink`], [`ethtool`] and
+//! [`sysctl`] configure interfaces, [`softirq`] assigns packet reception to processors,
+//! [`schedule`] controls processor affinity and priority, [`netns`] creates network namespaces.
+//! Security: [`privilege`] drops privileges, [`mod@confine`] restricts system calls and files,
+//! [`handover`] gives a directory to the unprivileged user, [`owner`] chooses the user for commands
+//! that root runs in a service's directory. Diagnosis: [`mod@sample`] reads the counters of a path
+//! ten times a second, using [`diag`] (sockets), [`perf`] (tracepoints) and [`calls`] (calls of
+//! kernel functions). [`profile`] samples the use of the processors.
 
 pub mod ability;
 pub mod calls;
@@ -43,5 +47,7 @@ pub mod udp;
 
 pub use netlink::diag;
 
+#[cfg(test)]
+mod test_namespace;
 #[cfg(test)]
 mod testing;

@@ -1,9 +1,9 @@
-//! A process that keeps the privileges which the process that started it gives up.
+//! A child process that keeps the privileges which its parent drops.
 //!
-//! [`Monitor::start`] forks it before the other drops its privileges and faces a network. The two share a stream of bytes and
-//! nothing else; the function given to `start` decides what a message means, and has to take each as forged. The monitor
-//! outlives the process that started it, however that ended, so that it can clean up. Ctrl-C and SIGTERM do not reach it: they
-//! are for the other, which tells it what to do about them.
+//! [`Monitor::start`] forks it before the parent drops its privileges and faces the network. The
+//! two share only a stream of bytes. The function given to `start` interprets the messages and must
+//! treat each as forged. The monitor outlives the parent, however that ended, so that it can clean
+//! up. It ignores Ctrl-C and SIGTERM: they are for the parent, which tells it what to do.
 
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, RawFd};
@@ -13,7 +13,8 @@ use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction
 use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, Pid, fork};
 
-/// The process, as the one that started it has it. Dropping it closes the stream and waits until the process has ended.
+/// The parent's handle on the process. Dropping it closes the stream and waits until the process
+/// has ended.
 #[derive(Debug)]
 pub struct Monitor {
     socket: Option<UnixStream>,
@@ -21,22 +22,22 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    /// Forks the process, which runs `life` with its end of the stream and ends with it. Of the files that are open it keeps the
-    /// standard three and those with the numbers `files`.
+    /// Forks the process, which runs `main` with its end of the stream and then exits. Of the open
+    /// files it keeps the standard three and the descriptors in `files`.
     ///
     /// # Errors
-    /// This process has a second thread, or the system has no process or sockets left.
-    pub fn start(files: &[RawFd], life: impl FnOnce(UnixStream)) -> io::Result<Monitor> {
+    /// This process has a second thread, or the system is out of processes or sockets.
+    pub fn start(files: &[RawFd], main: impl FnOnce(UnixStream)) -> io::Result<Monitor> {
         let threads = std::fs::read_dir("/proc/self/task")?.count();
         if threads != 1 {
             return Err(io::Error::other(format!(
                 "{threads} threads are running: the monitor must be started before the second"
             )));
         }
-        Self::fork(files, life)
+        Self::fork(files, main)
     }
 
-    fn fork(files: &[RawFd], life: impl FnOnce(UnixStream)) -> io::Result<Monitor> {
+    fn fork(files: &[RawFd], main: impl FnOnce(UnixStream)) -> io::Result<Monitor> {
         let (ours, theirs) = UnixStream::pair()?;
         let mut kept = files.to_vec();
         kept.push(theirs.as_raw_fd());
@@ -52,7 +53,7 @@ impl Monitor {
                 close_all_but(kept);
                 let code = i32::from(prepare().is_err());
                 if code == 0 {
-                    life(theirs);
+                    main(theirs);
                 }
                 // SAFETY: ends the child without running the parent's destructors and exit hooks.
                 unsafe { libc::_exit(code) }
@@ -60,10 +61,10 @@ impl Monitor {
         }
     }
 
-    /// This end of the stream.
+    /// Returns the parent's end of the stream.
     ///
     /// # Panics
-    /// Never: it is there until the drop.
+    /// Never: the stream exists until the drop.
     pub fn socket(&self) -> &UnixStream {
         self.socket.as_ref().expect("open until the drop")
     }
@@ -76,17 +77,18 @@ impl Drop for Monitor {
     }
 }
 
-/// Waits until the process at the other end of the stream is gone; whatever it sends is passed over.
+/// Waits until the other end of the stream is closed. Received data is discarded.
 pub fn wait_for_the_end(mut socket: &UnixStream) {
     let mut nothing = [0; 64];
     while matches!(socket.read(&mut nothing), Ok(length) if length > 0) {}
 }
 
-/// Makes the child deaf to the terminal, and its memory, which may hold keys, unreadable for others.
+/// Makes the child ignore signals of the terminal, and its memory, which may hold keys, unreadable
+/// for others.
 fn prepare() -> io::Result<()> {
     extern "C" fn nothing(_: libc::c_int) {}
-    // Caught, neither blocked nor ignored: a program that is executed takes over the mask and what is ignored, but no handlers
-    // (execve(2)), and a hook has to end by the signals.
+    // The signals are caught, neither blocked nor ignored: a program that is executed inherits the
+    // mask and ignored signals, but no handlers (execve(2)), and signals must end a hook.
     let caught = SigAction::new(
         SigHandler::Handler(nothing),
         SaFlags::SA_RESTART,
@@ -103,7 +105,7 @@ fn prepare() -> io::Result<()> {
         unsafe { sigaction(signal, &caught) }?;
         signals.add(signal);
     }
-    // Whoever started this process may have blocked them.
+    // The process that started this one may have blocked them.
     signals.thread_unblock()?;
     crate::privilege::forbid_core_dumps().map_err(io::Error::other)
 }
@@ -127,9 +129,10 @@ mod tests {
     use std::io::Write;
 
     use super::*;
-    use crate::netns::tests::{in_child, namespace};
+    use crate::test_namespace::namespace;
+    use crate::testing::in_child;
 
-    /// Answers each byte with what `answer` makes of it, until the other end is gone.
+    /// Answers each byte with the result of `answer`, until the other end is closed.
     fn echo(mut socket: UnixStream, answer: impl Fn(u8) -> u8) {
         let mut byte = [0];
         while socket.read_exact(&mut byte).is_ok() {
@@ -137,23 +140,23 @@ mod tests {
         }
     }
 
-    fn ask(monitor: &Monitor, byte: u8) -> Result<u8, String> {
+    fn query(monitor: &Monitor, byte: u8) -> Result<u8, String> {
         let mut answer = [0];
-        let asked = monitor.socket().write_all(&[byte]);
-        asked
-            .and_then(|()| monitor.socket().read_exact(&mut answer))
+        let sent = monitor.socket().write_all(&[byte]);
+        sent.and_then(|()| monitor.socket().read_exact(&mut answer))
             .map_err(|e| e.to_string())?;
         Ok(answer[0])
     }
 
     fn expect<T: PartialEq + std::fmt::Debug>(found: T, wanted: T) -> Result<(), String> {
-        match found == wanted {
-            true => Ok(()),
-            false => Err(format!("{found:?}")),
+        if found == wanted {
+            Ok(())
+        } else {
+            Err(format!("{found:?}"))
         }
     }
 
-    /// Whether the calling thread has CAP_SYS_ADMIN, which is bit 21.
+    /// Returns whether the calling thread has CAP_SYS_ADMIN, which is bit 21.
     fn is_admin() -> u8 {
         let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
@@ -162,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn it_keeps_what_the_caller_gives_up() {
+    fn it_keeps_the_privileges_that_the_parent_drops() {
         if namespace().is_none() {
             return;
         }
@@ -170,7 +173,7 @@ mod tests {
             let monitor = Monitor::start(&[], |socket| echo(socket, |_| is_admin()));
             let monitor = monitor.map_err(|e| e.to_string())?;
             crate::privilege::drop_to(&[], None).map_err(|e| e.to_string())?;
-            expect((is_admin(), ask(&monitor, 0)?), (0, 1))
+            expect((is_admin(), query(&monitor, 0)?), (0, 1))
         });
     }
 
@@ -186,10 +189,10 @@ mod tests {
                 echo(socket, |byte| byte);
             });
             let monitor = monitor.map_err(|e| e.to_string())?;
-            ask(&monitor, 0)?;
+            query(&monitor, 0)?;
             drop(writer);
             let mut byte = [0];
-            // Would block for ever if the other process still held the writing end.
+            // This would block forever if the other process still held the writing end.
             let length = reader.read(&mut byte).map_err(|e| e.to_string())?;
             kept_reader
                 .read_exact(&mut byte)
@@ -203,11 +206,11 @@ mod tests {
         in_child(|| {
             let monitor = Monitor::start(&[], |socket| echo(socket, |byte| byte + 1));
             let monitor = monitor.map_err(|e| e.to_string())?;
-            ask(&monitor, 0)?; // it has blocked them by now
+            query(&monitor, 0)?; // it has blocked them by now
             for signal in [Signal::SIGINT, Signal::SIGTERM] {
                 nix::sys::signal::kill(monitor.process, signal).map_err(|e| e.to_string())?;
             }
-            expect(ask(&monitor, 4)?, 5)
+            expect(query(&monitor, 4)?, 5)
         });
     }
 
@@ -223,7 +226,7 @@ mod tests {
                 });
             });
             let monitor = monitor.map_err(|e| e.to_string())?;
-            expect(i32::from(ask(&monitor, 0)?), libc::SIGTERM)
+            expect(i32::from(query(&monitor, 0)?), libc::SIGTERM)
         });
     }
 

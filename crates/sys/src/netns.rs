@@ -1,16 +1,15 @@
-//! Network namespaces that cannot be left behind.
+//! Network namespaces that are never left behind.
 //!
 //! A [`NetNs`] is a file descriptor: the kernel removes the namespace, with every virtual interface
 //! in it, when the last descriptor is closed and the last process has left, however this process
-//! ends. A thread enters it with setns(2) for the length of a closure ([`NetNs::run`]), a child
-//! between fork and exec ([`NetNs::spawn_command`]). Only [`NetNs::create_named`] makes a name under
-//! `/run/netns`, for people who want to look in with `ip netns exec`.
+//! ends. A thread enters it with setns(2) for the length of a closure ([`NetNs::run`]), and a child
+//! process between fork and exec ([`NetNs::spawn_command`]).
 //!
-//! [`unshare_user`] gives a process without privileges a world of its own in which it is root.
+//! [`unshare_user`] moves an unprivileged process into namespaces in which it is root.
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
@@ -18,18 +17,16 @@ use std::sync::{Mutex, mpsc};
 use std::thread;
 
 use nix::errno::Errno;
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
 
 use crate::ethtool::Ethtool;
 use crate::netlink::{Netlink, NetlinkError};
 
-/// Where iproute2 keeps named namespaces.
-const NAMED_DIR: &str = "/run/netns";
-/// The calling thread's own namespace; `/proc/self` would be that of the main thread.
+/// The namespace of the calling thread; `/proc/self` would be that of the main thread.
 const OWN_NAMESPACE: &str = "/proc/thread-self/ns/net";
 
-/// Why a namespace could not be made or entered.
+/// Why a namespace could not be created or entered.
 #[derive(Debug, thiserror::Error)]
 pub enum NetNsError {
     /// unshare(2) was refused.
@@ -43,9 +40,9 @@ pub enum NetNsError {
     /// The file of a namespace could not be opened.
     #[error("cannot open the network namespace {}: {source}", path.display())]
     Open {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// setns(2) was refused.
@@ -54,37 +51,29 @@ pub enum NetNsError {
         /// The kernel's error number.
         errno: Errno,
     },
-    /// The name cannot be made, or is taken.
-    #[error("cannot give the network namespace the name {}: {source}; a left-over goes away with `ip netns delete`", path.display())]
-    Name {
-        /// The file of the name.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
     /// A thread could not be started.
     #[error("cannot start a thread for the network namespace: {source}")]
     Thread {
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// The loopback interface of the new namespace could not be set up.
     #[error("the new network namespace has no loopback: {0}")]
     Loopback(#[from] NetlinkError),
-    /// No socket for the offload settings.
+    /// The socket for offload settings could not be opened.
     #[error("cannot open a socket in the network namespace: {source}")]
     Ethtool {
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The user namespace could not be made.
+    /// The user namespace could not be created.
     #[error("cannot create a user namespace ({step}): {source}; {remedy}")]
     User {
-        /// Which step failed.
+        /// The failed step.
         step: &'static str,
-        /// Why.
+        /// The cause.
         source: io::Error,
-        /// What to do.
+        /// The remedy.
         remedy: &'static str,
     },
 }
@@ -93,73 +82,62 @@ pub enum NetNsError {
 #[derive(Debug)]
 pub struct NetNs {
     fd: OwnedFd,
-    name: Option<NamedMount>,
 }
 
 impl NetNs {
-    /// A new, empty namespace without a name, with the loopback interface up.
+    /// Creates an empty namespace with the loopback interface up.
     pub fn create() -> Result<Self, NetNsError> {
-        // The thread that moves into the new namespace ends with it, so that nobody else moves.
+        // A thread of its own enters the new namespace and ends with it, so no other thread moves.
         let fd = on_thread(|| {
             unshare(CloneFlags::CLONE_NEWNET).map_err(|errno| NetNsError::Create { errno })?;
             set_loopback_up()?;
             open_namespace(Path::new(OWN_NAMESPACE))
         })??;
-        Ok(Self { fd, name: None })
+        Ok(Self { fd })
     }
 
-    /// A new namespace that `ip netns exec NAME` can enter. Dropping it removes the name; a process
-    /// killed before that leaves it behind.
-    pub fn create_named(name: &str) -> Result<Self, NetNsError> {
-        let mut namespace = Self::create()?;
-        namespace.name = Some(NamedMount::create(name, &namespace)?);
-        Ok(namespace)
-    }
-
-    /// The calling thread's namespace.
+    /// Returns the namespace of the calling thread.
     pub fn current() -> Result<Self, NetNsError> {
         Self::open(Path::new(OWN_NAMESPACE))
     }
 
-    /// The namespace behind a file such as `/run/netns/NAME` or `/proc/PID/ns/net`.
+    /// Opens the namespace of a file such as `/run/netns/NAME` or `/proc/PID/ns/net`.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, NetNsError> {
         Ok(Self {
             fd: open_namespace(path.as_ref())?,
-            name: None,
         })
     }
 
-    /// Another handle on the same namespace. The name, if any, stays with the first.
+    /// Returns another handle on the same namespace.
     pub fn try_clone(&self) -> io::Result<Self> {
         Ok(Self {
             fd: self.fd.try_clone()?,
-            name: None,
         })
     }
 
-    /// The inode number that identifies the namespace on this machine.
+    /// Returns the inode number that identifies the namespace on this machine.
     pub fn id(&self) -> io::Result<u64> {
         Ok(nix::sys::stat::fstat(&self.fd)?.st_ino)
     }
 
-    /// Move the calling thread into the namespace, for good.
+    /// Moves the calling thread into the namespace, permanently.
     pub fn enter(&self) -> Result<(), NetNsError> {
         setns(&self.fd, CloneFlags::CLONE_NEWNET).map_err(|errno| NetNsError::Enter { errno })
     }
 
-    /// Run a closure on a thread inside the namespace and wait for it. A panic in it goes on in the
-    /// caller. Sockets opened inside stay in the namespace wherever they are used.
+    /// Runs a closure on a thread inside the namespace and waits for it. A panic continues in the
+    /// caller. Sockets opened inside stay in the namespace.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, NetNsError> {
         on_thread(|| self.enter().map(|()| work()))?
     }
 
-    /// Start a thread that lives in the namespace.
+    /// Starts a thread inside the namespace.
     pub fn spawn_thread<T: Send + 'static>(
         &self,
         name: &str,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<thread::JoinHandle<T>, NetNsError> {
-        // A thread starts in the namespace of the one that starts it.
+        // A thread starts in the namespace of the thread that creates it.
         on_thread(|| {
             self.enter()?;
             thread::Builder::new()
@@ -169,21 +147,21 @@ impl NetNs {
         })?
     }
 
-    /// A netlink socket in the namespace.
+    /// Opens a netlink socket in the namespace.
     pub fn netlink(&self) -> Result<Netlink, NetNsError> {
         Ok(self.run(Netlink::open)??)
     }
 
-    /// A handle on the offloads of the namespace's interfaces.
+    /// Opens a handle on the offloads of the namespace's interfaces.
     pub fn ethtool(&self) -> Result<Ethtool, NetNsError> {
         self.run(Ethtool::open)?
             .map_err(|source| NetNsError::Ethtool { source })
     }
 
-    /// Start a program in the namespace, as `ip netns exec` would, but without its private mounts.
-    /// The kernel kills the child when this process ends in any way (`PR_SET_PDEATHSIG`). It is
-    /// forked by a thread that lives as long as the process, because the death that counts is that
-    /// of the parent *thread*; CPU affinity and scheduling are that thread's.
+    /// Starts a program in the namespace, like `ip netns exec` but without private mounts. The
+    /// kernel kills the child when this process ends in any way (`PR_SET_PDEATHSIG`). A thread that
+    /// lives as long as the process forks the child, because the signal follows the death of the
+    /// parent *thread*. The child inherits the CPU affinity and scheduling of that thread.
     pub fn spawn_command(&self, command: &mut Command) -> io::Result<Child> {
         let namespace = self.fd.try_clone()?;
         let parent = nix::unistd::getpid();
@@ -211,9 +189,9 @@ impl AsFd for NetNs {
     }
 }
 
-/// Move this process, which must be single-threaded, into new user, network and mount namespaces
-/// in which its user is root: it may then create interfaces, namespaces and tunnels of its own
-/// without any privilege outside. The loopback interface is up. There is no way back.
+/// Moves this process, which must be single-threaded, into new user, network and mount namespaces
+/// in which its user is root. It may then create interfaces, namespaces and tunnels without any
+/// privilege outside. The loopback interface is up. The process cannot return.
 pub fn unshare_user() -> Result<(), NetNsError> {
     let (uid, gid) = (nix::unistd::geteuid(), nix::unistd::getegid());
     let flags = CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS;
@@ -221,7 +199,7 @@ pub fn unshare_user() -> Result<(), NetNsError> {
         step: "unshare",
         source: errno.into(),
         remedy: match errno {
-            Errno::EINVAL => "it has to happen before the process starts a second thread",
+            Errno::EINVAL => "it must happen before the process starts a second thread",
             Errno::ENOSPC => "sysctl user.max_user_namespaces is too low",
             Errno::EPERM => {
                 "unprivileged user namespaces are switched off \
@@ -241,7 +219,7 @@ pub fn unshare_user() -> Result<(), NetNsError> {
         fs::write(path, content).map_err(|source| NetNsError::User {
             step: path,
             source,
-            remedy: "is /proc mounted and AppArmor or SELinux content? or run as root",
+            remedy: "check that /proc is mounted and that AppArmor or SELinux permits it, or run as root",
         })?;
     }
     let none: Option<&str> = None;
@@ -269,7 +247,7 @@ fn open_namespace(path: &Path) -> Result<OwnedFd, NetNsError> {
         })
 }
 
-/// Run a closure on a thread of its own and wait for it.
+/// Runs a closure on a thread of its own and waits for it.
 fn on_thread<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, NetNsError> {
     thread::scope(|scope| {
         let thread = thread::Builder::new()
@@ -284,11 +262,11 @@ fn on_thread<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, NetNsError> 
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Fork the command on the thread that is the parent of all such children.
+/// Forks the command on the thread that is the parent of all such children.
 fn spawn_on_keeper(command: &mut Command) -> io::Result<Child> {
-    // With the process it belongs to: a fork has a copy of this, but not the thread.
+    // With the id of its process: a fork copies this value but not the thread.
     static KEEPER: Mutex<Option<(u32, mpsc::Sender<Job>)>> = Mutex::new(None);
-    let gone = || io::Error::other("the thread that starts programs is gone");
+    let gone = || io::Error::other("the thread that starts programs has ended");
     let process = std::process::id();
     let mut keeper = KEEPER.lock().map_err(|_| gone())?;
     let jobs = match &*keeper {
@@ -315,72 +293,5 @@ fn spawn_on_keeper(command: &mut Command) -> io::Result<Child> {
     outcome
 }
 
-/// A bind mount of a namespace's file under `/run/netns`, as iproute2 makes it (ip-netns(8)).
-#[derive(Debug)]
-struct NamedMount(PathBuf);
-
-impl NamedMount {
-    fn create(name: &str, namespace: &NetNs) -> Result<Self, NetNsError> {
-        let path = Path::new(NAMED_DIR).join(name);
-        let fail = |source: io::Error| NetNsError::Name {
-            path: path.clone(),
-            source,
-        };
-        if name.is_empty() || name.contains(['/', '\0']) || name == "." || name == ".." {
-            return Err(fail(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "not a file name",
-            )));
-        }
-        share_named_dir().map_err(fail)?;
-        File::create_new(&path).map_err(fail)?;
-        let source = format!("/proc/self/fd/{}", namespace.fd.as_raw_fd());
-        let none: Option<&str> = None;
-        let mounted = mount(Some(source.as_str()), &path, none, MsFlags::MS_BIND, none);
-        if let Err(errno) = mounted {
-            let _ = fs::remove_file(&path);
-            return Err(fail(errno.into()));
-        }
-        Ok(Self(path))
-    }
-}
-
-impl Drop for NamedMount {
-    fn drop(&mut self) {
-        let _ = umount2(&self.0, MntFlags::MNT_DETACH);
-        let _ = fs::remove_file(&self.0);
-    }
-}
-
-/// Make `/run/netns` a shared mount point, so that a name removed here also goes away in other
-/// mount namespaces, which would otherwise keep the network namespace alive.
-fn share_named_dir() -> io::Result<()> {
-    fs::create_dir_all(NAMED_DIR)?;
-    let none: Option<&str> = None;
-    let share = || {
-        mount(
-            none,
-            NAMED_DIR,
-            none,
-            MsFlags::MS_SHARED | MsFlags::MS_REC,
-            none,
-        )
-    };
-    match share() {
-        Err(Errno::EINVAL) => {
-            // Not a mount point yet.
-            mount(
-                Some(NAMED_DIR),
-                NAMED_DIR,
-                none,
-                MsFlags::MS_BIND | MsFlags::MS_REC,
-                none,
-            )?;
-            Ok(share()?)
-        }
-        other => Ok(other?),
-    }
-}
-
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;

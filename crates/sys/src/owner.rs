@@ -47,7 +47,7 @@ pub enum OwnerError {
     },
     /// A directory of root has files of something else.
     #[error(
-        "cannot give {} to user {daemon}: it has `{name}`, which is not of this service; use another directory, or give it this one (chown -R {daemon})",
+        "cannot give {} to user {daemon}: it has `{name}`, which does not belong to this service; use another directory, or give this one to the user (chown -R {daemon})",
         path.display()
     )]
     UnknownFile {
@@ -174,11 +174,11 @@ fn check_new(directory: &Path) -> Result<(), OwnerError> {
 }
 
 /// Remedy if others can write.
-const REVOKE: &str = "take the permission to write from them (chmod go-w)";
+const REVOKE: &str = "remove their write permission (chmod go-w)";
 /// Remedy if another user owns a directory above.
 const OWN: &str = "give it to root (chown root)";
 /// Remedy if others may make the directory first.
-const MAKE: &str = "make the directory before (mkdir -m 700)";
+const MAKE: &str = "create the directory first (mkdir -m 700)";
 
 /// Returns the remedy if others than root can replace what is in this directory.
 fn remedy(directory: &Metadata) -> Option<&'static str> {
@@ -314,8 +314,8 @@ fn inspecting(path: &Path) -> impl Fn(io::Error) -> OwnerError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::netns::tests::in_child;
     use crate::privilege::keep_only;
+    use crate::testing::in_child;
     use nix::mount::{MsFlags, mount};
     use nix::sched::{CloneFlags, unshare};
     use std::fs::Permissions;

@@ -1,19 +1,21 @@
-//! The packet socket: frames of one Ethernet interface, super-packets whole, without the stack's
-//! leave.
+//! Packet sockets: the frames of one Ethernet interface, including whole super-packets, independent
+//! of the kernel's IP stack.
 //!
-//! [`PacketSocket::open`] makes the socket deaf, sets it up with its filter, and only then binds it,
-//! so that nothing unfiltered comes in. [`PacketSocket::receive`] gives one frame behind a
-//! virtio-net header (`PACKET_VNET_HDR`): what GRO or the sender's TSO joined stays joined, and
-//! checksums not yet filled in are said to be so. [`PacketSocket::send_vectored`] takes the same
-//! framing and leaves segmentation and checksums to the interface. The header is in the byte order
-//! of the host (packet(7) has no `TUNSETVNETLE`), and `csum_start` counts from the Ethernet header.
+//! [`PacketSocket::open`] creates a socket that receives nothing, installs the filter, and only
+//! then binds it, so that no unfiltered frame arrives. [`PacketSocket::receive`] returns one frame
+//! with a virtio-net header (`PACKET_VNET_HDR`): packets joined by GRO or the sender's TSO stay
+//! joined, and the header marks checksums that are not filled in. [`PacketSocket::send_vectored`]
+//! takes the same framing and leaves segmentation and checksums to the interface. The header is in
+//! host byte order (packet(7) has no `TUNSETVNETLE`), and `csum_start` counts from the Ethernet
+//! header.
 //!
-//! One recvmsg(2) per frame measures best among the ways that do not delay (`benches/packet`):
-//! recvmmsg(2) saves a little on small frames only; a ring of version 2 saves up to a third on
-//! super-packets and loses small frames, its slots being few; one of version 3 halves the cost of
-//! all, but shows a frame only when its block is full or at least a millisecond has passed.
+//! One recvmsg(2) per frame measures best among the methods that do not delay frames
+//! (`benches/packet`). recvmmsg(2) saves a little on small frames only. A ring of version 2 saves
+//! up to a third on super-packets but loses small frames, because it has few slots. A ring of
+//! version 3 halves the cost of all frames, but reports a frame only when its block is full or at
+//! least a millisecond has passed.
 //!
-//! The host's own stack sees the same frames, and answers them if it thinks they are for it.
+//! The host's own stack receives the same frames and answers those addressed to the host.
 
 mod auxiliary;
 mod filter;
@@ -36,39 +38,40 @@ use crate::udp::{set_receive_buffer, set_send_buffer};
 /// Bytes of the virtio-net header in front of every frame.
 pub const VNET_HEADER_LEN: usize = 10;
 
-/// A receive buffer of this length takes what any interface with default limits receives: the
-/// header, an Ethernet header, and a super-packet of `gro_max_size` 65,536 bytes.
+/// A receive buffer of this length holds any frame of an interface with default limits: the header,
+/// an Ethernet header, and a super-packet of `gro_max_size` 65,536 bytes.
 pub const RECEIVE_BUFFER_LEN: usize = VNET_HEADER_LEN + 14 + 65_536;
 
-/// Which received frames the kernel hands over. What this host sends is never among them.
+/// Selects the received frames that the kernel delivers. Frames sent by this host are never
+/// delivered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Accept {
-    /// Those to this address, those to any group (broadcast, multicast), and ARP to anybody.
-    Station([u8; 6]),
-    /// All, for discovery; of each only the first `snap_length` bytes (at least 1), Ethernet header
-    /// included.
+    /// Frames to this address, to any group (broadcast, multicast), and ARP to any address.
+    Host([u8; 6]),
+    /// All frames, for discovery; of each only the first `snap_length` bytes (at least 1),
+    /// including the Ethernet header.
     Everything {
-        /// In bytes; 128 shows every header that names a device.
+        /// In bytes; 128 include every header that identifies a device.
         snap_length: u32,
     },
 }
 
-/// How to set up a socket.
+/// Options of a socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PacketOptions {
-    /// What to receive.
+    /// The frames to receive.
     pub accept: Accept,
-    /// Receive buffer in bytes. The kernel charges a frame with the memory it occupies, twice the
-    /// option's value is available, and a burst of super-packets comes in between two reads: 8 MiB
-    /// hold some 200 of them, or 13 ms at 10 Gbit/s; the default of Linux (208 KiB) holds 6.
+    /// Receive buffer in bytes. The kernel counts the memory that a frame occupies and allows twice
+    /// this value. A burst of super-packets may arrive between two reads: 8 MiB hold some 200 of
+    /// them, or 13 ms at 10 Gbit/s; the default of Linux (208 KiB) holds 6.
     pub receive_buffer: usize,
-    /// Send buffer in bytes: frames count until the interface has sent them, so it covers the
-    /// interface's queue, too.
+    /// Send buffer in bytes. Frames count until the interface has sent them, so it also covers the
+    /// interface's queue.
     pub send_buffer: usize,
 }
 
 impl PacketOptions {
-    /// With buffers of 8 MiB.
+    /// Options with buffers of 8 MiB.
     pub fn new(accept: Accept) -> Self {
         Self {
             accept,
@@ -78,22 +81,22 @@ impl PacketOptions {
     }
 }
 
-/// Why there is no socket.
+/// Why the socket could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum PacketError {
     /// The process lacks CAP_NET_RAW.
     #[error(
-        "not permitted to open a packet socket: it takes CAP_NET_RAW; run as root, or \
+        "not permitted to open a packet socket: it needs CAP_NET_RAW; run as root, or \
          `setcap cap_net_raw,cap_net_admin+ep` on the binary"
     )]
     NotPermitted,
     /// The kernel was built without packet sockets.
     #[error("this kernel has no packet sockets: load the module (`modprobe af_packet`)")]
     NoFamily,
-    /// No interface has the index, in the calling thread's network namespace.
-    #[error("there is no interface with index {index}; `ip link` lists those there are")]
+    /// No interface in the calling thread's network namespace has this index.
+    #[error("there is no interface with index {index}; `ip link` lists the interfaces")]
     NoSuchInterface {
-        /// The index asked for.
+        /// The given index.
         index: u32,
     },
     /// The interface does not carry Ethernet frames.
@@ -102,65 +105,46 @@ pub enum PacketError {
          interface, bridge or VLAN that leads to the devices"
     )]
     NotEthernet {
-        /// The index asked for.
+        /// The given index.
         index: u32,
         /// `ARPHRD_*` of include/uapi/linux/if_arp.h.
         hardware_type: u16,
     },
-    /// Anything else.
+    /// Another system call failed.
     #[error("cannot open a packet socket on interface {index}: {operation}: {source}")]
     System {
-        /// The index asked for.
+        /// The given index.
         index: u32,
-        /// What was being done.
+        /// The failed system call.
         operation: &'static str,
-        /// What the kernel said.
+        /// The cause.
         source: io::Error,
     },
 }
 
-/// To whom a frame was sent, as the kernel sees it (`sll_pkttype`, packet(7)).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Destined {
-    /// To the interface's own address.
-    Host,
-    /// To everybody.
-    Broadcast,
-    /// To a group.
-    Multicast,
-    /// To another address; seen because the interface is promiscuous or
-    /// [`PacketSocket::join_unicast`] asked for it.
-    OtherHost,
-}
-
-/// What [`PacketSocket::receive`] put into the buffer.
+/// A received frame in the buffer of [`PacketSocket::receive`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Received {
-    /// Bytes in the buffer: the virtio-net header and the frame, or as much of it as fitted.
+    /// Bytes in the buffer: the virtio-net header and the frame, as far as they fit.
     pub length: usize,
-    /// Bytes of the frame as it came, Ethernet header included, VLAN tag and virtio-net header not;
-    /// more than is in the buffer if it was truncated or snapped.
+    /// Length of the frame in bytes, with the Ethernet header but without VLAN tag and virtio-net
+    /// header. It is larger than the part in the buffer if the frame was truncated or snapped.
     pub frame_length: usize,
-    /// TCI (priority and VLAN identifier) of the outermost VLAN tag, which the kernel has taken out
-    /// of the frame.
+    /// TCI (priority and VLAN identifier) of the outermost VLAN tag, which the kernel has removed
+    /// from the frame.
     pub vlan: Option<u16>,
     /// TPID of that tag: 0x8100, or 0x88a8 for a service tag; 0 without one.
     pub vlan_protocol: u16,
     /// The buffer was too small. A frame cut by [`Accept::Everything`] does not count.
     pub truncated: bool,
-    /// To whom.
-    pub destined: Destined,
-    /// The interface or the kernel has verified the transport checksum (`TP_STATUS_CSUM_VALID`).
-    /// The header's `NEEDS_CSUM` is the other good case: it was never computed.
-    pub checksum_valid: bool,
 }
 
-/// A packet socket on one interface, never blocking.
+/// A non-blocking packet socket on one interface.
 ///
 /// When the interface is set down, [`PacketSocket::receive`] fails once with
-/// [`io::ErrorKind::NetworkDown`] (and poll says error) and sending fails so until it is up again;
-/// the same socket then goes on. When the interface is deleted, receiving says the same once, and
-/// sending fails with ENXIO for good.
+/// [`io::ErrorKind::NetworkDown`] (and poll reports an error), and sending fails so until it is up
+/// again; the socket stays usable. When the interface is deleted, receiving also fails once, and
+/// sending fails with ENXIO from then on.
 #[derive(Debug)]
 pub struct PacketSocket {
     fd: OwnedFd,
@@ -172,11 +156,11 @@ pub struct PacketSocket {
 }
 
 impl PacketSocket {
-    /// Opens a socket on an interface of the calling thread's network namespace, up or down. Closing
-    /// it undoes all memberships.
+    /// Opens a socket on an interface of the calling thread's network namespace, up or down.
+    /// Closing it ends all memberships.
     ///
     /// # Errors
-    /// See [`PacketError`]. Smaller buffers than asked for are no error, see
+    /// See [`PacketError`]. Buffers smaller than requested are no error, see
     /// [`PacketSocket::buffers`].
     pub fn open(interface_index: u32, options: &PacketOptions) -> Result<Self, PacketError> {
         let index = interface_index;
@@ -187,7 +171,7 @@ impl PacketSocket {
                 source: errno.into(),
             }
         };
-        // Protocol 0: nothing comes in before bind says otherwise.
+        // With protocol 0, nothing is received before bind.
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
         let fd =
             socket::socket(AddressFamily::Packet, SockType::Raw, flags, None).map_err(|errno| {
@@ -199,13 +183,13 @@ impl PacketSocket {
             })?;
         option::set_int(fd.as_fd(), libc::PACKET_VNET_HDR, 1).map_err(system("PACKET_VNET_HDR"))?;
         option::set_int(fd.as_fd(), libc::PACKET_AUXDATA, 1).map_err(system("PACKET_AUXDATA"))?;
-        // Only spares work: the filter refuses what this host sends in any case.
+        // This only saves work: the filter refuses frames sent by this host in any case.
         let _ = option::set_int(fd.as_fd(), libc::PACKET_IGNORE_OUTGOING, 1);
         let receive_buffer = set_receive_buffer(&fd, options.receive_buffer);
         let send_buffer = set_send_buffer(&fd, options.send_buffer);
         option::attach_filter(fd.as_fd(), &mut filter::program(options.accept))
             .map_err(system("SO_ATTACH_FILTER"))?;
-        // Index 0 would be every interface.
+        // Index 0 would mean every interface.
         let bound = match index {
             0 => Err(Errno::ENODEV),
             _ => option::bind(fd.as_fd(), index, libc::ETH_P_ALL),
@@ -231,24 +215,24 @@ impl PacketSocket {
         })
     }
 
-    /// The interface it is bound to.
+    /// Returns the index of the interface.
     pub fn interface_index(&self) -> u32 {
         self.index
     }
 
-    /// Whether the receive and the send buffer have the size asked for.
+    /// Returns whether the receive and the send buffer have the requested size.
     pub fn buffers(&self) -> (&Ability, &Ability) {
         (&self.receive_buffer, &self.send_buffer)
     }
 
-    /// Takes one frame: `buffer` gets the virtio-net header and the frame. With
-    /// [`RECEIVE_BUFFER_LEN`] bytes it is never truncated, unless `gro_max_size` was raised.
+    /// Receives one frame: writes the virtio-net header and the frame into `buffer`. A buffer of
+    /// [`RECEIVE_BUFFER_LEN`] bytes never truncates a frame, unless `gro_max_size` was raised.
     ///
     /// # Errors
-    /// `WouldBlock` when nothing is waiting; `NetworkDown` once after the interface was set down or
-    /// deleted; `InvalidInput` when a super-packet came of a kind that the header cannot express
-    /// (SCTP, or a tunnel whose inner packets were joined): it is lost, count it and go on. Also
-    /// `InvalidInput` if `buffer` cannot hold a header.
+    /// `WouldBlock` if no frame waits; `NetworkDown` once after the interface was set down or
+    /// deleted; `InvalidInput` for a super-packet that the header cannot express (SCTP, or a tunnel
+    /// whose inner packets were joined): it is lost, so count it and continue. Also `InvalidInput`
+    /// if `buffer` cannot hold a header.
     #[inline]
     pub fn receive(&self, buffer: &mut [u8]) -> io::Result<Received> {
         let mut address = option::no_address();
@@ -274,37 +258,27 @@ impl PacketSocket {
         Ok(received(
             length.min(buffer.len()),
             message.msg_flags & libc::MSG_TRUNC != 0,
-            address.sll_pkttype,
             &auxiliary,
         ))
     }
 
-    /// Sends one frame gathered from `parts` (at most 1024): the virtio-net header, then the frame,
-    /// a VLAN tag included if it is to have one. The length sent, which is always all. A super-packet
-    /// (`gso_type`) may be longer than the MTU; it is segmented at the latest where it leaves.
+    /// Sends one frame gathered from `parts` (at most 1024): the virtio-net header, then the frame
+    /// with its VLAN tag, if it has one. Returns the length sent, which is always everything. A
+    /// super-packet (`gso_type`) may exceed the MTU; it is segmented at the latest where it leaves
+    /// the host.
     ///
     /// # Errors
-    /// `WouldBlock` when the send buffer is full; ENOBUFS when the interface's queue is: the frame
-    /// was dropped there. EMSGSIZE for a frame over the MTU that is no super-packet. `InvalidInput`
-    /// (EINVAL) when the kernel rejects header or frame. `NetworkDown` while the interface is down,
+    /// `WouldBlock` if the send buffer is full. ENOBUFS if the queue of the interface is full: the
+    /// frame was dropped. EMSGSIZE for a frame over the MTU that is no super-packet. `InvalidInput`
+    /// (EINVAL) if the kernel rejects header or frame. `NetworkDown` while the interface is down,
     /// ENXIO after it was deleted.
     #[inline]
     pub fn send_vectored(&self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
         Ok(nix::sys::uio::writev(&self.fd, parts)?)
     }
 
-    /// From the next frame on, receives what is to this station. What is already in the receive
-    /// buffer was chosen by the old filter.
-    ///
-    /// # Errors
-    /// What setsockopt(2) says (out of memory).
-    pub fn set_station(&self, address: [u8; 6]) -> io::Result<()> {
-        let mut program = filter::program(Accept::Station(address));
-        Ok(option::attach_filter(self.fd.as_fd(), &mut program)?)
-    }
-
-    /// Makes the interface receive frames to a further unicast address. A card whose address table
-    /// is full becomes promiscuous instead; that is the kernel's matter.
+    /// Makes the interface receive frames to another unicast address. A NIC whose address table is
+    /// full becomes promiscuous instead.
     ///
     /// # Errors
     /// `NetworkDown` or ENODEV when the interface was deleted.
@@ -312,52 +286,28 @@ impl PacketSocket {
         self.join(libc::PACKET_MR_UNICAST, address)
     }
 
-    /// Undoes one [`PacketSocket::join_unicast`].
+    /// Makes the interface receive frames to every group (`IFF_ALLMULTI`) while the socket is open.
     ///
     /// # Errors
-    /// What setsockopt(2) says. An address that was never joined is no error.
-    pub fn leave_unicast(&self, address: [u8; 6]) -> io::Result<()> {
-        self.leave(libc::PACKET_MR_UNICAST, address)
-    }
-
-    /// Receives frames to every group (`IFF_ALLMULTI`), for as long as the socket is open.
-    ///
-    /// # Errors
-    /// What the kernel says: the interface is gone.
+    /// The interface was deleted.
     pub fn join_all_multicast(&self) -> io::Result<()> {
         self.join(libc::PACKET_MR_ALLMULTI, [0; 6])
     }
 
-    /// Makes the interface receive frames to a group, such as the solicited-node group of an IPv6
-    /// address that is to be answered for (RFC 4861, RFC 2464 section 7).
+    /// Turns promiscuous mode of the interface on or off. It ends with the socket. The filter stays
+    /// in effect.
     ///
     /// # Errors
-    /// As [`PacketSocket::join_unicast`].
-    pub fn join_multicast(&self, group: [u8; 6]) -> io::Result<()> {
-        self.join(libc::PACKET_MR_MULTICAST, group)
-    }
-
-    /// Undoes one [`PacketSocket::join_multicast`].
-    ///
-    /// # Errors
-    /// As [`PacketSocket::leave_unicast`].
-    pub fn leave_multicast(&self, group: [u8; 6]) -> io::Result<()> {
-        self.leave(libc::PACKET_MR_MULTICAST, group)
-    }
-
-    /// Whether the interface is to receive frames to any address on this socket's behalf. It ends
-    /// with the socket. The filter still holds.
-    ///
-    /// # Errors
-    /// What setsockopt(2) says.
+    /// Those of setsockopt(2).
     pub fn set_promiscuous(&self, on: bool) -> io::Result<()> {
-        // The kernel counts memberships: ask only for what changes.
+        // The kernel counts memberships, so only changes are requested.
         if self.promiscuous.swap(on, Ordering::Relaxed) == on {
             return Ok(());
         }
-        let operation = match on {
-            true => libc::PACKET_ADD_MEMBERSHIP,
-            false => libc::PACKET_DROP_MEMBERSHIP,
+        let operation = if on {
+            libc::PACKET_ADD_MEMBERSHIP
+        } else {
+            libc::PACKET_DROP_MEMBERSHIP
         };
         let kind = libc::PACKET_MR_PROMISC;
         let outcome = option::membership(self.fd.as_fd(), operation, self.index, kind, None);
@@ -367,59 +317,19 @@ impl PacketSocket {
         Ok(outcome?)
     }
 
-    /// Frames that found the receive buffer full, since the socket was opened.
+    /// Returns the number of frames dropped at the full receive buffer since the socket was opened.
     pub fn drops(&self) -> u64 {
-        // Reading resets the kernel's counter, so the sum is kept here.
+        // Reading resets the kernel's counter, so the total is kept here.
         let fresh = option::take_drops(self.fd.as_fd()).unwrap_or(0);
         self.drops.fetch_add(fresh.into(), Ordering::Relaxed) + u64::from(fresh)
     }
 
-    /// Joins the sockets of this process and interface that share `group`: each frame goes to one
-    /// of them, chosen by the flow's hash (PACKET_FANOUT_HASH), the same for both directions, so
-    /// that a flow stays on one socket and in order as long as no socket joins or leaves. There is
-    /// no overflow to another socket (PACKET_FANOUT_FLAG_ROLLOVER), which would reorder it.
-    /// Fragments are hashed by their addresses alone and may go elsewhere than the rest of their
-    /// flow.
-    ///
-    /// Every socket of the group must be open on the same interface with the same [`Accept`].
-    ///
-    /// # Errors
-    /// EINVAL when the group exists with another interface or way of choosing.
-    pub fn fanout(&self, group: u16) -> io::Result<()> {
-        let set = |flags: u32| {
-            let value = u32::from(group) | (libc::PACKET_FANOUT_HASH | flags) << 16;
-            option::set_int(self.fd.as_fd(), libc::PACKET_FANOUT, value as c_int)
-        };
-        // A group does not inherit the option from its sockets. Before Linux 5.10 there is no such
-        // flag, and the filter alone refuses what this host sends.
-        match set(libc::PACKET_FANOUT_FLAG_IGNORE_OUTGOING) {
-            Err(Errno::EINVAL) => Ok(set(0)?),
-            other => Ok(other?),
-        }
-    }
-
+    /// Adds a membership, which ends with the socket.
     fn join(&self, kind: c_int, address: [u8; 6]) -> io::Result<()> {
         let operation = libc::PACKET_ADD_MEMBERSHIP;
         let fd = self.fd.as_fd();
-        Ok(option::membership(
-            fd,
-            operation,
-            self.index,
-            kind,
-            Some(address),
-        )?)
-    }
-
-    fn leave(&self, kind: c_int, address: [u8; 6]) -> io::Result<()> {
-        let operation = libc::PACKET_DROP_MEMBERSHIP;
-        let fd = self.fd.as_fd();
-        Ok(option::membership(
-            fd,
-            operation,
-            self.index,
-            kind,
-            Some(address),
-        )?)
+        let outcome = option::membership(fd, operation, self.index, kind, Some(address));
+        Ok(outcome?)
     }
 }
 
@@ -436,7 +346,7 @@ impl AsRawFd for PacketSocket {
 }
 
 #[inline]
-fn received(length: usize, truncated: bool, kind: u8, auxiliary: &Auxiliary) -> Received {
+fn received(length: usize, truncated: bool, auxiliary: &Auxiliary) -> Received {
     let tagged = auxiliary.status & libc::TP_STATUS_VLAN_VALID != 0;
     Received {
         length,
@@ -444,12 +354,5 @@ fn received(length: usize, truncated: bool, kind: u8, auxiliary: &Auxiliary) -> 
         vlan: tagged.then_some(auxiliary.vlan),
         vlan_protocol: if tagged { auxiliary.vlan_protocol } else { 0 },
         truncated,
-        destined: match kind {
-            libc::PACKET_HOST => Destined::Host,
-            libc::PACKET_BROADCAST => Destined::Broadcast,
-            libc::PACKET_MULTICAST => Destined::Multicast,
-            _ => Destined::OtherHost,
-        },
-        checksum_valid: auxiliary.status & libc::TP_STATUS_CSUM_VALID != 0,
     }
 }

@@ -1,10 +1,11 @@
-//! Counting what the kernel traces, by perf_event_open(2): how often a tracepoint fired with certain arguments, on all
-//! processors, without a record of each.
+//! Counts of kernel tracepoints with perf_event_open(2): how often a tracepoint fired with certain
+//! arguments, on all processors, without a record of each.
 //!
-//! [`Tracepoint::find`] reads the tracepoint's description from tracefs; [`Tally::open`] opens one counter for each
-//! filter on each processor, grouped so that one read gives all of a processor's; [`Tally::read`] sums up. Counting
-//! is the kernel's own work: it costs when the tracepoint fires, and nothing otherwise. Needs `CAP_PERFMON`, or
-//! `kernel.perf_event_paranoid` of 0 or less, and a tracefs that may be read.
+//! [`Tracepoint::find`] reads the description of the tracepoint from tracefs.
+//! [`TracepointCounters::open`] opens one counter for each filter on each processor, grouped so
+//! that one read returns all of a processor. [`TracepointCounters::read`] returns the sums. The
+//! kernel counts by itself: this costs time when the tracepoint fires, and none otherwise. It needs
+//! `CAP_PERFMON`, or `kernel.perf_event_paranoid` of 0 or less, and a readable tracefs.
 
 use std::ffi::{CString, c_char};
 use std::fs::{self, File};
@@ -13,7 +14,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use nix::errno::Errno;
 
-/// Where tracefs is mounted, newer and older (Documentation/trace/ftrace.rst).
+/// Mount points of tracefs, newer and older (Documentation/trace/ftrace.rst).
 const TRACEFS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
 /// `PERF_TYPE_TRACEPOINT`, `PERF_FORMAT_GROUP`, `PERF_FLAG_FD_CLOEXEC` (include/uapi/linux/perf_event.h).
 const TYPE_TRACEPOINT: u32 = 2;
@@ -22,10 +23,10 @@ const FD_CLOEXEC: libc::c_ulong = 1 << 3;
 /// `PERF_EVENT_IOC_SET_FILTER`, `_IOW('$', 6, char *)`.
 const SET_FILTER: libc::Ioctl =
     nix::request_code_write!(b'$', 6, size_of::<*mut c_char>()) as libc::Ioctl;
-/// Words of the group's answer before the counts.
+/// Number of words in the reply of a group before the counts.
 const GROUP_HEADER: usize = 1;
 
-/// Why nothing can be counted.
+/// Why tracepoints cannot be counted.
 #[derive(Debug, thiserror::Error)]
 pub enum PerfError {
     /// The tracepoint's description cannot be read.
@@ -36,18 +37,18 @@ pub enum PerfError {
     Tracepoint {
         /// Its system and name.
         name: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The description is not as expected.
+    /// The description lacks an expected part.
     #[error(
-        "the description of the tracepoint {name} has no {what}: this kernel is too old or too new for it"
+        "the description of the tracepoint {name} has no {part}: this kernel is too old or too new for it"
     )]
     Format {
         /// Its system and name.
         name: String,
-        /// What was looked for.
-        what: &'static str,
+        /// The missing part.
+        part: &'static str,
     },
     /// `EACCES`, `EPERM`.
     #[error(
@@ -58,17 +59,17 @@ pub enum PerfError {
         /// The kernel's error number.
         errno: Errno,
     },
-    /// Anything else.
+    /// Any other error.
     #[error("cannot count a tracepoint on processor {cpu} ({step}): {errno}")]
     Refused {
-        /// Which processor.
+        /// The processor.
         cpu: u32,
-        /// perf_event_open, or the filter that was set.
+        /// perf_event_open, or the filter.
         step: String,
         /// The kernel's error number.
         errno: Errno,
     },
-    /// There was no processor to count on.
+    /// There is no processor to count on.
     #[error("no processor to count on")]
     NoProcessor,
 }
@@ -89,7 +90,7 @@ impl Tracepoint {
         for root in TRACEFS {
             match fs::read_to_string(format!("{root}/events/{system}/{event}/format")) {
                 Ok(format) => return Self::parse(name, format),
-                // The newer place says why, unless only the older one is there.
+                // The error of the newer mount point is reported, unless only the older one exists.
                 Err(source) => _ = newest.get_or_insert(source),
             }
         }
@@ -102,11 +103,11 @@ impl Tracepoint {
         let id = lines.find_map(|line| line.strip_prefix("ID:")?.trim().parse().ok());
         match id {
             Some(id) => Ok(Tracepoint { name, id, format }),
-            None => Err(PerfError::Format { name, what: "ID" }),
+            None => Err(PerfError::Format { name, part: "ID" }),
         }
     }
 
-    /// Whether it has an argument of that name, by which a filter may choose.
+    /// Whether the tracepoint has an argument with this name, which a filter may use.
     pub fn has_field(&self, field: &str) -> bool {
         let mut declarations = self.format.lines().filter_map(|line| {
             let (declaration, _) = line.trim_start().strip_prefix("field:")?.split_once(';')?;
@@ -115,7 +116,8 @@ impl Tracepoint {
         declarations.any(|declaration| declaration.split_ascii_whitespace().last() == Some(field))
     }
 
-    /// The number that this kernel prints as `symbol`: `{ 80, "FULL_RING" }` in its print format.
+    /// Returns the number that this kernel prints as `symbol`: `{ 80, "FULL_RING" }` in the print
+    /// format.
     pub fn symbol(&self, symbol: &str) -> Option<u64> {
         let (before, _) = self.format.split_once(&format!(", \"{symbol}\" }}"))?;
         let (_, number) = before.rsplit_once('{')?;
@@ -126,25 +128,26 @@ impl Tracepoint {
         }
     }
 
-    /// The error that says that this kernel's tracepoint lacks something.
-    pub fn lacks(&self, what: &'static str) -> PerfError {
+    /// Returns the error that this kernel's tracepoint lacks `part`.
+    pub fn lacks(&self, part: &'static str) -> PerfError {
         PerfError::Format {
             name: self.name.clone(),
-            what,
+            part,
         }
     }
 }
 
-/// Counters of a tracepoint, one for each filter, over all processors of the machine and so all its network namespaces.
+/// Counters of a tracepoint, one for each filter, over all processors of the machine and therefore
+/// all its network namespaces.
 #[derive(Debug)]
-pub struct Tally {
+pub struct TracepointCounters {
     groups: Vec<CpuGroup>,
-    /// In each group.
+    /// Number of counters in each group.
     counters: usize,
     buffer: Vec<u8>,
 }
 
-/// The counters of one processor; the first leads, and is read.
+/// The counters of one processor. The first one is the group leader, which is read.
 #[derive(Debug)]
 pub(crate) struct CpuGroup {
     leader: File,
@@ -153,7 +156,8 @@ pub(crate) struct CpuGroup {
 }
 
 impl CpuGroup {
-    /// Of events that were opened with the first of them as their leader; `None` of none.
+    /// Groups events that were opened with the first of them as their leader; `None` without
+    /// events.
     pub(crate) fn of(opened: Vec<OwnedFd>) -> Option<Self> {
         let mut opened = opened.into_iter();
         Some(CpuGroup {
@@ -163,18 +167,19 @@ impl CpuGroup {
     }
 }
 
-impl Tally {
-    /// Of groups that have so many counters each, in the same order.
+impl TracepointCounters {
+    /// Combines groups of `counters` counters each, in the same order.
     pub(crate) fn of(groups: Vec<CpuGroup>, counters: usize) -> Self {
-        Tally {
+        TracepointCounters {
             groups,
             counters,
             buffer: vec![0; (GROUP_HEADER + counters) * size_of::<u64>()],
         }
     }
 
-    /// Starts to count what passes each filter (Documentation/trace/events.rst, "Event filtering"), such as `reason == 80`.
-    /// Takes a descriptor for each filter and processor. A processor that has gone meanwhile is passed over.
+    /// Starts to count the events that pass each filter (Documentation/trace/events.rst, "Event
+    /// filtering"), such as `reason == 80`. Uses a descriptor for each filter and processor. Skips
+    /// processors that have gone offline.
     pub fn open(
         tracepoint: &Tracepoint,
         filters: &[String],
@@ -187,10 +192,11 @@ impl Tally {
         if groups.is_empty() {
             return Err(PerfError::NoProcessor);
         }
-        Ok(Tally::of(groups, filters.len()))
+        Ok(TracepointCounters::of(groups, filters.len()))
     }
 
-    /// How often each filter has been passed since [`Tally::open`], in its order.
+    /// Returns the number of events that passed each filter since [`TracepointCounters::open`], in
+    /// the order of the filters.
     pub fn read(&mut self) -> io::Result<Vec<u64>> {
         let mut sums = vec![0u64; self.counters];
         for group in &mut self.groups {
@@ -205,7 +211,7 @@ impl Tally {
     }
 }
 
-/// Opens a counter for each filter on a processor; `None` if it is not online.
+/// Opens a counter for each filter on a processor. Returns `None` if the processor is offline.
 fn open_cpu(id: u64, filters: &[String], cpu: u32) -> Result<Option<CpuGroup>, PerfError> {
     let mut opened: Vec<OwnedFd> = Vec::new();
     for filter in filters {
@@ -233,15 +239,15 @@ fn refused(errno: Errno, cpu: u32, step: &str) -> PerfError {
     }
 }
 
-/// `struct perf_event_attr` as of `PERF_ATTR_SIZE_VER5`, which has the limit for call stacks. A kernel that is older
-/// (before 4.8) takes it if what it does not know is zero.
+/// `struct perf_event_attr` as of `PERF_ATTR_SIZE_VER5`, which has the limit for call stacks. A
+/// kernel before 4.8 accepts it if the fields that it does not know are zero.
 #[repr(C)]
 #[derive(Default)]
 pub(crate) struct Attributes {
     pub kind: u32,
     pub size: u32,
     pub config: u64,
-    /// Or samples per second, if the flags say so.
+    /// Or samples per second, depending on the flags.
     pub sample_period: u64,
     pub sample_type: u64,
     pub read_format: u64,
@@ -260,7 +266,7 @@ pub(crate) struct Attributes {
     pub reserved: u16,
 }
 
-/// A counter of a tracepoint on one processor, for all tasks; it counts at once.
+/// Opens a counter of a tracepoint on one processor, for all tasks. It starts at once.
 fn open_event(id: u64, cpu: u32, leader: Option<RawFd>) -> nix::Result<OwnedFd> {
     let attributes = Attributes {
         kind: TYPE_TRACEPOINT,
@@ -271,7 +277,8 @@ fn open_event(id: u64, cpu: u32, leader: Option<RawFd>) -> nix::Result<OwnedFd> 
     open(attributes, cpu, None, leader)
 }
 
-/// perf_event_open(2): an event on one processor, of a thread or of all, in the group of another one or its own.
+/// perf_event_open(2): opens an event on one processor, of one thread or of all, in the group of
+/// another event or in its own.
 pub(crate) fn open(
     mut attributes: Attributes,
     cpu: u32,
@@ -309,7 +316,7 @@ fn set_filter(event: &OwnedFd, filter: &str) -> nix::Result<()> {
 mod tests {
     use super::*;
 
-    /// As Linux 6.x describes `skb:kfree_skb`, shortened.
+    /// The description of `skb:kfree_skb` in Linux 6.x, shortened.
     const FORMAT: &str = "name: kfree_skb\nID: 2310\nformat:\n\
         \tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;\n\
         \tfield:enum skb_drop_reason reason;\toffset:36;\tsize:4;\tsigned:0;\n\n\

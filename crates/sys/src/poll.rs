@@ -1,7 +1,7 @@
-//! Waiting: epoll with timeouts in nanoseconds.
+//! Waiting for events: epoll with timeouts in nanoseconds.
 //!
-//! Register descriptors with a token of your own, wait, look at the events. Level-triggered, so
-//! that a loop that spends its budget on one descriptor is told again about what it left.
+//! Register descriptors with tokens, wait, and look at the events. It is level-triggered, so a loop
+//! that leaves data unread gets the event again.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -10,12 +10,12 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::sys::epoll::{self, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
-/// What to wait for on a descriptor.
+/// The events to wait for on a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Interest {
-    /// Something to read.
+    /// Readable.
     Read,
-    /// Room to write.
+    /// Writable.
     Write,
     /// Either.
     ReadWrite,
@@ -34,13 +34,13 @@ impl Interest {
 /// One ready descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Event {
-    /// The token given when the descriptor was added.
+    /// The token given to [`Epoll::add`].
     pub token: u64,
-    /// There is something to read.
+    /// There is data to read.
     pub readable: bool,
-    /// There is room to write.
+    /// There is space to write.
     pub writable: bool,
-    /// EPOLLERR or EPOLLHUP: the next read or write says what it is.
+    /// EPOLLERR or EPOLLHUP: the next read or write returns the error.
     pub failed: bool,
 }
 
@@ -49,15 +49,16 @@ pub struct Event {
 pub struct Epoll {
     epoll: epoll::Epoll,
     events: Vec<EpollEvent>,
-    /// epoll_pwait2(2), Linux 5.11; without it timeouts round up to whole milliseconds.
+    /// Whether epoll_pwait2(2) exists (Linux 5.11). Without it, timeouts are rounded up to
+    /// milliseconds.
     nanoseconds: bool,
 }
 
 impl Epoll {
-    /// A new instance that reports at most `capacity` (at least 1) descriptors per wait.
+    /// Creates an instance that reports at most `capacity` (at least 1) descriptors per wait.
     ///
     /// # Errors
-    /// What epoll_create1(2) says: out of descriptors or memory.
+    /// Those of epoll_create1(2): out of descriptors or memory.
     pub fn new(capacity: usize) -> io::Result<Self> {
         Ok(Epoll {
             epoll: epoll::Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
@@ -66,20 +67,20 @@ impl Epoll {
         })
     }
 
-    /// Watches `fd`; its events carry `token`. Closing the last duplicate of `fd` removes it.
+    /// Watches `fd`. Its events carry `token`. Closing the last duplicate of `fd` removes it.
     ///
     /// # Errors
-    /// What epoll_ctl(2) says: `AlreadyExists` when it is watched already.
+    /// Those of epoll_ctl(2): `AlreadyExists` if it is watched already.
     pub fn add(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
         Ok(self
             .epoll
             .add(fd, EpollEvent::new(interest.flags(), token))?)
     }
 
-    /// Changes what is waited for on `fd`.
+    /// Changes the events to wait for on `fd`.
     ///
     /// # Errors
-    /// What epoll_ctl(2) says: `NotFound` when it is not watched.
+    /// Those of epoll_ctl(2): `NotFound` if it is not watched.
     pub fn modify(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
         Ok(self
             .epoll
@@ -89,26 +90,27 @@ impl Epoll {
     /// Stops watching `fd`.
     ///
     /// # Errors
-    /// What epoll_ctl(2) says: `NotFound` when it is not watched.
+    /// Those of epoll_ctl(2): `NotFound` if it is not watched.
     pub fn delete(&self, fd: impl AsFd) -> io::Result<()> {
         Ok(self.epoll.delete(fd)?)
     }
 
-    /// Waits until a descriptor is ready or `timeout` is over (`None`: without end), then gives the
-    /// ready ones: none after a timeout or a signal handler. Never returns before the timeout
-    /// without reason, so a timer is due when its wait ends empty.
+    /// Waits until a descriptor is ready or `timeout` has passed (`None`: no timeout) and returns
+    /// the ready ones: none after a timeout or a signal handler. It never returns early without a
+    /// reason, so a timer is due when its wait ends empty.
     ///
     /// # Errors
-    /// What epoll_pwait2(2) says, other than EINTR.
+    /// Those of epoll_pwait2(2) except EINTR.
     pub fn wait(
         &mut self,
         timeout: Option<Duration>,
     ) -> io::Result<impl ExactSizeIterator<Item = Event> + '_> {
-        let mut outcome = match self.nanoseconds {
-            true => self.wait_nanoseconds(timeout),
-            false => self.wait_milliseconds(timeout),
+        let mut outcome = if self.nanoseconds {
+            self.wait_nanoseconds(timeout)
+        } else {
+            self.wait_milliseconds(timeout)
         };
-        // ENOSYS before Linux 5.11; EPERM from seccomp profiles older than the call.
+        // ENOSYS before Linux 5.11; EPERM from seccomp profiles that are older than the call.
         if self.nanoseconds && matches!(outcome, Err(Errno::ENOSYS | Errno::EPERM)) {
             self.nanoseconds = false;
             outcome = self.wait_milliseconds(timeout);

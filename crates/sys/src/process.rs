@@ -1,32 +1,32 @@
-//! What processes and the machine use: processor time and memory, from procfs.
+//! Resource usage of processes and of the machine: processor time and memory, from procfs.
 //!
-//! [`CpuClock`] measures a span: start it, let the load run, read what the processes and the whole
-//! machine spent. Kernel counters tick at `USER_HZ` (usually 100 Hz), so a span should last a
-//! second or more. The machine's figure contains what no process is charged for, such as the
-//! network stack's soft interrupts.
+//! [`CpuClock`] measures a span: start it, run the load, and read the time used by the processes
+//! and by the whole machine. The kernel's counters tick at `USER_HZ` (usually 100 Hz), so a span
+//! should last a second or more. The time of the machine includes time that no process is charged
+//! for, such as the soft interrupts of the network stack.
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::fs;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// Why a gauge could not be read.
+/// Why a value could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
     /// The file cannot be read.
     #[error("cannot read {path}: {source}{}", gone(source))]
     Read {
-        /// Which file.
+        /// The file.
         path: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The file does not look as proc(5) says.
+    /// The file does not have the format of proc(5).
     #[error("cannot understand {path}: no {field} in it")]
     Format {
-        /// Which file.
+        /// The file.
         path: String,
-        /// What is missing.
+        /// The missing field.
         field: &'static str,
     },
 }
@@ -38,25 +38,25 @@ fn gone(source: &io::Error) -> &'static str {
     }
 }
 
-/// Raise the number of files that this process may have open to the most that it may have
-/// (setrlimit(2), `RLIMIT_NOFILE`); that number.
+/// Raises the limit of open files of this process to its hard limit (setrlimit(2),
+/// `RLIMIT_NOFILE`). Returns the limit.
 ///
 /// # Errors
-/// What the kernel says.
+/// Those of getrlimit(2) and setrlimit(2).
 pub fn allow_more_files() -> io::Result<u64> {
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
     Ok(most)
 }
 
-/// Leave the terminal: become the leader of a session without one (setsid(2)), so that neither its
-/// keys nor its end reach this process. Fails for a leader of a process group.
+/// Becomes the leader of a session without a terminal (setsid(2)), so that neither keys nor a
+/// hang-up of the terminal reach this process. Fails for the leader of a process group.
 pub fn new_session() -> io::Result<()> {
     nix::unistd::setsid()?;
     Ok(())
 }
 
-/// Processor time spent by a process, all threads together, and not by its children.
+/// Processor time of a process, of all its threads together but not of its children.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CpuTime {
     /// In user space.
@@ -66,7 +66,7 @@ pub struct CpuTime {
 }
 
 impl CpuTime {
-    /// Both together.
+    /// Returns the sum of both.
     pub fn total(self) -> Duration {
         self.user + self.system
     }
@@ -77,14 +77,14 @@ impl CpuTime {
 pub struct Memory {
     /// Resident now (`VmRSS`).
     pub resident: u64,
-    /// The most that was ever resident (`VmHWM`).
+    /// Maximum resident size so far (`VmHWM`).
     pub peak: u64,
 }
 
 /// Time of all processors together since boot.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MachineTime {
-    /// Anything but idle or waiting for a disk: user, system, interrupts, stolen.
+    /// Time that is neither idle nor waiting for a disk: user, system, interrupts, stolen.
     pub busy: Duration,
     /// The part of it in soft interrupts, where most of the network stack runs.
     pub softirq: Duration,
@@ -92,7 +92,7 @@ pub struct MachineTime {
     pub idle: Duration,
 }
 
-/// Processor time of a process so far.
+/// Returns the processor time of a process so far.
 pub fn cpu_time(pid: u32) -> Result<CpuTime, ProcessError> {
     let path = format!("/proc/{pid}/stat");
     parse_stat(&read(&path)?).ok_or(ProcessError::Format {
@@ -101,12 +101,12 @@ pub fn cpu_time(pid: u32) -> Result<CpuTime, ProcessError> {
     })
 }
 
-/// Processor time of this process so far.
+/// Returns the processor time of this process so far.
 pub fn own_cpu_time() -> Result<CpuTime, ProcessError> {
     cpu_time(std::process::id())
 }
 
-/// Memory of a process.
+/// Returns the memory of a process.
 pub fn memory(pid: u32) -> Result<Memory, ProcessError> {
     let path = format!("/proc/{pid}/status");
     parse_status(&read(&path)?).ok_or(ProcessError::Format {
@@ -115,12 +115,12 @@ pub fn memory(pid: u32) -> Result<Memory, ProcessError> {
     })
 }
 
-/// Memory of this process.
+/// Returns the memory of this process.
 pub fn own_memory() -> Result<Memory, ProcessError> {
     memory(std::process::id())
 }
 
-/// Time of the whole machine so far.
+/// Returns the time of the whole machine so far.
 pub fn machine_time() -> Result<MachineTime, ProcessError> {
     let path = "/proc/stat".to_owned();
     let text = read(&path)?;
@@ -131,24 +131,18 @@ pub fn machine_time() -> Result<MachineTime, ProcessError> {
     })
 }
 
-/// Time of each processor so far, in the order of their numbers.
-pub fn processor_times() -> Result<Vec<MachineTime>, ProcessError> {
-    let lines = read("/proc/stat")?;
-    Ok(lines.lines().skip(1).map_while(parse_cpu_line).collect())
-}
-
-/// What was spent during a span.
+/// Processor time used during a span.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CpuUsage {
     /// Length of the span.
     pub wall: Duration,
-    /// By the watched processes. One that ends during the span counts nothing.
+    /// Used by the watched processes. A process that ends during the span counts nothing.
     pub processes: CpuTime,
-    /// By the whole machine.
+    /// Used by the whole machine.
     pub machine: MachineTime,
 }
 
-/// A stop watch for processor time.
+/// A stopwatch for processor time.
 #[derive(Debug, Clone)]
 pub struct CpuClock {
     started: Instant,
@@ -157,7 +151,7 @@ pub struct CpuClock {
 }
 
 impl CpuClock {
-    /// Start to watch processes.
+    /// Starts to watch processes.
     pub fn start(pids: impl IntoIterator<Item = u32>) -> Result<Self, ProcessError> {
         let processes = pids
             .into_iter()
@@ -170,7 +164,7 @@ impl CpuClock {
         })
     }
 
-    /// What was spent since the start.
+    /// Returns the processor time used since the start.
     pub fn elapsed(&self) -> Result<CpuUsage, ProcessError> {
         let mut processes = CpuTime::default();
         for &(pid, before) in &self.processes {
@@ -195,7 +189,7 @@ impl CpuClock {
 }
 
 fn read(path: &str) -> Result<String, ProcessError> {
-    // Not read_to_string: a process name need not be UTF-8.
+    // Not read_to_string: a process name may not be UTF-8.
     fs::read(path)
         .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
         .map_err(|source| ProcessError::Read {
@@ -215,7 +209,7 @@ fn ticks(count: u64) -> Duration {
         + Duration::from_nanos(count % per_second * (1_000_000_000 / per_second))
 }
 
-/// proc_pid_stat(5): fields 14 and 15, after a name that may itself contain spaces and brackets.
+/// proc_pid_stat(5): fields 14 and 15. The name before them may contain spaces and brackets.
 fn parse_stat(text: &str) -> Option<CpuTime> {
     let mut fields = text.rsplit_once(')')?.1.split_whitespace().skip(11);
     let mut next = || fields.next()?.parse().ok().map(ticks);
@@ -243,7 +237,7 @@ fn parse_status(text: &str) -> Option<Memory> {
 }
 
 /// proc_stat(5): user nice system idle iowait irq softirq steal guest guest_nice. The last two are
-/// contained in the first two.
+/// included in the first two.
 fn parse_cpu_line(line: &str) -> Option<MachineTime> {
     let mut fields = line.split_whitespace();
     if !fields.next()?.starts_with("cpu") {
@@ -264,7 +258,7 @@ fn parse_cpu_line(line: &str) -> Option<MachineTime> {
 mod tests {
     use super::*;
 
-    /// As getrusage(2) tells it.
+    /// The processor time of getrusage(2).
     fn by_getrusage() -> Duration {
         let usage =
             nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_SELF).unwrap();
@@ -307,7 +301,7 @@ mod tests {
             "{usage:?} {spent:?}"
         );
         assert!(usage.wall >= Duration::from_millis(300));
-        // Twice one tick of 10 ms, for the two readings are not of one moment.
+        // Twice one tick of 10 ms, because the two readings are not simultaneous.
         assert!(usage.machine.busy + Duration::from_millis(60) >= usage.processes.total());
     }
 
@@ -315,16 +309,17 @@ mod tests {
     fn machine_time_is_the_uptime_of_all_processors() {
         let uptime = fs::read_to_string("/proc/uptime").unwrap();
         let seconds: f64 = uptime.split_whitespace().next().unwrap().parse().unwrap();
-        let times = processor_times().unwrap();
         let machine = machine_time().unwrap();
         let sum = (machine.busy + machine.idle).as_secs_f64();
-        let expected = seconds * times.len() as f64;
-        // A virtual machine's idle clock drifts somewhat.
+        let stat = fs::read_to_string("/proc/stat").unwrap();
+        let processors = stat.matches("\ncpu").count();
+        let expected = seconds * processors as f64;
+        // The idle clock of a virtual machine drifts somewhat.
         assert!((sum / expected - 1.0).abs() < 0.1, "{sum} of {expected}");
     }
 
     #[test]
-    fn memory_grows_with_what_is_touched() {
+    fn memory_grows_with_touched_pages() {
         let before = own_memory().unwrap();
         let block = std::hint::black_box(vec![1u8; 32 << 20]);
         let after = own_memory().unwrap();

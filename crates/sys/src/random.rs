@@ -4,10 +4,10 @@ use std::io;
 
 use nix::errno::Errno;
 
-/// Fills `bytes` from getrandom(2), waiting at early boot until the generator is seeded.
+/// Fills `bytes` with getrandom(2), which waits at early boot until the generator is seeded.
 ///
 /// # Errors
-/// What getrandom(2) says, other than EINTR: in practice only ENOSYS under a seccomp filter.
+/// Those of getrandom(2) except EINTR: in practice only ENOSYS under a seccomp filter.
 pub fn fill(bytes: &mut [u8]) -> io::Result<()> {
     let mut filled = 0;
     while filled < bytes.len() {
@@ -15,7 +15,7 @@ pub fn fill(bytes: &mut [u8]) -> io::Result<()> {
         // SAFETY: pointer and length describe `rest`, exclusively borrowed for the call.
         let got = unsafe { libc::getrandom(rest.as_mut_ptr().cast(), rest.len(), 0) };
         match Errno::result(got) {
-            // A request over 256 bytes may be cut short by a signal.
+            // A signal may shorten a request over 256 bytes.
             Ok(got) => filled += got as usize,
             Err(Errno::EINTR) => {}
             Err(errno) => return Err(errno.into()),
@@ -30,7 +30,7 @@ mod tests {
 
     #[test]
     fn fills_to_the_last_byte() {
-        // 64 tries leave a byte at zero by chance with probability 2^-512.
+        // After 64 tries a byte is still zero with probability 2^-512.
         let mut seen = vec![0u8; 4096];
         for _ in 0..64 {
             let mut bytes = vec![0u8; 4096];

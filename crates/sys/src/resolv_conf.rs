@@ -1,25 +1,28 @@
-//! A name server of ours in `/etc/resolv.conf`, where no program manages who is asked for which name (resolv.conf(5)).
+//! Adds a name server to `/etc/resolv.conf` on hosts where no program manages that file
+//! (resolv.conf(5)).
 //!
-//! What is added is two lines before the first server, and what is taken back is these two: whatever else is in the file stays as it
-//! is, also if others wrote to it meanwhile. Those who were asked before stay, too: if ours does not answer any more, they are asked.
+//! Two lines are inserted before the first server, and these two are removed again. The rest of the
+//! file stays as it is, also if others change it in between. The previous servers stay in the file
+//! as a fallback.
 //!
-//! The file is written where it is, in one call: it may be a mount of its own, as in containers, which nothing can take the place of.
+//! The file is written in place, in one call: in containers it may be a mount of its own, which
+//! cannot be replaced.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::path::{Path, PathBuf};
 
-/// Where the C library looks.
+/// The file that the C library reads.
 pub const FILE: &str = "/etc/resolv.conf";
-/// Longest file that is touched, in bytes.
+/// Maximum length in bytes of a file that is changed.
 const MAX_FILE: u64 = 1 << 16;
-/// How our remarks begin.
+/// Prefix of the comment before the server.
 const REMARK: &str = "# seikan, for ";
-/// Where names are asked for.
+/// The port of DNS.
 const PORT: u16 = 53;
 
-/// Why a server cannot be added or taken back.
+/// Why a server could not be added or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum ResolvConfError {
     /// The file cannot be read or written.
@@ -27,23 +30,23 @@ pub enum ResolvConfError {
     File {
         /// `read` or `change`.
         doing: &'static str,
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// Another interface's server is there.
+    /// The file has the server of another interface.
     #[error("{} has the name server of another mesh, of interface {interface}", path.display())]
     Taken {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Whose.
+        /// The interface.
         interface: String,
     },
-    /// Servers are asked in turns, so that ours would answer only now and then.
-    #[error("{} has `options rotate`, by which names would be found only now and then; take it out", path.display())]
+    /// `options rotate` is set, so the server would be queried only for some names.
+    #[error("{} has `options rotate`, with which names would be resolved only sometimes; remove it", path.display())]
     Rotates {
-        /// Which file.
+        /// The file.
         path: PathBuf,
     },
 }
@@ -51,7 +54,7 @@ pub enum ResolvConfError {
 /// The server of an interface in the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResolvConf {
-    /// Which file.
+    /// The file.
     pub path: PathBuf,
     /// The interface that the server belongs to.
     pub interface: String,
@@ -60,7 +63,7 @@ pub struct ResolvConf {
 }
 
 impl ResolvConf {
-    /// Has the server asked before all others.
+    /// Inserts the server before all others.
     pub fn add(&self) -> Result<(), ResolvConfError> {
         let (mut file, text) = self.open()?;
         let before = self.removed(&text);
@@ -76,30 +79,33 @@ impl ResolvConf {
             });
         }
         let after = self.added(&before);
-        match after == text {
-            true => Ok(()),
-            false => self.write(&mut file, &text, &after),
+        if after == text {
+            Ok(())
+        } else {
+            self.write(&mut file, &text, &after)
         }
     }
 
-    /// Adds the server again if somebody wrote the file anew, without it.
+    /// Inserts the server again if another program has rewritten the file without it.
     pub fn keep(&self) -> Result<(), ResolvConfError> {
         let remark = self.remark();
         let text = self.text()?;
-        match text.split_inclusive('\n').any(|line| line == remark) {
-            true => Ok(()),
-            false => self.add(),
+        if text.split_inclusive('\n').any(|line| line == remark) {
+            Ok(())
+        } else {
+            self.add()
         }
     }
 
-    /// Takes it back. A file that does not have it, or is gone, is as good.
+    /// Removes the server. A file that does not have it, or does not exist, is no error.
     pub fn remove(&self) -> Result<(), ResolvConfError> {
         match self.open() {
             Ok((mut file, text)) => {
                 let rest = self.removed(&text);
-                match rest == text {
-                    true => Ok(()),
-                    false => self.write(&mut file, &text, &rest),
+                if rest == text {
+                    Ok(())
+                } else {
+                    self.write(&mut file, &text, &rest)
                 }
             }
             Err(ResolvConfError::File { source, .. })
@@ -111,7 +117,8 @@ impl ResolvConf {
         }
     }
 
-    /// The other servers, the first first. Without any there is the one on this host (resolv.conf(5)).
+    /// Returns the other servers in order. Without any, the server on this host is used
+    /// (resolv.conf(5)).
     pub fn others(&self) -> Result<Vec<SocketAddr>, ResolvConfError> {
         let text = self.removed(&self.text()?);
         let mut servers: Vec<SocketAddr> = text.lines().filter_map(server).collect();
@@ -126,7 +133,7 @@ impl ResolvConf {
         text.map_err(|source| self.failed("read", source))
     }
 
-    /// Opened for this process alone, among those of ours.
+    /// Opens the file with a lock against other processes of Seikan.
     fn open(&self) -> Result<(File, String), ResolvConfError> {
         let opened = OpenOptions::new().read(true).write(true).open(&self.path);
         let failed = |source| self.failed("change", source);
@@ -144,8 +151,8 @@ impl ResolvConf {
         }
     }
 
-    /// The old text is overwritten before what is left of it is cut off, so that the file is at no time empty; if there is no room for
-    /// the new, it is put back.
+    /// Writes the file: overwrites the old text before truncating the rest, so that the file is
+    /// never empty. If the disk is full, the old text is restored.
     fn write(&self, file: &mut File, old: &str, new: &str) -> Result<(), ResolvConfError> {
         let mut put = |text: &str| {
             file.seek(SeekFrom::Start(0))?;
@@ -170,7 +177,7 @@ impl ResolvConf {
             }
             at += line.len();
         }
-        // Without a server the place is the end, if that begins a line.
+        // Without a server line, the position is the end of the file.
         if at == text.len() && !text.ends_with('\n') {
             at = 0;
         }
@@ -187,7 +194,7 @@ impl ResolvConf {
         let ours = SocketAddr::from((self.server, PORT));
         let mut after_remark = false;
         let kept = |line: &&str| {
-            // The server in the file may have been another, before a power cut.
+            // The server in the file may be another one, after a power failure.
             let goes_with_it = std::mem::replace(&mut after_remark, *line == remark);
             let server = server(line);
             !(after_remark || server == Some(ours) || goes_with_it && server.is_some())
@@ -196,7 +203,8 @@ impl ResolvConf {
     }
 }
 
-/// Another interface whose server is there; `text` does not have our own.
+/// Returns another interface whose server is in the file. `text` does not have this interface's
+/// server.
 fn other(text: &str) -> Option<&str> {
     let remark = text.lines().find_map(|line| line.strip_prefix(REMARK))?;
     Some(remark.split(':').next().unwrap_or(remark))
@@ -209,12 +217,12 @@ fn rotates(text: &str) -> bool {
     })
 }
 
-/// The server of a line `nameserver ADDRESS`.
+/// Parses a line `nameserver ADDRESS`.
 fn server(line: &str) -> Option<SocketAddr> {
     let mut words = line
         .strip_prefix("nameserver")?
         .split([' ', '\t', '\n', '\r', '#', ';']);
-    // The word ends there.
+    // The keyword must end there.
     if words.next() != Some("") {
         return None;
     }
@@ -234,21 +242,23 @@ fn server(line: &str) -> Option<SocketAddr> {
 fn read(file: &File) -> io::Result<String> {
     let mut text = String::new();
     file.take(MAX_FILE + 1).read_to_string(&mut text)?;
-    match text.len() as u64 > MAX_FILE {
-        true => Err(io::ErrorKind::FileTooLarge.into()),
-        false => Ok(text),
+    if text.len() as u64 > MAX_FILE {
+        Err(io::ErrorKind::FileTooLarge.into())
+    } else {
+        Ok(text)
     }
 }
 
-/// Whether lookups on this host go to systemd-resolved: by its address in resolv.conf, or past that by the C library (nss-resolve(8)).
-pub(crate) fn asks_resolved(resolv_conf: &Path, nsswitch: &Path) -> bool {
+/// Whether lookups on this host go to systemd-resolved: by its address in resolv.conf, or directly
+/// from the C library (nss-resolve(8)).
+pub(crate) fn uses_resolved(resolv_conf: &Path, nsswitch: &Path) -> bool {
     let read = |path: &Path| {
         File::open(path)
             .and_then(|file| read(&file))
             .unwrap_or_default()
     };
     let stub = |line: &str| {
-        // systemd-resolved.service(8): the stub and the proxy.
+        // systemd-resolved.service(8): the addresses of the stub and the proxy.
         let stubs = [[127, 0, 0, 53], [127, 0, 0, 54]].map(|ip| SocketAddr::from((ip, PORT)));
         server(line).is_some_and(|server| stubs.contains(&server))
     };
@@ -301,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_wrote_meanwhile_stays() {
+    fn changes_by_others_are_kept() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("resolv.conf");
         fs::write(&path, "nameserver 192.0.2.53\n").unwrap();
@@ -311,7 +321,7 @@ mod tests {
         at(&path).remove().unwrap();
         let text = fs::read_to_string(&path).unwrap();
         assert_eq!(text, "nameserver 192.0.2.53\nnameserver 192.0.2.54\n");
-        // As a file that was written anew.
+        // As in a file that was rewritten.
         at(&path).remove().unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), text);
         fs::remove_file(&path).unwrap();
@@ -320,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn other_names_go_to_those_who_were_asked_before() {
+    fn the_previous_servers_resolve_other_names() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("resolv.conf");
         let text = "nameserver 192.0.2.53\n;nameserver 192.0.2.1\nnameservers 192.0.2.2\nnameserver x\nnameserver fe80::1%lo\n";
@@ -371,17 +381,17 @@ mod tests {
     }
 
     #[test]
-    fn resolved_is_asked_where_its_address_or_its_service_is() {
+    fn resolved_is_used_if_its_address_or_its_service_is_configured() {
         let folder = tempfile::tempdir().unwrap();
         let [conf, nss] = ["resolv.conf", "nsswitch.conf"].map(|name| folder.path().join(name));
-        assert!(!asks_resolved(&conf, &nss));
+        assert!(!uses_resolved(&conf, &nss));
         fs::write(&conf, "nameserver 192.0.2.53\n").unwrap();
         fs::write(&nss, "passwd: files resolve\nhosts: files dns\n").unwrap();
-        assert!(!asks_resolved(&conf, &nss));
+        assert!(!uses_resolved(&conf, &nss));
         fs::write(&nss, "hosts: files resolve [!UNAVAIL=return] dns\n").unwrap();
-        assert!(asks_resolved(&conf, &nss));
+        assert!(uses_resolved(&conf, &nss));
         fs::write(&nss, "").unwrap();
         fs::write(&conf, "nameserver 127.0.0.53\n").unwrap();
-        assert!(asks_resolved(&conf, &nss));
+        assert!(uses_resolved(&conf, &nss));
     }
 }

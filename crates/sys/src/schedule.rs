@@ -1,7 +1,7 @@
-//! Where and how eagerly a process runs, for all of its threads: processors and nice value.
+//! Processor affinity and nice value of a process, for all of its threads.
 //!
-//! Both are attributes of a thread in Linux (sched(7)); a process is changed thread by thread. A thread
-//! that starts meanwhile inherits from the one that starts it.
+//! In Linux both are attributes of a thread (sched(7)), so a process is changed thread by thread. A
+//! thread that starts in between inherits from its creator.
 
 use std::fs;
 use std::io;
@@ -9,10 +9,10 @@ use std::io;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
-/// The processors on which a process may run (its first thread), ascending.
+/// Returns the processors on which a process (its first thread) may run, in ascending order.
 ///
 /// # Errors
-/// There is no such process.
+/// The process does not exist.
 pub fn affinity(pid: u32) -> io::Result<Vec<u32>> {
     let set = sched_getaffinity(thread(pid))?;
     let all = 0..CpuSet::count();
@@ -22,10 +22,10 @@ pub fn affinity(pid: u32) -> io::Result<Vec<u32>> {
         .collect())
 }
 
-/// Lets every thread of a process run on these processors only.
+/// Restricts every thread of a process to these processors.
 ///
 /// # Errors
-/// None of them is online or allowed, there is no such process, or it is somebody else's.
+/// None of them is online or allowed, the process does not exist, or it belongs to another user.
 pub fn set_affinity(pid: u32, cpus: &[u32]) -> io::Result<()> {
     let mut set = CpuSet::new();
     for cpu in cpus {
@@ -34,13 +34,14 @@ pub fn set_affinity(pid: u32, cpus: &[u32]) -> io::Result<()> {
     for_each_thread(pid, |tid| Ok(sched_setaffinity(thread(tid), &set)?))
 }
 
-/// The nice value of a process (its first thread): -20 to 19.
+/// Returns the nice value of a process (its first thread): -20 to 19.
 ///
 /// # Errors
-/// There is no such process.
+/// The process does not exist.
 pub fn nice(pid: u32) -> io::Result<i32> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // Behind the name, which may hold anything: nice is field 19, the state field 3 (proc_pid_stat(5)).
+    // After the name, which may contain anything: nice is field 19, the state field 3
+    // (proc_pid_stat(5)).
     let behind = text.rsplit_once(')').map(|(_, behind)| behind);
     let field = behind.and_then(|fields| fields.split_whitespace().nth(16)?.parse().ok());
     field.ok_or_else(|| {
@@ -51,10 +52,11 @@ pub fn nice(pid: u32) -> io::Result<i32> {
     })
 }
 
-/// Gives every thread of a process a nice value.
+/// Sets the nice value of every thread of a process.
 ///
 /// # Errors
-/// A lower value than it has needs `CAP_SYS_NICE`; there is no such process, or it is somebody else's.
+/// A lower value than the current one needs `CAP_SYS_NICE`; the process does not exist, or belongs
+/// to another user.
 pub fn set_nice(pid: u32, nice: i32) -> io::Result<()> {
     for_each_thread(pid, |tid| {
         // SAFETY: the call takes three numbers and touches no memory of ours.
@@ -71,7 +73,7 @@ fn thread(tid: u32) -> Pid {
     Pid::from_raw(tid as i32)
 }
 
-/// A thread that ends meanwhile is passed over; a process without any is an error.
+/// Skips threads that end meanwhile. A process without threads is an error.
 fn for_each_thread(pid: u32, change: impl Fn(u32) -> io::Result<()>) -> io::Result<()> {
     for entry in fs::read_dir(format!("/proc/{pid}/task"))? {
         let Some(tid) = entry?
@@ -130,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_there_is_an_error() {
+    fn a_missing_process_is_an_error() {
         // Above the largest process id (proc_sys_kernel(5)).
         assert!(set_nice(5_000_000, 0).is_err() && affinity(5_000_000).is_err());
     }

@@ -1,4 +1,5 @@
-//! Signals as events of the poll loop instead of handlers: block, then read from a signalfd.
+//! Signals as events of the poll loop instead of handlers: they are blocked and read from a
+//! signalfd.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -6,22 +7,22 @@ use std::os::fd::{AsFd, BorrowedFd};
 use nix::sys::signal::{SigSet, Signal as Number};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
-/// What the operator or the service manager asks for.
+/// A request of the operator or of the service manager.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Signal {
     /// SIGINT: Ctrl-C.
     Interrupt,
-    /// SIGTERM: the service manager stops us.
+    /// SIGTERM: the service manager stops this process.
     Terminate,
-    /// SIGHUP: the terminal is gone, or a request to read the configuration again.
+    /// SIGHUP: the terminal was closed, or the configuration should be read again.
     Hangup,
 }
 
 /// SIGINT, SIGTERM and SIGHUP, blocked in the calling thread and delivered to a file descriptor.
 ///
-/// Make it before starting threads: they inherit the mask. Child processes started by
+/// Create it before starting threads, which inherit the mask. Child processes of
 /// `std::process::Command` get an empty mask from the standard library. Dropping it restores the
-/// mask of the thread that drops it to what it was.
+/// previous mask in the thread that drops it.
 #[derive(Debug)]
 pub struct Signals {
     fd: SignalFd,
@@ -32,7 +33,7 @@ impl Signals {
     /// Blocks the three signals and opens the descriptor (non-blocking, close-on-exec).
     ///
     /// # Errors
-    /// What signalfd(2) says: out of descriptors or memory.
+    /// Those of signalfd(2): out of descriptors or memory.
     pub fn block() -> io::Result<Self> {
         let mut mask = SigSet::empty();
         mask.add(Number::SIGINT);
@@ -49,10 +50,10 @@ impl Signals {
         }
     }
 
-    /// The next pending signal; `None` when there is none.
+    /// Returns the next pending signal; `None` if there is none.
     ///
     /// # Errors
-    /// What read(2) says.
+    /// Those of read(2).
     pub fn next(&self) -> io::Result<Option<Signal>> {
         while let Some(info) = self.fd.read_signal()? {
             match Number::try_from(info.ssi_signo.cast_signed()) {
@@ -75,7 +76,7 @@ impl AsFd for Signals {
 
 impl Drop for Signals {
     fn drop(&mut self) {
-        // Cannot fail: the mask came from the kernel.
+        // This cannot fail, because the mask came from the kernel.
         let _ = self.before.thread_set_mask();
     }
 }
@@ -84,7 +85,7 @@ impl Drop for Signals {
 mod tests {
     use super::*;
 
-    /// Sends to this thread only, so that tests in other threads are left alone.
+    /// Sends a signal to this thread only, so that tests in other threads are not affected.
     fn raise(number: Number) {
         // SAFETY: pthread_self is always valid for the calling thread.
         let error = unsafe { libc::pthread_kill(libc::pthread_self(), number as i32) };
@@ -101,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn hangup_and_interrupt_are_told_apart() {
+    fn hangup_and_interrupt_are_distinct() {
         let signals = Signals::block().expect("signalfd");
         raise(Number::SIGHUP);
         assert_eq!(signals.next().expect("read"), Some(Signal::Hangup));

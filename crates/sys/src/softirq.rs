@@ -1,11 +1,11 @@
-//! On which processors the kernel handles received packets: `/proc/softirqs` counts the runs of
-//! `NET_RX` for each, `/sys/devices/system/cpu/online` says which there are, and
-//! `/sys/class/net/IF/queues/rx-N/rps_cpus` to which a queue's packets are spread (receive packet
-//! steering, Documentation/networking/scaling.rst).
+//! The processors on which the kernel handles received packets: `/proc/softirqs` counts the runs of
+//! `NET_RX` for each, `/sys/devices/system/cpu/online` lists them, and
+//! `/sys/class/net/IF/queues/rx-N/rps_cpus` has the processors over which the packets of a queue
+//! are spread (receive packet steering, Documentation/networking/scaling.rst).
 //!
-//! `/proc/softirqs` is that of the machine. `/sys/class/net` is that of the network namespace in
-//! which it was mounted, which need not be the caller's: what is said of an interface there is taken
-//! only if index and hardware address are the ones the caller knows.
+//! `/proc/softirqs` is that of the machine. `/sys/class/net` belongs to the network namespace in
+//! which it was mounted, which may not be the caller's. Therefore information on an interface is
+//! used only if index and hardware address match.
 
 use std::fs;
 use std::io;
@@ -19,30 +19,31 @@ use crate::netlink::LinkInfo;
 const SOFTIRQS: &str = "/proc/softirqs";
 const ONLINE: &str = "/sys/devices/system/cpu/online";
 const NET: &str = "/sys/class/net";
-/// Interfaces below interfaces: a VLAN on a bridge on a bond on a card.
+/// Maximum depth of lower interfaces, as for a VLAN on a bridge on a bond on a NIC.
 const DEPTH: usize = 4;
-/// Interfaces below one that are looked at, at most.
+/// Maximum number of lower interfaces that are read.
 const LOWER_MAX: usize = 16;
 
-/// How often a processor has handled received packets.
+/// The receive softirqs of a processor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NetRx {
-    /// The processor's number.
+    /// Number of the processor.
     pub cpu: u32,
-    /// Runs of the receive softirq since the start of the machine; each handles up to some hundred packets.
+    /// Runs of the receive softirq since boot; each handles up to some hundred packets.
     pub runs: u64,
 }
 
-/// To which processors a receive queue's packets are spread.
+/// The processors over which the packets of a receive queue are spread.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Steering {
     /// Name of the queue, such as `rx-0`.
     pub queue: String,
-    /// The processors, ascending; none: the one that takes the interrupt does all.
+    /// The processors in ascending order. If empty, the processor that takes the interrupt handles
+    /// all packets.
     pub cpus: Vec<u32>,
 }
 
-/// The processors that are online, with their counts.
+/// Returns the processors that are online, with their counts.
 ///
 /// # Errors
 /// `/proc/softirqs` cannot be read, or has no line `NET_RX` (`InvalidData`).
@@ -51,7 +52,7 @@ pub fn net_rx() -> io::Result<Vec<NetRx>> {
         let text = format!("no NET_RX in {SOFTIRQS}");
         io::Error::new(io::ErrorKind::InvalidData, text)
     })?;
-    // Processors that could be there, but are not, are counted, too.
+    // Processors that are possible but absent are listed as well.
     if let Ok(online) = fs::read_to_string(ONLINE) {
         let online = parse_cpu_list(&online);
         if !online.is_empty() {
@@ -61,8 +62,8 @@ pub fn net_rx() -> io::Result<Vec<NetRx>> {
     Ok(all)
 }
 
-/// How the receive queues of an interface are spread, in the order of their numbers; `None` where
-/// that cannot be seen.
+/// Returns how the receive queues of an interface are spread, in the order of their numbers; `None`
+/// if that cannot be read.
 pub fn steering(link: &LinkInfo) -> Option<Vec<Steering>> {
     let queues = directory(link)?.join("queues");
     let mut found = Vec::new();
@@ -80,22 +81,24 @@ pub fn steering(link: &LinkInfo) -> Option<Vec<Steering>> {
     Some(found.into_iter().map(|(_, steering)| steering).collect())
 }
 
-/// The same, also where `/sys` is that of another network namespace: for who may mount one for the moment (CAP_SYS_ADMIN).
+/// Like [`steering`], also if `/sys` belongs to another network namespace, for a caller that may
+/// mount one temporarily (CAP_SYS_ADMIN).
 pub fn steering_anywhere(link: &LinkInfo) -> Option<Vec<Steering>> {
     steering(link).or_else(|| with_own_sysfs(|| steering(link))?)
 }
 
-/// Spreads a receive queue's packets to these processors; none: the one that takes the interrupt does all. Mounts a `/sys` for the
-/// moment where that is needed.
+/// Spreads the packets of a receive queue over these processors. If empty, the processor that takes
+/// the interrupt handles all packets. Mounts a `/sys` temporarily if necessary.
 ///
 /// # Errors
-/// `NotFound` where `/sys` is not that of this network namespace, or has no such queue; what writing says.
+/// `NotFound` if `/sys` does not belong to this network namespace or has no such queue; the errors
+/// of writing.
 pub fn set_steering(link: &LinkInfo, queue: &str, cpus: &[u32]) -> io::Result<()> {
     let is_queue = queue
         .strip_prefix("rx-")
         .is_some_and(|n| n.parse::<u32>().is_ok());
     if !is_queue {
-        let text = format!("`{queue}` is no receive queue");
+        let text = format!("`{queue}` is not a receive queue");
         return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }
     let write = |directory: PathBuf| {
@@ -115,8 +118,8 @@ pub fn set_steering(link: &LinkInfo, queue: &str, cpus: &[u32]) -> io::Result<()
     })
 }
 
-/// Does `work` in a thread whose `/sys` is that of its network namespace: it mounts one, in a mount namespace that ends with
-/// it. `None` where that is not allowed (CAP_SYS_ADMIN).
+/// Runs `work` in a thread whose `/sys` belongs to its network namespace: it mounts one in a mount
+/// namespace that ends with the thread. `None` if that is not permitted (CAP_SYS_ADMIN).
 fn with_own_sysfs<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
     let none: Option<&str> = None;
     let mounted = || {
@@ -130,9 +133,9 @@ fn with_own_sysfs<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
     })
 }
 
-/// The cards that an interface consists of: below a bridge, a bond or a VLAN those that are hardware;
-/// the interface itself otherwise, or where that cannot be seen.
-pub fn cards(link: &LinkInfo) -> Vec<String> {
+/// Returns the NICs of an interface: the hardware interfaces below a bridge, a bond or a VLAN, or
+/// the interface itself if there are none or they cannot be read.
+pub fn nics(link: &LinkInfo) -> Vec<String> {
     let mut found = Vec::new();
     if directory(link).is_some() {
         lower(&link.name, DEPTH, &mut found);
@@ -160,9 +163,9 @@ fn lower(name: &str, depth: usize, found: &mut Vec<String>) {
     }
 }
 
-/// What `/sys` has about the interface, if it is that very interface.
+/// Returns the directory of the interface in `/sys`, if it is the same interface.
 fn directory(link: &LinkInfo) -> Option<PathBuf> {
-    // Names come from the kernel, which allows no slash; `.` and `..` neither.
+    // Names come from the kernel, which allows neither a slash nor `.` and `..`.
     let path = Path::new(NET).join(&link.name);
     let read = |file: &str| fs::read_to_string(path.join(file)).ok();
     let index: u32 = read("ifindex")?.trim().parse().ok()?;
@@ -170,7 +173,7 @@ fn directory(link: &LinkInfo) -> Option<PathBuf> {
     (index == link.index && read("address")?.trim() == address.join(":")).then_some(path)
 }
 
-/// Reads the line `NET_RX` under the line of processors.
+/// Parses the line `NET_RX` below the line of processors.
 fn parse_softirqs(text: &str) -> Option<Vec<NetRx>> {
     let mut lines = text.lines();
     let numbers = lines.next()?.split_whitespace();
@@ -184,9 +187,10 @@ fn parse_softirqs(text: &str) -> Option<Vec<NetRx>> {
     Some(pairs.map(|(cpu, runs)| NetRx { cpu, runs }).collect())
 }
 
-/// Reads a list such as `0-3,5` (Documentation/admin-guide/cputopology.rst); what is none is empty.
+/// Parses a list such as `0-3,5` (Documentation/admin-guide/cputopology.rst). Malformed lists are
+/// empty.
 pub(crate) fn parse_cpu_list(text: &str) -> Vec<u32> {
-    /// More than any machine has.
+    /// More processors than any machine has.
     const MOST: u32 = 1 << 16;
     let mut cpus = Vec::new();
     for part in text.trim().split(',').filter(|part| !part.is_empty()) {
@@ -199,7 +203,7 @@ pub(crate) fn parse_cpu_list(text: &str) -> Vec<u32> {
     cpus
 }
 
-/// Reads a mask of processors: hexadecimal, the highest first, a comma between each 32 bits.
+/// Parses a mask of processors: hexadecimal, the highest first, a comma between groups of 32 bits.
 fn parse_mask(text: &str) -> Vec<u32> {
     let digits = text.trim().chars().rev().filter(|c| *c != ',');
     let mut cpus = Vec::new();
@@ -216,7 +220,7 @@ fn parse_mask(text: &str) -> Vec<u32> {
     cpus
 }
 
-/// A mask of processors as [`steering`] reads it and `rps_cpus` takes it.
+/// Formats a mask of processors for `rps_cpus`, the inverse of the parsing in [`steering`].
 pub fn mask(cpus: &[u32]) -> String {
     let words = cpus.iter().max().map_or(1, |highest| highest / 32 + 1);
     let mut mask = vec![0u32; words as usize];
@@ -225,9 +229,10 @@ pub fn mask(cpus: &[u32]) -> String {
     }
     let mut text = String::new();
     for word in mask.iter().rev() {
-        text += &match text.is_empty() {
-            true => format!("{word:x}"),
-            false => format!(",{word:08x}"),
+        text += &if text.is_empty() {
+            format!("{word:x}")
+        } else {
+            format!(",{word:08x}")
         };
     }
     text
@@ -253,7 +258,7 @@ mod tests {
             assert_eq!(steering_anywhere(&link), Some(vec![queue(&[])]));
             set_steering(&link, "rx-0", &[0]).unwrap();
             assert_eq!(steering_anywhere(&link), Some(vec![queue(&[0])]));
-            // What was mounted has gone with its thread.
+            // The mount ended with its thread.
             assert_eq!(steering(&link), None);
         });
     }
@@ -301,6 +306,6 @@ mod tests {
         let mut link = Netlink::open().unwrap().link("lo").unwrap();
         link.index += 1000;
         assert_eq!(steering(&link), None);
-        assert_eq!(cards(&link), ["lo"]);
+        assert_eq!(nics(&link), ["lo"]);
     }
 }

@@ -1,13 +1,13 @@
 //! Kernel parameters under `net.` (sysctl(8), Documentation/networking/ip-sysctl.rst), read and
 //! written as files of `/proc/sys/net`.
 //!
-//! A parameter is named by the components of its path, the interface's name being one of them:
-//! `["ipv4", "conf", "eth0.10", "forwarding"]`. The dotted notation cannot tell such a name from
-//! two components.
+//! The name of a parameter is given by the components of its path, one of which may be the name of
+//! an interface: `["ipv4", "conf", "eth0.10", "forwarding"]`. In dotted notation such a name would
+//! look like two components.
 //!
-//! The values are those of the calling thread's network namespace: the kernel looks a name below
-//! `/proc/sys/net` up in the namespace of the task that looks (`net_ctl_header_lookup()`,
-//! net/sysctl_net.c). Enter another with [`crate::netns::NetNs::run`].
+//! The values are those of the calling thread's network namespace: the kernel resolves a name below
+//! `/proc/sys/net` in the namespace of the reading task (`net_ctl_header_lookup()`,
+//! net/sysctl_net.c). Enter another one with [`crate::netns::NetNs::run`].
 
 use std::fs::{self, File};
 use std::io;
@@ -18,30 +18,28 @@ const ROOT: &str = "/proc/sys/net";
 /// Why a parameter could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum SysctlError {
-    /// There is no such parameter: the kernel lacks the feature, or the interface is gone.
+    /// The parameter does not exist: the kernel lacks the feature, or the interface is gone.
     #[error(
-        "there is no kernel parameter {}: this kernel lacks what it controls, or there is no such \
-         interface",
+        "there is no kernel parameter {}: this kernel lacks the feature, or there is no such interface",
         path.display()
     )]
     Absent {
         /// The file.
         path: PathBuf,
     },
-    /// It may not be written: no privilege, or `/proc/sys` is mounted read-only as in most
-    /// containers.
+    /// The parameter may not be written: without privilege, or because `/proc/sys` is mounted
+    /// read-only, as in most containers.
     #[error(
-        "not permitted to write {}: {source}; run as root (CAP_NET_ADMIN), and in a container let \
-         /proc/sys be writable, or set the parameter from outside",
+        "not permitted to write {}: {source}; run as root (CAP_NET_ADMIN), and in a container make /proc/sys writable, or set the parameter on the host",
         path.display()
     )]
     NotPermitted {
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The cause.
         source: io::Error,
     },
-    /// A component that cannot be one.
+    /// A component that is invalid.
     #[error("{component:?} cannot be part of a kernel parameter's name")]
     Name {
         /// The component.
@@ -50,23 +48,16 @@ pub enum SysctlError {
     /// The kernel refused the value, or the file cannot be read.
     #[error("cannot {action} {}: {source}", path.display())]
     Refused {
-        /// "read", or "set to" which value.
+        /// "read", or "set to" with the value.
         action: String,
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The cause.
         source: io::Error,
     },
 }
 
-impl SysctlError {
-    /// The parameter is not there.
-    pub fn is_absent(&self) -> bool {
-        matches!(self, Self::Absent { .. })
-    }
-}
-
-/// The file of a parameter, `components` being below `net`.
+/// Returns the file of a parameter, given its components below `net`.
 pub fn path(components: &[&str]) -> Result<PathBuf, SysctlError> {
     let mut path = PathBuf::from(ROOT);
     for &component in components {
@@ -80,7 +71,7 @@ pub fn path(components: &[&str]) -> Result<PathBuf, SysctlError> {
     Ok(path)
 }
 
-/// The value, without the line's end.
+/// Returns the value without the end of the line.
 pub fn read(components: &[&str]) -> Result<String, SysctlError> {
     let path = path(components)?;
     match fs::read_to_string(&path) {
@@ -95,17 +86,19 @@ pub fn write(components: &[&str], value: &str) -> Result<(), SysctlError> {
     fs::write(&path, value).map_err(|source| error(source, path, format!("write {value:?} to")))
 }
 
-/// Whether the value could be set; some of a network namespace's are only read in it, the machine's being the ones that count.
+/// Checks whether the value can be set. Some parameters of a network namespace are read-only there,
+/// because those of the machine apply.
 pub fn check_writable(components: &[&str]) -> Result<(), SysctlError> {
     let path = path(components)?;
-    // Nothing changes until something is written.
+    // Opening changes nothing.
     match File::options().write(true).open(&path) {
         Ok(_) => Ok(()),
         Err(source) => Err(error(source, path, "write".into())),
     }
 }
 
-/// The names in a directory, such as `["ipv4", "conf"]`: interfaces, and `all` and `default`.
+/// Returns the names in a directory, such as `["ipv4", "conf"]`: interfaces, and `all` and
+/// `default`.
 pub fn list(components: &[&str]) -> Result<Vec<String>, SysctlError> {
     let path = path(components)?;
     match fs::read_dir(&path) {
@@ -134,11 +127,13 @@ fn error(source: io::Error, path: PathBuf, action: String) -> SysctlError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::netns::tests::{in_child, namespace};
+    use crate::test_namespace::namespace;
+    use crate::testing::in_child;
 
-    /// net/netfilter/nf_conntrack_standalone.c: `nf_conntrack_max` may only be read in all namespaces but the first.
+    /// net/netfilter/nf_conntrack_standalone.c: `nf_conntrack_max` is read-only in all namespaces
+    /// except the first.
     #[test]
-    fn what_may_only_be_read_is_told_before_it_is_written() {
+    fn a_read_only_parameter_is_detected_before_writing() {
         let Some(namespace) = namespace() else { return };
         let [tracked, forwarding] = namespace
             .run(|| {
@@ -150,8 +145,8 @@ mod tests {
             .unwrap();
         forwarding.unwrap();
         match tracked {
-            // No connection tracking here.
-            Err(error) if error.is_absent() => {}
+            // There is no connection tracking here.
+            Err(SysctlError::Absent { .. }) => {}
             Err(SysctlError::NotPermitted { .. }) => {}
             other => panic!("{other:?}"),
         }
@@ -184,7 +179,7 @@ mod tests {
             return;
         };
         let name = ["ipv4", "conf", "all", "proxy_arp"];
-        // In this order: what b sees was looked up in a before.
+        // In this order: b's file is looked up before the change in a.
         a.run(|| write(&name, "1").unwrap()).unwrap();
         assert_eq!(a.run(|| read(&name).unwrap()).unwrap(), "1");
         assert_eq!(b.run(|| read(&name).unwrap()).unwrap(), "0");
@@ -202,7 +197,7 @@ mod tests {
     #[test]
     fn an_absent_interface_is_absent() {
         let error = read(&["ipv4", "conf", "absent0", "forwarding"]).unwrap_err();
-        assert!(error.is_absent(), "{error}");
+        assert!(matches!(error, SysctlError::Absent { .. }), "{error}");
     }
 
     #[test]
@@ -238,7 +233,7 @@ mod tests {
         in_child(|| {
             nix::unistd::setgid(65534.into()).map_err(|e| e.to_string())?;
             nix::unistd::setuid(65534.into()).map_err(|e| e.to_string())?;
-            // The value it has: should the privilege be there after all, nothing changes.
+            // The current value: if the privilege is there after all, nothing changes.
             let name = ["ipv4", "conf", "all", "proxy_arp"];
             let value = read(&name).map_err(|e| e.to_string())?;
             match write(&name, &value) {

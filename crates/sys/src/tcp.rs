@@ -1,27 +1,28 @@
-//! What the kernel knows of a TCP connection: `TCP_INFO` (tcp(7)).
+//! The kernel's state of a TCP connection: `TCP_INFO` (tcp(7)).
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
-/// The sending side of a connection, now (`struct tcp_info`, include/uapi/linux/tcp.h).
+/// The current state of the sending side of a connection (`struct tcp_info`,
+/// include/uapi/linux/tcp.h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TcpInfo {
-    /// Largest segment that is sent, in bytes of payload.
+    /// Maximum segment size in bytes of payload.
     pub segment: u32,
     /// Congestion window, in segments.
     pub congestion_window: u32,
-    /// Segments sent again since the connection began.
+    /// Segments retransmitted since the connection began.
     pub retransmitted: u32,
     /// Smoothed round-trip time.
     pub round_trip: Duration,
 }
 
 impl TcpInfo {
-    /// Asks the kernel about `socket`.
+    /// Reads the state of `socket`.
     ///
     /// # Errors
-    /// What getsockopt(2) reports: `ENOPROTOOPT` or `EOPNOTSUPP` for anything but a TCP socket.
+    /// Those of getsockopt(2): `ENOPROTOOPT` or `EOPNOTSUPP` for anything but a TCP socket.
     pub fn of(socket: &impl AsFd) -> io::Result<Self> {
         // SAFETY: `tcp_info` is made of integers and bit fields, for which all zeros is a value.
         let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };

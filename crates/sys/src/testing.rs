@@ -1,15 +1,14 @@
-//! For tests of this crate: a network namespace of one's own, and skipping loudly.
+//! Support for the tests of this crate: tests that are skipped, child processes, threads in a network
+//! namespace of their own, and interfaces in it.
 
+use std::io::{Read, Write};
 use std::net::Ipv4Addr;
 use std::os::fd::AsRawFd;
 
-use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
-use crate::netns::NetNs;
-
-/// Says why a test did not run; fails instead where every test must run.
+/// Prints why a test is skipped. Panics where every test must run (`SEIKAN_REQUIRE_ALL=1`).
 pub(crate) fn skip(reason: &str) {
     assert!(
         std::env::var_os("SEIKAN_REQUIRE_ALL").is_none_or(|value| value != "1"),
@@ -18,8 +17,36 @@ pub(crate) fn skip(reason: &str) {
     eprintln!("SKIPPED: {reason}");
 }
 
-/// Runs `test` in a thread with a new network namespace, in which loopback is up. The namespace
-/// goes with the thread and its descriptors, also when the test panics.
+/// Runs `check` in a forked, hence single-threaded, child process. Its error or panic fails the test.
+pub(crate) fn in_child(check: impl FnOnce() -> Result<(), String>) {
+    let (mut reader, mut writer) = std::io::pipe().unwrap();
+    // SAFETY: glibc keeps malloc usable in the child of a fork; the child runs only `check` and
+    // leaves by _exit, never returning into the test harness.
+    match unsafe { nix::unistd::fork() }.unwrap() {
+        nix::unistd::ForkResult::Child => {
+            nix::unistd::alarm::set(60); // kills a child that hangs
+            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(check));
+            let text = match outcome {
+                Ok(Ok(())) => "passed".into(),
+                Ok(Err(text)) => text,
+                Err(_) => "panicked".into(),
+            };
+            let _ = writer.write_all(text.as_bytes());
+            // SAFETY: ends the child at once; nothing here needs a destructor.
+            unsafe { libc::_exit(0) }
+        }
+        nix::unistd::ForkResult::Parent { child } => {
+            drop(writer);
+            let mut text = String::new();
+            reader.read_to_string(&mut text).unwrap();
+            nix::sys::wait::waitpid(child, None).unwrap();
+            assert_eq!(text, "passed");
+        }
+    }
+}
+
+/// Runs `test` in a thread with a new network namespace in which loopback is up. The namespace ends
+/// with the thread and its descriptors, also if the test panics.
 pub(crate) fn in_namespace(test: impl FnOnce() + Send) {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| match unshare(CloneFlags::CLONE_NEWNET) {
@@ -35,22 +62,6 @@ pub(crate) fn in_namespace(test: impl FnOnce() + Send) {
     });
 }
 
-/// An attribute below `/sys/class/net` from the namespace's own sysfs, mounted for the length of the
-/// call; `None` if there is none.
-pub(crate) fn sysfs(namespace: &NetNs, path: &str) -> Option<String> {
-    namespace
-        .run(|| {
-            let none: Option<&str> = None;
-            // A private view of the mounts, for this thread alone; it ends with the thread.
-            unshare(CloneFlags::CLONE_NEWNS).unwrap();
-            mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
-            mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), none).unwrap();
-            let text = std::fs::read_to_string(format!("/sys/class/net/{path}")).ok()?;
-            Some(text.trim().to_owned())
-        })
-        .unwrap()
-}
-
 /// Sets interface `name` up, in the namespace of the calling thread.
 pub(crate) fn set_up(name: &str) {
     let mut request = request(name);
@@ -58,7 +69,7 @@ pub(crate) fn set_up(name: &str) {
     ioctl(libc::SIOCSIFFLAGS, &request);
 }
 
-/// Gives interface `name` the address and the mask.
+/// Sets address and mask of interface `name`.
 pub(crate) fn set_address(name: &str, address: Ipv4Addr, mask: Ipv4Addr) {
     for (operation, address) in [(libc::SIOCSIFADDR, address), (libc::SIOCSIFNETMASK, mask)] {
         let mut request = request(name);

@@ -1,4 +1,5 @@
-//! A timer as a file descriptor, for what must happen in a loop that otherwise waits for packets.
+//! A timer as a file descriptor, for work at a certain time in a loop that otherwise waits for
+//! packets.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -7,17 +8,17 @@ use std::time::Duration;
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 
-/// Fires once, after a delay; readable from then until [`Timer::set`] or [`Timer::stop`].
+/// A one-shot timer. It is readable from its expiry until [`Timer::set`] or [`Timer::stop`].
 #[derive(Debug)]
 pub struct Timer {
     fd: TimerFd,
 }
 
 impl Timer {
-    /// A timer that is not running.
+    /// Creates a timer that is not running.
     ///
     /// # Errors
-    /// What timerfd_create(2) says: out of descriptors or memory.
+    /// Those of timerfd_create(2): out of descriptors or memory.
     pub fn new() -> io::Result<Timer> {
         let flags = TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC;
         Ok(Timer {
@@ -25,21 +26,21 @@ impl Timer {
         })
     }
 
-    /// Fires after `delay`, and no longer when it would have before.
+    /// Sets the expiry to `delay` from now. An earlier setting is replaced.
     ///
     /// # Errors
-    /// What timerfd_settime(2) says.
+    /// Those of timerfd_settime(2).
     pub fn set(&self, delay: Duration) -> io::Result<()> {
-        // Zero would stop it (timerfd_settime(2)).
+        // Zero would stop the timer (timerfd_settime(2)).
         let delay = TimeSpec::from(delay.max(Duration::from_nanos(1)));
         let once = Expiration::OneShot(delay);
         Ok(self.fd.set(once, TimerSetTimeFlags::empty())?)
     }
 
-    /// Does not fire.
+    /// Stops the timer.
     ///
     /// # Errors
-    /// What timerfd_settime(2) says.
+    /// Those of timerfd_settime(2).
     pub fn stop(&self) -> io::Result<()> {
         Ok(self.fd.unset()?)
     }

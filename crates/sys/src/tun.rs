@@ -1,13 +1,14 @@
-//! TUN devices: whole super-packets in and out of the kernel's IP stack.
+//! TUN devices, which exchange whole super-packets with the kernel's IP stack.
 //!
-//! [`Tun::create`] makes the interface, asks for every offload, and keeps what it got in
+//! [`Tun::create`] creates the interface, requests every offload, and keeps the granted ones in
 //! [`TunCapabilities`]. Then each [`TunQueue`] reads and writes one packet per call: a virtio-net
 //! header of [`VNET_HEADER_LEN`] bytes (little-endian, `linux/virtio_net.h`), then the IP packet,
-//! which may be a TCP or UDP super-packet of up to 64 KiB. The header is always there, also when
-//! nothing is offloaded and when the kernel has no such header: callers see one framing.
+//! which may be a TCP or UDP super-packet of up to 64 KiB. The header is always present, also
+//! without offload and on kernels without it, so callers see one framing.
 //!
-//! Needs CAP_NET_ADMIN in the user namespace that owns the network namespace. The interface belongs
-//! to the network namespace of the thread that creates it, and vanishes with its last queue.
+//! It needs CAP_NET_ADMIN in the user namespace that owns the network namespace. The interface
+//! belongs to the network namespace of the thread that creates it, and is deleted with its last
+//! queue.
 
 mod capabilities;
 pub(crate) mod ioctl;
@@ -15,7 +16,7 @@ pub(crate) mod ioctl;
 mod tests;
 
 use std::fs::File;
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use nix::errno::Errno;
@@ -28,8 +29,8 @@ pub use capabilities::TunCapabilities;
 /// Bytes of `struct virtio_net_hdr` before every packet; all little-endian.
 pub const VNET_HEADER_LEN: usize = 10;
 
-/// A read buffer of this size is never too small: the header, and the largest super-packet
-/// (`GSO_LEGACY_MAX_SIZE`, 65536). The kernel cuts off silently what does not fit a buffer.
+/// A read buffer of this size is always large enough: for the header and the largest super-packet
+/// (`GSO_LEGACY_MAX_SIZE`, 65536). The kernel silently truncates packets that exceed a buffer.
 pub const READ_BUFFER_LEN: usize = VNET_HEADER_LEN + 65536;
 
 /// [`READ_BUFFER_LEN`] for Ethernet frames: with a header of 14 bytes and a VLAN tag of 4.
@@ -38,7 +39,7 @@ pub const TAP_READ_BUFFER_LEN: usize = READ_BUFFER_LEN + 18;
 /// `VIRTIO_NET_HDR_F_NEEDS_CSUM`.
 const NEEDS_CSUM: u8 = 1;
 
-/// What to create.
+/// Options of a new interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TunOptions {
     /// Name of the interface: 1 to 15 bytes, no `/`, `:`, `%` or white space.
@@ -47,55 +48,54 @@ pub struct TunOptions {
     pub mtu: u32,
     /// Number of queues, 1 to 256. The kernel keeps a flow on the queue that last wrote to it.
     pub queues: usize,
-    /// Whether to ask for checksum and segmentation offload.
+    /// Whether to request checksum and segmentation offload.
     pub offload: bool,
 }
 
-/// Why there is no TUN device.
+/// Why the TUN device could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum TunError {
-    /// /dev/net/tun does not exist or has no driver behind it.
+    /// /dev/net/tun does not exist, or its driver is missing.
     #[error(
         "no TUN driver: cannot open /dev/net/tun: {source}; load it with `modprobe tun`, \
          or pass the device into the container (--device /dev/net/tun)"
     )]
     NoDriver {
-        /// What open(2) said.
+        /// The error of open(2).
         source: io::Error,
     },
-    /// /dev/net/tun is there, but may not be opened.
+    /// /dev/net/tun exists but may not be opened.
     #[error(
         "no access to /dev/net/tun: {source}; run as root, or give this user read and write \
          access to the device"
     )]
     NoAccess {
-        /// What open(2) said.
+        /// The error of open(2).
         source: io::Error,
     },
     /// The process lacks CAP_NET_ADMIN.
     #[error(
-        "not permitted to create interface {name}: it takes CAP_NET_ADMIN; run as root, or \
+        "not permitted to create interface {name}: it needs CAP_NET_ADMIN; run as root, or \
          `setcap cap_net_admin+ep` on the binary"
     )]
     NotPermitted {
         /// The interface.
         name: String,
     },
-    /// There is an interface of that name.
+    /// An interface with this name exists.
     #[error(
-        "interface {name} exists already; choose another name, or stop what made it \
-         (`ip link delete {name}` if nothing uses it)"
+        "interface {name} exists already; choose another name, or stop the program that created it (`ip link delete {name}` if nothing uses it)"
     )]
     Exists {
         /// The interface.
         name: String,
     },
-    /// The kernel takes no such name.
+    /// The kernel refuses this name.
     #[error("{name:?} cannot name an interface: {reason}")]
     Name {
-        /// The name asked for.
+        /// The given name.
         name: String,
-        /// Which rule it breaks.
+        /// The rule that it breaks.
         reason: &'static str,
     },
     /// The MTU was refused.
@@ -103,25 +103,25 @@ pub enum TunError {
     Mtu {
         /// The interface.
         name: String,
-        /// The MTU asked for.
+        /// The given MTU.
         mtu: u32,
-        /// What the kernel said.
+        /// The cause.
         source: io::Error,
     },
     /// A number of queues outside 1 to 256.
     #[error("a TUN interface cannot have {queues} queues; use 1 to 256")]
     Queues {
-        /// The number asked for.
+        /// The given number.
         queues: usize,
     },
-    /// Anything else.
+    /// Another system call failed.
     #[error("cannot create interface {name}: {operation}: {source}")]
     System {
         /// The interface.
         name: String,
-        /// What was being done.
+        /// The failed system call.
         operation: &'static str,
-        /// What the kernel said.
+        /// The cause.
         source: io::Error,
     },
 }
@@ -139,37 +139,36 @@ impl Tun {
     /// Creates the interface, down and without addresses.
     ///
     /// # Errors
-    /// See [`TunError`]. Nothing is left behind.
+    /// See [`TunError`]. On an error, nothing is left behind.
     pub fn create(options: &TunOptions) -> Result<Tun, TunError> {
         Tun::create_on(options, !0)
     }
 
-    /// As [`Tun::create`], but of Ethernet frames (a TAP device, `IFF_TAP`): offsets in the
-    /// virtio-net header count from the Ethernet header, and a read needs
-    /// [`TAP_READ_BUFFER_LEN`]. The kernel chooses the hardware address.
+    /// Like [`Tun::create`], for Ethernet frames (a TAP device, `IFF_TAP`). Offsets in the
+    /// virtio-net header count from the Ethernet header, and a read needs [`TAP_READ_BUFFER_LEN`].
+    /// The kernel chooses the hardware address.
     ///
     /// # Errors
-    /// See [`TunError`]. Nothing is left behind.
+    /// See [`TunError`]. On an error, nothing is left behind.
     pub fn create_tap(options: &TunOptions) -> Result<Tun, TunError> {
         Tun::create_kind(options, libc::IFF_TAP, !0)
     }
 
-    /// As [`Tun::create`], but as programs have it that know nothing of offloads: the kernel puts
-    /// no virtio-net header before packets (callers still see one, of zeros), and none of them is
-    /// larger than the MTU.
+    /// Like [`Tun::create`], as used by programs without offloads: the kernel adds no virtio-net
+    /// header (callers still see one, of zeros), and no packet exceeds the MTU.
     ///
     /// # Errors
-    /// See [`TunError`]. Nothing is left behind.
+    /// See [`TunError`]. On an error, nothing is left behind.
     pub fn create_without_header(options: &TunOptions) -> Result<Tun, TunError> {
         Tun::create_on(options, !libc::IFF_VNET_HDR.cast_unsigned())
     }
 
-    /// [`Tun::create`] on a kernel that knows only `features` (`IFF_*` of TUNGETFEATURES).
+    /// [`Tun::create`] on a kernel that supports only `features` (`IFF_*` of TUNGETFEATURES).
     fn create_on(options: &TunOptions, features: u32) -> Result<Tun, TunError> {
         Tun::create_kind(options, libc::IFF_TUN, features)
     }
 
-    /// `kind` is `IFF_TUN` or `IFF_TAP`.
+    /// Creates an interface of `kind`, which is `IFF_TUN` or `IFF_TAP`.
     fn create_kind(
         options: &TunOptions,
         kind: libc::c_int,
@@ -195,7 +194,7 @@ impl Tun {
         let features = features & ioctl::features(&first).map_err(system("TUNGETFEATURES"))?;
         let vnet_header = feature(features, libc::IFF_VNET_HDR, "IFF_VNET_HDR");
         let multi_queue = match options.queues {
-            1 => Ability::Absent("one queue was asked for".into()),
+            1 => Ability::Absent("one queue was requested".into()),
             _ => feature(features, libc::IFF_MULTI_QUEUE, "IFF_MULTI_QUEUE"),
         };
         let mut flags = kind | libc::IFF_NO_PI;
@@ -244,47 +243,48 @@ impl Tun {
         })
     }
 
-    /// The queues: as many as asked for, or one where the kernel has no more.
+    /// Returns the queues: as many as requested, or one if the kernel does not support more.
     pub fn queues(&self) -> &[TunQueue] {
         &self.queues
     }
 
-    /// Name of the interface at creation; an administrator may rename it.
+    /// Returns the name of the interface at creation; an administrator may rename it.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Index of the interface, which stays when it is renamed.
+    /// Returns the index of the interface, which does not change when it is renamed.
     pub fn index(&self) -> u32 {
         self.index
     }
 
-    /// What it can do, and why not more.
+    /// Returns the granted offloads, and the reasons why others are missing.
     pub fn capabilities(&self) -> &TunCapabilities {
         &self.capabilities
     }
 }
 
-/// One queue of a TUN interface: one packet per call, never blocking, never allocating.
+/// One queue of a TUN interface. A call transfers one packet, never blocks, and does not allocate.
 ///
 /// Errors common to reads and writes: EIO while the interface is down (writes), EBADFD once it was
 /// deleted.
 #[derive(Debug)]
 pub struct TunQueue {
     file: File,
-    /// The kernel has no virtio-net header: a zero one is added on reading and taken off on writing.
+    /// Whether the kernel has no virtio-net header. Then a header of zeros is added on reading and
+    /// removed on writing.
     emulated: bool,
 }
 
 impl TunQueue {
-    /// Reads header and packet; the total length.
+    /// Reads header and packet. Returns their total length.
     ///
-    /// What does not fit is lost without a sign: use [`READ_BUFFER_LEN`]. The queue in front of us
-    /// (`txqueuelen`, 500 packets by default) drops silently, too; the interface's `tx_dropped`
-    /// counts that.
+    /// A packet that exceeds `buf` is silently truncated: use [`READ_BUFFER_LEN`]. The kernel's
+    /// queue before this one (`txqueuelen`, 500 packets by default) also drops silently;
+    /// `tx_dropped` of the interface counts that.
     ///
     /// # Errors
-    /// `WouldBlock` when nothing is waiting; `InvalidInput` when `buf` cannot hold a header.
+    /// `WouldBlock` if no packet waits; `InvalidInput` if `buf` cannot hold a header.
     #[inline]
     pub fn read(&self, buf: &mut [u8]) -> io::Result<usize> {
         if !self.emulated {
@@ -298,26 +298,14 @@ impl TunQueue {
         Ok(VNET_HEADER_LEN + length)
     }
 
-    /// As [`TunQueue::read`], scattered over `bufs` (at most 1024).
+    /// Writes one packet, header first, gathered from `bufs` (at most 1024). Returns the length
+    /// written, which is always everything.
+    ///
+    /// The kernel's receive path, up to the socket's queue, runs inside this call.
     ///
     /// # Errors
-    /// As [`TunQueue::read`].
-    #[inline]
-    pub fn read_vectored(&self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        if !self.emulated {
-            return Ok(nix::sys::uio::readv(&self.file, bufs)?);
-        }
-        self.read_vectored_emulated(bufs)
-    }
-
-    /// Writes one packet, header first, gathered from `bufs` (at most 1024); the length written,
-    /// which is always all.
-    ///
-    /// The kernel's receive path runs inside this call, up to the socket's queue.
-    ///
-    /// # Errors
-    /// `InvalidInput` (EINVAL) when the kernel rejects the header or the packet: Linux 6.6.44 and
-    /// 6.10.3 do so for correct super-packets, so cut the packet up and write it again before
+    /// `InvalidInput` (EINVAL) if the kernel rejects the header or the packet: Linux 6.6.44 and
+    /// 6.10.3 do so for correct super-packets, so segment the packet and write it again before
     /// counting it as dropped. ENOBUFS or ENOMEM under memory pressure.
     #[inline]
     pub fn write_vectored(&self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
@@ -325,23 +313,6 @@ impl TunQueue {
             return Ok(nix::sys::uio::writev(&self.file, bufs)?);
         }
         self.write_vectored_emulated(bufs)
-    }
-
-    #[cold]
-    fn read_vectored_emulated(&self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        let mut missing = VNET_HEADER_LEN;
-        let mut packet: Vec<IoSliceMut<'_>> = Vec::with_capacity(bufs.len());
-        for buf in bufs.iter_mut() {
-            let split = missing.min(buf.len());
-            let (header, rest) = buf.split_at_mut(split);
-            missing -= header.len();
-            header.fill(0);
-            packet.push(IoSliceMut::new(rest));
-        }
-        if missing > 0 {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        Ok(VNET_HEADER_LEN + nix::sys::uio::readv(&self.file, &mut packet)?)
     }
 
     #[cold]
@@ -355,7 +326,8 @@ impl TunQueue {
             found += head.len();
             packet.push(IoSlice::new(rest));
         }
-        // A request that nobody would carry out: a wrong checksum or an oversized packet.
+        // The kernel would not fulfil the request: the checksum would be wrong, or the packet
+        // oversized.
         let [flags, gso_type, ..] = header;
         if found < VNET_HEADER_LEN || flags & NEEDS_CSUM != 0 || gso_type != 0 {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -370,7 +342,7 @@ impl AsFd for TunQueue {
     }
 }
 
-/// Makes `first`, and as many further descriptors as it takes, the queues of a new interface.
+/// Makes `first`, and further descriptors up to `count`, the queues of a new interface.
 fn attach_queues(
     first: File,
     name: &str,
@@ -390,7 +362,7 @@ fn attach_queues(
         }
     };
     let emulated = flags & libc::IFF_VNET_HDR == 0;
-    // Exclusive for the first queue only: the others are to find the interface there.
+    // Exclusive for the first queue only: the others must find the interface.
     ioctl::attach(&first, &name(), flags | libc::IFF_TUN_EXCL).map_err(refused("TUNSETIFF"))?;
     let mut queues = vec![TunQueue {
         file: first,

@@ -1,11 +1,13 @@
-//! UDP sockets that move batches: UDP_SEGMENT and sendmmsg(2) out, UDP_GRO and recvmmsg(2) in.
+//! UDP sockets that transfer batches: UDP_SEGMENT and sendmmsg(2) to send, UDP_GRO and recvmmsg(2)
+//! to receive.
 //!
-//! [`UdpSocket::bind`] sets the socket up for a tunnel's outer side: never blocking, never
-//! fragmented, with the local address and traffic class of every datagram. [`UdpSocket::send`] puts
-//! whole batches out and replays them datagram by datagram where segmentation offload is refused.
-//! [`UdpSocket::receive`] fills one contiguous arena. What was granted is in [`UdpCapabilities`].
+//! [`UdpSocket::bind`] configures the socket for the outer side of a tunnel: non-blocking, without
+//! fragmentation, and with the local address and traffic class of every datagram.
+//! [`UdpSocket::send`] sends whole batches, and replays them datagram by datagram where
+//! segmentation offload is refused. [`UdpSocket::receive`] fills one contiguous arena. The granted
+//! abilities are in [`UdpCapabilities`].
 //!
-//! A node binds one socket for IPv4 and one for IPv6 to the same port: the IPv6 one is `V6ONLY`.
+//! A node binds one socket for IPv4 and one for IPv6 to the same port, so the IPv6 one is `V6ONLY`.
 
 mod control;
 mod filter;
@@ -32,23 +34,23 @@ use nix::sys::socket::{
 
 use crate::ability::{Ability, write_table};
 
-/// Destinations that refuse GSO beyond this number turn it off for the whole socket.
+/// If more destinations than this refuse GSO, it is turned off for the whole socket.
 const MAX_REFUSED: usize = 64;
 
-/// How to set up a socket.
+/// Options of a socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UdpOptions {
     /// Receive buffer in bytes; the default of Linux (208 KiB) drops bursts.
     pub receive_buffer: usize,
-    /// Send buffer in bytes; the default of Linux drops on the sender's own host.
+    /// Send buffer in bytes; with the default of Linux, the sender's own host drops packets.
     pub send_buffer: usize,
-    /// Firewall mark of everything sent, which policy routing may look at.
+    /// Firewall mark of all sent packets, for policy routing.
     pub fwmark: Option<u32>,
     /// Whether to use UDP_SEGMENT.
     pub gso: bool,
     /// Whether to use UDP_GRO.
     pub gro: bool,
-    /// Which datagrams are too long to be received, or why nothing says so.
+    /// The filter of unwanted datagrams, or the reason why there is none.
     pub datagram_filter: Result<Arc<DatagramFilter>, String>,
 }
 
@@ -65,72 +67,73 @@ impl Default for UdpOptions {
     }
 }
 
-/// Why there is no socket.
+/// Why the socket could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum UdpError {
-    /// Another socket has the port.
+    /// Another socket uses the port.
     #[error(
         "UDP port {} is in use ({address}): another program or another tunnel listens there; \
-         choose another port, or find it with `ss -ulpn`",
+         choose another port, or find the program with `ss -ulpn`",
         address.port()
     )]
     PortInUse {
-        /// Where we wanted to listen.
+        /// The local address.
         address: SocketAddr,
     },
-    /// The address is not one of this host.
+    /// This host does not have the address.
     #[error("{} is not an address of this host", address.ip())]
     AddressNotAvailable {
-        /// Where we wanted to listen.
+        /// The local address.
         address: SocketAddr,
     },
-    /// The kernel runs without this address family (IPv6 turned off at boot, say).
+    /// The kernel runs without this address family (for example, IPv6 is turned off at boot).
     #[error("this host has no sockets of the family of {address}: {source}")]
     NoFamily {
-        /// Where we wanted to listen.
+        /// The local address.
         address: SocketAddr,
-        /// What socket(2) said.
+        /// The error of socket(2).
         source: io::Error,
     },
-    /// The firewall mark was refused; without it, packets could loop into the tunnel.
-    #[error("cannot set firewall mark {mark:#x}: {source}; it takes CAP_NET_ADMIN")]
+    /// The firewall mark was refused. Without it, packets could loop into the tunnel.
+    #[error("cannot set firewall mark {mark:#x}: {source}; it needs CAP_NET_ADMIN")]
     Mark {
-        /// The mark asked for.
+        /// The given mark.
         mark: u32,
-        /// What setsockopt(2) said.
+        /// The error of setsockopt(2).
         source: io::Error,
     },
-    /// Anything else.
+    /// Another system call failed.
     #[error("cannot open a UDP socket on {address}: {operation}: {source}")]
     System {
-        /// Where we wanted to listen.
+        /// The local address.
         address: SocketAddr,
-        /// What was being done.
+        /// The failed system call.
         operation: &'static str,
-        /// What the kernel said.
+        /// The cause.
         source: io::Error,
     },
 }
 
-/// What this kernel grants a socket.
+/// The abilities of a socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UdpCapabilities {
-    /// UDP_SEGMENT: one call sends many datagrams. A route may refuse it all the same.
+    /// UDP_SEGMENT: one call sends many datagrams. A route may still refuse it.
     pub gso: Ability,
     /// UDP_GRO: one buffer receives many datagrams.
     pub gro: Ability,
-    /// The receive buffer has the size asked for.
+    /// The receive buffer has the requested size.
     pub receive_buffer: Ability,
-    /// The send buffer has the size asked for.
+    /// The send buffer has the requested size.
     pub send_buffer: Ability,
     /// SO_RXQ_OVFL: datagrams dropped at a full receive buffer are counted.
     pub receive_queue_drops: Ability,
-    /// Datagrams that are too long are refused before they take room in the receive buffer.
+    /// Datagrams that are too long or too short are refused before they use space in the receive
+    /// buffer.
     pub datagram_filter: Ability,
 }
 
 impl UdpCapabilities {
-    /// Name and ability.
+    /// Returns names and abilities.
     pub fn table(&self) -> [(&'static str, &Ability); 6] {
         [
             ("gso", &self.gso),
@@ -151,7 +154,7 @@ impl fmt::Display for UdpCapabilities {
 
 /// A bound, unconnected, non-blocking UDP socket.
 ///
-/// One thread sends and one (the same or another) receives; a second receiver would only take
+/// One thread sends, and one thread (the same or another) receives. A second receiver would take
 /// datagrams away from the first.
 #[derive(Debug)]
 pub struct UdpSocket {
@@ -166,7 +169,7 @@ pub struct UdpSocket {
 #[derive(Debug)]
 struct GsoState {
     on: AtomicBool,
-    /// Destinations whose route refused it. Offload is a matter of the egress device, so other
+    /// Destinations whose route refused it. Offload depends on the egress device, so other
     /// destinations keep it.
     refused: Mutex<Vec<IpAddr>>,
     /// Length of `refused`, so that the lock is taken only when it is not empty.
@@ -175,10 +178,10 @@ struct GsoState {
 }
 
 impl UdpSocket {
-    /// Opens a socket and binds it to `address` (port 0: any free one).
+    /// Opens a socket and binds it to `address` (port 0: any free port).
     ///
     /// # Errors
-    /// See [`UdpError`]. Missing abilities are no errors, they are in [`UdpSocket::capabilities`].
+    /// See [`UdpError`]. Missing abilities are no errors, see [`UdpSocket::capabilities`].
     pub fn bind(address: SocketAddr, options: &UdpOptions) -> Result<UdpSocket, UdpError> {
         let system = |operation| {
             move |errno: Errno| UdpError::System {
@@ -208,13 +211,15 @@ impl UdpSocket {
             set_mark(&fd, mark)?;
         }
         let capabilities = UdpCapabilities {
-            gso: match options.gso {
-                true => Ability::from_outcome("UDP_SEGMENT", sockopt::UdpGsoSegment.set(&fd, &0)),
-                false => Ability::turned_off(),
+            gso: if options.gso {
+                Ability::from_outcome("UDP_SEGMENT", sockopt::UdpGsoSegment.set(&fd, &0))
+            } else {
+                Ability::turned_off()
             },
-            gro: match options.gro {
-                true => Ability::from_outcome("UDP_GRO", sockopt::UdpGroSegment.set(&fd, &true)),
-                false => Ability::turned_off(),
+            gro: if options.gro {
+                Ability::from_outcome("UDP_GRO", sockopt::UdpGroSegment.set(&fd, &true))
+            } else {
+                Ability::turned_off()
             },
             receive_buffer: set_receive_buffer(&fd, options.receive_buffer),
             send_buffer: set_send_buffer(&fd, options.send_buffer),
@@ -227,7 +232,7 @@ impl UdpSocket {
                 Err(reason) => Ability::Absent(reason.clone()),
             },
         };
-        // Last, so that no datagram comes in before the options hold.
+        // Last, so that no datagram arrives before the options apply.
         socket::bind(fd.as_raw_fd(), &SockaddrStorage::from(address)).map_err(
             |errno| match errno {
                 Errno::EADDRINUSE => UdpError::PortInUse { address },
@@ -250,31 +255,31 @@ impl UdpSocket {
         })
     }
 
-    /// The address it is bound to, with the port that was chosen.
+    /// Returns the local address, with the chosen port.
     ///
     /// # Errors
-    /// What getsockname(2) says.
+    /// Those of getsockname(2).
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.socket.local_addr()
     }
 
-    /// What was granted.
+    /// Returns the abilities of the socket.
     pub fn capabilities(&self) -> &UdpCapabilities {
         &self.capabilities
     }
 
-    /// Sizes of the receive and the send buffer in bytes, in the unit of [`UdpOptions`]: half of
-    /// what the kernel accounts with (socket(7)).
+    /// Returns the sizes of the receive and the send buffer in bytes, in the unit of
+    /// [`UdpOptions`]: half of the kernel's values (socket(7)).
     ///
     /// # Errors
-    /// What getsockopt(2) says.
+    /// Those of getsockopt(2).
     pub fn buffers(&self) -> io::Result<(usize, usize)> {
         let receive = sockopt::RcvBuf.get(&self.socket)?;
         let send = sockopt::SndBuf.get(&self.socket)?;
         Ok((receive / 2, send / 2))
     }
 
-    /// Sets the firewall mark of everything sent from now on; 0 is none.
+    /// Sets the firewall mark of all packets sent from now on; 0 means none.
     ///
     /// # Errors
     /// [`UdpError::Mark`] without CAP_NET_ADMIN.
@@ -282,17 +287,17 @@ impl UdpSocket {
         set_mark(&self.socket, mark)
     }
 
-    /// Whether segmentation offload is in use, apart from single destinations that refused it.
+    /// Whether segmentation offload is in use, except for destinations that refused it.
     pub fn gso(&self) -> bool {
         self.gso.on.load(Ordering::Relaxed)
     }
 
-    /// Turns segmentation offload off, or on again where the kernel has it; either way, forgets
-    /// which destinations refused it.
+    /// Turns segmentation offload off, or on again if the kernel has it. Either way, forgets the
+    /// destinations that refused it.
     ///
-    /// When to try again is the caller's decision, and so is turning it off for a path that loses
-    /// by position in the batch: Linux 7.0 to 7.1.4 mangle the headers of segments on some drivers,
-    /// which only the far end can see.
+    /// The caller decides when to try again, and when to turn it off for a path whose losses depend
+    /// on the position in the batch: Linux 7.0 to 7.1.4 mangle the headers of segments on some
+    /// drivers, and only the far end can detect that.
     pub fn set_gso(&self, on: bool) {
         let on = on && self.capabilities.gso.is_present();
         self.gso.on.store(on, Ordering::Relaxed);
@@ -300,13 +305,14 @@ impl UdpSocket {
         self.gso.refused_count.store(0, Ordering::Relaxed);
     }
 
-    /// How many sends were refused with segmentation offload and replayed without.
+    /// Returns the number of sends that were refused with segmentation offload and replayed
+    /// without.
     pub fn gso_fallbacks(&self) -> u64 {
         self.gso.fallbacks.load(Ordering::Relaxed)
     }
 
-    /// How many datagrams were dropped because the receive buffer was full, their checksum was wrong, or they were
-    /// longer than [`DatagramFilter`] lets pass. What GRO had joined counts once.
+    /// Returns the number of datagrams dropped because the receive buffer was full, the checksum
+    /// was wrong, or [`DatagramFilter`] refused them. A batch joined by GRO counts once.
     pub fn receive_queue_drops(&self) -> u64 {
         if let Ok(drops) = control::queue_drops(self.socket.as_fd()) {
             self.note_drops(drops);
@@ -314,14 +320,14 @@ impl UdpSocket {
         self.drops.load(Ordering::Relaxed)
     }
 
-    /// Takes over the kernel's 32-bit counter, which wraps. Stamps of waiting datagrams are older
-    /// than what was asked for in between: a step of more than half the range is one back.
+    /// Processes the kernel's 32-bit counter, which wraps. The counter in a waiting datagram may be
+    /// older than the last one read: a step of more than half the range counts as a step back.
     fn note_drops(&self, counter: u32) {
         let extend = |total: u64| match counter.wrapping_sub(total as u32) {
             step @ 1..0x8000_0000 => Some(total + u64::from(step)),
             _ => None,
         };
-        // An unchanged or older counter is no failure.
+        // An unchanged or older counter is no error.
         let _ = self
             .drops
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, extend);
@@ -361,17 +367,17 @@ impl GsoState {
 }
 
 impl AsFd for UdpSocket {
-    /// For polling only: UDP_GRO changes what every receive on this descriptor returns, and a plain
-    /// recv(2) would see several datagrams as one. [`UdpSocket::receive`] is the way.
+    /// For polling only: UDP_GRO changes the result of every receive on this descriptor, and a
+    /// plain recv(2) would return several datagrams as one. Use [`UdpSocket::receive`].
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 }
 
-/// Options that differ between IPv4 and IPv6.
+/// Sets the options that differ between IPv4 and IPv6.
 ///
-/// PMTUDISC_PROBE sets DF always and looks at the device's MTU only: the path MTU that the kernel
-/// learnt from ICMP, which anybody can forge, is not believed (ip(7), net/ipv4/ip_output.c).
+/// PMTUDISC_PROBE always sets DF and uses the MTU of the device only. It ignores the path MTU that
+/// the kernel learned from ICMP, which anybody can forge (ip(7), net/ipv4/ip_output.c).
 fn set_up_family(fd: &OwnedFd, address: &SocketAddr) -> Result<(), (&'static str, Errno)> {
     let on = &true;
     match address {
@@ -411,16 +417,16 @@ fn set_mark<F: AsFd>(fd: &F, mark: u32) -> Result<(), UdpError> {
     sockopt::Mark.set(fd, &mark).map_err(refused)
 }
 
-/// Sets the receive buffer, beyond `net.core.rmem_max` where that is permitted.
+/// Sets the receive buffer, above `net.core.rmem_max` if permitted.
 pub(crate) fn set_receive_buffer(fd: &OwnedFd, wanted: usize) -> Ability {
     if sockopt::RcvBufForce.set(fd, &wanted).is_err() {
-        // What is reached is looked at below.
+        // The actual size is checked below.
         let _ = sockopt::RcvBuf.set(fd, &wanted);
     }
     reached(sockopt::RcvBuf.get(fd), wanted, "net.core.rmem_max")
 }
 
-/// Sets the send buffer, beyond `net.core.wmem_max` where that is permitted.
+/// Sets the send buffer, above `net.core.wmem_max` if permitted.
 pub(crate) fn set_send_buffer(fd: &OwnedFd, wanted: usize) -> Ability {
     if sockopt::SndBufForce.set(fd, &wanted).is_err() {
         let _ = sockopt::SndBuf.set(fd, &wanted);
@@ -428,7 +434,7 @@ pub(crate) fn set_send_buffer(fd: &OwnedFd, wanted: usize) -> Ability {
     reached(sockopt::SndBuf.get(fd), wanted, "net.core.wmem_max")
 }
 
-/// Compares with what was asked for; the kernel doubles it for its own overhead (socket(7)).
+/// Compares with the requested size. The kernel doubles it for its own overhead (socket(7)).
 fn reached(size: nix::Result<usize>, wanted: usize, limit: &str) -> Ability {
     match size {
         Ok(size) if size / 2 >= wanted => Ability::Present,

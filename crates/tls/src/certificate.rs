@@ -24,7 +24,7 @@ use zeroize::Zeroizing;
 /// File name of a generated certificate, with its key.
 const OWN: &str = "tls.pem";
 
-/// Why there is no certificate.
+/// Why a certificate could not be loaded or generated.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// A file or directory cannot be read or created.

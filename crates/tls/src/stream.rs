@@ -35,7 +35,7 @@ impl Stream {
     /// Wraps an established connection.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The error of the system call.
     pub fn new(socket: TcpStream, tls: Option<Connection>, framing: Framing) -> io::Result<Stream> {
         socket.set_nodelay(true)?;
         socket.set_nonblocking(true)?;
@@ -82,7 +82,7 @@ impl Stream {
     /// Sends as much as the kernel accepts. Returns whether anything is left.
     ///
     /// # Errors
-    /// The kernel's, except that it accepts no more now.
+    /// System errors, except that the kernel accepts no more now.
     pub fn flush(&mut self) -> io::Result<bool> {
         let mut sent = 0;
         self.blocked = false;
@@ -124,7 +124,7 @@ impl Stream {
     ///
     /// # Errors
     /// `UnexpectedEof`: the other end has closed the connection. `InvalidData`: TLS rejects the
-    /// data or the certificate. Otherwise the kernel's.
+    /// data or the certificate. Otherwise the error of the system call.
     pub fn receive(&mut self) -> io::Result<bool> {
         self.received.drain(..std::mem::take(&mut self.taken));
         match self.read() {

@@ -100,11 +100,6 @@ impl Vlan {
     pub fn priority(self) -> u8 {
         (self.tci >> 13) as u8
     }
-
-    /// Drop eligible indicator.
-    pub fn drop_eligible(self) -> bool {
-        self.tci & 0x1000 != 0
-    }
 }
 
 /// The header of a frame.
@@ -261,11 +256,10 @@ mod tests {
 
     #[test]
     fn a_tag_is_taken_apart() {
-        // Priority 5, drop eligible, VLAN 42.
+        // Priority 5, drop eligible indicator set, VLAN 42.
         let header = Ethernet::parse(&frame(&[0x8100, 0xb02a, ETHERTYPE_IPV4])).unwrap();
         let vlan = header.vlan.unwrap();
         assert_eq!((vlan.id(), vlan.priority()), (42, 5));
-        assert!(vlan.drop_eligible());
         assert_eq!(header.vlan_id(), Some(42));
         assert_eq!((header.ethertype, header.header_len), (0x0800, 18));
     }

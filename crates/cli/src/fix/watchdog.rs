@@ -43,7 +43,7 @@ impl Watchdog {
             .map(|(target, link)| {
                 std::thread::spawn(move || {
                     let echo = Echo::open(target, &link).ok()?;
-                    let answered = echo.ask(0, echo.smallest(), TIMEOUT);
+                    let answered = echo.ping(0, echo.smallest(), TIMEOUT);
                     matches!(answered, Ok(Outcome::Answered(_))).then_some((target, echo))
                 })
             })
@@ -90,7 +90,7 @@ fn watch(target: IpAddr, echo: &Echo, stop: &Interrupt, silent: &OnceLock<IpAddr
         if stop.sleep(PAUSE).is_err() {
             return;
         }
-        match echo.ask(sequence, echo.smallest(), TIMEOUT) {
+        match echo.ping(sequence, echo.smallest(), TIMEOUT) {
             Ok(Outcome::Answered(_)) => missed = 0,
             // A request that cannot be sent counts as unanswered.
             Ok(Outcome::Silent | Outcome::TooBig) | Err(_) => missed += 1,

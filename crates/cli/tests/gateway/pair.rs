@@ -60,7 +60,7 @@ fn active(site: &Site, second: &Second) -> [bool; 2] {
 
 /// Returns the number of answers to a device's ARP request for the remote.
 fn answers_to_arp(site: &Site) -> usize {
-    let socket = PacketOptions::new(Accept::Station(DEVICE_MAC));
+    let socket = PacketOptions::new(Accept::Host(DEVICE_MAC));
     let interface = index(&site.device, DEVICE_INTERFACE);
     let socket = site.device.run(|| PacketSocket::open(interface, &socket));
     let socket = socket.expect("namespace").expect("packet socket");

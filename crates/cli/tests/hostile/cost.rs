@@ -17,7 +17,7 @@ use seikan_lab::hostile::{Flood, Target};
 use seikan_load::Pattern;
 use seikan_proto::capabilities::{Capabilities, Cipher};
 use seikan_proto::keys::{Identity, PresharedKey, PrivateKey, PublicKey};
-use seikan_proto::noise::{Protocol, create_initiation};
+use seikan_proto::noise::{Initiation, Protocol};
 use seikan_proto::rng::Rng;
 use seikan_proto::session::Session;
 use seikan_proto::tai64n::Tai64nClock;
@@ -82,17 +82,16 @@ impl Hostile {
         let mut message = [0; 512];
         let now = std::time::SystemTime::now();
         let since = now.duration_since(std::time::UNIX_EPOCH).expect("time");
-        let (mut initiator, length) = create_initiation(
-            Protocol::Native,
-            &Identity::new(private),
-            &PublicKey::from_bytes(key(theirs)),
-            &PresharedKey::default(),
-            7,
-            Tai64nClock::default().stamp(since),
-            &offer.encode(),
-            &mut Random,
-            &mut message,
-        )
+        let (mut initiator, length) = Initiation {
+            protocol: Protocol::Native,
+            identity: &Identity::new(private),
+            remote: &PublicKey::from_bytes(key(theirs)),
+            psk: &PresharedKey::default(),
+            sender_index: 7,
+            timestamp: Tai64nClock::default().stamp(since),
+            payload: &offer.encode(),
+        }
+        .write(&mut Random, &mut message)
         .expect("an initiation");
         let gun = &unknown_source.gun;
         gun.send(&message[..length]).expect("send");

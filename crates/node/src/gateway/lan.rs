@@ -134,7 +134,7 @@ impl Lan {
     /// Opens the socket on the interface as it is now.
     pub(super) fn connect(&mut self, link: Link, interface: &str) -> Result<(), LanError> {
         let address = self.responder.mac().0;
-        let opened = PacketSocket::open(link.index, &PacketOptions::new(Accept::Station(address)));
+        let opened = PacketSocket::open(link.index, &PacketOptions::new(Accept::Host(address)));
         let socket = match opened {
             Err(PacketError::NotEthernet { .. }) => {
                 return Err(LanError::NotEthernet(interface.to_owned()));

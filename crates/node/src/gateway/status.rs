@@ -427,7 +427,7 @@ fn offloads(gateway: &GatewayNode, links: &[(Side, LinkInfo)]) -> Vec<Offloads> 
     let ethtool = Ethtool::open();
     let mut all: Vec<Offloads> = Vec::new();
     for (side, link) in links {
-        for interface in softirq::cards(link) {
+        for interface in softirq::nics(link) {
             if all
                 .iter()
                 .any(|o| o.side == *side && o.interface == interface)

@@ -62,7 +62,7 @@ impl Names {
         let by = if !config.dns.is_empty() {
             answering.upstream = Upstream::Servers(config.dns.clone());
             in_place_of(&interface, &settings(config), at)?
-        } else if dns::is_resolved_asked() {
+        } else if dns::uses_resolved() {
             let applied = dns::route(&interface, at, DOMAIN).map_err(|e| e.to_string())?;
             applied.keep();
             "systemd-resolved"
@@ -107,7 +107,7 @@ fn resolv_conf(config: &Config, server: IpAddr) -> ResolvConf {
 pub fn keep(config: &Config) {
     if let Some(server) = address(config)
         && config.dns.is_empty()
-        && !dns::is_resolved_asked()
+        && !dns::uses_resolved()
     {
         // What cannot be written now is tried again.
         let _ = resolv_conf(config, server).keep();
@@ -121,7 +121,7 @@ pub fn take_back(config: &Config) {
         _ if !config.dns.is_empty() => dns::apply(config.name.as_str(), &settings(config))
             .map(AppliedDns::keep)
             .map_err(drop),
-        _ if dns::is_resolved_asked() => dns::unroute(config.name.as_str()).map_err(drop),
+        _ if dns::uses_resolved() => dns::unroute(config.name.as_str()).map_err(drop),
         Some(server) => resolv_conf(config, server).remove().map_err(drop),
         None => Ok(()),
     };

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::keys::{PresharedKey, PrivateKey};
-use crate::noise::create_initiation;
+use crate::noise::Initiation;
 use crate::rng::testing::Seeded;
 use crate::tai64n::Tai64n;
 
@@ -26,17 +26,16 @@ fn source(text: &str) -> SocketAddr {
 /// An initiation of `identity(1)` to `identity(2)`, index 7.
 fn initiation(protocol: Protocol, seed: u64) -> Vec<u8> {
     let mut out = [0; MAX_HANDSHAKE_LEN];
-    let (_, len) = create_initiation(
+    let (_, len) = Initiation {
         protocol,
-        &identity(1),
-        identity(2).public(),
-        &PresharedKey::default(),
-        7,
-        Tai64n::from_unix(Duration::from_secs(seed)),
-        &[],
-        &mut Seeded::new(seed),
-        &mut out,
-    )
+        identity: &identity(1),
+        remote: identity(2).public(),
+        psk: &PresharedKey::default(),
+        sender_index: 7,
+        timestamp: Tai64n::from_unix(Duration::from_secs(seed)),
+        payload: &[],
+    }
+    .write(&mut Seeded::new(seed), &mut out)
     .unwrap();
     out[..len].to_vec()
 }

@@ -2,7 +2,7 @@
 
 use super::devices::family;
 use super::flows::{Direction, Flow, Seen, Segment};
-use super::query::{Query, query};
+use super::query::{Ends, Query, query};
 use super::rules::Subject;
 use super::translate::translate;
 use super::{Device, DeviceId, Gateway, Made, length};
@@ -260,7 +260,12 @@ impl Gateway {
         let remote = self.shown.get(&ip.dst).copied().unwrap_or(ip.dst);
         let own = self.devices[id.0 as usize].overlay[family(ip.src)];
         let own = own.ok_or(DropReason::UnlistedDevice)?;
-        self.admit(now, id, packet, passing, remote, Direction::Out)?;
+        let ends = Ends {
+            device: id,
+            remote,
+            direction: Direction::Out,
+        };
+        self.admit(now, packet, passing, ends)?;
         let limit = self.mtu.tunnel as usize;
         clamp_syn(packet, limit, passing.partial);
         if self.is_hop {
@@ -285,7 +290,12 @@ impl Gateway {
         let ip = &passing.ip;
         let lan = self.devices[id.0 as usize].lan[family(ip.dst)];
         let lan = lan.ok_or(DropReason::DeviceUnresolved)?;
-        self.admit(now, id, packet, passing, ip.src, Direction::In)?;
+        let ends = Ends {
+            device: id,
+            remote: ip.src,
+            direction: Direction::In,
+        };
+        self.admit(now, packet, passing, ends)?;
         let limit = self.mtu.lan as usize;
         clamp_syn(packet, limit, passing.partial);
         if self.is_hop {
@@ -304,20 +314,18 @@ impl Gateway {
     fn admit(
         &mut self,
         now: Instant,
-        id: DeviceId,
         packet: &[u8],
         passing: &Passing,
-        remote: IpAddr,
-        direction: Direction,
+        ends: Ends,
     ) -> Result<(), DropReason> {
-        let ip = &passing.ip;
-        let device = &mut self.devices[id.0 as usize];
+        let (ip, direction) = (&passing.ip, ends.direction);
+        let device = &mut self.devices[ends.device.0 as usize];
         let is_tcp = ip.protocol == PROTO_TCP && !ip.fragment;
         let ruled = !(device.config.allow_from.is_empty() && device.config.allow_to.is_empty());
         if !ruled && !is_tcp {
             return Ok(());
         }
-        let query = query(&mut self.fragments, now, id, packet, ip, remote, direction);
+        let query = query(&mut self.fragments, now, packet, ip, ends);
         let flow = match self.flows.get(&query.key, now) {
             Some(flow) => flow,
             None => {

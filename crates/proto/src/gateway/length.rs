@@ -9,7 +9,7 @@ use seikan_wire::{checksum, icmp, tcp, udp};
 const MAX_MADE: usize = 64;
 
 /// Whether a router may fragment the packet: IPv4 without DF, and not a super-packet, whose
-/// segments were sized by their sender.
+/// segments have the size chosen by the sender.
 pub(super) fn may_be_cut(packet: &[u8], ip: &IpPacket, gso_size: usize) -> bool {
     !ip.is_v6() && gso_size == 0 && packet[6] & 0x40 == 0 && ip.total_len <= packet.len()
 }

@@ -16,7 +16,7 @@ const WINDOW: Duration = Duration::from_secs(5);
 const ENOUGH: u64 = 8;
 /// How long segmentation is tested.
 const TRIAL: Duration = Duration::from_secs(5);
-/// How long a broken interface gets no super-packets.
+/// Time for which a broken interface gets no super-packets.
 const BROKEN_FOR: Duration = Duration::from_secs(600);
 /// How long an interface that is not the cause is not tested again.
 const TRUSTED_FOR: Duration = Duration::from_secs(60);
@@ -67,7 +67,7 @@ impl Default for Merging {
 }
 
 impl Merging {
-    /// Whether super-packets are to be segmented here.
+    /// Whether super-packets must be segmented here.
     pub fn is_cut(&self) -> bool {
         !matches!(self.verdict, Verdict::Trusted(_))
     }

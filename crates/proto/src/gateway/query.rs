@@ -13,6 +13,17 @@ const FRAGMENTED: usize = 64;
 /// each other closely).
 const FRAGMENTED_FOR: Duration = Duration::from_secs(10);
 
+/// The two ends of a packet, and its direction.
+#[derive(Clone, Copy)]
+pub(super) struct Ends {
+    /// The device.
+    pub device: DeviceId,
+    /// The address of the remote end in the tunnel.
+    pub remote: IpAddr,
+    /// Whether the packet leaves the device's network or enters it.
+    pub direction: Direction,
+}
+
 /// Input to the rules: the flow of a packet, and the port of the service.
 pub(super) struct Query {
     /// The flow.
@@ -27,11 +38,9 @@ pub(super) struct Query {
 pub(super) fn query(
     fragments: &mut Fragments,
     now: Instant,
-    id: DeviceId,
     packet: &[u8],
     ip: &IpPacket,
-    remote: IpAddr,
-    direction: Direction,
+    ends: Ends,
 ) -> Query {
     let transport = packet.get(ip.header_len..).unwrap_or_default();
     let (source, destination, has_ports, opens) = match ip.protocol {
@@ -52,7 +61,7 @@ pub(super) fn query(
         PROTO_ICMP | PROTO_ICMPV6 => {
             let (identifier, error) = icmp_of(ip.protocol, transport);
             if let Some(quoted) = error
-                && let Some(key) = quoted_flow(quoted, id, remote, direction)
+                && let Some(key) = quoted_flow(quoted, ends)
             {
                 return Query {
                     key,
@@ -64,14 +73,14 @@ pub(super) fn query(
         }
         _ => (0, 0, false, true),
     };
-    let (device_port, remote_port) = match direction {
+    let (device_port, remote_port) = match ends.direction {
         Direction::Out => (source, destination),
         Direction::In => (destination, source),
     };
     Query {
         key: FlowKey {
-            device: id.0,
-            remote,
+            device: ends.device.0,
+            remote: ends.remote,
             protocol: ip.protocol,
             device_port,
             remote_port,
@@ -106,12 +115,7 @@ fn icmp_of(protocol: u8, message: &[u8]) -> (u16, Option<&[u8]>) {
 }
 
 /// The flow of the packet that an ICMP error quotes: it went against the error's direction.
-fn quoted_flow(
-    quoted: &[u8],
-    id: DeviceId,
-    remote: IpAddr,
-    direction: Direction,
-) -> Option<FlowKey> {
+fn quoted_flow(quoted: &[u8], ends: Ends) -> Option<FlowKey> {
     let ip = IpPacket::parse_headers(quoted).ok()?;
     let transport = quoted.get(ip.header_len..)?;
     let (source, destination) = match ip.protocol {
@@ -127,12 +131,12 @@ fn quoted_flow(
     };
     // A router of the overlay may have sent the error. The quote names the remote, by its overlay
     // addresses.
-    let (remote, device_port, remote_port) = match direction {
+    let (remote, device_port, remote_port) = match ends.direction {
         Direction::In => (ip.dst, source, destination),
-        Direction::Out => (remote, destination, source),
+        Direction::Out => (ends.remote, destination, source),
     };
     Some(FlowKey {
-        device: id.0,
+        device: ends.device.0,
         remote,
         protocol: ip.protocol,
         device_port,
@@ -140,7 +144,7 @@ fn quoted_flow(
     })
 }
 
-/// The ports of packets whose first fragment came by: later ones bear none.
+/// The ports of packets whose first fragment was seen. Later fragments have no ports.
 #[derive(Debug, Default)]
 pub(super) struct Fragments {
     known: Vec<(FragmentKey, (u16, u16), Instant)>,

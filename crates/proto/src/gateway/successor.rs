@@ -63,7 +63,7 @@ impl Device {
 }
 
 impl Gateway {
-    /// Returns the first address if it is to be queried now, because the device uses a second one.
+    /// Returns the first address if it must be queried now, because the device uses a second one.
     /// If the queries were not answered, the second address replaces the first.
     pub(super) fn poll_successor(&mut self, id: DeviceId, now: Instant) -> Option<Ipv6Addr> {
         let device = self.devices.get_mut(id.0 as usize)?;

@@ -24,9 +24,9 @@
 //! and a segment of a super-packet, has at least [`MIN_CHUNK`] bytes. A record has at most one each
 //! of HEALTH, PROBE, PROBE_ACK and PORTS.
 
-use crate::birthday::ProbeRequest;
 use crate::inbox::{MAX_HEADER, Slice};
 use crate::native::health::Report;
+use crate::native::probe_request::ProbeRequest;
 use seikan_observe::DropReason;
 use seikan_wire::ip::{self, IpPacket, PROTO_TCP, PROTO_UDP};
 use seikan_wire::{tcp, udp};
@@ -61,35 +61,6 @@ const PORTS: u8 = 7;
 const FLAG_PARTIAL: u8 = 0x10;
 /// The super-packet has CWR set (SLICE).
 const FLAG_ECN: u8 = 0x20;
-
-/// Length in bytes of the stamp at the start of every record.
-pub const STAMP_LEN: usize = 3;
-
-/// When a record was sealed, and its position in its batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stamp {
-    /// Position in the sender's GSO batch, from 0.
-    pub position: u8,
-    /// Fraction of the second, in 1/65536 s.
-    pub time: u16,
-}
-
-impl Stamp {
-    /// Reads the stamp at the start of a record's plaintext.
-    pub fn read(plaintext: &[u8]) -> Option<Stamp> {
-        let &[position, t0, t1] = plaintext.first_chunk()?;
-        Some(Stamp {
-            position,
-            time: u16::from_le_bytes([t0, t1]),
-        })
-    }
-
-    /// Encodes the stamp.
-    pub fn to_bytes(self) -> [u8; STAMP_LEN] {
-        let [t0, t1] = self.time.to_le_bytes();
-        [self.position, t0, t1]
-    }
-}
 
 /// A parsed frame. Ranges are positions in the arena.
 #[derive(Clone, Debug)]

@@ -6,7 +6,7 @@
 //! second while packets arrive. Reports alone trigger no report, or two idle peers would report on
 //! each other's reports forever. The sender keeps the latest report.
 
-use crate::native::frame::Stamp;
+use crate::native::stamp::{Stamp, stamp_of};
 use crate::time::Instant;
 use seikan_wire::message::DataHeader;
 use std::net::SocketAddr;
@@ -296,12 +296,6 @@ impl Receiver {
         // 1/65536 s = 15.26 microseconds.
         self.delay_sum += ((self.transit - base) as u64 * 15_259) / 1000;
     }
-}
-
-/// The fraction of the second at `now`, in 1/65536 s.
-pub fn stamp_of(now: Instant) -> u16 {
-    let nanos = now.as_nanos() % 1_000_000_000;
-    ((nanos << 16) / 1_000_000_000) as u16
 }
 
 #[cfg(test)]

@@ -1,7 +1,12 @@
-//! The native protocol's data path: frames in records, path MTU, health reports.
+//! The native protocol's data path: frames in records, checks, address validation, path MTU, health
+//! reports.
 
+pub mod address_validation;
+pub mod check;
 pub mod frame;
 pub mod health;
 pub mod path_mtu;
+pub mod probe_request;
 pub mod reassembly;
 pub mod record;
+pub mod stamp;

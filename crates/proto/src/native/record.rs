@@ -6,16 +6,17 @@
 //! small packets are never delayed for a fuller record. The end of one super-packet and the start
 //! of the next share a record, which keeps all datagrams of a batch the same size.
 
-use crate::address_validation::AddressValidation;
-use crate::birthday::ProbeRequest;
 use crate::constants::NATIVE_DATA;
 use crate::inbox::MAX_HEADER;
 use crate::indices::PeerId;
+use crate::native::address_validation::AddressValidation;
 use crate::native::frame::{
     self, FRAGMENT_OVERHEAD, MIN_CHUNK, PACKET_OVERHEAD, PROBE_ACK_LEN, PROBE_LEN, SLICE_OVERHEAD,
-    STAMP_LEN, SliceHead, Stamp,
+    SliceHead,
 };
 use crate::native::health::Report;
+use crate::native::probe_request::ProbeRequest;
+use crate::native::stamp::{RECORD_OVERHEAD, STAMP_LEN, Stamp};
 use crate::outbox::{Destination, MAX_SEGMENTS, Outbox};
 use crate::segment::{SuperPacket, Transport};
 use crate::session::Session;
@@ -24,8 +25,6 @@ use seikan_wire::ip::PROTO_TCP;
 use seikan_wire::message::{DATA_HEADER_LEN, TAG_LEN};
 use seikan_wire::tcp;
 
-/// Bytes of a record's header, stamp and tag.
-pub const RECORD_OVERHEAD: usize = FRAMES_AT + TAG_LEN;
 /// Offset of the first frame in a record.
 const FRAMES_AT: usize = DATA_HEADER_LEN + STAMP_LEN;
 /// A record that is at most this much shorter than the datagrams of its run is padded, so that the

@@ -24,17 +24,16 @@ fn psk() -> PresharedKey {
 /// A sent initiation of `identity(1)` to `identity(2)`, index 7.
 fn initiation(protocol: Protocol, payload: &[u8]) -> (Initiator, Vec<u8>) {
     let mut out = [0xaa; MAX_HANDSHAKE_LEN];
-    let (initiator, len) = create_initiation(
+    let (initiator, len) = Initiation {
         protocol,
-        &identity(1),
-        identity(2).public(),
-        &psk(),
-        7,
-        stamp(),
+        identity: &identity(1),
+        remote: identity(2).public(),
+        psk: &psk(),
+        sender_index: 7,
+        timestamp: stamp(),
         payload,
-        &mut Seeded::new(1),
-        &mut out,
-    )
+    }
+    .write(&mut Seeded::new(1), &mut out)
     .unwrap();
     (initiator, out[..len].to_vec())
 }
@@ -288,17 +287,16 @@ fn a_payload_beyond_the_limit_is_refused() {
     let mut out = [0; 1024];
     for (protocol, maximum) in [(Protocol::WireGuard, 0), (Protocol::Native, 256)] {
         let payload = vec![0; maximum + 1];
-        let refused = create_initiation(
+        let refused = Initiation {
             protocol,
-            &identity(1),
-            identity(2).public(),
-            &psk(),
-            7,
-            stamp(),
-            &payload,
-            &mut Seeded::new(1),
-            &mut out,
-        );
+            identity: &identity(1),
+            remote: identity(2).public(),
+            psk: &psk(),
+            sender_index: 7,
+            timestamp: stamp(),
+            payload: &payload,
+        }
+        .write(&mut Seeded::new(1), &mut out);
         let error = HandshakeError::PayloadTooLong {
             found: maximum + 1,
             maximum,
@@ -309,17 +307,16 @@ fn a_payload_beyond_the_limit_is_refused() {
 
 #[test]
 fn a_small_buffer_is_refused() {
-    let refused = create_initiation(
-        Protocol::WireGuard,
-        &identity(1),
-        identity(2).public(),
-        &psk(),
-        7,
-        stamp(),
-        &[],
-        &mut Seeded::new(1),
-        &mut [0; 147],
-    );
+    let refused = Initiation {
+        protocol: Protocol::WireGuard,
+        identity: &identity(1),
+        remote: identity(2).public(),
+        psk: &psk(),
+        sender_index: 7,
+        timestamp: stamp(),
+        payload: &[],
+    }
+    .write(&mut Seeded::new(1), &mut [0; 147]);
     assert_eq!(
         refused.unwrap_err(),
         HandshakeError::BufferTooSmall {
@@ -343,7 +340,7 @@ fn an_invalid_response_does_not_spoil_the_handshake() {
         let mut altered = answer.clone();
         altered[byte] ^= 1;
         // With a valid mac1, so that the alteration reaches the Noise message.
-        cookie::write_mac1(identity(1).mac1_key(Protocol::Native), &mut altered);
+        mac::write_mac1(identity(1).mac1_key(Protocol::Native), &mut altered);
         assert!(initiator.consume_response(&altered).is_err(), "byte {byte}");
     }
     assert_eq!(
@@ -383,7 +380,7 @@ fn native_and_wireguard_messages_are_refused_by_the_other_protocol() {
         );
         // Even with another type and a new mac1, the prologue differs.
         message[0] = expected.initiation_type();
-        cookie::write_mac1(identity(2).mac1_key(expected), &mut message);
+        mac::write_mac1(identity(2).mac1_key(expected), &mut message);
         let error = consume_initiation(expected, &identity(2), &message).unwrap_err();
         assert_eq!(error, HandshakeError::Authentication);
     }
@@ -412,22 +409,21 @@ fn reserved_bytes_must_be_zero() {
 
 #[test]
 fn a_key_of_low_order_is_refused_at_both_ends() {
-    let to_zero = create_initiation(
-        Protocol::WireGuard,
-        &identity(1),
-        &PublicKey::from_bytes([0; 32]),
-        &psk(),
-        7,
-        stamp(),
-        &[],
-        &mut Seeded::new(1),
-        &mut [0; MAX_HANDSHAKE_LEN],
-    );
+    let to_zero = Initiation {
+        protocol: Protocol::WireGuard,
+        identity: &identity(1),
+        remote: &PublicKey::from_bytes([0; 32]),
+        psk: &psk(),
+        sender_index: 7,
+        timestamp: stamp(),
+        payload: &[],
+    }
+    .write(&mut Seeded::new(1), &mut [0; MAX_HANDSHAKE_LEN]);
     assert_eq!(to_zero.unwrap_err(), HandshakeError::LowOrderPoint);
 
     let (_, mut message) = initiation(Protocol::WireGuard, &[]);
     message[INITIATION_NOISE_OFFSET..][..KEY_LEN].fill(0);
-    cookie::write_mac1(identity(2).mac1_key(Protocol::WireGuard), &mut message);
+    mac::write_mac1(identity(2).mac1_key(Protocol::WireGuard), &mut message);
     let error = consume_initiation(Protocol::WireGuard, &identity(2), &message).unwrap_err();
     assert_eq!(error, HandshakeError::LowOrderPoint);
 }
@@ -459,12 +455,12 @@ proptest! {
             // Passes the header and mac1 checks, up to the cryptography.
             put_u32(&mut message, 0, protocol.response_type().into());
             put_u32(&mut message, RESPONSE_RECEIVER_OFFSET, 7);
-            cookie::write_mac1(identity(1).mac1_key(protocol), &mut message);
+            mac::write_mac1(identity(1).mac1_key(protocol), &mut message);
         }
         prop_assert!(initiator.consume_response(&message).is_err());
         if plausible && message.len() >= INITIATION_LEN {
             put_u32(&mut message, 0, protocol.initiation_type().into());
-            cookie::write_mac1(identity(2).mac1_key(protocol), &mut message);
+            mac::write_mac1(identity(2).mac1_key(protocol), &mut message);
         }
         prop_assert!(consume_initiation(protocol, &identity(2), &message).is_err());
     }
@@ -480,7 +476,7 @@ proptest! {
             let mut resized = message.to_vec();
             resized.resize(len, 0);
             if len >= MACS_LEN {
-                cookie::write_mac1(identity.mac1_key(Protocol::Native), &mut resized);
+                mac::write_mac1(identity.mac1_key(Protocol::Native), &mut resized);
             }
             resized
         };

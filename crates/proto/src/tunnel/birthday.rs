@@ -1,12 +1,13 @@
 //! Port probing: the link between the state of a peer, the driver and the session.
 
 use super::{Now, Tunnel};
-use crate::birthday::{Birthday, Context, Due, NatMappings, ProbeRequest, Punch};
+use crate::birthday::{Birthday, Context, Due, NatMappings, Punch};
 use crate::constants::{REKEY_ON_RECEIVE_AFTER, REKEY_TIMEOUT};
 use crate::indices::PeerId;
+use crate::native::check::Check;
+use crate::native::probe_request::ProbeRequest;
 use crate::native::record::{Outgoing, RecordWriter};
 use crate::outbox::Outbox;
-use crate::paths::Check;
 use crate::peer::Peer;
 use crate::time::Instant;
 use crate::timers::SessionAge;
@@ -163,8 +164,8 @@ impl Tunnel {
         let Some(envelope) = super::outbound::envelope(peer, &sending, 0) else {
             return;
         };
-        let may_send = |s: &mut Box<_>| super::outbound::may_send(s, now.mono);
-        let Some(mut session) = peer.sessions.current.take_if(may_send) else {
+        let current = &mut peer.sessions.current;
+        let Some(mut session) = current.take_if(|s| s.may_send(now.mono)) else {
             return;
         };
         let mut writer = RecordWriter::new(outbox, &mut session, &mut peer.path.outgoing, envelope);
@@ -194,8 +195,8 @@ impl Tunnel {
         ) else {
             return;
         };
-        let may_send = |s: &mut Box<_>| super::outbound::may_send(s, now.mono);
-        let Some(mut session) = peer.sessions.current.take_if(may_send) else {
+        let current = &mut peer.sessions.current;
+        let Some(mut session) = current.take_if(|s| s.may_send(now.mono)) else {
             return;
         };
         envelope.destination.address = *first;

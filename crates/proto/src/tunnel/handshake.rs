@@ -4,8 +4,9 @@ use super::inbound::Datagram;
 use super::{Now, PreviousIdentity, Reachability, RecentHandshakes, Tunnel};
 use crate::capabilities::{self, Capabilities, CapabilityError, Cipher};
 use crate::constants::*;
-use crate::cookie::{Admission, verify_mac1};
+use crate::cookie::Admission;
 use crate::indices::PeerId;
+use crate::mac::verify_mac1;
 use crate::noise::{self, HandshakeError, Protocol};
 use crate::outbox::{Destination, Outbox};
 use crate::paths::MAX_RELAYS;
@@ -68,7 +69,7 @@ impl Tunnel {
             return;
         };
         let current = peer.sessions.current.as_ref();
-        let lives = current.is_some_and(|session| super::outbound::may_send(session, now.mono));
+        let lives = current.is_some_and(|session| session.may_send(now.mono));
         let everywhere = !lives || peer.timers.is_retrying() || peer.paths.is_lost();
         if everywhere && !peer.paths.is_empty() && self.peers_to_call.len() < MAX_PEERS_TO_CALL {
             self.peers_to_call.push(id);
@@ -111,17 +112,16 @@ impl Tunnel {
         };
         let stamp = self.clock.stamp(now.wall);
         let mut message = [0; MAX_HANDSHAKE_LEN];
-        let made = noise::create_initiation(
-            self.protocol,
-            &self.identity,
-            &peer.public_key,
-            &peer.preshared_key,
-            index,
-            stamp,
-            &payload,
-            &mut *self.rng,
-            &mut message,
-        );
+        let made = noise::Initiation {
+            protocol: self.protocol,
+            identity: &self.identity,
+            remote: &peer.public_key,
+            psk: &peer.preshared_key,
+            sender_index: index,
+            timestamp: stamp,
+            payload: &payload,
+        }
+        .write(&mut *self.rng, &mut message);
         match made {
             Ok((initiator, length)) => {
                 peer.handshake

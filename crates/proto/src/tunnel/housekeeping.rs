@@ -9,47 +9,17 @@ use crate::outbox::Outbox;
 use crate::paths::Due;
 use crate::peer::Peer;
 use crate::time::Instant;
-use crate::timers::{self, Action};
+use crate::timers::Action;
 use seikan_observe::DropReason;
 use std::time::Duration;
 
 /// Delay before work that was due but could not be done is retried.
 const RETRY: Duration = Duration::from_millis(1);
 
-/// Why the tunnel wants to be polled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WakeReason {
-    /// A timer of the handshake protocol.
-    Timer(timers::WakeReason),
-    /// An MTU probe is due.
-    PathProbe,
-    /// Candidates are to be checked.
-    PathCheck,
-    /// Port probing has work to do.
-    PortSearch,
-    /// The endpoint is to be validated or abandoned.
-    AddressValidation,
-    /// A ping waits to be sent.
-    Ping,
-    /// A health report is due.
-    HealthReport,
-    /// Fragments have expired.
-    Reassembly,
-    /// Staged packets may be sent.
-    Staged,
-    /// A pending initiation has not been sent to every candidate.
-    NewCandidate,
-}
-
 impl Tunnel {
     /// Returns when to call [`Tunnel::poll`], and for which peer.
     pub fn next_wakeup(&self) -> Option<(Instant, PeerId)> {
         self.wakeups.first().copied()
-    }
-
-    /// Returns when and why the peer is to be polled.
-    pub fn wake_reason(&self, id: PeerId) -> Option<(Instant, WakeReason)> {
-        self.deadline(self.peer(id)?, Instant::BOOT)
     }
 
     /// Does the work that is due. Returns true if there is more to do once the outbox and inbox are
@@ -163,8 +133,8 @@ impl Tunnel {
         if peer.path.outgoing.validation.is_abandoned(now.mono) && peer.path.go_back() {
             return;
         }
-        let may_send = |s: &mut Box<_>| super::outbound::may_send(s, now.mono);
-        let Some(mut session) = peer.sessions.current.take_if(may_send) else {
+        let current = &mut peer.sessions.current;
+        let Some(mut session) = current.take_if(|s| s.may_send(now.mono)) else {
             return;
         };
         if let Some(check) = peer.path.outgoing.validation.ask(now.mono, &mut *self.rng)
@@ -192,11 +162,7 @@ impl Tunnel {
         let Some(envelope) = super::outbound::envelope(peer, &sending, 0) else {
             return;
         };
-        let Some(mut session) = peer
-            .sessions
-            .current
-            .take_if(|s| super::outbound::may_send(s, now.mono))
-        else {
+        let Some(mut session) = peer.sessions.current.take_if(|s| s.may_send(now.mono)) else {
             return;
         };
         let report = peer.path.health.due(now.mono);
@@ -223,11 +189,7 @@ impl Tunnel {
         let Some(peer) = self.peers.get_mut(id.0 as usize).and_then(Option::as_mut) else {
             return;
         };
-        let Some(mut session) = peer
-            .sessions
-            .current
-            .take_if(|s| super::outbound::may_send(s, now.mono))
-        else {
+        let Some(mut session) = peer.sessions.current.take_if(|s| s.may_send(now.mono)) else {
             return;
         };
         let due = peer.paths.due(peer.path.endpoint, now.mono, &mut *self.rng);
@@ -264,7 +226,7 @@ impl Tunnel {
     }
 
     /// The earliest deadline of this peer.
-    fn deadline(&self, peer: &Peer, now: Instant) -> Option<(Instant, WakeReason)> {
+    fn deadline(&self, peer: &Peer, now: Instant) -> Option<Instant> {
         let has_session = peer.has_session(now);
         let native = has_session && self.protocol == Protocol::Native;
         // Only little may be sent to an unvalidated endpoint; everything else waits.
@@ -274,48 +236,37 @@ impl Tunnel {
         let new_candidate = peer.handshake.has_new_candidate();
         let probe = peer.path.mtu.next_wakeup().unwrap_or(now);
         [
-            peer.timers
-                .next()
-                .map(|(at, why)| (at, WakeReason::Timer(why))),
+            peer.timers.next().map(|(at, _)| at),
             // Without packets there is no probing, even if a search has been started.
-            (native && validated && probe.max(now) < peer.path.active_until)
-                .then_some((probe, WakeReason::PathProbe)),
+            (native && validated && probe.max(now) < peer.path.active_until).then_some(probe),
             peer.path
                 .outgoing
                 .validation
                 .next_wakeup(now)
-                .filter(|_| native)
-                .map(|at| (at, WakeReason::AddressValidation)),
+                .filter(|_| native),
             peer.paths
                 .next_wakeup(peer.path.endpoint)
-                .filter(|_| native)
-                .map(|at| (at, WakeReason::PathCheck)),
+                .filter(|_| native),
             peer.birthday
                 .next_wakeup(self.nat_mappings.is_symmetric(), peer.path.active_until)
-                .filter(|_| native)
-                .map(|at| (at, WakeReason::PortSearch)),
+                .filter(|_| native),
             peer.path
                 .health
                 .next_report()
-                .filter(|_| native && validated)
-                .map(|at| (at, WakeReason::HealthReport)),
-            peer.reassembly
-                .next_expiry()
-                .map(|at| (at, WakeReason::Reassembly)),
-            staged.then_some((Instant::BOOT, WakeReason::Staged)),
-            ping.then_some((Instant::BOOT, WakeReason::Ping)),
-            new_candidate.then_some((Instant::BOOT, WakeReason::NewCandidate)),
+                .filter(|_| native && validated),
+            peer.reassembly.next_expiry(),
+            (staged || ping || new_candidate).then_some(Instant::BOOT),
         ]
         .into_iter()
         .flatten()
-        .min_by_key(|(at, _)| *at)
+        .min()
     }
 
     /// Schedules the peer's next deadline if it is earlier than the scheduled one. `earliest` is a
     /// lower bound.
     pub(super) fn reschedule(&mut self, id: PeerId, now: Instant, earliest: Instant) {
         let Some(peer) = self.peer(id) else { return };
-        let Some((at, _)) = self.deadline(peer, now) else {
+        let Some(at) = self.deadline(peer, now) else {
             return;
         };
         let at = at.max(earliest);

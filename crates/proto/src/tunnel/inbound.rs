@@ -1,19 +1,21 @@
 //! From the network to the TUN device: find the session, decrypt in place, check, deliver.
 
-use super::outbound::clamp_syn;
+use super::outbound::{Sending, clamp_syn};
 use super::{Now, Tunnel};
 use crate::allowed_ips::{AllowedIps, LookupCache};
 use crate::constants::*;
 use crate::filter::StatefulFilter;
 use crate::inbox::Inbox;
 use crate::indices::PeerId;
-use crate::native::frame::{self, Frame, Frames, STAMP_LEN, Stamp};
+use crate::native::check::Check;
+use crate::native::frame::{self, Frame, Frames};
 use crate::native::path_mtu;
 use crate::native::reassembly::{Outcome, Reassembled, Record};
 use crate::native::record::RecordWriter;
+use crate::native::stamp::{STAMP_LEN, Stamp};
 use crate::noise::Protocol;
 use crate::outbox::Outbox;
-use crate::paths::{Check, CheckOutcome};
+use crate::paths::CheckOutcome;
 use crate::peer::Peer;
 use crate::time::Instant;
 use seikan_observe::DropReason;
@@ -45,6 +47,16 @@ struct Arrival<'a> {
     range: Range<usize>,
 }
 
+/// Memory that the handling of received datagrams works on.
+struct Buffers<'a> {
+    /// The datagrams.
+    arena: &'a mut [u8],
+    /// Packets for the TUN device.
+    inbox: &'a mut Inbox,
+    /// Answers to the peers.
+    outbox: &'a mut Outbox,
+}
+
 impl Arrival<'_> {
     /// The ECN field of the outer header.
     fn ecn(&self) -> u8 {
@@ -64,6 +76,11 @@ impl Tunnel {
         outbox: &mut Outbox,
     ) {
         let mut touched = std::mem::take(&mut self.scratch.touched);
+        let mut buffers = Buffers {
+            arena,
+            inbox,
+            outbox,
+        };
         for datagram in datagrams {
             let size = datagram.segment_size.max(1);
             if datagram.range.is_empty() {
@@ -75,14 +92,14 @@ impl Tunnel {
                     from: &datagram,
                     range,
                 };
-                match self.datagram(now, &arrival, arena, inbox, outbox) {
+                match self.datagram(now, &arrival, &mut buffers) {
                     Ok(id) if touched.last() != Some(&id) => touched.push(id),
                     Ok(_) => {}
                     Err(reason) => self.drop_datagram(reason),
                 }
             }
         }
-        inbox.finish(arena);
+        buffers.inbox.finish(buffers.arena);
         touched.sort_unstable();
         touched.dedup();
         for id in touched.drain(..) {
@@ -101,17 +118,15 @@ impl Tunnel {
         &mut self,
         now: Now,
         arrival: &Arrival<'_>,
-        arena: &mut [u8],
-        inbox: &mut Inbox,
-        outbox: &mut Outbox,
+        buffers: &mut Buffers<'_>,
     ) -> Result<PeerId, DropReason> {
         if arrival.from.truncated {
             return Err(DropReason::Truncated);
         }
-        let bytes = &mut arena[arrival.range.clone()];
+        let bytes = &mut buffers.arena[arrival.range.clone()];
         let kind = *bytes.first().ok_or(DropReason::Truncated)?;
         if kind != self.protocol.data_type() {
-            return self.handshake_message(now, bytes, arrival.from, outbox);
+            return self.handshake_message(now, bytes, arrival.from, buffers.outbox);
         }
         let header = DataHeader::read(bytes).ok_or(DropReason::Truncated)?;
         let id = *self
@@ -132,8 +147,8 @@ impl Tunnel {
         }
         let plaintext = session.open(&header, bytes)?;
         peer.counters.received_bytes += bytes.len() as u64;
-        // Stricter than the kernel, which lets any authenticated datagram move the endpoint. A
-        // datagram that was overtaken, or delayed by an attacker, tells where the peer was and not
+        // This is stricter than in the kernel, where any authenticated datagram moves the endpoint.
+        // A datagram that was overtaken, or delayed by an attacker, shows where the peer was, not
         // where it is.
         let newest = session.is_newest(header.counter);
         let derived = session.created;
@@ -174,7 +189,7 @@ impl Tunnel {
         if self.protocol == Protocol::Native
             && let Some(peer) = self.peer_mut(id)
         {
-            let Some(stamp) = Stamp::read(&arena[plaintext.clone()]) else {
+            let Some(stamp) = Stamp::read(&buffers.arena[plaintext.clone()]) else {
                 peer.counters.inbound.packets_in += 1;
                 peer.counters.inbound.drops.add(DropReason::BadFrame, 1);
                 return Ok(id);
@@ -194,9 +209,9 @@ impl Tunnel {
             counter: header.counter,
             ecn: arrival.ecn(),
         };
-        self.opened(now, id, record, plaintext, arena, inbox, outbox);
+        self.opened(now, id, record, plaintext, buffers);
         if rekey {
-            self.initiate_handshake(now, id, outbox);
+            self.initiate_handshake(now, id, buffers.outbox);
         }
         Ok(id)
     }
@@ -221,28 +236,22 @@ impl Tunnel {
     }
 
     /// Handles the plaintext of an authenticated datagram that is no replay.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "the batch's four parts, and one datagram"
-    )]
     fn opened(
         &mut self,
         now: Now,
         id: PeerId,
         record: Record,
         plaintext: Range<usize>,
-        arena: &mut [u8],
-        inbox: &mut Inbox,
-        outbox: &mut Outbox,
+        buffers: &mut Buffers<'_>,
     ) {
         let sending = self.sending(now);
         let Some(peer) = self.peers[id.0 as usize].as_mut() else {
             return;
         };
-        let mut sources = Sources {
+        let mut receiving = Receiving {
+            sending,
             allowed_ips: &self.allowed_ips,
             cache: &mut self.scratch.source,
-            now: now.mono,
         };
         let keepalive = match sending.protocol {
             Protocol::WireGuard => 0,
@@ -258,7 +267,7 @@ impl Tunnel {
                 peer.timers.data_received(now.mono);
                 peer.counters.inbound.packets_in += 1;
                 if let Err(reason) =
-                    wireguard_packet(peer, &mut sources, plaintext, record.ecn, arena, inbox)
+                    wireguard_packet(peer, &mut receiving, plaintext, record.ecn, buffers)
                 {
                     peer.counters.inbound.drops.add(reason, 1);
                 }
@@ -266,34 +275,27 @@ impl Tunnel {
             Protocol::Native => {
                 let mut frames =
                     Frames::new(plaintext.start + STAMP_LEN..plaintext.end, record.ecn);
-                while let Some(frame) = frames.next(arena) {
-                    let size = plaintext.len() + DATA_HEADER_LEN + TAG_LEN;
-                    native_frame(
-                        peer,
-                        &mut sources,
-                        &sending,
-                        frame,
-                        (record, size),
-                        arena,
-                        inbox,
-                        outbox,
-                    );
+                let size = plaintext.len() + DATA_HEADER_LEN + TAG_LEN;
+                while let Some(frame) = frames.next(buffers.arena) {
+                    native_frame(peer, &mut receiving, frame, record, size, buffers);
                 }
             }
         }
     }
 }
 
-/// Checks the inner source address against the peer's allowed IPs, then the packet against its
-/// filter.
-struct Sources<'a> {
+/// Parameters of the tunnel that receiving from a peer needs.
+struct Receiving<'a> {
+    /// For answers.
+    sending: Sending,
     allowed_ips: &'a AllowedIps,
     cache: &'a mut LookupCache,
-    now: Instant,
 }
 
-impl Sources<'_> {
-    /// `packet` begins with the headers that `ip` was parsed from, up to the transport header.
+impl Receiving<'_> {
+    /// Checks the inner source address against the peer's allowed IPs, then the packet against its
+    /// filter. `packet` begins with the headers that `ip` was parsed from, up to the transport
+    /// header.
     fn check(
         &mut self,
         ip: &IpPacket,
@@ -307,40 +309,41 @@ impl Sources<'_> {
         }
         match filter {
             None => Ok(()),
-            Some(filter) => filter.check(ip, packet, self.now),
+            Some(filter) => filter.check(ip, packet, self.sending.now.mono),
         }
     }
 }
 
 fn wireguard_packet(
     peer: &mut Peer,
-    sources: &mut Sources<'_>,
+    receiving: &mut Receiving<'_>,
     range: Range<usize>,
     ecn: u8,
-    arena: &mut [u8],
-    inbox: &mut Inbox,
+    buffers: &mut Buffers<'_>,
 ) -> Result<(), DropReason> {
+    let arena = &mut *buffers.arena;
     let ip = IpPacket::parse(&arena[range.clone()]).map_err(|_| DropReason::NotIp)?;
-    sources.check(&ip, &arena[range.clone()], peer.id, &mut peer.filter)?;
+    receiving.check(&ip, &arena[range.clone()], peer.id, &mut peer.filter)?;
     frame::decapsulate_ecn(&mut arena[range.clone()], ecn)?;
-    inbox.packet(arena, range, &ip, peer.id, false);
+    buffers.inbox.packet(arena, range, &ip, peer.id, false);
     Ok(())
 }
 
-#[expect(
-    clippy::too_many_arguments,
-    reason = "the batch's four parts, and one frame"
-)]
+/// Handles one frame of a record in a datagram of `size` bytes.
 fn native_frame(
     peer: &mut Peer,
-    sources: &mut Sources<'_>,
-    sending: &super::outbound::Sending,
+    receiving: &mut Receiving<'_>,
     frame: Result<Frame, DropReason>,
-    (record, size): (Record, usize),
-    arena: &mut [u8],
-    inbox: &mut Inbox,
-    outbox: &mut Outbox,
+    record: Record,
+    size: usize,
+    buffers: &mut Buffers<'_>,
 ) {
+    let Buffers {
+        arena,
+        inbox,
+        outbox,
+    } = buffers;
+    let sending = receiving.sending;
     let now = sending.now.mono;
     if matches!(
         frame,
@@ -358,7 +361,7 @@ fn native_frame(
         }
         Ok(Frame::Packet { range, ip, partial }) => {
             counters.packets_in += 1;
-            sources
+            receiving
                 .check(&ip, &arena[range.clone()], peer.id, &mut peer.filter)
                 .map_err(|reason| (reason, 1))
                 .map(|()| {
@@ -373,7 +376,7 @@ fn native_frame(
         Ok(Frame::Slice(slice)) => {
             let packets = slice.segments();
             counters.packets_in += packets;
-            sources
+            receiving
                 .check(
                     &slice.ip,
                     &arena[slice.header.clone()],
@@ -396,7 +399,7 @@ fn native_frame(
                 Outcome::Joined => Ok(()),
                 Outcome::Complete(whole) => {
                     counters.pending -= 1;
-                    reassembled(peer, sources, whole, inbox).map_err(|reason| (reason, 1))
+                    reassembled(peer, receiving, whole, inbox).map_err(|reason| (reason, 1))
                 }
                 Outcome::Contradiction => {
                     counters.packets_in += 1;
@@ -407,7 +410,7 @@ fn native_frame(
         Ok(control) => {
             counters.packets_in += 1;
             counters.consumed += 1;
-            control_frame(peer, sending, control, size, outbox);
+            control_frame(peer, &sending, control, size, outbox);
             Ok(())
         }
     };
@@ -430,7 +433,7 @@ fn accept_offload(frame: Frame, offload: bool) -> Result<Frame, DropReason> {
 
 fn reassembled(
     peer: &mut Peer,
-    sources: &mut Sources<'_>,
+    receiving: &mut Receiving<'_>,
     whole: Reassembled,
     inbox: &mut Inbox,
 ) -> Result<(), DropReason> {
@@ -444,7 +447,7 @@ fn reassembled(
     if partial && !frame::has_checksum(&ip) {
         return Err(DropReason::BadFrame);
     }
-    sources.check(&ip, &packet, peer.id, &mut peer.filter)?;
+    receiving.check(&ip, &packet, peer.id, &mut peer.filter)?;
     packet.truncate(ip.total_len);
     inbox.owned(packet, &ip, peer.id, partial);
     Ok(())
@@ -452,7 +455,7 @@ fn reassembled(
 
 fn control_frame(
     peer: &mut Peer,
-    sending: &super::outbound::Sending,
+    sending: &Sending,
     frame: Frame,
     size: usize,
     outbox: &mut Outbox,
@@ -475,8 +478,8 @@ fn control_frame(
             let Some(envelope) = super::outbound::envelope(peer, sending, 0) else {
                 return;
             };
-            let may_send = |s: &mut Box<_>| super::outbound::may_send(s, sending.now.mono);
-            let Some(mut session) = peer.sessions.current.take_if(may_send) else {
+            let current = &mut peer.sessions.current;
+            let Some(mut session) = current.take_if(|s| s.may_send(sending.now.mono)) else {
                 return;
             };
             let mut writer =

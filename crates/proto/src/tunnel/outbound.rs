@@ -5,15 +5,14 @@ use crate::batch::PacketBatch;
 use crate::constants::*;
 use crate::inbox::Inbox;
 use crate::indices::PeerId;
-use crate::native::health::stamp_of;
-use crate::native::record::{Envelope, RECORD_OVERHEAD, RecordWriter};
+use crate::native::check::Check;
+use crate::native::record::{Envelope, RecordWriter};
+use crate::native::stamp::{RECORD_OVERHEAD, stamp_of};
 use crate::noise::Protocol;
 use crate::outbox::Outbox;
-use crate::paths::Check;
 use crate::peer::Peer;
 use crate::segment::SuperPacket;
 use crate::session::Session;
-use crate::time::Instant;
 use seikan_observe::DropReason;
 use seikan_wire::ip::{self, IpPacket, PROTO_TCP};
 use seikan_wire::message::{DATA_HEADER_LEN, TAG_LEN};
@@ -121,7 +120,7 @@ impl Tunnel {
             .sessions
             .current
             .as_ref()
-            .is_some_and(|s| may_send(s, now.mono));
+            .is_some_and(|s| s.may_send(now.mono));
         let want_handshake = if !peer.is_reachable() {
             reads.for_each(|i| drop_read(peer, batch.packet(i), DropReason::NoEndpoint));
             false
@@ -170,7 +169,7 @@ impl Tunnel {
             return false;
         };
         let session = peer.sessions.current.as_ref();
-        if peer.staged.is_empty() || !session.is_some_and(|s| may_send(s, now.mono)) {
+        if peer.staged.is_empty() || !session.is_some_and(|s| s.may_send(now.mono)) {
             return false;
         }
         // Only little may be sent to an unvalidated endpoint; the rest waits.
@@ -245,7 +244,7 @@ impl Tunnel {
         let Some(envelope) = envelope(peer, &sending, 0) else {
             return;
         };
-        let Some(mut session) = peer.sessions.current.take_if(|s| may_send(s, now.mono)) else {
+        let Some(mut session) = peer.sessions.current.take_if(|s| s.may_send(now.mono)) else {
             return;
         };
         let (check, to) = (Check::random(&mut *self.rng), envelope.destination.address);
@@ -275,11 +274,13 @@ impl Tunnel {
         let Some(peer) = self.peer_mut(id) else {
             return false;
         };
-        let Some(mut session) = peer.sessions.current.take_if(|s| may_send(s, now.mono)) else {
+        let Some(mut session) = peer.sessions.current.take_if(|s| s.may_send(now.mono)) else {
             return false;
         };
         let sent = match sending.protocol {
-            Protocol::WireGuard => wireguard_record(peer, &mut session, outbox, 0, 0, |_| {}, 0, 0),
+            Protocol::WireGuard => {
+                wireguard_record(peer, &mut session, outbox, &Content::default(), |_| {})
+            }
             Protocol::Native => match envelope(peer, &sending, 0) {
                 Some(envelope) => {
                     RecordWriter::new(outbox, &mut session, &mut peer.path.outgoing, envelope)
@@ -432,44 +433,56 @@ fn wireguard_read(
             packet.segment(i, false, out);
             out[length..].fill(0);
         };
-        wireguard_record(peer, session, outbox, class, padded, fill, 1, length as u64)
+        let content = Content {
+            traffic_class: class,
+            length: padded,
+            packets: 1,
+            bytes: length as u64,
+        };
+        wireguard_record(peer, session, outbox, &content, fill)
             .map_err(|reason| (reason, (count - i) as u64))?;
     }
     Ok(())
 }
 
-/// Seals one datagram. `fill` writes its plaintext of `length` bytes.
-#[expect(
-    clippy::too_many_arguments,
-    reason = "all of it describes one datagram"
-)]
+/// Content of a WireGuard datagram. The default is that of a keepalive.
+#[derive(Default)]
+struct Content {
+    /// Traffic class of the outer header.
+    traffic_class: u8,
+    /// Length of the plaintext in bytes, with padding.
+    length: usize,
+    /// Number of packets in it: one, or none in a keepalive.
+    packets: u64,
+    /// Length of the packet in bytes.
+    bytes: u64,
+}
+
+/// Seals one datagram. `fill` writes its plaintext.
 fn wireguard_record(
     peer: &Peer,
     session: &mut Session,
     outbox: &mut Outbox,
-    traffic_class: u8,
-    length: usize,
+    content: &Content,
     fill: impl FnOnce(&mut [u8]),
-    packets: u64,
-    bytes: u64,
 ) -> Result<(), DropReason> {
     let destination = peer
         .path
-        .destination(traffic_class)
+        .destination(content.traffic_class)
         .ok_or(DropReason::NoEndpoint)?;
-    let total = DATA_HEADER_LEN + length + TAG_LEN;
+    let total = DATA_HEADER_LEN + content.length + TAG_LEN;
     let mut slot = outbox.reserve(total).ok_or(DropReason::OutboxFull)?;
     let out = slot.bytes();
-    fill(&mut out[DATA_HEADER_LEN..DATA_HEADER_LEN + length]);
+    fill(&mut out[DATA_HEADER_LEN..DATA_HEADER_LEN + content.length]);
     session.seal(WIREGUARD_DATA, out);
-    slot.commit(total, &destination, Some(peer.id), packets, bytes);
+    slot.commit(
+        total,
+        &destination,
+        Some(peer.id),
+        content.packets,
+        content.bytes,
+    );
     Ok(())
-}
-
-/// Whether the session is young enough to send and has counters left.
-pub(crate) fn may_send(session: &Session, now: Instant) -> bool {
-    !session.created.has_expired(REJECT_AFTER_TIME, now)
-        && session.counter() < REJECT_AFTER_MESSAGES
 }
 
 /// Marks a packet CE if it is ECN-capable (RFC 3168). Returns false if it is not.
@@ -504,7 +517,7 @@ fn drop_read(peer: &mut Peer, read: &[u8], reason: DropReason) {
     peer.counters.outbound.drops.add(reason, packets);
 }
 
-/// Number of packets that a read stands for; one if it cannot be parsed.
+/// Number of packets in a read; one if it cannot be parsed.
 fn segments(read: &[u8]) -> u64 {
     match VnetHdr::read(read) {
         Ok(vnet) if vnet.gso_type == seikan_wire::GsoType::None => 1,

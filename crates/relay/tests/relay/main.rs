@@ -1,4 +1,4 @@
-//! A relay as members meet it: over the loopback, without privileges, with a clock of our own.
+//! Tests of a relay from the side of its members: over loopback, without privileges, with a simulated clock.
 
 mod streams;
 
@@ -14,12 +14,12 @@ use seikan_proto::time::Instant;
 use seikan_relay::{Counters, Limits, Now, Options, Relay};
 use seikan_sys::udp::{ReceiveBatch, Transmit, UdpOptions, UdpSocket};
 
-/// Seconds since 1970 when the tests begin.
+/// Start of the simulated clock, in seconds since the Unix epoch.
 const START: u64 = 1_800_000_000;
-/// How long something is waited for that is to come.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// How long it is waited for what is not to come.
-const MOMENT: Duration = Duration::from_millis(50);
+/// Time limit for an expected datagram.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Time to wait for a datagram that must not arrive.
+const QUIET: Duration = Duration::from_millis(50);
 
 struct Counting(u8);
 
@@ -38,7 +38,7 @@ fn secret(text: &str) -> RelaySecret {
     RelaySecret::parse(text, RelayKind::Turn).expect("a secret")
 }
 
-/// A relay, and how long it has been running.
+/// A relay and its simulated clock.
 struct Site {
     relay: Relay,
     main: SocketAddr,
@@ -66,29 +66,29 @@ impl Site {
         }
     }
 
-    fn turn(&mut self) {
+    fn poll(&mut self) {
         let now = Now {
             mono: Instant::BOOT + Duration::from_secs(100) + self.elapsed,
             unix: START + self.elapsed.as_secs(),
         };
         self.relay
-            .turn(Duration::from_millis(1), || now)
-            .expect("a turn");
+            .poll(Duration::from_millis(1), || now)
+            .expect("a poll");
     }
 
     fn counters(&mut self) -> Counters {
-        // What is on its way is done first.
-        let end = Wall::now() + MOMENT;
+        // Datagrams in flight are handled first.
+        let end = Wall::now() + QUIET;
         while Wall::now() < end {
-            self.turn();
+            self.poll();
         }
         self.relay.counters().lock().expect("counters").clone()
     }
 
-    /// Lets that much time go by.
-    fn pass(&mut self, seconds: u64) {
+    /// Advances the clock.
+    fn advance(&mut self, seconds: u64) {
         self.elapsed += Duration::from_secs(seconds);
-        self.turn();
+        self.poll();
     }
 
     fn refused(&mut self, refusal: RelayRefusal) -> u64 {
@@ -102,15 +102,15 @@ impl Site {
     }
 }
 
-/// A member, or anybody with a socket.
+/// A host with a UDP socket and a ticket.
 struct Host {
     socket: UdpSocket,
     batch: ReceiveBatch,
     ticket: Ticket,
     stamp: u64,
     rng: Counting,
-    /// Where the last datagram came from.
-    heard_from: Option<SocketAddr>,
+    /// Source of the last datagram.
+    last_source: Option<SocketAddr>,
 }
 
 impl Host {
@@ -132,7 +132,7 @@ impl Host {
             ),
             stamp: 0,
             rng: Counting(number),
-            heard_from: None,
+            last_source: None,
         }
     }
 
@@ -151,44 +151,44 @@ impl Host {
         sent.expect("sent");
     }
 
-    /// What comes until `enough` of it is there or, in vain, until `patience` is over: datagrams, and the receives that
-    /// it took.
+    /// Receives until `enough` datagrams have arrived or `timeout` has passed. Returns the datagrams, and the number of buffers
+    /// that they filled.
     fn receive(
         &mut self,
         site: &mut Site,
         enough: usize,
-        patience: Duration,
+        timeout: Duration,
     ) -> (Vec<Vec<u8>>, usize) {
         let (mut datagrams, mut receives) = (Vec::new(), 0);
-        let end = Wall::now() + patience;
+        let end = Wall::now() + timeout;
         while datagrams.len() < enough && Wall::now() < end {
-            site.turn();
+            site.poll();
             let Ok(filled) = self.socket.receive(&mut self.batch) else {
                 continue;
             };
             receives += filled;
             let (metas, arena) = self.batch.parts_mut();
-            self.heard_from = metas.last().map(|meta| meta.source);
+            self.last_source = metas.last().map(|meta| meta.source);
             let segments = metas.iter().flat_map(|meta| meta.segments());
             datagrams.extend(segments.map(|segment| arena[segment].to_vec()));
         }
         (datagrams, receives)
     }
 
-    /// The next datagram, which is to come.
+    /// Returns the next datagram.
     fn next(&mut self, site: &mut Site) -> Vec<u8> {
-        let mut datagrams = self.receive(site, 1, PATIENCE).0;
+        let mut datagrams = self.receive(site, 1, TIMEOUT).0;
         assert_eq!(datagrams.len(), 1, "datagrams");
         datagrams.remove(0)
     }
 
-    fn hears_nothing(&mut self, site: &mut Site) {
-        let heard = self.receive(site, 1, MOMENT).0;
-        assert!(heard.is_empty(), "{heard:?}");
+    fn receives_nothing(&mut self, site: &mut Site) {
+        let received = self.receive(site, 1, QUIET).0;
+        assert!(received.is_empty(), "{received:?}");
     }
 
-    /// Asks for a port with another, or binds to it.
-    fn ask(&mut self, site: &mut Site, peer: u8, to: SocketAddr) -> Result<Answer, Refused> {
+    /// Requests a port with `peer`, or binds to it.
+    fn request(&mut self, site: &mut Site, peer: u8, to: SocketAddr) -> Result<Answer, Refused> {
         self.stamp += 1;
         let ask = ClientRequest {
             ticket: &self.ticket,
@@ -202,7 +202,7 @@ impl Host {
         Answer::parse(&answer, id, &self.ticket.password)
     }
 
-    /// Gets the port that it shares with another and binds itself to it; the port's address, and whether the other is bound.
+    /// Requests a port with `peer` and binds to it. Returns its address, and whether the peer is bound.
     fn bind(&mut self, site: &mut Site, peer: u8) -> (SocketAddr, bool) {
         let main = match self.address() {
             SocketAddr::V4(_) => SocketAddr::from(([127, 0, 0, 1], site.main.port())),
@@ -211,9 +211,9 @@ impl Host {
                 site.main.port(),
             )),
         };
-        let port = self.ask(site, peer, main).expect("a port").port;
+        let port = self.request(site, peer, main).expect("a port").port;
         let port = SocketAddr::new(main.ip(), port.expect("a port"));
-        let bound = self.ask(site, peer, port).expect("bound");
+        let bound = self.request(site, peer, port).expect("bound");
         assert_eq!(
             (bound.port, bound.mapped),
             (Some(port.port()), self.address())
@@ -222,16 +222,16 @@ impl Host {
     }
 }
 
-/// Two members that are bound to a port, and its address.
+/// Two members that are bound to a port, and the address of the port.
 fn two(site: &mut Site) -> (Host, Host, SocketAddr) {
     let (mut a, mut b) = (Host::new(1), Host::new(2));
     let (port, present) = a.bind(site, 2);
-    assert!(!present, "nobody else yet");
+    assert!(!present, "the other side is not bound yet");
     assert_eq!(b.bind(site, 1), (port, true));
     (a, b, port)
 }
 
-/// Datagrams as a tunnel sends them: each begins with its message's type and is unlike the others.
+/// Datagrams of a tunnel: each begins with the message type, and all differ.
 fn datagrams(count: usize, length: usize, last: usize) -> Vec<Vec<u8>> {
     let one = |n: usize| {
         let length = if n + 1 == count { last } else { length };
@@ -243,16 +243,16 @@ fn datagrams(count: usize, length: usize, last: usize) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn batches_go_both_ways_whole_and_byte_for_byte() {
+fn batches_are_forwarded_unchanged_in_both_directions() {
     let mut site = Site::new(Limits::default());
     let (mut a, mut b, port) = two(&mut site);
     let sent = datagrams(40, 1200, 300);
     for _ in 0..2 {
         a.send(port, &sent.concat(), Some(1200));
-        let (heard, receives) = b.receive(&mut site, sent.len(), PATIENCE);
-        assert_eq!(heard, sent);
+        let (received, receives) = b.receive(&mut site, sent.len(), TIMEOUT);
+        assert_eq!(received, sent);
         if b.socket.gso() && b.socket.capabilities().gro.is_present() {
-            assert_eq!(receives, 1, "one batch as it was sent");
+            assert_eq!(receives, 1, "forwarded as one batch");
         }
         std::mem::swap(&mut a, &mut b);
     }
@@ -278,22 +278,22 @@ fn members_of_different_families_reach_each_other() {
 }
 
 #[test]
-fn what_strangers_send_goes_nowhere_and_is_counted() {
+fn datagrams_from_unknown_sources_are_dropped_and_counted() {
     let mut site = Site::new(Limits::default());
     let (mut a, mut b, port) = two(&mut site);
-    let stranger = Host::new(3);
-    stranger.send(port, &datagrams(5, 100, 100).concat(), Some(100));
-    a.hears_nothing(&mut site);
-    b.hears_nothing(&mut site);
+    let outsider = Host::new(3);
+    outsider.send(port, &datagrams(5, 100, 100).concat(), Some(100));
+    a.receives_nothing(&mut site);
+    b.receives_nothing(&mut site);
     assert_eq!(site.dropped(DropReason::UnknownSource), 5);
-    // At the main port there are no datagrams of tunnels at all.
+    // The main port forwards nothing.
     a.send(site.main, &[4; 100], None);
     assert_eq!(site.dropped(DropReason::UnknownType), 1);
-    a.hears_nothing(&mut site);
+    a.receives_nothing(&mut site);
 }
 
 #[test]
-fn what_is_sent_to_who_is_not_there_is_counted() {
+fn datagrams_to_an_unbound_side_are_counted() {
     let mut site = Site::new(Limits::default());
     let mut a = Host::new(1);
     let (port, _) = a.bind(&mut site, 2);
@@ -302,12 +302,12 @@ fn what_is_sent_to_who_is_not_there_is_counted() {
 }
 
 #[test]
-fn who_binds_anew_from_elsewhere_is_there_from_then_on() {
+fn a_new_binding_replaces_the_old_one() {
     let mut site = Site::new(Limits::default());
     let (a, mut b, port) = two(&mut site);
     let mut moved = Host::new(1);
     moved.stamp = a.stamp;
-    moved.ask(&mut site, 2, port).expect("bound");
+    moved.request(&mut site, 2, port).expect("bound");
     b.send(port, &[4; 100], None);
     assert_eq!(moved.next(&mut site), [4; 100]);
     a.send(port, &[4; 100], None);
@@ -317,7 +317,7 @@ fn who_binds_anew_from_elsewhere_is_there_from_then_on() {
 }
 
 #[test]
-fn a_copy_of_a_request_moves_nobody() {
+fn a_replayed_request_changes_no_binding() {
     let mut site = Site::new(Limits::default());
     let (mut a, b, port) = two(&mut site);
     let ask = ClientRequest {
@@ -328,7 +328,7 @@ fn a_copy_of_a_request_moves_nobody() {
     let (id, bytes) = ask.write(&mut a.rng);
     a.send(port, &bytes, None);
     Answer::parse(&a.next(&mut site), id, &a.ticket.password).expect("bound");
-    // Once more from the same place, as when an answer was lost.
+    // Repeated from the same address, as when an answer was lost.
     a.send(port, &bytes, None);
     Answer::parse(&a.next(&mut site), id, &a.ticket.password).expect("still bound");
     let mut copier = Host::new(1);
@@ -337,11 +337,11 @@ fn a_copy_of_a_request_moves_nobody() {
     assert_eq!(answer, Err(Refused::Refused(RelayRefusal::Stale)));
     b.send(port, &[4; 100], None);
     assert_eq!(a.next(&mut site), [4; 100]);
-    copier.hears_nothing(&mut site);
+    copier.receives_nothing(&mut site);
 }
 
 #[test]
-fn a_request_between_datagrams_is_answered_and_they_go_on() {
+fn a_request_between_datagrams_is_answered_and_the_datagrams_are_forwarded() {
     let mut site = Site::new(Limits::default());
     let (mut a, mut b, port) = two(&mut site);
     let ask = ClientRequest {
@@ -350,30 +350,30 @@ fn a_request_between_datagrams_is_answered_and_they_go_on() {
         stamp: a.stamp + 1,
     };
     let (id, request) = ask.write(&mut a.rng);
-    // All of one length, so that GRO joins them.
+    // All have the same length, so that GRO joins them.
     let data = datagrams(4, request.len(), request.len());
     let sent = [&data[0], &data[1], &request, &data[2], &data[3]].map(|d| d.as_slice());
     a.send(port, &sent.concat(), Some(request.len() as u16));
-    assert_eq!(b.receive(&mut site, 4, PATIENCE).0, data);
+    assert_eq!(b.receive(&mut site, 4, TIMEOUT).0, data);
     let answer = Answer::parse(&a.next(&mut site), id, &a.ticket.password);
     assert!(answer.expect("bound").present);
-    b.hears_nothing(&mut site);
+    b.receives_nothing(&mut site);
 }
 
 #[test]
-fn who_has_no_good_ticket_gets_no_port() {
+fn an_invalid_ticket_gets_no_port() {
     let mut site = Site::new(Limits::default());
     let main = site.main;
     let unauthorized = Err(Refused::Refused(RelayRefusal::Unauthorized));
     let mut expired = Host::new(1);
     expired.ticket = Ticket::new(&secret("north"), 1, &key(1), START);
-    assert_eq!(expired.ask(&mut site, 2, main), unauthorized);
+    assert_eq!(expired.request(&mut site, 2, main), unauthorized);
     let mut wrong = Host::new(1);
     wrong.ticket = Ticket::new(&secret("south"), 1, &key(1), START + 86_400);
-    assert_eq!(wrong.ask(&mut site, 2, main), unauthorized);
+    assert_eq!(wrong.request(&mut site, 2, main), unauthorized);
     assert_eq!(site.refused(RelayRefusal::Unauthorized), 2);
     assert_eq!(site.counters().pairs, 0);
-    // What is too short for a refusal gets none: SEIKAN-PEER (0xC5E1) of no bytes, and nothing else.
+    // A request that is shorter than a refusal gets none: an empty SEIKAN-PEER (0xC5E1), and nothing else.
     let tiny = [
         &[0, 1, 0, 4, 0x21, 0x12, 0xa4, 0x42][..],
         &[0; 12],
@@ -381,109 +381,111 @@ fn who_has_no_good_ticket_gets_no_port() {
     ]
     .concat();
     wrong.send(main, &tiny, None);
-    wrong.hears_nothing(&mut site);
+    wrong.receives_nothing(&mut site);
     assert_eq!(site.refused(RelayRefusal::Unauthorized), 3);
-    // While it lasts.
+    // A ticket that expires while it is in use.
     let mut short = Host::new(1);
     short.ticket = Ticket::new(&secret("north"), 1, &key(1), START + 1);
     let (port, _) = short.bind(&mut site, 2);
-    site.pass(1);
-    assert_eq!(short.ask(&mut site, 2, port), unauthorized);
+    site.advance(1);
+    assert_eq!(short.request(&mut site, 2, port), unauthorized);
 }
 
 #[test]
-fn a_member_binds_itself_to_ports_of_its_own_alone() {
+fn a_member_cannot_bind_to_the_port_of_another_pair() {
     let mut site = Site::new(Limits::default());
     let (a, mut b, port) = two(&mut site);
     let mut third = Host::new(3);
-    let refused = third.ask(&mut site, 1, port);
+    let refused = third.request(&mut site, 1, port);
     assert_eq!(refused, Err(Refused::Refused(RelayRefusal::Malformed)));
     a.send(port, &[4; 100], None);
     assert_eq!(b.next(&mut site), [4; 100]);
-    third.hears_nothing(&mut site);
+    third.receives_nothing(&mut site);
 }
 
 #[test]
-fn a_members_share_is_what_it_asked_for_itself() {
+fn the_quota_counts_only_pairs_that_the_member_requested() {
     let mut site = Site::new(Limits {
         pairs_per_member: 2,
         ..Limits::default()
     });
     let main = site.main;
-    // Two others ask for a port with the first, which is nothing to it.
+    // Requests of two others for a port with the first do not count against it.
     for other in [2, 3] {
-        Host::new(other).ask(&mut site, 1, main).expect("a port");
+        Host::new(other)
+            .request(&mut site, 1, main)
+            .expect("a port");
     }
     let mut a = Host::new(1);
     for peer in [2, 4, 4] {
-        a.ask(&mut site, peer, main).expect("a port");
+        a.request(&mut site, peer, main).expect("a port");
     }
     let quota = Err(Refused::Refused(RelayRefusal::Quota));
-    assert_eq!(a.ask(&mut site, 5, main), quota);
-    // One of the two is in use; the other, to which nobody has bound, is free again after a minute.
+    assert_eq!(a.request(&mut site, 5, main), quota);
+    // One of the two is in use. The other, which nobody is bound to, expires after a minute.
     a.bind(&mut site, 2);
-    site.pass(59);
+    site.advance(59);
     a.bind(&mut site, 2);
-    site.pass(1);
+    site.advance(1);
     assert_eq!(site.counters().pairs, 1);
-    a.ask(&mut site, 5, main).expect("a port");
-    assert_eq!(a.ask(&mut site, 6, main), quota);
+    a.request(&mut site, 5, main).expect("a port");
+    assert_eq!(a.request(&mut site, 6, main), quota);
 }
 
-/// Tickets outlive a rotation: each key that a member has had is as good as the one that it has.
+/// Tickets outlive a rotation of keys, so tickets for former keys are valid too.
 #[test]
-fn a_member_has_one_share_whatever_keys_it_has_had() {
+fn all_keys_of_a_member_share_one_quota() {
     let mut site = Site::new(Limits {
         pairs: 8,
         pairs_per_member: 2,
         ..Limits::default()
     });
     let main = site.main;
-    let mut asked = Vec::new();
+    let mut granted = Vec::new();
     for rotation in 0..8 {
         let mut a = Host::new(100 + rotation);
         a.ticket = Ticket::new(&secret("north"), 1, &key(100 + rotation), START + 86_400);
         for peer in [2, 3] {
-            asked.push(a.ask(&mut site, peer, main).is_ok());
+            granted.push(a.request(&mut site, peer, main).is_ok());
         }
     }
-    assert_eq!(asked.iter().filter(|granted| **granted).count(), 2);
+    assert_eq!(granted.iter().filter(|granted| **granted).count(), 2);
     assert_eq!((site.counters().pairs, site.counters().members), (2, 1));
-    // What is left is for others.
-    Host::new(2).ask(&mut site, 4, main).expect("a port");
-    // A pair that has gone takes what it was counted for with it.
-    site.pass(61);
+    // The remaining pairs are for others.
+    Host::new(2).request(&mut site, 4, main).expect("a port");
+    // An expired pair no longer counts.
+    site.advance(61);
     assert_eq!((site.counters().pairs, site.counters().members), (0, 0));
     let mut a = Host::new(1);
     for peer in [2, 3] {
-        a.ask(&mut site, peer, main).expect("a port");
+        a.request(&mut site, peer, main).expect("a port");
     }
 }
 
 #[test]
-fn what_comes_from_a_relay_comes_from_the_address_that_the_side_knows() {
+fn a_relay_sends_from_the_address_that_the_side_used() {
     let mut site = Site::at("0.0.0.0:0", Limits::default());
     let (mut a, mut b) = (Host::new(1), Host::new(2));
     b.bind(&mut site, 1);
     let second = SocketAddr::from(([127, 0, 0, 2], site.main.port()));
-    let port = a.ask(&mut site, 2, second).expect("a port").port;
-    assert_eq!(a.heard_from, Some(second));
+    let port = a.request(&mut site, 2, second).expect("a port").port;
+    assert_eq!(a.last_source, Some(second));
     let known = SocketAddr::new(second.ip(), port.expect("a port"));
-    a.ask(&mut site, 2, known).expect("bound");
-    assert_eq!(a.heard_from, Some(known));
+    a.request(&mut site, 2, known).expect("bound");
+    assert_eq!(a.last_source, Some(known));
     let (as_b_knows, _) = b.bind(&mut site, 1);
     b.send(as_b_knows, &[4; 100], None);
     a.next(&mut site);
-    assert_eq!(a.heard_from, Some(known));
+    assert_eq!(a.last_source, Some(known));
 }
 
 #[test]
-fn no_more_pairs_are_made_than_there_may_be_or_are_ports() {
+fn the_number_of_pairs_is_limited_by_the_option_and_by_ports() {
     let of_pairs = Limits {
         pairs: 1,
         ..Limits::default()
     };
-    // A port that was free a moment ago.
+    // A port that was free just now.
     let free = Host::new(9).address().port();
     let of_ports = Limits {
         ports: free..=free,
@@ -493,37 +495,37 @@ fn no_more_pairs_are_made_than_there_may_be_or_are_ports() {
         let mut site = Site::new(limits);
         let main = site.main;
         let mut a = Host::new(1);
-        let port = a.ask(&mut site, 2, main).expect("a port").port;
+        let port = a.request(&mut site, 2, main).expect("a port").port;
         let full = Err(Refused::Refused(RelayRefusal::Full));
-        assert_eq!(a.ask(&mut site, 3, main), full);
-        // The other side of the one that is there.
-        let other = Host::new(2).ask(&mut site, 1, main).expect("a port");
+        assert_eq!(a.request(&mut site, 3, main), full);
+        // The other side of the existing pair.
+        let other = Host::new(2).request(&mut site, 1, main).expect("a port");
         assert_eq!(other.port, port);
         assert_eq!(site.refused(RelayRefusal::Full), 1);
     }
 }
 
 #[test]
-fn a_side_that_does_not_bind_itself_anew_is_gone_after_a_minute() {
+fn a_binding_expires_after_a_minute() {
     let mut site = Site::new(Limits::default());
     let (mut a, mut b, port) = two(&mut site);
     for _ in 0..3 {
-        site.pass(59);
-        let answer = a.ask(&mut site, 2, port).expect("bound");
+        site.advance(59);
+        let answer = a.request(&mut site, 2, port).expect("bound");
         assert_eq!(answer.port, Some(port.port()));
     }
     a.send(port, &[4; 100], None);
-    b.hears_nothing(&mut site);
+    b.receives_nothing(&mut site);
     assert_eq!(site.dropped(DropReason::NotBound), 1);
-    // It comes again.
-    b.ask(&mut site, 1, port).expect("bound");
+    // The side binds itself again.
+    b.request(&mut site, 1, port).expect("bound");
     a.send(port, &[4; 100], None);
     assert_eq!(b.next(&mut site), [4; 100]);
-    site.pass(60);
+    site.advance(60);
     let counters = site.counters();
     assert_eq!((counters.pairs, counters.members), (0, 0));
     a.send(port, &[4; 100], None);
-    b.hears_nothing(&mut site);
+    b.receives_nothing(&mut site);
 }
 
 #[test]
@@ -533,28 +535,28 @@ fn a_member_sends_no_more_than_its_rate() {
         ..Limits::default()
     });
     let (a, mut b, port) = two(&mut site);
-    // A quarter of a second's is 25,000 bytes.
+    // The burst of a quarter of a second is 25,000 bytes.
     a.send(port, &datagrams(40, 1000, 1000).concat(), Some(1000));
-    assert_eq!(b.receive(&mut site, 40, MOMENT).0.len(), 25);
+    assert_eq!(b.receive(&mut site, 40, QUIET).0.len(), 25);
     assert_eq!(site.dropped(DropReason::OverRate), 15);
-    // The other's rate is its own.
+    // The other side has a rate of its own.
     b.send(port, &[4; 1000], None);
-    site.pass(1);
+    site.advance(1);
     a.send(port, &[4; 1000], None);
     assert_eq!(b.next(&mut site), [4; 1000]);
     assert_eq!(site.dropped(DropReason::OverRate), 15);
 }
 
 #[test]
-fn a_relay_is_a_stun_server_at_its_main_port_alone() {
+fn only_the_main_port_answers_ordinary_stun_requests() {
     let mut site = Site::new(Limits::default());
     let (mut a, _, port) = two(&mut site);
     // RFC 8489, section 5: an ordinary binding request; the transaction is all zeros.
-    let question = [&[0, 1, 0, 0, 0x21, 0x12, 0xa4, 0x42][..], &[0; 12]].concat();
-    a.send(site.main, &question, None);
+    let request = [&[0, 1, 0, 0, 0x21, 0x12, 0xa4, 0x42][..], &[0; 12]].concat();
+    a.send(site.main, &request, None);
     let answer = Answer::parse(&a.next(&mut site), 0.into(), &a.ticket.password);
     assert_eq!(answer, Ok(Answer::address(a.address())));
-    a.send(port, &question, None);
-    a.hears_nothing(&mut site);
+    a.send(port, &request, None);
+    a.receives_nothing(&mut site);
     assert_eq!(site.dropped(DropReason::UnknownType), 1);
 }

@@ -1,4 +1,4 @@
-//! Members that come by TLS, and strangers that do.
+//! Tests of the TLS port, with members and with unauthenticated clients.
 
 use super::*;
 use rustls::ClientConnection;
@@ -12,14 +12,14 @@ use std::io;
 use std::net::TcpStream;
 use std::sync::Arc;
 
-/// Where a relay is by TLS.
+/// The TLS port of a relay.
 #[derive(Clone, Copy)]
 struct ByTls {
     at: SocketAddr,
     pin: Pin,
 }
 
-/// A relay that is reached by TLS, too.
+/// A relay that also listens for TLS.
 fn by_tls(limits: Limits) -> (Site, ByTls) {
     let folder = tempfile::tempdir().expect("a folder");
     let own = Certificate::own(folder.path(), "a relay", &[]).expect("made");
@@ -48,7 +48,7 @@ fn by_tls(limits: Limits) -> (Site, ByTls) {
     (site, tls)
 }
 
-/// A member that is connected, or anybody.
+/// A client of the TLS port.
 struct Caller {
     stream: Stream,
     ticket: Ticket,
@@ -83,17 +83,18 @@ impl Caller {
         let _ = self.stream.flush();
     }
 
-    /// What comes until `enough` of it is there, with the ports that it comes from, or until it is over.
+    /// Receives until `enough` datagrams have arrived, the connection has ended, or `timeout` has passed. Returns each with its
+    /// port.
     fn receive(
         &mut self,
         site: &mut Site,
         enough: usize,
-        patience: Duration,
+        timeout: Duration,
     ) -> Vec<(u16, Vec<u8>)> {
         let mut frames = Vec::new();
-        let end = Wall::now() + patience;
+        let end = Wall::now() + timeout;
         while frames.len() < enough && Wall::now() < end && !self.over {
-            site.turn();
+            site.poll();
             self.over = self.stream.receive().is_err();
             let _ = self.stream.flush();
             while let Some(frame) = self.stream.peek().expect("a frame") {
@@ -106,18 +107,18 @@ impl Caller {
     }
 
     fn next(&mut self, site: &mut Site) -> (u16, Vec<u8>) {
-        let mut frames = self.receive(site, 1, PATIENCE);
+        let mut frames = self.receive(site, 1, TIMEOUT);
         assert_eq!(frames.len(), 1, "frames");
         frames.remove(0)
     }
 
     fn is_over(&mut self, site: &mut Site) -> bool {
-        let heard = self.receive(site, 1, MOMENT);
-        assert!(heard.is_empty(), "{heard:?}");
+        let received = self.receive(site, 1, QUIET);
+        assert!(received.is_empty(), "{received:?}");
         self.over
     }
 
-    fn ask(&mut self, site: &mut Site, peer: u8, port: u16) -> Result<Answer, Refused> {
+    fn request(&mut self, site: &mut Site, peer: u8, port: u16) -> Result<Answer, Refused> {
         self.stamp += 1;
         let ask = ClientRequest {
             ticket: &self.ticket,
@@ -133,34 +134,34 @@ impl Caller {
 
     /// As [`Host::bind`].
     fn bind(&mut self, site: &mut Site, peer: u8) -> (u16, bool) {
-        let port = self.ask(site, peer, 0).expect("a port").port;
+        let port = self.request(site, peer, 0).expect("a port").port;
         let port = port.expect("a port");
-        let bound = self.ask(site, peer, port).expect("bound");
+        let bound = self.request(site, peer, port).expect("bound");
         assert_eq!(bound.port, Some(port));
         (port, bound.present)
     }
 }
 
 #[test]
-fn a_member_by_tls_and_one_by_udp_meet_at_a_port() {
+fn members_on_tls_and_udp_share_a_port() {
     let (mut site, tls) = by_tls(Limits::default());
     let (mut a, mut b) = (Caller::new(1, tls), Host::new(2));
     let (port, present) = a.bind(&mut site, 2);
-    assert!(!present, "nobody else yet");
+    assert!(!present, "the other side is not bound yet");
     let (at, present) = b.bind(&mut site, 1);
     assert_eq!((at.port(), present), (port, true));
     let sent = datagrams(40, 1200, 300);
     b.send(at, &sent.concat(), Some(1200));
-    let heard = a.receive(&mut site, sent.len(), PATIENCE);
-    assert!(heard.iter().all(|(from, _)| *from == port));
-    let heard: Vec<_> = heard.into_iter().map(|(_, datagram)| datagram).collect();
-    assert_eq!(heard, sent);
+    let received = a.receive(&mut site, sent.len(), TIMEOUT);
+    assert!(received.iter().all(|(from, _)| *from == port));
+    let received: Vec<_> = received.into_iter().map(|(_, datagram)| datagram).collect();
+    assert_eq!(received, sent);
     sent.iter().for_each(|datagram| a.send(port, datagram));
-    let (heard, receives) = b.receive(&mut site, sent.len(), PATIENCE);
-    assert_eq!(heard, sent);
+    let (received, receives) = b.receive(&mut site, sent.len(), TIMEOUT);
+    assert_eq!(received, sent);
     assert!(
         receives < sent.len(),
-        "what comes together goes together: {receives}"
+        "a run is sent as one batch: {receives}"
     );
     let counters = site.counters();
     assert_eq!((counters.datagrams, counters.streams), (80, 1));
@@ -169,20 +170,20 @@ fn a_member_by_tls_and_one_by_udp_meet_at_a_port() {
 }
 
 #[test]
-fn what_comes_in_one_go_is_more_than_may_wait_and_arrives_all_the_same() {
+fn a_burst_above_the_queue_limit_arrives_if_the_client_reads() {
     let (mut site, tls) = by_tls(Limits::default());
     let (mut a, mut b) = (Caller::new(1, tls), Host::new(2));
     a.bind(&mut site, 2);
     let (at, _) = b.bind(&mut site, 1);
-    // 448,000 bytes, of which 256 KiB wait at most.
+    // 448,000 bytes; the queue holds 256 KiB.
     let sent = datagrams(40, 1400, 1400).concat();
     (0..8).for_each(|_| b.send(at, &sent, Some(1400)));
-    assert_eq!(a.receive(&mut site, 8 * 40, PATIENCE).len(), 8 * 40);
+    assert_eq!(a.receive(&mut site, 8 * 40, TIMEOUT).len(), 8 * 40);
     assert_eq!(site.dropped(DropReason::SendNoBuffers), 0);
 }
 
 #[test]
-fn two_by_tls_meet_and_each_has_pairs_with_others_by_the_same_connection() {
+fn one_connection_serves_several_pairs() {
     let (mut site, tls) = by_tls(Limits::default());
     let [mut a, mut b, mut c] = [1, 2, 3].map(|n| Caller::new(n, tls));
     let (ab, _) = a.bind(&mut site, 2);
@@ -198,27 +199,27 @@ fn two_by_tls_meet_and_each_has_pairs_with_others_by_the_same_connection() {
         frames.into_iter().map(length).collect()
     };
     assert_eq!(
-        lengths(b.receive(&mut site, 2, PATIENCE)),
+        lengths(b.receive(&mut site, 2, TIMEOUT)),
         [(ab, 100), (ab, 300)]
     );
-    assert_eq!(lengths(c.receive(&mut site, 1, PATIENCE)), [(ac, 200)]);
+    assert_eq!(lengths(c.receive(&mut site, 1, TIMEOUT)), [(ac, 200)]);
     b.send(ab, &[4; 60]);
     assert_eq!(a.next(&mut site), (ab, vec![4; 60]));
-    // A port that is none of its own, and one that is nobody's.
+    // A port of another pair, and one without a pair.
     b.send(ac, &[4; 60]);
     b.send(7, &[4; 60]);
     assert_eq!(site.dropped(DropReason::UnknownSource), 2);
 }
 
 #[test]
-fn who_goes_over_from_tls_to_udp_is_heard_from_both_until_it_has() {
+fn a_member_that_changes_from_tls_to_udp_may_send_by_both() {
     let (mut site, tls) = by_tls(Limits::default());
     let (mut a, mut b) = (Caller::new(1, tls), Host::new(2));
     let (port, _) = a.bind(&mut site, 2);
     let (at, _) = b.bind(&mut site, 1);
     let mut over = Host::new(1);
     over.stamp = a.stamp;
-    over.ask(&mut site, 2, at).expect("bound");
+    over.request(&mut site, 2, at).expect("bound");
     b.send(at, &[4; 100], None);
     assert_eq!(over.next(&mut site), [4; 100]);
     a.send(port, &[4; 60]);
@@ -228,7 +229,7 @@ fn who_goes_over_from_tls_to_udp_is_heard_from_both_until_it_has() {
 }
 
 #[test]
-fn a_connection_that_ends_is_nowhere() {
+fn the_end_of_a_connection_unbinds_its_sides() {
     let (mut site, tls) = by_tls(Limits::default());
     let (mut a, mut b) = (Caller::new(1, tls), Host::new(2));
     a.bind(&mut site, 2);
@@ -240,18 +241,18 @@ fn a_connection_that_ends_is_nowhere() {
 }
 
 #[test]
-fn a_stranger_is_told_why_and_turned_away() {
+fn an_unauthenticated_client_gets_the_reason_and_is_disconnected() {
     let (mut site, tls) = by_tls(Limits::default());
-    let mut stranger = Caller::new(1, tls);
-    stranger.ticket = Ticket::new(&secret("south"), 1, &key(1), START + 86_400);
-    let refused = stranger.ask(&mut site, 2, 0);
+    let mut client = Caller::new(1, tls);
+    client.ticket = Ticket::new(&secret("south"), 1, &key(1), START + 86_400);
+    let refused = client.request(&mut site, 2, 0);
     assert_eq!(refused, Err(Refused::Refused(RelayRefusal::Unauthorized)));
-    assert!(stranger.is_over(&mut site));
-    // Who sends anything else, or more than a request.
+    assert!(client.is_over(&mut site));
+    // Anything but a request, or more than one, ends the connection.
     for (port, length) in [(0, 100), (50_000, 100), (0, 20_000)] {
-        let mut stranger = Caller::new(1, tls);
-        stranger.send(port, &vec![4; length]);
-        assert!(stranger.is_over(&mut site), "{port} {length}");
+        let mut client = Caller::new(1, tls);
+        client.send(port, &vec![4; length]);
+        assert!(client.is_over(&mut site), "{port} {length}");
     }
     let counters = site.counters();
     assert_eq!((counters.turned_away, counters.streams), (4, 0));
@@ -259,40 +260,40 @@ fn a_stranger_is_told_why_and_turned_away() {
 }
 
 #[test]
-fn who_shows_nothing_for_five_seconds_is_turned_away_whatever_he_sends_meanwhile() {
+fn a_client_without_a_valid_ticket_is_disconnected_after_five_seconds() {
     let (mut site, tls) = by_tls(Limits::default());
     let mut silent = TcpStream::connect(tls.at).expect("connected");
     let mut slow = Caller::new(1, tls);
     assert!(!slow.is_over(&mut site));
     for _ in 0..4 {
-        site.pass(1);
-        // A TLS record that is never whole.
+        site.advance(1);
+        // A TLS record that is never complete.
         io::Write::write_all(&mut silent, &[22]).expect("written");
         assert!(!slow.is_over(&mut site));
     }
-    site.pass(1);
+    site.advance(1);
     assert!(slow.is_over(&mut site));
     assert_eq!(site.counters().turned_away, 2);
 }
 
 #[test]
-fn a_member_stays_for_a_minute_after_its_last_request_whatever_else_it_sends() {
+fn a_connection_ends_a_minute_after_its_last_request() {
     let (mut site, tls) = by_tls(Limits::default());
     let mut a = Caller::new(1, tls);
     let (port, _) = a.bind(&mut site, 2);
     for _ in 0..2 {
-        site.pass(59);
-        a.ask(&mut site, 2, port).expect("bound");
+        site.advance(59);
+        a.request(&mut site, 2, port).expect("bound");
     }
-    site.pass(59);
+    site.advance(59);
     a.send(port, &[4; 100]);
     assert!(!a.is_over(&mut site));
-    site.pass(1);
+    site.advance(1);
     assert!(a.is_over(&mut site));
 }
 
 #[test]
-fn strangers_have_few_connections_and_leave_members_theirs() {
+fn unauthenticated_connections_are_limited_to_a_quarter() {
     let of_eight = Limits {
         streams: 8,
         ..Limits::default()
@@ -301,18 +302,18 @@ fn strangers_have_few_connections_and_leave_members_theirs() {
     let mut a = Caller::new(1, tls);
     a.bind(&mut site, 2);
     // A quarter of eight.
-    let mut strangers: Vec<_> = (0..3).map(|_| Caller::new(9, tls)).collect();
-    let over = strangers.iter_mut().map(|one| one.is_over(&mut site));
+    let mut clients: Vec<_> = (0..3).map(|_| Caller::new(9, tls)).collect();
+    let over = clients.iter_mut().map(|one| one.is_over(&mut site));
     assert_eq!(over.collect::<Vec<_>>(), [false, false, true]);
-    strangers.clear();
+    clients.clear();
     assert_eq!(site.counters().turned_away, 3);
-    // Time for the source's handshakes.
-    site.pass(1);
+    // The rate limit of the source recovers.
+    site.advance(1);
     Caller::new(2, tls).bind(&mut site, 1);
 }
 
 #[test]
-fn one_source_begins_so_many_connections_a_second() {
+fn the_rate_of_new_connections_from_one_source_is_limited() {
     let (mut site, tls) = by_tls(Limits::default());
     // WireGuard's limit for handshakes: a burst of five.
     let mut all: Vec<_> = (0..6).map(|_| Caller::new(1, tls)).collect();
@@ -323,7 +324,7 @@ fn one_source_begins_so_many_connections_a_second() {
 }
 
 #[test]
-fn who_does_not_read_loses_what_has_no_room_and_holds_up_nobody() {
+fn a_client_that_does_not_read_delays_no_other_pair() {
     let fast = Limits {
         rate: 1 << 40,
         ..Limits::default()
@@ -331,11 +332,11 @@ fn who_does_not_read_loses_what_has_no_room_and_holds_up_nobody() {
     let (mut site, tls) = by_tls(fast);
     let (mut a, mut b, mut c) = (Caller::new(1, tls), Host::new(2), Host::new(3));
     a.bind(&mut site, 2);
-    let (deaf, _) = b.bind(&mut site, 1);
+    let (blocked, _) = b.bind(&mut site, 1);
     c.bind(&mut site, 2);
-    let (heard, _) = b.bind(&mut site, 3);
+    let (reading, _) = b.bind(&mut site, 3);
     let sent = datagrams(40, 1400, 1400).concat();
-    // More than the kernel's buffers for one connection take, and ours.
+    // More than the buffers of the kernel and of the relay hold.
     let mut count = 0;
     while site
         .relay
@@ -347,16 +348,16 @@ fn who_does_not_read_loses_what_has_no_room_and_holds_up_nobody() {
         == 0
         && count < 1000
     {
-        b.send(deaf, &sent, Some(1400));
-        site.turn();
+        b.send(blocked, &sent, Some(1400));
+        site.poll();
         count += 1;
     }
     let full = site.dropped(DropReason::SendNoBuffers);
     assert!(full > 0, "after {count}");
-    b.send(heard, &[4; 100], None);
+    b.send(reading, &[4; 100], None);
     assert_eq!(c.next(&mut site), [4; 100]);
-    // It is still there: a request has its answer behind all that.
-    let port = deaf.port();
+    // The connection still works: the answer to a request follows the queued datagrams.
+    let port = blocked.port();
     a.stamp += 1;
     let ask = ClientRequest {
         ticket: &a.ticket,
@@ -368,23 +369,23 @@ fn who_does_not_read_loses_what_has_no_room_and_holds_up_nobody() {
     let answered = |(from, bytes): &(u16, Vec<u8>)| {
         *from == port && Answer::parse(bytes, id, &a.ticket.password).is_ok()
     };
-    let mut heard = Vec::new();
-    let until = Wall::now() + PATIENCE;
+    let mut received = Vec::new();
+    let until = Wall::now() + TIMEOUT;
     let mut reader = a.stream;
-    while !heard.iter().any(answered) && Wall::now() < until {
-        site.turn();
+    while !received.iter().any(answered) && Wall::now() < until {
+        site.poll();
         let _ = reader.receive();
         while let Some(frame) = reader.peek().expect("a frame") {
             let (port, datagram) = split_port(frame).expect("a port");
-            heard.push((port, datagram.to_vec()));
+            received.push((port, datagram.to_vec()));
             reader.take();
         }
     }
-    assert!(heard.iter().any(answered));
+    assert!(received.iter().any(answered));
 }
 
 #[test]
-fn a_members_rate_holds_for_what_it_sends_by_tls() {
+fn the_rate_limit_applies_to_tls() {
     let slow = Limits {
         rate: 100_000,
         ..Limits::default()
@@ -393,9 +394,9 @@ fn a_members_rate_holds_for_what_it_sends_by_tls() {
     let (mut a, mut b) = (Caller::new(1, tls), Host::new(2));
     let (port, _) = a.bind(&mut site, 2);
     b.bind(&mut site, 1);
-    // A quarter of a second's is 25,000 bytes.
+    // The burst of a quarter of a second is 25,000 bytes.
     (0..40).for_each(|_| a.send(port, &[4; 1000]));
-    let heard = b.receive(&mut site, 40, MOMENT * 4).0;
-    assert_eq!(heard.len(), 25);
+    let received = b.receive(&mut site, 40, QUIET * 4).0;
+    assert_eq!(received.len(), 25);
     assert_eq!(site.dropped(DropReason::OverRate), 15);
 }

@@ -1,17 +1,18 @@
-//! Ways to take frames from a packet socket, each with virtio-net headers: one recvmsg(2) per frame
-//! (what the library does), recvmmsg(2), and rings (PACKET_RX_RING) of version 2 and 3.
+//! Compares methods to receive frames from a packet socket, each with virtio-net headers: one
+//! recvmsg(2) per frame (as in the library), recvmmsg(2), and rings (PACKET_RX_RING) of version 2 and
+//! 3.
 //!
-//! `cargo bench -p seikan-sys --bench packet`, as root. A sender in one namespace, on the last CPU,
-//! puts frames on a veth pair whose other end a receiver in another namespace reads, on CPU 0. The
-//! ways are interleaved; each figure is the median of several runs.
+//! Run `cargo bench -p seikan-sys --bench packet` as root. A sender in one namespace, on the last
+//! CPU, sends frames over a veth pair to a receiver in another namespace, on CPU 0. The methods are
+//! interleaved; each figure is the median of several runs.
 //!
-//! - flood: as fast as one sender can; how much the receiver gets. Both share what the CPUs have.
-//! - paced: at a rate that all ways can follow; CPU time per unit, of the receiving thread, and with
-//!   the sender's, in whose time the softirq runs: that is where a ring has its copy made and where
-//!   the receiver is woken up.
-//! - latency: a frame every millisecond; from sending to having it in hand.
+//! - flood: as fast as one sender can, measuring the rate received. Both share the CPUs.
+//! - paced: at a rate that all methods can sustain, measuring the CPU time per unit of the receiving
+//!   thread, and with that of the sender, in whose time the softirq runs: it copies frames into a ring
+//!   and wakes the receiver up.
+//! - latency: a frame every millisecond, measuring the time from sending to receiving.
 
-mod ways;
+mod methods;
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,14 +24,14 @@ use nix::unistd::Pid;
 use seikan_sys::netns::NetNs;
 use seikan_sys::packet::{Accept, PacketOptions, PacketSocket, VNET_HEADER_LEN};
 
-use ways::{WAYS, open, zeroed};
+use methods::{METHODS, open, zeroed};
 
 const ROUNDS: usize = 5;
 const RUN: Duration = Duration::from_millis(800);
-/// Nobody's address: the stack of the receiving namespace drops such frames at once.
-const STATION: [u8; 6] = [2, 0, 0, 0, 0, 99];
+/// An address that no host has: the stack of the receiving namespace drops such frames at once.
+const DESTINATION: [u8; 6] = [2, 0, 0, 0, 0, 99];
 
-/// What is sent.
+/// The kind of frames.
 #[derive(Clone, Copy, PartialEq)]
 enum Load {
     /// TCP super-packets of 64 KiB, as TSO leaves them.
@@ -40,14 +41,14 @@ enum Load {
 }
 
 impl Load {
-    /// Header and frame.
+    /// Returns the virtio-net header and the frame.
     fn packet(self) -> Vec<u8> {
         let total: usize = match self {
             Load::Super => 65_535 - 1_000,
             Load::Small => 50,
         };
         let mut packet = vec![0; VNET_HEADER_LEN];
-        packet.extend(STATION);
+        packet.extend(DESTINATION);
         packet.extend([2, 0, 0, 0, 0, 1, 8, 0, 0x45, 0]);
         packet.extend((total as u16).to_be_bytes());
         let protocol = if self == Load::Super { 6 } else { 17 };
@@ -75,7 +76,7 @@ impl Load {
         }
     }
 
-    /// Frames per second that every way can follow on two slow CPUs.
+    /// Frames per second that every method can sustain on two slow CPUs.
     fn pace(self) -> f64 {
         match self {
             Load::Super => 20_000.0,
@@ -84,7 +85,7 @@ impl Load {
     }
 }
 
-/// Sends `packet` until told to stop: at `rate` frames a second, or as fast as it goes.
+/// Sends `packet` until `stop` is set: at `rate` frames per second, or as fast as possible.
 fn send(
     socket: &PacketSocket,
     packet: &mut [u8],
@@ -146,7 +147,7 @@ struct Outcome {
     latency: f64,
 }
 
-fn run(way: &'static str, load: Load, rate: Option<f64>, burst: usize) -> Outcome {
+fn run(method: &'static str, load: Load, rate: Option<f64>, burst: usize) -> Outcome {
     let (a, b) = (
         NetNs::create().expect("namespace"),
         NetNs::create().expect("namespace"),
@@ -160,7 +161,7 @@ fn run(way: &'static str, load: Load, rate: Option<f64>, burst: usize) -> Outcom
     let far = peer.link("g0").expect("g0").index;
     peer.set_up(far).expect("up");
     let sender = a
-        .run(|| PacketSocket::open(near, &PacketOptions::new(Accept::Station([2; 6]))))
+        .run(|| PacketSocket::open(near, &PacketOptions::new(Accept::Host([2; 6]))))
         .expect("namespace")
         .expect("packet socket");
     std::thread::sleep(Duration::from_millis(20));
@@ -171,7 +172,7 @@ fn run(way: &'static str, load: Load, rate: Option<f64>, burst: usize) -> Outcom
         let receiver = scope.spawn(move || {
             b.enter().expect("enter");
             pin(0);
-            let mut receiver = open(way, far);
+            let mut receiver = open(method, far);
             let deadline = Instant::now() + RUN;
             let both = nanoseconds(libc::CLOCK_PROCESS_CPUTIME_ID);
             let thread = nanoseconds(libc::CLOCK_THREAD_CPUTIME_ID);
@@ -179,13 +180,13 @@ fn run(way: &'static str, load: Load, rate: Option<f64>, burst: usize) -> Outcom
             let start = Instant::now();
             while Instant::now() < deadline {
                 receiver.drain(&mut |packet| {
-                    // What the first look at a packet costs.
+                    // The cost of the first access to a packet.
                     std::hint::black_box(packet[VNET_HEADER_LEN + 12]);
                     frames += 1;
                     bytes += (packet.len() - VNET_HEADER_LEN) as u64;
                     if burst == 1
                         && let Some(sent) = packet.last_chunk::<8>()
-                        && packet[VNET_HEADER_LEN..][..6] == STATION
+                        && packet[VNET_HEADER_LEN..][..6] == DESTINATION
                     {
                         delays.push(now() - u64::from_ne_bytes(*sent));
                     }
@@ -227,16 +228,16 @@ fn median(outcomes: &[Outcome], of: impl Fn(&Outcome) -> f64) -> f64 {
     values[values.len() / 2]
 }
 
-/// Interleaves the ways and prints a line for each.
+/// Interleaves the methods and prints a line for each.
 fn compare(load: Load, rate: Option<f64>, burst: usize, line: impl Fn(&[Outcome]) -> String) {
-    let mut outcomes = WAYS.map(|_| Vec::new());
+    let mut outcomes = METHODS.map(|_| Vec::new());
     for _ in 0..ROUNDS {
-        for (way, outcomes) in WAYS.into_iter().zip(&mut outcomes) {
-            outcomes.push(run(way, load, rate, burst));
+        for (method, outcomes) in METHODS.into_iter().zip(&mut outcomes) {
+            outcomes.push(run(method, load, rate, burst));
         }
     }
-    for (way, outcomes) in WAYS.into_iter().zip(&outcomes) {
-        println!("  {way:9} {}", line(outcomes));
+    for (method, outcomes) in METHODS.into_iter().zip(&outcomes) {
+        println!("  {method:9} {}", line(outcomes));
     }
 }
 

@@ -1,8 +1,9 @@
-//! Through which interface a tunnel's own packets leave.
+//! The interface through which the packets of a tunnel leave.
 //!
-//! What is certain comes first: the interface a kernel tunnel is bound to, the route to its other
-//! end, to the peers of the program's sockets, the interface of a socket's address. Then what is
-//! likely: the default route, the only other interface. A guess is told as one.
+//! Certain sources come first: the interface that a kernel tunnel is bound to, the route to its
+//! other end, the routes to the peers of the program's sockets, and the interface with the address
+//! of a socket. Then likely ones: the default route, and the only other interface. A guess is
+//! reported as one.
 
 use std::net::IpAddr;
 
@@ -11,26 +12,26 @@ use seikan_observe::path::{SocketFacts, Transport, Unseen};
 use super::network::Network;
 use crate::netlink::{Family, LinkNode};
 
-/// Peers of sockets whose routes are looked up, at most.
+/// Maximum number of peers whose routes are looked up.
 const PEERS_MAX: usize = 16;
 
-/// A tunnel, as far as it matters for where its packets go.
+/// The properties of a tunnel that determine where its packets leave.
 pub(super) struct Tunnel<'a> {
     pub(super) network: &'a Network,
     /// The inner interface.
     pub(super) inner: &'a LinkNode,
-    /// Whether a program is behind it.
+    /// Whether a program implements it.
     pub(super) program: bool,
-    /// The program's sockets.
+    /// The sockets of the program.
     pub(super) sockets: &'a [SocketFacts],
-    /// The other ends of a tunnel of the kernel, where known.
+    /// The known remote ends of a kernel tunnel.
     pub(super) peers: &'a [IpAddr],
-    /// Interfaces that the program has packet sockets on.
+    /// Interfaces on which the program has packet sockets.
     pub(super) bound: &'a [u32],
 }
 
 impl Tunnel<'_> {
-    /// The index of the interface.
+    /// Returns the index of the interface.
     pub(super) fn egress(&self, unseen: &mut Vec<Unseen>) -> Option<u32> {
         if !self.is_tunnel() {
             return self.lower_or_uplink();
@@ -43,8 +44,8 @@ impl Tunnel<'_> {
             .or_else(|| self.guess(unseen))
     }
 
-    /// Whether packets leave in others. A tap in a bridge may be a machine's card instead: then the
-    /// program, an emulator, has no sockets to the outside.
+    /// Whether packets leave inside other packets. A tap in a bridge may instead be the NIC of a
+    /// virtual machine: then the program, an emulator, has no sockets to the outside.
     fn is_tunnel(&self) -> bool {
         let kind = &*self.inner.info.kind;
         let outside = |socket: &SocketFacts| {
@@ -53,12 +54,13 @@ impl Tunnel<'_> {
         match self.inner.master {
             _ if is_kernel_tunnel(kind) => true,
             Some(_) => self.program && self.sockets.iter().any(outside),
-            // The program of a tun may not be ours to see.
+            // This process may be unable to see the program of a tun.
             None => self.program || matches!(kind, "tun" | "tap"),
         }
     }
 
-    /// Of what is no tunnel: the interface below (a VLAN's), the way out of a bridge, itself.
+    /// For an interface that is no tunnel: the lower interface (of a VLAN), the uplink of a bridge,
+    /// or itself.
     fn lower_or_uplink(&self) -> Option<u32> {
         let inner = self.inner;
         let bridge = match inner.info.kind.as_str() {
@@ -74,7 +76,8 @@ impl Tunnel<'_> {
             .ports(bridge)
             .filter(|port| port.info.index != inner.info.index)
             .collect();
-        // Guests hang on veth and tap; what is neither leads out. With two ports the other does.
+        // Guests are attached by veth and tap; any other port is an uplink. Of two ports, the other
+        // one leads out.
         let guest = |port: &&&LinkNode| matches!(&*port.info.kind, "veth" | "tap" | "tun");
         let uplink = ports.iter().filter(|port| !guest(port));
         let uplink = uplink.max_by_key(|port| port.bytes);
@@ -96,7 +99,7 @@ impl Tunnel<'_> {
         let connected = connected.filter(|socket| socket.transport != Transport::Raw);
         let connected = connected.filter_map(|socket| Some(socket.remote?.ip()));
         let mut peers: Vec<IpAddr> = self.peers.iter().copied().chain(connected).collect();
-        // Connections to the host itself are to its own helpers, if there are any others.
+        // Connections to the host itself go to helpers of the program, if there are others.
         peers.sort_by_key(IpAddr::is_loopback);
         peers.dedup();
         peers.iter().take(PEERS_MAX).find_map(|peer| {
@@ -105,7 +108,7 @@ impl Tunnel<'_> {
         })
     }
 
-    /// The interface that has an address a socket is bound to.
+    /// Returns the interface that has the local address of a socket.
     fn of_address(&self) -> Option<u32> {
         let mut bound = self.sockets.iter().map(|socket| socket.local.ip());
         bound.find_map(|ip| {
@@ -141,23 +144,22 @@ impl Tunnel<'_> {
         let busiest = || Some(others().max_by_key(|node| node.bytes)?.info.index);
         let found = routed.or_else(busiest);
         let why = match (routed, found) {
-            (Some(_), _) => "the other end is not known; taken: where the default route leads",
+            (Some(_), _) => "the remote end is not known; using the interface of the default route",
             (None, Some(_)) if others().count() == 1 => return found,
             (None, Some(_)) => {
-                "the other end is not known, and there is no default route; taken: the interface \
-                 that carried most"
+                "the remote end is not known, and there is no default route; using the interface that carried the most bytes"
             }
             (None, None) => "there is no other interface that is up in this network namespace",
         };
         unseen.push(Unseen {
-            what: "through which interface the tunnel's packets leave".into(),
+            what: "the interface through which the tunnel's packets leave".into(),
             why: why.into(),
         });
         found
     }
 }
 
-/// Tunnels that the kernel does itself.
+/// Whether the kernel itself implements a tunnel of this kind.
 pub(super) fn is_kernel_tunnel(kind: &str) -> bool {
     matches!(
         kind,
@@ -183,7 +185,8 @@ pub(super) fn is_kernel_tunnel(kind: &str) -> bool {
     )
 }
 
-/// Through what packets come from programs rather than leave the host.
+/// Whether packets arrive from programs through interfaces of this kind instead of leaving the
+/// host.
 fn is_virtual_end(kind: &str) -> bool {
     matches!(kind, "tun" | "tap" | "bridge" | "dummy" | "ifb") || is_kernel_tunnel(kind)
 }

@@ -1,31 +1,31 @@
-//! How much processor time the control group of a process may use: `cpu.max` of cgroup v2
+//! The processor time that the control group of a process allows: `cpu.max` of cgroup v2
 //! (Documentation/admin-guide/cgroup-v2.rst), `cpu.cfs_quota_us` of v1 (scheduler/sched-bwc.rst).
 
 use std::path::{Component, Path, PathBuf};
 
 use super::procfs;
 
-/// Groups from the process's up to the root that are looked at, at most.
+/// Maximum number of groups from the process up to the root that are read.
 const DEPTH: usize = 64;
 
-/// Ancestors whose view of the mounts is tried, at most.
+/// Maximum number of ancestors whose mounts are tried.
 const ANCESTORS_MAX: usize = 16;
 
-/// No hierarchy of control groups that limits processors is mounted where it can be seen.
+/// No mounted control group hierarchy that limits processors is visible.
 #[derive(Debug)]
 pub(super) struct NoHierarchy;
 
 /// A limit of processor time.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Limit {
-    /// The directory of the group that has it.
+    /// The directory of the limiting group.
     pub(super) directory: PathBuf,
-    /// Processors' worth of time.
+    /// Processor time per time, in processors.
     pub(super) processors: f64,
 }
 
-/// The tightest limit that a process is under, of equals the innermost; `Err` if no hierarchy that
-/// limits processors can be seen.
+/// Returns the tightest limit of a process, the innermost of equal ones. `Err` if no hierarchy that
+/// limits processors is visible.
 pub(super) fn limit(pid: u32) -> Result<Option<Limit>, NoHierarchy> {
     let groups = procfs::read(format!("/proc/{pid}/cgroup")).map_err(|_| NoHierarchy)?;
     let seen = |(root, mounts): (PathBuf, String)| {
@@ -39,8 +39,8 @@ pub(super) fn limit(pid: u32) -> Result<Option<Limit>, NoHierarchy> {
     Ok(limits.min_by(|a, b| a.processors.total_cmp(&b.processors)))
 }
 
-/// Mounted file systems, and where they are: the caller's own, and, because `ip netns exec` takes
-/// `/sys/fs/cgroup` away, those of the first process and of the caller's ancestors.
+/// Returns mount tables with their roots: that of the caller and, because `ip netns exec` hides
+/// `/sys/fs/cgroup`, those of the first process and of the caller's ancestors.
 fn views() -> Vec<(PathBuf, String)> {
     let mut views = Vec::new();
     if let Ok(mounts) = procfs::read("/proc/thread-self/mountinfo") {
@@ -57,7 +57,7 @@ fn views() -> Vec<(PathBuf, String)> {
             views.push((format!("/proc/{pid}/root").into(), mounts));
         }
     }
-    // Whose root may not be entered is of no use.
+    // A root that may not be entered is of no use.
     views.retain(|(root, _)| std::fs::metadata(root.join("sys")).is_ok());
     views
 }
@@ -67,7 +67,7 @@ fn parent(pid: u32) -> Option<u32> {
     procfs::value(&status, "PPid")?.parse().ok()
 }
 
-/// Of the limits from a directory up to where its hierarchy is mounted.
+/// Returns the tightest limit from a directory up to the mount point of its hierarchy.
 fn tightest(mount: &Path, directory: &Path) -> Option<Limit> {
     let groups = directory.ancestors().take(DEPTH);
     let groups = groups.take_while(|group| group.starts_with(mount));
@@ -80,7 +80,8 @@ fn tightest(mount: &Path, directory: &Path) -> Option<Limit> {
     limits.min_by(|a, b| a.processors.total_cmp(&b.processors))
 }
 
-/// The hierarchies that can limit processors: where each is mounted, and the process's directory.
+/// Returns the hierarchies that can limit processors: the mount point, and the directory of the
+/// process.
 fn directories(groups: &str, mounts: &str, root: &Path) -> Vec<(PathBuf, PathBuf)> {
     // cgroups(7): hierarchy:controllers:path; 0 and no controllers is v2.
     groups
@@ -94,16 +95,18 @@ fn directories(groups: &str, mounts: &str, root: &Path) -> Vec<(PathBuf, PathBuf
             }
             let mut mounts = mounts.lines().filter_map(Mount::parse);
             let mount = mounts.find(|mount| mount.is_of(second))?;
-            // A path above the reader's root (`/../x`) or beside the mount's cannot be found.
+            // A path above the root of the reader (`/../x`) or outside of the mount cannot be
+            // found.
             let below = Path::new(path).strip_prefix(&mount.root).ok()?;
             let plain = |part: Component| matches!(part, Component::Normal(_));
             if !below.components().all(plain) {
                 return None;
             }
             let point = root.join(mount.point.strip_prefix("/").ok()?);
-            let directory = match below.as_os_str().is_empty() {
-                true => point.clone(),
-                false => point.join(below),
+            let directory = if below.as_os_str().is_empty() {
+                point.clone()
+            } else {
+                point.join(below)
             };
             Some((point, directory))
         })
@@ -118,8 +121,8 @@ struct Mount {
 }
 
 impl Mount {
-    /// A line of proc_pid_mountinfo(5): id, parent, device, root, mount point, options, optional
-    /// fields, `-`, kind, source, options of the file system.
+    /// Parses a line of proc_pid_mountinfo(5): id, parent, device, root, mount point, options,
+    /// optional fields, `-`, kind, source, options of the file system.
     fn parse(line: &str) -> Option<Self> {
         let (front, back) = line.split_once(" - ")?;
         let mut front = front.split(' ').skip(3);
@@ -133,14 +136,15 @@ impl Mount {
     }
 
     fn is_of(&self, second: bool) -> bool {
-        match second {
-            true => self.kind == "cgroup2",
-            false => self.kind == "cgroup" && self.options.split(',').any(|option| option == "cpu"),
+        if second {
+            self.kind == "cgroup2"
+        } else {
+            self.kind == "cgroup" && self.options.split(',').any(|option| option == "cpu")
         }
     }
 }
 
-/// Undoes `\040` for a space and its like (`mangle()`, fs/seq_file.c).
+/// Decodes `\040` for a space and similar escapes (`mangle()`, fs/seq_file.c).
 fn unescape(text: &str) -> PathBuf {
     let mut parts = text.split('\\');
     let mut plain = parts.next().unwrap_or_default().to_owned();
@@ -170,7 +174,7 @@ fn read_limit(directory: &Path) -> Option<f64> {
     quota(&read("cpu.cfs_quota_us")?, &read("cpu.cfs_period_us")?)
 }
 
-/// `50000 100000` is half a processor; `max 100000` no limit.
+/// Parses a limit: `50000 100000` is half a processor, `max 100000` is no limit.
 fn parse_max(text: &str) -> Option<f64> {
     let (quota_text, period) = text.trim().split_once(' ')?;
     quota(quota_text, period)
@@ -250,7 +254,7 @@ mod tests {
         set(&process, "max 100000\n");
         let limit = tightest(folder.path(), &process).unwrap();
         assert_eq!((limit.directory, limit.processors), (outer.clone(), 0.2));
-        // Above the mount there is none of the hierarchy's groups.
+        // Above the mount point there are no groups of the hierarchy.
         let limit = tightest(&inner, &process).unwrap();
         assert_eq!((limit.directory, limit.processors), (inner, 0.5));
     }

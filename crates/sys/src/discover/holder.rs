@@ -1,10 +1,10 @@
-//! Which process has which tun device open.
+//! The processes that have a tun device open.
 //!
-//! The line `iff:` of a descriptor's fdinfo names the device (`tun_chr_show_fdinfo()`,
-//! drivers/net/tun.c), but a name is unique within a network namespace only, and a program may hold
-//! a device of another namespace than its own. The kernel tells the device's namespace to who has
-//! the descriptor (`TUNGETDEVNETNS`), so it is duplicated for a moment (pidfd_getfd(2)); where that
-//! is refused, the namespace of the process is taken.
+//! The line `iff:` in the fdinfo of a descriptor names the device (`tun_chr_show_fdinfo()`,
+//! drivers/net/tun.c). But a name is unique only within a network namespace, and the device may be
+//! in another namespace than the program. The kernel reports the namespace of the device only to a
+//! holder of the descriptor (`TUNGETDEVNETNS`), so the descriptor is duplicated for a moment
+//! (pidfd_getfd(2)). If that is refused, the namespace of the process is assumed.
 
 use std::fs::{self, File};
 use std::io;
@@ -16,38 +16,38 @@ use super::procfs;
 /// `_IO('T', 227)` (include/uapi/linux/if_tun.h).
 const TUNGETDEVNETNS: libc::Ioctl = 0x54e3;
 
-/// A process with a tun or tap device.
+/// A process with an open tun or tap device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Holder {
     pub(super) pid: u32,
     /// Name of the device.
     pub(super) device: String,
-    /// The device is in the caller's network namespace.
+    /// Whether the device is in the network namespace of the caller.
     pub(super) here: bool,
 }
 
-/// What a search of the processes gave.
+/// Result of a search through all processes.
 #[derive(Debug, Default)]
 pub(super) struct Search {
     /// Each process and device once.
     pub(super) holders: Vec<Holder>,
-    /// Processes that could not be looked into.
+    /// Number of processes that could not be inspected.
     pub(super) refused: usize,
 }
 
 impl Search {
-    /// The processes that hold a device of this namespace.
+    /// Returns the processes that have a device of this namespace open.
     pub(super) fn of(&self, device: &str) -> Vec<u32> {
-        let held = |holder: &&Holder| holder.here && holder.device == device;
+        let matches = |holder: &&Holder| holder.here && holder.device == device;
         self.holders
             .iter()
-            .filter(held)
+            .filter(matches)
             .map(|holder| holder.pid)
             .collect()
     }
 }
 
-/// All processes.
+/// Searches all processes.
 pub(super) fn search() -> Search {
     let mut search = Search::default();
     for pid in procfs::pids() {
@@ -60,12 +60,12 @@ pub(super) fn search() -> Search {
     search
 }
 
-/// The devices of one process.
+/// Returns the devices of one process.
 pub(super) fn of_process(pid: u32) -> io::Result<Vec<Holder>> {
     let own = procfs::namespace("thread-self");
     let mut holders: Vec<Holder> = Vec::new();
     for (fd, target) in procfs::descriptors(pid)? {
-        // Also /dev/net/tun of a container's own /dev, and /dev/tap7 of a macvtap.
+        // This includes /dev/net/tun in the /dev of a container, and /dev/tap7 of a macvtap.
         let file = target.rsplit('/').next().unwrap_or_default();
         if !file.starts_with("tun") && !file.starts_with("tap") {
             continue;
@@ -91,8 +91,9 @@ pub(super) fn of_process(pid: u32) -> io::Result<Vec<Holder>> {
     Ok(holders)
 }
 
-/// The one of several processes that does the work: a supervisor that passed the descriptor on, or
-/// keeps it, has no sockets and uses no processor time. `connected`: has network sockets.
+/// Of several processes, returns the one that does the work. A supervisor that passed the
+/// descriptor on, or keeps it, has no sockets and uses no processor time. `connected` returns
+/// whether a process has network sockets.
 pub(super) fn worker(pids: &[u32], connected: impl Fn(u32) -> bool) -> Option<u32> {
     let spent = |pid: u32| crate::process::cpu_time(pid).unwrap_or_default().total();
     pids.iter()
@@ -100,7 +101,7 @@ pub(super) fn worker(pids: &[u32], connected: impl Fn(u32) -> bool) -> Option<u3
         .max_by_key(|pid| (connected(*pid), spent(*pid), *pid))
 }
 
-/// The inode of the network namespace that the device of a descriptor is in.
+/// Returns the inode of the network namespace of a descriptor's device.
 fn device_namespace(pid: u32, fd: u32) -> io::Result<u64> {
     let process = descriptor(libc::SYS_pidfd_open, i64::from(pid), 0)?;
     let device = descriptor(
@@ -118,7 +119,7 @@ fn device_namespace(pid: u32, fd: u32) -> io::Result<u64> {
     Ok(File::from(namespace).metadata()?.ino())
 }
 
-/// A system call of two numbers, and flags of zero, that returns a new descriptor.
+/// Makes a system call with two numbers and zero flags that returns a new descriptor.
 fn descriptor(call: libc::c_long, first: i64, second: i64) -> io::Result<OwnedFd> {
     // SAFETY: neither call takes a pointer.
     let fd = unsafe { libc::syscall(call, first, second, 0) };
@@ -130,7 +131,7 @@ fn descriptor(call: libc::c_long, first: i64, second: i64) -> io::Result<OwnedFd
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Whether there is such a process.
+/// Whether the process exists.
 pub(super) fn exists(pid: u32) -> bool {
     fs::metadata(format!("/proc/{pid}")).is_ok()
 }

@@ -1,4 +1,4 @@
-//! The facts of the host: kernel, processors, settings.
+//! Facts about the host: kernel, processors, settings.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::netns::NetNs;
 use crate::softirq::parse_cpu_list;
 use crate::sysctl;
 
-/// Instruction sets that ciphers use, of x86 and of ARM.
+/// Instruction sets for ciphers, of x86 and of ARM.
 const CIPHER_FEATURES: [&str; 15] = [
     "aes",
     "asimd",
@@ -27,7 +27,7 @@ const CIPHER_FEATURES: [&str; 15] = [
     "vaes",
     "vpclmulqdq",
 ];
-/// Settings of the machine, which some kernels show in the first network namespace only.
+/// Settings of the machine. Some kernels show them in the first network namespace only.
 const MACHINE: [&str; 7] = [
     "net.core.netdev_max_backlog",
     "net.core.netdev_budget",
@@ -50,10 +50,10 @@ const NAMESPACE: [&str; 8] = [
 ];
 const CONNTRACK_COUNT: &str = "net.netfilter.nf_conntrack_count";
 
-/// Namespaces that are entered in search of the first, at most.
+/// Maximum number of namespaces that are entered to find the first one.
 const NAMESPACES_MAX: usize = 16;
 
-/// The facts, in the calling thread's network namespace.
+/// Returns the facts, as seen from the network namespace of the calling thread.
 pub(super) fn facts(unseen: &mut Vec<Unseen>) -> HostFacts {
     let mut sysctls = read_all(&MACHINE);
     let missing: Vec<&str> = MACHINE
@@ -86,8 +86,8 @@ pub(super) fn facts(unseen: &mut Vec<Unseen>) -> HostFacts {
     }
 }
 
-/// Settings of the machine as seen from the first network namespace, which is usually that of the
-/// first process, but may have to be looked for.
+/// Returns settings of the machine as seen from the first network namespace. That is usually the
+/// one of the first process, but it may have to be searched for.
 fn from_elsewhere(names: &[&str]) -> Option<BTreeMap<String, String>> {
     let mut tried: Vec<u64> = procfs::namespace("thread-self").into_iter().collect();
     for pid in procfs::pids() {
@@ -108,7 +108,7 @@ fn from_elsewhere(names: &[&str]) -> Option<BTreeMap<String, String>> {
 
 fn read_all(names: &[&str]) -> BTreeMap<String, String> {
     let read = |name: &&str| {
-        // None of these contains an interface's name, whose dots would be no separators.
+        // None of these names contains an interface name, whose dots would not be separators.
         let components: Vec<&str> = name.split('.').skip(1).collect();
         let value = sysctl::read(&components).ok()?;
         Some(((*name).to_owned(), value.replace('\t', " ")))
@@ -116,7 +116,7 @@ fn read_all(names: &[&str]) -> BTreeMap<String, String> {
     names.iter().filter_map(read).collect()
 }
 
-/// Of the first processor: `flags` on x86, `Features` on ARM.
+/// Returns the features of the first processor: `flags` on x86, `Features` on ARM.
 fn cipher_features(cpuinfo: &str) -> Vec<String> {
     let line = cpuinfo.lines().find_map(|line| {
         let (key, value) = line.split_once(':')?;

@@ -1,12 +1,13 @@
-//! The path of a tunnel or virtual network over this host, as facts.
+//! Finds the path of a tunnel or virtual network through this host.
 //!
-//! [`path`] reads the interfaces of the calling thread's network namespace (`network`), settles which
-//! one the diagnosis is about (`subject`), finds the program that has it open (`holder`), with its
-//! threads, limits and sockets (`program`, `group`, `socket`), and the interface through which its
-//! packets leave (`egress`), and then writes down every interface on the way and the host (`host`).
+//! [`path`] reads the interfaces of the calling thread's network namespace (`network`) and chooses
+//! the interface to diagnose (`subject`). It finds the program that has the interface open
+//! (`holder`) with its threads, limits and sockets (`program`, `group`, `socket`), and the
+//! interface through which its packets leave (`egress`). The result has the facts of every
+//! interface on the path and of the host (`host`).
 //!
-//! Nothing is changed and no packet is looked at. What cannot be seen is not an error: it is listed
-//! with its reason, and the rest is there.
+//! Nothing is changed, and no packet is read. Information that is not accessible is no error: it is
+//! listed with the reason.
 
 mod egress;
 mod group;
@@ -33,21 +34,21 @@ use subject::Chosen;
 pub(crate) use socket::listening;
 pub use subject::{Candidate, candidates};
 
-/// What a diagnosis is about.
+/// The subject of a diagnosis.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Subject {
-    /// The network interface of that name.
+    /// The network interface with this name.
     Interface(String),
-    /// The tunnel or virtual switch that is this process.
+    /// The tunnel or virtual switch that this process implements.
     Process(u32),
-    /// Whatever there is; of several the one that carried most ([`candidates`] names them).
+    /// Any tunnel; of several, the one that carried the most bytes ([`candidates`] lists them).
     Anything,
 }
 
-/// Why there is no path to look at.
+/// Why there is no path.
 #[derive(Debug, thiserror::Error)]
 pub enum DiscoverError {
-    /// No interface of that name.
+    /// There is no interface with this name.
     #[error(
         "there is no network interface {name:?} in this network namespace, but {there}; name one of \
          them, or enter the namespace it is in (`nsenter --net=/run/netns/NAME`, `nsenter -t PID -n`)"
@@ -55,38 +56,37 @@ pub enum DiscoverError {
     NoInterface {
         /// The name as given.
         name: String,
-        /// Those there are.
+        /// The existing interfaces.
         there: String,
     },
-    /// No such process.
+    /// The process does not exist.
     #[error("there is no process {pid}; `pgrep -a NAME` finds the number by the name")]
     NoProcess {
         /// The number as given.
         pid: u32,
     },
-    /// The process may not be looked into.
+    /// The process may not be inspected.
     #[error(
-        "cannot look into process {pid} ({name}): {source}; run the doctor as root or as its user"
+        "cannot inspect process {pid} ({name}): {source}; run the doctor as root or as its user"
     )]
     Refused {
         /// The process.
         pid: u32,
         /// Its name.
         name: String,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
     },
-    /// The process has no interface of this namespace.
+    /// The process has no interface in this namespace open.
     #[error(
-        "process {pid} ({name}) has neither a tun device nor a packet socket on an interface open, \
-         and so carries no packets; name the tunnel's process, or an interface: there are {there}"
+        "process {pid} ({name}) has neither a tun device nor a packet socket on an interface open, so it carries no packets; name the tunnel's process, or an interface: there are {there}"
     )]
     NoInterfaceOfProcess {
         /// The process.
         pid: u32,
         /// Its name.
         name: String,
-        /// Interfaces there are.
+        /// The existing interfaces.
         there: String,
     },
     /// The tunnel is in another namespace.
@@ -111,24 +111,25 @@ pub enum DiscoverError {
          (`nsenter --net=/run/netns/NAME`){hint}"
     )]
     Nothing {
-        /// Interfaces there are.
+        /// The existing interfaces.
         there: String,
-        /// Tunnels in other namespaces, if any were seen.
+        /// A hint at tunnels in other namespaces, if any were seen.
         hint: String,
     },
-    /// The kernel would not list the interfaces.
+    /// The interfaces could not be listed.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
 }
 
-/// The path of the subject over this host, in the calling thread's network namespace.
+/// Returns the path of the subject through this host, as seen from the network namespace of the
+/// calling thread.
 ///
-/// Names of interfaces are the kernel's, which may contain control characters: escape them for a
+/// Names of interfaces come from the kernel and may contain control characters: escape them for a
 /// terminal. Names of programs and threads are bounded and have none.
 ///
 /// # Errors
-/// The subject is not there, or is in another namespace. What is there but cannot be seen is listed
-/// in the map instead.
+/// The subject does not exist, or is in another namespace. Other information that is not accessible
+/// is listed in the map.
 pub fn path(subject: &Subject) -> Result<PathMap, DiscoverError> {
     let network = Network::read()?;
     let mut unseen = Vec::new();
@@ -167,7 +168,7 @@ pub fn path(subject: &Subject) -> Result<PathMap, DiscoverError> {
     if forwards && flows.is_empty() {
         unseen.push(Unseen {
             what: "connections of other hosts through this one".into(),
-            why: "only the hosts at their ends know their state; run the doctor there, too".into(),
+            why: "only the hosts at their ends know their state; run the doctor there too".into(),
         });
     }
     let name = |index| Some(network.node(index)?.info.name.clone());
@@ -183,22 +184,23 @@ pub fn path(subject: &Subject) -> Result<PathMap, DiscoverError> {
     })
 }
 
-/// The addresses of an interface, each with the prefix of its network.
+/// Returns the addresses of an interface, each with its network prefix.
 ///
 /// # Errors
-/// No such interface, or the kernel would not say.
+/// The interface does not exist, or the kernel refused.
 pub fn addresses(interface: &str) -> Result<Vec<IpNet>, DiscoverError> {
     let network = Network::read()?;
     let index = index_of(&network, interface)?;
     Ok(network.addresses(index))
 }
 
-/// The prefixes that the main table routes through an interface, without link-local and multicast
-/// ones, which every interface has; a default route is `0.0.0.0/0`. A connection of this host goes
-/// through it if it has one of its [`addresses`], or if its peer's longest match is one of these.
+/// Returns the prefixes that the main table routes through an interface, without link-local and
+/// multicast ones, which every interface has. A default route is `0.0.0.0/0`. A connection of this
+/// host uses the interface if it has one of its [`addresses`], or if the longest match of its peer
+/// is one of these.
 ///
 /// # Errors
-/// No such interface, or the kernel would not say.
+/// The interface does not exist, or the kernel refused.
 pub fn routed(interface: &str) -> Result<Vec<IpNet>, DiscoverError> {
     let network = Network::read()?;
     let index = index_of(&network, interface)?;
@@ -212,7 +214,7 @@ pub fn routed(interface: &str) -> Result<Vec<IpNet>, DiscoverError> {
     Ok(prefixes)
 }
 
-/// Link-local or multicast.
+/// Whether the prefix is link-local or multicast.
 fn is_everywhere(prefix: &IpNet) -> bool {
     match prefix {
         IpNet::V4(v4) => v4.addr().is_link_local() || v4.addr().is_multicast(),
@@ -236,17 +238,16 @@ fn note_far_ends(inner: &LinkNode, program: Option<&ProgramFacts>, unseen: &mut 
     };
     unseen.push(Unseen {
         what: far.into(),
-        why: "it is another host or namespace; run the doctor there, too".into(),
+        why: "it is another host or namespace; run the doctor there too".into(),
     });
 }
 
-/// A virtual cable out of this namespace, as containers have it.
+/// Notes that the other end of a veth is in another namespace, as for containers.
 fn note_beyond(egress: Option<&LinkNode>, unseen: &mut Vec<Unseen>) {
     if let Some(egress) = egress.filter(|node| node.info.kind == "veth" && node.lower_elsewhere) {
         unseen.push(Unseen {
             what: format!("what is beyond {}", egress.info.name.escape_debug()),
-            why: "its other end is in another network namespace of this machine, such as the \
-                  container's host; run the doctor there, too"
+            why: "its other end is in another network namespace of this machine, such as the container's host; run the doctor there too"
                 .into(),
         });
     }

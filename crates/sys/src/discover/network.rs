@@ -1,4 +1,4 @@
-//! The interfaces of the namespace and which of them lie on the way.
+//! The interfaces of the namespace, and those on the path.
 
 use ipnet::IpNet;
 use seikan_observe::path::{LinkFacts, Unseen};
@@ -10,10 +10,10 @@ use crate::ethtool::Ethtool;
 use crate::netlink::{Address, Family, LinkNode, Netlink, NetlinkError, TABLE_MAIN};
 use crate::softirq::{Steering, steering};
 
-/// Interfaces that are told of, at most.
+/// Maximum number of interfaces that are reported.
 const LINKS_MAX: usize = 48;
 
-/// The interfaces, read once, and the socket to ask more.
+/// The interfaces, read once, and a socket for further requests.
 pub(super) struct Network {
     pub(super) netlink: Netlink,
     pub(super) nodes: Vec<LinkNode>,
@@ -38,13 +38,13 @@ impl Network {
         self.nodes.iter().find(|node| node.info.index == index)
     }
 
-    /// The ports of a bridge or bond.
+    /// Returns the ports of a bridge or bond.
     pub(super) fn ports(&self, master: u32) -> impl Iterator<Item = &LinkNode> {
         let of = move |node: &&LinkNode| node.master == Some(master);
         self.nodes.iter().filter(of)
     }
 
-    /// Names of all interfaces but loopback, for people.
+    /// Returns the names of all interfaces except loopback, for people.
     pub(super) fn names(&self) -> String {
         let names = self.nodes.iter().map(|node| &node.info.name);
         let names: Vec<String> = names
@@ -52,13 +52,14 @@ impl Network {
             .take(LINKS_MAX)
             .map(|name| name.escape_debug().to_string())
             .collect();
-        match names.is_empty() {
-            true => "no interface but loopback".into(),
-            false => names.join(", "),
+        if names.is_empty() {
+            "no interface but loopback".into()
+        } else {
+            names.join(", ")
         }
     }
 
-    /// The addresses of an interface, with the prefixes of their networks.
+    /// Returns the addresses of an interface, with their network prefixes.
     pub(super) fn addresses(&self, index: u32) -> Vec<IpNet> {
         let of = self
             .addresses
@@ -67,7 +68,7 @@ impl Network {
         of.map(|address| address.net).collect()
     }
 
-    /// The interface that the default route of an IP version leads to, but not `except`.
+    /// Returns the interface of the default route of an IP version, but not `except`.
     pub(super) fn default_device(&self, family: Family, except: u32) -> Option<u32> {
         let routes = self.netlink.routes(family, TABLE_MAIN).ok()?;
         let mut routes: Vec<_> = routes
@@ -79,8 +80,8 @@ impl Network {
         routes.first()?.device
     }
 
-    /// Adds to `order` what hangs together with the interface: its bridge or bond with the other
-    /// ports, the ports of itself, the links below it.
+    /// Adds the interfaces connected to this one to `order`: its bridge or bond with the other
+    /// ports, its own ports, and the links below it.
     pub(super) fn surround(&self, index: u32, order: &mut Vec<u32>) {
         let mut next = vec![index];
         while let Some(index) = next.pop() {
@@ -91,9 +92,9 @@ impl Network {
                 continue;
             };
             order.push(index);
-            // A stack: what is to come first goes last.
+            // A stack, so the last one pushed comes first.
             let mut near = Vec::new();
-            // The other end of a veth matters only where it leads on, into a bridge.
+            // The other end of a veth matters only if it is a bridge port.
             let leads_on = |lower: &u32| {
                 node.info.kind != "veth" || self.node(*lower).is_some_and(|n| n.master.is_some())
             };
@@ -105,7 +106,7 @@ impl Network {
         }
     }
 
-    /// The facts of these interfaces.
+    /// Returns the facts of these interfaces.
     pub(super) fn facts(&self, order: &[u32], unseen: &mut Vec<Unseen>) -> Vec<LinkFacts> {
         let nodes: Vec<&LinkNode> = order.iter().filter_map(|index| self.node(*index)).collect();
         let steerings = self.steerings(&nodes, unseen);
@@ -163,8 +164,8 @@ impl Network {
         }
     }
 
-    /// How the receive queues are spread. `/sys` may be that of another namespace: then it is mounted
-    /// anew, for a thread of its own, where the process may.
+    /// Returns how the receive queues are spread over processors. If `/sys` belongs to another
+    /// namespace, it is mounted again for a thread of its own, if the process may do that.
     fn steerings(
         &self,
         nodes: &[&LinkNode],
@@ -181,7 +182,7 @@ impl Network {
             if steering.is_none() {
                 unseen.push(Unseen {
                     what: format!(
-                        "to which processors packets from {} are spread",
+                        "the processors over which packets from {} are spread",
                         node.info.name.escape_debug()
                     ),
                     why: "/sys belongs to another network namespace; run the doctor as root".into(),
@@ -192,8 +193,8 @@ impl Network {
     }
 }
 
-/// Runs `work` on a thread with a view of the mounts of its own, in which `/sys` is that of the
-/// calling thread's network namespace; `None` without the privilege. It ends with the thread.
+/// Runs `work` on a thread with a mount namespace of its own, in which `/sys` belongs to the
+/// network namespace of the calling thread. Returns `None` without the privilege.
 fn with_own_sysfs<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
     let remount = || -> nix::Result<()> {
         let none: Option<&str> = None;

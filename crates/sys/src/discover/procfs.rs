@@ -1,26 +1,26 @@
-//! Bounded reading of `/proc`: nothing that a process chose (its name, the number of its
-//! descriptors) makes a reading long or puts a control character on a terminal.
+//! Bounded reading of `/proc`: a process cannot make a read long by its name or the number of its
+//! descriptors, nor print control characters on a terminal.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Bytes of a file that are read, at most.
+/// Maximum number of bytes read from a file.
 const FILE_MAX: u64 = 1 << 20;
-/// Descriptors, threads of one process that are looked at, at most.
+/// Maximum number of descriptors or threads of a process that are read.
 const ENTRIES_MAX: usize = 1 << 16;
-/// Characters of a name.
+/// Maximum length of a name in characters.
 const NAME_MAX: usize = 32;
 
-/// The beginning of a file, with replacement characters where it is not UTF-8.
+/// Reads the beginning of a file. Bytes that are not UTF-8 become replacement characters.
 pub(super) fn read(path: impl AsRef<Path>) -> io::Result<String> {
     let mut bytes = Vec::new();
     File::open(path)?.take(FILE_MAX).read_to_end(&mut bytes)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The numbers that entries of a directory are named by.
+/// Returns the entries of a directory that are numbers.
 pub(super) fn numbers(path: impl AsRef<Path>) -> io::Result<Vec<u32>> {
     let entries = fs::read_dir(path)?.flatten().take(ENTRIES_MAX);
     Ok(entries
@@ -28,14 +28,14 @@ pub(super) fn numbers(path: impl AsRef<Path>) -> io::Result<Vec<u32>> {
         .collect())
 }
 
-/// The processes there are.
+/// Returns all processes.
 pub(super) fn pids() -> Vec<u32> {
     let mut pids = numbers("/proc").unwrap_or_default();
     pids.sort_unstable();
     pids
 }
 
-/// The descriptors of a process with what each is of: `/dev/net/tun`, `socket:[1234]`.
+/// Returns the descriptors of a process with their targets: `/dev/net/tun`, `socket:[1234]`.
 pub(super) fn descriptors(pid: u32) -> io::Result<Vec<(u32, String)>> {
     let folder = format!("/proc/{pid}/fd");
     let open = numbers(&folder)?;
@@ -46,7 +46,7 @@ pub(super) fn descriptors(pid: u32) -> io::Result<Vec<(u32, String)>> {
         .collect())
 }
 
-/// The inode of a socket by the target of its descriptor.
+/// Returns the inode of a socket from the target of its descriptor.
 pub(super) fn socket_inode(target: &str) -> Option<u64> {
     target
         .strip_prefix("socket:[")?
@@ -55,24 +55,24 @@ pub(super) fn socket_inode(target: &str) -> Option<u64> {
         .ok()
 }
 
-/// The network namespace that a process (`PID`) or the calling thread (`thread-self`) is in.
+/// Returns the network namespace of a process (`PID`) or of the calling thread (`thread-self`).
 pub(super) fn namespace(process: impl std::fmt::Display) -> Option<u64> {
     Some(fs::metadata(format!("/proc/{process}/ns/net")).ok()?.ino())
 }
 
-/// The name of a process.
+/// Returns the name of a process.
 pub(super) fn name(pid: u32) -> String {
     clean(&read(format!("/proc/{pid}/comm")).unwrap_or_default())
 }
 
-/// A name of bounded length without control characters, fit for a terminal.
+/// Limits the length of a name and removes control characters, so that it is safe for a terminal.
 pub(super) fn clean(name: &str) -> String {
     let name = name.strip_suffix('\n').unwrap_or(name).chars();
     let fit = |c: char| if c.is_control() { '?' } else { c };
     name.take(NAME_MAX).map(fit).collect()
 }
 
-/// The value of a line `Key:\tvalue` (`status`, `fdinfo`).
+/// Returns the value of a line `Key:\tvalue` (`status`, `fdinfo`).
 pub(super) fn value<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     let mut lines = text.lines();
     lines.find_map(|line| Some(line.strip_prefix(key)?.strip_prefix(':')?.trim()))

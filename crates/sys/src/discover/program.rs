@@ -1,4 +1,4 @@
-//! The facts of a program: its threads, and what the scheduler lets it have.
+//! Facts about a program: its threads, and the processor time that it may use.
 
 use std::collections::BTreeSet;
 
@@ -7,10 +7,10 @@ use seikan_observe::path::{ProgramFacts, Unseen};
 use super::{group, procfs};
 use crate::softirq::parse_cpu_list;
 
-/// Threads that are told of, at most.
+/// Maximum number of threads that are reported.
 const THREADS_MAX: usize = 1024;
 
-/// The facts of a process; what cannot be read is empty.
+/// Returns the facts of a process. Fields that cannot be read are empty.
 pub(super) fn facts(pid: u32, unseen: &mut Vec<Unseen>) -> ProgramFacts {
     let mut tids = procfs::numbers(format!("/proc/{pid}/task")).unwrap_or_default();
     tids.sort_unstable();
@@ -50,7 +50,7 @@ pub(super) fn facts(pid: u32, unseen: &mut Vec<Unseen>) -> ProgramFacts {
     }
 }
 
-/// proc_pid_stat(5): field 19, after a name that may itself contain spaces and brackets.
+/// Parses field 19 of proc_pid_stat(5). The name before it may contain spaces and brackets.
 fn parse_nice(stat: &str) -> Option<i32> {
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     fields.nth(16)?.parse().ok()

@@ -1,4 +1,4 @@
-//! The sockets of the namespace, those of the program, and the connections through the tunnel.
+//! The sockets of the namespace and of the program, and the connections through the tunnel.
 
 use std::collections::HashMap;
 use std::io;
@@ -12,13 +12,15 @@ use crate::netlink::NetlinkError;
 use crate::netlink::diag::{self, TcpConnection, UdpSocket};
 use crate::netns::NetNs;
 
-/// Connections that are told of, at most.
+/// Maximum number of connections that are reported.
 const FLOWS_MAX: usize = 4096;
-/// Destinations whose route is looked up, at most.
+/// Maximum number of destinations whose route is looked up.
 const LOOKUPS_MAX: usize = 1024;
-/// `ETH_P_ALL` and `ETH_P_IP` as `/proc/net/packet` writes them: who takes all of either takes everybody's packets.
+/// `ETH_P_ALL` and `ETH_P_IP` as `/proc/net/packet` writes them. A socket for either receives the
+/// packets of others.
 const WHOLE_PROTOCOLS: [&str; 2] = ["0003", "0800"];
-/// Flags of a Unix socket that listens (`__SO_ACCEPTCON`, include/linux/net.h), as `/proc/net/unix` writes them.
+/// Flags of a listening Unix socket (`__SO_ACCEPTCON`, include/linux/net.h), as `/proc/net/unix`
+/// writes them.
 const LISTENS: &str = "00010000";
 
 /// A packet socket.
@@ -27,9 +29,9 @@ struct Packet {
     inode: u64,
     /// Index of the interface it is bound to; 0 for all.
     interface: u32,
-    /// Takes all protocols, or all of IPv4.
+    /// Whether it receives all protocols, or all of IPv4.
     every: bool,
-    /// Takes super-packets; `None` where the kernel does not tell.
+    /// Whether it receives super-packets; `None` if the kernel does not report it.
     vnet_hdr: Option<bool>,
 }
 
@@ -43,14 +45,14 @@ pub(super) struct Sockets {
 /// The sockets of a program.
 #[derive(Default)]
 pub(super) struct Own {
-    /// Those to the outside: connected ones first, to the host itself last.
+    /// Its sockets to the outside. Connected ones come first, those to the host itself last.
     pub(super) facts: Vec<SocketFacts>,
-    /// Interfaces that packet sockets are bound to.
+    /// Interfaces that its packet sockets are bound to.
     pub(super) bound: Vec<u32>,
 }
 
 impl Sockets {
-    /// Those of the calling thread's namespace.
+    /// Reads the sockets of the calling thread's namespace.
     pub(super) fn read(unseen: &mut Vec<Unseen>) -> Self {
         let mut sockets = Self::default();
         sockets.read_inet(unseen);
@@ -62,21 +64,23 @@ impl Sockets {
         }
         let text = procfs::read("/proc/thread-self/net/packet").unwrap_or_default();
         sockets.packets = text.lines().skip(1).filter_map(parse_packet).collect();
-        // Only with the kernel's module packet_diag.
-        let told = diag::packet_sockets().unwrap_or_default();
+        // This needs the kernel module packet_diag.
+        let listed = diag::packet_sockets().unwrap_or_default();
         for packet in &mut sockets.packets {
-            let told = told.iter().find(|(inode, _)| *inode == packet.inode);
-            packet.vnet_hdr = told.map(|(_, vnet_hdr)| *vnet_hdr);
+            let socket = listed.iter().find(|(inode, _)| *inode == packet.inode);
+            packet.vnet_hdr = socket.map(|(_, vnet_hdr)| *vnet_hdr);
         }
         sockets
     }
 
     fn read_inet(&mut self, unseen: &mut Vec<Unseen>) {
-        let refused = |what: &str, error: NetlinkError| {
-            // Without a socket of the kind, or without the kernel's module for listing them.
+        let refused = |kind: &str, error: NetlinkError| {
+            // There is no socket of the kind, or the kernel module for listing them is missing.
             let why = format!("{error}; the module tcp_diag or udp_diag may have to be loaded");
-            let what = what.to_owned();
-            Unseen { what, why }
+            Unseen {
+                what: kind.to_owned(),
+                why,
+            }
         };
         match diag::tcp_connections() {
             Ok(connections) => self.extend(connections.into_iter().map(tcp)),
@@ -88,18 +92,18 @@ impl Sockets {
         }
     }
 
-    /// Those that a process holds; inode 0 is none's.
+    /// Adds sockets that a process holds. Inode 0 means that none does.
     fn extend(&mut self, sockets: impl Iterator<Item = SocketFacts>) {
-        let held = sockets.filter(|socket| socket.inode != 0);
-        self.inet.extend(held.map(|socket| (socket.inode, socket)));
+        let open = sockets.filter(|socket| socket.inode != 0);
+        self.inet.extend(open.map(|socket| (socket.inode, socket)));
     }
 
-    /// The facts of an Internet socket of this namespace.
+    /// Returns the facts of an Internet socket of this namespace.
     pub(super) fn facts(&self, inode: u64) -> Option<&SocketFacts> {
         self.inet.get(&inode)
     }
 
-    /// The packet sockets that take everything off an interface.
+    /// Returns the packet sockets that receive all packets of an interface.
     pub(super) fn packets_on(&self, interface: u32) -> Vec<u64> {
         let packets = self.packets.iter();
         let on =
@@ -107,14 +111,14 @@ impl Sockets {
         on.map(|packet| packet.inode).collect()
     }
 
-    /// The interface that a packet socket is bound to.
+    /// Returns the interface that a packet socket is bound to.
     pub(super) fn bound_to(&self, inode: u64) -> Option<u32> {
         let packet = self.packets.iter().find(|packet| packet.inode == inode)?;
         (packet.interface != 0).then_some(packet.interface)
     }
 
-    /// The sockets of a process. A program may live in another namespace than its tun device: then its
-    /// sockets are looked up there.
+    /// Returns the sockets of a process. If the program is in another namespace than its tun
+    /// device, they are looked up there.
     pub(super) fn of(&self, pid: u32, unseen: &mut Vec<Unseen>) -> Own {
         let Ok(open) = procfs::descriptors(pid) else {
             unseen.push(Unseen {
@@ -135,14 +139,13 @@ impl Sockets {
                 Ok(there) => {
                     own = there.pick(&inodes);
                     own.bound.clear(); // an index means another interface there
-                    "another network namespace than the interface: its counters there are not \
-                     seen from here; run the doctor there, too (`nsenter -t PID -n`)"
+                    "another network namespace than the interface: its counters are not visible from here; run the doctor there too (`nsenter -t PID -n`)"
                         .to_owned()
                 }
                 Err(error) => format!("another network namespace, and {error}"),
             };
             unseen.push(Unseen {
-                what: format!("what happens to the sockets of process {pid}"),
+                what: format!("the state of the sockets of process {pid}"),
                 why: format!("they are in {why}"),
             });
         }
@@ -172,8 +175,8 @@ impl Sockets {
         own
     }
 
-    /// The TCP connections of this host that have an address of the interface, or whose peer is routed
-    /// through it.
+    /// Returns the TCP connections of this host that have an address of the interface, or whose
+    /// peer is routed through it.
     pub(super) fn flows(
         &self,
         network: &Network,
@@ -250,7 +253,7 @@ fn udp(socket: UdpSocket) -> SocketFacts {
     }
 }
 
-/// A socket without a transport; it has no address that means anything here.
+/// A socket whose transport is unknown. Its address is not used.
 fn raw(inode: u64) -> SocketFacts {
     SocketFacts {
         inode,
@@ -264,13 +267,13 @@ fn raw(inode: u64) -> SocketFacts {
     }
 }
 
-/// The inode in a line of `/proc/net/raw` (`raw_sock_seq_show()`, net/ipv4/raw.c).
+/// Parses the inode in a line of `/proc/net/raw` (`raw_sock_seq_show()`, net/ipv4/raw.c).
 fn parse_raw(line: &str) -> Option<u64> {
     line.split_whitespace().nth(9)?.parse().ok()
 }
 
-/// A line of `/proc/net/packet`: address, references, type, protocol, interface, running, memory,
-/// user, inode (`packet_seq_show()`, net/packet/af_packet.c).
+/// Parses a line of `/proc/net/packet`: address, references, type, protocol, interface, running,
+/// memory, user, inode (`packet_seq_show()`, net/packet/af_packet.c).
 fn parse_packet(line: &str) -> Option<Packet> {
     let fields: Vec<&str> = line.split_whitespace().collect();
     Some(Packet {
@@ -281,7 +284,7 @@ fn parse_packet(line: &str) -> Option<Packet> {
     })
 }
 
-/// The paths of Unix sockets at which a process listens, in its own view of the file system.
+/// Returns the paths of a process's listening Unix sockets, in its own view of the file system.
 pub(crate) fn listening(pid: u32) -> io::Result<Vec<String>> {
     let open = procfs::descriptors(pid)?;
     let inodes: Vec<u64> = open
@@ -294,8 +297,8 @@ pub(crate) fn listening(pid: u32) -> io::Result<Vec<String>> {
     Ok(own.map(|(_, path)| path).collect())
 }
 
-/// Inode and path of a socket that listens at a path, by its line of `/proc/net/unix`: address, references, protocol,
-/// flags, type, state, inode, path (`unix_seq_show()`, net/unix/af_unix.c).
+/// Parses inode and path of a listening socket in a line of `/proc/net/unix`: address, references,
+/// protocol, flags, type, state, inode, path (`unix_seq_show()`, net/unix/af_unix.c).
 fn parse_unix(line: &str) -> Option<(u64, String)> {
     let mut rest = line;
     let mut fields = [""; 7];

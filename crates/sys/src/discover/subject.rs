@@ -1,4 +1,4 @@
-//! Which interface a diagnosis is about, and which program is behind it.
+//! The interface to diagnose, and the program that implements it.
 
 use std::io;
 
@@ -11,9 +11,9 @@ use super::socket::Sockets;
 use super::{DiscoverError, Subject, procfs};
 use crate::netlink::LinkNode;
 
-/// Ports of DHCP servers and clients, which use packet sockets, too, but carry nobody's packets.
+/// Ports of DHCP servers and clients. They use packet sockets but forward no packets.
 const DHCP_PORTS: [u16; 4] = [67, 68, 546, 547];
-/// Programs that listen to interfaces, but carry nobody's packets.
+/// Programs that capture packets but forward none.
 const LISTENERS: [&str; 16] = [
     "arpwatch",
     "dhclient",
@@ -32,33 +32,34 @@ const LISTENERS: [&str; 16] = [
     "wpa_supplicant",
     "zeek",
 ];
-/// Programs or interfaces named in one sentence, at most.
+/// Maximum number of programs or interfaces named in one sentence.
 const NAMED_MAX: usize = 8;
 
-/// A tunnel or virtual network of this namespace that [`super::path`] could be about.
+/// A tunnel or virtual network of this namespace that can be the subject of [`super::path`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Candidate {
-    /// The interface.
+    /// Name of the interface.
     pub interface: String,
     /// Its kind: `tun`, `tap`, `wireguard`, `bridge`.
     pub kind: String,
-    /// Bytes that it has carried, both directions together.
+    /// Bytes carried in both directions together.
     pub bytes: u64,
-    /// Number and name of the process behind it.
+    /// Number and name of its process.
     pub program: Option<(u32, String)>,
 }
 
-/// The interface and the process that was settled on.
+/// The chosen interface and process.
 pub(super) struct Chosen<'a> {
     pub(super) inner: &'a LinkNode,
     pub(super) pid: Option<u32>,
 }
 
-/// The tunnels of the calling thread's network namespace, those that carried most first; where there
-/// is none, its bridges with ports, or else interfaces that a program takes packets off.
+/// Returns the tunnels of the calling thread's network namespace, by bytes carried, most first.
+/// Without tunnels, returns bridges with ports, or else interfaces from which a program takes
+/// packets.
 ///
 /// # Errors
-/// The kernel would not list the interfaces.
+/// The interfaces could not be listed.
 pub fn candidates() -> Result<Vec<Candidate>, DiscoverError> {
     let network = Network::read()?;
     let sockets = Sockets::read(&mut Vec::new());
@@ -75,7 +76,7 @@ pub fn candidates() -> Result<Vec<Candidate>, DiscoverError> {
         .collect())
 }
 
-/// Settles what the path is of.
+/// Chooses the interface and the program.
 pub(super) fn choose<'a>(
     subject: &Subject,
     network: &'a Network,
@@ -86,9 +87,10 @@ pub(super) fn choose<'a>(
         Subject::Interface(name) => {
             let inner = network.named(name);
             let inner = inner.ok_or_else(|| no_interface(network, name))?;
-            let search = match is_tun(inner) {
-                true => holder::search(),
-                false => Search::default(),
+            let search = if is_tun(inner) {
+                holder::search()
+            } else {
+                Search::default()
             };
             let pid = program_of(inner, &search, sockets, unseen);
             Ok(Chosen { inner, pid })
@@ -123,11 +125,11 @@ fn is_tun(node: &LinkNode) -> bool {
     matches!(&*node.info.kind, "tun" | "tap")
 }
 
-/// Tunnels that are up, else bridges with ports, else what a program takes packets off; those that
-/// carried most first.
+/// Returns tunnels that are up, else bridges with ports, else interfaces from which a program takes
+/// packets. Those that carried most come first.
 fn list<'a>(network: &'a Network, sockets: &Sockets, search: &Search) -> Vec<&'a LinkNode> {
     let is_tunnel = |node: &&LinkNode| match &*node.info.kind {
-        // A carrier means that a program has it open, though it may not be ours to see.
+        // A carrier means that a program has it open, even if this process cannot see it.
         "tun" | "tap" => node.info.carrier || !search.of(&node.info.name).is_empty(),
         kind => is_kernel_tunnel(kind),
     };
@@ -160,12 +162,13 @@ fn nothing(network: &Network, search: &Search) -> DiscoverError {
         })
         .collect();
     elsewhere.truncate(NAMED_MAX);
-    let hint = match elsewhere.is_empty() {
-        true => String::new(),
-        false => format!(
+    let hint = if elsewhere.is_empty() {
+        String::new()
+    } else {
+        format!(
             ". Other network namespaces have: {}; enter one with `nsenter -t PID -n`",
             elsewhere.join(", ")
-        ),
+        )
     };
     DiscoverError::Nothing {
         there: network.names(),
@@ -173,7 +176,8 @@ fn nothing(network: &Network, search: &Search) -> DiscoverError {
     }
 }
 
-/// The program behind an interface: who has it open as a tun, or takes its packets off it.
+/// Returns the program of an interface: the one that has it open as a tun, or takes packets from
+/// it.
 fn program_of(
     inner: &LinkNode,
     search: &Search,
@@ -181,13 +185,14 @@ fn program_of(
     unseen: &mut Vec<Unseen>,
 ) -> Option<u32> {
     let tun = is_tun(inner);
-    let mut pids = match tun {
-        true => search.of(&inner.info.name),
-        false => carriers(inner.info.index, sockets),
+    let mut pids = if tun {
+        search.of(&inner.info.name)
+    } else {
+        carriers(inner.info.index, sockets)
     };
     pids.dedup();
     let pid = worker(&pids, sockets);
-    let what = format!("the program behind {}", inner.info.name.escape_debug());
+    let missing = format!("the program behind {}", inner.info.name.escape_debug());
     match pid {
         Some(pid) if pids.len() > 1 => {
             let all: Vec<String> = pids
@@ -196,10 +201,9 @@ fn program_of(
                 .map(|pid| format!("{} ({pid})", procfs::name(*pid)))
                 .collect();
             unseen.push(Unseen {
-                what,
+                what: missing,
                 why: format!(
-                    "several processes have it open: {}; taken: {pid}, for its sockets and \
-                     processor time. Name another with its number",
+                    "several processes have it open: {}; using {pid}, because of its sockets and processor time. Name another one by its number",
                     all.join(", ")
                 ),
             });
@@ -215,15 +219,15 @@ fn program_of(
                      the doctor as root"
                 ),
             };
-            unseen.push(Unseen { what, why });
+            unseen.push(Unseen { what: missing, why });
         }
         _ => {}
     }
     pid
 }
 
-/// Programs that take every packet off an interface and have sockets to pass them on: gateways and
-/// virtual switches, but not captures or DHCP.
+/// Returns programs that receive every packet of an interface and have sockets to forward them:
+/// gateways and virtual switches, but not captures or DHCP.
 fn carriers(index: u32, sockets: &Sockets) -> Vec<u32> {
     let taking = sockets.packets_on(index);
     if taking.is_empty() {
@@ -259,7 +263,7 @@ fn socket_inodes(pid: u32) -> io::Result<Vec<u64>> {
         .collect())
 }
 
-/// The interface of a process: its tun device, else what its packet sockets are on.
+/// Returns the interface of a process: its tun device, else the interface of its packet sockets.
 fn interface_of<'a>(
     pid: u32,
     network: &'a Network,
@@ -275,14 +279,14 @@ fn interface_of<'a>(
         name: name.clone(),
         source,
     };
-    let held = holder::of_process(pid).map_err(refused)?;
-    let mut nodes: Vec<&LinkNode> = held
+    let devices = holder::of_process(pid).map_err(refused)?;
+    let mut nodes: Vec<&LinkNode> = devices
         .iter()
         .filter(|holder| holder.here)
         .filter_map(|holder| network.named(&holder.device))
         .collect();
     if nodes.is_empty()
-        && let Some(holder) = held.first()
+        && let Some(holder) = devices.first()
     {
         return Err(DiscoverError::Elsewhere {
             pid,
@@ -314,7 +318,7 @@ fn interface_of<'a>(
         unseen.push(Unseen {
             what: "the other interfaces of the process".into(),
             why: format!(
-                "it has {}; taken: the one that carried most. Name another by its name",
+                "it has {}; using the one that carried the most bytes. Name another one by its name",
                 all.join(", ")
             ),
         });

@@ -1,4 +1,4 @@
-//! Paths made in namespaces of the test's own, and found again.
+//! Creates paths in network namespaces and discovers them.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use crate::netlink::Netlink;
 use crate::testing::{in_namespace, set_address, set_up, skip};
 use crate::tun::{Tun, TunOptions};
 
-/// A tun device of this process, in the calling thread's namespace, that is up.
+/// Creates a tun device of this process in the namespace of the calling thread and sets it up.
 fn tun(name: &str) -> Option<Tun> {
     let options = TunOptions {
         name: name.into(),
@@ -28,7 +28,7 @@ fn tun(name: &str) -> Option<Tun> {
     }
 }
 
-/// A veth pair that is up.
+/// Creates a veth pair and sets it up.
 fn veth(name: &str, peer: &str) -> (u32, u32) {
     let netlink = Netlink::open().unwrap();
     let index = netlink.create_veth(name, peer, None).unwrap();
@@ -68,23 +68,23 @@ fn a_device_of_the_same_name_elsewhere_has_another_program() {
     in_namespace(|| {
         let Some(_tun) = tun("disc2") else { return };
         in_namespace(|| {
-            // Here `disc2` is a veth; its namesake's program is not behind it.
+            // Here `disc2` is a veth; the program of the tun with the same name is not its program.
             veth("disc2", "peer");
             let map = path(&Subject::Interface("disc2".into())).unwrap();
             assert_eq!(map.program, None);
             let error = path(&Subject::Process(std::process::id())).unwrap_err();
-            // Other tests' devices are this process's, too.
+            // This process also holds the devices of other tests.
             assert!(matches!(error, DiscoverError::Elsewhere { .. }), "{error}");
         });
     });
 }
 
 #[test]
-fn the_only_other_interface_is_the_way_out() {
+fn the_only_other_interface_is_the_egress() {
     in_namespace(|| {
         let Some(_tun) = tun("disc3") else { return };
         let (index, _) = veth("out0", "away");
-        // One end up and in sight: as with a peer in another namespace.
+        // Only one end is up and visible, as with a peer in another namespace.
         Netlink::open().unwrap().set_down(index + 1).ok();
         let away = Netlink::open().unwrap().link("away").unwrap().index;
         Netlink::open().unwrap().set_down(away).unwrap();
@@ -111,7 +111,7 @@ fn the_ports_of_a_bridge_are_on_the_path() {
         let names: Vec<_> = map.links.iter().map(|link| &*link.name).collect();
         assert_eq!(names, ["port0", "br0", "port1"]);
         assert_eq!(map.inner_link().unwrap().master.as_deref(), Some("br0"));
-        // Without a tunnel, the bridge is what there is to look at.
+        // Without a tunnel, the subject is the bridge.
         let map = path(&Subject::Anything).unwrap();
         assert_eq!(map.inner.as_deref(), Some("br0"));
     });
@@ -124,7 +124,7 @@ fn the_rate_of_a_shaper_is_known() {
         let command = "qdisc add dev shaped root tbf rate 20mbit burst 32kb latency 50ms";
         let mut tc = Command::new("tc");
         tc.args(command.split(' ')).stdout(Stdio::null());
-        // The child is forked by this thread, and so in its namespace.
+        // This thread forks the child, so the child is in its namespace.
         match tc.status() {
             Ok(status) if status.success() => {}
             other => return skip(&format!("no tc (package iproute2), or no tbf: {other:?}")),
@@ -173,13 +173,13 @@ fn addresses_come_with_their_prefixes() {
         set_address("v0", address, mask);
         let expected: IpNet = "192.0.2.7/24".parse().unwrap();
         assert!(addresses("v0").unwrap().contains(&expected));
-        // Not the link-local prefix, which the other interfaces have as well.
+        // Not the link-local prefix, which the other interfaces also have.
         assert_eq!(routed("v0").unwrap(), [expected.trunc()]);
     });
 }
 
 #[test]
-fn what_is_not_there_is_told_with_what_is() {
+fn a_missing_subject_is_reported_with_the_existing_ones() {
     in_namespace(|| {
         let error = path(&Subject::Anything).unwrap_err();
         assert!(matches!(error, DiscoverError::Nothing { .. }), "{error}");
@@ -239,7 +239,7 @@ fn the_program_has_its_sockets_and_the_connections_their_tunnel() {
         assert_eq!(socket.remote, Some("192.0.2.2:6666".parse().unwrap()));
         let size = nix::sys::socket::getsockopt(&outer, nix::sys::socket::sockopt::RcvBuf);
         assert_eq!(socket.receive_buffer as usize, size.unwrap());
-        // Where the peer is routed, although the default route is another.
+        // The interface of the route to the peer, although the default route is another.
         assert_eq!(map.egress.as_deref(), Some("out0"));
         assert!(
             map.flows.iter().any(|flow| flow.inode == inner_inode),
@@ -254,7 +254,8 @@ fn the_program_has_its_sockets_and_the_connections_their_tunnel() {
 fn a_program_is_found_where_a_supervisor_holds_the_device_too() {
     in_namespace(|| {
         let Some(_tun) = tun("disc5") else { return };
-        // The kernel counts processor time in ticks of 10 ms: this process is to have several more than the child.
+        // The kernel counts processor time in ticks of 10 ms. This process must have several more
+        // than the child.
         let used = || {
             nix::time::clock_gettime(nix::time::ClockId::CLOCK_PROCESS_CPUTIME_ID)
                 .map(Duration::from)
@@ -262,19 +263,20 @@ fn a_program_is_found_where_a_supervisor_holds_the_device_too() {
         while used().unwrap() < Duration::from_millis(100) {
             std::hint::spin_loop();
         }
-        // A child that inherits every descriptor, and does nothing: std closes none but its own,
-        // all of which are closed on exec, so the fork alone is the second holder.
-        crate::netns::tests::in_child(|| {
+        // A child that inherits every descriptor and does nothing. The standard library closes its
+        // own descriptors on exec, so only a fork makes a second holder.
+        crate::testing::in_child(|| {
             let map = path(&Subject::Interface("disc5".into())).map_err(|e| e.to_string())?;
             let several = map
                 .unseen
                 .iter()
                 .any(|unseen| unseen.why.contains("several processes"));
             let program = map.program.ok_or("no program")?.pid;
-            // The parent has used more processor time, and has as many sockets.
-            match several && program == nix::unistd::getppid().as_raw().cast_unsigned() {
-                true => Ok(()),
-                false => Err(format!("taken {program}: {:?}", map.unseen)),
+            // The parent has used more processor time and has as many sockets.
+            if several && program == nix::unistd::getppid().as_raw().cast_unsigned() {
+                Ok(())
+            } else {
+                Err(format!("taken {program}: {:?}", map.unseen))
             }
         });
     });

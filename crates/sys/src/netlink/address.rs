@@ -14,7 +14,7 @@ use super::{Family, Netlink, NetlinkError};
 /// `struct ifaddrmsg`.
 const ADDRESS_HEADER_SIZE: usize = 8;
 
-/// How an address is added.
+/// Options of adding an address.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AddressOptions {
     /// IPv6: usable at once, without duplicate address detection (`IFA_F_NODAD`), which otherwise
@@ -22,7 +22,7 @@ pub struct AddressOptions {
     pub no_dad: bool,
     /// Do not make the route to the address's network (`IFA_F_NOPREFIXROUTE`).
     pub no_prefix_route: bool,
-    /// Take an address that is there already as success.
+    /// Succeed if the address exists already.
     pub replace: bool,
 }
 
@@ -31,27 +31,27 @@ pub struct AddressOptions {
 pub struct Address {
     /// Interface index.
     pub index: u32,
-    /// The address with the length of its network's prefix.
+    /// The address with the prefix length of its network.
     pub net: IpNet,
     /// The other end of a point-to-point link, if it has an address of its own.
     pub peer: Option<IpAddr>,
-    /// IPv6: duplicate address detection has not finished, the address cannot be used yet.
+    /// IPv6: duplicate address detection has not finished, so the address cannot be used yet.
     pub tentative: bool,
     /// IPv6: another host has the address.
     pub dad_failed: bool,
-    /// IPv6: made for a while, so that who talks to this host does not know it again (RFC 8981).
+    /// IPv6: a temporary address for privacy (RFC 8981).
     pub temporary: bool,
-    /// Nothing new is to be begun from it: it is about to go (RFC 4862, section 5.5.4).
+    /// New connections must not use it: it will expire soon (RFC 4862, section 5.5.4).
     pub deprecated: bool,
 }
 
 impl Netlink {
-    /// Add an address (with its host bits) to an interface.
+    /// Adds an address (with its host bits) to an interface.
     pub fn add_address(&self, index: u32, address: IpNet) -> Result<(), NetlinkError> {
         self.add_address_with(index, address, AddressOptions::default())
     }
 
-    /// Add an address with options.
+    /// Adds an address with options.
     pub fn add_address_with(
         &self,
         index: u32,
@@ -85,7 +85,7 @@ impl Netlink {
         )
     }
 
-    /// Remove an address from an interface.
+    /// Removes an address from an interface.
     pub fn delete_address(&self, index: u32, address: IpNet) -> Result<(), NetlinkError> {
         let message = RouteNetlinkMessage::DelAddress(address_message(index, address));
         self.change(message, 0, |netlink| {
@@ -96,14 +96,14 @@ impl Netlink {
         })
     }
 
-    /// The addresses of one interface, link-local ones included.
+    /// Returns the addresses of one interface, including link-local ones.
     pub fn addresses(&self, index: u32) -> Result<Vec<Address>, NetlinkError> {
         let mut addresses = self.all_addresses()?;
         addresses.retain(|address| address.index == index);
         Ok(addresses)
     }
 
-    /// The addresses of all interfaces of the namespace.
+    /// Returns the addresses of all interfaces of the namespace.
     pub fn all_addresses(&self) -> Result<Vec<Address>, NetlinkError> {
         self.dump(
             RouteNetlinkMessage::GetAddress(AddressMessage::default()),
@@ -125,7 +125,7 @@ fn address_message(index: u32, address: IpNet) -> AddressMessage {
     message
 }
 
-/// Read `RTM_NEWADDR` or `RTM_DELADDR`.
+/// Parses `RTM_NEWADDR` or `RTM_DELADDR`.
 pub(super) fn parse_address(payload: &[u8]) -> Option<Address> {
     let header = AddressHeader::parse(payload).ok()?;
     let (mut local, mut address) = (None, None);
@@ -148,7 +148,7 @@ pub(super) fn parse_address(payload: &[u8]) -> Option<Address> {
         peer: address.filter(|&peer| peer != own),
         tentative: flags.contains(AddressHeaderFlags::Tentative),
         dad_failed: flags.contains(AddressHeaderFlags::Dadfailed),
-        // The same bit means another thing for IPv4.
+        // For IPv4 the same bit has another meaning.
         temporary: own.is_ipv6() && flags.contains(AddressHeaderFlags::Secondary),
         deprecated: flags.contains(AddressHeaderFlags::Deprecated),
     })

@@ -1,10 +1,11 @@
-//! sock_diag(7): the TCP connections and UDP sockets of a network namespace, with what the kernel knows of each.
+//! sock_diag(7): the TCP connections and UDP sockets of a network namespace.
 //!
-//! [`tcp_connections`] and [`udp_sockets`] list once; a [`Diag`] keeps its socket and its buffer for who lists ten times a
-//! second, and asks for single connections ([`Diag::connection`]) without walking the whole table. Needs no privilege.
+//! [`tcp_connections`] and [`udp_sockets`] list once. A [`Diag`] keeps its socket and buffer for
+//! repeated listing, and queries single connections ([`Diag::connection`]) without walking the
+//! whole table. No privilege is needed.
 //!
-//! `struct tcp_info` (include/uapi/linux/tcp.h) has grown with the kernel: [`TcpInfo`] answers `None` for a field
-//! that the running one does not have.
+//! `struct tcp_info` (include/uapi/linux/tcp.h) grows with the kernel: [`TcpInfo`] returns `None`
+//! for fields that the running kernel does not have.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -21,86 +22,88 @@ const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const INFO: u16 = 2;
 const CONG: u16 = 4;
 const SKMEMINFO: u16 = 7;
-/// `TCP_ESTABLISHED`, `TCP_FIN_WAIT1`, `TCP_FIN_WAIT2`, `TCP_CLOSE_WAIT`, `TCP_LAST_ACK`, `TCP_CLOSING`
-/// (include/net/tcp_states.h): connections that may still carry data. Not `TCP_TIME_WAIT`, which belongs to no socket.
+/// `TCP_ESTABLISHED`, `TCP_FIN_WAIT1`, `TCP_FIN_WAIT2`, `TCP_CLOSE_WAIT`, `TCP_LAST_ACK`,
+/// `TCP_CLOSING` (include/net/tcp_states.h): connections that may still carry data. Not
+/// `TCP_TIME_WAIT`, which has no socket.
 const CONNECTED: u32 = 1 << 1 | 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << 11;
 /// `struct inet_diag_req_v2`, `struct inet_diag_msg`.
 const REQUEST_SIZE: usize = 56;
 const MESSAGE_SIZE: usize = 72;
-/// `struct inet_diag_sockid`: where it is in the message, and its length.
+/// `struct inet_diag_sockid`: its offset in the message, and its length.
 const ID: usize = 4;
 const ID_SIZE: usize = 48;
 /// `PACKET_SHOW_INFO`, `PACKET_DIAG_INFO`, `PDI_VNETHDR` (include/uapi/linux/packet_diag.h).
 const PACKET_SHOW_INFO: u32 = 1;
 const PACKET_INFO: u16 = 0;
 const PACKET_VNET_HDR: u32 = 0x8;
-/// `struct packet_diag_req`, `struct packet_diag_msg`; where the flags are in `struct packet_diag_info`.
+/// `struct packet_diag_req`, `struct packet_diag_msg`; offset of the flags in `struct
+/// packet_diag_info`.
 const PACKET_REQUEST_SIZE: usize = 20;
 const PACKET_MESSAGE_SIZE: usize = 16;
 const PACKET_FLAGS: usize = 20;
 /// `TCP_CA_NAME_MAX`.
 const CONGESTION_MAX: usize = 16;
 
-/// Every TCP connection of the calling thread's network namespace, IPv4 and IPv6.
+/// Returns every TCP connection of the calling thread's network namespace, IPv4 and IPv6.
 pub fn tcp_connections() -> Result<Vec<TcpConnection>, NetlinkError> {
     let mut found = Vec::new();
     Diag::open()?.tcp(|connection| found.push(connection))?;
     Ok(found)
 }
 
-/// Every UDP socket of the calling thread's network namespace, IPv4 and IPv6.
+/// Returns every UDP socket of the calling thread's network namespace, IPv4 and IPv6.
 pub fn udp_sockets() -> Result<Vec<UdpSocket>, NetlinkError> {
     let mut found = Vec::new();
     Diag::open()?.udp(|socket| found.push(socket))?;
     Ok(found)
 }
 
-/// A TCP connection. An IPv4 address that an IPv6 socket holds in mapped form is told as IPv4.
+/// A TCP connection. IPv4-mapped addresses are converted to IPv4.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TcpConnection {
-    /// Its own address and port.
+    /// Local address and port.
     pub local: SocketAddr,
-    /// The other end's.
+    /// Remote address and port.
     pub remote: SocketAddr,
-    /// The socket's inode, as in `/proc/PID/fd`; 0 if no process holds it any more.
+    /// Inode of the socket, as in `/proc/PID/fd`; 0 if no process holds it any more.
     pub inode: u64,
-    /// Its owner.
+    /// User id of the owner.
     pub uid: u32,
     /// The congestion control, such as `cubic`.
     pub congestion: Option<String>,
-    /// What its buffers hold and may hold.
+    /// Sizes of its buffers.
     pub memory: Option<SocketMemory>,
-    /// Its state, as far as this kernel tells it.
+    /// Its state, as far as this kernel reports it.
     pub info: TcpInfo,
-    /// What finds it again.
+    /// Identifies the connection in [`Diag::connection`].
     pub id: SocketId,
 }
 
-/// A UDP socket. An IPv4 address that an IPv6 socket holds in mapped form is told as IPv4.
+/// A UDP socket. IPv4-mapped addresses are converted to IPv4.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UdpSocket {
-    /// Its own address and port; the unspecified address if it is bound to all.
+    /// Local address and port; the unspecified address if it is bound to all.
     pub local: SocketAddr,
-    /// The other end, if it is connected.
+    /// Remote address and port, if it is connected.
     pub remote: Option<SocketAddr>,
-    /// The socket's inode, as in `/proc/PID/fd`; 0 if no process holds it.
+    /// Inode of the socket, as in `/proc/PID/fd`; 0 if no process holds it.
     pub inode: u64,
-    /// Its owner.
+    /// User id of the owner.
     pub uid: u32,
-    /// What its buffers hold and may hold, and what was dropped for it.
+    /// Sizes of its buffers, and packets dropped.
     pub memory: Option<SocketMemory>,
 }
 
-/// Inode of every packet socket of the calling thread's network namespace, and whether it takes super-packets with a
-/// header that says so (`PACKET_VNET_HDR`, packet(7)). A kernel without `packet_diag` says that there is none of the kind
-/// asked for ([`NetlinkError::is_not_found`]).
+/// Returns the inode of every packet socket of the calling thread's network namespace, and whether
+/// it receives super-packets with a header (`PACKET_VNET_HDR`, packet(7)). A kernel without
+/// `packet_diag` returns [`NetlinkError::is_not_found`].
 pub fn packet_sockets() -> Result<Vec<(u64, bool)>, NetlinkError> {
     let mut found = Vec::new();
     Diag::open()?.packets(|inode, vnet_hdr| found.push((inode, vnet_hdr)))?;
     Ok(found)
 }
 
-/// What the kernel finds a socket by: family and `struct inet_diag_sockid`.
+/// Identifies a socket: family and `struct inet_diag_sockid`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SocketId {
     family: u8,
@@ -110,28 +113,23 @@ pub struct SocketId {
 /// The memory of a socket in bytes, with the kernel's overhead (`SK_MEMINFO_*`, include/uapi/linux/sock_diag.h).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SocketMemory {
-    /// Received and not yet read.
-    pub receive_queue: u32,
-    /// As much may be (`SO_RCVBUF` as read back).
+    /// Size of the receive buffer (`SO_RCVBUF` as read back).
     pub receive_buffer: u32,
-    /// Handed to the device and not yet sent.
-    pub send_allocated: u32,
-    /// As much may be queued to send (`SO_SNDBUF` as read back).
+    /// Size of the send buffer (`SO_SNDBUF` as read back).
     pub send_buffer: u32,
-    /// Queued to send.
-    pub send_queue: u32,
-    /// Packets dropped at the socket since its start; `None` on kernels before 4.7.
+    /// Packets dropped at the socket since its creation; `None` on kernels before 4.7.
     pub drops: Option<u32>,
 }
 
-/// `struct tcp_info`, as long as this kernel has it.
+/// `struct tcp_info`, as far as this kernel has it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct TcpInfo {
     bytes: [u8; TcpInfo::SIZE],
     length: u16,
 }
 
-/// A socket for questions, with a buffer for answers; of the network namespace in which it was opened.
+/// A socket for requests, with a buffer for replies. It belongs to the network namespace in which
+/// it was opened.
 #[derive(Debug)]
 pub struct Diag {
     socket: Socket,
@@ -151,7 +149,7 @@ impl Diag {
         })
     }
 
-    /// Hands each TCP connection to `each`: established ones and such as are being closed.
+    /// Calls `each` for each TCP connection that is established or being closed.
     pub fn tcp(&mut self, mut each: impl FnMut(TcpConnection)) -> Result<(), NetlinkError> {
         let extensions = extension(INFO) | extension(CONG) | extension(SKMEMINFO);
         for family in [Family::V4, Family::V6] {
@@ -166,8 +164,8 @@ impl Diag {
         Ok(())
     }
 
-    /// Hands each UDP socket to `each`. A kernel without `udp_diag` says that there is none of the kind asked for
-    /// ([`NetlinkError::is_not_found`]).
+    /// Calls `each` for each UDP socket. A kernel without `udp_diag` returns
+    /// [`NetlinkError::is_not_found`].
     pub fn udp(&mut self, mut each: impl FnMut(UdpSocket)) -> Result<(), NetlinkError> {
         for family in [Family::V4, Family::V6] {
             let request = request(family, libc::IPPROTO_UDP, extension(SKMEMINFO), !0, None);
@@ -193,7 +191,7 @@ impl Diag {
         .map_err(|fault| fault.into_error("list packet sockets".into()))
     }
 
-    /// A TCP connection seen before, as it is now; `None` if it is gone.
+    /// Returns the current state of a known TCP connection; `None` if it no longer exists.
     pub fn connection(&mut self, id: &SocketId) -> Result<Option<TcpConnection>, NetlinkError> {
         let extensions = extension(INFO) | extension(CONG) | extension(SKMEMINFO);
         let family = match i32::from(id.family) {
@@ -208,7 +206,7 @@ impl Diag {
         match outcome.map_err(|fault| fault.into_error("look up a TCP connection".into())) {
             Ok(()) => Ok(found),
             Err(error) if error.is_not_found() => Ok(None),
-            // Another has its addresses by now.
+            // Another connection has these addresses now.
             Err(NetlinkError::Refused {
                 errno: Errno::ESTALE,
                 ..
@@ -265,7 +263,7 @@ impl Diag {
     }
 }
 
-/// The bit that asks for an attribute.
+/// The bit that requests an attribute.
 fn extension(attribute: u16) -> u8 {
     1 << (attribute - 1)
 }
@@ -292,7 +290,7 @@ fn request(
     request
 }
 
-/// What every `struct inet_diag_msg` says.
+/// The fields of every `struct inet_diag_msg`.
 struct Message {
     id: SocketId,
     local: SocketAddr,
@@ -381,11 +379,8 @@ fn parse_congestion(value: &[u8]) -> Option<String> {
 impl SocketMemory {
     fn parse(value: &[u8]) -> Option<Self> {
         Some(SocketMemory {
-            receive_queue: u32_at(value, 0)?,
             receive_buffer: u32_at(value, 4)?,
-            send_allocated: u32_at(value, 8)?,
             send_buffer: u32_at(value, 12)?,
-            send_queue: u32_at(value, 20)?,
             drops: u32_at(value, 32),
         })
     }
@@ -405,19 +400,19 @@ macro_rules! tcp_info {
 
 // Offsets in struct tcp_info (include/uapi/linux/tcp.h); fields are only ever added at its end.
 tcp_info! {
-    /// Segment size towards the other end, bytes.
+    /// Segment size towards the remote end, in bytes.
     snd_mss: u32 at 16;
     /// Segments in flight.
     unacked: u32 at 24;
-    /// Path MTU, bytes.
+    /// Path MTU in bytes.
     pmtu: u32 at 60;
-    /// Smoothed round-trip time, microseconds.
+    /// Smoothed round-trip time in microseconds.
     rtt: u32 at 68;
-    /// Congestion window, segments.
+    /// Congestion window in segments.
     snd_cwnd: u32 at 80;
-    /// Segments sent again since the start.
+    /// Segments retransmitted since the start.
     total_retrans: u32 at 100;
-    /// Bytes acknowledged by the other end since the start.
+    /// Bytes acknowledged by the remote end since the start.
     bytes_acked: u64 at 120;
     /// Bytes received since the start.
     bytes_received: u64 at 128;
@@ -425,35 +420,35 @@ tcp_info! {
     segs_out: u32 at 136;
     /// Segments received since the start.
     segs_in: u32 at 140;
-    /// Bytes that the application has given and TCP has not sent yet.
+    /// Bytes written by the application and not sent yet.
     notsent_bytes: u32 at 144;
-    /// Smallest round-trip time lately, microseconds; `u32::MAX` if there is none yet.
+    /// Minimum recent round-trip time in microseconds; `u32::MAX` if there is none yet.
     min_rtt: u32 at 148;
-    /// The rate at which data arrived at the other end lately, bytes per second.
+    /// Recent delivery rate in bytes per second.
     delivery_rate: u64 at 160;
-    /// Time with data to send, microseconds.
+    /// Time with data to send, in microseconds.
     busy_time: u64 at 168;
-    /// Of it, held up by the receiver's window.
+    /// The part of it limited by the receiver's window.
     rwnd_limited: u64 at 176;
-    /// Of it, held up by the send buffer.
+    /// The part of it limited by the send buffer.
     sndbuf_limited: u64 at 184;
-    /// Bytes sent, those sent again too.
+    /// Bytes sent, including retransmissions.
     bytes_sent: u64 at 200;
-    /// Duplicates that the receiver reported (DSACK, RFC 2883).
+    /// Duplicates reported by the receiver (DSACK, RFC 2883).
     dsack_dups: u32 at 216;
-    /// Times that reordering was seen.
+    /// Number of detected reorderings.
     reord_seen: u32 at 220;
-    /// The window that the other end offers, bytes.
+    /// Window offered by the remote end, in bytes.
     snd_wnd: u32 at 228;
     /// Retransmission timeouts since the start.
     total_rto: u16 at 240;
 }
 
 impl TcpInfo {
-    /// `struct tcp_info` of Linux 6.7, the longest in which a field is asked for.
+    /// `struct tcp_info` of Linux 6.7, the longest one that has a field used here.
     const SIZE: usize = 248;
 
-    /// From the kernel's bytes; what is beyond the known fields is left out.
+    /// Copies the kernel's bytes. Bytes after the known fields are ignored.
     fn new(value: &[u8]) -> Self {
         let mut info = TcpInfo::default();
         let length = value.len().min(TcpInfo::SIZE);
@@ -466,7 +461,8 @@ impl TcpInfo {
         &self.bytes[..usize::from(self.length)]
     }
 
-    /// Whether the application limited [`Self::delivery_rate`]; `None` on kernels before 4.9, which have neither.
+    /// Whether the application limited [`Self::delivery_rate`]; `None` on kernels before 4.9, which
+    /// have neither.
     pub fn delivery_rate_app_limited(&self) -> Option<bool> {
         self.delivery_rate()?;
         // The first bit of a bit field is the lowest on little-endian machines and the highest on others.

@@ -1,4 +1,4 @@
-//! What can go wrong with a netlink request, told so that the reader knows what to do next.
+//! Errors of netlink requests, with advice for the operator.
 
 use std::io;
 
@@ -7,16 +7,16 @@ use nix::errno::Errno;
 /// A refused or failed request. `action` completes the sentence "cannot ...".
 #[derive(Debug, thiserror::Error)]
 pub enum NetlinkError {
-    /// No socket.
+    /// The socket could not be opened.
     #[error("cannot open a netlink socket: {source}")]
     Open {
         /// From socket(2), bind(2) or connect(2).
         source: io::Error,
     },
-    /// The socket failed in the middle of a request.
+    /// The socket failed during a request.
     #[error("cannot {action}: the netlink socket failed: {source}")]
     Socket {
-        /// What was attempted.
+        /// The action that failed.
         action: String,
         /// From send(2) or recv(2).
         source: io::Error,
@@ -27,77 +27,67 @@ pub enum NetlinkError {
          in this network namespace"
     )]
     NotPermitted {
-        /// What was attempted.
+        /// The action that failed.
         action: String,
     },
-    /// `ENODEV`, or a name that no interface has.
-    #[error("cannot {action}: no such network interface; `ip link` lists those there are")]
+    /// `ENODEV`, or no interface has the name.
+    #[error("cannot {action}: no such network interface; `ip link` lists the interfaces")]
     NoSuchDevice {
-        /// What was attempted, to which interface.
+        /// The action that failed, with the interface.
         action: String,
     },
-    /// `ESRCH`, `ENOENT`, `EADDRNOTAVAIL`: the address, route or rule is not there.
-    #[error("cannot {action}: there is none")]
+    /// `ESRCH`, `ENOENT`, `EADDRNOTAVAIL`: the address, route or rule does not exist.
+    #[error("cannot {action}: it does not exist")]
     NotFound {
-        /// What was attempted.
+        /// The action that failed.
         action: String,
     },
     /// `EEXIST`.
     #[error("cannot {action}: it exists already; remove it first or choose another")]
     Exists {
-        /// What was attempted.
+        /// The action that failed.
         action: String,
     },
-    /// An interface name that the kernel would not take (`dev_valid_name()`, net/core/dev.c).
+    /// An interface name that the kernel would refuse (`dev_valid_name()`, net/core/dev.c).
     #[error("`{name}` cannot be an interface name: {reason}")]
     InvalidName {
         /// The name as given.
         name: String,
-        /// Which rule it breaks.
+        /// The rule that it breaks.
         reason: &'static str,
     },
     /// Any other refusal by the kernel.
     #[error("cannot {action}: {errno}{}{}", dash(detail), dash(remedy))]
     Refused {
-        /// What was attempted.
+        /// The action that failed.
         action: String,
         /// The kernel's error number.
         errno: Errno,
-        /// The kernel's own sentence (extended acknowledgement), if it sent one.
+        /// The kernel's message (extended acknowledgement), if there is one.
         detail: String,
-        /// What usually helps, if known.
+        /// A usual remedy, if there is one.
         remedy: &'static str,
     },
-    /// A reply that cannot be understood, or that lacks what was asked for.
-    #[error("cannot {action}: the kernel's reply makes no sense: {reason}")]
+    /// A reply that is malformed or lacks the requested object.
+    #[error("cannot {action}: the kernel's reply is malformed: {reason}")]
     Malformed {
-        /// What was attempted.
+        /// The action that failed.
         action: String,
-        /// What is wrong with the reply.
+        /// The defect of the reply.
         reason: String,
     },
-    /// The table changed during every one of several attempts to list it.
+    /// The table changed during each of several attempts to list it.
     #[error("cannot {action}: it changed faster than it could be read; try again")]
     Unsteady {
-        /// What was attempted.
+        /// The action that failed.
         action: String,
     },
 }
 
 impl NetlinkError {
-    /// The object to be changed or removed is not there.
+    /// Whether the object to be changed or removed does not exist.
     pub fn is_not_found(&self) -> bool {
         matches!(self, Self::NotFound { .. } | Self::NoSuchDevice { .. })
-    }
-
-    /// The object to be made is there already.
-    pub fn is_exists(&self) -> bool {
-        matches!(self, Self::Exists { .. })
-    }
-
-    /// The process lacks `CAP_NET_ADMIN`.
-    pub fn is_not_permitted(&self) -> bool {
-        matches!(self, Self::NotPermitted { .. })
     }
 }
 
@@ -109,7 +99,7 @@ fn dash(text: &str) -> String {
     }
 }
 
-/// How an exchange failed, before it is known what it was for.
+/// Why an exchange failed, before the action is known.
 #[derive(Debug)]
 pub(super) enum Fault {
     Io(io::Error),
@@ -156,9 +146,9 @@ fn remedy(errno: Errno) -> &'static str {
             "no route leads there: the gateway must be in a network of an interface that is up"
         }
         Errno::ENETDOWN => "set the interface up first",
-        Errno::EBUSY => "it is in use: set the interface down or close what holds it",
-        Errno::EOPNOTSUPP => "this kernel or this kind of interface cannot do it",
-        Errno::EINVAL | Errno::ERANGE => "a value is outside what the interface takes",
+        Errno::EBUSY => "it is in use: set the interface down, or stop the program that uses it",
+        Errno::EOPNOTSUPP => "this kernel or this kind of interface does not support it",
+        Errno::EINVAL | Errno::ERANGE => "a value is out of range for the interface",
         Errno::ENOBUFS | Errno::ENOMEM => "the kernel is short of memory",
         _ => "",
     }

@@ -1,8 +1,8 @@
-//! Notifications: an interface went away, the underlay's address or route changed.
+//! Notifications of changes of interfaces, addresses and routes.
 //!
-//! A [`Subscription`] is a file descriptor for epoll; [`Subscription::next_event`] never blocks.
-//! When events come faster than they are read the kernel drops some and the next call returns
-//! [`Event::Lost`]: read the state anew.
+//! A [`Subscription`] is a file descriptor for epoll; [`Subscription::next_event`] never blocks. If
+//! events arrive faster than they are read, the kernel drops some, and the next call returns
+//! [`Event::Lost`]: read the state again.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,10 +15,10 @@ use super::link::parse_link;
 use super::route::parse_routes;
 use super::{Address, BUFFER_SIZE, LinkInfo, Messages, Netlink, NetlinkError, Route, receive};
 
-/// What to be told of (multicast groups of rtnetlink(7)).
+/// A kind of notification (a multicast group of rtnetlink(7)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Group {
-    /// Interfaces made, changed, removed.
+    /// Interfaces created, changed, removed.
     Link,
     /// Addresses, both families.
     Address,
@@ -39,20 +39,20 @@ impl Group {
 /// Something changed in the namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// An interface was made or changed: up, down, MTU, name, carrier ...
+    /// An interface was created or changed: up, down, MTU, name, carrier ...
     Link(LinkInfo),
     /// An interface was deleted or moved to another namespace.
     LinkRemoved(LinkInfo),
-    /// An address was added, or changed its state (an IPv6 address became usable).
+    /// An address was added or changed its state (an IPv6 address became usable).
     Address(Address),
     /// An address was removed.
     AddressRemoved(Address),
     /// A route was added or replaced.
     Route(Route),
-    /// A route was removed. IPv4 routes that vanish because their interface goes down are not
-    /// announced by the kernel (`fib_sync_down_dev()`); the [`Event::Link`] is.
+    /// A route was removed. The kernel does not announce IPv4 routes that vanish because their
+    /// interface goes down (`fib_sync_down_dev()`), only the [`Event::Link`].
     RouteRemoved(Route),
-    /// Events were lost; what is known may be out of date.
+    /// Events were lost, so the known state may be outdated.
     Lost,
 }
 
@@ -65,7 +65,7 @@ pub struct Subscription {
 }
 
 impl Netlink {
-    /// Be told of changes in the calling thread's network namespace from now on.
+    /// Subscribes to changes in the calling thread's network namespace.
     pub fn subscribe(groups: &[Group]) -> Result<Subscription, NetlinkError> {
         let open = || -> io::Result<Socket> {
             let socket = super::open_socket()?;
@@ -85,7 +85,7 @@ impl Netlink {
 }
 
 impl Subscription {
-    /// The next event, or `None` if there is none at the moment.
+    /// Returns the next event, or `None` if there is none at the moment.
     pub fn next_event(&mut self) -> Result<Option<Event>, NetlinkError> {
         loop {
             if let Some(event) = self.pending.pop_front() {
@@ -97,7 +97,7 @@ impl Subscription {
                 Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
                     return Ok(Some(Event::Lost));
                 }
-                // A datagram longer than the buffer is gone.
+                // A datagram longer than the buffer was lost.
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                     return Ok(Some(Event::Lost));
                 }

@@ -15,7 +15,7 @@ use super::error::Fault;
 use super::{Netlink, NetlinkError};
 
 /// The counters of one interface (`struct rtnl_link_stats64`, include/uapi/linux/if_link.h, which
-/// also defines each). `tx_dropped` of a TUN interface counts what found its ring full.
+/// also defines each). `tx_dropped` of a TUN interface counts packets that found its ring full.
 pub use netlink_packet_route::link::Stats64 as LinkStats;
 
 /// `struct ifinfomsg`.
@@ -23,7 +23,7 @@ pub(super) const LINK_HEADER_SIZE: usize = 16;
 /// `IFNAMSIZ` without the terminating zero.
 const NAME_MAX: usize = libc::IFNAMSIZ - 1;
 
-/// What the kernel says about one interface.
+/// Properties of an interface.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LinkInfo {
     /// Interface index, unique in the namespace.
@@ -32,11 +32,11 @@ pub struct LinkInfo {
     pub name: String,
     /// Driver kind (`tun`, `veth`, `bridge`, `wireguard` ...); empty for hardware and loopback.
     pub kind: String,
-    /// What kind of frames it carries (`ARPHRD_*`, include/uapi/linux/if_arp.h): 1 is Ethernet.
+    /// Type of its frames (`ARPHRD_*`, include/uapi/linux/if_arp.h); 1 is Ethernet.
     pub hardware_type: u16,
-    /// Hardware address; empty for TUN. [`LinkInfo::mac`] has it as six bytes.
+    /// Hardware address; empty for TUN. [`LinkInfo::mac`] returns it as six bytes.
     pub address: Vec<u8>,
-    /// Largest packet in bytes, without link header.
+    /// Maximum packet size in bytes, without link header.
     pub mtu: u32,
     /// Transmit queue length in packets; for TUN the size of its ring.
     pub tx_queue_len: u32,
@@ -44,34 +44,25 @@ pub struct LinkInfo {
     pub up: bool,
     /// Has a carrier (`IFF_LOWER_UP`).
     pub carrier: bool,
-    /// Number of transmit queues.
-    pub num_queues: u32,
     /// Number of receive queues.
     pub num_rx_queues: u32,
-    /// Largest segmentation-offload packet in bytes.
+    /// Maximum size of a segmentation-offload packet in bytes.
     pub gso_max_size: u32,
-    /// Most segments in one such packet.
+    /// Maximum number of segments in such a packet.
     pub gso_max_segs: u32,
-    /// The same limit in bytes for IPv4; 0 where the kernel has none of its own (before 6.3).
+    /// The same limit in bytes for IPv4; 0 before Linux 6.3, which has no separate limit.
     pub gso_ipv4_max_size: u32,
-    /// Largest packet that generic receive offload builds, in bytes.
-    pub gro_max_size: u32,
 }
 
 impl LinkInfo {
-    /// Whether it carries Ethernet frames, as cards, veth, bridges and VLANs do (`ARPHRD_ETHER`).
-    pub fn is_ethernet(&self) -> bool {
-        self.hardware_type == libc::ARPHRD_ETHER
-    }
-
-    /// The hardware address, if it is one of Ethernet's.
+    /// Returns the hardware address if it is an Ethernet address.
     pub fn mac(&self) -> Option<[u8; 6]> {
         self.address[..].try_into().ok()
     }
 }
 
 impl Netlink {
-    /// The index of the interface of that name, or `None`.
+    /// Returns the index of the interface with this name, or `None`.
     pub fn link_index(&self, name: &str) -> Result<Option<u32>, NetlinkError> {
         match self.link(name) {
             Ok(link) => Ok(Some(link.index)),
@@ -80,19 +71,19 @@ impl Netlink {
         }
     }
 
-    /// The interface of that name.
+    /// Returns the interface with this name.
     pub fn link(&self, name: &str) -> Result<LinkInfo, NetlinkError> {
         check_name(name)?;
         let attributes = vec![LinkAttribute::IfName(name.into())];
         self.find_link(0, attributes, || format!("look up interface {name}"))
     }
 
-    /// The interface with that index.
+    /// Returns the interface with this index.
     pub fn link_by_index(&self, index: u32) -> Result<LinkInfo, NetlinkError> {
         self.find_link(index, vec![], || format!("look up interface {index}"))
     }
 
-    /// All interfaces of the namespace.
+    /// Returns all interfaces of the namespace.
     pub fn links(&self) -> Result<Vec<LinkInfo>, NetlinkError> {
         let message = link_message(
             0,
@@ -105,7 +96,7 @@ impl Netlink {
         )
     }
 
-    /// The counters of an interface.
+    /// Returns the counters of an interface.
     pub fn link_stats(&self, index: u32) -> Result<LinkStats, NetlinkError> {
         let mut message = StatsMessage::default();
         message.header.ifindex = index;
@@ -119,12 +110,12 @@ impl Netlink {
             })
     }
 
-    /// Set an interface up.
+    /// Sets an interface up.
     pub fn set_up(&self, index: u32) -> Result<(), NetlinkError> {
         self.set_flags(index, LinkFlags::Up, "up")
     }
 
-    /// Set an interface down; the kernel removes its routes, and its IPv6 addresses.
+    /// Sets an interface down. The kernel removes its routes and its IPv6 addresses.
     pub fn set_down(&self, index: u32) -> Result<(), NetlinkError> {
         self.set_flags(index, LinkFlags::empty(), "down")
     }
@@ -143,8 +134,8 @@ impl Netlink {
         })
     }
 
-    /// Limit the packets that the stack hands over for segmentation: bytes, segments, and bytes
-    /// for IPv4. A kernel before 6.3 ignores the last.
+    /// Limits the packets that the stack passes to the interface for segmentation: bytes, segments,
+    /// and bytes for IPv4. Kernels before 6.3 ignore the last.
     pub fn set_gso_max(
         &self,
         index: u32,
@@ -165,23 +156,7 @@ impl Netlink {
         })
     }
 
-    /// Limit the packets that generic receive offload builds, in bytes, for IPv6 and IPv4.
-    pub fn set_gro_max(
-        &self,
-        index: u32,
-        gro_max_size: u32,
-        gro_ipv4_max_size: u32,
-    ) -> Result<(), NetlinkError> {
-        let attributes = vec![
-            LinkAttribute::GroMaxSize(gro_max_size),
-            LinkAttribute::GroIpv4MaxSize(gro_ipv4_max_size),
-        ];
-        self.set(index, attributes, || {
-            format!("set the GRO limits to {gro_max_size} and {gro_ipv4_max_size} bytes")
-        })
-    }
-
-    /// Give an interface another name. Before Linux 6.2 it must be down.
+    /// Renames an interface. Before Linux 6.2 it must be down.
     pub fn rename(&self, index: u32, name: &str) -> Result<(), NetlinkError> {
         check_name(name)?;
         self.set(index, vec![LinkAttribute::IfName(name.into())], || {
@@ -198,16 +173,7 @@ impl Netlink {
         )
     }
 
-    /// Move an interface into another network namespace. It loses its addresses and routes.
-    pub fn set_netns(&self, index: u32, netns: BorrowedFd<'_>) -> Result<(), NetlinkError> {
-        self.set(
-            index,
-            vec![LinkAttribute::NetNsFd(netns.as_raw_fd())],
-            || "set another network namespace".into(),
-        )
-    }
-
-    /// Make an interface a port of a bridge (or another master), or release it with `None`.
+    /// Makes an interface a port of a bridge (or another master), or releases it with `None`.
     pub fn set_master(&self, index: u32, master: Option<u32>) -> Result<(), NetlinkError> {
         self.set(
             index,
@@ -219,8 +185,8 @@ impl Netlink {
         )
     }
 
-    /// Create a pair of virtual Ethernet interfaces, the second in `peer_netns` if given.
-    /// Returns the index of the first.
+    /// Creates a pair of virtual Ethernet interfaces, the second in `peer_netns` if given. Returns
+    /// the index of the first.
     pub fn create_veth(
         &self,
         name: &str,
@@ -239,14 +205,14 @@ impl Netlink {
         })
     }
 
-    /// Create a bridge. Returns its index.
+    /// Creates a bridge. Returns its index.
     pub fn create_bridge(&self, name: &str) -> Result<u32, NetlinkError> {
         self.create(name, InfoKind::Bridge, None, || {
             format!("create the bridge {name}")
         })
     }
 
-    /// Delete an interface (of a veth pair, both).
+    /// Deletes an interface (of a veth pair, both).
     pub fn delete_link(&self, index: u32) -> Result<(), NetlinkError> {
         self.change(
             RouteNetlinkMessage::DelLink(link_message(index, vec![])),
@@ -255,7 +221,7 @@ impl Netlink {
         )
     }
 
-    /// "interface eth0", or "interface 7" when it has no name any more.
+    /// Returns "interface eth0", or "interface 7" if it no longer has a name.
     pub(super) fn describe_link(&self, index: u32) -> String {
         match self.link_by_index(index) {
             Ok(link) => format!("interface {}", link.name),
@@ -287,7 +253,7 @@ impl Netlink {
         })
     }
 
-    /// `action` begins with the verb and says nothing of the interface.
+    /// Changes an interface. `action` starts with the verb and does not name the interface.
     fn set(
         &self,
         index: u32,
@@ -322,7 +288,7 @@ impl Netlink {
         );
         match outcome {
             Ok(()) => Ok(self.link(name)?.index),
-            // An unknown kind, not an unknown parameter (rtnl_newlink(), net/core/rtnetlink.c).
+            // The kind is unknown, not a parameter (rtnl_newlink(), net/core/rtnetlink.c).
             Err(fault) if fault.is(Errno::EOPNOTSUPP) => Err(NetlinkError::Refused {
                 action: action(),
                 errno: Errno::EOPNOTSUPP,
@@ -334,15 +300,15 @@ impl Netlink {
     }
 }
 
-/// Refuse what `dev_valid_name()` (net/core/dev.c) would, with the reason, and `%`, which the
-/// kernel would replace by a number.
+/// Refuses names that `dev_valid_name()` (net/core/dev.c) refuses, with the reason, and `%`, which
+/// the kernel would replace by a number.
 pub fn check_name(name: &str) -> Result<(), NetlinkError> {
     let reason = if name.is_empty() {
         "it is empty"
     } else if name.len() > NAME_MAX {
         "it is longer than 15 bytes"
     } else if name == "." || name == ".." {
-        "it is a directory's name"
+        "it is the name of a directory"
     } else if name.contains(['/', ':', '%', '\0'])
         || name.contains(|c: char| c.is_ascii_whitespace() || c == '\x0b')
     {
@@ -363,8 +329,8 @@ fn link_message(index: u32, attributes: Vec<LinkAttribute>) -> LinkMessage {
     message
 }
 
-/// Read `RTM_NEWLINK` or `RTM_DELLINK`. Those of a bridge about its ports (`AF_BRIDGE`) are not
-/// about the interface: one "deletes" a port that merely leaves the bridge.
+/// Parses `RTM_NEWLINK` or `RTM_DELLINK`. Messages of a bridge about its ports (`AF_BRIDGE`) are
+/// ignored: one of them "deletes" a port that merely leaves the bridge.
 pub(super) fn parse_link(payload: &[u8]) -> Option<LinkInfo> {
     let header = LinkHeader::parse(payload).ok()?;
     if header.interface_family != AddressFamily::Unspec {
@@ -386,12 +352,10 @@ pub(super) fn parse_link(payload: &[u8]) -> Option<LinkInfo> {
             LinkAttribute::Address(address) => link.address = address,
             LinkAttribute::Mtu(mtu) => link.mtu = mtu,
             LinkAttribute::TxQueueLen(packets) => link.tx_queue_len = packets,
-            LinkAttribute::NumTxQueues(queues) => link.num_queues = queues,
             LinkAttribute::NumRxQueues(queues) => link.num_rx_queues = queues,
             LinkAttribute::GsoMaxSize(bytes) => link.gso_max_size = bytes,
             LinkAttribute::GsoMaxSegs(segments) => link.gso_max_segs = segments,
             LinkAttribute::GsoIpv4MaxSize(bytes) => link.gso_ipv4_max_size = bytes,
-            LinkAttribute::GroMaxSize(bytes) => link.gro_max_size = bytes,
             LinkAttribute::LinkInfo(info) => {
                 link.kind = info
                     .iter()

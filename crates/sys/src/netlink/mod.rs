@@ -1,17 +1,16 @@
-//! rtnetlink(7), synchronously: interfaces, addresses, neighbours, routes, policy rules and
+//! rtnetlink(7), synchronous: interfaces, addresses, neighbours, routes, policy rules and
 //! notifications.
 //!
-//! The flow of one call: a method in [`link`], [`address`], [`neighbour`], [`route`] or [`rule`]
-//! builds a typed message (`netlink-packet-route`); `Netlink::exchange` numbers it, sends it and
-//! reads until the kernel's acknowledgement or the end of the dump, handing each reply to the
-//! caller's parser; a refusal becomes a [`NetlinkError`] that says what was attempted, to what, and
-//! what helps.
+//! A method in [`link`], [`address`], [`neighbour`], [`route`] or [`rule`] builds a typed message
+//! (`netlink-packet-route`). `Netlink::exchange` numbers it, sends it, and reads until the kernel's
+//! acknowledgement or the end of the dump; it passes each reply to the caller's parser. A refusal
+//! becomes a [`NetlinkError`] with the action, its object and advice.
 //!
-//! A netlink socket belongs to the network namespace in which it was opened, whatever its owner
-//! does afterwards; see [`crate::netns::NetNs::netlink`].
+//! A netlink socket belongs to the network namespace of the thread that opened it, also when that
+//! thread moves to another one.
 //!
-//! Replies are parsed attribute by attribute and an attribute that this build does not understand
-//! is passed over, so a newer kernel cannot make a listing fail.
+//! Replies are parsed attribute by attribute, and unknown attributes are skipped, so a newer kernel
+//! cannot break a listing.
 
 pub mod address;
 pub mod diag;
@@ -53,16 +52,14 @@ use error::Fault;
 
 /// The main routing table (`RT_TABLE_MAIN`).
 pub const TABLE_MAIN: u32 = libc::RT_TABLE_MAIN as u32;
-/// The table of local and broadcast addresses (`RT_TABLE_LOCAL`).
-pub const TABLE_LOCAL: u32 = libc::RT_TABLE_LOCAL as u32;
 
 /// The kernel fills at most 32 KiB per datagram of a dump (`netlink_dump()`, af_netlink.c).
 const BUFFER_SIZE: usize = 64 * 1024;
 /// `struct nlmsghdr`.
 const HEADER_SIZE: usize = 16;
-/// `NLMSGERR_ATTR_MSG`: the kernel's own sentence about a refusal.
+/// `NLMSGERR_ATTR_MSG`: the kernel's message about a refusal.
 const NLMSGERR_ATTR_MSG: u16 = 1;
-/// A dump that raced with a change is repeated at most this often.
+/// Maximum number of attempts for a dump that races with a change.
 const DUMP_TRIES: usize = 16;
 
 /// IPv4 or IPv6.
@@ -75,7 +72,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// The family of an address.
+    /// Returns the family of an address.
     pub fn of(address: std::net::IpAddr) -> Self {
         if address.is_ipv4() {
             Self::V4
@@ -114,8 +111,8 @@ pub struct Netlink {
 }
 
 impl Netlink {
-    /// Open a socket in the calling thread's network namespace. Needs no privilege; changing
-    /// anything needs `CAP_NET_ADMIN` there.
+    /// Opens a socket in the calling thread's network namespace. This needs no privilege; changes
+    /// need `CAP_NET_ADMIN` there.
     pub fn open() -> Result<Self, NetlinkError> {
         let socket = open_socket().map_err(|source| NetlinkError::Open { source })?;
         Ok(Self {
@@ -125,8 +122,8 @@ impl Netlink {
         })
     }
 
-    /// Send a request that changes something and wait for the kernel's acknowledgement.
-    /// `action` completes "cannot ...".
+    /// Sends a request that changes something and waits for the kernel's acknowledgement. `action`
+    /// completes "cannot ...".
     fn change(
         &self,
         message: RouteNetlinkMessage,
@@ -137,7 +134,7 @@ impl Netlink {
             .map_err(|fault| fault.into_error(action(self)))
     }
 
-    /// Send a request for one object and parse the replies.
+    /// Sends a request for one object and parses the replies.
     fn get<T>(
         &self,
         message: RouteNetlinkMessage,
@@ -154,8 +151,8 @@ impl Netlink {
         Ok(found)
     }
 
-    /// List all objects of a kind. A dump during which the table changed is repeated, so that the
-    /// list is of one moment.
+    /// Lists all objects of a kind. A dump during which the table changed is repeated, so that the
+    /// list is consistent.
     fn dump<T>(
         &self,
         message: RouteNetlinkMessage,
@@ -177,7 +174,7 @@ impl Netlink {
         Err(Fault::Interrupted.into_error(action(self)))
     }
 
-    /// One request, all its replies.
+    /// Sends a request and reads all its replies.
     fn exchange(
         &self,
         message: RouteNetlinkMessage,
@@ -203,7 +200,8 @@ impl AsFd for Netlink {
     }
 }
 
-/// Sends a whole request and reads its replies until the kernel's acknowledgement or the end of the dump.
+/// Sends an encoded request and reads its replies until the kernel's acknowledgement or the end of
+/// the dump.
 fn converse(
     socket: &Socket,
     request: &[u8],
@@ -239,23 +237,24 @@ fn converse(
     }
 }
 
-/// A route socket.
+/// Opens a socket for routes.
 fn open_socket() -> io::Result<Socket> {
     connected(NETLINK_ROUTE)
 }
 
-/// A socket connected to the kernel (port 0): datagrams of other processes do not reach it.
+/// Opens a socket connected to the kernel (port 0), so that datagrams of other processes do not
+/// reach it.
 fn connected(protocol: isize) -> io::Result<Socket> {
     let mut socket = Socket::new(protocol)?;
     socket.bind_auto()?;
     socket.connect(&SocketAddr::new(0, 0))?;
-    // Both only make refusals more telling; an old kernel without them still works.
+    // Both only improve error messages; an old kernel without them still works.
     let _ = socket.set_ext_ack(true);
     let _ = socket.set_cap_ack(true);
     Ok(socket)
 }
 
-/// Read one datagram. `flags` are those of recv(2); a datagram longer than the buffer is an error.
+/// Reads one datagram. `flags` are those of recv(2); a datagram longer than the buffer is an error.
 fn receive<'a>(socket: &Socket, buffer: &'a mut [u8], flags: i32) -> io::Result<&'a [u8]> {
     let length = loop {
         match socket.recv(&mut &mut buffer[..], libc::MSG_TRUNC | flags) {
@@ -295,7 +294,7 @@ impl<'a> Iterator for Messages<'a> {
     }
 }
 
-/// Read the verdict in `NLMSG_ERROR` or `NLMSG_DONE`, with the kernel's sentence where it sent one
+/// Reads the result in `NLMSG_ERROR` or `NLMSG_DONE`, with the kernel's message if there is one
 /// (Documentation/userspace-api/netlink/intro.rst, "Ext ACK").
 fn refusal(message: &NetlinkBuffer<&[u8]>) -> Result<(), Fault> {
     let payload = message.payload();
@@ -308,7 +307,7 @@ fn refusal(message: &NetlinkBuffer<&[u8]>) -> Result<(), Fault> {
     }
     let mut attributes = 4;
     if message.message_type() == NLMSG_ERROR {
-        // The refused request follows: all of it, or only its header.
+        // The refused request follows, completely or only its header.
         attributes += match (
             payload[4..].first_chunk::<4>(),
             message.flags() & NLM_F_CAPPED,

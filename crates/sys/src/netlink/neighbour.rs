@@ -1,5 +1,5 @@
-//! Neighbours: who has which hardware address on a link (ARP, RFC 826; neighbour discovery,
-//! RFC 4861), and for whom this host answers as a proxy.
+//! Neighbours: hardware addresses of the hosts on a link (ARP, RFC 826; neighbour discovery, RFC
+//! 4861), and proxy entries, for which this host answers.
 
 use std::net::IpAddr;
 
@@ -18,22 +18,23 @@ const NEIGHBOUR_HEADER_SIZE: usize = 12;
 /// An entry of the kernel's neighbour table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Neighbour {
-    /// Whose.
+    /// The address of the neighbour.
     pub address: IpAddr,
-    /// Hardware address; `None` while it is not known, and on links without.
+    /// Hardware address; `None` while it is unknown, and on links without hardware addresses.
     pub mac: Option<[u8; 6]>,
-    /// How sure the kernel is (RFC 4861 section 7.3.2).
+    /// State of reachability (RFC 4861, section 7.3.2).
     pub state: NeighbourState,
 }
 
 impl Netlink {
-    /// Answer ARP or neighbour solicitations for `address` that come in by an interface, with its
-    /// hardware address. There already is no error.
+    /// Answers ARP or neighbour solicitations for `address` on an interface with its hardware
+    /// address. An existing entry is no error.
     ///
-    /// The kernel answers only if more holds (`arp_process()`, net/ipv4/arp.c; `ndisc_recv_ns()`,
-    /// net/ipv6/ndisc.c): its route to the address leads out of another interface and `forwarding`
-    /// is on (IPv4), or `forwarding` and `proxy_ndp` are on (IPv6). It waits a random time up to
-    /// `net.ipv4.neigh.INTERFACE.proxy_delay` (0.8 s) before it answers a broadcast: set that to 0.
+    /// The kernel answers only under further conditions (`arp_process()`, net/ipv4/arp.c;
+    /// `ndisc_recv_ns()`, net/ipv6/ndisc.c): for IPv4, its route to the address leaves through
+    /// another interface and `forwarding` is on; for IPv6, `forwarding` and `proxy_ndp` are on. It
+    /// waits a random time up to `net.ipv4.neigh.INTERFACE.proxy_delay` (0.8 s) before it answers a
+    /// broadcast: set that to 0.
     pub fn add_proxy(&self, index: u32, address: IpAddr) -> Result<(), NetlinkError> {
         let message = RouteNetlinkMessage::NewNeighbour(proxy_message(index, address));
         self.change(message, NLM_F_CREATE | NLM_F_REPLACE, |netlink| {
@@ -41,7 +42,7 @@ impl Netlink {
         })
     }
 
-    /// No longer answer for `address` on an interface.
+    /// Stops answering for `address` on an interface.
     pub fn delete_proxy(&self, index: u32, address: IpAddr) -> Result<(), NetlinkError> {
         let message = RouteNetlinkMessage::DelNeighbour(proxy_message(index, address));
         self.change(message, 0, |netlink| {
@@ -52,22 +53,8 @@ impl Netlink {
         })
     }
 
-    /// The addresses that [`Netlink::add_proxy`], or somebody else, has this host answer for on an
-    /// interface.
-    pub fn proxies(&self, index: u32) -> Result<Vec<IpAddr>, NetlinkError> {
-        let mut message = NeighbourMessage::default();
-        message.header.flags = NeighbourFlags::Proxy;
-        let entries = self.dump(
-            RouteNetlinkMessage::GetNeighbour(message),
-            |_, payload| parse_neighbour(payload),
-            |_| "list the addresses answered for".into(),
-        )?;
-        let own = entries.into_iter().filter(|entry| entry.index == index);
-        Ok(own.map(|entry| entry.neighbour.address).collect())
-    }
-
-    /// What the kernel knows of the neighbours on an interface, both families, its own groups and
-    /// broadcast addresses (`Noarp`) left out.
+    /// Returns the neighbours on an interface, of both families, without the kernel's own group and
+    /// broadcast addresses (`Noarp`).
     pub fn neighbours(&self, index: u32) -> Result<Vec<Neighbour>, NetlinkError> {
         let entries = self.dump(
             RouteNetlinkMessage::GetNeighbour(NeighbourMessage::default()),
@@ -96,7 +83,7 @@ struct Entry {
     neighbour: Neighbour,
 }
 
-/// Read `RTM_NEWNEIGH`.
+/// Parses `RTM_NEWNEIGH`.
 fn parse_neighbour(payload: &[u8]) -> Option<Entry> {
     let header = NeighbourHeader::parse(payload).ok()?;
     let (mut address, mut mac) = (None, None);

@@ -1,6 +1,6 @@
-//! Queueing disciplines: what passed through each, what was dropped, what stands in it.
+//! Queueing disciplines: packets passed, dropped and queued.
 //!
-//! The attributes are read by hand, since only counters are wanted, and of whatever kind of discipline.
+//! The attributes are parsed here, since only counters are needed, for any kind of discipline.
 
 use netlink_packet_core::NlasIterator;
 use netlink_packet_route::RouteNetlinkMessage;
@@ -21,43 +21,44 @@ const BASIC: u16 = 1;
 const QUEUE: u16 = 3;
 const PACKETS64: u16 = 8;
 
-/// The counters of one queueing discipline. That at the root of an interface counts for those below it (`mq` sums up its
-/// children when it is asked, the others count themselves).
+/// The counters of one queueing discipline. The one at the root of an interface includes those
+/// below it (`mq` adds up its children when it is read, the others count themselves).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct QdiscStats {
     /// Index of its interface.
     pub index: u32,
     /// Its kind, such as `fq_codel`.
     pub kind: String,
-    /// Its handle; 0 for one that the kernel put there by itself.
+    /// Its handle; 0 if the kernel created it by default.
     pub handle: u32,
-    /// What it hangs on.
+    /// Handle of its parent.
     pub parent: u32,
-    /// Packets let through.
+    /// Packets passed.
     pub packets: u64,
-    /// Bytes let through, with link headers.
+    /// Bytes passed, with link headers.
     pub bytes: u64,
     /// Packets dropped.
     pub drops: u32,
-    /// Times that packets were held back for the sake of a rate.
+    /// Number of times that packets were delayed by a rate limit.
     pub overlimits: u32,
-    /// Packets that the device gave back; `None` on kernels that do not tell.
+    /// Packets that the device returned; `None` on kernels that do not report it.
     pub requeues: Option<u32>,
-    /// Packets in it.
+    /// Packets queued.
     pub qlen: u32,
-    /// Bytes in it.
+    /// Bytes queued.
     pub backlog: u32,
 }
 
 impl QdiscStats {
-    /// Whether it is the one at the root of its interface's transmit side.
+    /// Whether it is the root of the transmit side of its interface.
     pub fn is_root(&self) -> bool {
         self.parent == ROOT
     }
 }
 
 impl Netlink {
-    /// Every queueing discipline of the namespace (`tc -s qdisc`); `noqueue`, which holds nothing, among them.
+    /// Returns every queueing discipline of the namespace (`tc -s qdisc`), including `noqueue`,
+    /// which queues nothing.
     pub fn qdiscs(&self) -> Result<Vec<QdiscStats>, NetlinkError> {
         self.dump(
             RouteNetlinkMessage::GetQueueDiscipline(TcMessage::default()),

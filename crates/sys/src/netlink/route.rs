@@ -1,11 +1,9 @@
-//! Routes: add, remove, list, and ask the kernel which one it would take.
+//! Routes: add, list, and look up the route that the kernel would use.
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use netlink_packet_core::{
-    NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NlasIterator, ParseableParametrized,
-};
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, NlasIterator, ParseableParametrized};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteLwEnCapType, RouteMessage,
@@ -21,7 +19,7 @@ const ROUTE_HEADER_SIZE: usize = 12;
 /// One route. Build it with [`Route::to`] and the methods that follow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Route {
-    /// The destinations it is for; a prefix of length 0 is the default route.
+    /// The destinations; a prefix of length 0 is the default route.
     pub destination: IpNet,
     /// The next hop, if not directly connected.
     pub gateway: Option<IpAddr>,
@@ -33,36 +31,36 @@ pub struct Route {
     pub metric: Option<u32>,
     /// Unicast, blackhole, unreachable, prohibit ...
     pub kind: RouteType,
-    /// IPv4: how far away the destination is. `None`: as iproute2 chooses it (host for local
-    /// routes, link without gateway, else universe).
+    /// IPv4: distance to the destination. `None`: as iproute2 chooses it (host for local routes,
+    /// link without gateway, else universe).
     pub scope: Option<RouteScope>,
     /// Path MTU in bytes for this route.
     pub mtu: Option<u32>,
-    /// Source address that packets of this host get.
+    /// Source address of packets of this host.
     pub source: Option<IpAddr>,
-    /// Who made it (`RTPROT_*`, include/uapi/linux/rtnetlink.h).
+    /// Origin of the route (`RTPROT_*`, include/uapi/linux/rtnetlink.h).
     pub protocol: u8,
 }
 
-/// What the kernel would do with a packet ([`Netlink::route_get`]).
+/// Result of a route lookup ([`Netlink::route_get`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RouteLookup {
     /// Index of the outgoing interface.
     pub device: u32,
-    /// The source address it would choose.
+    /// The source address that the kernel would choose.
     pub source: Option<IpAddr>,
     /// The next hop, if not directly connected.
     pub gateway: Option<IpAddr>,
-    /// Path MTU in bytes: the route's or a learnt one, else the interface's.
+    /// Path MTU in bytes: that of the route or a learned one, else that of the interface.
     pub mtu: u32,
-    /// The table that decided.
+    /// The table with the route.
     pub table: u32,
     /// Unicast, local, blackhole ...
     pub kind: RouteType,
 }
 
 impl Route {
-    /// A unicast route in the main table.
+    /// Creates a unicast route in the main table.
     pub fn to(destination: IpNet) -> Self {
         Self {
             destination: destination.trunc(),
@@ -78,49 +76,49 @@ impl Route {
         }
     }
 
-    /// With this next hop.
+    /// Sets the next hop.
     pub fn via(mut self, gateway: IpAddr) -> Self {
         self.gateway = Some(gateway);
         self
     }
 
-    /// Out of this interface.
+    /// Sets the outgoing interface.
     pub fn device(mut self, index: u32) -> Self {
         self.device = Some(index);
         self
     }
 
-    /// In this table.
+    /// Sets the table.
     pub fn table(mut self, table: u32) -> Self {
         self.table = table;
         self
     }
 
-    /// With this preference; the lower wins.
+    /// Sets the metric; the lower wins.
     pub fn metric(mut self, metric: u32) -> Self {
         self.metric = Some(metric);
         self
     }
 
-    /// With this path MTU in bytes.
+    /// Sets the path MTU in bytes.
     pub fn mtu(mut self, bytes: u32) -> Self {
         self.mtu = Some(bytes);
         self
     }
 
-    /// Of this kind.
+    /// Sets the kind.
     pub fn kind(mut self, kind: RouteType) -> Self {
         self.kind = kind;
         self
     }
 
-    /// With this source address for packets of this host.
+    /// Sets the source address of packets of this host.
     pub fn source(mut self, source: IpAddr) -> Self {
         self.source = Some(source);
         self
     }
 
-    /// IPv4 or IPv6.
+    /// Returns IPv4 or IPv6.
     pub fn family(&self) -> Family {
         Family::of(self.destination.addr())
     }
@@ -144,7 +142,7 @@ impl Route {
         message.header = RouteHeader {
             address_family: self.family().into(),
             destination_prefix_length: self.destination.prefix_len(),
-            // Larger numbers go in the attribute, which takes precedence.
+            // Larger numbers go into the attribute, which takes precedence.
             table: u8::try_from(self.table).unwrap_or(0),
             protocol: RouteProtocol::from(self.protocol),
             scope: self.scope_for_kernel(),
@@ -183,7 +181,7 @@ impl std::fmt::Display for Route {
 }
 
 impl Netlink {
-    /// Add a route; an equal one must not be there.
+    /// Adds a route. It is an error if an equal one exists.
     pub fn add_route(&self, route: &Route) -> Result<(), NetlinkError> {
         self.change(
             RouteNetlinkMessage::NewRoute(route.message()),
@@ -192,35 +190,15 @@ impl Netlink {
         )
     }
 
-    /// Add a route, or put it in the place of one with the same destination, metric and table.
-    pub fn replace_route(&self, route: &Route) -> Result<(), NetlinkError> {
-        self.change(
-            RouteNetlinkMessage::NewRoute(route.message()),
-            NLM_F_CREATE | NLM_F_REPLACE,
-            |netlink| netlink.describe_route("replace", route),
-        )
-    }
-
-    /// Remove a route that agrees in all that is given.
-    pub fn delete_route(&self, route: &Route) -> Result<(), NetlinkError> {
-        let mut message = route.message();
-        if route.scope.is_none() {
-            message.header.scope = RouteScope::NoWhere; // any
-        }
-        message.header.protocol = RouteProtocol::Unspec;
-        self.change(RouteNetlinkMessage::DelRoute(message), 0, |netlink| {
-            netlink.describe_route("remove", route)
-        })
-    }
-
-    /// The routes of a table. A route with several next hops is listed once for each.
+    /// Returns the routes of a table. A route with several next hops is listed once for each.
     pub fn routes(&self, family: Family, table: u32) -> Result<Vec<Route>, NetlinkError> {
         let mut routes = self.all_routes(family)?;
         routes.retain(|route| route.table == table);
         Ok(routes)
     }
 
-    /// The routes of all tables, those to this host's own addresses (table `local`) included.
+    /// Returns the routes of all tables, including those to this host's own addresses (table
+    /// `local`).
     pub fn all_routes(&self, family: Family) -> Result<Vec<Route>, NetlinkError> {
         let mut message = RouteMessage::default();
         message.header.address_family = family.into();
@@ -232,8 +210,7 @@ impl Netlink {
         Ok(routes.into_iter().flatten().collect())
     }
 
-    /// Ask the kernel how a packet of this host to `destination`, carrying that firewall mark,
-    /// would leave.
+    /// Looks up how a packet of this host to `destination` with this firewall mark would leave.
     pub fn route_get(
         &self,
         destination: IpAddr,
@@ -289,7 +266,7 @@ impl Netlink {
     }
 }
 
-/// Read `RTM_NEWROUTE` or `RTM_DELROUTE` of the tables; entries of the route cache are no routes.
+/// Parses `RTM_NEWROUTE` or `RTM_DELROUTE` of the tables. Entries of the route cache are ignored.
 pub(super) fn parse_routes(payload: &[u8]) -> Vec<Route> {
     match RouteHeader::parse(payload) {
         Ok(header) if !header.flags.contains(RouteFlags::Cloned) => parse_message(payload),

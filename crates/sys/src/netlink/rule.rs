@@ -1,7 +1,7 @@
-//! Policy routing rules, as far as a tunnel needs them to carry the default route without carrying
-//! its own packets: those bear a firewall mark, everything without it goes to the tunnel's table
-//! ([`Rule::unless_marked`]), and routes of the main table that are more specific than a default
-//! route keep working ([`Rule::suppress_default`]). The rules are those of wg-quick(8).
+//! Policy routing rules for a tunnel that carries the default route but not its own packets. The
+//! tunnel's own packets have a firewall mark, and all others use the tunnel's table
+//! ([`Rule::unless_marked`]). Routes of the main table that are more specific than a default route
+//! stay in effect ([`Rule::suppress_default`]). The rules are those of wg-quick(8).
 
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, NlasIterator, Parseable};
 use netlink_packet_route::RouteNetlinkMessage;
@@ -15,25 +15,25 @@ const RULE_HEADER_SIZE: usize = 12;
 /// A rule that sends packets to a routing table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rule {
-    /// For which packets.
+    /// Packets of this family.
     pub family: Family,
-    /// Its place: rules are tried from the lowest number on. `None` puts it before all that follow
-    /// the local table.
+    /// Priority: rules are tried from the lowest number on. `None` puts it before all rules after
+    /// that of the local table.
     pub priority: Option<u32>,
-    /// Only packets with this firewall mark.
+    /// Firewall mark of the packets.
     pub fwmark: Option<u32>,
-    /// Which bits of the mark count; `None`: all.
+    /// Bits of the mark that are compared; `None`: all.
     pub fwmask: Option<u32>,
-    /// The condition is turned around: only packets that do not match.
+    /// Inverts the condition: the rule applies to packets that do not match.
     pub invert: bool,
     /// The table to look up.
     pub table: u32,
-    /// Pass over routes whose prefix is this long or shorter, and go on with the next rule.
+    /// Ignores routes with a prefix of this length or shorter, and continues with the next rule.
     pub suppress_prefix_length: Option<u32>,
 }
 
 impl Rule {
-    /// Packets without `mark` look up `table`.
+    /// A rule by which packets without `mark` use `table`.
     pub fn unless_marked(family: Family, mark: u32, table: u32) -> Self {
         Self {
             family,
@@ -46,7 +46,7 @@ impl Rule {
         }
     }
 
-    /// All packets look up the main table, but not its default route.
+    /// A rule by which all packets use the main table, except its default route.
     pub fn suppress_default(family: Family) -> Self {
         Self {
             family,
@@ -104,7 +104,7 @@ impl std::fmt::Display for Rule {
 }
 
 impl Netlink {
-    /// Add a rule; an equal one must not be there.
+    /// Adds a rule. It is an error if an equal one exists.
     pub fn add_rule(&self, rule: &Rule) -> Result<(), NetlinkError> {
         self.change(
             RouteNetlinkMessage::NewRule(rule.message()),
@@ -113,14 +113,15 @@ impl Netlink {
         )
     }
 
-    /// Remove the first rule that agrees in all that is given.
+    /// Removes the first rule that matches all given fields.
     pub fn delete_rule(&self, rule: &Rule) -> Result<(), NetlinkError> {
         self.change(RouteNetlinkMessage::DelRule(rule.message()), 0, |_| {
             format!("remove the {rule}")
         })
     }
 
-    /// The rules of a family that look up a table, in the order in which the kernel tries them.
+    /// Returns the rules of a family that look up a table, in the order in which the kernel tries
+    /// them.
     pub fn rules(&self, family: Family) -> Result<Vec<Rule>, NetlinkError> {
         let mut message = RuleMessage::default();
         message.header.family = family.into();

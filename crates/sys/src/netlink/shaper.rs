@@ -1,4 +1,4 @@
-//! The rate of an interface's queueing disciplines, for those that have one.
+//! The rate limit of an interface's queueing disciplines.
 
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::tc::TcMessage;
@@ -16,7 +16,7 @@ const ROOT: u32 = 0xffff_ffff;
 const RATESPEC_SIZE: usize = 12;
 /// `struct tc_netem_qopt`, before netem's attributes.
 const NETEM_SIZE: usize = 24;
-/// Classes above a class that are looked at, at most.
+/// Maximum number of ancestors of a class that are read.
 const DEPTH: usize = 8;
 
 /// A queueing discipline, or a class of one.
@@ -26,16 +26,16 @@ struct Node {
     handle: u32,
     parent: u32,
     kind: String,
-    /// Bits per second.
+    /// Rate in bits per second.
     rate: Option<u64>,
-    /// HTB: the minor number of the class for what no filter puts elsewhere.
+    /// HTB: minor number of the class for packets that no filter classifies.
     default_class: Option<u32>,
 }
 
 impl Netlink {
-    /// The rate, in bits per second, that the queueing disciplines of an interface let through: that
-    /// of the root (`tbf`, `netem`, `cake`; of `htb` the ceiling of its default class, else of its
-    /// largest), or of the only one below it that has a rate.
+    /// Returns the rate, in bits per second, that the queueing disciplines of an interface allow:
+    /// that of the root (`tbf`, `netem`, `cake`; for `htb` the ceiling of its default class, else
+    /// of its largest), or of the only one below it that has a rate.
     pub fn shaped_rate(&self, index: u32) -> Result<Option<u64>, NetlinkError> {
         let action = |netlink: &Self| {
             format!(
@@ -63,7 +63,8 @@ impl Netlink {
     }
 }
 
-/// The ceiling of HTB's default class and of those above it; of the largest if there is none.
+/// Returns the ceiling of HTB's default class and of its ancestors, or that of the largest class if
+/// there is no default.
 fn ceiling(root: &Node, classes: &[Node]) -> Option<u64> {
     let classes: Vec<&Node> = classes
         .iter()
@@ -85,7 +86,7 @@ fn ceiling(root: &Node, classes: &[Node]) -> Option<u64> {
     rate
 }
 
-/// Reads `RTM_NEWQDISC` or `RTM_NEWTCLASS`.
+/// Parses `RTM_NEWQDISC` or `RTM_NEWTCLASS`.
 fn parse(payload: &[u8]) -> Option<Node> {
     let word = |at: usize| number(payload.get(at..)?);
     let mut node = Node {
@@ -114,7 +115,7 @@ fn parse(payload: &[u8]) -> Option<Node> {
         }
         // TCA_CAKE_BASE_RATE64.
         "cake" => (None, part64(options, 2)),
-        // TCA_NETEM_RATE is a number without a ratespec around it; TCA_NETEM_RATE64.
+        // TCA_NETEM_RATE is a number without a ratespec; TCA_NETEM_RATE64.
         "netem" => {
             let options = options.get(NETEM_SIZE..).unwrap_or(&[]);
             let narrow = attributes(options).find(|(kind, _)| *kind == 6);
@@ -129,7 +130,7 @@ fn parse(payload: &[u8]) -> Option<Node> {
     Some(node)
 }
 
-/// The rate of the `tc_ratespec` at an offset of an attribute.
+/// Returns the rate of the `tc_ratespec` at an offset of an attribute.
 fn part(options: &[u8], wanted: u16, offset: usize) -> Option<u32> {
     let (_, value) = attributes(options).find(|(kind, _)| *kind == wanted)?;
     number(value.get(offset + RATESPEC_SIZE - 4..)?)
@@ -145,11 +146,10 @@ mod tests {
     use std::process::Command;
 
     use super::*;
-    use crate::netns::NetNs;
-    use crate::netns::tests::namespace;
+    use crate::test_namespace::{NetNs, namespace};
     use crate::testing::skip;
 
-    /// The rate of interface `v0` after these runs of tc(8).
+    /// Returns the rate of interface `v0` after these commands of tc(8).
     fn rate_after(commands: &[&str]) -> Option<Option<u64>> {
         let namespace = namespace()?;
         let netlink = namespace.netlink().unwrap();
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_short_has_no_rate() {
+    fn truncated_messages_have_no_rate() {
         assert_eq!(parse(&[0; 19]), None);
         assert_eq!(parse(&[0; 20]).unwrap().rate, None);
         assert_eq!(part(&[8, 0, 1, 0, 1, 2, 3, 4], 1, 0), None);

@@ -1,6 +1,6 @@
-//! How interfaces hang together: master, lower link, the underlay of a tunnel, the queueing
-//! discipline, and what a tun device is. Read attribute by attribute from one listing
-//! (include/uapi/linux/if_link.h), bytes of the kernel as hostile as any other.
+//! Relations of interfaces: master, lower link, the underlay of a tunnel, the queueing discipline,
+//! and the properties of a tun device. They are parsed attribute by attribute from one listing
+//! (include/uapi/linux/if_link.h), with the same care as bytes from the network.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -20,37 +20,38 @@ const IFLA_INFO_KIND: u16 = 1;
 const IFLA_INFO_DATA: u16 = 2;
 const IFLA_TUN_TYPE: u16 = 3;
 const IFLA_TUN_VNET_HDR: u16 = 5;
-/// `IFF_TAP` (include/uapi/linux/if_tun.h), as `IFLA_TUN_TYPE` has it.
+/// `IFF_TAP` (include/uapi/linux/if_tun.h), as in `IFLA_TUN_TYPE`.
 const TYPE_TAP: u8 = 2;
-/// The flags of an attribute's type: nested, byte order (include/uapi/linux/netlink.h).
+/// Mask that removes the flags of an attribute's type: nested, byte order
+/// (include/uapi/linux/netlink.h).
 const NLA_TYPE_MASK: u16 = 0x3fff;
 
-/// An interface and what it is joined to.
+/// An interface and its relations.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LinkNode {
     /// The interface. The kind of a tap is `tap`, although the kernel calls both `tun`.
     pub info: LinkInfo,
     /// Index of the bridge, bond or VRF it belongs to.
     pub master: Option<u32>,
-    /// Index of the interface below (VLAN, macvlan) or at the other end (veth), in this namespace.
+    /// Index of the lower interface (VLAN, macvlan) or of the other end (veth), in this namespace.
     pub lower: Option<u32>,
-    /// The interface below, or at the other end, is in another network namespace.
+    /// Whether the lower interface, or the other end, is in another network namespace.
     pub lower_elsewhere: bool,
     /// The root queueing discipline.
     pub qdisc: String,
     /// Bytes carried in both directions.
     pub bytes: u64,
-    /// A tun or tap device carries super-packets (`IFF_VNET_HDR`); `None` for other kinds, and where
-    /// the kernel (before 4.20) does not say.
+    /// Whether a tun or tap device carries super-packets (`IFF_VNET_HDR`); `None` for other kinds,
+    /// and on kernels before 4.20, which do not report it.
     pub vnet_hdr: Option<bool>,
-    /// A tunnel of the kernel: index of the interface it is bound to.
+    /// For a kernel tunnel: index of the interface that it is bound to.
     pub underlay: Option<u32>,
-    /// A tunnel of the kernel: the other end, if there is just one.
+    /// For a kernel tunnel: the remote end, if there is only one.
     pub remote: Option<IpAddr>,
 }
 
 impl Netlink {
-    /// All interfaces of the namespace, with what they are joined to.
+    /// Returns all interfaces of the namespace with their relations.
     pub fn topology(&self) -> Result<Vec<LinkNode>, NetlinkError> {
         self.dump(
             RouteNetlinkMessage::GetLink(LinkMessage::default()),
@@ -60,7 +61,7 @@ impl Netlink {
     }
 }
 
-/// Reads `RTM_NEWLINK`.
+/// Parses `RTM_NEWLINK`.
 fn parse_node(payload: &[u8]) -> Option<LinkNode> {
     let mut node = LinkNode {
         info: parse_link(payload)?,
@@ -108,7 +109,7 @@ fn read_tun(node: &mut LinkNode, data: &[u8]) {
     }
 }
 
-/// Where a kind of tunnel keeps its underlay among its attributes.
+/// The attributes in which a kind of tunnel stores its underlay.
 struct Layout {
     link: Option<u16>,
     remote: &'static [u16],
@@ -139,7 +140,7 @@ impl Layout {
             if Some(attribute) == self.link {
                 node.underlay = number(value).filter(|index| *index != 0);
             } else if self.remote.contains(&attribute) {
-                // A multicast group is not one other end.
+                // A multicast group is not a single remote end.
                 let one = |ip: &IpAddr| !ip.is_unspecified() && !ip.is_multicast();
                 node.remote = node.remote.or(address(value).filter(one));
             }
@@ -147,7 +148,7 @@ impl Layout {
     }
 }
 
-/// The attributes in `bytes`, up to the first that is malformed.
+/// Iterates over the attributes in `bytes`, up to the first malformed one.
 pub(super) fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     let mut rest = bytes;
     std::iter::from_fn(move || {
@@ -159,18 +160,19 @@ pub(super) fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
-/// A string attribute, without the zero at its end.
+/// Decodes a string attribute, without the terminating zero.
 pub(super) fn text(value: &[u8]) -> String {
     let length = value.iter().position(|byte| *byte == 0);
     String::from_utf8_lossy(&value[..length.unwrap_or(value.len())]).into_owned()
 }
 
-/// A number of 32 bits in the host's order.
+/// Decodes a number of 32 bits in host order.
 pub(super) fn number(value: &[u8]) -> Option<u32> {
     Some(u32::from_ne_bytes(*value.first_chunk()?))
 }
 
-/// `rx_bytes` and `tx_bytes`, the third and fourth of `struct rtnl_link_stats64`.
+/// Returns the sum of `rx_bytes` and `tx_bytes`, the third and fourth fields of `struct
+/// rtnl_link_stats64`.
 fn carried(value: &[u8]) -> Option<u64> {
     let word = |at: usize| Some(u64::from_ne_bytes(*value.get(8 * at..)?.first_chunk()?));
     Some(word(2)?.saturating_add(word(3)?))
@@ -187,7 +189,7 @@ fn address(value: &[u8]) -> Option<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::netns::tests::namespace;
+    use crate::test_namespace::namespace;
 
     #[test]
     fn attributes_end_at_the_first_that_is_malformed() {
@@ -226,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_veth_whose_peer_is_elsewhere_says_so() {
+    fn a_veth_with_a_peer_in_another_namespace_is_marked() {
         use std::os::fd::AsFd;
         let (Some(here), Some(there)) = (namespace(), namespace()) else {
             return;

@@ -3,49 +3,15 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::testing::{in_child, skip};
 
-/// A fresh namespace, or `None` (said aloud) where this process may not make one.
-pub(crate) fn namespace() -> Option<NetNs> {
-    match NetNs::create() {
-        Ok(namespace) => Some(namespace),
-        Err(error) if std::env::var_os("SEIKAN_REQUIRE_ALL").is_none() => {
-            eprintln!("SKIPPED: {error}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
+fn namespace() -> Option<NetNs> {
+    NetNs::create()
+        .map_err(|error| skip(&error.to_string()))
+        .ok()
 }
 
-/// Run `check` in a forked, hence single-threaded, child; its error, or panic, fails the test.
-pub(crate) fn in_child(check: impl FnOnce() -> Result<(), String>) {
-    use std::io::{Read, Write};
-    let (mut reader, mut writer) = io::pipe().unwrap();
-    // SAFETY: glibc keeps malloc usable in the child of a fork; the child runs only `check` and
-    // leaves by _exit, never returning into the test harness.
-    match unsafe { nix::unistd::fork() }.unwrap() {
-        nix::unistd::ForkResult::Child => {
-            nix::unistd::alarm::set(60); // a child that hangs is killed, and says nothing
-            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(check));
-            let text = match outcome {
-                Ok(Ok(())) => "passed".into(),
-                Ok(Err(text)) => text,
-                Err(_) => "panicked".into(),
-            };
-            let _ = writer.write_all(text.as_bytes());
-            // SAFETY: ends the child at once; nothing here needs a destructor.
-            unsafe { libc::_exit(0) }
-        }
-        nix::unistd::ForkResult::Parent { child } => {
-            drop(writer);
-            let mut text = String::new();
-            reader.read_to_string(&mut text).unwrap();
-            nix::sys::wait::waitpid(child, None).unwrap();
-            assert_eq!(text, "passed");
-        }
-    }
-}
-
-/// The namespaces in which any process or thread lives, and those that are mounted.
+/// Whether any process or thread is in the namespace, or it is mounted.
 fn namespace_is_alive(id: u64) -> bool {
     let tasks = fs::read_dir("/proc")
         .unwrap()
@@ -66,8 +32,9 @@ fn namespace_is_alive(id: u64) -> bool {
             .contains(&label)
 }
 
-/// Whether that ends within seconds: a joined thread leaves its namespace a moment after join
-/// returns (do_exit wakes the joiner first), and a namespace of another test may take the number.
+/// Whether the namespace ends within seconds. A joined thread leaves its namespace a moment after
+/// join returns (do_exit wakes the joiner first), and a namespace of another test may reuse the
+/// number.
 fn namespace_dies(id: u64) -> bool {
     let deadline = Instant::now() + Duration::from_secs(10);
     while namespace_is_alive(id) {
@@ -173,7 +140,7 @@ fn a_command_runs_in_the_namespace() {
 }
 
 #[test]
-fn a_command_outlives_the_thread_that_asked_for_it() {
+fn a_command_outlives_the_thread_that_started_it() {
     let Some(namespace) = namespace() else { return };
     let mut child = thread::scope(|scope| {
         scope
@@ -225,37 +192,6 @@ fn a_command_dies_with_its_process() {
 }
 
 #[test]
-fn a_name_exists_until_the_drop() {
-    if namespace().is_none() {
-        return;
-    }
-    let name = format!("net-{}", std::process::id());
-    let path = Path::new(NAMED_DIR).join(&name);
-    let namespace = NetNs::create_named(&name).unwrap();
-    let id = namespace.id().unwrap();
-    let by_name = NetNs::open(&path).unwrap().id().unwrap();
-    let taken = NetNs::create_named(&name);
-    drop(namespace);
-    assert_eq!(by_name, id);
-    assert!(matches!(taken, Err(NetNsError::Name { .. })));
-    assert!(!path.exists());
-    assert!(namespace_dies(id));
-}
-
-#[test]
-fn a_name_cannot_leave_its_directory() {
-    for name in ["", "..", "../x", "a/b"] {
-        if namespace().is_none() {
-            return;
-        }
-        assert!(
-            matches!(NetNs::create_named(name), Err(NetNsError::Name { .. })),
-            "{name}"
-        );
-    }
-}
-
-#[test]
 fn a_file_that_is_no_namespace_cannot_be_entered() {
     let file = NetNs::open("/dev/null").unwrap();
     assert!(matches!(
@@ -272,7 +208,7 @@ fn an_unprivileged_user_is_root_in_a_world_of_its_own() {
         if nix::unistd::geteuid().is_root() {
             nix::unistd::setgid(65534.into()).map_err(|e| e.to_string())?;
             nix::unistd::setuid(65534.into()).map_err(|e| e.to_string())?;
-            // What exec would do: without it /proc/self belongs to root after setuid.
+            // As exec does: without it, /proc/self belongs to root after setuid.
             nix::sys::prctl::set_dumpable(true).map_err(|e| e.to_string())?;
         }
         match unshare_user() {
@@ -300,7 +236,7 @@ fn an_unprivileged_user_is_root_in_a_world_of_its_own() {
 }
 
 #[test]
-fn a_process_with_threads_is_told_why_it_cannot_unshare_its_user() {
+fn the_error_of_unshare_user_with_threads_names_the_reason() {
     let (stop, stopped) = mpsc::channel::<()>();
     let other = thread::spawn(move || stopped.recv());
     let error = unshare_user().unwrap_err();

@@ -1,8 +1,8 @@
-//! What the kernel says of a received frame beside it (PACKET_AUXDATA).
+//! The kernel's information on a received frame (PACKET_AUXDATA).
 
 use libc::{cmsghdr, tpacket_auxdata};
 
-/// Room for the only control message that was asked for.
+/// Buffer for the only requested control message.
 #[repr(C, align(8))]
 pub(super) struct Control(pub(super) [u8; CONTROL_LEN]);
 
@@ -11,7 +11,7 @@ pub(super) struct Control(pub(super) [u8; CONTROL_LEN]);
 pub(super) const CONTROL_LEN: usize =
     unsafe { libc::CMSG_SPACE(size_of::<tpacket_auxdata>() as libc::c_uint) as usize };
 
-/// The fields of `struct tpacket_auxdata` that are used; all zero when the kernel sent none.
+/// The used fields of `struct tpacket_auxdata`; all zero if the kernel sent none.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Auxiliary {
     pub(super) status: u32,

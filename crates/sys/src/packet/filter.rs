@@ -1,5 +1,5 @@
-//! Which frames reach the socket: classic BPF programs, run by the kernel for every frame that the
-//! interface receives (Documentation/networking/filter.rst).
+//! Classic BPF programs that select received frames. The kernel runs them for every frame of the
+//! interface (Documentation/networking/filter.rst).
 
 use libc::{
     BPF_ABS, BPF_B, BPF_H, BPF_JEQ, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_RET, BPF_W, sock_filter,
@@ -9,19 +9,19 @@ use super::Accept;
 
 /// A socket with this filter receives nothing.
 const REFUSE: u32 = 0;
-/// "As many bytes as there are", whatever the length.
+/// The whole frame, whatever its length.
 const WHOLE: u32 = u32::MAX;
 
-/// Where the EtherType is. The kernel has taken the outer VLAN tag off before filters run
+/// Offset of the EtherType. The kernel removes the outer VLAN tag before filters run
 /// (`__netif_receive_skb_core()`, net/core/dev.c).
 const ETHER_TYPE: u32 = 12;
 /// The group bit (I/G) of the destination's first byte, IEEE 802-2014, 8.2.2.
 const GROUP_BIT: u32 = 1;
 
-/// The program for `accept`.
+/// Returns the program for `accept`.
 ///
-/// Frames that this host sends are refused by every program: PACKET_IGNORE_OUTGOING spares the
-/// work, but kernels before 4.20 do not have it.
+/// Every program refuses frames sent by this host: PACKET_IGNORE_OUTGOING saves the work, but
+/// kernels before 4.20 do not have it.
 pub(super) fn program(accept: Accept) -> Vec<sock_filter> {
     let packet_type = (libc::SKF_AD_OFF + libc::SKF_AD_PKTTYPE) as u32;
     let outgoing = u32::from(libc::PACKET_OUTGOING);
@@ -32,7 +32,7 @@ pub(super) fn program(accept: Accept) -> Vec<sock_filter> {
             verdict(snap_length.max(1)),
             verdict(REFUSE),
         ],
-        Accept::Station([a, b, c, d, e, f]) => {
+        Accept::Host([a, b, c, d, e, f]) => {
             let (high, low) = (u16::from_be_bytes([a, b]), [c, d, e, f]);
             vec![
                 load(BPF_B, packet_type),
@@ -53,17 +53,17 @@ pub(super) fn program(accept: Accept) -> Vec<sock_filter> {
     }
 }
 
-/// Loads `size` (`BPF_B`, `BPF_H`, `BPF_W`) in network order from `offset` of the frame.
+/// Loads `size` (`BPF_B`, `BPF_H`, `BPF_W`) in network order at `offset` of the frame.
 fn load(size: u32, offset: u32) -> sock_filter {
     instruction(BPF_LD | size | BPF_ABS, offset, 0, 0)
 }
 
-/// Passes over `yes` or `no` instructions.
+/// Skips `yes` or `no` instructions.
 fn jump(test: u32, value: u32, yes: u8, no: u8) -> sock_filter {
     instruction(BPF_JMP | test | BPF_K, value, yes, no)
 }
 
-/// Ends the program: how many bytes of the frame the socket gets.
+/// Ends the program and delivers `length` bytes of the frame.
 fn verdict(length: u32) -> sock_filter {
     instruction(BPF_RET | BPF_K, length, 0, 0)
 }

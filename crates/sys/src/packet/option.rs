@@ -1,22 +1,22 @@
-//! The socket options of packet(7), one safe function each.
+//! The socket options of packet(7), one safe function for each.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use libc::{c_int, packet_mreq, sock_filter, sock_fprog, sockaddr_ll, socklen_t, tpacket_stats};
 use nix::errno::Errno;
 
-/// An option of `SOL_PACKET` that takes an int.
+/// Sets an option of `SOL_PACKET` that takes an int.
 pub(super) fn set_int(fd: BorrowedFd<'_>, name: c_int, value: c_int) -> nix::Result<()> {
     set(fd, libc::SOL_PACKET, name, &value)
 }
 
-/// SO_ATTACH_FILTER: replaces the filter, if there is one, between two frames.
+/// SO_ATTACH_FILTER: replaces the filter atomically, if there is one.
 pub(super) fn attach_filter(fd: BorrowedFd<'_>, program: &mut [sock_filter]) -> nix::Result<()> {
     let program = sock_fprog {
         len: program.len() as libc::c_ushort,
         filter: program.as_mut_ptr(),
     };
-    // The kernel copies what `filter` points to, and checks it, before the call returns.
+    // The kernel copies and checks the memory at `filter` before the call returns.
     set(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
 }
 
@@ -61,7 +61,7 @@ pub(super) fn take_drops(fd: BorrowedFd<'_>) -> nix::Result<u32> {
     Errno::result(outcome).map(|_| statistics.tp_drops)
 }
 
-/// bind(2): frames of `protocol` (`ETH_P_*`) of one interface come in from now on.
+/// bind(2): frames of `protocol` (`ETH_P_*`) of one interface are received from now on.
 pub(super) fn bind(fd: BorrowedFd<'_>, interface: u32, protocol: c_int) -> nix::Result<()> {
     let mut address = no_address();
     address.sll_family = libc::AF_PACKET as libc::c_ushort;
@@ -78,7 +78,7 @@ pub(super) fn bind(fd: BorrowedFd<'_>, interface: u32, protocol: c_int) -> nix::
     Errno::result(outcome).map(drop)
 }
 
-/// The hardware type (`ARPHRD_*`) of the interface that the socket is bound to.
+/// Returns the hardware type (`ARPHRD_*`) of the interface that the socket is bound to.
 pub(super) fn hardware_type(fd: BorrowedFd<'_>) -> nix::Result<u16> {
     let mut address = no_address();
     let mut length = size_of::<sockaddr_ll>() as socklen_t;
@@ -88,7 +88,7 @@ pub(super) fn hardware_type(fd: BorrowedFd<'_>) -> nix::Result<u16> {
     Errno::result(outcome).map(|_| address.sll_hatype)
 }
 
-/// All zero.
+/// Returns an address of zeros.
 pub(super) fn no_address() -> sockaddr_ll {
     sockaddr_ll {
         sll_family: 0,

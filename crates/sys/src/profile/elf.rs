@@ -1,10 +1,12 @@
-//! The functions of a program's or library's file.
+//! The functions in the file of a program or library.
 //!
-//! From `.symtab`; of a stripped file, from the distribution's debug file with the same build id if it is installed,
-//! otherwise what it exports (`.dynsym`) and the table that Go's runtime needs of every function (`.gopclntab`).
+//! They come from `.symtab`. For a stripped file, they come from the distribution's debug file with
+//! the same build id if it is installed, otherwise from the exported functions (`.dynsym`) and the
+//! table that Go's runtime needs of every function (`.gopclntab`).
 //!
-//! The file belongs to whoever is looked at, and so is hostile: it is read, never mapped (a mapping ends the reader
-//! when the file is truncated), sizes are bounded, and what makes no sense is left out.
+//! The file belongs to the user of the program and is not trusted. It is read, never mapped
+//! (truncating a mapped file would kill the reader); sizes are bounded, and malformed parts are
+//! skipped.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -17,14 +19,14 @@ use object::{Endianness, FileKind};
 
 use super::symbols::Table;
 
-/// Bytes of a file, and of one section, that are read at most.
+/// Maximum number of bytes of a file, and of one section, that are read.
 const FILE_MAX: u64 = 2 << 30;
 const SECTION_MAX: u64 = 256 << 20;
-/// A label in assembler code without a size is a function of a few KiB.
+/// Assumed maximum length in bytes of a label in assembler code without a size.
 const REACH: u64 = 64 << 10;
-/// Where distributions put the symbols of stripped files, by build id.
+/// Directory in which distributions install the symbols of stripped files, by build id.
 const DEBUG: &str = "/usr/lib/debug/.build-id";
-/// Sections of Go's table.
+/// Sections with Go's table.
 const GO: [&[u8]; 2] = [b".gopclntab", b".data.rel.ro.gopclntab"];
 
 type Cached<'a> = ReadCacheRange<'a, File>;
@@ -44,7 +46,8 @@ struct Segment {
 }
 
 impl Elf {
-    /// Reads them from the first of these files that can be opened; `None` if that is no ELF file or has none.
+    /// Reads the functions of the first of these files that can be opened. Returns `None` if it is
+    /// not an ELF file or has no functions.
     pub(super) fn read<P: AsRef<Path>>(paths: &[P]) -> Option<Self> {
         let file = paths.iter().find_map(|path| open(path.as_ref()))?;
         let found = scan(file)?;
@@ -63,7 +66,7 @@ impl Elf {
         })
     }
 
-    /// The name of the function at an offset in the file.
+    /// Returns the name of the function at an offset in the file.
     pub(super) fn find(&self, offset: u64) -> Option<&[u8]> {
         let segment = self
             .segments
@@ -74,7 +77,7 @@ impl Elf {
     }
 }
 
-/// Opens a regular file; a pipe or device of that name would block, or do something.
+/// Opens a regular file. A pipe or device with that name could block or have effects.
 fn open(path: &Path) -> Option<File> {
     let mut options = OpenOptions::new();
     let options = options.read(true).custom_flags(libc::O_NONBLOCK);
@@ -85,11 +88,11 @@ fn open(path: &Path) -> Option<File> {
 
 struct Found {
     segments: Vec<Segment>,
-    /// Of `.symtab`.
+    /// The functions of `.symtab`.
     symbols: Table,
-    /// Where that is missing, of other tables.
+    /// The functions of other tables, if `.symtab` is missing.
     others: Table,
-    /// Where `.symtab` may be instead.
+    /// The debug file, which may have a `.symtab`.
     debug: Option<PathBuf>,
 }
 
@@ -155,7 +158,7 @@ impl<'a, E: FileHeader<Endian = Endianness>> Sections<'a, E> {
         section.map(|(_, section)| section)
     }
 
-    /// The functions of a symbol table; none if it is not there.
+    /// Returns the functions of a symbol table; none if it does not exist.
     fn symbols(&self, kind: elf::SectionType) -> Table {
         let mut table = Table::new(REACH);
         let mut of_kind = self.sections.iter();
@@ -182,8 +185,8 @@ impl<'a, E: FileHeader<Endian = Endianness>> Sections<'a, E> {
         Some(())
     }
 
-    /// Typed functions, and labels in code without a type, as assemblers leave them. The address of an indirect
-    /// function is not the function's.
+    /// Whether a symbol is a function: typed ones, and labels in code without a type, as in
+    /// assembler code. The address of an indirect function is not the function's.
     fn is_function(&self, symbol: &E::Sym) -> bool {
         let section = symbol.st_shndx(self.endian);
         if section == elf::SHN_UNDEF {
@@ -204,7 +207,7 @@ impl<'a, E: FileHeader<Endian = Endianness>> Sections<'a, E> {
         }
     }
 
-    /// Where the symbols are, if the file was stripped of them.
+    /// Returns the path of the debug file of a stripped file.
     fn debug(&self) -> Option<PathBuf> {
         let note = self.bytes(self.named(b".note.gnu.build-id")?)?;
         // Three words of header, and the name "GNU\0".
@@ -217,7 +220,7 @@ impl<'a, E: FileHeader<Endian = Endianness>> Sections<'a, E> {
         )
     }
 
-    /// What Go's table knows.
+    /// Adds the functions in Go's table.
     fn go(&self, table: &mut Table) -> Option<()> {
         let section = GO.iter().find_map(|name| self.named(name))?;
         let text = self.named(b".text")?;
@@ -230,7 +233,7 @@ impl<'a, E: FileHeader<Endian = Endianness>> Sections<'a, E> {
     }
 }
 
-/// The text from an offset to the next zero byte.
+/// Returns the text from an offset to the next zero byte.
 pub(super) fn text(bytes: &[u8], offset: usize) -> Option<&[u8]> {
     let text = bytes.get(offset..)?;
     text.split(|byte| *byte == 0).next()

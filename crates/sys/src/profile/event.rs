@@ -13,7 +13,7 @@ const COUNT_SW_CPU_CLOCK: u64 = 0;
 const SAMPLE_IP: u64 = 1;
 const SAMPLE_TID: u64 = 1 << 1;
 const SAMPLE_CALLCHAIN: u64 = 1 << 5;
-/// Bits of the attributes' flags.
+/// Bits of the attribute flags.
 const DISABLED: u64 = 1;
 const INHERIT: u64 = 1 << 1;
 const EXCLUDE_KERNEL: u64 = 1 << 5;
@@ -24,17 +24,17 @@ const IOC_ENABLE: libc::Ioctl = 0x2400;
 const IOC_DISABLE: libc::Ioctl = 0x2401;
 const IOC_SET_OUTPUT: libc::Ioctl = 0x2405;
 
-/// How many frames of a call stack are kept, the innermost.
+/// Maximum number of frames kept of a call stack, the innermost ones.
 pub(super) const STACK_MAX: u16 = 32;
 
-/// What a clock samples.
+/// Properties of a sampling clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Clock {
     /// Samples per second and processor.
     pub hz: u32,
     /// With call stacks.
     pub stacks: bool,
-    /// Only while a program runs its own code.
+    /// Only while a program runs code of its own.
     pub user_only: bool,
 }
 
@@ -43,8 +43,8 @@ pub(super) struct Clock {
 pub(super) struct Event(OwnedFd);
 
 impl Event {
-    /// Opens the clock on a processor, stopped: for one thread and those that it starts from now on, or for everything
-    /// that runs there.
+    /// Opens a stopped clock on a processor: for one thread and those that it starts from now on,
+    /// or for everything that runs there.
     pub(super) fn open(clock: Clock, cpu: u32, tid: Option<u32>) -> nix::Result<Self> {
         let flags = [
             (DISABLED | FREQUENCY | EXCLUDE_HYPERVISOR, true),
@@ -52,10 +52,7 @@ impl Event {
             (EXCLUDE_KERNEL, clock.user_only),
         ];
         let flags = flags.into_iter().filter(|(_, set)| *set);
-        let stacks = match clock.stacks {
-            true => SAMPLE_CALLCHAIN,
-            false => 0,
-        };
+        let stacks = if clock.stacks { SAMPLE_CALLCHAIN } else { 0 };
         let attributes = Attributes {
             kind: TYPE_SOFTWARE,
             config: COUNT_SW_CPU_CLOCK,
@@ -78,7 +75,7 @@ impl Event {
         self.control(IOC_DISABLE, 0)
     }
 
-    /// Puts its samples into the ring of another event of the same processor.
+    /// Writes its samples into the ring of another event of the same processor.
     pub(super) fn redirect(&self, to: &Event) -> nix::Result<()> {
         self.control(IOC_SET_OUTPUT, to.fd())
     }

@@ -1,17 +1,19 @@
-//! The functions of a Go program, from the table that its runtime needs for stack traces and that no stripping removes
-//! (`src/runtime/symtab.go` and `src/internal/abi/symtab.go` of Go, as of 1.18 and later).
+//! The functions of a Go program, from the table that its runtime needs for stack traces, which
+//! stripping does not remove (`src/runtime/symtab.go` and `src/internal/abi/symtab.go` of Go, from
+//! 1.18 on).
 
 use super::elf::text;
 use super::symbols::Table;
 
-/// Go 1.18 and 1.19, and 1.20 and later.
+/// Go 1.18 and 1.19; 1.20 and later.
 const MAGIC: [u64; 2] = [0xffff_fff0, 0xffff_fff1];
 /// Bytes of the header before its words.
 const PREFIX: usize = 8;
-/// Functions of one program at most.
+/// Maximum number of functions of one program.
 const FUNCTIONS_MAX: u64 = 4_000_000;
 
-/// Adds the functions; `code` is address and size of the section `.text`. `None` if the table makes no sense.
+/// Adds the functions. `code` is address and size of the section `.text`. Returns `None` if the
+/// table is malformed.
 pub(super) fn functions(
     bytes: &[u8],
     code: (u64, u64),
@@ -21,9 +23,10 @@ pub(super) fn functions(
     let number = |at: usize, length: usize| -> Option<u64> {
         let bytes = bytes.get(at..at.checked_add(length)?)?;
         let join = |all: u64, byte: &u8| all << 8 | u64::from(*byte);
-        Some(match little {
-            true => bytes.iter().rev().fold(0, join),
-            false => bytes.iter().fold(0, join),
+        Some(if little {
+            bytes.iter().rev().fold(0, join)
+        } else {
+            bytes.iter().fold(0, join)
         })
     };
     let half = |at: usize| number(at, 4);
@@ -36,7 +39,7 @@ pub(super) fn functions(
     }
     let word = |index: usize| number(PREFIX + index * width, width);
     let count = word(0)?.min(FUNCTIONS_MAX) as usize;
-    // A program that can be loaded anywhere has its start filled in by the loader.
+    // The loader fills in the start of a position-independent program.
     let start = match word(2)? {
         0 => code.0,
         start => start,
@@ -58,7 +61,7 @@ pub(super) fn functions(
 mod tests {
     use super::*;
 
-    /// Two functions: at 0x10 of 0x30 bytes, and at 0x40 of 0x20.
+    /// A table of two functions: at 0x10 with 0x30 bytes, and at 0x40 with 0x20.
     fn sample(start: u64) -> Vec<u8> {
         let names = b"\0main.main\0crypto/aes.gcmAesEnc\0";
         let names_at = PREFIX + 8 * 8;

@@ -1,4 +1,5 @@
-//! The kernel's functions, from `/proc/kallsyms`: address, kind, name, and after a tab the module.
+//! The functions of the kernel, from `/proc/kallsyms`: address, kind, name, and after a tab the
+//! module.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
@@ -6,7 +7,8 @@ use std::io::{self, BufRead, BufReader};
 use super::symbols::Table;
 
 const PATH: &str = "/proc/kallsyms";
-/// The kernel's largest functions are a few ten KiB; between its parts there are gaps of MiB.
+/// Maximum assumed length of a function. The kernel's largest functions have a few ten KiB, and the
+/// gaps between its parts are MiB long.
 const REACH: u64 = 256 << 10;
 
 /// The kernel's functions.
@@ -16,7 +18,7 @@ pub(super) struct Kernel {
 }
 
 impl Kernel {
-    /// Reads them. The reason why there are none is for people.
+    /// Reads the functions. The error is for people.
     pub(super) fn read() -> Result<Self, String> {
         let file = File::open(PATH).map_err(|error| format!("cannot read {PATH}: {error}"))?;
         Self::parse(BufReader::new(file)).map_err(|error| format!("cannot read {PATH}: {error}"))
@@ -36,21 +38,20 @@ impl Kernel {
             line.clear();
         }
         if table.is_empty() {
-            return Err(io::Error::other(match hidden {
-                true => {
-                    "addresses are hidden; run as root, or set the sysctl kernel.kptr_restrict to 0"
-                }
-                false => "it has no functions",
+            return Err(io::Error::other(if hidden {
+                "addresses are hidden; run as root, or set the sysctl kernel.kptr_restrict to 0"
+            } else {
+                "it has no functions"
             }));
         }
         table.sort();
         Ok(Kernel { table })
     }
 
-    /// The name of the function at an address, and of the kernel's module that it belongs to.
+    /// Returns the name of the function at an address, and of the kernel module that it belongs to.
     pub(super) fn find(&self, address: u64) -> Option<(&[u8], &[u8])> {
         let name = self.table.find(address)?;
-        // Name and module are kept as one, with the tab between them.
+        // Name and module are stored together, with the tab between them.
         let mut parts = name.splitn(2, |byte| *byte == b'\t');
         let function = parts.next()?;
         let module = parts.next().unwrap_or(b"[kernel]");
@@ -59,14 +60,14 @@ impl Kernel {
     }
 }
 
-/// The address, and the name with the module; only of functions.
+/// Parses the address, and the name with the module, of a function.
 fn parse_line(line: &[u8]) -> Option<(u64, &[u8])> {
     let mut fields = line.trim_ascii_end().splitn(3, |byte| *byte == b' ');
     let address = str::from_utf8(fields.next()?).ok()?;
     let address = u64::from_str_radix(address, 16).ok()?;
     let kind = fields.next()?;
     let name = fields.next()?;
-    // Padding in front of functions, which never runs.
+    // Padding before functions is never executed.
     let code = matches!(kind, b"t" | b"T" | b"w" | b"W") && !name.starts_with(b"__pfx_");
     code.then_some((address, name))
 }
@@ -98,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn hidden_addresses_are_told() {
+    fn hidden_addresses_are_an_error() {
         let text = &b"0000000000000000 T _text\n0000000000000000 t tcp_ack\n"[..];
         let error = Kernel::parse(text).unwrap_err();
         assert!(error.to_string().contains("kptr_restrict"), "{error}");

@@ -1,38 +1,39 @@
-//! The code that a process has mapped, from `/proc/PID/maps`.
+//! The executable mappings of a process, from `/proc/PID/maps`.
 
-/// A mapping that may be executed.
+/// An executable mapping.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Mapping {
     /// First address.
     pub start: u64,
-    /// First address behind it.
+    /// First address after it.
     pub end: u64,
-    /// Where in the file it begins, bytes.
+    /// Its offset in the file, in bytes.
     pub offset: u64,
-    /// The file's device and inode; 0 where it is no file.
+    /// Device of the file; 0 if there is no file.
     pub device: String,
-    /// See [`Mapping::device`].
+    /// Inode of the file; 0 if there is no file.
     pub inode: u64,
-    /// The file's path in the mount namespace of the process, or `[vdso]` and the like; empty for memory of its own.
+    /// Path of the file in the mount namespace of the process, or `[vdso]` and the like; empty for
+    /// anonymous memory.
     pub path: String,
 }
 
 impl Mapping {
-    /// The last part of its path.
+    /// Returns the last part of its path.
     pub(super) fn name(&self) -> &str {
         let path = self.path.strip_suffix(" (deleted)").unwrap_or(&self.path);
         path.rsplit('/').next().unwrap_or(path)
     }
 }
 
-/// The mappings that may be executed, by address.
+/// Parses the executable mappings, sorted by address.
 pub(super) fn parse(text: &str) -> Vec<Mapping> {
     let mut mappings: Vec<Mapping> = text.lines().filter_map(parse_line).collect();
     mappings.sort_by_key(|mapping| mapping.start);
     mappings
 }
 
-/// The mapping at an address.
+/// Returns the mapping at an address.
 pub(super) fn find(mappings: &[Mapping], address: u64) -> Option<&Mapping> {
     let after = mappings.partition_point(|mapping| mapping.start <= address);
     let mapping = mappings[..after].last()?;

@@ -1,13 +1,16 @@
-//! Where processor time goes, by sampling: some hundred times a second and processor, what runs there is noted.
+//! Profiles of processor time by sampling: some hundred times a second, the function that runs on
+//! each processor is recorded.
 //!
-//! [`Profiler::start`] opens one clock (`event`) with one ring (`ring`) for each processor: for all that runs there, or,
-//! where the kernel refuses that, for the program's threads. [`Profiler::drain`] counts what the rings hold (`record`),
-//! [`Profiler::stop`] ends it, and [`RawProfile::functions`] finds out which functions that were: the kernel's
-//! (`kallsyms`) and those of programs (`maps`, `elf`, `go`, `symbols`).
+//! [`Profiler::start`] opens one clock (`event`) with one ring (`ring`) for each processor: for
+//! everything that runs there, or, if the kernel refuses that, for the threads of the program.
+//! [`Profiler::drain`] counts the records in the rings (`record`), [`Profiler::stop`] ends it, and
+//! [`RawProfile::functions`] resolves addresses to functions: those of the kernel (`kallsyms`) and
+//! of programs (`maps`, `elf`, `go`, `symbols`).
 //!
-//! The clock is a timer interrupt. Where the kernel has interrupts off, its time shows where it turns them on again
-//! (`_raw_spin_unlock_irqrestore`, `finish_task_switch`, `handle_softirqs`). Processors that are idle are sampled, too,
-//! as packets are received there in interrupts; what is really idle is told by its function.
+//! The clock is a timer interrupt. Time that the kernel spends with interrupts off is attributed to
+//! the function that enables them again (`_raw_spin_unlock_irqrestore`, `finish_task_switch`,
+//! `handle_softirqs`). Idle processors are sampled as well, because packets are received there in
+//! interrupts; the function tells whether a processor is idle.
 
 mod elf;
 mod event;
@@ -35,21 +38,23 @@ use self::event::{Clock, Event};
 use self::record::{Record, Records};
 use self::ring::Ring;
 
-/// Pages of a ring: 256 KiB hold 50 seconds of plain samples at 199 Hz, or 4 with full call stacks. Without privileges a
-/// user may have 512 KiB for each processor (`kernel.perf_event_mlock_kb`).
+/// Number of pages of a ring: 256 KiB hold 50 seconds of plain samples at 199 Hz, or 4 with full
+/// call stacks. Without privileges a user may have 512 KiB for each processor
+/// (`kernel.perf_event_mlock_kb`).
 const RING_PAGES: usize = 64;
-/// Clocks at most, where each thread needs one on each processor: each takes a descriptor.
+/// Maximum number of clocks, if each thread needs one on each processor: each uses a descriptor.
 const CLOCKS_MAX: usize = 512;
-/// Different places and stacks that are kept.
-const PLACES_MAX: usize = 1 << 20;
+/// Maximum number of different locations and stacks that are kept.
+const LOCATIONS_MAX: usize = 1 << 20;
 
-/// How to sample.
+/// Options of sampling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
-    /// Samples per second and processor, 1 to `kernel.perf_event_max_sample_rate`. A number that no timer of the
-    /// system divides evenly, lest both run in step.
+    /// Samples per second and processor, 1 to `kernel.perf_event_max_sample_rate`. Choose a number
+    /// that is no divisor or multiple of a system timer, so that both do not run in step.
     pub hz: u32,
-    /// With call stacks (up to 32 functions, by frame pointers), for flame graphs: costs about twice as much.
+    /// Record call stacks (up to 32 functions, by frame pointers) for flame graphs. This costs
+    /// about twice as much.
     pub stacks: bool,
 }
 
@@ -62,56 +67,56 @@ impl Default for Options {
     }
 }
 
-/// Why nothing can be sampled.
+/// Why sampling is not possible.
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
-    /// The kernel does not let this user.
+    /// The kernel does not permit it for this user.
     #[error(
         "not permitted to sample processors: {errno}; run as root, give CAP_PERFMON, or set the sysctl \
-         kernel.perf_event_paranoid (now {paranoid}) to 0 for the machine or 1 for one's own programs"
+         kernel.perf_event_paranoid (now {paranoid}) to 0 for the machine or 1 for your own programs"
     )]
     NotPermitted {
         /// The kernel's error number.
         errno: Errno,
-        /// The setting, or a question mark.
+        /// The value of the setting, or a question mark.
         paranoid: String,
     },
-    /// Anything else.
+    /// Any other error.
     #[error("cannot sample processor {cpu} ({step}): {source}")]
     Refused {
-        /// Which processor.
+        /// The processor.
         cpu: u32,
-        /// What was asked of the kernel.
+        /// The failed step.
         step: &'static str,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// There is no such program, or it has ended.
+    /// The program does not exist or has ended.
     #[error("process {pid} has no threads: it has ended, or is in another PID namespace")]
     NoProgram {
-        /// Its process.
+        /// The process id.
         pid: u32,
     },
-    /// There is nothing that could be sampled.
+    /// There is no processor to sample.
     #[error("no processor to sample: /sys/devices/system/cpu/online cannot be read")]
     NoProcessor,
 }
 
-/// What is sampled.
+/// The extent of sampling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
     /// Everything that runs.
     Machine,
     /// The threads of the program, in its own code and in the kernel.
     Program,
-    /// The threads of the program in its own code.
+    /// The threads of the program in its own code only.
     ProgramOnly,
 }
 
-/// Samples until it is stopped.
+/// A running profiler.
 #[derive(Debug)]
 pub struct Profiler {
-    /// Stopped before the rings that they write to are unmapped.
+    /// They are stopped before the rings that they write to are unmapped.
     events: Vec<Event>,
     rings: Vec<Ring>,
     buffer: Vec<u8>,
@@ -120,42 +125,42 @@ pub struct Profiler {
     profile: RawProfile,
 }
 
-/// Where processors were seen.
+/// The samples, as addresses.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RawProfile {
-    /// The process that the profile is about.
+    /// The process id of the program.
     pub program: Option<u32>,
-    /// What was sampled.
+    /// The extent of sampling.
     pub scope: Scope,
-    /// Samples by place.
-    pub places: HashMap<Place, u64>,
-    /// Samples by process and call stack, innermost function first; empty unless asked for.
+    /// Samples by location.
+    pub locations: HashMap<Location, u64>,
+    /// Samples by process and call stack, innermost function first; empty unless requested.
     pub stacks: HashMap<(u32, Vec<(Mode, u64)>), u64>,
-    /// Samples that found no room in a ring.
+    /// Samples that did not fit into a ring.
     pub lost: u64,
-    /// The names of processes (`comm`) when they were first seen.
+    /// Names of processes (`comm`) when they were first seen.
     pub names: HashMap<u32, String>,
-    /// What could not be seen.
+    /// Information that is missing, with reasons.
     pub unseen: Vec<Unseen>,
 }
 
-/// Where a processor was seen.
+/// A sampled location.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Place {
-    /// The process; 0 for an idle processor and what interrupts it.
+pub struct Location {
+    /// Process id; 0 for an idle processor and interrupts on it.
     pub pid: u32,
-    /// Whose code ran.
+    /// The owner of the code.
     pub mode: Mode,
-    /// Where in that code.
+    /// The address.
     pub address: u64,
 }
 
 impl Profiler {
-    /// Starts to sample the machine, or if the kernel refuses that, the program (a process id) alone; what is
-    /// refused is [`RawProfile::unseen`].
+    /// Starts to sample the machine, or, if the kernel refuses that, only the program (a process
+    /// id). [`RawProfile::unseen`] tells what was refused.
     ///
     /// # Errors
-    /// If neither is permitted, or there is no such program.
+    /// Neither is permitted, or the program does not exist.
     pub fn start(program: Option<u32>, options: Options) -> Result<Self, ProfileError> {
         let cpus = online().ok_or(ProfileError::NoProcessor)?;
         let mut clock = Clock {
@@ -182,7 +187,7 @@ impl Profiler {
             }
         };
         for event in &events {
-            // One whose thread has ended meanwhile has nothing more to say.
+            // A thread may have ended meanwhile.
             _ = event.enable();
         }
         Ok(Profiler {
@@ -195,22 +200,22 @@ impl Profiler {
         })
     }
 
-    /// What is sampled.
+    /// Returns the extent of sampling.
     pub fn scope(&self) -> Scope {
         self.profile.scope
     }
 
-    /// Counts what has been sampled since the last call. To be called now and then if it takes longer than half a
-    /// minute, or with call stacks every second or two; otherwise samples are lost.
+    /// Counts the samples since the last call. Call it every half minute, or with call stacks every
+    /// second or two; otherwise samples are lost.
     pub fn drain(&mut self) {
         self.count();
     }
 
-    /// Ends it.
+    /// Stops sampling.
     pub fn stop(mut self) -> RawProfile {
         let full = self.count();
         if full {
-            // The kernel says how many were lost when it next finds room.
+            // The kernel reports lost samples when it next has space.
             std::thread::sleep(4 * Duration::from_secs(1) / self.hz);
         }
         for event in &self.events {
@@ -223,7 +228,7 @@ impl Profiler {
         self.profile
     }
 
-    /// Counts what the rings hold; whether one was full.
+    /// Counts the samples in the rings. Returns whether a ring was full.
     fn count(&mut self) -> bool {
         let mut full = false;
         for ring in &mut self.rings {
@@ -240,7 +245,7 @@ impl RawProfile {
         RawProfile {
             program,
             scope,
-            places: HashMap::new(),
+            locations: HashMap::new(),
             stacks: HashMap::new(),
             lost: 0,
             names: HashMap::new(),
@@ -259,13 +264,15 @@ impl RawProfile {
                     mode,
                     stack,
                 } => {
-                    let place = Place { pid, mode, address };
-                    if self.places.len() >= PLACES_MAX && !self.places.contains_key(&place) {
+                    let location = Location { pid, mode, address };
+                    if self.locations.len() >= LOCATIONS_MAX
+                        && !self.locations.contains_key(&location)
+                    {
                         self.lost += 1;
                         continue;
                     }
-                    *self.places.entry(place).or_default() += 1;
-                    if stacks && self.stacks.len() < PLACES_MAX {
+                    *self.locations.entry(location).or_default() += 1;
+                    if stacks && self.stacks.len() < LOCATIONS_MAX {
                         *self.stacks.entry((pid, stack)).or_default() += 1;
                     }
                     self.names.entry(pid).or_insert_with(|| name(pid));
@@ -273,13 +280,14 @@ impl RawProfile {
             }
         }
         if records.left() > 0 {
-            // Cannot be: the kernel writes whole records. At least one was not understood.
+            // This cannot happen, because the kernel writes whole records. At least one was not
+            // understood.
             self.lost += 1;
         }
     }
 }
 
-/// The name of a process; it may have ended when it is asked for again, or already.
+/// Returns the name of a process, which may have ended already.
 fn name(pid: u32) -> String {
     match fs::read(format!("/proc/{pid}/comm")) {
         Ok(name) => String::from_utf8_lossy(name.trim_ascii_end()).replace(char::is_control, "?"),
@@ -287,7 +295,8 @@ fn name(pid: u32) -> String {
     }
 }
 
-/// Opens clocks for these threads (`None`: for everything) on each processor, and a ring for each processor.
+/// Opens clocks for these threads (`None`: for everything) on each processor, and a ring for each
+/// processor.
 fn open(
     clock: Clock,
     cpus: &[u32],
@@ -300,7 +309,7 @@ fn open(
         for &task in tasks {
             let event = match Event::open(clock, cpu, task) {
                 Ok(event) => event,
-                // The processor or the thread has gone meanwhile.
+                // The processor or the thread no longer exists.
                 Err(Errno::ENODEV | Errno::ESRCH) => continue,
                 Err(errno @ (Errno::EACCES | Errno::EPERM)) => {
                     return Err(not_permitted(errno));
@@ -348,7 +357,7 @@ fn absent(what: &str, error: &ProfileError) -> Unseen {
     }
 }
 
-/// The threads of a process, the first ones if there are very many.
+/// Returns the threads of a process, or the first ones if there are too many.
 fn threads(
     pid: u32,
     cpus: usize,
@@ -366,17 +375,18 @@ fn threads(
                 "processor time of {} threads of the program",
                 ids.len() - most
             ),
-            why: format!("they are too many: each needs a clock on each of {cpus} processors"),
+            why: format!("there are too many: each needs a clock on each of {cpus} processors"),
         });
         ids.truncate(most);
     }
-    match ids.is_empty() {
-        true => Err(ProfileError::NoProgram { pid }),
-        false => Ok(ids.into_iter().map(Some).collect()),
+    if ids.is_empty() {
+        Err(ProfileError::NoProgram { pid })
+    } else {
+        Ok(ids.into_iter().map(Some).collect())
     }
 }
 
-/// Processors that are online.
+/// Returns the processors that are online.
 fn online() -> Option<Vec<u32>> {
     let list = fs::read_to_string("/sys/devices/system/cpu/online").ok()?;
     Some(parse_list(list.trim())).filter(|cpus| !cpus.is_empty())

@@ -1,4 +1,4 @@
-//! The records in a ring (perf_event_open(2), "MMAP layout"), as far as a profile needs them.
+//! The records in a ring (perf_event_open(2), "MMAP layout") that a profile needs.
 
 /// `PERF_RECORD_LOST`, `PERF_RECORD_SAMPLE`, `PERF_RECORD_LOST_SAMPLES`.
 const LOST: u32 = 2;
@@ -10,42 +10,42 @@ const MODE_KERNEL: u16 = 1;
 const MODE_USER: u16 = 2;
 /// Bytes of a record's header.
 const HEADER: usize = 8;
-/// Addresses from here on up are marks in a call stack, not functions (`PERF_CONTEXT_MAX`).
+/// Addresses from here on are context marks in a call stack, not functions (`PERF_CONTEXT_MAX`).
 const CONTEXT_MAX: u64 = -4095i64 as u64;
 /// `PERF_CONTEXT_KERNEL`, `PERF_CONTEXT_USER`.
 const CONTEXT_KERNEL: u64 = -128i64 as u64;
 const CONTEXT_USER: u64 = -512i64 as u64;
 
-/// Whose code ran.
+/// The owner of executed code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Mode {
-    /// The kernel's.
+    /// The kernel.
     Kernel,
-    /// A program's.
+    /// A program.
     User,
-    /// A virtual machine's.
+    /// A virtual machine.
     Guest,
 }
 
 /// One record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Record {
-    /// A processor was seen.
+    /// A sample of a processor.
     Sample {
-        /// The process; 0 where the processor is idle, but for interrupts.
+        /// Process id; 0 if the processor is idle, except for interrupts.
         pid: u32,
-        /// Where in its code.
+        /// The address.
         address: u64,
-        /// Whose code that is.
+        /// The owner of the code.
         mode: Mode,
-        /// The call stack, innermost function first; empty unless asked for.
+        /// The call stack, innermost function first; empty unless requested.
         stack: Vec<(Mode, u64)>,
     },
-    /// So many samples found no room.
+    /// This many samples were lost.
     Lost(u64),
 }
 
-/// Reads the records one after the other; ends at one that makes no sense, as what follows it cannot be found.
+/// Iterates over the records. It ends at a malformed one, because the next one cannot be found.
 #[derive(Debug)]
 pub(super) struct Records<'a> {
     rest: &'a [u8],
@@ -53,7 +53,7 @@ pub(super) struct Records<'a> {
 }
 
 impl<'a> Records<'a> {
-    /// Of samples that have a call stack, or have not.
+    /// `stacks`: whether samples have call stacks.
     pub(super) fn new(bytes: &'a [u8], stacks: bool) -> Self {
         Records {
             rest: bytes,
@@ -61,7 +61,7 @@ impl<'a> Records<'a> {
         }
     }
 
-    /// Bytes that could not be read as records.
+    /// Number of bytes that could not be parsed as records.
     pub(super) fn left(&self) -> usize {
         self.rest.len()
     }
@@ -103,12 +103,13 @@ fn sample(mut words: Words<'_>, misc: u16, stacks: bool) -> Option<Record> {
         MODE_USER => Mode::User,
         _ => Mode::Guest,
     };
-    let stack = match stacks {
-        true => stack(words, mode)?,
-        false => Vec::new(),
+    let stack = if stacks {
+        stack(words, mode)?
+    } else {
+        Vec::new()
     };
     Some(Record::Sample {
-        // The kernel says -1 of a process that has ended meanwhile.
+        // The kernel reports -1 for a process that has ended.
         pid: if pid == u32::MAX { 0 } else { pid },
         address,
         mode,
@@ -203,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_in_a_stack_say_whose_code_follows() {
+    fn marks_in_a_stack_name_the_owner_of_the_code() {
         let body = [
             0x9000,
             ids(7, 8),

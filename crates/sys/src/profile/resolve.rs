@@ -1,7 +1,6 @@
-//! From addresses to functions.
+//! Resolution of addresses to functions.
 //!
-//! Programs other than the one that it is about are looked into only where they take a notable part of the time: their
-//! files have to be read for that.
+//! Files of other programs are read only if these use a notable part of the time.
 
 use std::collections::HashMap;
 use std::fs;
@@ -13,11 +12,11 @@ use super::elf::Elf;
 use super::kallsyms::Kernel;
 use super::maps::{self, Mapping};
 use super::symbols::readable;
-use super::{Mode, Place, RawProfile, Scope};
+use super::{Location, Mode, RawProfile, Scope};
 
-/// Part of all samples from which another program is looked into.
+/// Part of all samples from which the files of another program are read.
 const NOTABLE: f64 = 0.01;
-/// Functions in which the kernel does nothing, by the beginning of their names: drivers/cpuidle, drivers/acpi,
+/// Prefixes of the names of functions in which the kernel is idle: drivers/cpuidle, drivers/acpi,
 /// kernel/sched/idle.c, and the architectures.
 const IDLE: [&str; 22] = [
     "default_idle",
@@ -45,24 +44,25 @@ const IDLE: [&str; 22] = [
 ];
 
 impl RawProfile {
-    /// Finds the functions, of processes that are still there. Reads `/proc` and the programs' files: takes some tenths
-    /// of a second.
+    /// Finds the functions of processes that still exist. Reads `/proc` and the programs' files,
+    /// which takes some tenths of a second.
     pub fn functions(&self) -> Functions {
         let mut names = Names::new(self);
         let mut counted: HashMap<(String, String), (u64, u64)> = HashMap::new();
         let (mut program, mut idle) = (0, 0);
-        let mut places: Vec<(&Place, &u64)> = self.places.iter().collect();
-        // The program first: it may end while files are read.
-        places.sort_by_key(|(place, _)| self.program != Some(place.pid));
-        for (place, &samples) in places {
-            let name = names.of(place.pid, place.mode, place.address);
-            if names.is_idle(place, &name.0) {
+        let mut locations: Vec<(&Location, &u64)> = self.locations.iter().collect();
+        // The program comes first: it may end while files are read.
+        locations.sort_by_key(|(location, _)| self.program != Some(location.pid));
+        for (location, &samples) in locations {
+            let name = names.of(location.pid, location.mode, location.address);
+            if names.is_idle(location, &name.0) {
                 idle += samples;
                 continue;
             }
-            let own = match self.program == Some(place.pid) {
-                true => samples,
-                false => 0,
+            let own = if self.program == Some(location.pid) {
+                samples
+            } else {
+                0
             };
             let counts = counted.entry(name).or_default();
             counts.0 += own;
@@ -94,25 +94,25 @@ impl RawProfile {
         }
     }
 
-    /// The stacks of busy processors, each below the name of its process.
+    /// Returns the stacks of busy processors, each below the name of its process.
     fn named_stacks(&self, names: &mut Names<'_>) -> Vec<(Vec<String>, u64)> {
         let mut counted: HashMap<Vec<String>, u64> = HashMap::new();
         for ((pid, stack), &samples) in &self.stacks {
             let Some(&(mode, address)) = stack.first() else {
                 continue;
             };
-            let place = Place {
+            let location = Location {
                 pid: *pid,
                 mode,
                 address,
             };
             let leaf = names.of(*pid, mode, address).0;
-            if names.is_idle(&place, &leaf) {
+            if names.is_idle(&location, &leaf) {
                 continue;
             }
             let mut path = vec![names.process(*pid)];
             for (depth, &(mode, address)) in stack.iter().enumerate().rev() {
-                // A return address may be the first one behind the function that called.
+                // A return address may be the first address after the calling function.
                 let address = address.saturating_sub(u64::from(depth > 0));
                 path.push(names.of(*pid, mode, address).0);
             }
@@ -124,7 +124,7 @@ impl RawProfile {
     }
 }
 
-/// What is known of names so far.
+/// The symbols known so far.
 struct Names<'a> {
     raw: &'a RawProfile,
     kernel: Option<Kernel>,
@@ -141,15 +141,15 @@ impl<'a> Names<'a> {
             match Kernel::read() {
                 Ok(read) => kernel = Some(read),
                 Err(why) => unseen.push(Unseen {
-                    what: "the kernel's functions, and what it receives while a processor has nothing else to do".into(),
+                    what: "the kernel's functions, and packets that idle processors receive".into(),
                     why,
                 }),
             }
         }
         let mut by_process: HashMap<u32, u64> = HashMap::new();
-        for (place, samples) in &raw.places {
-            if place.mode == Mode::User {
-                *by_process.entry(place.pid).or_default() += samples;
+        for (location, samples) in &raw.locations {
+            if location.mode == Mode::User {
+                *by_process.entry(location.pid).or_default() += samples;
             }
         }
         let busy: u64 = by_process.values().sum();
@@ -164,7 +164,7 @@ impl<'a> Names<'a> {
                     what: "the program's functions".into(),
                     why: format!("cannot read /proc/{pid}/maps: {error}"),
                 }),
-                // It has ended.
+                // The process has ended.
                 Err(_) => {}
             }
         }
@@ -177,7 +177,7 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// The symbol, and what it is part of.
+    /// Returns the symbol and the file or module that it belongs to.
     fn of(&mut self, pid: u32, mode: Mode, address: u64) -> (String, String) {
         match mode {
             Mode::Kernel => self.kernel(address),
@@ -216,7 +216,7 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// Code of a process of which no file is known.
+    /// Returns a name for code of a process without a known file.
     fn unnamed(&self, pid: u32) -> (String, String) {
         let name = self.process(pid);
         (format!("[{name}]"), name)
@@ -230,16 +230,16 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// Whether the processor had nothing to do. Without names all is idle that no process asked for.
-    fn is_idle(&self, place: &Place, symbol: &str) -> bool {
-        let nobody = place.pid == 0 && place.mode == Mode::Kernel;
+    /// Whether the processor was idle. Without names, all time without a process counts as idle.
+    fn is_idle(&self, location: &Location, symbol: &str) -> bool {
+        let nobody = location.pid == 0 && location.mode == Mode::Kernel;
         let nothing = || IDLE.iter().any(|idle| symbol.starts_with(idle));
         nobody && (self.kernel.is_none() || nothing())
     }
 }
 
-/// Where to open a mapped file: the very one, though it be deleted or in another mount namespace; where that is not
-/// permitted, by its path below the root directory of the process.
+/// Returns paths to open a mapped file: the file itself, even if it is deleted or in another mount
+/// namespace; and, if that is not permitted, its path below the root directory of the process.
 fn paths(pid: u32, mapping: &Mapping) -> [String; 2] {
     let Mapping { start, end, .. } = mapping;
     [

@@ -1,7 +1,8 @@
-//! The ring that the kernel writes an event's records into, as mapped memory (perf_event_open(2), "MMAP layout").
+//! The ring into which the kernel writes the records of an event, as mapped memory
+//! (perf_event_open(2), "MMAP layout").
 //!
-//! The kernel never writes to what lies between tail and head until the tail has been moved on, so that part is copied
-//! out at leisure, and only then given back.
+//! The kernel does not write between tail and head until the tail moves, so that part is copied
+//! first and released afterwards.
 
 use std::io;
 use std::ops::Range;
@@ -10,11 +11,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::event::{Event, STACK_MAX};
 
-/// Where the fields lie in `struct perf_event_mmap_page`: `data_head`, `data_tail`.
+/// Offsets in `struct perf_event_mmap_page`: `data_head`, `data_tail`.
 const HEAD: usize = 1024;
 const TAIL: usize = 1032;
 
-/// Bytes of the longest record: a sample with a whole call stack and its marks.
+/// Maximum length of a record in bytes: a sample with a whole call stack and its marks.
 const RECORD_MAX: usize = 8 * (4 + STACK_MAX as usize + 8);
 
 /// The ring of an event.
@@ -57,8 +58,8 @@ impl Ring {
         })
     }
 
-    /// Appends what the kernel has written since the last call, and gives the room back. Whether there was no room left
-    /// for another record.
+    /// Appends the bytes that the kernel has written since the last call, and releases their space.
+    /// Returns whether there was no space left for another record.
     pub(super) fn take(&mut self, into: &mut Vec<u8>) -> bool {
         let size = self.length - self.page;
         let head = self.field(HEAD).load(Ordering::Acquire);
@@ -92,7 +93,8 @@ impl Drop for Ring {
     }
 }
 
-/// The one or two pieces of a ring of `size` bytes (a power of two) between the two counters, which only ever grow.
+/// Returns the one or two pieces of a ring of `size` bytes (a power of two) between the two
+/// counters, which only grow.
 fn spans(tail: u64, head: u64, size: usize) -> [Range<usize>; 2] {
     let filled = head.wrapping_sub(tail).min(size as u64) as usize;
     let start = (tail % size as u64) as usize;
@@ -105,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_reaches_over_the_end_comes_in_two_pieces() {
+    fn records_across_the_end_have_two_pieces() {
         assert_eq!(spans(0, 0, 64), [0..0, 0..0]);
         assert_eq!(spans(0, 40, 64), [0..40, 0..0]);
         assert_eq!(spans(40, 64, 64), [40..64, 0..0]);

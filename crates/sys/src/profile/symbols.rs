@@ -1,14 +1,14 @@
-//! Functions by their addresses, and their names as people know them.
+//! Tables of functions by address, and readable names.
 
 use std::fmt::Write;
 
-/// Functions of one file that are kept; Chromium has a million.
+/// Maximum number of functions kept of one file; Chromium has a million.
 const ENTRIES_MAX: usize = 4_000_000;
-/// Entries before an address that are looked at for one that reaches over it.
+/// Number of entries before an address that are searched for a function that includes it.
 const NESTED_MAX: usize = 16;
-/// Characters of a name that are kept: generic code has names of thousands.
+/// Maximum length of a name in characters: those of generic code have thousands.
 const NAME_MAX: usize = 160;
-/// What compilers append to a function that they have split or specialised.
+/// Suffixes that compilers append to a function that they have split or specialised.
 const VARIANTS: [&str; 5] = [".isra.", ".constprop.", ".part.", ".cold", ".llvm."];
 
 /// Functions of the kernel or of a file, by address.
@@ -16,21 +16,22 @@ const VARIANTS: [&str; 5] = [".isra.", ".constprop.", ".part.", ".cold", ".llvm.
 pub(super) struct Table {
     entries: Vec<Entry>,
     names: Vec<u8>,
-    /// How far a function without a size may reach.
+    /// Maximum length of a function without a size.
     reach: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     start: u64,
-    /// 0: up to the next.
+    /// 0: up to the next function.
     size: u64,
     name: u32,
     length: u32,
 }
 
 impl Table {
-    /// One in which a function of unknown size reaches to the next, but not further than `reach` bytes.
+    /// Creates a table. A function of unknown size ends at the next one, but has at most `reach`
+    /// bytes.
     pub(super) fn new(reach: u64) -> Self {
         Table {
             reach,
@@ -38,7 +39,7 @@ impl Table {
         }
     }
 
-    /// Adds a function; size 0 is an unknown one.
+    /// Adds a function; size 0 means unknown.
     pub(super) fn push(&mut self, start: u64, size: u64, name: &[u8]) {
         let at = u32::try_from(self.names.len());
         let (Ok(at), Ok(length)) = (at, u32::try_from(name.len())) else {
@@ -56,17 +57,18 @@ impl Table {
         });
     }
 
-    /// To be called after the last [`Table::push`]. Of several at one address, one with a size is found.
+    /// Sorts the table; call it after the last [`Table::push`]. Of several functions at one
+    /// address, one with a size is found.
     pub(super) fn sort(&mut self) {
         self.entries.sort_by_key(|entry| (entry.start, entry.size));
     }
 
-    /// Whether nothing was pushed.
+    /// Whether the table has no functions.
     pub(super) fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// The name of the function at an address.
+    /// Returns the name of the function at an address.
     pub(super) fn find(&self, address: u64) -> Option<&[u8]> {
         let after = self.entries.partition_point(|entry| entry.start <= address);
         let before = self.entries[..after].iter().rev().take(NESTED_MAX);
@@ -82,12 +84,13 @@ impl Table {
     }
 }
 
-/// A function's name as its source has it: demangled, and without what the compiler appended.
+/// Returns the name of a function as in its source: demangled, and without suffixes of the
+/// compiler.
 pub(super) fn readable(raw: &[u8]) -> String {
     let raw = String::from_utf8_lossy(raw);
     let mut name = String::new();
     match rustc_demangle::try_demangle(&raw) {
-        // The alternate form leaves the hash out.
+        // The alternate form omits the hash.
         Ok(demangled) => _ = write!(name, "{demangled:#}"),
         Err(_) => {
             let cut = VARIANTS.iter().filter_map(|variant| raw.find(variant));
@@ -147,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_compilers_do_to_names_is_undone() {
+    fn changes_by_compilers_to_names_are_undone() {
         assert_eq!(readable(b"tcp_ack.isra.0"), "tcp_ack");
         assert_eq!(readable(b"tun_do_read.constprop.0.cold"), "tun_do_read");
         assert_eq!(

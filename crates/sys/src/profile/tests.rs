@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::testing::skip;
 
-/// Spends time in a function whose name says what it would be for.
+/// Spends time in a function with a telling name.
 #[inline(never)]
 fn chacha20_test_block(stop: &AtomicBool) -> u32 {
     let mut state = [0x6170_7865u32; 16];
@@ -19,7 +19,7 @@ fn chacha20_test_block(stop: &AtomicBool) -> u32 {
     black_box(state[0])
 }
 
-/// Samples this process for a while, in which one thread is busy; `None` where the kernel refuses.
+/// Samples this process for a while with one busy thread; `None` if the kernel refuses.
 fn sampled(options: Options, seconds: f64) -> Option<RawProfile> {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -104,7 +104,7 @@ fn threads_alone_are_sampled_where_the_machine_may_not_be() {
 }
 
 #[test]
-fn more_samples_than_a_ring_holds_are_told_as_lost() {
+fn samples_above_the_ring_size_count_as_lost() {
     let fast = Options {
         hz: 20_000,
         stacks: true,
@@ -166,7 +166,7 @@ fn a_ring_is_drained_around_its_end_many_times() {
 }
 
 #[test]
-fn a_process_that_does_not_exist_is_told() {
+fn a_process_that_does_not_exist_is_an_error() {
     let mut unseen = Vec::new();
     let outcome = threads(u32::MAX / 2, 2, &mut unseen);
     assert!(matches!(outcome, Err(ProfileError::NoProgram { .. })));

@@ -1,8 +1,9 @@
-//! How often functions of the kernel are called that tell how a packet travels: one by one, merged, cut up, handed over.
+//! Counts of calls of kernel functions that show how packets travel: one by one, merged, segmented,
+//! passed on.
 //!
-//! A rate of calls per packet tells apart what times and counters leave open: `/proc/PID/io` does not count `recv` and
-//! `send`, and no counter tells of segmentation in software. Counts are those of the whole machine: a function knows no
-//! network namespace.
+//! The number of calls per packet distinguishes cases that times and counters do not:
+//! `/proc/PID/io` does not count `recv` and `send`, and no counter shows segmentation in software.
+//! The counts cover the whole machine, because a function belongs to no network namespace.
 
 use std::borrow::Cow;
 use std::ffi::CStr;
@@ -14,42 +15,44 @@ use super::Output;
 use crate::calls::{Absence, Calls, CallsError};
 use crate::softirq;
 
-/// The functions, the most telling first.
+/// The functions, the most informative first.
 const FUNCTIONS: [&CStr; 20] = [
-    // Messages that programs send and receive over UDP, for the sendmmsg and recvmmsg kinds each of a call's. One message
-    // may be many datagrams (UDP_SEGMENT, UDP_GRO). To an address of IPv4, the one for IPv6 calls the other.
+    // Messages that programs send and receive over UDP; sendmmsg and recvmmsg count each message.
+    // One message may be many datagrams (UDP_SEGMENT, UDP_GRO). For an IPv4 address, the IPv6
+    // function calls the IPv4 one.
     c"udp_sendmsg",
     c"udp_recvmsg",
     c"udpv6_sendmsg",
     c"udpv6_recvmsg",
-    // Calls that read and write packets at tun devices, also those that had to come again (EAGAIN).
+    // Calls that read and write packets at tun devices, including those that fail with EAGAIN.
     c"tun_chr_read_iter",
     c"tun_chr_write_iter",
-    // Wakes threads that wait for one another, such as at a lock or a channel.
+    // Wakes threads that wait for another one, for example at a lock or a channel.
     c"futex_wake",
-    // Super-packets that are cut up in software, and packets that are summed up there.
+    // Super-packets segmented in software, and packets whose checksum is computed in software.
     c"__skb_gso_segment",
     c"skb_checksum_help",
-    // Packets that are cut into fragments, and fragments that came in.
+    // Packets that are fragmented, and received fragments.
     c"ip_do_fragment",
     c"ip6_fragment",
     c"ip_defrag",
-    // Received packets that were merged with those before them.
+    // Received packets that were merged with the ones before them.
     c"skb_gro_receive",
-    // Packets looked at by connection tracking, in each namespace that they pass.
+    // Packets inspected by connection tracking, in each namespace that they pass.
     c"nf_conntrack_in",
-    // Frames that the kernel's bridge takes, and those that programs send and ask for at packet sockets, as a virtual switch
-    // in user space does.
+    // Frames received by the kernel's bridge, and frames that programs send and receive at packet
+    // sockets, as a virtual switch in user space does.
     c"br_handle_frame",
     c"packet_sendmsg",
     c"packet_recvmsg",
-    // Packets whose flow the kernel's virtual switch asks its slow path for.
+    // Packets for whose flow the kernel's virtual switch queries its slow path.
     c"ovs_dp_upcall",
-    // Turns of the threads that move a virtual machine's packets out and in.
+    // Iterations of the threads that move the packets of a virtual machine out and in.
     c"handle_tx",
     c"handle_rx",
 ];
-/// Descriptors that counters may take. The drops' take up to twice as many of the 1,024 that a process usually has.
+/// Maximum number of descriptors for counters. The drop counters use up to twice as many of the
+/// 1,024 that a process usually has.
 const DESCRIPTORS_MAX: usize = 256;
 const CALLS: &str = "calls of kernel functions";
 
@@ -61,7 +64,7 @@ pub(super) struct Counted {
 }
 
 impl Counted {
-    /// Starts to count; `None` where the kernel refuses.
+    /// Starts to count; `None` if the kernel refuses.
     pub(super) fn open(output: &mut Output) -> Option<Self> {
         let calls = open(output);
         let calls = output.keep(CALLS, calls)?;
@@ -106,8 +109,8 @@ fn open(output: &mut Output) -> Result<Calls, CallsError> {
     let calls = Calls::open(taken, &cpus)?;
     if !left.is_empty() {
         let names: Vec<_> = left.iter().map(|name| name.to_string_lossy()).collect();
-        let what = format!("calls of {}", names.join(", "));
-        output.missing(&what, "too many processors for a counter on each");
+        let name = format!("calls of {}", names.join(", "));
+        output.missing(&name, "too many processors for a counter on each");
     }
     Ok(calls)
 }

@@ -1,4 +1,4 @@
-//! Processors: where their time goes, and what they receive.
+//! Processors: use of their time, and received packets.
 
 use seikan_observe::Subject;
 use seikan_observe::metric;
@@ -13,7 +13,7 @@ pub(super) struct Cpu {
     softnet: Option<Counters>,
     softirqs: Option<Counters>,
     tick_ns: u64,
-    /// Those online, as `/proc/stat` lists them.
+    /// The processors that are online, as in `/proc/stat`.
     online: Vec<u32>,
 }
 
@@ -22,7 +22,7 @@ const SOFTNET: &str = "the processors' receive queues";
 const SOFTIRQS: &str = "runs of the receive softirq";
 
 impl Cpu {
-    /// Opens what there is.
+    /// Opens the files that exist.
     pub(super) fn open(output: &mut Output) -> Self {
         let mut open = |what: &str, path: &str| output.keep(what, Counters::open_readable(path));
         Cpu {
@@ -34,7 +34,7 @@ impl Cpu {
         }
     }
 
-    /// Reads them.
+    /// Samples them.
     pub(super) fn sample(&mut self, output: &mut Output) {
         if let Some(file) = &mut self.stat
             && let Some(text) = output.keep(STAT, file.read())
@@ -71,7 +71,7 @@ impl Cpu {
             && let Some(text) = output.keep(SOFTIRQS, file.read())
         {
             parse_net_rx(&text, |cpu, runs| {
-                // Processors that could be there, but are not, are counted, too.
+                // Processors that are possible but absent are listed as well.
                 if self.online.is_empty() || self.online.contains(&cpu) {
                     output.counter(&Subject::Cpu(cpu), metric::NET_RX, runs);
                 }
@@ -80,10 +80,10 @@ impl Cpu {
     }
 }
 
-/// Reads a line `cpuN user nice system idle iowait irq softirq steal ...`, ticks (proc(5)).
+/// Parses a line `cpuN user nice system idle iowait irq softirq steal ...`, in ticks (proc(5)).
 fn parse_times(line: &str) -> Option<(u32, Vec<(&'static str, u64)>)> {
     let mut words = line.strip_prefix("cpu")?.split_ascii_whitespace();
-    // The line of all processors together has a space after `cpu`.
+    // The line for all processors together has a space after `cpu`.
     if line.as_bytes().get(3).is_none_or(u8::is_ascii_whitespace) {
         return None;
     }
@@ -110,8 +110,8 @@ struct Softnet {
     cpu: Option<u32>,
 }
 
-/// Reads hexadecimal columns (`softnet_seq_show()`, net/core/net-procfs.c): 9 at first, received_rps the 10th since
-/// Linux 2.6.35, the processor the 13th since 5.10.
+/// Parses hexadecimal columns (`softnet_seq_show()`, net/core/net-procfs.c): 9 at first,
+/// received_rps as the 10th since Linux 2.6.35, the processor as the 13th since 5.10.
 fn parse_softnet(line: &str) -> Option<Softnet> {
     let columns: Option<Vec<u64>> = line
         .split_ascii_whitespace()
@@ -128,7 +128,7 @@ fn parse_softnet(line: &str) -> Option<Softnet> {
     })
 }
 
-/// Reads the line `NET_RX` under the line of processors.
+/// Parses the line `NET_RX` below the line of processors.
 fn parse_net_rx(text: &str, mut each: impl FnMut(u32, u64)) {
     let mut lines = text.lines();
     let Some(numbers) = lines.next() else {
@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_grouped_by_what_they_are_for() {
+    fn times_are_grouped_by_purpose() {
         let (cpu, times) = parse_times("cpu3 10 2 30 40 5 6 7 8 0 0").unwrap();
         assert_eq!(cpu, 3);
         let expected = [

@@ -1,12 +1,14 @@
-//! Packets that the kernel dropped, by its reason (`enum skb_drop_reason`, include/net/dropreason-core.h): counted at the
-//! tracepoint `skb:kfree_skb`, which fires for nothing else.
+//! Packets that the kernel dropped, by reason (`enum skb_drop_reason`,
+//! include/net/dropreason-core.h). They are counted at the tracepoint `skb:kfree_skb`, which fires
+//! for nothing else.
 //!
-//! The numbers of reasons differ between kernels and are resolved by name. Counts are those of the whole machine: a
-//! tracepoint knows no network namespace.
+//! The numbers of reasons differ between kernels and are resolved by name. The counts cover the
+//! whole machine, because a tracepoint belongs to no network namespace.
 //!
-//! It fires for packets that nobody misses, too, such as each that a bridge in user space has taken a copy of, and every
-//! counter then looks at every one. So there is one for all reasons at first, and one for each only once that has counted:
-//! what is dropped before, within the time between two samples, is in no count.
+//! The tracepoint also fires for harmless drops, such as every packet that a bridge in user space
+//! has copied, and then every counter evaluates every packet. So at first there is one counter for
+//! all reasons. Only after that has counted, there is one for each reason; drops before that,
+//! within the time between two samples, are in no count.
 
 use std::borrow::Cow;
 use std::io;
@@ -15,10 +17,10 @@ use seikan_observe::metric;
 use seikan_observe::{Kind, Subject};
 
 use super::Output;
-use crate::perf::{PerfError, Tally, Tracepoint};
+use crate::perf::{PerfError, Tracepoint, TracepointCounters};
 use crate::softirq;
 
-/// The reasons that tell causes apart, the most telling first.
+/// The reasons that distinguish causes, the most informative first.
 const REASONS: [&str; 10] = [
     "FULL_RING",
     "SOCKET_RCVBUFF",
@@ -31,11 +33,11 @@ const REASONS: [&str; 10] = [
     "IP_CSUM",
     "PACKET_SOCK_ERROR",
 ];
-/// Descriptors that counters may take: half of what a process usually has.
+/// Maximum number of descriptors for counters: half of the usual limit of a process.
 const DESCRIPTORS_MAX: usize = 512;
 const DROPS: &str = "dropped packets by reason";
 
-/// The counters; none where the kernel refuses.
+/// The counters; none if the kernel refuses.
 #[derive(Debug)]
 pub(super) struct Drops {
     counters: Option<Counters>,
@@ -45,10 +47,10 @@ pub(super) struct Drops {
 struct Counters {
     tracepoint: Tracepoint,
     cpus: Vec<u32>,
-    /// Of each reason: its metric and its filter.
+    /// The metric and the filter of each reason.
     reasons: Vec<(Cow<'static, str>, String)>,
-    tally: Tally,
-    /// Whether the tally is one of each reason.
+    counters: TracepointCounters,
+    /// Whether there is one counter for each reason.
     apart: bool,
 }
 
@@ -61,7 +63,7 @@ impl Drops {
         }
     }
 
-    /// Reads the counts.
+    /// Samples the counts.
     pub(super) fn sample(&mut self, output: &mut Output) {
         let Some(counters) = &mut self.counters else {
             return;
@@ -78,7 +80,7 @@ impl Counters {
     fn open(output: &mut Output) -> Result<Self, PerfError> {
         let tracepoint = Tracepoint::find("skb", "kfree_skb")?;
         if !tracepoint.has_field("reason") {
-            return Err(tracepoint.lacks("reason (Linux 5.17 brought it)"));
+            return Err(tracepoint.lacks("reason (since Linux 5.17)"));
         }
         let cpus: Vec<u32> = match softirq::net_rx() {
             Ok(counts) => counts.iter().map(|count| count.cpu).collect(),
@@ -87,11 +89,11 @@ impl Counters {
         let affordable = DESCRIPTORS_MAX / cpus.len().max(1);
         let mut reasons = Vec::new();
         for reason in REASONS {
-            let what = format!("packets dropped for {reason}");
+            let missing = format!("packets dropped for {reason}");
             match tracepoint.symbol(reason) {
-                None => output.missing(&what, "this kernel has no such reason"),
+                None => output.missing(&missing, "this kernel has no such reason"),
                 Some(_) if reasons.len() >= affordable => {
-                    output.missing(&what, "too many processors for a counter on each");
+                    output.missing(&missing, "too many processors for a counter on each");
                 }
                 Some(number) => {
                     let name = format!("{}{reason}", metric::DROP_PREFIX);
@@ -100,30 +102,30 @@ impl Counters {
             }
         }
         if reasons.is_empty() {
-            return Err(tracepoint.lacks("reason that is known"));
+            return Err(tracepoint.lacks("known reason"));
         }
         let all: Vec<&str> = reasons.iter().map(|(_, filter)| filter.as_str()).collect();
-        let tally = Tally::open(&tracepoint, &[all.join(" || ")], &cpus)?;
+        let counters = TracepointCounters::open(&tracepoint, &[all.join(" || ")], &cpus)?;
         Ok(Counters {
             tracepoint,
             cpus,
             reasons,
-            tally,
+            counters,
             apart: false,
         })
     }
 
-    /// How many packets were dropped for each reason so far.
+    /// Returns the number of packets dropped for each reason so far.
     fn read(&mut self) -> io::Result<Vec<u64>> {
-        let counts = self.tally.read()?;
+        let counts = self.counters.read()?;
         if self.apart {
             return Ok(counts);
         }
         if counts.iter().any(|count| *count > 0) {
             let filters = self.reasons.iter().map(|(_, filter)| filter.clone());
             let filters: Vec<String> = filters.collect();
-            self.tally =
-                Tally::open(&self.tracepoint, &filters, &self.cpus).map_err(io::Error::other)?;
+            self.counters = TracepointCounters::open(&self.tracepoint, &filters, &self.cpus)
+                .map_err(io::Error::other)?;
             self.apart = true;
         }
         Ok(vec![0; self.reasons.len()])

@@ -1,16 +1,17 @@
-//! A file of `/proc` or `/sys` that is read again and again: opened once, read from its start into one buffer.
+//! A file of `/proc` or `/sys` that is read repeatedly: opened once, and read from its start into
+//! one buffer.
 
 use std::borrow::Cow;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// More than any of these files has on a machine of a thousand processors.
+/// Maximum length in bytes. No such file is longer on a machine with a thousand processors.
 const LIMIT: usize = 16 << 20;
-/// The first guess of a file's length.
+/// Initial size of the buffer.
 const START: usize = 4096;
 
-/// An open file and what was read of it last.
+/// An open file and its last content.
 #[derive(Debug)]
 pub(super) struct Counters {
     file: File,
@@ -27,20 +28,21 @@ impl Counters {
         })
     }
 
-    /// Opens the file and reads it once, since some are refused only then.
+    /// Opens the file and reads it once, since some files refuse only that.
     pub(super) fn open_readable(path: &str) -> io::Result<Self> {
         let mut counters = Self::open(path)?;
         counters.read().map_err(|error| named(path, &error))?;
         Ok(counters)
     }
 
-    /// The file as it is now. What is not UTF-8 (the name of a thread) is replaced.
+    /// Returns the current content. Bytes that are not UTF-8 (in the name of a thread) are
+    /// replaced.
     pub(super) fn read(&mut self) -> io::Result<Cow<'_, str>> {
         let mut length = 0;
         loop {
             if length == self.buffer.len() {
                 if length >= LIMIT {
-                    let text = "it is longer than it can be";
+                    let text = "it is longer than expected";
                     return Err(io::Error::new(io::ErrorKind::InvalidData, text));
                 }
                 self.buffer.resize(2 * length, 0);

@@ -9,7 +9,7 @@ use seikan_observe::{Kind, Subject};
 use super::file::Counters;
 use super::{Output, SampleError};
 
-/// Values among the counters of `/proc/net/snmp` (RFC 4293, RFC 4022) that are settings or states.
+/// Fields of `/proc/net/snmp` (RFC 4293, RFC 4022) that are settings or states, not counters.
 const GAUGES: [&str; 7] = [
     "Ip.Forwarding",
     "Ip.DefaultTTL",
@@ -19,7 +19,7 @@ const GAUGES: [&str; 7] = [
     "Tcp.MaxConn",
     "Tcp.CurrEstab",
 ];
-/// Protocols of `/proc/net/snmp6`; a longer name stands before its beginning.
+/// Protocols of `/proc/net/snmp6`. A longer name comes before its prefix.
 const PROTOCOLS_6: [&str; 4] = ["UdpLite6", "Udp6", "Icmp6", "Ip6"];
 
 /// The files.
@@ -35,7 +35,7 @@ pub(super) struct Host {
 }
 
 impl Host {
-    /// Opens what there is.
+    /// Opens the files that exist.
     pub(super) fn open(output: &mut Output) -> Result<Self, SampleError> {
         let path = "/proc/thread-self/net/snmp";
         let snmp = Counters::open_readable(path).map_err(|source| SampleError::Proc {
@@ -61,7 +61,7 @@ impl Host {
         })
     }
 
-    /// Reads them.
+    /// Samples them.
     pub(super) fn sample(&mut self, output: &mut Output) {
         let host = Subject::Host;
         let text = self.snmp.read();
@@ -110,11 +110,11 @@ impl Host {
 
 fn read<'a>(
     file: &'a mut Option<Counters>,
-    what: &str,
+    name: &str,
     output: &mut Output,
 ) -> Option<Cow<'a, str>> {
     let text: io::Result<Cow<'a, str>> = file.as_mut()?.read();
-    output.keep(what, text)
+    output.keep(name, text)
 }
 
 fn push(output: &mut Output, protocol: &str, field: &str, value: u64) {
@@ -122,15 +122,16 @@ fn push(output: &mut Output, protocol: &str, field: &str, value: u64) {
     name.push_str(protocol);
     name.push('.');
     name.push_str(field);
-    let kind = match GAUGES.contains(&name.as_str()) {
-        true => Kind::Gauge,
-        false => Kind::Counter,
+    let kind = if GAUGES.contains(&name.as_str()) {
+        Kind::Gauge
+    } else {
+        Kind::Counter
     };
     output.push(&Subject::Host, name, kind, value);
 }
 
-/// Reads pairs of lines, `Protocol: Field ...` and `Protocol: value ...`. A value that is no count, such as the -1 of
-/// an unlimited `MaxConn`, is passed over.
+/// Parses pairs of lines, `Protocol: Field ...` and `Protocol: value ...`. Values that are no
+/// counts, such as the -1 of an unlimited `MaxConn`, are skipped.
 fn parse_pairs(text: &str, mut each: impl FnMut(&str, &str, u64)) {
     let mut lines = text.lines();
     while let (Some(names), Some(values)) = (lines.next(), lines.next()) {
@@ -154,7 +155,7 @@ fn parse_pairs(text: &str, mut each: impl FnMut(&str, &str, u64)) {
     }
 }
 
-/// Reads lines such as `Ip6InReceives  4`.
+/// Parses lines such as `Ip6InReceives  4`.
 fn parse_snmp6(text: &str, mut each: impl FnMut(&str, &str, u64)) {
     for line in text.lines() {
         let mut words = line.split_ascii_whitespace();
@@ -168,7 +169,7 @@ fn parse_snmp6(text: &str, mut each: impl FnMut(&str, &str, u64)) {
     }
 }
 
-/// The total of the line `some`, microseconds (Documentation/accounting/psi.rst).
+/// Returns the total of the line `some` in microseconds (Documentation/accounting/psi.rst).
 fn parse_pressure(text: &str) -> Option<u64> {
     let mut lines = text.lines();
     let some = lines.find_map(|line| line.strip_prefix("some "))?;
@@ -179,13 +180,14 @@ fn parse_pressure(text: &str) -> Option<u64> {
         .ok()
 }
 
-/// The sum of a column over all processors; the columns are named in the first line and hexadecimal.
+/// Returns the sum of a column over all processors. The first line has the names of the columns;
+/// the values are hexadecimal.
 fn parse_tracking(text: &str, column: &str) -> Option<u64> {
     let mut lines = text.lines();
     let mut names = lines.next()?.split_ascii_whitespace();
-    let place = names.position(|name| name == column)?;
+    let index = names.position(|name| name == column)?;
     let mut values = lines.map(|line| {
-        let value = line.split_ascii_whitespace().nth(place)?;
+        let value = line.split_ascii_whitespace().nth(index)?;
         u64::from_str_radix(value, 16).ok()
     });
     values.try_fold(0u64, |sum, value| Some(sum.saturating_add(value?)))
@@ -195,7 +197,7 @@ fn parse_tracking(text: &str, column: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// As `/proc/net/snmp` and `/proc/net/netstat` look, shortened.
+    /// The format of `/proc/net/snmp` and `/proc/net/netstat`, shortened.
     const SNMP: &str = "Ip: Forwarding DefaultTTL InReceives\nIp: 1 64 40211\n\
          Tcp: RtoAlgorithm MaxConn CurrEstab RetransSegs\nTcp: 1 -1 3 17\n\
          Udp: InDatagrams NoPorts RcvbufErrors\nUdp: 5 6 7\n";
@@ -215,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_count_is_left_out() {
+    fn values_that_are_no_counts_are_skipped() {
         assert!(pairs(SNMP).iter().all(|(name, _)| name != "Tcp.MaxConn"));
         assert_eq!(pairs("Ip: A B\nTcp: 1 2\n"), []);
         assert_eq!(pairs("Ip: A B\nIp: 1\n"), [("Ip.A".into(), 1)]);
@@ -260,7 +262,8 @@ mod tests {
 
     #[test]
     fn tracking_is_hexadecimal_and_summed_over_processors() {
-        // Columns before and after Linux 5.10 ("searched" and "ignore" went, "clashres" came).
+        // Columns before and after Linux 5.10 ("searched" and "ignore" were removed, "clashres" was
+        // added).
         let old = "entries  searched found insert insert_failed drop early_drop\n\
                    00000003  00000000 00000000 00000000 0000000a 00000001 00000000\n\
                    00000003  00000000 00000000 00000000 00000010 00000002 00000000\n";

@@ -1,4 +1,4 @@
-//! Interfaces and their queueing disciplines, by netlink.
+//! Interfaces and their queueing disciplines, read with netlink.
 
 use std::time::Instant;
 
@@ -10,7 +10,8 @@ use super::{Again, Output};
 use crate::netlink::{LinkStats, Netlink, NetlinkError, QdiscStats};
 
 const QDISCS: &str = "queueing disciplines";
-/// The kernel lists those of all interfaces or none: with more than this they are read once a second only.
+/// The kernel lists those of all interfaces or none. With more than this many, they are read only
+/// once a second.
 const QDISCS_CHEAP: usize = 256;
 
 /// The interfaces of a path.
@@ -41,9 +42,10 @@ impl Links {
             qdisc: Subject::Qdisc(name.clone()),
         };
         let links: Vec<Link> = map.links.iter().map(|facts| link(&facts.name)).collect();
-        let netlink = match links.is_empty() {
-            true => None,
-            false => output.keep("interfaces", Netlink::open()),
+        let netlink = if links.is_empty() {
+            None
+        } else {
+            output.keep("interfaces", Netlink::open())
         };
         Links {
             netlink,
@@ -54,14 +56,14 @@ impl Links {
         }
     }
 
-    /// Reads the counters.
+    /// Samples the counters.
     pub(super) fn sample(&mut self, now: Instant, output: &mut Output) {
         let Some(netlink) = &self.netlink else {
             return;
         };
         let again = self.again.due(now);
         for link in &mut self.links {
-            // An interface may be made anew under its name.
+            // An interface may be created again under its name.
             if again || link.index.is_none() {
                 link.index = match netlink.link_index(&link.name) {
                     Ok(index) => index,
@@ -84,7 +86,7 @@ impl Links {
                     self.many = qdiscs.len() > QDISCS_CHEAP;
                     self.push_qdiscs(&qdiscs, output);
                 }
-                // It changed while it was read: the next sample has it.
+                // The table changed while it was read; the next sample has it.
                 Err(NetlinkError::Unsteady { .. }) => {}
                 Err(error) => {
                     output.missing(QDISCS, error);

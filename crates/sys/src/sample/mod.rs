@@ -1,14 +1,16 @@
-//! Everything about a path that can be read cheaply, in one [`Sample`].
+//! Samples of everything about a path that can be read cheaply.
 //!
-//! A [`Sampler`] opens what it needs once, for a path's interfaces, program and sockets; [`Sampler::sample`] then reads
-//! it all, ten times a second or so: [`host`] (protocol counters, pressure, connection tracking), [`cpu`], [`link`]
-//! (interfaces and queueing disciplines), [`program`] (process, threads, control group), [`socket`] (UDP sockets, TCP
-//! connections), [`switch`] (the datapath of Open vSwitch), [`drops`] (packets dropped, by reason), and, if asked to,
-//! [`calls`] (how often functions of the kernel are called). What cannot be read is left out of the sample, never zero, and
-//! told once, with its reason, in [`Sampler::missing`].
+//! A [`Sampler`] opens its files and sockets once, for the interfaces, program and sockets of a
+//! path. [`Sampler::sample`] then reads everything, about ten times a second: [`host`] (protocol
+//! counters, pressure, connection tracking), [`cpu`], [`link`] (interfaces and queueing
+//! disciplines), [`program`] (process, threads, control group), [`socket`] (UDP sockets, TCP
+//! connections), [`switch`] (the datapath of Open vSwitch), [`drops`] (dropped packets by reason),
+//! and, on request, [`calls`] (calls of kernel functions). Values that cannot be read are missing
+//! from the sample, never zero, and [`Sampler::missing`] lists each once with its reason.
 //!
 //! Files of `/proc` and netlink sockets belong to the network namespace of the thread that called
-//! [`Sampler::new`], whoever samples. Processors, pressure, drops by reason and calls are the machine's.
+//! [`Sampler::new`], whichever thread samples. Processors, pressure, drops by reason and calls are
+//! those of the machine.
 
 mod calls;
 mod cpu;
@@ -30,18 +32,18 @@ use ipnet::IpNet;
 use seikan_observe::path::{PathMap, SocketFacts, Unseen};
 use seikan_observe::{Key, Kind, Sample, Subject};
 
-/// Reasons for absence that are kept.
+/// Maximum number of reasons that are kept.
 const MISSING_MAX: usize = 256;
 
-/// Why there can be no samples at all.
+/// Why samples are not possible at all.
 #[derive(Debug, thiserror::Error)]
 pub enum SampleError {
-    /// The counters that every Linux has are not to be had.
+    /// The counters that every Linux has cannot be read.
     #[error("cannot read {path}: {source}; is /proc mounted?")]
     Proc {
-        /// Which file.
+        /// The file.
         path: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
@@ -62,20 +64,21 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Opens what there is, in the calling thread's network namespace.
+    /// Opens the available files and sockets, in the calling thread's network namespace.
     ///
     /// # Errors
-    /// Only where `/proc` does not have the protocol counters; anything else that is not there is [`Self::missing`].
+    /// `/proc` lacks the protocol counters. Everything else that is missing is listed by
+    /// [`Self::missing`].
     pub fn new(map: &PathMap) -> Result<Self, SampleError> {
         let mut sampler = Self::of_counters(map)?;
         sampler.drops = Some(drops::Drops::open(&mut sampler.output));
         Ok(sampler)
     }
 
-    /// The same without tracepoints: what everybody may read.
+    /// Like [`Self::new`] without tracepoints: only values that every user may read.
     ///
     /// # Errors
-    /// As [`Self::new`].
+    /// Like [`Self::new`].
     pub fn of_counters(map: &PathMap) -> Result<Self, SampleError> {
         let mut output = Output::default();
         Ok(Sampler {
@@ -92,20 +95,20 @@ impl Sampler {
         })
     }
 
-    /// From now on, also samples how often functions of the kernel are called, where it can be counted. Each of these
-    /// calls costs the machine something from now on until the sampler is dropped.
+    /// From now on, also samples the calls of kernel functions, where they can be counted. Each
+    /// such call costs the machine time until the sampler is dropped.
     pub fn count_calls(&mut self) {
         self.calls = calls::Counted::open(&mut self.output);
     }
 
-    /// From now on, also samples every TCP connection whose local or remote address is in one of these networks
-    /// (an address is a network of one), besides those that were in the path.
+    /// From now on, also samples every TCP connection with a local or remote address in one of
+    /// these networks (an address is a network of one), in addition to those of the path.
     pub fn follow<A: Copy + Into<IpNet>>(&mut self, addresses: &[A]) {
         self.socket
             .follow(addresses.iter().map(|address| (*address).into()));
     }
 
-    /// Reads everything, once.
+    /// Takes a sample.
     pub fn sample(&mut self) -> Sample {
         let now = Instant::now();
         let first = *self.first.get_or_insert(now);
@@ -133,25 +136,26 @@ impl Sampler {
         }
     }
 
-    /// The TCP connections through the inner interface: those of the path, and those that were seen since by
-    /// [`Self::follow`], also the ones that have ended.
+    /// Returns the TCP connections through the inner interface: those of the path, and those found
+    /// since by [`Self::follow`], including those that have ended.
     pub fn flows(&self) -> Vec<SocketFacts> {
         self.socket.flows()
     }
 
-    /// The program's threads by id, with their names: those of the path, and those that were seen since.
+    /// Returns the threads of the program by id, with their names: those of the path, and those
+    /// found since.
     pub fn threads(&self) -> Vec<(u32, String)> {
         let program = self.program.as_ref();
         program.map(program::Program::threads).unwrap_or_default()
     }
 
-    /// What could not be read so far, and why.
+    /// Returns the values that could not be read so far, with the reasons.
     pub fn missing(&self) -> &[Unseen] {
         &self.output.missing
     }
 }
 
-/// What one sample is made of, and what could not be.
+/// The values of one sample, and the missing ones.
 #[derive(Debug, Default)]
 struct Output {
     values: Vec<(Key, Kind, u64)>,
@@ -178,30 +182,30 @@ impl Output {
         self.push(subject, name, Kind::Gauge, value.into());
     }
 
-    /// Keeps the first reason why something is absent.
-    fn missing(&mut self, what: &str, why: impl std::fmt::Display) {
-        let known = self.missing.iter().any(|unseen| unseen.what == what);
+    /// Keeps the first reason why a value is missing.
+    fn missing(&mut self, name: &str, why: impl std::fmt::Display) {
+        let known = self.missing.iter().any(|unseen| unseen.what == name);
         if !known && self.missing.len() < MISSING_MAX {
             self.missing.push(Unseen {
-                what: what.to_owned(),
+                what: name.to_owned(),
                 why: why.to_string(),
             });
         }
     }
 
-    /// Keeps the reason of a failure, and gives the rest.
-    fn keep<T, E: std::fmt::Display>(&mut self, what: &str, outcome: Result<T, E>) -> Option<T> {
+    /// Keeps the reason of a failure, and returns the value of a success.
+    fn keep<T, E: std::fmt::Display>(&mut self, name: &str, outcome: Result<T, E>) -> Option<T> {
         match outcome {
             Ok(value) => Some(value),
             Err(error) => {
-                self.missing(what, error);
+                self.missing(name, error);
                 None
             }
         }
     }
 }
 
-/// Says once in a while that it is time to look again, at first at once.
+/// Returns from time to time that a search is due, the first time at once.
 #[derive(Debug)]
 struct Again {
     every: Duration,
@@ -209,7 +213,7 @@ struct Again {
 }
 
 impl Again {
-    /// New threads and interfaces made anew are looked for once a second.
+    /// Interval between two searches for new threads and recreated interfaces.
     const SECOND: Duration = Duration::from_secs(1);
 
     fn every(every: Duration) -> Self {

@@ -1,4 +1,4 @@
-//! The program behind the inner interface: its process, its threads, its control group.
+//! The program of the inner interface: its process, its threads, its control group.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,9 +14,9 @@ use seikan_observe::{Kind, Subject};
 use super::file::Counters;
 use super::{Again, Output};
 
-/// Threads that are sampled, at most: each takes three descriptors.
+/// Maximum number of sampled threads: each uses three descriptors.
 const THREADS_MAX: usize = 128;
-/// Threads whose names are kept.
+/// Maximum number of threads whose names are kept.
 const NAMES_MAX: usize = 4096;
 const SECOND_NS: u64 = 1_000_000_000;
 
@@ -39,12 +39,12 @@ struct Thread {
     status: Counters,
     stat: Counters,
     ran: Option<Schedstat>,
-    /// What the two other files said when it had run for so long.
+    /// The content of the two other files at this run time.
     rest: Vec<(&'static str, Kind, u64)>,
 }
 
 impl Program {
-    /// Opens what there is of the path's program; `None` if it has none.
+    /// Opens the available files of the path's program; `None` if it has none.
     pub(super) fn open(map: &PathMap, output: &mut Output) -> Option<Self> {
         let facts = map.program.as_ref()?;
         let pid = facts.pid;
@@ -65,20 +65,20 @@ impl Program {
         })
     }
 
-    /// Every thread seen so far.
+    /// Returns every thread seen so far.
     pub(super) fn threads(&self) -> Vec<(u32, String)> {
         let names = self.names.iter();
         names.map(|(tid, name)| (*tid, name.clone())).collect()
     }
 
-    /// Reads it all.
+    /// Samples everything.
     pub(super) fn sample(&mut self, now: Instant, output: &mut Output) {
         if self.again.due(now) {
             self.find_threads(output);
         }
         self.sample_process(output);
         let (pid, tick_ns) = (self.pid, self.tick_ns);
-        // A thread that has ended cannot be read any more (`ESRCH`).
+        // The files of a thread that has ended cannot be read any more (`ESRCH`).
         self.threads
             .retain(|tid, thread| thread.sample(pid, *tid, tick_ns, output).is_ok());
         if let Some((subject, file)) = &mut self.group
@@ -93,8 +93,8 @@ impl Program {
     fn sample_process(&mut self, output: &mut Output) {
         let subject = Subject::Process(self.pid);
         let Some(file) = &mut self.io else { return };
-        let what = "reads and writes of the process";
-        if let Some(text) = output.keep(what, file.read()) {
+        let name = "reads and writes of the process";
+        if let Some(text) = output.keep(name, file.read()) {
             for (label, name) in [
                 ("syscr:", metric::IO_READS),
                 ("syscw:", metric::IO_WRITES),
@@ -111,8 +111,8 @@ impl Program {
     fn find_threads(&mut self, output: &mut Output) {
         let pid = self.pid;
         let directory = format!("/proc/{pid}/task");
-        let what = format!("threads of process {pid}");
-        let Some(entries) = output.keep(&what, fs::read_dir(&directory)) else {
+        let name = format!("threads of process {pid}");
+        let Some(entries) = output.keep(&name, fs::read_dir(&directory)) else {
             return;
         };
         for entry in entries.flatten() {
@@ -130,7 +130,7 @@ impl Program {
                 Ok(thread) => {
                     self.threads.insert(tid, thread);
                 }
-                // It has ended in between.
+                // The thread has ended meanwhile.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 Err(error) => {
                     output.missing(&what, error);
@@ -168,7 +168,8 @@ impl Thread {
             output.counter(&subject, metric::RUN_NS, ran.run_ns);
             output.counter(&subject, metric::RUN_DELAY_NS, ran.delay_ns);
         }
-        // Of a thread that has not run since, the rest is as it was; most threads of a large program sleep.
+        // If a thread has not run since, its other values are unchanged; most threads of a large
+        // program sleep.
         if ran.is_none() || ran != self.ran {
             self.ran = ran;
             self.read_rest(tick_ns)?;
@@ -202,13 +203,13 @@ impl Thread {
     }
 }
 
-/// Nanoseconds of one tick of the kernel's statistics (`USER_HZ`).
+/// Returns the nanoseconds of one tick of the kernel's statistics (`USER_HZ`).
 pub(super) fn tick_ns() -> u64 {
     let ticks = sysconf(SysconfVar::CLK_TCK).ok().flatten().unwrap_or(100);
     SECOND_NS / u64::try_from(ticks).unwrap_or(100).max(1)
 }
 
-/// The number in the line that begins with `label`.
+/// Returns the number in the line that starts with `label`.
 fn labelled(text: &str, label: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix(label))?;
     value.trim().parse().ok()
@@ -219,7 +220,7 @@ fn labelled(text: &str, label: &str) -> Option<u64> {
 struct Schedstat {
     run_ns: u64,
     delay_ns: u64,
-    /// Times that it got a processor.
+    /// Number of times that it was scheduled.
     slices: u64,
 }
 
@@ -233,7 +234,7 @@ fn parse_schedstat(text: &str) -> Option<Schedstat> {
     })
 }
 
-/// What a thread's `stat` says (proc(5)).
+/// Fields of a thread's `stat` (proc(5)).
 #[derive(Debug, PartialEq, Eq)]
 struct Stat {
     user: u64,
@@ -241,7 +242,8 @@ struct Stat {
     cpu: u64,
 }
 
-/// Fields 14, 15 and 39; the second, the name in brackets, may have spaces and brackets of its own.
+/// Parses fields 14, 15 and 39. The second field, the name in brackets, may contain spaces and
+/// brackets.
 fn parse_stat(text: &str) -> Option<Stat> {
     let (_, rest) = text.rsplit_once(')')?;
     let mut words = rest.split_ascii_whitespace();
@@ -252,7 +254,8 @@ fn parse_stat(text: &str) -> Option<Stat> {
     })
 }
 
-/// Counters of `cpu.stat`: of version 2 in microseconds, of version 1 in nanoseconds (Documentation/scheduler/sched-bwc.rst).
+/// Parses the counters of `cpu.stat`: of version 2 in microseconds, of version 1 in nanoseconds
+/// (Documentation/scheduler/sched-bwc.rst).
 fn parse_group(text: &str) -> Vec<(&'static str, u64)> {
     let throttled = labelled(text, "throttled_usec ");
     let throttled = throttled.or_else(|| Some(labelled(text, "throttled_time ")? / 1000));
@@ -270,7 +273,7 @@ fn parse_group(text: &str) -> Vec<(&'static str, u64)> {
 fn open_group(group: &str) -> io::Result<Counters> {
     let mounts = fs::read_to_string("/proc/thread-self/mountinfo")?;
     let mut directories = parse_mounts(&mounts, group);
-    // As it is, should somebody have given the directory.
+    // As it is, if the caller gave a directory.
     directories.push(PathBuf::from(group));
     for directory in directories {
         let path = directory.join("cpu.stat");
@@ -286,8 +289,8 @@ fn open_group(group: &str) -> io::Result<Counters> {
     Err(io::Error::new(io::ErrorKind::NotFound, text))
 }
 
-/// Where a control group may be: below mounts of version 2, and of version 1 with the processor controller
-/// (`/proc/PID/mountinfo`, proc(5)).
+/// Returns the possible directories of a control group: below mounts of version 2, and of version 1
+/// with the processor controller (`/proc/PID/mountinfo`, proc(5)).
 fn parse_mounts(mounts: &str, group: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for line in mounts.lines() {
@@ -304,7 +307,7 @@ fn parse_mounts(mounts: &str, group: &str) -> Vec<PathBuf> {
         let (Some(root), Some(mount)) = (fields.next(), fields.next()) else {
             continue;
         };
-        // A container sees only a part of the hierarchy, from `root` on.
+        // A container sees only the part of the hierarchy below `root`.
         let below = Path::new(group).strip_prefix(root);
         let below = below.or_else(|_| Path::new(group).strip_prefix("/"));
         if let (true, Ok(below)) = (controls, below) {
@@ -335,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn switches_are_told_apart() {
+    fn voluntary_and_involuntary_switches_are_separate() {
         let text = "Name:\tx\nvoluntary_ctxt_switches:\t150\nnonvoluntary_ctxt_switches:\t545\n";
         assert_eq!(labelled(text, "voluntary_ctxt_switches:"), Some(150));
         assert_eq!(labelled(text, "nonvoluntary_ctxt_switches:"), Some(545));
@@ -355,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn both_versions_of_a_group_are_told_in_microseconds() {
+    fn both_versions_of_a_group_are_in_microseconds() {
         let expected = [
             (metric::GROUP_PERIODS, 100),
             (metric::GROUP_THROTTLED, 7),

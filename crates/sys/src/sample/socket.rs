@@ -1,5 +1,5 @@
-//! Sockets: the program's UDP sockets, and TCP connections: the program's, those through the inner interface, and
-//! such as appear later between the addresses that are followed.
+//! Sockets: the program's UDP sockets, its TCP connections, TCP connections through the inner
+//! interface, and new ones between the addresses that are followed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -13,15 +13,16 @@ use super::file::Counters;
 use super::{Again, Output};
 use crate::netlink::diag::{Diag, SocketId, TcpConnection};
 
-/// TCP connections that are sampled, and flows that are kept, at most: the ones with most bytes.
+/// Maximum number of TCP connections that are sampled, and of flows that are kept: those with the
+/// most bytes.
 const CONNECTIONS_MAX: usize = 1000;
-/// New connections are looked for this often, once there are some.
+/// Interval between two searches for new connections, once there are some.
 const RESCAN: Duration = Duration::from_millis(250);
-/// What it costs, about, in microseconds: to walk the kernel's tables of both IP versions, to be told of a connection on
-/// the way, and to ask for one.
-const WALK: usize = 300;
-const TOLD: usize = 2;
-const ASKED: usize = 5;
+/// Approximate costs in microseconds: to walk the kernel's tables of both IP versions, to receive a
+/// connection during the walk, and to query one connection.
+const WALK_COST: usize = 300;
+const RECEIVE_COST: usize = 2;
+const QUERY_COST: usize = 5;
 const TCP: &str = "TCP connections";
 const UDP: &str = "UDP sockets";
 
@@ -31,13 +32,13 @@ pub(super) struct Sockets {
     udp: BTreeSet<u64>,
     udp_files: Vec<Counters>,
     diag: Option<Diag>,
-    /// The program's own connections.
+    /// The program's own connections, by inode.
     program: BTreeSet<u64>,
     followed: Vec<IpNet>,
     flows: BTreeMap<u64, Flow>,
-    /// What was sampled last, to be asked for one by one.
+    /// The connections of the last sample, to be queried one by one.
     sampled: Vec<SocketId>,
-    /// Connections that nobody asked for, when all were listed last.
+    /// Number of other connections in the last listing.
     others: usize,
     again: Again,
 }
@@ -49,7 +50,7 @@ struct Flow {
 }
 
 impl Sockets {
-    /// Opens what is needed for the sockets of the path.
+    /// Opens the files and sockets for the sockets of the path.
     pub(super) fn open(map: &PathMap, output: &mut Output) -> Self {
         let of = |transport| {
             let sockets = map.sockets.iter();
@@ -81,19 +82,19 @@ impl Sockets {
         }
     }
 
-    /// Also samples connections from or to these.
+    /// Also samples connections from or to these networks.
     pub(super) fn follow(&mut self, networks: impl Iterator<Item = IpNet>) {
         self.followed.extend(networks);
         self.again = Again::every(RESCAN);
     }
 
-    /// The connections through the inner interface seen so far.
+    /// Returns the connections through the inner interface seen so far.
     pub(super) fn flows(&self) -> Vec<SocketFacts> {
         let flows = self.flows.values();
         flows.map(|flow| flow.facts.clone()).collect()
     }
 
-    /// Reads them.
+    /// Samples them.
     pub(super) fn sample(&mut self, now: Instant, output: &mut Output) {
         for file in &mut self.udp_files {
             let Some(text) = output.keep(UDP, file.read()) else {
@@ -117,16 +118,17 @@ impl Sockets {
 
     fn sample_tcp(&mut self, now: Instant, output: &mut Output) {
         let sampled = self.sampled.len();
-        let walk = WALK + TOLD * (sampled + self.others);
-        let whole = self.again.due(now) || sampled == 0 || ASKED * sampled > walk;
-        let mut connections = match whole {
-            true => self.list(output),
-            false => self.look_up(output),
+        let walk = WALK_COST + RECEIVE_COST * (sampled + self.others);
+        let whole = self.again.due(now) || sampled == 0 || QUERY_COST * sampled > walk;
+        let mut connections = if whole {
+            self.list(output)
+        } else {
+            self.look_up(output)
         };
         if connections.len() > CONNECTIONS_MAX {
             connections.sort_by_key(|connection| std::cmp::Reverse(bytes(connection)));
             connections.truncate(CONNECTIONS_MAX);
-            let why = format!("only the {CONNECTIONS_MAX} with most bytes are sampled");
+            let why = format!("only the {CONNECTIONS_MAX} with the most bytes are sampled");
             output.missing("more TCP connections", why);
         }
         self.sampled.clear();
@@ -140,16 +142,19 @@ impl Sockets {
         self.forget_flows();
     }
 
-    /// Those wanted, out of the whole table.
+    /// Returns the wanted connections from the whole table.
     fn list(&mut self, output: &mut Output) -> Vec<TcpConnection> {
         let Some(mut diag) = self.diag.take() else {
             return Vec::new();
         };
         let mut found = Vec::new();
         let mut others = 0;
-        let outcome = diag.tcp(|connection| match self.is_wanted(&connection) {
-            true => found.push(connection),
-            false => others += 1,
+        let outcome = diag.tcp(|connection| {
+            if self.is_wanted(&connection) {
+                found.push(connection)
+            } else {
+                others += 1
+            }
         });
         // A kernel that refuses once refuses always.
         self.diag = output.keep(TCP, outcome).map(|()| diag);
@@ -157,7 +162,7 @@ impl Sockets {
         found
     }
 
-    /// Those sampled last, one by one.
+    /// Queries the connections of the last sample one by one.
     fn look_up(&mut self, output: &mut Output) -> Vec<TcpConnection> {
         let Some(mut diag) = self.diag.take() else {
             return Vec::new();
@@ -173,7 +178,7 @@ impl Sockets {
 
     fn is_wanted(&self, connection: &TcpConnection) -> bool {
         let inode = connection.inode;
-        // One that no process holds any more has no name of its own.
+        // A connection without a process has no inode to identify it.
         let ends = [connection.local.ip(), connection.remote.ip()];
         inode != 0
             && (self.program.contains(&inode)
@@ -199,14 +204,14 @@ impl Sockets {
             bytes: 0,
         });
         flow.bytes = bytes(connection);
-        // The kernel makes buffers larger as it goes.
+        // The kernel enlarges buffers over time.
         if let Some(memory) = connection.memory {
             flow.facts.receive_buffer = memory.receive_buffer;
             flow.facts.send_buffer = memory.send_buffer;
         }
     }
 
-    /// Keeps the flows with most bytes when there are too many.
+    /// Keeps the flows with the most bytes if there are too many.
     fn forget_flows(&mut self) {
         if self.flows.len() > CONNECTIONS_MAX {
             let mut sizes: Vec<(u64, u64)> = self
@@ -282,7 +287,7 @@ struct UdpLine {
     drops: Option<u64>,
 }
 
-/// Reads `sl local remote st tx:rx tr:when retrnsmt uid timeout inode ref pointer drops`
+/// Parses `sl local remote st tx:rx tr:when retrnsmt uid timeout inode ref pointer drops`
 /// (`udp4_format_sock()`, net/ipv4/udp.c); the queues are hexadecimal.
 fn parse_udp(line: &str) -> Option<UdpLine> {
     let mut words = line.split_ascii_whitespace().skip(4);

@@ -1,15 +1,16 @@
-//! The datapath of Open vSwitch, by asking the switch itself.
+//! The datapath counters of Open vSwitch, queried from the switch itself.
 //!
-//! `ovs-vswitchd` takes orders at a socket of the file system, as JSON-RPC 1.0 without anything between messages
-//! (`ovs-appctl(8)`, ovs/lib/unixctl.c). One is sent here, `dpctl/show`, which changes nothing; its answer is for people
-//! and has a line for each datapath, of the kernel or in user space:
+//! `ovs-vswitchd` accepts commands on a Unix socket, as JSON-RPC 1.0 without separators between
+//! messages (`ovs-appctl(8)`, ovs/lib/unixctl.c). One command is sent here, `dpctl/show`, which
+//! changes nothing. Its output is for people and has a line for each datapath, of the kernel or in
+//! user space:
 //!
 //! ```text
 //!   lookups: hit:1195177 missed:804 lost:369855
 //! ```
 //!
-//! The switch answers when it comes to it, so nothing waits: a sample takes what has come of the last answer, and asks
-//! again.
+//! The switch answers in its own time, and sampling never waits: a sample uses the part of the last
+//! answer that has arrived, and sends the next request.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -24,25 +25,25 @@ use serde::Deserialize;
 use super::{Again, Output};
 use crate::discover::listening;
 
-/// What is asked, and the beginning of the program's name.
-const QUESTION: &[u8] = br#"{"id":0,"method":"dpctl/show","params":[]}"#;
+/// The request, and the prefix of the program's name.
+const REQUEST: &[u8] = br#"{"id":0,"method":"dpctl/show","params":[]}"#;
 const PROGRAM: &str = "ovs-vswitchd";
-/// The longest answer: some thousand ports.
+/// Maximum length of an answer in bytes: that of some thousand ports.
 const ANSWER_MAX: usize = 1 << 20;
-/// What it is called among the things that cannot be read.
-const WHAT: &str = "counts of the virtual switch's datapath";
+/// Its name in the list of missing values.
+const NAME: &str = "counts of the virtual switch's datapath";
 
-/// A switch that is asked.
+/// A switch that is queried.
 #[derive(Debug)]
 pub(super) struct Switch {
-    /// `None` once something went wrong.
+    /// `None` after an error.
     stream: Option<UnixStream>,
-    /// What has come of an answer; `None` if nothing was asked.
+    /// The part of an answer that has arrived; `None` if no request is pending.
     answer: Option<Vec<u8>>,
     again: Again,
 }
 
-/// As the switch answers (the third field, `id`, is ours).
+/// The answer of the switch (the third field, `id`, is that of the request).
 #[derive(Deserialize)]
 struct Answer {
     result: Option<String>,
@@ -50,13 +51,13 @@ struct Answer {
 }
 
 impl Switch {
-    /// Connects to the switch that the path's program is; `None` if it is another program.
+    /// Connects to the switch if the path's program is one; `None` if it is another program.
     pub(super) fn open(map: &PathMap, output: &mut Output) -> Option<Self> {
         let program = map.program.as_ref()?;
         if !program.name.starts_with(PROGRAM) {
             return None;
         }
-        let stream = output.keep(WHAT, connected(program.pid))?;
+        let stream = output.keep(NAME, connected(program.pid))?;
         Some(Self::of(stream))
     }
 
@@ -68,10 +69,10 @@ impl Switch {
         }
     }
 
-    /// Takes in what the switch has said, and asks it anew once a second.
+    /// Reads the available part of the answer, and sends a request once a second.
     pub(super) fn sample(&mut self, now: Instant, output: &mut Output) {
         let outcome = self.step(now, output);
-        if output.keep(WHAT, outcome).is_none() {
+        if output.keep(NAME, outcome).is_none() {
             self.stream = None;
         }
     }
@@ -90,21 +91,21 @@ impl Switch {
             }
         }
         if self.answer.is_none() && self.again.due(now) {
-            stream.write_all(QUESTION)?;
+            stream.write_all(REQUEST)?;
             self.answer = Some(Vec::new());
         }
         Ok(())
     }
 }
 
-/// A connection to the socket at which a process takes orders, in its view of the file system.
+/// Connects to the control socket of a process, in its view of the file system.
 fn connected(pid: u32) -> io::Result<UnixStream> {
     let paths = listening(pid)?;
     let path = paths.iter().find(|path| path.ends_with(".ctl"));
     let path = path.ok_or_else(|| {
         io::Error::new(
             ErrorKind::NotFound,
-            format!("process {pid} listens at no control socket (NAME.ctl)"),
+            format!("process {pid} has no control socket (NAME.ctl)"),
         )
     })?;
     let address = UnixAddr::new(format!("/proc/{pid}/root{path}").as_str())?;
@@ -114,7 +115,7 @@ fn connected(pid: u32) -> io::Result<UnixStream> {
     Ok(UnixStream::from(socket))
 }
 
-/// Reads what is there, without waiting.
+/// Reads the available bytes without waiting.
 fn receive(stream: &mut UnixStream, answer: &mut Vec<u8>) -> io::Result<()> {
     let mut buffer = [0; 16_384];
     loop {
@@ -134,7 +135,7 @@ fn receive(stream: &mut UnixStream, answer: &mut Vec<u8>) -> io::Result<()> {
     }
 }
 
-/// The text of an answer; `None` if not all of it has come.
+/// Returns the text of an answer; `None` if it is incomplete.
 fn complete(answer: &[u8]) -> io::Result<Option<String>> {
     match serde_json::from_slice::<Answer>(answer) {
         Ok(Answer {
@@ -143,14 +144,16 @@ fn complete(answer: &[u8]) -> io::Result<Option<String>> {
         Ok(Answer { error, .. }) => {
             let said = error.unwrap_or_default().to_string();
             let said: String = said.chars().take(200).collect();
-            Err(io::Error::other(format!("it refuses to tell: {said}")))
+            Err(io::Error::other(format!(
+                "it answered with an error: {said}"
+            )))
         }
         Err(error) if error.is_eof() => Ok(None),
         Err(error) => Err(io::Error::new(ErrorKind::InvalidData, error)),
     }
 }
 
-/// The sums of all datapaths; nothing if the text has no such line.
+/// Returns the sums over all datapaths; nothing if the text has no such line.
 fn parse(text: &str) -> Vec<(&'static str, u64)> {
     const FIELDS: [(&str, &str); 3] = [
         ("hit:", metric::SWITCH_HITS),
@@ -177,7 +180,7 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    /// As Open vSwitch 3.1 answers, with a second datapath.
+    /// The output of Open vSwitch 3.1, with a second datapath.
     const SAID: &str = "netdev@ovs-netdev:\n  lookups: hit:100 missed:7 lost:30\n  flows: 18\n  \
         port 0: ovs-netdev (tap)\nsystem@ovs-system:\n  lookups: hit:23 missed:1 lost:0\n  flows: 0\n  \
         masks: hit:4 total:0 hit/pkt:0.17\n";
@@ -201,9 +204,9 @@ mod tests {
         let (mut switch, mut output) = (Switch::of(ours), Output::default());
         let start = Instant::now();
         switch.sample(start, &mut output);
-        let mut asked = vec![0; QUESTION.len()];
-        theirs.read_exact(&mut asked).unwrap();
-        assert_eq!(asked, QUESTION);
+        let mut request = vec![0; REQUEST.len()];
+        theirs.read_exact(&mut request).unwrap();
+        assert_eq!(request, REQUEST);
         let text = serde_json::to_string(SAID).unwrap();
         let answer = format!(r#"{{"error":null,"id":0,"result":{text}}}"#);
         let (first, rest) = answer.split_at(40);
@@ -213,16 +216,16 @@ mod tests {
         theirs.write_all(rest.as_bytes()).unwrap();
         switch.sample(start + Duration::from_millis(200), &mut output);
         assert_eq!(output.values.len(), 3);
-        // Not before a second is over.
+        // Not before a second has passed.
         theirs.set_nonblocking(true).unwrap();
-        assert!(theirs.read(&mut asked).is_err());
+        assert!(theirs.read(&mut request).is_err());
         switch.sample(start + Duration::from_millis(1_100), &mut output);
-        assert_eq!(theirs.read(&mut asked).unwrap(), QUESTION.len());
+        assert_eq!(theirs.read(&mut request).unwrap(), REQUEST.len());
         assert!(output.missing.is_empty());
     }
 
     #[test]
-    fn what_is_no_answer_is_told_once_and_not_asked_again() {
+    fn an_invalid_answer_is_reported_once_and_ends_the_queries() {
         for wrong in ["[]", r#"{"error":"unknown","id":0,"result":null}"#, "\u{1}"] {
             let (ours, mut theirs) = UnixStream::pair().unwrap();
             ours.set_nonblocking(true).unwrap();

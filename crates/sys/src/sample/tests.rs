@@ -6,7 +6,7 @@ use seikan_observe::path::{LinkFacts, ProgramFacts};
 use std::io::{Read, Write};
 use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
 
-/// Two namespaces with a veth between them, 10.77.0.1 and 10.77.0.2.
+/// Returns two namespaces with a veth between them, 10.77.0.1 and 10.77.0.2.
 fn pair() -> Option<(NetNs, NetNs)> {
     let (near, far) = match (NetNs::create(), NetNs::create()) {
         (Ok(near), Ok(far)) => (near, far),
@@ -70,7 +70,7 @@ fn transfer(near: &NetNs, far: &NetNs, length: usize) -> (TcpStream, TcpStream) 
     (client, server)
 }
 
-/// Of this thread.
+/// Processor time of this thread.
 fn processor_time() -> Duration {
     let clock = nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID;
     nix::time::clock_gettime(clock).unwrap().into()
@@ -148,7 +148,7 @@ fn a_thread_that_starts_later_is_found() {
 }
 
 #[test]
-fn a_connection_that_nobody_asked_for_is_not_sampled() {
+fn a_connection_that_is_not_followed_is_not_sampled() {
     let Some((near, far)) = pair() else { return };
     let mut sampler = near.run(|| Sampler::new(&path()).unwrap()).unwrap();
     sampler.follow(&["10.78.0.0/16".parse::<IpNet>().unwrap()]);
@@ -206,7 +206,7 @@ fn a_full_socket_shows_its_queue_and_its_drops() {
                 sender.send_to(&[0; 1000], address).unwrap();
             }
         };
-        // From the first drops on they are counted by reason.
+        // From the first drops on, they are counted by reason.
         flood();
         let before = sampler.sample();
         flood();
@@ -248,7 +248,7 @@ fn a_thread_that_works_shows_its_time() {
     };
     let grown = value(&after, &subject, metric::RUN_NS).unwrap() - then;
     assert!(grown > 40_000_000, "{grown}");
-    // Told in ticks of 10 ms.
+    // Reported in ticks of 10 ms.
     let ticks = |sample: &Sample| {
         let of = |name: &str| value(sample, &subject, name).unwrap();
         of(metric::THREAD_USER_NS) + of(metric::THREAD_SYSTEM_NS)
@@ -262,7 +262,7 @@ fn a_thread_that_works_shows_its_time() {
 }
 
 #[test]
-fn what_is_not_there_is_told_once() {
+fn missing_values_are_reported_once() {
     let mut map = path();
     map.program = Some(ProgramFacts {
         pid: u32::MAX,
@@ -306,7 +306,8 @@ fn a_sample_costs_little() {
         "a sample of {values} values: {each:?} of processor time; missing: {:?}",
         sampler.missing()
     );
-    // Ten of them a second are then a hundredth of a processor at most; generous, for a build without optimisation.
+    // Ten samples a second then use at most a hundredth of a processor; generous, for a build
+    // without optimisation.
     assert!(each < Duration::from_millis(3), "{each:?}");
 }
 
@@ -320,16 +321,16 @@ fn a_control_group_shows_its_periods() {
     let sample = sampler.sample();
     match value(&sample, &Subject::Group(group), metric::GROUP_PERIODS) {
         Some(_) => {}
-        // The root of version 2 has no limit, and so no periods.
+        // The root of version 2 has no limit and therefore no periods.
         None => eprintln!("no periods at the root: {:?}", sampler.missing()),
     }
-    let told = sampler
+    let is_missing = sampler
         .missing()
         .iter()
         .any(|unseen| unseen.what.contains("control group"));
     let group = Subject::Group("/".into());
     assert_ne!(
-        told,
+        is_missing,
         value(&sample, &group, metric::GROUP_THROTTLED_US).is_some()
     );
 }

@@ -1,4 +1,4 @@
-//! Which offloads a TUN device has: asked for one by one, each absence with its reason.
+//! The offloads of a TUN device: requested one by one, each absence with its reason.
 
 use std::fmt;
 
@@ -7,32 +7,35 @@ use crate::ability::{Ability, write_table};
 /// `TUN_F_TSO_ECN` of `linux/if_tun.h`.
 pub(super) const TUN_F_TSO_ECN: u32 = 0x08;
 
-/// What this device and kernel can do. "Reads" are packets that the kernel hands to us.
+/// The abilities of this device and kernel. "Reads" are packets that the kernel passes to this
+/// process.
 ///
-/// The offloads name what reads may contain. Writes may carry the same header types whether or not
-/// reads have them turned on, except for USO, which a kernel must know (Linux 6.2).
+/// The offloads describe the packets that reads may return. Writes may use the same header types
+/// whether or not they are enabled for reads, except USO, which the kernel must support (Linux
+/// 6.2).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TunCapabilities {
-    /// The kernel's own virtio-net header (else emulated, and no offload is possible).
+    /// The kernel's virtio-net header. Without it the header is emulated, and no offload is
+    /// possible.
     pub vnet_header: Ability,
-    /// Reads may need a checksum; writes may ask for one.
+    /// Reads may lack a checksum; writes may request one.
     pub checksum: Ability,
-    /// Reads may be TCP super-packets over IPv4.
+    /// Reads may return TCP super-packets over IPv4.
     pub tso4: Ability,
-    /// Reads may be TCP super-packets over IPv6.
+    /// Reads may return TCP super-packets over IPv6.
     pub tso6: Ability,
-    /// TCP super-packets may carry CWR: bit 0x80 of `gso_type`, to be masked off.
+    /// TCP super-packets may have CWR set: bit 0x80 of `gso_type`, to be masked off.
     pub tso_ecn: Ability,
-    /// Reads may be UDP super-packets over IPv4.
+    /// Reads may return UDP super-packets over IPv4.
     pub uso4: Ability,
-    /// Reads may be UDP super-packets over IPv6.
+    /// Reads may return UDP super-packets over IPv6.
     pub uso6: Ability,
     /// More than one queue.
     pub multi_queue: Ability,
 }
 
 impl TunCapabilities {
-    /// Name and ability, in the order in which they build on each other.
+    /// Returns names and abilities, in the order of their dependencies.
     pub fn table(&self) -> [(&'static str, &Ability); 8] {
         [
             ("vnet_header", &self.vnet_header),
@@ -61,7 +64,7 @@ pub(super) fn feature(features: u32, flag: libc::c_int, name: &str) -> Ability {
     }
 }
 
-/// All offloads absent, for the reason in `absent`.
+/// Returns capabilities without any offload, for the reason in `absent`.
 pub(super) fn without_offload(
     vnet_header: Ability,
     multi_queue: Ability,
@@ -79,11 +82,12 @@ pub(super) fn without_offload(
     }
 }
 
-/// Asks for one offload after the other, keeping what is granted.
+/// Requests one offload after the other, and keeps the granted ones.
 ///
-/// TUNSETOFFLOAD takes the whole set or changes nothing, and knows no order but this: segmentation
-/// needs checksums, ECN needs TSO, and USO comes for both families or not at all (`set_offload` in
-/// drivers/net/tun.c). A refusal leaves the virtio-net header in place, so framing does not change.
+/// TUNSETOFFLOAD accepts the whole set or changes nothing. Dependencies: segmentation needs
+/// checksums, ECN needs TSO, and USO is enabled for both families or not at all (`set_offload` in
+/// drivers/net/tun.c). A refusal leaves the virtio-net header in place, so the framing does not
+/// change.
 pub(super) fn negotiate_offload(
     vnet_header: Ability,
     multi_queue: Ability,

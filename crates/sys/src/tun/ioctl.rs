@@ -1,4 +1,4 @@
-//! The ioctls of `linux/if_tun.h`, one safe function each.
+//! The ioctls of `linux/if_tun.h`, one safe function for each.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -15,7 +15,7 @@ pub(crate) fn open() -> nix::Result<File> {
     nix::fcntl::open("/dev/net/tun", flags, Mode::empty()).map(File::from)
 }
 
-/// TUNGETFEATURES: the `IFF_*` flags that this kernel knows.
+/// TUNGETFEATURES: returns the `IFF_*` flags that this kernel supports.
 pub(crate) fn features(file: &File) -> nix::Result<u32> {
     let mut features: libc::c_uint = 0;
     // SAFETY: TUNGETFEATURES writes one unsigned int, and `features` outlives the call.
@@ -33,7 +33,8 @@ pub(crate) fn attach(file: &File, name: &str, flags: c_int) -> nix::Result<()> {
     Errno::result(outcome).map(drop)
 }
 
-/// TUNSETVNETHDRSZ, and TUNSETVNETLE so that the header does not depend on the machine.
+/// TUNSETVNETHDRSZ, and TUNSETVNETLE, so that the header does not depend on the byte order of the
+/// machine.
 pub(crate) fn set_header(file: &File, length: usize) -> nix::Result<()> {
     let length = length as c_int;
     let little_endian: c_int = 1;
@@ -52,7 +53,7 @@ pub(crate) fn set_header(file: &File, length: usize) -> nix::Result<()> {
     Errno::result(outcome).map(drop)
 }
 
-/// TUNSETOFFLOAD: exactly the offloads in `bits` (`TUN_F_*`), or an error and no change.
+/// TUNSETOFFLOAD: enables exactly the offloads in `bits` (`TUN_F_*`), or fails without a change.
 pub(crate) fn set_offload(file: &File, bits: u32) -> nix::Result<()> {
     let bits = libc::c_ulong::from(bits);
     // SAFETY: TUNSETOFFLOAD takes its argument by value.
@@ -60,7 +61,7 @@ pub(crate) fn set_offload(file: &File, bits: u32) -> nix::Result<()> {
     Errno::result(outcome).map(drop)
 }
 
-/// SIOCSIFMTU, in the network namespace of the calling thread.
+/// SIOCSIFMTU: sets the MTU, in the network namespace of the calling thread.
 pub(crate) fn set_mtu(name: &str, mtu: u32) -> nix::Result<()> {
     let socket: OwnedFd = socket(
         AddressFamily::Inet,

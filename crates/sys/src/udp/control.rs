@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use libc::{c_int, cmsghdr, in_pktinfo, in6_pktinfo, msghdr, sockaddr_in, sockaddr_in6, socklen_t};
 use nix::errno::Errno;
 
-/// A socket address of either family; `family` tells which.
+/// A socket address of either family; `family` distinguishes them.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(super) union RawAddress {
@@ -16,7 +16,7 @@ pub(super) union RawAddress {
     v6: sockaddr_in6,
 }
 
-/// Room for an address of either family.
+/// Size of an address of either family.
 pub(super) const ADDRESS_LEN: socklen_t = size_of::<RawAddress>() as socklen_t;
 
 impl RawAddress {
@@ -30,7 +30,7 @@ impl RawAddress {
         },
     };
 
-    /// The address, and the length that its family has.
+    /// Returns the address, and the length of its family.
     #[inline]
     pub(super) fn new(address: SocketAddr) -> (RawAddress, socklen_t) {
         let mut raw = RawAddress::EMPTY;
@@ -57,7 +57,7 @@ impl RawAddress {
         }
     }
 
-    /// `None` for a family that an Internet socket does not have.
+    /// Returns the address; `None` for a family that an Internet socket does not have.
     #[inline]
     pub(super) fn socket_addr(&self) -> Option<SocketAddr> {
         // SAFETY: every variant is integers, and all bytes of the union are initialised from
@@ -98,7 +98,7 @@ impl SendControl {
         }
     }
 
-    /// What the kernel gets: start and length; no start when it is empty.
+    /// Returns start and length for the kernel; no start if it is empty.
     #[inline]
     pub(super) fn raw(&mut self) -> (*mut libc::c_void, usize) {
         match self.used {
@@ -147,17 +147,18 @@ impl SendControl {
     #[inline]
     fn push<T: Copy>(&mut self, level: c_int, kind: c_int, value: T) {
         let end = self.used + space::<T>();
-        let room = &mut self.bytes[self.used..end];
+        let space = &mut self.bytes[self.used..end];
         // SAFETY: cmsghdr is integers, for which zero bytes are valid.
         let mut header: cmsghdr = unsafe { mem::zeroed() };
         header.cmsg_len = (data_offset() + size_of::<T>()) as _;
         header.cmsg_level = level;
         header.cmsg_type = kind;
-        // SAFETY: `room` has CMSG_SPACE(size of T) bytes, of which the header takes the first, and
+        // SAFETY: `space` has CMSG_SPACE(size of T) bytes, of which the header takes the first, and
         // the value those behind the header's padding; unaligned writes need no alignment.
         unsafe {
-            room.as_mut_ptr().cast::<cmsghdr>().write_unaligned(header);
-            room.as_mut_ptr()
+            space.as_mut_ptr().cast::<cmsghdr>().write_unaligned(header);
+            space
+                .as_mut_ptr()
                 .add(data_offset())
                 .cast::<T>()
                 .write_unaligned(value);
@@ -166,8 +167,8 @@ impl SendControl {
     }
 }
 
-/// Room for the control messages of one received buffer: UDP_GRO, traffic class, packet info and
-/// SO_RXQ_OVFL, and as much again for what an administrator's socket options may add.
+/// Space for the control messages of one received buffer: UDP_GRO, traffic class, packet info and
+/// SO_RXQ_OVFL, and the same again for messages of socket options that an administrator sets.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
 pub(super) struct ReceiveControl(pub(super) [u8; RECEIVE_CONTROL]);
@@ -176,7 +177,7 @@ pub(super) struct ReceiveControl(pub(super) [u8; RECEIVE_CONTROL]);
 pub(super) const RECEIVE_CONTROL: usize =
     2 * (space::<c_int>() + space::<c_int>() + space::<in6_pktinfo>() + space::<u32>());
 
-/// What the control messages of one received buffer said.
+/// The control messages of one received buffer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Received {
     pub(super) segment_size: Option<usize>,
@@ -187,7 +188,7 @@ pub(super) struct Received {
 }
 
 impl Received {
-    /// Reads the control messages behind `header`.
+    /// Reads the control messages of `header`.
     ///
     /// # Safety
     /// `header` must be as recvmsg(2) left it: `msg_control` points to `msg_controllen` bytes,
@@ -211,7 +212,7 @@ impl Received {
         received
     }
 
-    /// Takes over one message; unknown ones and ones that are too short say nothing.
+    /// Processes one message. Unknown and short messages are ignored.
     ///
     /// # Safety
     /// `length` bytes at `data` are readable.
@@ -268,8 +269,8 @@ pub(super) fn set_int(
     Errno::result(outcome).map(drop)
 }
 
-/// The socket's drop counter as it is now, without waiting for a datagram to carry it: SO_MEMINFO
-/// (`SK_MEMINFO_DROPS` of `linux/sock_diag.h`), Linux 4.12.
+/// Returns the current drop counter of the socket, without waiting for a datagram that carries it:
+/// SO_MEMINFO (`SK_MEMINFO_DROPS` of `linux/sock_diag.h`), Linux 4.12.
 pub(super) fn queue_drops(fd: BorrowedFd<'_>) -> nix::Result<u32> {
     const SK_MEMINFO_DROPS: usize = 8;
     let mut info = [0u32; SK_MEMINFO_DROPS + 1];
@@ -285,9 +286,10 @@ pub(super) fn queue_drops(fd: BorrowedFd<'_>) -> nix::Result<u32> {
         )
     };
     Errno::result(outcome)?;
-    match length as usize == size_of_val(&info) {
-        true => Ok(info[SK_MEMINFO_DROPS]),
-        false => Err(Errno::ENOPROTOOPT),
+    if length as usize == size_of_val(&info) {
+        Ok(info[SK_MEMINFO_DROPS])
+    } else {
+        Err(Errno::ENOPROTOOPT)
     }
 }
 
@@ -297,7 +299,7 @@ const fn space<T>() -> usize {
     unsafe { libc::CMSG_SPACE(size_of::<T>() as libc::c_uint) as usize }
 }
 
-/// Where data start behind the beginning of a control message.
+/// Offset of the data in a control message.
 const fn data_offset() -> usize {
     // SAFETY: plain arithmetic.
     unsafe { libc::CMSG_LEN(0) as usize }

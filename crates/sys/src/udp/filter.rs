@@ -1,12 +1,14 @@
-//! A filter at the socket for datagrams that no peer sends: too long, too short, or of an unknown type.
+//! A socket filter for datagrams that no peer sends: too long, too short, or of an unknown type.
 //!
-//! A datagram of 64 KiB takes 100 kB of a receive buffer and a copy before the protocol sees it. Short ones in great
-//! number each cost a wake-up. [`DatagramFilter`] is an eBPF program that the kernel runs for each datagram before it
-//! enters the receive buffer. Of datagrams that GRO joined it sees the length of each (`gso_size`), which classic BPF
-//! cannot read, and the first byte of the first. Datagrams on the loopback interface pass.
+//! A datagram of 64 KiB uses 100 kB of a receive buffer and is copied before the protocol sees it.
+//! Many short ones each cost a wake-up. [`DatagramFilter`] is an eBPF program that the kernel runs
+//! for each datagram before it enters the receive buffer. For datagrams joined by GRO it sees the
+//! length of each (`gso_size`), which classic BPF cannot read, and the first byte of the first.
+//! Datagrams on the loopback interface pass.
 //!
-//! Limits and counts lie in a page shared with the kernel, so that later changes need neither a system call nor a
-//! privilege. Needs Linux 5.7 (`gso_size` of `struct __sk_buff`), and CAP_BPF or root to load.
+//! Limits and counts are in a page shared with the kernel, so later changes need neither a system
+//! call nor a privilege. Loading needs Linux 5.7 (`gso_size` of `struct __sk_buff`), and CAP_BPF or
+//! root.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -20,10 +22,10 @@ use nix::errno::Errno;
 
 use super::control::set_int;
 
-/// The minimum length of a type that never passes.
+/// The minimum length of a type that is always dropped.
 const NEVER: u16 = u16::MAX;
 
-/// The page that the program reads its limits from and counts in.
+/// The page with the limits that the program reads, and its counts.
 #[repr(C)]
 struct Shared {
     /// Maximum length of a payload, in bytes.
@@ -50,7 +52,7 @@ pub struct Filtered {
     pub malformed: u64,
 }
 
-/// The program and its page; for any number of sockets.
+/// The program and its page, for any number of sockets.
 pub struct DatagramFilter {
     program: OwnedFd,
     shared: NonNull<Shared>,
@@ -65,7 +67,7 @@ impl DatagramFilter {
     /// Loads the program. It lets every datagram pass until a limit is set, except empty ones.
     ///
     /// # Errors
-    /// The error of bpf(2) or mmap(2): an older kernel, or a missing privilege.
+    /// Those of bpf(2) or mmap(2): an older kernel, or a missing privilege.
     pub fn load() -> io::Result<DatagramFilter> {
         let map = create_map()?;
         let shared = share(&map)?;
@@ -85,12 +87,12 @@ impl DatagramFilter {
         Ok(filter)
     }
 
-    /// Sets the maximum length of a payload, in bytes.
+    /// Sets the maximum length of a payload in bytes.
     pub fn set_maximum(&self, bytes: u32) {
         self.shared().maximum.store(bytes, Ordering::Relaxed);
     }
 
-    /// Lets only payloads pass that begin with one of these bytes and have at least the length given with it.
+    /// Drops payloads that do not start with one of these bytes or are shorter than its length.
     pub fn set_types(&self, types: &[(u8, u16)]) {
         for (first, minimum) in self.shared().minimum.iter().enumerate() {
             let of_type = types.iter().find(|(byte, _)| usize::from(*byte) == first);
@@ -101,7 +103,7 @@ impl DatagramFilter {
         }
     }
 
-    /// The drops at all sockets together.
+    /// Returns the drops at all sockets together.
     pub fn filtered(&self) -> Filtered {
         let shared = self.shared();
         Filtered {
@@ -111,7 +113,7 @@ impl DatagramFilter {
         }
     }
 
-    /// Has the kernel run it for a socket.
+    /// Attaches the program to a socket.
     pub(super) fn attach(&self, socket: BorrowedFd<'_>) -> nix::Result<()> {
         let program = self.program.as_raw_fd();
         set_int(socket, libc::SOL_SOCKET, libc::SO_ATTACH_BPF, program)
@@ -147,7 +149,7 @@ impl PartialEq for DatagramFilter {
 
 impl Eq for DatagramFilter {}
 
-/// `union bpf_attr` as `BPF_MAP_CREATE` reads it (linux/bpf.h).
+/// `union bpf_attr` of `BPF_MAP_CREATE` (linux/bpf.h).
 #[repr(C)]
 struct MapAttributes {
     map_type: u32,
@@ -157,7 +159,7 @@ struct MapAttributes {
     map_flags: u32,
 }
 
-/// The same for `BPF_PROG_LOAD`.
+/// `union bpf_attr` of `BPF_PROG_LOAD`.
 #[repr(C)]
 struct ProgramAttributes {
     prog_type: u32,
@@ -177,7 +179,7 @@ const BPF_MAP_TYPE_ARRAY: u32 = 2;
 const BPF_F_MMAPABLE: u32 = 1 << 10;
 const BPF_PROG_TYPE_SOCKET_FILTER: u32 = 1;
 
-/// An array with one element, in a page of its own.
+/// Creates an array with one element, in a page of its own.
 fn create_map() -> io::Result<OwnedFd> {
     let attributes = MapAttributes {
         map_type: BPF_MAP_TYPE_ARRAY,
@@ -215,7 +217,7 @@ fn unmap(shared: NonNull<Shared>) {
 
 fn load(map: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let program = program(map.as_raw_fd());
-    // No function of the kernel is called that asks for another.
+    // The program calls no kernel function that requires another license.
     let license = c"Apache-2.0";
     let attributes = ProgramAttributes {
         prog_type: BPF_PROG_TYPE_SOCKET_FILTER,
@@ -233,7 +235,7 @@ fn load(map: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     unsafe { bpf(BPF_PROG_LOAD, &attributes) }
 }
 
-/// bpf(2), for commands that give a descriptor.
+/// bpf(2), for commands that return a descriptor.
 ///
 /// # Safety
 /// `attributes` is what the command reads, and its pointers hold for the call.
@@ -263,7 +265,7 @@ struct Instruction {
 }
 
 fn instruction(code: u8, to: u8, from: u8, offset: i16, immediate: i32) -> Instruction {
-    // Two bit fields, whose order is that of the bytes.
+    // Two bit fields, in the byte order of the machine.
     let registers = if cfg!(target_endian = "little") {
         from << 4 | to
     } else {
@@ -277,14 +279,15 @@ fn instruction(code: u8, to: u8, from: u8, offset: i16, immediate: i32) -> Instr
     }
 }
 
-/// The program. Register 1 holds the packet at first; register 0 at the end holds how many bytes of it are accepted.
+/// The program. Register 1 holds the packet at first. At the end, register 0 holds the number of
+/// bytes that are accepted.
 fn program(map: c_int) -> [Instruction; 30] {
     /// Fields of `struct __sk_buff`.
     const LEN: i16 = 0;
     const IFINDEX: i16 = 40;
     const GSO_SEGS: i16 = 164;
     const GSO_SIZE: i16 = 176;
-    /// The loopback interface's, in every namespace (net/flow.h).
+    /// Index of the loopback interface in every namespace (net/flow.h).
     const LOOPBACK_IFINDEX: i32 = 1;
     const UDP_HEADER: i32 = 8;
     /// `BPF_PSEUDO_MAP_VALUE`: the immediate is a map, and the register gets the address of its first element.
@@ -317,21 +320,21 @@ fn program(map: c_int) -> [Instruction; 30] {
         instruction(IF_EQUAL, 2, 0, to(ACCEPT, 2), LOOPBACK_IFINDEX),
         instruction(SET_64, 7, MAP_VALUE, 0, map),
         instruction(0, 0, 0, 0, 0),
-        // Register 8: the length of each that was joined, or of the only one.
+        // Register 8: the length of each joined datagram, or of the only one.
         instruction(LOAD, 8, 6, GSO_SIZE, 0),
         instruction(IF_OTHER, 8, 0, 2, 0),
         instruction(LOAD, 8, 6, LEN, 0),
         instruction(SUBTRACT, 8, 0, 0, UDP_HEADER),
-        // Register 9: how many were joined; none is one.
+        // Register 9: the number of joined datagrams; 0 means one.
         instruction(LOAD, 9, 6, GSO_SEGS, 0),
         instruction(IF_OTHER, 9, 0, 1, 0),
         instruction(SET, 9, 0, 0, 1),
         instruction(LOAD, 4, 7, at(offset_of!(Shared, maximum)), 0),
         instruction(IF_GREATER, 8, 4, to(OVERSIZED, 13), 0),
-        // Without a first byte.
+        // There is no first byte.
         instruction(IF_EQUAL, 8, 0, to(MALFORMED, 14), 0),
         instruction(LOAD_PACKET, 0, 0, 0, UDP_HEADER),
-        // Twice the first byte; the verifier asks for the bound.
+        // Twice the first byte; the verifier requires the bound.
         instruction(AND, 0, 0, 0, 0xff),
         instruction(ADD, 0, 0, 0, 0),
         instruction(ADD, 0, 7, 0, 0),

@@ -1,7 +1,7 @@
 //! Receiving: one recvmmsg(2) fills many buffers of one arena, each with many datagrams (UDP_GRO).
 //!
-//! [`ReceiveBatch::new`] allocates everything once. [`UdpSocket::receive`] fills it; then
-//! [`ReceiveBatch::parts_mut`] gives what came and where it lies, to be opened in place.
+//! [`ReceiveBatch::new`] allocates everything once. [`UdpSocket::receive`] fills it. Then
+//! [`ReceiveBatch::parts_mut`] returns the datagrams and their positions, to be opened in place.
 
 use std::fmt;
 use std::io;
@@ -16,30 +16,32 @@ use nix::errno::Errno;
 use super::UdpSocket;
 use super::control::{ADDRESS_LEN, RECEIVE_CONTROL, RawAddress, ReceiveControl, Received};
 
-/// One filled buffer: one datagram, or several of one sender and equal length (GRO).
+/// One filled buffer: one datagram, or several datagrams of one sender and equal length (GRO).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReceiveMeta {
-    /// Who sent it, as far as the outer header says.
+    /// Source address in the outer header.
     pub source: SocketAddr,
-    /// Our address that it was sent to.
+    /// Destination address, one of this host.
     pub destination: Option<IpAddr>,
-    /// Index of the interface it came in by; 0 if unknown.
+    /// Index of the interface that received it; 0 if unknown.
     pub interface: u32,
     /// TOS or traffic class byte: DSCP and, in the two low bits, ECN. GRO joins only equal ones.
     pub traffic_class: u8,
-    /// Where it starts in the arena, in bytes.
+    /// Its start in the arena, in bytes.
     pub offset: usize,
-    /// Bytes in the buffer.
+    /// Number of bytes in the buffer.
     pub length: usize,
-    /// Bytes of every datagram but the last, which may be shorter; `length` if there is only one.
+    /// Length in bytes of every datagram except the last, which may be shorter; `length` if there
+    /// is only one.
     pub segment_size: usize,
-    /// The buffer or the control messages were too small: the rest is lost, and the borders between
-    /// datagrams may be wrong. To be dropped and counted.
+    /// The buffer or the control messages were too small: the rest is lost, and the boundaries
+    /// between datagrams may be wrong. Drop and count it.
     pub truncated: bool,
 }
 
 impl ReceiveMeta {
-    /// Where each datagram lies in the arena, in order of sending. An empty datagram gives none.
+    /// Positions of the datagrams in the arena, in the order of sending. An empty datagram has
+    /// none.
     #[inline]
     pub fn segments(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let (start, end) = (self.offset, self.offset + self.length);
@@ -50,22 +52,22 @@ impl ReceiveMeta {
     }
 }
 
-/// Buffers, addresses and control messages for one receive call; made once, used for ever.
+/// Buffers, addresses and control messages for receive calls; allocated once.
 pub struct ReceiveBatch {
     arena: Raw<u8>,
     slots: Raw<Slot>,
     headers: Raw<mmsghdr>,
     metas: Box<[ReceiveMeta]>,
-    /// How many buffers the last receive filled.
+    /// Number of buffers that the last receive filled.
     filled: usize,
-    /// How many buffers the next receive may fill.
+    /// Number of buffers that the next receive may fill.
     limit: usize,
-    /// How many headers the kernel may have written to since they were last reset.
+    /// Number of headers that the kernel may have written to since the last reset.
     dirty: usize,
     buffer_len: usize,
 }
 
-/// What one header points to.
+/// The memory that one header points to.
 struct Slot {
     address: RawAddress,
     control: ReceiveControl,
@@ -73,8 +75,8 @@ struct Slot {
 }
 
 impl ReceiveBatch {
-    /// `buffers` (at least 1, at most 1024) of `buffer_len` bytes each. With GRO a buffer receives
-    /// up to 65535 bytes; a smaller one cuts off, which is seen but loses datagrams.
+    /// Allocates `buffers` (at least 1, at most 1024) of `buffer_len` bytes each. With GRO a buffer
+    /// receives up to 65535 bytes; a smaller one truncates, which is detected but loses datagrams.
     pub fn new(buffers: usize, buffer_len: usize) -> Self {
         let buffers = buffers.clamp(1, 1024);
         let arena = Raw::new(vec![0; buffers * buffer_len].into());
@@ -124,12 +126,12 @@ impl ReceiveBatch {
         }
     }
 
-    /// Lets the next receives fill at most `buffers`, at least 1 and no more than there are.
+    /// Limits the next receives to at most `buffers`, at least 1 and no more than there are.
     pub fn set_limit(&mut self, buffers: usize) {
         self.limit = buffers.clamp(1, self.metas.len());
     }
 
-    /// How many buffers the last receive filled.
+    /// Number of buffers that the last receive filled.
     pub fn len(&self) -> usize {
         self.filled
     }
@@ -139,7 +141,7 @@ impl ReceiveBatch {
         self.filled == 0
     }
 
-    /// Filled buffer `index`, below [`ReceiveBatch::len`].
+    /// Returns filled buffer `index`, below [`ReceiveBatch::len`].
     ///
     /// # Panics
     /// If `index` is out of range.
@@ -147,17 +149,12 @@ impl ReceiveBatch {
         self.metas[..self.filled][index]
     }
 
-    /// All filled buffers, in order of arrival.
+    /// Returns all filled buffers, in order of arrival.
     pub fn metas(&self) -> &[ReceiveMeta] {
         &self.metas[..self.filled]
     }
 
-    /// The memory behind all buffers; [`ReceiveMeta::offset`] counts from its start.
-    pub fn arena_mut(&mut self) -> &mut [u8] {
-        self.parts_mut().1
-    }
-
-    /// Both at once.
+    /// Returns the filled buffers and the arena.
     #[inline]
     pub fn parts_mut(&mut self) -> (&[ReceiveMeta], &mut [u8]) {
         // SAFETY: the arena is initialised, and only reached through `self`, which stays exclusively
@@ -166,7 +163,7 @@ impl ReceiveBatch {
         (&self.metas[..self.filled], arena)
     }
 
-    /// Undoes what the kernel wrote into the headers it used.
+    /// Resets the fields that the kernel wrote in the used headers.
     #[inline]
     fn reset(&mut self) {
         for index in 0..self.dirty {
@@ -180,7 +177,7 @@ impl ReceiveBatch {
         self.filled = 0;
     }
 
-    /// Translates header `index`; the drop counter it carried, if any.
+    /// Translates header `index`. Returns the drop counter that it carried, if any.
     #[inline]
     fn translate(&mut self, index: usize) -> Option<u32> {
         // SAFETY: `index` is below the number of headers and slots, which `self` alone reaches.
@@ -219,15 +216,15 @@ impl fmt::Debug for ReceiveBatch {
 }
 
 impl UdpSocket {
-    /// Fills `batch` with what is waiting, without waiting for more; how many buffers it filled, at
-    /// least 1.
+    /// Fills `batch` with the waiting datagrams, without waiting for more. Returns the number of
+    /// filled buffers, at least 1.
     ///
-    /// The only way to receive: with UDP_GRO on, every buffer may hold many datagrams, and only
-    /// [`ReceiveMeta::segment_size`] tells them apart.
+    /// This is the only correct receive call: with UDP_GRO, every buffer may hold many datagrams,
+    /// and only [`ReceiveMeta::segment_size`] separates them.
     ///
     /// # Errors
-    /// `WouldBlock` when nothing is waiting; else what recvmmsg(2) says. ICMP errors do not show up:
-    /// the socket is not connected and IP_RECVERR is off.
+    /// `WouldBlock` if no datagram waits; otherwise those of recvmmsg(2). ICMP errors are not
+    /// reported, because the socket is not connected and IP_RECVERR is off.
     #[inline]
     pub fn receive(&self, batch: &mut ReceiveBatch) -> io::Result<usize> {
         batch.reset();
@@ -245,7 +242,7 @@ impl UdpSocket {
             )
         };
         let outcome = Errno::result(filled);
-        // The kernel may have written to the header after the last filled one, too.
+        // The kernel may also have written to the header after the last filled one.
         let filled = outcome.map_or(0, |filled| (filled as usize).min(buffers));
         batch.dirty = (filled + 1).min(buffers);
         outcome?;
@@ -261,10 +258,10 @@ impl UdpSocket {
     }
 }
 
-/// A boxed slice whose elements other boxes and the kernel point to.
+/// A boxed slice whose elements are the targets of pointers in other boxes and in the kernel.
 ///
-/// Held as a raw pointer because moving or borrowing a `Box` asserts that nobody else points into
-/// it, which would invalidate the pointers kept in headers.
+/// It is a raw pointer, because moving or borrowing a `Box` asserts that there are no other
+/// pointers into it, which would invalidate the pointers in headers.
 struct Raw<T>(NonNull<[T]>);
 
 impl<T> Raw<T> {
@@ -272,7 +269,8 @@ impl<T> Raw<T> {
         Raw(NonNull::from(Box::leak(elements)))
     }
 
-    /// Element `index`, or one past the last, which must not be followed.
+    /// Returns a pointer to element `index`, or to one past the last, which must not be
+    /// dereferenced.
     #[inline]
     fn pointer(&self, index: usize) -> *mut T {
         assert!(index <= self.0.len());

@@ -1,9 +1,10 @@
-//! Sending: batches by UDP_SEGMENT and sendmmsg(2), replayed without UDP_SEGMENT where it is refused.
+//! Sending: batches by UDP_SEGMENT and sendmmsg(2), replayed without UDP_SEGMENT if it is refused.
 //!
-//! Loads are cut into units, each one message to the kernel: as many segments as one UDP_SEGMENT
-//! call may carry, or a single datagram where there is no offload. Rounds of up to [`ROUND`] units go
-//! out in one call. A unit that is refused because of the offload is sent again as datagrams, at the
-//! same place in the order, before anything behind it: nothing is lost, repeated or overtaken.
+//! Loads are divided into units, each one message to the kernel: as many segments as one
+//! UDP_SEGMENT call may carry, or a single datagram without offload. Rounds of up to [`ROUND`]
+//! units are sent in one call. A unit that is refused because of the offload is sent again as
+//! datagrams, at the same position, before the units after it: nothing is lost, repeated or
+//! reordered.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -17,64 +18,67 @@ use seikan_observe::DropReason;
 use super::UdpSocket;
 use super::control::{RawAddress, SendControl};
 
-/// Segments in one UDP_SEGMENT call: `UDP_MAX_SEGMENTS` before Linux 6.9, which has 128.
+/// Maximum number of segments in one UDP_SEGMENT call: `UDP_MAX_SEGMENTS` before Linux 6.9, which
+/// has 128.
 pub const MAX_GSO_SEGMENTS: usize = 64;
 
-/// Bytes in one UDP_SEGMENT call: the largest IP packet less IPv6 and UDP headers.
+/// Maximum number of bytes in one UDP_SEGMENT call: the largest IP packet without IPv6 and UDP
+/// headers.
 pub const MAX_GSO_BYTES: usize = 65535 - 40 - 8;
 
-/// Messages in one sendmmsg call.
+/// Maximum number of messages in one sendmmsg call.
 const ROUND: usize = 64;
 
-/// Pieces in one sendmmsg call, and in one message (`UIO_MAXIOV`).
+/// Maximum number of pieces in one sendmmsg call, and in one message (`UIO_MAXIOV`).
 const PIECES: usize = 1024;
 
-/// Where datagrams go, and how.
+/// Destination and properties of datagrams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Envelope {
-    /// Where to, in the family of the socket.
+    /// Destination, in the family of the socket.
     pub destination: SocketAddr,
-    /// Our address to send from, of the same family; `None`: the kernel's choice.
+    /// Local address to send from, of the same family; `None`: the kernel chooses.
     pub source: Option<IpAddr>,
     /// TOS or traffic class byte: DSCP and, in the two low bits, ECN.
     pub traffic_class: u8,
-    /// The payload is datagrams of this many bytes, the last of which may be shorter; `None`, or at
-    /// least its length: one datagram.
+    /// Length in bytes of the datagrams in the payload; the last may be shorter. `None`, or at
+    /// least the length of the payload: one datagram.
     pub segment_size: Option<u16>,
 }
 
-/// A payload and where it goes.
+/// A payload with its destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Transmit<'a> {
-    /// As [`Envelope::destination`].
+    /// See [`Envelope::destination`].
     pub destination: SocketAddr,
-    /// As [`Envelope::source`].
+    /// See [`Envelope::source`].
     pub source: Option<IpAddr>,
-    /// As [`Envelope::traffic_class`].
+    /// See [`Envelope::traffic_class`].
     pub traffic_class: u8,
-    /// As [`Envelope::segment_size`].
+    /// See [`Envelope::segment_size`].
     pub segment_size: Option<u16>,
-    /// Datagrams, one behind the other. More than [`MAX_GSO_SEGMENTS`] or [`MAX_GSO_BYTES`] take
+    /// The datagrams, concatenated. More than [`MAX_GSO_SEGMENTS`] or [`MAX_GSO_BYTES`] need
     /// several messages.
     pub payload: &'a [u8],
 }
 
-/// Sending stopped; everything before this point is out, nothing behind it is.
+/// Sending stopped: everything before this position was sent, nothing after it.
 #[derive(Debug, thiserror::Error)]
 #[error("sending stopped at transmit {transmits}, byte {bytes}: {error}")]
 pub struct SendError {
-    /// How many transmits are out completely, and so the index of the one that `error` is about.
+    /// Number of transmits that were sent completely, and therefore the index of the failed one.
     pub transmits: usize,
-    /// How many bytes of that one are out, in whole datagrams: where to go on.
+    /// Number of bytes of the failed transmit that were sent, in whole datagrams: the position to
+    /// continue at.
     pub bytes: usize,
     /// `WouldBlock`: the send buffer is full. EMSGSIZE: a datagram exceeds the MTU of the device.
-    /// ENOBUFS: no memory. EPERM: a firewall. EINVAL (IPv6) or ENETUNREACH (IPv4): `source` is no
-    /// longer our address.
+    /// ENOBUFS: no memory. EPERM: a firewall. EINVAL (IPv6) or ENETUNREACH (IPv4): this host no
+    /// longer has the address `source`.
     pub error: io::Error,
 }
 
 impl SendError {
-    /// What becomes of a datagram that is not sent again.
+    /// Returns the drop reason of a datagram that is not sent again.
     pub fn reason(&self) -> DropReason {
         match self.error.raw_os_error() {
             Some(libc::EMSGSIZE) => DropReason::SendTooLarge,
@@ -95,14 +99,15 @@ impl UdpSocket {
     /// Sends the datagrams of `transmit`.
     ///
     /// # Errors
-    /// See [`SendError`]; `transmits` is 0. A full queue of the device is no error: the kernel drops
-    /// and counts there (tc(8)).
+    /// See [`SendError`]; `transmits` is 0. A full queue of the device is no error: the kernel
+    /// drops and counts there (tc(8)).
     #[inline]
     pub fn send(&self, transmit: &Transmit<'_>) -> Result<(), SendError> {
         self.drive(std::slice::from_ref(transmit))
     }
 
-    /// As [`UdpSocket::send`], without waiting and whatever is refused: of that `dropped` hears, why and how many bytes. How many bytes went.
+    /// Sends like [`UdpSocket::send`] without waiting, and drops refused datagrams: calls `dropped`
+    /// with the reason and the number of bytes. Returns the number of bytes sent.
     pub fn send_or_drop(
         &self,
         transmit: &Transmit<'_>,
@@ -119,7 +124,8 @@ impl UdpSocket {
             let unsent = rest.payload.get(stopped.bytes..).unwrap_or_default();
             let reason = stopped.reason();
             let lost = match reason {
-                // A probe for the path's MTU is not to take along what comes behind it.
+                // An oversized datagram must not drop the ones after it, as it may be a probe of
+                // the path MTU.
                 DropReason::SendTooLarge => size.min(unsent.len()),
                 _ => unsent.len(),
             };
@@ -129,11 +135,11 @@ impl UdpSocket {
         sent
     }
 
-    /// As [`UdpSocket::send`], with the payload gathered from `pieces`, whose borders need not be
-    /// those of datagrams.
+    /// Like [`UdpSocket::send`], with the payload gathered from `pieces`, whose boundaries need not
+    /// match those of datagrams.
     ///
     /// # Errors
-    /// As [`UdpSocket::send`]; EINVAL for a datagram of more than 1024 pieces.
+    /// Those of [`UdpSocket::send`]; EINVAL for a datagram of more than 1024 pieces.
     #[inline]
     pub fn send_vectored(
         &self,
@@ -151,14 +157,14 @@ impl UdpSocket {
     /// Sends the datagrams of all `transmits`, in order.
     ///
     /// # Errors
-    /// As [`UdpSocket::send`]. To go on, leave out what is sent; to drop the transmit at fault, skip
-    /// it.
+    /// Those of [`UdpSocket::send`]. To continue, omit the part that was sent; to drop the failed
+    /// transmit, skip it.
     #[inline]
     pub fn send_batch(&self, transmits: &[Transmit<'_>]) -> Result<(), SendError> {
         self.drive(transmits)
     }
 
-    /// Sends all `loads`, replaying units for which GSO is refused.
+    /// Sends all `loads`, and replays units for which GSO is refused.
     fn drive<L: Load>(&self, loads: &[L]) -> Result<(), SendError> {
         let end = Position {
             load: loads.len(),
@@ -171,7 +177,7 @@ impl UdpSocket {
             }
             let behind = at.advanced(unit.length, loads[at.load].length());
             let destination = loads[at.load].envelope().destination.ip();
-            // If datagrams fail as well, the offload is not to blame, and is kept.
+            // If datagrams fail too, the offload is not the cause and stays on.
             self.run(loads, &mut at, behind, false)
                 .map_err(|stop| at.stopped(stop.errno))?;
             self.gso.refuse(destination);
@@ -179,8 +185,8 @@ impl UdpSocket {
         Ok(())
     }
 
-    /// Sends from `at` to `end`, moving `at` behind what is out. On an error, `at` is the start of
-    /// the unit that failed.
+    /// Sends from `at` to `end`, and moves `at` past the sent units. On an error, `at` is the start
+    /// of the failed unit.
     fn run<L: Load>(
         &self,
         loads: &[L],
@@ -209,27 +215,28 @@ impl UdpSocket {
     }
 }
 
-/// Whether `errno` can mean that the route or the kernel does not do UDP_SEGMENT: EIO without
-/// checksum offload or with IPsec at the egress (`udp_send_skb`), EINVAL where the kernel does not
+/// Whether `errno` can mean that the route or the kernel does not support UDP_SEGMENT: EIO without
+/// checksum offload or with IPsec at the egress (`udp_send_skb`); EINVAL if the kernel does not
 /// know the control message, the socket sends no checksums, or, on older kernels, a segment exceeds
-/// the MTU; EOPNOTSUPP from drivers. The replay tells.
+/// the MTU; EOPNOTSUPP from drivers. The replay decides.
 pub(super) fn refuses_gso(errno: Errno) -> bool {
     matches!(errno, Errno::EIO | Errno::EINVAL | Errno::EOPNOTSUPP)
 }
 
-/// Bytes to send, and where to.
+/// A payload and its envelope.
 trait Load {
     fn envelope(&self) -> Envelope;
 
-    /// Bytes of payload.
+    /// Length of the payload in bytes.
     fn length(&self) -> usize;
 
-    /// Writes vectors for `length` bytes from `offset` on; how many, or `None` if `room` is short.
+    /// Writes vectors for `length` bytes from `offset` on. Returns their number, or `None` if
+    /// `vectors` is too short.
     fn gather(
         &self,
         offset: usize,
         length: usize,
-        room: &mut [MaybeUninit<iovec>],
+        vectors: &mut [MaybeUninit<iovec>],
     ) -> Option<usize>;
 }
 
@@ -254,9 +261,10 @@ impl Load for Transmit<'_> {
         &self,
         offset: usize,
         length: usize,
-        room: &mut [MaybeUninit<iovec>],
+        vectors: &mut [MaybeUninit<iovec>],
     ) -> Option<usize> {
-        room.first_mut()?
+        vectors
+            .first_mut()?
             .write(vector(&self.payload[offset..offset + length]));
         Some(1)
     }
@@ -266,7 +274,7 @@ impl Load for Transmit<'_> {
 struct Gathered<'a> {
     envelope: &'a Envelope,
     pieces: &'a [IoSlice<'a>],
-    /// Of all pieces together.
+    /// Length of all pieces together.
     length: usize,
 }
 
@@ -286,7 +294,7 @@ impl Load for Gathered<'_> {
         &self,
         offset: usize,
         length: usize,
-        room: &mut [MaybeUninit<iovec>],
+        vectors: &mut [MaybeUninit<iovec>],
     ) -> Option<usize> {
         let (mut skip, mut missing, mut used) = (offset, length, 0);
         for piece in self.pieces {
@@ -298,7 +306,7 @@ impl Load for Gathered<'_> {
                 continue;
             }
             let part = &piece[skip..piece.len().min(skip + missing)];
-            room.get_mut(used)?.write(vector(part));
+            vectors.get_mut(used)?.write(vector(part));
             used += 1;
             missing -= part.len();
             skip = 0;
@@ -307,7 +315,7 @@ impl Load for Gathered<'_> {
     }
 }
 
-/// A place in a list of loads.
+/// A position in a list of loads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Position {
     load: usize,
@@ -315,7 +323,8 @@ struct Position {
 }
 
 impl Position {
-    /// Behind `step` bytes, in the next load once all of `length` bytes are behind.
+    /// Returns the position after `step` bytes, which is in the next load at the end of `length`
+    /// bytes.
     #[inline]
     fn advanced(self, step: usize, length: usize) -> Position {
         match self.offset + step {
@@ -336,16 +345,16 @@ impl Position {
     }
 }
 
-/// Part of a load that makes one message.
+/// A part of a load that makes one message.
 #[derive(Debug, Clone, Copy)]
 struct Unit {
     length: usize,
-    /// Whether it has more than one segment, and so a UDP_SEGMENT.
+    /// Whether it has more than one segment and therefore needs UDP_SEGMENT.
     segmented: bool,
 }
 
 impl Unit {
-    /// The unit of a load with `rest` bytes to go.
+    /// Returns the next unit of a load with `rest` bytes left.
     #[inline]
     fn of(rest: usize, segment_size: Option<u16>, gso: bool) -> Unit {
         let size = segment_size.map_or(0, usize::from);
@@ -368,20 +377,20 @@ impl Unit {
     }
 }
 
-/// Why a run ended early.
+/// Why a run stopped early.
 struct Stop {
     errno: Errno,
     unit: Unit,
 }
 
-/// The messages of one call, on the stack; only what is used is ever written.
+/// The messages of one call, on the stack. Only the used part is written.
 struct Round {
     slots: [MaybeUninit<Slot>; ROUND],
     headers: [MaybeUninit<mmsghdr>; ROUND],
     pieces: [MaybeUninit<iovec>; PIECES],
     used: usize,
     pieces_used: usize,
-    /// A unit that could not even be written down: one datagram of too many pieces.
+    /// A unit that cannot be sent in any form: one datagram of too many pieces.
     rejected: Option<Unit>,
 }
 
@@ -389,7 +398,7 @@ struct Slot {
     address: RawAddress,
     control: SendControl,
     unit: Unit,
-    /// How many vectors it has.
+    /// Number of vectors of the message.
     pieces: usize,
 }
 
@@ -411,7 +420,7 @@ impl Round {
         (self.used, self.pieces_used, self.rejected) = (0, 0, None);
     }
 
-    /// Adds the unit of `load` at `offset`; `None` when the round is full.
+    /// Adds the unit of `load` at `offset`; `None` if the round is full.
     #[inline]
     fn push<L: Load>(&mut self, load: &L, offset: usize, gso: bool) -> Option<Unit> {
         if self.used == ROUND {
@@ -420,12 +429,12 @@ impl Round {
         let envelope = load.envelope();
         let rest = load.length() - offset;
         let mut unit = Unit::of(rest, envelope.segment_size, gso);
-        let room = &mut self.pieces[self.pieces_used..];
-        let mut count = load.gather(offset, unit.length, room);
+        let vectors = &mut self.pieces[self.pieces_used..];
+        let mut count = load.gather(offset, unit.length, vectors);
         if count.is_none() && self.used == 0 && unit.segmented {
-            // Too many pieces for one message: as datagrams they need not be in one.
+            // There are too many pieces for one message. Single datagrams may need fewer.
             unit = Unit::of(rest, envelope.segment_size, false);
-            count = load.gather(offset, unit.length, room);
+            count = load.gather(offset, unit.length, vectors);
         }
         let Some(count) = count else {
             if self.used == 0 {
@@ -457,7 +466,7 @@ impl Round {
         Some(unit)
     }
 
-    /// Sends the round; how many units are out, at least 1.
+    /// Sends the round. Returns the number of units sent, at least 1.
     #[inline]
     fn send(&mut self, fd: libc::c_int) -> Result<usize, Stop> {
         if let Some(unit) = self.rejected {
@@ -466,7 +475,7 @@ impl Round {
                 unit,
             });
         }
-        // Only now do the slots have their final place, and nothing borrows them before the call.
+        // Only now are the slots in their final position, and nothing borrows them before the call.
         let mut piece = self.pieces.as_mut_ptr().cast::<iovec>();
         for (slot, header) in self.slots.iter_mut().zip(&mut self.headers).take(self.used) {
             // SAFETY: `push` wrote the first `used` slots and headers.
@@ -489,7 +498,7 @@ impl Round {
             used => unsafe { libc::sendmmsg(fd, headers, used as c_uint, libc::MSG_DONTWAIT as _) },
         };
         match Errno::result(sent) {
-            // sendmsg gives bytes, of which there may be none.
+            // sendmsg returns the number of bytes, which may be 0.
             Ok(sent) => Ok((sent as usize).max(1)),
             Err(errno) => {
                 // SAFETY: a round with nothing in it is rejected above, so the first slot is written.
@@ -499,7 +508,7 @@ impl Round {
         }
     }
 
-    /// The first `count` units.
+    /// Returns the first `count` units.
     #[inline]
     fn units(&self, count: usize) -> impl Iterator<Item = Unit> + '_ {
         let written = &self.slots[..count.min(self.used)];
@@ -510,7 +519,7 @@ impl Round {
     }
 }
 
-/// A header without its pointers, which [`Round::send`] fills in.
+/// Returns a header without its pointers, which [`Round::send`] fills in.
 #[inline]
 fn header(address_len: socklen_t, pieces: usize) -> mmsghdr {
     // SAFETY: mmsghdr is integers and pointers, for which zero bytes are valid.
@@ -520,7 +529,7 @@ fn header(address_len: socklen_t, pieces: usize) -> mmsghdr {
     header
 }
 
-/// The kernel does not write to what it sends.
+/// A vector for sending, which the kernel does not write to.
 #[inline]
 fn vector(bytes: &[u8]) -> iovec {
     iovec {
@@ -529,7 +538,7 @@ fn vector(bytes: &[u8]) -> iovec {
     }
 }
 
-/// The lengths of the units of a load, for tests.
+/// Returns the lengths of the units of a load, for tests.
 #[cfg(test)]
 pub(super) fn unit_lengths(length: usize, segment_size: Option<u16>, gso: bool) -> Vec<usize> {
     let mut lengths = Vec::new();

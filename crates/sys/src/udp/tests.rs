@@ -1,4 +1,4 @@
-//! Over loopback in a namespace; refusals are the kernel's own.
+//! Tests over loopback in a namespace. Refusals come from the kernel.
 
 use super::send::{refuses_gso, unit_lengths};
 use super::*;
@@ -50,7 +50,7 @@ fn readable(socket: &UdpSocket, milliseconds: u16) -> bool {
     poll(&mut fds, PollTimeout::from(milliseconds)).expect("poll") == 1
 }
 
-/// Everything that came, buffer by buffer, as datagrams.
+/// Returns all waiting buffers, each with its datagrams.
 fn receive_buffers(socket: &UdpSocket) -> Vec<(ReceiveMeta, Vec<Vec<u8>>)> {
     let mut batch = ReceiveBatch::new(32, 65536);
     let mut buffers = Vec::new();
@@ -78,8 +78,8 @@ fn chunks(bytes: &[u8], size: usize) -> Vec<Vec<u8>> {
     bytes.chunks(size).map(<[u8]>::to_vec).collect()
 }
 
-/// Makes the kernel refuse UDP_SEGMENT on this socket with EINVAL: it cannot cut up what has no
-/// checksum (`udp_send_skb`, `sk_no_check_tx`).
+/// Makes the kernel refuse UDP_SEGMENT on this socket with EINVAL, because it cannot segment
+/// datagrams without checksum (`udp_send_skb`, `sk_no_check_tx`).
 fn refuse_gso(socket: &UdpSocket) {
     control::set_int(socket.as_fd(), libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).expect("SO_NO_CHECK");
 }
@@ -253,8 +253,8 @@ fn refusals_are_kept_by_destination_up_to_a_limit() {
 
 #[test]
 fn eio_of_an_egress_without_checksum_offload_is_a_refusal() {
-    // Linux before 6.11 says so for a device without checksum offload, later ones for IPsec only;
-    // the replay itself is tested above with EINVAL.
+    // Linux before 6.11 returns this for a device without checksum offload, later ones for IPsec
+    // only. The test of the replay above uses EINVAL.
     assert!(refuses_gso(Errno::EIO));
     assert!(!refuses_gso(Errno::EAGAIN) && !refuses_gso(Errno::EMSGSIZE));
 }
@@ -302,8 +302,8 @@ fn emsgsize_names_the_transmit_and_does_not_cost_the_offload() {
     });
 }
 
-/// A TAP interface with 10.78.0.1/24: an Ethernet where nobody answers ARP unless we do, so that
-/// what is sent waits, charged to its socket. (A TUN does not do: it disowns what it holds.)
+/// Creates a TAP interface with 10.78.0.1/24: an Ethernet on which only the test answers ARP, so
+/// that sent packets wait and stay charged to their socket. (A TUN does not do that.)
 fn silent_ethernet() -> std::fs::File {
     let tap = ioctl::open().expect("/dev/net/tun");
     ioctl::attach(&tap, "tap-u", libc::IFF_TAP | libc::IFF_NO_PI).expect("TAP device");
@@ -316,7 +316,8 @@ fn silent_ethernet() -> std::fs::File {
     tap
 }
 
-/// Answers the waiting ARP request (RFC 826) with a made-up address; all UDP payloads that follow.
+/// Answers the waiting ARP request (RFC 826) with a made-up address. Returns all UDP payloads that
+/// follow.
 fn answer_and_collect(mut tap: &std::fs::File) -> Vec<u8> {
     let mut payloads = Vec::new();
     let mut frame = [0; 2000];
@@ -380,7 +381,7 @@ fn pieces_need_not_end_where_datagrams_do() {
                 },
             );
             let payload = pattern(30_000);
-            // 3000 pieces are too many for one message; 37 and 500 bytes cross every border.
+            // 3000 pieces are too many for one message; 37 and 500 bytes do not align.
             for (piece, size) in [
                 (37, 1000),
                 (500, 1472),
@@ -494,7 +495,7 @@ fn a_foreign_source_is_an_error_and_does_not_cost_the_offload() {
     in_namespace(|| {
         let foreign: [(IpAddr, i32); 2] = [
             (Ipv4Addr::new(192, 0, 2, 1).into(), libc::ENETUNREACH),
-            // The same errno as a kernel without UDP_SEGMENT gives.
+            // The same errno as from a kernel without UDP_SEGMENT.
             (
                 Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into(),
                 libc::EINVAL,
@@ -515,10 +516,10 @@ fn a_foreign_source_is_an_error_and_does_not_cost_the_offload() {
 }
 
 #[test]
-fn a_datagram_that_is_too_large_does_not_take_along_what_comes_behind_it() {
+fn an_oversized_datagram_does_not_drop_the_next_ones() {
     in_namespace(|| {
         let (sender, receiver) = (socket(LOOPBACKS[0]), socket(LOOPBACKS[0]));
-        // UDP over IPv4 has 65,507 bytes at most.
+        // UDP over IPv4 carries at most 65,507 bytes.
         let payload = pattern(65_520 + 100);
         let mut dropped = Vec::new();
         let transmit = to(&receiver, Some(65_520), &payload);
@@ -530,7 +531,7 @@ fn a_datagram_that_is_too_large_does_not_take_along_what_comes_behind_it() {
 }
 
 #[test]
-fn what_overflows_the_receive_buffer_is_counted() {
+fn datagrams_above_the_receive_buffer_are_counted() {
     in_namespace(|| {
         let small = UdpOptions {
             receive_buffer: 20_000,
@@ -543,7 +544,7 @@ fn what_overflows_the_receive_buffer_is_counted() {
             .expect("send");
         let first = receive_datagrams(&receiver).len();
         assert!(first < 300, "nothing overflowed");
-        // The stamp of the next datagram alone must say it, too.
+        // The counter in the next datagram must be enough.
         sender.send(&to(&receiver, None, b"next")).expect("send");
         assert_eq!(receive_datagrams(&receiver).len(), 1);
         assert_eq!(receiver.drops.load(Ordering::Relaxed), 300 - first as u64);
@@ -565,14 +566,14 @@ fn the_drop_counter_goes_on_where_32_bits_wrap() {
         for counter in [5, 0x7000_0000, 0xd000_0000, 0xffff_ffff, 3] {
             socket.note_drops(counter);
         }
-        // An older stamp changes nothing.
+        // An older counter changes nothing.
         socket.note_drops(0xffff_fff0);
         assert_eq!(socket.drops.load(Ordering::Relaxed), 0x1_0000_0003);
     });
 }
 
 #[test]
-fn what_does_not_fit_the_buffer_is_flagged() {
+fn truncated_datagrams_are_marked() {
     in_namespace(|| {
         let (sender, receiver) = (socket(LOOPBACKS[0]), socket(LOOPBACKS[0]));
         let payload = pattern(101);
@@ -586,7 +587,7 @@ fn what_does_not_fit_the_buffer_is_flagged() {
         let seen = |index: usize| (batch.meta(index).truncated, batch.meta(index).length);
         assert_eq!([seen(0), seen(1)], [(true, 100), (false, 100)]);
         assert_eq!(batch.meta(1).offset, 100);
-        assert_eq!(batch.arena_mut()[100..200], payload[..100]);
+        assert_eq!(batch.parts_mut().1[100..200], payload[..100]);
     });
 }
 
@@ -645,7 +646,7 @@ fn a_foreign_address_is_an_error_of_its_own() {
 }
 
 #[test]
-fn privilege_reaches_the_buffers_asked_for() {
+fn privilege_grants_the_requested_buffers() {
     in_namespace(|| {
         let socket = socket(LOOPBACKS[0]);
         assert_eq!(socket.buffers().expect("sizes"), (7 << 20, 7 << 20));
@@ -699,7 +700,8 @@ fn the_firewall_mark_is_set() {
     });
 }
 
-/// Two namespaces with a link of this MTU, and a socket in the second that takes datagrams up to `limit` bytes.
+/// Creates two namespaces with a link of this MTU, and a socket in the second that accepts
+/// datagrams up to `limit` bytes.
 fn limited(limit: u32, test: impl FnOnce(&DatagramFilter, &UdpSocket, &UdpSocket)) {
     let (here, there) = match (crate::netns::NetNs::create(), crate::netns::NetNs::create()) {
         (Ok(here), Ok(there)) => (here, there),
@@ -738,9 +740,10 @@ fn limited(limit: u32, test: impl FnOnce(&DatagramFilter, &UdpSocket, &UdpSocket
     test(&filter, &sender, &receiver);
 }
 
-/// The lengths that arrive of what is sent, each as datagrams of this size; in fragments where they are longer than the MTU.
+/// Returns the lengths that arrive. Each element of `sent` is sent as datagrams of this size,
+/// fragmented where they exceed the MTU.
 fn that_arrive(sender: &UdpSocket, receiver: &UdpSocket, sent: &[(usize, usize)]) -> Vec<usize> {
-    // Whoever is hostile fragments.
+    // A hostile sender may fragment.
     set_int_for_tests(
         sender,
         libc::IPPROTO_IP,

@@ -119,9 +119,9 @@ struct Counting {
 }
 
 impl Counting {
-    /// As [`Echo::ask`].
+    /// As [`Echo::ping`].
     fn ask(&self, sequence: u16, size: usize, patience: Duration) -> io::Result<Outcome> {
-        let outcome = self.echo.ask(sequence, size, patience)?;
+        let outcome = self.echo.ping(sequence, size, patience)?;
         let bytes = size.max(self.echo.smallest()) as u64;
         let mut own = self.own.get();
         own += match outcome {
@@ -196,7 +196,7 @@ impl Probe {
                 break;
             }
             let size = SMALL.min(self.mtu);
-            if let Outcome::Answered(time) = echo.ask(sequence, size, PATIENCE)? {
+            if let Outcome::Answered(time) = echo.ping(sequence, size, PATIENCE)? {
                 times.push(time);
                 // Nobody receives after the end of the sampling.
                 let _ = self.sender.send(time.as_micros() as u64);
@@ -226,7 +226,7 @@ impl Probe {
         let mut passes = |size: usize, tries: u16| -> io::Result<bool> {
             for _ in 0..tries {
                 sequence = sequence.wrapping_add(1);
-                match echo.ask(sequence, size, patience)? {
+                match echo.ping(sequence, size, patience)? {
                     Outcome::Answered(_) => return Ok(true),
                     Outcome::Silent => {}
                     Outcome::TooBig => {

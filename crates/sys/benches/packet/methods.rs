@@ -1,4 +1,4 @@
-//! The ways to receive.
+//! The methods of receiving.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -9,24 +9,24 @@ use seikan_sys::packet::{
     Accept, PacketOptions, PacketSocket, RECEIVE_BUFFER_LEN, VNET_HEADER_LEN,
 };
 
-use super::STATION;
+use super::DESTINATION;
 
 const BATCH: usize = 32;
-/// Of a ring: as much as the library's receive buffer.
+/// Size of a ring in bytes: that of the library's receive buffer.
 const MEMORY: usize = 16 << 20;
-/// Of the ring of version 2: the longest frame, behind its header.
+/// Size in bytes of a slot in the ring of version 2: the longest frame and its header.
 const SLOT: usize = 66_560;
 
 const TPACKET_V2: c_int = libc::tpacket_versions::TPACKET_V2 as c_int;
 const TPACKET_V3: c_int = libc::tpacket_versions::TPACKET_V3 as c_int;
 
-/// Takes header and frame.
+/// Receives header and frame.
 pub type Sink<'a> = &'a mut dyn FnMut(&[u8]);
 
-/// A way to receive.
+/// A method of receiving.
 pub trait Receiver {
     fn fd(&self) -> c_int;
-    /// Hands over what is waiting, header and frame, and returns when nothing is.
+    /// Passes all waiting frames with their headers to `sink`.
     fn drain(&mut self, sink: Sink<'_>);
 }
 
@@ -100,7 +100,7 @@ impl Receiver for Batch {
     }
 }
 
-/// A socket with a mapped ring; the library has none.
+/// A socket with a mapped ring, which the library does not have.
 struct Ring {
     fd: OwnedFd,
     start: *mut u8,
@@ -173,7 +173,7 @@ impl Ring {
 
     fn bytes(&self, at: usize, length: usize) -> &[u8] {
         assert!(at + length <= MEMORY);
-        // SAFETY: inside the mapping; the kernel does not write what it has given to us.
+        // SAFETY: inside the mapping; the kernel does not write to released parts.
         unsafe { std::slice::from_raw_parts(self.start.add(at), length) }
     }
 
@@ -237,7 +237,7 @@ impl Receiver for Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // SAFETY: the mapping made in `open`, given back once.
+        // SAFETY: the mapping of `open`, unmapped once.
         unsafe { libc::munmap(self.start.cast(), MEMORY) };
     }
 }
@@ -262,14 +262,14 @@ fn set<T>(fd: &OwnedFd, name: c_int, value: &T) {
     );
 }
 
-/// All, in the order of the tables.
-pub const WAYS: [&str; 4] = ["recvmsg", "recvmmsg", "ring v2", "ring v3"];
+/// All methods, in the order of the tables.
+pub const METHODS: [&str; 4] = ["recvmsg", "recvmmsg", "ring v2", "ring v3"];
 
-/// A socket on an interface, read in this way.
-pub fn open(way: &str, interface: u32) -> Box<dyn Receiver> {
-    let options = PacketOptions::new(Accept::Station(STATION));
+/// Opens a socket on an interface that is read by this method.
+pub fn open(method: &str, interface: u32) -> Box<dyn Receiver> {
+    let options = PacketOptions::new(Accept::Host(DESTINATION));
     let library = || PacketSocket::open(interface, &options).expect("packet socket");
-    match way {
+    match method {
         "recvmsg" => Box::new(Single(library(), vec![0; RECEIVE_BUFFER_LEN])),
         "recvmmsg" => Box::new(Batch {
             socket: library(),

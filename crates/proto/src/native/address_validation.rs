@@ -12,7 +12,7 @@
 //! Native protocol only: WireGuard has no message that could validate an address before a session
 //! is renewed.
 
-use crate::paths::Check;
+use crate::native::check::Check;
 use crate::rng::Rng;
 use crate::time::Instant;
 use std::time::Duration;

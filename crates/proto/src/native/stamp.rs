@@ -1,0 +1,41 @@
+//! The stamp at the start of a native record's plaintext.
+
+use crate::time::Instant;
+use seikan_wire::message::{DATA_HEADER_LEN, TAG_LEN};
+
+/// Length in bytes of the stamp at the start of every record.
+pub const STAMP_LEN: usize = 3;
+/// Bytes of a record's header, stamp and tag.
+pub const RECORD_OVERHEAD: usize = DATA_HEADER_LEN + STAMP_LEN + TAG_LEN;
+
+/// When a record was sealed, and its position in its batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp {
+    /// Position in the sender's GSO batch, from 0.
+    pub position: u8,
+    /// Fraction of the second, in 1/65536 s.
+    pub time: u16,
+}
+
+impl Stamp {
+    /// Reads the stamp at the start of a record's plaintext.
+    pub fn read(plaintext: &[u8]) -> Option<Stamp> {
+        let &[position, t0, t1] = plaintext.first_chunk()?;
+        Some(Stamp {
+            position,
+            time: u16::from_le_bytes([t0, t1]),
+        })
+    }
+
+    /// Encodes the stamp.
+    pub fn to_bytes(self) -> [u8; STAMP_LEN] {
+        let [t0, t1] = self.time.to_le_bytes();
+        [self.position, t0, t1]
+    }
+}
+
+/// The fraction of the second at `now`, in 1/65536 s.
+pub fn stamp_of(now: Instant) -> u16 {
+    let nanos = now.as_nanos() % 1_000_000_000;
+    ((nanos << 16) / 1_000_000_000) as u16
+}
