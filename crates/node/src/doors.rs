@@ -151,7 +151,7 @@ impl Doors {
         let sent = waiting.filter(|one| one.send(&opener)).count();
         self.openers += sent as u64;
         if sent == 0 {
-            let why = format!("nothing can be sent to {}", punch.destinations[0]);
+            let why = format!("cannot send to {}", punch.destinations[0]);
             self.close_waiting(peer);
             self.trouble = Some((peer, why));
         }
@@ -263,14 +263,14 @@ impl Opened {
 
 /// Whether this process may open so many files more.
 fn has_room_for(files: u16) -> Result<(), String> {
-    let failed = |error| format!("cannot tell how many files may be open: {error}");
+    let failed = |error| format!("cannot read the limit of open files: {error}");
     let most = allow_more_files().map_err(failed)?;
     let open = fs::read_dir("/proc/self/fd").map_err(failed)?.count() as u64;
     let needed = open + u64::from(files) + SPARE_FILES;
     match needed <= most {
         true => Ok(()),
         false => Err(format!(
-            "{files} sockets are too many: {open} files are open, of {most} at most; raise `LimitNOFILE` to {needed}"
+            "cannot open {files} sockets: {open} of at most {most} files are open; raise `LimitNOFILE` to {needed}"
         )),
     }
 }

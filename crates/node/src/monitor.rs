@@ -88,7 +88,7 @@ pub enum MonitorError {
     Start(io::Error),
     /// It has ended.
     #[error(
-        "the monitor, which keeps the tunnel's privileges, has ended: {0}; run `seikan down` to take back what is left"
+        "the monitor, which keeps the tunnel's privileges, has ended: {0}; run `seikan down` to clean up"
     )]
     Gone(io::Error),
     /// It will not.
@@ -256,7 +256,7 @@ impl<'a> Keeper<'a> {
                 let request = receive::<Request>(socket)?;
                 let reply = match request {
                     Some(request) => self.answer(request),
-                    None => Reply::Refused("this is no request".to_owned()),
+                    None => Reply::Refused("not a request".to_owned()),
                 };
                 send(socket, &reply)?;
                 match reply {
@@ -283,7 +283,7 @@ impl<'a> Keeper<'a> {
                 refused("the tunnel is set up")
             }
             Request::Note(change) if !change.is_of(self.config) => {
-                refused("the configuration asks for no such change")
+                refused("the configuration does not ask for this change")
             }
             Request::Note(change) => self.note(change),
             Request::Run(moment @ (Moment::PreUp | Moment::PostUp))
@@ -306,7 +306,9 @@ impl<'a> Keeper<'a> {
                 }
                 Reply::Failures(failures)
             }
-            Request::Run(_) | Request::Leave(_) | Request::End => refused("this is not the time"),
+            Request::Run(_) | Request::Leave(_) | Request::End => {
+                refused("the request comes at the wrong time")
+            }
         }
     }
 
@@ -500,20 +502,20 @@ pub fn take_back(name: &str, left: Vec<Change>, warn: &mut dyn FnMut(Diagnostic)
         left.into_iter().partition(|change| change.may_be_of(name));
     if !foreign.is_empty() {
         let message = format!(
-            "the journal of an earlier tunnel names {} changes that no tunnel of this name makes; they were not taken back",
+            "the journal of an earlier tunnel lists {} changes that a tunnel of this name never makes; they were not undone",
             foreign.len()
         );
         let warning = Diagnostic::new(Severity::Warning, name, message);
-        warn(warning.with_help("find out who wrote it: only root can"));
+        warn(warning.with_help("only root can write the journal: find out who did"));
     }
     if left.is_empty() {
         return;
     }
-    let message = "an earlier tunnel of this name was killed; what it left was taken back";
+    let message = "an earlier tunnel of this name was killed; its changes were undone";
     let mut warning = Diagnostic::new(Severity::Warning, name, message);
     if left.contains(&Change::Hooks) {
         warning = warning.with_help(
-            "but for its hooks: see whether its PreDown and PostDown commands have to be run",
+            "its hooks did not run: check whether its PreDown and PostDown commands are needed",
         );
     }
     warn(warning);

@@ -45,7 +45,7 @@ pub enum NodeError {
     Udp(#[from] UdpError),
     /// A peer's endpoint cannot be resolved.
     #[error(
-        "cannot resolve the endpoint `{host}`: {error}; use an address, or see to the name server"
+        "cannot resolve the endpoint `{host}`: {error}; use an address, or check the name server"
     )]
     Resolve {
         /// The host name.
@@ -272,7 +272,7 @@ impl Node {
             gro: config.offload,
             datagram_filter: match DatagramFilter::load() {
                 Ok(filter) => Ok(Arc::new(filter)),
-                Err(error) => Err(format!("the kernel takes no program for it: {error}")),
+                Err(error) => Err(format!("the kernel refused the filter program: {error}")),
             },
             ..UdpOptions::default()
         };

@@ -32,7 +32,7 @@ pub enum SaveError {
     },
     /// The file system.
     #[error(
-        "cannot save the configuration to {}: {source}; the file is as it was{}",
+        "cannot save the configuration to {}: {source}; the file is unchanged{}",
         path.display(),
         room(source)
     )]
@@ -113,7 +113,7 @@ pub fn set_private_key(path: &Path, key: &PrivateKey) -> Result<(), SaveError> {
         }
     }
     if !found {
-        let message = "it has no line with a private key";
+        let message = "the file has no line with a private key";
         let source = io::Error::new(io::ErrorKind::InvalidData, message);
         return Err(failed(path)(source));
     }

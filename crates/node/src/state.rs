@@ -34,8 +34,7 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 pub enum StateError {
     /// Somebody else is at it.
     #[error(
-        "what was changed for {name} is in the hands of another process{}; wait until it has ended, \
-         and try again",
+        "cannot clean up after {name}: another process{} has its journal; wait until it has ended, and try again",
         pid.map(|pid| format!(" (of {pid})")).unwrap_or_default()
     )]
     Locked {
@@ -62,7 +61,7 @@ fn remedy(source: &io::Error) -> &'static str {
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
             "make the folder writable for the user who runs the tunnel"
         }
-        _ => "see to that folder",
+        _ => "check that folder",
     }
 }
 

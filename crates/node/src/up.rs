@@ -76,7 +76,7 @@ pub enum UpError {
     Lan(#[from] LanError),
     /// There is nowhere to keep what is known of the mesh.
     #[error(
-        "cannot open {}, where is kept what is known of the mesh: {source}",
+        "cannot open {}, which keeps the state of the mesh: {source}",
         path.display()
     )]
     Kept {
@@ -87,8 +87,8 @@ pub enum UpError {
     },
     /// The process may not do it.
     #[error(
-        "bringing up interface {interface} takes CAP_NET_ADMIN, which this process lacks: run it \
-         with sudo, or once `setcap cap_net_admin+ep` on the program"
+        "bringing up interface {interface} needs CAP_NET_ADMIN, which this process lacks: run it with sudo, or run \
+         `setcap cap_net_admin+ep` on the program once"
     )]
     NotPermitted {
         /// Which interface.
@@ -114,8 +114,7 @@ pub enum UpError {
     },
     /// The interface vanished while the tunnel ran.
     #[error(
-        "interface {interface} was deleted under the tunnel, which ended; start it again, and see \
-         who deleted it"
+        "interface {interface} was deleted, so the tunnel ended; start it again, and find out who deleted it"
     )]
     InterfaceGone {
         /// Which interface.
@@ -226,18 +225,17 @@ fn in_the_way(config: &Config, netlink: &Netlink) -> Result<(), UpError> {
         kind.unwrap_or_default().as_str(),
     ) {
         (Some(holder), _) => {
-            format!("{holder} runs it; stop that first, or name the configuration's file otherwise")
+            format!("{holder} uses it; stop that first, or rename the configuration file")
         }
         (None, "tun") => format!(
-            "a TUN device that no process holds; if it is a left-over, remove it with \
-             `ip link delete {interface}`"
+            "a TUN device that no process uses; if it is a left-over, remove it with `ip link delete {interface}`"
         ),
         (None, "wireguard") => format!(
-            "the kernel's WireGuard runs it; stop that first with `wg-quick down {interface}` or \
-             `ip link delete {interface}`"
+            "the kernel's WireGuard uses it; stop that first with `wg-quick down {interface}` or `ip link delete \
+             {interface}`"
         ),
         (None, kind) => format!(
-            "it is {}; name the configuration's file otherwise",
+            "it is {}; rename the configuration file",
             if kind.is_empty() {
                 "a network card".to_owned()
             } else {
@@ -435,8 +433,7 @@ impl Work<'_> {
                         self.config.name.as_str(),
                         error.to_string(),
                     );
-                    let help = "the tunnel goes up without this peer's address, and asks again \
-                                every few seconds";
+                    let help = "the tunnel starts without this peer's address, and resolves it again every few seconds";
                     self.observer.warn(warning.with_help(help));
                     peer.endpoint = None;
                 }
@@ -505,7 +502,8 @@ fn open_kept(
 }
 
 /// Beside the reason for which a daemon stays root.
-const STAYS_ROOT: &str = "the tunnel works; but who takes it over can open files of root: grant CAP_SETUID, CAP_SETGID, CAP_SETPCAP and CAP_CHOWN";
+const STAYS_ROOT: &str = "the tunnel works, but an attacker who takes it over could open files of root: grant \
+                          CAP_SETUID, CAP_SETGID, CAP_SETPCAP and CAP_CHOWN";
 
 /// Becomes a user of its own, with few capabilities.
 fn give_up_privileges(

@@ -24,7 +24,7 @@ pub enum AskError {
     NotRunning(String),
     /// We are not its owner.
     #[error(
-        "may not reach {}: permission denied; run as the user that runs it, usually root",
+        "cannot connect to {}: permission denied; run as the user that runs the tunnel, usually root",
         path.display()
     )]
     Forbidden {
@@ -33,8 +33,7 @@ pub enum AskError {
     },
     /// It does not answer.
     #[error(
-        "`{name}` does not answer at {}: {error}; it hangs or is being started. Try again, or end \
-         its process (its id is in {})",
+        "`{name}` does not answer at {}: {error}; it may still be starting: try again, or end the process whose id is in {}",
         path.display(),
         lock.display()
     )]
@@ -58,9 +57,8 @@ pub enum AskError {
     },
     /// It has not ended in time.
     #[error(
-        "`{name}` was told to stop but still runs after {} s{}: a hook may be at work; wait, or end \
-         it by `kill -9`, after which its interface is gone but addresses of name servers and \
-         rules may stay",
+        "`{name}` still runs {} s after it was asked to stop{}: a hook may be running; wait, or end it with `kill \
+         -9`, which removes its interface but may leave rules and name servers behind",
         waited.as_secs(),
         pid.map_or_else(String::new, |pid| format!(" as process {pid}"))
     )]
@@ -220,7 +218,7 @@ fn silent(places: &Places, name: &str, error: io::Error) -> AskError {
     let error = match error.kind() {
         // What a timeout of a socket reads as.
         io::ErrorKind::WouldBlock => {
-            let text = format!("nothing came within {} s", PATIENCE.as_secs());
+            let text = format!("no answer within {} s", PATIENCE.as_secs());
             io::Error::new(io::ErrorKind::TimedOut, text)
         }
         _ => error,

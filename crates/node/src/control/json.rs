@@ -131,7 +131,10 @@ impl super::client::Dialogue for Dialogue {
         }
         let Some(end) = input.iter().take(MAX_LINE).position(|b| *b == b'\n') else {
             if input.len() >= MAX_LINE {
-                refuse(&format!("a request has at most {MAX_LINE} bytes"), output);
+                refuse(
+                    &format!("the request is longer than {MAX_LINE} bytes"),
+                    output,
+                );
                 self.state = State::Over;
             }
             return 0;
@@ -200,13 +203,16 @@ impl super::client::Dialogue for Dialogue {
 
 /// Who is a member of a mesh has a coordinator that tells the others; nobody else has.
 fn rotate(subject: &mut Subject<'_>, private_key: &Secret) -> Result<(), &'static str> {
-    let key = parse_private_key(&private_key.0).map_err(|_| "this is no private key")?;
+    let key = parse_private_key(&private_key.0).map_err(|_| "not a private key")?;
     let Some(mesh) = &mut subject.node.mesh else {
-        return Err("it is no member of a mesh: nobody would tell its peers");
+        return Err(
+            "the tunnel is not a member of a mesh, so its peers would not learn the new key",
+        );
     };
     if subject.node.gateway.is_some() {
         return Err(
-            "a gateway's address on the local network is made of its key: restart it instead",
+            "a gateway's address on the local network is derived from its key: change the key in the configuration, \
+             and restart",
         );
     }
     mesh.own_key = key.public();

@@ -75,13 +75,12 @@ impl Pinging {
     pub fn begin(subject: &mut Subject<'_>, whom: &str) -> Result<Pinging, String> {
         if subject.node.tunnel.protocol() == Protocol::WireGuard {
             return Err(
-                "it speaks the WireGuard protocol, which has no such question; ping(8) asks the \
-                 host behind an address"
+                "the WireGuard protocol has no echo request; use ping(8) with an address of the peer"
                     .to_owned(),
             );
         }
         if subject.node.stands_by() {
-            return Err("it stands by for another gateway and has no sessions".to_owned());
+            return Err("this gateway is on standby and has no sessions".to_owned());
         }
         let id = find(subject.node, subject.record, whom)?;
         let now = now();
@@ -101,7 +100,7 @@ impl Pinging {
         let peer = node.tunnel.peer(self.id);
         let Some((peer, ping)) = peer.and_then(|peer| Some((peer, peer.pings.get(self.number)?)))
         else {
-            return Some(Err("the peer was taken away meanwhile".to_owned()));
+            return Some(Err("the peer was removed meanwhile".to_owned()));
         };
         let (to, rtt) = match ping {
             Ping::Answered { to, rtt } => (Some(to), Some(rtt)),
@@ -178,7 +177,7 @@ fn find(node: &Node, record: &Record, whom: &str) -> Result<PeerId, String> {
     }
     let mut refused = mesh.doubts.refused.values();
     Err(match refused.find(|refused| called(&refused.name)) {
-        Some(refused) => format!("it is no peer: {}", refused.reason),
+        Some(refused) => format!("not a peer: {}", refused.reason),
         None => unknown(whom),
     })
 }
@@ -186,5 +185,7 @@ fn find(node: &Node, record: &Record, whom: &str) -> Result<PeerId, String> {
 fn unknown(whom: &str) -> String {
     // It is shown to people.
     let shown: String = whom.chars().filter(|c| !c.is_control()).take(64).collect();
-    format!("no peer is `{shown}`: neither a name nor a key of one; `seikan status` lists them")
+    format!(
+        "there is no peer `{shown}`: give a name, an address or a key that `seikan status` lists"
+    )
 }

@@ -89,7 +89,7 @@ fn hint(error: &io::Error) -> &'static str {
 fn metrics_hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::AddrInUse => "; choose another port, or find who has it with `ss -tlpn`",
-        io::ErrorKind::AddrNotAvailable => "; it is no address of this host (127.0.0.1 always is)",
+        io::ErrorKind::AddrNotAvailable => "; choose an address of this host, such as 127.0.0.1",
         _ => "",
     }
 }

@@ -20,14 +20,13 @@ use std::io::{self, IoSlice};
 pub enum LanError {
     /// No such interface.
     #[error(
-        "there is no interface {0}, on which the gateway's devices should be: see `ip link`, and \
-         the `interface` of [gateway]"
+        "there is no interface {0} for the gateway's devices: see `ip link`, and the `interface` of [gateway]"
     )]
     Missing(String),
     /// Not a card.
     #[error(
-        "{0} carries no Ethernet frames: a transparent gateway needs the card or bridge of the \
-         local network; for anything else use `mode = \"routed\"`"
+        "{0} carries no Ethernet frames: a transparent gateway needs an Ethernet interface or bridge of the local \
+         network; otherwise use `mode = \"routed\"`"
     )]
     NotEthernet(String),
     /// The packet socket.

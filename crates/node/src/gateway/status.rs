@@ -364,9 +364,9 @@ fn responder(lan: &Lan, merging: &Merging, now: Instant) -> Responder {
     let without_gso = if !lan.gso() {
         Some("`offload = false` in the configuration")
     } else if merging.is_broken() {
-        Some("the card loses super-packets; they are tried again after ten minutes")
+        Some("the interface loses super-packets; they are tried again after ten minutes")
     } else if merging.is_cut() {
-        Some("most super-packets were lost; it is being tried whether this helps")
+        Some("most super-packets were lost; a trial without them is running")
     } else {
         None
     };

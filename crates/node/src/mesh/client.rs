@@ -59,7 +59,7 @@ pub enum ClientError {
     #[error("cannot set up TLS: {0}")]
     Tls(String),
     /// There is no way to wait for it.
-    #[error("cannot start what waits for answers: {0}")]
+    #[error("cannot start the runtime of the coordinator's client: {0}")]
     Runtime(io::Error),
 }
 
@@ -385,7 +385,7 @@ fn server_name(url: &CoordinatorUrl) -> Result<ServerName<'static>, ClientError>
     match &url.endpoint().host {
         Host::Address(ip) => Ok(ServerName::from(*ip)),
         Host::Name(name) => ServerName::try_from(name.clone())
-            .map_err(|_| ClientError::Tls(format!("{name} is no name that a certificate has"))),
+            .map_err(|_| ClientError::Tls(format!("{name} is not a valid name of a certificate"))),
     }
 }
 

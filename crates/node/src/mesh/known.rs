@@ -179,14 +179,11 @@ impl Judge {
         let key = member.public_key;
         let pin = self.trust.pins.get(&member.name);
         if pin.is_some_and(|pin| *pin != key) {
-            return Some(format!(
-                "`{}` is pinned to another key than this",
-                member.name
-            ));
+            return Some(format!("`{}` is pinned to another key", member.name));
         }
         let mut pins = self.trust.pins.iter();
         if let Some((name, _)) = pins.find(|(name, pin)| **pin == key && **name != member.name) {
-            return Some(format!("its key is pinned as that of `{name}`"));
+            return Some(format!("its key is pinned for `{name}`"));
         }
         let before = self.known.names.get(&member.name);
         let before = before.filter(|before| before.public_key != key && pin.is_none());
@@ -203,7 +200,7 @@ impl Judge {
         for (address, name, owner) in owners.filter(|(_, _, owner)| owner.public_key != key) {
             if self.is_pinned(&owner.public_key) || (self.trust.first_use && pin.is_none()) {
                 return Some(format!(
-                    "`{}` has the address {address} of `{name}`, but not its key",
+                    "its address {address} belongs to `{name}`, which has another key",
                     member.name
                 ));
             }

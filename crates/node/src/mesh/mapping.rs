@@ -227,7 +227,12 @@ async fn ask_upnp(router: Router, port: NonZeroU16) -> Result<Held, String> {
                 found = Ok(gateway);
                 break;
             }
-            Ok(other) => found = Err(format!("UPnP: {} is not the router", other.addr.ip())),
+            Ok(other) => {
+                found = Err(format!(
+                    "UPnP: {} answered, which is not the router",
+                    other.addr.ip()
+                ))
+            }
             Err(_) => {}
         }
     }
@@ -266,7 +271,7 @@ async fn add_upnp(
 /// What a router says that it gave, if others can send there.
 fn usable(outside: IpAddr, port: u16, by: Protocol) -> Result<Mapping, String> {
     if !outside.is_ipv4() || !is_routable(outside) || port == 0 {
-        return Err("the router has no address that others could send to".to_owned());
+        return Err("the router's external address is not routable".to_owned());
     }
     Ok(Mapping {
         address: SocketAddr::new(outside, port),

@@ -39,7 +39,7 @@ pub(super) fn set(node: &mut Node, member: Member, rules: &Rules) {
     let peer = node.tunnel.peer_by_key(&key);
     if before.is_none() && peer.is_some() {
         mesh.refused
-            .insert(key, "it is a peer that was added by hand");
+            .insert(key, "a peer with its key was added by hand");
         return;
     }
     // Or its peer was taken away by hand.
@@ -140,19 +140,19 @@ impl Rules {
     /// Why a member is no peer.
     fn check(&self, member: &Member) -> Result<(), &'static str> {
         if self.configured.contains(&member.public_key) {
-            return Err("it is a peer of the configuration file, which counts");
+            return Err("the configuration file has a peer with its key");
         }
         let inside = |address: &IpAddr| self.own.iter().any(|net| net.contains(address));
         if !member.addresses.iter().all(inside) {
-            return Err("it has an address outside of the mesh's networks");
+            return Err("its address is outside the mesh's networks");
         }
         let own = |address: &IpAddr| self.own.iter().any(|net| net.addr() == *address);
         if member.addresses.iter().any(own) {
-            return Err("it has this host's own address");
+            return Err("its address is this host's own");
         }
         let taken = |address: &IpAddr| self.taken.iter().any(|net| net.contains(address));
         if member.addresses.iter().any(taken) {
-            return Err("it has an address of a peer of the configuration file");
+            return Err("its address belongs to a peer of the configuration file");
         }
         Ok(())
     }

@@ -174,14 +174,20 @@ impl Log<'_> {
             return;
         }
         let refused = doubts.refused.iter().map(|(key, refused)| {
-            let message = format!("no peer: {key}: {}", refused.reason);
-            let help = format!("if its key was changed where it is, write `pins = [\"{} {key}\"]`; else the coordinator may be in \
-                                wrong hands", refused.name);
+            let message = format!(
+                "rejected member {key} (`{}`): {}",
+                refused.name, refused.reason
+            );
+            let help = format!(
+                "if its owner changed the key, write `pins = [\"{} {key}\"]`; otherwise the \
+                                coordinator may be compromised",
+                refused.name
+            );
             ((&refused.name, key), message, help)
         });
         let changed = doubts.changed.iter().map(|(name, changed)| {
-            let message = format!("`{name}` has another key than before: {}, was {}", changed.now, changed.was);
-            let help = "if nobody changed it where it is, the coordinator may be in wrong hands; `pins` and \
+            let message = format!("`{name}` has a new key: {}, formerly {}", changed.now, changed.was);
+            let help = "if its owner did not change it, the coordinator may be compromised; `pins` and \
                         `pin-first-use` keep a key";
             ((name, &changed.now), message, help.to_owned())
         });
@@ -217,7 +223,7 @@ impl OwnKey {
 #[derive(Debug, thiserror::Error)]
 pub enum MeshError {
     /// The thread that talks to the coordinator.
-    #[error("cannot start what talks to the coordinator: {0}")]
+    #[error("cannot start the mesh agent: {0}")]
     Thread(#[from] io::Error),
     /// Without what it remembers this host would trust whoever comes next.
     #[error(transparent)]
@@ -263,7 +269,7 @@ impl<'a> Mesh<'a> {
         let (to_agent, heard) = mpsc::channel(MAX_HEARD);
         let (found, server) = match names {
             Some(names) => (names.found.clone(), names.server.take()),
-            None => (Found::Off("they were not set up".to_owned()), None),
+            None => (Found::Off("names were not set up".to_owned()), None),
         };
         let agent = Agent {
             settings: settings.clone(),
@@ -357,7 +363,7 @@ impl<'a> Mesh<'a> {
                 Ok(news) => news,
                 Err(TryRecvError::Empty) => break,
                 Err(TryRecvError::Disconnected) => {
-                    mesh.contact = Contact::Lost("what talks to it has ended".to_owned());
+                    mesh.contact = Contact::Lost("the mesh agent has ended".to_owned());
                     break;
                 }
             };

@@ -59,7 +59,7 @@ pub enum BindError {
 fn remedy(source: &io::Error) -> &'static str {
     match source.kind() {
         io::ErrorKind::AddrInUse => {
-            "; have the name server that is there listen on its own addresses only"
+            "; configure the name server there to listen on its own addresses only"
         }
         io::ErrorKind::PermissionDenied => "; that takes CAP_NET_BIND_SERVICE",
         _ => "",

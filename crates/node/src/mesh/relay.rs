@@ -352,7 +352,7 @@ impl<'a> Relays<'a> {
             Some(Ok(Answer {
                 port: Some(port), ..
             })) => port,
-            Some(Ok(_)) => return Ok(Err("it is no relay".to_owned())),
+            Some(Ok(_)) => return Ok(Err("it is not a relay".to_owned())),
             Some(Err(error)) => return Ok(Err(error.to_string())),
             None => return Ok(Err(self.streams.give_up(relay, main))),
         };
@@ -387,7 +387,7 @@ impl<'a> Relays<'a> {
             .into_iter()
             .map(|main| Box::pin(self.port(relay, key, main)))
             .collect();
-        let mut reason = "its name stands for no address".to_owned();
+        let mut reason = "its name resolves to no address".to_owned();
         while !open.is_empty() {
             let (outcome, _, others) = select_all(open).await;
             open = others;
@@ -422,7 +422,7 @@ impl<'a> Relays<'a> {
             Some(Ok(Answer {
                 port: Some(port), ..
             })) => Ok(SocketAddr::new(main.ip(), port)),
-            Some(Ok(_)) => Err("it is a STUN server, and no relay".to_owned()),
+            Some(Ok(_)) => Err("it is a STUN server, not a relay".to_owned()),
             Some(Err(error)) => Err(error.to_string()),
             None => Err("no answer".to_owned()),
         })

@@ -11,8 +11,8 @@ pub(super) async fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, St
     let found = tokio::time::timeout(PATIENCE, tokio::net::lookup_host((host, port))).await;
     match found {
         Ok(Ok(found)) => Ok(found.collect()),
-        Ok(Err(error)) => Err(format!("its name cannot be resolved: {error}")),
-        Err(_) => Err("its name is not resolved in time".to_owned()),
+        Ok(Err(error)) => Err(format!("cannot resolve its name: {error}")),
+        Err(_) => Err("cannot resolve its name: no answer in time".to_owned()),
     }
 }
 

@@ -191,7 +191,7 @@ impl<'a> Turns<'a> {
         relay: &Relay,
         name: &str,
     ) -> Result<(Option<Duration>, Option<String>), Gone> {
-        let mut reason = "its name stands for no address that a server could have".to_owned();
+        let mut reason = "its name resolves to no usable address".to_owned();
         let found = resolve(relay.address.host(), relay.address.port()).await;
         let own = self.port.load(Ordering::Relaxed);
         let found = match found.and_then(|found| servers(found, own, self.inside)) {
@@ -373,7 +373,7 @@ fn servers(
         inside.iter().any(|net| net.contains(&ip))
     };
     if found.iter().any(is_inside) {
-        return Err("it is inside of the mesh that it is to carry".to_owned());
+        return Err("its address is inside the mesh, which it has to carry".to_owned());
     }
     found.retain(|at| may_serve(*at, own));
     Ok(one_of_each(&found))

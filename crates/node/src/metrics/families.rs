@@ -112,24 +112,29 @@ macro_rules! family {
 
 /// The families of every tunnel, in the order of the reply.
 pub const FAMILIES: &[Family] = &[
-    family!(Info, "interface", "What the interface is.", |s, out| {
-        let protocol = match s.tunnel().protocol() {
-            Protocol::WireGuard => "wireguard",
-            Protocol::Native => "native",
-        };
-        let mut labels = vec![
-            ("protocol", protocol.to_owned()),
-            ("version", env!("CARGO_PKG_VERSION").to_owned()),
-        ];
-        if !s.record.keyless {
-            let key = s.tunnel().identity().public().to_string();
-            labels.push(("public_key", key));
+    family!(
+        Info,
+        "interface",
+        "Properties of the interface.",
+        |s, out| {
+            let protocol = match s.tunnel().protocol() {
+                Protocol::WireGuard => "wireguard",
+                Protocol::Native => "native",
+            };
+            let mut labels = vec![
+                ("protocol", protocol.to_owned()),
+                ("version", env!("CARGO_PKG_VERSION").to_owned()),
+            ];
+            if !s.record.keyless {
+                let key = s.tunnel().identity().public().to_string();
+                labels.push(("public_key", key));
+            }
+            out.push(Sample {
+                labels,
+                value: Value::Info,
+            });
         }
-        out.push(Sample {
-            labels,
-            value: Value::Info,
-        });
-    }),
+    ),
     family!(
         Gauge,
         "uptime_seconds",
@@ -173,7 +178,7 @@ pub const FAMILIES: &[Family] = &[
     family!(
         Counter,
         "consumed_packets",
-        "Packets that ended here as intended.",
+        "Packets consumed here as intended: handshakes, keepalives, probes, reports.",
         |s, out| totals(s, out, |d| d.consumed)
     ),
     family!(
@@ -197,7 +202,7 @@ pub const FAMILIES: &[Family] = &[
     family!(
         Counter,
         "device_dropped_packets",
-        "Packets the kernel dropped before us (tun_queue) or after us (stack), and faulty ones.",
+        "Packets dropped by the kernel before the tunnel (tun_queue) or after it (stack), and malformed ones.",
         |s, out| {
             let index = s.node.tun.index();
             let netlink = s.record.netlink.as_ref();
@@ -225,7 +230,7 @@ pub const FAMILIES: &[Family] = &[
     family!(
         Counter,
         "oversized_dropped_datagrams",
-        "Datagrams longer than any that a peer sends, refused before they were received.",
+        "Datagrams longer than any of a peer, dropped by the socket filter.",
         |s, out| {
             let drops = s.node.sockets.counts().oversized_drops;
             push(out, vec![], Value::Count(drops));
@@ -234,7 +239,7 @@ pub const FAMILIES: &[Family] = &[
     family!(
         Counter,
         "malformed_dropped_datagrams",
-        "Datagrams of no type that a peer sends, or shorter than their type, dropped before they were received.",
+        "Datagrams of an unknown type, or too short for their type, dropped by the socket filter.",
         |s, out| {
             let drops = s.node.sockets.counts().malformed_drops;
             push(out, vec![], Value::Count(drops));
@@ -243,7 +248,7 @@ pub const FAMILIES: &[Family] = &[
     family!(
         Counter,
         "gso_fallbacks",
-        "Sends refused with segmentation offload and repeated without.",
+        "Sends that failed with segmentation offload and were repeated without.",
         |s, out| {
             let fallbacks = s.node.sockets.counts().gso_fallbacks;
             push(out, vec![], Value::Count(fallbacks));
@@ -252,7 +257,7 @@ pub const FAMILIES: &[Family] = &[
     family!(
         Gauge,
         "port_search_sockets",
-        "Sockets open beside the tunnel's port, by which a peer is met or may be: behind a symmetric NAT.",
+        "Additional sockets open for the port search behind a symmetric NAT.",
         |s, out| {
             let open = s.node.sockets.doors.iter().count();
             push(out, vec![], Value::Gauge(open as f64));
@@ -261,7 +266,7 @@ pub const FAMILIES: &[Family] = &[
     family!(
         Counter,
         "port_search_openers",
-        "Datagrams sent to open ports of the symmetric NAT before this host.",
+        "Datagrams sent to open ports of this host's symmetric NAT.",
         |s, out| {
             let openers = s.node.sockets.doors.openers();
             push(out, vec![], Value::Count(openers));
@@ -351,7 +356,7 @@ pub const FAMILIES: &[Family] = &[
     family!(
         Counter,
         "peer_port_search_probes",
-        "Probes sent to ports of the symmetric NAT before the peer.",
+        "Probes sent to ports of the peer's symmetric NAT.",
         |s, out| peers(s, |labels, peer| {
             let probes = Value::Count(peer.birthday.probes());
             push(out, std::mem::take(labels), probes);
@@ -360,7 +365,7 @@ pub const FAMILIES: &[Family] = &[
     family!(
         Gauge,
         "peer_port_search_failures",
-        "Attempts to meet the peer at a port of the symmetric NAT before this host that met nothing, since one did.",
+        "Failed port searches for the peer since the last successful one.",
         |s, out| gauge(s, out, |p| Some(p.birthday.failed_attempts() as f64))
     ),
     family!(
@@ -376,7 +381,7 @@ pub const FAMILIES: &[Family] = &[
     family!(
         Gauge,
         "peer_loss_ratio",
-        "Share of what we sent that was lost, by the peer's latest report.",
+        "Share of sent records that were lost, by the peer's latest report.",
         |s, out| gauge(s, out, |p| {
             let report = p.path.report.as_ref()?;
             let sent = f64::from(report.received) + f64::from(report.lost);

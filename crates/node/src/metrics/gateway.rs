@@ -14,7 +14,7 @@ pub const FAMILIES: &[Family] = &[
     family!(
         Gauge,
         "gateway_up",
-        "Whether the card of the local network is up, in transparent mode.",
+        "Whether the interface of the local network is up, in transparent mode.",
         |s, out| lan(s, |lan| {
             push(out, vec![], Value::Gauge(f64::from(u8::from(lan.is_up()))));
         })
@@ -22,7 +22,7 @@ pub const FAMILIES: &[Family] = &[
     family!(
         Gauge,
         "gateway_active",
-        "Whether this gateway speaks; one that stands by only listens.",
+        "Whether this gateway is active; a standby gateway only listens.",
         |s, out| lan(s, |lan| {
             let active = lan.responder.is_active();
             push(out, vec![], Value::Gauge(f64::from(u8::from(active))));
@@ -31,7 +31,7 @@ pub const FAMILIES: &[Family] = &[
     family!(
         Gauge,
         "gateway_conflicts",
-        "Addresses that two claim, heard within the last minute.",
+        "Addresses claimed by two hosts within the last minute.",
         |s, out| lan(s, |lan| {
             let conflicts = lan.responder.conflicts(now().mono).count();
             push(out, vec![], Value::Gauge(conflicts as f64));
@@ -46,12 +46,12 @@ pub const FAMILIES: &[Family] = &[
     family!(
         Counter,
         "gateway_unsent_frames",
-        "Frames made here (ARP, neighbour discovery, errors, adverts) that could not be sent.",
+        "Frames made by the gateway (ARP, neighbour discovery, errors, adverts) that could not be sent.",
         |s, out| lan(s, |lan| {
             push(out, vec![], Value::Count(lan.counters.own.drops.total()));
         })
     ),
-    family!(Gauge, "gateway_flows", "Flows that are known.", |s, out| {
+    family!(Gauge, "gateway_flows", "Flows in the table.", |s, out| {
         gateway(s, |gateway| {
             let flows = gateway.gateway.flows().len();
             push(out, vec![], Value::Gauge(flows as f64));
@@ -60,7 +60,7 @@ pub const FAMILIES: &[Family] = &[
     family!(
         Counter,
         "gateway_evicted_flows",
-        "Flows forgotten for want of room.",
+        "Flows evicted from the full table.",
         |s, out| gateway(s, |gateway| {
             push(out, vec![], Value::Count(gateway.gateway.flows().evicted()));
         })
@@ -68,7 +68,7 @@ pub const FAMILIES: &[Family] = &[
     family!(
         Counter,
         "gateway_unattributed_packets",
-        "What came from the local network and is of no device.",
+        "Packets from the local network that belong to no device.",
         |s, out| gateway(s, |gateway| {
             push(
                 out,
@@ -80,7 +80,7 @@ pub const FAMILIES: &[Family] = &[
     family!(
         Counter,
         "gateway_unattributed_dropped_packets",
-        "What of it was dropped, by reason.",
+        "Dropped packets of the local network that belong to no device, by reason.",
         |s, out| gateway(s, |gateway| {
             for (reason, count) in gateway.gateway.unattributed().drops.nonzero() {
                 push(
@@ -108,7 +108,7 @@ pub const FAMILIES: &[Family] = &[
     family!(
         Gauge,
         "gateway_device_last_seen_seconds",
-        "Time since something of the device was heard.",
+        "Time since the last packet or frame of the device.",
         |s, out| {
             let now = now().mono;
             devices(s, |labels, device| {
@@ -148,13 +148,13 @@ pub const FAMILIES: &[Family] = &[
     family!(
         Counter,
         "gateway_device_segments",
-        "TCP segments of the device seen on a side.",
+        "TCP segments of the device seen on one side.",
         |s, out| sides(s, out, |side| Some(Value::Count(side.segments)))
     ),
     family!(
         Counter,
         "gateway_device_lost_segments",
-        "Of these, lost on that side.",
+        "TCP segments of the device lost on one side.",
         |s, out| sides(s, out, |side| Some(Value::Count(side.lost)))
     ),
     family!(

@@ -10,7 +10,7 @@ pub const FAMILIES: &[Family] = &[
     family!(
         Gauge,
         "port_mapping_active",
-        "Whether the router before this host sends on a port to it, where it was asked to.",
+        "Whether the router forwards a port to this host, where it was asked to.",
         |s, out| mesh(s, |mesh| {
             if let Some(standing) = &mesh.mapped {
                 let active = u8::from(standing.is_ok());
@@ -32,7 +32,7 @@ pub const FAMILIES: &[Family] = &[
     family!(
         Counter,
         "forwarded_dropped_datagrams",
-        "What went no further there, by reason.",
+        "Datagrams dropped while forwarding, by reason.",
         |s, out| servers(s, |labels, counters| {
             for (reason, count) in counters.drops.nonzero() {
                 let mut labels = labels.clone();

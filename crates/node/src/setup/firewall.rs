@@ -33,11 +33,11 @@ pub fn apply(
     note(journal, change, warn);
     if let Err(error) = run(&script(config, &table, strict.then_some(mark))) {
         let missing = if strict {
-            "rp_filter is 1, so the kernel may drop what the peers send: install nftables, or run \
-             `sysctl net.ipv4.conf.all.rp_filter=2`"
+            "rp_filter is 1, so the kernel may drop packets from peers: install nftables, or run `sysctl \
+             net.ipv4.conf.all.rp_filter=2`"
         } else {
-            "neighbours on the local network can send to the tunnel's addresses directly: install \
-             nftables, or forbid that by other means"
+            "neighbours on the local network can send to the tunnel's addresses directly: install nftables, or block \
+             that by other means"
         };
         let message = format!("cannot set the firewall's rules: {error}");
         warn(Diagnostic::new(Severity::Warning, "nft", message).with_help(missing));

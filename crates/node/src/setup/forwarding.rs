@@ -113,7 +113,7 @@ impl<'a> Upkeep<'a> {
         }
         self.index = index;
         if let Err(error) = set_up_card(self.settings, netlink, journal, warn) {
-            let message = format!("the card was made anew: {error}");
+            let message = format!("the interface was recreated: {error}");
             let help = "devices may not find the remotes: restart the tunnel";
             warn(Diagnostic::new(Severity::Warning, "gateway", message).with_help(help));
         }
@@ -192,7 +192,7 @@ fn set(
         note(journal, Change::Sysctl { path, before }, warn);
     }
     if let Err(error) = sysctl::write(components, value) {
-        let help = "the kernel will not forward what devices send; see the message for what to set";
+        let help = "the kernel does not forward packets of devices; set by hand the value that the message names";
         warn(Diagnostic::new(Severity::Warning, "sysctl", error.to_string()).with_help(help));
     }
 }
@@ -217,11 +217,10 @@ fn restrict(
     if let Err(error) = firewall::run(&script) {
         let message = format!("cannot set the gateway's firewall rules: {error}");
         let help = if guarded.v4 || guarded.v6 {
-            "this host now forwards for anybody who sends to it: install \
-             nftables, or forbid that by other means"
+            "this host now forwards packets from any sender: install nftables, or block that by other means"
         } else {
-            "what this host forwards between the tunnel and the local network is refused by the tunnel \
-             alone: install nftables, or forbid the rest by other means"
+            "only the tunnel filters packets between itself and the local network: install nftables, or block other \
+             packets by other means"
         };
         warn(Diagnostic::new(Severity::Warning, "nft", message).with_help(help));
     }

@@ -233,7 +233,7 @@ fn restore(path: &Path, before: &str) -> Result<(), String> {
         // The interface is gone, and what was set for it.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(format!(
-            "cannot set {} back to {before}: {error}; do it by hand",
+            "cannot restore {} to {before}: {error}; restore it by hand",
             path.display()
         )),
         Ok(()) => Ok(()),
@@ -327,8 +327,8 @@ fn set_source_valid_mark(journal: &mut dyn Notes, warn: &mut dyn FnMut(Diagnosti
     note(journal, change, warn);
     if let Err(error) = fs::write(SOURCE_VALID_MARK, "1") {
         let message = format!("cannot set {SOURCE_VALID_MARK} to 1: {error}");
-        let help = "where net.ipv4.conf.*.rp_filter is 1, what the peers send is dropped: run \
-                    `sysctl net.ipv4.conf.all.src_valid_mark=1`";
+        let help = "where net.ipv4.conf.*.rp_filter is 1, packets from peers are dropped: run `sysctl \
+                    net.ipv4.conf.all.src_valid_mark=1`";
         warn(Diagnostic::new(Severity::Warning, "sysctl", message).with_help(help));
     }
 }
@@ -343,7 +343,6 @@ pub(crate) fn note(journal: &mut dyn Notes, change: Change, warn: &mut dyn FnMut
 /// The warning that there is no journal.
 pub(crate) fn without_journal(error: &str) -> Diagnostic {
     Diagnostic::new(Severity::Warning, "journal", error).with_help(
-        "the tunnel works, and takes its changes back at the end; but after a kill -9 its rules \
-         and name servers would stay",
+        "the tunnel works, and undoes its changes at the end; after a kill -9 its rules and name servers would stay",
     )
 }

@@ -54,7 +54,7 @@ impl Names {
         warn: &mut dyn FnMut(Diagnostic),
     ) -> Result<Names, String> {
         if !config.mesh.as_ref().is_some_and(|mesh| mesh.names) {
-            return Err("the configuration says so".to_owned());
+            return Err("disabled in the configuration".to_owned());
         }
         let mut answering = Server::bind(&config.addresses).map_err(|e| e.to_string())?;
         let at = address(config).ok_or("the interface has no address")?;

@@ -248,7 +248,7 @@ impl<'a> Streams<'a> {
             is_routable(ip) && !is_own(ip) && !self.inside.iter().any(|net| net.contains(&ip))
         });
         match found.is_empty() {
-            true => Err("its name stands for no address that a relay could have".to_owned()),
+            true => Err("its name resolves to no usable address".to_owned()),
             false => Ok(one_of_each(&found)),
         }
     }

@@ -490,7 +490,7 @@ mod tests {
         });
         let (ended, _) = ended_by_tls(server);
         assert!(
-            ended.to_string().starts_with("no connection by TLS"),
+            ended.to_string().starts_with("cannot connect by TLS"),
             "{ended}"
         );
         other.join().expect("it has ended");

@@ -10,24 +10,24 @@ use std::io;
 pub(super) enum Ended {
     #[error("no answer by {name}", name = .0.name())]
     NoAnswer(Transport),
-    #[error("no connection by {}: {source}", .transport.name())]
+    #[error("cannot connect by {}: {source}", .transport.name())]
     Unconnected {
         transport: Transport,
         source: io::Error,
     },
-    #[error("its certificate would have to be for {0}, which is neither a name nor an address")]
+    #[error("cannot check its certificate: {0} is neither a name nor an address")]
     Name(String),
-    #[error("it refuses, by {}: {}", .transport.name(), describe(*.code))]
+    #[error("it refuses the allocation by {}: {}", .transport.name(), describe(*.code))]
     Refused { transport: Transport, code: u16 },
-    #[error("what speaks to it here has failed")]
+    #[error("the thread that forwards has failed")]
     Failed,
-    #[error("it does not answer any more")]
+    #[error("it stopped answering")]
     Silent,
-    #[error("the connection to it is lost: {0}")]
+    #[error("lost the connection: {0}")]
     Lost(io::Error),
-    #[error("it has taken the allocation back: {why}", why = describe(*.0))]
+    #[error("it revoked the allocation: {why}", why = describe(*.0))]
     TakenBack(u16),
-    #[error("more hosts were let in than one allocation bears; there is a new one soon")]
+    #[error("the allocation has permissions for too many hosts; a new one follows")]
     Full,
     #[error("{0}")]
     Socket(#[from] UdpError),
@@ -38,17 +38,17 @@ pub(super) enum Ended {
 /// The error codes of RFC 8656, section 19, and RFC 8489, section 14.8, for people; what the server itself says is not shown.
 fn describe(code: u16) -> String {
     let text = match code {
-        0 => return "without a reason".to_owned(),
+        0 => return "no reason given".to_owned(),
         401 | 441 => {
-            "it does not take the ticket: another secret, or its clock is not the coordinator's"
+            "it rejects the ticket: another secret, or its clock differs from the coordinator's"
         }
         403 => "forbidden",
-        420 => "it does not know an attribute",
-        437 | 438 => "it knows nothing of the allocation",
-        440 => "it has no addresses of this family to give",
-        442 => "it does not relay UDP",
-        486 => "this member's share is used",
-        508 => "it has no more to give",
+        420 => "unknown attribute",
+        437 | 438 => "unknown allocation",
+        440 => "no addresses of this family",
+        442 => "no relaying of UDP",
+        486 => "this member's quota is used up",
+        508 => "no capacity left",
         _ => return format!("error {code}"),
     };
     format!("{text} ({code})")
