@@ -1,11 +1,10 @@
-//! The control sockets, served from the worker's loop between packets: `wg`'s ([`crate::uapi`]),
-//! Seikan's own ([`json`]) and, where it is asked for, metrics ([`crate::metrics`]).
+//! The control sockets, served by the worker's loop between packets: the socket for `wg` ([`crate::uapi`]),
+//! Seikan's own ([`json`]) and, if configured, metrics ([`crate::metrics`]).
 //!
-//! [`Control::new`] takes the interface's name on this host and binds everything; what is wrong
-//! comes out there, before any device exists. As a [`Service`] it then accepts clients, gives each
-//! a bounded turn whenever it is ready ([`client::Client::turn`]) and lets slow ones go. Nothing
-//! here blocks. Dropping it removes the sockets and, last, gives the name back: so it is to be the
-//! last thing that goes. [`ask`] is the other end.
+//! [`Control::new`] reserves the interface's name on this host and binds all sockets, so that errors appear
+//! before any device exists. As a [`Service`] it then accepts clients, does a bounded piece of work for each
+//! that is ready ([`client::Client::run_once`]), and closes slow ones. Nothing here blocks. Dropping it removes
+//! the sockets and releases the name, so it must be dropped last. [`ask`] is the client side.
 
 pub mod ask;
 pub mod client;
@@ -37,31 +36,31 @@ use subject::{Record, Subject};
 const MAX_LOCAL: usize = 32;
 /// Scrapes at a time.
 const MAX_METRICS: usize = 8;
-/// How soon who waits for a peer's answer is told of it.
+/// Interval at which the state of a pending reply, such as that to a ping, is polled.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// Pause after a client could not be accepted for want of descriptors or memory.
+/// Pause before clients are accepted again after descriptors or memory ran out.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
 const TOKEN_TIMER: u64 = FIRST_SERVICE_TOKEN;
 const TOKEN_DOORS: u64 = FIRST_SERVICE_TOKEN + 1;
-/// Clients' tokens from here on; none is used twice, so that a late event finds nobody.
+/// First token of clients; none is used twice, so that a late event matches no client.
 const TOKEN_CLIENTS: u64 = FIRST_SERVICE_TOKEN + 16;
 
 /// The control sockets of one instance.
 pub struct Control {
-    /// By token, from [`TOKEN_DOORS`] on.
+    /// Token of each: [`TOKEN_LISTENERS`] plus its index.
     doors: Vec<Door>,
     clients: BTreeMap<u64, Client>,
     next_token: u64,
     timer: Timer,
-    /// Doors are closed until then.
+    /// No client is accepted until then.
     paused_until: Option<Instant>,
     record: Record,
-    // Goes last, as fields go in their order.
+    // Dropped last: fields are dropped in order of declaration.
     lock: Lock,
 }
 
-/// Where clients come in.
+/// A listening socket and its protocol.
 enum Door {
     Uapi(Listener),
     Json(Listener),
@@ -69,18 +68,18 @@ enum Door {
 }
 
 impl Control {
-    /// Takes the name of the interface on this host and binds the sockets; metrics, where `config`
-    /// asks for them.
+    /// Reserves the interface's name on this host and binds the sockets, including the metrics socket if
+    /// `config` has an address for it.
     ///
     /// # Errors
-    /// Another instance runs under the name, on this host and in whatever namespace; a folder or
-    /// socket cannot be made; the metrics' address cannot be had. That `wg`'s folder may not be
-    /// written to is no error, but told by `status`.
+    /// Another instance runs under the name on this host, in any network namespace; a directory or socket
+    /// cannot be created; the metrics address cannot be bound. A missing right to write to `wg`'s directory is
+    /// no error: `status` reports it.
     pub fn new(config: &Config) -> Result<Control, ControlError> {
         Control::at(&Places::default(), config)
     }
 
-    /// The same, with the sockets in other places.
+    /// The same with sockets in other directories.
     ///
     /// # Errors
     /// As [`Control::new`].
@@ -127,7 +126,8 @@ impl Control {
         })
     }
 
-    /// From now on somebody else removes the sockets and gives the name back; whether `wg` has a socket.
+    /// From now on another process removes the sockets and releases the name. Returns whether there is a socket
+    /// for `wg`.
     pub fn leave_sockets(&mut self) -> bool {
         let mut uapi = false;
         for door in &mut self.doors {
@@ -144,7 +144,7 @@ impl Control {
         uapi
     }
 
-    /// Takes in everybody who waits at a door.
+    /// Accepts all clients that wait at a socket.
     fn accept(&mut self, door: usize, epoll: &Epoll) {
         while let Some(door) = self.doors.get(door) {
             let accepted = match door {
@@ -167,7 +167,7 @@ impl Control {
             match accepted {
                 Ok(stream) => self.admit(Client::new(stream, dialogue, now().mono), epoll),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // Somebody who came and went.
+                // The client has closed the connection again.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(_) => return self.pause(epoll),
             }
@@ -182,7 +182,7 @@ impl Control {
         } else {
             MAX_METRICS
         };
-        // Too many: the new one goes at once.
+        // Over the limit, the new client is closed at once.
         if self.clients.values().filter(alike).count() < most
             && epoll
                 .add(&client.stream, self.next_token, client.interest)
@@ -193,7 +193,7 @@ impl Control {
         }
     }
 
-    /// Without descriptors, whoever waits would wake the loop again and again.
+    /// Stops listening: without descriptors, waiting clients would wake the loop again and again.
     fn pause(&mut self, epoll: &Epoll) {
         for door in &self.doors {
             let _ = epoll.delete(door);
@@ -208,7 +208,7 @@ impl Control {
         Ok(())
     }
 
-    /// Lets slow clients go, and opens the doors again when it is time.
+    /// Closes slow clients, and listens again after the pause.
     fn expire(&mut self, epoll: &Epoll) {
         let now = now().mono;
         self.clients.retain(|_, client| client.deadline > now);
@@ -217,13 +217,13 @@ impl Control {
         }
     }
 
-    /// Sets the timer to the next thing that is due.
+    /// Sets the timer to the next deadline.
     fn arm(&self) {
         let deadlines = self.clients.values().map(|client| client.deadline);
         let waits = self.clients.values().any(Client::waits);
         let look = waits.then(|| now().mono + LOOK_EVERY);
         let next = deadlines.chain(self.paused_until).chain(look).min();
-        // Failing to set a timer delays letting a client go, no more.
+        // If the timer cannot be set, a client is only closed later.
         let _ = match next {
             Some(next) => self.timer.set(next.duration_since(now().mono)),
             None => self.timer.stop(),
@@ -266,7 +266,7 @@ impl Service for Control {
                 self.expire(epoll);
                 let waiting = self.clients.iter().filter(|(_, client)| client.waits());
                 for token in waiting.map(|(token, _)| *token).collect::<Vec<_>>() {
-                    // Who waits has nothing done to the sockets.
+                    // A client that waits for a reply cannot change the sockets.
                     self.serve(token, epoll, node);
                 }
             }

@@ -1,9 +1,11 @@
-//! Sockets beside the two on the tunnel's port, each for one address of a peer. Behind a symmetric NAT each that sends there comes by
-//! another port outside, and one of many is met ([`seikan_proto::birthday`]).
+//! Punch sockets: sockets in addition to the two on the tunnel's port, each for one address of a peer. Behind a
+//! symmetric NAT each of them has another external port, and the peer's probes hit one of many
+//! ([`seikan_proto::birthday`]).
 //!
-//! Those that were opened towards a peer wait. As soon as the tunnel has authenticated a datagram that came in by one of them, from the
-//! address that it sends to, this one is a *door*: what goes to that address goes by it, and the others are closed. A door is closed when
-//! the way in use is another and nothing authentic came in by it lately.
+//! Punch sockets wait for a datagram of their peer. The first one on which the tunnel authenticates a datagram
+//! from the expected address is kept: datagrams to that address leave by it, and the peer's other punch sockets
+//! are closed. A kept socket is closed when another path is in use and it has received nothing authentic
+//! lately.
 
 use crate::mesh::stun;
 use crate::node::{Node, SocketCounts, Sockets, now};
@@ -19,39 +21,39 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 use std::{fs, iter};
 
-/// Tokens from here on are doors'.
+/// First token of punch sockets.
 pub(crate) const FIRST_TOKEN: u64 = 1 << 63;
-/// Files that are left for everything else this process does.
+/// Descriptors reserved for the rest of the process.
 const SPARE_FILES: u64 = 64;
-/// Sockets that are opened before packets get their turn: that takes some 100 us each.
+/// Sockets opened before packets are handled again; each takes some 100 us.
 const PER_TURN: usize = 16;
-/// How often doors are looked after.
+/// Interval at which punch sockets are checked.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How often something is sent by a door in use: NATs forget a mapping after half a minute at the soonest, and while nothing is sent
-/// nobody notices.
+/// Interval between two keepalives by a kept socket in use. NATs forget a mapping after 30 s at the soonest,
+/// and without traffic the loss would go unnoticed.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
-/// How long a door by which nothing authentic came stays open while the way in use is another.
+/// Time after which an unused kept socket is closed if nothing authentic arrives by it.
 const FADES: Duration = Duration::from_secs(5);
 
-/// All of them; usually none.
+/// All punch sockets of a tunnel; usually none.
 #[derive(Debug, Default)]
 pub struct Doors {
     waiting: Vec<Opened>,
     doors: BTreeMap<SocketAddr, Door>,
-    /// To be done; the first may be half done.
+    /// Pending requests; the first may be half done.
     punches: VecDeque<Punch>,
-    /// Tokens given out.
+    /// Number of tokens used.
     tokens: u64,
     look_at: Option<Instant>,
-    /// What those counted that are closed.
+    /// Counters of closed sockets.
     closed: SocketCounts,
-    /// Datagrams sent to open ports, without those that the kernel refused.
+    /// Datagrams sent to open ports in NATs, without those that the kernel refused.
     openers: u64,
-    /// Why none could be opened for a peer, the latest.
+    /// The latest reason why no sockets could be opened for a peer.
     trouble: Option<(PeerId, String)>,
 }
 
-/// A socket, and for whom.
+/// A punch socket and its peer.
 #[derive(Debug)]
 struct Opened {
     socket: UdpSocket,
@@ -63,14 +65,15 @@ struct Opened {
 #[derive(Debug)]
 struct Door {
     opened: Opened,
-    /// When something authentic last came in by it.
+    /// Time of the last authentic datagram received.
     heard: Instant,
-    /// When something was last sent by it for that alone.
+    /// Time of the last keepalive sent.
     kept: Instant,
 }
 
 impl Doors {
-    /// A peer's door to an address; others may be there as well, to whom it is none.
+    /// Returns a peer's kept socket for an address; other peers may be reached at that address too, but not by
+    /// this socket.
     #[inline]
     pub fn to(&self, address: SocketAddr, peer: Option<PeerId>) -> Option<&UdpSocket> {
         if self.doors.is_empty() {
@@ -81,17 +84,17 @@ impl Doors {
         Some(&door.opened.socket)
     }
 
-    /// The port of a peer's door to an address.
+    /// Returns the port of a peer's kept socket for an address.
     pub fn port_to(&self, address: SocketAddr, peer: PeerId) -> Option<u16> {
         Some(self.to(address, Some(peer))?.local_addr().ok()?.port())
     }
 
-    /// Datagrams that were sent to open ports.
+    /// Returns the number of datagrams sent to open ports in NATs.
     pub fn openers(&self) -> u64 {
         self.openers
     }
 
-    /// Why no socket could be opened for a peer.
+    /// Returns why no sockets could be opened for a peer.
     pub fn trouble(&self, peer: PeerId) -> Option<&str> {
         let of = |(id, _): &&(PeerId, String)| *id == peer;
         self.trouble.as_ref().filter(of).map(|(_, why)| &**why)
@@ -102,7 +105,7 @@ impl Doors {
         self.waiting.iter().chain(doors).map(|one| &one.socket)
     }
 
-    /// What was counted by those that are closed.
+    /// Returns the counters of closed sockets.
     pub(crate) fn closed(&self) -> SocketCounts {
         self.closed
     }
@@ -113,13 +116,13 @@ impl Doors {
         all.find(|opened| opened.token == token)
     }
 
-    /// The socket of a token.
+    /// Returns the socket of a token.
     pub(crate) fn socket(&self, token: u64) -> Option<&UdpSocket> {
         self.opened(token).map(|opened| &opened.socket)
     }
 
-    /// Takes in what is to be done. What a later knock at the same peer replaces is not done any more, nor what the tunnel has
-    /// given up meanwhile.
+    /// Adds requests. A new request for a peer replaces an old one; requests that the tunnel has given up
+    /// meanwhile are removed.
     fn take_in(&mut self, punches: Vec<Punch>, is_open: impl Fn(PeerId) -> bool) {
         let replaced = |old: &Punch| punches.iter().any(|new| new.peer == old.peer);
         self.punches.retain(|old| !replaced(old));
@@ -127,7 +130,8 @@ impl Doors {
         self.punches.retain(|punch| is_open(punch.peer));
     }
 
-    /// Goes on with what is to be done first; for whom it is done, and from how many sockets something was sent.
+    /// Continues the first request. Returns its peer and the number of sockets that sent a datagram once it is
+    /// done.
     fn go_on(
         &mut self,
         options: &UdpOptions,
@@ -158,8 +162,8 @@ impl Doors {
         Some((peer, sent as u16))
     }
 
-    /// Opens some of the sockets that are missing. Those for where the peer is no more, and those that are more than an address's
-    /// share, make room for them.
+    /// Opens some of the missing sockets, after it closed those for obsolete addresses and those above an
+    /// address's share.
     fn open(&mut self, punch: &Punch, options: &UdpOptions, epoll: &Epoll) -> Result<(), String> {
         if !self.waiting.iter().any(|one| one.peer == punch.peer) {
             self.trouble = None;
@@ -201,7 +205,8 @@ impl Doors {
         Ok(())
     }
 
-    /// Something authentic came in; whose it is, if it is the first.
+    /// Notes an authentic datagram. Returns the peer if the socket was waiting until now, and closes the peer's
+    /// other waiting sockets.
     fn heard(&mut self, token: u64, now: Instant) -> Option<PeerId> {
         let mut doors = self.doors.values_mut();
         if let Some(door) = doors.find(|door| door.opened.token == token) {
@@ -227,13 +232,13 @@ impl Doors {
         self.close(|one| one.peer == peer);
     }
 
-    /// Closes what waits and is meant.
+    /// Closes the waiting sockets that match.
     fn close(&mut self, mut meant: impl FnMut(&Opened) -> bool) {
         let closed: Vec<Opened> = self.waiting.extract_if(.., |one| meant(one)).collect();
         closed.iter().for_each(|one| self.count(one));
     }
 
-    /// Closes all, and forgets what was to be done; the tunnel asks again for what it needs.
+    /// Closes all sockets and drops pending requests; the tunnel requests again the ones it needs.
     pub(crate) fn close_all(&mut self) {
         self.punches.clear();
         let doors = std::mem::take(&mut self.doors).into_values();
@@ -261,7 +266,7 @@ impl Opened {
     }
 }
 
-/// Whether this process may open so many files more.
+/// Checks whether this process may open that many more descriptors.
 fn has_room_for(files: u16) -> Result<(), String> {
     let failed = |error| format!("cannot read the limit of open files: {error}");
     let most = allow_more_files().map_err(failed)?;
@@ -276,7 +281,7 @@ fn has_room_for(files: u16) -> Result<(), String> {
 }
 
 impl Sockets {
-    /// Whence to send to an address: by its door, or else from the tunnel's port.
+    /// Returns the socket for an address: the kept punch socket, else that of the tunnel's port.
     #[inline]
     pub(crate) fn towards(&self, address: SocketAddr, peer: Option<PeerId>) -> Option<&UdpSocket> {
         self.doors.to(address, peer).or(match address {
@@ -286,16 +291,16 @@ impl Sockets {
     }
 }
 
-/// A receive by a door, before the tunnel has looked at it.
+/// A batch received by a punch socket, before the tunnel has authenticated it.
 pub(crate) struct Caller {
     token: u64,
     peer: PeerId,
-    /// Authentic bytes of the peer's.
+    /// Authentic bytes received from the peer before.
     received: u64,
 }
 
 impl Node {
-    /// Who comes by a door, from the address that it is for.
+    /// Returns the expected sender of a batch, if one of its datagrams has the expected source address.
     pub(crate) fn caller(&self, token: u64, metas: &[ReceiveMeta]) -> Option<Caller> {
         let opened = self.sockets.doors.opened(token)?;
         let from_there = |meta: &ReceiveMeta| meta.source == opened.towards;
@@ -307,7 +312,7 @@ impl Node {
         })
     }
 
-    /// The tunnel has looked at it.
+    /// Marks the socket if the tunnel has authenticated a datagram of the batch.
     pub(crate) fn heard_at_door(&mut self, caller: &Caller) {
         if self.authentic(caller.peer) <= caller.received {
             return;
@@ -323,14 +328,14 @@ impl Node {
         peer.map_or(0, |peer| peer.counters.received_bytes)
     }
 
-    /// When doors are to be looked after.
+    /// Returns the time of the next check of the punch sockets.
     pub(crate) fn door_wakeup(&self) -> Option<Instant> {
         let doors = &self.sockets.doors;
         let at_once = (!doors.punches.is_empty()).then_some(Instant::BOOT);
         at_once.or(doors.look_at)
     }
 
-    /// Opens sockets, and closes those that are of no more use.
+    /// Opens requested sockets, and closes useless ones.
     pub(crate) fn tend_doors(&mut self, epoll: &Epoll) {
         let punches = self.tunnel.take_punches();
         if !punches.is_empty() || !self.sockets.doors.punches.is_empty() {
@@ -398,7 +403,7 @@ mod tests {
         Instant::BOOT + Duration::from_secs(seconds)
     }
 
-    /// Knocks, in as many turns as that takes; from how many sockets.
+    /// Punches in as many rounds as needed; returns the number of sockets that sent.
     fn punch(doors: &mut Doors, epoll: &Epoll, peer: PeerId, towards: Vec<SocketAddr>) -> u16 {
         doors.punches.push_back(Punch {
             peer,
@@ -413,7 +418,7 @@ mod tests {
         ports
     }
 
-    /// A peer's socket, and doors that knocked there.
+    /// A peer's socket, and punch sockets that have sent to it.
     fn knocked(peer: PeerId) -> (std::net::UdpSocket, SocketAddr, Doors, Epoll) {
         let far = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
         let patience = Some(Duration::from_secs(1));
@@ -425,7 +430,7 @@ mod tests {
         (far, address, doors, epoll)
     }
 
-    /// Where datagrams come from.
+    /// Source addresses of the received datagrams.
     fn senders(far: &std::net::UdpSocket, count: usize) -> Vec<SocketAddr> {
         let mut buffer = [0; 64];
         let mut one = || {
@@ -450,7 +455,7 @@ mod tests {
         first.dedup();
         assert_eq!(first.len(), usize::from(PORTS));
         assert_eq!(doors.openers(), 2 * u64::from(PORTS));
-        // None of them is what is sent by.
+        // None of them is used for sending.
         assert!(doors.to(address, Some(PeerId(3))).is_none());
     }
 
@@ -491,7 +496,7 @@ mod tests {
         let port = doors.waiting[100].socket.local_addr().expect("one").port();
         assert_eq!(doors.heard(token, at(1)), Some(PeerId(3)));
         assert_eq!(doors.port_to(address, PeerId(3)), Some(port));
-        // Who else is there is reached as before.
+        // The peer at the same address is reached as before.
         assert_eq!(doors.port_to(address, PeerId(4)), None);
         assert_eq!(doors.iter().count(), 1);
         assert_eq!(doors.heard(token, at(2)), None, "once");
@@ -518,7 +523,7 @@ mod tests {
         }
         let waiting = &sockets.doors.waiting;
         let [door, other] = [0, 1].map(|i| (waiting[i].token, waiting[i].socket.local_addr()));
-        // More than their receive buffers take.
+        // More datagrams than their receive buffers can hold.
         for (_, local) in [&door, &other] {
             let port = local.as_ref().expect("an address").port();
             for _ in 0..100 {

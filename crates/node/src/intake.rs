@@ -1,9 +1,9 @@
-//! Reading the TUN device, or a gateway's card, batch by batch, with an eye on how long its queue has stood.
+//! Reads the TUN device, or a gateway's interface, in batches, and measures how long packets have queued in it.
 //!
-//! A batch is small, so that what is read is still in the cache when it is sealed; the rest waits
-//! in the device's queue. When that queue has not been empty for a while ([`Codel`]), all it holds
-//! is taken out at once, up to [`BACKLOG_BATCHES`], and sent in its order: the time that takes is
-//! what the packets at its end have waited, at least.
+//! A batch is small, so that its packets are still in the cache when they are sealed; the rest waits in the
+//! device's queue. Once that queue has not been empty for a while ([`Codel`]), all of it is read at once, up to
+//! [`BACKLOG_BATCHES`] batches, and sent in order: the time which that takes is the minimum queueing delay of
+//! the last packets.
 
 use seikan_proto::batch::PacketBatch;
 use seikan_proto::codel::Codel;
@@ -11,27 +11,27 @@ use seikan_proto::time::Instant;
 use std::io;
 use std::ops::Range;
 
-/// Bytes read from the TUN device before they are sent: enough for two super-packets, so that the
-/// second piles up while the first is handled, and still within the second-level cache.
+/// Bytes read from the TUN device before they are sent: two super-packets, so that the second arrives while the
+/// first is handled, and still less than the second-level cache.
 const READ_BYTES: usize = 3 * 65_536;
 /// Reads of small packets per batch.
 const READ_PACKETS: usize = 128;
-/// Batches taken out of the queue to measure its delay: 8 MB, more than the target delay at 12 Gbit/s.
+/// Maximum number of batches read at once to measure the delay: 8 MB, more than the target delay at 12 Gbit/s.
 const BACKLOG_BATCHES: usize = 42;
 
 /// `EBADFD` of Linux: file descriptor in bad state.
 const EBADFD: i32 = 77;
 
-/// Batches between the TUN device and the tunnel.
+/// Batches between a device and the tunnel.
 #[derive(Debug)]
 pub(crate) struct Intake {
-    /// The first `filled` hold reads, and those before `next` have been handed out.
+    /// The first `filled` batches contain packets; those before `next` were returned already.
     batches: Vec<PacketBatch>,
     filled: usize,
     next: usize,
-    /// When the backlog was taken out.
+    /// Time at which the backlog was read.
     taken: Instant,
-    /// The queue was found empty, and nothing waits here: however long nothing comes, none stands.
+    /// The queue was found empty and no batch waits here, so there is no backlog however long nothing arrives.
     drained: bool,
     codel: Codel,
 }
@@ -49,7 +49,7 @@ impl Default for Intake {
     }
 }
 
-/// Why reading ended.
+/// Why reading stopped.
 #[derive(PartialEq)]
 enum Stop {
     Full,
@@ -58,19 +58,19 @@ enum Stop {
 }
 
 impl Intake {
-    /// Whether something has been read that was not handed out yet.
+    /// Whether a batch was read that was not returned yet.
     pub fn waits(&self) -> bool {
         self.next < self.filled
     }
 
-    /// The next batch, got by `read` if need be, and whether the device is gone. `read` says where in the
-    /// space it was given a packet lies, behind its virtio-net header.
+    /// Returns the next batch, reading if necessary, and whether the device is gone. `read` gets the space for
+    /// a packet behind its virtio-net header and returns the range that it has filled.
     pub fn next(
         &mut self,
         read: impl FnMut(&mut [u8]) -> io::Result<Range<usize>>,
         now: Instant,
     ) -> (&mut PacketBatch, bool) {
-        // That the device is gone is found again, once what it held is handed out.
+        // If the device is gone, the next read finds that again, after its last packets were returned.
         let gone = !self.waits() && self.take(read, now) == Stop::Gone && self.filled == 1;
         let last_of_many = self.filled > 1 && self.next + 1 == self.filled;
         let batch = &mut self.batches[self.next];
@@ -81,7 +81,7 @@ impl Intake {
         (batch, gone)
     }
 
-    /// Fills the first batch, or as many as the backlog takes when its delay is to be known.
+    /// Reads one batch, or a whole backlog when its delay is to be measured.
     fn take(
         &mut self,
         mut read: impl FnMut(&mut [u8]) -> io::Result<Range<usize>>,
@@ -89,7 +89,7 @@ impl Intake {
     ) -> Stop {
         if self.drained {
             self.codel.emptied(now);
-            // Memory for a backlog is kept no longer than there is one.
+            // The memory of a backlog is freed after it.
             self.batches.truncate(1);
         }
         let most = match self.codel.is_due(now) {
@@ -106,7 +106,7 @@ impl Intake {
             let batch = &mut self.batches[self.filled];
             batch.clear();
             stop = fill(batch, &mut read);
-            // The first may be empty, which says that there is nothing.
+            // The first may be empty, which means that nothing was read.
             if self.filled == 0 || !batch.is_empty() {
                 self.filled += 1;
             }
@@ -152,15 +152,15 @@ mod tests {
         Instant::from_nanos(1 << 40) + Duration::from_millis(ms)
     }
 
-    /// One that has read a part of a queue at 0 ms and left the rest standing.
+    /// A reader that has read a part of a queue at 0 ms and left the rest in it.
     fn behind() -> Intake {
         let mut intake = Intake::default();
         intake.next(queue(&mut 1000), at(0));
         intake
     }
 
-    /// Hands out a backlog of 300 packets at 200 ms and each further batch `step` ms later; the
-    /// sizes of the batches, and which were congested.
+    /// Reads a backlog of 300 packets at 200 ms, each further batch `step` ms later. Returns the sizes of the
+    /// batches, and which were congested.
     fn backlog(intake: &mut Intake, step: u64) -> Vec<(usize, bool)> {
         let (mut left, mut found) = (300, Vec::new());
         for i in 0..3 {

@@ -1,15 +1,15 @@
-//! What happens to the network around a tunnel while it runs.
+//! Reacts to changes of the host's network while a tunnel runs.
 //!
-//! - An address or a route of the host changed, a link came up: the source addresses that peers
-//!   were last answered from are forgotten, so that the kernel chooses anew, and a peer with a
-//!   keepalive, or a member of our mesh with a session, is told at once where we are now.
-//! - A peer that was given by name does not answer handshakes: the name is resolved again, by a
-//!   thread of its own, for a resolver may take half a minute. One name is in its hands at a time.
+//! - After a change of an address or a route, or when a link comes up: the kernel chooses source addresses for
+//!   peers anew; a peer with a keepalive, and a member of the mesh with a session, gets a datagram from the new
+//!   address at once.
+//! - When a peer that is configured by name does not answer handshakes: its name is resolved again, one name at
+//!   a time, in a thread of its own, since a resolver may take half a minute.
 //!
-//! Changes come in bursts, an address before its routes; so the tunnel reacts once a burst has had
-//! time to settle, and a host with a busy routing table costs it next to nothing.
+//! Changes come in bursts, an address before its routes. The tunnel reacts once a burst has settled, so a busy
+//! routing table costs next to nothing.
 //!
-//! [`Life`] is a [`Service`] of the worker's loop; the thread wakes the loop through a socket pair.
+//! [`NetworkMonitor`] is a [`Service`] of the worker's loop; the thread wakes the loop through a socket pair.
 
 use crate::node::{Node, now, resolve};
 use crate::worker::{Service, Verdict};
@@ -24,64 +24,63 @@ use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
 
-/// Tokens of the descriptors, far from the control sockets', which count up.
+/// Tokens, distinct from those of the control sockets, which count up.
 const TOKEN_NETWORK: u64 = 1 << 62;
 const TOKEN_NAMES: u64 = TOKEN_NETWORK + 1;
 const TOKEN_SETTLED: u64 = TOKEN_NETWORK + 2;
-/// From the first event of a burst until it is acted upon.
+/// Time from the first event of a burst until the tunnel reacts.
 const SETTLE: Duration = Duration::from_millis(200);
 /// Events read before packets get their turn.
 const EVENTS_PER_TURN: usize = 64;
-/// How often peers with names are looked after: about once a handshake's retry
-/// (`REKEY_TIMEOUT`, 5 s).
+/// Interval between two checks of peers with names: about one handshake retry (`REKEY_TIMEOUT`, 5 s).
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// Initiations without an answer before a name is resolved again.
+/// Unanswered initiations after which a name is resolved again.
 const UNANSWERED: u64 = 2;
 
-/// Watches the network for one node.
+/// Monitors the network for one node.
 pub struct Life {
     network: Subscription,
-    /// Our own interface, whose changes are not the underlay's.
+    /// The tunnel's own interface, whose changes do not affect the underlay.
     own: u32,
-    /// Runs while a burst settles.
+    /// Runs until a burst has settled.
     settled: Timer,
     settling: bool,
-    /// What the burst has changed.
+    /// Changes of the current burst.
     burst: Burst,
     names: Vec<Named>,
     resolver: Option<Resolver>,
 }
 
-/// What has changed since the last burst was acted upon.
+/// Changes since the last reaction.
 #[derive(Clone, Copy, Default)]
 struct Burst {
-    /// The way to a peer may have.
+    /// A path to a peer may have changed.
     ways: bool,
-    /// A link has: its MTU may be another.
+    /// A link, and so perhaps an MTU, has changed.
     links: bool,
 }
 
-/// A peer that was given by name.
+/// A peer that is configured by name.
 struct Named {
     key: PublicKey,
     host: Host,
     port: u16,
-    /// Initiations sent and handshakes completed when its name was last asked for.
+    /// Handshakes of the peer when its name was last resolved.
     seen: (u64, u64),
-    /// What its name stood for.
+    /// The last result.
     resolved: Option<SocketAddr>,
-    /// To be resolved although nothing is known to be wrong.
+    /// Resolve it although the peer may be reachable.
     wanted: bool,
-    /// It did not answer when its name was asked for.
+    /// The peer did not answer when its name was last resolved.
     lost: bool,
 }
 
-/// The thread that resolves.
+/// The thread that resolves names.
 struct Resolver {
     wake: UnixStream,
     questions: SyncSender<Question>,
     answers: Receiver<Answer>,
-    /// It has a question.
+    /// It is resolving a name.
     busy: bool,
 }
 
@@ -89,15 +88,14 @@ type Question = (PublicKey, Host, u16);
 type Answer = (PublicKey, Option<SocketAddr>);
 
 impl Life {
-    /// Watches from now on. Call it after privileges were dropped: it starts a thread where a peer
-    /// was given by name.
+    /// Starts monitoring. Must be called after privileges were dropped, since it may start a thread.
     pub fn new(config: &Config, node: &Node) -> Result<Life, LifeError> {
         let at = |key: &PublicKey| {
             let peer = node.tunnel.peer(node.tunnel.peer_by_key(key)?)?;
             peer.path.endpoint
         };
         let network = Netlink::subscribe(&[Group::Link, Group::Address, Group::Route])?;
-        // What changed since the sockets were opened, by a hook or others, nobody says again.
+        // Links may have changed since the sockets were opened, for instance by a hook.
         node.limit_datagrams();
         let named = config.peers.iter().filter_map(|peer| {
             let endpoint = peer.endpoint.as_ref()?;
@@ -130,7 +128,7 @@ impl Life {
     /// Reads events. The first of a burst starts the timer.
     fn network_changed(&mut self) {
         for _ in 0..EVENTS_PER_TURN {
-            // An error of the socket is no event; the next is.
+            // An error of the socket is no event; read the next one.
             let Ok(Some(event)) = self.network.next_event() else {
                 break;
             };
@@ -151,7 +149,8 @@ impl Life {
         }
     }
 
-    /// Acts upon a burst. All links are listed once for it: a host with containers has hundreds, and each comes with several events.
+    /// Reacts to a burst. Links are listed once for all of it: a host with containers has hundreds, each with
+    /// several events.
     fn act(&mut self, node: &mut Node) {
         self.settling = false;
         let _ = self.settled.stop();
@@ -167,7 +166,7 @@ impl Life {
         }
     }
 
-    /// Asks for the address of the first peer that does not answer, or for which it is wanted.
+    /// Requests the address of the first peer that does not answer or is marked.
     fn look_after_names(&mut self, node: &Node) {
         let Some(resolver) = &mut self.resolver else {
             return;
@@ -191,8 +190,8 @@ impl Life {
         }
     }
 
-    /// Moves peers to where their names say. One that answers, if from elsewhere than its name says,
-    /// has roamed there and is let be, unless its name changed.
+    /// Applies resolved addresses. A peer that answers from another address has roamed there and keeps it,
+    /// unless its name's address has changed.
     fn take_answers(&mut self, node: &mut Node) {
         let Some(resolver) = &mut self.resolver else {
             return;
@@ -216,7 +215,7 @@ impl Life {
     }
 }
 
-/// Lets the kernel choose the source address anew for every peer.
+/// Forgets source addresses, so that the kernel chooses one for every peer again.
 fn forget_sources(node: &mut Node) {
     let peers = node.tunnel.peers();
     let known: Vec<_> = peers
@@ -228,7 +227,7 @@ fn forget_sources(node: &mut Node) {
     }
 }
 
-/// Members of a mesh are told by what says it fastest: a datagram from the new address.
+/// Sends members of the mesh a datagram from the new address, the fastest way to tell them.
 fn announce_to_members(node: &mut Node) {
     let Some(mesh) = &node.mesh else { return };
     let members: Vec<_> = mesh.members.keys().copied().collect();
@@ -240,7 +239,7 @@ fn announce_to_members(node: &mut Node) {
     }
 }
 
-/// A keepalive at once, for a peer that gets such.
+/// Sends a keepalive now, if the peer has a persistent keepalive.
 fn announce(node: &mut Node, id: seikan_proto::indices::PeerId) {
     let interval = node.tunnel.peer(id).and_then(|p| p.persistent_keepalive());
     if let Some(interval) = interval.filter(|interval| !interval.is_zero()) {
@@ -301,8 +300,8 @@ impl Resolver {
     }
 }
 
-/// The thread's life: resolves, and wakes the loop when it has, or when it is time to look. Ends with
-/// the other side.
+/// The thread's loop: resolves names, and wakes the worker's loop after each and at every interval. Ends when
+/// the other side is dropped.
 fn serve(mut wake: UnixStream, asked: &Receiver<Question>, answer: &SyncSender<Answer>) {
     loop {
         match asked.recv_timeout(LOOK_EVERY) {
@@ -314,7 +313,7 @@ fn serve(mut wake: UnixStream, asked: &Receiver<Question>, answer: &SyncSender<A
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
-        // A full pair wakes the loop anyway.
+        // If the socket pair is full, the loop wakes anyway.
         let _ = wake.write(&[0]);
     }
 }

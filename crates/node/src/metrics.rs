@@ -1,8 +1,8 @@
-//! Metrics for Prometheus: `GET /metrics` on a socket of our own, in the OpenMetrics text format.
+//! Metrics for Prometheus: `GET /metrics` on a socket of its own, in the OpenMetrics text format.
 //!
-//! [`Dialogue`] is one scrape: a request of bounded length, then one family of metrics after the
-//! other, each taken from the node when its turn comes, so that packets go on between them even
-//! with many peers. The connection ends with the reply.
+//! [`Dialogue`] is one scrape: a request of bounded length, then one family after the other, each sampled when
+//! it is sent, so that packets are handled between them even with many peers. The connection ends with the
+//! reply.
 
 #[macro_use]
 mod families;
@@ -19,9 +19,9 @@ use std::fmt::Write;
 
 /// Longest request in bytes, headers included.
 const MAX_REQUEST: usize = 8192;
-/// Most header lines.
+/// Maximum number of header lines.
 const MAX_HEADERS: usize = 64;
-/// Of every name.
+/// Prefix of every metric's name.
 const PREFIX: &str = "seikan";
 
 /// One scrape.
@@ -39,16 +39,16 @@ enum State {
     Over,
 }
 
-/// What a request asks for.
+/// Target of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wish {
     /// The metrics.
     Metrics,
-    /// Their header only.
+    /// The header only (HEAD).
     Head,
-    /// What there is not.
+    /// An error, with its status.
     Other(&'static str),
-    /// Not all there yet.
+    /// Incomplete.
     Unfinished,
 }
 
@@ -81,7 +81,7 @@ impl client::Dialogue for Dialogue {
             let _ = writeln!(output, "{status}: metrics are at /metrics");
         }
         self.state = next;
-        // Nothing that follows is looked at: the connection ends with the reply.
+        // Input after the request is ignored: the connection ends with the reply.
         input.len()
     }
 
@@ -169,7 +169,7 @@ mod tests {
         assert_eq!(parse(many.as_bytes()), refused);
     }
 
-    /// The generated part of docs/reference/metrics.md follows this line.
+    /// Line in docs/reference/metrics.md above the generated part.
     const MARK: &str = "<!-- generated from the program; `make golden` writes it anew -->\n";
 
     #[test]

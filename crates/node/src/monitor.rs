@@ -1,16 +1,18 @@
-//! The monitor: the part of a tunnel that stays privileged while the daemon faces the network.
+//! The monitor: the process of a tunnel that stays privileged while the daemon handles network traffic.
 //!
-//! It is a process of its own, forked before anything is set up ([`Monitor::start`]). It runs the configuration's hooks, keeps the
-//! journal of what has to be taken back ([`crate::state`]), and takes it back when the daemon ends, however that ends.
+//! It is forked before anything is set up ([`Monitor::start`]). It runs the configuration's hooks, keeps the
+//! journal of changes to the system ([`crate::journal`]), and undoes them when the daemon ends, in whatever
+//! way.
 //!
-//! While the tunnel is set up the daemon is as privileged as the monitor, and tells it what it changes. [`Monitor::seal`] ends
-//! that: from then on the daemon counts as taken over by whoever sends it packets. The monitor then knows two requests, each once:
-//! [`Request::Leave`] with the state that `SaveConfig` writes, and [`Request::End`]. Neither names a file, a command, an
-//! interface or a sysctl: these are the monitor's own, from the configuration that it was forked with. Any other message has it
-//! take everything back and end. What has to be done meanwhile the monitor does without being asked: it keeps the name server of
-//! a mesh in resolv.conf, and has a gateway's card forward that was made anew.
+//! During set-up the daemon is as privileged as the monitor, and reports its changes. [`Monitor::seal`] ends
+//! that phase: from then on the daemon is assumed to be compromised. The monitor then accepts two requests,
+//! each once: [`Request::Leave`] with the state that `SaveConfig` writes, and [`Request::End`]. Neither
+//! contains a path, a command, an interface or a sysctl; these come from the configuration that the monitor was
+//! forked with. After any other message it undoes everything and ends. It also works on its own: it keeps the
+//! mesh's name server in resolv.conf, and sets up forwarding again when a gateway's interface is recreated.
 //!
-//! A message is its length (four bytes, little endian, at most [`MAX_MESSAGE`]) and as much JSON.
+//! A message is its length (four bytes, little endian, at most [`MAX_MESSAGE`]), followed by JSON of that
+//! length.
 
 use crate::control::socket::Lock;
 use crate::control::{ControlError, Places};
@@ -34,56 +36,56 @@ use zeroize::Zeroizing;
 
 /// Longest message, in bytes: the state of some 50,000 peers.
 pub const MAX_MESSAGE: u32 = 16 << 20;
-/// Interval between two looks at resolv.conf.
+/// Interval between two checks of resolv.conf.
 const KEEP_EVERY: Duration = Duration::from_secs(5);
 
 const TOKEN_DAEMON: u64 = 0;
 const TOKEN_CARD: u64 = 1;
 
-/// What the daemon asks for.
+/// Request of the daemon.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Request {
-    /// Note a change that is about to be made. Not after [`Request::Seal`].
+    /// Record a change that is about to be made. Not after [`Request::Seal`].
     Note(Change),
-    /// Run the hooks of a moment on the way up. Not after [`Request::Seal`].
+    /// Run a hook of the start. Not after [`Request::Seal`].
     Run(Moment),
-    /// The tunnel is set up: take no more orders.
+    /// The tunnel is set up: accept only [`Request::Leave`] and [`Request::End`] from now on.
     Seal(Sealed),
-    /// Run the hooks before the end, and write the state where the configuration says `SaveConfig`.
+    /// Run the hooks before the end, and save the state if the configuration says `SaveConfig`.
     Leave(Option<Box<Running>>),
-    /// Take everything back, and run the hooks of the end.
+    /// Undo everything, and run the hooks after the end.
     End,
 }
 
-/// What was set up.
+/// Result of the set-up.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sealed {
-    /// Members of the mesh are found by their names.
+    /// Members of the mesh are found by name.
     pub names: bool,
-    /// `wg` has a socket.
+    /// There is a socket for `wg`.
     pub uapi: bool,
 }
 
-/// What the monitor says to that.
+/// Reply of the monitor.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reply {
-    /// It is done.
+    /// Done.
     Done,
-    /// It is not: the daemon may not ask for it.
+    /// Refused: the daemon may not request it.
     Refused(String),
     /// A hook failed.
     Hook(Failure),
-    /// It is done as far as it could be.
+    /// Done, except for these failures.
     Failures(Vec<String>),
 }
 
-/// Why the monitor did not do something.
+/// Why the monitor did not fulfil a request.
 #[derive(Debug, thiserror::Error)]
 pub enum MonitorError {
-    /// There is none.
+    /// It could not be started.
     #[error("cannot start the monitor, which keeps the tunnel's privileges: {0}")]
     Start(io::Error),
     /// It has ended.
@@ -91,22 +93,22 @@ pub enum MonitorError {
         "the monitor, which keeps the tunnel's privileges, has ended: {0}; run `seikan down` to clean up"
     )]
     Gone(io::Error),
-    /// It will not.
+    /// It refused the request.
     #[error("the monitor refuses: {0}")]
     Refused(String),
-    /// A hook.
+    /// A hook failed.
     #[error(transparent)]
     Hook(#[from] HookError),
 }
 
-/// The monitor, as the daemon has it.
+/// The daemon's handle of the monitor.
 #[derive(Debug)]
 pub struct Monitor {
     process: process::Monitor,
 }
 
 impl Monitor {
-    /// Forks it. `config_file` is where `SaveConfig` writes. The journal is the monitor's from now on.
+    /// Forks the monitor, which takes over the journal. `config_file` is the file that `SaveConfig` writes.
     ///
     /// # Errors
     /// [`MonitorError::Start`].
@@ -130,7 +132,8 @@ impl Monitor {
         Ok(Monitor { process })
     }
 
-    /// The stream to it. It says nothing that it was not asked for, so if there is something to read, it has ended.
+    /// Returns the stream to the monitor. It sends only replies, so an unexpected readable stream means that it
+    /// has ended.
     pub fn socket(&self) -> &UnixStream {
         self.process.socket()
     }
@@ -144,10 +147,10 @@ impl Monitor {
         }
     }
 
-    /// Runs the hooks of a moment on the way up.
+    /// Runs a hook of the start.
     ///
     /// # Errors
-    /// [`MonitorError::Hook`], or the monitor is gone.
+    /// [`MonitorError::Hook`], or the monitor has ended.
     pub fn run(&mut self, moment: Moment) -> Result<(), MonitorError> {
         match self.ask(&Request::Run(moment))? {
             Reply::Hook(failure) => Err(failure.of(moment).into()),
@@ -155,20 +158,21 @@ impl Monitor {
         }
     }
 
-    /// From now on only [`Self::leave`] and [`Self::end`] are done.
+    /// From now on the monitor accepts only [`Self::leave`] and [`Self::end`].
     ///
     /// # Errors
-    /// The monitor is gone.
+    /// The monitor has ended.
     pub fn seal(&mut self, sealed: Sealed) -> Result<(), MonitorError> {
         self.ask(&Request::Seal(sealed)).map(drop)
     }
 
-    /// Runs the hooks before the end and saves the state, if there is one. What could not be done, for people.
+    /// Runs the hooks before the end and saves the state, if there is one. Returns the failures, as texts for
+    /// the user.
     pub fn leave(&mut self, running: Option<Running>) -> Vec<String> {
         self.failures(&Request::Leave(running.map(Box::new)))
     }
 
-    /// Takes everything back and runs the hooks of the end. What could not be done, for people.
+    /// Undoes everything and runs the hooks after the end. Returns the failures, as texts for the user.
     pub fn end(&mut self) -> Vec<String> {
         self.failures(&Request::End)
     }
@@ -192,13 +196,13 @@ impl Notes for Monitor {
     }
 }
 
-/// The monitor's own side.
+/// The monitor in its own process.
 struct Keeper<'a> {
     config: &'a Config,
     config_file: Option<&'a Path>,
     places: &'a Places,
     journal: Journal,
-    /// How far the hooks have come on the way up.
+    /// The last hook of the start that was run.
     reached: Option<Moment>,
     sealed: Option<Sealed>,
     has_left: bool,
@@ -224,7 +228,7 @@ impl<'a> Keeper<'a> {
         }
     }
 
-    /// Does what the daemon says until it is gone, or has said what it may not, and then what is left to do.
+    /// Fulfils the daemon's requests until it ends or sends an invalid one, and then undoes the rest.
     fn serve(mut self, socket: &UnixStream) {
         let _ = self.converse(socket);
         if !self.has_left {
@@ -260,7 +264,7 @@ impl<'a> Keeper<'a> {
                 };
                 send(socket, &reply)?;
                 match reply {
-                    // Whoever sends packets to the daemon may have sent this.
+                    // A compromised daemon may have sent this.
                     Reply::Refused(reason) if self.sealed.is_some() => {
                         return Err(io::Error::other(reason));
                     }
@@ -300,7 +304,7 @@ impl<'a> Keeper<'a> {
             }
             Request::End if self.has_left && !self.has_ended => {
                 let failures = self.end();
-                // The daemon is still there and holds the name, so these are not a successor's.
+                // The daemon still runs and holds the name, so these files are not a successor's.
                 if let Some(sealed) = self.sealed {
                     self.remove_sockets(sealed);
                 }
@@ -319,10 +323,10 @@ impl<'a> Keeper<'a> {
 
     fn run_on_the_way_up(&mut self, moment: Moment) -> Reply {
         if !self.config.hooks.is_empty() {
-            // That a kill of both processes is made good by nobody is told with the next note.
+            // If both processes were killed, the next note would report the missing clean-up.
             let _ = Notes::will_do(&mut self.journal, Change::Hooks);
         }
-        // Before they are run: those of the end make good what half of these have done.
+        // Set before they run: the hooks of the end undo the effects of those that fail half way.
         self.reached = Some(moment);
         match hooks::run(self.config, moment) {
             Ok(()) => Reply::Done,
@@ -365,7 +369,7 @@ impl<'a> Keeper<'a> {
         let name = self.config.name.as_str();
         let uapi = sealed.uapi.then(|| self.places.uapi(name));
         let own = [self.places.control(name), self.places.lock(name)];
-        // The lock last: without it nobody is running.
+        // The lock last: without it, no instance is running.
         for path in uapi.into_iter().chain(own) {
             let _ = fs::remove_file(path);
         }
@@ -380,7 +384,7 @@ impl<'a> Keeper<'a> {
     }
 }
 
-/// The card of a gateway's local network, where the kernel forwards.
+/// The interface of a routed gateway's local network.
 struct Card<'a> {
     network: Subscription,
     netlink: Netlink,
@@ -388,7 +392,7 @@ struct Card<'a> {
 }
 
 impl<'a> Card<'a> {
-    /// Watches it from now on, if there is one to be watched.
+    /// Starts watching, for a routed gateway.
     fn watch(config: &'a Config) -> Option<Card<'a>> {
         let settings = config.gateway.as_ref();
         let settings = settings.filter(|gateway| gateway.mode == GatewayMode::Routed)?;
@@ -400,10 +404,10 @@ impl<'a> Card<'a> {
         })
     }
 
-    /// Reads events; true if the card may be another one than before.
+    /// Reads events; returns true if the interface may have been replaced.
     fn has_changed(&mut self) -> bool {
         let mut changed = false;
-        // An error of the socket is no event; the next is.
+        // An error of the socket is no event; read the next one.
         while let Ok(Some(event)) = self.network.next_event() {
             let removed = match event {
                 Event::Link(link) => {
@@ -411,7 +415,7 @@ impl<'a> Card<'a> {
                     false
                 }
                 Event::LinkRemoved(link) => link.name == self.upkeep.card(),
-                // It may have been that.
+                // The lost event may have been that.
                 Event::Lost => true,
                 _ => false,
             };
@@ -424,7 +428,7 @@ impl<'a> Card<'a> {
     }
 }
 
-/// Shows a warning where the daemon shows its own.
+/// Prints a warning like those of the daemon.
 fn warn(warning: Diagnostic) {
     let mut warnings = Diagnostics::default();
     warnings.push(warning);
@@ -441,7 +445,7 @@ fn send(mut socket: &UnixStream, message: &impl Serialize) -> io::Result<()> {
     socket.write_all(&bytes)
 }
 
-/// The next message; `None` if it is none that this end knows.
+/// Receives a message; `None` if it is invalid.
 fn receive<T: DeserializeOwned>(mut socket: &UnixStream) -> io::Result<Option<T>> {
     let mut length = [0; 4];
     socket.read_exact(&mut length)?;
@@ -449,7 +453,7 @@ fn receive<T: DeserializeOwned>(mut socket: &UnixStream) -> io::Result<Option<T>
     if length > MAX_MESSAGE {
         return Ok(None);
     }
-    // As much memory as has come.
+    // Allocates only as many bytes as arrive.
     let mut bytes = Zeroizing::new(Vec::new());
     let read = socket.take(length.into()).read_to_end(&mut bytes)?;
     if read < length as usize {
@@ -458,11 +462,11 @@ fn receive<T: DeserializeOwned>(mut socket: &UnixStream) -> io::Result<Option<T>
     Ok(serde_json::from_slice(&bytes).ok())
 }
 
-/// Takes back what an instance that was killed has left, with its sockets; `false` if it has left nothing. The hooks of the end
-/// are not run. `warn` is told what could not be taken back.
+/// Undoes the changes of an instance that was killed, and removes its sockets; returns `false` if there are
+/// none. Hooks are not run. `warn` gets the failures.
 ///
 /// # Errors
-/// Somebody is at it, or the name is in use.
+/// Another process is cleaning up, or the name is in use.
 pub fn clean_up(
     places: &Places,
     name: &str,
@@ -476,7 +480,7 @@ pub fn clean_up(
     take_back(name, left, warn);
     drop(journal);
     let _ = fs::remove_file(places.control(name));
-    // Nobody else's: its owner would answer.
+    // If another program owned the socket, it would answer.
     let uapi = places.uapi(name);
     if UnixStream::connect(&uapi).is_err() {
         let _ = fs::remove_file(uapi);
@@ -484,19 +488,19 @@ pub fn clean_up(
     Ok(true)
 }
 
-/// Why leftovers could not be taken back.
+/// Why a clean-up failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CleanUpError {
     /// The name is in use.
     #[error(transparent)]
     Control(#[from] ControlError),
-    /// The journal is.
+    /// The journal is in use.
     #[error(transparent)]
     State(#[from] StateError),
 }
 
-/// Takes back what an earlier instance has left, and says so. What no tunnel of this name changes is not touched, whoever wrote it
-/// into the journal.
+/// Undoes the changes of an earlier instance, with a warning. Changes that a tunnel of this name never makes
+/// are skipped, whoever wrote them into the journal.
 pub fn take_back(name: &str, left: Vec<Change>, warn: &mut dyn FnMut(Diagnostic)) {
     let (left, foreign): (Vec<_>, Vec<_>) =
         left.into_iter().partition(|change| change.may_be_of(name));
@@ -542,7 +546,7 @@ mod tests {
         parsed.config.expect("a configuration")
     }
 
-    /// What the monitor answers to these bytes after the requests, and what is then in the folder.
+    /// Replies of the monitor to these requests and bytes, and the contents of the directory afterwards.
     fn answers(requests: &[Request], bytes: &[u8]) -> (Vec<String>, Vec<String>) {
         let folder = tempfile::tempdir().expect("folder");
         let mark = folder.path().join("mark");
@@ -600,7 +604,7 @@ mod tests {
             "[",
         ];
         for text in forged {
-            // What follows is not read.
+            // The messages after it are not read.
             let bytes = [message(text), message(r#"{"leave":null}"#)].concat();
             let (answers, files) = answers(&[Request::Run(Moment::PreUp), SEALED], &bytes);
             assert_eq!(answers.len(), 3, "{text}: {answers:?}");

@@ -1,16 +1,14 @@
-//! What has to be taken back, kept where it survives the daemon.
+//! Journal of changes to the system, stored where it survives the daemon.
 //!
-//! The interface goes with the daemon, and its addresses and routes go with the interface. Rules,
-//! sysctls, name servers and firewall tables do not. Each is written to `/run/seikan` *before* it is
-//! made ([`Journal::will_do`]) and the file is removed once all are taken back
-//! ([`Journal::take_back`]). The file is the monitor's ([`crate::monitor`]), which outlives a daemon
-//! that was killed and takes everything back. If the monitor was killed, too, `down` or the next
-//! `up` of the interface does ([`Journal::open`]); after a restart of the machine only what outlives
-//! that ([`Undo::outlives_boot`]).
+//! The interface disappears with the daemon, and addresses and routes disappear with the interface. Rules,
+//! sysctls, name servers and firewall tables do not. Each is written to `/run/seikan` *before* it is made
+//! ([`Journal::will_do`]), and the file is removed once all are undone ([`Journal::take_back`]). The monitor
+//! owns the file; it outlives a daemon that was killed, and undoes everything. If the monitor was killed too,
+//! `down` or the next `up` of the interface does it ([`Journal::open`]); after a reboot, only for changes that
+//! outlive one ([`Undo::outlives_boot`]).
 //!
-//! The file is locked by whoever may take back what is in it, so that only one does; the kernel lets
-//! go of the lock with the process, however that ends. (That there is no second instance is seen to
-//! by the control sockets' lock.)
+//! The file is locked by the process that may undo its changes; the kernel releases the lock with the process.
+//! (The control sockets' lock prevents a second instance.)
 
 use crate::setup::Change;
 use serde::Serialize;
@@ -24,31 +22,31 @@ use std::time::{Duration, Instant};
 
 /// How long a clean-up after a killed daemon is waited for.
 const CLEAN_UP_PATIENCE: Duration = Duration::from_secs(5);
-/// Pause between two looks at a lock that somebody holds.
+/// Interval between two attempts to take a lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
-/// Another text after each restart of the machine (random(4)).
+/// An identifier that changes with each boot (random(4)).
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Why there is no journal.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
-    /// Somebody else is at it.
+    /// Another process has the journal.
     #[error(
         "cannot clean up after {name}: another process{} has its journal; wait until it has ended, and try again",
         pid.map(|pid| format!(" (of {pid})")).unwrap_or_default()
     )]
     Locked {
-        /// The journal's: the interface's.
+        /// Name of the journal, which is the interface's.
         name: String,
-        /// Whose journal it is, if it says.
+        /// Process that has the journal, if it says so.
         pid: Option<u32>,
     },
-    /// The file cannot be made or written.
+    /// The file cannot be created or written.
     #[error("cannot keep a journal in {}: {source}; {}", path.display(), remedy(source))]
     File {
-        /// Which file.
+        /// Its path.
         path: PathBuf,
-        /// Why.
+        /// The error.
         source: io::Error,
     },
 }
@@ -65,29 +63,29 @@ fn remedy(source: &io::Error) -> &'static str {
     }
 }
 
-/// A change that can be noted and taken back.
+/// A change that can be recorded and undone.
 pub trait Undo: Serialize + DeserializeOwned + Clone + PartialEq {
-    /// Whether the other is a change of the very same thing.
+    /// Whether the other change affects the same object.
     fn undoes_as(&self, other: &Self) -> bool {
         self == other
     }
 
-    /// Whether it is still in force after a restart of the machine.
+    /// Whether the change outlives a reboot.
     fn outlives_boot(&self) -> bool {
         true
     }
 
-    /// Takes it back. What is gone already is no failure.
+    /// Undoes the change. If it is undone already, that is no error.
     ///
     /// # Errors
-    /// What could not be taken back, and why, for people.
+    /// A failure, as a text for the user.
     fn take_back(self) -> Result<(), String>;
 }
 
-/// Keeps note of changes.
+/// Records changes.
 pub trait Notes {
-    /// Notes a change that is about to be made, or made again. The text is the reason why the note does not outlive the
-    /// process that keeps it.
+    /// Records a change that is about to be made, perhaps again. The error is the reason why the record does
+    /// not outlive the process that keeps it.
     fn will_do(&mut self, change: Change) -> Result<(), String>;
 }
 
@@ -97,21 +95,20 @@ impl Notes for Journal {
     }
 }
 
-/// The changes in force that outlive the process.
+/// Changes in force that outlive the process.
 #[derive(Debug)]
 pub struct Journal<C: Undo = Change> {
-    /// Locked; `None` where no file can be kept.
+    /// The locked file; `None` if none can be kept.
     file: Option<(File, PathBuf)>,
     changes: Vec<C>,
 }
 
 impl<C: Undo> Journal<C> {
-    /// Takes the lock. What an instance that was killed had not taken back comes as the second
-    /// value; the caller takes it back.
+    /// Takes the lock. The second value is the changes of a killed instance, which the caller undoes.
     ///
     /// # Errors
-    /// [`StateError::Locked`] while another process has it; [`StateError::File`] where no file can
-    /// be kept, without which one can go on ([`Journal::in_memory`]).
+    /// [`JournalError::Locked`] while another process has the lock; [`JournalError::File`] if no file can be
+    /// kept; [`Journal::in_memory`] works without.
     pub fn open(directory: &Path, name: &str) -> Result<(Journal<C>, Vec<C>), StateError> {
         let path = directory.join(format!("{name}.journal"));
         let failed = |source| StateError::File {
@@ -149,29 +146,29 @@ impl<C: Undo> Journal<C> {
         }
     }
 
-    /// The number of the open file, if there is one.
+    /// Returns the descriptor of the open file, if there is one.
     pub fn file(&self) -> Option<RawFd> {
         self.file.as_ref().map(|(file, _)| file.as_raw_fd())
     }
 
-    /// Closes this process's copy of the file after a fork; the journal is the other process's.
+    /// Closes this process's copy of the file after a fork; the other process owns the journal.
     pub fn leave_to_the_other(mut self) {
         self.file = None;
         self.changes.clear();
     }
 
-    /// What is noted.
+    /// Returns the recorded changes.
     pub fn changes(&self) -> &[C] {
         &self.changes
     }
 
-    /// Where it is, if anywhere.
+    /// Returns the path of the file, if there is one.
     pub fn path(&self) -> Option<&Path> {
         self.file.as_ref().map(|(_, path)| path.as_path())
     }
 
-    /// Notes a change that is about to be made, or made again. It will be taken back even if the
-    /// note cannot be written down, unless the process is killed before.
+    /// Records a change that is about to be made, perhaps again. It is undone also if writing the record fails,
+    /// unless the process is killed.
     pub fn will_do(&mut self, change: C) -> Result<(), StateError> {
         let last = self.changes.iter().rfind(|noted| noted.undoes_as(&change));
         if last == Some(&change) {
@@ -188,11 +185,11 @@ impl<C: Undo> Journal<C> {
         written
     }
 
-    /// Leaves the changes in force and notes them in another file of that folder, so that no clean-up takes them back.
-    /// [`undo`] does.
+    /// Leaves the changes in force and moves their records to another file of the directory, which no clean-up
+    /// reads but [`undo`] does.
     ///
     /// # Errors
-    /// [`StateError::File`]: they are in force, and noted where they were.
+    /// [`JournalError::File`]: the changes are in force and recorded in the old file.
     pub fn keep(self, file_name: &str) -> Result<(), StateError> {
         let Some((_, path)) = &self.file else {
             return Ok(());
@@ -203,12 +200,12 @@ impl<C: Undo> Journal<C> {
         })
     }
 
-    /// Takes all changes back, the last first, and removes the file. Goes on after a failure and
-    /// returns every one.
+    /// Undoes all changes, the last first, and removes the file. Continues after a failure, and returns all
+    /// failures.
     pub fn take_back(&mut self) -> Vec<String> {
         let failures = take_back(std::mem::take(&mut self.changes));
         if let Some((file, path)) = self.file.take() {
-            // Before the lock goes, so that nobody locks a file that is about to vanish unseen.
+            // Before the lock is released, so that no process locks a file that is about to be removed.
             let _ = fs::remove_file(path);
             drop(file);
         }
@@ -217,8 +214,7 @@ impl<C: Undo> Journal<C> {
 }
 
 impl<C: Undo> Drop for Journal<C> {
-    /// A journal with nothing in it is of no use to anybody; one with changes is what the process
-    /// that cleans up reads.
+    /// Removes an empty journal; one with changes is left for the process that cleans up.
     fn drop(&mut self) {
         if self.changes.is_empty() {
             self.take_back();
@@ -226,8 +222,8 @@ impl<C: Undo> Drop for Journal<C> {
     }
 }
 
-/// Takes changes back, the last first. Of two to the same thing, such as the card that was made anew
-/// under its name, the last knows how that was.
+/// Undoes changes, the last first. Of two changes of the same object, such as a recreated interface, the last
+/// has the old value.
 pub fn take_back<C: Undo>(changes: Vec<C>) -> Vec<String> {
     let mut undone: Vec<C> = Vec::new();
     let mut failures = Vec::new();
@@ -240,8 +236,8 @@ pub fn take_back<C: Undo>(changes: Vec<C>) -> Vec<String> {
     failures
 }
 
-/// In the process that outlives the one of `pid`: takes back what that had not. `first` sees the changes before. Nothing
-/// happens after a clean end.
+/// Runs in the process that outlives `pid`, and undoes its changes. `first` gets the changes before. Does
+/// nothing after a regular end.
 pub fn clean_up_after<C: Undo>(pid: u32, path: &Path, first: impl FnOnce(&[C])) -> Vec<String> {
     if !path.exists() {
         return Vec::new();
@@ -261,10 +257,12 @@ pub fn clean_up_after<C: Undo>(pid: u32, path: &Path, first: impl FnOnce(&[C])) 
     failures
 }
 
-/// Takes back what is noted in a file that nobody holds, and removes it; what was noted, and the failures.
+/// Undoes the changes recorded in a file that is not locked, and removes it. Returns the changes, and the
+/// failures.
 ///
 /// # Errors
-/// [`StateError::Locked`] while another process has it; [`StateError::File`] where it cannot be read.
+/// [`JournalError::Locked`] while another process has the lock; [`JournalError::File`] if the file cannot be
+/// read.
 pub fn undo<C: Undo>(path: &Path) -> Result<(Vec<C>, Vec<String>), StateError> {
     let failed = |source| StateError::File {
         path: path.to_owned(),
@@ -285,8 +283,8 @@ pub fn undo<C: Undo>(path: &Path) -> Result<(Vec<C>, Vec<String>), StateError> {
     Ok((changes, failures))
 }
 
-/// Opens and locks the file at `path`; `None` if somebody else holds it for all of `patience`. A
-/// process that was killed may hold it for some time still: the kernel closes its files one by one.
+/// Opens and locks the file at `path`; `None` if another process has it locked for all of `patience`. A process
+/// that was killed may hold the lock for a moment, since the kernel closes its files one by one.
 fn lock(path: &Path, patience: Duration) -> io::Result<Option<File>> {
     let until = Instant::now() + patience;
     loop {
@@ -298,7 +296,7 @@ fn lock(path: &Path, patience: Duration) -> io::Result<Option<File>> {
             .mode(0o600)
             .open(path)?;
         match file.try_lock() {
-            // The one who held it may have removed it in between: then this is no longer the file.
+            // The former holder may have removed the file meanwhile.
             Ok(()) => match fs::metadata(path) {
                 Ok(there) if there.ino() == file.metadata()?.ino() => return Ok(Some(file)),
                 _ => continue,
@@ -313,7 +311,7 @@ fn lock(path: &Path, patience: Duration) -> io::Result<Option<File>> {
     }
 }
 
-/// Whether changes of an earlier instance are noted in the folder, and nobody holds them now.
+/// Whether a directory has changes of an earlier instance that no process holds.
 pub fn is_left(directory: &Path, name: &str) -> bool {
     let path = directory.join(format!("{name}.journal"));
     let Ok(file) = File::open(path) else {
@@ -322,7 +320,7 @@ pub fn is_left(directory: &Path, name: &str) -> bool {
     file.try_lock_shared().is_ok() && BufReader::new(file).lines().nth(1).is_some()
 }
 
-/// Who wrote the file.
+/// Writer of a file.
 struct Owner {
     pid: u32,
     boot: Option<String>,
@@ -337,7 +335,7 @@ impl Owner {
         })
     }
 
-    /// A file that does not say is taken to be of this one.
+    /// Whether the file is of an earlier boot; a file without an identifier counts as of this one.
     fn is_of_another_boot(&self) -> bool {
         self.boot.is_some() && boot_id().is_some() && self.boot != boot_id()
     }
@@ -348,7 +346,7 @@ fn boot_id() -> Option<String> {
     Some(id.trim().to_owned())
 }
 
-/// The process that holds the file, by its own word.
+/// Returns the process that holds the file, as written in it.
 fn owner(path: &Path) -> Option<u32> {
     let text = fs::read_to_string(path).ok()?;
     Some(Owner::parse(text.lines().next()?)?.pid)
@@ -361,7 +359,7 @@ fn write_owner(file: &mut File) -> io::Result<()> {
     file.write_all(format!("{pid} {boot}\n").as_bytes())
 }
 
-/// One line for each change; a line that was cut off by a full disk is passed over.
+/// Reads one change per line; an incomplete line, after a full disk, is skipped.
 fn read<C: Undo>(file: &mut File) -> io::Result<(Option<Owner>, Vec<C>)> {
     file.seek(SeekFrom::Start(0))?;
     let mut lines = BufReader::new(file).lines();
@@ -467,7 +465,7 @@ mod tests {
     #[test]
     fn only_one_at_a_time_takes_back() {
         let folder = tempfile::tempdir().expect("folder");
-        // The lock belongs to the open file, so this process can be its own rival.
+        // The lock belongs to the open file, so the process can compete with itself.
         let (journal, _) = Journal::<Change>::open(folder.path(), "wg0").expect("open");
         let path = journal.path().expect("a file").to_owned();
         let try_once = || lock(&path, Duration::ZERO).expect("open").is_some();

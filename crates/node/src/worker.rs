@@ -1,9 +1,8 @@
-//! The worker: one loop, run to completion, no queue between its steps.
+//! The worker: a single loop that runs each step to completion, without queues in between.
 //!
-//! Each turn, in this order: receive what the sockets have (within a budget), write it to the
-//! TUN device, send the answers; read a batch from the TUN device, seal it, send it; let timers
-//! act; serve the control sockets. Receiving comes first because its packets hold the
-//! acknowledgements on which the sending side waits.
+//! Each iteration, in this order: receive from the sockets, write the packets to the TUN device, send answers;
+//! read a batch from the TUN device, seal it, send it; handle timers; serve the control sockets. Receiving
+//! comes first because received packets contain the acknowledgements that the sender waits for.
 
 use crate::doors;
 use crate::gateway::Destination;
@@ -26,49 +25,49 @@ use std::ops::Range;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-/// Receive buffers, each for what GRO merges. All are used while datagrams come one by one.
+/// Receive buffers, each for one GRO batch. All are used while datagrams arrive one by one.
 const RECEIVE_BUFFERS: usize = 64;
-/// Buffers used while GRO fills them: half a megabyte at a time stays within the cache.
+/// Buffers used while GRO merges datagrams: half a megabyte at a time stays in the cache.
 const RECEIVE_BUFFERS_MERGED: usize = 8;
-/// Mean bytes per buffer from which on GRO is at work.
+/// Mean bytes per buffer above which GRO merges.
 const MERGED_BYTES: usize = 4096;
-/// How long a full send buffer is waited for before the datagrams are dropped.
+/// How long the worker waits for a full send buffer before it drops the datagrams.
 const SEND_PATIENCE: Duration = Duration::from_millis(100);
 
 const TOKEN_V4: u64 = 0;
 const TOKEN_V6: u64 = 1;
 const TOKEN_TUN: u64 = 2;
 const TOKEN_SIGNAL: u64 = 3;
-/// The card of a gateway's local network.
+/// The interface of a gateway's local network.
 pub(crate) const TOKEN_LAN: u64 = 4;
-/// Tokens from here on are the service's.
+/// First token of services.
 pub const FIRST_SERVICE_TOKEN: u64 = 16;
 
-/// What runs beside the data path in the same loop: control sockets, metrics.
+/// A part of the loop besides the data path, such as the control sockets.
 pub trait Service {
     /// Registers descriptors, with tokens from [`FIRST_SERVICE_TOKEN`] on.
     fn start(&mut self, epoll: &Epoll) -> io::Result<()>;
-    /// A descriptor is ready. Must not block.
+    /// Handles a ready descriptor. Must not block.
     fn ready(&mut self, token: u64, epoll: &Epoll, node: &mut Node) -> Verdict;
 }
 
-/// Whether the loop goes on.
+/// Effect of a service on the loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It does.
+    /// The loop continues.
     Continue,
-    /// The sockets were replaced (another port): register the new ones.
+    /// The sockets were replaced (another port) and have to be registered.
     SocketsChanged,
-    /// Stop, in order.
+    /// The loop ends.
     Stop,
 }
 
 /// Why the loop ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// A signal or the control socket asked for it.
+    /// Requested by a signal or the control socket.
     Asked,
-    /// The interface was deleted under us.
+    /// The interface was deleted.
     InterfaceGone,
 }
 
@@ -77,7 +76,7 @@ struct Buffers {
     receive: ReceiveBatch,
 }
 
-/// Runs the tunnel until it is told to stop.
+/// Runs the tunnel until it is stopped.
 pub fn run(
     node: &mut Node,
     signals: &Signals,
@@ -141,8 +140,8 @@ pub fn run(
                 token => served.push(token),
             }
         }
-        // What was just written may have been answered at once, as the local stack runs within the
-        // write: looking costs less than waiting to be told, and halves a round trip.
+        // The local stack runs within the write and may have answered already: reading at once costs less than
+        // another wakeup, and halves a round trip.
         read |= receive[0] && node.receive_from(TOKEN_V4, &mut buffers);
         read |= receive[1] && node.receive_from(TOKEN_V6, &mut buffers);
         for door in &called {
@@ -181,7 +180,7 @@ pub fn run(
 }
 
 impl Node {
-    /// Receives once from a socket and delivers; whether there was anything to deliver.
+    /// Receives once from a socket and delivers; returns whether packets were delivered.
     fn receive_from(&mut self, token: u64, buffers: &mut Buffers) -> bool {
         let socket = match token {
             TOKEN_V4 => self.sockets.v4.as_ref(),
@@ -190,7 +189,7 @@ impl Node {
             door => self.sockets.doors.socket(door),
         };
         let Some(socket) = socket else { return false };
-        // An error belongs to an earlier send (unreachable, refused) and was counted there.
+        // An error belongs to an earlier send (unreachable, refused), and was counted there.
         let Ok(received) = socket.receive(&mut buffers.receive) else {
             return false;
         };
@@ -233,14 +232,15 @@ impl Node {
         delivers
     }
 
-    /// Hands what is the mesh's and not the tunnel's to whom it is for; a bit for each receive with any of it, what else was in
-    /// those is put into `others`. A relay answers from where its datagrams come, and GRO may have joined both.
+    /// Passes answers of STUN servers and relays to the mesh's agent. Returns a bit for each receive that
+    /// contained one; other datagrams of these receives are added to `others`, since GRO may have merged a
+    /// relay's answers with its datagrams.
     fn take_beside(&self, metas: &[ReceiveMeta], arena: &[u8], others: &mut Vec<Datagram>) -> u64 {
         const { assert!(RECEIVE_BUFFERS <= u64::BITS as usize) };
         let Some(mesh) = &self.mesh else { return 0 };
         let mut taken = 0;
         for (index, meta) in metas.iter().enumerate() {
-            // Strangers' go to the tunnel, which counts them as what they are: unknown.
+            // Answers of unknown servers go to the tunnel, which counts them as of unknown source.
             if !mesh.asked.contains_key(&meta.source) {
                 continue;
             }
@@ -251,7 +251,7 @@ impl Node {
             taken |= 1 << index;
             for range in meta.segments() {
                 if is_answer(&range) {
-                    // What finds no room is asked for again.
+                    // A request without an answer is repeated.
                     let _ = mesh.to_agent.try_send(Heard::Stun(arena[range].into()));
                 } else {
                     others.push(Datagram {
@@ -264,7 +264,7 @@ impl Node {
         taken
     }
 
-    /// Sends a datagram that is not the tunnel's from its socket. What is lost is sent again by who wanted it sent.
+    /// Sends a datagram of the mesh's agent from the tunnel's socket. The agent repeats a lost one.
     pub(crate) fn send_beside(&self, bytes: &[u8], to: SocketAddr) {
         let socket = match to {
             SocketAddr::V4(_) => &self.sockets.v4,
@@ -281,7 +281,7 @@ impl Node {
         }
     }
 
-    /// Tells the mesh of members that do not answer.
+    /// Tells the mesh's agent of members that do not answer.
     fn tell_sought(&mut self) {
         let Some(mesh) = &self.mesh else { return };
         for id in self.tunnel.take_peers_to_call() {
@@ -295,7 +295,7 @@ impl Node {
         }
     }
 
-    /// Sends a batch of what the TUN device holds. True if the device is gone.
+    /// Sends a batch of packets of the TUN device. Returns true if the device is gone.
     fn read_from_tun(&mut self, intake: &mut Intake) -> bool {
         let now = now();
         let queue = &self.tun.queues()[0];
@@ -344,7 +344,7 @@ impl Node {
         }
     }
 
-    /// Sends all runs.
+    /// Sends everything in the outbox.
     pub(crate) fn transmit(&mut self) {
         for run in self.outbox.runs() {
             let result = match self.sockets.towards(run.destination.address, run.peer) {
@@ -404,8 +404,8 @@ fn datagram(meta: &ReceiveMeta) -> Datagram {
     }
 }
 
-/// Sends a run, waiting for a full buffer, and without its source address when the kernel no longer
-/// has it.
+/// Sends a run; waits if the send buffer is full, and leaves out the source address if the kernel no longer has
+/// it.
 fn send(socket: &UdpSocket, run: &Run, bytes: &[u8]) -> Result<(), DropReason> {
     let mut transmit = Transmit {
         destination: run.destination.address,
@@ -428,8 +428,8 @@ fn send(socket: &UdpSocket, run: &Run, bytes: &[u8]) -> Result<(), DropReason> {
     }
 }
 
-/// Waits for room in the send buffer; false when it takes too long. Meanwhile arrivals queue in the
-/// receive buffer and packets in the TUN device: the pressure goes where it comes from.
+/// Waits until the send buffer has space; returns false after a timeout. Meanwhile arrivals wait in the receive
+/// buffer and packets in the TUN device's queue, so that the senders slow down.
 fn wait_writable(socket: &UdpSocket) -> bool {
     let Ok(mut epoll) = Epoll::new(1) else {
         return false;
@@ -440,8 +440,8 @@ fn wait_writable(socket: &UdpSocket) -> bool {
             .is_ok_and(|ready| ready.len() > 0)
 }
 
-/// Writes one packet or super-packet. A super-packet that the device refuses is cut up and written
-/// packet by packet (kernels 6.6.44 and 6.10.3 refuse good ones).
+/// Writes one packet or super-packet. A super-packet that the device refuses is written packet by packet
+/// (kernels 6.6.44 and 6.10.3 refuse valid ones).
 fn deliver_one(queue: &TunQueue, write: &Write, arena: &[u8]) -> Result<(), DropReason> {
     let mut parts = [IoSlice::new(&[]); MAX_PIECES + 2];
     let n = write.parts(arena, &mut parts);

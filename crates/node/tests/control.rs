@@ -84,7 +84,7 @@ impl Instance {
         self.places.uapi(&self.name)
     }
 
-    /// What the configuration protocol answers.
+    /// Sends a request of the configuration protocol and returns the reply.
     fn ask_uapi(&self, request: &str) -> String {
         let mut stream = UnixStream::connect(self.uapi()).expect("connect");
         stream.write_all(request.as_bytes()).expect("write");
@@ -304,7 +304,7 @@ fn a_tunnel_goes_on_at_another_port() {
             let at = s.peers[0].path.endpoint;
             received(s) > before && at.is_some_and(|at| at.port() == 6003)
         });
-        // And the way back: what comes to the new port is read.
+        // And back: datagrams to the new port are received.
         let before = received(&b.status());
         let keepalive = format!(
             "set=1\npublic_key={}\npersistent_keepalive_interval=1\n\n",
@@ -479,7 +479,7 @@ fn metrics_are_well_formed_and_slow_scrapes_end() {
     check_open_metrics(body);
 }
 
-/// The rules of the OpenMetrics text format that a mistake of ours could break
+/// Checks the rules of the OpenMetrics text format that an error here could break
 /// (<https://github.com/prometheus/OpenMetrics>, specification 1.0).
 fn check_open_metrics(body: &str) {
     let body = body.strip_suffix("# EOF\n").expect("ends with EOF");

@@ -1,4 +1,4 @@
-//! The asking end of the control socket, for the command line.
+//! Client side of the control socket, for the command line.
 
 use super::json::{Reply, Request, Secret};
 use super::ping::Pong;
@@ -11,27 +11,27 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use zeroize::Zeroizing;
 
-/// How long an answer is waited for.
+/// Timeout of an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How often it is looked whether an instance has ended.
+/// Interval between two checks whether an instance has ended.
 const INTERVAL: Duration = Duration::from_millis(20);
 
-/// Why an instance could not be asked.
+/// Why a request to an instance failed.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
-    /// Nobody is there.
+    /// No instance has this name.
     #[error("`{0}` is not running; `seikan status` lists what is")]
     NotRunning(String),
-    /// We are not its owner.
+    /// Permission denied: this user does not own the instance.
     #[error(
         "cannot connect to {}: permission denied; run as the user that runs the tunnel, usually root",
         path.display()
     )]
     Forbidden {
-        /// Its socket or folder.
+        /// Path of its socket or directory.
         path: PathBuf,
     },
-    /// It does not answer.
+    /// The instance does not answer.
     #[error(
         "`{name}` does not answer at {}: {error}; it may still be starting: try again, or end the process whose id is in {}",
         path.display(),
@@ -44,18 +44,18 @@ pub enum AskError {
         path: PathBuf,
         /// Its lock.
         lock: PathBuf,
-        /// What was wrong.
+        /// The system's error.
         error: io::Error,
     },
-    /// It will not.
+    /// The instance rejected the request.
     #[error("`{name}` refuses: {reason}")]
     Refused {
         /// The interface.
         name: String,
-        /// Its words.
+        /// The reason it gave.
         reason: String,
     },
-    /// It has not ended in time.
+    /// The instance still runs after the timeout.
     #[error(
         "`{name}` still runs {} s after it was asked to stop{}: a hook may be running; wait, or end it with `kill \
          -9`, which removes its interface but may leave rules and name servers behind",
@@ -67,12 +67,12 @@ pub enum AskError {
         name: String,
         /// The process.
         pid: Option<u32>,
-        /// How long it was waited for.
+        /// Time waited.
         waited: Duration,
     },
 }
 
-/// An instance that was asked something. It is ready to be read when the answer is there.
+/// A ping that was requested. Readable once the answer has arrived.
 #[derive(Debug)]
 pub struct Asked {
     places: Places,
@@ -80,21 +80,21 @@ pub struct Asked {
     stream: UnixStream,
 }
 
-/// Instances that run here, by name.
+/// Returns the names of the instances that run on this host.
 ///
 /// # Errors
-/// The run folder may not be read.
+/// The run directory cannot be read.
 pub fn running(places: &Places) -> Result<Vec<String>, AskError> {
     let forbidden = |_| AskError::Forbidden {
         path: places.run.clone(),
     };
     let mut names = places.names().map_err(forbidden)?;
-    // What cannot be looked at is asked, and then says why not.
+    // A request to an instance that cannot be examined fails with the reason.
     names.retain(|name| places.is_running(name).unwrap_or(true));
     Ok(names)
 }
 
-/// Asks an instance how it is going.
+/// Requests the status of an instance.
 ///
 /// # Errors
 /// See [`AskError`].
@@ -105,7 +105,7 @@ pub fn status(places: &Places, name: &str) -> Result<Status, AskError> {
         .ok_or_else(|| silent(places, name, io::ErrorKind::InvalidData.into()))
 }
 
-/// Asks an instance to stop and waits until it has, at most `patience`.
+/// Requests an instance to stop, and waits at most `patience` until it has.
 ///
 /// # Errors
 /// See [`AskError`].
@@ -125,7 +125,7 @@ pub fn stop(places: &Places, name: &str, patience: Duration) -> Result<(), AskEr
     Ok(())
 }
 
-/// Has an instance ask a peer, by its name, address or key, whether it answers: within
+/// Requests an instance to ping a peer, given by name, address or key; the result follows within
 /// [`super::ping::PATIENCE`].
 ///
 /// # Errors
@@ -135,20 +135,20 @@ pub fn ping(places: &Places, name: &str, peer: &str) -> Result<Asked, AskError> 
     begin(places, name, &Request::Ping { peer })
 }
 
-/// Has an instance take on another private key, in base64, and keep all its sessions.
+/// Requests an instance to adopt another private key, in base64, and to keep all sessions.
 ///
 /// # Errors
-/// See [`AskError`]; refused: it is no member of a mesh, or a gateway.
+/// See [`AskError`]; refused if the instance is not a member of a mesh, or is a gateway.
 pub fn rotate(places: &Places, name: &str, private_key: &str) -> Result<(), AskError> {
     let private_key = Secret::new(private_key);
     ask(places, name, Request::Rotate { private_key }).map(drop)
 }
 
 impl Asked {
-    /// What became of a [`ping`].
+    /// Waits for the result of a [`ping`].
     ///
     /// # Errors
-    /// See [`AskError`]; refused: it has no such peer.
+    /// See [`AskError`]; refused if there is no such peer.
     pub fn pong(&self) -> Result<Pong, AskError> {
         let reply = self.reply()?;
         reply
@@ -216,7 +216,7 @@ fn begin(places: &Places, name: &str, request: &Request) -> Result<Asked, AskErr
 
 fn silent(places: &Places, name: &str, error: io::Error) -> AskError {
     let error = match error.kind() {
-        // What a timeout of a socket reads as.
+        // The error of a socket's timeout.
         io::ErrorKind::WouldBlock => {
             let text = format!("no answer within {} s", PATIENCE.as_secs());
             io::Error::new(io::ErrorKind::TimedOut, text)

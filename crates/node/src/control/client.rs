@@ -1,5 +1,4 @@
-//! One client: a stream that never blocks, what came and is not used up, what is to be sent, and
-//! until when it has to be done.
+//! One client: a stream that never blocks, its unread input, its pending output, and a deadline.
 
 use super::output::{Output, PIECE};
 use super::subject::Subject;
@@ -13,9 +12,9 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use zeroize::Zeroizing;
 
-/// How long a request and its reply may take, and how long a connection may do nothing.
+/// Timeout of a request with its reply, and of an idle connection.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The same for metrics, which strangers may be able to reach.
+/// The same for metrics, which hosts outside may be able to reach.
 const METRICS_PATIENCE: Duration = Duration::from_secs(5);
 
 /// A stream of either kind.
@@ -52,29 +51,30 @@ impl AsFd for Stream {
     }
 }
 
-/// Where a dialogue stands.
+/// State of a dialogue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// Between requests.
     Idle,
-    /// A request has begun and not ended.
+    /// Part of a request was read.
     Asking,
-    /// A reply has begun, and more of it is to be made.
+    /// Part of a reply was produced.
     Replying,
-    /// The reply is not known yet, and looked for again soon.
+    /// The reply is not known yet; it is polled.
     Waiting,
-    /// Nothing sensible can follow; the client is let go once it has what it was sent.
+    /// The dialogue is over: the client is closed once its output is sent.
     Over,
 }
 
-/// What a client speaks.
+/// The server side of a protocol that clients speak.
 pub trait Dialogue: Send {
-    /// Takes what a client sent; returns how many bytes were used up. The rest is offered again,
-    /// together with what comes after it.
+    /// Consumes input of the client and returns the number of bytes consumed. The rest is passed again with the
+    /// bytes that follow it.
     fn take(&mut self, input: &[u8], subject: &mut Subject<'_>, output: &mut Output) -> usize;
-    /// While [`Phase::Replying`]: adds the next piece of the reply. While [`Phase::Waiting`]: adds it if it is known.
+    /// In [`Phase::Replying`]: appends the next piece of the reply. In [`Phase::Waiting`]: appends the reply
+    /// once it is known.
     fn give(&mut self, subject: &Subject<'_>, output: &mut Output);
-    /// Where it stands.
+    /// Returns the current state.
     fn phase(&self) -> Phase;
 }
 
@@ -92,33 +92,33 @@ impl Dialogue for uapi::Dialogue {
     }
 }
 
-/// Whether a client stays.
+/// Whether a client is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It does.
+    /// Kept.
     Stays,
-    /// It has had all it gets, or is gone.
+    /// Closed: it has its whole reply, or has gone.
     Goes,
 }
 
 /// One client.
 pub struct Client {
-    /// Where it is.
+    /// The connection.
     pub stream: Stream,
-    /// What the loop waits for on its account.
+    /// Events for which the loop waits.
     pub interest: Interest,
-    /// When it is let go if nothing has come of it.
+    /// Time at which an idle client is closed.
     pub deadline: Instant,
     dialogue: Box<dyn Dialogue>,
     input: Zeroizing<Vec<u8>>,
-    /// Bytes of `input` that are there.
+    /// Number of valid bytes in `input`.
     filled: usize,
     output: Output,
     ended: bool,
 }
 
 impl Client {
-    /// A client that has just come.
+    /// A client that was just accepted.
     pub fn new(stream: Stream, dialogue: Box<dyn Dialogue>, now: Instant) -> Client {
         let mut client = Client {
             stream,
@@ -141,8 +141,8 @@ impl Client {
         }
     }
 
-    /// Does a bounded piece of work: one read, the lines in it, one piece of the reply, one write.
-    /// The loop comes back for more after the next packets.
+    /// Does a bounded piece of work: one read, the lines in it, one piece of the reply, one write. The loop
+    /// calls it again after the next packets.
     pub fn turn(&mut self, subject: &mut Subject<'_>) -> Fate {
         if self.receive().is_err() {
             return Fate::Goes;
@@ -177,7 +177,7 @@ impl Client {
         if !replying && (self.ended || self.dialogue.phase() == Phase::Over) {
             return Fate::Goes;
         }
-        // The clock starts with the first byte of a request, and anew once its reply is sent.
+        // The timeout starts with the first byte of a request, and again once its reply is sent.
         if used > 0 && (was_idle || self.is_idle()) {
             self.deadline = subject.now().mono + self.patience();
         }
@@ -189,7 +189,7 @@ impl Client {
         Fate::Stays
     }
 
-    /// Whether it is to be looked at again soon, without anything of its own.
+    /// Whether it must be polled without an event of its descriptor.
     pub fn waits(&self) -> bool {
         self.dialogue.phase() == Phase::Waiting
     }

@@ -28,33 +28,33 @@ use zeroize::Zeroize as _;
 /// Longest request in bytes.
 pub const MAX_LINE: usize = 4096;
 
-/// What can be asked.
+/// A request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "cmd", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Request {
-    /// How is it going?
+    /// Return the status.
     Status,
-    /// End, in order.
+    /// Stop the tunnel.
     Stop,
-    /// Does a peer answer?
+    /// Ping a peer.
     Ping {
         /// Its name, address or key.
         peer: String,
     },
-    /// Take on another private key, and keep all sessions.
+    /// Adopt another private key, and keep all sessions.
     Rotate {
         /// In base64.
         private_key: Secret,
     },
 }
 
-/// A text that is never shown.
+/// A text that is never displayed.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Secret(String);
 
 impl Secret {
-    /// Hides a text.
+    /// Wraps a text.
     pub fn new(text: &str) -> Secret {
         Secret(text.to_owned())
     }
@@ -77,18 +77,18 @@ impl Drop for Secret {
     }
 }
 
-/// A reply, as the asker reads it.
+/// A reply, as the client parses it.
 #[derive(Debug, Deserialize)]
 pub struct Reply {
-    /// Whether it was done.
+    /// Whether the request succeeded.
     pub ok: bool,
-    /// Why not.
+    /// Reason of a failure.
     pub error: Option<String>,
-    /// Who was asked to stop.
+    /// Process id of the instance that was asked to stop.
     pub pid: Option<u32>,
-    /// What was asked for.
+    /// The requested status.
     pub status: Option<Status>,
-    /// Whether the peer answered.
+    /// Result of the ping.
     pub ping: Option<Pong>,
 }
 
@@ -102,25 +102,25 @@ pub struct Dialogue {
 enum State {
     #[default]
     Idle,
-    /// A status has begun.
+    /// A status is being sent.
     Status(Box<Telling>),
-    /// A peer was asked.
+    /// A peer was pinged.
     Pinging(Pinging),
-    /// The client waits for our end.
+    /// The client waits until this process ends.
     Stopping,
     Over,
 }
 
-/// What of a status is still to be told.
+/// The rest of a status that is being sent.
 #[derive(Debug)]
 struct Telling {
     peers: std::vec::IntoIter<PeerId>,
-    /// The gateway comes after the peers: everything of it but its devices, until it was told.
+    /// The gateway without its devices, until it was sent; it follows the peers.
     gateway: Option<Box<GatewayStatus>>,
     devices: std::ops::Range<u32>,
-    /// No element of the present list was told yet.
+    /// No element of the current list was sent yet.
     first: bool,
-    /// What closes the reply after the last list.
+    /// End of the reply, sent after the last list.
     end: &'static [u8],
 }
 
@@ -201,7 +201,7 @@ impl super::client::Dialogue for Dialogue {
     }
 }
 
-/// Who is a member of a mesh has a coordinator that tells the others; nobody else has.
+/// Only a member of a mesh can rotate its key, because only a coordinator can tell the peers.
 fn rotate(subject: &mut Subject<'_>, private_key: &Secret) -> Result<(), &'static str> {
     let key = parse_private_key(&private_key.0).map_err(|_| "not a private key")?;
     let Some(mesh) = &mut subject.node.mesh else {
@@ -221,7 +221,7 @@ fn rotate(subject: &mut Subject<'_>, private_key: &Secret) -> Result<(), &'stati
     Ok(())
 }
 
-/// Everything up to the list of peers, which follows in pieces, and so does the gateway.
+/// Sends everything up to the list of peers; peers and gateway follow in pieces.
 fn begin_status(subject: &Subject<'_>, output: &mut Output) -> State {
     let status = status::without_peers(subject.node, subject.record);
     let text = serde_json::to_string(&status).unwrap_or_default();
@@ -240,7 +240,7 @@ fn begin_status(subject: &Subject<'_>, output: &mut Output) -> State {
 }
 
 impl Telling {
-    /// Tells the next piece; false after the last.
+    /// Appends the next piece; returns false after the last.
     fn give(&mut self, subject: &Subject<'_>, now: Now, output: &mut Output) -> bool {
         // Neither writing to memory nor these types can fail.
         if let Some(id) = self.peers.next() {

@@ -1,13 +1,13 @@
-//! Bytes on their way to a client. They may hold keys, so every copy of them is wiped.
+//! Bytes on their way to a client. They may contain keys, so every copy is wiped.
 
 use std::fmt;
 use std::io;
 use zeroize::Zeroizing;
 
-/// A piece of a reply: once this much waits to be sent, no more is made.
+/// Size in bytes from which on no further piece of a reply is produced.
 pub const PIECE: usize = 64 * 1024;
 
-/// What is still to be sent.
+/// Output that was not sent yet.
 #[derive(Default)]
 pub struct Output {
     bytes: Zeroizing<Vec<u8>>,
@@ -15,7 +15,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// What is to be sent next.
+    /// Returns the bytes to send next.
     pub fn unsent(&self) -> &[u8] {
         &self.bytes[self.sent..]
     }
@@ -25,7 +25,7 @@ impl Output {
         self.unsent().is_empty()
     }
 
-    /// Whether enough waits for now.
+    /// Whether no further piece should be produced now.
     pub fn is_full(&self) -> bool {
         self.unsent().len() >= PIECE
     }
@@ -39,7 +39,7 @@ impl Output {
         }
     }
 
-    /// Appends; what a larger allocation leaves behind is wiped, which a plain `Vec` would not do.
+    /// Appends bytes. Unlike a plain `Vec`, it wipes the old allocation when it grows.
     pub fn push(&mut self, more: &[u8]) {
         let needed = self.bytes.len() + more.len();
         if needed > self.bytes.capacity() {

@@ -1,4 +1,4 @@
-//! Whether a peer answers, for a client that waits until it does: [`Pong`].
+//! Ping of a peer, for a client that waits for the result: [`Pong`].
 
 use super::subject::{Record, Subject};
 use crate::mesh::names::DOMAIN;
@@ -14,64 +14,64 @@ use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-/// How long an answer is waited for.
+/// Timeout of the answer.
 pub const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What became of a question.
+/// Result of a ping.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pong {
-    /// What the peer is called, in the configuration or the mesh.
+    /// Name of the peer in the configuration or the mesh.
     pub name: Option<String>,
     /// Its identity.
     pub public_key: String,
-    /// Microseconds from the question to the answer; absent if none came within [`PATIENCE`].
+    /// Round trip in microseconds; absent if no answer came within [`PATIENCE`].
     pub rtt_us: Option<u64>,
-    /// By which way the question went, or would have gone; absent if none is known.
+    /// Path of the request; absent if none is known.
     pub path: Option<Path>,
-    /// Why there is no answer.
+    /// Reason of a missing answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub silence: Option<Silence>,
 }
 
-/// The way to a peer.
+/// The path to a peer.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Path {
-    /// Where to send.
+    /// Destination address.
     pub address: SocketAddr,
-    /// Whether that is a relay.
+    /// Whether the destination is a relay.
     pub relayed: bool,
-    /// What the mesh calls the relay, if one alone has that address.
+    /// Name of the relay in the mesh, if exactly one has that address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub relay: Option<String>,
 }
 
-/// Why there is no answer.
+/// Reason of a missing answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Silence {
-    /// Nobody knows where the peer is.
+    /// No address of the peer is known.
     NoAddress,
-    /// No handshake was answered, so there is no session to ask in.
+    /// No handshake was answered, so there is no session.
     NoHandshake,
-    /// Nothing came back in the session that there is.
+    /// The session did not return an answer.
     NoAnswer,
 }
 
-/// A question under way.
+/// A ping in progress.
 #[derive(Debug)]
 pub(super) struct Pinging {
-    /// The peer, whose key may become another one meanwhile.
+    /// The peer; its key may change meanwhile.
     id: PeerId,
-    /// The question's number.
+    /// Number of the request.
     number: u64,
     until: Instant,
 }
 
 impl Pinging {
-    /// Asks the peer that `whom` names.
+    /// Pings the peer with this name, address or key.
     ///
     /// # Errors
-    /// For people: nobody is called so, or cannot be asked.
+    /// A message for the user: there is no such peer, or it cannot be pinged.
     pub fn begin(subject: &mut Subject<'_>, whom: &str) -> Result<Pinging, String> {
         if subject.node.tunnel.protocol() == Protocol::WireGuard {
             return Err(
@@ -94,7 +94,7 @@ impl Pinging {
         })
     }
 
-    /// The answer, or that none came in time; `None` while one may come.
+    /// Returns the result, also if the timeout has passed; `None` while an answer may still come.
     pub fn outcome(&self, subject: &Subject<'_>) -> Option<Result<Pong, String>> {
         let (node, now) = (&*subject.node, now().mono);
         let peer = node.tunnel.peer(self.id);
@@ -132,7 +132,8 @@ impl Pinging {
     }
 }
 
-/// The relay that has an address. A pair's port is at the same as the main one, which is asked by STUN.
+/// Returns the name of the relay that has an address. The port of a pair is at the same IP address as the main
+/// port.
 fn relay_at(mesh: &MeshState, address: SocketAddr) -> Option<String> {
     match mesh.legs.get(&address) {
         Some(LegTo::Relay { relay, .. }) => return Some(format!("{relay} (TLS)")),
@@ -147,7 +148,7 @@ fn relay_at(mesh: &MeshState, address: SocketAddr) -> Option<String> {
     there.next().is_none().then(|| first.name.clone())
 }
 
-/// The peer that people mean: by its name, the name that it is found by, its address or its key.
+/// Finds a peer by its configured name, its mesh name, its address or its key.
 fn find(node: &Node, record: &Record, whom: &str) -> Result<PeerId, String> {
     let tunnel = &node.tunnel;
     if let Ok(address) = whom.parse::<IpAddr>() {
@@ -183,7 +184,7 @@ fn find(node: &Node, record: &Record, whom: &str) -> Result<PeerId, String> {
 }
 
 fn unknown(whom: &str) -> String {
-    // It is shown to people.
+    // The text is displayed to a user.
     let shown: String = whom.chars().filter(|c| !c.is_control()).take(64).collect();
     format!(
         "there is no peer `{shown}`: give a name, an address or a key that `seikan status` lists"

@@ -1,4 +1,4 @@
-//! What clients may see and change: the node, and what control keeps about it.
+//! State that clients may read and change: the node, and the control sockets' own record of it.
 
 use crate::node::{Node, SystemRandom, now};
 use crate::uapi::{Device, Refusal};
@@ -8,23 +8,23 @@ use seikan_proto::tunnel::{Now, Tunnel};
 use seikan_sys::netlink::Netlink;
 use std::collections::BTreeMap;
 
-/// What control keeps about a node.
+/// Data about a node that only the control sockets need.
 #[derive(Debug)]
 pub struct Record {
     /// The interface.
     pub name: String,
-    /// Names of peers, for people.
+    /// Configured names of peers.
     pub names: BTreeMap<PublicKey, String>,
-    /// The private key was taken away by a client.
+    /// A client has removed the private key.
     pub keyless: bool,
-    /// To ask about the device's counters.
+    /// Connection that reads the device's counters.
     pub netlink: Option<Netlink>,
-    /// Why `wg` cannot reach us, if so.
+    /// Reason why `wg` has no socket, if so.
     pub without_uapi: Option<String>,
 }
 
 impl Record {
-    /// What people call a peer: as the configuration does, or the mesh.
+    /// Returns the name of a peer in the configuration or the mesh.
     pub fn name_of(&self, node: &Node, key: &PublicKey) -> Option<String> {
         let member = || {
             let member = node.mesh.as_ref()?.members.get(key)?;
@@ -34,13 +34,13 @@ impl Record {
     }
 }
 
-/// A node as clients have it.
+/// A node with its record.
 pub struct Subject<'a> {
     /// The node.
     pub node: &'a mut Node,
-    /// What is known besides.
+    /// Its record.
     pub record: &'a mut Record,
-    /// What the loop has to do about what clients did.
+    /// Effect of the clients' requests on the loop.
     pub verdict: Verdict,
 }
 
@@ -63,7 +63,7 @@ impl Device for Subject<'_> {
 
     fn set_private_key(&mut self, key: Option<PrivateKey>) {
         self.record.keyless = key.is_none();
-        // Nobody knows, and no peer accepts, a random key: the interface is without identity.
+        // The interface has no identity: a random key is known to nobody, and no peer accepts it.
         let key = key.unwrap_or_else(|| PrivateKey::generate(&mut SystemRandom));
         self.node.tunnel.set_private_key(key);
     }

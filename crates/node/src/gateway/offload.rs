@@ -1,22 +1,22 @@
-//! The offloads of the cards on both sides of a gateway, read and judged, never changed.
+//! Recommended offload settings of the NICs on both sides of a gateway. Nothing is changed.
 //!
-//! Merged packets are what makes a gateway fast: GRO joins what devices send, the tunnel carries it
-//! whole, and the other side's card or kernel cuts it up. [`judge`] is pure: settings in, findings out.
+//! A gateway is fast if packets are merged: GRO merges packets of devices, the tunnel carries super-packets,
+//! and the NIC or kernel of the other side segments them. [`check`] is pure: settings in, findings out.
 
 use seikan_sys::ethtool::FeatureState;
 use serde::{Deserialize, Serialize};
 
-/// Which network a card is in.
+/// Network of a NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Side {
-    /// That of the devices.
+    /// Network of the devices.
     Lan,
-    /// That over which the tunnel goes.
+    /// Network that carries the tunnel.
     Wan,
 }
 
-/// A card that is judged.
+/// A NIC to check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Card<'a> {
     /// Its name.
@@ -27,43 +27,43 @@ pub struct Card<'a> {
     pub tagged: bool,
 }
 
-/// A setting that should be another.
+/// A setting that should be changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
-    /// The card.
+    /// The NIC.
     pub interface: String,
-    /// The setting, as `ethtool -k` calls it.
+    /// Name of the setting in `ethtool -k`.
     pub setting: String,
-    /// As it is: `on` or `off`.
+    /// Current value, `on` or `off`.
     pub is: String,
-    /// As it should be.
+    /// Recommended value.
     pub should: String,
     /// Why.
     pub why: String,
-    /// What changes it.
+    /// Command that changes it.
     pub command: String,
 }
 
-/// What a setting should be.
+/// A recommended setting.
 struct Wish {
-    /// Names of `ethtool -k`.
+    /// Name in `ethtool -k`.
     setting: &'static str,
-    /// The word for `ethtool -K`.
+    /// Name in `ethtool -K`.
     option: &'static str,
-    /// The kernel's names of the feature bits.
+    /// The kernel's names of the features.
     bits: &'static [&'static str],
     should: bool,
-    /// Why, on the side of the devices; `None`: it does not matter there.
+    /// Reason on the devices' side; `None` if it does not matter there.
     lan: Option<&'static str>,
-    /// Why, on the side of the tunnel.
+    /// Reason on the tunnel's side.
     wan: Option<&'static str>,
-    /// It matters only where there are VLANs.
+    /// Matters only with VLANs.
     only_tagged: bool,
 }
 
-/// In the order of their weight. On the tunnel's side `rx-gro-list` does not matter: the kernel
-/// leaves a socket that asks for merged datagrams alone (`udp_gro_receive()`, net/ipv4/udp_offload.c);
-/// nor does TSO: the tunnel sends UDP.
+/// By importance. On the tunnel's side `rx-gro-list` does not matter, since the kernel ignores it for sockets
+/// that request merged datagrams (`udp_gro_receive()`, net/ipv4/udp_offload.c); nor does TSO, since the tunnel
+/// sends UDP.
 const WISHES: &[Wish] = &[
     Wish {
         setting: "generic-receive-offload",
@@ -158,8 +158,8 @@ const WISHES: &[Wish] = &[
     },
 ];
 
-/// Which settings should be others. What the driver has fixed, or does not know, is no finding: nobody
-/// can change it.
+/// Returns the settings that should be changed. Settings that the driver has fixed or does not know are
+/// skipped: nobody can change them.
 pub fn judge(card: &Card<'_>, features: &[FeatureState]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for wish in WISHES {
@@ -189,15 +189,15 @@ pub fn judge(card: &Card<'_>, features: &[FeatureState]) -> Vec<Finding> {
     findings
 }
 
-/// The settings that matter here, as they are.
+/// Returns the current values of the settings that matter here.
 pub fn settings(features: &[FeatureState]) -> impl Iterator<Item = (&'static str, bool)> {
     WISHES
         .iter()
         .filter_map(|wish| Some((wish.setting, is_on(wish, features)?)))
 }
 
-/// Whether any bit of the group is in force, as `ethtool -k` sums groups up; `None` if the kernel
-/// knows none of them.
+/// Whether any feature of the group is active, as `ethtool -k` summarises groups; `None` if the kernel knows
+/// none of them.
 fn is_on(wish: &Wish, features: &[FeatureState]) -> Option<bool> {
     let mut bits = of(wish, features).peekable();
     bits.peek()?;
@@ -226,7 +226,7 @@ mod tests {
         }
     }
 
-    /// A card as it should be, on either side.
+    /// A NIC with all recommended settings, on either side.
     fn good() -> Vec<FeatureState> {
         let all = WISHES.iter();
         all.flat_map(|wish| wish.bits.iter().map(|name| bit(name, wish.should)))

@@ -1,7 +1,7 @@
-//! Two gateways on one local network: becoming active, and standing by.
+//! Two gateways on one local network: active and standby.
 //!
-//! One that stands by listens on the local network and is silent everywhere else: no ARP answers, and
-//! nothing to remotes, for whom it is the same peer as the active one.
+//! The standby gateway listens on the local network and sends nothing else: no ARP answers, and nothing to
+//! remotes, which know both gateways as the same peer.
 
 use super::GatewayNode;
 use crate::node::{Node, SystemRandom, now};
@@ -10,23 +10,23 @@ use seikan_proto::time::Instant;
 use seikan_wire::VNET_HDR_LEN;
 
 impl GatewayNode {
-    /// Whether the other gateway is active.
+    /// Whether this gateway is on standby.
     pub fn stands_by(&self) -> bool {
         self.lan
             .as_ref()
             .is_some_and(|lan| !lan.responder.is_active())
     }
 
-    /// Passes over what the TUN device or a socket has, `packets` of it.
+    /// Drops `packets` received from the TUN device or a socket, without handling them.
     pub(crate) fn drop_standing_by(&mut self, packets: u64) {
         self.gateway.drop_unattributed(DropReason::Standby, packets);
     }
 
-    /// An advert of the other gateway.
+    /// Handles an advert of the other gateway.
     pub(super) fn receive(&mut self, payload: &[u8]) {
         let election = self.lan.as_mut().and_then(|lan| lan.election.as_mut());
         if let Some(election) = election {
-            // One that is not believed says nothing; it was counted as consumed all the same.
+            // An advert that fails authentication has no effect; it was counted as consumed nevertheless.
             election.receive(now().mono, payload);
         }
     }
@@ -38,7 +38,7 @@ impl GatewayNode {
 }
 
 impl Node {
-    /// Sends the advert that is due, and acts on what the election says.
+    /// Sends an advert if one is due, and acts on the election's result.
     pub(crate) fn poll_election(&mut self) {
         let Some(GatewayNode {
             lan: Some(lan),
@@ -72,7 +72,7 @@ impl Node {
         }
     }
 
-    /// Tells the other gateway that this one ends.
+    /// Tells the other gateway that this one stops.
     pub(crate) fn leave_election(&mut self) {
         let lan = self
             .gateway

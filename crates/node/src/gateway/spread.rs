@@ -1,19 +1,19 @@
-//! Whether received packets are spread over the processors, from two samples of the kernel's counts.
+//! Distribution of received packets over the processors, from two samples of the kernel's counters.
 
 use seikan_sys::softirq;
 use serde::{Deserialize, Serialize};
 
-/// Below this rate one processor is enough.
+/// Softirqs per second below which one processor is enough.
 const LOAD: f64 = 10_000.0;
-/// A processor that does more than this share does all.
+/// Share from which on one processor counts as handling everything.
 const SHARE: f64 = 0.9;
 
-/// The kernel's counts, and what it is told.
+/// A sample of the kernel's counters and settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Softirqs {
     /// Runs of the receive softirq on each processor since the start of the machine.
     pub net_rx: Vec<Runs>,
-    /// To which processors the receive queues of the cards on both sides are spread.
+    /// Processors to which the receive queues of the NICs on both sides are spread.
     pub queues: Vec<Queue>,
 }
 
@@ -22,35 +22,35 @@ pub struct Softirqs {
 pub struct Runs {
     /// Its number.
     pub cpu: u32,
-    /// How many.
+    /// Number of runs.
     pub runs: u64,
 }
 
 /// A receive queue.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Queue {
-    /// The card.
+    /// Its NIC.
     pub interface: String,
     /// The queue, such as `rx-0`.
     pub queue: String,
-    /// Processors that packets are spread to (RPS); none: only where the interrupt comes.
+    /// Processors that packets are spread to (RPS); if empty, the one that handles the interrupt.
     pub cpus: Vec<u32>,
 }
 
-/// What two samples tell.
+/// Result of two samples.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
     /// Runs of the receive softirq per second, of each processor.
     pub net_rx_per_s: Vec<f64>,
-    /// All is on one processor, whose number it is.
+    /// The processor that handles everything, if one does.
     pub all_on: Option<u32>,
-    /// Its share, 0 to 1; of nothing 0.
+    /// Its share, 0 to 1; 0 without any runs.
     pub share: f64,
-    /// What spreads them, if that is possible.
+    /// Commands that spread them, if possible.
     pub commands: Vec<String>,
 }
 
-/// Compares two samples, taken `seconds` apart. `None` where they are not of the same processors.
+/// Compares two samples taken `seconds` apart; `None` if they are of different processors.
 pub fn spread(before: &Softirqs, after: &Softirqs, seconds: f64) -> Option<Spread> {
     let same = before
         .net_rx
@@ -80,7 +80,7 @@ pub fn spread(before: &Softirqs, after: &Softirqs, seconds: f64) -> Option<Sprea
     })
 }
 
-/// Spreads every queue that is not yet spread over all processors.
+/// Returns commands that spread every queue over all processors, where that is not done yet.
 fn commands(softirqs: &Softirqs) -> Vec<String> {
     let all: Vec<u32> = softirqs.net_rx.iter().map(|runs| runs.cpu).collect();
     let unspread = softirqs.queues.iter().filter(|queue| queue.cpus.len() < 2);

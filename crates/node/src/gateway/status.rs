@@ -1,8 +1,8 @@
-//! What a gateway tells about itself: [`GatewayStatus`], the section `gateway` of the status.
+//! Status of a gateway: [`GatewayStatus`], the section `gateway` of the status.
 //!
-//! It is part of the stable interface of [`crate::status`]. The daemon tells counts ([`without_devices`],
-//! then [`device`] by device); rates come from two of them ([`GatewayStatus::since`]), so that
-//! nothing has to be kept for askers.
+//! It is part of the stable interface of [`crate::status`]. The daemon reports counters ([`without_devices`],
+//! then [`device`] by device); the client computes rates from two reports ([`GatewayStatus::since`]), so that
+//! the daemon keeps no state for clients.
 
 use super::offload::{self, Finding, Side};
 use super::spread::{Queue, Runs, Softirqs, Spread, spread};
@@ -21,13 +21,13 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
-/// Peers whose routes are looked up: each takes a question to the kernel.
+/// Maximum number of peers whose routes are looked up, each with a request to the kernel.
 const MAX_ROUTES: usize = 32;
-/// Segments that must have been seen before a loss says something.
+/// Minimum number of segments for a loss ratio.
 const LOSS_SEGMENTS: u64 = 200;
-/// Loss from which on a leg is bad, as a share of all.
+/// Loss ratio from which on a side is slow.
 const LOSS: f64 = 0.005;
-/// Round trips below this are not worth a word.
+/// Round trips in microseconds below which no side is slow.
 const RTT_US: u64 = 1000;
 
 /// A gateway.
@@ -39,92 +39,92 @@ pub struct GatewayStatus {
     pub interface: String,
     /// The interface is there, up and has a carrier.
     pub up: bool,
-    /// The gateway's own station; only in transparent mode.
+    /// The gateway's responder; only in transparent mode.
     pub responder: Option<Responder>,
-    /// Flows that are known.
+    /// Table of flows.
     pub flows: FlowTable,
-    /// What came from the local network and is of no device; without bytes.
+    /// Packets from the local network that belong to no device; without bytes.
     pub unattributed: Direction,
-    /// What came from the tunnel, neither for a device nor for the host; without bytes.
+    /// Packets from the tunnel for neither a device nor the host; without bytes.
     pub refused: Direction,
-    /// Addresses that two claim, heard within the last minute.
+    /// Addresses claimed by two hosts within the last minute.
     pub conflicts: Vec<Conflict>,
-    /// Offloads of the cards on both sides.
+    /// Offloads of the NICs on both sides.
     pub offloads: Vec<Offloads>,
-    /// On which processors packets are received.
+    /// Processors that handle received packets.
     pub softirqs: Softirqs,
-    /// What two samples tell of them; absent in one.
+    /// Distribution over the processors, from two samples; absent with one.
     pub spread: Option<Spread>,
-    /// Seconds between the two samples that rates are from; absent in one.
+    /// Seconds between the two samples; absent with one.
     pub interval_s: Option<f64>,
     /// The devices, in the order of the configuration.
     pub devices: Vec<DeviceStatus>,
 }
 
-/// The gateway on the local network, in transparent mode.
+/// The responder on the local network, in transparent mode.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Responder {
-    /// Its address.
+    /// Its MAC address.
     pub mac: String,
-    /// It speaks; one that stands by only listens.
+    /// Active; a standby gateway only listens.
     pub active: bool,
     /// The other gateway on this local network; absent where none is configured.
     pub second: Option<Second>,
-    /// Frames that the kernel could not queue for it.
+    /// Frames that the kernel could not queue.
     pub lost: u64,
-    /// Super-packets are handed to the card whole; else they are cut up here.
+    /// Super-packets are passed to the NIC; otherwise they are segmented here.
     pub gso: bool,
-    /// Why not.
+    /// Reason if not.
     pub without_gso: Option<String>,
-    /// Super-packets that the card's driver refused and that were cut up here.
+    /// Super-packets that the NIC's driver refused and that were segmented here.
     pub gso_refused: u64,
     /// Frames read together.
     pub frames_per_read: Distribution,
-    /// Frames that were made here: ARP, neighbour discovery, errors to devices, adverts to the other gateway.
+    /// Frames made here: ARP, neighbour discovery, errors to devices, adverts to the other gateway.
     pub own: Direction,
 }
 
 /// The other gateway on the local network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Second {
-    /// It was heard within the last second.
+    /// An advert arrived within the last second.
     pub present: bool,
-    /// It was, and said that it speaks.
+    /// Its last advert said that it is active.
     pub active: bool,
 }
 
 /// The flows of all devices.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlowTable {
-    /// Known now.
+    /// Flows in the table.
     pub known: u64,
-    /// Forgotten for want of room.
+    /// Flows evicted from the full table.
     pub evicted: u64,
 }
 
-/// An address that two claim.
+/// An address that two hosts claim.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Conflict {
     /// The address on the local network.
     pub address: IpAddr,
-    /// The card that claims it and should not have it.
+    /// MAC address of the other host that claims it.
     pub mac: String,
-    /// Seconds since that was heard.
+    /// Seconds since its last claim.
     pub age_s: f64,
 }
 
-/// The offloads of a card.
+/// The offloads of a NIC.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Offloads {
-    /// The card.
+    /// The NIC.
     pub interface: String,
-    /// Which network it is in.
+    /// Its network.
     pub side: Side,
     /// Settings that matter for a gateway, as `ethtool -k` calls them.
     pub settings: BTreeMap<String, bool>,
-    /// Settings that should be others.
+    /// Settings that should be changed.
     pub findings: Vec<Finding>,
-    /// Why they could not be read.
+    /// Reason if they could not be read.
     pub unread: Option<String>,
 }
 
@@ -133,7 +133,7 @@ pub struct Offloads {
 pub struct DeviceStatus {
     /// Its name in the configuration.
     pub name: String,
-    /// The card it was heard from last.
+    /// MAC address that it last used.
     pub mac: Option<String>,
     /// Its VLAN.
     pub vlan: Option<u16>,
@@ -141,21 +141,21 @@ pub struct DeviceStatus {
     pub lan: Vec<IpAddr>,
     /// Its addresses in the overlay.
     pub overlay: Vec<IpAddr>,
-    /// Seconds since something of it was heard.
+    /// Seconds since its last packet or frame.
     pub last_seen_s: Option<f64>,
-    /// Packets joined in what was read of it, on average.
+    /// Mean number of packets merged into one that was read.
     pub gro_factor: Option<f64>,
-    /// Between device and gateway.
+    /// Between the device and the gateway.
     pub lan_side: SideStatus,
-    /// Between gateway and remotes.
+    /// Between the gateway and the remotes.
     pub tunnel_side: SideStatus,
-    /// Which of the two is slow.
+    /// The slow side of the two.
     pub slow_side: SlowSide,
     /// Its rules.
     pub rules: Vec<RuleStatus>,
     /// Packets that no rule allows.
     pub denied: Denied,
-    /// Bytes per second between two samples; absent in one.
+    /// Bytes per second between two samples; absent with one.
     pub rate: Option<Rate>,
     /// From the device into the tunnel.
     pub outbound: Direction,
@@ -163,14 +163,14 @@ pub struct DeviceStatus {
     pub inbound: Direction,
 }
 
-/// What TCP told of a leg.
+/// Loss and round trips of the device's TCP on one side.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SideStatus {
-    /// Segments that were sent into the leg, or found missing out of it.
+    /// Segments sent to the side, or found missing from it.
     pub segments: u64,
-    /// Of these, lost.
+    /// Lost segments.
     pub lost: u64,
-    /// Lost as a share of all, 0 to 1.
+    /// Lost segments as a share of all, 0 to 1.
     pub loss: f64,
     /// Smoothed round-trip time in microseconds.
     pub rtt_us: Option<u64>,
@@ -178,14 +178,14 @@ pub struct SideStatus {
     pub rtt_min_us: Option<u64>,
 }
 
-/// Which leg is slow.
+/// The slow side.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SlowSide {
-    /// TCP has not told enough.
+    /// Not enough TCP segments were seen.
     #[default]
     Unknown,
-    /// Neither stands out.
+    /// Neither side is slow.
     Neither,
     /// The local network.
     Lan,
@@ -198,9 +198,9 @@ pub enum SlowSide {
 pub struct RuleStatus {
     /// As in the configuration.
     pub rule: String,
-    /// `from`: who may reach the device; `to`: whom it may reach.
+    /// `from`: rule for connections to the device; `to`: rule for connections of the device.
     pub direction: String,
-    /// Flows that it let pass.
+    /// Flows that it allowed.
     pub flows: u64,
 }
 
@@ -223,7 +223,7 @@ pub struct Rate {
 }
 
 impl GatewayStatus {
-    /// Adds what only two samples tell: rates, and how received packets are spread. `earlier` was
+    /// Adds the values that need two samples: rates, and the distribution of received packets. `earlier` was
     /// taken `seconds` before.
     pub fn since(&mut self, earlier: &GatewayStatus, seconds: f64) {
         self.spread = spread(&earlier.softirqs, &self.softirqs, seconds);
@@ -241,14 +241,14 @@ impl GatewayStatus {
         }
     }
 
-    /// Everything that should be set otherwise.
+    /// Returns all settings that should be changed.
     pub fn findings(&self) -> impl Iterator<Item = &Finding> {
         self.offloads.iter().flat_map(|offloads| &offloads.findings)
     }
 }
 
-/// Which leg is slow: the one that loses, and twice as much as the other; else the one whose round
-/// trips are twice as long as the other's, and worth a word.
+/// Returns the slow side: the one with a relevant loss and twice the other's; otherwise the one with relevant
+/// round trips, twice as long as the other's.
 pub fn slow_side(lan: &SideStatus, tunnel: &SideStatus) -> SlowSide {
     let loss = |side: &SideStatus| (side.segments >= LOSS_SEGMENTS).then_some(side.loss);
     let pairs = [
@@ -278,7 +278,8 @@ pub fn slow_side(lan: &SideStatus, tunnel: &SideStatus) -> SlowSide {
     }
 }
 
-/// Everything but the devices, who may be many and are told of one by one; `None` without a gateway.
+/// Returns everything except the devices, which may be many and are reported one by one; `None` without a
+/// gateway.
 pub fn without_devices(node: &Node, record: &Record) -> Option<GatewayStatus> {
     let gateway = node.gateway.as_ref()?;
     let now = now().mono;
@@ -315,7 +316,7 @@ pub fn without_devices(node: &Node, record: &Record) -> Option<GatewayStatus> {
     })
 }
 
-/// One device.
+/// Returns one device.
 pub fn device(gateway: &GatewayNode, id: DeviceId, now: Instant) -> Option<DeviceStatus> {
     let device = gateway.gateway.device(id)?;
     let (lan_side, tunnel_side) = (side(&device.lan_side), side(&device.tunnel_side));
@@ -400,7 +401,7 @@ fn conflicts(lan: &Lan, now: Instant) -> Vec<Conflict> {
     all
 }
 
-/// The interface of the local network, and those over which peers are reached.
+/// Returns the interface of the local network and those over which peers are reached.
 fn links(node: &Node, gateway: &GatewayNode, netlink: &Netlink) -> Vec<(Side, LinkInfo)> {
     let lan = netlink.link(&gateway.interface).ok();
     let mut links: Vec<_> = lan.map(|link| (Side::Lan, link)).into_iter().collect();
@@ -445,7 +446,7 @@ fn offloads(gateway: &GatewayNode, links: &[(Side, LinkInfo)]) -> Vec<Offloads> 
                 tagged,
             };
             let mut findings = offload::judge(&card, features);
-            // A card may be on both sides.
+            // A NIC may be on both sides.
             findings.retain(|f| {
                 all.iter()
                     .all(|o| o.findings.iter().all(|g| g.command != f.command))
@@ -490,7 +491,7 @@ fn softirqs(links: &[(Side, LinkInfo)]) -> Softirqs {
 }
 
 fn seconds(at: Instant, now: Instant) -> f64 {
-    // To a millisecond, which is more than anybody wants to know.
+    // Rounded to a millisecond.
     now.duration_since(at).as_millis() as f64 / 1000.0
 }
 

@@ -1,4 +1,4 @@
-//! The gateway's part of the worker's turn.
+//! The gateway's part of the worker's loop.
 
 use super::GatewayNode;
 use crate::node::{Node, now};
@@ -12,28 +12,28 @@ use seikan_wire::VNET_HDR_LEN;
 use seikan_wire::ip::IpPacket;
 use std::io::{self, IoSlice};
 
-/// Frames looked at in one turn, those that are not for the tunnel included.
+/// Maximum number of frames examined at a time, including those that are not for the tunnel.
 const FRAMES_PER_TURN: usize = 256;
 
-/// Where a write of the inbox goes.
+/// Destination of a write of the inbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Destination {
-    /// To the TUN device: the host, or a device behind its routes.
+    /// The TUN device: for the host, or a device behind its routes.
     Tun(Option<DeviceId>),
-    /// To the card of the local network.
+    /// A device on the local network.
     Lan(DeviceId),
-    /// Nowhere.
+    /// None: it is dropped.
     Dropped(DropReason),
 }
 
 impl Node {
-    /// Whether frames have been read that were not sent yet.
+    /// Whether frames were read that were not sent yet.
     pub(crate) fn lan_waits(&self) -> bool {
         let lan = self.gateway.as_ref().and_then(|g| g.lan.as_ref());
         lan.is_some_and(|lan| lan.intake.waits())
     }
 
-    /// Reads the card of the local network once and sends what is for the tunnel.
+    /// Reads from the interface of the local network once, and sends the packets for the tunnel.
     pub(crate) fn read_from_lan(&mut self) {
         let Some(GatewayNode {
             gateway,
@@ -51,12 +51,12 @@ impl Node {
             for _ in 0..FRAMES_PER_TURN {
                 let received = match socket.receive(space) {
                     Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
-                        // Merged in a way that cannot be told (SCTP, tunnels): it is lost.
+                        // Merged in an unsupported form (SCTP, tunnels): the frame is lost.
                         frames += 1;
                         gateway.drop_unattributed(DropReason::BadOffload, 1);
                         continue;
                     }
-                    // An empty queue, or a card that is down: its link's event says more.
+                    // The queue is empty, or the interface is down, which its link event reports.
                     other => other?,
                 };
                 frames += 1;
@@ -69,7 +69,7 @@ impl Node {
                     Frame::Packet { start, mac, vlan } => {
                         let origin = Origin::Lan { mac, vlan };
                         let outcome = gateway.outbound(now.mono, &mut frame[start..], origin);
-                        // What is refused was counted.
+                        // Refused packets were counted.
                         if let Ok(Outbound::Whole) = outcome {
                             return Ok(start..received.length);
                         }
@@ -78,7 +78,7 @@ impl Node {
                     Frame::Done => {}
                 }
             }
-            // The rest after what waits elsewhere.
+            // The rest is read after other work.
             Err(io::ErrorKind::WouldBlock.into())
         };
         let (batch, _) = lan.intake.next(read, now.mono);
@@ -97,7 +97,7 @@ impl Node {
         self.send_made();
     }
 
-    /// The timers of station and election.
+    /// Handles the timers of responder and election.
     pub(crate) fn poll_gateway(&mut self) {
         self.poll_election();
         let Some(GatewayNode { gateway, lan, .. }) = &mut self.gateway else {
@@ -111,7 +111,7 @@ impl Node {
         }
     }
 
-    /// When [`Self::poll_gateway`] has something to do.
+    /// Returns the time of the next call of [`Self::poll_gateway`].
     pub(crate) fn gateway_wakeup(&self) -> Option<Instant> {
         let gateway = self.gateway.as_ref()?;
         let responder = gateway.lan.as_ref()?.responder.next_wakeup();
@@ -122,7 +122,7 @@ impl Node {
         )
     }
 
-    /// Sends what station and gateway have to say themselves.
+    /// Sends the packets and frames that responder and gateway have made.
     pub(crate) fn send_made(&mut self) {
         let Some(GatewayNode { gateway, lan, .. }) = &mut self.gateway else {
             return;
@@ -141,7 +141,7 @@ impl Node {
                         None => lan.drop_own(DropReason::DeviceUnresolved),
                     }
                 }
-                // Where the kernel forwards, errors are its business, and none is made.
+                // In routed mode the kernel makes such errors.
                 (Made::ToDevice(..), None) => {}
             }
         }
@@ -176,7 +176,7 @@ impl Node {
 const PROVIDER_TAG: u16 = 0x88a8;
 
 impl GatewayNode {
-    /// Reads the TUN device for the gateway: forwarded packets pass it, refused ones are passed over.
+    /// Reads the TUN device for the gateway: returns a packet that may pass the stage, and skips refused ones.
     pub(crate) fn read(
         &mut self,
         space: &mut [u8],
@@ -198,11 +198,11 @@ impl GatewayNode {
                 return Ok(length);
             }
         }
-        // The rest after what waits elsewhere.
+        // The rest is read after other work.
         Err(io::ErrorKind::WouldBlock.into())
     }
 
-    /// Finds out where a write of the inbox goes, with the addresses of that side afterwards.
+    /// Determines the destination of a write of the inbox, and translates its addresses to those of that side.
     pub(crate) fn destination(
         &mut self,
         inbox: &mut Inbox,

@@ -1,6 +1,6 @@
-//! Changes of the interfaces on both sides while the gateway runs: the local network's card with its cable
-//! out and in, deleted and made anew, with another MTU; the addresses of the tunnel's. Where the kernel
-//! forwards, the monitor has a new card forward, too ([`crate::monitor`]).
+//! Changes of the interfaces on both sides while the gateway runs: the local network's interface loses its
+//! carrier, is deleted, recreated or gets another MTU; the tunnel's interface gets other addresses. In routed
+//! mode the monitor sets a recreated interface up for forwarding.
 //!
 //! [`Watch`] is a [`Service`] of the worker's loop.
 
@@ -17,14 +17,14 @@ const TOKEN: u64 = (1 << 62) + 16;
 /// Events read before packets get their turn.
 const EVENTS_PER_TURN: usize = 64;
 
-/// Watches the card, and the addresses of the tunnel's interface.
+/// Watches the interface, and the addresses of the tunnel's interface.
 pub struct Watch {
     network: Subscription,
     netlink: Netlink,
 }
 
 impl Watch {
-    /// Watches from now on. Hooks may have changed the addresses before.
+    /// Starts watching. Hooks may have changed the addresses before.
     pub fn new(node: &mut Node) -> Result<Watch, NetlinkError> {
         let watch = Watch {
             network: Netlink::subscribe(&[Group::Link, Group::Address])?,
@@ -52,7 +52,7 @@ impl Service for Watch {
         let (mut concerned, mut removed, mut addressed) = (false, false, false);
         let tun = node.tun.index();
         for _ in 0..EVENTS_PER_TURN {
-            // An error of the socket is no event; the next is.
+            // An error of the socket is no event; read the next one.
             let Ok(Some(event)) = self.network.next_event() else {
                 break;
             };
@@ -62,7 +62,7 @@ impl Service for Watch {
                 Event::Address(address) | Event::AddressRemoved(address) => {
                     addressed |= address.index == tun;
                 }
-                // It may have been any of these.
+                // The lost event may have been any of these.
                 Event::Lost => (removed, addressed) = (true, true),
                 Event::Route(_) | Event::RouteRemoved(_) => {}
             }
@@ -78,7 +78,7 @@ impl Service for Watch {
 }
 
 impl Node {
-    /// Takes in which addresses the tunnel's interface has now. What cannot be asked stays as it was.
+    /// Updates the addresses of the tunnel's interface; keeps the old ones if the kernel cannot be asked.
     fn look_at_addresses(&mut self, netlink: &Netlink) {
         let addresses = netlink.addresses(self.tun.index());
         if let (Some(node), Ok(addresses)) = (&mut self.gateway, addresses) {
@@ -87,7 +87,7 @@ impl Node {
         }
     }
 
-    /// Takes in how the card is now.
+    /// Updates the state of the interface.
     fn look_at_card(&mut self, netlink: &Netlink, epoll: &Epoll) {
         let Some(node) = &mut self.gateway else {
             return;
@@ -95,7 +95,7 @@ impl Node {
         let found = match Link::find(netlink, &node.interface) {
             Ok(link) => Some(link),
             Err(LanError::Missing(_)) => None,
-            // Not known now; the next event asks again.
+            // Unknown for now; the next event retries.
             Err(_) => return,
         };
         if let Some(link) = found {
@@ -109,7 +109,7 @@ impl Node {
         match found {
             None => lan.disconnect(),
             Some(link) if lan.socket.is_none() || link.index != lan.link.index => {
-                // Without the right to do so it stays closed; `status` shows it.
+                // Without the right to open it, it stays closed; `status` shows that.
                 if lan.connect(link, &node.interface).is_ok()
                     && let Some(socket) = lan.socket()
                 {

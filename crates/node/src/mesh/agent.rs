@@ -1,12 +1,11 @@
-//! The thread that talks to the coordinator.
+//! The agent: the thread that talks to the coordinator, STUN servers, relays and the router.
 //!
-//! Tasks on one thread: one asks for what changed, each question waiting at the coordinator until there is something
-//! ([`Agent::follow`]); one asks by STUN what this host looks like from outside ([`Agent::reflect`]); one tells where it may be
-//! reached whenever that is different ([`Agent::tell`]); one has the router before it send on a port ([`Agent::map`]); one has
-//! members called that do not answer ([`Agent::call`]); one binds this host to relays for those that no direct way reaches
-//! ([`super::relay`]), or has TURN servers relay ([`super::turn`]); some answer questions for members' names
-//! ([`names::serve`]). None gives up: when a coordinator does not answer another one of the mesh
-//! is asked at once; when none does they are asked again, ever less often.
+//! Its tasks: long-poll the coordinator for changes ([`Agent::follow`]); learn this host's reflexive addresses
+//! by STUN ([`Agent::reflect`]); report this host's endpoints and key ([`Agent::report`]); keep a port mapping
+//! at the router ([`Agent::map`]); ask the coordinator to call members that do not answer ([`Agent::call`]);
+//! bind relay ports for members without a direct path ([`super::relay`]), and allocate at TURN servers
+//! ([`super::turn`]); answer DNS queries for members' names ([`names::serve`]). All of them retry forever: if a
+//! coordinator does not answer, another one of the mesh is used at once; if none does, with growing pauses.
 
 mod follow;
 mod outside;
@@ -36,157 +35,157 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
 
-/// First pause after something failed; doubled each time.
+/// First pause after a failure; doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 /// Longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// News that wait for the worker, at most.
+/// Maximum number of events that wait for the worker.
 const MAX_NEWS: usize = 16;
-/// How long the router may take at the end to take its port back.
+/// Time that the router has at the end to delete the port mapping.
 pub(super) const LAST_WORDS: Duration = Duration::from_secs(1);
-/// Members to be called that wait, at most.
+/// Maximum number of unreachable members that wait to be handled.
 const MAX_SOUGHT: usize = 64;
 
-/// What the thread has to say.
+/// Event of the agent for the worker.
 #[derive(Debug)]
 pub(super) enum News {
-    /// How it stands with the coordinator.
+    /// State of the coordinator.
     Contact(Contact),
-    /// The one that answers.
+    /// URL of the coordinator that answers.
     Coordinator(String),
-    /// Members are different, or what they may begin here.
+    /// Changed members or allowances.
     Changes {
-        /// Everything up to this revision is told.
+        /// Revision after these changes.
         revision: u64,
-        /// In this order.
+        /// To be applied in this order.
         changes: Vec<Change>,
     },
-    /// What is odd about members' keys is different.
+    /// Changed conflicts of members' keys.
     Doubts(Doubts),
-    /// What this host looks like from outside.
+    /// Reflexive addresses of this host.
     Reflexive {
-        /// To all.
+        /// Addresses reported to others.
         addresses: Vec<SocketAddr>,
-        /// To each server that was asked.
+        /// Result of each STUN server.
         views: Vec<View>,
     },
-    /// A port of the router before this host, or why there is none; `None` if none is needed.
+    /// State of the port mapping: the mapping, or why there is none; `None` if none is needed.
     Mapped(Option<Result<Mapping, String>>),
-    /// To be sent from the tunnel's socket.
+    /// Send a datagram from the tunnel's socket.
     Send {
-        /// A datagram.
+        /// Its payload.
         bytes: Vec<u8>,
-        /// To whom.
+        /// Its destination.
         to: SocketAddr,
     },
-    /// Members that try to reach this host.
+    /// These members try to reach this host.
     Called(Vec<PublicKey>),
-    /// Where a member is reached by relays.
+    /// Relayed addresses of a member.
     Relays {
         /// The member.
         key: PublicKey,
-        /// Ports that it shares with this host, and its relayed addresses.
+        /// Ports of relays that the member shares with this host, and its addresses at TURN servers.
         addresses: Vec<SocketAddr>,
-        /// Where this host itself forwards to it.
+        /// Proxy sockets of this host that lead to it.
         legs: Vec<SocketAddr>,
-        /// At one of them the member was there already: it is to be met.
+        /// The member is bound at one of them already: start punching.
         present: bool,
     },
-    /// How is a member reached?
+    /// Report how a member is reached.
     Reached(PublicKey),
-    /// How it stands with a relay, for people.
+    /// State of a relay.
     Relay {
-        /// Which.
+        /// Its address.
         address: String,
         /// How it answers, or why it does not.
         standing: Result<Answers, String>,
     },
-    /// What the tunnel sends to a loopback address is forwarded by this host, or is not any more.
+    /// A proxy socket was opened or closed.
     Leg {
-        /// The address.
+        /// Its loopback address.
         local: SocketAddr,
-        /// Where to.
+        /// Its target; `None` if it was closed.
         to: Option<LegTo>,
     },
-    /// A relay of ours answers by TLS.
+    /// A relay is connected over TLS.
     Stream(String),
-    /// What was forwarded by that.
+    /// Counters of that connection.
     Streamed {
-        /// Which relay.
+        /// Address of the relay.
         address: String,
-        /// Since it began.
+        /// Totals of the connection.
         counters: Box<Counters>,
     },
-    /// There is no connection to it any more.
+    /// The connection was closed.
     StreamEnded(String),
     /// There is an allocation at a TURN server.
     Turn {
-        /// Which.
+        /// Address of the server.
         address: String,
-        /// Where others send.
+        /// The relayed address.
         relayed: SocketAddr,
-        /// How it is spoken to.
+        /// Transport to the server.
         transport: &'static str,
     },
-    /// What was forwarded by it.
+    /// Counters of the allocation.
     Turned {
-        /// Which.
+        /// Address of the server.
         address: String,
-        /// Since it began.
+        /// Totals of the allocation.
         counters: Box<Counters>,
     },
-    /// There is none any more.
+    /// The allocation has ended.
     TurnEnded(String),
-    /// The worker is to look whether its port is still the same.
+    /// The worker must publish its current port and key.
     Tick,
 }
 
-/// How a relay answers.
+/// Answer of a relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answers {
-    /// After how long.
+    /// Time until the answer.
     pub rtt: Duration,
-    /// By TLS: it does not by UDP.
+    /// Over TLS, because it does not answer over UDP.
     pub by_tls: bool,
 }
 
 impl Answers {
-    /// By UDP, or as a TURN server does.
+    /// Over UDP, or of a TURN server.
     pub(super) fn after(rtt: Duration) -> Answers {
         let by_tls = false;
         Answers { rtt, by_tls }
     }
 }
 
-/// Where this host forwards what the tunnel sends to a leg.
+/// Target of a proxy socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LegTo {
-    /// To a peer, by a TURN server.
+    /// A peer of an allocation at a TURN server.
     Turn {
-        /// Which server.
+        /// Address of the server.
         server: String,
-        /// Where from there.
+        /// Address of the peer.
         to: SocketAddr,
     },
-    /// To a port of a relay of ours, by TLS; 0 is the main one.
+    /// A port of a relay, over TLS; 0 is its main port.
     Relay {
-        /// Which relay.
+        /// Address of the relay as configured.
         relay: String,
-        /// Its address, and the port.
+        /// IP address of the relay, and the port.
         to: SocketAddr,
     },
 }
 
-/// What one STUN server said.
+/// Result of one STUN server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct View {
-    /// As the configuration or the coordinator calls it.
+    /// Its name in the configuration or at the coordinator.
     pub name: String,
-    /// Where it was asked.
+    /// The address that was queried.
     pub server: SocketAddr,
-    /// Where it sees this host; `None`: it does not answer.
+    /// Reflexive address of this host; `None` if the server does not answer.
     pub seen: Option<SocketAddr>,
-    /// From the question to the answer.
+    /// Round trip of the request.
     pub rtt: Option<Duration>,
 }
 
@@ -201,52 +200,52 @@ impl View {
     }
 }
 
-/// What the thread needs.
+/// Parameters and state of the agent.
 pub(super) struct Agent {
     pub settings: MeshSettings,
     /// The mesh's interface.
     pub own_interface: u32,
-    /// Its addresses with the mesh's networks.
+    /// Addresses of the interface with the mesh's networks.
     pub networks: Vec<IpNet>,
-    /// The port that peers are to send to.
+    /// The tunnel's UDP port.
     pub port: Arc<AtomicU16>,
-    /// The firewall mark of what the tunnel sends.
+    /// The firewall mark of the tunnel's datagrams.
     pub fwmark: Option<u32>,
-    /// Where the others are kept.
+    /// File of the stored membership.
     pub cache: PathBuf,
-    /// Where it is remembered who was who.
+    /// File of the known keys.
     pub known: PathBuf,
-    /// What was remembered; taken once.
+    /// The known keys as loaded; taken once.
     pub remembered: Cell<Known>,
-    /// This host's identity.
+    /// This host's public key.
     pub own_key: OwnKey,
-    /// What the others are called.
+    /// Names of the members.
     pub names: names::Names,
-    /// Who says so, if names are on.
+    /// Sockets of the name server, if names are on.
     pub name_server: Option<names::Server>,
 }
 
-/// The way to the worker. Who sends while it is gone is to end.
+/// Sender of events to the worker. After an error, the sending task ends.
 pub(super) struct Worker {
     wake: UnixStream,
     news: SyncSender<News>,
 }
 
-/// The worker is gone.
+/// The worker has ended.
 #[derive(Debug)]
 pub(super) struct Gone;
 
 impl Worker {
     pub(super) fn tell(&self, news: News) -> Result<(), Gone> {
         self.news.send(news).map_err(|_| Gone)?;
-        // A full pair wakes the loop anyway.
+        // If the socket pair is full, the loop wakes anyway.
         let _ = (&self.wake).write(&[0]);
         Ok(())
     }
 }
 
 impl Agent {
-    /// Starts it; it ends when the receiver is dropped.
+    /// Starts the thread; it ends when the receiver is dropped.
     pub(super) fn start(
         self,
         wake: UnixStream,
@@ -273,7 +272,7 @@ impl Agent {
             Ok(client) => client,
             Err(error) => {
                 let _ = worker.tell(News::Contact(Contact::Lost(error.to_string())));
-                // This host's other names may depend on it.
+                // This host's other names may depend on the name server.
                 return names::serve(name_server, self.names).await;
             }
         };
@@ -293,7 +292,7 @@ impl Agent {
         let streams = Streams::new(&worker, &networks, self.port.clone());
         let relays = Relays::new(own_key, &worker, &shared, &turns, &streams);
         let sort = async {
-            // What finds no room comes again.
+            // An event that does not fit into the queue is repeated by its source.
             while let Some(heard) = heard.recv().await {
                 match heard {
                     Heard::Stun(bytes) => shared.questions.answered(bytes),
@@ -308,7 +307,7 @@ impl Agent {
                 }
             }
         };
-        // Whichever ends found the worker gone.
+        // The first task that ends has found that the worker has ended.
         tokio::select! {
             _ = self.follow(&client, &worker, &shared) => {}
             _ = self.tell(&client, &worker, &shared) => {}
@@ -328,30 +327,30 @@ impl Agent {
     }
 }
 
-/// What the tasks tell each other.
+/// State shared by the tasks.
 pub(super) struct Shared {
-    /// What this host looks like from outside.
+    /// Reflexive addresses of this host.
     reflexive: RefCell<Vec<SocketAddr>>,
-    /// Its relayed addresses at TURN servers.
+    /// Relayed addresses of this host at TURN servers.
     pub relayed: RefCell<Vec<SocketAddr>>,
-    /// Something of what is told to the coordinator is different.
+    /// Signals that the endpoints to report have changed.
     pub different: Notify,
-    /// What this host looks like from outside is.
+    /// Signals that the reflexive addresses have changed.
     outside: Notify,
-    /// The router's port, and how it stands with it.
+    /// The port mapping at the router, and its reported state.
     held: RefCell<Option<Held>>,
     mapped: RefCell<Option<Result<Mapping, String>>>,
-    /// This host's own addresses are.
+    /// Signals that this host's own addresses or its relays have changed.
     moved: Notify,
-    /// They have become others: what waits for an answer at the former ones may wait in vain.
+    /// Signals that requests sent from former addresses may never be answered.
     elsewhere: Notify,
-    /// A way to a member has died.
+    /// Signals that a path to a member was lost.
     lost: Notify,
-    /// What was told has to be told again.
+    /// Everything has to be reported again.
     retell: Cell<bool>,
-    /// What waits for an answer.
+    /// STUN requests that wait for an answer.
     pub questions: Questions,
-    /// The others, and the mesh's relays with this host's tickets.
+    /// The members, and the mesh's relays with this host's tickets.
     pub membership: RefCell<Membership>,
     wishes: mpsc::Sender<Wish>,
 }
@@ -375,7 +374,7 @@ impl Shared {
         }
     }
 
-    /// This host looks like this from outside.
+    /// Stores new reflexive addresses.
     fn see(&self, seen: Vec<SocketAddr>) {
         if *self.reflexive.borrow() != seen {
             self.reflexive.replace(seen);
@@ -384,14 +383,14 @@ impl Shared {
         }
     }
 
-    /// For the task of relays. What finds no room comes again.
+    /// Passes an event to the task of relays. One that does not fit into the queue is repeated by its source.
     pub(super) fn wish(&self, wish: Wish) {
         let _ = self.wishes.try_send(wish);
     }
 }
 
-/// Pauses that grow, each up to half as long again by chance: members that lost a coordinator at the same time do not come back at
-/// the same time.
+/// Growing pauses with up to 50 % random extension, so that members that lose a coordinator together do not
+/// return together.
 #[derive(Default)]
 pub(super) struct Pause(u32);
 
@@ -400,7 +399,7 @@ impl Pause {
         let pause = (FIRST_PAUSE * (1 << self.0)).min(LONGEST_PAUSE);
         self.0 = (self.0 + 1).min(7);
         let mut chance = [0];
-        // Without chance they are all as long as they are.
+        // Without randomness the pauses only lack the extension.
         let _ = seikan_sys::random::fill(&mut chance);
         tokio::time::sleep(pause + pause * u32::from(chance[0]) / 512).await;
     }

@@ -1,5 +1,5 @@
-//! What is known of the others, kept on disk: a host that starts while no coordinator can be reached finds its peers, and knows
-//! whose keys are other ones ([`super::known`]).
+//! State on disk: the membership, with which a host starts while no coordinator answers, and the known keys,
+//! with which it detects changed ones ([`super::trust`]).
 
 use seikan_proto::mesh::MAX_ANSWER;
 use seikan_sys::handover::open_plain;
@@ -10,7 +10,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Why a file that cannot be replaced is not read.
+/// A file that cannot be replaced cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "cannot read {}, the members' keys as this host first saw them: {source}; restore the file, or move it away to \
@@ -18,34 +18,35 @@ use std::path::{Path, PathBuf};
     file.display()
 )]
 pub struct KnownError {
-    /// The file.
+    /// Path of the file.
     pub file: PathBuf,
-    /// What is wrong with it.
+    /// The error.
     pub source: io::Error,
 }
 
-/// Longest file that is read, in bytes.
+/// Maximum size of a file in bytes.
 const MAX_FILE: u64 = 8 * MAX_ANSWER as u64;
 
-/// The file in an interface's folder.
+/// Returns the file of the membership in an interface's directory.
 pub(super) fn file(folder: &Path) -> PathBuf {
     folder.join("members.json")
 }
 
-/// Where it is remembered who was who.
+/// Returns the file of the known keys in an interface's directory.
 pub(super) fn known_file(folder: &Path) -> PathBuf {
     folder.join("known.json")
 }
 
-/// What was kept; nothing if there is no file, or none of this version's: the coordinator tells all of it again.
+/// Loads a file that the coordinator can replace: empty if it is missing or of another version.
 pub(super) fn load<T: DeserializeOwned + Default>(file: &Path) -> T {
     read(file).unwrap_or_default()
 }
 
-/// What was kept and is told by nobody again: nothing if there is no file.
+/// Loads a file that nothing can replace; empty if it is missing.
 ///
 /// # Errors
-/// The file is there, and cannot be read or is not what was written. To take it for none would be to forget it.
+/// The file exists, but cannot be read or parsed. It must not count as missing, or its contents would be
+/// forgotten.
 pub(super) fn load_known<T: DeserializeOwned + Default>(file: &Path) -> Result<T, KnownError> {
     match read(file) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(T::default()),
@@ -56,7 +57,7 @@ pub(super) fn load_known<T: DeserializeOwned + Default>(file: &Path) -> Result<T
     }
 }
 
-/// The name of a file for people, whose folder is named by a descriptor of this process.
+/// Returns the real path of a file in a directory that is named by a descriptor of this process.
 fn real(file: &Path) -> PathBuf {
     let folder = file.parent().and_then(|folder| fs::read_link(folder).ok());
     match (folder, file.file_name()) {
@@ -65,15 +66,15 @@ fn real(file: &Path) -> PathBuf {
     }
 }
 
-/// What was kept.
+/// Reads a file.
 pub(super) fn read<T: DeserializeOwned>(file: &Path) -> io::Result<T> {
     let mut text = Vec::new();
-    // The folder is the daemon's, and root reads there, too.
+    // The directory belongs to the daemon's user, and root reads it too.
     open_plain(file)?.take(MAX_FILE).read_to_end(&mut text)?;
     Ok(serde_json::from_slice(&text)?)
 }
 
-/// Keeps it, for nobody but our own user; a full disk or a crash leaves what was kept before.
+/// Writes a file, readable by this user only; after a full disk or a crash the old one remains.
 pub(super) fn store(file: &Path, kept: &impl Serialize) -> io::Result<()> {
     let folder = file.parent().unwrap_or(Path::new("."));
     fs::DirBuilder::new()
@@ -90,13 +91,13 @@ pub(super) fn store(file: &Path, kept: &impl Serialize) -> io::Result<()> {
     new.write_all(&serde_json::to_vec(kept)?)?;
     new.sync_all()?;
     fs::rename(&beside, file)?;
-    // The name is the folder's.
+    // Makes the new name durable.
     fs::File::open(folder)?.sync_all()
 }
 
-/// Forgets it.
+/// Removes a file.
 pub(super) fn forget(file: &Path) {
-    // Nothing there is as good.
+    // A missing file is as good.
     let _ = fs::remove_file(file);
 }
 

@@ -1,4 +1,4 @@
-//! A coordinator as a client sees it: JSON over HTTPS (`proto::mesh`), everything bounded, nothing redirected.
+//! Client of a coordinator: JSON over HTTPS (`proto::mesh`), with bounds everywhere and without redirects.
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
@@ -26,47 +26,47 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use zeroize::Zeroizing;
 
-/// Characters of a refusal that are shown.
+/// Maximum number of characters displayed of a refusal.
 const MAX_MESSAGE: usize = 300;
-/// How long a coordinator may take for an answer, what it is told to wait for aside.
+/// Timeout of an answer, in addition to the time that the coordinator was asked to hold the request.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long it may take to be connected to.
+/// Timeout of a connection.
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// Why a coordinator gave no answer, or not the one that was wanted.
+/// Why a coordinator gave no answer, or not the expected one.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// It refuses.
+    /// The coordinator refuses the request.
     #[error("{0}")]
     Refused(Refusal),
-    /// It cannot be reached.
+    /// The coordinator cannot be reached.
     #[error("cannot reach {url}: {reason}")]
     Unreachable {
-        /// Where it should be.
+        /// Its URL.
         url: String,
-        /// Why not, causes included.
+        /// The reason, including its causes.
         reason: String,
     },
-    /// What answers is no coordinator.
+    /// The server is not a coordinator.
     #[error("{url} is not a coordinator of this version: {reason}")]
     NotACoordinator {
-        /// Where it should be.
+        /// Its URL.
         url: String,
-        /// What is odd about the answer.
+        /// The unexpected part of the answer.
         reason: String,
     },
-    /// There is no way to speak TLS.
+    /// TLS cannot be set up.
     #[error("cannot set up TLS: {0}")]
     Tls(String),
-    /// There is no way to wait for it.
+    /// The asynchronous runtime cannot be started.
     #[error("cannot start the runtime of the coordinator's client: {0}")]
     Runtime(io::Error),
 }
 
-/// Connections, kept open between questions.
+/// HTTP client; keeps connections open between requests.
 type Http = legacy::Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
 
-/// Speaks to one coordinator of a mesh at a time.
+/// Client of one coordinator of a mesh at a time.
 pub struct Client {
     connector: HttpsConnector<HttpConnector>,
     http: Mutex<Http>,
@@ -74,18 +74,19 @@ pub struct Client {
     authorization: Option<HeaderValue>,
 }
 
-/// Where coordinators of the mesh are.
+/// Known coordinators of the mesh.
 struct Coordinators {
-    /// The configured one first.
+    /// URLs, the configured one first.
     urls: Vec<String>,
-    /// Which of them is asked.
+    /// Index of the coordinator in use.
     asked: usize,
 }
 
 impl Client {
-    /// Of the coordinator at `url`, whose certificate is the one of `pin` or, without one, any that the system trusts for its
-    /// name. Others of its mesh ([`Self::know`]) have to show the same, for the same name: who tells where they are cannot have this
-    /// host trust anybody else. A member shows its credential.
+    /// Creates a client of the coordinator at `url`, whose certificate must be the one of `pin` or, without a
+    /// pin, valid for its name by the system's roots. Other coordinators of the mesh ([`Self::set_others`])
+    /// must present the same for the same name, so that the source of their addresses cannot make this host
+    /// trust another server. A member authenticates with its credential.
     ///
     /// # Errors
     /// [`ClientError::Tls`].
@@ -97,7 +98,7 @@ impl Client {
         let mut http = HttpConnector::new();
         http.enforce_http(false);
         http.set_connect_timeout(Some(CONNECT));
-        // Who is gone without a word is found out while a question waits: after some nine seconds.
+        // A server that vanished is detected during a long poll after about nine seconds.
         http.set_keepalive(Some(Duration::from_secs(5)));
         http.set_keepalive_interval(Some(Duration::from_secs(2)));
         http.set_keepalive_retries(Some(2));
@@ -116,7 +117,7 @@ impl Client {
         });
         let endpoint = url.endpoint();
         let port = endpoint.port;
-        // A name may have letters that only a host file allows; the URI is checked with each question.
+        // A name may contain letters that only a hosts file allows; each request checks the URI.
         let url = match &endpoint.host {
             Host::Address(ip) if ip.is_ipv6() => format!("https://[{ip}]:{port}"),
             Host::Address(ip) => format!("https://{ip}:{port}"),
@@ -133,7 +134,8 @@ impl Client {
         })
     }
 
-    /// Asks by new connections from now on: those that there are may be of an address that this host, or the NAT before it, has no more.
+    /// Uses new connections from now on: the existing ones may be of an address that this host or its NAT no
+    /// longer has.
     pub fn connect_anew(&self) {
         *self.http() = connected(&self.connector);
     }
@@ -142,7 +144,7 @@ impl Client {
         self.http.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes these, beside the configured one, for coordinators of the mesh.
+    /// Sets the other coordinators of the mesh, in addition to the configured one.
     pub fn know(&self, others: &[RelayAddress]) {
         let mut coordinators = self.coordinators();
         let asked = coordinators.urls[coordinators.asked].clone();
@@ -153,7 +155,7 @@ impl Client {
                 coordinators.urls.push(url);
             }
         }
-        // The one that is asked goes on being asked while it answers, whether it is told of or not.
+        // The coordinator in use stays in use while it answers, even if it is not listed.
         let place = coordinators.urls.iter().position(|url| *url == asked);
         coordinators.asked = place.unwrap_or_else(|| {
             coordinators.urls.push(asked);
@@ -161,18 +163,18 @@ impl Client {
         });
     }
 
-    /// How many coordinators are known, at least one.
+    /// Returns the number of known coordinators, at least one.
     pub fn known(&self) -> usize {
         self.coordinators().urls.len()
     }
 
-    /// From now on the next one is asked.
+    /// Switches to the next coordinator.
     pub fn turn(&self) {
         let mut coordinators = self.coordinators();
         coordinators.asked = (coordinators.asked + 1) % coordinators.urls.len();
     }
 
-    /// The coordinator that is asked.
+    /// Returns the URL of the coordinator in use.
     pub fn url(&self) -> String {
         let coordinators = self.coordinators();
         coordinators.urls[coordinators.asked].clone()
@@ -184,19 +186,21 @@ impl Client {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Becomes a member.
+    /// Joins the mesh.
     ///
     /// # Errors
-    /// Refused: the token is not good, the name or the key another's; or the coordinator cannot be reached.
+    /// Refused: the token is invalid, or another member has the name or key. Or the coordinator cannot be
+    /// reached.
     pub async fn join(&self, request: &JoinRequest) -> Result<Joined, ClientError> {
         self.ask(Method::POST, "/join", Some(request), PATIENCE)
             .await
     }
 
-    /// What changed after what is `known`, waited for up to `wait`; everybody if its epoch is not the coordinator's any more.
+    /// Requests the changes after `known` and waits for some up to `wait`; returns all members if the
+    /// coordinator's epoch differs.
     ///
     /// # Errors
-    /// Refused: this host is no member any more; or the coordinator cannot be reached.
+    /// Refused: this host is no longer a member. Or the coordinator cannot be reached.
     pub async fn changes(&self, known: Cursor, wait: Duration) -> Result<Changes, ClientError> {
         let Cursor {
             revision,
@@ -209,7 +213,7 @@ impl Client {
             .await
     }
 
-    /// Tells where this host may be reached.
+    /// Reports this host's endpoints.
     ///
     /// # Errors
     /// As [`Self::changes`].
@@ -219,7 +223,7 @@ impl Client {
             .map(drop)
     }
 
-    /// Has another member told that this host tries to reach it.
+    /// Asks that another member be told that this host tries to reach it.
     ///
     /// # Errors
     /// As [`Self::changes`].
@@ -229,10 +233,10 @@ impl Client {
             .map(drop)
     }
 
-    /// Has another key from now on, or the same.
+    /// Reports this host's key, which may be a new one.
     ///
     /// # Errors
-    /// As [`Self::changes`]; refused: it is another member's, or one of too many.
+    /// As [`Self::changes`]; refused if the key is another member's, or one of too many.
     pub async fn rotate(&self, public_key: PublicKey) -> Result<(), ClientError> {
         let rotation = Rotation { public_key };
         self.ask::<serde::de::IgnoredAny>(Method::POST, "/key", Some(&rotation), PATIENCE)
@@ -240,7 +244,7 @@ impl Client {
             .map(drop)
     }
 
-    /// Ceases to be a member.
+    /// Leaves the mesh.
     ///
     /// # Errors
     /// As [`Self::changes`].
@@ -305,13 +309,13 @@ fn understood<A: DeserializeOwned>(
     body: &[u8],
 ) -> Result<A, ClientError> {
     if status.is_success() {
-        // No content is nothing, which reads as `null`.
+        // An empty body parses as `null`.
         let body = if body.is_empty() { b"null" } else { body };
         return serde_json::from_slice(body).map_err(|e| odd(url, &e));
     }
     match serde_json::from_slice::<Refusal>(body) {
         Ok(mut refusal) => {
-            // It is shown to people.
+            // The text is displayed to a user.
             let shown = refusal.message.chars().filter(|c| !c.is_control());
             refusal.message = shown.take(MAX_MESSAGE).collect();
             Err(ClientError::Refused(refusal))
@@ -338,7 +342,7 @@ fn odd(url: &str, error: &(dyn Error + 'static)) -> ClientError {
 }
 
 impl ClientError {
-    /// The kind of refusal, if it is one.
+    /// Returns the reason of a refusal.
     pub fn reason(&self) -> Option<Reason> {
         match self {
             Self::Refused(refusal) => Some(refusal.reason),
@@ -347,10 +351,10 @@ impl ClientError {
     }
 }
 
-/// Does one thing with a coordinator, and waits for it: for the command line.
+/// Runs one request to a coordinator to its end, for the command line.
 ///
 /// # Errors
-/// What `work` says; [`ClientError::Runtime`].
+/// The error of `work`, or [`ClientError::Runtime`].
 pub fn wait_for<T>(work: impl Future<Output = Result<T, ClientError>>) -> Result<T, ClientError> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -359,7 +363,7 @@ pub fn wait_for<T>(work: impl Future<Output = Result<T, ClientError>>) -> Result
         .block_on(work)
 }
 
-/// An error and what it comes from: the innermost says what is wrong.
+/// Describes an error and its causes; the innermost names the problem.
 fn causes(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -380,7 +384,7 @@ fn connected(connector: &HttpsConnector<HttpConnector>) -> Http {
         .build(connector.clone())
 }
 
-/// What a certificate has to be for, whichever coordinator shows it.
+/// Returns the name for which a certificate must be valid, whichever coordinator presents it.
 fn server_name(url: &CoordinatorUrl) -> Result<ServerName<'static>, ClientError> {
     match &url.endpoint().host {
         Host::Address(ip) => Ok(ServerName::from(*ip)),
@@ -389,7 +393,7 @@ fn server_name(url: &CoordinatorUrl) -> Result<ServerName<'static>, ClientError>
     }
 }
 
-/// What is trusted, and which versions of TLS: the coordinator's is 1.3.
+/// Returns the TLS configuration: the trusted certificates and the versions; coordinators use 1.3.
 pub(super) fn tls(
     pin: Option<Pin>,
     versions: &[&'static SupportedProtocolVersion],
@@ -406,7 +410,8 @@ pub(super) fn tls(
         .with_no_client_auth())
 }
 
-/// What the system trusts, read once: a daemon asks for it before it gives up privileges, after which the files may be closed to it.
+/// Returns the system's root certificates, read once. A daemon calls this before it gives up privileges, since
+/// it may not be able to read the files afterwards.
 pub(crate) fn roots() -> Arc<RootCertStore> {
     static ROOTS: OnceLock<Arc<RootCertStore>> = OnceLock::new();
     let read = || {

@@ -1,4 +1,4 @@
-//! Where this host may be reached: its own addresses. The kernel knows them; those that no other host can use, or only through another
+//! This host's own addresses as endpoints. Addresses that no other host can use, or only through another
 //! tunnel, are left out.
 
 use ipnet::IpNet;
@@ -7,12 +7,13 @@ use seikan_sys::netlink::{Address, Netlink, NetlinkError, RouteType};
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// Where the kernel is asked for its way out of each family: two of the root name servers. Nothing is sent.
+/// Destinations for which the kernel is asked for a route, one of each family: two of the root name servers.
+/// Nothing is sent.
 const FAR: [IpAddr; 2] = [
     IpAddr::V6(Ipv6Addr::new(0x2001, 0x503, 0xba3e, 0, 0, 0, 2, 0x30)),
     IpAddr::V4(Ipv4Addr::new(198, 41, 0, 4)),
 ];
-/// Drivers of interfaces (`IFLA_INFO_KIND`) by which packets go through another tunnel.
+/// Kinds of interfaces (`IFLA_INFO_KIND`) whose packets go through another tunnel.
 const TUNNELS: [&str; 17] = [
     "tun",
     "wireguard",
@@ -33,10 +34,11 @@ const TUNNELS: [&str; 17] = [
     "xfrm",
 ];
 
-/// The host's endpoints, IPv6 before IPv4, [`MAX_ENDPOINTS`] at most, with this firewall mark on what the tunnel sends. `own` is the
-/// mesh's own interface.
+/// Returns this host's endpoints, IPv6 before IPv4, at most [`MAX_ENDPOINTS`]. `own` is the mesh's interface,
+/// `fwmark` the mark of the tunnel's datagrams.
 ///
-/// Addresses of other tunnels are left out, unless that is the way to the rest of the world: members would run one tunnel in another.
+/// Addresses of other tunnels are left out unless the default route uses them; otherwise members would run one
+/// tunnel inside another.
 pub(super) fn local(
     netlink: &Netlink,
     own: u32,
@@ -51,7 +53,7 @@ pub(super) fn local(
             .filter(|link| kinds.contains(&link.kind.as_str()));
         those.map(|link| link.index).collect()
     };
-    // Without a way out there is no such address.
+    // Without a default route there is no source address.
     let sources = FAR.iter().filter_map(|far| {
         let route = netlink.route_get(*far, fwmark).ok()?;
         route.source.filter(|_| route.kind == RouteType::Unicast)
@@ -66,16 +68,16 @@ pub(super) fn local(
     Ok(host.choose(netlink.all_addresses()?, port))
 }
 
-/// What is known of a host.
+/// Properties of the host's interfaces.
 #[derive(Default)]
 struct Host<'a> {
-    /// The mesh's interface.
+    /// Index of the mesh's interface.
     own: u32,
     /// The mesh's networks.
     networks: &'a [IpNet],
     tunnels: BTreeSet<u32>,
     bridges: BTreeSet<u32>,
-    /// What it sends to the rest of the world from.
+    /// Source addresses towards the rest of the internet.
     sources: BTreeSet<IpAddr>,
 }
 
@@ -103,19 +105,19 @@ impl Host<'_> {
             && !address.tentative
             && !address.dad_failed
             && is_routable(ip)
-            // What goes to the mesh's addresses goes through the mesh.
+            // Datagrams to addresses of the mesh would go through the mesh.
             && !self.networks.iter().any(|net| net.contains(&ip))
             && (!self.tunnels.contains(&address.index) || self.sources.contains(&ip))
     }
 
-    /// Which are told if there are too many: first what this host sends from, since firewalls let answers in there; last those of
-    /// bridges, behind which there are containers, with the same addresses on every host.
+    /// Order of preference if there are too many: first this host's source addresses, since firewalls accept
+    /// answers there; last those of bridges, whose containers have the same addresses on every host.
     fn rank(&self, address: &Address) -> (u8, bool, IpAddr) {
         let ip = address.net.addr();
         let rank = match address {
             _ if self.sources.contains(&ip) => 0,
             address if self.bridges.contains(&address.index) => 3,
-            // They go sooner than the others.
+            // These expire before the others.
             Address {
                 temporary: true, ..
             }
@@ -128,19 +130,19 @@ impl Host<'_> {
     }
 }
 
-/// Whether another host could send there at all.
+/// Whether another host could send to the address.
 pub(crate) fn is_routable(ip: IpAddr) -> bool {
     let link_local = match ip {
         IpAddr::V4(ip) => ip.is_link_local() || ip.is_broadcast(),
-        // Without its scope it means nothing to others.
+        // Without its scope it is meaningless to others.
         IpAddr::V6(ip) => ip.is_unicast_link_local(),
     };
     !(ip.is_loopback() || ip.is_unspecified() || ip.is_multicast() || link_local)
 }
 
-/// Whether a server of the mesh may be there, `own` being the tunnel's port: not where the local network has what is nobody else's
-/// (169.254.169.254). On this very host a relay may be, or a coordinator, but no server of the system's, whose ports are below 1024, and not the
-/// tunnel itself.
+/// Whether a server of the mesh may have this address, `own` being the tunnel's port. Excluded are link-local
+/// addresses such as 169.254.169.254, and on this host ports of system services (below 1024) and the tunnel
+/// itself; a relay or coordinator on this host is allowed.
 pub(super) fn may_serve(server: SocketAddr, own: u16) -> bool {
     let (ip, port) = (server.ip().to_canonical(), server.port());
     let of_a_host = ip.is_loopback() || is_routable(ip);
@@ -243,7 +245,7 @@ mod tests {
             ..Host::default()
         };
         assert_eq!(chosen(&host, all()), ["10.0.0.5:7"]);
-        // A tunnel broker's.
+        // The address of a tunnel broker.
         host.sources.insert("2001:db8::8".parse().expect("one"));
         assert_eq!(chosen(&host, all()), ["[2001:db8::8]:7", "10.0.0.5:7"]);
     }
@@ -269,7 +271,7 @@ mod tests {
         };
         let found = chosen(&host, all);
         assert_eq!(found.len(), MAX_ENDPOINTS);
-        // What it sends from, what lasts, what goes away; of the bridges one, for which there is room.
+        // A source address, stable ones, temporary ones; of the bridges one, for which there is room.
         for told in [
             "[2001:db8::a:12]:7",
             "192.168.1.5:7",

@@ -1,8 +1,8 @@
-//! Threads that forward between the tunnel and a server that it does not reach by its own socket: a relay of ours by TLS, a TURN
-//! server. What is beyond the server is [`legs`](super::legs) to the tunnel.
+//! Threads that forward between the tunnel and a server that it does not reach by its own socket: a relay over
+//! TLS, a TURN server. To the tunnel, each address behind the server is a proxy socket ([`super::proxy`]).
 //!
-//! A [`Forwarder`] knows its server; the thread waits for it, and the [`Hub`] has what all of them need: the legs, what the agent wants,
-//! and what it is told.
+//! A [`Forwarder`] implements the protocol of its server. The [`Hub`] holds what all of them share: proxy
+//! sockets, the agent's requirements, and the events for it.
 
 use super::legs::{Counters, Legs};
 use seikan_sys::poll::{Epoll, Interest};
@@ -17,64 +17,64 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
-/// Longest time without a look at anything.
+/// Maximum time between two checks.
 pub(super) const LOOK_EVERY: Duration = Duration::from_secs(30);
-/// Bytes of one datagram or message, at most.
+/// Maximum bytes of one datagram or message.
 pub(super) const MAX_MESSAGE: usize = 1 << 16;
-/// Receive calls before others have their turn.
+/// Maximum number of receive calls in a row.
 pub(super) const TURNS: usize = 8;
-/// How often is told how much was forwarded, while there is something.
+/// Interval between two reports of changed counters.
 const COUNT_EVERY: Duration = Duration::from_secs(1);
-/// What a thread says that waits, at most.
+/// Maximum number of events of a thread that wait for the agent.
 const MAX_EVENTS: usize = 64;
 
 const WAKE: u64 = 0;
-/// What is sent to the server, among what is sent to legs.
+/// Token of the server's socket, before those of proxy sockets.
 pub(super) const SERVER: u64 = 1;
 const FIRST_LEG: u64 = 2;
 
-/// What knows a server.
+/// The protocol of a server.
 pub(super) trait Forwarder: Sized + 'static {
-    /// What the agent wants of it.
+    /// Requirements of the agent.
     type Wanted: Clone + Default + PartialEq + Send + 'static;
-    /// What is told when it serves.
+    /// Payload of the event that the server is ready.
     type Serves: Send + 'static;
-    /// Why it does not (any more).
+    /// Why the server is no longer available.
     type Ended: From<Over> + Send + 'static;
 
     fn hub(&mut self) -> &mut Hub<Self>;
 
-    /// Does what is wanted and not done.
+    /// Applies the requirements that are not met yet.
     fn apply(&mut self) -> Result<(), Self::Ended>;
 
-    /// Does what is due; when there is something next.
+    /// Handles timers; returns the time of the next one.
     fn drive(&mut self) -> Result<Instant, Self::Ended>;
 
-    /// Takes what the server has sent to the tunnel.
+    /// Forwards messages of the server to the tunnel.
     fn read_server(&mut self, batch: &mut ReceiveBatch) -> Result<(), Self::Ended>;
 
-    /// Takes what the tunnel has sent to a leg.
+    /// Forwards datagrams of the tunnel from a proxy socket to the server.
     fn read_leg(&mut self, token: u64, batch: &mut ReceiveBatch) -> Result<(), Self::Ended>;
 
-    /// Says goodbye.
+    /// Tells the server that this end leaves.
     fn leave(&mut self) {}
 }
 
-/// What a thread has to say.
+/// Event of a thread.
 pub(super) enum Event<F: Forwarder> {
-    /// The server serves.
+    /// The server is ready.
     Serves(F::Serves),
-    /// What the tunnel sends to `local` goes to `peer`, and the other way.
+    /// Datagrams of the tunnel to `local` are forwarded to `peer`, and back.
     Leg { peer: SocketAddr, local: SocketAddr },
-    /// Nothing does any more.
+    /// They no longer are.
     LegClosed { peer: SocketAddr, local: SocketAddr },
-    /// How much was forwarded.
+    /// Changed counters.
     Counted(Box<Counters>),
-    /// It is over: the last that it says.
+    /// The thread has ended; the last event.
     Ended(F::Ended),
 }
 
-/// Where it is heard.
+/// Receiver of a thread's events.
 pub(super) type Heard<F> = mpsc::Receiver<Event<F>>;
 
 /// Why any thread ends.
@@ -82,33 +82,33 @@ pub(super) type Heard<F> = mpsc::Receiver<Event<F>>;
 pub(super) enum Over {
     #[error("a system call: {0}")]
     System(#[from] io::Error),
-    /// Nobody wants it.
+    /// The agent no longer needs it.
     #[error("it is not needed")]
     Unwanted,
 }
 
-/// The agent's hold on a thread, which ends when it is dropped.
+/// The agent's handle of a thread, which ends when it is dropped.
 pub(super) struct Handle<W> {
     wanted: Arc<Mutex<W>>,
     wake: UnixStream,
 }
 
 impl<W: PartialEq> Handle<W> {
-    /// What is wanted from now on.
+    /// Sets the requirements.
     pub(super) fn set(&self, wanted: W) {
         let mut now = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);
         if *now != wanted {
             *now = wanted;
-            // A full pair wakes the thread anyway.
+            // If the socket pair is full, the thread wakes anyway.
             let _ = (&self.wake).write(&[0]);
         }
     }
 }
 
-/// The agent's ends of a thread.
+/// The agent's handle and receiver.
 pub(super) type Ends<F> = (Handle<<F as Forwarder>::Wanted>, Heard<F>);
 
-/// Starts a thread of this name for what `make` makes in it. `port` is the tunnel's.
+/// Starts a thread for the forwarder that `make` creates in it. `port` is the tunnel's port.
 pub(super) fn start<F: Forwarder>(
     name: &str,
     port: Arc<AtomicU16>,
@@ -120,13 +120,13 @@ pub(super) fn start<F: Forwarder>(
         .spawn(move || {
             let events = hub.events.clone();
             let ended = make(hub).map_or_else(|ended| ended, run);
-            // Who is to hear it may be gone.
+            // The receiver may be gone.
             let _ = events.blocking_send(Event::Ended(ended));
         })?;
     Ok(ends)
 }
 
-/// Goes on until there is a reason not to.
+/// Runs until an error ends it.
 fn run<F: Forwarder>(mut forwarder: F) -> F::Ended {
     let mut batch = ReceiveBatch::new(16, MAX_MESSAGE);
     let mut outcome = forwarder.apply();
@@ -141,7 +141,7 @@ fn run<F: Forwarder>(mut forwarder: F) -> F::Ended {
     }
 }
 
-/// Waits for something to do, and does it.
+/// Waits for events and handles them.
 fn turn<F: Forwarder>(forwarder: &mut F, batch: &mut ReceiveBatch) -> Result<(), F::Ended> {
     let due = forwarder.drive()?;
     for token in forwarder.hub().wait(due)? {
@@ -157,11 +157,11 @@ fn turn<F: Forwarder>(forwarder: &mut F, batch: &mut ReceiveBatch) -> Result<(),
     Ok(())
 }
 
-/// Where all of a thread meets.
+/// State that all forwarders share.
 pub(super) struct Hub<F: Forwarder> {
     pub legs: Legs,
     epoll: Epoll,
-    /// Of the server's stream.
+    /// Events to wait for on the server's stream.
     interest: Interest,
     wake: UnixStream,
     wanted: Arc<Mutex<F::Wanted>>,
@@ -171,7 +171,7 @@ pub(super) struct Hub<F: Forwarder> {
 }
 
 impl<F: Forwarder> Hub<F> {
-    /// With the agent's ends of it.
+    /// Returns a hub, with the agent's handle and receiver.
     pub(super) fn new(port: Arc<AtomicU16>) -> io::Result<(Hub<F>, Ends<F>)> {
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_nonblocking(true)?;
@@ -194,23 +194,23 @@ impl<F: Forwarder> Hub<F> {
         Ok((hub, (Handle { wanted, wake }, heard)))
     }
 
-    /// Waits for what the server sends, too.
+    /// Watches the server's socket.
     pub(super) fn watch(&self, server: impl AsFd) -> Result<(), Over> {
         Ok(self.epoll.add(server, SERVER, Interest::Read)?)
     }
 
-    /// What is ready, by its tokens: nothing when something is due.
+    /// Waits and returns the tokens of ready descriptors; none if a timer is due.
     fn wait(&mut self, due: Instant) -> Result<Vec<u64>, Over> {
         let now = Instant::now();
         let due = self.count(now)?.map_or(due, |count| count.min(due));
-        // A little time at least: what is late is not lost.
+        // At least a millisecond; a late timer loses nothing.
         let wait = due.saturating_duration_since(now);
         let wait = wait.max(Duration::from_millis(1));
         let events = self.epoll.wait(Some(wait))?;
         Ok(events.map(|event| event.token).collect())
     }
 
-    /// Tells how much was forwarded, if it is time; otherwise when it will be, if there is something.
+    /// Reports changed counters if it is time; otherwise returns when it will be.
     fn count(&mut self, now: Instant) -> Result<Option<Instant>, Over> {
         if self.legs.counters == self.told {
             return Ok(None);
@@ -235,7 +235,7 @@ impl<F: Forwarder> Hub<F> {
         }
     }
 
-    /// What the agent wants.
+    /// Returns the agent's requirements.
     pub(super) fn wanted(&self) -> MutexGuard<'_, F::Wanted> {
         self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -245,12 +245,12 @@ impl<F: Forwarder> Hub<F> {
         told.map_err(|_| Over::Unwanted)
     }
 
-    /// Opens a leg; `None`: the system has no room for it.
+    /// Opens a proxy socket; `None` if the system lacks resources.
     pub(super) fn open(&mut self, peer: SocketAddr) -> Option<u64> {
         self.legs.open(peer, &self.epoll)
     }
 
-    /// Tells of a leg, once.
+    /// Reports a proxy socket to the agent, once.
     pub(super) fn tell_of(&mut self, token: u64) -> Result<(), Over> {
         let Some(leg) = self.legs.get_mut(token).filter(|leg| !leg.told) else {
             return Ok(());
@@ -268,7 +268,7 @@ impl<F: Forwarder> Hub<F> {
         self.tell(Event::LegClosed { peer, local })
     }
 
-    /// Hands the bytes for the server to the kernel, and waits for room if it does not take them all.
+    /// Sends pending bytes to the server, and waits for writability if the kernel does not take all of them.
     pub(super) fn flush(&mut self, stream: &mut Stream) -> io::Result<()> {
         let interest = match stream.flush()? {
             true => Interest::ReadWrite,

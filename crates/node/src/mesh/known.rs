@@ -1,8 +1,9 @@
-//! Who each name was: the key and the addresses that it had, remembered so that a coordinator that gives them to somebody else
-//! is found out. Kept beside the members and longer than they, until this host leaves the mesh.
+//! Trust on first use: the key and addresses that each name has had, remembered to detect a coordinator that
+//! gives them to another host. The file is kept longer than the membership, until this host leaves the mesh.
 //!
-//! A key that `pins` names is believed for its name, and no other. Otherwise the first one seen counts: with `pin-first-use`
-//! another is refused, without it followed and told of. Addresses follow their key: who has one of a pinned member's is refused.
+//! A pinned name is trusted with its pinned key only, and that key with no other name. Otherwise the first key
+//! counts: with `pin-first-use` another key is refused; without it, it is accepted and reported. Addresses
+//! belong to keys: a member with an address of a pinned member is refused.
 
 use super::cache;
 use seikan_config::Trust;
@@ -14,10 +15,10 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
-/// For how long a change that was followed is told of.
+/// How long an accepted change of a key is reported.
 const TOLD_FOR: Duration = Duration::from_secs(7 * 86_400);
 
-/// What is remembered.
+/// Keys and addresses by name.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Known {
     names: BTreeMap<Name, Entry>,
@@ -31,7 +32,7 @@ struct Entry {
     before: Option<Before>,
 }
 
-/// The key that a name had before.
+/// The former key of a name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Before {
     public_key: PublicKey,
@@ -39,51 +40,51 @@ struct Before {
     until_unix_s: u64,
 }
 
-/// Doubts of one kind that are told of, at most.
+/// Maximum number of reported conflicts of each kind.
 const MAX_DOUBTS: usize = 1024;
-/// Addresses that are remembered of a member, at most: those that a pinned one had among them.
+/// Maximum number of remembered addresses of a member, including former ones of a pinned member.
 const MAX_REMEMBERED: usize = 16;
 
-/// What is odd about members' keys.
+/// Unexpected keys of members.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Doubts {
-    /// Who is no peer therefore, by key.
+    /// Members that were refused, by key.
     pub refused: BTreeMap<PublicKey, Refused>,
-    /// Who is one all the same.
+    /// Members that were accepted with a changed key.
     pub changed: BTreeMap<Name, Changed>,
 }
 
-/// A member that is no peer.
+/// A refused member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// What the coordinator calls it.
+    /// Its name at the coordinator.
     pub name: Name,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
-/// A key that was followed.
+/// A changed key that was accepted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Changed {
-    /// The key that the name had.
+    /// The former key.
     pub was: PublicKey,
-    /// The key that it has.
+    /// The current key.
     pub now: PublicKey,
-    /// Since when, in seconds since the Unix epoch.
+    /// Time of the change in seconds since the Unix epoch.
     pub since_unix_s: u64,
 }
 
-/// Judges what a coordinator tells by what is remembered.
+/// Checks a coordinator's reports against the known keys.
 #[derive(Debug)]
 pub(super) struct Judge {
     trust: Trust,
     known: Known,
-    /// Whose each remembered address is.
+    /// Owner of each remembered address.
     owners: BTreeMap<IpAddr, Name>,
     doubts: Doubts,
-    /// What was odd when that was last asked for.
+    /// The conflicts as of the last call of [`Self::take_changed_conflicts`].
     told: Doubts,
-    /// What is remembered is not what is kept.
+    /// The known keys have changed since they were stored.
     dirty: bool,
 }
 
@@ -109,25 +110,25 @@ impl Judge {
         judge
     }
 
-    /// Whether what is remembered is to be kept.
+    /// Whether the known keys have to be stored.
     pub fn is_dirty(&self) -> bool {
         self.dirty
     }
 
-    /// Keeps it. Where that fails it is to be tried again; what is in memory counts meanwhile.
+    /// Stores the known keys. After a failure they stay dirty, and memory has the current ones.
     pub fn keep(&mut self, file: &Path) {
         self.dirty = self.dirty && cache::store(file, &self.known).is_err();
     }
 
-    /// What is odd now, if that is different.
+    /// Returns the conflicts if they have changed since the last call.
     pub fn news(&mut self) -> Option<Doubts> {
         let different = self.told != self.doubts;
         different.then(|| self.told.clone_from(&self.doubts));
         different.then(|| self.doubts.clone())
     }
 
-    /// What of the changes is to be believed at this time, in seconds since the Unix epoch: who is refused is as somebody who was
-    /// removed.
+    /// Returns the changes to apply at this time, in seconds since the Unix epoch. A refused member is turned
+    /// into a removed one.
     pub fn judge(&mut self, changes: Vec<Change>, unix_s: u64) -> Vec<Change> {
         let judged = changes.into_iter().map(|change| match change {
             Change::Access(access) => Change::Access(access),
@@ -155,7 +156,7 @@ impl Judge {
         judged
     }
 
-    /// Whether a member is believed, and then remembered.
+    /// Whether a member is trusted; if so, it is remembered.
     fn admit(&mut self, member: &Member, unix_s: u64) -> bool {
         match self.doubt(member) {
             None => {
@@ -174,7 +175,7 @@ impl Judge {
         }
     }
 
-    /// Why a member is not believed.
+    /// Returns why a member is not trusted.
     fn doubt(&self, member: &Member) -> Option<String> {
         let key = member.public_key;
         let pin = self.trust.pins.get(&member.name);
@@ -212,12 +213,13 @@ impl Judge {
         self.trust.pins.values().any(|pin| pin == key)
     }
 
-    /// Remembers somebody who is believed. Without room, who is new is not, unless pinned.
+    /// Remembers a trusted member. If the table is full, a new one is remembered only if it is pinned.
     fn learn(&mut self, member: &Member, unix_s: u64) {
         let (name, key) = (&member.name, member.public_key);
         let pinned = self.is_pinned(&key);
         let old = self.known.names.get(name).cloned();
-        // What a pinned one had stays its own: else whoever says that it has moved could give that to another.
+        // A pinned member keeps its former addresses; otherwise a coordinator could claim a move and give an
+        // old address to another host.
         let had = old.iter().filter(|old| pinned && old.public_key == key);
         let had = had.flat_map(|old| &old.addresses);
         let mut addresses = member.addresses.clone();
@@ -257,7 +259,7 @@ impl Judge {
 }
 
 impl Doubts {
-    /// Notes whose key was followed; a pinned one is as it should be.
+    /// Notes a changed key, unless the name is pinned.
     fn note(&mut self, name: &Name, entry: &Entry, trust: &Trust) {
         if let Some(before) = entry
             .before
@@ -311,7 +313,7 @@ mod tests {
         Judge::new(trust, Known::default())
     }
 
-    /// Whether it is believed, and else why not.
+    /// Whether a member is trusted, otherwise the reason.
     fn told(judge: &mut Judge, change: &Change) -> Result<(), String> {
         let Change::Set(member) = change else {
             panic!("a member")
@@ -342,15 +344,15 @@ mod tests {
         let mut judge = judge(trust(&[("db", 1)], false));
         assert_eq!(told(&mut judge, &member("db", 1, 1)), Ok(()));
         assert!(told(&mut judge, &member("evil", 2, 1)).is_err());
-        // It is said to be gone: nobody has its address.
+        // After its removal, nobody else gets its address.
         judge.judge(vec![Change::Removed(key(1))], NOW);
         assert!(told(&mut judge, &member("evil", 2, 1)).is_err());
         assert_eq!(told(&mut judge, &member("web", 3, 3)), Ok(()));
-        // It has another one: nobody has the old one either.
+        // After a move, nobody else gets the old address either.
         assert_eq!(told(&mut judge, &member("db", 1, 9)), Ok(()));
         assert!(told(&mut judge, &member("evil", 2, 1)).is_err());
         assert!(told(&mut judge, &member("evil", 2, 9)).is_err());
-        // Nor is it had by way of another name for the pinned key.
+        // Nor under another name with the pinned key.
         assert!(told(&mut judge, &member("other", 1, 9)).is_err());
         assert!(told(&mut judge, &member("evil", 2, 9)).is_err());
     }
@@ -385,7 +387,7 @@ mod tests {
         };
         let expected = BTreeMap::from([("db".parse().expect("a name"), changed)]);
         assert_eq!(judge.doubts.changed, expected);
-        // What is kept says so again.
+        // The stored keys report it again.
         let text = serde_json::to_string(&judge.known).expect("text");
         let known = serde_json::from_str(&text).expect("again");
         let again = Judge::new(trust(&[], false), known);

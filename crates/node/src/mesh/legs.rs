@@ -1,8 +1,9 @@
-//! Where the tunnel is forwarded to by a thread of this host: *legs*, UDP sockets of loopback addresses. Each stands for one address
-//! beyond, of a TURN server's peer or of a relay's port: what the tunnel sends there goes on to that, and what comes from that goes to
-//! the tunnel from there.
+//! Proxy sockets: UDP sockets on loopback addresses by which a thread of this host forwards for the tunnel.
+//! Each stands for one remote address, of a TURN server's peer or of a relay's port: datagrams of the tunnel to
+//! the socket are forwarded to that address, and datagrams from it reach the tunnel from the socket.
 //!
-//! What one datagram after another has of the same length and for the same place is sent at once (GSO), as it was received (GRO).
+//! Consecutive datagrams of the same length to the same destination are sent together (GSO), as they were
+//! received (GRO).
 
 use seikan_observe::{DropCounts, DropReason};
 use seikan_sys::poll::{Epoll, Interest};
@@ -15,33 +16,33 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
-/// A leg that nobody asked for is closed when the tunnel has sent nothing there for so long, or never has in the shorter time: whoever
-/// is let in can have one opened.
+/// A proxy socket that was not requested is closed after this time without a datagram of the tunnel, or after
+/// the shorter one if there never was any: any permitted peer can cause one to be opened.
 const IDLE: Duration = Duration::from_secs(600);
 const UNANSWERED: Duration = Duration::from_secs(30);
-/// Bytes that are sent at once, at most.
+/// Maximum bytes sent at once.
 pub(super) const MAX_RUN: usize = 60_000;
 
-/// What was forwarded, in datagrams of the tunnel.
+/// Counters of forwarded datagrams.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// From beyond to the tunnel.
+    /// From the remote side to the tunnel.
     pub received: u64,
-    /// From the tunnel to beyond.
+    /// From the tunnel to the remote side.
     pub sent: u64,
-    /// What went no further.
+    /// Dropped datagrams.
     pub drops: DropCounts,
 }
 
-/// Where one address beyond is to the tunnel.
+/// The socket that stands for one remote address.
 pub(super) struct Leg {
     pub peer: SocketAddr,
     pub local: SocketAddr,
-    /// The agent knows of it.
+    /// The agent was told of it.
     pub told: bool,
-    /// A TURN server was asked for a channel.
+    /// A channel was requested from the TURN server.
     pub bound: bool,
-    /// When the tunnel last sent there, if it has.
+    /// Time of the tunnel's last datagram.
     pub answered: Option<Instant>,
     socket: UdpSocket,
     overflow: Overflow,
@@ -49,7 +50,7 @@ pub(super) struct Leg {
 }
 
 impl Leg {
-    /// Whether it is over, unless somebody wants it.
+    /// Whether it may be closed unless it is required.
     pub(super) fn is_idle(&self, now: Instant) -> bool {
         match self.answered {
             Some(at) => now.duration_since(at) >= IDLE,
@@ -58,20 +59,20 @@ impl Leg {
     }
 }
 
-/// All of one thread.
+/// All proxy sockets of a thread.
 pub(super) struct Legs {
     all: BTreeMap<u64, Leg>,
     by_peer: HashMap<SocketAddr, u64>,
     next: u64,
-    /// The tunnel's.
+    /// The tunnel's port.
     port: Arc<AtomicU16>,
-    /// To the tunnel.
+    /// Datagrams to the tunnel.
     inward: Run,
     pub counters: Counters,
 }
 
 impl Legs {
-    /// None yet; the first has this token. `port` is the tunnel's.
+    /// Creates an empty set; the first socket gets the token `first`. `port` is the tunnel's port.
     pub(super) fn new(first: u64, port: Arc<AtomicU16>) -> Legs {
         Legs {
             all: BTreeMap::new(),
@@ -83,12 +84,12 @@ impl Legs {
         }
     }
 
-    /// How many there are.
+    /// Number of sockets.
     pub(super) fn len(&self) -> usize {
         self.all.len()
     }
 
-    /// The leg that stands for a peer.
+    /// Returns the socket that stands for a peer.
     pub(super) fn at(&self, peer: &SocketAddr) -> Option<u64> {
         self.by_peer.get(peer).copied()
     }
@@ -97,13 +98,13 @@ impl Legs {
         self.all.get_mut(&token)
     }
 
-    /// How many there are to one address that the tunnel has not answered yet.
+    /// Number of sockets for one IP address that the tunnel has not answered yet.
     pub(super) fn unanswered(&self, ip: IpAddr) -> usize {
         let same = |leg: &&Leg| leg.answered.is_none() && leg.peer.ip().to_canonical() == ip;
         self.all.values().filter(same).count()
     }
 
-    /// Opens one; `None`: the system has no room for it.
+    /// Opens a socket; `None` if the system lacks resources.
     pub(super) fn open(&mut self, peer: SocketAddr, epoll: &Epoll) -> Option<u64> {
         let any = (Ipv4Addr::LOCALHOST, 0).into();
         let socket = UdpSocket::bind(any, &UdpOptions::default()).ok()?;
@@ -126,7 +127,7 @@ impl Legs {
         Some(token)
     }
 
-    /// Closes one.
+    /// Closes a socket.
     pub(super) fn close(&mut self, token: u64) -> Option<Leg> {
         let mut leg = self.all.remove(&token)?;
         self.by_peer.remove(&leg.peer);
@@ -134,13 +135,13 @@ impl Legs {
         Some(leg)
     }
 
-    /// Those that are like this.
+    /// Returns the tokens of matching sockets.
     pub(super) fn of(&self, is_like: impl Fn(&Leg) -> bool) -> Vec<u64> {
         let legs = self.all.iter().filter(|(_, leg)| is_like(leg));
         legs.map(|(token, _)| *token).collect()
     }
 
-    /// Takes a datagram to the tunnel, with those behind it; it goes with [`Self::flush`] at the latest.
+    /// Queues a datagram to the tunnel; [`Self::flush`] sends it at the latest.
     pub(super) fn deliver(&mut self, token: u64, data: &[u8]) {
         if !self.inward.has_room(token, data.len()) {
             self.flush();
@@ -148,7 +149,7 @@ impl Legs {
         self.inward.room(token, data.len()).copy_from_slice(data);
     }
 
-    /// Sends what waits for the tunnel.
+    /// Sends the queued datagrams to the tunnel.
     pub(super) fn flush(&mut self) {
         let tunnel = self.tunnel();
         if let Some(leg) = self.all.get(&self.inward.to) {
@@ -158,12 +159,12 @@ impl Legs {
         self.inward.clear();
     }
 
-    /// Fills the batch with what was sent to a leg; whether there was anything.
+    /// Receives a batch from a socket; returns whether there was any datagram.
     pub(super) fn receive(&mut self, token: u64, batch: &mut ReceiveBatch) -> bool {
         let Some(leg) = self.all.get_mut(&token) else {
             return false;
         };
-        // An error belongs to something that was sent, and was counted there.
+        // The error belongs to an earlier send, and was counted there.
         let received = leg.socket.receive(batch).is_ok_and(|filled| filled > 0);
         match received {
             true => leg.answered = Some(Instant::now()),
@@ -172,7 +173,7 @@ impl Legs {
         received
     }
 
-    /// Whether that was sent by the tunnel, and is all there; counts what was not.
+    /// Whether a datagram is of the tunnel and complete; counts it otherwise.
     pub(super) fn is_whole(&mut self, meta: &ReceiveMeta) -> bool {
         let reason = match meta.truncated || meta.length == 0 {
             _ if meta.source != self.tunnel() => DropReason::UnknownSource,
@@ -189,19 +190,20 @@ impl Legs {
     }
 }
 
-/// How much of what the kernel has dropped at a socket's full receive buffer is counted.
+/// Drops by the kernel at a socket's full receive buffer that were counted already.
 #[derive(Default)]
 pub(super) struct Overflow(u64);
 
 impl Overflow {
-    /// Counts the rest.
+    /// Adds the new drops.
     pub(super) fn count(&mut self, socket: &UdpSocket, drops: &mut DropCounts) {
         let before = std::mem::replace(&mut self.0, socket.receive_queue_drops());
         drops.add(DropReason::ReceiveQueueFull, self.0 - before);
     }
 }
 
-/// Datagrams for one place that are sent together: all of one length but the last, which may be shorter.
+/// Datagrams to one destination that are sent together: all of one length except the last, which may be
+/// shorter.
 #[derive(Default)]
 pub(super) struct Run {
     pub to: u64,
@@ -220,7 +222,7 @@ impl Run {
                 && self.bytes.len() / self.size < MAX_GSO_SEGMENTS)
     }
 
-    /// Where one is to be written that has room.
+    /// Returns the space for a datagram that fits.
     pub(super) fn room(&mut self, to: u64, length: usize) -> &mut [u8] {
         if self.bytes.is_empty() {
             (self.to, self.size) = (to, length.max(1));
@@ -230,7 +232,7 @@ impl Run {
         &mut self.bytes[at..]
     }
 
-    /// Sends them; how many. What is not sent is counted.
+    /// Sends them and returns how many were sent; counts the others as dropped.
     pub(super) fn send(&self, socket: &UdpSocket, to: SocketAddr, drops: &mut DropCounts) -> u64 {
         let count = |bytes: usize| bytes.div_ceil(self.size.max(1)) as u64;
         let transmit = Transmit {
@@ -299,7 +301,7 @@ mod tests {
         let mut legs = Legs::new(2, Arc::new(AtomicU16::new(port)));
         let token = legs.open(([192, 0, 2, 1], 7).into(), &epoll).expect("one");
         let local = legs.get_mut(token).expect("one").local;
-        // More than the largest buffer holds, with what the kernel keeps of each.
+        // More than the largest buffer can hold, with the kernel's overhead for each.
         let flood = || {
             for _ in 0..20_000 {
                 tunnel.send_to(&[4; 1000], local).expect("sent");
@@ -317,7 +319,7 @@ mod tests {
         assert_eq!(dropped(&legs), first);
         flood();
         legs.close(token);
-        assert!(dropped(&legs) > first, "what was not read is not counted");
+        assert!(dropped(&legs) > first, "unread datagrams are not counted");
     }
 
     #[test]

@@ -1,9 +1,9 @@
-//! A port of the router before this host, asked for so that others may send there unasked: by PCP (RFC 6887), by NAT-PMP (RFC 6886)
-//! where that is what the router speaks, or by UPnP (UDA 2.0, WANIPConnection).
+//! Port mapping at the router, so that others may send first: by PCP (RFC 6887), by NAT-PMP (RFC 6886) if the
+//! router speaks only that, or by UPnP (UDA 2.0, WANIPConnection).
 //!
-//! Only who is behind a NAT asks, and only the router on its way out: what another host of the network answers is passed over.
-//! What was given is renewed at half its time and given back at the end; if there is no end, as after a crash, the router forgets it
-//! by itself, and a member that starts again has the same.
+//! Only a host behind a NAT requests one, and only from its default router; answers of other hosts are ignored.
+//! A lease is renewed at half its lifetime and deleted at the end. After a crash it expires, and a restarted
+//! member gets the same port.
 
 use crab_nat::{
     GatewayAddress, InternetProtocol, PortMapping, PortMappingOptions, PortMappingType,
@@ -21,31 +21,33 @@ use std::time::{Duration, Instant};
 
 use super::endpoints::is_routable;
 
-/// For how long a port is asked for, in seconds; a router may give it for less.
+/// Requested lifetime in seconds; a router may grant less.
 const LIFETIME: u32 = 3600;
-/// The least time between two requests for one port, whatever time the router gave.
+/// Minimum time between two requests for one port, whatever the granted lifetime.
 const LEAST: Duration = Duration::from_secs(30);
-/// When a router that gave nothing is asked again.
+/// Time after a failure until the next request.
 pub(super) const RETRY: Duration = Duration::from_secs(600);
-/// Of PCP and NAT-PMP: three requests in 1.75 s, where the RFCs have nine in two minutes: a router is one hop away.
+/// Retransmissions of PCP and NAT-PMP: three requests in 1.75 s instead of the RFCs' nine in two minutes, since
+/// the router is one hop away.
 const PATIENCE: TimeoutConfig = TimeoutConfig {
     initial_timeout: Duration::from_millis(250),
     max_retries: 2,
     max_retry_timeout: Some(Duration::from_secs(1)),
 };
-/// How long a router may take to be found by UPnP, and for its answers then.
+/// Timeout of discovery by UPnP and of the requests after it.
 const UPNP_PATIENCE: Duration = Duration::from_secs(4);
-/// Of that, for the answer to one search.
+/// Timeout of one search, within that.
 const SEARCH_PATIENCE: Duration = Duration::from_millis(1500);
-/// Where one is searched for (UDA 2.0, section 1.3.2): the port at the router itself, and the group, for those that hear nothing else.
+/// UPnP discovery (UDA 2.0, section 1.3.2): the port at the router itself, and the multicast group, for routers
+/// that listen only there.
 const SSDP: u16 = 1900;
 const SSDP_GROUP: Ipv4Addr = Ipv4Addr::new(239, 255, 255, 250);
-/// Characters of a reason, at most: a router can answer at length.
+/// Maximum number of characters of a reason that a router has sent.
 const MAX_REASON: usize = 200;
-/// What people find in the router's list.
+/// Description shown in the router's list of mappings.
 const DESCRIPTION: &str = "seikan";
 
-/// How a router was asked.
+/// Protocol of a port mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Protocol {
@@ -57,26 +59,26 @@ pub enum Protocol {
     Upnp,
 }
 
-/// A port that a router has given.
+/// A granted port mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mapping {
-    /// Where others are to send.
+    /// External address.
     pub address: SocketAddr,
-    /// How it was asked for.
+    /// Protocol by which it was requested.
     pub by: Protocol,
 }
 
-/// The router on the way out, for IPv4.
+/// The default router, for IPv4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Router {
     address: Ipv4Addr,
-    /// This host's address towards it.
+    /// This host's address towards the router.
     own: Ipv4Addr,
 }
 
 impl Router {
-    /// The one by which packets for `seen` go, which is what this host looks like from outside; `None` if that is an address of its
-    /// own, so that nothing is before it, or if the way is `own_interface`.
+    /// Returns the router if `seen`, this host's reflexive address, is behind it; `None` if it is an address of
+    /// this host, so that there is no NAT, or if the route goes through `own_interface`.
     pub(super) fn before(seen: Ipv4Addr, netlink: &Netlink, own_interface: u32) -> Option<Router> {
         let route = netlink.route_get(seen.into(), None).ok()?;
         let elsewhere = route.kind == RouteType::Unicast && route.device != own_interface;
@@ -89,14 +91,14 @@ impl Router {
     }
 }
 
-/// A port that is held.
+/// A leased port.
 #[derive(Clone)]
 pub(super) struct Held {
-    /// What is told of it.
+    /// The mapping as reported.
     pub mapping: Mapping,
-    /// When it is to be asked for again.
+    /// Time of the next renewal.
     pub renew_at: Instant,
-    /// When the router forgets it.
+    /// Time at which the lease expires.
     pub expires_at: Instant,
     by: By,
 }
@@ -108,11 +110,11 @@ enum By {
 }
 
 impl Held {
-    /// Asks a router for a port that leads to `port` of this host, the same if it is free. `secret` is this host's alone: from it
-    /// comes the nonce, so that who starts again is known to the router.
+    /// Requests a port of the router that leads to `port` of this host, preferably the same. The nonce is
+    /// derived from `secret`, which only this host knows, so that the router recognises it after a restart.
     ///
     /// # Errors
-    /// Why there is none, for people.
+    /// Why there is none, as a text for the user.
     pub(super) async fn ask(
         router: Router,
         port: NonZeroU16,
@@ -129,12 +131,13 @@ impl Held {
         }
     }
 
-    /// Has it asked for again only after the least time: the router did not answer, and what it gave is good for longer.
+    /// Postpones the renewal by the minimum time, after a request was not answered while the lease is still
+    /// valid.
     pub(super) fn put_off(&mut self) {
         self.renew_at = Instant::now() + LEAST;
     }
 
-    /// Gives it back, if the router hears it.
+    /// Deletes the mapping, if the router answers.
     pub(super) async fn give_back(self) {
         match self.by {
             By::Pmp(mapping) => {
@@ -148,10 +151,10 @@ impl Held {
         }
     }
 
-    /// Asks for it once more.
+    /// Renews the lease.
     ///
     /// # Errors
-    /// Why it is this host's no longer, for people.
+    /// Why the lease is lost, as a text for the user.
     pub(super) async fn renew(&mut self) -> Result<(), String> {
         let renewed = self.renewed().await;
         *self = renewed.map_err(|reason| shortened(&reason))?;
@@ -197,7 +200,7 @@ async fn ask_pcp(router: Router, port: NonZeroU16, secret: &Digest) -> Result<He
     held_by_pmp(mapping).await
 }
 
-/// What a router gave by PCP or NAT-PMP.
+/// Creates the lease of a mapping by PCP or NAT-PMP.
 async fn held_by_pmp(mapping: PortMapping) -> Result<Held, String> {
     let (outside, by) = match mapping.mapping_type() {
         PortMappingType::Pcp { external_ip, .. } => (external_ip, Protocol::Pcp),
@@ -241,7 +244,7 @@ async fn ask_upnp(router: Router, port: NonZeroU16) -> Result<Held, String> {
     add_upnp(Box::new(gateway), own, port.get()).await
 }
 
-/// Has a router send what comes to its `port`, or to another one if that is taken, to `own`.
+/// Requests a mapping of the router's `port`, or another one if that is taken, to `own`.
 async fn add_upnp(
     gateway: Box<Gateway<Tokio>>,
     own: SocketAddr,
@@ -268,7 +271,7 @@ async fn add_upnp(
     })
 }
 
-/// What a router says that it gave, if others can send there.
+/// Checks that others can send to the address that a router reports.
 fn usable(outside: IpAddr, port: u16, by: Protocol) -> Result<Mapping, String> {
     if !outside.is_ipv4() || !is_routable(outside) || port == 0 {
         return Err("the router's external address is not routable".to_owned());
@@ -279,7 +282,7 @@ fn usable(outside: IpAddr, port: u16, by: Protocol) -> Result<Mapping, String> {
     })
 }
 
-/// Of a lifetime in seconds.
+/// Returns the time at half a lifetime in seconds.
 fn half_of(lifetime: u32) -> Instant {
     let half = Duration::from_secs(lifetime.min(LIFETIME).into()) / 2;
     Instant::now() + half.max(LEAST)
@@ -289,12 +292,12 @@ fn end_of(lifetime: u32) -> Instant {
     Instant::now() + Duration::from_secs(lifetime.min(LIFETIME).into())
 }
 
-/// A reason for people.
+/// Shortens a reason for display.
 fn shortened(reason: &str) -> String {
     reason.chars().take(MAX_REASON).collect()
 }
 
-/// By which a router knows who asked first (RFC 6887, section 11.1): this host's, and nobody else's to guess.
+/// Returns the nonce that identifies this host's mapping (RFC 6887, section 11.1); nobody else can guess it.
 fn nonce(secret: &Digest) -> pcp::Nonce {
     let word = |at: usize| {
         let bytes = secret.0.iter().skip(4 * at).take(4);
@@ -311,7 +314,7 @@ mod tests {
     fn only_where_others_can_send_is_taken() {
         let of = |ip: &str, port| usable(ip.parse().expect(ip), port, Protocol::Pcp).is_ok();
         assert!(of("198.51.100.9", 51820));
-        // Behind another NAT: of use to those who are there, too.
+        // Behind another NAT: useful for hosts in that network.
         assert!(of("100.64.0.9", 51820));
         for (ip, port) in [
             ("0.0.0.0", 7),
@@ -326,8 +329,8 @@ mod tests {
         }
     }
 
-    /// A router as RFC 6886 has it: what is not version 0 is answered with the version that it speaks (section 3.5), a request for
-    /// its address (section 3.2) and one for a port (section 3.3) as written there.
+    /// A router according to RFC 6886: it answers requests of another version with its own version (section
+    /// 3.5), and requests for its address (section 3.2) and for a port (section 3.3).
     async fn natpmp_router(socket: tokio::net::UdpSocket) {
         let mut request = [0; 100];
         let (address, epoch) = ([198, 51, 100, 9], [0, 0, 0, 42]);
@@ -335,7 +338,7 @@ mod tests {
             let mut answer = match &request[..length] {
                 [0, 0] => [&[0, 128, 0, 0][..], &epoch, &address].concat(),
                 [0, 1, 0, 0, inside @ .., _, _, _, _, _, _] => {
-                    // Another port than was asked for, for 120 s.
+                    // Grants another port than requested, for 120 s.
                     [
                         &[0, 129, 0, 0][..],
                         &epoch,

@@ -1,9 +1,10 @@
-//! Membership in a mesh: whom a coordinator tells of become peers, beside those of the file.
+//! Membership in a mesh: members that a coordinator reports become peers, in addition to those of the
+//! configuration file.
 //!
-//! [`agent`] is a thread of its own, which talks to the coordinator ([`client`]), tells it where this
-//! host may be reached ([`endpoints`]), and remembers the others ([`cache`]); [`Mesh`] is its end in
-//! the worker's loop, which makes peers of what it says ([`members`]). Nothing of it is in a packet's
-//! way: without a coordinator, peers stay as they are.
+//! [`agent`] is a thread that talks to the coordinator ([`client`]), reports this host's endpoints
+//! ([`endpoints`]) and stores the membership ([`cache`]). [`Mesh`] handles its events in the worker's loop and
+//! updates peers ([`members`]). The data path does not depend on it: without a coordinator, peers stay as they
+//! are.
 
 mod agent;
 mod cache;
@@ -52,116 +53,118 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
-/// Token of the descriptor through which the thread wakes the loop; near none of others.
+/// Token of the socket by which the agent wakes the loop; distinct from all others.
 const TOKEN: u64 = 1 << 61;
-/// What waits for the thread, at most.
+/// Maximum number of events that wait for the agent.
 const MAX_HEARD: usize = 64;
-/// Servers whose answers are taken, at most: two relays for each of the pairs that [`relay`] keeps, and some more.
+/// Maximum number of servers whose STUN answers are accepted: two relays for each pair that [`relay`] keeps,
+/// and some more.
 const MAX_ASKED: usize = 2048;
-/// For how long the answers of one are taken that was asked once.
+/// How long answers of a server are accepted after a request.
 const ASKED_LATELY: Duration = Duration::from_secs(60);
-/// Oddities about members' keys that are logged, at most; all are shown by `status`.
+/// Maximum number of logged key conflicts; `status` shows all.
 const MAX_SAID: usize = 1024;
-/// Members that become peers before packets get their turn.
+/// Maximum number of changes applied before packets are handled again.
 const CHANGES_PER_TURN: usize = 64;
 
-/// What a node knows of its mesh.
+/// State of the mesh as known to the node.
 #[derive(Clone, Debug)]
 pub struct MeshState {
-    /// This host's identity, as the others are to know it: not one that only `wg` was told of.
+    /// This host's public key in the mesh, also after a client of `wg`'s protocol has set another one.
     pub own_key: PublicKey,
-    /// Where the coordinator is that is asked, or was last.
+    /// URL of the coordinator in use, or last used.
     pub coordinator: String,
-    /// How it stands with it.
+    /// State of the coordinator.
     pub contact: Contact,
-    /// The revision up to which the members are known.
+    /// Revision of the known membership.
     pub revision: u64,
     /// Members that are peers.
     pub members: BTreeMap<PublicKey, Member>,
-    /// What they may begin here.
+    /// Connections that members may open to this host.
     pub access: Access,
-    /// Members that are no peers, with the reason.
+    /// Members that cannot be peers, with the reason.
     pub refused: BTreeMap<PublicKey, &'static str>,
-    /// What is odd about members' keys: others that are no peers, and those that are all the same.
+    /// Members that were refused because of their keys, and those accepted with changed keys.
     pub doubts: Doubts,
-    /// What this host looks like from outside.
+    /// Reflexive addresses of this host.
     pub reflexive: Vec<SocketAddr>,
-    /// To each STUN server, as of the last time.
+    /// Latest result of each STUN server.
     pub views: Vec<View>,
-    /// A port of the router before this host, or why there is none; `None` if none is needed.
+    /// State of the port mapping: the mapping, or why there is none; `None` if none is needed.
     pub mapped: Option<Result<Mapping, String>>,
-    /// The mesh's relays that were asked for something, and how it stands with each: how it answers, or why it does not.
+    /// Relays in use by address: how each answers, or why it does not.
     pub relays: BTreeMap<String, Result<Answers, String>>,
-    /// Relays of ours to which there is a connection by TLS, and what was forwarded by it.
+    /// Counters of connections to relays over TLS, by relay.
     pub streams: BTreeMap<String, LegCounters>,
-    /// Allocations at TURN servers, by their names as above.
+    /// Allocations at TURN servers, by server.
     pub turn: BTreeMap<String, Allocation>,
-    /// Loopback addresses at which this host forwards, and where to.
+    /// Targets of the proxy sockets, by loopback address.
     pub legs: BTreeMap<SocketAddr, LegTo>,
-    /// STUN servers and relays that were asked lately, and when: nobody else's answers are taken.
+    /// STUN servers and relays with the time of the last request; answers of others are not accepted.
     pub(crate) asked: BTreeMap<SocketAddr, Instant>,
-    /// How members are found by their names.
+    /// How members are found by name.
     pub names: Found,
-    /// The way to the thread.
+    /// Sender of events to the agent.
     pub(crate) to_agent: mpsc::Sender<Heard>,
 }
 
 /// An allocation at a TURN server.
 #[derive(Clone, Debug)]
 pub struct Allocation {
-    /// Where others send.
+    /// The relayed address.
     pub relayed: SocketAddr,
-    /// UDP, TCP or TLS: how the server is spoken to.
+    /// Transport to the server: UDP, TCP or TLS.
     pub transport: &'static str,
-    /// What was forwarded.
+    /// Forwarded datagrams.
     pub counters: LegCounters,
 }
 
-/// What the worker has for the thread. Never waited for: what finds no room comes again.
+/// Event of the worker for the agent. The worker never waits: an event that does not fit into the queue is
+/// repeated.
 #[derive(Debug)]
 pub(crate) enum Heard {
-    /// An answer of a STUN server.
+    /// An answer of a STUN server or relay.
     Stun(Box<[u8]>),
-    /// A member does not answer yet, or not any more: the way to it is `lost`.
+    /// A member does not answer, or no longer; its path is `lost`.
     Sought { key: PublicKey, lost: bool },
-    /// How a member is reached, as was asked.
+    /// How a member is reached, as requested.
     Reached(PublicKey, Reachability),
 }
 
-/// How it stands with the coordinator.
+/// State of the coordinator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Contact {
-    /// Not asked yet.
+    /// Not contacted yet.
     Starting,
     /// It answers.
     Connected,
-    /// It does not, for this reason; the members are those that it told of last.
+    /// It does not answer, for this reason; the members are the last known ones.
     Lost(String),
     /// It does not know this host as a member any more.
     Revoked,
 }
 
-/// The worker's end.
+/// The agent's counterpart in the worker's loop.
 pub struct Mesh<'a> {
     wake: UnixStream,
-    /// The other end of it: something is left to do.
+    /// The agent's end, to wake the loop for remaining work.
     again: UnixStream,
     news: Receiver<News>,
     thread: JoinHandle<()>,
-    /// The port that peers are to send to, which may change.
+    /// The tunnel's port, which may change.
     port: Arc<AtomicU16>,
-    /// This host's identity, which may, too.
+    /// This host's public key, which may change too.
     own_key: OwnKey,
-    /// Still to be done.
+    /// Changes still to be applied.
     pending: VecDeque<Change>,
-    /// Members that are peers, under a filter that is not of the newest policy.
+    /// Peers whose packet filter is older than the policy.
     unfiltered: VecDeque<PublicKey>,
     log: Log<'a>,
     rules: Rules,
 }
 
-/// Says what is odd about members' keys, each thing once, and no more than a coordinator could have it say for ever.
+/// Logs unexpected keys, each once, and at most [`MAX_LOGGED`], so that a coordinator cannot fill the log.
 struct Log<'a> {
     warn: Box<dyn FnMut(Diagnostic) + 'a>,
     interface: String,
@@ -200,7 +203,7 @@ impl Log<'_> {
     }
 }
 
-/// The identity of this host, for the thread to see.
+/// This host's public key, shared with the agent.
 #[derive(Clone, Debug)]
 struct OwnKey(Arc<Mutex<PublicKey>>);
 
@@ -210,7 +213,7 @@ impl OwnKey {
     }
 
     fn get(&self) -> PublicKey {
-        // A key is written whole or not at all.
+        // A key is written in one piece.
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -219,37 +222,38 @@ impl OwnKey {
     }
 }
 
-/// Why a host does not take part in its mesh.
+/// Why a host cannot take part in its mesh.
 #[derive(Debug, thiserror::Error)]
 pub enum MeshError {
-    /// The thread that talks to the coordinator.
+    /// The agent cannot be started.
     #[error("cannot start the mesh agent: {0}")]
     Thread(#[from] io::Error),
-    /// Without what it remembers this host would trust whoever comes next.
+    /// The known keys cannot be read; without them this host would trust any key.
     #[error(transparent)]
     Known(#[from] KnownError),
 }
 
-/// Forgets what is kept of an interface's mesh in `state`: the interface's folder there.
+/// Removes the stored state of an interface's mesh: its directory in `state`.
 pub fn forget(state: &Path, interface: &str) {
-    // Nothing there is as good.
+    // A missing directory is as good.
     let _ = fs::remove_dir_all(state.join(interface));
 }
 
-/// What is kept of an interface's mesh in `state`, a few seconds old at most while its tunnel hears from a coordinator.
+/// Returns the stored membership of an interface, a few seconds old at most while its tunnel is connected to a
+/// coordinator.
 ///
 /// # Errors
-/// Nothing is kept, or it cannot be read.
+/// Nothing is stored, or it cannot be read.
 pub fn kept(state: &Path, interface: &str) -> io::Result<Membership> {
     cache::read(&cache::file(&state.join(interface)))
 }
 
 impl<'a> Mesh<'a> {
-    /// Starts the thread. Call it after privileges were dropped. `state` is the interface's folder of what is kept over restarts;
-    /// `names` is what was set up to find members by their names; `warn` is told of members whose keys are odd.
+    /// Starts the agent; to be called after privileges were dropped. `state` is the interface's directory of
+    /// persistent state, `names` the result of setting names up; `warn` gets unexpected keys of members.
     ///
     /// # Errors
-    /// No thread, or no pair of sockets; what is remembered of the members cannot be read.
+    /// The thread or its socket pair cannot be created; the known keys cannot be read.
     pub fn start(
         config: &Config,
         settings: &MeshSettings,
@@ -326,16 +330,16 @@ impl<'a> Mesh<'a> {
                     .peers
                     .iter()
                     .flat_map(|peer| peer.allowed_ips.iter().copied())
-                    // A default route leaves members what is theirs: the longest prefix counts.
+                    // A default route does not cover members' addresses: the longest prefix wins.
                     .filter(|prefix| config.addresses.iter().any(|own| own.contains(prefix)))
                     .collect(),
             },
         })
     }
 
-    /// Ends it, with a moment for what is to be said to others at the end.
+    /// Stops the agent, which gets a moment to return its port mapping.
     pub fn end(self, node: &mut Node) {
-        // Whoever has something to say, or waits for something, finds that nobody is there.
+        // The agent's channels are closed, which ends its tasks.
         node.mesh = None;
         drop(self.news);
         let deadline = Instant::now() + agent::LAST_WORDS + Duration::from_millis(100);
@@ -349,7 +353,7 @@ impl<'a> Mesh<'a> {
         token == TOKEN
     }
 
-    /// Takes what the thread has to say, as much as has its turn.
+    /// Handles the agent's events, a bounded number at a time.
     fn turn(&mut self, node: &mut Node) {
         let mut drain = [0; 64];
         while matches!(self.wake.read(&mut drain), Ok(n) if n > 0) {}
@@ -385,7 +389,8 @@ impl<'a> Mesh<'a> {
                     mesh.views = views;
                 }
                 News::Mapped(standing) => mesh.mapped = standing,
-                // Who gives servers their names cannot have this host send just anywhere; unanswered, it is asked elsewhere.
+                // A source of servers' names cannot direct datagrams to arbitrary addresses; the agent gets no
+                // answer and tries another server.
                 News::Send { to, .. }
                     if !mesh.legs.contains_key(&to)
                         && !self.rules.may_serve(to, node.sockets.port()) => {}
@@ -401,14 +406,14 @@ impl<'a> Mesh<'a> {
                     present,
                 } => {
                     let usable = addresses.into_iter().filter(|at| self.rules.may_be_at(*at));
-                    // Legs are this host's own.
+                    // Proxy sockets are on this host.
                     let all: Vec<_> = usable.chain(legs).collect();
                     take_relays(node, &key, &all, present);
                 }
                 News::Reached(key) => {
                     let reached = reached(node, &key);
                     if let Some(mesh) = &node.mesh {
-                        // Who gets no answer asks again.
+                        // A request without an answer is repeated.
                         let _ = mesh.to_agent.try_send(Heard::Reached(key, reached));
                     }
                 }
@@ -470,14 +475,14 @@ impl<'a> Mesh<'a> {
             filter(node, &key, &self.rules);
         }
         if turn == CHANGES_PER_TURN || !self.unfiltered.is_empty() {
-            // A full pair wakes the loop anyway.
+            // If the socket pair is full, the loop wakes anyway.
             let _ = (&self.again).write(&[0]);
         }
     }
 }
 
 impl MeshState {
-    /// Answers from there are taken for a while.
+    /// Accepts answers of a server for a while.
     fn note_asked(&mut self, server: SocketAddr) {
         if self.asked.len() >= MAX_ASKED {
             self.asked.retain(|_, at| at.elapsed() < ASKED_LATELY);
@@ -488,7 +493,7 @@ impl MeshState {
     }
 }
 
-/// How a member is reached.
+/// Returns how a member is reached.
 fn reached(node: &Node, key: &PublicKey) -> Reachability {
     match node.tunnel.peer_by_key(key) {
         Some(id) => node.tunnel.reached(id, now().mono),
@@ -496,7 +501,8 @@ fn reached(node: &Node, key: &PublicKey) -> Reachability {
     }
 }
 
-/// Where a member is reached by relays; if it is there already, and does not answer otherwise, it is met there.
+/// Sets a member's relayed addresses; starts punching if the member is bound there already and is not reached
+/// otherwise.
 fn take_relays(node: &mut Node, key: &PublicKey, addresses: &[SocketAddr], present: bool) {
     let known = node.mesh.as_ref();
     if !known.is_some_and(|mesh| mesh.members.contains_key(key)) {
@@ -511,7 +517,7 @@ fn take_relays(node: &mut Node, key: &PublicKey, addresses: &[SocketAddr], prese
     }
 }
 
-/// Members try to reach this host, and are met on the way.
+/// Starts punching towards members that try to reach this host.
 fn approach(node: &mut Node, keys: &[PublicKey]) {
     for key in keys {
         let known = node

@@ -1,7 +1,7 @@
-//! Members by their names: a name server on the interface's own addresses, for this host alone.
+//! Names of members: a DNS server on the interface's own addresses, for this host only.
 //!
-//! What it says is [`zone`]'s; what is not its own to say goes to those who were asked before it came ([`forward`]). How the host's
-//! programs come to ask here is [`crate::setup::names`]'s.
+//! [`zone`] answers queries for names of the mesh; other queries are forwarded to the servers that were
+//! configured before ([`forward`]).
 
 mod forward;
 pub mod zone;
@@ -23,35 +23,35 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use zone::{Reply, Transport, Zone};
 
-/// Where questions are asked (RFC 1035, section 4.2).
+/// UDP and TCP port of DNS (RFC 1035, section 4.2).
 const PORT: u16 = 53;
-/// Longest question, in bytes: a name, and room for what EDNS adds.
+/// Maximum size of a query in bytes: a name, and space for EDNS.
 const MAX_QUESTION: usize = 4096;
-/// Connections at once.
+/// Maximum number of connections.
 const MAX_CONNECTIONS: usize = 64;
-/// How long a connection waits for its next question (RFC 7766, section 6.2.3: a few seconds), and for an answer to be taken.
+/// Timeout of an idle connection (RFC 7766, section 6.2.3: a few seconds), and of sending an answer.
 const IDLE: Duration = Duration::from_secs(5);
-/// How long an IPv6 address that was just given is waited for: the kernel lets it be used a moment after its interface is up.
+/// Maximum wait for a new IPv6 address: the kernel accepts it a moment after its interface is up.
 const SETTLE: Duration = Duration::from_secs(1);
-/// Between two looks at it.
+/// Interval between two attempts to bind it.
 const SETTLE_PAUSE: Duration = Duration::from_millis(10);
-/// After a socket's error.
+/// Pause after an error of a socket.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Least time between two looks at the host's addresses.
+/// Minimum interval between two reads of the host's addresses.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Why there is no name server.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    /// The interface has none.
+    /// The interface has no address.
     #[error("the interface has no address")]
     NoAddress,
-    /// An address and port cannot be had.
+    /// An address and port cannot be bound.
     #[error("cannot listen on {ip} port {PORT}: {source}{}", remedy(source))]
     Address {
-        /// Which address.
+        /// The address.
         ip: IpAddr,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -66,37 +66,37 @@ fn remedy(source: &io::Error) -> &'static str {
     }
 }
 
-/// What members are called, shared by who hears of them and who is asked.
+/// Names of the members, shared by the agent and the name server.
 #[derive(Clone, Debug)]
 pub(super) struct Names(Arc<Mutex<Zone>>);
 
 impl Names {
-    /// Nobody yet, in these networks.
+    /// No members yet, in these networks.
     pub(super) fn new(networks: Vec<IpNet>) -> Names {
         Names(Arc::new(Mutex::new(Zone::new(networks))))
     }
 
-    /// Reads or changes them.
+    /// Reads or changes the names.
     pub(super) fn with<T>(&self, work: impl FnOnce(&mut Zone) -> T) -> T {
-        // Whoever panicked with it left it in order: each change is a whole one.
+        // A panic leaves them consistent: each change is complete.
         work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// Sockets that wait for questions. Made while there are privileges for their port.
+/// Bound sockets of the name server. Created while the process is privileged, for the port.
 #[derive(Debug)]
 pub struct Server {
     sockets: Vec<(net::UdpSocket, net::TcpListener)>,
     own: Vec<IpAddr>,
-    /// Who answers for other names.
+    /// Servers for other names.
     pub upstream: Upstream,
 }
 
 impl Server {
-    /// Listens on these addresses, which are the interface's.
+    /// Binds the port at these addresses, which are the interface's.
     ///
     /// # Errors
-    /// Without all of them, none.
+    /// One of them cannot be bound.
     pub fn bind(addresses: &[IpNet]) -> Result<Server, BindError> {
         let own: Vec<IpAddr> = addresses.iter().map(IpNet::addr).collect();
         let until = Instant::now() + SETTLE;
@@ -133,7 +133,7 @@ fn sockets(ip: IpAddr) -> io::Result<(net::UdpSocket, net::TcpListener)> {
     Ok((udp, tcp))
 }
 
-/// Answers, for ever; without a server, for ever nothing.
+/// Answers queries, forever; waits forever without a server.
 pub(super) async fn serve(server: Option<Server>, names: Names) {
     let mut tasks = JoinSet::new();
     if let Some(server) = server {
@@ -144,7 +144,7 @@ pub(super) async fn serve(server: Option<Server>, names: Names) {
             others: Mutex::default(),
         });
         for (udp, tcp) in server.sockets {
-            // A socket that the runtime does not take answers nobody, as one that is gone.
+            // If the runtime rejects a socket, that address is not served.
             if let (Ok(udp), Ok(tcp)) = (UdpSocket::from_std(udp), TcpListener::from_std(tcp)) {
                 tasks.spawn(datagrams(Arc::new(udp), desk.clone()));
                 tasks.spawn(connections(tcp, desk.clone()));
@@ -155,18 +155,18 @@ pub(super) async fn serve(server: Option<Server>, names: Names) {
     std::future::pending().await
 }
 
-/// What it takes to answer.
+/// State to answer queries.
 struct Desk {
     names: Names,
     forwarder: Forwarder,
-    /// The interface's addresses.
+    /// Addresses of the interface.
     own: Vec<IpAddr>,
-    /// All of the host's, and when they were looked at.
+    /// All addresses of the host, and when they were read.
     others: Mutex<Option<(Instant, Vec<IpAddr>)>>,
 }
 
 impl Desk {
-    /// Whether it is this host that asks: peers and neighbours reach our addresses, too.
+    /// Whether a query is from this host; peers and neighbours can reach the addresses too.
     fn is_here(&self, ip: IpAddr) -> bool {
         if self.own.contains(&ip) {
             return true;
@@ -198,13 +198,13 @@ async fn datagrams(socket: Arc<UdpSocket>, desk: Arc<Desk>) {
             continue;
         };
         let question = buffer.get(..length).unwrap_or_default();
-        // Others get no answer.
+        // Other hosts get no answer.
         let reply = match desk.is_here(from.ip()) {
             true => desk.reply(question, Transport::Udp),
             false => Reply::Silence,
         };
         match reply {
-            // Who does not take it asks again.
+            // A client that misses its answer retries.
             Reply::Answer(answer) => drop(socket.send_to(&answer, from).await),
             Reply::Forward => {
                 let (socket, desk, question) = (socket.clone(), desk.clone(), question.to_vec());
@@ -224,7 +224,7 @@ async fn connections(listener: TcpListener, desk: Arc<Desk>) {
     loop {
         match listener.accept().await {
             Ok((stream, from)) => {
-                // Others are hung up on, and so is who finds no room.
+                // Connections of other hosts are closed, and those above the limit.
                 if let (true, Ok(place)) =
                     (desk.is_here(from.ip()), room.clone().try_acquire_owned())
                 {
@@ -240,7 +240,7 @@ async fn connections(listener: TcpListener, desk: Arc<Desk>) {
     }
 }
 
-/// Answers one question after the other, until there is none for a while or something that is none.
+/// Answers queries one after the other, until the connection is idle or sends something else.
 async fn connection(mut stream: TcpStream, desk: &Desk) -> io::Result<()> {
     loop {
         let question = timeout(IDLE, async {

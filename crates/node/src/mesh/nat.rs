@@ -1,8 +1,8 @@
-//! What lies between this host and the rest of the world, by what STUN servers see of it (RFC 4787, RFC 5780 section 4.3).
+//! Type of the NAT of this host, from the results of STUN servers (RFC 4787, RFC 5780 section 4.3).
 //!
-//! Servers at different addresses or ports that see this host at the same address and port, all asked from the tunnel's one socket,
-//! have a NAT before them that maps alike for everybody, or none. How a NAT filters cannot be seen so, and does not matter: both
-//! ends send.
+//! If servers at different addresses or ports, queried from the tunnel's socket, report the same address and
+//! port, the NAT has an endpoint-independent mapping, or there is none. Its filtering cannot be detected and
+//! does not matter, because both ends send.
 
 use super::agent::View;
 use super::is_routable;
@@ -10,16 +10,16 @@ use seikan_proto::birthday::{self, Mapping, NatMappings};
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, SocketAddr};
 
-/// What one server said.
+/// Result of one server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sight {
-    /// Who was asked.
+    /// The server's address.
     pub server: SocketAddr,
-    /// Where it sees this host; `None`: it does not answer.
+    /// Reflexive address of this host; `None` if the server does not answer.
     pub seen: Option<SocketAddr>,
 }
 
-/// What is before this host, for one address family.
+/// Type of the NAT, for one address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Nat {
@@ -27,17 +27,17 @@ pub enum Nat {
     NotAsked,
     /// No server answers.
     Silent,
-    /// None: it is seen at an address of its own.
+    /// No NAT: the reflexive address is this host's own.
     Open,
-    /// One of which a single server cannot tell more.
+    /// A NAT of unknown type, since only one server answers.
     Unknown,
-    /// One that maps alike for everybody (endpoint-independent mapping).
+    /// Endpoint-independent mapping.
     EndpointIndependent,
-    /// One that maps anew for each destination (address-dependent, or address and port-dependent mapping): symmetric.
+    /// Address-dependent or address and port-dependent mapping (symmetric).
     Symmetric,
 }
 
-/// Judges what servers of one family saw of a host that has these addresses.
+/// Classifies the results of servers of one family, for a host with these addresses.
 pub fn judge(sights: &[Sight], own: &[IpAddr]) -> Nat {
     let seen: Vec<SocketAddr> = sights.iter().filter_map(|sight| sight.seen).collect();
     let Some(first) = seen.first() else {
@@ -59,13 +59,13 @@ pub fn judge(sights: &[Sight], own: &[IpAddr]) -> Nat {
     }
 }
 
-/// Whether it is an address as which a host is seen from everywhere.
+/// Whether a reflexive address is public.
 pub(super) fn is_outside(seen: &SocketAddr) -> bool {
     let ip = seen.ip().to_canonical();
     is_routable(ip) && !birthday::is_private(ip)
 }
 
-/// What servers saw, in the tunnel's words.
+/// Converts results to the tunnel's type.
 pub(super) fn outside(views: &[View]) -> NatMappings {
     let family = |v6: bool| {
         let of_family = views.iter().filter(|view| view.server.is_ipv6() == v6);
@@ -74,12 +74,12 @@ pub(super) fn outside(views: &[View]) -> NatMappings {
             seen: view.seen,
         });
         let from_outside = |sight: &Sight| sight.seen.is_none_or(|seen| is_outside(&seen));
-        // A server on this side of the NAT sees nothing of it.
+        // A server on this side of the NAT does not see the NAT.
         let sights: Vec<Sight> = sights.filter(from_outside).collect();
-        // How it maps does not depend on this host's own addresses.
+        // The mapping type does not depend on this host's own addresses.
         match judge(&sights, &[]) {
             Nat::Symmetric => {
-                // The first is the one that others are told.
+                // The first one is the address reported to others.
                 let mut all: Vec<IpAddr> = Vec::new();
                 for seen in sights.iter().filter_map(|sight| sight.seen) {
                     if !all.contains(&seen.ip()) {
@@ -126,7 +126,7 @@ mod tests {
             (vec![one, one], Nat::EndpointIndependent),
             (vec![one, Some("203.0.113.9:4001")], Nat::Symmetric),
             (vec![one, Some("203.0.113.8:4000")], Nat::Symmetric),
-            // A firewall before a host without a NAT, and another way out.
+            // A firewall before a host without a NAT, and a second uplink.
             (vec![Some("198.51.100.7:7"), one], Nat::Symmetric),
         ] {
             assert_eq!(judge(&sights(&seen), &own), nat, "{seen:?}");

@@ -1,9 +1,9 @@
-//! This host's side of relays: for each member that no direct way reaches, the pair's port is asked for and bound, again and
-//! again, from the socket of the tunnel ([`seikan_proto::mesh::relay`]), for as long as it is needed.
+//! Client of relays: for each member without a direct path, it requests and binds the pair's port periodically,
+//! from the tunnel's socket ([`seikan_proto::mesh::relay`]), while the port is needed.
 //!
-//! Two relays serve a pair where there are as many, so that the second is there when the first is not: both ends take the same two
-//! ([`in_turn`]). A direct way has a little time before a relay is asked at all, and UDP a little before the same is asked by TLS
-//! ([`streams`]), to which a relay that has no answer by UDP is a few more addresses of this host's own.
+//! Two relays serve a pair if there are as many, so that one can fail: both ends choose the same two
+//! ([`in_turn`]). A direct path has a head start before a relay is used at all, and UDP one before TLS
+//! ([`streams`]). A relay over TLS is reached through proxy sockets on this host.
 
 mod stream;
 mod streams;
@@ -29,35 +29,37 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 pub(super) use streams::Streams;
 use tokio::sync::{Notify, mpsc};
 
-/// Pairs that are kept at a time, at most: who finds no room is sought again.
+/// Maximum number of pairs at a time; another member is handled when it is reported again.
 const MAX_PAIRS: usize = 256;
-/// Relays that serve one pair.
+/// Number of relays for one pair.
 const RELAYS_OF_A_PAIR: usize = 2;
-/// Time that a direct way has before a relay is asked.
+/// Head start of a direct path before a relay is used.
 const HEAD_START: Duration = Duration::from_millis(200);
-/// Time that UDP has before TLS is tried, where it was not in vain before.
+/// Head start of UDP before TLS is tried, unless UDP has failed before.
 const TLS_HEAD_START: Duration = Duration::from_millis(300);
-/// How often a side is bound anew: a third of the time for which a relay remembers it, and within the shortest that a NAT does.
+/// Interval between two bindings of a side: a third of the time after which a relay forgets it, and shorter
+/// than any NAT's timeout.
 const BIND_EVERY: Duration = Duration::from_secs(20);
-/// How often a member is looked for at a relay when both may have come, and how soon after each other.
+/// Number of checks of a member at a relay when both may be bound, and their interval.
 const MEETINGS: u32 = 4;
 const MEET_EVERY: Duration = Duration::from_millis(550);
-/// How long a member that does not answer is waited for at a relay after it was sought.
+/// How long a member that does not answer is waited for at a relay after it was reported.
 const SOUGHT_LATELY: Duration = Duration::from_secs(30);
-/// How long the worker may take to say how a member is reached.
+/// Timeout of the worker's answer how a member is reached.
 const WORKER_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Where a side is bound, whether the other is, and how long the relay took to say so; or the reason for people why it is not.
+/// The binding of this side, whether the other side is bound, and the response time; or why binding failed, as
+/// a text for the user.
 type Seated = Result<(Seat, bool, Duration), String>;
 
-/// What this is to know.
+/// Event for the task of relays.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Wish {
     /// A member does not answer, or tries to reach this host.
     Sought(PublicKey),
-    /// Where a member is reached by relays may be different.
+    /// A member's relayed addresses may have changed.
     Moved(PublicKey),
-    /// How one is reached, as was asked.
+    /// How a member is reached, as requested.
     Reached(PublicKey, Reachability),
 }
 
@@ -68,32 +70,32 @@ pub(super) struct Relays<'a> {
     shared: &'a Shared,
     turns: &'a Turns<'a>,
     streams: &'a Streams<'a>,
-    /// Relays that had no answer by UDP the last time.
+    /// Relays that did not answer over UDP the last time.
     mute: RefCell<BTreeSet<String>>,
     pairs: RefCell<BTreeMap<PublicKey, Rc<Pair>>>,
     /// The last stamp, of all pairs.
     stamp: Cell<u64>,
 }
 
-/// What one pair's task hears.
+/// Signals and state of a pair's task.
 struct Pair {
     sought: Cell<Instant>,
-    /// It was sought again.
+    /// The member was reported again.
     again: Notify,
-    /// It may be reached elsewhere.
+    /// The member's relayed addresses may have changed.
     moved: Notify,
     reached: Cell<Option<Reachability>>,
     answered: Notify,
-    /// Where it is bound, by relay.
+    /// Bindings by relay.
     seats: RefCell<BTreeMap<String, Seat>>,
 }
 
-/// Where this host's side of a pair is bound.
+/// The binding of this host's side of a pair.
 #[derive(Clone, Copy)]
 struct Seat {
     /// The pair's port.
     port: u16,
-    /// Where the tunnel sends for it: the relay's address, or a leg.
+    /// Destination of the tunnel's datagrams: the relay's address, or a proxy socket.
     at: SocketAddr,
     by_tls: bool,
 }
@@ -118,7 +120,7 @@ impl<'a> Relays<'a> {
         }
     }
 
-    /// Keeps all pairs that are wished for; ends when the worker is gone.
+    /// Serves all reported pairs; ends when the worker has ended.
     pub(super) async fn keep(&self, mut wishes: mpsc::Receiver<Wish>) -> Result<(), Gone> {
         let mut tasks = FuturesUnordered::new();
         loop {
@@ -155,7 +157,7 @@ impl<'a> Relays<'a> {
         }
     }
 
-    /// Keeps one pair for as long as it is needed.
+    /// Serves one pair while it is needed.
     async fn pair(&self, key: PublicKey, pair: Rc<Pair>) -> Result<PublicKey, Gone> {
         tokio::time::sleep(HEAD_START).await;
         let mut anew = false;
@@ -173,7 +175,7 @@ impl<'a> Relays<'a> {
             for outcome in join_all(all).await {
                 outcome?;
             }
-            // A TURN server is for those that our own relays do not help, and their ends.
+            // A TURN server helps only where Seikan's relays do not.
             let seated = !pair.seats.borrow().is_empty();
             let met = seated && self.meet(key, &pair).await?;
             if !met && relays.iter().any(|relay| relay.kind.is_turn()) {
@@ -183,13 +185,13 @@ impl<'a> Relays<'a> {
             anew = self.rest(key, &pair).await?;
         }
         self.turns.release(&key);
-        // The tunnel goes on knowing where they were: for a minute something may still come from there, and is not to be taken for
-        // what comes directly.
+        // The tunnel keeps the addresses: datagrams from them may arrive for a minute, and must not count as
+        // direct.
         Ok(key)
     }
 
-    /// Tries to meet a member where this host is bound: it may be there in a moment, and what was sent before was lost. Whether it is
-    /// reached.
+    /// Checks the relayed path repeatedly, since the other side may bind in a moment and earlier datagrams were
+    /// lost. Returns whether the member is reached.
     async fn meet(&self, key: PublicKey, pair: &Pair) -> Result<bool, Gone> {
         for _ in 0..MEETINGS {
             tokio::time::sleep(MEET_EVERY).await;
@@ -202,8 +204,8 @@ impl<'a> Relays<'a> {
         Ok(false)
     }
 
-    /// Waits until the sides are to be bound anew: whether it is sought anew, so that the way that there was is lost and nothing is taken
-    /// to be as it was.
+    /// Waits until the sides have to be bound again. Returns whether the member was reported again, so that the
+    /// old path is lost and the relays' state has to be verified.
     async fn rest(&self, key: PublicKey, pair: &Pair) -> Result<bool, Gone> {
         let over = tokio::time::sleep(BIND_EVERY);
         tokio::pin!(over);
@@ -216,11 +218,11 @@ impl<'a> Relays<'a> {
         }
     }
 
-    /// Whether a member is reached by a relay, or by nothing although it is sought.
+    /// Whether a member is reached by a relay, or not at all although it was reported.
     async fn is_needed(&self, key: PublicKey, pair: &Pair) -> Result<bool, Gone> {
         pair.reached.set(None);
         self.worker.tell(News::Reached(key))?;
-        // Without an answer the loop is busy, and everything stays as it is.
+        // Without an answer the loop is busy, and the state does not change.
         let _ = tokio::time::timeout(WORKER_PATIENCE, pair.answered.notified()).await;
         Ok(match pair.reached.get() {
             Some(Reachability::Direct) => false,
@@ -229,7 +231,7 @@ impl<'a> Relays<'a> {
         })
     }
 
-    /// Binds this host's side of a pair at one relay: once more, or `anew`, as if the relay knew nothing of it.
+    /// Binds this side at one relay: a refresh, or `anew`, without assuming that the relay knows it.
     async fn seat(
         &self,
         relay: &Relay,
@@ -239,7 +241,7 @@ impl<'a> Relays<'a> {
     ) -> Result<(), Gone> {
         let known = pair.seats.borrow().get(&relay.address.to_string()).copied();
         let known = known.filter(|_| !anew);
-        // Who is there by TLS is to be there by UDP, if that goes again.
+        // A binding over TLS is replaced by one over UDP if that works again.
         if known.is_some_and(|seat| seat.by_tls)
             && let Ok((seat, present, rtt)) = self.sit_down(relay, key, &Cell::default()).await?
         {
@@ -252,7 +254,7 @@ impl<'a> Relays<'a> {
         }
         match self.sit_anyhow(relay, key).await? {
             Ok((seat, present, rtt)) => self.sits(relay, key, pair, seat, present, rtt),
-            // The one that was bound stays a way until the tunnel finds it silent.
+            // The former binding remains a path until the tunnel finds it silent.
             Err(reason) => {
                 let (address, standing) = (relay.address.to_string(), Err(reason));
                 self.worker.tell(News::Relay { address, standing })
@@ -260,7 +262,7 @@ impl<'a> Relays<'a> {
         }
     }
 
-    /// This side is bound.
+    /// Stores a successful binding.
     fn sits(
         &self,
         relay: &Relay,
@@ -276,7 +278,7 @@ impl<'a> Relays<'a> {
         if !by_tls {
             mute.remove(&address);
         } else if mute.len() < MAX_RELAYS || mute.pop_first().is_some() {
-            // Of relays that were, too.
+            // Includes relays that are no longer listed.
             mute.insert(address.clone());
         }
         drop(mute);
@@ -286,7 +288,7 @@ impl<'a> Relays<'a> {
         self.worker.tell(News::Relay { address, standing })
     }
 
-    /// Binds a side once more that is bound, where it is.
+    /// Refreshes a binding.
     async fn sit_still(
         &self,
         relay: &Relay,
@@ -305,7 +307,8 @@ impl<'a> Relays<'a> {
         Ok(still.then_some((Seat { at, ..seat }, rtt)))
     }
 
-    /// Asks for the pair's port and binds this side to it by UDP, and a little later by TLS, if the relay has that: whatever is done first.
+    /// Requests and binds the pair's port over UDP and, after a head start, over TLS if the relay supports it;
+    /// the first success counts.
     async fn sit_anyhow(&self, relay: &Relay, key: PublicKey) -> Result<Seated, Gone> {
         let Some(tls) = relay.tls else {
             return self.sit_down(relay, key, &Cell::default()).await;
@@ -325,7 +328,7 @@ impl<'a> Relays<'a> {
                 Err(by_udp) => (by_udp, tls.await?),
             },
             Either::Right((tls, udp)) => match tls? {
-                // A relay that is far away answers by UDP, too, and that is better.
+                // A distant relay that answers over UDP is preferred to TLS.
                 Ok(seat) if answers.get() => return Ok(Ok(udp.await?.unwrap_or(seat))),
                 Ok(seat) => return Ok(Ok(seat)),
                 Err(by_tls) => match udp.await? {
@@ -337,7 +340,7 @@ impl<'a> Relays<'a> {
         Ok(by_tls.map_err(|by_tls| format!("{by_udp}; by TLS: {by_tls}")))
     }
 
-    /// The same by TLS alone.
+    /// The same over TLS only.
     async fn sit_by_tls(
         &self,
         relay: &Relay,
@@ -371,7 +374,7 @@ impl<'a> Relays<'a> {
         })
     }
 
-    /// Asks for the pair's port and binds this side to it by UDP; `answers` is set as soon as the relay does.
+    /// Requests and binds the pair's port over UDP; sets `answers` as soon as the relay answers.
     async fn sit_down(
         &self,
         relay: &Relay,
@@ -391,7 +394,7 @@ impl<'a> Relays<'a> {
         while !open.is_empty() {
             let (outcome, _, others) = select_all(open).await;
             open = others;
-            // By one family only: a side is where it was bound last.
+            // Over one family only: a relay knows a side by its last binding.
             let outcome = outcome?;
             answers.set(answers.get() || outcome.is_ok());
             let bound = match outcome {
@@ -401,7 +404,7 @@ impl<'a> Relays<'a> {
             match bound {
                 Ok((at, present)) => {
                     let (port, by_tls) = (at.port(), false);
-                    // To the main port, and to the pair's.
+                    // Two requests: to the main port and to the pair's.
                     let rtt = begun.elapsed() / 2;
                     return Ok(Ok((Seat { port, at, by_tls }, present, rtt)));
                 }
@@ -411,7 +414,7 @@ impl<'a> Relays<'a> {
         Ok(Err(reason))
     }
 
-    /// The pair's port, as the relay tells at one of its addresses.
+    /// Requests the pair's port at one of the relay's addresses.
     async fn port(
         &self,
         relay: &Relay,
@@ -428,7 +431,7 @@ impl<'a> Relays<'a> {
         })
     }
 
-    /// Binds this side; whether the other is there.
+    /// Binds this side; returns whether the other is bound.
     async fn bind(
         &self,
         relay: &Relay,
@@ -442,7 +445,7 @@ impl<'a> Relays<'a> {
         })
     }
 
-    /// Asks a relay's main port, or a pair's.
+    /// Sends a request to a relay's main port or a pair's port.
     async fn ask(
         &self,
         relay: &Relay,
@@ -460,7 +463,7 @@ impl<'a> Relays<'a> {
         Ok(answer.map(|answer| Answer::parse(&answer, id, password)))
     }
 
-    /// Larger than all before.
+    /// Returns a stamp larger than all before.
     fn stamp(&self) -> u64 {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let now = now.map_or(0, |now| now.as_nanos().min(u64::MAX.into()) as u64);

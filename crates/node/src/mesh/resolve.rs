@@ -1,12 +1,12 @@
-//! Where relays and TURN servers are, by the host's resolver.
+//! Resolves the names of relays and TURN servers by the host's resolver.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// How long the host may take to resolve a name.
+/// Timeout of the host's resolver.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a name stands for; the reason for people if that cannot be said.
+/// Resolves a name; the error is a text for the user.
 pub(super) async fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, String> {
     let found = tokio::time::timeout(PATIENCE, tokio::net::lookup_host((host, port))).await;
     match found {
@@ -16,7 +16,7 @@ pub(super) async fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, St
     }
 }
 
-/// The first address of each family, IPv6 first.
+/// Returns the first address of each family, IPv6 first.
 pub(super) fn one_of_each(found: &[SocketAddr]) -> Vec<SocketAddr> {
     let v6 = found.iter().find(|address| address.is_ipv6());
     let v4 = found.iter().find(|address| address.is_ipv4());

@@ -1,7 +1,7 @@
-//! What this host looks like from outside: STUN binding requests (RFC 8489), asked from the socket of the tunnel.
+//! STUN binding requests (RFC 8489), sent from the tunnel's socket to learn this host's reflexive addresses.
 //!
-//! The worker sends what [`Question`] makes and hands back what [`is_answer`] recognises, before the tunnel sees it: in
-//! neither protocol does a message begin like that.
+//! The worker sends the requests and passes datagrams that [`is_answer`] recognises to the agent instead of the
+//! tunnel; no message of either tunnel protocol begins like them.
 
 use super::agent::{Gone, News, Worker};
 use std::cell::RefCell;
@@ -17,31 +17,32 @@ use tokio::sync::oneshot;
 
 /// The magic cookie (RFC 8489, section 5).
 const COOKIE: [u8; 4] = [0x21, 0x12, 0xa4, 0x42];
-/// A binding response, of success or failure (sections 5 and 18.2).
+/// Types of binding responses, success and error (sections 5 and 18.2).
 const RESPONSES: [[u8; 2]; 2] = [[0x01, 0x01], [0x01, 0x11]];
-/// Bytes of a header.
+/// Size of a header in bytes.
 const HEADER: usize = 20;
-/// First byte of a binding response, and its minimum length in bytes.
+/// First byte and minimum length in bytes of a binding response.
 pub(crate) const SHORTEST_ANSWER: (u8, u16) = (RESPONSES[0][0], HEADER as u16);
-/// Longest answer that is looked at, in bytes.
+/// Maximum size of a response in bytes.
 const MAX_ANSWER: usize = 1500;
 
-/// How often a server is asked that does not answer.
+/// Number of transmissions of a request.
 const ATTEMPTS: u32 = 3;
-/// How long for the first time; twice as long each time after (RFC 8489, section 6.2.1).
+/// Timeout of the first transmission; doubled for each further one (RFC 8489, section 6.2.1).
 const FIRST_PATIENCE: Duration = Duration::from_millis(500);
 
-/// The transaction of a question, by which its answer is known.
+/// Transaction id, which matches a response to its request.
 type Transaction = [u8; 12];
 
-/// What was asked from the tunnel's socket and waits for its answer.
+/// Requests from the tunnel's socket that wait for a response.
 #[derive(Default)]
 pub(super) struct Questions {
     pending: RefCell<HashMap<Transaction, oneshot::Sender<Box<[u8]>>>>,
 }
 
 impl Questions {
-    /// Asks a server, and once more each time it does not answer. The transaction is the message's.
+    /// Sends a request to a server, again after each timeout; returns the response. The transaction id is the
+    /// message's.
     pub(super) async fn ask(
         &self,
         worker: &Worker,
@@ -53,7 +54,7 @@ impl Questions {
         };
         let (answer, mut answered) = oneshot::channel();
         self.pending.borrow_mut().insert(id, answer);
-        // Who asked may not wait for the end.
+        // The caller may be cancelled before a response arrives.
         let _pending = Pending {
             questions: self,
             id,
@@ -72,17 +73,17 @@ impl Questions {
         Ok(None)
     }
 
-    /// Hands an answer to who asked; nobody's is let go.
+    /// Passes a response to its requester; drops it if there is none.
     pub(super) fn answered(&self, bytes: Box<[u8]>) {
         let asked = transaction(&bytes).and_then(|id| self.pending.borrow_mut().remove(&id));
         if let Some(asked) = asked {
-            // Who asked may have given up.
+            // The requester may have given up.
             let _ = asked.send(bytes);
         }
     }
 }
 
-/// A question that is waited for.
+/// Removes a request when dropped.
 struct Pending<'a> {
     questions: &'a Questions,
     id: Transaction,
@@ -94,32 +95,34 @@ impl Drop for Pending<'_> {
     }
 }
 
-/// The transaction of a message (section 5).
+/// Returns the transaction id of a message (section 5).
 fn transaction(message: &[u8]) -> Option<Transaction> {
     message.get(8..HEADER)?.try_into().ok()
 }
 
-/// A question for this host's own address.
+/// A request for this host's reflexive address.
 pub(super) struct Question {
     id: TransactionId,
-    /// What is to be sent.
+    /// The message.
     pub bytes: Vec<u8>,
 }
 
 impl Question {
-    /// A new one. Its transaction is 96 random bits: nobody answers in a server's place who does not see it.
+    /// Creates a request with a random transaction id of 96 bits, so that only an on-path host can forge a
+    /// response.
     pub(super) fn new() -> Question {
         let request = Message::builder_request(BINDING, MessageWriteVec::new());
         let bytes = request.finish();
         let id = MessageHeader::from_bytes(&bytes).map(|header| header.transaction_id());
         Question {
-            // What was just made has a header.
+            // A message that was just created has a header.
             id: id.unwrap_or_else(|_| TransactionId::generate()),
             bytes,
         }
     }
 
-    /// The address that an answer to it tells; `None` if it is none, or tells none.
+    /// Returns the reflexive address in a response; `None` if it is not the response to this request, or has no
+    /// address.
     pub(super) fn answered(&self, bytes: &[u8]) -> Option<SocketAddr> {
         let message = Message::from_bytes(bytes).ok()?;
         let fits = message.has_class(MessageClass::Success) && message.has_method(BINDING);
@@ -133,12 +136,12 @@ impl Question {
     }
 }
 
-/// A binding indication, which nobody answers (section 6.3.2): what opens a NAT.
+/// Returns a binding indication, which has no response (section 6.3.2); it opens a NAT.
 pub(crate) fn indication() -> Vec<u8> {
     Message::builder_indication(BINDING, MessageWriteVec::new()).finish()
 }
 
-/// Whether a datagram is an answer of a STUN server, by its first bytes.
+/// Whether a datagram is a response of a STUN server, by its first bytes.
 pub(crate) fn is_answer(datagram: &[u8]) -> bool {
     (HEADER..=MAX_ANSWER).contains(&datagram.len())
         && RESPONSES.iter().any(|kind| datagram.starts_with(kind))
@@ -165,12 +168,12 @@ mod tests {
         assert!(is_answer(&good));
         let told = question.answered(&good).expect("an address");
         assert_eq!(told.to_string(), "192.0.2.1:32853");
-        // Another's answer.
+        // A response to another request.
         assert_eq!(Question::new().answered(&good), None);
         for end in 0..good.len() {
             assert_eq!(question.answered(&good[..end]), None, "{end}");
         }
-        // Nothing told, and port 0: 0x2112 xor 0x2112.
+        // Without an address, and with port 0: 0x2112 xor 0x2112.
         assert_eq!(question.answered(&answer(question.id, &[])), None);
         let nowhere = [0, 0x20, 0, 8, 0, 1, 0x21, 0x12, 0xe1, 0x12, 0xa6, 0x43];
         assert_eq!(question.answered(&answer(question.id, &nowhere)), None);
@@ -178,7 +181,7 @@ mod tests {
 
     #[test]
     fn neither_protocol_has_messages_that_look_like_an_answer() {
-        // WireGuard's initiation begins with 1, 0, 0, 0; ours with 0x11.
+        // An initiation of WireGuard begins with 1, 0, 0, 0; of the native protocol with 0x11.
         for kind in [1, 2, 3, 4, 0x11, 0x12, 0x13, 0x14] {
             let mut message = [0; 148];
             message[0] = kind;

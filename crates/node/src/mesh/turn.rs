@@ -1,9 +1,10 @@
-//! This host's side of TURN servers (RFC 8656): while there are members that nothing else reaches, an allocation at one or two of
-//! them, each kept by a thread of its own ([`allocation`]).
+//! Client of TURN servers (RFC 8656): while there are members without another path, it keeps an allocation at
+//! one or two servers, each in a thread of its own ([`allocation`]).
 //!
-//! Its relayed address is told to the others beside this host's own, and is to them one more relay. Whoever is sought may send
-//! there, from any address that it tells of. What it sends comes to the tunnel from a loopback address, a *leg*, and what the tunnel sends
-//! there goes back the same way. Where this host cannot send by UDP, or not there, it sends by a leg to the other's relayed address.
+//! The relayed addresses are reported to the members as further relays. Members without another path get a
+//! permission for each of their addresses. Their datagrams reach the tunnel from a proxy socket on a loopback
+//! address, and the tunnel's answers go back by it. If this host cannot send UDP itself, it sends from its
+//! allocation to the other's relayed address.
 
 mod allocation;
 mod ended;
@@ -31,13 +32,13 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
-/// Servers at which there is an allocation at a time, so that the second is there when the first is not.
+/// Number of servers with an allocation, so that one can fail.
 const SERVERS: usize = 2;
-/// How long an allocation is kept that nobody needs any more: who needed it may come again.
+/// Time for which an allocation is kept after it was last needed.
 const KEPT: Duration = Duration::from_secs(300);
-/// After an allocation that was there for so long the pauses begin anew.
+/// Lifetime of an allocation after which pauses start small again.
 const SETTLED: Duration = Duration::from_secs(60);
-/// How often is looked whether it is needed.
+/// Interval at which unneeded allocations are looked for.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// All allocations.
@@ -45,25 +46,25 @@ pub(super) struct Turns<'a> {
     own: PublicKey,
     worker: &'a Worker,
     shared: &'a Shared,
-    /// The mesh's networks: what is there is reached through the tunnel, and is not what carries it.
+    /// The mesh's networks, whose addresses are reached through the tunnel and cannot carry it.
     inside: &'a [IpNet],
-    /// The tunnel's.
+    /// The tunnel's port.
     port: Arc<AtomicU16>,
     fwmark: Option<u32>,
     tls: RefCell<Option<Arc<ClientConfig>>>,
-    /// Members that nothing else reaches.
+    /// Members without another path.
     needed: RefCell<BTreeSet<PublicKey>>,
-    /// When there was none for the first time.
+    /// Since when there has been no such member.
     unneeded: Cell<Option<Instant>>,
     changed: Notify,
     servers: RefCell<BTreeMap<String, Held>>,
 }
 
-/// An allocation, or the attempt at one.
+/// An allocation, or an attempt.
 struct Held {
     handle: Handle<Wanted>,
     relayed: Option<SocketAddr>,
-    /// Where peers are to the tunnel.
+    /// Proxy socket of each peer.
     legs: BTreeMap<SocketAddr, SocketAddr>,
 }
 
@@ -91,7 +92,7 @@ impl<'a> Turns<'a> {
         }
     }
 
-    /// A member is not reached otherwise.
+    /// Requires an allocation for a member.
     pub(super) fn need(&self, key: PublicKey) {
         self.unneeded.set(None);
         if self.needed.borrow_mut().insert(key) {
@@ -99,7 +100,7 @@ impl<'a> Turns<'a> {
         }
     }
 
-    /// It is, or is not looked for any more.
+    /// Releases the requirement of a member.
     pub(super) fn release(&self, key: &PublicKey) {
         let mut needed = self.needed.borrow_mut();
         if needed.remove(key) && needed.is_empty() {
@@ -108,7 +109,7 @@ impl<'a> Turns<'a> {
         self.changed.notify_one();
     }
 
-    /// Where a member is by relays: where it told to be, and the legs that lead there.
+    /// Returns a member's relayed addresses at TURN servers, and the proxy sockets that lead there.
     pub(super) fn ways(&self, key: &PublicKey) -> (Vec<SocketAddr>, Vec<SocketAddr>) {
         let told = self.relayed_of(key);
         let servers = self.servers.borrow();
@@ -128,7 +129,7 @@ impl<'a> Turns<'a> {
         usable.copied().collect()
     }
 
-    /// Keeps all allocations that are needed; ends when the worker is gone.
+    /// Keeps the required allocations; ends when the worker has ended.
     pub(super) async fn keep(&self) -> Result<(), Gone> {
         let mut tasks = FuturesUnordered::new();
         let mut running = BTreeSet::new();
@@ -150,7 +151,7 @@ impl<'a> Turns<'a> {
         }
     }
 
-    /// The servers at which there is to be an allocation now, with this host's tickets.
+    /// Returns the servers that should have an allocation now, with this host's tickets.
     fn chosen(&self) -> Vec<Relay> {
         let over = |since: Instant| since.elapsed() >= KEPT;
         let idle = self.needed.borrow().is_empty() && self.servers.borrow().is_empty();
@@ -163,7 +164,7 @@ impl<'a> Turns<'a> {
         all.into_iter().take(SERVERS).cloned().collect()
     }
 
-    /// Has an allocation at one server for as long as it is chosen.
+    /// Keeps an allocation at one server while it is chosen.
     async fn hold(&self, name: String) -> Result<String, Gone> {
         let mut pause = Pause::default();
         loop {
@@ -184,8 +185,8 @@ impl<'a> Turns<'a> {
         }
     }
 
-    /// Tries all ways to a server until one gives an allocation, and keeps that until it ends: for how long there was one, and the
-    /// reason for people, unless it is not needed any more.
+    /// Tries the transports of a server until one gives an allocation, and keeps that until it ends. Returns
+    /// how long it existed and the reason for the user, unless it is no longer needed.
     async fn allocate(
         &self,
         relay: &Relay,
@@ -232,12 +233,12 @@ impl<'a> Turns<'a> {
         if let Some(tls) = &*known {
             return Ok(tls.clone());
         }
-        // 1.2 is all that coturn of Debian 12 knows.
+        // coturn of Debian 12 supports TLS 1.2 only.
         let tls = client::tls(None, rustls::ALL_VERSIONS).map_err(|error| error.to_string())?;
         Ok(known.insert(Arc::new(tls)).clone())
     }
 
-    /// One thread, from its start to its end: for how long there was an allocation, and why there is none now.
+    /// Runs one thread. Returns how long there was an allocation, and why there is none now.
     async fn live(&self, target: Target, name: &str) -> Result<(Option<Duration>, Ended), Gone> {
         let begun = Instant::now();
         let transport = target.transport;
@@ -295,7 +296,7 @@ impl<'a> Turns<'a> {
                     counters,
                 })?,
                 Some(Event::Ended(ended)) => return Ok((lasted(there), ended)),
-                // It says why, unless it could not end in order.
+                // The thread reports the reason, unless it panicked.
                 None => return Ok((lasted(there), Ended::Failed)),
             }
         }
@@ -307,7 +308,7 @@ impl<'a> Turns<'a> {
         }
     }
 
-    /// An allocation is gone: nobody is to send there, and nothing leads out by it.
+    /// Handles the end of an allocation: its relayed address and proxy sockets are withdrawn.
     fn forget(&self, name: &str) -> Result<(), Gone> {
         let held = self.servers.borrow_mut().remove(name);
         for local in held.iter().flat_map(|held| held.legs.values()) {
@@ -319,7 +320,7 @@ impl<'a> Turns<'a> {
         Ok(())
     }
 
-    /// Has the coordinator told where this host is reached.
+    /// Has the relayed addresses reported to the coordinator.
     fn publish(&self) {
         let servers = self.servers.borrow();
         let mut relayed: Vec<_> = servers.values().filter_map(|held| held.relayed).collect();
@@ -329,7 +330,7 @@ impl<'a> Turns<'a> {
         }
     }
 
-    /// A new leg leads to a peer: those who wait for a way to it are to try that.
+    /// Tells the task of relays that a new proxy socket leads to a member.
     fn nudge(&self, peer: SocketAddr) {
         for key in self.needed.borrow().iter() {
             if self.relayed_of(key).contains(&peer) {
@@ -338,7 +339,7 @@ impl<'a> Turns<'a> {
         }
     }
 
-    /// Lets in whom this host looks for, at all allocations.
+    /// Sets the permissions of all allocations to the addresses of members that need them.
     fn apply(&self) {
         let mut wanted = Wanted::default();
         for key in self.needed.borrow().iter() {
@@ -362,7 +363,8 @@ impl<'a> Turns<'a> {
     }
 }
 
-/// Those of its addresses at which a server may be, one of each family, IPv6 first; `own` is the tunnel's port, `inside` the mesh's networks.
+/// Returns usable addresses of a server, one of each family, IPv6 first; `own` is the tunnel's port, `inside`
+/// the mesh's networks.
 fn servers(
     mut found: Vec<SocketAddr>,
     own: u16,

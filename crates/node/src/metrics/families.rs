@@ -1,4 +1,4 @@
-//! The families of metrics: name, help, and where the samples come from.
+//! The metric families: name, help text and samples.
 
 use crate::control::subject::Subject;
 use crate::node::now;
@@ -11,7 +11,7 @@ use seikan_proto::noise::Protocol;
 use seikan_proto::peer::Peer;
 use std::fmt;
 
-/// A family: what is told of one thing, for every label.
+/// A family: one quantity, for every set of labels.
 pub struct Family {
     pub(super) name: &'static str,
     pub(super) help: &'static str,
@@ -29,7 +29,7 @@ pub(super) struct Sample {
     value: Value,
 }
 
-/// What is sampled.
+/// A sample with its labels.
 #[derive(Debug)]
 pub(super) enum Value {
     Count(u64),
@@ -48,7 +48,7 @@ pub struct Collected {
 }
 
 impl Family {
-    /// Takes the samples.
+    /// Collects the samples.
     pub fn collect(&self, subject: &Subject<'_>) -> Collected {
         let mut samples = Vec::new();
         (self.sample)(subject, &mut samples);
@@ -83,7 +83,7 @@ fn encode(value: &Value, encoder: &mut MetricEncoder<'_>) -> fmt::Result {
         Value::Count(count) => encoder.encode_counter::<NoLabelSet, u64, f64>(count, None),
         Value::Gauge(value) => encoder.encode_gauge(value),
         Value::Histogram(histogram) => {
-            // Buckets are known by their largest value; the last has none.
+            // Buckets are labelled with their largest value; the last has none.
             let bounds = histogram.buckets().map(|(low, count)| {
                 let largest = if low == 0 { 1 } else { 2 * low - 1 };
                 (largest as f64, count)
@@ -410,7 +410,7 @@ fn directions(counters: &PeerCounters) -> [(&'static str, &DirectionCounters); 2
     ]
 }
 
-/// The labels and a direction.
+/// Adds a direction to labels.
 pub(super) fn directed(labels: &Labels, direction: &str) -> Labels {
     let mut labels = labels.clone();
     labels.push(("direction", direction.into()));
@@ -428,7 +428,7 @@ fn totals(s: &Subject<'_>, out: &mut Vec<Sample>, of: fn(&DirectionCounters) -> 
     }
 }
 
-/// Calls `tell` for every peer, with its label.
+/// Calls `visit` for every peer, with its label.
 fn peers(s: &Subject<'_>, mut tell: impl FnMut(&mut Labels, &Peer)) {
     for peer in s.tunnel().peers() {
         tell(&mut vec![("peer", peer.public_key.to_string())], peer);

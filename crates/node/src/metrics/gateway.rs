@@ -1,5 +1,5 @@
-//! The families of a gateway. Labels are the configured devices, directions and reasons: as many as the
-//! configuration says, whatever is on the local network.
+//! The families of a gateway. Labels are configured devices, directions and reasons, so their number does not
+//! depend on the local network.
 
 use super::families::{Family, Labels, Sample, Value, directed, push};
 use crate::control::subject::Subject;
@@ -177,7 +177,7 @@ fn lan(s: &Subject<'_>, tell: impl FnOnce(&crate::gateway::Lan)) {
     }
 }
 
-/// Calls `tell` for every device, with its label.
+/// Calls `visit` for every device, with its label.
 fn devices(s: &Subject<'_>, mut tell: impl FnMut(Labels, &Device)) {
     gateway(s, |gateway| {
         for (_, device) in gateway.gateway.devices() {

@@ -1,4 +1,4 @@
-//! The families of a member of a mesh. Labels are the servers that the mesh has, by what they are used, directions and reasons.
+//! The families of a mesh's member. Labels are the mesh's servers with their kind, directions and reasons.
 
 use super::families::{Family, Labels, Value, directed, push};
 use crate::control::subject::Subject;
@@ -49,7 +49,7 @@ fn mesh(s: &Subject<'_>, tell: impl FnOnce(&MeshState)) {
     }
 }
 
-/// Calls `tell` for every server by which datagrams are forwarded, with its labels.
+/// Calls `visit` for every server that forwards datagrams, with its labels.
 fn servers(s: &Subject<'_>, mut tell: impl FnMut(Labels, &LegCounters)) {
     mesh(s, |mesh| {
         let turn = mesh.turn.iter();

@@ -1,16 +1,15 @@
-//! What a routed gateway asks of the kernel: to forward between local network and tunnel, and nothing
-//! else that it did not forward before.
+//! Forwarding of a routed gateway: the kernel forwards between local network and tunnel, and nothing else that
+//! it did not forward before.
 //!
-//! - `forwarding` of the two interfaces. IPv6 has one switch for all of them; where it is turned on,
-//!   interfaces that learn from router advertisements are told to go on doing so.
-//! - Routes into the tunnel for remotes that have addresses of the local network, and answers to ARP
-//!   and neighbour discovery for these where asked.
-//! - Rules in a table of its own (nft(8)): between the two interfaces only devices are forwarded, under their own
-//!   addresses; a family that was not forwarded goes nowhere else; a device whose card is given sends from no
-//!   other. The gateway's stage ([`crate::gateway`]) refuses the same, so that either holds without the other.
+//! - `forwarding` of the two interfaces. IPv6 has one switch for all interfaces; those that accept router
+//!   advertisements are told to continue.
+//! - Routes into the tunnel for remotes with addresses of the local network, and proxy ARP and neighbour
+//!   discovery for them if configured.
+//! - Rules in a table of nft(8): between the two interfaces only devices are forwarded, with their own
+//!   addresses; a family that was not forwarded before is forwarded nowhere else; a device with a configured
+//!   MAC address must use it. The gateway's stage refuses the same packets, so each works without the other.
 //!
-//! What is set on the card itself goes with the card: [`Upkeep`] sets it again when there is another of
-//! that name.
+//! Settings of the interface disappear with it: [`Upkeep`] applies them again to a new one of the same name.
 
 use crate::setup::firewall;
 use crate::setup::{Change, note};
@@ -20,7 +19,7 @@ use seikan_sys::netlink::{Netlink, NetlinkError, Route};
 use seikan_sys::sysctl;
 use std::fmt::Write as _;
 
-/// In which families this host forwards only because of the gateway.
+/// Families in which this host forwards only because of the gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Guarded {
     v4: bool,
@@ -33,7 +32,7 @@ impl Guarded {
     }
 }
 
-/// Makes the changes; what cannot be made is told.
+/// Makes the changes; `warn` gets the failures.
 pub fn apply(
     config: &Config,
     settings: &GatewaySettings,
@@ -47,13 +46,13 @@ pub fn apply(
     let mut addresses = settings.devices.iter().flat_map(|d| &d.lan);
     let v6 = addresses.any(|a| a.is_ipv6());
     let is_off = |parameter: &[&str]| !sysctl::read(parameter).is_ok_and(|value| value == "1");
-    // Before there is forwarding there are its limits, in the family that was not forwarded.
+    // The limits come before forwarding, in a family that was not forwarded before.
     let guarded = Guarded {
         v4: is_off(&["ipv4", "conf", lan, "forwarding"]),
         v6: v6 && is_off(&["ipv6", "conf", "all", "forwarding"]),
     };
     restrict(config, settings, guarded, journal, warn);
-    // Goes with the interface.
+    // This setting disappears with the interface.
     if let Err(error) = sysctl::write(&["ipv4", "conf", name, "forwarding"], "1") {
         warn(Diagnostic::new(
             Severity::Warning,
@@ -70,10 +69,10 @@ pub fn apply(
     set_up_card(settings, netlink, journal, warn)
 }
 
-/// Sets the card up again when it was made anew while the tunnel runs.
+/// Sets up a recreated interface while the tunnel runs.
 pub struct Upkeep<'a> {
     settings: &'a GatewaySettings,
-    /// The card that is set up.
+    /// Index of the interface that is set up.
     index: Option<u32>,
 }
 
@@ -87,24 +86,24 @@ impl<'a> Upkeep<'a> {
         Ok(Upkeep { settings, index })
     }
 
-    /// The card's name.
+    /// Returns the interface's name.
     pub fn card(&self) -> &str {
         self.settings.interface.as_str()
     }
 
-    /// What was set on the card went with it.
+    /// The interface was removed, and its settings with it.
     pub fn card_removed(&mut self) {
         self.index = None;
     }
 
-    /// Sees to the card that has the name now. `warn` is told what cannot be done.
+    /// Sets up the interface that has the name now. `warn` gets the failures.
     pub fn look(
         &mut self,
         netlink: &Netlink,
         journal: &mut dyn Notes,
         warn: &mut dyn FnMut(Diagnostic),
     ) {
-        // What is not known now is asked again with the next event.
+        // Unknown for now; the next event retries.
         let Ok(index) = netlink.link_index(self.settings.interface.as_str()) else {
             return;
         };
@@ -120,8 +119,8 @@ impl<'a> Upkeep<'a> {
     }
 }
 
-/// What goes with the card: to forward in IPv4, which every interface has its own switch for (a new
-/// one has those of IPv6 from `default`), and to answer for remotes.
+/// Settings of the interface: IPv4 forwarding, which each interface has (that of IPv6 is copied from
+/// `default`), and proxy entries for remotes.
 fn set_up_card(
     settings: &GatewaySettings,
     netlink: &Netlink,
@@ -137,7 +136,7 @@ fn set_up_card(
 }
 
 fn forward_ipv6(journal: &mut dyn Notes, warn: &mut dyn FnMut(Diagnostic)) {
-    // Setting `all` sets every interface, and a router listens to no other (`accept_ra` 1), but for 2.
+    // `all` sets every interface, and a router ignores advertisements (`accept_ra` 1), except with 2.
     for interface in sysctl::list(&["ipv6", "conf"]).unwrap_or_default() {
         let learns = ["ipv6", "conf", &interface, "accept_ra"];
         if interface != "all" && sysctl::read(&learns).is_ok_and(|value| value == "1") {
@@ -159,7 +158,7 @@ fn answer_for_remotes(
     };
     let families = |v6: bool| settings.remotes.iter().any(|r| r.lan.is_ipv6() == v6);
     if families(false) {
-        // Else the kernel waits up to 0.8 s before it answers.
+        // Otherwise the kernel delays answers by up to 0.8 s.
         set(&["ipv4", "neigh", lan, "proxy_delay"], "0", journal, warn);
     }
     if families(true) {
@@ -177,7 +176,7 @@ fn answer_for_remotes(
     Ok(())
 }
 
-/// Sets a parameter, noting what it was.
+/// Sets a parameter and records its old value.
 fn set(
     components: &[&str],
     value: &str,
@@ -228,7 +227,8 @@ fn restrict(
 
 fn rules(config: &Config, settings: &GatewaySettings, guarded: Guarded) -> String {
     let (lan, tun) = (&settings.interface, &config.name);
-    // Nobody sends from an address of this host but the host, and that is not forwarded. IPv6 does not look.
+    // Only this host sends from its own addresses, and those packets are not forwarded. IPv6 does not check
+    // that.
     let mut text = format!("  oifname \"{tun}\" fib saddr type local counter drop\n");
     // Writing to a String cannot fail.
     for (family, protocol, v6) in [("ip", "ipv4", false), ("ip6", "ipv6", true)] {
@@ -273,7 +273,7 @@ fn rules(config: &Config, settings: &GatewaySettings, guarded: Guarded) -> Strin
         }
     }
     if guarded.v6 {
-        // The one switch of IPv6 lets every interface forward.
+        // The single switch of IPv6 lets every interface forward.
         let _ = writeln!(
             text,
             "  meta nfproto ipv6 iifname != {{ \"{lan}\", \"{tun}\" }} counter drop"

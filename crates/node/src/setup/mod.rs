@@ -1,8 +1,9 @@
-//! Everything of the system that a tunnel needs changed, and taking it back.
+//! Changes that a tunnel makes to the system.
 //!
-//! In the order in which [`crate::up`] makes them: hooks ([`hooks`]), the interface's addresses and
-//! MTU ([`mtu`]), name servers, routes and rules ([`routes`]), firewall ([`firewall`]), for a
-//! gateway what it takes to forward ([`forwarding`]), and for a member of a mesh the others' names ([`names`]). What does not go away with the interface is a [`Change`]: noted by the monitor ([`crate::monitor`]) before it is made.
+//! In order: hooks ([`hooks`]), addresses and MTU of the interface ([`mtu`]), name servers, routes and rules
+//! ([`routes`]), firewall ([`firewall`]), for a gateway forwarding ([`forwarding`]), for a member of a mesh the
+//! names ([`names`]). Changes that outlive the interface are written to the journal ([`crate::journal`]) before
+//! they are made.
 
 pub mod firewall;
 pub mod forwarding;
@@ -24,61 +25,61 @@ use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-/// Packets that the TUN device queues for us. The kernel's 500 overflow in a burst of small ones:
-/// 1000 hold what a gigabit brings in 12 ms of 1500-byte packets, longer than the worker is ever
-/// away, and little enough that a full queue does not add delay that one would notice.
+/// Length of the TUN device's queue in packets. The kernel's default of 500 overflows in a burst of small
+/// packets; 1000 packets of 1500 bytes are 12 ms of a gigabit, longer than the worker's pauses, and short
+/// enough that a full queue adds no noticeable delay.
 const TX_QUEUE_LEN: u32 = 1000;
-/// Whether a packet's source is checked with the packet's mark (Documentation/networking/ip-sysctl).
+/// Whether the check of a packet's source uses the packet's mark (Documentation/networking/ip-sysctl).
 const SOURCE_VALID_MARK: &str = "/proc/sys/net/ipv4/conf/all/src_valid_mark";
 
-/// A change that outlives the interface, with what it takes to take it back.
+/// A change that outlives the interface, with the data to undo it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Change {
-    /// Hooks were run which the hooks of the other end make good.
+    /// Hooks were run whose effects the hooks of the end undo.
     Hooks,
     /// A sysctl was set.
     Sysctl {
-        /// Its file.
+        /// Its path below /proc/sys.
         path: PathBuf,
-        /// What it said before.
+        /// Its old value.
         before: String,
     },
     /// A policy rule was added.
     Rule {
         /// For IPv6 rather than IPv4.
         v6: bool,
-        /// Its place.
+        /// Its priority.
         priority: u32,
         /// The table it looks up.
         table: u32,
-        /// Not for packets with this mark.
+        /// Only for packets without this mark.
         unless_mark: Option<u32>,
-        /// Passes over prefixes as short as this.
+        /// Ignores prefixes of this length or shorter.
         suppress: Option<u32>,
     },
-    /// The resolver was told of the interface's name servers.
+    /// The interface's name servers were set at the resolver.
     Dns {
-        /// Which interface's.
+        /// The interface.
         interface: String,
     },
-    /// A name server of ours was added to resolv.conf.
+    /// The mesh's name server was added to resolv.conf.
     ResolvConf {
-        /// Which interface's.
+        /// The interface.
         interface: String,
         /// Its address.
         server: IpAddr,
     },
-    /// A table was given to nftables.
+    /// An nftables table was created.
     Firewall {
         /// Its name.
         table: String,
     },
-    /// The kernel was told to answer for an address.
+    /// A proxy entry was added for an address.
     Proxy {
-        /// On which interface.
+        /// The interface.
         interface: String,
-        /// For which address.
+        /// The address.
         address: IpAddr,
     },
 }
@@ -94,7 +95,8 @@ impl Change {
         }
     }
 
-    /// Whether a tunnel of this configuration makes such a change: what taking it back touches is its own.
+    /// Whether a tunnel of this configuration makes such a change, so that undoing it affects only the tunnel
+    /// itself.
     pub fn is_of(&self, config: &Config) -> bool {
         let gateway = config.gateway.as_ref();
         let is_asked_for = match self {
@@ -119,7 +121,7 @@ impl Change {
         is_asked_for && self.may_be_of(config.name.as_str())
     }
 
-    /// Whether a tunnel of this name makes such a change with any configuration.
+    /// Whether a tunnel of this name makes such a change with some configuration.
     pub fn may_be_of(&self, name: &str) -> bool {
         match self {
             Change::Hooks | Change::Proxy { .. } => true,
@@ -145,11 +147,12 @@ impl Change {
     }
 }
 
-/// The card whose parameter a gateway sets in this file, empty for what it sets of all; `None`: it sets no such thing.
+/// Returns the interface whose parameter a gateway sets in this file, empty for one of all interfaces; `None`
+/// if a gateway never sets it.
 fn card_of(path: &Path) -> Option<&str> {
     let parameter = path.to_str()?.strip_prefix("/proc/sys/net/")?;
     let components: Vec<&str> = parameter.split('/').collect();
-    // Else the file could be another one.
+    // Otherwise the path could lead to another file.
     sysctl::path(&components).ok()?;
     match components[..] {
         ["ipv6", "conf", "all", "forwarding"] | ["ipv6", "conf", _, "accept_ra"] => Some(""),
@@ -169,7 +172,7 @@ impl Undo for Change {
         }
     }
 
-    /// The kernel forgets everything, and `/run` with what resolvers keep there is empty.
+    /// An entry in resolv.conf is in a file. The kernel loses the rest, and `/run` with the resolvers' state is empty.
     fn outlives_boot(&self) -> bool {
         matches!(self, Change::ResolvConf { .. })
     }
@@ -224,13 +227,13 @@ impl Undo for Change {
     }
 }
 
-/// Writes a sysctl's old value, unless another tunnel's rules rely on the new one.
+/// Restores a sysctl, unless another tunnel's rules depend on the new value.
 fn restore(path: &Path, before: &str) -> Result<(), String> {
     if path == Path::new(SOURCE_VALID_MARK) && marks_are_in_use() {
         return Ok(());
     }
     match fs::write(path, before) {
-        // The interface is gone, and what was set for it.
+        // The interface is gone, and its parameter with it.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(format!(
             "cannot restore {} to {before}: {error}; restore it by hand",
@@ -255,9 +258,8 @@ pub fn set_up_interface(
     index: u32,
     netlink: &Netlink,
 ) -> Result<(), NetlinkError> {
-    // No link-local address: the kernel would send router solicitations and multicast reports into
-    // the tunnel, which are no peer's. 1 is IN6_ADDR_GEN_MODE_NONE; a host without IPv6 has no such
-    // file.
+    // No link-local address: the kernel would send router solicitations and multicast reports into the tunnel,
+    // from an address of no peer. 1 is IN6_ADDR_GEN_MODE_NONE; a host without IPv6 has no such file.
     let mode = ["ipv6", "conf", config.name.as_str(), "addr_gen_mode"];
     let _ = sysctl::write(&mode, "1");
     netlink.set_tx_queue_len(index, TX_QUEUE_LEN)?;
@@ -267,13 +269,13 @@ pub fn set_up_interface(
     netlink.set_up(index)
 }
 
-/// Tells the resolver, if there is anything to tell.
+/// Sets the resolver's name servers, if any are configured.
 pub fn set_dns(
     config: &Config,
     journal: &mut dyn Notes,
     warn: &mut dyn FnMut(Diagnostic),
 ) -> Result<(), DnsError> {
-    // As wg-quick, search domains alone change nothing.
+    // Like wg-quick, search domains without a name server have no effect.
     if config.dns.is_empty() {
         return Ok(());
     }
@@ -293,7 +295,7 @@ pub fn set_dns(
     Ok(())
 }
 
-/// Makes routes and rules.
+/// Adds routes and rules.
 pub fn set_routes(
     plan: &routes::Plan,
     index: u32,
@@ -333,14 +335,14 @@ fn set_source_valid_mark(journal: &mut dyn Notes, warn: &mut dyn FnMut(Diagnosti
     }
 }
 
-/// Notes a change; a journal that cannot be written costs only what it is for.
+/// Records a change; if the journal cannot be written, the change is made nevertheless.
 pub(crate) fn note(journal: &mut dyn Notes, change: Change, warn: &mut dyn FnMut(Diagnostic)) {
     if let Err(error) = journal.will_do(change) {
         warn(without_journal(&error));
     }
 }
 
-/// The warning that there is no journal.
+/// Returns the warning that there is no journal.
 pub(crate) fn without_journal(error: &str) -> Diagnostic {
     Diagnostic::new(Severity::Warning, "journal", error).with_help(
         "the tunnel works, and undoes its changes at the end; after a kill -9 its rules and name servers would stay",

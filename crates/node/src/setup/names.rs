@@ -1,8 +1,8 @@
-//! Have this host's programs ask our name server for members of its mesh ([`crate::mesh::names`]).
+//! Configures this host's resolver to query the mesh's name server ([`crate::mesh::names`]).
 //!
-//! systemd-resolved knows whom to ask for which names: ours, for those under [`DOMAIN`], and nobody else's come to us. Where programs go
-//! by resolv.conf, which knows no such difference, ours is asked first and forwards the others. Where the configuration has name servers
-//! of its own (`DNS =`), ours takes their place and forwards to them.
+//! systemd-resolved sends only queries for [`DOMAIN`] to it. resolv.conf has no such routing, so there it is
+//! the first server and forwards other queries. If the configuration has name servers (`DNS =`), it replaces
+//! them and forwards to them.
 
 use super::{Change, note};
 use crate::mesh::names::{DOMAIN, Server, Upstream};
@@ -13,27 +13,27 @@ use seikan_sys::resolv_conf::{FILE, ResolvConf};
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 
-/// How names of members are found on this host.
+/// How members are found by name on this host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Found {
-    /// By way of this: `systemd-resolved`, `resolv.conf`, `resolvconf`.
+    /// By this resolver: `systemd-resolved`, `resolv.conf`, `resolvconf`.
     By(String),
-    /// They are not, for this reason.
+    /// Not at all, for this reason.
     Off(String),
 }
 
-/// Names on this host, from set-up to the end.
+/// State of the names while the tunnel runs.
 #[derive(Debug)]
 pub struct Names {
-    /// Whether and how they are found.
+    /// Whether and how members are found.
     pub found: Found,
-    /// Who answers, until the mesh's thread has it.
+    /// The bound name server, until the agent takes it.
     pub server: Option<Server>,
 }
 
 impl Names {
-    /// Sets all up. What fails costs the names, and nothing else.
+    /// Sets the names up. A failure affects the names only.
     pub fn set(
         config: &Config,
         journal: &mut dyn Notes,
@@ -81,7 +81,7 @@ impl Names {
     }
 }
 
-/// What a program that looks names up is told to ask: an IPv4 address if there is one, which any program asks.
+/// Returns the address for the resolver: IPv4 if there is one, since every program can use it.
 fn address(config: &Config) -> Option<IpAddr> {
     let mut all = config.addresses.iter().map(|net| net.addr());
     let first = config.addresses.first().map(|net| net.addr());
@@ -103,19 +103,19 @@ fn resolv_conf(config: &Config, server: IpAddr) -> ResolvConf {
     }
 }
 
-/// Has us in resolv.conf, if that is how names are found, whoever wrote it anew.
+/// Restores the entry in resolv.conf if another program has rewritten the file.
 pub fn keep(config: &Config) {
     if let Some(server) = address(config)
         && config.dns.is_empty()
         && !dns::is_resolved_asked()
     {
-        // What cannot be written now is tried again.
+        // If it cannot be written, the next call retries.
         let _ = resolv_conf(config, server).keep();
     }
 }
 
-/// Takes back what [`Names::set`] has set up, once nobody answers any more: before the hooks of the end, whose names would be asked for
-/// in vain. What fails is tried again with the journal.
+/// Undoes [`Names::set`] when the name server has ended: before the hooks of the end, which could not resolve
+/// names otherwise. Failures are retried with the journal.
 pub fn take_back(config: &Config) {
     let _ = match address(config) {
         _ if !config.dns.is_empty() => dns::apply(config.name.as_str(), &settings(config))
@@ -127,7 +127,7 @@ pub fn take_back(config: &Config) {
     };
 }
 
-/// Our server instead of those of the configuration, which are noted already; if that fails, they are as before.
+/// Replaces the configured name servers, which the journal has, by the mesh's; restores them if that fails.
 fn in_place_of(
     interface: &str,
     settings: &DnsSettings,

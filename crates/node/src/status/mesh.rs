@@ -1,4 +1,4 @@
-//! What a member knows of its mesh.
+//! Status of a member of a mesh.
 
 use super::micros;
 use super::traffic::drops;
@@ -10,107 +10,107 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
-/// Members that are no peers of whom a status tells, at most.
+/// Maximum number of rejected members in a status.
 const MAX_REFUSED_SHOWN: usize = 16;
 
 /// Membership in a mesh.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MeshStatus {
-    /// Where the coordinator is that is asked, or was last; of several it may be another than the configured one.
+    /// URL of the coordinator in use, or last used; may differ from the configured one if there are several.
     pub coordinator: String,
-    /// How it stands with it.
+    /// State of the coordinator.
     pub contact: Contact,
-    /// The revision up to which the members are known.
+    /// Revision of the known membership.
     pub revision: u64,
-    /// Members that are peers, besides this host.
+    /// Number of members that are peers, without this host.
     pub members: usize,
-    /// What this host looks like from outside, as the coordinator sees it; what is not an address of its own a NAT has made.
+    /// Reflexive addresses of this host; one that is not its own is a NAT's.
     #[serde(default)]
     pub reflexive: Vec<SocketAddr>,
-    /// A port of the router before this host; absent if none is needed.
+    /// State of the port mapping; absent if none is needed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port_mapping: Option<PortMappingStatus>,
-    /// What is between this host and the world, by IPv4.
+    /// NAT of this host, for IPv4.
     #[serde(default = "not_asked")]
     pub nat4: Nat,
-    /// The same by IPv6.
+    /// The same for IPv6.
     #[serde(default = "not_asked")]
     pub nat6: Nat,
-    /// What each STUN server sees of this host.
+    /// Result of each STUN server.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stun: Vec<StunStatus>,
-    /// Relays that were asked for something, by address.
+    /// Relays in use, by address.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub relays: BTreeMap<String, RelayStatus>,
-    /// Relays of ours to which there is a connection by TLS, by address.
+    /// Connections to relays over TLS, by address.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub streams: BTreeMap<String, StreamStatus>,
-    /// This host's allocations at TURN servers, by the servers' addresses.
+    /// Allocations at TURN servers, by server.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub turn: BTreeMap<String, TurnStatus>,
-    /// How members are found by their names; absent where it is not known.
+    /// How members are found by name; absent if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub names: Option<Found>,
-    /// Members that are no peers.
+    /// Number of rejected members.
     #[serde(default)]
     pub refused_members: usize,
-    /// The first of those, by their keys, with the reason; those with doubtful keys before the others.
+    /// Rejected members by key, with the reason: at most 16, those with unexpected keys first.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub refused: BTreeMap<String, String>,
-    /// Members that have another key than before and are peers all the same, by name: of the last seven days, and the first of them.
+    /// Members accepted with a changed key, by name: at most 16 of the last seven days.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub changed_keys: BTreeMap<String, Changed>,
 }
 
-/// A port of the router before this host.
+/// State of the port mapping.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PortMappingStatus {
-    /// It sends on what comes to it.
+    /// The router forwards a port.
     Given(Mapping),
-    /// It gave none, for this reason.
+    /// There is none, for this reason.
     Refused(String),
 }
 
-/// An allocation at a TURN server (RFC 8656), and what was forwarded by it, in datagrams.
+/// An allocation at a TURN server (RFC 8656), with counters of forwarded datagrams.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TurnStatus {
-    /// Where others send.
+    /// The relayed address.
     pub relayed: SocketAddr,
     /// UDP, TCP or TLS.
     pub transport: String,
-    /// To this host.
+    /// Datagrams to this host.
     pub received: u64,
-    /// By this host.
+    /// Datagrams of this host.
     pub sent: u64,
-    /// What went no further here, by reason.
+    /// Dropped datagrams, by reason.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub drops: BTreeMap<String, u64>,
 }
 
-/// A connection by TLS to a relay of ours, and what was forwarded by it, in datagrams.
+/// A connection to a relay over TLS, with counters of forwarded datagrams.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamStatus {
-    /// To this host.
+    /// Datagrams to this host.
     pub received: u64,
-    /// By this host.
+    /// Datagrams of this host.
     pub sent: u64,
-    /// What went no further here, by reason.
+    /// Dropped datagrams, by reason.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub drops: BTreeMap<String, u64>,
 }
 
-/// What a STUN server sees of this host.
+/// Result of a STUN server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StunStatus {
-    /// As the configuration or the coordinator calls it.
+    /// Its name in the configuration or at the coordinator.
     pub name: String,
-    /// Where it was asked.
+    /// The address that was queried.
     pub server: SocketAddr,
-    /// Where it sees this host; absent if it does not answer.
+    /// Reflexive address of this host; absent if the server does not answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seen: Option<SocketAddr>,
-    /// From the question to the answer, in microseconds.
+    /// Round trip in microseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rtt_us: Option<u64>,
 }
@@ -119,15 +119,15 @@ fn not_asked() -> Nat {
     Nat::NotAsked
 }
 
-/// How it stands with a relay.
+/// State of a relay.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RelayStatus {
-    /// It answers, after so many microseconds.
+    /// It answers over UDP, after this many microseconds.
     RttUs(u64),
-    /// It does by TLS, and not by UDP.
+    /// It answers over TLS only, after this many microseconds.
     TlsRttUs(u64),
-    /// It does not do what it was asked for.
+    /// It fails or refuses, for this reason.
     Refuses(String),
 }
 

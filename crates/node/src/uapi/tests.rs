@@ -41,7 +41,7 @@ impl Fake {
         }
     }
 
-    /// What a client that sends `request` gets.
+    /// Returns the reply to `request`.
     fn ask(&mut self, request: &str) -> String {
         converse(self, &[request.as_bytes()]).0
     }
@@ -87,7 +87,7 @@ impl Device for Fake {
     }
 }
 
-/// Sends pieces one after the other, as the loop does; what came back, and whether it is over.
+/// Sends pieces one after the other, as the loop does; returns the reply, and whether the dialogue is over.
 fn converse(device: &mut dyn Device, pieces: &[&[u8]]) -> (String, bool) {
     let mut dialogue = Dialogue::default();
     let (mut input, mut sent) = (Vec::new(), Vec::new());

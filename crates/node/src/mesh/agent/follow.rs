@@ -1,4 +1,4 @@
-//! What the coordinator has to say.
+//! Follows the changes of the membership at the coordinator.
 
 use super::{Agent, Gone, LONGEST_PAUSE, News, Pause, Shared, Worker};
 use crate::mesh::client::{Client, ClientError};
@@ -8,19 +8,19 @@ use crate::mesh::{Contact, cache};
 use seikan_proto::mesh::{Change, Cursor, MAX_CALLS, Membership, Reason, Relay};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// How long a question for changes waits at the coordinator.
+/// How long the coordinator holds a request for changes.
 const WAIT: Duration = Duration::from_secs(50);
-/// Least time between an answer and the next question.
+/// Minimum pause between an answer and the next request.
 const BREATH: Duration = Duration::from_millis(20);
-/// The same after too many answers in a row that came sooner than this and said nothing.
+/// The same after [`IDLE_ANSWERS`] answers in a row that came sooner than this and were empty.
 const IDLE_PAUSE: Duration = Duration::from_secs(1);
-/// Such answers that are no reason to ask more slowly: what this host tells of itself as it starts ends a question each time.
+/// Early empty answers that are tolerated: each report of this host at its start ends a pending request.
 const IDLE_ANSWERS: u32 = 8;
-/// Least time between two versions of what is kept on disk.
+/// Minimum interval between two writes of the state on disk.
 const STORE_EVERY: Duration = Duration::from_secs(5);
 
 impl Agent {
-    /// Asks for changes, again and again.
+    /// Requests changes, forever.
     pub(super) async fn follow(
         &self,
         client: &Client,
@@ -29,7 +29,7 @@ impl Agent {
     ) -> Result<(), Gone> {
         shared.membership.replace(cache::load(&self.cache));
         client.know(shared.membership.borrow().coordinators());
-        // Coordinators in a row that did not answer.
+        // Number of coordinators in a row that did not answer.
         let mut silent = 0;
         let mut judge = Judge::new(self.settings.trust.clone(), self.remembered.take());
         let (revision, changes) = {
@@ -42,21 +42,21 @@ impl Agent {
             )
         };
         self.believe(&mut judge, changes, revision, worker)?;
-        // What is on disk may be of another coordinator: it tells of everybody once.
+        // The stored state may be of another coordinator, so the first answer contains all members.
         let (mut cursor, mut idle) = (Cursor::default(), 0);
         let mut pause = Pause::default();
         let mut stored = tokio::time::Instant::now() - STORE_EVERY;
         judge.keep(&self.known);
         let mut dirty = false;
         loop {
-            // The first answer comes at once; then what was kept has time to be written before the next question.
+            // The first answer comes at once; then the state on disk is written before the next request.
             let wait = if cursor.revision == 0 {
                 Duration::ZERO
             } else {
                 WAIT
             };
             let asked = Instant::now();
-            // What waits at an address that this host has no more may wait for long.
+            // A request from an address that this host has lost may hang for long.
             let question = async {
                 tokio::select! {
                     answer = client.changes(cursor, wait) => Some(answer),
@@ -83,7 +83,7 @@ impl Agent {
                     let mut calls = std::mem::take(&mut changes.calls);
                     calls.truncate(MAX_CALLS);
                     if changes.whole {
-                        // It may know as little of this host as it takes this host to know of others.
+                        // A coordinator that sends everything may also have lost this host's endpoints.
                         shared.retell.set(true);
                         shared.different.notify_one();
                     }
@@ -108,7 +108,7 @@ impl Agent {
                         relays.iter().map(|relay| relay.address.clone()).collect()
                     };
                     if addresses(&before) != addresses(&after) {
-                        // They are STUN servers, too: with them it is seen what kind of a NAT there is.
+                        // Relays are STUN servers too; together they show the type of the NAT.
                         shared.moved.notify_one();
                     }
                     for change in &changes {
@@ -126,7 +126,7 @@ impl Agent {
                         calls.iter().for_each(|key| shared.wish(Wish::Sought(*key)));
                         worker.tell(News::Called(calls))?;
                     }
-                    // A coordinator that answers at once and says nothing is not asked as fast as it answers.
+                    // A coordinator that returns early empty answers is polled more slowly.
                     idle = if nothing && asked.elapsed() < IDLE_PAUSE {
                         idle + 1
                     } else {
@@ -137,7 +137,7 @@ impl Agent {
                 }
                 Err(ClientError::Refused(refusal)) if refusal.reason == Reason::NotAMember => {
                     cache::forget(&self.cache);
-                    // Who was who is remembered: it may be made a member of this mesh again.
+                    // Known keys are kept: this host may join the mesh again.
                     judge.keep(&self.known);
                     dirty = false;
                     let changes = shared.membership.borrow_mut().clear();
@@ -147,7 +147,8 @@ impl Agent {
                     tokio::time::sleep(LONGEST_PAUSE).await;
                 }
                 Err(error) => {
-                    // Another coordinator of the mesh says the same: it is asked at once, and it is no loss unless none answers.
+                    // All coordinators of a mesh have the same state: the next one is used at once, and contact
+                    // is lost only if none answers.
                     client.turn();
                     silent += 1;
                     if silent >= client.known() {
@@ -160,7 +161,7 @@ impl Agent {
         }
     }
 
-    /// Has what of the changes is to be believed taken in by the names and by the worker.
+    /// Passes the changes that pass the trust store to the names and to the worker.
     fn believe(
         &self,
         judge: &mut Judge,
@@ -178,7 +179,8 @@ impl Agent {
     }
 
     fn keep(&self, membership: &Membership) {
-        // Without it, a host that starts without a coordinator has no peers: worth a try, not an end.
+        // If this fails, this host starts without peers while no coordinator answers, which is no reason to
+        // stop.
         let _ = cache::store(&self.cache, membership);
     }
 }

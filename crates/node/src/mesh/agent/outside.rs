@@ -1,4 +1,4 @@
-//! What this host looks like from outside, and the router before it.
+//! Reflexive addresses of this host, and its port mapping.
 
 use super::{Agent, Gone, News, Shared, View, Worker};
 use crate::mesh::mapping::{self, Held, Router};
@@ -15,26 +15,26 @@ use std::num::NonZeroU16;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Rounds without an answer after which what a STUN server said is not believed any more.
+/// Rounds without an answer after which a STUN server's result is dropped.
 const MAX_MISSES: u32 = 5;
-/// STUN servers that are asked, at most.
+/// Maximum number of STUN servers.
 const MAX_SERVERS: usize = 16;
-/// How often STUN servers are asked: NATs forget a mapping after half a minute at the soonest (RFC 4787, section 4.3, asks for
-/// two minutes).
+/// Interval between two rounds. NATs forget a mapping after 30 s at the soonest (RFC 4787, section 4.3,
+/// requires two minutes).
 const REFLECT_EVERY: Duration = Duration::from_secs(25);
-/// The same where a family that this host has had no answer once; twice as long each time after.
+/// First interval if an address family of this host had no answer; doubled each time.
 const REFLECT_SOON: Duration = Duration::from_secs(1);
-/// Least time between two rounds of questions, where no address is another one.
+/// Minimum interval between two rounds while no address has changed.
 const REFLECT_LEAST: Duration = Duration::from_secs(5);
-/// How long answers are waited for, at least, before others are asked, or from elsewhere.
+/// Minimum duration of a round before it may be aborted.
 const ROUND_LEAST: Duration = Duration::from_millis(200);
 
 impl Agent {
-    /// Asks what this host looks like from outside: again and again, which keeps what NATs have made of it as it is; and at
-    /// once when an address is another one, or when a way to a member has died, since a NAT may have started anew.
+    /// Queries STUN servers periodically, which also keeps NAT mappings alive; at once when an address changes,
+    /// or when a path to a member is lost, since a NAT may have restarted.
     pub(super) async fn reflect(&self, worker: &Worker, shared: &Shared) -> Result<(), Gone> {
         let mut known = Vec::new();
-        // Rounds in which a family had no answer, one after the other.
+        // Rounds in a row in which an address family had no answer.
         let mut silent = 0;
         loop {
             let begun = tokio::time::Instant::now();
@@ -56,7 +56,7 @@ impl Agent {
                     views: round.views().cloned().collect(),
                 })
             };
-            // What one says is told before all have: who does not answer is waited for.
+            // A result is reported before the round ends, since a silent server takes the full timeout.
             let whole = loop {
                 let moved = async {
                     tokio::time::sleep_until(begun + ROUND_LEAST).await;
@@ -70,13 +70,14 @@ impl Agent {
                 let (at, seen, rtt) = answer?;
                 round.answered(at, seen.map(|seen| (seen, rtt)));
                 shared.see(first_seen(&round));
-                // Of a NAT that is another one, or has started anew, not before all that was seen before has gone.
+                // If the NAT has changed or restarted, results are reported only after the round, without the
+                // old ones.
                 if seen.is_some() && !round.has_moved() {
                     told(&round)?;
                 }
             };
             drop(asked);
-            // In one that was broken off, too: the next would not know who has moved.
+            // Also after an aborted round: the next one could not tell which results are old.
             round.end();
             if whole {
                 shared.see(first_seen(&round));
@@ -102,7 +103,8 @@ impl Agent {
         }
     }
 
-    /// STUN servers: the coordinator, the relays, and those of the configuration, each at one address of each family.
+    /// Returns the STUN servers: the coordinator, the relays and the configured ones, each with one address per
+    /// family.
     async fn servers(&self, shared: &Shared) -> Vec<(String, SocketAddr)> {
         let mut named = Vec::new();
         for endpoint in
@@ -114,7 +116,7 @@ impl Agent {
             };
             named.push((endpoint.to_string(), host, endpoint.port));
         }
-        // Behind TLS nobody answers by UDP.
+        // A TURN server behind TLS does not answer over UDP.
         let by_udp = |relay: &&Relay| relay.kind != RelayKind::Turns;
         for relay in shared.membership.borrow().relays().iter().filter(by_udp) {
             let (host, port) = (relay.address.host().to_owned(), relay.address.port());
@@ -122,7 +124,7 @@ impl Agent {
         }
         named.truncate(MAX_SERVERS);
         let looked_up = named.into_iter().map(|(name, host, port)| async move {
-            // What cannot be resolved now is asked for with the next question.
+            // A name that cannot be resolved is resolved again in the next round.
             let found = tokio::net::lookup_host((host.as_str(), port)).await;
             let found: Vec<SocketAddr> = found.map_or_else(|_| Vec::new(), Iterator::collect);
             let v6 = found.iter().find(|address| address.is_ipv6());
@@ -134,10 +136,10 @@ impl Agent {
         join_all(looked_up).await.concat()
     }
 
-    /// Has the router before this host, if there is one, send on a port for as long as it does.
+    /// Keeps a port mapping at the router, if there is one and it supports that.
     pub(super) async fn map(&self, worker: &Worker, shared: &Shared) -> Result<(), Gone> {
         let secret = self.settings.credential.digest();
-        // What was asked for last: of a router that looks different from outside nothing is known any more.
+        // The last request; if the external address has changed, the mapping there is unknown.
         let mut asked: Option<(Router, Ipv4Addr, NonZeroU16)> = None;
         let mut again = Instant::now();
         loop {
@@ -156,7 +158,7 @@ impl Agent {
                 let router = Router::before(seen, &netlink, self.own_interface)?;
                 Some((router, seen, port?))
             });
-            // It stays there meanwhile, to be given back if this ends.
+            // The lease stays in `shared`, so that it is returned if this task ends.
             let before = shared.held.borrow().clone();
             let held = match (wanted, before) {
                 (Some(wanted), Some(mut held)) if asked == Some(wanted) => {
@@ -192,7 +194,7 @@ impl Agent {
                     shared.held.replace(Some(held));
                     Some(Ok(mapping))
                 }
-                // Nothing was asked for, as lately nothing was given.
+                // No request was sent, because a recent one failed.
                 Ok(None) if wanted.is_some() => known.clone(),
                 Ok(None) => None,
                 Err(reason) => {
@@ -206,14 +208,14 @@ impl Agent {
                 shared.different.notify_one();
                 worker.tell(News::Mapped(standing))?;
             }
-            // The port and the way out are looked at, too: both may change without anybody's notice.
+            // The port and the default route are checked as well: both may change without an event.
             let _ = tokio::time::timeout(REFLECT_EVERY, shared.outside.notified()).await;
         }
     }
 }
 
-/// How long until all are asked again, after so many rounds, one after the other, in which a family had no answer: what was asked may
-/// have come too early, as to a router that is not up yet.
+/// Returns the time until the next round after `silent` rounds in a row in which a family had no answer; the
+/// router may not have been ready.
 fn pause(silent: u32) -> Duration {
     match silent.checked_sub(1) {
         None => REFLECT_EVERY,
@@ -221,25 +223,25 @@ fn pause(silent: u32) -> Duration {
     }
 }
 
-/// A STUN server, and what is known of what it sees.
+/// A STUN server and its results.
 #[derive(Clone)]
 struct Server {
     view: View,
-    /// This host could send there.
+    /// There is a route to the server.
     has_way: bool,
-    /// Rounds without an answer since the latest: what is lost on the way is no news of a NAT.
+    /// Rounds in a row without an answer; a single loss says nothing about a NAT.
     misses: u32,
-    /// In this round.
+    /// The server has answered in this round.
     answered: bool,
-    /// It has seen another address in this round than before.
+    /// The result of this round differs from the one before.
     moved: bool,
 }
 
-/// Questions to all servers at once, in their order.
+/// Requests to all servers at the same time.
 struct Round(Vec<Server>);
 
 impl Round {
-    /// What the last round has found of a server stays until there is news of it.
+    /// Starts a round with the results of the last one.
     fn begin(
         servers: Vec<(String, SocketAddr)>,
         last: &[Server],
@@ -248,7 +250,7 @@ impl Round {
         let server = |(name, server): (String, SocketAddr)| {
             let has_way = has_way(server);
             let known = last.iter().find(|known| known.view.server == server);
-            // One of a family that this host does not have would be waited for in vain.
+            // A family without a route is not queried.
             let known = known.filter(|_| has_way);
             Server {
                 view: known.map_or_else(|| View::none(name, server), |known| known.view.clone()),
@@ -261,13 +263,13 @@ impl Round {
         Round(servers.into_iter().map(server).collect())
     }
 
-    /// Who is to be asked.
+    /// Returns the servers to query.
     fn asked(&self) -> impl Iterator<Item = (usize, SocketAddr)> {
         let all = self.0.iter().enumerate().filter(|(_, one)| one.has_way);
         all.map(|(at, one)| (at, one.view.server))
     }
 
-    /// Where a server sees this host, after how long; `None`: it does not answer.
+    /// Stores a result: the reflexive address with the round-trip time, or `None` without an answer.
     fn answered(&mut self, at: usize, seen: Option<(SocketAddr, Duration)>) {
         let Some(one) = self.0.get_mut(at) else {
             return;
@@ -285,12 +287,12 @@ impl Round {
         }
     }
 
-    /// Who has not answered by now does not in this round.
+    /// Ends the round for servers that have not answered.
     fn end(&mut self) {
         for v6 in [false, true] {
             let moved = self.of(v6).any(|one| one.moved);
             let silent = |one: &&mut Server| one.view.server.is_ipv6() == v6 && !one.answered;
-            // What others saw before that tells nothing of the NAT that is there now.
+            // Older results of other servers say nothing about the changed NAT.
             for one in self.0.iter_mut().filter(silent).filter(|_| moved) {
                 (one.view.seen, one.view.rtt, one.misses) = (None, None, 0);
             }
@@ -306,7 +308,7 @@ impl Round {
         self.0.iter().any(|one| one.moved)
     }
 
-    /// Whether nobody of a family has answered that was asked.
+    /// Whether no server of a queried family has answered.
     fn is_silent(&self) -> bool {
         [false, true].into_iter().any(|v6| {
             let mut asked = self.of(v6).filter(|one| one.has_way).peekable();
@@ -319,8 +321,8 @@ impl Round {
     }
 }
 
-/// The first that was seen of each family, IPv6 before IPv4: those of a symmetric NAT help nobody else. Seen from a network of this
-/// host's own it is one that others cannot use.
+/// Returns the first reflexive address of each family, IPv6 before IPv4; further ones, of a symmetric NAT, help
+/// nobody. A public address precedes one seen from inside this host's networks.
 fn first_seen(round: &Round) -> Vec<SocketAddr> {
     let first = |v6: bool| {
         let mut seen = round.of(v6).filter_map(|one| one.view.seen);
@@ -330,7 +332,7 @@ fn first_seen(round: &Round) -> Vec<SocketAddr> {
     [true, false].into_iter().filter_map(first).collect()
 }
 
-/// Whether this host could send there. Nothing is sent.
+/// Whether this host has a route to the server. Sends nothing.
 fn has_way(server: SocketAddr) -> bool {
     let any: IpAddr = match server {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -345,7 +347,7 @@ fn has_way(server: SocketAddr) -> bool {
         )
     };
     let connected = UdpSocket::bind((any, 0)).and_then(|socket| socket.connect(server));
-    // Anything else may be different for the tunnel's socket.
+    // With another error, the tunnel's socket may still succeed.
     !connected.is_err_and(unreachable)
 }
 
@@ -367,7 +369,7 @@ mod tests {
         Round::begin(servers.collect(), &last.0, |_| true)
     }
 
-    /// A whole round, in which they say this in their order.
+    /// A complete round with these answers, in order.
     fn whole(servers: &[&str], last: &Round, said: &[Option<&str>]) -> Round {
         let mut round = round(servers, last);
         for (n, said) in said.iter().enumerate() {
@@ -400,13 +402,13 @@ mod tests {
         let last = whole(&V4, &nobody(), &[Some(HERE); 3]);
         let mut now = round(&V4, &last);
         now.answered(0, Some((at(THERE), Duration::ZERO)));
-        // Told now, it would look as if there were a port for each.
+        // Reported now, the old and new results would look like a symmetric NAT.
         assert!(now.has_moved());
         now.answered(1, Some((at(THERE), Duration::ZERO)));
         now.answered(2, None);
         now.end();
         assert_eq!(seen(&now), [Some(at(THERE)), Some(at(THERE)), None]);
-        // It has not seen anything else before.
+        // Its old result was dropped.
         let next = whole(&V4, &now, &[Some(THERE); 3]);
         assert!(!next.has_moved());
         // The other family is behind another NAT, or none.

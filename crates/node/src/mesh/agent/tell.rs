@@ -1,4 +1,4 @@
-//! What the coordinator is told, and asked to tell others.
+//! Reports of this host to the coordinator.
 
 use super::{Agent, Gone, News, Pause, Shared, Worker};
 use crate::mesh::client::{Client, ClientError};
@@ -12,20 +12,20 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
-/// How often the host's addresses are looked at.
+/// Interval between two checks of the host's addresses.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
-/// How often this host's key is told, changed or not: what became of it, if an answer was lost, nobody knows.
+/// Interval between two reports of an unchanged key: a lost answer leaves the last report's result unknown.
 const TELL_KEY_EVERY: Duration = Duration::from_secs(120);
-/// Least time between two calls of one member.
+/// Minimum interval between two calls of one member.
 const CALL_EVERY: Duration = Duration::from_secs(1);
-/// How long an address is one of those that this host is seen at: longer than two rounds of questions to STUN servers.
+/// How long a reflexive address counts as current: longer than two rounds of STUN requests.
 const LATELY: Duration = Duration::from_secs(60);
-/// Such addresses of one family, at most.
+/// Maximum number of current reflexive addresses of one family.
 const MAX_SIGHTS: usize = 4;
 
 impl Agent {
-    /// Tells where this host may be reached, whenever that is different; likewise its key, which may have become another one while
-    /// nobody could be told.
+    /// Reports this host's endpoints whenever they change, and its key, which may have changed while no
+    /// coordinator answered.
     pub(super) async fn tell(
         &self,
         client: &Client,
@@ -44,9 +44,9 @@ impl Agent {
             let local = Netlink::open().and_then(|n| {
                 endpoints::local(&n, self.own_interface, &self.networks, self.fwmark, port)
             });
-            // What cannot be asked for now is asked for again.
+            // If the kernel does not answer now, the next check retries.
             if let Ok(local) = local {
-                // Connections may be of an address that this host has no more, or the NAT before it.
+                // Connections may be from an address that this host or its NAT no longer has.
                 let mut elsewhere = false;
                 if local != known {
                     elsewhere = !known.is_empty();
@@ -71,7 +71,7 @@ impl Agent {
                 let others: Vec<SocketAddr> = others.copied().collect();
                 now.extend(others);
                 now.truncate(MAX_ENDPOINTS);
-                // IPv6 first, else the best first as before.
+                // IPv6 first, otherwise the order of preference as before.
                 now.sort_by_key(SocketAddr::is_ipv4);
                 let now = Endpoints {
                     endpoints: now,
@@ -83,7 +83,7 @@ impl Agent {
                 if retell || again || told_key != Some(own_key) {
                     told_key = match client.rotate(own_key).await {
                         Ok(()) => Some(own_key),
-                        // Now it cannot, or will not hear of it.
+                        // The coordinator rejects the key for good.
                         Err(ClientError::Refused(refusal))
                             if !matches!(
                                 refusal.reason,
@@ -105,7 +105,7 @@ impl Agent {
                             told = Some(now);
                             pause = Pause::default();
                         }
-                        // What is wrong is told by the task that asks.
+                        // The task that follows the changes reports the error.
                         Err(_) => {
                             told = None;
                             pause.wait().await;
@@ -113,12 +113,12 @@ impl Agent {
                     }
                 }
             }
-            // Sooner if it is known that something is different.
+            // Earlier if a change is signalled.
             let _ = tokio::time::timeout(LOOK_EVERY, shared.different.notified()).await;
         }
     }
 
-    /// Has members called that do not answer: what they send back opens the NATs before them.
+    /// Asks the coordinator to call members that do not answer: their datagrams open their NATs.
     pub(super) async fn call(&self, client: &Client, mut seeking: mpsc::Receiver<PublicKey>) {
         let mut called: BTreeMap<PublicKey, Instant> = BTreeMap::new();
         while let Some(key) = seeking.recv().await {
@@ -127,19 +127,20 @@ impl Agent {
                 continue;
             }
             called.insert(key, Instant::now());
-            // Without a coordinator nobody can be called; the next initiation comes here again.
+            // Without a coordinator no member can be called; the next initiation comes here again.
             let _ = client.call(&Call { public_key: key }).await;
         }
     }
 }
 
-/// The addresses of one family that this host was seen at from outside, the latest first. A router with several uplinks sends by one
-/// or the other: who is seen by turns at the same addresses has not moved.
+/// The current reflexive addresses of one family, the latest first. A router with several uplinks uses them in
+/// turn: a host seen at the same addresses again has not moved.
 #[derive(Default)]
 struct Sights(Vec<(IpAddr, Instant)>);
 
 impl Sights {
-    /// Whether this host has moved to the address that it is seen at. What merely was not seen meanwhile may be there as before.
+    /// Whether this host has moved to a new address. An address that was merely not observed for a while is not
+    /// new.
     fn is_elsewhere(&mut self, seen: IpAddr, now: Instant) -> bool {
         let latest = self.0.first().map(|(latest, _)| *latest);
         self.0
@@ -156,7 +157,7 @@ impl Sights {
 mod tests {
     use super::*;
 
-    /// When a host is seen where, in seconds: whether it has moved there.
+    /// Whether a host has moved, for each observation of a second and a host number.
     fn moves(seen: &[(u64, u8)]) -> Vec<bool> {
         let begun = Instant::now();
         let mut sights = Sights::default();
@@ -186,7 +187,7 @@ mod tests {
     fn who_was_not_seen_for_long_is_where_it_was_or_elsewhere() {
         assert_eq!(moves(&[(0, 1), (900, 1)]), [false, false]);
         assert_eq!(moves(&[(0, 1), (900, 2)]), [false, true]);
-        // The one before is not where it was last.
+        // The address before the last is no longer current.
         assert_eq!(moves(&[(0, 1), (2, 2), (900, 1)]), [false, true, true]);
     }
 

@@ -1,4 +1,4 @@
-//! Other names, asked of those who were asked before us.
+//! Forwards queries for other names to the servers that were configured before.
 
 use super::zone::{Transport, failure, is_answer};
 use seikan_sys::resolv_conf::ResolvConf;
@@ -12,31 +12,32 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
-/// Questions that wait for somebody else's answer, at most.
+/// Maximum number of forwarded queries that wait for an answer.
 const MAX_WAITING: usize = 128;
-/// How long an answer is waited for; whoever asked us gives up after 5 s (resolv.conf(5), `timeout`).
+/// Timeout of an answer; the client gives up after 5 s (resolv.conf(5), `timeout`).
 const PATIENCE: Duration = Duration::from_millis(4500);
-/// After that long without an answer the next server is asked, too.
+/// Time without an answer after which the next server is queried as well.
 const STAGGER: Duration = Duration::from_millis(1500);
-/// Servers that are asked, at most; resolv.conf(5) knows no more (`MAXNS`).
+/// Maximum number of servers; resolv.conf(5) allows no more (`MAXNS`).
 const MAX_SERVERS: usize = 3;
-/// Response codes upon which another server is asked, as the C library does: SERVFAIL, NOTIMP, REFUSED (RFC 1035, section 4.1.1).
+/// Response codes after which the next server is queried, as by the C library: SERVFAIL, NOTIMP, REFUSED (RFC
+/// 1035, section 4.1.1).
 const UNWILLING: [u8; 3] = [2, 4, 5];
-/// Longest message, in bytes.
+/// Maximum size of a message in bytes.
 const MAX_MESSAGE: usize = u16::MAX as usize;
 
-/// Who answers for other names.
+/// Servers for other names.
 #[derive(Clone, Debug)]
 pub enum Upstream {
-    /// Nobody: such questions do not come here.
+    /// None: such queries do not arrive here.
     Nobody,
-    /// These.
+    /// These servers.
     Servers(Vec<IpAddr>),
-    /// Those that resolv.conf has beside us, as it is at the time.
+    /// The other servers of resolv.conf, read for each query.
     Beside(ResolvConf),
 }
 
-/// Asks them.
+/// Forwards queries.
 #[derive(Debug)]
 pub(super) struct Forwarder {
     upstream: Upstream,
@@ -55,7 +56,7 @@ impl Forwarder {
         !matches!(self.upstream, Upstream::Nobody)
     }
 
-    /// The answer to a question, which goes to them as it is; without one, that there is none now.
+    /// Forwards a query as it is and returns the answer; SERVFAIL if there is none.
     pub(super) async fn ask(&self, question: &[u8], transport: Transport) -> Option<Vec<u8>> {
         let Ok(_room) = self.room.try_acquire() else {
             return failure(question);
@@ -68,7 +69,7 @@ impl Forwarder {
         let mut servers = match &self.upstream {
             Upstream::Nobody => Vec::new(),
             Upstream::Servers(all) => all.iter().map(|ip| (*ip, 53).into()).collect(),
-            // A file that cannot be read now is asked for with the next question.
+            // A file that cannot be read is read again for the next query.
             Upstream::Beside(file) => file.others().unwrap_or_default(),
         };
         servers.truncate(MAX_SERVERS);
@@ -76,7 +77,8 @@ impl Forwarder {
     }
 }
 
-/// The first answer of any, asked one after the other. That of one who did not want to counts only if there is no other.
+/// Queries servers in order, staggered, and returns the first answer. A refusal counts only if there is nothing
+/// else.
 async fn first(servers: Vec<SocketAddr>, question: &[u8], transport: Transport) -> Option<Vec<u8>> {
     let deadline = Instant::now() + PATIENCE;
     let mut servers = servers.into_iter();
@@ -105,7 +107,7 @@ async fn first(servers: Vec<SocketAddr>, question: &[u8], transport: Transport) 
                 Some(code) if UNWILLING.contains(&code) => unwilling = Some(answer),
                 _ => return Some(answer),
             },
-            // Who cannot be asked is none: the next.
+            // A server that cannot be queried is skipped.
             Ok(_) => {}
             Err(_) if until == deadline => return unwilling,
             Err(_) => {}
@@ -118,8 +120,8 @@ async fn by_datagram(server: SocketAddr, question: &[u8]) -> io::Result<Vec<u8>>
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
-    // A port of its own for each question, which the kernel chooses at random: it has to be guessed together with the question's
-    // number by who wants to answer in the server's place (RFC 5452, section 9.2).
+    // Each query has its own random port, which the kernel chooses: a forger must guess it together with the
+    // query's id (RFC 5452, section 9.2).
     let socket = UdpSocket::bind((any, 0)).await?;
     socket.connect(server).await?;
     socket.send(question).await?;
@@ -145,7 +147,7 @@ async fn by_connection(server: SocketAddr, question: &[u8]) -> io::Result<Vec<u8
     }
 }
 
-/// A message as it goes through a connection: its length before it, in one piece (RFC 7766, section 8).
+/// Prepends the length of a message for TCP, in one buffer (RFC 7766, section 8).
 pub(super) fn framed(message: &[u8]) -> io::Result<Vec<u8>> {
     let length = u16::try_from(message.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
     Ok([&length.to_be_bytes(), message].concat())

@@ -1,7 +1,8 @@
-//! What is answered to a question: a message in, a message out, and nothing else.
+//! Answers a DNS message for names of the mesh. Pure: a message in, a message out.
 //!
-//! Two kinds of names are ours: those under [`DOMAIN`], and those that stand for addresses of the mesh (RFC 1035, section 3.5; RFC 3596,
-//! section 2.5). For these the answer is the last word; who is no member does not exist (RFC 2308). Case does not count (RFC 4343).
+//! The zones are [`DOMAIN`], and the reverse zones of the mesh's networks (RFC 1035, section 3.5; RFC 3596,
+//! section 2.5). Answers for them are authoritative; a name without a member does not exist (RFC 2308). Names
+//! are compared without regard to case (RFC 4343).
 
 use hickory_proto::op::{
     Edns, Header, Message, MessageType, Metadata, OpCode, Query, ResponseCode,
@@ -17,66 +18,67 @@ use seikan_proto::mesh::{Change, Member, Name};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-/// Where the names of members are.
+/// Domain of the members' names.
 pub const DOMAIN: &str = "seikan";
-/// How long an answer may be kept, in seconds: a revoked member's name soon stands for nobody.
+/// TTL of answers in seconds; short, because a member may be revoked.
 const TTL: u32 = 10;
-/// How long it may be kept that there is nothing (RFC 2308), in seconds: who joins now is found right away by who has asked already, and
-/// asking again costs this host alone.
+/// TTL of negative answers (RFC 2308) in seconds: a member that joins is found right away, and only this host
+/// repeats queries.
 const TTL_OF_NOTHING: u32 = 1;
-/// Longest datagram for who does not say what he takes, in bytes (RFC 1035, section 2.3.4).
+/// Maximum size of a datagram without EDNS, in bytes (RFC 1035, section 2.3.4).
 const MAX_PLAIN: u16 = 512;
-/// Longest datagram, in bytes, whatever is taken: one that is nowhere cut to pieces (RFC 9715, section 3.1).
+/// Maximum size of a datagram in any case, in bytes: small enough never to be fragmented (RFC 9715, section
+/// 3.1).
 const MAX_DATAGRAM: u16 = 1232;
 
-/// How a question came.
+/// Transport of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// In a datagram.
     Udp,
-    /// Through a connection.
+    /// Over a connection.
     Tcp,
 }
 
-/// What becomes of a question.
+/// Result for a query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// The answer.
     Answer(Vec<u8>),
-    /// It is for somebody else to answer.
+    /// Another server has to answer.
     Forward,
-    /// It is no question.
+    /// The message is not a query.
     Silence,
 }
 
-/// Who is called what.
+/// Names and addresses of members.
 #[derive(Debug, Default)]
 pub struct Zone {
-    /// Something was told of the members: until then nobody is known not to exist.
+    /// The membership is known; before that, no name is denied.
     told: bool,
-    /// This host's own name, once it is known.
+    /// This host's own name, once known.
     own: Option<Name>,
     /// This host's own addresses, with the networks of the mesh.
     networks: Vec<IpNet>,
-    /// Others, with those of their addresses that are believed.
+    /// Name and trusted addresses of each member.
     members: BTreeMap<PublicKey, (Name, Vec<IpAddr>)>,
-    /// Who has a name or an address: of two the last told of.
+    /// Owner of each name and address; the latest if two members claim it.
     names: BTreeMap<Name, PublicKey>,
     addresses: BTreeMap<IpAddr, PublicKey>,
-    /// Counts changes.
+    /// Incremented with each change.
     serial: u32,
 }
 
-/// Something that is ours to answer for.
+/// A name in one of the zones.
 struct Subject {
-    /// The name of the zone that it is in.
+    /// The zone.
     zone: DomainName,
-    /// What is there; `None` if there is no such name.
+    /// Its records; `None` if the name does not exist.
     records: Option<Vec<RData>>,
 }
 
 impl Zone {
-    /// Nobody but this host, whose addresses these are, with the networks of the mesh.
+    /// Creates a zone of this host only; `networks` are its addresses with the networks of the mesh.
     pub fn new(networks: Vec<IpNet>) -> Zone {
         Zone {
             networks,
@@ -84,14 +86,14 @@ impl Zone {
         }
     }
 
-    /// This host is called so.
+    /// Sets this host's own name.
     pub fn set_own(&mut self, name: Option<Name>) {
         self.own = name;
         self.serial = self.serial.wrapping_add(1);
     }
 
-    /// Takes in what is different among the others. As with peers, a coordinator is believed about addresses of the mesh alone: a name
-    /// stands for no other.
+    /// Applies changes of the membership. As for peers, a coordinator is trusted for addresses inside the mesh
+    /// only, so no name has another address.
     pub fn take(&mut self, changes: &[Change]) {
         self.told = true;
         for change in changes {
@@ -143,14 +145,14 @@ impl Zone {
         self.networks.iter().any(|net| net.contains(&ip))
     }
 
-    /// What becomes of a message. `recursive` is whether there is somebody to whom questions for other names are forwarded, without
-    /// whom they are refused.
+    /// Handles a message. `recursive` says whether queries for other names are forwarded; otherwise they are
+    /// refused.
     pub fn reply(&self, message: &[u8], transport: Transport, recursive: bool) -> Reply {
         let mut decoder = BinDecoder::new(message);
         let Ok(header) = Header::read(&mut decoder) else {
             return Reply::Silence;
         };
-        // An answer is never answered, or two could go on for ever.
+        // A response is never answered, or two servers could go on forever.
         if header.message_type == MessageType::Response {
             return Reply::Silence;
         }
@@ -163,7 +165,7 @@ impl Zone {
         if header.op_code != OpCode::Query {
             return fail(answer, ResponseCode::NotImp);
         }
-        // RFC 9619: one question, no more and no less.
+        // RFC 9619: exactly one question.
         let question = Query::read(&mut decoder).ok();
         let Some(question) = question.filter(|_| header.counts.queries == 1) else {
             return fail(answer, ResponseCode::FormErr);
@@ -184,7 +186,7 @@ impl Zone {
             room = theirs.max_payload().clamp(MAX_PLAIN, MAX_DATAGRAM);
             let mut ours = Edns::new();
             ours.set_max_payload(MAX_DATAGRAM);
-            // RFC 3225, section 3: as it was in the question.
+            // RFC 3225, section 3: copied from the query.
             ours.set_dnssec_ok(theirs.flags().dnssec_ok);
             answer.set_edns(ours);
             if theirs.version() != 0 {
@@ -204,7 +206,7 @@ impl Zone {
         encoded(&answer, room)
     }
 
-    /// Puts the records that were asked for into an answer, or that there are none.
+    /// Adds the requested records to an answer, or the SOA record if there are none.
     fn fill(&self, answer: &mut Message, question: &Query, subject: Subject) {
         answer.metadata.authoritative = true;
         let wanted = question.query_type();
@@ -215,7 +217,7 @@ impl Zone {
             answer.add_answer(record);
         }
         if answer.answers.is_empty() {
-            // RFC 2308, sections 2 and 3: how long it may be kept that there is nothing.
+            // RFC 2308, sections 2 and 3: the SOA record has the TTL of negative answers.
             let start = self.start_of_authority(&subject.zone);
             let start = RData::SOA(start);
             answer.add_authority(Record::from_rdata(subject.zone, TTL_OF_NOTHING, start));
@@ -225,7 +227,7 @@ impl Zone {
         }
     }
 
-    /// What a name stands for, if it is ours to say.
+    /// Returns the name's zone and records if this server is authoritative for it.
     fn subject(&self, name: &DomainName) -> Option<Subject> {
         let labels: Vec<&[u8]> = name.iter().collect();
         if let Some((domain, inside)) = labels.split_last()
@@ -248,7 +250,7 @@ impl Zone {
                 Some(vec![RData::PTR(PTR(DomainName::from_labels(labels).ok()?))])
             }
             (true, None) => None,
-            // There are names under it.
+            // There are names below it.
             (false, _) => Some(Vec::new()),
         };
         let zone = reverse_zone(name, *net);
@@ -278,7 +280,7 @@ impl Zone {
 
     fn start_of_authority(&self, zone: &DomainName) -> SOA {
         let [server, mailbox] = [zone.clone(), zone.clone()];
-        // Nobody copies this zone: what is said of copies is of no use, but has to be there.
+        // No server transfers this zone: the timers of secondaries are only required by the format.
         let (refresh, retry, expire) = (TTL as i32, TTL as i32, TTL as i32);
         SOA::new(
             server,
@@ -292,14 +294,14 @@ impl Zone {
     }
 }
 
-/// The zone of addresses that a network is in: labels are whole octets of IPv4, whole half octets of IPv6.
+/// Returns the reverse zone of a network: labels are whole bytes of IPv4, whole nibbles of IPv6.
 fn reverse_zone(name: &DomainName, net: IpNet) -> DomainName {
     let bits = if net.max_prefix_len() == 32 { 8 } else { 4 };
-    // Beside the two of `in-addr.arpa` or `ip6.arpa`.
+    // In addition to the two labels of `in-addr.arpa` or `ip6.arpa`.
     name.trim_to(usize::from(net.prefix_len() / bits) + 2)
 }
 
-/// That a question cannot be answered now; `None` if it is none.
+/// Returns the SERVFAIL answer to a query; `None` if the message is not a query.
 pub(super) fn failure(question: &[u8]) -> Option<Vec<u8>> {
     let mut decoder = BinDecoder::new(question);
     let header = Header::read(&mut decoder).ok()?;
@@ -313,7 +315,7 @@ pub(super) fn failure(question: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// Whether a message answers a question: the same number, and the same words.
+/// Whether a message is the answer to a query: same id, same question.
 pub(super) fn is_answer(question: &[u8], answer: &[u8]) -> bool {
     let read = |bytes| {
         let mut decoder = BinDecoder::new(bytes);
@@ -337,14 +339,14 @@ fn answer_to(asked: &Metadata) -> Message {
     answer
 }
 
-/// What finds no room is left out, and the answer says so (TC).
+/// Encodes an answer; records above the size limit are left out and the TC flag is set.
 fn encoded(answer: &Message, room: u16) -> Reply {
     let mut bytes = Vec::with_capacity(usize::from(MAX_PLAIN));
     let mut encoder = BinEncoder::new(&mut bytes);
     encoder.set_max_size(room);
     match answer.emit(&mut encoder) {
         Ok(()) => Reply::Answer(bytes),
-        // A question that was read has room in an answer.
+        // The question of a query always fits.
         Err(_) => Reply::Silence,
     }
 }

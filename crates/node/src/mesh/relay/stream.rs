@@ -1,5 +1,5 @@
-//! What forwards between the tunnel and a relay of ours by TLS: each port of the relay's that this host uses, the main one among them,
-//! is one of the [`legs`](crate::mesh::legs).
+//! Forwards between the tunnel and a relay over TLS. Each port of the relay that this host uses, including the
+//! main one, has a proxy socket ([`super::super::proxy`]).
 
 use crate::mesh::forward::{self, Ends, Event, Forwarder, Hub, LOOK_EVERY, Over, TURNS};
 use rustls::ClientConnection;
@@ -15,10 +15,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU16;
 use std::time::{Duration, Instant};
 
-/// How long a relay may take to answer for the first time, TLS included.
+/// Timeout of the relay's first answer, including the TLS handshake.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
-/// Why there is no connection any more.
+/// Why a connection has ended.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Ended {
     #[error("no answer")]
@@ -29,7 +29,7 @@ pub(super) enum Ended {
     Over(#[from] Over),
 }
 
-/// Starts the thread, over a connection that stands; TLS has not shaken hands yet. `port` is the tunnel's.
+/// Starts the thread on a TCP connection; the TLS handshake follows. `port` is the tunnel's port.
 pub(super) fn start(
     socket: TcpStream,
     tls: ClientConnection,
@@ -59,7 +59,7 @@ pub(super) struct Connection {
 }
 
 impl Forwarder for Connection {
-    /// The relay's ports that there are to be legs for, beside the main one.
+    /// Ports of the relay that need a proxy socket, in addition to the main one.
     type Wanted = BTreeSet<u16>;
     type Serves = ();
     type Ended = Ended;
@@ -68,7 +68,7 @@ impl Forwarder for Connection {
         &mut self.hub
     }
 
-    /// Opens legs that are wanted and not there, and closes the others.
+    /// Opens required proxy sockets and closes the others.
     fn apply(&mut self) -> Result<(), Ended> {
         let mut wanted = self.hub.wanted().clone();
         wanted.insert(MAIN_PORT);
@@ -80,7 +80,7 @@ impl Forwarder for Connection {
             if self.hub.legs.at(&at).is_some() {
                 continue;
             }
-            // Without room in the system whoever waits for it gives up.
+            // If the system lacks resources, the requester times out.
             if let Some(token) = self.hub.open(at) {
                 self.hub.tell_of(token)?;
             }

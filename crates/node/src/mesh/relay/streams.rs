@@ -1,5 +1,5 @@
-//! Relays of ours by TLS over TCP, for a host that has no answer by UDP: a connection to each that is needed, kept by a thread of its
-//! own ([`stream`]) for as long as somebody asks for a leg.
+//! Connections to relays over TLS, for a host that gets no answer over UDP: one for each relay in use, in a
+//! thread of its own ([`stream`]), while a proxy socket of it is requested.
 
 use super::stream::{self, Connection, Ended};
 use crate::mesh::agent::{Gone, LegTo, News, Worker};
@@ -26,38 +26,38 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
-/// How long it may take to a leg, the relay's name and the connection included.
+/// Timeout of a proxy socket, including name resolution and connection.
 const LEG_WITHIN: Duration = Duration::from_secs(5);
-/// What the first of two addresses is ahead of the second (RFC 8305, section 5).
+/// Head start of the first of two addresses (RFC 8305, section 5).
 const HEAD_START: Duration = Duration::from_millis(250);
-/// How long a relay may take to accept a connection.
+/// Timeout of a TCP connection.
 const CONNECT_WITHIN: Duration = Duration::from_secs(4);
-/// How long a leg is kept that nobody asks for any more; those in use are asked for every 20 s.
+/// Time after the last request for which a proxy socket is kept; those in use are requested every 20 s.
 const KEPT: Duration = Duration::from_secs(60);
-/// How often is looked whether there is such a leg.
+/// Interval at which expired ones are looked for.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// All connections.
 pub(in crate::mesh) struct Streams<'a> {
     worker: &'a Worker,
-    /// The mesh's networks: what is there is reached through the tunnel, and is not what carries it.
+    /// The mesh's networks, whose addresses are reached through the tunnel and cannot carry it.
     inside: &'a [IpNet],
-    /// The tunnel's.
+    /// The tunnel's port.
     port: Arc<AtomicU16>,
     tls: RefCell<BTreeMap<Option<Pin>, Arc<ClientConfig>>>,
     held: RefCell<BTreeMap<String, Rc<Held>>>,
-    /// Those of them that nothing is done for yet.
+    /// New connections that have no task yet.
     fresh: RefCell<Vec<Rc<Held>>>,
     begun: Notify,
 }
 
-/// A connection, or the attempt at one.
+/// A connection, or an attempt.
 struct Held {
     name: String,
     host: String,
     tls: RelayTls,
     handle: RefCell<Option<Handle<BTreeSet<u16>>>>,
-    /// Ports that there are to be legs for, and when they were last asked for.
+    /// Ports that need a proxy socket, with the time of the last request.
     wanted: RefCell<BTreeMap<u16, Instant>>,
     legs: RefCell<BTreeMap<u16, SocketAddr>>,
     ended: RefCell<Option<String>>,
@@ -108,7 +108,8 @@ impl<'a> Streams<'a> {
         }
     }
 
-    /// Where the tunnel sends what is to go to a port of a relay's by TLS, 0 for the main one; the reason for people if it cannot.
+    /// Returns the proxy socket for a port of a relay over TLS, 0 being its main port; or why there is none, as
+    /// a text for the user.
     pub(super) async fn leg(
         &self,
         relay: &Relay,
@@ -119,7 +120,7 @@ impl<'a> Streams<'a> {
         held.want(port);
         let there = async {
             loop {
-                // Before the look, so that nothing changes unnoticed.
+                // Registered before the state is read, so that no change is missed.
                 let changed = held.changed.notified();
                 if let Some(local) = held.legs.borrow().get(&port) {
                     return Ok(*local);
@@ -136,11 +137,13 @@ impl<'a> Streams<'a> {
         }
     }
 
-    /// A relay does not answer by the connection that this leg is of: the next leg is one of another. The reason for people.
+    /// Marks the connection of this proxy socket as failed, since the relay does not answer over it; the next
+    /// request creates another one. Returns the reason, as a text for the user.
     pub(super) fn give_up(&self, relay: &Relay, leg: SocketAddr) -> String {
         let name = relay.address.to_string();
         let mut all = self.held.borrow_mut();
-        // Another may have taken its place meanwhile. One that has ended has no legs any more, and knows why.
+        // Another connection may have replaced it. One that has ended has no proxy sockets, and knows its
+        // reason.
         let over = |held: &Rc<Held>| held.has(leg) || held.ended.borrow().is_some();
         if !all.get(&name).is_some_and(over) {
             return "no answer".to_owned();
@@ -154,7 +157,7 @@ impl<'a> Streams<'a> {
         why.unwrap_or_else(|| "no answer".to_owned())
     }
 
-    /// Whether something that the tunnel sends to this leg is forwarded.
+    /// Whether datagrams to this proxy socket are forwarded.
     pub(super) fn has(&self, leg: SocketAddr) -> bool {
         self.held.borrow().values().any(|held| held.has(leg))
     }
@@ -187,7 +190,7 @@ impl<'a> Streams<'a> {
         held
     }
 
-    /// Keeps all connections that are needed; ends when the worker is gone.
+    /// Serves all required connections; ends when the worker has ended.
     pub(in crate::mesh) async fn keep(&self) -> Result<(), Gone> {
         let mut tasks = FuturesUnordered::new();
         loop {
@@ -201,7 +204,7 @@ impl<'a> Streams<'a> {
         }
     }
 
-    /// One connection, from its beginning to its end.
+    /// Runs one connection from its beginning to its end.
     async fn live(&self, held: Rc<Held>) -> Result<(), Gone> {
         match self.start(&held).await {
             Ok((handle, heard)) => {
@@ -216,7 +219,7 @@ impl<'a> Streams<'a> {
         for local in held.legs.take().into_values() {
             self.worker.tell(News::Leg { local, to: None })?;
         }
-        // If another one has taken its place, that is told of from here on.
+        // If another connection has replaced it, that one reports the state.
         let held_now = self.held.borrow().get(&held.name).cloned();
         if held_now.is_none_or(|now| Rc::ptr_eq(&now, &held)) {
             self.worker.tell(News::StreamEnded(held.name.clone()))?;
@@ -224,7 +227,7 @@ impl<'a> Streams<'a> {
         Ok(())
     }
 
-    /// Connects, and hands it to a thread.
+    /// Connects, and starts a thread on the connection.
     async fn start(&self, held: &Held) -> Result<Ends<Connection>, String> {
         let text = |error: io::Error| error.to_string();
         let config = self.config(held.tls.pin)?;
@@ -239,10 +242,11 @@ impl<'a> Streams<'a> {
         stream::start(socket, tls, self.port.clone()).map_err(text)
     }
 
-    /// A relay's addresses by TLS, one of each family, IPv6 first.
+    /// Returns a relay's addresses for TLS, one of each family, IPv6 first.
     async fn resolve(&self, held: &Held) -> Result<Vec<SocketAddr>, String> {
         let mut found = resolve(&held.host, held.tls.port.get()).await?;
-        // On this host there would be an answer by UDP, and who gives relays their names has no business with other programs here.
+        // A relay on this host would answer over UDP, and the source of relays' names must not direct
+        // connections to other programs here.
         found.retain(|at| {
             let ip = at.ip().to_canonical();
             is_routable(ip) && !is_own(ip) && !self.inside.iter().any(|net| net.contains(&ip))
@@ -258,7 +262,7 @@ impl<'a> Streams<'a> {
         if let Some(config) = known.get(&pin) {
             return Ok(Arc::clone(config));
         }
-        // Pins of relays that were are of no use any more.
+        // Pins of former relays are no longer needed.
         known.clear();
         let config = client::tls(pin, &[&TLS13]).map_err(|error| error.to_string())?;
         let config = Arc::new(config);
@@ -266,7 +270,7 @@ impl<'a> Streams<'a> {
         Ok(config)
     }
 
-    /// Takes what a thread has to say, until it ends or is not needed any more.
+    /// Handles the events of a thread until it ends or is no longer needed.
     async fn listen(&self, held: &Held, mut heard: Heard<Connection>) -> Result<Ended, Gone> {
         let name = || held.name.clone();
         let mut look = tokio::time::interval(LOOK_EVERY);
@@ -304,14 +308,14 @@ impl<'a> Streams<'a> {
                     self.worker.tell(News::Streamed { address, counters })?;
                 }
                 Some(Event::Ended(ended)) => return Ok(ended),
-                // It says why, unless it could not end in order.
+                // The thread reports the reason, unless it panicked.
                 None => return Ok(Ended::NoAnswer),
             }
         }
     }
 }
 
-/// Connects to the first of at most two addresses that accepts, the second a little later.
+/// Connects to the first of at most two addresses that accepts, the second with a delay.
 async fn connect(found: &[SocketAddr]) -> io::Result<TcpStream> {
     let (Some(first), second) = (found.first(), found.get(1)) else {
         return Err(io::ErrorKind::AddrNotAvailable.into());

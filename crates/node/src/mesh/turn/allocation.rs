@@ -1,7 +1,7 @@
-//! What keeps one allocation at a TURN server (RFC 8656) and forwards between it and the tunnel.
+//! Keeps one allocation at a TURN server (RFC 8656), and forwards between it and the tunnel.
 //!
-//! The protocol is the library's, which knows no sockets; those are here. For each address that the server receives from or sends to
-//! there is one of the [`legs`](crate::mesh::legs).
+//! The protocol is implemented by a sans-I/O library; the sockets are here. Each peer of the allocation has a
+//! proxy socket ([`crate::mesh::proxy`]).
 
 mod datagrams;
 
@@ -26,55 +26,56 @@ use turn_client_proto::tcp::TurnClientTcp;
 use turn_client_proto::types::{AddressFamily, TransportType, TurnCredentials};
 use turn_client_proto::udp::TurnClientUdp;
 
-/// Legs at a time, at most: a server has 16,384 channels, this host has better uses for its sockets.
+/// Maximum number of proxy sockets. A server has 16,384 channels, but this host needs its descriptors.
 const MAX_LEGS: usize = 128;
-/// Of those, to one address, that the tunnel has not answered yet: who is let in is not to have all.
+/// Of those, maximum for one IP address that the tunnel has not answered yet, so that one peer cannot use up
+/// all.
 const MAX_UNANSWERED: usize = 16;
-/// Addresses that may send to one allocation, at most. The library keeps each for as long as the allocation.
+/// Maximum number of permissions of one allocation. The library keeps each as long as the allocation.
 pub(super) const MAX_PERMITTED: usize = 1024;
-/// How long a server may take to give an allocation when it is connected, TLS included.
+/// Timeout of the allocation after the connection, including TLS.
 const ALLOCATE_WITHIN: Duration = Duration::from_secs(4);
-/// How often the server is asked whether it is there, if nothing comes from it: within the shortest that a NAT remembers.
+/// Interval of keepalives if the server is silent: shorter than any NAT's timeout.
 const ASK_EVERY: Duration = Duration::from_secs(20);
-/// How soon after a question that is not answered the next one comes, and how many there are.
+/// Interval and number of repeated keepalives without an answer.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 const MAX_QUESTIONS: u32 = 6;
 
-/// What an allocation is to be good for.
+/// Requirements of an allocation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Wanted {
-    /// Who may send to the relayed address.
+    /// Peers with a permission.
     pub permitted: BTreeSet<IpAddr>,
-    /// Whom the tunnel sends to by it without having heard from there.
+    /// Peers that the tunnel sends to first.
     pub legs: BTreeSet<SocketAddr>,
 }
 
-/// Starts the thread. `port` is the tunnel's.
+/// Starts the thread. `port` is the tunnel's port.
 pub(super) fn start(target: Target, port: Arc<AtomicU16>) -> io::Result<Ends<Allocation>> {
     forward::start("turn", port, |hub| Allocation::new(target, hub))
 }
 
-/// An allocation, or the attempt at one.
+/// An allocation, or an attempt.
 pub(super) struct Allocation {
     transport: Transport,
     server: SocketAddr,
-    /// What the library takes this end's address to be: it compares, and sends nothing there.
+    /// Local address as passed to the library, which only compares it.
     own: SocketAddr,
     client: TurnClient,
     link: Link,
     hub: Hub<Allocation>,
-    /// Who may send to the relayed address, or was asked for.
+    /// Peers with a permission, or a pending request for one.
     permitted: BTreeSet<IpAddr>,
     relayed: Option<SocketAddr>,
-    /// The last error that the server answered with.
+    /// Error code of the server's last error response.
     code: u16,
     begun: Instant,
     heard: Instant,
     questions: u32,
     next_question: Instant,
-    /// When is looked for legs that are over, and for what was refused and may be granted now.
+    /// Time of the next check for idle proxy sockets, and for refused permissions to request again.
     next_look: Instant,
-    /// To the server.
+    /// Datagrams to the server.
     outward: Run,
 }
 
@@ -130,7 +131,7 @@ impl Forwarder for Allocation {
         &mut self.hub
     }
 
-    /// Asks the server for what is wanted and not there.
+    /// Requests missing permissions and channels.
     fn apply(&mut self) -> Result<(), Ended> {
         let Some(relayed) = self.relayed else {
             return Ok(());
@@ -144,7 +145,7 @@ impl Forwarder for Allocation {
             if self.permitted.len() >= MAX_PERMITTED {
                 return Err(Ended::Full);
             }
-            // Refused is only what is there already.
+            // It is refused only if it exists already.
             let _ = self.client.create_permission(TransportType::Udp, ip, now);
             self.permitted.insert(ip);
         }
@@ -158,9 +159,9 @@ impl Forwarder for Allocation {
             };
             match self.bind(token) {
                 Ok(()) => {}
-                // Of a leg that was closed: there is nothing more to wait for.
+                // The channel of a closed proxy socket exists still, and can be used.
                 Err(BindChannelError::AlreadyExists) => self.hub.tell_of(token)?,
-                // The next look tries again.
+                // The next check retries.
                 Err(_) => self.hub.close(token)?,
             }
         }
@@ -170,7 +171,7 @@ impl Forwarder for Allocation {
     fn drive(&mut self) -> Result<Instant, Ended> {
         let now = self.now();
         let mut wait = LOOK_EVERY;
-        // As much as there may be to say at once; the rest has its turn soon.
+        // Bounded; the rest follows soon.
         for _ in 0..MAX_LEGS {
             self.transmit();
             while let Some(event) = self.client.poll_event() {
@@ -179,7 +180,7 @@ impl Forwarder for Allocation {
             wait = match self.client.poll(now) {
                 TurnPollRet::WaitUntil(at) => at.saturating_duration_since(now).min(LOOK_EVERY),
                 TurnPollRet::Closed => return Err(self.closed()),
-                // Of allocations of TCP, which nobody makes here.
+                // For TCP allocations, which are never requested here.
                 TurnPollRet::AllocateTcpSocket { .. } | TurnPollRet::TcpClose { .. } => continue,
             };
             if !wait.is_zero() {
@@ -213,15 +214,15 @@ impl Forwarder for Allocation {
     fn leave(&mut self) {
         if self.client.delete(self.now()).is_ok() {
             self.transmit();
-            // This is the end anyway.
+            // The connection ends in any case.
             let _ = self.flush_stream();
         }
     }
 }
 
-/// The allocation.
+/// Protocol of the allocation.
 impl Allocation {
-    /// Why the client has nothing more to do.
+    /// Returns why the client is done.
     fn closed(&self) -> Ended {
         match (self.relayed, self.code) {
             (None, 0) => Ended::NoAnswer(self.transport),
@@ -233,7 +234,7 @@ impl Allocation {
         }
     }
 
-    /// Sends what the client has to say to the server.
+    /// Sends the client's messages to the server.
     fn transmit(&mut self) {
         let now = self.now();
         while let Some(transmit) = self.client.poll_transmit(now) {
@@ -245,14 +246,14 @@ impl Allocation {
         match event {
             TurnEvent::AllocationCreated(_, relayed) => {
                 self.relayed = Some(relayed);
-                // What was refused on the way there was a question for the ticket.
+                // The error code before was the server's request for credentials.
                 self.code = 0;
                 self.hub.tell(Event::Serves(relayed))?;
                 self.apply()
             }
             TurnEvent::AllocationCreateFailed(_) => Err(self.closed()),
             TurnEvent::PermissionCreateFailed(_, ip) => {
-                // Asked for again when there is time.
+                // Requested again at the next check.
                 self.permitted.remove(&ip);
                 Ok(())
             }
@@ -270,8 +271,8 @@ impl Allocation {
         }
     }
 
-    /// Asks whether the server is there, if it has said nothing for a while: that keeps what a NAT remembers, too. When it is the next
-    /// time to.
+    /// Sends a keepalive if the server has been silent, which also keeps a NAT's mapping. Returns the time of
+    /// the next one.
     fn ask(&mut self, now: Instant) -> Result<Instant, Ended> {
         if now < self.next_question {
             return Ok(self.next_question);
@@ -291,7 +292,7 @@ impl Allocation {
         Ok(self.next_question)
     }
 
-    /// Hands the stream's bytes to the kernel, if it is one.
+    /// Sends pending bytes of a stream.
     fn flush_stream(&mut self) -> Result<(), Ended> {
         match &mut self.link {
             Link::Udp(..) => Ok(()),
@@ -299,7 +300,7 @@ impl Allocation {
         }
     }
 
-    /// What it is that a connection is no more.
+    /// Returns the error of a lost connection.
     fn lost(&self, source: io::Error) -> Ended {
         let transport = self.transport;
         match self.relayed {
@@ -309,21 +310,21 @@ impl Allocation {
     }
 }
 
-/// Legs.
+/// Proxy sockets.
 impl Allocation {
-    /// Opens one; `None`: there is no room for it, here or in the system.
+    /// Opens a proxy socket; `None` at the limit or if the system lacks resources.
     fn open(&mut self, peer: SocketAddr) -> Option<u64> {
         let room = self.hub.legs.len() < MAX_LEGS;
         room.then(|| self.hub.open(peer))?
     }
 
-    /// Whether one may be opened to a peer because it sends.
+    /// Whether a datagram of a peer may open a proxy socket.
     fn may_call(&self, peer: SocketAddr) -> bool {
         let ip = peer.ip().to_canonical();
         is_routable(ip) && self.hub.legs.unanswered(ip) < MAX_UNANSWERED
     }
 
-    /// Asks for a channel, once for each leg. Until there is one, what is sent has a longer header.
+    /// Requests a channel, once for each proxy socket. Until there is one, datagrams have a longer header.
     fn bind(&mut self, token: u64) -> Result<(), BindChannelError> {
         let now = self.now();
         match self.hub.legs.get_mut(token).filter(|leg| !leg.bound) {
@@ -368,7 +369,7 @@ mod tests {
         }
     }
 
-    /// One that speaks to nobody; the others are what it ends without.
+    /// An allocation whose server does not exist, and the ends that keep it alive.
     fn allocation() -> (Allocation, Ends<Allocation>) {
         let (hub, ends) = Hub::new(Arc::default()).expect("a hub");
         (Allocation::new(target(), hub).expect("an attempt"), ends)
@@ -411,7 +412,7 @@ mod tests {
         };
         let port = socket.local_addr().expect("an address").port();
         let sender = std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("bind");
-        // More than the largest buffer holds, with what the kernel keeps of each.
+        // More than the largest buffer can hold, with the kernel's overhead for each.
         for _ in 0..20_000 {
             let sent = sender.send_to(&[4; 1000], (Ipv4Addr::LOCALHOST, port));
             sent.expect("sent");
@@ -439,7 +440,7 @@ mod tests {
         }
     }
 
-    /// The last that a thread says that is to have an allocation by TLS, and how long it took to say so.
+    /// The last event of a thread that allocates over TLS, and the time until it.
     fn ended_by_tls(server: SocketAddr) -> (Ended, Duration) {
         let begun = Instant::now();
         let target = Target {
@@ -462,7 +463,7 @@ mod tests {
         let server = listener.local_addr().expect("an address");
         let slowly = std::thread::spawn(move || {
             let (mut socket, _) = listener.accept().expect("accepted");
-            // RFC 8446, section 5.1: a record of 16 KiB, of which a byte comes now and then, until nobody is there.
+            // RFC 8446, section 5.1: a record of 16 KiB that arrives byte by byte, until the client has left.
             let mut bytes = [22, 3, 3, 0x40, 0, 2].into_iter();
             while socket.write_all(&[bytes.next().unwrap_or(0)]).is_ok() {
                 std::thread::sleep(Duration::from_millis(100));
@@ -502,7 +503,7 @@ mod tests {
         let peer = SocketAddr::from(([192, 0, 2, 1], 7));
         let token = allocation.open(peer).expect("a leg");
         assert!(allocation.bind(token).is_err(), "there is no allocation");
-        // Once more, and the library is not asked: it would say the same.
+        // The second time, the library is not asked: it would return the same error.
         assert!(allocation.bind(token).is_ok());
     }
 }

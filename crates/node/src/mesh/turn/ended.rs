@@ -1,11 +1,11 @@
-//! Why there is no allocation, for people.
+//! Why there is no allocation, as a text for the user.
 
 use super::link::Transport;
 use crate::mesh::forward::Over;
 use seikan_sys::udp::UdpError;
 use std::io;
 
-/// Why there is no allocation (any more).
+/// Why an allocation failed or ended.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Ended {
     #[error("no answer by {name}", name = .0.name())]
@@ -35,7 +35,8 @@ pub(super) enum Ended {
     Over(#[from] Over),
 }
 
-/// The error codes of RFC 8656, section 19, and RFC 8489, section 14.8, for people; what the server itself says is not shown.
+/// Describes the error codes of RFC 8656, section 19, and RFC 8489, section 14.8. The server's own text is not
+/// displayed.
 fn describe(code: u16) -> String {
     let text = match code {
         0 => return "no reason given".to_owned(),

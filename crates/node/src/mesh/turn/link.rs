@@ -1,4 +1,4 @@
-//! The way to a TURN server: UDP, TCP or TLS.
+//! Transport to a TURN server: UDP, TCP or TLS.
 
 use super::ended::Ended;
 use crate::mesh::legs::{Overflow, Run, whole};
@@ -15,10 +15,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a server may take to accept a connection.
+/// Timeout of a TCP connection.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
-/// How the server is spoken to.
+/// Transport to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Transport {
     Udp,
@@ -36,15 +36,15 @@ impl Transport {
     }
 }
 
-/// Where to allocate, and with what.
+/// A server and the parameters of an allocation.
 pub(super) struct Target {
     pub server: SocketAddr,
     pub transport: Transport,
-    /// What its certificate is to say, for TLS.
+    /// Name for which the server's certificate must be valid, for TLS.
     pub host: String,
     pub tls: Arc<ClientConfig>,
     pub ticket: Ticket,
-    /// The firewall mark of what the tunnel sends.
+    /// The firewall mark of the tunnel's datagrams.
     pub fwmark: Option<u32>,
 }
 
@@ -60,14 +60,14 @@ impl Target {
     }
 }
 
-/// What leads to it.
+/// An open transport.
 pub(super) enum Link {
     Udp(UdpSocket, Overflow),
     Stream(Stream),
 }
 
 impl Link {
-    /// From any address of this host's, `own`.
+    /// Connects to a server; `own` is the local address for UDP.
     pub(super) fn open(target: &Target, own: SocketAddr) -> Result<Link, Ended> {
         let transport = target.transport;
         let tls = match transport {
@@ -88,7 +88,7 @@ impl Link {
             .map_err(|source| Ended::Unconnected { transport, source })
     }
 
-    /// Sends a request or an indication. One that is lost is repeated by its own timer.
+    /// Sends a request or an indication. The library repeats a lost one.
     pub(super) fn say(&mut self, server: SocketAddr, message: &[u8]) {
         match self {
             Link::Udp(socket, _) => drop(socket.send(&whole(server, message))),
@@ -98,7 +98,7 @@ impl Link {
         }
     }
 
-    /// Sends datagrams; how many. What is not sent is counted.
+    /// Sends datagrams and returns how many were sent; counts the others as dropped.
     pub(super) fn send(&mut self, server: SocketAddr, run: &Run, drops: &mut DropCounts) -> u64 {
         let stream = match self {
             Link::Udp(socket, _) => return run.send(socket, server, drops),

@@ -1,4 +1,4 @@
-//! What goes by an allocation, to the tunnel and from it.
+//! Datagrams between an allocation and the tunnel.
 
 use super::{Allocation, Ended};
 use crate::mesh::forward::{MAX_MESSAGE, SERVER, TURNS};
@@ -14,7 +14,7 @@ use turn_client_proto::prelude::{DelayedTransmitBuild as _, TurnClientApi as _};
 use turn_client_proto::types::TransportType;
 
 impl Allocation {
-    /// Takes what the server has sent to the tunnel.
+    /// Forwards messages of the server to the tunnel.
     pub(super) fn forward_in(&mut self, batch: &mut ReceiveBatch) -> Result<(), Ended> {
         for _ in 0..TURNS {
             let more = match &mut self.link {
@@ -29,12 +29,12 @@ impl Allocation {
         self.flush_stream()
     }
 
-    /// One batch from the server; whether there may be more.
+    /// Receives one batch from the server; returns whether there may be more.
     fn datagrams(&mut self, batch: &mut ReceiveBatch) -> Result<bool, Ended> {
         let Link::Udp(socket, overflow) = &mut self.link else {
             return Ok(false);
         };
-        // An error belongs to something that was sent, and is repeated or found missing.
+        // An error belongs to an earlier send, whose loss is detected elsewhere.
         if !socket.receive(batch).is_ok_and(|filled| filled > 0) {
             overflow.count(socket, &mut self.hub.legs.counters.drops);
             return Ok(false);
@@ -63,7 +63,7 @@ impl Allocation {
         Ok(true)
     }
 
-    /// What is there of the stream; whether there may be more.
+    /// Reads messages from the stream; returns whether there may be more.
     fn messages(&mut self) -> Result<bool, Ended> {
         let Link::Stream(stream) = &mut self.link else {
             return Ok(false);
@@ -84,7 +84,7 @@ impl Allocation {
         Ok(true)
     }
 
-    /// Takes one message of the server.
+    /// Handles one message of the server.
     fn take(&mut self, bytes: &[u8]) -> Result<(), Ended> {
         self.heard = Instant::now();
         self.questions = 0;
@@ -99,7 +99,7 @@ impl Allocation {
         let message = TurnTransmit::new(bytes, transport, self.server, self.own);
         match self.client.recv(message, now) {
             TurnRecvRet::PeerData(data) => self.forward_inward(data.peer, data.data()),
-            // The answer to a question whether it is there.
+            // The answer to a keepalive.
             TurnRecvRet::Ignored(_) if bytes.starts_with(&[0x01, 0x01]) => Ok(()),
             TurnRecvRet::Ignored(_) => {
                 self.hub.legs.counters.drops.add(DropReason::UnknownType, 1);
@@ -109,7 +109,7 @@ impl Allocation {
         }
     }
 
-    /// Takes a datagram of a peer to the tunnel.
+    /// Forwards a datagram of a peer to the tunnel.
     pub(super) fn forward_inward(&mut self, peer: SocketAddr, data: &[u8]) -> Result<(), Ended> {
         let leg = match self.hub.legs.at(&peer) {
             Some(token) => Some(token),
@@ -125,7 +125,7 @@ impl Allocation {
         Ok(())
     }
 
-    /// Takes what the tunnel has sent to a leg.
+    /// Forwards datagrams of the tunnel from a proxy socket.
     pub(super) fn forward_out(
         &mut self,
         token: u64,
@@ -138,7 +138,8 @@ impl Allocation {
             if !self.hub.legs.receive(token, batch) {
                 break;
             }
-            // Not before: whom the tunnel does not answer needs none. Without one it goes as well.
+            // Only now: a peer without an answer of the tunnel needs no channel. Without one, datagrams are
+            // sent as well.
             let _ = self.bind(token);
             let (metas, arena) = batch.parts_mut();
             for meta in metas {
@@ -153,7 +154,7 @@ impl Allocation {
         self.flush_stream()
     }
 
-    /// Takes a datagram of the tunnel to a peer.
+    /// Forwards a datagram of the tunnel to a peer.
     fn forward_outward(&mut self, peer: SocketAddr, data: &[u8]) {
         let now = self.now();
         let Ok(Some(message)) = self.client.send_to(TransportType::Udp, peer, data, now) else {
@@ -184,9 +185,9 @@ impl Allocation {
     }
 }
 
-/// The error that a response tells of (RFC 8489, section 14.8).
+/// Returns the error code of a response (RFC 8489, section 14.8).
 fn error_code(bytes: &[u8]) -> Option<u16> {
-    // Class 0b11: quickly, as most of what comes is data.
+    // Error responses have class 0b11; this fast check excludes data.
     let [high, low] = *bytes.first_chunk()?;
     if high & 0xc1 != 0x01 || low & 0x10 == 0 {
         return None;
@@ -216,7 +217,7 @@ mod tests {
         assert_eq!(error_code(&error.finish()), Some(486));
         let success = Message::builder_success(&request, MessageWriteVec::new()).finish();
         assert_eq!(error_code(&success), None);
-        // A ChannelData message; the beginning of an error.
+        // A ChannelData message; the beginning of an error response.
         for other in [&[0x41, 0x11, 0, 1, 1][..], &[0x01, 0x11], &[]] {
             assert_eq!(error_code(other), None, "{other:?}");
         }
