@@ -15,7 +15,7 @@ pub mod socket;
 pub mod subject;
 
 use crate::node::{Node, now};
-use crate::worker::{FIRST_SERVICE_TOKEN, Service, Verdict};
+use crate::worker::{FIRST_SERVICE_TOKEN, Service, ControlFlow};
 use crate::{metrics, uapi};
 use client::{Client, Dialogue, Fate, Stream};
 use seikan_config::Config;
@@ -23,7 +23,7 @@ use seikan_proto::time::Instant;
 use seikan_sys::netlink::Netlink;
 use seikan_sys::poll::{Epoll, Interest};
 use seikan_sys::timer::Timer;
-pub use socket::{ControlError, Places};
+pub use socket::{ControlError, RuntimeDirs};
 use socket::{Listener, Lock};
 use std::collections::BTreeMap;
 use std::io;
@@ -42,14 +42,14 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
 const TOKEN_TIMER: u64 = FIRST_SERVICE_TOKEN;
-const TOKEN_DOORS: u64 = FIRST_SERVICE_TOKEN + 1;
+const TOKEN_LISTENERS: u64 = FIRST_SERVICE_TOKEN + 1;
 /// First token of clients; none is used twice, so that a late event matches no client.
 const TOKEN_CLIENTS: u64 = FIRST_SERVICE_TOKEN + 16;
 
 /// The control sockets of one instance.
 pub struct Control {
     /// Token of each: [`TOKEN_LISTENERS`] plus its index.
-    doors: Vec<Door>,
+    listeners: Vec<ListeningSocket>,
     clients: BTreeMap<u64, Client>,
     next_token: u64,
     timer: Timer,
@@ -61,7 +61,7 @@ pub struct Control {
 }
 
 /// A listening socket and its protocol.
-enum Door {
+enum ListeningSocket {
     Uapi(Listener),
     Json(Listener),
     Metrics(TcpListener),
@@ -76,30 +76,30 @@ impl Control {
     /// cannot be created; the metrics address cannot be bound. A missing right to write to `wg`'s directory is
     /// no error: `status` reports it.
     pub fn new(config: &Config) -> Result<Control, ControlError> {
-        Control::at(&Places::default(), config)
+        Control::at(&RuntimeDirs::default(), config)
     }
 
     /// The same with sockets in other directories.
     ///
     /// # Errors
     /// As [`Control::new`].
-    pub fn at(places: &Places, config: &Config) -> Result<Control, ControlError> {
+    pub fn at(dirs: &RuntimeDirs, config: &Config) -> Result<Control, ControlError> {
         let name = config.name.as_str();
-        let lock = Lock::take(places, name)?;
-        let uapi = socket::bind_uapi(places, name)?;
-        let mut doors = vec![Door::Json(Listener::bind(&places.control(name))?)];
+        let lock = Lock::take(dirs, name)?;
+        let uapi = socket::bind_uapi(dirs, name)?;
+        let mut listeners = vec![ListeningSocket::Json(Listener::bind(&dirs.control(name))?)];
         if let Some(address) = config.metrics {
             let metrics = TcpListener::bind(address).and_then(|listener| {
                 listener.set_nonblocking(true)?;
                 Ok(listener)
             });
-            doors.push(Door::Metrics(
+            listeners.push(ListeningSocket::Metrics(
                 metrics.map_err(|error| ControlError::Metrics { address, error })?,
             ));
         }
         let without_uapi = match uapi {
             Ok(listener) => {
-                doors.push(Door::Uapi(listener));
+                listeners.push(ListeningSocket::Uapi(listener));
                 None
             }
             Err(reason) => Some(reason),
@@ -107,11 +107,11 @@ impl Control {
         let named = config.peers.iter();
         let named = named.filter_map(|peer| Some((peer.public_key, peer.name.clone()?)));
         Ok(Control {
-            doors,
+            listeners,
             clients: BTreeMap::new(),
             next_token: TOKEN_CLIENTS,
             timer: Timer::new().map_err(|error| ControlError::System {
-                what: "cannot create a timer",
+                operation: "cannot create a timer",
                 error,
             })?,
             paused_until: None,
@@ -130,14 +130,14 @@ impl Control {
     /// for `wg`.
     pub fn leave_sockets(&mut self) -> bool {
         let mut uapi = false;
-        for door in &mut self.doors {
-            match door {
-                Door::Uapi(listener) => {
+        for listener in &mut self.listeners {
+            match listener {
+                ListeningSocket::Uapi(listener) => {
                     uapi = true;
                     listener.leave_file();
                 }
-                Door::Json(listener) => listener.leave_file(),
-                Door::Metrics(_) => {}
+                ListeningSocket::Json(listener) => listener.leave_file(),
+                ListeningSocket::Metrics(_) => {}
             }
         }
         self.lock.leave_file();
@@ -145,24 +145,24 @@ impl Control {
     }
 
     /// Accepts all clients that wait at a socket.
-    fn accept(&mut self, door: usize, epoll: &Epoll) {
-        while let Some(door) = self.doors.get(door) {
-            let accepted = match door {
-                Door::Uapi(listener) | Door::Json(listener) => {
+    fn accept(&mut self, listener: usize, epoll: &Epoll) {
+        while let Some(listener) = self.listeners.get(listener) {
+            let accepted = match listener {
+                ListeningSocket::Uapi(listener) | ListeningSocket::Json(listener) => {
                     listener.socket.accept().and_then(|(stream, _)| {
                         stream.set_nonblocking(true)?;
                         Ok(Stream::Unix(stream))
                     })
                 }
-                Door::Metrics(listener) => listener.accept().and_then(|(stream, _)| {
+                ListeningSocket::Metrics(listener) => listener.accept().and_then(|(stream, _)| {
                     stream.set_nonblocking(true)?;
                     Ok(Stream::Tcp(stream))
                 }),
             };
-            let dialogue: Box<dyn Dialogue> = match door {
-                Door::Uapi(_) => Box::<uapi::Dialogue>::default(),
-                Door::Json(_) => Box::<json::Dialogue>::default(),
-                Door::Metrics(_) => Box::<metrics::Dialogue>::default(),
+            let dialogue: Box<dyn Dialogue> = match listener {
+                ListeningSocket::Uapi(_) => Box::<uapi::Dialogue>::default(),
+                ListeningSocket::Json(_) => Box::<json::Dialogue>::default(),
+                ListeningSocket::Metrics(_) => Box::<metrics::Dialogue>::default(),
             };
             match accepted {
                 Ok(stream) => self.admit(Client::new(stream, dialogue, now().mono), epoll),
@@ -176,14 +176,14 @@ impl Control {
 
     fn admit(&mut self, client: Client, epoll: &Epoll) {
         let local = |client: &Client| matches!(client.stream, Stream::Unix(_));
-        let alike = |other: &&Client| local(other) == local(&client);
+        let same_kind = |other: &&Client| local(other) == local(&client);
         let most = if local(&client) {
             MAX_LOCAL
         } else {
             MAX_METRICS
         };
         // Over the limit, the new client is closed at once.
-        if self.clients.values().filter(alike).count() < most
+        if self.clients.values().filter(same_kind).count() < most
             && epoll
                 .add(&client.stream, self.next_token, client.interest)
                 .is_ok()
@@ -195,15 +195,15 @@ impl Control {
 
     /// Stops listening: without descriptors, waiting clients would wake the loop again and again.
     fn pause(&mut self, epoll: &Epoll) {
-        for door in &self.doors {
-            let _ = epoll.delete(door);
+        for listener in &self.listeners {
+            let _ = epoll.delete(listener);
         }
         self.paused_until = Some(now().mono + ACCEPT_PAUSE);
     }
 
-    fn open_doors(&self, epoll: &Epoll) -> io::Result<()> {
-        for (token, door) in (TOKEN_DOORS..).zip(&self.doors) {
-            epoll.add(door, token, Interest::Read)?;
+    fn watch_listeners(&self, epoll: &Epoll) -> io::Result<()> {
+        for (token, listener) in (TOKEN_LISTENERS..).zip(&self.listeners) {
+            epoll.add(listener, token, Interest::Read)?;
         }
         Ok(())
     }
@@ -213,7 +213,7 @@ impl Control {
         let now = now().mono;
         self.clients.retain(|_, client| client.deadline > now);
         if self.paused_until.is_some_and(|until| until <= now) {
-            self.paused_until = self.open_doors(epoll).err().map(|_| now + ACCEPT_PAUSE);
+            self.paused_until = self.watch_listeners(epoll).err().map(|_| now + ACCEPT_PAUSE);
         }
     }
 
@@ -230,25 +230,25 @@ impl Control {
         };
     }
 
-    fn serve(&mut self, token: u64, epoll: &Epoll, node: &mut Node) -> Verdict {
+    fn serve(&mut self, token: u64, epoll: &Epoll, node: &mut Node) -> ControlFlow {
         let Some(client) = self.clients.get_mut(&token) else {
-            return Verdict::Continue;
+            return ControlFlow::Continue;
         };
         let mut subject = Subject {
             node,
             record: &mut self.record,
-            verdict: Verdict::Continue,
+            flow: ControlFlow::Continue,
         };
         let before = client.interest;
-        let fate = client.turn(&mut subject);
-        let verdict = subject.verdict;
+        let fate = client.run_once(&mut subject);
+        let flow = subject.flow;
         let stays = fate == Fate::Stays
             && (client.interest == before
                 || epoll.modify(&client.stream, token, client.interest).is_ok());
         if !stays {
             self.clients.remove(&token);
         }
-        verdict
+        flow
     }
 }
 
@@ -256,11 +256,11 @@ impl Service for Control {
     fn start(&mut self, epoll: &Epoll) -> io::Result<()> {
         self.record.netlink = Netlink::open().ok();
         epoll.add(&self.timer, TOKEN_TIMER, Interest::Read)?;
-        self.open_doors(epoll)
+        self.watch_listeners(epoll)
     }
 
-    fn ready(&mut self, token: u64, epoll: &Epoll, node: &mut Node) -> Verdict {
-        let mut verdict = Verdict::Continue;
+    fn ready(&mut self, token: u64, epoll: &Epoll, node: &mut Node) -> ControlFlow {
+        let mut flow = ControlFlow::Continue;
         match token {
             TOKEN_TIMER => {
                 self.expire(epoll);
@@ -270,19 +270,19 @@ impl Service for Control {
                     self.serve(token, epoll, node);
                 }
             }
-            TOKEN_DOORS..TOKEN_CLIENTS => self.accept((token - TOKEN_DOORS) as usize, epoll),
-            client => verdict = self.serve(client, epoll, node),
+            TOKEN_LISTENERS..TOKEN_CLIENTS => self.accept((token - TOKEN_LISTENERS) as usize, epoll),
+            client => flow = self.serve(client, epoll, node),
         }
         self.arm();
-        verdict
+        flow
     }
 }
 
-impl AsFd for Door {
+impl AsFd for ListeningSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Door::Uapi(listener) | Door::Json(listener) => listener.socket.as_fd(),
-            Door::Metrics(listener) => listener.as_fd(),
+            ListeningSocket::Uapi(listener) | ListeningSocket::Json(listener) => listener.socket.as_fd(),
+            ListeningSocket::Metrics(listener) => listener.as_fd(),
         }
     }
 }

@@ -33,13 +33,13 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// and without traffic the loss would go unnoticed.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 /// Time after which an unused kept socket is closed if nothing authentic arrives by it.
-const FADES: Duration = Duration::from_secs(5);
+const UNUSED_FOR: Duration = Duration::from_secs(5);
 
 /// All punch sockets of a tunnel; usually none.
 #[derive(Debug, Default)]
-pub struct Doors {
+pub struct PunchSockets {
     waiting: Vec<Opened>,
-    doors: BTreeMap<SocketAddr, Door>,
+    kept: BTreeMap<SocketAddr, KeptSocket>,
     /// Pending requests; the first may be half done.
     punches: VecDeque<Punch>,
     /// Number of tokens used.
@@ -63,25 +63,25 @@ struct Opened {
 }
 
 #[derive(Debug)]
-struct Door {
+struct KeptSocket {
     opened: Opened,
     /// Time of the last authentic datagram received.
-    heard: Instant,
+    received_at: Instant,
     /// Time of the last keepalive sent.
-    kept: Instant,
+    kept_alive_at: Instant,
 }
 
-impl Doors {
+impl PunchSockets {
     /// Returns a peer's kept socket for an address; other peers may be reached at that address too, but not by
     /// this socket.
     #[inline]
     pub fn to(&self, address: SocketAddr, peer: Option<PeerId>) -> Option<&UdpSocket> {
-        if self.doors.is_empty() {
+        if self.kept.is_empty() {
             return None;
         }
-        let door = self.doors.get(&address);
-        let door = door.filter(|door| Some(door.opened.peer) == peer)?;
-        Some(&door.opened.socket)
+        let socket = self.kept.get(&address);
+        let socket = socket.filter(|socket| Some(socket.opened.peer) == peer)?;
+        Some(&socket.opened.socket)
     }
 
     /// Returns the port of a peer's kept socket for an address.
@@ -101,8 +101,8 @@ impl Doors {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &UdpSocket> {
-        let doors = self.doors.values().map(|door| &door.opened);
-        self.waiting.iter().chain(doors).map(|one| &one.socket)
+        let kept = self.kept.values().map(|socket| &socket.opened);
+        self.waiting.iter().chain(kept).map(|one| &one.socket)
     }
 
     /// Returns the counters of closed sockets.
@@ -111,8 +111,8 @@ impl Doors {
     }
 
     fn opened(&self, token: u64) -> Option<&Opened> {
-        let doors = self.doors.values().map(|door| &door.opened);
-        let mut all = doors.chain(&self.waiting);
+        let kept = self.kept.values().map(|socket| &socket.opened);
+        let mut all = kept.chain(&self.waiting);
         all.find(|opened| opened.token == token)
     }
 
@@ -123,7 +123,7 @@ impl Doors {
 
     /// Adds requests. A new request for a peer replaces an old one; requests that the tunnel has given up
     /// meanwhile are removed.
-    fn take_in(&mut self, punches: Vec<Punch>, is_open: impl Fn(PeerId) -> bool) {
+    fn add_requests(&mut self, punches: Vec<Punch>, is_open: impl Fn(PeerId) -> bool) {
         let replaced = |old: &Punch| punches.iter().any(|new| new.peer == old.peer);
         self.punches.retain(|old| !replaced(old));
         self.punches.extend(punches);
@@ -132,7 +132,7 @@ impl Doors {
 
     /// Continues the first request. Returns its peer and the number of sockets that sent a datagram once it is
     /// done.
-    fn go_on(
+    fn continue_punch(
         &mut self,
         options: &UdpOptions,
         epoll: &Epoll,
@@ -167,7 +167,7 @@ impl Doors {
     fn open(&mut self, punch: &Punch, options: &UdpOptions, epoll: &Epoll) -> Result<(), String> {
         if !self.waiting.iter().any(|one| one.peer == punch.peer) {
             self.trouble = None;
-            has_room_for(PORTS)?;
+            check_descriptors(PORTS)?;
         }
         let share = usize::from(PORTS).div_ceil(punch.destinations.len().max(1));
         let mut missing: Vec<(SocketAddr, usize)> =
@@ -207,22 +207,22 @@ impl Doors {
 
     /// Notes an authentic datagram. Returns the peer if the socket was waiting until now, and closes the peer's
     /// other waiting sockets.
-    fn heard(&mut self, token: u64, now: Instant) -> Option<PeerId> {
-        let mut doors = self.doors.values_mut();
-        if let Some(door) = doors.find(|door| door.opened.token == token) {
-            door.heard = now;
+    fn received_at(&mut self, token: u64, now: Instant) -> Option<PeerId> {
+        let mut kept = self.kept.values_mut();
+        if let Some(socket) = kept.find(|socket| socket.opened.token == token) {
+            socket.received_at = now;
             return None;
         }
         let at = self.waiting.iter().position(|one| one.token == token)?;
         let opened = self.waiting.swap_remove(at);
         let peer = opened.peer;
-        let door = Door {
-            heard: now,
-            kept: now,
+        let socket = KeptSocket {
+            received_at: now,
+            kept_alive_at: now,
             opened,
         };
         self.close_waiting(peer);
-        if let Some(former) = self.doors.insert(door.opened.towards, door) {
+        if let Some(former) = self.kept.insert(socket.opened.towards, socket) {
             self.count(&former.opened);
         }
         Some(peer)
@@ -241,9 +241,9 @@ impl Doors {
     /// Closes all sockets and drops pending requests; the tunnel requests again the ones it needs.
     pub(crate) fn close_all(&mut self) {
         self.punches.clear();
-        let doors = std::mem::take(&mut self.doors).into_values();
+        let kept = std::mem::take(&mut self.kept).into_values();
         let waiting = std::mem::take(&mut self.waiting);
-        for closed in doors.map(|door| door.opened).chain(waiting) {
+        for closed in kept.map(|socket| socket.opened).chain(waiting) {
             self.count(&closed);
         }
     }
@@ -267,7 +267,7 @@ impl Opened {
 }
 
 /// Checks whether this process may open that many more descriptors.
-fn has_room_for(files: u16) -> Result<(), String> {
+fn check_descriptors(files: u16) -> Result<(), String> {
     let failed = |error| format!("cannot read the limit of open files: {error}");
     let most = allow_more_files().map_err(failed)?;
     let open = fs::read_dir("/proc/self/fd").map_err(failed)?.count() as u64;
@@ -284,7 +284,7 @@ impl Sockets {
     /// Returns the socket for an address: the kept punch socket, else that of the tunnel's port.
     #[inline]
     pub(crate) fn towards(&self, address: SocketAddr, peer: Option<PeerId>) -> Option<&UdpSocket> {
-        self.doors.to(address, peer).or(match address {
+        self.kept.to(address, peer).or(match address {
             SocketAddr::V4(_) => self.v4.as_ref(),
             SocketAddr::V6(_) => self.v6.as_ref(),
         })
@@ -292,7 +292,7 @@ impl Sockets {
 }
 
 /// A batch received by a punch socket, before the tunnel has authenticated it.
-pub(crate) struct Caller {
+pub(crate) struct PunchedReceive {
     token: u64,
     peer: PeerId,
     /// Authentic bytes received from the peer before.
@@ -301,11 +301,11 @@ pub(crate) struct Caller {
 
 impl Node {
     /// Returns the expected sender of a batch, if one of its datagrams has the expected source address.
-    pub(crate) fn caller(&self, token: u64, metas: &[ReceiveMeta]) -> Option<Caller> {
-        let opened = self.sockets.doors.opened(token)?;
+    pub(crate) fn punched_receive(&self, token: u64, metas: &[ReceiveMeta]) -> Option<PunchedReceive> {
+        let opened = self.sockets.kept.opened(token)?;
         let from_there = |meta: &ReceiveMeta| meta.source == opened.towards;
         let peer = opened.peer;
-        metas.iter().any(from_there).then(|| Caller {
+        metas.iter().any(from_there).then(|| PunchedReceive {
             token,
             peer,
             received: self.authentic(peer),
@@ -313,12 +313,12 @@ impl Node {
     }
 
     /// Marks the socket if the tunnel has authenticated a datagram of the batch.
-    pub(crate) fn heard_at_door(&mut self, caller: &Caller) {
-        if self.authentic(caller.peer) <= caller.received {
+    pub(crate) fn on_punched_receive(&mut self, punched_receive: &PunchedReceive) {
+        if self.authentic(punched_receive.peer) <= punched_receive.received {
             return;
         }
         let now = now().mono;
-        if let Some(peer) = self.sockets.doors.heard(caller.token, now) {
+        if let Some(peer) = self.sockets.kept.received_at(punched_receive.token, now) {
             self.tunnel.on_punch_succeeded(peer, now);
         }
     }
@@ -329,69 +329,69 @@ impl Node {
     }
 
     /// Returns the time of the next check of the punch sockets.
-    pub(crate) fn door_wakeup(&self) -> Option<Instant> {
-        let doors = &self.sockets.doors;
-        let at_once = (!doors.punches.is_empty()).then_some(Instant::BOOT);
-        at_once.or(doors.look_at)
+    pub(crate) fn punch_wakeup(&self) -> Option<Instant> {
+        let kept = &self.sockets.kept;
+        let at_once = (!kept.punches.is_empty()).then_some(Instant::BOOT);
+        at_once.or(kept.look_at)
     }
 
     /// Opens requested sockets, and closes useless ones.
-    pub(crate) fn tend_doors(&mut self, epoll: &Epoll) {
+    pub(crate) fn poll_punches(&mut self, epoll: &Epoll) {
         let punches = self.tunnel.take_punches();
-        if !punches.is_empty() || !self.sockets.doors.punches.is_empty() {
+        if !punches.is_empty() || !self.sockets.kept.punches.is_empty() {
             let now = now().mono;
             let is_open = |peer| self.tunnel.is_open(peer, now);
-            self.sockets.doors.take_in(punches, is_open);
-            if let Some((peer, ports)) = self.sockets.go_on(epoll, now) {
+            self.sockets.kept.add_requests(punches, is_open);
+            if let Some((peer, ports)) = self.sockets.continue_punch(epoll, now) {
                 self.tunnel.on_punched(peer, ports, now);
             }
         }
-        if let Some(at) = self.sockets.doors.look_at {
+        if let Some(at) = self.sockets.kept.look_at {
             let now = now();
             if at <= now.mono {
-                self.look_after_doors(now);
+                self.check_punch_sockets(now);
             }
         }
     }
 
-    fn look_after_doors(&mut self, now: Now) {
-        let Sockets { doors, .. } = &mut self.sockets;
-        let mut waiting: Vec<PeerId> = doors.waiting.iter().map(|one| one.peer).collect();
+    fn check_punch_sockets(&mut self, now: Now) {
+        let Sockets { kept, .. } = &mut self.sockets;
+        let mut waiting: Vec<PeerId> = kept.waiting.iter().map(|one| one.peer).collect();
         waiting.dedup();
         for peer in waiting {
             if !self.tunnel.is_open(peer, now.mono) {
-                doors.close_waiting(peer);
+                kept.close_waiting(peer);
             }
         }
         let mut closed = Vec::new();
-        for (address, door) in &mut doors.doors {
-            let peer = self.tunnel.peer(door.opened.peer);
+        for (address, socket) in &mut kept.kept {
+            let peer = self.tunnel.peer(socket.opened.peer);
             let used = peer.is_some_and(|peer| {
                 peer.path.endpoint == Some(*address) && peer.has_session(now.mono)
             });
-            if !used && now.mono.duration_since(door.heard) >= FADES {
+            if !used && now.mono.duration_since(socket.received_at) >= UNUSED_FOR {
                 closed.push(*address);
-            } else if used && now.mono.duration_since(door.kept) >= KEEP_ALIVE {
-                door.kept = now.mono;
-                let (peer, outbox) = (door.opened.peer, &mut self.outbox);
+            } else if used && now.mono.duration_since(socket.kept_alive_at) >= KEEP_ALIVE {
+                socket.kept_alive_at = now.mono;
+                let (peer, outbox) = (socket.opened.peer, &mut self.outbox);
                 self.tunnel.keep_alive(now, peer, *address, outbox);
             }
         }
         for address in closed {
-            if let Some(door) = doors.doors.remove(&address) {
-                doors.count(&door.opened);
+            if let Some(socket) = kept.kept.remove(&address) {
+                kept.count(&socket.opened);
             }
         }
-        let none = doors.waiting.is_empty() && doors.doors.is_empty();
-        doors.look_at = (!none).then_some(now.mono + LOOK_EVERY);
+        let none = kept.waiting.is_empty() && kept.kept.is_empty();
+        kept.look_at = (!none).then_some(now.mono + LOOK_EVERY);
         self.transmit();
     }
 }
 
 impl Sockets {
-    fn go_on(&mut self, epoll: &Epoll, now: Instant) -> Option<(PeerId, u16)> {
+    fn continue_punch(&mut self, epoll: &Epoll, now: Instant) -> Option<(PeerId, u16)> {
         let options = self.options().clone();
-        self.doors.go_on(&options, epoll, now)
+        self.kept.continue_punch(&options, epoll, now)
     }
 }
 
@@ -404,14 +404,14 @@ mod tests {
     }
 
     /// Punches in as many rounds as needed; returns the number of sockets that sent.
-    fn punch(doors: &mut Doors, epoll: &Epoll, peer: PeerId, towards: Vec<SocketAddr>) -> u16 {
-        doors.punches.push_back(Punch {
+    fn punch(kept: &mut PunchSockets, epoll: &Epoll, peer: PeerId, towards: Vec<SocketAddr>) -> u16 {
+        kept.punches.push_back(Punch {
             peer,
             destinations: towards,
         });
         let turns = usize::from(PORTS) / PER_TURN;
         let options = UdpOptions::default();
-        let mut done = (0..turns).filter_map(|_| doors.go_on(&options, epoll, at(0)));
+        let mut done = (0..turns).filter_map(|_| kept.continue_punch(&options, epoll, at(0)));
         let (whose, ports) = done.next().expect("done");
         assert_eq!(whose, peer);
         assert!(done.next().is_none());
@@ -419,15 +419,15 @@ mod tests {
     }
 
     /// A peer's socket, and punch sockets that have sent to it.
-    fn knocked(peer: PeerId) -> (std::net::UdpSocket, SocketAddr, Doors, Epoll) {
+    fn punched(peer: PeerId) -> (std::net::UdpSocket, SocketAddr, PunchSockets, Epoll) {
         let far = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
         let patience = Some(Duration::from_secs(1));
         far.set_read_timeout(patience).expect("a timeout");
         let address = far.local_addr().expect("an address");
-        let (mut doors, epoll) = (Doors::default(), Epoll::new(4).expect("epoll"));
-        let ports = punch(&mut doors, &epoll, peer, vec![address]);
-        assert_eq!(ports, PORTS, "{:?}", doors.trouble(peer));
-        (far, address, doors, epoll)
+        let (mut kept, epoll) = (PunchSockets::default(), Epoll::new(4).expect("epoll"));
+        let ports = punch(&mut kept, &epoll, peer, vec![address]);
+        assert_eq!(ports, PORTS, "{:?}", kept.trouble(peer));
+        (far, address, kept, epoll)
     }
 
     /// Source addresses of the received datagrams.
@@ -445,67 +445,67 @@ mod tests {
 
     #[test]
     fn every_port_sends_something_and_again_from_the_same_ports() {
-        let (far, address, mut doors, epoll) = knocked(PeerId(3));
+        let (far, address, mut kept, epoll) = punched(PeerId(3));
         let mut first = senders(&far, PORTS.into());
-        punch(&mut doors, &epoll, PeerId(3), vec![address]);
+        punch(&mut kept, &epoll, PeerId(3), vec![address]);
         let mut again = senders(&far, PORTS.into());
         first.sort_unstable();
         again.sort_unstable();
         assert_eq!(first, again);
         first.dedup();
         assert_eq!(first.len(), usize::from(PORTS));
-        assert_eq!(doors.openers(), 2 * u64::from(PORTS));
+        assert_eq!(kept.openers(), 2 * u64::from(PORTS));
         // None of them is used for sending.
-        assert!(doors.to(address, Some(PeerId(3))).is_none());
+        assert!(kept.to(address, Some(PeerId(3))).is_none());
     }
 
     #[test]
-    fn a_knock_at_another_address_closes_what_was_opened_towards_the_former() {
-        let (_far, address, mut doors, epoll) = knocked(PeerId(3));
+    fn a_punch_at_another_address_closes_sockets_for_the_former() {
+        let (_far, address, mut kept, epoll) = punched(PeerId(3));
         let others = [0; 2].map(|_| std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket"));
-        let [kept, new] = others.map(|far| far.local_addr().expect("an address"));
-        for towards in [vec![address, kept], vec![kept, new]] {
-            assert_eq!(punch(&mut doors, &epoll, PeerId(3), towards.clone()), PORTS);
-            assert_eq!(doors.waiting.len(), usize::from(PORTS));
+        let [kept_alive_at, new] = others.map(|far| far.local_addr().expect("an address"));
+        for towards in [vec![address, kept_alive_at], vec![kept_alive_at, new]] {
+            assert_eq!(punch(&mut kept, &epoll, PeerId(3), towards.clone()), PORTS);
+            assert_eq!(kept.waiting.len(), usize::from(PORTS));
             for to in towards {
-                let there = doors.waiting.iter().filter(|one| one.towards == to);
+                let there = kept.waiting.iter().filter(|one| one.towards == to);
                 assert_eq!(there.count(), usize::from(PORTS) / 2);
             }
         }
     }
 
     #[test]
-    fn what_the_tunnel_has_given_up_or_asked_anew_is_not_done_any_more() {
+    fn obsolete_punches_are_dropped() {
         let punch = |peer, to: &str| Punch {
             peer: PeerId(peer),
             destinations: vec![to.parse().expect("an address")],
         };
-        let mut doors = Doors::default();
+        let mut kept = PunchSockets::default();
         let [first, second, third] =
             [(1, "[::1]:1"), (2, "[::1]:2"), (3, "[::1]:3")].map(|(peer, to)| punch(peer, to));
-        doors.take_in(vec![first, second, third.clone()], |_| true);
+        kept.add_requests(vec![first, second, third.clone()], |_| true);
         let anew = punch(1, "[::1]:4");
-        doors.take_in(vec![anew.clone()], |peer| peer != PeerId(2));
-        assert_eq!(doors.punches, [third, anew]);
+        kept.add_requests(vec![anew.clone()], |peer| peer != PeerId(2));
+        assert_eq!(kept.punches, [third, anew]);
     }
 
     #[test]
-    fn the_first_that_is_heard_is_the_door_and_the_others_are_closed() {
-        let (_far, address, mut doors, _epoll) = knocked(PeerId(3));
-        let token = doors.waiting[100].token;
-        let port = doors.waiting[100].socket.local_addr().expect("one").port();
-        assert_eq!(doors.heard(token, at(1)), Some(PeerId(3)));
-        assert_eq!(doors.port_to(address, PeerId(3)), Some(port));
+    fn the_first_socket_with_an_authentic_datagram_is_kept() {
+        let (_far, address, mut kept, _epoll) = punched(PeerId(3));
+        let token = kept.waiting[100].token;
+        let port = kept.waiting[100].socket.local_addr().expect("one").port();
+        assert_eq!(kept.received_at(token, at(1)), Some(PeerId(3)));
+        assert_eq!(kept.port_to(address, PeerId(3)), Some(port));
         // The peer at the same address is reached as before.
-        assert_eq!(doors.port_to(address, PeerId(4)), None);
-        assert_eq!(doors.iter().count(), 1);
-        assert_eq!(doors.heard(token, at(2)), None, "once");
-        assert_eq!(doors.heard(token + 1, at(2)), None, "closed");
-        assert_eq!(doors.port_to(address, PeerId(3)), Some(port));
+        assert_eq!(kept.port_to(address, PeerId(4)), None);
+        assert_eq!(kept.iter().count(), 1);
+        assert_eq!(kept.received_at(token, at(2)), None, "once");
+        assert_eq!(kept.received_at(token + 1, at(2)), None, "closed");
+        assert_eq!(kept.port_to(address, PeerId(3)), Some(port));
     }
 
     #[test]
-    fn what_doors_have_counted_is_still_known_once_the_tunnel_has_another_port() {
+    fn counters_of_punch_sockets_survive_a_change_of_the_port() {
         let far = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
         let address = far.local_addr().expect("an address");
         let options = UdpOptions {
@@ -514,54 +514,54 @@ mod tests {
         };
         let mut sockets = Sockets::bind(0, options).expect("sockets");
         let epoll = Epoll::new(4).expect("epoll");
-        sockets.doors.punches.push_back(Punch {
+        sockets.kept.punches.push_back(Punch {
             peer: PeerId(3),
             destinations: vec![address],
         });
         for _ in 0..usize::from(PORTS) / PER_TURN {
-            sockets.go_on(&epoll, at(0));
+            sockets.continue_punch(&epoll, at(0));
         }
-        let waiting = &sockets.doors.waiting;
-        let [door, other] = [0, 1].map(|i| (waiting[i].token, waiting[i].socket.local_addr()));
+        let waiting = &sockets.kept.waiting;
+        let [socket, other] = [0, 1].map(|i| (waiting[i].token, waiting[i].socket.local_addr()));
         // More datagrams than their receive buffers can hold.
-        for (_, local) in [&door, &other] {
+        for (_, local) in [&socket, &other] {
             let port = local.as_ref().expect("an address").port();
             for _ in 0..100 {
                 far.send_to(&[0; 1000], ("127.0.0.1", port))
                     .expect("a datagram");
             }
         }
-        sockets.doors.heard(door.0, at(1));
-        let (closed, all) = (sockets.doors.closed(), sockets.counts());
+        sockets.kept.received_at(socket.0, at(1));
+        let (closed, all) = (sockets.kept.closed(), sockets.counts());
         assert!(closed.receive_queue_drops > 0, "the other's");
         assert!(
             all.receive_queue_drops > closed.receive_queue_drops,
             "the door's"
         );
         sockets.rebind(0).expect("another port");
-        assert_eq!(sockets.doors.iter().count(), 0);
+        assert_eq!(sockets.kept.iter().count(), 0);
         assert_eq!(sockets.counts(), all);
-        assert_eq!(sockets.doors.openers(), u64::from(PORTS));
+        assert_eq!(sockets.kept.openers(), u64::from(PORTS));
     }
 
     #[test]
-    fn what_is_open_for_one_peer_stays_when_another_is_met() {
-        let (_far, _, mut doors, epoll) = knocked(PeerId(3));
+    fn sockets_of_one_peer_stay_open_when_another_is_reached() {
+        let (_far, _, mut kept, epoll) = punched(PeerId(3));
         let far = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
         let towards = vec![far.local_addr().expect("an address")];
-        punch(&mut doors, &epoll, PeerId(4), towards);
-        let token = doors.waiting[0].token;
-        assert_eq!(doors.heard(token, at(1)), Some(PeerId(3)));
-        assert_eq!(doors.iter().count(), usize::from(PORTS) + 1);
+        punch(&mut kept, &epoll, PeerId(4), towards);
+        let token = kept.waiting[0].token;
+        assert_eq!(kept.received_at(token, at(1)), Some(PeerId(3)));
+        assert_eq!(kept.iter().count(), usize::from(PORTS) + 1);
     }
 
     #[test]
     fn the_ports_are_shared_out_among_two_addresses() {
         let all = [0; 2].map(|_| std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket"));
         let address = |far: &std::net::UdpSocket| far.local_addr().expect("an address");
-        let (mut doors, epoll) = (Doors::default(), Epoll::new(4).expect("epoll"));
+        let (mut kept, epoll) = (PunchSockets::default(), Epoll::new(4).expect("epoll"));
         let towards = all.iter().map(address).collect();
-        punch(&mut doors, &epoll, PeerId(1), towards);
+        punch(&mut kept, &epoll, PeerId(1), towards);
         for far in &all {
             let patience = Some(Duration::from_secs(1));
             far.set_read_timeout(patience).expect("a timeout");
@@ -571,13 +571,13 @@ mod tests {
 
     #[test]
     fn where_nothing_can_be_sent_it_says_so_and_nothing_stays_open() {
-        let (mut doors, epoll) = (Doors::default(), Epoll::new(4).expect("epoll"));
+        let (mut kept, epoll) = (PunchSockets::default(), Epoll::new(4).expect("epoll"));
         // Not a broadcast socket (socket(7), SO_BROADCAST): refused at once.
         let towards = vec!["255.255.255.255:7".parse().expect("an address")];
         let peer = PeerId(1);
-        assert_eq!(punch(&mut doors, &epoll, peer, towards), 0);
-        assert_eq!(doors.iter().count(), 0);
-        let why = doors.trouble(peer).expect("why");
+        assert_eq!(punch(&mut kept, &epoll, peer, towards), 0);
+        assert_eq!(kept.iter().count(), 0);
+        let why = kept.trouble(peer).expect("why");
         assert!(why.contains("255.255.255.255:7"), "{why}");
     }
 }

@@ -24,7 +24,7 @@ const EBADFD: i32 = 77;
 
 /// Batches between a device and the tunnel.
 #[derive(Debug)]
-pub(crate) struct Intake {
+pub(crate) struct BatchReader {
     /// The first `filled` batches contain packets; those before `next` were returned already.
     batches: Vec<PacketBatch>,
     filled: usize,
@@ -36,9 +36,9 @@ pub(crate) struct Intake {
     codel: Codel,
 }
 
-impl Default for Intake {
-    fn default() -> Intake {
-        Intake {
+impl Default for BatchReader {
+    fn default() -> BatchReader {
+        BatchReader {
             batches: Vec::new(),
             filled: 0,
             next: 0,
@@ -57,7 +57,7 @@ enum Stop {
     Gone,
 }
 
-impl Intake {
+impl BatchReader {
     /// Whether a batch was read that was not returned yet.
     pub fn waits(&self) -> bool {
         self.next < self.filled
@@ -153,61 +153,61 @@ mod tests {
     }
 
     /// A reader that has read a part of a queue at 0 ms and left the rest in it.
-    fn behind() -> Intake {
-        let mut intake = Intake::default();
-        intake.next(queue(&mut 1000), at(0));
-        intake
+    fn behind() -> BatchReader {
+        let mut reader = BatchReader::default();
+        reader.next(queue(&mut 1000), at(0));
+        reader
     }
 
     /// Reads a backlog of 300 packets at 200 ms, each further batch `step` ms later. Returns the sizes of the
     /// batches, and which were congested.
-    fn backlog(intake: &mut Intake, step: u64) -> Vec<(usize, bool)> {
+    fn backlog(reader: &mut BatchReader, step: u64) -> Vec<(usize, bool)> {
         let (mut left, mut found) = (300, Vec::new());
         for i in 0..3 {
-            let (batch, gone) = intake.next(queue(&mut left), at(200 + i * step));
+            let (batch, gone) = reader.next(queue(&mut left), at(200 + i * step));
             found.push((batch.len(), batch.is_congested()));
             assert!(!gone);
         }
-        assert!(!intake.waits());
+        assert!(!reader.waits());
         found
     }
 
     #[test]
     fn the_end_of_a_backlog_that_took_too_long_is_congested() {
-        let mut intake = behind();
-        let found = backlog(&mut intake, 3);
+        let mut reader = behind();
+        let found = backlog(&mut reader, 3);
         assert_eq!(found, [(128, false), (128, false), (44, true)]);
     }
 
     #[test]
     fn a_backlog_that_is_soon_sent_is_not() {
-        let mut intake = behind();
-        let found = backlog(&mut intake, 2);
+        let mut reader = behind();
+        let found = backlog(&mut reader, 2);
         assert_eq!(found, [(128, false), (128, false), (44, false)]);
     }
 
     #[test]
     fn a_burst_after_a_time_without_packets_is_left_where_it_is() {
-        let mut intake = Intake::default();
-        intake.next(queue(&mut 5), at(0));
+        let mut reader = BatchReader::default();
+        reader.next(queue(&mut 5), at(0));
         let mut left = 300;
-        let (batch, _) = intake.next(queue(&mut left), at(200));
+        let (batch, _) = reader.next(queue(&mut left), at(200));
         assert_eq!(batch.len(), 128);
-        assert!(!intake.waits());
+        assert!(!reader.waits());
         assert_eq!(left, 172);
     }
 
     #[test]
     fn a_backlog_has_an_end() {
-        let mut intake = behind();
+        let mut reader = behind();
         let mut left = 1_000_000;
-        intake.next(queue(&mut left), at(200));
+        reader.next(queue(&mut left), at(200));
         assert_eq!(left, 1_000_000 - BACKLOG_BATCHES * READ_PACKETS);
     }
 
     #[test]
-    fn a_device_deleted_with_a_backlog_is_told_gone_once_that_is_handed_out() {
-        let mut intake = behind();
+    fn a_deleted_device_is_reported_after_its_backlog() {
+        let mut reader = behind();
         let mut left = 200;
         let mut read = |_: &mut [u8]| match left {
             0 => Err(io::Error::from_raw_os_error(EBADFD)),
@@ -217,17 +217,17 @@ mod tests {
             }
         };
         let found = [200, 201, 202].map(|ms| {
-            let (batch, gone) = intake.next(&mut read, at(ms));
+            let (batch, gone) = reader.next(&mut read, at(ms));
             (batch.len(), gone)
         });
         assert_eq!(found, [(128, false), (72, false), (0, true)]);
     }
 
     #[test]
-    fn a_deleted_device_is_told_behind_what_it_held() {
-        let mut intake = Intake::default();
+    fn a_deleted_device_is_reported_after_its_packets() {
+        let mut reader = BatchReader::default();
         let mut reads = 0;
-        let (batch, gone) = intake.next(
+        let (batch, gone) = reader.next(
             |_| {
                 reads += 1;
                 if reads == 1 {

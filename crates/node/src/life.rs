@@ -12,7 +12,7 @@
 //! [`NetworkMonitor`] is a [`Service`] of the worker's loop; the thread wakes the loop through a socket pair.
 
 use crate::node::{Node, now, resolve};
-use crate::worker::{Service, Verdict};
+use crate::worker::{Service, ControlFlow};
 use seikan_config::{Config, Host};
 use seikan_proto::keys::PublicKey;
 use seikan_sys::netlink::{Event, Group, Netlink, NetlinkError, Subscription};
@@ -38,7 +38,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 const UNANSWERED: u64 = 2;
 
 /// Monitors the network for one node.
-pub struct Life {
+pub struct NetworkMonitor {
     network: Subscription,
     /// The tunnel's own interface, whose changes do not affect the underlay.
     own: u32,
@@ -47,7 +47,7 @@ pub struct Life {
     settling: bool,
     /// Changes of the current burst.
     burst: Burst,
-    names: Vec<Named>,
+    names: Vec<NamedPeer>,
     resolver: Option<Resolver>,
 }
 
@@ -55,13 +55,13 @@ pub struct Life {
 #[derive(Clone, Copy, Default)]
 struct Burst {
     /// A path to a peer may have changed.
-    ways: bool,
+    paths: bool,
     /// A link, and so perhaps an MTU, has changed.
     links: bool,
 }
 
 /// A peer that is configured by name.
-struct Named {
+struct NamedPeer {
     key: PublicKey,
     host: Host,
     port: u16,
@@ -78,18 +78,18 @@ struct Named {
 /// The thread that resolves names.
 struct Resolver {
     wake: UnixStream,
-    questions: SyncSender<Question>,
+    queries: SyncSender<Query>,
     answers: Receiver<Answer>,
     /// It is resolving a name.
     busy: bool,
 }
 
-type Question = (PublicKey, Host, u16);
+type Query = (PublicKey, Host, u16);
 type Answer = (PublicKey, Option<SocketAddr>);
 
-impl Life {
+impl NetworkMonitor {
     /// Starts monitoring. Must be called after privileges were dropped, since it may start a thread.
-    pub fn new(config: &Config, node: &Node) -> Result<Life, LifeError> {
+    pub fn new(config: &Config, node: &Node) -> Result<NetworkMonitor, NetworkMonitorError> {
         let at = |key: &PublicKey| {
             let peer = node.tunnel.peer(node.tunnel.peer_by_key(key)?)?;
             peer.path.endpoint
@@ -99,7 +99,7 @@ impl Life {
         node.limit_datagrams();
         let named = config.peers.iter().filter_map(|peer| {
             let endpoint = peer.endpoint.as_ref()?;
-            matches!(endpoint.host, Host::Name(_)).then(|| Named {
+            matches!(endpoint.host, Host::Name(_)).then(|| NamedPeer {
                 key: peer.public_key,
                 host: endpoint.host.clone(),
                 port: endpoint.port,
@@ -109,15 +109,15 @@ impl Life {
                 lost: false,
             })
         });
-        let names: Vec<Named> = named.collect();
+        let names: Vec<NamedPeer> = named.collect();
         let resolver = match names.is_empty() {
             true => None,
-            false => Some(Resolver::start().map_err(LifeError::Thread)?),
+            false => Some(Resolver::start().map_err(NetworkMonitorError::Thread)?),
         };
-        Ok(Life {
+        Ok(NetworkMonitor {
             network,
             own: node.tun.index(),
-            settled: Timer::new().map_err(LifeError::Timer)?,
+            settled: Timer::new().map_err(NetworkMonitorError::Timer)?,
             settling: false,
             burst: Burst::default(),
             names,
@@ -134,7 +134,7 @@ impl Life {
             };
             self.burst.links |=
                 matches!(event, Event::Link(_) | Event::LinkRemoved(_) | Event::Lost);
-            self.burst.ways |= match event {
+            self.burst.paths |= match event {
                 Event::Link(link) => link.index != self.own && link.up,
                 Event::LinkRemoved(link) => link.index != self.own,
                 Event::Address(address) | Event::AddressRemoved(address) => {
@@ -144,30 +144,30 @@ impl Life {
                 Event::Lost => true,
             };
         }
-        if (self.burst.ways || self.burst.links) && !self.settling {
+        if (self.burst.paths || self.burst.links) && !self.settling {
             self.settling = self.settled.set(SETTLE).is_ok();
         }
     }
 
     /// Reacts to a burst. Links are listed once for all of it: a host with containers has hundreds, each with
     /// several events.
-    fn act(&mut self, node: &mut Node) {
+    fn react(&mut self, node: &mut Node) {
         self.settling = false;
         let _ = self.settled.stop();
         let burst = std::mem::take(&mut self.burst);
         if burst.links {
             node.limit_datagrams();
         }
-        if burst.ways {
+        if burst.paths {
             forget_sources(node);
             announce_to_members(node);
             self.names.iter_mut().for_each(|named| named.wanted = true);
-            self.look_after_names(node);
+            self.poll_names(node);
         }
     }
 
     /// Requests the address of the first peer that does not answer or is marked.
-    fn look_after_names(&mut self, node: &Node) {
+    fn poll_names(&mut self, node: &Node) {
         let Some(resolver) = &mut self.resolver else {
             return;
         };
@@ -183,8 +183,8 @@ impl Life {
             }
             let lost = peer.path.endpoint.is_none() || now.0 - named.seen.0 >= UNANSWERED;
             if (lost || named.wanted) && !resolver.busy {
-                let question = (named.key, named.host.clone(), named.port);
-                resolver.busy = resolver.questions.try_send(question).is_ok();
+                let query = (named.key, named.host.clone(), named.port);
+                resolver.busy = resolver.queries.try_send(query).is_ok();
                 (named.seen, named.wanted, named.lost) = (now, false, lost);
             }
         }
@@ -250,7 +250,7 @@ fn announce(node: &mut Node, id: seikan_proto::indices::PeerId) {
     }
 }
 
-impl Service for Life {
+impl Service for NetworkMonitor {
     fn start(&mut self, epoll: &Epoll) -> io::Result<()> {
         epoll.add(&self.network, TOKEN_NETWORK, Interest::Read)?;
         epoll.add(&self.settled, TOKEN_SETTLED, Interest::Read)?;
@@ -260,21 +260,21 @@ impl Service for Life {
         }
     }
 
-    fn ready(&mut self, token: u64, _: &Epoll, node: &mut Node) -> Verdict {
+    fn ready(&mut self, token: u64, _: &Epoll, node: &mut Node) -> ControlFlow {
         match token {
             TOKEN_NETWORK => self.network_changed(),
-            TOKEN_SETTLED => self.act(node),
+            TOKEN_SETTLED => self.react(node),
             TOKEN_NAMES => {
                 self.take_answers(node);
-                self.look_after_names(node);
+                self.poll_names(node);
             }
             _ => {}
         }
-        Verdict::Continue
+        ControlFlow::Continue
     }
 }
 
-impl Life {
+impl NetworkMonitor {
     /// Whether an event is for this service.
     pub fn owns(token: u64) -> bool {
         matches!(token, TOKEN_NETWORK | TOKEN_NAMES | TOKEN_SETTLED)
@@ -286,14 +286,14 @@ impl Resolver {
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_nonblocking(true)?;
         theirs.set_nonblocking(true)?;
-        let (questions, asked) = sync_channel(1);
+        let (queries, queries) = sync_channel(1);
         let (answer, answers) = sync_channel(1);
         std::thread::Builder::new()
             .name("names".into())
-            .spawn(move || serve(theirs, &asked, &answer))?;
+            .spawn(move || serve(theirs, &queries, &answer))?;
         Ok(Resolver {
             wake: ours,
-            questions,
+            queries,
             answers,
             busy: false,
         })
@@ -302,9 +302,9 @@ impl Resolver {
 
 /// The thread's loop: resolves names, and wakes the worker's loop after each and at every interval. Ends when
 /// the other side is dropped.
-fn serve(mut wake: UnixStream, asked: &Receiver<Question>, answer: &SyncSender<Answer>) {
+fn serve(mut wake: UnixStream, queries: &Receiver<Query>, answer: &SyncSender<Answer>) {
     loop {
-        match asked.recv_timeout(LOOK_EVERY) {
+        match queries.recv_timeout(LOOK_EVERY) {
             Ok((key, host, port)) => {
                 if answer.send((key, resolve(&host, port).ok())).is_err() {
                     return;
@@ -320,7 +320,7 @@ fn serve(mut wake: UnixStream, asked: &Receiver<Question>, answer: &SyncSender<A
 
 /// Why the network cannot be watched.
 #[derive(Debug, thiserror::Error)]
-pub enum LifeError {
+pub enum NetworkMonitorError {
     /// No subscription.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),

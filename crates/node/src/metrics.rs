@@ -41,7 +41,7 @@ enum State {
 
 /// Target of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wish {
+enum RelayEvent {
     /// The metrics.
     Metrics,
     /// The header only (HEAD).
@@ -58,10 +58,10 @@ impl client::Dialogue for Dialogue {
             return 0;
         }
         let (status, next) = match parse(input) {
-            Wish::Unfinished => return 0,
-            Wish::Metrics => ("200 OK", State::Replying(0)),
-            Wish::Head => ("200 OK", State::Over),
-            Wish::Other(status) => (status, State::Over),
+            RelayEvent::Unfinished => return 0,
+            RelayEvent::Metrics => ("200 OK", State::Replying(0)),
+            RelayEvent::Head => ("200 OK", State::Over),
+            RelayEvent::Other(status) => (status, State::Over),
         };
         let good = status.starts_with("200");
         let kind = if good {
@@ -119,23 +119,23 @@ impl client::Dialogue for Dialogue {
     }
 }
 
-fn parse(input: &[u8]) -> Wish {
+fn parse(input: &[u8]) -> RelayEvent {
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut request = httparse::Request::new(&mut headers);
     match request.parse(input) {
-        Err(httparse::Error::TooManyHeaders) => Wish::Other("431 Request Header Fields Too Large"),
-        Err(_) => Wish::Other("400 Bad Request"),
+        Err(httparse::Error::TooManyHeaders) => RelayEvent::Other("431 Request Header Fields Too Large"),
+        Err(_) => RelayEvent::Other("400 Bad Request"),
         Ok(httparse::Status::Partial) if input.len() >= MAX_REQUEST => {
-            Wish::Other("431 Request Header Fields Too Large")
+            RelayEvent::Other("431 Request Header Fields Too Large")
         }
-        Ok(httparse::Status::Partial) => Wish::Unfinished,
+        Ok(httparse::Status::Partial) => RelayEvent::Unfinished,
         Ok(httparse::Status::Complete(_)) => {
             let path = request.path.unwrap_or_default();
             match (request.method, path.split('?').next()) {
-                (Some("GET"), Some("/metrics")) => Wish::Metrics,
-                (Some("HEAD"), Some("/metrics")) => Wish::Head,
-                (Some("GET" | "HEAD"), _) => Wish::Other("404 Not Found"),
-                _ => Wish::Other("405 Method Not Allowed"),
+                (Some("GET"), Some("/metrics")) => RelayEvent::Metrics,
+                (Some("HEAD"), Some("/metrics")) => RelayEvent::Head,
+                (Some("GET" | "HEAD"), _) => RelayEvent::Other("404 Not Found"),
+                _ => RelayEvent::Other("405 Method Not Allowed"),
             }
         }
     }
@@ -149,21 +149,21 @@ mod tests {
     #[test]
     fn requests_are_understood_or_refused() {
         let get = |path: &str| format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n").into_bytes();
-        assert_eq!(parse(&get("/metrics")), Wish::Metrics);
-        assert_eq!(parse(&get("/metrics?a=b")), Wish::Metrics);
-        assert_eq!(parse(&get("/")), Wish::Other("404 Not Found"));
-        assert_eq!(parse(b"HEAD /metrics HTTP/1.0\r\n\r\n"), Wish::Head);
+        assert_eq!(parse(&get("/metrics")), RelayEvent::Metrics);
+        assert_eq!(parse(&get("/metrics?a=b")), RelayEvent::Metrics);
+        assert_eq!(parse(&get("/")), RelayEvent::Other("404 Not Found"));
+        assert_eq!(parse(b"HEAD /metrics HTTP/1.0\r\n\r\n"), RelayEvent::Head);
         let post = parse(b"POST /metrics HTTP/1.1\r\n\r\n");
-        assert_eq!(post, Wish::Other("405 Method Not Allowed"));
-        assert_eq!(parse(b"\x16\x03\x01\x02"), Wish::Other("400 Bad Request"));
+        assert_eq!(post, RelayEvent::Other("405 Method Not Allowed"));
+        assert_eq!(parse(b"\x16\x03\x01\x02"), RelayEvent::Other("400 Bad Request"));
     }
 
     #[test]
     fn a_request_may_come_in_pieces_but_not_without_end() {
-        assert_eq!(parse(b"GET /metrics HTTP/1.1\r\nHost"), Wish::Unfinished);
+        assert_eq!(parse(b"GET /metrics HTTP/1.1\r\nHost"), RelayEvent::Unfinished);
         let mut endless = b"GET /metrics HTTP/1.1\r\nHost: ".to_vec();
         endless.resize(MAX_REQUEST, b'a');
-        let refused = Wish::Other("431 Request Header Fields Too Large");
+        let refused = RelayEvent::Other("431 Request Header Fields Too Large");
         assert_eq!(parse(&endless), refused);
         let many = format!("GET /metrics HTTP/1.1\r\n{}", "a: b\r\n".repeat(65));
         assert_eq!(parse(many.as_bytes()), refused);

@@ -15,12 +15,12 @@
 //! length.
 
 use crate::control::socket::Lock;
-use crate::control::{ControlError, Places};
+use crate::control::{ControlError, RuntimeDirs};
 use crate::save::{self, Running};
 use crate::setup::forwarding::Upkeep;
 use crate::setup::hooks::{self, Failure, HookError, Moment};
 use crate::setup::{Change, names};
-use crate::state::{Journal, Notes, StateError};
+use crate::state::{Journal, Notes, JournalError};
 use seikan_config::{Config, Diagnostic, Diagnostics, GatewayMode, Severity};
 use seikan_sys::monitor as process;
 use seikan_sys::netlink::{Event, Group, Netlink, Subscription};
@@ -40,7 +40,7 @@ pub const MAX_MESSAGE: u32 = 16 << 20;
 const KEEP_EVERY: Duration = Duration::from_secs(5);
 
 const TOKEN_DAEMON: u64 = 0;
-const TOKEN_CARD: u64 = 1;
+const TOKEN_INTERFACE: u64 = 1;
 
 /// Request of the daemon.
 #[derive(Serialize, Deserialize)]
@@ -115,14 +115,14 @@ impl Monitor {
     pub fn start(
         config: &Config,
         config_file: Option<&Path>,
-        places: &Places,
+        dirs: &RuntimeDirs,
         journal: Journal,
     ) -> Result<Monitor, MonitorError> {
         let file = journal.file();
         let mut journal = Some(journal);
         let process = process::Monitor::start(file.as_slice(), |socket| {
             if let Some(journal) = journal.take() {
-                Keeper::new(config, config_file, places, journal).serve(&socket);
+                Keeper::new(config, config_file, dirs, journal).serve(&socket);
             }
         });
         if let Some(journal) = journal.take() {
@@ -200,7 +200,7 @@ impl Notes for Monitor {
 struct Keeper<'a> {
     config: &'a Config,
     config_file: Option<&'a Path>,
-    places: &'a Places,
+    dirs: &'a RuntimeDirs,
     journal: Journal,
     /// The last hook of the start that was run.
     reached: Option<Moment>,
@@ -213,13 +213,13 @@ impl<'a> Keeper<'a> {
     fn new(
         config: &'a Config,
         config_file: Option<&'a Path>,
-        places: &'a Places,
+        dirs: &'a RuntimeDirs,
         journal: Journal,
     ) -> Keeper<'a> {
         Keeper {
             config,
             config_file,
-            places,
+            dirs,
             journal,
             reached: None,
             sealed: None,
@@ -242,7 +242,7 @@ impl<'a> Keeper<'a> {
     fn converse(&mut self, socket: &UnixStream) -> io::Result<()> {
         let mut epoll = Epoll::new(2)?;
         epoll.add(socket, TOKEN_DAEMON, Interest::Read)?;
-        let mut card = None;
+        let mut gateway_interface = None;
         while !self.has_ended {
             let is_sealed = self.sealed.is_some() && !self.has_left;
             let keeps_names = is_sealed && self.sealed.is_some_and(|sealed| sealed.names);
@@ -251,10 +251,10 @@ impl<'a> Keeper<'a> {
             if tokens.is_empty() && keeps_names {
                 names::keep(self.config);
             }
-            if tokens.contains(&TOKEN_CARD)
-                && let Some(card) = &mut card
+            if tokens.contains(&TOKEN_INTERFACE)
+                && let Some(gateway_interface) = &mut gateway_interface
             {
-                self.look_after(card);
+                self.look_after(gateway_interface);
             }
             if tokens.contains(&TOKEN_DAEMON) {
                 let request = receive::<Request>(socket)?;
@@ -270,9 +270,9 @@ impl<'a> Keeper<'a> {
                     }
                     _ => {}
                 }
-                if card.is_none() && self.sealed.is_some() {
-                    card = Card::watch(self.config).filter(|card| {
-                        epoll.add(&card.network, TOKEN_CARD, Interest::Read).is_ok()
+                if gateway_interface.is_none() && self.sealed.is_some() {
+                    gateway_interface = GatewayInterface::watch(self.config).filter(|gateway_interface| {
+                        epoll.add(&gateway_interface.network, TOKEN_INTERFACE, Interest::Read).is_ok()
                     });
                 }
             }
@@ -293,7 +293,7 @@ impl<'a> Keeper<'a> {
             Request::Run(moment @ (Moment::PreUp | Moment::PostUp))
                 if self.reached < Some(moment) =>
             {
-                self.run_on_the_way_up(moment)
+                self.run_start_hook(moment)
             }
             Request::Seal(sealed) => {
                 self.sealed = Some(sealed);
@@ -321,7 +321,7 @@ impl<'a> Keeper<'a> {
         Reply::Failures(noted.err().into_iter().collect())
     }
 
-    fn run_on_the_way_up(&mut self, moment: Moment) -> Reply {
+    fn run_start_hook(&mut self, moment: Moment) -> Reply {
         if !self.config.hooks.is_empty() {
             // If both processes were killed, the next note would report the missing clean-up.
             let _ = Notes::will_do(&mut self.journal, Change::Hooks);
@@ -347,7 +347,7 @@ impl<'a> Keeper<'a> {
         if let (true, Some(running), Some(file)) =
             (self.config.save_config, running, self.config_file)
         {
-            let saved = running.in_place_of(self.config).map_err(|e| e.to_string());
+            let saved = running.merged_into(self.config).map_err(|e| e.to_string());
             let saved =
                 saved.and_then(|config| save::save(&config, file).map_err(|e| e.to_string()));
             failures.extend(saved.err());
@@ -367,37 +367,37 @@ impl<'a> Keeper<'a> {
 
     fn remove_sockets(&self, sealed: Sealed) {
         let name = self.config.name.as_str();
-        let uapi = sealed.uapi.then(|| self.places.uapi(name));
-        let own = [self.places.control(name), self.places.lock(name)];
+        let uapi = sealed.uapi.then(|| self.dirs.uapi(name));
+        let own = [self.dirs.control(name), self.dirs.lock(name)];
         // The lock last: without it, no instance is running.
         for path in uapi.into_iter().chain(own) {
             let _ = fs::remove_file(path);
         }
     }
 
-    fn look_after(&mut self, card: &mut Card<'_>) {
+    fn look_after(&mut self, gateway_interface: &mut GatewayInterface<'_>) {
         let journal = &mut self.journal;
-        if card.has_changed() {
-            card.upkeep
-                .look(&card.netlink, journal, &mut |warning| warn(warning));
+        if gateway_interface.has_changed() {
+            gateway_interface.upkeep
+                .look(&gateway_interface.netlink, journal, &mut |warning| warn(warning));
         }
     }
 }
 
 /// The interface of a routed gateway's local network.
-struct Card<'a> {
+struct GatewayInterface<'a> {
     network: Subscription,
     netlink: Netlink,
     upkeep: Upkeep<'a>,
 }
 
-impl<'a> Card<'a> {
+impl<'a> GatewayInterface<'a> {
     /// Starts watching, for a routed gateway.
-    fn watch(config: &'a Config) -> Option<Card<'a>> {
+    fn watch(config: &'a Config) -> Option<GatewayInterface<'a>> {
         let settings = config.gateway.as_ref();
         let settings = settings.filter(|gateway| gateway.mode == GatewayMode::Routed)?;
         let netlink = Netlink::open().ok()?;
-        Some(Card {
+        Some(GatewayInterface {
             network: Netlink::subscribe(&[Group::Link]).ok()?,
             upkeep: Upkeep::new(settings, &netlink).ok()?,
             netlink,
@@ -411,16 +411,16 @@ impl<'a> Card<'a> {
         while let Ok(Some(event)) = self.network.next_event() {
             let removed = match event {
                 Event::Link(link) => {
-                    changed |= link.name == self.upkeep.card();
+                    changed |= link.name == self.upkeep.gateway_interface();
                     false
                 }
-                Event::LinkRemoved(link) => link.name == self.upkeep.card(),
+                Event::LinkRemoved(link) => link.name == self.upkeep.gateway_interface(),
                 // The lost event may have been that.
                 Event::Lost => true,
                 _ => false,
             };
             if removed {
-                self.upkeep.card_removed();
+                self.upkeep.interface_removed();
             }
             changed |= removed;
         }
@@ -468,20 +468,20 @@ fn receive<T: DeserializeOwned>(mut socket: &UnixStream) -> io::Result<Option<T>
 /// # Errors
 /// Another process is cleaning up, or the name is in use.
 pub fn clean_up(
-    places: &Places,
+    dirs: &RuntimeDirs,
     name: &str,
     warn: &mut dyn FnMut(Diagnostic),
 ) -> Result<bool, CleanUpError> {
-    if !crate::state::is_left(&places.run, name) {
+    if !crate::state::is_left(&dirs.run, name) {
         return Ok(false);
     }
-    let _lock = Lock::take(places, name)?;
-    let (journal, left) = Journal::open(&places.run, name)?;
+    let _lock = Lock::take(dirs, name)?;
+    let (journal, left) = Journal::open(&dirs.run, name)?;
     take_back(name, left, warn);
     drop(journal);
-    let _ = fs::remove_file(places.control(name));
+    let _ = fs::remove_file(dirs.control(name));
     // If another program owned the socket, it would answer.
-    let uapi = places.uapi(name);
+    let uapi = dirs.uapi(name);
     if UnixStream::connect(&uapi).is_err() {
         let _ = fs::remove_file(uapi);
     }
@@ -496,7 +496,7 @@ pub enum CleanUpError {
     Control(#[from] ControlError),
     /// The journal is in use.
     #[error(transparent)]
-    State(#[from] StateError),
+    State(#[from] JournalError),
 }
 
 /// Undoes the changes of an earlier instance, with a warning. Changes that a tunnel of this name never makes
@@ -551,16 +551,16 @@ mod tests {
         let folder = tempfile::tempdir().expect("folder");
         let mark = folder.path().join("mark");
         let config = config(&format!("PostDown = touch {}", mark.display()));
-        let places = Places {
+        let dirs = RuntimeDirs {
             run: folder.path().to_owned(),
             wireguard: folder.path().join("wireguard"),
             state: folder.path().join("state"),
         };
-        let (journal, _) = Journal::open(&places.run, "wg0").expect("journal");
+        let (journal, _) = Journal::open(&dirs.run, "wg0").expect("journal");
         let (ours, theirs) = UnixStream::pair().expect("a pair");
         let answers = std::thread::scope(|scope| {
-            let (config, places) = (&config, &places);
-            scope.spawn(move || Keeper::new(config, None, places, journal).serve(&theirs));
+            let (config, dirs) = (&config, &dirs);
+            scope.spawn(move || Keeper::new(config, None, dirs, journal).serve(&theirs));
             for request in requests {
                 send(&ours, request).expect("sent");
             }

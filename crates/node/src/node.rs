@@ -1,6 +1,6 @@
 //! A running tunnel: the protocol, the TUN device, the sockets, and their counters.
 
-use crate::doors::Doors;
+use crate::punch_sockets::PunchSockets;
 use crate::gateway::GatewayNode;
 use crate::mesh::{MeshState, stun};
 use seikan_config::{CipherPreference, Config, Host};
@@ -54,10 +54,10 @@ pub enum NodeError {
         error: io::Error,
     },
     /// Another system call failed.
-    #[error("{what}: {error}")]
+    #[error("{operation}: {error}")]
     System {
         /// The operation that failed.
-        what: &'static str,
+        operation: &'static str,
         /// The system's answer.
         error: io::Error,
     },
@@ -82,13 +82,13 @@ pub struct Sockets {
     /// IPv6.
     pub v6: Option<UdpSocket>,
     /// Punch sockets.
-    pub doors: Doors,
+    pub punch_sockets: PunchSockets,
     options: UdpOptions,
     /// Counters of sockets that were replaced.
     replaced: SocketCounts,
     /// Largest reported value of [`SocketCounts::receive_queue_drops`], which is the difference of two counters
     /// that are not read at the same time.
-    told: Cell<u64>,
+    reported: Cell<u64>,
 }
 
 /// Counters of the sockets.
@@ -133,10 +133,10 @@ impl Sockets {
         Ok(Sockets {
             v4,
             v6,
-            doors: Doors::default(),
+            punch_sockets: PunchSockets::default(),
             options,
             replaced: SocketCounts::default(),
-            told: Cell::default(),
+            reported: Cell::default(),
         })
     }
 
@@ -151,13 +151,13 @@ impl Sockets {
         for socket in former.iter().flatten() {
             self.replaced.add(socket);
         }
-        self.doors.close_all();
+        self.punch_sockets.close_all();
         Ok(())
     }
 
     /// Sets the firewall mark of everything sent from now on; 0 is none.
     pub fn set_fwmark(&mut self, mark: u32) -> Result<(), UdpError> {
-        for socket in self.iter().chain(self.doors.iter()) {
+        for socket in self.iter().chain(self.punch_sockets.iter()) {
             socket.set_fwmark(mark)?;
         }
         self.options.fwmark = Some(mark).filter(|mark| *mark != 0);
@@ -167,10 +167,10 @@ impl Sockets {
     /// Returns the totals, including closed sockets.
     pub fn counts(&self) -> SocketCounts {
         let mut sum = self.replaced;
-        let closed = self.doors.closed();
+        let closed = self.punch_sockets.closed();
         sum.receive_queue_drops += closed.receive_queue_drops;
         sum.gso_fallbacks += closed.gso_fallbacks;
-        for socket in self.iter().chain(self.doors.iter()) {
+        for socket in self.iter().chain(self.punch_sockets.iter()) {
             sum.add(socket);
         }
         if let Ok(filter) = &self.options.datagram_filter {
@@ -180,8 +180,8 @@ impl Sockets {
             sum.oversized_drops = filtered.oversized;
             sum.malformed_drops = filtered.malformed;
         }
-        self.told.set(self.told.get().max(sum.receive_queue_drops));
-        sum.receive_queue_drops = self.told.get();
+        self.reported.set(self.reported.get().max(sum.receive_queue_drops));
+        sum.receive_queue_drops = self.reported.get();
         sum
     }
 
@@ -245,8 +245,8 @@ pub struct Node {
 
 impl Node {
     /// Whether this gateway is on standby for another one.
-    pub fn stands_by(&self) -> bool {
-        self.gateway.as_ref().is_some_and(GatewayNode::stands_by)
+    pub fn is_standby(&self) -> bool {
+        self.gateway.as_ref().is_some_and(GatewayNode::is_standby)
     }
 
     /// Returns the socket on a transparent gateway's local network.

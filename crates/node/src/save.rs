@@ -97,7 +97,7 @@ pub fn set_private_key(path: &Path, key: &PrivateKey) -> Result<(), SaveError> {
             let file = file.trim().trim_matches(['"', '\'']);
             let file = path.parent().unwrap_or(Path::new("")).join(file);
             let line = Zeroizing::new(format!("{}\n", *encoded));
-            return replace_alike(&file, line.as_bytes()).map_err(failed(&file));
+            return replace_keeping_mode(&file, line.as_bytes()).map_err(failed(&file));
         }
         if found || !is(name.trim(), "private-key") {
             new.push_str(line);
@@ -117,7 +117,7 @@ pub fn set_private_key(path: &Path, key: &PrivateKey) -> Result<(), SaveError> {
         let source = io::Error::new(io::ErrorKind::InvalidData, message);
         return Err(failed(path)(source));
     }
-    replace_alike(path, new.as_bytes()).map_err(failed(path))
+    replace_keeping_mode(path, new.as_bytes()).map_err(failed(path))
 }
 
 /// The saved part of a running tunnel: values only, no text that a parser of the configuration would interpret.
@@ -176,7 +176,7 @@ impl Running {
     ///
     /// # Errors
     /// A key is invalid.
-    pub fn in_place_of(&self, config: &Config) -> Result<Config, KeyError> {
+    pub fn merged_into(&self, config: &Config) -> Result<Config, KeyError> {
         let mut peers = Vec::new();
         for peer in &self.peers {
             let mut before = config.peers.iter();
@@ -194,12 +194,12 @@ impl Running {
             });
         }
         // In the order of the file, new ones last.
-        let place = |peer: &PeerConfig| {
+        let position = |peer: &PeerConfig| {
             let mut keys = config.peers.iter().map(|before| before.public_key);
             keys.position(|key| key == peer.public_key)
                 .unwrap_or(usize::MAX)
         };
-        peers.sort_by_key(place);
+        peers.sort_by_key(position);
         Ok(Config {
             listen_port: Some(self.listen_port),
             fwmark: self.fwmark,
@@ -228,7 +228,7 @@ fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
 }
 
 /// Replaces a file and keeps its owner and mode, except for the access of others.
-fn replace_alike(path: &Path, text: &[u8]) -> io::Result<()> {
+fn replace_keeping_mode(path: &Path, text: &[u8]) -> io::Result<()> {
     let old = fs::metadata(path)?;
     replace_with(path, text, |new| {
         chown(new, Some(old.uid()), Some(old.gid()))?;
@@ -276,7 +276,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn the_new_text_takes_the_place_of_the_old_for_the_owner_only() {
+    fn the_new_text_replaces_the_old_for_the_owner_only() {
         let folder = tempfile::tempdir().expect("folder");
         let path = folder.path().join("wg0.conf");
         fs::write(&path, "old").expect("write");
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn another_key_takes_the_place_of_the_one_that_was_there_and_of_nothing_else() {
+    fn a_new_key_replaces_the_old_and_nothing_else() {
         let folder = tempfile::tempdir().unwrap();
         let key = PrivateKey::from_bytes([0x48; 32]);
         let (old, new) = (

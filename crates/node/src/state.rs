@@ -29,7 +29,7 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Why there is no journal.
 #[derive(Debug, thiserror::Error)]
-pub enum StateError {
+pub enum JournalError {
     /// Another process has the journal.
     #[error(
         "cannot clean up after {name}: another process{} has its journal; wait until it has ended, and try again",
@@ -109,9 +109,9 @@ impl<C: Undo> Journal<C> {
     /// # Errors
     /// [`JournalError::Locked`] while another process has the lock; [`JournalError::File`] if no file can be
     /// kept; [`Journal::in_memory`] works without.
-    pub fn open(directory: &Path, name: &str) -> Result<(Journal<C>, Vec<C>), StateError> {
+    pub fn open(directory: &Path, name: &str) -> Result<(Journal<C>, Vec<C>), JournalError> {
         let path = directory.join(format!("{name}.journal"));
-        let failed = |source| StateError::File {
+        let failed = |source| JournalError::File {
             path: path.clone(),
             source,
         };
@@ -122,7 +122,7 @@ impl<C: Undo> Journal<C> {
         }
         let mut file = lock(&path, CLEAN_UP_PATIENCE)
             .map_err(failed)?
-            .ok_or_else(|| StateError::Locked {
+            .ok_or_else(|| JournalError::Locked {
                 name: name.to_owned(),
                 pid: owner(&path),
             })?;
@@ -169,13 +169,13 @@ impl<C: Undo> Journal<C> {
 
     /// Records a change that is about to be made, perhaps again. It is undone also if writing the record fails,
     /// unless the process is killed.
-    pub fn will_do(&mut self, change: C) -> Result<(), StateError> {
+    pub fn will_do(&mut self, change: C) -> Result<(), JournalError> {
         let last = self.changes.iter().rfind(|noted| noted.undoes_as(&change));
         if last == Some(&change) {
             return Ok(());
         }
         let written = match &mut self.file {
-            Some((file, path)) => append(file, &change).map_err(|source| StateError::File {
+            Some((file, path)) => append(file, &change).map_err(|source| JournalError::File {
                 path: path.clone(),
                 source,
             }),
@@ -190,11 +190,11 @@ impl<C: Undo> Journal<C> {
     ///
     /// # Errors
     /// [`JournalError::File`]: the changes are in force and recorded in the old file.
-    pub fn keep(self, file_name: &str) -> Result<(), StateError> {
+    pub fn keep(self, file_name: &str) -> Result<(), JournalError> {
         let Some((_, path)) = &self.file else {
             return Ok(());
         };
-        fs::rename(path, path.with_file_name(file_name)).map_err(|source| StateError::File {
+        fs::rename(path, path.with_file_name(file_name)).map_err(|source| JournalError::File {
             path: path.clone(),
             source,
         })
@@ -263,15 +263,15 @@ pub fn clean_up_after<C: Undo>(pid: u32, path: &Path, first: impl FnOnce(&[C])) 
 /// # Errors
 /// [`JournalError::Locked`] while another process has the lock; [`JournalError::File`] if the file cannot be
 /// read.
-pub fn undo<C: Undo>(path: &Path) -> Result<(Vec<C>, Vec<String>), StateError> {
-    let failed = |source| StateError::File {
+pub fn undo<C: Undo>(path: &Path) -> Result<(Vec<C>, Vec<String>), JournalError> {
+    let failed = |source| JournalError::File {
         path: path.to_owned(),
         source,
     };
     let mut file =
         lock(path, Duration::ZERO)
             .map_err(failed)?
-            .ok_or_else(|| StateError::Locked {
+            .ok_or_else(|| JournalError::Locked {
                 name: path.display().to_string(),
                 pid: owner(path),
             })?;
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_changed_is_taken_back_and_the_file_goes() {
+    fn changes_are_undone_and_the_file_removed() {
         let folder = tempfile::tempdir().expect("folder");
         let switch = folder.path().join("switch");
         fs::write(&switch, "1").expect("write");
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_changed_anew_gets_what_it_had_last() {
+    fn a_repeated_change_restores_the_last_old_value() {
         let folder = tempfile::tempdir().expect("folder");
         let switch = folder.path().join("switch");
         fs::write(&switch, "1").expect("write");
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_instance_is_told_what_a_killed_one_left() {
+    fn the_next_instance_gets_the_changes_of_a_killed_one() {
         let folder = tempfile::tempdir().expect("folder");
         let switch = folder.path().join("switch");
         let (mut journal, _) = Journal::open(folder.path(), "wg0").expect("open");
@@ -492,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_to_be_cleaned_up_is_shown_first() {
+    fn a_clean_up_shows_the_changes_first() {
         let folder = tempfile::tempdir().expect("folder");
         let (mut journal, _) = Journal::open(folder.path(), "wg0").expect("open");
         journal.will_do(Change::Hooks).expect("note");
@@ -506,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_cleaned_up_by_nobody_and_can_be_undone() {
+    fn kept_changes_are_not_cleaned_up_and_can_be_undone() {
         let folder = tempfile::tempdir().expect("folder");
         let switch = folder.path().join("switch");
         fs::write(&switch, "1").expect("write");

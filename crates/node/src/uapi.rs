@@ -106,7 +106,7 @@ enum State {
     #[default]
     Idle,
     /// `get=1` was read, its empty line not yet.
-    Asked,
+    GetRequested,
     /// A reply is being sent.
     Get(Get),
     /// Lines are being applied.
@@ -152,7 +152,7 @@ impl Dialogue {
     pub fn phase(&self) -> Phase {
         match self.state {
             State::Idle => Phase::Idle,
-            State::Asked | State::Set(_) => Phase::Asking,
+            State::GetRequested | State::Set(_) => Phase::Asking,
             State::Get(_) => Phase::Replying,
             State::Over => Phase::Over,
         }
@@ -160,15 +160,15 @@ impl Dialogue {
 
     fn line(&mut self, line: &[u8], device: &mut dyn Device, output: &mut Output) {
         match (&mut self.state, line) {
-            (State::Idle, b"get=1") => self.state = State::Asked,
+            (State::Idle, b"get=1") => self.state = State::GetRequested,
             (State::Idle, b"set=1") => self.state = State::Set(Set::default()),
-            (State::Asked, b"") => self.state = State::Get(Get::new(device, output)),
+            (State::GetRequested, b"") => self.state = State::Get(Get::new(device, output)),
             (State::Set(set), b"") => {
                 let result = set.result();
                 self.finish(result, output);
             }
             (State::Set(set), line) => set.line(line, device),
-            (State::Asked, _) => self.refuse(Refusal::Invalid, output),
+            (State::GetRequested, _) => self.refuse(Refusal::Invalid, output),
             // Another protocol, or the middle of a request.
             _ => self.state = State::Over,
         }

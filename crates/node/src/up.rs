@@ -8,9 +8,9 @@
 //! `PreDown`, `SaveConfig`; the interface; everything in the journal, `PostDown`. After a failure or a signal
 //! during `up`, the steps done so far are undone.
 
-use crate::control::{Control, ControlError, Places};
+use crate::control::{Control, ControlError, RuntimeDirs};
 use crate::gateway::{GatewayNode, LanError, Watch};
-use crate::life::{Life, LifeError};
+use crate::life::{NetworkMonitor, NetworkMonitorError};
 use crate::mesh::{Mesh, MeshError, client};
 use crate::monitor::{self, Monitor, MonitorError, Sealed};
 use crate::node::{Node, NodeError, resolve};
@@ -18,8 +18,8 @@ use crate::save::Running;
 use crate::setup::hooks::Moment;
 use crate::setup::names::{Found, Names};
 use crate::setup::{self, firewall, forwarding, mtu, occupied, routes};
-use crate::state::{Journal, StateError};
-use crate::worker::{self, Ended, Service, Verdict};
+use crate::state::{Journal, JournalError};
+use crate::worker::{self, Ended, Service, ControlFlow};
 use seikan_config::{Config, Diagnostic, GatewayMode, GatewaySettings, Host, Severity};
 use seikan_sys::confine::{Needs, confine};
 use seikan_sys::dns::DnsError;
@@ -56,7 +56,7 @@ pub enum UpError {
     Control(#[from] ControlError),
     /// The changes of an earlier instance cannot be undone.
     #[error(transparent)]
-    State(#[from] StateError),
+    State(#[from] JournalError),
     /// The monitor or a hook failed.
     #[error(transparent)]
     Monitor(#[from] MonitorError),
@@ -68,7 +68,7 @@ pub enum UpError {
     Privilege(#[from] PrivilegeError),
     /// The network cannot be monitored.
     #[error(transparent)]
-    Life(#[from] LifeError),
+    NetworkMonitor(#[from] NetworkMonitorError),
     /// This host cannot take part in its mesh.
     #[error(transparent)]
     Mesh(#[from] MeshError),
@@ -96,12 +96,12 @@ pub enum UpError {
         interface: String,
     },
     /// The name is in use.
-    #[error("interface {interface} exists already: {what}")]
+    #[error("interface {interface} exists already: {usage}")]
     InterfaceExists {
         /// The interface.
         interface: String,
         /// Its present use, and the remedy.
-        what: String,
+        usage: String,
     },
     /// The port is in use.
     #[error(
@@ -150,7 +150,7 @@ pub struct UpOptions {
     /// The file that `SaveConfig` writes.
     pub config_file: Option<PathBuf>,
     /// Directories of the control sockets, the journal and the state.
-    pub places: Places,
+    pub dirs: RuntimeDirs,
 }
 
 /// Brings the tunnel up and runs it until it is stopped.
@@ -170,11 +170,11 @@ pub fn up(
         });
     }
     // Declared first and so dropped last: the name stays reserved until then.
-    let mut control = Control::at(&options.places, config)?;
+    let mut control = Control::at(&options.dirs, config)?;
     let journal = open_journal(config, options, observer)?;
-    in_the_way(config, &netlink)?;
+    check_conflicts(config, &netlink)?;
     let file = options.config_file.as_deref();
-    let monitor = Monitor::start(config, file, &options.places, journal)?;
+    let monitor = Monitor::start(config, file, &options.dirs, journal)?;
     let mut work = Work {
         config,
         options,
@@ -189,7 +189,7 @@ pub fn up(
     work.tear_down();
     drop(work);
     match outcome? {
-        Ended::Asked => Ok(()),
+        Ended::Requested => Ok(()),
         Ended::InterfaceGone => Err(UpError::InterfaceGone {
             interface: config.name.to_string(),
         }),
@@ -202,9 +202,9 @@ fn open_journal(
     options: &UpOptions,
     observer: &mut dyn Observer,
 ) -> Result<Journal, UpError> {
-    let (journal, left) = match Journal::open(&options.places.run, config.name.as_str()) {
+    let (journal, left) = match Journal::open(&options.dirs.run, config.name.as_str()) {
         Ok(opened) => opened,
-        Err(error @ StateError::Locked { .. }) => return Err(error.into()),
+        Err(error @ JournalError::Locked { .. }) => return Err(error.into()),
         Err(error) => {
             observer.warn(setup::without_journal(&error.to_string()));
             (Journal::in_memory(), Vec::new())
@@ -215,13 +215,13 @@ fn open_journal(
 }
 
 /// Checks for conflicts that can be detected before any hook has run.
-fn in_the_way(config: &Config, netlink: &Netlink) -> Result<(), UpError> {
+fn check_conflicts(config: &Config, netlink: &Netlink) -> Result<(), UpError> {
     let interface = config.name.to_string();
     let Some(index) = netlink.link_index(&interface)? else {
         return Ok(());
     };
     let kind = netlink.link_by_index(index).map(|link| link.kind);
-    let what = match (
+    let usage = match (
         occupied::tun_holder(&interface),
         kind.unwrap_or_default().as_str(),
     ) {
@@ -244,7 +244,7 @@ fn in_the_way(config: &Config, netlink: &Netlink) -> Result<(), UpError> {
             }
         ),
     };
-    Err(UpError::InterfaceExists { interface, what })
+    Err(UpError::InterfaceExists { interface, usage })
 }
 
 /// A tunnel during `up` and `down`. The node precedes the monitor: if this process panics, the interface is
@@ -331,12 +331,12 @@ impl Work<'_> {
     fn run(&mut self, control: &mut Control) -> Result<Ended, UpError> {
         let interrupted = self.is_interrupted();
         let Some(node) = self.node.as_mut().filter(|_| !interrupted) else {
-            return Ok(Ended::Asked);
+            return Ok(Ended::Requested);
         };
         let mut identity = Identity::of_daemon()?;
         let kept = match self.config.mesh {
             Some(_) => Some(open_kept(
-                &self.options.places,
+                &self.options.dirs,
                 self.config,
                 &mut identity,
                 &mut *self.observer,
@@ -360,7 +360,7 @@ impl Work<'_> {
             control,
             monitor: self.monitor.socket(),
             has_monitor: true,
-            life: Life::new(self.config, node)?,
+            life: NetworkMonitor::new(self.config, node)?,
             watch: match node.gateway.is_some() {
                 true => Some(Watch::new(node)?),
                 false => None,
@@ -382,7 +382,7 @@ impl Work<'_> {
             mtu: self.netlink.link_by_index(node.tun.index())?.mtu,
         };
         if observer.borrow_mut().is_up(&summary).is_err() {
-            return Ok(Ended::Asked);
+            return Ok(Ended::Requested);
         }
         let ended = worker::run(node, self.signals, &mut services)?;
         if let Some(mesh) = services.mesh.take() {
@@ -457,7 +457,7 @@ impl Work<'_> {
                 port: address.port(),
                 holder: occupied::port_holder(address.port()),
             },
-            NodeError::Tun(TunError::Exists { .. }) => in_the_way(self.config, &self.netlink)
+            NodeError::Tun(TunError::Exists { .. }) => check_conflicts(self.config, &self.netlink)
                 .err()
                 .unwrap_or(UpError::Node(error)),
             error => UpError::Node(error),
@@ -469,13 +469,13 @@ impl Work<'_> {
 /// certificates. If the directory cannot be given to `identity`, because this namespace has no such user or a
 /// capability is missing, the daemon keeps its user.
 fn open_kept(
-    places: &Places,
+    dirs: &RuntimeDirs,
     config: &Config,
     identity: &mut Option<Identity>,
     observer: &mut dyn Observer,
 ) -> Result<Folder, UpError> {
     client::roots();
-    let path = places.state.join(config.name.as_str());
+    let path = dirs.state.join(config.name.as_str());
     let given = Folder::give(&path, *identity);
     let is_refused = |error: &io::Error| {
         matches!(
@@ -557,7 +557,7 @@ struct Services<'a> {
     monitor: &'a UnixStream,
     /// The monitor has not ended.
     has_monitor: bool,
-    life: Life,
+    life: NetworkMonitor,
     watch: Option<Watch>,
     mesh: Option<Mesh<'a>>,
 }
@@ -575,14 +575,14 @@ impl Service for Services<'_> {
             .try_for_each(|watch| watch.start(epoll))
     }
 
-    fn ready(&mut self, token: u64, epoll: &Epoll, node: &mut Node) -> Verdict {
+    fn ready(&mut self, token: u64, epoll: &Epoll, node: &mut Node) -> ControlFlow {
         match (&mut self.watch, &mut self.mesh) {
             // Readable without a request: it has ended.
             _ if token == TOKEN_MONITOR => {
                 self.has_monitor = false;
-                Verdict::Stop
+                ControlFlow::Stop
             }
-            _ if Life::owns(token) => self.life.ready(token, epoll, node),
+            _ if NetworkMonitor::owns(token) => self.life.ready(token, epoll, node),
             (_, Some(mesh)) if Mesh::owns(token) => mesh.ready(token, epoll, node),
             (Some(watch), _) if Watch::owns(token) => watch.ready(token, epoll, node),
             _ => self.control.ready(token, epoll, node),

@@ -6,8 +6,8 @@
 
 use crate::doors;
 use crate::gateway::Destination;
-use crate::intake::Intake;
-use crate::mesh::{Heard, stun};
+use crate::reader::BatchReader;
+use crate::mesh::{WorkerEvent, stun};
 use crate::node::{Node, NodeError, now};
 use seikan_observe::DropReason;
 use seikan_proto::inbox::{MAX_PIECES, Write};
@@ -48,12 +48,12 @@ pub trait Service {
     /// Registers descriptors, with tokens from [`FIRST_SERVICE_TOKEN`] on.
     fn start(&mut self, epoll: &Epoll) -> io::Result<()>;
     /// Handles a ready descriptor. Must not block.
-    fn ready(&mut self, token: u64, epoll: &Epoll, node: &mut Node) -> Verdict;
+    fn ready(&mut self, token: u64, epoll: &Epoll, node: &mut Node) -> ControlFlow;
 }
 
 /// Effect of a service on the loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum ControlFlow {
     /// The loop continues.
     Continue,
     /// The sockets were replaced (another port) and have to be registered.
@@ -66,13 +66,13 @@ pub enum Verdict {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     /// Requested by a signal or the control socket.
-    Asked,
+    Requested,
     /// The interface was deleted.
     InterfaceGone,
 }
 
 struct Buffers {
-    intake: Intake,
+    reader: BatchReader,
     receive: ReceiveBatch,
 }
 
@@ -82,7 +82,7 @@ pub fn run(
     signals: &Signals,
     service: &mut dyn Service,
 ) -> Result<Ended, NodeError> {
-    let failed = |what| move |error| NodeError::System { what, error };
+    let failed = |operation| move |error| NodeError::System { operation, error };
     let mut epoll = Epoll::new(64).map_err(failed("cannot create an epoll instance"))?;
     let register = |epoll: &Epoll, node: &Node| -> io::Result<()> {
         for (socket, token) in [(&node.sockets.v4, TOKEN_V4), (&node.sockets.v6, TOKEN_V6)] {
@@ -103,28 +103,28 @@ pub fn run(
         .and_then(|()| service.start(&epoll))
         .map_err(failed("cannot watch the descriptors"))?;
     let mut buffers = Buffers {
-        intake: Intake::default(),
+        reader: BatchReader::default(),
         receive: ReceiveBatch::new(RECEIVE_BUFFERS, 65_536),
     };
     let mut served = Vec::new();
-    let mut called = Vec::new();
+    let mut punch_ready = Vec::new();
     loop {
         let until = |(at, _): (Instant, _)| at.duration_since(now().mono);
-        let timeout = if buffers.intake.waits() || node.lan_waits() {
+        let timeout = if buffers.reader.waits() || node.lan_waits() {
             Some(Duration::ZERO)
         } else {
-            let tunnel = node.tunnel.next_wakeup().filter(|_| !node.stands_by());
+            let tunnel = node.tunnel.next_wakeup().filter(|_| !node.is_standby());
             let tunnel = tunnel.map(until);
             let gateway = node
                 .gateway_wakeup()
                 .map(|at| at.duration_since(now().mono));
-            let doors = node.door_wakeup().map(|at| at.duration_since(now().mono));
+            let doors = node.punch_wakeup().map(|at| at.duration_since(now().mono));
             tunnel.into_iter().chain(gateway).chain(doors).min()
         };
         let (mut receive, mut read, mut gone) = ([false; 2], false, false);
         let mut read_lan = false;
         served.clear();
-        called.clear();
+        punch_ready.clear();
         for event in epoll
             .wait(timeout)
             .map_err(failed("cannot wait for events"))?
@@ -136,7 +136,7 @@ pub fn run(
                     read = true;
                     gone = event.failed && !event.readable;
                 }
-                token if token >= doors::FIRST_TOKEN => called.push(token),
+                token if token >= doors::FIRST_TOKEN => punch_ready.push(token),
                 token => served.push(token),
             }
         }
@@ -144,34 +144,34 @@ pub fn run(
         // another wakeup, and halves a round trip.
         read |= receive[0] && node.receive_from(TOKEN_V4, &mut buffers);
         read |= receive[1] && node.receive_from(TOKEN_V6, &mut buffers);
-        for door in &called {
+        for door in &punch_ready {
             read |= node.receive_from(*door, &mut buffers);
         }
         if read_lan || node.lan_waits() {
             node.read_from_lan();
         }
-        if read || buffers.intake.waits() {
-            gone |= node.read_from_tun(&mut buffers.intake);
+        if read || buffers.reader.waits() {
+            gone |= node.read_from_tun(&mut buffers.reader);
         }
         if gone {
             return Ok(Ended::InterfaceGone);
         }
         node.poll_timers();
-        node.tend_doors(&epoll);
-        node.tell_sought();
+        node.poll_punches(&epoll);
+        node.report_unanswered();
         node.poll_gateway();
         for token in served.drain(..) {
-            let verdict = match token {
+            let flow = match token {
                 TOKEN_SIGNAL => match signals.next() {
-                    Ok(Some(Signal::Interrupt | Signal::Terminate)) => Verdict::Stop,
-                    _ => Verdict::Continue,
+                    Ok(Some(Signal::Interrupt | Signal::Terminate)) => ControlFlow::Stop,
+                    _ => ControlFlow::Continue,
                 },
                 token => service.ready(token, &epoll, node),
             };
-            match verdict {
-                Verdict::Continue => {}
-                Verdict::Stop => return Ok(Ended::Asked),
-                Verdict::SocketsChanged => {
+            match flow {
+                ControlFlow::Continue => {}
+                ControlFlow::Stop => return Ok(Ended::Requested),
+                ControlFlow::SocketsChanged => {
                     register(&epoll, node).map_err(failed("cannot watch the sockets"))?
                 }
             }
@@ -195,8 +195,8 @@ impl Node {
         };
         let (metas, arena) = buffers.receive.parts_mut();
         let metas = &metas[..received];
-        if let Some(gateway) = self.gateway.as_mut().filter(|g| g.stands_by()) {
-            gateway.drop_standing_by(received as u64);
+        if let Some(gateway) = self.gateway.as_mut().filter(|g| g.is_standby()) {
+            gateway.drop_as_standby(received as u64);
             return false;
         }
         let datagrams: usize = metas
@@ -207,18 +207,18 @@ impl Node {
         let bytes: usize = metas.iter().map(|m| m.length).sum();
         let merged = bytes > received * MERGED_BYTES;
         let mut others = Vec::new();
-        let beside = self.take_beside(metas, arena, &mut others);
-        let caller = (token >= doors::FIRST_TOKEN)
-            .then(|| self.caller(token, metas))
+        let taken = self.take_stun_answers(metas, arena, &mut others);
+        let punched_receive = (token >= doors::FIRST_TOKEN)
+            .then(|| self.punched_receive(token, metas))
             .flatten();
         let arrived = metas.iter().enumerate();
-        let arrived = arrived.filter(|(index, _)| beside & (1 << index) == 0);
+        let arrived = arrived.filter(|(index, _)| taken & (1 << index) == 0);
         let arrived = arrived.map(|(_, meta)| datagram(meta));
         let arrived = arrived.chain(others);
         self.tunnel
             .inbound(now(), arrived, arena, &mut self.inbox, &mut self.outbox);
-        if let Some(caller) = caller {
-            self.heard_at_door(&caller);
+        if let Some(punched_receive) = punched_receive {
+            self.on_punched_receive(&punched_receive);
         }
         let delivers = !self.inbox.writes().is_empty();
         self.deliver(arena);
@@ -235,13 +235,13 @@ impl Node {
     /// Passes answers of STUN servers and relays to the mesh's agent. Returns a bit for each receive that
     /// contained one; other datagrams of these receives are added to `others`, since GRO may have merged a
     /// relay's answers with its datagrams.
-    fn take_beside(&self, metas: &[ReceiveMeta], arena: &[u8], others: &mut Vec<Datagram>) -> u64 {
+    fn take_stun_answers(&self, metas: &[ReceiveMeta], arena: &[u8], others: &mut Vec<Datagram>) -> u64 {
         const { assert!(RECEIVE_BUFFERS <= u64::BITS as usize) };
         let Some(mesh) = &self.mesh else { return 0 };
         let mut taken = 0;
         for (index, meta) in metas.iter().enumerate() {
             // Answers of unknown servers go to the tunnel, which counts them as of unknown source.
-            if !mesh.asked.contains_key(&meta.source) {
+            if !mesh.queried.contains_key(&meta.source) {
                 continue;
             }
             let is_answer = |range: &Range<usize>| stun::is_answer(&arena[range.clone()]);
@@ -252,7 +252,7 @@ impl Node {
             for range in meta.segments() {
                 if is_answer(&range) {
                     // A request without an answer is repeated.
-                    let _ = mesh.to_agent.try_send(Heard::Stun(arena[range].into()));
+                    let _ = mesh.to_agent.try_send(WorkerEvent::Stun(arena[range].into()));
                 } else {
                     others.push(Datagram {
                         range,
@@ -265,7 +265,7 @@ impl Node {
     }
 
     /// Sends a datagram of the mesh's agent from the tunnel's socket. The agent repeats a lost one.
-    pub(crate) fn send_beside(&self, bytes: &[u8], to: SocketAddr) {
+    pub(crate) fn send_from_port(&self, bytes: &[u8], to: SocketAddr) {
         let socket = match to {
             SocketAddr::V4(_) => &self.sockets.v4,
             SocketAddr::V6(_) => &self.sockets.v6,
@@ -282,12 +282,12 @@ impl Node {
     }
 
     /// Tells the mesh's agent of members that do not answer.
-    fn tell_sought(&mut self) {
+    fn report_unanswered(&mut self) {
         let Some(mesh) = &self.mesh else { return };
         for id in self.tunnel.take_peers_to_call() {
             if let Some(peer) = self.tunnel.peer(id) {
                 // The next initiation comes here again.
-                let _ = mesh.to_agent.try_send(Heard::Sought {
+                let _ = mesh.to_agent.try_send(WorkerEvent::Sought {
                     key: peer.public_key,
                     lost: peer.paths.is_lost(),
                 });
@@ -296,12 +296,12 @@ impl Node {
     }
 
     /// Sends a batch of packets of the TUN device. Returns true if the device is gone.
-    fn read_from_tun(&mut self, intake: &mut Intake) -> bool {
+    fn read_from_tun(&mut self, reader: &mut BatchReader) -> bool {
         let now = now();
         let queue = &self.tun.queues()[0];
         let (batch, gone) = match &mut self.gateway {
-            None => intake.next(|space| queue.read(space).map(|length| 0..length), now.mono),
-            Some(gateway) => intake.next(
+            None => reader.next(|space| queue.read(space).map(|length| 0..length), now.mono),
+            Some(gateway) => reader.next(
                 |space| {
                     let length = gateway.read(space, now.mono, |space| queue.read(space))?;
                     Ok(0..length)
@@ -309,8 +309,8 @@ impl Node {
                 now.mono,
             ),
         };
-        if let Some(gateway) = self.gateway.as_mut().filter(|g| g.stands_by()) {
-            gateway.drop_standing_by(batch.len() as u64);
+        if let Some(gateway) = self.gateway.as_mut().filter(|g| g.is_standby()) {
+            gateway.drop_as_standby(batch.len() as u64);
             return gone;
         }
         if !batch.is_empty() {
@@ -326,7 +326,7 @@ impl Node {
 
     fn poll_timers(&mut self) {
         let now = now();
-        if self.stands_by()
+        if self.is_standby()
             || self
                 .tunnel
                 .next_wakeup()

@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use seikan_diagnose::Remedy;
 use seikan_diagnose::trial::{self, Decision, Look, Trial};
-use seikan_node::control::Places;
+use seikan_node::control::RuntimeDirs;
 use seikan_node::state::{self, Journal};
 use seikan_sys::monitor::{self, Monitor};
 use seikan_sys::netns::NetNs;
@@ -35,7 +35,7 @@ impl Fix {
     /// # Errors
     /// There are threads already, or no process to be had.
     pub fn prepare() -> Result<Fix> {
-        let directory = Places::default().run;
+        let directory = RuntimeDirs::default().run;
         let pid = std::process::id();
         let name = format!("{}{pid}", prefix()?);
         let path = directory.join(format!("{name}.journal"));
@@ -115,7 +115,7 @@ impl Fix {
 /// # Errors
 /// The folder cannot be read, or another process is at it.
 pub fn undo() -> Result<(Vec<String>, Vec<String>)> {
-    let directory = Places::default().run;
+    let directory = RuntimeDirs::default().run;
     let (mut done, mut failures) = (Vec::new(), Vec::new());
     let prefix = prefix()?;
     let entries = match std::fs::read_dir(&directory) {

@@ -2,7 +2,7 @@
 
 use super::json::{Reply, Request, Secret};
 use super::ping::Pong;
-use super::socket::Places;
+use super::socket::RuntimeDirs;
 use crate::status::Status;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -74,8 +74,8 @@ pub enum AskError {
 
 /// A ping that was requested. Readable once the answer has arrived.
 #[derive(Debug)]
-pub struct Asked {
-    places: Places,
+pub struct PendingPing {
+    dirs: RuntimeDirs,
     name: String,
     stream: UnixStream,
 }
@@ -84,13 +84,13 @@ pub struct Asked {
 ///
 /// # Errors
 /// The run directory cannot be read.
-pub fn running(places: &Places) -> Result<Vec<String>, AskError> {
+pub fn running(dirs: &RuntimeDirs) -> Result<Vec<String>, AskError> {
     let forbidden = |_| AskError::Forbidden {
-        path: places.run.clone(),
+        path: dirs.run.clone(),
     };
-    let mut names = places.names().map_err(forbidden)?;
+    let mut names = dirs.names().map_err(forbidden)?;
     // A request to an instance that cannot be examined fails with the reason.
-    names.retain(|name| places.is_running(name).unwrap_or(true));
+    names.retain(|name| dirs.is_running(name).unwrap_or(true));
     Ok(names)
 }
 
@@ -98,22 +98,22 @@ pub fn running(places: &Places) -> Result<Vec<String>, AskError> {
 ///
 /// # Errors
 /// See [`AskError`].
-pub fn status(places: &Places, name: &str) -> Result<Status, AskError> {
-    let (reply, _) = ask(places, name, Request::Status)?;
+pub fn status(dirs: &RuntimeDirs, name: &str) -> Result<Status, AskError> {
+    let (reply, _) = ask(dirs, name, Request::Status)?;
     reply
         .status
-        .ok_or_else(|| silent(places, name, io::ErrorKind::InvalidData.into()))
+        .ok_or_else(|| silent(dirs, name, io::ErrorKind::InvalidData.into()))
 }
 
 /// Requests an instance to stop, and waits at most `patience` until it has.
 ///
 /// # Errors
 /// See [`AskError`].
-pub fn stop(places: &Places, name: &str, patience: Duration) -> Result<(), AskError> {
-    let begun = Instant::now();
-    let (reply, _connection) = ask(places, name, Request::Stop)?;
-    while places.is_running(name).unwrap_or(false) {
-        if begun.elapsed() >= patience {
+pub fn stop(dirs: &RuntimeDirs, name: &str, patience: Duration) -> Result<(), AskError> {
+    let started_at = Instant::now();
+    let (reply, _connection) = ask(dirs, name, Request::Stop)?;
+    while dirs.is_running(name).unwrap_or(false) {
+        if started_at.elapsed() >= patience {
             return Err(AskError::StillRunning {
                 name: name.into(),
                 pid: reply.pid,
@@ -130,21 +130,21 @@ pub fn stop(places: &Places, name: &str, patience: Duration) -> Result<(), AskEr
 ///
 /// # Errors
 /// See [`AskError`].
-pub fn ping(places: &Places, name: &str, peer: &str) -> Result<Asked, AskError> {
+pub fn ping(dirs: &RuntimeDirs, name: &str, peer: &str) -> Result<PendingPing, AskError> {
     let peer = peer.to_owned();
-    begin(places, name, &Request::Ping { peer })
+    begin(dirs, name, &Request::Ping { peer })
 }
 
 /// Requests an instance to adopt another private key, in base64, and to keep all sessions.
 ///
 /// # Errors
 /// See [`AskError`]; refused if the instance is not a member of a mesh, or is a gateway.
-pub fn rotate(places: &Places, name: &str, private_key: &str) -> Result<(), AskError> {
+pub fn rotate(dirs: &RuntimeDirs, name: &str, private_key: &str) -> Result<(), AskError> {
     let private_key = Secret::new(private_key);
-    ask(places, name, Request::Rotate { private_key }).map(drop)
+    ask(dirs, name, Request::Rotate { private_key }).map(drop)
 }
 
-impl Asked {
+impl PendingPing {
     /// Waits for the result of a [`ping`].
     ///
     /// # Errors
@@ -173,31 +173,31 @@ impl Asked {
     }
 
     fn silent(&self, error: io::Error) -> AskError {
-        silent(&self.places, &self.name, error)
+        silent(&self.dirs, &self.name, error)
     }
 }
 
-impl AsFd for Asked {
+impl AsFd for PendingPing {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
 }
 
-fn ask(places: &Places, name: &str, request: Request) -> Result<(Reply, UnixStream), AskError> {
-    let asked = begin(places, name, &request)?;
-    Ok((asked.reply()?, asked.stream))
+fn ask(dirs: &RuntimeDirs, name: &str, request: Request) -> Result<(Reply, UnixStream), AskError> {
+    let pending = begin(dirs, name, &request)?;
+    Ok((pending.reply()?, pending.stream))
 }
 
-fn begin(places: &Places, name: &str, request: &Request) -> Result<Asked, AskError> {
-    let path = places.control(name);
+fn begin(dirs: &RuntimeDirs, name: &str, request: &Request) -> Result<PendingPing, AskError> {
+    let path = dirs.control(name);
     let stream = UnixStream::connect(&path).map_err(|error| match error.kind() {
         io::ErrorKind::PermissionDenied => AskError::Forbidden { path: path.clone() },
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
-            if !places.is_running(name).unwrap_or(false) =>
+            if !dirs.is_running(name).unwrap_or(false) =>
         {
             AskError::NotRunning(name.into())
         }
-        _ => silent(places, name, error),
+        _ => silent(dirs, name, error),
     })?;
     let send = || -> io::Result<()> {
         stream.set_read_timeout(Some(PATIENCE))?;
@@ -206,15 +206,15 @@ fn begin(places: &Places, name: &str, request: &Request) -> Result<Asked, AskErr
         line.push(b'\n');
         (&stream).write_all(&line)
     };
-    send().map_err(|error| silent(places, name, error))?;
-    Ok(Asked {
-        places: places.clone(),
+    send().map_err(|error| silent(dirs, name, error))?;
+    Ok(PendingPing {
+        dirs: dirs.clone(),
         name: name.into(),
         stream,
     })
 }
 
-fn silent(places: &Places, name: &str, error: io::Error) -> AskError {
+fn silent(dirs: &RuntimeDirs, name: &str, error: io::Error) -> AskError {
     let error = match error.kind() {
         // The error of a socket's timeout.
         io::ErrorKind::WouldBlock => {
@@ -225,8 +225,8 @@ fn silent(places: &Places, name: &str, error: io::Error) -> AskError {
     };
     AskError::Silent {
         name: name.into(),
-        path: places.control(name),
-        lock: places.lock(name),
+        path: dirs.control(name),
+        lock: dirs.lock(name),
         error,
     }
 }

@@ -143,7 +143,7 @@ impl Client {
 
     /// Does a bounded piece of work: one read, the lines in it, one piece of the reply, one write. The loop
     /// calls it again after the next packets.
-    pub fn turn(&mut self, subject: &mut Subject<'_>) -> Fate {
+    pub fn run_once(&mut self, subject: &mut Subject<'_>) -> Fate {
         if self.receive().is_err() {
             return Fate::Goes;
         }

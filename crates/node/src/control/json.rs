@@ -15,7 +15,7 @@ use super::subject::Subject;
 use crate::gateway::status::{self as gateway, GatewayStatus};
 use crate::node::now;
 use crate::status::{self, Status};
-use crate::worker::Verdict;
+use crate::worker::ControlFlow;
 use seikan_config::parse_private_key;
 use seikan_proto::gateway::DeviceId;
 use seikan_proto::indices::PeerId;
@@ -103,7 +103,7 @@ enum State {
     #[default]
     Idle,
     /// A status is being sent.
-    Status(Box<Telling>),
+    Status(Box<StatusReply>),
     /// A peer was pinged.
     Pinging(Pinging),
     /// The client waits until this process ends.
@@ -113,7 +113,7 @@ enum State {
 
 /// The rest of a status that is being sent.
 #[derive(Debug)]
-struct Telling {
+struct StatusReply {
     peers: std::vec::IntoIter<PeerId>,
     /// The gateway without its devices, until it was sent; it follows the peers.
     gateway: Option<Box<GatewayStatus>>,
@@ -143,7 +143,7 @@ impl super::client::Dialogue for Dialogue {
             Ok(Request::Status) => self.state = begin_status(subject, output),
             Ok(Request::Stop) => {
                 let _ = writeln!(output, "{{\"ok\":true,\"pid\":{}}}", std::process::id());
-                subject.verdict = Verdict::Stop;
+                subject.flow = ControlFlow::Stop;
                 self.state = State::Stopping;
             }
             Ok(Request::Ping { peer }) => match Pinging::begin(subject, &peer) {
@@ -230,7 +230,7 @@ fn begin_status(subject: &Subject<'_>, output: &mut Output) -> State {
     let peers: Vec<_> = subject.node.tunnel.peers().map(|peer| peer.id).collect();
     let gateway = subject.node.gateway.as_ref();
     let devices = gateway.map_or(0, |gateway| gateway.gateway.devices().count());
-    State::Status(Box::new(Telling {
+    State::Status(Box::new(StatusReply {
         peers: peers.into_iter(),
         gateway: gateway::without_devices(subject.node, subject.record).map(Box::new),
         devices: 0..devices as u32,
@@ -239,7 +239,7 @@ fn begin_status(subject: &Subject<'_>, output: &mut Output) -> State {
     }))
 }
 
-impl Telling {
+impl StatusReply {
     /// Appends the next piece; returns false after the last.
     fn give(&mut self, subject: &Subject<'_>, now: Now, output: &mut Output) -> bool {
         // Neither writing to memory nor these types can fail.

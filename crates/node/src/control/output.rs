@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_pushed_comes_out_in_order_whatever_was_sent_between() {
+    fn output_keeps_its_order() {
         let mut output = Output::default();
         let mut out = Vec::new();
         for i in 0..20_000u32 {

@@ -2,7 +2,7 @@
 
 use super::subject::{Record, Subject};
 use crate::mesh::names::DOMAIN;
-use crate::mesh::{LegTo, MeshState};
+use crate::mesh::{ProxyTarget, MeshState};
 use crate::node::{Node, now};
 use seikan_proto::indices::PeerId;
 use seikan_proto::keys::PublicKey;
@@ -72,7 +72,7 @@ impl Pinging {
     ///
     /// # Errors
     /// A message for the user: there is no such peer, or it cannot be pinged.
-    pub fn begin(subject: &mut Subject<'_>, whom: &str) -> Result<Pinging, String> {
+    pub fn begin(subject: &mut Subject<'_>, peer_name: &str) -> Result<Pinging, String> {
         if subject.node.tunnel.protocol() == Protocol::WireGuard {
             return Err(
                 "the WireGuard protocol has no echo request; use ping(8) with an address of the peer"
@@ -82,7 +82,7 @@ impl Pinging {
         if subject.node.stands_by() {
             return Err("this gateway is on standby and has no sessions".to_owned());
         }
-        let id = find(subject.node, subject.record, whom)?;
+        let id = find(subject.node, subject.record, peer_name)?;
         let now = now();
         let node = &mut *subject.node;
         let number = node.tunnel.ping(now, id, &mut node.outbox);
@@ -135,9 +135,9 @@ impl Pinging {
 /// Returns the name of the relay that has an address. The port of a pair is at the same IP address as the main
 /// port.
 fn relay_at(mesh: &MeshState, address: SocketAddr) -> Option<String> {
-    match mesh.legs.get(&address) {
-        Some(LegTo::Relay { relay, .. }) => return Some(format!("{relay} (TLS)")),
-        Some(LegTo::Turn { server, .. }) => return Some(format!("{server} (TURN)")),
+    match mesh.proxies.get(&address) {
+        Some(ProxyTarget::Relay { relay, .. }) => return Some(format!("{relay} (TLS)")),
+        Some(ProxyTarget::Turn { server, .. }) => return Some(format!("{server} (TURN)")),
         None => {}
     }
     let ip = address.ip();
@@ -149,25 +149,25 @@ fn relay_at(mesh: &MeshState, address: SocketAddr) -> Option<String> {
 }
 
 /// Finds a peer by its configured name, its mesh name, its address or its key.
-fn find(node: &Node, record: &Record, whom: &str) -> Result<PeerId, String> {
+fn find(node: &Node, record: &Record, peer_name: &str) -> Result<PeerId, String> {
     let tunnel = &node.tunnel;
-    if let Ok(address) = whom.parse::<IpAddr>() {
+    if let Ok(address) = peer_name.parse::<IpAddr>() {
         return tunnel
             .peer_at(address)
             .ok_or_else(|| format!("no peer has the address {address}"));
     }
-    if let Ok(key) = whom.parse::<PublicKey>() {
-        return tunnel.peer_by_key(&key).ok_or_else(|| unknown(whom));
+    if let Ok(key) = peer_name.parse::<PublicKey>() {
+        return tunnel.peer_by_key(&key).ok_or_else(|| unknown(peer_name));
     }
-    let named = |name: &str| name.eq_ignore_ascii_case(whom);
+    let named = |name: &str| name.eq_ignore_ascii_case(peer_name);
     let configured = record.names.iter().find(|(_, name)| named(name));
     if let Some(id) = configured.and_then(|(key, _)| tunnel.peer_by_key(key)) {
         return Ok(id);
     }
     let Some(mesh) = &node.mesh else {
-        return Err(unknown(whom));
+        return Err(unknown(peer_name));
     };
-    let name = whom.strip_suffix('.').unwrap_or(whom);
+    let name = peer_name.strip_suffix('.').unwrap_or(peer_name);
     let host = name.strip_suffix(DOMAIN);
     let name = host.and_then(|host| host.strip_suffix('.')).unwrap_or(name);
     let called = |member: &Name| member.as_str().eq_ignore_ascii_case(name);
@@ -176,16 +176,16 @@ fn find(node: &Node, record: &Record, whom: &str) -> Result<PeerId, String> {
     if let Some(id) = member.and_then(|(key, _)| tunnel.peer_by_key(key)) {
         return Ok(id);
     }
-    let mut refused = mesh.doubts.refused.values();
+    let mut refused = mesh.key_conflicts.refused.values();
     Err(match refused.find(|refused| called(&refused.name)) {
         Some(refused) => format!("not a peer: {}", refused.reason),
-        None => unknown(whom),
+        None => unknown(peer_name),
     })
 }
 
-fn unknown(whom: &str) -> String {
+fn unknown(peer_name: &str) -> String {
     // The text is displayed to a user.
-    let shown: String = whom.chars().filter(|c| !c.is_control()).take(64).collect();
+    let shown: String = peer_name.chars().filter(|c| !c.is_control()).take(64).collect();
     format!(
         "there is no peer `{shown}`: give a name, an address or a key that `seikan status` lists"
     )

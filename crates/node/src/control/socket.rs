@@ -68,10 +68,10 @@ pub enum ControlError {
         error: io::Error,
     },
     /// Another system call failed.
-    #[error("{what}: {error}")]
+    #[error("{operation}: {error}")]
     System {
         /// The operation that failed.
-        what: &'static str,
+        operation: &'static str,
         /// The system's answer.
         error: io::Error,
     },
@@ -96,7 +96,7 @@ fn metrics_hint(error: &io::Error) -> &'static str {
 
 /// Directories of the sockets and of the persistent state.
 #[derive(Clone, Debug)]
-pub struct Places {
+pub struct RuntimeDirs {
     /// Directory of Seikan's own sockets and locks.
     pub run: PathBuf,
     /// Directory of the sockets for `wg`.
@@ -105,15 +105,15 @@ pub struct Places {
     pub state: PathBuf,
 }
 
-impl Default for Places {
+impl Default for RuntimeDirs {
     /// `/run/seikan` or the value of `SEIKAN_RUN_DIR`; `/var/run/wireguard`; `/var/lib/seikan` or the value of
     /// `SEIKAN_STATE_DIR`.
-    fn default() -> Places {
+    fn default() -> RuntimeDirs {
         let or = |variable, usual: &str| {
             let own = std::env::var_os(variable).filter(|dir| !dir.is_empty());
             own.map_or_else(|| usual.into(), PathBuf::from)
         };
-        Places {
+        RuntimeDirs {
             run: or(RUN_DIR_VARIABLE, RUN_DIR),
             wireguard: WIREGUARD_DIR.into(),
             state: or(STATE_DIR_VARIABLE, STATE_DIR),
@@ -121,7 +121,7 @@ impl Default for Places {
     }
 }
 
-impl Places {
+impl RuntimeDirs {
     /// The control socket of an instance.
     pub fn control(&self, name: &str) -> PathBuf {
         self.run.join(format!("{name}.sock"))
@@ -177,9 +177,9 @@ pub struct Lock {
 
 impl Lock {
     /// Takes the name.
-    pub fn take(places: &Places, name: &str) -> Result<Lock, ControlError> {
-        create_folder(&places.run, 0o700)?;
-        let path = places.lock(name);
+    pub fn take(dirs: &RuntimeDirs, name: &str) -> Result<Lock, ControlError> {
+        create_folder(&dirs.run, 0o700)?;
+        let path = dirs.lock(name);
         let failed = |action| {
             let path = path.clone();
             move |error| ControlError::File {
@@ -311,15 +311,15 @@ impl Drop for Listener {
 
 /// Binds the socket for `wg`. The inner error is the reason why this user may not: a tunnel works without that
 /// socket.
-pub fn bind_uapi(places: &Places, name: &str) -> Result<Result<Listener, String>, ControlError> {
-    let path = places.uapi(name);
+pub fn bind_uapi(dirs: &RuntimeDirs, name: &str) -> Result<Result<Listener, String>, ControlError> {
+    let path = dirs.uapi(name);
     if UnixStream::connect(&path).is_ok() {
         return Err(ControlError::Foreign {
             name: name.into(),
             path,
         });
     }
-    match create_folder(&places.wireguard, 0o755).and_then(|()| Listener::bind(&path)) {
+    match create_folder(&dirs.wireguard, 0o755).and_then(|()| Listener::bind(&path)) {
         Err(ControlError::File { error, action, .. })
             if matches!(
                 error.kind(),
@@ -346,8 +346,8 @@ fn create_folder(path: &Path, mode: u32) -> Result<(), ControlError> {
 mod tests {
     use super::*;
 
-    fn places(dir: &tempfile::TempDir) -> Places {
-        Places {
+    fn dirs(dir: &tempfile::TempDir) -> RuntimeDirs {
+        RuntimeDirs {
             run: dir.path().join("run"),
             wireguard: dir.path().join("wireguard"),
             state: dir.path().join("state"),
@@ -355,51 +355,51 @@ mod tests {
     }
 
     #[test]
-    fn a_second_instance_is_told_who_the_first_is() {
+    fn a_second_instance_names_the_first() {
         let dir = tempfile::tempdir().unwrap();
-        let first = Lock::take(&places(&dir), "wg0").unwrap();
-        let error = Lock::take(&places(&dir), "wg0").unwrap_err().to_string();
+        let first = Lock::take(&dirs(&dir), "wg0").unwrap();
+        let error = Lock::take(&dirs(&dir), "wg0").unwrap_err().to_string();
         let pid = format!("process {}", std::process::id());
         assert!(error.contains(&pid), "{error}");
-        assert!(places(&dir).is_running("wg0").unwrap());
+        assert!(dirs(&dir).is_running("wg0").unwrap());
         drop(first);
-        assert!(!places(&dir).is_running("wg0").unwrap());
-        assert!(Lock::take(&places(&dir), "wg0").is_ok());
+        assert!(!dirs(&dir).is_running("wg0").unwrap());
+        assert!(Lock::take(&dirs(&dir), "wg0").is_ok());
     }
 
     #[test]
-    fn what_a_dead_process_left_is_replaced() {
+    fn leftovers_of_a_dead_process_are_replaced() {
         let dir = tempfile::tempdir().unwrap();
-        let places = places(&dir);
-        drop(Lock::take(&places, "wg0").unwrap());
-        fs::write(places.lock("wg0"), "1\n").unwrap();
-        fs::create_dir_all(&places.wireguard).unwrap();
-        drop(UnixListener::bind(places.uapi("wg0")).unwrap());
-        let _lock = Lock::take(&places, "wg0").unwrap();
-        let _listener = bind_uapi(&places, "wg0").unwrap().unwrap();
-        assert!(UnixStream::connect(places.uapi("wg0")).is_ok());
+        let dirs = dirs(&dir);
+        drop(Lock::take(&dirs, "wg0").unwrap());
+        fs::write(dirs.lock("wg0"), "1\n").unwrap();
+        fs::create_dir_all(&dirs.wireguard).unwrap();
+        drop(UnixListener::bind(dirs.uapi("wg0")).unwrap());
+        let _lock = Lock::take(&dirs, "wg0").unwrap();
+        let _listener = bind_uapi(&dirs, "wg0").unwrap().unwrap();
+        assert!(UnixStream::connect(dirs.uapi("wg0")).is_ok());
     }
 
     #[test]
     fn a_living_wireguard_keeps_its_socket() {
         let dir = tempfile::tempdir().unwrap();
-        let places = places(&dir);
-        fs::create_dir_all(&places.wireguard).unwrap();
-        let _other = UnixListener::bind(places.uapi("wg0")).unwrap();
-        let error = bind_uapi(&places, "wg0").unwrap_err();
+        let dirs = dirs(&dir);
+        fs::create_dir_all(&dirs.wireguard).unwrap();
+        let _other = UnixListener::bind(dirs.uapi("wg0")).unwrap();
+        let error = bind_uapi(&dirs, "wg0").unwrap_err();
         assert!(matches!(error, ControlError::Foreign { .. }), "{error}");
     }
 
     #[test]
     fn sockets_are_for_their_owner_alone_and_leave_nothing() {
         let dir = tempfile::tempdir().unwrap();
-        let places = places(&dir);
-        let lock = Lock::take(&places, "wg0").unwrap();
-        let listener = Listener::bind(&places.control("wg0")).unwrap();
+        let dirs = dirs(&dir);
+        let lock = Lock::take(&dirs, "wg0").unwrap();
+        let listener = Listener::bind(&dirs.control("wg0")).unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
-        assert_eq!(mode(&places.run), 0o700);
-        assert_eq!(mode(&places.control("wg0")), 0o600);
+        assert_eq!(mode(&dirs.run), 0o700);
+        assert_eq!(mode(&dirs.control("wg0")), 0o600);
         drop((listener, lock));
-        assert_eq!(fs::read_dir(&places.run).unwrap().count(), 0);
+        assert_eq!(fs::read_dir(&dirs.run).unwrap().count(), 0);
     }
 }

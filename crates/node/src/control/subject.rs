@@ -2,7 +2,7 @@
 
 use crate::node::{Node, SystemRandom, now};
 use crate::uapi::{Device, Refusal};
-use crate::worker::Verdict;
+use crate::worker::ControlFlow;
 use seikan_proto::keys::{PrivateKey, PublicKey};
 use seikan_proto::tunnel::{Now, Tunnel};
 use seikan_sys::netlink::Netlink;
@@ -41,7 +41,7 @@ pub struct Subject<'a> {
     /// Its record.
     pub record: &'a mut Record,
     /// Effect of the clients' requests on the loop.
-    pub verdict: Verdict,
+    pub flow: ControlFlow,
 }
 
 impl Device for Subject<'_> {
@@ -74,8 +74,8 @@ impl Device for Subject<'_> {
 
     fn set_listen_port(&mut self, port: u16) -> Result<(), Refusal> {
         self.node.sockets.rebind(port)?;
-        if self.verdict != Verdict::Stop {
-            self.verdict = Verdict::SocketsChanged;
+        if self.flow != ControlFlow::Stop {
+            self.flow = ControlFlow::SocketsChanged;
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! The interface of the local network in transparent mode: a packet socket, and the responder that uses it.
 
-use crate::intake::Intake;
+use crate::reader::BatchReader;
 use crate::node::{SystemRandom, now};
 use seikan_config::GatewaySettings;
 use seikan_observe::{DirectionCounters, DropReason, Histogram};
@@ -96,7 +96,7 @@ pub struct Lan {
     pub responder: Responder,
     /// Present if a second gateway is configured.
     pub election: Option<Election>,
-    pub(super) intake: Intake,
+    pub(super) reader: BatchReader,
     /// Its counters.
     pub counters: LanCounters,
     /// Super-packets are passed to the kernel; otherwise they are segmented here.
@@ -122,7 +122,7 @@ impl Lan {
             link,
             responder,
             election,
-            intake: Intake::default(),
+            reader: BatchReader::default(),
             counters: LanCounters::default(),
             gso: offload,
         };

@@ -18,7 +18,7 @@ pub enum Side {
 
 /// A NIC to check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Card<'a> {
+pub struct Nic<'a> {
     /// Its name.
     pub interface: &'a str,
     /// Which network it is in.
@@ -45,7 +45,7 @@ pub struct Finding {
 }
 
 /// A recommended setting.
-struct Wish {
+struct Recommendation {
     /// Name in `ethtool -k`.
     setting: &'static str,
     /// Name in `ethtool -K`.
@@ -64,8 +64,8 @@ struct Wish {
 /// By importance. On the tunnel's side `rx-gro-list` does not matter, since the kernel ignores it for sockets
 /// that request merged datagrams (`udp_gro_receive()`, net/ipv4/udp_offload.c); nor does TSO, since the tunnel
 /// sends UDP.
-const WISHES: &[Wish] = &[
-    Wish {
+const RECOMMENDATIONS: &[Recommendation] = &[
+    Recommendation {
         setting: "generic-receive-offload",
         option: "gro",
         bits: &["rx-gro"],
@@ -74,7 +74,7 @@ const WISHES: &[Wish] = &[
         wan: Some("datagrams are not merged before the tunnel receives them"),
         only_tagged: false,
     },
-    Wish {
+    Recommendation {
         setting: "large-receive-offload",
         option: "lro",
         bits: &["rx-lro"],
@@ -83,7 +83,7 @@ const WISHES: &[Wish] = &[
         wan: None,
         only_tagged: false,
     },
-    Wish {
+    Recommendation {
         setting: "rx-gro-list",
         option: "rx-gro-list",
         bits: &["rx-gro-list"],
@@ -92,7 +92,7 @@ const WISHES: &[Wish] = &[
         wan: None,
         only_tagged: false,
     },
-    Wish {
+    Recommendation {
         setting: "rx-udp-gro-forwarding",
         option: "rx-udp-gro-forwarding",
         bits: &["rx-udp-gro-forwarding"],
@@ -103,7 +103,7 @@ const WISHES: &[Wish] = &[
         wan: None,
         only_tagged: false,
     },
-    Wish {
+    Recommendation {
         setting: "tx-checksumming",
         option: "tx",
         bits: &[
@@ -116,7 +116,7 @@ const WISHES: &[Wish] = &[
         wan: Some("kernels before 6.11 refuse the tunnel's segmented sends without it"),
         only_tagged: false,
     },
-    Wish {
+    Recommendation {
         setting: "generic-segmentation-offload",
         option: "gso",
         bits: &["tx-generic-segmentation"],
@@ -129,7 +129,7 @@ const WISHES: &[Wish] = &[
         ),
         only_tagged: false,
     },
-    Wish {
+    Recommendation {
         setting: "tcp-segmentation-offload",
         option: "tso",
         bits: &["tx-tcp-segmentation", "tx-tcp6-segmentation"],
@@ -138,7 +138,7 @@ const WISHES: &[Wish] = &[
         wan: None,
         only_tagged: false,
     },
-    Wish {
+    Recommendation {
         setting: "tx-udp-segmentation",
         option: "tx-udp-segmentation",
         bits: &["tx-udp-segmentation"],
@@ -147,7 +147,7 @@ const WISHES: &[Wish] = &[
         wan: Some("the processor, not the interface, segments the tunnel's datagrams"),
         only_tagged: false,
     },
-    Wish {
+    Recommendation {
         setting: "rx-vlan-offload",
         option: "rxvlan",
         bits: &["rx-vlan-hw-parse"],
@@ -160,30 +160,30 @@ const WISHES: &[Wish] = &[
 
 /// Returns the settings that should be changed. Settings that the driver has fixed or does not know are
 /// skipped: nobody can change them.
-pub fn judge(card: &Card<'_>, features: &[FeatureState]) -> Vec<Finding> {
+pub fn check(nic: &Nic<'_>, features: &[FeatureState]) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for wish in WISHES {
-        let why = match card.side {
-            Side::Lan => wish.lan,
-            Side::Wan => wish.wan,
+    for recommendation in RECOMMENDATIONS {
+        let why = match nic.side {
+            Side::Lan => recommendation.lan,
+            Side::Wan => recommendation.wan,
         };
-        let Some(why) = why.filter(|_| card.tagged || !wish.only_tagged) else {
+        let Some(why) = why.filter(|_| nic.tagged || !recommendation.only_tagged) else {
             continue;
         };
-        if is_on(wish, features) == Some(wish.should) || !can_change(wish, features) {
+        if is_on(recommendation, features) == Some(recommendation.should) || !can_change(recommendation, features) {
             continue;
         }
-        let (is, should) = match wish.should {
+        let (is, should) = match recommendation.should {
             true => ("off", "on"),
             false => ("on", "off"),
         };
         findings.push(Finding {
-            interface: card.interface.to_owned(),
-            setting: wish.setting.to_owned(),
+            interface: nic.interface.to_owned(),
+            setting: recommendation.setting.to_owned(),
             is: is.to_owned(),
             should: should.to_owned(),
             why: why.to_owned(),
-            command: format!("ethtool -K {} {} {should}", card.interface, wish.option),
+            command: format!("ethtool -K {} {} {should}", nic.interface, recommendation.option),
         });
     }
     findings
@@ -191,25 +191,25 @@ pub fn judge(card: &Card<'_>, features: &[FeatureState]) -> Vec<Finding> {
 
 /// Returns the current values of the settings that matter here.
 pub fn settings(features: &[FeatureState]) -> impl Iterator<Item = (&'static str, bool)> {
-    WISHES
+    RECOMMENDATIONS
         .iter()
-        .filter_map(|wish| Some((wish.setting, is_on(wish, features)?)))
+        .filter_map(|recommendation| Some((recommendation.setting, is_on(recommendation, features)?)))
 }
 
 /// Whether any feature of the group is active, as `ethtool -k` summarises groups; `None` if the kernel knows
 /// none of them.
-fn is_on(wish: &Wish, features: &[FeatureState]) -> Option<bool> {
-    let mut bits = of(wish, features).peekable();
+fn is_on(recommendation: &Recommendation, features: &[FeatureState]) -> Option<bool> {
+    let mut bits = of(recommendation, features).peekable();
     bits.peek()?;
     Some(bits.any(|bit| bit.active))
 }
 
-fn can_change(wish: &Wish, features: &[FeatureState]) -> bool {
-    of(wish, features).any(|bit| bit.changeable && bit.active != wish.should)
+fn can_change(recommendation: &Recommendation, features: &[FeatureState]) -> bool {
+    of(recommendation, features).any(|bit| bit.changeable && bit.active != recommendation.should)
 }
 
-fn of<'a>(wish: &Wish, features: &'a [FeatureState]) -> impl Iterator<Item = &'a FeatureState> {
-    let names = wish.bits;
+fn of<'a>(recommendation: &Recommendation, features: &'a [FeatureState]) -> impl Iterator<Item = &'a FeatureState> {
+    let names = recommendation.bits;
     features.iter().filter(|bit| names.contains(&&*bit.name))
 }
 
@@ -228,8 +228,8 @@ mod tests {
 
     /// A NIC with all recommended settings, on either side.
     fn good() -> Vec<FeatureState> {
-        let all = WISHES.iter();
-        all.flat_map(|wish| wish.bits.iter().map(|name| bit(name, wish.should)))
+        let all = RECOMMENDATIONS.iter();
+        all.flat_map(|recommendation| recommendation.bits.iter().map(|name| bit(name, recommendation.should)))
             .collect()
     }
 
@@ -244,17 +244,17 @@ mod tests {
     }
 
     fn commands(side: Side, tagged: bool, features: &[FeatureState]) -> Vec<String> {
-        let card = Card {
+        let nic = Nic {
             interface: "eth1",
             side,
             tagged,
         };
-        let findings = judge(&card, features).into_iter();
+        let findings = check(&nic, features).into_iter();
         findings.map(|finding| finding.command).collect()
     }
 
     #[test]
-    fn a_good_card_needs_nothing() {
+    fn recommended_settings_give_no_finding() {
         for side in [Side::Lan, Side::Wan] {
             assert_eq!(commands(side, true, &good()), [""; 0]);
         }
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_can_change_is_no_finding() {
+    fn fixed_settings_give_no_finding() {
         let mut features = with("rx-gro", false);
         for bit in &mut features {
             bit.changeable = false;

@@ -11,14 +11,14 @@ use seikan_wire::VNET_HDR_LEN;
 
 impl GatewayNode {
     /// Whether this gateway is on standby.
-    pub fn stands_by(&self) -> bool {
+    pub fn is_standby(&self) -> bool {
         self.lan
             .as_ref()
             .is_some_and(|lan| !lan.responder.is_active())
     }
 
     /// Drops `packets` received from the TUN device or a socket, without handling them.
-    pub(crate) fn drop_standing_by(&mut self, packets: u64) {
+    pub(crate) fn drop_as_standby(&mut self, packets: u64) {
         self.gateway.drop_unattributed(DropReason::Standby, packets);
     }
 

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_spread_is_well() {
+    fn spread_queues_need_no_command() {
         assert_eq!(told(&[30_000, 20_000], &[]).all_on, None);
     }
 
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_of_different_processors_tell_nothing() {
+    fn samples_of_different_processors_have_no_result() {
         assert_eq!(spread(&sample(&[1], &[]), &sample(&[1, 2], &[]), 1.0), None);
         assert_eq!(spread(&sample(&[1], &[]), &sample(&[1], &[]), 0.0), None);
     }

@@ -440,12 +440,12 @@ fn offloads(gateway: &GatewayNode, links: &[(Side, LinkInfo)]) -> Vec<Offloads> 
                 Err(error) => Err(format!("cannot open a socket: {error}")),
             };
             let features = read.as_deref().unwrap_or_default();
-            let card = offload::Card {
+            let nic = offload::Nic {
                 interface: &interface,
                 side: *side,
                 tagged,
             };
-            let mut findings = offload::judge(&card, features);
+            let mut findings = offload::check(&nic, features);
             // A NIC may be on both sides.
             findings.retain(|f| {
                 all.iter()
@@ -510,13 +510,13 @@ mod tests {
     }
 
     #[test]
-    fn the_leg_that_loses_is_slow() {
+    fn the_side_that_loses_is_slow() {
         assert_eq!(slow_side(&side(5, 300), &side(2, 40_000)), SlowSide::Lan);
         assert_eq!(slow_side(&side(0, 40_000), &side(5, 300)), SlowSide::Tunnel);
     }
 
     #[test]
-    fn loss_alike_on_both_is_no_verdict_but_time_may_be() {
+    fn equal_loss_has_no_slow_side_but_time_may() {
         assert_eq!(slow_side(&side(8, 300), &side(10, 400)), SlowSide::Neither);
         assert_eq!(slow_side(&side(8, 300), &side(10, 4000)), SlowSide::Tunnel);
     }

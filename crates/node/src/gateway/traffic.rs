@@ -30,7 +30,7 @@ impl Node {
     /// Whether frames were read that were not sent yet.
     pub(crate) fn lan_waits(&self) -> bool {
         let lan = self.gateway.as_ref().and_then(|g| g.lan.as_ref());
-        lan.is_some_and(|lan| lan.intake.waits())
+        lan.is_some_and(|lan| lan.reader.waits())
     }
 
     /// Reads from the interface of the local network once, and sends the packets for the tunnel.
@@ -81,7 +81,7 @@ impl Node {
             // The rest is read after other work.
             Err(io::ErrorKind::WouldBlock.into())
         };
-        let (batch, _) = lan.intake.next(read, now.mono);
+        let (batch, _) = lan.reader.next(read, now.mono);
         if frames > 0 {
             lan.counters.frames_per_read.record(frames);
         }

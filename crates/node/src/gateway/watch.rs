@@ -6,7 +6,7 @@
 
 use super::lan::{LanError, Link};
 use crate::node::{Node, now};
-use crate::worker::{Service, TOKEN_LAN, Verdict};
+use crate::worker::{Service, TOKEN_LAN, ControlFlow};
 use seikan_proto::gateway::Mtus;
 use seikan_sys::netlink::{Event, Group, Netlink, NetlinkError, Subscription};
 use seikan_sys::poll::{Epoll, Interest};
@@ -30,7 +30,7 @@ impl Watch {
             network: Netlink::subscribe(&[Group::Link, Group::Address])?,
             netlink: Netlink::open()?,
         };
-        node.look_at_addresses(&watch.netlink);
+        node.update_addresses(&watch.netlink);
         Ok(watch)
     }
 
@@ -45,9 +45,9 @@ impl Service for Watch {
         epoll.add(&self.network, TOKEN, Interest::Read)
     }
 
-    fn ready(&mut self, _token: u64, epoll: &Epoll, node: &mut Node) -> Verdict {
+    fn ready(&mut self, _token: u64, epoll: &Epoll, node: &mut Node) -> ControlFlow {
         let Some(gateway) = &node.gateway else {
-            return Verdict::Continue;
+            return ControlFlow::Continue;
         };
         let (mut concerned, mut removed, mut addressed) = (false, false, false);
         let tun = node.tun.index();
@@ -68,18 +68,18 @@ impl Service for Watch {
             }
         }
         if addressed {
-            node.look_at_addresses(&self.netlink);
+            node.update_addresses(&self.netlink);
         }
         if concerned || removed {
-            node.look_at_card(&self.netlink, epoll);
+            node.update_link(&self.netlink, epoll);
         }
-        Verdict::Continue
+        ControlFlow::Continue
     }
 }
 
 impl Node {
     /// Updates the addresses of the tunnel's interface; keeps the old ones if the kernel cannot be asked.
-    fn look_at_addresses(&mut self, netlink: &Netlink) {
+    fn update_addresses(&mut self, netlink: &Netlink) {
         let addresses = netlink.addresses(self.tun.index());
         if let (Some(node), Ok(addresses)) = (&mut self.gateway, addresses) {
             let own = addresses.iter().map(|address| address.net.addr());
@@ -88,7 +88,7 @@ impl Node {
     }
 
     /// Updates the state of the interface.
-    fn look_at_card(&mut self, netlink: &Netlink, epoll: &Epoll) {
+    fn update_link(&mut self, netlink: &Netlink, epoll: &Epoll) {
         let Some(node) = &mut self.gateway else {
             return;
         };

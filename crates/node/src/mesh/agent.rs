@@ -12,13 +12,13 @@ mod outside;
 mod tell;
 
 use super::client::Client;
-use super::known::{Doubts, Known};
-use super::legs::Counters;
+use super::known::{KeyConflicts, Known};
+use super::proxies::Counters;
 use super::mapping::{Held, Mapping};
-use super::relay::{Relays, Streams, Wish};
-use super::stun::Questions;
-use super::turn::Turns;
-use super::{Contact, Heard, OwnKey, names};
+use super::relay::{Relays, Streams, RelayEvent};
+use super::stun::PendingRequests;
+use super::turn::TurnAllocations;
+use super::{Contact, WorkerEvent, OwnKey, names};
 use ipnet::IpNet;
 use seikan_config::MeshSettings;
 use seikan_proto::keys::PublicKey;
@@ -40,7 +40,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(250);
 /// Longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// Maximum number of events that wait for the worker.
-const MAX_NEWS: usize = 16;
+const MAX_EVENTS: usize = 16;
 /// Time that the router has at the end to delete the port mapping.
 pub(super) const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Maximum number of unreachable members that wait to be handled.
@@ -48,7 +48,7 @@ const MAX_SOUGHT: usize = 64;
 
 /// Event of the agent for the worker.
 #[derive(Debug)]
-pub(super) enum News {
+pub(super) enum AgentEvent {
     /// State of the coordinator.
     Contact(Contact),
     /// URL of the coordinator that answers.
@@ -61,7 +61,7 @@ pub(super) enum News {
         changes: Vec<Change>,
     },
     /// Changed conflicts of members' keys.
-    Doubts(Doubts),
+    KeyConflicts(KeyConflicts),
     /// Reflexive addresses of this host.
     Reflexive {
         /// Addresses reported to others.
@@ -79,7 +79,7 @@ pub(super) enum News {
         to: SocketAddr,
     },
     /// These members try to reach this host.
-    Called(Vec<PublicKey>),
+    CallRequests(Vec<PublicKey>),
     /// Relayed addresses of a member.
     Relays {
         /// The member.
@@ -87,7 +87,7 @@ pub(super) enum News {
         /// Ports of relays that the member shares with this host, and its addresses at TURN servers.
         addresses: Vec<SocketAddr>,
         /// Proxy sockets of this host that lead to it.
-        legs: Vec<SocketAddr>,
+        proxies: Vec<SocketAddr>,
         /// The member is bound at one of them already: start punching.
         present: bool,
     },
@@ -98,14 +98,14 @@ pub(super) enum News {
         /// Its address.
         address: String,
         /// How it answers, or why it does not.
-        standing: Result<Answers, String>,
+        state: Result<Answers, String>,
     },
     /// A proxy socket was opened or closed.
     Leg {
         /// Its loopback address.
         local: SocketAddr,
         /// Its target; `None` if it was closed.
-        to: Option<LegTo>,
+        to: Option<ProxyTarget>,
     },
     /// A relay is connected over TLS.
     Stream(String),
@@ -159,7 +159,7 @@ impl Answers {
 
 /// Target of a proxy socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum LegTo {
+pub enum ProxyTarget {
     /// A peer of an allocation at a TURN server.
     Turn {
         /// Address of the server.
@@ -228,7 +228,7 @@ pub(super) struct Agent {
 /// Sender of events to the worker. After an error, the sending task ends.
 pub(super) struct Worker {
     wake: UnixStream,
-    news: SyncSender<News>,
+    events: SyncSender<AgentEvent>,
 }
 
 /// The worker has ended.
@@ -236,8 +236,8 @@ pub(super) struct Worker {
 pub(super) struct Gone;
 
 impl Worker {
-    pub(super) fn tell(&self, news: News) -> Result<(), Gone> {
-        self.news.send(news).map_err(|_| Gone)?;
+    pub(super) fn tell(&self, events: AgentEvent) -> Result<(), Gone> {
+        self.events.send(events).map_err(|_| Gone)?;
         // If the socket pair is full, the loop wakes anyway.
         let _ = (&self.wake).write(&[0]);
         Ok(())
@@ -249,20 +249,20 @@ impl Agent {
     pub(super) fn start(
         self,
         wake: UnixStream,
-        heard: mpsc::Receiver<Heard>,
-    ) -> io::Result<(Receiver<News>, JoinHandle<()>)> {
-        let (news, receiver) = sync_channel(MAX_NEWS);
+        worker_events: mpsc::Receiver<WorkerEvent>,
+    ) -> io::Result<(Receiver<AgentEvent>, JoinHandle<()>)> {
+        let (events, receiver) = sync_channel(MAX_EVENTS);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
-        let worker = Worker { wake, news };
+        let worker = Worker { wake, events };
         let thread = std::thread::Builder::new()
             .name("mesh".into())
-            .spawn(move || runtime.block_on(self.live(worker, heard)))?;
+            .spawn(move || runtime.block_on(self.live(worker, worker_events)))?;
         Ok((receiver, thread))
     }
 
-    async fn live(mut self, worker: Worker, mut heard: mpsc::Receiver<Heard>) {
+    async fn live(mut self, worker: Worker, mut worker_events: mpsc::Receiver<WorkerEvent>) {
         let name_server = self.name_server.take();
         let client = match Client::new(
             &self.settings.coordinator,
@@ -271,17 +271,17 @@ impl Agent {
         ) {
             Ok(client) => client,
             Err(error) => {
-                let _ = worker.tell(News::Contact(Contact::Lost(error.to_string())));
+                let _ = worker.tell(AgentEvent::Contact(Contact::Lost(error.to_string())));
                 // This host's other names may depend on the name server.
                 return names::serve(name_server, self.names).await;
             }
         };
-        let (wishes, wished) = mpsc::channel(MAX_SOUGHT);
-        let shared = Shared::new(wishes);
+        let (relay_events, relay_events_receiver) = mpsc::channel(MAX_SOUGHT);
+        let shared = Shared::new(relay_events);
         let (sought, seeking) = mpsc::channel(MAX_SOUGHT);
         let networks = self.networks.clone();
         let own_key = self.own_key.clone();
-        let turns = Turns::new(
+        let turn_allocations = TurnAllocations::new(
             own_key.get(),
             &worker,
             &shared,
@@ -290,20 +290,20 @@ impl Agent {
             self.fwmark,
         );
         let streams = Streams::new(&worker, &networks, self.port.clone());
-        let relays = Relays::new(own_key, &worker, &shared, &turns, &streams);
+        let relays = Relays::new(own_key, &worker, &shared, &turn_allocations, &streams);
         let sort = async {
             // An event that does not fit into the queue is repeated by its source.
-            while let Some(heard) = heard.recv().await {
-                match heard {
-                    Heard::Stun(bytes) => shared.questions.answered(bytes),
-                    Heard::Sought { key, lost } => {
+            while let Some(worker_events) = worker_events.recv().await {
+                match worker_events {
+                    WorkerEvent::Stun(bytes) => shared.stun_requests.answered(bytes),
+                    WorkerEvent::Sought { key, lost } => {
                         let _ = sought.try_send(key);
-                        shared.wish(Wish::Sought(key));
+                        shared.notify_relays(RelayEvent::Sought(key));
                         if lost {
                             shared.lost.notify_one();
                         }
                     }
-                    Heard::Reached(key, reached) => shared.wish(Wish::Reached(key, reached)),
+                    WorkerEvent::Reached(key, reached) => shared.notify_relays(RelayEvent::Reached(key, reached)),
                 }
             }
         };
@@ -313,16 +313,16 @@ impl Agent {
             _ = self.tell(&client, &worker, &shared) => {}
             _ = self.reflect(&worker, &shared) => {}
             _ = self.map(&worker, &shared) => {}
-            _ = relays.keep(wished) => {}
-            _ = turns.keep() => {}
+            _ = relays.keep(relay_events_receiver) => {}
+            _ = turn_allocations.keep() => {}
             _ = streams.keep() => {}
             _ = self.call(&client, seeking) => {}
             () = sort => {}
             () = names::serve(name_server, self.names.clone()) => {}
         }
-        let held = shared.held.take();
-        if let Some(held) = held {
-            let _ = tokio::time::timeout(LAST_WORDS, held.give_back()).await;
+        let lease = shared.lease.take();
+        if let Some(lease) = lease {
+            let _ = tokio::time::timeout(LAST_WORDS, lease.give_back()).await;
         }
     }
 }
@@ -338,7 +338,7 @@ pub(super) struct Shared {
     /// Signals that the reflexive addresses have changed.
     outside: Notify,
     /// The port mapping at the router, and its reported state.
-    held: RefCell<Option<Held>>,
+    lease: RefCell<Option<Held>>,
     mapped: RefCell<Option<Result<Mapping, String>>>,
     /// Signals that this host's own addresses or its relays have changed.
     moved: Notify,
@@ -347,30 +347,30 @@ pub(super) struct Shared {
     /// Signals that a path to a member was lost.
     lost: Notify,
     /// Everything has to be reported again.
-    retell: Cell<bool>,
+    report_again: Cell<bool>,
     /// STUN requests that wait for an answer.
-    pub questions: Questions,
+    pub stun_requests: PendingRequests,
     /// The members, and the mesh's relays with this host's tickets.
     pub membership: RefCell<Membership>,
-    wishes: mpsc::Sender<Wish>,
+    relay_events: mpsc::Sender<RelayEvent>,
 }
 
 impl Shared {
-    fn new(wishes: mpsc::Sender<Wish>) -> Shared {
+    fn new(relay_events: mpsc::Sender<RelayEvent>) -> Shared {
         Shared {
             reflexive: RefCell::default(),
             relayed: RefCell::default(),
             different: Notify::new(),
             outside: Notify::new(),
-            held: RefCell::default(),
+            lease: RefCell::default(),
             mapped: RefCell::default(),
             moved: Notify::new(),
             elsewhere: Notify::new(),
             lost: Notify::new(),
-            retell: Cell::new(false),
-            questions: Questions::default(),
+            report_again: Cell::new(false),
+            stun_requests: PendingRequests::default(),
             membership: RefCell::default(),
-            wishes,
+            relay_events,
         }
     }
 
@@ -384,8 +384,8 @@ impl Shared {
     }
 
     /// Passes an event to the task of relays. One that does not fit into the queue is repeated by its source.
-    pub(super) fn wish(&self, wish: Wish) {
-        let _ = self.wishes.try_send(wish);
+    pub(super) fn notify_relays(&self, notify_relays: RelayEvent) {
+        let _ = self.relay_events.try_send(notify_relays);
     }
 }
 

@@ -75,22 +75,22 @@ pub(super) fn read<T: DeserializeOwned>(file: &Path) -> io::Result<T> {
 }
 
 /// Writes a file, readable by this user only; after a full disk or a crash the old one remains.
-pub(super) fn store(file: &Path, kept: &impl Serialize) -> io::Result<()> {
+pub(super) fn store(file: &Path, stored_membership: &impl Serialize) -> io::Result<()> {
     let folder = file.parent().unwrap_or(Path::new("."));
     fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
         .create(folder)?;
-    let beside = file.with_extension("new");
+    let temporary = file.with_extension("new");
     let mut new = OpenOptions::new()
         .write(true)
         .create(true)
         .truncate(true)
         .mode(0o600)
-        .open(&beside)?;
-    new.write_all(&serde_json::to_vec(kept)?)?;
+        .open(&temporary)?;
+    new.write_all(&serde_json::to_vec(stored_membership)?)?;
     new.sync_all()?;
-    fs::rename(&beside, file)?;
+    fs::rename(&temporary, file)?;
     // Makes the new name durable.
     fs::File::open(folder)?.sync_all()
 }
@@ -108,7 +108,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn what_was_kept_is_there_again_and_for_nobody_else() {
+    fn stored_data_is_read_again_and_private() {
         let folder = tempfile::tempdir().expect("a folder");
         let file = file(&folder.path().join("state"));
         assert_eq!(load::<Membership>(&file), Membership::default());

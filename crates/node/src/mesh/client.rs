@@ -136,7 +136,7 @@ impl Client {
 
     /// Uses new connections from now on: the existing ones may be of an address that this host or its NAT no
     /// longer has.
-    pub fn connect_anew(&self) {
+    pub fn reconnect(&self) {
         *self.http() = connected(&self.connector);
     }
 
@@ -145,7 +145,7 @@ impl Client {
     }
 
     /// Sets the other coordinators of the mesh, in addition to the configured one.
-    pub fn know(&self, others: &[RelayAddress]) {
+    pub fn set_others(&self, others: &[RelayAddress]) {
         let mut coordinators = self.coordinators();
         let asked = coordinators.urls[coordinators.asked].clone();
         coordinators.urls.truncate(1);
@@ -156,20 +156,20 @@ impl Client {
             }
         }
         // The coordinator in use stays in use while it answers, even if it is not listed.
-        let place = coordinators.urls.iter().position(|url| *url == asked);
-        coordinators.asked = place.unwrap_or_else(|| {
+        let position = coordinators.urls.iter().position(|url| *url == asked);
+        coordinators.asked = position.unwrap_or_else(|| {
             coordinators.urls.push(asked);
             coordinators.urls.len() - 1
         });
     }
 
     /// Returns the number of known coordinators, at least one.
-    pub fn known(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.coordinators().urls.len()
     }
 
     /// Switches to the next coordinator.
-    pub fn turn(&self) {
+    pub fn use_next(&self) {
         let mut coordinators = self.coordinators();
         coordinators.asked = (coordinators.asked + 1) % coordinators.urls.len();
     }
@@ -196,17 +196,17 @@ impl Client {
             .await
     }
 
-    /// Requests the changes after `known` and waits for some up to `wait`; returns all members if the
+    /// Requests the changes after `count` and waits for some up to `wait`; returns all members if the
     /// coordinator's epoch differs.
     ///
     /// # Errors
     /// Refused: this host is no longer a member. Or the coordinator cannot be reached.
-    pub async fn changes(&self, known: Cursor, wait: Duration) -> Result<Changes, ClientError> {
+    pub async fn changes(&self, count: Cursor, wait: Duration) -> Result<Changes, ClientError> {
         let Cursor {
             revision,
             epoch,
             sight,
-        } = known;
+        } = count;
         let wait_for = wait.as_secs();
         let path = format!("/changes?since={revision}&sight={sight}&epoch={epoch}&wait={wait_for}");
         self.ask(Method::GET, &path, None::<&()>, wait + PATIENCE)
@@ -368,9 +368,9 @@ fn causes(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
-        let told = cause.to_string();
-        if !text.contains(&told) {
-            text = format!("{text}: {told}");
+        let description = cause.to_string();
+        if !text.contains(&description) {
+            text = format!("{text}: {description}");
         }
         source = cause.source();
     }

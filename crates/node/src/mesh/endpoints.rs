@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_others_can_use_is_told_the_best_first() {
+    fn only_usable_addresses_are_reported_best_first() {
         let all = vec![
             address(1, "127.0.0.1/8"),
             address(1, "::1/128"),
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_other_tunnels_are_told_only_if_they_are_the_way_out() {
+    fn addresses_of_other_tunnels_need_the_default_route() {
         let all = || {
             vec![
                 address(2, "10.0.0.5/24"),
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn of_too_many_those_are_told_that_others_reach_best() {
+    fn the_best_of_too_many_endpoints_are_reported() {
         let mut all: Vec<Address> = (0..10)
             .map(|n| address(9, &format!("172.{}.0.1/16", 17 + n)))
             .collect();
@@ -272,7 +272,7 @@ mod tests {
         let found = chosen(&host, all);
         assert_eq!(found.len(), MAX_ENDPOINTS);
         // A source address, stable ones, temporary ones; of the bridges one, for which there is room.
-        for told in [
+        for expected in [
             "[2001:db8::a:12]:7",
             "192.168.1.5:7",
             "[2001:db8::7]:7",
@@ -281,8 +281,8 @@ mod tests {
             "172.17.0.1:7",
         ] {
             assert!(
-                found.iter().any(|found| found == told),
-                "{told} of {found:?}"
+                found.iter().any(|found| found == expected),
+                "{expected} of {found:?}"
             );
         }
         assert_eq!(
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_are_told_than_a_coordinator_takes() {
+    fn the_number_of_endpoints_is_limited() {
         let many = (0..40)
             .map(|n| address(2, &format!("10.0.0.{n}/24")))
             .collect();

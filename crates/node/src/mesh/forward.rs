@@ -4,7 +4,7 @@
 //! A [`Forwarder`] implements the protocol of its server. The [`Hub`] holds what all of them share: proxy
 //! sockets, the agent's requirements, and the events for it.
 
-use super::legs::{Counters, Legs};
+use super::proxies::{Counters, ProxySockets};
 use seikan_sys::poll::{Epoll, Interest};
 use seikan_sys::udp::ReceiveBatch;
 use seikan_tls::Stream;
@@ -31,7 +31,7 @@ const MAX_EVENTS: usize = 64;
 const WAKE: u64 = 0;
 /// Token of the server's socket, before those of proxy sockets.
 pub(super) const SERVER: u64 = 1;
-const FIRST_LEG: u64 = 2;
+const FIRST_PROXY: u64 = 2;
 
 /// The protocol of a server.
 pub(super) trait Forwarder: Sized + 'static {
@@ -54,7 +54,7 @@ pub(super) trait Forwarder: Sized + 'static {
     fn read_server(&mut self, batch: &mut ReceiveBatch) -> Result<(), Self::Ended>;
 
     /// Forwards datagrams of the tunnel from a proxy socket to the server.
-    fn read_leg(&mut self, token: u64, batch: &mut ReceiveBatch) -> Result<(), Self::Ended>;
+    fn read_proxy(&mut self, token: u64, batch: &mut ReceiveBatch) -> Result<(), Self::Ended>;
 
     /// Tells the server that this end leaves.
     fn leave(&mut self) {}
@@ -67,7 +67,7 @@ pub(super) enum Event<F: Forwarder> {
     /// Datagrams of the tunnel to `local` are forwarded to `peer`, and back.
     Leg { peer: SocketAddr, local: SocketAddr },
     /// They no longer are.
-    LegClosed { peer: SocketAddr, local: SocketAddr },
+    ProxyClosed { peer: SocketAddr, local: SocketAddr },
     /// Changed counters.
     Counted(Box<Counters>),
     /// The thread has ended; the last event.
@@ -75,7 +75,7 @@ pub(super) enum Event<F: Forwarder> {
 }
 
 /// Receiver of a thread's events.
-pub(super) type Heard<F> = mpsc::Receiver<Event<F>>;
+pub(super) type Events<F> = mpsc::Receiver<Event<F>>;
 
 /// Why any thread ends.
 #[derive(Debug, thiserror::Error)]
@@ -106,7 +106,7 @@ impl<W: PartialEq> Handle<W> {
 }
 
 /// The agent's handle and receiver.
-pub(super) type Ends<F> = (Handle<<F as Forwarder>::Wanted>, Heard<F>);
+pub(super) type Ends<F> = (Handle<<F as Forwarder>::Wanted>, Events<F>);
 
 /// Starts a thread for the forwarder that `make` creates in it. `port` is the tunnel's port.
 pub(super) fn start<F: Forwarder>(
@@ -151,7 +151,7 @@ fn turn<F: Forwarder>(forwarder: &mut F, batch: &mut ReceiveBatch) -> Result<(),
                 forwarder.apply()?;
             }
             SERVER => forwarder.read_server(batch)?,
-            leg => forwarder.read_leg(leg, batch)?,
+            proxy => forwarder.read_proxy(proxy, batch)?,
         }
     }
     Ok(())
@@ -159,14 +159,14 @@ fn turn<F: Forwarder>(forwarder: &mut F, batch: &mut ReceiveBatch) -> Result<(),
 
 /// State that all forwarders share.
 pub(super) struct Hub<F: Forwarder> {
-    pub legs: Legs,
+    pub proxies: ProxySockets,
     epoll: Epoll,
     /// Events to wait for on the server's stream.
     interest: Interest,
     wake: UnixStream,
     wanted: Arc<Mutex<F::Wanted>>,
     events: mpsc::Sender<Event<F>>,
-    told: Counters,
+    reported: Counters,
     next_count: Instant,
 }
 
@@ -179,19 +179,19 @@ impl<F: Forwarder> Hub<F> {
         let epoll = Epoll::new(64)?;
         epoll.add(&theirs, WAKE, Interest::Read)?;
         let wanted = Arc::new(Mutex::new(F::Wanted::default()));
-        let (events, heard) = mpsc::channel(MAX_EVENTS);
+        let (events, receiver) = mpsc::channel(MAX_EVENTS);
         let hub = Hub {
-            legs: Legs::new(FIRST_LEG, port),
+            proxies: ProxySockets::new(FIRST_PROXY, port),
             epoll,
             interest: Interest::Read,
             wake: theirs,
             wanted: Arc::clone(&wanted),
             events,
-            told: Counters::default(),
+            reported: Counters::default(),
             next_count: Instant::now() + COUNT_EVERY,
         };
         let wake = ours;
-        Ok((hub, (Handle { wanted, wake }, heard)))
+        Ok((hub, (Handle { wanted, wake }, receiver)))
     }
 
     /// Watches the server's socket.
@@ -212,15 +212,15 @@ impl<F: Forwarder> Hub<F> {
 
     /// Reports changed counters if it is time; otherwise returns when it will be.
     fn count(&mut self, now: Instant) -> Result<Option<Instant>, Over> {
-        if self.legs.counters == self.told {
+        if self.proxies.counters == self.reported {
             return Ok(None);
         }
         if now < self.next_count {
             return Ok(Some(self.next_count));
         }
         self.next_count = now + COUNT_EVERY;
-        self.told = self.legs.counters.clone();
-        self.tell(Event::Counted(Box::new(self.told.clone())))?;
+        self.reported = self.proxies.counters.clone();
+        self.send(Event::Counted(Box::new(self.reported.clone())))?;
         Ok(None)
     }
 
@@ -240,32 +240,32 @@ impl<F: Forwarder> Hub<F> {
         self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn tell(&self, event: Event<F>) -> Result<(), Over> {
-        let told = self.events.blocking_send(event);
-        told.map_err(|_| Over::Unwanted)
+    pub(super) fn send(&self, event: Event<F>) -> Result<(), Over> {
+        let reported = self.events.blocking_send(event);
+        reported.map_err(|_| Over::Unwanted)
     }
 
     /// Opens a proxy socket; `None` if the system lacks resources.
     pub(super) fn open(&mut self, peer: SocketAddr) -> Option<u64> {
-        self.legs.open(peer, &self.epoll)
+        self.proxies.open(peer, &self.epoll)
     }
 
     /// Reports a proxy socket to the agent, once.
-    pub(super) fn tell_of(&mut self, token: u64) -> Result<(), Over> {
-        let Some(leg) = self.legs.get_mut(token).filter(|leg| !leg.told) else {
+    pub(super) fn report_proxy(&mut self, token: u64) -> Result<(), Over> {
+        let Some(proxy) = self.proxies.get_mut(token).filter(|proxy| !proxy.reported) else {
             return Ok(());
         };
-        leg.told = true;
-        let (peer, local) = (leg.peer, leg.local);
-        self.tell(Event::Leg { peer, local })
+        proxy.reported = true;
+        let (peer, local) = (proxy.peer, proxy.local);
+        self.send(Event::Leg { peer, local })
     }
 
     pub(super) fn close(&mut self, token: u64) -> Result<(), Over> {
-        let Some(leg) = self.legs.close(token) else {
+        let Some(proxy) = self.proxies.close(token) else {
             return Ok(());
         };
-        let (peer, local) = (leg.peer, leg.local);
-        self.tell(Event::LegClosed { peer, local })
+        let (peer, local) = (proxy.peer, proxy.local);
+        self.send(Event::ProxyClosed { peer, local })
     }
 
     /// Sends pending bytes to the server, and waits for writability if the kernel does not take all of them.

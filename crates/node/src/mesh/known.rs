@@ -16,7 +16,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// How long an accepted change of a key is reported.
-const TOLD_FOR: Duration = Duration::from_secs(7 * 86_400);
+const REPORT_CHANGE_FOR: Duration = Duration::from_secs(7 * 86_400);
 
 /// Keys and addresses by name.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,13 +41,13 @@ struct Before {
 }
 
 /// Maximum number of reported conflicts of each kind.
-const MAX_DOUBTS: usize = 1024;
+const MAX_CONFLICTS: usize = 1024;
 /// Maximum number of remembered addresses of a member, including former ones of a pinned member.
 const MAX_REMEMBERED: usize = 16;
 
 /// Unexpected keys of members.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Doubts {
+pub struct KeyConflicts {
     /// Members that were refused, by key.
     pub refused: BTreeMap<PublicKey, Refused>,
     /// Members that were accepted with a changed key.
@@ -76,38 +76,38 @@ pub struct Changed {
 
 /// Checks a coordinator's reports against the known keys.
 #[derive(Debug)]
-pub(super) struct Judge {
+pub(super) struct TrustStore {
     trust: Trust,
     known: Known,
     /// Owner of each remembered address.
     owners: BTreeMap<IpAddr, Name>,
-    doubts: Doubts,
+    key_conflicts: KeyConflicts,
     /// The conflicts as of the last call of [`Self::take_changed_conflicts`].
-    told: Doubts,
+    reported: KeyConflicts,
     /// The known keys have changed since they were stored.
     dirty: bool,
 }
 
-impl Judge {
-    pub fn new(trust: Trust, known: Known) -> Judge {
+impl TrustStore {
+    pub fn new(trust: Trust, known: Known) -> TrustStore {
         let entries = known.names.iter();
         let owners = entries.flat_map(|(name, entry)| {
             let addresses = entry.addresses.iter();
             addresses.map(|address| (*address, name.clone()))
         });
         let owners = owners.collect();
-        let mut judge = Judge {
+        let mut trust_store = TrustStore {
             trust,
             known,
             owners,
-            doubts: Doubts::default(),
-            told: Doubts::default(),
+            key_conflicts: KeyConflicts::default(),
+            reported: KeyConflicts::default(),
             dirty: false,
         };
-        for (name, entry) in &judge.known.names {
-            judge.doubts.note(name, entry, &judge.trust);
+        for (name, entry) in &trust_store.known.names {
+            trust_store.key_conflicts.note(name, entry, &trust_store.trust);
         }
-        judge
+        trust_store
     }
 
     /// Whether the known keys have to be stored.
@@ -121,19 +121,19 @@ impl Judge {
     }
 
     /// Returns the conflicts if they have changed since the last call.
-    pub fn news(&mut self) -> Option<Doubts> {
-        let different = self.told != self.doubts;
-        different.then(|| self.told.clone_from(&self.doubts));
-        different.then(|| self.doubts.clone())
+    pub fn take_changed_conflicts(&mut self) -> Option<KeyConflicts> {
+        let different = self.reported != self.key_conflicts;
+        different.then(|| self.reported.clone_from(&self.key_conflicts));
+        different.then(|| self.key_conflicts.clone())
     }
 
     /// Returns the changes to apply at this time, in seconds since the Unix epoch. A refused member is turned
     /// into a removed one.
-    pub fn judge(&mut self, changes: Vec<Change>, unix_s: u64) -> Vec<Change> {
-        let judged = changes.into_iter().map(|change| match change {
+    pub fn trust_store(&mut self, changes: Vec<Change>, unix_s: u64) -> Vec<Change> {
+        let accepted = changes.into_iter().map(|change| match change {
             Change::Access(access) => Change::Access(access),
             Change::Removed(key) => {
-                self.doubts.refused.remove(&key);
+                self.key_conflicts.refused.remove(&key);
                 Change::Removed(key)
             }
             Change::Set(member) => match self.admit(&member, unix_s) {
@@ -141,33 +141,33 @@ impl Judge {
                 false => Change::Removed(member.public_key),
             },
             Change::Rotated(former, member) => {
-                self.doubts.refused.remove(&former);
+                self.key_conflicts.refused.remove(&former);
                 match self.admit(&member, unix_s) {
                     true => Change::Rotated(former, member),
                     false => Change::Removed(former),
                 }
             }
         });
-        let judged = judged.collect();
-        self.doubts.changed.retain(|_, changed| {
+        let accepted = accepted.collect();
+        self.key_conflicts.changed.retain(|_, changed| {
             let age = unix_s.saturating_sub(changed.since_unix_s);
-            age < TOLD_FOR.as_secs()
+            age < REPORT_CHANGE_FOR.as_secs()
         });
-        judged
+        accepted
     }
 
     /// Whether a member is trusted; if so, it is remembered.
     fn admit(&mut self, member: &Member, unix_s: u64) -> bool {
-        match self.doubt(member) {
+        match self.reason_to_refuse(member) {
             None => {
-                self.doubts.refused.remove(&member.public_key);
+                self.key_conflicts.refused.remove(&member.public_key);
                 self.learn(member, unix_s);
                 true
             }
             Some(reason) => {
                 let (name, key) = (member.name.clone(), member.public_key);
-                let refused = &mut self.doubts.refused;
-                if refused.len() < MAX_DOUBTS || refused.contains_key(&key) {
+                let refused = &mut self.key_conflicts.refused;
+                if refused.len() < MAX_CONFLICTS || refused.contains_key(&key) {
                     refused.insert(key, Refused { name, reason });
                 }
                 false
@@ -176,7 +176,7 @@ impl Judge {
     }
 
     /// Returns why a member is not trusted.
-    fn doubt(&self, member: &Member) -> Option<String> {
+    fn reason_to_refuse(&self, member: &Member) -> Option<String> {
         let key = member.public_key;
         let pin = self.trust.pins.get(&member.name);
         if pin.is_some_and(|pin| *pin != key) {
@@ -252,13 +252,13 @@ impl Judge {
             addresses,
             before,
         };
-        self.doubts.note(name, &entry, &self.trust);
+        self.key_conflicts.note(name, &entry, &self.trust);
         self.known.names.insert(name.clone(), entry);
         self.dirty = true;
     }
 }
 
-impl Doubts {
+impl KeyConflicts {
     /// Notes a changed key, unless the name is pinned.
     fn note(&mut self, name: &Name, entry: &Entry, trust: &Trust) {
         if let Some(before) = entry
@@ -271,7 +271,7 @@ impl Doubts {
                 now: entry.public_key,
                 since_unix_s: before.until_unix_s,
             };
-            if self.changed.len() < MAX_DOUBTS || self.changed.contains_key(name) {
+            if self.changed.len() < MAX_CONFLICTS || self.changed.contains_key(name) {
                 self.changed.insert(name.clone(), changed);
             }
         }
@@ -309,57 +309,57 @@ mod tests {
         }
     }
 
-    fn judge(trust: Trust) -> Judge {
-        Judge::new(trust, Known::default())
+    fn trust_store(trust: Trust) -> TrustStore {
+        TrustStore::new(trust, Known::default())
     }
 
     /// Whether a member is trusted, otherwise the reason.
-    fn told(judge: &mut Judge, change: &Change) -> Result<(), String> {
+    fn reported(trust_store: &mut TrustStore, change: &Change) -> Result<(), String> {
         let Change::Set(member) = change else {
             panic!("a member")
         };
-        let judged = judge.judge(vec![change.clone()], NOW);
-        if judged == std::slice::from_ref(change) {
-            assert!(!judge.doubts.refused.contains_key(&member.public_key));
+        let accepted = trust_store.trust_store(vec![change.clone()], NOW);
+        if accepted == std::slice::from_ref(change) {
+            assert!(!trust_store.key_conflicts.refused.contains_key(&member.public_key));
             return Ok(());
         }
-        assert_eq!(judged, [Change::Removed(member.public_key)]);
-        Err(judge.doubts.refused[&member.public_key].reason.clone())
+        assert_eq!(accepted, [Change::Removed(member.public_key)]);
+        Err(trust_store.key_conflicts.refused[&member.public_key].reason.clone())
     }
 
     #[test]
     fn a_pinned_name_has_the_pinned_key_or_none() {
-        let mut judge = judge(trust(&[("db", 1)], false));
+        let mut trust_store = trust_store(trust(&[("db", 1)], false));
         // Also when it was never seen.
-        assert!(told(&mut judge, &member("db", 2, 2)).is_err());
-        assert_eq!(told(&mut judge, &member("db", 1, 1)), Ok(()));
-        assert!(told(&mut judge, &member("db", 2, 2)).is_err());
-        assert_eq!(judge.doubts.refused.len(), 1);
-        judge.judge(vec![Change::Removed(key(2))], NOW);
-        assert_eq!(judge.doubts, Doubts::default());
+        assert!(reported(&mut trust_store, &member("db", 2, 2)).is_err());
+        assert_eq!(reported(&mut trust_store, &member("db", 1, 1)), Ok(()));
+        assert!(reported(&mut trust_store, &member("db", 2, 2)).is_err());
+        assert_eq!(trust_store.key_conflicts.refused.len(), 1);
+        trust_store.trust_store(vec![Change::Removed(key(2))], NOW);
+        assert_eq!(trust_store.key_conflicts, KeyConflicts::default());
     }
 
     #[test]
     fn an_address_that_a_pinned_member_has_or_had_is_nobody_elses() {
-        let mut judge = judge(trust(&[("db", 1)], false));
-        assert_eq!(told(&mut judge, &member("db", 1, 1)), Ok(()));
-        assert!(told(&mut judge, &member("evil", 2, 1)).is_err());
+        let mut trust_store = trust_store(trust(&[("db", 1)], false));
+        assert_eq!(reported(&mut trust_store, &member("db", 1, 1)), Ok(()));
+        assert!(reported(&mut trust_store, &member("evil", 2, 1)).is_err());
         // After its removal, nobody else gets its address.
-        judge.judge(vec![Change::Removed(key(1))], NOW);
-        assert!(told(&mut judge, &member("evil", 2, 1)).is_err());
-        assert_eq!(told(&mut judge, &member("web", 3, 3)), Ok(()));
+        trust_store.trust_store(vec![Change::Removed(key(1))], NOW);
+        assert!(reported(&mut trust_store, &member("evil", 2, 1)).is_err());
+        assert_eq!(reported(&mut trust_store, &member("web", 3, 3)), Ok(()));
         // After a move, nobody else gets the old address either.
-        assert_eq!(told(&mut judge, &member("db", 1, 9)), Ok(()));
-        assert!(told(&mut judge, &member("evil", 2, 1)).is_err());
-        assert!(told(&mut judge, &member("evil", 2, 9)).is_err());
+        assert_eq!(reported(&mut trust_store, &member("db", 1, 9)), Ok(()));
+        assert!(reported(&mut trust_store, &member("evil", 2, 1)).is_err());
+        assert!(reported(&mut trust_store, &member("evil", 2, 9)).is_err());
         // Nor under another name with the pinned key.
-        assert!(told(&mut judge, &member("other", 1, 9)).is_err());
-        assert!(told(&mut judge, &member("evil", 2, 9)).is_err());
+        assert!(reported(&mut trust_store, &member("other", 1, 9)).is_err());
+        assert!(reported(&mut trust_store, &member("evil", 2, 9)).is_err());
     }
 
     #[test]
-    fn no_more_doubts_are_told_than_people_can_read() {
-        let mut judge = judge(trust(&[("db", 1)], false));
+    fn the_number_of_reported_conflicts_is_limited() {
+        let mut trust_store = trust_store(trust(&[("db", 1)], false));
         let odd = |n: usize| {
             let mut bytes = [2; 32];
             bytes[..2].copy_from_slice(&(n as u16).to_le_bytes());
@@ -371,46 +371,46 @@ mod tests {
                 other => other,
             }
         };
-        judge.judge((0..=MAX_DOUBTS).map(odd).collect(), NOW);
-        assert_eq!(judge.doubts.refused.len(), MAX_DOUBTS);
+        trust_store.trust_store((0..=MAX_CONFLICTS).map(odd).collect(), NOW);
+        assert_eq!(trust_store.key_conflicts.refused.len(), MAX_CONFLICTS);
     }
 
     #[test]
-    fn another_key_is_followed_and_told_of_for_a_week() {
-        let mut judge = judge(trust(&[], false));
-        assert_eq!(told(&mut judge, &member("db", 1, 1)), Ok(()));
-        assert_eq!(told(&mut judge, &member("db", 2, 1)), Ok(()));
+    fn a_changed_key_is_accepted_and_reported_for_a_week() {
+        let mut trust_store = trust_store(trust(&[], false));
+        assert_eq!(reported(&mut trust_store, &member("db", 1, 1)), Ok(()));
+        assert_eq!(reported(&mut trust_store, &member("db", 2, 1)), Ok(()));
         let changed = Changed {
             was: key(1),
             now: key(2),
             since_unix_s: NOW,
         };
         let expected = BTreeMap::from([("db".parse().expect("a name"), changed)]);
-        assert_eq!(judge.doubts.changed, expected);
+        assert_eq!(trust_store.key_conflicts.changed, expected);
         // The stored keys report it again.
-        let text = serde_json::to_string(&judge.known).expect("text");
+        let text = serde_json::to_string(&trust_store.known).expect("text");
         let known = serde_json::from_str(&text).expect("again");
-        let again = Judge::new(trust(&[], false), known);
-        assert_eq!(again.doubts.changed, expected);
-        judge.judge(Vec::new(), NOW + TOLD_FOR.as_secs());
-        assert!(judge.doubts.changed.is_empty());
+        let again = TrustStore::new(trust(&[], false), known);
+        assert_eq!(again.key_conflicts.changed, expected);
+        trust_store.trust_store(Vec::new(), NOW + REPORT_CHANGE_FOR.as_secs());
+        assert!(trust_store.key_conflicts.changed.is_empty());
     }
 
     #[test]
     fn the_first_key_counts_if_that_is_wanted_until_another_is_pinned() {
-        let mut first = judge(trust(&[], true));
-        assert_eq!(told(&mut first, &member("db", 1, 1)), Ok(()));
+        let mut first = trust_store(trust(&[], true));
+        assert_eq!(reported(&mut first, &member("db", 1, 1)), Ok(()));
         for odd in [member("db", 2, 2), member("evil", 3, 1)] {
-            assert!(told(&mut first, &odd).is_err());
+            assert!(reported(&mut first, &odd).is_err());
         }
-        assert_eq!(told(&mut first, &member("web", 4, 4)), Ok(()));
+        assert_eq!(reported(&mut first, &member("web", 4, 4)), Ok(()));
         let text = serde_json::to_string(&first.known).expect("text");
         let known = || serde_json::from_str(&text).expect("again");
-        let mut again = Judge::new(trust(&[], true), known());
-        assert!(told(&mut again, &member("db", 2, 2)).is_err());
-        let mut pinned = Judge::new(trust(&[("db", 2)], true), known());
-        assert_eq!(told(&mut pinned, &member("db", 2, 1)), Ok(()));
-        assert!(pinned.doubts.changed.is_empty());
+        let mut again = TrustStore::new(trust(&[], true), known());
+        assert!(reported(&mut again, &member("db", 2, 2)).is_err());
+        let mut pinned = TrustStore::new(trust(&[("db", 2)], true), known());
+        assert_eq!(reported(&mut pinned, &member("db", 2, 1)), Ok(()));
+        assert!(pinned.key_conflicts.changed.is_empty());
     }
 
     #[test]
@@ -420,23 +420,23 @@ mod tests {
             other => other,
         };
         let rotate = |trust| {
-            let mut judge = judge(trust);
-            assert_eq!(told(&mut judge, &member("db", 1, 1)), Ok(()));
-            judge.judge(vec![rotated("db")], NOW)
+            let mut trust_store = trust_store(trust);
+            assert_eq!(reported(&mut trust_store, &member("db", 1, 1)), Ok(()));
+            trust_store.trust_store(vec![rotated("db")], NOW)
         };
         assert_eq!(rotate(trust(&[], false)), [rotated("db")]);
         for wary in [trust(&[("db", 1)], false), trust(&[], true)] {
             assert_eq!(rotate(wary), [Change::Removed(key(1))]);
         }
-        let mut again = judge(trust(&[("db", 2)], true));
-        assert_eq!(told(&mut again, &member("db", 2, 1)), Ok(()));
+        let mut again = trust_store(trust(&[("db", 2)], true));
+        assert_eq!(reported(&mut again, &member("db", 2, 1)), Ok(()));
     }
 
     #[test]
     fn no_more_is_remembered_than_there_are_members_at_most() {
-        let mut judge = judge(trust(&[], true));
+        let mut trust_store = trust_store(trust(&[], true));
         let all = (0..=MAX_KNOWN).map(|n| member(&format!("m{n}"), 1, 1));
-        judge.judge(all.collect(), NOW);
-        assert_eq!(judge.known.names.len(), MAX_KNOWN);
+        trust_store.trust_store(all.collect(), NOW);
+        assert_eq!(trust_store.known.names.len(), MAX_KNOWN);
     }
 }

@@ -35,11 +35,11 @@ pub struct Counters {
 }
 
 /// The socket that stands for one remote address.
-pub(super) struct Leg {
+pub(super) struct ProxySocket {
     pub peer: SocketAddr,
     pub local: SocketAddr,
     /// The agent was told of it.
-    pub told: bool,
+    pub reported: bool,
     /// A channel was requested from the TURN server.
     pub bound: bool,
     /// Time of the tunnel's last datagram.
@@ -49,7 +49,7 @@ pub(super) struct Leg {
     opened: Instant,
 }
 
-impl Leg {
+impl ProxySocket {
     /// Whether it may be closed unless it is required.
     pub(super) fn is_idle(&self, now: Instant) -> bool {
         match self.answered {
@@ -60,8 +60,8 @@ impl Leg {
 }
 
 /// All proxy sockets of a thread.
-pub(super) struct Legs {
-    all: BTreeMap<u64, Leg>,
+pub(super) struct ProxySockets {
+    all: BTreeMap<u64, ProxySocket>,
     by_peer: HashMap<SocketAddr, u64>,
     next: u64,
     /// The tunnel's port.
@@ -71,10 +71,10 @@ pub(super) struct Legs {
     pub counters: Counters,
 }
 
-impl Legs {
+impl ProxySockets {
     /// Creates an empty set; the first socket gets the token `first`. `port` is the tunnel's port.
-    pub(super) fn new(first: u64, port: Arc<AtomicU16>) -> Legs {
-        Legs {
+    pub(super) fn new(first: u64, port: Arc<AtomicU16>) -> ProxySockets {
+        ProxySockets {
             all: BTreeMap::new(),
             by_peer: HashMap::new(),
             next: first,
@@ -94,13 +94,13 @@ impl Legs {
         self.by_peer.get(peer).copied()
     }
 
-    pub(super) fn get_mut(&mut self, token: u64) -> Option<&mut Leg> {
+    pub(super) fn get_mut(&mut self, token: u64) -> Option<&mut ProxySocket> {
         self.all.get_mut(&token)
     }
 
     /// Number of sockets for one IP address that the tunnel has not answered yet.
     pub(super) fn unanswered(&self, ip: IpAddr) -> usize {
-        let same = |leg: &&Leg| leg.answered.is_none() && leg.peer.ip().to_canonical() == ip;
+        let same = |proxy: &&ProxySocket| proxy.answered.is_none() && proxy.peer.ip().to_canonical() == ip;
         self.all.values().filter(same).count()
     }
 
@@ -112,63 +112,63 @@ impl Legs {
         let token = self.next;
         epoll.add(&socket, token, Interest::Read).ok()?;
         self.next += 1;
-        let leg = Leg {
+        let proxy = ProxySocket {
             peer,
             local,
-            told: false,
+            reported: false,
             bound: false,
             answered: None,
             socket,
             overflow: Overflow::default(),
             opened: Instant::now(),
         };
-        self.all.insert(token, leg);
+        self.all.insert(token, proxy);
         self.by_peer.insert(peer, token);
         Some(token)
     }
 
     /// Closes a socket.
-    pub(super) fn close(&mut self, token: u64) -> Option<Leg> {
-        let mut leg = self.all.remove(&token)?;
-        self.by_peer.remove(&leg.peer);
-        leg.overflow.count(&leg.socket, &mut self.counters.drops);
-        Some(leg)
+    pub(super) fn close(&mut self, token: u64) -> Option<ProxySocket> {
+        let mut proxy = self.all.remove(&token)?;
+        self.by_peer.remove(&proxy.peer);
+        proxy.overflow.count(&proxy.socket, &mut self.counters.drops);
+        Some(proxy)
     }
 
     /// Returns the tokens of matching sockets.
-    pub(super) fn of(&self, is_like: impl Fn(&Leg) -> bool) -> Vec<u64> {
-        let legs = self.all.iter().filter(|(_, leg)| is_like(leg));
-        legs.map(|(token, _)| *token).collect()
+    pub(super) fn of(&self, is_like: impl Fn(&ProxySocket) -> bool) -> Vec<u64> {
+        let proxies = self.all.iter().filter(|(_, proxy)| is_like(proxy));
+        proxies.map(|(token, _)| *token).collect()
     }
 
     /// Queues a datagram to the tunnel; [`Self::flush`] sends it at the latest.
     pub(super) fn deliver(&mut self, token: u64, data: &[u8]) {
-        if !self.inward.has_room(token, data.len()) {
+        if !self.inward.fits(token, data.len()) {
             self.flush();
         }
-        self.inward.room(token, data.len()).copy_from_slice(data);
+        self.inward.reserve(token, data.len()).copy_from_slice(data);
     }
 
     /// Sends the queued datagrams to the tunnel.
     pub(super) fn flush(&mut self) {
         let tunnel = self.tunnel();
-        if let Some(leg) = self.all.get(&self.inward.to) {
+        if let Some(proxy) = self.all.get(&self.inward.to) {
             let drops = &mut self.counters.drops;
-            self.counters.received += self.inward.send(&leg.socket, tunnel, drops);
+            self.counters.received += self.inward.send(&proxy.socket, tunnel, drops);
         }
         self.inward.clear();
     }
 
     /// Receives a batch from a socket; returns whether there was any datagram.
     pub(super) fn receive(&mut self, token: u64, batch: &mut ReceiveBatch) -> bool {
-        let Some(leg) = self.all.get_mut(&token) else {
+        let Some(proxy) = self.all.get_mut(&token) else {
             return false;
         };
         // The error belongs to an earlier send, and was counted there.
-        let received = leg.socket.receive(batch).is_ok_and(|filled| filled > 0);
+        let received = proxy.socket.receive(batch).is_ok_and(|filled| filled > 0);
         match received {
-            true => leg.answered = Some(Instant::now()),
-            false => leg.overflow.count(&leg.socket, &mut self.counters.drops),
+            true => proxy.answered = Some(Instant::now()),
+            false => proxy.overflow.count(&proxy.socket, &mut self.counters.drops),
         }
         received
     }
@@ -213,7 +213,7 @@ pub(super) struct Run {
 
 impl Run {
     /// Whether a datagram of this length can be added.
-    pub(super) fn has_room(&self, to: u64, length: usize) -> bool {
+    pub(super) fn fits(&self, to: u64, length: usize) -> bool {
         self.bytes.is_empty()
             || (to == self.to
                 && length <= self.size
@@ -223,7 +223,7 @@ impl Run {
     }
 
     /// Returns the space for a datagram that fits.
-    pub(super) fn room(&mut self, to: u64, length: usize) -> &mut [u8] {
+    pub(super) fn reserve(&mut self, to: u64, length: usize) -> &mut [u8] {
         if self.bytes.is_empty() {
             (self.to, self.size) = (to, length.max(1));
         }
@@ -264,23 +264,23 @@ mod tests {
     fn run(datagrams: &[(u64, usize)]) -> (Run, usize) {
         let mut run = Run::default();
         for (n, (to, length)) in datagrams.iter().enumerate() {
-            if !run.has_room(*to, *length) {
+            if !run.fits(*to, *length) {
                 return (run, n);
             }
-            run.room(*to, *length).fill(n as u8);
+            run.reserve(*to, *length).fill(n as u8);
         }
         (run, datagrams.len())
     }
 
     #[test]
-    fn datagrams_of_one_length_for_one_place_are_sent_together() {
+    fn datagrams_of_one_length_and_destination_are_sent_together() {
         let (run, all) = run(&[(5, 100), (5, 100), (5, 40)]);
         assert_eq!((run.to, run.size, run.bytes.len(), all), (5, 100, 240, 3));
         assert_eq!(run.bytes[99..101], [0, 1]);
     }
 
     #[test]
-    fn another_place_a_longer_one_or_one_after_a_shorter_begins_anew() {
+    fn a_run_ends_with_another_destination_or_length() {
         for third in [(6, 100), (5, 101)] {
             assert_eq!(run(&[(5, 100), (5, 100), third]).1, 2, "{third:?}");
         }
@@ -294,36 +294,36 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_drops_before_a_leg_is_counted_also_of_one_that_is_closed() {
+    fn kernel_drops_of_proxy_sockets_are_counted_also_after_closing() {
         let tunnel = std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("bind");
         let port = tunnel.local_addr().expect("an address").port();
         let epoll = Epoll::new(1).expect("an epoll instance");
-        let mut legs = Legs::new(2, Arc::new(AtomicU16::new(port)));
-        let token = legs.open(([192, 0, 2, 1], 7).into(), &epoll).expect("one");
-        let local = legs.get_mut(token).expect("one").local;
+        let mut proxies = ProxySockets::new(2, Arc::new(AtomicU16::new(port)));
+        let token = proxies.open(([192, 0, 2, 1], 7).into(), &epoll).expect("one");
+        let local = proxies.get_mut(token).expect("one").local;
         // More than the largest buffer can hold, with the kernel's overhead for each.
         let flood = || {
             for _ in 0..20_000 {
                 tunnel.send_to(&[4; 1000], local).expect("sent");
             }
         };
-        let dropped = |legs: &Legs| legs.counters.drops.get(DropReason::ReceiveQueueFull);
+        let dropped = |proxies: &ProxySockets| proxies.counters.drops.get(DropReason::ReceiveQueueFull);
         flood();
         let mut batch = ReceiveBatch::new(16, 1 << 16);
         let mut came = 0;
-        while legs.receive(token, &mut batch) {
+        while proxies.receive(token, &mut batch) {
             came += batch.parts_mut().0.len() as u64;
         }
         assert!(came < 20_000, "nothing overflowed");
         let first = 20_000 - came;
-        assert_eq!(dropped(&legs), first);
+        assert_eq!(dropped(&proxies), first);
         flood();
-        legs.close(token);
-        assert!(dropped(&legs) > first, "unread datagrams are not counted");
+        proxies.close(token);
+        assert!(dropped(&proxies) > first, "unread datagrams are not counted");
     }
 
     #[test]
-    fn what_is_sent_together_arrives_one_by_one() {
+    fn a_run_arrives_as_single_datagrams() {
         let bind = || {
             let any = (Ipv4Addr::LOCALHOST, 0).into();
             UdpSocket::bind(any, &UdpOptions::default()).expect("bind")

@@ -24,7 +24,7 @@ use super::endpoints::is_routable;
 /// Requested lifetime in seconds; a router may grant less.
 const LIFETIME: u32 = 3600;
 /// Minimum time between two requests for one port, whatever the granted lifetime.
-const LEAST: Duration = Duration::from_secs(30);
+const MIN_RENEWAL: Duration = Duration::from_secs(30);
 /// Time after a failure until the next request.
 pub(super) const RETRY: Duration = Duration::from_secs(600);
 /// Retransmissions of PCP and NAT-PMP: three requests in 1.75 s instead of the RFCs' nine in two minutes, since
@@ -93,7 +93,7 @@ impl Router {
 
 /// A leased port.
 #[derive(Clone)]
-pub(super) struct Held {
+pub(super) struct Lease {
     /// The mapping as reported.
     pub mapping: Mapping,
     /// Time of the next renewal.
@@ -109,7 +109,7 @@ enum By {
     Upnp(Box<Gateway<Tokio>>, SocketAddr),
 }
 
-impl Held {
+impl Lease {
     /// Requests a port of the router that leads to `port` of this host, preferably the same. The nonce is
     /// derived from `secret`, which only this host knows, so that the router recognises it after a restart.
     ///
@@ -119,13 +119,13 @@ impl Held {
         router: Router,
         port: NonZeroU16,
         secret: &Digest,
-    ) -> Result<Held, String> {
+    ) -> Result<Lease, String> {
         let by_pcp = match ask_pcp(router, port, secret).await {
-            Ok(held) => return Ok(held),
+            Ok(lease) => return Ok(lease),
             Err(reason) => reason,
         };
         match tokio::time::timeout(UPNP_PATIENCE, ask_upnp(router, port)).await {
-            Ok(Ok(held)) => Ok(held),
+            Ok(Ok(lease)) => Ok(lease),
             Ok(Err(by_upnp)) => Err(shortened(&format!("{by_pcp}; {by_upnp}"))),
             Err(_) => Err(shortened(&format!("{by_pcp}; UPnP: no answer in time"))),
         }
@@ -134,7 +134,7 @@ impl Held {
     /// Postpones the renewal by the minimum time, after a request was not answered while the lease is still
     /// valid.
     pub(super) fn put_off(&mut self) {
-        self.renew_at = Instant::now() + LEAST;
+        self.renew_at = Instant::now() + MIN_RENEWAL;
     }
 
     /// Deletes the mapping, if the router answers.
@@ -161,11 +161,11 @@ impl Held {
         Ok(())
     }
 
-    async fn renewed(&mut self) -> Result<Held, String> {
+    async fn renewed(&mut self) -> Result<Lease, String> {
         match &mut self.by {
             By::Pmp(mapping) => {
                 mapping.renew().await.map_err(|error| error.to_string())?;
-                held_by_pmp((**mapping).clone()).await
+                lease_by_pmp((**mapping).clone()).await
             }
             By::Upnp(gateway, own) => {
                 let (gateway, own) = (gateway.clone(), *own);
@@ -177,7 +177,7 @@ impl Held {
     }
 }
 
-async fn ask_pcp(router: Router, port: NonZeroU16, secret: &Digest) -> Result<Held, String> {
+async fn ask_pcp(router: Router, port: NonZeroU16, secret: &Digest) -> Result<Lease, String> {
     let gateway = GatewayAddress::IpV4(router.address);
     let options = PortMappingOptions {
         external_port: Some(port),
@@ -197,11 +197,11 @@ async fn ask_pcp(router: Router, port: NonZeroU16, secret: &Digest) -> Result<He
         }
         Err(error) => return Err(format!("PCP: {error}")),
     };
-    held_by_pmp(mapping).await
+    lease_by_pmp(mapping).await
 }
 
 /// Creates the lease of a mapping by PCP or NAT-PMP.
-async fn held_by_pmp(mapping: PortMapping) -> Result<Held, String> {
+async fn lease_by_pmp(mapping: PortMapping) -> Result<Lease, String> {
     let (outside, by) = match mapping.mapping_type() {
         PortMappingType::Pcp { external_ip, .. } => (external_ip, Protocol::Pcp),
         PortMappingType::NatPmp => {
@@ -210,7 +210,7 @@ async fn held_by_pmp(mapping: PortMapping) -> Result<Held, String> {
             (outside.into(), Protocol::NatPmp)
         }
     };
-    Ok(Held {
+    Ok(Lease {
         mapping: usable(outside, mapping.external_port().get(), by)?,
         renew_at: half_of(mapping.lifetime()),
         expires_at: end_of(mapping.lifetime()),
@@ -218,7 +218,7 @@ async fn held_by_pmp(mapping: PortMapping) -> Result<Held, String> {
     })
 }
 
-async fn ask_upnp(router: Router, port: NonZeroU16) -> Result<Held, String> {
+async fn ask_upnp(router: Router, port: NonZeroU16) -> Result<Lease, String> {
     let mut found = Err("UPnP: no answer".to_owned());
     for target in [router.address, SSDP_GROUP] {
         let mut options = SearchOptions::default();
@@ -249,7 +249,7 @@ async fn add_upnp(
     gateway: Box<Gateway<Tokio>>,
     own: SocketAddr,
     port: u16,
-) -> Result<Held, String> {
+) -> Result<Lease, String> {
     const UDP: PortMappingProtocol = PortMappingProtocol::UDP;
     let said = |error: &dyn std::fmt::Display| format!("UPnP: {error}");
     let outside = gateway.get_external_ip().await.map_err(|e| said(&e))?;
@@ -263,7 +263,7 @@ async fn add_upnp(
             any.map_err(|e| said(&e))?
         }
     };
-    Ok(Held {
+    Ok(Lease {
         mapping: usable(outside, port, Protocol::Upnp)?,
         renew_at: half_of(LIFETIME),
         expires_at: end_of(LIFETIME),
@@ -285,7 +285,7 @@ fn usable(outside: IpAddr, port: u16, by: Protocol) -> Result<Mapping, String> {
 /// Returns the time at half a lifetime in seconds.
 fn half_of(lifetime: u32) -> Instant {
     let half = Duration::from_secs(lifetime.min(LIFETIME).into()) / 2;
-    Instant::now() + half.max(LEAST)
+    Instant::now() + half.max(MIN_RENEWAL)
 }
 
 fn end_of(lifetime: u32) -> Instant {
@@ -365,14 +365,14 @@ mod tests {
             own: Ipv4Addr::LOCALHOST,
         };
         let port = NonZeroU16::new(51820).expect("a port");
-        let held = Held::ask(router, port, &Digest([1; 32])).await;
-        let held = held.unwrap_or_else(|reason| panic!("{reason}"));
+        let lease = Lease::ask(router, port, &Digest([1; 32])).await;
+        let lease = lease.unwrap_or_else(|reason| panic!("{reason}"));
         let wanted = Mapping {
             address: SocketAddr::from(([198, 51, 100, 9], 50_000)),
             by: Protocol::NatPmp,
         };
-        assert_eq!(held.mapping, wanted);
-        let left = held.expires_at - Instant::now();
+        assert_eq!(lease.mapping, wanted);
+        let left = lease.expires_at - Instant::now();
         assert!((110..=120).contains(&left.as_secs()), "{left:?}");
         server.abort();
     }
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_ends_when_the_router_says_and_within_what_was_asked_for() {
+    fn a_lease_expires_as_granted_and_at_most_as_requested() {
         for (lifetime, wanted) in [(3600, 3600), (120, 120), (1, 1), (u32::MAX, 3600)] {
             let left = end_of(lifetime) - Instant::now();
             assert_eq!(left.as_secs_f64().round() as u64, wanted, "{lifetime}");

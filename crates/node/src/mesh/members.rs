@@ -1,6 +1,6 @@
 //! Turns members of the mesh into peers of the tunnel, with their addresses and packet filters.
 
-use super::Heard;
+use super::WorkerEvent;
 use super::endpoints::may_serve;
 use crate::node::{Node, now};
 use ipnet::IpNet;
@@ -73,7 +73,7 @@ pub(super) fn rotate(node: &mut Node, former: &PublicKey, member: Member, rules:
             mesh.members.insert(key, before);
             if node.tunnel.reached(id, now.mono) == Reachability::Relayed {
                 // The port of a pair at a relay depends on the keys.
-                let _ = mesh.to_agent.try_send(Heard::Sought { key, lost: false });
+                let _ = mesh.to_agent.try_send(WorkerEvent::Sought { key, lost: false });
             }
             node.tunnel.renew(now, id, &mut node.outbox);
             node.transmit();
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_asked_where_no_server_of_a_mesh_can_be() {
+    fn impossible_addresses_of_servers_are_refused() {
         let rules = Rules {
             own: vec!["100.80.0.1/12".parse().expect("a network")],
             ..Rules::default()

@@ -12,7 +12,7 @@ pub mod client;
 mod endpoints;
 mod forward;
 mod known;
-mod legs;
+mod proxies;
 pub mod mapping;
 mod members;
 pub mod names;
@@ -24,13 +24,13 @@ mod turn;
 
 use crate::node::{Node, now};
 use crate::setup::names::{Found, Names};
-use crate::worker::{Service, Verdict};
-use agent::{Agent, News};
-pub use agent::{Answers, LegTo, View};
+use crate::worker::{Service, ControlFlow};
+use agent::{Agent, AgentEvent};
+pub use agent::{Answers, ProxyTarget, View};
 pub use cache::KnownError;
 pub(crate) use endpoints::is_routable;
-pub use known::{Changed, Doubts};
-pub use legs::Counters as LegCounters;
+pub use known::{Changed, KeyConflicts};
+pub use proxies::Counters as ProxyCounters;
 use mapping::Mapping;
 use members::{Rules, filter, remove, rotate, set};
 use seikan_config::{Config, Diagnostic, MeshSettings, Severity};
@@ -56,14 +56,14 @@ use tokio::sync::mpsc;
 /// Token of the socket by which the agent wakes the loop; distinct from all others.
 const TOKEN: u64 = 1 << 61;
 /// Maximum number of events that wait for the agent.
-const MAX_HEARD: usize = 64;
+const MAX_WORKER_EVENTS: usize = 64;
 /// Maximum number of servers whose STUN answers are accepted: two relays for each pair that [`relay`] keeps,
 /// and some more.
-const MAX_ASKED: usize = 2048;
+const MAX_QUERIED: usize = 2048;
 /// How long answers of a server are accepted after a request.
-const ASKED_LATELY: Duration = Duration::from_secs(60);
+const QUERIED_LATELY: Duration = Duration::from_secs(60);
 /// Maximum number of logged key conflicts; `status` shows all.
-const MAX_SAID: usize = 1024;
+const MAX_LOGGED: usize = 1024;
 /// Maximum number of changes applied before packets are handled again.
 const CHANGES_PER_TURN: usize = 64;
 
@@ -85,7 +85,7 @@ pub struct MeshState {
     /// Members that cannot be peers, with the reason.
     pub refused: BTreeMap<PublicKey, &'static str>,
     /// Members that were refused because of their keys, and those accepted with changed keys.
-    pub doubts: Doubts,
+    pub key_conflicts: KeyConflicts,
     /// Reflexive addresses of this host.
     pub reflexive: Vec<SocketAddr>,
     /// Latest result of each STUN server.
@@ -95,17 +95,17 @@ pub struct MeshState {
     /// Relays in use by address: how each answers, or why it does not.
     pub relays: BTreeMap<String, Result<Answers, String>>,
     /// Counters of connections to relays over TLS, by relay.
-    pub streams: BTreeMap<String, LegCounters>,
+    pub streams: BTreeMap<String, ProxyCounters>,
     /// Allocations at TURN servers, by server.
     pub turn: BTreeMap<String, Allocation>,
     /// Targets of the proxy sockets, by loopback address.
-    pub legs: BTreeMap<SocketAddr, LegTo>,
+    pub proxies: BTreeMap<SocketAddr, ProxyTarget>,
     /// STUN servers and relays with the time of the last request; answers of others are not accepted.
-    pub(crate) asked: BTreeMap<SocketAddr, Instant>,
+    pub(crate) queried: BTreeMap<SocketAddr, Instant>,
     /// How members are found by name.
     pub names: Found,
     /// Sender of events to the agent.
-    pub(crate) to_agent: mpsc::Sender<Heard>,
+    pub(crate) to_agent: mpsc::Sender<WorkerEvent>,
 }
 
 /// An allocation at a TURN server.
@@ -116,13 +116,13 @@ pub struct Allocation {
     /// Transport to the server: UDP, TCP or TLS.
     pub transport: &'static str,
     /// Forwarded datagrams.
-    pub counters: LegCounters,
+    pub counters: ProxyCounters,
 }
 
 /// Event of the worker for the agent. The worker never waits: an event that does not fit into the queue is
 /// repeated.
 #[derive(Debug)]
-pub(crate) enum Heard {
+pub(crate) enum WorkerEvent {
     /// An answer of a STUN server or relay.
     Stun(Box<[u8]>),
     /// A member does not answer, or no longer; its path is `lost`.
@@ -150,7 +150,7 @@ pub struct Mesh<'a> {
     wake: UnixStream,
     /// The agent's end, to wake the loop for remaining work.
     again: UnixStream,
-    news: Receiver<News>,
+    events: Receiver<AgentEvent>,
     thread: JoinHandle<()>,
     /// The tunnel's port, which may change.
     port: Arc<AtomicU16>,
@@ -168,15 +168,15 @@ pub struct Mesh<'a> {
 struct Log<'a> {
     warn: Box<dyn FnMut(Diagnostic) + 'a>,
     interface: String,
-    said: BTreeSet<(Name, PublicKey)>,
+    logged: BTreeSet<(Name, PublicKey)>,
 }
 
 impl Log<'_> {
-    fn say(&mut self, doubts: &Doubts) {
-        if self.said.len() >= MAX_SAID {
+    fn warn_of(&mut self, key_conflicts: &KeyConflicts) {
+        if self.logged.len() >= MAX_LOGGED {
             return;
         }
-        let refused = doubts.refused.iter().map(|(key, refused)| {
+        let refused = key_conflicts.refused.iter().map(|(key, refused)| {
             let message = format!(
                 "rejected member {key} (`{}`): {}",
                 refused.name, refused.reason
@@ -188,14 +188,14 @@ impl Log<'_> {
             );
             ((&refused.name, key), message, help)
         });
-        let changed = doubts.changed.iter().map(|(name, changed)| {
+        let changed = key_conflicts.changed.iter().map(|(name, changed)| {
             let message = format!("`{name}` has a new key: {}, formerly {}", changed.now, changed.was);
             let help = "if its owner did not change it, the coordinator may be compromised; `pins` and \
                         `pin-first-use` keep a key";
             ((name, &changed.now), message, help.to_owned())
         });
         for ((name, key), message, help) in refused.chain(changed) {
-            if self.said.len() < MAX_SAID && self.said.insert((name.clone(), *key)) {
+            if self.logged.len() < MAX_LOGGED && self.logged.insert((name.clone(), *key)) {
                 let warning = Diagnostic::new(Severity::Warning, &self.interface, message);
                 (self.warn)(warning.with_help(help));
             }
@@ -244,7 +244,7 @@ pub fn forget(state: &Path, interface: &str) {
 ///
 /// # Errors
 /// Nothing is stored, or it cannot be read.
-pub fn kept(state: &Path, interface: &str) -> io::Result<Membership> {
+pub fn stored_membership(state: &Path, interface: &str) -> io::Result<Membership> {
     cache::read(&cache::file(&state.join(interface)))
 }
 
@@ -270,7 +270,7 @@ impl<'a> Mesh<'a> {
         let again = theirs.try_clone()?;
         let port = Arc::new(AtomicU16::new(node.sockets.port()));
         let own_key = OwnKey::new(*node.tunnel.identity().public());
-        let (to_agent, heard) = mpsc::channel(MAX_HEARD);
+        let (to_agent, worker_events) = mpsc::channel(MAX_WORKER_EVENTS);
         let (found, server) = match names {
             Some(names) => (names.found.clone(), names.server.take()),
             None => (Found::Off("names were not set up".to_owned()), None),
@@ -296,23 +296,23 @@ impl<'a> Mesh<'a> {
             members: BTreeMap::new(),
             access: Access::default(),
             refused: BTreeMap::new(),
-            doubts: Doubts::default(),
+            key_conflicts: KeyConflicts::default(),
             reflexive: Vec::new(),
             views: Vec::new(),
             mapped: None,
             relays: BTreeMap::new(),
             streams: BTreeMap::new(),
             turn: BTreeMap::new(),
-            legs: BTreeMap::new(),
-            asked: BTreeMap::new(),
+            proxies: BTreeMap::new(),
+            queried: BTreeMap::new(),
             names: found,
             to_agent,
         });
-        let (news, thread) = agent.start(theirs, heard)?;
+        let (events, thread) = agent.start(theirs, worker_events)?;
         Ok(Mesh {
             wake: ours,
             again,
-            news,
+            events,
             thread,
             port,
             own_key,
@@ -321,7 +321,7 @@ impl<'a> Mesh<'a> {
             log: Log {
                 warn,
                 interface: config.name.to_string(),
-                said: BTreeSet::new(),
+                logged: BTreeSet::new(),
             },
             rules: Rules {
                 own: config.addresses.clone(),
@@ -341,7 +341,7 @@ impl<'a> Mesh<'a> {
     pub fn end(self, node: &mut Node) {
         // The agent's channels are closed, which ends its tasks.
         node.mesh = None;
-        drop(self.news);
+        drop(self.events);
         let deadline = Instant::now() + agent::LAST_WORDS + Duration::from_millis(100);
         while !self.thread.is_finished() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));
@@ -363,83 +363,83 @@ impl<'a> Mesh<'a> {
         }
         while self.pending.len() < CHANGES_PER_TURN {
             let Some(mesh) = &mut node.mesh else { return };
-            let news = match self.news.try_recv() {
-                Ok(news) => news,
+            let events = match self.events.try_recv() {
+                Ok(events) => events,
                 Err(TryRecvError::Empty) => break,
                 Err(TryRecvError::Disconnected) => {
                     mesh.contact = Contact::Lost("the mesh agent has ended".to_owned());
                     break;
                 }
             };
-            match news {
-                News::Contact(contact) => mesh.contact = contact,
-                News::Coordinator(url) => mesh.coordinator = url,
-                News::Changes { revision, changes } => {
+            match events {
+                AgentEvent::Contact(contact) => mesh.contact = contact,
+                AgentEvent::Coordinator(url) => mesh.coordinator = url,
+                AgentEvent::Changes { revision, changes } => {
                     mesh.revision = revision;
                     self.pending.extend(changes);
                 }
-                News::Doubts(doubts) => {
-                    self.log.say(&doubts);
-                    mesh.doubts = doubts;
+                AgentEvent::KeyConflicts(key_conflicts) => {
+                    self.log.warn_of(&key_conflicts);
+                    mesh.key_conflicts = key_conflicts;
                 }
-                News::Reflexive { addresses, views } => {
+                AgentEvent::Reflexive { addresses, views } => {
                     node.tunnel
-                        .set_nat_mappings(nat::outside(&views), now().mono);
+                        .set_nat_mappings(nat::nat_mappings(&views), now().mono);
                     mesh.reflexive = addresses;
                     mesh.views = views;
                 }
-                News::Mapped(standing) => mesh.mapped = standing,
+                AgentEvent::Mapped(state) => mesh.mapped = state,
                 // A source of servers' names cannot direct datagrams to arbitrary addresses; the agent gets no
                 // answer and tries another server.
-                News::Send { to, .. }
-                    if !mesh.legs.contains_key(&to)
+                AgentEvent::Send { to, .. }
+                    if !mesh.proxies.contains_key(&to)
                         && !self.rules.may_serve(to, node.sockets.port()) => {}
-                News::Send { bytes, to } => {
-                    mesh.note_asked(to);
-                    node.send_beside(&bytes, to);
+                AgentEvent::Send { bytes, to } => {
+                    mesh.note_queried(to);
+                    node.send_from_port(&bytes, to);
                 }
-                News::Called(keys) => approach(node, &keys),
-                News::Relays {
+                AgentEvent::CallRequests(keys) => punch_towards(node, &keys),
+                AgentEvent::Relays {
                     key,
                     addresses,
-                    legs,
+                    proxies,
                     present,
                 } => {
                     let usable = addresses.into_iter().filter(|at| self.rules.may_be_at(*at));
                     // Proxy sockets are on this host.
-                    let all: Vec<_> = usable.chain(legs).collect();
+                    let all: Vec<_> = usable.chain(proxies).collect();
                     take_relays(node, &key, &all, present);
                 }
-                News::Reached(key) => {
+                AgentEvent::Reached(key) => {
                     let reached = reached(node, &key);
                     if let Some(mesh) = &node.mesh {
                         // A request without an answer is repeated.
-                        let _ = mesh.to_agent.try_send(Heard::Reached(key, reached));
+                        let _ = mesh.to_agent.try_send(WorkerEvent::Reached(key, reached));
                     }
                 }
-                News::Relay { address, standing } => {
+                AgentEvent::Relay { address, state } => {
                     if mesh.relays.len() >= MAX_RELAYS && !mesh.relays.contains_key(&address) {
                         mesh.relays.clear();
                     }
-                    mesh.relays.insert(address, standing);
+                    mesh.relays.insert(address, state);
                 }
-                News::Leg { local, to } => match to {
-                    Some(to) => drop(mesh.legs.insert(local, to)),
-                    None => drop(mesh.legs.remove(&local)),
+                AgentEvent::Leg { local, to } => match to {
+                    Some(to) => drop(mesh.proxies.insert(local, to)),
+                    None => drop(mesh.proxies.remove(&local)),
                 },
-                News::Stream(address) => drop(mesh.streams.insert(address, LegCounters::default())),
-                News::Streamed { address, counters } => {
+                AgentEvent::Stream(address) => drop(mesh.streams.insert(address, ProxyCounters::default())),
+                AgentEvent::Streamed { address, counters } => {
                     if let Some(known) = mesh.streams.get_mut(&address) {
                         *known = *counters;
                     }
                 }
-                News::StreamEnded(address) => drop(mesh.streams.remove(&address)),
-                News::Turn {
+                AgentEvent::StreamEnded(address) => drop(mesh.streams.remove(&address)),
+                AgentEvent::Turn {
                     address,
                     relayed,
                     transport,
                 } => {
-                    let counters = LegCounters::default();
+                    let counters = ProxyCounters::default();
                     let allocation = Allocation {
                         relayed,
                         transport,
@@ -447,13 +447,13 @@ impl<'a> Mesh<'a> {
                     };
                     mesh.turn.insert(address, allocation);
                 }
-                News::Turned { address, counters } => {
+                AgentEvent::Turned { address, counters } => {
                     if let Some(allocation) = mesh.turn.get_mut(&address) {
                         allocation.counters = *counters;
                     }
                 }
-                News::TurnEnded(address) => drop(mesh.turn.remove(&address)),
-                News::Tick => {}
+                AgentEvent::TurnEnded(address) => drop(mesh.turn.remove(&address)),
+                AgentEvent::Tick => {}
             }
         }
         let turn = self.pending.len().min(CHANGES_PER_TURN);
@@ -483,12 +483,12 @@ impl<'a> Mesh<'a> {
 
 impl MeshState {
     /// Accepts answers of a server for a while.
-    fn note_asked(&mut self, server: SocketAddr) {
-        if self.asked.len() >= MAX_ASKED {
-            self.asked.retain(|_, at| at.elapsed() < ASKED_LATELY);
+    fn note_queried(&mut self, server: SocketAddr) {
+        if self.queried.len() >= MAX_QUERIED {
+            self.queried.retain(|_, at| at.elapsed() < QUERIED_LATELY);
         }
-        if self.asked.len() < MAX_ASKED {
-            self.asked.insert(server, Instant::now());
+        if self.queried.len() < MAX_QUERIED {
+            self.queried.insert(server, Instant::now());
         }
     }
 }
@@ -513,12 +513,12 @@ fn take_relays(node: &mut Node, key: &PublicKey, addresses: &[SocketAddr], prese
     };
     node.tunnel.set_relays(id, addresses);
     if present && node.tunnel.reached(id, now().mono) == Reachability::Unreachable {
-        approach(node, &[*key]);
+        punch_towards(node, &[*key]);
     }
 }
 
 /// Starts punching towards members that try to reach this host.
-fn approach(node: &mut Node, keys: &[PublicKey]) {
+fn punch_towards(node: &mut Node, keys: &[PublicKey]) {
     for key in keys {
         let known = node
             .mesh
@@ -536,8 +536,8 @@ impl Service for Mesh<'_> {
         epoll.add(&self.wake, TOKEN, Interest::Read)
     }
 
-    fn ready(&mut self, _: u64, _: &Epoll, node: &mut Node) -> Verdict {
+    fn ready(&mut self, _: u64, _: &Epoll, node: &mut Node) -> ControlFlow {
         self.turn(node);
-        Verdict::Continue
+        ControlFlow::Continue
     }
 }

@@ -26,7 +26,7 @@ use zone::{Reply, Transport, Zone};
 /// UDP and TCP port of DNS (RFC 1035, section 4.2).
 const PORT: u16 = 53;
 /// Maximum size of a query in bytes: a name, and space for EDNS.
-const MAX_QUESTION: usize = 4096;
+const MAX_QUERY: usize = 4096;
 /// Maximum number of connections.
 const MAX_CONNECTIONS: usize = 64;
 /// Timeout of an idle connection (RFC 7766, section 6.2.3: a few seconds), and of sending an answer.
@@ -137,7 +137,7 @@ fn sockets(ip: IpAddr) -> io::Result<(net::UdpSocket, net::TcpListener)> {
 pub(super) async fn serve(server: Option<Server>, names: Names) {
     let mut tasks = JoinSet::new();
     if let Some(server) = server {
-        let desk = Arc::new(Desk {
+        let responder = Arc::new(Responder {
             names,
             forwarder: Forwarder::new(server.upstream),
             own: server.own,
@@ -146,8 +146,8 @@ pub(super) async fn serve(server: Option<Server>, names: Names) {
         for (udp, tcp) in server.sockets {
             // If the runtime rejects a socket, that address is not served.
             if let (Ok(udp), Ok(tcp)) = (UdpSocket::from_std(udp), TcpListener::from_std(tcp)) {
-                tasks.spawn(datagrams(Arc::new(udp), desk.clone()));
-                tasks.spawn(connections(tcp, desk.clone()));
+                tasks.spawn(datagrams(Arc::new(udp), responder.clone()));
+                tasks.spawn(connections(tcp, responder.clone()));
             }
         }
     }
@@ -156,7 +156,7 @@ pub(super) async fn serve(server: Option<Server>, names: Names) {
 }
 
 /// State to answer queries.
-struct Desk {
+struct Responder {
     names: Names,
     forwarder: Forwarder,
     /// Addresses of the interface.
@@ -165,7 +165,7 @@ struct Desk {
     others: Mutex<Option<(Instant, Vec<IpAddr>)>>,
 }
 
-impl Desk {
+impl Responder {
     /// Whether a query is from this host; peers and neighbours can reach the addresses too.
     fn is_here(&self, ip: IpAddr) -> bool {
         if self.own.contains(&ip) {
@@ -183,33 +183,33 @@ impl Desk {
         all.any(|own| *own == ip)
     }
 
-    fn reply(&self, question: &[u8], transport: Transport) -> Reply {
+    fn reply(&self, query: &[u8], transport: Transport) -> Reply {
         let recursive = self.forwarder.is_there();
         self.names
-            .with(|zone| zone.reply(question, transport, recursive))
+            .with(|zone| zone.reply(query, transport, recursive))
     }
 }
 
-async fn datagrams(socket: Arc<UdpSocket>, desk: Arc<Desk>) {
-    let mut buffer = [0; MAX_QUESTION];
+async fn datagrams(socket: Arc<UdpSocket>, responder: Arc<Responder>) {
+    let mut buffer = [0; MAX_QUERY];
     loop {
         let Ok((length, from)) = socket.recv_from(&mut buffer).await else {
             sleep(PAUSE).await;
             continue;
         };
-        let question = buffer.get(..length).unwrap_or_default();
+        let query = buffer.get(..length).unwrap_or_default();
         // Other hosts get no answer.
-        let reply = match desk.is_here(from.ip()) {
-            true => desk.reply(question, Transport::Udp),
+        let reply = match responder.is_here(from.ip()) {
+            true => responder.reply(query, Transport::Udp),
             false => Reply::Silence,
         };
         match reply {
             // A client that misses its answer retries.
             Reply::Answer(answer) => drop(socket.send_to(&answer, from).await),
             Reply::Forward => {
-                let (socket, desk, question) = (socket.clone(), desk.clone(), question.to_vec());
+                let (socket, responder, query) = (socket.clone(), responder.clone(), query.to_vec());
                 tokio::spawn(async move {
-                    if let Some(answer) = desk.forwarder.ask(&question, Transport::Udp).await {
+                    if let Some(answer) = responder.forwarder.ask(&query, Transport::Udp).await {
                         let _ = socket.send_to(&answer, from).await;
                     }
                 });
@@ -219,19 +219,19 @@ async fn datagrams(socket: Arc<UdpSocket>, desk: Arc<Desk>) {
     }
 }
 
-async fn connections(listener: TcpListener, desk: Arc<Desk>) {
-    let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+async fn connections(listener: TcpListener, responder: Arc<Responder>) {
+    let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
         match listener.accept().await {
             Ok((stream, from)) => {
                 // Connections of other hosts are closed, and those above the limit.
-                if let (true, Ok(place)) =
-                    (desk.is_here(from.ip()), room.clone().try_acquire_owned())
+                if let (true, Ok(permit)) =
+                    (responder.is_here(from.ip()), connections.clone().try_acquire_owned())
                 {
-                    let desk = desk.clone();
+                    let responder = responder.clone();
                     tokio::spawn(async move {
-                        let _ = connection(stream, &desk).await;
-                        drop(place);
+                        let _ = connection(stream, &responder).await;
+                        drop(permit);
                     });
                 }
             }
@@ -241,21 +241,21 @@ async fn connections(listener: TcpListener, desk: Arc<Desk>) {
 }
 
 /// Answers queries one after the other, until the connection is idle or sends something else.
-async fn connection(mut stream: TcpStream, desk: &Desk) -> io::Result<()> {
+async fn connection(mut stream: TcpStream, responder: &Responder) -> io::Result<()> {
     loop {
-        let question = timeout(IDLE, async {
+        let query = timeout(IDLE, async {
             let length = usize::from(stream.read_u16().await?);
-            if length > MAX_QUESTION {
+            if length > MAX_QUERY {
                 return Err(io::Error::from(io::ErrorKind::InvalidData));
             }
-            let mut question = vec![0; length];
-            stream.read_exact(&mut question).await?;
-            Ok(question)
+            let mut query = vec![0; length];
+            stream.read_exact(&mut query).await?;
+            Ok(query)
         });
-        let question = question.await??;
-        let answer = match desk.reply(&question, Transport::Tcp) {
+        let query = query.await??;
+        let answer = match responder.reply(&query, Transport::Tcp) {
             Reply::Answer(answer) => Some(answer),
-            Reply::Forward => desk.forwarder.ask(&question, Transport::Tcp).await,
+            Reply::Forward => responder.forwarder.ask(&query, Transport::Tcp).await,
             Reply::Silence => None,
         };
         let Some(answer) = answer else { return Ok(()) };

@@ -24,7 +24,7 @@ pub struct Sight {
 #[serde(rename_all = "kebab-case")]
 pub enum Nat {
     /// No server of this family is known, or this host has no address of it.
-    NotAsked,
+    Untested,
     /// No server answers.
     Silent,
     /// No NAT: the reflexive address is this host's own.
@@ -38,11 +38,11 @@ pub enum Nat {
 }
 
 /// Classifies the results of servers of one family, for a host with these addresses.
-pub fn judge(sights: &[Sight], own: &[IpAddr]) -> Nat {
+pub fn classify(sights: &[Sight], own: &[IpAddr]) -> Nat {
     let seen: Vec<SocketAddr> = sights.iter().filter_map(|sight| sight.seen).collect();
     let Some(first) = seen.first() else {
         return if sights.is_empty() || own.is_empty() {
-            Nat::NotAsked
+            Nat::Untested
         } else {
             Nat::Silent
         };
@@ -60,24 +60,24 @@ pub fn judge(sights: &[Sight], own: &[IpAddr]) -> Nat {
 }
 
 /// Whether a reflexive address is public.
-pub(super) fn is_outside(seen: &SocketAddr) -> bool {
+pub(super) fn is_public(seen: &SocketAddr) -> bool {
     let ip = seen.ip().to_canonical();
     is_routable(ip) && !birthday::is_private(ip)
 }
 
 /// Converts results to the tunnel's type.
-pub(super) fn outside(views: &[View]) -> NatMappings {
+pub(super) fn nat_mappings(views: &[View]) -> NatMappings {
     let family = |v6: bool| {
         let of_family = views.iter().filter(|view| view.server.is_ipv6() == v6);
         let sights = of_family.map(|view| Sight {
             server: view.server,
             seen: view.seen,
         });
-        let from_outside = |sight: &Sight| sight.seen.is_none_or(|seen| is_outside(&seen));
+        let from_outside = |sight: &Sight| sight.seen.is_none_or(|seen| is_public(&seen));
         // A server on this side of the NAT does not see the NAT.
         let sights: Vec<Sight> = sights.filter(from_outside).collect();
         // The mapping type does not depend on this host's own addresses.
-        match judge(&sights, &[]) {
+        match classify(&sights, &[]) {
             Nat::Symmetric => {
                 // The first one is the address reported to others.
                 let mut all: Vec<IpAddr> = Vec::new();
@@ -89,7 +89,7 @@ pub(super) fn outside(views: &[View]) -> NatMappings {
                 Mapping::AddressAndPortDependent(all)
             }
             Nat::Open | Nat::Unknown | Nat::EndpointIndependent => Mapping::EndpointIndependent,
-            Nat::NotAsked | Nat::Silent => Mapping::Unknown,
+            Nat::Untested | Nat::Silent => Mapping::Unknown,
         }
     };
     NatMappings {
@@ -111,14 +111,14 @@ mod tests {
     }
 
     #[test]
-    fn a_nat_is_known_by_what_several_servers_see() {
+    fn a_nat_is_classified_by_the_results_of_several_servers() {
         let own = [
             "10.0.0.5".parse().expect("one"),
             "198.51.100.7".parse().expect("one"),
         ];
         let one = Some("203.0.113.9:4000");
         for (seen, nat) in [
-            (vec![], Nat::NotAsked),
+            (vec![], Nat::Untested),
             (vec![None, None], Nat::Silent),
             (vec![Some("198.51.100.7:7"), None], Nat::Open),
             (vec![one], Nat::Unknown),
@@ -129,9 +129,9 @@ mod tests {
             // A firewall before a host without a NAT, and a second uplink.
             (vec![Some("198.51.100.7:7"), one], Nat::Symmetric),
         ] {
-            assert_eq!(judge(&sights(&seen), &own), nat, "{seen:?}");
+            assert_eq!(classify(&sights(&seen), &own), nat, "{seen:?}");
         }
-        assert_eq!(judge(&sights(&[None]), &[]), Nat::NotAsked);
+        assert_eq!(classify(&sights(&[None]), &[]), Nat::Untested);
     }
 
     #[test]
@@ -144,9 +144,9 @@ mod tests {
                 rtt: None,
             };
             let views: Vec<View> = sights(seen).into_iter().map(view).collect();
-            let outside = outside(&views);
-            assert_eq!(outside.v6, Mapping::Unknown);
-            outside.v4
+            let nat_mappings = nat_mappings(&views);
+            assert_eq!(nat_mappings.v6, Mapping::Unknown);
+            nat_mappings.v4
         };
         let [a, b] = ["203.0.113.9", "203.0.113.8"].map(|ip| ip.parse().expect(ip));
         let seen = [

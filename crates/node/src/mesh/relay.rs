@@ -9,7 +9,7 @@ mod stream;
 mod streams;
 
 use super::OwnKey;
-use super::agent::{Answers, Gone, News, Shared, Worker};
+use super::agent::{Answers, Gone, AgentEvent, Shared, Worker};
 use super::resolve::{one_of_each, resolve};
 use super::turn::Turns;
 use crate::node::SystemRandom;
@@ -41,8 +41,8 @@ const TLS_HEAD_START: Duration = Duration::from_millis(300);
 /// than any NAT's timeout.
 const BIND_EVERY: Duration = Duration::from_secs(20);
 /// Number of checks of a member at a relay when both may be bound, and their interval.
-const MEETINGS: u32 = 4;
-const MEET_EVERY: Duration = Duration::from_millis(550);
+const CHECKS: u32 = 4;
+const CHECK_EVERY: Duration = Duration::from_millis(550);
 /// How long a member that does not answer is waited for at a relay after it was reported.
 const SOUGHT_LATELY: Duration = Duration::from_secs(30);
 /// Timeout of the worker's answer how a member is reached.
@@ -50,11 +50,11 @@ const WORKER_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The binding of this side, whether the other side is bound, and the response time; or why binding failed, as
 /// a text for the user.
-type Seated = Result<(Seat, bool, Duration), String>;
+type BindResult = Result<(Binding, bool, Duration), String>;
 
 /// Event for the task of relays.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Wish {
+pub(super) enum RelayEvent {
     /// A member does not answer, or tries to reach this host.
     Sought(PublicKey),
     /// A member's relayed addresses may have changed.
@@ -81,18 +81,18 @@ pub(super) struct Relays<'a> {
 struct Pair {
     sought: Cell<Instant>,
     /// The member was reported again.
-    again: Notify,
+    reported_again: Notify,
     /// The member's relayed addresses may have changed.
     moved: Notify,
     reached: Cell<Option<Reachability>>,
     answered: Notify,
     /// Bindings by relay.
-    seats: RefCell<BTreeMap<String, Seat>>,
+    bindings: RefCell<BTreeMap<String, Binding>>,
 }
 
 /// The binding of this host's side of a pair.
 #[derive(Clone, Copy)]
-struct Seat {
+struct Binding {
     /// The pair's port.
     port: u16,
     /// Destination of the tunnel's datagrams: the relay's address, or a proxy socket.
@@ -121,38 +121,38 @@ impl<'a> Relays<'a> {
     }
 
     /// Serves all reported pairs; ends when the worker has ended.
-    pub(super) async fn keep(&self, mut wishes: mpsc::Receiver<Wish>) -> Result<(), Gone> {
+    pub(super) async fn keep(&self, mut relay_events: mpsc::Receiver<RelayEvent>) -> Result<(), Gone> {
         let mut tasks = FuturesUnordered::new();
         loop {
-            let wish = tokio::select! {
-                wish = wishes.recv() => wish.ok_or(Gone)?,
+            let notify_relays = tokio::select! {
+                notify_relays = relay_events.recv() => notify_relays.ok_or(Gone)?,
                 Some(ended) = tasks.next() => {
                     let key: PublicKey = ended?;
                     self.pairs.borrow_mut().remove(&key);
                     continue;
                 }
             };
-            let (Wish::Sought(key) | Wish::Moved(key) | Wish::Reached(key, _)) = wish;
+            let (RelayEvent::Sought(key) | RelayEvent::Moved(key) | RelayEvent::Reached(key, _)) = notify_relays;
             let pair = self.pairs.borrow().get(&key).cloned();
-            match (wish, pair) {
-                (Wish::Sought(_), Some(pair)) => {
+            match (notify_relays, pair) {
+                (RelayEvent::Sought(_), Some(pair)) => {
                     pair.sought.set(Instant::now());
-                    pair.again.notify_one();
+                    pair.reported_again.notify_one();
                 }
-                (Wish::Sought(_), None) => {
-                    let room = self.pairs.borrow().len() < MAX_PAIRS;
-                    if room && !self.shared.membership.borrow().relays().is_empty() {
+                (RelayEvent::Sought(_), None) => {
+                    let has_capacity = self.pairs.borrow().len() < MAX_PAIRS;
+                    if has_capacity && !self.shared.membership.borrow().relays().is_empty() {
                         let pair = Rc::new(Pair::new());
                         self.pairs.borrow_mut().insert(key, Rc::clone(&pair));
                         tasks.push(self.pair(key, pair));
                     }
                 }
-                (Wish::Reached(_, reached), Some(pair)) => {
+                (RelayEvent::Reached(_, reached), Some(pair)) => {
                     pair.reached.set(Some(reached));
                     pair.answered.notify_one();
                 }
-                (Wish::Moved(_), Some(pair)) => pair.moved.notify_one(),
-                (Wish::Moved(_) | Wish::Reached(..), None) => {}
+                (RelayEvent::Moved(_), Some(pair)) => pair.moved.notify_one(),
+                (RelayEvent::Moved(_) | RelayEvent::Reached(..), None) => {}
             }
         }
     }
@@ -160,29 +160,29 @@ impl<'a> Relays<'a> {
     /// Serves one pair while it is needed.
     async fn pair(&self, key: PublicKey, pair: Rc<Pair>) -> Result<PublicKey, Gone> {
         tokio::time::sleep(HEAD_START).await;
-        let mut anew = false;
+        let mut fresh = false;
         while self.is_needed(key, &pair).await? {
             let relays = self.shared.membership.borrow().relays().to_vec();
             let own = self.own.get();
             let mut ours = in_turn(&relays, [&own, &key], |kind| kind == RelayKind::Seikan);
             ours.truncate(RELAYS_OF_A_PAIR);
             let addresses: Vec<String> = ours.iter().map(|r| r.address.to_string()).collect();
-            let is_ours = |address: &String, _: &mut Seat| addresses.contains(address);
-            pair.seats.borrow_mut().retain(is_ours);
+            let is_ours = |address: &String, _: &mut Binding| addresses.contains(address);
+            pair.bindings.borrow_mut().retain(is_ours);
             let all = ours
                 .into_iter()
-                .map(|relay| self.seat(relay, key, &pair, anew));
+                .map(|relay| self.binding(relay, key, &pair, fresh));
             for outcome in join_all(all).await {
                 outcome?;
             }
             // A TURN server helps only where Seikan's relays do not.
-            let seated = !pair.seats.borrow().is_empty();
-            let met = seated && self.meet(key, &pair).await?;
-            if !met && relays.iter().any(|relay| relay.kind.is_turn()) {
+            let bound = !pair.bindings.borrow().is_empty();
+            let reached = bound && self.check_path(key, &pair).await?;
+            if !reached && relays.iter().any(|relay| relay.kind.is_turn()) {
                 self.turns.need(key);
-                self.meet(key, &pair).await?;
+                self.check_path(key, &pair).await?;
             }
-            anew = self.rest(key, &pair).await?;
+            fresh = self.rest(key, &pair).await?;
         }
         self.turns.release(&key);
         // The tunnel keeps the addresses: datagrams from them may arrive for a minute, and must not count as
@@ -192,14 +192,14 @@ impl<'a> Relays<'a> {
 
     /// Checks the relayed path repeatedly, since the other side may bind in a moment and earlier datagrams were
     /// lost. Returns whether the member is reached.
-    async fn meet(&self, key: PublicKey, pair: &Pair) -> Result<bool, Gone> {
-        for _ in 0..MEETINGS {
-            tokio::time::sleep(MEET_EVERY).await;
+    async fn check_path(&self, key: PublicKey, pair: &Pair) -> Result<bool, Gone> {
+        for _ in 0..CHECKS {
+            tokio::time::sleep(CHECK_EVERY).await;
             self.is_needed(key, pair).await?;
             if pair.reached.get() != Some(Reachability::Unreachable) {
                 return Ok(true);
             }
-            self.tell(key, pair, true)?;
+            self.report_relays(key, pair, true)?;
         }
         Ok(false)
     }
@@ -212,8 +212,8 @@ impl<'a> Relays<'a> {
         loop {
             tokio::select! {
                 () = &mut over => return Ok(false),
-                () = pair.again.notified() => return Ok(true),
-                () = pair.moved.notified() => self.tell(key, pair, true)?,
+                () = pair.reported_again.notified() => return Ok(true),
+                () = pair.moved.notified() => self.report_relays(key, pair, true)?,
             }
         }
     }
@@ -221,7 +221,7 @@ impl<'a> Relays<'a> {
     /// Whether a member is reached by a relay, or not at all although it was reported.
     async fn is_needed(&self, key: PublicKey, pair: &Pair) -> Result<bool, Gone> {
         pair.reached.set(None);
-        self.worker.tell(News::Reached(key))?;
+        self.worker.report_relays(AgentEvent::Reached(key))?;
         // Without an answer the loop is busy, and the state does not change.
         let _ = tokio::time::timeout(WORKER_PATIENCE, pair.answered.notified()).await;
         Ok(match pair.reached.get() {
@@ -231,49 +231,49 @@ impl<'a> Relays<'a> {
         })
     }
 
-    /// Binds this side at one relay: a refresh, or `anew`, without assuming that the relay knows it.
-    async fn seat(
+    /// Binds this side at one relay: a refresh, or `fresh`, without assuming that the relay knows it.
+    async fn binding(
         &self,
         relay: &Relay,
         key: PublicKey,
         pair: &Pair,
-        anew: bool,
+        fresh: bool,
     ) -> Result<(), Gone> {
-        let known = pair.seats.borrow().get(&relay.address.to_string()).copied();
-        let known = known.filter(|_| !anew);
+        let known = pair.bindings.borrow().get(&relay.address.to_string()).copied();
+        let known = known.filter(|_| !fresh);
         // A binding over TLS is replaced by one over UDP if that works again.
-        if known.is_some_and(|seat| seat.by_tls)
-            && let Ok((seat, present, rtt)) = self.sit_down(relay, key, &Cell::default()).await?
+        if known.is_some_and(|binding| binding.by_tls)
+            && let Ok((binding, present, rtt)) = self.bind_by_udp(relay, key, &Cell::default()).await?
         {
-            return self.sits(relay, key, pair, seat, present, rtt);
+            return self.on_bound(relay, key, pair, binding, present, rtt);
         }
-        if let Some(seat) = known
-            && let Some((seat, rtt)) = self.sit_still(relay, key, seat).await?
+        if let Some(binding) = known
+            && let Some((binding, rtt)) = self.refresh(relay, key, binding).await?
         {
-            return self.sits(relay, key, pair, seat, false, rtt);
+            return self.on_bound(relay, key, pair, binding, false, rtt);
         }
-        match self.sit_anyhow(relay, key).await? {
-            Ok((seat, present, rtt)) => self.sits(relay, key, pair, seat, present, rtt),
+        match self.bind_pair(relay, key).await? {
+            Ok((binding, present, rtt)) => self.on_bound(relay, key, pair, binding, present, rtt),
             // The former binding remains a path until the tunnel finds it silent.
             Err(reason) => {
-                let (address, standing) = (relay.address.to_string(), Err(reason));
-                self.worker.tell(News::Relay { address, standing })
+                let (address, state) = (relay.address.to_string(), Err(reason));
+                self.worker.report_relays(AgentEvent::Relay { address, state })
             }
         }
     }
 
     /// Stores a successful binding.
-    fn sits(
+    fn on_bound(
         &self,
         relay: &Relay,
         key: PublicKey,
         pair: &Pair,
-        seat: Seat,
+        binding: Binding,
         present: bool,
         rtt: Duration,
     ) -> Result<(), Gone> {
         let address = relay.address.to_string();
-        let by_tls = seat.by_tls;
+        let by_tls = binding.by_tls;
         let mut mute = self.mute.borrow_mut();
         if !by_tls {
             mute.remove(&address);
@@ -282,57 +282,57 @@ impl<'a> Relays<'a> {
             mute.insert(address.clone());
         }
         drop(mute);
-        pair.seats.borrow_mut().insert(address.clone(), seat);
-        self.tell(key, pair, present)?;
-        let standing = Ok(Answers { rtt, by_tls });
-        self.worker.tell(News::Relay { address, standing })
+        pair.bindings.borrow_mut().insert(address.clone(), binding);
+        self.report_relays(key, pair, present)?;
+        let state = Ok(Answers { rtt, by_tls });
+        self.worker.report_relays(AgentEvent::Relay { address, state })
     }
 
     /// Refreshes a binding.
-    async fn sit_still(
+    async fn refresh(
         &self,
         relay: &Relay,
         key: PublicKey,
-        seat: Seat,
-    ) -> Result<Option<(Seat, Duration)>, Gone> {
-        let at = match relay.tls.filter(|_| seat.by_tls) {
-            Some(tls) => self.streams.leg(relay, tls, seat.port).await.ok(),
-            None => Some(seat.at).filter(|_| !seat.by_tls),
+        binding: Binding,
+    ) -> Result<Option<(Binding, Duration)>, Gone> {
+        let at = match relay.tls.filter(|_| binding.by_tls) {
+            Some(tls) => self.streams.proxy(relay, tls, binding.port).await.ok(),
+            None => Some(binding.at).filter(|_| !binding.by_tls),
         };
         let Some(at) = at else { return Ok(None) };
-        let asked = Instant::now();
+        let requested_at = Instant::now();
         let answer = self.ask(relay, key, at).await?;
-        let rtt = asked.elapsed();
-        let still = matches!(answer, Some(Ok(answer)) if answer.port == Some(seat.port));
-        Ok(still.then_some((Seat { at, ..seat }, rtt)))
+        let rtt = requested_at.elapsed();
+        let still = matches!(answer, Some(Ok(answer)) if answer.port == Some(binding.port));
+        Ok(still.then_some((Binding { at, ..binding }, rtt)))
     }
 
     /// Requests and binds the pair's port over UDP and, after a head start, over TLS if the relay supports it;
     /// the first success counts.
-    async fn sit_anyhow(&self, relay: &Relay, key: PublicKey) -> Result<Seated, Gone> {
+    async fn bind_pair(&self, relay: &Relay, key: PublicKey) -> Result<BindResult, Gone> {
         let Some(tls) = relay.tls else {
-            return self.sit_down(relay, key, &Cell::default()).await;
+            return self.bind_by_udp(relay, key, &Cell::default()).await;
         };
         let mute = self.mute.borrow().contains(&relay.address.to_string());
         let answers = Cell::new(false);
-        let udp = pin!(self.sit_down(relay, key, &answers));
+        let udp = pin!(self.bind_by_udp(relay, key, &answers));
         let tls = pin!(async {
             if !mute {
                 tokio::time::sleep(TLS_HEAD_START).await;
             }
-            self.sit_by_tls(relay, tls, key).await
+            self.bind_by_tls(relay, tls, key).await
         });
         let (by_udp, by_tls) = match select(udp, tls).await {
             Either::Left((udp, tls)) => match udp? {
-                Ok(seat) => return Ok(Ok(seat)),
+                Ok(binding) => return Ok(Ok(binding)),
                 Err(by_udp) => (by_udp, tls.await?),
             },
             Either::Right((tls, udp)) => match tls? {
                 // A distant relay that answers over UDP is preferred to TLS.
-                Ok(seat) if answers.get() => return Ok(Ok(udp.await?.unwrap_or(seat))),
-                Ok(seat) => return Ok(Ok(seat)),
+                Ok(binding) if answers.get() => return Ok(Ok(udp.await?.unwrap_or(binding))),
+                Ok(binding) => return Ok(Ok(binding)),
                 Err(by_tls) => match udp.await? {
-                    Ok(seat) => return Ok(Ok(seat)),
+                    Ok(binding) => return Ok(Ok(binding)),
                     Err(by_udp) => (by_udp, Err(by_tls)),
                 },
             },
@@ -341,13 +341,13 @@ impl<'a> Relays<'a> {
     }
 
     /// The same over TLS only.
-    async fn sit_by_tls(
+    async fn bind_by_tls(
         &self,
         relay: &Relay,
         tls: RelayTls,
         key: PublicKey,
-    ) -> Result<Seated, Gone> {
-        let main = match self.streams.leg(relay, tls, MAIN_PORT).await {
+    ) -> Result<BindResult, Gone> {
+        let main = match self.streams.proxy(relay, tls, MAIN_PORT).await {
             Ok(main) => main,
             Err(reason) => return Ok(Err(reason)),
         };
@@ -359,15 +359,15 @@ impl<'a> Relays<'a> {
             Some(Err(error)) => return Ok(Err(error.to_string())),
             None => return Ok(Err(self.streams.give_up(relay, main))),
         };
-        let at = match self.streams.leg(relay, tls, port).await {
+        let at = match self.streams.proxy(relay, tls, port).await {
             Ok(at) => at,
             Err(reason) => return Ok(Err(reason)),
         };
-        let asked = Instant::now();
+        let requested_at = Instant::now();
         Ok(match self.ask(relay, key, at).await? {
             Some(Ok(answer)) => {
                 let by_tls = true;
-                Ok((Seat { port, at, by_tls }, answer.present, asked.elapsed()))
+                Ok((Binding { port, at, by_tls }, answer.present, requested_at.elapsed()))
             }
             Some(Err(error)) => Err(error.to_string()),
             None => Err(self.streams.give_up(relay, at)),
@@ -375,13 +375,13 @@ impl<'a> Relays<'a> {
     }
 
     /// Requests and binds the pair's port over UDP; sets `answers` as soon as the relay answers.
-    async fn sit_down(
+    async fn bind_by_udp(
         &self,
         relay: &Relay,
         key: PublicKey,
         answers: &Cell<bool>,
-    ) -> Result<Seated, Gone> {
-        let begun = Instant::now();
+    ) -> Result<BindResult, Gone> {
+        let started_at = Instant::now();
         let found = match resolve(relay.address.host(), relay.address.port()).await {
             Ok(found) => one_of_each(&found),
             Err(reason) => return Ok(Err(reason)),
@@ -405,8 +405,8 @@ impl<'a> Relays<'a> {
                 Ok((at, present)) => {
                     let (port, by_tls) = (at.port(), false);
                     // Two requests: to the main port and to the pair's.
-                    let rtt = begun.elapsed() / 2;
-                    return Ok(Ok((Seat { port, at, by_tls }, present, rtt)));
+                    let rtt = started_at.elapsed() / 2;
+                    return Ok(Ok((Binding { port, at, by_tls }, present, rtt)));
                 }
                 Err(why) => reason = why,
             }
@@ -436,12 +436,12 @@ impl<'a> Relays<'a> {
         &self,
         relay: &Relay,
         key: PublicKey,
-        seat: SocketAddr,
+        binding: SocketAddr,
     ) -> Result<Result<bool, String>, Gone> {
-        Ok(match self.ask(relay, key, seat).await? {
+        Ok(match self.ask(relay, key, binding).await? {
             Some(Ok(answer)) => Ok(answer.present),
             Some(Err(error)) => Err(error.to_string()),
-            None => Err(format!("no answer from its port {}", seat.port())),
+            None => Err(format!("no answer from its port {}", binding.port())),
         })
     }
 
@@ -458,7 +458,7 @@ impl<'a> Relays<'a> {
             stamp: self.stamp(),
         };
         let (id, message) = ask.write(&mut SystemRandom);
-        let answer = self.shared.questions.ask(self.worker, to, &message).await?;
+        let answer = self.shared.stun_requests.ask(self.worker, to, &message).await?;
         let password = &relay.ticket.password;
         Ok(answer.map(|answer| Answer::parse(&answer, id, password)))
     }
@@ -472,19 +472,19 @@ impl<'a> Relays<'a> {
         stamp
     }
 
-    fn tell(&self, key: PublicKey, pair: &Pair, present: bool) -> Result<(), Gone> {
-        let (relayed, legs) = self.turns.ways(&key);
-        let seats = pair.seats.borrow();
+    fn report_relays(&self, key: PublicKey, pair: &Pair, present: bool) -> Result<(), Gone> {
+        let (relayed, proxies) = self.turns.ways(&key);
+        let bindings = pair.bindings.borrow();
         let by = |tls: bool| {
-            let seats = seats.values().filter(move |seat| seat.by_tls == tls);
-            seats.map(|seat| seat.at)
+            let bindings = bindings.values().filter(move |binding| binding.by_tls == tls);
+            bindings.map(|binding| binding.at)
         };
-        self.worker.tell(News::Relays {
+        self.worker.report_relays(AgentEvent::Relays {
             key,
             addresses: by(false).chain(relayed).collect(),
-            legs: by(true)
+            proxies: by(true)
                 .filter(|at| self.streams.has(*at))
-                .chain(legs)
+                .chain(proxies)
                 .collect(),
             present,
         })
@@ -495,11 +495,11 @@ impl Pair {
     fn new() -> Pair {
         Pair {
             sought: Cell::new(Instant::now()),
-            again: Notify::new(),
+            reported_again: Notify::new(),
             moved: Notify::new(),
             reached: Cell::new(None),
             answered: Notify::new(),
-            seats: RefCell::default(),
+            bindings: RefCell::default(),
         }
     }
 }

@@ -3,7 +3,7 @@
 //! The worker sends the requests and passes datagrams that [`is_answer`] recognises to the agent instead of the
 //! tunnel; no message of either tunnel protocol begins like them.
 
-use super::agent::{Gone, News, Worker};
+use super::agent::{Gone, AgentEvent, Worker};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -36,11 +36,11 @@ type Transaction = [u8; 12];
 
 /// Requests from the tunnel's socket that wait for a response.
 #[derive(Default)]
-pub(super) struct Questions {
+pub(super) struct PendingRequests {
     pending: RefCell<HashMap<Transaction, oneshot::Sender<Box<[u8]>>>>,
 }
 
-impl Questions {
+impl PendingRequests {
     /// Sends a request to a server, again after each timeout; returns the response. The transaction id is the
     /// message's.
     pub(super) async fn ask(
@@ -61,7 +61,7 @@ impl Questions {
         };
         let mut patience = FIRST_PATIENCE;
         for _ in 0..ATTEMPTS {
-            worker.tell(News::Send {
+            worker.send(AgentEvent::Send {
                 bytes: message.to_vec(),
                 to: server,
             })?;
@@ -75,17 +75,17 @@ impl Questions {
 
     /// Passes a response to its requester; drops it if there is none.
     pub(super) fn answered(&self, bytes: Box<[u8]>) {
-        let asked = transaction(&bytes).and_then(|id| self.pending.borrow_mut().remove(&id));
-        if let Some(asked) = asked {
+        let requester = transaction(&bytes).and_then(|id| self.pending.borrow_mut().remove(&id));
+        if let Some(requester) = requester {
             // The requester may have given up.
-            let _ = asked.send(bytes);
+            let _ = requester.send(bytes);
         }
     }
 }
 
 /// Removes a request when dropped.
 struct Pending<'a> {
-    questions: &'a Questions,
+    questions: &'a PendingRequests,
     id: Transaction,
 }
 
@@ -101,20 +101,20 @@ fn transaction(message: &[u8]) -> Option<Transaction> {
 }
 
 /// A request for this host's reflexive address.
-pub(super) struct Question {
+pub(super) struct BindingRequest {
     id: TransactionId,
     /// The message.
     pub bytes: Vec<u8>,
 }
 
-impl Question {
+impl BindingRequest {
     /// Creates a request with a random transaction id of 96 bits, so that only an on-path host can forge a
     /// response.
-    pub(super) fn new() -> Question {
+    pub(super) fn new() -> BindingRequest {
         let request = Message::builder_request(BINDING, MessageWriteVec::new());
         let bytes = request.finish();
         let id = MessageHeader::from_bytes(&bytes).map(|header| header.transaction_id());
-        Question {
+        BindingRequest {
             // A message that was just created has a header.
             id: id.unwrap_or_else(|_| TransactionId::generate()),
             bytes,
@@ -130,9 +130,9 @@ impl Question {
             return None;
         }
         let raw = message.raw_attribute(XorMappedAddress::TYPE)?;
-        let told = XorMappedAddress::try_from(&raw).ok()?.addr(self.id);
-        let usable = told.port() != 0 && !told.ip().is_unspecified() && !told.ip().is_multicast();
-        usable.then_some(told)
+        let address = XorMappedAddress::try_from(&raw).ok()?.addr(self.id);
+        let usable = address.port() != 0 && !address.ip().is_unspecified() && !address.ip().is_multicast();
+        usable.then_some(address)
     }
 }
 
@@ -159,24 +159,24 @@ mod tests {
     }
 
     #[test]
-    fn the_address_of_an_answer_is_the_one_that_it_tells() {
+    fn the_address_in_a_response_is_found() {
         // RFC 5769, section 2.2: 192.0.2.1 port 32853.
         let attribute = [0, 0x20, 0, 8, 0, 1, 0xa1, 0x47, 0xe1, 0x12, 0xa6, 0x43];
-        let question = Question::new();
-        assert_eq!(question.bytes.len(), HEADER);
-        let good = answer(question.id, &attribute);
+        let request = BindingRequest::new();
+        assert_eq!(request.bytes.len(), HEADER);
+        let good = answer(request.id, &attribute);
         assert!(is_answer(&good));
-        let told = question.answered(&good).expect("an address");
-        assert_eq!(told.to_string(), "192.0.2.1:32853");
+        let address = request.answered(&good).expect("an address");
+        assert_eq!(address.to_string(), "192.0.2.1:32853");
         // A response to another request.
-        assert_eq!(Question::new().answered(&good), None);
+        assert_eq!(BindingRequest::new().answered(&good), None);
         for end in 0..good.len() {
-            assert_eq!(question.answered(&good[..end]), None, "{end}");
+            assert_eq!(request.answered(&good[..end]), None, "{end}");
         }
         // Without an address, and with port 0: 0x2112 xor 0x2112.
-        assert_eq!(question.answered(&answer(question.id, &[])), None);
+        assert_eq!(request.answered(&answer(request.id, &[])), None);
         let nowhere = [0, 0x20, 0, 8, 0, 1, 0x21, 0x12, 0xe1, 0x12, 0xa6, 0x43];
-        assert_eq!(question.answered(&answer(question.id, &nowhere)), None);
+        assert_eq!(request.answered(&answer(request.id, &nowhere)), None);
     }
 
     #[test]

@@ -10,11 +10,11 @@ mod allocation;
 mod ended;
 mod link;
 
-use super::agent::{Answers, Gone, LegTo, News, Pause, Shared, Worker};
+use super::agent::{Answers, Gone, ProxyTarget, AgentEvent, Pause, Shared, Worker};
 use super::client;
 use super::endpoints::{is_routable, may_serve};
 use super::forward::{Event, Handle, Over};
-use super::relay::Wish;
+use super::relay::RelayEvent;
 use super::resolve::{one_of_each, resolve};
 use allocation::{MAX_PERMITTED, Wanted};
 use ended::Ended;
@@ -42,7 +42,7 @@ const SETTLED: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// All allocations.
-pub(super) struct Turns<'a> {
+pub(super) struct TurnAllocations<'a> {
     own: PublicKey,
     worker: &'a Worker,
     shared: &'a Shared,
@@ -57,18 +57,18 @@ pub(super) struct Turns<'a> {
     /// Since when there has been no such member.
     unneeded: Cell<Option<Instant>>,
     changed: Notify,
-    servers: RefCell<BTreeMap<String, Held>>,
+    servers: RefCell<BTreeMap<String, ServerState>>,
 }
 
 /// An allocation, or an attempt.
-struct Held {
+struct ServerState {
     handle: Handle<Wanted>,
     relayed: Option<SocketAddr>,
     /// Proxy socket of each peer.
-    legs: BTreeMap<SocketAddr, SocketAddr>,
+    proxies: BTreeMap<SocketAddr, SocketAddr>,
 }
 
-impl<'a> Turns<'a> {
+impl<'a> TurnAllocations<'a> {
     pub(super) fn new(
         own: PublicKey,
         worker: &'a Worker,
@@ -76,8 +76,8 @@ impl<'a> Turns<'a> {
         inside: &'a [IpNet],
         port: Arc<AtomicU16>,
         fwmark: Option<u32>,
-    ) -> Turns<'a> {
-        Turns {
+    ) -> TurnAllocations<'a> {
+        TurnAllocations {
             own,
             worker,
             shared,
@@ -110,15 +110,15 @@ impl<'a> Turns<'a> {
     }
 
     /// Returns a member's relayed addresses at TURN servers, and the proxy sockets that lead there.
-    pub(super) fn ways(&self, key: &PublicKey) -> (Vec<SocketAddr>, Vec<SocketAddr>) {
-        let told = self.relayed_of(key);
+    pub(super) fn relayed_paths(&self, key: &PublicKey) -> (Vec<SocketAddr>, Vec<SocketAddr>) {
+        let addresses = self.relayed_of(key);
         let servers = self.servers.borrow();
-        let legs = |peer: &SocketAddr| -> Vec<SocketAddr> {
-            let legs = servers.values().filter_map(|held| held.legs.get(peer));
-            legs.copied().collect()
+        let proxies = |peer: &SocketAddr| -> Vec<SocketAddr> {
+            let proxies = servers.values().filter_map(|server| server.proxies.get(peer));
+            proxies.copied().collect()
         };
-        let legs = told.iter().flat_map(legs).collect();
-        (told, legs)
+        let proxies = addresses.iter().flat_map(proxies).collect();
+        (addresses, proxies)
     }
 
     fn relayed_of(&self, key: &PublicKey) -> Vec<SocketAddr> {
@@ -175,8 +175,8 @@ impl<'a> Turns<'a> {
             let (lasted, reason) = self.allocate(relay, &name).await?;
             self.forget(&name)?;
             if let Some(reason) = reason {
-                let (address, standing) = (name.clone(), Err(reason));
-                self.worker.tell(News::Relay { address, standing })?;
+                let (address, state) = (name.clone(), Err(reason));
+                self.worker.send(AgentEvent::Relay { address, state })?;
             }
             if lasted.is_some_and(|lasted| lasted >= SETTLED) {
                 pause = Pause::default();
@@ -200,7 +200,7 @@ impl<'a> Turns<'a> {
             Err(reason) => return Ok((None, Some(reason))),
         };
         let transports: &[Transport] = match relay.kind {
-            RelayKind::Turns => &[Transport::Tls],
+            RelayKind::TurnAllocations => &[Transport::Tls],
             _ => &[Transport::Udp, Transport::Tcp],
         };
         for transport in transports {
@@ -240,25 +240,25 @@ impl<'a> Turns<'a> {
 
     /// Runs one thread. Returns how long there was an allocation, and why there is none now.
     async fn live(&self, target: Target, name: &str) -> Result<(Option<Duration>, Ended), Gone> {
-        let begun = Instant::now();
+        let started_at = Instant::now();
         let transport = target.transport;
-        let (handle, mut heard) = match allocation::start(target, self.port.clone()) {
+        let (handle, mut events) = match allocation::start(target, self.port.clone()) {
             Ok(started) => started,
             Err(error) => return Ok((None, Over::System(error).into())),
         };
-        let held = Held {
+        let server = ServerState {
             handle,
             relayed: None,
-            legs: BTreeMap::new(),
+            proxies: BTreeMap::new(),
         };
-        self.servers.borrow_mut().insert(name.to_owned(), held);
+        self.servers.borrow_mut().insert(name.to_owned(), server);
         self.apply();
         let mut there: Option<Instant> = None;
         let lasted = |there: Option<Instant>| there.map(|since| since.elapsed());
         let mut look = tokio::time::interval(LOOK_EVERY);
         loop {
             let event = tokio::select! {
-                event = heard.recv() => event,
+                event = events.recv() => event,
                 _ = look.tick() => {
                     if !self.chosen().iter().any(|r| r.address.to_string() == name) {
                         return Ok((lasted(there), Over::Unwanted.into()));
@@ -269,29 +269,29 @@ impl<'a> Turns<'a> {
             match event {
                 Some(Event::Serves(relayed)) => {
                     there = Some(Instant::now());
-                    self.with(name, |held| held.relayed = Some(relayed));
+                    self.with(name, |server| server.relayed = Some(relayed));
                     self.publish();
-                    let standing = Ok(Answers::after(begun.elapsed()));
+                    let state = Ok(Answers::after(started_at.elapsed()));
                     let address = name.to_owned();
-                    self.worker.tell(News::Relay { address, standing })?;
-                    self.worker.tell(News::Turn {
+                    self.worker.send(AgentEvent::Relay { address, state })?;
+                    self.worker.send(AgentEvent::Turn {
                         address: name.to_owned(),
                         relayed,
                         transport: transport.name(),
                     })?;
                 }
                 Some(Event::Leg { peer, local }) => {
-                    self.with(name, |held| held.legs.insert(peer, local));
+                    self.with(name, |server| server.proxies.insert(peer, local));
                     let server = name.to_owned();
-                    let to = Some(LegTo::Turn { server, to: peer });
-                    self.worker.tell(News::Leg { local, to })?;
+                    let to = Some(ProxyTarget::Turn { server, to: peer });
+                    self.worker.send(AgentEvent::Leg { local, to })?;
                     self.nudge(peer);
                 }
-                Some(Event::LegClosed { peer, local }) => {
-                    self.with(name, |held| held.legs.remove(&peer));
-                    self.worker.tell(News::Leg { local, to: None })?;
+                Some(Event::ProxyClosed { peer, local }) => {
+                    self.with(name, |server| server.proxies.remove(&peer));
+                    self.worker.send(AgentEvent::Leg { local, to: None })?;
                 }
-                Some(Event::Counted(counters)) => self.worker.tell(News::Turned {
+                Some(Event::Counted(counters)) => self.worker.send(AgentEvent::Turned {
                     address: name.to_owned(),
                     counters,
                 })?,
@@ -302,20 +302,20 @@ impl<'a> Turns<'a> {
         }
     }
 
-    fn with<T>(&self, name: &str, change: impl FnOnce(&mut Held) -> T) {
-        if let Some(held) = self.servers.borrow_mut().get_mut(name) {
-            change(held);
+    fn with<T>(&self, name: &str, change: impl FnOnce(&mut ServerState) -> T) {
+        if let Some(server) = self.servers.borrow_mut().get_mut(name) {
+            change(server);
         }
     }
 
     /// Handles the end of an allocation: its relayed address and proxy sockets are withdrawn.
     fn forget(&self, name: &str) -> Result<(), Gone> {
-        let held = self.servers.borrow_mut().remove(name);
-        for local in held.iter().flat_map(|held| held.legs.values()) {
+        let server = self.servers.borrow_mut().remove(name);
+        for local in server.iter().flat_map(|server| server.proxies.values()) {
             let (local, to) = (*local, None);
-            self.worker.tell(News::Leg { local, to })?;
+            self.worker.send(AgentEvent::Leg { local, to })?;
         }
-        self.worker.tell(News::TurnEnded(name.to_owned()))?;
+        self.worker.send(AgentEvent::TurnEnded(name.to_owned()))?;
         self.publish();
         Ok(())
     }
@@ -323,7 +323,7 @@ impl<'a> Turns<'a> {
     /// Has the relayed addresses reported to the coordinator.
     fn publish(&self) {
         let servers = self.servers.borrow();
-        let mut relayed: Vec<_> = servers.values().filter_map(|held| held.relayed).collect();
+        let mut relayed: Vec<_> = servers.values().filter_map(|server| server.relayed).collect();
         relayed.truncate(MAX_RELAYED);
         if self.shared.relayed.replace(relayed.clone()) != relayed {
             self.shared.different.notify_one();
@@ -334,7 +334,7 @@ impl<'a> Turns<'a> {
     fn nudge(&self, peer: SocketAddr) {
         for key in self.needed.borrow().iter() {
             if self.relayed_of(key).contains(&peer) {
-                self.shared.wish(Wish::Moved(*key));
+                self.shared.notify_relays(RelayEvent::Moved(*key));
             }
         }
     }
@@ -352,13 +352,13 @@ impl<'a> Turns<'a> {
             let all = endpoints.into_iter().flatten().chain(&relayed);
             let all = all.map(|at| at.ip().to_canonical());
             wanted.permitted.extend(all.filter(|ip| is_routable(*ip)));
-            wanted.legs.extend(relayed);
+            wanted.proxies.extend(relayed);
         }
         while wanted.permitted.len() > MAX_PERMITTED {
             wanted.permitted.pop_last();
         }
-        for held in self.servers.borrow().values() {
-            held.handle.set(wanted.clone());
+        for server in self.servers.borrow().values() {
+            server.handle.set(wanted.clone());
         }
     }
 }
@@ -386,7 +386,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_turn_server_is_asked_where_a_relay_is() {
+    fn a_turn_server_may_be_where_a_relay_may_be() {
         let at = |text: &str| -> SocketAddr { text.parse().expect(text) };
         let mesh: [IpNet; 1] = ["100.80.0.0/12".parse().expect("a network")];
         let found = [

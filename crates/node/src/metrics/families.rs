@@ -429,9 +429,9 @@ fn totals(s: &Subject<'_>, out: &mut Vec<Sample>, of: fn(&DirectionCounters) -> 
 }
 
 /// Calls `visit` for every peer, with its label.
-fn peers(s: &Subject<'_>, mut tell: impl FnMut(&mut Labels, &Peer)) {
+fn peers(s: &Subject<'_>, mut visit: impl FnMut(&mut Labels, &Peer)) {
     for peer in s.tunnel().peers() {
-        tell(&mut vec![("peer", peer.public_key.to_string())], peer);
+        visit(&mut vec![("peer", peer.public_key.to_string())], peer);
     }
 }
 

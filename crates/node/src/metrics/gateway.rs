@@ -165,23 +165,23 @@ pub const FAMILIES: &[Family] = &[
     ),
 ];
 
-fn gateway(s: &Subject<'_>, tell: impl FnOnce(&GatewayNode)) {
+fn gateway(s: &Subject<'_>, visit: impl FnOnce(&GatewayNode)) {
     if let Some(gateway) = &s.node.gateway {
-        tell(gateway);
+        visit(gateway);
     }
 }
 
-fn lan(s: &Subject<'_>, tell: impl FnOnce(&crate::gateway::Lan)) {
+fn lan(s: &Subject<'_>, visit: impl FnOnce(&crate::gateway::Lan)) {
     if let Some(GatewayNode { lan: Some(lan), .. }) = &s.node.gateway {
-        tell(lan);
+        visit(lan);
     }
 }
 
 /// Calls `visit` for every device, with its label.
-fn devices(s: &Subject<'_>, mut tell: impl FnMut(Labels, &Device)) {
+fn devices(s: &Subject<'_>, mut visit: impl FnMut(Labels, &Device)) {
     gateway(s, |gateway| {
         for (_, device) in gateway.gateway.devices() {
-            tell(vec![("device", device.config.name.clone())], device);
+            visit(vec![("device", device.config.name.clone())], device);
         }
     });
 }

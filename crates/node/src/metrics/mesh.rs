@@ -2,7 +2,7 @@
 
 use super::families::{Family, Labels, Value, directed, push};
 use crate::control::subject::Subject;
-use crate::mesh::{LegCounters, MeshState};
+use crate::mesh::{ProxyCounters, MeshState};
 use prometheus_client::metrics::MetricType;
 
 /// All families of a member, in the order of the reply.
@@ -12,8 +12,8 @@ pub const FAMILIES: &[Family] = &[
         "port_mapping_active",
         "Whether the router forwards a port to this host, where it was asked to.",
         |s, out| mesh(s, |mesh| {
-            if let Some(standing) = &mesh.mapped {
-                let active = u8::from(standing.is_ok());
+            if let Some(state) = &mesh.mapped {
+                let active = u8::from(state.is_ok());
                 push(out, vec![], Value::Gauge(f64::from(active)));
             }
         })
@@ -43,21 +43,21 @@ pub const FAMILIES: &[Family] = &[
     ),
 ];
 
-fn mesh(s: &Subject<'_>, tell: impl FnOnce(&MeshState)) {
+fn mesh(s: &Subject<'_>, visit: impl FnOnce(&MeshState)) {
     if let Some(mesh) = &s.node.mesh {
-        tell(mesh);
+        visit(mesh);
     }
 }
 
 /// Calls `visit` for every server that forwards datagrams, with its labels.
-fn servers(s: &Subject<'_>, mut tell: impl FnMut(Labels, &LegCounters)) {
+fn servers(s: &Subject<'_>, mut visit: impl FnMut(Labels, &ProxyCounters)) {
     mesh(s, |mesh| {
         let turn = mesh.turn.iter();
         let turn = turn.map(|(server, allocation)| ("turn", server, &allocation.counters));
         let tls = mesh.streams.iter();
         let tls = tls.map(|(server, counters)| ("tls", server, counters));
         for (by, server, counters) in turn.chain(tls) {
-            tell(
+            visit(
                 vec![("by", by.into()), ("server", server.clone())],
                 counters,
             );

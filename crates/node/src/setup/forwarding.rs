@@ -66,7 +66,7 @@ pub fn apply(
     for remote in &settings.remotes {
         netlink.add_route(&Route::to(remote.lan.into()).device(tun))?;
     }
-    set_up_card(settings, netlink, journal, warn)
+    set_up_interface(settings, netlink, journal, warn)
 }
 
 /// Sets up a recreated interface while the tunnel runs.
@@ -87,12 +87,12 @@ impl<'a> Upkeep<'a> {
     }
 
     /// Returns the interface's name.
-    pub fn card(&self) -> &str {
+    pub fn interface(&self) -> &str {
         self.settings.interface.as_str()
     }
 
     /// The interface was removed, and its settings with it.
-    pub fn card_removed(&mut self) {
+    pub fn interface_removed(&mut self) {
         self.index = None;
     }
 
@@ -111,7 +111,7 @@ impl<'a> Upkeep<'a> {
             return;
         }
         self.index = index;
-        if let Err(error) = set_up_card(self.settings, netlink, journal, warn) {
+        if let Err(error) = set_up_interface(self.settings, netlink, journal, warn) {
             let message = format!("the interface was recreated: {error}");
             let help = "devices may not find the remotes: restart the tunnel";
             warn(Diagnostic::new(Severity::Warning, "gateway", message).with_help(help));
@@ -121,7 +121,7 @@ impl<'a> Upkeep<'a> {
 
 /// Settings of the interface: IPv4 forwarding, which each interface has (that of IPv6 is copied from
 /// `default`), and proxy entries for remotes.
-fn set_up_card(
+fn set_up_interface(
     settings: &GatewaySettings,
     netlink: &Netlink,
     journal: &mut dyn Notes,

@@ -99,12 +99,12 @@ impl Change {
     /// itself.
     pub fn is_of(&self, config: &Config) -> bool {
         let gateway = config.gateway.as_ref();
-        let is_asked_for = match self {
+        let is_configured = match self {
             Change::Hooks => !config.hooks.is_empty(),
             Change::Sysctl { path, .. } => {
-                let card = card_of(path);
-                card.is_none_or(|card| {
-                    gateway.is_some_and(|g| card.is_empty() || card == g.interface.as_str())
+                let interface = gateway_interface_of(path);
+                interface.is_none_or(|interface| {
+                    gateway.is_some_and(|g| interface.is_empty() || interface == g.interface.as_str())
                 })
             }
             Change::Rule { .. } | Change::Firewall { .. } => true,
@@ -118,7 +118,7 @@ impl Change {
                     && gateway.remotes.iter().any(|remote| remote.lan == *address)
             }),
         };
-        is_asked_for && self.may_be_of(config.name.as_str())
+        is_configured && self.may_be_of(config.name.as_str())
     }
 
     /// Whether a tunnel of this name makes such a change with some configuration.
@@ -127,7 +127,7 @@ impl Change {
             Change::Hooks | Change::Proxy { .. } => true,
             Change::Sysctl { path, before } => {
                 let is_value = before.len() <= 10 && before.bytes().all(|b| b.is_ascii_digit());
-                is_value && (path == Path::new(SOURCE_VALID_MARK) || card_of(path).is_some())
+                is_value && (path == Path::new(SOURCE_VALID_MARK) || gateway_interface_of(path).is_some())
             }
             Change::Rule {
                 table,
@@ -149,7 +149,7 @@ impl Change {
 
 /// Returns the interface whose parameter a gateway sets in this file, empty for one of all interfaces; `None`
 /// if a gateway never sets it.
-fn card_of(path: &Path) -> Option<&str> {
+fn gateway_interface_of(path: &Path) -> Option<&str> {
     let parameter = path.to_str()?.strip_prefix("/proc/sys/net/")?;
     let components: Vec<&str> = parameter.split('/').collect();
     // Otherwise the path could lead to another file.
@@ -157,9 +157,9 @@ fn card_of(path: &Path) -> Option<&str> {
     match components[..] {
         ["ipv6", "conf", "all", "forwarding"] | ["ipv6", "conf", _, "accept_ra"] => Some(""),
         ["ipv4" | "ipv6", _, "all" | "default", _] => None,
-        ["ipv4", "conf", card, "forwarding"]
-        | ["ipv6", "conf", card, "proxy_ndp"]
-        | ["ipv4" | "ipv6", "neigh", card, "proxy_delay"] => Some(card),
+        ["ipv4", "conf", interface, "forwarding"]
+        | ["ipv6", "conf", interface, "proxy_ndp"]
+        | ["ipv4" | "ipv6", "neigh", interface, "proxy_delay"] => Some(interface),
         _ => None,
     }
 }

@@ -61,7 +61,7 @@ impl Names {
         let interface = config.name.to_string();
         let by = if !config.dns.is_empty() {
             answering.upstream = Upstream::Servers(config.dns.clone());
-            in_place_of(&interface, &settings(config), at)?
+            replace_configured(&interface, &settings(config), at)?
         } else if dns::is_resolved_asked() {
             let applied = dns::route(&interface, at, DOMAIN).map_err(|e| e.to_string())?;
             applied.keep();
@@ -71,7 +71,7 @@ impl Names {
             note(journal, Change::ResolvConf { interface, server }, warn);
             let file = resolv_conf(config, at);
             file.add().map_err(|e| e.to_string())?;
-            answering.upstream = Upstream::Beside(file);
+            answering.upstream = Upstream::ResolvConf(file);
             "resolv.conf"
         };
         Ok(Names {
@@ -128,7 +128,7 @@ pub fn take_back(config: &Config) {
 }
 
 /// Replaces the configured name servers, which the journal has, by the mesh's; restores them if that fails.
-fn in_place_of(
+fn replace_configured(
     interface: &str,
     settings: &DnsSettings,
     at: IpAddr,

@@ -141,8 +141,8 @@ fn make(
     if let Some(mark) = mark {
         for (family, length) in shortest {
             if let Some(length) = length {
-                let place = free_place(family, rules);
-                plan.rules.extend(rules_for(family, mark, length, place));
+                let priority = free_priority(family, rules);
+                plan.rules.extend(rules_for(family, mark, length, priority));
             }
         }
     }
@@ -155,21 +155,21 @@ fn is_covered(prefix: &IpNet, addresses: &[IpNet]) -> bool {
 }
 
 /// Returns the larger of two priorities that precede all other rules except the local table's.
-fn free_place(family: Family, rules: &[Rule]) -> u32 {
+fn free_priority(family: Family, rules: &[Rule]) -> u32 {
     let taken = rules.iter().filter(|rule| rule.family == family);
-    let first = taken.filter_map(|rule| rule.priority.filter(|place| *place > 0));
+    let first = taken.filter_map(|rule| rule.priority.filter(|priority| *priority > 0));
     first.min().unwrap_or(LOWEST_KERNEL_RULE).saturating_sub(1)
 }
 
 /// The first rule consults the main table for more specific routes than the tunnel's; the second, the tunnel's
 /// table for packets without the mark.
-fn rules_for(family: Family, mark: u32, shortest: u8, place: u32) -> [Rule; 2] {
+fn rules_for(family: Family, mark: u32, shortest: u8, priority: u32) -> [Rule; 2] {
     let tunnel = Rule {
-        priority: Some(place),
+        priority: Some(priority),
         ..Rule::unless_marked(family, mark, mark)
     };
     let main = Rule {
-        priority: Some(place.saturating_sub(1)),
+        priority: Some(priority.saturating_sub(1)),
         suppress_prefix_length: Some(u32::from(shortest.saturating_sub(1))),
         ..Rule::suppress_default(family)
     };
@@ -303,7 +303,7 @@ mod tests {
     #[test]
     fn rules_go_before_those_of_other_tunnels() {
         let others = rules_for(Family::V4, 7, 0, 32765);
-        assert_eq!(free_place(Family::V4, &others), 32763);
-        assert_eq!(free_place(Family::V6, &others), 32765);
+        assert_eq!(free_priority(Family::V4, &others), 32763);
+        assert_eq!(free_priority(Family::V6, &others), 32765);
     }
 }

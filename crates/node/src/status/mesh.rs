@@ -115,8 +115,8 @@ pub struct StunStatus {
     pub rtt_us: Option<u64>,
 }
 
-fn not_asked() -> Nat {
-    Nat::NotAsked
+fn untested() -> Nat {
+    Nat::Untested
 }
 
 /// State of a relay.
@@ -132,11 +132,11 @@ pub enum RelayStatus {
 }
 
 pub(super) fn mesh(mesh: &MeshState, own: &[IpAddr]) -> MeshStatus {
-    let doubted = mesh.doubts.refused.iter();
+    let doubted = mesh.key_conflicts.refused.iter();
     let doubted = doubted.map(|(key, refused)| (key, refused.reason.as_str()));
     let refused = mesh.refused.iter().map(|(key, reason)| (key, *reason));
     let refused = doubted.chain(refused).take(MAX_REFUSED_SHOWN);
-    let changed = mesh.doubts.changed.iter().take(MAX_REFUSED_SHOWN);
+    let changed = mesh.key_conflicts.changed.iter().take(MAX_REFUSED_SHOWN);
     let nat = |v6: bool| {
         let views = mesh.views.iter();
         let of_family = views.filter(|view| view.server.is_ipv6() == v6);
@@ -151,7 +151,7 @@ pub(super) fn mesh(mesh: &MeshState, own: &[IpAddr]) -> MeshStatus {
             .copied()
             .filter(|ip| ip.is_ipv6() == v6)
             .collect();
-        nat::judge(&sights, &own)
+        nat::classify(&sights, &own)
     };
     MeshStatus {
         nat4: nat(false),
@@ -166,21 +166,21 @@ pub(super) fn mesh(mesh: &MeshState, own: &[IpAddr]) -> MeshStatus {
                 rtt_us: view.rtt.map(micros),
             })
             .collect(),
-        refused_members: mesh.refused.len() + mesh.doubts.refused.len(),
+        refused_members: mesh.refused.len() + mesh.key_conflicts.refused.len(),
         coordinator: mesh.coordinator.clone(),
         contact: mesh.contact.clone(),
         revision: mesh.revision,
         members: mesh.members.len(),
         reflexive: mesh.reflexive.clone(),
-        port_mapping: mesh.mapped.clone().map(|standing| match standing {
+        port_mapping: mesh.mapped.clone().map(|state| match state {
             Ok(mapping) => PortMappingStatus::Given(mapping),
             Err(reason) => PortMappingStatus::Refused(reason),
         }),
         relays: mesh
             .relays
             .iter()
-            .map(|(address, standing)| {
-                let status = match standing {
+            .map(|(address, state)| {
+                let status = match state {
                     Ok(Answers { rtt, by_tls: false }) => RelayStatus::RttUs(micros(*rtt)),
                     Ok(Answers { rtt, by_tls: true }) => RelayStatus::TlsRttUs(micros(*rtt)),
                     Err(reason) => RelayStatus::Refuses(reason.clone()),

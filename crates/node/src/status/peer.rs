@@ -3,7 +3,7 @@
 use super::micros;
 use super::traffic::{Traffic, traffic};
 use crate::control::subject::Record;
-use crate::mesh::LegTo;
+use crate::mesh::ProxyTarget;
 use crate::node::Node;
 use seikan_proto::birthday::PunchState;
 use seikan_proto::noise::Protocol;
@@ -288,12 +288,12 @@ fn port_search(node: &Node, peer: &Peer, now: Now) -> Option<PortSearch> {
 /// Returns the TURN server by which an address is reached, if any.
 fn turn(node: &Node, peer: &Peer, address: SocketAddr) -> Option<TurnPath> {
     let mesh = node.mesh.as_ref()?;
-    match mesh.legs.get(&address) {
-        Some(LegTo::Turn { server, to }) => {
+    match mesh.proxies.get(&address) {
+        Some(ProxyTarget::Turn { server, to }) => {
             let (to, server) = (*to, Some(server.clone()));
             return Some(TurnPath { to, server });
         }
-        Some(LegTo::Relay { .. }) => return None,
+        Some(ProxyTarget::Relay { .. }) => return None,
         None => {}
     }
     let member = mesh.members.get(&peer.public_key)?;
@@ -306,12 +306,12 @@ fn turn(node: &Node, peer: &Peer, address: SocketAddr) -> Option<TurnPath> {
 
 /// Returns the relay by which an address is reached over TLS, if any.
 fn tls(node: &Node, address: SocketAddr) -> Option<TlsPath> {
-    match node.mesh.as_ref()?.legs.get(&address)? {
-        LegTo::Relay { relay, to } => Some(TlsPath {
+    match node.mesh.as_ref()?.proxies.get(&address)? {
+        ProxyTarget::Relay { relay, to } => Some(TlsPath {
             to: *to,
             relay: relay.clone(),
         }),
-        LegTo::Turn { .. } => None,
+        ProxyTarget::Turn { .. } => None,
     }
 }
 
@@ -352,7 +352,7 @@ mod tests {
     use seikan_proto::time::Instant;
 
     #[test]
-    fn a_way_that_was_silent_once_is_shown_as_in_use_when_it_is() {
+    fn a_path_in_use_is_shown_as_such_after_silence() {
         let address: SocketAddr = "192.0.2.1:7".parse().unwrap();
         let mut paths = paths::Paths::default();
         paths.set_signalled(&[address]);

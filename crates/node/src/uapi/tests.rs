@@ -123,7 +123,7 @@ fn key(byte: u8) -> String {
 }
 
 #[test]
-fn a_configuration_is_told_as_it_was_set() {
+fn a_configuration_is_returned_as_it_was_set() {
     let mut fake = Fake::new();
     let peer = key(0xaa);
     let reply = fake.ask(&format!(
@@ -240,7 +240,7 @@ fn a_minus_takes_an_allowed_ip_from_its_peer_only() {
 }
 
 #[test]
-fn without_a_key_there_is_none_to_tell() {
+fn without_a_key_none_is_returned() {
     let mut fake = Fake::new();
     fake.ask(&format!("set=1\nprivate_key={}\n\n", key(0)));
     assert!(!fake.ask("get=1\n\n").contains("private_key"));

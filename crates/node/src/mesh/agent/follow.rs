@@ -1,9 +1,9 @@
 //! Follows the changes of the membership at the coordinator.
 
-use super::{Agent, Gone, LONGEST_PAUSE, News, Pause, Shared, Worker};
+use super::{Agent, Gone, LONGEST_PAUSE, AgentEvent, Pause, Shared, Worker};
 use crate::mesh::client::{Client, ClientError};
-use crate::mesh::known::Judge;
-use crate::mesh::relay::Wish;
+use crate::mesh::count::TrustStore;
+use crate::mesh::relay::RelayEvent;
 use crate::mesh::{Contact, cache};
 use seikan_proto::mesh::{Change, Cursor, MAX_CALLS, Membership, Reason, Relay};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -28,10 +28,10 @@ impl Agent {
         shared: &Shared,
     ) -> Result<(), Gone> {
         shared.membership.replace(cache::load(&self.cache));
-        client.know(shared.membership.borrow().coordinators());
+        client.set_others(shared.membership.borrow().coordinators());
         // Number of coordinators in a row that did not answer.
         let mut silent = 0;
-        let mut judge = Judge::new(self.settings.trust.clone(), self.remembered.take());
+        let mut trust_store = TrustStore::new(self.settings.trust.clone(), self.remembered.take());
         let (revision, changes) = {
             let membership = shared.membership.borrow();
             let access = Change::Access(membership.access().clone());
@@ -41,12 +41,12 @@ impl Agent {
                 std::iter::once(access).chain(members).collect(),
             )
         };
-        self.believe(&mut judge, changes, revision, worker)?;
+        self.apply_trusted(&mut trust_store, changes, revision, worker)?;
         // The stored state may be of another coordinator, so the first answer contains all members.
         let (mut cursor, mut idle) = (Cursor::default(), 0);
         let mut pause = Pause::default();
         let mut stored = tokio::time::Instant::now() - STORE_EVERY;
-        judge.keep(&self.known);
+        trust_store.keep(&self.count);
         let mut dirty = false;
         loop {
             // The first answer comes at once; then the state on disk is written before the next request.
@@ -55,25 +55,25 @@ impl Agent {
             } else {
                 WAIT
             };
-            let asked = Instant::now();
+            let requested_at = Instant::now();
             // A request from an address that this host has lost may hang for long.
-            let question = async {
+            let request = async {
                 tokio::select! {
                     answer = client.changes(cursor, wait) => Some(answer),
                     () = shared.elsewhere.notified() => None,
                 }
             };
-            let answer = match dirty || judge.is_dirty() {
-                true => match tokio::time::timeout_at(stored + STORE_EVERY, question).await {
+            let answer = match dirty || trust_store.is_dirty() {
+                true => match tokio::time::timeout_at(stored + STORE_EVERY, request).await {
                     Ok(answer) => answer,
                     Err(_) => {
                         (stored, dirty) = (tokio::time::Instant::now(), false);
                         self.keep(&shared.membership.borrow());
-                        judge.keep(&self.known);
+                        trust_store.keep(&self.count);
                         continue;
                     }
                 },
-                false => question.await,
+                false => request.await,
             };
             let Some(answer) = answer else { continue };
             match answer {
@@ -84,7 +84,7 @@ impl Agent {
                     calls.truncate(MAX_CALLS);
                     if changes.whole {
                         // A coordinator that sends everything may also have lost this host's endpoints.
-                        shared.retell.set(true);
+                        shared.report_again.set(true);
                         shared.different.notify_one();
                     }
                     let (before, changes, after, revision) = {
@@ -93,7 +93,7 @@ impl Agent {
                         let coordinators = membership.coordinators().to_vec();
                         let changes = membership.take(changes);
                         if coordinators != membership.coordinators() {
-                            client.know(membership.coordinators());
+                            client.set_others(membership.coordinators());
                             dirty = true;
                         }
                         (
@@ -115,19 +115,19 @@ impl Agent {
                         if let Change::Set(member) = change
                             && !member.relayed.is_empty()
                         {
-                            shared.wish(Wish::Moved(member.public_key));
+                            shared.notify_relays(RelayEvent::Moved(member.public_key));
                         }
                     }
                     let nothing = changes.is_empty() && calls.is_empty();
-                    worker.tell(News::Coordinator(client.url()))?;
-                    worker.tell(News::Contact(Contact::Connected))?;
-                    self.believe(&mut judge, changes, revision, worker)?;
+                    worker.send(AgentEvent::Coordinator(client.url()))?;
+                    worker.send(AgentEvent::Contact(Contact::Connected))?;
+                    self.apply_trusted(&mut trust_store, changes, revision, worker)?;
                     if !calls.is_empty() {
-                        calls.iter().for_each(|key| shared.wish(Wish::Sought(*key)));
-                        worker.tell(News::Called(calls))?;
+                        calls.iter().for_each(|key| shared.notify_relays(RelayEvent::Sought(*key)));
+                        worker.send(AgentEvent::CallRequests(calls))?;
                     }
                     // A coordinator that returns early empty answers is polled more slowly.
-                    idle = if nothing && asked.elapsed() < IDLE_PAUSE {
+                    idle = if nothing && requested_at.elapsed() < IDLE_PAUSE {
                         idle + 1
                     } else {
                         0
@@ -138,22 +138,22 @@ impl Agent {
                 Err(ClientError::Refused(refusal)) if refusal.reason == Reason::NotAMember => {
                     cache::forget(&self.cache);
                     // Known keys are kept: this host may join the mesh again.
-                    judge.keep(&self.known);
+                    trust_store.keep(&self.count);
                     dirty = false;
                     let changes = shared.membership.borrow_mut().clear();
                     cursor = Cursor::default();
-                    worker.tell(News::Contact(Contact::Revoked))?;
-                    self.believe(&mut judge, changes, 0, worker)?;
+                    worker.send(AgentEvent::Contact(Contact::Revoked))?;
+                    self.apply_trusted(&mut trust_store, changes, 0, worker)?;
                     tokio::time::sleep(LONGEST_PAUSE).await;
                 }
                 Err(error) => {
                     // All coordinators of a mesh have the same state: the next one is used at once, and contact
                     // is lost only if none answers.
-                    client.turn();
+                    client.use_next();
                     silent += 1;
-                    if silent >= client.known() {
+                    if silent >= client.count() {
                         silent = 0;
-                        worker.tell(News::Contact(Contact::Lost(error.to_string())))?;
+                        worker.send(AgentEvent::Contact(Contact::Lost(error.to_string())))?;
                         pause.wait().await;
                     }
                 }
@@ -162,20 +162,20 @@ impl Agent {
     }
 
     /// Passes the changes that pass the trust store to the names and to the worker.
-    fn believe(
+    fn apply_trusted(
         &self,
-        judge: &mut Judge,
+        trust_store: &mut TrustStore,
         changes: Vec<Change>,
         revision: u64,
         worker: &Worker,
     ) -> Result<(), Gone> {
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
-        let changes = judge.judge(changes, since_epoch.unwrap_or_default().as_secs());
-        if let Some(doubts) = judge.news() {
-            worker.tell(News::Doubts(doubts))?;
+        let changes = trust_store.trust_store(changes, since_epoch.unwrap_or_default().as_secs());
+        if let Some(key_conflicts) = trust_store.take_changed_conflicts() {
+            worker.send(AgentEvent::KeyConflicts(key_conflicts))?;
         }
         self.names.with(|zone| zone.take(&changes));
-        worker.tell(News::Changes { revision, changes })
+        worker.send(AgentEvent::Changes { revision, changes })
     }
 
     fn keep(&self, membership: &Membership) {

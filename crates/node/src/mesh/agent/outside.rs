@@ -1,9 +1,9 @@
 //! Reflexive addresses of this host, and its port mapping.
 
-use super::{Agent, Gone, News, Shared, View, Worker};
-use crate::mesh::mapping::{self, Held, Router};
+use super::{Agent, Gone, AgentEvent, Shared, View, Worker};
+use crate::mesh::mapping::{self, Lease, Router};
 use crate::mesh::nat;
-use crate::mesh::stun::Question;
+use crate::mesh::stun::BindingRequest;
 use futures_util::future::join_all;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use seikan_config::Host;
@@ -37,21 +37,21 @@ impl Agent {
         // Rounds in a row in which an address family had no answer.
         let mut silent = 0;
         loop {
-            let begun = tokio::time::Instant::now();
+            let started_at = tokio::time::Instant::now();
             let servers = self.servers(shared).await;
-            let mut round = Round::begin(servers, &known, has_way);
+            let mut round = Round::begin(servers, &known, has_route);
             let mut asked: FuturesUnordered<_> = round
                 .asked()
                 .map(|(at, server)| async move {
-                    let question = Question::new();
-                    let begun = Instant::now();
-                    let answer = shared.questions.ask(worker, server, &question.bytes);
-                    let seen = answer.await?.and_then(|answer| question.answered(&answer));
-                    Ok((at, seen, begun.elapsed()))
+                    let request = BindingRequest::new();
+                    let started_at = Instant::now();
+                    let answer = shared.stun_requests.ask(worker, server, &request.bytes);
+                    let seen = answer.await?.and_then(|answer| request.answered(&answer));
+                    Ok((at, seen, started_at.elapsed()))
                 })
                 .collect();
             let told = |round: &Round| {
-                worker.tell(News::Reflexive {
+                worker.send(AgentEvent::Reflexive {
                     addresses: shared.reflexive.borrow().clone(),
                     views: round.views().cloned().collect(),
                 })
@@ -59,7 +59,7 @@ impl Agent {
             // A result is reported before the round ends, since a silent server takes the full timeout.
             let whole = loop {
                 let moved = async {
-                    tokio::time::sleep_until(begun + ROUND_LEAST).await;
+                    tokio::time::sleep_until(started_at + ROUND_LEAST).await;
                     shared.moved.notified().await;
                 };
                 let answer = tokio::select! {
@@ -93,7 +93,7 @@ impl Agent {
             }
             let lost = async {
                 shared.lost.notified().await;
-                tokio::time::sleep_until(begun + REFLECT_LEAST).await;
+                tokio::time::sleep_until(started_at + REFLECT_LEAST).await;
             };
             tokio::select! {
                 () = shared.moved.notified() => silent = 0,
@@ -159,19 +159,19 @@ impl Agent {
                 Some((router, seen, port?))
             });
             // The lease stays in `shared`, so that it is returned if this task ends.
-            let before = shared.held.borrow().clone();
-            let held = match (wanted, before) {
-                (Some(wanted), Some(mut held)) if asked == Some(wanted) => {
-                    let renewed = match held.renew_at <= Instant::now() {
-                        true => held.renew().await,
+            let before = shared.lease.borrow().clone();
+            let lease = match (wanted, before) {
+                (Some(wanted), Some(mut lease)) if asked == Some(wanted) => {
+                    let renewed = match lease.renew_at <= Instant::now() {
+                        true => lease.renew().await,
                         false => Ok(()),
                     };
                     match renewed {
-                        Err(_) if Instant::now() < held.expires_at => {
-                            held.put_off();
-                            Ok(Some(held))
+                        Err(_) if Instant::now() < lease.expires_at => {
+                            lease.put_off();
+                            Ok(Some(lease))
                         }
-                        renewed => renewed.map(|()| Some(held)),
+                        renewed => renewed.map(|()| Some(lease)),
                     }
                 }
                 (Some(wanted), None) if asked == Some(wanted) && Instant::now() < again => Ok(None),
@@ -179,34 +179,34 @@ impl Agent {
                     if let Some(before) = before {
                         before.give_back().await;
                     }
-                    shared.held.replace(None);
+                    shared.lease.replace(None);
                     match wanted {
-                        Some((router, _, port)) => Held::ask(router, port, &secret).await.map(Some),
+                        Some((router, _, port)) => Lease::ask(router, port, &secret).await.map(Some),
                         None => Ok(None),
                     }
                 }
             };
             asked = wanted;
             let known = shared.mapped.borrow().clone();
-            let standing = match held {
-                Ok(Some(held)) => {
-                    let mapping = held.mapping;
-                    shared.held.replace(Some(held));
+            let state = match lease {
+                Ok(Some(lease)) => {
+                    let mapping = lease.mapping;
+                    shared.lease.replace(Some(lease));
                     Some(Ok(mapping))
                 }
                 // No request was sent, because a recent one failed.
                 Ok(None) if wanted.is_some() => known.clone(),
                 Ok(None) => None,
                 Err(reason) => {
-                    shared.held.replace(None);
+                    shared.lease.replace(None);
                     again = Instant::now() + mapping::RETRY;
                     Some(Err(reason))
                 }
             };
-            if standing != known {
-                shared.mapped.replace(standing.clone());
+            if state != known {
+                shared.mapped.replace(state.clone());
                 shared.different.notify_one();
-                worker.tell(News::Mapped(standing))?;
+                worker.send(AgentEvent::Mapped(state))?;
             }
             // The port and the default route are checked as well: both may change without an event.
             let _ = tokio::time::timeout(REFLECT_EVERY, shared.outside.notified()).await;
@@ -228,7 +228,7 @@ fn pause(silent: u32) -> Duration {
 struct Server {
     view: View,
     /// There is a route to the server.
-    has_way: bool,
+    has_route: bool,
     /// Rounds in a row without an answer; a single loss says nothing about a NAT.
     misses: u32,
     /// The server has answered in this round.
@@ -245,16 +245,16 @@ impl Round {
     fn begin(
         servers: Vec<(String, SocketAddr)>,
         last: &[Server],
-        has_way: impl Fn(SocketAddr) -> bool,
+        has_route: impl Fn(SocketAddr) -> bool,
     ) -> Round {
         let server = |(name, server): (String, SocketAddr)| {
-            let has_way = has_way(server);
+            let has_route = has_route(server);
             let known = last.iter().find(|known| known.view.server == server);
             // A family without a route is not queried.
-            let known = known.filter(|_| has_way);
+            let known = known.filter(|_| has_route);
             Server {
                 view: known.map_or_else(|| View::none(name, server), |known| known.view.clone()),
-                has_way,
+                has_route,
                 misses: known.map_or(0, |known| known.misses),
                 answered: false,
                 moved: false,
@@ -265,7 +265,7 @@ impl Round {
 
     /// Returns the servers to query.
     fn asked(&self) -> impl Iterator<Item = (usize, SocketAddr)> {
-        let all = self.0.iter().enumerate().filter(|(_, one)| one.has_way);
+        let all = self.0.iter().enumerate().filter(|(_, one)| one.has_route);
         all.map(|(at, one)| (at, one.view.server))
     }
 
@@ -311,7 +311,7 @@ impl Round {
     /// Whether no server of a queried family has answered.
     fn is_silent(&self) -> bool {
         [false, true].into_iter().any(|v6| {
-            let mut asked = self.of(v6).filter(|one| one.has_way).peekable();
+            let mut asked = self.of(v6).filter(|one| one.has_route).peekable();
             asked.peek().is_some() && asked.all(|one| !one.answered)
         })
     }
@@ -326,14 +326,14 @@ impl Round {
 fn first_seen(round: &Round) -> Vec<SocketAddr> {
     let first = |v6: bool| {
         let mut seen = round.of(v6).filter_map(|one| one.view.seen);
-        let first = seen.clone().find(nat::is_outside);
+        let first = seen.clone().find(nat::is_public);
         first.or_else(|| seen.next())
     };
     [true, false].into_iter().filter_map(first).collect()
 }
 
 /// Whether this host has a route to the server. Sends nothing.
-fn has_way(server: SocketAddr) -> bool {
+fn has_route(server: SocketAddr) -> bool {
     let any: IpAddr = match server {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_server_saw_is_believed_until_it_has_not_answered_five_times() {
+    fn a_result_is_dropped_after_five_rounds_without_an_answer() {
         let mut last = whole(&V4[..2], &nobody(), &[Some(HERE), Some(HERE)]);
         for misses in 1..=5 {
             last = whole(&V4[..2], &last, &[Some(HERE), None]);
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_saw_before_a_nat_started_anew_has_gone_when_all_have_had_their_time() {
+    fn results_from_before_a_nat_restart_are_dropped_after_the_round() {
         let last = whole(&V4, &nobody(), &[Some(HERE); 3]);
         let mut now = round(&V4, &last);
         now.answered(0, Some((at(THERE), Duration::ZERO)));
@@ -443,14 +443,14 @@ mod tests {
     }
 
     #[test]
-    fn a_family_without_a_way_any_more_is_seen_nowhere() {
+    fn a_family_without_a_route_has_no_result() {
         let last = whole(&[V4[0]], &nobody(), &[Some(HERE)]);
         let servers = vec![(V4[0].to_owned(), at(V4[0]))];
         assert_eq!(seen(&Round::begin(servers, &last.0, |_| false)), [None]);
     }
 
     #[test]
-    fn a_silent_family_is_asked_sooner_and_then_as_often_as_any() {
+    fn a_silent_family_is_queried_sooner_at_first() {
         let pauses: Vec<u64> = (0..8).map(|silent| pause(silent).as_secs()).collect();
         assert_eq!(pauses, [25, 1, 2, 4, 8, 16, 25, 25]);
         assert_eq!(pause(u32::MAX), REFLECT_EVERY);

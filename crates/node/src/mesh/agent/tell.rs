@@ -1,6 +1,6 @@
 //! Reports of this host to the coordinator.
 
-use super::{Agent, Gone, News, Pause, Shared, Worker};
+use super::{Agent, Gone, AgentEvent, Pause, Shared, Worker};
 use crate::mesh::client::{Client, ClientError};
 use crate::mesh::endpoints;
 use seikan_proto::keys::PublicKey;
@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 /// Interval between two checks of the host's addresses.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// Interval between two reports of an unchanged key: a lost answer leaves the last report's result unknown.
-const TELL_KEY_EVERY: Duration = Duration::from_secs(120);
+const REPORT_KEY_EVERY: Duration = Duration::from_secs(120);
 /// Minimum interval between two calls of one member.
 const CALL_EVERY: Duration = Duration::from_secs(1);
 /// How long a reflexive address counts as current: longer than two rounds of STUN requests.
@@ -32,14 +32,14 @@ impl Agent {
         worker: &Worker,
         shared: &Shared,
     ) -> Result<(), Gone> {
-        let mut told_key = None;
-        let mut key_told_at = Instant::now();
-        let mut told: Option<Endpoints> = None;
+        let mut reported_key = None;
+        let mut key_reported_at = Instant::now();
+        let mut reported: Option<Endpoints> = None;
         let mut known = Vec::new();
         let mut outside: [Sights; 2] = Default::default();
         let mut pause = Pause::default();
         loop {
-            worker.tell(News::Tick)?;
+            worker.tell(AgentEvent::Tick)?;
             let port = self.port.load(Ordering::Relaxed);
             let local = Netlink::open().and_then(|n| {
                 endpoints::local(&n, self.own_interface, &self.networks, self.fwmark, port)
@@ -59,7 +59,7 @@ impl Agent {
                     elsewhere |= sights.is_elsewhere(seen.ip(), Instant::now());
                 }
                 if elsewhere {
-                    client.connect_anew();
+                    client.reconnect();
                     shared.elsewhere.notify_one();
                 }
                 if let Some(Ok(mapping)) = &*shared.mapped.borrow()
@@ -77,11 +77,11 @@ impl Agent {
                     endpoints: now,
                     relayed: shared.relayed.borrow().clone(),
                 };
-                let retell = shared.retell.take();
+                let report_again = shared.report_again.take();
                 let own_key = self.own_key.get();
-                let again = key_told_at.elapsed() > TELL_KEY_EVERY;
-                if retell || again || told_key != Some(own_key) {
-                    told_key = match client.rotate(own_key).await {
+                let again = key_reported_at.elapsed() > REPORT_KEY_EVERY;
+                if report_again || again || reported_key != Some(own_key) {
+                    reported_key = match client.rotate(own_key).await {
                         Ok(()) => Some(own_key),
                         // The coordinator rejects the key for good.
                         Err(ClientError::Refused(refusal))
@@ -94,20 +94,20 @@ impl Agent {
                         }
                         Err(_) => None,
                     };
-                    key_told_at = Instant::now();
-                    if told_key.is_none() {
+                    key_reported_at = Instant::now();
+                    if reported_key.is_none() {
                         pause.wait().await;
                     }
                 }
-                if retell || told.as_ref() != Some(&now) {
+                if report_again || reported.as_ref() != Some(&now) {
                     match client.tell(&now).await {
                         Ok(()) => {
-                            told = Some(now);
+                            reported = Some(now);
                             pause = Pause::default();
                         }
                         // The task that follows the changes reports the error.
                         Err(_) => {
-                            told = None;
+                            reported = None;
                             pause.wait().await;
                         }
                     }
@@ -120,13 +120,13 @@ impl Agent {
 
     /// Asks the coordinator to call members that do not answer: their datagrams open their NATs.
     pub(super) async fn call(&self, client: &Client, mut seeking: mpsc::Receiver<PublicKey>) {
-        let mut called: BTreeMap<PublicKey, Instant> = BTreeMap::new();
+        let mut called_at: BTreeMap<PublicKey, Instant> = BTreeMap::new();
         while let Some(key) = seeking.recv().await {
-            called.retain(|_, at| at.elapsed() < CALL_EVERY);
-            if called.contains_key(&key) {
+            called_at.retain(|_, at| at.elapsed() < CALL_EVERY);
+            if called_at.contains_key(&key) {
                 continue;
             }
-            called.insert(key, Instant::now());
+            called_at.insert(key, Instant::now());
             // Without a coordinator no member can be called; the next initiation comes here again.
             let _ = client.call(&Call { public_key: key }).await;
         }
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_seen_by_two_uplinks_in_turns_moves_once() {
+    fn alternating_uplinks_count_as_one_move() {
         let turns: Vec<_> = (0..10).map(|n| (25 * n, n as u8 % 2)).collect();
         let mut expected = [false; 10];
         expected[1] = true;
@@ -177,14 +177,14 @@ mod tests {
     }
 
     #[test]
-    fn who_moves_and_comes_back_after_a_minute_has_moved_twice_at_once() {
+    fn a_return_after_a_minute_is_another_move() {
         let seen = [(0, 1), (2, 1), (4, 2), (34, 2), (61, 2), (62, 1), (63, 1)];
         let expected = [false, false, true, false, false, true, false];
         assert_eq!(moves(&seen), expected);
     }
 
     #[test]
-    fn who_was_not_seen_for_long_is_where_it_was_or_elsewhere() {
+    fn after_a_long_gap_only_a_new_address_is_a_move() {
         assert_eq!(moves(&[(0, 1), (900, 1)]), [false, false]);
         assert_eq!(moves(&[(0, 1), (900, 2)]), [false, true]);
         // The address before the last is no longer current.
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn of_ever_other_addresses_each_is_another_place() {
+    fn a_new_address_each_time_is_a_move_each_time() {
         let seen: Vec<_> = (0..=MAX_SIGHTS as u8).cycle().take(11).collect();
         let seen: Vec<_> = (0..).zip(seen).collect();
         let moved = moves(&seen);

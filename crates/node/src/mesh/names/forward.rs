@@ -34,21 +34,21 @@ pub enum Upstream {
     /// These servers.
     Servers(Vec<IpAddr>),
     /// The other servers of resolv.conf, read for each query.
-    Beside(ResolvConf),
+    ResolvConf(ResolvConf),
 }
 
 /// Forwards queries.
 #[derive(Debug)]
 pub(super) struct Forwarder {
     upstream: Upstream,
-    room: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
 impl Forwarder {
     pub(super) fn new(upstream: Upstream) -> Forwarder {
         Forwarder {
             upstream,
-            room: Arc::new(Semaphore::new(MAX_WAITING)),
+            permits: Arc::new(Semaphore::new(MAX_WAITING)),
         }
     }
 
@@ -57,12 +57,12 @@ impl Forwarder {
     }
 
     /// Forwards a query as it is and returns the answer; SERVFAIL if there is none.
-    pub(super) async fn ask(&self, question: &[u8], transport: Transport) -> Option<Vec<u8>> {
-        let Ok(_room) = self.room.try_acquire() else {
-            return failure(question);
+    pub(super) async fn ask(&self, query: &[u8], transport: Transport) -> Option<Vec<u8>> {
+        let Ok(_permit) = self.permits.try_acquire() else {
+            return failure(query);
         };
-        let answer = first(self.servers(), question, transport).await;
-        answer.or_else(|| failure(question))
+        let answer = first(self.servers(), query, transport).await;
+        answer.or_else(|| failure(query))
     }
 
     fn servers(&self) -> Vec<SocketAddr> {
@@ -70,7 +70,7 @@ impl Forwarder {
             Upstream::Nobody => Vec::new(),
             Upstream::Servers(all) => all.iter().map(|ip| (*ip, 53).into()).collect(),
             // A file that cannot be read is read again for the next query.
-            Upstream::Beside(file) => file.others().unwrap_or_default(),
+            Upstream::ResolvConf(file) => file.others().unwrap_or_default(),
         };
         servers.truncate(MAX_SERVERS);
         servers
@@ -79,22 +79,22 @@ impl Forwarder {
 
 /// Queries servers in order, staggered, and returns the first answer. A refusal counts only if there is nothing
 /// else.
-async fn first(servers: Vec<SocketAddr>, question: &[u8], transport: Transport) -> Option<Vec<u8>> {
+async fn first(servers: Vec<SocketAddr>, query: &[u8], transport: Transport) -> Option<Vec<u8>> {
     let deadline = Instant::now() + PATIENCE;
     let mut servers = servers.into_iter();
-    let mut asked = JoinSet::new();
+    let mut queries = JoinSet::new();
     let mut unwilling = None;
     loop {
         let next = servers.next();
-        if next.is_none() && asked.is_empty() {
+        if next.is_none() && queries.is_empty() {
             return unwilling;
         }
         if let Some(server) = next {
-            let question = question.to_vec();
-            asked.spawn(async move {
+            let query = query.to_vec();
+            queries.spawn(async move {
                 match transport {
-                    Transport::Udp => by_datagram(server, &question).await,
-                    Transport::Tcp => by_connection(server, &question).await,
+                    Transport::Udp => by_datagram(server, &query).await,
+                    Transport::Tcp => by_connection(server, &query).await,
                 }
             });
         }
@@ -102,7 +102,7 @@ async fn first(servers: Vec<SocketAddr>, question: &[u8], transport: Transport) 
             0 => deadline,
             _ => deadline.min(Instant::now() + STAGGER),
         };
-        match timeout_at(until, asked.join_next()).await {
+        match timeout_at(until, queries.join_next()).await {
             Ok(Some(Ok(Ok(answer)))) => match answer.get(3).map(|flags| flags & 0xf) {
                 Some(code) if UNWILLING.contains(&code) => unwilling = Some(answer),
                 _ => return Some(answer),
@@ -115,7 +115,7 @@ async fn first(servers: Vec<SocketAddr>, question: &[u8], transport: Transport) 
     }
 }
 
-async fn by_datagram(server: SocketAddr, question: &[u8]) -> io::Result<Vec<u8>> {
+async fn by_datagram(server: SocketAddr, query: &[u8]) -> io::Result<Vec<u8>> {
     let any: IpAddr = match server {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
@@ -124,24 +124,24 @@ async fn by_datagram(server: SocketAddr, question: &[u8]) -> io::Result<Vec<u8>>
     // query's id (RFC 5452, section 9.2).
     let socket = UdpSocket::bind((any, 0)).await?;
     socket.connect(server).await?;
-    socket.send(question).await?;
+    socket.send(query).await?;
     let mut answer = vec![0; MAX_MESSAGE];
     loop {
         let length = socket.recv(&mut answer).await?;
         answer.truncate(length);
-        if is_answer(question, &answer) {
+        if is_answer(query, &answer) {
             return Ok(answer);
         }
         answer.resize(MAX_MESSAGE, 0);
     }
 }
 
-async fn by_connection(server: SocketAddr, question: &[u8]) -> io::Result<Vec<u8>> {
+async fn by_connection(server: SocketAddr, query: &[u8]) -> io::Result<Vec<u8>> {
     let mut stream = TcpStream::connect(server).await?;
-    stream.write_all(&framed(question)?).await?;
+    stream.write_all(&framed(query)?).await?;
     let mut answer = vec![0; usize::from(stream.read_u16().await?)];
     stream.read_exact(&mut answer).await?;
-    match is_answer(question, &answer) {
+    match is_answer(query, &answer) {
         true => Ok(answer),
         false => Err(io::ErrorKind::InvalidData.into()),
     }

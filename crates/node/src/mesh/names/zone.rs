@@ -181,9 +181,9 @@ impl Zone {
             answer.queries.clear();
             return fail(answer, ResponseCode::FormErr);
         };
-        let mut room = MAX_PLAIN;
+        let mut max_size = MAX_PLAIN;
         if let Some(theirs) = &asked.edns {
-            room = theirs.max_payload().clamp(MAX_PLAIN, MAX_DATAGRAM);
+            max_size = theirs.max_payload().clamp(MAX_PLAIN, MAX_DATAGRAM);
             let mut ours = Edns::new();
             ours.set_max_payload(MAX_DATAGRAM);
             // RFC 3225, section 3: copied from the query.
@@ -201,9 +201,9 @@ impl Zone {
         }
         self.fill(&mut answer, &question, subject);
         if transport == Transport::Tcp {
-            room = u16::MAX;
+            max_size = u16::MAX;
         }
-        encoded(&answer, room)
+        encoded(&answer, max_size)
     }
 
     /// Adds the requested records to an answer, or the SOA record if there are none.
@@ -340,10 +340,10 @@ fn answer_to(asked: &Metadata) -> Message {
 }
 
 /// Encodes an answer; records above the size limit are left out and the TC flag is set.
-fn encoded(answer: &Message, room: u16) -> Reply {
+fn encoded(answer: &Message, max_size: u16) -> Reply {
     let mut bytes = Vec::with_capacity(usize::from(MAX_PLAIN));
     let mut encoder = BinEncoder::new(&mut bytes);
-    encoder.set_max_size(room);
+    encoder.set_max_size(max_size);
     match answer.emit(&mut encoder) {
         Ok(()) => Reply::Answer(bytes),
         // The question of a query always fits.

@@ -72,17 +72,17 @@ impl Forwarder for Connection {
     fn apply(&mut self) -> Result<(), Ended> {
         let mut wanted = self.hub.wanted().clone();
         wanted.insert(MAIN_PORT);
-        for token in self.hub.legs.of(|leg| !wanted.contains(&leg.peer.port())) {
+        for token in self.hub.proxies.of(|proxy| !wanted.contains(&proxy.peer.port())) {
             self.hub.close(token)?;
         }
         for port in wanted {
             let at = SocketAddr::new(self.relay, port);
-            if self.hub.legs.at(&at).is_some() {
+            if self.hub.proxies.at(&at).is_some() {
                 continue;
             }
             // If the system lacks resources, the requester times out.
             if let Some(token) = self.hub.open(at) {
-                self.hub.tell_of(token)?;
+                self.hub.report_proxy(token)?;
             }
         }
         Ok(())
@@ -107,38 +107,38 @@ impl Forwarder for Connection {
             let mut came = false;
             while let Some(frame) = self.stream.peek()? {
                 came = true;
-                let legs = &mut self.hub.legs;
-                let leg = split_port(frame).and_then(|(port, datagram)| {
-                    let token = legs.at(&SocketAddr::new(self.relay, port))?;
+                let proxies = &mut self.hub.proxies;
+                let proxy = split_port(frame).and_then(|(port, datagram)| {
+                    let token = proxies.at(&SocketAddr::new(self.relay, port))?;
                     (!datagram.is_empty()).then_some((token, datagram))
                 });
-                match leg {
-                    Some((token, datagram)) => legs.deliver(token, datagram),
-                    None => legs.counters.drops.add(DropReason::NoChannel, 1),
+                match proxy {
+                    Some((token, datagram)) => proxies.deliver(token, datagram),
+                    None => proxies.counters.drops.add(DropReason::NoChannel, 1),
                 }
                 self.stream.take();
             }
             if came && !self.answers {
                 self.answers = true;
-                self.hub.tell(Event::Serves(()))?;
+                self.hub.send(Event::Serves(()))?;
             }
         }
-        self.hub.legs.flush();
+        self.hub.proxies.flush();
         Ok(())
     }
 
-    fn read_leg(&mut self, token: u64, batch: &mut ReceiveBatch) -> Result<(), Ended> {
-        let legs = &mut self.hub.legs;
-        let Some(port) = legs.get_mut(token).map(|leg| leg.peer.port()) else {
+    fn read_proxy(&mut self, token: u64, batch: &mut ReceiveBatch) -> Result<(), Ended> {
+        let proxies = &mut self.hub.proxies;
+        let Some(port) = proxies.get_mut(token).map(|proxy| proxy.peer.port()) else {
             return Ok(());
         };
         for _ in 0..TURNS {
-            if !legs.receive(token, batch) {
+            if !proxies.receive(token, batch) {
                 break;
             }
             let (metas, arena) = batch.parts_mut();
             for meta in metas {
-                if !legs.is_whole(meta) {
+                if !proxies.is_whole(meta) {
                     continue;
                 }
                 for segment in meta.segments() {
@@ -149,8 +149,8 @@ impl Forwarder for Connection {
                         false => self.stream.push(&parts),
                     };
                     match pushed {
-                        true => legs.counters.sent += 1,
-                        false => legs.counters.drops.add(DropReason::SendNoBuffers, 1),
+                        true => proxies.counters.sent += 1,
+                        false => proxies.counters.drops.add(DropReason::SendNoBuffers, 1),
                     }
                 }
             }

@@ -2,10 +2,10 @@
 //! thread of its own ([`stream`]), while a proxy socket of it is requested.
 
 use super::stream::{self, Connection, Ended};
-use crate::mesh::agent::{Gone, LegTo, News, Worker};
+use crate::mesh::agent::{Gone, ProxyTarget, AgentEvent, Worker};
 use crate::mesh::client;
 use crate::mesh::endpoints::{is_own, is_routable};
-use crate::mesh::forward::{Ends, Event, Handle, Heard, Over};
+use crate::mesh::forward::{Ends, Event, Handle, Events, Over};
 use crate::mesh::resolve::{one_of_each, resolve};
 use futures_util::future::{Either, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -27,7 +27,7 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
 /// Timeout of a proxy socket, including name resolution and connection.
-const LEG_WITHIN: Duration = Duration::from_secs(5);
+const PROXY_WITHIN: Duration = Duration::from_secs(5);
 /// Head start of the first of two addresses (RFC 8305, section 5).
 const HEAD_START: Duration = Duration::from_millis(250);
 /// Timeout of a TCP connection.
@@ -45,33 +45,33 @@ pub(in crate::mesh) struct Streams<'a> {
     /// The tunnel's port.
     port: Arc<AtomicU16>,
     tls: RefCell<BTreeMap<Option<Pin>, Arc<ClientConfig>>>,
-    held: RefCell<BTreeMap<String, Rc<Held>>>,
+    connection: RefCell<BTreeMap<String, Rc<RelayConnection>>>,
     /// New connections that have no task yet.
-    fresh: RefCell<Vec<Rc<Held>>>,
-    begun: Notify,
+    fresh: RefCell<Vec<Rc<RelayConnection>>>,
+    started_at: Notify,
 }
 
 /// A connection, or an attempt.
-struct Held {
+struct RelayConnection {
     name: String,
     host: String,
     tls: RelayTls,
     handle: RefCell<Option<Handle<BTreeSet<u16>>>>,
     /// Ports that need a proxy socket, with the time of the last request.
     wanted: RefCell<BTreeMap<u16, Instant>>,
-    legs: RefCell<BTreeMap<u16, SocketAddr>>,
+    proxies: RefCell<BTreeMap<u16, SocketAddr>>,
     ended: RefCell<Option<String>>,
     dropped: Cell<bool>,
     changed: Notify,
 }
 
-impl Held {
+impl RelayConnection {
     fn is_for(&self, tls: RelayTls) -> bool {
         self.tls == tls && self.ended.borrow().is_none() && !self.dropped.get()
     }
 
-    fn has(&self, leg: SocketAddr) -> bool {
-        self.legs.borrow().values().any(|local| *local == leg)
+    fn has(&self, proxy: SocketAddr) -> bool {
+        self.proxies.borrow().values().any(|local| *local == proxy)
     }
 
     fn want(&self, port: u16) {
@@ -102,36 +102,36 @@ impl<'a> Streams<'a> {
             inside,
             port,
             tls: RefCell::default(),
-            held: RefCell::default(),
+            connection: RefCell::default(),
             fresh: RefCell::default(),
-            begun: Notify::new(),
+            started_at: Notify::new(),
         }
     }
 
     /// Returns the proxy socket for a port of a relay over TLS, 0 being its main port; or why there is none, as
     /// a text for the user.
-    pub(super) async fn leg(
+    pub(super) async fn proxy(
         &self,
         relay: &Relay,
         tls: RelayTls,
         port: u16,
     ) -> Result<SocketAddr, String> {
-        let held = self.hold(relay, tls);
-        held.want(port);
+        let connection = self.hold(relay, tls);
+        connection.want(port);
         let there = async {
             loop {
                 // Registered before the state is read, so that no change is missed.
-                let changed = held.changed.notified();
-                if let Some(local) = held.legs.borrow().get(&port) {
+                let changed = connection.changed.notified();
+                if let Some(local) = connection.proxies.borrow().get(&port) {
                     return Ok(*local);
                 }
-                if let Some(reason) = &*held.ended.borrow() {
+                if let Some(reason) = &*connection.ended.borrow() {
                     return Err(reason.clone());
                 }
                 changed.await;
             }
         };
-        match tokio::time::timeout(LEG_WITHIN, there).await {
+        match tokio::time::timeout(PROXY_WITHIN, there).await {
             Ok(there) => there,
             Err(_) => Err("no connection".to_owned()),
         }
@@ -139,102 +139,102 @@ impl<'a> Streams<'a> {
 
     /// Marks the connection of this proxy socket as failed, since the relay does not answer over it; the next
     /// request creates another one. Returns the reason, as a text for the user.
-    pub(super) fn give_up(&self, relay: &Relay, leg: SocketAddr) -> String {
+    pub(super) fn give_up(&self, relay: &Relay, proxy: SocketAddr) -> String {
         let name = relay.address.to_string();
-        let mut all = self.held.borrow_mut();
+        let mut all = self.connection.borrow_mut();
         // Another connection may have replaced it. One that has ended has no proxy sockets, and knows its
         // reason.
-        let over = |held: &Rc<Held>| held.has(leg) || held.ended.borrow().is_some();
+        let over = |connection: &Rc<RelayConnection>| connection.has(proxy) || connection.ended.borrow().is_some();
         if !all.get(&name).is_some_and(over) {
             return "no answer".to_owned();
         }
-        let Some(held) = all.remove(&name) else {
+        let Some(connection) = all.remove(&name) else {
             return "no answer".to_owned();
         };
-        held.dropped.set(true);
-        held.changed.notify_waiters();
-        let why = held.ended.borrow().clone();
+        connection.dropped.set(true);
+        connection.changed.notify_waiters();
+        let why = connection.ended.borrow().clone();
         why.unwrap_or_else(|| "no answer".to_owned())
     }
 
     /// Whether datagrams to this proxy socket are forwarded.
-    pub(super) fn has(&self, leg: SocketAddr) -> bool {
-        self.held.borrow().values().any(|held| held.has(leg))
+    pub(super) fn has(&self, proxy: SocketAddr) -> bool {
+        self.connection.borrow().values().any(|connection| connection.has(proxy))
     }
 
-    fn hold(&self, relay: &Relay, tls: RelayTls) -> Rc<Held> {
+    fn hold(&self, relay: &Relay, tls: RelayTls) -> Rc<RelayConnection> {
         let name = relay.address.to_string();
-        let mut all = self.held.borrow_mut();
+        let mut all = self.connection.borrow_mut();
         match all.get(&name) {
-            Some(held) if held.is_for(tls) => return Rc::clone(held),
+            Some(connection) if connection.is_for(tls) => return Rc::clone(connection),
             Some(other) => {
                 other.dropped.set(true);
                 other.changed.notify_waiters();
             }
             None => {}
         }
-        let held = Rc::new(Held {
+        let connection = Rc::new(RelayConnection {
             name: name.clone(),
             host: relay.address.host().to_owned(),
             tls,
             handle: RefCell::default(),
             wanted: RefCell::default(),
-            legs: RefCell::default(),
+            proxies: RefCell::default(),
             ended: RefCell::default(),
             dropped: Cell::new(false),
             changed: Notify::new(),
         });
-        all.insert(name, Rc::clone(&held));
-        self.fresh.borrow_mut().push(Rc::clone(&held));
-        self.begun.notify_one();
-        held
+        all.insert(name, Rc::clone(&connection));
+        self.fresh.borrow_mut().push(Rc::clone(&connection));
+        self.started_at.notify_one();
+        connection
     }
 
     /// Serves all required connections; ends when the worker has ended.
     pub(in crate::mesh) async fn keep(&self) -> Result<(), Gone> {
         let mut tasks = FuturesUnordered::new();
         loop {
-            for held in self.fresh.take() {
-                tasks.push(self.live(held));
+            for connection in self.fresh.take() {
+                tasks.push(self.live(connection));
             }
             tokio::select! {
                 Some(ended) = tasks.next() => ended?,
-                () = self.begun.notified() => {}
+                () = self.started_at.notified() => {}
             }
         }
     }
 
     /// Runs one connection from its beginning to its end.
-    async fn live(&self, held: Rc<Held>) -> Result<(), Gone> {
-        match self.start(&held).await {
-            Ok((handle, heard)) => {
-                held.handle.replace(Some(handle));
-                held.apply();
-                let ended = self.listen(&held, heard).await?;
-                held.end(ended.to_string());
+    async fn live(&self, connection: Rc<RelayConnection>) -> Result<(), Gone> {
+        match self.start(&connection).await {
+            Ok((handle, events)) => {
+                connection.handle.replace(Some(handle));
+                connection.apply();
+                let ended = self.listen(&connection, events).await?;
+                connection.end(ended.to_string());
             }
-            Err(reason) => held.end(reason),
+            Err(reason) => connection.end(reason),
         }
-        held.handle.replace(None);
-        for local in held.legs.take().into_values() {
-            self.worker.tell(News::Leg { local, to: None })?;
+        connection.handle.replace(None);
+        for local in connection.proxies.take().into_values() {
+            self.worker.send(AgentEvent::Leg { local, to: None })?;
         }
         // If another connection has replaced it, that one reports the state.
-        let held_now = self.held.borrow().get(&held.name).cloned();
-        if held_now.is_none_or(|now| Rc::ptr_eq(&now, &held)) {
-            self.worker.tell(News::StreamEnded(held.name.clone()))?;
+        let current = self.connection.borrow().get(&connection.name).cloned();
+        if current.is_none_or(|now| Rc::ptr_eq(&now, &connection)) {
+            self.worker.send(AgentEvent::StreamEnded(connection.name.clone()))?;
         }
         Ok(())
     }
 
     /// Connects, and starts a thread on the connection.
-    async fn start(&self, held: &Held) -> Result<Ends<Connection>, String> {
+    async fn start(&self, connection: &RelayConnection) -> Result<Ends<Connection>, String> {
         let text = |error: io::Error| error.to_string();
-        let config = self.config(held.tls.pin)?;
-        let name = ServerName::try_from(held.host.clone());
-        let name = name.map_err(|_| format!("{} is neither a name nor an address", held.host))?;
+        let config = self.config(connection.tls.pin)?;
+        let name = ServerName::try_from(connection.host.clone());
+        let name = name.map_err(|_| format!("{} is neither a name nor an address", connection.host))?;
         let tls = ClientConnection::new(config, name).map_err(|error| error.to_string())?;
-        let found = self.resolve(held).await?;
+        let found = self.resolve(connection).await?;
         let connected = tokio::time::timeout(CONNECT_WITHIN, connect(&found)).await;
         let socket = connected.map_err(|_| "no answer".to_owned())?;
         let socket = socket.map_err(text)?;
@@ -243,8 +243,8 @@ impl<'a> Streams<'a> {
     }
 
     /// Returns a relay's addresses for TLS, one of each family, IPv6 first.
-    async fn resolve(&self, held: &Held) -> Result<Vec<SocketAddr>, String> {
-        let mut found = resolve(&held.host, held.tls.port.get()).await?;
+    async fn resolve(&self, connection: &RelayConnection) -> Result<Vec<SocketAddr>, String> {
+        let mut found = resolve(&connection.host, connection.tls.port.get()).await?;
         // A relay on this host would answer over UDP, and the source of relays' names must not direct
         // connections to other programs here.
         found.retain(|at| {
@@ -271,41 +271,41 @@ impl<'a> Streams<'a> {
     }
 
     /// Handles the events of a thread until it ends or is no longer needed.
-    async fn listen(&self, held: &Held, mut heard: Heard<Connection>) -> Result<Ended, Gone> {
-        let name = || held.name.clone();
+    async fn listen(&self, connection: &RelayConnection, mut events: Events<Connection>) -> Result<Ended, Gone> {
+        let name = || connection.name.clone();
         let mut look = tokio::time::interval(LOOK_EVERY);
         loop {
-            if held.dropped.get() {
+            if connection.dropped.get() {
                 return Ok(Over::Unwanted.into());
             }
             let event = tokio::select! {
-                event = heard.recv() => event,
-                () = held.changed.notified() => continue,
+                event = events.recv() => event,
+                () = connection.changed.notified() => continue,
                 _ = look.tick() => {
-                    let over = |asked: &Instant| asked.elapsed() >= KEPT;
-                    held.wanted.borrow_mut().retain(|_, asked| !over(asked));
-                    if held.wanted.borrow().is_empty() {
+                    let over = |requested_at: &Instant| requested_at.elapsed() >= KEPT;
+                    connection.wanted.borrow_mut().retain(|_, requested_at| !over(requested_at));
+                    if connection.wanted.borrow().is_empty() {
                         return Ok(Over::Unwanted.into());
                     }
-                    held.apply();
+                    connection.apply();
                     continue;
                 }
             };
             match event {
                 Some(Event::Leg { peer: to, local }) => {
-                    held.legs.borrow_mut().insert(to.port(), local);
-                    let to = Some(LegTo::Relay { relay: name(), to });
-                    self.worker.tell(News::Leg { local, to })?;
-                    held.changed.notify_waiters();
+                    connection.proxies.borrow_mut().insert(to.port(), local);
+                    let to = Some(ProxyTarget::Relay { relay: name(), to });
+                    self.worker.send(AgentEvent::Leg { local, to })?;
+                    connection.changed.notify_waiters();
                 }
-                Some(Event::LegClosed { peer, local }) => {
-                    held.legs.borrow_mut().remove(&peer.port());
-                    self.worker.tell(News::Leg { local, to: None })?;
+                Some(Event::ProxyClosed { peer, local }) => {
+                    connection.proxies.borrow_mut().remove(&peer.port());
+                    self.worker.send(AgentEvent::Leg { local, to: None })?;
                 }
-                Some(Event::Serves(())) => self.worker.tell(News::Stream(name()))?,
+                Some(Event::Serves(())) => self.worker.send(AgentEvent::Stream(name()))?,
                 Some(Event::Counted(counters)) => {
                     let address = name();
-                    self.worker.tell(News::Streamed { address, counters })?;
+                    self.worker.send(AgentEvent::Streamed { address, counters })?;
                 }
                 Some(Event::Ended(ended)) => return Ok(ended),
                 // The thread reports the reason, unless it panicked.

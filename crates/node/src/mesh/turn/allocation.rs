@@ -9,8 +9,8 @@ use super::ended::Ended;
 use super::link::{Link, Target, Transport};
 use crate::mesh::endpoints::is_routable;
 use crate::mesh::forward::{self, Ends, Event, Forwarder, Hub, LOOK_EVERY};
-use crate::mesh::legs::{Leg, Run};
-use crate::mesh::stun::Question;
+use crate::mesh::proxies::{ProxySocket, Run};
+use crate::mesh::stun::BindingRequest;
 use seikan_sys::udp::ReceiveBatch;
 use std::collections::BTreeSet;
 use std::io;
@@ -27,7 +27,7 @@ use turn_client_proto::types::{AddressFamily, TransportType, TurnCredentials};
 use turn_client_proto::udp::TurnClientUdp;
 
 /// Maximum number of proxy sockets. A server has 16,384 channels, but this host needs its descriptors.
-const MAX_LEGS: usize = 128;
+const MAX_PROXIES: usize = 128;
 /// Of those, maximum for one IP address that the tunnel has not answered yet, so that one peer cannot use up
 /// all.
 const MAX_UNANSWERED: usize = 16;
@@ -36,9 +36,9 @@ pub(super) const MAX_PERMITTED: usize = 1024;
 /// Timeout of the allocation after the connection, including TLS.
 const ALLOCATE_WITHIN: Duration = Duration::from_secs(4);
 /// Interval of keepalives if the server is silent: shorter than any NAT's timeout.
-const ASK_EVERY: Duration = Duration::from_secs(20);
+const KEEPALIVE_EVERY: Duration = Duration::from_secs(20);
 /// Interval and number of repeated keepalives without an answer.
-const ASK_AGAIN: Duration = Duration::from_secs(1);
+const KEEPALIVE_AGAIN: Duration = Duration::from_secs(1);
 const MAX_QUESTIONS: u32 = 6;
 
 /// Requirements of an allocation.
@@ -47,7 +47,7 @@ pub(super) struct Wanted {
     /// Peers with a permission.
     pub permitted: BTreeSet<IpAddr>,
     /// Peers that the tunnel sends to first.
-    pub legs: BTreeSet<SocketAddr>,
+    pub proxies: BTreeSet<SocketAddr>,
 }
 
 /// Starts the thread. `port` is the tunnel's port.
@@ -70,9 +70,9 @@ pub(super) struct Allocation {
     /// Error code of the server's last error response.
     code: u16,
     begun: Instant,
-    heard: Instant,
-    questions: u32,
-    next_question: Instant,
+    last_received: Instant,
+    unanswered_keepalives: u32,
+    next_keepalive: Instant,
     /// Time of the next check for idle proxy sockets, and for refused permissions to request again.
     next_look: Instant,
     /// Datagrams to the server.
@@ -109,9 +109,9 @@ impl Allocation {
             relayed: None,
             code: 0,
             begun: now,
-            heard: now,
-            questions: 0,
-            next_question: now + ASK_EVERY,
+            last_received: now,
+            unanswered_keepalives: 0,
+            next_keepalive: now + KEEPALIVE_EVERY,
             next_look: now + LOOK_EVERY,
             outward: Run::default(),
         })
@@ -149,9 +149,9 @@ impl Forwarder for Allocation {
             let _ = self.client.create_permission(TransportType::Udp, ip, now);
             self.permitted.insert(ip);
         }
-        for peer in wanted.legs {
+        for peer in wanted.proxies {
             let other = peer.is_ipv4() == relayed.is_ipv4() && peer != relayed;
-            if !other || self.hub.legs.at(&peer).is_some() {
+            if !other || self.hub.proxies.at(&peer).is_some() {
                 continue;
             }
             let Some(token) = self.open(peer) else {
@@ -160,7 +160,7 @@ impl Forwarder for Allocation {
             match self.bind(token) {
                 Ok(()) => {}
                 // The channel of a closed proxy socket exists still, and can be used.
-                Err(BindChannelError::AlreadyExists) => self.hub.tell_of(token)?,
+                Err(BindChannelError::AlreadyExists) => self.hub.report_proxy(token)?,
                 // The next check retries.
                 Err(_) => self.hub.close(token)?,
             }
@@ -172,7 +172,7 @@ impl Forwarder for Allocation {
         let now = self.now();
         let mut wait = LOOK_EVERY;
         // Bounded; the rest follows soon.
-        for _ in 0..MAX_LEGS {
+        for _ in 0..MAX_PROXIES {
             self.transmit();
             while let Some(event) = self.client.poll_event() {
                 self.note(event)?;
@@ -207,7 +207,7 @@ impl Forwarder for Allocation {
         self.forward_in(batch)
     }
 
-    fn read_leg(&mut self, token: u64, batch: &mut ReceiveBatch) -> Result<(), Ended> {
+    fn read_proxy(&mut self, token: u64, batch: &mut ReceiveBatch) -> Result<(), Ended> {
         self.forward_out(token, batch)
     }
 
@@ -257,11 +257,11 @@ impl Allocation {
                 self.permitted.remove(&ip);
                 Ok(())
             }
-            TurnEvent::ChannelCreated(_, peer) => match self.hub.legs.at(&peer) {
-                Some(token) => Ok(self.hub.tell_of(token)?),
+            TurnEvent::ChannelCreated(_, peer) => match self.hub.proxies.at(&peer) {
+                Some(token) => Ok(self.hub.report_proxy(token)?),
                 None => Ok(()),
             },
-            TurnEvent::ChannelCreateFailed(_, peer) => match self.hub.legs.at(&peer) {
+            TurnEvent::ChannelCreateFailed(_, peer) => match self.hub.proxies.at(&peer) {
                 Some(token) => Ok(self.hub.close(token)?),
                 None => Ok(()),
             },
@@ -274,22 +274,22 @@ impl Allocation {
     /// Sends a keepalive if the server has been silent, which also keeps a NAT's mapping. Returns the time of
     /// the next one.
     fn ask(&mut self, now: Instant) -> Result<Instant, Ended> {
-        if now < self.next_question {
-            return Ok(self.next_question);
+        if now < self.next_keepalive {
+            return Ok(self.next_keepalive);
         }
-        if now.duration_since(self.heard) < ASK_EVERY / 2 {
-            self.questions = 0;
-            self.next_question = now + ASK_EVERY;
-            return Ok(self.next_question);
+        if now.duration_since(self.last_received) < KEEPALIVE_EVERY / 2 {
+            self.unanswered_keepalives = 0;
+            self.next_keepalive = now + KEEPALIVE_EVERY;
+            return Ok(self.next_keepalive);
         }
-        if self.questions >= MAX_QUESTIONS {
+        if self.unanswered_keepalives >= MAX_QUESTIONS {
             return Err(Ended::Silent);
         }
-        self.questions += 1;
-        self.next_question = now + ASK_AGAIN;
-        self.link.say(self.server, &Question::new().bytes);
+        self.unanswered_keepalives += 1;
+        self.next_keepalive = now + KEEPALIVE_AGAIN;
+        self.link.say(self.server, &BindingRequest::new().bytes);
         self.flush_stream()?;
-        Ok(self.next_question)
+        Ok(self.next_keepalive)
     }
 
     /// Sends pending bytes of a stream.
@@ -314,23 +314,23 @@ impl Allocation {
 impl Allocation {
     /// Opens a proxy socket; `None` at the limit or if the system lacks resources.
     fn open(&mut self, peer: SocketAddr) -> Option<u64> {
-        let room = self.hub.legs.len() < MAX_LEGS;
-        room.then(|| self.hub.open(peer))?
+        let reserve = self.hub.proxies.len() < MAX_PROXIES;
+        reserve.then(|| self.hub.open(peer))?
     }
 
     /// Whether a datagram of a peer may open a proxy socket.
     fn may_call(&self, peer: SocketAddr) -> bool {
         let ip = peer.ip().to_canonical();
-        is_routable(ip) && self.hub.legs.unanswered(ip) < MAX_UNANSWERED
+        is_routable(ip) && self.hub.proxies.unanswered(ip) < MAX_UNANSWERED
     }
 
     /// Requests a channel, once for each proxy socket. Until there is one, datagrams have a longer header.
     fn bind(&mut self, token: u64) -> Result<(), BindChannelError> {
         let now = self.now();
-        match self.hub.legs.get_mut(token).filter(|leg| !leg.bound) {
-            Some(leg) => {
-                leg.bound = true;
-                let peer = leg.peer;
+        match self.hub.proxies.get_mut(token).filter(|proxy| !proxy.bound) {
+            Some(proxy) => {
+                proxy.bound = true;
+                let peer = proxy.peer;
                 self.client.bind_channel(TransportType::Udp, peer, now)
             }
             None => Ok(()),
@@ -339,8 +339,8 @@ impl Allocation {
 
     fn close_idle(&mut self, now: Instant) -> Result<(), Ended> {
         let wanted = self.hub.wanted().clone();
-        let is_over = |leg: &Leg| leg.is_idle(now) && !wanted.legs.contains(&leg.peer);
-        for token in self.hub.legs.of(is_over) {
+        let is_over = |proxy: &ProxySocket| proxy.is_idle(now) && !wanted.proxies.contains(&proxy.peer);
+        for token in self.hub.proxies.of(is_over) {
             self.hub.close(token)?;
         }
         Ok(())
@@ -376,36 +376,36 @@ mod tests {
     }
 
     #[test]
-    fn who_sends_from_one_address_has_few_legs_until_the_tunnel_answers() {
+    fn an_unanswered_address_gets_few_proxy_sockets() {
         let (mut allocation, _ends) = allocation();
-        let hear = |allocation: &mut Allocation, ip: [u8; 4], port: u16| {
+        let receive = |allocation: &mut Allocation, ip: [u8; 4], port: u16| {
             let taken = allocation.forward_inward(SocketAddr::from((ip, port)), &[0]);
             taken.expect("it goes on");
-            allocation.hub.legs.len()
+            allocation.hub.proxies.len()
         };
         for port in 1..=100 {
-            hear(&mut allocation, [192, 0, 2, 1], port);
+            receive(&mut allocation, [192, 0, 2, 1], port);
         }
-        assert_eq!(allocation.hub.legs.len(), MAX_UNANSWERED);
+        assert_eq!(allocation.hub.proxies.len(), MAX_UNANSWERED);
         let dropped = allocation
             .hub
-            .legs
+            .proxies
             .counters
             .drops
             .get(DropReason::NoChannel);
         assert_eq!(dropped, 100 - MAX_UNANSWERED as u64);
-        let another = hear(&mut allocation, [192, 0, 2, 2], 1);
+        let another = receive(&mut allocation, [192, 0, 2, 2], 1);
         assert_eq!(another, MAX_UNANSWERED + 1);
-        for token in allocation.hub.legs.of(|_| true) {
-            let leg = allocation.hub.legs.get_mut(token).expect("a leg");
-            leg.answered = Some(Instant::now());
+        for token in allocation.hub.proxies.of(|_| true) {
+            let proxy = allocation.hub.proxies.get_mut(token).expect("a leg");
+            proxy.answered = Some(Instant::now());
         }
-        let more = hear(&mut allocation, [192, 0, 2, 1], 101);
+        let more = receive(&mut allocation, [192, 0, 2, 1], 101);
         assert_eq!(more, MAX_UNANSWERED + 2);
     }
 
     #[test]
-    fn what_the_kernel_drops_before_the_servers_socket_is_counted() {
+    fn kernel_drops_of_the_servers_socket_are_counted() {
         let (mut allocation, _ends) = allocation();
         let Link::Udp(socket, _) = &allocation.link else {
             panic!("it is by UDP");
@@ -423,7 +423,7 @@ mod tests {
         while counts[1] == 0 && Instant::now() < until {
             allocation.read_server(&mut batch).expect("it goes on");
             counts = [DropReason::UnknownSource, DropReason::ReceiveQueueFull]
-                .map(|reason| allocation.hub.legs.counters.drops.get(reason));
+                .map(|reason| allocation.hub.proxies.counters.drops.get(reason));
         }
         let [came, dropped] = counts;
         assert!(dropped > 0, "nothing overflowed");
@@ -431,12 +431,12 @@ mod tests {
     }
 
     #[test]
-    fn no_leg_leads_to_this_host_itself() {
+    fn no_proxy_socket_leads_to_this_host() {
         let (mut allocation, _ends) = allocation();
         for peer in ["127.0.0.1:7", "[::1]:7", "[::ffff:127.0.0.1]:7"] {
             let taken = allocation.forward_inward(peer.parse().expect(peer), &[0]);
             taken.expect("it goes on");
-            assert_eq!(allocation.hub.legs.len(), 0, "{peer}");
+            assert_eq!(allocation.hub.proxies.len(), 0, "{peer}");
         }
     }
 
@@ -448,8 +448,8 @@ mod tests {
             server,
             ..target()
         };
-        let (_handle, mut heard) = start(target, Arc::default()).expect("started");
-        while let Some(event) = heard.blocking_recv() {
+        let (_handle, mut last_received) = start(target, Arc::default()).expect("started");
+        while let Some(event) = last_received.blocking_recv() {
             if let Event::Ended(ended) = event {
                 return (ended, begun.elapsed());
             }
@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_tls_is_no_connection() {
+    fn a_server_without_tls_is_no_connection() {
         let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("bind");
         let server = listener.local_addr().expect("an address");
         let other = std::thread::spawn(move || {
@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn the_server_is_asked_for_one_channel_for_each_leg() {
+    fn each_proxy_socket_requests_one_channel() {
         let (mut allocation, _ends) = allocation();
         let peer = SocketAddr::from(([192, 0, 2, 1], 7));
         let token = allocation.open(peer).expect("a leg");

@@ -1,7 +1,7 @@
 //! Transport to a TURN server: UDP, TCP or TLS.
 
 use super::ended::Ended;
-use crate::mesh::legs::{Overflow, Run, whole};
+use crate::mesh::proxies::{Overflow, Run, whole};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection};
 use seikan_observe::{DropCounts, DropReason};

@@ -35,7 +35,7 @@ fn zone() -> Zone {
 }
 
 /// RFC 1035, section 4.1: number 0x1234, recursion desired, one question of class IN.
-fn question(name: &str, kind: u16) -> Vec<u8> {
+fn query(name: &str, kind: u16) -> Vec<u8> {
     let mut message = vec![0x12, 0x34, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
     for label in name.split('.').filter(|label| !label.is_empty()) {
         message.push(label.len() as u8);
@@ -71,7 +71,7 @@ fn ask(zone: &Zone, message: &[u8]) -> Message {
 
 /// The code, what was found, and how many records of authority there are.
 fn found(zone: &Zone, name: &str, kind: u16) -> (ResponseCode, Vec<String>, usize) {
-    let answer = ask(zone, &question(name, kind));
+    let answer = ask(zone, &query(name, kind));
     assert!(answer.authoritative && !answer.truncation, "{name}");
     let shown = answer.answers.iter().map(|record| record.data.to_string());
     (
@@ -83,9 +83,9 @@ fn found(zone: &Zone, name: &str, kind: u16) -> (ResponseCode, Vec<String>, usiz
 
 #[test]
 fn an_answer_is_as_rfc_1035_has_it() {
-    let asked = question("b.seikan", A);
-    let answer = bytes(zone().reply(&asked, Transport::Udp, false));
-    let mut expected = asked.clone();
+    let query = query("b.seikan", A);
+    let answer = bytes(zone().reply(&query, Transport::Udp, false));
+    let mut expected = query.clone();
     // QR, AA and RD; one answer.
     expected[2] = 0b1000_0101;
     expected[7] = 1;
@@ -94,7 +94,7 @@ fn an_answer_is_as_rfc_1035_has_it() {
     assert_eq!(answer, expected);
     // With somebody to forward to, recursion is available.
     expected[3] = 0x80;
-    let answer = bytes(zone().reply(&asked, Transport::Tcp, true));
+    let answer = bytes(zone().reply(&query, Transport::Tcp, true));
     assert_eq!(answer, expected);
 }
 
@@ -108,7 +108,7 @@ fn members_and_this_host_are_found_in_any_case() {
     assert_eq!(found(&zone, "Host.seikan", A), one("100.80.0.1"));
     let (_, both, _) = found(&zone, "b.seikan", ANY);
     assert_eq!(both, ["100.80.0.2", "fd00:0:0:7::2"]);
-    let name = ask(&zone, &question("B.SeiKan", A)).answers[0]
+    let name = ask(&zone, &query("B.SeiKan", A)).answers[0]
         .name
         .to_string();
     assert_eq!(name, "B.SeiKan.");
@@ -125,12 +125,12 @@ fn addresses_have_their_members_names() {
     let six = "2.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.7.0.0.0.0.0.0.0.0.0.0.0.0.0.d.f.ip6.arpa";
     assert_eq!(at(six), one("b.seikan."));
     assert_eq!(at("9.0.80.100.in-addr.arpa").0, ResponseCode::NXDomain);
-    let other = ask(&zone, &question("2.2.0.192.in-addr.arpa", PTR_TYPE));
+    let other = ask(&zone, &query("2.2.0.192.in-addr.arpa", PTR_TYPE));
     assert_eq!(other.response_code, ResponseCode::Refused);
 }
 
 #[test]
-fn who_is_no_member_does_not_exist_and_that_may_be_kept_for_a_second() {
+fn other_names_do_not_exist_with_a_ttl_of_a_second() {
     let zone = zone();
     for name in [
         "c.seikan",
@@ -138,7 +138,7 @@ fn who_is_no_member_does_not_exist_and_that_may_be_kept_for_a_second() {
         "b_.seikan",
         "9.0.80.100.in-addr.arpa",
     ] {
-        let answer = ask(&zone, &question(name, A));
+        let answer = ask(&zone, &query(name, A));
         assert_eq!(answer.response_code, ResponseCode::NXDomain, "{name}");
         assert!(answer.authoritative && answer.answers.is_empty(), "{name}");
         // RFC 2308, section 5: the lesser of the two counts.
@@ -149,26 +149,26 @@ fn who_is_no_member_does_not_exist_and_that_may_be_kept_for_a_second() {
             panic!("{name}: {record:?}");
         };
         assert_eq!((record.ttl, start.minimum), (1, 1), "{name}");
-        let asked = DomainName::from_ascii(format!("{name}.")).expect("a name");
-        assert!(record.name.zone_of(&asked), "{name} in {}", record.name);
+        let query = DomainName::from_ascii(format!("{name}.")).expect("a name");
+        assert!(record.name.zone_of(&query), "{name} in {}", record.name);
     }
 }
 
 #[test]
-fn before_anything_is_told_nobody_is_said_not_to_exist() {
+fn no_name_is_denied_before_the_membership_is_known() {
     let networks = ["100.80.0.1/12"].map(|net| net.parse().expect(net));
     let mut zone = Zone::new(networks.into());
     for (name, kind) in [("b.seikan", A), ("9.0.80.100.in-addr.arpa", PTR_TYPE)] {
-        let answer = ask(&zone, &question(name, kind));
+        let answer = ask(&zone, &query(name, kind));
         assert_eq!(answer.response_code, ResponseCode::ServFail, "{name}");
     }
     zone.take(&[]);
-    let answer = ask(&zone, &question("b.seikan", A));
+    let answer = ask(&zone, &query("b.seikan", A));
     assert_eq!(answer.response_code, ResponseCode::NXDomain);
 }
 
 #[test]
-fn a_name_without_what_is_asked_for_exists() {
+fn a_name_without_the_requested_type_exists() {
     let zone = zone();
     let nothing = (ResponseCode::NoError, Vec::new(), 1);
     assert_eq!(found(&zone, "old.seikan", AAAA_TYPE), nothing);
@@ -182,9 +182,9 @@ fn a_name_without_what_is_asked_for_exists() {
 }
 
 #[test]
-fn changes_are_told_at_once() {
+fn changes_take_effect_at_once() {
     let mut zone = zone();
-    let serial = |zone: &Zone| match &ask(zone, &question("seikan", SOA_TYPE)).answers[0].data {
+    let serial = |zone: &Zone| match &ask(zone, &query("seikan", SOA_TYPE)).answers[0].data {
         RData::SOA(start) => start.serial,
         other => panic!("{other:?}"),
     };
@@ -232,13 +232,13 @@ fn other_names_are_forwarded_or_refused() {
         "",
         "2.2.0.192.in-addr.arpa",
     ] {
-        let asked = question(name, A);
+        let query = query(name, A);
         assert_eq!(
-            zone.reply(&asked, Transport::Udp, true),
+            zone.reply(&query, Transport::Udp, true),
             Reply::Forward,
             "{name}"
         );
-        let refused = ask(&zone, &asked);
+        let refused = ask(&zone, &query);
         assert_eq!(refused.response_code, ResponseCode::Refused, "{name}");
         assert!(!refused.authoritative, "{name}");
     }
@@ -247,67 +247,67 @@ fn other_names_are_forwarded_or_refused() {
 #[test]
 fn edns_is_answered_with_edns() {
     let zone = zone();
-    let asked = question("b.seikan", A);
-    assert!(ask(&zone, &asked).edns.is_none());
-    let answer = ask(&zone, &with_edns(asked.clone(), 0, 4096));
+    let query = query("b.seikan", A);
+    assert!(ask(&zone, &query).edns.is_none());
+    let answer = ask(&zone, &with_edns(query.clone(), 0, 4096));
     assert_eq!(answer.answers.len(), 1);
     let edns = answer.edns.expect("EDNS");
     assert_eq!((edns.version(), edns.max_payload()), (0, 1232));
     assert!(edns.flags().dnssec_ok);
     // RFC 6891, section 6.1.3: a version that we do not speak.
-    let answer = ask(&zone, &with_edns(asked.clone(), 1, 4096));
+    let answer = ask(&zone, &with_edns(query.clone(), 1, 4096));
     assert_eq!(u16::from(answer.response_code), 16);
     assert_eq!(answer.edns.expect("EDNS").version(), 0);
     assert!(answer.answers.is_empty());
     // Section 6.1.1: more than one.
-    let answer = ask(&zone, &with_edns(with_edns(asked, 0, 512), 0, 512));
+    let answer = ask(&zone, &with_edns(with_edns(query, 0, 512), 0, 512));
     assert_eq!(answer.response_code, ResponseCode::FormErr);
 }
 
 #[test]
-fn what_finds_no_room_in_a_datagram_is_told_to_be_left_out() {
+fn records_that_do_not_fit_set_the_tc_flag() {
     let mut zone = zone();
     let label = "x".repeat(63);
     let many: Vec<String> = (0..100).map(|n| format!("fd00:0:0:7::1:{n}")).collect();
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
     zone.take(&[set(6, &label, &many)]);
-    let asked = question(&format!("{label}.seikan"), AAAA_TYPE);
-    let reply = |asked: &[u8], transport| {
-        let answer = bytes(zone.reply(asked, transport, false));
+    let query = query(&format!("{label}.seikan"), AAAA_TYPE);
+    let reply = |query: &[u8], transport| {
+        let answer = bytes(zone.reply(query, transport, false));
         let message = Message::from_vec(&answer).expect("a message");
         (answer.len(), message.truncation, message.answers.len())
     };
-    let (length, truncated, _) = reply(&asked, Transport::Udp);
+    let (length, truncated, _) = reply(&query, Transport::Udp);
     assert!(length <= 512 && truncated, "{length}");
     for (theirs, most) in [(1000, 1000), (65000, 1232), (100, 512)] {
-        let (length, truncated, _) = reply(&with_edns(asked.clone(), 0, theirs), Transport::Udp);
+        let (length, truncated, _) = reply(&with_edns(query.clone(), 0, theirs), Transport::Udp);
         assert!(length <= most && truncated, "{theirs}: {length}");
     }
-    let (_, truncated, records) = reply(&asked, Transport::Tcp);
+    let (_, truncated, records) = reply(&query, Transport::Tcp);
     assert!(!truncated && records == 100, "{records}");
 }
 
 #[test]
-fn what_is_no_question_of_ours_gets_the_code_for_it_or_nothing() {
+fn other_messages_get_an_error_code_or_nothing() {
     let zone = zone();
     let code = |message: &[u8]| ask(&zone, message).response_code;
-    let asked = question("b.seikan", A);
+    let query = query("b.seikan", A);
     // Two questions, and none (RFC 9619).
     for count in [0, 2] {
-        let mut message = asked.clone();
+        let mut message = query.clone();
         message[5] = count;
-        message.extend(&asked[12..]);
+        message.extend(&query[12..]);
         assert_eq!(code(&message), ResponseCode::FormErr);
     }
     // 65535, which are not there.
-    let mut message = asked.clone();
+    let mut message = query.clone();
     message[4..6].copy_from_slice(&[0xff; 2]);
     assert_eq!(code(&message), ResponseCode::FormErr);
     // IQUERY, of class CHAOS.
-    let mut message = asked.clone();
+    let mut message = query.clone();
     message[2] |= 1 << 3;
     assert_eq!(code(&message), ResponseCode::NotImp);
-    let mut message = asked.clone();
+    let mut message = query.clone();
     *message.last_mut().expect("a byte") = 3;
     assert_eq!(code(&message), ResponseCode::Refused);
     // A name that points at itself, at what follows it, and two that point at each other (RFC 1035, section 4.1.4).
@@ -317,39 +317,39 @@ fn what_is_no_question_of_ours_gets_the_code_for_it_or_nothing() {
         &[0xc0, 14, 0xc0, 12],
         &[1, b'b', 0xc0, 12],
     ] {
-        let mut message = asked[..12].to_vec();
+        let mut message = query[..12].to_vec();
         message.extend(name);
         message.extend([0, 1, 0, 1]);
         assert_eq!(code(&message), ResponseCode::FormErr, "{name:?}");
     }
     // Cut off anywhere.
-    for end in 0..asked.len() {
-        match zone.reply(&asked[..end], Transport::Udp, true) {
+    for end in 0..query.len() {
+        match zone.reply(&query[..end], Transport::Udp, true) {
             Reply::Silence => assert!(end < 12, "{end}"),
             Reply::Answer(answer) => assert_eq!(answer[3] & 0xf, 1, "{end}"),
             Reply::Forward => panic!("{end}"),
         }
     }
     // An answer.
-    let mut message = asked;
+    let mut message = query;
     message[2] |= 0x80;
     assert_eq!(zone.reply(&message, Transport::Udp, true), Reply::Silence);
 }
 
 #[test]
-fn an_answer_has_the_number_and_the_words_of_its_question() {
-    let asked = question("www.example.org", A);
-    let mut answer = asked.clone();
+fn an_answer_has_the_id_and_question_of_its_query() {
+    let query = query("www.example.org", A);
+    let mut answer = query.clone();
     answer[2] |= 0x80;
-    assert!(is_answer(&asked, &answer));
-    assert!(is_answer(&question("WWW.example.org", A), &answer));
-    assert!(!is_answer(&asked, &asked));
-    assert!(!is_answer(&question("www.example.com", A), &answer));
-    assert!(!is_answer(&question("www.example.org", NS), &answer));
+    assert!(is_answer(&query, &answer));
+    assert!(is_answer(&query("WWW.example.org", A), &answer));
+    assert!(!is_answer(&query, &query));
+    assert!(!is_answer(&query("www.example.com", A), &answer));
+    assert!(!is_answer(&query("www.example.org", NS), &answer));
     answer[0] ^= 1;
-    assert!(!is_answer(&asked, &answer));
-    let failed = failure(&asked).expect("an answer");
-    assert!(is_answer(&asked, &failed));
+    assert!(!is_answer(&query, &answer));
+    let failed = failure(&query).expect("an answer");
+    assert!(is_answer(&query, &failed));
     assert_eq!(failed[3] & 0xf, 2);
-    assert_eq!(failure(&asked[..11]), None);
+    assert_eq!(failure(&query[..11]), None);
 }

@@ -25,7 +25,7 @@ impl Allocation {
                 break;
             }
         }
-        self.hub.legs.flush();
+        self.hub.proxies.flush();
         self.flush_stream()
     }
 
@@ -36,7 +36,7 @@ impl Allocation {
         };
         // An error belongs to an earlier send, whose loss is detected elsewhere.
         if !socket.receive(batch).is_ok_and(|filled| filled > 0) {
-            overflow.count(socket, &mut self.hub.legs.counters.drops);
+            overflow.count(socket, &mut self.hub.proxies.counters.drops);
             return Ok(false);
         }
         let (metas, arena) = batch.parts_mut();
@@ -44,13 +44,13 @@ impl Allocation {
             let count = meta.length.div_ceil(meta.segment_size.max(1)).max(1) as u64;
             if meta.source != self.server {
                 self.hub
-                    .legs
+                    .proxies
                     .counters
                     .drops
                     .add(DropReason::UnknownSource, count);
             } else if meta.truncated {
                 self.hub
-                    .legs
+                    .proxies
                     .counters
                     .drops
                     .add(DropReason::Truncated, count);
@@ -86,8 +86,8 @@ impl Allocation {
 
     /// Handles one message of the server.
     fn take(&mut self, bytes: &[u8]) -> Result<(), Ended> {
-        self.heard = Instant::now();
-        self.questions = 0;
+        self.last_received = Instant::now();
+        self.unanswered_keepalives = 0;
         if let Some(code) = error_code(bytes) {
             self.code = code;
         }
@@ -102,7 +102,7 @@ impl Allocation {
             // The answer to a keepalive.
             TurnRecvRet::Ignored(_) if bytes.starts_with(&[0x01, 0x01]) => Ok(()),
             TurnRecvRet::Ignored(_) => {
-                self.hub.legs.counters.drops.add(DropReason::UnknownType, 1);
+                self.hub.proxies.counters.drops.add(DropReason::UnknownType, 1);
                 Ok(())
             }
             TurnRecvRet::Handled | TurnRecvRet::PeerIcmp { .. } => Ok(()),
@@ -111,17 +111,17 @@ impl Allocation {
 
     /// Forwards a datagram of a peer to the tunnel.
     pub(super) fn forward_inward(&mut self, peer: SocketAddr, data: &[u8]) -> Result<(), Ended> {
-        let leg = match self.hub.legs.at(&peer) {
+        let proxy = match self.hub.proxies.at(&peer) {
             Some(token) => Some(token),
             None if self.may_call(peer) => self.open(peer),
             None => None,
         };
-        let Some(token) = leg.filter(|_| !data.is_empty()) else {
-            self.hub.legs.counters.drops.add(DropReason::NoChannel, 1);
+        let Some(token) = proxy.filter(|_| !data.is_empty()) else {
+            self.hub.proxies.counters.drops.add(DropReason::NoChannel, 1);
             return Ok(());
         };
-        self.hub.tell_of(token)?;
-        self.hub.legs.deliver(token, data);
+        self.hub.report_proxy(token)?;
+        self.hub.proxies.deliver(token, data);
         Ok(())
     }
 
@@ -131,11 +131,11 @@ impl Allocation {
         token: u64,
         batch: &mut ReceiveBatch,
     ) -> Result<(), Ended> {
-        let Some(peer) = self.hub.legs.get_mut(token).map(|leg| leg.peer) else {
+        let Some(peer) = self.hub.proxies.get_mut(token).map(|proxy| proxy.peer) else {
             return Ok(());
         };
         for _ in 0..TURNS {
-            if !self.hub.legs.receive(token, batch) {
+            if !self.hub.proxies.receive(token, batch) {
                 break;
             }
             // Only now: a peer without an answer of the tunnel needs no channel. Without one, datagrams are
@@ -143,7 +143,7 @@ impl Allocation {
             let _ = self.bind(token);
             let (metas, arena) = batch.parts_mut();
             for meta in metas {
-                if self.hub.legs.is_whole(meta) {
+                if self.hub.proxies.is_whole(meta) {
                     for segment in meta.segments() {
                         self.forward_outward(peer, arena.get(segment).unwrap_or_default());
                     }
@@ -158,25 +158,25 @@ impl Allocation {
     fn forward_outward(&mut self, peer: SocketAddr, data: &[u8]) {
         let now = self.now();
         let Ok(Some(message)) = self.client.send_to(TransportType::Udp, peer, data, now) else {
-            return self.hub.legs.counters.drops.add(DropReason::NoChannel, 1);
+            return self.hub.proxies.counters.drops.add(DropReason::NoChannel, 1);
         };
         let length = message.data.len();
         if length > MAX_MESSAGE {
             return self
                 .hub
-                .legs
+                .proxies
                 .counters
                 .drops
                 .add(DropReason::SendTooLarge, 1);
         }
-        if !self.outward.has_room(SERVER, length) {
+        if !self.outward.fits(SERVER, length) {
             self.flush_outward();
         }
-        message.data.write_into(self.outward.room(SERVER, length));
+        message.data.write_into(self.outward.reserve(SERVER, length));
     }
 
     fn flush_outward(&mut self) {
-        let counters = &mut self.hub.legs.counters;
+        let counters = &mut self.hub.proxies.counters;
         let sent = self
             .link
             .send(self.server, &self.outward, &mut counters.drops);
