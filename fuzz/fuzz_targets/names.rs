@@ -1,6 +1,6 @@
 //! Any bytes as a question for a name: whatever comes back can be read, answers that very question, and finds room.
 use hickory_proto::op::{Message, MessageType};
-use seikan_node::mesh::names::zone::{Reply, Transport, Zone};
+use seikan_mesh::names::zone::{Reply, Transport, Zone};
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{Change, Member};
 

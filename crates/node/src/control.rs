@@ -9,15 +9,16 @@
 pub mod ask;
 pub mod client;
 pub mod json;
-pub mod output;
 pub mod ping;
 pub mod socket;
-pub mod subject;
 
-use crate::node::{Node, now};
-use crate::worker::{FIRST_SERVICE_TOKEN, Service, ControlFlow};
+use crate::dialogue::Dialogue;
+use crate::node::Node;
+use crate::subject::{Record, Subject};
+use crate::system::now;
+use crate::worker::{ControlFlow, FIRST_SERVICE_TOKEN, Service};
 use crate::{metrics, uapi};
-use client::{Client, Dialogue, Fate, Stream};
+use client::{Client, Fate, Stream};
 use seikan_config::Config;
 use seikan_proto::time::Instant;
 use seikan_sys::netlink::Netlink;
@@ -30,7 +31,6 @@ use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
-use subject::{Record, Subject};
 
 /// Clients at a time over both local sockets.
 const MAX_LOCAL: usize = 32;
@@ -213,7 +213,10 @@ impl Control {
         let now = now().mono;
         self.clients.retain(|_, client| client.deadline > now);
         if self.paused_until.is_some_and(|until| until <= now) {
-            self.paused_until = self.watch_listeners(epoll).err().map(|_| now + ACCEPT_PAUSE);
+            self.paused_until = self
+                .watch_listeners(epoll)
+                .err()
+                .map(|_| now + ACCEPT_PAUSE);
         }
     }
 
@@ -270,7 +273,9 @@ impl Service for Control {
                     self.serve(token, epoll, node);
                 }
             }
-            TOKEN_LISTENERS..TOKEN_CLIENTS => self.accept((token - TOKEN_LISTENERS) as usize, epoll),
+            TOKEN_LISTENERS..TOKEN_CLIENTS => {
+                self.accept((token - TOKEN_LISTENERS) as usize, epoll)
+            }
             client => flow = self.serve(client, epoll, node),
         }
         self.arm();
@@ -281,7 +286,9 @@ impl Service for Control {
 impl AsFd for ListeningSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            ListeningSocket::Uapi(listener) | ListeningSocket::Json(listener) => listener.socket.as_fd(),
+            ListeningSocket::Uapi(listener) | ListeningSocket::Json(listener) => {
+                listener.socket.as_fd()
+            }
             ListeningSocket::Metrics(listener) => listener.as_fd(),
         }
     }

@@ -9,9 +9,10 @@ mod families;
 mod gateway;
 mod mesh;
 
-use crate::control::client::{self, Phase};
-use crate::control::output::Output;
-use crate::control::subject::Subject;
+use crate::dialogue;
+use crate::output::Output;
+use crate::output::Phase;
+use crate::subject::Subject;
 use families::FAMILIES;
 use prometheus_client::encoding::text;
 use prometheus_client::registry::Registry;
@@ -41,7 +42,7 @@ enum State {
 
 /// Target of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum RelayEvent {
+enum Target {
     /// The metrics.
     Metrics,
     /// The header only (HEAD).
@@ -52,16 +53,16 @@ enum RelayEvent {
     Unfinished,
 }
 
-impl client::Dialogue for Dialogue {
+impl dialogue::Dialogue for Dialogue {
     fn take(&mut self, input: &[u8], _: &mut Subject<'_>, output: &mut Output) -> usize {
         if !matches!(self.state, State::Waiting) {
             return 0;
         }
         let (status, next) = match parse(input) {
-            RelayEvent::Unfinished => return 0,
-            RelayEvent::Metrics => ("200 OK", State::Replying(0)),
-            RelayEvent::Head => ("200 OK", State::Over),
-            RelayEvent::Other(status) => (status, State::Over),
+            Target::Unfinished => return 0,
+            Target::Metrics => ("200 OK", State::Replying(0)),
+            Target::Head => ("200 OK", State::Over),
+            Target::Other(status) => (status, State::Over),
         };
         let good = status.starts_with("200");
         let kind = if good {
@@ -119,23 +120,25 @@ impl client::Dialogue for Dialogue {
     }
 }
 
-fn parse(input: &[u8]) -> RelayEvent {
+fn parse(input: &[u8]) -> Target {
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut request = httparse::Request::new(&mut headers);
     match request.parse(input) {
-        Err(httparse::Error::TooManyHeaders) => RelayEvent::Other("431 Request Header Fields Too Large"),
-        Err(_) => RelayEvent::Other("400 Bad Request"),
-        Ok(httparse::Status::Partial) if input.len() >= MAX_REQUEST => {
-            RelayEvent::Other("431 Request Header Fields Too Large")
+        Err(httparse::Error::TooManyHeaders) => {
+            Target::Other("431 Request Header Fields Too Large")
         }
-        Ok(httparse::Status::Partial) => RelayEvent::Unfinished,
+        Err(_) => Target::Other("400 Bad Request"),
+        Ok(httparse::Status::Partial) if input.len() >= MAX_REQUEST => {
+            Target::Other("431 Request Header Fields Too Large")
+        }
+        Ok(httparse::Status::Partial) => Target::Unfinished,
         Ok(httparse::Status::Complete(_)) => {
             let path = request.path.unwrap_or_default();
             match (request.method, path.split('?').next()) {
-                (Some("GET"), Some("/metrics")) => RelayEvent::Metrics,
-                (Some("HEAD"), Some("/metrics")) => RelayEvent::Head,
-                (Some("GET" | "HEAD"), _) => RelayEvent::Other("404 Not Found"),
-                _ => RelayEvent::Other("405 Method Not Allowed"),
+                (Some("GET"), Some("/metrics")) => Target::Metrics,
+                (Some("HEAD"), Some("/metrics")) => Target::Head,
+                (Some("GET" | "HEAD"), _) => Target::Other("404 Not Found"),
+                _ => Target::Other("405 Method Not Allowed"),
             }
         }
     }
@@ -149,21 +152,21 @@ mod tests {
     #[test]
     fn requests_are_understood_or_refused() {
         let get = |path: &str| format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n").into_bytes();
-        assert_eq!(parse(&get("/metrics")), RelayEvent::Metrics);
-        assert_eq!(parse(&get("/metrics?a=b")), RelayEvent::Metrics);
-        assert_eq!(parse(&get("/")), RelayEvent::Other("404 Not Found"));
-        assert_eq!(parse(b"HEAD /metrics HTTP/1.0\r\n\r\n"), RelayEvent::Head);
+        assert_eq!(parse(&get("/metrics")), Target::Metrics);
+        assert_eq!(parse(&get("/metrics?a=b")), Target::Metrics);
+        assert_eq!(parse(&get("/")), Target::Other("404 Not Found"));
+        assert_eq!(parse(b"HEAD /metrics HTTP/1.0\r\n\r\n"), Target::Head);
         let post = parse(b"POST /metrics HTTP/1.1\r\n\r\n");
-        assert_eq!(post, RelayEvent::Other("405 Method Not Allowed"));
-        assert_eq!(parse(b"\x16\x03\x01\x02"), RelayEvent::Other("400 Bad Request"));
+        assert_eq!(post, Target::Other("405 Method Not Allowed"));
+        assert_eq!(parse(b"\x16\x03\x01\x02"), Target::Other("400 Bad Request"));
     }
 
     #[test]
     fn a_request_may_come_in_pieces_but_not_without_end() {
-        assert_eq!(parse(b"GET /metrics HTTP/1.1\r\nHost"), RelayEvent::Unfinished);
+        assert_eq!(parse(b"GET /metrics HTTP/1.1\r\nHost"), Target::Unfinished);
         let mut endless = b"GET /metrics HTTP/1.1\r\nHost: ".to_vec();
         endless.resize(MAX_REQUEST, b'a');
-        let refused = RelayEvent::Other("431 Request Header Fields Too Large");
+        let refused = Target::Other("431 Request Header Fields Too Large");
         assert_eq!(parse(&endless), refused);
         let many = format!("GET /metrics HTTP/1.1\r\n{}", "a: b\r\n".repeat(65));
         assert_eq!(parse(many.as_bytes()), refused);

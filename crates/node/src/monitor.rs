@@ -16,11 +16,12 @@
 
 use crate::control::socket::Lock;
 use crate::control::{ControlError, RuntimeDirs};
+use crate::journal::change::Change;
+use crate::journal::{Journal, JournalError, Notes};
 use crate::save::{self, Running};
 use crate::setup::forwarding::Upkeep;
 use crate::setup::hooks::{self, Failure, HookError, Moment};
-use crate::setup::{Change, names};
-use crate::state::{Journal, Notes, JournalError};
+use crate::setup::names;
 use seikan_config::{Config, Diagnostic, Diagnostics, GatewayMode, Severity};
 use seikan_sys::monitor as process;
 use seikan_sys::netlink::{Event, Group, Netlink, Subscription};
@@ -271,9 +272,12 @@ impl<'a> Keeper<'a> {
                     _ => {}
                 }
                 if gateway_interface.is_none() && self.sealed.is_some() {
-                    gateway_interface = GatewayInterface::watch(self.config).filter(|gateway_interface| {
-                        epoll.add(&gateway_interface.network, TOKEN_INTERFACE, Interest::Read).is_ok()
-                    });
+                    gateway_interface =
+                        GatewayInterface::watch(self.config).filter(|gateway_interface| {
+                            epoll
+                                .add(&gateway_interface.network, TOKEN_INTERFACE, Interest::Read)
+                                .is_ok()
+                        });
                 }
             }
         }
@@ -378,8 +382,11 @@ impl<'a> Keeper<'a> {
     fn look_after(&mut self, gateway_interface: &mut GatewayInterface<'_>) {
         let journal = &mut self.journal;
         if gateway_interface.has_changed() {
-            gateway_interface.upkeep
-                .look(&gateway_interface.netlink, journal, &mut |warning| warn(warning));
+            gateway_interface
+                .upkeep
+                .look(&gateway_interface.netlink, journal, &mut |warning| {
+                    warn(warning)
+                });
         }
     }
 }
@@ -472,7 +479,7 @@ pub fn clean_up(
     name: &str,
     warn: &mut dyn FnMut(Diagnostic),
 ) -> Result<bool, CleanUpError> {
-    if !crate::state::is_left(&dirs.run, name) {
+    if !crate::journal::is_left(&dirs.run, name) {
         return Ok(false);
     }
     let _lock = Lock::take(dirs, name)?;
@@ -523,7 +530,7 @@ pub fn take_back(name: &str, left: Vec<Change>, warn: &mut dyn FnMut(Diagnostic)
         );
     }
     warn(warning);
-    for failure in crate::state::take_back(left) {
+    for failure in crate::journal::take_back(left) {
         warn(Diagnostic::new(Severity::Warning, name, failure));
     }
 }

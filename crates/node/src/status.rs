@@ -3,6 +3,7 @@
 //! That JSON is a stable interface: fields are added, but keep their names and meaning while
 //! [`Status::version`] is the same. Keys in it are public keys only.
 
+pub mod gateway;
 mod interface;
 mod mesh;
 mod peer;
@@ -17,10 +18,10 @@ pub use peer::{
 pub use traffic::{Batches, Bucket, Direction, Distribution, Handshakes, Traffic};
 pub(crate) use traffic::{direction, distribution};
 
-use crate::control::subject::Record;
-use crate::gateway::status::GatewayStatus;
-use crate::mesh::is_routable;
 use crate::node::Node;
+use crate::status::gateway::GatewayStatus;
+use crate::subject::Record;
+use seikan_mesh::endpoints::is_routable;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 

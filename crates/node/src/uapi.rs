@@ -11,8 +11,8 @@ mod set;
 #[cfg(test)]
 mod tests;
 
-use crate::control::client::Phase;
-use crate::control::output::Output;
+use crate::output::Output;
+use crate::output::Phase;
 use get::Get;
 use seikan_proto::keys::PrivateKey;
 use seikan_proto::tunnel::{Now, Tunnel};

@@ -9,18 +9,21 @@
 //! during `up`, the steps done so far are undone.
 
 use crate::control::{Control, ControlError, RuntimeDirs};
-use crate::gateway::{GatewayNode, LanError, Watch};
-use crate::life::{NetworkMonitor, NetworkMonitorError};
-use crate::mesh::{Mesh, MeshError, client};
+use crate::gateway::{GatewayNode, LanError};
+use crate::journal::{Journal, JournalError};
+use crate::mesh::Mesh;
 use crate::monitor::{self, Monitor, MonitorError, Sealed};
+use crate::network::{LanMonitor, NetworkMonitor, NetworkMonitorError};
 use crate::node::{Node, NodeError, resolve};
 use crate::save::Running;
 use crate::setup::hooks::Moment;
-use crate::setup::names::{Found, Names};
+use crate::setup::names::Names;
 use crate::setup::{self, firewall, forwarding, mtu, occupied, routes};
-use crate::state::{Journal, JournalError};
-use crate::worker::{self, Ended, Service, ControlFlow};
+use crate::worker::{self, ControlFlow, Ended, Service};
 use seikan_config::{Config, Diagnostic, GatewayMode, GatewaySettings, Host, Severity};
+use seikan_mesh::agent::AgentError;
+use seikan_mesh::client;
+use seikan_mesh::names::Found;
 use seikan_sys::confine::{Needs, confine};
 use seikan_sys::dns::DnsError;
 use seikan_sys::handover::Folder;
@@ -71,7 +74,7 @@ pub enum UpError {
     NetworkMonitor(#[from] NetworkMonitorError),
     /// This host cannot take part in its mesh.
     #[error(transparent)]
-    Mesh(#[from] MeshError),
+    Mesh(#[from] AgentError),
     /// The gateway's interface on the local network.
     #[error(transparent)]
     Lan(#[from] LanError),
@@ -360,9 +363,9 @@ impl Work<'_> {
             control,
             monitor: self.monitor.socket(),
             has_monitor: true,
-            life: NetworkMonitor::new(self.config, node)?,
+            network: NetworkMonitor::new(self.config, node)?,
             watch: match node.gateway.is_some() {
-                true => Some(Watch::new(node)?),
+                true => Some(LanMonitor::new(node)?),
                 false => None,
             },
             mesh: match (&self.config.mesh, &kept) {
@@ -557,8 +560,8 @@ struct Services<'a> {
     monitor: &'a UnixStream,
     /// The monitor has not ended.
     has_monitor: bool,
-    life: NetworkMonitor,
-    watch: Option<Watch>,
+    network: NetworkMonitor,
+    watch: Option<LanMonitor>,
     mesh: Option<Mesh<'a>>,
 }
 
@@ -566,7 +569,7 @@ impl Service for Services<'_> {
     fn start(&mut self, epoll: &Epoll) -> io::Result<()> {
         self.control.start(epoll)?;
         epoll.add(self.monitor, TOKEN_MONITOR, Interest::Read)?;
-        self.life.start(epoll)?;
+        self.network.start(epoll)?;
         if let Some(mesh) = &mut self.mesh {
             mesh.start(epoll)?;
         }
@@ -582,9 +585,9 @@ impl Service for Services<'_> {
                 self.has_monitor = false;
                 ControlFlow::Stop
             }
-            _ if NetworkMonitor::owns(token) => self.life.ready(token, epoll, node),
+            _ if NetworkMonitor::owns(token) => self.network.ready(token, epoll, node),
             (_, Some(mesh)) if Mesh::owns(token) => mesh.ready(token, epoll, node),
-            (Some(watch), _) if Watch::owns(token) => watch.ready(token, epoll, node),
+            (Some(watch), _) if LanMonitor::owns(token) => watch.ready(token, epoll, node),
             _ => self.control.ready(token, epoll, node),
         }
     }

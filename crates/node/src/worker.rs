@@ -4,11 +4,16 @@
 //! read a batch from the TUN device, seal it, send it; handle timers; serve the control sockets. Receiving
 //! comes first because received packets contain the acknowledgements that the sender waits for.
 
-use crate::doors;
+mod gateway;
+mod punch;
+
+use crate::batch_reader::BatchReader;
 use crate::gateway::Destination;
-use crate::reader::BatchReader;
-use crate::mesh::{WorkerEvent, stun};
-use crate::node::{Node, NodeError, now};
+use crate::node::{Node, NodeError};
+use crate::sockets::punch::FIRST_TOKEN;
+use crate::system::now;
+use seikan_mesh::event::WorkerEvent;
+use seikan_mesh::stun;
 use seikan_observe::DropReason;
 use seikan_proto::inbox::{MAX_PIECES, Write};
 use seikan_proto::outbox::Run;
@@ -118,7 +123,11 @@ pub fn run(
             let gateway = node
                 .gateway_wakeup()
                 .map(|at| at.duration_since(now().mono));
-            let doors = node.punch_wakeup().map(|at| at.duration_since(now().mono));
+            let doors = node
+                .sockets
+                .punch
+                .wakeup()
+                .map(|at| at.duration_since(now().mono));
             tunnel.into_iter().chain(gateway).chain(doors).min()
         };
         let (mut receive, mut read, mut gone) = ([false; 2], false, false);
@@ -136,7 +145,7 @@ pub fn run(
                     read = true;
                     gone = event.failed && !event.readable;
                 }
-                token if token >= doors::FIRST_TOKEN => punch_ready.push(token),
+                token if token >= FIRST_TOKEN => punch_ready.push(token),
                 token => served.push(token),
             }
         }
@@ -186,7 +195,7 @@ impl Node {
             TOKEN_V4 => self.sockets.v4.as_ref(),
             TOKEN_V6 => self.sockets.v6.as_ref(),
             // Closed since it was ready.
-            door => self.sockets.doors.socket(door),
+            door => self.sockets.punch.socket(door),
         };
         let Some(socket) = socket else { return false };
         // An error belongs to an earlier send (unreachable, refused), and was counted there.
@@ -208,7 +217,7 @@ impl Node {
         let merged = bytes > received * MERGED_BYTES;
         let mut others = Vec::new();
         let taken = self.take_stun_answers(metas, arena, &mut others);
-        let punched_receive = (token >= doors::FIRST_TOKEN)
+        let punched_receive = (token >= FIRST_TOKEN)
             .then(|| self.punched_receive(token, metas))
             .flatten();
         let arrived = metas.iter().enumerate();
@@ -235,13 +244,18 @@ impl Node {
     /// Passes answers of STUN servers and relays to the mesh's agent. Returns a bit for each receive that
     /// contained one; other datagrams of these receives are added to `others`, since GRO may have merged a
     /// relay's answers with its datagrams.
-    fn take_stun_answers(&self, metas: &[ReceiveMeta], arena: &[u8], others: &mut Vec<Datagram>) -> u64 {
+    fn take_stun_answers(
+        &self,
+        metas: &[ReceiveMeta],
+        arena: &[u8],
+        others: &mut Vec<Datagram>,
+    ) -> u64 {
         const { assert!(RECEIVE_BUFFERS <= u64::BITS as usize) };
         let Some(mesh) = &self.mesh else { return 0 };
         let mut taken = 0;
         for (index, meta) in metas.iter().enumerate() {
             // Answers of unknown servers go to the tunnel, which counts them as of unknown source.
-            if !mesh.queried.contains_key(&meta.source) {
+            if !mesh.is_queried(&meta.source) {
                 continue;
             }
             let is_answer = |range: &Range<usize>| stun::is_answer(&arena[range.clone()]);
@@ -252,7 +266,7 @@ impl Node {
             for range in meta.segments() {
                 if is_answer(&range) {
                     // A request without an answer is repeated.
-                    let _ = mesh.to_agent.try_send(WorkerEvent::Stun(arena[range].into()));
+                    mesh.notify_agent(WorkerEvent::Stun(arena[range].into()));
                 } else {
                     others.push(Datagram {
                         range,
@@ -287,7 +301,7 @@ impl Node {
         for id in self.tunnel.take_peers_to_call() {
             if let Some(peer) = self.tunnel.peer(id) {
                 // The next initiation comes here again.
-                let _ = mesh.to_agent.try_send(WorkerEvent::Sought {
+                mesh.notify_agent(WorkerEvent::Sought {
                     key: peer.public_key,
                     lost: peer.paths.is_lost(),
                 });

@@ -251,7 +251,11 @@ fn syncconf_leaves_the_peers_that_stay_alone() {
 fn addconf_adds_and_remove_removes() {
     let Some(namespace) = namespace() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let text = format!("{}[Peer]\nPublicKey = {}\n", interface(KEY_A), unknown_key(1));
+    let text = format!(
+        "{}[Peer]\nPublicKey = {}\n",
+        interface(KEY_A),
+        unknown_key(1)
+    );
     let node = Instance::start(&namespace, folder.path(), &text);
     let file = folder.path().join("more.conf");
     std::fs::write(&file, format!("[Peer]\nPublicKey = {}\n", unknown_key(2))).unwrap();

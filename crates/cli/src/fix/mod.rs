@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 use seikan_diagnose::Remedy;
 use seikan_diagnose::trial::{self, Decision, Look, Trial};
 use seikan_node::control::RuntimeDirs;
-use seikan_node::state::{self, Journal};
+use seikan_node::journal::{self, Journal};
 use seikan_sys::monitor::{self, Monitor};
 use seikan_sys::netns::NetNs;
 
@@ -41,7 +41,7 @@ impl Fix {
         let path = directory.join(format!("{name}.journal"));
         let guard = Monitor::start(&[], move |socket| {
             monitor::wait_for_the_end(&socket);
-            state::clean_up_after(pid, &path, |_: &[Change]| ());
+            journal::clean_up_after(pid, &path, |_: &[Change]| ());
         });
         Ok(Fix {
             _guard: guard.context("cannot start the process that takes changes back")?,
@@ -81,7 +81,7 @@ impl Fix {
         }
         let switch = |on: bool| match on {
             true => changes.iter().try_for_each(Change::apply),
-            false => match state::take_back(changes.to_vec()) {
+            false => match journal::take_back(changes.to_vec()) {
                 failures if failures.is_empty() => Ok(()),
                 failures => bail!("{}", failures.join("; ")),
             },
@@ -136,7 +136,7 @@ pub fn undo() -> Result<(Vec<String>, Vec<String>)> {
         std::cmp::Reverse(path.metadata().and_then(|meta| meta.modified()).ok())
     });
     for file in files {
-        let (changes, failed) = state::undo::<Change>(&file)?;
+        let (changes, failed) = journal::undo::<Change>(&file)?;
         done.extend(changes.iter().rev().map(|change| change.action.command()));
         failures.extend(failed);
     }

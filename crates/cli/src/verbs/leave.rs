@@ -9,8 +9,8 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::{Args, ValueHint};
 use seikan_config::{MeshSettings, Overrides};
+use seikan_mesh::client::{Client, wait_for};
 use seikan_node::control::{RuntimeDirs, ask};
-use seikan_node::mesh::client::{Client, wait_for};
 use seikan_proto::mesh::Reason;
 
 use crate::output;
@@ -66,7 +66,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         ask::stop(&places, name, STOP_TIMEOUT).with_context(|| format!("cannot stop `{name}`"))?;
     }
     remove(&file)?;
-    seikan_node::mesh::forget(&places.state, name);
+    seikan_mesh::cache::forget(&places.state, name);
     writeln!(io::stdout(), "left the mesh and removed {}", file.display())?;
     Ok(ExitCode::SUCCESS)
 }

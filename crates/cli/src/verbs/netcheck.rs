@@ -6,9 +6,9 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use clap::Args;
 use seikan_config::InterfaceName;
+use seikan_mesh::mapping::Protocol;
+use seikan_mesh::nat::Nat;
 use seikan_node::control::{RuntimeDirs, ask};
-use seikan_node::mesh::mapping::Protocol;
-use seikan_node::mesh::nat::Nat;
 use seikan_node::status::{MeshStatus, PortMappingStatus, RelayStatus, Status};
 use serde::Serialize;
 

@@ -10,10 +10,10 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use clap::{Args, ValueHint};
 use seikan_config::{Config, Overrides, PrivateKey, encode_key};
+use seikan_mesh::client::{Client, wait_for};
 use seikan_node::control::{RuntimeDirs, ask};
-use seikan_node::mesh::client::{Client, wait_for};
-use seikan_node::node::SystemRandom;
 use seikan_node::save;
+use seikan_node::system::SystemRandom;
 
 use crate::output;
 

@@ -1,7 +1,8 @@
 //! One client: a stream that never blocks, its unread input, its pending output, and a deadline.
 
-use super::output::{Output, PIECE};
-use super::subject::Subject;
+use crate::dialogue::Dialogue;
+use crate::output::{Output, PIECE, Phase};
+use crate::subject::Subject;
 use crate::uapi::{self, Device};
 use seikan_proto::time::Instant;
 use seikan_sys::poll::Interest;
@@ -49,33 +50,6 @@ impl AsFd for Stream {
             Stream::Tcp(stream) => stream.as_fd(),
         }
     }
-}
-
-/// State of a dialogue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
-    /// Between requests.
-    Idle,
-    /// Part of a request was read.
-    Asking,
-    /// Part of a reply was produced.
-    Replying,
-    /// The reply is not known yet; it is polled.
-    Waiting,
-    /// The dialogue is over: the client is closed once its output is sent.
-    Over,
-}
-
-/// The server side of a protocol that clients speak.
-pub trait Dialogue: Send {
-    /// Consumes input of the client and returns the number of bytes consumed. The rest is passed again with the
-    /// bytes that follow it.
-    fn take(&mut self, input: &[u8], subject: &mut Subject<'_>, output: &mut Output) -> usize;
-    /// In [`Phase::Replying`]: appends the next piece of the reply. In [`Phase::Waiting`]: appends the reply
-    /// once it is known.
-    fn give(&mut self, subject: &Subject<'_>, output: &mut Output);
-    /// Returns the current state.
-    fn phase(&self) -> Phase;
 }
 
 impl Dialogue for uapi::Dialogue {

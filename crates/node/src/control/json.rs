@@ -8,13 +8,13 @@
 //! | `{"cmd":"rotate","private_key":"..."}` | `{"ok":true}`: a member has another key, and its sessions stay |
 //! | anything else | `{"ok":false,"error":"..."}` |
 
-use super::client::Phase;
-use super::output::Output;
 use super::ping::{Pinging, Pong};
-use super::subject::Subject;
-use crate::gateway::status::{self as gateway, GatewayStatus};
-use crate::node::now;
+use crate::output::Output;
+use crate::output::Phase;
+use crate::status::gateway::{self as gateway, GatewayStatus};
 use crate::status::{self, Status};
+use crate::subject::Subject;
+use crate::system::now;
 use crate::worker::ControlFlow;
 use seikan_config::parse_private_key;
 use seikan_proto::gateway::DeviceId;
@@ -124,7 +124,7 @@ struct StatusReply {
     end: &'static [u8],
 }
 
-impl super::client::Dialogue for Dialogue {
+impl crate::dialogue::Dialogue for Dialogue {
     fn take(&mut self, input: &[u8], subject: &mut Subject<'_>, output: &mut Output) -> usize {
         if matches!(self.state, State::Stopping) {
             return input.len();
@@ -182,7 +182,7 @@ impl super::client::Dialogue for Dialogue {
             }
             _ => return,
         };
-        let now = crate::node::now();
+        let now = crate::system::now();
         while !output.is_full() {
             if !telling.give(subject, now, output) {
                 self.state = State::Idle;

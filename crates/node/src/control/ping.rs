@@ -1,9 +1,11 @@
 //! Ping of a peer, for a client that waits for the result: [`Pong`].
 
-use super::subject::{Record, Subject};
-use crate::mesh::names::DOMAIN;
-use crate::mesh::{ProxyTarget, MeshState};
-use crate::node::{Node, now};
+use crate::node::Node;
+use crate::subject::{Record, Subject};
+use crate::system::now;
+use seikan_mesh::event::ProxyTarget;
+use seikan_mesh::names::DOMAIN;
+use seikan_mesh::state::MeshState;
 use seikan_proto::indices::PeerId;
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::Name;
@@ -185,7 +187,11 @@ fn find(node: &Node, record: &Record, peer_name: &str) -> Result<PeerId, String>
 
 fn unknown(peer_name: &str) -> String {
     // The text is displayed to a user.
-    let shown: String = peer_name.chars().filter(|c| !c.is_control()).take(64).collect();
+    let shown: String = peer_name
+        .chars()
+        .filter(|c| !c.is_control())
+        .take(64)
+        .collect();
     format!(
         "there is no peer `{shown}`: give a name, an address or a key that `seikan status` lists"
     )

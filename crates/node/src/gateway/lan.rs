@@ -1,7 +1,7 @@
 //! The interface of the local network in transparent mode: a packet socket, and the responder that uses it.
 
-use crate::reader::BatchReader;
-use crate::node::{SystemRandom, now};
+use crate::batch_reader::BatchReader;
+use crate::system::{SystemRandom, now};
 use seikan_config::GatewaySettings;
 use seikan_observe::{DirectionCounters, DropReason, Histogram};
 use seikan_proto::gateway::election::Election;
@@ -47,7 +47,7 @@ pub enum LanError {
 
 /// State of the interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Link {
+pub(crate) struct Link {
     pub index: u32,
     pub mtu: u32,
     /// Up, with a carrier.
@@ -90,13 +90,13 @@ pub struct LanCounters {
 /// The interface with its socket and responder.
 pub struct Lan {
     /// `None` while the interface is gone.
-    pub(super) socket: Option<PacketSocket>,
-    pub(super) link: Link,
+    pub(crate) socket: Option<PacketSocket>,
+    pub(crate) link: Link,
     /// Answers ARP and neighbour discovery.
     pub responder: Responder,
     /// Present if a second gateway is configured.
     pub election: Option<Election>,
-    pub(super) reader: BatchReader,
+    pub(crate) reader: BatchReader,
     /// Its counters.
     pub counters: LanCounters,
     /// Super-packets are passed to the kernel; otherwise they are segmented here.
@@ -104,7 +104,7 @@ pub struct Lan {
 }
 
 impl Lan {
-    pub(super) fn open(
+    pub(crate) fn open(
         settings: &GatewaySettings,
         identity: &Identity,
         link: Link,
@@ -131,7 +131,7 @@ impl Lan {
     }
 
     /// Opens a socket on the interface in its current state.
-    pub(super) fn connect(&mut self, link: Link, interface: &str) -> Result<(), LanError> {
+    pub(crate) fn connect(&mut self, link: Link, interface: &str) -> Result<(), LanError> {
         let address = self.responder.mac().0;
         let opened = PacketSocket::open(link.index, &PacketOptions::new(Accept::Station(address)));
         let socket = match opened {
@@ -157,7 +157,7 @@ impl Lan {
     }
 
     /// The interface is gone: closes the socket.
-    pub(super) fn disconnect(&mut self) {
+    pub(crate) fn disconnect(&mut self) {
         if let Some(socket) = self.socket.take() {
             self.counters.lost_before += socket.drops();
         }
@@ -185,14 +185,14 @@ impl Lan {
     }
 
     /// Sends a complete frame, `[virtio-net header][frame]`.
-    pub(super) fn send(&self, frame: &[u8]) -> Result<(), DropReason> {
+    pub(crate) fn send(&self, frame: &[u8]) -> Result<(), DropReason> {
         self.write(&[IoSlice::new(frame)])
             .map_err(|_| DropReason::LanWriteRefused)
     }
 
     /// Sends a frame made here and counts it. A lost one needs no retry: requests are repeated by their sender,
     /// adverts are periodic, and an error is sent again for the next packet.
-    pub(super) fn send_own(&mut self, frame: &[u8]) {
+    pub(crate) fn send_own(&mut self, frame: &[u8]) {
         let result = self.send(frame);
         let own = &mut self.counters.own;
         own.packets_in += 1;
@@ -206,13 +206,13 @@ impl Lan {
     }
 
     /// Counts a packet made here for a device whose MAC address is unknown.
-    pub(super) fn drop_own(&mut self, reason: DropReason) {
+    pub(crate) fn drop_own(&mut self, reason: DropReason) {
         self.counters.own.packets_in += 1;
         self.counters.own.drops.add(reason, 1);
     }
 
     /// Sends a write of the tunnel to a device, behind this Ethernet header; `cut` disables super-packets.
-    pub(super) fn deliver(
+    pub(crate) fn deliver(
         &mut self,
         ethernet: &[u8],
         write: &Write,

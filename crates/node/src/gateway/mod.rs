@@ -9,15 +9,12 @@ mod lan;
 pub mod offload;
 mod role;
 pub mod spread;
-pub mod status;
 mod traffic;
-mod watch;
 
+pub(crate) use lan::Link;
 pub use lan::{Lan, LanCounters, LanError};
-pub(crate) use traffic::Destination;
-pub use watch::Watch;
+pub(crate) use traffic::{Destination, FRAMES_PER_TURN};
 
-use lan::Link;
 use seikan_config::{Config, GatewayMode, GatewaySettings};
 use seikan_proto::gateway::{Gateway, GatewayConfig, Mtus};
 use seikan_proto::keys::Identity;

@@ -170,7 +170,9 @@ pub fn check(nic: &Nic<'_>, features: &[FeatureState]) -> Vec<Finding> {
         let Some(why) = why.filter(|_| nic.tagged || !recommendation.only_tagged) else {
             continue;
         };
-        if is_on(recommendation, features) == Some(recommendation.should) || !can_change(recommendation, features) {
+        if is_on(recommendation, features) == Some(recommendation.should)
+            || !can_change(recommendation, features)
+        {
             continue;
         }
         let (is, should) = match recommendation.should {
@@ -183,7 +185,10 @@ pub fn check(nic: &Nic<'_>, features: &[FeatureState]) -> Vec<Finding> {
             is: is.to_owned(),
             should: should.to_owned(),
             why: why.to_owned(),
-            command: format!("ethtool -K {} {} {should}", nic.interface, recommendation.option),
+            command: format!(
+                "ethtool -K {} {} {should}",
+                nic.interface, recommendation.option
+            ),
         });
     }
     findings
@@ -191,9 +196,9 @@ pub fn check(nic: &Nic<'_>, features: &[FeatureState]) -> Vec<Finding> {
 
 /// Returns the current values of the settings that matter here.
 pub fn settings(features: &[FeatureState]) -> impl Iterator<Item = (&'static str, bool)> {
-    RECOMMENDATIONS
-        .iter()
-        .filter_map(|recommendation| Some((recommendation.setting, is_on(recommendation, features)?)))
+    RECOMMENDATIONS.iter().filter_map(|recommendation| {
+        Some((recommendation.setting, is_on(recommendation, features)?))
+    })
 }
 
 /// Whether any feature of the group is active, as `ethtool -k` summarises groups; `None` if the kernel knows
@@ -208,7 +213,10 @@ fn can_change(recommendation: &Recommendation, features: &[FeatureState]) -> boo
     of(recommendation, features).any(|bit| bit.changeable && bit.active != recommendation.should)
 }
 
-fn of<'a>(recommendation: &Recommendation, features: &'a [FeatureState]) -> impl Iterator<Item = &'a FeatureState> {
+fn of<'a>(
+    recommendation: &Recommendation,
+    features: &'a [FeatureState],
+) -> impl Iterator<Item = &'a FeatureState> {
     let names = recommendation.bits;
     features.iter().filter(|bit| names.contains(&&*bit.name))
 }
@@ -229,8 +237,13 @@ mod tests {
     /// A NIC with all recommended settings, on either side.
     fn good() -> Vec<FeatureState> {
         let all = RECOMMENDATIONS.iter();
-        all.flat_map(|recommendation| recommendation.bits.iter().map(|name| bit(name, recommendation.should)))
-            .collect()
+        all.flat_map(|recommendation| {
+            recommendation
+                .bits
+                .iter()
+                .map(|name| bit(name, recommendation.should))
+        })
+        .collect()
     }
 
     fn with(name: &str, active: bool) -> Vec<FeatureState> {

@@ -1,9 +1,10 @@
 //! Turns members of the mesh into peers of the tunnel, with their addresses and packet filters.
 
-use super::WorkerEvent;
-use super::endpoints::may_serve;
-use crate::node::{Node, now};
+use crate::node::Node;
+use crate::system::now;
 use ipnet::IpNet;
+use seikan_mesh::endpoints::may_serve;
+use seikan_mesh::event::WorkerEvent;
 use seikan_proto::filter::Destinations;
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::Member;
@@ -73,7 +74,7 @@ pub(super) fn rotate(node: &mut Node, former: &PublicKey, member: Member, rules:
             mesh.members.insert(key, before);
             if node.tunnel.reached(id, now.mono) == Reachability::Relayed {
                 // The port of a pair at a relay depends on the keys.
-                let _ = mesh.to_agent.try_send(WorkerEvent::Sought { key, lost: false });
+                mesh.notify_agent(WorkerEvent::Sought { key, lost: false });
             }
             node.tunnel.renew(now, id, &mut node.outbox);
             node.transmit();

@@ -1,7 +1,7 @@
 //! The metric families: name, help text and samples.
 
-use crate::control::subject::Subject;
-use crate::node::now;
+use crate::subject::Subject;
+use crate::system::now;
 use crate::uapi::Device;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};

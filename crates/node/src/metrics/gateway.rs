@@ -2,9 +2,9 @@
 //! depend on the local network.
 
 use super::families::{Family, Labels, Sample, Value, directed, push};
-use crate::control::subject::Subject;
 use crate::gateway::GatewayNode;
-use crate::node::now;
+use crate::subject::Subject;
+use crate::system::now;
 use prometheus_client::metrics::MetricType;
 use seikan_observe::DirectionCounters;
 use seikan_proto::gateway::{Device, SideStats};

@@ -1,9 +1,10 @@
 //! The families of a mesh's member. Labels are the mesh's servers with their kind, directions and reasons.
 
 use super::families::{Family, Labels, Value, directed, push};
-use crate::control::subject::Subject;
-use crate::mesh::{ProxyCounters, MeshState};
+use crate::subject::Subject;
 use prometheus_client::metrics::MetricType;
+use seikan_mesh::proxy::Counters;
+use seikan_mesh::state::MeshState;
 
 /// All families of a member, in the order of the reply.
 pub const FAMILIES: &[Family] = &[
@@ -50,7 +51,7 @@ fn mesh(s: &Subject<'_>, visit: impl FnOnce(&MeshState)) {
 }
 
 /// Calls `visit` for every server that forwards datagrams, with its labels.
-fn servers(s: &Subject<'_>, mut visit: impl FnMut(Labels, &ProxyCounters)) {
+fn servers(s: &Subject<'_>, mut visit: impl FnMut(Labels, &Counters)) {
     mesh(s, |mesh| {
         let turn = mesh.turn.iter();
         let turn = turn.map(|(server, allocation)| ("turn", server, &allocation.counters));

@@ -9,13 +9,13 @@
 //! nftables has no library without a C library, and wg-quick uses the same program. Without it the tunnel
 //! works, and a warning names the consequences.
 
-use crate::setup::{Change, note};
-use crate::state::Notes;
+use crate::journal::Notes;
+use crate::journal::change::Change;
+use crate::nft;
+use crate::setup::note;
 use seikan_config::{Config, Diagnostic, Severity};
 use seikan_sys::sysctl;
 use std::fmt::Write as _;
-use std::io::{self, Write};
-use std::process::{Command, Stdio};
 
 /// Applies the rules as far as possible.
 pub fn apply(
@@ -30,7 +30,7 @@ pub fn apply(
         table: table.clone(),
     };
     note(journal, change, warn);
-    if let Err(error) = run(&script(config, &table, strict.then_some(mark))) {
+    if let Err(error) = nft::run(&script(config, &table, strict.then_some(mark))) {
         let missing = if strict {
             "rp_filter is 1, so the kernel may drop packets from peers: install nftables, or run `sysctl \
              net.ipv4.conf.all.rp_filter=2`"
@@ -40,20 +40,6 @@ pub fn apply(
         };
         let message = format!("cannot set the firewall's rules: {error}");
         warn(Diagnostic::new(Severity::Warning, "nft", message).with_help(missing));
-    }
-}
-
-/// Removes a table. A missing table is no error.
-pub fn remove(table: &str) -> io::Result<()> {
-    // Deleting succeeds also if the table is missing.
-    match run(&format!(
-        "add table inet {table}\ndelete table inet {table}\n"
-    )) {
-        // Without the program the table was never created.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        // Without support in the kernel, neither.
-        Err(error) if error.to_string().contains("not supported") => Ok(()),
-        other => other,
     }
 }
 
@@ -101,32 +87,4 @@ fn script(config: &Config, table: &str, mark: Option<u32>) -> String {
     }
     text.push_str("}\n");
     text
-}
-
-/// Runs a script by nft(8).
-pub(super) fn run(script: &str) -> io::Result<()> {
-    let mut child = Command::new("nft")
-        .args(["-f", "-"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => io::Error::new(error.kind(), "there is no program `nft`"),
-            _ => error,
-        })?;
-    if let Some(mut input) = child.stdin.take() {
-        // If the program stops reading, its exit status says whether that is an error.
-        let _ = input.write_all(script.as_bytes());
-    }
-    let output = child.wait_with_output()?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let words = String::from_utf8_lossy(&output.stderr);
-    let first = words.lines().next().unwrap_or_default();
-    Err(io::Error::other(format!(
-        "`nft -f -` failed ({}): {first}",
-        output.status
-    )))
 }

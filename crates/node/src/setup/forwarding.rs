@@ -11,9 +11,10 @@
 //!
 //! Settings of the interface disappear with it: [`Upkeep`] applies them again to a new one of the same name.
 
-use crate::setup::firewall;
-use crate::setup::{Change, note};
-use crate::state::Notes;
+use crate::journal::Notes;
+use crate::journal::change::Change;
+use crate::nft;
+use crate::setup::note;
 use seikan_config::{Config, Diagnostic, GatewaySettings, Severity};
 use seikan_sys::netlink::{Netlink, NetlinkError, Route};
 use seikan_sys::sysctl;
@@ -213,7 +214,7 @@ fn restrict(
         "add table inet {table}\ndelete table inet {table}\ntable inet {table} {{\n \
          chain forward {{\n  type filter hook forward priority filter - 10;\n{rules} }}\n}}\n"
     );
-    if let Err(error) = firewall::run(&script) {
+    if let Err(error) = nft::run(&script) {
         let message = format!("cannot set the gateway's firewall rules: {error}");
         let help = if guarded.v4 || guarded.v6 {
             "this host now forwards packets from any sender: install nftables, or block that by other means"

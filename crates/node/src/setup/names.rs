@@ -1,27 +1,17 @@
-//! Configures this host's resolver to query the mesh's name server ([`crate::mesh::names`]).
+//! Configures this host's resolver to query the mesh's name server ([`seikan_mesh::names`]).
 //!
 //! systemd-resolved sends only queries for [`DOMAIN`] to it. resolv.conf has no such routing, so there it is
 //! the first server and forwards other queries. If the configuration has name servers (`DNS =`), it replaces
 //! them and forwards to them.
 
-use super::{Change, note};
-use crate::mesh::names::{DOMAIN, Server, Upstream};
-use crate::state::Notes;
+use super::note;
+use crate::journal::Notes;
+use crate::journal::change::Change;
 use seikan_config::{Config, Diagnostic};
+use seikan_mesh::names::{DOMAIN, Found, Server, Upstream};
 use seikan_sys::dns::{self, AppliedDns, DnsSettings};
 use seikan_sys::resolv_conf::{FILE, ResolvConf};
-use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
-
-/// How members are found by name on this host.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Found {
-    /// By this resolver: `systemd-resolved`, `resolv.conf`, `resolvconf`.
-    By(String),
-    /// Not at all, for this reason.
-    Off(String),
-}
 
 /// State of the names while the tunnel runs.
 #[derive(Debug)]

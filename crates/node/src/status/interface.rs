@@ -1,7 +1,8 @@
 //! The interface, its device, its sockets, and their capabilities.
 
-use crate::control::subject::Record;
-use crate::node::{Node, now};
+use crate::node::Node;
+use crate::subject::Record;
+use crate::system::now;
 use seikan_proto::noise::Protocol;
 use seikan_sys::ability::Ability;
 use seikan_sys::udp::UdpSocket;

@@ -2,10 +2,12 @@
 
 use super::micros;
 use super::traffic::drops;
-use crate::mesh::mapping::Mapping;
-use crate::mesh::nat::{self, Nat, Sight};
-use crate::mesh::{Answers, Changed, Contact, MeshState};
-use crate::setup::names::Found;
+use seikan_mesh::event::{Contact, RelayAnswer};
+use seikan_mesh::mapping::Mapping;
+use seikan_mesh::names::Found;
+use seikan_mesh::nat::{self, Nat, Sight};
+use seikan_mesh::state::MeshState;
+use seikan_mesh::trust::Changed;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -181,8 +183,8 @@ pub(super) fn mesh(mesh: &MeshState, own: &[IpAddr]) -> MeshStatus {
             .iter()
             .map(|(address, state)| {
                 let status = match state {
-                    Ok(Answers { rtt, by_tls: false }) => RelayStatus::RttUs(micros(*rtt)),
-                    Ok(Answers { rtt, by_tls: true }) => RelayStatus::TlsRttUs(micros(*rtt)),
+                    Ok(RelayAnswer { rtt, by_tls: false }) => RelayStatus::RttUs(micros(*rtt)),
+                    Ok(RelayAnswer { rtt, by_tls: true }) => RelayStatus::TlsRttUs(micros(*rtt)),
                     Err(reason) => RelayStatus::Refuses(reason.clone()),
                 };
                 (address.clone(), status)

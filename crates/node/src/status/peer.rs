@@ -2,9 +2,9 @@
 
 use super::micros;
 use super::traffic::{Traffic, traffic};
-use crate::control::subject::Record;
-use crate::mesh::ProxyTarget;
 use crate::node::Node;
+use crate::subject::Record;
+use seikan_mesh::event::ProxyTarget;
 use seikan_proto::birthday::PunchState;
 use seikan_proto::noise::Protocol;
 use seikan_proto::paths;
@@ -358,7 +358,7 @@ mod tests {
         paths.set_signalled(&[address]);
         paths.sent(Instant::BOOT);
         let late = Instant::BOOT + paths::SILENCE;
-        paths.due(Some(address), late, &mut crate::node::SystemRandom);
+        paths.due(Some(address), late, &mut crate::system::SystemRandom);
         let shown = |in_use| candidate(&paths.candidates()[0], in_use, None, None).state;
         assert_eq!(shown(false), CandidateState::Silent);
         assert_eq!(shown(true), CandidateState::InUse);

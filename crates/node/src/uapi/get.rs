@@ -1,7 +1,7 @@
 //! The reply to `get=1`: the device, then peer after peer.
 
 use super::Device;
-use crate::control::output::Output;
+use crate::output::Output;
 use seikan_proto::indices::PeerId;
 use seikan_proto::peer::Peer;
 use std::fmt::{self, Write};

@@ -298,7 +298,7 @@ fn a_long_reply_comes_in_pieces() {
     let (mut pieces, mut peers) = (0, 0);
     while dialogue.phase() == Phase::Replying {
         dialogue.give(&fake, &mut output);
-        assert!(output.unsent().len() < crate::control::output::PIECE + 1024);
+        assert!(output.unsent().len() < crate::output::PIECE + 1024);
         let text = std::str::from_utf8(output.unsent()).unwrap();
         peers += text.matches("public_key=").count();
         output.advance(usize::MAX / 2);

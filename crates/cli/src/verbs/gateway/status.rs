@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use seikan_config::InterfaceName;
 use seikan_node::control::{RuntimeDirs, ask};
-use seikan_node::gateway::status::GatewayStatus;
+use seikan_node::status::gateway::GatewayStatus;
 use serde::Serialize;
 
 use super::view;

@@ -2,9 +2,10 @@
 
 use std::fmt::Write;
 
-use seikan_node::mesh::names::DOMAIN;
-use seikan_node::mesh::{Changed, Contact};
-use seikan_node::setup::names::Found;
+use seikan_mesh::event::Contact;
+use seikan_mesh::names::DOMAIN;
+use seikan_mesh::names::Found;
+use seikan_mesh::trust::Changed;
 use seikan_node::status::{
     Candidate, CandidateKind, CandidateState, Capability, Device, Direction, MeshStatus, Path,
     PeerStatus, PortSearch, RelayStatus, Report, Socket, Status, TlsPath, Traffic, TurnPath,
