@@ -17,7 +17,7 @@ use futures_util::future::{Either, join_all, select, select_all};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::framing::MAIN_PORT;
-use seikan_proto::mesh::relay::{Answer, ClientRequest, RelayError};
+use seikan_proto::mesh::relay::{Answer, ClientRequest};
 use seikan_proto::mesh::{MAX_RELAYS, Relay, RelayKind, RelayTls, in_turn};
 use seikan_proto::tunnel::Reachability;
 use std::cell::{Cell, RefCell};
@@ -48,9 +48,43 @@ const SOUGHT_LATELY: Duration = Duration::from_secs(30);
 /// Timeout of the worker's answer how a member is reached.
 const WORKER_PATIENCE: Duration = Duration::from_secs(2);
 
-/// The binding of this side, whether the other side is bound, and the response time; or why binding failed, as
-/// a text for the user.
-type BindResult = Result<(Binding, bool, Duration), String>;
+/// A successful binding.
+struct Bound {
+    binding: Binding,
+    /// The other side is bound.
+    present: bool,
+    /// Response time of the relay.
+    rtt: Duration,
+}
+
+/// Why a binding failed.
+enum Failure {
+    /// The worker has ended.
+    Gone,
+    /// A text for the user.
+    Reason(String),
+}
+
+impl From<Gone> for Failure {
+    fn from(_: Gone) -> Failure {
+        Failure::Gone
+    }
+}
+
+impl From<String> for Failure {
+    fn from(reason: String) -> Failure {
+        Failure::Reason(reason)
+    }
+}
+
+/// Splits off the end of the worker, after which nothing else is tried.
+fn split<T>(result: Result<T, Failure>) -> Result<Result<T, String>, Gone> {
+    match result {
+        Ok(value) => Ok(Ok(value)),
+        Err(Failure::Reason(reason)) => Ok(Err(reason)),
+        Err(Failure::Gone) => Err(Gone),
+    }
+}
 
 /// All pairs.
 pub(super) struct Relays<'a> {
@@ -229,87 +263,96 @@ impl<'a> Relays<'a> {
         pair: &Pair,
         fresh: bool,
     ) -> Result<(), Gone> {
-        let known = pair
-            .bindings
-            .borrow()
-            .get(&relay.address.to_string())
-            .copied();
-        let known = known.filter(|_| !fresh);
-        // A binding over TLS is replaced by one over UDP if that works again.
-        if known.is_some_and(|binding| binding.by_tls)
-            && let Ok((binding, present, rtt)) =
-                self.bind_by_udp(relay, key, &Cell::default()).await?
-        {
-            return self.on_bound(relay, key, pair, binding, present, rtt);
-        }
-        if let Some(binding) = known
-            && let Some((binding, rtt)) = self.refresh(relay, key, binding).await?
-        {
-            return self.on_bound(relay, key, pair, binding, false, rtt);
-        }
-        match self.bind_pair(relay, key).await? {
-            Ok((binding, present, rtt)) => self.on_bound(relay, key, pair, binding, present, rtt),
-            // The former binding remains a path until the tunnel finds it silent.
-            Err(reason) => {
-                let (address, state) = (relay.address.to_string(), Err(reason));
-                self.worker.send(AgentEvent::Relay { address, state })
+        let address = relay.address.to_string();
+        let known = pair.bindings.borrow().get(&address).copied();
+        let bound = self.bind(relay, key, known.filter(|_| !fresh)).await;
+        let state = match split(bound)? {
+            Ok(bound) => {
+                self.on_bound(key, pair, &address, &bound)?;
+                Ok(RelayAnswer {
+                    rtt: bound.rtt,
+                    by_tls: bound.binding.by_tls,
+                })
             }
-        }
+            // The former binding remains a path until the tunnel finds it silent.
+            Err(reason) => Err(reason),
+        };
+        self.worker.send(AgentEvent::Relay { address, state })
     }
 
     /// Stores a successful binding.
     fn on_bound(
         &self,
-        relay: &Relay,
         key: PublicKey,
         pair: &Pair,
-        binding: Binding,
-        present: bool,
-        rtt: Duration,
+        address: &str,
+        bound: &Bound,
     ) -> Result<(), Gone> {
-        let address = relay.address.to_string();
-        let by_tls = binding.by_tls;
         let mut mute = self.mute.borrow_mut();
-        if !by_tls {
-            mute.remove(&address);
+        if !bound.binding.by_tls {
+            mute.remove(address);
         } else if mute.len() < MAX_RELAYS || mute.pop_first().is_some() {
             // Includes relays that are no longer listed.
-            mute.insert(address.clone());
+            mute.insert(address.to_owned());
         }
         drop(mute);
-        pair.bindings.borrow_mut().insert(address.clone(), binding);
-        self.report_relays(key, pair, present)?;
-        let state = Ok(RelayAnswer { rtt, by_tls });
-        self.worker.send(AgentEvent::Relay { address, state })
+        let mut bindings = pair.bindings.borrow_mut();
+        bindings.insert(address.to_owned(), bound.binding);
+        drop(bindings);
+        self.report_relays(key, pair, bound.present)
     }
 
-    /// Refreshes a binding.
+    async fn bind(
+        &self,
+        relay: &Relay,
+        key: PublicKey,
+        known: Option<Binding>,
+    ) -> Result<Bound, Failure> {
+        if let Some(known) = known {
+            // A binding over TLS is replaced by one over UDP if that works again.
+            if known.by_tls {
+                let bound = self.bind_by_udp(relay, key, &Cell::default()).await;
+                if let Ok(bound) = split(bound)? {
+                    return Ok(bound);
+                }
+            }
+            if let Some(bound) = self.refresh(relay, key, known).await? {
+                return Ok(bound);
+            }
+        }
+        self.bind_anew(relay, key).await
+    }
+
+    /// Refreshes a binding; `None` if that fails.
     async fn refresh(
         &self,
         relay: &Relay,
         key: PublicKey,
         binding: Binding,
-    ) -> Result<Option<(Binding, Duration)>, Gone> {
+    ) -> Result<Option<Bound>, Gone> {
         let at = match relay.tls.filter(|_| binding.by_tls) {
             Some(tls) => self.streams.proxy(relay, tls, binding.port).await.ok(),
             None => Some(binding.at).filter(|_| !binding.by_tls),
         };
         let Some(at) = at else { return Ok(None) };
         let requested_at = Instant::now();
-        let answer = self.ask(relay, key, at).await?;
-        let rtt = requested_at.elapsed();
-        let still = matches!(answer, Some(Ok(answer)) if answer.port == Some(binding.port));
-        Ok(still.then_some((Binding { at, ..binding }, rtt)))
+        let answer = split(self.ask(relay, key, at).await)?.ok().flatten();
+        let answer = answer.filter(|answer| answer.port == Some(binding.port));
+        Ok(answer.map(|_| Bound {
+            binding: Binding { at, ..binding },
+            present: false,
+            rtt: requested_at.elapsed(),
+        }))
     }
 
     /// Requests and binds the pair's port over UDP and, after a head start, over TLS if the relay supports it;
     /// the first success counts.
-    async fn bind_pair(&self, relay: &Relay, key: PublicKey) -> Result<BindResult, Gone> {
+    async fn bind_anew(&self, relay: &Relay, key: PublicKey) -> Result<Bound, Failure> {
+        let answers = Cell::new(false);
         let Some(tls) = relay.tls else {
-            return self.bind_by_udp(relay, key, &Cell::default()).await;
+            return self.bind_by_udp(relay, key, &answers).await;
         };
         let mute = self.mute.borrow().contains(&relay.address.to_string());
-        let answers = Cell::new(false);
         let udp = pin!(self.bind_by_udp(relay, key, &answers));
         let tls = pin!(async {
             if !mute {
@@ -318,21 +361,21 @@ impl<'a> Relays<'a> {
             self.bind_by_tls(relay, tls, key).await
         });
         let (by_udp, by_tls) = match select(udp, tls).await {
-            Either::Left((udp, tls)) => match udp? {
-                Ok(binding) => return Ok(Ok(binding)),
-                Err(by_udp) => (by_udp, tls.await?),
+            Either::Left((udp, tls)) => match split(udp)? {
+                Ok(bound) => return Ok(bound),
+                Err(by_udp) => (by_udp, split(tls.await)?),
             },
-            Either::Right((tls, udp)) => match tls? {
+            Either::Right((tls, udp)) => match split(tls)? {
                 // A distant relay that answers over UDP is preferred to TLS.
-                Ok(binding) if answers.get() => return Ok(Ok(udp.await?.unwrap_or(binding))),
-                Ok(binding) => return Ok(Ok(binding)),
-                Err(by_tls) => match udp.await? {
-                    Ok(binding) => return Ok(Ok(binding)),
+                Ok(bound) if answers.get() => return Ok(split(udp.await)?.unwrap_or(bound)),
+                Ok(bound) => return Ok(bound),
+                Err(by_tls) => match split(udp.await)? {
+                    Ok(bound) => return Ok(bound),
                     Err(by_udp) => (by_udp, Err(by_tls)),
                 },
             },
         };
-        Ok(by_tls.map_err(|by_tls| format!("{by_udp}; by TLS: {by_tls}")))
+        by_tls.map_err(|by_tls| Failure::Reason(format!("{by_udp}; by TLS: {by_tls}")))
     }
 
     /// The same over TLS only.
@@ -341,35 +384,21 @@ impl<'a> Relays<'a> {
         relay: &Relay,
         tls: RelayTls,
         key: PublicKey,
-    ) -> Result<BindResult, Gone> {
-        let main = match self.streams.proxy(relay, tls, MAIN_PORT).await {
-            Ok(main) => main,
-            Err(reason) => return Ok(Err(reason)),
-        };
-        let port = match self.ask(relay, key, main).await? {
-            Some(Ok(Answer {
-                port: Some(port), ..
-            })) => port,
-            Some(Ok(_)) => return Ok(Err("it is not a relay".to_owned())),
-            Some(Err(error)) => return Ok(Err(error.to_string())),
-            None => return Ok(Err(self.streams.give_up(relay, main))),
-        };
-        let at = match self.streams.proxy(relay, tls, port).await {
-            Ok(at) => at,
-            Err(reason) => return Ok(Err(reason)),
-        };
+    ) -> Result<Bound, Failure> {
+        let silent = |proxy| Failure::Reason(self.streams.give_up(relay, proxy));
+        let main = self.streams.proxy(relay, tls, MAIN_PORT).await?;
+        let answer = self.ask(relay, key, main).await?;
+        let answer = answer.ok_or_else(|| silent(main))?;
+        let port = answer.port.ok_or("it is not a relay".to_owned())?;
+        let at = self.streams.proxy(relay, tls, port).await?;
         let requested_at = Instant::now();
-        Ok(match self.ask(relay, key, at).await? {
-            Some(Ok(answer)) => {
-                let by_tls = true;
-                Ok((
-                    Binding { port, at, by_tls },
-                    answer.present,
-                    requested_at.elapsed(),
-                ))
-            }
-            Some(Err(error)) => Err(error.to_string()),
-            None => Err(self.streams.give_up(relay, at)),
+        let answer = self.ask(relay, key, at).await?;
+        let present = answer.ok_or_else(|| silent(at))?.present;
+        let by_tls = true;
+        Ok(Bound {
+            binding: Binding { port, at, by_tls },
+            present,
+            rtt: requested_at.elapsed(),
         })
     }
 
@@ -379,13 +408,10 @@ impl<'a> Relays<'a> {
         relay: &Relay,
         key: PublicKey,
         answers: &Cell<bool>,
-    ) -> Result<BindResult, Gone> {
+    ) -> Result<Bound, Failure> {
         let started_at = Instant::now();
-        let found = match resolve(relay.address.host(), relay.address.port()).await {
-            Ok(found) => one_of_each(&found),
-            Err(reason) => return Ok(Err(reason)),
-        };
-        let mut open: Vec<_> = found
+        let found = resolve(relay.address.host(), relay.address.port()).await?;
+        let mut open: Vec<_> = one_of_each(&found)
             .into_iter()
             .map(|main| Box::pin(self.port(relay, key, main)))
             .collect();
@@ -393,24 +419,30 @@ impl<'a> Relays<'a> {
         while !open.is_empty() {
             let (outcome, _, others) = select_all(open).await;
             open = others;
-            // Over one family only: a relay knows a side by its last binding.
-            let outcome = outcome?;
-            answers.set(answers.get() || outcome.is_ok());
-            let bound = match outcome {
-                Ok(at) => self.bind(relay, key, at).await?.map(|there| (at, there)),
-                Err(why) => Err(why),
-            };
-            match bound {
-                Ok((at, present)) => {
-                    let (port, by_tls) = (at.port(), false);
-                    // Two requests: to the main port and to the pair's.
-                    let rtt = started_at.elapsed() / 2;
-                    return Ok(Ok((Binding { port, at, by_tls }, present, rtt)));
+            let at = match split(outcome)? {
+                Ok(at) => at,
+                Err(why) => {
+                    reason = why;
+                    continue;
                 }
+            };
+            answers.set(true);
+            // Over one family only: a relay knows a side by its last binding.
+            match split(self.ask(relay, key, at).await)? {
+                Ok(Some(answer)) => {
+                    let (port, by_tls) = (at.port(), false);
+                    return Ok(Bound {
+                        binding: Binding { port, at, by_tls },
+                        present: answer.present,
+                        // Two requests: to the main port and to the pair's.
+                        rtt: started_at.elapsed() / 2,
+                    });
+                }
+                Ok(None) => reason = format!("no answer from its port {}", at.port()),
                 Err(why) => reason = why,
             }
         }
-        Ok(Err(reason))
+        Err(Failure::Reason(reason))
     }
 
     /// Requests the pair's port at one of the relay's addresses.
@@ -419,51 +451,34 @@ impl<'a> Relays<'a> {
         relay: &Relay,
         key: PublicKey,
         main: SocketAddr,
-    ) -> Result<Result<SocketAddr, String>, Gone> {
-        Ok(match self.ask(relay, key, main).await? {
-            Some(Ok(Answer {
-                port: Some(port), ..
-            })) => Ok(SocketAddr::new(main.ip(), port)),
-            Some(Ok(_)) => Err("it is a STUN server, not a relay".to_owned()),
-            Some(Err(error)) => Err(error.to_string()),
-            None => Err("no answer".to_owned()),
-        })
+    ) -> Result<SocketAddr, Failure> {
+        let answer = self.ask(relay, key, main).await?;
+        let answer = answer.ok_or("no answer".to_owned())?;
+        let port = answer.port;
+        let port = port.ok_or("it is a STUN server, not a relay".to_owned())?;
+        Ok(SocketAddr::new(main.ip(), port))
     }
 
-    /// Binds this side; returns whether the other is bound.
-    async fn bind(
-        &self,
-        relay: &Relay,
-        key: PublicKey,
-        binding: SocketAddr,
-    ) -> Result<Result<bool, String>, Gone> {
-        Ok(match self.ask(relay, key, binding).await? {
-            Some(Ok(answer)) => Ok(answer.present),
-            Some(Err(error)) => Err(error.to_string()),
-            None => Err(format!("no answer from its port {}", binding.port())),
-        })
-    }
-
-    /// Sends a request to a relay's main port or a pair's port.
+    /// Sends a request to a relay's main port or a pair's port; `None` if it does not answer.
     async fn ask(
         &self,
         relay: &Relay,
         key: PublicKey,
         to: SocketAddr,
-    ) -> Result<Option<Result<Answer, RelayError>>, Gone> {
-        let ask = ClientRequest {
+    ) -> Result<Option<Answer>, Failure> {
+        let request = ClientRequest {
             ticket: &relay.ticket,
             peer: key,
             stamp: self.stamp(),
         };
-        let (id, message) = ask.write(&mut SystemRandom);
-        let answer = self
-            .shared
-            .stun_requests
-            .ask(self.worker, to, &message)
-            .await?;
+        let (id, message) = request.write(&mut SystemRandom);
+        let requests = &self.shared.stun_requests;
+        let answer = requests.ask(self.worker, to, &message).await?;
         let password = &relay.ticket.password;
-        Ok(answer.map(|answer| Answer::parse(&answer, id, password)))
+        let answer = answer.map(|answer| Answer::parse(&answer, id, password));
+        answer
+            .transpose()
+            .map_err(|error| Failure::Reason(error.to_string()))
     }
 
     /// Returns a stamp larger than all before.
@@ -476,7 +491,7 @@ impl<'a> Relays<'a> {
     }
 
     fn report_relays(&self, key: PublicKey, pair: &Pair, present: bool) -> Result<(), Gone> {
-        let (relayed, proxies) = self.turn.ways(&key);
+        let (relayed, proxies) = self.turn.relayed_paths(&key);
         let bindings = pair.bindings.borrow();
         let by = |tls: bool| {
             let bindings = bindings

@@ -75,15 +75,7 @@ impl Control {
     /// Another instance runs under the name on this host, in any network namespace; a directory or socket
     /// cannot be created; the metrics address cannot be bound. A missing right to write to `wg`'s directory is
     /// no error: `status` reports it.
-    pub fn new(config: &Config) -> Result<Control, ControlError> {
-        Control::at(&RuntimeDirs::default(), config)
-    }
-
-    /// The same with sockets in other directories.
-    ///
-    /// # Errors
-    /// As [`Control::new`].
-    pub fn at(dirs: &RuntimeDirs, config: &Config) -> Result<Control, ControlError> {
+    pub fn new(dirs: &RuntimeDirs, config: &Config) -> Result<Control, ControlError> {
         let name = config.name.as_str();
         let lock = Lock::take(dirs, name)?;
         let uapi = socket::bind_uapi(dirs, name)?;

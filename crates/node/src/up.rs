@@ -173,7 +173,7 @@ pub fn up(
         });
     }
     // Declared first and so dropped last: the name stays reserved until then.
-    let mut control = Control::at(&options.dirs, config)?;
+    let mut control = Control::new(&options.dirs, config)?;
     let journal = open_journal(config, options, observer)?;
     check_conflicts(config, &netlink)?;
     let file = options.config_file.as_deref();

@@ -114,21 +114,14 @@ pub fn run(
     let mut served = Vec::new();
     let mut punch_ready = Vec::new();
     loop {
-        let until = |(at, _): (Instant, _)| at.duration_since(now().mono);
         let timeout = if buffers.reader.waits() || node.lan_waits() {
             Some(Duration::ZERO)
         } else {
             let tunnel = node.tunnel.next_wakeup().filter(|_| !node.is_standby());
-            let tunnel = tunnel.map(until);
-            let gateway = node
-                .gateway_wakeup()
-                .map(|at| at.duration_since(now().mono));
-            let doors = node
-                .sockets
-                .punch
-                .wakeup()
-                .map(|at| at.duration_since(now().mono));
-            tunnel.into_iter().chain(gateway).chain(doors).min()
+            let punch = node.sockets.punch.wakeup();
+            let wakeups = [tunnel.map(|(at, _)| at), node.gateway_wakeup(), punch];
+            let next = wakeups.into_iter().flatten().min();
+            next.map(|at| at.duration_since(now().mono))
         };
         let (mut receive, mut read, mut gone) = ([false; 2], false, false);
         let mut read_lan = false;
@@ -153,8 +146,8 @@ pub fn run(
         // another wakeup, and halves a round trip.
         read |= receive[0] && node.receive_from(TOKEN_V4, &mut buffers);
         read |= receive[1] && node.receive_from(TOKEN_V6, &mut buffers);
-        for door in &punch_ready {
-            read |= node.receive_from(*door, &mut buffers);
+        for token in &punch_ready {
+            read |= node.receive_from(*token, &mut buffers);
         }
         if read_lan || node.lan_waits() {
             node.read_from_lan();
@@ -195,7 +188,7 @@ impl Node {
             TOKEN_V4 => self.sockets.v4.as_ref(),
             TOKEN_V6 => self.sockets.v6.as_ref(),
             // Closed since it was ready.
-            door => self.sockets.punch.socket(door),
+            token => self.sockets.punch.socket(token),
         };
         let Some(socket) = socket else { return false };
         // An error belongs to an earlier send (unreachable, refused), and was counted there.

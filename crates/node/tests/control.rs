@@ -67,7 +67,7 @@ impl Instance {
             ..RuntimeDirs::default()
         };
         let config = parse(&name, text);
-        let control = Control::at(&dirs, &config).expect("control sockets");
+        let control = Control::new(&dirs, &config).expect("control sockets");
         let thread = namespace.spawn_thread("node", move || run(&config, control));
         Instance {
             name,

@@ -259,7 +259,7 @@ pub const FAMILIES: &[Family] = &[
         "port_search_sockets",
         "Additional sockets open for the port search behind a symmetric NAT.",
         |s, out| {
-            let open = s.node.sockets.doors.iter().count();
+            let open = s.node.sockets.punch.iter().count();
             push(out, vec![], Value::Gauge(open as f64));
         }
     ),
@@ -268,7 +268,7 @@ pub const FAMILIES: &[Family] = &[
         "port_search_openers",
         "Datagrams sent to open ports of this host's symmetric NAT.",
         |s, out| {
-            let openers = s.node.sockets.doors.openers();
+            let openers = s.node.sockets.punch.openers();
             push(out, vec![], Value::Count(openers));
         }
     ),

@@ -255,8 +255,9 @@ pub fn peer(node: &Node, record: &Record, peer: &Peer, now: Now) -> PeerStatus {
 }
 
 fn port_search(node: &Node, peer: &Peer, now: Now) -> Option<PortSearch> {
-    let (birthday, doors) = (&peer.birthday, &node.sockets.doors);
-    let met = peer.path.endpoint.and_then(|to| doors.port_to(to, peer.id));
+    let (birthday, sockets) = (&peer.birthday, &node.sockets.punch);
+    let met = peer.path.endpoint;
+    let met = met.and_then(|to| sockets.port_to(to, peer.id));
     let symmetric = node.tunnel.nat_mappings().is_symmetric();
     let punch = birthday.punch_state();
     let idle = punch == PunchState::Idle(None);
@@ -270,7 +271,7 @@ fn port_search(node: &Node, peer: &Peer, now: Now) -> Option<PortSearch> {
             PunchState::Open(ports) => ports,
             PunchState::Idle(_) | PunchState::Succeeded => 0,
         },
-        openers: doors.openers(),
+        openers: sockets.openers(),
         met,
         fruitless: birthday.failed_attempts(),
         next_s: match punch {
@@ -278,7 +279,7 @@ fn port_search(node: &Node, peer: &Peer, now: Now) -> Option<PortSearch> {
             PunchState::Open(_) | PunchState::Succeeded => None,
         }
         .map(|next| next.duration_since(now.mono).as_secs()),
-        trouble: doors.trouble(peer.id).map(str::to_owned),
+        trouble: sockets.trouble(peer.id).map(str::to_owned),
         both_symmetric: birthday.is_both_symmetric(),
         probes: birthday.probes(),
         probing: birthday.is_probing(now.mono),
