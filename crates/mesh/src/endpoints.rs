@@ -130,6 +130,14 @@ impl Host<'_> {
     }
 }
 
+/// Returns the unspecified address of a destination's family, with port 0: a socket bound to it can send there.
+pub fn any_port(destination: SocketAddr) -> SocketAddr {
+    match destination {
+        SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
+        SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
+    }
+}
+
 /// Whether another host could send to the address.
 pub fn is_routable(ip: IpAddr) -> bool {
     let link_local = match ip {

@@ -1,9 +1,11 @@
 //! Reflexive addresses of this host, and its port mapping.
 
 use super::Agent;
+use crate::endpoints::any_port;
 use crate::event::{AgentEvent, Gone, View, Worker};
 use crate::mapping::{self, Lease, Router};
 use crate::nat;
+use crate::resolve::one_of_each;
 use crate::shared::Shared;
 use crate::stun::BindingRequest;
 use futures_util::future::join_all;
@@ -12,7 +14,7 @@ use seikan_config::Host;
 use seikan_proto::mesh::{Relay, RelayKind};
 use seikan_sys::netlink::Netlink;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::num::NonZeroU16;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -129,10 +131,9 @@ impl Agent {
             // A name that cannot be resolved is resolved again in the next round.
             let found = tokio::net::lookup_host((host.as_str(), port)).await;
             let found: Vec<SocketAddr> = found.map_or_else(|_| Vec::new(), Iterator::collect);
-            let v6 = found.iter().find(|address| address.is_ipv6());
-            let v4 = found.iter().find(|address| address.is_ipv4());
-            let both = v6.into_iter().chain(v4);
-            both.map(|address| (name.clone(), *address))
+            let found = one_of_each(&found).into_iter();
+            found
+                .map(|address| (name.clone(), address))
                 .collect::<Vec<_>>()
         });
         join_all(looked_up).await.concat()
@@ -362,10 +363,6 @@ fn first_seen(round: &Round) -> Vec<SocketAddr> {
 
 /// Whether this host has a route to the server. Sends nothing.
 fn has_route(server: SocketAddr) -> bool {
-    let any: IpAddr = match server {
-        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-    };
     let unreachable = |error: io::Error| {
         matches!(
             error.kind(),
@@ -374,7 +371,7 @@ fn has_route(server: SocketAddr) -> bool {
                 | io::ErrorKind::Unsupported
         )
     };
-    let connected = UdpSocket::bind((any, 0)).and_then(|socket| socket.connect(server));
+    let connected = UdpSocket::bind(any_port(server)).and_then(|socket| socket.connect(server));
     // With another error, the tunnel's socket may still succeed.
     !connected.is_err_and(unreachable)
 }

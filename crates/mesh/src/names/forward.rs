@@ -1,9 +1,10 @@
 //! Forwards queries for other names to the servers that were configured before.
 
 use super::zone::{Transport, failure, is_answer};
+use crate::endpoints::any_port;
 use seikan_sys::resolv_conf::ResolvConf;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -116,13 +117,9 @@ async fn first(servers: Vec<SocketAddr>, query: &[u8], transport: Transport) -> 
 }
 
 async fn by_datagram(server: SocketAddr, query: &[u8]) -> io::Result<Vec<u8>> {
-    let any: IpAddr = match server {
-        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-    };
     // Each query has its own random port, which the kernel chooses: a forger must guess it together with the
     // query's id (RFC 5452, section 9.2).
-    let socket = UdpSocket::bind((any, 0)).await?;
+    let socket = UdpSocket::bind(any_port(server)).await?;
     socket.connect(server).await?;
     socket.send(query).await?;
     let mut answer = vec![0; MAX_MESSAGE];

@@ -7,14 +7,14 @@ mod datagrams;
 
 use super::ended::Ended;
 use super::link::{Link, Target, Transport};
-use crate::endpoints::is_routable;
+use crate::endpoints::{any_port, is_routable};
 use crate::forward::{self, Ends, Event, Forwarder, Hub, LOOK_EVERY};
 use crate::proxy::{ProxySocket, Run};
 use crate::stun::BindingRequest;
 use seikan_sys::udp::ReceiveBatch;
 use std::collections::BTreeSet;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU16;
 use std::time::{Duration, Instant};
@@ -82,11 +82,11 @@ pub(super) struct Allocation {
 impl Allocation {
     fn new(target: Target, hub: Hub<Allocation>) -> Result<Allocation, Ended> {
         let (server, transport) = (target.server, target.transport);
-        let (any, family) = match server {
-            SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED.into(), AddressFamily::IPV4),
-            SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED.into(), AddressFamily::IPV6),
+        let family = match server {
+            SocketAddr::V4(_) => AddressFamily::IPV4,
+            SocketAddr::V6(_) => AddressFamily::IPV6,
         };
-        let own = SocketAddr::new(any, 0);
+        let own = any_port(server);
         let link = Link::open(&target, own)?;
         hub.watch(&link)?;
         let ticket = &target.ticket;
@@ -356,6 +356,7 @@ mod tests {
     use seikan_proto::keys::PublicKey;
     use seikan_proto::mesh::{RelayKind, RelaySecret, Ticket};
     use std::io::{Read as _, Write as _};
+    use std::net::Ipv4Addr;
 
     fn target() -> Target {
         let secret = RelaySecret::parse("north", RelayKind::Turn).expect("a secret");

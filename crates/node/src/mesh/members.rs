@@ -3,7 +3,7 @@
 use crate::node::Node;
 use crate::system::now;
 use ipnet::IpNet;
-use seikan_mesh::endpoints::may_serve;
+use seikan_mesh::endpoints::{is_routable, may_serve};
 use seikan_mesh::event::WorkerEvent;
 use seikan_proto::filter::Destinations;
 use seikan_proto::keys::PublicKey;
@@ -120,12 +120,7 @@ impl Rules {
     /// would be sent through the tunnel that they carry.
     pub(super) fn may_be_at(&self, endpoint: SocketAddr) -> bool {
         let ip = endpoint.ip().to_canonical();
-        let link_local = match ip {
-            IpAddr::V4(ip) => ip.is_link_local() || ip.is_broadcast(),
-            IpAddr::V6(ip) => ip.is_unicast_link_local(),
-        };
-        let odd = ip.is_loopback() || ip.is_unspecified() || ip.is_multicast() || link_local;
-        endpoint.port() != 0 && !odd && !self.is_inside(ip)
+        endpoint.port() != 0 && is_routable(ip) && !self.is_inside(ip)
     }
 
     /// Whether a STUN server or relay may have this address, `own` being the tunnel's port: not inside the

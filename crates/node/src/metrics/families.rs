@@ -6,7 +6,7 @@ use crate::uapi::Device;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
-use seikan_observe::{DirectionCounters, Histogram, PeerCounters};
+use seikan_observe::{DirectionCounters, DropCounts, Histogram, PeerCounters};
 use seikan_proto::noise::Protocol;
 use seikan_proto::peer::Peer;
 use std::fmt;
@@ -16,26 +16,56 @@ pub struct Family {
     pub(super) name: &'static str,
     pub(super) help: &'static str,
     pub(super) kind: MetricType,
-    pub(super) sample: fn(&Subject<'_>, &mut Vec<Sample>),
+    pub(super) sample: fn(&Subject<'_>, &mut Samples),
 }
 
-/// A sample's labels.
-pub(super) type Labels = Vec<(&'static str, String)>;
-
-/// One value of a family.
-#[derive(Debug)]
-pub(super) struct Sample {
-    labels: Labels,
-    value: Value,
-}
+/// A name with its value.
+pub(super) type Label = (&'static str, String);
 
 /// A sample with its labels.
 #[derive(Debug)]
-pub(super) enum Value {
+struct Sample {
+    labels: Vec<Label>,
+    value: Value,
+}
+
+#[derive(Debug)]
+enum Value {
     Count(u64),
     Gauge(f64),
     Info,
     Histogram(Histogram),
+}
+
+/// Samples of one family.
+#[derive(Debug, Default)]
+pub(super) struct Samples(Vec<Sample>);
+
+impl Samples {
+    pub(super) fn count(&mut self, labels: &[Label], count: u64) {
+        self.push(labels, Value::Count(count));
+    }
+
+    pub(super) fn gauge(&mut self, labels: &[Label], value: f64) {
+        self.push(labels, Value::Gauge(value));
+    }
+
+    /// Adds the count of every drop reason that occurred.
+    pub(super) fn drops(&mut self, labels: &[Label], drops: &DropCounts) {
+        for (reason, count) in drops.nonzero() {
+            self.count(&with(labels, "reason", reason.name()), count);
+        }
+    }
+
+    fn push(&mut self, labels: &[Label], value: Value) {
+        let labels = labels.to_vec();
+        self.0.push(Sample { labels, value });
+    }
+}
+
+/// Adds a label.
+pub(super) fn with(labels: &[Label], name: &'static str, value: &str) -> Vec<Label> {
+    [labels, &[(name, value.to_owned())]].concat()
 }
 
 /// A family's samples at one moment.
@@ -44,13 +74,13 @@ pub struct Collected {
     name: &'static str,
     help: &'static str,
     kind: MetricType,
-    samples: Vec<Sample>,
+    samples: Samples,
 }
 
 impl Family {
     /// Collects the samples.
     pub fn collect(&self, subject: &Subject<'_>) -> Collected {
-        let mut samples = Vec::new();
+        let mut samples = Samples::default();
         (self.sample)(subject, &mut samples);
         Collected {
             name: self.name,
@@ -63,11 +93,11 @@ impl Family {
 
 impl Collector for Collected {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        if self.samples.is_empty() {
+        if self.samples.0.is_empty() {
             return Ok(());
         }
         let mut family = encoder.encode_descriptor(self.name, self.help, None, self.kind)?;
-        for sample in &self.samples {
+        for sample in &self.samples.0 {
             match &sample.value {
                 Value::Info => family.encode_info(&sample.labels)?,
                 value if sample.labels.is_empty() => encode(value, &mut family)?,
@@ -129,10 +159,7 @@ pub const FAMILIES: &[Family] = &[
                 let key = s.tunnel().identity().public().to_string();
                 labels.push(("public_key", key));
             }
-            out.push(Sample {
-                labels,
-                value: Value::Info,
-            });
+            out.push(&labels, Value::Info);
         }
     ),
     family!(
@@ -141,12 +168,12 @@ pub const FAMILIES: &[Family] = &[
         "Time since the start.",
         |s, out| {
             let uptime = now().mono.duration_since(s.node.started);
-            push(out, vec![], Value::Gauge(uptime.as_secs_f64()));
+            out.gauge(&[], uptime.as_secs_f64());
         }
     ),
     family!(Gauge, "peers", "Configured peers.", |s, out| {
         let peers = s.tunnel().peers().count();
-        push(out, vec![], Value::Gauge(peers as f64));
+        out.gauge(&[], peers as f64);
     }),
     family!(Counter, "sent_bytes", "Outer bytes sent.", |s, out| {
         total(s, out, |c| c.sent_bytes);
@@ -188,8 +215,7 @@ pub const FAMILIES: &[Family] = &[
         |s, out| {
             let sum = s.tunnel().totals();
             for (name, direction) in directions(&sum) {
-                let labels = vec![("direction", name.into())];
-                push(out, labels, Value::Gauge(direction.pending as f64));
+                out.gauge(&[("direction", name.into())], direction.pending as f64);
             }
         }
     ),
@@ -197,7 +223,7 @@ pub const FAMILIES: &[Family] = &[
         Counter,
         "dropped_packets",
         "Packets dropped, by reason.",
-        |s, out| dropped(&s.tunnel().totals(), &[], out)
+        |s, out| dropped(out, &[], &s.tunnel().totals())
     ),
     family!(
         Counter,
@@ -213,7 +239,7 @@ pub const FAMILIES: &[Family] = &[
                     ("stack", stats.rx_dropped),
                     ("stack_error", stats.rx_errors),
                 ] {
-                    push(out, vec![("place", place.into())], Value::Count(count));
+                    out.count(&[("place", place.into())], count);
                 }
             }
         }
@@ -222,37 +248,25 @@ pub const FAMILIES: &[Family] = &[
         Counter,
         "receive_queue_dropped_datagrams",
         "Datagrams dropped by the kernel because the receive buffer was full.",
-        |s, out| {
-            let drops = s.node.sockets.counts().receive_queue_drops;
-            push(out, vec![], Value::Count(drops));
-        }
+        |s, out| out.count(&[], s.node.sockets.counts().receive_queue_drops)
     ),
     family!(
         Counter,
         "oversized_dropped_datagrams",
         "Datagrams longer than any of a peer, dropped by the socket filter.",
-        |s, out| {
-            let drops = s.node.sockets.counts().oversized_drops;
-            push(out, vec![], Value::Count(drops));
-        }
+        |s, out| out.count(&[], s.node.sockets.counts().oversized_drops)
     ),
     family!(
         Counter,
         "malformed_dropped_datagrams",
         "Datagrams of an unknown type, or too short for their type, dropped by the socket filter.",
-        |s, out| {
-            let drops = s.node.sockets.counts().malformed_drops;
-            push(out, vec![], Value::Count(drops));
-        }
+        |s, out| out.count(&[], s.node.sockets.counts().malformed_drops)
     ),
     family!(
         Counter,
         "gso_fallbacks",
         "Sends that failed with segmentation offload and were repeated without.",
-        |s, out| {
-            let fallbacks = s.node.sockets.counts().gso_fallbacks;
-            push(out, vec![], Value::Count(fallbacks));
-        }
+        |s, out| out.count(&[], s.node.sockets.counts().gso_fallbacks)
     ),
     family!(
         Gauge,
@@ -260,7 +274,7 @@ pub const FAMILIES: &[Family] = &[
         "Additional sockets open for the port search behind a symmetric NAT.",
         |s, out| {
             let open = s.node.sockets.punch.iter().count();
-            push(out, vec![], Value::Gauge(open as f64));
+            out.gauge(&[], open as f64);
         }
     ),
     family!(
@@ -269,7 +283,7 @@ pub const FAMILIES: &[Family] = &[
         "Datagrams sent to open ports of this host's symmetric NAT.",
         |s, out| {
             let openers = s.node.sockets.punch.openers();
-            push(out, vec![], Value::Count(openers));
+            out.count(&[], openers);
         }
     ),
     family!(
@@ -284,20 +298,17 @@ pub const FAMILIES: &[Family] = &[
                 ("udp_receive", &batches.datagrams_per_receive),
                 ("tun_write", &batches.packets_per_write),
             ] {
-                let labels = vec![("call", call.into())];
-                push(out, labels, Value::Histogram(sizes.clone()));
+                let histogram = Value::Histogram(sizes.clone());
+                out.push(&[("call", call.into())], histogram);
             }
         }
     ),
     family!(Info, "peer", "A peer.", |s, out| {
         peers(s, |labels, peer| {
-            if let Some(name) = s.record.name_of(s.node, &peer.public_key) {
-                labels.push(("name", name));
-            }
-            out.push(Sample {
-                labels: std::mem::take(labels),
-                value: Value::Info,
-            });
+            let name = s.record.name_of(s.node, &peer.public_key);
+            let name = name.map(|name| ("name", name));
+            let labels: Vec<_> = labels.iter().cloned().chain(name).collect();
+            out.push(&labels, Value::Info);
         });
     }),
     family!(
@@ -317,9 +328,7 @@ pub const FAMILIES: &[Family] = &[
                 ("initiation_received", handshakes.initiations_received),
                 ("completed", handshakes.completed),
             ] {
-                let mut labels = labels.clone();
-                labels.push(("event", event.into()));
-                push(out, labels, Value::Count(count));
+                out.count(&with(labels, "event", event), count);
             }
         })
     ),
@@ -351,15 +360,14 @@ pub const FAMILIES: &[Family] = &[
         Counter,
         "peer_dropped_packets",
         "Packets of the peer dropped, by reason.",
-        |s, out| peers(s, |labels, peer| dropped(&peer.counters, labels, out))
+        |s, out| peers(s, |labels, peer| dropped(out, labels, &peer.counters))
     ),
     family!(
         Counter,
         "peer_port_search_probes",
         "Probes sent to ports of the peer's symmetric NAT.",
         |s, out| peers(s, |labels, peer| {
-            let probes = Value::Count(peer.birthday.probes());
-            push(out, std::mem::take(labels), probes);
+            out.count(labels, peer.birthday.probes());
         })
     ),
     family!(
@@ -399,10 +407,6 @@ pub const FAMILIES: &[Family] = &[
     ),
 ];
 
-pub(super) fn push(out: &mut Vec<Sample>, labels: Labels, value: Value) {
-    out.push(Sample { labels, value });
-}
-
 fn directions(counters: &PeerCounters) -> [(&'static str, &DirectionCounters); 2] {
     [
         ("outbound", &counters.outbound),
@@ -410,66 +414,45 @@ fn directions(counters: &PeerCounters) -> [(&'static str, &DirectionCounters); 2
     ]
 }
 
-/// Adds a direction to labels.
-pub(super) fn directed(labels: &Labels, direction: &str) -> Labels {
-    let mut labels = labels.clone();
-    labels.push(("direction", direction.into()));
-    labels
+fn total(s: &Subject<'_>, out: &mut Samples, of: fn(&PeerCounters) -> u64) {
+    out.count(&[], of(&s.tunnel().totals()));
 }
 
-fn total(s: &Subject<'_>, out: &mut Vec<Sample>, of: fn(&PeerCounters) -> u64) {
-    push(out, vec![], Value::Count(of(&s.tunnel().totals())));
-}
-
-fn totals(s: &Subject<'_>, out: &mut Vec<Sample>, of: fn(&DirectionCounters) -> u64) {
+fn totals(s: &Subject<'_>, out: &mut Samples, of: fn(&DirectionCounters) -> u64) {
     for (name, direction) in directions(&s.tunnel().totals()) {
-        let labels = vec![("direction", name.into())];
-        push(out, labels, Value::Count(of(direction)));
+        out.count(&[("direction", name.into())], of(direction));
     }
 }
 
 /// Calls `visit` for every peer, with its label.
-fn peers(s: &Subject<'_>, mut visit: impl FnMut(&mut Labels, &Peer)) {
+fn peers(s: &Subject<'_>, mut visit: impl FnMut(&[Label], &Peer)) {
     for peer in s.tunnel().peers() {
-        visit(&mut vec![("peer", peer.public_key.to_string())], peer);
+        visit(&[("peer", peer.public_key.to_string())], peer);
     }
 }
 
-fn counter(s: &Subject<'_>, out: &mut Vec<Sample>, of: fn(&PeerCounters) -> u64) {
-    peers(s, |labels, peer| {
-        push(
-            out,
-            std::mem::take(labels),
-            Value::Count(of(&peer.counters)),
-        );
-    });
+fn counter(s: &Subject<'_>, out: &mut Samples, of: fn(&PeerCounters) -> u64) {
+    peers(s, |labels, peer| out.count(labels, of(&peer.counters)));
 }
 
-fn counters(s: &Subject<'_>, out: &mut Vec<Sample>, of: fn(&DirectionCounters) -> u64) {
+fn counters(s: &Subject<'_>, out: &mut Samples, of: fn(&DirectionCounters) -> u64) {
     peers(s, |labels, peer| {
         for (name, direction) in directions(&peer.counters) {
-            let mut labels = labels.clone();
-            labels.push(("direction", name.into()));
-            push(out, labels, Value::Count(of(direction)));
+            out.count(&with(labels, "direction", name), of(direction));
         }
     });
 }
 
-fn gauge(s: &Subject<'_>, out: &mut Vec<Sample>, of: fn(&Peer) -> Option<f64>) {
+fn gauge(s: &Subject<'_>, out: &mut Samples, of: fn(&Peer) -> Option<f64>) {
     peers(s, |labels, peer| {
         if let Some(value) = of(peer) {
-            push(out, std::mem::take(labels), Value::Gauge(value));
+            out.gauge(labels, value);
         }
     });
 }
 
-fn dropped(counters: &PeerCounters, labels: &[(&'static str, String)], out: &mut Vec<Sample>) {
+fn dropped(out: &mut Samples, labels: &[Label], counters: &PeerCounters) {
     for (name, direction) in directions(counters) {
-        for (reason, count) in direction.drops.nonzero() {
-            let mut labels = labels.to_vec();
-            labels.push(("direction", name.into()));
-            labels.push(("reason", reason.name().into()));
-            push(out, labels, Value::Count(count));
-        }
+        out.drops(&with(labels, "direction", name), &direction.drops);
     }
 }

@@ -1,7 +1,7 @@
 //! The families of a gateway. Labels are configured devices, directions and reasons, so their number does not
 //! depend on the local network.
 
-use super::families::{Family, Labels, Sample, Value, directed, push};
+use super::families::{Family, Label, Samples, with};
 use crate::gateway::GatewayNode;
 use crate::subject::Subject;
 use crate::system::now;
@@ -16,7 +16,7 @@ pub const FAMILIES: &[Family] = &[
         "gateway_up",
         "Whether the interface of the local network is up, in transparent mode.",
         |s, out| lan(s, |lan| {
-            push(out, vec![], Value::Gauge(f64::from(u8::from(lan.is_up()))));
+            out.gauge(&[], f64::from(u8::from(lan.is_up())));
         })
     ),
     family!(
@@ -25,7 +25,7 @@ pub const FAMILIES: &[Family] = &[
         "Whether this gateway is active; a standby gateway only listens.",
         |s, out| lan(s, |lan| {
             let active = lan.responder.is_active();
-            push(out, vec![], Value::Gauge(f64::from(u8::from(active))));
+            out.gauge(&[], f64::from(u8::from(active)));
         })
     ),
     family!(
@@ -34,27 +34,27 @@ pub const FAMILIES: &[Family] = &[
         "Addresses claimed by two hosts within the last minute.",
         |s, out| lan(s, |lan| {
             let conflicts = lan.responder.conflicts(now().mono).count();
-            push(out, vec![], Value::Gauge(conflicts as f64));
+            out.gauge(&[], conflicts as f64);
         })
     ),
     family!(
         Counter,
         "gateway_lost_frames",
         "Frames of the local network that the kernel could not queue.",
-        |s, out| lan(s, |lan| push(out, vec![], Value::Count(lan.lost())))
+        |s, out| lan(s, |lan| out.count(&[], lan.lost()))
     ),
     family!(
         Counter,
         "gateway_unsent_frames",
         "Frames made by the gateway (ARP, neighbour discovery, errors, adverts) that could not be sent.",
         |s, out| lan(s, |lan| {
-            push(out, vec![], Value::Count(lan.counters.own.drops.total()));
+            out.count(&[], lan.counters.own.drops.total());
         })
     ),
     family!(Gauge, "gateway_flows", "Flows in the table.", |s, out| {
         gateway(s, |gateway| {
             let flows = gateway.gateway.flows().len();
-            push(out, vec![], Value::Gauge(flows as f64));
+            out.gauge(&[], flows as f64);
         })
     }),
     family!(
@@ -62,7 +62,7 @@ pub const FAMILIES: &[Family] = &[
         "gateway_evicted_flows",
         "Flows evicted from the full table.",
         |s, out| gateway(s, |gateway| {
-            push(out, vec![], Value::Count(gateway.gateway.flows().evicted()));
+            out.count(&[], gateway.gateway.flows().evicted());
         })
     ),
     family!(
@@ -70,11 +70,7 @@ pub const FAMILIES: &[Family] = &[
         "gateway_unattributed_packets",
         "Packets from the local network that belong to no device.",
         |s, out| gateway(s, |gateway| {
-            push(
-                out,
-                vec![],
-                Value::Count(gateway.gateway.unattributed().packets_in),
-            );
+            out.count(&[], gateway.gateway.unattributed().packets_in);
         })
     ),
     family!(
@@ -82,13 +78,7 @@ pub const FAMILIES: &[Family] = &[
         "gateway_unattributed_dropped_packets",
         "Dropped packets of the local network that belong to no device, by reason.",
         |s, out| gateway(s, |gateway| {
-            for (reason, count) in gateway.gateway.unattributed().drops.nonzero() {
-                push(
-                    out,
-                    vec![("reason", reason.name().into())],
-                    Value::Count(count),
-                );
-            }
+            out.drops(&[], &gateway.gateway.unattributed().drops);
         })
     ),
     family!(
@@ -96,13 +86,7 @@ pub const FAMILIES: &[Family] = &[
         "gateway_refused_packets",
         "Packets from the tunnel for neither a device nor the host, by reason.",
         |s, out| gateway(s, |gateway| {
-            for (reason, count) in gateway.gateway.refused().drops.nonzero() {
-                push(
-                    out,
-                    vec![("reason", reason.name().into())],
-                    Value::Count(count),
-                );
-            }
+            out.drops(&[], &gateway.gateway.refused().drops);
         })
     ),
     family!(
@@ -114,7 +98,7 @@ pub const FAMILIES: &[Family] = &[
             devices(s, |labels, device| {
                 if let Some(at) = device.last_seen {
                     let age = now.duration_since(at).as_secs_f64();
-                    push(out, labels, Value::Gauge(age));
+                    out.gauge(labels, age);
                 }
             });
         }
@@ -136,12 +120,8 @@ pub const FAMILIES: &[Family] = &[
         "gateway_device_dropped_packets",
         "Packets of the device dropped, by reason.",
         |s, out| devices(s, |labels, device| {
-            for (direction, counters) in both(device) {
-                for (reason, count) in counters.drops.nonzero() {
-                    let mut labels = directed(&labels, direction);
-                    labels.push(("reason", reason.name().into()));
-                    push(out, labels, Value::Count(count));
-                }
+            for (direction, counters) in directions(device) {
+                out.drops(&with(labels, "direction", direction), &counters.drops);
             }
         })
     ),
@@ -149,19 +129,23 @@ pub const FAMILIES: &[Family] = &[
         Counter,
         "gateway_device_segments",
         "TCP segments of the device seen on one side.",
-        |s, out| sides(s, out, |side| Some(Value::Count(side.segments)))
+        |s, out| sides(s, |labels, side| out.count(labels, side.segments))
     ),
     family!(
         Counter,
         "gateway_device_lost_segments",
         "TCP segments of the device lost on one side.",
-        |s, out| sides(s, out, |side| Some(Value::Count(side.lost)))
+        |s, out| sides(s, |labels, side| out.count(labels, side.lost))
     ),
     family!(
         Gauge,
         "gateway_device_round_trip_seconds",
         "Smoothed round-trip time of a side, by TCP of the device.",
-        |s, out| sides(s, out, |side| Some(Value::Gauge(side.rtt?.as_secs_f64())))
+        |s, out| sides(s, |labels, side| {
+            if let Some(rtt) = side.rtt {
+                out.gauge(labels, rtt.as_secs_f64());
+            }
+        })
     ),
 ];
 
@@ -178,38 +162,31 @@ fn lan(s: &Subject<'_>, visit: impl FnOnce(&crate::gateway::Lan)) {
 }
 
 /// Calls `visit` for every device, with its label.
-fn devices(s: &Subject<'_>, mut visit: impl FnMut(Labels, &Device)) {
+fn devices(s: &Subject<'_>, mut visit: impl FnMut(&[Label], &Device)) {
     gateway(s, |gateway| {
         for (_, device) in gateway.gateway.devices() {
-            visit(vec![("device", device.config.name.clone())], device);
+            visit(&[("device", device.config.name.clone())], device);
         }
     });
 }
 
-fn both(device: &Device) -> [(&'static str, &DirectionCounters); 2] {
+fn directions(device: &Device) -> [(&'static str, &DirectionCounters); 2] {
     [("outbound", &device.outbound), ("inbound", &device.inbound)]
 }
 
-fn counters(s: &Subject<'_>, out: &mut Vec<Sample>, of: fn(&DirectionCounters) -> u64) {
+fn counters(s: &Subject<'_>, out: &mut Samples, of: fn(&DirectionCounters) -> u64) {
     devices(s, |labels, device| {
-        for (direction, counters) in both(device) {
-            push(
-                out,
-                directed(&labels, direction),
-                Value::Count(of(counters)),
-            );
+        for (name, counters) in directions(device) {
+            out.count(&with(labels, "direction", name), of(counters));
         }
     });
 }
 
-fn sides(s: &Subject<'_>, out: &mut Vec<Sample>, of: fn(&SideStats) -> Option<Value>) {
+/// Calls `visit` for both sides of every device, with their labels.
+fn sides(s: &Subject<'_>, mut visit: impl FnMut(&[Label], &SideStats)) {
     devices(s, |labels, device| {
         for (name, side) in [("lan", &device.lan_side), ("tunnel", &device.tunnel_side)] {
-            if let Some(value) = of(side) {
-                let mut labels = labels.clone();
-                labels.push(("side", name.into()));
-                push(out, labels, value);
-            }
+            visit(&with(labels, "side", name), side);
         }
     });
 }

@@ -1,6 +1,6 @@
 //! The families of a mesh's member. Labels are the mesh's servers with their kind, directions and reasons.
 
-use super::families::{Family, Labels, Value, directed, push};
+use super::families::{Family, Label, with};
 use crate::subject::Subject;
 use prometheus_client::metrics::MetricType;
 use seikan_mesh::proxy::Counters;
@@ -15,7 +15,7 @@ pub const FAMILIES: &[Family] = &[
         |s, out| mesh(s, |mesh| {
             if let Some(state) = &mesh.mapped {
                 let active = u8::from(state.is_ok());
-                push(out, vec![], Value::Gauge(f64::from(active)));
+                out.gauge(&[], f64::from(active));
             }
         })
     ),
@@ -26,7 +26,7 @@ pub const FAMILIES: &[Family] = &[
         |s, out| servers(s, |labels, counters| {
             for (direction, count) in [("outbound", counters.sent), ("inbound", counters.received)]
             {
-                push(out, directed(&labels, direction), Value::Count(count));
+                out.count(&with(labels, "direction", direction), count);
             }
         })
     ),
@@ -34,13 +34,7 @@ pub const FAMILIES: &[Family] = &[
         Counter,
         "forwarded_dropped_datagrams",
         "Datagrams dropped while forwarding, by reason.",
-        |s, out| servers(s, |labels, counters| {
-            for (reason, count) in counters.drops.nonzero() {
-                let mut labels = labels.clone();
-                labels.push(("reason", reason.name().into()));
-                push(out, labels, Value::Count(count));
-            }
-        })
+        |s, out| servers(s, |labels, counters| out.drops(labels, &counters.drops))
     ),
 ];
 
@@ -51,17 +45,15 @@ fn mesh(s: &Subject<'_>, visit: impl FnOnce(&MeshState)) {
 }
 
 /// Calls `visit` for every server that forwards datagrams, with its labels.
-fn servers(s: &Subject<'_>, mut visit: impl FnMut(Labels, &Counters)) {
+fn servers(s: &Subject<'_>, mut visit: impl FnMut(&[Label], &Counters)) {
     mesh(s, |mesh| {
         let turn = mesh.turn.iter();
         let turn = turn.map(|(server, allocation)| ("turn", server, &allocation.counters));
         let tls = mesh.streams.iter();
         let tls = tls.map(|(server, counters)| ("tls", server, counters));
         for (by, server, counters) in turn.chain(tls) {
-            visit(
-                vec![("by", by.into()), ("server", server.clone())],
-                counters,
-            );
+            let labels = [("by", by.into()), ("server", server.clone())];
+            visit(&labels, counters);
         }
     });
 }

@@ -8,6 +8,7 @@
 //! lately.
 
 use super::SocketCounts;
+use seikan_mesh::endpoints::any_port;
 use seikan_mesh::stun;
 use seikan_proto::birthday::{PORTS, Punch};
 use seikan_proto::indices::PeerId;
@@ -16,7 +17,7 @@ use seikan_sys::poll::{Epoll, Interest};
 use seikan_sys::process::allow_more_files;
 use seikan_sys::udp::{ReceiveMeta, Transmit, UdpOptions, UdpSocket};
 use std::collections::{BTreeMap, VecDeque};
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 use std::{fs, iter};
 
@@ -239,11 +240,8 @@ impl PunchSockets {
         let missing = missing.into_iter();
         let missing = missing.flat_map(|(to, missing)| iter::repeat_n(to, missing));
         for towards in missing.take(PER_TURN) {
-            let any = match towards {
-                SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
-                SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
-            };
-            let socket = UdpSocket::bind(any, options).map_err(|error| error.to_string())?;
+            let socket =
+                UdpSocket::bind(any_port(towards), options).map_err(|error| error.to_string())?;
             let token = FIRST_TOKEN + self.tokens;
             self.tokens += 1;
             epoll

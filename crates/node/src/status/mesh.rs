@@ -6,6 +6,7 @@ use seikan_mesh::event::{Contact, RelayAnswer};
 use seikan_mesh::mapping::Mapping;
 use seikan_mesh::names::Found;
 use seikan_mesh::nat::{self, Nat, Sight};
+use seikan_mesh::proxy::Counters;
 use seikan_mesh::state::MeshState;
 use seikan_mesh::trust::Changed;
 use serde::{Deserialize, Serialize};
@@ -81,16 +82,12 @@ pub struct TurnStatus {
     pub relayed: SocketAddr,
     /// UDP, TCP or TLS.
     pub transport: String,
-    /// Datagrams to this host.
-    pub received: u64,
-    /// Datagrams of this host.
-    pub sent: u64,
-    /// Dropped datagrams, by reason.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub drops: BTreeMap<String, u64>,
+    /// Forwarded datagrams.
+    #[serde(flatten)]
+    pub forwarded: StreamStatus,
 }
 
-/// A connection to a relay over TLS, with counters of forwarded datagrams.
+/// Datagrams forwarded by a connection to a relay over TLS, or by an allocation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamStatus {
     /// Datagrams to this host.
@@ -131,6 +128,14 @@ pub enum RelayStatus {
     TlsRttUs(u64),
     /// It fails or refuses, for this reason.
     Refuses(String),
+}
+
+fn stream(counters: &Counters) -> StreamStatus {
+    StreamStatus {
+        received: counters.received,
+        sent: counters.sent,
+        drops: drops(&counters.drops),
+    }
 }
 
 pub(super) fn mesh(mesh: &MeshState, own: &[IpAddr]) -> MeshStatus {
@@ -193,26 +198,16 @@ pub(super) fn mesh(mesh: &MeshState, own: &[IpAddr]) -> MeshStatus {
         streams: mesh
             .streams
             .iter()
-            .map(|(address, counters)| {
-                let status = StreamStatus {
-                    received: counters.received,
-                    sent: counters.sent,
-                    drops: drops(&counters.drops),
-                };
-                (address.clone(), status)
-            })
+            .map(|(address, counters)| (address.clone(), stream(counters)))
             .collect(),
         turn: mesh
             .turn
             .iter()
             .map(|(address, allocation)| {
-                let counters = &allocation.counters;
                 let status = TurnStatus {
                     relayed: allocation.relayed,
                     transport: allocation.transport.to_owned(),
-                    received: counters.received,
-                    sent: counters.sent,
-                    drops: drops(&counters.drops),
+                    forwarded: stream(&allocation.counters),
                 };
                 (address.clone(), status)
             })

@@ -79,7 +79,13 @@ fn interface(status: &Status, verbose: bool, out: &mut Screen) {
         }
         for (address, turn) in &mesh.turn {
             let mut text = turn.transport.clone();
-            append_counters(turn.received, turn.sent, &turn.drops, &mut text);
+            let forwarded = &turn.forwarded;
+            append_counters(
+                forwarded.received,
+                forwarded.sent,
+                &forwarded.drops,
+                &mut text,
+            );
             let label = format!("TURN server {}", printable(address));
             out.line(&label, format!("relayed address {}, {text}", turn.relayed));
         }
