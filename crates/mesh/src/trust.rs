@@ -203,8 +203,7 @@ impl TrustStore {
         for (address, name, owner) in owners.filter(|(_, _, owner)| owner.public_key != key) {
             if self.is_pinned(&owner.public_key) || (self.trust.first_use && pin.is_none()) {
                 return Some(format!(
-                    "its address {address} belongs to `{name}`, which has another key",
-                    member.name
+                    "its address {address} belongs to `{name}`, which has another key"
                 ));
             }
         }

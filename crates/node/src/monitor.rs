@@ -418,10 +418,10 @@ impl<'a> GatewayInterface<'a> {
         while let Ok(Some(event)) = self.network.next_event() {
             let removed = match event {
                 Event::Link(link) => {
-                    changed |= link.name == self.upkeep.gateway_interface();
+                    changed |= link.name == self.upkeep.interface();
                     false
                 }
-                Event::LinkRemoved(link) => link.name == self.upkeep.gateway_interface(),
+                Event::LinkRemoved(link) => link.name == self.upkeep.interface(),
                 // The lost event may have been that.
                 Event::Lost => true,
                 _ => false,

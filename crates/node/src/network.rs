@@ -18,7 +18,8 @@ pub use lan::LanMonitor;
 use crate::node::{Node, resolve};
 use crate::system::now;
 use crate::worker::{ControlFlow, Service};
-use seikan_config::{Config, Host};
+use seikan_config::{Config, Endpoint, Host};
+use seikan_observe::Handshakes;
 use seikan_proto::keys::PublicKey;
 use seikan_sys::netlink::{Event, Group, Netlink, NetlinkError, Subscription};
 use seikan_sys::poll::{Epoll, Interest};
@@ -36,7 +37,7 @@ const TOKEN_SETTLED: u64 = TOKEN_NETWORK + 2;
 /// Time from the first event of a burst until the tunnel reacts.
 const SETTLE: Duration = Duration::from_millis(200);
 /// Events read before packets get their turn.
-const EVENTS_PER_TURN: usize = 64;
+const MAX_EVENTS: usize = 64;
 /// Interval between two checks of peers with names: about one handshake retry (`REKEY_TIMEOUT`, 5 s).
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// Unanswered initiations after which a name is resolved again.
@@ -68,10 +69,9 @@ struct Burst {
 /// A peer that is configured by name.
 struct NamedPeer {
     key: PublicKey,
-    host: Host,
-    port: u16,
-    /// Handshakes of the peer when its name was last resolved.
-    seen: (u64, u64),
+    endpoint: Endpoint,
+    /// Handshakes of the peer when its name was last resolved, or when one was last completed.
+    seen: Handshakes,
     /// The last result.
     resolved: Option<SocketAddr>,
     /// Resolve it although the peer may be reachable.
@@ -89,7 +89,7 @@ struct Resolver {
     busy: bool,
 }
 
-type Query = (PublicKey, Host, u16);
+type Query = (PublicKey, Endpoint);
 type Answer = (PublicKey, Option<SocketAddr>);
 
 impl NetworkMonitor {
@@ -106,9 +106,8 @@ impl NetworkMonitor {
             let endpoint = peer.endpoint.as_ref()?;
             matches!(endpoint.host, Host::Name(_)).then(|| NamedPeer {
                 key: peer.public_key,
-                host: endpoint.host.clone(),
-                port: endpoint.port,
-                seen: (0, 0),
+                endpoint: endpoint.clone(),
+                seen: Handshakes::default(),
                 resolved: at(&peer.public_key),
                 wanted: false,
                 lost: false,
@@ -132,7 +131,7 @@ impl NetworkMonitor {
 
     /// Reads events. The first of a burst starts the timer.
     fn network_changed(&mut self) {
-        for _ in 0..EVENTS_PER_TURN {
+        for _ in 0..MAX_EVENTS {
             // An error of the socket is no event; read the next one.
             let Ok(Some(event)) = self.network.next_event() else {
                 break;
@@ -181,16 +180,17 @@ impl NetworkMonitor {
             let Some(peer) = peer.and_then(|id| node.tunnel.peer(id)) else {
                 continue;
             };
-            let counts = &peer.counters.handshakes;
-            let now = (counts.initiations_sent, counts.completed);
-            if now.1 > named.seen.1 {
-                named.seen = now;
+            let handshakes = &peer.counters.handshakes;
+            if handshakes.completed > named.seen.completed {
+                named.seen = handshakes.clone();
             }
-            let lost = peer.path.endpoint.is_none() || now.0 - named.seen.0 >= UNANSWERED;
+            let unanswered = handshakes.initiations_sent - named.seen.initiations_sent;
+            let lost = peer.path.endpoint.is_none() || unanswered >= UNANSWERED;
             if (lost || named.wanted) && !resolver.busy {
-                let query = (named.key, named.host.clone(), named.port);
+                let query = (named.key, named.endpoint.clone());
                 resolver.busy = resolver.queries.try_send(query).is_ok();
-                (named.seen, named.wanted, named.lost) = (now, false, lost);
+                named.seen = handshakes.clone();
+                (named.wanted, named.lost) = (false, lost);
             }
         }
     }
@@ -291,11 +291,11 @@ impl Resolver {
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_nonblocking(true)?;
         theirs.set_nonblocking(true)?;
-        let (queries, queries) = sync_channel(1);
+        let (queries, received) = sync_channel(1);
         let (answer, answers) = sync_channel(1);
         std::thread::Builder::new()
             .name("names".into())
-            .spawn(move || serve(theirs, &queries, &answer))?;
+            .spawn(move || serve(theirs, &received, &answer))?;
         Ok(Resolver {
             wake: ours,
             queries,
@@ -310,8 +310,9 @@ impl Resolver {
 fn serve(mut wake: UnixStream, queries: &Receiver<Query>, answer: &SyncSender<Answer>) {
     loop {
         match queries.recv_timeout(LOOK_EVERY) {
-            Ok((key, host, port)) => {
-                if answer.send((key, resolve(&host, port).ok())).is_err() {
+            Ok((key, endpoint)) => {
+                let address = resolve(&endpoint.host, endpoint.port).ok();
+                if answer.send((key, address)).is_err() {
                     return;
                 }
             }

@@ -18,7 +18,6 @@ use seikan_observe::DropReason;
 use seikan_proto::inbox::{MAX_PIECES, Write};
 use seikan_proto::outbox::Run;
 use seikan_proto::segment::SuperPacket;
-use seikan_proto::time::Instant;
 use seikan_proto::tunnel::Datagram;
 use seikan_sys::poll::{Epoll, Interest};
 use seikan_sys::signal::{Signal, Signals};

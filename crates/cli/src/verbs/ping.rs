@@ -148,7 +148,7 @@ impl Events {
     }
 
     /// Waits for the reply to a request; returns `None` if a signal came first.
-    fn reply(&mut self, request: &ask::Asked) -> Result<Option<Pong>, AskError> {
+    fn reply(&mut self, request: &ask::PendingPing) -> Result<Option<Pong>, AskError> {
         // If this fails, the reply is still awaited below, without signals.
         let watched = self.epoll.add(request, REPLY, Interest::Read).is_ok();
         let interrupted = watched && self.interrupted_within(2 * PATIENCE).unwrap_or(false);

@@ -248,7 +248,7 @@ impl Allocation {
                 self.relayed = Some(relayed);
                 // The error code before was the server's request for credentials.
                 self.code = 0;
-                self.hub.tell(Event::Serves(relayed))?;
+                self.hub.send(Event::Serves(relayed))?;
                 self.apply()
             }
             TurnEvent::AllocationCreateFailed(_) => Err(self.closed()),

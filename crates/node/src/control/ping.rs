@@ -81,7 +81,7 @@ impl Pinging {
                     .to_owned(),
             );
         }
-        if subject.node.stands_by() {
+        if subject.node.is_standby() {
             return Err("this gateway is on standby and has no sessions".to_owned());
         }
         let id = find(subject.node, subject.record, peer_name)?;

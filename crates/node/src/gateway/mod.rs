@@ -13,7 +13,7 @@ mod traffic;
 
 pub(crate) use lan::Link;
 pub use lan::{Lan, LanCounters, LanError};
-pub(crate) use traffic::{Destination, FRAMES_PER_TURN};
+pub(crate) use traffic::{Destination, MAX_FRAMES};
 
 use seikan_config::{Config, GatewayMode, GatewaySettings};
 use seikan_proto::gateway::{Gateway, GatewayConfig, Mtus};

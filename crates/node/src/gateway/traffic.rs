@@ -10,7 +10,7 @@ use seikan_wire::ip::IpPacket;
 use std::io::{self, IoSlice};
 
 /// Maximum number of frames examined at a time, including those that are not for the tunnel.
-pub(crate) const FRAMES_PER_TURN: usize = 256;
+pub(crate) const MAX_FRAMES: usize = 256;
 
 /// Destination of a write of the inbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ impl GatewayNode {
         now: Instant,
         mut read: impl FnMut(&mut [u8]) -> io::Result<usize>,
     ) -> io::Result<usize> {
-        for _ in 0..FRAMES_PER_TURN {
+        for _ in 0..MAX_FRAMES {
             let length = read(space)?;
             if self.lan.is_some() {
                 match self.gateway.from_host(&space[..length]) {

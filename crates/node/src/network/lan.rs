@@ -16,7 +16,7 @@ use std::io;
 /// Token of the subscription.
 const TOKEN: u64 = (1 << 62) + 16;
 /// Events read before packets get their turn.
-const EVENTS_PER_TURN: usize = 64;
+const MAX_EVENTS: usize = 64;
 
 /// LanMonitores the interface, and the addresses of the tunnel's interface.
 pub struct LanMonitor {
@@ -52,7 +52,7 @@ impl Service for LanMonitor {
         };
         let (mut concerned, mut removed, mut addressed) = (false, false, false);
         let tun = node.tun.index();
-        for _ in 0..EVENTS_PER_TURN {
+        for _ in 0..MAX_EVENTS {
             // An error of the socket is no event; read the next one.
             let Ok(Some(event)) = self.network.next_event() else {
                 break;

@@ -26,7 +26,7 @@ pub(crate) const FIRST_TOKEN: u64 = 1 << 63;
 /// Descriptors reserved for the rest of the process.
 const SPARE_FILES: u64 = 64;
 /// Sockets opened before packets are handled again; each takes some 100 us.
-const PER_TURN: usize = 16;
+const MAX_OPENED: usize = 16;
 /// Interval at which punch sockets are checked.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Interval between two keepalives by a kept socket in use. NATs forget a mapping after 30 s at the soonest,
@@ -239,7 +239,7 @@ impl PunchSockets {
         });
         let missing = missing.into_iter();
         let missing = missing.flat_map(|(to, missing)| iter::repeat_n(to, missing));
-        for towards in missing.take(PER_TURN) {
+        for towards in missing.take(MAX_OPENED) {
             let socket =
                 UdpSocket::bind(any_port(towards), options).map_err(|error| error.to_string())?;
             let token = FIRST_TOKEN + self.tokens;
@@ -352,7 +352,7 @@ mod tests {
             peer,
             destinations: towards,
         });
-        let turns = usize::from(PORTS) / PER_TURN;
+        let turns = usize::from(PORTS) / MAX_OPENED;
         let options = UdpOptions::default();
         let mut done =
             (0..turns).filter_map(|_| punch_sockets.continue_punch(&options, epoll, at(0)));
@@ -473,7 +473,7 @@ mod tests {
             peer: PeerId(3),
             destinations: vec![address],
         });
-        for _ in 0..usize::from(PORTS) / PER_TURN {
+        for _ in 0..usize::from(PORTS) / MAX_OPENED {
             sockets.continue_punch(&epoll, at(0));
         }
         let waiting = &sockets.punch.waiting;

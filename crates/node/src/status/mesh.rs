@@ -34,10 +34,10 @@ pub struct MeshStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port_mapping: Option<PortMappingStatus>,
     /// NAT of this host, for IPv4.
-    #[serde(default = "not_asked")]
+    #[serde(default = "untested")]
     pub nat4: Nat,
     /// The same for IPv6.
-    #[serde(default = "not_asked")]
+    #[serde(default = "untested")]
     pub nat6: Nat,
     /// Result of each STUN server.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

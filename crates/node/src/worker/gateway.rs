@@ -1,6 +1,6 @@
 //! The gateway's part of the worker's loop.
 
-use crate::gateway::{FRAMES_PER_TURN, GatewayNode};
+use crate::gateway::{GatewayNode, MAX_FRAMES};
 use crate::node::Node;
 use crate::system::{SystemRandom, now};
 use seikan_observe::DropReason;
@@ -36,7 +36,7 @@ impl Node {
         let (socket, responder) = (&lan.socket, &mut lan.responder);
         let read = |space: &mut [u8]| {
             let socket = socket.as_ref().ok_or(io::ErrorKind::NetworkDown)?;
-            for _ in 0..FRAMES_PER_TURN {
+            for _ in 0..MAX_FRAMES {
                 let received = match socket.receive(space) {
                     Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
                         // Merged in an unsupported form (SCTP, tunnels): the frame is lost.

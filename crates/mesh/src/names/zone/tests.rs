@@ -337,19 +337,19 @@ fn other_messages_get_an_error_code_or_nothing() {
 }
 
 #[test]
-fn an_answer_has_the_id_and_question_of_its_query() {
-    let query = query("www.example.org", A);
-    let mut answer = query.clone();
+fn an_answer_repeats_the_id_and_the_query() {
+    let sent = query("www.example.org", A);
+    let mut answer = sent.clone();
     answer[2] |= 0x80;
-    assert!(is_answer(&query, &answer));
+    assert!(is_answer(&sent, &answer));
     assert!(is_answer(&query("WWW.example.org", A), &answer));
-    assert!(!is_answer(&query, &query));
+    assert!(!is_answer(&sent, &sent));
     assert!(!is_answer(&query("www.example.com", A), &answer));
     assert!(!is_answer(&query("www.example.org", NS), &answer));
     answer[0] ^= 1;
-    assert!(!is_answer(&query, &answer));
-    let failed = failure(&query).expect("an answer");
-    assert!(is_answer(&query, &failed));
+    assert!(!is_answer(&sent, &answer));
+    let failed = failure(&sent).expect("an answer");
+    assert!(is_answer(&sent, &failed));
     assert_eq!(failed[3] & 0xf, 2);
-    assert_eq!(failure(&query[..11]), None);
+    assert_eq!(failure(&sent[..11]), None);
 }
