@@ -16,7 +16,7 @@ use crate::client::Client;
 use crate::event::{AgentEvent, Contact, Worker, WorkerEvent};
 use crate::names::{self, Found};
 use crate::relay::{Relays, Streams};
-use crate::shared::{OwnKey, RelayEvent, Shared};
+use crate::shared::{OwnKey, RelayEvent, Shared, Tunnel};
 use crate::state::MeshState;
 use crate::trust::Known;
 use crate::turn::TurnAllocations;
@@ -92,16 +92,13 @@ pub enum AgentError {
 struct Agent {
     settings: MeshSettings,
     interface: u32,
-    networks: Vec<IpNet>,
-    port: Arc<AtomicU16>,
-    fwmark: Option<u32>,
+    tunnel: Tunnel,
     /// File of the stored membership.
     cache: PathBuf,
     /// File of the known keys.
     known_file: PathBuf,
     /// The known keys as loaded; taken once.
     known: Cell<Known>,
-    own_key: OwnKey,
     /// Names of the members.
     names: names::Names,
 }
@@ -125,13 +122,15 @@ pub fn start(options: Options<'_>) -> Result<(Handle, MeshState), AgentError> {
     let agent = Agent {
         settings: options.settings.clone(),
         interface: options.interface,
-        networks: options.networks.to_vec(),
-        port: Arc::clone(&port),
-        fwmark: options.fwmark,
+        tunnel: Tunnel {
+            networks: options.networks.to_vec(),
+            port: Arc::clone(&port),
+            fwmark: options.fwmark,
+            own_key: own_key.clone(),
+        },
         cache: cache::file(options.state),
         known_file,
         known: Cell::new(known),
-        own_key: own_key.clone(),
         names: names::Names::new(options.networks.to_vec()),
     };
     let wake_again = theirs.try_clone()?;
@@ -207,6 +206,8 @@ impl Agent {
         mut worker_events: mpsc::Receiver<WorkerEvent>,
         name_server: Option<names::Server>,
     ) {
+        let (relay_events, for_relays) = mpsc::channel(MAX_SOUGHT);
+        let shared = Shared::new(worker, self.tunnel.clone(), relay_events);
         let client = match Client::new(
             &self.settings.coordinator,
             self.settings.pin,
@@ -214,24 +215,15 @@ impl Agent {
         ) {
             Ok(client) => client,
             Err(error) => {
-                let _ = worker.send(AgentEvent::Contact(Contact::Lost(error.to_string())));
+                let _ = shared.send(AgentEvent::Contact(Contact::Lost(error.to_string())));
                 // This host's other names may depend on the name server.
                 return names::serve(name_server, self.names).await;
             }
         };
-        let (relay_events, for_relays) = mpsc::channel(MAX_SOUGHT);
-        let shared = Shared::new(relay_events);
         let (sought, to_call) = mpsc::channel(MAX_SOUGHT);
-        let turn = TurnAllocations::new(
-            self.own_key.get(),
-            &worker,
-            &shared,
-            &self.networks,
-            self.port.clone(),
-            self.fwmark,
-        );
-        let streams = Streams::new(&worker, &self.networks, self.port.clone());
-        let relays = Relays::new(self.own_key.clone(), &worker, &shared, &turn, &streams);
+        let turn = TurnAllocations::new(&shared);
+        let streams = Streams::new(&shared);
+        let relays = Relays::new(&shared, &turn, &streams);
         let dispatch = async {
             // An event that does not fit into the queue is repeated by its source.
             while let Some(event) = worker_events.recv().await {
@@ -252,10 +244,10 @@ impl Agent {
         };
         // The first task that ends has found that the worker has ended.
         tokio::select! {
-            _ = self.follow(&client, &worker, &shared) => {}
-            _ = self.report(&client, &worker, &shared) => {}
-            _ = self.reflect(&worker, &shared) => {}
-            _ = self.map(&worker, &shared) => {}
+            _ = self.follow(&client, &shared) => {}
+            _ = self.report(&client, &shared) => {}
+            _ = self.reflect(&shared) => {}
+            _ = self.map(&shared) => {}
             _ = relays.run(for_relays) => {}
             _ = turn.run() => {}
             _ = streams.run() => {}

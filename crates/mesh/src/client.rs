@@ -19,7 +19,7 @@ use seikan_proto::mesh::{
     Reason, Refusal, RelayAddress, Rotation,
 };
 use serde::Serialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use std::error::Error;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -79,7 +79,7 @@ struct Coordinators {
     /// URLs, the configured one first.
     urls: Vec<String>,
     /// Index of the coordinator in use.
-    asked: usize,
+    current: usize,
 }
 
 impl Client {
@@ -128,7 +128,7 @@ impl Client {
             connector,
             coordinators: Mutex::new(Coordinators {
                 urls: vec![url],
-                asked: 0,
+                current: 0,
             }),
             authorization,
         })
@@ -147,7 +147,7 @@ impl Client {
     /// Sets the other coordinators of the mesh, in addition to the configured one.
     pub fn set_others(&self, others: &[RelayAddress]) {
         let mut coordinators = self.coordinators();
-        let asked = coordinators.urls[coordinators.asked].clone();
+        let current = coordinators.urls[coordinators.current].clone();
         coordinators.urls.truncate(1);
         for other in others {
             let url = format!("https://{other}");
@@ -156,9 +156,9 @@ impl Client {
             }
         }
         // The coordinator in use stays in use while it answers, even if it is not listed.
-        let position = coordinators.urls.iter().position(|url| *url == asked);
-        coordinators.asked = position.unwrap_or_else(|| {
-            coordinators.urls.push(asked);
+        let position = coordinators.urls.iter().position(|url| *url == current);
+        coordinators.current = position.unwrap_or_else(|| {
+            coordinators.urls.push(current);
             coordinators.urls.len() - 1
         });
     }
@@ -171,13 +171,13 @@ impl Client {
     /// Switches to the next coordinator.
     pub fn use_next(&self) {
         let mut coordinators = self.coordinators();
-        coordinators.asked = (coordinators.asked + 1) % coordinators.urls.len();
+        coordinators.current = (coordinators.current + 1) % coordinators.urls.len();
     }
 
     /// Returns the URL of the coordinator in use.
     pub fn url(&self) -> String {
         let coordinators = self.coordinators();
-        coordinators.urls[coordinators.asked].clone()
+        coordinators.urls[coordinators.current].clone()
     }
 
     fn coordinators(&self) -> MutexGuard<'_, Coordinators> {
@@ -196,17 +196,17 @@ impl Client {
             .await
     }
 
-    /// Requests the changes after `count` and waits for some up to `wait`; returns all members if the
+    /// Requests the changes after `known` and waits for some up to `wait`; returns all members if the
     /// coordinator's epoch differs.
     ///
     /// # Errors
     /// Refused: this host is no longer a member. Or the coordinator cannot be reached.
-    pub async fn changes(&self, count: Cursor, wait: Duration) -> Result<Changes, ClientError> {
+    pub async fn changes(&self, known: Cursor, wait: Duration) -> Result<Changes, ClientError> {
         let Cursor {
             revision,
             epoch,
             sight,
-        } = count;
+        } = known;
         let wait_for = wait.as_secs();
         let path = format!("/changes?since={revision}&sight={sight}&epoch={epoch}&wait={wait_for}");
         self.ask(Method::GET, &path, None::<&()>, wait + PATIENCE)
@@ -218,9 +218,7 @@ impl Client {
     /// # Errors
     /// As [`Self::changes`].
     pub async fn report_endpoints(&self, endpoints: &Endpoints) -> Result<(), ClientError> {
-        self.ask::<serde::de::IgnoredAny>(Method::POST, "/endpoints", Some(endpoints), PATIENCE)
-            .await
-            .map(drop)
+        self.post("/endpoints", Some(endpoints)).await
     }
 
     /// Asks that another member be told that this host tries to reach it.
@@ -228,9 +226,7 @@ impl Client {
     /// # Errors
     /// As [`Self::changes`].
     pub async fn call(&self, call: &Call) -> Result<(), ClientError> {
-        self.ask::<serde::de::IgnoredAny>(Method::POST, "/call", Some(call), PATIENCE)
-            .await
-            .map(drop)
+        self.post("/call", Some(call)).await
     }
 
     /// Reports this host's key, which may be a new one.
@@ -239,9 +235,7 @@ impl Client {
     /// As [`Self::changes`]; refused if the key is another member's, or one of too many.
     pub async fn rotate(&self, public_key: PublicKey) -> Result<(), ClientError> {
         let rotation = Rotation { public_key };
-        self.ask::<serde::de::IgnoredAny>(Method::POST, "/key", Some(&rotation), PATIENCE)
-            .await
-            .map(drop)
+        self.post("/key", Some(&rotation)).await
     }
 
     /// Leaves the mesh.
@@ -249,9 +243,12 @@ impl Client {
     /// # Errors
     /// As [`Self::changes`].
     pub async fn leave(&self) -> Result<(), ClientError> {
-        self.ask::<serde::de::IgnoredAny>(Method::POST, "/leave", None::<&()>, PATIENCE)
-            .await
-            .map(drop)
+        self.post("/leave", None::<&()>).await
+    }
+
+    async fn post(&self, path: &str, body: Option<&impl Serialize>) -> Result<(), ClientError> {
+        let answer = self.ask::<IgnoredAny>(Method::POST, path, body, PATIENCE);
+        answer.await.map(drop)
     }
 
     async fn ask<A: DeserializeOwned>(

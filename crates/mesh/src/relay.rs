@@ -8,10 +8,10 @@
 mod stream;
 mod streams;
 
-use crate::event::{AgentEvent, Gone, RelayAnswer, Worker};
+use crate::event::{AgentEvent, Gone, RelayAnswer};
 use crate::random::SystemRandom;
 use crate::resolve::{one_of_each, resolve};
-use crate::shared::{OwnKey, RelayEvent, Shared};
+use crate::shared::{RelayEvent, Shared};
 use crate::turn::TurnAllocations;
 use futures_util::future::{Either, join_all, select, select_all};
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -88,8 +88,6 @@ fn split<T>(result: Result<T, Failure>) -> Result<Result<T, String>, Gone> {
 
 /// All pairs.
 pub(super) struct Relays<'a> {
-    own: OwnKey,
-    worker: &'a Worker,
     shared: &'a Shared,
     turn: &'a TurnAllocations<'a>,
     streams: &'a Streams<'a>,
@@ -125,15 +123,11 @@ struct Binding {
 
 impl<'a> Relays<'a> {
     pub(super) fn new(
-        own: OwnKey,
-        worker: &'a Worker,
         shared: &'a Shared,
         turn: &'a TurnAllocations<'a>,
         streams: &'a Streams<'a>,
     ) -> Relays<'a> {
         Relays {
-            own,
-            worker,
             shared,
             turn,
             streams,
@@ -187,7 +181,7 @@ impl<'a> Relays<'a> {
         let mut fresh = false;
         while self.is_needed(key, &pair).await? {
             let relays = self.shared.membership.borrow().relays().to_vec();
-            let own = self.own.get();
+            let own = self.shared.tunnel.own_key.get();
             let mut ours = in_turn(&relays, [&own, &key], |kind| kind == RelayKind::Seikan);
             ours.truncate(RELAYS_OF_A_PAIR);
             let addresses: Vec<String> = ours.iter().map(|r| r.address.to_string()).collect();
@@ -245,7 +239,7 @@ impl<'a> Relays<'a> {
     /// Whether a member is reached by a relay, or not at all although it was reported.
     async fn is_needed(&self, key: PublicKey, pair: &Pair) -> Result<bool, Gone> {
         pair.reached.set(None);
-        self.worker.send(AgentEvent::Reached(key))?;
+        self.shared.send(AgentEvent::Reached(key))?;
         // Without an answer the loop is busy, and the state does not change.
         let _ = tokio::time::timeout(WORKER_PATIENCE, pair.answered.notified()).await;
         Ok(match pair.reached.get() {
@@ -277,7 +271,7 @@ impl<'a> Relays<'a> {
             // The former binding remains a path until the tunnel finds it silent.
             Err(reason) => Err(reason),
         };
-        self.worker.send(AgentEvent::Relay { address, state })
+        self.shared.send(AgentEvent::Relay { address, state })
     }
 
     /// Stores a successful binding.
@@ -472,8 +466,12 @@ impl<'a> Relays<'a> {
             stamp: self.stamp(),
         };
         let (id, message) = request.write(&mut SystemRandom);
-        let requests = &self.shared.stun_requests;
-        let answer = requests.ask(self.worker, to, &message).await?;
+        let Shared {
+            stun_requests,
+            worker,
+            ..
+        } = self.shared;
+        let answer = stun_requests.ask(worker, to, &message).await?;
         let password = &relay.ticket.password;
         let answer = answer.map(|answer| Answer::parse(&answer, id, password));
         answer
@@ -499,7 +497,7 @@ impl<'a> Relays<'a> {
                 .filter(move |binding| binding.by_tls == tls);
             bindings.map(|binding| binding.at)
         };
-        self.worker.send(AgentEvent::Relays {
+        self.shared.send(AgentEvent::Relays {
             key,
             addresses: by(false).chain(relayed).collect(),
             proxies: by(true)

@@ -1,12 +1,15 @@
 //! State shared by the agent's tasks.
 
+use crate::event::{AgentEvent, Gone, Worker};
 use crate::mapping::{Lease, Mapping};
 use crate::stun::PendingRequests;
+use ipnet::IpNet;
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::Membership;
 use seikan_proto::tunnel::Reachability;
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
@@ -16,8 +19,23 @@ const FIRST_PAUSE: Duration = Duration::from_millis(250);
 /// Longest pause.
 pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
+/// Parameters of the tunnel.
+#[derive(Clone)]
+pub(crate) struct Tunnel {
+    /// Addresses of the mesh's interface with the mesh's networks.
+    pub networks: Vec<IpNet>,
+    /// The UDP port.
+    pub port: Arc<AtomicU16>,
+    /// The firewall mark of its datagrams.
+    pub fwmark: Option<u32>,
+    /// This host's public key.
+    pub own_key: OwnKey,
+}
+
 /// State shared by the tasks.
 pub(crate) struct Shared {
+    pub worker: Worker,
+    pub tunnel: Tunnel,
     /// Reflexive addresses of this host.
     pub reflexive: RefCell<Vec<SocketAddr>>,
     /// Relayed addresses of this host at TURN servers.
@@ -57,8 +75,10 @@ pub(crate) enum RelayEvent {
 }
 
 impl Shared {
-    pub fn new(relay_events: mpsc::Sender<RelayEvent>) -> Shared {
+    pub fn new(worker: Worker, tunnel: Tunnel, relay_events: mpsc::Sender<RelayEvent>) -> Shared {
         Shared {
+            worker,
+            tunnel,
             reflexive: RefCell::default(),
             relayed: RefCell::default(),
             endpoints_changed: Notify::new(),
@@ -75,6 +95,11 @@ impl Shared {
         }
     }
 
+    /// Sends an event to the worker.
+    pub fn send(&self, event: AgentEvent) -> Result<(), Gone> {
+        self.worker.send(event)
+    }
+
     /// Stores new reflexive addresses.
     pub fn set_reflexive(&self, seen: Vec<SocketAddr>) {
         if *self.reflexive.borrow() != seen {
@@ -87,6 +112,19 @@ impl Shared {
     /// Passes an event to the task of relays. One that does not fit into the queue is repeated by its source.
     pub fn notify_relays(&self, event: RelayEvent) {
         let _ = self.relay_events.try_send(event);
+    }
+}
+
+impl Tunnel {
+    /// Returns the current UDP port.
+    pub fn current_port(&self) -> u16 {
+        self.port.load(Ordering::Relaxed)
+    }
+
+    /// Whether an address is inside the mesh: it is reached through the tunnel, and cannot carry it.
+    pub fn has_inside(&self, at: &SocketAddr) -> bool {
+        let ip = at.ip().to_canonical();
+        self.networks.iter().any(|net| net.contains(&ip))
     }
 }
 

@@ -12,15 +12,14 @@ mod link;
 
 use crate::client;
 use crate::endpoints::{is_routable, may_serve};
-use crate::event::{self, AgentEvent, Gone, ProxyTarget, RelayAnswer, Worker};
+use crate::event::{self, AgentEvent, Gone, ProxyTarget, RelayAnswer};
 use crate::forward::{Event, Handle, Over};
 use crate::proxy::Counters;
 use crate::resolve::{one_of_each, resolve};
-use crate::shared::{Pause, RelayEvent, Shared};
+use crate::shared::{Pause, RelayEvent, Shared, Tunnel};
 use allocation::{MAX_PERMITTED, Wanted};
 use ended::Ended;
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use ipnet::IpNet;
 use link::{Target, Transport};
 use rustls::ClientConfig;
 use seikan_proto::keys::PublicKey;
@@ -29,7 +28,6 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
@@ -45,13 +43,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// All allocations.
 pub(super) struct TurnAllocations<'a> {
     own: PublicKey,
-    worker: &'a Worker,
     shared: &'a Shared,
-    /// The mesh's networks, whose addresses are reached through the tunnel and cannot carry it.
-    inside: &'a [IpNet],
-    /// The tunnel's port.
-    port: Arc<AtomicU16>,
-    fwmark: Option<u32>,
     tls: RefCell<Option<Arc<ClientConfig>>>,
     /// Members without another path.
     needed: RefCell<BTreeSet<PublicKey>>,
@@ -70,21 +62,10 @@ struct ServerState {
 }
 
 impl<'a> TurnAllocations<'a> {
-    pub(super) fn new(
-        own: PublicKey,
-        worker: &'a Worker,
-        shared: &'a Shared,
-        inside: &'a [IpNet],
-        port: Arc<AtomicU16>,
-        fwmark: Option<u32>,
-    ) -> TurnAllocations<'a> {
+    pub(super) fn new(shared: &'a Shared) -> TurnAllocations<'a> {
         TurnAllocations {
-            own,
-            worker,
+            own: shared.tunnel.own_key.get(),
             shared,
-            inside,
-            port,
-            fwmark,
             tls: RefCell::default(),
             needed: RefCell::default(),
             unneeded: Cell::new(Some(Instant::now())),
@@ -179,7 +160,7 @@ impl<'a> TurnAllocations<'a> {
             self.forget(&name)?;
             if let Some(reason) = reason {
                 let (address, state) = (name.clone(), Err(reason));
-                self.worker.send(AgentEvent::Relay { address, state })?;
+                self.shared.send(AgentEvent::Relay { address, state })?;
             }
             if lasted.is_some_and(|lasted| lasted >= SETTLED) {
                 pause = Pause::default();
@@ -197,8 +178,7 @@ impl<'a> TurnAllocations<'a> {
     ) -> Result<(Option<Duration>, Option<String>), Gone> {
         let mut reason = "its name resolves to no usable address".to_owned();
         let found = resolve(relay.address.host(), relay.address.port()).await;
-        let own = self.port.load(Ordering::Relaxed);
-        let found = match found.and_then(|found| servers(found, own, self.inside)) {
+        let found = match found.and_then(|found| servers(found, &self.shared.tunnel)) {
             Ok(found) => found,
             Err(reason) => return Ok((None, Some(reason))),
         };
@@ -218,7 +198,7 @@ impl<'a> TurnAllocations<'a> {
                     host: relay.address.host().to_owned(),
                     tls,
                     ticket: relay.ticket.clone(),
-                    fwmark: self.fwmark,
+                    fwmark: self.shared.tunnel.fwmark,
                 };
                 let (lasted, ended) = self.live(target, name).await?;
                 match ended {
@@ -245,7 +225,8 @@ impl<'a> TurnAllocations<'a> {
     async fn live(&self, target: Target, name: &str) -> Result<(Option<Duration>, Ended), Gone> {
         let started_at = Instant::now();
         let transport = target.transport;
-        let (handle, mut events) = match allocation::start(target, self.port.clone()) {
+        let (handle, mut events) = match allocation::start(target, self.shared.tunnel.port.clone())
+        {
             Ok(started) => started,
             Err(error) => return Ok((None, Over::System(error).into())),
         };
@@ -279,19 +260,19 @@ impl<'a> TurnAllocations<'a> {
                         by_tls: false,
                     });
                     let address = name.to_owned();
-                    self.worker.send(AgentEvent::Relay { address, state })?;
+                    self.shared.send(AgentEvent::Relay { address, state })?;
                     self.send_state(name, transport, Box::default())?;
                 }
                 Some(Event::ProxyOpened { peer, local }) => {
                     self.with(name, |server| server.proxies.insert(peer, local));
                     let server = name.to_owned();
                     let to = Some(ProxyTarget::Turn { server, to: peer });
-                    self.worker.send(AgentEvent::Proxy { local, to })?;
+                    self.shared.send(AgentEvent::Proxy { local, to })?;
                     self.nudge(peer);
                 }
                 Some(Event::ProxyClosed { peer, local }) => {
                     self.with(name, |server| server.proxies.remove(&peer));
-                    self.worker.send(AgentEvent::Proxy { local, to: None })?;
+                    self.shared.send(AgentEvent::Proxy { local, to: None })?;
                 }
                 Some(Event::Counted(counters)) => self.send_state(name, transport, counters)?,
                 Some(Event::Ended(ended)) => return Ok((lasted(there), ended)),
@@ -312,10 +293,10 @@ impl<'a> TurnAllocations<'a> {
         let server = self.servers.borrow_mut().remove(name);
         for local in server.iter().flat_map(|server| server.proxies.values()) {
             let (local, to) = (*local, None);
-            self.worker.send(AgentEvent::Proxy { local, to })?;
+            self.shared.send(AgentEvent::Proxy { local, to })?;
         }
         let address = name.to_owned();
-        self.worker.send(AgentEvent::Turn {
+        self.shared.send(AgentEvent::Turn {
             address,
             allocation: None,
         })?;
@@ -339,7 +320,7 @@ impl<'a> TurnAllocations<'a> {
                 counters: *counters,
             })
         });
-        self.worker.send(AgentEvent::Turn {
+        self.shared.send(AgentEvent::Turn {
             address: name.to_owned(),
             allocation,
         })
@@ -391,20 +372,12 @@ impl<'a> TurnAllocations<'a> {
     }
 }
 
-/// Returns usable addresses of a server, one of each family, IPv6 first; `own` is the tunnel's port, `inside`
-/// the mesh's networks.
-fn servers(
-    mut found: Vec<SocketAddr>,
-    own: u16,
-    inside: &[IpNet],
-) -> Result<Vec<SocketAddr>, String> {
-    let is_inside = |at: &SocketAddr| {
-        let ip = at.ip().to_canonical();
-        inside.iter().any(|net| net.contains(&ip))
-    };
-    if found.iter().any(is_inside) {
+/// Returns usable addresses of a server, one of each family, IPv6 first.
+fn servers(mut found: Vec<SocketAddr>, tunnel: &Tunnel) -> Result<Vec<SocketAddr>, String> {
+    if found.iter().any(|at| tunnel.has_inside(at)) {
         return Err("its address is inside the mesh, which it has to carry".to_owned());
     }
+    let own = tunnel.current_port();
     found.retain(|at| may_serve(*at, own));
     Ok(one_of_each(&found))
 }
@@ -412,11 +385,17 @@ fn servers(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shared::OwnKey;
 
     #[test]
     fn a_turn_server_may_be_where_a_relay_may_be() {
         let at = |text: &str| -> SocketAddr { text.parse().expect(text) };
-        let mesh: [IpNet; 1] = ["100.80.0.0/12".parse().expect("a network")];
+        let tunnel = Tunnel {
+            networks: vec!["100.80.0.0/12".parse().expect("a network")],
+            port: Arc::new(51_820.into()),
+            fwmark: None,
+            own_key: OwnKey::new(PublicKey::from_bytes([1; 32])),
+        };
         let found = [
             "127.0.0.1:443",
             "10.0.0.1:443",
@@ -424,11 +403,11 @@ mod tests {
             "[fe80::1]:443",
         ]
         .map(at);
-        assert_eq!(servers(found.to_vec(), 51_820, &mesh), Ok(vec![found[1]]));
+        assert_eq!(servers(found.to_vec(), &tunnel), Ok(vec![found[1]]));
         let found = ["10.0.0.1:3478", "127.0.0.1:3478", "[::1]:3478"].map(at);
         let one = Ok(vec![found[2], found[0]]);
-        assert_eq!(servers(found.to_vec(), 51_820, &mesh), one);
+        assert_eq!(servers(found.to_vec(), &tunnel), one);
         let inside = at("[::ffff:100.80.0.9]:3478");
-        assert!(servers(vec![found[0], inside], 51_820, &mesh).is_err());
+        assert!(servers(vec![found[0], inside], &tunnel).is_err());
     }
 }

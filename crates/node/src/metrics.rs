@@ -4,7 +4,6 @@
 //! it is sent, so that packets are handled between them even with many peers. The connection ends with the
 //! reply.
 
-#[macro_use]
 mod families;
 mod gateway;
 mod mesh;

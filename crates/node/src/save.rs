@@ -34,7 +34,7 @@ pub enum SaveError {
     #[error(
         "cannot save the configuration to {}: {source}; the file is unchanged{}",
         path.display(),
-        room(source)
+        remedy(source)
     )]
     File {
         /// Path of the file.
@@ -44,7 +44,7 @@ pub enum SaveError {
     },
 }
 
-fn room(source: &io::Error) -> &'static str {
+fn remedy(source: &io::Error) -> &'static str {
     match source.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             ": make room in that file system"

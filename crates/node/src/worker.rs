@@ -321,10 +321,7 @@ impl Node {
         }
         if !batch.is_empty() {
             self.batches.packets_per_read.record(batch.len() as u64);
-            self.tunnel
-                .outbound(now, batch, &mut self.outbox, &mut self.inbox);
-            self.transmit();
-            self.deliver(&mut []);
+            self.send_batch(now, batch);
         }
         self.send_made();
         gone

@@ -3,7 +3,7 @@
 use super::Agent;
 use crate::cache;
 use crate::client::{Client, ClientError};
-use crate::event::{AgentEvent, Contact, Gone, Worker};
+use crate::event::{AgentEvent, Contact, Gone};
 use crate::shared::{LONGEST_PAUSE, Pause, RelayEvent, Shared};
 use crate::trust::TrustStore;
 use seikan_proto::mesh::{Change, Cursor, MAX_CALLS, Membership, Reason, Relay};
@@ -22,12 +22,7 @@ const STORE_EVERY: Duration = Duration::from_secs(5);
 
 impl Agent {
     /// Requests changes, forever.
-    pub(super) async fn follow(
-        &self,
-        client: &Client,
-        worker: &Worker,
-        shared: &Shared,
-    ) -> Result<(), Gone> {
+    pub(super) async fn follow(&self, client: &Client, shared: &Shared) -> Result<(), Gone> {
         shared.membership.replace(cache::load(&self.cache));
         client.set_others(shared.membership.borrow().coordinators());
         // Number of coordinators in a row that did not answer.
@@ -42,7 +37,7 @@ impl Agent {
                 std::iter::once(access).chain(members).collect(),
             )
         };
-        self.apply_trusted(&mut trust_store, changes, revision, worker)?;
+        self.apply_trusted(&mut trust_store, changes, revision, shared)?;
         // The stored state may be of another coordinator, so the first answer contains all members.
         let (mut cursor, mut idle) = (Cursor::default(), 0);
         let mut pause = Pause::default();
@@ -120,14 +115,14 @@ impl Agent {
                         }
                     }
                     let nothing = changes.is_empty() && calls.is_empty();
-                    worker.send(AgentEvent::Coordinator(client.url()))?;
-                    worker.send(AgentEvent::Contact(Contact::Connected))?;
-                    self.apply_trusted(&mut trust_store, changes, revision, worker)?;
+                    shared.send(AgentEvent::Coordinator(client.url()))?;
+                    shared.send(AgentEvent::Contact(Contact::Connected))?;
+                    self.apply_trusted(&mut trust_store, changes, revision, shared)?;
                     if !calls.is_empty() {
                         calls
                             .iter()
                             .for_each(|key| shared.notify_relays(RelayEvent::Sought(*key)));
-                        worker.send(AgentEvent::CallRequests(calls))?;
+                        shared.send(AgentEvent::CallRequests(calls))?;
                     }
                     // A coordinator that returns early empty answers is polled more slowly.
                     idle = if nothing && requested_at.elapsed() < IDLE_PAUSE {
@@ -145,8 +140,8 @@ impl Agent {
                     dirty = false;
                     let changes = shared.membership.borrow_mut().clear();
                     cursor = Cursor::default();
-                    worker.send(AgentEvent::Contact(Contact::Revoked))?;
-                    self.apply_trusted(&mut trust_store, changes, 0, worker)?;
+                    shared.send(AgentEvent::Contact(Contact::Revoked))?;
+                    self.apply_trusted(&mut trust_store, changes, 0, shared)?;
                     tokio::time::sleep(LONGEST_PAUSE).await;
                 }
                 Err(error) => {
@@ -156,7 +151,7 @@ impl Agent {
                     silent += 1;
                     if silent >= client.count() {
                         silent = 0;
-                        worker.send(AgentEvent::Contact(Contact::Lost(error.to_string())))?;
+                        shared.send(AgentEvent::Contact(Contact::Lost(error.to_string())))?;
                         pause.wait().await;
                     }
                 }
@@ -170,15 +165,15 @@ impl Agent {
         trust_store: &mut TrustStore,
         changes: Vec<Change>,
         revision: u64,
-        worker: &Worker,
+        shared: &Shared,
     ) -> Result<(), Gone> {
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
         let changes = trust_store.filter(changes, since_epoch.unwrap_or_default().as_secs());
         if let Some(key_conflicts) = trust_store.take_changed_conflicts() {
-            worker.send(AgentEvent::KeyConflicts(key_conflicts))?;
+            shared.send(AgentEvent::KeyConflicts(key_conflicts))?;
         }
         self.names.with(|zone| zone.take(&changes));
-        worker.send(AgentEvent::Changes { revision, changes })
+        shared.send(AgentEvent::Changes { revision, changes })
     }
 
     fn store(&self, membership: &Membership) {

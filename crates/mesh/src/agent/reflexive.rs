@@ -2,7 +2,7 @@
 
 use super::Agent;
 use crate::endpoints::any_port;
-use crate::event::{AgentEvent, Gone, View, Worker};
+use crate::event::{AgentEvent, Gone, View};
 use crate::mapping::{self, Lease, Router};
 use crate::nat;
 use crate::resolve::one_of_each;
@@ -16,7 +16,6 @@ use seikan_sys::netlink::Netlink;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::num::NonZeroU16;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Rounds without an answer after which a STUN server's result is dropped.
@@ -36,7 +35,7 @@ const ROUND_LEAST: Duration = Duration::from_millis(200);
 impl Agent {
     /// Queries STUN servers periodically, which also keeps NAT mappings alive; at once when an address changes,
     /// or when a path to a member is lost, since a NAT may have restarted.
-    pub(super) async fn reflect(&self, worker: &Worker, shared: &Shared) -> Result<(), Gone> {
+    pub(super) async fn reflect(&self, shared: &Shared) -> Result<(), Gone> {
         let mut known = Vec::new();
         // Rounds in a row in which an address family had no answer.
         let mut silent = 0;
@@ -49,13 +48,15 @@ impl Agent {
                 .map(|(at, server)| async move {
                     let request = BindingRequest::new();
                     let started_at = Instant::now();
-                    let answer = shared.stun_requests.ask(worker, server, &request.bytes);
+                    let answer = shared
+                        .stun_requests
+                        .ask(&shared.worker, server, &request.bytes);
                     let seen = answer.await?.and_then(|answer| request.answered(&answer));
                     Ok((at, seen, started_at.elapsed()))
                 })
                 .collect();
             let report = |round: &Round| {
-                worker.send(AgentEvent::Reflexive {
+                shared.send(AgentEvent::Reflexive {
                     addresses: shared.reflexive.borrow().clone(),
                     views: round.views().cloned().collect(),
                 })
@@ -140,7 +141,7 @@ impl Agent {
     }
 
     /// Keeps a port mapping at the router, if there is one and it supports that.
-    pub(super) async fn map(&self, worker: &Worker, shared: &Shared) -> Result<(), Gone> {
+    pub(super) async fn map(&self, shared: &Shared) -> Result<(), Gone> {
         let secret = self.settings.credential.digest();
         // The last request; if the external address has changed, the mapping there is unknown.
         let mut requested: Option<MappingRequest> = None;
@@ -154,7 +155,7 @@ impl Agent {
                     IpAddr::V4(ip) => Some(ip),
                     IpAddr::V6(_) => None,
                 });
-            let port = NonZeroU16::new(self.port.load(Ordering::Relaxed));
+            let port = NonZeroU16::new(shared.tunnel.current_port());
             let netlink = Netlink::open().ok();
             let seen = seen.filter(|_| self.settings.port_mapping);
             let wanted = seen.zip(netlink).and_then(|(seen, netlink)| {
@@ -216,7 +217,7 @@ impl Agent {
             if state != known {
                 shared.mapped.replace(state.clone());
                 shared.endpoints_changed.notify_one();
-                worker.send(AgentEvent::Mapped(state))?;
+                shared.send(AgentEvent::Mapped(state))?;
             }
             // The port and the default route are checked as well: both may change without an event.
             let _ = tokio::time::timeout(REFLECT_EVERY, shared.reflexive_changed.notified()).await;
@@ -257,15 +258,6 @@ struct Server {
     moved: bool,
 }
 
-fn none_seen(name: String, server: SocketAddr) -> View {
-    View {
-        name,
-        server,
-        seen: None,
-        rtt: None,
-    }
-}
-
 /// Requests to all servers at the same time.
 struct Round(Vec<Server>);
 
@@ -282,7 +274,15 @@ impl Round {
             // A family without a route is not queried.
             let known = known.filter(|_| has_route);
             Server {
-                view: known.map_or_else(|| none_seen(name, server), |known| known.view.clone()),
+                view: known.map_or_else(
+                    || View {
+                        name,
+                        server,
+                        seen: None,
+                        rtt: None,
+                    },
+                    |known| known.view.clone(),
+                ),
                 has_route,
                 misses: known.map_or(0, |known| known.misses),
                 answered: false,

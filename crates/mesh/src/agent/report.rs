@@ -3,14 +3,13 @@
 use super::Agent;
 use crate::client::{Client, ClientError};
 use crate::endpoints;
-use crate::event::{AgentEvent, Gone, Worker};
+use crate::event::{AgentEvent, Gone};
 use crate::shared::{Pause, Shared};
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{Call, Endpoints, MAX_ENDPOINTS, Reason};
 use seikan_sys::netlink::Netlink;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
@@ -28,12 +27,7 @@ const MAX_SIGHTS: usize = 4;
 impl Agent {
     /// Reports this host's endpoints whenever they change, and its key, which may have changed while no
     /// coordinator answered.
-    pub(super) async fn report(
-        &self,
-        client: &Client,
-        worker: &Worker,
-        shared: &Shared,
-    ) -> Result<(), Gone> {
+    pub(super) async fn report(&self, client: &Client, shared: &Shared) -> Result<(), Gone> {
         let mut reported_key = None;
         let mut key_reported_at = Instant::now();
         let mut reported: Option<Endpoints> = None;
@@ -41,9 +35,9 @@ impl Agent {
         let mut sights: [Sights; 2] = Default::default();
         let mut pause = Pause::default();
         loop {
-            worker.send(AgentEvent::Tick)?;
+            shared.send(AgentEvent::Tick)?;
             // If the kernel does not answer now, the next check retries.
-            if let Some(addresses) = self.local_addresses() {
+            if let Some(addresses) = self.local_addresses(shared) {
                 let mut has_moved = false;
                 if addresses != local {
                     has_moved = !local.is_empty();
@@ -61,7 +55,7 @@ impl Agent {
                 }
                 let endpoints = endpoints_of(&local, shared);
                 let report_again = shared.report_again.take();
-                let own_key = self.own_key.get();
+                let own_key = shared.tunnel.own_key.get();
                 let key_is_due = key_reported_at.elapsed() > REPORT_KEY_EVERY;
                 if report_again || key_is_due || reported_key != Some(own_key) {
                     reported_key = report_key(client, own_key).await.then_some(own_key);
@@ -85,21 +79,28 @@ impl Agent {
         }
     }
 
-    fn local_addresses(&self) -> Option<Vec<SocketAddr>> {
-        let port = self.port.load(Ordering::Relaxed);
+    fn local_addresses(&self, shared: &Shared) -> Option<Vec<SocketAddr>> {
         let netlink = Netlink::open().ok()?;
-        endpoints::local(&netlink, self.interface, &self.networks, self.fwmark, port).ok()
+        let (tunnel, port) = (&shared.tunnel, shared.tunnel.current_port());
+        endpoints::local(
+            &netlink,
+            self.interface,
+            &tunnel.networks,
+            tunnel.fwmark,
+            port,
+        )
+        .ok()
     }
 
     /// Asks the coordinator to call members that do not answer: their datagrams open their NATs.
     pub(super) async fn call(&self, client: &Client, mut to_call: mpsc::Receiver<PublicKey>) {
-        let mut called_at: BTreeMap<PublicKey, Instant> = BTreeMap::new();
+        let mut requested_at: BTreeMap<PublicKey, Instant> = BTreeMap::new();
         while let Some(key) = to_call.recv().await {
-            called_at.retain(|_, at| at.elapsed() < CALL_EVERY);
-            if called_at.contains_key(&key) {
+            requested_at.retain(|_, at| at.elapsed() < CALL_EVERY);
+            if requested_at.contains_key(&key) {
                 continue;
             }
-            called_at.insert(key, Instant::now());
+            requested_at.insert(key, Instant::now());
             // Without a coordinator no member can be called; the next initiation comes here again.
             let _ = client.call(&Call { public_key: key }).await;
         }

@@ -55,7 +55,7 @@ pub enum Reply {
 #[derive(Debug, Default)]
 pub struct Zone {
     /// The membership is known; before that, no name is denied.
-    told: bool,
+    is_known: bool,
     /// This host's own name, once known.
     own: Option<Name>,
     /// This host's own addresses, with the networks of the mesh.
@@ -95,7 +95,7 @@ impl Zone {
     /// Applies changes of the membership. As for peers, a coordinator is trusted for addresses inside the mesh
     /// only, so no name has another address.
     pub fn take(&mut self, changes: &[Change]) {
-        self.told = true;
+        self.is_known = true;
         for change in changes {
             match change {
                 Change::Access(access) => {
@@ -166,23 +166,23 @@ impl Zone {
             return fail(answer, ResponseCode::NotImp);
         }
         // RFC 9619: exactly one question.
-        let question = Query::read(&mut decoder).ok();
-        let Some(question) = question.filter(|_| header.counts.queries == 1) else {
+        let query = Query::read(&mut decoder).ok();
+        let Some(query) = query.filter(|_| header.counts.queries == 1) else {
             return fail(answer, ResponseCode::FormErr);
         };
-        answer.add_query(question.clone());
-        let Some(subject) = self.subject(question.name()) else {
+        answer.add_query(query.clone());
+        let Some(subject) = self.subject(query.name()) else {
             return match recursive {
                 true => Reply::Forward,
                 false => fail(answer, ResponseCode::Refused),
             };
         };
-        let Ok(asked) = Message::from_vec(message) else {
+        let Ok(request) = Message::from_vec(message) else {
             answer.queries.clear();
             return fail(answer, ResponseCode::FormErr);
         };
         let mut max_size = MAX_PLAIN;
-        if let Some(theirs) = &asked.edns {
+        if let Some(theirs) = &request.edns {
             max_size = theirs.max_payload().clamp(MAX_PLAIN, MAX_DATAGRAM);
             let mut ours = Edns::new();
             ours.set_max_payload(MAX_DATAGRAM);
@@ -193,13 +193,13 @@ impl Zone {
                 return fail(answer, ResponseCode::BADVERS);
             }
         }
-        if question.query_class() != DNSClass::IN {
+        if query.query_class() != DNSClass::IN {
             return fail(answer, ResponseCode::Refused);
         }
-        if subject.records.is_none() && !self.told {
+        if subject.records.is_none() && !self.is_known {
             return fail(answer, ResponseCode::ServFail);
         }
-        self.fill(&mut answer, &question, subject);
+        self.fill(&mut answer, &query, subject);
         if transport == Transport::Tcp {
             max_size = u16::MAX;
         }
@@ -207,13 +207,13 @@ impl Zone {
     }
 
     /// Adds the requested records to an answer, or the SOA record if there are none.
-    fn fill(&self, answer: &mut Message, question: &Query, subject: Subject) {
+    fn fill(&self, answer: &mut Message, query: &Query, subject: Subject) {
         answer.metadata.authoritative = true;
-        let wanted = question.query_type();
+        let wanted = query.query_type();
         let fits = |data: &RData| wanted == RecordType::ANY || data.record_type() == wanted;
         let found = subject.records.iter().flatten().filter(|data| fits(data));
         for data in found {
-            let record = Record::from_rdata(question.name().clone(), TTL, data.clone());
+            let record = Record::from_rdata(query.name().clone(), TTL, data.clone());
             answer.add_answer(record);
         }
         if answer.answers.is_empty() {
@@ -302,8 +302,8 @@ fn reverse_zone(name: &DomainName, net: IpNet) -> DomainName {
 }
 
 /// Returns the SERVFAIL answer to a query; `None` if the message is not a query.
-pub(super) fn failure(question: &[u8]) -> Option<Vec<u8>> {
-    let mut decoder = BinDecoder::new(question);
+pub(super) fn failure(query: &[u8]) -> Option<Vec<u8>> {
+    let mut decoder = BinDecoder::new(query);
     let header = Header::read(&mut decoder).ok()?;
     let mut answer = answer_to(&header.metadata);
     answer.metadata.recursion_available = true;
@@ -316,26 +316,26 @@ pub(super) fn failure(question: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// Whether a message is the answer to a query: same id, same question.
-pub(super) fn is_answer(question: &[u8], answer: &[u8]) -> bool {
+pub(super) fn is_answer(query: &[u8], answer: &[u8]) -> bool {
     let read = |bytes| {
         let mut decoder = BinDecoder::new(bytes);
         let header = Header::read(&mut decoder).ok()?;
         let query = Query::read(&mut decoder).ok()?;
         Some((header.metadata, query))
     };
-    match (read(question), read(answer)) {
-        (Some((asked, question)), Some((told, answered))) => {
-            told.message_type == MessageType::Response
-                && told.id == asked.id
-                && question == answered
+    match (read(query), read(answer)) {
+        (Some((request, sent)), Some((response, answered))) => {
+            response.message_type == MessageType::Response
+                && response.id == request.id
+                && sent == answered
         }
         _ => false,
     }
 }
 
-fn answer_to(asked: &Metadata) -> Message {
-    let mut answer = Message::response(asked.id, asked.op_code);
-    answer.metadata = Metadata::response_from_request(asked);
+fn answer_to(request: &Metadata) -> Message {
+    let mut answer = Message::response(request.id, request.op_code);
+    answer.metadata = Metadata::response_from_request(request);
     answer
 }
 

@@ -4,13 +4,13 @@
 use super::stream::{self, Connection, Ended};
 use crate::client;
 use crate::endpoints::{is_own, is_routable};
-use crate::event::{AgentEvent, Gone, ProxyTarget, Worker};
+use crate::event::{AgentEvent, Gone, ProxyTarget};
 use crate::forward::{Ends, Event, Events, Handle, Over};
 use crate::proxy::Counters;
 use crate::resolve::{one_of_each, resolve};
+use crate::shared::Shared;
 use futures_util::future::{Either, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use ipnet::IpNet;
 use rustls::pki_types::ServerName;
 use rustls::version::TLS13;
 use rustls::{ClientConfig, ClientConnection};
@@ -22,7 +22,6 @@ use std::net::SocketAddr;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU16;
 use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
@@ -40,11 +39,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// All connections.
 pub(crate) struct Streams<'a> {
-    worker: &'a Worker,
-    /// The mesh's networks, whose addresses are reached through the tunnel and cannot carry it.
-    inside: &'a [IpNet],
-    /// The tunnel's port.
-    port: Arc<AtomicU16>,
+    shared: &'a Shared,
     tls: RefCell<BTreeMap<Option<Pin>, Arc<ClientConfig>>>,
     connections: RefCell<BTreeMap<String, Rc<RelayConnection>>>,
     /// New connections that have no task yet.
@@ -93,15 +88,9 @@ impl RelayConnection {
 }
 
 impl<'a> Streams<'a> {
-    pub(crate) fn new(
-        worker: &'a Worker,
-        inside: &'a [IpNet],
-        port: Arc<AtomicU16>,
-    ) -> Streams<'a> {
+    pub(crate) fn new(shared: &'a Shared) -> Streams<'a> {
         Streams {
-            worker,
-            inside,
-            port,
+            shared,
             tls: RefCell::default(),
             connections: RefCell::default(),
             fresh: RefCell::default(),
@@ -223,12 +212,12 @@ impl<'a> Streams<'a> {
         }
         connection.handle.replace(None);
         for local in connection.proxies.take().into_values() {
-            self.worker.send(AgentEvent::Proxy { local, to: None })?;
+            self.shared.send(AgentEvent::Proxy { local, to: None })?;
         }
         // If another connection has replaced it, that one reports the state.
         let current = self.connections.borrow().get(&connection.name).cloned();
         if current.is_none_or(|now| Rc::ptr_eq(&now, &connection)) {
-            self.worker.send(AgentEvent::Stream {
+            self.shared.send(AgentEvent::Stream {
                 address: connection.name.clone(),
                 counters: None,
             })?;
@@ -249,7 +238,7 @@ impl<'a> Streams<'a> {
         let socket = connected.map_err(|_| "no answer".to_owned())?;
         let socket = socket.map_err(text)?;
         let socket = socket.into_std().map_err(text)?;
-        stream::start(socket, tls, self.port.clone()).map_err(text)
+        stream::start(socket, tls, self.shared.tunnel.port.clone()).map_err(text)
     }
 
     /// Returns a relay's addresses for TLS, one of each family, IPv6 first.
@@ -259,7 +248,7 @@ impl<'a> Streams<'a> {
         // connections to other programs here.
         found.retain(|at| {
             let ip = at.ip().to_canonical();
-            is_routable(ip) && !is_own(ip) && !self.inside.iter().any(|net| net.contains(&ip))
+            is_routable(ip) && !is_own(ip) && !self.shared.tunnel.has_inside(at)
         });
         match found.is_empty() {
             true => Err("its name resolves to no usable address".to_owned()),
@@ -283,7 +272,7 @@ impl<'a> Streams<'a> {
     /// Reports a connection and its counters to the worker.
     fn send_state(&self, address: String, counters: Box<Counters>) -> Result<(), Gone> {
         let counters = Some(counters);
-        self.worker.send(AgentEvent::Stream { address, counters })
+        self.shared.send(AgentEvent::Stream { address, counters })
     }
 
     /// Handles the events of a thread until it ends or is no longer needed.
@@ -315,12 +304,12 @@ impl<'a> Streams<'a> {
                 Some(Event::ProxyOpened { peer: to, local }) => {
                     connection.proxies.borrow_mut().insert(to.port(), local);
                     let to = Some(ProxyTarget::Relay { relay: name(), to });
-                    self.worker.send(AgentEvent::Proxy { local, to })?;
+                    self.shared.send(AgentEvent::Proxy { local, to })?;
                     connection.changed.notify_waiters();
                 }
                 Some(Event::ProxyClosed { peer, local }) => {
                     connection.proxies.borrow_mut().remove(&peer.port());
-                    self.worker.send(AgentEvent::Proxy { local, to: None })?;
+                    self.shared.send(AgentEvent::Proxy { local, to: None })?;
                 }
                 Some(Event::Serves(())) => self.send_state(name(), Box::default())?,
                 Some(Event::Counted(counters)) => self.send_state(name(), counters)?,

@@ -69,7 +69,7 @@ pub(super) struct Allocation {
     relayed: Option<SocketAddr>,
     /// Error code of the server's last error response.
     code: u16,
-    begun: Instant,
+    started_at: Instant,
     last_received: Instant,
     unanswered_keepalives: u32,
     next_keepalive: Instant,
@@ -108,7 +108,7 @@ impl Allocation {
             permitted: BTreeSet::new(),
             relayed: None,
             code: 0,
-            begun: now,
+            started_at: now,
             last_received: now,
             unanswered_keepalives: 0,
             next_keepalive: now + KEEPALIVE_EVERY,
@@ -118,7 +118,7 @@ impl Allocation {
     }
 
     fn now(&self) -> TurnInstant {
-        TurnInstant::from_std(self.begun)
+        TurnInstant::from_std(self.started_at)
     }
 }
 
@@ -194,7 +194,7 @@ impl Forwarder for Allocation {
             self.close_idle(now)?;
             self.apply()?;
         }
-        let until = self.begun + ALLOCATE_WITHIN;
+        let until = self.started_at + ALLOCATE_WITHIN;
         let next = match self.relayed {
             Some(_) => self.ask(now)?,
             None if now < until => until,
@@ -444,7 +444,7 @@ mod tests {
 
     /// The last event of a thread that allocates over TLS, and the time until it.
     fn ended_by_tls(server: SocketAddr) -> (Ended, Duration) {
-        let begun = Instant::now();
+        let started_at = Instant::now();
         let target = Target {
             transport: Transport::Tls,
             server,
@@ -453,7 +453,7 @@ mod tests {
         let (_handle, mut last_received) = start(target, Arc::default()).expect("started");
         while let Some(event) = last_received.blocking_recv() {
             if let Event::Ended(ended) = event {
-                return (ended, begun.elapsed());
+                return (ended, started_at.elapsed());
             }
         }
         panic!("it did not end in order");

@@ -172,14 +172,14 @@ fn find(node: &Node, record: &Record, peer_name: &str) -> Result<PeerId, String>
     let name = peer_name.strip_suffix('.').unwrap_or(peer_name);
     let host = name.strip_suffix(DOMAIN);
     let name = host.and_then(|host| host.strip_suffix('.')).unwrap_or(name);
-    let called = |member: &Name| member.as_str().eq_ignore_ascii_case(name);
+    let has_name = |member: &Name| member.as_str().eq_ignore_ascii_case(name);
     let mut members = mesh.members.iter();
-    let member = members.find(|(_, member)| called(&member.name));
+    let member = members.find(|(_, member)| has_name(&member.name));
     if let Some(id) = member.and_then(|(key, _)| tunnel.peer_by_key(key)) {
         return Ok(id);
     }
     let mut refused = mesh.key_conflicts.refused.values();
-    Err(match refused.find(|refused| called(&refused.name)) {
+    Err(match refused.find(|refused| has_name(&refused.name)) {
         Some(refused) => format!("not a peer: {}", refused.reason),
         None => unknown(peer_name),
     })

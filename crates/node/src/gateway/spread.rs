@@ -114,7 +114,7 @@ mod tests {
         }
     }
 
-    fn told(runs: &[u64], cpus: &[u32]) -> Spread {
+    fn result(runs: &[u64], cpus: &[u32]) -> Spread {
         let before = sample(&vec![1000; runs.len()], cpus);
         let after = runs.iter().map(|n| n + 1000).collect::<Vec<_>>();
         spread(&before, &sample(&after, cpus), 2.0).unwrap()
@@ -122,35 +122,35 @@ mod tests {
 
     #[test]
     fn all_on_one_core_is_said_with_the_command_that_spreads_it() {
-        let told = told(&[1000, 39_000, 0, 0], &[]);
-        assert_eq!(told.net_rx_per_s, [500.0, 19_500.0, 0.0, 0.0]);
-        assert_eq!((told.all_on, told.share), (Some(1), 0.975));
+        let result = result(&[1000, 39_000, 0, 0], &[]);
+        assert_eq!(result.net_rx_per_s, [500.0, 19_500.0, 0.0, 0.0]);
+        assert_eq!((result.all_on, result.share), (Some(1), 0.975));
         assert_eq!(
-            told.commands,
+            result.commands,
             ["echo f > /sys/class/net/eth1/queues/rx-0/rps_cpus"]
         );
     }
 
     #[test]
     fn one_core_is_enough_for_little() {
-        assert_eq!(told(&[19_000, 0], &[]).all_on, None);
-        assert_eq!(told(&[0, 0], &[]).share, 0.0);
+        assert_eq!(result(&[19_000, 0], &[]).all_on, None);
+        assert_eq!(result(&[0, 0], &[]).share, 0.0);
     }
 
     #[test]
     fn spread_queues_need_no_command() {
-        assert_eq!(told(&[30_000, 20_000], &[]).all_on, None);
+        assert_eq!(result(&[30_000, 20_000], &[]).all_on, None);
     }
 
     #[test]
     fn a_machine_with_one_core_has_no_other() {
-        assert_eq!(told(&[100_000], &[]).all_on, None);
+        assert_eq!(result(&[100_000], &[]).all_on, None);
     }
 
     #[test]
     fn where_packets_are_spread_already_there_is_no_command() {
-        let told = told(&[100_000, 0], &[0, 1]);
-        assert_eq!((told.all_on, told.commands.len()), (Some(0), 0));
+        let result = result(&[100_000, 0], &[0, 1]);
+        assert_eq!((result.all_on, result.commands.len()), (Some(0), 0));
     }
 
     #[test]

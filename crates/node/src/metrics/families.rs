@@ -5,7 +5,7 @@ use crate::system::now;
 use crate::uapi::Device;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
-use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::MetricType::{self, Counter, Gauge, Info};
 use seikan_observe::{DirectionCounters, DropCounts, Histogram, PeerCounters};
 use seikan_proto::noise::Protocol;
 use seikan_proto::peer::Peer;
@@ -129,20 +129,23 @@ fn encode(value: &Value, encoder: &mut MetricEncoder<'_>) -> fmt::Result {
     }
 }
 
-macro_rules! family {
-    ($kind:ident, $name:literal, $help:literal, $sample:expr) => {
-        $crate::metrics::families::Family {
-            name: $name,
-            help: $help,
-            kind: MetricType::$kind,
-            sample: $sample,
-        }
-    };
+pub(super) const fn family(
+    kind: MetricType,
+    name: &'static str,
+    help: &'static str,
+    sample: fn(&Subject<'_>, &mut Samples),
+) -> Family {
+    Family {
+        name,
+        help,
+        kind,
+        sample,
+    }
 }
 
 /// The families of every tunnel, in the order of the reply.
 pub const FAMILIES: &[Family] = &[
-    family!(
+    family(
         Info,
         "interface",
         "Properties of the interface.",
@@ -160,55 +163,55 @@ pub const FAMILIES: &[Family] = &[
                 labels.push(("public_key", key));
             }
             out.push(&labels, Value::Info);
-        }
+        },
     ),
-    family!(
+    family(
         Gauge,
         "uptime_seconds",
         "Time since the start.",
         |s, out| {
             let uptime = now().mono.duration_since(s.node.started);
             out.gauge(&[], uptime.as_secs_f64());
-        }
+        },
     ),
-    family!(Gauge, "peers", "Configured peers.", |s, out| {
+    family(Gauge, "peers", "Configured peers.", |s, out| {
         let peers = s.tunnel().peers().count();
         out.gauge(&[], peers as f64);
     }),
-    family!(Counter, "sent_bytes", "Outer bytes sent.", |s, out| {
-        total(s, out, |c| c.sent_bytes);
+    family(Counter, "sent_bytes", "Outer bytes sent.", |s, out| {
+        out.count(&[], s.tunnel().totals().sent_bytes)
     }),
-    family!(
+    family(
         Counter,
         "received_bytes",
         "Outer bytes received and authenticated.",
-        |s, out| total(s, out, |c| c.received_bytes)
+        |s, out| out.count(&[], s.tunnel().totals().received_bytes),
     ),
-    family!(
+    family(
         Counter,
         "packets_in",
         "Inner packets that entered.",
-        |s, out| totals(s, out, |d| d.packets_in)
+        |s, out| totals(s, out, |d| d.packets_in),
     ),
-    family!(
+    family(
         Counter,
         "packets_out",
         "Inner packets that left.",
-        |s, out| totals(s, out, |d| d.packets_out)
+        |s, out| totals(s, out, |d| d.packets_out),
     ),
-    family!(
+    family(
         Counter,
         "payload_bytes",
         "Inner bytes that left.",
-        |s, out| totals(s, out, |d| d.bytes_out)
+        |s, out| totals(s, out, |d| d.bytes_out),
     ),
-    family!(
+    family(
         Counter,
         "consumed_packets",
         "Packets consumed here as intended: handshakes, keepalives, probes, reports.",
-        |s, out| totals(s, out, |d| d.consumed)
+        |s, out| totals(s, out, |d| d.consumed),
     ),
-    family!(
+    family(
         Gauge,
         "pending_packets",
         "Packets that wait for a handshake or for missing parts.",
@@ -217,15 +220,15 @@ pub const FAMILIES: &[Family] = &[
             for (name, direction) in directions(&sum) {
                 out.gauge(&[("direction", name.into())], direction.pending as f64);
             }
-        }
+        },
     ),
-    family!(
+    family(
         Counter,
         "dropped_packets",
         "Packets dropped, by reason.",
-        |s, out| dropped(out, &[], &s.tunnel().totals())
+        |s, out| dropped(out, &[], &s.tunnel().totals()),
     ),
-    family!(
+    family(
         Counter,
         "device_dropped_packets",
         "Packets dropped by the kernel before the tunnel (tun_queue) or after it (stack), and malformed ones.",
@@ -242,52 +245,52 @@ pub const FAMILIES: &[Family] = &[
                     out.count(&[("place", place.into())], count);
                 }
             }
-        }
+        },
     ),
-    family!(
+    family(
         Counter,
         "receive_queue_dropped_datagrams",
         "Datagrams dropped by the kernel because the receive buffer was full.",
-        |s, out| out.count(&[], s.node.sockets.counts().receive_queue_drops)
+        |s, out| out.count(&[], s.node.sockets.counts().receive_queue_drops),
     ),
-    family!(
+    family(
         Counter,
         "oversized_dropped_datagrams",
         "Datagrams longer than any of a peer, dropped by the socket filter.",
-        |s, out| out.count(&[], s.node.sockets.counts().oversized_drops)
+        |s, out| out.count(&[], s.node.sockets.counts().oversized_drops),
     ),
-    family!(
+    family(
         Counter,
         "malformed_dropped_datagrams",
         "Datagrams of an unknown type, or too short for their type, dropped by the socket filter.",
-        |s, out| out.count(&[], s.node.sockets.counts().malformed_drops)
+        |s, out| out.count(&[], s.node.sockets.counts().malformed_drops),
     ),
-    family!(
+    family(
         Counter,
         "gso_fallbacks",
         "Sends that failed with segmentation offload and were repeated without.",
-        |s, out| out.count(&[], s.node.sockets.counts().gso_fallbacks)
+        |s, out| out.count(&[], s.node.sockets.counts().gso_fallbacks),
     ),
-    family!(
+    family(
         Gauge,
         "port_search_sockets",
         "Additional sockets open for the port search behind a symmetric NAT.",
         |s, out| {
             let open = s.node.sockets.punch.iter().count();
             out.gauge(&[], open as f64);
-        }
+        },
     ),
-    family!(
+    family(
         Counter,
         "port_search_openers",
         "Datagrams sent to open ports of this host's symmetric NAT.",
         |s, out| {
             let openers = s.node.sockets.punch.openers();
             out.count(&[], openers);
-        }
+        },
     ),
-    family!(
-        Histogram,
+    family(
+        MetricType::Histogram,
         "batch_size",
         "Packets or datagrams moved by one call.",
         |s, out| {
@@ -301,9 +304,9 @@ pub const FAMILIES: &[Family] = &[
                 let histogram = Value::Histogram(sizes.clone());
                 out.push(&[("call", call.into())], histogram);
             }
-        }
+        },
     ),
-    family!(Info, "peer", "A peer.", |s, out| {
+    family(Info, "peer", "A peer.", |s, out| {
         peers(s, |labels, peer| {
             let name = s.record.name_of(s.node, &peer.public_key);
             let name = name.map(|name| ("name", name));
@@ -311,72 +314,76 @@ pub const FAMILIES: &[Family] = &[
             out.push(&labels, Value::Info);
         });
     }),
-    family!(
+    family(
         Gauge,
         "peer_latest_handshake_timestamp_seconds",
         "When the newest session was established, since the Unix epoch.",
-        |s, out| gauge(s, out, |p| p.last_handshake.map(|at| at.as_secs_f64()))
+        |s, out| gauge(s, out, |p| p.last_handshake.map(|at| at.as_secs_f64())),
     ),
-    family!(
+    family(
         Counter,
         "peer_handshakes",
         "Handshake messages and sessions.",
-        |s, out| peers(s, |labels, peer| {
-            let handshakes = &peer.counters.handshakes;
-            for (event, count) in [
-                ("initiation_sent", handshakes.initiations_sent),
-                ("initiation_received", handshakes.initiations_received),
-                ("completed", handshakes.completed),
-            ] {
-                out.count(&with(labels, "event", event), count);
-            }
-        })
+        |s, out| {
+            peers(s, |labels, peer| {
+                let handshakes = &peer.counters.handshakes;
+                for (event, count) in [
+                    ("initiation_sent", handshakes.initiations_sent),
+                    ("initiation_received", handshakes.initiations_received),
+                    ("completed", handshakes.completed),
+                ] {
+                    out.count(&with(labels, "event", event), count);
+                }
+            })
+        },
     ),
-    family!(
+    family(
         Counter,
         "peer_sent_bytes",
         "Outer bytes sent to the peer.",
-        |s, out| counter(s, out, |c| c.sent_bytes)
+        |s, out| counter(s, out, |c| c.sent_bytes),
     ),
-    family!(
+    family(
         Counter,
         "peer_received_bytes",
         "Outer bytes received from the peer and authenticated.",
-        |s, out| counter(s, out, |c| c.received_bytes)
+        |s, out| counter(s, out, |c| c.received_bytes),
     ),
-    family!(
+    family(
         Counter,
         "peer_packets_in",
         "Inner packets of the peer that entered.",
-        |s, out| counters(s, out, |d| d.packets_in)
+        |s, out| counters(s, out, |d| d.packets_in),
     ),
-    family!(
+    family(
         Counter,
         "peer_packets_out",
         "Inner packets of the peer that left.",
-        |s, out| counters(s, out, |d| d.packets_out)
+        |s, out| counters(s, out, |d| d.packets_out),
     ),
-    family!(
+    family(
         Counter,
         "peer_dropped_packets",
         "Packets of the peer dropped, by reason.",
-        |s, out| peers(s, |labels, peer| dropped(out, labels, &peer.counters))
+        |s, out| peers(s, |labels, peer| dropped(out, labels, &peer.counters)),
     ),
-    family!(
+    family(
         Counter,
         "peer_port_search_probes",
         "Probes sent to ports of the peer's symmetric NAT.",
-        |s, out| peers(s, |labels, peer| {
-            out.count(labels, peer.birthday.probes());
-        })
+        |s, out| {
+            peers(s, |labels, peer| {
+                out.count(labels, peer.birthday.probes());
+            })
+        },
     ),
-    family!(
+    family(
         Gauge,
         "peer_port_search_failures",
         "Failed port searches for the peer since the last successful one.",
-        |s, out| gauge(s, out, |p| Some(p.birthday.failed_attempts() as f64))
+        |s, out| gauge(s, out, |p| Some(p.birthday.failed_attempts() as f64)),
     ),
-    family!(
+    family(
         Gauge,
         "peer_path_mtu_bytes",
         "Largest outer packet known to reach the peer.",
@@ -384,26 +391,30 @@ pub const FAMILIES: &[Family] = &[
             if s.tunnel().protocol() == Protocol::Native {
                 gauge(s, out, |p| Some(p.path.mtu.mtu() as f64));
             }
-        }
+        },
     ),
-    family!(
+    family(
         Gauge,
         "peer_loss_ratio",
         "Share of sent records that were lost, by the peer's latest report.",
-        |s, out| gauge(s, out, |p| {
-            let report = p.path.report.as_ref()?;
-            let sent = f64::from(report.received) + f64::from(report.lost);
-            (sent > 0.0).then(|| f64::from(report.lost) / sent)
-        })
+        |s, out| {
+            gauge(s, out, |p| {
+                let report = p.path.report.as_ref()?;
+                let sent = f64::from(report.received) + f64::from(report.lost);
+                (sent > 0.0).then(|| f64::from(report.lost) / sent)
+            })
+        },
     ),
-    family!(
+    family(
         Gauge,
         "peer_queueing_delay_seconds",
         "One-way delay above the least, by the peer's latest report.",
-        |s, out| gauge(s, out, |p| {
-            let report = p.path.report.as_ref()?;
-            Some(f64::from(report.queueing_delay) / 1e6)
-        })
+        |s, out| {
+            gauge(s, out, |p| {
+                let report = p.path.report.as_ref()?;
+                Some(f64::from(report.queueing_delay) / 1e6)
+            })
+        },
     ),
 ];
 
@@ -412,10 +423,6 @@ fn directions(counters: &PeerCounters) -> [(&'static str, &DirectionCounters); 2
         ("outbound", &counters.outbound),
         ("inbound", &counters.inbound),
     ]
-}
-
-fn total(s: &Subject<'_>, out: &mut Samples, of: fn(&PeerCounters) -> u64) {
-    out.count(&[], of(&s.tunnel().totals()));
 }
 
 fn totals(s: &Subject<'_>, out: &mut Samples, of: fn(&DirectionCounters) -> u64) {

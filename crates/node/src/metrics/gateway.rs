@@ -1,95 +1,111 @@
 //! The families of a gateway. Labels are configured devices, directions and reasons, so their number does not
 //! depend on the local network.
 
-use super::families::{Family, Label, Samples, with};
+use super::families::{Family, Label, Samples, family, with};
 use crate::gateway::GatewayNode;
 use crate::subject::Subject;
 use crate::system::now;
-use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::MetricType::{Counter, Gauge};
 use seikan_observe::DirectionCounters;
 use seikan_proto::gateway::{Device, SideStats};
 
 /// All families of a gateway, in the order of the reply.
 pub const FAMILIES: &[Family] = &[
-    family!(
+    family(
         Gauge,
         "gateway_up",
         "Whether the interface of the local network is up, in transparent mode.",
-        |s, out| lan(s, |lan| {
-            out.gauge(&[], f64::from(u8::from(lan.is_up())));
-        })
+        |s, out| {
+            lan(s, |lan| {
+                out.gauge(&[], f64::from(u8::from(lan.is_up())));
+            })
+        },
     ),
-    family!(
+    family(
         Gauge,
         "gateway_active",
         "Whether this gateway is active; a standby gateway only listens.",
-        |s, out| lan(s, |lan| {
-            let active = lan.responder.is_active();
-            out.gauge(&[], f64::from(u8::from(active)));
-        })
+        |s, out| {
+            lan(s, |lan| {
+                let active = lan.responder.is_active();
+                out.gauge(&[], f64::from(u8::from(active)));
+            })
+        },
     ),
-    family!(
+    family(
         Gauge,
         "gateway_conflicts",
         "Addresses claimed by two hosts within the last minute.",
-        |s, out| lan(s, |lan| {
-            let conflicts = lan.responder.conflicts(now().mono).count();
-            out.gauge(&[], conflicts as f64);
-        })
+        |s, out| {
+            lan(s, |lan| {
+                let conflicts = lan.responder.conflicts(now().mono).count();
+                out.gauge(&[], conflicts as f64);
+            })
+        },
     ),
-    family!(
+    family(
         Counter,
         "gateway_lost_frames",
         "Frames of the local network that the kernel could not queue.",
-        |s, out| lan(s, |lan| out.count(&[], lan.lost()))
+        |s, out| lan(s, |lan| out.count(&[], lan.lost())),
     ),
-    family!(
+    family(
         Counter,
         "gateway_unsent_frames",
         "Frames made by the gateway (ARP, neighbour discovery, errors, adverts) that could not be sent.",
-        |s, out| lan(s, |lan| {
-            out.count(&[], lan.counters.own.drops.total());
-        })
+        |s, out| {
+            lan(s, |lan| {
+                out.count(&[], lan.counters.own.drops.total());
+            })
+        },
     ),
-    family!(Gauge, "gateway_flows", "Flows in the table.", |s, out| {
+    family(Gauge, "gateway_flows", "Flows in the table.", |s, out| {
         gateway(s, |gateway| {
             let flows = gateway.gateway.flows().len();
             out.gauge(&[], flows as f64);
         })
     }),
-    family!(
+    family(
         Counter,
         "gateway_evicted_flows",
         "Flows evicted from the full table.",
-        |s, out| gateway(s, |gateway| {
-            out.count(&[], gateway.gateway.flows().evicted());
-        })
+        |s, out| {
+            gateway(s, |gateway| {
+                out.count(&[], gateway.gateway.flows().evicted());
+            })
+        },
     ),
-    family!(
+    family(
         Counter,
         "gateway_unattributed_packets",
         "Packets from the local network that belong to no device.",
-        |s, out| gateway(s, |gateway| {
-            out.count(&[], gateway.gateway.unattributed().packets_in);
-        })
+        |s, out| {
+            gateway(s, |gateway| {
+                out.count(&[], gateway.gateway.unattributed().packets_in);
+            })
+        },
     ),
-    family!(
+    family(
         Counter,
         "gateway_unattributed_dropped_packets",
         "Dropped packets of the local network that belong to no device, by reason.",
-        |s, out| gateway(s, |gateway| {
-            out.drops(&[], &gateway.gateway.unattributed().drops);
-        })
+        |s, out| {
+            gateway(s, |gateway| {
+                out.drops(&[], &gateway.gateway.unattributed().drops);
+            })
+        },
     ),
-    family!(
+    family(
         Counter,
         "gateway_refused_packets",
         "Packets from the tunnel for neither a device nor the host, by reason.",
-        |s, out| gateway(s, |gateway| {
-            out.drops(&[], &gateway.gateway.refused().drops);
-        })
+        |s, out| {
+            gateway(s, |gateway| {
+                out.drops(&[], &gateway.gateway.refused().drops);
+            })
+        },
     ),
-    family!(
+    family(
         Gauge,
         "gateway_device_last_seen_seconds",
         "Time since the last packet or frame of the device.",
@@ -101,51 +117,55 @@ pub const FAMILIES: &[Family] = &[
                     out.gauge(labels, age);
                 }
             });
-        }
+        },
     ),
-    family!(
+    family(
         Counter,
         "gateway_device_bytes",
         "Inner bytes of the device that left: outbound into the tunnel, inbound to the device.",
-        |s, out| counters(s, out, |direction| direction.bytes_out)
+        |s, out| counters(s, out, |direction| direction.bytes_out),
     ),
-    family!(
+    family(
         Counter,
         "gateway_device_packets",
         "Inner packets of the device that left.",
-        |s, out| counters(s, out, |direction| direction.packets_out)
+        |s, out| counters(s, out, |direction| direction.packets_out),
     ),
-    family!(
+    family(
         Counter,
         "gateway_device_dropped_packets",
         "Packets of the device dropped, by reason.",
-        |s, out| devices(s, |labels, device| {
-            for (direction, counters) in directions(device) {
-                out.drops(&with(labels, "direction", direction), &counters.drops);
-            }
-        })
+        |s, out| {
+            devices(s, |labels, device| {
+                for (direction, counters) in directions(device) {
+                    out.drops(&with(labels, "direction", direction), &counters.drops);
+                }
+            })
+        },
     ),
-    family!(
+    family(
         Counter,
         "gateway_device_segments",
         "TCP segments of the device seen on one side.",
-        |s, out| sides(s, |labels, side| out.count(labels, side.segments))
+        |s, out| sides(s, |labels, side| out.count(labels, side.segments)),
     ),
-    family!(
+    family(
         Counter,
         "gateway_device_lost_segments",
         "TCP segments of the device lost on one side.",
-        |s, out| sides(s, |labels, side| out.count(labels, side.lost))
+        |s, out| sides(s, |labels, side| out.count(labels, side.lost)),
     ),
-    family!(
+    family(
         Gauge,
         "gateway_device_round_trip_seconds",
         "Smoothed round-trip time of a side, by TCP of the device.",
-        |s, out| sides(s, |labels, side| {
-            if let Some(rtt) = side.rtt {
-                out.gauge(labels, rtt.as_secs_f64());
-            }
-        })
+        |s, out| {
+            sides(s, |labels, side| {
+                if let Some(rtt) = side.rtt {
+                    out.gauge(labels, rtt.as_secs_f64());
+                }
+            })
+        },
     ),
 ];
 

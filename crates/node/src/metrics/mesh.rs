@@ -1,40 +1,45 @@
 //! The families of a mesh's member. Labels are the mesh's servers with their kind, directions and reasons.
 
-use super::families::{Family, Label, with};
+use super::families::{Family, Label, family, with};
 use crate::subject::Subject;
-use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::MetricType::{Counter, Gauge};
 use seikan_mesh::proxy::Counters;
 use seikan_mesh::state::MeshState;
 
 /// All families of a member, in the order of the reply.
 pub const FAMILIES: &[Family] = &[
-    family!(
+    family(
         Gauge,
         "port_mapping_active",
         "Whether the router forwards a port to this host, where it was asked to.",
-        |s, out| mesh(s, |mesh| {
-            if let Some(state) = &mesh.mapped {
-                let active = u8::from(state.is_ok());
-                out.gauge(&[], f64::from(active));
-            }
-        })
+        |s, out| {
+            mesh(s, |mesh| {
+                if let Some(state) = &mesh.mapped {
+                    let active = u8::from(state.is_ok());
+                    out.gauge(&[], f64::from(active));
+                }
+            })
+        },
     ),
-    family!(
+    family(
         Counter,
         "forwarded_datagrams",
         "Datagrams forwarded by an allocation at a TURN server (turn) or a connection by TLS to a relay (tls).",
-        |s, out| servers(s, |labels, counters| {
-            for (direction, count) in [("outbound", counters.sent), ("inbound", counters.received)]
-            {
-                out.count(&with(labels, "direction", direction), count);
-            }
-        })
+        |s, out| {
+            servers(s, |labels, counters| {
+                for (direction, count) in
+                    [("outbound", counters.sent), ("inbound", counters.received)]
+                {
+                    out.count(&with(labels, "direction", direction), count);
+                }
+            })
+        },
     ),
-    family!(
+    family(
         Counter,
         "forwarded_dropped_datagrams",
         "Datagrams dropped while forwarding, by reason.",
-        |s, out| servers(s, |labels, counters| out.drops(labels, &counters.drops))
+        |s, out| servers(s, |labels, counters| out.drops(labels, &counters.drops)),
     ),
 ];
 

@@ -90,9 +90,9 @@ pub struct PortSearch {
     pub openers: u64,
     /// Local port of the path in use, if the search found it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub met: Option<u16>,
+    pub local_port: Option<u16>,
     /// Failed searches since the last success.
-    pub fruitless: usize,
+    pub failed_attempts: usize,
     /// Seconds until the next search, if packets are sent then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_s: Option<u64>,
@@ -256,12 +256,12 @@ pub fn peer(node: &Node, record: &Record, peer: &Peer, now: Now) -> PeerStatus {
 
 fn port_search(node: &Node, peer: &Peer, now: Now) -> Option<PortSearch> {
     let (birthday, sockets) = (&peer.birthday, &node.sockets.punch);
-    let met = peer.path.endpoint;
-    let met = met.and_then(|to| sockets.port_to(to, peer.id));
+    let local_port = peer.path.endpoint;
+    let local_port = local_port.and_then(|to| sockets.port_to(to, peer.id));
     let symmetric = node.tunnel.nat_mappings().is_symmetric();
     let punch = birthday.punch_state();
     let idle = punch == PunchState::Idle(None);
-    let nothing = met.is_none() && birthday.probes() == 0 && !birthday.is_both_symmetric();
+    let nothing = local_port.is_none() && birthday.probes() == 0 && !birthday.is_both_symmetric();
     if nothing && (idle || !symmetric) {
         return None;
     }
@@ -272,8 +272,8 @@ fn port_search(node: &Node, peer: &Peer, now: Now) -> Option<PortSearch> {
             PunchState::Idle(_) | PunchState::Succeeded => 0,
         },
         openers: sockets.openers(),
-        met,
-        fruitless: birthday.failed_attempts(),
+        local_port,
+        failed_attempts: birthday.failed_attempts(),
         next_s: match punch {
             PunchState::Idle(next) => next.filter(|_| symmetric),
             PunchState::Open(_) | PunchState::Succeeded => None,

@@ -8,6 +8,7 @@ use seikan_proto::batch::PacketBatch;
 use seikan_proto::gateway::responder::Frame;
 use seikan_proto::gateway::{Made, Origin, Outbound};
 use seikan_proto::time::Instant;
+use seikan_proto::tunnel::Now;
 use seikan_wire::VNET_HDR_LEN;
 use std::io;
 
@@ -144,17 +145,17 @@ impl Node {
         let mut batch = PacketBatch::new(0, to_tunnel.len());
         for packet in to_tunnel {
             if !batch.push(&packet) {
-                self.send_batch(&mut batch);
+                self.send_batch(now(), &mut batch);
                 batch.clear();
                 batch.push(&packet);
             }
         }
-        self.send_batch(&mut batch);
+        self.send_batch(now(), &mut batch);
     }
 
-    fn send_batch(&mut self, batch: &mut PacketBatch) {
+    pub(super) fn send_batch(&mut self, now: Now, batch: &mut PacketBatch) {
         self.tunnel
-            .outbound(now(), batch, &mut self.outbox, &mut self.inbox);
+            .outbound(now, batch, &mut self.outbox, &mut self.inbox);
         self.transmit();
         self.deliver(&mut []);
     }
@@ -169,12 +170,12 @@ impl Node {
         else {
             return;
         };
-        let card = lan.link.mac;
+        let mac = lan.link.mac;
         let now = now();
         let Some(election) = &mut lan.election else {
             return;
         };
-        let frame = election.poll(now.mono, card, &mut SystemRandom);
+        let frame = election.poll(now.mono, mac, &mut SystemRandom);
         let active = election.is_active();
         if let Some(frame) = frame {
             lan.send_own(&[&[0; VNET_HDR_LEN][..], &frame].concat());

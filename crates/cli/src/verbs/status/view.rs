@@ -316,7 +316,7 @@ fn append_counters(received: u64, sent: u64, drops: &BTreeMap<String, u64>, text
 
 /// Shows the port probing through symmetric NATs.
 fn port_search(search: &PortSearch, relayed: bool, out: &mut Screen) {
-    if let Some(port) = search.met {
+    if let Some(port) = search.local_port {
         out.line(
             "port probing",
             format!("{GREEN}succeeded{RESET}, with local port {port}"),
@@ -333,7 +333,7 @@ fn port_search(search: &PortSearch, relayed: bool, out: &mut Screen) {
             0 => String::new(),
             open => format!("{} sockets open, ", number(open.into())),
         };
-        let attempts = match search.fruitless {
+        let attempts = match search.failed_attempts {
             0 => "no success yet".to_owned(),
             1 => "1 failed attempt".to_owned(),
             count => format!("{count} failed attempts"),
