@@ -7,6 +7,7 @@
 1. A crate uses only the crates that ALLOWED lists (docs/internals/architecture.md), in normal and build dependencies.
 2. Unsafe code is in one crate: every other library and binary forbids it, and no other target contains it.
 3. All test files of a crate are built: if one binary holds them (tests/it.rs), it names each.
+4. No two top-level modules of a crate import each other, except in the crates that CYCLIC lists.
 """
 
 import json
@@ -24,20 +25,31 @@ ALLOWED = {
     "seikan-config": {"seikan-wire", "seikan-proto"},
     "seikan-sys": SHARED,
     "seikan-tls": {"seikan-proto"},
-    "seikan-node": SHARED | {"seikan-config", "seikan-proto", "seikan-sys", "seikan-tls"},
+    "seikan-mesh": {"seikan-observe", "seikan-config", "seikan-proto", "seikan-sys", "seikan-tls"},
+    "seikan-node": SHARED | {"seikan-config", "seikan-mesh", "seikan-proto", "seikan-sys"},
     "seikan-coordinator": SHARED | {"seikan-proto", "seikan-sys", "seikan-tls"},
     "seikan-relay": {"seikan-observe", "seikan-proto", "seikan-sys", "seikan-tls"},
     "seikan-diagnose": {"seikan-observe"},
     "seikan-ui": {"seikan-observe"},
     "seikan-load": {"seikan-sys", "seikan-ui"},
     "seikan-lab": SHARED
-    | {"seikan-proto", "seikan-sys", "seikan-config", "seikan-node", "seikan-diagnose", "seikan-load", "seikan-ui"},
+    | {
+        "seikan-proto",
+        "seikan-sys",
+        "seikan-config",
+        "seikan-mesh",
+        "seikan-node",
+        "seikan-diagnose",
+        "seikan-load",
+        "seikan-ui",
+    },
     "seikan": SHARED
     | {
         "seikan-proto",
         "seikan-sys",
         "seikan-tls",
         "seikan-config",
+        "seikan-mesh",
         "seikan-node",
         "seikan-coordinator",
         "seikan-relay",
@@ -46,12 +58,17 @@ ALLOWED = {
         "seikan-ui",
     },
     "seikan-interop": {"seikan-sys"},
-    "seikan-fuzz": SHARED | {"seikan-config", "seikan-proto", "seikan-node", "seikan-coordinator", "seikan-diagnose"},
+    "seikan-fuzz": SHARED
+    | {"seikan-config", "seikan-proto", "seikan-mesh", "seikan-node", "seikan-coordinator", "seikan-diagnose"},
 }
 UNSAFE_CRATE = "seikan-sys"
+# Crates that still have pairs of modules which import each other.
+CYCLIC = {"seikan-config", "seikan-diagnose", "seikan-proto", "seikan-relay", "seikan-sys"}
 FORBID = re.compile(r"^#!\[forbid\((?:[\w:]+,\s*)*unsafe_code\b", re.MULTILINE)
 UNSAFE = re.compile(r"\bunsafe\s*(?:\{|fn\b|impl\b|extern\b|trait\b)|\bunsafe\s*\(no_mangle")
 COMMENT = re.compile(r"//[^\n]*")
+TESTS = re.compile(r"\n#\[cfg\(test\)\]")
+GROUP = re.compile(r"\bcrate::\{((?:[^{}]|\{[^{}]*\})*)\}")
 
 
 def dependency_faults(packages):
@@ -95,6 +112,29 @@ def unbuilt_faults(folder, names, text):
     return faults
 
 
+def imports(text):
+    """Returns the top-level modules that the code of a file names by `crate::`, its tests aside."""
+    code = TESTS.split(COMMENT.sub("", text))[0]
+    names = set(re.findall(r"\bcrate::(\w+)", code))
+    for group in GROUP.findall(code):
+        names |= set(re.findall(r"(?:^|,)\s*(\w+)", re.sub(r"\{[^{}]*\}", "", group)))
+    return names
+
+
+def cycle_faults(name, files):
+    """Faults of a crate whose sources are `files`: text by path below src/."""
+    if name in CYCLIC:
+        return []
+    uses = {}
+    for path, text in files.items():
+        module = path.split("/")[0].removesuffix(".rs")
+        # A module may name a sibling by `super::`, too.
+        siblings = re.findall(r"\bsuper::(\w+)", TESTS.split(COMMENT.sub("", text))[0]) if "/" not in path else []
+        uses.setdefault(module, set()).update(imports(text) | set(siblings))
+    pairs = [(a, b) for a in sorted(uses) for b in sorted(uses[a]) if a < b and a in uses.get(b, ())]
+    return [f"{name}: {a} <-> {b}: these modules import each other" for a, b in pairs if not {a, b} & {"lib", "main"}]
+
+
 def judge(packages):
     faults = dependency_faults(packages)
     for p in packages:
@@ -104,6 +144,8 @@ def judge(packages):
         if (tests / "it.rs").exists():
             names = [str(file.relative_to(tests)) for file in [*tests.glob("*.rs"), *tests.glob("*/*.rs")]]
             faults += unbuilt_faults(tests, names, (tests / "it.rs").read_text())
+        sources = home / "src"
+        faults += cycle_faults(p["name"], {str(f.relative_to(sources)): f.read_text() for f in sources.rglob("*.rs")})
         for file in sorted(home.rglob("*.rs")):
             if "target" not in file.relative_to(home).parts:
                 kind = "root" if str(file) in roots else "file"
@@ -133,6 +175,11 @@ def self_test():
         ("a file of tests that is not", ["tests/z.rs: nothing"], unbuilt_faults("tests", ["it.rs", "a.rs", "z.rs"], "mod a;\n")),
         ("a folder of tests that is not", ["tests/z/main.rs: nothing"], unbuilt_faults("tests", ["z/main.rs", "z/c.rs"], "mod a;\n")),
         ("a module with a root's name", ["tests/b/main.rs: a module"], unbuilt_faults("tests", ["b/main.rs"], "mod b;\n")),
+        ("modules in layers", [], cycle_faults("seikan-node", {"a.rs": "use crate::b::X;", "b.rs": "", "lib.rs": "mod a;"})),
+        ("a cycle", ["seikan-node: a <-> b"], cycle_faults("seikan-node", {"a.rs": "use crate::b;", "b/c.rs": "crate::a::f()"})),
+        ("a cycle by a group", ["seikan-node: a <-> b"], cycle_faults("seikan-node", {"a.rs": "use crate::{c::{X, Y}, b};", "b.rs": "use super::a;"})),
+        ("a cycle in a comment and a test", [], cycle_faults("seikan-node", {"a.rs": "use crate::b;", "b.rs": "// crate::a\n#[cfg(test)]\nuse crate::a;"})),
+        ("a cycle that is listed", [], cycle_faults("seikan-sys", {"a.rs": "use crate::b;", "b.rs": "use crate::a;"})),
         ("unsafe code where it is allowed", [], unsafe_faults("seikan-sys", "root", "x.rs", "fn f() { unsafe { g() } }")),
     ]
     failed = 0

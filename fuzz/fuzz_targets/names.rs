@@ -1,7 +1,7 @@
 //! Any bytes as a DNS query: every response can be decoded, answers that query, and fits the
 //! buffer.
 use hickory_proto::op::{Message, MessageType};
-use seikan_node::mesh::names::zone::{Reply, Transport, Zone};
+use seikan_mesh::names::zone::{Reply, Transport, Zone};
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{Change, Member};
 

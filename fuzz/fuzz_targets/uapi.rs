@@ -1,8 +1,8 @@
 //! Any bytes on the configuration socket, in any pieces: every request is answered, and the output
 //! of `get`, passed to `set` of another device, configures the same device.
 use seikan_fuzz::Counter;
-use seikan_node::control::client::Phase;
-use seikan_node::control::output::Output;
+use seikan_node::output::Output;
+use seikan_node::output::Phase;
 use seikan_node::uapi::{Device, Dialogue, Refusal};
 use seikan_proto::keys::PrivateKey;
 use seikan_proto::protocol::Protocol;

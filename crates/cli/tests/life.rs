@@ -38,7 +38,10 @@ fn a_deleted_interface_ends_the_tunnel_with_a_word_and_it_can_be_started_again()
         world.left.netlink.delete_link(index).expect("delete");
         let (code, errors) = left.ended();
         assert_eq!(code, Some(1));
-        assert!(errors.contains("was deleted under the tunnel"), "{errors}");
+        assert!(
+            errors.contains("was deleted, so the tunnel ended"),
+            "{errors}"
+        );
         assert_eq!(world.left.traces(), Vec::<String>::new());
         let _again = world.up(&world.left);
         assert!(world.answers_within(PATIENCE));
@@ -196,7 +199,7 @@ fn down_reverts_a_tunnel_that_was_killed_with_its_monitor() {
         let said = stderr(&first);
         assert_eq!(first.status.code(), Some(0), "{said}");
         assert!(
-            said.contains("was killed; what it left was taken back"),
+            said.contains("was killed; its changes were undone"),
             "{said}"
         );
         assert_eq!(world.left.traces(), Vec::<String>::new());
@@ -424,7 +427,7 @@ fn on_a_full_disk_the_old_configuration_stays() {
         assert!(!rest.contains(".new"), "{rest}");
         let (_, errors) = shell.ended();
         assert!(
-            errors.contains("No space left on device") && errors.contains("the file is as it was"),
+            errors.contains("No space left on device") && errors.contains("the file is unchanged"),
             "{errors}"
         );
     });

@@ -1,106 +1,97 @@
-//! The control sockets, served from the worker's loop between packets: `wg`'s ([`crate::uapi`]),
-//! Seikan's own ([`json`]) and, where it is asked for, metrics ([`crate::metrics`]).
+//! The control sockets, served by the worker's loop between packets: the socket for `wg` ([`crate::uapi`]),
+//! Seikan's own ([`json`]) and, if configured, metrics ([`crate::metrics`]).
 //!
-//! [`Control::new`] takes the interface's name on this host and binds everything; what is wrong
-//! comes out there, before any device exists. As a [`Service`] it then accepts clients, gives each
-//! a bounded turn whenever it is ready ([`client::Client::turn`]) and lets slow ones go. Nothing
-//! here blocks. Dropping it removes the sockets and, last, gives the name back: so it is to be the
-//! last thing that goes. [`ask`] is the other end.
+//! [`Control::new`] reserves the interface's name on this host and binds all sockets, so that errors appear
+//! before any device exists. As a [`Service`] it then accepts clients, does a bounded piece of work for each
+//! that is ready ([`client::Client::run_once`]), and closes slow ones. Nothing here blocks. Dropping it removes
+//! the sockets and releases the name, so it must be dropped last. [`ask`] is the client side.
 
 pub mod ask;
 pub mod client;
 pub mod json;
-pub mod output;
 pub mod ping;
 pub mod socket;
-pub mod subject;
 
-use crate::node::{Node, now};
-use crate::worker::{FIRST_SERVICE_TOKEN, Service, Verdict};
+use crate::dialogue::Dialogue;
+use crate::node::Node;
+use crate::subject::{Record, Subject};
+use crate::system::now;
+use crate::worker::{ControlFlow, FIRST_SERVICE_TOKEN, Service};
 use crate::{metrics, uapi};
-use client::{Client, Dialogue, Fate, Stream};
+use client::{Client, Fate, Stream};
 use seikan_config::Config;
 use seikan_proto::time::Instant;
 use seikan_sys::netlink::Netlink;
 use seikan_sys::poll::{Epoll, Interest};
 use seikan_sys::timer::Timer;
-pub use socket::{ControlError, Places};
+pub use socket::{ControlError, RuntimeDirs};
 use socket::{Listener, Lock};
 use std::collections::BTreeMap;
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
-use subject::{Record, Subject};
 
 /// Clients at a time over both local sockets.
 const MAX_LOCAL: usize = 32;
 /// Scrapes at a time.
 const MAX_METRICS: usize = 8;
-/// How soon who waits for a peer's answer is told of it.
+/// Interval at which the state of a pending reply, such as that to a ping, is polled.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// Pause after a client could not be accepted for want of descriptors or memory.
+/// Pause before clients are accepted again after descriptors or memory ran out.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
 const TOKEN_TIMER: u64 = FIRST_SERVICE_TOKEN;
-const TOKEN_DOORS: u64 = FIRST_SERVICE_TOKEN + 1;
-/// Clients' tokens from here on; none is used twice, so that a late event finds nobody.
+const TOKEN_LISTENERS: u64 = FIRST_SERVICE_TOKEN + 1;
+/// First token of clients; none is used twice, so that a late event matches no client.
 const TOKEN_CLIENTS: u64 = FIRST_SERVICE_TOKEN + 16;
 
 /// The control sockets of one instance.
 pub struct Control {
-    /// By token, from [`TOKEN_DOORS`] on.
-    doors: Vec<Door>,
+    /// Token of each: [`TOKEN_LISTENERS`] plus its index.
+    listeners: Vec<ListeningSocket>,
     clients: BTreeMap<u64, Client>,
     next_token: u64,
     timer: Timer,
-    /// Doors are closed until then.
+    /// No client is accepted until then.
     paused_until: Option<Instant>,
     record: Record,
-    // Goes last, as fields go in their order.
+    // Dropped last: fields are dropped in order of declaration.
     lock: Lock,
 }
 
-/// Where clients come in.
-enum Door {
+/// A listening socket and its protocol.
+enum ListeningSocket {
     Uapi(Listener),
     Json(Listener),
     Metrics(TcpListener),
 }
 
 impl Control {
-    /// Takes the name of the interface on this host and binds the sockets; metrics, where `config`
-    /// asks for them.
+    /// Reserves the interface's name on this host and binds the sockets, including the metrics socket if
+    /// `config` has an address for it.
     ///
     /// # Errors
-    /// Another instance runs under the name, on this host and in whatever namespace; a folder or
-    /// socket cannot be made; the metrics' address cannot be had. That `wg`'s folder may not be
-    /// written to is no error, but told by `status`.
-    pub fn new(config: &Config) -> Result<Control, ControlError> {
-        Control::at(&Places::default(), config)
-    }
-
-    /// The same, with the sockets in other places.
-    ///
-    /// # Errors
-    /// As [`Control::new`].
-    pub fn at(places: &Places, config: &Config) -> Result<Control, ControlError> {
+    /// Another instance runs under the name on this host, in any network namespace; a directory or socket
+    /// cannot be created; the metrics address cannot be bound. A missing right to write to `wg`'s directory is
+    /// no error: `status` reports it.
+    pub fn new(dirs: &RuntimeDirs, config: &Config) -> Result<Control, ControlError> {
         let name = config.name.as_str();
-        let lock = Lock::take(places, name)?;
-        let uapi = socket::bind_uapi(places, name)?;
-        let mut doors = vec![Door::Json(Listener::bind(&places.control(name))?)];
+        let lock = Lock::take(dirs, name)?;
+        let uapi = socket::bind_uapi(dirs, name)?;
+        let mut listeners = vec![ListeningSocket::Json(Listener::bind(&dirs.control(name))?)];
         if let Some(address) = config.metrics {
             let metrics = TcpListener::bind(address).and_then(|listener| {
                 listener.set_nonblocking(true)?;
                 Ok(listener)
             });
-            doors.push(Door::Metrics(
+            listeners.push(ListeningSocket::Metrics(
                 metrics.map_err(|error| ControlError::Metrics { address, error })?,
             ));
         }
         let without_uapi = match uapi {
             Ok(listener) => {
-                doors.push(Door::Uapi(listener));
+                listeners.push(ListeningSocket::Uapi(listener));
                 None
             }
             Err(reason) => Some(reason),
@@ -108,11 +99,11 @@ impl Control {
         let named = config.peers.iter();
         let named = named.filter_map(|peer| Some((peer.public_key, peer.name.clone()?)));
         Ok(Control {
-            doors,
+            listeners,
             clients: BTreeMap::new(),
             next_token: TOKEN_CLIENTS,
             timer: Timer::new().map_err(|error| ControlError::System {
-                what: "cannot create a timer",
+                operation: "cannot create a timer",
                 error,
             })?,
             paused_until: None,
@@ -127,47 +118,48 @@ impl Control {
         })
     }
 
-    /// From now on somebody else removes the sockets and gives the name back; whether `wg` has a socket.
+    /// From now on another process removes the sockets and releases the name. Returns whether there is a socket
+    /// for `wg`.
     pub fn leave_sockets(&mut self) -> bool {
         let mut uapi = false;
-        for door in &mut self.doors {
-            match door {
-                Door::Uapi(listener) => {
+        for listener in &mut self.listeners {
+            match listener {
+                ListeningSocket::Uapi(listener) => {
                     uapi = true;
                     listener.leave_file();
                 }
-                Door::Json(listener) => listener.leave_file(),
-                Door::Metrics(_) => {}
+                ListeningSocket::Json(listener) => listener.leave_file(),
+                ListeningSocket::Metrics(_) => {}
             }
         }
         self.lock.leave_file();
         uapi
     }
 
-    /// Takes in everybody who waits at a door.
-    fn accept(&mut self, door: usize, epoll: &Epoll) {
-        while let Some(door) = self.doors.get(door) {
-            let accepted = match door {
-                Door::Uapi(listener) | Door::Json(listener) => {
+    /// Accepts all clients that wait at a socket.
+    fn accept(&mut self, listener: usize, epoll: &Epoll) {
+        while let Some(listener) = self.listeners.get(listener) {
+            let accepted = match listener {
+                ListeningSocket::Uapi(listener) | ListeningSocket::Json(listener) => {
                     listener.socket.accept().and_then(|(stream, _)| {
                         stream.set_nonblocking(true)?;
                         Ok(Stream::Unix(stream))
                     })
                 }
-                Door::Metrics(listener) => listener.accept().and_then(|(stream, _)| {
+                ListeningSocket::Metrics(listener) => listener.accept().and_then(|(stream, _)| {
                     stream.set_nonblocking(true)?;
                     Ok(Stream::Tcp(stream))
                 }),
             };
-            let dialogue: Box<dyn Dialogue> = match door {
-                Door::Uapi(_) => Box::<uapi::Dialogue>::default(),
-                Door::Json(_) => Box::<json::Dialogue>::default(),
-                Door::Metrics(_) => Box::<metrics::Dialogue>::default(),
+            let dialogue: Box<dyn Dialogue> = match listener {
+                ListeningSocket::Uapi(_) => Box::<uapi::Dialogue>::default(),
+                ListeningSocket::Json(_) => Box::<json::Dialogue>::default(),
+                ListeningSocket::Metrics(_) => Box::<metrics::Dialogue>::default(),
             };
             match accepted {
                 Ok(stream) => self.admit(Client::new(stream, dialogue, now().mono), epoll),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // Somebody who came and went.
+                // The client has closed the connection again.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(_) => return self.pause(epoll),
             }
@@ -176,14 +168,14 @@ impl Control {
 
     fn admit(&mut self, client: Client, epoll: &Epoll) {
         let local = |client: &Client| matches!(client.stream, Stream::Unix(_));
-        let alike = |other: &&Client| local(other) == local(&client);
+        let same_kind = |other: &&Client| local(other) == local(&client);
         let most = if local(&client) {
             MAX_LOCAL
         } else {
             MAX_METRICS
         };
-        // Too many: the new one goes at once.
-        if self.clients.values().filter(alike).count() < most
+        // Over the limit, the new client is closed at once.
+        if self.clients.values().filter(same_kind).count() < most
             && epoll
                 .add(&client.stream, self.next_token, client.interest)
                 .is_ok()
@@ -193,62 +185,65 @@ impl Control {
         }
     }
 
-    /// Without descriptors, whoever waits would wake the loop again and again.
+    /// Stops listening: without descriptors, waiting clients would wake the loop again and again.
     fn pause(&mut self, epoll: &Epoll) {
-        for door in &self.doors {
-            let _ = epoll.delete(door);
+        for listener in &self.listeners {
+            let _ = epoll.delete(listener);
         }
         self.paused_until = Some(now().mono + ACCEPT_PAUSE);
     }
 
-    fn open_doors(&self, epoll: &Epoll) -> io::Result<()> {
-        for (token, door) in (TOKEN_DOORS..).zip(&self.doors) {
-            epoll.add(door, token, Interest::Read)?;
+    fn watch_listeners(&self, epoll: &Epoll) -> io::Result<()> {
+        for (token, listener) in (TOKEN_LISTENERS..).zip(&self.listeners) {
+            epoll.add(listener, token, Interest::Read)?;
         }
         Ok(())
     }
 
-    /// Lets slow clients go, and opens the doors again when it is time.
+    /// Closes slow clients, and listens again after the pause.
     fn expire(&mut self, epoll: &Epoll) {
         let now = now().mono;
         self.clients.retain(|_, client| client.deadline > now);
         if self.paused_until.is_some_and(|until| until <= now) {
-            self.paused_until = self.open_doors(epoll).err().map(|_| now + ACCEPT_PAUSE);
+            self.paused_until = self
+                .watch_listeners(epoll)
+                .err()
+                .map(|_| now + ACCEPT_PAUSE);
         }
     }
 
-    /// Sets the timer to the next thing that is due.
+    /// Sets the timer to the next deadline.
     fn arm(&self) {
         let deadlines = self.clients.values().map(|client| client.deadline);
         let waits = self.clients.values().any(Client::waits);
         let look = waits.then(|| now().mono + LOOK_EVERY);
         let next = deadlines.chain(self.paused_until).chain(look).min();
-        // Failing to set a timer delays letting a client go, no more.
+        // If the timer cannot be set, a client is only closed later.
         let _ = match next {
             Some(next) => self.timer.set(next.duration_since(now().mono)),
             None => self.timer.stop(),
         };
     }
 
-    fn serve(&mut self, token: u64, epoll: &Epoll, node: &mut Node) -> Verdict {
+    fn serve(&mut self, token: u64, epoll: &Epoll, node: &mut Node) -> ControlFlow {
         let Some(client) = self.clients.get_mut(&token) else {
-            return Verdict::Continue;
+            return ControlFlow::Continue;
         };
         let mut subject = Subject {
             node,
             record: &mut self.record,
-            verdict: Verdict::Continue,
+            flow: ControlFlow::Continue,
         };
         let before = client.interest;
-        let fate = client.turn(&mut subject);
-        let verdict = subject.verdict;
+        let fate = client.run_once(&mut subject);
+        let flow = subject.flow;
         let stays = fate == Fate::Stays
             && (client.interest == before
                 || epoll.modify(&client.stream, token, client.interest).is_ok());
         if !stays {
             self.clients.remove(&token);
         }
-        verdict
+        flow
     }
 }
 
@@ -256,33 +251,37 @@ impl Service for Control {
     fn start(&mut self, epoll: &Epoll) -> io::Result<()> {
         self.record.netlink = Netlink::open().ok();
         epoll.add(&self.timer, TOKEN_TIMER, Interest::Read)?;
-        self.open_doors(epoll)
+        self.watch_listeners(epoll)
     }
 
-    fn ready(&mut self, token: u64, epoll: &Epoll, node: &mut Node) -> Verdict {
-        let mut verdict = Verdict::Continue;
+    fn ready(&mut self, token: u64, epoll: &Epoll, node: &mut Node) -> ControlFlow {
+        let mut flow = ControlFlow::Continue;
         match token {
             TOKEN_TIMER => {
                 self.expire(epoll);
                 let waiting = self.clients.iter().filter(|(_, client)| client.waits());
                 for token in waiting.map(|(token, _)| *token).collect::<Vec<_>>() {
-                    // Who waits has nothing done to the sockets.
+                    // A client that waits for a reply cannot change the sockets.
                     self.serve(token, epoll, node);
                 }
             }
-            TOKEN_DOORS..TOKEN_CLIENTS => self.accept((token - TOKEN_DOORS) as usize, epoll),
-            client => verdict = self.serve(client, epoll, node),
+            TOKEN_LISTENERS..TOKEN_CLIENTS => {
+                self.accept((token - TOKEN_LISTENERS) as usize, epoll)
+            }
+            client => flow = self.serve(client, epoll, node),
         }
         self.arm();
-        verdict
+        flow
     }
 }
 
-impl AsFd for Door {
+impl AsFd for ListeningSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Door::Uapi(listener) | Door::Json(listener) => listener.socket.as_fd(),
-            Door::Metrics(listener) => listener.as_fd(),
+            ListeningSocket::Uapi(listener) | ListeningSocket::Json(listener) => {
+                listener.socket.as_fd()
+            }
+            ListeningSocket::Metrics(listener) => listener.as_fd(),
         }
     }
 }

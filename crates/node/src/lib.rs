@@ -1,19 +1,24 @@
-//! The daemon: the worker loop, set-up, the control sockets.
+//! The daemon: the worker's loop, the set-up of the system, the control sockets.
 #![forbid(unsafe_code)]
 
+mod batch_reader;
 pub mod control;
-pub mod doors;
+pub mod dialogue;
 pub mod gateway;
-mod intake;
-pub mod life;
+pub mod journal;
 pub mod mesh;
 pub mod metrics;
 pub mod monitor;
+pub mod network;
+mod nft;
 pub mod node;
+pub mod output;
 pub mod save;
 pub mod setup;
-pub mod state;
+pub mod sockets;
 pub mod status;
+pub mod subject;
+pub mod system;
 pub mod uapi;
 pub mod up;
 pub mod worker;

@@ -1,17 +1,17 @@
-//! Metrics for Prometheus: `GET /metrics` on a socket of our own, in the OpenMetrics text format.
+//! Metrics for Prometheus: `GET /metrics` on a socket of its own, in the OpenMetrics text format.
 //!
-//! [`Dialogue`] is one scrape: a request of bounded length, then one family of metrics after the
-//! other, each taken from the node when its turn comes, so that packets go on between them even
-//! with many peers. The connection ends with the reply.
+//! [`Dialogue`] is one scrape: a request of bounded length, then one family after the other, each sampled when
+//! it is sent, so that packets are handled between them even with many peers. The connection ends with the
+//! reply.
 
-#[macro_use]
 mod families;
 mod gateway;
 mod mesh;
 
-use crate::control::client::{self, Phase};
-use crate::control::output::Output;
-use crate::control::subject::Subject;
+use crate::dialogue;
+use crate::output::Output;
+use crate::output::Phase;
+use crate::subject::Subject;
 use families::FAMILIES;
 use prometheus_client::encoding::text;
 use prometheus_client::registry::Registry;
@@ -19,9 +19,9 @@ use std::fmt::Write;
 
 /// Longest request in bytes, headers included.
 const MAX_REQUEST: usize = 8192;
-/// Most header lines.
+/// Maximum number of header lines.
 const MAX_HEADERS: usize = 64;
-/// Of every name.
+/// Prefix of every metric's name.
 const PREFIX: &str = "seikan";
 
 /// One scrape.
@@ -39,29 +39,29 @@ enum State {
     Over,
 }
 
-/// What a request asks for.
+/// Target of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wish {
+enum Target {
     /// The metrics.
     Metrics,
-    /// Their header only.
+    /// The header only (HEAD).
     Head,
-    /// What there is not.
+    /// An error, with its status.
     Other(&'static str),
-    /// Not all there yet.
+    /// Incomplete.
     Unfinished,
 }
 
-impl client::Dialogue for Dialogue {
+impl dialogue::Dialogue for Dialogue {
     fn take(&mut self, input: &[u8], _: &mut Subject<'_>, output: &mut Output) -> usize {
         if !matches!(self.state, State::Waiting) {
             return 0;
         }
         let (status, next) = match parse(input) {
-            Wish::Unfinished => return 0,
-            Wish::Metrics => ("200 OK", State::Replying(0)),
-            Wish::Head => ("200 OK", State::Over),
-            Wish::Other(status) => (status, State::Over),
+            Target::Unfinished => return 0,
+            Target::Metrics => ("200 OK", State::Replying(0)),
+            Target::Head => ("200 OK", State::Over),
+            Target::Other(status) => (status, State::Over),
         };
         let good = status.starts_with("200");
         let kind = if good {
@@ -81,7 +81,7 @@ impl client::Dialogue for Dialogue {
             let _ = writeln!(output, "{status}: metrics are at /metrics");
         }
         self.state = next;
-        // Nothing that follows is looked at: the connection ends with the reply.
+        // Input after the request is ignored: the connection ends with the reply.
         input.len()
     }
 
@@ -119,23 +119,25 @@ impl client::Dialogue for Dialogue {
     }
 }
 
-fn parse(input: &[u8]) -> Wish {
+fn parse(input: &[u8]) -> Target {
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut request = httparse::Request::new(&mut headers);
     match request.parse(input) {
-        Err(httparse::Error::TooManyHeaders) => Wish::Other("431 Request Header Fields Too Large"),
-        Err(_) => Wish::Other("400 Bad Request"),
-        Ok(httparse::Status::Partial) if input.len() >= MAX_REQUEST => {
-            Wish::Other("431 Request Header Fields Too Large")
+        Err(httparse::Error::TooManyHeaders) => {
+            Target::Other("431 Request Header Fields Too Large")
         }
-        Ok(httparse::Status::Partial) => Wish::Unfinished,
+        Err(_) => Target::Other("400 Bad Request"),
+        Ok(httparse::Status::Partial) if input.len() >= MAX_REQUEST => {
+            Target::Other("431 Request Header Fields Too Large")
+        }
+        Ok(httparse::Status::Partial) => Target::Unfinished,
         Ok(httparse::Status::Complete(_)) => {
             let path = request.path.unwrap_or_default();
             match (request.method, path.split('?').next()) {
-                (Some("GET"), Some("/metrics")) => Wish::Metrics,
-                (Some("HEAD"), Some("/metrics")) => Wish::Head,
-                (Some("GET" | "HEAD"), _) => Wish::Other("404 Not Found"),
-                _ => Wish::Other("405 Method Not Allowed"),
+                (Some("GET"), Some("/metrics")) => Target::Metrics,
+                (Some("HEAD"), Some("/metrics")) => Target::Head,
+                (Some("GET" | "HEAD"), _) => Target::Other("404 Not Found"),
+                _ => Target::Other("405 Method Not Allowed"),
             }
         }
     }
@@ -149,27 +151,27 @@ mod tests {
     #[test]
     fn requests_are_understood_or_refused() {
         let get = |path: &str| format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n").into_bytes();
-        assert_eq!(parse(&get("/metrics")), Wish::Metrics);
-        assert_eq!(parse(&get("/metrics?a=b")), Wish::Metrics);
-        assert_eq!(parse(&get("/")), Wish::Other("404 Not Found"));
-        assert_eq!(parse(b"HEAD /metrics HTTP/1.0\r\n\r\n"), Wish::Head);
+        assert_eq!(parse(&get("/metrics")), Target::Metrics);
+        assert_eq!(parse(&get("/metrics?a=b")), Target::Metrics);
+        assert_eq!(parse(&get("/")), Target::Other("404 Not Found"));
+        assert_eq!(parse(b"HEAD /metrics HTTP/1.0\r\n\r\n"), Target::Head);
         let post = parse(b"POST /metrics HTTP/1.1\r\n\r\n");
-        assert_eq!(post, Wish::Other("405 Method Not Allowed"));
-        assert_eq!(parse(b"\x16\x03\x01\x02"), Wish::Other("400 Bad Request"));
+        assert_eq!(post, Target::Other("405 Method Not Allowed"));
+        assert_eq!(parse(b"\x16\x03\x01\x02"), Target::Other("400 Bad Request"));
     }
 
     #[test]
     fn a_request_may_come_in_pieces_but_not_without_end() {
-        assert_eq!(parse(b"GET /metrics HTTP/1.1\r\nHost"), Wish::Unfinished);
+        assert_eq!(parse(b"GET /metrics HTTP/1.1\r\nHost"), Target::Unfinished);
         let mut endless = b"GET /metrics HTTP/1.1\r\nHost: ".to_vec();
         endless.resize(MAX_REQUEST, b'a');
-        let refused = Wish::Other("431 Request Header Fields Too Large");
+        let refused = Target::Other("431 Request Header Fields Too Large");
         assert_eq!(parse(&endless), refused);
         let many = format!("GET /metrics HTTP/1.1\r\n{}", "a: b\r\n".repeat(65));
         assert_eq!(parse(many.as_bytes()), refused);
     }
 
-    /// The generated part of docs/reference/metrics.md follows this line.
+    /// Line in docs/reference/metrics.md above the generated part.
     const MARK: &str = "<!-- generated from the program; `make golden` writes it anew -->\n";
 
     #[test]

@@ -1,24 +1,27 @@
-//! The monitor: the part of a tunnel that stays privileged while the daemon faces the network.
+//! The monitor: the process of a tunnel that stays privileged while the daemon handles network traffic.
 //!
-//! It is a process of its own, forked before anything is set up ([`Monitor::start`]). It runs the configuration's hooks, keeps the
-//! journal of what has to be taken back ([`crate::state`]), and takes it back when the daemon ends, however that ends.
+//! It is forked before anything is set up ([`Monitor::start`]). It runs the configuration's hooks, keeps the
+//! journal of changes to the system ([`crate::journal`]), and undoes them when the daemon ends, in whatever
+//! way.
 //!
-//! While the tunnel is set up the daemon is as privileged as the monitor, and tells it what it changes. [`Monitor::seal`] ends
-//! that: from then on the daemon counts as taken over by whoever sends it packets. The monitor then knows two requests, each once:
-//! [`Request::Leave`] with the state that `SaveConfig` writes, and [`Request::End`]. Neither names a file, a command, an
-//! interface or a sysctl: these are the monitor's own, from the configuration that it was forked with. Any other message has it
-//! take everything back and end. What has to be done meanwhile the monitor does without being asked: it keeps the name server of
-//! a mesh in resolv.conf, and has a gateway's card forward that was made anew.
+//! During set-up the daemon is as privileged as the monitor, and reports its changes. [`Monitor::seal`] ends
+//! that phase: from then on the daemon is assumed to be compromised. The monitor then accepts two requests,
+//! each once: [`Request::Leave`] with the state that `SaveConfig` writes, and [`Request::End`]. Neither
+//! contains a path, a command, an interface or a sysctl; these come from the configuration that the monitor was
+//! forked with. After any other message it undoes everything and ends. It also works on its own: it keeps the
+//! mesh's name server in resolv.conf, and sets up forwarding again when a gateway's interface is recreated.
 //!
-//! A message is its length (four bytes, little endian, at most [`MAX_MESSAGE`]) and as much JSON.
+//! A message is its length (four bytes, little endian, at most [`MAX_MESSAGE`]), followed by JSON of that
+//! length.
 
 use crate::control::socket::Lock;
-use crate::control::{ControlError, Places};
+use crate::control::{ControlError, RuntimeDirs};
+use crate::journal::change::Change;
+use crate::journal::{Journal, JournalError, Notes};
 use crate::save::{self, Running};
 use crate::setup::forwarding::Upkeep;
 use crate::setup::hooks::{self, Failure, HookError, Moment};
-use crate::setup::{Change, names};
-use crate::state::{Journal, Notes, StateError};
+use crate::setup::names;
 use seikan_config::{Config, Diagnostic, Diagnostics, GatewayMode, Severity};
 use seikan_sys::monitor as process;
 use seikan_sys::netlink::{Event, Group, Netlink, Subscription};
@@ -34,93 +37,93 @@ use zeroize::Zeroizing;
 
 /// Longest message, in bytes: the state of some 50,000 peers.
 pub const MAX_MESSAGE: u32 = 16 << 20;
-/// Interval between two looks at resolv.conf.
+/// Interval between two checks of resolv.conf.
 const KEEP_EVERY: Duration = Duration::from_secs(5);
 
 const TOKEN_DAEMON: u64 = 0;
-const TOKEN_CARD: u64 = 1;
+const TOKEN_INTERFACE: u64 = 1;
 
-/// What the daemon asks for.
+/// Request of the daemon.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Request {
-    /// Note a change that is about to be made. Not after [`Request::Seal`].
+    /// Record a change that is about to be made. Not after [`Request::Seal`].
     Note(Change),
-    /// Run the hooks of a moment on the way up. Not after [`Request::Seal`].
+    /// Run a hook of the start. Not after [`Request::Seal`].
     Run(Moment),
-    /// The tunnel is set up: take no more orders.
+    /// The tunnel is set up: accept only [`Request::Leave`] and [`Request::End`] from now on.
     Seal(Sealed),
-    /// Run the hooks before the end, and write the state where the configuration says `SaveConfig`.
+    /// Run the hooks before the end, and save the state if the configuration says `SaveConfig`.
     Leave(Option<Box<Running>>),
-    /// Take everything back, and run the hooks of the end.
+    /// Undo everything, and run the hooks after the end.
     End,
 }
 
-/// What was set up.
+/// Result of the set-up.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sealed {
-    /// Members of the mesh are found by their names.
+    /// Members of the mesh are found by name.
     pub names: bool,
-    /// `wg` has a socket.
+    /// There is a socket for `wg`.
     pub uapi: bool,
 }
 
-/// What the monitor says to that.
+/// Reply of the monitor.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reply {
-    /// It is done.
+    /// Done.
     Done,
-    /// It is not: the daemon may not ask for it.
+    /// Refused: the daemon may not request it.
     Refused(String),
     /// A hook failed.
     Hook(Failure),
-    /// It is done as far as it could be.
+    /// Done, except for these failures.
     Failures(Vec<String>),
 }
 
-/// Why the monitor did not do something.
+/// Why the monitor did not fulfil a request.
 #[derive(Debug, thiserror::Error)]
 pub enum MonitorError {
-    /// There is none.
+    /// It could not be started.
     #[error("cannot start the monitor, which keeps the tunnel's privileges: {0}")]
     Start(io::Error),
     /// It has ended.
     #[error(
-        "the monitor, which keeps the tunnel's privileges, has ended: {0}; run `seikan down` to take back what is left"
+        "the monitor, which keeps the tunnel's privileges, has ended: {0}; run `seikan down` to clean up"
     )]
     Gone(io::Error),
-    /// It will not.
+    /// It refused the request.
     #[error("the monitor refuses: {0}")]
     Refused(String),
-    /// A hook.
+    /// A hook failed.
     #[error(transparent)]
     Hook(#[from] HookError),
 }
 
-/// The monitor, as the daemon has it.
+/// The daemon's handle of the monitor.
 #[derive(Debug)]
 pub struct Monitor {
     process: process::Monitor,
 }
 
 impl Monitor {
-    /// Forks it. `config_file` is where `SaveConfig` writes. The journal is the monitor's from now on.
+    /// Forks the monitor, which takes over the journal. `config_file` is the file that `SaveConfig` writes.
     ///
     /// # Errors
     /// [`MonitorError::Start`].
     pub fn start(
         config: &Config,
         config_file: Option<&Path>,
-        places: &Places,
+        dirs: &RuntimeDirs,
         journal: Journal,
     ) -> Result<Monitor, MonitorError> {
         let file = journal.file();
         let mut journal = Some(journal);
         let process = process::Monitor::start(file.as_slice(), |socket| {
             if let Some(journal) = journal.take() {
-                Keeper::new(config, config_file, places, journal).serve(&socket);
+                Keeper::new(config, config_file, dirs, journal).serve(&socket);
             }
         });
         if let Some(journal) = journal.take() {
@@ -130,7 +133,8 @@ impl Monitor {
         Ok(Monitor { process })
     }
 
-    /// The stream to it. It says nothing that it was not asked for, so if there is something to read, it has ended.
+    /// Returns the stream to the monitor. It sends only replies, so an unexpected readable stream means that it
+    /// has ended.
     pub fn socket(&self) -> &UnixStream {
         self.process.socket()
     }
@@ -144,10 +148,10 @@ impl Monitor {
         }
     }
 
-    /// Runs the hooks of a moment on the way up.
+    /// Runs a hook of the start.
     ///
     /// # Errors
-    /// [`MonitorError::Hook`], or the monitor is gone.
+    /// [`MonitorError::Hook`], or the monitor has ended.
     pub fn run(&mut self, moment: Moment) -> Result<(), MonitorError> {
         match self.ask(&Request::Run(moment))? {
             Reply::Hook(failure) => Err(failure.of(moment).into()),
@@ -155,20 +159,21 @@ impl Monitor {
         }
     }
 
-    /// From now on only [`Self::leave`] and [`Self::end`] are done.
+    /// From now on the monitor accepts only [`Self::leave`] and [`Self::end`].
     ///
     /// # Errors
-    /// The monitor is gone.
+    /// The monitor has ended.
     pub fn seal(&mut self, sealed: Sealed) -> Result<(), MonitorError> {
         self.ask(&Request::Seal(sealed)).map(drop)
     }
 
-    /// Runs the hooks before the end and saves the state, if there is one. What could not be done, for people.
+    /// Runs the hooks before the end and saves the state, if there is one. Returns the failures, as texts for
+    /// the user.
     pub fn leave(&mut self, running: Option<Running>) -> Vec<String> {
         self.failures(&Request::Leave(running.map(Box::new)))
     }
 
-    /// Takes everything back and runs the hooks of the end. What could not be done, for people.
+    /// Undoes everything and runs the hooks after the end. Returns the failures, as texts for the user.
     pub fn end(&mut self) -> Vec<String> {
         self.failures(&Request::End)
     }
@@ -192,13 +197,13 @@ impl Notes for Monitor {
     }
 }
 
-/// The monitor's own side.
+/// The monitor in its own process.
 struct Keeper<'a> {
     config: &'a Config,
     config_file: Option<&'a Path>,
-    places: &'a Places,
+    dirs: &'a RuntimeDirs,
     journal: Journal,
-    /// How far the hooks have come on the way up.
+    /// The last hook of the start that was run.
     reached: Option<Moment>,
     sealed: Option<Sealed>,
     has_left: bool,
@@ -209,13 +214,13 @@ impl<'a> Keeper<'a> {
     fn new(
         config: &'a Config,
         config_file: Option<&'a Path>,
-        places: &'a Places,
+        dirs: &'a RuntimeDirs,
         journal: Journal,
     ) -> Keeper<'a> {
         Keeper {
             config,
             config_file,
-            places,
+            dirs,
             journal,
             reached: None,
             sealed: None,
@@ -224,7 +229,7 @@ impl<'a> Keeper<'a> {
         }
     }
 
-    /// Does what the daemon says until it is gone, or has said what it may not, and then what is left to do.
+    /// Fulfils the daemon's requests until it ends or sends an invalid one, and then undoes the rest.
     fn serve(mut self, socket: &UnixStream) {
         let _ = self.converse(socket);
         if !self.has_left {
@@ -238,7 +243,7 @@ impl<'a> Keeper<'a> {
     fn converse(&mut self, socket: &UnixStream) -> io::Result<()> {
         let mut epoll = Epoll::new(2)?;
         epoll.add(socket, TOKEN_DAEMON, Interest::Read)?;
-        let mut card = None;
+        let mut gateway_interface = None;
         while !self.has_ended {
             let is_sealed = self.sealed.is_some() && !self.has_left;
             let keeps_names = is_sealed && self.sealed.is_some_and(|sealed| sealed.names);
@@ -247,29 +252,32 @@ impl<'a> Keeper<'a> {
             if tokens.is_empty() && keeps_names {
                 names::keep(self.config);
             }
-            if tokens.contains(&TOKEN_CARD)
-                && let Some(card) = &mut card
+            if tokens.contains(&TOKEN_INTERFACE)
+                && let Some(gateway_interface) = &mut gateway_interface
             {
-                self.look_after(card);
+                self.look_after(gateway_interface);
             }
             if tokens.contains(&TOKEN_DAEMON) {
                 let request = receive::<Request>(socket)?;
                 let reply = match request {
                     Some(request) => self.answer(request),
-                    None => Reply::Refused("this is no request".to_owned()),
+                    None => Reply::Refused("not a request".to_owned()),
                 };
                 send(socket, &reply)?;
                 match reply {
-                    // Whoever sends packets to the daemon may have sent this.
+                    // A compromised daemon may have sent this.
                     Reply::Refused(reason) if self.sealed.is_some() => {
                         return Err(io::Error::other(reason));
                     }
                     _ => {}
                 }
-                if card.is_none() && self.sealed.is_some() {
-                    card = Card::watch(self.config).filter(|card| {
-                        epoll.add(&card.network, TOKEN_CARD, Interest::Read).is_ok()
-                    });
+                if gateway_interface.is_none() && self.sealed.is_some() {
+                    gateway_interface =
+                        GatewayInterface::watch(self.config).filter(|gateway_interface| {
+                            epoll
+                                .add(&gateway_interface.network, TOKEN_INTERFACE, Interest::Read)
+                                .is_ok()
+                        });
                 }
             }
         }
@@ -283,13 +291,13 @@ impl<'a> Keeper<'a> {
                 refused("the tunnel is set up")
             }
             Request::Note(change) if !change.is_of(self.config) => {
-                refused("the configuration asks for no such change")
+                refused("the configuration does not ask for this change")
             }
             Request::Note(change) => self.note(change),
             Request::Run(moment @ (Moment::PreUp | Moment::PostUp))
                 if self.reached < Some(moment) =>
             {
-                self.run_on_the_way_up(moment)
+                self.run_start_hook(moment)
             }
             Request::Seal(sealed) => {
                 self.sealed = Some(sealed);
@@ -300,13 +308,15 @@ impl<'a> Keeper<'a> {
             }
             Request::End if self.has_left && !self.has_ended => {
                 let failures = self.end();
-                // The daemon is still there and holds the name, so these are not a successor's.
+                // The daemon still runs and holds the name, so these files are not a successor's.
                 if let Some(sealed) = self.sealed {
                     self.remove_sockets(sealed);
                 }
                 Reply::Failures(failures)
             }
-            Request::Run(_) | Request::Leave(_) | Request::End => refused("this is not the time"),
+            Request::Run(_) | Request::Leave(_) | Request::End => {
+                refused("the request comes at the wrong time")
+            }
         }
     }
 
@@ -315,12 +325,12 @@ impl<'a> Keeper<'a> {
         Reply::Failures(noted.err().into_iter().collect())
     }
 
-    fn run_on_the_way_up(&mut self, moment: Moment) -> Reply {
+    fn run_start_hook(&mut self, moment: Moment) -> Reply {
         if !self.config.hooks.is_empty() {
-            // That a kill of both processes is made good by nobody is told with the next note.
+            // If both processes were killed, the next note would report the missing clean-up.
             let _ = Notes::will_do(&mut self.journal, Change::Hooks);
         }
-        // Before they are run: those of the end make good what half of these have done.
+        // Set before they run: the hooks of the end undo the effects of those that fail half way.
         self.reached = Some(moment);
         match hooks::run(self.config, moment) {
             Ok(()) => Reply::Done,
@@ -341,7 +351,7 @@ impl<'a> Keeper<'a> {
         if let (true, Some(running), Some(file)) =
             (self.config.save_config, running, self.config_file)
         {
-            let saved = running.in_place_of(self.config).map_err(|e| e.to_string());
+            let saved = running.merged_into(self.config).map_err(|e| e.to_string());
             let saved =
                 saved.and_then(|config| save::save(&config, file).map_err(|e| e.to_string()));
             failures.extend(saved.err());
@@ -361,60 +371,63 @@ impl<'a> Keeper<'a> {
 
     fn remove_sockets(&self, sealed: Sealed) {
         let name = self.config.name.as_str();
-        let uapi = sealed.uapi.then(|| self.places.uapi(name));
-        let own = [self.places.control(name), self.places.lock(name)];
-        // The lock last: without it nobody is running.
+        let uapi = sealed.uapi.then(|| self.dirs.uapi(name));
+        let own = [self.dirs.control(name), self.dirs.lock(name)];
+        // The lock last: without it, no instance is running.
         for path in uapi.into_iter().chain(own) {
             let _ = fs::remove_file(path);
         }
     }
 
-    fn look_after(&mut self, card: &mut Card<'_>) {
+    fn look_after(&mut self, gateway_interface: &mut GatewayInterface<'_>) {
         let journal = &mut self.journal;
-        if card.has_changed() {
-            card.upkeep
-                .look(&card.netlink, journal, &mut |warning| warn(warning));
+        if gateway_interface.has_changed() {
+            gateway_interface
+                .upkeep
+                .look(&gateway_interface.netlink, journal, &mut |warning| {
+                    warn(warning)
+                });
         }
     }
 }
 
-/// The card of a gateway's local network, where the kernel forwards.
-struct Card<'a> {
+/// The interface of a routed gateway's local network.
+struct GatewayInterface<'a> {
     network: Subscription,
     netlink: Netlink,
     upkeep: Upkeep<'a>,
 }
 
-impl<'a> Card<'a> {
-    /// Watches it from now on, if there is one to be watched.
-    fn watch(config: &'a Config) -> Option<Card<'a>> {
+impl<'a> GatewayInterface<'a> {
+    /// Starts watching, for a routed gateway.
+    fn watch(config: &'a Config) -> Option<GatewayInterface<'a>> {
         let settings = config.gateway.as_ref();
         let settings = settings.filter(|gateway| gateway.mode == GatewayMode::Routed)?;
         let netlink = Netlink::open().ok()?;
-        Some(Card {
+        Some(GatewayInterface {
             network: Netlink::subscribe(&[Group::Link]).ok()?,
             upkeep: Upkeep::new(settings, &netlink).ok()?,
             netlink,
         })
     }
 
-    /// Reads events; true if the card may be another one than before.
+    /// Reads events; returns true if the interface may have been replaced.
     fn has_changed(&mut self) -> bool {
         let mut changed = false;
-        // An error of the socket is no event; the next is.
+        // An error of the socket is no event; read the next one.
         while let Ok(Some(event)) = self.network.next_event() {
             let removed = match event {
                 Event::Link(link) => {
-                    changed |= link.name == self.upkeep.card();
+                    changed |= link.name == self.upkeep.interface();
                     false
                 }
-                Event::LinkRemoved(link) => link.name == self.upkeep.card(),
-                // It may have been that.
+                Event::LinkRemoved(link) => link.name == self.upkeep.interface(),
+                // The lost event may have been that.
                 Event::Lost => true,
                 _ => false,
             };
             if removed {
-                self.upkeep.card_removed();
+                self.upkeep.interface_removed();
             }
             changed |= removed;
         }
@@ -422,7 +435,7 @@ impl<'a> Card<'a> {
     }
 }
 
-/// Shows a warning where the daemon shows its own.
+/// Prints a warning like those of the daemon.
 fn warn(warning: Diagnostic) {
     let mut warnings = Diagnostics::default();
     warnings.push(warning);
@@ -439,7 +452,7 @@ fn send(mut socket: &UnixStream, message: &impl Serialize) -> io::Result<()> {
     socket.write_all(&bytes)
 }
 
-/// The next message; `None` if it is none that this end knows.
+/// Receives a message; `None` if it is invalid.
 fn receive<T: DeserializeOwned>(mut socket: &UnixStream) -> io::Result<Option<T>> {
     let mut length = [0; 4];
     socket.read_exact(&mut length)?;
@@ -447,7 +460,7 @@ fn receive<T: DeserializeOwned>(mut socket: &UnixStream) -> io::Result<Option<T>
     if length > MAX_MESSAGE {
         return Ok(None);
     }
-    // As much memory as has come.
+    // Allocates only as many bytes as arrive.
     let mut bytes = Zeroizing::new(Vec::new());
     let read = socket.take(length.into()).read_to_end(&mut bytes)?;
     if read < length as usize {
@@ -456,68 +469,68 @@ fn receive<T: DeserializeOwned>(mut socket: &UnixStream) -> io::Result<Option<T>
     Ok(serde_json::from_slice(&bytes).ok())
 }
 
-/// Takes back what an instance that was killed has left, with its sockets; `false` if it has left nothing. The hooks of the end
-/// are not run. `warn` is told what could not be taken back.
+/// Undoes the changes of an instance that was killed, and removes its sockets; returns `false` if there are
+/// none. Hooks are not run. `warn` gets the failures.
 ///
 /// # Errors
-/// Somebody is at it, or the name is in use.
+/// Another process is cleaning up, or the name is in use.
 pub fn clean_up(
-    places: &Places,
+    dirs: &RuntimeDirs,
     name: &str,
     warn: &mut dyn FnMut(Diagnostic),
 ) -> Result<bool, CleanUpError> {
-    if !crate::state::is_left(&places.run, name) {
+    if !crate::journal::is_left(&dirs.run, name) {
         return Ok(false);
     }
-    let _lock = Lock::take(places, name)?;
-    let (journal, left) = Journal::open(&places.run, name)?;
+    let _lock = Lock::take(dirs, name)?;
+    let (journal, left) = Journal::open(&dirs.run, name)?;
     take_back(name, left, warn);
     drop(journal);
-    let _ = fs::remove_file(places.control(name));
-    // Nobody else's: its owner would answer.
-    let uapi = places.uapi(name);
+    let _ = fs::remove_file(dirs.control(name));
+    // If another program owned the socket, it would answer.
+    let uapi = dirs.uapi(name);
     if UnixStream::connect(&uapi).is_err() {
         let _ = fs::remove_file(uapi);
     }
     Ok(true)
 }
 
-/// Why leftovers could not be taken back.
+/// Why a clean-up failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CleanUpError {
     /// The name is in use.
     #[error(transparent)]
     Control(#[from] ControlError),
-    /// The journal is.
+    /// The journal is in use.
     #[error(transparent)]
-    State(#[from] StateError),
+    State(#[from] JournalError),
 }
 
-/// Takes back what an earlier instance has left, and says so. What no tunnel of this name changes is not touched, whoever wrote it
-/// into the journal.
+/// Undoes the changes of an earlier instance, with a warning. Changes that a tunnel of this name never makes
+/// are skipped, whoever wrote them into the journal.
 pub fn take_back(name: &str, left: Vec<Change>, warn: &mut dyn FnMut(Diagnostic)) {
     let (left, foreign): (Vec<_>, Vec<_>) =
         left.into_iter().partition(|change| change.may_be_of(name));
     if !foreign.is_empty() {
         let message = format!(
-            "the journal of an earlier tunnel names {} changes that no tunnel of this name makes; they were not taken back",
+            "the journal of an earlier tunnel lists {} changes that a tunnel of this name never makes; they were not undone",
             foreign.len()
         );
         let warning = Diagnostic::new(Severity::Warning, name, message);
-        warn(warning.with_help("find out who wrote it: only root can"));
+        warn(warning.with_help("only root can write the journal: find out who did"));
     }
     if left.is_empty() {
         return;
     }
-    let message = "an earlier tunnel of this name was killed; what it left was taken back";
+    let message = "an earlier tunnel of this name was killed; its changes were undone";
     let mut warning = Diagnostic::new(Severity::Warning, name, message);
     if left.contains(&Change::Hooks) {
         warning = warning.with_help(
-            "but for its hooks: see whether its PreDown and PostDown commands have to be run",
+            "its hooks did not run: check whether its PreDown and PostDown commands are needed",
         );
     }
     warn(warning);
-    for failure in crate::state::take_back(left) {
+    for failure in crate::journal::take_back(left) {
         warn(Diagnostic::new(Severity::Warning, name, failure));
     }
 }
@@ -540,21 +553,21 @@ mod tests {
         parsed.config.expect("a configuration")
     }
 
-    /// What the monitor answers to these bytes after the requests, and what is then in the folder.
+    /// Replies of the monitor to these requests and bytes, and the contents of the directory afterwards.
     fn answers(requests: &[Request], bytes: &[u8]) -> (Vec<String>, Vec<String>) {
         let folder = tempfile::tempdir().expect("folder");
         let mark = folder.path().join("mark");
         let config = config(&format!("PostDown = touch {}", mark.display()));
-        let places = Places {
+        let dirs = RuntimeDirs {
             run: folder.path().to_owned(),
             wireguard: folder.path().join("wireguard"),
             state: folder.path().join("state"),
         };
-        let (journal, _) = Journal::open(&places.run, "wg0").expect("journal");
+        let (journal, _) = Journal::open(&dirs.run, "wg0").expect("journal");
         let (ours, theirs) = UnixStream::pair().expect("a pair");
         let answers = std::thread::scope(|scope| {
-            let (config, places) = (&config, &places);
-            scope.spawn(move || Keeper::new(config, None, places, journal).serve(&theirs));
+            let (config, dirs) = (&config, &dirs);
+            scope.spawn(move || Keeper::new(config, None, dirs, journal).serve(&theirs));
             for request in requests {
                 send(&ours, request).expect("sent");
             }
@@ -598,7 +611,7 @@ mod tests {
             "[",
         ];
         for text in forged {
-            // What follows is not read.
+            // The messages after it are not read.
             let bytes = [message(text), message(r#"{"leave":null}"#)].concat();
             let (answers, files) = answers(&[Request::Run(Moment::PreUp), SEALED], &bytes);
             assert_eq!(answers.len(), 3, "{text}: {answers:?}");

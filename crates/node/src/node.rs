@@ -1,37 +1,36 @@
-//! A running tunnel: the protocol, the TUN device, the sockets, and what is counted around them.
+//! A running tunnel: the protocol, the TUN device, the sockets, and their counters.
 
-use crate::doors::Doors;
 use crate::gateway::GatewayNode;
-use crate::mesh::{MeshState, stun};
+use crate::sockets::Sockets;
+use crate::system::{SystemRandom, now};
 use seikan_config::{CipherPreference, Config, Host};
+use seikan_mesh::state::MeshState;
+use seikan_mesh::stun;
 use seikan_observe::Histogram;
 use seikan_proto::capabilities::Cipher;
 use seikan_proto::inbox::Inbox;
 use seikan_proto::indices::PeerId;
 use seikan_proto::noise::Protocol;
 use seikan_proto::outbox::Outbox;
-use seikan_proto::rng::Rng;
 use seikan_proto::time::Instant;
-use seikan_proto::tunnel::{Now, Tunnel, TunnelConfig};
+use seikan_proto::tunnel::{Tunnel, TunnelConfig};
 use seikan_sys::confine::Confinement;
 use seikan_sys::netlink::Netlink;
 use seikan_sys::packet::PacketSocket;
 use seikan_sys::tun::{Tun, TunError, TunOptions};
-use seikan_sys::udp::{DatagramFilter, UdpError, UdpOptions, UdpSocket};
-use seikan_sys::{clock, random};
-use std::cell::Cell;
+use seikan_sys::udp::{DatagramFilter, UdpError, UdpOptions};
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 
 /// MTU of the TUN device unless configured: a 1500-byte path less WireGuard's largest overhead.
 pub const DEFAULT_MTU: u32 = 1420;
-/// Room of a send batch: what two read batches can grow to, headers and tags included.
+/// Size of the send buffer: twice a read batch, with headers and tags.
 const OUTBOX_BYTES: usize = 2 << 20;
 
-/// Bytes of a super-packet: 44 records for a 1500-byte path, as many as fit one GSO send, carry 44 x
-/// 1377 bytes of TCP payload behind their slice heads and inner headers; the kernel keeps some 320
-/// bytes of the limit for headers.
+/// Maximum bytes of a super-packet: 44 records on a 1500-byte path, the most that one GSO send holds, carry 44
+/// x 1377 bytes of TCP payload behind slice heads and inner headers; the kernel reserves some 320 bytes of the
+/// limit for headers.
 const GSO_MAX_SIZE: u32 = 44 * 1377 + 320;
 
 /// Why a node cannot start.
@@ -45,166 +44,22 @@ pub enum NodeError {
     Udp(#[from] UdpError),
     /// A peer's endpoint cannot be resolved.
     #[error(
-        "cannot resolve the endpoint `{host}`: {error}; use an address, or see to the name server"
+        "cannot resolve the endpoint `{host}`: {error}; use an address, or check the name server"
     )]
     Resolve {
         /// The host name.
         host: String,
-        /// What the resolver said.
+        /// The resolver's error.
         error: io::Error,
     },
-    /// Something else of the system.
-    #[error("{what}: {error}")]
+    /// Another system call failed.
+    #[error("{operation}: {error}")]
     System {
-        /// What was attempted.
-        what: &'static str,
+        /// The operation that failed.
+        operation: &'static str,
         /// The system's answer.
         error: io::Error,
     },
-}
-
-/// The system's random source.
-pub struct SystemRandom;
-
-impl Rng for SystemRandom {
-    fn fill(&mut self, destination: &mut [u8]) {
-        // getrandom(2) fails only before the pool is initialised or for bad arguments; without
-        // randomness there is no secrecy, so there is no going on either.
-        random::fill(destination).expect("the kernel's random source works");
-    }
-}
-
-/// The two sockets on one port.
-#[derive(Debug)]
-pub struct Sockets {
-    /// IPv4.
-    pub v4: Option<UdpSocket>,
-    /// IPv6.
-    pub v6: Option<UdpSocket>,
-    /// Others, each for one address.
-    pub doors: Doors,
-    options: UdpOptions,
-    /// What sockets counted that have been replaced since.
-    replaced: SocketCounts,
-    /// The most of [`SocketCounts::receive_queue_drops`] that was told: two counts that are read one after the other make it.
-    told: Cell<u64>,
-}
-
-/// What the sockets count.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SocketCounts {
-    /// Datagrams that found the receive buffer full; joined ones count once.
-    pub receive_queue_drops: u64,
-    /// Datagrams longer than any that a peer sends ([`Node::limit_datagrams`]), refused before they were received.
-    pub oversized_drops: u64,
-    /// Datagrams of no type that a peer sends, or shorter than their type ([`Node::filter_types`]), dropped
-    /// before they were received.
-    pub malformed_drops: u64,
-    /// Sends that were refused with segmentation offload and replayed without.
-    pub gso_fallbacks: u64,
-}
-
-impl SocketCounts {
-    pub(crate) fn add(&mut self, socket: &UdpSocket) {
-        self.receive_queue_drops += socket.receive_queue_drops();
-        self.gso_fallbacks += socket.gso_fallbacks();
-    }
-}
-
-impl Sockets {
-    /// Binds both families to `port`; 0 lets the kernel choose one for both. One family may be
-    /// absent from the host.
-    pub fn bind(port: u16, options: UdpOptions) -> Result<Sockets, UdpError> {
-        let v4 = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port).into(), &options);
-        let v4 = match v4 {
-            Err(UdpError::NoFamily { .. }) => None,
-            other => Some(other?),
-        };
-        let chosen = v4
-            .as_ref()
-            .and_then(|s| s.local_addr().ok())
-            .map_or(port, |a| a.port());
-        let v6 = match UdpSocket::bind((Ipv6Addr::UNSPECIFIED, chosen).into(), &options) {
-            Err(error) if v4.is_none() => return Err(error),
-            Err(UdpError::NoFamily { .. } | UdpError::AddressNotAvailable { .. }) => None,
-            other => Some(other?),
-        };
-        Ok(Sockets {
-            v4,
-            v6,
-            doors: Doors::default(),
-            options,
-            replaced: SocketCounts::default(),
-            told: Cell::default(),
-        })
-    }
-
-    /// Moves to another port; 0 lets the kernel choose. The old sockets, doors too, are closed once the new
-    /// ones are bound: after an error everything is as before. What all of them counted stays.
-    pub fn rebind(&mut self, port: u16) -> Result<(), UdpError> {
-        let Sockets { v4, v6, .. } = Sockets::bind(port, self.options.clone())?;
-        let former = [
-            std::mem::replace(&mut self.v4, v4),
-            std::mem::replace(&mut self.v6, v6),
-        ];
-        for socket in former.iter().flatten() {
-            self.replaced.add(socket);
-        }
-        self.doors.close_all();
-        Ok(())
-    }
-
-    /// Sets the firewall mark of everything sent from now on; 0 is none.
-    pub fn set_fwmark(&mut self, mark: u32) -> Result<(), UdpError> {
-        for socket in self.iter().chain(self.doors.iter()) {
-            socket.set_fwmark(mark)?;
-        }
-        self.options.fwmark = Some(mark).filter(|mark| *mark != 0);
-        Ok(())
-    }
-
-    /// What was counted, by earlier sockets too.
-    pub fn counts(&self) -> SocketCounts {
-        let mut sum = self.replaced;
-        let closed = self.doors.closed();
-        sum.receive_queue_drops += closed.receive_queue_drops;
-        sum.gso_fallbacks += closed.gso_fallbacks;
-        for socket in self.iter().chain(self.doors.iter()) {
-            sum.add(socket);
-        }
-        if let Ok(filter) = &self.options.datagram_filter {
-            // The kernel counts these as drops of the socket, too.
-            let filtered = filter.filtered();
-            sum.receive_queue_drops = sum.receive_queue_drops.saturating_sub(filtered.buffers);
-            sum.oversized_drops = filtered.oversized;
-            sum.malformed_drops = filtered.malformed;
-        }
-        self.told.set(self.told.get().max(sum.receive_queue_drops));
-        sum.receive_queue_drops = self.told.get();
-        sum
-    }
-
-    /// The port of both.
-    pub fn port(&self) -> u16 {
-        let any = self.v4.as_ref().or(self.v6.as_ref());
-        any.and_then(|s| s.local_addr().ok())
-            .map_or(0, |a| a.port())
-    }
-
-    /// The firewall mark of everything sent.
-    pub fn fwmark(&self) -> Option<u32> {
-        self.options.fwmark
-    }
-
-    /// How they are set up.
-    pub(crate) fn options(&self) -> &UdpOptions {
-        &self.options
-    }
-
-    /// The sockets on the port.
-    pub fn iter(&self) -> impl Iterator<Item = &UdpSocket> {
-        self.v4.iter().chain(&self.v6)
-    }
 }
 
 /// How many packets or datagrams each call moved.
@@ -228,33 +83,32 @@ pub struct Node {
     pub tun: Tun,
     /// The sockets.
     pub sockets: Sockets,
-    /// How large the batches are.
+    /// Sizes of the batches.
     pub batches: BatchSizes,
-    /// When it started.
+    /// Time of its creation.
     pub started: Instant,
-    /// Devices of a local network that take part, if this is their gateway.
+    /// The gateway, if it is one.
     pub gateway: Option<GatewayNode>,
-    /// The mesh that it is a member of.
+    /// The mesh, if this host is a member of one.
     pub mesh: Option<MeshState>,
-    /// What its process cannot do any more; `None` before that.
+    /// Restrictions of the process; `None` before they are applied.
     pub confinement: Option<Confinement>,
     pub(crate) outbox: Outbox,
     pub(crate) inbox: Inbox,
 }
 
 impl Node {
-    /// Whether another gateway is active in this one's place.
-    pub fn stands_by(&self) -> bool {
-        self.gateway.as_ref().is_some_and(GatewayNode::stands_by)
+    /// Whether this gateway is on standby for another one.
+    pub fn is_standby(&self) -> bool {
+        self.gateway.as_ref().is_some_and(GatewayNode::is_standby)
     }
 
-    /// The socket on the card of a transparent gateway's local network.
+    /// Returns the socket on a transparent gateway's local network.
     pub(crate) fn lan_socket(&self) -> Option<&PacketSocket> {
         self.gateway.as_ref()?.lan.as_ref()?.socket()
     }
 
-    /// Creates device and sockets and tells the tunnel of its peers. Addresses and routes are not
-    /// set here.
+    /// Creates device, sockets and peers. Addresses and routes are set elsewhere.
     pub fn create(config: &Config) -> Result<Node, NodeError> {
         let mtu = config.mtu.unwrap_or(DEFAULT_MTU);
         let tun = Tun::create(&TunOptions {
@@ -272,7 +126,7 @@ impl Node {
             gro: config.offload,
             datagram_filter: match DatagramFilter::load() {
                 Ok(filter) => Ok(Arc::new(filter)),
-                Err(error) => Err(format!("the kernel takes no program for it: {error}")),
+                Err(error) => Err(format!("the kernel refused the filter program: {error}")),
             },
             ..UdpOptions::default()
         };
@@ -294,7 +148,7 @@ impl Node {
         });
         let now = now();
         for peer in &config.peers {
-            // Our own key as a peer is an error of the configuration, found there.
+            // A peer with this host's own key is an error that the configuration's check reports.
             let Some(id) = tunnel.add_peer(peer.public_key) else {
                 continue;
             };
@@ -319,13 +173,13 @@ impl Node {
         Ok(node)
     }
 
-    /// Lets the kernel refuse datagrams that are longer than any that a peer sends. To be called again when
-    /// an interface has come, gone or changed its MTU.
+    /// Sets the socket filter's maximum length; to be called again when an interface appears, disappears or
+    /// changes its MTU.
     ///
-    /// The native protocol never sends fragments, so its datagrams fit the MTU of an interface. WireGuard's may come in
-    /// fragments, and hold a packet of the MTU that the peer's tunnel has.
+    /// Datagrams of the native protocol are never fragmented, so they fit the MTU of an interface. Those of
+    /// WireGuard may be, and hold a packet of the MTU of the peer's tunnel.
     pub(crate) fn limit_datagrams(&self) {
-        let Ok(filter) = &self.sockets.options.datagram_filter else {
+        let Ok(filter) = &self.sockets.options().datagram_filter else {
             return;
         };
         let links = Netlink::open().and_then(|netlink| netlink.links());
@@ -334,7 +188,7 @@ impl Node {
                 .iter()
                 .map(|link| match link.index == self.tun.index() {
                     true => link.mtu + SEALED,
-                    // The limit does not hold there.
+                    // The limit does not apply to it.
                     false if link.hardware_type == LOOPBACK => 0,
                     false => link.mtu,
                 });
@@ -347,10 +201,10 @@ impl Node {
         filter.set_maximum(longest.unwrap_or(u32::MAX));
     }
 
-    /// Has the kernel drop datagrams of no type that a peer sends, and those shorter than their type. Answers of
-    /// STUN servers come to the sockets of a member of a mesh.
+    /// Sets the socket filter's message types and their minimum lengths. A member of a mesh also receives
+    /// responses of STUN servers.
     fn filter_types(&self, config: &Config) {
-        if let Ok(filter) = &self.sockets.options.datagram_filter {
+        if let Ok(filter) = &self.sockets.options().datagram_filter {
             let mut types = self.tunnel.protocol().message_types().to_vec();
             if config.mesh.is_some() {
                 types.push(stun::SHORTEST_ANSWER);
@@ -360,18 +214,18 @@ impl Node {
     }
 }
 
-/// What a record of WireGuard adds to a packet at most, in bytes: header, padding, tag.
+/// Maximum bytes that a record of WireGuard adds to a packet: header, padding, tag.
 const SEALED: u32 = 16 + 15 + 16;
-/// Datagrams up to this length are never refused: interfaces may receive somewhat more than their MTU.
+/// Datagrams up to this length are never filtered, since interfaces may receive somewhat more than their MTU.
 const SMALL_DATAGRAM: u32 = 2048;
-/// The same of WireGuard: jumbo frames of 9,216 bytes.
+/// The same for WireGuard: jumbo frames of 9,216 bytes.
 const JUMBO_DATAGRAM: u32 = 9216;
 /// `ARPHRD_LOOPBACK` (include/uapi/linux/if_arp.h).
 const LOOPBACK: u16 = 772;
 
-/// Asks the kernel for super-packets that one GSO send can carry, records and all; larger ones would
-/// cost a second call each. Only speed depends on it, so a refusal is not an error. A gateway's
-/// kernel forwards what GRO made, which may be larger, and would have to cut it up.
+/// Limits the kernel's super-packets to what one GSO send can carry, records included; larger ones would need a
+/// second call. Only speed depends on it, so an error is ignored. Not for a gateway, whose kernel would have to
+/// segment the larger packets that GRO merges.
 fn limit_super_packets(tun: &Tun) {
     if let Ok(netlink) = Netlink::open() {
         let _ = netlink.set_gso_max(tun.index(), GSO_MAX_SIZE, 64, GSO_MAX_SIZE);
@@ -398,7 +252,7 @@ fn add_peer(
     Ok(())
 }
 
-/// Finds the address of an endpoint.
+/// Resolves an endpoint.
 pub fn resolve(host: &Host, port: u16) -> Result<SocketAddr, NodeError> {
     match host {
         Host::Address(address) => Ok(SocketAddr::new(*address, port)),
@@ -412,14 +266,6 @@ pub fn resolve(host: &Host, port: u16) -> Result<SocketAddr, NodeError> {
                 .next()
                 .ok_or_else(|| failed(io::Error::from(io::ErrorKind::NotFound)))
         }
-    }
-}
-
-/// What the kernel's clocks say.
-pub fn now() -> Now {
-    Now {
-        mono: Instant::from_nanos(clock::monotonic().as_nanos() as u64),
-        wall: clock::wall(),
     }
 }
 

@@ -1,8 +1,8 @@
-//! Changes of a configuration's file: `SaveConfig`, which writes the running state back to where it came from, and another private key.
+//! Changes of a configuration file: `SaveConfig`, which writes the running state back, and a new private key.
 //!
-//! The new text is written beside the old file, brought to disk and then put in its place, so that
-//! a full disk or a crash leaves the old one as it was. Comments are lost, as with wg-quick, and a
-//! key that came from a file of its own is written out: the file is readable by its owner only.
+//! The new text is written to a temporary file, synced and renamed, so that a full disk or a crash leaves the
+//! old file unchanged. Comments are lost, as with wg-quick, and a key from a file of its own is written inline;
+//! the file is readable by its owner only.
 
 use crate::control::json::Secret;
 use crate::node::Node;
@@ -22,29 +22,29 @@ use zeroize::Zeroizing;
 /// Why the state was not saved.
 #[derive(Debug, thiserror::Error)]
 pub enum SaveError {
-    /// Not a thing that the wg-quick syntax can hold.
+    /// The wg-quick syntax cannot express the state.
     #[error("cannot save the configuration to {}: {source}", path.display())]
     Syntax {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What cannot be written.
+        /// The part that cannot be expressed.
         source: NotInIni,
     },
     /// The file system.
     #[error(
-        "cannot save the configuration to {}: {source}; the file is as it was{}",
+        "cannot save the configuration to {}: {source}; the file is unchanged{}",
         path.display(),
-        room(source)
+        remedy(source)
     )]
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// The error.
         source: io::Error,
     },
 }
 
-fn room(source: &io::Error) -> &'static str {
+fn remedy(source: &io::Error) -> &'static str {
     match source.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             ": make room in that file system"
@@ -54,7 +54,7 @@ fn room(source: &io::Error) -> &'static str {
     }
 }
 
-/// Writes the state to `path`; TOML if it ends so, else wg-quick's syntax.
+/// Writes the state to `path`: TOML if the name ends in `.toml`, otherwise wg-quick's syntax.
 pub fn save(config: &Config, path: &Path) -> Result<(), SaveError> {
     let text = match path.extension() {
         Some(ending) if ending == "toml" => config.to_toml(),
@@ -69,11 +69,11 @@ pub fn save(config: &Config, path: &Path) -> Result<(), SaveError> {
     })
 }
 
-/// Puts another private key into the file at `path`, or into the file of its own that it names. All else stays as it is, mode and
-/// owner too.
+/// Writes another private key into the file at `path`, or into the key file that it names. Everything else
+/// stays unchanged, mode and owner too.
 ///
 /// # Errors
-/// The file cannot be read or replaced, or has no line with a key: it is as it was.
+/// The file cannot be read or replaced, or has no line with a key; it is unchanged.
 pub fn set_private_key(path: &Path, key: &PrivateKey) -> Result<(), SaveError> {
     let failed = |path: &Path| {
         let path = path.to_owned();
@@ -87,7 +87,7 @@ pub fn set_private_key(path: &Path, key: &PrivateKey) -> Result<(), SaveError> {
         Syntax::Toml => name == field,
     };
     let encoded = encode_key(key.as_bytes());
-    // Room for everything: growing would leave copies of the key behind.
+    // Large enough: growing would leave copies of the key in memory.
     let mut new = Zeroizing::new(String::with_capacity(text.len() + 128));
     let mut found = false;
     for line in text.split_inclusive('\n') {
@@ -97,7 +97,7 @@ pub fn set_private_key(path: &Path, key: &PrivateKey) -> Result<(), SaveError> {
             let file = file.trim().trim_matches(['"', '\'']);
             let file = path.parent().unwrap_or(Path::new("")).join(file);
             let line = Zeroizing::new(format!("{}\n", *encoded));
-            return replace_alike(&file, line.as_bytes()).map_err(failed(&file));
+            return replace_keeping_mode(&file, line.as_bytes()).map_err(failed(&file));
         }
         if found || !is(name.trim(), "private-key") {
             new.push_str(line);
@@ -113,14 +113,14 @@ pub fn set_private_key(path: &Path, key: &PrivateKey) -> Result<(), SaveError> {
         }
     }
     if !found {
-        let message = "it has no line with a private key";
+        let message = "the file has no line with a private key";
         let source = io::Error::new(io::ErrorKind::InvalidData, message);
         return Err(failed(path)(source));
     }
-    replace_alike(path, new.as_bytes()).map_err(failed(path))
+    replace_keeping_mode(path, new.as_bytes()).map_err(failed(path))
 }
 
-/// What of a running tunnel goes into its configuration: values, and no text that a configuration's reader would interpret.
+/// The saved part of a running tunnel: values only, no text that a parser of the configuration would interpret.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Running {
@@ -142,10 +142,10 @@ struct RunningPeer {
 }
 
 impl Running {
-    /// What runs now.
+    /// Takes the state of a node.
     pub fn of(node: &Node) -> Running {
         let tunnel = &node.tunnel;
-        // Members of a mesh are told anew each time.
+        // Members of a mesh are learned again after each start.
         let members = node.mesh.as_ref().map(|mesh| &mesh.members);
         let is_member = |key| members.is_some_and(|members| members.contains_key(key));
         let peers = tunnel.peers().filter(|peer| !is_member(&peer.public_key));
@@ -172,11 +172,11 @@ impl Running {
         }
     }
 
-    /// The configuration with what was changed since. Names of peers and of their hosts are the configuration's.
+    /// Returns the configuration with the running state. Names of peers and hosts are kept.
     ///
     /// # Errors
-    /// A key is none.
-    pub fn in_place_of(&self, config: &Config) -> Result<Config, KeyError> {
+    /// A key is invalid.
+    pub fn merged_into(&self, config: &Config) -> Result<Config, KeyError> {
         let mut peers = Vec::new();
         for peer in &self.peers {
             let mut before = config.peers.iter();
@@ -194,12 +194,12 @@ impl Running {
             });
         }
         // In the order of the file, new ones last.
-        let place = |peer: &PeerConfig| {
+        let position = |peer: &PeerConfig| {
             let mut keys = config.peers.iter().map(|before| before.public_key);
             keys.position(|key| key == peer.public_key)
                 .unwrap_or(usize::MAX)
         };
-        peers.sort_by_key(place);
+        peers.sort_by_key(position);
         Ok(Config {
             listen_port: Some(self.listen_port),
             fwmark: self.fwmark,
@@ -210,7 +210,7 @@ impl Running {
     }
 }
 
-/// A peer that was given by name stays so: the name outlives its address.
+/// A peer that was configured by name keeps the name, which outlives its address.
 fn endpoint(before: Option<&PeerConfig>, now: Option<std::net::SocketAddr>) -> Option<Endpoint> {
     let before = before.and_then(|before| before.endpoint.clone());
     match (before, now) {
@@ -227,12 +227,12 @@ fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
     replace_with(path, text, |_| Ok(()))
 }
 
-/// The same with the owner and the mode that the file had, but for what everybody might do.
-fn replace_alike(path: &Path, text: &[u8]) -> io::Result<()> {
+/// Replaces a file and keeps its owner and mode, except for the access of others.
+fn replace_keeping_mode(path: &Path, text: &[u8]) -> io::Result<()> {
     let old = fs::metadata(path)?;
     replace_with(path, text, |new| {
         chown(new, Some(old.uid()), Some(old.gid()))?;
-        // There is a secret in it: whatever the mode was, not for everybody.
+        // The file contains a secret, so others lose access whatever the mode was.
         fs::set_permissions(new, Permissions::from_mode(old.mode() & 0o7770))
     })
 }
@@ -242,7 +242,7 @@ fn replace_with(
     text: &[u8],
     prepare: impl FnOnce(&Path) -> io::Result<()>,
 ) -> io::Result<()> {
-    // The file itself, where a link leads to it.
+    // The target of a symbolic link is replaced.
     let path = fs::canonicalize(path)?;
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".new");
@@ -259,7 +259,7 @@ fn replace_with(
 fn write(path: &Path, text: &[u8]) -> io::Result<()> {
     let mut options = OpenOptions::new();
     let mut file = match options.write(true).create_new(true).mode(0o600).open(path) {
-        // Left by a crash: nobody else has this name.
+        // Left by a crash: no other process uses this name.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             fs::remove_file(path)?;
             options.open(path)?
@@ -276,7 +276,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn the_new_text_takes_the_place_of_the_old_for_the_owner_only() {
+    fn the_new_text_replaces_the_old_for_the_owner_only() {
         let folder = tempfile::tempdir().expect("folder");
         let path = folder.path().join("wg0.conf");
         fs::write(&path, "old").expect("write");
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn another_key_takes_the_place_of_the_one_that_was_there_and_of_nothing_else() {
+    fn a_new_key_replaces_the_old_and_nothing_else() {
         let folder = tempfile::tempdir().unwrap();
         let key = PrivateKey::from_bytes([0x48; 32]);
         let (old, new) = (

@@ -1,8 +1,9 @@
-//! What a node tells about itself: [`Status`], which is also the JSON of `seikan status --json`.
+//! Status of a node: [`Status`], which is also the JSON of `seikan status --json`.
 //!
-//! That JSON is a stable interface: fields are added but keep their names and meaning as long as
-//! [`Status::version`] stays. Keys in it are public ones only.
+//! That JSON is a stable interface: fields are added, but keep their names and meaning while
+//! [`Status::version`] is the same. Keys in it are public keys only.
 
+pub mod gateway;
 mod interface;
 mod mesh;
 mod peer;
@@ -17,14 +18,14 @@ pub use peer::{
 pub use traffic::{Batches, Bucket, Direction, Distribution, Handshakes, Traffic};
 pub(crate) use traffic::{direction, distribution};
 
-use crate::control::subject::Record;
-use crate::gateway::status::GatewayStatus;
-use crate::mesh::is_routable;
 use crate::node::Node;
+use crate::status::gateway::GatewayStatus;
+use crate::subject::Record;
+use seikan_mesh::endpoints::is_routable;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// Version of the interface; another one breaks readers of this one.
+/// Version of the interface; incremented by an incompatible change.
 pub const VERSION: u32 = 1;
 
 /// A running tunnel.
@@ -32,7 +33,7 @@ pub const VERSION: u32 = 1;
 pub struct Status {
     /// [`VERSION`].
     pub version: u32,
-    /// The process.
+    /// The process id.
     pub pid: u32,
     /// The interface.
     pub interface: Interface,
@@ -40,32 +41,31 @@ pub struct Status {
     pub device: Device,
     /// The UDP sockets, one for each address family.
     pub sockets: Vec<Socket>,
-    /// Datagrams that the kernel dropped because the receive buffer was full; what it had joined
-    /// counts once.
+    /// Datagrams dropped by the kernel because the receive buffer was full; a merged batch counts once.
     pub receive_queue_drops: u64,
-    /// Datagrams longer than any that a peer sends, refused before they were received.
+    /// Datagrams longer than any of a peer, dropped by the socket filter.
     #[serde(default)]
     pub oversized_drops: u64,
-    /// Datagrams of no type that a peer sends, or shorter than their type, dropped before they were received.
+    /// Datagrams of an unknown type, or too short for their type, dropped by the socket filter.
     #[serde(default)]
     pub malformed_drops: u64,
-    /// Sends that were refused with segmentation offload and repeated without.
+    /// Sends that failed with segmentation offload and were repeated without.
     pub gso_fallbacks: u64,
-    /// All peers together, past ones and what belonged to none included.
+    /// Totals of all peers, including removed ones and packets of no peer.
     pub totals: Traffic,
-    /// How many packets each system call moved.
+    /// Number of packets per system call.
     pub batches: Batches,
-    /// The mesh that this host is a member of; absent if it is of none.
+    /// The mesh; absent if this host is not a member of one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mesh: Option<MeshStatus>,
     /// The peers, ordered by key.
     pub peers: Vec<PeerStatus>,
-    /// The gateway; absent if this is none.
+    /// The gateway; absent if this host is not one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gateway: Option<GatewayStatus>,
 }
 
-/// Everything but peers and gateway: they may be long and are told of one by one.
+/// Returns everything except peers and gateway, which may be long and are sent piece by piece.
 pub fn without_peers(node: &Node, record: &Record) -> Status {
     let counts = node.sockets.counts();
     Status {
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
     use serde_json::Value;
 
-    /// The stable interface, with every field that there is.
+    /// The stable interface with all its fields.
     const GOLDEN: &str = include_str!("../testdata/status.json");
 
     #[test]

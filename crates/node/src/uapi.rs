@@ -1,18 +1,18 @@
 //! WireGuard's cross-platform configuration protocol, which `wg` speaks to user-space tunnels
 //! (<https://www.wireguard.com/xplatform/#configuration-protocol>).
 //!
-//! A client sends `get=1` or `set=1`, lines of `key=value`, and an empty line; it gets lines and
-//! `errno=N`, which is 0 or a negative errno, and an empty line. [`Dialogue`] is one client. Lines
-//! take effect as they come (a request of ten thousand peers is never held as a whole), and a reply
-//! is made in pieces. What stands before a faulty line stays in effect, as in wireguard-go.
+//! A client sends `get=1` or `set=1`, lines of `key=value`, and an empty line; the reply is lines, then
+//! `errno=N` with 0 or a negative errno, and an empty line. [`Dialogue`] is one client. Lines take effect as
+//! they arrive, so that a request of ten thousand peers is never stored as a whole, and a reply is sent in
+//! pieces. Lines before an invalid one stay in effect, as in wireguard-go.
 
 mod get;
 mod set;
 #[cfg(test)]
 mod tests;
 
-use crate::control::client::Phase;
-use crate::control::output::Output;
+use crate::output::Output;
+use crate::output::Phase;
 use get::Get;
 use seikan_proto::keys::PrivateKey;
 use seikan_proto::tunnel::{Now, Tunnel};
@@ -21,9 +21,9 @@ use set::Set;
 use std::fmt::Write;
 use std::io;
 
-/// Longest line in bytes; the longest good one is a preshared key of 79.
+/// Maximum length of a line in bytes; the longest valid one is a preshared key of 79.
 pub const MAX_LINE: usize = 1024;
-/// Longest request in bytes: 10,000 peers with a hundred allowed IPs each.
+/// Maximum length of a request in bytes: 10,000 peers with a hundred allowed IPs each.
 pub const MAX_REQUEST: usize = 64 << 20;
 
 /// Why a request was refused, as the errno that the client gets.
@@ -31,18 +31,18 @@ pub const MAX_REQUEST: usize = 64 << 20;
 pub enum Refusal {
     /// Not a line of this protocol (EPROTO).
     Protocol,
-    /// A key that does not exist, or a value that it cannot have (EINVAL).
+    /// An unknown key, or an invalid value (EINVAL).
     Invalid,
-    /// The port has another owner (EADDRINUSE).
+    /// The port is in use (EADDRINUSE).
     PortInUse,
     /// More than [`MAX_REQUEST`] bytes (E2BIG).
     TooLong,
-    /// The system refused; its errno.
+    /// Another error of the system, with its errno.
     System(i32),
 }
 
 impl Refusal {
-    /// The number on the wire.
+    /// Returns the number on the wire.
     pub fn errno(self) -> i32 {
         match self {
             Refusal::TooLong => -7,
@@ -70,29 +70,29 @@ impl From<UdpError> for Refusal {
 const EIO: i32 = 5;
 const EADDRNOTAVAIL: i32 = 99;
 
-/// What is configured.
+/// The device that the protocol configures.
 pub trait Device {
-    /// The protocol.
+    /// Returns the tunnel.
     fn tunnel(&self) -> &Tunnel;
-    /// The protocol, to change it.
+    /// Returns the tunnel, to change it.
     fn tunnel_mut(&mut self) -> &mut Tunnel;
-    /// The clocks.
+    /// Returns the clocks.
     fn now(&self) -> Now;
-    /// Our key; `None` after it was taken away.
+    /// Returns the private key; `None` after it was removed.
     fn private_key(&self) -> Option<&PrivateKey>;
-    /// Takes on another key, or none.
+    /// Sets another private key, or none.
     fn set_private_key(&mut self, key: Option<PrivateKey>);
-    /// The UDP port.
+    /// Returns the UDP port.
     fn listen_port(&self) -> u16;
-    /// Moves to another port; 0 is any.
+    /// Moves to another port; 0 lets the kernel choose.
     fn set_listen_port(&mut self, port: u16) -> Result<(), Refusal>;
-    /// The firewall mark; 0 is none.
+    /// Returns the firewall mark; 0 is none.
     fn fwmark(&self) -> u32;
     /// Sets the firewall mark; 0 is none.
     fn set_fwmark(&mut self, mark: u32) -> Result<(), Refusal>;
 }
 
-/// One client's requests, one after the other.
+/// The requests of one client, in order.
 #[derive(Debug, Default)]
 pub struct Dialogue {
     state: State,
@@ -106,19 +106,18 @@ enum State {
     #[default]
     Idle,
     /// `get=1` was read, its empty line not yet.
-    Asked,
-    /// A reply is being made.
+    GetRequested,
+    /// A reply is being sent.
     Get(Get),
-    /// Lines are being carried out.
+    /// Lines are being applied.
     Set(Set),
-    /// Nothing sensible can follow.
+    /// The dialogue is over after an error.
     Over,
 }
 
 impl Dialogue {
-    /// Takes what a client sent; returns how many bytes were used up. The rest is to be offered
-    /// again, together with what comes after it: a line that has not ended, or the next request
-    /// while a reply is under way.
+    /// Consumes input of the client and returns the number of bytes consumed. The rest is passed again with the
+    /// bytes that follow it: an incomplete line, or the next request while a reply is being sent.
     pub fn take(&mut self, input: &[u8], device: &mut dyn Device, output: &mut Output) -> usize {
         let mut used = 0;
         while matches!(self.phase(), Phase::Idle | Phase::Asking) {
@@ -149,11 +148,11 @@ impl Dialogue {
         }
     }
 
-    /// Where it stands.
+    /// Returns the current state.
     pub fn phase(&self) -> Phase {
         match self.state {
             State::Idle => Phase::Idle,
-            State::Asked | State::Set(_) => Phase::Asking,
+            State::GetRequested | State::Set(_) => Phase::Asking,
             State::Get(_) => Phase::Replying,
             State::Over => Phase::Over,
         }
@@ -161,15 +160,15 @@ impl Dialogue {
 
     fn line(&mut self, line: &[u8], device: &mut dyn Device, output: &mut Output) {
         match (&mut self.state, line) {
-            (State::Idle, b"get=1") => self.state = State::Asked,
+            (State::Idle, b"get=1") => self.state = State::GetRequested,
             (State::Idle, b"set=1") => self.state = State::Set(Set::default()),
-            (State::Asked, b"") => self.state = State::Get(Get::new(device, output)),
+            (State::GetRequested, b"") => self.state = State::Get(Get::new(device, output)),
             (State::Set(set), b"") => {
                 let result = set.result();
                 self.finish(result, output);
             }
             (State::Set(set), line) => set.line(line, device),
-            (State::Asked, _) => self.refuse(Refusal::Invalid, output),
+            (State::GetRequested, _) => self.refuse(Refusal::Invalid, output),
             // Another protocol, or the middle of a request.
             _ => self.state = State::Over,
         }

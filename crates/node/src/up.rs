@@ -1,25 +1,29 @@
-//! From a configuration to a running tunnel, and back to nothing.
+//! Brings a tunnel up from a configuration, and down again.
 //!
-//! Up, in this order: the control sockets, and with them the name; the journal and what a killed
-//! instance left; is anything in the way ([`in_the_way`]); the monitor ([`crate::monitor`]); `PreUp`; the plan of routes; the
-//! interface with its sockets; addresses, MTU, up; name servers; routes, rules, firewall; `PostUp`; the names of a mesh. Then
-//! the monitor is sealed, the process becomes a user of its own with `CAP_NET_ADMIN` and is confined, and the worker runs. Down in reverse, by the monitor:
-//! `PreDown`, `SaveConfig`; the interface; everything in the journal, `PostDown`. A failure or a signal half way goes down from
-//! there.
+//! Order of `up`: the control sockets, which reserve the name; the journal, and the clean-up after a killed
+//! instance; checks for conflicts ([`check_conflicts`]); the monitor ([`crate::monitor`]); `PreUp`; the plan of
+//! routes; the interface with its sockets; addresses, MTU, link up; name servers; routes, rules, firewall;
+//! `PostUp`; the names of a mesh. Then the monitor is sealed, the process switches to a user of its own with
+//! `CAP_NET_ADMIN` and is confined, and the worker runs. The way down is the reverse, by the monitor:
+//! `PreDown`, `SaveConfig`; the interface; everything in the journal, `PostDown`. After a failure or a signal
+//! during `up`, the steps done so far are undone.
 
-use crate::control::{Control, ControlError, Places};
-use crate::gateway::{GatewayNode, LanError, Watch};
-use crate::life::{Life, LifeError};
-use crate::mesh::{Mesh, MeshError, client};
+use crate::control::{Control, ControlError, RuntimeDirs};
+use crate::gateway::{GatewayNode, LanError};
+use crate::journal::{Journal, JournalError};
+use crate::mesh::Mesh;
 use crate::monitor::{self, Monitor, MonitorError, Sealed};
+use crate::network::{LanMonitor, NetworkMonitor, NetworkMonitorError};
 use crate::node::{Node, NodeError, resolve};
 use crate::save::Running;
 use crate::setup::hooks::Moment;
-use crate::setup::names::{Found, Names};
+use crate::setup::names::Names;
 use crate::setup::{self, firewall, forwarding, mtu, occupied, routes};
-use crate::state::{Journal, StateError};
-use crate::worker::{self, Ended, Service, Verdict};
+use crate::worker::{self, ControlFlow, Ended, Service};
 use seikan_config::{Config, Diagnostic, GatewayMode, GatewaySettings, Host, Severity};
+use seikan_mesh::agent::AgentError;
+use seikan_mesh::client;
+use seikan_mesh::names::Found;
 use seikan_sys::confine::{Needs, confine};
 use seikan_sys::dns::DnsError;
 use seikan_sys::handover::Folder;
@@ -35,10 +39,10 @@ use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
-/// Token of the stream to the monitor; near none of others.
+/// Token of the stream to the monitor; distinct from all others.
 const TOKEN_MONITOR: u64 = (1 << 62) + 32;
 
-/// Why `up` failed. Everything made until then was taken back.
+/// Why `up` failed. Everything that was done was undone.
 #[derive(Debug, thiserror::Error)]
 pub enum UpError {
     /// The node.
@@ -50,13 +54,13 @@ pub enum UpError {
     /// Signals.
     #[error("cannot block signals: {0}")]
     Signals(io::Error),
-    /// Another instance runs, or there can be no control socket.
+    /// Another instance runs, or the control sockets cannot be created.
     #[error(transparent)]
     Control(#[from] ControlError),
-    /// What an earlier instance left is in the way.
+    /// The changes of an earlier instance cannot be undone.
     #[error(transparent)]
-    State(#[from] StateError),
-    /// The monitor, or a command of the configuration.
+    State(#[from] JournalError),
+    /// The monitor or a hook failed.
     #[error(transparent)]
     Monitor(#[from] MonitorError),
     /// Name servers.
@@ -65,65 +69,64 @@ pub enum UpError {
     /// Privileges.
     #[error(transparent)]
     Privilege(#[from] PrivilegeError),
-    /// The network cannot be watched.
+    /// The network cannot be monitored.
     #[error(transparent)]
-    Life(#[from] LifeError),
+    NetworkMonitor(#[from] NetworkMonitorError),
     /// This host cannot take part in its mesh.
     #[error(transparent)]
-    Mesh(#[from] MeshError),
-    /// The gateway's side of the local network.
+    Mesh(#[from] AgentError),
+    /// The gateway's interface on the local network.
     #[error(transparent)]
     Lan(#[from] LanError),
-    /// There is nowhere to keep what is known of the mesh.
+    /// The directory of the mesh's state cannot be opened.
     #[error(
-        "cannot open {}, where is kept what is known of the mesh: {source}",
+        "cannot open {}, which keeps the state of the mesh: {source}",
         path.display()
     )]
     Kept {
-        /// The folder.
+        /// Its path.
         path: PathBuf,
-        /// Why not.
+        /// The error.
         source: io::Error,
     },
-    /// The process may not do it.
+    /// The process lacks a capability.
     #[error(
-        "bringing up interface {interface} takes CAP_NET_ADMIN, which this process lacks: run it \
-         with sudo, or once `setcap cap_net_admin+ep` on the program"
+        "bringing up interface {interface} needs CAP_NET_ADMIN, which this process lacks: run it with sudo, or run \
+         `setcap cap_net_admin+ep` on the program once"
     )]
     NotPermitted {
-        /// Which interface.
+        /// The interface.
         interface: String,
     },
-    /// The name is taken.
-    #[error("interface {interface} exists already: {what}")]
+    /// The name is in use.
+    #[error("interface {interface} exists already: {usage}")]
     InterfaceExists {
-        /// Which interface.
+        /// The interface.
         interface: String,
-        /// What it is, and what to do.
-        what: String,
+        /// Its present use, and the remedy.
+        usage: String,
     },
-    /// The port is taken.
+    /// The port is in use.
     #[error(
         "UDP port {port} is in use by {holder}: choose another `ListenPort`, or stop that first"
     )]
     PortInUse {
-        /// Which port.
+        /// The port.
         port: u16,
-        /// By whom.
+        /// The process that uses it.
         holder: String,
     },
-    /// The interface vanished while the tunnel ran.
+    /// The interface was deleted while the tunnel ran.
     #[error(
-        "interface {interface} was deleted under the tunnel, which ended; start it again, and see \
-         who deleted it"
+        "interface {interface} was deleted, so the tunnel ended; start it again, and find out who deleted it"
     )]
     InterfaceGone {
-        /// Which interface.
+        /// The interface.
         interface: String,
     },
 }
 
-/// What a tunnel is when it is up.
+/// Properties of a tunnel that is up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UpSummary {
     /// The interface.
@@ -136,26 +139,26 @@ pub struct UpSummary {
     pub mtu: u32,
 }
 
-/// Told how things go.
+/// Receiver of events of `up`.
 pub trait Observer {
-    /// Something is odd, but the tunnel goes on.
+    /// A warning; the tunnel continues.
     fn warn(&mut self, warning: Diagnostic);
-    /// The interface carries traffic. With an error the tunnel ends again: nobody knows of it.
+    /// The tunnel is up. An error stops it again, since nobody learned of it.
     fn is_up(&mut self, summary: &UpSummary) -> io::Result<()>;
 }
 
-/// What `up` needs to know beside the configuration.
+/// Options of `up` besides the configuration.
 #[derive(Debug, Clone, Default)]
 pub struct UpOptions {
-    /// Where `SaveConfig` writes.
+    /// The file that `SaveConfig` writes.
     pub config_file: Option<PathBuf>,
-    /// Where the control sockets, the journal and the state are.
-    pub places: Places,
+    /// Directories of the control sockets, the journal and the state.
+    pub dirs: RuntimeDirs,
 }
 
-/// Brings the interface up and runs until told to stop.
+/// Brings the tunnel up and runs it until it is stopped.
 ///
-/// The process must still have one thread, and has few privileges afterwards.
+/// The process must have a single thread, and has few privileges afterwards.
 pub fn up(
     config: &Config,
     options: &UpOptions,
@@ -169,12 +172,12 @@ pub fn up(
             interface: config.name.to_string(),
         });
     }
-    // Declared first, so that it goes last: until then the name is taken.
-    let mut control = Control::at(&options.places, config)?;
+    // Declared first and so dropped last: the name stays reserved until then.
+    let mut control = Control::new(&options.dirs, config)?;
     let journal = open_journal(config, options, observer)?;
-    in_the_way(config, &netlink)?;
+    check_conflicts(config, &netlink)?;
     let file = options.config_file.as_deref();
-    let monitor = Monitor::start(config, file, &options.places, journal)?;
+    let monitor = Monitor::start(config, file, &options.dirs, journal)?;
     let mut work = Work {
         config,
         options,
@@ -189,22 +192,22 @@ pub fn up(
     work.tear_down();
     drop(work);
     match outcome? {
-        Ended::Asked => Ok(()),
+        Ended::Requested => Ok(()),
         Ended::InterfaceGone => Err(UpError::InterfaceGone {
             interface: config.name.to_string(),
         }),
     }
 }
 
-/// Takes the lock, and takes back what a killed instance left.
+/// Opens the journal, and undoes the changes of a killed instance.
 fn open_journal(
     config: &Config,
     options: &UpOptions,
     observer: &mut dyn Observer,
 ) -> Result<Journal, UpError> {
-    let (journal, left) = match Journal::open(&options.places.run, config.name.as_str()) {
+    let (journal, left) = match Journal::open(&options.dirs.run, config.name.as_str()) {
         Ok(opened) => opened,
-        Err(error @ StateError::Locked { .. }) => return Err(error.into()),
+        Err(error @ JournalError::Locked { .. }) => return Err(error.into()),
         Err(error) => {
             observer.warn(setup::without_journal(&error.to_string()));
             (Journal::in_memory(), Vec::new())
@@ -214,30 +217,29 @@ fn open_journal(
     Ok(journal)
 }
 
-/// What can be known to be in the way before any hook has run.
-fn in_the_way(config: &Config, netlink: &Netlink) -> Result<(), UpError> {
+/// Checks for conflicts that can be detected before any hook has run.
+fn check_conflicts(config: &Config, netlink: &Netlink) -> Result<(), UpError> {
     let interface = config.name.to_string();
     let Some(index) = netlink.link_index(&interface)? else {
         return Ok(());
     };
     let kind = netlink.link_by_index(index).map(|link| link.kind);
-    let what = match (
+    let usage = match (
         occupied::tun_holder(&interface),
         kind.unwrap_or_default().as_str(),
     ) {
         (Some(holder), _) => {
-            format!("{holder} runs it; stop that first, or name the configuration's file otherwise")
+            format!("{holder} uses it; stop that first, or rename the configuration file")
         }
         (None, "tun") => format!(
-            "a TUN device that no process holds; if it is a left-over, remove it with \
-             `ip link delete {interface}`"
+            "a TUN device that no process uses; if it is a left-over, remove it with `ip link delete {interface}`"
         ),
         (None, "wireguard") => format!(
-            "the kernel's WireGuard runs it; stop that first with `wg-quick down {interface}` or \
-             `ip link delete {interface}`"
+            "the kernel's WireGuard uses it; stop that first with `wg-quick down {interface}` or `ip link delete \
+             {interface}`"
         ),
         (None, kind) => format!(
-            "it is {}; name the configuration's file otherwise",
+            "it is {}; rename the configuration file",
             if kind.is_empty() {
                 "a network card".to_owned()
             } else {
@@ -245,11 +247,11 @@ fn in_the_way(config: &Config, netlink: &Netlink) -> Result<(), UpError> {
             }
         ),
     };
-    Err(UpError::InterfaceExists { interface, what })
+    Err(UpError::InterfaceExists { interface, usage })
 }
 
-/// A tunnel on its way up or down. The node comes before the monitor: should this process panic, the interface is gone when the
-/// monitor, which is then waited for, cleans up.
+/// A tunnel during `up` and `down`. The node precedes the monitor: if this process panics, the interface is
+/// removed before the monitor cleans up, and the process waits for that.
 struct Work<'a> {
     config: &'a Config,
     options: &'a UpOptions,
@@ -257,13 +259,13 @@ struct Work<'a> {
     signals: &'a Signals,
     netlink: Netlink,
     node: Option<Node>,
-    /// Names of members, if this host is one.
+    /// Names of members, if this host is a member.
     names: Option<Names>,
     monitor: Monitor,
 }
 
 impl Work<'_> {
-    /// All of the way up; leaves early, without a node, if a signal says so.
+    /// Performs all steps of `up`; returns early, without a node, after a signal.
     fn bring_up(&mut self) -> Result<(), UpError> {
         self.monitor.run(Moment::PreUp)?;
         if self.is_interrupted() {
@@ -295,7 +297,7 @@ impl Work<'_> {
         }
         self.monitor.run(Moment::PostUp)?;
         if config.mesh.is_some() {
-            // After the hooks: until the thread of the mesh runs, nobody answers.
+            // After the hooks: no query is answered before the agent runs.
             let observer = &mut *self.observer;
             let mut warn = |warning| observer.warn(warning);
             self.names = Some(Names::set(&config, &mut self.monitor, &mut warn));
@@ -303,7 +305,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// The gateway, if this is one: its card, or what the kernel needs to forward.
+    /// Sets up the gateway, if configured: its interface, or the kernel's forwarding.
     fn open_gateway(&mut self, config: &Config) -> Result<(), UpError> {
         let (Some(settings), Some(node)) = (&config.gateway, &mut self.node) else {
             return Ok(());
@@ -328,16 +330,16 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// The worker's life, unless a signal came before it.
+    /// Runs the worker, unless a signal has arrived before.
     fn run(&mut self, control: &mut Control) -> Result<Ended, UpError> {
         let interrupted = self.is_interrupted();
         let Some(node) = self.node.as_mut().filter(|_| !interrupted) else {
-            return Ok(Ended::Asked);
+            return Ok(Ended::Requested);
         };
         let mut identity = Identity::of_daemon()?;
         let kept = match self.config.mesh {
             Some(_) => Some(open_kept(
-                &self.options.places,
+                &self.options.dirs,
                 self.config,
                 &mut identity,
                 &mut *self.observer,
@@ -361,9 +363,9 @@ impl Work<'_> {
             control,
             monitor: self.monitor.socket(),
             has_monitor: true,
-            life: Life::new(self.config, node)?,
+            network: NetworkMonitor::new(self.config, node)?,
             watch: match node.gateway.is_some() {
-                true => Some(Watch::new(node)?),
+                true => Some(LanMonitor::new(node)?),
                 false => None,
             },
             mesh: match (&self.config.mesh, &kept) {
@@ -383,7 +385,7 @@ impl Work<'_> {
             mtu: self.netlink.link_by_index(node.tun.index())?.mtu,
         };
         if observer.borrow_mut().is_up(&summary).is_err() {
-            return Ok(Ended::Asked);
+            return Ok(Ended::Requested);
         }
         let ended = worker::run(node, self.signals, &mut services)?;
         if let Some(mesh) = services.mesh.take() {
@@ -398,7 +400,7 @@ impl Work<'_> {
         }
     }
 
-    /// All of the way down, from wherever the way up ended. Failures are told and passed over.
+    /// Performs the steps of `down`, from whatever state. Failures are reported and skipped.
     fn tear_down(&mut self) {
         let saves = self.config.save_config;
         let running = self.node.as_ref().filter(|_| saves).map(Running::of);
@@ -412,8 +414,8 @@ impl Work<'_> {
         }
     }
 
-    /// The configuration with addresses for names. A name that cannot be resolved now, as when the
-    /// host is booting, is tried again while the tunnel runs.
+    /// Returns the configuration with resolved endpoints. A name that cannot be resolved now, as during boot,
+    /// is retried while the tunnel runs.
     fn resolved(&mut self) -> (Config, Vec<IpAddr>) {
         let mut config = self.config.clone();
         let mut endpoints = Vec::new();
@@ -423,7 +425,7 @@ impl Work<'_> {
             };
             match resolve(&endpoint.host, endpoint.port) {
                 Ok(address) => {
-                    // A link-local address keeps its name: only that has the scope.
+                    // A link-local address keeps its name, which has the scope.
                     if !matches!(address, std::net::SocketAddr::V6(v6) if v6.scope_id() != 0) {
                         endpoint.host = Host::Address(address.ip());
                     }
@@ -435,8 +437,7 @@ impl Work<'_> {
                         self.config.name.as_str(),
                         error.to_string(),
                     );
-                    let help = "the tunnel goes up without this peer's address, and asks again \
-                                every few seconds";
+                    let help = "the tunnel starts without this peer's address, and resolves it again every few seconds";
                     self.observer.warn(warning.with_help(help));
                     peer.endpoint = None;
                 }
@@ -452,14 +453,14 @@ impl Work<'_> {
         )
     }
 
-    /// Adds what procfs knows.
+    /// Adds the information of procfs to an error.
     fn explain(&self, error: NodeError) -> UpError {
         match error {
             NodeError::Udp(UdpError::PortInUse { address }) => UpError::PortInUse {
                 port: address.port(),
                 holder: occupied::port_holder(address.port()),
             },
-            NodeError::Tun(TunError::Exists { .. }) => in_the_way(self.config, &self.netlink)
+            NodeError::Tun(TunError::Exists { .. }) => check_conflicts(self.config, &self.netlink)
                 .err()
                 .unwrap_or(UpError::Node(error)),
             error => UpError::Node(error),
@@ -467,17 +468,17 @@ impl Work<'_> {
     }
 }
 
-/// Opens the folder of what is kept of a mesh, and gives it to whom the daemon becomes. What the system trusts is read with it.
-/// Where it cannot be given to `identity`, because this namespace does not have that user or a capability is missing, the daemon
-/// stays who it is.
+/// Opens the directory of the mesh's state and makes the daemon's user its owner; also loads the system's root
+/// certificates. If the directory cannot be given to `identity`, because this namespace has no such user or a
+/// capability is missing, the daemon keeps its user.
 fn open_kept(
-    places: &Places,
+    dirs: &RuntimeDirs,
     config: &Config,
     identity: &mut Option<Identity>,
     observer: &mut dyn Observer,
 ) -> Result<Folder, UpError> {
     client::roots();
-    let path = places.state.join(config.name.as_str());
+    let path = dirs.state.join(config.name.as_str());
     let given = Folder::give(&path, *identity);
     let is_refused = |error: &io::Error| {
         matches!(
@@ -504,23 +505,24 @@ fn open_kept(
     given.map_err(|source| UpError::Kept { path, source })
 }
 
-/// Beside the reason for which a daemon stays root.
-const STAYS_ROOT: &str = "the tunnel works; but who takes it over can open files of root: grant CAP_SETUID, CAP_SETGID, CAP_SETPCAP and CAP_CHOWN";
+/// Help text of the warning that the daemon stays root.
+const STAYS_ROOT: &str = "the tunnel works, but an attacker who takes it over could open files of root: grant \
+                          CAP_SETUID, CAP_SETGID, CAP_SETPCAP and CAP_CHOWN";
 
-/// Becomes a user of its own, with few capabilities.
+/// Switches to a user of its own with few capabilities.
 fn give_up_privileges(
     config: &Config,
     identity: Option<Identity>,
     observer: &mut dyn Observer,
 ) -> Result<(), UpError> {
     let keep = capabilities(config);
-    // What is not there cannot be kept, and is not needed for the tunnel itself.
+    // A missing capability cannot be kept, and the tunnel itself does not need it.
     let drop_to = |identity| match privilege::drop_to(&keep, identity) {
         Err(PrivilegeError::Missing { .. }) => privilege::drop_to(&[], identity),
         other => other,
     };
     match drop_to(identity) {
-        // In a user namespace that does not have the user, or where this was not granted.
+        // In a user namespace without that user, or without the capabilities.
         Err(error @ PrivilegeError::Become { .. }) => {
             let warning =
                 Diagnostic::new(Severity::Warning, config.name.as_str(), error.to_string());
@@ -531,8 +533,8 @@ fn give_up_privileges(
     }
 }
 
-/// What is kept beside `CAP_NET_ADMIN`, which sockets that are opened while the tunnel runs need for their marks and buffer sizes: those of
-/// another port, and those to relays.
+/// Returns the capabilities to keep besides `CAP_NET_ADMIN`, which later sockets (on another port, or to
+/// relays) need for their mark and buffer sizes.
 fn capabilities(config: &Config) -> Vec<Capability> {
     let mut kept = Vec::new();
     if config
@@ -552,14 +554,14 @@ fn is_transparent(config: &Config) -> bool {
     config.gateway.as_ref().is_some_and(transparent)
 }
 
-/// Everything that shares the worker's loop.
+/// All services of the worker's loop.
 struct Services<'a> {
     control: &'a mut Control,
     monitor: &'a UnixStream,
-    /// It has not ended.
+    /// The monitor has not ended.
     has_monitor: bool,
-    life: Life,
-    watch: Option<Watch>,
+    network: NetworkMonitor,
+    watch: Option<LanMonitor>,
     mesh: Option<Mesh<'a>>,
 }
 
@@ -567,7 +569,7 @@ impl Service for Services<'_> {
     fn start(&mut self, epoll: &Epoll) -> io::Result<()> {
         self.control.start(epoll)?;
         epoll.add(self.monitor, TOKEN_MONITOR, Interest::Read)?;
-        self.life.start(epoll)?;
+        self.network.start(epoll)?;
         if let Some(mesh) = &mut self.mesh {
             mesh.start(epoll)?;
         }
@@ -576,16 +578,16 @@ impl Service for Services<'_> {
             .try_for_each(|watch| watch.start(epoll))
     }
 
-    fn ready(&mut self, token: u64, epoll: &Epoll, node: &mut Node) -> Verdict {
+    fn ready(&mut self, token: u64, epoll: &Epoll, node: &mut Node) -> ControlFlow {
         match (&mut self.watch, &mut self.mesh) {
-            // It says nothing unless it was asked: it has ended.
+            // Readable without a request: it has ended.
             _ if token == TOKEN_MONITOR => {
                 self.has_monitor = false;
-                Verdict::Stop
+                ControlFlow::Stop
             }
-            _ if Life::owns(token) => self.life.ready(token, epoll, node),
+            _ if NetworkMonitor::owns(token) => self.network.ready(token, epoll, node),
             (_, Some(mesh)) if Mesh::owns(token) => mesh.ready(token, epoll, node),
-            (Some(watch), _) if Watch::owns(token) => watch.ready(token, epoll, node),
+            (Some(watch), _) if LanMonitor::owns(token) => watch.ready(token, epoll, node),
             _ => self.control.ready(token, epoll, node),
         }
     }

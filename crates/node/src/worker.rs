@@ -1,20 +1,23 @@
-//! The worker: one loop, run to completion, no queue between its steps.
+//! The worker: a single loop that runs each step to completion, without queues in between.
 //!
-//! Each turn, in this order: receive what the sockets have (within a budget), write it to the
-//! TUN device, send the answers; read a batch from the TUN device, seal it, send it; let timers
-//! act; serve the control sockets. Receiving comes first because its packets hold the
-//! acknowledgements on which the sending side waits.
+//! Each iteration, in this order: receive from the sockets, write the packets to the TUN device, send answers;
+//! read a batch from the TUN device, seal it, send it; handle timers; serve the control sockets. Receiving
+//! comes first because received packets contain the acknowledgements that the sender waits for.
 
-use crate::doors;
+mod gateway;
+mod punch;
+
+use crate::batch_reader::BatchReader;
 use crate::gateway::Destination;
-use crate::intake::Intake;
-use crate::mesh::{Heard, stun};
-use crate::node::{Node, NodeError, now};
+use crate::node::{Node, NodeError};
+use crate::sockets::punch::FIRST_TOKEN;
+use crate::system::now;
+use seikan_mesh::event::WorkerEvent;
+use seikan_mesh::stun;
 use seikan_observe::DropReason;
 use seikan_proto::inbox::{MAX_PIECES, Write};
 use seikan_proto::outbox::Run;
 use seikan_proto::segment::SuperPacket;
-use seikan_proto::time::Instant;
 use seikan_proto::tunnel::Datagram;
 use seikan_sys::poll::{Epoll, Interest};
 use seikan_sys::signal::{Signal, Signals};
@@ -26,64 +29,64 @@ use std::ops::Range;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-/// Receive buffers, each for what GRO merges. All are used while datagrams come one by one.
+/// Receive buffers, each for one GRO batch. All are used while datagrams arrive one by one.
 const RECEIVE_BUFFERS: usize = 64;
-/// Buffers used while GRO fills them: half a megabyte at a time stays within the cache.
+/// Buffers used while GRO merges datagrams: half a megabyte at a time stays in the cache.
 const RECEIVE_BUFFERS_MERGED: usize = 8;
-/// Mean bytes per buffer from which on GRO is at work.
+/// Mean bytes per buffer above which GRO merges.
 const MERGED_BYTES: usize = 4096;
-/// How long a full send buffer is waited for before the datagrams are dropped.
+/// How long the worker waits for a full send buffer before it drops the datagrams.
 const SEND_PATIENCE: Duration = Duration::from_millis(100);
 
 const TOKEN_V4: u64 = 0;
 const TOKEN_V6: u64 = 1;
 const TOKEN_TUN: u64 = 2;
 const TOKEN_SIGNAL: u64 = 3;
-/// The card of a gateway's local network.
+/// The interface of a gateway's local network.
 pub(crate) const TOKEN_LAN: u64 = 4;
-/// Tokens from here on are the service's.
+/// First token of services.
 pub const FIRST_SERVICE_TOKEN: u64 = 16;
 
-/// What runs beside the data path in the same loop: control sockets, metrics.
+/// A part of the loop besides the data path, such as the control sockets.
 pub trait Service {
     /// Registers descriptors, with tokens from [`FIRST_SERVICE_TOKEN`] on.
     fn start(&mut self, epoll: &Epoll) -> io::Result<()>;
-    /// A descriptor is ready. Must not block.
-    fn ready(&mut self, token: u64, epoll: &Epoll, node: &mut Node) -> Verdict;
+    /// Handles a ready descriptor. Must not block.
+    fn ready(&mut self, token: u64, epoll: &Epoll, node: &mut Node) -> ControlFlow;
 }
 
-/// Whether the loop goes on.
+/// Effect of a service on the loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// It does.
+pub enum ControlFlow {
+    /// The loop continues.
     Continue,
-    /// The sockets were replaced (another port): register the new ones.
+    /// The sockets were replaced (another port) and have to be registered.
     SocketsChanged,
-    /// Stop, in order.
+    /// The loop ends.
     Stop,
 }
 
 /// Why the loop ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// A signal or the control socket asked for it.
-    Asked,
-    /// The interface was deleted under us.
+    /// Requested by a signal or the control socket.
+    Requested,
+    /// The interface was deleted.
     InterfaceGone,
 }
 
 struct Buffers {
-    intake: Intake,
+    reader: BatchReader,
     receive: ReceiveBatch,
 }
 
-/// Runs the tunnel until it is told to stop.
+/// Runs the tunnel until it is stopped.
 pub fn run(
     node: &mut Node,
     signals: &Signals,
     service: &mut dyn Service,
 ) -> Result<Ended, NodeError> {
-    let failed = |what| move |error| NodeError::System { what, error };
+    let failed = |operation| move |error| NodeError::System { operation, error };
     let mut epoll = Epoll::new(64).map_err(failed("cannot create an epoll instance"))?;
     let register = |epoll: &Epoll, node: &Node| -> io::Result<()> {
         for (socket, token) in [(&node.sockets.v4, TOKEN_V4), (&node.sockets.v6, TOKEN_V6)] {
@@ -104,28 +107,25 @@ pub fn run(
         .and_then(|()| service.start(&epoll))
         .map_err(failed("cannot watch the descriptors"))?;
     let mut buffers = Buffers {
-        intake: Intake::default(),
+        reader: BatchReader::default(),
         receive: ReceiveBatch::new(RECEIVE_BUFFERS, 65_536),
     };
     let mut served = Vec::new();
-    let mut called = Vec::new();
+    let mut punch_ready = Vec::new();
     loop {
-        let until = |(at, _): (Instant, _)| at.duration_since(now().mono);
-        let timeout = if buffers.intake.waits() || node.lan_waits() {
+        let timeout = if buffers.reader.waits() || node.lan_waits() {
             Some(Duration::ZERO)
         } else {
-            let tunnel = node.tunnel.next_wakeup().filter(|_| !node.stands_by());
-            let tunnel = tunnel.map(until);
-            let gateway = node
-                .gateway_wakeup()
-                .map(|at| at.duration_since(now().mono));
-            let doors = node.door_wakeup().map(|at| at.duration_since(now().mono));
-            tunnel.into_iter().chain(gateway).chain(doors).min()
+            let tunnel = node.tunnel.next_wakeup().filter(|_| !node.is_standby());
+            let punch = node.sockets.punch.wakeup();
+            let wakeups = [tunnel.map(|(at, _)| at), node.gateway_wakeup(), punch];
+            let next = wakeups.into_iter().flatten().min();
+            next.map(|at| at.duration_since(now().mono))
         };
         let (mut receive, mut read, mut gone) = ([false; 2], false, false);
         let mut read_lan = false;
         served.clear();
-        called.clear();
+        punch_ready.clear();
         for event in epoll
             .wait(timeout)
             .map_err(failed("cannot wait for events"))?
@@ -137,42 +137,42 @@ pub fn run(
                     read = true;
                     gone = event.failed && !event.readable;
                 }
-                token if token >= doors::FIRST_TOKEN => called.push(token),
+                token if token >= FIRST_TOKEN => punch_ready.push(token),
                 token => served.push(token),
             }
         }
-        // What was just written may have been answered at once, as the local stack runs within the
-        // write: looking costs less than waiting to be told, and halves a round trip.
+        // The local stack runs within the write and may have answered already: reading at once costs less than
+        // another wakeup, and halves a round trip.
         read |= receive[0] && node.receive_from(TOKEN_V4, &mut buffers);
         read |= receive[1] && node.receive_from(TOKEN_V6, &mut buffers);
-        for door in &called {
-            read |= node.receive_from(*door, &mut buffers);
+        for token in &punch_ready {
+            read |= node.receive_from(*token, &mut buffers);
         }
         if read_lan || node.lan_waits() {
             node.read_from_lan();
         }
-        if read || buffers.intake.waits() {
-            gone |= node.read_from_tun(&mut buffers.intake);
+        if read || buffers.reader.waits() {
+            gone |= node.read_from_tun(&mut buffers.reader);
         }
         if gone {
             return Ok(Ended::InterfaceGone);
         }
         node.poll_timers();
-        node.tend_doors(&epoll);
-        node.tell_sought();
+        node.poll_punches(&epoll);
+        node.report_unanswered();
         node.poll_gateway();
         for token in served.drain(..) {
-            let verdict = match token {
+            let flow = match token {
                 TOKEN_SIGNAL => match signals.next() {
-                    Ok(Some(Signal::Interrupt | Signal::Terminate)) => Verdict::Stop,
-                    _ => Verdict::Continue,
+                    Ok(Some(Signal::Interrupt | Signal::Terminate)) => ControlFlow::Stop,
+                    _ => ControlFlow::Continue,
                 },
                 token => service.ready(token, &epoll, node),
             };
-            match verdict {
-                Verdict::Continue => {}
-                Verdict::Stop => return Ok(Ended::Asked),
-                Verdict::SocketsChanged => {
+            match flow {
+                ControlFlow::Continue => {}
+                ControlFlow::Stop => return Ok(Ended::Requested),
+                ControlFlow::SocketsChanged => {
                     register(&epoll, node).map_err(failed("cannot watch the sockets"))?
                 }
             }
@@ -181,23 +181,23 @@ pub fn run(
 }
 
 impl Node {
-    /// Receives once from a socket and delivers; whether there was anything to deliver.
+    /// Receives once from a socket and delivers; returns whether packets were delivered.
     fn receive_from(&mut self, token: u64, buffers: &mut Buffers) -> bool {
         let socket = match token {
             TOKEN_V4 => self.sockets.v4.as_ref(),
             TOKEN_V6 => self.sockets.v6.as_ref(),
             // Closed since it was ready.
-            door => self.sockets.doors.socket(door),
+            token => self.sockets.punch.socket(token),
         };
         let Some(socket) = socket else { return false };
-        // An error belongs to an earlier send (unreachable, refused) and was counted there.
+        // An error belongs to an earlier send (unreachable, refused), and was counted there.
         let Ok(received) = socket.receive(&mut buffers.receive) else {
             return false;
         };
         let (metas, arena) = buffers.receive.parts_mut();
         let metas = &metas[..received];
-        if let Some(gateway) = self.gateway.as_mut().filter(|g| g.stands_by()) {
-            gateway.drop_standing_by(received as u64);
+        if let Some(gateway) = self.gateway.as_mut().filter(|g| g.is_standby()) {
+            gateway.drop_as_standby(received as u64);
             return false;
         }
         let datagrams: usize = metas
@@ -208,18 +208,18 @@ impl Node {
         let bytes: usize = metas.iter().map(|m| m.length).sum();
         let merged = bytes > received * MERGED_BYTES;
         let mut others = Vec::new();
-        let beside = self.take_beside(metas, arena, &mut others);
-        let caller = (token >= doors::FIRST_TOKEN)
-            .then(|| self.caller(token, metas))
+        let taken = self.take_stun_answers(metas, arena, &mut others);
+        let punched_receive = (token >= FIRST_TOKEN)
+            .then(|| self.punched_receive(token, metas))
             .flatten();
         let arrived = metas.iter().enumerate();
-        let arrived = arrived.filter(|(index, _)| beside & (1 << index) == 0);
+        let arrived = arrived.filter(|(index, _)| taken & (1 << index) == 0);
         let arrived = arrived.map(|(_, meta)| datagram(meta));
         let arrived = arrived.chain(others);
         self.tunnel
             .inbound(now(), arrived, arena, &mut self.inbox, &mut self.outbox);
-        if let Some(caller) = caller {
-            self.heard_at_door(&caller);
+        if let Some(punched_receive) = punched_receive {
+            self.on_punched_receive(&punched_receive);
         }
         let delivers = !self.inbox.writes().is_empty();
         self.deliver(arena);
@@ -233,15 +233,21 @@ impl Node {
         delivers
     }
 
-    /// Hands what is the mesh's and not the tunnel's to whom it is for; a bit for each receive with any of it, what else was in
-    /// those is put into `others`. A relay answers from where its datagrams come, and GRO may have joined both.
-    fn take_beside(&self, metas: &[ReceiveMeta], arena: &[u8], others: &mut Vec<Datagram>) -> u64 {
+    /// Passes answers of STUN servers and relays to the mesh's agent. Returns a bit for each receive that
+    /// contained one; other datagrams of these receives are added to `others`, since GRO may have merged a
+    /// relay's answers with its datagrams.
+    fn take_stun_answers(
+        &self,
+        metas: &[ReceiveMeta],
+        arena: &[u8],
+        others: &mut Vec<Datagram>,
+    ) -> u64 {
         const { assert!(RECEIVE_BUFFERS <= u64::BITS as usize) };
         let Some(mesh) = &self.mesh else { return 0 };
         let mut taken = 0;
         for (index, meta) in metas.iter().enumerate() {
-            // Strangers' go to the tunnel, which counts them as what they are: unknown.
-            if !mesh.asked.contains_key(&meta.source) {
+            // Answers of unknown servers go to the tunnel, which counts them as of unknown source.
+            if !mesh.is_queried(&meta.source) {
                 continue;
             }
             let is_answer = |range: &Range<usize>| stun::is_answer(&arena[range.clone()]);
@@ -251,8 +257,8 @@ impl Node {
             taken |= 1 << index;
             for range in meta.segments() {
                 if is_answer(&range) {
-                    // What finds no room is asked for again.
-                    let _ = mesh.to_agent.try_send(Heard::Stun(arena[range].into()));
+                    // A request without an answer is repeated.
+                    mesh.notify_agent(WorkerEvent::Stun(arena[range].into()));
                 } else {
                     others.push(Datagram {
                         range,
@@ -264,8 +270,8 @@ impl Node {
         taken
     }
 
-    /// Sends a datagram that is not the tunnel's from its socket. What is lost is sent again by who wanted it sent.
-    pub(crate) fn send_beside(&self, bytes: &[u8], to: SocketAddr) {
+    /// Sends a datagram of the mesh's agent from the tunnel's socket. The agent repeats a lost one.
+    pub(crate) fn send_from_port(&self, bytes: &[u8], to: SocketAddr) {
         let socket = match to {
             SocketAddr::V4(_) => &self.sockets.v4,
             SocketAddr::V6(_) => &self.sockets.v6,
@@ -281,13 +287,13 @@ impl Node {
         }
     }
 
-    /// Tells the mesh of members that do not answer.
-    fn tell_sought(&mut self) {
+    /// Tells the mesh's agent of members that do not answer.
+    fn report_unanswered(&mut self) {
         let Some(mesh) = &self.mesh else { return };
         for id in self.tunnel.take_peers_to_call() {
             if let Some(peer) = self.tunnel.peer(id) {
                 // The next initiation comes here again.
-                let _ = mesh.to_agent.try_send(Heard::Sought {
+                mesh.notify_agent(WorkerEvent::Sought {
                     key: peer.public_key,
                     lost: peer.paths.is_lost(),
                 });
@@ -295,13 +301,13 @@ impl Node {
         }
     }
 
-    /// Sends a batch of what the TUN device holds. True if the device is gone.
-    fn read_from_tun(&mut self, intake: &mut Intake) -> bool {
+    /// Sends a batch of packets of the TUN device. Returns true if the device is gone.
+    fn read_from_tun(&mut self, reader: &mut BatchReader) -> bool {
         let now = now();
         let queue = &self.tun.queues()[0];
         let (batch, gone) = match &mut self.gateway {
-            None => intake.next(|space| queue.read(space).map(|length| 0..length), now.mono),
-            Some(gateway) => intake.next(
+            None => reader.next(|space| queue.read(space).map(|length| 0..length), now.mono),
+            Some(gateway) => reader.next(
                 |space| {
                     let length = gateway.read(space, now.mono, |space| queue.read(space))?;
                     Ok(0..length)
@@ -309,16 +315,13 @@ impl Node {
                 now.mono,
             ),
         };
-        if let Some(gateway) = self.gateway.as_mut().filter(|g| g.stands_by()) {
-            gateway.drop_standing_by(batch.len() as u64);
+        if let Some(gateway) = self.gateway.as_mut().filter(|g| g.is_standby()) {
+            gateway.drop_as_standby(batch.len() as u64);
             return gone;
         }
         if !batch.is_empty() {
             self.batches.packets_per_read.record(batch.len() as u64);
-            self.tunnel
-                .outbound(now, batch, &mut self.outbox, &mut self.inbox);
-            self.transmit();
-            self.deliver(&mut []);
+            self.send_batch(now, batch);
         }
         self.send_made();
         gone
@@ -326,7 +329,7 @@ impl Node {
 
     fn poll_timers(&mut self) {
         let now = now();
-        if self.stands_by()
+        if self.is_standby()
             || self
                 .tunnel
                 .next_wakeup()
@@ -344,7 +347,7 @@ impl Node {
         }
     }
 
-    /// Sends all runs.
+    /// Sends everything in the outbox.
     pub(crate) fn transmit(&mut self) {
         for run in self.outbox.runs() {
             let result = match self.sockets.towards(run.destination.address, run.peer) {
@@ -404,8 +407,8 @@ fn datagram(meta: &ReceiveMeta) -> Datagram {
     }
 }
 
-/// Sends a run, waiting for a full buffer, and without its source address when the kernel no longer
-/// has it.
+/// Sends a run; waits if the send buffer is full, and leaves out the source address if the kernel no longer has
+/// it.
 fn send(socket: &UdpSocket, run: &Run, bytes: &[u8]) -> Result<(), DropReason> {
     let mut transmit = Transmit {
         destination: run.destination.address,
@@ -428,8 +431,8 @@ fn send(socket: &UdpSocket, run: &Run, bytes: &[u8]) -> Result<(), DropReason> {
     }
 }
 
-/// Waits for room in the send buffer; false when it takes too long. Meanwhile arrivals queue in the
-/// receive buffer and packets in the TUN device: the pressure goes where it comes from.
+/// Waits until the send buffer has space; returns false after a timeout. Meanwhile arrivals wait in the receive
+/// buffer and packets in the TUN device's queue, so that the senders slow down.
 fn wait_writable(socket: &UdpSocket) -> bool {
     let Ok(mut epoll) = Epoll::new(1) else {
         return false;
@@ -440,8 +443,8 @@ fn wait_writable(socket: &UdpSocket) -> bool {
             .is_ok_and(|ready| ready.len() > 0)
 }
 
-/// Writes one packet or super-packet. A super-packet that the device refuses is cut up and written
-/// packet by packet (kernels 6.6.44 and 6.10.3 refuse good ones).
+/// Writes one packet or super-packet. A super-packet that the device refuses is written packet by packet
+/// (kernels 6.6.44 and 6.10.3 refuse valid ones).
 fn deliver_one(queue: &TunQueue, write: &Write, arena: &[u8]) -> Result<(), DropReason> {
     let mut parts = [IoSlice::new(&[]); MAX_PIECES + 2];
     let n = write.parts(arena, &mut parts);

@@ -2,7 +2,7 @@
 //! command line of the other, hostile ones of both.
 
 use seikan_config::{Config, Overrides, Source, Syntax};
-use seikan_node::control::{Control, Places, ask};
+use seikan_node::control::{Control, RuntimeDirs, ask};
 use seikan_node::node::Node;
 use seikan_node::status::Status;
 use seikan_node::worker;
@@ -52,7 +52,7 @@ fn namespace() -> Option<NetNs> {
 /// A running node. Dropping it stops it.
 struct Instance {
     name: String,
-    places: Places,
+    dirs: RuntimeDirs,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -62,29 +62,29 @@ impl Instance {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("ct{}-{number}", std::process::id());
-        let places = Places {
+        let dirs = RuntimeDirs {
             run: folder.to_owned(),
-            ..Places::default()
+            ..RuntimeDirs::default()
         };
         let config = parse(&name, text);
-        let control = Control::at(&places, &config).expect("control sockets");
+        let control = Control::new(&dirs, &config).expect("control sockets");
         let thread = namespace.spawn_thread("node", move || run(&config, control));
         Instance {
             name,
-            places,
+            dirs,
             thread: Some(thread.expect("a thread in the namespace")),
         }
     }
 
     fn status(&self) -> Status {
-        ask::status(&self.places, &self.name).expect("status")
+        ask::status(&self.dirs, &self.name).expect("status")
     }
 
     fn uapi(&self) -> PathBuf {
-        self.places.uapi(&self.name)
+        self.dirs.uapi(&self.name)
     }
 
-    /// What the configuration protocol answers.
+    /// Sends a request of the configuration protocol and returns the reply.
     fn ask_uapi(&self, request: &str) -> String {
         let mut stream = UnixStream::connect(self.uapi()).expect("connect");
         stream.write_all(request.as_bytes()).expect("write");
@@ -113,7 +113,7 @@ impl Instance {
 
 impl Drop for Instance {
     fn drop(&mut self) {
-        let stopped = ask::stop(&self.places, &self.name, Duration::from_secs(10));
+        let stopped = ask::stop(&self.dirs, &self.name, Duration::from_secs(10));
         let ended = self.thread.take().map(JoinHandle::join);
         if !std::thread::panicking() {
             stopped.expect("stops");
@@ -153,7 +153,7 @@ fn public(private: &str) -> String {
 }
 
 /// A public key that nobody has the private one of.
-fn stranger(number: u32) -> String {
+fn unknown_key(number: u32) -> String {
     let mut bytes = [0x55; 32];
     bytes[..4].copy_from_slice(&number.to_le_bytes());
     seikan_config::PublicKey::from_bytes(bytes).to_string()
@@ -164,13 +164,13 @@ fn interface(key: &str) -> String {
 }
 
 #[test]
-fn wg_show_tells_what_wg_set_was_told() {
+fn wg_show_returns_the_values_of_wg_set() {
     let Some(namespace) = namespace() else { return };
     let folder = tempfile::tempdir().unwrap();
     let node = Instance::start(&namespace, folder.path(), &interface(KEY_A));
     let psk = folder.path().join("psk");
     std::fs::write(&psk, KEY_B).unwrap();
-    let (psk, peer) = (psk.to_str().unwrap(), stranger(1));
+    let (psk, peer) = (psk.to_str().unwrap(), unknown_key(1));
     let set = "set %i listen-port 12345 fwmark 0x1234 peer KEY preshared-key PSK endpoint \
                [2001:db8::1]:99 persistent-keepalive 7 allowed-ips 10.0.0.0/8,fd00::/16";
     let set = set.split_whitespace().map(|word| match word {
@@ -195,8 +195,8 @@ fn showconf_and_setconf_go_round() {
         "{}ListenPort = 4321\nFwMark = 0x7\n[Peer]\nPublicKey = {}\nAllowedIPs = 10.0.0.0/24, \
          fd00::/64\nEndpoint = 127.0.0.1:9\n[Peer]\nPublicKey = {}\nPresharedKey = {KEY_B}\n",
         interface(KEY_A),
-        stranger(1),
-        stranger(2)
+        unknown_key(1),
+        unknown_key(2)
     );
     let node = Instance::start(&namespace, folder.path(), &text);
     let shown = node.wg(&["showconf", "%i"]);
@@ -206,7 +206,7 @@ fn showconf_and_setconf_go_round() {
     other.wg(&["setconf", "%i", file.to_str().unwrap()]);
     let again = other.wg(&["showconf", "%i"]);
     assert_eq!(again.replace("4322", "4321"), shown);
-    assert!(shown.contains(&stranger(2)) && shown.contains("FwMark = 0x7"));
+    assert!(shown.contains(&unknown_key(2)) && shown.contains("FwMark = 0x7"));
 }
 
 #[test]
@@ -216,7 +216,7 @@ fn syncconf_leaves_the_peers_that_stay_alone() {
     let peer = |number| {
         format!(
             "[Peer]\nPublicKey = {}\nAllowedIPs = 10.0.0.{number}/32\n",
-            stranger(number)
+            unknown_key(number)
         )
     };
     // Its handshakes go unanswered, but are counted.
@@ -227,7 +227,7 @@ fn syncconf_leaves_the_peers_that_stay_alone() {
     let text = |peers: &str| format!("{}ListenPort = 5555\n{busy}{peers}", interface(KEY_A));
     let node = Instance::start(&namespace, folder.path(), &text(&peer(2)));
     let sent = |status: &Status| {
-        let key = stranger(1);
+        let key = unknown_key(1);
         let mut peers = status.peers.iter();
         let peer = peers.find(|peer| peer.public_key == key);
         peer.map_or(0, |peer| peer.traffic.sent_bytes)
@@ -240,7 +240,7 @@ fn syncconf_leaves_the_peers_that_stay_alone() {
     let peers = node.wg(&["show", "%i", "peers"]);
     let mut peers: Vec<_> = peers.lines().collect();
     peers.sort_unstable();
-    let mut expected = [stranger(1), stranger(3)];
+    let mut expected = [unknown_key(1), unknown_key(3)];
     expected.sort_unstable();
     assert_eq!(peers, expected);
     assert!(sent(&node.status()) >= before);
@@ -251,20 +251,24 @@ fn syncconf_leaves_the_peers_that_stay_alone() {
 fn addconf_adds_and_remove_removes() {
     let Some(namespace) = namespace() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let text = format!("{}[Peer]\nPublicKey = {}\n", interface(KEY_A), stranger(1));
+    let text = format!(
+        "{}[Peer]\nPublicKey = {}\n",
+        interface(KEY_A),
+        unknown_key(1)
+    );
     let node = Instance::start(&namespace, folder.path(), &text);
     let file = folder.path().join("more.conf");
-    std::fs::write(&file, format!("[Peer]\nPublicKey = {}\n", stranger(2))).unwrap();
+    std::fs::write(&file, format!("[Peer]\nPublicKey = {}\n", unknown_key(2))).unwrap();
     node.wg(&["addconf", "%i", file.to_str().unwrap()]);
     assert_eq!(node.status().peers.len(), 2);
-    node.wg(&["set", "%i", "peer", &stranger(1), "remove"]);
+    node.wg(&["set", "%i", "peer", &unknown_key(1), "remove"]);
     let left: Vec<_> = node
         .status()
         .peers
         .into_iter()
         .map(|p| p.public_key)
         .collect();
-    assert_eq!(left, [stranger(2)]);
+    assert_eq!(left, [unknown_key(2)]);
     assert_eq!(node.status().interface.public_key, Some(public(KEY_A)));
 }
 
@@ -304,7 +308,7 @@ fn a_tunnel_goes_on_at_another_port() {
             let at = s.peers[0].path.endpoint;
             received(s) > before && at.is_some_and(|at| at.port() == 6003)
         });
-        // And the way back: what comes to the new port is read.
+        // And back: datagrams to the new port are received.
         let before = received(&b.status());
         let keepalive = format!(
             "set=1\npublic_key={}\npersistent_keepalive_interval=1\n\n",
@@ -333,7 +337,7 @@ fn ten_thousand_peers_are_set_and_shown_in_seconds() {
         let prefixes = format!("10.{high}.{low}.0/24, 11.{high}.{low}.1/32, fd00:{i:x}::/64");
         text += &format!(
             "[Peer]\nPublicKey = {}\nAllowedIPs = {prefixes}\n",
-            stranger(i)
+            unknown_key(i)
         );
     }
     let file = folder.path().join("many.conf");
@@ -369,7 +373,7 @@ fn hostile_clients_disturb_nobody() {
     let Some(namespace) = namespace() else { return };
     let folder = tempfile::tempdir().unwrap();
     let node = Instance::start(&namespace, folder.path(), &interface(KEY_A));
-    let sockets = [node.uapi(), node.places.control(&node.name)];
+    let sockets = [node.uapi(), node.dirs.control(&node.name)];
     let garbage: Vec<u8> = (0..200_000u32)
         .map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8)
         .collect();
@@ -405,11 +409,11 @@ fn hostile_clients_disturb_nobody() {
 }
 
 #[test]
-fn what_is_no_request_is_answered_with_what_would_be() {
+fn an_invalid_request_gets_an_example() {
     let Some(namespace) = namespace() else { return };
     let folder = tempfile::tempdir().unwrap();
     let node = Instance::start(&namespace, folder.path(), &interface(KEY_A));
-    let mut stream = UnixStream::connect(node.places.control(&node.name)).unwrap();
+    let mut stream = UnixStream::connect(node.dirs.control(&node.name)).unwrap();
     stream
         .write_all(b"{\"cmd\":\"dance\"}\n{\"cmd\":\"status\"}\n")
         .unwrap();
@@ -436,7 +440,7 @@ fn metrics_are_well_formed_and_slow_scrapes_end() {
         "private-key = \"{KEY_A}\"\nmetrics = \"127.0.0.1:9586\"\n[[peer]]\n\
          name = \"a \\\"b\\\"\"\npublic-key = \"{}\"\nendpoint = \"127.0.0.1:9\"\n\
          persistent-keepalive = 1\n",
-        stranger(1)
+        unknown_key(1)
     );
     // The listener belongs to the namespace in which it is bound.
     let (text, slow) = namespace
@@ -479,7 +483,7 @@ fn metrics_are_well_formed_and_slow_scrapes_end() {
     check_open_metrics(body);
 }
 
-/// The rules of the OpenMetrics text format that a mistake of ours could break
+/// Checks the rules of the OpenMetrics text format that an error here could break
 /// (<https://github.com/prometheus/OpenMetrics>, specification 1.0).
 fn check_open_metrics(body: &str) {
     let body = body.strip_suffix("# EOF\n").expect("ends with EOF");

@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, anyhow, bail};
 use seikan_diagnose::{Action, clamp, is_plain};
-use seikan_node::state::Undo;
+use seikan_node::journal::Undo;
 use seikan_sys::ethtool::{Ethtool, Feature};
 use seikan_sys::netlink::{LinkInfo, Netlink};
 use seikan_sys::{schedule, softirq, sysctl};

@@ -15,8 +15,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use seikan_diagnose::Remedy;
 use seikan_diagnose::trial::{self, Decision, Look, Trial};
-use seikan_node::control::Places;
-use seikan_node::state::{self, Journal};
+use seikan_node::control::RuntimeDirs;
+use seikan_node::journal::{self, Journal};
 use seikan_sys::monitor::{self, Monitor};
 use seikan_sys::netns::NetNs;
 
@@ -37,13 +37,13 @@ impl Fix {
     /// # Errors
     /// There are other threads, or no process can be created.
     pub fn prepare() -> Result<Fix> {
-        let directory = Places::default().run;
+        let directory = RuntimeDirs::default().run;
         let pid = std::process::id();
         let name = format!("{}{pid}", prefix()?);
         let path = directory.join(format!("{name}.journal"));
         let guard = Monitor::start(&[], move |socket| {
             monitor::wait_for_the_end(&socket);
-            state::clean_up_after(pid, &path, |_: &[Change]| ());
+            journal::clean_up_after(pid, &path, |_: &[Change]| ());
         });
         Ok(Fix {
             _guard: guard.context("cannot start the process that reverts changes")?,
@@ -83,7 +83,7 @@ impl Fix {
         }
         let switch = |on: bool| match on {
             true => changes.iter().try_for_each(Change::apply),
-            false => match state::take_back(changes.to_vec()) {
+            false => match journal::take_back(changes.to_vec()) {
                 failures if failures.is_empty() => Ok(()),
                 failures => bail!("{}", failures.join("; ")),
             },
@@ -117,7 +117,7 @@ impl Fix {
 /// # Errors
 /// The folder cannot be read, or another process uses it.
 pub fn undo() -> Result<(Vec<String>, Vec<String>)> {
-    let directory = Places::default().run;
+    let directory = RuntimeDirs::default().run;
     let (mut done, mut failures) = (Vec::new(), Vec::new());
     let prefix = prefix()?;
     let entries = match std::fs::read_dir(&directory) {
@@ -138,7 +138,7 @@ pub fn undo() -> Result<(Vec<String>, Vec<String>)> {
         std::cmp::Reverse(path.metadata().and_then(|meta| meta.modified()).ok())
     });
     for file in files {
-        let (changes, failed) = state::undo::<Change>(&file)?;
+        let (changes, failed) = journal::undo::<Change>(&file)?;
         done.extend(changes.iter().rev().map(|change| change.action.command()));
         failures.extend(failed);
     }

@@ -7,8 +7,8 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use clap::{Args, ValueHint};
 use seikan_config::{Config, Diagnostics, Severity};
-use seikan_node::control::Places;
-use seikan_node::mesh;
+use seikan_mesh::cache;
+use seikan_node::control::RuntimeDirs;
 use seikan_proto::mesh::{Access, Name, Party};
 use serde::Serialize;
 
@@ -70,7 +70,7 @@ fn explain(words: &[String], interface: &str, as_json: bool) -> anyhow::Result<E
     let [from, to, traffic] = words else {
         bail!("cannot explain: --explain takes FROM, TO and PORT");
     };
-    let membership = mesh::kept(&Places::default().state, interface).with_context(|| {
+    let membership = cache::stored_membership(&RuntimeDirs::default().state, interface).with_context(|| {
         format!("cannot explain: there is no copy of a mesh for {interface}; run `seikan up {interface}` once, or name another --iface")
     })?;
     let Access {

@@ -16,7 +16,7 @@ use anyhow::{Context, bail};
 use clap::{Args, Subcommand, ValueHint};
 use nix::unistd::Uid;
 use seikan_coordinator::{Actor, MemberRef, NewToken, RelayInfo, Store, StoreError, TokenId};
-use seikan_node::node::SystemRandom;
+use seikan_node::system::SystemRandom;
 use seikan_proto::mesh::{Name, Pin, RelayAddress, RelayKind, RelaySecret, RelayTls, Token};
 use zeroize::Zeroizing;
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::{Args, ValueHint};
 use seikan_config::Diagnostics;
-use seikan_node::control::Places;
+use seikan_node::control::RuntimeDirs;
 use seikan_node::control::ask::{self, AskError};
 use seikan_node::monitor;
 
@@ -33,7 +33,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let failed = || format!("cannot stop `{}`", arguments.target);
     let interface = seikan_config::interface_name(&arguments.target).with_context(failed)?;
-    let places = Places::default();
+    let places = RuntimeDirs::default();
     match ask::stop(&places, interface.as_str(), STOP_TIMEOUT) {
         // It may have been killed.
         Err(AskError::NotRunning(name)) => {

@@ -15,9 +15,9 @@ use anyhow::{Context, anyhow, bail};
 use clap::{Args, ValueHint};
 use ipnet::IpNet;
 use seikan_config::{CoordinatorUrl, encode_key, parse_private_key};
-use seikan_node::control::{Places, ask};
-use seikan_node::mesh::client::{Client, ClientError, wait_for};
-use seikan_node::node::SystemRandom;
+use seikan_mesh::client::{Client, ClientError, wait_for};
+use seikan_node::control::{RuntimeDirs, ask};
+use seikan_node::system::SystemRandom;
 use seikan_proto::mesh::{Credential, JoinRequest, Joined, Name, Pin, Token};
 use seikan_sys::netlink::{Family, Netlink, Route, RouteType};
 use zeroize::Zeroizing;
@@ -85,7 +85,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             arguments.iface
         );
     }
-    let running = ask::running(&Places::default()).unwrap_or_default();
+    let running = ask::running(&RuntimeDirs::default()).unwrap_or_default();
     if running.iter().any(|name| name == interface.as_str()) {
         bail!(
             "cannot use {interface}: a tunnel runs there; choose another --iface, or stop it with `seikan down {interface}`"

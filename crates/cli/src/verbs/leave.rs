@@ -9,8 +9,8 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::{Args, ValueHint};
 use seikan_config::{MeshSettings, Overrides};
-use seikan_node::control::{Places, ask};
-use seikan_node::mesh::client::{Client, wait_for};
+use seikan_mesh::client::{Client, wait_for};
+use seikan_node::control::{RuntimeDirs, ask};
 use seikan_proto::mesh::Reason;
 
 use crate::output;
@@ -56,7 +56,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let error = error.context("cannot unregister; revoke this host at the coordinator");
         output::error(&error);
     }
-    let places = Places::default();
+    let places = RuntimeDirs::default();
     let name = config.name.as_str();
     if ask::running(&places)
         .unwrap_or_default()
@@ -66,7 +66,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         ask::stop(&places, name, STOP_TIMEOUT).with_context(|| format!("cannot stop `{name}`"))?;
     }
     remove(&file)?;
-    seikan_node::mesh::forget(&places.state, name);
+    seikan_mesh::cache::forget(&places.state, name);
     writeln!(io::stdout(), "left the mesh and removed {}", file.display())?;
     Ok(ExitCode::SUCCESS)
 }

@@ -6,9 +6,9 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use clap::Args;
 use seikan_config::InterfaceName;
-use seikan_node::control::{Places, ask};
-use seikan_node::mesh::mapping::Protocol;
-use seikan_node::mesh::nat::Nat;
+use seikan_mesh::mapping::Protocol;
+use seikan_mesh::nat::Nat;
+use seikan_node::control::{RuntimeDirs, ask};
 use seikan_node::status::{MeshStatus, PortMappingStatus, RelayStatus, Status};
 use serde::Serialize;
 
@@ -34,7 +34,7 @@ pub struct Arguments {
 /// Prints the report of the daemon.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     const FAILED: &str = "cannot check the network";
-    let places = Places::default();
+    let places = RuntimeDirs::default();
     let (name, mesh) = member(&places, arguments.interface.as_deref()).context(FAILED)?;
     if arguments.json {
         #[derive(Serialize)]
@@ -54,7 +54,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 /// Returns the interface and the mesh of a member: the named one, or the only one.
-fn member(places: &Places, name: Option<&str>) -> anyhow::Result<(String, MeshStatus)> {
+fn member(places: &RuntimeDirs, name: Option<&str>) -> anyhow::Result<(String, MeshStatus)> {
     let of = |status: Status| status.mesh.map(|mesh| (status.interface.name, mesh));
     if let Some(name) = name {
         let name: InterfaceName = name.parse()?;
@@ -151,7 +151,7 @@ fn rtt(us: u64) -> String {
 /// Returns the type of a NAT, and its consequence for paths.
 fn explain(nat: Nat) -> (String, &'static str) {
     match nat {
-        Nat::NotAsked => (
+        Nat::Untested => (
             format!("{DIM}not usable{RESET}"),
             "This host or every STUN server lacks a usable address of this family.",
         ),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use clap::Args;
 use seikan_config::InterfaceName;
-use seikan_node::control::Places;
+use seikan_node::control::RuntimeDirs;
 use seikan_node::control::ask::{self, AskError};
 use seikan_node::control::ping::{PATIENCE, Path, Pong, Silence};
 use seikan_sys::poll::{Epoll, Interest};
@@ -58,7 +58,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
 /// Sends requests until there were enough or Ctrl-C is pressed.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let failed = || format!("cannot ping `{}`", printable(&arguments.peer));
-    let places = Places::default();
+    let places = RuntimeDirs::default();
     let mut events = Events::new().with_context(failed)?;
     let Some((interface, mut pong)) =
         first_reply(&places, arguments, &mut events).with_context(failed)?
@@ -95,7 +95,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 
 /// Returns the interface that has the peer, and the first reply; `None` after Ctrl-C.
 fn first_reply(
-    places: &Places,
+    places: &RuntimeDirs,
     arguments: &Arguments,
     events: &mut Events,
 ) -> anyhow::Result<Option<(String, Pong)>> {
@@ -148,7 +148,7 @@ impl Events {
     }
 
     /// Waits for the reply to a request; returns `None` if a signal came first.
-    fn reply(&mut self, request: &ask::Asked) -> Result<Option<Pong>, AskError> {
+    fn reply(&mut self, request: &ask::PendingPing) -> Result<Option<Pong>, AskError> {
         // If this fails, the reply is still awaited below, without signals.
         let watched = self.epoll.add(request, REPLY, Interest::Read).is_ok();
         let interrupted = watched && self.interrupted_within(2 * PATIENCE).unwrap_or(false);

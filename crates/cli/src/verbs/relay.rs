@@ -10,7 +10,7 @@ use std::sync::PoisonError;
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand, ValueHint};
-use seikan_node::node::SystemRandom;
+use seikan_node::system::SystemRandom;
 use seikan_proto::mesh::{Pin, RelaySecret};
 use seikan_relay::{Limits, Options, Relay, TlsOptions, metrics, secret};
 use seikan_sys::privilege;

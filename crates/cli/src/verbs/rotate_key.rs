@@ -10,10 +10,10 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use clap::{Args, ValueHint};
 use seikan_config::{Config, Overrides, PrivateKey, encode_key};
-use seikan_node::control::{Places, ask};
-use seikan_node::mesh::client::{Client, wait_for};
-use seikan_node::node::SystemRandom;
+use seikan_mesh::client::{Client, wait_for};
+use seikan_node::control::{RuntimeDirs, ask};
 use seikan_node::save;
+use seikan_node::system::SystemRandom;
 
 use crate::output;
 
@@ -81,12 +81,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 fn set_running_key(config: &Config, key: &PrivateKey) -> anyhow::Result<()> {
     if is_running(config)? {
         let key = encode_key(key.as_bytes());
-        ask::rotate(&Places::default(), config.name.as_str(), &key)?;
+        ask::rotate(&RuntimeDirs::default(), config.name.as_str(), &key)?;
     }
     Ok(())
 }
 
 fn is_running(config: &Config) -> anyhow::Result<bool> {
-    let running = ask::running(&Places::default())?;
+    let running = ask::running(&RuntimeDirs::default())?;
     Ok(running.iter().any(|name| name == config.name.as_str()))
 }

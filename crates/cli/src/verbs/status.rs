@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Args;
 use seikan_config::InterfaceName;
-use seikan_node::control::{Places, ask};
+use seikan_node::control::{RuntimeDirs, ask};
 use seikan_node::status::Status;
 
 use crate::output;
@@ -36,7 +36,7 @@ pub struct Arguments {
 /// Prints the status of one tunnel or of all.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     const FAILED: &str = "cannot show the status";
-    let places = Places::default();
+    let places = RuntimeDirs::default();
     if let Some(name) = &arguments.interface {
         let name: InterfaceName = name.parse().context(FAILED)?;
         let status = ask::status(&places, name.as_str()).context(FAILED)?;

@@ -9,8 +9,8 @@ use rustls::pki_types::ServerName;
 use rustls::version::TLS13;
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
 use seikan_coordinator::{Actor, NewToken, Store};
-use seikan_node::mesh::client::{Client, wait_for};
-use seikan_node::node::SystemRandom;
+use seikan_mesh::client::{Client, wait_for};
+use seikan_node::system::SystemRandom;
 use seikan_proto::keys::{PrivateKey, PublicKey};
 use seikan_proto::mesh::{
     Call, Changes, Credential, Cursor, Endpoints, JoinRequest, Networks, Pin, Token,
@@ -500,7 +500,7 @@ fn a_new_policy_costs_each_waiting_member_only_its_changes() {
             endpoints: vec![([192, 0, 2, 1], 7).into()],
             relayed: Vec::new(),
         };
-        wait_for(mover.client.tell(&at)).expect("an answer");
+        wait_for(mover.client.report_endpoints(&at)).expect("an answer");
     };
     let (base, answers) = report(&moves);
     assert!(answers.iter().all(|changes| changes.members.len() == 1));

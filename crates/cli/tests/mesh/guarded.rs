@@ -214,16 +214,16 @@ fn a_coordinator_is_a_user_of_etcd_with_a_certificate_and_goes_on_when_its_token
         .parse()
         .expect("a URL");
     let pin = after("--pin").parse().expect("a pin");
-    let client = seikan_node::mesh::client::Client::new(&url, Some(pin), None).expect("a client");
+    let client = seikan_mesh::client::Client::new(&url, Some(pin), None).expect("a client");
     let join = |name: &str| {
-        use seikan_node::node::SystemRandom;
+        use seikan_node::system::SystemRandom;
         let request = seikan_proto::mesh::JoinRequest {
             token: after("--token").parse().expect("a token"),
             name: name.parse().expect("a name"),
             public_key: seikan_proto::keys::PrivateKey::generate(&mut SystemRandom).public(),
             credential: seikan_proto::mesh::Credential::generate(&mut SystemRandom),
         };
-        seikan_node::mesh::client::wait_for(client.join(&request)).expect(name);
+        seikan_mesh::client::wait_for(client.join(&request)).expect(name);
     };
     join("first");
     // Its token has expired.

@@ -1,8 +1,8 @@
 //! Everything that a coordinator has acknowledged survives a kill.
 
 use crate::common::Tunnel;
-use seikan_node::mesh::client::{Client, wait_for};
-use seikan_node::node::SystemRandom;
+use seikan_mesh::client::{Client, wait_for};
+use seikan_node::system::SystemRandom;
 use seikan_proto::keys::PrivateKey;
 use seikan_proto::mesh::{Credential, JoinRequest};
 use std::collections::BTreeSet;

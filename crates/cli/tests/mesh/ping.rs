@@ -127,7 +127,7 @@ fn a_member_is_pinged_by_name_address_or_key_and_a_stopped_one_gives_no_answer()
         }
         let output = a.ping(&["nobody", "-c", "1"]);
         assert_eq!(output.status.code(), Some(1));
-        assert!(stderr(&output).contains("no peer is `nobody`"));
+        assert!(stderr(&output).contains("there is no peer `nobody`"));
         drop(b_runs);
         let output = a.ping(&["b", "-c", "1", "--json"]);
         assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));

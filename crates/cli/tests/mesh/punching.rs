@@ -84,7 +84,7 @@ fn ports_are_opened_with_the_firewall_mark_of_the_configuration() {
         );
         between(site, [a, b], "fwmark = 42", |address| {
             assert!(connect_directly([a, b], address), "{}", b.status());
-            assert!(port_search(b)["met"].is_u64(), "{}", b.status());
+            assert!(port_search(b)["local_port"].is_u64(), "{}", b.status());
         });
     });
 }
@@ -155,7 +155,7 @@ fn port_probing_through_a_symmetric_nat_works_over_ipv6() {
                 b.status()
             );
             let search = port_search(&b);
-            assert!(search["met"].is_u64(), "{search}");
+            assert!(search["local_port"].is_u64(), "{search}");
             let endpoint = b.status()["peers"][0]["path"]["endpoint"].clone();
             let endpoint = endpoint.as_str().expect("an endpoint");
             assert!(endpoint.starts_with("[2001:db8::100]:"), "{endpoint}");

@@ -3,7 +3,7 @@
 use crate::common::{Tunnel, eventually, passable_folder, skip};
 use crate::mesh::site::{SOON, Site, at_a_site, while_answering};
 use seikan_lab::etcd::Cluster;
-use seikan_node::mesh::client::{Client, wait_for};
+use seikan_mesh::client::{Client, wait_for};
 use seikan_proto::mesh::{Cursor, Reason};
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -293,14 +293,14 @@ fn another_coordinator_has_to_show_the_same_certificate() {
         || wait_for(client.changes(Cursor::default(), Duration::ZERO)).expect_err("no member");
     // Without a credential: the coordinator answers with a refusal.
     assert_eq!(ask().reason(), Some(Reason::NotAMember));
-    client.know(&[two.parse().expect("an address")]);
-    client.turn();
+    client.set_others(&[two.parse().expect("an address")]);
+    client.use_next();
     let error = ask().to_string();
     assert!(
         error.contains(&two) && error.contains("than the pinned"),
         "{error}"
     );
-    client.turn();
+    client.use_next();
     assert_eq!(ask().reason(), Some(Reason::NotAMember));
 }
 

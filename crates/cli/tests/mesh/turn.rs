@@ -163,7 +163,7 @@ fn a_turn_server_that_refuses_the_ticket_is_reported() {
             eventually("it says why", || {
                 let status = two.hosts[0].status();
                 let why = status["mesh"]["relays"]["192.0.2.1:5478"]["refuses"].as_str();
-                why.is_some_and(|why| why.contains("does not take the ticket"))
+                why.is_some_and(|why| why.contains("rejects the ticket"))
             });
         });
     });

@@ -194,7 +194,11 @@ impl Member {
         let requested = Instant::now();
         let _request = self.request.lock().await;
         loop {
-            match self.client.tell(&endpoints(self.number, change)).await {
+            match self
+                .client
+                .report_endpoints(&endpoints(self.number, change))
+                .await
+            {
                 Ok(()) => {
                     return Ok(Some(Made {
                         member: self.number,
@@ -208,7 +212,7 @@ impl Member {
                     bail!("not acknowledged: {error}")
                 }
                 Err(_) => {
-                    self.client.turn();
+                    self.client.use_next();
                     tokio::time::sleep(PAUSE).await;
                 }
             }

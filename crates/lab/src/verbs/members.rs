@@ -14,8 +14,8 @@ use anyhow::{Context, bail};
 use ipnet::IpNet;
 use seikan_config::CoordinatorUrl;
 use seikan_lab::program;
-use seikan_node::mesh::client::Client;
-use seikan_node::node::SystemRandom;
+use seikan_mesh::client::Client;
+use seikan_node::system::SystemRandom;
 use seikan_proto::keys::PrivateKey;
 use seikan_proto::mesh::{Credential, Endpoints, JoinRequest, Pin, RelayAddress, Token};
 use tokio::sync::Mutex;
@@ -128,7 +128,10 @@ pub struct Member {
 impl Member {
     /// Reports an endpoint that encodes this member and the number of its change.
     pub async fn report(&self, change: u16) -> anyhow::Result<()> {
-        Ok(self.client.tell(&endpoints(self.number, change)).await?)
+        Ok(self
+            .client
+            .report_endpoints(&endpoints(self.number, change))
+            .await?)
     }
 }
 
@@ -193,7 +196,7 @@ pub async fn join_all(
                 }
             };
             let client = Client::new(&url, Some(pin), Some(request.credential))?;
-            client.know(&others);
+            client.set_others(&others);
             let member = Member {
                 client,
                 number: number as u16,

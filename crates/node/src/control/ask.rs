@@ -1,8 +1,8 @@
-//! The asking end of the control socket, for the command line.
+//! Client side of the control socket, for the command line.
 
 use super::json::{Reply, Request, Secret};
 use super::ping::Pong;
-use super::socket::Places;
+use super::socket::RuntimeDirs;
 use crate::status::Status;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -11,30 +11,29 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use zeroize::Zeroizing;
 
-/// How long an answer is waited for.
+/// Timeout of an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How often it is looked whether an instance has ended.
+/// Interval between two checks whether an instance has ended.
 const INTERVAL: Duration = Duration::from_millis(20);
 
-/// Why an instance could not be asked.
+/// Why a request to an instance failed.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
-    /// Nobody is there.
+    /// No instance has this name.
     #[error("`{0}` is not running; `seikan status` lists what is")]
     NotRunning(String),
-    /// We are not its owner.
+    /// Permission denied: this user does not own the instance.
     #[error(
-        "may not reach {}: permission denied; run as the user that runs it, usually root",
+        "cannot connect to {}: permission denied; run as the user that runs the tunnel, usually root",
         path.display()
     )]
     Forbidden {
-        /// Its socket or folder.
+        /// Path of its socket or directory.
         path: PathBuf,
     },
-    /// It does not answer.
+    /// The instance does not answer.
     #[error(
-        "`{name}` does not answer at {}: {error}; it hangs or is being started. Try again, or end \
-         its process (its id is in {})",
+        "`{name}` does not answer at {}: {error}; it may still be starting: try again, or end the process whose id is in {}",
         path.display(),
         lock.display()
     )]
@@ -45,22 +44,21 @@ pub enum AskError {
         path: PathBuf,
         /// Its lock.
         lock: PathBuf,
-        /// What was wrong.
+        /// The system's error.
         error: io::Error,
     },
-    /// It will not.
+    /// The instance rejected the request.
     #[error("`{name}` refuses: {reason}")]
     Refused {
         /// The interface.
         name: String,
-        /// Its words.
+        /// The reason it gave.
         reason: String,
     },
-    /// It has not ended in time.
+    /// The instance still runs after the timeout.
     #[error(
-        "`{name}` was told to stop but still runs after {} s{}: a hook may be at work; wait, or end \
-         it by `kill -9`, after which its interface is gone but addresses of name servers and \
-         rules may stay",
+        "`{name}` still runs {} s after it was asked to stop{}: a hook may be running; wait, or end it with `kill \
+         -9`, which removes its interface but may leave rules and name servers behind",
         waited.as_secs(),
         pid.map_or_else(String::new, |pid| format!(" as process {pid}"))
     )]
@@ -69,53 +67,53 @@ pub enum AskError {
         name: String,
         /// The process.
         pid: Option<u32>,
-        /// How long it was waited for.
+        /// Time waited.
         waited: Duration,
     },
 }
 
-/// An instance that was asked something. It is ready to be read when the answer is there.
+/// A ping that was requested. Readable once the answer has arrived.
 #[derive(Debug)]
-pub struct Asked {
-    places: Places,
+pub struct PendingPing {
+    dirs: RuntimeDirs,
     name: String,
     stream: UnixStream,
 }
 
-/// Instances that run here, by name.
+/// Returns the names of the instances that run on this host.
 ///
 /// # Errors
-/// The run folder may not be read.
-pub fn running(places: &Places) -> Result<Vec<String>, AskError> {
+/// The run directory cannot be read.
+pub fn running(dirs: &RuntimeDirs) -> Result<Vec<String>, AskError> {
     let forbidden = |_| AskError::Forbidden {
-        path: places.run.clone(),
+        path: dirs.run.clone(),
     };
-    let mut names = places.names().map_err(forbidden)?;
-    // What cannot be looked at is asked, and then says why not.
-    names.retain(|name| places.is_running(name).unwrap_or(true));
+    let mut names = dirs.names().map_err(forbidden)?;
+    // A request to an instance that cannot be examined fails with the reason.
+    names.retain(|name| dirs.is_running(name).unwrap_or(true));
     Ok(names)
 }
 
-/// Asks an instance how it is going.
+/// Requests the status of an instance.
 ///
 /// # Errors
 /// See [`AskError`].
-pub fn status(places: &Places, name: &str) -> Result<Status, AskError> {
-    let (reply, _) = ask(places, name, Request::Status)?;
+pub fn status(dirs: &RuntimeDirs, name: &str) -> Result<Status, AskError> {
+    let (reply, _) = ask(dirs, name, Request::Status)?;
     reply
         .status
-        .ok_or_else(|| silent(places, name, io::ErrorKind::InvalidData.into()))
+        .ok_or_else(|| silent(dirs, name, io::ErrorKind::InvalidData.into()))
 }
 
-/// Asks an instance to stop and waits until it has, at most `patience`.
+/// Requests an instance to stop, and waits at most `patience` until it has.
 ///
 /// # Errors
 /// See [`AskError`].
-pub fn stop(places: &Places, name: &str, patience: Duration) -> Result<(), AskError> {
-    let begun = Instant::now();
-    let (reply, _connection) = ask(places, name, Request::Stop)?;
-    while places.is_running(name).unwrap_or(false) {
-        if begun.elapsed() >= patience {
+pub fn stop(dirs: &RuntimeDirs, name: &str, patience: Duration) -> Result<(), AskError> {
+    let started_at = Instant::now();
+    let (reply, _connection) = ask(dirs, name, Request::Stop)?;
+    while dirs.is_running(name).unwrap_or(false) {
+        if started_at.elapsed() >= patience {
             return Err(AskError::StillRunning {
                 name: name.into(),
                 pid: reply.pid,
@@ -127,30 +125,30 @@ pub fn stop(places: &Places, name: &str, patience: Duration) -> Result<(), AskEr
     Ok(())
 }
 
-/// Has an instance ask a peer, by its name, address or key, whether it answers: within
+/// Requests an instance to ping a peer, given by name, address or key; the result follows within
 /// [`super::ping::PATIENCE`].
 ///
 /// # Errors
 /// See [`AskError`].
-pub fn ping(places: &Places, name: &str, peer: &str) -> Result<Asked, AskError> {
+pub fn ping(dirs: &RuntimeDirs, name: &str, peer: &str) -> Result<PendingPing, AskError> {
     let peer = peer.to_owned();
-    begin(places, name, &Request::Ping { peer })
+    begin(dirs, name, &Request::Ping { peer })
 }
 
-/// Has an instance take on another private key, in base64, and keep all its sessions.
+/// Requests an instance to adopt another private key, in base64, and to keep all sessions.
 ///
 /// # Errors
-/// See [`AskError`]; refused: it is no member of a mesh, or a gateway.
-pub fn rotate(places: &Places, name: &str, private_key: &str) -> Result<(), AskError> {
+/// See [`AskError`]; refused if the instance is not a member of a mesh, or is a gateway.
+pub fn rotate(dirs: &RuntimeDirs, name: &str, private_key: &str) -> Result<(), AskError> {
     let private_key = Secret::new(private_key);
-    ask(places, name, Request::Rotate { private_key }).map(drop)
+    ask(dirs, name, Request::Rotate { private_key }).map(drop)
 }
 
-impl Asked {
-    /// What became of a [`ping`].
+impl PendingPing {
+    /// Waits for the result of a [`ping`].
     ///
     /// # Errors
-    /// See [`AskError`]; refused: it has no such peer.
+    /// See [`AskError`]; refused if there is no such peer.
     pub fn pong(&self) -> Result<Pong, AskError> {
         let reply = self.reply()?;
         reply
@@ -175,31 +173,31 @@ impl Asked {
     }
 
     fn silent(&self, error: io::Error) -> AskError {
-        silent(&self.places, &self.name, error)
+        silent(&self.dirs, &self.name, error)
     }
 }
 
-impl AsFd for Asked {
+impl AsFd for PendingPing {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
 }
 
-fn ask(places: &Places, name: &str, request: Request) -> Result<(Reply, UnixStream), AskError> {
-    let asked = begin(places, name, &request)?;
-    Ok((asked.reply()?, asked.stream))
+fn ask(dirs: &RuntimeDirs, name: &str, request: Request) -> Result<(Reply, UnixStream), AskError> {
+    let pending = begin(dirs, name, &request)?;
+    Ok((pending.reply()?, pending.stream))
 }
 
-fn begin(places: &Places, name: &str, request: &Request) -> Result<Asked, AskError> {
-    let path = places.control(name);
+fn begin(dirs: &RuntimeDirs, name: &str, request: &Request) -> Result<PendingPing, AskError> {
+    let path = dirs.control(name);
     let stream = UnixStream::connect(&path).map_err(|error| match error.kind() {
         io::ErrorKind::PermissionDenied => AskError::Forbidden { path: path.clone() },
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
-            if !places.is_running(name).unwrap_or(false) =>
+            if !dirs.is_running(name).unwrap_or(false) =>
         {
             AskError::NotRunning(name.into())
         }
-        _ => silent(places, name, error),
+        _ => silent(dirs, name, error),
     })?;
     let send = || -> io::Result<()> {
         stream.set_read_timeout(Some(PATIENCE))?;
@@ -208,27 +206,27 @@ fn begin(places: &Places, name: &str, request: &Request) -> Result<Asked, AskErr
         line.push(b'\n');
         (&stream).write_all(&line)
     };
-    send().map_err(|error| silent(places, name, error))?;
-    Ok(Asked {
-        places: places.clone(),
+    send().map_err(|error| silent(dirs, name, error))?;
+    Ok(PendingPing {
+        dirs: dirs.clone(),
         name: name.into(),
         stream,
     })
 }
 
-fn silent(places: &Places, name: &str, error: io::Error) -> AskError {
+fn silent(dirs: &RuntimeDirs, name: &str, error: io::Error) -> AskError {
     let error = match error.kind() {
-        // What a timeout of a socket reads as.
+        // The error of a socket's timeout.
         io::ErrorKind::WouldBlock => {
-            let text = format!("nothing came within {} s", PATIENCE.as_secs());
+            let text = format!("no answer within {} s", PATIENCE.as_secs());
             io::Error::new(io::ErrorKind::TimedOut, text)
         }
         _ => error,
     };
     AskError::Silent {
         name: name.into(),
-        path: places.control(name),
-        lock: places.lock(name),
+        path: dirs.control(name),
+        lock: dirs.lock(name),
         error,
     }
 }

@@ -1,8 +1,8 @@
-//! One client: a stream that never blocks, what came and is not used up, what is to be sent, and
-//! until when it has to be done.
+//! One client: a stream that never blocks, its unread input, its pending output, and a deadline.
 
-use super::output::{Output, PIECE};
-use super::subject::Subject;
+use crate::dialogue::Dialogue;
+use crate::output::{Output, PIECE, Phase};
+use crate::subject::Subject;
 use crate::uapi::{self, Device};
 use seikan_proto::time::Instant;
 use seikan_sys::poll::Interest;
@@ -13,9 +13,9 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use zeroize::Zeroizing;
 
-/// How long a request and its reply may take, and how long a connection may do nothing.
+/// Timeout of a request with its reply, and of an idle connection.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The same for metrics, which strangers may be able to reach.
+/// The same for metrics, which hosts outside may be able to reach.
 const METRICS_PATIENCE: Duration = Duration::from_secs(5);
 
 /// A stream of either kind.
@@ -52,32 +52,6 @@ impl AsFd for Stream {
     }
 }
 
-/// Where a dialogue stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
-    /// Between requests.
-    Idle,
-    /// A request has begun and not ended.
-    Asking,
-    /// A reply has begun, and more of it is to be made.
-    Replying,
-    /// The reply is not known yet, and looked for again soon.
-    Waiting,
-    /// Nothing sensible can follow; the client is let go once it has what it was sent.
-    Over,
-}
-
-/// What a client speaks.
-pub trait Dialogue: Send {
-    /// Takes what a client sent; returns how many bytes were used up. The rest is offered again,
-    /// together with what comes after it.
-    fn take(&mut self, input: &[u8], subject: &mut Subject<'_>, output: &mut Output) -> usize;
-    /// While [`Phase::Replying`]: adds the next piece of the reply. While [`Phase::Waiting`]: adds it if it is known.
-    fn give(&mut self, subject: &Subject<'_>, output: &mut Output);
-    /// Where it stands.
-    fn phase(&self) -> Phase;
-}
-
 impl Dialogue for uapi::Dialogue {
     fn take(&mut self, input: &[u8], subject: &mut Subject<'_>, output: &mut Output) -> usize {
         self.take(input, subject, output)
@@ -92,33 +66,33 @@ impl Dialogue for uapi::Dialogue {
     }
 }
 
-/// Whether a client stays.
+/// Whether a client is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It does.
+    /// Kept.
     Stays,
-    /// It has had all it gets, or is gone.
+    /// Closed: it has its whole reply, or has gone.
     Goes,
 }
 
 /// One client.
 pub struct Client {
-    /// Where it is.
+    /// The connection.
     pub stream: Stream,
-    /// What the loop waits for on its account.
+    /// Events for which the loop waits.
     pub interest: Interest,
-    /// When it is let go if nothing has come of it.
+    /// Time at which an idle client is closed.
     pub deadline: Instant,
     dialogue: Box<dyn Dialogue>,
     input: Zeroizing<Vec<u8>>,
-    /// Bytes of `input` that are there.
+    /// Number of valid bytes in `input`.
     filled: usize,
     output: Output,
     ended: bool,
 }
 
 impl Client {
-    /// A client that has just come.
+    /// A client that was just accepted.
     pub fn new(stream: Stream, dialogue: Box<dyn Dialogue>, now: Instant) -> Client {
         let mut client = Client {
             stream,
@@ -141,9 +115,9 @@ impl Client {
         }
     }
 
-    /// Does a bounded piece of work: one read, the lines in it, one piece of the reply, one write.
-    /// The loop comes back for more after the next packets.
-    pub fn turn(&mut self, subject: &mut Subject<'_>) -> Fate {
+    /// Does a bounded piece of work: one read, the lines in it, one piece of the reply, one write. The loop
+    /// calls it again after the next packets.
+    pub fn run_once(&mut self, subject: &mut Subject<'_>) -> Fate {
         if self.receive().is_err() {
             return Fate::Goes;
         }
@@ -177,7 +151,7 @@ impl Client {
         if !replying && (self.ended || self.dialogue.phase() == Phase::Over) {
             return Fate::Goes;
         }
-        // The clock starts with the first byte of a request, and anew once its reply is sent.
+        // The timeout starts with the first byte of a request, and again once its reply is sent.
         if used > 0 && (was_idle || self.is_idle()) {
             self.deadline = subject.now().mono + self.patience();
         }
@@ -189,7 +163,7 @@ impl Client {
         Fate::Stays
     }
 
-    /// Whether it is to be looked at again soon, without anything of its own.
+    /// Whether it must be polled without an event of its descriptor.
     pub fn waits(&self) -> bool {
         self.dialogue.phase() == Phase::Waiting
     }

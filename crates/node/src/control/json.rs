@@ -8,14 +8,14 @@
 //! | `{"cmd":"rotate","private_key":"..."}` | `{"ok":true}`: a member has another key, and its sessions stay |
 //! | anything else | `{"ok":false,"error":"..."}` |
 
-use super::client::Phase;
-use super::output::Output;
 use super::ping::{Pinging, Pong};
-use super::subject::Subject;
-use crate::gateway::status::{self as gateway, GatewayStatus};
-use crate::node::now;
+use crate::output::Output;
+use crate::output::Phase;
+use crate::status::gateway::{self as gateway, GatewayStatus};
 use crate::status::{self, Status};
-use crate::worker::Verdict;
+use crate::subject::Subject;
+use crate::system::now;
+use crate::worker::ControlFlow;
 use seikan_config::parse_private_key;
 use seikan_proto::gateway::DeviceId;
 use seikan_proto::indices::PeerId;
@@ -28,33 +28,33 @@ use zeroize::Zeroize as _;
 /// Longest request in bytes.
 pub const MAX_LINE: usize = 4096;
 
-/// What can be asked.
+/// A request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "cmd", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Request {
-    /// How is it going?
+    /// Return the status.
     Status,
-    /// End, in order.
+    /// Stop the tunnel.
     Stop,
-    /// Does a peer answer?
+    /// Ping a peer.
     Ping {
         /// Its name, address or key.
         peer: String,
     },
-    /// Take on another private key, and keep all sessions.
+    /// Adopt another private key, and keep all sessions.
     Rotate {
         /// In base64.
         private_key: Secret,
     },
 }
 
-/// A text that is never shown.
+/// A text that is never displayed.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Secret(String);
 
 impl Secret {
-    /// Hides a text.
+    /// Wraps a text.
     pub fn new(text: &str) -> Secret {
         Secret(text.to_owned())
     }
@@ -77,18 +77,18 @@ impl Drop for Secret {
     }
 }
 
-/// A reply, as the asker reads it.
+/// A reply, as the client parses it.
 #[derive(Debug, Deserialize)]
 pub struct Reply {
-    /// Whether it was done.
+    /// Whether the request succeeded.
     pub ok: bool,
-    /// Why not.
+    /// Reason of a failure.
     pub error: Option<String>,
-    /// Who was asked to stop.
+    /// Process id of the instance that was asked to stop.
     pub pid: Option<u32>,
-    /// What was asked for.
+    /// The requested status.
     pub status: Option<Status>,
-    /// Whether the peer answered.
+    /// Result of the ping.
     pub ping: Option<Pong>,
 }
 
@@ -102,36 +102,39 @@ pub struct Dialogue {
 enum State {
     #[default]
     Idle,
-    /// A status has begun.
-    Status(Box<Telling>),
-    /// A peer was asked.
+    /// A status is being sent.
+    Status(Box<StatusReply>),
+    /// A peer was pinged.
     Pinging(Pinging),
-    /// The client waits for our end.
+    /// The client waits until this process ends.
     Stopping,
     Over,
 }
 
-/// What of a status is still to be told.
+/// The rest of a status that is being sent.
 #[derive(Debug)]
-struct Telling {
+struct StatusReply {
     peers: std::vec::IntoIter<PeerId>,
-    /// The gateway comes after the peers: everything of it but its devices, until it was told.
+    /// The gateway without its devices, until it was sent; it follows the peers.
     gateway: Option<Box<GatewayStatus>>,
     devices: std::ops::Range<u32>,
-    /// No element of the present list was told yet.
+    /// No element of the current list was sent yet.
     first: bool,
-    /// What closes the reply after the last list.
+    /// End of the reply, sent after the last list.
     end: &'static [u8],
 }
 
-impl super::client::Dialogue for Dialogue {
+impl crate::dialogue::Dialogue for Dialogue {
     fn take(&mut self, input: &[u8], subject: &mut Subject<'_>, output: &mut Output) -> usize {
         if matches!(self.state, State::Stopping) {
             return input.len();
         }
         let Some(end) = input.iter().take(MAX_LINE).position(|b| *b == b'\n') else {
             if input.len() >= MAX_LINE {
-                refuse(&format!("a request has at most {MAX_LINE} bytes"), output);
+                refuse(
+                    &format!("the request is longer than {MAX_LINE} bytes"),
+                    output,
+                );
                 self.state = State::Over;
             }
             return 0;
@@ -140,7 +143,7 @@ impl super::client::Dialogue for Dialogue {
             Ok(Request::Status) => self.state = begin_status(subject, output),
             Ok(Request::Stop) => {
                 let _ = writeln!(output, "{{\"ok\":true,\"pid\":{}}}", std::process::id());
-                subject.verdict = Verdict::Stop;
+                subject.flow = ControlFlow::Stop;
                 self.state = State::Stopping;
             }
             Ok(Request::Ping { peer }) => match Pinging::begin(subject, &peer) {
@@ -179,7 +182,7 @@ impl super::client::Dialogue for Dialogue {
             }
             _ => return,
         };
-        let now = crate::node::now();
+        let now = crate::system::now();
         while !output.is_full() {
             if !telling.give(subject, now, output) {
                 self.state = State::Idle;
@@ -198,15 +201,18 @@ impl super::client::Dialogue for Dialogue {
     }
 }
 
-/// Who is a member of a mesh has a coordinator that tells the others; nobody else has.
+/// Only a member of a mesh can rotate its key, because only a coordinator can tell the peers.
 fn rotate(subject: &mut Subject<'_>, private_key: &Secret) -> Result<(), &'static str> {
-    let key = parse_private_key(&private_key.0).map_err(|_| "this is no private key")?;
+    let key = parse_private_key(&private_key.0).map_err(|_| "not a private key")?;
     let Some(mesh) = &mut subject.node.mesh else {
-        return Err("it is no member of a mesh: nobody would tell its peers");
+        return Err(
+            "the tunnel is not a member of a mesh, so its peers would not learn the new key",
+        );
     };
     if subject.node.gateway.is_some() {
         return Err(
-            "a gateway's address on the local network is made of its key: restart it instead",
+            "a gateway's address on the local network is derived from its key: change the key in the configuration, \
+             and restart",
         );
     }
     mesh.own_key = key.public();
@@ -215,7 +221,7 @@ fn rotate(subject: &mut Subject<'_>, private_key: &Secret) -> Result<(), &'stati
     Ok(())
 }
 
-/// Everything up to the list of peers, which follows in pieces, and so does the gateway.
+/// Sends everything up to the list of peers; peers and gateway follow in pieces.
 fn begin_status(subject: &Subject<'_>, output: &mut Output) -> State {
     let status = status::without_peers(subject.node, subject.record);
     let text = serde_json::to_string(&status).unwrap_or_default();
@@ -224,7 +230,7 @@ fn begin_status(subject: &Subject<'_>, output: &mut Output) -> State {
     let peers: Vec<_> = subject.node.tunnel.peers().map(|peer| peer.id).collect();
     let gateway = subject.node.gateway.as_ref();
     let devices = gateway.map_or(0, |gateway| gateway.gateway.devices().count());
-    State::Status(Box::new(Telling {
+    State::Status(Box::new(StatusReply {
         peers: peers.into_iter(),
         gateway: gateway::without_devices(subject.node, subject.record).map(Box::new),
         devices: 0..devices as u32,
@@ -233,8 +239,8 @@ fn begin_status(subject: &Subject<'_>, output: &mut Output) -> State {
     }))
 }
 
-impl Telling {
-    /// Tells the next piece; false after the last.
+impl StatusReply {
+    /// Appends the next piece; returns false after the last.
     fn give(&mut self, subject: &Subject<'_>, now: Now, output: &mut Output) -> bool {
         // Neither writing to memory nor these types can fail.
         if let Some(id) = self.peers.next() {

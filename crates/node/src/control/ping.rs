@@ -1,9 +1,11 @@
-//! Whether a peer answers, for a client that waits until it does: [`Pong`].
+//! Ping of a peer, for a client that waits for the result: [`Pong`].
 
-use super::subject::{Record, Subject};
-use crate::mesh::names::DOMAIN;
-use crate::mesh::{LegTo, MeshState};
-use crate::node::{Node, now};
+use crate::node::Node;
+use crate::subject::{Record, Subject};
+use crate::system::now;
+use seikan_mesh::event::ProxyTarget;
+use seikan_mesh::names::DOMAIN;
+use seikan_mesh::state::MeshState;
 use seikan_proto::indices::PeerId;
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::Name;
@@ -14,76 +16,75 @@ use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-/// How long an answer is waited for.
+/// Timeout of the answer.
 pub const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What became of a question.
+/// Result of a ping.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pong {
-    /// What the peer is called, in the configuration or the mesh.
+    /// Name of the peer in the configuration or the mesh.
     pub name: Option<String>,
     /// Its identity.
     pub public_key: String,
-    /// Microseconds from the question to the answer; absent if none came within [`PATIENCE`].
+    /// Round trip in microseconds; absent if no answer came within [`PATIENCE`].
     pub rtt_us: Option<u64>,
-    /// By which way the question went, or would have gone; absent if none is known.
+    /// Path of the request; absent if none is known.
     pub path: Option<Path>,
-    /// Why there is no answer.
+    /// Reason of a missing answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub silence: Option<Silence>,
 }
 
-/// The way to a peer.
+/// The path to a peer.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Path {
-    /// Where to send.
+    /// Destination address.
     pub address: SocketAddr,
-    /// Whether that is a relay.
+    /// Whether the destination is a relay.
     pub relayed: bool,
-    /// What the mesh calls the relay, if one alone has that address.
+    /// Name of the relay in the mesh, if exactly one has that address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub relay: Option<String>,
 }
 
-/// Why there is no answer.
+/// Reason of a missing answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Silence {
-    /// Nobody knows where the peer is.
+    /// No address of the peer is known.
     NoAddress,
-    /// No handshake was answered, so there is no session to ask in.
+    /// No handshake was answered, so there is no session.
     NoHandshake,
-    /// Nothing came back in the session that there is.
+    /// The session did not return an answer.
     NoAnswer,
 }
 
-/// A question under way.
+/// A ping in progress.
 #[derive(Debug)]
 pub(super) struct Pinging {
-    /// The peer, whose key may become another one meanwhile.
+    /// The peer; its key may change meanwhile.
     id: PeerId,
-    /// The question's number.
+    /// Number of the request.
     number: u64,
     until: Instant,
 }
 
 impl Pinging {
-    /// Asks the peer that `whom` names.
+    /// Pings the peer with this name, address or key.
     ///
     /// # Errors
-    /// For people: nobody is called so, or cannot be asked.
-    pub fn begin(subject: &mut Subject<'_>, whom: &str) -> Result<Pinging, String> {
+    /// A message for the user: there is no such peer, or it cannot be pinged.
+    pub fn begin(subject: &mut Subject<'_>, peer_name: &str) -> Result<Pinging, String> {
         if subject.node.tunnel.protocol() == Protocol::WireGuard {
             return Err(
-                "it speaks the WireGuard protocol, which has no such question; ping(8) asks the \
-                 host behind an address"
+                "the WireGuard protocol has no echo request; use ping(8) with an address of the peer"
                     .to_owned(),
             );
         }
-        if subject.node.stands_by() {
-            return Err("it stands by for another gateway and has no sessions".to_owned());
+        if subject.node.is_standby() {
+            return Err("this gateway is on standby and has no sessions".to_owned());
         }
-        let id = find(subject.node, subject.record, whom)?;
+        let id = find(subject.node, subject.record, peer_name)?;
         let now = now();
         let node = &mut *subject.node;
         let number = node.tunnel.ping(now, id, &mut node.outbox);
@@ -95,13 +96,13 @@ impl Pinging {
         })
     }
 
-    /// The answer, or that none came in time; `None` while one may come.
+    /// Returns the result, also if the timeout has passed; `None` while an answer may still come.
     pub fn outcome(&self, subject: &Subject<'_>) -> Option<Result<Pong, String>> {
         let (node, now) = (&*subject.node, now().mono);
         let peer = node.tunnel.peer(self.id);
         let Some((peer, ping)) = peer.and_then(|peer| Some((peer, peer.pings.get(self.number)?)))
         else {
-            return Some(Err("the peer was taken away meanwhile".to_owned()));
+            return Some(Err("the peer was removed meanwhile".to_owned()));
         };
         let (to, rtt) = match ping {
             Ping::Answered { to, rtt } => (Some(to), Some(rtt)),
@@ -133,11 +134,12 @@ impl Pinging {
     }
 }
 
-/// The relay that has an address. A pair's port is at the same as the main one, which is asked by STUN.
+/// Returns the name of the relay that has an address. The port of a pair is at the same IP address as the main
+/// port.
 fn relay_at(mesh: &MeshState, address: SocketAddr) -> Option<String> {
-    match mesh.legs.get(&address) {
-        Some(LegTo::Relay { relay, .. }) => return Some(format!("{relay} (TLS)")),
-        Some(LegTo::Turn { server, .. }) => return Some(format!("{server} (TURN)")),
+    match mesh.proxies.get(&address) {
+        Some(ProxyTarget::Relay { relay, .. }) => return Some(format!("{relay} (TLS)")),
+        Some(ProxyTarget::Turn { server, .. }) => return Some(format!("{server} (TURN)")),
         None => {}
     }
     let ip = address.ip();
@@ -148,43 +150,49 @@ fn relay_at(mesh: &MeshState, address: SocketAddr) -> Option<String> {
     there.next().is_none().then(|| first.name.clone())
 }
 
-/// The peer that people mean: by its name, the name that it is found by, its address or its key.
-fn find(node: &Node, record: &Record, whom: &str) -> Result<PeerId, String> {
+/// Finds a peer by its configured name, its mesh name, its address or its key.
+fn find(node: &Node, record: &Record, peer_name: &str) -> Result<PeerId, String> {
     let tunnel = &node.tunnel;
-    if let Ok(address) = whom.parse::<IpAddr>() {
+    if let Ok(address) = peer_name.parse::<IpAddr>() {
         return tunnel
             .peer_at(address)
             .ok_or_else(|| format!("no peer has the address {address}"));
     }
-    if let Ok(key) = whom.parse::<PublicKey>() {
-        return tunnel.peer_by_key(&key).ok_or_else(|| unknown(whom));
+    if let Ok(key) = peer_name.parse::<PublicKey>() {
+        return tunnel.peer_by_key(&key).ok_or_else(|| unknown(peer_name));
     }
-    let named = |name: &str| name.eq_ignore_ascii_case(whom);
+    let named = |name: &str| name.eq_ignore_ascii_case(peer_name);
     let configured = record.names.iter().find(|(_, name)| named(name));
     if let Some(id) = configured.and_then(|(key, _)| tunnel.peer_by_key(key)) {
         return Ok(id);
     }
     let Some(mesh) = &node.mesh else {
-        return Err(unknown(whom));
+        return Err(unknown(peer_name));
     };
-    let name = whom.strip_suffix('.').unwrap_or(whom);
+    let name = peer_name.strip_suffix('.').unwrap_or(peer_name);
     let host = name.strip_suffix(DOMAIN);
     let name = host.and_then(|host| host.strip_suffix('.')).unwrap_or(name);
-    let called = |member: &Name| member.as_str().eq_ignore_ascii_case(name);
+    let has_name = |member: &Name| member.as_str().eq_ignore_ascii_case(name);
     let mut members = mesh.members.iter();
-    let member = members.find(|(_, member)| called(&member.name));
+    let member = members.find(|(_, member)| has_name(&member.name));
     if let Some(id) = member.and_then(|(key, _)| tunnel.peer_by_key(key)) {
         return Ok(id);
     }
-    let mut refused = mesh.doubts.refused.values();
-    Err(match refused.find(|refused| called(&refused.name)) {
-        Some(refused) => format!("it is no peer: {}", refused.reason),
-        None => unknown(whom),
+    let mut refused = mesh.key_conflicts.refused.values();
+    Err(match refused.find(|refused| has_name(&refused.name)) {
+        Some(refused) => format!("not a peer: {}", refused.reason),
+        None => unknown(peer_name),
     })
 }
 
-fn unknown(whom: &str) -> String {
-    // It is shown to people.
-    let shown: String = whom.chars().filter(|c| !c.is_control()).take(64).collect();
-    format!("no peer is `{shown}`: neither a name nor a key of one; `seikan status` lists them")
+fn unknown(peer_name: &str) -> String {
+    // The text is displayed to a user.
+    let shown: String = peer_name
+        .chars()
+        .filter(|c| !c.is_control())
+        .take(64)
+        .collect();
+    format!(
+        "there is no peer `{shown}`: give a name, an address or a key that `seikan status` lists"
+    )
 }

@@ -1,10 +1,10 @@
-//! Where the control sockets are, who owns them, and how they come to be.
+//! Paths, ownership and creation of the control sockets.
 //!
-//! `RUN/NAME.lock` is held by a running instance and contains its process id: the kernel lets go of
-//! it with the process, however that ends. Who has it may replace `RUN/NAME.sock` and, unless
-//! another WireGuard answers there, `/run/wireguard/NAME.sock`.
+//! A running instance holds a lock on `RUN/NAME.lock`, which contains its process id; the kernel releases the
+//! lock with the process. The holder of the lock may replace `RUN/NAME.sock` and, unless another WireGuard
+//! implementation answers there, `/run/wireguard/NAME.sock`.
 //!
-//! Network namespaces share both folders, so an interface's name is in use for the whole host.
+//! Network namespaces share both directories, so an interface's name is unique on the whole host.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Read, Seek, Write};
@@ -13,14 +13,14 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Where `wg` looks for user-space tunnels (`SOCK_PATH` of wireguard-tools).
+/// Directory in which `wg` looks for user-space tunnels (`SOCK_PATH` of wireguard-tools).
 const WIREGUARD_DIR: &str = "/var/run/wireguard";
-/// Where Seikan's own sockets are.
+/// Directory of Seikan's own sockets.
 const RUN_DIR: &str = "/run/seikan";
-/// What replaces [`RUN_DIR`].
+/// Environment variable that overrides [`RUN_DIR`].
 pub const RUN_DIR_VARIABLE: &str = "SEIKAN_RUN_DIR";
 const STATE_DIR: &str = "/var/lib/seikan";
-/// What replaces [`STATE_DIR`].
+/// Environment variable that overrides [`STATE_DIR`].
 pub const STATE_DIR_VARIABLE: &str = "SEIKAN_STATE_DIR";
 
 /// Why there is no control socket.
@@ -35,7 +35,7 @@ pub enum ControlError {
     Running {
         /// The interface.
         name: String,
-        /// Who has it, if the lock says.
+        /// Process id of the other instance, if its lock contains one.
         pid: Option<u32>,
     },
     /// Another program serves the name to `wg`.
@@ -52,9 +52,9 @@ pub enum ControlError {
     /// A file or folder.
     #[error("cannot {action} {}: {error}{}", path.display(), hint(error))]
     File {
-        /// What was attempted.
+        /// The operation that failed.
         action: &'static str,
-        /// On what.
+        /// Its path.
         path: PathBuf,
         /// The system's answer.
         error: io::Error,
@@ -62,16 +62,16 @@ pub enum ControlError {
     /// The metrics endpoint.
     #[error("cannot serve metrics on {address}: {error}{}", metrics_hint(error))]
     Metrics {
-        /// The address that was asked for.
+        /// The configured address.
         address: std::net::SocketAddr,
         /// The system's answer.
         error: io::Error,
     },
-    /// Something else of the system.
-    #[error("{what}: {error}")]
+    /// Another system call failed.
+    #[error("{operation}: {error}")]
     System {
-        /// What was attempted.
-        what: &'static str,
+        /// The operation that failed.
+        operation: &'static str,
         /// The system's answer.
         error: io::Error,
     },
@@ -89,31 +89,31 @@ fn hint(error: &io::Error) -> &'static str {
 fn metrics_hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::AddrInUse => "; choose another port, or find who has it with `ss -tlpn`",
-        io::ErrorKind::AddrNotAvailable => "; it is no address of this host (127.0.0.1 always is)",
+        io::ErrorKind::AddrNotAvailable => "; choose an address of this host, such as 127.0.0.1",
         _ => "",
     }
 }
 
-/// The folders of the sockets.
+/// Directories of the sockets and of the persistent state.
 #[derive(Clone, Debug)]
-pub struct Places {
-    /// Seikan's own.
+pub struct RuntimeDirs {
+    /// Directory of Seikan's own sockets and locks.
     pub run: PathBuf,
-    /// `wg`'s.
+    /// Directory of the sockets for `wg`.
     pub wireguard: PathBuf,
-    /// What is kept over restarts: a folder for each interface.
+    /// Persistent state, with a directory for each interface.
     pub state: PathBuf,
 }
 
-impl Default for Places {
-    /// `/run/seikan`, or what `SEIKAN_RUN_DIR` says; `/var/run/wireguard`; `/var/lib/seikan`, or what
-    /// `SEIKAN_STATE_DIR` says.
-    fn default() -> Places {
+impl Default for RuntimeDirs {
+    /// `/run/seikan` or the value of `SEIKAN_RUN_DIR`; `/var/run/wireguard`; `/var/lib/seikan` or the value of
+    /// `SEIKAN_STATE_DIR`.
+    fn default() -> RuntimeDirs {
         let or = |variable, usual: &str| {
             let own = std::env::var_os(variable).filter(|dir| !dir.is_empty());
             own.map_or_else(|| usual.into(), PathBuf::from)
         };
-        Places {
+        RuntimeDirs {
             run: or(RUN_DIR_VARIABLE, RUN_DIR),
             wireguard: WIREGUARD_DIR.into(),
             state: or(STATE_DIR_VARIABLE, STATE_DIR),
@@ -121,7 +121,7 @@ impl Default for Places {
     }
 }
 
-impl Places {
+impl RuntimeDirs {
     /// The control socket of an instance.
     pub fn control(&self, name: &str) -> PathBuf {
         self.run.join(format!("{name}.sock"))
@@ -137,7 +137,7 @@ impl Places {
         self.wireguard.join(format!("{name}.sock"))
     }
 
-    /// Names of the instances that have left a lock here, running or not.
+    /// Returns the names of the instances that have a lock file here, running or not.
     pub fn names(&self) -> io::Result<Vec<String>> {
         let entries = match fs::read_dir(&self.run) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -152,7 +152,7 @@ impl Places {
         Ok(names)
     }
 
-    /// Whether an instance runs: somebody holds its lock.
+    /// Whether an instance runs, that is, a process holds its lock.
     pub fn is_running(&self, name: &str) -> io::Result<bool> {
         let file = match File::open(self.lock(name)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
@@ -166,20 +166,20 @@ impl Places {
     }
 }
 
-/// The name of an instance, held until dropped.
+/// The lock on the name of an instance, released when dropped.
 #[derive(Debug)]
 pub struct Lock {
     file: File,
     path: PathBuf,
-    /// The file is removed by somebody else.
+    /// Another process removes the file.
     is_left: bool,
 }
 
 impl Lock {
     /// Takes the name.
-    pub fn take(places: &Places, name: &str) -> Result<Lock, ControlError> {
-        create_folder(&places.run, 0o700)?;
-        let path = places.lock(name);
+    pub fn take(dirs: &RuntimeDirs, name: &str) -> Result<Lock, ControlError> {
+        create_folder(&dirs.run, 0o700)?;
+        let path = dirs.lock(name);
         let failed = |action| {
             let path = path.clone();
             move |error| ControlError::File {
@@ -195,7 +195,7 @@ impl Lock {
             let mut file = options.open(&path).map_err(failed("open"))?;
             match file.try_lock() {
                 Ok(()) => {}
-                // Perhaps only somebody who looks whether it is held.
+                // Perhaps a process only checks whether it is locked.
                 Err(TryLockError::WouldBlock) if patience > 0 => {
                     patience -= 1;
                     std::thread::sleep(Duration::from_millis(20));
@@ -211,7 +211,7 @@ impl Lock {
                 }
                 Err(TryLockError::Error(error)) => return Err(failed("lock")(error)),
             }
-            // The one before may have removed the file between our opening and locking it.
+            // The previous holder may have removed the file between opening and locking it.
             let ours = file.metadata().map_err(failed("look at"))?;
             if fs::metadata(&path).is_ok_and(|there| there.ino() == ours.ino()) {
                 let mut lock = Lock {
@@ -229,12 +229,12 @@ impl Lock {
         }
     }
 
-    /// From now on somebody else removes the file.
+    /// From now on another process removes the file.
     pub fn leave_file(&mut self) {
         self.is_left = true;
     }
 
-    /// Notes who holds it.
+    /// Writes this process's id into the lock file.
     fn write_pid(&mut self) -> io::Result<()> {
         self.file.rewind()?;
         self.file.set_len(0)?;
@@ -244,25 +244,25 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Before the lock goes, or we might remove that of a successor.
+        // Removed before the lock is released; otherwise a successor's file might be removed.
         if !self.is_left {
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-/// A listening socket whose file goes with it.
+/// A listening socket that removes its file when dropped.
 #[derive(Debug)]
 pub struct Listener {
-    /// Never blocks.
+    /// The socket, in non-blocking mode.
     pub socket: UnixListener,
     path: PathBuf,
-    /// The file is removed by somebody else.
+    /// Another process removes the file.
     is_left: bool,
 }
 
 impl Listener {
-    /// Listens at `path`, for nobody but our own user, in place of whoever listened there before.
+    /// Listens at `path`, for this user only, and replaces an existing socket file.
     pub fn bind(path: &Path) -> Result<Listener, ControlError> {
         let at = |action, path: &Path| {
             let path = path.to_owned();
@@ -272,8 +272,8 @@ impl Listener {
                 error,
             }
         };
-        // It comes to be in a folder that nobody else can enter, so that it is at no time open to
-        // others, and takes the place of an old one in one step.
+        // The socket is created in a directory that no other user can enter and then renamed, so that it is
+        // never open to others and replaces an old one atomically.
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let nest = path.with_file_name(format!(".{name}.{}", std::process::id()));
         let _ = fs::remove_dir_all(&nest);
@@ -295,7 +295,7 @@ impl Listener {
         })
     }
 
-    /// From now on somebody else removes the file.
+    /// From now on another process removes the file.
     pub fn leave_file(&mut self) {
         self.is_left = true;
     }
@@ -309,16 +309,17 @@ impl Drop for Listener {
     }
 }
 
-/// Binds the socket for `wg`. The reason, if we may not: a tunnel can do without.
-pub fn bind_uapi(places: &Places, name: &str) -> Result<Result<Listener, String>, ControlError> {
-    let path = places.uapi(name);
+/// Binds the socket for `wg`. The inner error is the reason why this user may not: a tunnel works without that
+/// socket.
+pub fn bind_uapi(dirs: &RuntimeDirs, name: &str) -> Result<Result<Listener, String>, ControlError> {
+    let path = dirs.uapi(name);
     if UnixStream::connect(&path).is_ok() {
         return Err(ControlError::Foreign {
             name: name.into(),
             path,
         });
     }
-    match create_folder(&places.wireguard, 0o755).and_then(|()| Listener::bind(&path)) {
+    match create_folder(&dirs.wireguard, 0o755).and_then(|()| Listener::bind(&path)) {
         Err(ControlError::File { error, action, .. })
             if matches!(
                 error.kind(),
@@ -345,8 +346,8 @@ fn create_folder(path: &Path, mode: u32) -> Result<(), ControlError> {
 mod tests {
     use super::*;
 
-    fn places(dir: &tempfile::TempDir) -> Places {
-        Places {
+    fn dirs(dir: &tempfile::TempDir) -> RuntimeDirs {
+        RuntimeDirs {
             run: dir.path().join("run"),
             wireguard: dir.path().join("wireguard"),
             state: dir.path().join("state"),
@@ -354,51 +355,51 @@ mod tests {
     }
 
     #[test]
-    fn a_second_instance_is_told_who_the_first_is() {
+    fn a_second_instance_names_the_first() {
         let dir = tempfile::tempdir().unwrap();
-        let first = Lock::take(&places(&dir), "wg0").unwrap();
-        let error = Lock::take(&places(&dir), "wg0").unwrap_err().to_string();
+        let first = Lock::take(&dirs(&dir), "wg0").unwrap();
+        let error = Lock::take(&dirs(&dir), "wg0").unwrap_err().to_string();
         let pid = format!("process {}", std::process::id());
         assert!(error.contains(&pid), "{error}");
-        assert!(places(&dir).is_running("wg0").unwrap());
+        assert!(dirs(&dir).is_running("wg0").unwrap());
         drop(first);
-        assert!(!places(&dir).is_running("wg0").unwrap());
-        assert!(Lock::take(&places(&dir), "wg0").is_ok());
+        assert!(!dirs(&dir).is_running("wg0").unwrap());
+        assert!(Lock::take(&dirs(&dir), "wg0").is_ok());
     }
 
     #[test]
-    fn what_a_dead_process_left_is_replaced() {
+    fn leftovers_of_a_dead_process_are_replaced() {
         let dir = tempfile::tempdir().unwrap();
-        let places = places(&dir);
-        drop(Lock::take(&places, "wg0").unwrap());
-        fs::write(places.lock("wg0"), "1\n").unwrap();
-        fs::create_dir_all(&places.wireguard).unwrap();
-        drop(UnixListener::bind(places.uapi("wg0")).unwrap());
-        let _lock = Lock::take(&places, "wg0").unwrap();
-        let _listener = bind_uapi(&places, "wg0").unwrap().unwrap();
-        assert!(UnixStream::connect(places.uapi("wg0")).is_ok());
+        let dirs = dirs(&dir);
+        drop(Lock::take(&dirs, "wg0").unwrap());
+        fs::write(dirs.lock("wg0"), "1\n").unwrap();
+        fs::create_dir_all(&dirs.wireguard).unwrap();
+        drop(UnixListener::bind(dirs.uapi("wg0")).unwrap());
+        let _lock = Lock::take(&dirs, "wg0").unwrap();
+        let _listener = bind_uapi(&dirs, "wg0").unwrap().unwrap();
+        assert!(UnixStream::connect(dirs.uapi("wg0")).is_ok());
     }
 
     #[test]
     fn a_living_wireguard_keeps_its_socket() {
         let dir = tempfile::tempdir().unwrap();
-        let places = places(&dir);
-        fs::create_dir_all(&places.wireguard).unwrap();
-        let _other = UnixListener::bind(places.uapi("wg0")).unwrap();
-        let error = bind_uapi(&places, "wg0").unwrap_err();
+        let dirs = dirs(&dir);
+        fs::create_dir_all(&dirs.wireguard).unwrap();
+        let _other = UnixListener::bind(dirs.uapi("wg0")).unwrap();
+        let error = bind_uapi(&dirs, "wg0").unwrap_err();
         assert!(matches!(error, ControlError::Foreign { .. }), "{error}");
     }
 
     #[test]
     fn sockets_are_for_their_owner_alone_and_leave_nothing() {
         let dir = tempfile::tempdir().unwrap();
-        let places = places(&dir);
-        let lock = Lock::take(&places, "wg0").unwrap();
-        let listener = Listener::bind(&places.control("wg0")).unwrap();
+        let dirs = dirs(&dir);
+        let lock = Lock::take(&dirs, "wg0").unwrap();
+        let listener = Listener::bind(&dirs.control("wg0")).unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
-        assert_eq!(mode(&places.run), 0o700);
-        assert_eq!(mode(&places.control("wg0")), 0o600);
+        assert_eq!(mode(&dirs.run), 0o700);
+        assert_eq!(mode(&dirs.control("wg0")), 0o600);
         drop((listener, lock));
-        assert_eq!(fs::read_dir(&places.run).unwrap().count(), 0);
+        assert_eq!(fs::read_dir(&dirs.run).unwrap().count(), 0);
     }
 }

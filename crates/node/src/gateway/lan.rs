@@ -1,7 +1,7 @@
-//! The card of the local network in transparent mode: a packet socket, and the station that speaks on it.
+//! The interface of the local network in transparent mode: a packet socket, and the responder that uses it.
 
-use crate::intake::Intake;
-use crate::node::{SystemRandom, now};
+use crate::batch_reader::BatchReader;
+use crate::system::{SystemRandom, now};
 use seikan_config::GatewaySettings;
 use seikan_observe::{DirectionCounters, DropReason, Histogram};
 use seikan_proto::gateway::election::Election;
@@ -20,38 +20,37 @@ use std::io::{self, IoSlice};
 pub enum LanError {
     /// No such interface.
     #[error(
-        "there is no interface {0}, on which the gateway's devices should be: see `ip link`, and \
-         the `interface` of [gateway]"
+        "there is no interface {0} for the gateway's devices: see `ip link`, and the `interface` of [gateway]"
     )]
     Missing(String),
-    /// Not a card.
+    /// Not an Ethernet interface.
     #[error(
-        "{0} carries no Ethernet frames: a transparent gateway needs the card or bridge of the \
-         local network; for anything else use `mode = \"routed\"`"
+        "{0} carries no Ethernet frames: a transparent gateway needs an Ethernet interface or bridge of the local \
+         network; otherwise use `mode = \"routed\"`"
     )]
     NotEthernet(String),
     /// The packet socket.
     #[error(transparent)]
     Packet(#[from] PacketError),
-    /// Looking it up.
+    /// The lookup of the interface.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
-    /// The card does not take the station's address.
+    /// The interface does not accept the responder's address.
     #[error("cannot receive for the gateway's address on {interface}: {error}")]
     Responder {
         /// Which interface.
         interface: String,
-        /// Why.
+        /// The system's error.
         error: io::Error,
     },
 }
 
-/// What is to be known of the interface.
+/// State of the interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Link {
+pub(crate) struct Link {
     pub index: u32,
     pub mtu: u32,
-    /// Up, and with a carrier.
+    /// Up, with a carrier.
     pub up: bool,
     /// Its own address.
     pub mac: Mac,
@@ -75,37 +74,37 @@ impl Link {
     }
 }
 
-/// What went over the card.
+/// Counters of the interface.
 #[derive(Clone, Debug, Default, serde::Serialize)]
 pub struct LanCounters {
     /// Frames per batch read.
     pub frames_per_read: Histogram,
-    /// Frames the kernel could not queue for us, of sockets that were closed since.
+    /// Frames that the kernel could not queue, on sockets that were closed since.
     pub lost_before: u64,
-    /// Super-packets that the card's driver refused and that were cut up instead.
+    /// Super-packets that the NIC's driver refused and that were segmented here instead.
     pub gso_refused: u64,
-    /// Frames that were made here: answers, questions, adverts, errors to devices.
+    /// Frames made here: answers, requests, adverts, errors to devices.
     pub own: DirectionCounters,
 }
 
-/// The card.
+/// The interface with its socket and responder.
 pub struct Lan {
     /// `None` while the interface is gone.
-    pub(super) socket: Option<PacketSocket>,
-    pub(super) link: Link,
-    /// Who speaks on it.
+    pub(crate) socket: Option<PacketSocket>,
+    pub(crate) link: Link,
+    /// Answers ARP and neighbour discovery.
     pub responder: Responder,
-    /// With a second gateway beside this one.
+    /// Present if a second gateway is configured.
     pub election: Option<Election>,
-    pub(super) intake: Intake,
-    /// What went over it.
+    pub(crate) reader: BatchReader,
+    /// Its counters.
     pub counters: LanCounters,
-    /// Super-packets are handed to the kernel; else they are cut up here.
+    /// Super-packets are passed to the kernel; otherwise they are segmented here.
     gso: bool,
 }
 
 impl Lan {
-    pub(super) fn open(
+    pub(crate) fn open(
         settings: &GatewaySettings,
         identity: &Identity,
         link: Link,
@@ -123,7 +122,7 @@ impl Lan {
             link,
             responder,
             election,
-            intake: Intake::default(),
+            reader: BatchReader::default(),
             counters: LanCounters::default(),
             gso: offload,
         };
@@ -131,8 +130,8 @@ impl Lan {
         Ok(lan)
     }
 
-    /// Opens the socket on the interface as it is now.
-    pub(super) fn connect(&mut self, link: Link, interface: &str) -> Result<(), LanError> {
+    /// Opens a socket on the interface in its current state.
+    pub(crate) fn connect(&mut self, link: Link, interface: &str) -> Result<(), LanError> {
         let address = self.responder.mac().0;
         let opened = PacketSocket::open(link.index, &PacketOptions::new(Accept::Host(address)));
         let socket = match opened {
@@ -142,10 +141,10 @@ impl Lan {
             other => other?,
         };
         let listens = || {
-            // A card that cannot filter for one more address becomes promiscuous by itself, no more
-            // than it must (Linux `net/core/dev_addr_lists.c`).
+            // A NIC that cannot filter for one more address becomes promiscuous by itself, for no more than
+            // that (Linux `net/core/dev_addr_lists.c`).
             socket.join_unicast(address)?;
-            // Neighbour discovery asks the groups of addresses of which there may be many.
+            // Neighbour solicitations are sent to the groups of the addresses, of which there may be many.
             socket.join_all_multicast()
         };
         listens().map_err(|error| LanError::Responder {
@@ -157,15 +156,15 @@ impl Lan {
         Ok(())
     }
 
-    /// The interface is gone.
-    pub(super) fn disconnect(&mut self) {
+    /// The interface is gone: closes the socket.
+    pub(crate) fn disconnect(&mut self) {
         if let Some(socket) = self.socket.take() {
             self.counters.lost_before += socket.drops();
         }
         self.link.up = false;
     }
 
-    /// The socket, for whoever watches it.
+    /// Returns the socket, to be polled.
     pub fn socket(&self) -> Option<&PacketSocket> {
         self.socket.as_ref()
     }
@@ -175,25 +174,25 @@ impl Lan {
         self.socket.is_some() && self.link.up
     }
 
-    /// Frames that the kernel could not queue for us.
+    /// Returns the number of frames that the kernel could not queue.
     pub fn lost(&self) -> u64 {
         self.counters.lost_before + self.socket.as_ref().map_or(0, PacketSocket::drops)
     }
 
-    /// Whether super-packets are handed to the card whole.
+    /// Whether super-packets are passed to the interface.
     pub fn gso(&self) -> bool {
         self.gso
     }
 
-    /// Sends a frame that is ready, `[virtio-net header][frame]`.
-    pub(super) fn send(&self, frame: &[u8]) -> Result<(), DropReason> {
+    /// Sends a complete frame, `[virtio-net header][frame]`.
+    pub(crate) fn send(&self, frame: &[u8]) -> Result<(), DropReason> {
         self.write(&[IoSlice::new(frame)])
             .map_err(|_| DropReason::LanWriteRefused)
     }
 
-    /// Sends a frame that was made here, and counts it. Whoever asked asks again, and so does the station;
-    /// an advert is followed by the next, an error is given again for the next packet.
-    pub(super) fn send_own(&mut self, frame: &[u8]) {
+    /// Sends a frame made here and counts it. A lost one needs no retry: requests are repeated by their sender,
+    /// adverts are periodic, and an error is sent again for the next packet.
+    pub(crate) fn send_own(&mut self, frame: &[u8]) {
         let result = self.send(frame);
         let own = &mut self.counters.own;
         own.packets_in += 1;
@@ -206,15 +205,14 @@ impl Lan {
         }
     }
 
-    /// Counts a packet that was made here for a device whose card is not known.
-    pub(super) fn drop_own(&mut self, reason: DropReason) {
+    /// Counts a packet made here for a device whose MAC address is unknown.
+    pub(crate) fn drop_own(&mut self, reason: DropReason) {
         self.counters.own.packets_in += 1;
         self.counters.own.drops.add(reason, 1);
     }
 
-    /// Sends what the tunnel has for a device, behind this Ethernet header; `cut` says that the card is
-    /// not to be given super-packets.
-    pub(super) fn deliver(
+    /// Sends a write of the tunnel to a device, behind this Ethernet header; `cut` disables super-packets.
+    pub(crate) fn deliver(
         &mut self,
         ethernet: &[u8],
         write: &Write,
@@ -246,7 +244,7 @@ impl Lan {
         }
     }
 
-    /// Cuts a super-packet up and sends its segments.
+    /// Segments a super-packet and sends the segments.
     fn deliver_segments(&self, ethernet: &[u8], parts: &[IoSlice<'_>]) -> Result<(), DropReason> {
         let whole: Vec<u8> = parts.iter().flat_map(|p| p.iter().copied()).collect();
         let packet = SuperPacket::parse(&whole)?;
@@ -263,12 +261,12 @@ impl Lan {
     fn write(&self, parts: &[IoSlice<'_>]) -> io::Result<()> {
         let gone = || io::Error::from(io::ErrorKind::NetworkDown);
         let socket = self.socket.as_ref().ok_or_else(gone)?;
-        // A full queue is the card's: it drops, and TCP learns of it, as on any router.
+        // If the NIC's queue is full, it drops the frame and TCP reacts, as at any router.
         socket.send_vectored(parts).map(|_| ())
     }
 }
 
-/// A virtio-net header counts from the first byte of the frame.
+/// Moves the offsets of a virtio-net header behind an Ethernet header of this length.
 fn behind(mut vnet: VnetHdr, ethernet: usize) -> VnetHdr {
     if vnet.needs_csum {
         vnet.csum_start += ethernet as u16;

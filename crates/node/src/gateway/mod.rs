@@ -1,24 +1,20 @@
-//! The gateway of a running tunnel: the card of the local network, and the stage between it and the tunnel.
+//! The gateway of a running tunnel: the interface of the local network, and the stage between it and the
+//! tunnel.
 //!
-//! [`GatewayNode::open`] makes it from the configuration while there are privileges; [`lan`] reads and
-//! writes frames in transparent mode; [`traffic`] is its part of the worker's turn; [`watch`] follows
-//! what happens to the card; [`status`] tells of it all. In routed mode the kernel forwards
-//! ([`crate::setup::forwarding`]), and packets pass the same stage between TUN device and tunnel.
-//! [`role`] is for two gateways on one local network.
+//! [`GatewayNode::open`] creates it from the configuration while the process is privileged; [`lan`] reads and
+//! writes frames in transparent mode. In routed mode the kernel forwards, and packets pass the same stage
+//! between TUN device and tunnel.
 
 mod lan;
 pub mod offload;
 mod role;
 pub mod spread;
-pub mod status;
 mod traffic;
-mod watch;
 
+pub(crate) use lan::Link;
 pub use lan::{Lan, LanCounters, LanError};
-pub(crate) use traffic::Destination;
-pub use watch::Watch;
+pub(crate) use traffic::{Destination, MAX_FRAMES};
 
-use lan::Link;
 use seikan_config::{Config, GatewayMode, GatewaySettings};
 use seikan_proto::gateway::{Gateway, GatewayConfig, Mtus};
 use seikan_proto::keys::Identity;
@@ -26,17 +22,17 @@ use seikan_sys::netlink::Netlink;
 
 /// The gateway's state.
 pub struct GatewayNode {
-    /// Devices, rules, legs.
+    /// Devices, rules and their counters.
     pub gateway: Gateway,
-    /// The card that frames are read from; `None` in routed mode.
+    /// The interface that frames are read from; `None` in routed mode.
     pub lan: Option<Lan>,
     /// The interface of the local network.
     pub interface: String,
 }
 
 impl GatewayNode {
-    /// Opens the card, which must be there now, and takes in what is configured. `tunnel_mtu` is that of
-    /// the TUN device.
+    /// Opens the interface, which must exist, and applies the configuration. `tunnel_mtu` is the TUN device's
+    /// MTU.
     pub fn open(
         config: &Config,
         settings: &GatewaySettings,

@@ -1,24 +1,24 @@
-//! The offloads of the cards on both sides of a gateway, read and judged, never changed.
+//! Recommended offload settings of the NICs on both sides of a gateway. Nothing is changed.
 //!
-//! Merged packets are what makes a gateway fast: GRO joins what devices send, the tunnel carries it
-//! whole, and the other side's card or kernel cuts it up. [`judge`] is pure: settings in, findings out.
+//! A gateway is fast if packets are merged: GRO merges packets of devices, the tunnel carries super-packets,
+//! and the NIC or kernel of the other side segments them. [`check`] is pure: settings in, findings out.
 
 use seikan_sys::ethtool::FeatureState;
 use serde::{Deserialize, Serialize};
 
-/// Which network a card is in.
+/// Network of a NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Side {
-    /// That of the devices.
+    /// Network of the devices.
     Lan,
-    /// That over which the tunnel goes.
+    /// Network that carries the tunnel.
     Wan,
 }
 
-/// A card that is judged.
+/// A NIC to check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Card<'a> {
+pub struct Nic<'a> {
     /// Its name.
     pub interface: &'a str,
     /// Which network it is in.
@@ -27,67 +27,63 @@ pub struct Card<'a> {
     pub tagged: bool,
 }
 
-/// A setting that should be another.
+/// A setting that should be changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
-    /// The card.
+    /// The NIC.
     pub interface: String,
-    /// The setting, as `ethtool -k` calls it.
+    /// Name of the setting in `ethtool -k`.
     pub setting: String,
-    /// As it is: `on` or `off`.
+    /// Current value, `on` or `off`.
     pub is: String,
-    /// As it should be.
+    /// Recommended value.
     pub should: String,
     /// Why.
     pub why: String,
-    /// What changes it.
+    /// Command that changes it.
     pub command: String,
 }
 
-/// What a setting should be.
-struct Wish {
-    /// Names of `ethtool -k`.
+/// A recommended setting.
+struct Recommendation {
+    /// Name in `ethtool -k`.
     setting: &'static str,
-    /// The word for `ethtool -K`.
+    /// Name in `ethtool -K`.
     option: &'static str,
-    /// The kernel's names of the feature bits.
+    /// The kernel's names of the features.
     bits: &'static [&'static str],
     should: bool,
-    /// Why, on the side of the devices; `None`: it does not matter there.
+    /// Reason on the devices' side; `None` if it does not matter there.
     lan: Option<&'static str>,
-    /// Why, on the side of the tunnel.
+    /// Reason on the tunnel's side.
     wan: Option<&'static str>,
-    /// It matters only where there are VLANs.
+    /// Matters only with VLANs.
     only_tagged: bool,
 }
 
-/// In the order of their weight. On the tunnel's side `rx-gro-list` does not matter: the kernel
-/// leaves a socket that asks for merged datagrams alone (`udp_gro_receive()`, net/ipv4/udp_offload.c);
-/// nor does TSO: the tunnel sends UDP.
-const WISHES: &[Wish] = &[
-    Wish {
+/// By importance. On the tunnel's side `rx-gro-list` does not matter, since the kernel ignores it for sockets
+/// that request merged datagrams (`udp_gro_receive()`, net/ipv4/udp_offload.c); nor does TSO, since the tunnel
+/// sends UDP.
+const RECOMMENDATIONS: &[Recommendation] = &[
+    Recommendation {
         setting: "generic-receive-offload",
         option: "gro",
         bits: &["rx-gro"],
         should: true,
-        lan: Some(
-            "packets that the card delivers one by one are not merged, and cross the gateway one by one",
-        ),
-        wan: Some(
-            "datagrams that the card delivers one by one are not merged before the tunnel receives them",
-        ),
+        lan: Some("packets from devices are not merged, so the gateway handles them one by one"),
+        wan: Some("datagrams are not merged before the tunnel receives them"),
         only_tagged: false,
     },
-    Wish {
+    Recommendation {
         setting: "large-receive-offload",
         option: "lro",
         bits: &["rx-lro"],
         should: false,
-        lan: Some("what the card merges this way cannot be cut into the same packets again"),
+        lan: Some("packets merged by the interface (LRO) cannot be split into the original ones"),
         wan: None,
         only_tagged: false,
     },
-    Wish {
+    Recommendation {
         setting: "rx-gro-list",
         option: "rx-gro-list",
         bits: &["rx-gro-list"],
@@ -96,16 +92,18 @@ const WISHES: &[Wish] = &[
         wan: None,
         only_tagged: false,
     },
-    Wish {
+    Recommendation {
         setting: "rx-udp-gro-forwarding",
         option: "rx-udp-gro-forwarding",
         bits: &["rx-udp-gro-forwarding"],
         should: true,
-        lan: Some("UDP of devices (QUIC, video) is not merged, and crosses the gateway one by one"),
+        lan: Some(
+            "UDP packets of devices (QUIC, video) are not merged, so the gateway handles them one by one",
+        ),
         wan: None,
         only_tagged: false,
     },
-    Wish {
+    Recommendation {
         setting: "tx-checksumming",
         option: "tx",
         bits: &[
@@ -118,98 +116,108 @@ const WISHES: &[Wish] = &[
         wan: Some("kernels before 6.11 refuse the tunnel's segmented sends without it"),
         only_tagged: false,
     },
-    Wish {
+    Recommendation {
         setting: "generic-segmentation-offload",
         option: "gso",
         bits: &["tx-generic-segmentation"],
         should: true,
-        lan: Some("super-packets are cut up early, and take the whole way to the card one by one"),
+        lan: Some(
+            "super-packets are segmented early, and their segments pass the network stack one by one",
+        ),
         wan: Some(
-            "the tunnel's datagrams are cut up early, and take the whole way to the card one by one",
+            "the tunnel's datagrams are segmented early, and pass the network stack one by one",
         ),
         only_tagged: false,
     },
-    Wish {
+    Recommendation {
         setting: "tcp-segmentation-offload",
         option: "tso",
         bits: &["tx-tcp-segmentation", "tx-tcp6-segmentation"],
         should: true,
-        lan: Some("the processor, not the card, cuts up what goes to devices"),
+        lan: Some("the processor, not the interface, segments packets to devices"),
         wan: None,
         only_tagged: false,
     },
-    Wish {
+    Recommendation {
         setting: "tx-udp-segmentation",
         option: "tx-udp-segmentation",
         bits: &["tx-udp-segmentation"],
         should: true,
         lan: None,
-        wan: Some("the processor, not the card, cuts up what the tunnel sends"),
+        wan: Some("the processor, not the interface, segments the tunnel's datagrams"),
         only_tagged: false,
     },
-    Wish {
+    Recommendation {
         setting: "rx-vlan-offload",
         option: "rxvlan",
         bits: &["rx-vlan-hw-parse"],
         should: true,
-        lan: Some("the processor, not the card, takes VLAN tags off"),
+        lan: Some("the processor, not the interface, removes VLAN tags"),
         wan: None,
         only_tagged: true,
     },
 ];
 
-/// Which settings should be others. What the driver has fixed, or does not know, is no finding: nobody
-/// can change it.
-pub fn judge(card: &Card<'_>, features: &[FeatureState]) -> Vec<Finding> {
+/// Returns the settings that should be changed. Settings that the driver has fixed or does not know are
+/// skipped: nobody can change them.
+pub fn check(nic: &Nic<'_>, features: &[FeatureState]) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for wish in WISHES {
-        let why = match card.side {
-            Side::Lan => wish.lan,
-            Side::Wan => wish.wan,
+    for recommendation in RECOMMENDATIONS {
+        let why = match nic.side {
+            Side::Lan => recommendation.lan,
+            Side::Wan => recommendation.wan,
         };
-        let Some(why) = why.filter(|_| card.tagged || !wish.only_tagged) else {
+        let Some(why) = why.filter(|_| nic.tagged || !recommendation.only_tagged) else {
             continue;
         };
-        if is_on(wish, features) == Some(wish.should) || !can_change(wish, features) {
+        if is_on(recommendation, features) == Some(recommendation.should)
+            || !can_change(recommendation, features)
+        {
             continue;
         }
-        let (is, should) = match wish.should {
+        let (is, should) = match recommendation.should {
             true => ("off", "on"),
             false => ("on", "off"),
         };
         findings.push(Finding {
-            interface: card.interface.to_owned(),
-            setting: wish.setting.to_owned(),
+            interface: nic.interface.to_owned(),
+            setting: recommendation.setting.to_owned(),
             is: is.to_owned(),
             should: should.to_owned(),
             why: why.to_owned(),
-            command: format!("ethtool -K {} {} {should}", card.interface, wish.option),
+            command: format!(
+                "ethtool -K {} {} {should}",
+                nic.interface, recommendation.option
+            ),
         });
     }
     findings
 }
 
-/// The settings that matter here, as they are.
+/// Returns the current values of the settings that matter here.
 pub fn settings(features: &[FeatureState]) -> impl Iterator<Item = (&'static str, bool)> {
-    WISHES
-        .iter()
-        .filter_map(|wish| Some((wish.setting, is_on(wish, features)?)))
+    RECOMMENDATIONS.iter().filter_map(|recommendation| {
+        Some((recommendation.setting, is_on(recommendation, features)?))
+    })
 }
 
-/// Whether any bit of the group is in force, as `ethtool -k` sums groups up; `None` if the kernel
-/// knows none of them.
-fn is_on(wish: &Wish, features: &[FeatureState]) -> Option<bool> {
-    let mut bits = of(wish, features).peekable();
+/// Whether any feature of the group is active, as `ethtool -k` summarises groups; `None` if the kernel knows
+/// none of them.
+fn is_on(recommendation: &Recommendation, features: &[FeatureState]) -> Option<bool> {
+    let mut bits = of(recommendation, features).peekable();
     bits.peek()?;
     Some(bits.any(|bit| bit.active))
 }
 
-fn can_change(wish: &Wish, features: &[FeatureState]) -> bool {
-    of(wish, features).any(|bit| bit.changeable && bit.active != wish.should)
+fn can_change(recommendation: &Recommendation, features: &[FeatureState]) -> bool {
+    of(recommendation, features).any(|bit| bit.changeable && bit.active != recommendation.should)
 }
 
-fn of<'a>(wish: &Wish, features: &'a [FeatureState]) -> impl Iterator<Item = &'a FeatureState> {
-    let names = wish.bits;
+fn of<'a>(
+    recommendation: &Recommendation,
+    features: &'a [FeatureState],
+) -> impl Iterator<Item = &'a FeatureState> {
+    let names = recommendation.bits;
     features.iter().filter(|bit| names.contains(&&*bit.name))
 }
 
@@ -226,11 +234,16 @@ mod tests {
         }
     }
 
-    /// A card as it should be, on either side.
+    /// A NIC with all recommended settings, on either side.
     fn good() -> Vec<FeatureState> {
-        let all = WISHES.iter();
-        all.flat_map(|wish| wish.bits.iter().map(|name| bit(name, wish.should)))
-            .collect()
+        let all = RECOMMENDATIONS.iter();
+        all.flat_map(|recommendation| {
+            recommendation
+                .bits
+                .iter()
+                .map(|name| bit(name, recommendation.should))
+        })
+        .collect()
     }
 
     fn with(name: &str, active: bool) -> Vec<FeatureState> {
@@ -244,17 +257,17 @@ mod tests {
     }
 
     fn commands(side: Side, tagged: bool, features: &[FeatureState]) -> Vec<String> {
-        let card = Card {
+        let nic = Nic {
             interface: "eth1",
             side,
             tagged,
         };
-        let findings = judge(&card, features).into_iter();
+        let findings = check(&nic, features).into_iter();
         findings.map(|finding| finding.command).collect()
     }
 
     #[test]
-    fn a_good_card_needs_nothing() {
+    fn recommended_settings_give_no_finding() {
         for side in [Side::Lan, Side::Wan] {
             assert_eq!(commands(side, true, &good()), [""; 0]);
         }
@@ -316,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_can_change_is_no_finding() {
+    fn fixed_settings_give_no_finding() {
         let mut features = with("rx-gro", false);
         for bit in &mut features {
             bit.changeable = false;

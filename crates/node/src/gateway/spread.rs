@@ -1,19 +1,19 @@
-//! Whether received packets are spread over the processors, from two samples of the kernel's counts.
+//! Distribution of received packets over the processors, from two samples of the kernel's counters.
 
 use seikan_sys::softirq;
 use serde::{Deserialize, Serialize};
 
-/// Below this rate one processor is enough.
+/// Softirqs per second below which one processor is enough.
 const LOAD: f64 = 10_000.0;
-/// A processor that does more than this share does all.
+/// Share from which on one processor counts as handling everything.
 const SHARE: f64 = 0.9;
 
-/// The kernel's counts, and what it is told.
+/// A sample of the kernel's counters and settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Softirqs {
     /// Runs of the receive softirq on each processor since the start of the machine.
     pub net_rx: Vec<Runs>,
-    /// To which processors the receive queues of the cards on both sides are spread.
+    /// Processors to which the receive queues of the NICs on both sides are spread.
     pub queues: Vec<Queue>,
 }
 
@@ -22,35 +22,35 @@ pub struct Softirqs {
 pub struct Runs {
     /// Its number.
     pub cpu: u32,
-    /// How many.
+    /// Number of runs.
     pub runs: u64,
 }
 
 /// A receive queue.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Queue {
-    /// The card.
+    /// Its NIC.
     pub interface: String,
     /// The queue, such as `rx-0`.
     pub queue: String,
-    /// Processors that packets are spread to (RPS); none: only where the interrupt comes.
+    /// Processors that packets are spread to (RPS); if empty, the one that handles the interrupt.
     pub cpus: Vec<u32>,
 }
 
-/// What two samples tell.
+/// Result of two samples.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
     /// Runs of the receive softirq per second, of each processor.
     pub net_rx_per_s: Vec<f64>,
-    /// All is on one processor, whose number it is.
+    /// The processor that handles everything, if one does.
     pub all_on: Option<u32>,
-    /// Its share, 0 to 1; of nothing 0.
+    /// Its share, 0 to 1; 0 without any runs.
     pub share: f64,
-    /// What spreads them, if that is possible.
+    /// Commands that spread them, if possible.
     pub commands: Vec<String>,
 }
 
-/// Compares two samples, taken `seconds` apart. `None` where they are not of the same processors.
+/// Compares two samples taken `seconds` apart; `None` if they are of different processors.
 pub fn spread(before: &Softirqs, after: &Softirqs, seconds: f64) -> Option<Spread> {
     let same = before
         .net_rx
@@ -80,7 +80,7 @@ pub fn spread(before: &Softirqs, after: &Softirqs, seconds: f64) -> Option<Sprea
     })
 }
 
-/// Spreads every queue that is not yet spread over all processors.
+/// Returns commands that spread every queue over all processors, where that is not done yet.
 fn commands(softirqs: &Softirqs) -> Vec<String> {
     let all: Vec<u32> = softirqs.net_rx.iter().map(|runs| runs.cpu).collect();
     let unspread = softirqs.queues.iter().filter(|queue| queue.cpus.len() < 2);
@@ -114,7 +114,7 @@ mod tests {
         }
     }
 
-    fn told(runs: &[u64], cpus: &[u32]) -> Spread {
+    fn result(runs: &[u64], cpus: &[u32]) -> Spread {
         let before = sample(&vec![1000; runs.len()], cpus);
         let after = runs.iter().map(|n| n + 1000).collect::<Vec<_>>();
         spread(&before, &sample(&after, cpus), 2.0).unwrap()
@@ -122,39 +122,39 @@ mod tests {
 
     #[test]
     fn all_on_one_core_is_said_with_the_command_that_spreads_it() {
-        let told = told(&[1000, 39_000, 0, 0], &[]);
-        assert_eq!(told.net_rx_per_s, [500.0, 19_500.0, 0.0, 0.0]);
-        assert_eq!((told.all_on, told.share), (Some(1), 0.975));
+        let result = result(&[1000, 39_000, 0, 0], &[]);
+        assert_eq!(result.net_rx_per_s, [500.0, 19_500.0, 0.0, 0.0]);
+        assert_eq!((result.all_on, result.share), (Some(1), 0.975));
         assert_eq!(
-            told.commands,
+            result.commands,
             ["echo f > /sys/class/net/eth1/queues/rx-0/rps_cpus"]
         );
     }
 
     #[test]
     fn one_core_is_enough_for_little() {
-        assert_eq!(told(&[19_000, 0], &[]).all_on, None);
-        assert_eq!(told(&[0, 0], &[]).share, 0.0);
+        assert_eq!(result(&[19_000, 0], &[]).all_on, None);
+        assert_eq!(result(&[0, 0], &[]).share, 0.0);
     }
 
     #[test]
-    fn what_is_spread_is_well() {
-        assert_eq!(told(&[30_000, 20_000], &[]).all_on, None);
+    fn spread_queues_need_no_command() {
+        assert_eq!(result(&[30_000, 20_000], &[]).all_on, None);
     }
 
     #[test]
     fn a_machine_with_one_core_has_no_other() {
-        assert_eq!(told(&[100_000], &[]).all_on, None);
+        assert_eq!(result(&[100_000], &[]).all_on, None);
     }
 
     #[test]
     fn where_packets_are_spread_already_there_is_no_command() {
-        let told = told(&[100_000, 0], &[0, 1]);
-        assert_eq!((told.all_on, told.commands.len()), (Some(0), 0));
+        let result = result(&[100_000, 0], &[0, 1]);
+        assert_eq!((result.all_on, result.commands.len()), (Some(0), 0));
     }
 
     #[test]
-    fn samples_of_different_processors_tell_nothing() {
+    fn samples_of_different_processors_have_no_result() {
         assert_eq!(spread(&sample(&[1], &[]), &sample(&[1, 2], &[]), 1.0), None);
         assert_eq!(spread(&sample(&[1], &[]), &sample(&[1], &[]), 0.0), None);
     }

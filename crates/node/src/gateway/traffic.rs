@@ -1,189 +1,37 @@
-//! The gateway's part of the worker's turn.
+//! The gateway's part in reading and writing packets.
 
 use super::GatewayNode;
-use crate::node::{Node, now};
 use seikan_observe::DropReason;
-use seikan_proto::batch::PacketBatch;
-use seikan_proto::gateway::responder::Frame;
-use seikan_proto::gateway::{DeviceId, Inbound, Made, Origin, Outbound};
+use seikan_proto::gateway::{DeviceId, Inbound, Origin, Outbound};
 use seikan_proto::inbox::{Inbox, MAX_PIECES};
 use seikan_proto::time::Instant;
 use seikan_wire::VNET_HDR_LEN;
 use seikan_wire::ip::IpPacket;
 use std::io::{self, IoSlice};
 
-/// Frames looked at in one turn, those that are not for the tunnel included.
-const FRAMES_PER_TURN: usize = 256;
+/// Maximum number of frames examined at a time, including those that are not for the tunnel.
+pub(crate) const MAX_FRAMES: usize = 256;
 
-/// Where a write of the inbox goes.
+/// Destination of a write of the inbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Destination {
-    /// To the TUN device: the host, or a device behind its routes.
+    /// The TUN device: for the host, or a device behind its routes.
     Tun(Option<DeviceId>),
-    /// To the card of the local network.
+    /// A device on the local network.
     Lan(DeviceId),
-    /// Nowhere.
+    /// None: it is dropped.
     Dropped(DropReason),
 }
 
-impl Node {
-    /// Whether frames have been read that were not sent yet.
-    pub(crate) fn lan_waits(&self) -> bool {
-        let lan = self.gateway.as_ref().and_then(|g| g.lan.as_ref());
-        lan.is_some_and(|lan| lan.intake.waits())
-    }
-
-    /// Reads the card of the local network once and sends what is for the tunnel.
-    pub(crate) fn read_from_lan(&mut self) {
-        let Some(GatewayNode {
-            gateway,
-            lan: Some(lan),
-            ..
-        }) = &mut self.gateway
-        else {
-            return;
-        };
-        let now = now();
-        let (mut frames, mut adverts) = (0, Vec::new());
-        let (socket, responder) = (&lan.socket, &mut lan.responder);
-        let read = |space: &mut [u8]| {
-            let socket = socket.as_ref().ok_or(io::ErrorKind::NetworkDown)?;
-            for _ in 0..FRAMES_PER_TURN {
-                let received = match socket.receive(space) {
-                    Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
-                        // Merged in a way that cannot be told (SCTP, tunnels): it is lost.
-                        frames += 1;
-                        gateway.drop_unattributed(DropReason::BadOffload, 1);
-                        continue;
-                    }
-                    // An empty queue, or a card that is down: its link's event says more.
-                    other => other?,
-                };
-                frames += 1;
-                if received.truncated || received.vlan_protocol == PROVIDER_TAG {
-                    gateway.drop_unattributed(DropReason::BadFrameType, 1);
-                    continue;
-                }
-                let frame = &mut space[..received.length];
-                match responder.frame(now.mono, gateway, frame, received.vlan) {
-                    Frame::Packet { start, mac, vlan } => {
-                        let origin = Origin::Lan { mac, vlan };
-                        let outcome = gateway.outbound(now.mono, &mut frame[start..], origin);
-                        // What is refused was counted.
-                        if let Ok(Outbound::Whole) = outcome {
-                            return Ok(start..received.length);
-                        }
-                    }
-                    Frame::Advert { start } => adverts.push(frame[start..].to_vec()),
-                    Frame::Done => {}
-                }
-            }
-            // The rest after what waits elsewhere.
-            Err(io::ErrorKind::WouldBlock.into())
-        };
-        let (batch, _) = lan.intake.next(read, now.mono);
-        if frames > 0 {
-            lan.counters.frames_per_read.record(frames);
-        }
-        if !batch.is_empty() {
-            self.tunnel
-                .outbound(now, batch, &mut self.outbox, &mut self.inbox);
-            self.transmit();
-            self.deliver(&mut []);
-        }
-        if let Some(gateway) = &mut self.gateway {
-            adverts.iter().for_each(|advert| gateway.receive(advert));
-        }
-        self.send_made();
-    }
-
-    /// The timers of station and election.
-    pub(crate) fn poll_gateway(&mut self) {
-        self.poll_election();
-        let Some(GatewayNode { gateway, lan, .. }) = &mut self.gateway else {
-            return;
-        };
-        let Some(lan) = lan else { return };
-        let now = now().mono;
-        if lan.responder.next_wakeup() <= now {
-            lan.responder.poll(now, gateway);
-            self.send_made();
-        }
-    }
-
-    /// When [`Self::poll_gateway`] has something to do.
-    pub(crate) fn gateway_wakeup(&self) -> Option<Instant> {
-        let gateway = self.gateway.as_ref()?;
-        let responder = gateway.lan.as_ref()?.responder.next_wakeup();
-        Some(
-            gateway
-                .election_wakeup()
-                .map_or(responder, |at| at.min(responder)),
-        )
-    }
-
-    /// Sends what station and gateway have to say themselves.
-    pub(crate) fn send_made(&mut self) {
-        let Some(GatewayNode { gateway, lan, .. }) = &mut self.gateway else {
-            return;
-        };
-        let made = gateway.take_made();
-        let mut to_tunnel = Vec::new();
-        for made in made {
-            match (made, &mut *lan) {
-                (Made::ToTunnel(packet), _) => to_tunnel.push(packet),
-                (Made::ToDevice(id, packet), Some(lan)) => {
-                    let v6 = packet.first().is_some_and(|b| b >> 4 == 6);
-                    match lan.responder.header_to(gateway, id, v6) {
-                        Some((header, length)) => lan.send_own(
-                            &[&[0; VNET_HDR_LEN][..], &header[..length], &packet].concat(),
-                        ),
-                        None => lan.drop_own(DropReason::DeviceUnresolved),
-                    }
-                }
-                // Where the kernel forwards, errors are its business, and none is made.
-                (Made::ToDevice(..), None) => {}
-            }
-        }
-        if let Some(lan) = lan {
-            for frame in lan.responder.take_frames() {
-                lan.send_own(&frame);
-            }
-        }
-        if to_tunnel.is_empty() {
-            return;
-        }
-        let mut batch = PacketBatch::new(0, to_tunnel.len());
-        for packet in to_tunnel {
-            if !batch.push(&packet) {
-                self.send_batch(&mut batch);
-                batch.clear();
-                batch.push(&packet);
-            }
-        }
-        self.send_batch(&mut batch);
-    }
-
-    fn send_batch(&mut self, batch: &mut PacketBatch) {
-        self.tunnel
-            .outbound(now(), batch, &mut self.outbox, &mut self.inbox);
-        self.transmit();
-        self.deliver(&mut []);
-    }
-}
-
-/// TPID of IEEE 802.1ad.
-const PROVIDER_TAG: u16 = 0x88a8;
-
 impl GatewayNode {
-    /// Reads the TUN device for the gateway: forwarded packets pass it, refused ones are passed over.
+    /// Reads the TUN device for the gateway: returns a packet that may pass the stage, and skips refused ones.
     pub(crate) fn read(
         &mut self,
         space: &mut [u8],
         now: Instant,
         mut read: impl FnMut(&mut [u8]) -> io::Result<usize>,
     ) -> io::Result<usize> {
-        for _ in 0..FRAMES_PER_TURN {
+        for _ in 0..MAX_FRAMES {
             let length = read(space)?;
             if self.lan.is_some() {
                 match self.gateway.from_host(&space[..length]) {
@@ -198,11 +46,11 @@ impl GatewayNode {
                 return Ok(length);
             }
         }
-        // The rest after what waits elsewhere.
+        // The rest is read after other work.
         Err(io::ErrorKind::WouldBlock.into())
     }
 
-    /// Finds out where a write of the inbox goes, with the addresses of that side afterwards.
+    /// Determines the destination of a write of the inbox, and translates its addresses to those of that side.
     pub(crate) fn destination(
         &mut self,
         inbox: &mut Inbox,

@@ -1,9 +1,10 @@
-//! Members become peers: those that may, with the addresses and the filter that they are to have, until they are members no more.
+//! Turns members of the mesh into peers of the tunnel, with their addresses and packet filters.
 
-use super::Heard;
-use super::endpoints::may_serve;
-use crate::node::{Node, now};
+use crate::node::Node;
+use crate::system::now;
 use ipnet::IpNet;
+use seikan_mesh::endpoints::{is_routable, may_serve};
+use seikan_mesh::event::WorkerEvent;
 use seikan_proto::filter::Destinations;
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::Member;
@@ -11,19 +12,19 @@ use seikan_proto::tunnel::Reachability;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
-/// Which members may become peers. A coordinator is believed about who has which address of the mesh, and about nothing
-/// else: it cannot have other traffic sent to a member, nor change a peer that the file names.
+/// Which members may become peers. A coordinator decides who has which address of the mesh, and nothing else:
+/// it cannot direct other traffic to a member, nor change a peer of the configuration file.
 #[derive(Debug, Default)]
 pub(super) struct Rules {
     /// The interface's own addresses, with the networks of the mesh.
     pub own: Vec<IpNet>,
-    /// Peers of the file.
+    /// Keys of the peers of the configuration file.
     pub configured: BTreeSet<PublicKey>,
-    /// Their allowed IPs.
+    /// Allowed IPs of these peers.
     pub taken: Vec<IpNet>,
 }
 
-/// Makes a peer of a member, or changes the one that it is.
+/// Adds the peer of a member, or updates it.
 pub(super) fn set(node: &mut Node, member: Member, rules: &Rules) {
     let Some(mesh) = &mut node.mesh else { return };
     let key = member.public_key;
@@ -39,12 +40,12 @@ pub(super) fn set(node: &mut Node, member: Member, rules: &Rules) {
     let peer = node.tunnel.peer_by_key(&key);
     if before.is_none() && peer.is_some() {
         mesh.refused
-            .insert(key, "it is a peer that was added by hand");
+            .insert(key, "a peer with its key was added by hand");
         return;
     }
-    // Or its peer was taken away by hand.
+    // Or the peer was removed by hand.
     let moved = peer.is_none() || before.is_none_or(|before| before.addresses != member.addresses);
-    // Our own key is no peer's.
+    // This host's own key cannot be a peer's.
     let Some(id) = node.tunnel.add_peer(key) else {
         return;
     };
@@ -61,7 +62,7 @@ pub(super) fn set(node: &mut Node, member: Member, rules: &Rules) {
     filter(node, &key, rules);
 }
 
-/// A member has another key: its peer stays what it is, with its sessions, until a handshake under that key has replaced them.
+/// Changes the key of a member: its peer keeps its sessions until a handshake under the new key replaces them.
 pub(super) fn rotate(node: &mut Node, former: &PublicKey, member: Member, rules: &Rules) {
     let (key, now) = (member.public_key, now());
     let believed = rules.check(&member).is_ok();
@@ -72,8 +73,8 @@ pub(super) fn rotate(node: &mut Node, former: &PublicKey, member: Member, rules:
         (Some(id), Some(before)) if node.tunnel.rotate_peer_key(id, key) => {
             mesh.members.insert(key, before);
             if node.tunnel.reached(id, now.mono) == Reachability::Relayed {
-                // Pairs at relays are made of keys.
-                let _ = mesh.to_agent.try_send(Heard::Sought { key, lost: false });
+                // The port of a pair at a relay depends on the keys.
+                mesh.notify_agent(WorkerEvent::Sought { key, lost: false });
             }
             node.tunnel.renew(now, id, &mut node.outbox);
             node.transmit();
@@ -87,7 +88,8 @@ pub(super) fn rotate(node: &mut Node, former: &PublicKey, member: Member, rules:
     set(node, member, rules);
 }
 
-/// Lets a member begin here what it may, at this host's addresses of the mesh alone. Peers that are no members are under no policy.
+/// Sets the packet filter of a member: connections that it may open, to this host's addresses of the mesh only.
+/// Peers that are not members are not subject to the policy.
 pub(super) fn filter(node: &mut Node, key: &PublicKey, rules: &Rules) {
     let Some(mesh) = &node.mesh else { return };
     let Some(member) = mesh.members.get(key) else {
@@ -100,7 +102,7 @@ pub(super) fn filter(node: &mut Node, key: &PublicKey, rules: &Rules) {
     }
 }
 
-/// Takes a member's peer away, with its sessions: nothing of it is let in any more.
+/// Removes a member's peer with its sessions; nothing of it is accepted any more.
 pub(super) fn remove(node: &mut Node, key: &PublicKey, rules: &Rules) {
     let Some(mesh) = &mut node.mesh else { return };
     mesh.refused.remove(key);
@@ -114,45 +116,40 @@ pub(super) fn remove(node: &mut Node, key: &PublicKey, rules: &Rules) {
 }
 
 impl Rules {
-    /// Whether a member may be at an address: not on this very host, nor inside of the mesh, where datagrams to it would be sent
-    /// through the tunnel that they make.
+    /// Whether a member may have this endpoint: not on this host, nor inside the mesh, where its datagrams
+    /// would be sent through the tunnel that they carry.
     pub(super) fn may_be_at(&self, endpoint: SocketAddr) -> bool {
         let ip = endpoint.ip().to_canonical();
-        let link_local = match ip {
-            IpAddr::V4(ip) => ip.is_link_local() || ip.is_broadcast(),
-            IpAddr::V6(ip) => ip.is_unicast_link_local(),
-        };
-        let odd = ip.is_loopback() || ip.is_unspecified() || ip.is_multicast() || link_local;
-        endpoint.port() != 0 && !odd && !self.is_inside(ip)
+        endpoint.port() != 0 && is_routable(ip) && !self.is_inside(ip)
     }
 
-    /// Whether a STUN server or a relay may be there, `own` being the tunnel's port: not inside of the mesh, where what is sent to it would go
-    /// through the tunnel that it is asked for.
+    /// Whether a STUN server or relay may have this address, `own` being the tunnel's port: not inside the
+    /// mesh, where requests to it would be sent through the tunnel.
     pub(super) fn may_serve(&self, server: SocketAddr, own: u16) -> bool {
         may_serve(server, own) && !self.is_inside(server.ip())
     }
 
-    /// Whether it is an address of the mesh.
+    /// Whether an address is inside the mesh.
     fn is_inside(&self, ip: IpAddr) -> bool {
         self.own.iter().any(|net| net.contains(&ip.to_canonical()))
     }
 
-    /// Why a member is no peer.
+    /// Returns why a member cannot be a peer.
     fn check(&self, member: &Member) -> Result<(), &'static str> {
         if self.configured.contains(&member.public_key) {
-            return Err("it is a peer of the configuration file, which counts");
+            return Err("the configuration file has a peer with its key");
         }
         let inside = |address: &IpAddr| self.own.iter().any(|net| net.contains(address));
         if !member.addresses.iter().all(inside) {
-            return Err("it has an address outside of the mesh's networks");
+            return Err("its address is outside the mesh's networks");
         }
         let own = |address: &IpAddr| self.own.iter().any(|net| net.addr() == *address);
         if member.addresses.iter().any(own) {
-            return Err("it has this host's own address");
+            return Err("its address is this host's own");
         }
         let taken = |address: &IpAddr| self.taken.iter().any(|net| net.contains(address));
         if member.addresses.iter().any(taken) {
-            return Err("it has an address of a peer of the configuration file");
+            return Err("its address belongs to a peer of the configuration file");
         }
         Ok(())
     }
@@ -198,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_asked_where_no_server_of_a_mesh_can_be() {
+    fn impossible_addresses_of_servers_are_refused() {
         let rules = Rules {
             own: vec!["100.80.0.1/12".parse().expect("a network")],
             ..Rules::default()

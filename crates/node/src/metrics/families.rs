@@ -1,41 +1,71 @@
-//! The families of metrics: name, help, and where the samples come from.
+//! The metric families: name, help text and samples.
 
-use crate::control::subject::Subject;
-use crate::node::now;
+use crate::subject::Subject;
+use crate::system::now;
 use crate::uapi::Device;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
-use prometheus_client::metrics::MetricType;
-use seikan_observe::{DirectionCounters, Histogram, PeerCounters};
+use prometheus_client::metrics::MetricType::{self, Counter, Gauge, Info};
+use seikan_observe::{DirectionCounters, DropCounts, Histogram, PeerCounters};
 use seikan_proto::noise::Protocol;
 use seikan_proto::peer::Peer;
 use std::fmt;
 
-/// A family: what is told of one thing, for every label.
+/// A family: one quantity, for every set of labels.
 pub struct Family {
     pub(super) name: &'static str,
     pub(super) help: &'static str,
     pub(super) kind: MetricType,
-    pub(super) sample: fn(&Subject<'_>, &mut Vec<Sample>),
+    pub(super) sample: fn(&Subject<'_>, &mut Samples),
 }
 
-/// A sample's labels.
-pub(super) type Labels = Vec<(&'static str, String)>;
+/// A name with its value.
+pub(super) type Label = (&'static str, String);
 
-/// One value of a family.
+/// A sample with its labels.
 #[derive(Debug)]
-pub(super) struct Sample {
-    labels: Labels,
+struct Sample {
+    labels: Vec<Label>,
     value: Value,
 }
 
-/// What is sampled.
 #[derive(Debug)]
-pub(super) enum Value {
+enum Value {
     Count(u64),
     Gauge(f64),
     Info,
     Histogram(Histogram),
+}
+
+/// Samples of one family.
+#[derive(Debug, Default)]
+pub(super) struct Samples(Vec<Sample>);
+
+impl Samples {
+    pub(super) fn count(&mut self, labels: &[Label], count: u64) {
+        self.push(labels, Value::Count(count));
+    }
+
+    pub(super) fn gauge(&mut self, labels: &[Label], value: f64) {
+        self.push(labels, Value::Gauge(value));
+    }
+
+    /// Adds the count of every drop reason that occurred.
+    pub(super) fn drops(&mut self, labels: &[Label], drops: &DropCounts) {
+        for (reason, count) in drops.nonzero() {
+            self.count(&with(labels, "reason", reason.name()), count);
+        }
+    }
+
+    fn push(&mut self, labels: &[Label], value: Value) {
+        let labels = labels.to_vec();
+        self.0.push(Sample { labels, value });
+    }
+}
+
+/// Adds a label.
+pub(super) fn with(labels: &[Label], name: &'static str, value: &str) -> Vec<Label> {
+    [labels, &[(name, value.to_owned())]].concat()
 }
 
 /// A family's samples at one moment.
@@ -44,13 +74,13 @@ pub struct Collected {
     name: &'static str,
     help: &'static str,
     kind: MetricType,
-    samples: Vec<Sample>,
+    samples: Samples,
 }
 
 impl Family {
-    /// Takes the samples.
+    /// Collects the samples.
     pub fn collect(&self, subject: &Subject<'_>) -> Collected {
-        let mut samples = Vec::new();
+        let mut samples = Samples::default();
         (self.sample)(subject, &mut samples);
         Collected {
             name: self.name,
@@ -63,11 +93,11 @@ impl Family {
 
 impl Collector for Collected {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        if self.samples.is_empty() {
+        if self.samples.0.is_empty() {
             return Ok(());
         }
         let mut family = encoder.encode_descriptor(self.name, self.help, None, self.kind)?;
-        for sample in &self.samples {
+        for sample in &self.samples.0 {
             match &sample.value {
                 Value::Info => family.encode_info(&sample.labels)?,
                 value if sample.labels.is_empty() => encode(value, &mut family)?,
@@ -83,7 +113,7 @@ fn encode(value: &Value, encoder: &mut MetricEncoder<'_>) -> fmt::Result {
         Value::Count(count) => encoder.encode_counter::<NoLabelSet, u64, f64>(count, None),
         Value::Gauge(value) => encoder.encode_gauge(value),
         Value::Histogram(histogram) => {
-            // Buckets are known by their largest value; the last has none.
+            // Buckets are labelled with their largest value; the last has none.
             let bounds = histogram.buckets().map(|(low, count)| {
                 let largest = if low == 0 { 1 } else { 2 * low - 1 };
                 (largest as f64, count)
@@ -99,105 +129,109 @@ fn encode(value: &Value, encoder: &mut MetricEncoder<'_>) -> fmt::Result {
     }
 }
 
-macro_rules! family {
-    ($kind:ident, $name:literal, $help:literal, $sample:expr) => {
-        $crate::metrics::families::Family {
-            name: $name,
-            help: $help,
-            kind: MetricType::$kind,
-            sample: $sample,
-        }
-    };
+pub(super) const fn family(
+    kind: MetricType,
+    name: &'static str,
+    help: &'static str,
+    sample: fn(&Subject<'_>, &mut Samples),
+) -> Family {
+    Family {
+        name,
+        help,
+        kind,
+        sample,
+    }
 }
 
 /// The families of every tunnel, in the order of the reply.
 pub const FAMILIES: &[Family] = &[
-    family!(Info, "interface", "What the interface is.", |s, out| {
-        let protocol = match s.tunnel().protocol() {
-            Protocol::WireGuard => "wireguard",
-            Protocol::Native => "native",
-        };
-        let mut labels = vec![
-            ("protocol", protocol.to_owned()),
-            ("version", env!("CARGO_PKG_VERSION").to_owned()),
-        ];
-        if !s.record.keyless {
-            let key = s.tunnel().identity().public().to_string();
-            labels.push(("public_key", key));
-        }
-        out.push(Sample {
-            labels,
-            value: Value::Info,
-        });
-    }),
-    family!(
+    family(
+        Info,
+        "interface",
+        "Properties of the interface.",
+        |s, out| {
+            let protocol = match s.tunnel().protocol() {
+                Protocol::WireGuard => "wireguard",
+                Protocol::Native => "native",
+            };
+            let mut labels = vec![
+                ("protocol", protocol.to_owned()),
+                ("version", env!("CARGO_PKG_VERSION").to_owned()),
+            ];
+            if !s.record.keyless {
+                let key = s.tunnel().identity().public().to_string();
+                labels.push(("public_key", key));
+            }
+            out.push(&labels, Value::Info);
+        },
+    ),
+    family(
         Gauge,
         "uptime_seconds",
         "Time since the start.",
         |s, out| {
             let uptime = now().mono.duration_since(s.node.started);
-            push(out, vec![], Value::Gauge(uptime.as_secs_f64()));
-        }
+            out.gauge(&[], uptime.as_secs_f64());
+        },
     ),
-    family!(Gauge, "peers", "Configured peers.", |s, out| {
+    family(Gauge, "peers", "Configured peers.", |s, out| {
         let peers = s.tunnel().peers().count();
-        push(out, vec![], Value::Gauge(peers as f64));
+        out.gauge(&[], peers as f64);
     }),
-    family!(Counter, "sent_bytes", "Outer bytes sent.", |s, out| {
-        total(s, out, |c| c.sent_bytes);
+    family(Counter, "sent_bytes", "Outer bytes sent.", |s, out| {
+        out.count(&[], s.tunnel().totals().sent_bytes)
     }),
-    family!(
+    family(
         Counter,
         "received_bytes",
         "Outer bytes received and authenticated.",
-        |s, out| total(s, out, |c| c.received_bytes)
+        |s, out| out.count(&[], s.tunnel().totals().received_bytes),
     ),
-    family!(
+    family(
         Counter,
         "packets_in",
         "Inner packets that entered.",
-        |s, out| totals(s, out, |d| d.packets_in)
+        |s, out| totals(s, out, |d| d.packets_in),
     ),
-    family!(
+    family(
         Counter,
         "packets_out",
         "Inner packets that left.",
-        |s, out| totals(s, out, |d| d.packets_out)
+        |s, out| totals(s, out, |d| d.packets_out),
     ),
-    family!(
+    family(
         Counter,
         "payload_bytes",
         "Inner bytes that left.",
-        |s, out| totals(s, out, |d| d.bytes_out)
+        |s, out| totals(s, out, |d| d.bytes_out),
     ),
-    family!(
+    family(
         Counter,
         "consumed_packets",
-        "Packets that ended here as intended.",
-        |s, out| totals(s, out, |d| d.consumed)
+        "Packets consumed here as intended: handshakes, keepalives, probes, reports.",
+        |s, out| totals(s, out, |d| d.consumed),
     ),
-    family!(
+    family(
         Gauge,
         "pending_packets",
         "Packets that wait for a handshake or for missing parts.",
         |s, out| {
             let sum = s.tunnel().totals();
             for (name, direction) in directions(&sum) {
-                let labels = vec![("direction", name.into())];
-                push(out, labels, Value::Gauge(direction.pending as f64));
+                out.gauge(&[("direction", name.into())], direction.pending as f64);
             }
-        }
+        },
     ),
-    family!(
+    family(
         Counter,
         "dropped_packets",
         "Packets dropped, by reason.",
-        |s, out| dropped(&s.tunnel().totals(), &[], out)
+        |s, out| dropped(out, &[], &s.tunnel().totals()),
     ),
-    family!(
+    family(
         Counter,
         "device_dropped_packets",
-        "Packets the kernel dropped before us (tun_queue) or after us (stack), and faulty ones.",
+        "Packets dropped by the kernel before the tunnel (tun_queue) or after it (stack), and malformed ones.",
         |s, out| {
             let index = s.node.tun.index();
             let netlink = s.record.netlink.as_ref();
@@ -208,67 +242,55 @@ pub const FAMILIES: &[Family] = &[
                     ("stack", stats.rx_dropped),
                     ("stack_error", stats.rx_errors),
                 ] {
-                    push(out, vec![("place", place.into())], Value::Count(count));
+                    out.count(&[("place", place.into())], count);
                 }
             }
-        }
+        },
     ),
-    family!(
+    family(
         Counter,
         "receive_queue_dropped_datagrams",
         "Datagrams dropped by the kernel because the receive buffer was full.",
-        |s, out| {
-            let drops = s.node.sockets.counts().receive_queue_drops;
-            push(out, vec![], Value::Count(drops));
-        }
+        |s, out| out.count(&[], s.node.sockets.counts().receive_queue_drops),
     ),
-    family!(
+    family(
         Counter,
         "oversized_dropped_datagrams",
-        "Datagrams longer than any that a peer sends, refused before they were received.",
-        |s, out| {
-            let drops = s.node.sockets.counts().oversized_drops;
-            push(out, vec![], Value::Count(drops));
-        }
+        "Datagrams longer than any of a peer, dropped by the socket filter.",
+        |s, out| out.count(&[], s.node.sockets.counts().oversized_drops),
     ),
-    family!(
+    family(
         Counter,
         "malformed_dropped_datagrams",
-        "Datagrams of no type that a peer sends, or shorter than their type, dropped before they were received.",
-        |s, out| {
-            let drops = s.node.sockets.counts().malformed_drops;
-            push(out, vec![], Value::Count(drops));
-        }
+        "Datagrams of an unknown type, or too short for their type, dropped by the socket filter.",
+        |s, out| out.count(&[], s.node.sockets.counts().malformed_drops),
     ),
-    family!(
+    family(
         Counter,
         "gso_fallbacks",
-        "Sends refused with segmentation offload and repeated without.",
-        |s, out| {
-            let fallbacks = s.node.sockets.counts().gso_fallbacks;
-            push(out, vec![], Value::Count(fallbacks));
-        }
+        "Sends that failed with segmentation offload and were repeated without.",
+        |s, out| out.count(&[], s.node.sockets.counts().gso_fallbacks),
     ),
-    family!(
+    family(
         Gauge,
         "port_search_sockets",
-        "Sockets open beside the tunnel's port, by which a peer is met or may be: behind a symmetric NAT.",
+        "Additional sockets open for the port search behind a symmetric NAT.",
         |s, out| {
-            let open = s.node.sockets.doors.iter().count();
-            push(out, vec![], Value::Gauge(open as f64));
-        }
+            let open = s.node.sockets.punch.iter().count();
+            out.gauge(&[], open as f64);
+        },
     ),
-    family!(
+    family(
         Counter,
         "port_search_openers",
-        "Datagrams sent to open ports of the symmetric NAT before this host.",
+        "Datagrams sent to open ports of this host's symmetric NAT.",
         |s, out| {
-            let openers = s.node.sockets.doors.openers();
-            push(out, vec![], Value::Count(openers));
-        }
+            let openers = s.node.sockets.punch.openers();
+            out.count(&[], openers);
+        },
     ),
-    family!(
-        Histogram,
+    family(
+        MetricType::Histogram,
         "batch_size",
         "Packets or datagrams moved by one call.",
         |s, out| {
@@ -279,91 +301,89 @@ pub const FAMILIES: &[Family] = &[
                 ("udp_receive", &batches.datagrams_per_receive),
                 ("tun_write", &batches.packets_per_write),
             ] {
-                let labels = vec![("call", call.into())];
-                push(out, labels, Value::Histogram(sizes.clone()));
+                let histogram = Value::Histogram(sizes.clone());
+                out.push(&[("call", call.into())], histogram);
             }
-        }
+        },
     ),
-    family!(Info, "peer", "A peer.", |s, out| {
+    family(Info, "peer", "A peer.", |s, out| {
         peers(s, |labels, peer| {
-            if let Some(name) = s.record.name_of(s.node, &peer.public_key) {
-                labels.push(("name", name));
-            }
-            out.push(Sample {
-                labels: std::mem::take(labels),
-                value: Value::Info,
-            });
+            let name = s.record.name_of(s.node, &peer.public_key);
+            let name = name.map(|name| ("name", name));
+            let labels: Vec<_> = labels.iter().cloned().chain(name).collect();
+            out.push(&labels, Value::Info);
         });
     }),
-    family!(
+    family(
         Gauge,
         "peer_latest_handshake_timestamp_seconds",
         "When the newest session was established, since the Unix epoch.",
-        |s, out| gauge(s, out, |p| p.last_handshake.map(|at| at.as_secs_f64()))
+        |s, out| gauge(s, out, |p| p.last_handshake.map(|at| at.as_secs_f64())),
     ),
-    family!(
+    family(
         Counter,
         "peer_handshakes",
         "Handshake messages and sessions.",
-        |s, out| peers(s, |labels, peer| {
-            let handshakes = &peer.counters.handshakes;
-            for (event, count) in [
-                ("initiation_sent", handshakes.initiations_sent),
-                ("initiation_received", handshakes.initiations_received),
-                ("completed", handshakes.completed),
-            ] {
-                let mut labels = labels.clone();
-                labels.push(("event", event.into()));
-                push(out, labels, Value::Count(count));
-            }
-        })
+        |s, out| {
+            peers(s, |labels, peer| {
+                let handshakes = &peer.counters.handshakes;
+                for (event, count) in [
+                    ("initiation_sent", handshakes.initiations_sent),
+                    ("initiation_received", handshakes.initiations_received),
+                    ("completed", handshakes.completed),
+                ] {
+                    out.count(&with(labels, "event", event), count);
+                }
+            })
+        },
     ),
-    family!(
+    family(
         Counter,
         "peer_sent_bytes",
         "Outer bytes sent to the peer.",
-        |s, out| counter(s, out, |c| c.sent_bytes)
+        |s, out| counter(s, out, |c| c.sent_bytes),
     ),
-    family!(
+    family(
         Counter,
         "peer_received_bytes",
         "Outer bytes received from the peer and authenticated.",
-        |s, out| counter(s, out, |c| c.received_bytes)
+        |s, out| counter(s, out, |c| c.received_bytes),
     ),
-    family!(
+    family(
         Counter,
         "peer_packets_in",
         "Inner packets of the peer that entered.",
-        |s, out| counters(s, out, |d| d.packets_in)
+        |s, out| counters(s, out, |d| d.packets_in),
     ),
-    family!(
+    family(
         Counter,
         "peer_packets_out",
         "Inner packets of the peer that left.",
-        |s, out| counters(s, out, |d| d.packets_out)
+        |s, out| counters(s, out, |d| d.packets_out),
     ),
-    family!(
+    family(
         Counter,
         "peer_dropped_packets",
         "Packets of the peer dropped, by reason.",
-        |s, out| peers(s, |labels, peer| dropped(&peer.counters, labels, out))
+        |s, out| peers(s, |labels, peer| dropped(out, labels, &peer.counters)),
     ),
-    family!(
+    family(
         Counter,
         "peer_port_search_probes",
-        "Probes sent to ports of the symmetric NAT before the peer.",
-        |s, out| peers(s, |labels, peer| {
-            let probes = Value::Count(peer.birthday.probes());
-            push(out, std::mem::take(labels), probes);
-        })
+        "Probes sent to ports of the peer's symmetric NAT.",
+        |s, out| {
+            peers(s, |labels, peer| {
+                out.count(labels, peer.birthday.probes());
+            })
+        },
     ),
-    family!(
+    family(
         Gauge,
         "peer_port_search_failures",
-        "Attempts to meet the peer at a port of the symmetric NAT before this host that met nothing, since one did.",
-        |s, out| gauge(s, out, |p| Some(p.birthday.failed_attempts() as f64))
+        "Failed port searches for the peer since the last successful one.",
+        |s, out| gauge(s, out, |p| Some(p.birthday.failed_attempts() as f64)),
     ),
-    family!(
+    family(
         Gauge,
         "peer_path_mtu_bytes",
         "Largest outer packet known to reach the peer.",
@@ -371,32 +391,32 @@ pub const FAMILIES: &[Family] = &[
             if s.tunnel().protocol() == Protocol::Native {
                 gauge(s, out, |p| Some(p.path.mtu.mtu() as f64));
             }
-        }
+        },
     ),
-    family!(
+    family(
         Gauge,
         "peer_loss_ratio",
-        "Share of what we sent that was lost, by the peer's latest report.",
-        |s, out| gauge(s, out, |p| {
-            let report = p.path.report.as_ref()?;
-            let sent = f64::from(report.received) + f64::from(report.lost);
-            (sent > 0.0).then(|| f64::from(report.lost) / sent)
-        })
+        "Share of sent records that were lost, by the peer's latest report.",
+        |s, out| {
+            gauge(s, out, |p| {
+                let report = p.path.report.as_ref()?;
+                let sent = f64::from(report.received) + f64::from(report.lost);
+                (sent > 0.0).then(|| f64::from(report.lost) / sent)
+            })
+        },
     ),
-    family!(
+    family(
         Gauge,
         "peer_queueing_delay_seconds",
         "One-way delay above the least, by the peer's latest report.",
-        |s, out| gauge(s, out, |p| {
-            let report = p.path.report.as_ref()?;
-            Some(f64::from(report.queueing_delay) / 1e6)
-        })
+        |s, out| {
+            gauge(s, out, |p| {
+                let report = p.path.report.as_ref()?;
+                Some(f64::from(report.queueing_delay) / 1e6)
+            })
+        },
     ),
 ];
-
-pub(super) fn push(out: &mut Vec<Sample>, labels: Labels, value: Value) {
-    out.push(Sample { labels, value });
-}
 
 fn directions(counters: &PeerCounters) -> [(&'static str, &DirectionCounters); 2] {
     [
@@ -405,66 +425,41 @@ fn directions(counters: &PeerCounters) -> [(&'static str, &DirectionCounters); 2
     ]
 }
 
-/// The labels and a direction.
-pub(super) fn directed(labels: &Labels, direction: &str) -> Labels {
-    let mut labels = labels.clone();
-    labels.push(("direction", direction.into()));
-    labels
-}
-
-fn total(s: &Subject<'_>, out: &mut Vec<Sample>, of: fn(&PeerCounters) -> u64) {
-    push(out, vec![], Value::Count(of(&s.tunnel().totals())));
-}
-
-fn totals(s: &Subject<'_>, out: &mut Vec<Sample>, of: fn(&DirectionCounters) -> u64) {
+fn totals(s: &Subject<'_>, out: &mut Samples, of: fn(&DirectionCounters) -> u64) {
     for (name, direction) in directions(&s.tunnel().totals()) {
-        let labels = vec![("direction", name.into())];
-        push(out, labels, Value::Count(of(direction)));
+        out.count(&[("direction", name.into())], of(direction));
     }
 }
 
-/// Calls `tell` for every peer, with its label.
-fn peers(s: &Subject<'_>, mut tell: impl FnMut(&mut Labels, &Peer)) {
+/// Calls `visit` for every peer, with its label.
+fn peers(s: &Subject<'_>, mut visit: impl FnMut(&[Label], &Peer)) {
     for peer in s.tunnel().peers() {
-        tell(&mut vec![("peer", peer.public_key.to_string())], peer);
+        visit(&[("peer", peer.public_key.to_string())], peer);
     }
 }
 
-fn counter(s: &Subject<'_>, out: &mut Vec<Sample>, of: fn(&PeerCounters) -> u64) {
-    peers(s, |labels, peer| {
-        push(
-            out,
-            std::mem::take(labels),
-            Value::Count(of(&peer.counters)),
-        );
-    });
+fn counter(s: &Subject<'_>, out: &mut Samples, of: fn(&PeerCounters) -> u64) {
+    peers(s, |labels, peer| out.count(labels, of(&peer.counters)));
 }
 
-fn counters(s: &Subject<'_>, out: &mut Vec<Sample>, of: fn(&DirectionCounters) -> u64) {
+fn counters(s: &Subject<'_>, out: &mut Samples, of: fn(&DirectionCounters) -> u64) {
     peers(s, |labels, peer| {
         for (name, direction) in directions(&peer.counters) {
-            let mut labels = labels.clone();
-            labels.push(("direction", name.into()));
-            push(out, labels, Value::Count(of(direction)));
+            out.count(&with(labels, "direction", name), of(direction));
         }
     });
 }
 
-fn gauge(s: &Subject<'_>, out: &mut Vec<Sample>, of: fn(&Peer) -> Option<f64>) {
+fn gauge(s: &Subject<'_>, out: &mut Samples, of: fn(&Peer) -> Option<f64>) {
     peers(s, |labels, peer| {
         if let Some(value) = of(peer) {
-            push(out, std::mem::take(labels), Value::Gauge(value));
+            out.gauge(labels, value);
         }
     });
 }
 
-fn dropped(counters: &PeerCounters, labels: &[(&'static str, String)], out: &mut Vec<Sample>) {
+fn dropped(out: &mut Samples, labels: &[Label], counters: &PeerCounters) {
     for (name, direction) in directions(counters) {
-        for (reason, count) in direction.drops.nonzero() {
-            let mut labels = labels.to_vec();
-            labels.push(("direction", name.into()));
-            labels.push(("reason", reason.name().into()));
-            push(out, labels, Value::Count(count));
-        }
+        out.drops(&with(labels, "direction", name), &direction.drops);
     }
 }

@@ -1,215 +1,212 @@
-//! The families of a gateway. Labels are the configured devices, directions and reasons: as many as the
-//! configuration says, whatever is on the local network.
+//! The families of a gateway. Labels are configured devices, directions and reasons, so their number does not
+//! depend on the local network.
 
-use super::families::{Family, Labels, Sample, Value, directed, push};
-use crate::control::subject::Subject;
+use super::families::{Family, Label, Samples, family, with};
 use crate::gateway::GatewayNode;
-use crate::node::now;
-use prometheus_client::metrics::MetricType;
+use crate::subject::Subject;
+use crate::system::now;
+use prometheus_client::metrics::MetricType::{Counter, Gauge};
 use seikan_observe::DirectionCounters;
 use seikan_proto::gateway::{Device, SideStats};
 
 /// All families of a gateway, in the order of the reply.
 pub const FAMILIES: &[Family] = &[
-    family!(
+    family(
         Gauge,
         "gateway_up",
-        "Whether the card of the local network is up, in transparent mode.",
-        |s, out| lan(s, |lan| {
-            push(out, vec![], Value::Gauge(f64::from(u8::from(lan.is_up()))));
-        })
+        "Whether the interface of the local network is up, in transparent mode.",
+        |s, out| {
+            lan(s, |lan| {
+                out.gauge(&[], f64::from(u8::from(lan.is_up())));
+            })
+        },
     ),
-    family!(
+    family(
         Gauge,
         "gateway_active",
-        "Whether this gateway speaks; one that stands by only listens.",
-        |s, out| lan(s, |lan| {
-            let active = lan.responder.is_active();
-            push(out, vec![], Value::Gauge(f64::from(u8::from(active))));
-        })
+        "Whether this gateway is active; a standby gateway only listens.",
+        |s, out| {
+            lan(s, |lan| {
+                let active = lan.responder.is_active();
+                out.gauge(&[], f64::from(u8::from(active)));
+            })
+        },
     ),
-    family!(
+    family(
         Gauge,
         "gateway_conflicts",
-        "Addresses that two claim, heard within the last minute.",
-        |s, out| lan(s, |lan| {
-            let conflicts = lan.responder.conflicts(now().mono).count();
-            push(out, vec![], Value::Gauge(conflicts as f64));
-        })
+        "Addresses claimed by two hosts within the last minute.",
+        |s, out| {
+            lan(s, |lan| {
+                let conflicts = lan.responder.conflicts(now().mono).count();
+                out.gauge(&[], conflicts as f64);
+            })
+        },
     ),
-    family!(
+    family(
         Counter,
         "gateway_lost_frames",
         "Frames of the local network that the kernel could not queue.",
-        |s, out| lan(s, |lan| push(out, vec![], Value::Count(lan.lost())))
+        |s, out| lan(s, |lan| out.count(&[], lan.lost())),
     ),
-    family!(
+    family(
         Counter,
         "gateway_unsent_frames",
-        "Frames made here (ARP, neighbour discovery, errors, adverts) that could not be sent.",
-        |s, out| lan(s, |lan| {
-            push(out, vec![], Value::Count(lan.counters.own.drops.total()));
-        })
+        "Frames made by the gateway (ARP, neighbour discovery, errors, adverts) that could not be sent.",
+        |s, out| {
+            lan(s, |lan| {
+                out.count(&[], lan.counters.own.drops.total());
+            })
+        },
     ),
-    family!(Gauge, "gateway_flows", "Flows that are known.", |s, out| {
+    family(Gauge, "gateway_flows", "Flows in the table.", |s, out| {
         gateway(s, |gateway| {
             let flows = gateway.gateway.flows().len();
-            push(out, vec![], Value::Gauge(flows as f64));
+            out.gauge(&[], flows as f64);
         })
     }),
-    family!(
+    family(
         Counter,
         "gateway_evicted_flows",
-        "Flows forgotten for want of room.",
-        |s, out| gateway(s, |gateway| {
-            push(out, vec![], Value::Count(gateway.gateway.flows().evicted()));
-        })
+        "Flows evicted from the full table.",
+        |s, out| {
+            gateway(s, |gateway| {
+                out.count(&[], gateway.gateway.flows().evicted());
+            })
+        },
     ),
-    family!(
+    family(
         Counter,
         "gateway_unattributed_packets",
-        "What came from the local network and is of no device.",
-        |s, out| gateway(s, |gateway| {
-            push(
-                out,
-                vec![],
-                Value::Count(gateway.gateway.unattributed().packets_in),
-            );
-        })
+        "Packets from the local network that belong to no device.",
+        |s, out| {
+            gateway(s, |gateway| {
+                out.count(&[], gateway.gateway.unattributed().packets_in);
+            })
+        },
     ),
-    family!(
+    family(
         Counter,
         "gateway_unattributed_dropped_packets",
-        "What of it was dropped, by reason.",
-        |s, out| gateway(s, |gateway| {
-            for (reason, count) in gateway.gateway.unattributed().drops.nonzero() {
-                push(
-                    out,
-                    vec![("reason", reason.name().into())],
-                    Value::Count(count),
-                );
-            }
-        })
+        "Dropped packets of the local network that belong to no device, by reason.",
+        |s, out| {
+            gateway(s, |gateway| {
+                out.drops(&[], &gateway.gateway.unattributed().drops);
+            })
+        },
     ),
-    family!(
+    family(
         Counter,
         "gateway_refused_packets",
         "Packets from the tunnel for neither a device nor the host, by reason.",
-        |s, out| gateway(s, |gateway| {
-            for (reason, count) in gateway.gateway.refused().drops.nonzero() {
-                push(
-                    out,
-                    vec![("reason", reason.name().into())],
-                    Value::Count(count),
-                );
-            }
-        })
+        |s, out| {
+            gateway(s, |gateway| {
+                out.drops(&[], &gateway.gateway.refused().drops);
+            })
+        },
     ),
-    family!(
+    family(
         Gauge,
         "gateway_device_last_seen_seconds",
-        "Time since something of the device was heard.",
+        "Time since the last packet or frame of the device.",
         |s, out| {
             let now = now().mono;
             devices(s, |labels, device| {
                 if let Some(at) = device.last_seen {
                     let age = now.duration_since(at).as_secs_f64();
-                    push(out, labels, Value::Gauge(age));
+                    out.gauge(labels, age);
                 }
             });
-        }
+        },
     ),
-    family!(
+    family(
         Counter,
         "gateway_device_bytes",
         "Inner bytes of the device that left: outbound into the tunnel, inbound to the device.",
-        |s, out| counters(s, out, |direction| direction.bytes_out)
+        |s, out| counters(s, out, |direction| direction.bytes_out),
     ),
-    family!(
+    family(
         Counter,
         "gateway_device_packets",
         "Inner packets of the device that left.",
-        |s, out| counters(s, out, |direction| direction.packets_out)
+        |s, out| counters(s, out, |direction| direction.packets_out),
     ),
-    family!(
+    family(
         Counter,
         "gateway_device_dropped_packets",
         "Packets of the device dropped, by reason.",
-        |s, out| devices(s, |labels, device| {
-            for (direction, counters) in both(device) {
-                for (reason, count) in counters.drops.nonzero() {
-                    let mut labels = directed(&labels, direction);
-                    labels.push(("reason", reason.name().into()));
-                    push(out, labels, Value::Count(count));
+        |s, out| {
+            devices(s, |labels, device| {
+                for (direction, counters) in directions(device) {
+                    out.drops(&with(labels, "direction", direction), &counters.drops);
                 }
-            }
-        })
+            })
+        },
     ),
-    family!(
+    family(
         Counter,
         "gateway_device_segments",
-        "TCP segments of the device seen on a side.",
-        |s, out| sides(s, out, |side| Some(Value::Count(side.segments)))
+        "TCP segments of the device seen on one side.",
+        |s, out| sides(s, |labels, side| out.count(labels, side.segments)),
     ),
-    family!(
+    family(
         Counter,
         "gateway_device_lost_segments",
-        "Of these, lost on that side.",
-        |s, out| sides(s, out, |side| Some(Value::Count(side.lost)))
+        "TCP segments of the device lost on one side.",
+        |s, out| sides(s, |labels, side| out.count(labels, side.lost)),
     ),
-    family!(
+    family(
         Gauge,
         "gateway_device_round_trip_seconds",
         "Smoothed round-trip time of a side, by TCP of the device.",
-        |s, out| sides(s, out, |side| Some(Value::Gauge(side.rtt?.as_secs_f64())))
+        |s, out| {
+            sides(s, |labels, side| {
+                if let Some(rtt) = side.rtt {
+                    out.gauge(labels, rtt.as_secs_f64());
+                }
+            })
+        },
     ),
 ];
 
-fn gateway(s: &Subject<'_>, tell: impl FnOnce(&GatewayNode)) {
+fn gateway(s: &Subject<'_>, visit: impl FnOnce(&GatewayNode)) {
     if let Some(gateway) = &s.node.gateway {
-        tell(gateway);
+        visit(gateway);
     }
 }
 
-fn lan(s: &Subject<'_>, tell: impl FnOnce(&crate::gateway::Lan)) {
+fn lan(s: &Subject<'_>, visit: impl FnOnce(&crate::gateway::Lan)) {
     if let Some(GatewayNode { lan: Some(lan), .. }) = &s.node.gateway {
-        tell(lan);
+        visit(lan);
     }
 }
 
-/// Calls `tell` for every device, with its label.
-fn devices(s: &Subject<'_>, mut tell: impl FnMut(Labels, &Device)) {
+/// Calls `visit` for every device, with its label.
+fn devices(s: &Subject<'_>, mut visit: impl FnMut(&[Label], &Device)) {
     gateway(s, |gateway| {
         for (_, device) in gateway.gateway.devices() {
-            tell(vec![("device", device.config.name.clone())], device);
+            visit(&[("device", device.config.name.clone())], device);
         }
     });
 }
 
-fn both(device: &Device) -> [(&'static str, &DirectionCounters); 2] {
+fn directions(device: &Device) -> [(&'static str, &DirectionCounters); 2] {
     [("outbound", &device.outbound), ("inbound", &device.inbound)]
 }
 
-fn counters(s: &Subject<'_>, out: &mut Vec<Sample>, of: fn(&DirectionCounters) -> u64) {
+fn counters(s: &Subject<'_>, out: &mut Samples, of: fn(&DirectionCounters) -> u64) {
     devices(s, |labels, device| {
-        for (direction, counters) in both(device) {
-            push(
-                out,
-                directed(&labels, direction),
-                Value::Count(of(counters)),
-            );
+        for (name, counters) in directions(device) {
+            out.count(&with(labels, "direction", name), of(counters));
         }
     });
 }
 
-fn sides(s: &Subject<'_>, out: &mut Vec<Sample>, of: fn(&SideStats) -> Option<Value>) {
+/// Calls `visit` for both sides of every device, with their labels.
+fn sides(s: &Subject<'_>, mut visit: impl FnMut(&[Label], &SideStats)) {
     devices(s, |labels, device| {
         for (name, side) in [("lan", &device.lan_side), ("tunnel", &device.tunnel_side)] {
-            if let Some(value) = of(side) {
-                let mut labels = labels.clone();
-                labels.push(("side", name.into()));
-                push(out, labels, value);
-            }
+            visit(&with(labels, "side", name), side);
         }
     });
 }

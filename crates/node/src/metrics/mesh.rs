@@ -1,66 +1,64 @@
-//! The families of a member of a mesh. Labels are the servers that the mesh has, by what they are used, directions and reasons.
+//! The families of a mesh's member. Labels are the mesh's servers with their kind, directions and reasons.
 
-use super::families::{Family, Labels, Value, directed, push};
-use crate::control::subject::Subject;
-use crate::mesh::{LegCounters, MeshState};
-use prometheus_client::metrics::MetricType;
+use super::families::{Family, Label, family, with};
+use crate::subject::Subject;
+use prometheus_client::metrics::MetricType::{Counter, Gauge};
+use seikan_mesh::proxy::Counters;
+use seikan_mesh::state::MeshState;
 
 /// All families of a member, in the order of the reply.
 pub const FAMILIES: &[Family] = &[
-    family!(
+    family(
         Gauge,
         "port_mapping_active",
-        "Whether the router before this host sends on a port to it, where it was asked to.",
-        |s, out| mesh(s, |mesh| {
-            if let Some(standing) = &mesh.mapped {
-                let active = u8::from(standing.is_ok());
-                push(out, vec![], Value::Gauge(f64::from(active)));
-            }
-        })
+        "Whether the router forwards a port to this host, where it was asked to.",
+        |s, out| {
+            mesh(s, |mesh| {
+                if let Some(state) = &mesh.mapped {
+                    let active = u8::from(state.is_ok());
+                    out.gauge(&[], f64::from(active));
+                }
+            })
+        },
     ),
-    family!(
+    family(
         Counter,
         "forwarded_datagrams",
         "Datagrams forwarded by an allocation at a TURN server (turn) or a connection by TLS to a relay (tls).",
-        |s, out| servers(s, |labels, counters| {
-            for (direction, count) in [("outbound", counters.sent), ("inbound", counters.received)]
-            {
-                push(out, directed(&labels, direction), Value::Count(count));
-            }
-        })
+        |s, out| {
+            servers(s, |labels, counters| {
+                for (direction, count) in
+                    [("outbound", counters.sent), ("inbound", counters.received)]
+                {
+                    out.count(&with(labels, "direction", direction), count);
+                }
+            })
+        },
     ),
-    family!(
+    family(
         Counter,
         "forwarded_dropped_datagrams",
-        "What went no further there, by reason.",
-        |s, out| servers(s, |labels, counters| {
-            for (reason, count) in counters.drops.nonzero() {
-                let mut labels = labels.clone();
-                labels.push(("reason", reason.name().into()));
-                push(out, labels, Value::Count(count));
-            }
-        })
+        "Datagrams dropped while forwarding, by reason.",
+        |s, out| servers(s, |labels, counters| out.drops(labels, &counters.drops)),
     ),
 ];
 
-fn mesh(s: &Subject<'_>, tell: impl FnOnce(&MeshState)) {
+fn mesh(s: &Subject<'_>, visit: impl FnOnce(&MeshState)) {
     if let Some(mesh) = &s.node.mesh {
-        tell(mesh);
+        visit(mesh);
     }
 }
 
-/// Calls `tell` for every server by which datagrams are forwarded, with its labels.
-fn servers(s: &Subject<'_>, mut tell: impl FnMut(Labels, &LegCounters)) {
+/// Calls `visit` for every server that forwards datagrams, with its labels.
+fn servers(s: &Subject<'_>, mut visit: impl FnMut(&[Label], &Counters)) {
     mesh(s, |mesh| {
         let turn = mesh.turn.iter();
         let turn = turn.map(|(server, allocation)| ("turn", server, &allocation.counters));
         let tls = mesh.streams.iter();
         let tls = tls.map(|(server, counters)| ("tls", server, counters));
         for (by, server, counters) in turn.chain(tls) {
-            tell(
-                vec![("by", by.into()), ("server", server.clone())],
-                counters,
-            );
+            let labels = [("by", by.into()), ("server", server.clone())];
+            visit(&labels, counters);
         }
     });
 }

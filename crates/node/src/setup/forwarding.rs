@@ -1,26 +1,26 @@
-//! What a routed gateway asks of the kernel: to forward between local network and tunnel, and nothing
-//! else that it did not forward before.
+//! Forwarding of a routed gateway: the kernel forwards between local network and tunnel, and nothing else that
+//! it did not forward before.
 //!
-//! - `forwarding` of the two interfaces. IPv6 has one switch for all of them; where it is turned on,
-//!   interfaces that learn from router advertisements are told to go on doing so.
-//! - Routes into the tunnel for remotes that have addresses of the local network, and answers to ARP
-//!   and neighbour discovery for these where asked.
-//! - Rules in a table of its own (nft(8)): between the two interfaces only devices are forwarded, under their own
-//!   addresses; a family that was not forwarded goes nowhere else; a device whose card is given sends from no
-//!   other. The gateway's stage ([`crate::gateway`]) refuses the same, so that either holds without the other.
+//! - `forwarding` of the two interfaces. IPv6 has one switch for all interfaces; those that accept router
+//!   advertisements are told to continue.
+//! - Routes into the tunnel for remotes with addresses of the local network, and proxy ARP and neighbour
+//!   discovery for them if configured.
+//! - Rules in a table of nft(8): between the two interfaces only devices are forwarded, with their own
+//!   addresses; a family that was not forwarded before is forwarded nowhere else; a device with a configured
+//!   MAC address must use it. The gateway's stage refuses the same packets, so each works without the other.
 //!
-//! What is set on the card itself goes with the card: [`Upkeep`] sets it again when there is another of
-//! that name.
+//! Settings of the interface disappear with it: [`Upkeep`] applies them again to a new one of the same name.
 
-use crate::setup::firewall;
-use crate::setup::{Change, note};
-use crate::state::Notes;
+use crate::journal::Notes;
+use crate::journal::change::Change;
+use crate::nft;
+use crate::setup::note;
 use seikan_config::{Config, Diagnostic, GatewaySettings, Severity};
 use seikan_sys::netlink::{Netlink, NetlinkError, Route};
 use seikan_sys::sysctl;
 use std::fmt::Write as _;
 
-/// In which families this host forwards only because of the gateway.
+/// Families in which this host forwards only because of the gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Guarded {
     v4: bool,
@@ -33,7 +33,7 @@ impl Guarded {
     }
 }
 
-/// Makes the changes; what cannot be made is told.
+/// Makes the changes; `warn` gets the failures.
 pub fn apply(
     config: &Config,
     settings: &GatewaySettings,
@@ -47,13 +47,13 @@ pub fn apply(
     let mut addresses = settings.devices.iter().flat_map(|d| &d.lan);
     let v6 = addresses.any(|a| a.is_ipv6());
     let is_off = |parameter: &[&str]| !sysctl::read(parameter).is_ok_and(|value| value == "1");
-    // Before there is forwarding there are its limits, in the family that was not forwarded.
+    // The limits come before forwarding, in a family that was not forwarded before.
     let guarded = Guarded {
         v4: is_off(&["ipv4", "conf", lan, "forwarding"]),
         v6: v6 && is_off(&["ipv6", "conf", "all", "forwarding"]),
     };
     restrict(config, settings, guarded, journal, warn);
-    // Goes with the interface.
+    // This setting disappears with the interface.
     if let Err(error) = sysctl::write(&["ipv4", "conf", name, "forwarding"], "1") {
         warn(Diagnostic::new(
             Severity::Warning,
@@ -67,13 +67,13 @@ pub fn apply(
     for remote in &settings.remotes {
         netlink.add_route(&Route::to(remote.lan.into()).device(tun))?;
     }
-    set_up_card(settings, netlink, journal, warn)
+    set_up_interface(settings, netlink, journal, warn)
 }
 
-/// Sets the card up again when it was made anew while the tunnel runs.
+/// Sets up a recreated interface while the tunnel runs.
 pub struct Upkeep<'a> {
     settings: &'a GatewaySettings,
-    /// The card that is set up.
+    /// Index of the interface that is set up.
     index: Option<u32>,
 }
 
@@ -87,24 +87,24 @@ impl<'a> Upkeep<'a> {
         Ok(Upkeep { settings, index })
     }
 
-    /// The card's name.
-    pub fn card(&self) -> &str {
+    /// Returns the interface's name.
+    pub fn interface(&self) -> &str {
         self.settings.interface.as_str()
     }
 
-    /// What was set on the card went with it.
-    pub fn card_removed(&mut self) {
+    /// The interface was removed, and its settings with it.
+    pub fn interface_removed(&mut self) {
         self.index = None;
     }
 
-    /// Sees to the card that has the name now. `warn` is told what cannot be done.
+    /// Sets up the interface that has the name now. `warn` gets the failures.
     pub fn look(
         &mut self,
         netlink: &Netlink,
         journal: &mut dyn Notes,
         warn: &mut dyn FnMut(Diagnostic),
     ) {
-        // What is not known now is asked again with the next event.
+        // Unknown for now; the next event retries.
         let Ok(index) = netlink.link_index(self.settings.interface.as_str()) else {
             return;
         };
@@ -112,17 +112,17 @@ impl<'a> Upkeep<'a> {
             return;
         }
         self.index = index;
-        if let Err(error) = set_up_card(self.settings, netlink, journal, warn) {
-            let message = format!("the card was made anew: {error}");
+        if let Err(error) = set_up_interface(self.settings, netlink, journal, warn) {
+            let message = format!("the interface was recreated: {error}");
             let help = "devices may not find the remotes: restart the tunnel";
             warn(Diagnostic::new(Severity::Warning, "gateway", message).with_help(help));
         }
     }
 }
 
-/// What goes with the card: to forward in IPv4, which every interface has its own switch for (a new
-/// one has those of IPv6 from `default`), and to answer for remotes.
-fn set_up_card(
+/// Settings of the interface: IPv4 forwarding, which each interface has (that of IPv6 is copied from
+/// `default`), and proxy entries for remotes.
+fn set_up_interface(
     settings: &GatewaySettings,
     netlink: &Netlink,
     journal: &mut dyn Notes,
@@ -137,7 +137,7 @@ fn set_up_card(
 }
 
 fn forward_ipv6(journal: &mut dyn Notes, warn: &mut dyn FnMut(Diagnostic)) {
-    // Setting `all` sets every interface, and a router listens to no other (`accept_ra` 1), but for 2.
+    // `all` sets every interface, and a router ignores advertisements (`accept_ra` 1), except with 2.
     for interface in sysctl::list(&["ipv6", "conf"]).unwrap_or_default() {
         let learns = ["ipv6", "conf", &interface, "accept_ra"];
         if interface != "all" && sysctl::read(&learns).is_ok_and(|value| value == "1") {
@@ -159,7 +159,7 @@ fn answer_for_remotes(
     };
     let families = |v6: bool| settings.remotes.iter().any(|r| r.lan.is_ipv6() == v6);
     if families(false) {
-        // Else the kernel waits up to 0.8 s before it answers.
+        // Otherwise the kernel delays answers by up to 0.8 s.
         set(&["ipv4", "neigh", lan, "proxy_delay"], "0", journal, warn);
     }
     if families(true) {
@@ -177,7 +177,7 @@ fn answer_for_remotes(
     Ok(())
 }
 
-/// Sets a parameter, noting what it was.
+/// Sets a parameter and records its old value.
 fn set(
     components: &[&str],
     value: &str,
@@ -192,7 +192,7 @@ fn set(
         note(journal, Change::Sysctl { path, before }, warn);
     }
     if let Err(error) = sysctl::write(components, value) {
-        let help = "the kernel will not forward what devices send; see the message for what to set";
+        let help = "the kernel does not forward packets of devices; set by hand the value that the message names";
         warn(Diagnostic::new(Severity::Warning, "sysctl", error.to_string()).with_help(help));
     }
 }
@@ -214,14 +214,13 @@ fn restrict(
         "add table inet {table}\ndelete table inet {table}\ntable inet {table} {{\n \
          chain forward {{\n  type filter hook forward priority filter - 10;\n{rules} }}\n}}\n"
     );
-    if let Err(error) = firewall::run(&script) {
+    if let Err(error) = nft::run(&script) {
         let message = format!("cannot set the gateway's firewall rules: {error}");
         let help = if guarded.v4 || guarded.v6 {
-            "this host now forwards for anybody who sends to it: install \
-             nftables, or forbid that by other means"
+            "this host now forwards packets from any sender: install nftables, or block that by other means"
         } else {
-            "what this host forwards between the tunnel and the local network is refused by the tunnel \
-             alone: install nftables, or forbid the rest by other means"
+            "only the tunnel filters packets between itself and the local network: install nftables, or block other \
+             packets by other means"
         };
         warn(Diagnostic::new(Severity::Warning, "nft", message).with_help(help));
     }
@@ -229,7 +228,8 @@ fn restrict(
 
 fn rules(config: &Config, settings: &GatewaySettings, guarded: Guarded) -> String {
     let (lan, tun) = (&settings.interface, &config.name);
-    // Nobody sends from an address of this host but the host, and that is not forwarded. IPv6 does not look.
+    // Only this host sends from its own addresses, and those packets are not forwarded. IPv6 does not check
+    // that.
     let mut text = format!("  oifname \"{tun}\" fib saddr type local counter drop\n");
     // Writing to a String cannot fail.
     for (family, protocol, v6) in [("ip", "ipv4", false), ("ip6", "ipv6", true)] {
@@ -274,7 +274,7 @@ fn rules(config: &Config, settings: &GatewaySettings, guarded: Guarded) -> Strin
         }
     }
     if guarded.v6 {
-        // The one switch of IPv6 lets every interface forward.
+        // The single switch of IPv6 lets every interface forward.
         let _ = writeln!(
             text,
             "  meta nfproto ipv6 iifname != {{ \"{lan}\", \"{tun}\" }} counter drop"

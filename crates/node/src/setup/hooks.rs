@@ -1,5 +1,4 @@
-//! The configuration's commands around the life of the interface, run by the monitor ([`crate::monitor`]) with the privileges
-//! that the daemon has given up.
+//! Hooks: the configuration's commands at certain moments, run by the monitor, which keeps the privileges.
 
 use seikan_config::Config;
 use serde::{Deserialize, Serialize};
@@ -7,46 +6,46 @@ use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus, Stdio};
 
-/// When a command is run.
+/// Moment of a hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Moment {
-    /// Before the interface is made.
+    /// Before the interface is created.
     PreUp,
-    /// Once it carries traffic.
+    /// When the tunnel is up.
     PostUp,
-    /// Before it is taken away.
+    /// Before the interface is removed.
     PreDown,
-    /// After it is gone.
+    /// After it was removed.
     PostDown,
 }
 
-/// Why a command did not do what it should.
+/// Why a hook failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HookError {
     /// It failed.
     #[error("the {moment:?} hook `{command}` failed ({status}); run it by hand to see why")]
     Failed {
-        /// When.
+        /// Its moment.
         moment: Moment,
-        /// The command, `%i` filled in.
+        /// The command, with `%i` replaced.
         command: String,
-        /// How it ended.
+        /// Its exit status.
         status: ExitStatus,
     },
     /// It could not be run.
     #[error("cannot run the {moment:?} hook `{command}`: {source}")]
     Run {
-        /// When.
+        /// Its moment.
         moment: Moment,
         /// The command.
         command: String,
-        /// Why.
+        /// The error.
         source: io::Error,
     },
 }
 
-/// Runs all commands of one moment, in order, and stops at the first that fails.
+/// Runs all commands of one moment, in order, up to the first failure.
 ///
 /// # Errors
 /// See [`HookError`].
@@ -82,11 +81,11 @@ pub fn run(config: &Config, moment: Moment) -> Result<(), HookError> {
     Ok(())
 }
 
-/// Why a command failed, as the monitor tells it.
+/// Failure of a command, as the monitor reports it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     command: String,
-    /// As waitpid(2) has it, or the error's number.
+    /// Wait status as of waitpid(2), or the error number.
     outcome: Result<i32, i32>,
 }
 
@@ -110,7 +109,7 @@ impl From<HookError> for Failure {
 }
 
 impl Failure {
-    /// The error that it was.
+    /// Converts it to the error of a hook.
     pub fn of(self, moment: Moment) -> HookError {
         let command = self.command;
         match self.outcome {

@@ -1,8 +1,9 @@
-//! Everything of the system that a tunnel needs changed, and taking it back.
+//! Changes that a tunnel makes to the system.
 //!
-//! In the order in which [`crate::up`] makes them: hooks ([`hooks`]), the interface's addresses and
-//! MTU ([`mtu`]), name servers, routes and rules ([`routes`]), firewall ([`firewall`]), for a
-//! gateway what it takes to forward ([`forwarding`]), and for a member of a mesh the others' names ([`names`]). What does not go away with the interface is a [`Change`]: noted by the monitor ([`crate::monitor`]) before it is made.
+//! In order: hooks ([`hooks`]), addresses and MTU of the interface ([`mtu`]), name servers, routes and rules
+//! ([`routes`]), firewall ([`firewall`]), for a gateway forwarding ([`forwarding`]), for a member of a mesh the
+//! names ([`names`]). Changes that outlive the interface are written to the journal ([`crate::journal`]) before
+//! they are made.
 
 pub mod firewall;
 pub mod forwarding;
@@ -12,242 +13,18 @@ pub mod names;
 pub mod occupied;
 pub mod routes;
 
-use crate::state::{Notes, Undo};
+use crate::journal::Notes;
+use crate::journal::change::{Change, SOURCE_VALID_MARK};
 use seikan_config::{Config, Diagnostic, Severity};
 use seikan_sys::dns::{self, DnsError, DnsSettings};
-use seikan_sys::netlink::{Family, Netlink, NetlinkError, Route, Rule, TABLE_MAIN};
-use seikan_sys::resolv_conf::{self, ResolvConf};
+use seikan_sys::netlink::{Netlink, NetlinkError, Route};
 use seikan_sys::sysctl;
-use serde::{Deserialize, Serialize};
 use std::fs;
-use std::io;
-use std::net::IpAddr;
-use std::path::{Path, PathBuf};
 
-/// Packets that the TUN device queues for us. The kernel's 500 overflow in a burst of small ones:
-/// 1000 hold what a gigabit brings in 12 ms of 1500-byte packets, longer than the worker is ever
-/// away, and little enough that a full queue does not add delay that one would notice.
+/// Length of the TUN device's queue in packets. The kernel's default of 500 overflows in a burst of small
+/// packets; 1000 packets of 1500 bytes are 12 ms of a gigabit, longer than the worker's pauses, and short
+/// enough that a full queue adds no noticeable delay.
 const TX_QUEUE_LEN: u32 = 1000;
-/// Whether a packet's source is checked with the packet's mark (Documentation/networking/ip-sysctl).
-const SOURCE_VALID_MARK: &str = "/proc/sys/net/ipv4/conf/all/src_valid_mark";
-
-/// A change that outlives the interface, with what it takes to take it back.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Change {
-    /// Hooks were run which the hooks of the other end make good.
-    Hooks,
-    /// A sysctl was set.
-    Sysctl {
-        /// Its file.
-        path: PathBuf,
-        /// What it said before.
-        before: String,
-    },
-    /// A policy rule was added.
-    Rule {
-        /// For IPv6 rather than IPv4.
-        v6: bool,
-        /// Its place.
-        priority: u32,
-        /// The table it looks up.
-        table: u32,
-        /// Not for packets with this mark.
-        unless_mark: Option<u32>,
-        /// Passes over prefixes as short as this.
-        suppress: Option<u32>,
-    },
-    /// The resolver was told of the interface's name servers.
-    Dns {
-        /// Which interface's.
-        interface: String,
-    },
-    /// A name server of ours was added to resolv.conf.
-    ResolvConf {
-        /// Which interface's.
-        interface: String,
-        /// Its address.
-        server: IpAddr,
-    },
-    /// A table was given to nftables.
-    Firewall {
-        /// Its name.
-        table: String,
-    },
-    /// The kernel was told to answer for an address.
-    Proxy {
-        /// On which interface.
-        interface: String,
-        /// For which address.
-        address: IpAddr,
-    },
-}
-
-impl Change {
-    fn of_rule(rule: &Rule) -> Change {
-        Change::Rule {
-            v6: rule.family == Family::V6,
-            priority: rule.priority.unwrap_or(0),
-            table: rule.table,
-            unless_mark: rule.fwmark,
-            suppress: rule.suppress_prefix_length,
-        }
-    }
-
-    /// Whether a tunnel of this configuration makes such a change: what taking it back touches is its own.
-    pub fn is_of(&self, config: &Config) -> bool {
-        let gateway = config.gateway.as_ref();
-        let is_asked_for = match self {
-            Change::Hooks => !config.hooks.is_empty(),
-            Change::Sysctl { path, .. } => {
-                let card = card_of(path);
-                card.is_none_or(|card| {
-                    gateway.is_some_and(|g| card.is_empty() || card == g.interface.as_str())
-                })
-            }
-            Change::Rule { .. } | Change::Firewall { .. } => true,
-            Change::Dns { .. } => !config.dns.is_empty(),
-            Change::ResolvConf { server, .. } => {
-                let mut own = config.addresses.iter().map(|net| net.addr());
-                config.mesh.is_some() && own.any(|own| own == *server)
-            }
-            Change::Proxy { interface, address } => gateway.is_some_and(|gateway| {
-                *interface == gateway.interface.to_string()
-                    && gateway.remotes.iter().any(|remote| remote.lan == *address)
-            }),
-        };
-        is_asked_for && self.may_be_of(config.name.as_str())
-    }
-
-    /// Whether a tunnel of this name makes such a change with any configuration.
-    pub fn may_be_of(&self, name: &str) -> bool {
-        match self {
-            Change::Hooks | Change::Proxy { .. } => true,
-            Change::Sysctl { path, before } => {
-                let is_value = before.len() <= 10 && before.bytes().all(|b| b.is_ascii_digit());
-                is_value && (path == Path::new(SOURCE_VALID_MARK) || card_of(path).is_some())
-            }
-            Change::Rule {
-                table,
-                unless_mark,
-                suppress,
-                ..
-            } => match (unless_mark, suppress) {
-                (Some(mark), None) => mark == table,
-                (None, Some(_)) => *table == TABLE_MAIN,
-                _ => false,
-            },
-            Change::Dns { interface } | Change::ResolvConf { interface, .. } => interface == name,
-            Change::Firewall { table } => {
-                *table == format!("seikan-{name}") || *table == format!("seikan-gateway-{name}")
-            }
-        }
-    }
-}
-
-/// The card whose parameter a gateway sets in this file, empty for what it sets of all; `None`: it sets no such thing.
-fn card_of(path: &Path) -> Option<&str> {
-    let parameter = path.to_str()?.strip_prefix("/proc/sys/net/")?;
-    let components: Vec<&str> = parameter.split('/').collect();
-    // Else the file could be another one.
-    sysctl::path(&components).ok()?;
-    match components[..] {
-        ["ipv6", "conf", "all", "forwarding"] | ["ipv6", "conf", _, "accept_ra"] => Some(""),
-        ["ipv4" | "ipv6", _, "all" | "default", _] => None,
-        ["ipv4", "conf", card, "forwarding"]
-        | ["ipv6", "conf", card, "proxy_ndp"]
-        | ["ipv4" | "ipv6", "neigh", card, "proxy_delay"] => Some(card),
-        _ => None,
-    }
-}
-
-impl Undo for Change {
-    fn undoes_as(&self, other: &Change) -> bool {
-        match (self, other) {
-            (Change::Sysctl { path, .. }, Change::Sysctl { path: other, .. }) => path == other,
-            _ => self == other,
-        }
-    }
-
-    /// The kernel forgets everything, and `/run` with what resolvers keep there is empty.
-    fn outlives_boot(&self) -> bool {
-        matches!(self, Change::ResolvConf { .. })
-    }
-
-    fn take_back(self) -> Result<(), String> {
-        match self {
-            Change::Hooks => Ok(()),
-            Change::Sysctl { path, before } => restore(&path, &before),
-            Change::Rule {
-                v6,
-                priority,
-                table,
-                unless_mark,
-                suppress,
-            } => {
-                let rule = Rule {
-                    family: if v6 { Family::V6 } else { Family::V4 },
-                    priority: Some(priority),
-                    fwmark: unless_mark,
-                    fwmask: None,
-                    invert: unless_mark.is_some(),
-                    table,
-                    suppress_prefix_length: suppress,
-                };
-                match Netlink::open().and_then(|netlink| netlink.delete_rule(&rule)) {
-                    Err(error) if !error.is_not_found() => Err(error.to_string()),
-                    _ => Ok(()),
-                }
-            }
-            Change::Dns { interface } => dns::revert(&interface).map_err(|e| e.to_string()),
-            Change::ResolvConf { interface, server } => {
-                let file = ResolvConf {
-                    path: resolv_conf::FILE.into(),
-                    interface,
-                    server,
-                };
-                file.remove().map_err(|e| e.to_string())
-            }
-            Change::Firewall { table } => firewall::remove(&table).map_err(|e| e.to_string()),
-            Change::Proxy { interface, address } => {
-                let taken_back =
-                    Netlink::open().and_then(|netlink| match netlink.link_index(&interface)? {
-                        Some(index) => netlink.delete_proxy(index, address),
-                        None => Ok(()),
-                    });
-                match taken_back {
-                    Err(error) if !error.is_not_found() => Err(error.to_string()),
-                    _ => Ok(()),
-                }
-            }
-        }
-    }
-}
-
-/// Writes a sysctl's old value, unless another tunnel's rules rely on the new one.
-fn restore(path: &Path, before: &str) -> Result<(), String> {
-    if path == Path::new(SOURCE_VALID_MARK) && marks_are_in_use() {
-        return Ok(());
-    }
-    match fs::write(path, before) {
-        // The interface is gone, and what was set for it.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(format!(
-            "cannot set {} back to {before}: {error}; do it by hand",
-            path.display()
-        )),
-        Ok(()) => Ok(()),
-    }
-}
-
-fn marks_are_in_use() -> bool {
-    let rules = Netlink::open().and_then(|netlink| netlink.rules(Family::V4));
-    rules.is_ok_and(|rules| {
-        rules
-            .iter()
-            .any(|rule| rule.invert && rule.fwmark.is_some())
-    })
-}
 
 /// Gives the interface its addresses and sets it up.
 pub fn set_up_interface(
@@ -255,9 +32,8 @@ pub fn set_up_interface(
     index: u32,
     netlink: &Netlink,
 ) -> Result<(), NetlinkError> {
-    // No link-local address: the kernel would send router solicitations and multicast reports into
-    // the tunnel, which are no peer's. 1 is IN6_ADDR_GEN_MODE_NONE; a host without IPv6 has no such
-    // file.
+    // No link-local address: the kernel would send router solicitations and multicast reports into the tunnel,
+    // from an address of no peer. 1 is IN6_ADDR_GEN_MODE_NONE; a host without IPv6 has no such file.
     let mode = ["ipv6", "conf", config.name.as_str(), "addr_gen_mode"];
     let _ = sysctl::write(&mode, "1");
     netlink.set_tx_queue_len(index, TX_QUEUE_LEN)?;
@@ -267,13 +43,13 @@ pub fn set_up_interface(
     netlink.set_up(index)
 }
 
-/// Tells the resolver, if there is anything to tell.
+/// Sets the resolver's name servers, if any are configured.
 pub fn set_dns(
     config: &Config,
     journal: &mut dyn Notes,
     warn: &mut dyn FnMut(Diagnostic),
 ) -> Result<(), DnsError> {
-    // As wg-quick, search domains alone change nothing.
+    // Like wg-quick, search domains without a name server have no effect.
     if config.dns.is_empty() {
         return Ok(());
     }
@@ -293,7 +69,7 @@ pub fn set_dns(
     Ok(())
 }
 
-/// Makes routes and rules.
+/// Adds routes and rules.
 pub fn set_routes(
     plan: &routes::Plan,
     index: u32,
@@ -327,23 +103,22 @@ fn set_source_valid_mark(journal: &mut dyn Notes, warn: &mut dyn FnMut(Diagnosti
     note(journal, change, warn);
     if let Err(error) = fs::write(SOURCE_VALID_MARK, "1") {
         let message = format!("cannot set {SOURCE_VALID_MARK} to 1: {error}");
-        let help = "where net.ipv4.conf.*.rp_filter is 1, what the peers send is dropped: run \
-                    `sysctl net.ipv4.conf.all.src_valid_mark=1`";
+        let help = "where net.ipv4.conf.*.rp_filter is 1, packets from peers are dropped: run `sysctl \
+                    net.ipv4.conf.all.src_valid_mark=1`";
         warn(Diagnostic::new(Severity::Warning, "sysctl", message).with_help(help));
     }
 }
 
-/// Notes a change; a journal that cannot be written costs only what it is for.
+/// Records a change; if the journal cannot be written, the change is made nevertheless.
 pub(crate) fn note(journal: &mut dyn Notes, change: Change, warn: &mut dyn FnMut(Diagnostic)) {
     if let Err(error) = journal.will_do(change) {
         warn(without_journal(&error));
     }
 }
 
-/// The warning that there is no journal.
+/// Returns the warning that there is no journal.
 pub(crate) fn without_journal(error: &str) -> Diagnostic {
     Diagnostic::new(Severity::Warning, "journal", error).with_help(
-        "the tunnel works, and takes its changes back at the end; but after a kill -9 its rules \
-         and name servers would stay",
+        "the tunnel works, and undoes its changes at the end; after a kill -9 its rules and name servers would stay",
     )
 }

@@ -1,22 +1,22 @@
-//! The MTU inside the tunnel, where the configuration does not say.
+//! MTU inside the tunnel, if the configuration has none.
 
 use crate::node::DEFAULT_MTU;
 use seikan_config::{Config, Protocol};
 use seikan_sys::netlink::{Family, Netlink, TABLE_MAIN};
 use std::net::IpAddr;
 
-/// What WireGuard adds to a packet at most: IPv6 and UDP header, message header, padding, tag
-/// (40 + 8 + 16 + 16); also wg-quick's figure.
+/// Maximum bytes that WireGuard adds to a packet: IPv6 and UDP header, message header, padding, tag (40 + 8 +
+/// 16 + 16); the same as wg-quick's value.
 const OVERHEAD: u32 = 80;
-/// The least that IPv6 works with (RFC 8200, section 5).
+/// Minimum MTU of IPv6 (RFC 8200, section 5).
 const MIN_IPV6: u32 = 1280;
-/// The least that every IPv4 host takes (RFC 791).
+/// Minimum size that every IPv4 host accepts (RFC 791).
 const MIN_IPV4: u32 = 576;
 
-/// The configured MTU; else [`DEFAULT_MTU`], or less where a path to a peer carries less.
+/// Returns the configured MTU; otherwise [`DEFAULT_MTU`], or less if a path to a peer has a smaller MTU.
 ///
-/// The native protocol cuts packets into what the path takes and needs no such care. `mark` is that
-/// of the tunnel's datagrams.
+/// The native protocol splits packets to the path's MTU and does not need this. `mark` is the mark of the
+/// tunnel's datagrams.
 pub fn inner_mtu(
     config: &Config,
     endpoints: &[IpAddr],
@@ -45,7 +45,7 @@ fn fitting(path: Option<u32>, ipv6: bool) -> u32 {
     })
 }
 
-/// The MTU of the default route, for a host that waits for its peers.
+/// Returns the MTU of the default route, for a host without endpoints.
 fn default_route(netlink: &Netlink) -> Option<u32> {
     let routes = [Family::V4, Family::V6].map(|family| netlink.routes(family, TABLE_MAIN));
     let mut routes = routes.into_iter().flatten().flatten();

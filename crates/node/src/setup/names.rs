@@ -1,39 +1,29 @@
-//! Have this host's programs ask our name server for members of its mesh ([`crate::mesh::names`]).
+//! Configures this host's resolver to query the mesh's name server ([`seikan_mesh::names`]).
 //!
-//! systemd-resolved knows whom to ask for which names: ours, for those under [`DOMAIN`], and nobody else's come to us. Where programs go
-//! by resolv.conf, which knows no such difference, ours is asked first and forwards the others. Where the configuration has name servers
-//! of its own (`DNS =`), ours takes their place and forwards to them.
+//! systemd-resolved sends only queries for [`DOMAIN`] to it. resolv.conf has no such routing, so there it is
+//! the first server and forwards other queries. If the configuration has name servers (`DNS =`), it replaces
+//! them and forwards to them.
 
-use super::{Change, note};
-use crate::mesh::names::{DOMAIN, Server, Upstream};
-use crate::state::Notes;
+use super::note;
+use crate::journal::Notes;
+use crate::journal::change::Change;
 use seikan_config::{Config, Diagnostic};
+use seikan_mesh::names::{DOMAIN, Found, Server, Upstream};
 use seikan_sys::dns::{self, AppliedDns, DnsSettings};
 use seikan_sys::resolv_conf::{FILE, ResolvConf};
-use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 
-/// How names of members are found on this host.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Found {
-    /// By way of this: `systemd-resolved`, `resolv.conf`, `resolvconf`.
-    By(String),
-    /// They are not, for this reason.
-    Off(String),
-}
-
-/// Names on this host, from set-up to the end.
+/// State of the names while the tunnel runs.
 #[derive(Debug)]
 pub struct Names {
-    /// Whether and how they are found.
+    /// Whether and how members are found.
     pub found: Found,
-    /// Who answers, until the mesh's thread has it.
+    /// The bound name server, until the agent takes it.
     pub server: Option<Server>,
 }
 
 impl Names {
-    /// Sets all up. What fails costs the names, and nothing else.
+    /// Sets the names up. A failure affects the names only.
     pub fn set(
         config: &Config,
         journal: &mut dyn Notes,
@@ -54,14 +44,14 @@ impl Names {
         warn: &mut dyn FnMut(Diagnostic),
     ) -> Result<Names, String> {
         if !config.mesh.as_ref().is_some_and(|mesh| mesh.names) {
-            return Err("the configuration says so".to_owned());
+            return Err("disabled in the configuration".to_owned());
         }
         let mut answering = Server::bind(&config.addresses).map_err(|e| e.to_string())?;
         let at = address(config).ok_or("the interface has no address")?;
         let interface = config.name.to_string();
         let by = if !config.dns.is_empty() {
             answering.upstream = Upstream::Servers(config.dns.clone());
-            in_place_of(&interface, &settings(config), at)?
+            replace_configured(&interface, &settings(config), at)?
         } else if dns::uses_resolved() {
             let applied = dns::route(&interface, at, DOMAIN).map_err(|e| e.to_string())?;
             applied.keep();
@@ -71,7 +61,7 @@ impl Names {
             note(journal, Change::ResolvConf { interface, server }, warn);
             let file = resolv_conf(config, at);
             file.add().map_err(|e| e.to_string())?;
-            answering.upstream = Upstream::Beside(file);
+            answering.upstream = Upstream::ResolvConf(file);
             "resolv.conf"
         };
         Ok(Names {
@@ -81,7 +71,7 @@ impl Names {
     }
 }
 
-/// What a program that looks names up is told to ask: an IPv4 address if there is one, which any program asks.
+/// Returns the address for the resolver: IPv4 if there is one, since every program can use it.
 fn address(config: &Config) -> Option<IpAddr> {
     let mut all = config.addresses.iter().map(|net| net.addr());
     let first = config.addresses.first().map(|net| net.addr());
@@ -103,19 +93,19 @@ fn resolv_conf(config: &Config, server: IpAddr) -> ResolvConf {
     }
 }
 
-/// Has us in resolv.conf, if that is how names are found, whoever wrote it anew.
+/// Restores the entry in resolv.conf if another program has rewritten the file.
 pub fn keep(config: &Config) {
     if let Some(server) = address(config)
         && config.dns.is_empty()
         && !dns::uses_resolved()
     {
-        // What cannot be written now is tried again.
+        // If it cannot be written, the next call retries.
         let _ = resolv_conf(config, server).keep();
     }
 }
 
-/// Takes back what [`Names::set`] has set up, once nobody answers any more: before the hooks of the end, whose names would be asked for
-/// in vain. What fails is tried again with the journal.
+/// Undoes [`Names::set`] when the name server has ended: before the hooks of the end, which could not resolve
+/// names otherwise. Failures are retried with the journal.
 pub fn take_back(config: &Config) {
     let _ = match address(config) {
         _ if !config.dns.is_empty() => dns::apply(config.name.as_str(), &settings(config))
@@ -127,8 +117,8 @@ pub fn take_back(config: &Config) {
     };
 }
 
-/// Our server instead of those of the configuration, which are noted already; if that fails, they are as before.
-fn in_place_of(
+/// Replaces the configured name servers, which the journal has, by the mesh's; restores them if that fails.
+fn replace_configured(
     interface: &str,
     settings: &DnsSettings,
     at: IpAddr,

@@ -1,9 +1,9 @@
-//! Who holds what we need: a UDP port, an interface's name. From procfs, for error messages.
+//! Finds the process that uses a UDP port or interface name, in procfs, for error messages.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Who has a UDP port open: "`named` (process 312)".
+/// Returns the process that has a UDP port open, as "`named` (process 312)".
 pub fn port_holder(port: u16) -> String {
     let tables = ["/proc/net/udp", "/proc/net/udp6"];
     let mut inodes = tables
@@ -11,7 +11,7 @@ pub fn port_holder(port: u16) -> String {
         .filter_map(|table| fs::read_to_string(table).ok())
         .flat_map(|table| inodes(&table, port));
     match inodes.next() {
-        // A socket of the kernel has an inode of no process.
+        // A socket of the kernel has inode 0.
         None | Some(0) => "the kernel, perhaps for a WireGuard interface".to_owned(),
         Some(inode) => {
             let wanted = PathBuf::from(format!("socket:[{inode}]"));
@@ -21,7 +21,7 @@ pub fn port_holder(port: u16) -> String {
     }
 }
 
-/// Who has a TUN interface open, if anybody.
+/// Returns the process that has a TUN interface open, if any.
 pub fn tun_holder(interface: &str) -> Option<String> {
     find(|descriptor| {
         // /proc/PID/fd/N -> /proc/PID/fdinfo/N

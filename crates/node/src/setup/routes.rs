@@ -1,50 +1,49 @@
-//! Which routes lead into the tunnel, and how its own datagrams stay out of it.
+//! Routes into the tunnel, with measures to keep its own datagrams out of it.
 //!
-//! As wg-quick(8): a route for every allowed prefix that the interface's addresses do not cover
-//! already. A default route must not carry the tunnel's own datagrams: those bear a firewall mark;
-//! the default route lies in a table of its own, which only packets without the mark look up, and
-//! only after all of the main table but its default route.
+//! As wg-quick(8): a route for every allowed prefix that the interface's networks do not include. A default
+//! route must not carry the tunnel's own datagrams, so these have a firewall mark, and the default route is in
+//! a table that is used only for packets without the mark, and only after all routes of the main table except
+//! its default route.
 //!
-//! Unlike wg-quick, the same is done with any other prefix that would swallow a peer's endpoint
-//! (`AllowedIPs = 0.0.0.0/1, 128.0.0.0/1`, or a site's network that contains its own gateway): a
-//! mark follows the peer when it roams and the host when its default route changes, which a host
-//! route to the endpoint would not.
+//! Unlike wg-quick, the same is done for any other prefix that contains a peer's endpoint (`AllowedIPs =
+//! 0.0.0.0/1, 128.0.0.0/1`, or a site's network that contains its own gateway). Unlike a host route to the
+//! endpoint, a mark still works when the peer roams or the host's default route changes.
 
 use ipnet::IpNet;
 use seikan_config::{Config, Table};
 use seikan_sys::netlink::{Family, Netlink, NetlinkError, Route, Rule, TABLE_MAIN};
 use std::net::IpAddr;
 
-/// The first table, and mark, that is tried: WireGuard's port, as wg-quick has it.
+/// The first table and mark to try: WireGuard's port, as in wg-quick.
 const FIRST_TABLE: u32 = 51820;
-/// The kernel's rules for the main and the default table come last, the tunnel's before them.
+/// Priority of the kernel's rule for the main table; the tunnel's rules precede it.
 const LOWEST_KERNEL_RULE: u32 = 32766;
 
-/// What is to be made.
+/// Routes and rules to add.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Prefixes, each with the table for it, longest prefix first.
+    /// Prefixes with their tables, longest prefix first.
     pub routes: Vec<(IpNet, u32)>,
-    /// Rules, in the order in which to add them.
+    /// Rules, in the order to add them.
     pub rules: Vec<Rule>,
-    /// What all datagrams of the tunnel are marked with.
+    /// Mark of the tunnel's datagrams.
     pub mark: Option<u32>,
 }
 
 impl Plan {
-    /// Whether IPv4 packets without a mark go through the tunnel's own table: what arrives must
-    /// then be checked with the mark it would be answered with.
+    /// Whether IPv4 packets without a mark use the tunnel's own table. Received packets must then be checked
+    /// with the mark of their answers.
     pub fn marks_ipv4(&self) -> bool {
         self.rules.iter().any(|rule| rule.family == Family::V4)
     }
 
-    /// The table and mark of the tunnel's own routes, if it has such.
+    /// Returns the table and mark of the tunnel's own routes, if any.
     pub fn own_table(&self) -> Option<u32> {
         self.mark.filter(|_| !self.rules.is_empty())
     }
 }
 
-/// Looks at the kernel's tables and makes a plan. `endpoints` are where the peers are.
+/// Reads the kernel's tables and returns a plan. `endpoints` are the addresses of peers.
 pub fn plan(
     config: &Config,
     endpoints: &[IpAddr],
@@ -62,7 +61,7 @@ pub fn plan(
     Ok(make(config, table, &swallows, &rules))
 }
 
-/// For each endpoint, the length of the prefix that leads there now.
+/// Returns the prefix length of the current route to each endpoint.
 fn swallowed(endpoints: &[IpAddr], main: &[Route]) -> Vec<(IpAddr, Option<u8>)> {
     let best = |endpoint: &IpAddr| {
         main.iter()
@@ -73,7 +72,7 @@ fn swallowed(endpoints: &[IpAddr], main: &[Route]) -> Vec<(IpAddr, Option<u8>)> 
     endpoints.iter().map(|ip| (*ip, best(ip))).collect()
 }
 
-/// Whether a route to this prefix would lead datagrams to a peer into the tunnel.
+/// Whether a route for this prefix would send datagrams for a peer into the tunnel.
 fn needs_mark(prefix: &IpNet, endpoints: &[(IpAddr, Option<u8>)]) -> bool {
     let swallows = |(endpoint, best): &(IpAddr, Option<u8>)| {
         prefix.contains(endpoint) && best.is_none_or(|best| prefix.prefix_len() > best)
@@ -86,7 +85,7 @@ fn needs_table(config: &Config, endpoints: &[(IpAddr, Option<u8>)]) -> bool {
     config.table == Table::Auto && prefixes.any(|prefix| needs_mark(prefix, endpoints))
 }
 
-/// The first number that no route and no rule uses.
+/// Returns the first number that no route or rule uses.
 fn free_table(netlink: &Netlink, rules: &[Rule]) -> Result<u32, NetlinkError> {
     for table in FIRST_TABLE.. {
         let used = rules
@@ -120,7 +119,7 @@ fn make(
         mark,
         ..Plan::default()
     };
-    // The shortest prefix of each family that is in the tunnel's own table.
+    // The shortest prefix of each family in the tunnel's own table.
     let mut shortest = [(Family::V4, None), (Family::V6, None)];
     for prefix in prefixes {
         let table = match (config.table, mark) {
@@ -142,35 +141,35 @@ fn make(
     if let Some(mark) = mark {
         for (family, length) in shortest {
             if let Some(length) = length {
-                let place = free_place(family, rules);
-                plan.rules.extend(rules_for(family, mark, length, place));
+                let priority = free_priority(family, rules);
+                plan.rules.extend(rules_for(family, mark, length, priority));
             }
         }
     }
     plan
 }
 
-/// Whether the kernel's own route to an address's network leads there already.
+/// Whether the kernel's own route for an interface address includes the prefix.
 fn is_covered(prefix: &IpNet, addresses: &[IpNet]) -> bool {
     addresses.iter().any(|net| net.trunc().contains(prefix))
 }
 
-/// The place of the last of two rules that come before all others but the local table's.
-fn free_place(family: Family, rules: &[Rule]) -> u32 {
+/// Returns the larger of two priorities that precede all other rules except the local table's.
+fn free_priority(family: Family, rules: &[Rule]) -> u32 {
     let taken = rules.iter().filter(|rule| rule.family == family);
-    let first = taken.filter_map(|rule| rule.priority.filter(|place| *place > 0));
+    let first = taken.filter_map(|rule| rule.priority.filter(|priority| *priority > 0));
     first.min().unwrap_or(LOWEST_KERNEL_RULE).saturating_sub(1)
 }
 
-/// First the main table, as far as it is more specific than the tunnel's routes; then the tunnel's
-/// table, but not for what the tunnel itself sends.
-fn rules_for(family: Family, mark: u32, shortest: u8, place: u32) -> [Rule; 2] {
+/// The first rule consults the main table for more specific routes than the tunnel's; the second, the tunnel's
+/// table for packets without the mark.
+fn rules_for(family: Family, mark: u32, shortest: u8, priority: u32) -> [Rule; 2] {
     let tunnel = Rule {
-        priority: Some(place),
+        priority: Some(priority),
         ..Rule::unless_marked(family, mark, mark)
     };
     let main = Rule {
-        priority: Some(place.saturating_sub(1)),
+        priority: Some(priority.saturating_sub(1)),
         suppress_prefix_length: Some(u32::from(shortest.saturating_sub(1))),
         ..Rule::suppress_default(family)
     };
@@ -304,7 +303,7 @@ mod tests {
     #[test]
     fn rules_go_before_those_of_other_tunnels() {
         let others = rules_for(Family::V4, 7, 0, 32765);
-        assert_eq!(free_place(Family::V4, &others), 32763);
-        assert_eq!(free_place(Family::V6, &others), 32765);
+        assert_eq!(free_priority(Family::V4, &others), 32763);
+        assert_eq!(free_priority(Family::V6, &others), 32765);
     }
 }

@@ -1,7 +1,8 @@
-//! The interface, its device, its sockets, and what the kernel can do for them.
+//! The interface, its device, its sockets, and their capabilities.
 
-use crate::control::subject::Record;
-use crate::node::{Node, now};
+use crate::node::Node;
+use crate::subject::Record;
+use crate::system::now;
 use seikan_proto::noise::Protocol;
 use seikan_sys::ability::Ability;
 use seikan_sys::udp::UdpSocket;
@@ -9,24 +10,24 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-/// What the interface is.
+/// Properties of the interface.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Interface {
     /// Its name.
     pub name: String,
     /// `wireguard` or `native`.
     pub protocol: String,
-    /// Our public key; absent after a client took the private one away.
+    /// Public key; absent after a client has removed the private key.
     pub public_key: Option<String>,
     /// UDP port.
     pub listen_port: u16,
-    /// Mark on what we send, if any.
+    /// Mark of sent datagrams, if any.
     pub fwmark: Option<u32>,
-    /// Seconds since the start, time asleep included.
+    /// Seconds since the start, including suspend.
     pub uptime_s: f64,
-    /// Why `wg` cannot reach this instance, if so.
+    /// Reason why `wg` has no socket, if so.
     pub without_uapi: Option<String>,
-    /// What the kernel keeps from the process in case that it is taken over.
+    /// Restrictions of the process, which limit an attacker who takes it over.
     pub confinement: BTreeMap<String, Capability>,
 }
 
@@ -35,52 +36,52 @@ pub struct Interface {
 pub struct Device {
     /// MTU inside the tunnel in bytes.
     pub mtu: Option<u32>,
-    /// Packets that wait for us at most; what comes then is dropped before we see it.
+    /// Maximum number of packets that wait to be read; further ones are dropped by the kernel.
     pub queue_length: Option<u32>,
-    /// The kernel's counts.
+    /// The kernel's counters.
     pub kernel: Option<KernelCounters>,
-    /// What the device can do.
+    /// Capabilities of the device.
     pub capabilities: BTreeMap<String, Capability>,
 }
 
-/// The kernel's counts of the TUN device, seen from the kernel: it transmits to us.
+/// The kernel's counters of the TUN device, from the kernel's point of view: it transmits to the tunnel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelCounters {
-    /// Packets handed to us; a super-packet counts once.
+    /// Packets passed to the tunnel; a super-packet counts once.
     pub tx_packets: u64,
-    /// Packets dropped before us: the queue was full, or nobody read.
+    /// Packets dropped before the tunnel: the queue was full, or closed.
     pub tx_dropped: u64,
-    /// Packets that could not be handed to us.
+    /// Packets that could not be passed to the tunnel.
     pub tx_errors: u64,
-    /// Packets taken from us; a super-packet counts once.
+    /// Packets received from the tunnel; a super-packet counts once.
     pub rx_packets: u64,
-    /// Packets of ours that the kernel's stack dropped.
+    /// Packets of the tunnel that the kernel's network stack dropped.
     pub rx_dropped: u64,
-    /// Packets of ours that the kernel found faulty.
+    /// Malformed packets of the tunnel.
     pub rx_errors: u64,
 }
 
-/// Something that the kernel may or may not be able to do.
+/// A capability.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capability {
-    /// Whether it can.
+    /// Whether it is available.
     pub present: bool,
-    /// Why not.
+    /// Reason if not.
     pub reason: Option<String>,
 }
 
 /// A UDP socket.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Socket {
-    /// Where it listens.
+    /// Local address.
     pub address: Option<SocketAddr>,
     /// Receive buffer in bytes, as granted.
     pub receive_buffer: Option<usize>,
     /// Send buffer in bytes, as granted.
     pub send_buffer: Option<usize>,
-    /// Segmentation offload is in use.
+    /// Whether segmentation offload is in use.
     pub gso: bool,
-    /// What the socket can do.
+    /// Capabilities of the socket.
     pub capabilities: BTreeMap<String, Capability>,
 }
 

@@ -1,142 +1,149 @@
-//! What a member knows of its mesh.
+//! Status of a member of a mesh.
 
 use super::micros;
 use super::traffic::drops;
-use crate::mesh::mapping::Mapping;
-use crate::mesh::nat::{self, Nat, Sight};
-use crate::mesh::{Answers, Changed, Contact, MeshState};
-use crate::setup::names::Found;
+use seikan_mesh::event::{Contact, RelayAnswer};
+use seikan_mesh::mapping::Mapping;
+use seikan_mesh::names::Found;
+use seikan_mesh::nat::{self, Nat, Sight};
+use seikan_mesh::proxy::Counters;
+use seikan_mesh::state::MeshState;
+use seikan_mesh::trust::Changed;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
-/// Members that are no peers of whom a status tells, at most.
+/// Maximum number of rejected members in a status.
 const MAX_REFUSED_SHOWN: usize = 16;
 
 /// Membership in a mesh.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MeshStatus {
-    /// Where the coordinator is that is asked, or was last; of several it may be another than the configured one.
+    /// URL of the coordinator in use, or last used; may differ from the configured one if there are several.
     pub coordinator: String,
-    /// How it stands with it.
+    /// State of the coordinator.
     pub contact: Contact,
-    /// The revision up to which the members are known.
+    /// Revision of the known membership.
     pub revision: u64,
-    /// Members that are peers, besides this host.
+    /// Number of members that are peers, without this host.
     pub members: usize,
-    /// What this host looks like from outside, as the coordinator sees it; what is not an address of its own a NAT has made.
+    /// Reflexive addresses of this host; one that is not its own is a NAT's.
     #[serde(default)]
     pub reflexive: Vec<SocketAddr>,
-    /// A port of the router before this host; absent if none is needed.
+    /// State of the port mapping; absent if none is needed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port_mapping: Option<PortMappingStatus>,
-    /// What is between this host and the world, by IPv4.
-    #[serde(default = "not_asked")]
+    /// NAT of this host, for IPv4.
+    #[serde(default = "untested")]
     pub nat4: Nat,
-    /// The same by IPv6.
-    #[serde(default = "not_asked")]
+    /// The same for IPv6.
+    #[serde(default = "untested")]
     pub nat6: Nat,
-    /// What each STUN server sees of this host.
+    /// Result of each STUN server.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stun: Vec<StunStatus>,
-    /// Relays that were asked for something, by address.
+    /// Relays in use, by address.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub relays: BTreeMap<String, RelayStatus>,
-    /// Relays of ours to which there is a connection by TLS, by address.
+    /// Connections to relays over TLS, by address.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub streams: BTreeMap<String, StreamStatus>,
-    /// This host's allocations at TURN servers, by the servers' addresses.
+    /// Allocations at TURN servers, by server.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub turn: BTreeMap<String, TurnStatus>,
-    /// How members are found by their names; absent where it is not known.
+    /// How members are found by name; absent if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub names: Option<Found>,
-    /// Members that are no peers.
+    /// Number of rejected members.
     #[serde(default)]
     pub refused_members: usize,
-    /// The first of those, by their keys, with the reason; those with doubtful keys before the others.
+    /// Rejected members by key, with the reason: at most 16, those with unexpected keys first.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub refused: BTreeMap<String, String>,
-    /// Members that have another key than before and are peers all the same, by name: of the last seven days, and the first of them.
+    /// Members accepted with a changed key, by name: at most 16 of the last seven days.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub changed_keys: BTreeMap<String, Changed>,
 }
 
-/// A port of the router before this host.
+/// State of the port mapping.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PortMappingStatus {
-    /// It sends on what comes to it.
+    /// The router forwards a port.
     Given(Mapping),
-    /// It gave none, for this reason.
+    /// There is none, for this reason.
     Refused(String),
 }
 
-/// An allocation at a TURN server (RFC 8656), and what was forwarded by it, in datagrams.
+/// An allocation at a TURN server (RFC 8656), with counters of forwarded datagrams.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TurnStatus {
-    /// Where others send.
+    /// The relayed address.
     pub relayed: SocketAddr,
     /// UDP, TCP or TLS.
     pub transport: String,
-    /// To this host.
-    pub received: u64,
-    /// By this host.
-    pub sent: u64,
-    /// What went no further here, by reason.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub drops: BTreeMap<String, u64>,
+    /// Forwarded datagrams.
+    #[serde(flatten)]
+    pub forwarded: StreamStatus,
 }
 
-/// A connection by TLS to a relay of ours, and what was forwarded by it, in datagrams.
+/// Datagrams forwarded by a connection to a relay over TLS, or by an allocation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamStatus {
-    /// To this host.
+    /// Datagrams to this host.
     pub received: u64,
-    /// By this host.
+    /// Datagrams of this host.
     pub sent: u64,
-    /// What went no further here, by reason.
+    /// Dropped datagrams, by reason.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub drops: BTreeMap<String, u64>,
 }
 
-/// What a STUN server sees of this host.
+/// Result of a STUN server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StunStatus {
-    /// As the configuration or the coordinator calls it.
+    /// Its name in the configuration or at the coordinator.
     pub name: String,
-    /// Where it was asked.
+    /// The address that was queried.
     pub server: SocketAddr,
-    /// Where it sees this host; absent if it does not answer.
+    /// Reflexive address of this host; absent if the server does not answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seen: Option<SocketAddr>,
-    /// From the question to the answer, in microseconds.
+    /// Round trip in microseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rtt_us: Option<u64>,
 }
 
-fn not_asked() -> Nat {
-    Nat::NotAsked
+fn untested() -> Nat {
+    Nat::Untested
 }
 
-/// How it stands with a relay.
+/// State of a relay.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RelayStatus {
-    /// It answers, after so many microseconds.
+    /// It answers over UDP, after this many microseconds.
     RttUs(u64),
-    /// It does by TLS, and not by UDP.
+    /// It answers over TLS only, after this many microseconds.
     TlsRttUs(u64),
-    /// It does not do what it was asked for.
+    /// It fails or refuses, for this reason.
     Refuses(String),
 }
 
+fn stream(counters: &Counters) -> StreamStatus {
+    StreamStatus {
+        received: counters.received,
+        sent: counters.sent,
+        drops: drops(&counters.drops),
+    }
+}
+
 pub(super) fn mesh(mesh: &MeshState, own: &[IpAddr]) -> MeshStatus {
-    let doubted = mesh.doubts.refused.iter();
+    let doubted = mesh.key_conflicts.refused.iter();
     let doubted = doubted.map(|(key, refused)| (key, refused.reason.as_str()));
     let refused = mesh.refused.iter().map(|(key, reason)| (key, *reason));
     let refused = doubted.chain(refused).take(MAX_REFUSED_SHOWN);
-    let changed = mesh.doubts.changed.iter().take(MAX_REFUSED_SHOWN);
+    let changed = mesh.key_conflicts.changed.iter().take(MAX_REFUSED_SHOWN);
     let nat = |v6: bool| {
         let views = mesh.views.iter();
         let of_family = views.filter(|view| view.server.is_ipv6() == v6);
@@ -151,7 +158,7 @@ pub(super) fn mesh(mesh: &MeshState, own: &[IpAddr]) -> MeshStatus {
             .copied()
             .filter(|ip| ip.is_ipv6() == v6)
             .collect();
-        nat::judge(&sights, &own)
+        nat::classify(&sights, &own)
     };
     MeshStatus {
         nat4: nat(false),
@@ -166,23 +173,23 @@ pub(super) fn mesh(mesh: &MeshState, own: &[IpAddr]) -> MeshStatus {
                 rtt_us: view.rtt.map(micros),
             })
             .collect(),
-        refused_members: mesh.refused.len() + mesh.doubts.refused.len(),
+        refused_members: mesh.refused.len() + mesh.key_conflicts.refused.len(),
         coordinator: mesh.coordinator.clone(),
         contact: mesh.contact.clone(),
         revision: mesh.revision,
         members: mesh.members.len(),
         reflexive: mesh.reflexive.clone(),
-        port_mapping: mesh.mapped.clone().map(|standing| match standing {
+        port_mapping: mesh.mapped.clone().map(|state| match state {
             Ok(mapping) => PortMappingStatus::Given(mapping),
             Err(reason) => PortMappingStatus::Refused(reason),
         }),
         relays: mesh
             .relays
             .iter()
-            .map(|(address, standing)| {
-                let status = match standing {
-                    Ok(Answers { rtt, by_tls: false }) => RelayStatus::RttUs(micros(*rtt)),
-                    Ok(Answers { rtt, by_tls: true }) => RelayStatus::TlsRttUs(micros(*rtt)),
+            .map(|(address, state)| {
+                let status = match state {
+                    Ok(RelayAnswer { rtt, by_tls: false }) => RelayStatus::RttUs(micros(*rtt)),
+                    Ok(RelayAnswer { rtt, by_tls: true }) => RelayStatus::TlsRttUs(micros(*rtt)),
                     Err(reason) => RelayStatus::Refuses(reason.clone()),
                 };
                 (address.clone(), status)
@@ -191,26 +198,16 @@ pub(super) fn mesh(mesh: &MeshState, own: &[IpAddr]) -> MeshStatus {
         streams: mesh
             .streams
             .iter()
-            .map(|(address, counters)| {
-                let status = StreamStatus {
-                    received: counters.received,
-                    sent: counters.sent,
-                    drops: drops(&counters.drops),
-                };
-                (address.clone(), status)
-            })
+            .map(|(address, counters)| (address.clone(), stream(counters)))
             .collect(),
         turn: mesh
             .turn
             .iter()
             .map(|(address, allocation)| {
-                let counters = &allocation.counters;
                 let status = TurnStatus {
                     relayed: allocation.relayed,
                     transport: allocation.transport.to_owned(),
-                    received: counters.received,
-                    sent: counters.sent,
-                    drops: drops(&counters.drops),
+                    forwarded: stream(&allocation.counters),
                 };
                 (address.clone(), status)
             })

@@ -1,10 +1,10 @@
-//! A peer, and the ways to it.
+//! Status of a peer and its paths.
 
 use super::micros;
 use super::traffic::{Traffic, traffic};
-use crate::control::subject::Record;
-use crate::mesh::LegTo;
 use crate::node::Node;
+use crate::subject::Record;
+use seikan_mesh::event::ProxyTarget;
 use seikan_proto::birthday::PunchState;
 use seikan_proto::noise::Protocol;
 use seikan_proto::paths;
@@ -20,7 +20,7 @@ pub struct PeerStatus {
     pub name: Option<String>,
     /// Its identity.
     pub public_key: String,
-    /// Whether there is a preshared key; never which.
+    /// Whether there is a preshared key; the key itself is never included.
     pub has_preshared_key: bool,
     /// Prefixes routed to it and accepted from it.
     pub allowed_ips: Vec<String>,
@@ -30,169 +30,170 @@ pub struct PeerStatus {
     pub latest_handshake: Option<LatestHandshake>,
     /// AEAD of the current session.
     pub cipher: Option<String>,
-    /// Why its latest handshake was refused.
+    /// Reason why the latest handshake was refused.
     pub refusal: Option<String>,
-    /// The way to it.
+    /// Its path.
     pub path: Path,
-    /// What was counted.
+    /// Its counters.
     pub traffic: Traffic,
 }
 
-/// When a session was established.
+/// Time of the newest session.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LatestHandshake {
     /// Seconds since the Unix epoch.
     pub unix_s: u64,
-    /// Seconds ago.
+    /// Seconds before now.
     pub age_s: u64,
 }
 
-/// The way to a peer.
+/// The path to a peer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Path {
-    /// Where the peer is.
+    /// Address in use.
     pub endpoint: Option<SocketAddr>,
-    /// Largest outer IP packet that is known to get through, in bytes (native).
+    /// Largest outer IP packet known to arrive, in bytes (native).
     pub mtu: Option<usize>,
-    /// Segmentation offload is used; not where it turned out to lose datagrams.
+    /// Segmentation offload is in use; it is turned off if it loses datagrams.
     pub gso: bool,
-    /// What the far end says about what we send (native).
+    /// The peer's report about received datagrams (native).
     pub report: Option<Report>,
-    /// From a probe to its acknowledgement, the latest, in microseconds (native).
+    /// Latest round trip of a probe in microseconds (native).
     #[serde(default)]
     pub rtt_us: Option<u64>,
-    /// Whether that is a relay, for a member of a mesh that has an endpoint.
+    /// Whether the address is a relay, for a member of a mesh with an address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub relayed: Option<bool>,
-    /// By which TURN server, if it is one's.
+    /// The TURN server, if the path uses one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turn: Option<TurnPath>,
-    /// By which relay of ours, if it is one's and this host reaches it by TLS.
+    /// The relay, if the path uses one over TLS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls: Option<TlsPath>,
-    /// All ways to a member of a mesh, what it told of first.
+    /// All candidate paths to a member of a mesh, those that it reported first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub candidates: Vec<Candidate>,
-    /// The search for a port of a symmetric NAT, once there was a reason for it.
+    /// The port search at a symmetric NAT, once there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port_search: Option<PortSearch>,
 }
 
-/// The search for a port of a symmetric NAT at one of the ends, by which the two meet.
+/// The search for a port of a symmetric NAT at one of the ends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortSearch {
-    /// The NAT before this host is symmetric: its ports are opened. Else those of the other end's are probed.
+    /// The NAT of this host is symmetric, so its ports are opened. Otherwise ports of the other end's NAT are
+    /// probed.
     pub symmetric: bool,
-    /// Ports that are open now.
+    /// Number of ports open now.
     pub open: u16,
-    /// Datagrams sent from open ports to open them, for all peers.
+    /// Datagrams sent to open ports, for all peers.
     pub openers: u64,
-    /// This host's own port by which the way in use goes: the one that was met.
+    /// Local port of the path in use, if the search found it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub met: Option<u16>,
-    /// Attempts that met nothing since one did.
-    pub fruitless: usize,
-    /// Seconds to the next one, if packets are sent then.
+    pub local_port: Option<u16>,
+    /// Failed searches since the last success.
+    pub failed_attempts: usize,
+    /// Seconds until the next search, if packets are sent then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_s: Option<u64>,
-    /// Why no ports could be opened.
+    /// Reason why no ports could be opened.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
     /// Both ends are behind symmetric NATs.
     pub both_symmetric: bool,
-    /// Probes that this host has sent to ports of the other end's NAT, and whether it is at it.
+    /// Probes sent to ports of the other end's NAT.
     pub probes: u64,
-    /// Likewise.
+    /// Whether probes are being sent now.
     pub probing: bool,
 }
 
-/// One of the ways to a peer.
+/// A candidate path to a peer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Candidate {
-    /// Where to send.
+    /// Destination address.
     pub address: SocketAddr,
-    /// What is there.
+    /// Kind of the address.
     pub kind: CandidateKind,
-    /// By which TURN server, if it is one's.
+    /// The TURN server, if the path uses one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turn: Option<TurnPath>,
-    /// By which relay of ours, if it is one's and this host reaches it by TLS.
+    /// The relay, if the path uses one over TLS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls: Option<TlsPath>,
-    /// What became of it.
+    /// State of the path.
     pub state: CandidateState,
-    /// From a check to its acknowledgement in microseconds, if it works.
+    /// Round trip of its latest check in microseconds, if it works.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rtt_us: Option<u64>,
 }
 
-/// A way by a TURN server.
+/// A path through a TURN server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TurnPath {
-    /// Where it is sent to in the end, if this host's own server sends it there.
+    /// Address of the peer at this host's server, if that forwards to it.
     pub to: SocketAddr,
-    /// That server; absent if it is one of the other end's.
+    /// Address of the server; absent if it is the other end's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server: Option<String>,
 }
 
-/// A way by a relay of ours, to which this host sends by TLS.
+/// A path through a relay over TLS.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TlsPath {
-    /// Its address, and the port of it that this host shares with the peer.
+    /// Address of the relay, with the port of the pair.
     pub to: SocketAddr,
-    /// As the coordinator calls it.
+    /// Name of the relay at the coordinator.
     pub relay: String,
 }
 
-/// What is at the end of a way.
+/// Kind of a candidate's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CandidateKind {
-    /// An address that the peer told of.
+    /// Reported by the peer.
     Signalled,
-    /// An address that something authentic came from.
+    /// Source address of an authentic datagram.
     PeerReflexive,
     /// A relay.
     Relay,
 }
 
-/// What became of a way.
+/// State of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CandidateState {
-    /// Packets go there.
+    /// In use.
     InUse,
-    /// Not checked: the one in use is direct, or nothing was sent yet.
+    /// Not checked: the path in use is direct, or nothing was sent yet.
     Unchecked,
-    /// A check may be on its way.
+    /// A check is pending.
     Checking,
-    /// A check was answered.
+    /// The last check was answered.
     Works,
-    /// No answer.
+    /// The last check was not answered.
     Silent,
-    /// This host has no route there.
+    /// This host has no route to it.
     NoRoute,
 }
 
-/// The far end's latest report: of about a second.
+/// The peer's latest report, about one second.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
     /// Datagrams received.
     pub received: u32,
-    /// Datagrams missing.
+    /// Datagrams lost.
     pub lost: u32,
-    /// Of those, the first of their batch.
+    /// Lost datagrams that were the first of their batch.
     pub lost_first: u32,
-    /// Largest distance by which one came late, in datagrams.
+    /// Largest reordering distance, in datagrams.
     pub reordering: u16,
-    /// Datagrams marked by a congested router.
+    /// Datagrams with a congestion mark.
     pub congestion_marks: u32,
-    /// Mean delay above the least, in microseconds.
+    /// Mean delay above the minimum, in microseconds.
     pub queueing_delay_us: u32,
 }
 
-/// One peer.
+/// Returns the status of one peer.
 pub fn peer(node: &Node, record: &Record, peer: &Peer, now: Now) -> PeerStatus {
     let native = node.tunnel.protocol() == Protocol::Native;
     let turn = |address: SocketAddr| turn(node, peer, address);
@@ -254,12 +255,13 @@ pub fn peer(node: &Node, record: &Record, peer: &Peer, now: Now) -> PeerStatus {
 }
 
 fn port_search(node: &Node, peer: &Peer, now: Now) -> Option<PortSearch> {
-    let (birthday, doors) = (&peer.birthday, &node.sockets.doors);
-    let met = peer.path.endpoint.and_then(|to| doors.port_to(to, peer.id));
+    let (birthday, sockets) = (&peer.birthday, &node.sockets.punch);
+    let local_port = peer.path.endpoint;
+    let local_port = local_port.and_then(|to| sockets.port_to(to, peer.id));
     let symmetric = node.tunnel.nat_mappings().is_symmetric();
     let punch = birthday.punch_state();
     let idle = punch == PunchState::Idle(None);
-    let nothing = met.is_none() && birthday.probes() == 0 && !birthday.is_both_symmetric();
+    let nothing = local_port.is_none() && birthday.probes() == 0 && !birthday.is_both_symmetric();
     if nothing && (idle || !symmetric) {
         return None;
     }
@@ -269,30 +271,30 @@ fn port_search(node: &Node, peer: &Peer, now: Now) -> Option<PortSearch> {
             PunchState::Open(ports) => ports,
             PunchState::Idle(_) | PunchState::Succeeded => 0,
         },
-        openers: doors.openers(),
-        met,
-        fruitless: birthday.failed_attempts(),
+        openers: sockets.openers(),
+        local_port,
+        failed_attempts: birthday.failed_attempts(),
         next_s: match punch {
             PunchState::Idle(next) => next.filter(|_| symmetric),
             PunchState::Open(_) | PunchState::Succeeded => None,
         }
         .map(|next| next.duration_since(now.mono).as_secs()),
-        trouble: doors.trouble(peer.id).map(str::to_owned),
+        trouble: sockets.trouble(peer.id).map(str::to_owned),
         both_symmetric: birthday.is_both_symmetric(),
         probes: birthday.probes(),
         probing: birthday.is_probing(now.mono),
     })
 }
 
-/// By which TURN server something is sent there, if it is.
+/// Returns the TURN server by which an address is reached, if any.
 fn turn(node: &Node, peer: &Peer, address: SocketAddr) -> Option<TurnPath> {
     let mesh = node.mesh.as_ref()?;
-    match mesh.legs.get(&address) {
-        Some(LegTo::Turn { server, to }) => {
+    match mesh.proxies.get(&address) {
+        Some(ProxyTarget::Turn { server, to }) => {
             let (to, server) = (*to, Some(server.clone()));
             return Some(TurnPath { to, server });
         }
-        Some(LegTo::Relay { .. }) => return None,
+        Some(ProxyTarget::Relay { .. }) => return None,
         None => {}
     }
     let member = mesh.members.get(&peer.public_key)?;
@@ -303,14 +305,14 @@ fn turn(node: &Node, peer: &Peer, address: SocketAddr) -> Option<TurnPath> {
         .then_some(TurnPath { to, server })
 }
 
-/// By which relay of ours something is sent there by TLS, if it is.
+/// Returns the relay by which an address is reached over TLS, if any.
 fn tls(node: &Node, address: SocketAddr) -> Option<TlsPath> {
-    match node.mesh.as_ref()?.legs.get(&address)? {
-        LegTo::Relay { relay, to } => Some(TlsPath {
+    match node.mesh.as_ref()?.proxies.get(&address)? {
+        ProxyTarget::Relay { relay, to } => Some(TlsPath {
             to: *to,
             relay: relay.clone(),
         }),
-        LegTo::Turn { .. } => None,
+        ProxyTarget::Turn { .. } => None,
     }
 }
 
@@ -351,13 +353,13 @@ mod tests {
     use seikan_proto::time::Instant;
 
     #[test]
-    fn a_way_that_was_silent_once_is_shown_as_in_use_when_it_is() {
+    fn a_path_in_use_is_shown_as_such_after_silence() {
         let address: SocketAddr = "192.0.2.1:7".parse().unwrap();
         let mut paths = paths::Paths::default();
         paths.set_signalled(&[address]);
         paths.sent(Instant::BOOT);
         let late = Instant::BOOT + paths::SILENCE;
-        paths.due(Some(address), late, &mut crate::node::SystemRandom);
+        paths.due(Some(address), late, &mut crate::system::SystemRandom);
         let shown = |in_use| candidate(&paths.candidates()[0], in_use, None, None).state;
         assert_eq!(shown(false), CandidateState::Silent);
         assert_eq!(shown(true), CandidateState::InUse);

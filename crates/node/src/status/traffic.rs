@@ -1,10 +1,10 @@
-//! What is counted, for a peer or for all of them.
+//! Counters of a peer, or of all peers.
 
 use seikan_observe::{DirectionCounters, DropCounts, Histogram, PeerCounters};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Both directions and the handshakes.
+/// Counters of both directions and of handshakes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Traffic {
     /// Outer bytes sent: the payload of UDP.
@@ -22,19 +22,19 @@ pub struct Traffic {
 /// One direction. `packets_in = packets_out + consumed + pending + drops + unaccounted`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Direction {
-    /// Inner packets that entered; a super-packet counts as those it stands for.
+    /// Inner packets that entered; a super-packet counts as its segments.
     pub packets_in: u64,
     /// Inner packets that left.
     pub packets_out: u64,
     /// Inner bytes that left.
     pub bytes_out: u64,
-    /// Packets that ended here as intended: keepalives, probes, reports, handshakes.
+    /// Packets consumed here as intended: keepalives, probes, reports, handshakes.
     pub consumed: u64,
     /// Packets that wait for a handshake or for missing parts.
     pub pending: u64,
-    /// Packets whose fate is unknown. Anything but 0 is a fault of Seikan.
+    /// Packets that were not accounted for. A value other than 0 is a defect of Seikan.
     pub unaccounted: i64,
-    /// Packets dropped, by the reason's name; reasons that never occurred are left out.
+    /// Packets dropped, by the name of the reason; zero counts are left out.
     pub drops: BTreeMap<String, u64>,
 }
 
@@ -49,10 +49,10 @@ pub struct Handshakes {
     pub completed: u64,
 }
 
-/// How many packets or datagrams each system call moved.
+/// Number of packets or datagrams per system call.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Batches {
-    /// Reads of the TUN device handled together; each may be a super-packet.
+    /// Reads of the TUN device per batch; each may be a super-packet.
     pub packets_per_read: Distribution,
     /// Datagrams per send.
     pub datagrams_per_send: Distribution,
@@ -65,20 +65,20 @@ pub struct Batches {
 /// A distribution of sizes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Distribution {
-    /// How many batches.
+    /// Number of batches.
     pub count: u64,
-    /// Arithmetic mean of their sizes; 0 without batches.
+    /// Arithmetic mean of the sizes; 0 without batches.
     pub mean: f64,
-    /// How many had which size; empty classes are left out.
+    /// Number of batches per size class; empty classes are left out.
     pub buckets: Vec<Bucket>,
 }
 
-/// Sizes from a power of two up to the next.
+/// A class: sizes from a power of two up to the next.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bucket {
-    /// Least size.
+    /// Smallest size.
     pub from: u64,
-    /// How many had this size or more, up to twice as much.
+    /// Number of batches of this size up to twice as much.
     pub count: u64,
 }
 

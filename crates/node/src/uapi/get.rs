@@ -1,20 +1,20 @@
 //! The reply to `get=1`: the device, then peer after peer.
 
 use super::Device;
-use crate::control::output::Output;
+use crate::output::Output;
 use seikan_proto::indices::PeerId;
 use seikan_proto::peer::Peer;
 use std::fmt::{self, Write};
 use std::time::Duration;
 
-/// A reply under way: the peers that there were when it began.
+/// A reply in progress: the peers as of its beginning.
 #[derive(Debug)]
 pub struct Get {
     peers: std::vec::IntoIter<PeerId>,
 }
 
 impl Get {
-    /// Begins with the device.
+    /// Starts with the device.
     pub fn new(device: &dyn Device, output: &mut Output) -> Get {
         // Writing to memory does not fail.
         let _ = write_device(device, output);
@@ -24,13 +24,13 @@ impl Get {
         }
     }
 
-    /// Adds peers until it is enough for now; false once there are no more.
+    /// Appends peers until the output is full; returns false after the last one.
     pub fn give(&mut self, device: &dyn Device, output: &mut Output) -> bool {
         while !output.is_full() {
             let Some(id) = self.peers.next() else {
                 return false;
             };
-            // One may have been removed since.
+            // The peer may have been removed since.
             if let Some(peer) = device.tunnel().peer(id) {
                 let _ = write_peer(device, peer, output);
             }

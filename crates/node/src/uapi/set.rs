@@ -1,5 +1,5 @@
-//! A `set=1` request, carried out line by line: first the device's keys, then those of peer after
-//! peer, each begun by its `public_key`.
+//! A `set=1` request, applied line by line: first the device's keys, then those of each peer, which start with
+//! its `public_key`.
 
 use super::{Device, Refusal};
 use ipnet::IpNet;
@@ -11,34 +11,34 @@ use std::str::FromStr;
 use std::time::Duration;
 use zeroize::Zeroizing;
 
-/// How far a request is.
+/// State of a request.
 #[derive(Debug, Default)]
 pub struct Set {
     subject: Subject,
-    /// The first fault; what follows it is skipped.
+    /// The first error; the lines after it are ignored.
     refusal: Option<Refusal>,
 }
 
-/// What the next line is about.
+/// The object of the next line.
 #[derive(Clone, Copy, Debug, Default)]
 enum Subject {
     #[default]
     Device,
-    /// A peer; `created` by its line in this request.
+    /// A peer; `created` by this request.
     Peer { id: PeerId, created: bool },
-    /// A peer that is not to be, or not any more: values are checked and forgotten.
+    /// A peer that must not exist: values are checked and ignored.
     Nobody,
 }
 
 impl Set {
-    /// Carries out one line.
+    /// Applies one line.
     pub fn line(&mut self, line: &[u8], device: &mut dyn Device) {
         if self.refusal.is_none() {
             self.refusal = self.carry_out(line, device).err();
         }
     }
 
-    /// How it went.
+    /// Returns the result.
     pub fn result(&self) -> Result<(), Refusal> {
         self.refusal.map_or(Ok(()), Err)
     }
@@ -53,7 +53,7 @@ impl Set {
         }
     }
 
-    /// Finds or makes the peer that the next lines are about. Our own key is nobody's.
+    /// Finds or creates the peer of the next lines. This host's own key cannot be a peer's.
     fn select(&mut self, value: &str, device: &mut dyn Device) -> Result<(), Refusal> {
         let key = PublicKey::from_bytes(*parse_key(value)?);
         let created = device.tunnel().peer_by_key(&key).is_none();
@@ -128,7 +128,7 @@ fn set_device(key: &str, value: &str, device: &mut dyn Device) -> Result<(), Ref
         "private_key" => {
             let mut bytes = parse_key(value)?;
             let none = *bytes == [0; 32];
-            // Clamped (RFC 7748, section 5) as wherever else a key is read.
+            // Clamped (RFC 7748, section 5), as everywhere else.
             bytes[0] &= 248;
             bytes[31] = bytes[31] & 127 | 64;
             let new = (!none).then(|| PrivateKey::from_bytes(*bytes));
@@ -137,7 +137,7 @@ fn set_device(key: &str, value: &str, device: &mut dyn Device) -> Result<(), Ref
                 (None, None) => true,
                 _ => false,
             };
-            // Sessions survive being told the same again: `wg syncconf` always tells the key.
+            // Setting the same key again keeps sessions: `wg syncconf` always sends the key.
             if !same {
                 device.set_private_key(new);
             }
@@ -191,7 +191,7 @@ fn parse_key(value: &str) -> Result<Zeroizing<[u8; 32]>, Refusal> {
     Ok(key)
 }
 
-/// An address with its length.
+/// Parses a prefix with its length.
 fn parse_prefix(value: &str) -> Result<IpNet, Refusal> {
     value.parse().map_err(|_| Refusal::Invalid)
 }

@@ -41,7 +41,7 @@ impl Fake {
         }
     }
 
-    /// What a client that sends `request` gets.
+    /// Returns the reply to `request`.
     fn ask(&mut self, request: &str) -> String {
         converse(self, &[request.as_bytes()]).0
     }
@@ -87,7 +87,7 @@ impl Device for Fake {
     }
 }
 
-/// Sends pieces one after the other, as the loop does; what came back, and whether it is over.
+/// Sends pieces one after the other, as the loop does; returns the reply, and whether the dialogue is over.
 fn converse(device: &mut dyn Device, pieces: &[&[u8]]) -> (String, bool) {
     let mut dialogue = Dialogue::default();
     let (mut input, mut sent) = (Vec::new(), Vec::new());
@@ -123,7 +123,7 @@ fn key(byte: u8) -> String {
 }
 
 #[test]
-fn a_configuration_is_told_as_it_was_set() {
+fn a_configuration_is_returned_as_it_was_set() {
     let mut fake = Fake::new();
     let peer = key(0xaa);
     let reply = fake.ask(&format!(
@@ -240,7 +240,7 @@ fn a_minus_takes_an_allowed_ip_from_its_peer_only() {
 }
 
 #[test]
-fn without_a_key_there_is_none_to_tell() {
+fn without_a_key_none_is_returned() {
     let mut fake = Fake::new();
     fake.ask(&format!("set=1\nprivate_key={}\n\n", key(0)));
     assert!(!fake.ask("get=1\n\n").contains("private_key"));
@@ -298,7 +298,7 @@ fn a_long_reply_comes_in_pieces() {
     let (mut pieces, mut peers) = (0, 0);
     while dialogue.phase() == Phase::Replying {
         dialogue.give(&fake, &mut output);
-        assert!(output.unsent().len() < crate::control::output::PIECE + 1024);
+        assert!(output.unsent().len() < crate::output::PIECE + 1024);
         let text = std::str::from_utf8(output.unsent()).unwrap();
         peers += text.matches("public_key=").count();
         output.advance(usize::MAX / 2);

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
-use seikan_node::control::{Places, ask};
-use seikan_node::gateway::status::GatewayStatus;
-use seikan_node::node::now;
+use seikan_node::control::{RuntimeDirs, ask};
+use seikan_node::status::gateway::GatewayStatus;
+use seikan_node::system::now;
 use seikan_proto::gateway::neighbours::{CapturedFrame, NeighbourEntry, NeighbourTable};
 use seikan_sys::netlink::{LinkInfo, Netlink};
 use seikan_sys::packet::{Accept, PacketOptions, PacketSocket, VNET_HEADER_LEN};
@@ -222,7 +222,7 @@ fn listen(
 
 /// Returns the gateways of this host on the interface, if they answer.
 fn gateways(link: &LinkInfo) -> Vec<GatewayStatus> {
-    let places = Places::default();
+    let places = RuntimeDirs::default();
     let names = ask::running(&places).unwrap_or_default().into_iter();
     names
         .filter_map(|name| ask::status(&places, &name).ok()?.gateway)

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use clap::Args;
 use seikan_config::InterfaceName;
-use seikan_node::control::{Places, ask};
-use seikan_node::gateway::status::GatewayStatus;
+use seikan_node::control::{RuntimeDirs, ask};
+use seikan_node::status::gateway::GatewayStatus;
 use serde::Serialize;
 
 use super::view;
@@ -50,7 +50,7 @@ struct TunnelGateway {
 /// Prints the status of one gateway or of all.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     const FAILED: &str = "cannot show the gateway's status";
-    let places = Places::default();
+    let places = RuntimeDirs::default();
     let mut code = ExitCode::SUCCESS;
     let names = match &arguments.interface {
         Some(name) => {

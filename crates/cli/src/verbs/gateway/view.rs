@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use seikan_node::gateway::status::{DeviceStatus, GatewayStatus, Responder, SideStatus, SlowSide};
 use seikan_node::status::Direction;
+use seikan_node::status::gateway::{DeviceStatus, GatewayStatus, Responder, SideStatus, SlowSide};
 use seikan_observe::DropReason;
 
 use crate::screen::{

@@ -2,9 +2,10 @@
 
 use std::fmt::Write;
 
-use seikan_node::mesh::names::DOMAIN;
-use seikan_node::mesh::{Changed, Contact};
-use seikan_node::setup::names::Found;
+use seikan_mesh::event::Contact;
+use seikan_mesh::names::DOMAIN;
+use seikan_mesh::names::Found;
+use seikan_mesh::trust::Changed;
 use seikan_node::status::{
     Candidate, CandidateKind, CandidateState, Capability, Device, Direction, MeshStatus, Path,
     PeerStatus, PortSearch, RelayStatus, Report, Socket, Status, TlsPath, Traffic, TurnPath,
@@ -78,7 +79,13 @@ fn interface(status: &Status, verbose: bool, out: &mut Screen) {
         }
         for (address, turn) in &mesh.turn {
             let mut text = turn.transport.clone();
-            append_counters(turn.received, turn.sent, &turn.drops, &mut text);
+            let forwarded = &turn.forwarded;
+            append_counters(
+                forwarded.received,
+                forwarded.sent,
+                &forwarded.drops,
+                &mut text,
+            );
             let label = format!("TURN server {}", printable(address));
             out.line(&label, format!("relayed address {}, {text}", turn.relayed));
         }
@@ -309,7 +316,7 @@ fn append_counters(received: u64, sent: u64, drops: &BTreeMap<String, u64>, text
 
 /// Shows the port probing through symmetric NATs.
 fn port_search(search: &PortSearch, relayed: bool, out: &mut Screen) {
-    if let Some(port) = search.met {
+    if let Some(port) = search.local_port {
         out.line(
             "port probing",
             format!("{GREEN}succeeded{RESET}, with local port {port}"),
@@ -326,7 +333,7 @@ fn port_search(search: &PortSearch, relayed: bool, out: &mut Screen) {
             0 => String::new(),
             open => format!("{} sockets open, ", number(open.into())),
         };
-        let attempts = match search.fruitless {
+        let attempts = match search.failed_attempts {
             0 => "no success yet".to_owned(),
             1 => "1 failed attempt".to_owned(),
             count => format!("{count} failed attempts"),

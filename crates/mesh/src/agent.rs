@@ -1,0 +1,263 @@
+//! The agent: the thread that talks to the coordinator, STUN servers, relays and the router.
+//!
+//! Its tasks: long-poll the coordinator for changes (`follow`); learn this host's reflexive addresses by STUN
+//! (`reflect`); report this host's endpoints and key (`report`); keep a port mapping at the router (`map`); ask the
+//! coordinator to call members that do not answer (`call`); bind relay ports for members without a direct path
+//! (`relay`), and allocate at TURN servers (`turn`); answer DNS queries for members' names ([`names`]). All of them
+//! retry forever: if a coordinator does not answer, another one of the mesh is used at once; if none does, with growing
+//! pauses.
+
+mod follow;
+mod reflexive;
+mod report;
+
+use crate::cache::{self, KnownError};
+use crate::client::Client;
+use crate::event::{AgentEvent, Contact, Worker, WorkerEvent};
+use crate::names::{self, Found};
+use crate::relay::{Relays, Streams};
+use crate::shared::{OwnKey, RelayEvent, Shared, Tunnel};
+use crate::state::MeshState;
+use crate::trust::Known;
+use crate::turn::TurnAllocations;
+use ipnet::IpNet;
+use seikan_config::MeshSettings;
+use seikan_proto::keys::PublicKey;
+use std::cell::Cell;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+
+/// Maximum number of events that wait for the worker.
+const MAX_AGENT_EVENTS: usize = 16;
+/// Maximum number of events that wait for the agent.
+const MAX_WORKER_EVENTS: usize = 64;
+/// Time that the router has at the end to delete the port mapping.
+const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(1);
+/// Maximum number of unreachable members that wait to be handled.
+const MAX_SOUGHT: usize = 64;
+
+/// Parameters of the agent.
+pub struct Options<'a> {
+    /// The mesh in the configuration.
+    pub settings: &'a MeshSettings,
+    /// Index of the mesh's interface.
+    pub interface: u32,
+    /// Addresses of the interface with the mesh's networks.
+    pub networks: &'a [IpNet],
+    /// The tunnel's UDP port.
+    pub port: u16,
+    /// The firewall mark of the tunnel's datagrams.
+    pub fwmark: Option<u32>,
+    /// This host's public key.
+    pub own_key: PublicKey,
+    /// The interface's directory of persistent state.
+    pub state: &'a Path,
+    /// How members are found by name.
+    pub names: Found,
+    /// Sockets of the name server, if names are on.
+    pub name_server: Option<names::Server>,
+}
+
+/// The worker's handle of the agent.
+pub struct Handle {
+    wake: UnixStream,
+    /// The agent's end, to wake the loop for remaining work.
+    wake_again: UnixStream,
+    events: Receiver<AgentEvent>,
+    thread: JoinHandle<()>,
+    port: Arc<AtomicU16>,
+    own_key: OwnKey,
+}
+
+/// Why the agent cannot be started.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// The thread or its sockets cannot be created.
+    #[error("cannot start the mesh agent: {0}")]
+    Start(#[from] io::Error),
+    /// The known keys cannot be read; without them this host would trust any key.
+    #[error(transparent)]
+    Known(#[from] KnownError),
+}
+
+/// State of the agent in its thread.
+struct Agent {
+    settings: MeshSettings,
+    interface: u32,
+    tunnel: Tunnel,
+    /// File of the stored membership.
+    cache: PathBuf,
+    /// File of the known keys.
+    known_file: PathBuf,
+    /// The known keys as loaded; taken once.
+    known: Cell<Known>,
+    /// Names of the members.
+    names: names::Names,
+}
+
+/// Starts the agent; to be called after privileges were dropped. It ends when the handle is dropped.
+///
+/// # Errors
+/// See [`AgentError`].
+pub fn start(options: Options<'_>) -> Result<(Handle, MeshState), AgentError> {
+    let known_file = cache::known_file(options.state);
+    let known = cache::load_known(&known_file)?;
+    let (ours, theirs) = UnixStream::pair()?;
+    ours.set_nonblocking(true)?;
+    theirs.set_nonblocking(true)?;
+    let (to_agent, worker_events) = mpsc::channel(MAX_WORKER_EVENTS);
+    let (to_worker, events) = sync_channel(MAX_AGENT_EVENTS);
+    let port = Arc::new(AtomicU16::new(options.port));
+    let own_key = OwnKey::new(options.own_key);
+    let coordinator = options.settings.coordinator.to_string();
+    let state = MeshState::new(options.own_key, coordinator, options.names, to_agent);
+    let agent = Agent {
+        settings: options.settings.clone(),
+        interface: options.interface,
+        tunnel: Tunnel {
+            networks: options.networks.to_vec(),
+            port: Arc::clone(&port),
+            fwmark: options.fwmark,
+            own_key: own_key.clone(),
+        },
+        cache: cache::file(options.state),
+        known_file,
+        known: Cell::new(known),
+        names: names::Names::new(options.networks.to_vec()),
+    };
+    let wake_again = theirs.try_clone()?;
+    let worker = Worker {
+        wake: theirs,
+        events: to_worker,
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let name_server = options.name_server;
+    let thread = std::thread::Builder::new()
+        .name("mesh".into())
+        .spawn(move || runtime.block_on(agent.run(worker, worker_events, name_server)))?;
+    let handle = Handle {
+        wake: ours,
+        wake_again,
+        events,
+        thread,
+        port,
+        own_key,
+    };
+    Ok((handle, state))
+}
+
+impl Handle {
+    /// Publishes the tunnel's current port and key to the agent.
+    pub fn publish(&self, port: u16, own_key: PublicKey) {
+        self.port.store(port, Ordering::Relaxed);
+        self.own_key.set(own_key);
+    }
+
+    /// Consumes wakeups; to be called before the events are read.
+    pub fn clear_wakeups(&mut self) {
+        let mut drain = [0; 64];
+        while matches!(self.wake.read(&mut drain), Ok(n) if n > 0) {}
+    }
+
+    /// Wakes the loop again, for remaining work.
+    pub fn wake_again(&self) {
+        // If the socket pair is full, the loop wakes anyway.
+        let _ = (&self.wake_again).write(&[0]);
+    }
+
+    /// Returns the next event.
+    ///
+    /// # Errors
+    /// There is none now, or the agent has ended.
+    pub fn next_event(&self) -> Result<AgentEvent, TryRecvError> {
+        self.events.try_recv()
+    }
+
+    /// Stops the agent, which gets a moment to delete its port mapping. The [`MeshState`] must be dropped before.
+    pub fn stop(self) {
+        drop(self.events);
+        let deadline = Instant::now() + SHUTDOWN_PATIENCE + Duration::from_millis(100);
+        while !self.thread.is_finished() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl AsFd for Handle {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+}
+
+impl Agent {
+    async fn run(
+        self,
+        worker: Worker,
+        mut worker_events: mpsc::Receiver<WorkerEvent>,
+        name_server: Option<names::Server>,
+    ) {
+        let (relay_events, for_relays) = mpsc::channel(MAX_SOUGHT);
+        let shared = Shared::new(worker, self.tunnel.clone(), relay_events);
+        let client = match Client::new(
+            &self.settings.coordinator,
+            self.settings.pin,
+            Some(self.settings.credential.clone()),
+        ) {
+            Ok(client) => client,
+            Err(error) => {
+                let _ = shared.send(AgentEvent::Contact(Contact::Lost(error.to_string())));
+                // This host's other names may depend on the name server.
+                return names::serve(name_server, self.names).await;
+            }
+        };
+        let (sought, to_call) = mpsc::channel(MAX_SOUGHT);
+        let turn = TurnAllocations::new(&shared);
+        let streams = Streams::new(&shared);
+        let relays = Relays::new(&shared, &turn, &streams);
+        let dispatch = async {
+            // An event that does not fit into the queue is repeated by its source.
+            while let Some(event) = worker_events.recv().await {
+                match event {
+                    WorkerEvent::Stun(bytes) => shared.stun_requests.answered(bytes),
+                    WorkerEvent::Sought { key, lost } => {
+                        let _ = sought.try_send(key);
+                        shared.notify_relays(RelayEvent::Sought(key));
+                        if lost {
+                            shared.path_lost.notify_one();
+                        }
+                    }
+                    WorkerEvent::Reached(key, reached) => {
+                        shared.notify_relays(RelayEvent::Reached(key, reached));
+                    }
+                }
+            }
+        };
+        // The first task that ends has found that the worker has ended.
+        tokio::select! {
+            _ = self.follow(&client, &shared) => {}
+            _ = self.report(&client, &shared) => {}
+            _ = self.reflect(&shared) => {}
+            _ = self.map(&shared) => {}
+            _ = relays.run(for_relays) => {}
+            _ = turn.run() => {}
+            _ = streams.run() => {}
+            _ = self.call(&client, to_call) => {}
+            () = dispatch => {}
+            () = names::serve(name_server, self.names.clone()) => {}
+        }
+        let lease = shared.lease.take();
+        if let Some(lease) = lease {
+            let _ = tokio::time::timeout(SHUTDOWN_PATIENCE, lease.give_back()).await;
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Reports of this host to the coordinator.
+
+use super::Agent;
+use crate::client::{Client, ClientError};
+use crate::endpoints;
+use crate::event::{AgentEvent, Gone};
+use crate::shared::{Pause, Shared};
+use seikan_proto::keys::PublicKey;
+use seikan_proto::mesh::{Call, Endpoints, MAX_ENDPOINTS, Reason};
+use seikan_sys::netlink::Netlink;
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+
+/// Interval between two checks of the host's addresses.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// Interval between two reports of an unchanged key: a lost answer leaves the last report's result unknown.
+const REPORT_KEY_EVERY: Duration = Duration::from_secs(120);
+/// Minimum interval between two calls of one member.
+const CALL_EVERY: Duration = Duration::from_secs(1);
+/// How long a reflexive address counts as current: longer than two rounds of STUN requests.
+const LATELY: Duration = Duration::from_secs(60);
+/// Maximum number of current reflexive addresses of one family.
+const MAX_SIGHTS: usize = 4;
+
+impl Agent {
+    /// Reports this host's endpoints whenever they change, and its key, which may have changed while no
+    /// coordinator answered.
+    pub(super) async fn report(&self, client: &Client, shared: &Shared) -> Result<(), Gone> {
+        let mut reported_key = None;
+        let mut key_reported_at = Instant::now();
+        let mut reported: Option<Endpoints> = None;
+        let mut local = Vec::new();
+        let mut sights: [Sights; 2] = Default::default();
+        let mut pause = Pause::default();
+        loop {
+            shared.send(AgentEvent::Tick)?;
+            // If the kernel does not answer now, the next check retries.
+            if let Some(addresses) = self.local_addresses(shared) {
+                let mut has_moved = false;
+                if addresses != local {
+                    has_moved = !local.is_empty();
+                    local = addresses;
+                    shared.moved.notify_one();
+                }
+                for seen in &*shared.reflexive.borrow() {
+                    let sights = &mut sights[usize::from(seen.is_ipv6())];
+                    has_moved |= sights.is_elsewhere(seen.ip(), Instant::now());
+                }
+                if has_moved {
+                    // Connections may be from an address that this host or its NAT no longer has.
+                    client.reconnect();
+                    shared.connections_stale.notify_one();
+                }
+                let endpoints = endpoints_of(&local, shared);
+                let report_again = shared.report_again.take();
+                let own_key = shared.tunnel.own_key.get();
+                let key_is_due = key_reported_at.elapsed() > REPORT_KEY_EVERY;
+                if report_again || key_is_due || reported_key != Some(own_key) {
+                    reported_key = report_key(client, own_key).await.then_some(own_key);
+                    key_reported_at = Instant::now();
+                    if reported_key.is_none() {
+                        pause.wait().await;
+                    }
+                }
+                if report_again || reported.as_ref() != Some(&endpoints) {
+                    // The task that follows the changes reports an error.
+                    let result = client.report_endpoints(&endpoints).await;
+                    reported = result.is_ok().then_some(endpoints);
+                    match reported {
+                        Some(_) => pause = Pause::default(),
+                        None => pause.wait().await,
+                    }
+                }
+            }
+            // Earlier if a change is signalled.
+            let _ = tokio::time::timeout(LOOK_EVERY, shared.endpoints_changed.notified()).await;
+        }
+    }
+
+    fn local_addresses(&self, shared: &Shared) -> Option<Vec<SocketAddr>> {
+        let netlink = Netlink::open().ok()?;
+        let (tunnel, port) = (&shared.tunnel, shared.tunnel.current_port());
+        endpoints::local(
+            &netlink,
+            self.interface,
+            &tunnel.networks,
+            tunnel.fwmark,
+            port,
+        )
+        .ok()
+    }
+
+    /// Asks the coordinator to call members that do not answer: their datagrams open their NATs.
+    pub(super) async fn call(&self, client: &Client, mut to_call: mpsc::Receiver<PublicKey>) {
+        let mut requested_at: BTreeMap<PublicKey, Instant> = BTreeMap::new();
+        while let Some(key) = to_call.recv().await {
+            requested_at.retain(|_, at| at.elapsed() < CALL_EVERY);
+            if requested_at.contains_key(&key) {
+                continue;
+            }
+            requested_at.insert(key, Instant::now());
+            // Without a coordinator no member can be called; the next initiation comes here again.
+            let _ = client.call(&Call { public_key: key }).await;
+        }
+    }
+}
+
+/// Returns the endpoints to report: reflexive addresses, a mapped port, and local addresses.
+fn endpoints_of(local: &[SocketAddr], shared: &Shared) -> Endpoints {
+    let mut endpoints = shared.reflexive.borrow().clone();
+    let mapped = shared.mapped.borrow();
+    let mapped = mapped.iter().flatten().map(|mapping| &mapping.address);
+    for address in mapped.chain(local) {
+        if !endpoints.contains(address) {
+            endpoints.push(*address);
+        }
+    }
+    endpoints.truncate(MAX_ENDPOINTS);
+    // IPv6 first, otherwise the order of preference as before.
+    endpoints.sort_by_key(SocketAddr::is_ipv4);
+    Endpoints {
+        endpoints,
+        relayed: shared.relayed.borrow().clone(),
+    }
+}
+
+/// Reports this host's key; returns whether the coordinator has decided about it, also if it rejects the key.
+async fn report_key(client: &Client, own_key: PublicKey) -> bool {
+    match client.rotate(own_key).await {
+        Err(ClientError::Refused(refusal)) => {
+            !matches!(refusal.reason, Reason::Unavailable | Reason::NotAMember)
+        }
+        result => result.is_ok(),
+    }
+}
+
+/// The current reflexive addresses of one family, the latest first. A router with several uplinks uses them in
+/// turn: a host seen at the same addresses again has not moved.
+#[derive(Default)]
+struct Sights(Vec<(IpAddr, Instant)>);
+
+impl Sights {
+    /// Whether this host has moved to a new address. An address that was merely not observed for a while is not
+    /// new.
+    fn is_elsewhere(&mut self, seen: IpAddr, now: Instant) -> bool {
+        let latest = self.0.first().map(|(latest, _)| *latest);
+        self.0
+            .retain(|(ip, at)| Some(*ip) == latest || now.duration_since(*at) < LATELY);
+        let known = self.0.iter().any(|(ip, _)| *ip == seen);
+        self.0.retain(|(ip, _)| *ip != seen);
+        self.0.insert(0, (seen, now));
+        self.0.truncate(MAX_SIGHTS);
+        latest.is_some() && !known
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether a host has moved, for each observation of a second and a host number.
+    fn moves(seen: &[(u64, u8)]) -> Vec<bool> {
+        let start = Instant::now();
+        let mut sights = Sights::default();
+        let mut is_elsewhere = |(at, host): &(u64, u8)| {
+            let ip = IpAddr::from([192, 0, 2, *host]);
+            sights.is_elsewhere(ip, start + Duration::from_secs(*at))
+        };
+        seen.iter().map(&mut is_elsewhere).collect()
+    }
+
+    #[test]
+    fn alternating_uplinks_count_as_one_move() {
+        let turns: Vec<_> = (0..10).map(|n| (25 * n, n as u8 % 2)).collect();
+        let mut expected = [false; 10];
+        expected[1] = true;
+        assert_eq!(moves(&turns), expected);
+    }
+
+    #[test]
+    fn a_return_after_a_minute_is_another_move() {
+        let seen = [(0, 1), (2, 1), (4, 2), (34, 2), (61, 2), (62, 1), (63, 1)];
+        let expected = [false, false, true, false, false, true, false];
+        assert_eq!(moves(&seen), expected);
+    }
+
+    #[test]
+    fn after_a_long_gap_only_a_new_address_is_a_move() {
+        assert_eq!(moves(&[(0, 1), (900, 1)]), [false, false]);
+        assert_eq!(moves(&[(0, 1), (900, 2)]), [false, true]);
+        // The address before the last is no longer current.
+        assert_eq!(moves(&[(0, 1), (2, 2), (900, 1)]), [false, true, true]);
+    }
+
+    #[test]
+    fn a_new_address_each_time_is_a_move_each_time() {
+        let seen: Vec<_> = (0..=MAX_SIGHTS as u8).cycle().take(11).collect();
+        let seen: Vec<_> = (0..).zip(seen).collect();
+        let moved = moves(&seen);
+        assert!(!moved[0] && moved[1..].iter().all(|moved| *moved));
+    }
+}

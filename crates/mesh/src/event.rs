@@ -1,0 +1,194 @@
+//! Events between the agent and the worker, and the values in them.
+
+use crate::mapping::Mapping;
+use crate::proxy::Counters;
+use crate::trust::KeyConflicts;
+use seikan_proto::keys::PublicKey;
+use seikan_proto::mesh::Change;
+use seikan_proto::tunnel::Reachability;
+use serde::{Deserialize, Serialize};
+use std::io::Write;
+use std::net::SocketAddr;
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::SyncSender;
+use std::time::Duration;
+
+/// Event of the agent for the worker.
+#[derive(Debug)]
+pub enum AgentEvent {
+    /// State of the coordinator.
+    Contact(Contact),
+    /// URL of the coordinator that answers.
+    Coordinator(String),
+    /// Changed members or allowances.
+    Changes {
+        /// Revision after these changes.
+        revision: u64,
+        /// To be applied in this order.
+        changes: Vec<Change>,
+    },
+    /// Changed conflicts of members' keys.
+    KeyConflicts(KeyConflicts),
+    /// Reflexive addresses of this host.
+    Reflexive {
+        /// Addresses reported to others.
+        addresses: Vec<SocketAddr>,
+        /// Result of each STUN server.
+        views: Vec<View>,
+    },
+    /// State of the port mapping: the mapping, or why there is none; `None` if none is needed.
+    Mapped(Option<Result<Mapping, String>>),
+    /// Send a datagram from the tunnel's socket.
+    Send {
+        /// Its payload.
+        bytes: Vec<u8>,
+        /// Its destination.
+        to: SocketAddr,
+    },
+    /// These members try to reach this host.
+    CallRequests(Vec<PublicKey>),
+    /// Relayed addresses of a member.
+    Relays {
+        /// The member.
+        key: PublicKey,
+        /// Ports of relays that the member shares with this host, and its addresses at TURN servers.
+        addresses: Vec<SocketAddr>,
+        /// Proxy sockets of this host that lead to it.
+        proxies: Vec<SocketAddr>,
+        /// The member is bound at one of them already: start punching.
+        present: bool,
+    },
+    /// Report how a member is reached.
+    Reached(PublicKey),
+    /// State of a relay.
+    Relay {
+        /// Its address.
+        address: String,
+        /// How it answers, or why it does not.
+        state: Result<RelayAnswer, String>,
+    },
+    /// A proxy socket was opened or closed.
+    Proxy {
+        /// Its loopback address.
+        local: SocketAddr,
+        /// Its target; `None` if it was closed.
+        to: Option<ProxyTarget>,
+    },
+    /// State of a connection to a relay over TLS.
+    Stream {
+        /// Address of the relay.
+        address: String,
+        /// Totals of the connection; `None` if it was closed.
+        counters: Option<Box<Counters>>,
+    },
+    /// State of the allocation at a TURN server.
+    Turn {
+        /// Address of the server.
+        address: String,
+        /// The allocation; `None` if it has ended.
+        allocation: Option<Box<Allocation>>,
+    },
+    /// The worker must publish its current port and key.
+    Tick,
+}
+
+/// Event of the worker for the agent. The worker never waits: an event that does not fit into the queue is repeated.
+#[derive(Debug)]
+pub enum WorkerEvent {
+    /// An answer of a STUN server or relay.
+    Stun(Box<[u8]>),
+    /// A member does not answer.
+    Sought {
+        /// The member.
+        key: PublicKey,
+        /// It was reached before: its path is lost.
+        lost: bool,
+    },
+    /// How a member is reached, as requested.
+    Reached(PublicKey, Reachability),
+}
+
+/// State of the coordinator.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Contact {
+    /// Not contacted yet.
+    Starting,
+    /// It answers.
+    Connected,
+    /// It does not answer, for this reason; the members are the last known ones.
+    Lost(String),
+    /// It does not know this host as a member any more.
+    Revoked,
+}
+
+/// Answer of a relay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RelayAnswer {
+    /// Time until the answer.
+    pub rtt: Duration,
+    /// Over TLS, because it does not answer over UDP.
+    pub by_tls: bool,
+}
+
+/// An allocation at a TURN server.
+#[derive(Clone, Debug)]
+pub struct Allocation {
+    /// The relayed address.
+    pub relayed: SocketAddr,
+    /// Transport to the server: UDP, TCP or TLS.
+    pub transport: &'static str,
+    /// Forwarded datagrams.
+    pub counters: Counters,
+}
+
+/// Target of a proxy socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ProxyTarget {
+    /// A peer of an allocation at a TURN server.
+    Turn {
+        /// Address of the server.
+        server: String,
+        /// Address of the peer.
+        to: SocketAddr,
+    },
+    /// A port of a relay, over TLS; 0 is its main port.
+    Relay {
+        /// Address of the relay as configured.
+        relay: String,
+        /// IP address of the relay, and the port.
+        to: SocketAddr,
+    },
+}
+
+/// Result of one STUN server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct View {
+    /// Its name in the configuration or at the coordinator.
+    pub name: String,
+    /// The address that was queried.
+    pub server: SocketAddr,
+    /// Reflexive address of this host; `None` if the server does not answer.
+    pub seen: Option<SocketAddr>,
+    /// Round trip of the request.
+    pub rtt: Option<Duration>,
+}
+
+/// Sender of events to the worker. After an error, the sending task ends.
+pub(crate) struct Worker {
+    pub wake: UnixStream,
+    pub events: SyncSender<AgentEvent>,
+}
+
+/// The worker has ended.
+#[derive(Debug)]
+pub(crate) struct Gone;
+
+impl Worker {
+    pub fn send(&self, event: AgentEvent) -> Result<(), Gone> {
+        self.events.send(event).map_err(|_| Gone)?;
+        // If the socket pair is full, the loop wakes anyway.
+        let _ = (&self.wake).write(&[0]);
+        Ok(())
+    }
+}

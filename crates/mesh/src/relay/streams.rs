@@ -1,0 +1,342 @@
+//! Connections to relays over TLS, for a host that gets no answer over UDP: one for each relay in use, in a
+//! thread of its own ([`stream`]), while a proxy socket of it is requested.
+
+use super::stream::{self, Connection, Ended};
+use crate::client;
+use crate::endpoints::{is_own, is_routable};
+use crate::event::{AgentEvent, Gone, ProxyTarget};
+use crate::forward::{Ends, Event, Events, Handle, Over};
+use crate::proxy::Counters;
+use crate::resolve::{one_of_each, resolve};
+use crate::shared::Shared;
+use futures_util::future::{Either, select};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use rustls::pki_types::ServerName;
+use rustls::version::TLS13;
+use rustls::{ClientConfig, ClientConnection};
+use seikan_proto::mesh::{Pin, Relay, RelayTls};
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
+
+/// Timeout of a proxy socket, including name resolution and connection.
+const PROXY_WITHIN: Duration = Duration::from_secs(5);
+/// Head start of the first of two addresses (RFC 8305, section 5).
+const HEAD_START: Duration = Duration::from_millis(250);
+/// Timeout of a TCP connection.
+const CONNECT_WITHIN: Duration = Duration::from_secs(4);
+/// Time after the last request for which a proxy socket is kept; those in use are requested every 20 s.
+const KEPT: Duration = Duration::from_secs(60);
+/// Interval at which expired ones are looked for.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
+
+/// All connections.
+pub(crate) struct Streams<'a> {
+    shared: &'a Shared,
+    tls: RefCell<BTreeMap<Option<Pin>, Arc<ClientConfig>>>,
+    connections: RefCell<BTreeMap<String, Rc<RelayConnection>>>,
+    /// New connections that have no task yet.
+    fresh: RefCell<Vec<Rc<RelayConnection>>>,
+    added: Notify,
+}
+
+/// A connection, or an attempt.
+struct RelayConnection {
+    name: String,
+    host: String,
+    tls: RelayTls,
+    handle: RefCell<Option<Handle<BTreeSet<u16>>>>,
+    /// Ports that need a proxy socket, with the time of the last request.
+    wanted: RefCell<BTreeMap<u16, Instant>>,
+    proxies: RefCell<BTreeMap<u16, SocketAddr>>,
+    ended: RefCell<Option<String>>,
+    dropped: Cell<bool>,
+    changed: Notify,
+}
+
+impl RelayConnection {
+    fn is_for(&self, tls: RelayTls) -> bool {
+        self.tls == tls && self.ended.borrow().is_none() && !self.dropped.get()
+    }
+
+    fn has(&self, proxy: SocketAddr) -> bool {
+        self.proxies.borrow().values().any(|local| *local == proxy)
+    }
+
+    fn want(&self, port: u16) {
+        self.wanted.borrow_mut().insert(port, Instant::now());
+        self.apply();
+    }
+
+    fn apply(&self) {
+        if let Some(handle) = &*self.handle.borrow() {
+            handle.set(self.wanted.borrow().keys().copied().collect());
+        }
+    }
+
+    fn end(&self, reason: String) {
+        self.ended.borrow_mut().get_or_insert(reason);
+        self.changed.notify_waiters();
+    }
+}
+
+impl<'a> Streams<'a> {
+    pub(crate) fn new(shared: &'a Shared) -> Streams<'a> {
+        Streams {
+            shared,
+            tls: RefCell::default(),
+            connections: RefCell::default(),
+            fresh: RefCell::default(),
+            added: Notify::new(),
+        }
+    }
+
+    /// Returns the proxy socket for a port of a relay over TLS, 0 being its main port; or why there is none, as
+    /// a text for the user.
+    pub(super) async fn proxy(
+        &self,
+        relay: &Relay,
+        tls: RelayTls,
+        port: u16,
+    ) -> Result<SocketAddr, String> {
+        let connection = self.connection(relay, tls);
+        connection.want(port);
+        let there = async {
+            loop {
+                // Registered before the state is read, so that no change is missed.
+                let changed = connection.changed.notified();
+                if let Some(local) = connection.proxies.borrow().get(&port) {
+                    return Ok(*local);
+                }
+                if let Some(reason) = &*connection.ended.borrow() {
+                    return Err(reason.clone());
+                }
+                changed.await;
+            }
+        };
+        match tokio::time::timeout(PROXY_WITHIN, there).await {
+            Ok(there) => there,
+            Err(_) => Err("no connection".to_owned()),
+        }
+    }
+
+    /// Marks the connection of this proxy socket as failed, since the relay does not answer over it; the next
+    /// request creates another one. Returns the reason, as a text for the user.
+    pub(super) fn give_up(&self, relay: &Relay, proxy: SocketAddr) -> String {
+        let name = relay.address.to_string();
+        let mut all = self.connections.borrow_mut();
+        // Another connection may have replaced it. One that has ended has no proxy sockets, and knows its
+        // reason.
+        let over = |connection: &Rc<RelayConnection>| {
+            connection.has(proxy) || connection.ended.borrow().is_some()
+        };
+        if !all.get(&name).is_some_and(over) {
+            return "no answer".to_owned();
+        }
+        let Some(connection) = all.remove(&name) else {
+            return "no answer".to_owned();
+        };
+        connection.dropped.set(true);
+        connection.changed.notify_waiters();
+        let why = connection.ended.borrow().clone();
+        why.unwrap_or_else(|| "no answer".to_owned())
+    }
+
+    /// Whether datagrams to this proxy socket are forwarded.
+    pub(super) fn has(&self, proxy: SocketAddr) -> bool {
+        self.connections
+            .borrow()
+            .values()
+            .any(|connection| connection.has(proxy))
+    }
+
+    fn connection(&self, relay: &Relay, tls: RelayTls) -> Rc<RelayConnection> {
+        let name = relay.address.to_string();
+        let mut all = self.connections.borrow_mut();
+        match all.get(&name) {
+            Some(connection) if connection.is_for(tls) => return Rc::clone(connection),
+            Some(other) => {
+                other.dropped.set(true);
+                other.changed.notify_waiters();
+            }
+            None => {}
+        }
+        let connection = Rc::new(RelayConnection {
+            name: name.clone(),
+            host: relay.address.host().to_owned(),
+            tls,
+            handle: RefCell::default(),
+            wanted: RefCell::default(),
+            proxies: RefCell::default(),
+            ended: RefCell::default(),
+            dropped: Cell::new(false),
+            changed: Notify::new(),
+        });
+        all.insert(name, Rc::clone(&connection));
+        self.fresh.borrow_mut().push(Rc::clone(&connection));
+        self.added.notify_one();
+        connection
+    }
+
+    /// Serves all required connections; ends when the worker has ended.
+    pub(crate) async fn run(&self) -> Result<(), Gone> {
+        let mut tasks = FuturesUnordered::new();
+        loop {
+            for connection in self.fresh.take() {
+                tasks.push(self.live(connection));
+            }
+            tokio::select! {
+                Some(ended) = tasks.next() => ended?,
+                () = self.added.notified() => {}
+            }
+        }
+    }
+
+    /// Runs one connection from its beginning to its end.
+    async fn live(&self, connection: Rc<RelayConnection>) -> Result<(), Gone> {
+        match self.start(&connection).await {
+            Ok((handle, events)) => {
+                connection.handle.replace(Some(handle));
+                connection.apply();
+                let ended = self.listen(&connection, events).await?;
+                connection.end(ended.to_string());
+            }
+            Err(reason) => connection.end(reason),
+        }
+        connection.handle.replace(None);
+        for local in connection.proxies.take().into_values() {
+            self.shared.send(AgentEvent::Proxy { local, to: None })?;
+        }
+        // If another connection has replaced it, that one reports the state.
+        let current = self.connections.borrow().get(&connection.name).cloned();
+        if current.is_none_or(|now| Rc::ptr_eq(&now, &connection)) {
+            self.shared.send(AgentEvent::Stream {
+                address: connection.name.clone(),
+                counters: None,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Connects, and starts a thread on the connection.
+    async fn start(&self, connection: &RelayConnection) -> Result<Ends<Connection>, String> {
+        let text = |error: io::Error| error.to_string();
+        let config = self.config(connection.tls.pin)?;
+        let name = ServerName::try_from(connection.host.clone());
+        let name =
+            name.map_err(|_| format!("{} is neither a name nor an address", connection.host))?;
+        let tls = ClientConnection::new(config, name).map_err(|error| error.to_string())?;
+        let found = self.resolve(connection).await?;
+        let connected = tokio::time::timeout(CONNECT_WITHIN, connect(&found)).await;
+        let socket = connected.map_err(|_| "no answer".to_owned())?;
+        let socket = socket.map_err(text)?;
+        let socket = socket.into_std().map_err(text)?;
+        stream::start(socket, tls, self.shared.tunnel.port.clone()).map_err(text)
+    }
+
+    /// Returns a relay's addresses for TLS, one of each family, IPv6 first.
+    async fn resolve(&self, connection: &RelayConnection) -> Result<Vec<SocketAddr>, String> {
+        let mut found = resolve(&connection.host, connection.tls.port.get()).await?;
+        // A relay on this host would answer over UDP, and the source of relays' names must not direct
+        // connections to other programs here.
+        found.retain(|at| {
+            let ip = at.ip().to_canonical();
+            is_routable(ip) && !is_own(ip) && !self.shared.tunnel.has_inside(at)
+        });
+        match found.is_empty() {
+            true => Err("its name resolves to no usable address".to_owned()),
+            false => Ok(one_of_each(&found)),
+        }
+    }
+
+    fn config(&self, pin: Option<Pin>) -> Result<Arc<ClientConfig>, String> {
+        let mut known = self.tls.borrow_mut();
+        if let Some(config) = known.get(&pin) {
+            return Ok(Arc::clone(config));
+        }
+        // Pins of former relays are no longer needed.
+        known.clear();
+        let config = client::tls(pin, &[&TLS13]).map_err(|error| error.to_string())?;
+        let config = Arc::new(config);
+        known.insert(pin, Arc::clone(&config));
+        Ok(config)
+    }
+
+    /// Reports a connection and its counters to the worker.
+    fn send_state(&self, address: String, counters: Box<Counters>) -> Result<(), Gone> {
+        let counters = Some(counters);
+        self.shared.send(AgentEvent::Stream { address, counters })
+    }
+
+    /// Handles the events of a thread until it ends or is no longer needed.
+    async fn listen(
+        &self,
+        connection: &RelayConnection,
+        mut events: Events<Connection>,
+    ) -> Result<Ended, Gone> {
+        let name = || connection.name.clone();
+        let mut look = tokio::time::interval(LOOK_EVERY);
+        loop {
+            if connection.dropped.get() {
+                return Ok(Over::Unwanted.into());
+            }
+            let event = tokio::select! {
+                event = events.recv() => event,
+                () = connection.changed.notified() => continue,
+                _ = look.tick() => {
+                    let over = |requested_at: &Instant| requested_at.elapsed() >= KEPT;
+                    connection.wanted.borrow_mut().retain(|_, requested_at| !over(requested_at));
+                    if connection.wanted.borrow().is_empty() {
+                        return Ok(Over::Unwanted.into());
+                    }
+                    connection.apply();
+                    continue;
+                }
+            };
+            match event {
+                Some(Event::ProxyOpened { peer: to, local }) => {
+                    connection.proxies.borrow_mut().insert(to.port(), local);
+                    let to = Some(ProxyTarget::Relay { relay: name(), to });
+                    self.shared.send(AgentEvent::Proxy { local, to })?;
+                    connection.changed.notify_waiters();
+                }
+                Some(Event::ProxyClosed { peer, local }) => {
+                    connection.proxies.borrow_mut().remove(&peer.port());
+                    self.shared.send(AgentEvent::Proxy { local, to: None })?;
+                }
+                Some(Event::Serves(())) => self.send_state(name(), Box::default())?,
+                Some(Event::Counted(counters)) => self.send_state(name(), counters)?,
+                Some(Event::Ended(ended)) => return Ok(ended),
+                // The thread reports the reason, unless it panicked.
+                None => return Ok(Ended::NoAnswer),
+            }
+        }
+    }
+}
+
+/// Connects to the first of at most two addresses that accepts, the second with a delay.
+async fn connect(found: &[SocketAddr]) -> io::Result<TcpStream> {
+    let (Some(first), second) = (found.first(), found.get(1)) else {
+        return Err(io::ErrorKind::AddrNotAvailable.into());
+    };
+    let first = TcpStream::connect(first);
+    let Some(second) = second else {
+        return first.await;
+    };
+    let second = async {
+        tokio::time::sleep(HEAD_START).await;
+        TcpStream::connect(second).await
+    };
+    match select(pin!(first), pin!(second)).await {
+        Either::Left((Err(_), second)) => second.await,
+        Either::Right((Err(_), first)) => first.await,
+        Either::Left((Ok(socket), _)) | Either::Right((Ok(socket), _)) => Ok(socket),
+    }
+}

@@ -1,0 +1,157 @@
+//! State of the mesh as the daemon knows it from the agent's events.
+
+use crate::event::{AgentEvent, Allocation, Contact, ProxyTarget, RelayAnswer, View, WorkerEvent};
+use crate::mapping::Mapping;
+use crate::names::Found;
+use crate::proxy::Counters;
+use crate::trust::KeyConflicts;
+use seikan_proto::keys::PublicKey;
+use seikan_proto::mesh::{Access, MAX_RELAYS, Member};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc::Sender;
+
+/// Maximum number of servers whose STUN answers are accepted: two relays for each pair, and some more.
+const MAX_QUERIED: usize = 2048;
+/// How long answers of a server are accepted after a request.
+const ANSWERS_ACCEPTED_FOR: Duration = Duration::from_secs(60);
+
+/// State of the mesh.
+#[derive(Clone, Debug)]
+pub struct MeshState {
+    /// This host's public key in the mesh, also after a client of `wg`'s protocol has set another one.
+    pub own_key: PublicKey,
+    /// URL of the coordinator in use, or last used.
+    pub coordinator: String,
+    /// State of the coordinator.
+    pub contact: Contact,
+    /// Revision of the known membership.
+    pub revision: u64,
+    /// Members that are peers.
+    pub members: BTreeMap<PublicKey, Member>,
+    /// Connections that members may open to this host.
+    pub access: Access,
+    /// Members that cannot be peers, with the reason.
+    pub refused: BTreeMap<PublicKey, &'static str>,
+    /// Members that were refused because of their keys, and those accepted with changed keys.
+    pub key_conflicts: KeyConflicts,
+    /// Reflexive addresses of this host.
+    pub reflexive: Vec<SocketAddr>,
+    /// Latest result of each STUN server.
+    pub views: Vec<View>,
+    /// State of the port mapping: the mapping, or why there is none; `None` if none is needed.
+    pub mapped: Option<Result<Mapping, String>>,
+    /// Relays in use by address: how each answers, or why it does not.
+    pub relays: BTreeMap<String, Result<RelayAnswer, String>>,
+    /// Counters of connections to relays over TLS, by relay.
+    pub streams: BTreeMap<String, Counters>,
+    /// Allocations at TURN servers, by server.
+    pub turn: BTreeMap<String, Allocation>,
+    /// Targets of the proxy sockets, by loopback address.
+    pub proxies: BTreeMap<SocketAddr, ProxyTarget>,
+    /// How members are found by name.
+    pub names: Found,
+    /// STUN servers and relays with the time of the last request; answers of others are not accepted.
+    queried: BTreeMap<SocketAddr, Instant>,
+    agent: Sender<WorkerEvent>,
+}
+
+impl MeshState {
+    /// The state before the first event of the agent, which receives events by `agent`.
+    pub(crate) fn new(
+        own_key: PublicKey,
+        coordinator: String,
+        names: Found,
+        agent: Sender<WorkerEvent>,
+    ) -> MeshState {
+        MeshState {
+            own_key,
+            coordinator,
+            contact: Contact::Starting,
+            revision: 0,
+            members: BTreeMap::new(),
+            access: Access::default(),
+            refused: BTreeMap::new(),
+            key_conflicts: KeyConflicts::default(),
+            reflexive: Vec::new(),
+            views: Vec::new(),
+            mapped: None,
+            relays: BTreeMap::new(),
+            streams: BTreeMap::new(),
+            turn: BTreeMap::new(),
+            proxies: BTreeMap::new(),
+            names,
+            queried: BTreeMap::new(),
+            agent,
+        }
+    }
+
+    /// Passes an event to the agent. One that does not fit into the queue is lost, and repeated by its source.
+    pub fn notify_agent(&self, event: WorkerEvent) {
+        let _ = self.agent.try_send(event);
+    }
+
+    /// Whether answers of a STUN server or relay are accepted.
+    pub fn is_queried(&self, server: &SocketAddr) -> bool {
+        self.queried.contains_key(server)
+    }
+
+    /// Accepts answers of a server for a while.
+    pub fn note_queried(&mut self, server: SocketAddr) {
+        if self.queried.len() >= MAX_QUERIED {
+            self.queried
+                .retain(|_, at| at.elapsed() < ANSWERS_ACCEPTED_FOR);
+        }
+        if self.queried.len() < MAX_QUERIED {
+            self.queried.insert(server, Instant::now());
+        }
+    }
+
+    /// Applies an event to the state. Returns it if the tunnel is concerned as well.
+    pub fn apply(&mut self, event: AgentEvent) -> Option<AgentEvent> {
+        match event {
+            AgentEvent::Contact(contact) => self.contact = contact,
+            AgentEvent::Coordinator(url) => self.coordinator = url,
+            AgentEvent::KeyConflicts(conflicts) => self.key_conflicts = conflicts,
+            AgentEvent::Reflexive { addresses, views } => {
+                self.reflexive = addresses;
+                self.views = views;
+            }
+            AgentEvent::Mapped(state) => self.mapped = state,
+            AgentEvent::Relay { address, state } => {
+                if self.relays.len() >= MAX_RELAYS && !self.relays.contains_key(&address) {
+                    self.relays.clear();
+                }
+                self.relays.insert(address, state);
+            }
+            AgentEvent::Proxy { local, to } => set(&mut self.proxies, local, to),
+            AgentEvent::Stream { address, counters } => {
+                set(
+                    &mut self.streams,
+                    address,
+                    counters.map(|counters| *counters),
+                );
+            }
+            AgentEvent::Turn {
+                address,
+                allocation,
+            } => set(
+                &mut self.turn,
+                address,
+                allocation.map(|allocation| *allocation),
+            ),
+            AgentEvent::Tick => {}
+            other => return Some(other),
+        }
+        None
+    }
+}
+
+/// Inserts a value, or removes the entry without one.
+fn set<K: Ord, V>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>) {
+    match value {
+        Some(value) => drop(map.insert(key, value)),
+        None => drop(map.remove(&key)),
+    }
+}
