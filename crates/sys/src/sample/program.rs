@@ -133,7 +133,7 @@ impl Program {
                 // The thread has ended meanwhile.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 Err(error) => {
-                    output.missing(&what, error);
+                    output.missing(&name, error);
                     continue;
                 }
             }

@@ -120,7 +120,7 @@ struct Counting {
 
 impl Counting {
     /// As [`Echo::ping`].
-    fn ask(&self, sequence: u16, size: usize, patience: Duration) -> io::Result<Outcome> {
+    fn ping(&self, sequence: u16, size: usize, patience: Duration) -> io::Result<Outcome> {
         let outcome = self.echo.ping(sequence, size, patience)?;
         let bytes = size.max(self.echo.smallest()) as u64;
         let mut own = self.own.get();
