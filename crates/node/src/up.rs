@@ -18,7 +18,7 @@ use crate::node::{Node, NodeError, resolve};
 use crate::save::Running;
 use crate::setup::hooks::Moment;
 use crate::setup::names::Names;
-use crate::setup::{self, firewall, forwarding, mtu, occupied, routes};
+use crate::setup::{self, Recorder, firewall, forwarding, mtu, occupied, routes};
 use crate::worker::{self, ControlFlow, Ended, Service};
 use seikan_config::{Config, Diagnostic, GatewayMode, GatewaySettings, Host, Severity};
 use seikan_mesh::agent::AgentError;
@@ -285,11 +285,14 @@ impl Work<'_> {
         self.node = Some(node);
         setup::set_up_interface(&config, index, &self.netlink)?;
         let observer = &mut *self.observer;
-        let mut warn = |warning| observer.warn(warning);
-        setup::set_dns(&config, &mut self.monitor, &mut warn)?;
-        setup::set_routes(&plan, index, &self.netlink, &mut self.monitor, &mut warn)?;
+        let mut recorder = Recorder {
+            journal: &mut self.monitor,
+            warn: &mut |warning| observer.warn(warning),
+        };
+        setup::set_dns(&config, &mut recorder)?;
+        setup::set_routes(&plan, index, &self.netlink, &mut recorder)?;
         if let Some(mark) = plan.own_table() {
-            firewall::apply(&config, mark, &mut self.monitor, &mut warn);
+            firewall::apply(&config, mark, &mut recorder);
         }
         self.open_gateway(&config)?;
         if self.is_interrupted() {
@@ -299,8 +302,11 @@ impl Work<'_> {
         if config.mesh.is_some() {
             // After the hooks: no query is answered before the agent runs.
             let observer = &mut *self.observer;
-            let mut warn = |warning| observer.warn(warning);
-            self.names = Some(Names::set(&config, &mut self.monitor, &mut warn));
+            let mut recorder = Recorder {
+                journal: &mut self.monitor,
+                warn: &mut |warning| observer.warn(warning),
+            };
+            self.names = Some(Names::set(&config, &mut recorder));
         }
         Ok(())
     }
@@ -316,16 +322,12 @@ impl Work<'_> {
         node.gateway = Some(gateway);
         if settings.mode == GatewayMode::Routed {
             let observer = &mut *self.observer;
-            let mut warn = |warning| observer.warn(warning);
+            let mut recorder = Recorder {
+                journal: &mut self.monitor,
+                warn: &mut |warning| observer.warn(warning),
+            };
             let tun = node.tun.index();
-            forwarding::apply(
-                config,
-                settings,
-                tun,
-                &self.netlink,
-                &mut self.monitor,
-                &mut warn,
-            )?;
+            forwarding::apply(config, settings, tun, &self.netlink, &mut recorder)?;
         }
         Ok(())
     }

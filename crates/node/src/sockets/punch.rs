@@ -125,12 +125,8 @@ impl PunchSockets {
 
     /// Returns the time of the next work: requests, or a check.
     pub(crate) fn wakeup(&self) -> Option<Instant> {
-        let now = self.has_requests().then_some(Instant::BOOT);
+        let now = (!self.punches.is_empty()).then_some(Instant::BOOT);
         now.or(self.check_at)
-    }
-
-    pub(crate) fn has_requests(&self) -> bool {
-        !self.punches.is_empty()
     }
 
     pub(crate) fn is_check_due(&self, now: Instant) -> bool {
