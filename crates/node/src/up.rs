@@ -241,7 +241,7 @@ fn check_conflicts(config: &Config, netlink: &Netlink) -> Result<(), UpError> {
         (None, kind) => format!(
             "it is {}; rename the configuration file",
             if kind.is_empty() {
-                "a network card".to_owned()
+                "a network interface".to_owned()
             } else {
                 format!("a {kind} device")
             }
@@ -366,9 +366,10 @@ impl Work<'_> {
             monitor: self.monitor.socket(),
             has_monitor: true,
             network: NetworkMonitor::new(self.config, node)?,
-            watch: match node.gateway.is_some() {
-                true => Some(LanMonitor::new(node)?),
-                false => None,
+            watch: if node.gateway.is_some() {
+                Some(LanMonitor::new(node)?)
+            } else {
+                None
             },
             mesh: match (&self.config.mesh, &kept) {
                 (Some(settings), Some(kept)) => {
@@ -396,9 +397,10 @@ impl Work<'_> {
         let is_kept = services.has_monitor;
         drop(services);
         node.leave_election();
-        match is_kept {
-            true => Ok(ended),
-            false => Err(MonitorError::Gone(io::ErrorKind::UnexpectedEof.into()).into()),
+        if is_kept {
+            Ok(ended)
+        } else {
+            Err(MonitorError::Gone(io::ErrorKind::UnexpectedEof.into()).into())
         }
     }
 
@@ -546,7 +548,7 @@ fn capabilities(config: &Config) -> Vec<Capability> {
         kept.push(Capability::CAP_NET_BIND_SERVICE); // `wg set` may move it and back
     }
     if is_transparent(config) {
-        kept.push(Capability::CAP_NET_RAW); // a card that was taken out and put in again
+        kept.push(Capability::CAP_NET_RAW); // an interface that was removed and inserted again
     }
     kept
 }
