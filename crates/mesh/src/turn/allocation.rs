@@ -399,7 +399,11 @@ mod tests {
         let another = receive(&mut allocation, [192, 0, 2, 2], 1);
         assert_eq!(another, MAX_UNANSWERED + 1);
         for token in allocation.hub.proxies.of(|_| true) {
-            let proxy = allocation.hub.proxies.get_mut(token).expect("a proxy socket");
+            let proxy = allocation
+                .hub
+                .proxies
+                .get_mut(token)
+                .expect("a proxy socket");
             proxy.answered = Some(Instant::now());
         }
         let more = receive(&mut allocation, [192, 0, 2, 1], 101);
