@@ -270,9 +270,10 @@ impl<F: Forwarder> Hub<F> {
 
     /// Sends pending bytes to the server, and waits for writability if the kernel does not take all of them.
     pub(super) fn flush(&mut self, stream: &mut Stream) -> io::Result<()> {
-        let interest = match stream.flush()? {
-            true => Interest::ReadWrite,
-            false => Interest::Read,
+        let interest = if stream.flush()? {
+            Interest::ReadWrite
+        } else {
+            Interest::Read
         };
         if interest != self.interest {
             self.epoll.modify(&*stream, SERVER, interest)?;

@@ -125,13 +125,14 @@ impl Server {
             }
         };
         let sockets = own.iter().map(bind).collect::<Result<Vec<_>, _>>()?;
-        match sockets.is_empty() {
-            true => Err(BindError::NoAddress),
-            false => Ok(Server {
+        if sockets.is_empty() {
+            Err(BindError::NoAddress)
+        } else {
+            Ok(Server {
                 sockets,
                 own,
                 upstream: Upstream::Nobody,
-            }),
+            })
         }
     }
 }
@@ -210,9 +211,10 @@ async fn datagrams(socket: Arc<UdpSocket>, responder: Arc<Responder>) {
         };
         let query = buffer.get(..length).unwrap_or_default();
         // Other hosts get no answer.
-        let reply = match responder.is_here(from.ip()) {
-            true => responder.reply(query, Transport::Udp),
-            false => Reply::Silence,
+        let reply = if responder.is_here(from.ip()) {
+            responder.reply(query, Transport::Udp)
+        } else {
+            Reply::Silence
         };
         match reply {
             // A client that misses its answer retries.

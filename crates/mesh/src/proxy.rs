@@ -169,11 +169,12 @@ impl ProxySockets {
         };
         // The error belongs to an earlier send, and was counted there.
         let received = proxy.socket.receive(batch).is_ok_and(|filled| filled > 0);
-        match received {
-            true => proxy.answered = Some(Instant::now()),
-            false => proxy
+        if received {
+            proxy.answered = Some(Instant::now())
+        } else {
+            proxy
                 .overflow
-                .count(&proxy.socket, &mut self.counters.drops),
+                .count(&proxy.socket, &mut self.counters.drops)
         }
         received
     }

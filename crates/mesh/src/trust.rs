@@ -138,15 +138,19 @@ impl TrustStore {
                 self.key_conflicts.refused.remove(&key);
                 Change::Removed(key)
             }
-            Change::Set(member) => match self.admit(&member, unix_s) {
-                true => Change::Set(member),
-                false => Change::Removed(member.public_key),
-            },
+            Change::Set(member) => {
+                if self.admit(&member, unix_s) {
+                    Change::Set(member)
+                } else {
+                    Change::Removed(member.public_key)
+                }
+            }
             Change::Rotated(former, member) => {
                 self.key_conflicts.refused.remove(&former);
-                match self.admit(&member, unix_s) {
-                    true => Change::Rotated(former, member),
-                    false => Change::Removed(former),
+                if self.admit(&member, unix_s) {
+                    Change::Rotated(former, member)
+                } else {
+                    Change::Removed(former)
                 }
             }
         });

@@ -92,9 +92,10 @@ impl BatchReader {
             // The memory of a backlog is freed after it.
             self.batches.truncate(1);
         }
-        let most = match self.codel.is_due(now) {
-            true => BACKLOG_BATCHES,
-            false => 1,
+        let most = if self.codel.is_due(now) {
+            BACKLOG_BATCHES
+        } else {
+            1
         };
         (self.filled, self.next, self.taken) = (0, 0, now);
         let mut stop = Stop::Full;

@@ -73,9 +73,10 @@ impl dialogue::Dialogue for Dialogue {
             output,
             "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nConnection: close\r\n"
         );
-        output.push(match status.starts_with("405") {
-            true => b"Allow: GET, HEAD\r\n\r\n",
-            false => b"\r\n",
+        output.push(if status.starts_with("405") {
+            b"Allow: GET, HEAD\r\n\r\n"
+        } else {
+            b"\r\n"
         });
         if !good {
             let _ = writeln!(output, "{status}: metrics are at /metrics");

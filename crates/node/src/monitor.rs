@@ -21,7 +21,7 @@ use crate::journal::{Journal, JournalError, Notes};
 use crate::save::{self, Running};
 use crate::setup::forwarding::Upkeep;
 use crate::setup::hooks::{self, Failure, HookError, Moment};
-use crate::setup::names;
+use crate::setup::{Recorder, names};
 use seikan_config::{Config, Diagnostic, Diagnostics, GatewayMode, Severity};
 use seikan_sys::monitor as process;
 use seikan_sys::netlink::{Event, Group, Netlink, Subscription};
@@ -380,13 +380,15 @@ impl<'a> Keeper<'a> {
     }
 
     fn look_after(&mut self, gateway_interface: &mut GatewayInterface<'_>) {
-        let journal = &mut self.journal;
         if gateway_interface.has_changed() {
-            gateway_interface
-                .upkeep
-                .look(&gateway_interface.netlink, journal, &mut |warning| {
-                    warn(warning)
-                });
+            let mut recorder = Recorder {
+                journal: &mut self.journal,
+                warn: &mut warn,
+            };
+            let GatewayInterface {
+                upkeep, netlink, ..
+            } = gateway_interface;
+            upkeep.look(netlink, &mut recorder);
         }
     }
 }

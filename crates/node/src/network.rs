@@ -114,9 +114,10 @@ impl NetworkMonitor {
             })
         });
         let names: Vec<NamedPeer> = named.collect();
-        let resolver = match names.is_empty() {
-            true => None,
-            false => Some(Resolver::start().map_err(NetworkMonitorError::Thread)?),
+        let resolver = if names.is_empty() {
+            None
+        } else {
+            Some(Resolver::start().map_err(NetworkMonitorError::Thread)?)
         };
         Ok(NetworkMonitor {
             network,

@@ -18,7 +18,7 @@ use crate::node::{Node, NodeError, resolve};
 use crate::save::Running;
 use crate::setup::hooks::Moment;
 use crate::setup::names::Names;
-use crate::setup::{self, firewall, forwarding, mtu, occupied, routes};
+use crate::setup::{self, Recorder, firewall, forwarding, mtu, occupied, routes};
 use crate::worker::{self, ControlFlow, Ended, Service};
 use seikan_config::{Config, Diagnostic, GatewayMode, GatewaySettings, Host, Severity};
 use seikan_mesh::agent::AgentError;
@@ -241,7 +241,7 @@ fn check_conflicts(config: &Config, netlink: &Netlink) -> Result<(), UpError> {
         (None, kind) => format!(
             "it is {}; rename the configuration file",
             if kind.is_empty() {
-                "a network card".to_owned()
+                "a network interface".to_owned()
             } else {
                 format!("a {kind} device")
             }
@@ -285,11 +285,14 @@ impl Work<'_> {
         self.node = Some(node);
         setup::set_up_interface(&config, index, &self.netlink)?;
         let observer = &mut *self.observer;
-        let mut warn = |warning| observer.warn(warning);
-        setup::set_dns(&config, &mut self.monitor, &mut warn)?;
-        setup::set_routes(&plan, index, &self.netlink, &mut self.monitor, &mut warn)?;
+        let mut recorder = Recorder {
+            journal: &mut self.monitor,
+            warn: &mut |warning| observer.warn(warning),
+        };
+        setup::set_dns(&config, &mut recorder)?;
+        setup::set_routes(&plan, index, &self.netlink, &mut recorder)?;
         if let Some(mark) = plan.own_table() {
-            firewall::apply(&config, mark, &mut self.monitor, &mut warn);
+            firewall::apply(&config, mark, &mut recorder);
         }
         self.open_gateway(&config)?;
         if self.is_interrupted() {
@@ -299,8 +302,11 @@ impl Work<'_> {
         if config.mesh.is_some() {
             // After the hooks: no query is answered before the agent runs.
             let observer = &mut *self.observer;
-            let mut warn = |warning| observer.warn(warning);
-            self.names = Some(Names::set(&config, &mut self.monitor, &mut warn));
+            let mut recorder = Recorder {
+                journal: &mut self.monitor,
+                warn: &mut |warning| observer.warn(warning),
+            };
+            self.names = Some(Names::set(&config, &mut recorder));
         }
         Ok(())
     }
@@ -316,16 +322,12 @@ impl Work<'_> {
         node.gateway = Some(gateway);
         if settings.mode == GatewayMode::Routed {
             let observer = &mut *self.observer;
-            let mut warn = |warning| observer.warn(warning);
+            let mut recorder = Recorder {
+                journal: &mut self.monitor,
+                warn: &mut |warning| observer.warn(warning),
+            };
             let tun = node.tun.index();
-            forwarding::apply(
-                config,
-                settings,
-                tun,
-                &self.netlink,
-                &mut self.monitor,
-                &mut warn,
-            )?;
+            forwarding::apply(config, settings, tun, &self.netlink, &mut recorder)?;
         }
         Ok(())
     }
@@ -364,9 +366,10 @@ impl Work<'_> {
             monitor: self.monitor.socket(),
             has_monitor: true,
             network: NetworkMonitor::new(self.config, node)?,
-            watch: match node.gateway.is_some() {
-                true => Some(LanMonitor::new(node)?),
-                false => None,
+            watch: if node.gateway.is_some() {
+                Some(LanMonitor::new(node)?)
+            } else {
+                None
             },
             mesh: match (&self.config.mesh, &kept) {
                 (Some(settings), Some(kept)) => {
@@ -394,9 +397,10 @@ impl Work<'_> {
         let is_kept = services.has_monitor;
         drop(services);
         node.leave_election();
-        match is_kept {
-            true => Ok(ended),
-            false => Err(MonitorError::Gone(io::ErrorKind::UnexpectedEof.into()).into()),
+        if is_kept {
+            Ok(ended)
+        } else {
+            Err(MonitorError::Gone(io::ErrorKind::UnexpectedEof.into()).into())
         }
     }
 
@@ -544,7 +548,7 @@ fn capabilities(config: &Config) -> Vec<Capability> {
         kept.push(Capability::CAP_NET_BIND_SERVICE); // `wg set` may move it and back
     }
     if is_transparent(config) {
-        kept.push(Capability::CAP_NET_RAW); // a card that was taken out and put in again
+        kept.push(Capability::CAP_NET_RAW); // an interface that was removed and inserted again
     }
     kept
 }

@@ -59,8 +59,8 @@ impl Agent {
                     () = shared.connections_stale.notified() => None,
                 }
             };
-            let answer = match dirty || trust_store.is_dirty() {
-                true => match tokio::time::timeout_at(stored + STORE_EVERY, request).await {
+            let answer = if dirty || trust_store.is_dirty() {
+                match tokio::time::timeout_at(stored + STORE_EVERY, request).await {
                     Ok(answer) => answer,
                     Err(_) => {
                         (stored, dirty) = (tokio::time::Instant::now(), false);
@@ -68,8 +68,9 @@ impl Agent {
                         trust_store.store(&self.known_file);
                         continue;
                     }
-                },
-                false => request.await,
+                }
+            } else {
+                request.await
             };
             let Some(answer) = answer else { continue };
             match answer {

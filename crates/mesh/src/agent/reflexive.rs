@@ -88,9 +88,10 @@ impl Agent {
                 shared.set_reflexive(first_seen(&round));
                 report(&round)?;
             }
-            silent = match whole && round.is_silent() {
-                true => silent + 1,
-                false => 0,
+            silent = if whole && round.is_silent() {
+                silent + 1
+            } else {
+                0
             };
             known = round.0;
             if !whole {
@@ -169,9 +170,10 @@ impl Agent {
             let before = shared.lease.borrow().clone();
             let lease = match (wanted, before) {
                 (Some(wanted), Some(mut lease)) if requested == Some(wanted) => {
-                    let renewed = match lease.renew_at <= Instant::now() {
-                        true => lease.renew().await,
-                        false => Ok(()),
+                    let renewed = if lease.renew_at <= Instant::now() {
+                        lease.renew().await
+                    } else {
+                        Ok(())
                     };
                     match renewed {
                         Err(_) if Instant::now() < lease.expires_at => {

@@ -138,9 +138,10 @@ async fn by_connection(server: SocketAddr, query: &[u8]) -> io::Result<Vec<u8>> 
     stream.write_all(&framed(query)?).await?;
     let mut answer = vec![0; usize::from(stream.read_u16().await?)];
     stream.read_exact(&mut answer).await?;
-    match is_answer(query, &answer) {
-        true => Ok(answer),
-        false => Err(io::ErrorKind::InvalidData.into()),
+    if is_answer(query, &answer) {
+        Ok(answer)
+    } else {
+        Err(io::ErrorKind::InvalidData.into())
     }
 }
 

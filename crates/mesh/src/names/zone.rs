@@ -172,9 +172,10 @@ impl Zone {
         };
         answer.add_query(query.clone());
         let Some(subject) = self.subject(query.name()) else {
-            return match recursive {
-                true => Reply::Forward,
-                false => fail(answer, ResponseCode::Refused),
+            return if recursive {
+                Reply::Forward
+            } else {
+                fail(answer, ResponseCode::Refused)
             };
         };
         let Ok(request) = Message::from_vec(message) else {

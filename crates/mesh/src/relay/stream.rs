@@ -148,13 +148,15 @@ impl Forwarder for Connection {
                 for segment in meta.segments() {
                     let datagram = arena.get(segment).unwrap_or_default();
                     let parts = [&port.to_be_bytes()[..], datagram];
-                    let pushed = match is_request(datagram) {
-                        true => self.stream.push_request(&parts),
-                        false => self.stream.push(&parts),
+                    let pushed = if is_request(datagram) {
+                        self.stream.push_request(&parts)
+                    } else {
+                        self.stream.push(&parts)
                     };
-                    match pushed {
-                        true => proxies.counters.sent += 1,
-                        false => proxies.counters.drops.add(DropReason::SendNoBuffers, 1),
+                    if pushed {
+                        proxies.counters.sent += 1
+                    } else {
+                        proxies.counters.drops.add(DropReason::SendNoBuffers, 1)
                     }
                 }
             }

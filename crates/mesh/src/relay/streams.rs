@@ -250,9 +250,10 @@ impl<'a> Streams<'a> {
             let ip = at.ip().to_canonical();
             is_routable(ip) && !is_own(ip) && !self.shared.tunnel.has_inside(at)
         });
-        match found.is_empty() {
-            true => Err("its name resolves to no usable address".to_owned()),
-            false => Ok(one_of_each(&found)),
+        if found.is_empty() {
+            Err("its name resolves to no usable address".to_owned())
+        } else {
+            Ok(one_of_each(&found))
         }
     }
 

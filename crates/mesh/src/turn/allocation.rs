@@ -399,7 +399,11 @@ mod tests {
         let another = receive(&mut allocation, [192, 0, 2, 2], 1);
         assert_eq!(another, MAX_UNANSWERED + 1);
         for token in allocation.hub.proxies.of(|_| true) {
-            let proxy = allocation.hub.proxies.get_mut(token).expect("a leg");
+            let proxy = allocation
+                .hub
+                .proxies
+                .get_mut(token)
+                .expect("a proxy socket");
             proxy.answered = Some(Instant::now());
         }
         let more = receive(&mut allocation, [192, 0, 2, 1], 101);
@@ -503,7 +507,7 @@ mod tests {
     fn each_proxy_socket_requests_one_channel() {
         let (mut allocation, _ends) = allocation();
         let peer = SocketAddr::from(([192, 0, 2, 1], 7));
-        let token = allocation.open(peer).expect("a leg");
+        let token = allocation.open(peer).expect("a proxy socket");
         assert!(allocation.bind(token).is_err(), "there is no allocation");
         // The second time, the library is not asked: it would return the same error.
         assert!(allocation.bind(token).is_ok());

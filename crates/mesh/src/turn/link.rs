@@ -106,9 +106,10 @@ impl Link {
         };
         let mut sent = 0;
         for message in run.bytes.chunks(run.size.max(1)) {
-            match stream.push(&[message]) {
-                true => sent += 1,
-                false => drops.add(DropReason::SendNoBuffers, 1),
+            if stream.push(&[message]) {
+                sent += 1
+            } else {
+                drops.add(DropReason::SendNoBuffers, 1)
             }
         }
         sent

@@ -175,9 +175,10 @@ pub fn check(nic: &Nic<'_>, features: &[FeatureState]) -> Vec<Finding> {
         {
             continue;
         }
-        let (is, should) = match recommendation.should {
-            true => ("off", "on"),
-            false => ("on", "off"),
+        let (is, should) = if recommendation.should {
+            ("off", "on")
+        } else {
+            ("on", "off")
         };
         findings.push(Finding {
             interface: nic.interface.to_owned(),

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 /// Whether the check of a packet's source uses the packet's mark (Documentation/networking/ip-sysctl).
-pub(crate) const SOURCE_VALID_MARK: &str = "/proc/sys/net/ipv4/conf/all/src_valid_mark";
+const SOURCE_VALID_MARK: &str = "/proc/sys/net/ipv4/conf/all/src_valid_mark";
 
 /// A change that outlives the interface, with the data to undo it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -9,27 +9,21 @@
 //! nftables has no library without a C library, and wg-quick uses the same program. Without it the tunnel
 //! works, and a warning names the consequences.
 
-use crate::journal::Notes;
 use crate::journal::change::Change;
 use crate::nft;
-use crate::setup::note;
-use seikan_config::{Config, Diagnostic, Severity};
+use crate::setup::Recorder;
+use seikan_config::Config;
 use seikan_sys::sysctl;
 use std::fmt::Write as _;
 
 /// Applies the rules as far as possible.
-pub fn apply(
-    config: &Config,
-    mark: u32,
-    journal: &mut dyn Notes,
-    warn: &mut dyn FnMut(Diagnostic),
-) {
+pub fn apply(config: &Config, mark: u32, recorder: &mut Recorder<'_>) {
     let table = format!("seikan-{}", config.name);
     let strict = checks_strictly();
     let change = Change::Firewall {
         table: table.clone(),
     };
-    note(journal, change, warn);
+    recorder.note(change);
     if let Err(error) = nft::run(&script(config, &table, strict.then_some(mark))) {
         let missing = if strict {
             "rp_filter is 1, so the kernel may drop packets from peers: install nftables, or run `sysctl \
@@ -39,7 +33,7 @@ pub fn apply(
              that by other means"
         };
         let message = format!("cannot set the firewall's rules: {error}");
-        warn(Diagnostic::new(Severity::Warning, "nft", message).with_help(missing));
+        recorder.warn("nft", message, missing);
     }
 }
 

@@ -11,14 +11,17 @@
 //!
 //! Settings of the interface disappear with it: [`Upkeep`] applies them again to a new one of the same name.
 
-use crate::journal::Notes;
 use crate::journal::change::Change;
 use crate::nft;
-use crate::setup::note;
-use seikan_config::{Config, Diagnostic, GatewaySettings, Severity};
+use crate::setup::Recorder;
+use seikan_config::{Config, GatewaySettings};
 use seikan_sys::netlink::{Netlink, NetlinkError, Route};
 use seikan_sys::sysctl;
 use std::fmt::Write as _;
+
+/// Help text of the warning that a parameter cannot be set.
+const HELP: &str =
+    "the kernel does not forward packets of devices; set by hand the value that the message names";
 
 /// Families in which this host forwards only because of the gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,14 +36,13 @@ impl Guarded {
     }
 }
 
-/// Makes the changes; `warn` gets the failures.
+/// Makes the changes; failures are reported.
 pub fn apply(
     config: &Config,
     settings: &GatewaySettings,
     tun: u32,
     netlink: &Netlink,
-    journal: &mut dyn Notes,
-    warn: &mut dyn FnMut(Diagnostic),
+    recorder: &mut Recorder<'_>,
 ) -> Result<(), NetlinkError> {
     let lan = settings.interface.as_str();
     let name = config.name.as_str();
@@ -52,22 +54,18 @@ pub fn apply(
         v4: is_off(&["ipv4", "conf", lan, "forwarding"]),
         v6: v6 && is_off(&["ipv6", "conf", "all", "forwarding"]),
     };
-    restrict(config, settings, guarded, journal, warn);
+    restrict(config, settings, guarded, recorder);
     // This setting disappears with the interface.
     if let Err(error) = sysctl::write(&["ipv4", "conf", name, "forwarding"], "1") {
-        warn(Diagnostic::new(
-            Severity::Warning,
-            "sysctl",
-            error.to_string(),
-        ));
+        recorder.warn("sysctl", error.to_string(), HELP);
     }
     if v6 {
-        forward_ipv6(journal, warn);
+        forward_ipv6(recorder);
     }
     for remote in &settings.remotes {
         netlink.add_route(&Route::to(remote.lan.into()).device(tun))?;
     }
-    set_up_interface(settings, netlink, journal, warn)
+    set_up_interface(settings, netlink, recorder)
 }
 
 /// Sets up a recreated interface while the tunnel runs.
@@ -97,13 +95,8 @@ impl<'a> Upkeep<'a> {
         self.index = None;
     }
 
-    /// Sets up the interface that has the name now. `warn` gets the failures.
-    pub fn look(
-        &mut self,
-        netlink: &Netlink,
-        journal: &mut dyn Notes,
-        warn: &mut dyn FnMut(Diagnostic),
-    ) {
+    /// Sets up the interface that has the name now; failures are reported.
+    pub fn look(&mut self, netlink: &Netlink, recorder: &mut Recorder<'_>) {
         // Unknown for now; the next event retries.
         let Ok(index) = netlink.link_index(self.settings.interface.as_str()) else {
             return;
@@ -112,10 +105,10 @@ impl<'a> Upkeep<'a> {
             return;
         }
         self.index = index;
-        if let Err(error) = set_up_interface(self.settings, netlink, journal, warn) {
+        if let Err(error) = set_up_interface(self.settings, netlink, recorder) {
             let message = format!("the interface was recreated: {error}");
             let help = "devices may not find the remotes: restart the tunnel";
-            warn(Diagnostic::new(Severity::Warning, "gateway", message).with_help(help));
+            recorder.warn("gateway", message, help);
         }
     }
 }
@@ -125,33 +118,31 @@ impl<'a> Upkeep<'a> {
 fn set_up_interface(
     settings: &GatewaySettings,
     netlink: &Netlink,
-    journal: &mut dyn Notes,
-    warn: &mut dyn FnMut(Diagnostic),
+    recorder: &mut Recorder<'_>,
 ) -> Result<(), NetlinkError> {
     let lan = settings.interface.as_str();
-    set(&["ipv4", "conf", lan, "forwarding"], "1", journal, warn);
+    recorder.set(&["ipv4", "conf", lan, "forwarding"], "1", HELP);
     if settings.proxy_arp {
-        answer_for_remotes(settings, netlink, journal, warn)?;
+        answer_for_remotes(settings, netlink, recorder)?;
     }
     Ok(())
 }
 
-fn forward_ipv6(journal: &mut dyn Notes, warn: &mut dyn FnMut(Diagnostic)) {
+fn forward_ipv6(recorder: &mut Recorder<'_>) {
     // `all` sets every interface, and a router ignores advertisements (`accept_ra` 1), except with 2.
     for interface in sysctl::list(&["ipv6", "conf"]).unwrap_or_default() {
         let learns = ["ipv6", "conf", &interface, "accept_ra"];
         if interface != "all" && sysctl::read(&learns).is_ok_and(|value| value == "1") {
-            set(&learns, "2", journal, warn);
+            recorder.set(&learns, "2", HELP);
         }
     }
-    set(&["ipv6", "conf", "all", "forwarding"], "1", journal, warn);
+    recorder.set(&["ipv6", "conf", "all", "forwarding"], "1", HELP);
 }
 
 fn answer_for_remotes(
     settings: &GatewaySettings,
     netlink: &Netlink,
-    journal: &mut dyn Notes,
-    warn: &mut dyn FnMut(Diagnostic),
+    recorder: &mut Recorder<'_>,
 ) -> Result<(), NetlinkError> {
     let lan = settings.interface.as_str();
     let Some(index) = netlink.link_index(lan)? else {
@@ -160,56 +151,35 @@ fn answer_for_remotes(
     let families = |v6: bool| settings.remotes.iter().any(|r| r.lan.is_ipv6() == v6);
     if families(false) {
         // Otherwise the kernel delays answers by up to 0.8 s.
-        set(&["ipv4", "neigh", lan, "proxy_delay"], "0", journal, warn);
+        recorder.set(&["ipv4", "neigh", lan, "proxy_delay"], "0", HELP);
     }
     if families(true) {
-        set(&["ipv6", "neigh", lan, "proxy_delay"], "0", journal, warn);
-        set(&["ipv6", "conf", lan, "proxy_ndp"], "1", journal, warn);
+        recorder.set(&["ipv6", "neigh", lan, "proxy_delay"], "0", HELP);
+        recorder.set(&["ipv6", "conf", lan, "proxy_ndp"], "1", HELP);
     }
     for remote in &settings.remotes {
         let change = Change::Proxy {
             interface: lan.to_owned(),
             address: remote.lan,
         };
-        note(journal, change, warn);
+        recorder.note(change);
         netlink.add_proxy(index, remote.lan)?;
     }
     Ok(())
-}
-
-/// Sets a parameter and records its old value.
-fn set(
-    components: &[&str],
-    value: &str,
-    journal: &mut dyn Notes,
-    warn: &mut dyn FnMut(Diagnostic),
-) {
-    let before = sysctl::read(components);
-    if before.as_ref().is_ok_and(|before| before == value) {
-        return;
-    }
-    if let (Ok(before), Ok(path)) = (before, sysctl::path(components)) {
-        note(journal, Change::Sysctl { path, before }, warn);
-    }
-    if let Err(error) = sysctl::write(components, value) {
-        let help = "the kernel does not forward packets of devices; set by hand the value that the message names";
-        warn(Diagnostic::new(Severity::Warning, "sysctl", error.to_string()).with_help(help));
-    }
 }
 
 fn restrict(
     config: &Config,
     settings: &GatewaySettings,
     guarded: Guarded,
-    journal: &mut dyn Notes,
-    warn: &mut dyn FnMut(Diagnostic),
+    recorder: &mut Recorder<'_>,
 ) {
     let table = format!("seikan-gateway-{}", config.name);
     let rules = rules(config, settings, guarded);
     let change = Change::Firewall {
         table: table.clone(),
     };
-    note(journal, change, warn);
+    recorder.note(change);
     let script = format!(
         "add table inet {table}\ndelete table inet {table}\ntable inet {table} {{\n \
          chain forward {{\n  type filter hook forward priority filter - 10;\n{rules} }}\n}}\n"
@@ -222,7 +192,7 @@ fn restrict(
             "only the tunnel filters packets between itself and the local network: install nftables, or block other \
              packets by other means"
         };
-        warn(Diagnostic::new(Severity::Warning, "nft", message).with_help(help));
+        recorder.warn("nft", message, help);
     }
 }
 

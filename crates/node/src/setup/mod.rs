@@ -14,17 +14,49 @@ pub mod occupied;
 pub mod routes;
 
 use crate::journal::Notes;
-use crate::journal::change::{Change, SOURCE_VALID_MARK};
+use crate::journal::change::Change;
 use seikan_config::{Config, Diagnostic, Severity};
 use seikan_sys::dns::{self, DnsError, DnsSettings};
 use seikan_sys::netlink::{Netlink, NetlinkError, Route};
 use seikan_sys::sysctl;
-use std::fs;
 
 /// Length of the TUN device's queue in packets. The kernel's default of 500 overflows in a burst of small
 /// packets; 1000 packets of 1500 bytes are 12 ms of a gigabit, longer than the worker's pauses, and short
 /// enough that a full queue adds no noticeable delay.
 const TX_QUEUE_LEN: u32 = 1000;
+
+/// Records changes to the system, and reports warnings about them.
+pub struct Recorder<'a> {
+    pub(crate) journal: &'a mut dyn Notes,
+    pub(crate) warn: &'a mut dyn FnMut(Diagnostic),
+}
+
+impl Recorder<'_> {
+    /// Records a change; if the journal cannot be written, the change is made nevertheless.
+    fn note(&mut self, change: Change) {
+        if let Err(error) = self.journal.will_do(change) {
+            (self.warn)(without_journal(&error));
+        }
+    }
+
+    /// Sets a parameter below /proc/sys/net, and records its old value.
+    fn set(&mut self, components: &[&str], value: &str, help: &str) {
+        let before = sysctl::read(components);
+        if before.as_ref().is_ok_and(|before| before == value) {
+            return;
+        }
+        if let (Ok(before), Ok(path)) = (before, sysctl::path(components)) {
+            self.note(Change::Sysctl { path, before });
+        }
+        if let Err(error) = sysctl::write(components, value) {
+            self.warn("sysctl", error.to_string(), help);
+        }
+    }
+
+    fn warn(&mut self, subject: &str, message: String, help: &str) {
+        (self.warn)(Diagnostic::new(Severity::Warning, subject, message).with_help(help));
+    }
+}
 
 /// Gives the interface its addresses and sets it up.
 pub fn set_up_interface(
@@ -44,23 +76,15 @@ pub fn set_up_interface(
 }
 
 /// Sets the resolver's name servers, if any are configured.
-pub fn set_dns(
-    config: &Config,
-    journal: &mut dyn Notes,
-    warn: &mut dyn FnMut(Diagnostic),
-) -> Result<(), DnsError> {
+pub fn set_dns(config: &Config, recorder: &mut Recorder<'_>) -> Result<(), DnsError> {
     // Like wg-quick, search domains without a name server have no effect.
     if config.dns.is_empty() {
         return Ok(());
     }
     let interface = config.name.to_string();
-    note(
-        journal,
-        Change::Dns {
-            interface: interface.clone(),
-        },
-        warn,
-    );
+    recorder.note(Change::Dns {
+        interface: interface.clone(),
+    });
     let settings = DnsSettings {
         servers: config.dns.clone(),
         search: config.dns_search.clone(),
@@ -74,46 +98,21 @@ pub fn set_routes(
     plan: &routes::Plan,
     index: u32,
     netlink: &Netlink,
-    journal: &mut dyn Notes,
-    warn: &mut dyn FnMut(Diagnostic),
+    recorder: &mut Recorder<'_>,
 ) -> Result<(), NetlinkError> {
     for (prefix, table) in &plan.routes {
         netlink.add_route(&Route::to(*prefix).device(index).table(*table))?;
     }
     if plan.marks_ipv4() {
-        set_source_valid_mark(journal, warn);
+        let help = "where net.ipv4.conf.*.rp_filter is 1, packets from peers are dropped: run `sysctl \
+                    net.ipv4.conf.all.src_valid_mark=1`";
+        recorder.set(&["ipv4", "conf", "all", "src_valid_mark"], "1", help);
     }
     for rule in &plan.rules {
-        note(journal, Change::of_rule(rule), warn);
+        recorder.note(Change::of_rule(rule));
         netlink.add_rule(rule)?;
     }
     Ok(())
-}
-
-fn set_source_valid_mark(journal: &mut dyn Notes, warn: &mut dyn FnMut(Diagnostic)) {
-    let before = match fs::read_to_string(SOURCE_VALID_MARK) {
-        Ok(text) if text.trim() == "1" => return,
-        Ok(text) => text.trim().to_owned(),
-        Err(_) => "0".to_owned(),
-    };
-    let change = Change::Sysctl {
-        path: SOURCE_VALID_MARK.into(),
-        before,
-    };
-    note(journal, change, warn);
-    if let Err(error) = fs::write(SOURCE_VALID_MARK, "1") {
-        let message = format!("cannot set {SOURCE_VALID_MARK} to 1: {error}");
-        let help = "where net.ipv4.conf.*.rp_filter is 1, packets from peers are dropped: run `sysctl \
-                    net.ipv4.conf.all.src_valid_mark=1`";
-        warn(Diagnostic::new(Severity::Warning, "sysctl", message).with_help(help));
-    }
-}
-
-/// Records a change; if the journal cannot be written, the change is made nevertheless.
-pub(crate) fn note(journal: &mut dyn Notes, change: Change, warn: &mut dyn FnMut(Diagnostic)) {
-    if let Err(error) = journal.will_do(change) {
-        warn(without_journal(&error));
-    }
 }
 
 /// Returns the warning that there is no journal.

@@ -4,10 +4,9 @@
 //! the first server and forwards other queries. If the configuration has name servers (`DNS =`), it replaces
 //! them and forwards to them.
 
-use super::note;
-use crate::journal::Notes;
+use super::Recorder;
 use crate::journal::change::Change;
-use seikan_config::{Config, Diagnostic};
+use seikan_config::Config;
 use seikan_mesh::names::{DOMAIN, Found, Server, Upstream};
 use seikan_sys::dns::{self, AppliedDns, DnsSettings};
 use seikan_sys::resolv_conf::{FILE, ResolvConf};
@@ -24,12 +23,8 @@ pub struct Names {
 
 impl Names {
     /// Sets the names up. A failure affects the names only.
-    pub fn set(
-        config: &Config,
-        journal: &mut dyn Notes,
-        warn: &mut dyn FnMut(Diagnostic),
-    ) -> Names {
-        match Names::try_set(config, journal, warn) {
+    pub fn set(config: &Config, recorder: &mut Recorder<'_>) -> Names {
+        match Names::try_set(config, recorder) {
             Ok(names) => names,
             Err(reason) => Names {
                 found: Found::Off(reason),
@@ -38,11 +33,7 @@ impl Names {
         }
     }
 
-    fn try_set(
-        config: &Config,
-        journal: &mut dyn Notes,
-        warn: &mut dyn FnMut(Diagnostic),
-    ) -> Result<Names, String> {
+    fn try_set(config: &Config, recorder: &mut Recorder<'_>) -> Result<Names, String> {
         if !config.mesh.as_ref().is_some_and(|mesh| mesh.names) {
             return Err("disabled in the configuration".to_owned());
         }
@@ -58,7 +49,7 @@ impl Names {
             "systemd-resolved"
         } else {
             let server = at;
-            note(journal, Change::ResolvConf { interface, server }, warn);
+            recorder.note(Change::ResolvConf { interface, server });
             let file = resolv_conf(config, at);
             file.add().map_err(|e| e.to_string())?;
             answering.upstream = Upstream::ResolvConf(file);

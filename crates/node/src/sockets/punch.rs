@@ -125,12 +125,8 @@ impl PunchSockets {
 
     /// Returns the time of the next work: requests, or a check.
     pub(crate) fn wakeup(&self) -> Option<Instant> {
-        let now = self.has_requests().then_some(Instant::BOOT);
+        let now = (!self.punches.is_empty()).then_some(Instant::BOOT);
         now.or(self.check_at)
-    }
-
-    pub(crate) fn has_requests(&self) -> bool {
-        !self.punches.is_empty()
     }
 
     pub(crate) fn is_check_due(&self, now: Instant) -> bool {
@@ -324,11 +320,12 @@ fn check_descriptors(files: u16) -> Result<(), String> {
     let most = allow_more_files().map_err(failed)?;
     let open = fs::read_dir("/proc/self/fd").map_err(failed)?.count() as u64;
     let needed = open + u64::from(files) + SPARE_FILES;
-    match needed <= most {
-        true => Ok(()),
-        false => Err(format!(
+    if needed <= most {
+        Ok(())
+    } else {
+        Err(format!(
             "cannot open {files} sockets: {open} of at most {most} files are open; raise `LimitNOFILE` to {needed}"
-        )),
+        ))
     }
 }
 
@@ -431,9 +428,9 @@ mod tests {
         let [first, second, third] =
             [(1, "[::1]:1"), (2, "[::1]:2"), (3, "[::1]:3")].map(|(peer, to)| punch(peer, to));
         punch_sockets.add_requests(vec![first, second, third.clone()], |_| true);
-        let anew = punch(1, "[::1]:4");
-        punch_sockets.add_requests(vec![anew.clone()], |peer| peer != PeerId(2));
-        assert_eq!(punch_sockets.punches, [third, anew]);
+        let again = punch(1, "[::1]:4");
+        punch_sockets.add_requests(vec![again.clone()], |peer| peer != PeerId(2));
+        assert_eq!(punch_sockets.punches, [third, again]);
     }
 
     #[test]

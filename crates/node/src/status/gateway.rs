@@ -272,10 +272,11 @@ pub fn slow_side(lan: &SideStatus, tunnel: &SideStatus) -> SlowSide {
             return name;
         }
     }
-    let told = |side: &SideStatus| side.rtt_us.is_some() || side.segments >= LOSS_SEGMENTS;
-    match told(lan) && told(tunnel) {
-        true => SlowSide::Neither,
-        false => SlowSide::Unknown,
+    let is_measured = |side: &SideStatus| side.rtt_us.is_some() || side.segments >= LOSS_SEGMENTS;
+    if is_measured(lan) && is_measured(tunnel) {
+        SlowSide::Neither
+    } else {
+        SlowSide::Unknown
     }
 }
 
@@ -392,12 +393,12 @@ fn responder(lan: &Lan, merging: &Merging, now: Instant) -> Responder {
 }
 
 fn conflicts(lan: &Lan, now: Instant) -> Vec<Conflict> {
-    let told = lan.responder.conflicts(now).map(|conflict| Conflict {
+    let conflicts = lan.responder.conflicts(now).map(|conflict| Conflict {
         address: conflict.address,
         mac: conflict.mac.to_string(),
         age_s: seconds(conflict.at, now),
     });
-    let mut all: Vec<_> = told.collect();
+    let mut all: Vec<_> = conflicts.collect();
     all.sort_by_key(|conflict| conflict.address);
     all
 }

@@ -139,10 +139,10 @@ fn stream(counters: &Counters) -> StreamStatus {
 }
 
 pub(super) fn mesh(mesh: &MeshState, own: &[IpAddr]) -> MeshStatus {
-    let doubted = mesh.key_conflicts.refused.iter();
-    let doubted = doubted.map(|(key, refused)| (key, refused.reason.as_str()));
+    let untrusted = mesh.key_conflicts.refused.iter();
+    let untrusted = untrusted.map(|(key, refused)| (key, refused.reason.as_str()));
     let refused = mesh.refused.iter().map(|(key, reason)| (key, *reason));
-    let refused = doubted.chain(refused).take(MAX_REFUSED_SHOWN);
+    let refused = untrusted.chain(refused).take(MAX_REFUSED_SHOWN);
     let changed = mesh.key_conflicts.changed.iter().take(MAX_REFUSED_SHOWN);
     let nat = |v6: bool| {
         let views = mesh.views.iter();

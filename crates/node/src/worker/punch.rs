@@ -49,13 +49,14 @@ impl Node {
     /// Opens requested sockets, and closes useless ones.
     pub(super) fn poll_punches(&mut self, epoll: &Epoll) {
         let punches = self.tunnel.take_punches();
+        if punches.is_empty() && self.sockets.punch.wakeup().is_none() {
+            return;
+        }
         let now = now();
         let is_open = |peer| self.tunnel.is_open(peer, now.mono);
-        if !punches.is_empty() || self.sockets.punch.has_requests() {
-            self.sockets.punch.add_requests(punches, is_open);
-            if let Some((peer, ports)) = self.sockets.continue_punch(epoll, now.mono) {
-                self.tunnel.on_punched(peer, ports, now.mono);
-            }
+        self.sockets.punch.add_requests(punches, is_open);
+        if let Some((peer, ports)) = self.sockets.continue_punch(epoll, now.mono) {
+            self.tunnel.on_punched(peer, ports, now.mono);
         }
         if !self.sockets.punch.is_check_due(now.mono) {
             return;
