@@ -290,7 +290,7 @@ fn a_gateway_between_packet_sockets_is_found() {
         let (index, _) = veth("lan0", "guest");
         let _socket = match PacketSocket::open(
             index,
-            &PacketOptions::new(Accept::Station([2, 0, 0, 0, 0, 1])),
+            &PacketOptions::new(Accept::Host([2, 0, 0, 0, 0, 1])),
         ) {
             Ok(socket) => socket,
             Err(error) => return skip(&error.to_string()),

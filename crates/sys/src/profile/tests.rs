@@ -95,8 +95,8 @@ fn threads_alone_are_sampled_where_the_machine_may_not_be() {
         Ok(raw) => raw,
         Err(error) => return skip(&error.to_string()),
     };
-    let own = |place: &Place| place.pid == std::process::id() && place.mode == Mode::User;
-    assert!(raw.places.keys().all(own), "{:?}", raw.places);
+    let own = |location: &Location| location.pid == std::process::id() && location.mode == Mode::User;
+    assert!(raw.locations.keys().all(own), "{:?}", raw.locations);
     let functions = raw.functions();
     assert!(!functions.machine && functions.program == functions.samples);
     let first = &functions.functions[0].symbol;
@@ -113,7 +113,7 @@ fn samples_above_the_ring_size_count_as_lost() {
     let Some(raw) = sampled(fast, 2.0) else {
         return;
     };
-    assert!(raw.lost > 0, "{} places", raw.places.len());
+    assert!(raw.lost > 0, "{} locations", raw.locations.len());
 }
 
 #[test]
@@ -154,15 +154,15 @@ fn a_ring_is_drained_around_its_end_many_times() {
         stop.store(true, Ordering::Relaxed);
         profiler.stop()
     });
-    let samples: u64 = raw.places.values().sum();
+    let samples: u64 = raw.locations.values().sum();
     // Each takes 48 bytes or more: several times the ring.
     assert!(samples * 48 > 2 * (RING_PAGES as u64) * 4096, "{samples}");
-    let kernel_or_user = raw.places.keys().all(|place| match place.mode {
-        Mode::Kernel => place.address >= 1 << 63,
-        Mode::User => place.address < 1 << 47,
+    let kernel_or_user = raw.locations.keys().all(|location| match location.mode {
+        Mode::Kernel => location.address >= 1 << 63,
+        Mode::User => location.address < 1 << 47,
         Mode::Guest => true,
     });
-    assert!(kernel_or_user, "{:?}", raw.places);
+    assert!(kernel_or_user, "{:?}", raw.locations);
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn lists_of_processors_are_read() {
 fn records_of_another_shape_do_no_harm() {
     let mut profile = RawProfile::new(None, Scope::Machine, Vec::new());
     profile.count(&[0xff; 100], false);
-    assert_eq!((profile.lost, profile.places.len()), (1, 0));
+    assert_eq!((profile.lost, profile.locations.len()), (1, 0));
 }
 
 #[test]
