@@ -63,7 +63,7 @@ ALLOWED = {
 }
 UNSAFE_CRATE = "seikan-sys"
 # Crates that still have pairs of modules which import each other.
-CYCLIC = {"seikan-config", "seikan-diagnose", "seikan-proto", "seikan-relay", "seikan-sys"}
+CYCLIC = {"seikan-config"}
 FORBID = re.compile(r"^#!\[forbid\((?:[\w:]+,\s*)*unsafe_code\b", re.MULTILINE)
 UNSAFE = re.compile(r"\bunsafe\s*(?:\{|fn\b|impl\b|extern\b|trait\b)|\bunsafe\s*\(no_mangle")
 COMMENT = re.compile(r"//[^\n]*")
@@ -179,7 +179,7 @@ def self_test():
         ("a cycle", ["seikan-node: a <-> b"], cycle_faults("seikan-node", {"a.rs": "use crate::b;", "b/c.rs": "crate::a::f()"})),
         ("a cycle by a group", ["seikan-node: a <-> b"], cycle_faults("seikan-node", {"a.rs": "use crate::{c::{X, Y}, b};", "b.rs": "use super::a;"})),
         ("a cycle in a comment and a test", [], cycle_faults("seikan-node", {"a.rs": "use crate::b;", "b.rs": "// crate::a\n#[cfg(test)]\nuse crate::a;"})),
-        ("a cycle that is listed", [], cycle_faults("seikan-sys", {"a.rs": "use crate::b;", "b.rs": "use crate::a;"})),
+        ("a cycle that is listed", [], cycle_faults("seikan-config", {"a.rs": "use crate::b;", "b.rs": "use crate::a;"})),
         ("unsafe code where it is allowed", [], unsafe_faults("seikan-sys", "root", "x.rs", "fn f() { unsafe { g() } }")),
     ]
     failed = 0
