@@ -326,9 +326,11 @@ mod tests {
         assert_eq!((&*found.counter, found.lag), ("Udp.RcvbufErrors", 0.0));
         assert!(found.r.high < -0.9, "{found:?}");
         // A missing or constant counter has no correlation.
-        assert_eq!(moves(&evidence(&[]), &RECEIVE_ERRORS), None);
-        let steady = evidence(&[(Subject::Host, "Udp.RcvbufErrors", &|_| 7)]);
-        assert_eq!(moves(&steady, &RECEIVE_ERRORS), None);
+        const STOLEN: Signature =
+            Signature::new(Source::Cpus, &[metric::STEAL_NS], Per::Second, 0.05e9);
+        assert_eq!(moves(&lossy, &STOLEN), None);
+        let steady = evidence(&[(Subject::Cpu(0), metric::STEAL_NS, &|_| 7)]);
+        assert_eq!(moves(&steady, &STOLEN), None);
     }
 
     #[test]

@@ -42,7 +42,7 @@ drop_reasons! {
     QueueDelay = "queue_delay",
     /// No handshake succeeded within REKEY_ATTEMPT_TIME, so the waiting packets were dropped.
     HandshakeTimeout = "handshake_timeout",
-    /// The packet exceeds the MTU of the remote interface; an ICMP "too big" was returned.
+    /// The packet exceeds the MTU of the interface that it would leave by; an ICMP "too big" was returned.
     TooBig = "too_big",
     /// The session's keys have reached REJECT_AFTER_TIME or REJECT_AFTER_MESSAGES.
     KeyExpired = "key_expired",

@@ -14,9 +14,10 @@
 //! sender index, receiver index, ephemeral, sealed payload, mac1, mac2`.
 //!
 //! The caller has to check that the static key is a known peer's and that the timestamp is newer
-//! than the last one. Cookies and load are handled elsewhere, before a message is read. The cryptography is `snow`'s, except for
-//! the resolver here: it takes ephemeral keys from the caller's random source, and its X25519
-//! refuses points of low order and erases private keys.
+//! than the last one. Cookies and load are handled before a message is read
+//! ([`crate::cookie`]). The cryptography is `snow`'s, except for the resolver here: it takes
+//! ephemeral keys from the caller's random source, and its X25519 refuses points of low order and
+//! erases private keys.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -154,8 +155,8 @@ pub struct Initiation<'a> {
 }
 
 impl Initiation<'_> {
-    /// Writes the initiation into `out` and returns its length. mac2 is left zero, for the cookie
-    /// jar of the peer to fill in.
+    /// Writes the initiation into `out` and returns its length. mac2 is left zero: the caller's
+    /// [`CookieJar`](crate::cookie::CookieJar) fills it in.
     pub fn write(
         &self,
         rng: &mut dyn Rng,
@@ -295,7 +296,7 @@ pub struct ReceivedInitiation {
 
 impl ReceivedInitiation {
     /// Writes the response into `out` and returns the session with the response's length. mac2 is
-    /// left zero, for the cookie jar of the peer. `payload` must be empty for WireGuard.
+    /// left zero, as in the initiation. `payload` must be empty for WireGuard.
     ///
     /// The session must not send data before it has received some: the response may be lost, and
     /// the initiation may be a replay.

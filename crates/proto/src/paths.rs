@@ -1,9 +1,8 @@
 //! The candidate paths to a peer: their addresses, the state of their checks, and the next check.
 //!
 //! A candidate is *direct* (an address of the peer's own) or *relayed* (an address of a relay that
-//! forwards to the peer). One is in use: the endpoint of the peer. A
-//! *check* is a PROBE smaller than any probe for the MTU. Its acknowledgement may return over any
-//! path; it proves the direction from this host to the peer, and this host chooses only that
+//! forwards to the peer). One is in use: the endpoint of the peer. A *check* is a PROBE smaller than
+//! any probe for the MTU. Its acknowledgement may return over any path; it proves the direction from this host to the peer, and this host chooses only that
 //! direction. The other end chooses its own direction in the same way. The checks of both ends open
 //! the NATs between them.
 //!

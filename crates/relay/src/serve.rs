@@ -327,7 +327,7 @@ impl Table {
             Err(refusal) => {
                 self.counters.refuse(refusal);
                 let answer = refusal.write(id, password.as_ref());
-                // An answer is never longer than the request, so a forged source address gains nothing.
+                // A refusal is never longer than the request, so a forged source address gains nothing.
                 (answer.len() <= bytes.len()).then_some(answer)
             }
         }

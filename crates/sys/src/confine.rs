@@ -519,7 +519,7 @@ mod tests {
                 ..Needs::default()
             });
             if let Ability::Absent(reason) = confinement.files {
-                // Runs also where every test must run.
+                // Where every test must run, this one must, too.
                 return if std::env::var_os("SEIKAN_REQUIRE_ALL").is_some_and(|all| all == "1") {
                     Err(reason)
                 } else {

@@ -3,7 +3,7 @@
 //! [`Monitor::start`] forks it before the parent drops its privileges and faces the network. The
 //! two share only a stream of bytes. The function given to `start` interprets the messages and must
 //! treat each as forged. The monitor outlives the parent, however that ended, so that it can clean
-//! up. It ignores Ctrl-C and SIGTERM: they are for the parent, which tells it what to do.
+//! up. It catches Ctrl-C and SIGTERM and does nothing: they are for the parent, which tells it what to do.
 
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, RawFd};
@@ -83,7 +83,7 @@ pub fn wait_for_the_end(mut socket: &UnixStream) {
     while matches!(socket.read(&mut nothing), Ok(length) if length > 0) {}
 }
 
-/// Makes the child ignore signals of the terminal, and its memory, which may hold keys, unreadable
+/// Makes the child survive signals of the terminal, and its memory, which may hold keys, unreadable
 /// for others.
 fn prepare() -> io::Result<()> {
     extern "C" fn nothing(_: libc::c_int) {}

@@ -27,7 +27,7 @@ use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use libc::{c_int, sockaddr_ll};
+use libc::c_int;
 use nix::errno::Errno;
 use nix::sys::socket::{self, AddressFamily, SockFlag, SockType};
 
@@ -235,7 +235,6 @@ impl PacketSocket {
     /// if `buffer` cannot hold a header.
     #[inline]
     pub fn receive(&self, buffer: &mut [u8]) -> io::Result<Received> {
-        let mut address = option::no_address();
         let mut control = Control([0; CONTROL_LEN]);
         let mut part = libc::iovec {
             iov_base: buffer.as_mut_ptr().cast(),
@@ -243,13 +242,11 @@ impl PacketSocket {
         };
         // SAFETY: msghdr is integers and pointers, for which zero bytes are valid.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-        message.msg_name = (&raw mut address).cast();
-        message.msg_namelen = size_of::<sockaddr_ll>() as libc::socklen_t;
         message.msg_iov = &raw mut part;
         message.msg_iovlen = 1;
         message.msg_control = (&raw mut control).cast();
         message.msg_controllen = CONTROL_LEN as _;
-        // SAFETY: the address, control and data buffers have the stated lengths, outlive the call,
+        // SAFETY: the control and data buffers have the stated lengths, outlive the call,
         // and nobody else uses them.
         let length = unsafe { libc::recvmsg(self.fd.as_raw_fd(), &raw mut message, 0) };
         let length = Errno::result(length)? as usize;

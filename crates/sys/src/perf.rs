@@ -137,7 +137,7 @@ impl Tracepoint {
     }
 }
 
-/// Counters of a tracepoint, one for each filter, over all processors of the machine and therefore
+/// Counters of a tracepoint or kprobe, one for each filter, over all processors of the machine and therefore
 /// all its network namespaces.
 #[derive(Debug)]
 pub struct TracepointCounters {

@@ -2,8 +2,9 @@
 //! capability.
 //!
 //! Order of the steps in a daemon:
-//! 1. As root: start the network monitor, open files that only root may read, bind ports below 1024, create the TUN
-//!    interface, run the `PreUp` and `PostUp` hooks, and give the state directory to the user of the daemon.
+//! 1. As root: start the [`crate::monitor`], open files that only root may read, bind ports below 1024, create the TUN
+//!    interface, run the `PreUp` and `PostUp` hooks, and give the state directory to the user of the daemon
+//!    ([`crate::handover`]).
 //! 2. Call [`drop_to`] while there is only one thread. Capabilities belong to threads, and threads that start later inherit
 //!    the rest.
 //! 3. Face the network. From now on only socket marks and buffer sizes above the limit need `CAP_NET_ADMIN`.
@@ -111,7 +112,7 @@ pub enum PrivilegeError {
     },
     /// The daemon's user or group id belongs to another account.
     #[error(
-        "user or group {id} of the daemon belongs to `{name}`: create a system user `{USER}` with a group of its own"
+        "user or group {id} of the daemon is that of `{name}`, which is root or a login account: make `{USER}` a system user with a group of its own"
     )]
     Taken {
         /// User or group id.

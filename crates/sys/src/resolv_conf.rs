@@ -177,7 +177,7 @@ impl ResolvConf {
             }
             at += line.len();
         }
-        // Without a server line, the position is the end of the file.
+        // Without a server line, the position is the end of the file, if a line begins there.
         if at == text.len() && !text.ends_with('\n') {
             at = 0;
         }

@@ -30,7 +30,7 @@ pub enum SysctlError {
     /// The parameter may not be written: without privilege, or because `/proc/sys` is mounted
     /// read-only, as in most containers.
     #[error(
-        "not permitted to write {}: {source}; run as root (CAP_NET_ADMIN), and in a container make /proc/sys writable, or set the parameter on the host",
+        "not permitted to write {}: {source}; run as root (CAP_NET_ADMIN), and in a container make /proc/sys writable, or set the parameter from outside it (docker run --sysctl)",
         path.display()
     )]
     NotPermitted {

@@ -317,7 +317,7 @@ impl Member {
     }
 }
 
-/// STUN: discovery and publication of addresses in the agent (`mesh::agent`).
+/// STUN: discovery and publication of addresses in the agent (`seikan_mesh::agent`).
 impl World {
     /// Sends a STUN request to all servers.
     pub fn reflect(&mut self, m: usize, round: u64) {
@@ -439,7 +439,7 @@ fn mapping(views: &[(Option<SocketAddr>, u32)]) -> Mapping {
     }
 }
 
-/// Requests, as in `mesh::stun`.
+/// Requests, as in `seikan_mesh::stun`.
 impl World {
     fn send_request(&mut self, m: usize, kind: RequestKind, to: SocketAddr, bytes: Vec<u8>) {
         let id = bytes[8..20].try_into().expect("a transaction");
@@ -538,7 +538,7 @@ impl World {
     }
 }
 
-/// Relays: `mesh::relay`.
+/// Relays: `seikan_mesh::relay`.
 impl World {
     /// A member does not answer, or tries to reach this one.
     pub fn want_relay(&mut self, m: usize, key: PublicKey) {

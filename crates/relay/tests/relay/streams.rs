@@ -248,7 +248,7 @@ fn an_unauthenticated_client_gets_the_reason_and_is_disconnected() {
     let refused = client.request(&mut site, 2, 0);
     assert_eq!(refused, Err(Refused::Refused(RelayRefusal::Unauthorized)));
     assert!(client.is_over(&mut site));
-    // Anything but a request, or more than one, ends the connection.
+    // Anything but a request, or a frame larger than a request, ends the connection.
     for (port, length) in [(0, 100), (50_000, 100), (0, 20_000)] {
         let mut client = Caller::new(1, tls);
         client.send(port, &vec![4; length]);

@@ -36,8 +36,8 @@ pub enum NetlinkError {
         /// The action that failed, with the interface.
         action: String,
     },
-    /// `ESRCH`, `ENOENT`, `EADDRNOTAVAIL`: the address, route or rule does not exist.
-    #[error("cannot {action}: it does not exist")]
+    /// `ESRCH`, `ENOENT`, `EADDRNOTAVAIL`: the address, route, rule or kernel module does not exist.
+    #[error("cannot {action}: not found")]
     NotFound {
         /// The action that failed.
         action: String,

@@ -537,14 +537,15 @@ fn proxies_are_no_neighbours_and_can_be_deleted() {
             .all(|entry| !proxies.contains(&entry.address))
     );
 
-    host.netlink
-        .delete_proxy(host.device, ip("fd77::5"))
-        .unwrap();
-    let error = host
-        .netlink
-        .delete_proxy(host.device, ip("fd77::5"))
-        .unwrap_err();
+    let delete = |device| host.netlink.delete_proxy(device, ip("fd77::5"));
+    delete(host.device).unwrap();
+    let error = delete(host.device).unwrap_err();
     assert!(error.is_not_found(), "{error}");
+    // Other addresses and other interfaces keep their entries.
+    delete(elsewhere).unwrap();
+    host.netlink
+        .delete_proxy(host.device, ip("10.77.0.5"))
+        .unwrap();
 }
 
 // Routes and rules.

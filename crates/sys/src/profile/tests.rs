@@ -95,7 +95,8 @@ fn threads_alone_are_sampled_where_the_machine_may_not_be() {
         Ok(raw) => raw,
         Err(error) => return skip(&error.to_string()),
     };
-    let own = |location: &Location| location.pid == std::process::id() && location.mode == Mode::User;
+    let own =
+        |location: &Location| location.pid == std::process::id() && location.mode == Mode::User;
     assert!(raw.locations.keys().all(own), "{:?}", raw.locations);
     let functions = raw.functions();
     assert!(!functions.machine && functions.program == functions.samples);

@@ -80,7 +80,7 @@ impl Counters {
     fn open(output: &mut Output) -> Result<Self, PerfError> {
         let tracepoint = Tracepoint::find("skb", "kfree_skb")?;
         if !tracepoint.has_field("reason") {
-            return Err(tracepoint.lacks("reason (since Linux 5.17)"));
+            return Err(tracepoint.lacks("field `reason`, which Linux 5.17 added"));
         }
         let cpus: Vec<u32> = match softirq::net_rx() {
             Ok(counts) => counts.iter().map(|count| count.cpu).collect(),

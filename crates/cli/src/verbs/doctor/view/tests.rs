@@ -267,7 +267,7 @@ fn an_idle_tunnel_is_told_to_be_used() {
     let verdict = seikan_diagnose::diagnose(&evidence);
     assert_eq!(verdict.cause, Cause::Idle);
     let screen = plain(&summary(&verdict, true, &PAGE));
-    for text in ["run it under load", "--load"] {
+    for text in ["run it\nunder load", "--load"] {
         assert!(screen.contains(text), "{text}: {screen}");
     }
 }

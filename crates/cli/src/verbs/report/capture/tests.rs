@@ -311,7 +311,7 @@ fn the_largest_connection_is_taken() {
 fn other_files_are_refused_and_partial_captures_are_read() {
     for nothing in [&b""[..], b"x", &[0; 100], b"\xd4\xc3\xb2\xa1"] {
         let error = parse(nothing).expect_err("refused");
-        assert!(format!("{error:#}").contains("no pcap"), "{error:#}");
+        assert!(format!("{error:#}").contains("not a pcap"), "{error:#}");
     }
     let file = PLAIN.pcap(&conversation(packet4));
     let capture = parse(&file[..file.len() - 30]).expect("capture");
