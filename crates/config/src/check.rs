@@ -8,13 +8,13 @@ use std::collections::HashMap;
 use ipnet::IpNet;
 
 use super::diagnostic::Severity;
-use super::gateway::check as gateway;
-use super::interpret::{At, Draft, InterfaceDraft, PeerDraft};
+use super::draft::{At, Draft, InterfaceDraft, PeerDraft, unique_prefixes};
+use super::gateway;
 use super::key::{PrivateKey, PublicKey};
-use super::load::Syntax;
 use super::overrides::Overrides;
 use super::report::Reporter;
 use super::schema::Field;
+use super::source::Syntax;
 use super::types::{
     CipherPreference, Config, InterfaceName, InterfaceNameError, MeshSettings, PeerConfig,
     Protocol, Trust,
@@ -116,12 +116,8 @@ fn check_addresses(interface: &InterfaceDraft, reporter: &mut Reporter<'_>) {
     let mut seen = HashMap::new();
     for address in &interface.addresses {
         if let Some(first) = seen.insert(address.value.addr(), address.line) {
-            let message = format!(
-                "`{name}` has `{}` twice, first in line {first}",
-                address.value.addr()
-            );
-            let help = "remove one of them";
-            reporter.warn(address.line, Some(Field::Address), &message, help);
+            let value = address.value.addr();
+            reporter.repeated_value(Field::Address, value, address.line, first);
         }
     }
 }
@@ -273,16 +269,10 @@ fn check_allowed_ips(interface: &InterfaceDraft, peers: &[PeerDraft], reporter: 
             reporter.warn(peer.line, None, &message, help);
         }
         for At { value, line } in &peer.allowed_ips {
-            let masked = masked(Field::AllowedIps, *value, *line, reporter);
+            let masked = reporter.truncate_prefix(Field::AllowedIps, *value, *line);
             match owners.insert(masked, (index, *line)) {
                 Some((owner, first)) if owner == index => {
-                    let message = format!("`{name}` has `{masked}` twice, first in line {first}");
-                    reporter.warn(
-                        *line,
-                        Some(Field::AllowedIps),
-                        &message,
-                        "remove one of them",
-                    );
+                    reporter.repeated_value(Field::AllowedIps, masked, *line, first);
                 }
                 Some((owner, first)) => {
                     let message = format!(
@@ -302,21 +292,6 @@ fn check_allowed_ips(interface: &InterfaceDraft, peers: &[PeerDraft], reporter: 
             }
         }
     }
-}
-
-/// Returns the prefix without its host bits; warns if it has any.
-pub(super) fn masked(key: Field, value: IpNet, line: usize, reporter: &mut Reporter<'_>) -> IpNet {
-    let masked = value.trunc();
-    if masked != value {
-        let name = reporter.name(key);
-        let message = format!("`{name}` has `{value}`, which is read as `{masked}`");
-        let help = format!(
-            "write `{masked}` for the whole network, or `{}` for the one address",
-            IpNet::from(value.addr())
-        );
-        reporter.warn(line, Some(key), &message, help);
-    }
-    masked
 }
 
 /// Checks that one side can reach the other first.
@@ -342,19 +317,11 @@ fn check_reach(interface: &InterfaceDraft, peers: &[PeerDraft], reporter: &mut R
 
 /// Completes a peer; `None` if something is missing.
 fn complete_peer(draft: PeerDraft) -> Option<PeerConfig> {
-    let mut allowed_ips: Vec<IpNet> = Vec::with_capacity(draft.allowed_ips.len());
-    let mut seen = std::collections::HashSet::new();
-    for prefix in draft.allowed_ips {
-        let masked = prefix.value.trunc();
-        if seen.insert(masked) {
-            allowed_ips.push(masked);
-        }
-    }
     Some(PeerConfig {
         name: draft.name,
         public_key: draft.public_key?.value,
         preshared_key: draft.preshared_key,
-        allowed_ips,
+        allowed_ips: unique_prefixes(&draft.allowed_ips),
         endpoint: draft.endpoint,
         persistent_keepalive: draft.persistent_keepalive,
     })
@@ -414,14 +381,4 @@ fn complete(
         gateway: None,
         mesh,
     })
-}
-
-impl PeerDraft {
-    /// Returns the peer's name for messages.
-    pub(super) fn described(&self) -> String {
-        match &self.name {
-            Some(name) => format!("the peer `{name}`"),
-            None => format!("the peer in line {}", self.line),
-        }
-    }
 }

@@ -6,9 +6,9 @@
 
 use zeroize::Zeroizing;
 
-use super::load::Syntax;
 use super::report::{Reporter, did_you_mean, empty_list, unknown_key, word};
 use super::schema::{self, Document, Entry, Item, Section, SectionKind, Shape};
+use super::source::Syntax;
 
 /// Maximum length of a name that may be a misspelt section, in bytes.
 const MAX_HEADER: usize = 16;

@@ -2,96 +2,19 @@
 //!
 //! Faults of single values are reported here; `check` reports faults of the whole.
 
-use std::collections::HashMap;
 use std::path::Path;
 
 use ipnet::IpNet;
-use seikan_proto::mesh::{Credential, Name, Pin};
+use seikan_proto::gateway::rules::Rule;
 use zeroize::Zeroizing;
 
-use super::gateway::draft::{GatewayDraft, GatewaySection};
-use super::key::{PresharedKey, PrivateKey, PublicKey};
-use super::load::ReadKey;
+use super::draft::{
+    At, DeviceDraft, Draft, GatewaySection, Given, InterfaceDraft, PeerDraft, RemoteDraft,
+};
 use super::report::Reporter;
 use super::schema::{Document, Entry, Field, Item, Section, SectionKind, Shape};
-use super::types::{CipherPreference, CoordinatorUrl, Endpoint, Hooks, Protocol, Table};
-use super::values::{self, DnsItem, Problem};
-
-/// A value and its line.
-#[derive(Debug, Clone)]
-pub(super) struct At<T> {
-    pub value: T,
-    pub line: usize,
-}
-
-/// A configuration that may be incomplete.
-#[derive(Default)]
-pub(super) struct Draft {
-    pub interface: InterfaceDraft,
-    pub peers: Vec<PeerDraft>,
-    pub gateway: GatewayDraft,
-}
-
-/// The keys of a section, valid or not.
-#[derive(Default)]
-pub(super) struct Given(HashMap<Field, usize>);
-
-/// `[Interface]` so far.
-#[derive(Default)]
-pub(super) struct InterfaceDraft {
-    /// Line of the section's header; `None` where there was none.
-    pub line: Option<usize>,
-    pub given: Given,
-    pub private_key: Option<At<PrivateKey>>,
-    pub listen_port: Option<u16>,
-    pub addresses: Vec<At<IpNet>>,
-    pub mtu: Option<At<u32>>,
-    pub dns: Vec<DnsItem>,
-    pub table: Option<Table>,
-    pub fwmark: Option<u32>,
-    pub hooks: Hooks,
-    pub save_config: bool,
-    pub native: NativeDraft,
-    pub mesh: MeshDraft,
-}
-
-/// Settings of a mesh so far.
-#[derive(Default)]
-pub(super) struct MeshDraft {
-    pub coordinator: Option<At<CoordinatorUrl>>,
-    pub pin: Option<At<Pin>>,
-    pub credential: Option<At<Credential>>,
-    pub stun: Vec<At<Endpoint>>,
-    pub names: Option<bool>,
-    pub port_mapping: Option<bool>,
-    pub pins: Vec<At<(Name, PublicKey)>>,
-    pub first_use: Option<bool>,
-}
-
-/// Keys that wg-quick does not have.
-#[derive(Default)]
-pub(super) struct NativeDraft {
-    pub protocol: Option<Protocol>,
-    pub offload: Option<bool>,
-    pub metrics: Option<At<std::net::SocketAddr>>,
-    pub cipher: Option<At<CipherPreference>>,
-    pub copy_dscp: Option<bool>,
-}
-
-/// One `[Peer]` so far.
-#[derive(Default)]
-pub(super) struct PeerDraft {
-    /// Line of the section's header.
-    pub line: usize,
-    pub given: Given,
-    pub name: Option<String>,
-    pub public_key: Option<At<PublicKey>>,
-    pub preshared_key: Option<PresharedKey>,
-    /// With their host bits.
-    pub allowed_ips: Vec<At<IpNet>>,
-    pub endpoint: Option<Endpoint>,
-    pub persistent_keepalive: Option<u16>,
-}
+use super::source::ReadKey;
+use super::values::{self, Problem};
 
 /// Converts every value.
 pub(super) fn interpret(
@@ -144,17 +67,10 @@ pub(super) fn interpret(
     draft
 }
 
-impl Given {
-    /// Returns whether the section has the key.
-    pub fn has(&self, key: Field) -> bool {
-        self.0.contains_key(&key)
-    }
-}
-
 /// Context for reading a section.
-pub(super) struct Context<'a, 'r, 's> {
+struct Context<'a, 'r, 's> {
     read_key: &'a ReadKey<'a>,
-    pub reporter: &'r mut Reporter<'s>,
+    reporter: &'r mut Reporter<'s>,
 }
 
 impl Context<'_, '_, '_> {
@@ -249,11 +165,85 @@ impl Context<'_, '_, '_> {
         draft
     }
 
+    fn gateway(&mut self, section: Section, draft: &mut GatewaySection) {
+        for entry in section.entries {
+            self.note_repetition(&entry, &mut draft.given);
+            match entry.key {
+                Field::GatewayInterface => {
+                    self.set_at(&entry, values::interface, &mut draft.interface);
+                }
+                Field::GatewayMode => self.set(&entry, values::gateway_mode, &mut draft.mode),
+                Field::AnswerFor => {
+                    draft.answer_for.extend(self.all(&entry, values::prefix));
+                }
+                Field::ProxyArp => self.set_at(&entry, values::boolean, &mut draft.proxy_arp),
+                Field::Priority => self.set_at(&entry, values::priority, &mut draft.priority),
+                // The splitters pass only keys that belong to the section.
+                _ => {}
+            }
+        }
+    }
+
+    fn device(&mut self, section: Section) -> DeviceDraft {
+        let mut draft = DeviceDraft {
+            line: section.line,
+            ..DeviceDraft::default()
+        };
+        for entry in section.entries {
+            self.note_repetition(&entry, &mut draft.given);
+            match entry.key {
+                Field::DeviceName => self.set_at(&entry, values::device_name, &mut draft.name),
+                Field::DeviceMac => self.set_at(&entry, values::mac, &mut draft.mac),
+                Field::DeviceVlan => self.set_at(&entry, values::vlan, &mut draft.vlan),
+                Field::DeviceLan => draft.lan.extend(self.all(&entry, values::host_address)),
+                Field::DeviceOverlay => {
+                    draft.overlay.extend(self.all(&entry, values::host_address));
+                }
+                Field::AllowFrom => draft.allow_from.extend(self.rules(&entry)),
+                Field::AllowTo => draft.allow_to.extend(self.rules(&entry)),
+                // The splitters pass only keys that belong to the section.
+                _ => {}
+            }
+        }
+        draft
+    }
+
+    fn remote(&mut self, section: Section) -> RemoteDraft {
+        let mut draft = RemoteDraft {
+            line: section.line,
+            ..RemoteDraft::default()
+        };
+        for entry in section.entries {
+            self.note_repetition(&entry, &mut draft.given);
+            match entry.key {
+                Field::RemoteOverlay => {
+                    self.set_at(&entry, values::host_address, &mut draft.overlay);
+                }
+                Field::RemoteLan => self.set_at(&entry, values::host_address, &mut draft.lan),
+                // The splitters pass only keys that belong to the section.
+                _ => {}
+            }
+        }
+        draft
+    }
+
+    /// Returns the rules of an entry; warns if one allows a whole network although it names one
+    /// host.
+    fn rules(&mut self, entry: &Entry) -> Vec<Rule> {
+        for item in &entry.items {
+            let source = item.text.split_whitespace().next();
+            if let Some(Ok(source)) = source.map(str::parse::<IpNet>) {
+                self.reporter.truncate_prefix(entry.key, source, item.line);
+            }
+        }
+        self.all(entry, values::rule)
+            .map(|rule| rule.value)
+            .collect()
+    }
+
     /// Warns if a key that takes one value is repeated in its section.
-    pub(super) fn note_repetition(&mut self, entry: &Entry, given: &mut Given) {
-        let values = given.0.entry(entry.key).or_default();
-        let again = *values > 0 && !entry.items.is_empty();
-        *values += entry.items.len();
+    fn note_repetition(&mut self, entry: &Entry, given: &mut Given) {
+        let again = given.add(entry);
         if again && entry.key.spec().shape == Shape::One {
             let name = self.reporter.name(entry.key);
             let message = format!("`{name}` is given again: only the last one counts");
@@ -332,7 +322,7 @@ impl Context<'_, '_, '_> {
         }
     }
 
-    pub(super) fn set<T>(
+    fn set<T>(
         &mut self,
         entry: &Entry,
         parse: fn(&str) -> Result<T, Problem>,
@@ -355,7 +345,7 @@ impl Context<'_, '_, '_> {
         }
     }
 
-    pub(super) fn set_at<T>(
+    fn set_at<T>(
         &mut self,
         entry: &Entry,
         parse: fn(&str) -> Result<T, Problem>,
@@ -370,7 +360,7 @@ impl Context<'_, '_, '_> {
     }
 
     /// Parses the values of an entry; reports invalid ones and returns the others.
-    pub(super) fn all<T>(
+    fn all<T>(
         &mut self,
         entry: &Entry,
         parse: fn(&str) -> Result<T, Problem>,

@@ -5,10 +5,13 @@
 //! which could control a terminal.
 
 use std::collections::HashSet;
+use std::fmt::Display;
+
+use ipnet::IpNet;
 
 use super::diagnostic::{Diagnostic, Diagnostics, Severity};
-use super::load::{Source, Syntax};
-use super::schema::{self, Entry, Field};
+use super::schema::{self, Entry, Field, Shape};
+use super::source::{Source, Syntax};
 use super::values::Problem;
 
 /// Replacement of a secret.
@@ -75,6 +78,38 @@ impl<'a> Reporter<'a> {
         help: impl Into<String>,
     ) {
         self.add(Severity::Warning, line, key, message, help);
+    }
+
+    /// Returns an example of a key with a value.
+    pub fn example(&self, key: Field, value: &str) -> String {
+        let name = self.name(key);
+        match (self.syntax, key.spec().shape) {
+            (Syntax::Ini, _) => format!("`{name} = {value}`"),
+            (Syntax::Toml, Shape::One) => format!("`{name} = \"{value}\"`"),
+            (Syntax::Toml, _) => format!("`{name} = [\"{value}\"]`"),
+        }
+    }
+
+    /// Returns the prefix without its host bits; warns if it has any.
+    pub fn truncate_prefix(&mut self, key: Field, value: IpNet, line: usize) -> IpNet {
+        let masked = value.trunc();
+        if masked != value {
+            let name = self.name(key);
+            let message = format!("`{name}` has `{value}`, which is read as `{masked}`");
+            let help = format!(
+                "write `{masked}` for the whole network, or `{}` for the one address",
+                IpNet::from(value.addr())
+            );
+            self.warn(line, Some(key), &message, help);
+        }
+        masked
+    }
+
+    /// Warns of a value that is twice in a list.
+    pub fn repeated_value(&mut self, key: Field, value: impl Display, line: usize, first: usize) {
+        let name = self.name(key);
+        let message = format!("`{name}` has `{value}` twice, first in line {first}");
+        self.warn(line, Some(key), &message, "remove one of them");
     }
 
     /// Hides the text of a line in all diagnostics, earlier ones included: it contains a secret

@@ -5,7 +5,7 @@
 
 use zeroize::Zeroizing;
 
-use super::load::Syntax;
+use super::source::Syntax;
 
 /// All keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

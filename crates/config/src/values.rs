@@ -1,7 +1,7 @@
 //! Parsers of single values. Each takes a trimmed text and returns the value, or a [`Problem`] that
 //! completes the sentence "`Key` ..." and suggests the right form.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::str::FromStr;
 
 use ipnet::IpNet;
@@ -9,11 +9,9 @@ use seikan_proto::gateway::rules::{Rule, RuleError};
 use seikan_proto::mesh::{Credential, Name, Pin};
 use seikan_wire::ethernet::Mac;
 
-use super::gateway::GatewayMode;
+use super::endpoint::{self, CoordinatorUrl, Endpoint, Host};
 use super::key::{self, KeyError, PresharedKey, PrivateKey, PublicKey};
-use super::types::{
-    CipherPreference, CoordinatorUrl, Endpoint, Host, InterfaceName, Protocol, Table,
-};
+use super::types::{CipherPreference, GatewayMode, InterfaceName, Protocol, Table};
 
 /// A fault of a value, and a suggested correction.
 #[derive(Debug)]
@@ -192,60 +190,12 @@ pub(super) fn prefix(text: &str) -> Result<IpNet, Problem> {
 
 /// `host:port` or `[IPv6]:port`.
 pub(super) fn endpoint(text: &str) -> Result<Endpoint, Problem> {
-    let right = "write `host:port`, such as `vpn.example.com:51820`, `192.0.2.1:51820` or `[2001:db8::1]:51820`";
-    let bad = |why: String| problem(format!("is `{text}`: {why}"), right);
-    let (host, port) = match text.strip_prefix('[') {
-        Some(rest) => {
-            let Some((host, port)) = rest.split_once("]:") else {
-                return Err(bad("`]:port` is missing".into()));
-            };
-            (
-                bracketed(host).ok_or_else(|| bad(format!("`{host}` is not an IPv6 address")))?,
-                port,
-            )
-        }
-        None => {
-            if Ipv6Addr::from_str(text).is_ok() {
-                return Err(bad("an IPv6 address needs brackets and a port".into()));
-            }
-            let Some((host, port)) = text.rsplit_once(':') else {
-                return Err(bad("the port is missing".into()));
-            };
-            (
-                plain_host(host).ok_or_else(|| bad(format!("`{host}` is not a host")))?,
-                port,
-            )
-        }
-    };
-    match decimal::<u16>(port) {
-        Some(port) if port != 0 => Ok(Endpoint { host, port }),
-        _ => Err(bad(format!("`{port}` is not a port from 1 to 65535"))),
-    }
-}
-
-/// An IPv6 address from within brackets, with or without a scope.
-fn bracketed(text: &str) -> Option<Host> {
-    if let Ok(address) = Ipv6Addr::from_str(text) {
-        return Some(Host::Address(IpAddr::V6(address)));
-    }
-    let (address, scope) = text.split_once('%')?;
-    let scope_is_name = !scope.is_empty() && scope.chars().all(host_char);
-    (Ipv6Addr::from_str(address).is_ok() && scope_is_name).then(|| Host::Name(text.to_owned()))
-}
-
-/// An IPv4 address or a host name.
-fn plain_host(text: &str) -> Option<Host> {
-    if let Ok(address) = IpAddr::from_str(text) {
-        return address.is_ipv4().then_some(Host::Address(address));
-    }
-    // A text of digits and dots that is no address is a mistyped one, not a name.
-    let mistyped = text.chars().all(|c| c.is_ascii_digit() || c == '.');
-    let name = !text.is_empty() && text.len() <= 253 && text.chars().all(host_char);
-    (name && !mistyped).then(|| Host::Name(text.to_owned()))
-}
-
-fn host_char(c: char) -> bool {
-    c.is_alphanumeric() || matches!(c, '-' | '_' | '.')
+    Endpoint::from_str(text).map_err(|error| {
+        problem(
+            format!("is `{text}`: {error}"),
+            "write `host:port`, such as `vpn.example.com:51820`, `192.0.2.1:51820` or `[2001:db8::1]:51820`",
+        )
+    })
 }
 
 /// A name server's address or a search domain, distinguished as in wg-quick.
@@ -253,7 +203,7 @@ pub(super) fn dns(text: &str) -> Result<DnsItem, Problem> {
     if let Ok(address) = IpAddr::from_str(text) {
         return Ok(DnsItem::Server(address));
     }
-    match plain_host(text) {
+    match endpoint::plain_host(text) {
         Some(Host::Name(name)) => Ok(DnsItem::Search(name)),
         _ => Err(problem(
             format!("has `{text}`, neither an IP address nor a domain"),
@@ -465,42 +415,6 @@ fn decimal_or_hex(text: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_endpoint_is_a_host_and_a_port() {
-        let shown = |text: &str| endpoint(text).unwrap().to_string();
-        for text in [
-            "192.0.2.1:51820",
-            "[2001:db8::1]:51820",
-            "vpn.example.com:1",
-            "[fe80::1%eth0]:65535",
-            "bücher.example:5",
-        ] {
-            assert_eq!(shown(text), text);
-        }
-        for text in [
-            "",
-            ":",
-            "host",
-            "host:",
-            "host:0",
-            "host:65536",
-            "host:+5",
-            ":51820",
-            "2001:db8::1",
-            "2001:db8::1:51820",
-            "[2001:db8::1]",
-            "[192.0.2.1]:5",
-            "[]:5",
-            "192.0.2:5",
-            "192.0.2.1.1:5",
-            "a b:5",
-            "[fe80::1%]:5",
-            "[fe80::1%e/0]:5",
-        ] {
-            assert!(endpoint(text).is_err(), "{text}");
-        }
-    }
 
     #[test]
     fn a_mark_is_decimal_or_hexadecimal_or_off() {

@@ -6,11 +6,12 @@
 use seikan_proto::gateway::DeviceConfig;
 use zeroize::Zeroizing;
 
-use super::gateway::{GatewayMode, GatewaySettings};
 use super::key::encode_key;
-use super::load::Syntax;
 use super::schema::{Field, SectionKind, Shape};
-use super::types::{CipherPreference, Config, PeerConfig, Protocol, Table};
+use super::source::Syntax;
+use super::types::{
+    CipherPreference, Config, GatewayMode, GatewaySettings, PeerConfig, Protocol, Table,
+};
 
 /// A value that the wg-quick syntax cannot express.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -5,9 +5,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::check::example;
-use super::draft::{DeviceDraft, GatewayDraft, RemoteDraft};
-use crate::interpret::{At, InterfaceDraft, PeerDraft};
+use crate::draft::{At, DeviceDraft, GatewayDraft, InterfaceDraft, PeerDraft, RemoteDraft};
 use crate::report::Reporter;
 use crate::schema::Field;
 
@@ -55,7 +53,7 @@ pub(super) fn check_overlay_addresses<'a>(
                     format!("`{name}` has `{value}`, in the overlay the address of {other}"),
                     format!(
                         "give the device another address there, such as {}",
-                        example(Field::DeviceOverlay, sample(*value), reporter)
+                        reporter.example(Field::DeviceOverlay, sample(*value))
                     ),
                 ),
                 _ => (
@@ -98,7 +96,7 @@ pub(super) fn check_remotes(
         ] {
             if !remote.given.has(key) {
                 let message = format!("this remote has no `{}`", reporter.name(key));
-                let help = format!("add one, such as {}", example(key, address, reporter));
+                let help = format!("add one, such as {}", reporter.example(key, address));
                 reporter.error(remote.line, None, &message, help);
             }
         }
