@@ -249,97 +249,57 @@ impl fmt::Display for InterfaceName {
     }
 }
 
-impl Protocol {
-    /// Accepted values, for messages.
-    pub const CHOICES: &'static str = "`wireguard`, `native`";
-}
-
-impl FromStr for Protocol {
-    type Err = UnknownValue;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text.to_ascii_lowercase().as_str() {
-            "wireguard" => Ok(Self::Wireguard),
-            "native" => Ok(Self::Native),
-            _ => Err(UnknownValue {
-                given: text.to_owned(),
-                choices: Self::CHOICES,
-            }),
+/// Implements `FromStr` (case-insensitive) and `Display` for an enum by the word of each variant.
+macro_rules! words {
+    ($type:ident, $choices:literal, $($(#[$attribute:meta])* $variant:ident = $word:literal,)*) => {
+        impl $type {
+            /// Accepted values, for messages.
+            pub const CHOICES: &'static str = $choices;
         }
-    }
-}
 
-impl fmt::Display for Protocol {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Wireguard => "wireguard",
-            Self::Native => "native",
-        })
-    }
-}
+        impl FromStr for $type {
+            type Err = UnknownValue;
 
-impl CipherPreference {
-    /// Accepted values, for messages.
-    pub const CHOICES: &'static str = "`auto`, `aes-256-gcm`, `chacha20-poly1305`";
-}
-
-impl FromStr for CipherPreference {
-    type Err = UnknownValue;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text.to_ascii_lowercase().as_str() {
-            "auto" => Ok(Self::Auto),
-            "aes-256-gcm" => Ok(Self::Aes256Gcm),
-            "chacha20-poly1305" => Ok(Self::ChaCha20Poly1305),
-            #[cfg(feature = "null-cipher")]
-            "null" => Ok(Self::Null),
-            _ => Err(UnknownValue {
-                given: text.to_owned(),
-                choices: Self::CHOICES,
-            }),
+            fn from_str(text: &str) -> Result<Self, Self::Err> {
+                match text.to_ascii_lowercase().as_str() {
+                    $($(#[$attribute])* $word => Ok(Self::$variant),)*
+                    _ => Err(UnknownValue {
+                        given: text.to_owned(),
+                        choices: Self::CHOICES,
+                    }),
+                }
+            }
         }
-    }
-}
 
-impl fmt::Display for CipherPreference {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Auto => "auto",
-            Self::Aes256Gcm => "aes-256-gcm",
-            Self::ChaCha20Poly1305 => "chacha20-poly1305",
-            #[cfg(feature = "null-cipher")]
-            Self::Null => "null",
-        })
-    }
-}
-
-impl GatewayMode {
-    /// Accepted values, for messages.
-    pub const CHOICES: &'static str = "`transparent`, `routed`";
-}
-
-impl FromStr for GatewayMode {
-    type Err = UnknownValue;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text.to_ascii_lowercase().as_str() {
-            "transparent" => Ok(Self::Transparent),
-            "routed" => Ok(Self::Routed),
-            _ => Err(UnknownValue {
-                given: text.to_owned(),
-                choices: Self::CHOICES,
-            }),
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self {
+                    $($(#[$attribute])* Self::$variant => $word,)*
+                })
+            }
         }
-    }
+    };
 }
 
-impl fmt::Display for GatewayMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Transparent => "transparent",
-            Self::Routed => "routed",
-        })
-    }
+words! {
+    Protocol, "`wireguard`, `native`",
+    Wireguard = "wireguard",
+    Native = "native",
+}
+
+words! {
+    CipherPreference, "`auto`, `aes-256-gcm`, `chacha20-poly1305`",
+    Auto = "auto",
+    Aes256Gcm = "aes-256-gcm",
+    ChaCha20Poly1305 = "chacha20-poly1305",
+    #[cfg(feature = "null-cipher")]
+    Null = "null",
+}
+
+words! {
+    GatewayMode, "`transparent`, `routed`",
+    Transparent = "transparent",
+    Routed = "routed",
 }
 
 impl fmt::Display for Table {
