@@ -22,20 +22,21 @@ pub(super) fn interpret(
     read_key: &ReadKey<'_>,
     reporter: &mut Reporter<'_>,
 ) -> Draft {
+    let mut context = Context { read_key, reporter };
     let mut draft = Draft::default();
     for section in document.sections {
         match section.kind {
             SectionKind::Interface => {
                 if draft.interface.line.is_some() {
                     let help = "put the keys of both into one section";
-                    reporter.warn(section.line, None, "a second [Interface] section", help);
+                    context
+                        .reporter
+                        .warn(section.line, None, "a second [Interface] section", help);
                 }
                 draft.interface.line.get_or_insert(section.line);
-                let mut context = Context { read_key, reporter };
                 context.interface(section, &mut draft.interface);
             }
             SectionKind::Peer => {
-                let mut context = Context { read_key, reporter };
                 draft.peers.push(context.peer(section));
             }
             SectionKind::Gateway => {
@@ -43,23 +44,23 @@ pub(super) fn interpret(
                 if let Some(first) = &first {
                     let message = format!(
                         "a second {} section, the first is in line {}",
-                        section.kind.header(reporter.syntax).unwrap_or_default(),
+                        section
+                            .kind
+                            .header(context.reporter.syntax)
+                            .unwrap_or_default(),
                         first.line
                     );
                     let help = "a tunnel has one gateway: put the keys of both into one section";
-                    reporter.error(section.line, None, &message, help);
+                    context.reporter.error(section.line, None, &message, help);
                 }
                 let mut gateway = first.unwrap_or_else(|| GatewaySection::new(section.line));
-                let mut context = Context { read_key, reporter };
                 context.gateway(section, &mut gateway);
                 draft.gateway.section = Some(gateway);
             }
             SectionKind::Device => {
-                let mut context = Context { read_key, reporter };
                 draft.gateway.devices.push(context.device(section));
             }
             SectionKind::Remote => {
-                let mut context = Context { read_key, reporter };
                 draft.gateway.remotes.push(context.remote(section));
             }
         }
