@@ -164,10 +164,9 @@ fn check_native(
 ) {
     let native = &interface.native;
     if let (Some(cipher), Protocol::Wireguard) = (&native.cipher, protocol) {
-        let name = reporter.name(Field::Cipher);
-        let message = format!("`{name}` has no effect: WireGuard supports only ChaCha20-Poly1305");
+        let message = "has no effect: WireGuard supports only ChaCha20-Poly1305";
         let help = "remove it, or use the native protocol";
-        reporter.warn(cipher.line, Some(Field::Cipher), &message, help);
+        reporter.key_warning(Field::Cipher, cipher.line, message, help);
     }
     let name = reporter.name(Field::Metrics);
     let message = |address| {
@@ -216,10 +215,9 @@ fn check_mesh(interface: &InterfaceDraft, reporter: &mut Reporter<'_>) {
         if let Some((first, before)) = pinned.insert(name, (*line, *key))
             && before != *key
         {
-            let pins = reporter.name(Field::Pins);
-            let message = format!("`{pins}` has `{name}` with another key, first in line {first}");
+            let message = format!("has `{name}` with another key, first in line {first}");
             let help = "a member has one key: keep the line that is right";
-            reporter.error(*line, Some(Field::Pins), &message, help);
+            reporter.key_error(Field::Pins, *line, &message, help);
         }
     }
 }
@@ -241,13 +239,13 @@ fn check_identities(interface: &InterfaceDraft, peers: &[PeerDraft], reporter: &
         };
         if own.is_some_and(|own| own.as_bytes() == key.as_bytes()) {
             reporter.hide_line(line);
-            let message = format!("`{name}` is this interface's own private key");
+            let message = "is this interface's own private key";
             let help = "make a new private key, for this one may have been seen, and write the peer's public key here";
-            reporter.error(line, Some(Field::PublicKey), &message, help);
+            reporter.key_error(Field::PublicKey, line, message, help);
         } else if own_public == Some(key) {
-            let message = format!("`{name}` is this interface's own public key");
+            let message = "is this interface's own public key";
             let help = "write the peer's public key: the peer prints it with `seikan pubkey < private.key`";
-            reporter.error(line, Some(Field::PublicKey), &message, help);
+            reporter.key_error(Field::PublicKey, line, message, help);
         }
         if let Some(first) = seen.insert(key, peer) {
             let message = format!("this is the same peer as {}", first.described());
@@ -276,19 +274,19 @@ fn check_allowed_ips(interface: &InterfaceDraft, peers: &[PeerDraft], reporter: 
                 }
                 Some((owner, first)) => {
                     let message = format!(
-                        "`{name}` has `{masked}`, which {} has already, in line {first}",
+                        "has `{masked}`, which {} has already, in line {first}",
                         peers[owner].described()
                     );
                     let help = "a prefix belongs to one peer only; a longer prefix inside it may belong to another";
-                    reporter.error(*line, Some(Field::AllowedIps), &message, help);
+                    reporter.key_error(Field::AllowedIps, *line, &message, help);
                 }
                 None => {}
             }
             let own = |address: &At<IpNet>| IpNet::from(address.value.addr()) == masked;
             if interface.addresses.iter().any(own) {
-                let message = format!("`{name}` has `{masked}`, this interface's own address");
+                let message = format!("has `{masked}`, this interface's own address");
                 let help = "write the peer's address";
-                reporter.warn(*line, Some(Field::AllowedIps), &message, help);
+                reporter.key_warning(Field::AllowedIps, *line, &message, help);
             }
         }
     }

@@ -117,9 +117,8 @@ fn entry(
     };
     let items = match spec.shape {
         Shape::One if value.is_empty() => {
-            let message = format!("`{}` has no value", spec.name(reporter.syntax));
             let help = "write a value after the `=`, or remove the line";
-            reporter.error(line, Some(spec.key), &message, help);
+            reporter.key_error(spec.key, line, "has no value", help);
             Vec::new()
         }
         Shape::List | Shape::Lines if value.is_empty() && spec.key.must_have_values() => {

@@ -246,11 +246,10 @@ impl Context<'_, '_, '_> {
     fn note_repetition(&mut self, entry: &Entry, given: &mut Given) {
         let again = given.add(entry);
         if again && entry.key.spec().shape == Shape::One {
-            let name = self.reporter.name(entry.key);
-            let message = format!("`{name}` is given again: only the last one counts");
+            let message = "is given again: only the last one counts";
             let help = "remove the others";
             self.reporter
-                .warn(entry.line, Some(entry.key), &message, help);
+                .key_warning(entry.key, entry.line, message, help);
         }
     }
 
@@ -263,10 +262,10 @@ impl Context<'_, '_, '_> {
             _ => Field::PresharedKey,
         };
         if given.has(other) {
-            let (name, other) = (self.reporter.name(key), self.reporter.name(other));
-            let message = format!("`{name}` and `{other}` are both given");
+            let other = self.reporter.name(other);
+            let message = format!("and `{other}` are both given");
             self.reporter
-                .error(line, Some(key), &message, "keep one of them");
+                .key_error(key, line, &message, "keep one of them");
         }
     }
 

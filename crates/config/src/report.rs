@@ -54,10 +54,21 @@ impl<'a> Reporter<'a> {
         key.name(self.syntax)
     }
 
-    /// Reports an invalid value: "`Key` is ...".
+    /// Reports an invalid value of a key.
     pub fn problem(&mut self, key: Field, line: usize, problem: Problem) {
-        let message = format!("`{}` {}", self.name(key), problem.message);
-        self.add(Severity::Error, line, Some(key), &message, problem.help);
+        self.key_error(key, line, &problem.message, problem.help);
+    }
+
+    /// Reports an error of a key. `message` follows the key's name: "`Key` ...".
+    pub fn key_error(&mut self, key: Field, line: usize, message: &str, help: impl Into<String>) {
+        let message = format!("`{}` {message}", self.name(key));
+        self.error(line, Some(key), &message, help);
+    }
+
+    /// Warns of a key. `message` follows the key's name: "`Key` ...".
+    pub fn key_warning(&mut self, key: Field, line: usize, message: &str, help: impl Into<String>) {
+        let message = format!("`{}` {message}", self.name(key));
+        self.warn(line, Some(key), &message, help);
     }
 
     pub fn error(
@@ -94,22 +105,20 @@ impl<'a> Reporter<'a> {
     pub fn truncate_prefix(&mut self, key: Field, value: IpNet, line: usize) -> IpNet {
         let masked = value.trunc();
         if masked != value {
-            let name = self.name(key);
-            let message = format!("`{name}` has `{value}`, which is read as `{masked}`");
+            let message = format!("has `{value}`, which is read as `{masked}`");
             let help = format!(
                 "write `{masked}` for the whole network, or `{}` for the one address",
                 IpNet::from(value.addr())
             );
-            self.warn(line, Some(key), &message, help);
+            self.key_warning(key, line, &message, help);
         }
         masked
     }
 
     /// Warns of a value that is twice in a list.
     pub fn repeated_value(&mut self, key: Field, value: impl Display, line: usize, first: usize) {
-        let name = self.name(key);
-        let message = format!("`{name}` has `{value}` twice, first in line {first}");
-        self.warn(line, Some(key), &message, "remove one of them");
+        let message = format!("has `{value}` twice, first in line {first}");
+        self.key_warning(key, line, &message, "remove one of them");
     }
 
     /// Hides the text of a line in all diagnostics, earlier ones included: it contains a secret
@@ -332,9 +341,8 @@ pub(super) fn did_you_mean(nearest: Option<&str>, otherwise: &str) -> String {
 /// Reports an empty list where "nobody" would be read as "anybody".
 pub(super) fn empty_list(reporter: &mut Reporter<'_>, key: Field, line: usize) {
     let name = reporter.name(key);
-    let message = format!("`{name}` is empty");
     let help = format!("write which hosts are allowed; without `{name}` all are");
-    reporter.error(line, Some(key), &message, help);
+    reporter.key_error(key, line, "is empty", help);
 }
 
 /// Reports a key that does not exist, or not in this section; gives the key of this section that
@@ -349,13 +357,13 @@ pub(super) fn unknown_key(
     let elsewhere: Vec<_> = schema::find_anywhere(name, syntax).collect();
     if let [spec, ..] = elsewhere[..] {
         let known = spec.name(syntax);
-        let message = format!("`{known}` does not belong {}", section.location(syntax));
+        let message = format!("does not belong {}", section.location(syntax));
         let locations = elsewhere.iter().map(|spec| spec.section.location(syntax));
         let help = format!(
             "`{known}` belongs {}",
             locations.collect::<Vec<_>>().join(" or ")
         );
-        reporter.error(line, Some(spec.key), &message, help);
+        reporter.key_error(spec.key, line, &message, help);
         return None;
     }
     let message = format!("unknown key `{}` {}", word(name), section.location(syntax));

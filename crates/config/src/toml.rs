@@ -160,15 +160,11 @@ fn entry(
             items,
         }),
         None => {
-            let message = format!(
-                "`{}` has a value of the wrong kind",
-                spec.name(reporter.syntax)
-            );
             let help = match spec.shape {
                 Shape::One => "write one text in quotes, a whole number, `true` or `false`",
                 Shape::List | Shape::Lines => "write a text in quotes, or a list of them in `[ ]`",
             };
-            reporter.error(line, Some(spec.key), &message, help);
+            reporter.key_error(spec.key, line, "has a value of the wrong kind", help);
             section.entries.push(Entry::invalid(spec.key, line));
         }
     }

@@ -90,21 +90,19 @@ fn check_section(
             reporter.error(section.line, None, &message, help);
         }
         Some(At { value, line }) if Some(value) == name => {
-            let message = format!("`{key}` is `{value}`, the tunnel itself");
+            let message = format!("is `{value}`, the tunnel itself");
             let help = "write the interface of the local network, such as `eth1`";
-            reporter.error(*line, Some(Field::GatewayInterface), &message, help);
+            reporter.key_error(Field::GatewayInterface, *line, &message, help);
         }
         _ => {}
     }
-    let answer_for = reporter.name(Field::AnswerFor);
     let mut seen = HashMap::new();
     for At { value, line } in &section.answer_for {
         let prefix = reporter.truncate_prefix(Field::AnswerFor, *value, *line);
         if prefix.prefix_len() == 0 {
-            let message =
-                format!("`{answer_for}` has `{prefix}`, which is the local network itself, too");
+            let message = format!("has `{prefix}`, which is the local network itself, too");
             let help = "write the prefixes of the overlay, such as `10.77.0.0/24`";
-            reporter.error(*line, Some(Field::AnswerFor), &message, help);
+            reporter.key_error(Field::AnswerFor, *line, &message, help);
         }
         if let Some(first) = seen.insert(prefix, *line) {
             reporter.repeated_value(Field::AnswerFor, prefix, *line, first);
@@ -141,14 +139,13 @@ fn check_device(device: &DeviceDraft, reporter: &mut Reporter<'_>) {
                 continue;
             };
             let message = format!(
-                "`{}` has two {} addresses, `{}` and `{}`",
-                reporter.name(key),
+                "has two {} addresses, `{}` and `{}`",
                 if v6 { "IPv6" } else { "IPv4" },
                 first.value,
                 second.value
             );
             let help = "a device has one address of each family: keep one, or describe two devices";
-            reporter.error(second.line, Some(key), &message, help);
+            reporter.key_error(key, second.line, &message, help);
         }
     }
 }
@@ -156,14 +153,12 @@ fn check_device(device: &DeviceDraft, reporter: &mut Reporter<'_>) {
 /// Checks a device in routed mode: the kernel forwards by address.
 fn check_routed_device(device: &DeviceDraft, reporter: &mut Reporter<'_>) {
     if let Some(At { value, line }) = &device.vlan {
-        let vlan = reporter.name(Field::DeviceVlan);
         let interface = reporter.name(Field::GatewayInterface);
-        let message =
-            format!("`{vlan}` is {value}, but in routed mode the kernel takes VLANs apart");
+        let message = format!("is {value}, but in routed mode the kernel takes VLANs apart");
         let help = format!(
             "remove it, and let `{interface}` name the VLAN's own interface, such as `eth1.{value}`"
         );
-        reporter.error(*line, Some(Field::DeviceVlan), &message, help);
+        reporter.key_error(Field::DeviceVlan, *line, &message, help);
     }
     if device.given.has(Field::DeviceMac) && !device.given.has(Field::DeviceLan) {
         let lan = reporter.name(Field::DeviceLan);
@@ -196,16 +191,13 @@ fn report_unreachable(device: &DeviceDraft, lan_is_all: bool, reporter: &mut Rep
     for At { value, line } in &device.overlay {
         let has_family = |lan: &At<IpAddr>| lan.value.is_ipv6() == value.is_ipv6();
         if lan_is_all && !unknown && !device.lan.iter().any(has_family) {
-            let (overlay, lan) = (
-                reporter.name(Field::DeviceOverlay),
-                reporter.name(Field::DeviceLan),
-            );
+            let lan = reporter.name(Field::DeviceLan);
             let message = format!(
-                "`{overlay}` has `{value}`, but there is no {} address in `{lan}` to map it to",
+                "has `{value}`, but there is no {} address in `{lan}` to map it to",
                 if value.is_ipv6() { "IPv6" } else { "IPv4" },
             );
             let help = "add the device's address of that family, or remove this one";
-            reporter.warn(*line, Some(Field::DeviceOverlay), &message, help);
+            reporter.key_warning(Field::DeviceOverlay, *line, &message, help);
         }
     }
 }
@@ -266,11 +258,9 @@ impl<'a, K: Eq + Hash> Owners<'a, K> {
         if owner == index {
             return;
         }
-        let name = reporter.name(self.key);
         let described = self.devices[owner].described();
-        let message =
-            format!("`{name}` is `{shown}`, which {described} has already, in line {first}");
-        reporter.error(line, Some(self.key), &message, help);
+        let message = format!("is `{shown}`, which {described} has already, in line {first}");
+        reporter.key_error(self.key, line, &message, help);
     }
 }
 
@@ -295,10 +285,9 @@ fn check_reach(
     match mode {
         GatewayMode::Transparent => {
             if let Some(At { value: true, line }) = section.proxy_arp {
-                let proxy_arp = reporter.name(Field::ProxyArp);
-                let message = format!("`{proxy_arp}` has no effect in transparent mode");
+                let message = "has no effect in transparent mode";
                 let help = "remove it: the gateway itself answers for the remotes";
-                reporter.warn(line, Some(Field::ProxyArp), &message, help);
+                reporter.key_warning(Field::ProxyArp, line, message, help);
             }
             let has_prefixes = section.given.has(Field::AnswerFor);
             if !has_prefixes && draft.remotes.is_empty() {
@@ -315,16 +304,15 @@ fn check_reach(
         }
         GatewayMode::Routed => {
             if let Some(At { line, .. }) = section.answer_for.first() {
-                let message = format!("`{answer_for}` has no effect in routed mode");
+                let message = "has no effect in routed mode";
                 let help = "remove it: devices need a route to the overlay through this host";
-                reporter.warn(*line, Some(Field::AnswerFor), &message, help);
+                reporter.key_warning(Field::AnswerFor, *line, message, help);
             }
             if let Some(At { line, .. }) = section.priority {
-                let priority = reporter.name(Field::Priority);
-                let message = format!("`{priority}` is for transparent mode");
+                let message = "is for transparent mode";
                 let help = "remove it: devices route to this host's own address, which \
                             VRRP (keepalived) moves to another";
-                reporter.error(line, Some(Field::Priority), &message, help);
+                reporter.key_error(Field::Priority, line, message, help);
             }
         }
     }
@@ -337,7 +325,6 @@ fn check_answer_for(
     overlay: &Overlay<'_>,
     reporter: &mut Reporter<'_>,
 ) {
-    let answer_for = reporter.name(Field::AnswerFor);
     for At { value, line } in &section.answer_for {
         let prefix = value.trunc();
         let inside = |device: &&DeviceDraft| device.lan.iter().any(|a| prefix.contains(&a.value));
@@ -345,18 +332,18 @@ fn check_answer_for(
             // Already reported.
         } else if let Some(device) = draft.devices.iter().find(inside) {
             let message = format!(
-                "`{answer_for}` has `{prefix}`, in which {} is: the gateway would also answer for its neighbours",
+                "has `{prefix}`, in which {} is: the gateway would also answer for its neighbours",
                 device.described()
             );
             let help = "write prefixes that are not on the local network";
-            reporter.warn(*line, Some(Field::AnswerFor), &message, help);
+            reporter.key_warning(Field::AnswerFor, *line, &message, help);
         } else if !overlay.touches(&prefix) {
             let message = format!(
-                "`{answer_for}` has `{prefix}`, of which no peer has anything in its `{}`",
+                "has `{prefix}`, of which no peer has anything in its `{}`",
                 { reporter.name(Field::AllowedIps) }
             );
             let help = "correct it, or add the prefix to the peer that it is behind";
-            reporter.warn(*line, Some(Field::AnswerFor), &message, help);
+            reporter.key_warning(Field::AnswerFor, *line, &message, help);
         }
     }
 }
