@@ -35,85 +35,80 @@ fn problem(message: impl Into<String>, help: impl Into<String>) -> Problem {
     }
 }
 
+/// Returns the problem of a text that is not what its key needs.
+fn invalid(text: &str, not: &str, help: impl Into<String>) -> Problem {
+    problem(format!("is `{text}`, {not}"), help)
+}
+
+/// Returns the parsed value, or the problem that `text` is not what its key needs.
+fn parsed<T>(
+    value: Option<T>,
+    text: &str,
+    not: &str,
+    help: impl Into<String>,
+) -> Result<T, Problem> {
+    value.ok_or_else(|| invalid(text, not, help))
+}
+
 /// `true` or `false`.
 pub(super) fn boolean(text: &str) -> Result<bool, Problem> {
-    match text.to_ascii_lowercase().as_str() {
-        "true" => Ok(true),
-        "false" => Ok(false),
-        _ => Err(problem(
-            format!("is `{text}`, neither true nor false"),
-            "write `true` or `false`",
-        )),
-    }
+    let value = text.to_ascii_lowercase().parse().ok();
+    parsed(
+        value,
+        text,
+        "neither true nor false",
+        "write `true` or `false`",
+    )
 }
 
 /// A UDP port to listen on; 0: any.
 pub(super) fn port(text: &str) -> Result<u16, Problem> {
-    decimal(text).ok_or_else(|| {
-        problem(
-            format!("is `{text}`, not a port"),
-            "write a number from 0 (any free port) to 65535, such as `51820`",
-        )
-    })
+    let help = "write a number from 0 (any free port) to 65535, such as `51820`";
+    parsed(decimal(text), text, "not a port", help)
 }
 
 /// Seconds between keepalives, or `off`.
 pub(super) fn keepalive(text: &str) -> Result<Option<u16>, Problem> {
-    if text.eq_ignore_ascii_case("off") {
-        return Ok(None);
-    }
-    match decimal::<u16>(text) {
-        Some(0) => Ok(None),
-        Some(seconds) => Ok(Some(seconds)),
-        None => Err(problem(
-            format!("is `{text}`, not a number of seconds"),
-            "write `off` or a number of seconds from 1 to 65535, such as `25`",
-        )),
-    }
+    let help = "write `off` or a number of seconds from 1 to 65535, such as `25`";
+    parsed(
+        unless_off(text, decimal),
+        text,
+        "not a number of seconds",
+        help,
+    )
 }
 
 /// A firewall mark, or `off`.
 pub(super) fn fwmark(text: &str) -> Result<Option<u32>, Problem> {
-    if text.eq_ignore_ascii_case("off") {
-        return Ok(None);
-    }
-    match decimal_or_hex(text) {
-        Some(0) => Ok(None),
-        Some(mark) => Ok(Some(mark)),
-        None => Err(problem(
-            format!("is `{text}`, not a mark"),
-            "write `off` or a 32-bit number, decimal or hexadecimal, such as `0xca6c`",
-        )),
-    }
+    let help = "write `off` or a 32-bit number, decimal or hexadecimal, such as `0xca6c`";
+    parsed(unless_off(text, decimal_or_hex), text, "not a mark", help)
 }
 
 /// A routing table. The names are those in every iproute2's `rt_tables`.
 pub(super) fn table(text: &str) -> Result<Table, Problem> {
-    match text.to_ascii_lowercase().as_str() {
-        "auto" => return Ok(Table::Auto),
-        "off" => return Ok(Table::Off),
-        "default" => return Ok(Table::Number(253)),
-        "main" => return Ok(Table::Number(254)),
-        "local" => return Ok(Table::Number(255)),
-        _ => {}
-    }
-    match decimal_or_hex(text) {
-        Some(number) if number != 0 => Ok(Table::Number(number)),
-        _ => Err(problem(
-            format!("is `{text}`, not a routing table"),
-            "write `auto`, `off`, `main` or the number of a table, such as `51820`",
-        )),
-    }
+    let table = match text.to_ascii_lowercase().as_str() {
+        "auto" => Some(Table::Auto),
+        "off" => Some(Table::Off),
+        "default" => Some(Table::Number(253)),
+        "main" => Some(Table::Number(254)),
+        "local" => Some(Table::Number(255)),
+        _ => decimal_or_hex(text)
+            .filter(|number| *number != 0)
+            .map(Table::Number),
+    };
+    let help = "write `auto`, `off`, `main` or the number of a table, such as `51820`";
+    parsed(table, text, "not a routing table", help)
 }
 
 /// The URL of a coordinator.
 pub(super) fn coordinator(text: &str) -> Result<CoordinatorUrl, Problem> {
-    text.parse().map_err(|_| {
-        problem(
-            format!("is `{text}`, not the address of a coordinator"),
-            "write `https://HOST` or `https://HOST:PORT`, as given to `seikan join`",
-        )
-    })
+    let help = "write `https://HOST` or `https://HOST:PORT`, as given to `seikan join`";
+    parsed(
+        text.parse().ok(),
+        text,
+        "not the address of a coordinator",
+        help,
+    )
 }
 
 /// The pin of a certificate.
@@ -141,7 +136,7 @@ pub(super) fn credential(text: &str) -> Result<Credential, Problem> {
 pub(super) fn member_pin(text: &str) -> Result<(Name, PublicKey), Problem> {
     let right = "write a member's name, a space and its public key, as `seikan status` shows them";
     let Some((name, key)) = text.split_once(char::is_whitespace) else {
-        return Err(problem(format!("is `{text}`, not a name and a key"), right));
+        return Err(invalid(text, "not a name and a key", right));
     };
     let name = name.parse().map_err(|error| {
         let message = format!("has `{name}`, which is no member's name: {error}");
@@ -152,12 +147,8 @@ pub(super) fn member_pin(text: &str) -> Result<(Name, PublicKey), Problem> {
 
 /// An MTU; its range depends on the rest of the file.
 pub(super) fn mtu(text: &str) -> Result<u32, Problem> {
-    decimal(text).ok_or_else(|| {
-        problem(
-            format!("is `{text}`, not a number of bytes"),
-            "write a number of bytes, such as `1420`",
-        )
-    })
+    let help = "write a number of bytes, such as `1420`";
+    parsed(decimal(text), text, "not a number of bytes", help)
 }
 
 /// An address with or without its prefix length, host bits kept.
@@ -214,32 +205,20 @@ pub(super) fn dns(text: &str) -> Result<DnsItem, Problem> {
 
 /// `address:port`.
 pub(super) fn socket(text: &str) -> Result<SocketAddr, Problem> {
-    SocketAddr::from_str(text).map_err(|_| {
-        problem(
-            format!("is `{text}`, not an address and a port"),
-            "write `address:port`, such as `127.0.0.1:9586`",
-        )
-    })
+    let help = "write `address:port`, such as `127.0.0.1:9586`";
+    parsed(text.parse().ok(), text, "not an address and a port", help)
 }
 
 /// A protocol's name.
 pub(super) fn protocol(text: &str) -> Result<Protocol, Problem> {
-    Protocol::from_str(text).map_err(|_| {
-        problem(
-            format!("is `{text}`, not a protocol"),
-            format!("write one of {}", Protocol::CHOICES),
-        )
-    })
+    let help = format!("write one of {}", Protocol::CHOICES);
+    parsed(text.parse().ok(), text, "not a protocol", help)
 }
 
 /// A cipher's name.
 pub(super) fn cipher(text: &str) -> Result<CipherPreference, Problem> {
-    CipherPreference::from_str(text).map_err(|_| {
-        problem(
-            format!("is `{text}`, not a cipher"),
-            format!("write one of {}", CipherPreference::CHOICES),
-        )
-    })
+    let help = format!("write one of {}", CipherPreference::CHOICES);
+    parsed(text.parse().ok(), text, "not a cipher", help)
 }
 
 /// A display name: printable, one line.
@@ -273,52 +252,40 @@ pub(super) fn interface(text: &str) -> Result<InterfaceName, Problem> {
 
 /// A gateway's mode.
 pub(super) fn gateway_mode(text: &str) -> Result<GatewayMode, Problem> {
-    GatewayMode::from_str(text).map_err(|_| {
-        problem(
-            format!("is `{text}`, not a mode"),
-            format!("write one of {}", GatewayMode::CHOICES),
-        )
-    })
+    let help = format!("write one of {}", GatewayMode::CHOICES);
+    parsed(text.parse().ok(), text, "not a mode", help)
 }
 
 /// A gateway's priority, 1 to 254.
 pub(super) fn priority(text: &str) -> Result<u8, Problem> {
-    decimal(text)
-        .filter(|priority| (1..=254).contains(priority))
-        .ok_or_else(|| {
-            problem(
-                format!("is `{text}`, not a priority"),
-                "write a number from 1 to 254: of two gateways on one network the one with the higher number is active",
-            )
-        })
+    let priority = decimal(text).filter(|priority| (1..=254).contains(priority));
+    let help = "write a number from 1 to 254: of two gateways on one network the one with the higher number is active";
+    parsed(priority, text, "not a priority", help)
 }
 
 /// An IEEE 802.1Q VLAN identifier, 1 to 4094 (0 and 4095 are reserved).
 pub(super) fn vlan(text: &str) -> Result<u16, Problem> {
-    decimal(text)
-        .filter(|vlan| (1..=4094).contains(vlan))
-        .ok_or_else(|| {
-            problem(
-                format!("is `{text}`, not a VLAN"),
-                "write a number from 1 to 4094, or remove it for untagged frames",
-            )
-        })
+    let vlan = decimal(text).filter(|vlan| (1..=4094).contains(vlan));
+    let help = "write a number from 1 to 4094, or remove it for untagged frames";
+    parsed(vlan, text, "not a VLAN", help)
 }
 
 /// The MAC address of one interface.
 pub(super) fn mac(text: &str) -> Result<Mac, Problem> {
     let right = "write six pairs of hexadecimal digits, such as `02:00:5e:10:00:01`";
     match Mac::from_str(text) {
-        Ok(mac) if mac.is_multicast() => Err(problem(
-            format!("is `{text}`, a multicast address"),
+        Ok(mac) if mac.is_multicast() => Err(invalid(
+            text,
+            "a multicast address",
             "write the address of one interface: the second digit of its first pair is even",
         )),
-        Ok(mac) if mac == Mac::default() => Err(problem(
-            format!("is `{text}`, which is not the address of an interface"),
+        Ok(mac) if mac == Mac::default() => Err(invalid(
+            text,
+            "which is not the address of an interface",
             right,
         )),
         Ok(mac) => Ok(mac),
-        Err(_) => Err(problem(format!("is `{text}`, not a MAC address"), right)),
+        Err(_) => Err(invalid(text, "not a MAC address", right)),
     }
 }
 
@@ -399,6 +366,17 @@ fn is_zero(text: &str) -> bool {
 fn decimal<T: FromStr>(text: &str) -> Option<T> {
     let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     digits.then(|| text.parse().ok()).flatten()
+}
+
+/// Returns `Some(None)` for `off` and 0, and `None` if the text is no number.
+fn unless_off<T: Default + PartialEq>(
+    text: &str,
+    parse: fn(&str) -> Option<T>,
+) -> Option<Option<T>> {
+    if text.eq_ignore_ascii_case("off") {
+        return Some(None);
+    }
+    parse(text).map(|number| Some(number).filter(|number| *number != T::default()))
 }
 
 fn decimal_or_hex(text: &str) -> Option<u32> {
