@@ -90,7 +90,7 @@ fn check_private_key(interface: &InterfaceDraft, reporter: &mut Reporter<'_>) {
     match (interface.line, reporter.syntax) {
         (Some(line), Syntax::Ini) => {
             let message = format!("[Interface] has no `{name}`");
-            reporter.error(line, None, &message, help);
+            reporter.error(line, &message, help);
         }
         (None, Syntax::Ini) => {
             let message = format!("there is no [Interface] section, and so no `{name}`");
@@ -141,18 +141,20 @@ fn check_mtu(
         Protocol::Native => MAX_MTU_NATIVE,
         Protocol::Wireguard => MAX_MTU_WIREGUARD,
     };
-    let name = reporter.name(Field::Mtu);
     let message = if mtu < least {
-        format!("`{name}` is {mtu}, less than {least}, {why}")
+        format!("is {mtu}, less than {least}, {why}")
     } else if mtu > most {
-        format!("`{name}` is {mtu}, more than {most}, the maximum of the {protocol} protocol")
+        format!("is {mtu}, more than {most}, the maximum of the {protocol} protocol")
     } else {
         return;
     };
     let help = format!("write a number of bytes from {least} to {most}");
     match (&interface.mtu, over) {
-        (Some(mtu), None) => reporter.error(mtu.line, Some(Field::Mtu), &message, help),
-        _ => reporter.whole(Severity::Error, &message, help),
+        (Some(mtu), None) => reporter.key_error(Field::Mtu, mtu.line, &message, help),
+        _ => {
+            let message = format!("`{}` {message}", reporter.name(Field::Mtu));
+            reporter.whole(Severity::Error, &message, help);
+        }
     }
 }
 
@@ -168,19 +170,17 @@ fn check_native(
         let help = "remove it, or use the native protocol";
         reporter.key_warning(Field::Cipher, cipher.line, message, help);
     }
-    let name = reporter.name(Field::Metrics);
     let message = |address| {
-        format!(
-            "`{name}` is {address}: anyone who can reach it can see which peers communicate, and when"
-        )
+        format!("is {address}: anyone who can reach it can see which peers communicate, and when")
     };
     let help = "listen on loopback, such as `127.0.0.1:9586`";
     match (overrides.metrics, &native.metrics) {
         (Some(address), _) if !address.ip().is_loopback() => {
-            reporter.whole(Severity::Warning, &message(address), help);
+            let message = format!("`{}` {}", reporter.name(Field::Metrics), message(address));
+            reporter.whole(Severity::Warning, &message, help);
         }
         (None, Some(At { value, line })) if !value.ip().is_loopback() => {
-            reporter.warn(*line, Some(Field::Metrics), &message(*value), help);
+            reporter.key_warning(Field::Metrics, *line, &message(*value), help);
         }
         _ => {}
     }
@@ -233,7 +233,7 @@ fn check_identities(interface: &InterfaceDraft, peers: &[PeerDraft], reporter: &
             if !peer.given.has(Field::PublicKey) {
                 let message = format!("this peer has no `{name}`");
                 let help = "add the key that `seikan pubkey < private.key` prints on the peer";
-                reporter.error(peer.line, None, &message, help);
+                reporter.error(peer.line, &message, help);
             }
             continue;
         };
@@ -250,7 +250,8 @@ fn check_identities(interface: &InterfaceDraft, peers: &[PeerDraft], reporter: &
         if let Some(first) = seen.insert(key, peer) {
             let message = format!("this is the same peer as {}", first.described());
             let help = "merge both into one section, or correct the key of one of them";
-            reporter.error(line, Some(Field::PublicKey), &message, help);
+            let key = Some(Field::PublicKey);
+            reporter.add(Severity::Error, line, key, &message, help);
         }
     }
 }
@@ -264,7 +265,7 @@ fn check_allowed_ips(interface: &InterfaceDraft, peers: &[PeerDraft], reporter: 
             let message =
                 format!("this peer has no `{name}`: nothing is sent to it or accepted from it");
             let help = "add the addresses behind the peer, such as `10.0.0.2/32`";
-            reporter.warn(peer.line, None, &message, help);
+            reporter.warn(peer.line, &message, help);
         }
         for At { value, line } in &peer.allowed_ips {
             let masked = reporter.truncate_prefix(Field::AllowedIps, *value, *line);

@@ -28,10 +28,9 @@ pub(super) fn interpret(
         match section.kind {
             SectionKind::Interface => {
                 if draft.interface.line.is_some() {
+                    let message = "a second [Interface] section";
                     let help = "put the keys of both into one section";
-                    context
-                        .reporter
-                        .warn(section.line, None, "a second [Interface] section", help);
+                    context.reporter.warn(section.line, message, help);
                 }
                 draft.interface.line.get_or_insert(section.line);
                 context.interface(section, &mut draft.interface);
@@ -42,16 +41,14 @@ pub(super) fn interpret(
             SectionKind::Gateway => {
                 let first = draft.gateway.section.take();
                 if let Some(first) = &first {
+                    let header = section.kind.header(context.reporter.syntax);
                     let message = format!(
                         "a second {} section, the first is in line {}",
-                        section
-                            .kind
-                            .header(context.reporter.syntax)
-                            .unwrap_or_default(),
+                        header.unwrap_or_default(),
                         first.line
                     );
                     let help = "a tunnel has one gateway: put the keys of both into one section";
-                    context.reporter.error(section.line, None, &message, help);
+                    context.reporter.error(section.line, &message, help);
                 }
                 let mut gateway = first.unwrap_or_else(|| GatewaySection::new(section.line));
                 context.gateway(section, &mut gateway);
@@ -91,7 +88,7 @@ impl Context<'_, '_, '_> {
                 }
                 Field::Mtu => self.set_at(&entry, values::mtu, &mut draft.mtu),
                 Field::Dns => {
-                    let items = self.all(&entry, values::dns);
+                    let items = self.all(&entry, values::dns).into_iter();
                     draft.dns.extend(items.map(|item| item.value));
                 }
                 Field::Table => self.set(&entry, values::table, &mut draft.table),
@@ -101,9 +98,9 @@ impl Context<'_, '_, '_> {
                 Field::PreDown => draft.hooks.pre_down.extend(texts(&entry)),
                 Field::PostDown => draft.hooks.post_down.extend(texts(&entry)),
                 Field::SaveConfig => {
-                    draft.save_config = self
-                        .one(&entry, values::boolean)
-                        .unwrap_or(draft.save_config);
+                    if let Some(at) = self.one(&entry, values::boolean) {
+                        draft.save_config = at.value;
+                    }
                 }
                 Field::Protocol => {
                     self.set(&entry, values::protocol, &mut draft.native.protocol);
@@ -237,9 +234,8 @@ impl Context<'_, '_, '_> {
                 self.reporter.truncate_prefix(entry.key, source, item.line);
             }
         }
-        self.all(entry, values::rule)
-            .map(|rule| rule.value)
-            .collect()
+        let rules = self.all(entry, values::rule).into_iter();
+        rules.map(|rule| rule.value).collect()
     }
 
     /// Warns if a key that takes one value is repeated in its section.
@@ -300,10 +296,25 @@ impl Context<'_, '_, '_> {
             Err(error) => {
                 let message = format!("names `{}`: {error}", item.text.as_str());
                 let help = "write the path of a file with one key, from the root or from this file's folder";
-                let problem = Problem {
-                    message,
-                    help: help.to_owned(),
-                };
+                self.reporter.key_error(key, item.line, &message, help);
+                None
+            }
+        }
+    }
+
+    /// Parses one value of a key; reports it if it is invalid.
+    fn parse<T>(
+        &mut self,
+        key: Field,
+        item: &Item,
+        parse: fn(&str) -> Result<T, Problem>,
+    ) -> Option<At<T>> {
+        match parse(&item.text) {
+            Ok(value) => Some(At {
+                value,
+                line: item.line,
+            }),
+            Err(problem) => {
                 self.reporter.problem(key, item.line, problem);
                 None
             }
@@ -311,15 +322,16 @@ impl Context<'_, '_, '_> {
     }
 
     /// Parses the single value of an entry.
-    fn one<T>(&mut self, entry: &Entry, parse: fn(&str) -> Result<T, Problem>) -> Option<T> {
-        let item = entry.items.first()?;
-        match parse(&item.text) {
-            Ok(value) => Some(value),
-            Err(problem) => {
-                self.reporter.problem(entry.key, item.line, problem);
-                None
-            }
-        }
+    fn one<T>(&mut self, entry: &Entry, parse: fn(&str) -> Result<T, Problem>) -> Option<At<T>> {
+        self.parse(entry.key, entry.items.first()?, parse)
+    }
+
+    /// Parses the values of an entry; reports invalid ones and returns the others.
+    fn all<T>(&mut self, entry: &Entry, parse: fn(&str) -> Result<T, Problem>) -> Vec<At<T>> {
+        let items = entry.items.iter();
+        items
+            .filter_map(|item| self.parse(entry.key, item, parse))
+            .collect()
     }
 
     fn set<T>(
@@ -328,8 +340,8 @@ impl Context<'_, '_, '_> {
         parse: fn(&str) -> Result<T, Problem>,
         slot: &mut Option<T>,
     ) {
-        if let Some(value) = self.one(entry, parse) {
-            *slot = Some(value);
+        if let Some(at) = self.one(entry, parse) {
+            *slot = Some(at.value);
         }
     }
 
@@ -340,8 +352,8 @@ impl Context<'_, '_, '_> {
         parse: fn(&str) -> Result<Option<T>, Problem>,
         slot: &mut Option<T>,
     ) {
-        if let Some(value) = self.one(entry, parse) {
-            *slot = value;
+        if let Some(at) = self.one(entry, parse) {
+            *slot = at.value;
         }
     }
 
@@ -351,31 +363,9 @@ impl Context<'_, '_, '_> {
         parse: fn(&str) -> Result<T, Problem>,
         slot: &mut Option<At<T>>,
     ) {
-        if let Some(value) = self.one(entry, parse) {
-            *slot = Some(At {
-                value,
-                line: entry.line,
-            });
+        if let Some(at) = self.one(entry, parse) {
+            *slot = Some(at);
         }
-    }
-
-    /// Parses the values of an entry; reports invalid ones and returns the others.
-    fn all<T>(
-        &mut self,
-        entry: &Entry,
-        parse: fn(&str) -> Result<T, Problem>,
-    ) -> impl Iterator<Item = At<T>> + use<T> {
-        let mut all = Vec::with_capacity(entry.items.len());
-        for item in &entry.items {
-            match parse(&item.text) {
-                Ok(value) => all.push(At {
-                    value,
-                    line: item.line,
-                }),
-                Err(problem) => self.reporter.problem(entry.key, item.line, problem),
-            }
-        }
-        all.into_iter()
     }
 }
 

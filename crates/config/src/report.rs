@@ -62,33 +62,23 @@ impl<'a> Reporter<'a> {
     /// Reports an error of a key. `message` follows the key's name: "`Key` ...".
     pub fn key_error(&mut self, key: Field, line: usize, message: &str, help: impl Into<String>) {
         let message = format!("`{}` {message}", self.name(key));
-        self.error(line, Some(key), &message, help);
+        self.add(Severity::Error, line, Some(key), &message, help);
     }
 
     /// Warns of a key. `message` follows the key's name: "`Key` ...".
     pub fn key_warning(&mut self, key: Field, line: usize, message: &str, help: impl Into<String>) {
         let message = format!("`{}` {message}", self.name(key));
-        self.warn(line, Some(key), &message, help);
+        self.add(Severity::Warning, line, Some(key), &message, help);
     }
 
-    pub fn error(
-        &mut self,
-        line: usize,
-        key: Option<Field>,
-        message: &str,
-        help: impl Into<String>,
-    ) {
-        self.add(Severity::Error, line, key, message, help);
+    /// Reports an error of a line.
+    pub fn error(&mut self, line: usize, message: &str, help: impl Into<String>) {
+        self.add(Severity::Error, line, None, message, help);
     }
 
-    pub fn warn(
-        &mut self,
-        line: usize,
-        key: Option<Field>,
-        message: &str,
-        help: impl Into<String>,
-    ) {
-        self.add(Severity::Warning, line, key, message, help);
+    /// Warns of a line.
+    pub fn warn(&mut self, line: usize, message: &str, help: impl Into<String>) {
+        self.add(Severity::Warning, line, None, message, help);
     }
 
     /// Returns an example of a key with a value.
@@ -149,7 +139,8 @@ impl<'a> Reporter<'a> {
         self.keep(finding);
     }
 
-    fn add(
+    /// Reports a fault of a line. `key`: the key that the line is about.
+    pub fn add(
         &mut self,
         severity: Severity,
         line: usize,

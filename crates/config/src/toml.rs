@@ -27,7 +27,7 @@ pub(super) fn split(text: &str, reporter: &mut Reporter<'_>) -> Option<Document>
         // The first fault of a line causes the others.
         if line != last {
             let message = format!("not TOML: {}", error.message());
-            reporter.error(line, None, &message, "see https://toml.io for the syntax");
+            reporter.error(line, &message, "see https://toml.io for the syntax");
         }
         last = line;
     }
@@ -71,12 +71,12 @@ impl Splitter<'_, '_> {
                 name @ ("device" | "remote") => {
                     let message = format!("`{name}` does not belong at the top of the file");
                     let help = format!("begin each {name} with a line `[[gateway.{name}]]`");
-                    self.reporter.error(line, None, &message, help);
+                    self.reporter.error(line, &message, help);
                 }
                 name if is_table && name.eq_ignore_ascii_case("interface") => {
                     let message = "there is no table for the interface";
                     let help = "write the interface's keys at the top of the file, above the first `[[peer]]`";
-                    self.reporter.error(line, None, message, help);
+                    self.reporter.error(line, message, help);
                 }
                 _ => self.entry(key, value, &mut interface),
             }
@@ -90,7 +90,7 @@ impl Splitter<'_, '_> {
         let DeValue::Table(table) = value.get_ref() else {
             let message = "`gateway` is not a table";
             let help = "a tunnel has one gateway: begin it with a line `[gateway]`";
-            self.reporter.error(line, None, message, help);
+            self.reporter.error(line, message, help);
             return;
         };
         let mut section = Section::new(SectionKind::Gateway, self.lines.of(&value.span()));
@@ -118,13 +118,13 @@ impl Splitter<'_, '_> {
         let help = format!("begin each {name} with a line `{header}`");
         let DeValue::Array(array) = value.get_ref() else {
             let line = self.lines.of(&value.span());
-            self.reporter.error(line, None, &not_a_list, help);
+            self.reporter.error(line, &not_a_list, help);
             return;
         };
         for element in array {
             let line = self.lines.of(&element.span());
             let DeValue::Table(table) = element.get_ref() else {
-                self.reporter.error(line, None, &not_a_list, &*help);
+                self.reporter.error(line, &not_a_list, &*help);
                 continue;
             };
             let mut section = Section::new(kind, line);

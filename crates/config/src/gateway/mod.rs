@@ -70,7 +70,7 @@ fn report_missing_section(draft: &GatewayDraft, reporter: &mut Reporter<'_>) {
         "add a section {gateway} with {}, the interface of the local network",
         reporter.example(Field::GatewayInterface, "eth1")
     );
-    reporter.error(line, None, &message, help);
+    reporter.error(line, &message, help);
 }
 
 /// Checks the keys of `[gateway]`.
@@ -87,7 +87,7 @@ fn check_section(
                 "add the interface of the local network, such as {}",
                 reporter.example(Field::GatewayInterface, "eth1")
             );
-            reporter.error(section.line, None, &message, help);
+            reporter.error(section.line, &message, help);
         }
         Some(At { value, line }) if Some(value) == name => {
             let message = format!("is `{value}`, the tunnel itself");
@@ -119,15 +119,14 @@ fn check_device(device: &DeviceDraft, reporter: &mut Reporter<'_>) {
     if !device.given.has(Field::DeviceName) {
         let name = reporter.name(Field::DeviceName);
         let message = format!("this device has no `{name}`");
-        let help = format!("add one, such as {}", {
-            reporter.example(Field::DeviceName, "plc-1")
-        });
-        reporter.error(device.line, None, &message, help);
+        let example = reporter.example(Field::DeviceName, "plc-1");
+        let help = format!("add one, such as {example}");
+        reporter.error(device.line, &message, help);
     }
     if !device.given.has(Field::DeviceMac) && !device.given.has(Field::DeviceLan) {
         let message = format!("this device has neither `{mac}` nor `{lan}`: nothing identifies it");
         let help = "add one of them, or both; `seikan gateway discover` lists the devices of the local network";
-        reporter.error(device.line, None, &message, help);
+        reporter.error(device.line, &message, help);
     }
     for (key, addresses) in [
         (Field::DeviceLan, &device.lan),
@@ -169,7 +168,7 @@ fn check_routed_device(device: &DeviceDraft, reporter: &mut Reporter<'_>) {
             "add {}, or use mode `transparent`",
             reporter.example(Field::DeviceLan, "192.168.1.10")
         );
-        reporter.error(device.line, None, &message, help);
+        reporter.error(device.line, &message, help);
     }
     report_unreachable(device, device.given.has(Field::DeviceLan), reporter);
 }
@@ -280,7 +279,7 @@ fn check_reach(
         let help = format!(
             "add a {device} for each; `seikan gateway discover` lists the devices of the local network"
         );
-        reporter.warn(section.line, None, &message, help);
+        reporter.warn(section.line, &message, help);
     }
     match mode {
         GatewayMode::Transparent => {
@@ -298,7 +297,7 @@ fn check_reach(
                     "add {} with the overlay's prefix, or a {remote} for each address",
                     reporter.example(Field::AnswerFor, "10.77.0.0/24")
                 );
-                reporter.warn(section.line, None, &message, help);
+                reporter.warn(section.line, &message, help);
             }
             check_answer_for(section, draft, overlay, reporter);
         }
@@ -340,7 +339,7 @@ fn check_answer_for(
         } else if !overlay.touches(&prefix) {
             let message = format!(
                 "has `{prefix}`, of which no peer has anything in its `{}`",
-                { reporter.name(Field::AllowedIps) }
+                reporter.name(Field::AllowedIps)
             );
             let help = "correct it, or add the prefix to the peer that it is behind";
             reporter.key_warning(Field::AnswerFor, *line, &message, help);

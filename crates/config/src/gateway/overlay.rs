@@ -96,7 +96,7 @@ pub(super) fn check_remotes(
             if !remote.given.has(key) {
                 let message = format!("this remote has no `{}`", reporter.name(key));
                 let help = format!("add one, such as {}", reporter.example(key, address));
-                reporter.error(remote.line, None, &message, help);
+                reporter.error(remote.line, &message, help);
             }
         }
         if let Some(At { value, line }) = &remote.overlay {
@@ -132,9 +132,8 @@ fn check_remote_overlay(
         let help = "write an address behind a peer: devices reach each other without the gateway";
         reporter.key_error(key, line, &message, help);
     } else if !overlay.leads_to(address) {
-        let message = format!("is `{address}`, which no peer has in its `{}`", {
-            reporter.name(Field::AllowedIps)
-        });
+        let allowed_ips = reporter.name(Field::AllowedIps);
+        let message = format!("is `{address}`, which no peer has in its `{allowed_ips}`");
         let help = "correct it, or add the address to the peer that it is behind";
         reporter.key_warning(key, line, &message, help);
     }
