@@ -8,13 +8,13 @@ use std::collections::HashMap;
 use ipnet::IpNet;
 
 use super::diagnostic::Severity;
-use super::gateway::check as gateway;
-use super::interpret::{At, Draft, InterfaceDraft, PeerDraft};
+use super::draft::{At, Draft, InterfaceDraft, PeerDraft, unique_prefixes};
+use super::gateway;
 use super::key::{PrivateKey, PublicKey};
-use super::load::Syntax;
 use super::overrides::Overrides;
 use super::report::Reporter;
 use super::schema::Field;
+use super::source::Syntax;
 use super::types::{
     CipherPreference, Config, InterfaceName, InterfaceNameError, MeshSettings, PeerConfig,
     Protocol, Trust,
@@ -90,7 +90,7 @@ fn check_private_key(interface: &InterfaceDraft, reporter: &mut Reporter<'_>) {
     match (interface.line, reporter.syntax) {
         (Some(line), Syntax::Ini) => {
             let message = format!("[Interface] has no `{name}`");
-            reporter.error(line, None, &message, help);
+            reporter.error(line, &message, help);
         }
         (None, Syntax::Ini) => {
             let message = format!("there is no [Interface] section, and so no `{name}`");
@@ -116,12 +116,8 @@ fn check_addresses(interface: &InterfaceDraft, reporter: &mut Reporter<'_>) {
     let mut seen = HashMap::new();
     for address in &interface.addresses {
         if let Some(first) = seen.insert(address.value.addr(), address.line) {
-            let message = format!(
-                "`{name}` has `{}` twice, first in line {first}",
-                address.value.addr()
-            );
-            let help = "remove one of them";
-            reporter.warn(address.line, Some(Field::Address), &message, help);
+            let value = address.value.addr();
+            reporter.repeated_value(Field::Address, value, address.line, first);
         }
     }
 }
@@ -145,18 +141,20 @@ fn check_mtu(
         Protocol::Native => MAX_MTU_NATIVE,
         Protocol::Wireguard => MAX_MTU_WIREGUARD,
     };
-    let name = reporter.name(Field::Mtu);
     let message = if mtu < least {
-        format!("`{name}` is {mtu}, less than {least}, {why}")
+        format!("is {mtu}, less than {least}, {why}")
     } else if mtu > most {
-        format!("`{name}` is {mtu}, more than {most}, the maximum of the {protocol} protocol")
+        format!("is {mtu}, more than {most}, the maximum of the {protocol} protocol")
     } else {
         return;
     };
     let help = format!("write a number of bytes from {least} to {most}");
     match (&interface.mtu, over) {
-        (Some(mtu), None) => reporter.error(mtu.line, Some(Field::Mtu), &message, help),
-        _ => reporter.whole(Severity::Error, &message, help),
+        (Some(mtu), None) => reporter.key_error(Field::Mtu, mtu.line, &message, help),
+        _ => {
+            let message = format!("`{}` {message}", reporter.name(Field::Mtu));
+            reporter.whole(Severity::Error, &message, help);
+        }
     }
 }
 
@@ -168,24 +166,21 @@ fn check_native(
 ) {
     let native = &interface.native;
     if let (Some(cipher), Protocol::Wireguard) = (&native.cipher, protocol) {
-        let name = reporter.name(Field::Cipher);
-        let message = format!("`{name}` has no effect: WireGuard supports only ChaCha20-Poly1305");
+        let message = "has no effect: WireGuard supports only ChaCha20-Poly1305";
         let help = "remove it, or use the native protocol";
-        reporter.warn(cipher.line, Some(Field::Cipher), &message, help);
+        reporter.key_warning(Field::Cipher, cipher.line, message, help);
     }
-    let name = reporter.name(Field::Metrics);
     let message = |address| {
-        format!(
-            "`{name}` is {address}: anyone who can reach it can see which peers communicate, and when"
-        )
+        format!("is {address}: anyone who can reach it can see which peers communicate, and when")
     };
     let help = "listen on loopback, such as `127.0.0.1:9586`";
     match (overrides.metrics, &native.metrics) {
         (Some(address), _) if !address.ip().is_loopback() => {
-            reporter.whole(Severity::Warning, &message(address), help);
+            let message = format!("`{}` {}", reporter.name(Field::Metrics), message(address));
+            reporter.whole(Severity::Warning, &message, help);
         }
         (None, Some(At { value, line })) if !value.ip().is_loopback() => {
-            reporter.warn(*line, Some(Field::Metrics), &message(*value), help);
+            reporter.key_warning(Field::Metrics, *line, &message(*value), help);
         }
         _ => {}
     }
@@ -220,10 +215,9 @@ fn check_mesh(interface: &InterfaceDraft, reporter: &mut Reporter<'_>) {
         if let Some((first, before)) = pinned.insert(name, (*line, *key))
             && before != *key
         {
-            let pins = reporter.name(Field::Pins);
-            let message = format!("`{pins}` has `{name}` with another key, first in line {first}");
+            let message = format!("has `{name}` with another key, first in line {first}");
             let help = "a member has one key: keep the line that is right";
-            reporter.error(*line, Some(Field::Pins), &message, help);
+            reporter.key_error(Field::Pins, *line, &message, help);
         }
     }
 }
@@ -239,24 +233,25 @@ fn check_identities(interface: &InterfaceDraft, peers: &[PeerDraft], reporter: &
             if !peer.given.has(Field::PublicKey) {
                 let message = format!("this peer has no `{name}`");
                 let help = "add the key that `seikan pubkey < private.key` prints on the peer";
-                reporter.error(peer.line, None, &message, help);
+                reporter.error(peer.line, &message, help);
             }
             continue;
         };
         if own.is_some_and(|own| own.as_bytes() == key.as_bytes()) {
             reporter.hide_line(line);
-            let message = format!("`{name}` is this interface's own private key");
+            let message = "is this interface's own private key";
             let help = "make a new private key, for this one may have been seen, and write the peer's public key here";
-            reporter.error(line, Some(Field::PublicKey), &message, help);
+            reporter.key_error(Field::PublicKey, line, message, help);
         } else if own_public == Some(key) {
-            let message = format!("`{name}` is this interface's own public key");
+            let message = "is this interface's own public key";
             let help = "write the peer's public key: the peer prints it with `seikan pubkey < private.key`";
-            reporter.error(line, Some(Field::PublicKey), &message, help);
+            reporter.key_error(Field::PublicKey, line, message, help);
         }
         if let Some(first) = seen.insert(key, peer) {
             let message = format!("this is the same peer as {}", first.described());
             let help = "merge both into one section, or correct the key of one of them";
-            reporter.error(line, Some(Field::PublicKey), &message, help);
+            let key = Some(Field::PublicKey);
+            reporter.add(Severity::Error, line, key, &message, help);
         }
     }
 }
@@ -270,53 +265,32 @@ fn check_allowed_ips(interface: &InterfaceDraft, peers: &[PeerDraft], reporter: 
             let message =
                 format!("this peer has no `{name}`: nothing is sent to it or accepted from it");
             let help = "add the addresses behind the peer, such as `10.0.0.2/32`";
-            reporter.warn(peer.line, None, &message, help);
+            reporter.warn(peer.line, &message, help);
         }
         for At { value, line } in &peer.allowed_ips {
-            let masked = masked(Field::AllowedIps, *value, *line, reporter);
+            let masked = reporter.truncate_prefix(Field::AllowedIps, *value, *line);
             match owners.insert(masked, (index, *line)) {
                 Some((owner, first)) if owner == index => {
-                    let message = format!("`{name}` has `{masked}` twice, first in line {first}");
-                    reporter.warn(
-                        *line,
-                        Some(Field::AllowedIps),
-                        &message,
-                        "remove one of them",
-                    );
+                    reporter.repeated_value(Field::AllowedIps, masked, *line, first);
                 }
                 Some((owner, first)) => {
                     let message = format!(
-                        "`{name}` has `{masked}`, which {} has already, in line {first}",
+                        "has `{masked}`, which {} has already, in line {first}",
                         peers[owner].described()
                     );
                     let help = "a prefix belongs to one peer only; a longer prefix inside it may belong to another";
-                    reporter.error(*line, Some(Field::AllowedIps), &message, help);
+                    reporter.key_error(Field::AllowedIps, *line, &message, help);
                 }
                 None => {}
             }
             let own = |address: &At<IpNet>| IpNet::from(address.value.addr()) == masked;
             if interface.addresses.iter().any(own) {
-                let message = format!("`{name}` has `{masked}`, this interface's own address");
+                let message = format!("has `{masked}`, this interface's own address");
                 let help = "write the peer's address";
-                reporter.warn(*line, Some(Field::AllowedIps), &message, help);
+                reporter.key_warning(Field::AllowedIps, *line, &message, help);
             }
         }
     }
-}
-
-/// Returns the prefix without its host bits; warns if it has any.
-pub(super) fn masked(key: Field, value: IpNet, line: usize, reporter: &mut Reporter<'_>) -> IpNet {
-    let masked = value.trunc();
-    if masked != value {
-        let name = reporter.name(key);
-        let message = format!("`{name}` has `{value}`, which is read as `{masked}`");
-        let help = format!(
-            "write `{masked}` for the whole network, or `{}` for the one address",
-            IpNet::from(value.addr())
-        );
-        reporter.warn(line, Some(key), &message, help);
-    }
-    masked
 }
 
 /// Checks that one side can reach the other first.
@@ -342,19 +316,11 @@ fn check_reach(interface: &InterfaceDraft, peers: &[PeerDraft], reporter: &mut R
 
 /// Completes a peer; `None` if something is missing.
 fn complete_peer(draft: PeerDraft) -> Option<PeerConfig> {
-    let mut allowed_ips: Vec<IpNet> = Vec::with_capacity(draft.allowed_ips.len());
-    let mut seen = std::collections::HashSet::new();
-    for prefix in draft.allowed_ips {
-        let masked = prefix.value.trunc();
-        if seen.insert(masked) {
-            allowed_ips.push(masked);
-        }
-    }
     Some(PeerConfig {
         name: draft.name,
         public_key: draft.public_key?.value,
         preshared_key: draft.preshared_key,
-        allowed_ips,
+        allowed_ips: unique_prefixes(&draft.allowed_ips),
         endpoint: draft.endpoint,
         persistent_keepalive: draft.persistent_keepalive,
     })
@@ -414,14 +380,4 @@ fn complete(
         gateway: None,
         mesh,
     })
-}
-
-impl PeerDraft {
-    /// Returns the peer's name for messages.
-    pub(super) fn described(&self) -> String {
-        match &self.name {
-            Some(name) => format!("the peer `{name}`"),
-            None => format!("the peer in line {}", self.line),
-        }
-    }
 }

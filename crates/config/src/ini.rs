@@ -6,9 +6,9 @@
 
 use zeroize::Zeroizing;
 
-use super::load::Syntax;
 use super::report::{Reporter, did_you_mean, empty_list, unknown_key, word};
 use super::schema::{self, Document, Entry, Item, Section, SectionKind, Shape};
+use super::source::Syntax;
 
 /// Maximum length of a name that may be a misspelt section, in bytes.
 const MAX_HEADER: usize = 16;
@@ -39,7 +39,7 @@ pub(super) fn split(text: &str, reporter: &mut Reporter<'_>) -> Document {
         }
         if document.sections.is_empty() {
             let help = "start with `[Interface]`, then a `[Peer]` for every peer";
-            reporter.error(line, None, "this line is outside of a section", help);
+            reporter.error(line, "this line is outside of a section", help);
             // Most likely the header is missing.
             document
                 .sections
@@ -80,7 +80,7 @@ fn header(content: &str, line: usize, reporter: &mut Reporter<'_>) -> Option<Sec
         "there are five kinds of sections: `[Interface]`, `[Peer]`, `[Gateway]`, `[Device]` and `[Remote]`",
     );
     let message = format!("unknown section `{}`", word(&name));
-    reporter.error(line, None, &message, help);
+    reporter.error(line, &message, help);
     near.map(|(.., kind)| kind)
 }
 
@@ -103,7 +103,7 @@ fn entry(
     // A line without `=` may contain one at the end of a key.
     let Some((name, value)) = parts.filter(|(name, _)| name_like(name)) else {
         let help = "write `Key = value`; comments begin with `#`";
-        reporter.error(line, None, "this line is not `Key = value`", help);
+        reporter.error(line, "this line is not `Key = value`", help);
         let first = content.split_whitespace().next().unwrap_or_default();
         let meant = schema::find(first.trim_end_matches(':'), section, reporter.syntax)?;
         return Some(Entry::invalid(meant.key, line));
@@ -117,9 +117,8 @@ fn entry(
     };
     let items = match spec.shape {
         Shape::One if value.is_empty() => {
-            let message = format!("`{}` has no value", spec.name(reporter.syntax));
             let help = "write a value after the `=`, or remove the line";
-            reporter.error(line, Some(spec.key), &message, help);
+            reporter.key_error(spec.key, line, "has no value", help);
             Vec::new()
         }
         Shape::List | Shape::Lines if value.is_empty() && spec.key.must_have_values() => {

@@ -2,96 +2,19 @@
 //!
 //! Faults of single values are reported here; `check` reports faults of the whole.
 
-use std::collections::HashMap;
 use std::path::Path;
 
 use ipnet::IpNet;
-use seikan_proto::mesh::{Credential, Name, Pin};
+use seikan_proto::gateway::rules::Rule;
 use zeroize::Zeroizing;
 
-use super::gateway::draft::{GatewayDraft, GatewaySection};
-use super::key::{PresharedKey, PrivateKey, PublicKey};
-use super::load::ReadKey;
+use super::draft::{
+    At, DeviceDraft, Draft, GatewaySection, Given, InterfaceDraft, PeerDraft, RemoteDraft,
+};
 use super::report::Reporter;
 use super::schema::{Document, Entry, Field, Item, Section, SectionKind, Shape};
-use super::types::{CipherPreference, CoordinatorUrl, Endpoint, Hooks, Protocol, Table};
-use super::values::{self, DnsItem, Problem};
-
-/// A value and its line.
-#[derive(Debug, Clone)]
-pub(super) struct At<T> {
-    pub value: T,
-    pub line: usize,
-}
-
-/// A configuration that may be incomplete.
-#[derive(Default)]
-pub(super) struct Draft {
-    pub interface: InterfaceDraft,
-    pub peers: Vec<PeerDraft>,
-    pub gateway: GatewayDraft,
-}
-
-/// The keys of a section, valid or not.
-#[derive(Default)]
-pub(super) struct Given(HashMap<Field, usize>);
-
-/// `[Interface]` so far.
-#[derive(Default)]
-pub(super) struct InterfaceDraft {
-    /// Line of the section's header; `None` where there was none.
-    pub line: Option<usize>,
-    pub given: Given,
-    pub private_key: Option<At<PrivateKey>>,
-    pub listen_port: Option<u16>,
-    pub addresses: Vec<At<IpNet>>,
-    pub mtu: Option<At<u32>>,
-    pub dns: Vec<DnsItem>,
-    pub table: Option<Table>,
-    pub fwmark: Option<u32>,
-    pub hooks: Hooks,
-    pub save_config: bool,
-    pub native: NativeDraft,
-    pub mesh: MeshDraft,
-}
-
-/// Settings of a mesh so far.
-#[derive(Default)]
-pub(super) struct MeshDraft {
-    pub coordinator: Option<At<CoordinatorUrl>>,
-    pub pin: Option<At<Pin>>,
-    pub credential: Option<At<Credential>>,
-    pub stun: Vec<At<Endpoint>>,
-    pub names: Option<bool>,
-    pub port_mapping: Option<bool>,
-    pub pins: Vec<At<(Name, PublicKey)>>,
-    pub first_use: Option<bool>,
-}
-
-/// Keys that wg-quick does not have.
-#[derive(Default)]
-pub(super) struct NativeDraft {
-    pub protocol: Option<Protocol>,
-    pub offload: Option<bool>,
-    pub metrics: Option<At<std::net::SocketAddr>>,
-    pub cipher: Option<At<CipherPreference>>,
-    pub copy_dscp: Option<bool>,
-}
-
-/// One `[Peer]` so far.
-#[derive(Default)]
-pub(super) struct PeerDraft {
-    /// Line of the section's header.
-    pub line: usize,
-    pub given: Given,
-    pub name: Option<String>,
-    pub public_key: Option<At<PublicKey>>,
-    pub preshared_key: Option<PresharedKey>,
-    /// With their host bits.
-    pub allowed_ips: Vec<At<IpNet>>,
-    pub endpoint: Option<Endpoint>,
-    pub persistent_keepalive: Option<u16>,
-}
+use super::source::ReadKey;
+use super::values::{self, Problem};
 
 /// Converts every value.
 pub(super) fn interpret(
@@ -99,44 +22,42 @@ pub(super) fn interpret(
     read_key: &ReadKey<'_>,
     reporter: &mut Reporter<'_>,
 ) -> Draft {
+    let mut context = Context { read_key, reporter };
     let mut draft = Draft::default();
     for section in document.sections {
         match section.kind {
             SectionKind::Interface => {
                 if draft.interface.line.is_some() {
+                    let message = "a second [Interface] section";
                     let help = "put the keys of both into one section";
-                    reporter.warn(section.line, None, "a second [Interface] section", help);
+                    context.reporter.warn(section.line, message, help);
                 }
                 draft.interface.line.get_or_insert(section.line);
-                let mut context = Context { read_key, reporter };
                 context.interface(section, &mut draft.interface);
             }
             SectionKind::Peer => {
-                let mut context = Context { read_key, reporter };
                 draft.peers.push(context.peer(section));
             }
             SectionKind::Gateway => {
                 let first = draft.gateway.section.take();
                 if let Some(first) = &first {
+                    let header = section.kind.header(context.reporter.syntax);
                     let message = format!(
                         "a second {} section, the first is in line {}",
-                        section.kind.header(reporter.syntax).unwrap_or_default(),
+                        header.unwrap_or_default(),
                         first.line
                     );
                     let help = "a tunnel has one gateway: put the keys of both into one section";
-                    reporter.error(section.line, None, &message, help);
+                    context.reporter.error(section.line, &message, help);
                 }
                 let mut gateway = first.unwrap_or_else(|| GatewaySection::new(section.line));
-                let mut context = Context { read_key, reporter };
                 context.gateway(section, &mut gateway);
                 draft.gateway.section = Some(gateway);
             }
             SectionKind::Device => {
-                let mut context = Context { read_key, reporter };
                 draft.gateway.devices.push(context.device(section));
             }
             SectionKind::Remote => {
-                let mut context = Context { read_key, reporter };
                 draft.gateway.remotes.push(context.remote(section));
             }
         }
@@ -144,17 +65,10 @@ pub(super) fn interpret(
     draft
 }
 
-impl Given {
-    /// Returns whether the section has the key.
-    pub fn has(&self, key: Field) -> bool {
-        self.0.contains_key(&key)
-    }
-}
-
 /// Context for reading a section.
-pub(super) struct Context<'a, 'r, 's> {
+struct Context<'a, 'r, 's> {
     read_key: &'a ReadKey<'a>,
-    pub reporter: &'r mut Reporter<'s>,
+    reporter: &'r mut Reporter<'s>,
 }
 
 impl Context<'_, '_, '_> {
@@ -174,7 +88,7 @@ impl Context<'_, '_, '_> {
                 }
                 Field::Mtu => self.set_at(&entry, values::mtu, &mut draft.mtu),
                 Field::Dns => {
-                    let items = self.all(&entry, values::dns);
+                    let items = self.all(&entry, values::dns).into_iter();
                     draft.dns.extend(items.map(|item| item.value));
                 }
                 Field::Table => self.set(&entry, values::table, &mut draft.table),
@@ -184,9 +98,9 @@ impl Context<'_, '_, '_> {
                 Field::PreDown => draft.hooks.pre_down.extend(texts(&entry)),
                 Field::PostDown => draft.hooks.post_down.extend(texts(&entry)),
                 Field::SaveConfig => {
-                    draft.save_config = self
-                        .one(&entry, values::boolean)
-                        .unwrap_or(draft.save_config);
+                    if let Some(at) = self.one(&entry, values::boolean) {
+                        draft.save_config = at.value;
+                    }
                 }
                 Field::Protocol => {
                     self.set(&entry, values::protocol, &mut draft.native.protocol);
@@ -249,17 +163,89 @@ impl Context<'_, '_, '_> {
         draft
     }
 
+    fn gateway(&mut self, section: Section, draft: &mut GatewaySection) {
+        for entry in section.entries {
+            self.note_repetition(&entry, &mut draft.given);
+            match entry.key {
+                Field::GatewayInterface => {
+                    self.set_at(&entry, values::interface, &mut draft.interface);
+                }
+                Field::GatewayMode => self.set(&entry, values::gateway_mode, &mut draft.mode),
+                Field::AnswerFor => {
+                    draft.answer_for.extend(self.all(&entry, values::prefix));
+                }
+                Field::ProxyArp => self.set_at(&entry, values::boolean, &mut draft.proxy_arp),
+                Field::Priority => self.set_at(&entry, values::priority, &mut draft.priority),
+                // The splitters pass only keys that belong to the section.
+                _ => {}
+            }
+        }
+    }
+
+    fn device(&mut self, section: Section) -> DeviceDraft {
+        let mut draft = DeviceDraft {
+            line: section.line,
+            ..DeviceDraft::default()
+        };
+        for entry in section.entries {
+            self.note_repetition(&entry, &mut draft.given);
+            match entry.key {
+                Field::DeviceName => self.set_at(&entry, values::device_name, &mut draft.name),
+                Field::DeviceMac => self.set_at(&entry, values::mac, &mut draft.mac),
+                Field::DeviceVlan => self.set_at(&entry, values::vlan, &mut draft.vlan),
+                Field::DeviceLan => draft.lan.extend(self.all(&entry, values::host_address)),
+                Field::DeviceOverlay => {
+                    draft.overlay.extend(self.all(&entry, values::host_address));
+                }
+                Field::AllowFrom => draft.allow_from.extend(self.rules(&entry)),
+                Field::AllowTo => draft.allow_to.extend(self.rules(&entry)),
+                // The splitters pass only keys that belong to the section.
+                _ => {}
+            }
+        }
+        draft
+    }
+
+    fn remote(&mut self, section: Section) -> RemoteDraft {
+        let mut draft = RemoteDraft {
+            line: section.line,
+            ..RemoteDraft::default()
+        };
+        for entry in section.entries {
+            self.note_repetition(&entry, &mut draft.given);
+            match entry.key {
+                Field::RemoteOverlay => {
+                    self.set_at(&entry, values::host_address, &mut draft.overlay);
+                }
+                Field::RemoteLan => self.set_at(&entry, values::host_address, &mut draft.lan),
+                // The splitters pass only keys that belong to the section.
+                _ => {}
+            }
+        }
+        draft
+    }
+
+    /// Returns the rules of an entry; warns if one allows a whole network although it names one
+    /// host.
+    fn rules(&mut self, entry: &Entry) -> Vec<Rule> {
+        for item in &entry.items {
+            let source = item.text.split_whitespace().next();
+            if let Some(Ok(source)) = source.map(str::parse::<IpNet>) {
+                self.reporter.truncate_prefix(entry.key, source, item.line);
+            }
+        }
+        let rules = self.all(entry, values::rule).into_iter();
+        rules.map(|rule| rule.value).collect()
+    }
+
     /// Warns if a key that takes one value is repeated in its section.
-    pub(super) fn note_repetition(&mut self, entry: &Entry, given: &mut Given) {
-        let values = given.0.entry(entry.key).or_default();
-        let again = *values > 0 && !entry.items.is_empty();
-        *values += entry.items.len();
+    fn note_repetition(&mut self, entry: &Entry, given: &mut Given) {
+        let again = given.add(entry);
         if again && entry.key.spec().shape == Shape::One {
-            let name = self.reporter.name(entry.key);
-            let message = format!("`{name}` is given again: only the last one counts");
+            let message = "is given again: only the last one counts";
             let help = "remove the others";
             self.reporter
-                .warn(entry.line, Some(entry.key), &message, help);
+                .key_warning(entry.key, entry.line, message, help);
         }
     }
 
@@ -272,10 +258,10 @@ impl Context<'_, '_, '_> {
             _ => Field::PresharedKey,
         };
         if given.has(other) {
-            let (name, other) = (self.reporter.name(key), self.reporter.name(other));
-            let message = format!("`{name}` and `{other}` are both given");
+            let other = self.reporter.name(other);
+            let message = format!("and `{other}` are both given");
             self.reporter
-                .error(line, Some(key), &message, "keep one of them");
+                .key_error(key, line, &message, "keep one of them");
         }
     }
 
@@ -310,10 +296,25 @@ impl Context<'_, '_, '_> {
             Err(error) => {
                 let message = format!("names `{}`: {error}", item.text.as_str());
                 let help = "write the path of a file with one key, from the root or from this file's folder";
-                let problem = Problem {
-                    message,
-                    help: help.to_owned(),
-                };
+                self.reporter.key_error(key, item.line, &message, help);
+                None
+            }
+        }
+    }
+
+    /// Parses one value of a key; reports it if it is invalid.
+    fn parse<T>(
+        &mut self,
+        key: Field,
+        item: &Item,
+        parse: fn(&str) -> Result<T, Problem>,
+    ) -> Option<At<T>> {
+        match parse(&item.text) {
+            Ok(value) => Some(At {
+                value,
+                line: item.line,
+            }),
+            Err(problem) => {
                 self.reporter.problem(key, item.line, problem);
                 None
             }
@@ -321,25 +322,26 @@ impl Context<'_, '_, '_> {
     }
 
     /// Parses the single value of an entry.
-    fn one<T>(&mut self, entry: &Entry, parse: fn(&str) -> Result<T, Problem>) -> Option<T> {
-        let item = entry.items.first()?;
-        match parse(&item.text) {
-            Ok(value) => Some(value),
-            Err(problem) => {
-                self.reporter.problem(entry.key, item.line, problem);
-                None
-            }
-        }
+    fn one<T>(&mut self, entry: &Entry, parse: fn(&str) -> Result<T, Problem>) -> Option<At<T>> {
+        self.parse(entry.key, entry.items.first()?, parse)
     }
 
-    pub(super) fn set<T>(
+    /// Parses the values of an entry; reports invalid ones and returns the others.
+    fn all<T>(&mut self, entry: &Entry, parse: fn(&str) -> Result<T, Problem>) -> Vec<At<T>> {
+        let items = entry.items.iter();
+        items
+            .filter_map(|item| self.parse(entry.key, item, parse))
+            .collect()
+    }
+
+    fn set<T>(
         &mut self,
         entry: &Entry,
         parse: fn(&str) -> Result<T, Problem>,
         slot: &mut Option<T>,
     ) {
-        if let Some(value) = self.one(entry, parse) {
-            *slot = Some(value);
+        if let Some(at) = self.one(entry, parse) {
+            *slot = Some(at.value);
         }
     }
 
@@ -350,42 +352,20 @@ impl Context<'_, '_, '_> {
         parse: fn(&str) -> Result<Option<T>, Problem>,
         slot: &mut Option<T>,
     ) {
-        if let Some(value) = self.one(entry, parse) {
-            *slot = value;
+        if let Some(at) = self.one(entry, parse) {
+            *slot = at.value;
         }
     }
 
-    pub(super) fn set_at<T>(
+    fn set_at<T>(
         &mut self,
         entry: &Entry,
         parse: fn(&str) -> Result<T, Problem>,
         slot: &mut Option<At<T>>,
     ) {
-        if let Some(value) = self.one(entry, parse) {
-            *slot = Some(At {
-                value,
-                line: entry.line,
-            });
+        if let Some(at) = self.one(entry, parse) {
+            *slot = Some(at);
         }
-    }
-
-    /// Parses the values of an entry; reports invalid ones and returns the others.
-    pub(super) fn all<T>(
-        &mut self,
-        entry: &Entry,
-        parse: fn(&str) -> Result<T, Problem>,
-    ) -> impl Iterator<Item = At<T>> + use<T> {
-        let mut all = Vec::with_capacity(entry.items.len());
-        for item in &entry.items {
-            match parse(&item.text) {
-                Ok(value) => all.push(At {
-                    value,
-                    line: item.line,
-                }),
-                Err(problem) => self.reporter.problem(entry.key, item.line, problem),
-            }
-        }
-        all.into_iter()
     }
 }
 

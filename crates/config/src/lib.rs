@@ -3,8 +3,8 @@
 //! Stages of reading a file:
 //! 1. [`locate`] turns a path or an interface name into a path;
 //! 2. `ini` or `toml` splits the text into sections and entries with their lines;
-//! 3. `interpret` converts each value by the table of keys in `schema`;
-//! 4. `check` checks the whole: keys used twice, overlapping prefixes, MTU, missing keys;
+//! 3. `interpret` converts each value by the table of keys in `schema`, to a `draft`;
+//! 4. `check` and `gateway` check the whole: keys used twice, overlapping prefixes, MTU, missing keys;
 //! 5. the result is a [`Config`], and all [`Diagnostic`]s, not only the first.
 //!
 //! [`Config::to_ini`] and [`Config::to_toml`] convert a configuration back to text.
@@ -12,6 +12,8 @@
 
 mod check;
 mod diagnostic;
+mod draft;
+mod endpoint;
 mod gateway;
 mod ini;
 mod interpret;
@@ -20,22 +22,23 @@ mod load;
 mod overrides;
 mod report;
 mod schema;
+mod source;
 mod toml;
 mod types;
 mod values;
 mod write;
 
 pub use diagnostic::{Diagnostic, Diagnostics, Severity};
-pub use gateway::{GatewayMode, GatewaySettings};
+pub use endpoint::{CoordinatorUrl, Endpoint, EndpointError, Host, NotACoordinator};
 pub use key::{
     KEY_BASE64_LEN, KEY_LEN, KeyError, PresharedKey, PrivateKey, PublicKey, encode_key,
     parse_preshared_key, parse_private_key, parse_public_key,
 };
-pub use load::{ConfigError, Parsed, ReadKey, Source, Syntax, interface_name, load, locate, parse};
+pub use load::{ConfigError, Parsed, interface_name, load, locate, parse};
 pub use overrides::Overrides;
+pub use source::{ReadKey, Source, Syntax};
 pub use types::{
-    CipherPreference, Config, CoordinatorUrl, Endpoint, Hooks, Host, InterfaceName,
-    InterfaceNameError, MeshSettings, NotACoordinator, PeerConfig, Protocol, Table, Trust,
-    UnknownValue,
+    CipherPreference, Config, GatewayMode, GatewaySettings, Hooks, InterfaceName,
+    InterfaceNameError, MeshSettings, PeerConfig, Protocol, Table, Trust, UnknownValue,
 };
 pub use write::NotInIni;

@@ -14,6 +14,7 @@ use zeroize::Zeroizing;
 use super::diagnostic::{Diagnostic, Diagnostics, Severity};
 use super::overrides::Overrides;
 use super::report::Reporter;
+use super::source::{ReadKey, Source, Syntax};
 use super::types::{Config, InterfaceName, InterfaceNameError};
 use super::{check, ini, interpret, toml};
 
@@ -23,26 +24,6 @@ const MAX_FILE: u64 = 16 << 20;
 const MAX_KEY_FILE: u64 = 4096;
 /// Mode bits of a file that give access to others than its owner.
 const OTHERS: u32 = 0o077;
-
-/// Syntax of a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Syntax {
-    /// wg-quick's syntax: `.conf`, and every other name but `.toml`.
-    Ini,
-    /// TOML: `.toml`.
-    Toml,
-}
-
-/// A file's text, with its name.
-#[derive(Debug, Clone)]
-pub struct Source {
-    /// Name of the file in diagnostics.
-    pub file: String,
-    /// Syntax of the text.
-    pub syntax: Syntax,
-    /// The text; wiped on drop.
-    pub text: Zeroizing<String>,
-}
 
 /// Result of parsing a file.
 #[derive(Debug)]
@@ -61,9 +42,6 @@ pub struct Parsed {
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct ConfigError(pub Diagnostics);
-
-/// Reads the file that `private-key-file` or `preshared-key-file` names.
-pub type ReadKey<'a> = dyn Fn(&Path) -> io::Result<Zeroizing<String>> + 'a;
 
 /// Finds, reads and checks the configuration of `target`: a path, or an interface's name.
 pub fn load(target: &str, overrides: &Overrides) -> Parsed {
@@ -227,16 +205,6 @@ fn read_text(file: &mut File, max: u64) -> io::Result<Zeroizing<String>> {
             let line = before.iter().filter(|b| **b == b'\n').count() + 1;
             let message = format!("line {line} is not UTF-8 text");
             Err(io::Error::new(io::ErrorKind::InvalidData, message))
-        }
-    }
-}
-
-impl Syntax {
-    /// Returns the syntax of a file by its extension.
-    pub fn of(path: &Path) -> Self {
-        match path.extension() {
-            Some(ending) if ending == "toml" => Self::Toml,
-            _ => Self::Ini,
         }
     }
 }

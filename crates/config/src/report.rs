@@ -5,10 +5,13 @@
 //! which could control a terminal.
 
 use std::collections::HashSet;
+use std::fmt::Display;
+
+use ipnet::IpNet;
 
 use super::diagnostic::{Diagnostic, Diagnostics, Severity};
-use super::load::{Source, Syntax};
-use super::schema::{self, Entry, Field};
+use super::schema::{self, Entry, Field, Shape};
+use super::source::{Source, Syntax};
 use super::values::Problem;
 
 /// Replacement of a secret.
@@ -51,30 +54,61 @@ impl<'a> Reporter<'a> {
         key.name(self.syntax)
     }
 
-    /// Reports an invalid value: "`Key` is ...".
+    /// Reports an invalid value of a key.
     pub fn problem(&mut self, key: Field, line: usize, problem: Problem) {
-        let message = format!("`{}` {}", self.name(key), problem.message);
-        self.add(Severity::Error, line, Some(key), &message, problem.help);
+        self.key_error(key, line, &problem.message, problem.help);
     }
 
-    pub fn error(
-        &mut self,
-        line: usize,
-        key: Option<Field>,
-        message: &str,
-        help: impl Into<String>,
-    ) {
-        self.add(Severity::Error, line, key, message, help);
+    /// Reports an error of a key. `message` follows the key's name: "`Key` ...".
+    pub fn key_error(&mut self, key: Field, line: usize, message: &str, help: impl Into<String>) {
+        let message = format!("`{}` {message}", self.name(key));
+        self.add(Severity::Error, line, Some(key), &message, help);
     }
 
-    pub fn warn(
-        &mut self,
-        line: usize,
-        key: Option<Field>,
-        message: &str,
-        help: impl Into<String>,
-    ) {
-        self.add(Severity::Warning, line, key, message, help);
+    /// Warns of a key. `message` follows the key's name: "`Key` ...".
+    pub fn key_warning(&mut self, key: Field, line: usize, message: &str, help: impl Into<String>) {
+        let message = format!("`{}` {message}", self.name(key));
+        self.add(Severity::Warning, line, Some(key), &message, help);
+    }
+
+    /// Reports an error of a line.
+    pub fn error(&mut self, line: usize, message: &str, help: impl Into<String>) {
+        self.add(Severity::Error, line, None, message, help);
+    }
+
+    /// Warns of a line.
+    pub fn warn(&mut self, line: usize, message: &str, help: impl Into<String>) {
+        self.add(Severity::Warning, line, None, message, help);
+    }
+
+    /// Returns an example of a key with a value.
+    pub fn example(&self, key: Field, value: &str) -> String {
+        let name = self.name(key);
+        match (self.syntax, key.spec().shape) {
+            (Syntax::Ini, _) => format!("`{name} = {value}`"),
+            (Syntax::Toml, Shape::One) => format!("`{name} = \"{value}\"`"),
+            (Syntax::Toml, _) => format!("`{name} = [\"{value}\"]`"),
+        }
+    }
+
+    /// Returns the prefix without its host bits; warns if it has any.
+    pub fn truncate_prefix(&mut self, key: Field, value: IpNet, line: usize) -> IpNet {
+        let masked = value.trunc();
+        if masked != value {
+            let message = format!("has `{value}`, which is read as `{masked}`");
+            let help = format!(
+                "write `{masked}` for the whole network, or `{}` for the one address",
+                IpNet::from(value.addr())
+            );
+            self.key_warning(key, line, &message, help);
+        }
+        masked
+    }
+
+    /// Warns of a value that is twice in a list.
+    pub fn repeated_value(&mut self, key: Field, value: impl Display, line: usize, first: usize) {
+        let message = format!("has `{value}` twice, first in line {first}");
+        self.key_warning(key, line, &message, "remove one of them");
     }
 
     /// Hides the text of a line in all diagnostics, earlier ones included: it contains a secret
@@ -105,7 +139,8 @@ impl<'a> Reporter<'a> {
         self.keep(finding);
     }
 
-    fn add(
+    /// Reports a fault of a line. `key`: the key that the line is about.
+    pub fn add(
         &mut self,
         severity: Severity,
         line: usize,
@@ -297,9 +332,8 @@ pub(super) fn did_you_mean(nearest: Option<&str>, otherwise: &str) -> String {
 /// Reports an empty list where "nobody" would be read as "anybody".
 pub(super) fn empty_list(reporter: &mut Reporter<'_>, key: Field, line: usize) {
     let name = reporter.name(key);
-    let message = format!("`{name}` is empty");
     let help = format!("write which hosts are allowed; without `{name}` all are");
-    reporter.error(line, Some(key), &message, help);
+    reporter.key_error(key, line, "is empty", help);
 }
 
 /// Reports a key that does not exist, or not in this section; gives the key of this section that
@@ -314,13 +348,13 @@ pub(super) fn unknown_key(
     let elsewhere: Vec<_> = schema::find_anywhere(name, syntax).collect();
     if let [spec, ..] = elsewhere[..] {
         let known = spec.name(syntax);
-        let message = format!("`{known}` does not belong {}", section.location(syntax));
+        let message = format!("does not belong {}", section.location(syntax));
         let locations = elsewhere.iter().map(|spec| spec.section.location(syntax));
         let help = format!(
             "`{known}` belongs {}",
             locations.collect::<Vec<_>>().join(" or ")
         );
-        reporter.error(line, Some(spec.key), &message, help);
+        reporter.key_error(spec.key, line, &message, help);
         return None;
     }
     let message = format!("unknown key `{}` {}", word(name), section.location(syntax));

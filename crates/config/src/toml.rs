@@ -4,6 +4,7 @@
 //! The library parses, and continues after errors. This module converts the tree to a [`Document`]:
 //! values keep their lines, and the rules are those of the other syntax.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use toml::Spanned;
@@ -26,156 +27,157 @@ pub(super) fn split(text: &str, reporter: &mut Reporter<'_>) -> Option<Document>
         // The first fault of a line causes the others.
         if line != last {
             let message = format!("not TOML: {}", error.message());
-            reporter.error(line, None, &message, "see https://toml.io for the syntax");
+            reporter.error(line, &message, "see https://toml.io for the syntax");
         }
         last = line;
     }
     if !errors.is_empty() {
         return None;
     }
-    let mut document = Document::default();
-    let mut interface = Section::new(SectionKind::Interface, 1);
-    for (key, value) in table.get_ref() {
-        let is_table = matches!(value.get_ref(), DeValue::Table(_));
-        if key.get_ref() == "peer" {
-            tables(
-                SectionKind::Peer,
-                "peer",
-                value,
-                &lines,
-                &mut document,
-                reporter,
-            );
-        } else if key.get_ref() == "gateway" {
-            gateway(key, value, &lines, &mut document, reporter);
-        } else if matches!(key.get_ref().as_ref(), "device" | "remote") {
-            let name = key.get_ref();
-            let message = format!("`{name}` does not belong at the top of the file");
-            let help = format!("begin each {name} with a line `[[gateway.{name}]]`");
-            reporter.error(lines.of(&key.span()), None, &message, help);
-        } else if is_table && key.get_ref().eq_ignore_ascii_case("interface") {
-            let message = "there is no table for the interface";
-            let help =
-                "write the interface's keys at the top of the file, above the first `[[peer]]`";
-            reporter.error(lines.of(&key.span()), None, message, help);
-        } else {
-            entry(key, value, &lines, &mut interface, reporter);
-        }
-    }
+    let mut splitter = Splitter {
+        lines,
+        sections: Vec::new(),
+        reporter,
+    };
+    let interface = splitter.interface(table.get_ref());
+    let mut sections = splitter.sections;
     // The library returns tables in the order of their keys; diagnostics use the order of lines.
-    interface.entries.sort_by_key(|entry| entry.line);
-    document.sections.sort_by_key(|section| section.line);
-    document.sections.insert(0, interface);
-    Some(document)
+    sections.sort_by_key(|section| section.line);
+    sections.insert(0, interface);
+    Some(Document { sections })
 }
 
-/// Converts `[gateway]`, and the lists of tables in it.
-fn gateway(
-    key: &Spanned<std::borrow::Cow<'_, str>>,
-    value: &Spanned<DeValue<'_>>,
-    lines: &Lines,
-    document: &mut Document,
-    reporter: &mut Reporter<'_>,
-) {
-    let DeValue::Table(table) = value.get_ref() else {
-        let message = "`gateway` is not a table";
-        let help = "a tunnel has one gateway: begin it with a line `[gateway]`";
-        reporter.error(lines.of(&key.span()), None, message, help);
-        return;
-    };
-    let mut section = Section::new(SectionKind::Gateway, lines.of(&value.span()));
-    // `[[gateway.device]]` also creates the table, without a header.
-    let mut has_keys = table.is_empty();
-    for (key, value) in table {
-        match key.get_ref().as_ref() {
-            name @ "device" => tables(SectionKind::Device, name, value, lines, document, reporter),
-            name @ "remote" => tables(SectionKind::Remote, name, value, lines, document, reporter),
-            _ => {
-                has_keys = true;
-                entry(key, value, lines, &mut section, reporter);
+type Key<'a> = Spanned<Cow<'a, str>>;
+type Value<'a> = Spanned<DeValue<'a>>;
+
+/// Converts tables to sections.
+struct Splitter<'r, 's> {
+    lines: Lines,
+    /// All sections but the interface's.
+    sections: Vec<Section>,
+    reporter: &'r mut Reporter<'s>,
+}
+
+impl Splitter<'_, '_> {
+    /// Converts the top of the file, and the tables below it.
+    fn interface(&mut self, table: &DeTable<'_>) -> Section {
+        let mut interface = Section::new(SectionKind::Interface, 1);
+        for (key, value) in table {
+            let is_table = matches!(value.get_ref(), DeValue::Table(_));
+            let line = self.lines.of(&key.span());
+            match key.get_ref().as_ref() {
+                "peer" => self.tables(SectionKind::Peer, "peer", value),
+                "gateway" => self.gateway(line, value),
+                name @ ("device" | "remote") => {
+                    let message = format!("`{name}` does not belong at the top of the file");
+                    let help = format!("begin each {name} with a line `[[gateway.{name}]]`");
+                    self.reporter.error(line, &message, help);
+                }
+                name if is_table && name.eq_ignore_ascii_case("interface") => {
+                    let message = "there is no table for the interface";
+                    let help = "write the interface's keys at the top of the file, above the first `[[peer]]`";
+                    self.reporter.error(line, message, help);
+                }
+                _ => self.entry(key, value, &mut interface),
             }
         }
+        interface.entries.sort_by_key(|entry| entry.line);
+        interface
     }
-    if has_keys {
-        section.entries.sort_by_key(|entry| entry.line);
-        document.sections.push(section);
-    }
-}
 
-/// Converts every table of a list: `[[peer]]`, `[[gateway.device]]`, `[[gateway.remote]]`.
-fn tables(
-    kind: SectionKind,
-    name: &str,
-    value: &Spanned<DeValue<'_>>,
-    lines: &Lines,
-    document: &mut Document,
-    reporter: &mut Reporter<'_>,
-) {
-    let not_a_list = format!("`{name}` is not a list of tables");
-    let header = kind.header(reporter.syntax).unwrap_or_default();
-    let help = format!("begin each {name} with a line `{header}`");
-    let DeValue::Array(array) = value.get_ref() else {
-        reporter.error(lines.of(&value.span()), None, &not_a_list, help);
-        return;
-    };
-    for element in array {
-        let line = lines.of(&element.span());
-        let DeValue::Table(table) = element.get_ref() else {
-            reporter.error(line, None, &not_a_list, &*help);
-            continue;
+    /// Converts `[gateway]`, and the lists of tables in it. `line`: that of the key.
+    fn gateway(&mut self, line: usize, value: &Value<'_>) {
+        let DeValue::Table(table) = value.get_ref() else {
+            let message = "`gateway` is not a table";
+            let help = "a tunnel has one gateway: begin it with a line `[gateway]`";
+            self.reporter.error(line, message, help);
+            return;
         };
-        let mut section = Section::new(kind, line);
+        let mut section = Section::new(SectionKind::Gateway, self.lines.of(&value.span()));
+        // `[[gateway.device]]` also creates the table, without a header.
+        let mut has_keys = table.is_empty();
         for (key, value) in table {
-            entry(key, value, lines, &mut section, reporter);
+            match key.get_ref().as_ref() {
+                name @ "device" => self.tables(SectionKind::Device, name, value),
+                name @ "remote" => self.tables(SectionKind::Remote, name, value),
+                _ => {
+                    has_keys = true;
+                    self.entry(key, value, &mut section);
+                }
+            }
         }
-        section.entries.sort_by_key(|entry| entry.line);
-        document.sections.push(section);
+        if has_keys {
+            self.push(section);
+        }
     }
-}
 
-/// Converts one key.
-fn entry(
-    key: &Spanned<std::borrow::Cow<'_, str>>,
-    value: &Spanned<DeValue<'_>>,
-    lines: &Lines,
-    section: &mut Section,
-    reporter: &mut Reporter<'_>,
-) {
-    let line = lines.of(&key.span());
-    let Some(spec) = schema::find(key.get_ref(), section.kind, reporter.syntax) else {
-        let meant = unknown_key(reporter, key.get_ref(), section.kind, line);
-        section.entries.extend(meant);
-        return;
-    };
-    match items(spec, value, lines) {
-        Some(items) if items.is_empty() && spec.key.must_have_values() => {
-            empty_list(reporter, spec.key, line);
-            section.entries.push(Entry::invalid(spec.key, line));
-        }
-        // An empty list is equivalent to none.
-        Some(items) if items.is_empty() => {}
-        Some(items) => section.entries.push(Entry {
-            key: spec.key,
-            line,
-            items,
-        }),
-        None => {
-            let message = format!(
-                "`{}` has a value of the wrong kind",
-                spec.name(reporter.syntax)
-            );
-            let help = match spec.shape {
-                Shape::One => "write one text in quotes, a whole number, `true` or `false`",
-                Shape::List | Shape::Lines => "write a text in quotes, or a list of them in `[ ]`",
+    /// Converts every table of a list: `[[peer]]`, `[[gateway.device]]`, `[[gateway.remote]]`.
+    fn tables(&mut self, kind: SectionKind, name: &str, value: &Value<'_>) {
+        let not_a_list = format!("`{name}` is not a list of tables");
+        let header = kind.header(self.reporter.syntax).unwrap_or_default();
+        let help = format!("begin each {name} with a line `{header}`");
+        let DeValue::Array(array) = value.get_ref() else {
+            let line = self.lines.of(&value.span());
+            self.reporter.error(line, &not_a_list, help);
+            return;
+        };
+        for element in array {
+            let line = self.lines.of(&element.span());
+            let DeValue::Table(table) = element.get_ref() else {
+                self.reporter.error(line, &not_a_list, &*help);
+                continue;
             };
-            reporter.error(line, Some(spec.key), &message, help);
-            section.entries.push(Entry::invalid(spec.key, line));
+            let mut section = Section::new(kind, line);
+            for (key, value) in table {
+                self.entry(key, value, &mut section);
+            }
+            self.push(section);
+        }
+    }
+
+    /// Adds a section, its entries in the order of lines.
+    fn push(&mut self, mut section: Section) {
+        section.entries.sort_by_key(|entry| entry.line);
+        self.sections.push(section);
+    }
+
+    /// Converts one key.
+    fn entry(&mut self, key: &Key<'_>, value: &Value<'_>, section: &mut Section) {
+        let reporter = &mut *self.reporter;
+        let line = self.lines.of(&key.span());
+        let Some(spec) = schema::find(key.get_ref(), section.kind, reporter.syntax) else {
+            let meant = unknown_key(reporter, key.get_ref(), section.kind, line);
+            section.entries.extend(meant);
+            return;
+        };
+        match items(spec, value, &self.lines) {
+            Some(items) if items.is_empty() && spec.key.must_have_values() => {
+                empty_list(reporter, spec.key, line);
+                section.entries.push(Entry::invalid(spec.key, line));
+            }
+            // An empty list is equivalent to none.
+            Some(items) if items.is_empty() => {}
+            Some(items) => section.entries.push(Entry {
+                key: spec.key,
+                line,
+                items,
+            }),
+            None => {
+                let help = match spec.shape {
+                    Shape::One => "write one text in quotes, a whole number, `true` or `false`",
+                    Shape::List | Shape::Lines => {
+                        "write a text in quotes, or a list of them in `[ ]`"
+                    }
+                };
+                reporter.key_error(spec.key, line, "has a value of the wrong kind", help);
+                section.entries.push(Entry::invalid(spec.key, line));
+            }
         }
     }
 }
 
 /// Returns the value as texts; `None` for a type that the key does not take.
-fn items(spec: &FieldSpec, value: &Spanned<DeValue<'_>>, lines: &Lines) -> Option<Vec<Item>> {
+fn items(spec: &FieldSpec, value: &Value<'_>, lines: &Lines) -> Option<Vec<Item>> {
     let line = lines.of(&value.span());
     let item = |text: &str| Item {
         text: Zeroizing::new(text.to_owned()),

@@ -6,9 +6,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
 use ipnet::IpNet;
+use seikan_proto::gateway::{DeviceConfig, Remote};
 use seikan_proto::mesh::{Credential, Name, Pin};
 
-use super::gateway::GatewaySettings;
+use super::endpoint::{CoordinatorUrl, Endpoint};
 use super::key::{PresharedKey, PrivateKey, PublicKey};
 
 /// Configuration of one interface.
@@ -82,46 +83,35 @@ pub struct Trust {
     pub first_use: bool,
 }
 
-/// `https://HOST` or `https://HOST:PORT`, without a path; port 443 unless given.
+/// Settings of the gateway of an interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CoordinatorUrl(Endpoint);
-
-/// The text is not the URL of a coordinator.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not the address of a coordinator: write `https://HOST` or `https://HOST:PORT`")]
-pub struct NotACoordinator(String);
-
-impl CoordinatorUrl {
-    /// Host and port.
-    pub fn endpoint(&self) -> &Endpoint {
-        &self.0
-    }
+pub struct GatewaySettings {
+    /// The interface of the local network.
+    pub interface: InterfaceName,
+    /// How packets reach the gateway.
+    pub mode: GatewayMode,
+    /// Prefixes of the overlay for which the gateway answers ARP and neighbour discovery
+    /// (transparent mode only).
+    pub answer_for: Vec<IpNet>,
+    /// Whether the kernel answers ARP and neighbour discovery for the remotes (routed mode only).
+    pub proxy_arp: bool,
+    /// VRRP-like priority with a second gateway on the same network: 1 to 254, the higher is
+    /// active. `None`: there is no second gateway.
+    pub priority: Option<u8>,
+    /// The devices, in the order of the file.
+    pub devices: Vec<DeviceConfig>,
+    /// The remotes, in the order of the file.
+    pub remotes: Vec<Remote>,
 }
 
-impl FromStr for CoordinatorUrl {
-    type Err = NotACoordinator;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let wrong = || NotACoordinator(text.to_owned());
-        let rest = text.strip_prefix("https://").ok_or_else(wrong)?;
-        let rest = rest.strip_suffix('/').unwrap_or(rest);
-        let endpoint = super::values::endpoint(rest)
-            .or_else(|_| super::values::endpoint(&format!("{rest}:443")))
-            .map_err(|_| wrong())?;
-        // The host becomes part of a request line: only characters of host names and addresses are
-        // allowed.
-        let plain = |c: char| c.is_ascii_alphanumeric() || ".-_:".contains(c);
-        match &endpoint.host {
-            Host::Name(name) if !name.chars().all(plain) => Err(wrong()),
-            _ => Ok(Self(endpoint)),
-        }
-    }
-}
-
-impl fmt::Display for CoordinatorUrl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "https://{}", self.0)
-    }
+/// How packets of devices get to the gateway.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum GatewayMode {
+    /// The gateway reads the frames of the local network, and answers ARP and neighbour discovery.
+    #[default]
+    Transparent,
+    /// Devices, or their router, send to the gateway's host, and its kernel forwards.
+    Routed,
 }
 
 /// Configuration of one peer.
@@ -188,24 +178,6 @@ pub enum Table {
     Off,
     /// This table.
     Number(u32),
-}
-
-/// Address of a peer: `host:port`, `192.0.2.1:51820` or `[2001:db8::1]:51820`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Endpoint {
-    /// The host.
-    pub host: Host,
-    /// The UDP port, 1 to 65535.
-    pub port: u16,
-}
-
-/// A host by address or by name.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Host {
-    /// An address that needs no resolving.
-    Address(IpAddr),
-    /// A host name, or an IPv6 address with a scope (`fe80::1%eth0`), for `getaddrinfo`.
-    Name(String),
 }
 
 /// A word that is not one of the accepted values.
@@ -277,68 +249,57 @@ impl fmt::Display for InterfaceName {
     }
 }
 
-impl Protocol {
-    /// Accepted values, for messages.
-    pub const CHOICES: &'static str = "`wireguard`, `native`";
-}
-
-impl FromStr for Protocol {
-    type Err = UnknownValue;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text.to_ascii_lowercase().as_str() {
-            "wireguard" => Ok(Self::Wireguard),
-            "native" => Ok(Self::Native),
-            _ => Err(UnknownValue {
-                given: text.to_owned(),
-                choices: Self::CHOICES,
-            }),
+/// Implements `FromStr` (case-insensitive) and `Display` for an enum by the word of each variant.
+macro_rules! words {
+    ($type:ident, $choices:literal, $($(#[$attribute:meta])* $variant:ident = $word:literal,)*) => {
+        impl $type {
+            /// Accepted values, for messages.
+            pub const CHOICES: &'static str = $choices;
         }
-    }
-}
 
-impl fmt::Display for Protocol {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Wireguard => "wireguard",
-            Self::Native => "native",
-        })
-    }
-}
+        impl FromStr for $type {
+            type Err = UnknownValue;
 
-impl CipherPreference {
-    /// Accepted values, for messages.
-    pub const CHOICES: &'static str = "`auto`, `aes-256-gcm`, `chacha20-poly1305`";
-}
-
-impl FromStr for CipherPreference {
-    type Err = UnknownValue;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text.to_ascii_lowercase().as_str() {
-            "auto" => Ok(Self::Auto),
-            "aes-256-gcm" => Ok(Self::Aes256Gcm),
-            "chacha20-poly1305" => Ok(Self::ChaCha20Poly1305),
-            #[cfg(feature = "null-cipher")]
-            "null" => Ok(Self::Null),
-            _ => Err(UnknownValue {
-                given: text.to_owned(),
-                choices: Self::CHOICES,
-            }),
+            fn from_str(text: &str) -> Result<Self, Self::Err> {
+                match text.to_ascii_lowercase().as_str() {
+                    $($(#[$attribute])* $word => Ok(Self::$variant),)*
+                    _ => Err(UnknownValue {
+                        given: text.to_owned(),
+                        choices: Self::CHOICES,
+                    }),
+                }
+            }
         }
-    }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self {
+                    $($(#[$attribute])* Self::$variant => $word,)*
+                })
+            }
+        }
+    };
 }
 
-impl fmt::Display for CipherPreference {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Auto => "auto",
-            Self::Aes256Gcm => "aes-256-gcm",
-            Self::ChaCha20Poly1305 => "chacha20-poly1305",
-            #[cfg(feature = "null-cipher")]
-            Self::Null => "null",
-        })
-    }
+words! {
+    Protocol, "`wireguard`, `native`",
+    Wireguard = "wireguard",
+    Native = "native",
+}
+
+words! {
+    CipherPreference, "`auto`, `aes-256-gcm`, `chacha20-poly1305`",
+    Auto = "auto",
+    Aes256Gcm = "aes-256-gcm",
+    ChaCha20Poly1305 = "chacha20-poly1305",
+    #[cfg(feature = "null-cipher")]
+    Null = "null",
+}
+
+words! {
+    GatewayMode, "`transparent`, `routed`",
+    Transparent = "transparent",
+    Routed = "routed",
 }
 
 impl fmt::Display for Table {
@@ -351,17 +312,6 @@ impl fmt::Display for Table {
     }
 }
 
-impl fmt::Display for Endpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.host {
-            Host::Address(IpAddr::V6(address)) => write!(f, "[{address}]:{}", self.port),
-            Host::Address(address) => write!(f, "{address}:{}", self.port),
-            Host::Name(name) if name.contains(':') => write!(f, "[{name}]:{}", self.port),
-            Host::Name(name) => write!(f, "{name}:{}", self.port),
-        }
-    }
-}
-
 impl Hooks {
     /// Returns whether there are no commands.
     pub fn is_empty(&self) -> bool {
@@ -369,36 +319,5 @@ impl Hooks {
             && self.post_up.is_empty()
             && self.pre_down.is_empty()
             && self.post_down.is_empty()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_coordinator_is_named_by_host_and_port() {
-        let shown = |text: &str| text.parse::<CoordinatorUrl>().map(|url| url.to_string());
-        for (text, same) in [
-            ("https://mesh.example.org", "https://mesh.example.org:443"),
-            ("https://mesh.example.org/", "https://mesh.example.org:443"),
-            ("https://192.0.2.1:7443", "https://192.0.2.1:7443"),
-            ("https://[2001:db8::1]:7443/", "https://[2001:db8::1]:7443"),
-            ("https://[2001:db8::1]", "https://[2001:db8::1]:443"),
-        ] {
-            assert_eq!(shown(text).as_deref(), Ok(same));
-        }
-        for bad in [
-            "mesh.example.org",
-            "http://mesh.example.org",
-            "https://",
-            "https://mesh.example.org/path",
-            "https://user@mesh.example.org",
-            "https://a b",
-            "https://a:0",
-            "https://a:99999",
-        ] {
-            assert!(shown(bad).is_err(), "{bad}");
-        }
     }
 }

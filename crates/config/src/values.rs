@@ -1,7 +1,7 @@
 //! Parsers of single values. Each takes a trimmed text and returns the value, or a [`Problem`] that
 //! completes the sentence "`Key` ..." and suggests the right form.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::str::FromStr;
 
 use ipnet::IpNet;
@@ -9,11 +9,9 @@ use seikan_proto::gateway::rules::{Rule, RuleError};
 use seikan_proto::mesh::{Credential, Name, Pin};
 use seikan_wire::ethernet::Mac;
 
-use super::gateway::GatewayMode;
+use super::endpoint::{self, CoordinatorUrl, Endpoint, Host};
 use super::key::{self, KeyError, PresharedKey, PrivateKey, PublicKey};
-use super::types::{
-    CipherPreference, CoordinatorUrl, Endpoint, Host, InterfaceName, Protocol, Table,
-};
+use super::types::{CipherPreference, GatewayMode, InterfaceName, Protocol, Table};
 
 /// A fault of a value, and a suggested correction.
 #[derive(Debug)]
@@ -37,85 +35,80 @@ fn problem(message: impl Into<String>, help: impl Into<String>) -> Problem {
     }
 }
 
+/// Returns the problem of a text that is not what its key needs.
+fn invalid(text: &str, not: &str, help: impl Into<String>) -> Problem {
+    problem(format!("is `{text}`, {not}"), help)
+}
+
+/// Returns the parsed value, or the problem that `text` is not what its key needs.
+fn parsed<T>(
+    value: Option<T>,
+    text: &str,
+    not: &str,
+    help: impl Into<String>,
+) -> Result<T, Problem> {
+    value.ok_or_else(|| invalid(text, not, help))
+}
+
 /// `true` or `false`.
 pub(super) fn boolean(text: &str) -> Result<bool, Problem> {
-    match text.to_ascii_lowercase().as_str() {
-        "true" => Ok(true),
-        "false" => Ok(false),
-        _ => Err(problem(
-            format!("is `{text}`, neither true nor false"),
-            "write `true` or `false`",
-        )),
-    }
+    let value = text.to_ascii_lowercase().parse().ok();
+    parsed(
+        value,
+        text,
+        "neither true nor false",
+        "write `true` or `false`",
+    )
 }
 
 /// A UDP port to listen on; 0: any.
 pub(super) fn port(text: &str) -> Result<u16, Problem> {
-    decimal(text).ok_or_else(|| {
-        problem(
-            format!("is `{text}`, not a port"),
-            "write a number from 0 (any free port) to 65535, such as `51820`",
-        )
-    })
+    let help = "write a number from 0 (any free port) to 65535, such as `51820`";
+    parsed(decimal(text), text, "not a port", help)
 }
 
 /// Seconds between keepalives, or `off`.
 pub(super) fn keepalive(text: &str) -> Result<Option<u16>, Problem> {
-    if text.eq_ignore_ascii_case("off") {
-        return Ok(None);
-    }
-    match decimal::<u16>(text) {
-        Some(0) => Ok(None),
-        Some(seconds) => Ok(Some(seconds)),
-        None => Err(problem(
-            format!("is `{text}`, not a number of seconds"),
-            "write `off` or a number of seconds from 1 to 65535, such as `25`",
-        )),
-    }
+    let help = "write `off` or a number of seconds from 1 to 65535, such as `25`";
+    parsed(
+        unless_off(text, decimal),
+        text,
+        "not a number of seconds",
+        help,
+    )
 }
 
 /// A firewall mark, or `off`.
 pub(super) fn fwmark(text: &str) -> Result<Option<u32>, Problem> {
-    if text.eq_ignore_ascii_case("off") {
-        return Ok(None);
-    }
-    match decimal_or_hex(text) {
-        Some(0) => Ok(None),
-        Some(mark) => Ok(Some(mark)),
-        None => Err(problem(
-            format!("is `{text}`, not a mark"),
-            "write `off` or a 32-bit number, decimal or hexadecimal, such as `0xca6c`",
-        )),
-    }
+    let help = "write `off` or a 32-bit number, decimal or hexadecimal, such as `0xca6c`";
+    parsed(unless_off(text, decimal_or_hex), text, "not a mark", help)
 }
 
 /// A routing table. The names are those in every iproute2's `rt_tables`.
 pub(super) fn table(text: &str) -> Result<Table, Problem> {
-    match text.to_ascii_lowercase().as_str() {
-        "auto" => return Ok(Table::Auto),
-        "off" => return Ok(Table::Off),
-        "default" => return Ok(Table::Number(253)),
-        "main" => return Ok(Table::Number(254)),
-        "local" => return Ok(Table::Number(255)),
-        _ => {}
-    }
-    match decimal_or_hex(text) {
-        Some(number) if number != 0 => Ok(Table::Number(number)),
-        _ => Err(problem(
-            format!("is `{text}`, not a routing table"),
-            "write `auto`, `off`, `main` or the number of a table, such as `51820`",
-        )),
-    }
+    let table = match text.to_ascii_lowercase().as_str() {
+        "auto" => Some(Table::Auto),
+        "off" => Some(Table::Off),
+        "default" => Some(Table::Number(253)),
+        "main" => Some(Table::Number(254)),
+        "local" => Some(Table::Number(255)),
+        _ => decimal_or_hex(text)
+            .filter(|number| *number != 0)
+            .map(Table::Number),
+    };
+    let help = "write `auto`, `off`, `main` or the number of a table, such as `51820`";
+    parsed(table, text, "not a routing table", help)
 }
 
 /// The URL of a coordinator.
 pub(super) fn coordinator(text: &str) -> Result<CoordinatorUrl, Problem> {
-    text.parse().map_err(|_| {
-        problem(
-            format!("is `{text}`, not the address of a coordinator"),
-            "write `https://HOST` or `https://HOST:PORT`, as given to `seikan join`",
-        )
-    })
+    let help = "write `https://HOST` or `https://HOST:PORT`, as given to `seikan join`";
+    parsed(
+        text.parse().ok(),
+        text,
+        "not the address of a coordinator",
+        help,
+    )
 }
 
 /// The pin of a certificate.
@@ -143,7 +136,7 @@ pub(super) fn credential(text: &str) -> Result<Credential, Problem> {
 pub(super) fn member_pin(text: &str) -> Result<(Name, PublicKey), Problem> {
     let right = "write a member's name, a space and its public key, as `seikan status` shows them";
     let Some((name, key)) = text.split_once(char::is_whitespace) else {
-        return Err(problem(format!("is `{text}`, not a name and a key"), right));
+        return Err(invalid(text, "not a name and a key", right));
     };
     let name = name.parse().map_err(|error| {
         let message = format!("has `{name}`, which is no member's name: {error}");
@@ -154,12 +147,8 @@ pub(super) fn member_pin(text: &str) -> Result<(Name, PublicKey), Problem> {
 
 /// An MTU; its range depends on the rest of the file.
 pub(super) fn mtu(text: &str) -> Result<u32, Problem> {
-    decimal(text).ok_or_else(|| {
-        problem(
-            format!("is `{text}`, not a number of bytes"),
-            "write a number of bytes, such as `1420`",
-        )
-    })
+    let help = "write a number of bytes, such as `1420`";
+    parsed(decimal(text), text, "not a number of bytes", help)
 }
 
 /// An address with or without its prefix length, host bits kept.
@@ -192,60 +181,12 @@ pub(super) fn prefix(text: &str) -> Result<IpNet, Problem> {
 
 /// `host:port` or `[IPv6]:port`.
 pub(super) fn endpoint(text: &str) -> Result<Endpoint, Problem> {
-    let right = "write `host:port`, such as `vpn.example.com:51820`, `192.0.2.1:51820` or `[2001:db8::1]:51820`";
-    let bad = |why: String| problem(format!("is `{text}`: {why}"), right);
-    let (host, port) = match text.strip_prefix('[') {
-        Some(rest) => {
-            let Some((host, port)) = rest.split_once("]:") else {
-                return Err(bad("`]:port` is missing".into()));
-            };
-            (
-                bracketed(host).ok_or_else(|| bad(format!("`{host}` is not an IPv6 address")))?,
-                port,
-            )
-        }
-        None => {
-            if Ipv6Addr::from_str(text).is_ok() {
-                return Err(bad("an IPv6 address needs brackets and a port".into()));
-            }
-            let Some((host, port)) = text.rsplit_once(':') else {
-                return Err(bad("the port is missing".into()));
-            };
-            (
-                plain_host(host).ok_or_else(|| bad(format!("`{host}` is not a host")))?,
-                port,
-            )
-        }
-    };
-    match decimal::<u16>(port) {
-        Some(port) if port != 0 => Ok(Endpoint { host, port }),
-        _ => Err(bad(format!("`{port}` is not a port from 1 to 65535"))),
-    }
-}
-
-/// An IPv6 address from within brackets, with or without a scope.
-fn bracketed(text: &str) -> Option<Host> {
-    if let Ok(address) = Ipv6Addr::from_str(text) {
-        return Some(Host::Address(IpAddr::V6(address)));
-    }
-    let (address, scope) = text.split_once('%')?;
-    let scope_is_name = !scope.is_empty() && scope.chars().all(host_char);
-    (Ipv6Addr::from_str(address).is_ok() && scope_is_name).then(|| Host::Name(text.to_owned()))
-}
-
-/// An IPv4 address or a host name.
-fn plain_host(text: &str) -> Option<Host> {
-    if let Ok(address) = IpAddr::from_str(text) {
-        return address.is_ipv4().then_some(Host::Address(address));
-    }
-    // A text of digits and dots that is no address is a mistyped one, not a name.
-    let mistyped = text.chars().all(|c| c.is_ascii_digit() || c == '.');
-    let name = !text.is_empty() && text.len() <= 253 && text.chars().all(host_char);
-    (name && !mistyped).then(|| Host::Name(text.to_owned()))
-}
-
-fn host_char(c: char) -> bool {
-    c.is_alphanumeric() || matches!(c, '-' | '_' | '.')
+    Endpoint::from_str(text).map_err(|error| {
+        problem(
+            format!("is `{text}`: {error}"),
+            "write `host:port`, such as `vpn.example.com:51820`, `192.0.2.1:51820` or `[2001:db8::1]:51820`",
+        )
+    })
 }
 
 /// A name server's address or a search domain, distinguished as in wg-quick.
@@ -253,7 +194,7 @@ pub(super) fn dns(text: &str) -> Result<DnsItem, Problem> {
     if let Ok(address) = IpAddr::from_str(text) {
         return Ok(DnsItem::Server(address));
     }
-    match plain_host(text) {
+    match endpoint::plain_host(text) {
         Some(Host::Name(name)) => Ok(DnsItem::Search(name)),
         _ => Err(problem(
             format!("has `{text}`, neither an IP address nor a domain"),
@@ -264,32 +205,20 @@ pub(super) fn dns(text: &str) -> Result<DnsItem, Problem> {
 
 /// `address:port`.
 pub(super) fn socket(text: &str) -> Result<SocketAddr, Problem> {
-    SocketAddr::from_str(text).map_err(|_| {
-        problem(
-            format!("is `{text}`, not an address and a port"),
-            "write `address:port`, such as `127.0.0.1:9586`",
-        )
-    })
+    let help = "write `address:port`, such as `127.0.0.1:9586`";
+    parsed(text.parse().ok(), text, "not an address and a port", help)
 }
 
 /// A protocol's name.
 pub(super) fn protocol(text: &str) -> Result<Protocol, Problem> {
-    Protocol::from_str(text).map_err(|_| {
-        problem(
-            format!("is `{text}`, not a protocol"),
-            format!("write one of {}", Protocol::CHOICES),
-        )
-    })
+    let help = format!("write one of {}", Protocol::CHOICES);
+    parsed(text.parse().ok(), text, "not a protocol", help)
 }
 
 /// A cipher's name.
 pub(super) fn cipher(text: &str) -> Result<CipherPreference, Problem> {
-    CipherPreference::from_str(text).map_err(|_| {
-        problem(
-            format!("is `{text}`, not a cipher"),
-            format!("write one of {}", CipherPreference::CHOICES),
-        )
-    })
+    let help = format!("write one of {}", CipherPreference::CHOICES);
+    parsed(text.parse().ok(), text, "not a cipher", help)
 }
 
 /// A display name: printable, one line.
@@ -323,52 +252,40 @@ pub(super) fn interface(text: &str) -> Result<InterfaceName, Problem> {
 
 /// A gateway's mode.
 pub(super) fn gateway_mode(text: &str) -> Result<GatewayMode, Problem> {
-    GatewayMode::from_str(text).map_err(|_| {
-        problem(
-            format!("is `{text}`, not a mode"),
-            format!("write one of {}", GatewayMode::CHOICES),
-        )
-    })
+    let help = format!("write one of {}", GatewayMode::CHOICES);
+    parsed(text.parse().ok(), text, "not a mode", help)
 }
 
 /// A gateway's priority, 1 to 254.
 pub(super) fn priority(text: &str) -> Result<u8, Problem> {
-    decimal(text)
-        .filter(|priority| (1..=254).contains(priority))
-        .ok_or_else(|| {
-            problem(
-                format!("is `{text}`, not a priority"),
-                "write a number from 1 to 254: of two gateways on one network the one with the higher number is active",
-            )
-        })
+    let priority = decimal(text).filter(|priority| (1..=254).contains(priority));
+    let help = "write a number from 1 to 254: of two gateways on one network the one with the higher number is active";
+    parsed(priority, text, "not a priority", help)
 }
 
 /// An IEEE 802.1Q VLAN identifier, 1 to 4094 (0 and 4095 are reserved).
 pub(super) fn vlan(text: &str) -> Result<u16, Problem> {
-    decimal(text)
-        .filter(|vlan| (1..=4094).contains(vlan))
-        .ok_or_else(|| {
-            problem(
-                format!("is `{text}`, not a VLAN"),
-                "write a number from 1 to 4094, or remove it for untagged frames",
-            )
-        })
+    let vlan = decimal(text).filter(|vlan| (1..=4094).contains(vlan));
+    let help = "write a number from 1 to 4094, or remove it for untagged frames";
+    parsed(vlan, text, "not a VLAN", help)
 }
 
 /// The MAC address of one interface.
 pub(super) fn mac(text: &str) -> Result<Mac, Problem> {
     let right = "write six pairs of hexadecimal digits, such as `02:00:5e:10:00:01`";
     match Mac::from_str(text) {
-        Ok(mac) if mac.is_multicast() => Err(problem(
-            format!("is `{text}`, a multicast address"),
+        Ok(mac) if mac.is_multicast() => Err(invalid(
+            text,
+            "a multicast address",
             "write the address of one interface: the second digit of its first pair is even",
         )),
-        Ok(mac) if mac == Mac::default() => Err(problem(
-            format!("is `{text}`, which is not the address of an interface"),
+        Ok(mac) if mac == Mac::default() => Err(invalid(
+            text,
+            "which is not the address of an interface",
             right,
         )),
         Ok(mac) => Ok(mac),
-        Err(_) => Err(problem(format!("is `{text}`, not a MAC address"), right)),
+        Err(_) => Err(invalid(text, "not a MAC address", right)),
     }
 }
 
@@ -451,6 +368,17 @@ fn decimal<T: FromStr>(text: &str) -> Option<T> {
     digits.then(|| text.parse().ok()).flatten()
 }
 
+/// Returns `Some(None)` for `off` and 0, and `None` if the text is no number.
+fn unless_off<T: Default + PartialEq>(
+    text: &str,
+    parse: fn(&str) -> Option<T>,
+) -> Option<Option<T>> {
+    if text.eq_ignore_ascii_case("off") {
+        return Some(None);
+    }
+    parse(text).map(|number| Some(number).filter(|number| *number != T::default()))
+}
+
 fn decimal_or_hex(text: &str) -> Option<u32> {
     let hex = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"));
     match hex {
@@ -465,42 +393,6 @@ fn decimal_or_hex(text: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_endpoint_is_a_host_and_a_port() {
-        let shown = |text: &str| endpoint(text).unwrap().to_string();
-        for text in [
-            "192.0.2.1:51820",
-            "[2001:db8::1]:51820",
-            "vpn.example.com:1",
-            "[fe80::1%eth0]:65535",
-            "bücher.example:5",
-        ] {
-            assert_eq!(shown(text), text);
-        }
-        for text in [
-            "",
-            ":",
-            "host",
-            "host:",
-            "host:0",
-            "host:65536",
-            "host:+5",
-            ":51820",
-            "2001:db8::1",
-            "2001:db8::1:51820",
-            "[2001:db8::1]",
-            "[192.0.2.1]:5",
-            "[]:5",
-            "192.0.2:5",
-            "192.0.2.1.1:5",
-            "a b:5",
-            "[fe80::1%]:5",
-            "[fe80::1%e/0]:5",
-        ] {
-            assert!(endpoint(text).is_err(), "{text}");
-        }
-    }
 
     #[test]
     fn a_mark_is_decimal_or_hexadecimal_or_off() {

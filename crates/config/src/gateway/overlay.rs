@@ -5,9 +5,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::check::example;
-use super::draft::{DeviceDraft, GatewayDraft, RemoteDraft};
-use crate::interpret::{At, InterfaceDraft, PeerDraft};
+use crate::draft::{At, DeviceDraft, GatewayDraft, InterfaceDraft, PeerDraft, RemoteDraft};
 use crate::report::Reporter;
 use crate::schema::Field;
 
@@ -49,21 +47,20 @@ pub(super) fn check_overlay_addresses<'a>(
                 owners.insert(*value, (device, *line));
                 continue;
             };
-            let name = reporter.name(key);
             let (message, help) = match key {
                 Field::DeviceLan => (
-                    format!("`{name}` has `{value}`, in the overlay the address of {other}"),
+                    format!("has `{value}`, in the overlay the address of {other}"),
                     format!(
                         "give the device another address there, such as {}",
-                        example(Field::DeviceOverlay, sample(*value), reporter)
+                        reporter.example(Field::DeviceOverlay, sample(*value))
                     ),
                 ),
                 _ => (
-                    format!("`{name}` has `{value}`, the address of {other}"),
+                    format!("has `{value}`, the address of {other}"),
                     "write an address that is unused in the overlay".to_owned(),
                 ),
             };
-            reporter.error(*line, Some(key), &message, help);
+            reporter.key_error(key, *line, &message, help);
         }
     }
     owners
@@ -98,8 +95,8 @@ pub(super) fn check_remotes(
         ] {
             if !remote.given.has(key) {
                 let message = format!("this remote has no `{}`", reporter.name(key));
-                let help = format!("add one, such as {}", example(key, address, reporter));
-                reporter.error(remote.line, None, &message, help);
+                let help = format!("add one, such as {}", reporter.example(key, address));
+                reporter.error(remote.line, &message, help);
             }
         }
         if let Some(At { value, line }) = &remote.overlay {
@@ -122,26 +119,23 @@ fn check_remote_overlay(
     overlay: &Overlay<'_>,
     reporter: &mut Reporter<'_>,
 ) {
-    let name = reporter.name(Field::RemoteOverlay);
-    let key = Some(Field::RemoteOverlay);
+    let key = Field::RemoteOverlay;
     if let Some(first) = first {
-        let message =
-            format!("`{name}` is `{address}`, which the remote in line {first} has already");
+        let message = format!("is `{address}`, which the remote in line {first} has already");
         let help = "map each address of the overlay to one address of the local network";
-        reporter.error(line, key, &message, help);
+        reporter.key_error(key, line, &message, help);
     } else if let Some((device, first)) = owners.get(&address) {
         let message = format!(
-            "`{name}` is `{address}`, the address of {}, in line {first}",
+            "is `{address}`, the address of {}, in line {first}",
             device.described()
         );
         let help = "write an address behind a peer: devices reach each other without the gateway";
-        reporter.error(line, key, &message, help);
+        reporter.key_error(key, line, &message, help);
     } else if !overlay.leads_to(address) {
-        let message = format!("`{name}` is `{address}`, which no peer has in its `{}`", {
-            reporter.name(Field::AllowedIps)
-        });
+        let allowed_ips = reporter.name(Field::AllowedIps);
+        let message = format!("is `{address}`, which no peer has in its `{allowed_ips}`");
         let help = "correct it, or add the address to the peer that it is behind";
-        reporter.warn(line, key, &message, help);
+        reporter.key_warning(key, line, &message, help);
     }
 }
 
@@ -153,7 +147,6 @@ fn check_remote_lan(
     overlay: &Overlay<'_>,
     reporter: &mut Reporter<'_>,
 ) {
-    let name = reporter.name(Field::RemoteLan);
     let other = if let Some(first) = first {
         format!("which the remote in line {first} has already")
     } else if let Some((device, first)) = lans.get(&address) {
@@ -163,9 +156,9 @@ fn check_remote_lan(
     } else {
         return;
     };
-    let message = format!("`{name}` is `{address}`, {other}");
+    let message = format!("is `{address}`, {other}");
     let help = "write an address that is free on the local network";
-    reporter.error(line, Some(Field::RemoteLan), &message, help);
+    reporter.key_error(Field::RemoteLan, line, &message, help);
 }
 
 fn check_families(remote: &RemoteDraft, reporter: &mut Reporter<'_>) {
@@ -174,14 +167,13 @@ fn check_families(remote: &RemoteDraft, reporter: &mut Reporter<'_>) {
     };
     if overlay.value.is_ipv6() != lan.value.is_ipv6() {
         let message = format!(
-            "`{}` is `{}`, of another family than `{}`, `{}`",
-            reporter.name(Field::RemoteLan),
+            "is `{}`, of another family than `{}`, `{}`",
             lan.value,
             reporter.name(Field::RemoteOverlay),
             overlay.value
         );
         let help = "write two IPv4 addresses, or two IPv6 addresses";
-        reporter.error(lan.line, Some(Field::RemoteLan), &message, help);
+        reporter.key_error(Field::RemoteLan, lan.line, &message, help);
     }
 }
 
