@@ -369,7 +369,7 @@ fn complete(
         table: interface.table.unwrap_or_default(),
         fwmark: interface.fwmark,
         hooks: interface.hooks,
-        save_config: interface.save_config,
+        save_config: interface.save_config.unwrap_or(false),
         offload: overrides.offload.or(native.offload).unwrap_or(true),
         metrics: overrides.metrics.or(native.metrics.map(|m| m.value)),
         cipher: native

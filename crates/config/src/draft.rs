@@ -47,7 +47,7 @@ pub(super) struct InterfaceDraft {
     pub table: Option<Table>,
     pub fwmark: Option<u32>,
     pub hooks: Hooks,
-    pub save_config: bool,
+    pub save_config: Option<bool>,
     pub native: NativeDraft,
     pub mesh: MeshDraft,
 }

@@ -97,11 +97,7 @@ impl Context<'_, '_, '_> {
                 Field::PostUp => draft.hooks.post_up.extend(texts(&entry)),
                 Field::PreDown => draft.hooks.pre_down.extend(texts(&entry)),
                 Field::PostDown => draft.hooks.post_down.extend(texts(&entry)),
-                Field::SaveConfig => {
-                    if let Some(at) = self.one(&entry, values::boolean) {
-                        draft.save_config = at.value;
-                    }
-                }
+                Field::SaveConfig => self.set(&entry, values::boolean, &mut draft.save_config),
                 Field::Protocol => {
                     self.set(&entry, values::protocol, &mut draft.native.protocol);
                 }

@@ -213,7 +213,7 @@ pub(super) fn word(text: &str) -> &str {
 
 /// Returns a message with everything hidden that looks like a key.
 fn shown(text: &str) -> String {
-    mask_runs(&printable(text))
+    mask_runs(&printable(text), 0)
 }
 
 /// Returns a line in a form that may be shown. `key`: the key that the line is about.
@@ -221,8 +221,8 @@ fn excerpt(line: &str, key: Option<Field>) -> String {
     let line = printable(line.trim_end());
     let masked = match (secret_from(&line), key) {
         (Some(end), _) => mask_from(&line, end),
-        (None, Some(Field::PublicKey)) => mask_all_but_first_run(&line),
-        (None, Some(key)) if !key.is_secret() => mask_runs(&line),
+        (None, Some(Field::PublicKey)) => mask_runs(&line, 1),
+        (None, Some(key)) if !key.is_secret() => mask_runs(&line, 0),
         (None, _) => unknown_line(&line),
     };
     if masked.chars().count() <= EXCERPT {
@@ -289,17 +289,9 @@ fn printable(text: &str) -> String {
     text.chars().map(plain).collect()
 }
 
-/// Hides every run of base64 that is long enough to be a key.
-fn mask_runs(text: &str) -> String {
-    mask_runs_after(text, 0)
-}
-
-/// The same without the first such run: the value of a public key.
-fn mask_all_but_first_run(line: &str) -> String {
-    mask_runs_after(line, 1)
-}
-
-fn mask_runs_after(text: &str, keep: usize) -> String {
+/// Hides every run of base64 that is long enough to be a key, except the first `keep` of them (the
+/// value of a public key).
+fn mask_runs(text: &str, keep: usize) -> String {
     let base64 = |c: char| c.is_ascii_alphanumeric() || c == '+' || c == '/';
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
