@@ -60,7 +60,7 @@ pub use relays::RelayInfo;
 pub use tokens::{NewToken, TokenId, TokenInfo};
 
 /// Scripts that bring the schema from each version to the next.
-const MIGRATIONS: [&str; 7] = [
+const MIGRATIONS: [&str; 8] = [
     include_str!("store/schema.sql"),
     include_str!("store/relays.sql"),
     include_str!("store/schema2.sql"),
@@ -68,6 +68,7 @@ const MIGRATIONS: [&str; 7] = [
     include_str!("store/schema4.sql"),
     include_str!("store/relay_tls.sql"),
     include_str!("store/schema5.sql"),
+    include_str!("store/schema6.sql"),
 ];
 /// Version of the schema that this program reads and writes.
 const SCHEMA: i64 = MIGRATIONS.len() as i64;

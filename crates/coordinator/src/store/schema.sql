@@ -52,7 +52,7 @@ CREATE TABLE freed (
 CREATE TABLE audit (
     id      INTEGER PRIMARY KEY AUTOINCREMENT,
     at      INTEGER NOT NULL,
-    change  TEXT NOT NULL,
+    what    TEXT NOT NULL,
     subject TEXT NOT NULL,
     actor   TEXT NOT NULL
 ) STRICT;
@@ -61,7 +61,7 @@ CREATE TABLE audit (
 CREATE TABLE refused (
     id      INTEGER PRIMARY KEY AUTOINCREMENT,
     at      INTEGER NOT NULL,
-    change  TEXT NOT NULL,
+    what    TEXT NOT NULL,
     subject TEXT NOT NULL,
     actor   TEXT NOT NULL
 ) STRICT;

@@ -284,6 +284,7 @@ impl<'a> Streams<'a> {
     ) -> Result<Ended, Gone> {
         let name = || connection.name.clone();
         let mut look = tokio::time::interval(LOOK_EVERY);
+        let mut serves = false;
         loop {
             if connection.dropped.get() {
                 return Ok(Over::Unwanted.into());
@@ -312,8 +313,16 @@ impl<'a> Streams<'a> {
                     connection.proxies.borrow_mut().remove(&peer.port());
                     self.shared.send(AgentEvent::Proxy { local, to: None })?;
                 }
-                Some(Event::Serves(())) => self.send_state(name(), Box::default())?,
-                Some(Event::Counted(counters)) => self.send_state(name(), counters)?,
+                Some(Event::Serves(())) => {
+                    serves = true;
+                    self.send_state(name(), Box::default())?;
+                }
+                // A relay that has not answered yet is not shown as connected.
+                Some(Event::Counted(counters)) => {
+                    if serves {
+                        self.send_state(name(), counters)?;
+                    }
+                }
                 Some(Event::Ended(ended)) => return Ok(ended),
                 // The thread reports the reason, unless it panicked.
                 None => return Ok(Ended::NoAnswer),

@@ -18,7 +18,7 @@ use crate::journal::change::Change;
 use seikan_config::{Config, Diagnostic, Severity};
 use seikan_sys::dns::{self, DnsError, DnsSettings};
 use seikan_sys::netlink::{Netlink, NetlinkError, Route};
-use seikan_sys::sysctl;
+use seikan_sys::sysctl::{self, SysctlError};
 
 /// Length of the TUN device's queue in packets. The kernel's default of 500 overflows in a burst of small
 /// packets; 1000 packets of 1500 bytes are 12 ms of a gigabit, longer than the worker's pauses, and short
@@ -41,16 +41,20 @@ impl Recorder<'_> {
 
     /// Sets a parameter below /proc/sys/net, and records its old value.
     fn set(&mut self, components: &[&str], value: &str, help: &str) {
-        let before = sysctl::read(components);
-        if before.as_ref().is_ok_and(|before| before == value) {
-            return;
-        }
-        if let (Ok(before), Ok(path)) = (before, sysctl::path(components)) {
-            self.note(Change::Sysctl { path, before });
-        }
-        if let Err(error) = sysctl::write(components, value) {
+        if let Err(error) = self.try_set(components, value) {
             self.warn("sysctl", error.to_string(), help);
         }
+    }
+
+    /// A parameter that cannot be read is not written: it could not be restored.
+    fn try_set(&mut self, components: &[&str], value: &str) -> Result<(), SysctlError> {
+        let before = sysctl::read(components)?;
+        if before != value {
+            let path = sysctl::path(components)?;
+            self.note(Change::Sysctl { path, before });
+            sysctl::write(components, value)?;
+        }
+        Ok(())
     }
 
     fn warn(&mut self, subject: &str, message: String, help: &str) {

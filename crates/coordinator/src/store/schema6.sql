@@ -1,0 +1,2 @@
+ALTER TABLE audit RENAME COLUMN what TO change;
+ALTER TABLE refused RENAME COLUMN what TO change;
