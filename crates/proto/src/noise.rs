@@ -15,7 +15,7 @@
 //!
 //! The caller has to check that the static key is a known peer's and that the timestamp is newer
 //! than the last one. Cookies and load are handled before a message is read
-//! ([`crate::cookie`]). The cryptography is `snow`'s, except for the resolver here: it takes
+//! (`cookie.rs`). The cryptography is `snow`'s, except for the resolver here: it takes
 //! ephemeral keys from the caller's random source, and its X25519 refuses points of low order and
 //! erases private keys.
 
@@ -156,7 +156,7 @@ pub struct Initiation<'a> {
 
 impl Initiation<'_> {
     /// Writes the initiation into `out` and returns its length. mac2 is left zero: the caller's
-    /// [`CookieJar`](crate::cookie::CookieJar) fills it in.
+    /// `CookieJar` fills it in.
     pub fn write(
         &self,
         rng: &mut dyn Rng,

@@ -2,9 +2,9 @@
 //! capability.
 //!
 //! Order of the steps in a daemon:
-//! 1. As root: start the [`crate::monitor`], open files that only root may read, bind ports below 1024, create the TUN
+//! 1. As root: start the monitor (`monitor.rs`), open files that only root may read, bind ports below 1024, create the TUN
 //!    interface, run the `PreUp` and `PostUp` hooks, and give the state directory to the user of the daemon
-//!    ([`crate::handover`]).
+//!    (`handover.rs`).
 //! 2. Call [`drop_to`] while there is only one thread. Capabilities belong to threads, and threads that start later inherit
 //!    the rest.
 //! 3. Face the network. From now on only socket marks and buffer sizes above the limit need `CAP_NET_ADMIN`.
