@@ -1,7 +1,7 @@
 //! The mesh in the worker's loop: members that a coordinator reports become peers, in addition to those of the
 //! configuration file.
 //!
-//! [`Mesh`] handles the events of the [agent](seikan_mesh::agent) and updates peers ([`members`]).
+//! [`Mesh`] handles the events of the [`agent`] and updates peers ([`members`]).
 
 mod members;
 
