@@ -1,10 +1,18 @@
-//! A socket filter for datagrams that no peer sends: too long, too short, or of an unknown type.
+//! A socket filter for datagrams that no peer sends (too long, too short, or of an unknown type) and
+//! for floods.
 //!
 //! A datagram of 64 KiB uses 100 kB of a receive buffer and is copied before the protocol sees it.
-//! Many short ones each cost a wake-up. [`DatagramFilter`] is an eBPF program that the kernel runs
-//! for each datagram before it enters the receive buffer. For datagrams joined by GRO it sees the
-//! length of each (`gso_size`), which classic BPF cannot read, and the first byte of the first.
-//! Datagrams on the loopback interface pass.
+//! Many short ones each cost a wake-up, and those of a flood fill the buffer so that the datagrams of
+//! peers are lost. [`DatagramFilter`] is an eBPF program that the kernel runs for each datagram
+//! before it enters the receive buffer. For datagrams joined by GRO it sees the length of each
+//! (`gso_size`), which classic BPF cannot read, and the first byte of the first. Datagrams on the
+//! loopback interface pass.
+//!
+//! During a flood, sources that are not known may send a few datagrams each time that the allowance
+//! is renewed ([`DatagramFilter::limit_sources`]). There is an allowance for each IPv4 address or
+//! IPv6 /64, as in WireGuard's `ratelimiter.c`, and each type of message, so a flood does not use up
+//! that of other sources, and one of data none of a handshake. They are mapped to [`GROUPS`] counters
+//! by a keyed hash: the table does not grow, and a sender cannot choose whose counter it shares.
 //!
 //! Limits and counts are in a page shared with the kernel, so later changes need neither a system
 //! call nor a privilege. Loading needs Linux 5.7 (`gso_size` of `struct __sk_buff`), and CAP_BPF or
@@ -13,32 +21,51 @@
 use std::ffi::c_int;
 use std::fmt;
 use std::io;
-use std::mem::offset_of;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use nix::errno::Errno;
 
 use super::control::set_int;
+use crate::random;
+
+mod program;
+
+use program::program;
 
 /// The minimum length of a type that is always dropped.
 const NEVER: u16 = u16::MAX;
+/// Counters of allowances that all sources share.
+const GROUPS: usize = 1024;
+/// Sets of known sources, each with room for [`WAYS`] of them. A thousand sources fill a quarter.
+const SETS: usize = 1024;
+const WAYS: usize = 4;
 
 /// The page with the limits that the program reads, and its counts.
 #[repr(C)]
 struct Shared {
     /// Maximum length of a payload, in bytes.
     maximum: AtomicU32,
-    _unused: u32,
+    /// 1 while sources that are not known are limited.
+    limits: AtomicU32,
+    /// Keys of [`hash`]. The second is odd.
+    keys: [AtomicU64; 2],
     /// Dropped buffers: each a datagram, or several that GRO joined.
     buffers: AtomicU64,
     /// Datagrams longer than the maximum.
     oversized: AtomicU64,
     /// Datagrams shorter than the minimum of their type, or of no type.
     malformed: AtomicU64,
+    /// Datagrams of sources that used up their allowance.
+    limited: AtomicU64,
     /// Minimum length of a payload in bytes, by its first byte.
     minimum: [AtomicU16; 256],
+    /// Datagrams that each group of addresses and types may still send. Joined ones may take it below zero.
+    allowance: [AtomicI64; GROUPS],
+    /// Fingerprints of known sources; 0 is a free entry.
+    known: [[AtomicU32; WAYS]; SETS],
 }
 
 /// Counts of datagrams that the filter dropped.
@@ -50,6 +77,8 @@ pub struct Filtered {
     pub oversized: u64,
     /// Datagrams shorter than the minimum of their type, or of no type.
     pub malformed: u64,
+    /// Datagrams of sources that used up their allowance ([`DatagramFilter::limit_sources`]).
+    pub limited: u64,
 }
 
 /// The program and its page, for any number of sockets.
@@ -84,6 +113,11 @@ impl DatagramFilter {
             shared,
         };
         filter.set_maximum(u32::MAX);
+        for key in &filter.shared().keys {
+            let mut bytes = [0; 8];
+            random::fill(&mut bytes)?;
+            key.store(u64::from_ne_bytes(bytes) | 1, Ordering::Relaxed);
+        }
         Ok(filter)
     }
 
@@ -103,6 +137,42 @@ impl DatagramFilter {
         }
     }
 
+    /// Limits sources other than `known` until [`DatagramFilter::lift_limit`]: all sources of an IPv4 address
+    /// or an IPv6 /64 together may send `allowance` datagrams of each type until the next call. A call replaces
+    /// the known sources. Sources that the table has no room for count as unknown.
+    pub fn limit_sources(&self, known: impl Iterator<Item = SocketAddr>, allowance: u32) {
+        let shared = self.shared();
+        let keys = [0, 1].map(|i| shared.keys[i].load(Ordering::Relaxed));
+        let mut sets = vec![[0; WAYS]; SETS];
+        for source in known {
+            let hash = hash(keys, source);
+            let set = &mut sets[set(hash)];
+            if !set.contains(&fingerprint(hash))
+                && let Some(free) = set.iter_mut().find(|entry| **entry == 0)
+            {
+                *free = fingerprint(hash);
+            }
+        }
+        // A source that stays known keeps its entry or gets it back at once.
+        for (entry, new) in shared.known.as_flattened().iter().zip(sets.as_flattened()) {
+            entry.store(*new, Ordering::Relaxed);
+        }
+        for group in &shared.allowance {
+            group.store(allowance.into(), Ordering::Relaxed);
+        }
+        shared.limits.store(1, Ordering::Relaxed);
+    }
+
+    /// Lets every source send without a limit.
+    pub fn lift_limit(&self) {
+        self.shared().limits.store(0, Ordering::Relaxed);
+    }
+
+    /// Returns the number of datagrams dropped by the limit of sources.
+    pub fn limited(&self) -> u64 {
+        self.shared().limited.load(Ordering::Relaxed)
+    }
+
     /// Returns the drops at all sockets together.
     pub fn filtered(&self) -> Filtered {
         let shared = self.shared();
@@ -110,6 +180,7 @@ impl DatagramFilter {
             buffers: shared.buffers.load(Ordering::Relaxed),
             oversized: shared.oversized.load(Ordering::Relaxed),
             malformed: shared.malformed.load(Ordering::Relaxed),
+            limited: self.limited(),
         }
     }
 
@@ -138,6 +209,40 @@ impl fmt::Debug for DatagramFilter {
             .field("filtered", &self.filtered())
             .finish_non_exhaustive()
     }
+}
+
+/// Keyed hash of a source, as [`program`] computes it: each word of the address, then the port, is mixed in by
+/// [`mix`].
+fn hash(keys: [u64; 2], source: SocketAddr) -> u64 {
+    let words = match source.ip() {
+        IpAddr::V4(address) => vec![address.to_bits()],
+        IpAddr::V6(address) => {
+            let bits = address.to_bits();
+            vec![
+                (bits >> 96) as u32,
+                (bits >> 64) as u32,
+                (bits >> 32) as u32,
+                bits as u32,
+            ]
+        }
+    };
+    let words = words.into_iter().chain([source.port().into()]);
+    words.fold(keys[0], |hash, word| mix(hash, word, keys[1]))
+}
+
+fn mix(hash: u64, word: u32, key: u64) -> u64 {
+    let product = (hash ^ u64::from(word)).wrapping_mul(key);
+    product ^ product >> 32
+}
+
+/// The set of a source, by the high bits of its hash.
+fn set(hash: u64) -> usize {
+    (hash >> (u64::BITS - SETS.ilog2())) as usize
+}
+
+/// The fingerprint of a source: the low bits of its hash, never zero.
+fn fingerprint(hash: u64) -> u32 {
+    hash as u32 | 1
 }
 
 /// Whether both are the same program.
@@ -252,104 +357,4 @@ unsafe fn bpf<T>(command: c_int, attributes: &T) -> io::Result<OwnedFd> {
     let fd = Errno::result(fd)?;
     // SAFETY: the kernel has just opened it for us; descriptors fit.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as c_int) })
-}
-
-/// One instruction (linux/bpf.h, `struct bpf_insn`).
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Instruction {
-    code: u8,
-    registers: u8,
-    offset: i16,
-    immediate: i32,
-}
-
-fn instruction(code: u8, to: u8, from: u8, offset: i16, immediate: i32) -> Instruction {
-    // Two bit fields, in the byte order of the machine.
-    let registers = if cfg!(target_endian = "little") {
-        from << 4 | to
-    } else {
-        to << 4 | from
-    };
-    Instruction {
-        code,
-        registers,
-        offset,
-        immediate,
-    }
-}
-
-/// The program. Register 1 holds the packet at first. At the end, register 0 holds the number of
-/// bytes that are accepted.
-fn program(map: c_int) -> [Instruction; 30] {
-    /// Fields of `struct __sk_buff`.
-    const LEN: i16 = 0;
-    const IFINDEX: i16 = 40;
-    const GSO_SEGS: i16 = 164;
-    const GSO_SIZE: i16 = 176;
-    /// Index of the loopback interface in every namespace (net/flow.h).
-    const LOOPBACK_IFINDEX: i32 = 1;
-    const UDP_HEADER: i32 = 8;
-    /// `BPF_PSEUDO_MAP_VALUE`: the immediate is a map, and the register gets the address of its first element.
-    const MAP_VALUE: u8 = 2;
-    const SET_64: u8 = 0x18; // BPF_LD | BPF_DW | BPF_IMM, two instructions long
-    const LOAD: u8 = 0x61; // BPF_LDX | BPF_W | BPF_MEM
-    const LOAD_16: u8 = 0x69; // BPF_LDX | BPF_H | BPF_MEM
-    const LOAD_PACKET: u8 = 0x30; // BPF_LD | BPF_B | BPF_ABS: of the packet in register 6, into register 0
-    const ADD_TO: u8 = 0xdb; // BPF_STX | BPF_DW | BPF_ATOMIC, with 0: BPF_ADD
-    const COPY: u8 = 0xbf; // BPF_ALU64 | BPF_MOV | BPF_X
-    const SET: u8 = 0xb7; // BPF_ALU64 | BPF_MOV | BPF_K
-    const SET_32: u8 = 0xb4; // BPF_ALU | BPF_MOV | BPF_K
-    const ADD: u8 = 0x0f; // BPF_ALU64 | BPF_ADD | BPF_X
-    const SUBTRACT: u8 = 0x17; // BPF_ALU64 | BPF_SUB | BPF_K
-    const AND: u8 = 0x57; // BPF_ALU64 | BPF_AND | BPF_K
-    const IF_EQUAL: u8 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
-    const IF_OTHER: u8 = 0x55; // BPF_JMP | BPF_JNE | BPF_K
-    const IF_GREATER: u8 = 0x2d; // BPF_JMP | BPF_JGT | BPF_X
-    const JUMP: u8 = 0x05; // BPF_JMP | BPF_JA
-    const EXIT: u8 = 0x95; // BPF_JMP | BPF_EXIT
-    const ACCEPT: i16 = 21;
-    const OVERSIZED: i16 = 23;
-    const MALFORMED: i16 = 25;
-    // Jumps are relative to the next instruction.
-    let to = |target: i16, from: i16| target - from - 1;
-    let at = |field: usize| field as i16;
-    [
-        instruction(COPY, 6, 1, 0, 0),
-        instruction(LOAD, 2, 6, IFINDEX, 0),
-        instruction(IF_EQUAL, 2, 0, to(ACCEPT, 2), LOOPBACK_IFINDEX),
-        instruction(SET_64, 7, MAP_VALUE, 0, map),
-        instruction(0, 0, 0, 0, 0),
-        // Register 8: the length of each joined datagram, or of the only one.
-        instruction(LOAD, 8, 6, GSO_SIZE, 0),
-        instruction(IF_OTHER, 8, 0, 2, 0),
-        instruction(LOAD, 8, 6, LEN, 0),
-        instruction(SUBTRACT, 8, 0, 0, UDP_HEADER),
-        // Register 9: the number of joined datagrams; 0 means one.
-        instruction(LOAD, 9, 6, GSO_SEGS, 0),
-        instruction(IF_OTHER, 9, 0, 1, 0),
-        instruction(SET, 9, 0, 0, 1),
-        instruction(LOAD, 4, 7, at(offset_of!(Shared, maximum)), 0),
-        instruction(IF_GREATER, 8, 4, to(OVERSIZED, 13), 0),
-        // There is no first byte.
-        instruction(IF_EQUAL, 8, 0, to(MALFORMED, 14), 0),
-        instruction(LOAD_PACKET, 0, 0, 0, UDP_HEADER),
-        // Twice the first byte; the verifier requires the bound.
-        instruction(AND, 0, 0, 0, 0xff),
-        instruction(ADD, 0, 0, 0, 0),
-        instruction(ADD, 0, 7, 0, 0),
-        instruction(LOAD_16, 3, 0, at(offset_of!(Shared, minimum)), 0),
-        instruction(IF_GREATER, 3, 8, to(MALFORMED, 20), 0),
-        instruction(SET_32, 0, 0, 0, -1),
-        instruction(EXIT, 0, 0, 0, 0),
-        // OVERSIZED
-        instruction(ADD_TO, 7, 9, at(offset_of!(Shared, oversized)), 0),
-        instruction(JUMP, 0, 0, 1, 0),
-        // MALFORMED
-        instruction(ADD_TO, 7, 9, at(offset_of!(Shared, malformed)), 0),
-        instruction(SET, 3, 0, 0, 1),
-        instruction(ADD_TO, 7, 3, at(offset_of!(Shared, buffers)), 0),
-        instruction(SET, 0, 0, 0, 0),
-        instruction(EXIT, 0, 0, 0, 0),
-    ]
 }

@@ -2,6 +2,7 @@
 
 use super::send::{refuses_gso, unit_lengths};
 use super::*;
+use crate::netlink::AddressOptions;
 use crate::testing::{in_namespace, set_address, set_mtu, set_up, skip};
 use crate::tun::ioctl;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -700,44 +701,96 @@ fn the_firewall_mark_is_set() {
     });
 }
 
-/// Creates two namespaces with a link of this MTU, and a socket in the second that accepts
-/// datagrams up to `limit` bytes.
-fn limited(limit: u32, test: impl FnOnce(&DatagramFilter, &UdpSocket, &UdpSocket)) {
-    let (here, there) = match (crate::netns::NetNs::create(), crate::netns::NetNs::create()) {
-        (Ok(here), Ok(there)) => (here, there),
-        _ => return skip("no namespaces"),
-    };
-    let filter = match DatagramFilter::load() {
-        Ok(filter) => std::sync::Arc::new(filter),
-        Err(error) => return skip(&format!("no eBPF: {error}")),
-    };
-    filter.set_maximum(limit);
-    let (left, right) = (
-        here.netlink().expect("netlink"),
-        there.netlink().expect("netlink"),
-    );
-    left.create_veth("a", "b", Some(there.as_fd()))
-        .expect("veth");
-    for (netlink, name, address) in [(&left, "a", "10.9.9.1/24"), (&right, "b", "10.9.9.2/24")] {
-        let index = netlink.link(name).expect("link").index;
-        netlink
-            .add_address(index, address.parse().expect("net"))
-            .expect("address");
-        netlink.set_up(index).expect("up");
+/// Two namespaces with a link, and a filter without limits.
+struct Linked {
+    here: crate::netns::NetNs,
+    there: crate::netns::NetNs,
+    filter: std::sync::Arc<DatagramFilter>,
+}
+
+impl Linked {
+    /// `None` if the host has no namespaces or no eBPF. The near end has several addresses of each
+    /// family, those of IPv6 in several networks.
+    fn create() -> Option<Linked> {
+        let (here, there) = match (crate::netns::NetNs::create(), crate::netns::NetNs::create()) {
+            (Ok(here), Ok(there)) => (here, there),
+            _ => {
+                skip("no namespaces");
+                return None;
+            }
+        };
+        let filter = match DatagramFilter::load() {
+            Ok(filter) => std::sync::Arc::new(filter),
+            Err(error) => {
+                skip(&format!("no eBPF: {error}"));
+                return None;
+            }
+        };
+        let (left, right) = (
+            here.netlink().expect("netlink"),
+            there.netlink().expect("netlink"),
+        );
+        left.create_veth("a", "b", Some(there.as_fd()))
+            .expect("veth");
+        let near = [
+            "10.9.9.1/24",
+            "10.9.9.3/24",
+            "10.9.9.4/24",
+            "10.9.9.5/24",
+            "fd09::1/48",
+            "fd09::3/48",
+            "fd09:0:0:1::1/48",
+            "fd09:0:0:2::1/48",
+            "fd09:0:0:3::1/48",
+        ];
+        for (netlink, name, addresses) in [
+            (&left, "a", &near[..]),
+            (&right, "b", &["10.9.9.2/24", "fd09::2/48"]),
+        ] {
+            let index = netlink.link(name).expect("link").index;
+            for address in addresses {
+                let options = AddressOptions {
+                    no_dad: true,
+                    ..AddressOptions::default()
+                };
+                netlink
+                    .add_address_with(index, address.parse().expect("net"), options)
+                    .expect("address");
+            }
+            netlink.set_up(index).expect("up");
+        }
+        Some(Linked {
+            here,
+            there,
+            filter,
+        })
     }
-    let options = UdpOptions {
-        datagram_filter: Ok(filter.clone()),
-        ..UdpOptions::default()
+
+    fn sender(&self, address: &str) -> UdpSocket {
+        let bind = || UdpSocket::bind(address.parse().expect("address"), &UdpOptions::default());
+        self.here.run(bind).expect("namespace").expect("bind")
+    }
+
+    fn receiver(&self, address: &str) -> UdpSocket {
+        let options = UdpOptions {
+            datagram_filter: Ok(self.filter.clone()),
+            ..UdpOptions::default()
+        };
+        let bind = || UdpSocket::bind(address.parse().expect("address"), &options);
+        self.there.run(bind).expect("namespace").expect("bind")
+    }
+}
+
+/// Runs a test with a sender, and a receiver that accepts datagrams up to `limit` bytes.
+fn limited(limit: u32, test: impl FnOnce(&DatagramFilter, &UdpSocket, &UdpSocket)) {
+    let Some(linked) = Linked::create() else {
+        return;
     };
-    let bind = |address: [u8; 4], options: UdpOptions| {
-        move || UdpSocket::bind((address, 7000).into(), &options).expect("bind")
-    };
-    let sender = here
-        .run(bind([10, 9, 9, 1], UdpOptions::default()))
-        .expect("namespace");
-    let receiver = there.run(bind([10, 9, 9, 2], options)).expect("namespace");
+    linked.filter.set_maximum(limit);
+    let sender = linked.sender("10.9.9.1:7000");
+    let receiver = linked.receiver("10.9.9.2:7000");
     assert_eq!(receiver.capabilities().datagram_filter, Ability::Present);
-    test(&filter, &sender, &receiver);
+    test(&linked.filter, &sender, &receiver);
 }
 
 /// Returns the lengths that arrive. Each element of `sent` is sent as datagrams of this size,
@@ -779,6 +832,7 @@ fn a_datagram_longer_than_the_limit_is_refused_and_counted() {
             buffers: 3,
             oversized: 2,
             malformed: 1, // the empty one
+            limited: 0,
         };
         assert_eq!(filter.filtered(), filtered);
         assert_eq!(receiver.receive_queue_drops(), 3);
@@ -803,6 +857,7 @@ fn joined_datagrams_are_as_long_as_each_of_them() {
                 buffers: 1,
                 oversized: 25,
                 malformed: 0,
+                limited: 0,
             }
         );
     });
@@ -823,9 +878,79 @@ fn a_datagram_of_no_type_or_shorter_than_its_type_is_dropped_and_counted() {
             buffers: 3,
             oversized: 0,
             malformed: 5,
+            limited: 0,
         };
         assert_eq!(filter.filtered(), filtered);
     });
+}
+
+/// Sends this many datagrams, and returns the number that arrives.
+fn arrive(sender: &UdpSocket, receiver: &UdpSocket, count: usize) -> usize {
+    that_arrive(sender, receiver, &vec![(100, 100); count]).len()
+}
+
+#[test]
+fn sources_that_are_not_known_have_an_allowance_for_each_address() {
+    let Some(linked) = Linked::create() else {
+        return;
+    };
+    let receiver = linked.receiver("10.9.9.2:7000");
+    let [known, same_address] =
+        ["10.9.9.1:7000", "10.9.9.1:7001"].map(|address| linked.sender(address));
+    let known_address = known.local_addr().expect("address");
+    linked.filter.limit_sources([known_address].into_iter(), 4);
+    assert_eq!(arrive(&known, &receiver, 20), 20);
+    assert_eq!(arrive(&same_address, &receiver, 20), 4);
+    assert_eq!(linked.filter.filtered().limited, 16);
+    assert_eq!(linked.filter.filtered().buffers, 16);
+    // Two addresses share a counter with a probability of 1/1024; all three with the first: one in a billion.
+    let others = [3, 4, 5].map(|host| {
+        let sender = linked.sender(&format!("10.9.9.{host}:7000"));
+        arrive(&sender, &receiver, 20)
+    });
+    assert_eq!(others.iter().max(), Some(&4));
+    // The allowance is renewed, and nobody is known any more.
+    linked.filter.limit_sources(std::iter::empty(), 4);
+    assert_eq!(arrive(&known, &receiver, 3), 3);
+    assert_eq!(arrive(&same_address, &receiver, 3), 1);
+    // Joined datagrams may exceed it.
+    linked.filter.limit_sources(std::iter::empty(), 4);
+    let joined = that_arrive(&known, &receiver, &[(1000, 100), (1000, 100)]);
+    assert_eq!(joined.len(), 10);
+    // Another type of message has an allowance of its own.
+    let types = [1, 2, 3].map(|first| {
+        let payload = [pattern(1)[0] ^ first; 100];
+        for _ in 0..20 {
+            known.send(&to(&receiver, None, &payload)).expect("send");
+        }
+        receive_buffers(&receiver).len()
+    });
+    assert_eq!(types.iter().max(), Some(&4));
+    linked.filter.lift_limit();
+    assert_eq!(arrive(&same_address, &receiver, 20), 20);
+}
+
+#[test]
+fn sources_of_an_ipv6_slash_64_share_an_allowance() {
+    let Some(linked) = Linked::create() else {
+        return;
+    };
+    let receiver = linked.receiver("[fd09::2]:7000");
+    let [first, same_network] =
+        ["[fd09::1]:7000", "[fd09::3]:7000"].map(|address| linked.sender(address));
+    linked.filter.limit_sources(std::iter::empty(), 4);
+    assert_eq!(arrive(&first, &receiver, 3), 3);
+    assert_eq!(arrive(&same_network, &receiver, 3), 1);
+    // As with IPv4.
+    let others = [1, 2, 3].map(|network| {
+        let sender = linked.sender(&format!("[fd09:0:0:{network}::1]:7000"));
+        arrive(&sender, &receiver, 20)
+    });
+    assert_eq!(others.iter().max(), Some(&4));
+    let known_address = first.local_addr().expect("address");
+    linked.filter.limit_sources([known_address].into_iter(), 4);
+    assert_eq!(arrive(&first, &receiver, 20), 20);
+    assert_eq!(arrive(&same_network, &receiver, 20), 4);
 }
 
 #[test]
