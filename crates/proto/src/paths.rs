@@ -222,6 +222,12 @@ impl Paths {
         &self.candidates
     }
 
+    /// Returns the candidates that answered a check.
+    pub fn working(&self) -> impl Iterator<Item = SocketAddr> {
+        let works = |c: &&Candidate| matches!(c.state, CheckState::Works { .. });
+        self.candidates.iter().filter(works).map(|c| c.address)
+    }
+
     /// Whether there are no candidates besides the endpoint.
     pub fn is_empty(&self) -> bool {
         self.candidates.is_empty()

@@ -119,6 +119,7 @@ pub struct Tunnel {
     searches: birthday::Searches,
     /// Counts without a peer, and counts of removed peers.
     unattributed: PeerCounters,
+    rejected: u64,
 }
 
 /// The identity before the last key rotation, for peers that do not know the new key yet.
@@ -181,6 +182,7 @@ impl Tunnel {
             punches: Vec::new(),
             searches: birthday::Searches::default(),
             unattributed: PeerCounters::default(),
+            rejected: 0,
         }
     }
 
@@ -446,6 +448,11 @@ impl Tunnel {
             sum.add(&peer.counters);
         }
         sum
+    }
+
+    /// Number of received datagrams that were of no peer: not authentic, replayed, or malformed.
+    pub fn rejected(&self) -> u64 {
+        self.rejected
     }
 
     /// Number of receiver indices in use: one for each session and each pending initiation, so at

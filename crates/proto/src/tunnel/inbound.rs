@@ -109,6 +109,7 @@ impl Tunnel {
     }
 
     fn drop_datagram(&mut self, reason: DropReason) {
+        self.rejected += 1;
         self.unattributed.inbound.packets_in += 1;
         self.unattributed.inbound.drops.add(reason, 1);
     }
