@@ -97,6 +97,11 @@ impl MeshState {
         self.queried.contains_key(server)
     }
 
+    /// Returns the servers whose answers are accepted.
+    pub fn queried(&self) -> impl Iterator<Item = SocketAddr> {
+        self.queried.keys().copied()
+    }
+
     /// Accepts answers of a server for a while.
     pub fn note_queried(&mut self, server: SocketAddr) {
         if self.queried.len() >= MAX_QUERIED {
