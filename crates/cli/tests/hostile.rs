@@ -310,7 +310,7 @@ fn accounted(world: &World) {
     let status = world.status(&world.right);
     assert_eq!(unaccounted(&status), [0, 0], "{status:#}");
     assert_eq!(unaccounted(&world.status(&world.left)), [0, 0]);
-    for filtered in ["oversized_drops", "malformed_drops"] {
+    for filtered in ["oversized_drops", "malformed_drops", "flood_drops"] {
         assert!(
             status[filtered].as_u64() > Some(0),
             "{filtered}: {status:#}"
@@ -342,6 +342,38 @@ fn wireguard_mode_survives_the_floods() {
 #[test]
 fn native_mode_survives_the_floods() {
     survives_the_floods("native");
+}
+
+#[test]
+fn a_peer_connects_during_a_flood_of_data() {
+    in_world(["", ""], |world| {
+        let _right = world.up_with(&world.right, &["--protocol", "native"]);
+        let unknown_source = UnknownSource::beside(world);
+        let (target, _, left) = overhear(world, "native");
+        let limited = || world.status(&world.right)["flood_drops"].as_u64() > Some(0);
+        let datagrams = target.datagrams(Flood::Forged, 1);
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| shoot(&unknown_source.gun, &datagrams, &stop));
+            let _stopping = StopsAtEnd(&stop);
+            eventually("the flood is not limited", limited);
+            drop(left);
+            let _left = world.up_with(&world.left, &["--protocol", "native"]);
+            assert!(world.answers_within(PATIENCE), "no echo");
+        });
+        // The limit ends with the flood: an unknown source is heard again. The session that the flood imitates has
+        // ended with the program on the left.
+        let rejected = || drops(&world.status(&world.right), "inbound", "unknown_index");
+        let burst = || {
+            let before = rejected();
+            for datagram in datagrams.iter().cycle().take(200) {
+                unknown_source.gun.send(datagram).expect("send");
+            }
+            eventually("no drops", || rejected() > before);
+            rejected() - before
+        };
+        eventually("the limit is not lifted", || burst() == 200);
+    });
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! A running tunnel: the protocol, the TUN device, the sockets, and their counters.
 
+use crate::flood::{ALLOWANCE, FloodDetector, Step};
 use crate::gateway::GatewayNode;
 use crate::sockets::Sockets;
 use crate::system::{SystemRandom, now};
@@ -93,6 +94,7 @@ pub struct Node {
     pub mesh: Option<MeshState>,
     /// Restrictions of the process; `None` before they are applied.
     pub confinement: Option<Confinement>,
+    pub(crate) floods: FloodDetector,
     pub(crate) outbox: Outbox,
     pub(crate) inbox: Inbox,
 }
@@ -165,6 +167,7 @@ impl Node {
             gateway: None,
             mesh: None,
             confinement: None,
+            floods: FloodDetector::default(),
             outbox,
             inbox: Inbox::new(tcp_gso, udp_gso),
         };
@@ -210,6 +213,26 @@ impl Node {
                 types.push(stun::SHORTEST_ANSWER);
             }
             filter.set_types(&types);
+        }
+    }
+
+    /// Limits unknown sources at the socket filter during a flood, and lifts the limit after it.
+    pub(crate) fn poll_floods(&mut self, now: Instant) {
+        let Ok(filter) = &self.sockets.options().datagram_filter else {
+            return;
+        };
+        let unwanted = self.tunnel.rejected() + filter.limited();
+        match self.floods.poll(now, unwanted) {
+            None => {}
+            Some(Step::Lift) => filter.lift_limit(),
+            Some(Step::Limit) => {
+                let peers = self.tunnel.peers().flat_map(|peer| {
+                    let endpoint = peer.path.endpoint.into_iter();
+                    endpoint.chain(peer.paths.working())
+                });
+                let servers = self.mesh.iter().flat_map(MeshState::queried);
+                filter.limit_sources(peers.chain(servers), ALLOWANCE);
+            }
         }
     }
 }

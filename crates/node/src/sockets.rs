@@ -37,6 +37,9 @@ pub struct SocketCounts {
     /// Datagrams of an unknown type, or too short for their type, dropped by the socket filter
     /// (`Node::filter_types`).
     pub malformed_drops: u64,
+    /// Datagrams of sources that are not the endpoint of a peer, dropped by the socket filter during a flood
+    /// (`Node::poll_floods`).
+    pub flood_drops: u64,
     /// Sends that failed with segmentation offload and were repeated without.
     pub gso_fallbacks: u64,
 }
@@ -115,6 +118,7 @@ impl Sockets {
             sum.receive_queue_drops = sum.receive_queue_drops.saturating_sub(filtered.buffers);
             sum.oversized_drops = filtered.oversized;
             sum.malformed_drops = filtered.malformed;
+            sum.flood_drops = filtered.limited;
         }
         self.reported
             .set(self.reported.get().max(sum.receive_queue_drops));

@@ -49,6 +49,9 @@ pub struct Status {
     /// Datagrams of an unknown type, or too short for their type, dropped by the socket filter.
     #[serde(default)]
     pub malformed_drops: u64,
+    /// Datagrams of sources that are not the endpoint of a peer, dropped by the socket filter during a flood.
+    #[serde(default)]
+    pub flood_drops: u64,
     /// Sends that failed with segmentation offload and were repeated without.
     pub gso_fallbacks: u64,
     /// Totals of all peers, including removed ones and packets of no peer.
@@ -77,6 +80,7 @@ pub fn without_peers(node: &Node, record: &Record) -> Status {
         receive_queue_drops: counts.receive_queue_drops,
         oversized_drops: counts.oversized_drops,
         malformed_drops: counts.malformed_drops,
+        flood_drops: counts.flood_drops,
         gso_fallbacks: counts.gso_fallbacks,
         totals: traffic::traffic(&node.tunnel.totals()),
         batches: Batches {

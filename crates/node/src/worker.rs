@@ -118,7 +118,12 @@ pub fn run(
         } else {
             let tunnel = node.tunnel.next_wakeup().filter(|_| !node.is_standby());
             let punch = node.sockets.punch.wakeup();
-            let wakeups = [tunnel.map(|(at, _)| at), node.gateway_wakeup(), punch];
+            let wakeups = [
+                tunnel.map(|(at, _)| at),
+                node.gateway_wakeup(),
+                punch,
+                node.floods.wakeup(),
+            ];
             let next = wakeups.into_iter().flatten().min();
             next.map(|at| at.duration_since(now().mono))
         };
@@ -329,6 +334,7 @@ impl Node {
 
     fn poll_timers(&mut self) {
         let now = now();
+        self.poll_floods(now.mono);
         if self.is_standby()
             || self
                 .tunnel

@@ -267,6 +267,12 @@ pub const FAMILIES: &[Family] = &[
     ),
     family(
         Counter,
+        "flood_dropped_datagrams",
+        "Datagrams of sources that are not the endpoint of a peer, dropped by the socket filter during a flood.",
+        |s, out| out.count(&[], s.node.sockets.counts().flood_drops),
+    ),
+    family(
+        Counter,
         "gso_fallbacks",
         "Sends that failed with segmentation offload and were repeated without.",
         |s, out| out.count(&[], s.node.sockets.counts().gso_fallbacks),

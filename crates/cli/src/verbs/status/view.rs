@@ -192,6 +192,11 @@ fn interface_drops(status: &Status, out: &mut Screen) {
         "in",
         "The kernel dropped it before Seikan received it: its type was unknown, or it was too short.",
     ));
+    drops.push((
+        status.flood_drops,
+        "in",
+        "The kernel dropped it before Seikan received it: a flood, and its source is no peer's endpoint.",
+    ));
     let of_peers = |pick: fn(&Traffic) -> &Direction, name: &str| -> u64 {
         let all = status.peers.iter();
         all.filter_map(|peer| pick(&peer.traffic).drops.get(name))
