@@ -267,8 +267,8 @@ fn no_message_costs_five_times_as_much_as_padding() {
                     let mut best = measure(world, pid, hostile, rate, datagrams);
                     let padding = *padding.get_or_insert(best.0);
                     // Packets are written to the host one by one, in whatever batches they arrived.
-                    let written = packets.map(|packets| packets as f64 * alone);
-                    let most = written.unwrap_or(DEARER * padding);
+                    let written = packets.map_or(0.0, |packets| packets as f64 * alone);
+                    let most = written.max(DEARER * padding);
                     for _ in 0..2 {
                         if best.0 <= most && best.1 <= ROUND_TRIP {
                             break;
