@@ -7,6 +7,7 @@
 mod cli;
 mod explain;
 mod fix;
+mod logging;
 mod manager;
 mod output;
 mod overrides;

@@ -5,6 +5,7 @@ use std::fs;
 use std::io::{BufRead, Read};
 use std::net::{IpAddr, UdpSocket};
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -366,6 +367,71 @@ fn in_the_background_it_returns_when_it_is_up() {
         let down = world.run(&world.left, &["down", &world.left.interface]);
         assert!(down.status.success(), "{}", stderr(&down));
         assert_eq!(world.left.traces(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn the_log_of_a_background_tunnel_has_its_sessions_and_no_secrets() {
+    in_world(["", ""], |world| {
+        let _right = world.up(&world.right);
+        let words = ["up", "-d", "--log", "trace", world.left.config()];
+        let output = world.run(&world.left, &words);
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert!(world.answers_within(PATIENCE), "no echo");
+        let status = world.status(&world.left);
+        let path = status["interface"]["log"].as_str().expect("a log file");
+        let mode = fs::metadata(path).expect("a file").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let log = fs::read_to_string(path).expect("a log");
+        assert!(
+            log.contains("INFO tunnel: session established peer="),
+            "{log}"
+        );
+        let config = fs::read_to_string(world.left.config()).expect("a configuration");
+        for name in ["PrivateKey", "PresharedKey"] {
+            let lines = config.lines().filter_map(|line| line.strip_prefix(name));
+            let mut secrets = lines.map(|rest| rest.trim_start_matches([' ', '=']));
+            assert!(name != "PrivateKey" || secrets.clone().next().is_some());
+            assert!(secrets.all(|secret| !log.contains(secret)), "{log}");
+        }
+        let down = world.run(&world.left, &["down", &world.left.interface]);
+        assert!(down.status.success(), "{}", stderr(&down));
+        assert!(!Path::new(path).exists());
+    });
+}
+
+#[test]
+fn the_log_has_a_format_for_programs_and_one_for_the_journal() {
+    in_world(["", ""], |world| {
+        let _right = world.up(&world.right);
+        let log = world.folder.path().join("left.log");
+        let run = |prepare: &str, options: &str| {
+            let script = format!(
+                "exec 2>{log}; {prepare}; exec $seikan up {options} {config}",
+                log = log.display(),
+                config = world.left.config()
+            );
+            let mut tunnel = world.start(&world.left, &mut world.shell(&script));
+            let mut line = String::new();
+            tunnel.stdout.read_line(&mut line).expect("read");
+            assert!(line.contains("is up"), "{line}");
+            assert!(world.answers_within(PATIENCE), "no echo");
+            tunnel.signal("TERM");
+            tunnel.wait(PATIENCE);
+            fs::read_to_string(&log).expect("a log")
+        };
+        let json = run("", "--log-format json");
+        let mut events = json
+            .lines()
+            .map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
+        let established = |event: &serde_json::Value| {
+            event["fields"]["message"] == "session established" && event["target"] == "tunnel"
+        };
+        assert!(events.any(|event| established(&event)), "{json}");
+        let journal = "export JOURNAL_STREAM=$(stat -L -c %d:%i /dev/stderr)";
+        let text = run(journal, "--log info");
+        assert!(text.contains("<6>tunnel: session established"), "{text}");
+        assert_eq!(run("", "--log off"), "");
     });
 }
 

@@ -11,7 +11,10 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::Sender;
+use tracing::{info, warn};
 
+/// Target of log events of the mesh.
+pub const LOG: &str = "mesh";
 /// Maximum number of servers whose STUN answers are accepted: two relays for each pair, and some more.
 const MAX_QUERIED: usize = 2048;
 /// How long answers of a server are accepted after a request.
@@ -115,6 +118,7 @@ impl MeshState {
 
     /// Applies an event to the state. Returns it if the tunnel is concerned as well.
     pub fn apply(&mut self, event: AgentEvent) -> Option<AgentEvent> {
+        self.log_changes(&event);
         match event {
             AgentEvent::Contact(contact) => self.contact = contact,
             AgentEvent::Coordinator(url) => self.coordinator = url,
@@ -150,6 +154,55 @@ impl MeshState {
             other => return Some(other),
         }
         None
+    }
+
+    /// Logs the parts of an event that change the state.
+    fn log_changes(&self, event: &AgentEvent) {
+        match event {
+            AgentEvent::Contact(contact) if *contact != self.contact => match contact {
+                Contact::Starting => {}
+                Contact::Connected => info!(target: LOG, "coordinator answers"),
+                Contact::Lost(reason) => warn!(target: LOG, ?reason, "coordinator does not answer"),
+                Contact::Revoked => warn!(target: LOG, "this host was removed from the mesh"),
+            },
+            AgentEvent::Coordinator(url) if *url != self.coordinator => {
+                info!(target: LOG, ?url, "another coordinator is used");
+            }
+            AgentEvent::Reflexive { addresses, .. } if *addresses != self.reflexive => {
+                info!(target: LOG, ?addresses, "public addresses of this host changed");
+            }
+            AgentEvent::Mapped(state) if *state != self.mapped => match state {
+                Some(Ok(mapping)) => {
+                    info!(target: LOG, address = %mapping.address, "router maps a port to this host");
+                }
+                Some(Err(reason)) => info!(target: LOG, ?reason, "router maps no port"),
+                None => {}
+            },
+            AgentEvent::Relay { address, state } => {
+                let before = self.relays.get(address).map(Result::is_ok);
+                match state {
+                    Ok(answer) if before != Some(true) => {
+                        info!(target: LOG, ?address, by_tls = answer.by_tls, "relay answers");
+                    }
+                    Err(reason) if before != Some(false) => {
+                        warn!(target: LOG, ?address, ?reason, "relay does not answer");
+                    }
+                    _ => {}
+                }
+            }
+            AgentEvent::Turn {
+                address,
+                allocation,
+            } => match (allocation, self.turn.contains_key(address)) {
+                (Some(new), false) => info!(
+                    target: LOG, ?address, relayed = %new.relayed, transport = new.transport,
+                    "TURN server allocated an address"
+                ),
+                (None, true) => info!(target: LOG, ?address, "allocation at the TURN server ended"),
+                _ => {}
+            },
+            _ => {}
+        }
     }
 }
 

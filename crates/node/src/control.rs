@@ -30,6 +30,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Clients at a time over both local sockets.
@@ -113,9 +114,15 @@ impl Control {
                 keyless: false,
                 netlink: None,
                 without_uapi,
+                log: None,
             },
             lock,
         })
+    }
+
+    /// Reports this log file in `status`.
+    pub fn set_log(&mut self, log: Option<PathBuf>) {
+        self.record.log = log;
     }
 
     /// From now on another process removes the sockets and releases the name. Returns whether there is a socket

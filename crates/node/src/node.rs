@@ -23,6 +23,7 @@ use seikan_sys::udp::{DatagramFilter, UdpError, UdpOptions};
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
+use tracing::{debug, info};
 
 /// MTU of the TUN device unless configured: a 1500-byte path less WireGuard's largest overhead.
 pub const DEFAULT_MTU: u32 = 1420;
@@ -224,8 +225,12 @@ impl Node {
         let unwanted = self.tunnel.rejected() + filter.limited();
         match self.floods.poll(now, unwanted) {
             None => {}
-            Some(Step::Lift) => filter.lift_limit(),
+            Some(Step::Lift) => {
+                info!(target: "tunnel", "flood ended: unknown sources are not limited");
+                filter.lift_limit();
+            }
             Some(Step::Limit) => {
+                debug!(target: "tunnel", rejected = self.tunnel.rejected(), "flood: unknown sources are limited");
                 let peers = self.tunnel.peers().flat_map(|peer| {
                     let endpoint = peer.path.endpoint.into_iter();
                     endpoint.chain(peer.paths.working())

@@ -8,6 +8,7 @@ use seikan_proto::keys::{PrivateKey, PublicKey};
 use seikan_proto::tunnel::{Now, Tunnel};
 use seikan_sys::netlink::Netlink;
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 /// Data about a node that only the control sockets need.
 #[derive(Debug)]
@@ -22,6 +23,8 @@ pub struct Record {
     pub netlink: Option<Netlink>,
     /// Reason why `wg` has no socket, if so.
     pub without_uapi: Option<String>,
+    /// Log file, if the node runs in the background.
+    pub log: Option<PathBuf>,
 }
 
 impl Record {

@@ -152,6 +152,8 @@ pub trait Observer {
 pub struct UpOptions {
     /// The file that `SaveConfig` writes.
     pub config_file: Option<PathBuf>,
+    /// The log file, for `status`.
+    pub log: Option<PathBuf>,
     /// Directories of the control sockets, the journal and the state.
     pub dirs: RuntimeDirs,
 }
@@ -174,6 +176,7 @@ pub fn up(
     }
     // Declared first and so dropped last: the name stays reserved until then.
     let mut control = Control::new(&options.dirs, config)?;
+    control.set_log(options.log.clone());
     let journal = open_journal(config, options, observer)?;
     check_conflicts(config, &netlink)?;
     let file = options.config_file.as_deref();

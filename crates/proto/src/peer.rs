@@ -25,7 +25,10 @@ use std::collections::{BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
+use tracing::{debug, info};
 
+/// Target of log events of sessions and paths.
+pub(crate) const LOG: &str = "tunnel";
 /// Consecutive reports without any datagram after the first of a GSO batch, after which GSO counts
 /// as broken on this path.
 const MANGLED_REPORTS: u8 = 2;
@@ -423,6 +426,16 @@ impl StagedPackets {
 }
 
 impl Peer {
+    /// Logs a new session, before it becomes the current one. Renewals have a lower level.
+    pub(crate) fn log_session(&self, endpoint: SocketAddr) {
+        let peer = &self.public_key;
+        if self.sessions.current.is_some() {
+            debug!(target: LOG, %peer, %endpoint, "session renewed");
+        } else {
+            info!(target: LOG, %peer, %endpoint, "session established");
+        }
+    }
+
     pub(crate) fn new(id: PeerId, protocol: Protocol, public_key: PublicKey) -> Peer {
         Peer {
             id,

@@ -9,6 +9,7 @@ use seikan_proto::time::Instant;
 use seikan_sys::poll::{Epoll, Interest};
 use seikan_sys::udp::{UdpOptions, UdpSocket};
 use slab::Slab;
+use tracing::debug;
 
 use crate::pair::{Binding, Holder, Keys, LIFETIME, Pair, Side, Transport};
 use crate::streams::{Run, Streams};
@@ -193,6 +194,7 @@ impl Table {
         let (port, socket) = found.ok_or(RelayRefusal::Full)?;
         let mut sockets = [None, None];
         sockets[family] = Some(socket);
+        debug!(target: "relay", port, "port opened for a pair of members");
         self.ports.insert(port, slot);
         self.by_keys.insert(keys, slot);
         Ok(self.pairs.insert(Pair {

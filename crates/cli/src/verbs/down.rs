@@ -47,6 +47,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
         stopped => {
             stopped.with_context(failed)?;
+            // It may be elsewhere, or on standard error.
+            let _ = std::fs::remove_file(places.log(interface.as_str()));
             Ok(ExitCode::SUCCESS)
         }
     }

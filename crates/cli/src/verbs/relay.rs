@@ -17,6 +17,7 @@ use seikan_sys::privilege;
 use seikan_sys::signal::Signals;
 use seikan_tls::Certificate;
 
+use crate::logging::LogArguments;
 use crate::manager::Manager;
 use crate::screen::{DIM, RESET, printable};
 use crate::service;
@@ -104,6 +105,8 @@ struct ServeArguments {
     #[arg(long, value_name = "ADDRESS:PORT")]
     metrics: Option<SocketAddr>,
     #[command(flatten)]
+    log: LogArguments,
+    #[command(flatten)]
     directory: Directory,
 }
 
@@ -187,6 +190,7 @@ fn write_tls_listener(directory: &Path, tls: Option<&TlsListener>) -> std::io::R
 
 /// Runs the relay until Ctrl-C or SIGTERM.
 fn serve(arguments: &ServeArguments) -> anyhow::Result<()> {
+    arguments.log.start(false)?;
     // Before any thread starts, which inherits the mask.
     let signals = Signals::block().context("cannot block signals")?;
     let first_port = *arguments.ports.start();

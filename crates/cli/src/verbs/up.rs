@@ -13,15 +13,19 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 use anyhow::Context;
 use clap::{Args, ValueHint};
 use nix::sys::prctl;
 use seikan_config::{Config, Diagnostic, Diagnostics};
+use seikan_node::control::RuntimeDirs;
 use seikan_node::up::{Observer, UpOptions, UpSummary, up};
+use tracing::field::display;
+use tracing::warn;
 
+use crate::logging::LogArguments;
 use crate::manager::Manager;
 use crate::output;
 use crate::overrides::OverrideArguments;
@@ -42,14 +46,24 @@ pub struct Arguments {
     /// Run in the background; return once the interface is up
     #[arg(short, long)]
     daemon: bool,
-    /// Log file of the background process [default: none]
-    #[arg(long, value_name = "FILE", requires = "daemon", value_hint = ValueHint::FilePath)]
-    log: Option<PathBuf>,
+    /// Log file of the background process, of at most 1 MiB [default: /run/seikan/IFACE.log]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    log_file: Option<PathBuf>,
+    #[command(flatten)]
+    log: LogArguments,
     /// Run as the background process, with a socket to the starting process as standard input
     #[arg(long, hide = true, conflicts_with = "daemon")]
     detached: bool,
     #[command(flatten)]
     overrides: OverrideArguments,
+}
+
+impl Arguments {
+    /// Returns the log file of the background process.
+    fn log_file(&self, config: &Config) -> PathBuf {
+        let default = || RuntimeDirs::default().log(config.name.as_str());
+        self.log_file.clone().unwrap_or_else(default)
+    }
 }
 
 /// Reads the configuration, prints its diagnostics, and runs the tunnel.
@@ -61,14 +75,20 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::FAILURE);
     };
     if arguments.daemon {
-        return start_detached(arguments);
+        RuntimeDirs::default().create_run()?;
+        return start_detached(&arguments.log_file(&config));
     }
+    if arguments.log_file.is_some() {
+        anyhow::bail!("cannot use --log-file without -d: the log is on standard error");
+    }
+    arguments.log.start(false)?;
     let mut observer = Foreground {
+        log: &arguments.log,
         interface: config.name.to_string(),
         started_at: None,
         manager: Manager::connect(),
     };
-    let outcome = up(&config, &options(path), &mut observer);
+    let outcome = up(&config, &options(path, None), &mut observer);
     observer.print_end();
     outcome?;
     Ok(ExitCode::SUCCESS)
@@ -91,21 +111,23 @@ fn read(arguments: &Arguments) -> anyhow::Result<Option<(Config, PathBuf)>> {
     Ok(parsed.config.zip(parsed.path))
 }
 
-fn options(path: PathBuf) -> UpOptions {
+fn options(path: PathBuf, log: Option<PathBuf>) -> UpOptions {
     UpOptions {
         config_file: Some(path),
+        log,
         ..UpOptions::default()
     }
 }
 
 /// Reports to the terminal and to systemd.
-struct Foreground {
+struct Foreground<'a> {
+    log: &'a LogArguments,
     interface: String,
     started_at: Option<Instant>,
     manager: Manager,
 }
 
-impl Foreground {
+impl Foreground<'_> {
     /// Prints a line at the end, if the tunnel was up.
     fn print_end(&self) {
         if let Some(started_at) = self.started_at {
@@ -119,9 +141,13 @@ impl Foreground {
     }
 }
 
-impl Observer for Foreground {
+impl Observer for Foreground<'_> {
     fn warn(&mut self, warning: Diagnostic) {
-        output::diagnostic(warning);
+        if self.log.is_for_reader() {
+            output::diagnostic(warning);
+        } else {
+            log_warning(&warning);
+        }
     }
 
     fn is_up(&mut self, summary: &UpSummary) -> io::Result<()> {
@@ -131,6 +157,11 @@ impl Observer for Foreground {
         self.manager.notify_ready(&line);
         Ok(())
     }
+}
+
+fn log_warning(warning: &Diagnostic) {
+    let help = warning.help.as_deref().map(display);
+    warn!(target: "tunnel", help, "{}", warning.message);
 }
 
 /// Prints a line. A closed standard output does not stop the tunnel.
@@ -167,22 +198,16 @@ const ERROR: &str = "error";
 const NAME: &CStr = c"seikan";
 
 /// Starts the background process and prints its messages until it is up or has ended.
-fn start_detached(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+fn start_detached(path: &Path) -> anyhow::Result<ExitCode> {
     let (ours, theirs) = UnixStream::pair().context("cannot make a socket pair")?;
-    let (output, errors) = match &arguments.log {
-        None => (Stdio::null(), Stdio::null()),
-        Some(path) => {
-            let log = open_log(path)
-                .with_context(|| format!("cannot write to the log {}", path.display()))?;
-            (log.try_clone()?.into(), log.into())
-        }
-    };
+    let log =
+        open_log(path).with_context(|| format!("cannot write to the log {}", path.display()))?;
     let mut child = Command::new("/proc/self/exe")
         .arg0(OsStr::from_bytes(NAME.to_bytes()))
         .args(detached_arguments(std::env::args_os().skip(1)))
         .stdin(OwnedFd::from(theirs))
-        .stdout(output)
-        .stderr(errors)
+        .stdout(log.try_clone()?)
+        .stderr(log)
         .spawn()
         .context("cannot start the background process")?;
     for line in BufReader::new(ours).lines() {
@@ -210,22 +235,18 @@ fn start_detached(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 fn open_log(path: &Path) -> io::Result<File> {
+    // For reading too: a log that is too long is shortened.
     let mut options = OpenOptions::new();
-    options.append(true).create(true).mode(0o600).open(path)
+    let options = options.read(true).append(true).create(true).mode(0o600);
+    options.open(path)
 }
 
 /// Returns the arguments for the background process.
 fn detached_arguments(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut result = Vec::new();
-    let mut skip = false;
     for word in words {
-        if std::mem::take(&mut skip) {
-            continue;
-        }
         match word.to_str() {
             Some("-d" | "--daemon") => {}
-            Some("--log") => skip = true,
-            Some(text) if text.starts_with("--log=") => {}
             _ => result.push(word),
         }
     }
@@ -243,9 +264,13 @@ fn run_detached(arguments: &Arguments) -> ExitCode {
     };
     let outcome = seikan_sys::process::new_session()
         .context("cannot detach from the terminal")
+        .and_then(|()| arguments.log.start(true))
         .and_then(|()| read(arguments))
         .and_then(|read| read.context("cannot use the configuration: it has just changed"))
-        .and_then(|(config, path)| Ok(up(&config, &options(path), &mut observer)?));
+        .and_then(|(config, path)| {
+            let options = options(path, Some(arguments.log_file(&config)));
+            Ok(up(&config, &options, &mut observer)?)
+        });
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -281,10 +306,10 @@ impl Detached {
 
 impl Observer for Detached {
     fn warn(&mut self, warning: Diagnostic) {
+        log_warning(&warning);
         let mut warnings = Diagnostics::default();
         warnings.push(warning);
         let _ = self.send(WARNING, &warnings.render(false));
-        output::diagnostics(&warnings);
     }
 
     /// Fails if the starting process is gone (Ctrl-C), which stops the tunnel.
@@ -305,10 +330,10 @@ mod tests {
 
     #[test]
     fn the_background_process_gets_the_same_arguments() {
-        let words = ["up", "-d", "--log", "x", "--mtu", "1400", "--log=y", "wg0"];
+        let words = ["up", "-d", "--log", "debug", "--mtu", "1400", "wg0"];
         assert_eq!(
             detached(&words),
-            ["up", "--detached", "--mtu", "1400", "wg0"]
+            ["up", "--detached", "--log", "debug", "--mtu", "1400", "wg0"]
         );
     }
 

@@ -199,6 +199,7 @@ impl World {
         for name in ["PROTOCOL", "OFFLOAD", "METRICS", "MTU"] {
             command.env_remove(format!("SEIKAN_{name}"));
         }
+        command.env_remove("SEIKAN_LOG");
         command.env("SEIKAN_RUN_DIR", self.folder.path().join("run"));
     }
 

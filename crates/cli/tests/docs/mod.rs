@@ -53,6 +53,7 @@ pages! {
     guide_wg_quick: "docs/guides/wg-quick.md",
     guide_hooks: "docs/guides/hooks.md",
     guide_monitoring: "docs/guides/monitoring.md",
+    guide_logs: "docs/guides/logs.md",
     guide_coordinator: "docs/guides/coordinator.md",
     guide_members: "docs/guides/members.md",
     guide_policy: "docs/guides/policy.md",

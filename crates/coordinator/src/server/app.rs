@@ -8,7 +8,6 @@
 //! that changes close together share one answer.
 
 use std::collections::{BTreeSet, HashMap};
-use std::io::{self, Write as _};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -17,6 +16,7 @@ use seikan_proto::keys::PublicKey;
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::{MissedTickBehavior, interval, timeout};
+use tracing::warn;
 
 use super::answers::Answers;
 use super::limit::Limits;
@@ -391,12 +391,11 @@ pub(super) async fn run_background(app: Arc<App>) {
 fn log_slow_connections(app: &App) {
     let late = app.limits.slow_connections.swap(0, Ordering::Relaxed);
     if late > 0 {
-        // Standard error may be closed.
-        let _ = writeln!(
-            io::stderr(),
-            "note: closed {late} connections because their clients read an answer at less than {} bytes/s after {} s",
-            super::PACE.rate,
-            super::PACE.grace.as_secs()
+        warn!(
+            target: "coordinator",
+            connections = late,
+            bytes_per_second = super::PACE.rate,
+            "connections closed: clients read their answers too slowly"
         );
     }
 }

@@ -8,6 +8,7 @@ use std::net::IpAddr;
 
 use rusqlite::{Connection, Transaction};
 use seikan_proto::mesh::Name;
+use tracing::info;
 
 use super::{Store, StoreError, seconds, unsigned};
 
@@ -129,6 +130,7 @@ pub(super) fn record(
     subject: &str,
     by: &Actor,
 ) -> Result<(), StoreError> {
+    info!(target: "coordinator", subject, %by, "change: {change}");
     let mut statement = transaction
         .prepare_cached("INSERT INTO audit (at, change, subject, actor) VALUES (?1, ?2, ?3, ?4)")?;
     statement.execute((at, change, subject, by.to_string()))?;

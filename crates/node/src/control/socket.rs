@@ -137,6 +137,16 @@ impl RuntimeDirs {
         self.wireguard.join(format!("{name}.sock"))
     }
 
+    /// The log of an instance that runs in the background.
+    pub fn log(&self, name: &str) -> PathBuf {
+        self.run.join(format!("{name}.log"))
+    }
+
+    /// Creates the directory of sockets, locks and logs if it is missing.
+    pub fn create_run(&self) -> Result<(), ControlError> {
+        create_folder(&self.run, 0o700)
+    }
+
     /// Returns the names of the instances that have a lock file here, running or not.
     pub fn names(&self) -> io::Result<Vec<String>> {
         let entries = match fs::read_dir(&self.run) {
@@ -178,7 +188,7 @@ pub struct Lock {
 impl Lock {
     /// Takes the name.
     pub fn take(dirs: &RuntimeDirs, name: &str) -> Result<Lock, ControlError> {
-        create_folder(&dirs.run, 0o700)?;
+        dirs.create_run()?;
         let path = dirs.lock(name);
         let failed = |action| {
             let path = path.clone();

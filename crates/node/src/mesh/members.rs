@@ -5,12 +5,14 @@ use crate::system::now;
 use ipnet::IpNet;
 use seikan_mesh::endpoints::{is_routable, may_serve};
 use seikan_mesh::event::WorkerEvent;
+use seikan_mesh::state::LOG;
 use seikan_proto::filter::Destinations;
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::Member;
 use seikan_proto::tunnel::Reachability;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
+use tracing::{info, warn};
 
 /// Which members may become peers. A coordinator decides who has which address of the mesh, and nothing else:
 /// it cannot direct other traffic to a member, nor change a peer of the configuration file.
@@ -32,13 +34,15 @@ pub(super) fn set(node: &mut Node, member: Member, rules: &Rules) {
     if let Err(reason) = rules.check(&member) {
         remove(node, &key, rules);
         if let Some(mesh) = &mut node.mesh {
+            warn!(target: LOG, peer = %key, reason, "member refused");
             mesh.refused.insert(key, reason);
         }
         return;
     }
     let before = mesh.members.get(&key);
+    let is_new = before.is_none();
     let peer = node.tunnel.peer_by_key(&key);
-    if before.is_none() && peer.is_some() {
+    if is_new && peer.is_some() {
         mesh.refused
             .insert(key, "a peer with its key was added by hand");
         return;
@@ -58,6 +62,9 @@ pub(super) fn set(node: &mut Node, member: Member, rules: &Rules) {
     let candidates = member.endpoints.iter().copied();
     let candidates: Vec<_> = candidates.filter(|at| rules.may_be_at(*at)).collect();
     node.tunnel.set_candidates(id, &candidates, now().mono);
+    if is_new {
+        info!(target: LOG, peer = %key, name = %member.name, "member added");
+    }
     mesh.members.insert(key, member);
     filter(node, &key, rules);
 }
@@ -71,6 +78,7 @@ pub(super) fn rotate(node: &mut Node, former: &PublicKey, member: Member, rules:
     mesh.refused.remove(former);
     match (peer, mesh.members.remove(former)) {
         (Some(id), Some(before)) if node.tunnel.rotate_peer_key(id, key) => {
+            info!(target: LOG, peer = %key, name = %before.name, "member changed its key");
             mesh.members.insert(key, before);
             if node.tunnel.reached(id, now.mono) == Reachability::Relayed {
                 // The port of a pair at a relay depends on the keys.
@@ -106,8 +114,11 @@ pub(super) fn filter(node: &mut Node, key: &PublicKey, rules: &Rules) {
 pub(super) fn remove(node: &mut Node, key: &PublicKey, rules: &Rules) {
     let Some(mesh) = &mut node.mesh else { return };
     mesh.refused.remove(key);
-    let was_peer = mesh.members.remove(key).is_some();
-    if !was_peer || rules.configured.contains(key) {
+    let Some(member) = mesh.members.remove(key) else {
+        return;
+    };
+    info!(target: LOG, peer = %key, name = %member.name, "member removed");
+    if rules.configured.contains(key) {
         return;
     }
     if let Some(id) = node.tunnel.peer_by_key(key) {

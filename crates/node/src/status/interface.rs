@@ -9,6 +9,7 @@ use seikan_sys::udp::UdpSocket;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 /// Properties of the interface.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -27,6 +28,9 @@ pub struct Interface {
     pub uptime_s: f64,
     /// Reason why `wg` has no socket, if so.
     pub without_uapi: Option<String>,
+    /// Log file, if the tunnel runs in the background.
+    #[serde(default)]
+    pub log: Option<PathBuf>,
     /// Restrictions of the process, which limit an attacker who takes it over.
     pub confinement: BTreeMap<String, Capability>,
 }
@@ -99,6 +103,7 @@ pub(super) fn interface(node: &Node, record: &Record) -> Interface {
         fwmark: node.sockets.fwmark(),
         uptime_s: uptime.as_millis() as f64 / 1000.0,
         without_uapi: record.without_uapi.clone(),
+        log: record.log.clone(),
         confinement: node
             .confinement
             .as_ref()

@@ -439,6 +439,7 @@ impl Tunnel {
             return Err(DropReason::UnsupportedCapability);
         };
         let session = Session::new(&established, cipher, true, now.mono);
+        peer.log_session(from.source);
         for ended in peer
             .sessions
             .establish_initiated(session)

@@ -7,11 +7,12 @@ use crate::native::record::{Outgoing, RecordWriter};
 use crate::noise::Protocol;
 use crate::outbox::Outbox;
 use crate::paths::Due;
-use crate::peer::Peer;
+use crate::peer::{LOG, Peer};
 use crate::time::Instant;
 use crate::timers::Action;
 use seikan_observe::DropReason;
 use std::time::Duration;
+use tracing::info;
 
 /// Delay before work that was due but could not be done is retried.
 const RETRY: Duration = Duration::from_millis(1);
@@ -93,6 +94,7 @@ impl Tunnel {
             Action::ZeroKeys => self.zero_keys(id),
             Action::GiveUp => {
                 if let Some(peer) = self.peer_mut(id) {
+                    info!(target: LOG, peer = %peer.public_key, "peer does not answer handshakes");
                     peer.drop_staged(DropReason::HandshakeTimeout);
                 }
             }
@@ -105,6 +107,7 @@ impl Tunnel {
         let Some(peer) = self.peer_mut(id) else {
             return;
         };
+        info!(target: LOG, peer = %peer.public_key, "session expired");
         let pending = peer.timers.handshake_pending();
         let pending = pending.then(|| peer.handshake.pending.take()).flatten();
         self.forget_sessions(id);

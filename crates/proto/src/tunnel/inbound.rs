@@ -16,13 +16,14 @@ use crate::native::stamp::{STAMP_LEN, Stamp};
 use crate::noise::Protocol;
 use crate::outbox::Outbox;
 use crate::paths::CheckOutcome;
-use crate::peer::Peer;
+use crate::peer::{LOG, Peer};
 use crate::time::Instant;
 use seikan_observe::DropReason;
 use seikan_wire::ip::{self, IpPacket};
 use seikan_wire::message::{DATA_HEADER_LEN, DataHeader, TAG_LEN};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
+use tracing::{debug, info};
 
 /// The result of one receive call: one datagram, or several of the same size that GRO merged.
 #[derive(Clone, Debug)]
@@ -167,6 +168,7 @@ impl Tunnel {
             && (peer.path.endpoint != Some(from) || peer.path.source != arrival.from.destination)
         {
             let to = arrival.from.destination;
+            debug!(target: LOG, peer = %peer.public_key, endpoint = %from, "peer sends from another address");
             // The address of a relay was set by the driver, not claimed by the peer, and needs no
             // validation.
             match self.protocol {
@@ -225,6 +227,9 @@ impl Tunnel {
         // A peer that confirms the session has received the response.
         if peer.path.responded.take() == peer.path.endpoint {
             peer.path.validate();
+        }
+        if let Some(endpoint) = peer.path.endpoint {
+            peer.log_session(endpoint);
         }
         let ended = peer.sessions.confirm_next();
         peer.timers.handshake_complete();
@@ -537,6 +542,7 @@ fn check_answered(peer: &mut Peer, check: Check, now: Instant) {
             peer.path.validate();
         }
         CheckOutcome::Switch(address) => {
+            info!(target: LOG, peer = %peer.public_key, endpoint = %address, ?rtt, "better path taken");
             peer.path.move_to(address, None);
             peer.path.rtt = Some(rtt);
         }

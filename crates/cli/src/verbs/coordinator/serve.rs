@@ -14,6 +14,7 @@ use seikan_sys::privilege;
 
 use super::etcd::{self, EtcdArguments};
 use super::{DATABASE, Directory, LISTENER_FILE, PORT, now, operator};
+use crate::logging::LogArguments;
 use crate::manager::Manager;
 use crate::service;
 
@@ -43,6 +44,8 @@ pub struct ServeArguments {
     #[arg(long, value_name = "HOST:PORT")]
     advertise: Option<RelayAddress>,
     #[command(flatten)]
+    log: LogArguments,
+    #[command(flatten)]
     etcd: EtcdArguments,
     #[command(flatten)]
     directory: Directory,
@@ -50,6 +53,7 @@ pub struct ServeArguments {
 
 /// Runs the coordinator until Ctrl-C or SIGTERM.
 pub fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
+    arguments.log.start(false)?;
     // Files on the command line are opened by the user of the command.
     let given = match (&arguments.cert, &arguments.key) {
         (Some(cert), Some(key)) => Some(Certificate::load(cert, key)?),

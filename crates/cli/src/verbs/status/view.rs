@@ -115,6 +115,9 @@ fn interface(status: &Status, verbose: bool, out: &mut Screen) {
     if let Some(reason) = &interface.without_uapi {
         out.line("no socket for `wg`", printable(reason));
     }
+    if let Some(log) = &interface.log {
+        out.line("log", printable(&log.display().to_string()));
+    }
     for (name, capability) in &interface.confinement {
         if !capability.present {
             let reason = capability.reason.as_deref().unwrap_or("not available");
