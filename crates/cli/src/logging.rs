@@ -40,8 +40,14 @@ pub struct LogArguments {
     /// SEIKAN_LOG] [default: info]
     #[arg(long, value_name = "LEVEL")]
     log: Option<Levels>,
-    /// Format of the log
-    #[arg(long, value_enum, default_value_t)]
+    /// Format of the log: text, a line for each event, or json, an object for each event
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        value_enum,
+        default_value_t,
+        hide_possible_values = true
+    )]
     log_format: LogFormat,
 }
 

@@ -407,7 +407,7 @@ fn the_log_has_a_format_for_programs_and_one_for_the_journal() {
         let log = world.folder.path().join("left.log");
         let run = |prepare: &str, options: &str| {
             let script = format!(
-                "exec 2>{log}; {prepare}; exec $seikan up {options} {config}",
+                "exec 2>{log}; unset SEIKAN_LOG; {prepare}; exec $seikan up {options} {config}",
                 log = log.display(),
                 config = world.left.config()
             );
@@ -420,7 +420,7 @@ fn the_log_has_a_format_for_programs_and_one_for_the_journal() {
             tunnel.wait(PATIENCE);
             fs::read_to_string(&log).expect("a log")
         };
-        let json = run("", "--log-format json");
+        let json = run(":", "--log-format json");
         let mut events = json
             .lines()
             .map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
@@ -431,7 +431,7 @@ fn the_log_has_a_format_for_programs_and_one_for_the_journal() {
         let journal = "export JOURNAL_STREAM=$(stat -L -c %d:%i /dev/stderr)";
         let text = run(journal, "--log info");
         assert!(text.contains("<6>tunnel: session established"), "{text}");
-        assert_eq!(run("", "--log off"), "");
+        assert_eq!(run(":", "--log off"), "");
     });
 }
 

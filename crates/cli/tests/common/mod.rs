@@ -199,7 +199,8 @@ impl World {
         for name in ["PROTOCOL", "OFFLOAD", "METRICS", "MTU"] {
             command.env_remove(format!("SEIKAN_{name}"));
         }
-        command.env_remove("SEIKAN_LOG");
+        // Tests read standard error for what went wrong.
+        command.env("SEIKAN_LOG", "warn");
         command.env("SEIKAN_RUN_DIR", self.folder.path().join("run"));
     }
 

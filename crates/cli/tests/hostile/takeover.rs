@@ -245,7 +245,11 @@ fn a_tunnel_starts_again_and_again_with_the_capabilities_of_its_unit() {
             }
             let (code, errors) = left.ended();
             assert!(up && code == Some(0), "{line}{errors}");
-            assert_eq!(errors, "");
+            // Only the coordinator, which is down, may be in the log.
+            let others = errors
+                .lines()
+                .filter(|line| !line.contains("coordinator does not answer"));
+            assert_eq!(others.collect::<Vec<_>>(), Vec::<&str>::new());
             let folder = fs::metadata(state.join(&world.left.interface)).expect("a folder");
             assert_eq!((folder.uid(), folder.mode() & 0o7777), (0, 0o770));
         }
