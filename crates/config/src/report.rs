@@ -6,6 +6,7 @@
 
 use std::collections::HashSet;
 use std::fmt::Display;
+use std::ops::Range;
 
 use ipnet::IpNet;
 
@@ -19,6 +20,8 @@ const MASK: &str = "********";
 /// Minimum length of a run of base64 that counts as a key; a complete key has 43 characters before
 /// its padding.
 const KEY_LIKE: usize = 40;
+/// First characters of a mesh's secrets: the credential of a member, the secret of a relay, a join token.
+const MESH_SECRETS: [&str; 3] = ["skc_", "skr_", "skt_"];
 /// Maximum length of an excerpt, in characters.
 const EXCERPT: usize = 120;
 /// Maximum length of an unknown word that is repeated in a message; a longer one may be a secret.
@@ -204,7 +207,7 @@ impl<'a> Reporter<'a> {
 /// Returns a word from the file in a form that a message may contain.
 pub(super) fn word(text: &str) -> &str {
     let harmless = |c: char| c.is_ascii_alphanumeric() || "-_. []".contains(c);
-    if text.len() <= WORD && text.chars().all(harmless) {
+    if text.len() <= WORD && text.chars().all(harmless) && mesh_secret(text).is_none() {
         text
     } else {
         MASK
@@ -267,6 +270,7 @@ fn secret_from(line: &str) -> Option<usize> {
         "presharedkey",
         "preshared-key",
         "preshared_key",
+        "credential",
     ];
     let ends = names.iter().flat_map(|name| {
         let found = lower.match_indices(name);
@@ -289,12 +293,26 @@ fn printable(text: &str) -> String {
     text.chars().map(plain).collect()
 }
 
-/// Hides every run of base64 that is long enough to be a key, except the first `keep` of them (the
-/// value of a public key).
+/// Returns the first secret of a mesh: its kind (`skc_` of a member's credential, `skr_`, `skt_`) and the
+/// base64url after that.
+fn mesh_secret(text: &str) -> Option<Range<usize>> {
+    let kinds = MESH_SECRETS.iter();
+    let start = kinds.filter_map(|kind| text.find(kind)).min()?;
+    let base64 = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    let end = text[start..].find(|c| !base64(c));
+    Some(start..end.map_or(text.len(), |length| start + length))
+}
+
+/// Hides every secret of a mesh, and every run of base64 that is long enough to be a key, except the
+/// first `keep` of them (the value of a public key).
 fn mask_runs(text: &str, keep: usize) -> String {
+    let mut text = text.to_owned();
+    while let Some(secret) = mesh_secret(&text) {
+        text.replace_range(secret, MASK);
+    }
     let base64 = |c: char| c.is_ascii_alphanumeric() || c == '+' || c == '/';
     let mut out = String::with_capacity(text.len());
-    let mut rest = text;
+    let mut rest = text.as_str();
     let mut seen = 0;
     while let Some(start) = rest.find(base64) {
         let (before, from) = rest.split_at(start);
@@ -398,6 +416,41 @@ mod tests {
             let shown = excerpt(&line, key);
             assert!(!shown.contains(&SECRET[..20]), "{line} -> {shown}");
             assert!(shown.contains(MASK), "{line} -> {shown}");
+        }
+    }
+
+    #[test]
+    fn no_line_shows_a_secret_of_a_mesh() {
+        for secret in [
+            "skc_AAECAwQFBgcICQoLDA0ODxAREhMUFRYX",
+            "skt_-_ECAwQFBgcICQoLDA0ODxAREhMUFRYX",
+            "skr_AAECAwQFBgcICQoLDA0ODxAREhMUFRYX",
+            "skc_AAECAwQFBgc",
+        ] {
+            for (line, key) in [
+                (
+                    format!("coordinator = \"{secret}\""),
+                    Some(Field::Coordinator),
+                ),
+                (
+                    format!("CoordinatorPin = {secret}"),
+                    Some(Field::CoordinatorPin),
+                ),
+                (format!("PublicKey = {secret}"), Some(Field::PublicKey)),
+                (format!("MTU = 1{secret} {secret}"), Some(Field::Mtu)),
+                (format!("[{secret}]"), None),
+                (format!("{secret} = 1"), None),
+                (
+                    "credential = AAECAwQFBgc".to_owned(),
+                    Some(Field::Coordinator),
+                ),
+            ] {
+                let shown = excerpt(&line, key);
+                assert!(!shown.contains("ECAwQ"), "{line} -> {shown}");
+                assert!(shown.contains(MASK), "{line} -> {shown}");
+            }
+            let message = shown(&format!("`MTU` is `{secret}`"));
+            assert_eq!(message, format!("`MTU` is `{MASK}`"));
         }
     }
 
