@@ -19,9 +19,16 @@
 pub mod server;
 pub mod store;
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 pub use seikan_tls::{Certificate, TlsError};
 pub use server::{Options, Server, ServerError, Sockets};
 pub use store::{
-    Actor, Answer, AuditEntry, ETCD_PREFIX, Etcd, Joining, LockedFile, MemberId, MemberInfo,
-    MemberRef, Moved, NewToken, RelayInfo, RetiredFile, Store, StoreError, TokenId, TokenInfo,
+    Actor, Answer, AuditEntry, ETCD_PREFIX, Etcd, Joining, MemberId, MemberInfo, MemberRef,
+    NewToken, RelayInfo, Store, StoreError, TokenId, TokenInfo,
 };
+
+/// Locks; data behind a poisoned lock is still valid.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -9,7 +9,7 @@
 //! - [`policy`]: members that may talk to each other
 //! - [`relays`]: relays, and tickets for them
 //! - [`audit`]: log for operators
-//! - [`moving`]: moves between a file and etcd
+//! - [`snapshot`]: export of the whole state, and import
 //!
 //! Several processes may open the file. Each change is one transaction that holds the write lock
 //! from its start, so it never depends on data that another process has changed meanwhile. A change
@@ -25,9 +25,9 @@ mod error;
 mod etcd;
 mod join;
 mod members;
-mod moving;
 mod policy;
 mod relays;
+mod snapshot;
 mod tokens;
 
 #[cfg(test)]
@@ -36,17 +36,22 @@ pub(crate) mod tests;
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use etcd::Replica;
 use ipnet::{Ipv4Net, Ipv6Net};
-use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior};
+use rusqlite::types::FromSql;
+use rusqlite::{
+    Connection, ErrorCode, OpenFlags, OptionalExtension as _, Params, Row, Transaction,
+    TransactionBehavior,
+};
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{Networks, Pin, RelayAddress};
 
+use crate::lock;
 pub use audit::{Actor, AuditEntry};
 pub use changes::Answer;
 pub use error::StoreError;
@@ -55,7 +60,6 @@ pub use etcd::fuzzing;
 pub use etcd::{Etcd, PREFIX as ETCD_PREFIX};
 pub use join::Joining;
 pub use members::{MemberId, MemberInfo, MemberRef};
-pub use moving::{LockedFile, Moved, RetiredFile};
 pub use relays::RelayInfo;
 pub use tokens::{NewToken, TokenId, TokenInfo};
 
@@ -85,9 +89,6 @@ pub struct Store {
     parsed: policy::PolicyCache,
     /// The first members, as last read.
     first_members: changes::MemberCache,
-    /// Of a file: its folder, locked as long as the file is open, so that nobody moves the mesh
-    /// meanwhile.
-    _folder: Option<fs::File>,
 }
 
 /// Location of the state.
@@ -102,33 +103,19 @@ impl Store {
     /// folder with 0700. A file of an earlier version is upgraded.
     ///
     /// # Errors
-    /// [`StoreError::Io`] if it cannot be created; [`StoreError::InUse`] if it is being moved,
-    /// [`StoreError::Moving`] if a move was interrupted; [`StoreError::LaterVersion`];
+    /// [`StoreError::Io`] if it cannot be created; [`StoreError::LaterVersion`];
     /// [`StoreError::NoWal`]; [`StoreError::Sqlite`] if it is no database or cannot be read and
     /// written.
     pub fn open(path: &Path) -> Result<Store, StoreError> {
-        Store::open_locked(Store::lock_file(path)?)
-    }
-
-    /// Opens a file that is locked already: its mesh has not been moved since.
-    ///
-    /// # Errors
-    /// As [`Store::open`].
-    pub fn open_locked(locked: LockedFile) -> Result<Store, StoreError> {
-        let LockedFile { file, folder } = locked;
-        make_private(&file).map_err(|source| StoreError::Io {
-            path: file.clone(),
+        let made = make_folder(path).and_then(|()| make_private(path));
+        made.map_err(|source| StoreError::Io {
+            path: path.to_owned(),
             source,
         })?;
-        let connection = open_file(&file)?;
-        if let Some(mark) = moving::mark_of(&connection)? {
-            return Err(mark.error(&file));
-        }
         Ok(Store {
-            backing: Backing::File(Mutex::new(connection)),
+            backing: Backing::File(Mutex::new(open_file(path)?)),
             parsed: policy::PolicyCache::default(),
             first_members: changes::MemberCache::default(),
-            _folder: Some(folder),
         })
     }
 
@@ -143,7 +130,6 @@ impl Store {
             backing: Backing::Etcd(Replica::open(settings)?),
             parsed: policy::PolicyCache::default(),
             first_members: changes::MemberCache::default(),
-            _folder: None,
         })
     }
 
@@ -189,29 +175,21 @@ impl Store {
     /// # Errors
     /// [`StoreError::Sqlite`].
     pub fn data_version(&self) -> Result<i64, StoreError> {
-        let connection = match &self.backing {
-            Backing::File(connection) => lock(connection),
-            Backing::Etcd(replica) => return Ok(replica.foreign()),
-        };
-        let mut statement = connection.prepare_cached("PRAGMA data_version")?;
-        Ok(statement.query_row([], |row| row.get(0))?)
+        match &self.backing {
+            Backing::File(connection) => value(&lock(connection), "PRAGMA data_version", []),
+            Backing::Etcd(replica) => Ok(replica.foreign()),
+        }
     }
 
     /// Returns the random number of a mesh in etcd; `None` for a file.
     pub fn mesh(&self) -> Option<u64> {
-        match &self.backing {
-            Backing::File(_) => None,
-            Backing::Etcd(replica) => replica.mesh(),
-        }
+        self.replica()?.mesh()
     }
 
     /// Returns a number that all who have the same state open share, and that differs after the
     /// state was restored from a backup; `None` for a file.
     pub fn epoch(&self) -> Option<u64> {
-        match &self.backing {
-            Backing::File(_) => None,
-            Backing::Etcd(replica) => Some(replica.epoch()),
-        }
+        self.replica().map(Replica::epoch)
     }
 
     /// Repairs a mesh that came back from an earlier backup of etcd: continues revisions, numbers
@@ -221,42 +199,34 @@ impl Store {
     /// # Errors
     /// [`StoreError::Unavailable`]; [`StoreError::Unknown`].
     pub fn repair(&self) -> Result<(), StoreError> {
-        match &self.backing {
-            Backing::File(_) => Ok(()),
-            Backing::Etcd(replica) => replica.repair(),
-        }
+        self.replica().map_or(Ok(()), Replica::repair)
     }
 
     /// Sets a function that is called when others have changed something or call a member, on a
     /// thread that must not block. For a file it is never called.
     pub fn listen(&self, listener: impl Fn() + Send + Sync + 'static) {
-        if let Backing::Etcd(replica) = &self.backing {
+        if let Some(replica) = self.replica() {
             replica.listen(Box::new(listener));
         }
     }
 
     /// Reports a call of a member to the other coordinators of the mesh.
     pub fn call(&self, member: MemberId, caller: PublicKey) {
-        if let Backing::Etcd(replica) = &self.backing {
+        if let Some(replica) = self.replica() {
             replica.call(member.0, caller);
         }
     }
 
     /// Returns whether a member that has polled here has polled another coordinator since.
     pub fn polls_elsewhere(&self, member: MemberId) -> bool {
-        match &self.backing {
-            Backing::File(_) => false,
-            Backing::Etcd(replica) => replica.polls_elsewhere(member.0),
-        }
+        self.replica()
+            .is_some_and(|replica| replica.polls_elsewhere(member.0))
     }
 
     /// Takes the calls that other coordinators have reported since the last call of this function:
     /// the callee and the caller.
     pub fn calls(&self) -> Vec<(MemberId, PublicKey)> {
-        let calls = match &self.backing {
-            Backing::File(_) => Vec::new(),
-            Backing::Etcd(replica) => replica.calls(),
-        };
+        let calls = self.replica().map(Replica::calls).unwrap_or_default();
         let member = |(member, caller)| (MemberId(member), caller);
         calls.into_iter().map(member).collect()
     }
@@ -264,10 +234,8 @@ impl Store {
     /// Returns the addresses of the live coordinators of the mesh, this one included; empty for a
     /// file.
     pub fn coordinators(&self) -> Vec<RelayAddress> {
-        match &self.backing {
-            Backing::File(_) => Vec::new(),
-            Backing::Etcd(replica) => replica.coordinators(),
-        }
+        let coordinators = self.replica().map(Replica::coordinators);
+        coordinators.unwrap_or_default()
     }
 
     /// Returns the pin by which members verify every coordinator of the mesh: `own`, unless an
@@ -276,23 +244,35 @@ impl Store {
     /// # Errors
     /// [`StoreError::Unavailable`]; [`StoreError::CorruptRow`].
     pub fn agree_on_pin(&self, own: Pin) -> Result<Pin, StoreError> {
-        match &self.backing {
-            Backing::File(_) => Ok(own),
-            Backing::Etcd(replica) => {
-                let noted = replica.agree("pin", &own.to_string())?.parse();
-                noted.map_err(|_| StoreError::CorruptRow {
-                    key: "pin".to_owned(),
-                })
-            }
-        }
+        let Some(replica) = self.replica() else {
+            return Ok(own);
+        };
+        let noted = replica.agree("pin", &own.to_string())?.parse();
+        noted.map_err(|_| StoreError::CorruptRow {
+            key: "pin".to_owned(),
+        })
     }
 
     /// Waits until the copy has all changes that others have made so far. Returns whether the copy
     /// may have been behind; a file never is.
     fn catch_up(&self) -> Result<bool, StoreError> {
+        let replica = self.replica();
+        replica.map_or(Ok(false), |replica| replica.catch_up().map(|()| true))
+    }
+
+    /// Returns the replica of a mesh in etcd; `None` for a file.
+    fn replica(&self) -> Option<&Replica> {
         match &self.backing {
-            Backing::File(_) => Ok(false),
-            Backing::Etcd(replica) => replica.catch_up().map(|()| true),
+            Backing::File(_) => None,
+            Backing::Etcd(replica) => Some(replica),
+        }
+    }
+
+    /// Returns the database: the file, or the copy in memory.
+    fn database(&self) -> Result<MutexGuard<'_, Connection>, StoreError> {
+        match &self.backing {
+            Backing::File(connection) => Ok(lock(connection)),
+            Backing::Etcd(replica) => replica.database(),
         }
     }
 
@@ -302,12 +282,7 @@ impl Store {
         work: impl FnOnce(&Connection) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         // After a panic the transaction was rolled back: the connection is still usable.
-        let mut connection = match &self.backing {
-            Backing::File(connection) => lock(connection),
-            Backing::Etcd(replica) => replica.database()?,
-        };
-        let transaction = connection.transaction()?;
-        work(&transaction)
+        work(&*self.database()?.transaction()?)
     }
 
     /// Reads; on an error waits for the changes of others and reads again, because the copy may
@@ -342,10 +317,7 @@ impl Store {
         &self,
         work: impl Fn(&Transaction<'_>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        match &self.backing {
-            Backing::File(connection) => commit(&mut lock(connection), &work),
-            Backing::Etcd(replica) => commit(&mut *replica.database()?, &work),
-        }
+        commit(&mut *self.database()?, &work)
     }
 }
 
@@ -359,8 +331,25 @@ fn commit<T>(
     Ok(done)
 }
 
-fn lock(connection: &Mutex<Connection>) -> MutexGuard<'_, Connection> {
-    connection.lock().unwrap_or_else(PoisonError::into_inner)
+/// Returns the first row of a query.
+fn first<T>(
+    connection: &Connection,
+    sql: &str,
+    parameters: impl Params,
+    read: impl FnOnce(&Row<'_>) -> rusqlite::Result<T>,
+) -> Result<Option<T>, StoreError> {
+    let mut statement = connection.prepare_cached(sql)?;
+    Ok(statement.query_row(parameters, read).optional()?)
+}
+
+/// Returns the only value of a query that has one.
+fn value<T: FromSql>(
+    connection: &Connection,
+    sql: &str,
+    parameters: impl Params,
+) -> Result<T, StoreError> {
+    let mut statement = connection.prepare_cached(sql)?;
+    Ok(statement.query_row(parameters, |row| row.get(0))?)
 }
 
 /// Opens an existing file.
@@ -397,15 +386,23 @@ fn make_folder(path: &Path) -> io::Result<()> {
 fn make_private(path: &Path) -> io::Result<()> {
     // An existing file must not be opened: closing it would release this process' locks on it
     // (sqlite.org/howtocorrupt.html, section 2.2).
-    let made = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path);
-    match made {
+    match create_new(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
         _ => Ok(()),
     }
+}
+
+/// Creates a file for its owner only.
+fn create_new(path: &Path) -> io::Result<fs::File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true).mode(0o600).open(path)
+}
+
+/// Returns the path with `suffix` after the name.
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
 }
 
 /// Returns the version of the file's schema; 0 for a new file.
@@ -455,10 +452,9 @@ fn create_schema(connection: &mut Connection, path: &Path) -> Result<(), StoreEr
 }
 
 fn networks_of(connection: &Connection) -> Result<Option<Networks>, StoreError> {
-    let mut statement = connection.prepare_cached("SELECT v4, v6 FROM mesh")?;
-    let row: (Option<String>, Option<String>) =
-        statement.query_row([], |row| Ok((row.get(0)?, row.get(1)?)))?;
-    let (Some(v4), Some(v6)) = row else {
+    let sql = "SELECT v4, v6 FROM mesh WHERE v4 NOT NULL AND v6 NOT NULL";
+    let row = |row: &Row<'_>| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?));
+    let Some((v4, v6)) = first(connection, sql, [], row)? else {
         return Ok(None);
     };
     let parsed = (v4.parse::<Ipv4Net>(), v6.parse::<Ipv6Net>());
@@ -470,8 +466,7 @@ fn networks_of(connection: &Connection) -> Result<Option<Networks>, StoreError> 
 }
 
 fn revision_of(connection: &Connection) -> Result<i64, StoreError> {
-    let mut statement = connection.prepare_cached("SELECT revision FROM mesh")?;
-    Ok(statement.query_row([], |row| row.get(0))?)
+    value(connection, "SELECT revision FROM mesh", [])
 }
 
 /// Increments the revision and returns it.

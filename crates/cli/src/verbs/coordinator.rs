@@ -2,17 +2,20 @@
 //! directory, beside a running coordinator or without one.
 
 mod etcd;
-mod moving;
 mod policy;
 mod serve;
+mod snapshot;
 mod view;
 
+use std::fs::{self, File};
+use std::io::{self, ErrorKind};
 use std::num::NonZeroU16;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::{Args, Subcommand, ValueHint};
 use nix::unistd::Uid;
 use seikan_coordinator::{Actor, MemberRef, NewToken, RelayInfo, Store, StoreError, TokenId};
@@ -82,10 +85,10 @@ enum CoordinatorVerb {
     Policy(policy::PolicyArguments),
     /// Show the log of changes
     Audit(Audit),
-    /// Move the mesh into etcd, which several coordinators share
-    Import(Box<moving::ImportArguments>),
-    /// Copy the whole mesh to a file
-    Export(moving::ExportArguments),
+    /// Make the mesh from an exported file, in etcd or in a file
+    Import(Box<snapshot::ImportArguments>),
+    /// Write the whole mesh to a file
+    Export(snapshot::ExportArguments),
 }
 
 /// Options of `coordinator token`.
@@ -273,8 +276,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             let entries = arguments.directory.open()?.store.audit(arguments.last)?;
             view::audit(&entries, now(), arguments.json)?;
         }
-        Some(CoordinatorVerb::Import(arguments)) => moving::import(arguments)?,
-        Some(CoordinatorVerb::Export(arguments)) => moving::export(arguments)?,
+        Some(CoordinatorVerb::Import(arguments)) => snapshot::import(arguments)?,
+        Some(CoordinatorVerb::Export(arguments)) => snapshot::export(arguments)?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -283,6 +286,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 struct Mesh {
     store: Store,
     operator: Actor,
+    _lock: File,
 }
 
 impl Directory {
@@ -291,15 +295,41 @@ impl Directory {
     fn open(&self) -> anyhow::Result<Mesh> {
         let operator = operator();
         service::enter_existing(&self.dir)?;
-        let store = open_store(&self.dir)?;
-        Ok(Mesh { store, operator })
+        let lock = lock(&self.dir, false)?;
+        Ok(Mesh {
+            store: open_store(&self.dir)?,
+            operator,
+            _lock: lock,
+        })
     }
 
     /// Writes the port and the pin, for `token`.
-    fn write_listener(&self, port: u16, pin: Option<Pin>) -> std::io::Result<()> {
+    fn write_listener(&self, port: u16, pin: Option<Pin>) -> io::Result<()> {
         let pin = pin.map_or(String::new(), |pin| pin.to_string());
-        std::fs::write(self.dir.join(LISTENER_FILE), format!("{port} {pin}\n"))
+        fs::write(self.dir.join(LISTENER_FILE), format!("{port} {pin}\n"))
     }
+}
+
+/// Locks a directory and makes it if there is none. Coordinators and verbs share the lock; an import
+/// has it `alone`.
+fn lock(directory: &Path, alone: bool) -> anyhow::Result<File> {
+    let open = || {
+        let mut builder = fs::DirBuilder::new();
+        builder.recursive(true).mode(0o700).create(directory)?;
+        let folder = File::open(directory)?;
+        match alone {
+            true => folder.try_lock()?,
+            false => folder.try_lock_shared()?,
+        }
+        Ok(folder)
+    };
+    open().map_err(|error: io::Error| match error.kind() {
+        ErrorKind::WouldBlock => anyhow!(
+            "{} is in use: stop its coordinator, or wait until the import ends",
+            directory.display()
+        ),
+        _ => anyhow!(error).context(format!("cannot use {}", directory.display())),
+    })
 }
 
 fn open_store(directory: &Path) -> anyhow::Result<Store> {
@@ -307,10 +337,9 @@ fn open_store(directory: &Path) -> anyhow::Result<Store> {
         return Ok(Store::open_etcd(&etcd)?);
     }
     let file = directory.join(DATABASE);
-    let locked = etcd::lock_file(directory, DATABASE)?;
     // Opening would make an empty mesh, also in a mistyped directory.
     match file.try_exists() {
-        Ok(true) => Ok(Store::open_locked(locked)?),
+        Ok(true) => Ok(Store::open(&file)?),
         Ok(false) => bail!(
             "cannot find a mesh in {}: start `seikan coordinator` once, or name another directory with --dir",
             directory.display()
@@ -327,7 +356,7 @@ struct Listener {
 }
 
 fn read_listener(directory: &Path) -> Listener {
-    let text = std::fs::read_to_string(directory.join(LISTENER_FILE)).unwrap_or_default();
+    let text = fs::read_to_string(directory.join(LISTENER_FILE)).unwrap_or_default();
     let mut words = text.split_whitespace();
     let port = words.next().and_then(|word| word.parse().ok());
     let pin = words.next().and_then(|word| word.parse().ok());
@@ -357,7 +386,11 @@ fn token(arguments: &TokenArguments) -> anyhow::Result<()> {
 }
 
 fn withdraw(arguments: &Withdraw) -> anyhow::Result<()> {
-    let Mesh { store, operator } = arguments.directory.open()?;
+    let Mesh {
+        store,
+        operator,
+        _lock,
+    } = arguments.directory.open()?;
     if !store.withdraw_token(TokenId(arguments.id), &operator, now())? {
         bail!(
             "cannot withdraw token {}: there is none; see `seikan coordinator tokens`",
@@ -368,7 +401,11 @@ fn withdraw(arguments: &Withdraw) -> anyhow::Result<()> {
 }
 
 fn revoke(arguments: &Revoke) -> anyhow::Result<()> {
-    let Mesh { store, operator } = arguments.directory.open()?;
+    let Mesh {
+        store,
+        operator,
+        _lock,
+    } = arguments.directory.open()?;
     let name = &arguments.name;
     match store.remove(MemberRef::Name(name), &operator, now()) {
         Ok(true) => Ok(()),
@@ -396,13 +433,21 @@ fn add_relay(arguments: &AddRelay) -> anyhow::Result<()> {
             pin: arguments.pin,
         }),
     };
-    let Mesh { store, operator } = arguments.directory.open()?;
+    let Mesh {
+        store,
+        operator,
+        _lock,
+    } = arguments.directory.open()?;
     store.add_relay(&relay, &secret, &operator, now())?;
     Ok(())
 }
 
 fn remove_relay(arguments: &RemoveRelay) -> anyhow::Result<()> {
-    let Mesh { store, operator } = arguments.directory.open()?;
+    let Mesh {
+        store,
+        operator,
+        _lock,
+    } = arguments.directory.open()?;
     if !store.remove_relay(&arguments.address, &operator, now())? {
         bail!(
             "cannot remove relay {}: there is none; see `seikan coordinator relays`",
@@ -413,7 +458,7 @@ fn remove_relay(arguments: &RemoveRelay) -> anyhow::Result<()> {
 }
 
 fn unknown_member(name: &Name) -> anyhow::Error {
-    anyhow::anyhow!("no member is called {name}; see `seikan coordinator members`")
+    anyhow!("no member is called {name}; see `seikan coordinator members`")
 }
 
 /// Returns the administrator for the log: the user that called sudo, else the user of this process.

@@ -111,7 +111,7 @@ fn root_runs_no_verb_in_the_directory_of_another_user_and_names_the_command() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
     listener.set_nonblocking(true).expect("set");
     let url = format!("http://{}", listener.local_addr().expect("an address"));
-    let copy = mesh.folder.path().join("copy.db");
+    let copy = mesh.folder.path().join("copy.snapshot");
     let (secret, copy) = (mesh.secret(), text(&copy).to_owned());
     let secret = text(&secret);
     // Root must not read a file that the directory names, nor connect to a server that it names.
@@ -122,6 +122,7 @@ fn root_runs_no_verb_in_the_directory_of_another_user_and_names_the_command() {
     mesh.give_to(NOBODY);
     let import = [
         "import",
+        secret,
         "--etcd",
         &url,
         "--etcd-user",

@@ -7,6 +7,7 @@ use seikan_mesh::client::{Client, wait_for};
 use seikan_proto::mesh::{Cursor, Reason};
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -99,9 +100,17 @@ fn a_mesh_moves_from_one_coordinator_to_several_and_its_members_stay_up() {
                 .stdout(Stdio::piped());
             let ping = a.netns.spawn_command(&mut ping).expect("start");
 
+            let snapshot = site.folder().join("snapshot").display().to_string();
             let mut import = Command::new(env!("CARGO_BIN_EXE_seikan"));
             import
-                .args(["coordinator", "import", "--etcd", &urls, "--dir"])
+                .args([
+                    "coordinator",
+                    "import",
+                    "/dev/null",
+                    "--etcd",
+                    &urls,
+                    "--dir",
+                ])
                 .arg(site.store())
                 .stderr(Stdio::piped());
             let refused = site.netns.spawn_command(&mut import).expect("start");
@@ -113,8 +122,11 @@ fn a_mesh_moves_from_one_coordinator_to_several_and_its_members_stay_up() {
             );
 
             alone.signal("KILL");
-            let advertise = ["--advertise", "192.0.2.1:7443"];
-            site.administer(&[&["import", "--etcd", &urls][..], &advertise].concat());
+            site.administer(&["export", &snapshot]);
+            let database = Path::new(&site.store()).join("mesh.db");
+            fs::rename(&database, database.with_extension("former")).expect("renamed");
+            let etcd = ["--etcd", &urls, "--advertise", "192.0.2.1:7443"];
+            site.administer(&[&["import", &snapshot][..], &etcd].concat());
             // The second coordinator copies the certificate from here.
             let folder = site.folder().join("coordinator1");
             fs::rename(site.store(), &folder).expect("renamed");
@@ -142,7 +154,7 @@ fn a_mesh_moves_from_one_coordinator_to_several_and_its_members_stay_up() {
             eventually("the new member is announced", || a.peers() == ["b", "d"]);
             let known = [&at_a, &at_b].map(|addresses| addresses[0]);
             assert!(!known.contains(&at_d[0]), "an address is given once");
-            assert!(site.administer(&["audit"]).contains("moved to etcd"));
+            assert!(site.administer(&["audit"]).contains("imported"));
 
             first.signal("KILL");
             assert!(a.reaches(at_b[0], SOON) && b.reaches(at_a[0], SOON));
@@ -157,13 +169,14 @@ fn a_mesh_moves_from_one_coordinator_to_several_and_its_members_stay_up() {
             // And back: one coordinator without etcd, at the address of the first.
             let back = site.folder().join("coordinator3");
             fs::create_dir(&back).expect("a folder");
-            let file = back.join("mesh.db").display().to_string();
-            site.administer(&["export", &file]);
+            fs::remove_file(&snapshot).expect("removed");
+            site.administer(&["export", &snapshot]);
             fs::copy(folder.join("tls.pem"), back.join("tls.pem")).expect("copied");
             second.signal("KILL");
             (0..3).for_each(|member| cluster.kill(member));
             fs::remove_file(site.store()).expect("a link");
             std::os::unix::fs::symlink(&back, site.store()).expect("a link");
+            site.administer(&["import", &snapshot]);
             let _alone = site.coordinator();
             site.administer(&["revoke", "d"]);
             eventually("a change is reported again", || a.peers() == ["b"]);

@@ -7,7 +7,7 @@ use std::future::{Ready, ready};
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -22,6 +22,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use tower::Service;
 
 use super::limit::{Limits, Source};
+use crate::lock;
 
 /// `TCP_USER_TIMEOUT` (tcp(7)): maximum time for which sent data may stay unacknowledged, or unsent
 /// because the peer's window is closed. An unread answer holds memory and a slot.
@@ -55,7 +56,7 @@ struct Sources(Mutex<HashMap<Source, usize>>);
 
 impl Sources {
     fn all(&self) -> MutexGuard<'_, HashMap<Source, usize>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 
@@ -170,7 +171,7 @@ struct DeadlineState {
 
 impl Deadline {
     fn state(&self) -> MutexGuard<'_, DeadlineState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Extends the deadline for another answer. While earlier answers are unread, the new one adds

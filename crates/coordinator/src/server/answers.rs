@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes};
@@ -18,6 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use super::limit::Source;
+use crate::lock;
 use crate::store::MemberId;
 
 /// Unit of the counters, in bytes.
@@ -79,10 +80,7 @@ impl Answers {
     pub async fn reserve(&self, member: MemberId, from: IpAddr) -> Option<Reservation> {
         let now = Instant::now();
         let own = {
-            let mut all = self
-                .by_member
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut all = lock(&self.by_member);
             let usage = all.entry(member).or_insert_with(|| MemberUsage {
                 unread: Arc::new(Semaphore::new(MEMBER_UNITS)),
                 paid_until: now,
@@ -93,10 +91,7 @@ impl Answers {
             Arc::clone(&usage.unread)
         };
         let source = {
-            let mut all = self
-                .by_source
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut all = lock(&self.by_source);
             let new = || Arc::new(Semaphore::new(SOURCE_UNITS));
             Arc::clone(all.entry(Source::of(from)).or_insert_with(new))
         };
@@ -112,10 +107,7 @@ impl Answers {
     /// Counts an answer: its bytes, or the rows that were examined for it, whichever is more.
     pub fn count(&self, member: MemberId, bytes: usize, rows: usize) {
         let bytes = bytes.max(rows.saturating_mul(ROW_BYTES));
-        let mut all = self
-            .by_member
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.by_member);
         if let Some(usage) = all.get_mut(&member) {
             let time = Duration::from_secs_f64(bytes as f64 / RATE as f64);
             usage.paid_until = usage.paid_until.max(Instant::now()) + time;
@@ -131,16 +123,10 @@ impl Answers {
     /// Forgets members and sources that have nothing unread and their full burst.
     pub fn sweep(&self) {
         let now = Instant::now();
-        let mut members = self
-            .by_member
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut members = lock(&self.by_member);
         members.retain(|_, usage| Arc::strong_count(&usage.unread) > 1 || usage.paid_until > now);
         members.shrink_to_fit();
-        let mut sources = self
-            .by_source
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut sources = lock(&self.by_source);
         sources.retain(|_, source| Arc::strong_count(source) > 1);
         sources.shrink_to_fit();
     }

@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use seikan_proto::keys::PublicKey;
@@ -20,16 +20,11 @@ use tracing::warn;
 
 use super::answers::Answers;
 use super::limit::Limits;
+use crate::lock;
 use crate::store::{MemberId, Store, StoreError};
 
-/// Maximum number of concurrent reads. The store has one connection; more would wait for it.
-const MAX_READS: usize = 4;
-/// Maximum number of concurrent changes. With a shared store, changes wait for etcd; reads do not
-/// wait behind them.
-const MAX_CHANGES: usize = 64;
-/// Maximum number of concurrent jobs for credentials and tokens that the local copy does not know.
-/// They query etcd, which takes seconds if it does not answer. Members do not wait behind them.
-const MAX_UNAUTHENTICATED: usize = 16;
+/// Maximum number of concurrent jobs of each [`Pool`].
+const MAX_JOBS: [usize; 3] = [4, 64, 16];
 /// Interval of polling for changes of other processes.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Interval of sweeping expired limits and idle subscribers.
@@ -47,6 +42,18 @@ const MAX_CALLERS: usize = 64;
 /// and a few more after its connections broke.
 const MAX_REQUESTS: usize = 8;
 
+/// Kinds of work on the store. Jobs of one kind do not wait behind those of another.
+#[derive(Clone, Copy)]
+pub(super) enum Pool {
+    /// Reads. The store has one connection; more jobs would wait for it.
+    Reads,
+    /// Changes. With a shared store, they wait for etcd.
+    Changes,
+    /// Jobs for credentials and tokens that the local copy does not know. They query etcd, which
+    /// takes seconds if it does not answer.
+    Unauthenticated,
+}
+
 /// State that all connections share.
 pub(super) struct App {
     store: Store,
@@ -54,9 +61,8 @@ pub(super) struct App {
     pub answers: Answers,
     /// Epoch of a store that has none of its own.
     own_epoch: u64,
-    reads: Arc<Semaphore>,
-    changes: Arc<Semaphore>,
-    unauthenticated: Arc<Semaphore>,
+    /// By [`Pool`].
+    pools: [Arc<Semaphore>; 3],
     /// Notified by the store when something has changed.
     store_changed: Arc<Notify>,
     progress: watch::Sender<Progress>,
@@ -96,7 +102,7 @@ impl Subscriber {
 
     /// Takes the keys of the members that have called since the last call of this function.
     pub fn take_callers(&self) -> Vec<PublicKey> {
-        let mut callers = self.callers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut callers = lock(&self.callers);
         std::mem::take(&mut *callers).into_iter().collect()
     }
 }
@@ -126,9 +132,7 @@ impl App {
             store,
             limits: Arc::new(Limits::new()),
             answers: Answers::new(),
-            reads: Arc::new(Semaphore::new(MAX_READS)),
-            changes: Arc::new(Semaphore::new(MAX_CHANGES)),
-            unauthenticated: Arc::new(Semaphore::new(MAX_UNAUTHENTICATED)),
+            pools: MAX_JOBS.map(|most| Arc::new(Semaphore::new(most))),
             store_changed,
             progress: watch::Sender::new(progress),
             waiting: AtomicUsize::new(0),
@@ -144,33 +148,12 @@ impl App {
     }
 
     /// Runs work on the store that changes nothing that members see.
-    pub async fn read<T, F>(self: &Arc<Self>, work: F) -> Result<T, StoreError>
+    pub async fn read<T, F>(self: &Arc<Self>, pool: Pool, work: F) -> Result<T, StoreError>
     where
         F: FnOnce(&Store) -> Result<T, StoreError> + Send + 'static,
         T: Send + 'static,
     {
-        self.run_limited(&self.reads, work).await
-    }
-
-    /// The same for credentials and tokens that the local copy does not know.
-    pub async fn read_unauthenticated<T, F>(self: &Arc<Self>, work: F) -> Result<T, StoreError>
-    where
-        F: FnOnce(&Store) -> Result<T, StoreError> + Send + 'static,
-        T: Send + 'static,
-    {
-        self.run_limited(&self.unauthenticated, work).await
-    }
-
-    async fn run_limited<T, F>(
-        self: &Arc<Self>,
-        limit: &Arc<Semaphore>,
-        work: F,
-    ) -> Result<T, StoreError>
-    where
-        F: FnOnce(&Store) -> Result<T, StoreError> + Send + 'static,
-        T: Send + 'static,
-    {
-        let permit = Arc::clone(limit).acquire_owned().await;
+        let permit = Arc::clone(&self.pools[pool as usize]).acquire_owned().await;
         let permit = permit.map_err(|_| StoreError::Interrupted)?;
         let app = Arc::clone(self);
         let done = spawn_blocking(move || {
@@ -183,34 +166,13 @@ impl App {
     }
 
     /// Runs a change of the store, and publishes the new revision.
-    pub async fn change<T, F>(self: &Arc<Self>, work: F) -> Result<T, StoreError>
-    where
-        F: FnOnce(&Store) -> Result<T, StoreError> + Send + 'static,
-        T: Send + 'static,
-    {
-        self.change_limited(&self.changes, work).await
-    }
-
-    /// The same for credentials and tokens that the local copy does not know.
-    pub async fn change_unauthenticated<T, F>(self: &Arc<Self>, work: F) -> Result<T, StoreError>
-    where
-        F: FnOnce(&Store) -> Result<T, StoreError> + Send + 'static,
-        T: Send + 'static,
-    {
-        self.change_limited(&self.unauthenticated, work).await
-    }
-
-    async fn change_limited<T, F>(
-        self: &Arc<Self>,
-        limit: &Arc<Semaphore>,
-        work: F,
-    ) -> Result<T, StoreError>
+    pub async fn change<T, F>(self: &Arc<Self>, pool: Pool, work: F) -> Result<T, StoreError>
     where
         F: FnOnce(&Store) -> Result<T, StoreError> + Send + 'static,
         T: Send + 'static,
     {
         let app = Arc::clone(self);
-        self.run_limited(limit, move |store| {
+        let changed = self.read(pool, move |store| {
             let done = work(store)?;
             let epoch = app.epoch();
             // The change is committed. If this fails, polling publishes the revision.
@@ -218,8 +180,8 @@ impl App {
                 app.publish(epoch, revision);
             }
             Ok(done)
-        })
-        .await
+        });
+        changed.await
     }
 
     fn publish(&self, epoch: u64, revision: u64) {
@@ -249,10 +211,7 @@ impl App {
 
     /// Returns the subscriber of a member, and creates it if there is none.
     pub fn subscriber(&self, of: MemberId) -> Arc<Subscriber> {
-        let mut all = self
-            .subscribers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.subscribers);
         Arc::clone(all.entry(of).or_default())
     }
 
@@ -267,10 +226,7 @@ impl App {
     }
 
     fn notify_call(&self, subscriber: &Subscriber, caller: PublicKey) {
-        let mut callers = subscriber
-            .callers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut callers = lock(&subscriber.callers);
         if callers.len() < MAX_CALLERS {
             callers.insert(caller);
         }
@@ -280,17 +236,17 @@ impl App {
 
     /// Checks for changes and calls from other processes.
     async fn poll_store(self: &Arc<Self>, known: &mut Option<i64>) {
-        let found = self.read(|store| store.data_version()).await.ok();
+        let found = self
+            .read(Pool::Reads, |store| store.data_version())
+            .await
+            .ok();
         // A failed read is repeated at the next poll.
-        if found != *known && self.change(Store::repair).await.is_ok() {
+        if found != *known && self.change(Pool::Changes, Store::repair).await.is_ok() {
             *known = found;
         }
         for (member, caller) in self.store.calls() {
             // The coordinator that a member polls notifies it.
-            let subscribers = self
-                .subscribers
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+            let subscribers = lock(&self.subscribers);
             let subscriber = subscribers.get(&member).map(Arc::clone);
             drop(subscribers);
             if let Some(subscriber) = subscriber {
@@ -301,10 +257,7 @@ impl App {
 
     /// Removes the subscribers that have not waited for a while.
     fn sweep_subscribers(&self) {
-        let mut all = self
-            .subscribers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.subscribers);
         all.retain(|_, subscriber| {
             Arc::strong_count(subscriber) > 1 || !subscriber.idle.swap(true, Ordering::Relaxed)
         });

@@ -9,11 +9,12 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::num::NonZeroU32;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use governor::{DefaultDirectRateLimiter, DefaultKeyedRateLimiter, Quota, RateLimiter};
 
+use crate::lock;
 use crate::store::MemberId;
 
 /// Failures of one source per minute, and as a burst.
@@ -122,7 +123,7 @@ impl Failures {
     }
 
     fn all(&self) -> MutexGuard<'_, HashMap<Source, SourceFailures>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

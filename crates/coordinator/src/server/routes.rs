@@ -25,7 +25,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::time::{sleep, timeout};
 
-use super::app::{App, Wakeup};
+use super::app::{App, Pool, Wakeup};
 use super::limit::{Attempt, RequestKind};
 use super::refused::{Refused, json, long};
 use crate::store::{Actor, Answer, MemberId, MemberRef, Store, StoreError};
@@ -75,17 +75,19 @@ async fn join(
     let name = request_body.name.clone();
     let request_body = Arc::new(request_body);
     let local_request = Arc::clone(&request_body);
-    let is_refused_here = app.read(move |store| store.is_refused_here(&local_request, now()));
+    let is_refused_here = app.read(Pool::Reads, move |store| {
+        store.is_refused_here(&local_request, now())
+    });
     let is_refused_here = is_refused_here.await?;
     let enter = move |store: &Store| store.join(&request_body, &Actor::Host(from), now());
     let joined = match is_refused_here {
-        false => app.change(enter).await,
+        false => app.change(Pool::Changes, enter).await,
         true => {
             let attempt = app
                 .limits
                 .begin_attempt(from)
                 .ok_or_else(Refused::too_many)?;
-            conclude(attempt, app.change_unauthenticated(enter).await)
+            conclude(attempt, app.change(Pool::Unauthenticated, enter).await)
         }
     };
     match joined {
@@ -95,7 +97,9 @@ async fn join(
         Err(error) => {
             if matches!(error, StoreError::BadToken) && app.limits.may_log() {
                 // The host is refused even if the log cannot be written.
-                let logged = app.read(move |store| store.log_refused(&name, from, now()));
+                let logged = app.read(Pool::Reads, move |store| {
+                    store.log_refused(&name, from, now())
+                });
                 let _ = logged.await;
             }
             Err(error.into())
@@ -133,12 +137,12 @@ async fn member<T: Send + 'static>(
             false => Refused::too_many(),
         });
     };
-    let known = app.read(
-        move |store| match store.authenticate_locally(&credential)? {
+    let known = app.read(Pool::Reads, move |store| {
+        match store.authenticate_locally(&credential)? {
             Some(id) => Ok(Ok((id, then(store, id)?))),
             None => Ok(Err(then)),
-        },
-    );
+        }
+    });
     let then = match known.await? {
         Ok((id, done)) => return Ok((id, credential, done)),
         Err(then) => then,
@@ -147,7 +151,7 @@ async fn member<T: Send + 'static>(
         .limits
         .begin_attempt(from)
         .ok_or_else(Refused::too_many)?;
-    let found = app.read_unauthenticated(move |store| {
+    let found = app.read(Pool::Unauthenticated, move |store| {
         let id = store.authenticate(&credential)?;
         Ok((id, then(store, id)))
     });
@@ -193,9 +197,7 @@ async fn changes(
         store.revision()
     };
     let (id, credential, current) = member(&app, from, &headers, current).await?;
-    if !app.limits.allow(id, RequestKind::Poll) {
-        return Err(Refused::too_often());
-    }
+    allow(&app, id, RequestKind::Poll)?;
     let subscriber = app.subscriber(id);
     let open_request = subscriber.open_request().ok_or_else(Refused::too_often)?;
     // A member that knows nothing, or that passes no wait, is answered at once.
@@ -218,7 +220,7 @@ async fn changes(
         epoch: own,
         sight: sight.unwrap_or(since),
     };
-    let answer = app.read(move |store| {
+    let answer = app.read(Pool::Reads, move |store| {
         let id = store.authenticate(&credential)?;
         let Answer { mut changes, rows } = store.answer(known, id)?;
         changes.calls = subscriber.take_callers();
@@ -250,10 +252,8 @@ async fn endpoints(
         endpoints: reachable(endpoints, MAX_ENDPOINTS)?,
         relayed: reachable(relayed, MAX_RELAYED)?,
     };
-    if !app.limits.allow(id, RequestKind::SetEndpoints) {
-        return Err(Refused::too_often());
-    }
-    let set = app.change(move |store| {
+    allow(&app, id, RequestKind::SetEndpoints)?;
+    let set = app.change(Pool::Changes, move |store| {
         let id = store.authenticate(&credential)?;
         store.set_endpoints(id, &endpoints, now())
     });
@@ -268,11 +268,9 @@ async fn call(
 ) -> Result<StatusCode, Refused> {
     let (id, _, ()) = member(&app, from, request.headers(), |_, _| Ok(())).await?;
     let Call { public_key } = body(request).await?;
-    let pair = app.read(move |store| store.pair(id, &public_key));
+    let pair = app.read(Pool::Reads, move |store| store.pair(id, &public_key));
     let (caller, callee) = pair.await?;
-    if !app.limits.allow(id, RequestKind::Call) {
-        return Err(Refused::too_often());
-    }
+    allow(&app, id, RequestKind::Call)?;
     // A member that was just removed needs no call.
     if let Some(callee) = callee {
         app.call(callee, caller);
@@ -288,10 +286,8 @@ async fn key(
     let (id, credential, ()) = member(&app, from, request.headers(), |_, _| Ok(())).await?;
     let Rotation { public_key } = body(request).await?;
     let by = Actor::Host(from.ip().to_canonical());
-    if !app.limits.allow(id, RequestKind::SetEndpoints) {
-        return Err(Refused::too_often());
-    }
-    let set = app.change(move |store| {
+    allow(&app, id, RequestKind::SetEndpoints)?;
+    let set = app.change(Pool::Changes, move |store| {
         let id = store.authenticate(&credential)?;
         store.set_key(id, &public_key, &by, now())
     });
@@ -306,12 +302,18 @@ async fn leave(
 ) -> Result<StatusCode, Refused> {
     let (_, credential, ()) = member(&app, from, &headers, |_, _| Ok(())).await?;
     let by = Actor::Host(from.ip().to_canonical());
-    let left = app.change(move |store| {
+    let left = app.change(Pool::Changes, move |store| {
         let id = store.authenticate(&credential)?;
         store.remove(MemberRef::Id(id), &by, now())
     });
     left.await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// Counts a request of a member.
+fn allow(app: &App, id: MemberId, kind: RequestKind) -> Result<(), Refused> {
+    let is_allowed = app.limits.allow(id, kind);
+    is_allowed.then_some(()).ok_or_else(Refused::too_often)
 }
 
 /// Returns the digest of the credential in the bearer token (RFC 6750, section 2.1).

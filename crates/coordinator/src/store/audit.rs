@@ -10,7 +10,7 @@ use rusqlite::{Connection, Transaction};
 use seikan_proto::mesh::Name;
 use tracing::info;
 
-use super::{Store, StoreError, seconds, unsigned};
+use super::{Store, StoreError, seconds, unsigned, value};
 
 /// Maximum number of entries; the newest are kept.
 const KEPT: i64 = 100_000;
@@ -51,11 +51,11 @@ pub struct AuditEntry {
     pub time: u64,
     /// Kind of the change: `joined`, `key changed`, `left`, `removed`, `refused`, `token created`,
     /// `token withdrawn`, `networks set`, `relay added`, `relay removed`, `policy set`, `tags set`,
-    /// `moved to etcd` or `etcd restored`.
+    /// `imported` or `etcd restored`.
     pub change: String,
     /// Object of the change: a member's name, a token's number and label, networks, a relay's
-    /// address, the number of rules, a member's name and tags, a prefix in etcd, or the revisions
-    /// before and after.
+    /// address, the number of rules, a member's name and tags, the revision of a snapshot, or the
+    /// revisions before and after.
     pub subject: String,
     /// Author of the change: `operator NAME`, or the address of a host.
     pub actor: String,
@@ -68,11 +68,9 @@ pub(super) fn count_since(
     subject: &str,
     since: i64,
 ) -> Result<u32, StoreError> {
-    let mut statement = connection.prepare_cached(
-        "SELECT count(*) FROM audit
-         WHERE id > (SELECT max(id) FROM audit) - 10000 AND change = ?1 AND subject = ?2 AND at > ?3",
-    )?;
-    Ok(statement.query_row((change, subject, since), |row| row.get(0))?)
+    let sql = "SELECT count(*) FROM audit
+         WHERE id > (SELECT max(id) FROM audit) - 10000 AND change = ?1 AND subject = ?2 AND at > ?3";
+    value(connection, sql, (change, subject, since))
 }
 
 impl Store {

@@ -14,7 +14,7 @@
 //! counting the examined rows.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use rusqlite::{Connection, Row};
 use seikan_proto::keys::PublicKey;
@@ -23,9 +23,11 @@ use seikan_proto::mesh::{
     Changes, Cursor, MAX_ANSWER, MAX_COORDINATORS, MAX_MEMBERS, MAX_RELAYS, Member, Networks,
 };
 
+use super::etcd::Replica;
 use super::members::member_of;
 use super::policy::{Difference, Visibility};
-use super::{Backing, MemberId, Store, StoreError, networks_of, revision_of, seconds, unsigned};
+use super::{MemberId, Store, StoreError, networks_of, revision_of, seconds, unsigned};
+use crate::lock;
 
 /// Bytes of an answer's fields other than members and removals, rounded up; among them 64 callers
 /// of 47 bytes. In a policy, quotes and a comma replace the newline of each rule, and no rule is
@@ -143,15 +145,8 @@ impl Store {
         networks: &Networks,
     ) -> Result<Arc<FirstMembers>, StoreError> {
         // After a reload, a replica may count revisions from the start.
-        let loads = match &self.backing {
-            Backing::File(_) => 0,
-            Backing::Etcd(replica) => replica.loads(),
-        };
-        let mut last = self
-            .first_members
-            .0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let loads = self.replica().map_or(0, Replica::loads);
+        let mut last = lock(&self.first_members.0);
         if let Some(first_members) = last.as_ref()
             && first_members.of == (loads, current)
         {

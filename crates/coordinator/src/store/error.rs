@@ -98,60 +98,19 @@ pub enum StoreError {
         /// Error of the system.
         source: io::Error,
     },
-    /// Another process has the file open or moves it.
+    /// There is a mesh at the destination of an import.
     #[error(
-        "{} is in use: stop the coordinator that uses it, or wait until its mesh has been moved",
-        path.display()
-    )]
-    InUse {
-        /// The file.
-        path: PathBuf,
-    },
-    /// There is a mesh at the destination of a move.
-    #[error(
-        "etcd already has a mesh under {prefix}: choose another prefix, or replace that mesh with --replace, which deletes it"
+        "cannot import: {location} has a mesh already; import to another place, or remove that mesh first"
     )]
     NotEmpty {
-        /// Prefix of its keys.
-        prefix: String,
+        /// The file, or the prefix in etcd.
+        location: String,
     },
-    /// The mesh to replace was changed meanwhile.
+    /// The content is no snapshot.
     #[error(
-        "cannot replace the mesh under {prefix}: it was changed meanwhile; stop its coordinators first"
+        "cannot import: the file is no snapshot of a mesh; `seikan coordinator export` writes one"
     )]
-    Changing {
-        /// Prefix of its keys.
-        prefix: String,
-    },
-    /// An interrupted move: the mesh of the file may be in etcd.
-    #[error(
-        "cannot open {}: its move to the etcd at {endpoints}, under {prefix}, is not finished; repeat the same \
-         `seikan coordinator import` to finish it, or cancel it with `seikan coordinator import --undo`",
-        path.display()
-    )]
-    Moving {
-        /// The file.
-        path: PathBuf,
-        /// Prefix of its keys in etcd.
-        prefix: String,
-        /// URLs of the cluster when the move began.
-        endpoints: String,
-    },
-    /// There is no interrupted move.
-    #[error("cannot cancel a move of the mesh of {}: there is none", path.display())]
-    NotMoving {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The move is complete.
-    #[error(
-        "cannot cancel the move: the whole mesh is in etcd under {prefix}, where others may have changed it; \
-         repeat the same `seikan coordinator import` without --undo"
-    )]
-    HasMoved {
-        /// Prefix of its keys.
-        prefix: String,
-    },
+    NotASnapshot,
     /// etcd has another mesh than before, or none.
     #[error(
         "etcd has {} under {prefix} in place of the mesh {expected}: check that this is the right etcd, and restore its backup \
@@ -216,12 +175,8 @@ impl StoreError {
             | Self::Corrupt(_)
             | Self::Interrupted
             | Self::Io { .. }
-            | Self::InUse { .. }
             | Self::NotEmpty { .. }
-            | Self::Changing { .. }
-            | Self::Moving { .. }
-            | Self::NotMoving { .. }
-            | Self::HasMoved { .. }
+            | Self::NotASnapshot
             | Self::OtherMesh { .. }
             | Self::EtcdSettings(_)
             | Self::Unreadable { .. }

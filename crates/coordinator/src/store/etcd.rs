@@ -15,7 +15,6 @@
 //! mesh into etcd. [`client`] implements etcd's API with the messages of [`messages`].
 
 mod client;
-mod import;
 mod live;
 mod messages;
 mod replica;
@@ -24,10 +23,9 @@ mod rows;
 use std::env;
 use std::path::PathBuf;
 
-pub(super) use import::{Extras, cluster, give_up, import};
 #[cfg(fuzzing)]
 pub use replica::fuzzing;
-pub(super) use replica::{Replica, random};
+pub(super) use replica::{Replica, import};
 
 /// Settings of an etcd cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,8 +79,8 @@ pub(super) mod testing {
     use super::Etcd;
     use super::client::Cluster;
     use super::live::{Live, Writer};
-    use super::messages::{PutRequest, RangeRequest, Request, RequestOp, TxnRequest};
-    use super::replica::delete;
+    use super::messages::put as put_operation;
+    use super::messages::{RangeRequest, TxnRequest, delete};
 
     fn wait_for<T>(work: impl Future<Output = T>) -> T {
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -194,16 +192,9 @@ pub(super) mod testing {
         wait_for(async {
             let cluster = Cluster::new(settings).expect("a cluster");
             let connection = cluster.connect(0).await.expect("a connection");
-            let put = PutRequest {
-                key: key.into(),
-                value: value.into(),
-                lease: 0,
-            };
             let txn = TxnRequest {
                 compare: Vec::new(),
-                success: vec![RequestOp {
-                    request: Some(Request::Put(put)),
-                }],
+                success: vec![put_operation(key.into(), value.into(), 0)],
             };
             connection.txn(txn).await.expect("written");
         });

@@ -11,11 +11,13 @@
 //! the host knows its credential, so nobody else can repeat the request.
 
 use ipnet::IpNet;
-use rusqlite::{Connection, OptionalExtension as _, Transaction};
+use rusqlite::{Connection, Transaction};
 use seikan_proto::mesh::{JoinRequest, Networks};
 
 use super::members::{MemberId, record_return};
-use super::{Actor, Store, StoreError, audit, networks_of, next_revision, seconds, tokens};
+use super::{
+    Actor, Store, StoreError, audit, first, networks_of, next_revision, seconds, tokens, value,
+};
 
 /// Result of a join.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,25 +126,21 @@ fn with_key(
     connection: &Connection,
     request: &JoinRequest,
 ) -> Result<Option<(MemberRow, bool)>, StoreError> {
-    let mut statement = connection.prepare_cached(
-        "SELECT id, number, name = ?2 AND credential = ?3 FROM member WHERE public_key = ?1",
-    )?;
+    let sql = "SELECT id, number, name = ?2 AND credential = ?3 FROM member WHERE public_key = ?1";
     let credential = request.credential.digest();
     let parameters = (
         request.public_key.as_bytes(),
         request.name.as_str(),
         credential.0,
     );
-    let found = statement.query_row(parameters, |row| {
+    first(connection, sql, parameters, |row| {
         Ok(((row.get(0)?, row.get(1)?), row.get(2)?))
-    });
-    Ok(found.optional()?)
+    })
 }
 
 fn name_taken(connection: &Connection, request: &JoinRequest) -> Result<bool, StoreError> {
-    let mut statement =
-        connection.prepare_cached("SELECT EXISTS (SELECT 1 FROM member WHERE name = ?1)")?;
-    Ok(statement.query_row([request.name.as_str()], |row| row.get(0))?)
+    let sql = "SELECT EXISTS (SELECT 1 FROM member WHERE name = ?1)";
+    value(connection, sql, [request.name.as_str()])
 }
 
 /// A new member: its id and its number.
@@ -177,15 +175,13 @@ fn insert_member(
 }
 
 fn take_number(transaction: &Transaction<'_>, capacity: u32) -> Result<u32, StoreError> {
-    let highest: u32 = transaction.query_row("SELECT highest FROM mesh", [], |row| row.get(0))?;
+    let highest: u32 = value(transaction, "SELECT highest FROM mesh", [])?;
     if highest < capacity {
         transaction.execute("UPDATE mesh SET highest = ?1", [highest + 1])?;
         return Ok(highest + 1);
     }
     let sql = "SELECT number FROM freed ORDER BY since LIMIT 1";
-    let freed: Option<u32> = transaction
-        .query_row(sql, [], |row| row.get(0))
-        .optional()?;
+    let freed: Option<u32> = first(transaction, sql, [], |row| row.get(0))?;
     let number = freed.ok_or(StoreError::Full { capacity })?;
     transaction.execute("DELETE FROM freed WHERE number = ?1", [number])?;
     Ok(number)

@@ -1,13 +1,15 @@
 //! Members: endpoints, keys, activity, and removal.
 
-use rusqlite::{Connection, OptionalExtension as _, Row, Transaction};
+use std::collections::BTreeMap;
+
+use rusqlite::{Connection, Row, Transaction};
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{Digest, Endpoints, MAX_ENDPOINTS, MAX_RELAYED, Member, Name, Networks};
 
 use super::policy::Visibility;
 use super::tokens::{from_json, to_json};
 use super::{
-    Actor, Backing, Store, StoreError, audit, networks_of, next_revision, seconds, unsigned,
+    Actor, Store, StoreError, audit, first, networks_of, next_revision, seconds, unsigned, value,
 };
 
 /// Minimum interval at which a member's activity is recorded, in seconds.
@@ -96,10 +98,10 @@ impl Store {
         }
         let (endpoints, relayed) = (to_json(&wanted.endpoints)?, to_json(&wanted.relayed)?);
         let known: Option<(String, String)> = self.read(|connection| {
-            let mut statement =
-                connection.prepare_cached("SELECT endpoints, relayed FROM member WHERE id = ?1")?;
-            let row = statement.query_row([id.0], |row| Ok((row.get(0)?, row.get(1)?)));
-            Ok(row.optional()?)
+            let sql = "SELECT endpoints, relayed FROM member WHERE id = ?1";
+            first(connection, sql, [id.0], |row| {
+                Ok((row.get(0)?, row.get(1)?))
+            })
         })?;
         let encoded = (endpoints, relayed);
         if known.ok_or(StoreError::NotAMember)? == encoded {
@@ -135,8 +137,7 @@ impl Store {
         let own = move |connection: &Connection| {
             let sql = "SELECT public_key, name FROM member WHERE id = ?1";
             let row = |row: &Row<'_>| Ok((row.get::<_, [u8; 32]>(0)?, row.get::<_, String>(1)?));
-            let own = connection.query_row(sql, [id.0], row).optional()?;
-            own.ok_or(StoreError::NotAMember)
+            first(connection, sql, [id.0], row)?.ok_or(StoreError::NotAMember)
         };
         // Members send their key at each start; mostly it has not changed.
         if self.read(own)?.0 == *key.as_bytes() {
@@ -150,7 +151,7 @@ impl Store {
                 return Ok(false);
             }
             let sql = "SELECT EXISTS (SELECT 1 FROM member WHERE public_key = ?1)";
-            if transaction.query_row(sql, [key.as_bytes()], |row| row.get(0))? {
+            if value(transaction, sql, [key.as_bytes()])? {
                 return Err(StoreError::KeyTaken { key });
             }
             let recent = audit::count_since(transaction, KEY_CHANGED, &name, now - 3600)?;
@@ -182,14 +183,12 @@ impl Store {
     pub fn touch(&self, id: MemberId, now: u64) -> Result<(), StoreError> {
         let now = seconds(now);
         let seen: Option<i64> = self.read(|connection| {
-            let mut statement = connection.prepare_cached(
-                "SELECT ifnull((SELECT at FROM seen WHERE member = id), joined) FROM member
-                     WHERE id = ?1",
-            )?;
-            Ok(statement.query_row([id.0], |row| row.get(0)).optional()?)
+            let sql = "SELECT ifnull((SELECT at FROM seen WHERE member = id), joined) FROM member
+                     WHERE id = ?1";
+            first(connection, sql, [id.0], |row| row.get(0))
         })?;
         let seen = seen.ok_or(StoreError::NotAMember)?;
-        if let Backing::Etcd(replica) = &self.backing {
+        if let Some(replica) = self.replica() {
             replica.note_poll(id.0, unsigned(now));
             return Ok(());
         }
@@ -210,9 +209,8 @@ impl Store {
         other: &PublicKey,
     ) -> Result<(PublicKey, Option<MemberId>), StoreError> {
         self.read(|connection| {
-            let mut statement =
-                connection.prepare_cached("SELECT public_key FROM member WHERE id = ?1")?;
-            let own: Option<[u8; 32]> = statement.query_row([id.0], |row| row.get(0)).optional()?;
+            let sql = "SELECT public_key FROM member WHERE id = ?1";
+            let own: Option<[u8; 32]> = first(connection, sql, [id.0], |row| row.get(0))?;
             let own = own.ok_or(StoreError::NotAMember)?;
             let visibility = Visibility::new(self, connection, id);
             let mut statement = connection
@@ -239,22 +237,15 @@ impl Store {
             Actor::Operator(_) => "removed",
         };
         let by = by.clone();
-        let member = match member {
-            MemberRef::Id(id) => Ok(id),
-            MemberRef::Name(name) => Err(name.clone()),
+        let (id, name) = match member {
+            MemberRef::Id(id) => (Some(id.0), None),
+            MemberRef::Name(name) => (None, Some(name.to_string())),
         };
         self.change(move |transaction| {
-            let found = match &member {
-                Ok(id) => {
-                    let sql = "SELECT id, name FROM member WHERE id = ?1";
-                    transaction.query_row(sql, [id.0], id_and_name)
-                }
-                Err(name) => {
-                    let sql = "SELECT id, name FROM member WHERE name = ?1";
-                    transaction.query_row(sql, [name.as_str()], id_and_name)
-                }
-            };
-            let Some((id, name)) = found.optional()? else {
+            let sql = "SELECT id, name FROM member WHERE id = ?1 OR name = ?2";
+            let row = |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?));
+            let found: Option<(i64, String)> = first(transaction, sql, (id, &name), row)?;
+            let Some((id, name)) = found else {
                 return Ok(false);
             };
             let revision = next_revision(transaction)?;
@@ -279,13 +270,11 @@ impl Store {
     /// # Errors
     /// [`StoreError::NoNetworks`], [`StoreError::Corrupt`], [`StoreError::Sqlite`].
     pub fn members(&self) -> Result<Vec<MemberInfo>, StoreError> {
-        let (present, seen) = match &self.backing {
-            Backing::File(_) => Default::default(),
-            Backing::Etcd(replica) => (
-                replica.member_values("present")?,
-                replica.member_values("seen")?,
-            ),
+        let values = |folder| {
+            let replica = self.replica();
+            replica.map_or(Ok(BTreeMap::new()), |replica| replica.member_values(folder))
         };
+        let (present, seen) = (values("present")?, values("seen")?);
         self.read(|connection| {
             let networks = networks_of(connection)?.ok_or(StoreError::NoNetworks)?;
             let mut statement = connection.prepare_cached(
@@ -329,9 +318,9 @@ fn with_credential(
     connection: &Connection,
     credential: &Digest,
 ) -> Result<Option<MemberId>, StoreError> {
-    let mut statement = connection.prepare_cached("SELECT id FROM member WHERE credential = ?1")?;
-    let id = statement.query_row([credential.0], |row| row.get(0));
-    Ok(id.optional()?.map(MemberId))
+    let sql = "SELECT id FROM member WHERE credential = ?1";
+    let id = first(connection, sql, [credential.0], |row| row.get(0))?;
+    Ok(id.map(MemberId))
 }
 
 /// Records the activity of a member.
@@ -342,10 +331,6 @@ fn record_seen(transaction: &Transaction<'_>, id: MemberId, at: i64) -> Result<(
         (id.0, at),
     )?;
     Ok(())
-}
-
-fn id_and_name(row: &Row<'_>) -> rusqlite::Result<(i64, String)> {
-    Ok((row.get(0)?, row.get(1)?))
 }
 
 /// Reads a member from a row that begins with number, name, key, endpoints, relayed addresses and

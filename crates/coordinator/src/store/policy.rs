@@ -3,14 +3,17 @@
 use std::cell::OnceCell;
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
-use rusqlite::{Connection, OptionalExtension as _, Row};
+use rusqlite::{Connection, Row};
 use seikan_proto::mesh::policy::Sight;
 use seikan_proto::mesh::{MAX_TAGS, Name, Party, Policy};
 
 use super::tokens::{from_json, to_json};
-use super::{Actor, MemberId, Store, StoreError, audit, next_revision, revision_of, seconds};
+use super::{
+    Actor, MemberId, Store, StoreError, audit, first, next_revision, revision_of, seconds,
+};
+use crate::lock;
 
 impl Store {
     /// Returns the text of the policy; empty if there is none.
@@ -65,8 +68,8 @@ impl Store {
         let (name, tags, by) = (name.clone(), tags.to_vec(), by.clone());
         self.change(move |transaction| {
             let sql = "SELECT tags FROM member WHERE name = ?1";
-            let known = transaction.query_row(sql, [name.as_str()], |row| row.get::<_, String>(0));
-            if known.optional()?.ok_or(StoreError::NotAMember)? == json {
+            let known: Option<String> = first(transaction, sql, [name.as_str()], |row| row.get(0))?;
+            if known.ok_or(StoreError::NotAMember)? == json {
                 return Ok(false);
             }
             let revision = next_revision(transaction)?;
@@ -155,7 +158,7 @@ impl PolicyCache {
     }
 
     fn all(&self) -> MutexGuard<'_, VecDeque<CachedPolicy>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 
@@ -234,13 +237,11 @@ impl<'a> Visibility<'a> {
 
     /// Returns name and tags of the member itself.
     pub fn party(&self) -> Result<Party, StoreError> {
-        let mut statement = self
-            .connection
-            .prepare_cached("SELECT name, tags FROM member WHERE id = ?1")?;
-        let found = statement.query_row([self.of.0], |row| {
+        let sql = "SELECT name, tags FROM member WHERE id = ?1";
+        let found = first(self.connection, sql, [self.of.0], |row| {
             Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?))
-        });
-        let (name, tags) = found.optional()?.ok_or(StoreError::NotAMember)?;
+        })?;
+        let (name, tags) = found.ok_or(StoreError::NotAMember)?;
         let name = name.parse().map_err(|_| StoreError::Corrupt("names"))?;
         let tags = from_json(&tags, "tags")?;
         Ok(Party { name, tags })

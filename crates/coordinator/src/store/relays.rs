@@ -2,13 +2,13 @@
 
 use std::num::NonZeroU16;
 
-use rusqlite::{Connection, OptionalExtension as _};
+use rusqlite::Connection;
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{
     MAX_RELAYS, Pin, Relay, RelayAddress, RelayKind, RelaySecret, RelayTls, Ticket,
 };
 
-use super::{Actor, MemberId, Store, StoreError, audit, next_revision, seconds};
+use super::{Actor, MemberId, Store, StoreError, audit, first, next_revision, seconds, value};
 
 /// Seconds in an hour. Tickets expire at the end of an hour, so that a ticket, and members' copy of
 /// it, does not change with every answer.
@@ -63,11 +63,8 @@ impl Store {
             let sql = "SELECT kind = ?2 AND secret = ?3 AND tls_port IS ?4 AND tls_pin IS ?5
                        FROM relay WHERE address = ?1";
             let row = (&address, kind, secret.reveal(), port, &pin);
-            let same: Option<bool> = transaction
-                .query_row(sql, row, |row| row.get(0))
-                .optional()?;
-            let count: u32 =
-                transaction.query_row("SELECT count(*) FROM relay", [], |row| row.get(0))?;
+            let same: Option<bool> = first(transaction, sql, row, |row| row.get(0))?;
+            let count: u32 = value(transaction, "SELECT count(*) FROM relay", [])?;
             match same {
                 Some(true) => return Ok(()),
                 None if count as usize >= MAX_RELAYS => {
@@ -130,12 +127,11 @@ impl Store {
             if relays.is_empty() {
                 return Ok(Vec::new());
             }
-            let mut statement = connection
-                .prepare_cached("SELECT public_key, credential FROM member WHERE id = ?1")?;
-            let row = statement.query_row([id.0], |row| {
+            let sql = "SELECT public_key, credential FROM member WHERE id = ?1";
+            let row = first(connection, sql, [id.0], |row| {
                 Ok((row.get::<_, [u8; 32]>(0)?, row.get::<_, [u8; 32]>(1)?))
-            });
-            let (key, credential) = row.optional()?.ok_or(StoreError::NotAMember)?;
+            })?;
+            let (key, credential) = row.ok_or(StoreError::NotAMember)?;
             let (key, holder) = (PublicKey::from_bytes(key), holder(&credential));
             let relays = relays.into_iter().map(|(info, secret)| Relay {
                 address: info.address,

@@ -2,7 +2,7 @@
 //!
 //! - [`joining`], [`answers`], [`relays`], [`policies`]: members and what they receive
 //! - [`shared`], [`live`], [`restore`]: several coordinators on etcd, their live state, and backups
-//! - [`moving`]: moves between a file and etcd
+//! - [`snapshot`]: exports and imports
 //!
 //! Tests listed in [`on_etcd`] run on a file, and again on a real etcd cluster.
 
@@ -23,12 +23,12 @@ macro_rules! on_etcd {
 pub(crate) mod answers;
 mod joining;
 mod live;
-mod moving;
 mod policies;
 pub(crate) mod proxy;
 mod relays;
 mod restore;
 mod shared;
+mod snapshot;
 
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt as _;

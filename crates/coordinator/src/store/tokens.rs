@@ -1,9 +1,9 @@
 //! Join tokens. The store keeps their digests only.
 
-use rusqlite::{Connection, OptionalExtension as _};
+use rusqlite::Connection;
 use seikan_proto::mesh::{Digest, MAX_TAGS, Name};
 
-use super::{Actor, Store, StoreError, audit, seconds, unsigned};
+use super::{Actor, Store, StoreError, audit, first, seconds, unsigned, value};
 
 /// Maximum length of a label, in characters.
 const MAX_LABEL: usize = 100;
@@ -149,7 +149,7 @@ impl Store {
                 return Ok(false);
             }
             let sql = "SELECT label FROM token WHERE id = ?1";
-            let label: Option<String> = transaction.query_row(sql, [id.0], |row| row.get(0))?;
+            let label: Option<String> = value(transaction, sql, [id.0])?;
             let subject = audit_subject(id.0, label.as_deref());
             audit::record(transaction, seconds(now), "token withdrawn", &subject, &by)?;
             Ok(true)
@@ -172,25 +172,20 @@ pub(super) fn find(
     digest: &Digest,
     at: i64,
 ) -> Result<Option<Found>, StoreError> {
-    let mut statement = connection.prepare_cached(
-        "SELECT id, used >= ifnull(uses, used + 1), tags FROM token
-         WHERE digest = ?1 AND withdrawn IS NULL AND ifnull(expires > ?2, 1)",
-    )?;
-    let found = statement.query_row((digest.0, at), |row| {
+    let sql = "SELECT id, used >= ifnull(uses, used + 1), tags FROM token
+         WHERE digest = ?1 AND withdrawn IS NULL AND ifnull(expires > ?2, 1)";
+    first(connection, sql, (digest.0, at), |row| {
         Ok(Found {
             id: row.get(0)?,
             used_up: row.get(1)?,
             tags: row.get(2)?,
         })
-    });
-    Ok(found.optional()?)
+    })
 }
 
 /// Counts a use of the token.
 pub(super) fn count_use(connection: &Connection, id: i64) -> Result<(), StoreError> {
-    let mut statement =
-        connection.prepare_cached("UPDATE token SET used = used + 1 WHERE id = ?1")?;
-    statement.execute([id])?;
+    connection.execute("UPDATE token SET used = used + 1 WHERE id = ?1", [id])?;
     Ok(())
 }
 

@@ -2,14 +2,15 @@
 //! later starts and for verbs.
 
 use std::fs;
-use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::ValueHint;
 use clap::builder::{OsStringValueParser, TypedValueParser};
-use seikan_coordinator::{ETCD_PREFIX, Etcd, LockedFile, Store};
+use seikan_coordinator::{ETCD_PREFIX, Etcd};
+use seikan_proto::mesh::RelayAddress;
 use serde::{Deserialize, Serialize};
 use toml_edit::{DocumentMut, Item};
 
@@ -42,6 +43,10 @@ pub struct EtcdArguments {
     /// File with the user's password
     #[arg(long, value_name = "FILE", requires = "etcd_user", value_hint = ValueHint::FilePath, value_parser = optional_path())]
     etcd_password_file: Option<PathBuf>,
+    /// Address by which members reach this coordinator. Other coordinators send it to them, as an
+    /// alternative. Kept in the directory
+    #[arg(long, value_name = "HOST:PORT")]
+    advertise: Option<RelayAddress>,
 }
 
 /// Returns a parser of paths that may be empty; clap's own refuses these.
@@ -77,8 +82,18 @@ impl EtcdArguments {
     /// Returns the settings: options, else the stored values, unless an empty option removes them.
     /// `None` without etcd.
     pub fn settings(&self, stored: Option<&Etcd>) -> anyhow::Result<Option<Etcd>> {
+        let advertise = self.advertise.as_ref();
+        let advertise = advertise.or_else(|| stored?.advertise.as_ref()).cloned();
         if self.etcd.is_empty() {
-            return Ok(stored.cloned());
+            return match stored.cloned() {
+                None if advertise.is_some() => bail!(
+                    "cannot advertise an address: --advertise needs --etcd, for several coordinators"
+                ),
+                stored => Ok(stored.map(|stored| Etcd {
+                    advertise,
+                    ..stored
+                })),
+            };
         }
         // Later commands may run in another directory.
         let absolute = std::path::absolute::<&Path>;
@@ -117,7 +132,7 @@ impl EtcdArguments {
             user,
             // Another prefix has another mesh.
             mesh: stored.and_then(|stored| stored.mesh.filter(|_| stored.prefix == prefix)),
-            advertise: stored.and_then(|stored| stored.advertise.clone()),
+            advertise,
             prefix,
         }))
     }
@@ -184,8 +199,6 @@ pub fn write_settings(directory: &Path, etcd: &Etcd) -> anyhow::Result<()> {
     let text = edited(&before, &toml::to_string(&settings)?)
         .with_context(|| format!("cannot use {}: correct it or remove it", file.display()))?;
     let write = || {
-        let mut builder = fs::DirBuilder::new();
-        builder.recursive(true).mode(0o700).create(directory)?;
         let temporary = file.with_extension("new");
         // Left by an interrupted write.
         let _ = fs::remove_file(&temporary);
@@ -221,36 +234,13 @@ fn edited(text: &str, wanted: &str) -> anyhow::Result<String> {
     Ok(document.to_string())
 }
 
-/// Removes the settings of a directory if they are of this mesh.
-pub fn remove_settings(directory: &Path, mesh: u64) -> io::Result<()> {
-    let settings = read_coordinator_settings(directory).map_err(io::Error::other)?;
-    if settings.is_some_and(|settings| settings.mesh == Some(mesh)) {
-        fs::remove_file(directory.join(FILE))?;
-    }
-    Ok(())
-}
-
-/// Locks the database file of a directory without etcd, so that no import can move it until it is
-/// opened.
-pub fn lock_file(directory: &Path, database: &str) -> anyhow::Result<LockedFile> {
-    let locked = Store::lock_file(&directory.join(database))?;
-    // An import that has just ended has renamed the file. Opening would make another mesh.
-    if read_settings(directory)?.is_some() {
-        bail!(
-            "cannot open the mesh of {}: it has just been moved into etcd; run the command again",
-            directory.display()
-        );
-    }
-    Ok(locked)
-}
-
 /// Fails if a directory with a mesh in etcd also has one in a file: which of them is meant is
 /// unknown.
 pub fn refuse_both(directory: &Path, database: &str) -> anyhow::Result<()> {
     if directory.join(database).exists() {
         bail!(
-            "cannot use etcd in {}: it has a mesh in {database}; use another --dir, or move that mesh with `seikan coordinator import` \
-             (also after an interrupted import)",
+            "cannot use etcd in {}: it has a mesh in {database}; use another --dir, or `export` that mesh, rename {database} \
+             and `import` the export",
             directory.display()
         );
     }
@@ -270,33 +260,6 @@ mod tests {
         let words = [&["coordinator"], words].concat();
         let words: Words = clap::Parser::try_parse_from(words).expect("valid");
         words.etcd.settings(stored).expect("paths").expect("said")
-    }
-
-    #[test]
-    fn settings_are_removed_for_their_mesh_only() {
-        let directory = tempfile::tempdir().expect("a directory");
-        remove_settings(directory.path(), 7).expect("no settings");
-        let etcd = Etcd {
-            mesh: Some(7),
-            ..settings(&["--etcd", "https://a:1"], None)
-        };
-        write_settings(directory.path(), &etcd).expect("stored");
-        remove_settings(directory.path(), 8).expect("another");
-        let stored = || read_coordinator_settings(directory.path()).expect("read");
-        assert_eq!(stored(), Some(etcd));
-        remove_settings(directory.path(), 7).expect("this");
-        assert_eq!(stored(), None);
-    }
-
-    #[test]
-    fn a_file_is_not_locked_once_the_mesh_is_in_etcd() {
-        let directory = tempfile::tempdir().expect("a directory");
-        drop(lock_file(directory.path(), "mesh.db").expect("locked"));
-        let etcd = settings(&["--etcd", "https://a:1"], None);
-        write_settings(directory.path(), &etcd).expect("stored");
-        let error = lock_file(directory.path(), "mesh.db").expect_err("it is in etcd");
-        assert!(error.to_string().contains("into etcd"), "{error}");
-        assert!(!directory.path().join("mesh.db").exists());
     }
 
     #[test]

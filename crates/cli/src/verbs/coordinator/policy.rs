@@ -122,7 +122,11 @@ pub fn run(arguments: &PolicyArguments) -> anyhow::Result<ExitCode> {
 
 /// Sets the tags of a member.
 pub fn tag(arguments: &TagArguments) -> anyhow::Result<()> {
-    let Mesh { store, operator } = arguments.directory.open()?;
+    let Mesh {
+        store,
+        operator,
+        _lock,
+    } = arguments.directory.open()?;
     let name = &arguments.name;
     match store.set_tags(name, &arguments.tags, &operator, now()) {
         Ok(_) => Ok(()),
@@ -138,7 +142,11 @@ fn set(arguments: &Set) -> anyhow::Result<ExitCode> {
     let file = arguments.file.display();
     let text = std::fs::read_to_string(&arguments.file);
     let text = text.with_context(|| format!("cannot read {file}"))?;
-    let Mesh { store, operator } = arguments.directory.open()?;
+    let Mesh {
+        store,
+        operator,
+        _lock,
+    } = arguments.directory.open()?;
     let policy = Policy::parse(&text).with_context(|| format!("cannot use the policy {file}"))?;
     for warning in warnings(&store, &policy)? {
         writeln!(io::stderr(), "warning: {warning}")?;

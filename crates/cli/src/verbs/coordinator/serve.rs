@@ -9,11 +9,11 @@ use anyhow::{Context, bail};
 use clap::ValueHint;
 use ipnet::{Ipv4Net, Ipv6Net};
 use seikan_coordinator::{Actor, Certificate, Etcd, Options, Server, Sockets, Store};
-use seikan_proto::mesh::{Networks, RelayAddress};
+use seikan_proto::mesh::Networks;
 use seikan_sys::privilege;
 
 use super::etcd::{self, EtcdArguments};
-use super::{DATABASE, Directory, LISTENER_FILE, PORT, now, operator};
+use super::{DATABASE, Directory, LISTENER_FILE, PORT, lock, now, operator};
 use crate::logging::LogArguments;
 use crate::manager::Manager;
 use crate::service;
@@ -39,10 +39,6 @@ pub struct ServeArguments {
     /// IPv6 network of the mesh, a /64, set at the first start [default: random in fd00::/8]
     #[arg(long, value_name = "PREFIX")]
     network6: Option<Ipv6Net>,
-    /// Address by which members reach this coordinator. Other coordinators send it to them, as an
-    /// alternative. Kept in the directory
-    #[arg(long, value_name = "HOST:PORT")]
-    advertise: Option<RelayAddress>,
     #[command(flatten)]
     log: LogArguments,
     #[command(flatten)]
@@ -69,6 +65,7 @@ pub fn run(arguments: &ServeArguments) -> anyhow::Result<ExitCode> {
     // Only this takes a capability. Threads that are started later have none.
     let sockets = Sockets::bind(service::listen_address(arguments.listen, PORT)?)?;
     privilege::keep_only(&[], None)?;
+    let _lock = lock(dir, false)?;
     let store = open(arguments)?;
     let networks = init_networks(arguments, &store, &operator)?;
     let certificate = match given {
@@ -121,16 +118,9 @@ fn open(arguments: &ServeArguments) -> anyhow::Result<Store> {
     let files = etcd.as_ref().map(Etcd::files).unwrap_or_default();
     service::confine(dir, files)?;
     let Some(etcd) = etcd else {
-        if arguments.advertise.is_some() {
-            bail!(
-                "cannot advertise an address: --advertise needs --etcd, for several coordinators"
-            );
-        }
-        return Ok(Store::open_locked(etcd::lock_file(dir, DATABASE)?)?);
+        return Ok(Store::open(&dir.join(DATABASE))?);
     };
     etcd::refuse_both(dir, DATABASE)?;
-    let advertise = arguments.advertise.clone().or(etcd.advertise.clone());
-    let etcd = Etcd { advertise, ..etcd };
     let store = Store::open_etcd(&etcd)?;
     let mesh = store.mesh();
     let etcd = Etcd { mesh, ..etcd };

@@ -21,9 +21,9 @@ use zeroize::Zeroizing;
 
 use super::Etcd;
 use super::messages::{
-    AuthenticateRequest, AuthenticateResponse, Empty, LeaseGrantRequest, LeaseGrantResponse,
-    LeaseId, LeaseKeepAliveResponse, RangeRequest, RangeResponse, TxnRequest, TxnResponse,
-    WatchCreateRequest, WatchRequest, WatchResponse,
+    AuthenticateRequest, AuthenticateResponse, Empty, Header, KeyValue, LeaseGrantRequest,
+    LeaseGrantResponse, LeaseId, LeaseKeepAliveResponse, RangeRequest, RangeResponse, TxnRequest,
+    TxnResponse, WatchCreateRequest, WatchRequest, WatchResponse,
 };
 use crate::store::StoreError;
 
@@ -35,6 +35,8 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(6);
 /// Timeout of a keepalive response.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(3);
+/// Number of keys per request of [`Connection::range_all`].
+const PAGE: i64 = 1000;
 /// Maximum size of a message, in bytes: etcd sends up to a thousand revisions in one.
 const MAX_MESSAGE: usize = 64 << 20;
 
@@ -207,6 +209,31 @@ impl Connection {
         self.unary("/etcdserverpb.KV/Range", request).await
     }
 
+    /// Requests all keys that begin with `prefix`, which must end with a slash, as of one revision.
+    pub async fn range_all(&self, prefix: &str) -> Result<(Header, Vec<KeyValue>), Fault> {
+        let mut range = RangeRequest {
+            limit: PAGE,
+            ..RangeRequest::all(prefix)
+        };
+        let (mut header, mut all) = (Header::default(), Vec::new());
+        loop {
+            let page = self.range(range.clone()).await?;
+            if range.revision == 0 {
+                header = page.header.unwrap_or_default();
+                range.revision = header.revision;
+            }
+            let last = page.kvs.last().map(|kv| kv.key.clone());
+            all.extend(page.kvs);
+            match last {
+                Some(last) if page.more => {
+                    range.key = last;
+                    range.key.push(0);
+                }
+                _ => return Ok((header, all)),
+            }
+        }
+    }
+
     pub async fn txn(&self, request: TxnRequest) -> Result<TxnResponse, Fault> {
         self.unary("/etcdserverpb.KV/Txn", request).await
     }
@@ -321,13 +348,4 @@ async fn with_timeout<T>(work: impl Future<Output = Result<T, Fault>>) -> Result
     tokio::time::timeout(RESPONSE_TIMEOUT, work)
         .await
         .map_err(late)?
-}
-
-/// Returns the end of the range of all keys that begin with `prefix`, which must end with a slash.
-pub(super) fn end_of(prefix: &str) -> Vec<u8> {
-    let mut end = prefix.as_bytes().to_vec();
-    if let Some(last) = end.last_mut() {
-        *last = last.saturating_add(1);
-    }
-    end
 }

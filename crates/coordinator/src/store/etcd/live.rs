@@ -12,7 +12,7 @@
 //! written again, because those of the other coordinator expire with its lease.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use seikan_proto::keys::PublicKey;
@@ -21,8 +21,8 @@ use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
 
 use super::client::{Connection, Fault};
-use super::messages::{Compare, NOT_EQUAL, Operand, Request, RequestOp, TxnRequest, target};
-use super::replica::{delete, put};
+use super::messages::{Compare, Request, RequestOp, TxnRequest, delete, put};
+use crate::lock;
 
 /// Lifetime of a lease without renewal, in seconds.
 const TTL: i64 = 15;
@@ -167,7 +167,7 @@ impl Live {
     }
 
     fn with<T>(&self, work: impl FnOnce(&mut Known) -> T) -> T {
-        work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        work(&mut lock(&self.0))
     }
 }
 
@@ -281,12 +281,7 @@ impl Writer {
             let at = self.present.get(id).copied().unwrap_or(0);
             let present = key("present", *id);
             // Unless another coordinator, which the member polls now, has written it since.
-            let compare = Compare {
-                target: target::LEASE,
-                key: present.clone(),
-                operand: Some(Operand::Lease(self.lease)),
-                ..Compare::default()
-            };
+            let compare = Compare::is_under(present.clone(), self.lease);
             operations.push(if_matches(
                 compare,
                 vec![delete(present), self.write_seen(*id, at)],
@@ -309,12 +304,8 @@ impl Writer {
     /// Writes the time of a member's latest poll, unless it has been removed, which deletes the
     /// key.
     fn write_seen(&self, id: i64, at: u64) -> RequestOp {
-        let is_member = Compare {
-            result: NOT_EQUAL,
-            target: target::CREATE,
-            key: format!("{}/state/rows/member/{id}", self.prefix).into_bytes(),
-            operand: Some(Operand::CreateRevision(0)),
-        };
+        let row = format!("{}/state/rows/member/{id}", self.prefix);
+        let is_member = Compare::exists(row.into_bytes());
         let key = format!("{}/seen/{id}", self.prefix).into_bytes();
         if_matches(is_member, vec![put(key, at.to_string().into_bytes(), 0)])
     }

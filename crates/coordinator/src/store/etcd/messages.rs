@@ -42,6 +42,33 @@ pub struct RangeRequest {
     pub revision: i64,
 }
 
+impl RangeRequest {
+    /// Requests one key.
+    pub fn key(key: Vec<u8>) -> RangeRequest {
+        RangeRequest {
+            key,
+            ..RangeRequest::default()
+        }
+    }
+
+    /// Requests all keys that begin with `prefix`, which must end with a slash.
+    pub fn all(prefix: &str) -> RangeRequest {
+        RangeRequest {
+            range_end: end_of(prefix),
+            ..RangeRequest::key(prefix.into())
+        }
+    }
+}
+
+/// Returns the end of the range of all keys that begin with `prefix`, which must end with a slash.
+pub fn end_of(prefix: &str) -> Vec<u8> {
+    let mut end = prefix.as_bytes().to_vec();
+    if let Some(last) = end.last_mut() {
+        *last = last.saturating_add(1);
+    }
+    end
+}
+
 #[derive(Clone, PartialEq, Message)]
 pub struct RangeResponse {
     #[prost(message, optional, tag = "1")]
@@ -87,8 +114,30 @@ pub enum Request {
     Txn(TxnRequest),
 }
 
+/// Returns a put operation under a lease; 0: no lease.
+pub fn put(key: Vec<u8>, value: Vec<u8>, lease: i64) -> RequestOp {
+    RequestOp {
+        request: Some(Request::Put(PutRequest { key, value, lease })),
+    }
+}
+
+pub fn delete(key: Vec<u8>) -> RequestOp {
+    let range_end = Vec::new();
+    RequestOp {
+        request: Some(Request::Delete(DeleteRangeRequest { key, range_end })),
+    }
+}
+
+/// Returns the deletion of all keys that begin with `prefix`, which must end with a slash.
+pub fn delete_all(prefix: &str) -> RequestOp {
+    let (key, range_end) = (prefix.into(), end_of(prefix));
+    RequestOp {
+        request: Some(Request::Delete(DeleteRangeRequest { key, range_end })),
+    }
+}
+
 /// Value of [`Compare::result`] other than 0, "equal".
-pub const NOT_EQUAL: i32 = 3;
+const NOT_EQUAL: i32 = 3;
 
 #[derive(Clone, PartialEq, Message)]
 pub struct Compare {
@@ -103,7 +152,47 @@ pub struct Compare {
     pub operand: Option<Operand>,
 }
 
-pub mod target {
+impl Compare {
+    /// Requires that a key does not exist.
+    pub fn is_absent(key: Vec<u8>) -> Compare {
+        Compare {
+            target: target::CREATE,
+            key,
+            operand: Some(Operand::CreateRevision(0)),
+            ..Compare::default()
+        }
+    }
+
+    /// Requires that a key exists.
+    pub fn exists(key: Vec<u8>) -> Compare {
+        Compare {
+            result: NOT_EQUAL,
+            ..Compare::is_absent(key)
+        }
+    }
+
+    /// Requires that a key was last changed at a revision; 0: it does not exist.
+    pub fn is_at(key: Vec<u8>, revision: i64) -> Compare {
+        Compare {
+            target: target::MOD,
+            key,
+            operand: Some(Operand::ModRevision(revision)),
+            ..Compare::default()
+        }
+    }
+
+    /// Requires that a key is under a lease.
+    pub fn is_under(key: Vec<u8>, lease: i64) -> Compare {
+        Compare {
+            target: target::LEASE,
+            key,
+            operand: Some(Operand::Lease(lease)),
+            ..Compare::default()
+        }
+    }
+}
+
+mod target {
     pub const CREATE: i32 = 1;
     pub const MOD: i32 = 2;
     pub const LEASE: i32 = 4;

@@ -8,12 +8,12 @@
 mod change;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
+mod import;
 mod repair;
 mod sync;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -22,18 +22,18 @@ use rusqlite::Connection as Database;
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::RelayAddress;
 use serde::{Deserialize, Serialize};
-use tokio::sync::mpsc;
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, oneshot};
 
 use super::Etcd;
-use super::client::{Cluster, Fault, end_of};
+use super::client::{Cluster, Connection, Fault};
 use super::live::{Live, MemberCall};
-use super::messages::{
-    Compare, DeleteRangeRequest, KeyValue, Operand, PutRequest, RangeRequest, Request, RequestOp,
-    TxnRequest, target,
-};
+use super::messages::{Compare, KeyValue, RangeRequest, TxnRequest, put};
 use super::rows::{Rows, Tables};
+use crate::lock;
 use crate::store::{SCHEMA, StoreError, create_schema};
 use change::Job;
+pub(in crate::store) use import::import;
 use repair::Lost;
 use sync::run;
 
@@ -43,10 +43,6 @@ pub(super) const TIMEOUT: Duration = Duration::from_secs(6);
 const LOAD_TIMEOUT: Duration = Duration::from_secs(120);
 /// Pause before a request without response is repeated.
 pub(super) const PAUSE: Duration = Duration::from_millis(50);
-/// Number of rows per request when loading.
-const PAGE: i64 = 1000;
-/// Maximum number of requests that wait for the thread.
-const MAX_QUERIES: usize = 1024;
 
 /// The latest change of the rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,8 +68,15 @@ pub(in crate::store) struct Replica {
     proposing: Mutex<()>,
     /// Start of the latest [`Self::catch_up`], and whether it succeeded.
     caught_up: Mutex<Option<(Instant, bool)>>,
-    queries: Option<mpsc::Sender<Query>>,
-    thread: Option<JoinHandle<()>>,
+    /// `None` once it is closed.
+    thread: Option<SyncThread>,
+}
+
+/// The thread that connects to etcd and applies changes. It ends when `stop` is dropped.
+struct SyncThread {
+    runtime: Handle,
+    stop: oneshot::Sender<()>,
+    thread: JoinHandle<()>,
 }
 
 struct Shared {
@@ -99,8 +102,10 @@ type Listener = Box<dyn Fn() + Send + Sync>;
 struct State {
     /// Revision of etcd up to which the rows are applied; 0: none.
     applied: i64,
-    /// Number of loads.
+    /// Number of loads. Constant as long as there is a link.
     loads: u64,
+    /// The connection in use.
+    link: Option<Link>,
     /// Revision of the latest head; 0: none.
     head: i64,
     /// Revision and change number of every head after `since`.
@@ -115,6 +120,8 @@ struct State {
     epoch: Epoch,
     /// State that this copy had before etcd was restored.
     lost: Option<Lost>,
+    /// An import is in progress: rows are missing, and the copy has none.
+    is_unfinished: bool,
     /// All members of the cluster were tried without success.
     is_away: bool,
     /// Current problem with etcd or its data.
@@ -137,51 +144,37 @@ enum Trouble {
     Away(String),
     Corrupt(String),
     Schema(i64),
-    /// An import is in progress.
-    Unfinished,
 }
 
-/// A request to the thread.
-struct Query {
-    kind: QueryKind,
-    until: Instant,
-    /// Set by the thread when it sends the request, or by the caller when it gives up, whichever is
-    /// first.
-    is_claimed: Arc<AtomicBool>,
-    answer: SyncSender<Result<Answer, Fault>>,
-}
-
-enum QueryKind {
-    /// With the number of loads when it was decided, if it was decided on the copy.
-    Txn(TxnRequest, Option<u64>),
-    Range(RangeRequest),
-}
-
-enum Answer {
-    /// Whether the comparisons succeeded, and etcd's revision.
-    Txn(bool, i64),
-    Range(Vec<KeyValue>),
-    /// Not sent: everything was loaded again since it was decided.
-    Stale,
+/// A connection that is in use.
+#[derive(Clone)]
+struct Link {
+    connection: Connection,
+    /// Reports that it is broken.
+    broken: mpsc::Sender<String>,
 }
 
 impl Replica {
-    /// Connects and loads everything.
-    pub fn open(settings: &Etcd) -> Result<Replica, StoreError> {
+    /// Connects and loads everything, unless an import is in progress.
+    fn connect(settings: &Etcd) -> Result<Replica, StoreError> {
         let cluster = Cluster::new(settings)?;
         let shared = Arc::new(Shared::new(settings)?);
-        let (queries, received) = mpsc::channel(MAX_QUERIES);
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build();
-        let thread = runtime.and_then(|runtime| {
-            let shared = Arc::clone(&shared);
-            let work = async move { run(shared, cluster, received).await };
-            thread::Builder::new()
-                .name("etcd".to_owned())
-                .spawn(move || runtime.block_on(work))
-        });
-        let thread = thread.map_err(|source| StoreError::Io {
+        let start = || {
+            let (stop, stopped) = oneshot::channel();
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()?;
+            let (handle, shared) = (runtime.handle().clone(), Arc::clone(&shared));
+            let work = async move { run(shared, cluster, stopped).await };
+            Ok(SyncThread {
+                runtime: handle,
+                stop,
+                thread: thread::Builder::new()
+                    .name("etcd".to_owned())
+                    .spawn(move || runtime.block_on(work))?,
+            })
+        };
+        let thread = start().map_err(|source| StoreError::Io {
             path: "etcd".into(),
             source,
         })?;
@@ -190,18 +183,25 @@ impl Replica {
             jobs: Mutex::default(),
             proposing: Mutex::new(()),
             caught_up: Mutex::default(),
-            queries: Some(queries),
             thread: Some(thread),
         };
         let started_at = Instant::now();
-        replica.wait(started_at + LOAD_TIMEOUT, |state| {
+        let is_loaded = |state: &State| {
             let is_away = state.is_away && started_at.elapsed() > TIMEOUT;
             state.applied > 0 || state.is_unusable() || is_away
-        })?;
-        replica.check()?;
+        };
+        drop(replica.wait(started_at + LOAD_TIMEOUT, is_loaded)?);
         if replica.state().applied == 0 {
+            replica.check()?;
             return Err(replica.away());
         }
+        Ok(replica)
+    }
+
+    /// Opens a mesh, and creates one if there is none.
+    pub fn open(settings: &Etcd) -> Result<Replica, StoreError> {
+        let replica = Replica::connect(settings)?;
+        replica.check()?;
         let found = replica.mesh();
         if let Some(expected) = settings.mesh.filter(|expected| found != Some(*expected)) {
             let prefix = settings.prefix.clone();
@@ -212,27 +212,24 @@ impl Replica {
             });
         }
         if found.is_none() {
-            replica.create_number()?;
+            // Unless another coordinator writes one.
+            let deadline = Instant::now() + TIMEOUT;
+            let number = random()?.to_string();
+            replica.create(replica.key("mesh"), &number, deadline)?;
+            drop(replica.wait(deadline, |state| state.epoch.mesh != 0)?);
         }
         Ok(replica)
     }
 
-    /// Writes a random number for the mesh, unless another coordinator has.
-    fn create_number(&self) -> Result<(), StoreError> {
-        let key = self.key("mesh");
+    /// Writes a value under a key, unless it exists.
+    fn create(&self, key: Vec<u8>, value: &str, deadline: Instant) -> Result<(), StoreError> {
         let txn = TxnRequest {
-            compare: vec![Compare {
-                target: target::CREATE,
-                key: key.clone(),
-                operand: Some(Operand::CreateRevision(0)),
-                ..Compare::default()
-            }],
-            success: vec![put(key, random()?.to_string().into_bytes(), 0)],
+            compare: vec![Compare::is_absent(key.clone())],
+            success: vec![put(key, value.into(), 0)],
         };
-        let deadline = Instant::now() + TIMEOUT;
-        self.ask(QueryKind::Txn(txn, None), deadline)
-            .map_err(|fault| StoreError::Unavailable(fault.to_string()))?;
-        self.wait(deadline, |state| state.epoch.mesh != 0)
+        let done = self.ask(deadline, |link| async move { link.txn(txn).await });
+        done.map(drop)
+            .map_err(|fault| StoreError::Unavailable(fault.to_string()))
     }
 
     /// Returns the database, unless its content is invalid or incomplete.
@@ -266,34 +263,15 @@ impl Replica {
     /// same.
     pub fn agree(&self, name: &str, own: &str) -> Result<String, StoreError> {
         let key = format!("{}/{name}", self.shared.settings.prefix).into_bytes();
-        let txn = TxnRequest {
-            compare: vec![Compare {
-                target: target::CREATE,
-                key: key.clone(),
-                operand: Some(Operand::CreateRevision(0)),
-                ..Compare::default()
-            }],
-            success: vec![put(key.clone(), own.as_bytes().to_vec(), 0)],
-        };
-        let range = RangeRequest {
-            key,
-            ..RangeRequest::default()
-        };
         let deadline = Instant::now() + TIMEOUT;
-        let away = |fault: Fault| StoreError::Unavailable(fault.to_string());
-        self.ask(QueryKind::Txn(txn, None), deadline)
-            .map_err(away)?;
-        match self.ask(QueryKind::Range(range), deadline).map_err(away)? {
-            Answer::Range(found) => {
-                let stored = found
-                    .first()
-                    .and_then(|kv| String::from_utf8(kv.value.clone()).ok());
-                stored.ok_or_else(|| StoreError::CorruptRow {
-                    key: name.to_owned(),
-                })
-            }
-            Answer::Txn(..) | Answer::Stale => Err(StoreError::Interrupted),
-        }
+        self.create(key.clone(), own, deadline)?;
+        let found = self.range(RangeRequest::key(key), deadline);
+        let found = found.map_err(|fault| StoreError::Unavailable(fault.to_string()))?;
+        let stored = found.into_iter().next();
+        let stored = stored.and_then(|kv| String::from_utf8(kv.value).ok());
+        stored.ok_or_else(|| StoreError::CorruptRow {
+            key: name.to_owned(),
+        })
     }
 
     /// Sets a function that is called, on a thread that must not block, when others have changed
@@ -331,65 +309,86 @@ impl Replica {
     /// Returns the values of all keys under `present` or `seen`, by members.
     pub fn member_values(&self, folder: &str) -> Result<BTreeMap<i64, String>, StoreError> {
         let prefix = format!("{}/{folder}/", self.shared.settings.prefix);
-        let mut range = RangeRequest {
-            range_end: end_of(&prefix),
-            key: prefix.clone().into_bytes(),
-            limit: PAGE,
-            revision: 0,
-        };
         self.check()?;
-        let mut all = BTreeMap::new();
-        loop {
-            let answer = self.ask(QueryKind::Range(range.clone()), Instant::now() + TIMEOUT);
-            let page = match answer {
-                Ok(Answer::Range(page)) => page,
-                Ok(Answer::Txn(..) | Answer::Stale) => Vec::new(),
-                Err(fault) => return Err(StoreError::Unavailable(fault.to_string())),
-            };
-            for kv in &page {
-                let key = String::from_utf8_lossy(&kv.key);
-                let id = key.strip_prefix(&prefix).and_then(|id| id.parse().ok());
-                let id = id.ok_or_else(|| StoreError::CorruptRow {
-                    key: format!("{folder}/..."),
-                })?;
-                all.insert(id, String::from_utf8_lossy(&kv.value).into_owned());
-            }
-            match page.last() {
-                Some(last) if page.len() as i64 == PAGE => {
-                    range.key.clone_from(&last.key);
-                    range.key.push(0);
-                }
-                _ => return Ok(all),
-            }
-        }
+        let all = prefix.clone();
+        let found = self.ask(Instant::now() + LOAD_TIMEOUT, |link| async move {
+            link.range_all(&all).await
+        });
+        let (_, found) = found.map_err(|fault| StoreError::Unavailable(fault.to_string()))?;
+        let values = found.into_iter().map(|kv| {
+            let key = String::from_utf8_lossy(&kv.key);
+            let id = key.strip_prefix(&prefix).and_then(|id| id.parse().ok());
+            let id = id.ok_or_else(|| StoreError::CorruptRow {
+                key: format!("{folder}/..."),
+            })?;
+            Ok((id, String::from_utf8_lossy(&kv.value).into_owned()))
+        });
+        values.collect()
+    }
+
+    /// Requests keys.
+    fn range(&self, range: RangeRequest, until: Instant) -> Result<Vec<KeyValue>, Fault> {
+        let found = self.ask(until, |link| async move { link.range(range).await })?;
+        Ok(found.kvs)
     }
 
     /// Sends a request and waits; [`Fault::Refused`] also if it was never sent.
-    fn ask(&self, kind: QueryKind, until: Instant) -> Result<Answer, Fault> {
-        let (answer, answered) = sync_channel(1);
-        let is_claimed = Arc::new(AtomicBool::new(false));
-        let query = Query {
-            kind,
-            until,
-            is_claimed: Arc::clone(&is_claimed),
-            answer,
+    fn ask<T, F>(&self, until: Instant, request: impl FnOnce(Connection) -> F) -> Result<T, Fault>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, Fault>> + Send + 'static,
+    {
+        let response = self.ask_if(until, |_| true, request)?;
+        response.ok_or_else(|| Fault::Refused(self.why_away()))
+    }
+
+    /// The same if the state meets a condition then; otherwise returns `None`.
+    fn ask_if<T, F>(
+        &self,
+        until: Instant,
+        is_current: impl Fn(&State) -> bool,
+        request: impl FnOnce(Connection) -> F,
+    ) -> Result<Option<T>, Fault>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, Fault>> + Send + 'static,
+    {
+        let connected_by = until.min(Instant::now() + TIMEOUT);
+        let state = self.wait(connected_by, |state| state.link.is_some());
+        let state = state.map_err(|_| Fault::Refused(self.why_away()))?;
+        let (Some(link), Some(thread)) = (&state.link, &self.thread) else {
+            return Err(Fault::Refused(
+                "the coordinator is shutting down".to_owned(),
+            ));
         };
-        let gone = || Fault::Lost("the coordinator is shutting down".to_owned());
-        let queries = self.queries.as_ref().ok_or_else(gone)?;
-        queries
-            .try_send(query)
-            .map_err(|_| Fault::Refused("too many requests are waiting".to_owned()))?;
-        let time = until.saturating_duration_since(Instant::now());
-        answered.recv_timeout(time).unwrap_or_else(|_| {
-            match is_claimed.swap(true, Ordering::Relaxed) {
-                true => Err(Fault::Lost("no response in time".to_owned())),
-                false => Err(Fault::Refused(self.why_away())),
+        if !is_current(&state) {
+            return Ok(None);
+        }
+        let (response, broken) = (request(link.connection.clone()), link.broken.clone());
+        drop(state);
+        let (answer, answered) = sync_channel(1);
+        thread.runtime.spawn(async move {
+            let response = response.await;
+            if let Err(Fault::Lost(why)) = &response {
+                // One report is enough.
+                let _ = broken.try_send(why.clone());
             }
-        })
+            // The caller may have given up.
+            let _ = answer.try_send(response);
+        });
+        let time = until.saturating_duration_since(Instant::now());
+        let response = answered.recv_timeout(time);
+        response
+            .unwrap_or_else(|_| Err(Fault::Lost("no response in time".to_owned())))
+            .map(Some)
     }
 
     /// Waits until the condition holds.
-    fn wait(&self, deadline: Instant, is_so: impl Fn(&State) -> bool) -> Result<(), StoreError> {
+    fn wait(
+        &self,
+        deadline: Instant,
+        is_so: impl Fn(&State) -> bool,
+    ) -> Result<MutexGuard<'_, State>, StoreError> {
         let mut state = self.state();
         while !is_so(&state) {
             let time = deadline.saturating_duration_since(Instant::now());
@@ -400,19 +399,20 @@ impl Replica {
             let waited = self.shared.changed.wait_timeout(state, time);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        Ok(())
+        Ok(state)
     }
 
     /// Returns an error if the copy cannot be used.
     fn check(&self) -> Result<(), StoreError> {
-        match &self.state().trouble {
+        let state = self.state();
+        match &state.trouble {
             Some(Trouble::Corrupt(key)) => Err(StoreError::CorruptRow { key: key.clone() }),
             Some(Trouble::Schema(found)) => Err(StoreError::LaterVersion {
                 path: self.shared.settings.prefix.clone().into(),
                 found: *found,
                 known: SCHEMA,
             }),
-            Some(Trouble::Unfinished) => Err(StoreError::Unavailable(
+            _ if state.is_unfinished => Err(StoreError::Unavailable(
                 "an import is not finished; if it was interrupted, repeat it".to_owned(),
             )),
             Some(Trouble::Away(_)) | None => Ok(()),
@@ -469,9 +469,8 @@ impl Shared {
 
 impl Drop for Replica {
     fn drop(&mut self) {
-        // Closing the channel ends the thread.
-        self.queries = None;
-        if let Some(thread) = self.thread.take() {
+        if let Some(SyncThread { stop, thread, .. }) = self.thread.take() {
+            drop(stop);
             // A panic of the thread has already been reported.
             let _ = thread.join();
         }
@@ -488,24 +487,7 @@ impl std::fmt::Debug for Replica {
 
 impl State {
     fn is_unusable(&self) -> bool {
-        matches!(
-            self.trouble,
-            Some(Trouble::Corrupt(_) | Trouble::Schema(_) | Trouble::Unfinished)
-        )
-    }
-}
-
-/// Returns a put operation under a lease; 0: no lease.
-pub(super) fn put(key: Vec<u8>, value: Vec<u8>, lease: i64) -> RequestOp {
-    RequestOp {
-        request: Some(Request::Put(PutRequest { key, value, lease })),
-    }
-}
-
-pub(super) fn delete(key: Vec<u8>) -> RequestOp {
-    let range_end = Vec::new();
-    RequestOp {
-        request: Some(Request::Delete(DeleteRangeRequest { key, range_end })),
+        matches!(self.trouble, Some(Trouble::Corrupt(_) | Trouble::Schema(_)))
     }
 }
 
@@ -514,9 +496,4 @@ pub(in crate::store) fn random() -> Result<u64, StoreError> {
     let mut bytes = [0; 8];
     getrandom::fill(&mut bytes).map_err(|_| StoreError::Interrupted)?;
     Ok(u64::from_ne_bytes(bytes).max(1))
-}
-
-/// Locks; data behind a poisoned lock is still valid.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

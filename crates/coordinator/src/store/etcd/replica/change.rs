@@ -13,9 +13,10 @@ use std::time::{Duration, Instant};
 use rusqlite::{Transaction, TransactionBehavior};
 
 use super::super::client::Fault;
-use super::super::messages::{Compare, Operand, RangeRequest, RequestOp, TxnRequest, target};
+use super::super::messages::{Compare, RangeRequest, RequestOp, TxnRequest, delete, put};
 use super::super::rows::Rows;
-use super::{Answer, Head, PAUSE, QueryKind, Replica, TIMEOUT, delete, lock, put, random};
+use super::{Head, PAUSE, Replica, State, TIMEOUT, random};
+use crate::lock;
 use crate::store::{SCHEMA, StoreError};
 
 /// Minimum timeout of changes that share a proposal with an older one.
@@ -76,6 +77,15 @@ where
         };
         // The waiting thread keeps its end until it has an answer.
         let _ = self.answer.try_send(answer);
+    }
+}
+
+impl Base {
+    pub fn of(state: &State) -> Base {
+        Base {
+            head: state.head,
+            loads: state.loads,
+        }
     }
 }
 
@@ -146,16 +156,9 @@ impl Replica {
     /// that they ran on. Further jobs wait again.
     pub(super) fn decide(&self, jobs: &mut Vec<Box<dyn Job>>) -> Result<(Rows, Base), StoreError> {
         let mut database = self.database()?;
-        let base = {
-            let state = self.state();
-            Base {
-                head: state.head,
-                loads: state.loads,
-            }
-        };
+        let base = Base::of(&self.state());
         let tables = &self.shared.tables;
         let transaction = database.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        let counter = tables.counter(&transaction)?;
         let mut decided = 0;
         for job in jobs.iter_mut() {
             transaction.execute_batch("SAVEPOINT job")?;
@@ -170,17 +173,13 @@ impl Replica {
             }
             decided += 1;
         }
-        let touched = tables.touched(&transaction, counter)?;
+        let mut rows = tables.touched(&transaction)?;
         // This also clears the record of touched rows.
         transaction.rollback()?;
-        // etcd reports no event for a row that is inserted and deleted again, but the head counts
-        // rows.
-        let mut rows = Rows::new();
-        for (key, row) in touched {
-            if row.is_some() || tables.has(&database, &key)? {
-                rows.insert(key, row);
-            }
-        }
+        // The head counts rows, and etcd reports no event for a row that is inserted and deleted
+        // again.
+        let before = tables.read(&database, rows.keys().cloned())?;
+        rows.retain(|key, row| before.get(key) != Some(row));
         drop(database);
         let mut waiting = lock(&self.jobs);
         for job in jobs.drain(decided..).rev() {
@@ -203,16 +202,8 @@ impl Replica {
                 "a change may touch at most 100 rows",
             ));
         }
-        let id = random()?;
-        let new = Head {
-            schema: SCHEMA,
-            id,
-            rows: rows.len(),
-        };
-        let new = serde_json::to_vec(&new).map_err(|_| StoreError::Corrupt("head"))?;
-        let key = self.key("head");
-        let mut operations = vec![put(key.clone(), new, 0)];
-        operations.extend(extra);
+        let count = rows.len();
+        let mut operations = Vec::from_iter(extra);
         let gone = rows.iter().filter(|(_, value)| value.is_none());
         let gone = gone.filter_map(|(row, _)| row.strip_prefix("member/"));
         let prefix = &self.shared.settings.prefix;
@@ -224,15 +215,25 @@ impl Replica {
                 None => delete(key),
             }
         }));
-        let txn = TxnRequest {
-            compare: vec![Compare {
-                target: target::MOD,
-                key,
-                operand: Some(Operand::ModRevision(base.head)),
-                ..Compare::default()
-            }],
-            success: operations,
-        };
+        let committed = self.commit((SCHEMA, count), operations, base, deadline);
+        Ok(committed?.is_some())
+    }
+
+    /// Runs operations and replaces the head, with its schema and number of rows, if the head is
+    /// still that of `base`. Returns the revision of the new head, or `None` if it did not succeed.
+    pub(super) fn commit(
+        &self,
+        (schema, rows): (i64, usize),
+        mut success: Vec<RequestOp>,
+        base: Base,
+        deadline: Instant,
+    ) -> Result<Option<i64>, StoreError> {
+        let (id, key) = (random()?, self.key("head"));
+        let head = serde_json::to_vec(&Head { schema, id, rows });
+        let head = head.map_err(|_| StoreError::Corrupt("head"))?;
+        let compare = vec![Compare::is_at(key.clone(), base.head)];
+        success.push(put(key, head, 0));
+        let txn = TxnRequest { compare, success };
         self.state().own = Some(id);
         let outcome = self.settle(&txn, base, id, deadline);
         self.state().own = None;
@@ -245,29 +246,34 @@ impl Replica {
         base: Base,
         id: u64,
         deadline: Instant,
-    ) -> Result<bool, StoreError> {
+    ) -> Result<Option<i64>, StoreError> {
         // Set once a response was lost: the proposal may have succeeded.
         let mut lost = false;
         loop {
-            match self.ask(QueryKind::Txn(txn.clone(), Some(base.loads)), deadline) {
-                Ok(Answer::Txn(true, revision)) => {
+            let request = txn.clone();
+            // The state that it was decided on may be gone, even if revisions match.
+            let is_current = |state: &State| state.loads == base.loads;
+            match self.ask_if(deadline, is_current, |link| async move {
+                link.txn(request).await
+            }) {
+                Ok(Some(done)) if done.succeeded => {
+                    let revision = done.header.unwrap_or_default().revision;
                     // It has succeeded, even if the copy is not updated in time.
-                    let _ = self.wait(deadline, |state| state.head >= revision);
-                    return Ok(true);
+                    drop(self.wait(deadline, |state| state.head >= revision));
+                    return Ok(Some(revision));
                 }
-                Ok(Answer::Stale) if lost => return Err(self.unknown()),
-                Ok(Answer::Stale) => return Ok(false),
-                Ok(_) => {
+                Ok(None) if lost => return Err(self.unknown()),
+                Ok(None) => return Ok(None),
+                Ok(Some(_)) => {
                     let waited = self.wait(deadline, |state| state.head > base.head);
-                    waited.map_err(|away| match lost {
+                    drop(waited.map_err(|away| match lost {
                         true => self.unknown(),
                         false => away,
-                    })?;
-                    let first = self.first_after(base.head);
-                    return match first {
-                        Some(first) => Ok(first == id),
+                    })?);
+                    return match self.first_after(base.head) {
+                        Some((at, first)) => Ok((first == id).then_some(at)),
                         None if lost => Err(self.unknown()),
-                        None => Ok(false),
+                        None => Ok(None),
                     };
                 }
                 Err(Fault::Refused(why)) if !lost => return Err(StoreError::Unavailable(why)),
@@ -282,11 +288,11 @@ impl Replica {
         }
     }
 
-    /// Returns the number of the first change after a head; `None` if that is unknown.
-    fn first_after(&self, head: i64) -> Option<u64> {
+    /// Returns revision and number of the first change after a head; `None` if that is unknown.
+    fn first_after(&self, head: i64) -> Option<(i64, u64)> {
         let state = self.state();
         let first = state.heads.iter().find(|(at, _)| *at > head)?;
-        (head >= state.since).then_some(first.1)
+        (head >= state.since).then_some(*first)
     }
 
     /// Waits until the copy has all changes that others have made so far. Concurrent callers share
@@ -313,21 +319,16 @@ impl Replica {
     /// Waits for the head at some moment after the call; returns its revision.
     fn catch_up_by(&self, deadline: Instant) -> Result<i64, StoreError> {
         loop {
-            let range = RangeRequest {
-                key: self.key("head"),
-                ..RangeRequest::default()
-            };
-            match self.ask(QueryKind::Range(range), deadline) {
-                Ok(Answer::Range(found)) => {
+            match self.range(RangeRequest::key(self.key("head")), deadline) {
+                Ok(found) => {
                     let head = found.first().map_or(0, |kv| kv.mod_revision);
-                    self.wait(deadline, |state| state.head >= head)?;
-                    return Ok(self.state().head);
+                    return Ok(self.wait(deadline, |state| state.head >= head)?.head);
                 }
                 Err(Fault::Refused(why)) => return Err(StoreError::Unavailable(why)),
-                Ok(_) | Err(Fault::Lost(_)) if Instant::now() + PAUSE >= deadline => {
+                Err(Fault::Lost(_)) if Instant::now() + PAUSE >= deadline => {
                     return Err(self.away());
                 }
-                Ok(_) | Err(Fault::Lost(_)) => thread::sleep(PAUSE),
+                Err(Fault::Lost(_)) => thread::sleep(PAUSE),
             }
         }
     }

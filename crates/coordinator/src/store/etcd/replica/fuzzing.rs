@@ -10,7 +10,8 @@ use seikan_proto::mesh::Digest;
 use super::super::Etcd;
 use super::super::messages::{Event, KeyValue, RangeResponse, WatchResponse};
 use super::sync::{LIVE, STATE};
-use super::{Head, Replica, Shared, lock};
+use super::{Head, Replica, Shared};
+use crate::lock;
 use crate::store::{Backing, MemberId, SCHEMA, Store};
 
 /// Applies rows, one `KEY VALUE` a line, or `-KEY` to delete. The part before the first empty line
@@ -124,14 +125,12 @@ fn query_all(copy: Shared) {
         jobs: Mutex::default(),
         proposing: Mutex::new(()),
         caught_up: Mutex::default(),
-        queries: None,
         thread: None,
     };
     let store = Store {
         parsed: crate::store::policy::PolicyCache::default(),
         first_members: crate::store::changes::MemberCache::default(),
         backing: Backing::Etcd(replica),
-        _folder: None,
     };
     let _ = store.networks();
     let _ = store.revision();

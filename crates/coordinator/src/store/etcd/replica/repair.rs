@@ -11,9 +11,11 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use rusqlite::{Connection, Transaction};
 
+use super::super::messages::put;
 use super::change::Job;
 use super::sync::End;
-use super::{Replica, Shared, TIMEOUT, Trouble, lock, put, random};
+use super::{Replica, Shared, TIMEOUT, Trouble, random};
+use crate::lock;
 use crate::store::{Actor, StoreError, audit, networks_of};
 
 /// Maximum number of numbers that one change frees again, which leaves space for its other rows.

@@ -6,23 +6,23 @@
 //! again.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rusqlite::TransactionBehavior;
-use tokio::sync::mpsc;
+use tokio::sync::oneshot::error::TryRecvError;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::sleep;
 use tonic::codec::Streaming;
 
-use super::super::client::{Cluster, Connection, Fault, end_of};
+use super::super::client::{Cluster, Connection, Fault};
 use super::super::live::Writer;
-use super::super::messages::{Event, KeyValue, RangeRequest, WatchCreateRequest, WatchResponse};
+use super::super::messages::{
+    Event, KeyValue, RangeRequest, WatchCreateRequest, WatchResponse, end_of,
+};
 use super::super::rows::Rows;
 use super::repair::Lost;
-use super::{
-    Answer, Epoch, Head, PAGE, PAUSE, Query, QueryKind, Shared, State, Trouble, UNFINISHED, lock,
-    random,
-};
+use super::{Epoch, Head, Link, PAUSE, Shared, State, Trouble, UNFINISHED, random};
+use crate::lock;
 use crate::store::{SCHEMA, StoreError};
 
 /// Minimum lifetime of a connection that counts as stable.
@@ -48,7 +48,7 @@ pub(super) enum End {
     Closed,
     /// The connection failed; another member of the cluster may work.
     Broken(String),
-    /// The requested revisions are compacted.
+    /// The requested revisions are compacted, or an import has ended.
     Compacted,
     /// The data in etcd is invalid.
     Invalid(Trouble),
@@ -61,7 +61,7 @@ impl From<Fault> for End {
 }
 
 /// Synchronizes until the replica is closed.
-pub(super) async fn run(shared: Arc<Shared>, cluster: Cluster, mut queries: mpsc::Receiver<Query>) {
+pub(super) async fn run(shared: Arc<Shared>, cluster: Cluster, mut stop: oneshot::Receiver<()>) {
     // Coordinators start with different members.
     let mut member_index = random().map_or(0, |n| usize::try_from(n % 1024).unwrap_or(0));
     let mut failed = 0;
@@ -77,9 +77,11 @@ pub(super) async fn run(shared: Arc<Shared>, cluster: Cluster, mut queries: mpsc
             Ok((connection, watch)) => {
                 let since = Instant::now();
                 let end = tokio::select! {
-                    end = serve(&shared, &connection, watch, &mut queries) => end,
+                    end = serve(&shared, &connection, watch) => end,
                     fault = writer.run(&shared.live, &connection) => fault.into(),
+                    _ = &mut stop => End::Closed,
                 };
+                lock(&shared.state).link = None;
                 if since.elapsed() >= STABLE_AFTER {
                     (failed, pause) = (0, MIN_PAUSE);
                 }
@@ -118,7 +120,7 @@ pub(super) async fn run(shared: Arc<Shared>, cluster: Cluster, mut queries: mpsc
                 }
             }
         };
-        if queries.is_closed() {
+        if stop.try_recv() == Err(TryRecvError::Closed) {
             return;
         }
         sleep(wait).await;
@@ -127,12 +129,16 @@ pub(super) async fn run(shared: Arc<Shared>, cluster: Cluster, mut queries: mpsc
 
 /// Serves one connection until it ends.
 async fn serve(
-    shared: &Arc<Shared>,
+    shared: &Shared,
     connection: &Connection,
     mut watch: Streaming<WatchResponse>,
-    queries: &mut mpsc::Receiver<Query>,
 ) -> End {
     let (broken, mut breaks) = mpsc::channel(1);
+    lock(&shared.state).link = Some(Link {
+        connection: connection.clone(),
+        broken,
+    });
+    shared.changed.notify_all();
     loop {
         tokio::select! {
             response = watch.message() => match response {
@@ -141,24 +147,6 @@ async fn serve(
                 },
                 Ok(None) => return End::Broken("the watch ended".to_owned()),
                 Err(status) => return Fault::from(status).into(),
-            },
-            query = queries.recv() => match query {
-                // The state that it was decided on may be gone, even if revisions match.
-                Some(Query { kind: QueryKind::Txn(_, Some(loads)), answer, .. })
-                    if loads != lock(&shared.state).loads =>
-                {
-                    let _ = answer.try_send(Ok(Answer::Stale));
-                }
-                Some(query) => {
-                    let (connection, broken) = (connection.clone(), broken.clone());
-                    tokio::spawn(async move {
-                        if let Some(why) = answer(&connection, query).await {
-                            // One report is enough.
-                            let _ = broken.try_send(why);
-                        }
-                    });
-                }
-                None => return End::Closed,
             },
             Some(why) = breaks.recv() => return End::Broken(why),
         }
@@ -174,10 +162,8 @@ async fn connect(
         let state = lock(&shared.state);
         (state.applied, state.epoch.cluster)
     };
-    let head = RangeRequest {
-        key: format!("{}/state/head", shared.settings.prefix).into_bytes(),
-        ..RangeRequest::default()
-    };
+    let head = format!("{}/state/head", shared.settings.prefix);
+    let head = RangeRequest::key(head.into_bytes());
     let now = connection.range(head.clone()).await?;
     let now = now.header.unwrap_or_default();
     // Revisions only increase and their content never changes, except by a restore from a backup.
@@ -187,12 +173,7 @@ async fn connect(
         load(shared, connection, went_back).await?;
     }
     let live = format!("{}/live/", shared.settings.prefix);
-    let range = RangeRequest {
-        range_end: end_of(&live),
-        key: live.clone().into_bytes(),
-        ..RangeRequest::default()
-    };
-    let found = connection.range(range).await?;
+    let found = connection.range(RangeRequest::all(&live)).await?;
     shared.live.forget();
     for kv in found.kvs {
         shared.apply_live(&kv.key, Some(&kv.value));
@@ -242,62 +223,8 @@ async fn had(
 /// Loads all rows. `went_back`: etcd lacks state that the copy has.
 async fn load(shared: &Shared, connection: &Connection, went_back: bool) -> Result<(), End> {
     let prefix = format!("{}/state/", shared.settings.prefix);
-    let mut range = RangeRequest {
-        range_end: end_of(&prefix),
-        key: prefix.into_bytes(),
-        limit: PAGE,
-        revision: 0,
-    };
-    let mut all = Vec::new();
-    let mut cluster = 0;
-    loop {
-        let page = connection.range(range.clone()).await?;
-        let header = page.header.unwrap_or_default();
-        if range.revision == 0 {
-            // Later pages are read at the same revision.
-            (range.revision, cluster) = (header.revision, header.cluster_id);
-        }
-        let last = page.kvs.last().map(|kv| kv.key.clone());
-        all.extend(page.kvs);
-        match last {
-            Some(last) if page.more => {
-                range.key = last;
-                range.key.push(0);
-            }
-            _ => break,
-        }
-    }
-    shared.replace(all, (range.revision, cluster), went_back)
-}
-
-/// Executes a query; returns the error if the connection broke.
-async fn answer(connection: &Connection, query: Query) -> Option<String> {
-    let Query {
-        kind,
-        until,
-        is_claimed,
-        answer,
-    } = query;
-    if Instant::now() >= until || is_claimed.swap(true, Ordering::Relaxed) {
-        return None;
-    }
-    let response = async {
-        Ok(match kind {
-            QueryKind::Txn(txn, _) => {
-                let done = connection.txn(txn).await?;
-                Answer::Txn(done.succeeded, done.header.unwrap_or_default().revision)
-            }
-            QueryKind::Range(range) => Answer::Range(connection.range(range).await?.kvs),
-        })
-    };
-    let answered: Result<Answer, Fault> = response.await;
-    let broken = match &answered {
-        Err(Fault::Lost(why)) => Some(why.clone()),
-        _ => None,
-    };
-    // The caller may have given up.
-    let _ = answer.try_send(answered);
-    broken
+    let (header, all) = connection.range_all(&prefix).await?;
+    shared.replace(all, (header.revision, header.cluster_id), went_back)
 }
 
 impl Shared {
@@ -328,6 +255,10 @@ impl Shared {
             let key = format!("{}/state/mesh", self.settings.prefix);
             return Err(End::Invalid(Trouble::Corrupt(key)));
         }
+        let is_unfinished = keys.head.is_some_and(|(_, head)| head.schema == UNFINISHED);
+        if is_unfinished {
+            rows.clone_from(&self.pristine);
+        }
         let known = self.high_water_marks()?;
         self.apply(&rows, true)?;
         let (found, numbers) = self.high_water_marks()?;
@@ -344,6 +275,7 @@ impl Shared {
             let earlier = state.lost.take();
             state.lost = Some(Lost::new(known, &numbers, earlier, before.restored));
         }
+        state.is_unfinished = is_unfinished;
         state.applied = revision;
         state.loads += 1;
         // The earlier heads are unknown.
@@ -407,13 +339,19 @@ impl Shared {
                 };
                 next = events.next_if(same);
             }
-            if keys.head.is_some_and(|(_, head)| head.rows != rows.len()) {
-                return Err(End::Compacted);
-            }
-            if !rows.is_empty() {
-                self.apply(&rows, false)?;
+            let was_unfinished = lock(&self.state).is_unfinished;
+            let schema = keys.head.map(|(_, head)| head.schema);
+            let is_unfinished = schema.map_or(was_unfinished, |schema| schema == UNFINISHED);
+            if !is_unfinished {
+                if was_unfinished || keys.head.is_some_and(|(_, head)| head.rows != rows.len()) {
+                    return Err(End::Compacted);
+                }
+                if !rows.is_empty() {
+                    self.apply(&rows, false)?;
+                }
             }
             let mut state = lock(&self.state);
+            state.is_unfinished = is_unfinished;
             state.applied = revision;
             if let Some(mesh) = keys.mesh {
                 state.epoch.mesh = mesh;
@@ -470,10 +408,8 @@ impl Shared {
         match rest {
             "head" => {
                 let head: Head = serde_json::from_slice(&value).map_err(|_| invalid())?;
-                match head.schema {
-                    SCHEMA => {}
-                    UNFINISHED => return Err(End::Invalid(Trouble::Unfinished)),
-                    other => return Err(End::Invalid(Trouble::Schema(other))),
+                if ![SCHEMA, UNFINISHED].contains(&head.schema) {
+                    return Err(End::Invalid(Trouble::Schema(head.schema)));
                 }
                 keys.head = Some((revision, head));
             }
