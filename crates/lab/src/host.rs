@@ -2,20 +2,21 @@
 //!
 //! A namespace has no name: it ends with the last descriptor and process that holds it.
 
-use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 
 use ipnet::IpNet;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
+use seikan_load::Ends;
 use seikan_sys::ethtool::Feature;
 use seikan_sys::netlink::{AddressOptions, Netlink, Route};
 use seikan_sys::netns::NetNs;
 
 use crate::error::{LabError, Result};
+use crate::process::output;
 
 /// Length of the prefix of the hosts' IPv4 networks.
 const PREFIX4: u8 = 24;
@@ -86,37 +87,17 @@ impl Host {
     /// # Errors
     /// The program cannot be started; it fails, with the text that it wrote to standard error.
     pub(crate) fn output(&self, command: &mut Command, input: &str) -> Result<String> {
-        let program = command.get_program().to_string_lossy().into_owned();
-        command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        let output = self
-            .spawn(command)
-            .and_then(|mut child| {
-                if let Some(mut stdin) = child.stdin.take() {
-                    // A program that ends before it has read says why.
-                    let _ = stdin.write_all(input.as_bytes());
-                }
-                child.wait_with_output()
-            })
-            .map_err(LabError::io(format!(
-                "run `{program}` on host {}: is it installed, and on PATH?",
-                self.name
-            )))?;
-        if output.status.success() {
-            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+        output(Some(self), command, input)
+    }
+
+    /// Load from here to `target`, which is an address of `server`.
+    pub(crate) fn to<'a>(&'a self, server: &'a Host, target: IpAddr) -> Ends<'a> {
+        Ends {
+            client: &self.netns,
+            server: &server.netns,
+            target,
+            sources: &[],
         }
-        let words: Vec<_> = command
-            .get_args()
-            .map(|word| word.to_string_lossy())
-            .collect();
-        Err(LabError::Setup(format!(
-            "host {}: `{program} {}` failed: {}",
-            self.name,
-            words.join(" "),
-            String::from_utf8_lossy(&output.stderr).trim()
-        )))
     }
 
     /// Returns the namespace, for operations that this type does not offer.
@@ -210,6 +191,12 @@ impl Host {
         Ok(self.netlink()?.set_up(bridge)?)
     }
 
+    /// Gives `other` an interface whose cable ends at a new port of a bridge.
+    pub(crate) fn plug(&self, bridge: &str, port: &str, other: &Host, device: &str) -> Result<()> {
+        cable(self, port, other, device)?;
+        self.add_port(bridge, port)
+    }
+
     /// Makes an interface a port of a bridge, and sets it up.
     pub(crate) fn add_port(&self, bridge: &str, port: &str) -> Result<()> {
         let netlink = self.netlink()?;
@@ -239,6 +226,17 @@ impl Host {
     /// Switches forwarding of IPv4 on or off.
     pub(crate) fn forward(&self, on: bool) -> Result<()> {
         self.write_sysctl("net/ipv4/ip_forward", if on { "1" } else { "0" })
+    }
+
+    /// Lets the host forward both families.
+    pub(crate) fn forward_all(&self) -> Result<()> {
+        self.forward(true)?;
+        self.forward6()
+    }
+
+    /// Lets the host forward IPv6.
+    pub(crate) fn forward6(&self) -> Result<()> {
+        self.write_sysctl("net/ipv6/conf/all/forwarding", "1")
     }
 
     /// Has the host's TCP use this congestion control unless a program asks for another, as `sysctl
@@ -297,6 +295,11 @@ impl Host {
         Ok(())
     }
 
+    /// Steers received packets of `device` to these processors (RPS); returns the former ones.
+    pub(crate) fn steer(&self, device: &str, cpus: &[u32]) -> Result<String> {
+        self.set_attribute(&steering_file(device), &seikan_sys::softirq::mask(cpus))
+    }
+
     /// Writes a file below `/sys/class/net`; returns its former content. Sysfs shows the network
     /// namespace of the mounting process, so the writing thread mounts its own, in a mount
     /// namespace that ends with it.
@@ -319,6 +322,17 @@ impl Host {
             self.name
         )))
     }
+}
+
+/// Returns the file below `/sys/class/net` that says which processors take a device's packets.
+pub(crate) fn steering_file(device: &str) -> String {
+    format!("{device}/queues/rx-0/rps_cpus")
+}
+
+/// All processors that this process may use.
+pub(crate) fn all_cpus() -> Vec<u32> {
+    let count = std::thread::available_parallelism().map_or(1, usize::from);
+    (0..count as u32).collect()
 }
 
 /// Returns the default route of `gateway`'s family.

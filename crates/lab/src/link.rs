@@ -126,22 +126,12 @@ impl Hosts {
     /// Load from A to B over the link itself.
     #[must_use]
     pub fn over_link(&self) -> Ends<'_> {
-        Ends {
-            client: self.a.netns(),
-            server: self.b.netns(),
-            target: self.b.address,
-            sources: &[],
-        }
+        self.a.to(&self.b, self.b.address)
     }
 
     /// Load from A to B through a tunnel.
     #[must_use]
     pub fn through_tunnel(&self) -> Ends<'_> {
-        Ends {
-            client: self.a.netns(),
-            server: self.b.netns(),
-            target: self.b.inner,
-            sources: &[],
-        }
+        self.a.to(&self.b, self.b.inner)
     }
 }

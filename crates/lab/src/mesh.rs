@@ -9,20 +9,18 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use seikan_ui::Interrupt;
 use serde_json::Value;
 
 use crate::error::{LabError, Result};
 use crate::host::Host;
-use crate::process::Process;
+use crate::process::{Process, wait_for};
 use crate::program;
 use crate::tunnel::seikan::RUN_DIR;
 use crate::tunnel::wireguard;
 
-/// How often is looked whether something is there yet.
-const LOOK: Duration = Duration::from_millis(20);
 /// How long anything may take to start.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -179,25 +177,13 @@ impl Member {
     }
 }
 
-/// Tries until there is something.
+/// Tries until there is something, for a minute.
 pub(crate) fn patiently<T>(
     event: &str,
     interrupt: &Interrupt,
-    mut attempt: impl FnMut() -> Result<Option<T>>,
+    attempt: impl FnMut() -> Result<Option<T>>,
 ) -> Result<T> {
-    let started_at = Instant::now();
-    loop {
-        if let Some(found) = attempt()? {
-            return Ok(found);
-        }
-        if started_at.elapsed() > PATIENCE {
-            return Err(LabError::Timeout {
-                event: event.to_owned(),
-                seconds: PATIENCE.as_secs_f64(),
-            });
-        }
-        interrupt.sleep(LOOK)?;
-    }
+    wait_for(event, PATIENCE, interrupt, attempt)
 }
 
 /// Turns the member's changes of `resolv.conf` off in its configuration; returns the configuration

@@ -1,19 +1,23 @@
 //! Programs run inside a host: their log, their memory, their end.
 
 use std::fs::File;
+use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
+use seikan_ui::Interrupt;
 
 use crate::error::{LabError, Result};
 use crate::host::Host;
 
 /// How long a program may take to end after SIGTERM.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// Pause between two attempts of [`wait_for`].
+const LOOK: Duration = Duration::from_millis(20);
 /// How much of a log an error quotes.
 const QUOTED_LINES: usize = 8;
 
@@ -153,9 +157,119 @@ impl Drop for Process {
     }
 }
 
+/// A program that is killed when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Killed(pub(crate) Child);
+
+impl Killed {
+    /// Starts `command` inside `host`, with no streams but those that it has been given.
+    pub(crate) fn start(host: &Host, command: &mut Command) -> Result<Self> {
+        let program = command.get_program().to_string_lossy().into_owned();
+        let child = host.spawn(command);
+        child
+            .map(Self)
+            .map_err(LabError::io(format!("start `{program}`")))
+    }
+
+    /// Waits for its end.
+    pub(crate) fn wait(
+        &mut self,
+        name: &str,
+        patience: Duration,
+        interrupt: &Interrupt,
+    ) -> Result<ExitStatus> {
+        wait_for(name, patience, interrupt, || {
+            self.0
+                .try_wait()
+                .map_err(LabError::io(format!("wait for {name}")))
+        })
+    }
+}
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        // Fails only when it has ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Tries until there is something.
+pub(crate) fn wait_for<T>(
+    event: &str,
+    patience: Duration,
+    interrupt: &Interrupt,
+    mut attempt: impl FnMut() -> Result<Option<T>>,
+) -> Result<T> {
+    let started_at = Instant::now();
+    loop {
+        if let Some(found) = attempt()? {
+            return Ok(found);
+        }
+        if started_at.elapsed() > patience {
+            return Err(LabError::Timeout {
+                event: event.to_owned(),
+                seconds: patience.as_secs_f64(),
+            });
+        }
+        interrupt.sleep(LOOK)?;
+    }
+}
+
+/// Runs a program to its end, inside a host if one is given, with this input, and returns its
+/// output.
+///
+/// # Errors
+/// The program cannot be started; it fails, with the text that it wrote to standard error.
+pub(crate) fn output(host: Option<&Host>, command: &mut Command, input: &str) -> Result<String> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let place = host.map_or_else(String::new, |host| format!(" on host {}", host.name));
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let child = match host {
+        Some(host) => host.spawn(command),
+        None => command.spawn(),
+    };
+    let output = child
+        .and_then(|mut child| {
+            if let Some(mut stdin) = child.stdin.take() {
+                // A program that ends before it has read says why.
+                let _ = stdin.write_all(input.as_bytes());
+            }
+            child.wait_with_output()
+        })
+        .map_err(LabError::io(format!(
+            "run `{program}`{place}: is it installed, and on PATH?"
+        )))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let words: Vec<_> = command
+        .get_args()
+        .map(|word| word.to_string_lossy())
+        .collect();
+    Err(LabError::Setup(format!(
+        "`{program} {}`{place} failed: {}",
+        words.join(" "),
+        String::from_utf8_lossy(&output.stderr).trim()
+    )))
+}
+
 /// Programs that end together.
 #[derive(Debug, Default)]
 pub struct Processes(pub Vec<Process>);
+
+impl Processes {
+    /// An error if any of them has ended.
+    ///
+    /// # Errors
+    /// [`LabError::ChildExited`].
+    pub fn check_alive(&mut self) -> Result<()> {
+        self.0.iter_mut().try_for_each(Process::check_alive)
+    }
+}
 
 impl Drop for Processes {
     fn drop(&mut self) {

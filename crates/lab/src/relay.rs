@@ -36,6 +36,7 @@ use crate::host::{Host, network};
 use crate::load::{live, wait_reachable};
 use crate::mesh::{Member, Mesh, command, patiently};
 use crate::process::{Process, Processes};
+use crate::tunnel::private_directory;
 
 /// How often is looked whether something has arrived.
 const LOOK: Duration = Duration::from_millis(1);
@@ -144,8 +145,7 @@ pub fn relay(
     interrupt: &Interrupt,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<RelayReport> {
-    let dir =
-        tempfile::TempDir::with_prefix("seikan-lab-").map_err(LabError::io("make a folder"))?;
+    let dir = private_directory()?;
     // The services, as the daemons' user, pass through to their own folders.
     fs::set_permissions(dir.path(), Permissions::from_mode(0o755))
         .map_err(LabError::io("open the folder to the services"))?;
@@ -435,18 +435,13 @@ impl Site {
     }
 
     fn check_alive(&self) -> Result<()> {
-        let mut processes = self.processes.borrow_mut();
-        processes.0.iter_mut().try_for_each(Process::check_alive)
+        self.processes.borrow_mut().check_alive()
     }
 
     /// From the first to the second through the tunnel.
     fn ends<'a>(&self, mesh: &'a Pair) -> Ends<'a> {
-        Ends {
-            client: mesh.hosts[0].netns(),
-            server: mesh.hosts[1].netns(),
-            target: mesh.members[1].address,
-            sources: &[],
-        }
+        let [from, to] = &mesh.hosts;
+        from.to(to, mesh.members[1].address)
     }
 
     /// Opens the direct path and waits until it is used: how that went, and what did not arrive

@@ -8,7 +8,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use seikan_load::{Ends, LiveOptions, Meter};
+use seikan_load::{LiveOptions, Meter};
 use seikan_sys::netns::NetNs;
 use seikan_ui::Interrupt;
 use serde::{Deserialize, Serialize};
@@ -20,6 +20,7 @@ use crate::mesh::{Member, Mesh, patiently};
 use crate::nat::flow::{EVERY, Flow};
 use crate::nat::site::{FIRST, INTERNET, Switch, address};
 use crate::process::Process;
+use crate::tunnel::private_directory;
 
 /// Real members, at most: as many as the switch's network has addresses, and some.
 pub const MOST: usize = 200;
@@ -59,8 +60,7 @@ impl ScaleTest {
     /// # Errors
     /// No privilege to make namespaces, no program, what the kernel refuses; [`LabError::Interrupted`].
     pub fn create(interrupt: &Interrupt) -> Result<Self> {
-        let folder =
-            tempfile::TempDir::with_prefix("seikan-lab-").map_err(LabError::io("make a folder"))?;
+        let folder = private_directory()?;
         let switch = Switch::create("internet", INTERNET)?;
         let at = (address(INTERNET, FIRST), COORDINATOR).into();
         let (mesh, coordinator) = Mesh::start(&switch.host, at, folder.path(), interrupt)?;
@@ -223,12 +223,7 @@ impl ScaleTest {
         work: impl FnOnce(&Meter) -> Result<T>,
     ) -> Result<T> {
         let (from, to) = (&self.reals[from], &self.reals[to]);
-        let ends = Ends {
-            client: from.host.netns(),
-            server: to.host.netns(),
-            target: to.member.address,
-            sources: &[],
-        };
+        let ends = from.host.to(&to.host, to.member.address);
         live(&ends, &LiveOptions::default(), interrupt, work)
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use seikan_lab::host::Host;
 use seikan_lab::link::{Hosts, Link};
 use seikan_lab::process::{Process, Processes};
-use seikan_lab::tunnel::{Leftovers, Started, Tunnel, start};
+use seikan_lab::tunnel::{Started, Tunnel, start};
 use seikan_lab::{LabError, Result};
 use seikan_ui::Interrupt;
 
@@ -20,10 +20,6 @@ impl Tunnel for Script {
         "script"
     }
 
-    fn availability(&self) -> std::result::Result<(), String> {
-        Ok(())
-    }
-
     fn up(&self, hosts: &Hosts, dir: &Path, _: &Interrupt) -> Result<Started> {
         let mark = mark();
         std::fs::write(&mark, dir.display().to_string()).map_err(LabError::io("write"))?;
@@ -33,17 +29,12 @@ impl Tunnel for Script {
             .permissions()
             .mode();
         assert_eq!(mode & 0o777, 0o700, "private keys go there");
-        let mut started = Started {
-            leftovers: Leftovers(vec![mark]),
-            ..Started::default()
-        };
+        let mut started = Started::default();
         for host in [&hosts.a, &hosts.b] {
             let mut command = Command::new("sh");
             command.args(["-c", self.0, &token()]);
-            started
-                .processes
-                .0
-                .push(Process::start(host, "script", command, dir)?);
+            let process = Process::start(host, "script", command, dir)?;
+            started.processes.0.push(process.leaving(mark.clone()));
         }
         Ok(started)
     }

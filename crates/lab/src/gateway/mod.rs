@@ -10,6 +10,8 @@ pub mod naive;
 mod setup;
 pub mod site;
 
+use std::path::Path;
+
 use clap::Args;
 use seikan_load::Ends;
 use seikan_ui::time::utc_now;
@@ -27,7 +29,7 @@ use crate::tunnel::{self, READY_PATIENCE, Started, Tunnel, private_directory};
 
 pub use figures::{GatewayReport, GatewayRound, GatewayRow, RowLoad};
 use figures::{summarise, with_ratios};
-use setup::Setup;
+use setup::{Carriers, Setup};
 use site::{Lan, MAX_DEVICES, Nic, Site};
 
 /// Name of the row that ratios refer to.
@@ -96,51 +98,6 @@ impl GatewayOptions {
     }
 }
 
-/// A row of the comparison.
-enum Row {
-    /// Two hosts that run Seikan themselves.
-    HostToHost(Seikan),
-    /// A device behind a gateway.
-    Gateway(Setup),
-}
-
-impl Row {
-    fn name(&self) -> &'static str {
-        match self {
-            Self::HostToHost(_) => YARDSTICK,
-            Self::Gateway(setup) => setup.name(),
-        }
-    }
-
-    fn is_own(&self) -> bool {
-        match self {
-            Self::HostToHost(_) => true,
-            Self::Gateway(setup) => setup.is_own(),
-        }
-    }
-
-    fn by_default(&self) -> bool {
-        match self {
-            Self::HostToHost(_) => true,
-            Self::Gateway(setup) => setup.by_default(),
-        }
-    }
-
-    fn version(&self) -> Option<String> {
-        match self {
-            Self::HostToHost(tunnel) => tunnel.version(),
-            Self::Gateway(setup) => setup.version(),
-        }
-    }
-
-    fn availability(&self, ipv6: bool) -> std::result::Result<(), String> {
-        match self {
-            Self::HostToHost(tunnel) => tunnel.availability(),
-            Self::Gateway(setup) => setup.availability(ipv6),
-        }
-    }
-}
-
 /// Compares ways through a gateway; calls `progress` before every step.
 ///
 /// # Errors
@@ -200,33 +157,21 @@ pub(crate) fn behind(
         mode: setup::Mode::Transparent,
         many: false,
     };
-    let dir = private_directory()?;
-    let site = Site::create(&Lan {
+    let options = GatewayOptions {
         nic,
-        gro: true,
-        rps: false,
-        devices: 1,
-    })?;
-    let mut carriers = setup.up(&site, dir.path(), interrupt)?;
-    let sources = setup.sources(false);
-    let ends = Ends {
-        client: site.device.netns(),
-        server: site.remote.netns(),
-        target: setup.target(false),
-        sources: &sources,
+        ..GatewayOptions::default()
     };
-    wait_reachable(&ends, READY_PATIENCE, interrupt, || carriers.check_alive())
-        .map_err(|e| carriers.started.explain(e))?;
-    let outcome = then(&ends, &carriers.started);
-    carriers.check_alive().and(outcome)
+    let then = &mut |ends: &Ends<'_>, carriers: &mut Carriers, _: &Site, _: &Path| {
+        then(ends, &carriers.started)
+    };
+    through_gateway(&setup, &options, interrupt, then)
 }
 
 /// Returns the selected rows that can run, and those that cannot.
-fn choose(options: &GatewayOptions) -> Result<(Vec<Row>, Vec<Absent>)> {
-    let mut all = vec![Row::HostToHost(Seikan::new("native", 0))];
-    all.extend(setup::all().into_iter().map(Row::Gateway));
+fn choose(options: &GatewayOptions) -> Result<(Vec<Setup>, Vec<Absent>)> {
+    let all = setup::all();
     let only = options.only.as_deref();
-    let known: Vec<&str> = all.iter().map(Row::name).collect();
+    let known: Vec<&str> = all.iter().map(Setup::name).collect();
     if let Some(unknown) = only
         .unwrap_or_default()
         .iter()
@@ -256,16 +201,28 @@ fn choose(options: &GatewayOptions) -> Result<(Vec<Row>, Vec<Absent>)> {
 
 /// One row in one round. Only an interruption ends the run.
 fn measure(
-    row: &Row,
+    setup: &Setup,
     options: &GatewayOptions,
     interrupt: &Interrupt,
     step: &mut dyn FnMut(f64, &str),
 ) -> Result<GatewayRound> {
     step(0.0, "starting");
     let mut round = GatewayRound::default();
-    let outcome = match row {
-        Row::HostToHost(tunnel) => host_to_host(tunnel, &mut round, options, interrupt, step),
-        Row::Gateway(setup) => through_gateway(setup, &mut round, options, interrupt, step),
+    let GatewayRound { figures, said } = &mut round;
+    let mut load = |ends: &Ends<'_>, started: &mut Started| {
+        run_loads(ends, started, figures, options.plan(), interrupt, step)
+    };
+    let outcome = match setup {
+        Setup::HostToHost(tunnel) => host_to_host(tunnel, options.ipv6, interrupt, &mut load),
+        _ => {
+            let measure =
+                &mut |ends: &Ends<'_>, carriers: &mut Carriers, site: &Site, dir: &Path| {
+                    load(ends, &mut carriers.started)?;
+                    *said = setup.said(carriers, site, dir);
+                    Ok(())
+                };
+            through_gateway(setup, options, interrupt, measure)
+        }
     };
     match outcome {
         Err(LabError::Interrupted) => return Err(LabError::Interrupted),
@@ -277,43 +234,38 @@ fn measure(
 
 fn host_to_host(
     tunnel: &Seikan,
-    round: &mut GatewayRound,
-    options: &GatewayOptions,
+    ipv6: bool,
     interrupt: &Interrupt,
-    step: &mut dyn FnMut(f64, &str),
+    load: &mut dyn FnMut(&Ends<'_>, &mut Started) -> Result<()>,
 ) -> Result<()> {
     let mut running = tunnel::start(tunnel, Link::default(), interrupt)?;
     let (hosts, started) = running.parts();
     let mut ends = tunnel.ends(hosts);
-    if options.ipv6 {
+    if ipv6 {
         ends.target = hosts.b.inner6;
     }
-    let plan = options.plan();
-    run_loads(&ends, started, &mut round.figures, plan, interrupt, step)
+    load(&ends, started)
 }
 
+/// Brings a gateway up and hands the device and the remote to `then`.
 fn through_gateway(
     setup: &Setup,
-    round: &mut GatewayRound,
     options: &GatewayOptions,
     interrupt: &Interrupt,
-    step: &mut dyn FnMut(f64, &str),
+    then: &mut dyn FnMut(&Ends<'_>, &mut Carriers, &Site, &Path) -> Result<()>,
 ) -> Result<()> {
     // Dropped in the order programs, hosts, directory.
     let dir = private_directory()?;
     let site = Site::create(&setup.lan(options.lan()))?;
     let mut carriers = setup.up(&site, dir.path(), interrupt)?;
     let sources = setup.sources(options.ipv6);
+    let target = setup.target(options.ipv6);
     let ends = Ends {
-        client: site.device.netns(),
-        server: site.remote.netns(),
-        target: setup.target(options.ipv6),
         sources: &sources,
+        ..site.device.to(&site.remote, target)
     };
     wait_reachable(&ends, READY_PATIENCE, interrupt, || carriers.check_alive())
         .map_err(|e| carriers.started.explain(e))?;
-    let (started, plan) = (&mut carriers.started, options.plan());
-    run_loads(&ends, started, &mut round.figures, plan, interrupt, step)?;
-    round.said = setup.said(&carriers, &site, dir.path());
+    then(&ends, &mut carriers, &site, dir.path())?;
     carriers.check_alive()
 }

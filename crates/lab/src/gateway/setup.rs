@@ -5,20 +5,20 @@ use std::fmt::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::Ipv4Net;
 use seikan_ui::Interrupt;
 
 use crate::error::Result;
-use crate::gateway::naive::{Inside, NaiveOptions, Worker};
+use crate::gateway::naive::{Inside, Worker};
 use crate::gateway::site::{
     LAN, Lan, MANY, Nic, PRESENTED, Pair, Site, WAN, many_numbers, on_lan, on_overlay, on_wan,
 };
+use crate::gateway::{FORWARDING, YARDSTICK};
 use crate::host::Host;
-use crate::process::Process;
 use crate::program;
-use crate::tunnel::seikan::{RUN_DIR, status};
+use crate::tunnel::seikan::{Seikan, config, status, up};
 use crate::tunnel::wireguard::{self, WireGuard};
-use crate::tunnel::{KeyPair, PORT, Started, Tunnel, device_name, need_tun, write_private};
+use crate::tunnel::{End, Started, Tunnel, device_name, need_tun, start_ends, version_line};
 
 /// Devices in the configuration of a many's gateway.
 const CONFIGURED: usize = 1000;
@@ -27,6 +27,8 @@ const SEIKAN: &str = "seikan";
 
 /// A way from the device to the remote.
 pub(super) enum Setup {
+    /// Two hosts that run Seikan themselves, without a gateway.
+    HostToHost(Seikan),
     /// The kernel forwards, without a tunnel.
     Plain,
     /// Ours.
@@ -63,7 +65,8 @@ impl Carriers {
 impl Setup {
     pub(super) fn name(&self) -> &'static str {
         match self {
-            Self::Plain => "forwarding",
+            Self::HostToHost(_) => YARDSTICK,
+            Self::Plain => FORWARDING,
             Self::Seikan { mode, many } => match (mode, many) {
                 (Mode::Transparent, false) => "seikan-transparent",
                 (Mode::Transparent, true) => "seikan-transparent+1000",
@@ -78,7 +81,7 @@ impl Setup {
     }
 
     pub(super) fn is_own(&self) -> bool {
-        matches!(self, Self::Seikan { .. })
+        matches!(self, Self::HostToHost(_) | Self::Seikan { .. })
     }
 
     /// Whether it is measured when nothing is named: of the WireGuards, the two in Go; no crowds.
@@ -93,6 +96,7 @@ impl Setup {
     pub(super) fn availability(&self, ipv6: bool) -> std::result::Result<(), String> {
         match self {
             Self::Plain => Ok(()),
+            Self::HostToHost(tunnel) => tunnel.availability(),
             Self::Seikan { .. } => need_tun().and_then(|()| program::seikan().map(drop)),
             Self::WireGuard(program) => program.availability(),
             Self::Naive { .. } if ipv6 => Err("it supports only IPv4".to_owned()),
@@ -102,8 +106,8 @@ impl Setup {
 
     pub(super) fn version(&self) -> Option<String> {
         match self {
-            Self::Seikan { .. } => {
-                crate::tunnel::version_line(&program::seikan().ok()?, "--version")
+            Self::HostToHost(_) | Self::Seikan { .. } => {
+                version_line(&program::seikan().ok()?, "--version")
             }
             Self::WireGuard(program) => program.version(),
             _ => None,
@@ -149,6 +153,8 @@ impl Setup {
     pub(super) fn up(&self, site: &Site, dir: &Path, interrupt: &Interrupt) -> Result<Carriers> {
         let mut carriers = Carriers::default();
         match self {
+            // It has no site.
+            Self::HostToHost(_) => {}
             Self::Plain => {
                 site.let_gateway_forward()?;
                 site.route_through_gateway(on_wan(2).networks())?;
@@ -168,7 +174,9 @@ impl Setup {
             Self::WireGuard(program) => {
                 site.let_gateway_forward()?;
                 site.route_through_gateway(on_overlay(2).networks())?;
-                start_wireguard(program, site, dir, interrupt, &mut carriers.started)?;
+                let ends = [&site.gateway, &site.remote];
+                let start = &mut |end: &End<'_>| program.start_end(end, interrupt);
+                carriers.started = start_ends(ends, dir, interrupt, start)?;
                 site.route_to_lan(Some(&device_name(&site.remote)))?;
             }
             Self::Naive { .. } => {
@@ -234,44 +242,16 @@ fn start_seikan(
     dir: &Path,
     interrupt: &Interrupt,
 ) -> Result<Started> {
-    let (gateway, remote) = (&site.gateway, &site.remote);
-    let (here, there) = (KeyPair::generate()?, KeyPair::generate()?);
+    let gateway = &site.gateway;
     let mut behind = vec![gateway.inner, gateway.inner6];
     behind.extend(devices.iter().flat_map(|[_, overlay]| overlay));
-    let far_end = config(remote, gateway, &there, &here, &behind);
-    let near_end = config(gateway, remote, &here, &there, &on_overlay(2).both())
-        + &gateway_section(mode, devices);
-    let mut started = Started::default();
-    for (host, text) in [(remote, far_end), (gateway, near_end)] {
-        interrupt.check()?;
-        // The interface is named after the file.
-        let file = dir.join(format!("{}.toml", device_name(host)));
-        write_private(&file, &text)?;
-        let mut command = program::seikan_command()?;
-        command.arg("up").arg(&file).env(RUN_DIR, dir);
-        let process = Process::start(host, SEIKAN, command, dir)?;
-        let process = process.leaving(wireguard::socket(&device_name(host)));
-        started.processes.0.push(process);
-    }
-    Ok(started)
-}
-
-/// The configuration of `host` with `other` as its peer.
-fn config(host: &Host, other: &Host, own: &KeyPair, peer: &KeyPair, allowed: &[IpAddr]) -> String {
-    let allowed: Vec<String> = allowed
-        .iter()
-        .map(|address| format!("\"{}\"", IpNet::from(*address)))
-        .collect();
-    format!(
-        "private-key = \"{}\"\nlisten-port = {PORT}\naddress = [\"{}/24\", \"{}/64\"]\nprotocol = \"native\"\n\n\
-         [[peer]]\npublic-key = \"{}\"\nallowed-ips = [{}]\nendpoint = \"{}:{PORT}\"\npersistent-keepalive = 5\n",
-        own.private_base64(),
-        host.inner,
-        host.inner6,
-        peer.public_base64(),
-        allowed.join(", "),
-        other.address,
-    )
+    start_ends([gateway, &site.remote], dir, interrupt, &mut |end| {
+        let text = match end.host.name == gateway.name {
+            true => config(end, &on_overlay(2).both()) + &gateway_section(mode, devices),
+            false => config(end, &behind),
+        };
+        up(end, program::seikan_command()?, SEIKAN, &text, "native")
+    })
 }
 
 /// Returns the gateway section of a configuration.
@@ -300,19 +280,6 @@ fn gateway_section(mode: Mode, devices: &[Device]) -> String {
     text
 }
 
-fn start_wireguard(
-    program: &WireGuard,
-    site: &Site,
-    dir: &Path,
-    interrupt: &Interrupt,
-    started: &mut Started,
-) -> Result<()> {
-    let (gateway, remote) = (&site.gateway, &site.remote);
-    let (here, there) = (KeyPair::generate()?, KeyPair::generate()?);
-    program.start_end(remote, gateway, &there, &here, dir, interrupt, started)?;
-    program.start_end(gateway, remote, &here, &there, dir, interrupt, started)
-}
-
 fn start_naive(site: &Site) -> Result<Vec<Worker>> {
     let network = |pair: Pair| Ipv4Net::new_assert(pair.v4, 24);
     let ends = [
@@ -334,29 +301,19 @@ fn start_naive(site: &Site) -> Result<Vec<Worker>> {
             },
         ),
     ];
-    let start = |(host, peer, inside): (&Host, Pair, Inside)| {
-        let options = NaiveOptions {
-            wan: WAN.to_owned(),
-            peer: peer.v4,
-            inside,
-        };
-        Worker::start(host, &options)
-    };
+    let start =
+        |(host, peer, inside): (&Host, Pair, Inside)| Worker::start(host, WAN, peer.v4, &inside);
     ends.into_iter().map(start).collect()
 }
 
 /// All ways, in the order of reports.
 pub(super) fn all() -> Vec<Setup> {
-    let mut all = vec![Setup::Plain];
+    let mut all = vec![Setup::HostToHost(Seikan::new("native", 0)), Setup::Plain];
     for many in [false, true] {
         let modes = [Mode::Transparent, Mode::Routed];
         all.extend(modes.map(|mode| Setup::Seikan { mode, many }));
     }
-    all.extend(
-        crate::tunnel::wireguard::all()
-            .into_iter()
-            .map(Setup::WireGuard),
-    );
+    all.extend(wireguard::all().map(Setup::WireGuard));
     for (gro, rps) in [(true, false), (false, false), (false, true)] {
         all.push(Setup::Naive { gro, rps });
     }

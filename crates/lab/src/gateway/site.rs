@@ -17,7 +17,7 @@ use seikan_sys::netlink::Route;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
-use crate::host::{Host, cable, network};
+use crate::host::{Host, all_cpus, cable, network};
 
 /// MTU of all nics, in bytes.
 const MTU: u32 = 1500;
@@ -171,7 +171,7 @@ impl Site {
         }
         set_nic(&gateway, LAN, lan.nic, lan.gro)?;
         if lan.rps {
-            spread_over_processors(&gateway, LAN)?;
+            gateway.steer(LAN, &all_cpus())?;
         }
         Ok(Self {
             device,
@@ -233,9 +233,7 @@ impl Site {
     /// # Errors
     /// When the settings cannot be written.
     pub fn let_gateway_forward(&self) -> Result<()> {
-        self.gateway.forward(true)?;
-        let forwarding = "net/ipv6/conf/all/forwarding";
-        self.gateway.write_sysctl(forwarding, "1")
+        self.gateway.forward_all()
     }
 }
 
@@ -258,8 +256,7 @@ fn join_lan(gateway: &Host, device: &Host, others: &[Host]) -> Result<Option<Hos
     let ends = std::iter::once((gateway, LAN)).chain(devices.map(|host| (host, NIC)));
     for (number, (host, nic)) in ends.enumerate() {
         let port = format!("port{number}");
-        cable(&switch, &port, host, nic)?;
-        switch.add_port(BRIDGE, &port)?;
+        switch.plug(BRIDGE, &port, host, nic)?;
     }
     Ok(Some(switch))
 }
@@ -284,15 +281,6 @@ pub fn offloads(host: &Host, nic: &str) -> Result<Vec<String>> {
     let states = host.netns().ethtool()?.features(nic)?;
     let active = states.into_iter().filter(|state| state.active);
     Ok(active.map(|state| state.name).collect())
-}
-
-/// Sets RPS of a nic to all processors.
-fn spread_over_processors(host: &Host, nic: &str) -> Result<()> {
-    let count = std::thread::available_parallelism().map_or(1, usize::from);
-    let cpus: Vec<u32> = (0..count as u32).collect();
-    let file = format!("{nic}/queues/rx-0/rps_cpus");
-    host.set_attribute(&file, &seikan_sys::softirq::mask(&cpus))
-        .map(drop)
 }
 
 #[cfg(test)]

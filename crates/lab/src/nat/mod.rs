@@ -23,9 +23,10 @@ use serde::{Deserialize, Serialize};
 pub use event::{EventReport, EventRow, events};
 pub use plan::{Cell, Clocks, Event, Expect, Family, Happening, Nat, NatBox, PLAN, PathKind, Plan};
 
-use crate::error::{LabError, Result};
+use crate::error::Result;
 use crate::mesh::{Member, Mesh, patiently};
 use crate::process::{Process, Processes};
+use crate::tunnel::private_directory;
 use flow::{EVERY, Flow};
 use seikan_ui::Interrupt;
 use seikan_ui::Progress;
@@ -112,7 +113,7 @@ impl NatReport {
 /// Plays all pairs; calls `progress` before every one.
 ///
 /// # Errors
-/// A program that does not start, what the kernel refuses; [`LabError::Usage`]; [`LabError::Interrupted`].
+/// A program that does not start, what the kernel refuses; [`LabError::Usage`](crate::LabError::Usage); [`LabError::Interrupted`](crate::LabError::Interrupted).
 pub fn nat(
     options: &NatOptions,
     interrupt: &Interrupt,
@@ -155,7 +156,7 @@ pub fn nat(
 /// sent yet, until its answer; one for each delay of a direction. In seconds.
 ///
 /// # Errors
-/// A program that does not start, what the kernel refuses, no answer; [`LabError::Interrupted`].
+/// A program that does not start, what the kernel refuses, no answer; [`LabError::Interrupted`](crate::LabError::Interrupted).
 pub fn first_packets(delays: &[Duration], interrupt: &Interrupt) -> Result<Vec<f64>> {
     let open = Nat {
         name: "open".to_owned(),
@@ -263,8 +264,7 @@ struct Stage {
 impl Stage {
     /// Makes everything, and starts A.
     fn set(setting: &Setting<'_>, interrupt: &Interrupt) -> Result<Stage> {
-        let folder =
-            tempfile::TempDir::with_prefix("seikan-lab-").map_err(LabError::io("make a folder"))?;
+        let folder = private_directory()?;
         let site = Site::create(setting.cell, setting.delay)?;
         let (internet, address) = site.internet();
         let at = |port| (address, port).into();

@@ -19,7 +19,7 @@ use seikan_sys::netlink::Route;
 
 use super::plan::{Cell, NatBox};
 use crate::error::{LabError, Result};
-use crate::host::{Host, cable, network as net};
+use crate::host::{Host, network as net};
 use crate::wire::{Faults, Wire, WireFaults};
 
 /// The network of everybody.
@@ -94,8 +94,7 @@ impl Switch {
     /// Gives `host` a nic at this switch.
     pub(crate) fn plug(&self, host: &Host, nic: &str, end: u8) -> Result<()> {
         let port = format!("port{end}");
-        cable(&self.host, &port, host, nic)?;
-        self.host.add_port(LAN, &port)
+        self.host.plug(LAN, &port, host, nic)
     }
 
     /// Gives a nic that is plugged in its address, and the default route.
@@ -114,11 +113,6 @@ fn configure6(host: &Host, nic: &str, network: u8, end: u8) -> Result<()> {
         FIRST => Ok(()),
         _ => host.add_default_route(address6(network, FIRST), nic),
     }
-}
-
-/// Has a host forward IPv6.
-fn forward6(host: &Host) -> Result<()> {
-    host.write_sysctl("net/ipv6/conf/all/forwarding", "1")
 }
 
 impl Router {
@@ -264,7 +258,7 @@ impl Site {
     /// Configures IPv6 for the hosts that need it.
     fn add_ipv6(&self, cell: &Cell) -> Result<()> {
         let internet = &self.internet.host;
-        forward6(internet)?;
+        internet.forward6()?;
         configure6(internet, LAN, 0, FIRST)?;
         for (end, at) in ENDS.into_iter().enumerate() {
             if !cell.nats[end].ipv6 {
@@ -275,7 +269,7 @@ impl Site {
                 [] => configure6(host, &host.device, 0, at)?,
                 [router] if cell.shared.is_empty() => {
                     let inside = &router.inside.host;
-                    forward6(inside)?;
+                    inside.forward6()?;
                     configure6(inside, WAN, 0, at)?;
                     configure6(inside, LAN, at, FIRST)?;
                     configure6(host, &host.device, at, at)?;

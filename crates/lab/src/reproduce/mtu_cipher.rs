@@ -505,7 +505,6 @@ fn with_cipher(name: &str) -> Result<Box<dyn Tunnel>> {
     let changes = Changes {
         arguments: [arguments.clone(), arguments],
         environment: [environment.clone(), environment],
-        ..Changes::default()
     };
     lookup("openvpn", &changes)
 }

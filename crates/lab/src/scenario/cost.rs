@@ -4,8 +4,8 @@
 //! The order alternates from round to round, so that a drift affects both alike. The doctor is
 //! started before a block and ended after it.
 
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use clap::Args;
 use nix::sys::signal::{Signal, kill};
@@ -21,6 +21,7 @@ use crate::error::{LabError, Result};
 use crate::host::Host;
 use crate::link::Hosts;
 use crate::load::live;
+use crate::process::Killed;
 use crate::tunnel::{self, Changes, inner_device};
 
 /// Levels that are compared with nothing, each with the cost that it may have at most, as a share.
@@ -180,14 +181,14 @@ impl Turns<'_> {
         let time = Duration::from_secs_f64(self.seconds);
         let rate = self.meter.rate_over(time, self.interrupt)?;
         if let Some(looking) = &mut looking {
-            looking.end()?;
+            looking.end(self.interrupt)?;
         }
         Ok(rate)
     }
 }
 
-/// A doctor at work. Killed when dropped.
-struct Looking(Child);
+/// A doctor at work.
+struct Looking(Killed);
 
 impl Looking {
     fn start(host: &Host, interface: &str, level: u32) -> Result<Self> {
@@ -198,46 +199,25 @@ impl Looking {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
-        host.spawn(&mut command)
-            .map(Self)
-            .map_err(LabError::io("start `seikan doctor`"))
+        Killed::start(host, &mut command).map(Self)
     }
 
     /// Tells it to end, as Ctrl-C does, and waits.
-    fn end(&mut self) -> Result<()> {
-        let waiting = || LabError::io("wait for `seikan doctor`");
-        let early = self.0.try_wait().map_err(waiting())?;
-        if let Some(status) = early {
+    fn end(&mut self, interrupt: &Interrupt) -> Result<()> {
+        const NAME: &str = "`seikan doctor`";
+        let child = &mut self.0.0;
+        let early = child.try_wait();
+        if let Some(status) = early.map_err(LabError::io(format!("wait for {NAME}")))? {
             return Err(LabError::Setup(format!(
-                "`seikan doctor` ended by itself, with {status}"
+                "{NAME} ended by itself, with {status}"
             )));
         }
         // Fails only if it has ended already, which is reported below.
-        let _ = kill(Pid::from_raw(self.0.id() as i32), Signal::SIGINT);
-        let start = Instant::now();
-        while start.elapsed() < PATIENCE {
-            match self.0.try_wait().map_err(waiting())? {
-                Some(status) if status.success() => return Ok(()),
-                Some(status) => {
-                    return Err(LabError::Setup(format!(
-                        "`seikan doctor` failed, with {status}"
-                    )));
-                }
-                None => std::thread::sleep(Duration::from_millis(10)),
-            }
+        let _ = kill(Pid::from_raw(child.id() as i32), Signal::SIGINT);
+        match self.0.wait(NAME, PATIENCE, interrupt)? {
+            status if status.success() => Ok(()),
+            status => Err(LabError::Setup(format!("{NAME} failed, with {status}"))),
         }
-        Err(LabError::Timeout {
-            event: "`seikan doctor`".into(),
-            seconds: PATIENCE.as_secs_f64(),
-        })
-    }
-}
-
-impl Drop for Looking {
-    fn drop(&mut self) {
-        // Fails only when it has ended already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 

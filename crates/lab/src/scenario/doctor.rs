@@ -1,9 +1,10 @@
 //! The doctor, called like anybody would call it, in a host that it knows nothing of but an
 //! interface and the rate that should go through.
 
-use std::io::Read;
+use std::fs::File;
+use std::io::{Read, Seek};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use seikan_diagnose::trial::Attempt;
@@ -13,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{LabError, Result};
 use crate::host::Host;
+use crate::process::Killed;
 use crate::tunnel::seikan::RUN_DIR;
 
 /// Time for the doctor beyond twice its measuring time.
@@ -162,82 +164,35 @@ fn answered(
     patience: Duration,
     interrupt: &Interrupt,
 ) -> Result<String> {
+    // Files, as nobody has to read them meanwhile.
+    let file = || tempfile::tempfile().map_err(LabError::io("make a file for the doctor"));
+    let [mut said, mut complaint] = [file()?, file()?];
+    let copy = |file: &File| {
+        let copy = file.try_clone();
+        copy.map_err(LabError::io("duplicate a descriptor"))
+    };
     command
         .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    let child = host
-        .spawn(&mut command)
-        .map_err(LabError::io("start `seikan doctor`"))?;
-    let (success, said, complaint) = RunningDoctor(child).finish(patience, interrupt)?;
-    match success {
-        true => Ok(said),
-        false => Err(LabError::Setup(format!(
+        .stdout(copy(&said)?)
+        .stderr(copy(&complaint)?);
+    let mut doctor = Killed::start(host, &mut command)?;
+    match doctor.wait("`seikan doctor`", patience, interrupt)? {
+        status if status.success() => Ok(text_of(&mut said)),
+        _ => Err(LabError::Setup(format!(
             "`seikan doctor` failed: {}",
-            complaint.chars().take(QUOTED).collect::<String>().trim()
+            text_of(&mut complaint)
+                .chars()
+                .take(QUOTED)
+                .collect::<String>()
+                .trim()
         ))),
     }
 }
 
-/// A program whose output is read; killed on drop.
-struct RunningDoctor(Child);
-
-impl RunningDoctor {
-    /// Reads both outputs to their ends; whether it succeeded.
-    fn finish(
-        mut self,
-        patience: Duration,
-        interrupt: &Interrupt,
-    ) -> Result<(bool, String, String)> {
-        let (out, complaint) = (self.0.stdout.take(), self.0.stderr.take());
-        std::thread::scope(|scope| {
-            let out = scope.spawn(|| text_of(out));
-            let complaint = scope.spawn(|| text_of(complaint));
-            let status = self.wait(patience, interrupt);
-            // Closes the pipes of the readers.
-            drop(self);
-            let texts = (
-                out.join().unwrap_or_default(),
-                complaint.join().unwrap_or_default(),
-            );
-            status.map(|success| (success, texts.0, texts.1))
-        })
-    }
-
-    fn wait(&mut self, patience: Duration, interrupt: &Interrupt) -> Result<bool> {
-        let start = Instant::now();
-        loop {
-            let status = self
-                .0
-                .try_wait()
-                .map_err(LabError::io("wait for `seikan doctor`"))?;
-            if let Some(status) = status {
-                return Ok(status.success());
-            }
-            if start.elapsed() > patience {
-                return Err(LabError::Timeout {
-                    event: "`seikan doctor`".into(),
-                    seconds: patience.as_secs_f64(),
-                });
-            }
-            interrupt.sleep(Duration::from_millis(50))?;
-        }
-    }
-}
-
-impl Drop for RunningDoctor {
-    fn drop(&mut self) {
-        // Fails only when it has ended already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn text_of(source: Option<impl Read>) -> String {
+/// All that a program wrote to a file.
+fn text_of(file: &mut File) -> String {
     let mut bytes = Vec::new();
-    if let Some(mut source) = source {
-        // A partial read is enough.
-        let _ = source.read_to_end(&mut bytes);
-    }
+    // A partial read is enough.
+    let _ = file.rewind().and_then(|()| file.read_to_end(&mut bytes));
     String::from_utf8_lossy(&bytes).into_owned()
 }

@@ -18,7 +18,7 @@ use super::{Congestion, Draw, End, FaultKind, Scenario, Site};
 use crate::error::{LabError, Result};
 use crate::link::Hosts;
 use crate::load::live;
-use crate::tunnel::{self, Changes, Running, Tunnel, inner_device};
+use crate::tunnel::{self, Changes, Running, Tunnel, inner_device, private_directory};
 
 /// A case counts only if throughput fell by so much; a control, only if it did not.
 pub const LEAST_LOSS: f64 = 0.1;
@@ -182,7 +182,7 @@ pub fn run(
     if fault.needs_restart() {
         step("the tunnel again, with the fault");
         drop(running.take());
-        tunnel = lookup(&draw.tunnel, &fault.changes(severity))?;
+        tunnel = lookup(&draw.tunnel, &fault.changes(&draw.tunnel, severity))?;
         let _while_starting = fault.before_start(severity)?;
         running = Some(start(scenario, severity, tunnel.as_ref(), interrupt)?);
     }
@@ -357,8 +357,7 @@ impl Case<'_> {
             End::Middle => site.hosts.middle.as_ref().unwrap_or(&site.hosts.a),
         };
         let interface = inner_device(site.tunnel, host);
-        let scratch = tempfile::TempDir::with_prefix("seikan-lab-")
-            .map_err(LabError::io("make a folder for the doctor"))?;
+        let scratch = private_directory()?;
         let thrown_away = scratch.path().join("recording.parquet");
         let kept = self.options.recording.as_deref();
         let record = kept.unwrap_or(&thrown_away);

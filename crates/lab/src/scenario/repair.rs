@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 
 use seikan_diagnose::trial::{Attempt, Decision};
 use seikan_sys::schedule;
@@ -234,16 +233,11 @@ fn sysctls(directory: &Path) -> Vec<(String, String)> {
 /// Returns the output of a tool in a host.
 fn printed(host: &Host, words: &[&str]) -> Result<String> {
     let mut command = std::process::Command::new(words[0]);
-    command
-        .args(&words[1..])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null());
-    let output = host
-        .spawn(&mut command)
-        .and_then(std::process::Child::wait_with_output)
-        .map_err(LabError::io(format!("run `{}`", words[0])))?;
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    match host.output(command.args(&words[1..]), "") {
+        // What it cannot list is not there.
+        Err(LabError::Setup(_)) => Ok(String::new()),
+        listed => listed,
+    }
 }
 
 #[cfg(test)]

@@ -13,9 +13,8 @@ use seikan_ui::Interrupt;
 use crate::error::{LabError, Result};
 use crate::host::{Host, network as net};
 use crate::link::{Hosts, Link, LinkKind, PORTS};
-use crate::process::Process;
 use crate::program;
-use crate::tunnel::{SWITCH, Started, Tunnel, device_name, need_tun};
+use crate::tunnel::{SWITCH, Started, Tunnel, device_name, need_tun, start_ends};
 
 /// The host in the middle; that there is none is a bug.
 pub(super) fn host_in_the_middle(hosts: &Hosts) -> Result<&Host> {
@@ -33,10 +32,6 @@ impl Tunnel for Bridge {
 
     fn by_default(&self) -> bool {
         false
-    }
-
-    fn availability(&self) -> std::result::Result<(), String> {
-        Ok(())
     }
 
     fn link(&self, asked: Link) -> Link {
@@ -84,7 +79,7 @@ impl Tunnel for Naive {
         }
     }
 
-    fn up(&self, hosts: &Hosts, dir: &Path, _: &Interrupt) -> Result<Started> {
+    fn up(&self, hosts: &Hosts, dir: &Path, interrupt: &Interrupt) -> Result<Started> {
         let middle = host_in_the_middle(hosts)?;
         for host in [&hosts.a, &hosts.b] {
             packets_of_the_mtu(host)?;
@@ -105,14 +100,12 @@ impl Tunnel for Naive {
             device_name(&hosts.b),
         );
         let near = format!("--wan={wan} --peer={FAR_END} --lan={lan} --overlay={overlay}");
-        let mut started = Started::default();
-        for (host, words) in [(&hosts.b, far), (middle, near)] {
+        start_ends([middle, &hosts.b], dir, interrupt, &mut |end| {
+            let words = if end.host.name == "B" { &far } else { &near };
             let mut command = program::lab_command()?;
             command.arg("naive").args(words.split(' '));
-            let process = Process::start(host, self.name(), command, dir)?;
-            started.processes.0.push(process);
-        }
-        Ok(started)
+            end.run(self.name(), command)
+        })
     }
 }
 

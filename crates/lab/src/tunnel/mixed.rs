@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::link::Hosts;
 use crate::tunnel::seikan::Seikan;
 use crate::tunnel::wireguard::WireGuard;
-use crate::tunnel::{KeyPair, Started, Tunnel};
+use crate::tunnel::{Started, Tunnel, start_ends};
 
 /// Two programs, one at each end.
 pub(super) struct Mixed {
@@ -51,15 +51,10 @@ impl Tunnel for Mixed {
     }
 
     fn up(&self, hosts: &Hosts, dir: &Path, interrupt: &Interrupt) -> Result<Started> {
-        let (a, b) = (KeyPair::generate()?, KeyPair::generate()?);
-        let Hosts {
-            a: here, b: there, ..
-        } = hosts;
-        let mut started = Started::default();
-        self.theirs
-            .start_end(there, here, &b, &a, dir, interrupt, &mut started)?;
-        let process = self.ours.start_end(here, there, &a, &b, dir)?;
-        started.processes.0.push(process);
-        Ok(started)
+        let ends = [&hosts.a, &hosts.b];
+        start_ends(ends, dir, interrupt, &mut |end| match end.host.name {
+            "A" => self.ours.start_end(end),
+            _ => self.theirs.start_end(end, interrupt),
+        })
     }
 }

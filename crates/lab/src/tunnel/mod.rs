@@ -29,7 +29,7 @@ use crate::error::{LabError, Result};
 use crate::host::Host;
 use crate::link::{Hosts, Link, PORTS};
 use crate::load::wait_reachable;
-use crate::process::Processes;
+use crate::process::{Process, Processes};
 
 /// How long a tunnel may take until its far end answers.
 pub(crate) const READY_PATIENCE: Duration = Duration::from_secs(15);
@@ -55,7 +55,9 @@ pub trait Tunnel: Sync {
     ///
     /// # Errors
     /// The reason.
-    fn availability(&self) -> std::result::Result<(), String>;
+    fn availability(&self) -> std::result::Result<(), String> {
+        Ok(())
+    }
 
     /// The program's version, one line; `None` when it has none or does not say.
     fn version(&self) -> Option<String> {
@@ -90,8 +92,6 @@ pub trait Tunnel: Sync {
 pub struct Started {
     /// Programs of the tunnel.
     pub processes: Processes,
-    /// Files that outlive the programs, such as control sockets.
-    pub leftovers: Leftovers,
     /// Directory of a virtual switch's sockets, for changes of its settings while it runs.
     pub orders: Option<PathBuf>,
 }
@@ -102,15 +102,14 @@ impl Started {
     /// # Errors
     /// [`LabError::ChildExited`].
     pub fn check_alive(&mut self) -> Result<()> {
-        let mut all = self.processes.0.iter_mut();
-        all.try_for_each(crate::process::Process::check_alive)
+        self.processes.check_alive()
     }
 
     /// Largest resident memory of any of its programs so far, in bytes; `None` without programs.
     #[must_use]
     pub fn peak_rss(&self) -> Option<u64> {
         let all = self.processes.0.iter();
-        all.filter_map(crate::process::Process::peak_rss).max()
+        all.filter_map(Process::peak_rss).max()
     }
 
     /// Adds the output of the programs to a time-out.
@@ -119,24 +118,11 @@ impl Started {
             return error;
         };
         let all = self.processes.0.iter();
-        let words: Vec<String> = all.map(crate::process::Process::last_words).collect();
+        let words: Vec<String> = all.map(Process::last_words).collect();
         LabError::Setup(format!(
             "{error}; the programs' last words:\n{}",
             words.join("\n")
         ))
-    }
-}
-
-/// Files to remove at the end.
-#[derive(Debug, Default)]
-pub struct Leftovers(pub Vec<PathBuf>);
-
-impl Drop for Leftovers {
-    fn drop(&mut self) {
-        for file in &self.0 {
-            // Most programs remove theirs.
-            let _ = std::fs::remove_file(file);
-        }
     }
 }
 
@@ -213,6 +199,54 @@ pub fn start_between(tunnel: &dyn Tunnel, hosts: Hosts, interrupt: &Interrupt) -
     Ok(running)
 }
 
+/// One end of a tunnel that is to be started.
+pub(crate) struct End<'a> {
+    /// Where it is.
+    pub(crate) host: &'a Host,
+    /// Where the other end is.
+    pub(crate) other: &'a Host,
+    pub(crate) own: &'a KeyPair,
+    pub(crate) peer: &'a KeyPair,
+    /// Where its files go.
+    pub(crate) dir: &'a Path,
+}
+
+impl End<'_> {
+    /// Its interface.
+    pub(crate) fn device(&self) -> String {
+        device_name(self.host)
+    }
+
+    /// Starts a program, which is called `name` in its log.
+    pub(crate) fn run(&self, name: &str, command: Command) -> Result<Process> {
+        Process::start(self.host, name, command, self.dir)
+    }
+}
+
+/// Starts both ends of a tunnel with fresh keys, the second first.
+pub(crate) fn start_ends(
+    [a, b]: [&Host; 2],
+    dir: &Path,
+    interrupt: &Interrupt,
+    start: &mut dyn FnMut(&End<'_>) -> Result<Process>,
+) -> Result<Started> {
+    let keys = [KeyPair::generate()?, KeyPair::generate()?];
+    let mut started = Started::default();
+    for (host, other, [own, peer]) in [(b, a, [1, 0]), (a, b, [0, 1])] {
+        interrupt.check()?;
+        let (own, peer) = (&keys[own], &keys[peer]);
+        let end = End {
+            host,
+            other,
+            own,
+            peer,
+            dir,
+        };
+        started.processes.0.push(start(&end)?);
+    }
+    Ok(started)
+}
+
 /// A directory that only we can read, for private keys.
 pub(crate) fn private_directory() -> Result<tempfile::TempDir> {
     tempfile::Builder::new()
@@ -226,38 +260,35 @@ pub(crate) fn private_directory() -> Result<tempfile::TempDir> {
 /// `idle_peers`, also Seikan with this many additional peers that never send.
 #[must_use]
 pub fn all(idle_peers: u32) -> Vec<Box<dyn Tunnel>> {
-    let mut all: Vec<Box<dyn Tunnel>> = vec![Box::new(raw::Raw), Box::new(raw::RawNoOffload)];
+    let mut all: Vec<Box<dyn Tunnel>> = Vec::new();
+    for without_offload in [false, true] {
+        all.push(Box::new(raw::Raw { without_offload }));
+    }
     for protocol in ["native", "wireguard"] {
         all.push(Box::new(seikan::Seikan::new(protocol, 0)));
         if idle_peers > 0 {
             all.push(Box::new(seikan::Seikan::new(protocol, idle_peers)));
         }
     }
-    all.extend(
-        wireguard::all()
-            .into_iter()
-            .map(|t| Box::new(t) as Box<dyn Tunnel>),
-    );
-    all.extend(
-        openvpn::all()
-            .into_iter()
-            .map(|t| Box::new(t) as Box<dyn Tunnel>),
-    );
+    for tunnel in wireguard::all() {
+        all.push(Box::new(tunnel));
+    }
+    for tunnel in openvpn::all() {
+        all.push(Box::new(tunnel));
+    }
     all.push(Box::new(nebula::Nebula));
-    all.push(Box::new(crude::Crude::new(crude::CrudeOptions::default())));
+    all.push(Box::new(crude::Crude::new(CRUDE, &Changes::default())));
     all.push(Box::new(middle::Bridge));
     all.push(Box::new(openvswitch::OpenVSwitch));
     all.push(Box::new(middle::Naive));
-    all.extend(
-        wireguard::all()
-            .into_iter()
-            .map(|t| Box::new(mixed::Mixed::new(t)) as Box<dyn Tunnel>),
-    );
+    for tunnel in wireguard::all() {
+        all.push(Box::new(mixed::Mixed::new(tunnel)));
+    }
     all
 }
 
 /// Name of the crude tunnel.
-const CRUDE: &str = "crude";
+pub(crate) const CRUDE: &str = "crude";
 /// A bridge or virtual switch of the host in the middle.
 pub(crate) const SWITCH: &str = "switch";
 
@@ -268,8 +299,6 @@ pub struct Changes {
     pub arguments: [Vec<String>; 2],
     /// Variables of its program's environment.
     pub environment: [Vec<(String, String)>; 2],
-    /// How sick the crude tunnel is.
-    pub crude: [crude::CrudeOptions; 2],
 }
 
 impl Changes {
@@ -291,8 +320,7 @@ pub fn named(name: &str, changes: &Changes) -> Option<Box<dyn Tunnel>> {
         return Some(Box::new(tunnel));
     }
     if name == CRUDE {
-        let [a, b] = changes.crude;
-        return Some(Box::new(crude::Crude::with_ends(a, b)));
+        return Some(Box::new(crude::Crude::new(CRUDE, changes)));
     }
     if *changes != Changes::default() {
         return None;

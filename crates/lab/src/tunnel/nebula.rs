@@ -1,16 +1,16 @@
 //! Nebula: two members, one of them the lighthouse, certificates by its own `nebula-cert`.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use seikan_ui::Interrupt;
 
 use crate::error::{LabError, Result};
 use crate::host::Host;
 use crate::link::Hosts;
-use crate::process::Process;
+use crate::process::output;
 use crate::tunnel::{
-    Started, Tunnel, device_name, need_program, need_tun, version_line, write_private,
+    End, Started, Tunnel, need_program, need_tun, start_ends, version_line, write_private,
 };
 
 const PORT: u16 = 4242;
@@ -37,58 +37,34 @@ impl Tunnel for Nebula {
         let program = need_program("nebula").map_err(LabError::Setup)?;
         certify(dir, &["ca", "-name", "lab"])?;
         for host in [&hosts.a, &hosts.b] {
-            certify(
-                dir,
-                &[
-                    "sign",
-                    "-name",
-                    host.name,
-                    "-ip",
-                    &format!("{}/24", host.inner),
-                ],
-            )?;
+            let network = format!("{}/24", host.inner);
+            certify(dir, &["sign", "-name", host.name, "-ip", &network])?;
         }
-        let mut started = Started::default();
-        for host in [&hosts.b, &hosts.a] {
-            interrupt.check()?;
-            let file = dir.join(format!("{}.yml", host.name));
-            write_private(&file, &config(host, &hosts.b, dir))?;
+        start_ends([&hosts.a, &hosts.b], dir, interrupt, &mut |end| {
+            let file = dir.join(format!("{}.yml", end.host.name));
+            write_private(&file, &config(end, &hosts.b))?;
             let mut command = Command::new(&program);
             command.arg("-config").arg(&file);
-            started
-                .processes
-                .0
-                .push(Process::start(host, "nebula", command, dir)?);
-        }
-        Ok(started)
+            end.run("nebula", command)
+        })
     }
 }
 
 fn certify(dir: &Path, arguments: &[&str]) -> Result<()> {
     let program = need_program("nebula-cert").map_err(LabError::Setup)?;
-    let output = Command::new(program)
-        .args(arguments)
-        .current_dir(dir)
-        .stdin(Stdio::null())
-        .output()
-        .map_err(LabError::io("run nebula-cert"))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    Err(LabError::Setup(format!(
-        "nebula-cert failed: {}",
-        String::from_utf8_lossy(&output.stderr).trim()
-    )))
+    let mut command = Command::new(program);
+    output(None, command.args(arguments).current_dir(dir), "").map(drop)
 }
 
-fn config(host: &Host, lighthouse: &Host, dir: &Path) -> String {
+fn config(end: &End<'_>, lighthouse: &Host) -> String {
+    let host = end.host;
     let is_lighthouse = host.name == lighthouse.name;
     let known = if is_lighthouse {
         String::new()
     } else {
         format!("\"{}\"", lighthouse.inner)
     };
-    let dir = dir.display();
+    let dir = end.dir.display();
     format!(
         "pki: {{ca: {dir}/ca.crt, cert: {dir}/{name}.crt, key: {dir}/{name}.key}}\n\
          static_host_map: {{\"{inner}\": [\"{outer}:{PORT}\"]}}\n\
@@ -101,6 +77,6 @@ fn config(host: &Host, lighthouse: &Host, dir: &Path) -> String {
         name = host.name,
         inner = lighthouse.inner,
         outer = lighthouse.address,
-        device = device_name(host),
+        device = end.device(),
     )
 }

@@ -11,9 +11,8 @@ use seikan_ui::Interrupt;
 
 use crate::error::{LabError, Result};
 use crate::link::Hosts;
-use crate::process::Process;
 use crate::tunnel::{
-    Changes, Started, Tunnel, device_name, need_program, need_tun, version_line, write_private,
+    Changes, End, Started, Tunnel, need_program, need_tun, start_ends, version_line, write_private,
 };
 
 const PORT: u16 = 11_000;
@@ -51,23 +50,16 @@ pub(super) fn changed(name: &str, changes: &Changes) -> Option<OpenVpn> {
 }
 
 /// The three settings.
-pub(super) fn all() -> Vec<OpenVpn> {
-    vec![
-        OpenVpn {
-            name: "openvpn".to_owned(),
-            extra: &[],
-            ..OpenVpn::default()
-        },
-        OpenVpn {
-            name: "openvpn-mtu9000".to_owned(),
-            extra: &["--tun-mtu", "9000", "--mssfix", "0"],
-            ..OpenVpn::default()
-        },
-        OpenVpn {
-            name: "openvpn-mtu48000".to_owned(),
-            extra: &["--tun-mtu", "48000", "--mssfix", "0"],
-            ..OpenVpn::default()
-        },
+pub(super) fn all() -> [OpenVpn; 3] {
+    let with = |name: &str, extra| OpenVpn {
+        name: name.to_owned(),
+        extra,
+        ..OpenVpn::default()
+    };
+    [
+        with("openvpn", &[]),
+        with("openvpn-mtu9000", &["--tun-mtu", "9000", "--mssfix", "0"]),
+        with("openvpn-mtu48000", &["--tun-mtu", "48000", "--mssfix", "0"]),
     ]
 }
 
@@ -90,65 +82,39 @@ impl Tunnel for OpenVpn {
     fn up(&self, hosts: &Hosts, dir: &Path, interrupt: &Interrupt) -> Result<Started> {
         let program = need_program("openvpn").map_err(LabError::Setup)?;
         let (server, client) = (identity(dir, "server")?, identity(dir, "client")?);
-        let mut started = Started::default();
-        for (host, other, name, role, peer) in [
-            (&hosts.b, &hosts.a, "server", "--tls-server", &client),
-            (&hosts.a, &hosts.b, "client", "--tls-client", &server),
-        ] {
-            interrupt.check()?;
+        start_ends([&hosts.a, &hosts.b], dir, interrupt, &mut |end| {
+            let End { host, other, .. } = end;
+            let is_client = host.name == "A";
+            let (name, role, peer) = match is_client {
+                true => ("client", "--tls-client", &server),
+                false => ("server", "--tls-server", &client),
+            };
+            let protocol = match (self.tcp, is_client) {
+                (false, _) => "udp",
+                (true, true) => "tcp-client",
+                (true, false) => "tcp-server",
+            };
             let mut command = Command::new(&program);
             command
-                .args([
-                    "--dev",
-                    &device_name(host),
-                    "--dev-type",
-                    "tun",
-                    "--proto",
-                    match (self.tcp, role) {
-                        (false, _) => "udp",
-                        (true, "--tls-server") => "tcp-server",
-                        (true, _) => "tcp-client",
-                    },
-                ])
-                .args([
-                    "--port",
-                    &PORT.to_string(),
-                    "--cipher",
-                    CIPHER,
-                    "--data-ciphers",
-                    CIPHER,
-                ])
-                .args([
-                    "--dh",
-                    "none",
-                    "--verb",
-                    "1",
-                    "--disable-dco",
-                    role,
-                    "--peer-fingerprint",
-                    peer,
-                ])
+                .args(["--dev", &end.device(), "--dev-type", "tun"])
+                .args(["--proto", protocol, "--port", &PORT.to_string()])
+                .args(["--cipher", CIPHER, "--data-ciphers", CIPHER])
+                .args(["--dh", "none", "--verb", "1", "--disable-dco", role])
+                .args(["--peer-fingerprint", peer])
                 .arg("--cert")
                 .arg(dir.join(format!("{name}.crt")))
                 .arg("--key")
                 .arg(dir.join(format!("{name}.key")))
-                .args([
-                    "--ifconfig",
-                    &host.inner.to_string(),
-                    &other.inner.to_string(),
-                ])
+                .arg("--ifconfig")
+                .args([host.inner.to_string(), other.inner.to_string()])
                 .args(self.extra)
                 .args(self.changes.arguments_of(host))
                 .envs(self.changes.environment_of(host));
-            if role == "--tls-client" {
+            if is_client {
                 command.args(["--remote", &other.address.to_string()]);
             }
-            started
-                .processes
-                .0
-                .push(Process::start(host, &self.name, command, dir)?);
-        }
-        Ok(started)
+            end.run(&self.name, command)
+        })
     }
 }
 

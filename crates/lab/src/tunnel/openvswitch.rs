@@ -4,8 +4,7 @@
 //! Database, switch and their sockets are private: nothing of a switch of this machine is touched.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
 
 use seikan_load::Ends;
 use seikan_ui::Interrupt;
@@ -13,7 +12,7 @@ use seikan_ui::Interrupt;
 use crate::error::{LabError, Result};
 use crate::host::Host;
 use crate::link::{Hosts, Link, LinkKind, PORTS};
-use crate::process::Process;
+use crate::process::{Process, output, wait_for};
 use crate::tunnel::middle::host_in_the_middle;
 use crate::tunnel::{
     READY_PATIENCE, SWITCH, Started, Tunnel, need_program, need_tun, version_line,
@@ -98,7 +97,11 @@ pub(crate) fn start_in(
         let mut command = command(name, dir)?;
         command.args(arguments);
         let mut process = Process::start(host, name, command, dir)?;
-        let come = wait_for(socket, &mut process, interrupt);
+        let event = format!("the socket {}", socket.display());
+        let come = wait_for(&event, READY_PATIENCE, interrupt, || {
+            process.check_alive()?;
+            Ok(socket.exists().then_some(()))
+        });
         started.processes.0.push(process);
         come
     };
@@ -174,34 +177,7 @@ fn command(name: &str, dir: &Path) -> Result<Command> {
 }
 
 fn run(name: &str, arguments: &[&str], dir: &Path) -> Result<()> {
-    let output = command(name, dir)?
-        .args(arguments)
-        .stdin(Stdio::null())
-        .output()
-        .map_err(LabError::io(format!("run {name}")))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    Err(LabError::Setup(format!(
-        "`{name} {}` failed: {}",
-        arguments.join(" "),
-        String::from_utf8_lossy(&output.stderr).trim()
-    )))
-}
-
-fn wait_for(socket: &Path, process: &mut Process, interrupt: &Interrupt) -> Result<()> {
-    let start = Instant::now();
-    while !socket.exists() {
-        process.check_alive()?;
-        if start.elapsed() > READY_PATIENCE {
-            return Err(LabError::Timeout {
-                event: format!("the socket {}", socket.display()),
-                seconds: READY_PATIENCE.as_secs_f64(),
-            });
-        }
-        interrupt.sleep(Duration::from_millis(10))?;
-    }
-    Ok(())
+    output(None, command(name, dir)?.args(arguments), "").map(drop)
 }
 
 #[cfg(test)]

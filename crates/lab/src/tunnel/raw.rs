@@ -9,42 +9,22 @@ use crate::error::Result;
 use crate::link::{Hosts, Link};
 use crate::tunnel::{Started, Tunnel};
 
-/// The requested link.
-pub(super) struct Raw;
+/// The link as requested, or without offloads, independent of the request.
+pub(super) struct Raw {
+    pub(super) without_offload: bool,
+}
 
 impl Tunnel for Raw {
     fn name(&self) -> &str {
-        "raw"
-    }
-
-    fn availability(&self) -> std::result::Result<(), String> {
-        Ok(())
-    }
-
-    fn up(&self, _: &Hosts, _: &Path, _: &Interrupt) -> Result<Started> {
-        Ok(Started::default())
-    }
-
-    fn ends<'a>(&self, hosts: &'a Hosts) -> Ends<'a> {
-        hosts.over_link()
-    }
-}
-
-/// The link without offloads, independent of the request.
-pub(super) struct RawNoOffload;
-
-impl Tunnel for RawNoOffload {
-    fn name(&self) -> &str {
-        "raw-no-offload"
-    }
-
-    fn availability(&self) -> std::result::Result<(), String> {
-        Ok(())
+        match self.without_offload {
+            true => "raw-no-offload",
+            false => "raw",
+        }
     }
 
     fn link(&self, asked: Link) -> Link {
         Link {
-            offload: false,
+            offload: asked.offload && !self.without_offload,
             ..asked
         }
     }

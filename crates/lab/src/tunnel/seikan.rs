@@ -2,11 +2,13 @@
 //! each host.
 
 use std::fmt::Write;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use ipnet::IpNet;
 use seikan_ui::Interrupt;
 
 use crate::error::{LabError, Result};
@@ -16,7 +18,7 @@ use crate::process::Process;
 use crate::program;
 use crate::tunnel::wireguard;
 use crate::tunnel::{
-    KeyPair, PORT, Started, Tunnel, device_name, need_tun, version_line, write_private,
+    End, PORT, Started, Tunnel, device_name, need_tun, start_ends, version_line, write_private,
 };
 
 /// Tells Seikan where its control socket goes: not to the system's directory, which others use and
@@ -78,7 +80,7 @@ impl Seikan {
             // Apart from the hosts' own networks (10.77.0.0/24 and 10.78.0.0/24).
             let _ = writeln!(
                 sections,
-                "\n[Peer]\nPublicKey = {}\nAllowedIPs = 10.{}.{b}.{c}/32\nEndpoint = 198.51.100.1:{}",
+                "\n[[peer]]\npublic-key = \"{}\"\nallowed-ips = [\"10.{}.{b}.{c}/32\"]\nendpoint = \"198.51.100.1:{}\"",
                 STANDARD.encode(key),
                 128 + a,
                 1 + n % 60_000,
@@ -89,43 +91,53 @@ impl Seikan {
 }
 
 impl Seikan {
-    /// Starts the end in `host`, for a peer that is `other`.
-    pub(super) fn start_end(
-        &self,
-        host: &Host,
-        other: &Host,
-        own: &KeyPair,
-        peer: &KeyPair,
-        dir: &Path,
-    ) -> Result<Process> {
-        let mut command = match &self.program {
+    /// Starts an end.
+    pub(super) fn start_end(&self, end: &End<'_>) -> Result<Process> {
+        let command = match &self.program {
             Some(program) => Command::new(program),
             None => program::seikan_command()?,
         };
-        // The interface is named after the file.
-        let file = dir.join(format!("{}.conf", device_name(host)));
         let cipher = self.cipher;
-        let cipher = cipher.map_or_else(String::new, |cipher| format!("Cipher = {cipher}\n"));
-        let config = format!(
-            "[Interface]\nPrivateKey = {}\nListenPort = {PORT}\nAddress = {}/24, {}/64\n{cipher}\n\
-             [Peer]\nPublicKey = {}\nAllowedIPs = {}/32, {}/128\nEndpoint = {}:{PORT}\nPersistentKeepalive = 5\n",
-            own.private_base64(),
-            host.inner,
-            host.inner6,
-            peer.public_base64(),
-            other.inner,
-            other.inner6,
-            other.address,
-        );
-        write_private(&file, &(config + &self.idle_sections()?))?;
-        command
-            .arg("up")
-            .arg(&file)
-            .args(["--protocol", self.protocol]);
-        command.env(RUN_DIR, dir);
-        let process = Process::start(host, &self.name, command, dir)?;
-        Ok(process.leaving(wireguard::socket(&device_name(host))))
+        let cipher = cipher.map_or_else(String::new, |cipher| format!("cipher = \"{cipher}\"\n"));
+        let allowed = [end.other.inner, end.other.inner6];
+        let text = cipher + &config(end, &allowed) + &self.idle_sections()?;
+        up(end, command, &self.name, &text, self.protocol)
     }
+}
+
+/// The configuration of an end whose peer has these addresses.
+pub(crate) fn config(end: &End<'_>, allowed: &[IpAddr]) -> String {
+    let allowed: Vec<String> = allowed
+        .iter()
+        .map(|address| format!("\"{}\"", IpNet::from(*address)))
+        .collect();
+    format!(
+        "private-key = \"{}\"\nlisten-port = {PORT}\naddress = [\"{}/24\", \"{}/64\"]\n\n\
+         [[peer]]\npublic-key = \"{}\"\nallowed-ips = [{}]\nendpoint = \"{}:{PORT}\"\npersistent-keepalive = 5\n",
+        end.own.private_base64(),
+        end.host.inner,
+        end.host.inner6,
+        end.peer.public_base64(),
+        allowed.join(", "),
+        end.other.address,
+    )
+}
+
+/// Runs `command up` with this configuration.
+pub(crate) fn up(
+    end: &End<'_>,
+    mut command: Command,
+    name: &str,
+    config: &str,
+    protocol: &str,
+) -> Result<Process> {
+    // The interface is named after the file.
+    let file = end.dir.join(format!("{}.toml", end.device()));
+    write_private(&file, config)?;
+    command.arg("up").arg(&file).args(["--protocol", protocol]);
+    command.env(RUN_DIR, end.dir);
+    let process = end.run(name, command)?;
+    Ok(process.leaving(wireguard::socket(&end.device())))
 }
 
 impl Tunnel for Seikan {
@@ -147,15 +159,8 @@ impl Tunnel for Seikan {
     }
 
     fn up(&self, hosts: &Hosts, dir: &Path, interrupt: &Interrupt) -> Result<Started> {
-        let (a, b) = (KeyPair::generate()?, KeyPair::generate()?);
-        let mut started = Started::default();
-        for (host, other, own, peer) in [(&hosts.b, &hosts.a, &b, &a), (&hosts.a, &hosts.b, &a, &b)]
-        {
-            interrupt.check()?;
-            let process = self.start_end(host, other, own, peer, dir)?;
-            started.processes.0.push(process);
-        }
-        Ok(started)
+        let ends = [&hosts.a, &hosts.b];
+        start_ends(ends, dir, interrupt, &mut |end| self.start_end(end))
     }
 
     fn status(&self, host: &Host, dir: &Path) -> Option<serde_json::Value> {

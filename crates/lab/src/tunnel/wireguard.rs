@@ -8,16 +8,15 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use seikan_ui::Interrupt;
 
 use crate::error::{LabError, Result};
-use crate::host::Host;
 use crate::link::Hosts;
-use crate::process::Process;
+use crate::process::{Process, wait_for};
 use crate::tunnel::{
-    KeyPair, PORT, Started, Tunnel, device_name, is_of, need_program, need_tun, version_line,
+    End, PORT, Started, Tunnel, is_of, need_program, need_tun, start_ends, version_line,
 };
 
 /// Where the protocol puts control sockets.
@@ -36,30 +35,20 @@ pub(crate) struct WireGuard {
 }
 
 /// Those worth comparing with.
-pub(crate) fn all() -> Vec<WireGuard> {
+pub(crate) fn all() -> [WireGuard; 4] {
+    const GO: &[&str] = &["-f"];
     const RUST: &[&str] = &["-f", "--disable-drop-privileges"];
-    vec![
-        WireGuard {
-            name: "wireguard-go",
-            program: "wireguard",
-            arguments: &["-f"],
-        },
-        WireGuard {
-            name: "ts-wireguard-go",
-            program: "wireguard-go",
-            arguments: &["-f"],
-        },
-        WireGuard {
-            name: "boringtun",
-            program: "boringtun-cli",
-            arguments: RUST,
-        },
-        WireGuard {
-            name: "gotatun",
-            program: "gotatun",
-            arguments: RUST,
-        },
+    [
+        ("wireguard-go", "wireguard", GO),
+        ("ts-wireguard-go", "wireguard-go", GO),
+        ("boringtun", "boringtun-cli", RUST),
+        ("gotatun", "gotatun", RUST),
     ]
+    .map(|(name, program, arguments)| WireGuard {
+        name,
+        program,
+        arguments,
+    })
 }
 
 impl Tunnel for WireGuard {
@@ -80,13 +69,10 @@ impl Tunnel for WireGuard {
     }
 
     fn up(&self, hosts: &Hosts, dir: &Path, interrupt: &Interrupt) -> Result<Started> {
-        let (a, b) = (KeyPair::generate()?, KeyPair::generate()?);
-        let mut started = Started::default();
-        for (host, other, own, peer) in [(&hosts.b, &hosts.a, &b, &a), (&hosts.a, &hosts.b, &a, &b)]
-        {
-            self.start_end(host, other, own, peer, dir, interrupt, &mut started)?;
-        }
-        Ok(started)
+        let ends = [&hosts.a, &hosts.b];
+        start_ends(ends, dir, interrupt, &mut |end| {
+            self.start_end(end, interrupt)
+        })
     }
 }
 
@@ -96,35 +82,22 @@ impl WireGuard {
         self.name
     }
 
-    /// Starts the end in `host`, for a peer that is `other`.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "two ends with their keys, and where to"
-    )]
-    pub(crate) fn start_end(
-        &self,
-        host: &Host,
-        other: &Host,
-        own: &KeyPair,
-        peer: &KeyPair,
-        dir: &Path,
-        interrupt: &Interrupt,
-        started: &mut Started,
-    ) -> Result<()> {
+    /// Starts an end.
+    pub(crate) fn start_end(&self, end: &End<'_>, interrupt: &Interrupt) -> Result<Process> {
         let program = need_program(self.program).map_err(LabError::Setup)?;
-        let mut command = Command::new(&program);
-        command.args(self.arguments).arg(device_name(host));
-        started.leftovers.0.push(socket_of(host));
-        let mut process = Process::start(host, self.name, command, dir)?;
-        let socket = wait_for_socket(host, &mut process, interrupt);
-        started.processes.0.push(process);
-        configure(socket?, own, peer, other)?;
-        host.configure_tunnel(&device_name(host), MTU)
+        let (device, mut command) = (end.device(), Command::new(&program));
+        command.args(self.arguments).arg(&device);
+        let path = socket(&device);
+        let mut process = end.run(self.name, command)?.leaving(path.clone());
+        let event = format!("the control socket {}", path.display());
+        let socket = wait_for(&event, SOCKET_PATIENCE, interrupt, || {
+            process.check_alive()?;
+            Ok(UnixStream::connect(&path).ok())
+        })?;
+        configure(socket, end)?;
+        end.host.configure_tunnel(&device, MTU)?;
+        Ok(process)
     }
-}
-
-fn socket_of(host: &Host) -> PathBuf {
-    socket(&device_name(host))
 }
 
 /// The control socket of an interface.
@@ -144,37 +117,14 @@ pub(crate) fn remove_sockets(lab: u32) {
     }
 }
 
-/// Connects to the control socket as soon as it is there.
-fn wait_for_socket(
-    host: &Host,
-    process: &mut Process,
-    interrupt: &Interrupt,
-) -> Result<UnixStream> {
-    let path = socket_of(host);
-    let start = Instant::now();
-    loop {
-        if let Ok(stream) = UnixStream::connect(&path) {
-            return Ok(stream);
-        }
-        process.check_alive()?;
-        if start.elapsed() > SOCKET_PATIENCE {
-            let event = format!("the control socket {}", path.display());
-            return Err(LabError::Timeout {
-                event,
-                seconds: SOCKET_PATIENCE.as_secs_f64(),
-            });
-        }
-        interrupt.sleep(Duration::from_millis(20))?;
-    }
-}
-
 /// Sends one `set` request and reads its `errno`.
-fn configure(mut socket: UnixStream, own: &KeyPair, peer: &KeyPair, other: &Host) -> Result<()> {
+fn configure(mut socket: UnixStream, end: &End<'_>) -> Result<()> {
+    let other = end.other;
     let mut request = format!(
         "set=1\nprivate_key={}\nlisten_port={PORT}\nreplace_peers=true\npublic_key={}\nendpoint={}:{PORT}\n\
          persistent_keepalive_interval=5\nreplace_allowed_ips=true\nallowed_ip={}/32\nallowed_ip={}/128\n",
-        hex(own.private.as_bytes()),
-        hex(peer.public.as_bytes()),
+        hex(end.own.private.as_bytes()),
+        hex(end.peer.public.as_bytes()),
         other.address,
         other.inner,
         other.inner6,

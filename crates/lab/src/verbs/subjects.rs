@@ -8,9 +8,8 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueHint};
 use ipnet::{IpNet, Ipv4Net};
-use seikan_lab::gateway::naive::{Inside, Naive, NaiveOptions};
-use seikan_lab::tunnel::crude::{CrudeEnd, CrudeOptions, CrudeSetup};
-use seikan_lab::wire::CarrierOptions;
+use seikan_lab::gateway::naive::{Inside, Naive};
+use seikan_lab::tunnel::crude::{CrudeEnd, CrudeOptions};
 use seikan_ui::Interrupt;
 
 /// Options of `lab wire`.
@@ -32,12 +31,8 @@ pub struct WireArguments {
 
 /// Carries frames until standard input ends; orders are read there, and answered.
 pub fn wire(arguments: &WireArguments) -> anyhow::Result<ExitCode> {
-    seikan_lab::wire::carry(&CarrierOptions {
-        near: arguments.near.clone(),
-        far: arguments.far.clone(),
-        far_namespace: arguments.far_namespace.clone(),
-        seed: arguments.seed,
-    })?;
+    let WireArguments { near, far, .. } = arguments;
+    seikan_lab::wire::carry(near, far, &arguments.far_namespace, arguments.seed)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -91,22 +86,18 @@ pub struct CrudeArguments {
 pub fn crude(arguments: &CrudeArguments) -> anyhow::Result<ExitCode> {
     let interrupt = Interrupt::new();
     let _signals = interrupt.catch_signals()?;
-    let end = CrudeEnd::open(&CrudeSetup {
-        device: arguments.device.clone(),
-        addresses: arguments.address.clone(),
-        listen: arguments.listen,
-        peer: arguments.peer,
-        options: CrudeOptions {
-            mtu: arguments.mtu,
-            burn_ns: arguments.burn,
-            handoff: arguments.handoff,
-            copy: arguments.copy,
-            rcvbuf: arguments.rcvbuf,
-            sndbuf: arguments.sndbuf,
-            queue: arguments.queue,
-            lanes: arguments.lanes,
-        },
-    })?;
+    let options = CrudeOptions {
+        mtu: arguments.mtu,
+        burn_ns: arguments.burn,
+        handoff: arguments.handoff,
+        copy: arguments.copy,
+        rcvbuf: arguments.rcvbuf,
+        sndbuf: arguments.sndbuf,
+        queue: arguments.queue,
+        lanes: arguments.lanes,
+    };
+    let ends = [arguments.listen, arguments.peer];
+    let end = CrudeEnd::open(&arguments.device, &arguments.address, ends, options)?;
     end.run(&interrupt)?;
     writeln!(
         io::stdout(),
@@ -167,11 +158,7 @@ pub fn naive(arguments: &NaiveArguments) -> anyhow::Result<ExitCode> {
         },
         _ => anyhow::bail!("either --lan, or --tun with --address"),
     };
-    let mut naive = Naive::open(&NaiveOptions {
-        wan: arguments.wan.clone(),
-        peer: arguments.peer,
-        inside,
-    })?;
+    let mut naive = Naive::open(&arguments.wan, arguments.peer, &inside)?;
     naive.run(&interrupt)?;
     writeln!(
         io::stdout(),

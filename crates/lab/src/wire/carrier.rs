@@ -6,7 +6,7 @@
 
 use std::io::{self, ErrorKind, IoSlice, Stdin, Write};
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::Duration;
 
 use seikan_sys::clock::monotonic;
@@ -27,19 +27,6 @@ const QUEUE: u32 = 8192;
 const ORDERS: u64 = 2;
 /// An order is no longer than this, in bytes.
 const LONGEST_ORDER: usize = 1 << 16;
-
-/// Options of the carrier.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CarrierOptions {
-    /// Name of the device to make in the calling thread's network namespace (host A).
-    pub near: String,
-    /// Name of the device to make in the other one (host B).
-    pub far: String,
-    /// The other network namespace, as a file.
-    pub far_namespace: PathBuf,
-    /// Of the random draws.
-    pub seed: u64,
-}
 
 /// A device and where its counters are read.
 struct End {
@@ -74,19 +61,21 @@ impl End {
     }
 }
 
-/// Makes the devices and carries frames until standard input ends.
+/// Makes the device `near` in the calling thread's network namespace (host A) and `far` in another
+/// one (host B), and carries frames between them until standard input ends. `seed` is that of the
+/// random draws.
 ///
 /// # Errors
 /// What the kernel refuses; an order that is none.
-pub fn carry(options: &CarrierOptions) -> Result<()> {
+pub fn carry(near: &str, far: &str, far_namespace: &Path, seed: u64) -> Result<()> {
     // Late wake-ups would add delay; if the kernel refuses, it remains.
     let _ = nix::sys::prctl::set_timerslack(1);
-    let near = End::open(&options.near)?;
-    let there = NetNs::open(&options.far_namespace)?;
-    let far = there.run(|| End::open(&options.far))??;
+    let near = End::open(near)?;
+    let there = NetNs::open(far_namespace)?;
+    let far = there.run(|| End::open(far))??;
     let mut carrier = Carrier {
         ends: [near, far],
-        directions: [Direction::new(options.seed), Direction::new(!options.seed)],
+        directions: [Direction::new(seed), Direction::new(!seed)],
         orders: Vec::new(),
         stdin: io::stdin(),
     };

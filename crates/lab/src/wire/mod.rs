@@ -23,7 +23,7 @@ use crate::error::{LabError, Result};
 use crate::host::Host;
 use crate::program;
 
-pub use carrier::{CarrierOptions, carry};
+pub use carrier::carry;
 
 /// Faults of one direction of an emulated link. The default is none; shares are 0 to 1 and drawn
 /// for each frame.

@@ -8,8 +8,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use seikan_lab::host::Host;
 use seikan_lab::link::{Hosts, Link};
-use seikan_lab::tunnel::crude::{Crude, CrudeCounts, CrudeOptions};
-use seikan_lab::tunnel::{Tunnel, start};
+use seikan_lab::tunnel::crude::{Crude, CrudeCounts};
+use seikan_lab::tunnel::{Changes, Tunnel, start};
 use seikan_load::{LatencyOptions, LoadError, TcpOptions, ping, tcp_bulk, wait_reachable};
 use seikan_ui::Interrupt;
 
@@ -124,16 +124,15 @@ fn sleeps_per_ping(words: &[&str]) -> Option<f64> {
 
 #[test]
 fn a_stream_passes_unharmed_whatever_it_suffers_from() {
-    let sick = CrudeOptions {
-        burn_ns: 2000,
-        handoff: true,
-        copy: 2,
-        queue: Some(100),
-        ..CrudeOptions::default()
+    let words = ["--burn=2000", "--handoff", "--copy=2", "--queue=100"];
+    let words = words.map(str::to_owned).to_vec();
+    let sick = Changes {
+        arguments: [words.clone(), words],
+        ..Changes::default()
     };
     for tunnel in [
-        Crude::new(CrudeOptions::default()),
-        Crude::new(sick).named("crude-sick"),
+        Crude::new("crude", &Changes::default()),
+        Crude::new("crude-sick", &sick),
     ] {
         if let Err(reason) = tunnel.availability() {
             return skip(&reason);

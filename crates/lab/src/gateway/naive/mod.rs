@@ -16,8 +16,7 @@ mod frame;
 use std::io::{self, ErrorKind, IoSlice};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use ipnet::{IpNet, Ipv4Net};
@@ -55,17 +54,6 @@ const IPPROTO_RAW: i32 = 255;
 /// `BPF_RET` with a constant (linux/filter.h): how many bytes of a packet are taken.
 const RETURN: u16 = 0x06;
 
-/// One end of the naive tunnel.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NaiveOptions {
-    /// Name of the interface to the outside.
-    pub wan: String,
-    /// Address of the other end, outside.
-    pub peer: Ipv4Addr,
-    /// Where packets come from and go to.
-    pub inside: Inside,
-}
-
 /// The inside of an end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Inside {
@@ -87,20 +75,7 @@ pub enum Inside {
     },
 }
 
-/// Packet counters. `out` is towards the other end.
-#[derive(Debug, Default)]
-struct Counters {
-    out: AtomicU64,
-    oversized: AtomicU64,
-    unsent: AtomicU64,
-    arrived: AtomicU64,
-    cut: AtomicU64,
-    headless: AtomicU64,
-    foreign: AtomicU64,
-    undelivered: AtomicU64,
-}
-
-/// Packet counts.
+/// Packet counts. `out` is towards the other end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NaiveCounts {
     /// Packets sent to the other end, merged ones counted once.
@@ -121,24 +96,11 @@ pub struct NaiveCounts {
     pub undelivered: u64,
 }
 
-impl Counters {
-    fn now(&self) -> NaiveCounts {
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        NaiveCounts {
-            out: read(&self.out),
-            oversized: read(&self.oversized),
-            unsent: read(&self.unsent),
-            arrived: read(&self.arrived),
-            cut: read(&self.cut),
-            headless: read(&self.headless),
-            foreign: read(&self.foreign),
-            undelivered: read(&self.undelivered),
-        }
-    }
-}
+/// Counts that the thread that carries packets shares.
+type SharedCounts = Arc<Mutex<NaiveCounts>>;
 
-fn count(counter: &AtomicU64) {
-    counter.fetch_add(1, Ordering::Relaxed);
+fn lock(counts: &SharedCounts) -> MutexGuard<'_, NaiveCounts> {
+    counts.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// An end, ready to run. Its sockets belong to the namespace it was opened in.
@@ -150,7 +112,7 @@ pub struct Naive {
     wan: u32,
     side: Side,
     number: u64,
-    counters: Arc<Counters>,
+    counts: SharedCounts,
 }
 
 #[derive(Debug)]
@@ -164,15 +126,16 @@ enum Side {
 }
 
 impl Naive {
-    /// Opens the sockets, and the TUN device, in the calling thread's network namespace.
+    /// Opens the sockets, on the interface `wan` to the outside, towards the other end's address
+    /// there, and the TUN device, in the calling thread's network namespace.
     ///
     /// # Errors
     /// Interfaces that are not there; no `CAP_NET_RAW` or `CAP_NET_ADMIN`.
-    pub fn open(options: &NaiveOptions) -> Result<Self> {
+    pub fn open(wan: &str, peer: Ipv4Addr, inside: &Inside) -> Result<Self> {
         let netlink = Netlink::open()?;
         let index = |name: &str| netlink.link(name).map(|link| link.index);
-        let wan = index(&options.wan)?;
-        let (side, nics) = match &options.inside {
+        let wan = index(wan)?;
+        let (side, nics) = match inside {
             Inside::Lan { nic, overlay } => {
                 let index = index(nic)?;
                 let raw = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::from(IPPROTO_RAW)));
@@ -201,11 +164,11 @@ impl Naive {
         Ok(Self {
             nic: packet_socket(&nics).map_err(LabError::io("open a packet socket"))?,
             udp,
-            peer: SocketAddrV4::new(options.peer, PORT).into(),
+            peer: SocketAddrV4::new(peer, PORT).into(),
             wan,
             side,
             number: 0,
-            counters: Arc::default(),
+            counts: Arc::default(),
         })
     }
 
@@ -234,7 +197,7 @@ impl Naive {
     /// Returns the packet counts so far.
     #[must_use]
     pub fn counts(&self) -> NaiveCounts {
-        self.counters.now()
+        *lock(&self.counts)
     }
 
     /// Whether the nic and whether the TUN device have something.
@@ -301,29 +264,29 @@ impl Naive {
     fn outwards(&mut self, datagram: &mut [u8]) {
         self.number += 1;
         seal(datagram, self.number);
-        let counter = match self.udp.send_to(datagram, self.peer) {
-            Ok(_) => &self.counters.out,
-            Err(e) if e.raw_os_error() == Some(Errno::EMSGSIZE as i32) => &self.counters.oversized,
-            Err(_) => &self.counters.unsent,
-        };
-        count(counter);
+        let sent = self.udp.send_to(datagram, self.peer);
+        let mut counts = lock(&self.counts);
+        *match sent {
+            Ok(_) => &mut counts.out,
+            Err(e) if e.raw_os_error() == Some(Errno::EMSGSIZE as i32) => &mut counts.oversized,
+            Err(_) => &mut counts.unsent,
+        } += 1;
     }
 
     /// Takes one IP packet from the outside, and the packet within to the kernel.
     fn inwards(&mut self, packet: &mut [u8]) {
-        let counters = &self.counters;
+        let counts = &self.counts;
         match open(packet) {
             Arrival::NotOurs => {}
-            Arrival::Headless => count(&counters.headless),
-            Arrival::Cut => count(&counters.cut),
-            Arrival::Foreign => count(&counters.foreign),
+            Arrival::Headless => lock(counts).headless += 1,
+            Arrival::Cut => lock(counts).cut += 1,
+            Arrival::Foreign => lock(counts).foreign += 1,
             Arrival::Packet(inner) => {
                 complete_checksum(inner);
-                let done = deliver(&self.side, inner);
-                count(match done {
-                    Ok(_) => &counters.arrived,
-                    Err(_) => &counters.undelivered,
-                });
+                match deliver(&self.side, inner) {
+                    Ok(_) => lock(counts).arrived += 1,
+                    Err(_) => lock(counts).undelivered += 1,
+                }
             }
         }
     }
@@ -399,7 +362,7 @@ fn deliver(side: &Side, packet: &[u8]) -> io::Result<usize> {
 #[derive(Debug)]
 pub struct Worker {
     stop: Interrupt,
-    counters: Arc<Counters>,
+    counts: SharedCounts,
     thread: Option<JoinHandle<Result<()>>>,
 }
 
@@ -408,9 +371,9 @@ impl Worker {
     ///
     /// # Errors
     /// As [`Naive::open`].
-    pub fn start(host: &Host, options: &NaiveOptions) -> Result<Self> {
-        let mut naive = host.run(|| Naive::open(options))??;
-        let (stop, counters) = (Interrupt::new(), Arc::clone(&naive.counters));
+    pub fn start(host: &Host, wan: &str, peer: Ipv4Addr, inside: &Inside) -> Result<Self> {
+        let mut naive = host.run(|| Naive::open(wan, peer, inside))??;
+        let (stop, counts) = (Interrupt::new(), Arc::clone(&naive.counts));
         let flag = stop.clone();
         let thread = std::thread::Builder::new()
             .name("naive".to_owned())
@@ -418,7 +381,7 @@ impl Worker {
             .map_err(LabError::io("start a thread"))?;
         Ok(Self {
             stop,
-            counters,
+            counts,
             thread: Some(thread),
         })
     }
@@ -426,7 +389,7 @@ impl Worker {
     /// Returns the packet counts so far.
     #[must_use]
     pub fn counts(&self) -> NaiveCounts {
-        self.counters.now()
+        *lock(&self.counts)
     }
 
     /// An error if the thread has ended.

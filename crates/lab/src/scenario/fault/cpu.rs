@@ -1,7 +1,7 @@
 //! Faults that take processor time from the tunnel's program.
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
@@ -9,6 +9,7 @@ use nix::unistd::Pid;
 use super::Applied;
 use crate::error::{LabError, Result};
 use crate::host::Host;
+use crate::process::Killed;
 
 /// The processor that is crowded.
 const CROWDED: usize = 0;
@@ -44,7 +45,7 @@ pub(super) fn contend<'a>(
     }
     for _ in 0..hogs {
         let hog = Hog::start(host)?;
-        let pinned = sched_setaffinity(Pid::from_raw(hog.0.id() as i32), &one);
+        let pinned = sched_setaffinity(Pid::from_raw(hog.0.0.id() as i32), &one);
         applied.then(move || drop(hog));
         pinned.map_err(|e| LabError::Setup(format!("cannot pin a process that spins: {e}")))?;
     }
@@ -64,7 +65,7 @@ fn tasks(pid: u32) -> Vec<Pid> {
 }
 
 /// A process that spins.
-pub(crate) struct Hog(Child);
+pub(crate) struct Hog(Killed);
 
 impl Hog {
     pub(crate) fn start(host: &Host) -> Result<Self> {
@@ -74,17 +75,7 @@ impl Hog {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
-        host.spawn(&mut command)
-            .map(Self)
-            .map_err(LabError::io("start a process that spins"))
-    }
-}
-
-impl Drop for Hog {
-    fn drop(&mut self) {
-        // Fails only when it has ended already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        Killed::start(host, &mut command).map(Self)
     }
 }
 

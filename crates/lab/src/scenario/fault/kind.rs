@@ -4,6 +4,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::wire;
+use crate::wire::Faults;
+
 /// Kinds of faults. Each kind documents its severity. Faults of the whole machine are reverted
 /// afterwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -206,15 +209,6 @@ impl FaultKind {
     /// Returns whether it needs an emulated link.
     #[must_use]
     pub fn is_of_a_wire(self) -> bool {
-        matches!(
-            self,
-            Self::WireDelay
-                | Self::WireLoss
-                | Self::WireReorder
-                | Self::WireBlackHole
-                | Self::WireRate
-                | Self::BrokenChecksum
-                | Self::BrokenSegmentation
-        )
+        wire::with(self, 1.0, Faults::default()).is_some()
     }
 }

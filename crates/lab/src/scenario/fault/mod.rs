@@ -18,15 +18,15 @@ use serde::Deserialize;
 
 pub use kind::FaultKind;
 pub use machine::MachineGuard;
+use network::Nic;
 pub(crate) use network::long_ruleset;
 
 use super::LoadSpec;
 use crate::error::{LabError, Result};
-use crate::host::Host;
+use crate::host::{Host, all_cpus};
 use crate::link::Hosts;
 use crate::process::Process;
-use crate::tunnel::crude::CrudeOptions;
-use crate::tunnel::{Changes, Started, inner_device, openvswitch};
+use crate::tunnel::{CRUDE, Changes, Started, inner_device, openvswitch};
 use seikan_load::LiveOptions;
 
 /// Flows of the crude tunnel where there are several: enough for two processors to get about half
@@ -192,16 +192,15 @@ impl Fault {
     /// Returns the changes that the tunnel starts with in the absence of the fault.
     #[must_use]
     pub fn changes_without(&self) -> Changes {
-        let crude = match self.kind {
-            FaultKind::ReceiveOnOneCpu | FaultKind::OneFlow => CrudeOptions {
-                lanes: LANES,
-                ..CrudeOptions::default()
-            },
-            _ => CrudeOptions::default(),
-        };
-        Changes {
-            crude: [crude; 2],
-            ..Changes::default()
+        match self.kind {
+            FaultKind::ReceiveOnOneCpu | FaultKind::OneFlow => {
+                let lanes = vec![format!("--lanes={LANES}")];
+                Changes {
+                    arguments: [lanes.clone(), lanes],
+                    ..Changes::default()
+                }
+            }
+            _ => Changes::default(),
         }
     }
 
@@ -213,11 +212,8 @@ impl Fault {
     pub fn prepare(&self, severity: f64, hosts: &Hosts) -> Result<()> {
         if matches!(self.kind, FaultKind::ReceiveOnOneCpu | FaultKind::OneFlow) {
             let host = &hosts.b;
-            let count = std::thread::available_parallelism().map_or(1, usize::from);
-            let cpus: Vec<u32> = (0..count as u32).collect();
             // All of it for as long as the host is there: nothing to be taken back.
-            let file = format!("{}/queues/rx-0/rps_cpus", host.device);
-            host.set_attribute(&file, &seikan_sys::softirq::mask(&cpus))?;
+            host.steer(&host.device, &all_cpus())?;
             // A veth has none by default, unlike cards; it merges nothing here, as the tunnel does
             // not ask for it.
             host.set_features(&host.device, &[(Feature::Gro, true)])?;
@@ -226,29 +222,25 @@ impl Fault {
         Ok(())
     }
 
-    /// Returns the changes that the tunnel starts with.
+    /// Returns the changes that the tunnel called `name` starts with.
     #[must_use]
-    pub fn changes(&self, severity: f64) -> Changes {
-        let bytes = format!("{severity:.0}");
-        let arguments: Vec<String> = match self.kind {
-            FaultKind::ReceiveBufferOption => vec!["--rcvbuf".into(), bytes],
-            FaultKind::SendBufferOption => vec!["--sndbuf".into(), bytes],
+    pub fn changes(&self, name: &str, severity: f64) -> Changes {
+        let words = match self.kind {
+            FaultKind::ReceiveBufferOption => format!("--rcvbuf {severity:.0}"),
+            FaultKind::SendBufferOption => format!("--sndbuf {severity:.0}"),
             FaultKind::BothBufferOptions => {
-                vec!["--sndbuf".into(), bytes.clone(), "--rcvbuf".into(), bytes]
+                format!("--sndbuf {severity:.0} --rcvbuf {severity:.0}")
             }
+            FaultKind::MtuMismatch if name == CRUDE => format!("--mtu {severity:.0}"),
             // Buffers are as long as the longest MTU, not as the own one.
             FaultKind::MtuMismatch => {
-                let words = [
-                    "--tun-mtu",
-                    &bytes,
-                    "--tun-mtu-max",
-                    &bytes,
-                    "--mssfix",
-                    "0",
-                ];
-                words.map(String::from).to_vec()
+                format!("--tun-mtu {severity:.0} --tun-mtu-max {severity:.0} --mssfix 0")
             }
-            _ => Vec::new(),
+            FaultKind::SlowCipher => format!("--burn {:.0}", severity * 1e3),
+            FaultKind::Handoff => "--handoff".to_owned(),
+            FaultKind::Copies => format!("--copy {severity:.0}"),
+            FaultKind::ReceiveOnOneCpu => return self.changes_without(),
+            _ => String::new(),
         };
         let environment = match self.kind {
             // OPENSSL_ia32cap(3): no AES instructions (bit 57), no carry-less multiplication (bit
@@ -258,49 +250,10 @@ impl Fault {
             }
             _ => Vec::new(),
         };
+        let words = words.split_whitespace().map(str::to_owned);
         Changes {
-            arguments: self.at_hosts(arguments),
+            arguments: self.at_hosts(words.collect()),
             environment: self.at_hosts(environment),
-            crude: self.crude(severity),
-        }
-    }
-
-    /// How sick the crude tunnel is, host A first.
-    fn crude(&self, severity: f64) -> [CrudeOptions; 2] {
-        let well = CrudeOptions::default();
-        let sick = match self.kind {
-            FaultKind::ReceiveBufferOption => CrudeOptions {
-                rcvbuf: Some(severity as usize),
-                ..well
-            },
-            FaultKind::SendBufferOption => CrudeOptions {
-                sndbuf: Some(severity as usize),
-                ..well
-            },
-            FaultKind::MtuMismatch => CrudeOptions {
-                mtu: severity as u32,
-                ..well
-            },
-            FaultKind::SlowCipher => CrudeOptions {
-                burn_ns: (severity * 1e3) as u64,
-                ..well
-            },
-            FaultKind::Handoff => CrudeOptions {
-                handoff: true,
-                ..well
-            },
-            FaultKind::Copies => CrudeOptions {
-                copy: severity as u32,
-                ..well
-            },
-            FaultKind::ReceiveOnOneCpu => return self.changes_without().crude,
-            _ => well,
-        };
-        match self.at {
-            Location::Sender => [sick, well],
-            Location::Receiver => [well, sick],
-            Location::Both => [sick, sick],
-            Location::Middle => [well, well],
         }
     }
 
@@ -319,8 +272,8 @@ impl Fault {
     /// An error of the kernel.
     pub fn before_start(&self, severity: f64) -> Result<Applied<'static>> {
         let mut applied = Applied::default();
-        if let FaultKind::DefaultReceiveBuffer = self.kind {
-            machine::set("net/core/rmem_default", severity, &mut applied)?;
+        if self.kind == FaultKind::DefaultReceiveBuffer {
+            self.set_sysctl(severity, &mut applied)?;
         }
         Ok(applied)
     }
@@ -361,19 +314,22 @@ impl Fault {
         if self.kind.is_of_a_wire() {
             wire::set(self.kind, severity, site.hosts, &mut applied)?;
         }
-        match self.kind {
-            FaultKind::NetdevBacklog => {
-                machine::set("net/core/netdev_max_backlog", severity, &mut applied)?;
-            }
-            FaultKind::NapiBudget => {
-                machine::set("net/core/netdev_budget", severity, &mut applied)?;
-            }
-            FaultKind::ConntrackMax => {
-                machine::set("net/netfilter/nf_conntrack_max", severity, &mut applied)?;
-            }
-            _ => {}
+        if !self.needs_restart() {
+            self.set_sysctl(severity, &mut applied)?;
         }
         Ok(applied)
+    }
+
+    /// The part of it that is a setting of the machine.
+    fn set_sysctl(&self, severity: f64, applied: &mut Applied<'_>) -> Result<()> {
+        let path = match self.kind {
+            FaultKind::DefaultReceiveBuffer => "net/core/rmem_default",
+            FaultKind::NetdevBacklog => "net/core/netdev_max_backlog",
+            FaultKind::NapiBudget => "net/core/netdev_budget",
+            FaultKind::ConntrackMax => "net/netfilter/nf_conntrack_max",
+            _ => return Ok(()),
+        };
+        machine::set(path, severity, applied)
     }
 
     /// The part of it that is in one host.
@@ -384,50 +340,45 @@ impl Fault {
         host: &'a Host,
         applied: &mut Applied<'a>,
     ) -> Result<()> {
-        let device = site.device(host, self.device);
+        let device = match self.kind {
+            FaultKind::QueueLength | FaultKind::MtuMismatch => Device::Inner,
+            FaultKind::Loss | FaultKind::MtuBlackHole | FaultKind::NetdevBacklog => Device::Outer,
+            _ => self.device,
+        };
+        let device = site.device(host, device);
+        let mut nic = Nic {
+            host,
+            device,
+            applied,
+        };
         match self.kind {
-            FaultKind::QueueLength => {
-                let inner = site.device(host, Device::Inner);
-                network::queue_length(host, &inner, severity as u32, applied)
-            }
-            FaultKind::Shaper => {
-                network::token_bucket(host, &device, severity, network::SHORT, applied)
-            }
-            FaultKind::Bufferbloat => {
-                network::token_bucket(host, &device, severity, network::LONG, applied)
-            }
-            FaultKind::Loss => network::loss(host, &host.device, severity, applied),
-            FaultKind::MtuBlackHole => {
-                network::black_hole(host, &host.device, severity as u32, applied)
-            }
-            FaultKind::Mtu => network::mtu(host, &device, severity as u32, applied),
+            FaultKind::QueueLength => nic.queue_length(severity as u32),
+            FaultKind::Shaper => nic.token_bucket(severity, network::SHORT),
+            FaultKind::Bufferbloat => nic.token_bucket(severity, network::LONG),
+            FaultKind::Loss => nic.loss(severity),
+            FaultKind::MtuBlackHole => nic.black_hole(severity as u32),
+            FaultKind::Mtu => nic.mtu(severity as u32),
             // Its device gets the length that the other end assumes.
             FaultKind::MtuMismatch if site.tunnel.starts_with("openvpn") => {
-                let inner = site.device(host, Device::Inner);
-                network::mtu(host, &inner, network::BELIEVED_MTU, applied)
+                nic.mtu(network::BELIEVED_MTU)
             }
-            FaultKind::OffloadsOff => {
-                const ALL: [Feature; 4] = [
-                    Feature::Tso,
-                    Feature::Gso,
-                    Feature::Gro,
-                    Feature::TxChecksum,
-                ];
-                network::offloads(host, &device, &ALL, applied)
-            }
+            FaultKind::OffloadsOff => nic.offloads(&[
+                Feature::Tso,
+                Feature::Gso,
+                Feature::Gro,
+                Feature::TxChecksum,
+            ]),
             FaultKind::NetdevBacklog => {
                 // So that packets come in bursts: a super-packet of datagrams is cut up just before
                 // the link.
-                let off = [Feature::Gro, Feature::UdpSegmentation];
-                network::offloads(host, &host.device, &off, applied)?;
+                nic.offloads(&[Feature::Gro, Feature::UdpSegmentation])?;
                 // Another processor than the sender's, which would empty the queue itself after
                 // each packet.
-                let last = std::thread::available_parallelism().map_or(0, |n| n.get() - 1);
-                network::receive_on(host, &host.device, &[last as u32], applied)
+                nic.receive_on(&[all_cpus().len() as u32 - 1])
             }
-            FaultKind::ConntrackMax => network::track_connections(host, applied),
-            FaultKind::ReceiveOnOneCpu => network::receive_on(host, &device, &[0], applied),
-            FaultKind::ReceiveOffload => network::receive_offload(host, &device, applied),
+            FaultKind::ConntrackMax => nic.track_connections(),
+            FaultKind::ReceiveOnOneCpu => nic.receive_on(&[0]),
+            FaultKind::ReceiveOffload => nic.receive_offload(),
             FaultKind::FlowTable => match &site.started.orders {
                 Some(dir) => {
                     applied.then(move || {

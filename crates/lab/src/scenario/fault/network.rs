@@ -6,7 +6,7 @@ use seikan_sys::ethtool::Feature;
 
 use super::{Applied, tool};
 use crate::error::Result;
-use crate::host::Host;
+use crate::host::{Host, steering_file};
 
 /// How much a token bucket's queue holds, as time at its rate, in seconds.
 pub(super) const SHORT: f64 = 0.01;
@@ -21,168 +21,135 @@ const SMALLEST_QUEUE: f64 = 15_000.0;
 /// MTU of OpenVPN's interface when nothing else is said.
 pub(super) const BELIEVED_MTU: u32 = 1_500;
 
-/// Sets `txqueuelen`.
-pub(super) fn queue_length<'a>(
-    host: &'a Host,
-    device: &str,
-    packets: u32,
-    applied: &mut Applied<'a>,
-) -> Result<()> {
-    let netlink = host.netlink()?;
-    let link = netlink.link(device)?;
-    let before = link.tx_queue_len;
-    netlink.set_tx_queue_len(link.index, packets)?;
-    applied.then(move || {
-        // The interface may have gone with its program.
-        let _ = netlink.set_tx_queue_len(link.index, before);
-    });
-    Ok(())
+/// An interface of a host, for faults.
+pub(super) struct Nic<'a, 'b> {
+    pub(super) host: &'a Host,
+    pub(super) device: String,
+    pub(super) applied: &'b mut Applied<'a>,
 }
 
-/// Puts a token bucket filter in place of the interface's queueing discipline.
-pub(super) fn token_bucket<'a>(
-    host: &'a Host,
-    device: &str,
-    mbit: f64,
-    queue: f64,
-    applied: &mut Applied<'a>,
-) -> Result<()> {
-    let bytes_per_second = mbit * 1e6 / 8.0;
-    let burst = (bytes_per_second * BUCKET).max(SMALLEST_BUCKET);
-    let limit = (bytes_per_second * queue).max(SMALLEST_QUEUE);
-    tool(
-        host,
-        &format!(
-            "tc qdisc replace dev {device} root tbf rate {:.0}bit burst {burst:.0} limit {limit:.0}",
-            mbit * 1e6
-        ),
-    )?;
-    let device = device.to_owned();
-    applied.then(move || {
-        let _ = tool(host, &format!("tc qdisc del dev {device} root"));
-    });
-    Ok(())
-}
+impl Nic<'_, '_> {
+    /// Runs a tool's command line, and `undo` at the end.
+    fn tool(&mut self, line: &str, undo: String) -> Result<()> {
+        let host = self.host;
+        tool(host, line)?;
+        self.applied.then(move || {
+            let _ = tool(host, &undo);
+        });
+        Ok(())
+    }
 
-/// Drops packets that come in, at random.
-pub(super) fn loss<'a>(
-    host: &'a Host,
-    device: &str,
-    percent: f64,
-    applied: &mut Applied<'a>,
-) -> Result<()> {
-    let of_a_million = (percent * 1e4).round();
-    let rule = format!("numgen random mod 1000000 < {of_a_million:.0} drop");
-    drop_incoming(host, device, "loss", &rule, applied)
-}
+    /// Sets `txqueuelen`.
+    pub(super) fn queue_length(&mut self, packets: u32) -> Result<()> {
+        let netlink = self.host.netlink()?;
+        let link = netlink.link(&self.device)?;
+        netlink.set_tx_queue_len(link.index, packets)?;
+        self.applied.then(move || {
+            // The interface may have gone with its program.
+            let _ = netlink.set_tx_queue_len(link.index, link.tx_queue_len);
+        });
+        Ok(())
+    }
 
-/// Drops packets that come in and are longer than `bytes`, without a word.
-pub(super) fn black_hole<'a>(
-    host: &'a Host,
-    device: &str,
-    bytes: u32,
-    applied: &mut Applied<'a>,
-) -> Result<()> {
-    let rule = format!("meta length > {bytes} drop");
-    drop_incoming(host, device, "hole", &rule, applied)
-}
+    /// Puts a token bucket filter in place of the interface's queueing discipline.
+    pub(super) fn token_bucket(&mut self, mbit: f64, queue: f64) -> Result<()> {
+        let bytes_per_second = mbit * 1e6 / 8.0;
+        let burst = (bytes_per_second * BUCKET).max(SMALLEST_BUCKET);
+        let limit = (bytes_per_second * queue).max(SMALLEST_QUEUE);
+        let (device, rate) = (&self.device, mbit * 1e6);
+        let undo = format!("tc qdisc del dev {device} root");
+        let line = format!(
+            "tc qdisc replace dev {device} root tbf rate {rate:.0}bit burst {burst:.0} limit {limit:.0}"
+        );
+        self.tool(&line, undo)
+    }
 
-fn drop_incoming<'a>(
-    host: &'a Host,
-    device: &str,
-    table: &'static str,
-    rule: &str,
-    applied: &mut Applied<'a>,
-) -> Result<()> {
-    tool(host, &format!("nft add table netdev {table}"))?;
-    applied.then(move || {
-        let _ = tool(host, &format!("nft delete table netdev {table}"));
-    });
-    tool(
-        host,
-        &format!(
-            "nft add chain netdev {table} drops {{ type filter hook ingress device {device} priority 0 ; }}"
-        ),
-    )?;
-    tool(host, &format!("nft add rule netdev {table} drops {rule}"))
-}
+    /// Drops packets that come in, at random.
+    pub(super) fn loss(&mut self, percent: f64) -> Result<()> {
+        let of_a_million = (percent * 1e4).round();
+        let rule = format!("numgen random mod 1000000 < {of_a_million:.0} drop");
+        self.drop_incoming("loss", &rule)
+    }
 
-/// Has the kernel track connections, as a firewall does.
-pub(super) fn track_connections<'a>(host: &'a Host, applied: &mut Applied<'a>) -> Result<()> {
-    tool(host, "nft add table inet tracked")?;
-    applied.then(move || {
-        let _ = tool(host, "nft delete table inet tracked");
-    });
-    for hook in ["input", "output"] {
-        tool(
-            host,
-            &format!(
+    /// Drops packets that come in and are longer than `bytes`, without a word.
+    pub(super) fn black_hole(&mut self, bytes: u32) -> Result<()> {
+        self.drop_incoming("hole", &format!("meta length > {bytes} drop"))
+    }
+
+    fn drop_incoming(&mut self, table: &str, rule: &str) -> Result<()> {
+        let undo = format!("nft delete table netdev {table}");
+        self.tool(&format!("nft add table netdev {table}"), undo)?;
+        let chain = format!(
+            "nft add chain netdev {table} drops {{ type filter hook ingress device {} priority 0 ; }}",
+            self.device
+        );
+        tool(self.host, &chain)?;
+        let rule = format!("nft add rule netdev {table} drops {rule}");
+        tool(self.host, &rule)
+    }
+
+    /// Has the kernel track connections, as a firewall does.
+    pub(super) fn track_connections(&mut self) -> Result<()> {
+        let undo = "nft delete table inet tracked".to_owned();
+        self.tool("nft add table inet tracked", undo)?;
+        ["input", "output"].into_iter().try_for_each(|hook| {
+            let chain = format!(
                 "nft add chain inet tracked {hook} {{ type filter hook {hook} priority 0 ; }}"
-            ),
-        )?;
-        tool(
-            host,
-            &format!("nft add rule inet tracked {hook} ct state new,established accept"),
-        )?;
+            );
+            tool(self.host, &chain)?;
+            let rule = format!("nft add rule inet tracked {hook} ct state new,established accept");
+            tool(self.host, &rule)
+        })
     }
-    Ok(())
-}
 
-/// Sets the MTU.
-pub(super) fn mtu<'a>(
-    host: &'a Host,
-    device: &str,
-    bytes: u32,
-    applied: &mut Applied<'a>,
-) -> Result<()> {
-    let netlink = host.netlink()?;
-    let link = netlink.link(device)?;
-    netlink.set_mtu(link.index, bytes)?;
-    applied.then(move || {
-        let _ = netlink.set_mtu(link.index, link.mtu);
-    });
-    Ok(())
-}
-
-/// Takes offloads away, those that are on and can be.
-pub(super) fn offloads<'a>(
-    host: &'a Host,
-    device: &str,
-    features: &[Feature],
-    applied: &mut Applied<'a>,
-) -> Result<()> {
-    let ethtool = host.netns().ethtool()?;
-    let on: Vec<Feature> = features
-        .iter()
-        .copied()
-        .filter(|feature| ethtool.feature(device, *feature).unwrap_or(false))
-        .collect();
-    for feature in &on {
-        ethtool.set_feature(device, *feature, false)?;
+    /// Sets the MTU.
+    pub(super) fn mtu(&mut self, bytes: u32) -> Result<()> {
+        let netlink = self.host.netlink()?;
+        let link = netlink.link(&self.device)?;
+        netlink.set_mtu(link.index, bytes)?;
+        self.applied.then(move || {
+            let _ = netlink.set_mtu(link.index, link.mtu);
+        });
+        Ok(())
     }
-    let device = device.to_owned();
-    applied.then(move || {
-        // Segmentation depends on checksums: last to go, first to come back.
-        for feature in on.iter().rev() {
-            let _ = ethtool.set_feature(&device, *feature, true);
+
+    /// Takes offloads away, those that are on and can be.
+    pub(super) fn offloads(&mut self, features: &[Feature]) -> Result<()> {
+        let ethtool = self.host.netns().ethtool()?;
+        let device = self.device.clone();
+        let is_on = |feature: &Feature| ethtool.feature(&device, *feature).unwrap_or(false);
+        let on: Vec<Feature> = features.iter().copied().filter(is_on).collect();
+        for feature in &on {
+            ethtool.set_feature(&device, *feature, false)?;
         }
-    });
-    Ok(())
-}
+        self.applied.then(move || {
+            // Segmentation depends on checksums: last to go, first to come back.
+            for feature in on.iter().rev() {
+                let _ = ethtool.set_feature(&device, *feature, true);
+            }
+        });
+        Ok(())
+    }
 
-/// Steers received packets of the interface to these processors.
-pub(super) fn receive_on<'a>(
-    host: &'a Host,
-    device: &str,
-    cpus: &[u32],
-    applied: &mut Applied<'a>,
-) -> Result<()> {
-    let file = format!("{device}/queues/rx-0/rps_cpus");
-    let before = host.set_attribute(&file, &seikan_sys::softirq::mask(cpus))?;
-    applied.then(move || {
-        let _ = host.set_attribute(&file, before.trim());
-    });
-    Ok(())
+    /// Steers received packets of the interface to these processors.
+    pub(super) fn receive_on(&mut self, cpus: &[u32]) -> Result<()> {
+        let (host, device) = (self.host, self.device.clone());
+        let before = host.steer(&device, cpus)?;
+        self.applied.then(move || {
+            let _ = host.set_attribute(&steering_file(&device), before.trim());
+        });
+        Ok(())
+    }
+
+    /// Puts receive offload (GRO) on.
+    pub(super) fn receive_offload(&mut self) -> Result<()> {
+        let (host, device) = (self.host, self.device.clone());
+        host.set_features(&device, &[(Feature::Gro, true)])?;
+        self.applied.then(move || {
+            let _ = host.set_features(&device, &[(Feature::Gro, false)]);
+        });
+        Ok(())
+    }
 }
 
 /// Makes the kernel compare each received frame with `rules` rules that never match.
@@ -197,18 +164,4 @@ pub(crate) fn long_ruleset(host: &Host, device: &str, rules: u32) -> Result<()> 
     text += "}\n}\n";
     let mut nft = Command::new("nft");
     host.output(nft.args(["-f", "-"]), &text).map(drop)
-}
-
-/// Puts receive offload (GRO) on.
-pub(super) fn receive_offload<'a>(
-    host: &'a Host,
-    device: &str,
-    applied: &mut Applied<'a>,
-) -> Result<()> {
-    host.set_features(device, &[(Feature::Gro, true)])?;
-    let device = device.to_owned();
-    applied.then(move || {
-        let _ = host.set_features(&device, &[(Feature::Gro, false)]);
-    });
-    Ok(())
 }

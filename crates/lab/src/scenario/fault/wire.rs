@@ -22,9 +22,9 @@ pub(super) fn set<'a>(
         ));
     };
     let mut faults = before;
-    with(kind, severity, &mut faults.a_to_b);
+    faults.a_to_b = with(kind, severity, faults.a_to_b).unwrap_or(faults.a_to_b);
     if kind == FaultKind::WireDelay {
-        with(kind, severity, &mut faults.b_to_a);
+        faults.b_to_a.delay_us = faults.a_to_b.delay_us;
     }
     wire.set(faults)?;
     applied.then(move || {
@@ -34,7 +34,8 @@ pub(super) fn set<'a>(
     Ok(())
 }
 
-fn with(kind: FaultKind, severity: f64, faults: &mut Faults) {
+/// Adds a fault; `None` if it is none of a wire.
+pub(super) fn with(kind: FaultKind, severity: f64, mut faults: Faults) -> Option<Faults> {
     let share = severity / 100.0;
     match kind {
         FaultKind::WireDelay => faults.delay_us = (severity * 1e3) as u64,
@@ -47,6 +48,7 @@ fn with(kind: FaultKind, severity: f64, faults: &mut Faults) {
         FaultKind::WireRate => faults.rate_bits = (severity * 1e6) as u64,
         FaultKind::BrokenChecksum => faults.broken_checksum = share,
         FaultKind::BrokenSegmentation => faults.broken_segmentation = share,
-        _ => {}
+        _ => return None,
     }
+    Some(faults)
 }

@@ -6,7 +6,7 @@
 use std::io::{self, ErrorKind, IoSlice};
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -18,26 +18,36 @@ use seikan_ui::Interrupt;
 use serde::{Deserialize, Serialize};
 use socket2::SockRef;
 
-use super::CrudeOptions;
 use super::cost::{Handoff, Work};
 use crate::error::{LabError, Result};
 
 /// A waiting loop looks at its flag this often, in milliseconds.
 const PATIENCE: u16 = 50;
 
-/// Where one end is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CrudeSetup {
-    /// Name of the TUN device, which is made.
-    pub device: String,
-    /// Its addresses and networks.
-    pub addresses: Vec<IpNet>,
-    /// Own address outside.
-    pub listen: SocketAddr,
-    /// The other end's address outside.
-    pub peer: SocketAddr,
-    /// How sick it is.
-    pub options: CrudeOptions,
+/// How sick it is.
+#[derive(Clone, Copy, Debug)]
+pub struct CrudeOptions {
+    /// MTU of its device, in bytes. It reads no more of a packet from either side, so larger
+    /// packets from the other end arrive truncated. TCP avoids such packets: it uses the smaller
+    /// segment size of both ends.
+    pub mtu: u32,
+    /// A slow cipher: processor time spent on each packet, in nanoseconds, in a function named
+    /// `chacha20_block_slow`. The rounds it takes are measured once, so that a preempted end does
+    /// not get away with less.
+    pub burn_ns: u64,
+    /// Hands each packet on twice, from thread to thread, and waits each time until it was taken.
+    pub handoff: bool,
+    /// How often each packet is copied out into a large memory and back.
+    pub copy: u32,
+    /// Receive buffer of the UDP socket, in bytes as setsockopt(2) takes them (the kernel doubles
+    /// it); `None`: the kernel's default.
+    pub rcvbuf: Option<usize>,
+    /// Send buffer of the UDP socket, likewise.
+    pub sndbuf: Option<usize>,
+    /// Packets that its device holds for it (`txqueuelen`); `None`: the kernel's default, 500.
+    pub queue: Option<u32>,
+    /// Outer flows, 1 to 255: inner connections are distributed over them.
+    pub lanes: u8,
 }
 
 /// Packet counts, and their cost. `out` is towards the other end.
@@ -63,21 +73,6 @@ pub struct CrudeCounts {
     pub send_buffer: u64,
 }
 
-#[derive(Debug, Default)]
-struct Counters {
-    out: AtomicU64,
-    unsent: AtomicU64,
-    arrived: AtomicU64,
-    undelivered: AtomicU64,
-    blocks: AtomicU64,
-    copied: AtomicU64,
-    handed_on: AtomicU64,
-}
-
-fn add(counter: &AtomicU64, by: u64) {
-    counter.fetch_add(by, Ordering::Relaxed);
-}
-
 /// Which direction a packet goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
@@ -94,18 +89,22 @@ pub struct CrudeEnd {
     lanes: Vec<UdpSocket>,
     peer: SocketAddr,
     options: CrudeOptions,
-    counters: Counters,
+    counts: Mutex<CrudeCounts>,
 }
 
 impl CrudeEnd {
-    /// Makes the device and the socket in the calling thread's network namespace.
+    /// Makes the device, with these addresses, and the socket, from an address to the other end's, in the calling thread's network namespace.
     ///
     /// # Errors
     /// A device of that name, an address that is taken, no `CAP_NET_ADMIN`.
-    pub fn open(setup: &CrudeSetup) -> Result<Self> {
-        let options = setup.options;
+    pub fn open(
+        device: &str,
+        addresses: &[IpNet],
+        [listen, peer]: [SocketAddr; 2],
+        options: CrudeOptions,
+    ) -> Result<Self> {
         let tun = Tun::create_without_header(&TunOptions {
-            name: setup.device.clone(),
+            name: device.to_owned(),
             mtu: options.mtu,
             queues: 1,
             offload: false,
@@ -118,7 +117,7 @@ impl CrudeEnd {
             no_dad: true,
             ..AddressOptions::default()
         };
-        for address in &setup.addresses {
+        for address in addresses {
             let done = netlink.add_address_with(tun.index(), *address, no_dad);
             // A kernel may have no IPv6, or none on an MTU this small (RFC 8200, section 5).
             if matches!(address, IpNet::V4(_)) {
@@ -126,18 +125,18 @@ impl CrudeEnd {
             }
         }
         netlink.set_up(tun.index())?;
-        let udp = open_socket(setup).map_err(LabError::io("open the outer socket"))?;
+        let udp = open_socket(listen, &options).map_err(LabError::io("open the outer socket"))?;
         let lanes = (1..options.lanes)
-            .map(|_| UdpSocket::bind((setup.listen.ip(), 0)))
+            .map(|_| UdpSocket::bind((listen.ip(), 0)))
             .collect::<io::Result<_>>()
             .map_err(LabError::io("open a socket for another flow"))?;
         Ok(Self {
             tun,
             udp,
             lanes,
-            peer: setup.peer,
+            peer,
             options,
-            counters: Counters::default(),
+            counts: Mutex::default(),
         })
     }
 
@@ -162,20 +161,16 @@ impl CrudeEnd {
     /// Returns the packet counts so far.
     #[must_use]
     pub fn counts(&self) -> CrudeCounts {
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let socket = SockRef::from(&self.udp);
-        let c = &self.counters;
         CrudeCounts {
-            out: read(&c.out),
-            unsent: read(&c.unsent),
-            arrived: read(&c.arrived),
-            undelivered: read(&c.undelivered),
-            blocks: read(&c.blocks),
-            copied: read(&c.copied),
-            handed_on: read(&c.handed_on),
             receive_buffer: socket.recv_buffer_size().unwrap_or(0) as u64,
             send_buffer: socket.send_buffer_size().unwrap_or(0) as u64,
+            ..*self.lock()
         }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, CrudeCounts> {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn work(&self) -> Work {
@@ -247,22 +242,28 @@ impl CrudeEnd {
     }
 
     fn send(&self, direction: Direction, packet: &[u8]) {
-        let c = &self.counters;
-        let counter = match direction {
-            Direction::Out => match self.socket_for(packet).send_to(packet, self.peer) {
-                Ok(_) => &c.out,
-                Err(_) => &c.unsent,
-            },
+        match direction {
+            Direction::Out => {
+                let sent = self.socket_for(packet).send_to(packet, self.peer);
+                let mut counts = self.lock();
+                *if sent.is_ok() {
+                    &mut counts.out
+                } else {
+                    &mut counts.unsent
+                } += 1;
+            }
             Direction::In => {
                 let none = [0; VNET_HEADER_LEN];
                 let parts = [IoSlice::new(&none), IoSlice::new(packet)];
-                match self.tun.queues()[0].write_vectored(&parts) {
-                    Ok(_) => &c.arrived,
-                    Err(_) => &c.undelivered,
-                }
+                let taken = self.tun.queues()[0].write_vectored(&parts);
+                let mut counts = self.lock();
+                *if taken.is_ok() {
+                    &mut counts.arrived
+                } else {
+                    &mut counts.undelivered
+                } += 1;
             }
-        };
-        add(counter, 1);
+        }
     }
 
     /// The socket of the connection that a packet belongs to.
@@ -275,8 +276,9 @@ impl CrudeEnd {
 
     fn count_work(&self, work: &mut Work, packet: &mut [u8]) {
         work.on(packet);
-        add(&self.counters.blocks, work.blocks);
-        add(&self.counters.copied, work.copied(packet.len()));
+        let mut counts = self.lock();
+        counts.blocks += work.blocks;
+        counts.copied += work.copied(packet.len());
     }
 
     fn run_handing_on(&self, stop: &Interrupt) -> io::Result<()> {
@@ -288,7 +290,7 @@ impl CrudeEnd {
                     let mut work = self.work();
                     while let Some(mut packet) = first.take() {
                         self.count_work(&mut work, &mut packet);
-                        add(&self.counters.handed_on, 1);
+                        self.lock().handed_on += 1;
                         second.put(packet);
                     }
                 };
@@ -304,7 +306,7 @@ impl CrudeEnd {
             let started = start(Direction::Out).and_then(|()| start(Direction::In));
             let done = started.and_then(|()| {
                 self.read_all(stop, |direction, packet| {
-                    add(&self.counters.handed_on, 1);
+                    self.lock().handed_on += 1;
                     lines[direction as usize][0].put(packet.to_vec())
                 })
             });
@@ -329,14 +331,14 @@ fn flow_of(packet: &[u8], lanes: u8) -> usize {
 
 /// Sends block, as in similar programs. A receive that poll(2) announced, but whose packet had a
 /// bad checksum, blocks only shortly.
-fn open_socket(setup: &CrudeSetup) -> io::Result<UdpSocket> {
-    let udp = UdpSocket::bind(setup.listen)?;
+fn open_socket(listen: SocketAddr, options: &CrudeOptions) -> io::Result<UdpSocket> {
+    let udp = UdpSocket::bind(listen)?;
     udp.set_read_timeout(Some(Duration::from_millis(PATIENCE.into())))?;
     let socket = SockRef::from(&udp);
-    if let Some(bytes) = setup.options.rcvbuf {
+    if let Some(bytes) = options.rcvbuf {
         socket.set_recv_buffer_size(bytes)?;
     }
-    if let Some(bytes) = setup.options.sndbuf {
+    if let Some(bytes) = options.sndbuf {
         socket.set_send_buffer_size(bytes)?;
     }
     Ok(udp)
