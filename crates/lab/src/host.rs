@@ -2,10 +2,11 @@
 //!
 //! A namespace has no name: it ends with the last descriptor and process that holds it.
 
+use std::io::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 
 use ipnet::IpNet;
 use nix::mount::{MsFlags, mount};
@@ -16,7 +17,6 @@ use seikan_sys::netlink::{AddressOptions, Netlink, Route};
 use seikan_sys::netns::NetNs;
 
 use crate::error::{LabError, Result};
-use crate::process::output;
 
 /// Length of the prefix of the hosts' IPv4 networks.
 const PREFIX4: u8 = 24;
@@ -322,6 +322,47 @@ impl Host {
             self.name
         )))
     }
+}
+
+/// Runs a program to its end, inside a host if one is given, with this input, and returns its
+/// output.
+///
+/// # Errors
+/// The program cannot be started; it fails, with the text that it wrote to standard error.
+pub(crate) fn output(host: Option<&Host>, command: &mut Command, input: &str) -> Result<String> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let place = host.map_or_else(String::new, |host| format!(" on host {}", host.name));
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let child = match host {
+        Some(host) => host.spawn(command),
+        None => command.spawn(),
+    };
+    let output = child
+        .and_then(|mut child| {
+            if let Some(mut stdin) = child.stdin.take() {
+                // A program that ends before it has read says why.
+                let _ = stdin.write_all(input.as_bytes());
+            }
+            child.wait_with_output()
+        })
+        .map_err(LabError::io(format!(
+            "run `{program}`{place}: is it installed, and on PATH?"
+        )))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let words: Vec<_> = command
+        .get_args()
+        .map(|word| word.to_string_lossy())
+        .collect();
+    Err(LabError::Setup(format!(
+        "`{program} {}`{place} failed: {}",
+        words.join(" "),
+        String::from_utf8_lossy(&output.stderr).trim()
+    )))
 }
 
 /// Returns the file below `/sys/class/net` that says which processors take a device's packets.

@@ -1,7 +1,6 @@
 //! Programs run inside a host: their log, their memory, their end.
 
 use std::fs::File;
-use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -214,47 +213,6 @@ pub(crate) fn wait_for<T>(
         }
         interrupt.sleep(LOOK)?;
     }
-}
-
-/// Runs a program to its end, inside a host if one is given, with this input, and returns its
-/// output.
-///
-/// # Errors
-/// The program cannot be started; it fails, with the text that it wrote to standard error.
-pub(crate) fn output(host: Option<&Host>, command: &mut Command, input: &str) -> Result<String> {
-    let program = command.get_program().to_string_lossy().into_owned();
-    let place = host.map_or_else(String::new, |host| format!(" on host {}", host.name));
-    command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    let child = match host {
-        Some(host) => host.spawn(command),
-        None => command.spawn(),
-    };
-    let output = child
-        .and_then(|mut child| {
-            if let Some(mut stdin) = child.stdin.take() {
-                // A program that ends before it has read says why.
-                let _ = stdin.write_all(input.as_bytes());
-            }
-            child.wait_with_output()
-        })
-        .map_err(LabError::io(format!(
-            "run `{program}`{place}: is it installed, and on PATH?"
-        )))?;
-    if output.status.success() {
-        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
-    }
-    let words: Vec<_> = command
-        .get_args()
-        .map(|word| word.to_string_lossy())
-        .collect();
-    Err(LabError::Setup(format!(
-        "`{program} {}`{place} failed: {}",
-        words.join(" "),
-        String::from_utf8_lossy(&output.stderr).trim()
-    )))
 }
 
 /// Programs that end together.

@@ -7,8 +7,8 @@ use seikan_ui::Interrupt;
 
 use crate::error::{LabError, Result};
 use crate::host::Host;
+use crate::host::output;
 use crate::link::Hosts;
-use crate::process::output;
 use crate::tunnel::{
     End, Started, Tunnel, need_program, need_tun, start_ends, version_line, write_private,
 };

@@ -10,9 +10,9 @@ use seikan_load::Ends;
 use seikan_ui::Interrupt;
 
 use crate::error::{LabError, Result};
-use crate::host::Host;
+use crate::host::{Host, output};
 use crate::link::{Hosts, Link, LinkKind, PORTS};
-use crate::process::{Process, output, wait_for};
+use crate::process::{Process, wait_for};
 use crate::tunnel::middle::host_in_the_middle;
 use crate::tunnel::{
     READY_PATIENCE, SWITCH, Started, Tunnel, need_program, need_tun, version_line,
