@@ -128,7 +128,10 @@ pub(super) fn record(
     subject: &str,
     by: &Actor,
 ) -> Result<(), StoreError> {
-    info!(target: "coordinator", subject, %by, "change: {change}");
+    // The commands of operators print what they do.
+    if let Actor::Host(address) = by {
+        info!(target: "coordinator", member = subject, %address, "{change}");
+    }
     let mut statement = transaction
         .prepare_cached("INSERT INTO audit (at, change, subject, actor) VALUES (?1, ?2, ?3, ?4)")?;
     statement.execute((at, change, subject, by.to_string()))?;

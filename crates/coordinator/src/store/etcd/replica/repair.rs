@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use rusqlite::{Connection, Transaction};
+use tracing::warn;
 
 use super::super::messages::put;
 use super::change::Job;
@@ -128,6 +129,7 @@ impl Lost {
             }
             let by = Actor::Operator("of etcd".to_owned());
             audit::record(transaction, now, "etcd restored", &subject, &by)?;
+            warn!(target: "coordinator", "etcd restored {subject}");
         }
         Ok(true)
     }
