@@ -211,7 +211,7 @@ impl fmt::Debug for DatagramFilter {
     }
 }
 
-/// Keyed hash of a source, as [`program`] computes it: each word of the address, then the port, is mixed in by
+/// Keyed hash of a source, as [`program()`] computes it: each word of the address, then the port, is mixed in by
 /// [`mix`].
 fn hash(keys: [u64; 2], source: SocketAddr) -> u64 {
     let words = match source.ip() {
