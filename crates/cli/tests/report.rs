@@ -99,6 +99,17 @@ fn a_recorded_tunnel_is_drawn_and_the_page_needs_nothing_else() {
                 "{name}"
             );
         }
+
+        // Drawn by seikan-lab, beside the program.
+        let output = world.run(&world.left, &["report", file, "--png", directory]);
+        if stderr(&output).contains("no font") {
+            eprintln!("SKIPPED: no font");
+            return;
+        }
+        assert!(output.status.success(), "{}", stderr(&output));
+        let png = std::fs::read(pictures.join("timeline.png")).expect("picture");
+        // PNG specification, section 5.2.
+        assert!(png.starts_with(b"\x89PNG\r\n\x1a\n"));
     });
 }
 

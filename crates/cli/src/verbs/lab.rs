@@ -1,10 +1,12 @@
-//! `seikan lab` and `seikan demo`: run the program `seikan-lab`, which is installed separately.
+//! Calls of the program `seikan-lab`, which is installed separately: `seikan lab`, `seikan demo`, and the
+//! pictures of `seikan report --png`.
 
 use std::ffi::OsString;
+use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -56,19 +58,50 @@ pub fn demo(arguments: &DemoArguments) -> anyhow::Result<ExitCode> {
     exec(&[&["demo".into()], &arguments.arguments[..]].concat())
 }
 
+/// Draws a picture as PNG by `seikan-lab`, which has the renderer.
+///
+/// # Errors
+/// As with [`run`]; the program fails, with its message.
+pub fn png(svg: &str) -> anyhow::Result<Vec<u8>> {
+    let program = program()?;
+    let failed = || format!("cannot run {}", program.display());
+    let mut drawing = Command::new(&program)
+        .arg("png")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(failed)?;
+    if let Some(mut stdin) = drawing.stdin.take() {
+        // A program that ends before it has read reports the reason.
+        let _ = stdin.write_all(svg.as_bytes());
+    }
+    let output = drawing.wait_with_output().with_context(failed)?;
+    if !output.status.success() {
+        let message = String::from_utf8_lossy(&output.stderr);
+        bail!("{}", message.trim().trim_start_matches("error: "));
+    }
+    Ok(output.stdout)
+}
+
 fn exec(arguments: &[OsString]) -> anyhow::Result<ExitCode> {
+    let program = program()?;
+    let error = Command::new(&program).args(arguments).exec();
+    Err(error).with_context(|| format!("cannot run {}", program.display()))
+}
+
+/// Returns the path of the program.
+fn program() -> anyhow::Result<PathBuf> {
     let this = std::env::current_exe().context("cannot find the folder of this program")?;
     let folder = this.parent().unwrap_or(Path::new("/"));
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let Some(program) = find(folder, &path) else {
-        bail!(
+    find(folder, &path).with_context(|| {
+        format!(
             "cannot find the program {PROGRAM} in {} or on PATH: install the package {PROGRAM}, or build it with \
              `cargo build --release -p {PROGRAM}` and copy target/release/{PROGRAM} there",
             folder.display()
-        );
-    };
-    let error = Command::new(&program).args(arguments).exec();
-    Err(error).with_context(|| format!("cannot run {}", program.display()))
+        )
+    })
 }
 
 /// Returns the program in `folder`, or else on `path`.

@@ -12,7 +12,6 @@ mod correlation;
 mod flame;
 mod functions;
 mod page;
-mod png;
 mod queues;
 mod segments;
 mod sequence;
@@ -38,6 +37,7 @@ use seikan_ui::svg;
 
 use crate::screen::printable;
 use crate::verbs::doctor::verdict;
+use crate::verbs::lab;
 
 /// Options of `report`.
 #[derive(Debug, Args)]
@@ -60,7 +60,7 @@ pub struct Arguments {
     /// Write each picture as an SVG file into this directory
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     svg: Option<PathBuf>,
-    /// Write each picture as a PNG file into this directory; needs a font on this machine
+    /// Write each picture as a PNG file into this directory; needs seikan-lab, and a font on this machine
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     png: Option<PathBuf>,
     /// Also draw the largest TCP connection of this capture (pcap or pcapng)
@@ -140,9 +140,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
     }
     if let Some(directory) = &arguments.png {
-        let renderer = png::Renderer::new()?;
         for picture in &pictures {
-            let png = renderer.png(&picture.svg)?;
+            let png = lab::png(&picture.svg)?;
             written.push(into(directory, picture.name, "png", &png)?);
         }
     }

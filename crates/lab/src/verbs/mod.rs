@@ -8,6 +8,7 @@ mod hostile;
 mod members;
 mod mesh;
 mod nat;
+mod png;
 mod relay;
 mod reproduce;
 mod scale;
@@ -92,6 +93,9 @@ pub enum LabVerb {
     /// Show everything on this machine: two hosts, a tunnel, load, figures
     #[command(hide = true, override_usage = "seikan demo [OPTIONS]")]
     Demo(demo::Arguments),
+    /// Draw a picture as PNG
+    #[command(hide = true)]
+    Png,
     /// Write shell completions and man pages
     #[command(hide = true)]
     Generate(generate::Arguments),
@@ -116,6 +120,7 @@ pub fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
         LabVerb::Scale(arguments) => scale::run(arguments),
         LabVerb::Reproduce(arguments) => reproduce::run(arguments),
         LabVerb::Demo(arguments) => demo::run(arguments),
+        LabVerb::Png => png::run(),
         LabVerb::Generate(arguments) => generate::run(arguments),
     }
 }

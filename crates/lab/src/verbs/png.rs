@@ -1,4 +1,7 @@
-//! Pictures as PNG, in light colours on white.
+//! `seikan-lab png`, hidden: draws a picture of `seikan report --png`, in light colours on white.
+
+use std::io::{self, Read, Write};
+use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use resvg::tiny_skia::{Color, Pixmap, Transform};
@@ -17,14 +20,24 @@ const FAMILIES: [&str; 6] = [
     "Arial",
 ];
 
+/// Draws the SVG picture of standard input as PNG, to standard output.
+pub fn run() -> anyhow::Result<ExitCode> {
+    let mut svg = String::new();
+    let read = io::stdin().read_to_string(&mut svg);
+    read.context("cannot read a picture from standard input")?;
+    let png = Renderer::new()?.png(&svg)?;
+    io::stdout().write_all(&png).context("cannot write PNG")?;
+    Ok(ExitCode::SUCCESS)
+}
+
 /// Draws pictures with this machine's fonts.
-pub struct Renderer {
+struct Renderer {
     options: Options<'static>,
 }
 
 impl Renderer {
     /// Loads the fonts.
-    pub fn new() -> anyhow::Result<Self> {
+    fn new() -> anyhow::Result<Self> {
         let mut options = Options::default();
         let fonts = options.fontdb_mut();
         fonts.load_system_fonts();
@@ -38,7 +51,7 @@ impl Renderer {
     }
 
     /// Returns a picture as a PNG file.
-    pub fn png(&self, svg: &str) -> anyhow::Result<Vec<u8>> {
+    fn png(&self, svg: &str) -> anyhow::Result<Vec<u8>> {
         let tree = Tree::from_str(svg, &self.options).context("cannot draw a picture")?;
         let size = tree.size().to_int_size();
         let zoomed = size.scale_by(ZOOM).context("a picture is too large")?;
