@@ -69,7 +69,7 @@ fn a_recorded_tunnel_is_drawn_and_the_page_needs_nothing_else() {
         let page = std::fs::read_to_string(&page_file).expect("page");
         // Functions depend on the machine; the rest does not.
         for section in [
-            "ruled-out",
+            "findings",
             "path",
             "pictures",
             "timeline",

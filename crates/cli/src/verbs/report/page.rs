@@ -106,9 +106,9 @@ pub fn page(
         alternatives: names(&verdict.alternatives, ", "),
         remedies: remedies.collect(),
         lists: [
-            ("Ruled out", out(true)),
-            ("Not diagnosed", out(false)),
-            ("Not measured", unseen.collect()),
+            ("Excluded causes", out(true)),
+            ("Causes not examined", out(false)),
+            ("Unavailable data", unseen.collect()),
         ],
         path: plain(&drawing::draw(&verdict.path, Some(verdict), &paper)),
         pictures,

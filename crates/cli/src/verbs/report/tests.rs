@@ -149,7 +149,7 @@ fn every_picture_is_drawn() {
     let (page, pictures, absent) = drawn(&everything(), Some(&capture()));
     assert_eq!(absent, []);
     assert_eq!(pictures.len(), PICTURES.len());
-    let sections = ["evidence", "ruled-out", "path", "pictures"];
+    let sections = ["evidence", "findings", "path", "pictures"];
     for name in sections.into_iter().chain(PICTURES.map(|(name, ..)| name)) {
         assert!(page.contains(&format!("id=\"{name}\"")), "{name}");
     }
