@@ -97,7 +97,7 @@ pub struct Side {
     writes: u64,
     restarts: u64,
     pub outbox: Outbox,
-    inbox: Inbox,
+    pub inbox: Inbox,
 }
 
 /// Two sides and the paths between them.
