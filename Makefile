@@ -17,7 +17,7 @@ TARGET ?=
 SOURCE ?= all
 
 .PHONY: help test deps deps-build bare-root peers fmt-check house hooks diagram docs-check book deny clippy doc tests unit interop golden demo-recording recordings fuzz-ci fuzz fuzz-asan \
-	build release demo bench gateway reproduce reproduce-kernel hostile soak soak-mesh interop-kernel doctor-kernel clean
+	build release demo bench instructions gateway reproduce reproduce-kernel hostile soak soak-mesh interop-kernel doctor-kernel clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -109,12 +109,16 @@ build: deps-build ## build debug binaries of seikan and seikan-lab
 release: deps-build ## build target/release/seikan and seikan-lab
 	@cargo build --locked --release -p seikan -p seikan-lab
 
-demo: release ## run the demo: two hosts in namespaces, a tunnel, load, a diagnosis
-	@"$${CARGO_TARGET_DIR:-target}/release/seikan" demo
+demo: deps-build ## run the demo: two hosts in namespaces, a tunnel, load, a diagnosis
+	@cargo build --locked --profile demo -p seikan -p seikan-lab
+	@"$${CARGO_TARGET_DIR:-target}/demo/seikan" demo
 
 bench: release ## benchmark against the tunnels found in $(PEERS) and on PATH
 	@scripts/install-peers.sh "$(PEERS)"
 	@PATH="$(PEERS):$$PATH" "$${CARGO_TARGET_DIR:-target}/release/seikan" lab bench
+
+instructions: deps-build ## count instructions per packet with callgrind (installs valgrind)
+	@scripts/instructions.sh
 
 gateway: release ## benchmark a gateway against other tunnels, kernel forwarding and a naive gateway (root)
 	@scripts/install-peers.sh "$(PEERS)" wireguard-go wireguard-go-tailscale
