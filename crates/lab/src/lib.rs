@@ -11,6 +11,7 @@
 
 mod arguments;
 pub mod bench;
+pub mod cleanup;
 pub mod demo;
 mod error;
 pub mod etcd;

@@ -10,6 +10,7 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use seikan_ui::Interrupt;
 
+use crate::cleanup::remove_at_end;
 use crate::error::{LabError, Result};
 use crate::host::Host;
 
@@ -65,6 +66,8 @@ impl Process {
     /// Has a file taken away that the program makes, and would not take away itself if it were killed.
     #[must_use]
     pub fn leaving(mut self, file: PathBuf) -> Self {
+        // Without the shell, it is removed unless the lab is killed.
+        let _ = remove_at_end(&file);
         self.leftovers.push(file);
         self
     }

@@ -31,12 +31,12 @@ use seikan_ui::{Interrupt, Progress};
 use serde::{Deserialize, Serialize};
 
 use crate::arguments::seconds;
+use crate::cleanup::private_directory;
 use crate::error::{LabError, Result};
 use crate::host::{Host, network};
 use crate::load::{live, wait_reachable};
 use crate::mesh::{Member, Mesh, command, patiently};
 use crate::process::{Process, Processes};
-use crate::tunnel::private_directory;
 
 /// How often is looked whether something has arrived.
 const LOOK: Duration = Duration::from_millis(1);

@@ -13,6 +13,7 @@ use seikan_sys::netns::NetNs;
 use seikan_ui::Interrupt;
 use serde::{Deserialize, Serialize};
 
+use crate::cleanup::private_directory;
 use crate::error::{LabError, Result};
 use crate::host::Host;
 use crate::load::live;
@@ -20,7 +21,6 @@ use crate::mesh::{Member, Mesh, patiently};
 use crate::nat::flow::{EVERY, Flow};
 use crate::nat::site::{FIRST, INTERNET, Switch, address};
 use crate::process::Process;
-use crate::tunnel::private_directory;
 
 /// Real members, at most: as many as the switch's network has addresses, and some.
 pub const MOST: usize = 200;

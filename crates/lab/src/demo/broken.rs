@@ -15,6 +15,7 @@ use seikan_load::{LiveKind, LiveOptions, Meter};
 use seikan_ui::Interrupt;
 use serde::{Deserialize, Serialize};
 
+use crate::cleanup::private_directory;
 use crate::error::{LabError, Result};
 use crate::host::Host;
 use crate::link::Link;
@@ -294,8 +295,7 @@ fn under_load(
         return Ok(set(link.tx_queue_len)?);
     }
     step("`seikan doctor --fix` without hints");
-    let scratch = tempfile::TempDir::with_prefix("seikan-lab-")
-        .map_err(LabError::io("make a folder for the doctor"))?;
+    let scratch = private_directory()?;
     let arguments = DoctorArguments {
         host,
         interface: &interface,

@@ -20,12 +20,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::arguments::seconds;
 use crate::bench::{Absent, Load, Plan, START_SECONDS, check_length, run_loads};
+use crate::cleanup::private_directory;
 use crate::error::{LabError, Result};
 use crate::link::Link;
 use crate::load::wait_reachable;
 use crate::machine::Machine;
 use crate::tunnel::seikan::Seikan;
-use crate::tunnel::{self, READY_PATIENCE, Started, Tunnel, private_directory};
+use crate::tunnel::{self, READY_PATIENCE, Started, Tunnel};
 
 pub use figures::{GatewayReport, GatewayRound, GatewayRow, RowLoad};
 use figures::{summarise, with_ratios};

@@ -23,10 +23,10 @@ use serde::{Deserialize, Serialize};
 pub use event::{EventReport, EventRow, events};
 pub use plan::{Cell, Clocks, Event, Expect, Family, Happening, Nat, NatBox, PLAN, PathKind, Plan};
 
+use crate::cleanup::private_directory;
 use crate::error::Result;
 use crate::mesh::{Member, Mesh, patiently};
 use crate::process::{Process, Processes};
-use crate::tunnel::private_directory;
 use flow::{EVERY, Flow};
 use seikan_ui::Interrupt;
 use seikan_ui::Progress;

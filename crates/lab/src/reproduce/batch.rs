@@ -19,11 +19,12 @@ use seikan_ui::Interrupt;
 use super::figures::interleaved;
 use super::look::Looker;
 use super::{Bench, Curve, Curves, Figures, Found, Row, plain, set_link, surface};
+use crate::cleanup::private_directory;
 use crate::error::{LabError, Result};
 use crate::host::Host;
 use crate::link::Link;
 use crate::process::Process;
-use crate::tunnel::{self, Started, Tunnel, inner_device, private_directory};
+use crate::tunnel::{self, Started, Tunnel, inner_device};
 
 /// Frames for each crossing.
 const SIZES: [u32; 6] = [2, 4, 8, 16, 32, 64];

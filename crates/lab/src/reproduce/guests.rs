@@ -9,11 +9,12 @@ use seikan_ui::Interrupt;
 use tempfile::TempDir;
 
 use super::Bench;
+use crate::cleanup::private_directory;
 use crate::error::{LabError, Result};
 use crate::host::{Host, cable};
 use crate::load::live;
 use crate::scenario::Hog;
-use crate::tunnel::{SWITCH, Started, openvswitch, private_directory};
+use crate::tunnel::{SWITCH, Started, openvswitch};
 
 /// The guests, and the ports of the switch, the last of which leads to the receiver.
 pub(super) const GUESTS: [&str; 8] = ["G1", "G2", "G3", "G4", "G5", "G6", "G7", "G8"];

@@ -8,6 +8,7 @@ use seikan_load::{Ends, LiveOptions};
 use serde::{Deserialize, Serialize};
 
 use super::Desk;
+use crate::cleanup::private_directory;
 use crate::error::{LabError, Result};
 use crate::host::Host;
 use crate::load::live;
@@ -85,8 +86,7 @@ impl<'a> Looker<'a> {
     /// No scratch directory, a file that is no recording; [`LabError::Interrupted`]. The look has
     /// the doctor's own errors.
     pub fn look(&self, desk: Desk<'_>) -> Result<(Look, Option<Recording>)> {
-        let scratch = tempfile::TempDir::with_prefix("seikan-lab-")
-            .map_err(LabError::io("make a folder for the doctor"))?;
+        let scratch = private_directory()?;
         let file = format!("{}-{}.parquet", desk.source, slug(self.of));
         let kept = desk.options.recordings.as_ref();
         let record = match kept {

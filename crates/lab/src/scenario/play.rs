@@ -15,10 +15,11 @@ use super::again::{self, Guesses};
 use super::doctor::{self, Diagnosis, DoctorArguments};
 use super::repair::{Repair, State};
 use super::{Congestion, Draw, End, FaultKind, Scenario, Site};
+use crate::cleanup::private_directory;
 use crate::error::{LabError, Result};
 use crate::link::Hosts;
 use crate::load::live;
-use crate::tunnel::{self, Changes, Running, Tunnel, inner_device, private_directory};
+use crate::tunnel::{self, Changes, Running, Tunnel, inner_device};
 
 /// A case counts only if throughput fell by so much; a control, only if it did not.
 pub const LEAST_LOSS: f64 = 0.1;

@@ -25,6 +25,7 @@ use seikan_load::Ends;
 use seikan_ui::Interrupt;
 use x25519_dalek::{PublicKey, StaticSecret};
 
+use crate::cleanup::private_directory;
 use crate::error::{LabError, Result};
 use crate::host::Host;
 use crate::link::{Hosts, Link, PORTS};
@@ -245,15 +246,6 @@ pub(crate) fn start_ends(
         started.processes.0.push(start(&end)?);
     }
     Ok(started)
-}
-
-/// A directory that only we can read, for private keys.
-pub(crate) fn private_directory() -> Result<tempfile::TempDir> {
-    tempfile::Builder::new()
-        .prefix("seikan-lab.")
-        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o700))
-        .tempdir()
-        .map_err(LabError::io("make a temporary directory"))
 }
 
 /// Returns all tunnels, in the order of reports: raw link, Seikan, others, Seikan with others. With

@@ -104,7 +104,7 @@ async fn measure(
     arguments: &CoordinatorsArguments,
     cluster: &mut Cluster,
 ) -> anyhow::Result<Figures> {
-    let folder = tempfile::TempDir::with_prefix("seikan-lab-")?;
+    let folder = seikan_lab::cleanup::private_directory()?;
     // The coordinators, as the daemons' user, pass through to their own folders.
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(folder.path(), mode)?;

@@ -106,7 +106,7 @@ pub fn run(arguments: &MeshArguments) -> anyhow::Result<ExitCode> {
 }
 
 async fn measure(arguments: &MeshArguments) -> anyhow::Result<Figures> {
-    let folder = tempfile::TempDir::with_prefix("seikan-lab-")?;
+    let folder = seikan_lab::cleanup::private_directory()?;
     let coordinator = Coordinator::start(folder.path(), &[])?;
     let token = coordinator.token()?;
 

@@ -100,7 +100,7 @@ pub fn run(arguments: &ReproduceArguments) -> anyhow::Result<ExitCode> {
             sources.push(source);
         }
     }
-    let kept = tempfile::TempDir::with_prefix("seikan-lab-").context("cannot make a directory")?;
+    let kept = seikan_lab::cleanup::private_directory()?;
     let options = ReproduceOptions {
         seconds: arguments.seconds,
         rounds: arguments.rounds,
