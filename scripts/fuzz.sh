@@ -35,7 +35,8 @@ if [ "$mode" = --total ]; then
 else
     profile=fuzz folder+=fuzz
 fi
-RUSTC_WORKSPACE_WRAPPER=$PWD/scripts/fuzz-rustc.sh cargo build --quiet --locked --package seikan-fuzz --bins --profile $profile "${options[@]}"
+# With --package, dependencies would have other features than those of the tests, and be built again.
+RUSTC_WORKSPACE_WRAPPER=$PWD/scripts/fuzz-rustc.sh cargo build --quiet --locked --workspace --bin fuzz --profile $profile "${options[@]}"
 found=$build/fuzz-corpus binary=$build/$folder/fuzz
 
 one() {
