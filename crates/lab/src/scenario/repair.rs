@@ -234,7 +234,7 @@ fn sysctls(directory: &Path) -> Vec<(String, String)> {
 fn printed(host: &Host, words: &[&str]) -> Result<String> {
     let mut command = std::process::Command::new(words[0]);
     match host.output(command.args(&words[1..]), "") {
-        // What it cannot list is not there.
+        // It fails for an object that does not exist.
         Err(LabError::Setup(_)) => Ok(String::new()),
         listed => listed,
     }

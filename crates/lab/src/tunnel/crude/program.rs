@@ -93,7 +93,8 @@ pub struct CrudeEnd {
 }
 
 impl CrudeEnd {
-    /// Makes the device, with these addresses, and the socket, from an address to the other end's, in the calling thread's network namespace.
+    /// Makes the device with these addresses, and the socket between these two, in the calling
+    /// thread's network namespace.
     ///
     /// # Errors
     /// A device of that name, an address that is taken, no `CAP_NET_ADMIN`.
