@@ -326,6 +326,61 @@ fn thousands_of_requests_with_unread_answers_take_little_memory_and_delay_nobody
 }
 
 #[test]
+fn members_that_read_nothing_delay_no_other_behind_their_address() {
+    let coordinator = Coordinator::start(1500);
+    let bad: Vec<Member> = (0..12)
+        .map(|n| coordinator.member(&format!("bad{n}")))
+        .collect();
+    let good = coordinator.member("good");
+    let (tls, from) = (coordinator.tls(), Ipv4Addr::new(127, 0, 0, 2));
+    let request = |member: &Member, since: &str| {
+        let request = format!("GET /v1/changes?{since}");
+        http(&request, Some(&member.shown), "")
+    };
+    // Each may have eight requests open: together more than the 64 MiB of their address.
+    let _unread: Vec<Https> = bad
+        .iter()
+        .flat_map(|member| std::iter::repeat_n(member, 8))
+        .map(|member| {
+            let mut raw = Https::new(
+                connect(from, coordinator.at, true).expect("connected"),
+                &tls,
+            );
+            let asked = raw.0.write_all(request(member, "since=0").as_bytes());
+            asked.and_then(|()| raw.0.flush()).expect("sent");
+            raw
+        })
+        .collect();
+    thread::sleep(Duration::from_secs(2));
+    let started_at = Instant::now();
+    let mut raw = Https::new(
+        connect(from, coordinator.at, false).expect("connected"),
+        &tls,
+    );
+    let (mut cursor, mut members, mut parts) = ("since=0".to_owned(), 0, 0);
+    loop {
+        let (status, body) = raw.ask(&request(&good, &cursor)).expect("an answer");
+        assert_eq!(status, 200, "after {:?}", started_at.elapsed());
+        let changes: Changes = serde_json::from_slice(&body).expect("changes");
+        (members, parts) = (members + changes.members.len(), parts + 1);
+        if !changes.more {
+            break;
+        }
+        let Cursor {
+            revision,
+            epoch,
+            sight,
+        } = changes.cursor();
+        cursor = format!("since={revision}&sight={sight}&epoch={epoch}");
+    }
+    println!(
+        "{members} members in {parts} parts within {:?}",
+        started_at.elapsed()
+    );
+    assert!(members >= 1512 && parts > 1, "{members} in {parts}");
+}
+
+#[test]
 fn one_source_does_not_take_all_connections_of_a_coordinator() {
     process::allow_more_files().expect("files");
     let coordinator = Coordinator::start(0);

@@ -1,10 +1,11 @@
 //! Limits of answers to members: memory of unread answers, and the work of making them.
 //!
 //! An answer may have 8 MiB, and its client may not read it. Each answer counts against its member,
-//! its source, and the total, from before it is made until the connection has taken all of it.
-//! Further answers wait, and are refused after [`MAX_WAIT`]. The connection's own buffers stay
-//! small. Each member also has a long-term rate of bytes. Rows that were examined and not sent
-//! count, too.
+//! its source, and the total, from before it is made until the connection has taken all of it. When
+//! one of these is used up, a member still has a share of its own ([`SHARE`]): others behind its
+//! address that read nothing cannot keep it from its answers, which then come in short parts. The
+//! connection's own buffers stay small. Each member also has a long-term rate of bytes. Rows that
+//! were examined and not sent count, too.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -31,7 +32,10 @@ const MEMBER_UNITS: usize = 3 * MAX_UNITS as usize;
 const SOURCE_UNITS: usize = 8 * MAX_UNITS as usize;
 /// Maximum units of all members.
 const TOTAL_UNITS: usize = 32 * MAX_UNITS as usize;
-/// Maximum time for which an answer waits until the limits allow it.
+/// Maximum bytes of the answers of one member for which nothing else counts. It holds the longest
+/// policy, and some hundred members beside it.
+const SHARE: usize = 512 << 10;
+/// Maximum time for which an answer waits until the member has read its others.
 const MAX_WAIT: Duration = Duration::from_secs(10);
 /// Bytes that the connection takes at a time.
 const CHUNK: usize = 16 << 10;
@@ -56,14 +60,21 @@ pub(super) struct Answers {
 /// Counters of one member.
 #[derive(Debug)]
 struct MemberUsage {
+    /// Answers within the limits of source and total.
     unread: Arc<Semaphore>,
+    /// Answers within [`SHARE`].
+    unread_share: Arc<Semaphore>,
     /// When the answers so far are paid for at [`RATE`].
     paid_until: Instant,
 }
 
-/// Share of the limits for one answer, released on drop.
+/// Memory for one answer, released on drop.
 #[derive(Debug)]
-pub(super) struct Reservation([OwnedSemaphorePermit; 3]);
+pub(super) struct Reservation {
+    /// Maximum bytes of the answer.
+    pub bytes: usize,
+    permits: Vec<OwnedSemaphorePermit>,
+}
 
 impl Answers {
     pub fn new() -> Answers {
@@ -75,33 +86,41 @@ impl Answers {
         }
     }
 
-    /// Reserves the longest answer. Returns `None` if the member has exceeded its rate, or if too
-    /// much is unread for [`MAX_WAIT`].
+    /// Reserves the longest answer, or a short one if the limits do not allow it. Returns `None` if
+    /// the member has exceeded its rate, or has not read its other answers for [`MAX_WAIT`].
     pub async fn reserve(&self, member: MemberId, from: IpAddr) -> Option<Reservation> {
         let now = Instant::now();
-        let own = {
+        let (own, share) = {
             let mut all = lock(&self.by_member);
             let usage = all.entry(member).or_insert_with(|| MemberUsage {
                 unread: Arc::new(Semaphore::new(MEMBER_UNITS)),
+                unread_share: Arc::new(Semaphore::new(SHARE / UNIT)),
                 paid_until: now,
             });
             if usage.paid_until > now + BURST {
                 return None;
             }
-            Arc::clone(&usage.unread)
+            (Arc::clone(&usage.unread), Arc::clone(&usage.unread_share))
         };
         let source = {
             let mut all = lock(&self.by_source);
             let new = || Arc::new(Semaphore::new(SOURCE_UNITS));
             Arc::clone(all.entry(Source::of(from)).or_insert_with(new))
         };
-        let reservation = async {
-            let own = own.acquire_many_owned(MAX_UNITS).await.ok()?;
-            let source = source.acquire_many_owned(MAX_UNITS).await.ok()?;
-            let all = Arc::clone(&self.all).acquire_many_owned(MAX_UNITS);
-            Some(Reservation([own, source, all.await.ok()?]))
-        };
-        timeout(self.max_wait, reservation).await.ok()?
+        let limits = [own, source, Arc::clone(&self.all)];
+        let longest = limits.map(|limit| limit.try_acquire_many_owned(MAX_UNITS).ok());
+        if let Some(permits) = longest.into_iter().collect() {
+            return Some(Reservation {
+                bytes: MAX_ANSWER,
+                permits,
+            });
+        }
+        let units = (SHARE / UNIT) as u32;
+        let permit = timeout(self.max_wait, share.acquire_many_owned(units)).await;
+        Some(Reservation {
+            bytes: SHARE,
+            permits: vec![permit.ok()?.ok()?],
+        })
     }
 
     /// Counts an answer: its bytes, or the rows that were examined for it, whichever is more.
@@ -124,7 +143,10 @@ impl Answers {
     pub fn sweep(&self) {
         let now = Instant::now();
         let mut members = lock(&self.by_member);
-        members.retain(|_, usage| Arc::strong_count(&usage.unread) > 1 || usage.paid_until > now);
+        members.retain(|_, usage| {
+            let unread = [&usage.unread, &usage.unread_share];
+            unread.iter().any(|limit| Arc::strong_count(limit) > 1) || usage.paid_until > now
+        });
         members.shrink_to_fit();
         let mut sources = lock(&self.by_source);
         sources.retain(|_, source| Arc::strong_count(source) > 1);
@@ -136,7 +158,7 @@ impl Reservation {
     /// Releases what an answer of this many bytes does not need.
     pub fn shrink(&mut self, bytes: usize) {
         let units = bytes.div_ceil(UNIT);
-        for permit in &mut self.0 {
+        for permit in &mut self.permits {
             drop(permit.split(permit.num_permits().saturating_sub(units)));
         }
     }
@@ -164,60 +186,71 @@ mod tests {
         IpAddr::from([192, 0, 2, n])
     }
 
+    /// Reserves for the next answer of a member behind an address; returns its maximum bytes, if
+    /// any.
+    async fn reserve(
+        answers: &Answers,
+        member: i64,
+        address: u8,
+        unread: &mut Vec<Reservation>,
+    ) -> Option<usize> {
+        let reservation = answers.reserve(MemberId(member), from(address)).await?;
+        let bytes = reservation.bytes;
+        unread.push(reservation);
+        Some(bytes)
+    }
+
     #[tokio::test]
-    async fn a_member_may_have_three_long_or_many_short_answers_unread() {
+    async fn a_member_may_have_three_long_answers_unread_and_a_short_one() {
         let mut answers = Answers::new();
         answers.max_wait = Duration::from_millis(50);
-        let member = MemberId(1);
-        let mut long = Vec::new();
-        for _ in 0..3 {
-            long.push(
-                answers
-                    .reserve(member, from(1))
-                    .await
-                    .expect("a reservation"),
-            );
+        let mut unread = Vec::new();
+        for bytes in [MAX_ANSWER, MAX_ANSWER, MAX_ANSWER, SHARE] {
+            assert_eq!(reserve(&answers, 1, 1, &mut unread).await, Some(bytes));
         }
-        assert!(answers.reserve(member, from(1)).await.is_none());
-        assert!(answers.reserve(MemberId(2), from(1)).await.is_some());
-        long.truncate(1);
-        let mut short = Vec::new();
-        for _ in 0..8 {
-            let mut reservation = answers
-                .reserve(member, from(1))
-                .await
-                .expect("a reservation");
-            reservation.shrink(1000);
-            short.push(reservation);
-            // A sweep keeps members with unread answers.
-            answers.sweep();
+        // A sweep keeps members with unread answers.
+        answers.sweep();
+        assert_eq!(reserve(&answers, 1, 1, &mut unread).await, None);
+        let mut others = Vec::new();
+        assert_eq!(reserve(&answers, 2, 1, &mut others).await, Some(MAX_ANSWER));
+        answers.max_wait = MAX_WAIT;
+        let (next, ()) = tokio::join!(answers.reserve(MemberId(1), from(1)), async {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            unread.pop();
+        });
+        assert_eq!(next.expect("a reservation").bytes, SHARE);
+    }
+
+    #[tokio::test]
+    async fn a_member_may_have_many_short_answers_unread() {
+        let answers = Answers::new();
+        let mut unread = Vec::new();
+        for _ in 0..64 {
+            let bytes = reserve(&answers, 1, 1, &mut unread).await;
+            assert_eq!(bytes, Some(MAX_ANSWER));
+            unread.last_mut().expect("a reservation").shrink(1000);
         }
     }
 
     #[tokio::test]
-    async fn members_of_one_source_share_a_limit() {
-        let mut answers = Answers::new();
-        answers.max_wait = Duration::from_millis(50);
+    async fn a_member_has_a_share_when_others_behind_its_address_read_nothing() {
+        let answers = Answers::new();
         let mut unread = Vec::new();
+        // Three members are enough to use up the limit of the source.
         for n in 0..8 {
-            unread.push(
-                answers
-                    .reserve(MemberId(n), from(1))
-                    .await
-                    .expect("a reservation"),
-            );
+            let bytes = reserve(&answers, n / 3, 1, &mut unread).await;
+            assert_eq!(bytes, Some(MAX_ANSWER));
         }
-        assert!(
-            answers.reserve(MemberId(8), from(1)).await.is_none(),
-            "the source has no units left"
-        );
-        assert!(answers.reserve(MemberId(9), from(2)).await.is_some());
-        answers.max_wait = MAX_WAIT;
-        let (ninth, ()) = tokio::join!(answers.reserve(MemberId(8), from(1)), async {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-            unread.pop();
-        });
-        assert!(ninth.is_some());
+        for n in 3..15 {
+            assert_eq!(reserve(&answers, n, 1, &mut unread).await, Some(SHARE));
+        }
+        // And others everywhere use up the total.
+        for n in 15..39 {
+            let address = 1 + (n / 8) as u8;
+            let bytes = reserve(&answers, n, address, &mut unread).await;
+            assert!(bytes.is_some(), "{n}");
+        }
+        assert_eq!(reserve(&answers, 40, 9, &mut unread).await, Some(SHARE));
     }
 
     #[tokio::test]

@@ -220,9 +220,10 @@ async fn changes(
         epoch: own,
         sight: sight.unwrap_or(since),
     };
+    let most = reservation.bytes;
     let answer = app.read(Pool::Reads, move |store| {
         let id = store.authenticate(&credential)?;
-        let Answer { mut changes, rows } = store.answer(known, id)?;
+        let Answer { mut changes, rows } = store.answer(known, id, most)?;
         changes.calls = subscriber.take_callers();
         changes.epoch = own;
         changes.relays = store.tickets(id, now())?;

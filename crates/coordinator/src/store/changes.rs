@@ -20,7 +20,7 @@ use rusqlite::{Connection, Row};
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::policy::{MAX_POLICY, MAX_RULES};
 use seikan_proto::mesh::{
-    Changes, Cursor, MAX_ANSWER, MAX_COORDINATORS, MAX_MEMBERS, MAX_RELAYS, Member, Networks,
+    Changes, Cursor, MAX_COORDINATORS, MAX_MEMBERS, MAX_RELAYS, Member, Networks,
 };
 
 use super::etcd::Replica;
@@ -59,9 +59,10 @@ pub struct Answer {
 
 impl Store {
     /// Returns the changes after the cursor among the members that `asker` sees: at most
-    /// [`MAX_MEMBERS`] members and removals together, no more than fit into [`MAX_ANSWER`] bytes of
-    /// JSON, and no more than are found among some 20,000 members and 16,384 removals. If there are
-    /// more, `more` is set, and the next poll with the answer's cursor returns them.
+    /// [`MAX_MEMBERS`] members and removals together, no more than fit into `most` bytes of JSON
+    /// (512 KiB to [`seikan_proto::mesh::MAX_ANSWER`]), and no more than are found among some
+    /// 20,000 members and 16,384 removals. If there are more, `more` is set, and the next poll with
+    /// the answer's cursor returns them.
     ///
     /// The answer is `whole` if the member knows nothing, knows a revision that does not exist, or
     /// may now see other members than before: it must then forget everything that it knew before. A
@@ -72,7 +73,12 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::NotAMember`], [`StoreError::NoNetworks`], [`StoreError::Corrupt`], [`StoreError::Sqlite`].
-    pub fn answer(&self, known: impl Into<Cursor>, asker: MemberId) -> Result<Answer, StoreError> {
+    pub fn answer(
+        &self,
+        known: impl Into<Cursor>,
+        asker: MemberId,
+        most: usize,
+    ) -> Result<Answer, StoreError> {
         let known = known.into();
         let (since, sight) = (seconds(known.revision), seconds(known.sight));
         // Another coordinator may have reported changes that this copy does not have yet.
@@ -118,7 +124,7 @@ impl Store {
                 sight: unsigned(current),
                 policy,
                 own,
-                ..found.into_answer(current, whole)
+                ..found.into_answer(current, whole, most)
             };
             Ok(Answer { changes, rows })
         })
@@ -134,7 +140,9 @@ impl Store {
         known: impl Into<Cursor>,
         asker: MemberId,
     ) -> Result<Changes, StoreError> {
-        Ok(self.answer(known, asker)?.changes)
+        Ok(self
+            .answer(known, asker, seikan_proto::mesh::MAX_ANSWER)?
+            .changes)
     }
 
     /// Returns the first members as of a revision.
@@ -240,15 +248,15 @@ impl Found {
         self.until = self.until.into_iter().chain(other.until).min();
     }
 
-    /// Builds the answer.
-    fn into_answer(mut self, current: i64, whole: bool) -> Changes {
+    /// Builds the answer, of at most `most` bytes.
+    fn into_answer(mut self, current: i64, whole: bool, most: usize) -> Changes {
         let Some(until) = self.until else {
-            return assemble(self.changes, current, whole);
+            return assemble(self.changes, current, whole, most);
         };
         self.changes.retain(|change| change.revision <= until);
         Changes {
             more: true,
-            ..assemble(self.changes, until, whole)
+            ..assemble(self.changes, until, whole, most)
         }
     }
 }
@@ -351,15 +359,15 @@ fn removal(revision: i64, key: [u8; 32]) -> Change {
     }
 }
 
-/// Builds an answer from changes in the order of their revisions. If they were cut off at
-/// [`LIMIT`], the answer is full before the cut.
-pub(super) fn assemble(found: Vec<Change>, current: i64, whole: bool) -> Changes {
+/// Builds an answer of at most `most` bytes from changes in the order of their revisions. If they
+/// were cut off at [`LIMIT`], the answer is full before the cut.
+pub(super) fn assemble(found: Vec<Change>, current: i64, whole: bool, most: usize) -> Changes {
     let mut changes = Changes {
         revision: unsigned(current),
         whole,
         ..Changes::default()
     };
-    let mut remaining = MAX_ANSWER - FRAME;
+    let mut remaining = most.saturating_sub(FRAME);
     let mut last = 0;
     for Change {
         revision,

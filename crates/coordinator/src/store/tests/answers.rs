@@ -1,9 +1,10 @@
 //! Answers to polls.
 
+use std::collections::HashSet;
 use std::net::SocketAddr;
 
 use seikan_proto::mesh::{
-    Changes, Endpoints, MAX_ENDPOINTS, MAX_MEMBERS, MAX_TAGS, Member, Reason,
+    Changes, Cursor, Endpoints, MAX_ANSWER, MAX_ENDPOINTS, MAX_MEMBERS, MAX_TAGS, Member, Reason,
 };
 
 use super::super::changes::{Change, ChangeKind, MAX_ROWS, assemble, members_after};
@@ -186,6 +187,32 @@ fn a_long_list_is_split_into_answers() {
 }
 
 #[test]
+fn short_answers_report_all_members_in_parts() {
+    let mesh = Mesh::new("100.80.0.0/12");
+    let a = mesh.join("a", 1);
+    add_members(&mesh.store, 3000);
+    let most = 512 << 10;
+    let mut reported = HashSet::new();
+    let mut known = Cursor::default();
+    loop {
+        let changes = mesh
+            .store
+            .answer(known, a, most)
+            .expect("an answer")
+            .changes;
+        assert!(serde_json::to_vec(&changes).expect("JSON").len() <= most);
+        assert_eq!(changes.whole, reported.is_empty());
+        assert!(!changes.members.is_empty());
+        reported.extend(names(&changes).into_iter().map(str::to_owned));
+        if !changes.more {
+            break;
+        }
+        known = changes.cursor();
+    }
+    assert_eq!(reported.len(), 3000);
+}
+
+#[test]
 fn invisible_members_are_examined_in_parts() {
     let mesh = Mesh::new("100.80.0.0/12");
     let a = mesh.join("a", 1);
@@ -195,7 +222,7 @@ fn invisible_members_are_examined_in_parts() {
     let policy = format!("allow a -> {last} *");
     let set = mesh.store.set_policy(&policy, &operator(), NOW);
     assert!(set.expect("set"));
-    let first = mesh.store.answer(0, a).expect("an answer");
+    let first = mesh.store.answer(0, a, MAX_ANSWER).expect("an answer");
     let rows = MAX_MEMBERS + 1 + MAX_ROWS;
     assert_eq!(first.rows, rows);
     assert!(first.changes.whole && first.changes.more);
@@ -203,7 +230,7 @@ fn invisible_members_are_examined_in_parts() {
     assert_eq!(first.changes.revision, rows as u64 + 98);
     assert!(first.changes.members.is_empty());
     let known = first.changes.cursor();
-    let second = mesh.store.answer(known, a).expect("an answer");
+    let second = mesh.store.answer(known, a, MAX_ANSWER).expect("an answer");
     assert_eq!(first.rows + second.rows, 1 + MAX_ROWS + 5000);
     assert!(!second.changes.whole && !second.changes.more);
     assert_eq!(names(&second.changes), [last]);
@@ -229,7 +256,7 @@ fn invisible_removals_are_examined_in_parts() {
     filled.expect("filled");
     let moved = mesh.store.set_endpoints(b, &at(&[endpoint(1)]), NOW);
     assert!(moved.expect("set"));
-    let first = mesh.store.answer(3, a).expect("an answer");
+    let first = mesh.store.answer(3, a, MAX_ANSWER).expect("an answer");
     assert_eq!(first.rows, MAX_ROWS + 1);
     // A later change of endpoints is reported with a later part.
     let answer = &first.changes;
@@ -238,7 +265,10 @@ fn invisible_removals_are_examined_in_parts() {
         (999 + MAX_ROWS as u64, true)
     );
     assert!(answer.members.is_empty() && answer.removed.is_empty());
-    let second = mesh.store.answer(answer.cursor(), a).expect("an answer");
+    let second = mesh
+        .store
+        .answer(answer.cursor(), a, MAX_ANSWER)
+        .expect("an answer");
     assert_eq!(second.rows, 11);
     let answer = &second.changes;
     assert_eq!((names(answer), answer.more), (vec!["b"], false));
@@ -266,10 +296,10 @@ fn removals_and_members_are_ordered_by_revision() {
     };
     let last = MAX_MEMBERS as i64 + 1;
     let changes = (1..=last).map(|n| if n % 2 == 0 { member(n) } else { removal(n) });
-    let answer = assemble(changes.collect(), 1 << 20, false);
+    let answer = assemble(changes.collect(), 1 << 20, false, MAX_ANSWER);
     assert_eq!(answer.members.len() + answer.removed.len(), MAX_MEMBERS);
     assert_eq!((answer.more, answer.revision), (true, MAX_MEMBERS as u64));
-    let answer = assemble((1..last).map(member).collect(), 1 << 20, false);
+    let answer = assemble((1..last).map(member).collect(), 1 << 20, false, MAX_ANSWER);
     assert_eq!((answer.more, answer.revision), (false, 1 << 20));
 }
 
@@ -280,7 +310,7 @@ fn an_answer_is_bounded() {
         cost: 4096,
         kind: ChangeKind::Removal(key(2)),
     });
-    let answer = assemble(dear.collect(), 4000, true);
+    let answer = assemble(dear.collect(), 4000, true, MAX_ANSWER);
     // 8 MiB hold 2048 of 4 KiB. Subtract 68: the longest policy in JSON, with 256 KiB and 2 KiB,
     // one for relays, one for coordinators and one for the rest of the answer.
     assert_eq!(

@@ -295,7 +295,7 @@ fn an_answer_with_the_longest_policy_is_bounded() {
     let changes_since = Changes {
         policy: Some(policy),
         own: Some(party),
-        ..assemble(found.collect(), 9999, true)
+        ..assemble(found.collect(), 9999, true, MAX_ANSWER)
     };
     assert!(changes_since.more, "it was full");
     let others = serde_json::to_vec(&Changes {
