@@ -4,6 +4,7 @@
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{ChildStdin, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
@@ -12,9 +13,8 @@ use tempfile::TempDir;
 
 use crate::error::{LabError, Result};
 
-/// Reads a path per line. Signals of the terminal are for the lab.
+/// Reads a path per line.
 const SCRIPT: &str = r#"
-trap '' HUP INT QUIT TERM
 while IFS= read -r path; do set -- "$@" "$path"; done
 rm -rf -- "$@"
 "#;
@@ -50,6 +50,8 @@ pub(crate) fn remove_at_end(path: &Path) -> io::Result<()> {
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
+            // Signals to the lab's group, such as those of the terminal, do not end it.
+            .process_group(0)
             .spawn()?;
         *shell = child.stdin.take();
     }

@@ -1,9 +1,12 @@
 //! Scenarios with the real program, without the doctor.
 
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::common::{PATIENCE, skip};
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
 use seikan_lab::link::{Hosts, Link};
 use seikan_lab::scenario::{Fault, Outcome, Site};
 use seikan_lab::tunnel::Started;
@@ -61,13 +64,13 @@ fn the_machine_is_as_it_was_when_the_lab_is_killed() {
         return skip("the machine's settings cannot be written");
     }
     let before = read();
-    // A killed process removes no files of its own.
     let temporary = tempfile::tempdir().expect("a directory");
     let mut lab = super::lab()
         .env("TMPDIR", temporary.path())
         .args(["run", "napi-budget", "--tunnel", "seikan-native"])
         .args(["--severity", "7", "--seconds", "0", "--keep"])
         .stderr(std::process::Stdio::null())
+        .process_group(0)
         .spawn()
         .expect("seikan");
     let comes = |value: &str| {
@@ -79,16 +82,21 @@ fn the_machine_is_as_it_was_when_the_lab_is_killed() {
     };
     let changed = comes("7");
     let sockets = ["a", "b"].map(|end| format!("/var/run/wireguard/sk{}{end}.sock", lab.id()));
+    let keys = || {
+        let made = std::fs::read_dir(&temporary).expect("read");
+        made.count()
+    };
     let are_there = || sockets.each_ref().map(|socket| Path::new(socket).exists());
-    let served = are_there();
-    lab.kill().expect("kill");
+    let served = (are_there(), keys() > 0);
+    // All its processes are killed, as by an impatient operator.
+    killpg(Pid::from_raw(lab.id() as i32), Signal::SIGKILL).expect("kill");
     lab.wait().expect("wait");
     let set_back = comes(before.trim());
     let deadline = Instant::now() + PATIENCE;
-    while are_there() != [false; 2] && Instant::now() < deadline {
+    while (are_there() != [false; 2] || keys() > 0) && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(20));
     }
-    let left = are_there();
+    let left = (are_there(), keys());
     for socket in &sockets {
         let _ = std::fs::remove_file(socket);
     }
@@ -96,7 +104,7 @@ fn the_machine_is_as_it_was_when_the_lab_is_killed() {
     let _ = std::fs::write(SETTING, before.trim());
     assert!(changed, "the fault was never made");
     assert!(set_back, "netdev_budget was left at 7");
-    assert_eq!((served, left), ([true; 2], [false; 2]));
+    assert_eq!((served, left), (([true; 2], true), ([false; 2], 0)));
     let notes = format!("/run/seikan-lab-{}.settings", lab.id());
     assert!(!Path::new(&notes).exists());
 }
