@@ -24,7 +24,6 @@ pub struct Packed {
     /// Expected throughput, bits per second.
     pub expected: Option<f64>,
     /// The measurement: counters by their growth only.
-    #[serde(rename = "told")]
     pub measurement: Measurement,
 }
 

@@ -56,7 +56,6 @@ pub struct GatewayOptions {
     #[arg(long, value_name = "LOAD,...", value_delimiter = ',', default_values_t = [Load::Tcp1, Load::Rev])]
     pub loads: Vec<Load>,
     /// NICs of the LAN; those of the naive encapsulator are always plain
-    #[serde(rename = "card")]
     #[arg(long = "nic", value_name = "NIC", default_value_t = Nic::Plain, value_enum)]
     pub nic: Nic,
     /// Load over IPv6

@@ -46,7 +46,7 @@ pub struct ScoreOptions {
 /// One case, as a line of the file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Case {
-    /// Which it is: split, scenario, seed and number.
+    /// Identifier: split, scenario, seed and number.
     pub id: String,
     /// Result; `None` if the case could not be played.
     #[serde(default, skip_serializing_if = "Option::is_none")]

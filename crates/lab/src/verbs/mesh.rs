@@ -66,10 +66,8 @@ struct Figures {
     /// The time in which they were.
     changing: f64,
     /// From the acknowledgement of a change until a member received it: median and 99th percentile.
-    #[serde(rename = "heard")]
     delays: [f64; 2],
     /// Members whose last change some other member had missed at the end.
-    #[serde(rename = "unheard")]
     missed: u64,
     /// Processors that the coordinator kept busy meanwhile.
     processors: f64,

@@ -67,7 +67,7 @@ fn map(svg: &mut Svg, surface: &Surface, layer: &Layer, (left, wide, colour): (f
     }
 }
 
-/// How strong the colour of a value is: by its logarithm, between the smallest and the largest.
+/// Strength of the colour of a value: by its logarithm, between the smallest and the largest.
 fn strength(layer: &Layer, value: f64) -> f64 {
     let all = layer.values.iter().flatten().copied().flatten();
     let logarithms = all.filter(|value| *value > 0.0).map(f64::ln);
