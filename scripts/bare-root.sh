@@ -31,6 +31,8 @@ git ls-files -z | tar --null -T - -c | tar -x -C "$root/seikan"
 exec 3<<'END'
 set -euo pipefail
 mount --make-rprivate /
+# A root is a mount point, as `unshare --mount` expects in it.
+mount --bind "$root" "$root"
 mount -t proc proc "$root/proc"
 mount --rbind /sys "$root/sys"
 mount --rbind /dev "$root/dev"
