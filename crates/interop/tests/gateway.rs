@@ -281,13 +281,17 @@ fn listens(host: &NetNs, port: u16) -> Result<()> {
     })
 }
 
-/// An iperf3 server refuses clients until it has finished with the previous one.
+/// An iperf3 server refuses clients until it has finished with the previous one; then it closes its
+/// socket and listens anew.
 fn when_free(mut client: impl FnMut() -> Result<String>) -> Result<String> {
     let begin = Instant::now();
     loop {
         match client() {
             Err(refused)
-                if refused.to_string().contains("server is busy") && begin.elapsed() < PATIENCE =>
+                if ["server is busy", "unable to connect"]
+                    .iter()
+                    .any(|reason| refused.to_string().contains(reason))
+                    && begin.elapsed() < PATIENCE =>
             {
                 std::thread::sleep(Duration::from_millis(200));
             }
