@@ -224,6 +224,9 @@ impl Text {
                 | Field::SaveConfig
                 | Field::Offload
                 | Field::CopyDscp
+                | Field::Names
+                | Field::PortMapping
+                | Field::PinFirstUse
                 | Field::ProxyArp
                 | Field::Priority
                 | Field::DeviceVlan
