@@ -6,6 +6,8 @@ use std::process::ExitCode;
 use clap::builder::Styles;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
+use seikan_ui::generate;
+
 use crate::verbs;
 
 /// Run, join, diagnose and repair encrypted tunnels.
@@ -71,7 +73,7 @@ pub enum Verb {
     /// Measure and test on this machine
     Lab(verbs::lab::Arguments),
     /// Write shell completions or man pages
-    Generate(verbs::generate::Arguments),
+    Generate(generate::Arguments),
 }
 
 /// Groups of verbs in the help.
@@ -164,7 +166,11 @@ impl Verb {
             Verb::Genpsk(arguments) => verbs::genpsk::run(&arguments),
             Verb::Demo(arguments) => verbs::lab::demo(&arguments),
             Verb::Lab(arguments) => verbs::lab::run(&arguments),
-            Verb::Generate(arguments) => verbs::generate::run(&arguments, command()),
+            Verb::Generate(arguments) => {
+                // The pages of these are written by `seikan-lab generate`.
+                let others = ["demo", "lab"];
+                generate::run(&arguments, "seikan", command(), &others)
+            }
         }
     }
 }

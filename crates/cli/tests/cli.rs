@@ -414,6 +414,10 @@ fn every_verb_has_a_man_page() {
         let text = fs::read_to_string(&page).unwrap_or_default();
         assert!(text.contains(".SH NAME"), "{}", page.display());
     }
+    let up = fs::read_to_string(directory.join("seikan-up.1")).unwrap();
+    assert!(up.contains("\nseikan up [OPTIONS] <FILE>\n"), "{up}");
+    let demo = fs::read_to_string(directory.join("seikan-demo.1")).unwrap();
+    assert!(demo.contains("\nseikan demo [OPTIONS]\n"), "{demo}");
 }
 
 /// Runs `seikan` with an empty directory of control sockets.

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod axis;
+pub mod generate;
 mod interrupt;
 pub mod output;
 pub mod palette;

@@ -5,7 +5,6 @@ pub mod coordinator;
 pub mod doctor;
 pub mod down;
 pub mod gateway;
-pub mod generate;
 pub mod genkey;
 pub mod genpsk;
 pub mod join;

@@ -3,7 +3,6 @@
 mod coordinators;
 mod cost;
 mod demo;
-mod generate;
 mod hostile;
 mod members;
 mod mesh;
@@ -21,10 +20,10 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{Command, CommandFactory, Parser, Subcommand};
 use seikan_lab::{LabError, Result};
 use seikan_ui::screen::{Screen, Table};
-use seikan_ui::{Interrupt, Progress, ProgressBar, output};
+use seikan_ui::{Interrupt, Progress, ProgressBar, generate, output};
 use serde::Serialize;
 
 /// Measure and test on this machine
@@ -121,7 +120,11 @@ pub fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
         LabVerb::Reproduce(arguments) => reproduce::run(arguments),
         LabVerb::Demo(arguments) => demo::run(arguments),
         LabVerb::Png => png::run(),
-        LabVerb::Generate(arguments) => generate::run(arguments),
+        LabVerb::Generate(arguments) => {
+            let show = |demo: Command| demo.hide(false).display_name("seikan-demo");
+            let command = Cli::command().mut_subcommand("demo", show);
+            generate::run(arguments, "seikan-lab", command, &[])
+        }
     }
 }
 
@@ -172,10 +175,10 @@ fn print_table(title: &str, table: &Table) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
+    use super::*;
 
     #[test]
     fn the_definition_is_consistent() {
-        super::Cli::command().debug_assert();
+        Cli::command().debug_assert();
     }
 }
