@@ -28,7 +28,7 @@ pub use counts::{Baseline, Counts, Doubles, Fixes, Interval, PerClass};
 pub use doctor::Diagnosis;
 pub use embedded::FILES;
 pub(crate) use fault::cpu::Hog;
-pub use fault::{Applied, Fault, FaultKind, Location, MachineGuard, Site};
+pub use fault::{Applied, Fault, FaultKind, Location, Site};
 pub(crate) use fault::{long_ruleset, tool};
 pub(crate) use play::lookup;
 pub use play::{Outcome, RunOptions, run};

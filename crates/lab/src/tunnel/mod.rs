@@ -380,19 +380,7 @@ pub(crate) fn version_line(program: &Path, argument: &str) -> Option<String> {
 
 /// Interface name of a tunnel's end: unique per lab process, because control sockets carry it too.
 pub(crate) fn device_name(host: &Host) -> String {
-    let lab = std::process::id();
-    format!("{}{}", device_prefix(lab), host.name.to_ascii_lowercase())
-}
-
-/// Whether an interface has a name as [`device_name`] gives it in the lab of this process id.
-fn is_of(interface: &str, lab: u32) -> bool {
-    let host = interface.strip_prefix(&device_prefix(lab));
-    // A digit would be of a longer number.
-    host.is_some_and(|host| host.starts_with(|first: char| first.is_ascii_lowercase()))
-}
-
-fn device_prefix(lab: u32) -> String {
-    format!("sk{lab}")
+    format!("sk{}{}", std::process::id(), host.name.to_ascii_lowercase())
 }
 
 /// A fresh X25519 key pair for one end of a WireGuard-like tunnel.
@@ -442,14 +430,6 @@ mod tests {
         let all = all(10_000);
         let names: std::collections::BTreeSet<&str> = all.iter().map(|t| t.name()).collect();
         assert_eq!(names.len(), all.len());
-    }
-
-    #[test]
-    fn a_lab_knows_its_own_devices_alone() {
-        assert!(is_of("sk123a", 123));
-        for other in ["sk1234a", "sk12a", "sk123", "wg0"] {
-            assert!(!is_of(other, 123), "{other}");
-        }
     }
 
     #[test]

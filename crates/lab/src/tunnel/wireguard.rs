@@ -15,9 +15,7 @@ use seikan_ui::Interrupt;
 use crate::error::{LabError, Result};
 use crate::link::Hosts;
 use crate::process::{Process, wait_for};
-use crate::tunnel::{
-    End, PORT, Started, Tunnel, is_of, need_program, need_tun, start_ends, version_line,
-};
+use crate::tunnel::{End, PORT, Started, Tunnel, need_program, need_tun, start_ends, version_line};
 
 /// Where the protocol puts control sockets.
 const SOCKET_DIR: &str = "/var/run/wireguard";
@@ -103,18 +101,6 @@ impl WireGuard {
 /// The control socket of an interface.
 pub(crate) fn socket(interface: &str) -> PathBuf {
     Path::new(SOCKET_DIR).join(format!("{interface}.sock"))
-}
-
-/// Removes the control sockets of tunnels of this lab, which went with it when it was killed.
-pub(crate) fn remove_sockets(lab: u32) {
-    let entries = std::fs::read_dir(SOCKET_DIR).into_iter().flatten();
-    for file in entries.flatten().map(|entry| entry.path()) {
-        let interface = file.file_stem().and_then(|name| name.to_str());
-        if interface.is_some_and(|name| is_of(name, lab)) {
-            // No process is left to report an error to.
-            let _ = std::fs::remove_file(file);
-        }
-    }
 }
 
 /// Sends one `set` request and reads its `errno`.

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueHint};
 use seikan_lab::LabError;
-use seikan_lab::scenario::{Draw, MachineGuard, Outcome, RunOptions, Scenario, Split, run};
+use seikan_lab::scenario::{Draw, Outcome, RunOptions, Scenario, Split, run};
 use seikan_ui::Progress;
 
 use super::with_progress;
@@ -70,8 +70,6 @@ pub fn play(arguments: &RunArguments) -> anyhow::Result<ExitCode> {
         keep: arguments.keep,
         ..RunOptions::default()
     };
-    // Before the first thread.
-    let _guard = MachineGuard::prepare()?;
     let outcome = with_progress(|interrupt, progress| {
         let mut step = |what: &str| match what.starts_with("kept") {
             // Nothing to be written over by the next step.

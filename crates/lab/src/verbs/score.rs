@@ -9,7 +9,7 @@ use clap::{Args, ValueHint};
 use seikan_lab::LabError;
 use seikan_lab::report::{matrix_html, matrix_svg};
 use seikan_lab::scenario::{
-    Counts, Interval, MachineGuard, Progressed, RunOptions, ScoreOptions, Split, score, score_again,
+    Counts, Interval, Progressed, RunOptions, ScoreOptions, Split, score, score_again,
 };
 use seikan_ui::output;
 
@@ -93,8 +93,6 @@ pub fn count(arguments: &ScoreArguments) -> anyhow::Result<ExitCode> {
             ..RunOptions::default()
         },
     };
-    // Before the first thread.
-    let _guard = MachineGuard::prepare()?;
     let counts = with_progress(|interrupt, progress| {
         let mut report = |progressed: Progressed<'_>| match progressed {
             Progressed::Step(step) => progress(step),

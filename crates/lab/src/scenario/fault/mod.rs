@@ -17,7 +17,6 @@ use seikan_sys::ethtool::Feature;
 use serde::Deserialize;
 
 pub use kind::FaultKind;
-pub use machine::MachineGuard;
 use network::Nic;
 pub(crate) use network::long_ruleset;
 
