@@ -4,12 +4,15 @@
 use crate::shape::check_shape;
 use std::io::Read;
 use std::net::UdpSocket;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Output;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::common::{World, eventually, in_world, skip, stderr};
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
 use seikan_sys::netlink::Route;
 use serde_json::Value;
 
@@ -229,9 +232,12 @@ fn a_change_goes_with_the_doctor_that_is_killed() {
         let iface = &world.left.interface;
         let words = fixing(iface);
         under_bursts(world, || {
-            let run = world.start(&world.left, &mut world.seikan(&words));
+            let mut doctor = world.seikan(&words);
+            let run = world.start(&world.left, doctor.process_group(0));
             eventually("nothing is tried", || queue_length(world) != 3);
-            run.signal("KILL");
+            // With all processes of its group.
+            let group = Pid::from_raw(run.child.id() as i32);
+            killpg(group, Signal::SIGKILL).expect("a group");
             eventually("it is not taken back", || queue_length(world) == 3);
         });
     });

@@ -13,6 +13,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use nix::unistd::{Pid, setpgid};
 use seikan_diagnose::Remedy;
 use seikan_diagnose::trial::{self, Decision, Look, Trial};
 use seikan_node::control::RuntimeDirs;
@@ -42,6 +43,8 @@ impl Fix {
         let name = format!("{}{pid}", prefix()?);
         let path = directory.join(format!("{name}.journal"));
         let guard = Monitor::start(&[], move |socket| {
+            // It outlives a SIGKILL to this program's group.
+            let _ = setpgid(Pid::from_raw(0), Pid::from_raw(0));
             monitor::wait_for_the_end(&socket);
             journal::clean_up_after(pid, &path, |_: &[Change]| ());
         });
