@@ -38,7 +38,12 @@ mount --rbind /sys "$root/sys"
 mount --rbind /dev "$root/dev"
 mount --bind -o ro "$toolchain" "$root/toolchain"
 mount -t tmpfs tmpfs "$root/run"
-chroot "$root" /usr/bin/env -i HOME=/root TERM=dumb LANG=C.UTF-8 SSL_CERT_FILE=/etc/certificates-of-the-host.crt \
+mkdir -p "$root/outside"
+cd "$root"
+# Instead of chroot, in which the kernel refuses new user namespaces.
+pivot_root . outside
+umount -l /outside
+exec env -i HOME=/root TERM=dumb LANG=C.UTF-8 SSL_CERT_FILE=/etc/certificates-of-the-host.crt \
     PIP_CERT=/etc/certificates-of-the-host.crt CARGO_HTTP_CAINFO=/etc/certificates-of-the-host.crt PATH=/toolchain/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     sh -ec 'command -v make >/dev/null || { apt-get update -q >/dev/null; apt-get install -y -q --no-install-recommends make >/dev/null; }
         cd /seikan; for target; do echo "== make $target, in a bare root"; make "$target" </dev/null; done' sh "$@"
