@@ -32,7 +32,11 @@ pub const RESOLV_CONF: &str =
 const WITH_OWN_FILES: &str = r#"for file in resolv.conf nsswitch.conf passwd group; do
     [ ! -e "$0/$file" ] || [ ! -e /etc/$file ] || mount --bind "$0/$file" /etc/$file || exit 125
 done
-[ ! -e "$0/systemd" ] || mount --bind "$0/systemd" /run/systemd || exit 125
+if [ -e "$0/systemd" ]; then
+    # Where systemd does not run, an empty /run gets the directory.
+    [ -e /run/systemd ] || { mount -t tmpfs -o mode=755 tmpfs /run && mkdir /run/systemd; } || exit 125
+    mount --bind "$0/systemd" /run/systemd || exit 125
+fi
 PATH="$0/bin:$PATH" exec "$@""#;
 
 /// The coordinator's host, which has the switch.
