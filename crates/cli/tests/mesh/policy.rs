@@ -167,6 +167,7 @@ fn policy_holds_and_is_explained_without_a_coordinator() {
         assert_eq!(first.ended().0, Some(0));
         let _b = b.up();
         let _listening = listen(&b);
+        eventually("it knows its peer again", || b.peers() == ["a"]);
         // From another port than before, which the peer learns by the handshake.
         assert!(!pings(&b, at_a[0]));
         assert!(connects(&a, at_b[0], OPEN, SOON));
