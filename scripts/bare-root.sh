@@ -37,7 +37,7 @@ mount -t proc proc "$root/proc"
 mount --rbind /sys "$root/sys"
 mount --rbind /dev "$root/dev"
 mount --bind -o ro "$toolchain" "$root/toolchain"
-mount -t tmpfs tmpfs "$root/run"
+mount -t tmpfs -o mode=755 tmpfs "$root/run"
 mkdir -p "$root/outside"
 cd "$root"
 # Instead of chroot, in which the kernel refuses new user namespaces.
