@@ -287,12 +287,20 @@ impl Drop for Cluster {
     }
 }
 
-/// Returns free ports of the loopback interface.
+/// Returns free ports of the loopback interface, none of which a client is assigned meanwhile
+/// (`ip_local_port_range` begins at 32,768).
 fn free_ports(count: usize) -> Result<Vec<u16>> {
-    let listeners = (0..count).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)));
-    let listeners: Vec<TcpListener> = listeners.collect::<std::io::Result<_>>().map_err(failed)?;
-    let ports = listeners.iter().map(|l| Ok(l.local_addr()?.port()));
-    ports.collect::<std::io::Result<_>>().map_err(failed)
+    const PORTS: std::ops::Range<u16> = 10_000..32_000;
+    // Other clusters of this machine begin elsewhere.
+    let first = std::process::id() as usize * 64 % PORTS.len();
+    let all = PORTS.skip(first).chain(PORTS.take(first));
+    let free = all.filter(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok());
+    let free: Vec<u16> = free.take(count).collect();
+    if free.len() < count {
+        let missing = std::io::Error::other("no ports are free");
+        return Err(failed(missing));
+    }
+    Ok(free)
 }
 
 fn within<T: Send>(netns: Option<&NetNs>, work: impl FnOnce() -> T + Send) -> Result<T> {
