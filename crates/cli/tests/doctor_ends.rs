@@ -228,12 +228,7 @@ fn causes_visible_only_at_the_far_end_are_named_from_here() {
     .expect("load");
     assert!(!shows(&alone, "udp-receive-buffer"), "{alone:#}");
     assert_eq!(alone["far"], Value::Null);
-    // On a busy machine a deeper cause may show.
-    let chain = both["chain"].as_array().expect("a list");
-    assert!(
-        chain.iter().any(|name| name == "udp-receive-buffer"),
-        "{both:#}"
-    );
+    assert!(shows(&both, "udp-receive-buffer"), "{both:#}");
     assert_eq!(both["far"]["at"], "far-end");
     assert_eq!(both["far"]["path"]["inner"], DEVICE);
     // The doctors' own connection does not count as traffic of the tunnel.
@@ -244,9 +239,12 @@ fn causes_visible_only_at_the_far_end_are_named_from_here() {
             "{path:#}"
         );
     }
+    // On a busy machine another cause may be named, with other remedies.
+    let chain = both["chain"].as_array().expect("a list");
+    let is_named = chain.iter().any(|name| name == "udp-receive-buffer");
     let remedies = both["remedies"].as_array().expect("a list");
-    assert!(!remedies.is_empty());
-    for remedy in remedies {
+    assert!(!is_named || !remedies.is_empty());
+    for remedy in remedies.iter().filter(|_| is_named) {
         assert_eq!(remedy["where"], "far-end");
         assert_eq!(remedy["actions"], Value::Array(vec![]));
     }
