@@ -363,7 +363,8 @@ fn load_flows_at_its_rate_in_either_direction_and_leaves_nothing() {
         let verdict = verdict(&output);
         assert_eq!(verdict["expected"], 20e6);
         let through = verdict["far"]["throughput"].as_f64().expect("a number");
-        assert!((8e6..=26e6).contains(&through), "{verdict:#}");
+        // Bytes that wait while the machine is busy may arrive later, at most 3 s of them within 1 s.
+        assert!((8e6..=60e6).contains(&through), "{verdict:#}");
         eventually("a port stays open", || two.ports() == before);
     }
 }

@@ -21,6 +21,22 @@ fn with_etcd(test: impl FnOnce(&Site, &mut Cluster)) {
     });
 }
 
+/// Echo requests without an answer, from the summary of ping: `120 packets transmitted, 119 received, ...`.
+fn unanswered(summary: &str) -> u32 {
+    let line = summary
+        .lines()
+        .find(|line| line.contains(" packets transmitted"));
+    let mut counts = line
+        .expect("a summary")
+        .split_whitespace()
+        .filter_map(|word| word.parse::<u32>().ok());
+    let (sent, received) = (
+        counts.next().expect("sent"),
+        counts.next().expect("received"),
+    );
+    sent - received
+}
+
 #[test]
 fn members_do_not_notice_that_a_coordinator_and_a_member_of_etcd_are_killed() {
     with_etcd(|site, cluster| {
@@ -68,7 +84,7 @@ fn members_do_not_notice_that_a_coordinator_and_a_member_of_etcd_are_killed() {
             assert_eq!(mesh["coordinator"], "https://192.0.2.2:7443");
             let pinged = ping.wait_with_output().expect("an end");
             let said = String::from_utf8_lossy(&pinged.stdout);
-            assert!(said.contains(" 0% packet loss"), "{said}");
+            assert_eq!(unanswered(&said), 0, "{said}");
 
             second.signal("KILL");
             (0..3).for_each(|member| cluster.kill(member));
@@ -164,7 +180,8 @@ fn a_mesh_moves_from_one_coordinator_to_several_and_its_members_stay_up() {
             assert!(status.expect("kill").success());
             let pinged = ping.wait_with_output().expect("an end");
             let said = String::from_utf8_lossy(&pinged.stdout);
-            assert!(said.contains(" 0% packet loss"), "{said}");
+            // The last one may still be on its way when ping is interrupted.
+            assert!(unanswered(&said) <= 1, "{said}");
 
             // And back: one coordinator without etcd, at the address of the first.
             let back = site.folder().join("coordinator3");
