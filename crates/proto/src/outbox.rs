@@ -25,6 +25,15 @@ pub struct Destination {
     pub traffic_class: u8,
 }
 
+/// Inner packets in datagrams.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Payload {
+    /// Number of packets.
+    pub packets: u64,
+    /// Their length in bytes.
+    pub bytes: u64,
+}
+
 /// Datagrams that one send call carries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Run {
@@ -36,10 +45,8 @@ pub struct Run {
     pub segment_size: usize,
     /// Number of datagrams.
     pub segments: usize,
-    /// Number of inner packets.
-    pub packets: u64,
-    /// Bytes of the inner packets.
-    pub bytes: u64,
+    /// The inner packets in all of them.
+    pub payload: Payload,
     /// Position in [`Outbox::bytes`].
     pub range: Range<usize>,
 }
@@ -133,7 +140,7 @@ impl Outbox {
         let Some(run) = self.runs.last() else { return };
         let mut run = run.clone();
         run.destination.address = to;
-        (run.packets, run.bytes) = (0, 0);
+        run.payload = Payload::default();
         self.runs.push(run);
     }
 
@@ -175,16 +182,9 @@ impl Slot<'_> {
 
     /// Keeps the first `length` bytes as one datagram that carries `packets` inner packets of
     /// `bytes` in all.
-    pub fn commit(
-        self,
-        length: usize,
-        to: &Destination,
-        peer: Option<PeerId>,
-        packets: u64,
-        bytes: u64,
-    ) {
+    pub fn commit(self, length: usize, to: &Destination, peer: Option<PeerId>, payload: Payload) {
         let gso = self.outbox.gso;
-        self.commit_to_run(length, to, peer, packets, bytes, gso);
+        self.commit_to_run(length, to, peer, payload, gso);
     }
 
     /// Like [`Self::commit`]; starts a new run unless `gso`.
@@ -193,8 +193,7 @@ impl Slot<'_> {
         length: usize,
         to: &Destination,
         peer: Option<PeerId>,
-        packets: u64,
-        bytes: u64,
+        payload: Payload,
         gso: bool,
     ) {
         debug_assert!(length <= self.length);
@@ -210,16 +209,15 @@ impl Slot<'_> {
             {
                 run.range.end = end;
                 run.segments += 1;
-                run.packets += packets;
-                run.bytes += bytes;
+                run.payload.packets += payload.packets;
+                run.payload.bytes += payload.bytes;
             }
             _ => outbox.runs.push(Run {
                 destination: *to,
                 peer,
                 segment_size: length,
                 segments: 1,
-                packets,
-                bytes,
+                payload,
                 range: self.start..end,
             }),
         }
@@ -239,7 +237,15 @@ mod tests {
     }
 
     fn put(outbox: &mut Outbox, to: &Destination, length: usize) {
-        outbox.reserve(2000).unwrap().commit(length, to, None, 1, 1);
+        outbox.reserve(2000).unwrap().commit(
+            length,
+            to,
+            None,
+            Payload {
+                packets: 1,
+                bytes: 1,
+            },
+        );
     }
 
     #[test]

@@ -480,12 +480,12 @@ impl Tunnel {
         };
         match result {
             Ok(()) => {
-                counters.outbound.packets_out += run.packets;
-                counters.outbound.bytes_out += run.bytes;
+                counters.outbound.packets_out += run.payload.packets;
+                counters.outbound.bytes_out += run.payload.bytes;
                 counters.sent_bytes += run.range.len() as u64;
                 *sent_later = sent_later.saturating_add(run.segments as u32 - 1);
             }
-            Err(reason) => counters.outbound.drops.add(reason, run.packets),
+            Err(reason) => counters.outbound.drops.add(reason, run.payload.packets),
         }
         if result == Err(DropReason::SendTooLarge)
             && let Some(id) = run.peer

@@ -17,7 +17,7 @@ use crate::native::frame::{
 use crate::native::health::Report;
 use crate::native::probe_request::ProbeRequest;
 use crate::native::stamp::{RECORD_OVERHEAD, STAMP_LEN, Stamp};
-use crate::outbox::{Destination, MAX_SEGMENTS, Outbox};
+use crate::outbox::{Destination, MAX_SEGMENTS, Outbox, Payload};
 use crate::segment::{SuperPacket, Transport};
 use crate::session::Session;
 use seikan_observe::DropReason;
@@ -77,8 +77,7 @@ pub struct RecordWriter<'a> {
     outgoing: &'a mut Outgoing,
     /// Bytes of the open record so far, including the header.
     used: usize,
-    packets: u64,
-    bytes: u64,
+    payload: Payload,
 }
 
 impl<'a> RecordWriter<'a> {
@@ -95,8 +94,7 @@ impl<'a> RecordWriter<'a> {
             envelope,
             outgoing,
             used: FRAMES_AT,
-            packets: 0,
-            bytes: 0,
+            payload: Payload::default(),
         }
     }
 
@@ -117,8 +115,8 @@ impl<'a> RecordWriter<'a> {
             // Counted with the last slice. The receiver may use any part, but all were one read.
             self.slices(packet, header_len, gso_size, packet.ecn)
                 .map_err(|reason| (reason, segments as u64))?;
-            self.packets += segments as u64;
-            self.bytes += (0..segments)
+            self.payload.packets += segments as u64;
+            self.payload.bytes += (0..segments)
                 .map(|i| packet.segment_len(i) as u64)
                 .sum::<u64>();
             return Ok(());
@@ -178,8 +176,8 @@ impl<'a> RecordWriter<'a> {
         frame::write_packet(out, length, partial);
         packet.segment(i, partial, &mut out[PACKET_OVERHEAD..]);
         self.used += PACKET_OVERHEAD + length;
-        self.packets += 1;
-        self.bytes += length as u64;
+        self.payload.packets += 1;
+        self.payload.bytes += length as u64;
         Ok(())
     }
 
@@ -252,8 +250,8 @@ impl<'a> RecordWriter<'a> {
             self.used += FRAGMENT_OVERHEAD + chunk;
             offset += chunk;
         }
-        self.packets += 1;
-        self.bytes += length as u64;
+        self.payload.packets += 1;
+        self.payload.bytes += length as u64;
         Ok(())
     }
 
@@ -307,7 +305,7 @@ impl<'a> RecordWriter<'a> {
 
     /// Seals the open record. If there is no space, returns the number of packets lost with it.
     pub fn finish(mut self) -> Result<(), u64> {
-        self.close(false).map_err(|_| self.packets)
+        self.close(false).map_err(|_| self.payload.packets)
     }
 
     fn take_id(&mut self) -> u16 {
@@ -381,13 +379,10 @@ impl<'a> RecordWriter<'a> {
             length,
             &destination,
             Some(peer),
-            self.packets,
-            self.bytes,
+            std::mem::take(&mut self.payload),
             gso,
         );
         self.used = FRAMES_AT;
-        self.packets = 0;
-        self.bytes = 0;
         Ok(())
     }
 }

@@ -8,7 +8,7 @@ use crate::cookie::Admission;
 use crate::indices::PeerId;
 use crate::mac::verify_mac1;
 use crate::noise::{self, HandshakeError, Protocol};
-use crate::outbox::{Destination, Outbox};
+use crate::outbox::{Destination, Outbox, Payload};
 use crate::paths::MAX_RELAYS;
 use crate::peer::{Peer, Pending};
 use crate::session::Session;
@@ -543,7 +543,7 @@ fn busy(recent: &mut RecentHandshakes, now: Instant) -> bool {
 fn post(outbox: &mut Outbox, to: &Destination, peer: Option<PeerId>, message: &[u8]) {
     if let Some(mut slot) = outbox.reserve(message.len()) {
         slot.bytes().copy_from_slice(message);
-        slot.commit(message.len(), to, peer, 0, 0);
+        slot.commit(message.len(), to, peer, Payload::default());
     }
 }
 

@@ -9,7 +9,7 @@ use crate::native::check::Check;
 use crate::native::record::{Envelope, RecordWriter};
 use crate::native::stamp::{RECORD_OVERHEAD, stamp_of};
 use crate::noise::Protocol;
-use crate::outbox::Outbox;
+use crate::outbox::{Outbox, Payload};
 use crate::peer::Peer;
 use crate::segment::SuperPacket;
 use crate::session::Session;
@@ -34,6 +34,18 @@ pub(super) struct Sending {
     pub class_mask: u8,
 }
 
+/// Reads of a batch that go to the same peer.
+pub(super) struct Reads<'a, I> {
+    batch: &'a mut PacketBatch,
+    indices: I,
+}
+
+impl<I: Iterator<Item = usize>> Reads<'_, I> {
+    fn for_each(self, mut each: impl FnMut(&mut [u8])) {
+        self.indices.for_each(|i| each(self.batch.packet(i)));
+    }
+}
+
 impl Tunnel {
     /// Seals a batch of reads into `outbox`, grouped by peer. Replies to packets that are too big
     /// are added to `inbox`.
@@ -48,14 +60,8 @@ impl Tunnel {
         let routed = std::mem::take(&mut self.scratch.routed);
         for group in routed.chunk_by(|a, b| a.0 == b.0) {
             let id = group[0].0;
-            self.send_group(
-                now,
-                id,
-                group.iter().map(|(_, i)| *i as usize),
-                batch,
-                outbox,
-                inbox,
-            );
+            let indices = group.iter().map(|(_, i)| *i as usize);
+            self.send_group(now, id, Reads { batch, indices }, outbox, inbox);
             self.reschedule(id, now.mono, now.mono);
         }
         self.scratch.routed = routed;
@@ -105,8 +111,7 @@ impl Tunnel {
         &mut self,
         now: Now,
         id: PeerId,
-        reads: impl Iterator<Item = usize>,
-        batch: &mut PacketBatch,
+        reads: Reads<'_, impl Iterator<Item = usize>>,
         outbox: &mut Outbox,
         inbox: &mut Inbox,
     ) {
@@ -122,23 +127,23 @@ impl Tunnel {
             .as_ref()
             .is_some_and(|s| s.may_send(now.mono));
         let want_handshake = if !peer.is_reachable() {
-            reads.for_each(|i| drop_read(peer, batch.packet(i), DropReason::NoEndpoint));
+            reads.for_each(|read| drop_read(peer, read, DropReason::NoEndpoint));
             false
         } else if waiting || (usable && !peer.path.is_validated()) {
-            reads.for_each(|i| stage_read(peer, batch.packet(i)));
+            reads.for_each(|read| stage_read(peer, read));
             if !waiting {
                 self.send_staged(now, id, outbox, inbox);
             }
             false
         } else if usable {
-            send_reads(peer, &sending, reads, batch, outbox, inbox);
+            send_reads(peer, &sending, reads, outbox, inbox);
             let jitter = &mut self.scratch.jitter;
             peer.timers
                 .data_sent(now.mono, &mut jitter.of(&mut *self.rng));
             let age = peer.sessions.current.as_ref().map(|s| s.age());
             age.is_some_and(|age| peer.timers.rekey_on_send(&age, now.mono))
         } else {
-            reads.for_each(|i| stage_read(peer, batch.packet(i)));
+            reads.for_each(|read| stage_read(peer, read));
             peer.timers.want_handshake(now.mono)
         };
         if want_handshake {
@@ -196,7 +201,9 @@ impl Tunnel {
             if batch.is_empty() {
                 return true;
             }
-            send_reads(peer, &sending, 0..batch.len(), &mut batch, outbox, inbox);
+            let indices = 0..batch.len();
+            let batch = &mut batch;
+            send_reads(peer, &sending, Reads { batch, indices }, outbox, inbox);
             let jitter = &mut self.scratch.jitter;
             peer.timers
                 .data_sent(now.mono, &mut jitter.of(&mut *self.rng));
@@ -301,8 +308,7 @@ impl Tunnel {
 pub(super) fn send_reads(
     peer: &mut Peer,
     sending: &Sending,
-    reads: impl Iterator<Item = usize>,
-    batch: &mut PacketBatch,
+    reads: Reads<'_, impl Iterator<Item = usize>>,
     outbox: &mut Outbox,
     inbox: &mut Inbox,
 ) {
@@ -312,8 +318,7 @@ pub(super) fn send_reads(
     let now = sending.now.mono;
     match sending.protocol {
         Protocol::WireGuard => {
-            for i in reads {
-                let read = batch.packet(i);
+            reads.for_each(|read| {
                 let packets = segments(read);
                 peer.counters.outbound.packets_in += packets;
                 if let Err((reason, left)) =
@@ -321,10 +326,10 @@ pub(super) fn send_reads(
                 {
                     peer.counters.outbound.drops.add(reason, left);
                 }
-            }
+            });
         }
         Protocol::Native => {
-            native_reads(peer, &mut session, sending, reads, batch, outbox, inbox);
+            native_reads(peer, &mut session, sending, reads, outbox, inbox);
             peer.paths.sent(now);
         }
     }
@@ -337,13 +342,12 @@ fn native_reads(
     peer: &mut Peer,
     session: &mut Session,
     sending: &Sending,
-    reads: impl Iterator<Item = usize>,
-    batch: &mut PacketBatch,
+    reads: Reads<'_, impl Iterator<Item = usize>>,
     outbox: &mut Outbox,
     inbox: &mut Inbox,
 ) {
     let Some(envelope) = envelope(peer, sending, 0) else {
-        return reads.for_each(|i| drop_read(peer, batch.packet(i), DropReason::NoEndpoint));
+        return reads.for_each(|read| drop_read(peer, read, DropReason::NoEndpoint));
     };
     let mtu = peer
         .capabilities
@@ -351,8 +355,8 @@ fn native_reads(
         .map_or(sending.inner_mtu, |c| u32::from(c.inner_mtu)) as usize;
     let mut writer = RecordWriter::new(outbox, session, &mut peer.path.outgoing, envelope);
     let counters = &mut peer.counters.outbound;
-    for i in reads {
-        let read = batch.packet(i);
+    for i in reads.indices {
+        let read = reads.batch.packet(i);
         let partial = VnetHdr::read(read).is_ok_and(|vnet| vnet.needs_csum);
         let smaller = mtu.min(sending.inner_mtu as usize);
         clamp_syn(&mut read[VNET_HDR_LEN..], smaller, partial);
@@ -436,8 +440,10 @@ fn wireguard_read(
         let content = Content {
             traffic_class: class,
             length: padded,
-            packets: 1,
-            bytes: length as u64,
+            payload: Payload {
+                packets: 1,
+                bytes: length as u64,
+            },
         };
         wireguard_record(peer, session, outbox, &content, fill)
             .map_err(|reason| (reason, (count - i) as u64))?;
@@ -452,10 +458,8 @@ struct Content {
     traffic_class: u8,
     /// Length of the plaintext in bytes, with padding.
     length: usize,
-    /// Number of packets in it: one, or none in a keepalive.
-    packets: u64,
-    /// Length of the packet in bytes.
-    bytes: u64,
+    /// The packet in it, or none in a keepalive.
+    payload: Payload,
 }
 
 /// Seals one datagram. `fill` writes its plaintext.
@@ -475,13 +479,7 @@ fn wireguard_record(
     let out = slot.bytes();
     fill(&mut out[DATA_HEADER_LEN..DATA_HEADER_LEN + content.length]);
     session.seal(WIREGUARD_DATA, out);
-    slot.commit(
-        total,
-        &destination,
-        Some(peer.id),
-        content.packets,
-        content.bytes,
-    );
+    slot.commit(total, &destination, Some(peer.id), content.payload);
     Ok(())
 }
 
