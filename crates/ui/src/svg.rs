@@ -16,6 +16,24 @@ const FONT: &str = "system-ui, sans-serif";
 /// overlap.
 const LETTER: f64 = 0.6;
 
+/// Size and weight of words.
+#[derive(Clone, Copy, Debug)]
+pub struct Font {
+    /// Height in units of the picture.
+    pub size: f64,
+    /// Whether the letters are bold.
+    pub bold: bool,
+}
+
+impl Default for Font {
+    fn default() -> Font {
+        Font {
+            size: SIZE,
+            bold: false,
+        }
+    }
+}
+
 /// End of the words that is at their position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Anchor {
@@ -120,36 +138,46 @@ impl Svg {
     }
 
     fn end(&mut self, element: &str, tooltip: &str) {
-        let _ = match tooltip.is_empty() {
-            true => writeln!(self.body, "/>"),
-            false => writeln!(
+        let _ = if tooltip.is_empty() {
+            writeln!(self.body, "/>")
+        } else {
+            writeln!(
                 self.body,
                 "><title>{}</title></{element}>",
                 escaped(tooltip)
-            ),
+            )
         };
     }
 
     /// Words, with the foot of their letters at `at`.
     pub fn text(&mut self, at: (f64, f64), anchor: Anchor, colour: Colour, text: &str) {
-        self.letters(at, anchor, colour, SIZE, false, text);
+        self.letters(at, anchor, colour, Font::default(), text);
     }
 
     /// Draws bold words.
     pub fn bold(&mut self, at: (f64, f64), anchor: Anchor, colour: Colour, text: &str) {
-        self.letters(at, anchor, colour, SIZE, true, text);
+        self.letters(
+            at,
+            anchor,
+            colour,
+            Font {
+                bold: true,
+                ..Font::default()
+            },
+            text,
+        );
     }
 
-    /// Words of a size.
+    /// Draws words in a font.
     pub fn letters(
         &mut self,
         at: (f64, f64),
         anchor: Anchor,
         colour: Colour,
-        size: f64,
-        bold: bool,
+        font: Font,
         text: &str,
     ) {
+        let Font { size, bold } = font;
         let (x, y) = (number(at.0), number(at.1));
         let anchor = match anchor {
             Anchor::Start => "",
@@ -237,9 +265,10 @@ fn route(points: &[(f64, f64)]) -> String {
 
 /// Rounds to tenths of pixels; a value that is not a number becomes 0.
 fn number(value: f64) -> f64 {
-    match value.is_finite() {
-        true => (value.clamp(-1e6, 1e6) * 10.0).round() / 10.0,
-        false => 0.0,
+    if value.is_finite() {
+        (value.clamp(-1e6, 1e6) * 10.0).round() / 10.0
+    } else {
+        0.0
     }
 }
 

@@ -203,25 +203,25 @@ fn report_unreachable(device: &DeviceDraft, lan_is_all: bool, reporter: &mut Rep
 
 /// Checks that names, MAC addresses and addresses on the local network are unique.
 fn check_identities(devices: &[DeviceDraft], reporter: &mut Reporter<'_>) {
-    let mut names = Owners::new(Field::DeviceName, devices);
-    let mut macs = Owners::new(Field::DeviceMac, devices);
-    let mut lans = Owners::new(Field::DeviceLan, devices);
+    let help = "give each device a unique name";
+    let mut names = Owners::new(Field::DeviceName, help, devices);
+    let help = "merge both into one section, correct one of them, or leave it out: a device is known by its address, too";
+    let mut macs = Owners::new(Field::DeviceMac, help, devices);
+    let help = "correct one of them; in two VLANs both may have it";
+    let mut lans = Owners::new(Field::DeviceLan, help, devices);
     for (index, device) in devices.iter().enumerate() {
         if let Some(At { value, line }) = &device.name {
-            let help = "give each device a unique name";
-            names.claim(value, value, index, *line, help, reporter);
+            names.claim(value, value, index, *line, reporter);
         }
         // The VLAN is invalid.
         if device.given.has(Field::DeviceVlan) && device.vlan.is_none() {
             continue;
         }
         if let Some(At { value, line }) = &device.mac {
-            let help = "merge both into one section, correct one of them, or leave it out: a device is known by its address, too";
-            macs.claim((device.vlan(), *value), value, index, *line, help, reporter);
+            macs.claim((device.vlan(), *value), value, index, *line, reporter);
         }
         for At { value, line } in &device.lan {
-            let help = "correct one of them; in two VLANs both may have it";
-            lans.claim((device.vlan(), *value), value, index, *line, help, reporter);
+            lans.claim((device.vlan(), *value), value, index, *line, reporter);
         }
     }
 }
@@ -229,15 +229,17 @@ fn check_identities(devices: &[DeviceDraft], reporter: &mut Reporter<'_>) {
 /// The owner of each value of a key whose values must be unique.
 struct Owners<'a, K> {
     key: Field,
+    help: &'static str,
     devices: &'a [DeviceDraft],
     /// Indices of devices, and lines.
     owners: HashMap<K, (usize, usize)>,
 }
 
 impl<'a, K: Eq + Hash> Owners<'a, K> {
-    fn new(key: Field, devices: &'a [DeviceDraft]) -> Self {
+    fn new(key: Field, help: &'static str, devices: &'a [DeviceDraft]) -> Self {
         Self {
             key,
+            help,
             devices,
             owners: HashMap::new(),
         }
@@ -250,7 +252,6 @@ impl<'a, K: Eq + Hash> Owners<'a, K> {
         shown: impl std::fmt::Display,
         index: usize,
         line: usize,
-        help: &str,
         reporter: &mut Reporter<'_>,
     ) {
         let (owner, first) = *self.owners.entry(value).or_insert((index, line));
@@ -259,7 +260,7 @@ impl<'a, K: Eq + Hash> Owners<'a, K> {
         }
         let described = self.devices[owner].described();
         let message = format!("is `{shown}`, which {described} has already, in line {first}");
-        reporter.key_error(self.key, line, &message, help);
+        reporter.key_error(self.key, line, &message, self.help);
     }
 }
 

@@ -5,7 +5,7 @@
 //! viewer.
 
 use seikan_ui::palette::{FAINT, INK, LINE, OTHER, OWN, RAW};
-use seikan_ui::svg::{Anchor, SIZE, Svg, WIDTH, standalone, width};
+use seikan_ui::svg::{Anchor, Font, SIZE, Svg, WIDTH, standalone, width};
 
 use crate::report::{Bar, Kind, Panel, Report};
 
@@ -48,8 +48,12 @@ fn draw_bar(svg: &mut Svg, panel: &Panel, bar: &Bar, (left, top): (f64, f64)) {
     let middle = top + ROW / 2.0 - 2.0;
     let foot = middle + SIZE / 3.0;
     let own = bar.kind == Kind::Own;
+    let font = Font {
+        bold: own,
+        ..Font::default()
+    };
     let ink = if own { INK } else { FAINT };
-    svg.letters((left - 10.0, foot), Anchor::End, ink, SIZE, own, &bar.label);
+    svg.letters((left - 10.0, foot), Anchor::End, ink, font, &bar.label);
     let max = panel.end();
     let Some(value) = bar.value.filter(|_| max > 0.0) else {
         return svg.text((left + 8.0, foot), Anchor::Start, FAINT, "failed");
@@ -73,5 +77,5 @@ fn draw_bar(svg: &mut Svg, panel: &Panel, bar: &Bar, (left, top): (f64, f64)) {
     }
     let end = x(value.median).max(high) + 8.0;
     let text = panel.number(Some(value.median));
-    svg.letters((end, foot), Anchor::Start, INK, SIZE, own, &text);
+    svg.letters((end, foot), Anchor::Start, INK, font, &text);
 }

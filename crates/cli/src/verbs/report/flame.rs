@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use seikan_diagnose::stage;
 use seikan_ui::palette::INK;
-use seikan_ui::svg::{Anchor, Svg, WIDTH, cut};
+use seikan_ui::svg::{Anchor, Font, Svg, WIDTH, cut};
 
 use super::functions;
 use super::{Drawing, Scene};
@@ -98,7 +98,11 @@ impl Picture {
                 let name = cut(function, wide - 8.0, LETTERS);
                 if !name.is_empty() {
                     let at = (x + 4.0, y + ROW - 5.5);
-                    svg.letters(at, Anchor::Start, INK, LETTERS, false, &name);
+                    let font = Font {
+                        size: LETTERS,
+                        bold: false,
+                    };
+                    svg.letters(at, Anchor::Start, INK, font, &name);
                 }
                 self.level(svg, call, level + 1, x);
             }
