@@ -31,9 +31,10 @@ impl Connection {
         } else {
             write!(out, "{}", self.words(&decision, policy))?;
         }
-        Ok(match decision.is_allowed() {
-            true => ExitCode::SUCCESS,
-            false => ExitCode::FAILURE,
+        Ok(if decision.is_allowed() {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
         })
     }
 
@@ -81,9 +82,10 @@ impl Connection {
 /// "web-1 (tag:eu tag:web)"
 fn named(party: &Party) -> String {
     let tags: Vec<&str> = party.tags.iter().map(Name::as_str).collect();
-    match tags.is_empty() {
-        true => format!("{} (no tags)", party.name),
-        false => format!("{} (tag:{})", party.name, tags.join(" tag:")),
+    if tags.is_empty() {
+        format!("{} (no tags)", party.name)
+    } else {
+        format!("{} (tag:{})", party.name, tags.join(" tag:"))
     }
 }
 

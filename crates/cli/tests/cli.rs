@@ -369,9 +369,10 @@ fn colours_are_for_terminals_without_no_color() {
         let mut command = seikan();
         command.args(["check", path.to_str().unwrap()]);
         for (name, set) in [("CLICOLOR_FORCE", forced), ("NO_COLOR", refused)] {
-            match set {
-                true => command.env(name, "1"),
-                false => command.env_remove(name),
+            if set {
+                command.env(name, "1")
+            } else {
+                command.env_remove(name)
             };
         }
         stderr(&command.output().unwrap()).contains('\x1b')

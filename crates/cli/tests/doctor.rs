@@ -318,9 +318,10 @@ fn calls_are_counted_or_it_says_why_not() {
         assert!(output.status.success(), "{}", stderr(&output));
         let text = String::from_utf8(output.stdout).expect("UTF-8");
         // Needs a kernel with kprobes.
-        let told = match Path::new("/sys/bus/event_source/devices/kprobe").exists() {
-            true => "  udp_sendmsg ",
-            false => "  calls of kernel functions: ",
+        let told = if Path::new("/sys/bus/event_source/devices/kprobe").exists() {
+            "  udp_sendmsg "
+        } else {
+            "  calls of kernel functions: "
         };
         assert!(text.contains(told), "{text}");
     });

@@ -62,9 +62,10 @@ fn header(content: &str, line: usize, reporter: &mut Reporter<'_>) -> Option<Sec
     let near = sections
         .map(|(header, kind)| {
             let known = header.trim_matches(['[', ']']).to_ascii_lowercase();
-            let distance = match plain.len() <= MAX_HEADER {
-                true => strsim::damerau_levenshtein(&plain, &known),
-                false => usize::MAX,
+            let distance = if plain.len() <= MAX_HEADER {
+                strsim::damerau_levenshtein(&plain, &known)
+            } else {
+                usize::MAX
             };
             (distance, header, kind)
         })

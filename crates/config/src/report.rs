@@ -196,9 +196,12 @@ impl<'a> Reporter<'a> {
         finding.excerpt = line
             .checked_sub(1)
             .and_then(|index| self.lines.get(index))
-            .map(|text| match self.hidden.contains(&line) {
-                true => MASK.to_owned(),
-                false => excerpt(text, key),
+            .map(|text| {
+                if self.hidden.contains(&line) {
+                    MASK.to_owned()
+                } else {
+                    excerpt(text, key)
+                }
             });
         finding
     }

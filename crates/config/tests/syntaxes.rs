@@ -463,10 +463,11 @@ fn description(config: &Config) -> String {
 
 prop_compose! {
     fn network()(v6 in any::<bool>(), bits in any::<u128>(), length in 0u8..=128) -> IpNet {
-        let address = match v6 {
-            true => IpAddr::V6(bits.into()),
-            false => IpAddr::V4((bits as u32).into()),
-        };
+        let address = if v6 {
+IpAddr::V6(bits.into())
+} else {
+IpAddr::V4((bits as u32).into())
+};
         let longest = if v6 { 128 } else { 32 };
         IpNet::new(address, length.min(longest)).unwrap()
     }
@@ -553,9 +554,10 @@ fn device(n: u8) -> impl Strategy<Value = DeviceConfig> {
                 mac: has_mac.then_some(Mac([2, 0, 0, 0, 0, n])),
                 vlan,
                 lan: both([192, 168, 1, n], 0xfd00),
-                overlay: match translated {
-                    true => both([10, 77, 0, n], 0xfd77),
-                    false => Vec::new(),
+                overlay: if translated {
+                    both([10, 77, 0, n], 0xfd77)
+                } else {
+                    Vec::new()
                 },
                 allow_from,
                 allow_to,

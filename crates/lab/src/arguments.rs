@@ -3,8 +3,9 @@
 /// Parses a whole number of seconds, 1 to `MAX`.
 pub(crate) fn seconds<const MAX: u32>(text: &str) -> Result<f64, String> {
     let seconds: u32 = text.parse().map_err(|_| "not a whole number".to_owned())?;
-    match (1..=MAX).contains(&seconds) {
-        true => Ok(f64::from(seconds)),
-        false => Err(format!("{seconds} is not in 1..={MAX}")),
+    if (1..=MAX).contains(&seconds) {
+        Ok(f64::from(seconds))
+    } else {
+        Err(format!("{seconds} is not in 1..={MAX}"))
     }
 }

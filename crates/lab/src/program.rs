@@ -46,9 +46,10 @@ pub(crate) fn lab_command() -> Result<Command> {
 fn sibling(name: &str) -> Option<PathBuf> {
     let this = std::env::current_exe().ok()?;
     let folder = this.parent()?;
-    let folder = match folder.ends_with("deps") {
-        true => folder.parent()?,
-        false => folder,
+    let folder = if folder.ends_with("deps") {
+        folder.parent()?
+    } else {
+        folder
     };
     Some(folder.join(name)).filter(|file| is_executable(file))
 }

@@ -235,9 +235,10 @@ pub fn relay(
         relayed,
         direct,
         ratio: ratio(relayed.median, direct.median),
-        coturn: match compared.is_empty() {
-            true => None,
-            false => Some(CoturnReport::of(compared)?),
+        coturn: if compared.is_empty() {
+            None
+        } else {
+            Some(CoturnReport::of(compared)?)
         },
         rounds,
     })

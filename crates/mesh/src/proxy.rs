@@ -181,10 +181,12 @@ impl ProxySockets {
 
     /// Whether a datagram is of the tunnel and complete; counts it otherwise.
     pub(super) fn is_whole(&mut self, meta: &ReceiveMeta) -> bool {
-        let reason = match meta.truncated || meta.length == 0 {
-            _ if meta.source != self.tunnel() => DropReason::UnknownSource,
-            true => DropReason::Truncated,
-            false => return true,
+        let reason = if meta.source != self.tunnel() {
+            DropReason::UnknownSource
+        } else if meta.truncated || meta.length == 0 {
+            DropReason::Truncated
+        } else {
+            return true;
         };
         let count = meta.length.div_ceil(meta.segment_size.max(1)).max(1) as u64;
         self.counters.drops.add(reason, count);

@@ -188,14 +188,16 @@ impl Node {
         };
         let links = Netlink::open().and_then(|netlink| netlink.links());
         let longest = links.map(|links| {
-            let mtus = links
-                .iter()
-                .map(|link| match link.index == self.tun.index() {
-                    true => link.mtu + SEALED,
+            let mtus = links.iter().map(|link| {
+                if link.index == self.tun.index() {
+                    link.mtu + SEALED
+                } else if link.hardware_type == LOOPBACK {
                     // The limit does not apply to it.
-                    false if link.hardware_type == LOOPBACK => 0,
-                    false => link.mtu,
-                });
+                    0
+                } else {
+                    link.mtu
+                }
+            });
             let always = match self.tunnel.protocol() {
                 Protocol::Native => SMALL_DATAGRAM,
                 Protocol::WireGuard => JUMBO_DATAGRAM,

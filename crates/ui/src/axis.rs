@@ -23,12 +23,13 @@ impl Scale {
     /// From one value to another, which need not be above it.
     pub fn new(low: f64, high: f64) -> Self {
         let sane = low.is_finite() && high.is_finite() && high > low;
-        match sane {
-            true => Scale { low, high },
-            false => Scale {
+        if sane {
+            Scale { low, high }
+        } else {
+            Scale {
                 low: if low.is_finite() { low } else { 0.0 },
                 high: if low.is_finite() { low + 1.0 } else { 1.0 },
-            },
+            }
         }
     }
 

@@ -203,9 +203,10 @@ pub fn rounded(value: f64) -> String {
     } else {
         let decimals = (2 - size.log10().floor() as i32).max(0) as usize;
         let text = format!("{value:.decimals$}");
-        match text.contains('.') {
-            true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
-            false => text,
+        if text.contains('.') {
+            text.trim_end_matches('0').trim_end_matches('.').to_owned()
+        } else {
+            text
         }
     }
 }
@@ -266,9 +267,10 @@ pub fn duration(seconds: u64) -> String {
         }
     }
     parts.truncate(2);
-    match parts.is_empty() {
-        true => format!("0 {CYAN}seconds{RESET}"),
-        false => parts.join(", "),
+    if parts.is_empty() {
+        format!("0 {CYAN}seconds{RESET}")
+    } else {
+        parts.join(", ")
     }
 }
 

@@ -243,9 +243,10 @@ fn components(name: &str) -> Result<Vec<&str>> {
 /// Returns the file with the limit of a control group, of either version.
 fn limit_file(group: &str) -> String {
     let second = format!("{group}/cpu.max");
-    match std::path::Path::new(&second).exists() {
-        true => second,
-        false => format!("{group}/cpu.cfs_quota_us"),
+    if std::path::Path::new(&second).exists() {
+        second
+    } else {
+        format!("{group}/cpu.cfs_quota_us")
     }
 }
 

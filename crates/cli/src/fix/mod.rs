@@ -84,12 +84,15 @@ impl Fix {
         for change in changes {
             journal.will_do(change.clone())?;
         }
-        let switch = |on: bool| match on {
-            true => changes.iter().try_for_each(Change::apply),
-            false => match journal::take_back(changes.to_vec()) {
-                failures if failures.is_empty() => Ok(()),
-                failures => bail!("{}", failures.join("; ")),
-            },
+        let switch = |on: bool| {
+            if on {
+                changes.iter().try_for_each(Change::apply)
+            } else {
+                match journal::take_back(changes.to_vec()) {
+                    failures if failures.is_empty() => Ok(()),
+                    failures => bail!("{}", failures.join("; ")),
+                }
+            }
         };
         let mut trial = trial::run(switch, measure, keep.unwrap_or(trial::LEAST_GAIN));
         if let (None, Ok(trial)) = (keep, &mut trial)
@@ -98,9 +101,10 @@ impl Fix {
             trial.decision = Decision::TakeBack("it was made for the measurement only".to_owned());
         }
         let keeps = matches!(&trial, Ok(trial) if trial.decision == Decision::Keep);
-        let applied = match keeps {
-            true => changes.iter().try_for_each(Change::apply),
-            false => Ok(()),
+        let applied = if keeps {
+            changes.iter().try_for_each(Change::apply)
+        } else {
+            Ok(())
         };
         if keeps && applied.is_ok() {
             journal.keep(&format!("{}.kept", self.name))?;

@@ -317,9 +317,10 @@ fn lock(directory: &Path, alone: bool) -> anyhow::Result<File> {
         let mut builder = fs::DirBuilder::new();
         builder.recursive(true).mode(0o700).create(directory)?;
         let folder = File::open(directory)?;
-        match alone {
-            true => folder.try_lock()?,
-            false => folder.try_lock_shared()?,
+        if alone {
+            folder.try_lock()?
+        } else {
+            folder.try_lock_shared()?
         }
         Ok(folder)
     };

@@ -150,9 +150,12 @@ fn broadcast_and_multicast_stay_on_the_lan_and_are_counted() {
 fn a_cable_out_and_in_holds_a_stream_up_and_no_more() {
     at_running_site(&Plan::default(), |site, [gateway, _remote]| {
         let netlink = &site.lan.netlink;
-        let cable = |in_: bool| match in_ {
-            true => netlink.set_up(site.gateway_port).expect("up"),
-            false => netlink.set_down(site.gateway_port).expect("down"),
+        let cable = |in_: bool| {
+            if in_ {
+                netlink.set_up(site.gateway_port).expect("up")
+            } else {
+                netlink.set_down(site.gateway_port).expect("down")
+            }
         };
         survives(site, &gateway, || cable(false), || cable(true));
     });

@@ -112,12 +112,11 @@ fn forward(
             continue;
         }
         // Losses here are like those of any switch.
-        let sent = match outwards {
-            true => send_tagged(to, frame, tag),
-            false if received.vlan.map(|tci| tci & 0xfff) == Some(tag) => {
-                to.send_vectored(&[IoSlice::new(frame)]).is_ok()
-            }
-            false => false,
+        let sent = if outwards {
+            send_tagged(to, frame, tag)
+        } else {
+            received.vlan.map(|tci| tci & 0xfff) == Some(tag)
+                && to.send_vectored(&[IoSlice::new(frame)]).is_ok()
         };
         if sent {
             longest.fetch_max(received.length, Ordering::Relaxed);

@@ -161,9 +161,12 @@ impl Two {
         for nat in blocked {
             nats[*nat].run_nft("insert rule inet filter through meta l4proto udp drop");
         }
-        let up = |end: usize, name: &str| match blocked.contains(&end) {
-            true => up_unseen(&hosts[end], name, &token),
-            false => up(&hosts[end], name, &token),
+        let up = |end: usize, name: &str| {
+            if blocked.contains(&end) {
+                up_unseen(&hosts[end], name, &token)
+            } else {
+                up(&hosts[end], name, &token)
+            }
         };
         let (a, _) = up(0, "a");
         let (b, address) = up(1, "b");

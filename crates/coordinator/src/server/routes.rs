@@ -66,9 +66,10 @@ async fn join(
     let request_body: JoinRequest = match body(request).await {
         Ok(request_body) => request_body,
         Err(refused) => {
-            return Err(match app.limits.count_failure(from) {
-                true => refused,
-                false => Refused::too_many(),
+            return Err(if app.limits.count_failure(from) {
+                refused
+            } else {
+                Refused::too_many()
             });
         }
     };
@@ -80,15 +81,14 @@ async fn join(
     });
     let is_refused_here = is_refused_here.await?;
     let enter = move |store: &Store| store.join(&request_body, &Actor::Host(from), now());
-    let joined = match is_refused_here {
-        false => app.change(Pool::Changes, enter).await,
-        true => {
-            let attempt = app
-                .limits
-                .begin_attempt(from)
-                .ok_or_else(Refused::too_many)?;
-            conclude(attempt, app.change(Pool::Unauthenticated, enter).await)
-        }
+    let joined = if is_refused_here {
+        let attempt = app
+            .limits
+            .begin_attempt(from)
+            .ok_or_else(Refused::too_many)?;
+        conclude(attempt, app.change(Pool::Unauthenticated, enter).await)
+    } else {
+        app.change(Pool::Changes, enter).await
     };
     match joined {
         Ok(joining) => encoded(&Joined {
@@ -132,9 +132,10 @@ async fn member<T: Send + 'static>(
 ) -> Result<(MemberId, Digest, T), Refused> {
     let from = from.ip().to_canonical();
     let Some(credential) = bearer_digest(headers) else {
-        return Err(match app.limits.count_failure(from) {
-            true => StoreError::NotAMember.into(),
-            false => Refused::too_many(),
+        return Err(if app.limits.count_failure(from) {
+            StoreError::NotAMember.into()
+        } else {
+            Refused::too_many()
         });
     };
     let known = app.read(Pool::Reads, move |store| {
@@ -204,9 +205,10 @@ async fn changes(
     if since > 0 && wait > 0 {
         let _waiting = app.waiting();
         let time = Duration::from_secs(wait.min(MAX_WAIT));
-        let wakeup = match current == since {
-            true => app.wait_for_change(own, since, &subscriber, time).await,
-            false => Wakeup::Revision,
+        let wakeup = if current == since {
+            app.wait_for_change(own, since, &subscriber, time).await
+        } else {
+            Wakeup::Revision
         };
         // A call is reported without delay: packets wait for it.
         if wakeup == Wakeup::Revision {

@@ -91,30 +91,27 @@ impl Store {
             let visibility = Visibility::new(self, connection, asker);
             let difference = visibility.difference(sight, current)?;
             let whole = since == 0 || since > current || difference == Difference::Members;
-            let found = match whole {
+            let found = if whole {
                 // A whole answer needs no removals.
-                true => {
-                    let members = self.first_members(connection, current, &networks)?;
-                    let mut found = members.visible_to(&visibility, asker)?;
-                    if let Some(until) = found.until.take()
-                        && found.changes.len() < LIMIT
-                    {
-                        found.merge(members_after(
-                            connection,
-                            until,
-                            &networks,
-                            &visibility,
-                            asker,
-                        )?);
-                    }
-                    found
+
+                let members = self.first_members(connection, current, &networks)?;
+                let mut found = members.visible_to(&visibility, asker)?;
+                if let Some(until) = found.until.take()
+                    && found.changes.len() < LIMIT
+                {
+                    found.merge(members_after(
+                        connection,
+                        until,
+                        &networks,
+                        &visibility,
+                        asker,
+                    )?);
                 }
-                false => {
-                    let mut found =
-                        members_after(connection, since, &networks, &visibility, asker)?;
-                    found.merge(gone_after(connection, since, &visibility, asker)?);
-                    found
-                }
+                found
+            } else {
+                let mut found = members_after(connection, since, &networks, &visibility, asker)?;
+                found.merge(gone_after(connection, since, &visibility, asker)?);
+                found
             };
             let with_policy = whole || difference == Difference::Rules;
             let policy = with_policy.then(|| visibility.rules()).transpose()?;

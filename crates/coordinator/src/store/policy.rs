@@ -272,9 +272,10 @@ impl<'a> Visibility<'a> {
         let Some(former) = self.store.parsed.at(revision) else {
             return Ok(Difference::Members);
         };
-        Ok(match former.sight(&self.party()?) == *self.sight()? {
-            true => Difference::Rules,
-            false => Difference::Members,
+        Ok(if former.sight(&self.party()?) == *self.sight()? {
+            Difference::Rules
+        } else {
+            Difference::Members
         })
     }
 }

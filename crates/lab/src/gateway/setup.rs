@@ -246,9 +246,10 @@ fn start_seikan(
     let mut behind = vec![gateway.inner, gateway.inner6];
     behind.extend(devices.iter().flat_map(|[_, overlay]| overlay));
     start_ends([gateway, &site.remote], dir, interrupt, &mut |end| {
-        let text = match end.host.name == gateway.name {
-            true => config(end, &on_overlay(2).both()) + &gateway_section(mode, devices),
-            false => config(end, &behind),
+        let text = if end.host.name == gateway.name {
+            config(end, &on_overlay(2).both()) + &gateway_section(mode, devices)
+        } else {
+            config(end, &behind)
         };
         up(end, program::seikan_command()?, SEIKAN, &text, "native")
     })

@@ -121,15 +121,14 @@ impl Stage {
         let flow = self.flow()?;
         self.settle(event.path, &flow, [FIRST, REST], interrupt)?;
         let before = self.paths(&flow)?;
-        let connection = match event.tcp && event.path != PathKind::None {
-            true => {
-                let (a, b) = (self.site.host(0), self.site.host(1));
-                let connection = Flow::over_tcp(b, a, self.members[0].address)?;
-                interrupt.sleep(REST)?;
-                connection.reset();
-                Some(connection)
-            }
-            false => None,
+        let connection = if event.tcp && event.path != PathKind::None {
+            let (a, b) = (self.site.host(0), self.site.host(1));
+            let connection = Flow::over_tcp(b, a, self.members[0].address)?;
+            interrupt.sleep(REST)?;
+            connection.reset();
+            Some(connection)
+        } else {
+            None
         };
         flow.reset();
         let started_at = Instant::now();

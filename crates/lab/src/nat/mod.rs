@@ -342,9 +342,12 @@ impl Stage {
     fn family(&self, end: usize) -> Result<Option<Family>> {
         let endpoint = &self.status(end)?["peers"][0]["path"]["endpoint"];
         let endpoint = endpoint.as_str().and_then(|at| at.parse().ok());
-        Ok(endpoint.map(|at: SocketAddr| match at.is_ipv6() {
-            true => Family::IPv6,
-            false => Family::IPv4,
+        Ok(endpoint.map(|at: SocketAddr| {
+            if at.is_ipv6() {
+                Family::IPv6
+            } else {
+                Family::IPv4
+            }
         }))
     }
 

@@ -148,9 +148,10 @@ impl Router {
         let outer = (first..).map(|end| address(network, end));
         let inner = self.customers.iter();
         let inner = inner.map(|end| address(self.inside.network, *end));
-        match self.rules.one_to_one {
-            true => inner.zip(outer).collect(),
-            false => Vec::new(),
+        if self.rules.one_to_one {
+            inner.zip(outer).collect()
+        } else {
+            Vec::new()
         }
     }
 
@@ -350,10 +351,7 @@ fn readdress(host: &Host, nic: &str, network: [u8; 3], end: u8) -> Result<()> {
 
 /// Returns the inner network of a router at this depth.
 fn inner(depth: usize, last: bool) -> [u8; 3] {
-    match last {
-        true => HOME,
-        false => [100, 64, depth as u8],
-    }
+    if last { HOME } else { [100, 64, depth as u8] }
 }
 
 /// The innermost switch.

@@ -89,17 +89,19 @@ fn grid(grid: &Grid) -> Table {
             }
         });
         Row {
-            kind: match column.rows.iter().any(|row| row.own) {
-                true => Kind::Own,
-                false => Kind::Other,
+            kind: if column.rows.iter().any(|row| row.own) {
+                Kind::Own
+            } else {
+                Kind::Other
             },
             cells: std::iter::once(column.title.clone()).chain(cells).collect(),
         }
     });
     let mut all = grid.columns.iter().flat_map(|column| &column.rows);
-    let published = match all.any(|row| row.published.is_some()) {
-        true => "; published in brackets",
-        false => "",
+    let published = if all.any(|row| row.published.is_some()) {
+        "; published in brackets"
+    } else {
+        ""
     };
     Table {
         title: format!("{}{published}", grid.title),

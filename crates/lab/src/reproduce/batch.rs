@@ -217,14 +217,15 @@ fn request_repeatedly(ends: &Ends<'_>, server: Process, interrupt: &Interrupt) -
         if let Some(status) = child.try_wait().map_err(LabError::io("wait for `ab`"))? {
             break status;
         }
-        let patience = match start.elapsed() < PATIENCE {
-            true => interrupt
+        let patience = if start.elapsed() < PATIENCE {
+            interrupt
                 .sleep(Duration::from_millis(20))
-                .map_err(LabError::from),
-            false => Err(LabError::Timeout {
+                .map_err(LabError::from)
+        } else {
+            Err(LabError::Timeout {
                 event: "`ab`".to_owned(),
                 seconds: PATIENCE.as_secs_f64(),
-            }),
+            })
         };
         if let Err(error) = patience {
             // Fails only when it has ended already.

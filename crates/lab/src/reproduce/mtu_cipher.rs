@@ -292,9 +292,10 @@ fn sweep(bench: &mut Bench<'_>, found: &mut Found) -> Result<Vec<Figures>> {
 
 fn curves(columns: &[Figures]) -> Curves {
     let line = |column: &Figures, published: bool| Curve {
-        name: match published {
-            true => format!("{}, published", column.title),
-            false => column.title.clone(),
+        name: if published {
+            format!("{}, published", column.title)
+        } else {
+            column.title.clone()
         },
         own: column.rows.iter().any(|row| row.own),
         published,

@@ -156,15 +156,12 @@ impl Turns<'_> {
                     &format!("with and without level {level}, round {}", round + 1),
                 );
                 let without_first = (round as usize + place).is_multiple_of(2);
-                let pair = match without_first {
-                    true => {
-                        let without = self.block(None)?;
-                        (without, self.block(Some(level))?)
-                    }
-                    false => {
-                        let with = self.block(Some(level))?;
-                        (self.block(None)?, with)
-                    }
+                let pair = if without_first {
+                    let without = self.block(None)?;
+                    (without, self.block(Some(level))?)
+                } else {
+                    let with = self.block(Some(level))?;
+                    (self.block(None)?, with)
                 };
                 pairs[index].push(pair);
             }

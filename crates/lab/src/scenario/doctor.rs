@@ -132,10 +132,12 @@ pub(crate) fn ask(arguments: &DoctorArguments<'_>, interrupt: &Interrupt) -> Res
     let elapsed = start.elapsed().as_secs_f64();
     let mut answer: Answer = serde_json::from_str(&said)
         .map_err(|e| LabError::Setup(format!("cannot parse the output of `seikan doctor`: {e}")))?;
-    answer.diagnosis.seconds = match arguments.fix {
+    answer.diagnosis.seconds = if arguments.fix {
         // When the verdict was there; then it went on.
-        true => answer.cost.seconds,
-        false => elapsed,
+
+        answer.cost.seconds
+    } else {
+        elapsed
     };
     Ok(answer)
 }

@@ -297,9 +297,10 @@ impl Scenario {
         });
         let is_wire = self.link.delay.is_some() || self.fault.kind.is_of_a_wire();
         Link {
-            kind: match is_wire {
-                true => LinkKind::Wire(wire),
-                false => LinkKind::Veth,
+            kind: if is_wire {
+                LinkKind::Wire(wire)
+            } else {
+                LinkKind::Veth
             },
             mtu: self.link.mtu,
             offload: self.link.offload,

@@ -151,9 +151,10 @@ impl Outcome {
     /// The scenario's own cause for those that are as right.
     #[must_use]
     pub fn folded(&self, found: Cause) -> Cause {
-        match self.also.contains(&found) {
-            true => self.cause,
-            false => found,
+        if self.also.contains(&found) {
+            self.cause
+        } else {
+            found
         }
     }
 }
@@ -373,9 +374,10 @@ impl Case<'_> {
             run_dir: scratch.path(),
         };
         let pids = site.pids(host);
-        let before = match arguments.fix {
-            true => Some(State::of(host, &pids)?),
-            false => None,
+        let before = if arguments.fix {
+            Some(State::of(host, &pids)?)
+        } else {
+            None
         };
         let (bytes, start) = (meter.bytes(), Instant::now());
         let answer = doctor::ask(&arguments, self.interrupt);

@@ -85,9 +85,10 @@ impl Tunnel for OpenVpn {
         start_ends([&hosts.a, &hosts.b], dir, interrupt, &mut |end| {
             let End { host, other, .. } = end;
             let is_client = host.name == "A";
-            let (name, role, peer) = match is_client {
-                true => ("client", "--tls-client", &server),
-                false => ("server", "--tls-server", &client),
+            let (name, role, peer) = if is_client {
+                ("client", "--tls-client", &server)
+            } else {
+                ("server", "--tls-server", &client)
             };
             let protocol = match (self.tcp, is_client) {
                 (false, _) => "udp",

@@ -16,9 +16,10 @@ pub(super) struct Raw {
 
 impl Tunnel for Raw {
     fn name(&self) -> &str {
-        match self.without_offload {
-            true => "raw-no-offload",
-            false => "raw",
+        if self.without_offload {
+            "raw-no-offload"
+        } else {
+            "raw"
         }
     }
 

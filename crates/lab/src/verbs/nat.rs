@@ -53,9 +53,12 @@ pub fn run(arguments: &NatArguments) -> anyhow::Result<ExitCode> {
         only: arguments.only.clone(),
         jobs: arguments.jobs.into(),
     };
-    let outcome = with_progress(|interrupt, progress| match arguments.events {
-        true => events(&options, interrupt, progress).map(Outcome::Events),
-        false => nat(&options, interrupt, progress).map(Outcome::Pairs),
+    let outcome = with_progress(|interrupt, progress| {
+        if arguments.events {
+            events(&options, interrupt, progress).map(Outcome::Events)
+        } else {
+            nat(&options, interrupt, progress).map(Outcome::Pairs)
+        }
     })?;
     let json = arguments.json.as_deref();
     let (text, failed) = match &outcome {
@@ -141,9 +144,10 @@ fn shown_events(report: &EventReport) -> String {
     for row in &report.rows {
         let path = |paths: [PathKind; 2]| name(paths[0].max(paths[1]));
         let (before, after) = (path(row.before), path(row.found));
-        let path = match before == after {
-            true => before.to_owned(),
-            false => format!("{before}, then {after}"),
+        let path = if before == after {
+            before.to_owned()
+        } else {
+            format!("{before}, then {after}")
         };
         let [gap, most] = row.gap;
         let time = |time: Option<f64>| time.map_or("-".to_owned(), |time| format!("{time:.1}"));

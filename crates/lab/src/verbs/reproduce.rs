@@ -148,9 +148,10 @@ pub fn run(arguments: &ReproduceArguments) -> anyhow::Result<ExitCode> {
     if let Some(directory) = &arguments.svg {
         for picture in drawn.iter().flat_map(|(_, pictures)| pictures) {
             let file = directory.join(format!("{}.svg", picture.name));
-            let svg = match picture.svg.contains("<style>") {
-                true => picture.svg.clone(),
-                false => standalone(&picture.svg, &picture.title, &picture.caption),
+            let svg = if picture.svg.contains("<style>") {
+                picture.svg.clone()
+            } else {
+                standalone(&picture.svg, &picture.title, &picture.caption)
             };
             output::write_file(&file, &svg)?;
         }
@@ -162,9 +163,10 @@ pub fn run(arguments: &ReproduceArguments) -> anyhow::Result<ExitCode> {
         return Err(error.into());
     }
     Ok(
-        match failed.is_none() && experiments.iter().all(Experiment::reproduced) {
-            true => ExitCode::SUCCESS,
-            false => ExitCode::FAILURE,
+        if failed.is_none() && experiments.iter().all(Experiment::reproduced) {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
         },
     )
 }

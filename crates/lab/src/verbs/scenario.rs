@@ -71,13 +71,17 @@ pub fn play(arguments: &RunArguments) -> anyhow::Result<ExitCode> {
         ..RunOptions::default()
     };
     let outcome = with_progress(|interrupt, progress| {
-        let mut step = |what: &str| match what.starts_with("kept") {
-            // Nothing to be written over by the next step.
-            true => eprintln!("{what}"),
-            false => progress(Progress {
-                fraction: 0.0,
-                step: what.to_owned(),
-            }),
+        let mut step = |what: &str| {
+            if what.starts_with("kept") {
+                // Nothing to be written over by the next step.
+
+                eprintln!("{what}")
+            } else {
+                progress(Progress {
+                    fraction: 0.0,
+                    step: what.to_owned(),
+                })
+            }
         };
         run(&scenario, &draw, &options, interrupt, &mut step)
     })?;
@@ -185,9 +189,10 @@ pub(super) fn described(outcome: &Outcome) -> String {
                 d.cause,
                 d.level,
                 d.seconds,
-                match others.is_empty() {
-                    true => String::new(),
-                    false => format!("; then {}", others.join(", ")),
+                if others.is_empty() {
+                    String::new()
+                } else {
+                    format!("; then {}", others.join(", "))
                 }
             )
         }
@@ -203,18 +208,20 @@ pub(super) fn described(outcome: &Outcome) -> String {
     if let Some(repair) = &outcome.repair {
         text += &format!(
             "{}, then {:.0} Mbit/s{}{}\n",
-            match repair.kept {
-                true => "a change was kept",
-                false => "all changes were reverted",
+            if repair.kept {
+                "a change was kept"
+            } else {
+                "all changes were reverted"
             },
             repair.throughput,
             repair
                 .why
                 .as_ref()
                 .map_or(String::new(), |why| format!(": {why}")),
-            match repair.left.is_empty() {
-                true => "; afterwards everything is as before".to_owned(),
-                false => format!("; NOT AS BEFORE: {}", repair.left.join(", ")),
+            if repair.left.is_empty() {
+                "; afterwards everything is as before".to_owned()
+            } else {
+                format!("; NOT AS BEFORE: {}", repair.left.join(", "))
             }
         );
     }

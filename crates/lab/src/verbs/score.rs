@@ -104,9 +104,10 @@ pub fn count(arguments: &ScoreArguments) -> anyhow::Result<ExitCode> {
                 eprint!("{}: {text}", case.id);
             }
         };
-        match arguments.again {
-            true => score_again(&options, &mut report),
-            false => score(&options, interrupt, &mut report),
+        if arguments.again {
+            score_again(&options, &mut report)
+        } else {
+            score(&options, interrupt, &mut report)
         }
     })?;
     if let Some(file) = &arguments.svg {

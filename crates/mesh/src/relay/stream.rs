@@ -96,10 +96,12 @@ impl Forwarder for Connection {
         self.hub.flush(&mut self.stream)?;
         let now = Instant::now();
         let until = self.started_at + ANSWER_WITHIN;
-        match self.answers {
-            true => Ok(now + LOOK_EVERY),
-            false if now < until => Ok(until),
-            false => Err(Ended::NoAnswer),
+        if self.answers {
+            Ok(now + LOOK_EVERY)
+        } else if now < until {
+            Ok(until)
+        } else {
+            Err(Ended::NoAnswer)
         }
     }
 

@@ -112,10 +112,12 @@ impl Merging {
                 }
             }
             Verdict::Testing(until, before) if now >= until => {
-                Some(match self.sent.loss() * 2 < before {
-                    _ if self.sent.segments < ENOUGH => Verdict::Trusted(now),
-                    true => Verdict::Broken(now + BROKEN_FOR),
-                    false => Verdict::Trusted(now + TRUSTED_FOR),
+                Some(if self.sent.segments < ENOUGH {
+                    Verdict::Trusted(now)
+                } else if self.sent.loss() * 2 < before {
+                    Verdict::Broken(now + BROKEN_FOR)
+                } else {
+                    Verdict::Trusted(now + TRUSTED_FOR)
                 })
             }
             Verdict::Broken(until) if now >= until => Some(Verdict::Trusted(now)),

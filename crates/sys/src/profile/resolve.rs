@@ -200,9 +200,10 @@ impl<'a> Names<'a> {
             return self.unnamed(pid);
         };
         if mapping.inode == 0 {
-            return match mapping.path.starts_with('[') {
-                true => (mapping.path.clone(), mapping.path.clone()),
-                false => self.unnamed(pid),
+            return if mapping.path.starts_with('[') {
+                (mapping.path.clone(), mapping.path.clone())
+            } else {
+                self.unnamed(pid)
             };
         }
         let file = self.files.entry((mapping.device.clone(), mapping.inode));

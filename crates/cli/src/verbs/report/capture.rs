@@ -205,9 +205,10 @@ fn each(file: File, mut take: impl FnMut(Packet) -> bool) -> anyhow::Result<()> 
             Ok((used, block)) => {
                 let packet = match &block {
                     PcapBlockOwned::LegacyHeader(header) => {
-                        let per_second = match header.is_nanosecond_precision() {
-                            true => 1_000_000_000,
-                            false => 1_000_000,
+                        let per_second = if header.is_nanosecond_precision() {
+                            1_000_000_000
+                        } else {
+                            1_000_000
                         };
                         interfaces = vec![Interface {
                             kind: header.network,

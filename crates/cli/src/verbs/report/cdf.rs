@@ -34,9 +34,10 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
     if let Some(expected) = expected {
         let (foot, head) = (frame.at(expected, 0.0), frame.at(expected, 100.0));
         svg.path(&[foot, head], INK, 1.4, " stroke-dasharray=\"6 4\"");
-        let anchor = match x.share(expected) > 0.5 {
-            true => (-6.0, Anchor::End),
-            false => (6.0, Anchor::Start),
+        let anchor = if x.share(expected) > 0.5 {
+            (-6.0, Anchor::End)
+        } else {
+            (6.0, Anchor::Start)
         };
         let at = (head.0 + anchor.0, head.1 + 32.0);
         svg.text(

@@ -127,9 +127,10 @@ fn by_lag(a: &[f64], b: &[f64]) -> Vec<(i32, Interval)> {
     let lags = -(LAGS as i32)..=LAGS as i32;
     lags.filter_map(|lag| {
         let shift = lag.unsigned_abs() as usize;
-        let found = match lag >= 0 {
-            true => correlate(&a[..n - shift], &b[shift..n], 0, BLOCK),
-            false => correlate(&a[shift..n], &b[..n - shift], 0, BLOCK),
+        let found = if lag >= 0 {
+            correlate(&a[..n - shift], &b[shift..n], 0, BLOCK)
+        } else {
+            correlate(&a[shift..n], &b[..n - shift], 0, BLOCK)
         };
         Some((lag, found?.r))
     })

@@ -40,12 +40,13 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
     let detail = detail(&capture.segments);
     let mut bottom = whole;
     if detail.len() < capture.segments.len() {
-        let title = match capture.segments[detail.clone()]
+        let title = if capture.segments[detail.clone()]
             .iter()
             .any(|s| s.is_retransmission)
         {
-            true => "the part with most retransmissions",
-            false => "the beginning",
+            "the part with most retransmissions"
+        } else {
+            "the beginning"
         };
         bottom = panel(&mut svg, whole + 84.0, title, capture, detail);
     }

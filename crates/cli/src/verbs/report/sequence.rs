@@ -180,9 +180,10 @@ fn readings(evidence: &Evidence, flow: &SocketFacts) -> Vec<Reading> {
         // Retransmitted segments may be short. If the estimate is below the acknowledged bytes, the
         // bytes in flight are added to those instead.
         let once = total - retransmitted * size;
-        let sent = match once >= acknowledged {
-            true => once,
-            false => acknowledged + in_flight.at(index).unwrap_or(0.0) * size,
+        let sent = if once >= acknowledged {
+            once
+        } else {
+            acknowledged + in_flight.at(index).unwrap_or(0.0) * size
         };
         let congestion = congestion.at(index).map(|segments| segments * size);
         all.push(Reading {

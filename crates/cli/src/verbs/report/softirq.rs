@@ -62,12 +62,13 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
     let title = "runs of the receive softirq (NET_RX)";
     map(&mut svg, (top, height, x), title, &rows, &rates, full);
     let bottom = top + height * rows.len() as f64;
-    let left_out = match count > rows.len() {
-        true => format!(
+    let left_out = if count > rows.len() {
+        format!(
             " {} processors with fewer softirqs are omitted.",
             count - rows.len()
-        ),
-        false => String::new(),
+        )
+    } else {
+        String::new()
     };
     Ok(Drawing {
         svg: svg.finish(bottom + 46.0, "softirqs by processor over time"),

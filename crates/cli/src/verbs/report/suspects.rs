@@ -198,9 +198,10 @@ fn interfaces(all: &mut Collection<'_>) {
         let is_inner = Some(name) == map.inner.as_ref();
         let device = || [Subject::Link(name.clone())];
         let queue = || [Subject::Qdisc(name.clone())];
-        let causes: &[Cause] = match is_inner {
-            true => &[TunQueueOverflow, VhostStarved],
-            false => &[OffloadBroken],
+        let causes: &[Cause] = if is_inner {
+            &[TunQueueOverflow, VhostStarved]
+        } else {
+            &[OffloadBroken]
         };
         let title = format!("packets dropped while sending by {name}");
         all.count(device(), metric::TX_DROPPED, title, EACH, causes);

@@ -30,9 +30,10 @@ impl Trace {
 /// Mbit/s.
 pub fn throughput(evidence: &Evidence) -> Option<Trace> {
     let inner = evidence.map.inner.clone()?;
-    let (name, direction) = match evidence.sends() {
-        true => (metric::TX_BYTES, "into"),
-        false => (metric::RX_BYTES, "out of"),
+    let (name, direction) = if evidence.sends() {
+        (metric::TX_BYTES, "into")
+    } else {
+        (metric::RX_BYTES, "out of")
     };
     let column = evidence.column(&Subject::Link(inner.clone()), name)?;
     let points = rate(evidence, &[column], 8e-6);

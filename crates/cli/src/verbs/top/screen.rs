@@ -65,9 +65,10 @@ fn title(view: &View) -> Line<'static> {
         Some(program) => format!(", {} ({})", printable(&program.name), program.pid),
         None => String::new(),
     };
-    let state = match view.is_paused {
-        true => "paused: space resumes".to_owned(),
-        false => format!("every {} s, space pauses", view.every.as_secs()),
+    let state = if view.is_paused {
+        "paused: space resumes".to_owned()
+    } else {
+        format!("every {} s, space pauses", view.every.as_secs())
     };
     Line::from(vec![
         Span::styled("seikan top  ", bold()),
@@ -161,12 +162,13 @@ fn all_tables(now: &Evidence) -> Vec<TableContent> {
 }
 
 fn tables(frame: &mut Frame<'_>, all: &[TableContent], area: Rect) {
-    let columns: Vec<Rect> = match area.width >= WIDE {
-        true => Layout::horizontal([Constraint::Fill(1); 2])
+    let columns: Vec<Rect> = if area.width >= WIDE {
+        Layout::horizontal([Constraint::Fill(1); 2])
             .spacing(2)
             .split(area)
-            .to_vec(),
-        false => vec![area],
+            .to_vec()
+    } else {
+        vec![area]
     };
     let mut used = vec![0; columns.len()];
     for content in all {

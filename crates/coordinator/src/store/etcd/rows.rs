@@ -206,13 +206,19 @@ impl Table {
             .iter()
             .find(|column| column.is_key && column.is_blob);
         let wanted = wanted.map_or("?1", |_| "unhex(?1)");
-        let object = list(&|Column { name, is_blob, .. }| match is_blob {
-            true => format!("'{name}', lower(hex({name}))"),
-            false => format!("'{name}', {name}"),
+        let object = list(&|Column { name, is_blob, .. }| {
+            if *is_blob {
+                format!("'{name}', lower(hex({name}))")
+            } else {
+                format!("'{name}', {name}")
+            }
         });
-        let values = list(&|Column { name, is_blob, .. }| match is_blob {
-            true => format!("unhex(?2 ->> '{name}')"),
-            false => format!("?2 ->> '{name}'"),
+        let values = list(&|Column { name, is_blob, .. }| {
+            if *is_blob {
+                format!("unhex(?2 ->> '{name}')")
+            } else {
+                format!("?2 ->> '{name}'")
+            }
         });
         let names = list(&|column| column.name.clone());
         Table {
@@ -232,13 +238,13 @@ impl Table {
 /// Returns the expression of a row's key as text.
 fn key_text(columns: &[Column], row: &str) -> String {
     let key = columns.iter().find(|column| column.is_key);
-    key.map_or(
-        String::new(),
-        |Column { name, is_blob, .. }| match is_blob {
-            true => format!("lower(hex({row}{name}))"),
-            false => format!("CAST({row}{name} AS TEXT)"),
-        },
-    )
+    key.map_or(String::new(), |Column { name, is_blob, .. }| {
+        if *is_blob {
+            format!("lower(hex({row}{name}))")
+        } else {
+            format!("CAST({row}{name} AS TEXT)")
+        }
+    })
 }
 
 fn key_of(row: &Row<'_>) -> rusqlite::Result<String> {

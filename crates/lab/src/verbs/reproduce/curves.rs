@@ -34,17 +34,17 @@ pub fn draw(curves: &Curves) -> String {
     let top = legend(&mut svg, curves, &styles) + 36.0;
     let frame = Frame::wide(top, HEIGHT, x, y);
     frame.title(&mut svg, &curves.title, &curves.y);
-    match curves.logarithmic[1] {
-        true => across(&mut svg, &frame),
-        false => frame.y_axis(&mut svg, 5),
+    if curves.logarithmic[1] {
+        across(&mut svg, &frame)
+    } else {
+        frame.y_axis(&mut svg, 5)
     }
-    match curves.logarithmic[0] {
-        true => {
-            below(&mut svg, &frame, &curves.curves);
-            let at = (frame.right, frame.bottom + 40.0);
-            svg.text(at, Anchor::End, FAINT, &curves.x);
-        }
-        false => frame.x_axis(&mut svg, Some(&curves.x)),
+    if curves.logarithmic[0] {
+        below(&mut svg, &frame, &curves.curves);
+        let at = (frame.right, frame.bottom + 40.0);
+        svg.text(at, Anchor::End, FAINT, &curves.x);
+    } else {
+        frame.x_axis(&mut svg, Some(&curves.x))
     }
     for (curve, (colour, dash)) in curves.curves.iter().zip(styles) {
         let shown: Vec<&[f64; 2]> = curve
@@ -76,9 +76,10 @@ pub fn draw(curves: &Curves) -> String {
 
 /// Where a value lies on an axis: 0 below, 1 on the left.
 fn position(curves: &Curves, axis: usize, value: f64) -> f64 {
-    match curves.logarithmic[axis] {
-        true => value.log10(),
-        false => value,
+    if curves.logarithmic[axis] {
+        value.log10()
+    } else {
+        value
     }
 }
 
@@ -94,9 +95,10 @@ fn scale(curves: &Curves, axis: usize) -> Scale {
     let values = points
         .filter(|point| is_shown(curves, point))
         .map(|point| position(curves, axis, point[axis]));
-    match curves.logarithmic[axis] {
-        true => between(values),
-        false => Scale::from_zero(values.fold(0.0, f64::max), 5),
+    if curves.logarithmic[axis] {
+        between(values)
+    } else {
+        Scale::from_zero(values.fold(0.0, f64::max), 5)
     }
 }
 

@@ -74,9 +74,10 @@ fn strength(layer: &Layer, value: f64) -> f64 {
     let (low, high) = logarithms.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| {
         (low.min(v), high.max(v))
     });
-    let share = match value > 0.0 && high > low {
-        true => (value.ln() - low) / (high - low),
-        false => 0.0,
+    let share = if value > 0.0 && high > low {
+        (value.ln() - low) / (high - low)
+    } else {
+        0.0
     };
     0.05 + (STRONGEST - 0.05) * share
 }

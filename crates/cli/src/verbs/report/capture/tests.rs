@@ -141,20 +141,23 @@ const PLAIN: Format = Format {
 
 impl Format {
     fn u32(self, value: u32) -> [u8; 4] {
-        match self.big_endian {
-            true => value.to_be_bytes(),
-            false => value.to_le_bytes(),
+        if self.big_endian {
+            value.to_be_bytes()
+        } else {
+            value.to_le_bytes()
         }
     }
 
     fn pcap(self, packets: &[(u64, Vec<u8>)]) -> Vec<u8> {
-        let magic = match self.nanoseconds {
-            true => 0xa1b2_3c4d,
-            false => 0xa1b2_c3d4,
+        let magic = if self.nanoseconds {
+            0xa1b2_3c4d
+        } else {
+            0xa1b2_c3d4
         };
-        let version = match self.big_endian {
-            true => [0, 2, 0, 4],
-            false => [2, 0, 4, 0],
+        let version = if self.big_endian {
+            [0, 2, 0, 4]
+        } else {
+            [2, 0, 4, 0]
         };
         let mut file = self.u32(magic).to_vec();
         file.extend(version);
@@ -179,9 +182,12 @@ impl Format {
             let length = self.u32(12 + body.len() as u32);
             [&self.u32(kind)[..], &length, body, &length].concat()
         };
-        let u16 = |value: u16| match self.big_endian {
-            true => value.to_be_bytes(),
-            false => value.to_le_bytes(),
+        let u16 = |value: u16| {
+            if self.big_endian {
+                value.to_be_bytes()
+            } else {
+                value.to_le_bytes()
+            }
         };
         let section = [&self.u32(0x1a2b_3c4d)[..], &u16(1), &u16(0), &[0xff; 8]];
         let mut file = block(0x0a0d_0d0a, &section.concat());

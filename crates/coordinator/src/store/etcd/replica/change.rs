@@ -141,10 +141,12 @@ impl Replica {
             }
             self.repair_by(deadline)?;
             let (rows, base) = self.decide(jobs)?;
-            let counts = match rows.is_empty() {
-                false => self.propose(rows, None, base, deadline)?,
+            let counts = if rows.is_empty() {
                 // The copy may be behind, so the result may be wrong.
-                true => self.catch_up_by(deadline)? == base.head,
+
+                self.catch_up_by(deadline)? == base.head
+            } else {
+                self.propose(rows, None, base, deadline)?
             };
             if counts {
                 return Ok(());
@@ -266,10 +268,7 @@ impl Replica {
                 Ok(None) => return Ok(None),
                 Ok(Some(_)) => {
                     let waited = self.wait(deadline, |state| state.head > base.head);
-                    drop(waited.map_err(|away| match lost {
-                        true => self.unknown(),
-                        false => away,
-                    })?);
+                    drop(waited.map_err(|away| if lost { self.unknown() } else { away })?);
                     return match self.first_after(base.head) {
                         Some((at, first)) => Ok((first == id).then_some(at)),
                         None if lost => Err(self.unknown()),
@@ -305,10 +304,7 @@ impl Replica {
         let entered_at = Instant::now();
         let mut latest = lock(&self.caught_up);
         if let Some((_, is_done)) = latest.filter(|(started_at, _)| *started_at > entered_at) {
-            return match is_done {
-                true => Ok(()),
-                false => Err(self.away()),
-            };
+            return if is_done { Ok(()) } else { Err(self.away()) };
         }
         let started_at = Instant::now();
         let done = self.catch_up_by(started_at + CATCH_UP_TIMEOUT);

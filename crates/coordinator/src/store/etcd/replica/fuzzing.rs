@@ -99,9 +99,10 @@ fn is_under(event: &Event, folder: &str) -> bool {
 fn watched(events: Vec<Event>, watch_id: i64) -> WatchResponse {
     let (live, state): (Vec<_>, Vec<_>) =
         events.into_iter().partition(|e| is_under(e, "/test/live/"));
-    let (watch_id, events) = match state.is_empty() {
-        true => (LIVE, live),
-        false => (watch_id, state),
+    let (watch_id, events) = if state.is_empty() {
+        (LIVE, live)
+    } else {
+        (watch_id, state)
     };
     WatchResponse {
         watch_id,

@@ -82,11 +82,12 @@ impl Replica {
     /// Returns the state that an import begins with, if there is no mesh.
     fn base_of_import(&self) -> Result<Base, StoreError> {
         let state = self.state();
-        match state.is_unfinished || (state.head, state.epoch.mesh) == (0, 0) {
-            true => Ok(Base::of(&state)),
-            false => Err(StoreError::NotEmpty {
+        if state.is_unfinished || (state.head, state.epoch.mesh) == (0, 0) {
+            Ok(Base::of(&state))
+        } else {
+            Err(StoreError::NotEmpty {
                 location: format!("etcd, under {},", self.shared.settings.prefix),
-            }),
+            })
         }
     }
 

@@ -205,9 +205,10 @@ impl Replica {
                 }
                 continue;
             }
-            let number = match is_announced {
-                true => None,
-                false => Some(random()?.to_string().into_bytes()),
+            let number = if is_announced {
+                None
+            } else {
+                Some(random()?.to_string().into_bytes())
             };
             let number = number.map(|number| put(self.key("restored"), number, 0));
             self.propose(rows, number, base, deadline)?;
