@@ -25,6 +25,11 @@ const PREFIX6: u8 = 64;
 /// Value of `napi_defer_hard_irqs` that practically never lets an idle card interrupt, in
 /// [`Host::moderate`].
 const DEFERRED: u32 = 1_000_000;
+/// Bytes that a limited NIC sends at once: more than the largest super-packet with the headers of
+/// its segments, which tc-tbf(8) would cut otherwise.
+const BUCKET: u32 = 100_000;
+/// Queue of a limited NIC in bytes: 1,000 packets, as `txqueuelen` is.
+const NIC_QUEUE: u32 = 1_514_000;
 
 /// A host: a network namespace with one interface on the link.
 #[derive(Debug)]
@@ -278,6 +283,16 @@ impl Host {
             .iter()
             .try_for_each(|(feature, on)| ethtool.set_feature(device, *feature, *on))
             .map_err(|e| LabError::Setup(format!("host {}: {e}", self.name)))
+    }
+
+    /// Limits the rate at which an interface sends, in bit/s, as a NIC of that speed does.
+    pub(crate) fn limit(&self, device: &str, rate: u64) -> Result<()> {
+        let arguments = format!(
+            "qdisc replace dev {device} root tbf rate {rate}bit burst {BUCKET} limit {NIC_QUEUE}"
+        );
+        let mut command = Command::new("tc");
+        command.args(arguments.split_whitespace());
+        output(Some(self), &mut command, "").map(drop)
     }
 
     /// Limits how often the interface on the link polls for received packets, in microseconds.

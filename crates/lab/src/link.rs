@@ -38,6 +38,8 @@ pub struct Link {
     /// Microseconds for which both ends wait for more packets before they hand them on, as the
     /// interrupt moderation of a network card does; 0: not at all.
     pub moderation: u32,
+    /// Rate of both ends' NICs in bit/s; `None`: as fast as the processors are.
+    pub rate: Option<u64>,
 }
 
 impl Default for Link {
@@ -47,6 +49,7 @@ impl Default for Link {
             mtu: 1500,
             offload: true,
             moderation: 0,
+            rate: None,
         }
     }
 }
@@ -112,6 +115,9 @@ impl Hosts {
             }
             if link.moderation > 0 {
                 host.moderate(link.moderation)?;
+            }
+            if let Some(rate) = link.rate {
+                host.limit(&host.device, rate)?;
             }
         }
         Ok(Self {

@@ -16,6 +16,7 @@ const PLAIN: Lan = Lan {
     gro: true,
     rps: false,
     devices: 1,
+    rate: None,
 };
 
 /// One test at a time (threads and descriptors are counted, and figures compared); `None` where it may not run.

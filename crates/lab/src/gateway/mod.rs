@@ -64,6 +64,10 @@ pub struct GatewayOptions {
     /// Devices on the LAN, all but one idle; more than one are joined by a switch
     #[arg(long, value_name = "DEVICES", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=100))]
     pub devices: u8,
+    /// Rate of every NIC in bit/s; `None`: as fast as the processors are.
+    #[arg(skip)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate: Option<u64>,
 }
 
 impl Default for GatewayOptions {
@@ -76,6 +80,7 @@ impl Default for GatewayOptions {
             nic: Nic::Plain,
             ipv6: false,
             devices: 1,
+            rate: None,
         }
     }
 }
@@ -94,6 +99,7 @@ impl GatewayOptions {
             gro: true,
             rps: false,
             devices: self.devices,
+            rate: self.rate,
         }
     }
 }

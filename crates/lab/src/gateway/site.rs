@@ -119,7 +119,7 @@ pub enum Nic {
     Whole,
 }
 
-/// The LAN of a site.
+/// NICs of a site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lan {
     /// Offloads of the NICs.
@@ -130,6 +130,8 @@ pub struct Lan {
     pub rps: bool,
     /// Number of devices; the first is [`Site::device`].
     pub devices: u8,
+    /// Rate of every NIC in bit/s; `None`: as fast as the processors are.
+    pub rate: Option<u64>,
 }
 
 /// The hosts.
@@ -172,6 +174,16 @@ impl Site {
         set_nic(&gateway, LAN, lan.nic, lan.gro)?;
         if lan.rps {
             gateway.steer(LAN, &all_cpus())?;
+        }
+        if let Some(rate) = lan.rate {
+            for (host, nic) in [
+                (&device, NIC),
+                (&gateway, LAN),
+                (&gateway, WAN),
+                (&remote, WAN),
+            ] {
+                host.limit(nic, rate)?;
+            }
         }
         Ok(Self {
             device,

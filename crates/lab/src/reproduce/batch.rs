@@ -18,7 +18,7 @@ use seikan_ui::Interrupt;
 
 use super::figures::interleaved;
 use super::look::Looker;
-use super::{Bench, Curve, Curves, Figures, Found, Row, plain, set_link, surface};
+use super::{Bench, Curve, Curves, Figures, Found, Row, link, plain, set_link, surface, titled};
 use crate::cleanup::private_directory;
 use crate::error::{LabError, Result};
 use crate::host::Host;
@@ -50,9 +50,14 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
     let rounds = bench.options.rounds as usize;
-    bench.expect((SIZES.len() + 3) * rounds + surface::POINTS + 1);
+    let rows: usize = bench.rates().map(|rate| sizes(rate).len() + 3).iter().sum();
+    bench.expect(rows * rounds + surface::POINTS + 1);
     let mut found = Found::default();
-    for part in [pages, surface::surface, diagnosis] {
+    for rate in bench.rates() {
+        let done = pages(bench, rate, &mut found);
+        found.note_failure(done)?;
+    }
+    for part in [surface::surface, diagnosis] {
         let done = part(bench, &mut found);
         found.note_failure(done)?;
     }
@@ -70,14 +75,23 @@ fn batched(size: u32) -> String {
     format!("Seikan, {}", frames_in_words(size))
 }
 
-/// Reads the output of `ab` for every row.
-fn pages(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
+/// Frames for each crossing that are measured over a link of this rate.
+fn sizes(rate: Option<u64>) -> &'static [u32] {
+    if rate.is_some() {
+        &[PUBLISHED_SIZE, SIZES[5]]
+    } else {
+        &SIZES
+    }
+}
+
+/// Reads the output of `ab` for every row, over a link of this rate.
+fn pages(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Found) -> Result<()> {
     let mut names = vec![BARE.to_owned(), CRUDE.to_owned(), ONE.to_owned()];
-    names.extend(SIZES.map(batched));
+    names.extend(sizes(rate).iter().copied().map(batched));
     let words: Vec<&str> = names.iter().map(String::as_str).collect();
     let measured = interleaved(bench, &words, &mut found.problems, &mut |bench, name| {
         let tunnel = tunnel_of(name)?;
-        let mut running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
+        let mut running = tunnel::start(tunnel.as_ref(), link(rate), bench.interrupt)?;
         let size = SIZES.into_iter().find(|size| batched(*size) == name);
         if name == ONE || size.is_some() {
             let host_b = &running.hosts.b;
@@ -88,9 +102,9 @@ fn pages(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
         let dir = private_directory()?;
         let ends = tunnel.ends(&running.hosts);
         let server = web_server(&running.hosts.b, dir.path())?;
-        let rate = request_repeatedly(&ends, server, bench.interrupt)?;
+        let pages = request_repeatedly(&ends, server, bench.interrupt)?;
         running.check_alive()?;
-        Ok(rate)
+        Ok(pages)
     })?;
     let there = |name: &str| match name {
         BARE => Some(PUBLISHED[0]),
@@ -99,10 +113,11 @@ fn pages(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
         _ => None,
     };
     let rows = names.iter().zip(measured);
+    let title = format!(
+        "a page of 5 MB, {REQUESTS} times or for {SECONDS} s over {CONNECTIONS} connections"
+    );
     let figures = Figures {
-        title: format!(
-            "a page of 5 MB, {REQUESTS} times or for {SECONDS} s over {CONNECTIONS} connections"
-        ),
+        title: titled(&title, rate),
         unit: "KB/s".to_owned(),
         base: BARE.to_owned(),
         rows: rows
@@ -114,11 +129,13 @@ fn pages(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
             .collect(),
     };
     let (few, many) = (batched(PUBLISHED_SIZE), batched(SIZES[5]));
-    found.claims = vec![
-        figures.claim(&few, CRUDE),
-        figures.claim(&few, ONE),
-        figures.claim(&many, &few),
-    ];
+    found.claims.push(figures.claim(&few, CRUDE));
+    if rate.is_some() {
+        found.figures.push(figures);
+        return Ok(());
+    }
+    found.claims.push(figures.claim(&few, ONE));
+    found.claims.push(figures.claim(&many, &few));
     let points = figures.rows.iter().filter_map(|row| {
         let size = SIZES.into_iter().find(|size| batched(*size) == row.name);
         let size = size.or((row.name == ONE).then_some(1))?;

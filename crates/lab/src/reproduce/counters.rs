@@ -107,7 +107,7 @@ impl Of {
 pub(super) fn growing(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     let every = bench.time().mul_f64(EVERY).min(MOST_EVERY);
     let seconds = (every.as_secs_f64() * GUESTS.len() as f64).ceil();
-    let network = Network::create(Switch::OpenVSwitch, bench)?;
+    let network = Network::create(Switch::OpenVSwitch, None, bench)?;
     bench.step(format!(
         "one guest sends for {seconds:.0} s, ever more spin"
     ))?;

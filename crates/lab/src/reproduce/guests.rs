@@ -62,7 +62,8 @@ pub(super) struct Network {
 }
 
 impl Network {
-    pub(super) fn create(kind: Switch, bench: &Bench<'_>) -> Result<Self> {
+    /// The receiver's NIC has this rate in bit/s; `None`: as fast as the processors are.
+    pub(super) fn create(kind: Switch, rate: Option<u64>, bench: &Bench<'_>) -> Result<Self> {
         let switch = Host::create("S", 3)?;
         let receiver = Host::create("B", 2)?;
         let guests = GUESTS.iter().zip(11..);
@@ -77,6 +78,9 @@ impl Network {
                 // It takes packets as they are: longer ones than the MTU it would not pass on.
                 host.set_offload(false)?;
             }
+        }
+        if let Some(rate) = rate {
+            switch.limit(UPLINK, rate)?;
         }
         let dir = private_directory()?;
         let started = match kind {

@@ -27,6 +27,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{LabError, Result};
 use crate::host::Host;
+use crate::link::Link;
 use crate::machine::Machine;
 use crate::scenario::{lookup, tool};
 use crate::tunnel::{Changes, Tunnel, inner_device};
@@ -149,6 +150,15 @@ impl Source {
         }
     }
 
+    /// Rate of the published links, in bit/s. Those of [`Source::MtuCipher`] had
+    /// [`mtu_cipher::FASTER`] as well.
+    const fn rate(self) -> u64 {
+        match self {
+            Self::Profile => 10 * GIGABIT,
+            _ => GIGABIT,
+        }
+    }
+
     const fn run(self) -> Run {
         match self {
             Self::Queue => queue::run,
@@ -260,6 +270,9 @@ impl Found {
 
 type Run = fn(&mut Bench<'_>) -> Result<Found>;
 
+/// Gigabit Ethernet, in bit/s.
+const GIGABIT: u64 = 1_000_000_000;
+
 /// Common parts of the experiments.
 struct Bench<'a> {
     options: &'a ReproduceOptions,
@@ -294,6 +307,11 @@ impl Bench<'_> {
         Duration::from_secs_f64(self.options.seconds)
     }
 
+    /// The links of the main rows: without a limit, and as fast as the published one.
+    fn rates(&self) -> [Option<u64>; 2] {
+        [None, Some(self.source.rate())]
+    }
+
     /// Says how many steps there will be.
     fn expect(&mut self, steps: usize) {
         self.steps.1 = steps as f64;
@@ -309,6 +327,22 @@ impl Bench<'_> {
         });
         self.steps.0 += 1.0;
         Ok(())
+    }
+}
+
+/// A link of this rate.
+fn link(rate: Option<u64>) -> Link {
+    Link {
+        rate,
+        ..Link::default()
+    }
+}
+
+/// A title with the rate of the link, if it is limited.
+fn titled(title: &str, rate: Option<u64>) -> String {
+    match rate {
+        Some(rate) => format!("{title}, link of {} Gbit/s", rate / GIGABIT),
+        None => title.to_owned(),
     }
 }
 

@@ -13,7 +13,10 @@ use seikan_sys::ethtool::Feature;
 
 use super::figures::interleaved;
 use super::look::Looker;
-use super::{Bench, Curve, Curves, Figures, Found, Grid, Row, library, plain, set_link};
+use super::{
+    Bench, Curve, Curves, Figures, Found, GIGABIT, Grid, Row, library, link, plain, set_link,
+    titled,
+};
 use crate::error::{LabError, Result};
 use crate::link::{Hosts, Link};
 use crate::scenario::lookup;
@@ -117,9 +120,8 @@ const PLAIN: [(usize, &str, f64); 3] = [
     (MIDDLE, "OpenVPN, no cipher, MTU 9000", 1_300.0),
 ];
 
-/// OpenVPN at an MTU of 9,000 on gigabit, by processors with AES instructions: cipher, which way,
-/// published in Mbit/s. That machine's processors were of two kinds; here it is the same ones both
-/// setups.
+/// OpenVPN at an MTU of 9,000: cipher, direction, published in Mbit/s. One of the source's machines
+/// had AES instructions and the other had none; here host B is denied them.
 const SETUPS: [(&str, Direction, f64); 5] = [
     (NONE, Direction::Forward, 930.0),
     (SHORT_KEY, Direction::Forward, 885.0),
@@ -127,6 +129,11 @@ const SETUPS: [(&str, Direction, f64); 5] = [
     (SHORT_KEY, Direction::Reverse, 748.0),
     (CBC, Direction::Reverse, 543.0),
 ];
+
+/// The faster link of the source, in bit/s: for the link itself, and OpenVPN without a cipher.
+pub(super) const FASTER: u64 = 10 * GIGABIT;
+/// Ciphers that are measured over a link of the source's speed: the published ones.
+const PUBLISHED: [&str; 4] = [NONE, SHORT_KEY, CBC, BLOWFISH];
 
 /// Time for a stream to find its rate: there is no distance.
 const WARMUP: Duration = Duration::from_millis(500);
@@ -149,27 +156,39 @@ const fn from_6000(figures: [f64; 7]) -> [Option<f64>; 8] {
 
 pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
     let rounds = bench.options.rounds as usize;
-    let setups = CIPHERS.len() + OWN.len();
-    bench.expect(rounds * (setups * (MTUS.len() + 1) + RAW.len() + SETUPS.len()) + 4);
+    let setups = CIPHERS.len() + OWN.len() + PUBLISHED.len() + 1;
+    bench.expect(rounds * (setups * (MTUS.len() + 1) + 2 * (RAW.len() + SETUPS.len())) + 4);
     let mut found = Found::default();
     bench.step("ciphers alone")?;
     found
         .figures
         .push(library::figures(bench, &mut found.problems)?);
-    let raw = raw(bench, &mut found)?;
-    let columns = sweep(bench, &mut found)?;
+    let columns = sweep(bench, &names(&mut found), None, &mut found)?;
     found.curves.push(curves(&columns));
-    without_cipher(&raw, &columns, &mut found);
-    both_directions(bench, &mut found)?;
+    without_cipher(bench, &columns, None, &mut found)?;
     claims(&columns, &mut found);
-    found.grids.push(Grid {
-        title: "TCP, 1 stream, by cipher".to_owned(),
-        rows: "MTU".to_owned(),
-        columns,
-    });
+    found.grids.push(grid(columns, None));
+    let faster = Some(FASTER);
+    let columns = sweep(bench, &[NONE], faster, &mut found)?;
+    without_cipher(bench, &columns, faster, &mut found)?;
+    let rates = bench.rates();
+    let columns = sweep(bench, &PUBLISHED, rates[1], &mut found)?;
+    found.grids.push(grid(columns, rates[1]));
+    for rate in rates {
+        both_directions(bench, rate, &mut found)?;
+    }
     let done = diagnoses(bench, &mut found);
     found.note_failure(done)?;
     Ok(found)
+}
+
+/// The table of a sweep over a link of this rate.
+fn grid(columns: Vec<Figures>, rate: Option<u64>) -> Grid {
+    Grid {
+        title: titled("TCP, 1 stream, by cipher", rate),
+        rows: "MTU".to_owned(),
+        columns,
+    }
 }
 
 /// One stream, in Mbit/s.
@@ -189,18 +208,18 @@ fn stream(
     Ok(report.gbit_per_second * 1e3)
 }
 
-/// The link itself.
-fn raw(bench: &mut Bench<'_>, found: &mut Found) -> Result<Figures> {
+/// The link itself, of this rate.
+fn raw(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Found) -> Result<Figures> {
     let names = RAW.map(|(name, ..)| name);
     let measured = interleaved(bench, &names, &mut found.problems, &mut |bench, name| {
         let tunnel = plain("raw")?;
-        let running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
+        let running = tunnel::start(tunnel.as_ref(), link(rate), bench.interrupt)?;
         without(&running.hosts, name)?;
         stream(bench, tunnel.as_ref(), &running.hosts, Direction::Forward)
     })?;
     let rows = RAW.into_iter().zip(measured);
     Ok(Figures {
-        title: "TCP, 1 stream, without a cipher".to_owned(),
+        title: titled("TCP, 1 stream, without a cipher", rate),
         unit: "Mbit/s".to_owned(),
         base: RAW[0].0.to_owned(),
         rows: rows
@@ -224,11 +243,8 @@ fn without(hosts: &Hosts, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Every cipher over every MTU: a column for each cipher.
-fn sweep(bench: &mut Bench<'_>, found: &mut Found) -> Result<Vec<Figures>> {
-    let ciphers = CIPHERS
-        .into_iter()
-        .map(|(name, _, there)| (name, there, false));
+/// All ciphers that are measured, of OpenVPN and of Seikan.
+fn names(found: &mut Found) -> Vec<&'static str> {
     found.notes.push(match null_program() {
         Some(_) => format!(
             "{OWN_NONE}: another build, with debug assertions, which costs it a little; no release build can do without a cipher."
@@ -238,16 +254,26 @@ fn sweep(bench: &mut Bench<'_>, found: &mut Found) -> Result<Vec<Figures>> {
              --features null-cipher)."
         ),
     });
-    let own = OWN
+    let own = OWN.into_iter().map(|(name, _)| name);
+    let own = own.filter(|name| *name != OWN_NONE || null_program().is_some());
+    CIPHERS
         .into_iter()
-        .filter(|(name, _)| *name != OWN_NONE || null_program().is_some());
-    let own = own.map(|(name, _)| (name, [None; 8], true));
-    let setups: Vec<(&str, [Option<f64>; 8], bool)> = ciphers.chain(own).collect();
-    let names: Vec<&str> = setups.iter().map(|(name, ..)| *name).collect();
+        .map(|(name, ..)| name)
+        .chain(own)
+        .collect()
+}
+
+/// These ciphers over every MTU, on a link of this rate: a column for each cipher.
+fn sweep(
+    bench: &mut Bench<'_>,
+    names: &[&'static str],
+    rate: Option<u64>,
+    found: &mut Found,
+) -> Result<Vec<Figures>> {
     let mut failed = Vec::new();
-    let measured = interleaved(bench, &names, &mut found.problems, &mut |bench, name| {
+    let measured = interleaved(bench, names, &mut found.problems, &mut |bench, name| {
         let tunnel = with_cipher(name)?;
-        let mut running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
+        let mut running = tunnel::start(tunnel.as_ref(), link(rate), bench.interrupt)?;
         let mut rates = Vec::new();
         for mtu in MTUS {
             bench.step(format!("{name}, MTU {mtu}"))?;
@@ -270,24 +296,32 @@ fn sweep(bench: &mut Bench<'_>, found: &mut Found) -> Result<Vec<Figures>> {
         Ok(rates)
     })?;
     found.problems.extend(failed);
-    let columns = setups.into_iter().zip(measured);
+    let columns = names.iter().zip(measured);
     Ok(columns
-        .map(|((name, there, own), rounds)| Figures {
-            title: name.to_owned(),
-            unit: "Mbit/s".to_owned(),
-            base: MTUS[SMALL].to_string(),
-            rows: (MTUS.iter().zip(there).enumerate())
-                .map(|(place, (mtu, published))| Row {
-                    own,
-                    rounds: rounds
-                        .iter()
-                        .map(|rates: &Option<Vec<Option<f64>>>| *rates.as_ref()?.get(place)?)
-                        .collect(),
-                    ..Row::new(mtu.to_string(), published)
-                })
-                .collect(),
-        })
+        .map(|(name, rounds)| column(name, &rounds))
         .collect())
+}
+
+/// The column of a cipher, from the rates of each round by MTU.
+fn column(name: &str, rounds: &[Option<Vec<Option<f64>>>]) -> Figures {
+    let cipher = CIPHERS.iter().find(|cipher| cipher.0 == name);
+    let there = cipher.map_or([None; 8], |cipher| cipher.2);
+    let rows = MTUS.iter().zip(there).enumerate();
+    Figures {
+        title: name.to_owned(),
+        unit: "Mbit/s".to_owned(),
+        base: MTUS[SMALL].to_string(),
+        rows: rows
+            .map(|(place, (mtu, published))| Row {
+                own: cipher.is_none(),
+                rounds: rounds
+                    .iter()
+                    .map(|rates| *rates.as_ref()?.get(place)?)
+                    .collect(),
+                ..Row::new(mtu.to_string(), published)
+            })
+            .collect(),
+    }
 }
 
 fn curves(columns: &[Figures]) -> Curves {
@@ -321,9 +355,14 @@ fn curves(columns: &[Figures]) -> Curves {
     }
 }
 
-/// Compares the link with tunnels without a cipher, and with Seikan.
-fn without_cipher(raw: &Figures, columns: &[Figures], found: &mut Found) {
-    let mut figures = raw.clone();
+/// Compares a link of this rate with tunnels without a cipher over it, and with Seikan.
+fn without_cipher(
+    bench: &mut Bench<'_>,
+    columns: &[Figures],
+    rate: Option<u64>,
+    found: &mut Found,
+) -> Result<()> {
+    let mut figures = raw(bench, rate, found)?;
     let named = |name: &str| columns.iter().find(|column| column.title == name);
     if let Some(none) = named(NONE) {
         figures
@@ -345,10 +384,11 @@ fn without_cipher(raw: &Figures, columns: &[Figures], found: &mut Found) {
     found.claims.push(figures.claim(largest, middle));
     found.claims.push(figures.claim(large, middle));
     found.figures.push(figures);
+    Ok(())
 }
 
-/// AES with the processor's instructions, out and back.
-fn both_directions(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
+/// AES out and back, where host B has no instructions for it.
+fn both_directions(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Found) -> Result<()> {
     let names: Vec<String> = SETUPS
         .iter()
         .map(|(cipher, direction, _)| match direction {
@@ -360,8 +400,8 @@ fn both_directions(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     let measured = interleaved(bench, &words, &mut found.problems, &mut |bench, name| {
         let setup = names.iter().zip(SETUPS).find(|(known, _)| *known == name);
         let (cipher, direction, _) = setup.map_or(SETUPS[0], |(_, setup)| setup);
-        let tunnel = with_cipher(cipher)?;
-        let running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
+        let tunnel = openvpn(cipher, [false, true])?;
+        let running = tunnel::start(tunnel.as_ref(), link(rate), bench.interrupt)?;
         for host in [&running.hosts.a, &running.hosts.b] {
             set_link(host, tunnel.name(), &format!("mtu {}", MTUS[MIDDLE]))?;
         }
@@ -369,7 +409,13 @@ fn both_directions(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     })?;
     let rows = names.iter().zip(SETUPS).zip(measured);
     found.figures.push(Figures {
-        title: format!("OpenVPN, MTU {}, with AES instructions", MTUS[MIDDLE]),
+        title: titled(
+            &format!(
+                "OpenVPN, MTU {}, the far end without AES instructions",
+                MTUS[MIDDLE]
+            ),
+            rate,
+        ),
         unit: "Mbit/s".to_owned(),
         base: names[0].clone(),
         rows: rows
@@ -489,6 +535,11 @@ fn with_cipher(name: &str) -> Result<Box<dyn Tunnel>> {
         tunnel.availability().map_err(LabError::Setup)?;
         return Ok(Box::new(tunnel));
     }
+    openvpn(name, [name == NO_AES; 2])
+}
+
+/// Returns OpenVPN with the cipher of this name; `slow` are the hosts without AES instructions.
+fn openvpn(name: &str, slow: [bool; 2]) -> Result<Box<dyn Tunnel>> {
     let mut arguments: Vec<String> = ["--tun-mtu", "60000", "--mssfix", "0"]
         .map(Into::into)
         .to_vec();
@@ -499,13 +550,10 @@ fn with_cipher(name: &str) -> Result<Box<dyn Tunnel>> {
             .flat_map(|cipher| cipher.1)
             .map(|word| (*word).to_owned()),
     );
-    let environment = match name {
-        NO_AES => vec![library::without_aes()],
-        _ => Vec::new(),
-    };
+    let environment = slow.map(|slow| slow.then(library::without_aes).into_iter().collect());
     let changes = Changes {
         arguments: [arguments.clone(), arguments],
-        environment: [environment.clone(), environment],
+        environment,
     };
     lookup("openvpn", &changes)
 }

@@ -12,7 +12,7 @@ use seikan_sys::netlink::diag::{Diag, TcpConnection};
 use seikan_ui::Progress;
 
 use super::look::Looker;
-use super::{Bench, Curve, Curves, Figures, Found, Row, plain, steering};
+use super::{Bench, Curve, Curves, Figures, Found, Row, plain, steering, titled};
 use crate::bench::{Load, Measured};
 use crate::error::{LabError, Result};
 use crate::gateway::site::Nic;
@@ -49,7 +49,25 @@ type Figure = fn(&Measured) -> Option<f64>;
 
 pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
     let mut found = Found::default();
-    let report = compare(bench)?;
+    let (each, once) = steering::STEPS;
+    let steps = FOLLOWED_ROWS.len() + 1 + once + each * bench.options.rounds as usize;
+    let all = steps as f64 / (1.0 - COMPARED);
+    bench.steps = (0.0, all);
+    for rate in bench.rates() {
+        let done = rows(bench, rate, &mut found);
+        found.note_failure(done)?;
+        bench.steps.0 += all * COMPARED / 2.0;
+    }
+    for part in [over_time, diagnosis, steering::steering] {
+        let done = part(bench, &mut found);
+        found.note_failure(done)?;
+    }
+    Ok(found)
+}
+
+/// Measures every row over NICs of this rate.
+fn rows(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Found) -> Result<()> {
+    let report = compare(bench, rate)?;
     for row in &report.rows {
         let errors = row.errors.iter();
         found
@@ -60,14 +78,14 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
     found
         .problems
         .extend(absent.map(|absent| format!("{}: {}", absent.name, absent.reason)));
-    found.figures = figures(&report);
-    let [out, into, udp, udp_in, again, window] = &found.figures[..] else {
+    let figures = figures(&report, rate);
+    let [out, into, udp, udp_in, again, window] = &figures[..] else {
         return Err(LabError::Setup(
             "six quantities are measured: this is a bug".into(),
         ));
     };
     let [naive, no_gro, rps, own] = ROWS.map(|(_, name)| name);
-    found.claims = vec![
+    found.claims.extend([
         out.claim(no_gro, naive),
         out.claim(rps, naive),
         out.claim(own, rps),
@@ -76,37 +94,32 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
         udp_in.claim(own, rps),
         again.claim_of_counts(naive, rps),
         window.claim(rps, naive),
-    ];
-    let (each, once) = steering::STEPS;
-    let steps = FOLLOWED_ROWS.len() + 1 + once + each * bench.options.rounds as usize;
-    let all = steps as f64 / (1.0 - COMPARED);
-    bench.steps = (all * COMPARED, all);
-    for part in [over_time, diagnosis, steering::steering] {
-        let done = part(bench, &mut found);
-        found.note_failure(done)?;
-    }
-    Ok(found)
+    ]);
+    found.figures.extend(figures);
+    Ok(())
 }
 
 /// Every row and load, in rounds, by the comparison of gateways.
-fn compare(bench: &mut Bench<'_>) -> Result<GatewayReport> {
+fn compare(bench: &mut Bench<'_>, rate: Option<u64>) -> Result<GatewayReport> {
     let options = GatewayOptions {
         seconds: bench.options.seconds,
         rounds: bench.options.rounds,
         only: Some(ROWS.map(|(way, _)| way.to_owned()).to_vec()),
         loads: vec![Load::Tcp1, Load::Rev, Load::Udp, Load::UdpRev],
+        rate,
         ..GatewayOptions::default()
     };
-    let (source, progress) = (bench.source, &mut *bench.progress);
+    let (source, (done, all)) = (bench.source, bench.steps);
+    let progress = &mut *bench.progress;
     gateway(&options, bench.interrupt, &mut |step| {
         progress(Progress {
-            fraction: step.fraction * COMPARED,
+            fraction: done / all + step.fraction * COMPARED / 2.0,
             step: format!("{source}: {}", step.step),
         });
     })
 }
 
-fn figures(report: &GatewayReport) -> Vec<Figures> {
+fn figures(report: &GatewayReport, limit: Option<u64>) -> Vec<Figures> {
     let quantity = |title: &str, unit: &str, load, figure: Figure, there: &[(usize, f64)]| {
         let rows = ROWS.iter().enumerate().map(|(index, (way, name))| {
             let published = there.iter().find(|(row, _)| *row == index);
@@ -118,7 +131,7 @@ fn figures(report: &GatewayReport) -> Vec<Figures> {
             }
         });
         Figures {
-            title: title.to_owned(),
+            title: titled(title, limit),
             unit: unit.to_owned(),
             base: ROWS[0].1.to_owned(),
             rows: rows.collect(),

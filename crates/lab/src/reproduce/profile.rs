@@ -17,7 +17,7 @@ use super::counters::growing;
 use super::figures::interleaved;
 use super::guests::{Network, Switch, UPLINK};
 use super::look::{LOOK, Looker};
-use super::{Bench, Curve, Curves, Figures, Found, List, Row};
+use super::{Bench, Curve, Curves, Figures, Found, List, Row, titled};
 use crate::error::{LabError, Result};
 
 /// Sending and busy guests: name, number of each, and the published figure in Mbit/s.
@@ -36,13 +36,16 @@ const SHOWN: usize = 5;
 
 pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
     let rounds = bench.options.rounds as usize;
-    bench.expect(2 * rounds * PATTERNS.len() + LEVELS.len() * rounds + 2 * PATTERNS.len() + 2);
+    bench.expect(3 * rounds * PATTERNS.len() + LEVELS.len() * rounds + 2 * PATTERNS.len() + 2);
     let mut found = Found::default();
+    let limit = Some(bench.source.rate());
     for switch in [Switch::Bridge, Switch::OpenVSwitch] {
-        patterns(bench, switch, &mut found)?;
+        patterns(bench, switch, None, &mut found)?;
         let done = functions(bench, switch, &mut found);
         found.note_failure(done)?;
     }
+    // Open vSwitch in user space is slower than that.
+    patterns(bench, Switch::Bridge, limit, &mut found)?;
     for part in [costs, growing] {
         let done = part(bench, &mut found);
         found.note_failure(done)?;
@@ -68,11 +71,16 @@ fn rates(bench: &Bench<'_>, time: Duration, arrived: &dyn Fn() -> u64) -> Result
 }
 
 /// Throughput by pattern: how much, how much it swings, how it is distributed.
-fn patterns(bench: &mut Bench<'_>, switch: Switch, found: &mut Found) -> Result<()> {
+fn patterns(
+    bench: &mut Bench<'_>,
+    switch: Switch,
+    limit: Option<u64>,
+    found: &mut Found,
+) -> Result<()> {
     let names = PATTERNS.map(|(name, ..)| name);
     let measured = interleaved(bench, &names, &mut found.problems, &mut |bench, name| {
         let (_, senders, hogs, _) = pattern(name);
-        let network = Network::create(switch, bench)?;
+        let network = Network::create(switch, limit, bench)?;
         let _hogs = network.spinning(hogs)?;
         let time = bench.time();
         network.sending(senders, bench, |arrived| rates(bench, time, arrived))
@@ -82,7 +90,7 @@ fn patterns(bench: &mut Bench<'_>, switch: Switch, found: &mut Found) -> Result<
     };
     let figures =
         |title: String, unit: &str, published: bool, of: fn(&[f64]) -> Option<f64>| Figures {
-            title,
+            title: titled(&title, limit),
             unit: unit.to_owned(),
             base: label(PATTERNS[0]),
             rows: PATTERNS
@@ -105,7 +113,9 @@ fn patterns(bench: &mut Bench<'_>, switch: Switch, found: &mut Found) -> Result<
     );
     let [a, .., f] = PATTERNS.map(label);
     let d = label(PATTERNS[3]);
-    found.claims.push(throughput.claim(&a, &d));
+    if limit.is_none() {
+        found.claims.push(throughput.claim(&a, &d));
+    }
     found.claims.push(throughput.claim(&d, &f));
     found.claims.push(swing.claim(&f, &a));
     found.figures.extend([throughput, swing]);
@@ -127,8 +137,14 @@ fn patterns(bench: &mut Bench<'_>, switch: Switch, found: &mut Found) -> Result<
             }
         });
     found.curves.push(Curves {
-        name: format!("profile-distribution-{}", switch.slug()),
-        title: format!("share of half seconds with so much or less, {switch}"),
+        name: match limit {
+            Some(_) => format!("profile-distribution-{}-limited", switch.slug()),
+            None => format!("profile-distribution-{}", switch.slug()),
+        },
+        title: titled(
+            &format!("share of half seconds with so much or less, {switch}"),
+            limit,
+        ),
         x: "Mbit/s".to_owned(),
         y: "%".to_owned(),
         logarithmic: [false, false],
@@ -163,7 +179,7 @@ fn functions(bench: &mut Bench<'_>, switch: Switch, found: &mut Found) -> Result
     for (name, ..) in PATTERNS {
         bench.step(format!("functions, {switch}, {name}"))?;
         let (_, senders, hogs, _) = pattern(name);
-        let network = Network::create(switch, bench)?;
+        let network = Network::create(switch, limit, bench)?;
         let _hogs = network.spinning(hogs)?;
         let of = format!("{switch}, {name}");
         let looker = Looker {
@@ -225,7 +241,7 @@ const LEVELS: [(&str, Option<u32>); 4] = [
 /// Measures the cost of recording for two guests that send through Open vSwitch.
 fn costs(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     let names = LEVELS.map(|(name, _)| name);
-    let network = Network::create(Switch::OpenVSwitch, bench)?;
+    let network = Network::create(Switch::OpenVSwitch, None, bench)?;
     let measured = interleaved(bench, &names, &mut found.problems, &mut |bench, name| {
         let level = LEVELS
             .iter()

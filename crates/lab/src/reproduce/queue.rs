@@ -13,7 +13,7 @@ use seikan_observe::metric;
 
 use super::figures::interleaved;
 use super::look::Looker;
-use super::{Bench, Claim, Curve, Curves, Figures, Found, Row, plain, set_link};
+use super::{Bench, Claim, Curve, Curves, Figures, Found, Row, link, plain, set_link, titled};
 use crate::error::Result;
 use crate::link::Link;
 use crate::tunnel::{self, inner_device};
@@ -44,12 +44,14 @@ const PACE: Duration = Duration::from_millis(10);
 
 pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
     let rounds = bench.options.rounds as usize;
-    bench.expect(ROWS.len() * rounds + 2 * SWEEP.len() + 1);
+    bench.expect(2 * ROWS.len() * rounds + 2 * SWEEP.len() + 1);
     let mut found = Found::default();
     for name in ["openvpn", "seikan-native"] {
         plain(name)?;
     }
-    rows(bench, &mut found)?;
+    for rate in bench.rates() {
+        rows(bench, rate, &mut found)?;
+    }
     for part in [sweep, diagnosis] {
         let done = part(bench, &mut found);
         found.note_failure(done)?;
@@ -57,8 +59,8 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
     Ok(found)
 }
 
-/// Measures throughput and retransmissions.
-fn rows(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
+/// Measures throughput and retransmissions over a link of this rate.
+fn rows(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Found) -> Result<()> {
     let names = ROWS.map(|(name, ..)| name);
     let measured = interleaved(bench, &names, &mut found.problems, &mut |bench, name| {
         let (_, way, _) = ROWS
@@ -66,7 +68,7 @@ fn rows(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
             .find(|row| row.0 == name)
             .unwrap_or(ROWS[0]);
         let tunnel = plain(way.map_or("raw", |(tunnel, _)| tunnel))?;
-        let mut running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
+        let mut running = tunnel::start(tunnel.as_ref(), link(rate), bench.interrupt)?;
         if let Some((tunnel, packets)) = way {
             set_link(&running.hosts.a, tunnel, &queue(packets))?;
         }
@@ -85,7 +87,7 @@ fn rows(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
         ])
     })?;
     let quantity = |title: &str, unit: &str, index: usize, published: bool| Figures {
-        title: title.to_owned(),
+        title: titled(title, rate),
         unit: unit.to_owned(),
         base: RAW.to_owned(),
         rows: ROWS
@@ -99,7 +101,9 @@ fn rows(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
             .collect(),
     };
     let throughput = quantity("TCP, 1 stream", "Mbit/s", 0, true);
-    for pair in [[2, 1], [4, 3], [0, 2]] {
+    // At the rate of the link Seikan has no need of a long queue.
+    let own = rate.is_none().then_some([4, 3]);
+    for pair in [[2, 1], [0, 2]].into_iter().chain(own) {
         let [better, worse] = pair.map(|row| ROWS[row].0);
         found.claims.push(throughput.claim(better, worse));
     }

@@ -305,6 +305,7 @@ impl Scenario {
             mtu: self.link.mtu,
             offload: self.link.offload,
             moderation: self.link.moderation,
+            rate: None,
         }
     }
 

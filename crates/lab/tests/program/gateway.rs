@@ -56,6 +56,7 @@ fn the_naive_verb_carries_and_counts_until_a_signal() {
         gro: true,
         rps: false,
         devices: 1,
+        rate: None,
     };
     let site = match Site::create(&lan) {
         Ok(site) => site,

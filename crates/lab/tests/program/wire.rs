@@ -102,6 +102,21 @@ fn check_all_accounted(c: &DirectionCounts) {
 }
 
 #[test]
+fn a_limited_link_carries_its_rate_and_no_more() {
+    let link = Link {
+        rate: Some(50_000_000),
+        ..Link::default()
+    };
+    let hosts = match Hosts::create(link) {
+        Ok(hosts) => hosts,
+        Err(error) => return skip(&error.to_string()),
+    };
+    let carried = bulk(&hosts).gbit_per_second * 1e3;
+    // 1,448 of 1,514 bytes of each packet are data: 47.8 Mbit/s, and the bucket of 0.8 Mbit once.
+    assert!((35.0..=49.0).contains(&carried), "{carried} Mbit/s");
+}
+
+#[test]
 fn a_healthy_wire_carries_everything() {
     let Some(hosts) = hosts(WireFaults::default()) else {
         return;
