@@ -8,6 +8,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use clap::ValueEnum;
 use ipnet::IpNet;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
@@ -15,6 +16,7 @@ use seikan_load::Ends;
 use seikan_sys::ethtool::Feature;
 use seikan_sys::netlink::{AddressOptions, Netlink, Route};
 use seikan_sys::netns::NetNs;
+use serde::{Deserialize, Serialize};
 
 use crate::error::{LabError, Result};
 
@@ -30,6 +32,31 @@ const DEFERRED: u32 = 1_000_000;
 const BUCKET: u32 = 100_000;
 /// Queue of a limited NIC in bytes: 1,000 packets, as `txqueuelen` is.
 const NIC_QUEUE: u32 = 1_514_000;
+
+/// Congestion control of TCP.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Congestion {
+    /// RFC 9438, the kernel's default
+    #[default]
+    Cubic,
+    /// RFC 5681
+    Reno,
+    /// By measured rate and round trip; hardly affected by loss
+    Bbr,
+}
+
+impl Congestion {
+    /// As the kernel calls it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cubic => "cubic",
+            Self::Reno => "reno",
+            Self::Bbr => "bbr",
+        }
+    }
+}
 
 /// A host: a network namespace with one interface on the link.
 #[derive(Debug)]
@@ -246,11 +273,12 @@ impl Host {
 
     /// Has the host's TCP use this congestion control unless a program asks for another, as `sysctl
     /// net.ipv4.tcp_congestion_control=NAME` does.
-    ///
-    /// # Errors
-    /// When the kernel does not have it.
-    pub fn set_congestion_control(&self, name: &str) -> Result<()> {
-        self.write_sysctl("net/ipv4/tcp_congestion_control", name)
+    pub(crate) fn set_congestion_control(&self, congestion: Congestion) -> Result<()> {
+        let write =
+            |of: Congestion| self.write_sysctl("net/ipv4/tcp_congestion_control", of.name());
+        // A namespace may use only algorithms that the machine allows to all, and Reno is always
+        // one.
+        write(congestion).or_else(|_| write(Congestion::Reno))
     }
 
     /// Takes segmentation, receive and transmit checksum offload away from the interface on the

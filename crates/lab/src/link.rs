@@ -6,7 +6,7 @@
 use seikan_load::Ends;
 
 use crate::error::Result;
-use crate::host::{Host, cable};
+use crate::host::{Congestion, Host, cable};
 use crate::wire::{Wire, WireFaults};
 
 /// Implementation of a link.
@@ -40,6 +40,8 @@ pub struct Link {
     pub moderation: u32,
     /// Rate of both ends' NICs in bit/s; `None`: as fast as the processors are.
     pub rate: Option<u64>,
+    /// Congestion control of both ends, whatever this machine's default is.
+    pub congestion: Congestion,
 }
 
 impl Default for Link {
@@ -50,6 +52,7 @@ impl Default for Link {
             offload: true,
             moderation: 0,
             rate: None,
+            congestion: Congestion::default(),
         }
     }
 }
@@ -116,6 +119,7 @@ impl Hosts {
             if link.moderation > 0 {
                 host.moderate(link.moderation)?;
             }
+            host.set_congestion_control(link.congestion)?;
             if let Some(rate) = link.rate {
                 host.limit(&host.device, rate)?;
             }

@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::arguments::seconds;
 use crate::error::{LabError, Result};
+use crate::host::Congestion;
 use crate::link::Link;
 use crate::machine::Machine;
 use crate::tunnel::{self, Started, Tunnel};
@@ -135,6 +136,9 @@ pub struct BenchOptions {
     /// Measure Seikan also with this many idle peers
     #[arg(long, value_name = "PEERS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     pub idle_peers: u32,
+    /// Congestion control of all hosts, whatever this machine's default is
+    #[arg(long, value_name = "NAME", default_value_t, value_enum)]
+    pub congestion: Congestion,
 }
 
 impl Default for BenchOptions {
@@ -147,6 +151,7 @@ impl Default for BenchOptions {
             mtu: 1500,
             offload: true,
             idle_peers: 0,
+            congestion: Congestion::default(),
         }
     }
 }
@@ -285,6 +290,7 @@ fn measure(
     let link = Link {
         mtu: options.mtu,
         offload: options.offload,
+        congestion: options.congestion,
         ..Link::default()
     };
     let outcome = tunnel::start(tunnel, link, interrupt).and_then(|mut running| {

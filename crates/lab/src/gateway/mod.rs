@@ -22,6 +22,7 @@ use crate::arguments::seconds;
 use crate::bench::{Absent, Load, Plan, START_SECONDS, check_length, run_loads};
 use crate::cleanup::private_directory;
 use crate::error::{LabError, Result};
+use crate::host::Congestion;
 use crate::link::Link;
 use crate::load::wait_reachable;
 use crate::machine::Machine;
@@ -68,6 +69,9 @@ pub struct GatewayOptions {
     #[arg(skip)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate: Option<u64>,
+    /// Congestion control of all hosts, whatever this machine's default is
+    #[arg(long, value_name = "NAME", default_value_t, value_enum)]
+    pub congestion: Congestion,
 }
 
 impl Default for GatewayOptions {
@@ -81,6 +85,7 @@ impl Default for GatewayOptions {
             ipv6: false,
             devices: 1,
             rate: None,
+            congestion: Congestion::default(),
         }
     }
 }
@@ -219,7 +224,7 @@ fn measure(
         run_loads(ends, started, figures, options.plan(), interrupt, step)
     };
     let outcome = match setup {
-        Setup::HostToHost(tunnel) => host_to_host(tunnel, options.ipv6, interrupt, &mut load),
+        Setup::HostToHost(tunnel) => host_to_host(tunnel, options, interrupt, &mut load),
         _ => {
             let measure =
                 &mut |ends: &Ends<'_>, carriers: &mut Carriers, site: &Site, dir: &Path| {
@@ -240,14 +245,19 @@ fn measure(
 
 fn host_to_host(
     tunnel: &Seikan,
-    ipv6: bool,
+    options: &GatewayOptions,
     interrupt: &Interrupt,
     load: &mut dyn FnMut(&Ends<'_>, &mut Started) -> Result<()>,
 ) -> Result<()> {
-    let mut running = tunnel::start(tunnel, Link::default(), interrupt)?;
+    let link = Link {
+        rate: options.rate,
+        congestion: options.congestion,
+        ..Link::default()
+    };
+    let mut running = tunnel::start(tunnel, link, interrupt)?;
     let (hosts, started) = running.parts();
     let mut ends = tunnel.ends(hosts);
-    if ipv6 {
+    if options.ipv6 {
         ends.target = hosts.b.inner6;
     }
     load(&ends, started)
@@ -263,6 +273,9 @@ fn through_gateway(
     // Dropped in the order programs, hosts, directory.
     let dir = private_directory()?;
     let site = Site::create(&setup.lan(options.lan()))?;
+    for host in [&site.device, &site.remote] {
+        host.set_congestion_control(options.congestion)?;
+    }
     let mut carriers = setup.up(&site, dir.path(), interrupt)?;
     let sources = setup.sources(options.ipv6);
     let target = setup.target(options.ipv6);

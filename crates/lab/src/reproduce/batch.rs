@@ -18,11 +18,10 @@ use seikan_ui::Interrupt;
 
 use super::figures::interleaved;
 use super::look::Looker;
-use super::{Bench, Curve, Curves, Figures, Found, Row, link, plain, set_link, surface, titled};
+use super::{Bench, Curve, Curves, Figures, Found, Row, plain, set_link, surface, titled};
 use crate::cleanup::private_directory;
 use crate::error::{LabError, Result};
 use crate::host::Host;
-use crate::link::Link;
 use crate::process::Process;
 use crate::tunnel::{self, Started, Tunnel, inner_device};
 
@@ -91,7 +90,7 @@ fn pages(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Found) -> Result<
     let words: Vec<&str> = names.iter().map(String::as_str).collect();
     let measured = interleaved(bench, &words, &mut found.problems, &mut |bench, name| {
         let tunnel = tunnel_of(name)?;
-        let mut running = tunnel::start(tunnel.as_ref(), link(rate), bench.interrupt)?;
+        let mut running = tunnel::start(tunnel.as_ref(), bench.link(rate), bench.interrupt)?;
         let size = SIZES.into_iter().find(|size| batched(*size) == name);
         if name == ONE || size.is_some() {
             let host_b = &running.hosts.b;
@@ -162,7 +161,7 @@ fn pages(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Found) -> Result<
 fn diagnosis(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     bench.step("the doctor on one frame for each crossing")?;
     let tunnel = tunnel_of(CRUDE)?;
-    let running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
+    let running = tunnel::start(tunnel.as_ref(), bench.link(None), bench.interrupt)?;
     let host = &running.hosts.a;
     let rows = found
         .figures

@@ -79,6 +79,9 @@ impl Network {
                 host.set_offload(false)?;
             }
         }
+        for host in guests.iter().chain([&receiver]) {
+            host.set_congestion_control(bench.options.congestion)?;
+        }
         if let Some(rate) = rate {
             switch.limit(UPLINK, rate)?;
         }

@@ -26,7 +26,7 @@ use seikan_ui::{Interrupt, Progress};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{LabError, Result};
-use crate::host::Host;
+use crate::host::{Congestion, Host};
 use crate::link::Link;
 use crate::machine::Machine;
 use crate::scenario::{lookup, tool};
@@ -183,6 +183,8 @@ pub struct ReproduceOptions {
     pub seconds: f64,
     /// Repetitions of each measurement, interleaved.
     pub rounds: u32,
+    /// Congestion control of all hosts.
+    pub congestion: Congestion,
     /// Where recordings of the doctor's looks are kept; nowhere if `None`.
     pub recordings: Option<PathBuf>,
 }
@@ -192,6 +194,7 @@ impl Default for ReproduceOptions {
         Self {
             seconds: 3.0,
             rounds: 3,
+            congestion: Congestion::default(),
             recordings: None,
         }
     }
@@ -307,7 +310,16 @@ impl Bench<'_> {
         Duration::from_secs_f64(self.options.seconds)
     }
 
-    /// The links of the main rows: without a limit, and as fast as the published one.
+    /// A link of this rate.
+    fn link(&self, rate: Option<u64>) -> Link {
+        Link {
+            rate,
+            congestion: self.options.congestion,
+            ..Link::default()
+        }
+    }
+
+    /// The rates of the links of the main rows: without a limit, and as fast as the published one.
     fn rates(&self) -> [Option<u64>; 2] {
         [None, Some(self.source.rate())]
     }
@@ -327,14 +339,6 @@ impl Bench<'_> {
         });
         self.steps.0 += 1.0;
         Ok(())
-    }
-}
-
-/// A link of this rate.
-fn link(rate: Option<u64>) -> Link {
-    Link {
-        rate,
-        ..Link::default()
     }
 }
 

@@ -14,8 +14,7 @@ use seikan_sys::ethtool::Feature;
 use super::figures::interleaved;
 use super::look::Looker;
 use super::{
-    Bench, Curve, Curves, Figures, Found, GIGABIT, Grid, Row, library, link, plain, set_link,
-    titled,
+    Bench, Curve, Curves, Figures, Found, GIGABIT, Grid, Row, library, plain, set_link, titled,
 };
 use crate::error::{LabError, Result};
 use crate::link::{Hosts, Link};
@@ -213,7 +212,7 @@ fn raw(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Found) -> Result<Fi
     let names = RAW.map(|(name, ..)| name);
     let measured = interleaved(bench, &names, &mut found.problems, &mut |bench, name| {
         let tunnel = plain("raw")?;
-        let running = tunnel::start(tunnel.as_ref(), link(rate), bench.interrupt)?;
+        let running = tunnel::start(tunnel.as_ref(), bench.link(rate), bench.interrupt)?;
         without(&running.hosts, name)?;
         stream(bench, tunnel.as_ref(), &running.hosts, Direction::Forward)
     })?;
@@ -273,7 +272,7 @@ fn sweep(
     let mut failed = Vec::new();
     let measured = interleaved(bench, names, &mut found.problems, &mut |bench, name| {
         let tunnel = with_cipher(name)?;
-        let mut running = tunnel::start(tunnel.as_ref(), link(rate), bench.interrupt)?;
+        let mut running = tunnel::start(tunnel.as_ref(), bench.link(rate), bench.interrupt)?;
         let mut rates = Vec::new();
         for mtu in MTUS {
             bench.step(format!("{name}, MTU {mtu}"))?;
@@ -401,7 +400,7 @@ fn both_directions(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Found) 
         let setup = names.iter().zip(SETUPS).find(|(known, _)| *known == name);
         let (cipher, direction, _) = setup.map_or(SETUPS[0], |(_, setup)| setup);
         let tunnel = openvpn(cipher, [false, true])?;
-        let running = tunnel::start(tunnel.as_ref(), link(rate), bench.interrupt)?;
+        let running = tunnel::start(tunnel.as_ref(), bench.link(rate), bench.interrupt)?;
         for host in [&running.hosts.a, &running.hosts.b] {
             set_link(host, tunnel.name(), &format!("mtu {}", MTUS[MIDDLE]))?;
         }
@@ -490,7 +489,7 @@ fn diagnoses(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
         let of = format!("OpenVPN, {cipher}, MTU {mtu}");
         bench.step(format!("the doctor on {of}"))?;
         let tunnel = with_cipher(cipher)?;
-        let running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
+        let running = tunnel::start(tunnel.as_ref(), bench.link(None), bench.interrupt)?;
         for host in [&running.hosts.a, &running.hosts.b] {
             set_link(host, tunnel.name(), &format!("mtu {mtu}"))?;
         }
@@ -509,7 +508,7 @@ fn diagnoses(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     let (name, ..) = RAW[2];
     bench.step(format!("the doctor on {name}"))?;
     let tunnel = plain("raw")?;
-    let running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
+    let running = tunnel::start(tunnel.as_ref(), bench.link(None), bench.interrupt)?;
     without(&running.hosts, name)?;
     let whole = found.figures.iter().find_map(|f| f.row(RAW[0].0)?.spread());
     let host = &running.hosts.a;

@@ -18,7 +18,6 @@ use crate::error::{LabError, Result};
 use crate::gateway::site::Nic;
 use crate::gateway::{GatewayOptions, GatewayReport, GatewayRound, behind, gateway};
 use crate::host::Host;
-use crate::link::Link;
 use crate::load::live;
 use crate::tunnel::{self, Running, inner_device};
 
@@ -107,6 +106,7 @@ fn compare(bench: &mut Bench<'_>, rate: Option<u64>) -> Result<GatewayReport> {
         only: Some(ROWS.map(|(way, _)| way.to_owned()).to_vec()),
         loads: vec![Load::Tcp1, Load::Rev, Load::Udp, Load::UdpRev],
         rate,
+        congestion: bench.options.congestion,
         ..GatewayOptions::default()
     };
     let (source, (done, all)) = (bench.source, bench.steps);
@@ -204,7 +204,7 @@ fn over_time(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
             })?;
         } else {
             let tunnel = plain(TUNNEL)?;
-            let mut running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
+            let mut running = tunnel::start(tunnel.as_ref(), bench.link(None), bench.interrupt)?;
             let gateway = in_the_middle(&running)?;
             let nic = inner_device(TUNNEL, gateway);
             gateway.set_features(&nic, &[(Feature::Gro, name == FOLLOWED_ROWS[0])])?;
@@ -279,7 +279,7 @@ pub(super) fn in_the_middle(running: &Running) -> Result<&Host> {
 fn diagnosis(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     bench.step("the doctor on the naive gateway with GRO on")?;
     let tunnel = plain(TUNNEL)?;
-    let running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
+    let running = tunnel::start(tunnel.as_ref(), bench.link(None), bench.interrupt)?;
     let gateway = in_the_middle(&running)?;
     let nic = inner_device(TUNNEL, gateway);
     gateway.set_features(&nic, &[(Feature::Gro, true)])?;

@@ -13,9 +13,8 @@ use seikan_observe::metric;
 
 use super::figures::interleaved;
 use super::look::Looker;
-use super::{Bench, Claim, Curve, Curves, Figures, Found, Row, link, plain, set_link, titled};
+use super::{Bench, Claim, Curve, Curves, Figures, Found, Row, plain, set_link, titled};
 use crate::error::Result;
-use crate::link::Link;
 use crate::tunnel::{self, inner_device};
 
 /// The queue that the driver had, and the one it got, in packets.
@@ -68,7 +67,7 @@ fn rows(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Found) -> Result<(
             .find(|row| row.0 == name)
             .unwrap_or(ROWS[0]);
         let tunnel = plain(way.map_or("raw", |(tunnel, _)| tunnel))?;
-        let mut running = tunnel::start(tunnel.as_ref(), link(rate), bench.interrupt)?;
+        let mut running = tunnel::start(tunnel.as_ref(), bench.link(rate), bench.interrupt)?;
         if let Some((tunnel, packets)) = way {
             set_link(&running.hosts.a, tunnel, &queue(packets))?;
         }
@@ -127,7 +126,7 @@ fn sweep(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     let mut latency = Vec::new();
     for (name, own) in [("openvpn", false), ("seikan-native", true)] {
         let tunnel = plain(name)?;
-        let mut running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
+        let mut running = tunnel::start(tunnel.as_ref(), bench.link(None), bench.interrupt)?;
         let (mut rates, mut middle, mut worst) = (Vec::new(), Vec::new(), Vec::new());
         for packets in SWEEP {
             bench.step(format!("{name}, queue of {packets} packets"))?;
@@ -188,7 +187,7 @@ fn diagnosis(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
         return Ok(());
     };
     let tunnel = plain(tunnel_name)?;
-    let running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
+    let running = tunnel::start(tunnel.as_ref(), bench.link(None), bench.interrupt)?;
     set_link(&running.hosts.a, tunnel_name, &queue(packets))?;
     let good = found.figures[0].rows[2].spread();
     let host = &running.hosts.a;

@@ -17,7 +17,6 @@ use super::offload::{TUNNEL, in_the_middle};
 use super::{Bench, Figures, Found, Row, plain};
 use crate::error::Result;
 use crate::host::Host;
-use crate::link::Link;
 use crate::scenario::long_ruleset;
 use crate::tunnel::{self, Running, inner_device};
 
@@ -91,7 +90,7 @@ pub(super) fn steering(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
 /// one processor or to all.
 fn start(bench: &Bench<'_>, spread: bool) -> Result<Running> {
     let tunnel = plain(TUNNEL)?;
-    let running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
+    let running = tunnel::start(tunnel.as_ref(), bench.link(None), bench.interrupt)?;
     let (gateway, nic) = gateway(&running)?;
     gateway.set_features(&nic, &[(Feature::Gro, false)])?;
     long_ruleset(gateway, &nic, RULES)?;

@@ -9,7 +9,6 @@ use seikan_load::{TcpOptions, loaded_latency, paced};
 use super::batch::{ONE, frames, frames_in_words, tunnel_of};
 use super::{Bench, Found, Layer, Surface, set_link};
 use crate::error::{LabError, Result};
-use crate::link::Link;
 use crate::tunnel::{self, Running, Tunnel};
 
 /// Frames for each crossing, packets in the queue, bytes of the MTU.
@@ -47,7 +46,7 @@ struct Point {
 /// frames, queue and MTU.
 pub(super) fn surface(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     let tunnel = tunnel_of(ONE)?;
-    let mut running = tunnel::start(tunnel.as_ref(), Link::default(), bench.interrupt)?;
+    let mut running = tunnel::start(tunnel.as_ref(), bench.link(None), bench.interrupt)?;
     let mut best: Option<(f64, Values, Point)> = None;
     for mtu in MTUS {
         let mut layers = QUANTITIES.map(|(title, unit, wanted)| Layer {

@@ -36,6 +36,7 @@ pub use repair::{RESTORED, Repair};
 pub use score::{Case, Progressed, ScoreOptions, score, score_again};
 
 use crate::error::{LabError, Result};
+use crate::host::Congestion;
 use crate::link::{Link, LinkKind};
 use crate::tunnel::{self, Changes};
 use crate::wire::{Faults, WireFaults};
@@ -102,31 +103,6 @@ impl Default for LinkSpec {
             offload: link.offload,
             delay: None,
             moderation: link.moderation,
-        }
-    }
-}
-
-/// How TCP takes loss and delay.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Congestion {
-    /// RFC 9438, the kernel's default.
-    #[default]
-    Cubic,
-    /// RFC 5681.
-    Reno,
-    /// By measured rate and round trip; hardly minds loss.
-    Bbr,
-}
-
-impl Congestion {
-    /// As the kernel calls it.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Cubic => "cubic",
-            Self::Reno => "reno",
-            Self::Bbr => "bbr",
         }
     }
 }
@@ -306,6 +282,7 @@ impl Scenario {
             offload: self.link.offload,
             moderation: self.link.moderation,
             rate: None,
+            congestion: self.load.congestion,
         }
     }
 

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::again::{self, Guesses};
 use super::doctor::{self, Diagnosis, DoctorArguments};
 use super::repair::{Repair, State};
-use super::{Congestion, Draw, End, FaultKind, Scenario, Site};
+use super::{Draw, End, FaultKind, Scenario, Site};
 use crate::cleanup::private_directory;
 use crate::error::{LabError, Result};
 use crate::link::Hosts;
@@ -237,13 +237,6 @@ fn start(
 ) -> Result<Running> {
     let hosts = Hosts::create(tunnel.link(scenario.link()))?;
     scenario.fault.prepare(severity, &hosts)?;
-    // Not this machine's default: some are hardly affected by loss.
-    for host in [&hosts.a, &hosts.b] {
-        host.set_congestion_control(scenario.load.congestion.name())
-            // A namespace may use only algorithms that the machine allows to all, and Reno is
-            // always one.
-            .or_else(|_| host.set_congestion_control(Congestion::Reno.name()))?;
-    }
     tunnel::start_between(tunnel, hosts, interrupt)
 }
 

@@ -11,6 +11,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum, ValueHint};
+use seikan_lab::host::Congestion;
 use seikan_lab::report::{Report, svg, terminal};
 use seikan_lab::reproduce::Source;
 use seikan_lab::{Experiment, LabError, ReproduceOptions, program, reproduce};
@@ -42,6 +43,9 @@ pub struct ReproduceArguments {
     /// Repetitions of each measurement
     #[arg(long, value_name = "ROUNDS", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
+    /// Congestion control of all hosts, whatever this machine's default is
+    #[arg(long, value_name = "NAME", default_value_t, value_enum)]
+    pub congestion: Congestion,
     /// Write every figure as JSON
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub json: Option<PathBuf>,
@@ -104,6 +108,7 @@ pub fn run(arguments: &ReproduceArguments) -> anyhow::Result<ExitCode> {
     let options = ReproduceOptions {
         seconds: arguments.seconds,
         rounds: arguments.rounds,
+        congestion: arguments.congestion,
         recordings: Some(kept.path().to_owned()),
     };
     // Known before anything is measured, rather than after half an hour.
