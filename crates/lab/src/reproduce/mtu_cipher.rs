@@ -17,7 +17,7 @@ use super::{
     Bench, Curve, Curves, Figures, Found, GIGABIT, Grid, Row, library, plain, set_link, titled,
 };
 use crate::error::{LabError, Result};
-use crate::link::{Hosts, Link};
+use crate::link::Hosts;
 use crate::scenario::lookup;
 use crate::tunnel::seikan::Seikan;
 use crate::tunnel::{self, Changes, Tunnel, inner_device};

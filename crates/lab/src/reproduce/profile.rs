@@ -179,7 +179,7 @@ fn functions(bench: &mut Bench<'_>, switch: Switch, found: &mut Found) -> Result
     for (name, ..) in PATTERNS {
         bench.step(format!("functions, {switch}, {name}"))?;
         let (_, senders, hogs, _) = pattern(name);
-        let network = Network::create(switch, limit, bench)?;
+        let network = Network::create(switch, None, bench)?;
         let _hogs = network.spinning(hogs)?;
         let of = format!("{switch}, {name}");
         let looker = Looker {
