@@ -892,7 +892,10 @@ impl World {
             if let Some(other) = other {
                 *self.sent[m].to.entry(other).or_default() += run.segments as u64;
             }
-            assert!(run.segments == 1 || run.packets == 0, "packets are small");
+            assert!(
+                run.segments == 1 || run.payload.packets == 0,
+                "packets are small"
+            );
             let talk = other.and_then(|other| self.talk_between(m, other));
             let port = self.members[m]
                 .punch_sockets
@@ -901,7 +904,7 @@ impl World {
                 let load = Load {
                     member: m,
                     talk,
-                    packets: run.packets,
+                    packets: run.payload.packets,
                 };
                 let class = run.destination.traffic_class;
                 self.send(
