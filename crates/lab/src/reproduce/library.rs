@@ -52,6 +52,12 @@ pub(super) fn without_aes() -> (String, String) {
     )
 }
 
+/// Takes every extension of the instruction set away from OpenSSL (OPENSSL_ia32cap(3)): AES and the
+/// SHA of the HMAC run as on a processor of 2003.
+pub(super) fn without_extensions() -> (String, String) {
+    ("OPENSSL_ia32cap".to_owned(), "0x0:0x0".to_owned())
+}
+
 /// Every cipher once a round.
 pub(super) fn figures(bench: &Bench<'_>, problems: &mut Vec<String>) -> Result<Figures> {
     let mut rows: Vec<Row> = OPENSSL

@@ -38,7 +38,10 @@ const SHORT_KEY: &str = "AES-128-CBC";
 const CBC: &str = "AES-256-CBC";
 const BLOWFISH: &str = "BF-CBC";
 const NO_AES: &str = "AES-256-CBC, no AES-NI";
-const CIPHERS: [Cipher; 7] = [
+/// OpenSSL without any extension of the instruction set: a library as slow as they were.
+const SLOW_CBC: &str = "AES-256-CBC, slow library";
+const SLOW_BLOWFISH: &str = "BF-CBC, slow library";
+const CIPHERS: [Cipher; 9] = [
     (
         NONE,
         &["--cipher", NONE, "--data-ciphers", NONE, "--auth", NONE],
@@ -79,6 +82,24 @@ const CIPHERS: [Cipher; 7] = [
         from_6000([310.0, 385.0, 417.0, 470.0, 510.0, 500.0, 500.0]),
     ),
     (NO_AES, &["--cipher", CBC, "--data-ciphers", CBC], [None; 8]),
+    (
+        SLOW_CBC,
+        &["--cipher", CBC, "--data-ciphers", CBC],
+        [None; 8],
+    ),
+    (
+        SLOW_BLOWFISH,
+        &[
+            "--providers",
+            "legacy",
+            "default",
+            "--cipher",
+            BLOWFISH,
+            "--data-ciphers",
+            BLOWFISH,
+        ],
+        [None; 8],
+    ),
 ];
 /// Ours, and what its configuration says. No release build knows the last one.
 const OWN: [(&str, &str); 3] = [
@@ -131,8 +152,9 @@ const SETUPS: [(&str, Direction, f64); 5] = [
 
 /// The faster link of the source, in bit/s: for the link itself, and OpenVPN without a cipher.
 pub(super) const FASTER: u64 = 10 * GIGABIT;
-/// Ciphers that are measured over a link of the source's speed: the published ones.
-const PUBLISHED: [&str; 4] = [NONE, SHORT_KEY, CBC, BLOWFISH];
+/// Ciphers that are measured over a link of the source's speed: the published ones, and with a slow
+/// library.
+const PUBLISHED: [&str; 6] = [NONE, SHORT_KEY, CBC, BLOWFISH, SLOW_CBC, SLOW_BLOWFISH];
 
 /// Time for a stream to find its rate: there is no distance.
 const WARMUP: Duration = Duration::from_millis(500);
@@ -255,11 +277,9 @@ fn names(found: &mut Found) -> Vec<&'static str> {
     });
     let own = OWN.into_iter().map(|(name, _)| name);
     let own = own.filter(|name| *name != OWN_NONE || null_program().is_some());
-    CIPHERS
-        .into_iter()
-        .map(|(name, ..)| name)
-        .chain(own)
-        .collect()
+    let ciphers = CIPHERS.into_iter().map(|(name, ..)| name);
+    let ciphers = ciphers.filter(|name| ![SLOW_CBC, SLOW_BLOWFISH].contains(name));
+    ciphers.chain(own).collect()
 }
 
 /// These ciphers over every MTU, on a link of this rate: a column for each cipher.
@@ -399,7 +419,7 @@ fn both_directions(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Found) 
     let measured = interleaved(bench, &words, &mut found.problems, &mut |bench, name| {
         let setup = names.iter().zip(SETUPS).find(|(known, _)| *known == name);
         let (cipher, direction, _) = setup.map_or(SETUPS[0], |(_, setup)| setup);
-        let tunnel = openvpn(cipher, [false, true])?;
+        let tunnel = openvpn(cipher, [Vec::new(), vec![library::without_aes()]])?;
         let running = tunnel::start(tunnel.as_ref(), bench.link(rate), bench.interrupt)?;
         for host in [&running.hosts.a, &running.hosts.b] {
             set_link(host, tunnel.name(), &format!("mtu {}", MTUS[MIDDLE]))?;
@@ -534,11 +554,16 @@ fn with_cipher(name: &str) -> Result<Box<dyn Tunnel>> {
         tunnel.availability().map_err(LabError::Setup)?;
         return Ok(Box::new(tunnel));
     }
-    openvpn(name, [name == NO_AES; 2])
+    let environment = match name {
+        NO_AES => vec![library::without_aes()],
+        SLOW_CBC | SLOW_BLOWFISH => vec![library::without_extensions()],
+        _ => Vec::new(),
+    };
+    openvpn(name, [environment.clone(), environment])
 }
 
-/// Returns OpenVPN with the cipher of this name; `slow` are the hosts without AES instructions.
-fn openvpn(name: &str, slow: [bool; 2]) -> Result<Box<dyn Tunnel>> {
+/// Returns OpenVPN with the cipher of this name, and variables of its environment at both ends.
+fn openvpn(name: &str, environment: [Vec<(String, String)>; 2]) -> Result<Box<dyn Tunnel>> {
     let mut arguments: Vec<String> = ["--tun-mtu", "60000", "--mssfix", "0"]
         .map(Into::into)
         .to_vec();
@@ -549,7 +574,6 @@ fn openvpn(name: &str, slow: [bool; 2]) -> Result<Box<dyn Tunnel>> {
             .flat_map(|cipher| cipher.1)
             .map(|word| (*word).to_owned()),
     );
-    let environment = slow.map(|slow| slow.then(library::without_aes).into_iter().collect());
     let changes = Changes {
         arguments: [arguments.clone(), arguments],
         environment,
