@@ -7,11 +7,13 @@
 mod batch;
 mod counters;
 mod figures;
+mod forwarding;
 mod guests;
 mod library;
 mod look;
 mod mtu_cipher;
 mod offload;
+mod pages;
 mod profile;
 mod queue;
 mod steering;

@@ -11,6 +11,7 @@ mod mixed;
 mod nebula;
 mod openvpn;
 pub(crate) mod openvswitch;
+pub mod pass_through;
 mod raw;
 pub(crate) mod seikan;
 pub(crate) mod wireguard;

@@ -68,6 +68,9 @@ pub enum LabVerb {
     /// Run one end of the crude tunnel, sick in chosen ways
     #[command(hide = true)]
     Crude(subjects::CrudeArguments),
+    /// Run one end of a program that only passes packets on
+    #[command(hide = true)]
+    PassThrough(subjects::PassThroughArguments),
     /// Measure the rate of a flow while other hosts flood the tunnel's port
     Hostile(hostile::HostileArguments),
     /// Make a tunnel slow and run the doctor on it
@@ -108,6 +111,7 @@ pub fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
         LabVerb::Naive(arguments) => subjects::naive(arguments),
         LabVerb::Wire(arguments) => subjects::wire(arguments),
         LabVerb::Crude(arguments) => subjects::crude(arguments),
+        LabVerb::PassThrough(arguments) => subjects::pass_through(arguments),
         LabVerb::Hostile(arguments) => hostile::run(arguments),
         LabVerb::Run(arguments) => scenario::play(arguments),
         LabVerb::Score(arguments) => score::count(arguments),

@@ -1,4 +1,4 @@
-//! `seikan lab naive`, `wire` and `crude`, hidden: processes that the lab starts for its
+//! `seikan lab naive`, `wire`, `crude` and `pass-through`, hidden: processes that the lab starts for its
 //! experiments.
 
 use std::io::{self, Write};
@@ -10,6 +10,7 @@ use clap::{Args, ValueHint};
 use ipnet::{IpNet, Ipv4Net};
 use seikan_lab::gateway::naive::{Inside, Naive};
 use seikan_lab::tunnel::crude::{CrudeEnd, CrudeOptions};
+use seikan_lab::tunnel::pass_through::PassThrough;
 use seikan_ui::Interrupt;
 
 /// Options of `lab wire`.
@@ -104,6 +105,43 @@ pub fn crude(arguments: &CrudeArguments) -> anyhow::Result<ExitCode> {
         "{}",
         serde_json::to_string_pretty(&end.counts())?
     )?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Options of `lab pass-through`.
+#[derive(Debug, Args)]
+pub struct PassThroughArguments {
+    /// Name of the TUN device to make
+    #[arg(long, value_name = "INTERFACE")]
+    pub device: String,
+    /// Its address
+    #[arg(long, value_name = "ADDRESS/LENGTH")]
+    pub address: Ipv4Net,
+    /// Wait for the other end here
+    #[arg(
+        long,
+        value_name = "ADDRESS:PORT",
+        conflicts_with = "connect",
+        required_unless_present = "connect"
+    )]
+    pub listen: Option<SocketAddr>,
+    /// Connect to the other end there
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub connect: Option<SocketAddr>,
+}
+
+/// Runs one end of the pass-through program until the other end goes.
+pub fn pass_through(arguments: &PassThroughArguments) -> anyhow::Result<ExitCode> {
+    let PassThroughArguments {
+        device, address, ..
+    } = arguments;
+    let (Some(other), listens) = (
+        arguments.listen.or(arguments.connect),
+        arguments.listen.is_some(),
+    ) else {
+        anyhow::bail!("either --listen or --connect");
+    };
+    PassThrough::open(device, *address, other, listens)?.run()?;
     Ok(ExitCode::SUCCESS)
 }
 
