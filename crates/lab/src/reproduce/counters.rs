@@ -26,8 +26,8 @@ use crate::scenario::Hog;
 const SMOOTH: usize = 20;
 /// How often one more guest begins to spin, as a multiple of a load's time: 25 s with the usual 3.
 const EVERY: f64 = 25.0 / 3.0;
-/// Maximum lag of a counter before or after the throughput, in intervals.
-const MOST_LAG: usize = 10;
+/// The source compared values of the same interval.
+const NO_LAG: usize = 0;
 /// Counters that are drawn: those that go with the throughput most.
 const DRAWN: usize = 7;
 /// The published correlation.
@@ -237,17 +237,16 @@ fn correlations(recording: &Recording, every: f64, found: &mut Found) {
     for event in events(evidence) {
         let values = binned(evidence, event.counter, |subject| event.of.has(subject));
         let smooth_values = smoothed(&values);
-        let Some((lag, r)) = strongest(&smooth_values, &smooth, MOST_LAG) else {
+        let Some((_, r)) = strongest(&smooth_values, &smooth, NO_LAG) else {
             continue;
         };
         // A block is as long as a step of the load: neighbours within one are alike.
         let block = (every / BIN).round() as usize;
-        let honest = correlate(&values, &throughput, MOST_LAG, block);
+        let honest = correlate(&values, &throughput, NO_LAG, block);
         let honest = honest.map_or_else(
             || "too short".to_owned(),
             |c| format!("{:.2} ({:.2} to {:.2})", c.r.value, c.r.low, c.r.high),
         );
-        let lag = format!("{:.1} s", f64::from(lag) * BIN);
         let most = smooth_values.iter().copied().fold(0.0, f64::max);
         let shares = smooth_values.iter().map(|v| 100.0 * v / most.max(1e-9));
         // Every thread has a file of its own.
@@ -264,13 +263,7 @@ fn correlations(recording: &Recording, every: f64, found: &mut Found) {
         candidates.push(Candidate {
             r,
             cost,
-            cells: vec![
-                event.name.clone(),
-                format!("{r:.2}"),
-                lag,
-                honest,
-                cost_label,
-            ],
+            cells: vec![event.name.clone(), format!("{r:.2}"), honest, cost_label],
             curve: Curve {
                 name: event.name,
                 own: false,
@@ -285,7 +278,7 @@ fn correlations(recording: &Recording, every: f64, found: &mut Found) {
         title: format!(
             "counters against throughput while ever more spin; published for the calls of handle_tx: r {PUBLISHED_R}"
         ),
-        columns: ["counter, read ten times a second", "r, smoothed over 10 s", "throughput later by", "r (95 %)", "µs for a reading"]
+        columns: ["counter, read ten times a second", "r, smoothed over 10 s", "r (95 %)", "µs for a reading"]
             .map(str::to_owned)
             .to_vec(),
         rows: candidates.iter().map(|of| of.cells.clone()).collect(),

@@ -104,12 +104,12 @@ impl Network {
         })
     }
 
-    /// Lets `count` guests send during `work`, which can read the bytes received so far.
+    /// Lets `count` guests send during `work`, which can read the bytes received so far from each.
     pub(super) fn sending<T>(
         &self,
         senders: usize,
         bench: &Bench<'_>,
-        work: impl FnOnce(&dyn Fn() -> u64) -> Result<T>,
+        work: impl FnOnce(&dyn Fn() -> Vec<u64>) -> Result<T>,
     ) -> Result<T> {
         let ends: Vec<Ends<'_>> = self
             .guests
@@ -125,7 +125,7 @@ impl Network {
         let (mut work, mut outcome) = (Some(work), None);
         nested(&ends, &[], bench.interrupt, &mut |meters| {
             bench.interrupt.sleep(WARMUP)?;
-            let arrived = || meters.iter().map(|meter| meter.bytes()).sum::<u64>();
+            let arrived = || meters.iter().map(|meter| meter.bytes()).collect();
             outcome = work.take().map(|work| work(&arrived));
             Ok(())
         })?;

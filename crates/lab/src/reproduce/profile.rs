@@ -54,7 +54,8 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
 }
 
 /// Mbit/s of every interval of `time`.
-fn rates(bench: &Bench<'_>, time: Duration, arrived: &dyn Fn() -> u64) -> Result<Vec<f64>> {
+fn rates(bench: &Bench<'_>, time: Duration, arrived: &dyn Fn() -> Vec<u64>) -> Result<Vec<f64>> {
+    let arrived = || arrived().iter().sum::<u64>();
     let bins = (time.as_secs_f64() / BIN).round().max(2.0) as usize;
     let mut before = arrived();
     let mut rates = Vec::new();
@@ -70,6 +71,16 @@ fn rates(bench: &Bench<'_>, time: Duration, arrived: &dyn Fn() -> u64) -> Result
     Ok(rates)
 }
 
+/// Of one pattern in one round: Mbit/s of every interval, and [`least_share`].
+type Measured = (Vec<f64>, Option<f64>);
+
+/// The slowest guest's part of an equal share of all bytes; `None` if nothing arrived.
+fn least_share(bytes: &[u64]) -> Option<f64> {
+    let all: u64 = bytes.iter().sum();
+    let least = bytes.iter().min()?;
+    (all > 0).then(|| *least as f64 * bytes.len() as f64 / all as f64)
+}
+
 /// Throughput by pattern: how much, how much it swings, how it is distributed.
 fn patterns(
     bench: &mut Bench<'_>,
@@ -83,13 +94,22 @@ fn patterns(
         let network = Network::create(switch, limit, bench)?;
         let _hogs = network.spinning(hogs)?;
         let time = bench.time();
-        network.sending(senders, bench, |arrived| rates(bench, time, arrived))
+        network.sending(senders, bench, |arrived| {
+            let before = arrived();
+            let rates = rates(bench, time, arrived)?;
+            let after = arrived();
+            let bytes = after
+                .iter()
+                .zip(&before)
+                .map(|(after, before)| after - before);
+            Ok((rates, least_share(&bytes.collect::<Vec<u64>>())))
+        })
     })?;
     let label = |(name, senders, hogs, _): (&str, usize, usize, Option<f64>)| {
         format!("{name}: {senders} send, {hogs} spin")
     };
     let figures =
-        |title: String, unit: &str, published: bool, of: fn(&[f64]) -> Option<f64>| Figures {
+        |title: String, unit: &str, published: bool, of: fn(&Measured) -> Option<f64>| Figures {
             title: titled(&title, limit),
             unit: unit.to_owned(),
             base: label(PATTERNS[0]),
@@ -97,19 +117,25 @@ fn patterns(
                 .into_iter()
                 .zip(&measured)
                 .map(|(pattern, rounds)| Row {
-                    rounds: rounds.iter().map(|rates| of(rates.as_ref()?)).collect(),
+                    rounds: rounds.iter().map(|round| of(round.as_ref()?)).collect(),
                     ..Row::new(label(pattern), pattern.3.filter(|_| published))
                 })
                 .collect(),
         };
-    let throughput = figures(format!("throughput, {switch}"), "Mbit/s", true, |rates| {
-        at(rates, 0.5)
+    let throughput = figures(format!("throughput, {switch}"), "Mbit/s", true, |round| {
+        at(&round.0, 0.5)
     });
     let swing = figures(
         format!("swing, {switch}"),
         "of the median",
         false,
-        |rates| Some((at(rates, 0.95)? - at(rates, 0.05)?) / at(rates, 0.5)?),
+        |(rates, _)| Some((at(rates, 0.95)? - at(rates, 0.05)?) / at(rates, 0.5)?),
+    );
+    let fairness = figures(
+        format!("the slowest guest, {switch}"),
+        "of an equal share",
+        false,
+        |(_, least)| *least,
     );
     let [a, .., f] = PATTERNS.map(label);
     let d = label(PATTERNS[3]);
@@ -118,12 +144,13 @@ fn patterns(
     }
     found.claims.push(throughput.claim(&d, &f));
     found.claims.push(swing.claim(&f, &a));
-    found.figures.extend([throughput, swing]);
+    found.figures.extend([throughput, swing, fairness]);
     let lines = PATTERNS
         .into_iter()
         .zip(&measured)
         .map(|(pattern, rounds)| {
-            let mut all: Vec<f64> = rounds.iter().flatten().flatten().copied().collect();
+            let rates = rounds.iter().flatten().flat_map(|(rates, _)| rates);
+            let mut all: Vec<f64> = rates.copied().collect();
             all.sort_by(f64::total_cmp);
             let count = all.len() as f64;
             let points = all.iter().enumerate();
@@ -248,6 +275,7 @@ fn costs(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
             .find(|level| level.0 == name)
             .and_then(|level| level.1);
         network.sending(2, bench, |arrived| {
+            let arrived = || arrived().iter().sum::<u64>();
             std::thread::scope(|scope| {
                 let looker = Looker {
                     level,
@@ -289,4 +317,18 @@ fn costs(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
             .collect(),
     });
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_equal_share_is_one_and_a_guest_without_any_has_none() {
+        assert_eq!(least_share(&[70, 70]), Some(1.0));
+        assert_eq!(least_share(&[50, 150]), Some(0.5));
+        assert_eq!(least_share(&[0, 9, 9]), Some(0.0));
+        assert_eq!(least_share(&[0, 0]), None);
+        assert_eq!(least_share(&[]), None);
+    }
 }

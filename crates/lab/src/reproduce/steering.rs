@@ -6,8 +6,9 @@
 
 use std::time::Duration;
 
-use seikan_diagnose::Cause;
+use seikan_diagnose::{Cause, Recording};
 use seikan_load::{LiveOptions, TcpOptions, tcp_bulk};
+use seikan_observe::metric;
 use seikan_sys::ethtool::Feature;
 use seikan_sys::softirq::mask;
 
@@ -81,9 +82,27 @@ pub(super) fn steering(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
         ..LiveOptions::default()
     };
     let ends = tunnel.ends(&running.hosts);
-    let verdict = looker.look_under(&load, &ends, bench.desk(), |_| Vec::new())?;
+    let verdict = looker.look_under(&load, &ends, bench.desk(), processor_time)?;
     found.looks.push(verdict);
     Ok(())
+}
+
+/// The source's table of `mpstat`: in which state each processor spends its time.
+fn processor_time(recording: &Recording) -> Vec<(String, f64)> {
+    let evidence = &recording.evidence;
+    let states = [
+        ("user mode", metric::USER_NS),
+        ("system", metric::SYSTEM_NS),
+        ("softirqs", metric::SOFTIRQ_NS),
+        ("idle", metric::IDLE_NS),
+    ];
+    let cpus = evidence.per_cpu(metric::SOFTIRQ_NS).into_iter();
+    cpus.flat_map(|(cpu, _)| states.map(|(state, counter)| (cpu, state, counter)))
+        .filter_map(|(cpu, state, counter)| {
+            let share = evidence.cpu_share(cpu, &[counter])?;
+            Some((format!("processor {cpu}, {state}, %"), 100.0 * share))
+        })
+        .collect()
 }
 
 /// Starts the naive gateway without receive offload, behind its firewall; its NIC's packets go to
