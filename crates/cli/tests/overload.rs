@@ -22,6 +22,7 @@ fn flood(traffic_class: u8, until: Instant) {
         destination,
         source: None,
         traffic_class,
+        hop_limit: None,
         segment_size: Some(1200),
         payload: &[7; 48 * 1200],
     };

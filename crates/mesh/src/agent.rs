@@ -229,8 +229,10 @@ impl Agent {
             while let Some(event) = worker_events.recv().await {
                 match event {
                     WorkerEvent::Stun(bytes) => shared.stun_requests.answered(bytes),
-                    WorkerEvent::Sought { key, lost } => {
-                        let _ = sought.try_send(key);
+                    WorkerEvent::Sought { key, lost, calls } => {
+                        if calls {
+                            let _ = sought.try_send(key);
+                        }
                         shared.notify_relays(RelayEvent::Sought(key));
                         if lost {
                             shared.path_lost.notify_one();

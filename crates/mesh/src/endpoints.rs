@@ -3,6 +3,7 @@
 
 use ipnet::IpNet;
 use seikan_proto::mesh::MAX_ENDPOINTS;
+use seikan_proto::paths::is_private;
 use seikan_sys::netlink::{Address, Netlink, NetlinkError, RouteType};
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -161,14 +162,6 @@ pub fn may_serve(server: SocketAddr, own: u16) -> bool {
 pub(super) fn is_own(ip: IpAddr) -> bool {
     let found = Netlink::open().and_then(|netlink| netlink.route_get(ip, None));
     ip.is_loopback() || found.is_ok_and(|found| found.kind == RouteType::Local)
-}
-
-/// RFC 1918, RFC 6598, RFC 4193.
-fn is_private(ip: IpAddr) -> bool {
-    match ip {
-        IpAddr::V4(ip) => ip.is_private() || (ip.octets()[0] == 100 && ip.octets()[1] & 0xc0 == 64),
-        IpAddr::V6(ip) => Ipv6Addr::is_unique_local(&ip),
-    }
 }
 
 #[cfg(test)]

@@ -103,6 +103,8 @@ pub enum WorkerEvent {
         key: PublicKey,
         /// It was reached before: its path is lost.
         lost: bool,
+        /// Whether to have the coordinator call it.
+        calls: bool,
     },
     /// How a member is reached, as requested.
     Reached(PublicKey, Reachability),

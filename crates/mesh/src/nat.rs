@@ -6,7 +6,8 @@
 
 use crate::endpoints::is_routable;
 use crate::event::View;
-use seikan_proto::birthday::{self, Mapping, NatMappings};
+use seikan_proto::birthday::{Mapping, NatMappings};
+use seikan_proto::paths::is_private;
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, SocketAddr};
 
@@ -62,7 +63,7 @@ pub fn classify(sights: &[Sight], own: &[IpAddr]) -> Nat {
 /// Whether a reflexive address is public.
 pub(super) fn is_public(seen: &SocketAddr) -> bool {
     let ip = seen.ip().to_canonical();
-    is_routable(ip) && !birthday::is_private(ip)
+    is_routable(ip) && !is_private(ip)
 }
 
 /// Converts results to the tunnel's type.
@@ -92,10 +93,15 @@ pub fn nat_mappings(views: &[View]) -> NatMappings {
             Nat::Untested | Nat::Silent => Mapping::Unknown,
         }
     };
-    NatMappings {
-        v4: family(false),
-        v6: family(true),
+    let (v4, v6) = (family(false), family(true));
+    let mut outer: Vec<IpAddr> = Vec::new();
+    if v4 == Mapping::EndpointIndependent {
+        let seen = views.iter().filter_map(|view| view.seen);
+        let public = seen.filter(|seen| seen.is_ipv4() && is_public(seen));
+        // All of them have the same.
+        outer.extend(public.map(|seen| seen.ip()).next());
     }
+    NatMappings { v4, v6, outer }
 }
 
 #[cfg(test)]

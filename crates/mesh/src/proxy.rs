@@ -260,6 +260,7 @@ pub(super) fn whole(destination: SocketAddr, payload: &[u8]) -> Transmit<'_> {
         destination,
         source: None,
         traffic_class: 0,
+        hop_limit: None,
         segment_size: None,
         payload,
     }

@@ -286,6 +286,7 @@ impl Node {
                 destination: to,
                 source: None,
                 traffic_class: 0,
+                hop_limit: None,
                 segment_size: None,
                 payload: bytes,
             });
@@ -295,12 +296,14 @@ impl Node {
     /// Tells the mesh's agent of members that do not answer.
     fn report_unanswered(&mut self) {
         let Some(mesh) = &self.mesh else { return };
+        let now = now().mono;
         for id in self.tunnel.take_peers_to_call() {
             if let Some(peer) = self.tunnel.peer(id) {
                 // The next initiation comes here again.
                 mesh.notify_agent(WorkerEvent::Sought {
                     key: peer.public_key,
                     lost: peer.paths.is_lost(),
+                    calls: !peer.paths.is_pausing(now),
                 });
             }
         }
@@ -420,6 +423,7 @@ fn send(socket: &UdpSocket, run: &Run, bytes: &[u8]) -> Result<(), DropReason> {
         destination: run.destination.address,
         source: run.destination.source,
         traffic_class: run.destination.traffic_class,
+        hop_limit: run.destination.hop_limit,
         segment_size: (run.segments > 1).then_some(run.segment_size as u16),
         payload: bytes,
     };

@@ -16,12 +16,14 @@
 //! This is a pure state machine for each peer, without sockets. The driver opens them on request
 //! ([`Punch`]).
 
+use crate::constants::OPENER_HOPS;
 use crate::native::check::Check;
 use crate::native::probe_request::{MAX_ADDRESSES, ProbeRequest};
-use crate::paths::{Candidate, CandidateKind};
+use crate::paths::{Candidate, CandidateKind, is_private};
 use crate::rng::Rng;
 use crate::time::Instant;
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU8;
 use std::time::Duration;
 
 /// Number of ports opened for one peer.
@@ -35,6 +37,10 @@ pub const RANGE: u32 = 65_536 - FIRST_PORT as u32;
 const MAX_DESTINATIONS: usize = 2;
 /// Time with a relay in use and no direct path before ports are opened.
 pub const AFTER: Duration = Duration::from_millis(500);
+/// The same behind a NAT that is not symmetric, towards another, at the end with the lower key: the
+/// port of one of them is probably taken by something else. The probes of that one come from
+/// another port, so the other end opens ports too, after twice the time.
+pub(crate) const LAST_RESORT_AFTER: Duration = Duration::from_secs(20);
 /// Retry interval when there is no address to punch towards, or other peers' ports are open.
 const RETRY: Duration = Duration::from_secs(3);
 /// Pauses after failed attempts; the last one repeats.
@@ -46,6 +52,11 @@ const PAUSES: [Duration; 3] = [
 /// Interval between two punches, and between two probe requests. NATs drop unanswered mappings
 /// after 30 s (Linux, `nf_conntrack_udp_timeout`), and packets may be lost.
 const REPEAT: Duration = Duration::from_secs(5);
+/// Time from the first punch of an attempt, by openers, to the second, by datagrams that reach the
+/// other end: half the time of its probes. Openers do not open a second NAT further out; datagrams
+/// that reach the other end take their ports from its probes if its NAT tracks them
+/// ([`Paths::is_behind_nat`](crate::paths::Paths::is_behind_nat)).
+const OPENERS_FIRST: Duration = Duration::from_secs(2);
 /// Maximum number of punches for one peer within [`WINDOW`]. Ports stay open until the last one has
 /// been repeated: enough time for all probes and for the request.
 const PUNCHES: u32 = 3;
@@ -88,6 +99,8 @@ pub struct NatMappings {
     pub v4: Mapping,
     /// IPv6.
     pub v6: Mapping,
+    /// Public IPv4 addresses at which this host is seen, if its mapping is endpoint-independent.
+    pub outer: Vec<IpAddr>,
 }
 
 impl NatMappings {
@@ -105,15 +118,6 @@ impl NatMappings {
     }
 }
 
-/// Whether an address is local to some network (RFC 1918, RFC 6598, RFC 4193), so that no host has
-/// it as its public address.
-pub fn is_private(ip: IpAddr) -> bool {
-    match ip {
-        IpAddr::V4(ip) => ip.is_private() || (ip.octets()[0] == 100 && ip.octets()[1] & 0xc0 == 64),
-        IpAddr::V6(ip) => ip.is_unique_local(),
-    }
-}
-
 /// An instruction to the driver: send one datagram from each of [`PORTS`] sockets, and open them
 /// first if they are not open.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -122,6 +126,8 @@ pub struct Punch {
     pub peer: crate::indices::PeerId,
     /// One or two addresses; the sockets are divided between them.
     pub destinations: Vec<SocketAddr>,
+    /// Hop limit of the datagrams; `None`: the kernel's default.
+    pub hop_limit: Option<NonZeroU8>,
 }
 
 /// Stage of the attempt at the symmetric end.
@@ -163,8 +169,8 @@ pub enum PunchState {
 /// An action that is due.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Due {
-    /// Have the driver punch towards these addresses.
-    Punch(Vec<SocketAddr>),
+    /// Have the driver punch towards these addresses, with this hop limit.
+    Punch(Vec<SocketAddr>, Option<NonZeroU8>),
     /// Send this request over the path in use.
     Request(ProbeRequest),
     /// Send this probe to each of these addresses.
@@ -181,6 +187,8 @@ pub(crate) struct Context<'a> {
     pub candidates: &'a [Candidate],
     /// Mapping behaviour of this host's NATs.
     pub nat_mappings: &'a NatMappings,
+    /// Time after which ports are opened here although this host's NATs are not symmetric.
+    pub last_resort: Option<Duration>,
     /// Number of other peers with open ports.
     pub opening_peers: usize,
     /// Number of other peers that are probed for.
@@ -207,7 +215,15 @@ impl Context<'_> {
         for address in self.signalled() {
             let ip = address.ip();
             let same = |known: &SocketAddr| known.ip() == ip;
-            let of_use = matches!(self.nat_mappings.of(ip), Mapping::AddressAndPortDependent(own) if !own.contains(&ip));
+            let of_use = match self.nat_mappings.of(ip) {
+                Mapping::AddressAndPortDependent(own) => !own.contains(&ip),
+                Mapping::EndpointIndependent => {
+                    self.last_resort.is_some()
+                        && ip.is_ipv4()
+                        && !self.nat_mappings.outer.contains(&ip)
+                }
+                Mapping::Unknown => false,
+            };
             if of_use && destinations.len() < MAX_DESTINATIONS && !destinations.iter().any(same) {
                 destinations.push(address);
             }
@@ -231,11 +247,12 @@ impl Context<'_> {
         let mut seen = Vec::new();
         for v6 in [false, true] {
             let first = destinations.iter().find(|to| to.is_ipv6() == v6);
-            if let Some(Mapping::AddressAndPortDependent(own)) =
-                first.map(|to| self.nat_mappings.of(to.ip()))
-            {
-                seen.extend(own.iter().take(MAX_ADDRESSES));
-            }
+            let own = match first.map(|to| self.nat_mappings.of(to.ip())) {
+                Some(Mapping::AddressAndPortDependent(own)) => own,
+                Some(Mapping::EndpointIndependent) => &self.nat_mappings.outer,
+                Some(Mapping::Unknown) | None => continue,
+            };
+            seen.extend(own.iter().take(MAX_ADDRESSES));
         }
         seen
     }
@@ -378,6 +395,10 @@ impl Allowance {
 pub struct Birthday {
     /// Since when a relay is in use.
     relayed_since: Option<Instant>,
+    /// Time with a relay in use before ports are opened.
+    delay: Duration,
+    /// The peer has requested probes so early that its NAT is symmetric.
+    peer_opens: bool,
     stage: Stage,
     /// Addresses of the latest attempt.
     search_addresses: SearchAddresses,
@@ -410,6 +431,8 @@ impl Default for Birthday {
     fn default() -> Birthday {
         Birthday {
             relayed_since: None,
+            delay: AFTER,
+            peer_opens: false,
             stage: Stage::Idle,
             search_addresses: SearchAddresses::default(),
             nat_changed: false,
@@ -515,7 +538,7 @@ impl Birthday {
     /// Time of the next attempt after a change. A short earlier attempt leaves punches for it, and
     /// probes at the other end.
     fn soon(&self, now: Instant) -> Instant {
-        let soon = now + AFTER;
+        let soon = now + self.delay;
         match self.punches.left(now) {
             0 => soon.max(self.punches.renews_at),
             _ => soon,
@@ -542,13 +565,13 @@ impl Birthday {
 
 /// Timers.
 impl Birthday {
-    /// When [`Self::due`] has work to do. Ports are opened only behind a symmetric NAT, and only
+    /// When [`Self::due`] has work to do. Ports are opened only at an end that `opens` them, and only
     /// until `active_until`, while packets are sent.
-    pub(crate) fn next_wakeup(&self, symmetric: bool, active_until: Instant) -> Option<Instant> {
+    pub(crate) fn next_wakeup(&self, opens: bool, active_until: Instant) -> Option<Instant> {
         let at_once = (self.request_due || self.received_request.is_some() || self.nat_changed)
             .then_some(Instant::BOOT);
         let stage = match self.stage {
-            Stage::Idle => self.next.filter(|next| symmetric && *next < active_until),
+            Stage::Idle => self.next.filter(|next| opens && *next < active_until),
             Stage::Open { until, again, .. } => Some(until.min(again)),
             Stage::Succeeded { until } => Some(until),
         };
@@ -574,6 +597,10 @@ impl Birthday {
             };
             return due;
         }
+        let delay = context.last_resort.unwrap_or(AFTER);
+        if std::mem::replace(&mut self.delay, delay) != delay && self.relayed_since.is_some() {
+            self.next = Some(self.soon(now));
+        }
         if self.relayed_since.is_none() {
             self.relayed_since = Some(now);
             self.next = Some(self.soon(now));
@@ -588,14 +615,14 @@ impl Birthday {
         if let Some((request, at)) = received.or(earlier) {
             due.extend(self.answer(request, at, context, now, rng));
         }
-        let destinations = self.open(context, now);
+        let punch = self.open(context, now);
         if std::mem::take(&mut self.request_due)
             && let Stage::Open { ports, .. } = self.stage
         {
             let addresses = self.search_addresses.own_addresses.clone();
             due.push(Due::Request(ProbeRequest { ports, addresses }));
         }
-        due.extend(destinations.map(Due::Punch));
+        due.extend(punch);
         if let Some(probing) = self.probing.as_mut().filter(|probing| probing.next <= now)
             && let Some(probe) = self.probe
         {
@@ -608,8 +635,8 @@ impl Birthday {
         due
     }
 
-    /// Advances the stage. Returns the addresses to punch towards, if a punch is due.
-    fn open(&mut self, context: &Context<'_>, now: Instant) -> Option<Vec<SocketAddr>> {
+    /// Advances the stage. Returns the punch that is due.
+    fn open(&mut self, context: &Context<'_>, now: Instant) -> Option<Due> {
         match &mut self.stage {
             // Ports opened for other addresses are of no use, however long they would stay open. A
             // datagram that arrived may still lead to a path.
@@ -627,15 +654,20 @@ impl Birthday {
                 self.fail(now);
                 None
             }
+            Stage::Open { again, until, .. } if *again <= now && self.punches.left(now) == 0 => {
+                *again = *until;
+                None
+            }
             Stage::Open { again, .. } if *again <= now => {
                 *again = now + REPEAT;
                 self.punches.begin(now);
                 self.punches.take(1);
-                Some(self.search_addresses.destinations.clone())
+                Some(Due::Punch(self.search_addresses.destinations.clone(), None))
             }
             Stage::Idle if self.next.is_some_and(|next| next <= now) => {
                 self.search_addresses = context.search_addresses();
                 if self.search_addresses.destinations.is_empty()
+                    || (context.last_resort.is_some() && self.peer_opens)
                     || !context.active
                     || context.opening_peers >= MAX_OPENING
                 {
@@ -645,11 +677,12 @@ impl Birthday {
                 self.stage = Stage::Open {
                     ports: 0,
                     until: now + REPEAT * self.punches.left(now),
-                    again: now + REPEAT,
+                    again: now + OPENERS_FIRST,
                 };
                 self.punches.begin(now);
                 self.punches.take(1);
-                Some(self.search_addresses.destinations.clone())
+                let destinations = self.search_addresses.destinations.clone();
+                Some(Due::Punch(destinations, Some(OPENER_HOPS)))
             }
             _ => None,
         }
@@ -670,6 +703,8 @@ impl Birthday {
                 Mapping::AddressAndPortDependent(_)
             )
         };
+        let is_early = |since| now.duration_since(since) < LAST_RESORT_AFTER / 2;
+        self.peer_opens |= request.ports > 0 && self.relayed_since.is_some_and(is_early);
         let targets = context.probe_targets(&request.addresses);
         let both = targets.is_empty() && request.addresses.iter().any(symmetric);
         if request.ports == 0 || both {

@@ -3,6 +3,7 @@
 //!
 //! Order: limits of a session, times of the timers, cookies and rate limits, messages.
 
+use std::num::NonZeroU8;
 use std::time::Duration;
 
 /// Number of messages after which the initiator of a session starts the next handshake (paper 6.1).
@@ -27,6 +28,12 @@ pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 /// within [`REKEY_ATTEMPT_TIME`].
 pub const MAX_HANDSHAKE_ATTEMPTS: u32 =
     (REKEY_ATTEMPT_TIME.as_secs() / REKEY_TIMEOUT.as_secs()) as u32;
+/// Hop limit of an *opener*, a datagram that makes the NAT in front of this host map and admit a
+/// destination, and does not arrive there: this NAT forwards it, and the next router drops it.
+pub const OPENER_HOPS: NonZeroU8 = NonZeroU8::new(2).unwrap();
+/// Time after an opener until the same datagram follows with the usual hop limit, unless the peer
+/// was heard of. By then a call-me-maybe has made the peer open its own NAT, if it has one.
+pub const OPENING_TIME: Duration = Duration::from_secs(1);
 /// Maximum number of addresses, besides the endpoint, that an initiation is sent to.
 pub const MAX_CANDIDATES: usize = 16;
 /// Minimum interval between two initiations in answer to call-me-maybes of the same peer.

@@ -7,6 +7,7 @@
 
 use crate::indices::PeerId;
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU8;
 use std::ops::Range;
 
 /// `UDP_MAX_SEGMENTS` of kernels before 6.9; later ones allow 128.
@@ -23,6 +24,8 @@ pub struct Destination {
     pub source: Option<IpAddr>,
     /// DSCP and ECN byte of the outer IP header.
     pub traffic_class: u8,
+    /// TTL or hop limit of the outer IP header; `None`: the kernel's default.
+    pub hop_limit: Option<NonZeroU8>,
 }
 
 /// Inner packets in datagrams.
@@ -233,6 +236,7 @@ mod tests {
             address: ([192, 0, 2, 1], port).into(),
             source: None,
             traffic_class: ecn,
+            hop_limit: None,
         }
     }
 

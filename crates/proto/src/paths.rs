@@ -20,7 +20,7 @@
 //! This is a pure state machine without I/O. For a peer with a single address it keeps no state and
 //! sends nothing.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use crate::constants::MAX_CANDIDATES;
@@ -43,7 +43,10 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// Unknown acknowledgements after which all outstanding checks are forgotten, so that none can be
 /// guessed.
 const MAX_WRONG: u8 = 16;
-/// Intervals between rounds of checks; the last one repeats.
+/// Intervals between rounds of checks; the last one repeats. It is shorter than the 30 s after which
+/// a NAT may drop a mapping without an answer (Linux, `nf_conntrack_udp_timeout`): a check must not
+/// arrive at the NAT of a peer whose own checks no longer keep a mapping for it
+/// ([`Paths::is_behind_nat`]).
 const ROUNDS: [Duration; 8] = [
     Duration::from_millis(200),
     Duration::from_millis(300),
@@ -52,13 +55,19 @@ const ROUNDS: [Duration; 8] = [
     Duration::from_secs(2),
     Duration::from_secs(5),
     Duration::from_secs(10),
-    Duration::from_secs(30),
+    Duration::from_secs(25),
 ];
 /// Number of rounds in which IPv6 is checked while IPv4 is in use directly.
 const IPV6_ROUNDS: usize = 5;
 /// Extra round-trip time that IPv6 may have and still be preferred: the minimum head start of RFC
 /// 8305, section 8.
 const IPV6_LAG: Duration = Duration::from_millis(10);
+/// Time for which handshakes go to the NATs of a peer that does not answer, and then the least time
+/// for which they do not; as much again is added at random, so that both ends pause together at some
+/// time. In a pause of both, their NATs forget everything that a datagram at a wrong moment has left
+/// ([`Paths::is_behind_nat`]): Linux after 30 s (`nf_conntrack_udp_timeout`).
+const PUNCH_FOR: Duration = Duration::from_secs(30);
+const PUNCH_PAUSE: Duration = Duration::from_secs(35);
 /// Time after a switch in which the initiator of the session does not follow the peer to another
 /// address. The peer follows instead; without this pause both ends could follow each other forever.
 const SETTLE: Duration = Duration::from_secs(1);
@@ -119,6 +128,15 @@ impl Sent {
     }
 }
 
+/// Whether an address is local to some network (RFC 1918, RFC 6598, RFC 4193), so that no host has
+/// it as its public address.
+pub fn is_private(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => ip.is_private() || (ip.octets()[0] == 100 && ip.octets()[1] & 0xc0 == 64),
+        IpAddr::V6(ip) => ip.is_unique_local(),
+    }
+}
+
 /// Whether this host forwards datagrams to this address ([`CandidateKind::Relayed`]).
 fn is_forwarder(address: SocketAddr) -> bool {
     address.ip().to_canonical().is_loopback()
@@ -148,6 +166,18 @@ pub struct Paths {
     last_call: Option<Instant>,
     /// Unknown acknowledgements since the checks were last forgotten.
     wrong: u8,
+    /// When handshakes go to the NATs of the peer.
+    punching: Option<PunchWindow>,
+    /// Initiations and rounds of checks to direct candidates since something last arrived over a
+    /// direct path.
+    direct_tries: u32,
+}
+
+/// A period of handshakes and a pause.
+#[derive(Clone, Copy, Debug)]
+struct PunchWindow {
+    pause_at: Instant,
+    ends_at: Instant,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -241,6 +271,36 @@ impl Paths {
         is_forwarder(address) || self.candidates.iter().any(relay)
     }
 
+    /// Returns the number of initiations and rounds of checks to direct candidates since something
+    /// last arrived over a direct path in use.
+    pub fn direct_tries(&self) -> u32 {
+        self.direct_tries
+    }
+
+    /// Whether a NAT probably has one of the peer's addresses.
+    pub fn has_nat(&self) -> bool {
+        let mut candidates = self.candidates.iter();
+        candidates.any(|candidate| self.is_behind_nat(candidate.address))
+    }
+
+    /// Whether a NAT probably has `address`: it is a public IPv4 address of a peer that signalled a
+    /// private one too.
+    ///
+    /// A datagram that arrives at some NATs before their host has sent to its source makes the NAT
+    /// use another port for that host and this source from then on: Linux, if no firewall rule
+    /// drops the datagram, tracks it as a connection of the NAT's own (`nf_nat_used_tuple`).
+    pub fn is_behind_nat(&self, address: SocketAddr) -> bool {
+        let private = |candidate: &Candidate| {
+            candidate.kind == CandidateKind::Signalled
+                && candidate.address.is_ipv4()
+                && is_private(candidate.address.ip())
+        };
+        address.is_ipv4()
+            && !is_private(address.ip())
+            && !self.is_relay(address)
+            && self.candidates.iter().any(private)
+    }
+
     /// Whether something arrived over a relay within `time`: the peer may have no other path to
     /// this host.
     pub fn received_by_relay_within(&self, time: Duration, now: Instant) -> bool {
@@ -266,6 +326,7 @@ impl Paths {
         let new = self.replace(CandidateKind::Signalled, addresses, MAX_CANDIDATES);
         if new {
             self.ipv6_lost = false;
+            self.punching = None;
             self.restart_checks();
         }
         new
@@ -345,6 +406,37 @@ impl Paths {
         }
     }
 
+    /// Whether a pause of [`Self::may_punch`] lasts, in which the peer is not called either.
+    pub fn is_pausing(&self, now: Instant) -> bool {
+        let window = self.punching.as_ref();
+        window.is_some_and(|window| window.pause_at <= now && now < window.ends_at)
+    }
+
+    /// Whether an initiation without a session may go to the NATs of the peer ([`PUNCH_FOR`]).
+    pub fn may_punch(&mut self, now: Instant, rng: &mut dyn Rng) -> bool {
+        let window = self.punching.take_if(|window| now < window.ends_at);
+        let window = window.unwrap_or_else(|| PunchWindow {
+            pause_at: now + PUNCH_FOR,
+            ends_at: now + PUNCH_FOR + PUNCH_PAUSE + rng.duration_below(PUNCH_PAUSE),
+        });
+        self.punching = Some(window);
+        now < window.pause_at
+    }
+
+    /// An initiation goes to all candidates.
+    pub fn on_initiation(&mut self) {
+        let mut is_tried = false;
+        for candidate in self.candidates.iter_mut().filter(|c| c.is_direct()) {
+            is_tried = true;
+            candidate.state = match candidate.state {
+                CheckState::Unchecked => CheckState::Checking,
+                CheckState::Checking => CheckState::Silent,
+                state => state,
+            };
+        }
+        self.direct_tries = self.direct_tries.saturating_add(u32::from(is_tried));
+    }
+
     /// Handles the source address of the newest authenticated datagram. `used` is the path in use;
     /// `began` is true if this end initiated the session. Returns whether to send to `from` from
     /// now on.
@@ -364,6 +456,9 @@ impl Paths {
         }
         let Some(used) = used.filter(|used| *used != from) else {
             self.answered();
+            if !relayed {
+                self.direct_tries = 0;
+            }
             return true;
         };
         match (self.is_relay(used), relayed) {
@@ -508,6 +603,7 @@ impl Paths {
 
     /// A handshake completed over the path in use, or another path was taken.
     pub fn moved(&mut self) {
+        self.punching = None;
         self.answered();
         self.restart_checks();
     }
@@ -547,9 +643,12 @@ impl Paths {
                     candidate.is_preferred(used) || candidate.address == used
                 }
             };
+            let mut is_tried = false;
             for candidate in self.candidates.iter_mut().filter(wanted) {
+                is_tried |= relayed && candidate.is_direct();
                 due.push(candidate.begin(Check::random(rng), now));
             }
+            self.direct_tries = self.direct_tries.saturating_add(u32::from(is_tried));
         }
         if let Some(unanswered) = &mut self.unanswered
             && unanswered.ask_at <= now

@@ -137,6 +137,16 @@ pub(crate) struct Pending {
     pub known: Vec<SocketAddr>,
     /// There may be a candidate that is not in `known`.
     pub new_candidate: bool,
+    /// NATs get an opener first: the peer was not the one to call.
+    pub openers_first: bool,
+    /// The addresses to which only an opener was sent.
+    pub opening: Option<Opening>,
+}
+
+/// Addresses whose NATs are given time to open from inside.
+pub(crate) struct Opening {
+    pub addresses: Vec<SocketAddr>,
+    pub ends_at: Instant,
 }
 
 impl Handshake {
@@ -151,6 +161,12 @@ impl Handshake {
     pub fn has_new_candidate(&self) -> bool {
         let pending = self.pending.as_ref();
         pending.is_some_and(|pending| pending.new_candidate)
+    }
+
+    /// When the initiation is to be sent to the addresses that only got an opener.
+    pub fn opening_ends_at(&self) -> Option<Instant> {
+        let opening = self.pending.as_ref()?.opening.as_ref()?;
+        Some(opening.ends_at)
     }
 }
 
@@ -289,6 +305,7 @@ impl Path {
             address: self.endpoint?,
             source: self.source,
             traffic_class,
+            hop_limit: None,
         })
     }
 }

@@ -31,7 +31,14 @@ fn members(second: Mapping, seed: u64) -> World {
         side.tunnel.set_candidates(side.peer, &other, now);
         side.tunnel.set_relays(side.peer, &[relay()]);
         let v6 = Mapping::Unknown;
-        side.tunnel.set_nat_mappings(NatMappings { v4, v6 }, now);
+        side.tunnel.set_nat_mappings(
+            NatMappings {
+                v4,
+                v6,
+                outer: Vec::new(),
+            },
+            now,
+        );
     }
     world
 }
@@ -139,6 +146,7 @@ fn without_packets_no_ports_are_opened() {
     let outside = |first| NatMappings {
         v4: first,
         v6: Mapping::Unknown,
+        outer: Vec::new(),
     };
     let set = |world: &mut World, first| {
         let now = world.now(0).mono;

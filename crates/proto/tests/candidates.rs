@@ -250,3 +250,75 @@ fn a_call_without_candidates_is_answered_at_the_first_one() {
     world.run(Duration::from_millis(20));
     assert_eq!(world.totals(1).handshakes.completed, 1);
 }
+
+/// A peer behind a NAT, without a host: its outer and its own address.
+const BEHIND_NAT: [&str; 2] = ["198.51.100.9:7", "10.0.0.5:7"];
+
+fn behind_nat() -> [SocketAddr; 2] {
+    BEHIND_NAT.map(|address| address.parse().expect("an address"))
+}
+
+/// Destinations of the datagrams of a side, and whether each is an opener.
+fn destinations(world: &mut World, side: usize) -> Vec<(SocketAddr, bool)> {
+    let sent = world.take_sent(side).into_iter();
+    sent.map(|parcel| (parcel.to, parcel.is_opener)).collect()
+}
+
+#[test]
+fn the_nat_of_a_peer_gets_an_opener_and_the_initiation_a_second_later() {
+    let mut world = unknown_sources(Protocol::Native);
+    let [outer, own] = behind_nat();
+    set_candidates(&mut world, 0, &[outer, own]);
+    world.send(0, &[Flow::udp(0).datagram(0, 100)]);
+    assert_eq!(
+        destinations(&mut world, 0),
+        [(outer, true), (own, false)],
+        "no datagram reaches the NAT before the peer is called"
+    );
+    assert_eq!(world.sides[0].tunnel.take_peers_to_call().len(), 1);
+    world.run(Duration::from_millis(999));
+    assert_eq!(destinations(&mut world, 0), []);
+    world.run(Duration::from_millis(2));
+    assert_eq!(destinations(&mut world, 0), [(outer, false)]);
+    world.run(Duration::from_secs(3));
+    assert_eq!(destinations(&mut world, 0), []);
+    world.run(Duration::from_secs(1));
+    assert_eq!(world.peer(0).paths.direct_tries(), 1);
+}
+
+#[test]
+fn a_called_peer_sends_no_opener() {
+    let mut world = unknown_sources(Protocol::Native);
+    let [outer, own] = behind_nat();
+    set_candidates(&mut world, 1, &[outer, own]);
+    let now = world.now(1);
+    let side = &mut world.sides[1];
+    side.tunnel
+        .on_call_me_maybe(now, side.peer, &mut side.outbox);
+    world.flush(1, &[]);
+    assert_eq!(destinations(&mut world, 1), [(outer, false), (own, false)]);
+}
+
+#[test]
+fn handshakes_with_a_silent_peer_pause_for_its_nat_alone() {
+    let mut world = unknown_sources(Protocol::Native);
+    let [outer, own] = behind_nat();
+    set_candidates(&mut world, 0, &[outer, own]);
+    let mut last = (0, 0);
+    let mut longest = 0;
+    for second in 0..200 {
+        world.send(0, &[Flow::udp(0).datagram(second, 100)]);
+        world.run(Duration::from_secs(1));
+        let sent = destinations(&mut world, 0);
+        if sent.iter().any(|(to, _)| *to == outer) {
+            longest = longest.max(second - last.0);
+            last.0 = second;
+        }
+        if sent.iter().any(|(to, _)| *to == own) {
+            assert!(second - last.1 <= 6, "at {second} s");
+            last.1 = second;
+        }
+    }
+    // Longer than a NAT remembers an unanswered datagram.
+    assert!((31..80).contains(&longest), "{longest}");
+}

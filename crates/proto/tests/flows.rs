@@ -534,6 +534,7 @@ fn unattributed_packets_are_counted() {
         from,
         to: crate::sim::address(1, false),
         traffic_class: 0,
+        is_opener: false,
         bytes: bytes.to_vec(),
     };
     let data = [0x14, 0, 0, 0, 1, 2, 3, 4].repeat(8);

@@ -349,3 +349,20 @@ fn wireguard_follows_every_datagram_and_checks_nothing() {
     assert_eq!(arrived(&world), [sent as usize; 2]);
     assert_eq!(endpoints(&world), [Some(relay()); 2]);
 }
+
+#[test]
+fn a_response_by_a_relay_opens_the_nat_towards_the_initiator() {
+    let mut world = members(NATIVE);
+    let outer: SocketAddr = "203.0.113.9:7".parse().expect("an address");
+    let own: SocketAddr = "10.0.0.5:7".parse().expect("an address");
+    let now = world.now(1).mono;
+    let side = &mut world.sides[1];
+    side.tunnel.set_candidates(side.peer, &[outer, own], now);
+    world.direct_down = [true; 2];
+    world.send(0, &[Flow::udp(0).datagram(0, 100)]);
+    world.take_sent(1);
+    world.run(Duration::from_millis(15));
+    let sent = world.take_sent(1).into_iter();
+    let sent: Vec<_> = sent.map(|parcel| (parcel.to, parcel.is_opener)).collect();
+    assert_eq!(sent, [(relay(), false), (outer, true)]);
+}

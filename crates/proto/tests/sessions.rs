@@ -292,6 +292,7 @@ fn initiation(world: &World, payload: &[u8], rng: u64) -> Parcel {
         from: address(0, false),
         to: address(1, false),
         traffic_class: 0,
+        is_opener: false,
         bytes: message[..length].to_vec(),
     }
 }

@@ -626,6 +626,7 @@ fn with_writer(
             address: SocketAddr::from(([192, 0, 2, 2], 51820)),
             source: None,
             traffic_class: 0,
+            hop_limit: None,
         },
         peer: PeerId(0),
         size: size as usize,

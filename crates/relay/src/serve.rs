@@ -262,6 +262,7 @@ impl Table {
                         destination,
                         source: to.source,
                         traffic_class: origin.traffic_class,
+                        hop_limit: None,
                         segment_size: u16::try_from(size).ok(),
                         payload: bytes,
                     };
@@ -377,6 +378,7 @@ fn reply(socket: &UdpSocket, meta: &ReceiveMeta, answer: &[u8]) {
         destination: meta.source,
         source: meta.destination,
         traffic_class: 0,
+        hop_limit: None,
         segment_size: None,
         payload: answer,
     });

@@ -8,6 +8,7 @@ use serde_json::Value;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,18 @@ pub enum Mapping {
 
 use Mapping::{AddressAndPortDependent, EndpointIndependent};
 
+/// Treatment of unsolicited packets to a router's own address.
+#[derive(Clone, Copy, Debug)]
+pub enum Input {
+    /// No rule: the router answers "port unreachable", and its connection tracking keeps an entry,
+    /// which takes the port from a host behind it that sends to the same address later.
+    Accept,
+    /// They are dropped, as by usual routers.
+    Drop,
+    /// A rule answers "port unreachable", and no entry remains.
+    Reject,
+}
+
 /// A router with a NAT.
 pub struct Nat {
     pub netlink: Netlink,
@@ -33,20 +46,47 @@ pub struct Nat {
 }
 
 impl Nat {
-    /// Makes number `number`, with 192.0.2.100 and so on outside and 10.0.0.1 inside.
+    /// Makes number `number`, with 192.0.2.100 and so on outside and 10.0.0.1 inside. It drops
+    /// unsolicited packets.
     pub fn create(site: &Site, number: u8, mapping: Mapping) -> Nat {
         let netns = NetNs::create().expect("a namespace");
-        let netlink = netns.netlink().expect("netlink");
         plug(
             &site.netlink,
             site.bridge,
             &format!("nat{number}"),
             (&netns, "wan"),
         );
+        let outside = format!("192.0.2.{}/24", 100 + number);
+        Nat::configure(netns, &outside, mapping, Input::Drop)
+    }
+
+    /// Makes number `number` in a network of its own, 203.0.113.2/30 and so on outside: the site's
+    /// namespace routes between these networks, so that the routers are no neighbours.
+    pub fn routed(site: &Site, number: u8, mapping: Mapping, input: Input) -> Nat {
+        let netns = NetNs::create().expect("a namespace");
+        let port = format!("nat{number}");
+        let peer = Some(netns.as_fd());
+        let port = site.netlink.create_veth(&port, "wan", peer).expect("veth");
+        let [provider, outside] = [1, 2].map(|end| format!("203.0.113.{}/30", 4 * number + end));
+        let address = provider.parse().expect("an address");
+        site.netlink.add_address(port, address).expect("an address");
+        site.netlink.set_up(port).expect("up");
+        site.forward();
+        let nat = Nat::configure(netns, &outside, mapping, input);
+        let gateway = format!("203.0.113.{}", 4 * number + 1);
+        let gateway = gateway.parse().expect("an address");
+        let route = Route::to("0.0.0.0/0".parse().expect("a prefix")).via(gateway);
+        let wan = nat.netlink.link("wan").expect("a link").index;
+        let added = nat.netlink.add_route(&route.device(wan));
+        added.expect("a route");
+        nat
+    }
+
+    fn configure(netns: NetNs, outside: &str, mapping: Mapping, input: Input) -> Nat {
+        let netlink = netns.netlink().expect("netlink");
         let lan = netlink.create_bridge("lan").expect("a bridge");
         let wan = netlink.link("wan").expect("a link").index;
-        let outside = format!("192.0.2.{}/24", 100 + number);
-        for (index, address) in [(wan, outside.as_str()), (lan, "10.0.0.1/24")] {
+        for (index, address) in [(wan, outside), (lan, "10.0.0.1/24")] {
             let address = address.parse().expect("an address");
             netlink.add_address(index, address).expect("an address");
             netlink.set_up(index).expect("up");
@@ -55,7 +95,11 @@ impl Nat {
             AddressAndPortDependent => "random,fully-random",
             _ => "",
         };
-        // Like usual routers, it drops unsolicited packets silently.
+        let unsolicited = match input {
+            Input::Accept => "accept",
+            Input::Drop => "drop",
+            Input::Reject => "reject",
+        };
         let rules = format!(
             "table ip nat {{
                  chain out {{
@@ -67,6 +111,7 @@ impl Nat {
                  chain in {{
                      type filter hook input priority filter; policy drop;
                      ct state established,related accept
+                     {unsolicited}
                  }}
                  chain through {{
                      type filter hook forward priority filter; policy drop;
@@ -141,9 +186,18 @@ impl Two {
         Two::blocked(site, mappings, &[])
     }
 
+    /// Two members behind NATs with a router between these.
+    pub fn routed(site: &Site, kinds: [(Mapping, Input); 2]) -> Two {
+        let nats: Vec<Nat> = (0..)
+            .zip(kinds)
+            .map(|(number, (mapping, input))| Nat::routed(site, number, mapping, input))
+            .collect();
+        let hosts = nats.iter().map(|nat| nat.host(site, 0)).collect();
+        Two::start(site, hosts, nats, &[])
+    }
+
     /// As `new`, with routers that block UDP.
     pub fn blocked(site: &Site, mappings: [Mapping; 2], blocked: &[usize]) -> Two {
-        let token = site.token(&["--reusable"]);
         let mut nats = Vec::new();
         let hosts: Vec<Host> = mappings
             .iter()
@@ -161,6 +215,11 @@ impl Two {
         for nat in blocked {
             nats[*nat].run_nft("insert rule inet filter through meta l4proto udp drop");
         }
+        Two::start(site, hosts, nats, blocked)
+    }
+
+    fn start(site: &Site, hosts: Vec<Host>, nats: Vec<Nat>, blocked: &[usize]) -> Two {
+        let token = site.token(&["--reusable"]);
         let up = |end: usize, name: &str| {
             if blocked.contains(&end) {
                 up_unseen(&hosts[end], name, &token)
@@ -230,6 +289,92 @@ pairs! {
     from_an_open_host_to_one_behind_a_symmetric_nat: None, AddressAndPortDependent => true;
     both_behind_nats: EndpointIndependent, EndpointIndependent => true;
     both_behind_symmetric_nats: AddressAndPortDependent, AddressAndPortDependent => false;
+}
+
+/// Whether both send directly, within some time.
+fn become_direct(two: &Two, within: Duration) -> bool {
+    let direct = [Some(false); 2];
+    let until = Instant::now() + within;
+    while Instant::now() < until {
+        if two.reaches(Duration::from_secs(1)) && two.relayed() == direct {
+            return true;
+        }
+    }
+    false
+}
+
+/// Defines a test for each pair of routers with endpoint-independent mapping that treat unsolicited
+/// packets like this. There is no relay.
+macro_rules! routers {
+    ($($name:ident: $a:ident, $b:ident;)*) => {$(
+        #[test]
+        fn $name() {
+            at_a_site(|site| {
+                let _coordinator = site.coordinator();
+                let kinds = [Input::$a, Input::$b].map(|input| (EndpointIndependent, input));
+                let two = Two::routed(site, kinds);
+                two.answering(|| {
+                    assert!(become_direct(&two, Duration::from_secs(20)), "{}", two.hosts[0].status());
+                });
+            });
+        }
+    )*};
+}
+
+routers! {
+    between_routers_that_accept: Accept, Accept;
+    between_a_router_that_accepts_and_one_that_drops: Accept, Drop;
+    between_a_router_that_drops_and_one_that_accepts: Drop, Accept;
+    between_a_router_that_accepts_and_one_that_rejects: Accept, Reject;
+    between_a_router_that_rejects_and_one_that_accepts: Reject, Accept;
+    between_routers_that_reject: Reject, Reject;
+}
+
+/// Defines a test for each pair of such routers, the second of which has a symmetric NAT. A relay
+/// carries the packets until port probing succeeds.
+macro_rules! routers_with_a_symmetric_nat {
+    ($($name:ident: $a:ident, $b:ident;)*) => {$(
+        #[test]
+        fn $name() {
+            at_a_site(|site| {
+                let _coordinator = site.coordinator();
+                let _relay = site.relay(0);
+                let kinds = [
+                    (EndpointIndependent, Input::$a),
+                    (AddressAndPortDependent, Input::$b),
+                ];
+                let two = Two::routed(site, kinds);
+                two.answering(|| {
+                    assert!(two.reaches(Duration::from_secs(3)));
+                    assert!(become_direct(&two, PROBING_TIME), "{}", two.hosts[1].status());
+                });
+            });
+        }
+    )*};
+}
+
+routers_with_a_symmetric_nat! {
+    port_probing_between_routers_that_accept: Accept, Accept;
+    port_probing_between_a_router_that_accepts_and_one_that_drops: Accept, Drop;
+    port_probing_between_a_router_that_drops_and_one_that_accepts: Drop, Accept;
+    port_probing_between_routers_that_reject: Reject, Reject;
+}
+
+#[test]
+fn through_a_relay_routers_that_accept_get_a_direct_path() {
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        let _relay = site.relay(0);
+        let two = Two::routed(site, [(EndpointIndependent, Input::Accept); 2]);
+        two.answering(|| {
+            assert!(two.reaches(Duration::from_secs(3)));
+            assert!(
+                become_direct(&two, Duration::from_secs(10)),
+                "{}",
+                two.hosts[0].status()
+            );
+        });
+    });
 }
 
 /// Maximum time of port probing with one symmetric NAT: half a second on the relay, 4.1 s of

@@ -3,15 +3,16 @@
 
 use crate::common::eventually;
 use crate::mesh::nat::{
-    Mapping,
+    Input, Mapping,
     Mapping::{AddressAndPortDependent, EndpointIndependent},
     Nat, PROBING_TIME, port_search,
 };
 use crate::mesh::site::{Host, SOON, Site, at_a_site, while_answering};
 use seikan_sys::netlink::{AddressOptions, Route};
+use seikan_sys::netns::NetNs;
 use std::fs;
 use std::io::Write;
-use std::net::IpAddr;
+use std::net::{IpAddr, UdpSocket};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -46,11 +47,11 @@ pub fn connect_directly(hosts: [&Host; 2], address: IpAddr) -> bool {
     }
 }
 
-/// Adds these rules to a host's firewall.
-fn nft(host: &Host, rules: &str) {
+/// Adds these rules to a firewall.
+fn nft(netns: &NetNs, rules: &str) {
     let mut nft = Command::new("nft");
     nft.args(["-f", "-"]).stdin(Stdio::piped());
-    let mut child = host.netns.spawn_command(&mut nft).expect("nft");
+    let mut child = netns.spawn_command(&mut nft).expect("nft");
     let mut input = child.stdin.take().expect("piped");
     input.write_all(rules.as_bytes()).expect("rules");
     drop(input);
@@ -74,7 +75,7 @@ fn ports_are_opened_with_the_firewall_mark_of_the_configuration() {
     at_nats(|site, [a, b]| {
         // The host behind the symmetric NAT sends no UDP without the mark.
         nft(
-            b,
+            &b.netns,
             "table inet marked {
                  chain out {
                      type filter hook output priority filter;
@@ -159,6 +160,54 @@ fn port_probing_through_a_symmetric_nat_works_over_ipv6() {
             let endpoint = b.status()["peers"][0]["path"]["endpoint"].clone();
             let endpoint = endpoint.as_str().expect("an endpoint");
             assert!(endpoint.starts_with("[2001:db8::100]:"), "{endpoint}");
+        });
+    });
+}
+
+#[test]
+fn a_port_that_is_taken_at_a_router_is_replaced_by_another() {
+    const PORT: u16 = 40_000;
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        let _relay = site.relay(0);
+        let nats = [0, 1].map(|n| Nat::routed(site, n, EndpointIndependent, Input::Accept));
+        // The router between them sends from the address and port of the first.
+        nft(
+            &site.netns,
+            "table ip forged {
+                 chain out {
+                     type filter hook output priority raw;
+                     udp sport 40001 ip saddr set 203.0.113.2 udp sport set 40000
+                 }
+             }",
+        );
+        let socket = site.netns.run(|| UdpSocket::bind(("0.0.0.0", 40_001)));
+        let socket = socket.expect("namespace").expect("a port");
+        let take = || {
+            let sent = socket.send_to(b"taken", ("203.0.113.6", PORT));
+            sent.expect("sent");
+        };
+        take();
+        let hosts = nats.each_ref().map(|nat| nat.host(site, 0));
+        let hosts = [&hosts[0], &hosts[1]];
+        let settings = format!("listen-port = {PORT}");
+        between(site, hosts, &settings, |address| {
+            let relayed = |host: &Host| host.status()["peers"][0]["path"]["relayed"].as_bool();
+            // At one of the ends after 20 s, at the other after 40.
+            let until = Instant::now() + 2 * SOON + PROBING_TIME;
+            while hosts.map(relayed) != [Some(false); 2] && Instant::now() < until {
+                take();
+                assert!(hosts[0].reaches(address, SOON));
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            assert_eq!(
+                hosts.map(relayed),
+                [Some(false); 2],
+                "{}",
+                hosts[0].status()
+            );
+            let local_port = port_search(hosts[1])["local_port"].clone();
+            assert!(local_port.is_u64() && local_port != PORT, "{local_port}");
         });
     });
 }

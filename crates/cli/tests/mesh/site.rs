@@ -89,6 +89,13 @@ impl Site {
         })
     }
 
+    /// Routes between the site's networks.
+    pub fn forward(&self) {
+        let forward = || fs::write("/proc/sys/net/ipv4/ip_forward", "1");
+        let written = self.netns.run(forward);
+        written.expect("namespace").expect("forwarding");
+    }
+
     /// Makes another host at the switch.
     pub fn host(&self) -> Host {
         let number = self.members.fetch_add(1, Ordering::Relaxed);

@@ -82,7 +82,11 @@ pub(super) fn rotate(node: &mut Node, former: &PublicKey, member: Member, rules:
             mesh.members.insert(key, before);
             if node.tunnel.reached(id, now.mono) == Reachability::Relayed {
                 // The port of a pair at a relay depends on the keys.
-                mesh.notify_agent(WorkerEvent::Sought { key, lost: false });
+                mesh.notify_agent(WorkerEvent::Sought {
+                    key,
+                    lost: false,
+                    calls: true,
+                });
             }
             node.tunnel.renew(now, id, &mut node.outbox);
             node.transmit();

@@ -18,6 +18,7 @@ use seikan_sys::process::allow_more_files;
 use seikan_sys::udp::{ReceiveMeta, Transmit, UdpOptions, UdpSocket};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
+use std::num::NonZeroU8;
 use std::time::Duration;
 use std::{fs, iter};
 
@@ -203,7 +204,8 @@ impl PunchSockets {
             return None;
         }
         let opener = stun::indication();
-        let sent = waiting.filter(|one| one.send(&opener)).count();
+        let sent = waiting.filter(|one| one.send(&opener, punch.hop_limit));
+        let sent = sent.count();
         self.openers += sent as u64;
         if sent == 0 {
             let why = format!("cannot send to {}", punch.destinations[0]);
@@ -302,11 +304,12 @@ impl PunchSockets {
 }
 
 impl Opened {
-    fn send(&self, bytes: &[u8]) -> bool {
+    fn send(&self, bytes: &[u8], hop_limit: Option<NonZeroU8>) -> bool {
         let sent = self.socket.send(&Transmit {
             destination: self.towards,
             source: None,
             traffic_class: 0,
+            hop_limit,
             segment_size: None,
             payload: bytes,
         });
@@ -348,6 +351,7 @@ mod tests {
         punch_sockets.punches.push_back(Punch {
             peer,
             destinations: towards,
+            hop_limit: None,
         });
         let turns = usize::from(PORTS) / MAX_OPENED;
         let options = UdpOptions::default();
@@ -423,6 +427,7 @@ mod tests {
         let punch = |peer, to: &str| Punch {
             peer: PeerId(peer),
             destinations: vec![to.parse().expect("an address")],
+            hop_limit: None,
         };
         let mut punch_sockets = PunchSockets::default();
         let [first, second, third] =
@@ -469,6 +474,7 @@ mod tests {
         sockets.punch.punches.push_back(Punch {
             peer: PeerId(3),
             destinations: vec![address],
+            hop_limit: None,
         });
         for _ in 0..usize::from(PORTS) / MAX_OPENED {
             sockets.continue_punch(&epoll, at(0));

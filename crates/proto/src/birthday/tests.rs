@@ -17,6 +17,8 @@ fn seeded(seed: u64) -> Seeded {
 }
 
 const AFTER_MILLIS: u64 = AFTER.as_millis() as u64;
+/// Time before ports are opened as the last resort.
+const LAST_RESORT: Duration = Duration::from_secs(20);
 /// Probes per second.
 const RATE: usize = 500;
 
@@ -39,6 +41,7 @@ struct End {
     nat_mappings: NatMappings,
     relayed: bool,
     active: bool,
+    last_resort: Option<Duration>,
     opening_peers: usize,
     probing_peers: usize,
     rng: Seeded,
@@ -59,7 +62,9 @@ impl End {
             nat_mappings: NatMappings {
                 v4,
                 v6: Mapping::Unknown,
+                outer: vec![ip("203.0.113.9")],
             },
+            last_resort: None,
             relayed: true,
             active: true,
             opening_peers: 0,
@@ -74,6 +79,7 @@ impl End {
             active: self.active,
             candidates: self.paths.candidates(),
             nat_mappings: &self.nat_mappings,
+            last_resort: self.last_resort,
             opening_peers: self.opening_peers,
             probing_peers: self.probing_peers,
         };
@@ -126,7 +132,7 @@ fn probed(due: &[(u64, Due)]) -> Vec<SocketAddr> {
 }
 
 fn punches(due: &[(u64, Due)]) -> Vec<u64> {
-    let punches = due.iter().filter(|(_, due)| matches!(due, Due::Punch(_)));
+    let punches = due.iter().filter(|(_, due)| matches!(due, Due::Punch(..)));
     punches.map(|(at, _)| *at).collect()
 }
 
@@ -189,11 +195,11 @@ fn probes_hit_a_port_with_the_computed_probability() {
 #[test]
 fn ports_are_opened_and_requested_after_half_a_second_on_a_relay() {
     let mut end = symmetric();
-    let due = end.run(0, 3500);
+    let due = end.run(0, 1500);
     let destinations = vec![address("203.0.113.9:4000")];
-    assert_eq!(due, [(500, Due::Punch(destinations))]);
-    end.birthday.on_punched(PORTS, at(3500));
-    assert_eq!(end.due(3500), [Due::Request(request(&["198.51.100.7"]))]);
+    assert_eq!(due, [(500, Due::Punch(destinations, Some(OPENER_HOPS)))]);
+    end.birthday.on_punched(PORTS, at(1500));
+    assert_eq!(end.due(1500), [Due::Request(request(&["198.51.100.7"]))]);
     assert_eq!(end.birthday.punch_state(), PunchState::Open(PORTS));
 }
 
@@ -266,7 +272,10 @@ fn two_addresses_of_a_peer_are_punched_towards_at_one_port_each() {
     ];
     end.paths = End::new(Mapping::Unknown, &signalled).paths;
     let destinations = [signalled[0], signalled[2]].map(address).to_vec();
-    assert_eq!(end.run(0, 3500), [(AFTER_MILLIS, Due::Punch(destinations))]);
+    assert_eq!(
+        end.run(0, 1500),
+        [(AFTER_MILLIS, Due::Punch(destinations, Some(OPENER_HOPS)))]
+    );
 }
 
 #[test]
@@ -285,15 +294,15 @@ fn without_packets_no_ports_are_opened() {
     end.active = false;
     assert_eq!(end.run(0, 60_000), []);
     end.active = true;
-    assert_eq!(punches(&end.run(60_000, 64_000)).len(), 1);
+    assert_eq!(punches(&end.run(60_000, 62_000)).len(), 1);
 }
 
 #[test]
 fn without_addresses_of_the_peer_punches_stop() {
     let mut end = symmetric();
-    assert_eq!(punches(&end.run(0, 4000)), [AFTER_MILLIS]);
+    assert_eq!(punches(&end.run(0, 2000)), [AFTER_MILLIS]);
     end.paths.set_signalled(&[]);
-    assert_eq!(end.run(4000, 60_000), []);
+    assert_eq!(end.run(2000, 60_000), []);
 }
 
 #[test]
@@ -321,8 +330,8 @@ fn an_attempt_at_a_vanished_address_restarts_with_its_remaining_punches() {
     let again = 2 * AFTER_MILLIS + 200;
     let due = end.run(AFTER_MILLIS + 210, again + 60_000);
     let destinations = others[..1].iter().map(|to| address(to)).collect();
-    assert_eq!(due[0], (again, Due::Punch(destinations)));
-    assert_eq!(punches(&due), [again, again + 5000]);
+    assert_eq!(due[0], (again, Due::Punch(destinations, Some(OPENER_HOPS))));
+    assert_eq!(punches(&due), [again, again + 2000]);
     assert_eq!(end.birthday.failed_attempts(), 1, "the second alone");
 }
 
@@ -378,28 +387,28 @@ fn failed_attempts_become_rare() {
     let begin = [0, a, a + b, a + b + c, a + b + 2 * c];
     assert_eq!(first, begin.map(|seconds| AFTER_MILLIS + seconds * 1000));
     // The ports are kept open meanwhile.
-    let open = [0, 5000, 10_000].map(|millis| AFTER_MILLIS + millis);
+    let open = [0, 2000, 7000].map(|millis| AFTER_MILLIS + millis);
     assert_eq!(punches(&due)[..3], open);
 }
 
 #[test]
 fn a_nat_change_resets_the_interval_of_attempts() {
     let mut end = symmetric();
-    // The third begins 390 s after the first, and punches for the last time 10 s later.
+    // The third begins 390 s after the first, and punches for the last time 7 s later.
     end.run(0, 420_000);
     assert_eq!(end.birthday.failed_attempts(), 3);
     end.birthday.on_nat_change(at(420_000));
     assert_eq!(end.birthday.failed_attempts(), 0);
     // A minute after the last punch, and a minute after the end of that attempt.
-    let begin = punches(&end.run(420_000, 540_000));
-    let first = AFTER_MILLIS + 390_000 + 10_000 + 60_000;
-    let expected = [0, 5000, 10_000, 75_000].map(|millis| first + millis);
+    let begin = punches(&end.run(420_000, 533_000));
+    let first = AFTER_MILLIS + 390_000 + 7000 + 60_000;
+    let expected = [0, 2000, 7000, 75_000].map(|millis| first + millis);
     assert_eq!(begin, expected);
 }
 
 #[test]
 fn a_path_lost_again_is_searched_at_once_but_not_within_a_minute() {
-    let last_punch = AFTER_MILLIS + 10_000;
+    let last_punch = AFTER_MILLIS + 7000;
     for (lost, again) in [
         (43_000, last_punch + 60_000),
         (72_000, 72_000 + AFTER_MILLIS),
@@ -425,12 +434,12 @@ fn unused_punches_remain_for_attempts_that_follow_at_once() {
         end.due(millis);
         end.relayed = true;
     };
-    assert_eq!(punches(&end.run(0, 4000)), [AFTER_MILLIS]);
-    lost_again(&mut end, 4000);
+    assert_eq!(punches(&end.run(0, 2000)), [AFTER_MILLIS]);
+    lost_again(&mut end, 2000);
     // This attempt fails and has two punches of three. The next one in this minute has none; the
     // one after it has all.
     let next = punches(&end.run(10_000, 100_000));
-    let expected = [0, 5000, 70_000, 75_000, 80_000].map(|millis| 10_000 + AFTER_MILLIS + millis);
+    let expected = [0, 2000, 70_000, 72_000, 77_000].map(|millis| 10_000 + AFTER_MILLIS + millis);
     assert_eq!(next, expected);
 }
 
@@ -529,7 +538,7 @@ fn signals_and_requests_of_a_peer_never_exceed_the_limit_per_minute() {
             }
             for due in end.due(millis) {
                 match due {
-                    Due::Punch(destinations) => {
+                    Due::Punch(destinations, _) => {
                         assert!(destinations.len() <= MAX_DESTINATIONS);
                         punches[tick] += 1;
                     }
@@ -552,7 +561,7 @@ fn ports_are_open_for_two_peers_at_most_and_then_for_the_next() {
     end.opening_peers = MAX_OPENING;
     assert_eq!(end.run(0, 20_000), []);
     end.opening_peers = MAX_OPENING - 1;
-    assert_eq!(punches(&end.run(20_000, 24_000)).len(), 1);
+    assert_eq!(punches(&end.run(20_000, 23_000)).len(), 1);
 }
 
 #[test]
@@ -796,7 +805,7 @@ fn two_symmetric_ends_notice_each_other() {
     // Another NAT may be different.
     ends[0].birthday.on_nat_change(at(1_800_000));
     assert!(!ends[0].birthday.is_both_symmetric());
-    assert_eq!(punches(&ends[0].run(1_800_000, 1_804_000)).len(), 1);
+    assert_eq!(punches(&ends[0].run(1_800_000, 1_802_000)).len(), 1);
 }
 
 #[test]
@@ -810,7 +819,7 @@ fn hopeless_attempts_are_repeated_every_half_an_hour() {
     let begin = punches(&end.run(3500, 4_000_000));
     // And nothing more is sent.
     let first = 3500 + 1_800_000;
-    assert_eq!(begin[..3], [first, first + 5000, first + 10_000]);
+    assert_eq!(begin[..3], [first, first + 2000, first + 7000]);
     assert_eq!(begin[3], first + 15_000 + 1_800_000);
 }
 
@@ -832,4 +841,45 @@ fn requests_round_trip_up_to_the_maximum() {
         Some(request(&all[..1]))
     );
     assert_eq!(ProbeRequest::read(&bytes[..1]), None);
+}
+
+#[test]
+fn without_a_symmetric_nat_ports_are_opened_after_twenty_seconds() {
+    let mut end = easy();
+    assert!(punches(&end.run(0, 100_000)).is_empty());
+    let mut end = easy();
+    end.last_resort = Some(LAST_RESORT);
+    let due = end.run(0, 21_000);
+    let destinations = vec![address("198.51.100.7:6000")];
+    assert_eq!(due, [(20_000, Due::Punch(destinations, Some(OPENER_HOPS)))]);
+    end.birthday.on_punched(PORTS, at(21_000));
+    assert_eq!(end.due(21_000), [Due::Request(request(&["203.0.113.9"]))]);
+}
+
+#[test]
+fn a_nat_that_turns_out_to_be_symmetric_does_not_wait_for_the_last_resort() {
+    let mut end = easy();
+    end.last_resort = Some(LAST_RESORT);
+    assert!(punches(&end.run(0, 1000)).is_empty());
+    end.last_resort = None;
+    end.nat_mappings.v4 = Mapping::AddressAndPortDependent(vec![ip("203.0.113.9")]);
+    end.birthday.on_nat_change(at(1000));
+    assert_eq!(punches(&end.run(1000, 2500)), [1000 + AFTER_MILLIS]);
+}
+
+#[test]
+fn the_last_resort_is_not_for_the_peer_of_a_symmetric_nat_nor_within_a_nat() {
+    let mut end = easy();
+    end.last_resort = Some(LAST_RESORT);
+    end.run(0, 1000);
+    // The NAT of the peer is symmetric, so it has not waited.
+    end.birthday.on_request(request(&["198.51.100.7"]));
+    assert!(punches(&end.run(1000, 100_000)).is_empty());
+    // Behind the same NAT they could only meet inside.
+    let mut end = End::new(
+        Mapping::EndpointIndependent,
+        &["203.0.113.9:1", "10.0.0.5:1"],
+    );
+    end.last_resort = Some(LAST_RESORT);
+    assert!(punches(&end.run(0, 100_000)).is_empty());
 }

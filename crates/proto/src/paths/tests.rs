@@ -62,7 +62,9 @@ fn while_a_relay_is_in_use_direct_candidates_are_checked_at_growing_intervals() 
     }
     assert_eq!(
         rounds,
-        [0, 200, 500, 1000, 2000, 4000, 9000, 19_000, 49_000, 79_000]
+        [
+            0, 200, 500, 1000, 2000, 4000, 9000, 19_000, 44_000, 69_000, 94_000
+        ]
     );
 }
 
@@ -626,4 +628,53 @@ fn a_check_of_an_earlier_silence_is_not_repeated() {
         taken,
         Some((Duration::from_millis(40), CheckOutcome::InUse))
     );
+}
+
+#[test]
+fn a_public_ipv4_address_of_a_peer_with_a_private_one_is_a_nats() {
+    let at = |text: &str| -> SocketAddr { text.parse().expect(text) };
+    let [outer, inner, v6] = ["192.0.2.1:7", "10.0.0.1:7", "[2001:db8::1]:7"].map(at);
+    let mut paths = Paths::default();
+    paths.set_signalled(&[outer, v6, at("[fd00::1]:7")]);
+    assert!(!paths.has_nat(), "no private IPv4 address");
+    paths.set_signalled(&[v6, outer, inner]);
+    paths.set_relays(&[relay(1)], None);
+    let behind_nat = |address| paths.is_behind_nat(address);
+    assert_eq!(
+        [outer, inner, v6, relay(1)].map(behind_nat),
+        [true, false, false, false]
+    );
+    // A port of a symmetric NAT, from which the peer has sent.
+    assert!(behind_nat(at("192.0.2.1:9")));
+}
+
+#[test]
+fn tries_are_counted_until_something_arrives_directly() {
+    let mut paths = paths();
+    paths.on_initiation();
+    assert_eq!(paths.candidates()[0].state, CheckState::Checking);
+    paths.on_initiation();
+    assert_eq!(paths.candidates()[0].state, CheckState::Silent);
+    paths.moved();
+    due(&mut paths, relay(1), at(1000));
+    assert_eq!(paths.direct_tries(), 3);
+    paths.on_datagram(relay(1), Some(relay(1)), true, at(1000));
+    assert_eq!(paths.direct_tries(), 3);
+    paths.on_datagram(direct(1), Some(direct(1)), true, at(1000));
+    assert_eq!(paths.direct_tries(), 0);
+}
+
+#[test]
+fn punching_pauses_for_longer_than_nats_remember_and_begins_anew() {
+    let mut paths = paths();
+    let mut rng = Count(0);
+    let mut may = |paths: &mut Paths, second: u64| paths.may_punch(at(second * 1000), &mut rng);
+    assert!(may(&mut paths, 0) && may(&mut paths, 29));
+    for second in 30..65 {
+        assert!(!may(&mut paths, second) && paths.is_pausing(at(second * 1000)));
+    }
+    assert!(may(&mut paths, 100));
+    assert!(!may(&mut paths, 131));
+    paths.set_signalled(&[direct(9)]);
+    assert!(may(&mut paths, 131), "another address");
 }

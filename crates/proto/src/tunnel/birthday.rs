@@ -1,9 +1,10 @@
 //! Port probing: the link between the state of a peer, the driver and the session.
 
 use super::{Now, Tunnel};
-use crate::birthday::{Birthday, Context, Due, NatMappings, Punch};
+use crate::birthday::{Birthday, Context, Due, LAST_RESORT_AFTER, Mapping, NatMappings, Punch};
 use crate::constants::{REKEY_ON_RECEIVE_AFTER, REKEY_TIMEOUT};
 use crate::indices::PeerId;
+use crate::keys::Identity;
 use crate::native::check::Check;
 use crate::native::probe_request::ProbeRequest;
 use crate::native::record::{Outgoing, RecordWriter};
@@ -12,6 +13,7 @@ use crate::peer::Peer;
 use crate::time::Instant;
 use crate::timers::SessionAge;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 /// The peers with open ports and the peers that are probed for. Both lists are short, so each
 /// request can be compared with all of them.
@@ -116,6 +118,12 @@ impl Tunnel {
         }
     }
 
+    /// Whether ports are opened at this end of the pair if there is no direct path.
+    pub(super) fn opens_ports(&self, peer: &Peer) -> bool {
+        self.nat_mappings.is_symmetric()
+            || last_resort(&self.identity, &self.nat_mappings, peer).is_some()
+    }
+
     pub(super) fn search_ports(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
         let (opening, probing) = self.searches.others(&self.peers, id, now.mono);
         let Some(peer) = self.peers.get_mut(id.0 as usize).and_then(Option::as_mut) else {
@@ -129,6 +137,7 @@ impl Tunnel {
             active: now.mono < peer.path.active_until,
             candidates: peer.paths.candidates(),
             nat_mappings: &self.nat_mappings,
+            last_resort: last_resort(&self.identity, &self.nat_mappings, peer),
             opening_peers: opening,
             probing_peers: probing,
         };
@@ -136,11 +145,12 @@ impl Tunnel {
         self.searches.enter(id, &peer.birthday, now.mono);
         for due in due {
             match due {
-                Due::Punch(destinations) => {
+                Due::Punch(destinations, hop_limit) => {
                     self.punches.retain(|punch| punch.peer != id);
                     self.punches.push(Punch {
                         peer: id,
                         destinations,
+                        hop_limit,
                     });
                 }
                 Due::Request(request) => self.send_probe_request(now, id, &request, outbox),
@@ -217,15 +227,28 @@ impl Tunnel {
     }
 }
 
+/// Time after which ports are opened here although no NAT of this host is symmetric, if the peer is
+/// probably behind a NAT too.
+fn last_resort(identity: &Identity, nat_mappings: &NatMappings, peer: &Peer) -> Option<Duration> {
+    let is_behind_nat = !nat_mappings.is_symmetric()
+        && nat_mappings.v4 == Mapping::EndpointIndependent
+        && !nat_mappings.outer.is_empty();
+    let factor = if *identity.public() < peer.public_key {
+        1
+    } else {
+        2
+    };
+    (is_behind_nat && peer.paths.has_nat()).then_some(factor * LAST_RESORT_AFTER)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::birthday::{MAX_PROBING, Mapping, PORTS};
+    use crate::birthday::{MAX_PROBING, PORTS};
     use crate::keys::{PrivateKey, PublicKey};
     use crate::noise::Protocol;
     use crate::rng::Rng;
     use crate::tunnel::TunnelConfig;
-    use std::time::Duration;
 
     struct Zeros;
 
@@ -255,7 +278,14 @@ mod tests {
             rng: Box::new(Zeros),
         });
         let v6 = Mapping::Unknown;
-        tunnel.set_nat_mappings(NatMappings { v4, v6 }, at(0).mono);
+        tunnel.set_nat_mappings(
+            NatMappings {
+                v4,
+                v6,
+                outer: Vec::new(),
+            },
+            at(0).mono,
+        );
         let relay: SocketAddr = "192.0.2.1:50000".parse().expect("an address");
         let address: SocketAddr = "203.0.113.9:4000".parse().expect("an address");
         for n in 0..10_000_u32 {

@@ -10,7 +10,7 @@ use crate::mac::verify_mac1;
 use crate::noise::{self, HandshakeError, Protocol};
 use crate::outbox::{Destination, Outbox, Payload};
 use crate::paths::MAX_RELAYS;
-use crate::peer::{Peer, Pending};
+use crate::peer::{Opening, Peer, Pending};
 use crate::session::Session;
 use crate::time::Instant;
 use seikan_observe::DropReason;
@@ -29,6 +29,19 @@ const MAX_COPIES: usize = MAX_CANDIDATES + MAX_RELAYS;
 /// DSCP of handshake messages: AF41, as the kernel's (`HANDSHAKE_DSCP` 0x88).
 const HANDSHAKE_TRAFFIC_CLASS: u8 = 0x88;
 
+/// Where an initiation is sent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Scope {
+    /// The path in use.
+    PathInUse,
+    /// The path in use and all candidates.
+    Everywhere,
+    /// The same, but NATs that the peer is probably behind get an opener at first.
+    OpenersFirst,
+    /// The same without these NATs.
+    WithoutNats,
+}
+
 /// The identity that a handshake message is addressed to.
 #[derive(Clone, Copy)]
 enum RecipientIdentity {
@@ -40,8 +53,8 @@ enum RecipientIdentity {
 
 impl Tunnel {
     /// Handles a call-me-maybe: the peer tries to reach this host. Sends an initiation to all
-    /// candidates of the peer, which opens this host's NATs for its packets. At most twice a
-    /// second.
+    /// candidates of the peer, which opens this host's NATs for its packets. The peer has opened
+    /// its own before the call. At most twice a second.
     pub fn on_call_me_maybe(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
         let Some(peer) = self.peer_mut(id) else {
             return;
@@ -50,7 +63,7 @@ impl Tunnel {
             return;
         }
         peer.paths.on_call_me_maybe(now.mono);
-        let tried = self.initiate(now, id, true, outbox);
+        let tried = self.initiate(now, id, Scope::Everywhere, outbox);
         if let Some(peer) = self.peer_mut(id).filter(|_| tried) {
             peer.timers.call_answered(now.mono);
             self.reschedule(id, now.mono, now.mono);
@@ -70,11 +83,22 @@ impl Tunnel {
         };
         let current = peer.sessions.current.as_ref();
         let lives = current.is_some_and(|session| session.may_send(now.mono));
-        let everywhere = !lives || peer.timers.is_retrying() || peer.paths.is_lost();
-        if everywhere && !peer.paths.is_empty() && self.peers_to_call.len() < MAX_PEERS_TO_CALL {
+        let scope = if !lives || peer.paths.is_lost() {
+            if !peer.paths.has_nat() || peer.paths.may_punch(now.mono, &mut *self.rng) {
+                Scope::OpenersFirst
+            } else {
+                Scope::WithoutNats
+            }
+        } else if peer.timers.is_retrying() {
+            Scope::Everywhere
+        } else {
+            Scope::PathInUse
+        };
+        let calls = scope != Scope::PathInUse && !peer.paths.is_empty();
+        if calls && self.peers_to_call.len() < MAX_PEERS_TO_CALL {
             self.peers_to_call.push(id);
         }
-        let tried = self.initiate(now, id, everywhere, outbox);
+        let tried = self.initiate(now, id, scope, outbox);
         if let Some(peer) = self.peers[id.0 as usize].as_mut().filter(|_| tried) {
             peer.timers.handshake_initiated(now.mono, &mut *self.rng);
             self.reschedule(id, now.mono, now.mono);
@@ -83,7 +107,7 @@ impl Tunnel {
 
     /// Builds an initiation and sends it. Returns false if there is no address or no free index for
     /// it; it is not repeated then.
-    fn initiate(&mut self, now: Now, id: PeerId, everywhere: bool, outbox: &mut Outbox) -> bool {
+    fn initiate(&mut self, now: Now, id: PeerId, scope: Scope, outbox: &mut Outbox) -> bool {
         let ours = self.capabilities();
         let Some(peer) = self.peers[id.0 as usize].as_mut() else {
             return false;
@@ -96,7 +120,7 @@ impl Tunnel {
         if !peer.path.outgoing.validation.allows(length) {
             peer.path.go_back();
         }
-        let destinations = initiation_destinations(peer, everywhere, length);
+        let destinations = initiation_destinations(peer, scope, length);
         if destinations.is_empty() {
             peer.drop_staged(DropReason::NoEndpoint);
             return false;
@@ -138,8 +162,13 @@ impl Tunnel {
                     },
                     known: candidates.chain(peer.path.endpoint).collect(),
                     new_candidate: false,
+                    openers_first: scope != Scope::Everywhere,
+                    opening: Opening::of(&destinations, now.mono),
                 }));
                 peer.counters.handshakes.initiations_sent += 1;
+                if scope != Scope::PathInUse {
+                    peer.paths.on_initiation();
+                }
                 peer.timers.any_authenticated_packet_sent(now.mono);
                 if destinations
                     .iter()
@@ -180,6 +209,44 @@ impl Tunnel {
             if !pending.known.contains(&address) && pending.known.len() < MAX_COPIES {
                 pending.known.push(address);
                 pending.alone = None;
+                let mut destination = towards(address);
+                if pending.openers_first && peer.paths.is_behind_nat(address) {
+                    destination.hop_limit = Some(OPENER_HOPS);
+                    let opening = pending.opening.get_or_insert_with(|| Opening {
+                        addresses: Vec::new(),
+                        ends_at: now.mono + OPENING_TIME,
+                    });
+                    opening.addresses.push(address);
+                }
+                post(outbox, &destination, Some(id), &pending.message);
+            }
+        }
+    }
+
+    /// Sends the pending initiation to the NATs that only got an opener, when [`OPENING_TIME`] has
+    /// passed. The peer may not have been called, or the opener may have ended before this host's
+    /// outermost NAT.
+    pub(super) fn initiate_after_opening(&mut self, now: Now, id: PeerId, outbox: &mut Outbox) {
+        let reached = self.reached(id, now.mono);
+        let Some(peer) = self.peer_mut(id) else {
+            return;
+        };
+        let Some(pending) = peer.handshake.pending.as_mut() else {
+            return;
+        };
+        let Some(opening) = pending
+            .opening
+            .take_if(|opening| opening.ends_at <= now.mono)
+        else {
+            return;
+        };
+        if reached != Reachability::Unreachable {
+            return;
+        }
+        let length = pending.message.len();
+        for address in opening.addresses {
+            let in_use = Some(address) == peer.path.endpoint;
+            if !in_use || peer.path.outgoing.validation.take(length) {
                 post(outbox, &towards(address), Some(id), &pending.message);
             }
         }
@@ -217,6 +284,7 @@ impl Tunnel {
             address: from.source,
             source: from.destination,
             traffic_class: HANDSHAKE_TRAFFIC_CLASS,
+            hop_limit: None,
         };
         if kind == c.cookie_reply_type() {
             return self.cookie_reply(now, message);
@@ -386,6 +454,12 @@ impl Tunnel {
         peer.timers.any_authenticated_packet_sent(now.mono);
         peer.handshake.cookie.stamp(&mut reply[..length], now.mono);
         post(outbox, reply_to, Some(id), &reply[..length]);
+        if peer.paths.is_relay(to) {
+            // The peer checks its direct paths as soon as it has the response.
+            for opener in openers(peer) {
+                post(outbox, &opener, Some(id), &reply[..length]);
+            }
+        }
         Ok(id)
     }
 
@@ -476,15 +550,15 @@ impl Tunnel {
     }
 }
 
-/// The addresses that an initiation is sent to: the endpoint and, if `everywhere`, all candidates.
-/// The peer answers the first copy that arrives, over the same path; the others are replays to it.
-/// If both peers do so at once, they open the NATs between them.
+/// The addresses that an initiation is sent to. The peer answers the first copy that arrives, over
+/// the same path; the others are replays to it. If both peers do so at once, they open the NATs
+/// between them.
 ///
 /// A lost endpoint is left out at first: the peer might answer the copy that arrives there, over a
 /// path on which nothing returns. So is an unvalidated endpoint without enough credit.
-fn initiation_destinations(peer: &Peer, everywhere: bool, length: usize) -> Vec<Destination> {
+fn initiation_destinations(peer: &Peer, scope: Scope, length: usize) -> Vec<Destination> {
     let mut all: Vec<Destination> = Vec::new();
-    if everywhere {
+    if scope != Scope::PathInUse {
         let candidates = peer.paths.candidates().iter().map(|c| c.address);
         let others = candidates.filter(|address| Some(*address) != peer.path.endpoint);
         all.extend(others.map(towards));
@@ -497,7 +571,40 @@ fn initiation_destinations(peer: &Peer, everywhere: bool, length: usize) -> Vec<
     {
         all.insert(0, known);
     }
+    let behind_nat = |to: &Destination| peer.paths.is_behind_nat(to.address);
+    match scope {
+        Scope::PathInUse | Scope::Everywhere => {}
+        Scope::OpenersFirst => {
+            for destination in all.iter_mut().filter(|to| behind_nat(to)) {
+                destination.hop_limit = Some(OPENER_HOPS);
+            }
+        }
+        Scope::WithoutNats => all.retain(|to| !behind_nat(to)),
+    }
     all
+}
+
+/// Openers towards all NATs that the peer is probably behind.
+fn openers(peer: &Peer) -> Vec<Destination> {
+    let addresses = peer.paths.candidates().iter().map(|c| c.address);
+    let behind_nat = addresses.filter(|address| peer.paths.is_behind_nat(*address));
+    let opener = |address| Destination {
+        hop_limit: Some(OPENER_HOPS),
+        ..towards(address)
+    };
+    behind_nat.map(opener).collect()
+}
+
+impl Opening {
+    /// The addresses among `destinations` that get an opener.
+    fn of(destinations: &[Destination], now: Instant) -> Option<Opening> {
+        let openers = destinations.iter().filter(|to| to.hop_limit.is_some());
+        let addresses: Vec<SocketAddr> = openers.map(|to| to.address).collect();
+        (!addresses.is_empty()).then_some(Opening {
+            addresses,
+            ends_at: now + OPENING_TIME,
+        })
+    }
 }
 
 /// The destination for an address without a known local address.
@@ -506,6 +613,7 @@ fn towards(address: SocketAddr) -> Destination {
         address,
         source: None,
         traffic_class: HANDSHAKE_TRAFFIC_CLASS,
+        hop_limit: None,
     }
 }
 

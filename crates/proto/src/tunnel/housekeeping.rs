@@ -66,6 +66,7 @@ impl Tunnel {
         {
             self.initiate_to_new_candidates(now, id, outbox);
         }
+        self.initiate_after_opening(now, id, outbox);
         if self.protocol == Protocol::Native {
             self.validate_endpoint(now, id, outbox);
         }
@@ -240,6 +241,7 @@ impl Tunnel {
         let probe = peer.path.mtu.next_wakeup().unwrap_or(now);
         [
             peer.timers.next().map(|(at, _)| at),
+            peer.handshake.opening_ends_at(),
             // Without packets there is no probing, even if a search has been started.
             (native && validated && probe.max(now) < peer.path.active_until).then_some(probe),
             peer.path
@@ -251,7 +253,7 @@ impl Tunnel {
                 .next_wakeup(peer.path.endpoint)
                 .filter(|_| native),
             peer.birthday
-                .next_wakeup(self.nat_mappings.is_symmetric(), peer.path.active_until)
+                .next_wakeup(self.opens_ports(peer), peer.path.active_until)
                 .filter(|_| native),
             peer.path
                 .health

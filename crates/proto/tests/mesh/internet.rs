@@ -26,6 +26,8 @@ pub enum At {
 pub enum Lost {
     /// The network lost it.
     InTransit,
+    /// Its hop limit ended behind the first router.
+    HopLimit,
     /// A NAT dropped it.
     AtNat(Refused),
     /// Nobody has the address; private addresses are not routed.
@@ -150,7 +152,8 @@ impl Internet {
     }
 
     /// A datagram leaves a realm outwards. Returns where it enters, and its source address. It
-    /// stays in a realm that contains its destination.
+    /// stays in a realm that contains its destination. An opener passes one NAT, and no router of
+    /// the Internet.
     pub fn leave(
         &mut self,
         now: u64,
@@ -160,6 +163,9 @@ impl Internet {
     ) -> Result<At, Lost> {
         let mut last = None;
         loop {
+            if parcel.is_opener && (last.is_some() || realm == WORLD) {
+                return Err(Lost::HopLimit);
+            }
             let here = &self.realms[realm];
             if let Some(at) = here.at.get(&parcel.to.ip()) {
                 let back = last.filter(|nat| *at == At::Nat(*nat));

@@ -2,7 +2,7 @@
 //! the daemon's punch sockets.
 
 use super::internet::{Lost, at};
-use super::world::{Event, Load, World};
+use super::world::{Datagram, Event, Load, World};
 use crate::sim::{MILLISECOND, SECOND, Seeded};
 use seikan_proto::birthday::{Mapping, NatMappings, PORTS};
 use seikan_proto::capabilities::Cipher;
@@ -12,6 +12,7 @@ use seikan_proto::keys::{PrivateKey, PublicKey};
 use seikan_proto::mesh::relay::{Answer, ClientRequest};
 use seikan_proto::mesh::{Change, Changes, Member as Row, Membership, Name, RelayKind, in_turn};
 use seikan_proto::noise::Protocol;
+use seikan_proto::outbox::Destination;
 use seikan_proto::tunnel::{Reachability, Tunnel, TunnelConfig};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -368,6 +369,7 @@ impl World {
         let outside = NatMappings {
             v4: mapping(&member.agent.views),
             v6: Mapping::Unknown,
+            outer: outer_addresses(&member.agent.views),
         };
         member.tunnel.set_nat_mappings(outside, now.mono);
         let next = if member.agent.lost {
@@ -436,6 +438,14 @@ fn mapping(views: &[(Option<SocketAddr>, u32)]) -> Mapping {
             ips.dedup();
             Mapping::AddressAndPortDependent(ips)
         }
+    }
+}
+
+fn outer_addresses(views: &[(Option<SocketAddr>, u32)]) -> Vec<IpAddr> {
+    let seen = views.iter().find_map(|(seen, _)| *seen);
+    match mapping(views) {
+        Mapping::EndpointIndependent => seen.map(|seen| seen.ip()).into_iter().collect(),
+        Mapping::AddressAndPortDependent(_) | Mapping::Unknown => Vec::new(),
     }
 }
 
@@ -769,9 +779,9 @@ impl World {
                 continue;
             };
             let (key, lost) = (peer.public_key, peer.paths.is_lost());
-            let time = self.time;
+            let (time, calls) = (self.time, !peer.paths.is_pausing(self.now().mono));
             let on_call = &mut self.members[m].agent.on_call;
-            if on_call.get(&key).is_none_or(|at| time - at >= CALL_EVERY) {
+            if calls && on_call.get(&key).is_none_or(|at| time - at >= CALL_EVERY) {
                 on_call.insert(key, time);
                 self.after(self.to_coordinator, Event::Call(m, key));
             }
@@ -807,7 +817,13 @@ impl World {
                 self.after(LOOK_EVERY, Event::PunchSockets(m));
             }
             for (port, towards) in all {
-                self.send_outside_tunnel(m, port, towards, OPENER.to_vec());
+                let destination = Destination {
+                    address: towards,
+                    source: None,
+                    traffic_class: 0,
+                    hop_limit: punch.hop_limit,
+                };
+                self.send_datagram(m, port, destination, OPENER.to_vec());
             }
             let now = self.now().mono;
             self.members[m].tunnel.on_punched(punch.peer, PORTS, now);
@@ -876,9 +892,24 @@ impl World {
 
     /// Sends a datagram that is not the tunnel's.
     pub fn send_outside_tunnel(&mut self, m: usize, port: u16, to: SocketAddr, bytes: Vec<u8>) {
+        let destination = Destination {
+            address: to,
+            source: None,
+            traffic_class: 0,
+            hop_limit: None,
+        };
+        self.send_datagram(m, port, destination, bytes);
+    }
+
+    fn send_datagram(&mut self, m: usize, port: u16, destination: Destination, bytes: Vec<u8>) {
         let load = Load::outside_tunnel(m);
         self.sent[m].outside_tunnel += 1;
-        self.send(m, port, to, 0, bytes, load);
+        let datagram = Datagram {
+            port,
+            destination,
+            bytes,
+        };
+        self.send(m, datagram, load);
     }
 
     /// A datagram arrives at a host.

@@ -1,6 +1,7 @@
 //! A NAT as a pure state machine, after RFC 4787: mapping (section 4.1), filtering (section 5),
 //! hairpinning (section 6), and expiry (section 4.3).
 
+use crate::sim::SECOND;
 use rand::Rng as _;
 use rand_chacha::ChaCha8Rng;
 use std::collections::HashMap;
@@ -8,6 +9,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 /// Outer ports for inner ports above 1023 (section 4.2.2).
 const PORTS: std::ops::RangeInclusive<u16> = 1024..=u16::MAX;
+
+/// Lifetime of an entry that an unsolicited packet leaves: Linux, `nf_conntrack_udp_timeout`.
+const TRACKED: u64 = 30 * SECOND;
 
 /// The part of the remote endpoint that matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,6 +44,9 @@ pub struct Behaviour {
     pub hairpin: bool,
     /// Whether UDP passes at all.
     pub udp: bool,
+    /// Whether an unsolicited packet takes the port from the host that sends to its source later,
+    /// for [`TRACKED`]: Linux without a rule that drops it.
+    pub tracks: bool,
     /// Lifetime of a mapping in nanoseconds after its last outbound packet. Inbound packets do not
     /// extend it (section 4.3).
     pub forgets: u64,
@@ -67,6 +74,8 @@ pub struct Nat {
     /// Outer ports by inner endpoint and the relevant part of the remote endpoint.
     ports: HashMap<(SocketAddr, SocketAddr), u16>,
     mappings: HashMap<u16, Mapping>,
+    /// Outer ports and remote endpoints that unsolicited packets have taken, and until when.
+    taken: HashMap<(u16, SocketAddr), u64>,
 }
 
 #[derive(Debug)]
@@ -86,6 +95,7 @@ impl Nat {
             outer,
             ports: HashMap::new(),
             mappings: HashMap::new(),
+            taken: HashMap::new(),
         }
     }
 
@@ -103,11 +113,23 @@ impl Nat {
         if !self.behaviour.udp {
             return Err(Refused::NoUdp);
         }
-        let of = mapping.of(to);
         let until = now + self.behaviour.forgets;
-        let known = self.ports.get(&(from, of)).copied();
-        let known = known.filter(|port| self.mappings[port].until > now);
-        let port = known.unwrap_or_else(|| self.free_port(now, from.port(), rng));
+        let of_use = |port: &u16| self.mappings[port].until > now;
+        let mut of = mapping.of(to);
+        let mut known = self.ports.get(&(from, of)).copied().filter(of_use);
+        if self.is_taken(now, known.unwrap_or(from.port()), to) {
+            // Another port, for this destination alone.
+            of = to;
+            known = self.ports.get(&(from, of)).copied().filter(of_use);
+        }
+        let taken = |port| self.is_taken(now, port, to);
+        let port = known.unwrap_or_else(|| {
+            if taken(from.port()) {
+                self.random_port(now, rng)
+            } else {
+                self.free_port(now, from.port(), rng)
+            }
+        });
         if known.is_none() {
             self.ports.insert((from, of), port);
             let new = Mapping {
@@ -133,21 +155,43 @@ impl Nat {
     /// A NAT with endpoint-independent mapping keeps the port if it is free (section 4.2.1); any
     /// other draws one.
     fn free_port(&self, now: u64, inner: u16, rng: &mut ChaCha8Rng) -> u16 {
-        let free = |port: &u16| self.mappings.get(port).is_none_or(|m| m.until <= now);
-        let keeps = self.behaviour.mapping == By::Nothing && free(&inner);
-        if keeps {
+        if self.behaviour.mapping == By::Nothing && self.is_free(now, inner) {
             return inner;
         }
+        self.random_port(now, rng)
+    }
+
+    fn random_port(&self, now: u64, rng: &mut ChaCha8Rng) -> u16 {
         loop {
             let port = rng.random_range(PORTS);
-            if free(&port) {
+            if self.is_free(now, port) {
                 return port;
             }
         }
     }
 
+    fn is_free(&self, now: u64, port: u16) -> bool {
+        self.mappings.get(&port).is_none_or(|m| m.until <= now)
+    }
+
+    /// Whether an unsolicited packet from `remote` has taken the port. It does not take one by
+    /// which something was sent there.
+    fn is_taken(&self, now: u64, port: u16, remote: SocketAddr) -> bool {
+        self.taken
+            .get(&(port, remote))
+            .is_some_and(|until| *until > now)
+    }
+
     /// A packet arrives at an outer port. Returns its inner endpoint.
     pub fn enter(&mut self, now: u64, from: SocketAddr, port: u16) -> Result<SocketAddr, Refused> {
+        let outcome = self.admit(now, from, port);
+        if outcome.is_err() && self.behaviour.tracks {
+            self.taken.insert((port, from), now + TRACKED);
+        }
+        outcome
+    }
+
+    fn admit(&self, now: u64, from: SocketAddr, port: u16) -> Result<SocketAddr, Refused> {
         let mapping = self.mappings.get(&port).filter(|m| m.until > now);
         let mapping = mapping.ok_or(Refused::NoMapping)?;
         let lets_in = mapping.lets_in.get(&self.behaviour.filtering.of(from));
@@ -160,6 +204,7 @@ impl Nat {
 
     /// Drops expired mappings, to save memory.
     pub fn sweep(&mut self, now: u64) {
+        self.taken.retain(|_, until| *until > now);
         self.mappings.retain(|_, mapping| {
             mapping.lets_in.retain(|_, until| *until > now);
             mapping.until > now

@@ -42,10 +42,11 @@ pub fn expected_path(a: Before, b: Before, same_home: bool) -> PathKind {
     }
 }
 
-/// The maximum number of failures in `attempts` attempts to hit a port: each fails with (1 - PORTS
-/// / RANGE)^PROBES; plus four standard deviations.
-pub fn failures(attempts: usize) -> usize {
-    let one = (1.0 - f64::from(PORTS) / f64::from(RANGE)).powi(PROBES as i32);
-    let mean = attempts as f64 * one;
+/// The maximum number of failures in `attempts` attempts to hit a port and in as many as `tracking`
+/// towards a NAT that tracks unsolicited packets: each fails with (1 - PORTS / RANGE)^probes; plus
+/// four standard deviations. Before such a NAT only the probes of the first 2 s count.
+pub fn failures(attempts: usize, tracking: usize) -> usize {
+    let one = |probes: i32| (1.0 - f64::from(PORTS) / f64::from(RANGE)).powi(probes);
+    let mean = attempts as f64 * one(PROBES as i32) + tracking as f64 * one(1000);
     (mean + 4.0 * mean.sqrt()).ceil() as usize
 }

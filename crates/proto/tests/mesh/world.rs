@@ -21,7 +21,7 @@ use seikan_proto::keys::{PrivateKey, PublicKey};
 use seikan_proto::mesh::{
     Changes, Member as Row, Membership, Policy, Relay as RelayRow, RelayKind, RelaySecret, Ticket,
 };
-use seikan_proto::outbox::Outbox;
+use seikan_proto::outbox::{Destination, Outbox};
 use seikan_proto::time::Instant;
 use seikan_proto::tunnel::Now;
 use seikan_wire::VNET_HDR_LEN;
@@ -57,6 +57,8 @@ pub enum Before {
     FullCone,
     Restricted,
     PortRestricted,
+    /// The same, but an unsolicited packet takes the port that it arrives at.
+    Tracking,
     AddressDependent,
     Symmetric,
     NoUdp,
@@ -80,6 +82,7 @@ impl Before {
             filtering,
             hairpin: matches!(self, Before::Hairpin(_)),
             udp: self != Before::NoUdp,
+            tracks: self == Before::Tracking,
             // RFC 4787, REQ-5: at least two minutes.
             forgets: 120 * SECOND,
         }
@@ -102,6 +105,14 @@ impl Load {
             packets: 0,
         }
     }
+}
+
+/// A datagram that a host sends.
+pub struct Datagram {
+    /// Local port.
+    pub port: u16,
+    pub destination: Destination,
+    pub bytes: Vec<u8>,
 }
 
 /// Two members that exchange packets. The first initiates, the other answers.
@@ -355,6 +366,7 @@ impl World {
                     from,
                     to: at(ip, PORT),
                     traffic_class: 0,
+                    is_opener: false,
                     bytes,
                 };
                 self.receive(m, parcel, load);
@@ -675,16 +687,14 @@ impl World {
         }
     }
 
-    /// A host sends a datagram from one of its ports.
-    pub fn send(
-        &mut self,
-        m: usize,
-        port: u16,
-        to: SocketAddr,
-        traffic_class: u8,
-        bytes: Vec<u8>,
-        load: Load,
-    ) {
+    /// A host sends a datagram.
+    pub fn send(&mut self, m: usize, datagram: Datagram, load: Load) {
+        let Datagram {
+            port,
+            destination,
+            bytes,
+        } = datagram;
+        let to = destination.address;
         self.ledger.datagrams += 1;
         self.trace.write(&bytes);
         if let Some(relay) = relay_of_proxy(to) {
@@ -701,7 +711,8 @@ impl World {
         let mut parcel = Parcel {
             from: at(ip, port),
             to,
-            traffic_class,
+            traffic_class: destination.traffic_class,
+            is_opener: destination.hop_limit.is_some(),
             bytes,
         };
         let inside = realm != WORLD && self.internet.is_in(realm, to.ip());
@@ -822,6 +833,7 @@ impl World {
             from,
             to,
             traffic_class: 0,
+            is_opener: false,
             bytes,
         };
         match self
@@ -906,15 +918,12 @@ impl World {
                     talk,
                     packets: run.payload.packets,
                 };
-                let class = run.destination.traffic_class;
-                self.send(
-                    m,
+                let datagram = Datagram {
                     port,
-                    run.destination.address,
-                    class,
-                    datagram.to_vec(),
-                    load,
-                );
+                    destination: run.destination,
+                    bytes: datagram.to_vec(),
+                };
+                self.send(m, datagram, load);
             }
         }
         outbox.clear();

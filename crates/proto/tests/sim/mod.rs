@@ -422,13 +422,14 @@ impl World {
                     from: side.address,
                     to: run.destination.address,
                     traffic_class: run.destination.traffic_class,
+                    is_opener: run.destination.hop_limit.is_some(),
                     bytes: datagram.to_vec(),
                 };
                 if let Some(sent) = &mut self.sent {
                     sent.push((i, parcel.clone()));
                 }
                 let relayed = self.relay.filter(|relay| *relay == parcel.to);
-                if relayed.is_none() && self.direct_down[i] {
+                if parcel.is_opener || relayed.is_none() && self.direct_down[i] {
                     continue;
                 }
                 let (mut parcel, mut detour) = match relayed {

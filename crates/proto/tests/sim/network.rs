@@ -11,6 +11,8 @@ pub struct Parcel {
     pub from: SocketAddr,
     pub to: SocketAddr,
     pub traffic_class: u8,
+    /// Whether it has a hop limit that does not suffice for the whole path.
+    pub is_opener: bool,
     pub bytes: Vec<u8>,
 }
 

@@ -145,6 +145,7 @@ impl Host {
             destination: to,
             source: None,
             traffic_class: 0,
+            hop_limit: None,
             segment_size,
             payload: bytes,
         });

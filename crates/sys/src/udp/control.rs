@@ -2,6 +2,7 @@
 
 use std::mem::{self, offset_of};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::num::NonZeroU8;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use libc::{c_int, cmsghdr, in_pktinfo, in6_pktinfo, msghdr, sockaddr_in, sockaddr_in6, socklen_t};
@@ -86,8 +87,8 @@ pub(super) struct SendControl {
     used: usize,
 }
 
-/// UDP_SEGMENT, the traffic class, and the larger of the two packet infos.
-const SEND_CONTROL: usize = space::<u16>() + space::<c_int>() + space::<in6_pktinfo>();
+/// UDP_SEGMENT, the traffic class, the hop limit, and the larger of the two packet infos.
+const SEND_CONTROL: usize = space::<u16>() + 2 * space::<c_int>() + space::<in6_pktinfo>();
 
 impl SendControl {
     #[inline]
@@ -119,6 +120,15 @@ impl SendControl {
             SocketAddr::V6(_) => {
                 self.push(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, c_int::from(class))
             }
+        }
+    }
+
+    #[inline]
+    pub(super) fn push_hop_limit(&mut self, destination: &SocketAddr, hops: NonZeroU8) {
+        let hops = c_int::from(hops.get());
+        match destination {
+            SocketAddr::V4(_) => self.push(libc::IPPROTO_IP, libc::IP_TTL, hops),
+            SocketAddr::V6(_) => self.push(libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT, hops),
         }
     }
 

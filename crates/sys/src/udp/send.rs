@@ -9,6 +9,7 @@
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU8;
 use std::os::fd::AsRawFd;
 
 use libc::{c_uint, iovec, mmsghdr, socklen_t};
@@ -41,6 +42,8 @@ pub struct Envelope {
     pub source: Option<IpAddr>,
     /// TOS or traffic class byte: DSCP and, in the two low bits, ECN.
     pub traffic_class: u8,
+    /// TTL or hop limit; `None`: the kernel's default.
+    pub hop_limit: Option<NonZeroU8>,
     /// Length in bytes of the datagrams in the payload; the last may be shorter. `None`, or at
     /// least the length of the payload: one datagram.
     pub segment_size: Option<u16>,
@@ -55,6 +58,8 @@ pub struct Transmit<'a> {
     pub source: Option<IpAddr>,
     /// See [`Envelope::traffic_class`].
     pub traffic_class: u8,
+    /// See [`Envelope::hop_limit`].
+    pub hop_limit: Option<NonZeroU8>,
     /// See [`Envelope::segment_size`].
     pub segment_size: Option<u16>,
     /// The datagrams, concatenated. More than [`MAX_GSO_SEGMENTS`] or [`MAX_GSO_BYTES`] need
@@ -247,6 +252,7 @@ impl Load for Transmit<'_> {
             destination: self.destination,
             source: self.source,
             traffic_class: self.traffic_class,
+            hop_limit: self.hop_limit,
             segment_size: self.segment_size,
         }
     }
@@ -450,6 +456,9 @@ impl Round {
         }
         if envelope.traffic_class != 0 {
             control.push_traffic_class(&envelope.destination, envelope.traffic_class);
+        }
+        if let Some(hops) = envelope.hop_limit {
+            control.push_hop_limit(&envelope.destination, hops);
         }
         if let Some(source) = envelope.source {
             control.push_source(source);

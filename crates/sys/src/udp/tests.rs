@@ -9,6 +9,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use seikan_observe::DropReason;
 use std::io::{IoSlice, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr};
+use std::num::NonZeroU8;
 
 const LOOPBACKS: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -37,6 +38,7 @@ fn to<'a>(socket: &UdpSocket, segment_size: Option<u16>, payload: &'a [u8]) -> T
         destination,
         source: None,
         traffic_class: 0,
+        hop_limit: None,
         segment_size,
         payload,
     }
@@ -351,6 +353,7 @@ fn a_full_send_buffer_says_how_far_it_came() {
             destination: (Ipv4Addr::new(10, 78, 0, 2), 9).into(),
             source: None,
             traffic_class: 0,
+            hop_limit: None,
             segment_size: Some(1000),
             payload: &payload[2000..],
         };
@@ -395,6 +398,7 @@ fn pieces_need_not_end_where_datagrams_do() {
                     destination: receiver.local_addr().expect("address"),
                     source: None,
                     traffic_class: 0,
+                    hop_limit: None,
                     segment_size: Some(size),
                 };
                 sender.send_vectored(&envelope, &pieces).expect("send");
@@ -419,6 +423,7 @@ fn a_datagram_of_too_many_pieces_is_an_error() {
             destination,
             source: None,
             traffic_class: 0,
+            hop_limit: None,
             segment_size: None,
         };
         let error = sender
@@ -472,6 +477,7 @@ fn traffic_class_and_addresses_pass_with_every_segment() {
                     destination: (there, port).into(),
                     source: Some(here),
                     traffic_class: class,
+                    hop_limit: None,
                     segment_size,
                     payload: &payload,
                 };
@@ -485,6 +491,33 @@ fn traffic_class_and_addresses_pass_with_every_segment() {
                         sender.local_addr().expect("address").port()
                     );
                     assert_eq!(Ok(meta.interface), nix::net::if_::if_nametoindex("lo"));
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_datagram_has_the_hop_limit_of_its_envelope() {
+    in_namespace(|| {
+        let rules = "add table inet hops
+            add chain inet hops input { type filter hook input priority 0; }
+            add rule inet hops input ip ttl 2 drop
+            add rule inet hops input ip6 hoplimit 2 drop";
+        let added = std::process::Command::new("nft").arg(rules).status();
+        assert!(added.expect("nft").success());
+        for ip in LOOPBACKS {
+            let (sender, receiver) = (socket(ip), socket(ip));
+            for (hops, arrives) in [(Some(2), false), (Some(3), true), (None, true)] {
+                let transmit = Transmit {
+                    hop_limit: hops.and_then(NonZeroU8::new),
+                    ..to(&receiver, Some(1000), &[7; 2000])
+                };
+                sender.send(&transmit).expect("send");
+                let received = readable(&receiver, 100);
+                assert_eq!(received, arrives, "{ip}, hop limit {hops:?}");
+                if arrives {
+                    receive_buffers(&receiver);
                 }
             }
         }
