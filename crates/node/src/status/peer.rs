@@ -9,7 +9,7 @@ use seikan_proto::birthday::PunchState;
 use seikan_proto::noise::Protocol;
 use seikan_proto::paths;
 use seikan_proto::peer::Peer;
-use seikan_proto::tunnel::Now;
+use seikan_proto::tunnel::{Now, Reachability};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 
@@ -76,6 +76,22 @@ pub struct Path {
     /// The port search at a symmetric NAT, once there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port_search: Option<PortSearch>,
+    /// The attempts to reach a member directly, if it is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub no_direct_path: Option<NoDirectPath>,
+}
+
+/// Attempts to reach a member without a direct path. The NAT of this host is `nat4` and `nat6` of the mesh.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NoDirectPath {
+    /// Handshakes and rounds of checks since the last datagram over a direct path.
+    pub tries: u32,
+    /// Whether the peer has reported addresses of its own.
+    pub has_addresses: bool,
+    /// Whether the peer is probably behind a NAT: it has reported a private and a public IPv4 address.
+    pub peer_behind_nat: bool,
+    /// Whether a relay serves this host.
+    pub relay: bool,
 }
 
 /// The search for a port of a symmetric NAT at one of the ends.
@@ -249,6 +265,7 @@ pub fn peer(node: &Node, record: &Record, peer: &Peer, now: Now) -> PeerStatus {
                 })
                 .collect(),
             port_search: port_search(node, peer, now),
+            no_direct_path: no_direct_path(node, peer, now),
         },
         traffic: traffic(&peer.counters),
     }
@@ -283,6 +300,24 @@ fn port_search(node: &Node, peer: &Peer, now: Now) -> Option<PortSearch> {
         both_symmetric: birthday.is_both_symmetric(),
         probes: birthday.probes(),
         probing: birthday.is_probing(now.mono),
+    })
+}
+
+fn no_direct_path(node: &Node, peer: &Peer, now: Now) -> Option<NoDirectPath> {
+    let mesh = node.mesh.as_ref()?;
+    let tries = peer.paths.direct_tries();
+    let is_direct = node.tunnel.reached(peer.id, now.mono) == Reachability::Direct;
+    if is_direct || tries == 0 || !mesh.members.contains_key(&peer.public_key) {
+        return None;
+    }
+    let candidates = || peer.paths.candidates().iter();
+    let mut signalled = candidates().filter(|c| c.kind == paths::CandidateKind::Signalled);
+    Some(NoDirectPath {
+        tries,
+        has_addresses: signalled.clone().next().is_some(),
+        peer_behind_nat: signalled.any(|c| peer.paths.is_behind_nat(c.address)),
+        relay: !mesh.relays.is_empty()
+            || candidates().any(|c| c.kind == paths::CandidateKind::Relayed),
     })
 }
 

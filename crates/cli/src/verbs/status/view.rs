@@ -5,10 +5,12 @@ use std::fmt::Write;
 use seikan_mesh::event::Contact;
 use seikan_mesh::names::DOMAIN;
 use seikan_mesh::names::Found;
+use seikan_mesh::nat::Nat;
 use seikan_mesh::trust::Changed;
 use seikan_node::status::{
-    Candidate, CandidateKind, CandidateState, Capability, Device, Direction, MeshStatus, Path,
-    PeerStatus, PortSearch, RelayStatus, Report, Socket, Status, TlsPath, Traffic, TurnPath,
+    Candidate, CandidateKind, CandidateState, Capability, Device, Direction, MeshStatus,
+    NoDirectPath, Path, PeerStatus, PortSearch, RelayStatus, Report, Socket, Status, TlsPath,
+    Traffic, TurnPath,
 };
 use seikan_proto::constants::REJECT_AFTER_TIME;
 use std::collections::BTreeMap;
@@ -29,8 +31,9 @@ pub fn render(status: &Status, verbose: bool) -> String {
         let at = peer.latest_handshake.as_ref().map(|at| at.unix_s);
         (std::cmp::Reverse(at), &peer.public_key)
     });
+    let nat = status.mesh.as_ref().map_or(Nat::Untested, |mesh| mesh.nat4);
     for peer in peers {
-        self::peer(peer, &mut out);
+        self::peer(peer, nat, &mut out);
     }
     if let Some(gateway) = &status.gateway {
         out.0.push('\n');
@@ -228,7 +231,8 @@ fn interface_drops(status: &Status, out: &mut Screen) {
     unaccounted(&status.totals, out);
 }
 
-fn peer(peer: &PeerStatus, out: &mut Screen) {
+/// Shows a peer; `nat` is this host's NAT.
+fn peer(peer: &PeerStatus, nat: Nat, out: &mut Screen) {
     out.0.push('\n');
     out.title(
         YELLOW,
@@ -298,6 +302,22 @@ fn peer(peer: &PeerStatus, out: &mut Screen) {
             out.line(&format!("  {address}"), self::candidate(candidate));
         }
     }
+    if let Some(no_direct_path) = &peer.path.no_direct_path {
+        let search = peer.path.port_search.as_ref();
+        let both_symmetric = search.is_some_and(|search| search.both_symmetric);
+        let obstacle = obstacle(no_direct_path, nat, both_symmetric);
+        let tries = match no_direct_path.tries {
+            1 => "1 try".to_owned(),
+            tries => format!("{} tries", number(tries.into())),
+        };
+        out.line(
+            "no direct path",
+            format!("{YELLOW}{tries}{RESET}: {obstacle}"),
+        );
+        if !no_direct_path.relay {
+            out.line("add a relay", ADD_RELAY);
+        }
+    }
     if let Some(search) = &peer.path.port_search {
         port_search(search, peer.path.relayed == Some(true), out);
     }
@@ -307,6 +327,33 @@ fn peer(peer: &PeerStatus, out: &mut Screen) {
     }
     traffic(&peer.traffic, out);
     peer_drops(&peer.traffic, out);
+}
+
+/// How to add a relay to the mesh.
+const ADD_RELAY: &str =
+    "run `seikan relay` on a public host, and the command that `seikan relay secret` prints";
+
+/// Returns what probably prevents a direct path.
+fn obstacle(path: &NoDirectPath, nat: Nat, both_symmetric: bool) -> &'static str {
+    match nat {
+        _ if !path.has_addresses => "the peer has reported no address",
+        _ if both_symmetric => "both ends are behind symmetric NATs",
+        Nat::Silent => "no UDP answer reaches this host: a firewall or its network blocks it",
+        Nat::Symmetric if path.peer_behind_nat => {
+            "this host is behind a symmetric NAT and the peer behind a NAT: port probing needs a relay"
+        }
+        Nat::Symmetric => "this host is behind a symmetric NAT, and the peer does not answer",
+        Nat::EndpointIndependent | Nat::Unknown if path.peer_behind_nat => {
+            "both ends are behind NATs, and the packets of neither pass the other's"
+        }
+        Nat::EndpointIndependent | Nat::Unknown => {
+            "this host is behind a NAT, and the peer does not answer"
+        }
+        Nat::Open | Nat::Untested if path.peer_behind_nat => {
+            "the peer is behind a NAT and does not answer"
+        }
+        Nat::Open | Nat::Untested => "the peer is off, or a firewall at either end blocks it",
+    }
 }
 
 /// Appends the counters of a proxied transport.
