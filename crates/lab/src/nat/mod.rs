@@ -21,7 +21,9 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 pub use event::{EventReport, EventRow, events};
-pub use plan::{Cell, Clocks, Event, Expect, Family, Happening, Nat, NatBox, PLAN, PathKind, Plan};
+pub use plan::{
+    Cell, Clocks, Event, Expect, Family, Happening, Input, Nat, NatBox, PLAN, PathKind, Plan,
+};
 
 use crate::cleanup::private_directory;
 use crate::error::Result;

@@ -38,6 +38,19 @@ pub enum Family {
     IPv6,
 }
 
+/// Treatment of unsolicited packets to a router's own address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Input {
+    /// No rule: connection tracking keeps an entry for each.
+    Accept,
+    /// They are dropped, as by usual routers.
+    #[default]
+    Drop,
+    /// They are answered, and no entry remains.
+    Reject,
+}
+
 /// A router with address translation.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
@@ -50,6 +63,8 @@ pub struct NatBox {
     pub hairpin: bool,
     /// Whether UDP passes.
     pub udp: bool,
+    /// Treatment of unsolicited packets to its own address.
+    pub input: Input,
 }
 
 impl Default for NatBox {
@@ -59,6 +74,7 @@ impl Default for NatBox {
             one_to_one: false,
             hairpin: false,
             udp: true,
+            input: Input::default(),
         }
     }
 }
@@ -339,12 +355,12 @@ mod tests {
     fn the_matrix_is_full_and_says_one_thing_of_each_pair() {
         let plan = Plan::parse(PLAN).expect("a plan");
         assert_eq!(plan.unclear(), [""; 0]);
-        // 8 NATs in both orders, and three shared ones.
+        // 12 NATs in both orders, and three shared ones.
         let cells = plan.cells().expect("cells");
         let (with, without): (Vec<&Cell>, Vec<&Cell>) = cells
             .iter()
             .partition(|cell| cell.nats.iter().any(|nat| nat.ipv6));
-        assert_eq!(without.len(), 8 * 8 + 3);
+        assert_eq!(without.len(), 12 * 12 + 3);
         assert!(with.iter().all(|cell| cell.shared.is_empty()));
         assert!(!with.is_empty());
     }

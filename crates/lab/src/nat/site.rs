@@ -4,7 +4,8 @@
 //! internet 198.51.100.1 --- switch --- .30 shared box --- switch --- .10 A's boxes --- switch --- .10 A
 //! coordinator, relays                    (if any)                \-- .20 B's boxes --- switch -w- .20 B
 //! ```
-//! All home networks are 192.168.1.0/24, as in practice; carriers have 100.64.N.0/24. The cable of
+//! Everybody at the internet's switch has an address of length 32: packets between them pass the host
+//! of the internet, a router. All home networks are 192.168.1.0/24, as in practice; carriers have 100.64.N.0/24. The cable of
 //! host B, `w`, is an emulated link with a delay ([`Wire`]). Each host and each box is a namespace
 //! of its own. A host with IPv6 has global addresses of a network of its own, 2001:db8:0:END::/64,
 //! which its box routes and to which it admits answers. Without a box it is in 2001:db8::/64, the
@@ -17,7 +18,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use seikan_sys::netlink::Route;
 
-use super::plan::{Cell, NatBox};
+use super::plan::{Cell, Input, NatBox};
 use crate::error::{LabError, Result};
 use crate::host::{Host, network as net};
 use crate::wire::{Faults, Wire, WireFaults};
@@ -41,10 +42,42 @@ const WIRED: &str = "wired";
 /// which its neighbours do not know.
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
+/// The network of a switch.
+#[derive(Clone, Copy)]
+struct Network {
+    prefix: [u8; 3],
+    /// Whether its hosts reach each other through its router alone.
+    routed: bool,
+}
+
+impl Network {
+    fn address(self, end: u8) -> IpAddr {
+        address(self.prefix, end)
+    }
+
+    /// The address of a host, with the length of its network.
+    fn net(self, end: u8) -> IpNet {
+        let address = self.address(end);
+        if self.routed {
+            address.into()
+        } else {
+            net(address)
+        }
+    }
+
+    fn add_default_route(self, host: &Host, nic: &str) -> Result<()> {
+        let router = self.address(FIRST);
+        if self.routed {
+            host.add_route(&Route::to(router.into()).device(host.index(nic)?))?;
+        }
+        host.add_default_route(router, nic)
+    }
+}
+
 /// A switch with a network, and the host that it belongs to.
 pub(crate) struct Switch {
     pub(crate) host: Host,
-    network: [u8; 3],
+    network: Network,
 }
 
 /// A NAT.
@@ -52,7 +85,7 @@ struct Router {
     inside: Switch,
     rules: NatBox,
     /// The network outside, and its address there.
-    outside: ([u8; 3], u8),
+    outside: (Network, u8),
     /// Ends of the addresses inside that have an outer one of their own.
     customers: Vec<u8>,
 }
@@ -88,7 +121,22 @@ impl Switch {
         netlink.set_hardware_address(netlink.create_bridge(LAN)?, MAC)?;
         host.add_address(LAN, net(address(network, FIRST)))?;
         host.set_up(LAN)?;
+        let network = Network {
+            prefix: network,
+            routed: false,
+        };
         Ok(Switch { host, network })
+    }
+
+    /// Has the hosts at it reach each other through its router, whose redirects would end that.
+    fn route(mut self) -> Result<Switch> {
+        self.host.forward(true)?;
+        for interface in ["all", LAN] {
+            let name = format!("net/ipv4/conf/{interface}/send_redirects");
+            self.host.write_sysctl(&name, "0")?;
+        }
+        self.network.routed = true;
+        Ok(self)
     }
 
     /// Gives `host` a nic at this switch.
@@ -99,9 +147,9 @@ impl Switch {
 
     /// Gives a nic that is plugged in its address, and the default route.
     pub(crate) fn configure(&self, host: &Host, nic: &str, end: u8) -> Result<()> {
-        host.add_address(nic, net(address(self.network, end)))?;
+        host.add_address(nic, self.network.net(end))?;
         host.set_up(nic)?;
-        host.add_default_route(address(self.network, FIRST), nic)
+        self.network.add_default_route(host, nic)
     }
 }
 
@@ -145,9 +193,9 @@ impl Router {
     /// Pairs of inner and outer addresses of a static map.
     fn maps(&self) -> Vec<(IpAddr, IpAddr)> {
         let (network, first) = self.outside;
-        let outer = (first..).map(|end| address(network, end));
+        let outer = (first..).map(|end| network.address(end));
         let inner = self.customers.iter();
-        let inner = inner.map(|end| address(self.inside.network, *end));
+        let inner = inner.map(|end| self.inside.network.address(*end));
         if self.rules.one_to_one {
             inner.zip(outer).collect()
         } else {
@@ -179,7 +227,11 @@ impl Router {
         } else {
             "meta l4proto udp drop"
         };
-        // Routers silently drop packets that no inner host has requested.
+        let unsolicited = match self.rules.input {
+            Input::Accept => "accept",
+            Input::Drop => "drop",
+            Input::Reject => "reject",
+        };
         let rules = format!(
             "table ip nat
              delete table ip nat
@@ -197,6 +249,7 @@ impl Router {
                  chain here {{ type filter hook input priority filter; policy drop
                      ct state established,related accept
                      icmpv6 type {{ nd-neighbor-solicit, nd-neighbor-advert }} accept
+                     {unsolicited}
                  }}
                  chain through {{ type filter hook forward priority filter; policy drop
                      {udp}
@@ -215,7 +268,7 @@ impl Router {
 impl Site {
     /// Makes all of it, with packets taking `delay` to host B and again from it.
     pub(super) fn create(cell: &Cell, delay: Duration) -> Result<Site> {
-        let internet = Switch::create("internet", INTERNET)?;
+        let internet = Switch::create("internet", INTERNET)?.route()?;
         let mut shared: Vec<Router> = Vec::new();
         let own = cell.nats.iter().map(|nat| nat.boxes.len()).max();
         let own = own.unwrap_or(0);
@@ -313,7 +366,7 @@ impl Site {
         host.netlink()?.set_down(host.index(WAN)?)?;
         host.set_up(WAN)?;
         let (network, _) = router.outside;
-        host.add_default_route(address(network, FIRST), WAN)
+        network.add_default_route(host, WAN)
     }
 
     /// B's outermost box has another address outside, or B itself if it has none.
@@ -323,7 +376,10 @@ impl Site {
                 let (network, end) = router.outside;
                 readdress(&router.inside.host, WAN, network, end)
             }
-            None => readdress(&self.hosts[1], &self.hosts[1].device, INTERNET, ENDS[1]),
+            None => {
+                let (host, network) = (&self.hosts[1], self.internet.network);
+                readdress(host, &host.device, network, ENDS[1])
+            }
         }
     }
 
@@ -339,14 +395,14 @@ impl Site {
 }
 
 /// A nic gets another address, after it was unplugged as it were.
-fn readdress(host: &Host, nic: &str, network: [u8; 3], end: u8) -> Result<()> {
+fn readdress(host: &Host, nic: &str, network: Network, end: u8) -> Result<()> {
     let netlink = host.netlink()?;
     let index = host.index(nic)?;
     netlink.set_down(index)?;
-    netlink.delete_address(index, net(address(network, end)))?;
-    netlink.add_address(index, net(address(network, end + MOVED)))?;
+    netlink.delete_address(index, network.net(end))?;
+    netlink.add_address(index, network.net(end + MOVED))?;
     netlink.set_up(index)?;
-    host.add_default_route(address(network, FIRST), nic)
+    network.add_default_route(host, nic)
 }
 
 /// Returns the inner network of a router at this depth.
