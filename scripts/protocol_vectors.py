@@ -168,13 +168,14 @@ def tlv(kind, value):
     return u16(kind) + u16(len(value)) + value
 
 
-def capabilities(ciphers, mtu=1420, lanes=1, features=1, version=1):
+def capabilities(ciphers, mtu=1420, lanes=1, features=1, version=1, ethernet=False):
     return (
         tlv(0x8001, bytes([version]))
         + tlv(0x8002, bytes(ciphers))
         + tlv(3, bytes([lanes]))
         + tlv(4, u16(mtu))
         + tlv(5, struct.pack("<Q", features))
+        + (tlv(0x8006, b"\1") if ethernet else b"")
     )
 
 
@@ -183,7 +184,7 @@ class Refused(Exception):
 
 
 def parse_capabilities(payload):
-    out = {"version": None, "ciphers": None, "max_lanes": 1, "inner_mtu": 1420, "features": 0}
+    out = {"version": None, "ciphers": None, "max_lanes": 1, "inner_mtu": 1420, "features": 0, "mode": "ip"}
     if len(payload) > 256:
         raise Refused
     previous = -1
@@ -210,7 +211,9 @@ def parse_capabilities(payload):
             out["inner_mtu"] = n
         elif number == 5 and length == 8:
             out["features"] = n
-        elif number <= 5 and number > 0 or kind & 0x8000:
+        elif number == 6 and length == 1 and n == 1:
+            out["mode"] = "ethernet"
+        elif number <= 6 and number > 0 or kind & 0x8000:
             raise Refused
     if out["version"] is None or out["ciphers"] is None:
         raise Refused
@@ -288,6 +291,19 @@ def ip_header_len(packet):
     return 20 if packet[0] >> 4 == 4 else 40
 
 
+def no_link(packet):
+    """Offset of the IP header of a packet in IP mode."""
+    return 0
+
+
+def ethernet_link(frame):
+    """Offset of the IP header of a frame in Ethernet mode, behind at most two tags; None if there is no IP."""
+    at = 14
+    while (kind := frame[at - 2 : at]) in (b"\x81\x00", b"\x88\xa8", b"\x91\x00") and at < 22:
+        at += 4
+    return at if kind in (b"\x08\x00", b"\x86\xdd") else None
+
+
 def pseudo(packet):
     n = ip_header_len(packet)
     addresses = packet[12:20] if n == 20 else packet[8:40]
@@ -341,6 +357,20 @@ def plain_write(packet, partial=False):
     return vnet() + packet
 
 
+def framed(write, link):
+    """The write for a packet, with the Ethernet header `link` before the packet."""
+    flags, gso_type, hdr_len, gso, start, offset = struct.unpack_from("<BBHHHH", write)
+    n = len(link)
+    return vnet(flags, gso_type, hdr_len and hdr_len + n, gso, start and start + n, offset) + link + write[10:]
+
+
+def any_write(packet, partial, link):
+    at = link(packet)
+    if at is None:
+        return vnet() + packet
+    return framed(plain_write(packet[at:], partial), packet[:at])
+
+
 # --- Section 10: slices ------------------------------------------------------------------------
 
 
@@ -384,23 +414,27 @@ def parse_frames(plaintext):
         at += 3 + length
 
 
-def receive(plaintexts):
+def receive(plaintexts, link=no_link):
     """The writes for a batch of records whose frames are well formed, of one peer, not marked CE."""
     writes, run, fragments = [], [], {}
 
     def flush():
         if run:
-            writes.append(run_write(run))
+            at = link(run[0]["header"])
+            headers = run[0]["header"]
+            inner = [s | {"header": s["header"][at:]} for s in run]
+            writes.append(framed(run_write(inner), headers[:at]))
             run.clear()
 
     for plaintext in plaintexts:
         for kind, flags, body in parse_frames(plaintext):
             if kind == 1:
                 flush()
-                writes.append(plain_write(body, bool(flags & 1)))
+                writes.append(any_write(body, bool(flags & 1), link))
             elif kind == 2:
                 id, offset, total, gso = struct.unpack_from("<HHHH", body)
-                n = ip_header_len(body[8:])
+                at = link(body[8:])
+                n = at + ip_header_len(body[8 + at :])
                 n += (body[8 + n + 12] >> 4) * 4
                 s = {"id": id, "offset": offset, "total": total, "gso": gso, "ecn": bool(flags & 2)}
                 s["header"], s["chunk"] = body[8 : 8 + n], body[8 + n :]
@@ -418,7 +452,7 @@ def receive(plaintexts):
                 if sum(map(len, parts.values())) == total:
                     flush()
                     whole = b"".join(parts[o] for o in sorted(parts))
-                    writes.append(plain_write(whole, bool(flags & 1)))
+                    writes.append(any_write(whole, bool(flags & 1), link))
     flush()
     return writes
 
@@ -429,8 +463,8 @@ def receive(plaintexts):
 class Packer:
     """Packs reads of the TUN device into records of at most `size` bytes of UDP payload."""
 
-    def __init__(self, size, time, first_id):
-        self.size, self.time, self.id = size, time, first_id
+    def __init__(self, size, time, first_id, link=no_link):
+        self.size, self.time, self.id, self.link = size, time, first_id, link
         self.open, self.ecn = b"", 0
         self.records = []  # (outer ECN, plaintext)
         self.run = None  # [ecn, segment size, datagrams, still open]
@@ -466,13 +500,15 @@ class Packer:
         flags, gso_type, _, gso, _, _ = struct.unpack_from("<BBHHHH", read)
         packet = read[10:]
         partial = bool(flags & 1)
-        v4 = packet[0] >> 4 == 4
-        ecn = packet[1] & 3 if v4 else packet[1] >> 4 & 3
+        at = self.link(packet)
+        inner = packet[at or 0 :]
+        v4 = inner[0] >> 4 == 4
+        ecn = 0 if at is None else inner[1] & 3 if v4 else inner[1] >> 4 & 3
         if ecn != self.ecn:
             self.close(False)
             self.ecn = ecn
         if gso_type & 0x7F in (1, 4):
-            n = ip_header_len(packet)
+            n = at + ip_header_len(inner)
             n += (packet[n + 12] >> 4) * 4
             self.slices(packet[:n], packet[n:], gso, bool(gso_type & 0x80))
         elif 3 + len(packet) > self.size - 35:
@@ -582,7 +618,8 @@ def noise_pair(psk=bytes(32), s_i=S_I, e_i=E_I, e_r=E_R):
     return Noise(PROLOGUE, s_i, e_i, S_R, e_r, psk)
 
 
-def handshake(cipher, psk, offer, choice):
+def handshake(cipher, psk, offer, choice, records=None, batches=None):
+    records, batches = records or RECORDS, batches or BATCHES
     noise = noise_pair(psk)
     first = initiation_message(noise, INDEX_I, tai64n(*WALL), offer)
     second = response_message(noise, INDEX_R, INDEX_I, choice)
@@ -601,10 +638,10 @@ def handshake(cipher, psk, offer, choice):
         "key_initiator": k_i,
         "key_responder": k_r,
         "handshake_hash": noise.h,
-        "record_datagrams": [seal(cipher, k_i, INDEX_R, r["counter"], r["plaintext"]) for r in RECORDS],
-        "rejected_datagrams": rejected_datagrams(cipher, k_i),
+        "record_datagrams": [seal(cipher, k_i, INDEX_R, r["counter"], r["plaintext"]) for r in records],
+        "rejected_datagrams": rejected_datagrams(cipher, k_i, records),
         "batch_datagrams": [[seal(cipher, k_i, INDEX_R, c, r["plaintext"]) for c, r in enumerate(b["records"])]
-                            for b in BATCHES],
+                            for b in batches],
         "responder_datagram": seal(cipher, k_r, INDEX_I, 0, RESPONDER_RECORD["plaintext"]),
     }
 
@@ -693,6 +730,11 @@ def record_vectors():
         ("ECT(0) over ECT(1)", packet_frame(ect1), {"outer_ecn": 2, "writes": [plain_write(ect1)]}),
         ("ECT(1) over Not-ECT", packet_frame(small), {"outer_ecn": 1, "writes": [plain_write(small)]}),
     ]
+    return numbered(cases)
+
+
+def numbered(cases):
+    """Records of frames in the order of their counters."""
     records = []
     for counter, (name, frames, extra) in enumerate(cases):
         plaintext = extra.pop("plaintext", None) or stamp(0, 1000 + counter) + frames
@@ -701,10 +743,10 @@ def record_vectors():
     return records
 
 
-def rejected_datagrams(cipher, key):
+def rejected_datagrams(cipher, key, records):
     """Datagrams to the responder, behind those of the records, that are dropped whole."""
-    good = seal(cipher, key, INDEX_R, 1, RECORDS[1]["plaintext"])
-    next = len(RECORDS)
+    good = seal(cipher, key, INDEX_R, 1, records[1]["plaintext"])
+    next = len(records)
     fresh = seal(cipher, key, INDEX_R, next, stamp(0, 0))
     rejected = [
         ("replayed", good, "replayed"),
@@ -739,9 +781,14 @@ def batch_vectors():
         ("slices of one super-packet and the next share a record",
          [vnet(1, 0x81, 40, 900, 20, 16) + two, vnet(1, 1, 40, 900, 20, 16) + put(two, 22, be16(81))], None),
     ]
+    return packed(cases, no_link)
+
+
+def packed(cases, link):
+    """Batches of reads, packed."""
     batches = []
     for name, reads, outcomes in cases:
-        packer = Packer(1232, 0xBEEF, 0xFFFF)
+        packer = Packer(1232, 0xBEEF, 0xFFFF, link)
         for read in reads:
             packer.read(read)
             packer.id &= 0xFFFF
@@ -750,10 +797,89 @@ def batch_vectors():
         batches.append({
             "name": name, "size": 1232, "time": 0xBEEF, "first_id": 0xFFFF, "reads": reads,
             "records": [{"outer_ecn": e, "plaintext": p} for e, p in packer.records],
-            "outcomes": [{"received": o, "writes": receive([plaintexts[i] for i in o])}
+            "outcomes": [{"received": o, "writes": receive([plaintexts[i] for i in o], link)}
                          for o in outcomes or [list(range(len(plaintexts)))]],
         })
     return batches
+
+
+MAC_I, MAC_R, GROUP = bytes.fromhex("02005e100001"), bytes.fromhex("02005e100002"), bytes([255] * 6)
+IPV4, IPV6, ARP = b"\x08\x00", b"\x86\xdd", b"\x08\x06"
+TAG, PROVIDER_TAG = b"\x81\x00\xa0\x07", b"\x88\xa8\x00\x05"
+
+
+def ethernet_record_vectors():
+    """Records in Ethernet mode, to be received in this order by the responder."""
+    head = MAC_R + MAC_I
+    small = ip_packet(I4, R4, 17, udp(20))
+    other = ip_packet(I6, R6, 17, udp(30, (1001, 2000)), partial=True)
+    ect0 = ip_packet(I4, R4, 17, udp(20), ecn=2)
+    ce = ip_packet(I4, R4, 17, udp(20), ecn=3)
+    arp = GROUP + MAC_I + ARP + payload_bytes(46)
+    tagged_arp = GROUP + MAC_I + PROVIDER_TAG + TAG + ARP + payload_bytes(46)
+    llc = bytes.fromhex("0180c2000000") + MAC_I + be16(38) + payload_bytes(46)
+    header = head + TAG + IPV4 + ip_packet(I4, R4, 6, tcp(0, 0x10), partial=True)
+    chunk = payload_bytes(100)
+    run = run_write([{"header": header[18:], "offset": 0, "gso": 256, "chunk": chunk, "total": 100, "ecn": False}])
+    split = head + TAG + ARP + payload_bytes(300)
+    stranger = ip_packet("10.7.0.9", R4, 17, udp(20))
+
+    def case(name, frame, **extra):
+        return name, packet_frame(frame), extra
+
+    def whole(name, frame, partial=False):
+        return name, packet_frame(frame, partial), {"writes": [any_write(frame, partial, ethernet_link)]}
+
+    bad = {"bad_frame": 1}
+    return numbered([
+        whole("ARP", arp),
+        whole("a type behind two tags", tagged_arp),
+        whole("IEEE 802.3 length", llc),
+        whole("IPv4", head + IPV4 + small),
+        whole("IPv6 behind a tag, partial checksum", head + TAG + IPV6 + other, True),
+        case("padding behind the IP length", head + IPV4 + small + bytes(4),
+             writes=[any_write(head + IPV4 + small, False, ethernet_link)]),
+        case("IP behind three tags counts as any type", head + TAG * 3 + IPV4 + small,
+             writes=[vnet() + head + TAG * 3 + IPV4 + small]),
+        ("slice", slice_frame(1, 0, 100, 256, header, chunk), {"writes": [framed(run, header[:18])]}),
+        ("slice of a frame without IP", slice_frame(1, 0, 100, 256, head + ARP + bytes(60), chunk), {"drops": bad}),
+        ("fragment, last of two", fragment_frame(7, 256, len(split), split[256:]), {}),
+        ("fragment, first of two", fragment_frame(7, 0, len(split), split[:256]), {"writes": [vnet() + split]}),
+        ("CE over ECT(0)", packet_frame(head + IPV4 + ect0),
+         {"outer_ecn": 3, "writes": [any_write(head + IPV4 + ce, False, ethernet_link)]}),
+        ("CE over a frame without IP", packet_frame(arp), {"outer_ecn": 3, "drops": {"ecn_not_capable": 1}}),
+        case("13 bytes", head + b"\x08", drops={"bad_ethernet": 1}),
+        case("a tag cut off", head + TAG, drops={"bad_ethernet": 1}),
+        case("the type of IPv4, but no IP", head + IPV4 + bytes(40), drops={"not_ip": 1}),
+        ("partial checksum without IP", packet_frame(arp, True), {"drops": bad}),
+        case("from a group", MAC_R + GROUP + ARP + bytes(46), drops={"bad_ethernet": 1}),
+        case("from no address", MAC_R + bytes(6) + ARP + bytes(46), drops={"bad_ethernet": 1}),
+        case("from the receiver's own address", GROUP + MAC_R + ARP + bytes(46), drops={"mac_conflict": 1}),
+        case("source of somebody else", head + IPV4 + stranger, drops={"source_not_allowed": 1}),
+    ])
+
+
+def ethernet_batch_vectors():
+    """Reads of the TAP device, the records that carry them, the writes at the far end."""
+    head = MAC_R + MAC_I + TAG + IPV4
+    two = head + ip_packet(I4, R4, 6, tcp(2000, 0x99), id=0xFFFF, partial=True)
+    small = head + ip_packet(I4, R4, 17, udp(100), ecn=1)
+    arp = GROUP + MAC_I + ARP + payload_bytes(46)
+    large = MAC_R + MAC_I + b"\x88\xb5" + payload_bytes(1406)
+    return packed([
+        ("super-packet in two slices", [vnet(1, 0x81, 58, 900, 38, 16) + two], [[0, 1], [0], [1]]),
+        ("a frame without IP in fragments", [vnet() + large], [[0, 1], [1, 0]]),
+        ("frames with and without IP", [vnet() + arp, vnet() + small, vnet() + arp], None),
+    ], ethernet_link)
+
+
+def ethernet_vectors():
+    records, batches = ethernet_record_vectors(), ethernet_batch_vectors()
+    offer, choice = capabilities([AES, CHACHA], ethernet=True), capabilities([AES], ethernet=True)
+    made = handshake(AES, bytes(32), offer, choice, records, batches)
+    del made["responder_datagram"]
+    return {"mac": {"initiator": MAC_I, "responder": MAC_R}, "handshake": made | {"mode": "ethernet"},
+            "records": records, "batches": batches}
 
 
 def rejected_handshakes():
@@ -778,7 +904,8 @@ def rejected_handshakes():
         ("ephemeral of low order", remac(put(good, 8, bytes(32))), "bad_handshake"),
         ("a key that is no peer's", initiation(s_i=PSK), "unknown_peer"),
         ("stamp of the last initiation", initiation(when=tai64n(*WALL)), "replayed_handshake"),
-        ("unknown mandatory capability", initiation(offer + tlv(0x8006, b"")), "unsupported_capability"),
+        ("unknown mandatory capability", initiation(offer + tlv(0x8177, b"")), "unsupported_capability"),
+        ("Ethernet frames to an end with IP packets", initiation(capabilities([AES], ethernet=True)), "unsupported_capability"),
         ("no cipher in common", initiation(capabilities([77])), "unsupported_capability"),
         ("response that answers nothing", with_macs(bytes([0x12, 0, 0, 0]) + bytes(56), public(S_R)), "unknown_index"),
         ("cookie reply that answers nothing", bytes([0x13, 0, 0, 0]) + bytes(60), "unknown_index"),
@@ -800,6 +927,7 @@ def rejected_responses():
         ("another index", response(choice, receiver=INDEX_I ^ 0x80000000), "unknown_index"),
         ("two ciphers chosen", response(capabilities([AES, CHACHA])), "unsupported_capability"),
         ("a newer version", response(capabilities([AES], version=2)), "unsupported_capability"),
+        ("Ethernet frames chosen", response(capabilities([AES], ethernet=True)), "unsupported_capability"),
     ]
     return [{"name": n, "message": m, "reason": r} for n, m, r in cases]
 
@@ -822,6 +950,9 @@ def capability_vectors():
         ("MTU below 576", least + tlv(4, u16(575))),
         ("MTU of 576", least + tlv(4, u16(576))),
         ("features of four bytes", least + tlv(5, bytes(4))),
+        ("Ethernet frames", capabilities([AES], ethernet=True)),
+        ("an unknown mode", least + tlv(0x8006, b"\2")),
+        ("a mode of two bytes", least + tlv(0x8006, b"\1\0")),
         ("ends within a head", least + b"\3\0\1"),
         ("ends within a value", least + u16(3) + u16(2) + b"\1"),
         ("257 bytes", least + tlv(0x100, bytes(257 - len(least) - 4))),
@@ -916,6 +1047,7 @@ def vectors():
         "responder_record": RESPONDER_RECORD,
         "handshakes": [handshake(AES, bytes(32), offer, capabilities([AES])),
                        handshake(CHACHA, PSK, odd, capabilities([CHACHA]))],
+        "ethernet": ethernet_vectors(),
         "rejected_handshakes": rejected_handshakes(),
         "rejected_responses": rejected_responses(),
         "cookies": cookie_vectors(),

@@ -1,5 +1,6 @@
-//! Any plaintext as the frames of a record, in the middle of an arena: nothing outside is read or
-//! changed, and the iteration ends.
+//! Any plaintext as the frames of a record, in either mode, in the middle of an arena: nothing
+//! outside is read or changed, and the iteration ends.
+use seikan_proto::mode::{Carried, Ethernet, Ip};
 use seikan_proto::native::frame::{Frame, Frames, MIN_CHUNK};
 use seikan_proto::native::reassembly::{Reassembly, Record};
 use seikan_proto::time::Instant;
@@ -13,11 +14,19 @@ pub fn run(input: &[u8]) {
     let Some((first, plaintext)) = input.split_first() else {
         return;
     };
+    if first & 4 == 0 {
+        frames::<Ip>(plaintext, first & 3);
+    } else {
+        frames::<Ethernet>(plaintext, first & 3);
+    }
+}
+
+fn frames<C: Carried>(plaintext: &[u8], ecn: u8) {
     let mut arena = vec![0x11; MARGIN];
     arena.extend(plaintext);
     arena.extend([0x11; MARGIN]);
     let inside = MARGIN..MARGIN + plaintext.len();
-    let mut frames = Frames::new(inside.clone(), first & 3);
+    let mut frames = Frames::<C>::new(inside.clone(), ecn);
     let within = |part: &Range<usize>| part.start >= inside.start && part.end <= inside.end;
     let mut count = 0;
     let mut control = 0;
@@ -29,9 +38,12 @@ pub fn run(input: &[u8]) {
             "every frame takes a byte at least"
         );
         match frame {
-            Ok(Frame::Packet { range, ip, .. }) => {
-                assert!(within(&range) && ip.total_len <= range.len());
+            Ok(Frame::Packet(packet)) => {
+                assert!(within(&packet.range));
+                assert!(packet.ip_at + packet.ip.total_len <= packet.range.len());
+                assert!(C::ETHERNET == (packet.ip_at >= 14));
             }
+            Ok(Frame::NotIp { range }) => assert!(C::ETHERNET && within(&range)),
             Ok(Frame::Slice(slice)) => {
                 assert!(within(&slice.header) && within(&slice.chunk));
                 assert!(slice.offset + slice.chunk.len() <= slice.total && slice.gso_size > 0);

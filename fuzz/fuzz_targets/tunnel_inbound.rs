@@ -4,6 +4,7 @@
 //! The input is a script: an operation, two bytes for it, a length of two bytes, and as many bytes.
 use seikan_fuzz::{Peer, SOURCE};
 use seikan_proto::filter::{Destinations, Filter, Open};
+use seikan_proto::mode::Mode;
 use seikan_proto::protocol::Protocol;
 use std::time::Duration;
 
@@ -17,7 +18,12 @@ pub fn run(script: &[u8]) {
     } else {
         Protocol::WireGuard
     };
-    let mut peer = Peer::new(protocol);
+    let mode = if flags & 5 == 4 {
+        Mode::Ethernet
+    } else {
+        Mode::Ip
+    };
+    let mut peer = Peer::new(protocol, mode);
     // A peer with few permissions: the headers of every packet are examined.
     let id = peer.tunnel.peers().next().map(|peer| peer.id);
     if let Some(id) = id.filter(|_| flags & 2 != 0) {

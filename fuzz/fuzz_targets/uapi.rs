@@ -22,6 +22,7 @@ impl Paper {
     fn new() -> Paper {
         let tunnel = Tunnel::new(TunnelConfig {
             protocol: Protocol::WireGuard,
+            mode: seikan_proto::mode::Mode::Ip,
             private_key: PrivateKey::from_bytes([7; 32]),
             inner_mtu: 1420,
             offload: false,

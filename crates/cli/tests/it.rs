@@ -7,6 +7,7 @@ mod crowd;
 mod docs;
 mod doctor;
 mod doctor_ends;
+mod ethernet;
 mod gateway;
 mod gateway_status;
 mod golden;

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use ipnet::IpNet;
 
 use super::diagnostic::Severity;
-use super::draft::{At, Draft, InterfaceDraft, PeerDraft, unique_prefixes};
+use super::draft::{At, Draft, GatewaySection, InterfaceDraft, PeerDraft, unique_prefixes};
 use super::gateway;
 use super::key::{PrivateKey, PublicKey};
 use super::overrides::Overrides;
@@ -16,7 +16,7 @@ use super::report::Reporter;
 use super::schema::Field;
 use super::source::Syntax;
 use super::types::{
-    CipherPreference, Config, InterfaceName, InterfaceNameError, MeshSettings, PeerConfig,
+    CipherPreference, Config, InterfaceName, InterfaceNameError, MeshSettings, Mode, PeerConfig,
     Protocol, Trust,
 };
 use super::values::DnsItem;
@@ -27,6 +27,8 @@ const MIN_MTU: u32 = 576;
 const MIN_MTU_V6: u32 = 1280;
 /// Largest IP packet in bytes.
 const MAX_MTU_NATIVE: u32 = 65535;
+/// Largest payload of an Ethernet frame in bytes.
+const MAX_MTU_ETHERNET: u32 = seikan_proto::mode::MAX_ETHERNET_MTU;
 /// Largest multiple of 16 (the padding) that, with 32 bytes of header and tag, fits a UDP datagram
 /// over IPv4 (65535 - 20 - 8 bytes).
 const MAX_MTU_WIREGUARD: u32 = 65472;
@@ -52,6 +54,7 @@ pub(super) fn check(
                 Syntax::Ini => Protocol::Wireguard,
                 Syntax::Toml => Protocol::Native,
             });
+    check_mode(&interface, protocol, gateway.section.as_ref(), reporter);
     check_private_key(&interface, reporter);
     check_addresses(&interface, reporter);
     check_mtu(&interface, protocol, overrides.mtu, reporter);
@@ -64,6 +67,45 @@ pub(super) fn check(
     let peers = peers.into_iter().filter_map(complete_peer).collect();
     let config = complete(interface, name?, protocol, overrides, peers)?;
     Some(Config { gateway, ..config })
+}
+
+/// Checks that nothing is configured that Ethernet mode excludes.
+fn check_mode(
+    interface: &InterfaceDraft,
+    protocol: Protocol,
+    gateway: Option<&GatewaySection>,
+    reporter: &mut Reporter<'_>,
+) {
+    let Some(At {
+        value: Mode::Ethernet,
+        line,
+    }) = interface.native.mode
+    else {
+        return;
+    };
+    let example = reporter.example(Field::Protocol, "native");
+    let excluded = [
+        (
+            protocol == Protocol::Wireguard,
+            "the WireGuard protocol carries only IP packets",
+            format!("use the native protocol ({example}) at both ends, or remove this key"),
+        ),
+        (
+            interface.given.has(Field::Coordinator) || interface.given.has(Field::Credential),
+            "a mesh carries only IP packets",
+            "use an interface that is not a member of a mesh, or remove this key".to_owned(),
+        ),
+        (
+            gateway.is_some(),
+            "a gateway forwards only IP packets",
+            "remove the gateway, and make the interface a port of a bridge instead, or remove this key"
+                .to_owned(),
+        ),
+    ];
+    for (_, why, help) in excluded.into_iter().filter(|(is_so, ..)| *is_so) {
+        let message = format!("is `ethernet`, which is not possible here: {why}");
+        reporter.key_error(Field::Mode, line, &message, help);
+    }
 }
 
 fn check_name(
@@ -105,7 +147,9 @@ fn check_private_key(interface: &InterfaceDraft, reporter: &mut Reporter<'_>) {
 
 fn check_addresses(interface: &InterfaceDraft, reporter: &mut Reporter<'_>) {
     let name = reporter.name(Field::Address);
-    if interface.line.is_some() && !interface.given.has(Field::Address) {
+    // The interface of a bridge has the addresses of its ports.
+    let needs_one = interface.native.mode() == Mode::Ip;
+    if needs_one && interface.line.is_some() && !interface.given.has(Field::Address) {
         let message = format!("the interface has no `{name}`");
         let help = match reporter.syntax {
             Syntax::Ini => "add the interface's own address, such as `Address = 10.0.0.1/24`",
@@ -137,9 +181,10 @@ fn check_mtu(
     } else {
         (MIN_MTU, "the minimum that every IPv4 host accepts")
     };
-    let most = match protocol {
-        Protocol::Native => MAX_MTU_NATIVE,
-        Protocol::Wireguard => MAX_MTU_WIREGUARD,
+    let most = match (protocol, interface.native.mode()) {
+        (Protocol::Native, Mode::Ethernet) => MAX_MTU_ETHERNET,
+        (Protocol::Native, Mode::Ip) => MAX_MTU_NATIVE,
+        (Protocol::Wireguard, _) => MAX_MTU_WIREGUARD,
     };
     let message = if mtu < least {
         format!("is {mtu}, less than {least}, {why}")
@@ -261,7 +306,9 @@ fn check_allowed_ips(interface: &InterfaceDraft, peers: &[PeerDraft], reporter: 
     let name = reporter.name(Field::AllowedIps);
     let mut owners: HashMap<IpNet, (usize, usize)> = HashMap::new();
     for (index, peer) in peers.iter().enumerate() {
-        if !peer.given.has(Field::AllowedIps) {
+        // In Ethernet mode, a peer without them may use any address.
+        let needs_some = interface.native.mode() == Mode::Ip;
+        if needs_some && !peer.given.has(Field::AllowedIps) {
             let message =
                 format!("this peer has no `{name}`: nothing is sent to it or accepted from it");
             let help = "add the addresses behind the peer, such as `10.0.0.2/32`";
@@ -360,6 +407,7 @@ fn complete(
     Some(Config {
         name,
         protocol,
+        mode: native.mode(),
         private_key: interface.private_key?.value,
         listen_port: interface.listen_port,
         addresses: interface.addresses.into_iter().map(|a| a.value).collect(),

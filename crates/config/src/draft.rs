@@ -11,7 +11,7 @@ use seikan_wire::ethernet::Mac;
 use super::endpoint::{CoordinatorUrl, Endpoint};
 use super::key::{PresharedKey, PrivateKey, PublicKey};
 use super::schema::{Entry, Field};
-use super::types::{CipherPreference, GatewayMode, Hooks, InterfaceName, Protocol, Table};
+use super::types::{CipherPreference, GatewayMode, Hooks, InterfaceName, Mode, Protocol, Table};
 use super::values::DnsItem;
 
 /// A value and its line.
@@ -69,10 +69,18 @@ pub(super) struct MeshDraft {
 #[derive(Default)]
 pub(super) struct NativeDraft {
     pub protocol: Option<Protocol>,
+    pub mode: Option<At<Mode>>,
     pub offload: Option<bool>,
     pub metrics: Option<At<SocketAddr>>,
     pub cipher: Option<At<CipherPreference>>,
     pub copy_dscp: Option<bool>,
+}
+
+impl NativeDraft {
+    /// What the tunnel carries.
+    pub fn mode(&self) -> Mode {
+        self.mode.as_ref().map_or(Mode::Ip, |mode| mode.value)
+    }
 }
 
 /// One `[Peer]` so far.

@@ -101,6 +101,7 @@ impl Context<'_, '_, '_> {
                 Field::Protocol => {
                     self.set(&entry, values::protocol, &mut draft.native.protocol);
                 }
+                Field::Mode => self.set_at(&entry, values::mode, &mut draft.native.mode),
                 Field::Offload => self.set(&entry, values::boolean, &mut draft.native.offload),
                 Field::Metrics => self.set_at(&entry, values::socket, &mut draft.native.metrics),
                 Field::Cipher => self.set_at(&entry, values::cipher, &mut draft.native.cipher),

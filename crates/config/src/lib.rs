@@ -39,6 +39,6 @@ pub use overrides::Overrides;
 pub use source::{ReadKey, Source, Syntax};
 pub use types::{
     CipherPreference, Config, GatewayMode, GatewaySettings, Hooks, InterfaceName,
-    InterfaceNameError, MeshSettings, PeerConfig, Protocol, Table, Trust, UnknownValue,
+    InterfaceNameError, MeshSettings, Mode, PeerConfig, Protocol, Table, Trust, UnknownValue,
 };
 pub use write::NotInIni;

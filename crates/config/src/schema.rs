@@ -76,6 +76,7 @@ keys! {
     PostDown: Interface, Lines, "PostDown", "post-down";
     SaveConfig: Interface, One, "SaveConfig", "save-config";
     Protocol: Interface, One, "Protocol", "protocol";
+    Mode: Interface, One, "Mode", "mode";
     Offload: Interface, One, "Offload", "offload";
     Metrics: Interface, One, "Metrics", "metrics";
     Cipher: Interface, One, "Cipher", "cipher";

@@ -19,6 +19,8 @@ pub struct Config {
     pub name: InterfaceName,
     /// Wire protocol of all peers.
     pub protocol: Protocol,
+    /// What the tunnel carries.
+    pub mode: Mode,
     /// The interface's identity.
     pub private_key: PrivateKey,
     /// UDP port to listen on; `None` or 0: any.
@@ -123,7 +125,8 @@ pub struct PeerConfig {
     pub public_key: PublicKey,
     /// A symmetric key shared with the peer.
     pub preshared_key: Option<PresharedKey>,
-    /// Prefixes routed to and accepted from the peer, host bits masked.
+    /// Prefixes routed to and accepted from the peer, host bits masked. In Ethernet mode: source
+    /// prefixes accepted from the peer, all if empty.
     pub allowed_ips: Vec<IpNet>,
     /// Initial endpoint of the peer.
     pub endpoint: Option<Endpoint>,
@@ -151,6 +154,16 @@ pub enum Protocol {
     Wireguard,
     /// Seikan's native protocol.
     Native,
+}
+
+/// What a tunnel carries.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// IP packets.
+    #[default]
+    Ip,
+    /// Ethernet frames (native protocol only).
+    Ethernet,
 }
 
 /// Preferred AEAD; the native handshake negotiates it.
@@ -285,6 +298,12 @@ words! {
     Protocol, "`wireguard`, `native`",
     Wireguard = "wireguard",
     Native = "native",
+}
+
+words! {
+    Mode, "`ip`, `ethernet`",
+    Ip = "ip",
+    Ethernet = "ethernet",
 }
 
 words! {

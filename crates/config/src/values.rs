@@ -11,7 +11,7 @@ use seikan_wire::ethernet::Mac;
 
 use super::endpoint::{self, CoordinatorUrl, Endpoint, Host};
 use super::key::{self, KeyError, PresharedKey, PrivateKey, PublicKey};
-use super::types::{CipherPreference, GatewayMode, InterfaceName, Protocol, Table};
+use super::types::{CipherPreference, GatewayMode, InterfaceName, Mode, Protocol, Table};
 
 /// A fault of a value, and a suggested correction.
 #[derive(Debug)]
@@ -213,6 +213,12 @@ pub(super) fn socket(text: &str) -> Result<SocketAddr, Problem> {
 pub(super) fn protocol(text: &str) -> Result<Protocol, Problem> {
     let help = format!("write one of {}", Protocol::CHOICES);
     parsed(text.parse().ok(), text, "not a protocol", help)
+}
+
+/// What a tunnel carries.
+pub(super) fn mode(text: &str) -> Result<Mode, Problem> {
+    let help = format!("write one of {}", Mode::CHOICES);
+    parsed(text.parse().ok(), text, "not a mode", help)
 }
 
 /// A cipher's name.

@@ -10,8 +10,8 @@ use super::key::encode_key;
 use super::schema::{Field, SectionKind, Shape};
 use super::source::Syntax;
 use super::types::{
-    CipherPreference, Config, GatewayMode, GatewaySettings, MeshSettings, PeerConfig, Protocol,
-    Table,
+    CipherPreference, Config, GatewayMode, GatewaySettings, MeshSettings, Mode, PeerConfig,
+    Protocol, Table,
 };
 
 /// A value that the wg-quick syntax cannot express.
@@ -75,6 +75,7 @@ impl Text {
             Syntax::Toml => Protocol::Native,
         };
         self.unless_default(Field::Protocol, config.protocol, protocol);
+        self.unless_default(Field::Mode, config.mode, Mode::Ip);
         self.one(
             Field::PrivateKey,
             &encode_key(config.private_key.as_bytes()),

@@ -6,8 +6,8 @@ use ipnet::IpNet;
 use proptest::prelude::*;
 use seikan_config::{
     CipherPreference, Config, Endpoint, GatewayMode, GatewaySettings, Hooks, Host, InterfaceName,
-    MeshSettings, Overrides, Parsed, PeerConfig, PresharedKey, PrivateKey, Protocol, PublicKey,
-    Source, Syntax, Table, Trust, parse,
+    MeshSettings, Mode, Overrides, Parsed, PeerConfig, PresharedKey, PrivateKey, Protocol,
+    PublicKey, Source, Syntax, Table, Trust, parse,
 };
 use seikan_proto::gateway::{DeviceConfig, Remote};
 use seikan_proto::mesh::Pin;
@@ -150,6 +150,23 @@ fn the_traffic_class_is_copied_only_on_request() {
 }
 
 #[test]
+fn ethernet_mode_needs_neither_addresses_nor_allowed_ips() {
+    let ini = format!(
+        "[Interface]\nPrivateKey = {OWN}\nProtocol = native\nMode = Ethernet\nListenPort = 1\n\
+         [Peer]\nPublicKey = {PEER_2}\n"
+    );
+    let toml = format!(
+        "private-key = \"{OWN}\"\nmode = \"ethernet\"\nlisten-port = 1\n\
+         [[peer]]\npublic-key = \"{PEER_2}\"\n"
+    );
+    for (syntax, text) in [(Syntax::Ini, ini), (Syntax::Toml, toml)] {
+        let parsed = config(syntax, &text);
+        assert_eq!(parsed.mode, Mode::Ethernet);
+        assert!(parsed.addresses.is_empty() && parsed.peers[0].allowed_ips.is_empty());
+    }
+}
+
+#[test]
 fn toml_says_the_same() {
     let text = format!(
         "private-key = \"{OWN}\"\n\
@@ -209,7 +226,7 @@ fn the_example_has_every_key_and_no_fault() {
     let lists = lists.filter_map(|help| help.strip_prefix("known keys: "));
     let lists: Vec<Vec<_>> = lists.map(|list| list.split(", ").collect()).collect();
     let counts: Vec<_> = lists.iter().map(Vec::len).collect();
-    assert_eq!(counts, [26, 7, 5, 7, 2]);
+    assert_eq!(counts, [27, 7, 5, 7, 2]);
     for (text, lists) in [(text, &lists[..2]), (gateway, &lists[2..])] {
         for key in lists.concat() {
             let line = |line: &str| {
@@ -607,6 +624,7 @@ prop_compose! {
             proptest::option::of(1u16..),
         ),
         cipher in 0usize..3,
+        ethernet in any::<bool>(),
         table in prop_oneof![
             Just(Table::Auto), Just(Table::Off), (1u32..).prop_map(Table::Number)
         ],
@@ -632,6 +650,12 @@ prop_compose! {
         Config {
             name: "wg0".parse().unwrap(),
             protocol: if native { Protocol::Native } else { Protocol::Wireguard },
+            // Native, and with neither a gateway nor a mesh.
+            mode: if ethernet && native && gateway.is_none() && mesh.is_none() {
+                Mode::Ethernet
+            } else {
+                Mode::Ip
+            },
             private_key: PrivateKey::from_bytes(own),
             listen_port,
             addresses: addresses.into_iter().collect(),

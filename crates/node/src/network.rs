@@ -94,14 +94,16 @@ type Answer = (PublicKey, Option<SocketAddr>);
 
 impl NetworkMonitor {
     /// Starts monitoring. Must be called after privileges were dropped, since it may start a thread.
-    pub fn new(config: &Config, node: &Node) -> Result<NetworkMonitor, NetworkMonitorError> {
+    pub fn new(config: &Config, node: &mut Node) -> Result<NetworkMonitor, NetworkMonitorError> {
+        // Links may have changed since the sockets were opened, for instance by a hook.
+        node.follow_tap();
+        node.limit_datagrams();
+        let node = &*node;
         let at = |key: &PublicKey| {
             let peer = node.tunnel.peer(node.tunnel.peer_by_key(key)?)?;
             peer.path.endpoint
         };
         let network = Netlink::subscribe(&[Group::Link, Group::Address, Group::Route])?;
-        // Links may have changed since the sockets were opened, for instance by a hook.
-        node.limit_datagrams();
         let named = config.peers.iter().filter_map(|peer| {
             let endpoint = peer.endpoint.as_ref()?;
             matches!(endpoint.host, Host::Name(_)).then(|| NamedPeer {
@@ -161,6 +163,7 @@ impl NetworkMonitor {
         let _ = self.settled.stop();
         let burst = std::mem::take(&mut self.burst);
         if burst.links {
+            node.follow_tap();
             node.limit_datagrams();
         }
         if burst.paths {

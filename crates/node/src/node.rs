@@ -4,7 +4,7 @@ use crate::flood::{ALLOWANCE, FloodDetector, Step};
 use crate::gateway::GatewayNode;
 use crate::sockets::Sockets;
 use crate::system::{SystemRandom, now};
-use seikan_config::{CipherPreference, Config, Host};
+use seikan_config::{CipherPreference, Config, Host, Mode};
 use seikan_mesh::state::MeshState;
 use seikan_mesh::stun;
 use seikan_observe::Histogram;
@@ -20,6 +20,7 @@ use seikan_sys::netlink::Netlink;
 use seikan_sys::packet::PacketSocket;
 use seikan_sys::tun::{Tun, TunError, TunOptions};
 use seikan_sys::udp::{DatagramFilter, UdpError, UdpOptions};
+use seikan_wire::ethernet::{self, Mac};
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
@@ -34,6 +35,10 @@ const OUTBOX_BYTES: usize = 2 << 20;
 /// x 1377 bytes of TCP payload behind slice heads and inner headers; the kernel reserves some 320 bytes of the
 /// limit for headers.
 const GSO_MAX_SIZE: u32 = 44 * 1377 + 320;
+/// The same for Ethernet frames, whose headers each record repeats.
+const GSO_MAX_SIZE_ETHERNET: u32 = GSO_MAX_SIZE - 44 * ethernet::HEADER_LEN as u32;
+/// The kernel's default (`GSO_LEGACY_MAX_SIZE`).
+const GSO_UNLIMITED: u32 = 65_536;
 
 /// Why a node cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -83,6 +88,8 @@ pub struct Node {
     pub tunnel: Tunnel,
     /// The device.
     pub tun: Tun,
+    /// Whether the TAP device is a port of a bridge (Ethernet mode).
+    is_port: Option<bool>,
     /// The sockets.
     pub sockets: Sockets,
     /// Sizes of the batches.
@@ -114,14 +121,18 @@ impl Node {
     /// Creates device, sockets and peers. Addresses and routes are set elsewhere.
     pub fn create(config: &Config) -> Result<Node, NodeError> {
         let mtu = config.mtu.unwrap_or(DEFAULT_MTU);
-        let tun = Tun::create(&TunOptions {
+        let options = TunOptions {
             name: config.name.to_string(),
             mtu,
             queues: 1,
             offload: config.offload,
-        })?;
-        if config.gateway.is_none() {
-            limit_super_packets(&tun);
+        };
+        let tun = match config.mode {
+            Mode::Ip => Tun::create(&options),
+            Mode::Ethernet => Tun::create_tap(&options),
+        }?;
+        if config.gateway.is_none() && config.mode == Mode::Ip {
+            limit_super_packets(&tun, GSO_MAX_SIZE);
         }
         let options = UdpOptions {
             fwmark: config.fwmark,
@@ -142,6 +153,10 @@ impl Node {
                 seikan_config::Protocol::Wireguard => Protocol::WireGuard,
                 seikan_config::Protocol::Native => Protocol::Native,
             },
+            mode: match config.mode {
+                Mode::Ip => seikan_proto::mode::Mode::Ip,
+                Mode::Ethernet => seikan_proto::mode::Mode::Ethernet,
+            },
             private_key: config.private_key.clone(),
             inner_mtu: mtu,
             offload: tcp_gso,
@@ -159,9 +174,10 @@ impl Node {
         }
         let mut outbox = Outbox::new(OUTBOX_BYTES);
         outbox.set_gso(sockets.iter().any(|s| s.gso()));
-        let node = Node {
+        let mut node = Node {
             tunnel,
             tun,
+            is_port: None,
             sockets,
             batches: BatchSizes::default(),
             started: now.mono,
@@ -172,9 +188,38 @@ impl Node {
             outbox,
             inbox: Inbox::new(tcp_gso, udp_gso),
         };
+        node.follow_tap();
         node.limit_datagrams();
         node.filter_types(config);
         Ok(node)
+    }
+
+    /// Follows changes of the TAP device in Ethernet mode: its address, which no peer may use, and whether it is
+    /// a port of a bridge. Super-packets of this host are limited as in IP mode; those that a bridge forwards are
+    /// not, because the kernel would have to segment the larger ones of other hosts.
+    pub(crate) fn follow_tap(&mut self) {
+        if self.tunnel.mode() == seikan_proto::mode::Mode::Ip {
+            return;
+        }
+        let links = Netlink::open().and_then(|netlink| netlink.topology());
+        let index = self.tun.index();
+        let own = links.unwrap_or_default();
+        let Some(own) = own.into_iter().find(|link| link.info.index == index) else {
+            return;
+        };
+        if let Some(mac) = own.info.mac() {
+            self.tunnel.set_own_mac(Mac(mac));
+        }
+        let is_port = Some(own.master.is_some());
+        if self.is_port != is_port {
+            self.is_port = is_port;
+            let limit = if own.master.is_some() {
+                GSO_UNLIMITED
+            } else {
+                GSO_MAX_SIZE_ETHERNET
+            };
+            limit_super_packets(&self.tun, limit);
+        }
     }
 
     /// Sets the socket filter's maximum length; to be called again when an interface appears, disappears or
@@ -256,9 +301,10 @@ const LOOPBACK: u16 = 772;
 /// Limits the kernel's super-packets to what one GSO send can carry, records included; larger ones would need a
 /// second call. Only speed depends on it, so an error is ignored. Not for a gateway, whose kernel would have to
 /// segment the larger packets that GRO merges.
-fn limit_super_packets(tun: &Tun) {
+fn limit_super_packets(tun: &Tun, limit: u32) {
     if let Ok(netlink) = Netlink::open() {
-        let _ = netlink.set_gso_max(tun.index(), GSO_MAX_SIZE, 64, GSO_MAX_SIZE);
+        let segments = if limit < GSO_UNLIMITED { 64 } else { 65_535 };
+        let _ = netlink.set_gso_max(tun.index(), limit, segments, limit);
     }
 }
 

@@ -16,6 +16,7 @@ use seikan_mesh::event::WorkerEvent;
 use seikan_mesh::stun;
 use seikan_observe::DropReason;
 use seikan_proto::inbox::{MAX_PIECES, Write};
+use seikan_proto::mode::Mode;
 use seikan_proto::outbox::Run;
 use seikan_proto::segment::SuperPacket;
 use seikan_proto::tunnel::Datagram;
@@ -372,9 +373,10 @@ impl Node {
     /// Writes everything in the inbox to the TUN device, or sends it to the gateway's devices.
     pub(crate) fn deliver(&mut self, arena: &mut [u8]) {
         let queue = &self.tun.queues()[0];
+        let mode = self.tunnel.mode();
         let Some(gateway) = &mut self.gateway else {
             for write in self.inbox.writes() {
-                let result = deliver_one(queue, write, arena);
+                let result = deliver_one(queue, mode, write, arena);
                 self.batches.packets_per_write.record(write.packets);
                 self.tunnel.delivered(write, result);
             }
@@ -388,9 +390,9 @@ impl Node {
             let (packets, bytes) = (write.packets, write.bytes);
             let result = match destination {
                 Destination::Tun(Some(_)) if gateway.gateway.merging().is_cut() => {
-                    deliver_cut(queue, write, arena)
+                    deliver_cut(queue, mode, write, arena)
                 }
-                Destination::Tun(_) => deliver_one(queue, write, arena),
+                Destination::Tun(_) => deliver_one(queue, mode, write, arena),
                 Destination::Lan(id) => gateway.deliver(id, &self.inbox, i, arena, now),
                 Destination::Dropped(reason) => Err(reason),
             };
@@ -455,24 +457,35 @@ fn wait_writable(socket: &UdpSocket) -> bool {
 
 /// Writes one packet or super-packet. A super-packet that the device refuses is written packet by packet
 /// (kernels 6.6.44 and 6.10.3 refuse valid ones).
-fn deliver_one(queue: &TunQueue, write: &Write, arena: &[u8]) -> Result<(), DropReason> {
+fn deliver_one(
+    queue: &TunQueue,
+    mode: Mode,
+    write: &Write,
+    arena: &[u8],
+) -> Result<(), DropReason> {
     let mut parts = [IoSlice::new(&[]); MAX_PIECES + 2];
     let n = write.parts(arena, &mut parts);
     match queue.write_vectored(&parts[..n]) {
         Ok(_) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::InvalidInput && write.packets > 1 => {
-            deliver_cut(queue, write, arena)
+            deliver_cut(queue, mode, write, arena)
         }
         Err(_) => Err(DropReason::TunWriteRefused),
     }
 }
 
 /// Writes a super-packet packet by packet.
-fn deliver_cut(queue: &TunQueue, write: &Write, arena: &[u8]) -> Result<(), DropReason> {
+fn deliver_cut(
+    queue: &TunQueue,
+    mode: Mode,
+    write: &Write,
+    arena: &[u8],
+) -> Result<(), DropReason> {
     let mut parts = [IoSlice::new(&[]); MAX_PIECES + 2];
     let n = write.parts(arena, &mut parts);
     let whole: Vec<u8> = parts[..n].iter().flat_map(|p| p.iter().copied()).collect();
-    let packet = SuperPacket::parse(&whole)?;
+    let ip_at = mode.ip_at(&whole[seikan_wire::VNET_HDR_LEN..])?;
+    let packet = SuperPacket::parse_at(&whole, ip_at.ok_or(DropReason::NotIp)?)?;
     let mut out = vec![0; seikan_wire::VNET_HDR_LEN + packet.segment_len(0)];
     for i in 0..packet.segments() {
         let length = packet.segment_len(i);

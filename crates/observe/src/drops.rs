@@ -31,7 +31,7 @@ drop_reasons! {
     NotIp = "not_ip",
     /// The virtio-net header contradicts its packet.
     BadOffload = "bad_offload",
-    /// No peer's allowed IPs cover the destination.
+    /// No peer's allowed IPs cover the destination; in Ethernet mode, there is no peer.
     NoRoute = "no_route",
     /// The peer has no endpoint to send to yet.
     NoEndpoint = "no_endpoint",
@@ -42,7 +42,8 @@ drop_reasons! {
     QueueDelay = "queue_delay",
     /// No handshake succeeded within REKEY_ATTEMPT_TIME, so the waiting packets were dropped.
     HandshakeTimeout = "handshake_timeout",
-    /// The packet exceeds the MTU of the interface that it would leave by; an ICMP "too big" was returned.
+    /// The packet exceeds the MTU of the interface that it would leave by; an ICMP
+    /// "too big" was returned if it is an IP packet.
     TooBig = "too_big",
     /// The session's keys have reached REJECT_AFTER_TIME or REJECT_AFTER_MESSAGES.
     KeyExpired = "key_expired",
@@ -72,7 +73,7 @@ drop_reasons! {
     UnknownPeer = "unknown_peer",
     /// The timestamp of a handshake initiation is not newer than the last one.
     ReplayedHandshake = "replayed_handshake",
-    /// The peer requires a capability that this version does not have.
+    /// The peer requires a capability that this version does not have, or has another `mode`.
     UnsupportedCapability = "unsupported_capability",
     /// The record does not authenticate.
     BadTag = "bad_tag",
@@ -80,6 +81,11 @@ drop_reasons! {
     Replayed = "replayed",
     /// The inner source address is not among the peer's allowed IPs.
     SourceNotAllowed = "source_not_allowed",
+    /// The Ethernet frame is shorter than its header, or its source is not the MAC address of one
+    /// interface.
+    BadEthernet = "bad_ethernet",
+    /// The source MAC address of a peer's frame belongs to this host's device or to another peer.
+    MacConflict = "mac_conflict",
     /// The mesh's policy does not allow the member to open this flow, and it is not a reply to a
     /// flow of this host.
     PolicyDenied = "policy_denied",

@@ -12,11 +12,13 @@
 //! | 0x0003 max lanes | u8, from 1; 1 if absent |
 //! | 0x0004 inner MTU | u16 bytes, from 576; 1420 if absent |
 //! | 0x0005 features | u64 of flag bits; 0 if absent |
+//! | 0x8006 mode | u8: 1 Ethernet frames; IP packets if absent |
 //!
 //! Payloads are encrypted and part of the handshake hash, so neither offer nor choice can be
 //! altered in transit: a downgrade is impossible.
 
 use crate::constants::MAX_PAYLOAD_LEN;
+use crate::mode::Mode;
 
 /// Version of the native protocol that this implementation speaks.
 pub const VERSION: u8 = 1;
@@ -33,6 +35,9 @@ const TYPE_CIPHERS: u16 = MANDATORY | 2;
 const TYPE_MAX_LANES: u16 = 3;
 const TYPE_INNER_MTU: u16 = 4;
 const TYPE_FEATURES: u16 = 5;
+const TYPE_MODE: u16 = MANDATORY | 6;
+/// Value of [`TYPE_MODE`] for Ethernet frames.
+const MODE_ETHERNET: u8 = 1;
 
 /// An AEAD for transport data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -83,6 +88,8 @@ pub struct Capabilities {
     pub inner_mtu: u16,
     /// Feature flags.
     pub features: u64,
+    /// What this end carries.
+    pub mode: Mode,
 }
 
 /// The agreed parameters of a session.
@@ -125,6 +132,12 @@ pub enum CapabilityError {
     /// The two ends have no cipher in common.
     #[error("no cipher in common: allow another cipher at one of the ends")]
     NoCommonCipher,
+    /// One end carries Ethernet frames, the other IP packets.
+    #[error("{}: set the same `mode` at both ends", other_mode(*.peer))]
+    OtherMode {
+        /// The mode of the peer.
+        peer: Mode,
+    },
     /// The responder chose a cipher that was not offered, or not exactly one.
     #[error("the peer's choice of cipher is not one of those offered to it")]
     NotOffered,
@@ -150,6 +163,9 @@ impl Capabilities {
         put(TYPE_MAX_LANES, &[self.max_lanes]);
         put(TYPE_INNER_MTU, &self.inner_mtu.to_le_bytes());
         put(TYPE_FEATURES, &self.features.to_le_bytes());
+        if self.mode == Mode::Ethernet {
+            put(TYPE_MODE, &[MODE_ETHERNET]);
+        }
         payload
     }
 
@@ -160,6 +176,7 @@ impl Capabilities {
         }
         let (mut version, mut ciphers) = (None, None);
         let (mut max_lanes, mut inner_mtu, mut features) = (1, DEFAULT_INNER_MTU, 0);
+        let mut mode = Mode::Ip;
         let mut rest = payload;
         let mut previous = None;
         while !rest.is_empty() {
@@ -201,6 +218,10 @@ impl Capabilities {
                         .map(u64::from_le_bytes)
                         .map_err(|_| malformed)?;
                 }
+                TYPE_MODE => match number_u8(value) {
+                    Some(MODE_ETHERNET) => mode = Mode::Ethernet,
+                    _ => return Err(malformed),
+                },
                 _ if kind & MANDATORY != 0 => return Err(CapabilityError::UnknownMandatory(kind)),
                 _ => {}
             }
@@ -211,6 +232,7 @@ impl Capabilities {
             max_lanes,
             inner_mtu,
             features,
+            mode,
         })
     }
 
@@ -220,6 +242,7 @@ impl Capabilities {
     /// ChaCha20-Poly1305, because one end has no AES instructions; failing that, any cipher that
     /// both have.
     pub fn choose(&self, offer: &Capabilities) -> Result<(Capabilities, Agreed), CapabilityError> {
+        self.check_mode(offer)?;
         let common = || {
             offer
                 .ciphers
@@ -245,11 +268,20 @@ impl Capabilities {
 
     /// The initiator's side: returns the parameters agreed by this offer and the peer's `choice`.
     pub fn accept(&self, choice: &Capabilities) -> Result<Agreed, CapabilityError> {
+        self.check_mode(choice)?;
         match choice.ciphers[..] {
             [cipher] if self.ciphers.contains(&cipher) && choice.version <= self.version => {
                 Ok(self.agree(choice, cipher))
             }
             _ => Err(CapabilityError::NotOffered),
+        }
+    }
+
+    fn check_mode(&self, peer: &Capabilities) -> Result<(), CapabilityError> {
+        if self.mode == peer.mode {
+            Ok(())
+        } else {
+            Err(CapabilityError::OtherMode { peer: peer.mode })
         }
     }
 
@@ -268,6 +300,13 @@ impl Capabilities {
 const LANES: u16 = TYPE_MAX_LANES | MANDATORY;
 const MTU: u16 = TYPE_INNER_MTU | MANDATORY;
 const FEATURES: u16 = TYPE_FEATURES | MANDATORY;
+
+fn other_mode(peer: Mode) -> &'static str {
+    match peer {
+        Mode::Ethernet => "the peer carries Ethernet frames and this end IP packets",
+        Mode::Ip => "the peer carries IP packets and this end Ethernet frames",
+    }
+}
 
 /// Splits off the first TLV.
 fn split_tlv(bytes: &[u8]) -> Result<(u16, &[u8], &[u8]), CapabilityError> {
@@ -301,6 +340,7 @@ mod tests {
             max_lanes: 4,
             inner_mtu: 65535,
             features: 0b101,
+            mode: Mode::Ip,
         }
     }
 
@@ -323,6 +363,31 @@ mod tests {
             capabilities(&[Aes256Gcm, ChaCha20Poly1305]).encode(),
             expected.concat()
         );
+    }
+
+    #[test]
+    fn ethernet_is_stated_and_refused_by_the_other_mode() {
+        let ip = capabilities(&[Aes256Gcm]);
+        let ethernet = Capabilities {
+            mode: Mode::Ethernet,
+            ..ip.clone()
+        };
+        let encoded = ethernet.encode();
+        assert_eq!(encoded, [&ip.encode()[..], &[0x06, 0x80, 1, 0, 1]].concat());
+        assert_eq!(Capabilities::parse(&encoded), Ok(ethernet.clone()));
+        let (answer, _) = ethernet.choose(&ethernet).unwrap();
+        assert_eq!(answer.mode, Mode::Ethernet);
+        assert!(ethernet.accept(&answer).is_ok());
+        for (own, peer) in [(&ip, &ethernet), (&ethernet, &ip)] {
+            let refused = CapabilityError::OtherMode { peer: peer.mode };
+            assert_eq!(own.choose(peer).unwrap_err(), refused);
+            assert_eq!(own.accept(peer).unwrap_err(), refused);
+            assert!(refused.to_string().contains("`mode`"), "{refused}");
+        }
+        for value in [0, 2] {
+            let malformed = Err(CapabilityError::Malformed(0x8006));
+            assert_eq!(with(&[0x06, 0x80, 1, 0, value]), malformed);
+        }
     }
 
     #[test]
@@ -481,13 +546,15 @@ mod tests {
             max_lanes in 1u8..,
             inner_mtu in MIN_INNER_MTU..,
             features: u64,
+            ethernet: bool,
         ) {
             let orders = [
                 &[][..], &[Aes256Gcm], &[ChaCha20Poly1305],
                 &[Aes256Gcm, ChaCha20Poly1305], &[ChaCha20Poly1305, Aes256Gcm],
             ];
             let ciphers = orders[order].to_vec();
-            let said = Capabilities { version, ciphers, max_lanes, inner_mtu, features };
+            let mode = if ethernet { Mode::Ethernet } else { Mode::Ip };
+            let said = Capabilities { version, ciphers, max_lanes, inner_mtu, features, mode };
             prop_assert_eq!(Capabilities::parse(&said.encode()), Ok(said));
         }
     }

@@ -70,6 +70,9 @@ pub struct Write {
     flow: Option<Flow>,
     growth: Growth,
     partial: bool,
+    /// Length of the Ethernet header; 0 in IP mode.
+    ip_at: usize,
+    /// Length of all headers.
     header_len: usize,
     gso_size: usize,
     /// Offset of the first byte in the payload of the super-packet (slices).
@@ -92,6 +95,7 @@ impl Write {
             flow: None,
             growth: Growth::Closed,
             partial: false,
+            ip_at: 0,
             header_len: 0,
             gso_size: 0,
             offset: 0,
@@ -139,6 +143,19 @@ impl Write {
     }
 }
 
+/// A packet in the arena, parsed and checked.
+#[derive(Clone, Debug)]
+pub struct Packet {
+    /// Its position, with the Ethernet header if there is one.
+    pub range: Range<usize>,
+    /// Offset of the IP header in it: 0, or the length of the Ethernet header.
+    pub ip_at: usize,
+    /// Its IP header.
+    pub ip: IpPacket,
+    /// Its transport checksum covers the pseudo-header only.
+    pub partial: bool,
+}
+
 /// A slice of a native TCP super-packet, parsed and checked.
 #[derive(Clone, Debug)]
 pub struct Slice {
@@ -152,9 +169,11 @@ pub struct Slice {
     pub gso_size: usize,
     /// The super-packet has CWR set (`VIRTIO_NET_HDR_GSO_ECN`).
     pub ecn: bool,
+    /// Offset of the IP header in `header`: 0, or the length of the Ethernet header.
+    pub ip_at: usize,
     /// The inner packet's header, as parsed from this slice.
     pub ip: IpPacket,
-    /// Where IP and TCP headers lie in the arena.
+    /// Where all headers, up to that of TCP, lie in the arena.
     pub header: Range<usize>,
     /// Where the payload lies in the arena.
     pub chunk: Range<usize>,
@@ -194,47 +213,43 @@ impl Inbox {
         }
     }
 
-    /// Adds the packet at `range` of the arena; `ip` is its parsed header.
-    ///
-    /// `partial`: the transport checksum covers the pseudo-header only.
-    pub fn packet(
-        &mut self,
-        arena: &[u8],
-        range: Range<usize>,
-        ip: &IpPacket,
-        peer: PeerId,
-        partial: bool,
-    ) {
-        let range = range.start..range.start + ip.total_len;
+    /// Adds a packet of the arena.
+    pub fn packet(&mut self, arena: &[u8], packet: &Packet, peer: PeerId) {
+        let Packet {
+            ref range,
+            ip_at,
+            ref ip,
+            partial,
+        } = *packet;
+        let range = range.start..range.start + ip_at + ip.total_len;
         let bytes = &arena[range.clone()];
-        let Some((flow, kind, header_len)) = flow_of(bytes, ip, peer) else {
-            return self.single(range, ip, peer, partial, None);
+        let Some((flow, kind, header_len)) = flow_of(bytes, ip_at, ip, peer) else {
+            return self.single(range, packet, peer, None);
         };
+        let transport = &bytes[ip_at + ip.header_len..];
         let payload = bytes.len() - header_len;
         let mergeable = payload > 0
             && !ip.extended
             && match kind {
                 Transport::Tcp => {
-                    self.tcp_gso
-                        && tcp::flags(&bytes[ip.header_len..]) & !(tcp::PSH | tcp::ACK) == 0
+                    self.tcp_gso && tcp::flags(transport) & !(tcp::PSH | tcp::ACK) == 0
                 }
                 Transport::Udp => self.udp_gso,
             }
-            && (partial || checksum_ok(bytes, ip, kind));
+            && (partial || checksum_ok(transport, ip, kind));
         if !mergeable {
             // A bare ACK leaves its flow's write open, see the module documentation.
-            let bare_ack = kind == Transport::Tcp
-                && payload == 0
-                && tcp::flags(&bytes[ip.header_len..]) == tcp::ACK;
-            return self.single(range, ip, peer, partial, (!bare_ack).then_some(flow));
+            let bare_ack =
+                kind == Transport::Tcp && payload == 0 && tcp::flags(transport) == tcp::ACK;
+            return self.single(range, packet, peer, (!bare_ack).then_some(flow));
         }
         if let Some(write) = self.newest_of(&flow)
             && write.growth == Growth::Segments(kind)
             && write.partial == partial
+            && write.ip_at == ip_at
             && write.accepts(arena, bytes, kind, header_len)
         {
-            let push =
-                kind == Transport::Tcp && tcp::flags(&bytes[ip.header_len..]) & tcp::PSH != 0;
+            let push = kind == Transport::Tcp && tcp::flags(transport) & tcp::PSH != 0;
             write.push |= push;
             if push || payload < write.gso_size {
                 write.growth = Growth::Closed;
@@ -245,7 +260,7 @@ impl Inbox {
             write.pieces.push(range.start + header_len..range.end);
             return;
         }
-        let push = kind == Transport::Tcp && tcp::flags(&bytes[ip.header_len..]) & tcp::PSH != 0;
+        let push = kind == Transport::Tcp && tcp::flags(transport) & tcp::PSH != 0;
         let write = self.open(peer, 1, bytes.len() as u64);
         write.flow = Some(flow);
         write.growth = if push {
@@ -254,6 +269,7 @@ impl Inbox {
             Growth::Segments(kind)
         };
         write.partial = partial;
+        write.ip_at = ip_at;
         write.header_len = header_len;
         write.gso_size = payload;
         write.payload = payload;
@@ -270,7 +286,8 @@ impl Inbox {
             && write.pieces.len() < MAX_PIECES
             && write.header_len == slice.header.len()
             // ECN marks may differ between slices: congestion on the path (RFC 6040).
-            && ip::traffic_class(&write.head[VNET_HDR_LEN..]) == ip::traffic_class(&arena[slice.header.clone()])
+            && ip::traffic_class(&write.head[VNET_HDR_LEN + write.ip_at..])
+                == ip::traffic_class(&arena[slice.header.start + slice.ip_at..slice.header.end])
         {
             write.growth = Growth::Slices {
                 id: slice.id,
@@ -282,7 +299,8 @@ impl Inbox {
             write.pieces.push(slice.chunk.clone());
             return;
         }
-        let ports = arena[slice.header.start + slice.ip.header_len..].first_chunk();
+        let transport = slice.header.start + slice.ip_at + slice.ip.header_len;
+        let ports = arena[transport..].first_chunk();
         let write = self.open(peer, slice.segments(), 0);
         write.flow = Some(Flow {
             ip: slice.ip,
@@ -294,6 +312,7 @@ impl Inbox {
             next: slice.offset + length,
             total: slice.total,
         };
+        write.ip_at = slice.ip_at;
         write.header_len = slice.header.len();
         write.gso_size = slice.gso_size;
         write.offset = slice.offset;
@@ -305,15 +324,36 @@ impl Inbox {
         write.pieces.push(slice.chunk.clone());
     }
 
-    /// Adds a packet outside the arena: an ICMP error or a reassembled packet.
-    pub fn owned(&mut self, packet: Vec<u8>, ip: &IpPacket, peer: PeerId, partial: bool) {
-        let flow = flow_of(&packet, ip, peer).map(|(flow, _, _)| flow);
+    /// Adds a packet outside the arena: an ICMP error or a reassembled packet. Its IP header is at
+    /// `ip_at`.
+    pub fn owned(
+        &mut self,
+        packet: Vec<u8>,
+        ip_at: usize,
+        ip: &IpPacket,
+        peer: PeerId,
+        partial: bool,
+    ) {
+        let flow = flow_of(&packet, ip_at, ip, peer).map(|(flow, _, _)| flow);
         let write = self.open(peer, 1, packet.len() as u64);
         // Later packets of its flow must not join an earlier write.
         write.flow = flow;
         write.owned = packet;
         write.partial = partial;
+        write.ip_at = ip_at;
         write.set_plain_head(ip);
+    }
+
+    /// Adds a frame of the arena that carries no IP.
+    pub fn frame(&mut self, range: Range<usize>, peer: PeerId) {
+        let write = self.open(peer, 1, range.len() as u64);
+        write.pieces.push(range);
+    }
+
+    /// The same for a reassembled frame.
+    pub fn owned_frame(&mut self, frame: Vec<u8>, peer: PeerId) {
+        let write = self.open(peer, 1, frame.len() as u64);
+        write.owned = frame;
     }
 
     /// Builds the headers of merged packets; call before [`Self::writes`].
@@ -367,18 +407,12 @@ impl Inbox {
         write
     }
 
-    fn single(
-        &mut self,
-        range: Range<usize>,
-        ip: &IpPacket,
-        peer: PeerId,
-        partial: bool,
-        flow: Option<Flow>,
-    ) {
+    fn single(&mut self, range: Range<usize>, packet: &Packet, peer: PeerId, flow: Option<Flow>) {
         let write = self.open(peer, 1, range.len() as u64);
         write.flow = flow;
-        write.partial = partial;
-        write.set_plain_head(ip);
+        write.partial = packet.partial;
+        write.ip_at = packet.ip_at;
+        write.set_plain_head(&packet.ip);
         write.pieces.push(range);
     }
 
@@ -401,7 +435,7 @@ impl Write {
         if self.partial {
             let vnet = VnetHdr {
                 needs_csum: true,
-                csum_start: ip.header_len as u16,
+                csum_start: (self.ip_at + ip.header_len) as u16,
                 csum_offset: at as u16,
                 ..VnetHdr::default()
             };
@@ -422,7 +456,8 @@ impl Write {
             return false;
         }
         let first = &arena[self.pieces[0].clone()];
-        let (ours, theirs) = (&first[..header_len], &bytes[..header_len]);
+        let (our_link, ours) = first[..header_len].split_at(self.ip_at);
+        let (their_link, theirs) = bytes[..header_len].split_at(self.ip_at);
         let ip_len = flow.ip.header_len;
         // IPv4: version, TOS; flags and offset, TTL. IPv6: all but the length.
         let ip_same = if flow.ip.is_v6() {
@@ -432,6 +467,7 @@ impl Write {
         };
         let (ours, theirs) = (&ours[ip_len..], &theirs[ip_len..]);
         ip_same
+            && our_link == their_link
             && match kind {
                 Transport::Udp => (udp::checksum(ours) == 0) == (udp::checksum(theirs) == 0),
                 Transport::Tcp => {
@@ -460,7 +496,8 @@ impl Write {
         let first = self.pieces[0].clone();
         let header = &mut self.head[VNET_HDR_LEN..VNET_HDR_LEN + self.header_len];
         header.copy_from_slice(&arena[first.start..first.start + self.header_len]);
-        let length = self.header_len + self.payload;
+        let length = self.header_len + self.payload - self.ip_at;
+        let header = &mut header[self.ip_at..];
         segment::rewrite_header(
             header,
             &flow.ip,
@@ -487,10 +524,15 @@ impl Write {
         let position = SegmentPosition {
             offset: self.offset,
             index: (self.offset / self.gso_size) as u16,
-            length: self.header_len + self.payload,
+            length: self.header_len + self.payload - self.ip_at,
             last: to_the_end,
         };
-        segment::rewrite_header(header, &flow.ip, Transport::Tcp, position);
+        segment::rewrite_header(
+            &mut header[self.ip_at..],
+            &flow.ip,
+            Transport::Tcp,
+            position,
+        );
         self.set_gso_head(&flow.ip, Transport::Tcp);
     }
 
@@ -508,7 +550,7 @@ impl Write {
             // Must be correct: the kernel sizes the linear part of its buffer by it.
             hdr_len: self.header_len as u16,
             gso_size: if gso { self.gso_size as u16 } else { 0 },
-            csum_start: ip.header_len as u16,
+            csum_start: (self.ip_at + ip.header_len) as u16,
             csum_offset: kind.checksum_at() as u16,
         };
         self.head[..VNET_HDR_LEN].copy_from_slice(&vnet.to_bytes());
@@ -516,13 +558,18 @@ impl Write {
     }
 }
 
-/// Returns the flow of a TCP or UDP packet, the transport, and the length of its headers; `None`
-/// for everything else.
-fn flow_of(bytes: &[u8], ip: &IpPacket, peer: PeerId) -> Option<(Flow, Transport, usize)> {
+/// Returns the flow of a TCP or UDP packet, the transport, and the length of all its headers;
+/// `None` for everything else.
+fn flow_of(
+    bytes: &[u8],
+    ip_at: usize,
+    ip: &IpPacket,
+    peer: PeerId,
+) -> Option<(Flow, Transport, usize)> {
     if ip.fragment {
         return None;
     }
-    let transport = &bytes[ip.header_len..];
+    let transport = &bytes[ip_at + ip.header_len..];
     let (kind, length) = match ip.protocol {
         PROTO_TCP => (Transport::Tcp, tcp::header_len(transport)?),
         PROTO_UDP
@@ -532,7 +579,7 @@ fn flow_of(bytes: &[u8], ip: &IpPacket, peer: PeerId) -> Option<(Flow, Transport
         }
         _ => return None,
     };
-    let header_len = ip.header_len + length;
+    let header_len = ip_at + ip.header_len + length;
     if header_len > MAX_HEADER {
         return None;
     }
@@ -550,8 +597,7 @@ fn flow_of(bytes: &[u8], ip: &IpPacket, peer: PeerId) -> Option<(Flow, Transport
 
 /// A complete checksum is verified before merging replaces it. An absent one (UDP over IPv4, zero)
 /// cannot be verified and must stay absent.
-fn checksum_ok(bytes: &[u8], ip: &IpPacket, kind: Transport) -> bool {
-    let transport = &bytes[ip.header_len..];
+fn checksum_ok(transport: &[u8], ip: &IpPacket, kind: Transport) -> bool {
     if kind == Transport::Udp && udp::checksum(transport) == 0 {
         return false;
     }

@@ -7,6 +7,7 @@
 //!   device), [`tunnel`] (routing), [`session`] (keys), [`native`] (frames in records), [`outbox`]
 //!   (datagrams for the socket).
 //! - Inbound: [`filter`] (services that a peer may use), [`inbox`] (packets for the TUN device).
+//! - Ethernet mode: [`mode`] (where the IP header of a frame begins), [`mac_table`].
 //! - Handshakes: [`noise`], [`cookie`], [`timers`].
 //! - Messages between hosts and their coordinator: [`mesh`].
 #![forbid(unsafe_code)]
@@ -31,7 +32,9 @@ pub mod inbox;
 pub mod indices;
 pub mod keys;
 pub mod mac;
+pub mod mac_table;
 pub mod mesh;
+pub mod mode;
 pub mod native;
 pub mod noise;
 pub mod outbox;

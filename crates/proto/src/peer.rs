@@ -25,7 +25,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 /// Target of log events of sessions and paths.
 pub(crate) const LOG: &str = "tunnel";
@@ -66,6 +66,9 @@ pub struct Peer {
     pub(crate) timers: Timers,
     pub(crate) staged: StagedPackets,
     pub(crate) reassembly: Reassembly,
+    /// Whether allowed IPs were set. In Ethernet mode, a peer without them may use any address. A
+    /// peer that lost its last one to another peer may use none.
+    pub(crate) has_allowed_ips: bool,
     /// Filters packets from the peer; `None` if the peer may send anything.
     pub(crate) filter: Option<Box<StatefulFilter>>,
     /// This peer's entry in the tunnel's wake-up queue.
@@ -453,6 +456,14 @@ impl Peer {
         }
     }
 
+    /// Notes why a handshake was refused, and logs a new reason.
+    pub(crate) fn refuse(&mut self, reason: String) {
+        if self.refusal.as_ref() != Some(&reason) {
+            warn!(target: LOG, peer = %self.public_key, %reason, "handshake refused");
+            self.refusal = Some(reason);
+        }
+    }
+
     pub(crate) fn new(id: PeerId, protocol: Protocol, public_key: PublicKey) -> Peer {
         Peer {
             id,
@@ -476,6 +487,7 @@ impl Peer {
             timers: Timers::default(),
             staged: StagedPackets::default(),
             reassembly: Reassembly::default(),
+            has_allowed_ips: false,
             filter: None,
             scheduled: None,
         }

@@ -13,8 +13,11 @@ use seikan_wire::{GsoType, VNET_HDR_LEN, VnetHdr, checksum, tcp, udp};
 /// A validated read from the TUN device: one packet, or the segments of a super-packet.
 #[derive(Clone, Copy, Debug)]
 pub struct SuperPacket<'a> {
-    /// The IP packet, trimmed to its length field.
+    /// The packet, trimmed to the length field of IP. In Ethernet mode it begins with the Ethernet
+    /// header.
     pub bytes: &'a [u8],
+    /// Offset of the IP header in `bytes`: 0, or the length of the Ethernet header.
+    pub ip_at: usize,
     /// Its parsed header.
     pub ip: IpPacket,
     /// The transport checksum covers only the pseudo-header.
@@ -23,7 +26,7 @@ pub struct SuperPacket<'a> {
     pub kind: Option<Transport>,
     /// The super-packet has CWR set (`VIRTIO_NET_HDR_GSO_ECN`).
     pub ecn: bool,
-    /// Bytes of IP and transport headers.
+    /// Bytes of all headers, up to that of the transport.
     pub header_len: usize,
     /// Payload bytes per segment; for an ordinary packet, all payload bytes.
     pub gso_size: usize,
@@ -54,10 +57,18 @@ impl<'a> SuperPacket<'a> {
     /// The kernel's header fields are not relied on: `hdr_len` is not always filled in, so the
     /// headers themselves are parsed.
     pub fn parse(read: &'a [u8]) -> Result<SuperPacket<'a>, DropReason> {
+        SuperPacket::parse_at(read, 0)
+    }
+
+    /// The same for a read of a TAP device, whose IP header is at `ip_at` of the Ethernet frame.
+    #[inline]
+    pub fn parse_at(read: &'a [u8], ip_at: usize) -> Result<SuperPacket<'a>, DropReason> {
         let vnet = VnetHdr::read(read).map_err(|_| DropReason::BadOffload)?;
         let bytes = &read[VNET_HDR_LEN..];
-        let ip = IpPacket::parse(bytes).map_err(|_| DropReason::NotIp)?;
-        let bytes = &bytes[..ip.total_len];
+        let ip = bytes.get(ip_at..).ok_or(DropReason::NotIp)?;
+        let ip = IpPacket::parse(ip).map_err(|_| DropReason::NotIp)?;
+        let bytes = &bytes[..ip_at + ip.total_len];
+        let transport_at = ip_at + ip.header_len;
         let kind = match vnet.gso_type {
             GsoType::None => None,
             GsoType::Tcp4 if ip.protocol == PROTO_TCP && !ip.is_v6() => Some(Transport::Tcp),
@@ -67,12 +78,13 @@ impl<'a> SuperPacket<'a> {
         };
         let mut packet = SuperPacket {
             bytes,
+            ip_at,
             ip,
             partial: vnet.needs_csum,
             kind: None,
             ecn: vnet.gso_ecn,
-            header_len: ip.header_len,
-            gso_size: bytes.len() - ip.header_len,
+            header_len: transport_at,
+            gso_size: bytes.len() - transport_at,
         };
         if vnet.needs_csum {
             // A partial checksum must be at the transport's own offset, because segments and slices
@@ -83,7 +95,7 @@ impl<'a> SuperPacket<'a> {
                 _ => return Err(DropReason::BadOffload),
             };
             let start = usize::from(vnet.csum_start);
-            if start != ip.header_len
+            if start != transport_at
                 || usize::from(vnet.csum_offset) != at
                 || start + at + 2 > bytes.len()
             {
@@ -94,9 +106,9 @@ impl<'a> SuperPacket<'a> {
             return Ok(packet);
         };
         let transport = match kind {
-            Transport::Tcp => tcp::header_len(&bytes[ip.header_len..]),
+            Transport::Tcp => tcp::header_len(&bytes[transport_at..]),
             Transport::Udp => {
-                (bytes.len() - ip.header_len > udp::HEADER_LEN).then_some(udp::HEADER_LEN)
+                (bytes.len() - transport_at > udp::HEADER_LEN).then_some(udp::HEADER_LEN)
             }
         };
         packet.header_len += transport.ok_or(DropReason::BadOffload)?;
@@ -109,7 +121,7 @@ impl<'a> SuperPacket<'a> {
             packet.kind = Some(kind);
             packet.gso_size = gso_size;
         } else {
-            packet.header_len = ip.header_len;
+            packet.header_len = transport_at;
         }
         Ok(packet)
     }
@@ -145,7 +157,7 @@ impl<'a> SuperPacket<'a> {
         let Some(kind) = self.kind else {
             out.copy_from_slice(self.bytes);
             if self.partial && !partial {
-                complete_checksum(out, &self.ip);
+                complete_checksum(&mut out[self.ip_at..], &self.ip);
             }
             return;
         };
@@ -156,18 +168,18 @@ impl<'a> SuperPacket<'a> {
         header.copy_from_slice(&self.bytes[..self.header_len]);
         let last = i + 1 == self.segments();
         rewrite_header(
-            header,
+            &mut header[self.ip_at..],
             &self.ip,
             kind,
             SegmentPosition {
                 offset: from,
                 index: i as u16,
-                length,
+                length: length - self.ip_at,
                 last,
             },
         );
         if !partial {
-            complete_checksum(out, &self.ip);
+            complete_checksum(&mut out[self.ip_at..], &self.ip);
         }
     }
 }
@@ -179,13 +191,13 @@ pub struct SegmentPosition {
     pub offset: usize,
     /// Number of segments before it.
     pub index: u16,
-    /// Its own length, including headers.
+    /// Its own length, from the IP header on.
     pub length: usize,
     /// Whether it contains the last byte of the super-packet.
     pub last: bool,
 }
 
-/// Turns the headers of a super-packet into those of one part of it. The checksum field covers the
+/// Turns the headers of a super-packet, from IP on, into those of one part of it. The checksum field covers the
 /// pseudo-header only.
 ///
 /// FIN and PSH belong to the last segment, CWR to the first (RFC 3168 section 6.1.2). The IPv4
@@ -228,6 +240,44 @@ pub fn rewrite_header(
     let pseudo = checksum::pseudo_header(packet.src, packet.dst, protocol, length);
     let at = kind.checksum_at();
     transport[at..at + 2].copy_from_slice(&checksum::add_carries(pseudo).to_be_bytes());
+}
+
+/// Number of packets in a read, in either mode; one if it cannot be parsed.
+pub fn packets_in(read: &[u8]) -> u64 {
+    let Ok(vnet) = VnetHdr::read(read) else {
+        return 1;
+    };
+    let transport = read.get(VNET_HDR_LEN + usize::from(vnet.csum_start)..);
+    let (Some(transport), gso_size @ 1..) = (transport, usize::from(vnet.gso_size)) else {
+        return 1;
+    };
+    // The kernel does not always fill in the length of the headers.
+    let header_len = match vnet.gso_type {
+        GsoType::Tcp4 | GsoType::Tcp6 => tcp::header_len(transport),
+        GsoType::UdpL4 => Some(udp::HEADER_LEN),
+        _ => None,
+    };
+    let payload = header_len.and_then(|length| transport.len().checked_sub(length));
+    payload.map_or(1, |payload| payload.div_ceil(gso_size).max(1) as u64)
+}
+
+/// Completes the checksum that the virtio-net header of a read asks for, in a frame of whatever
+/// protocol. Super-packets cannot be completed.
+pub fn complete_any_checksum(read: &mut [u8]) -> Result<(), DropReason> {
+    let vnet = VnetHdr::read(read).map_err(|_| DropReason::BadOffload)?;
+    if vnet.gso_type != GsoType::None {
+        return Err(DropReason::BadOffload);
+    }
+    if !vnet.needs_csum {
+        return Ok(());
+    }
+    let start = VNET_HDR_LEN + usize::from(vnet.csum_start);
+    let at = usize::from(vnet.csum_offset);
+    let covered = read.get_mut(start..).ok_or(DropReason::BadOffload)?;
+    let check = checksum::fold(checksum::sum(covered)).to_be_bytes();
+    let field = covered.get_mut(at..at + 2).ok_or(DropReason::BadOffload)?;
+    field.copy_from_slice(&check);
+    Ok(())
 }
 
 /// Completes a transport checksum that covers the pseudo-header only.

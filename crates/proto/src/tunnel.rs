@@ -32,6 +32,8 @@ use crate::filter::{Destinations, Filter, StatefulFilter};
 use crate::inbox::Write;
 use crate::indices::{IndexTable, PeerId};
 use crate::keys::{Identity, PresharedKey, PrivateKey, PublicKey};
+use crate::mac_table::MacTable;
+use crate::mode::Mode;
 use crate::noise::Protocol;
 use crate::outbox::{Outbox, Run};
 use crate::peer::{Peer, PeerTable};
@@ -41,6 +43,7 @@ use crate::tai64n::Tai64nClock;
 use crate::time::Instant;
 use ipnet::IpNet;
 use seikan_observe::{DirectionCounters, DropReason, PeerCounters};
+use seikan_wire::ethernet::Mac;
 use seikan_wire::ip;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -73,6 +76,8 @@ pub enum Reachability {
 pub struct TunnelConfig {
     /// WireGuard or native.
     pub protocol: Protocol,
+    /// Packets of a TUN device, or frames of a TAP device (native only).
+    pub mode: Mode,
     /// Static private key of this host.
     pub private_key: PrivateKey,
     /// MTU of the TUN device in bytes.
@@ -91,6 +96,7 @@ pub struct TunnelConfig {
 /// One tunnel: an identity and its peers.
 pub struct Tunnel {
     protocol: Protocol,
+    mode: Mode,
     identity: Identity,
     previous: Option<PreviousIdentity>,
     inner_mtu: u32,
@@ -101,6 +107,7 @@ pub struct Tunnel {
     peers: PeerTable,
     by_key: BTreeMap<PublicKey, PeerId>,
     allowed_ips: AllowedIps,
+    mac_table: MacTable,
     indices: IndexTable<PeerId>,
     flood_protection: FloodProtection,
     clock: Tai64nClock,
@@ -161,6 +168,7 @@ impl Tunnel {
         let identity = Identity::new(config.private_key);
         Tunnel {
             protocol: config.protocol,
+            mode: config.mode,
             flood_protection: FloodProtection::new(config.protocol, &identity),
             identity,
             previous: None,
@@ -171,6 +179,7 @@ impl Tunnel {
             peers: PeerTable::default(),
             by_key: BTreeMap::new(),
             allowed_ips: AllowedIps::default(),
+            mac_table: MacTable::default(),
             indices: IndexTable::with_capacity(MAX_INDICES),
             clock: Tai64nClock::default(),
             rng: config.rng,
@@ -189,6 +198,21 @@ impl Tunnel {
     /// The protocol of this tunnel.
     pub fn protocol(&self) -> Protocol {
         self.protocol
+    }
+
+    /// What this tunnel carries.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// Sets the MAC address of the TAP device, which no peer may use.
+    pub fn set_own_mac(&mut self, mac: Mac) {
+        self.mac_table.set_own(mac);
+    }
+
+    /// Number of MAC addresses learned from peers.
+    pub fn learned_macs(&self) -> usize {
+        self.mac_table.len()
     }
 
     /// The key pair of this host.
@@ -323,6 +347,7 @@ impl Tunnel {
         let protocol = self.protocol;
         let id = self.peers.insert(|id| Peer::new(id, protocol, key))?;
         self.by_key.insert(key, id);
+        self.mac_table.set_learns(self.by_key.len() > 1);
         Some(id)
     }
 
@@ -344,6 +369,8 @@ impl Tunnel {
         self.unattributed.add(&peer.counters);
         self.by_key.remove(&peer.public_key);
         self.allowed_ips.remove_peer(id);
+        self.mac_table.remove_peer(id);
+        self.mac_table.set_learns(self.by_key.len() > 1);
         self.punches.retain(|punch| punch.peer != id);
     }
 
@@ -429,16 +456,26 @@ impl Tunnel {
     /// Assigns a prefix to a peer. A previous owner loses it.
     pub fn add_allowed_ip(&mut self, id: PeerId, prefix: IpNet) {
         self.allowed_ips.insert(prefix, id);
+        if let Some(peer) = self.peer_mut(id) {
+            peer.has_allowed_ips = true;
+        }
     }
 
     /// Removes a prefix from a peer, if the peer owns it.
     pub fn remove_allowed_ip(&mut self, id: PeerId, prefix: IpNet) {
         self.allowed_ips.remove(prefix, id);
+        let has_some = self.allowed_ips.iter_peer(id).next().is_some();
+        if let Some(peer) = self.peer_mut(id) {
+            peer.has_allowed_ips = has_some;
+        }
     }
 
     /// Removes all prefixes of a peer.
     pub fn clear_allowed_ips(&mut self, id: PeerId) {
         self.allowed_ips.remove_peer(id);
+        if let Some(peer) = self.peer_mut(id) {
+            peer.has_allowed_ips = false;
+        }
     }
 
     /// The sum over all peers, including removed ones, and of counts without a peer.

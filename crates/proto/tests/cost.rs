@@ -11,6 +11,7 @@ mod fuzz;
 use crate::shapes::{Shape, fields, frame, full};
 use fuzz::{Peer, Work};
 use seikan_observe::DropReason;
+use seikan_proto::mode::Mode;
 use seikan_proto::noise::Protocol;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -20,7 +21,7 @@ const PLAINTEXT: usize = 1400 - crate::shapes::OVERHEAD;
 
 /// The total work for `records` records of one shape.
 fn work(records: usize, mut plaintext: impl FnMut(usize) -> Vec<u8>) -> Work {
-    let mut peer = Peer::new(Protocol::Native);
+    let mut peer = Peer::new(Protocol::Native, Mode::Ip);
     peer.wait(Duration::from_millis(1));
     peer.take_work();
     for n in 0..records {
@@ -46,7 +47,7 @@ fn no_shape_of_a_record_makes_more_than_its_bytes_pay_for() {
 
 #[test]
 fn many_probes_in_a_record_have_one_answer() {
-    let mut peer = Peer::new(Protocol::Native);
+    let mut peer = Peer::new(Protocol::Native, Mode::Ip);
     peer.wait(Duration::from_secs(1));
     peer.take_work();
     peer.deliver_record(&full(PLAINTEXT, |i| frame(5, &fields(&[i as u16]))));
@@ -62,7 +63,7 @@ fn many_probes_in_a_record_have_one_answer() {
 fn an_unvalidated_endpoint_is_sent_at_most_three_times_the_bytes_received() {
     let victim = SocketAddr::from(([203, 0, 113, 5], 9));
     for from_the_peer in [1, 3, 50] {
-        let mut peer = Peer::new(Protocol::Native);
+        let mut peer = Peer::new(Protocol::Native, Mode::Ip);
         // Confirms the session from the peer's own address.
         peer.deliver_record(&[0; 3]);
         peer.wait(Duration::from_secs(1));
@@ -96,7 +97,7 @@ fn an_unvalidated_endpoint_is_sent_at_most_three_times_the_bytes_received() {
 #[test]
 fn a_peer_that_answers_from_its_new_endpoint_is_sent_all_waiting_packets() {
     let new = SocketAddr::from(([203, 0, 113, 5], 9));
-    let mut peer = Peer::new(Protocol::Native);
+    let mut peer = Peer::new(Protocol::Native, Mode::Ip);
     peer.deliver_record(&[0; 3]);
     peer.wait(Duration::from_secs(1));
     let keepalive = peer.seal(&[0; 3]);
@@ -115,7 +116,7 @@ fn a_peer_that_answers_from_its_new_endpoint_is_sent_all_waiting_packets() {
 #[test]
 fn an_unvalidated_endpoint_is_left_for_the_previous_one() {
     let nowhere = SocketAddr::from(([203, 0, 113, 5], 9));
-    let mut peer = Peer::new(Protocol::Native);
+    let mut peer = Peer::new(Protocol::Native, Mode::Ip);
     peer.deliver_record(&[0; 3]);
     peer.wait(Duration::from_secs(1));
     let keepalive = peer.seal(&[0; 3]);

@@ -4,6 +4,7 @@
 mod birthday;
 mod candidates;
 mod cost;
+mod ethernet;
 mod flows;
 mod mesh;
 mod pair;

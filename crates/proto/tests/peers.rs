@@ -17,6 +17,7 @@ const PEERS: u32 = 10_000;
 fn tunnel() -> Tunnel {
     Tunnel::new(TunnelConfig {
         protocol: Protocol::Native,
+        mode: seikan_proto::mode::Mode::Ip,
         private_key: PrivateKey::from_bytes([1; 32]),
         inner_mtu: 1420,
         offload: true,

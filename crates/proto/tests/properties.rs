@@ -18,6 +18,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use seikan_proto::capabilities::Cipher;
 use seikan_proto::constants::{KEEPALIVE_TIMEOUT, REKEY_TIMEOUT};
+use seikan_proto::mode::{MAX_ETHERNET_MTU, Mode};
 use seikan_proto::noise::Protocol;
 use std::hash::Hasher;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -77,10 +78,19 @@ fn scenario(rng: &mut ChaCha8Rng) -> Scenario {
         vec![Cipher::ChaCha20Poly1305, Cipher::Aes256Gcm],
         vec![Cipher::ChaCha20Poly1305],
     ];
+    let mode = match protocol {
+        Protocol::Native if rng.random_bool(0.3) => Mode::Ethernet,
+        _ => Mode::Ip,
+    };
+    let most = match mode {
+        Mode::Ip => 65_535,
+        Mode::Ethernet => MAX_ETHERNET_MTU,
+    };
     let mut setup = || Setup {
         protocol,
+        mode,
         offload: rng.random_bool(0.6),
-        inner_mtu: *[1280, 1420, 9000, 65_535].choose(rng).expect("some"),
+        inner_mtu: *[1280, 1420, 9000, most].choose(rng).expect("some"),
         ciphers: ciphers.choose(rng).expect("some").clone(),
         psk,
         keepalive: rng.random_bool(0.3).then_some(Duration::from_secs(25)),

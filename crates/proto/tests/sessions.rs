@@ -306,6 +306,7 @@ fn an_unknown_mandatory_capability_is_refused_with_a_reason() {
         max_lanes: 1,
         inner_mtu: 1420,
         features: 0,
+        mode: seikan_proto::mode::Mode::Ip,
     }
     .encode();
     offer.extend([0x77, 0x80, 0, 0]);

@@ -12,6 +12,7 @@ use seikan_proto::cookie::{Admission, CookieChecker, CookieJar};
 use seikan_proto::inbox::{Inbox, MAX_PIECES};
 use seikan_proto::indices::PeerId;
 use seikan_proto::keys::{Identity, PresharedKey, PrivateKey, PublicKey};
+use seikan_proto::mode::Mode;
 use seikan_proto::native::health::{Receiver, Report};
 use seikan_proto::native::path_mtu::PathMtu;
 use seikan_proto::native::probe_request::ProbeRequest;
@@ -25,8 +26,9 @@ use seikan_proto::session::Session;
 use seikan_proto::tai64n::Tai64n;
 use seikan_proto::time::Instant;
 use seikan_proto::tunnel::{Datagram, Now, Tunnel, TunnelConfig};
-use seikan_wire::ip;
+use seikan_wire::ethernet::Mac;
 use seikan_wire::message::{DATA_HEADER_LEN, DataHeader};
+use seikan_wire::{VNET_HDR_LEN, ip};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::IoSlice;
@@ -51,6 +53,7 @@ fn capabilities_are_understood() {
             max_lanes: number(&p["max_lanes"]) as u8,
             inner_mtu: number(&p["inner_mtu"]) as u16,
             features: number(&p["features"]),
+            mode: mode(&v["parsed"]),
         });
         assert_eq!(parsed, expected, "{}", v["name"]);
     }
@@ -65,6 +68,7 @@ fn the_cipher_is_chosen() {
             max_lanes: 1,
             inner_mtu: 1420,
             features: 0,
+            mode: Mode::Ip,
         };
         let chosen = with(&v["own"]).choose(&with(&v["offer"])).ok();
         let chosen = chosen.map(|(_, agreed)| agreed.cipher as u64);
@@ -195,15 +199,24 @@ fn bad_responses_make_no_session() {
     }
 }
 
+/// The handshakes in IP mode and in Ethernet mode, each with the vectors that hold the records and
+/// batches of its datagrams.
+fn sessions() -> impl Iterator<Item = (&'static Value, &'static Value)> {
+    let all: &'static Value = &VECTORS;
+    let ip = list(&all["handshakes"]).iter().map(move |v| (v, all));
+    let ethernet = &all["ethernet"];
+    ip.chain([(&ethernet["handshake"], ethernet)])
+}
+
 #[test]
 fn records_are_received() {
-    for v in list(&VECTORS["handshakes"]) {
+    for (v, vectors) in sessions() {
         let mut end = End::established(v);
         let (mut initiator, _) = initiation(v);
         let keys = initiator.consume_response(&bytes(&v["response"])).unwrap();
         let mut back = Session::new(&keys, cipher(v), true, Instant::BOOT);
         let datagrams = list(&v["record_datagrams"]);
-        for (record, datagram) in list(&VECTORS["records"]).iter().zip(datagrams) {
+        for (record, datagram) in list(&vectors["records"]).iter().zip(datagrams) {
             let name = &record["name"];
             let before = end.drops();
             let outer = number(&record["outer_ecn"]) as u8;
@@ -242,9 +255,9 @@ fn records_are_received() {
 
 #[test]
 fn super_packets_come_out_as_far_as_they_arrive() {
-    for v in list(&VECTORS["handshakes"]) {
+    for (v, vectors) in sessions() {
         let datagrams = list(&v["batch_datagrams"]);
-        for (batch, datagrams) in list(&VECTORS["batches"]).iter().zip(datagrams) {
+        for (batch, datagrams) in list(&vectors["batches"]).iter().zip(datagrams) {
             let datagrams: Vec<Vec<u8>> = list(datagrams).iter().map(bytes).collect();
             for outcome in list(&batch["outcomes"]) {
                 let mut end = End::established(v);
@@ -280,16 +293,23 @@ fn records_are_sealed() {
 
 #[test]
 fn reads_are_packed() {
-    for v in list(&VECTORS["handshakes"]) {
+    for (v, vectors) in sessions() {
         let datagrams = list(&v["batch_datagrams"]);
-        for (batch, datagrams) in list(&VECTORS["batches"]).iter().zip(datagrams) {
+        for (batch, datagrams) in list(&vectors["batches"]).iter().zip(datagrams) {
             let mut outgoing = Outgoing::from_id(number(&batch["first_id"]) as u16);
             let (size, time) = (number(&batch["size"]), number(&batch["time"]));
             let sent = with_writer(v, size, time, &mut outgoing, |writer| {
                 for read in list(&batch["reads"]) {
                     let read = bytes(read);
-                    let packet = SuperPacket::parse(&read).expect("a good read");
-                    writer.set_traffic_class(ip::ecn(packet.bytes)).unwrap();
+                    let packet = &read[VNET_HDR_LEN..];
+                    let Some(ip_at) = mode(v).ip_at(packet).expect("a good read") else {
+                        writer.set_traffic_class(0).unwrap();
+                        writer.frame(packet).unwrap();
+                        continue;
+                    };
+                    let packet = SuperPacket::parse_at(&read, ip_at).expect("a good read");
+                    let class = ip::ecn(&packet.bytes[ip_at..]);
+                    writer.set_traffic_class(class).unwrap();
                     writer.super_packet(&packet).unwrap();
                 }
             });
@@ -430,6 +450,7 @@ impl End {
         ];
         let mut tunnel = Tunnel::new(TunnelConfig {
             protocol: Protocol::Native,
+            mode: mode(v),
             private_key: PrivateKey::from_bytes(key(&VECTORS[role]["private"])),
             inner_mtu: 1420,
             offload: true,
@@ -443,6 +464,10 @@ impl End {
         for address in list(&VECTORS["inner"][other]) {
             let address: IpAddr = text(address).parse().unwrap();
             tunnel.add_allowed_ip(peer, address.into());
+        }
+        if mode(v) == Mode::Ethernet {
+            let mac = bytes(&VECTORS["ethernet"]["mac"][role]);
+            tunnel.set_own_mac(Mac(mac.try_into().unwrap()));
         }
         let far = SocketAddr::from(([192, 0, 2, 1], 51820));
         tunnel.set_endpoint(peer, far);
@@ -561,6 +586,14 @@ fn reason(v: &Value) -> BTreeMap<String, u64> {
     let name = text(&v["reason"]);
     assert!(DropReason::ALL.iter().any(|reason| reason.name() == name));
     BTreeMap::from([(name.to_owned(), 1)])
+}
+
+/// The mode of a handshake or of parsed capabilities.
+fn mode(v: &Value) -> Mode {
+    match v["mode"].as_str() {
+        Some("ethernet") => Mode::Ethernet,
+        _ => Mode::Ip,
+    }
 }
 
 fn initiation(v: &Value) -> (Initiator, Vec<u8>) {

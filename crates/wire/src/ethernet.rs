@@ -1,4 +1,4 @@
-//! Ethernet II frames (RFC 894, RFC 2464) with at most one IEEE 802.1Q tag.
+//! Ethernet II frames (RFC 894, RFC 2464) with at most one IEEE 802.1Q tag. [`payload`] accepts two.
 
 use std::fmt;
 use std::str::FromStr;
@@ -115,6 +115,23 @@ pub struct Ethernet {
     pub ethertype: u16,
     /// Bytes before the payload: 14, or 18 with a tag.
     pub header_len: usize,
+}
+
+/// Returns the type (or IEEE 802.3 length) of a frame's payload, and the offset of the payload. At
+/// most two VLAN tags, of any kind, are skipped; a third one counts as payload. `None` if the frame
+/// is shorter than its header.
+#[inline]
+pub fn payload(frame: &[u8]) -> Option<(u16, usize)> {
+    let mut at = HEADER_LEN;
+    loop {
+        let &[high, low] = frame.get(at - 2..at)?.first_chunk()?;
+        let ethertype = u16::from_be_bytes([high, low]);
+        let is_tag = ethertype == ETHERTYPE_VLAN || PROVIDER_TAGS.contains(&ethertype);
+        if !is_tag || at == HEADER_LEN + 8 {
+            return Some((ethertype, at));
+        }
+        at += 4;
+    }
 }
 
 /// Why a frame cannot be parsed.
@@ -284,6 +301,25 @@ mod tests {
             (&[0x8100, 1, 0x05ff], Length(0x5ff)),
         ] {
             assert_eq!(Ethernet::parse(&frame(types)), Err(error));
+        }
+    }
+
+    #[test]
+    fn the_payload_is_behind_at_most_two_tags() {
+        for (types, found) in [
+            (&[0x0800][..], Some((0x0800, 14))),
+            (&[0x8100, 1, 0x0800], Some((0x0800, 18))),
+            (&[0x88a8, 1, 0x8100, 2, 0x86dd], Some((0x86dd, 22))),
+            (
+                &[0x88a8, 1, 0x8100, 2, 0x8100, 3, 0x0800],
+                Some((0x8100, 22)),
+            ),
+            (&[0x0027], Some((0x27, 14))),
+            (&[], None),
+            (&[0x8100], None),
+            (&[0x8100, 1], None),
+        ] {
+            assert_eq!(payload(&frame(types)), found, "{types:x?}");
         }
     }
 

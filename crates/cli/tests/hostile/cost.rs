@@ -78,6 +78,7 @@ impl Hostile {
             max_lanes: 1,
             inner_mtu: 1420,
             features: 1,
+            mode: seikan_proto::mode::Mode::Ip,
         };
         let mut message = [0; 512];
         let now = std::time::SystemTime::now();

@@ -7,6 +7,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType::{self, Counter, Gauge, Info};
 use seikan_observe::{DirectionCounters, DropCounts, Histogram, PeerCounters};
+use seikan_proto::mode::Mode;
 use seikan_proto::noise::Protocol;
 use seikan_proto::peer::Peer;
 use std::fmt;
@@ -154,8 +155,13 @@ pub const FAMILIES: &[Family] = &[
                 Protocol::WireGuard => "wireguard",
                 Protocol::Native => "native",
             };
+            let mode = match s.tunnel().mode() {
+                Mode::Ip => "ip",
+                Mode::Ethernet => "ethernet",
+            };
             let mut labels = vec![
                 ("protocol", protocol.to_owned()),
+                ("mode", mode.to_owned()),
                 ("version", env!("CARGO_PKG_VERSION").to_owned()),
             ];
             if !s.record.keyless {

@@ -15,7 +15,7 @@ pub mod routes;
 
 use crate::journal::Notes;
 use crate::journal::change::Change;
-use seikan_config::{Config, Diagnostic, Severity};
+use seikan_config::{Config, Diagnostic, Mode, Severity};
 use seikan_sys::dns::{self, DnsError, DnsSettings};
 use seikan_sys::netlink::{Netlink, NetlinkError, Route};
 use seikan_sys::sysctl::{self, SysctlError};
@@ -69,9 +69,12 @@ pub fn set_up_interface(
     netlink: &Netlink,
 ) -> Result<(), NetlinkError> {
     // No link-local address: the kernel would send router solicitations and multicast reports into the tunnel,
-    // from an address of no peer. 1 is IN6_ADDR_GEN_MODE_NONE; a host without IPv6 has no such file.
-    let mode = ["ipv6", "conf", config.name.as_str(), "addr_gen_mode"];
-    let _ = sysctl::write(&mode, "1");
+    // from an address of no peer. 1 is IN6_ADDR_GEN_MODE_NONE; a host without IPv6 has no such file. On Ethernet,
+    // neighbour discovery needs one.
+    if config.mode == Mode::Ip {
+        let mode = ["ipv6", "conf", config.name.as_str(), "addr_gen_mode"];
+        let _ = sysctl::write(&mode, "1");
+    }
     netlink.set_tx_queue_len(index, TX_QUEUE_LEN)?;
     for address in &config.addresses {
         netlink.add_address(index, *address)?;

@@ -1,8 +1,9 @@
 //! MTU inside the tunnel, if the configuration has none.
 
 use crate::node::DEFAULT_MTU;
-use seikan_config::{Config, Protocol};
+use seikan_config::{Config, Mode, Protocol};
 use seikan_sys::netlink::{Family, Netlink, TABLE_MAIN};
+use seikan_wire::ethernet;
 use std::net::IpAddr;
 
 /// Maximum bytes that WireGuard adds to a packet: IPv6 and UDP header, message header, padding, tag (40 + 8 +
@@ -15,7 +16,7 @@ const MIN_IPV4: u32 = 576;
 
 /// Returns the configured MTU; otherwise [`DEFAULT_MTU`], or less if a path to a peer has a smaller MTU.
 ///
-/// The native protocol splits packets to the path's MTU and does not need this. `mark` is the mark of the
+/// In Ethernet mode the frame has the size that a packet has in IP mode. The native protocol splits packets to the path's MTU and does not need this. `mark` is the mark of the
 /// tunnel's datagrams.
 pub fn inner_mtu(
     config: &Config,
@@ -25,6 +26,9 @@ pub fn inner_mtu(
 ) -> u32 {
     if let Some(mtu) = config.mtu {
         return mtu;
+    }
+    if config.mode == Mode::Ethernet {
+        return DEFAULT_MTU - ethernet::HEADER_LEN as u32;
     }
     if config.protocol == Protocol::Native {
         return DEFAULT_MTU;

@@ -10,7 +10,7 @@
 //! endpoint, a mark still works when the peer roams or the host's default route changes.
 
 use ipnet::IpNet;
-use seikan_config::{Config, Table};
+use seikan_config::{Config, Mode, Table};
 use seikan_sys::netlink::{Family, Netlink, NetlinkError, Route, Rule, TABLE_MAIN};
 use std::net::IpAddr;
 
@@ -49,6 +49,13 @@ pub fn plan(
     endpoints: &[IpAddr],
     netlink: &Netlink,
 ) -> Result<Plan, NetlinkError> {
+    if config.mode == Mode::Ethernet {
+        // Allowed IPs only limit what a peer sends.
+        return Ok(Plan {
+            mark: config.fwmark.filter(|mark| *mark != 0),
+            ..Plan::default()
+        });
+    }
     let mut main = netlink.routes(Family::V4, TABLE_MAIN)?;
     main.extend(netlink.routes(Family::V6, TABLE_MAIN)?);
     let swallows = swallowed(endpoints, &main);

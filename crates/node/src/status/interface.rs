@@ -3,6 +3,7 @@
 use crate::node::Node;
 use crate::subject::Record;
 use crate::system::now;
+use seikan_proto::mode::Mode;
 use seikan_proto::noise::Protocol;
 use seikan_sys::ability::Ability;
 use seikan_sys::udp::UdpSocket;
@@ -18,6 +19,9 @@ pub struct Interface {
     pub name: String,
     /// `wireguard` or `native`.
     pub protocol: String,
+    /// `ip` or `ethernet`.
+    #[serde(default = "ip")]
+    pub mode: String,
     /// Public key; absent after a client has removed the private key.
     pub public_key: Option<String>,
     /// UDP port.
@@ -44,6 +48,9 @@ pub struct Device {
     pub queue_length: Option<u32>,
     /// The kernel's counters.
     pub kernel: Option<KernelCounters>,
+    /// MAC addresses learned from peers, in Ethernet mode with several peers.
+    #[serde(default)]
+    pub learned_macs: usize,
     /// Capabilities of the device.
     pub capabilities: BTreeMap<String, Capability>,
 }
@@ -89,6 +96,11 @@ pub struct Socket {
     pub capabilities: BTreeMap<String, Capability>,
 }
 
+/// The mode of a daemon that does not report it.
+fn ip() -> String {
+    "ip".into()
+}
+
 pub(super) fn interface(node: &Node, record: &Record) -> Interface {
     let key = node.tunnel.identity().public();
     let uptime = now().mono.duration_since(node.started);
@@ -97,6 +109,10 @@ pub(super) fn interface(node: &Node, record: &Record) -> Interface {
         protocol: match node.tunnel.protocol() {
             Protocol::WireGuard => "wireguard".into(),
             Protocol::Native => "native".into(),
+        },
+        mode: match node.tunnel.mode() {
+            Mode::Ip => ip(),
+            Mode::Ethernet => "ethernet".into(),
         },
         public_key: (!record.keyless).then(|| key.to_string()),
         listen_port: node.sockets.port(),
@@ -128,6 +144,7 @@ pub(super) fn device(node: &Node, record: &Record) -> Device {
             rx_dropped: stats.rx_dropped,
             rx_errors: stats.rx_errors,
         }),
+        learned_macs: node.tunnel.learned_macs(),
         capabilities: capabilities(&node.tun.capabilities().table()),
     }
 }

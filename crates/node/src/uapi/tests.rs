@@ -28,6 +28,7 @@ impl Fake {
         Fake {
             tunnel: Tunnel::new(TunnelConfig {
                 protocol: Protocol::WireGuard,
+                mode: seikan_proto::mode::Mode::Ip,
                 private_key: PrivateKey::from_bytes([0x48; 32]),
                 inner_mtu: 1420,
                 offload: false,

@@ -8,8 +8,8 @@
 //!
 //! ```text
 //! PADDING   0x00, to the end of the record
-//! PACKET    kind 1 | length | IP packet                                   flag PARTIAL
-//! SLICE     kind 2 | length | id u16 | offset u16 | total u16 | gso u16 | IP and TCP header | chunk
+//! PACKET    kind 1 | length | packet                                      flag PARTIAL
+//! SLICE     kind 2 | length | id u16 | offset u16 | total u16 | gso u16 | headers up to TCP | chunk
 //!                                                                         flag ECN
 //! FRAGMENT  kind 3 | length | id u16 | offset u16 | total u16 | chunk     flag PARTIAL
 //! HEALTH    kind 4 | length | see native/health.rs
@@ -18,18 +18,22 @@
 //! PORTS     kind 7 | length | ports u16 | addresses of 16 bytes, IPv4 as IPv4-mapped
 //! ```
 //!
+//! A packet is an IP packet or, in [Ethernet mode](crate::mode), an Ethernet frame.
+//!
 //! Unknown kinds are skipped by their length, so new kinds need no new version.
 //!
 //! Work and output are bounded by the bytes received. A chunk that is not the last of its packet,
 //! and a segment of a super-packet, has at least [`MIN_CHUNK`] bytes. A record has at most one each
 //! of HEALTH, PROBE, PROBE_ACK and PORTS.
 
-use crate::inbox::{MAX_HEADER, Slice};
+use crate::inbox::{MAX_HEADER, Packet, Slice};
+use crate::mode::Carried;
 use crate::native::health::Report;
 use crate::native::probe_request::ProbeRequest;
 use seikan_observe::DropReason;
 use seikan_wire::ip::{self, IpPacket, PROTO_TCP, PROTO_UDP};
 use seikan_wire::{tcp, udp};
+use std::marker::PhantomData;
 use std::ops::Range;
 
 /// Bytes before the packet in a PACKET.
@@ -65,14 +69,12 @@ const FLAG_ECN: u8 = 0x20;
 /// A parsed frame. Ranges are positions in the arena.
 #[derive(Clone, Debug)]
 pub enum Frame {
-    /// A whole IP packet.
-    Packet {
+    /// A whole IP packet, with its Ethernet header if there is one.
+    Packet(Packet),
+    /// A whole Ethernet frame that carries no IP.
+    NotIp {
         /// Its position.
         range: Range<usize>,
-        /// Its header.
-        ip: IpPacket,
-        /// Its transport checksum covers the pseudo-header only.
-        partial: bool,
     },
     /// A slice of a TCP super-packet.
     Slice(Slice),
@@ -111,24 +113,26 @@ pub struct Fragment {
     pub chunk: Range<usize>,
 }
 
-/// Iterates over the frames of a plaintext in the arena.
+/// Iterates over the frames of a plaintext in the arena, in mode `C`.
 #[derive(Debug)]
-pub struct Frames {
+pub struct Frames<C> {
     rest: Range<usize>,
     ecn: u8,
     /// Kinds that may not occur again in this record: bit `kind`. [`SLICE`] stands for a chunk, of
     /// a slice or a fragment, that continues a packet of an earlier record.
     seen: u8,
+    mode: PhantomData<C>,
 }
 
-impl Frames {
+impl<C: Carried> Frames<C> {
     /// The frames at `plaintext`, after the stamp. `ecn` is the ECN field of the datagram; it is
     /// applied to each inner packet before the packet is parsed ([`decapsulate_ecn`]).
-    pub fn new(plaintext: Range<usize>, ecn: u8) -> Frames {
+    pub fn new(plaintext: Range<usize>, ecn: u8) -> Frames<C> {
         Frames {
             rest: plaintext,
             ecn,
             seen: 0,
+            mode: PhantomData,
         }
     }
 
@@ -226,12 +230,27 @@ impl Frames {
         range: Range<usize>,
         partial: bool,
     ) -> Result<Frame, DropReason> {
-        decapsulate_ecn(&mut arena[range.clone()], self.ecn)?;
-        let ip = IpPacket::parse(&arena[range.clone()]).map_err(|_| DropReason::NotIp)?;
+        let Some(ip_at) = C::ip_at(&arena[range.clone()])? else {
+            if partial {
+                return Err(DropReason::BadFrame);
+            }
+            return match self.ecn {
+                ip::ECN_CE => Err(DropReason::EcnNotCapable),
+                _ => Ok(Frame::NotIp { range }),
+            };
+        };
+        let packet = range.start + ip_at..range.end;
+        decapsulate_ecn(&mut arena[packet.clone()], self.ecn)?;
+        let ip = IpPacket::parse(&arena[packet]).map_err(|_| DropReason::NotIp)?;
         if partial && !has_checksum(&ip) {
             return Err(DropReason::BadFrame);
         }
-        Ok(Frame::Packet { range, ip, partial })
+        Ok(Frame::Packet(Packet {
+            range,
+            ip_at,
+            ip,
+            partial,
+        }))
     }
 
     fn slice(&self, arena: &mut [u8], body: Range<usize>, ecn: bool) -> Result<Slice, DropReason> {
@@ -242,17 +261,19 @@ impl Frames {
         let offset = usize::from(u16::from_le_bytes([o0, o1]));
         let total = usize::from(u16::from_le_bytes([t0, t1]));
         let gso_size = usize::from(u16::from_le_bytes([g0, g1]));
-        let packet = body.start + 8..body.end;
+        let start = body.start + 8;
+        let ip_at = C::ip_at(&arena[start..body.end])?.ok_or(DropReason::BadFrame)?;
+        let packet = start + ip_at..body.end;
         decapsulate_ecn(&mut arena[packet.clone()], self.ecn)?;
         let ip = slice_ip(&arena[packet.clone()])?;
         let transport = &arena[packet.start + ip.header_len..packet.end];
         let tcp_len = tcp::header_len(transport).ok_or(DropReason::BadFrame)?;
         let header_len = ip.header_len + tcp_len;
-        let header = packet.start..packet.start + header_len;
+        let header = start..packet.start + header_len;
         let chunk = header.end..packet.end;
         let valid = ip.protocol == PROTO_TCP
             && !ip.fragment
-            && header_len <= MAX_HEADER
+            && header.len() <= MAX_HEADER
             && gso_size >= MIN_CHUNK
             && fits(offset, chunk.len(), total)
             && header_len + total <= 65_535;
@@ -265,6 +286,7 @@ impl Frames {
             total,
             gso_size,
             ecn,
+            ip_at,
             ip,
             header,
             chunk,

@@ -142,8 +142,9 @@ impl<'a> RecordWriter<'a> {
             None if PACKET_OVERHEAD + packet.bytes.len() > self.capacity()
                 && !packet.ip.fragment =>
             {
-                let transport = &packet.bytes[packet.ip.header_len..];
-                let length = packet.ip.header_len + tcp::header_len(transport)?;
+                // The headers of an ordinary packet end where its transport begins.
+                let transport = &packet.bytes[packet.header_len..];
+                let length = packet.header_len + tcp::header_len(transport)?;
                 // SYN, RST and URG apply to the whole packet and not to a part.
                 let whole = tcp::flags(transport) & (tcp::SYN | tcp::RST | tcp::URG) != 0;
                 let payload = packet.bytes.len() - length;
@@ -162,11 +163,32 @@ impl<'a> RecordWriter<'a> {
         self.envelope.size - TAG_LEN - self.used
     }
 
+    /// Adds an Ethernet frame that carries no IP.
+    pub fn frame(&mut self, frame: &[u8]) -> Result<(), DropReason> {
+        self.whole(frame.len(), false, |out| {
+            out[..frame.len()].copy_from_slice(frame);
+        })
+    }
+
     fn segment(&mut self, packet: &SuperPacket<'_>, i: usize) -> Result<(), DropReason> {
-        let length = packet.segment_len(i);
         let partial = self.envelope.offload && packet.partial;
+        self.whole(packet.segment_len(i), partial, |out| {
+            packet.segment(i, partial, out);
+        })
+    }
+
+    /// Adds a packet of this length, which `write` writes: whole, or in fragments.
+    #[inline]
+    fn whole(
+        &mut self,
+        length: usize,
+        partial: bool,
+        write: impl FnOnce(&mut [u8]),
+    ) -> Result<(), DropReason> {
         if PACKET_OVERHEAD + length > self.capacity() {
-            return self.fragments(packet, i, length, partial);
+            let mut packet = vec![0; length];
+            write(&mut packet);
+            return self.fragments(&packet, partial);
         }
         if PACKET_OVERHEAD + length > self.left() {
             self.close(true)?;
@@ -174,7 +196,7 @@ impl<'a> RecordWriter<'a> {
         let used = self.used;
         let out = &mut self.buffer()?[used..];
         frame::write_packet(out, length, partial);
-        packet.segment(i, partial, &mut out[PACKET_OVERHEAD..]);
+        write(&mut out[PACKET_OVERHEAD..]);
         self.used += PACKET_OVERHEAD + length;
         self.payload.packets += 1;
         self.payload.bytes += length as u64;
@@ -225,15 +247,8 @@ impl<'a> RecordWriter<'a> {
         Ok(())
     }
 
-    fn fragments(
-        &mut self,
-        packet: &SuperPacket<'_>,
-        i: usize,
-        length: usize,
-        partial: bool,
-    ) -> Result<(), DropReason> {
-        let mut whole = vec![0; length];
-        packet.segment(i, partial, &mut whole);
+    fn fragments(&mut self, packet: &[u8], partial: bool) -> Result<(), DropReason> {
+        let length = packet.len();
         let id = self.take_id();
         let mut offset = 0;
         while offset < length {
@@ -246,7 +261,7 @@ impl<'a> RecordWriter<'a> {
             let out = &mut self.buffer()?[used..];
             frame::write_fragment(out, id, offset, length, chunk, partial);
             out[FRAGMENT_OVERHEAD..FRAGMENT_OVERHEAD + chunk]
-                .copy_from_slice(&whole[offset..offset + chunk]);
+                .copy_from_slice(&packet[offset..offset + chunk]);
             self.used += FRAGMENT_OVERHEAD + chunk;
             offset += chunk;
         }

@@ -270,6 +270,7 @@ mod tests {
     fn tunnel(v4: Mapping) -> Tunnel {
         let mut tunnel = Tunnel::new(TunnelConfig {
             protocol: Protocol::Native,
+            mode: crate::mode::Mode::Ip,
             private_key: PrivateKey::from_bytes([1; 32]),
             inner_mtu: 1420,
             offload: false,

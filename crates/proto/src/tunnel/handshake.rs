@@ -267,6 +267,7 @@ impl Tunnel {
             } else {
                 0
             },
+            mode: self.mode,
         }
     }
 
@@ -402,7 +403,7 @@ impl Tunnel {
                     (cipher, choice.encode())
                 }
                 Err(error) => {
-                    peer.refusal = Some(error.to_string());
+                    peer.refuse(error.to_string());
                     return Err(DropReason::UnsupportedCapability);
                 }
             },
@@ -503,7 +504,7 @@ impl Tunnel {
                     Some(cipher)
                 }
                 Err(error) => {
-                    peer.refusal = Some(error.to_string());
+                    peer.refuse(error.to_string());
                     None
                 }
             },

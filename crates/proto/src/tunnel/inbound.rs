@@ -5,8 +5,10 @@ use super::{Now, Tunnel};
 use crate::allowed_ips::{AllowedIps, LookupCache};
 use crate::constants::*;
 use crate::filter::StatefulFilter;
-use crate::inbox::Inbox;
+use crate::inbox::{Inbox, Packet};
 use crate::indices::PeerId;
+use crate::mac_table::MacTable;
+use crate::mode::{Carried, Ethernet, Ip, Mode};
 use crate::native::check::Check;
 use crate::native::frame::{self, Frame, Frames};
 use crate::native::path_mtu;
@@ -19,6 +21,7 @@ use crate::paths::CheckOutcome;
 use crate::peer::{LOG, Peer};
 use crate::time::Instant;
 use seikan_observe::DropReason;
+use seikan_wire::ethernet::Mac;
 use seikan_wire::ip::{self, IpPacket};
 use seikan_wire::message::{DATA_HEADER_LEN, DataHeader, TAG_LEN};
 use std::net::{IpAddr, SocketAddr};
@@ -251,6 +254,7 @@ impl Tunnel {
         buffers: &mut Buffers<'_>,
     ) {
         let sending = self.sending(now);
+        let mode = self.mode;
         let Some(peer) = self.peers[id.0 as usize].as_mut() else {
             return;
         };
@@ -258,6 +262,7 @@ impl Tunnel {
             sending,
             allowed_ips: &self.allowed_ips,
             cache: &mut self.scratch.source,
+            mac_table: &mut self.mac_table,
         };
         let keepalive = match sending.protocol {
             Protocol::WireGuard => 0,
@@ -279,11 +284,12 @@ impl Tunnel {
                 }
             }
             Protocol::Native => {
-                let mut frames =
-                    Frames::new(plaintext.start + STAMP_LEN..plaintext.end, record.ecn);
-                let size = plaintext.len() + DATA_HEADER_LEN + TAG_LEN;
-                while let Some(frame) = frames.next(buffers.arena) {
-                    native_frame(peer, &mut receiving, frame, record, size, buffers);
+                let plaintext = plaintext.start + STAMP_LEN..plaintext.end;
+                match mode {
+                    Mode::Ip => native_record::<Ip>(peer, receiving, record, plaintext, buffers),
+                    Mode::Ethernet => {
+                        native_record::<Ethernet>(peer, receiving, record, plaintext, buffers);
+                    }
                 }
             }
         }
@@ -296,27 +302,48 @@ struct Receiving<'a> {
     sending: Sending,
     allowed_ips: &'a AllowedIps,
     cache: &'a mut LookupCache,
+    mac_table: &'a mut MacTable,
+}
+
+/// The sender of a packet, and its rules.
+struct Sender<'a> {
+    id: PeerId,
+    has_allowed_ips: bool,
+    filter: &'a mut Option<Box<StatefulFilter>>,
 }
 
 impl Receiving<'_> {
-    /// Checks the inner source address against the peer's allowed IPs, then the packet against its
-    /// filter. `packet` begins with the headers that `ip` was parsed from, up to the transport
-    /// header.
-    fn check(
+    /// Checks the MAC address of an Ethernet frame, then the inner source address against the
+    /// peer's allowed IPs, then the packet against its filter. `packet` begins with the headers, up
+    /// to the transport header; `ip` was parsed at `ip_at`.
+    #[inline]
+    fn check<C: Carried>(
         &mut self,
-        ip: &IpPacket,
         packet: &[u8],
-        peer: PeerId,
-        filter: &mut Option<Box<StatefulFilter>>,
+        ip_at: usize,
+        ip: &IpPacket,
+        sender: Sender<'_>,
     ) -> Result<(), DropReason> {
-        match self.allowed_ips.lookup_cached(ip.src, self.cache) {
-            Some(owner) if owner == peer => {}
-            _ => return Err(DropReason::SourceNotAllowed),
+        if C::ETHERNET {
+            self.check_mac(packet, sender.id)?;
         }
-        match filter {
+        if !C::ETHERNET || sender.has_allowed_ips {
+            match self.allowed_ips.lookup_cached(ip.src, self.cache) {
+                Some(owner) if owner == sender.id => {}
+                _ => return Err(DropReason::SourceNotAllowed),
+            }
+        }
+        match sender.filter {
             None => Ok(()),
-            Some(filter) => filter.check(ip, packet, self.sending.now.mono),
+            Some(filter) => filter.check(ip, &packet[ip_at..], self.sending.now.mono),
         }
+    }
+
+    /// Checks the source of an Ethernet frame, and learns it.
+    fn check_mac(&mut self, frame: &[u8], peer: PeerId) -> Result<(), DropReason> {
+        let source = frame.get(6..).and_then(|rest| rest.first_chunk());
+        let source = Mac(*source.ok_or(DropReason::BadEthernet)?);
+        self.mac_table.learn(source, peer, self.sending.now.mono)
     }
 }
 
@@ -329,14 +356,43 @@ fn wireguard_packet(
 ) -> Result<(), DropReason> {
     let arena = &mut *buffers.arena;
     let ip = IpPacket::parse(&arena[range.clone()]).map_err(|_| DropReason::NotIp)?;
-    receiving.check(&ip, &arena[range.clone()], peer.id, &mut peer.filter)?;
+    receiving.check::<Ip>(&arena[range.clone()], 0, &ip, sender(peer))?;
     frame::decapsulate_ecn(&mut arena[range.clone()], ecn)?;
-    buffers.inbox.packet(arena, range, &ip, peer.id, false);
+    let packet = Packet {
+        range,
+        ip_at: 0,
+        ip,
+        partial: false,
+    };
+    buffers.inbox.packet(arena, &packet, peer.id);
     Ok(())
 }
 
+fn sender(peer: &mut Peer) -> Sender<'_> {
+    Sender {
+        id: peer.id,
+        has_allowed_ips: peer.has_allowed_ips,
+        filter: &mut peer.filter,
+    }
+}
+
+/// Handles the frames of a record; `frames` is their position.
+fn native_record<C: Carried>(
+    peer: &mut Peer,
+    mut receiving: Receiving<'_>,
+    record: Record,
+    frames: Range<usize>,
+    buffers: &mut Buffers<'_>,
+) {
+    let size = DATA_HEADER_LEN + STAMP_LEN + frames.len() + TAG_LEN;
+    let mut frames = Frames::<C>::new(frames, record.ecn);
+    while let Some(frame) = frames.next(buffers.arena) {
+        native_frame::<C>(peer, &mut receiving, frame, record, size, buffers);
+    }
+}
+
 /// Handles one frame of a record in a datagram of `size` bytes.
-fn native_frame(
+fn native_frame<C: Carried>(
     peer: &mut Peer,
     receiving: &mut Receiving<'_>,
     frame: Result<Frame, DropReason>,
@@ -353,7 +409,7 @@ fn native_frame(
     let now = sending.now.mono;
     if matches!(
         frame,
-        Ok(Frame::Packet { .. } | Frame::Slice(_) | Frame::Fragment(_))
+        Ok(Frame::Packet(_) | Frame::NotIp { .. } | Frame::Slice(_) | Frame::Fragment(_))
     ) {
         peer.timers.data_received(now);
         peer.path.health.packets(now);
@@ -365,30 +421,32 @@ fn native_frame(
             counters.packets_in += 1;
             Err((reason, 1))
         }
-        Ok(Frame::Packet { range, ip, partial }) => {
+        Ok(Frame::Packet(packet)) => {
             counters.packets_in += 1;
+            let Packet { range, ip_at, .. } = &packet;
+            let bytes = &arena[range.clone()];
             receiving
-                .check(&ip, &arena[range.clone()], peer.id, &mut peer.filter)
+                .check::<C>(bytes, *ip_at, &packet.ip, sender(peer))
                 .map_err(|reason| (reason, 1))
                 .map(|()| {
-                    clamp_syn(
-                        &mut arena[range.clone()],
-                        sending.inner_mtu as usize,
-                        partial,
-                    );
-                    inbox.packet(arena, range, &ip, peer.id, partial);
+                    let bytes = &mut arena[range.start + ip_at..range.end];
+                    clamp_syn(bytes, sending.inner_mtu as usize, packet.partial);
+                    inbox.packet(arena, &packet, peer.id);
                 })
+        }
+        Ok(Frame::NotIp { range }) => {
+            counters.packets_in += 1;
+            receiving
+                .check_mac(&arena[range.clone()], peer.id)
+                .map_err(|reason| (reason, 1))
+                .map(|()| inbox.frame(range, peer.id))
         }
         Ok(Frame::Slice(slice)) => {
             let packets = slice.segments();
             counters.packets_in += packets;
+            let header = &arena[slice.header.clone()];
             receiving
-                .check(
-                    &slice.ip,
-                    &arena[slice.header.clone()],
-                    peer.id,
-                    &mut peer.filter,
-                )
+                .check::<C>(header, slice.ip_at, &slice.ip, sender(peer))
                 .map_err(|reason| (reason, packets))
                 .map(|()| inbox.slice(arena, &slice, peer.id))
         }
@@ -405,7 +463,7 @@ fn native_frame(
                 Outcome::Joined => Ok(()),
                 Outcome::Complete(whole) => {
                     counters.pending -= 1;
-                    reassembled(peer, receiving, whole, inbox).map_err(|reason| (reason, 1))
+                    reassembled::<C>(peer, receiving, whole, inbox).map_err(|reason| (reason, 1))
                 }
                 Outcome::Contradiction => {
                     counters.packets_in += 1;
@@ -429,7 +487,7 @@ fn native_frame(
 /// capabilities, and nobody would complete the checksum.
 fn accept_offload(frame: Frame, offload: bool) -> Result<Frame, DropReason> {
     match frame {
-        Frame::Packet { partial: true, .. } | Frame::Slice(_) if !offload => {
+        Frame::Packet(Packet { partial: true, .. }) | Frame::Slice(_) if !offload => {
             Err(DropReason::BadFrame)
         }
         Frame::Fragment(fragment) if fragment.partial && !offload => Err(DropReason::BadFrame),
@@ -437,7 +495,7 @@ fn accept_offload(frame: Frame, offload: bool) -> Result<Frame, DropReason> {
     }
 }
 
-fn reassembled(
+fn reassembled<C: Carried>(
     peer: &mut Peer,
     receiving: &mut Receiving<'_>,
     whole: Reassembled,
@@ -448,14 +506,25 @@ fn reassembled(
         partial,
         ecn,
     } = whole;
-    frame::decapsulate_ecn(&mut packet, ecn)?;
-    let ip = IpPacket::parse(&packet).map_err(|_| DropReason::NotIp)?;
+    let Some(ip_at) = C::ip_at(&packet)? else {
+        if partial {
+            return Err(DropReason::BadFrame);
+        }
+        if ecn == ip::ECN_CE {
+            return Err(DropReason::EcnNotCapable);
+        }
+        receiving.check_mac(&packet, peer.id)?;
+        inbox.owned_frame(packet, peer.id);
+        return Ok(());
+    };
+    frame::decapsulate_ecn(&mut packet[ip_at..], ecn)?;
+    let ip = IpPacket::parse(&packet[ip_at..]).map_err(|_| DropReason::NotIp)?;
     if partial && !frame::has_checksum(&ip) {
         return Err(DropReason::BadFrame);
     }
-    receiving.check(&ip, &packet, peer.id, &mut peer.filter)?;
-    packet.truncate(ip.total_len);
-    inbox.owned(packet, &ip, peer.id, partial);
+    receiving.check::<C>(&packet, ip_at, &ip, sender(peer))?;
+    packet.truncate(ip_at + ip.total_len);
+    inbox.owned(packet, ip_at, &ip, peer.id, partial);
     Ok(())
 }
 
@@ -500,7 +569,7 @@ fn control_frame(
         }
         // Processed together with the state of the other peers (`Tunnel::search_ports`).
         Frame::Ports(request) => peer.birthday.on_request(request),
-        Frame::Packet { .. } | Frame::Slice(_) | Frame::Fragment(_) => {}
+        Frame::Packet(_) | Frame::NotIp { .. } | Frame::Slice(_) | Frame::Fragment(_) => {}
     }
 }
 

@@ -5,18 +5,19 @@ use crate::batch::PacketBatch;
 use crate::constants::*;
 use crate::inbox::Inbox;
 use crate::indices::PeerId;
+use crate::mode::{Carried, Ethernet, Ip, MAX_ETHERNET_MTU, Mode};
 use crate::native::check::Check;
 use crate::native::record::{Envelope, RecordWriter};
 use crate::native::stamp::{RECORD_OVERHEAD, stamp_of};
 use crate::noise::Protocol;
 use crate::outbox::{Outbox, Payload};
 use crate::peer::Peer;
-use crate::segment::SuperPacket;
+use crate::segment::{self, SuperPacket};
 use crate::session::Session;
-use seikan_observe::DropReason;
+use seikan_observe::{DirectionCounters, DropReason};
 use seikan_wire::ip::{self, IpPacket, PROTO_TCP};
 use seikan_wire::message::{DATA_HEADER_LEN, TAG_LEN};
-use seikan_wire::{VNET_HDR_LEN, VnetHdr, icmp, tcp};
+use seikan_wire::{VNET_HDR_LEN, VnetHdr, ethernet, icmp, tcp};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
@@ -28,6 +29,7 @@ const PROBE_WHILE_ACTIVE: Duration = Duration::from_secs(15);
 pub(super) struct Sending {
     pub now: Now,
     pub protocol: Protocol,
+    pub mode: Mode,
     pub inner_mtu: u32,
     pub offload: bool,
     /// Bits of the inner packet's traffic class that are copied to the outer header.
@@ -56,7 +58,10 @@ impl Tunnel {
         outbox: &mut Outbox,
         inbox: &mut Inbox,
     ) {
-        self.route(batch);
+        match self.mode {
+            Mode::Ip => self.route(batch),
+            Mode::Ethernet => self.route_frames(batch, now),
+        }
         let routed = std::mem::take(&mut self.scratch.routed);
         for group in routed.chunk_by(|a, b| a.0 == b.0) {
             let id = group[0].0;
@@ -75,7 +80,7 @@ impl Tunnel {
         let mut congested = batch.take_congested();
         for i in 0..batch.len() {
             let read = batch.packet(i);
-            let relieve = std::mem::take(&mut congested) && !mark_congestion(read);
+            let relieve = std::mem::take(&mut congested) && !mark_congestion(read, 0);
             match self.peer_for(read) {
                 Ok(id) if relieve => {
                     if let Some(peer) = self.peer_mut(id) {
@@ -86,14 +91,51 @@ impl Tunnel {
                     sorted &= routed.last().is_none_or(|(last, _)| *last <= id);
                     routed.push((id, i as u32));
                 }
-                Err(reason) => {
-                    let packets = SuperPacket::parse(read).map_or(1, |p| p.segments() as u64);
-                    self.unattributed.outbound.packets_in += packets;
-                    self.unattributed.outbound.drops.add(reason, packets);
-                }
+                Err(reason) => drop_unrouted(&mut self.unattributed.outbound, read, reason),
             }
         }
         if !sorted {
+            routed.sort_by_key(|(id, _)| *id);
+        }
+        self.scratch.routed = routed;
+    }
+
+    /// [`Self::route`] in Ethernet mode: a frame goes to the peer that its destination was learned
+    /// from, otherwise to all peers.
+    fn route_frames(&mut self, batch: &mut PacketBatch, now: Now) {
+        let mut routed = std::mem::take(&mut self.scratch.routed);
+        routed.clear();
+        let mut congested = batch.take_congested();
+        for i in 0..batch.len() {
+            let read = batch.packet(i);
+            let first = routed.len();
+            let frame = read.get(VNET_HDR_LEN..).unwrap_or_default();
+            let Some(destination) = frame.first_chunk() else {
+                drop_unrouted(
+                    &mut self.unattributed.outbound,
+                    read,
+                    DropReason::BadEthernet,
+                );
+                continue;
+            };
+            match self.mac_table.lookup(ethernet::Mac(*destination), now.mono) {
+                Some(id) => routed.push((id, i as u32)),
+                None => routed.extend(self.by_key.values().map(|id| (*id, i as u32))),
+            }
+            if routed.len() == first {
+                drop_unrouted(&mut self.unattributed.outbound, read, DropReason::NoRoute);
+            }
+            let ip_at = Ethernet::ip_at(frame).ok().flatten();
+            if std::mem::take(&mut congested) && !ip_at.is_some_and(|at| mark_congestion(read, at))
+            {
+                for (id, _) in routed.drain(first..) {
+                    if let Some(peer) = self.peers[id.0 as usize].as_mut() {
+                        drop_read(peer, read, DropReason::QueueDelay);
+                    }
+                }
+            }
+        }
+        if self.by_key.len() > 1 {
             routed.sort_by_key(|(id, _)| *id);
         }
         self.scratch.routed = routed;
@@ -155,6 +197,7 @@ impl Tunnel {
         Sending {
             now,
             protocol: self.protocol,
+            mode: self.mode,
             inner_mtu: self.inner_mtu,
             offload: self.offload,
             class_mask: self.class_mask,
@@ -319,7 +362,7 @@ pub(super) fn send_reads(
     match sending.protocol {
         Protocol::WireGuard => {
             reads.for_each(|read| {
-                let packets = segments(read);
+                let packets = segment::packets_in(read);
                 peer.counters.outbound.packets_in += packets;
                 if let Err((reason, left)) =
                     wireguard_read(peer, &mut session, sending, read, outbox)
@@ -329,7 +372,14 @@ pub(super) fn send_reads(
             });
         }
         Protocol::Native => {
-            native_reads(peer, &mut session, sending, reads, outbox, inbox);
+            match sending.mode {
+                Mode::Ip => {
+                    native_reads::<Ip>(peer, &mut session, sending, reads, outbox, inbox);
+                }
+                Mode::Ethernet => {
+                    native_reads::<Ethernet>(peer, &mut session, sending, reads, outbox, inbox);
+                }
+            }
             peer.paths.sent(now);
         }
     }
@@ -338,7 +388,7 @@ pub(super) fn send_reads(
     peer.sessions.current = Some(session);
 }
 
-fn native_reads(
+fn native_reads<C: Carried>(
     peer: &mut Peer,
     session: &mut Session,
     sending: &Sending,
@@ -352,15 +402,32 @@ fn native_reads(
     let mtu = peer
         .capabilities
         .as_ref()
-        .map_or(sending.inner_mtu, |c| u32::from(c.inner_mtu)) as usize;
+        .map_or(sending.inner_mtu, |c| u32::from(c.inner_mtu));
+    let most = if C::ETHERNET {
+        MAX_ETHERNET_MTU
+    } else {
+        u32::MAX
+    };
+    let mtu = mtu.min(most) as usize;
     let mut writer = RecordWriter::new(outbox, session, &mut peer.path.outgoing, envelope);
     let counters = &mut peer.counters.outbound;
     for i in reads.indices {
         let read = reads.batch.packet(i);
+        let ip_at = match C::ip_at(&read[VNET_HDR_LEN..]) {
+            Ok(Some(at)) => at,
+            other => {
+                counters.packets_in += 1;
+                let sent = other.and_then(|_| other_frame(&mut writer, read, mtu));
+                if let Err(reason) = sent {
+                    counters.drops.add(reason, 1);
+                }
+                continue;
+            }
+        };
         let partial = VnetHdr::read(read).is_ok_and(|vnet| vnet.needs_csum);
         let smaller = mtu.min(sending.inner_mtu as usize);
-        clamp_syn(&mut read[VNET_HDR_LEN..], smaller, partial);
-        let packet = match SuperPacket::parse(read) {
+        clamp_syn(&mut read[VNET_HDR_LEN + ip_at..], smaller, partial);
+        let packet = match SuperPacket::parse_at(read, ip_at) {
             Ok(packet) => packet,
             Err(reason) => {
                 counters.packets_in += 1;
@@ -371,24 +438,22 @@ fn native_reads(
         let packets = packet.segments() as u64;
         counters.packets_in += packets;
         if let Some(filter) = &mut peer.filter {
-            filter.note(&packet.ip, packet.bytes, sending.now.mono);
+            filter.note(&packet.ip, &packet.bytes[ip_at..], sending.now.mono);
         }
-        if packet.segment_len(0) > mtu {
+        if packet.segment_len(0) - ip_at > mtu {
             counters.drops.add(DropReason::TooBig, packets);
-            if let Some(answer) = icmp::too_big(packet.bytes, mtu as u32)
-                && let Ok(ip) = IpPacket::parse(&answer)
-            {
+            if let Some((answer, ip)) = too_big(&packet, mtu) {
                 // The reply originates here: it enters the inbound direction and leaves to the TUN
                 // device.
                 peer.counters.inbound.packets_in += 1;
-                inbox.owned(answer, &ip, peer.id, false);
+                inbox.owned(answer, ip_at, &ip, peer.id, false);
             }
             continue;
         }
         // The outer header gets the inner ECN field (RFC 6040, normal mode), and the DSCP if
         // configured.
         let sealed = writer
-            .set_traffic_class(ip::traffic_class(packet.bytes) & sending.class_mask)
+            .set_traffic_class(ip::traffic_class(&packet.bytes[ip_at..]) & sending.class_mask)
             .map_err(|reason| (reason, packets))
             .and_then(|()| writer.super_packet(&packet));
         if let Err((reason, lost)) = sealed {
@@ -398,6 +463,35 @@ fn native_reads(
     if let Err(lost) = writer.finish() {
         counters.drops.add(DropReason::OutboxFull, lost);
     }
+}
+
+/// Adds a frame that carries no IP. Its payload must fit `mtu`.
+fn other_frame(
+    writer: &mut RecordWriter<'_>,
+    read: &mut [u8],
+    mtu: usize,
+) -> Result<(), DropReason> {
+    segment::complete_any_checksum(read)?;
+    let frame = &read[VNET_HDR_LEN..];
+    let (_, at) = ethernet::payload(frame).ok_or(DropReason::BadEthernet)?;
+    if frame.len() - at > mtu {
+        return Err(DropReason::TooBig);
+    }
+    writer.set_traffic_class(0)?;
+    writer.frame(frame)
+}
+
+/// Returns the error "too big" for a packet, and its IP header. In Ethernet mode the error is in a
+/// frame from the destination of the packet's frame to its source; there is none for a group.
+fn too_big(packet: &SuperPacket<'_>, mtu: usize) -> Option<(Vec<u8>, IpPacket)> {
+    let (link, inner) = packet.bytes.split_at(packet.ip_at);
+    let error = icmp::too_big(inner, mtu as u32)?;
+    let ip = IpPacket::parse(&error).ok()?;
+    let (Some(destination), Some(source)) = (link.get(..6), link.get(6..12)) else {
+        return Some((error, ip));
+    };
+    let is_group = destination[0] & 1 != 0;
+    (!is_group).then(|| ([source, destination, &link[12..], &error].concat(), ip))
 }
 
 /// Common parameters of the records to `peer`; `None` without an endpoint.
@@ -484,8 +578,9 @@ fn wireguard_record(
 }
 
 /// Marks a packet CE if it is ECN-capable (RFC 3168). Returns false if it is not.
-fn mark_congestion(read: &mut [u8]) -> bool {
-    let Some(packet) = read.get_mut(VNET_HDR_LEN..) else {
+fn mark_congestion(read: &mut [u8], ip_at: usize) -> bool {
+    let packet = read.get_mut(VNET_HDR_LEN + ip_at..);
+    let Some(packet) = packet.filter(|packet| !packet.is_empty()) else {
         return false;
     };
     match ip::ecn(packet) {
@@ -498,7 +593,7 @@ fn mark_congestion(read: &mut [u8]) -> bool {
 }
 
 fn stage_read(peer: &mut Peer, read: &[u8]) {
-    let packets = segments(read);
+    let packets = segment::packets_in(read);
     peer.counters.outbound.packets_in += packets;
     peer.counters.outbound.pending += packets;
     let dropped = peer.staged.push(read, packets);
@@ -509,18 +604,16 @@ fn stage_read(peer: &mut Peer, read: &[u8]) {
         .add(DropReason::HandshakeQueueFull, dropped);
 }
 
-fn drop_read(peer: &mut Peer, read: &[u8], reason: DropReason) {
-    let packets = segments(read);
-    peer.counters.outbound.packets_in += packets;
-    peer.counters.outbound.drops.add(reason, packets);
+fn drop_unrouted(counters: &mut DirectionCounters, read: &[u8], reason: DropReason) {
+    let packets = segment::packets_in(read);
+    counters.packets_in += packets;
+    counters.drops.add(reason, packets);
 }
 
-/// Number of packets in a read; one if it cannot be parsed.
-fn segments(read: &[u8]) -> u64 {
-    match VnetHdr::read(read) {
-        Ok(vnet) if vnet.gso_type == seikan_wire::GsoType::None => 1,
-        _ => SuperPacket::parse(read).map_or(1, |p| p.segments() as u64),
-    }
+fn drop_read(peer: &mut Peer, read: &[u8], reason: DropReason) {
+    let packets = segment::packets_in(read);
+    peer.counters.outbound.packets_in += packets;
+    peer.counters.outbound.drops.add(reason, packets);
 }
 
 /// The inner destination address, read without further checks.

@@ -207,6 +207,7 @@ fn is_answer(bytes: &[u8]) -> bool {
 pub fn new_tunnel(private: [u8; 32], seed: u64) -> Tunnel {
     Tunnel::new(TunnelConfig {
         protocol: Protocol::Native,
+        mode: seikan_proto::mode::Mode::Ip,
         private_key: PrivateKey::from_bytes(private),
         inner_mtu: 1420,
         offload: false,

@@ -3,6 +3,7 @@
 //! [`World`] moves time from event to event: a datagram arrives, or a tunnel is to be polled. After
 //! every step it checks the invariants; [`Checker`] checks the delivered packets.
 
+pub mod ethernet;
 pub mod network;
 pub mod packets;
 
@@ -17,12 +18,14 @@ use seikan_proto::capabilities::Cipher;
 use seikan_proto::inbox::{Inbox, MAX_PIECES, Write};
 use seikan_proto::indices::PeerId;
 use seikan_proto::keys::{PresharedKey, PrivateKey};
+use seikan_proto::mode::Mode;
 use seikan_proto::noise::Protocol;
 use seikan_proto::outbox::Outbox;
 use seikan_proto::peer::Peer;
 use seikan_proto::rng::Rng;
 use seikan_proto::time::Instant;
 use seikan_proto::tunnel::{Datagram, Now, Tunnel, TunnelConfig};
+use seikan_wire::VNET_HDR_LEN;
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hasher};
 use std::io::IoSlice;
@@ -53,6 +56,7 @@ impl Rng for Seeded {
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub protocol: Protocol,
+    pub mode: Mode,
     pub offload: bool,
     pub inner_mtu: u32,
     pub ciphers: Vec<Cipher>,
@@ -68,6 +72,7 @@ impl Setup {
     pub fn new(protocol: Protocol) -> Setup {
         Setup {
             protocol,
+            mode: Mode::Ip,
             offload: true,
             inner_mtu: 1420,
             ciphers: vec![Cipher::Aes256Gcm, Cipher::ChaCha20Poly1305],
@@ -90,8 +95,13 @@ pub struct Side {
     pub slept: u64,
     /// Added to the wall clock, in seconds.
     pub wall_skew: i64,
-    /// Writes to the TUN device, virtio-net header first.
+    /// Writes to the TUN device, virtio-net header first; in Ethernet mode without the Ethernet
+    /// header.
     pub delivered: Vec<Vec<u8>>,
+    /// Frames without IP that were written to the TAP device.
+    pub frames: Vec<Vec<u8>>,
+    /// Whether it receives packets that are of no flow.
+    pub unchecked: bool,
     /// The device refuses one in this many writes; 0 for none.
     pub refuse_every: u64,
     writes: u64,
@@ -274,6 +284,17 @@ impl World {
 
     /// As [`Self::send`]; `congested` marks the first read as having waited too long.
     pub fn send_batch(&mut self, i: usize, reads: &[Vec<u8>], congested: bool) {
+        match self.sides[i].setup.mode {
+            Mode::Ip => self.send_raw(i, reads, congested),
+            Mode::Ethernet => {
+                let framed: Vec<_> = reads.iter().map(|read| ethernet::framed(i, read)).collect();
+                self.send_raw(i, &framed, congested);
+            }
+        }
+    }
+
+    /// As [`Self::send_batch`], with the bytes as the device of the side's mode has them.
+    pub fn send_raw(&mut self, i: usize, reads: &[Vec<u8>], congested: bool) {
         let mut batch = PacketBatch::new(4 << 20, 512);
         for read in reads {
             batch.space().expect("a batch of test packets fits")[..read.len()]
@@ -471,7 +492,20 @@ impl World {
             }
             self.trace.write(&self.time.to_le_bytes());
             self.trace.write(&bytes);
-            self.checkers[i].write(i, &bytes);
+            let bytes = match side.setup.mode {
+                Mode::Ip => bytes,
+                Mode::Ethernet => match ethernet::unframed(i, &bytes) {
+                    Some(bytes) => bytes,
+                    None => {
+                        side.frames.push(bytes[VNET_HDR_LEN..].to_vec());
+                        side.tunnel.delivered(write, Ok(()));
+                        continue;
+                    }
+                },
+            };
+            if !side.unchecked {
+                self.checkers[i].write(i, &bytes);
+            }
             if !side.setup.offload {
                 assert!(
                     bytes[..10].iter().all(|b| *b == 0),
@@ -587,6 +621,7 @@ impl Side {
     fn new(i: usize, setup: Setup, keys: [[u8; 32]; 2], seed: u64, restarts: u64) -> Side {
         let mut tunnel = Tunnel::new(TunnelConfig {
             protocol: setup.protocol,
+            mode: setup.mode,
             private_key: PrivateKey::from_bytes(keys[i]),
             inner_mtu: setup.inner_mtu,
             offload: setup.offload,
@@ -613,6 +648,8 @@ impl Side {
             slept: 0,
             wall_skew: 0,
             delivered: Vec::new(),
+            frames: Vec::new(),
+            unchecked: false,
             refuse_every: 0,
             writes: 0,
             restarts,

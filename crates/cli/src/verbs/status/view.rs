@@ -47,6 +47,9 @@ fn interface(status: &Status, verbose: bool, out: &mut Screen) {
     out.title(GREEN, "interface", &interface.name);
     let up = duration(interface.uptime_s as u64);
     out.line("protocol", format!("{}, up {up}", interface.protocol));
+    if interface.mode != "ip" {
+        out.line("mode", &interface.mode);
+    }
     let key = interface.public_key.as_deref();
     out.line("public key", key.unwrap_or("(none)"));
     out.line("listening port", interface.listen_port);
