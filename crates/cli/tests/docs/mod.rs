@@ -51,6 +51,7 @@ pages! {
     getting_started_gateway: "docs/getting-started/gateway.md",
     getting_started_doctor: "docs/getting-started/doctor.md",
     guide_wg_quick: "docs/guides/wg-quick.md",
+    guide_ethernet: "docs/guides/ethernet.md",
     guide_hooks: "docs/guides/hooks.md",
     guide_monitoring: "docs/guides/monitoring.md",
     guide_logs: "docs/guides/logs.md",
