@@ -263,6 +263,7 @@ pub fn all(idle_peers: u32) -> Vec<Box<dyn Tunnel>> {
             all.push(Box::new(seikan::Seikan::new(protocol, idle_peers)));
         }
     }
+    all.push(Box::new(seikan::Seikan::ethernet()));
     for tunnel in wireguard::all() {
         all.push(Box::new(tunnel));
     }

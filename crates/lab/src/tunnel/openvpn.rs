@@ -1,5 +1,6 @@
 //! OpenVPN, point to point over UDP with AES-256-GCM in user space, in three settings of its tunnel MTU: its default,
-//! and two that let the sender's kernel hand it larger packets (which it sends as IP fragments).
+//! and two that let the sender's kernel hand it larger packets (which it sends as IP fragments). It also runs with
+//! Ethernet frames instead of IP packets (TAP).
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -26,6 +27,8 @@ pub(super) struct OpenVpn {
     name: String,
     /// At both ends.
     extra: &'static [&'static str],
+    /// With Ethernet frames instead of IP packets.
+    tap: bool,
     /// Over TCP instead of UDP.
     tcp: bool,
     /// At one end each.
@@ -49,8 +52,8 @@ pub(super) fn changed(name: &str, changes: &Changes) -> Option<OpenVpn> {
         })
 }
 
-/// The three settings.
-pub(super) fn all() -> [OpenVpn; 3] {
+/// The three settings, and TAP.
+pub(super) fn all() -> [OpenVpn; 4] {
     let with = |name: &str, extra| OpenVpn {
         name: name.to_owned(),
         extra,
@@ -60,12 +63,20 @@ pub(super) fn all() -> [OpenVpn; 3] {
         with("openvpn", &[]),
         with("openvpn-mtu9000", &["--tun-mtu", "9000", "--mssfix", "0"]),
         with("openvpn-mtu48000", &["--tun-mtu", "48000", "--mssfix", "0"]),
+        OpenVpn {
+            tap: true,
+            ..with("openvpn-tap", &[])
+        },
     ]
 }
 
 impl Tunnel for OpenVpn {
     fn name(&self) -> &str {
         &self.name
+    }
+
+    fn by_default(&self) -> bool {
+        !self.tap
     }
 
     fn availability(&self) -> std::result::Result<(), String> {
@@ -95,9 +106,15 @@ impl Tunnel for OpenVpn {
                 (true, true) => "tcp-client",
                 (true, false) => "tcp-server",
             };
+            // A TAP device has a network, a TUN device the address of the other end.
+            let (device_type, second) = if self.tap {
+                ("tap", "255.255.255.0".to_owned())
+            } else {
+                ("tun", other.inner.to_string())
+            };
             let mut command = Command::new(&program);
             command
-                .args(["--dev", &end.device(), "--dev-type", "tun"])
+                .args(["--dev", &end.device(), "--dev-type", device_type])
                 .args(["--proto", protocol, "--port", &PORT.to_string()])
                 .args(["--cipher", CIPHER, "--data-ciphers", CIPHER])
                 .args(["--dh", "none", "--verb", "1", "--disable-dco", role])
@@ -107,7 +124,7 @@ impl Tunnel for OpenVpn {
                 .arg("--key")
                 .arg(dir.join(format!("{name}.key")))
                 .arg("--ifconfig")
-                .args([host.inner.to_string(), other.inner.to_string()])
+                .args([host.inner.to_string(), second])
                 .args(self.extra)
                 .args(self.changes.arguments_of(host))
                 .envs(self.changes.environment_of(host));

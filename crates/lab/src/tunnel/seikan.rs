@@ -31,6 +31,8 @@ pub(crate) struct Seikan {
     name: String,
     /// Additional idle peers.
     idle_peers: u32,
+    /// With Ethernet frames instead of IP packets.
+    ethernet: bool,
     /// The cipher that its configuration asks for; both ends settle it if `None`.
     cipher: Option<&'static str>,
     /// The program, if it is not the usual one.
@@ -47,8 +49,18 @@ impl Seikan {
             protocol,
             name: format!("seikan-{protocol}{suffix}"),
             idle_peers,
+            ethernet: false,
             cipher: None,
             program: None,
+        }
+    }
+
+    /// The native protocol with Ethernet frames.
+    pub(crate) fn ethernet() -> Self {
+        Self {
+            name: "seikan-ethernet".to_owned(),
+            ethernet: true,
+            ..Self::new("native", 0)
         }
     }
 
@@ -99,8 +111,15 @@ impl Seikan {
         };
         let cipher = self.cipher;
         let cipher = cipher.map_or_else(String::new, |cipher| format!("cipher = \"{cipher}\"\n"));
-        let allowed = [end.other.inner, end.other.inner6];
-        let text = cipher + &config(end, &allowed) + &self.idle_sections()?;
+        let mode = if self.ethernet {
+            "mode = \"ethernet\"\n"
+        } else {
+            ""
+        };
+        // Neighbour discovery has other addresses; without a limit the peer may use all.
+        let both = [end.other.inner, end.other.inner6];
+        let allowed = if self.ethernet { &both[..0] } else { &both[..] };
+        let text = cipher + mode + &config(end, allowed) + &self.idle_sections()?;
         up(end, command, &self.name, &text, self.protocol)
     }
 }
@@ -147,6 +166,10 @@ impl Tunnel for Seikan {
 
     fn is_own(&self) -> bool {
         true
+    }
+
+    fn by_default(&self) -> bool {
+        !self.ethernet
     }
 
     fn availability(&self) -> std::result::Result<(), String> {
