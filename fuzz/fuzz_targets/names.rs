@@ -3,7 +3,7 @@
 use hickory_proto::op::{Message, MessageType};
 use seikan_mesh::names::zone::{Reply, Transport, Zone};
 use seikan_proto::keys::PublicKey;
-use seikan_proto::mesh::{Change, Member};
+use seikan_proto::mesh::{Change, Device, Member};
 
 /// One input.
 pub fn run(bytes: &[u8]) {
@@ -17,6 +17,11 @@ pub fn run(bytes: &[u8]) {
         endpoints: Vec::new(),
         relayed: Vec::new(),
         tags: Vec::new(),
+        devices: vec![Device {
+            name: "plc".parse().expect("a name"),
+            addresses: vec![[100, 80, 0, 3].into()],
+            tags: Vec::new(),
+        }],
     })]);
     for (transport, room) in [
         (Transport::Udp, 1232),

@@ -2,7 +2,7 @@
 //! the form that members receive, and the receiver's filter matches the policy's decision.
 use seikan_proto::filter::Filter;
 use seikan_proto::mesh::policy::{Selector, Traffic};
-use seikan_proto::mesh::{Party, Policy};
+use seikan_proto::mesh::{Party, PartyName, Policy};
 
 /// One input.
 pub fn run(bytes: &[u8]) {
@@ -29,11 +29,18 @@ pub fn run(bytes: &[u8]) {
     let parties: Vec<Party> = ends
         .take(6)
         .map(|selector| match selector {
-            Selector::Any => (nobody(), Vec::new()),
-            Selector::Tag(tag) => (nobody(), vec![tag.clone()]),
-            Selector::Member(name) => (name.clone(), vec![name.clone()]),
+            Selector::Any => (nobody(), Vec::new(), None),
+            Selector::Tag(tag) => (nobody(), vec![tag.clone()], None),
+            Selector::Named(PartyName::Member(name)) => (name.clone(), vec![name.clone()], None),
+            Selector::Named(PartyName::Device(name)) => {
+                (name.device.clone(), Vec::new(), Some(name.gateway.clone()))
+            }
         })
-        .map(|(name, tags)| Party { name, tags })
+        .map(|(name, tags, gateway)| Party {
+            name,
+            tags,
+            gateway,
+        })
         .collect();
     for (from, to) in parties
         .iter()
@@ -43,13 +50,15 @@ pub fn run(bytes: &[u8]) {
         // Each end receives the rules that it needs, and the other member if they may communicate.
         for own in [from, to] {
             assert_eq!(
-                policy.concerning(own).filter(from, to),
+                policy
+                    .concerning(std::slice::from_ref(own))
+                    .filter(from, to),
                 policy.filter(from, to)
             );
         }
         if !policy.filter(from, to).is_closed() {
-            assert!(policy.sight(from).has(&to.name, &to.tags));
-            assert!(policy.sight(to).has(&from.name, &from.tags));
+            assert!(policy.sight(std::slice::from_ref(from)).has(to));
+            assert!(policy.sight(std::slice::from_ref(to)).has(from));
         }
         match policy.filter(from, to) {
             Filter::All => assert!(decide(Traffic::Other)),

@@ -3,7 +3,7 @@
 //!
 //! The input is a script: an operation, two bytes for it, a length of two bytes, and as many bytes.
 use seikan_fuzz::{Peer, SOURCE};
-use seikan_proto::filter::{Destinations, Filter, Open};
+use seikan_proto::filter::{Destinations, Filter, Filters, Open};
 use seikan_proto::mode::Mode;
 use seikan_proto::protocol::Protocol;
 use std::time::Duration;
@@ -32,7 +32,7 @@ pub fn run(script: &[u8]) {
             ..Open::default()
         };
         peer.tunnel
-            .set_filter(id, Filter::Only(open), Destinations::Any);
+            .set_filter(id, Filters::Same(Filter::Only(open), Destinations::Any));
     }
     while let Some((&[operation, a, b, l0, l1], tail)) = rest.split_first_chunk() {
         let length = usize::from(u16::from_le_bytes([l0, l1])).min(tail.len());

@@ -52,7 +52,7 @@ impl Connection {
         };
         let mut text = format!("{} from {from} to {to}: {answer}\n  {why}\n", self.traffic);
         if decision.is_allowed() {
-            let to = &self.to.name;
+            let to = self.to.full_name();
             text += &format!("  policy only: {to}'s firewall and services are not checked\n");
         }
         if policy.unknown() > 0 {
@@ -83,9 +83,9 @@ impl Connection {
 fn named(party: &Party) -> String {
     let tags: Vec<&str> = party.tags.iter().map(Name::as_str).collect();
     if tags.is_empty() {
-        format!("{} (no tags)", party.name)
+        format!("{} (no tags)", party.full_name())
     } else {
-        format!("{} (tag:{})", party.name, tags.join(" tag:"))
+        format!("{} (tag:{})", party.full_name(), tags.join(" tag:"))
     }
 }
 
@@ -97,6 +97,7 @@ mod tests {
         Party {
             name: name.parse().expect(name),
             tags: tags.iter().map(|tag| tag.parse().expect(tag)).collect(),
+            gateway: None,
         }
     }
 

@@ -3,10 +3,12 @@
 //! `UPDATE_GOLDEN=1` rewrites the files under `tests/golden` (`make golden`): review the changes.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::fs::{self, OpenOptions};
+use std::io::Write;
 use std::process::Command;
 
-use crate::mesh::site::{Host, SOON, at_a_site, while_answering};
+use crate::common::eventually;
+use crate::mesh::site::{Host, SOON, at_a_site, plug, while_answering};
 use crate::shape::{check_shape, folder, updates};
 use seikan_diagnose::Action;
 
@@ -34,6 +36,18 @@ fn difference(name: &str, text: &str) -> Option<String> {
         lines.collect::<String>()
     ))
 }
+
+/// A gateway's part of a configuration.
+const DEVICES: &str = r#"
+[gateway]
+interface = "lan0"
+[[gateway.device]]
+name = "plc"
+lan = "192.168.1.10"
+[[gateway.device]]
+name = "camera"
+lan = "192.168.1.11"
+"#;
 
 /// Headings of lists of verbs.
 const LISTS: [&str; 5] = ["Commands:", "Tunnel:", "Mesh:", "Diagnose:", "Tools:"];
@@ -170,12 +184,24 @@ fn the_json_of_a_coordinator_and_a_member_has_its_golden_shape() {
         host.join("host", &site.token(&[]));
         let other = site.host();
         let addresses = other.join("other", &site.token(&[]));
+        // A gateway with an approved device and one that waits for approval.
+        let at = (&other.netns, "lan0");
+        plug(&site.netlink, site.bridge, "lan", at);
+        let mut file = OpenOptions::new()
+            .append(true)
+            .open(other.file())
+            .expect("a file");
+        file.write_all(DEVICES.as_bytes()).expect("written");
         let _tunnels = [&host, &other].map(Host::up);
         while_answering(&[&other], || assert!(host.reaches(addresses[0], SOON)));
         site.token(&["--reusable", "--tag", "server"]);
         let secret = "--secret=skr_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
         site.administer(&["relay", "add", "192.0.2.1:3478", secret]);
-        for list in ["members", "tokens", "relays", "audit"] {
+        eventually("devices are reported", || {
+            site.administer(&["devices"]).contains("plc.other")
+        });
+        site.administer(&["approve-device", "plc.other", "--tag", "plcs"]);
+        for list in ["members", "devices", "tokens", "relays", "audit"] {
             let json = site.administer(&[list, "--json"]);
             let json = serde_json::from_str(&json).expect("JSON");
             check_shape(&format!("coordinator {list}"), &json);
@@ -183,6 +209,10 @@ fn the_json_of_a_coordinator_and_a_member_has_its_golden_shape() {
         let explain = ["policy", "explain", "host", "other", "tcp/22", "--json"];
         let json = serde_json::from_str(&site.administer(&explain)).expect("JSON");
         check_shape("coordinator policy explain", &json);
+        site.administer(&["tag", "plc.other", "--none"]);
+        eventually("the device is known", || {
+            host.status()["peers"].to_string().contains("plc.other")
+        });
         check_shape("status", &host.status());
         let output = host.run(&["netcheck", &host.interface, "--json"]);
         let json = serde_json::from_slice(&output.stdout).expect("JSON");

@@ -57,6 +57,19 @@ pub struct Config {
     pub mesh: Option<MeshSettings>,
 }
 
+impl Config {
+    /// Names of the devices whose addresses the coordinator of the mesh allocates: those of the
+    /// gateway without an address in the overlay.
+    pub fn mesh_devices(&self) -> Vec<Name> {
+        let gateway = self.gateway.as_ref().filter(|_| self.mesh.is_some());
+        let devices = gateway.iter().flat_map(|gateway| &gateway.devices);
+        let allocated = devices.filter(|device| device.overlay.is_empty());
+        allocated
+            .filter_map(|device| device.name.parse().ok())
+            .collect()
+    }
+}
+
 /// Settings of a member of a mesh.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MeshSettings {

@@ -634,7 +634,7 @@ prop_compose! {
         dns_search in proptest::collection::vec("[a-z]{1,8}\\.[a-z]{2,4}", 0..3),
         hooks in hooks(),
         mut peers in proptest::collection::vec(peer(), 0..4),
-        gateway in proptest::option::of(any_gateway()),
+        mut gateway in proptest::option::of(any_gateway()),
         mesh in proptest::option::of(any_mesh()),
     ) -> Config {
         let (mut own, native, offload, save_config, copy_dscp) = words;
@@ -646,6 +646,11 @@ prop_compose! {
             if let Some(peer) = peers.get_mut(index % count) {
                 peer.allowed_ips.push(prefix);
             }
+        }
+        // In a mesh, the names of devices are names of hosts.
+        let devices = gateway.iter_mut().flat_map(|gateway| &mut gateway.devices);
+        for (index, device) in devices.filter(|_| mesh.is_some()).enumerate() {
+            device.name = format!("device-{index}");
         }
         Config {
             name: "wg0".parse().unwrap(),

@@ -24,8 +24,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub use seikan_tls::{Certificate, TlsError};
 pub use server::{Options, Server, ServerError, Sockets};
 pub use store::{
-    Actor, Answer, AuditEntry, ETCD_PREFIX, Etcd, Joining, MemberId, MemberInfo, MemberRef,
-    NewToken, RelayInfo, Store, StoreError, TokenId, TokenInfo,
+    Actor, Answer, AuditEntry, DeviceInfo, ETCD_PREFIX, Etcd, Joining, MemberId, MemberInfo,
+    MemberRef, NewToken, RelayInfo, Store, StoreError, TokenId, TokenInfo,
 };
 
 /// Locks; data behind a poisoned lock is still valid.

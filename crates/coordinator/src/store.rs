@@ -5,6 +5,7 @@
 //! [`Store::open`] creates or opens the file; [`Store::init`] sets the networks of the mesh once.
 //!
 //! - [`tokens`], [`join`], [`members`]: life of a member
+//! - [`devices`]: devices behind members
 //! - [`changes`]: changes that members receive
 //! - [`policy`]: members that may talk to each other
 //! - [`relays`]: relays, and tickets for them
@@ -21,10 +22,12 @@
 
 mod audit;
 mod changes;
+mod devices;
 mod error;
 mod etcd;
 mod join;
 mod members;
+mod numbers;
 mod policy;
 mod relays;
 mod snapshot;
@@ -54,6 +57,7 @@ use seikan_proto::mesh::{Networks, Pin, RelayAddress};
 use crate::lock;
 pub use audit::{Actor, AuditEntry};
 pub use changes::Answer;
+pub use devices::DeviceInfo;
 pub use error::StoreError;
 #[cfg(fuzzing)]
 pub use etcd::fuzzing;
@@ -64,7 +68,7 @@ pub use relays::RelayInfo;
 pub use tokens::{NewToken, TokenId, TokenInfo};
 
 /// Scripts that bring the schema from each version to the next.
-const MIGRATIONS: [&str; 8] = [
+const MIGRATIONS: [&str; 9] = [
     include_str!("store/schema.sql"),
     include_str!("store/relays.sql"),
     include_str!("store/schema2.sql"),
@@ -73,6 +77,7 @@ const MIGRATIONS: [&str; 8] = [
     include_str!("store/relay_tls.sql"),
     include_str!("store/schema5.sql"),
     include_str!("store/schema6.sql"),
+    include_str!("store/schema7.sql"),
 ];
 /// Version of the schema that this program reads and writes.
 const SCHEMA: i64 = MIGRATIONS.len() as i64;

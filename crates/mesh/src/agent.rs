@@ -1,7 +1,7 @@
 //! The agent: the thread that talks to the coordinator, STUN servers, relays and the router.
 //!
 //! Its tasks: long-poll the coordinator for changes (`follow`); learn this host's reflexive addresses by STUN
-//! (`reflect`); report this host's endpoints and key (`report`); keep a port mapping at the router (`map`); ask the
+//! (`reflect`); report this host's endpoints, key and devices (`report`); keep a port mapping at the router (`map`); ask the
 //! coordinator to call members that do not answer (`call`); bind relay ports for members without a direct path
 //! (`relay`), and allocate at TURN servers (`turn`); answer DNS queries for members' names ([`names`]). All of them
 //! retry forever: if a coordinator does not answer, another one of the mesh is used at once; if none does, with growing
@@ -23,6 +23,7 @@ use crate::turn::TurnAllocations;
 use ipnet::IpNet;
 use seikan_config::MeshSettings;
 use seikan_proto::keys::PublicKey;
+use seikan_proto::mesh::{Devices, Name};
 use std::cell::Cell;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -52,6 +53,8 @@ pub struct Options<'a> {
     pub interface: u32,
     /// Addresses of the interface with the mesh's networks.
     pub networks: &'a [IpNet],
+    /// Devices behind this host, to be reported; `None` if it is no gateway.
+    pub devices: Option<Vec<Name>>,
     /// The tunnel's UDP port.
     pub port: u16,
     /// The firewall mark of the tunnel's datagrams.
@@ -93,6 +96,8 @@ struct Agent {
     settings: MeshSettings,
     interface: u32,
     tunnel: Tunnel,
+    /// Devices behind this host; `None` if it is no gateway.
+    devices: Option<Devices>,
     /// File of the stored membership.
     cache: PathBuf,
     /// File of the known keys.
@@ -122,6 +127,7 @@ pub fn start(options: Options<'_>) -> Result<(Handle, MeshState), AgentError> {
     let agent = Agent {
         settings: options.settings.clone(),
         interface: options.interface,
+        devices: options.devices.map(|devices| Devices { devices }),
         tunnel: Tunnel {
             networks: options.networks.to_vec(),
             port: Arc::clone(&port),

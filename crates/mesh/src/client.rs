@@ -15,8 +15,8 @@ use rustls::{ClientConfig, RootCertStore, SupportedProtocolVersion};
 use seikan_config::{CoordinatorUrl, Host};
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{
-    BASE, Call, Changes, Credential, Cursor, Endpoints, JoinRequest, Joined, MAX_ANSWER, Pin,
-    Reason, Refusal, RelayAddress, Rotation,
+    BASE, Call, Changes, Credential, Cursor, Devices, Endpoints, JoinRequest, Joined, MAX_ANSWER,
+    Pin, Reason, Refusal, RelayAddress, Rotation,
 };
 use serde::Serialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
@@ -219,6 +219,14 @@ impl Client {
     /// As [`Self::changes`].
     pub async fn report_endpoints(&self, endpoints: &Endpoints) -> Result<(), ClientError> {
         self.post("/endpoints", Some(endpoints)).await
+    }
+
+    /// Reports the devices behind this host, all of them.
+    ///
+    /// # Errors
+    /// As [`Self::changes`]; refused if they are too many, or change too often.
+    pub async fn report_devices(&self, devices: &Devices) -> Result<(), ClientError> {
+        self.post("/devices", Some(devices)).await
     }
 
     /// Asks that another member be told that this host tries to reach it.

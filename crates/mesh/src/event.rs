@@ -29,6 +29,11 @@ pub enum AgentEvent {
     },
     /// Changed conflicts of members' keys.
     KeyConflicts(KeyConflicts),
+    /// The coordinator has received the names of the devices behind this host.
+    DevicesReported {
+        /// Why it has refused them; `None` if it has not.
+        refusal: Option<String>,
+    },
     /// Reflexive addresses of this host.
     Reflexive {
         /// Addresses reported to others.

@@ -39,6 +39,8 @@ pub struct MeshState {
     pub refused: BTreeMap<PublicKey, &'static str>,
     /// Members that were refused because of their keys, and those accepted with changed keys.
     pub key_conflicts: KeyConflicts,
+    /// Why the coordinator has refused the devices behind this host; `None` if it has not.
+    pub devices_refused: Option<String>,
     /// Reflexive addresses of this host.
     pub reflexive: Vec<SocketAddr>,
     /// Latest result of each STUN server.
@@ -77,6 +79,7 @@ impl MeshState {
             access: Access::default(),
             refused: BTreeMap::new(),
             key_conflicts: KeyConflicts::default(),
+            devices_refused: None,
             reflexive: Vec::new(),
             views: Vec::new(),
             mapped: None,
@@ -123,6 +126,7 @@ impl MeshState {
             AgentEvent::Contact(contact) => self.contact = contact,
             AgentEvent::Coordinator(url) => self.coordinator = url,
             AgentEvent::KeyConflicts(conflicts) => self.key_conflicts = conflicts,
+            AgentEvent::DevicesReported { refusal } => self.devices_refused = refusal,
             AgentEvent::Reflexive { addresses, views } => {
                 self.reflexive = addresses;
                 self.views = views;
@@ -167,6 +171,11 @@ impl MeshState {
             },
             AgentEvent::Coordinator(url) if *url != self.coordinator => {
                 info!(target: LOG, ?url, "another coordinator is used");
+            }
+            AgentEvent::DevicesReported {
+                refusal: Some(reason),
+            } if self.devices_refused.as_ref() != Some(reason) => {
+                warn!(target: LOG, ?reason, "coordinator refused the devices of this host");
             }
             AgentEvent::Reflexive { addresses, .. } if *addresses != self.reflexive => {
                 info!(target: LOG, ?addresses, "public addresses of this host changed");

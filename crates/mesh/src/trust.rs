@@ -200,8 +200,9 @@ impl TrustStore {
                 member.name
             ));
         }
-        let owners = member.addresses.iter().filter_map(|address| {
-            let name = self.owners.get(address)?;
+        // Nor may a device behind it have an address of another member.
+        let owners = member.all_addresses().filter_map(|address| {
+            let name = self.owners.get(&address)?;
             Some((address, name, self.known.names.get(name)?))
         });
         for (address, name, owner) in owners.filter(|(_, _, owner)| owner.public_key != key) {
@@ -286,6 +287,7 @@ impl KeyConflicts {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use seikan_proto::mesh::Device;
 
     const NOW: u64 = 1_800_000_000;
 
@@ -301,6 +303,7 @@ mod tests {
             relayed: Vec::new(),
             endpoints: Vec::new(),
             tags: Vec::new(),
+            devices: Vec::new(),
         })
     }
 
@@ -364,6 +367,17 @@ mod tests {
         assert_eq!(check(&mut trust_store, &member("db", 1, 9)), Ok(()));
         assert!(check(&mut trust_store, &member("evil", 2, 1)).is_err());
         assert!(check(&mut trust_store, &member("evil", 2, 9)).is_err());
+        // Nor does a device behind another member.
+        let Change::Set(evil) = member("evil", 2, 2) else {
+            panic!("a member")
+        };
+        let devices = vec![Device {
+            name: "plc".parse().expect("a name"),
+            addresses: vec![[100, 80, 0, 9].into()],
+            tags: Vec::new(),
+        }];
+        let evil = Change::Set(Member { devices, ..evil });
+        assert!(check(&mut trust_store, &evil).is_err());
         // Nor under another name with the pinned key.
         assert!(check(&mut trust_store, &member("other", 1, 9)).is_err());
         assert!(check(&mut trust_store, &member("evil", 2, 9)).is_err());

@@ -1,8 +1,10 @@
 //! The mesh in the worker's loop: members that a coordinator reports become peers, in addition to those of the
 //! configuration file.
 //!
-//! [`Mesh`] handles the events of the [`agent`] and updates peers ([`members`]).
+//! [`Mesh`] handles the events of the [`agent`], and updates peers ([`members`]) and the addresses of the devices
+//! behind this host ([`devices`]).
 
+mod devices;
 mod members;
 
 use crate::node::Node;
@@ -105,6 +107,7 @@ impl<'a> Mesh<'a> {
             settings,
             interface: node.tun.index(),
             networks: &config.addresses,
+            devices: config.gateway.is_some().then(|| config.mesh_devices()),
             port: node.sockets.port(),
             fwmark: node.sockets.fwmark(),
             own_key: *node.tunnel.identity().public(),
@@ -168,7 +171,8 @@ impl<'a> Mesh<'a> {
         let changes = self.pending.len().min(CHANGES_AT_A_TIME);
         for change in self.pending.drain(..changes) {
             match change {
-                Change::Access(access) => {
+                Change::Access(mut access) => {
+                    devices::assign(node, &mut access, &self.rules);
                     if let Some(mesh) = &mut node.mesh {
                         self.unfiltered = mesh.members.keys().copied().collect();
                         mesh.access = access;

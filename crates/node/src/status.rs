@@ -12,8 +12,8 @@ mod traffic;
 pub use interface::{Capability, Device, Interface, KernelCounters, Socket};
 pub use mesh::{MeshStatus, PortMappingStatus, RelayStatus, StreamStatus, StunStatus, TurnStatus};
 pub use peer::{
-    Candidate, CandidateKind, CandidateState, LatestHandshake, NoDirectPath, Path, PeerStatus,
-    PortSearch, Report, TlsPath, TurnPath, peer,
+    Candidate, CandidateKind, CandidateState, LatestHandshake, NoDirectPath, Path, PeerDevice,
+    PeerStatus, PortSearch, Report, TlsPath, TurnPath, peer,
 };
 pub use traffic::{Batches, Bucket, Direction, Distribution, Handshakes, Traffic};
 pub(crate) use traffic::{direction, distribution};

@@ -5,6 +5,9 @@
 //! which they are open. The filter checks each packet by its own headers and by the flows that this
 //! host has with the peer:
 //!
+//! A peer may be a gateway: each device behind it is a sender of its own, and each device behind
+//! this host a destination of its own. [`Pairs`] has a filter for each pair of them.
+//!
 //! - **The destination** must be one of the addresses, for replies too. Networks behind this host,
 //!   multicast groups and broadcast addresses are never among them.
 //! - **TCP** segments that start no connection pass at every port: those with ACK, and those with
@@ -31,6 +34,7 @@ use conntrack::{Conntrack, Key, Kind, identification};
 use seikan_observe::DropReason;
 use seikan_wire::ip::{IpPacket, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP};
 use seikan_wire::{icmp, tcp};
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
@@ -74,14 +78,71 @@ pub enum Destinations {
 }
 
 impl Destinations {
-    fn has(&self, ip: &IpPacket, packet: &[u8]) -> bool {
+    fn has(&self, address: IpAddr) -> bool {
         match self {
             Destinations::Any => true,
-            // A source route would lead on to another address.
-            Destinations::Only(addresses) => {
-                addresses.contains(&ip.dst) && !ip.source_routed(packet)
-            }
+            Destinations::Only(addresses) => addresses.contains(&address),
         }
+    }
+}
+
+/// Filters of a peer, by sender and destination.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Filters {
+    /// The same for every sender.
+    Same(Filter, Destinations),
+    /// One for each pair.
+    Pairs(Pairs),
+}
+
+impl Default for Filters {
+    /// A peer without a policy.
+    fn default() -> Self {
+        Filters::Same(Filter::All, Destinations::Any)
+    }
+}
+
+impl Filters {
+    /// The filter for packets from an address to another; `None` if none may pass.
+    fn between(&self, from: IpAddr, to: IpAddr) -> Option<&Filter> {
+        match self {
+            Filters::Same(filter, destinations) => destinations.has(to).then_some(filter),
+            Filters::Pairs(pairs) => pairs.get(from, to),
+        }
+    }
+
+    fn is_any_destination(&self) -> bool {
+        matches!(self, Filters::Same(_, Destinations::Any))
+    }
+}
+
+/// Filters between senders behind a peer and destinations at or behind this host. Nothing passes
+/// between others.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pairs {
+    /// Index of the filter by sender and destination.
+    indices: HashMap<(IpAddr, IpAddr), usize>,
+    /// Each filter once, since most pairs have the same few.
+    filters: Vec<Filter>,
+}
+
+impl Pairs {
+    /// Sets the filter of a pair; two addresses of different families have none.
+    pub fn insert(&mut self, from: IpAddr, to: IpAddr, filter: &Filter) {
+        if from.is_ipv4() != to.is_ipv4() {
+            return;
+        }
+        let known = self.filters.iter().position(|known| known == filter);
+        let index = known.unwrap_or_else(|| {
+            self.filters.push(filter.clone());
+            self.filters.len() - 1
+        });
+        self.indices.insert((from, to), index);
+    }
+
+    /// The filter of a pair.
+    pub fn get(&self, from: IpAddr, to: IpAddr) -> Option<&Filter> {
+        self.filters.get(*self.indices.get(&(from, to))?)
     }
 }
 
@@ -144,8 +205,7 @@ impl FromIterator<RangeInclusive<u16>> for Ports {
 /// The filter of a restricted peer, with its connection tracking.
 #[derive(Debug, Default)]
 pub(crate) struct StatefulFilter {
-    to: Destinations,
-    filter: Filter,
+    filters: Filters,
     conntrack: Conntrack,
 }
 
@@ -155,28 +215,30 @@ impl StatefulFilter {
     /// again.
     pub fn set(
         before: Option<Box<StatefulFilter>>,
-        filter: Filter,
-        to: Destinations,
+        filters: Filters,
     ) -> Option<Box<StatefulFilter>> {
-        if (&filter, &to) == (&Filter::All, &Destinations::Any) {
+        if filters == Filters::default() {
             return None;
         }
         let mut state = before.unwrap_or_default();
-        if filter == Filter::All {
+        if matches!(filters, Filters::Same(Filter::All, _)) {
             state.conntrack = Conntrack::default();
         }
-        (state.filter, state.to) = (filter, to);
+        state.filters = filters;
         Some(state)
     }
 
     /// Checks a packet from the peer. `packet` is the packet that `ip` was parsed from; its headers
     /// must be complete.
     pub fn check(&mut self, ip: &IpPacket, packet: &[u8], now: Instant) -> Result<(), DropReason> {
-        let passes = self.to.has(ip, packet)
-            && match &self.filter {
-                Filter::All => true,
-                Filter::Only(open) => open.passes(&mut self.conntrack, ip, packet, now),
-            };
+        // A source route would lead on to another address.
+        let is_final = self.filters.is_any_destination() || !ip.source_routed(packet);
+        let filter = self.filters.between(ip.src, ip.dst).filter(|_| is_final);
+        let passes = match filter {
+            None => false,
+            Some(Filter::All) => true,
+            Some(Filter::Only(open)) => open.passes(&mut self.conntrack, ip, packet, now),
+        };
         if passes {
             Ok(())
         } else {
@@ -187,7 +249,11 @@ impl StatefulFilter {
     /// Tracks a packet to the peer, so that replies pass. Later fragments have no ports; the first
     /// fragment was tracked.
     pub fn note(&mut self, ip: &IpPacket, packet: &[u8], now: Instant) {
-        let Filter::Only(open) = &self.filter else {
+        let filter = match &self.filters {
+            Filters::Same(filter, _) => Some(filter),
+            Filters::Pairs(pairs) => pairs.get(ip.dst, ip.src),
+        };
+        let Some(Filter::Only(open)) = filter else {
             return;
         };
         let Ok(Some((protocol, at))) = ip.transport(packet) else {

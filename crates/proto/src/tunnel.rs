@@ -28,7 +28,7 @@ use crate::birthday::{NatMappings, Punch};
 use crate::capabilities::Cipher;
 use crate::constants::{REJECT_AFTER_TIME, REKEY_AFTER_TIME};
 use crate::cookie::{CookieChecker, CookieJar};
-use crate::filter::{Destinations, Filter, StatefulFilter};
+use crate::filter::{Filters, StatefulFilter};
 use crate::inbox::Write;
 use crate::indices::{IndexTable, PeerId};
 use crate::keys::{Identity, PresharedKey, PrivateKey, PublicKey};
@@ -436,12 +436,13 @@ impl Tunnel {
         self.allowed_ips.lookup(address)
     }
 
-    /// Sets the services that a peer may use here, and at which addresses. Without a call it may
+    /// Sets the services that a peer, or a device behind it, may use here, and at which addresses.
+    /// Without a call it may
     /// send anything to any address. TCP connections to these addresses continue. If the peer was
     /// unrestricted before, UDP replies to this host pass once this host sends again.
-    pub fn set_filter(&mut self, id: PeerId, filter: Filter, to: Destinations) {
+    pub fn set_filter(&mut self, id: PeerId, filters: Filters) {
         if let Some(peer) = self.peer_mut(id) {
-            peer.filter = StatefulFilter::set(peer.filter.take(), filter, to);
+            peer.filter = StatefulFilter::set(peer.filter.take(), filters);
         }
     }
 

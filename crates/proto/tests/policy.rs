@@ -4,7 +4,7 @@ use crate::sim::network::Path;
 use crate::sim::packets::{Flow, raw};
 use crate::sim::{Setup, World};
 use seikan_observe::DropReason;
-use seikan_proto::filter::{Destinations, Filter, Open};
+use seikan_proto::filter::{Destinations, Filter, Filters, Open};
 use seikan_proto::noise::Protocol;
 use seikan_wire::ip::{ECN_NOT_ECT, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP};
 use seikan_wire::tcp;
@@ -20,8 +20,10 @@ fn world(protocol: Protocol, open: Open) -> World {
     let mut world = World::new(protocol, 1);
     world.establish();
     let side = &mut world.sides[1];
-    side.tunnel
-        .set_filter(side.peer, Filter::Only(open), Destinations::Any);
+    side.tunnel.set_filter(
+        side.peer,
+        Filters::Same(Filter::Only(open), Destinations::Any),
+    );
     world
 }
 
@@ -107,8 +109,10 @@ fn datagrams_pass_once_they_are_answers() {
 fn replies_to_staged_packets_pass() {
     let mut world = World::new(NATIVE, 1);
     let side = &mut world.sides[1];
-    side.tunnel
-        .set_filter(side.peer, Filter::Only(Open::default()), Destinations::Any);
+    side.tunnel.set_filter(
+        side.peer,
+        Filters::Same(Filter::Only(Open::default()), Destinations::Any),
+    );
     assert_eq!(
         sent(&mut world, 1, &[datagram(1, false, [1999, 53])]),
         (1, 0)
@@ -173,8 +177,10 @@ fn fragmented_packets_are_filtered_after_reassembly() {
             udp: std::iter::once(port..=port).collect(),
             ..Open::default()
         };
-        side.tunnel
-            .set_filter(side.peer, Filter::Only(open), Destinations::Any);
+        side.tunnel.set_filter(
+            side.peer,
+            Filters::Same(Filter::Only(open), Destinations::Any),
+        );
         // A packet of this length does not get through unfragmented.
         let read = Flow::udp(0).datagram(1, 1380);
         assert_eq!(sent(&mut world, 0, &[read]), fate);
@@ -188,6 +194,6 @@ fn without_a_filter_everything_passes_again() {
     assert_eq!(sent(&mut world, 0, slice::from_ref(&read)), (0, 1));
     let side = &mut world.sides[1];
     side.tunnel
-        .set_filter(side.peer, Filter::All, Destinations::Any);
+        .set_filter(side.peer, Filters::Same(Filter::All, Destinations::Any));
     assert_eq!(sent(&mut world, 0, &[read]), (1, 0));
 }

@@ -9,7 +9,7 @@ use clap::{Args, ValueHint};
 use seikan_config::{Config, Diagnostics, Severity};
 use seikan_mesh::cache;
 use seikan_node::control::RuntimeDirs;
-use seikan_proto::mesh::{Access, Name, Party};
+use seikan_proto::mesh::{Access, Member, Party, PartyName};
 use serde::Serialize;
 
 use crate::explain::Connection;
@@ -75,6 +75,7 @@ fn explain(words: &[String], interface: &str, as_json: bool) -> anyhow::Result<E
     })?;
     let Access {
         own: Some(own),
+        devices,
         policy,
     } = membership.access()
     else {
@@ -82,29 +83,31 @@ fn explain(words: &[String], interface: &str, as_json: bool) -> anyhow::Result<E
             "cannot explain: the coordinator of {interface} is of an earlier version without policies, so everything is allowed"
         );
     };
-    let party = |name: &str| -> anyhow::Result<Party> {
-        let name: Name = name.parse()?;
-        if name == own.name {
-            return Ok(own.clone());
-        }
-        let member = membership
-            .members()
-            .values()
-            .find(|member| member.name == name);
-        let member = member.with_context(|| {
-            format!("cannot explain: this host may talk to no member called {name}; run `seikan coordinator policy explain` on the coordinator's host")
-        })?;
-        Ok(member.party())
+    let here = devices.iter().map(|device| device.party(&own.name));
+    let here: Vec<Party> = std::iter::once(own.clone()).chain(here).collect();
+    let members = membership.members().values();
+    let all: Vec<Party> = here
+        .iter()
+        .cloned()
+        .chain(members.flat_map(Member::parties))
+        .collect();
+    let party = |name: &PartyName| -> anyhow::Result<Party> {
+        let party = all.iter().find(|party| party.full_name() == *name).cloned();
+        party.with_context(|| {
+            format!("cannot explain: this host may talk to no member or device called {name}; run `seikan coordinator policy explain` on the coordinator's host")
+        })
     };
-    if policy.untold() > 0 && ![from, to].contains(&&own.name.to_string()) {
+    let ends: [PartyName; 2] = [from.parse()?, to.parse()?];
+    let is_here = |name: &PartyName| here.iter().any(|party| party.full_name() == *name);
+    if policy.untold() > 0 && !ends.iter().any(is_here) {
         bail!(
             "cannot explain: this host has only the rules about itself; run `seikan coordinator policy explain {from} {to} {traffic}` on \
              the coordinator's host"
         );
     }
     let connection = Connection {
-        from: party(from)?,
-        to: party(to)?,
+        from: party(&ends[0])?,
+        to: party(&ends[1])?,
         traffic: traffic.parse()?,
     };
     connection.answer(policy, as_json)

@@ -20,7 +20,9 @@ use clap::{Args, Subcommand, ValueHint};
 use nix::unistd::Uid;
 use seikan_coordinator::{Actor, MemberRef, NewToken, RelayInfo, Store, StoreError, TokenId};
 use seikan_node::system::SystemRandom;
-use seikan_proto::mesh::{Name, Pin, RelayAddress, RelayKind, RelaySecret, RelayTls, Token};
+use seikan_proto::mesh::{
+    DeviceName, Name, PartyName, Pin, RelayAddress, RelayKind, RelaySecret, RelayTls, Token,
+};
 use zeroize::Zeroizing;
 
 use crate::service;
@@ -73,13 +75,17 @@ enum CoordinatorVerb {
     Withdraw(Withdraw),
     /// List members
     Members(List),
-    /// Remove a member from the mesh
+    /// List devices behind members
+    Devices(List),
+    /// Approve a device, which gives it an address in the mesh
+    ApproveDevice(ApproveDevice),
+    /// Remove a member from the mesh, or take the approval of a device back
     Revoke(Revoke),
     /// List relays
     Relays(List),
     /// Add or remove a relay
     Relay(RelayArguments),
-    /// Set the tags of a member
+    /// Set the tags of a member or device
     Tag(policy::TagArguments),
     /// Set, show or explain the policy of the mesh
     Policy(policy::PolicyArguments),
@@ -109,6 +115,9 @@ struct TokenArguments {
     /// Tag of the hosts that join with it (repeatable)
     #[arg(long = "tag", value_name = "TAG")]
     tags: Vec<Name>,
+    /// Approve the devices behind hosts that join with it, with the tags of their gateway
+    #[arg(long)]
+    devices: bool,
     /// Label in the list of tokens
     #[arg(long, value_name = "TEXT")]
     label: Option<String>,
@@ -123,6 +132,7 @@ struct TokenArguments {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     sudo seikan coordinator members --json\n  \
+    sudo seikan coordinator devices --json\n  \
     sudo seikan coordinator tokens --json\n  \
     sudo seikan coordinator relays --json")]
 struct List {
@@ -145,13 +155,30 @@ struct Withdraw {
     directory: Directory,
 }
 
+/// Options of `coordinator approve-device`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    sudo seikan coordinator approve-device plc.site-a               with the tags of its gateway\n  \
+    sudo seikan coordinator approve-device plc.site-a --tag plcs    with the tag `plcs`")]
+struct ApproveDevice {
+    /// Name of the device and of its gateway, as `seikan coordinator devices` lists it
+    #[arg(value_name = "DEVICE.GATEWAY")]
+    name: DeviceName,
+    /// Tag of the device (repeatable) [default: the tags of its gateway]
+    #[arg(long = "tag", value_name = "TAG")]
+    tags: Vec<Name>,
+    #[command(flatten)]
+    directory: Directory,
+}
+
 /// Options of `coordinator revoke`.
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  \
-    sudo seikan coordinator revoke laptop    its peers close their sessions within seconds")]
+#[command(after_help = "Examples:\n  \
+    sudo seikan coordinator revoke laptop        its peers close their sessions within seconds\n  \
+    sudo seikan coordinator revoke plc.site-a    the device loses its address")]
 struct Revoke {
-    /// Name of the member
-    name: Name,
+    /// Name of the member or device
+    name: PartyName,
     #[command(flatten)]
     directory: Directory,
 }
@@ -261,6 +288,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             let members = list.directory.open()?.store.members()?;
             view::members(&members, now(), list.json)?;
         }
+        Some(CoordinatorVerb::Devices(list)) => {
+            let members = list.directory.open()?.store.members()?;
+            view::devices(&members, list.json)?;
+        }
+        Some(CoordinatorVerb::ApproveDevice(arguments)) => approve_device(arguments)?,
         Some(CoordinatorVerb::Revoke(arguments)) => revoke(arguments)?,
         Some(CoordinatorVerb::Relays(list)) => {
             let relays = list.directory.open()?.store.relays()?;
@@ -379,6 +411,7 @@ fn token(arguments: &TokenArguments) -> anyhow::Result<()> {
             Expiry::After(time) => Some(now().saturating_add(time.as_secs())),
         },
         tags: arguments.tags.clone(),
+        devices: arguments.devices,
     };
     mesh.store
         .create_token(&token.digest(), &new, &mesh.operator, now())?;
@@ -408,13 +441,31 @@ fn revoke(arguments: &Revoke) -> anyhow::Result<()> {
         _lock,
     } = arguments.directory.open()?;
     let name = &arguments.name;
-    match store.remove(MemberRef::Name(name), &operator, now()) {
+    let removed = match name {
+        PartyName::Member(name) => store.remove(MemberRef::Name(name), &operator, now()),
+        // One that was pending already is as wanted.
+        PartyName::Device(name) => store.revoke_device(name, &operator, now()).map(|_| true),
+    };
+    match removed {
         Ok(true) => Ok(()),
         Ok(false) | Err(StoreError::NotAMember) => {
-            Err(unknown_member(name)).with_context(|| format!("cannot revoke {name}"))
+            Err(unknown(name)).with_context(|| format!("cannot revoke {name}"))
         }
-        Err(error) => Err(error.into()),
+        Err(error) => Err(error).with_context(|| format!("cannot revoke {name}")),
     }
+}
+
+fn approve_device(arguments: &ApproveDevice) -> anyhow::Result<()> {
+    let Mesh {
+        store,
+        operator,
+        _lock,
+    } = arguments.directory.open()?;
+    let (name, tags) = (&arguments.name, arguments.tags.as_slice());
+    let tags = (!tags.is_empty()).then_some(tags);
+    let approved = store.approve_device(name, tags, &operator, now());
+    approved.with_context(|| format!("cannot approve {name}"))?;
+    Ok(())
 }
 
 fn add_relay(arguments: &AddRelay) -> anyhow::Result<()> {
@@ -458,8 +509,15 @@ fn remove_relay(arguments: &RemoveRelay) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn unknown_member(name: &Name) -> anyhow::Error {
-    anyhow!("no member is called {name}; see `seikan coordinator members`")
+fn unknown(name: &PartyName) -> anyhow::Error {
+    match name {
+        PartyName::Member(name) => {
+            anyhow!("no member is called {name}; see `seikan coordinator members`")
+        }
+        PartyName::Device(name) => {
+            anyhow!("no approved device is called {name}; see `seikan coordinator devices`")
+        }
+    }
 }
 
 /// Returns the administrator for the log: the user that called sudo, else the user of this process.

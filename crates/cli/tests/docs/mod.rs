@@ -59,6 +59,7 @@ pages! {
     guide_members: "docs/guides/members.md",
     guide_policy: "docs/guides/policy.md",
     guide_names: "docs/guides/names.md",
+    guide_devices: "docs/guides/devices.md",
     guide_key_rotation: "docs/guides/key-rotation.md",
     guide_pinned_keys: "docs/guides/pinned-keys.md",
     guide_nat_traversal: "docs/guides/nat-traversal.md",

@@ -53,6 +53,7 @@ const SHAPES: [(&str, &str, &[&str]); 2] = [
             "gateway status",
             "gateway discover",
             "coordinator members",
+            "coordinator devices",
             "coordinator tokens",
             "coordinator relays",
             "coordinator audit",

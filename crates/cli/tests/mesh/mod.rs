@@ -1,5 +1,6 @@
 //! A mesh from outside: coordinators, members and NATs in namespaces, through the program only.
 
+mod devices;
 mod guarded;
 mod lasting;
 mod mapping;

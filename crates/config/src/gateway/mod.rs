@@ -9,6 +9,7 @@ use std::hash::Hash;
 use std::net::IpAddr;
 
 use seikan_proto::gateway::{DeviceConfig, Remote};
+use seikan_proto::mesh::{MAX_DEVICES, Name};
 
 use crate::draft::{
     At, DeviceDraft, GatewayDraft, GatewaySection, InterfaceDraft, PeerDraft, unique_prefixes,
@@ -40,6 +41,9 @@ pub(super) fn check(
         }
     };
     let overlay = Overlay::of(interface, peers);
+    if overlay.is_mesh {
+        check_mesh_devices(&draft.devices, reporter);
+    }
     for device in &draft.devices {
         check_device(device, reporter);
         match mode {
@@ -145,6 +149,45 @@ fn check_device(device: &DeviceDraft, reporter: &mut Reporter<'_>) {
             );
             let help = "a device has one address of each family: keep one, or describe two devices";
             reporter.key_error(key, second.line, &message, help);
+        }
+    }
+}
+
+/// Checks the devices whose addresses the coordinator of the mesh allocates: those without an
+/// overlay address. They are reported by name.
+fn check_mesh_devices(devices: &[DeviceDraft], reporter: &mut Reporter<'_>) {
+    let allocated = devices
+        .iter()
+        .filter(|device| !device.given.has(Field::DeviceOverlay));
+    let mut names = HashMap::new();
+    for (index, device) in allocated.enumerate() {
+        if index == MAX_DEVICES {
+            let message = format!("this device is one of more than {MAX_DEVICES}");
+            let help =
+                "a member of a mesh has at most that many devices: give some to a second gateway";
+            reporter.error(device.line, &message, help);
+        }
+        let Some(At { value, line }) = &device.name else {
+            continue;
+        };
+        match value.parse::<Name>() {
+            Err(error) => {
+                let message = format!("is `{value}`, but in a mesh {error}");
+                let help = "write a name as of a host, such as `plc-1`";
+                reporter.key_error(Field::DeviceName, *line, &message, help);
+            }
+            Ok(name) => {
+                // Equal names were reported already.
+                let first = *names.entry(name).or_insert((value, *line));
+                if first.0 != value {
+                    let message = format!(
+                        "is `{value}`, the same name in a mesh as `{}`, in line {}",
+                        first.0, first.1
+                    );
+                    let help = "give each device a unique name";
+                    reporter.key_error(Field::DeviceName, *line, &message, help);
+                }
+            }
         }
     }
 }
@@ -290,7 +333,8 @@ fn check_reach(
                 reporter.key_warning(Field::ProxyArp, line, message, help);
             }
             let has_prefixes = section.given.has(Field::AnswerFor);
-            if !has_prefixes && draft.remotes.is_empty() {
+            // The gateway of a mesh answers for its networks.
+            if !has_prefixes && draft.remotes.is_empty() && !overlay.is_mesh {
                 let message = format!(
                     "there is neither `{answer_for}` nor a {remote}: devices cannot reach the overlay"
                 );

@@ -17,6 +17,9 @@ pub(super) struct Overlay<'a> {
     prefixes: HashSet<IpNet>,
     /// Peers with a prefix of a single address, and the lines.
     hosts: HashMap<IpAddr, (&'a PeerDraft, usize)>,
+    /// The interface is in a mesh, whose networks are among `prefixes`. Its coordinator allocates
+    /// the addresses of devices without any.
+    pub(super) is_mesh: bool,
 }
 
 /// Device and line of each address.
@@ -30,6 +33,9 @@ pub(super) fn check_overlay_addresses<'a>(
 ) -> AddressOwners<'a> {
     let mut owners: AddressOwners<'a> = HashMap::new();
     for device in devices {
+        if overlay.is_mesh && device.overlay.is_empty() {
+            continue;
+        }
         for (key, At { value, line }) in device.in_overlay() {
             let other = if let Some((owner, first)) = owners.get(value) {
                 // Two of one family, or the same address on the same network: already reported.
@@ -196,10 +202,13 @@ impl<'a> Overlay<'a> {
     /// Collects the addresses in the rest of the file.
     pub(super) fn of(interface: &InterfaceDraft, peers: &'a [PeerDraft]) -> Self {
         let own = interface.addresses.iter();
+        let is_mesh = interface.given.has(Field::Coordinator);
+        let networks = own.clone().filter(|_| is_mesh).map(|a| a.value.trunc());
         let mut this = Self {
+            prefixes: networks.collect(),
             own: own.map(|a| (a.value.addr(), a.line)).collect(),
-            prefixes: HashSet::new(),
             hosts: HashMap::new(),
+            is_mesh,
         };
         for peer in peers {
             for At { value, line } in &peer.allowed_ips {

@@ -18,7 +18,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use axum::routing::{get, post};
 use seikan_proto::mesh::{
-    BASE, Call, Credential, Cursor, Digest, Endpoints, JoinRequest, Joined, MAX_ENDPOINTS,
+    BASE, Call, Credential, Cursor, Devices, Digest, Endpoints, JoinRequest, Joined, MAX_ENDPOINTS,
     MAX_RELAYED, MAX_REQUEST, MAX_WAIT, Reason, Rotation,
 };
 use serde::de::DeserializeOwned;
@@ -40,6 +40,7 @@ pub(super) fn router(app: Arc<App>) -> Router {
         .route(&format!("{BASE}/changes"), get(changes))
         .route(&format!("{BASE}/endpoints"), post(endpoints))
         .route(&format!("{BASE}/call"), post(call))
+        .route(&format!("{BASE}/devices"), post(devices))
         .route(&format!("{BASE}/key"), post(key))
         .route(&format!("{BASE}/leave"), post(leave))
         .method_not_allowed_fallback(wrong_method)
@@ -278,6 +279,23 @@ async fn call(
     if let Some(callee) = callee {
         app.call(callee, caller);
     }
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn devices(
+    State(app): State<Arc<App>>,
+    ConnectInfo(from): ConnectInfo<SocketAddr>,
+    request: Request,
+) -> Result<StatusCode, Refused> {
+    let (id, credential, ()) = member(&app, from, request.headers(), |_, _| Ok(())).await?;
+    let Devices { devices } = body(request).await?;
+    let by = Actor::Host(from.ip().to_canonical());
+    allow(&app, id, RequestKind::SetEndpoints)?;
+    let set = app.change(Pool::Changes, move |store| {
+        let id = store.authenticate(&credential)?;
+        store.report_devices(id, &devices, &by, now())
+    });
+    set.await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -577,6 +577,66 @@ async fn changes_close_together_share_an_answer() {
 }
 
 #[tokio::test]
+async fn an_approved_device_ends_the_polls_of_its_gateway_and_of_others() {
+    let mesh = Mesh::new().await;
+    let gateway = mesh.join("site-a", 1).await;
+    let b = mesh.join("b", 2).await;
+    let body = json!({"devices": ["plc", "printer"]});
+    let reported = mesh.post("/v1/devices", &gateway, body).await;
+    assert_eq!(reported.status, StatusCode::NO_CONTENT);
+    let approve = async {
+        sleep(MOMENT).await;
+        let device = "plc.site-a".parse().expect("a name");
+        let approved = mesh.other().approve_device(&device, None, &operator(), 0);
+        assert!(approved.expect("approved"));
+        Instant::now()
+    };
+    let polls = async { tokio::join!(mesh.changes(&gateway, 2, 30), mesh.changes(&b, 2, 30)) };
+    let ((own, others), approved) = tokio::join!(polls, approve);
+    assert!(approved.elapsed() < PROMPTLY);
+    let (own, others): (Changes, Changes) = (own.read(), others.read());
+    assert_eq!(own.own_devices.len(), 1);
+    assert_eq!(others.members[0].devices, own.own_devices);
+    // The device has the third number: members have the first two.
+    let addresses = own.own_devices[0].addresses.iter().map(ToString::to_string);
+    assert!(addresses.eq(["100.80.0.3", "fd01:203:405::3"]));
+}
+
+#[tokio::test]
+async fn reports_of_a_hostile_gateway_are_refused_with_a_reason() {
+    let mesh = Mesh::new().await;
+    let gateway = mesh.join("site-a", 1).await;
+    let many = |count: usize| -> Vec<String> { (0..count).map(|n| format!("d{n}")).collect() };
+    for (devices, status) in [
+        (json!(many(10_000)), StatusCode::PAYLOAD_TOO_LARGE),
+        (json!(many(65)), StatusCode::BAD_REQUEST),
+        (json!(["plc", "plc"]), StatusCode::BAD_REQUEST),
+        (json!(["plc", "PLC"]), StatusCode::BAD_REQUEST),
+        (json!(["plc.site-b"]), StatusCode::BAD_REQUEST),
+        (json!(["a\u{1b}[31m"]), StatusCode::BAD_REQUEST),
+        (json!(["ä"]), StatusCode::BAD_REQUEST),
+        (json!([""]), StatusCode::BAD_REQUEST),
+        (json!(["x".repeat(64)]), StatusCode::BAD_REQUEST),
+        (
+            json!([{"name": "plc", "addresses": ["100.80.0.2"]}]),
+            StatusCode::BAD_REQUEST,
+        ),
+        (json!(7), StatusCode::BAD_REQUEST),
+    ] {
+        let body = json!({"devices": devices});
+        let answer = mesh.post("/v1/devices", &gateway, body).await;
+        assert_eq!(answer.refusal(), (status, Reason::Malformed), "{devices}");
+    }
+    let stranger = mesh
+        .post("/v1/devices", &credential(9), json!({"devices": []}))
+        .await;
+    let refused = (StatusCode::UNAUTHORIZED, Reason::NotAMember);
+    assert_eq!(stranger.refusal(), refused);
+    let members = mesh.other().members().expect("members");
+    assert!(members[0].devices.is_empty());
+}
+
+#[tokio::test]
 async fn a_call_ends_the_poll_of_the_callee() {
     let mesh = Mesh::new().await;
     let a = mesh.join("a", 1).await;

@@ -51,7 +51,7 @@ pub struct AuditEntry {
     pub time: u64,
     /// Kind of the change: `joined`, `key changed`, `left`, `removed`, `refused`, `token created`,
     /// `token withdrawn`, `networks set`, `relay added`, `relay removed`, `policy set`, `tags set`,
-    /// `imported` or `etcd restored`.
+    /// `devices reported`, `device approved`, `device revoked`, `imported` or `etcd restored`.
     pub change: String,
     /// Object of the change: a member's name, a token's number and label, networks, a relay's
     /// address, the number of rules, a member's name and tags, the revision of a snapshot, or the

@@ -4,9 +4,10 @@
 //! that the member knows, in the order of their revisions, and as many as fit. Removals are kept
 //! forever: a member may have been away for long.
 //!
-//! A member receives only the members that policy allows it to talk to, in either direction
-//! ([`Visibility`]). If the tags of another member change, it may appear or disappear. If the
-//! member's own tags change, or the policy changes which members it sees, it receives all visible
+//! A member receives only the members and devices that policy allows it and the devices behind it to
+//! talk to, in either direction ([`Visibility`]). A device comes with the member that it is behind.
+//! If the tags or devices of another member change, it may appear or disappear. If the
+//! member's own tags or devices change, or the policy changes which members it sees, it receives all visible
 //! members again. Many members poll right after such a policy, so the first members are read once
 //! for all of them.
 //!
@@ -20,20 +21,25 @@ use rusqlite::{Connection, Row};
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::policy::{MAX_POLICY, MAX_RULES};
 use seikan_proto::mesh::{
-    Changes, Cursor, MAX_COORDINATORS, MAX_MEMBERS, MAX_RELAYS, Member, Networks,
+    Changes, Cursor, MAX_COORDINATORS, MAX_DEVICES, MAX_MEMBERS, MAX_RELAYS, MAX_TAGS, Member,
+    Networks,
 };
 
 use super::etcd::Replica;
 use super::members::member_of;
-use super::policy::{Difference, Visibility};
+use super::policy::{Difference, Subject, Visibility};
 use super::{MemberId, Store, StoreError, networks_of, revision_of, seconds, unsigned};
 use crate::lock;
 
 /// Bytes of an answer's fields other than members and removals, rounded up; among them 64 callers
 /// of 47 bytes. In a policy, quotes and a comma replace the newline of each rule, and no rule is
 /// longer than in its text.
-const FRAME: usize =
-    4096 + RELAY * MAX_RELAYS + COORDINATOR * MAX_COORDINATORS + MAX_POLICY + 2 * MAX_RULES;
+const FRAME: usize = 4096
+    + RELAY * MAX_RELAYS
+    + COORDINATOR * MAX_COORDINATORS
+    + MAX_POLICY
+    + 2 * MAX_RULES
+    + OWN_DEVICES;
 /// Bytes of a relay in JSON, rounded up: an address of 260, a name of 65, a password of 28, a pin
 /// of 50, and 90 of field names, a port and punctuation.
 pub(super) const RELAY: usize = 640;
@@ -42,6 +48,12 @@ const COORDINATOR: usize = 263;
 /// Bytes of a member in JSON without its name, endpoints, relayed addresses and tags, rounded up:
 /// field names and punctuation 104, the key 44, the addresses 15 and 39.
 const MEMBER: usize = 256;
+/// Bytes of a device in JSON beside those of its row, rounded up: addresses of 15 and 39, field
+/// names and punctuation.
+const DEVICE: usize = 128;
+/// Bytes of the requester's own devices: each with a name and [`MAX_TAGS`] tags of 63, with quotes
+/// and commas.
+const OWN_DEVICES: usize = MAX_DEVICES * (DEVICE + 66 * (1 + MAX_TAGS));
 /// Bytes of a removal in JSON: a key of 44, quotes and a comma.
 const REMOVAL: usize = 47;
 /// Maximum number of members, and of removals, that are examined for one answer, visible or not, in
@@ -69,7 +81,7 @@ impl Store {
     /// whole answer with `more` is the first part of a list; the following parts are not `whole`.
     ///
     /// The first part also contains the policy, if it has changed since the cursor's sight or the
-    /// answer is whole, and the member's own name and tags.
+    /// answer is whole, and the member's own name, tags and devices.
     ///
     /// # Errors
     /// [`StoreError::NotAMember`], [`StoreError::NoNetworks`], [`StoreError::Corrupt`], [`StoreError::Sqlite`].
@@ -115,12 +127,18 @@ impl Store {
             };
             let with_policy = whole || difference == Difference::Rules;
             let policy = with_policy.then(|| visibility.rules()).transpose()?;
-            let own = whole.then(|| visibility.party()).transpose()?;
+            let (own, own_devices) = if whole {
+                let (own, devices) = visibility.own(&networks)?;
+                (Some(own), devices)
+            } else {
+                (None, Vec::new())
+            };
             let rows = found.rows;
             let changes = Changes {
                 sight: unsigned(current),
                 policy,
                 own,
+                own_devices,
                 ..found.into_answer(current, whole, most)
             };
             Ok(Answer { changes, rows })
@@ -172,7 +190,7 @@ struct FirstMembers {
     /// Number of loads of the replica, and the revision.
     of: (u64, i64),
     /// Each with its revision and its bytes of JSON.
-    members: Vec<(MemberId, i64, usize, Member)>,
+    members: Vec<(MemberId, i64, usize, Subject)>,
     /// Revision of the last one, if there are more.
     until: Option<i64>,
 }
@@ -186,15 +204,15 @@ impl FirstMembers {
         let mut statement = connection.prepare_cached(MEMBERS)?;
         // No member has the id 0.
         let mut rows = statement.query((0, 0))?;
-        let mut members: Vec<(MemberId, i64, usize, Member)> = Vec::new();
+        let mut members: Vec<(MemberId, i64, usize, Subject)> = Vec::new();
         let mut until = None;
         while let Some(row) = rows.next()? {
             if members.len() == LIMIT {
                 until = members.last().map(|(_, revision, ..)| *revision);
                 break;
             }
-            let member = member_of(row, networks)?;
-            members.push((MemberId(row.get(8)?), row.get(6)?, cost_of(row)?, member));
+            let member = Subject::from(member_of(row, networks)?);
+            members.push((MemberId(row.get(9)?), row.get(7)?, cost_of(row)?, member));
         }
         Ok(FirstMembers { of, members, until })
     }
@@ -214,11 +232,14 @@ impl FirstMembers {
                 break;
             }
             found.rows += 1;
-            if *id != asker && visibility.sees(&member.name, &member.tags)? {
+            if *id == asker {
+                continue;
+            }
+            if let Some(member) = visibility.visible(member)? {
                 found.changes.push(Change {
                     revision: *revision,
                     cost: *cost,
-                    kind: ChangeKind::Member(Box::new(member.clone())),
+                    kind: ChangeKind::Member(Box::new(member)),
                 });
             }
         }
@@ -275,13 +296,15 @@ pub(super) enum ChangeKind {
 const LIMIT: usize = MAX_MEMBERS + 1;
 
 /// Members after a revision, except one.
-const MEMBERS: &str = "SELECT number, name, public_key, endpoints, relayed, tags, revision,
-        octet_length(name) + octet_length(endpoints) + octet_length(relayed) + octet_length(tags),
-        id, name, tags
+const MEMBERS: &str =
+    "SELECT number, name, public_key, endpoints, relayed, tags, devices, revision,
+        octet_length(name) + octet_length(endpoints) + octet_length(relayed) + octet_length(tags)
+            + octet_length(devices), id, json_array_length(devices), name, tags, devices
     FROM member WHERE revision > ?1 AND id != ?2 ORDER BY revision";
 
 fn cost_of(row: &Row<'_>) -> rusqlite::Result<usize> {
-    Ok(MEMBER + row.get::<_, u32>(7)? as usize)
+    let devices = row.get::<_, u32>(10)? as usize;
+    Ok(MEMBER + DEVICE * devices + row.get::<_, u32>(8)? as usize)
 }
 
 pub(super) fn members_after(
@@ -302,12 +325,17 @@ pub(super) fn members_after(
             break;
         }
         found.rows += 1;
-        last = row.get(6)?;
-        if visibility.sees_row(row, 9)? {
+        last = row.get(7)?;
+        // Most rows are invisible, and cost less if the rest of them is not parsed.
+        if !visibility.sees_row(row, 11)? {
+            continue;
+        }
+        let member = Subject::from(member_of(row, networks)?);
+        if let Some(member) = visibility.visible(&member)? {
             found.changes.push(Change {
                 revision: last,
                 cost: cost_of(row)?,
-                kind: ChangeKind::Member(Box::new(member_of(row, networks)?)),
+                kind: ChangeKind::Member(Box::new(member)),
             });
         }
     }
@@ -323,9 +351,10 @@ fn gone_after(
     asker: MemberId,
 ) -> Result<Found, StoreError> {
     let mut statement = connection.prepare_cached(
-        "SELECT revision, public_key, name, tags FROM removed WHERE revision > ?1
+        "SELECT revision, public_key, name, tags, devices FROM removed WHERE revision > ?1
          UNION ALL
-         SELECT revision, public_key, name, tags FROM former WHERE revision > ?1 AND member != ?2
+         SELECT revision, public_key, name, tags, devices FROM former
+         WHERE revision > ?1 AND member != ?2
          ORDER BY revision",
     )?;
     let mut rows = statement.query((since, asker.0))?;

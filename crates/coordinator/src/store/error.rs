@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::policy::PolicyError;
-use seikan_proto::mesh::{Name, Networks, Reason, Refusal};
+use seikan_proto::mesh::{DeviceName, Name, Networks, Reason, Refusal};
 
 /// Error of the store. The state is unchanged, except possibly after [`StoreError::Unknown`].
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +43,26 @@ pub enum StoreError {
     TooManyKeys {
         /// Maximum per hour.
         most: u32,
+    },
+    /// No device has the name.
+    #[error("no gateway has reported a device {0}; see `seikan coordinator devices`")]
+    NoDevice(DeviceName),
+    /// The device is not approved.
+    #[error(
+        "the device {0} is not approved: use `seikan coordinator approve-device {0} --tag TAG`"
+    )]
+    DevicePending(DeviceName),
+    /// Too many changes of a member's devices within an hour.
+    #[error("a member may change its devices at most {most} times an hour: try again later")]
+    TooManyDeviceChanges {
+        /// Maximum per hour.
+        most: u32,
+    },
+    /// The mesh has as many devices as it may.
+    #[error("the mesh has {most} devices, and cannot have more: remove some at their gateways")]
+    DevicesFull {
+        /// Maximum number.
+        most: usize,
     },
     /// A value is too large or too small.
     #[error("{0}")]
@@ -164,9 +184,9 @@ impl StoreError {
             Self::BadToken => Reason::BadToken,
             Self::NameTaken { .. } => Reason::NameTaken,
             Self::KeyTaken { .. } => Reason::KeyTaken,
-            Self::Full { .. } => Reason::Full,
+            Self::Full { .. } | Self::DevicesFull { .. } => Reason::Full,
             Self::NotAMember => Reason::NotAMember,
-            Self::TooManyKeys { .. } => Reason::TooMany,
+            Self::TooManyKeys { .. } | Self::TooManyDeviceChanges { .. } => Reason::TooMany,
             Self::OutOfBounds(_) | Self::Policy(_) => Reason::Malformed,
             Self::LaterVersion { .. }
             | Self::NoNetworks
@@ -183,6 +203,8 @@ impl StoreError {
             | Self::Unavailable(_)
             | Self::Unknown(_)
             | Self::CorruptRow { .. }
+            | Self::NoDevice(_)
+            | Self::DevicePending(_)
             | Self::Sqlite(_) => {
                 return Refusal {
                     reason: Reason::Unavailable,

@@ -16,7 +16,8 @@ use seikan_proto::mesh::{JoinRequest, Networks};
 
 use super::members::{MemberId, record_return};
 use super::{
-    Actor, Store, StoreError, audit, first, networks_of, next_revision, seconds, tokens, value,
+    Actor, Store, StoreError, audit, first, networks_of, next_revision, numbers, seconds, tokens,
+    value,
 };
 
 /// Result of a join.
@@ -150,7 +151,7 @@ fn insert_member(
     request: &JoinRequest,
     at: i64,
 ) -> Result<(i64, u32), StoreError> {
-    let number = take_number(transaction, admission.networks.capacity())?;
+    let number = numbers::take(transaction, &admission.networks)?;
     let revision = next_revision(transaction)?;
     let key = request.public_key.as_bytes();
     record_return(transaction, key)?;
@@ -172,17 +173,4 @@ fn insert_member(
     let id = transaction.last_insert_rowid();
     tokens::count_use(transaction, admission.token.id)?;
     Ok((id, number))
-}
-
-fn take_number(transaction: &Transaction<'_>, capacity: u32) -> Result<u32, StoreError> {
-    let highest: u32 = value(transaction, "SELECT highest FROM mesh", [])?;
-    if highest < capacity {
-        transaction.execute("UPDATE mesh SET highest = ?1", [highest + 1])?;
-        return Ok(highest + 1);
-    }
-    let sql = "SELECT number FROM freed ORDER BY since LIMIT 1";
-    let freed: Option<u32> = first(transaction, sql, [], |row| row.get(0))?;
-    let number = freed.ok_or(StoreError::Full { capacity })?;
-    transaction.execute("DELETE FROM freed WHERE number = ?1", [number])?;
-    Ok(number)
 }

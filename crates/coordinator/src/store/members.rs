@@ -6,10 +6,12 @@ use rusqlite::{Connection, Row, Transaction};
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{Digest, Endpoints, MAX_ENDPOINTS, MAX_RELAYED, Member, Name, Networks};
 
+use super::devices::{self, DeviceInfo};
 use super::policy::Visibility;
 use super::tokens::{from_json, to_json};
 use super::{
-    Actor, Store, StoreError, audit, first, networks_of, next_revision, seconds, unsigned, value,
+    Actor, Store, StoreError, audit, first, networks_of, next_revision, numbers, seconds, unsigned,
+    value,
 };
 
 /// Minimum interval at which a member's activity is recorded, in seconds.
@@ -40,6 +42,8 @@ pub struct MemberInfo {
     pub number: u32,
     /// The member as others receive it.
     pub member: Member,
+    /// Devices behind it, approved or not.
+    pub devices: Vec<DeviceInfo>,
     /// Time of joining, in seconds since 1970.
     pub joined: u64,
     /// Time of its latest activity, in seconds since 1970; up to a minute early. While it polls a
@@ -164,8 +168,8 @@ impl Store {
             // Two revisions, because each is unique. One answer has both unless it ends between
             // them.
             let gone = next_revision(transaction)?;
-            let sql = "INSERT INTO removed (public_key, revision, name, tags)
-                       SELECT public_key, ?2, name, tags FROM member WHERE id = ?1";
+            let sql = "INSERT INTO removed (public_key, revision, name, tags, devices)
+                       SELECT public_key, ?2, name, tags, devices FROM member WHERE id = ?1";
             transaction.execute(sql, (id.0, gone))?;
             let new = next_revision(transaction)?;
             let sql = "UPDATE member SET public_key = ?2, revision = ?3 WHERE id = ?1";
@@ -213,8 +217,9 @@ impl Store {
             let own: Option<[u8; 32]> = first(connection, sql, [id.0], |row| row.get(0))?;
             let own = own.ok_or(StoreError::NotAMember)?;
             let visibility = Visibility::new(self, connection, id);
-            let mut statement = connection
-                .prepare_cached("SELECT id, name, tags FROM member WHERE public_key = ?1")?;
+            let mut statement = connection.prepare_cached(
+                "SELECT id, name, tags, devices FROM member WHERE public_key = ?1",
+            )?;
             let mut rows = statement.query([other.as_bytes()])?;
             let other = match rows.next()? {
                 Some(row) if visibility.sees_row(row, 1)? => Some(MemberId(row.get(0)?)),
@@ -242,22 +247,20 @@ impl Store {
             MemberRef::Name(name) => (None, Some(name.to_string())),
         };
         self.change(move |transaction| {
-            let sql = "SELECT id, name FROM member WHERE id = ?1 OR name = ?2";
-            let row = |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?));
-            let found: Option<(i64, String)> = first(transaction, sql, (id, &name), row)?;
-            let Some((id, name)) = found else {
+            let sql = "SELECT id, name, number FROM member WHERE id = ?1 OR name = ?2";
+            let row = |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
+            let found: Option<(i64, String, u32)> = first(transaction, sql, (id, &name), row)?;
+            let Some((id, name, number)) = found else {
                 return Ok(false);
             };
             let revision = next_revision(transaction)?;
             transaction.execute(
-                "INSERT INTO removed (public_key, revision, name, tags)
-                 SELECT public_key, ?2, name, tags FROM member WHERE id = ?1",
+                "INSERT INTO removed (public_key, revision, name, tags, devices)
+                 SELECT public_key, ?2, name, tags, devices FROM member WHERE id = ?1",
                 (id, revision),
             )?;
-            transaction.execute(
-                "INSERT INTO freed (number, since) SELECT number, ?2 FROM member WHERE id = ?1",
-                (id, revision),
-            )?;
+            numbers::free(transaction, number, revision)?;
+            devices::free_all(transaction, id)?;
             transaction.execute("DELETE FROM member WHERE id = ?1", [id])?;
             transaction.execute("DELETE FROM seen WHERE member = ?1", [id])?;
             audit::record(transaction, seconds(now), change, &name, &by)?;
@@ -278,19 +281,20 @@ impl Store {
         self.read(|connection| {
             let networks = networks_of(connection)?.ok_or(StoreError::NoNetworks)?;
             let mut statement = connection.prepare_cached(
-                "SELECT number, name, public_key, endpoints, relayed, tags, joined, ifnull(at, joined), member.id
+                "SELECT number, name, public_key, endpoints, relayed, tags, devices, joined, ifnull(at, joined), member.id
                  FROM member LEFT JOIN seen ON seen.member = member.id ORDER BY number",
             )?;
             let mut rows = statement.query([])?;
             let mut members = Vec::new();
             while let Some(row) = rows.next()? {
-                let id = row.get(8)?;
+                let id = row.get(9)?;
                 let last_seen = seen.get(&id).and_then(|seen| seen.parse().ok());
                 members.push(MemberInfo {
                     number: row.get(0)?,
                     member: member_of(row, &networks)?,
-                    joined: unsigned(row.get(6)?),
-                    seen: last_seen.unwrap_or(unsigned(row.get(7)?)),
+                    devices: devices::infos(&row.get::<_, String>(6)?, &networks)?,
+                    joined: unsigned(row.get(7)?),
+                    seen: last_seen.unwrap_or(unsigned(row.get(8)?)),
                     coordinator: present.get(&id).cloned(),
                 });
             }
@@ -306,8 +310,8 @@ pub(super) fn record_return(
     key: &[u8; 32],
 ) -> Result<(), StoreError> {
     transaction.execute(
-        "INSERT INTO former (revision, member, public_key, name, tags)
-         SELECT revision, 0, public_key, name, tags FROM removed WHERE public_key = ?1",
+        "INSERT INTO former (revision, member, public_key, name, tags, devices)
+         SELECT revision, 0, public_key, name, tags, devices FROM removed WHERE public_key = ?1",
         [key],
     )?;
     transaction.execute("DELETE FROM removed WHERE public_key = ?1", [key])?;
@@ -333,8 +337,8 @@ fn record_seen(transaction: &Transaction<'_>, id: MemberId, at: i64) -> Result<(
     Ok(())
 }
 
-/// Reads a member from a row that begins with number, name, key, endpoints, relayed addresses and
-/// tags.
+/// Reads a member from a row that begins with number, name, key, endpoints, relayed addresses, tags
+/// and devices.
 pub(super) fn member_of(row: &Row<'_>, networks: &Networks) -> Result<Member, StoreError> {
     let addresses = networks.addresses(row.get(0)?);
     let name = row.get::<_, String>(1)?.parse::<Name>();
@@ -345,5 +349,6 @@ pub(super) fn member_of(row: &Row<'_>, networks: &Networks) -> Result<Member, St
         endpoints: from_json(&row.get::<_, String>(3)?, "endpoints")?,
         relayed: from_json(&row.get::<_, String>(4)?, "relayed addresses")?,
         tags: from_json(&row.get::<_, String>(5)?, "tags")?,
+        devices: devices::approved(&row.get::<_, String>(6)?, networks)?,
     })
 }

@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use rusqlite::{Connection, Row};
 use seikan_proto::mesh::policy::Sight;
-use seikan_proto::mesh::{MAX_TAGS, Name, Party, Policy};
+use seikan_proto::mesh::{Device, MAX_TAGS, Member, Name, Networks, Party, Policy};
 
+use super::devices;
 use super::tokens::{from_json, to_json};
 use super::{
     Actor, MemberId, Store, StoreError, audit, first, next_revision, revision_of, seconds,
@@ -74,8 +75,8 @@ impl Store {
             }
             let revision = next_revision(transaction)?;
             transaction.execute(
-                "INSERT INTO former (revision, member, public_key, name, tags)
-                 SELECT ?2, id, public_key, name, tags FROM member WHERE name = ?1",
+                "INSERT INTO former (revision, member, public_key, name, tags, devices)
+                 SELECT ?2, id, public_key, name, tags, devices FROM member WHERE name = ?1",
                 (name.as_str(), revision),
             )?;
             transaction.execute(
@@ -173,7 +174,28 @@ pub(super) enum Difference {
     Members,
 }
 
-/// The members that one member sees: those that it may talk to, in either direction. The policy is
+/// A member and the devices behind it, with both as input to the policy: many members examine the
+/// same one.
+#[derive(Debug)]
+pub(super) struct Subject {
+    member: Member,
+    own: Party,
+    devices: Vec<Party>,
+}
+
+impl From<Member> for Subject {
+    fn from(member: Member) -> Subject {
+        let devices = member.devices.iter();
+        Subject {
+            own: member.party(),
+            devices: devices.map(|device| device.party(&member.name)).collect(),
+            member,
+        }
+    }
+}
+
+/// The members and devices that one member sees: those that it, or a device behind it, may talk to,
+/// in either direction. The policy is
 /// read on first use, because most polls report no member.
 pub(super) struct Visibility<'a> {
     store: &'a Store,
@@ -192,28 +214,42 @@ impl<'a> Visibility<'a> {
         }
     }
 
-    /// Returns whether a member is visible whose name and tags are in a row, from this column on.
-    /// Removals before version 7 have no name and tags; all members see them.
+    /// Returns whether a member is visible, or a device behind it, whose name, tags and devices are
+    /// in a row, from this column on. Removals before version 7 have no name and tags; all members
+    /// see them.
     pub fn sees_row(&self, row: &Row<'_>, column: usize) -> Result<bool, StoreError> {
         let name: Option<String> = row.get(column)?;
         let tags: Option<String> = row.get(column + 1)?;
         let (Some(name), Some(tags)) = (name, tags) else {
             return Ok(true);
         };
-        let name = name.parse().map_err(|_| StoreError::Corrupt("names"))?;
-        self.sees(&name, &from_json(&tags, "tags")?)
+        let devices: Option<String> = row.get(column + 2)?;
+        let parties = parties_of(&name, &tags, devices.as_deref().unwrap_or("[]"))?;
+        let sight = self.sight()?;
+        Ok(parties.iter().any(|party| sight.has(party)))
     }
 
-    /// Returns whether a member with this name and these tags is visible.
-    pub fn sees(&self, name: &Name, tags: &[Name]) -> Result<bool, StoreError> {
-        Ok(self.sight()?.has(name, tags))
+    /// Returns a member with the devices that are visible; `None` if neither it nor one of its
+    /// devices is.
+    pub fn visible(&self, subject: &Subject) -> Result<Option<Member>, StoreError> {
+        let (sight, member) = (self.sight()?, &subject.member);
+        let is_visible: Vec<bool> = subject.devices.iter().map(|d| sight.has(d)).collect();
+        if !sight.has(&subject.own) && !is_visible.contains(&true) {
+            return Ok(None);
+        }
+        let devices = member.devices.iter().zip(is_visible);
+        let devices = devices.filter(|(_, is_visible)| *is_visible);
+        Ok(Some(Member {
+            devices: devices.map(|(device, _)| device.clone()).collect(),
+            ..member.clone()
+        }))
     }
 
     /// Returns whether the member with a key is visible; `false` if there is none.
     pub fn sees_key(&self, key: &[u8; 32]) -> Result<bool, StoreError> {
         let mut statement = self
             .connection
-            .prepare_cached("SELECT name, tags FROM member WHERE public_key = ?1")?;
+            .prepare_cached("SELECT name, tags, devices FROM member WHERE public_key = ?1")?;
         let mut rows = statement.query([key])?;
         match rows.next()? {
             Some(row) => self.sees_row(row, 0),
@@ -225,7 +261,7 @@ impl<'a> Visibility<'a> {
         if let Some(sight) = self.sight.get() {
             return Ok(sight);
         }
-        let sight = self.policy()?.sight(&self.party()?);
+        let sight = self.policy()?.sight(&self.parties()?);
         Ok(self.sight.get_or_init(|| sight))
     }
 
@@ -235,21 +271,32 @@ impl<'a> Visibility<'a> {
         self.store.parsed.get(text, since, current)
     }
 
-    /// Returns name and tags of the member itself.
-    pub fn party(&self) -> Result<Party, StoreError> {
-        let sql = "SELECT name, tags FROM member WHERE id = ?1";
+    /// Returns the member itself and the devices behind it.
+    fn parties(&self) -> Result<Vec<Party>, StoreError> {
+        let (name, tags, devices) = self.row()?;
+        parties_of(&name, &tags, &devices)
+    }
+
+    /// Returns name and tags of the member itself, and the devices behind it.
+    pub fn own(&self, networks: &Networks) -> Result<(Party, Vec<Device>), StoreError> {
+        let (name, tags, devices) = self.row()?;
+        let mut parties = parties_of(&name, &tags, "[]")?;
+        let own = parties.pop().ok_or(StoreError::NotAMember)?;
+        Ok((own, devices::approved(&devices, networks)?))
+    }
+
+    /// Returns name, tags and devices of the member itself, as stored.
+    fn row(&self) -> Result<(String, String, String), StoreError> {
+        let sql = "SELECT name, tags, devices FROM member WHERE id = ?1";
         let found = first(self.connection, sql, [self.of.0], |row| {
-            Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?))
+            Ok((row.get(0)?, row.get(1)?, row.get(2)?))
         })?;
-        let (name, tags) = found.ok_or(StoreError::NotAMember)?;
-        let name = name.parse().map_err(|_| StoreError::Corrupt("names"))?;
-        let tags = from_json(&tags, "tags")?;
-        Ok(Party { name, tags })
+        found.ok_or(StoreError::NotAMember)
     }
 
     /// Returns the part of the policy that concerns the member.
     pub fn rules(&self) -> Result<Policy, StoreError> {
-        Ok(self.policy()?.concerning(&self.party()?))
+        Ok(self.policy()?.concerning(&self.parties()?))
     }
 
     /// Returns the difference between a revision and the revision `current`.
@@ -272,12 +319,24 @@ impl<'a> Visibility<'a> {
         let Some(former) = self.store.parsed.at(revision) else {
             return Ok(Difference::Members);
         };
-        Ok(if former.sight(&self.party()?) == *self.sight()? {
+        Ok(if former.sight(&self.parties()?) == *self.sight()? {
             Difference::Rules
         } else {
             Difference::Members
         })
     }
+}
+
+/// Returns a member and the approved devices behind it, from the columns of its row.
+fn parties_of(name: &str, tags: &str, devices: &str) -> Result<Vec<Party>, StoreError> {
+    let name: Name = name.parse().map_err(|_| StoreError::Corrupt("names"))?;
+    let devices = devices::parties(devices, &name)?;
+    let own = Party {
+        tags: from_json(tags, "tags")?,
+        name,
+        gateway: None,
+    };
+    Ok(std::iter::once(own).chain(devices).collect())
 }
 
 fn text_of(connection: &Connection) -> Result<(String, i64), StoreError> {

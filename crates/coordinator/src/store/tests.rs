@@ -1,6 +1,6 @@
 //! Tests of the store. This module tests the file and the log.
 //!
-//! - [`joining`], [`answers`], [`relays`], [`policies`]: members and what they receive
+//! - [`joining`], [`answers`], [`relays`], [`policies`], [`devices`]: members and what they receive
 //! - [`shared`], [`live`], [`restore`]: several coordinators on etcd, their live state, and backups
 //! - [`snapshot`]: exports and imports
 //!
@@ -21,6 +21,7 @@ macro_rules! on_etcd {
 }
 
 pub(crate) mod answers;
+mod devices;
 mod joining;
 mod live;
 mod policies;

@@ -24,6 +24,8 @@ pub struct NewToken {
     pub expires: Option<u64>,
     /// Tags of members that it admits; at most [`MAX_TAGS`].
     pub tags: Vec<Name>,
+    /// Whether devices behind members that it admits need no approval.
+    pub devices: bool,
 }
 
 /// A token as operators see it.
@@ -45,6 +47,8 @@ pub struct TokenInfo {
     pub withdrawn: Option<u64>,
     /// Tags of members that it admits.
     pub tags: Vec<Name>,
+    /// Whether devices behind members that it admits need no approval.
+    pub devices: bool,
 }
 
 impl TokenInfo {
@@ -87,8 +91,8 @@ impl Store {
         self.change(move |transaction| {
             let label = token.label.as_deref();
             transaction.execute(
-                "INSERT INTO token (digest, label, uses, used, created, expires, tags)
-                 VALUES (?1, ?2, ?3, 0, ?4, ?5, ?6)",
+                "INSERT INTO token (digest, label, uses, used, created, expires, tags, devices)
+                 VALUES (?1, ?2, ?3, 0, ?4, ?5, ?6, ?7)",
                 (
                     digest,
                     label,
@@ -96,6 +100,7 @@ impl Store {
                     seconds(now),
                     token.expires.map(seconds),
                     &tags,
+                    token.devices,
                 ),
             )?;
             let id = transaction.last_insert_rowid();
@@ -112,7 +117,7 @@ impl Store {
     pub fn tokens(&self) -> Result<Vec<TokenInfo>, StoreError> {
         self.read(|connection| {
             let mut statement = connection.prepare_cached(
-                "SELECT id, label, uses, used, created, expires, withdrawn, tags FROM token
+                "SELECT id, label, uses, used, created, expires, withdrawn, tags, devices FROM token
                  ORDER BY id DESC",
             )?;
             let mut rows = statement.query([])?;
@@ -127,13 +132,14 @@ impl Store {
                     expires: row.get::<_, Option<i64>>(5)?.map(unsigned),
                     withdrawn: row.get::<_, Option<i64>>(6)?.map(unsigned),
                     tags: from_json(&row.get::<_, String>(7)?, "tags")?,
+                    devices: row.get(8)?,
                 });
             }
             Ok(tokens)
         })
     }
 
-    /// Withdraws a token; members that it admitted stay. Returns whether there was a token that had
+    /// Withdraws a token; members that it admitted stay. New devices behind them need approval. Returns whether there was a token that had
     /// not been withdrawn before.
     ///
     /// # Errors

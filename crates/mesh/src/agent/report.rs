@@ -6,7 +6,7 @@ use crate::endpoints;
 use crate::event::{AgentEvent, Gone};
 use crate::shared::{Pause, Shared};
 use seikan_proto::keys::PublicKey;
-use seikan_proto::mesh::{Call, Endpoints, MAX_ENDPOINTS, Reason};
+use seikan_proto::mesh::{Call, Devices, Endpoints, MAX_ENDPOINTS, Reason};
 use seikan_sys::netlink::Netlink;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -25,12 +25,13 @@ const LATELY: Duration = Duration::from_secs(60);
 const MAX_SIGHTS: usize = 4;
 
 impl Agent {
-    /// Reports this host's endpoints whenever they change, and its key, which may have changed while no
-    /// coordinator answered.
+    /// Reports this host's endpoints whenever they change, its key, which may have changed while no coordinator
+    /// answered, and the devices behind it.
     pub(super) async fn report(&self, client: &Client, shared: &Shared) -> Result<(), Gone> {
         let mut reported_key = None;
         let mut key_reported_at = Instant::now();
         let mut reported: Option<Endpoints> = None;
+        let mut devices_reported = false;
         let mut local = Vec::new();
         let mut sights: [Sights; 2] = Default::default();
         let mut pause = Pause::default();
@@ -64,6 +65,12 @@ impl Agent {
                         pause.wait().await;
                     }
                 }
+                if report_again || !devices_reported {
+                    devices_reported = self.report_devices(client, shared).await?;
+                    if !devices_reported {
+                        pause.wait().await;
+                    }
+                }
                 if report_again || reported.as_ref() != Some(&endpoints) {
                     // The task that follows the changes reports an error.
                     let result = client.report_endpoints(&endpoints).await;
@@ -77,6 +84,27 @@ impl Agent {
             // Earlier if a change is signalled.
             let _ = tokio::time::timeout(LOOK_EVERY, shared.endpoints_changed.notified()).await;
         }
+    }
+
+    /// Reports the devices behind this host; returns whether the coordinator has decided about them. A host that
+    /// is a gateway no longer reports that it has none.
+    async fn report_devices(&self, client: &Client, shared: &Shared) -> Result<bool, Gone> {
+        let none = Devices::default();
+        let has_former = !shared.membership.borrow().access().devices.is_empty();
+        let devices = match &self.devices {
+            Some(devices) => devices,
+            None if has_former => &none,
+            None => return Ok(true),
+        };
+        let refusal = match client.report_devices(devices).await {
+            Ok(()) => None,
+            Err(ClientError::Refused(refusal)) if is_decision(refusal.reason) => {
+                Some(refusal.message)
+            }
+            Err(_) => return Ok(false),
+        };
+        shared.send(AgentEvent::DevicesReported { refusal })?;
+        Ok(true)
     }
 
     fn local_addresses(&self, shared: &Shared) -> Option<Vec<SocketAddr>> {
@@ -129,11 +157,14 @@ fn endpoints_of(local: &[SocketAddr], shared: &Shared) -> Endpoints {
 /// Reports this host's key; returns whether the coordinator has decided about it, also if it rejects the key.
 async fn report_key(client: &Client, own_key: PublicKey) -> bool {
     match client.rotate(own_key).await {
-        Err(ClientError::Refused(refusal)) => {
-            !matches!(refusal.reason, Reason::Unavailable | Reason::NotAMember)
-        }
+        Err(ClientError::Refused(refusal)) => is_decision(refusal.reason),
         result => result.is_ok(),
     }
+}
+
+/// Whether a refusal is about the reported values, so that a repetition changes nothing.
+fn is_decision(reason: Reason) -> bool {
+    !matches!(reason, Reason::Unavailable | Reason::NotAMember)
 }
 
 /// The current reflexive addresses of one family, the latest first. A router with several uplinks uses them in

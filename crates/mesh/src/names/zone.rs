@@ -1,6 +1,6 @@
 //! Answers a DNS message for names of the mesh. Pure: a message in, a message out.
 //!
-//! The zones are [`DOMAIN`], and the reverse zones of the mesh's networks (RFC 1035, section 3.5; RFC 3596,
+//! The zones are [`DOMAIN`], in which a device is below the member that it is behind, and the reverse zones of the mesh's networks (RFC 1035, section 3.5; RFC 3596,
 //! section 2.5). Answers for them are authoritative; a name without a member does not exist (RFC 2308). Names
 //! are compared without regard to case (RFC 4343).
 
@@ -14,7 +14,7 @@ use hickory_proto::serialize::binary::{
 };
 use ipnet::IpNet;
 use seikan_proto::keys::PublicKey;
-use seikan_proto::mesh::{Change, Member, Name};
+use seikan_proto::mesh::{Change, Device, Member, Name};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
@@ -58,15 +58,29 @@ pub struct Zone {
     is_known: bool,
     /// This host's own name, once known.
     own: Option<Name>,
+    /// Addresses of the devices behind this host.
+    own_devices: Devices,
     /// This host's own addresses, with the networks of the mesh.
     networks: Vec<IpNet>,
-    /// Name and trusted addresses of each member.
-    members: BTreeMap<PublicKey, (Name, Vec<IpAddr>)>,
-    /// Owner of each name and address; the latest if two members claim it.
+    members: BTreeMap<PublicKey, Entry>,
+    /// Owner of each name, and of each address with the device; the latest if two members claim it.
     names: BTreeMap<Name, PublicKey>,
-    addresses: BTreeMap<IpAddr, PublicKey>,
+    addresses: BTreeMap<IpAddr, (PublicKey, Option<Name>)>,
     /// Incremented with each change.
     serial: u32,
+}
+
+/// Addresses of devices by name.
+type Devices = BTreeMap<Name, Vec<IpAddr>>;
+
+/// A member.
+#[derive(Debug)]
+struct Entry {
+    name: Name,
+    /// Its trusted addresses.
+    addresses: Vec<IpAddr>,
+    /// Devices behind it.
+    devices: Devices,
 }
 
 /// A name in one of the zones.
@@ -99,7 +113,8 @@ impl Zone {
         for change in changes {
             match change {
                 Change::Access(access) => {
-                    self.set_own(access.own.as_ref().map(|own| own.name.clone()))
+                    self.own_devices = self.devices_of(&access.devices);
+                    self.set_own(access.own.as_ref().map(|own| own.name.clone()));
                 }
                 Change::Set(member) => self.set(member),
                 Change::Rotated(former, member) => {
@@ -114,28 +129,54 @@ impl Zone {
 
     fn set(&mut self, member: &Member) {
         self.remove(&member.public_key);
-        let others = |ip: &&IpAddr| {
-            let mut own = self.networks.iter();
-            self.is_inside(**ip) && !own.any(|net| net.addr() == **ip)
+        let entry = Entry {
+            name: member.name.clone(),
+            addresses: self.others_of(&member.addresses),
+            devices: self.devices_of(&member.devices),
         };
-        let addresses: Vec<IpAddr> = member.addresses.iter().filter(others).copied().collect();
-        let (key, name) = (member.public_key, member.name.clone());
-        for address in &addresses {
-            self.addresses.insert(*address, key);
+        let key = member.public_key;
+        for (name, addresses) in &entry.devices {
+            for address in addresses {
+                self.addresses.insert(*address, (key, Some(name.clone())));
+            }
         }
-        self.names.insert(name.clone(), key);
-        self.members.insert(key, (name, addresses));
+        for address in &entry.addresses {
+            self.addresses.insert(*address, (key, None));
+        }
+        self.names.insert(entry.name.clone(), key);
+        self.members.insert(key, entry);
+    }
+
+    /// Returns the addresses that are inside the mesh and not this host's own.
+    fn others_of(&self, addresses: &[IpAddr]) -> Vec<IpAddr> {
+        let is_own = |ip: &IpAddr| self.networks.iter().any(|net| net.addr() == *ip);
+        let others = addresses.iter().copied();
+        others
+            .filter(|ip| self.is_inside(*ip) && !is_own(ip))
+            .collect()
+    }
+
+    fn devices_of(&self, devices: &[Device]) -> Devices {
+        let devices = devices.iter();
+        let devices =
+            devices.map(|device| (device.name.clone(), self.others_of(&device.addresses)));
+        devices.collect()
     }
 
     fn remove(&mut self, key: &PublicKey) {
-        let Some((name, addresses)) = self.members.remove(key) else {
+        let Some(entry) = self.members.remove(key) else {
             return;
         };
-        if self.names.get(&name) == Some(key) {
-            self.names.remove(&name);
+        if self.names.get(&entry.name) == Some(key) {
+            self.names.remove(&entry.name);
         }
-        for address in addresses {
-            if self.addresses.get(&address) == Some(key) {
+        let of_devices = entry.devices.into_values().flatten();
+        for address in entry.addresses.into_iter().chain(of_devices) {
+            if self
+                .addresses
+                .get(&address)
+                .is_some_and(|(owner, _)| owner == key)
+            {
                 self.addresses.remove(&address);
             }
         }
@@ -238,6 +279,7 @@ impl Zone {
             let records = match inside {
                 [] => Some(vec![RData::SOA(self.start_of_authority(&zone))]),
                 [label] => self.addresses_of(label),
+                [device, gateway] => self.addresses_of_device(device, gateway),
                 _ => None,
             };
             return Some(Subject { zone, records });
@@ -246,8 +288,9 @@ impl Zone {
         let net = self.networks.iter().find(|net| net.contains(&address))?;
         let whole = address.prefix_len() == address.max_prefix_len();
         let records = match (whole, self.name_of(address.addr())) {
-            (true, Some(name)) => {
-                let labels = [name.as_str(), DOMAIN];
+            (true, Some((device, name))) => {
+                let names = device.into_iter().chain([name]);
+                let labels = names.map(Name::as_str).chain([DOMAIN]);
                 Some(vec![RData::PTR(PTR(DomainName::from_labels(labels).ok()?))])
             }
             (true, None) => None,
@@ -259,24 +302,35 @@ impl Zone {
     }
 
     fn addresses_of(&self, label: &[u8]) -> Option<Vec<RData>> {
-        let name: Name = std::str::from_utf8(label).ok()?.parse().ok()?;
-        let data = |ip: IpAddr| match ip {
-            IpAddr::V4(ip) => RData::A(A(ip)),
-            IpAddr::V6(ip) => RData::AAAA(AAAA(ip)),
-        };
+        let name = name_in(label)?;
         if self.own.as_ref() == Some(&name) {
-            return Some(self.networks.iter().map(|net| data(net.addr())).collect());
+            return Some(records(self.networks.iter().map(IpNet::addr)));
         }
-        let (_, addresses) = self.members.get(self.names.get(&name)?)?;
-        Some(addresses.iter().copied().map(data).collect())
+        let entry = self.members.get(self.names.get(&name)?)?;
+        Some(records(entry.addresses.iter().copied()))
     }
 
-    fn name_of(&self, ip: IpAddr) -> Option<&Name> {
+    fn addresses_of_device(&self, device: &[u8], gateway: &[u8]) -> Option<Vec<RData>> {
+        let (device, gateway) = (name_in(device)?, name_in(gateway)?);
+        let devices = if self.own.as_ref() == Some(&gateway) {
+            &self.own_devices
+        } else {
+            &self.members.get(self.names.get(&gateway)?)?.devices
+        };
+        Some(records(devices.get(&device)?.iter().copied()))
+    }
+
+    /// Returns the device, if it is one, and the member with an address.
+    fn name_of(&self, ip: IpAddr) -> Option<(Option<&Name>, &Name)> {
         if self.networks.iter().any(|net| net.addr() == ip) {
-            return self.own.as_ref();
+            return Some((None, self.own.as_ref()?));
         }
-        let (name, _) = self.members.get(self.addresses.get(&ip)?)?;
-        Some(name)
+        let mut own = self.own_devices.iter();
+        if let Some((device, _)) = own.find(|(_, addresses)| addresses.contains(&ip)) {
+            return Some((Some(device), self.own.as_ref()?));
+        }
+        let (key, device) = self.addresses.get(&ip)?;
+        Some((device.as_ref(), &self.members.get(key)?.name))
     }
 
     fn start_of_authority(&self, zone: &DomainName) -> SOA {
@@ -293,6 +347,18 @@ impl Zone {
             TTL_OF_NOTHING,
         )
     }
+}
+
+fn name_in(label: &[u8]) -> Option<Name> {
+    std::str::from_utf8(label).ok()?.parse().ok()
+}
+
+fn records(addresses: impl Iterator<Item = IpAddr>) -> Vec<RData> {
+    let data = |ip: IpAddr| match ip {
+        IpAddr::V4(ip) => RData::A(A(ip)),
+        IpAddr::V6(ip) => RData::AAAA(AAAA(ip)),
+    };
+    addresses.map(data).collect()
 }
 
 /// Returns the reverse zone of a network: labels are whole bytes of IPv4, whole nibbles of IPv6.

@@ -2,6 +2,7 @@
 
 use crate::batch_reader::BatchReader;
 use crate::system::{SystemRandom, now};
+use ipnet::IpNet;
 use seikan_config::GatewaySettings;
 use seikan_observe::{DirectionCounters, DropReason, Histogram};
 use seikan_proto::gateway::election::Election;
@@ -87,6 +88,15 @@ pub struct LanCounters {
     pub own: DirectionCounters,
 }
 
+/// Settings of the interface.
+pub(crate) struct LanOptions<'a> {
+    pub settings: &'a GatewaySettings,
+    /// Prefixes of the overlay for which the responder answers.
+    pub answer_for: Vec<IpNet>,
+    /// Pass super-packets to the kernel.
+    pub offload: bool,
+}
+
 /// The interface with its socket and responder.
 pub struct Lan {
     /// `None` while the interface is gone.
@@ -105,13 +115,13 @@ pub struct Lan {
 
 impl Lan {
     pub(crate) fn open(
-        settings: &GatewaySettings,
+        options: LanOptions<'_>,
         identity: &Identity,
         link: Link,
-        offload: bool,
     ) -> Result<Lan, LanError> {
+        let settings = options.settings;
         let address = Responder::address_of(identity.public());
-        let mut responder = Responder::new(address, settings.answer_for.clone());
+        let mut responder = Responder::new(address, options.answer_for);
         let now = now().mono;
         let private = identity.private();
         let stand = |priority| Election::new(private, priority, &mut SystemRandom, now);
@@ -124,7 +134,7 @@ impl Lan {
             election,
             reader: BatchReader::default(),
             counters: LanCounters::default(),
-            gso: offload,
+            gso: options.offload,
         };
         lan.connect(link, settings.interface.as_str())?;
         Ok(lan)

@@ -11,10 +11,11 @@ mod role;
 pub mod spread;
 mod traffic;
 
-pub(crate) use lan::Link;
 pub use lan::{Lan, LanCounters, LanError};
+pub(crate) use lan::{LanOptions, Link};
 pub(crate) use traffic::{Destination, MAX_FRAMES};
 
+use ipnet::IpNet;
 use seikan_config::{Config, GatewayMode, GatewaySettings};
 use seikan_proto::gateway::{Gateway, GatewayConfig, Mtus};
 use seikan_proto::keys::Identity;
@@ -46,6 +47,7 @@ impl GatewayNode {
         let gateway = Gateway::new(GatewayConfig {
             devices: settings.devices.clone(),
             remotes: settings.remotes.clone(),
+            allocates: config.mesh.is_some(),
             own: config.addresses.iter().map(|net| net.addr()).collect(),
             is_hop,
             mtu: Mtus {
@@ -55,7 +57,18 @@ impl GatewayNode {
         });
         let lan = match settings.mode {
             GatewayMode::Routed => None,
-            GatewayMode::Transparent => Some(Lan::open(settings, identity, link, config.offload)?),
+            GatewayMode::Transparent => {
+                let mut answer_for = settings.answer_for.clone();
+                if config.mesh.is_some() {
+                    answer_for.extend(config.addresses.iter().map(IpNet::trunc));
+                }
+                let options = LanOptions {
+                    settings,
+                    answer_for,
+                    offload: config.offload,
+                };
+                Some(Lan::open(options, identity, link)?)
+            }
         };
         Ok(GatewayNode {
             gateway,

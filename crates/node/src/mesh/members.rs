@@ -6,7 +6,6 @@ use ipnet::IpNet;
 use seikan_mesh::endpoints::{is_routable, may_serve};
 use seikan_mesh::event::WorkerEvent;
 use seikan_mesh::state::LOG;
-use seikan_proto::filter::Destinations;
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::Member;
 use seikan_proto::tunnel::Reachability;
@@ -48,15 +47,19 @@ pub(super) fn set(node: &mut Node, member: Member, rules: &Rules) {
         return;
     }
     // Or the peer was removed by hand.
-    let moved = peer.is_none() || before.is_none_or(|before| before.addresses != member.addresses);
+    let has_moved = |before: &Member| !before.all_addresses().eq(member.all_addresses());
+    let moved = peer.is_none() || before.is_none_or(has_moved);
+    // The filter of a gateway's peer takes a while, and most changes are of endpoints.
+    let has_same_policy = |before: &Member| before.parties() == member.parties();
+    let is_filtered = !moved && before.is_some_and(has_same_policy);
     // This host's own key cannot be a peer's.
     let Some(id) = node.tunnel.add_peer(key) else {
         return;
     };
     if moved {
         node.tunnel.clear_allowed_ips(id);
-        for address in &member.addresses {
-            node.tunnel.add_allowed_ip(id, IpNet::from(*address));
+        for address in member.all_addresses() {
+            node.tunnel.add_allowed_ip(id, IpNet::from(address));
         }
     }
     let candidates = member.endpoints.iter().copied();
@@ -66,7 +69,9 @@ pub(super) fn set(node: &mut Node, member: Member, rules: &Rules) {
         info!(target: LOG, peer = %key, name = %member.name, "member added");
     }
     mesh.members.insert(key, member);
-    filter(node, &key, rules);
+    if !is_filtered {
+        filter(node, &key, rules);
+    }
 }
 
 /// Changes the key of a member: its peer keeps its sessions until a handshake under the new key replaces them.
@@ -100,7 +105,8 @@ pub(super) fn rotate(node: &mut Node, former: &PublicKey, member: Member, rules:
     set(node, member, rules);
 }
 
-/// Sets the packet filter of a member: connections that it may open, to this host's addresses of the mesh only.
+/// Sets the packet filter of a member: connections that it and the devices behind it may open, to the addresses in
+/// the mesh of this host and the devices behind it only.
 /// Peers that are not members are not subject to the policy.
 pub(super) fn filter(node: &mut Node, key: &PublicKey, rules: &Rules) {
     let Some(mesh) = &node.mesh else { return };
@@ -108,9 +114,9 @@ pub(super) fn filter(node: &mut Node, key: &PublicKey, rules: &Rules) {
         return;
     };
     if let Some(id) = node.tunnel.peer_by_key(key) {
-        let own = rules.own.iter().map(IpNet::addr).collect();
-        let filter = mesh.access.filter(member);
-        node.tunnel.set_filter(id, filter, Destinations::Only(own));
+        let own: Vec<IpAddr> = rules.own.iter().map(IpNet::addr).collect();
+        let filters = mesh.access.filters(member, &own);
+        node.tunnel.set_filter(id, filters);
     }
 }
 
@@ -144,6 +150,12 @@ impl Rules {
         may_serve(server, own) && !self.is_inside(server.ip())
     }
 
+    /// Whether a device behind this host may have an address: inside the mesh, and not this host's own.
+    pub(super) fn may_allocate(&self, ip: IpAddr) -> bool {
+        let is_own = self.own.iter().any(|net| net.addr() == ip);
+        self.is_inside(ip) && !is_own && !self.taken.iter().any(|net| net.contains(&ip))
+    }
+
     /// Whether an address is inside the mesh.
     fn is_inside(&self, ip: IpAddr) -> bool {
         self.own.iter().any(|net| net.contains(&ip.to_canonical()))
@@ -154,16 +166,18 @@ impl Rules {
         if self.configured.contains(&member.public_key) {
             return Err("the configuration file has a peer with its key");
         }
-        let inside = |address: &IpAddr| self.own.iter().any(|net| net.contains(address));
-        if !member.addresses.iter().all(inside) {
+        if !member
+            .all_addresses()
+            .all(|address| self.is_inside(address))
+        {
             return Err("its address is outside the mesh's networks");
         }
-        let own = |address: &IpAddr| self.own.iter().any(|net| net.addr() == *address);
-        if member.addresses.iter().any(own) {
+        let own = |address| self.own.iter().any(|net| net.addr() == address);
+        if member.all_addresses().any(own) {
             return Err("its address is this host's own");
         }
-        let taken = |address: &IpAddr| self.taken.iter().any(|net| net.contains(address));
-        if member.addresses.iter().any(taken) {
+        let taken = |address| self.taken.iter().any(|net| net.contains(&address));
+        if member.all_addresses().any(taken) {
             return Err("its address belongs to a peer of the configuration file");
         }
         Ok(())
@@ -182,6 +196,7 @@ mod tests {
             endpoints: Vec::new(),
             relayed: Vec::new(),
             tags: Vec::new(),
+            devices: Vec::new(),
         }
     }
 

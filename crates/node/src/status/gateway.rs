@@ -142,6 +142,9 @@ pub struct DeviceStatus {
     pub lan: Vec<IpAddr>,
     /// Its addresses in the overlay.
     pub overlay: Vec<IpAddr>,
+    /// The coordinator of the mesh has not allocated an address: an administrator has to approve the device.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub pending: bool,
     /// Seconds since its last packet or frame.
     pub last_seen_s: Option<f64>,
     /// Mean number of packets merged into one that was read.
@@ -331,6 +334,7 @@ pub fn device(gateway: &GatewayNode, id: DeviceId, now: Instant) -> Option<Devic
         vlan: device.config.vlan,
         lan: device.lan.into_iter().flatten().collect(),
         overlay: device.overlay.into_iter().flatten().collect(),
+        pending: gateway.gateway.is_pending(id),
         last_seen_s: device.last_seen.map(|at| seconds(at, now)),
         gro_factor: device.gro_factor(),
         slow_side: slow_side(&lan_side, &tunnel_side),

@@ -27,6 +27,9 @@ pub struct MeshStatus {
     pub revision: u64,
     /// Number of members that are peers, without this host.
     pub members: usize,
+    /// Why the coordinator has refused the devices behind this host; absent if it has not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub devices_refused: Option<String>,
     /// Reflexive addresses of this host; one that is not its own is a NAT's.
     #[serde(default)]
     pub reflexive: Vec<SocketAddr>,
@@ -177,6 +180,7 @@ pub(super) fn mesh(mesh: &MeshState, own: &[IpAddr]) -> MeshStatus {
         coordinator: mesh.coordinator.clone(),
         contact: mesh.contact.clone(),
         revision: mesh.revision,
+        devices_refused: mesh.devices_refused.clone(),
         members: mesh.members.len(),
         reflexive: mesh.reflexive.clone(),
         port_mapping: mesh.mapped.clone().map(|state| match state {

@@ -11,7 +11,7 @@ use seikan_proto::paths;
 use seikan_proto::peer::Peer;
 use seikan_proto::tunnel::{Now, Reachability};
 use serde::{Deserialize, Serialize};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 /// A peer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -36,6 +36,21 @@ pub struct PeerStatus {
     pub path: Path,
     /// Its counters.
     pub traffic: Traffic,
+    /// Devices behind a member of a mesh that this host may talk to.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<PeerDevice>,
+}
+
+/// A device behind a peer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerDevice {
+    /// Its name in the mesh, with that of the peer.
+    pub name: String,
+    /// Its addresses in the mesh.
+    pub addresses: Vec<IpAddr>,
+    /// Its tags.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tags: Vec<String>,
 }
 
 /// Time of the newest session.
@@ -268,7 +283,21 @@ pub fn peer(node: &Node, record: &Record, peer: &Peer, now: Now) -> PeerStatus {
             no_direct_path: no_direct_path(node, peer, now),
         },
         traffic: traffic(&peer.counters),
+        devices: devices(node, peer),
     }
+}
+
+fn devices(node: &Node, peer: &Peer) -> Vec<PeerDevice> {
+    let mesh = node.mesh.as_ref();
+    let Some(member) = mesh.and_then(|mesh| mesh.members.get(&peer.public_key)) else {
+        return Vec::new();
+    };
+    let devices = member.devices.iter().map(|device| PeerDevice {
+        name: device.party(&member.name).full_name().to_string(),
+        addresses: device.addresses.clone(),
+        tags: device.tags.iter().map(ToString::to_string).collect(),
+    });
+    devices.collect()
 }
 
 fn port_search(node: &Node, peer: &Peer, now: Now) -> Option<PortSearch> {

@@ -11,7 +11,7 @@ fn at(seconds: u64) -> Instant {
 }
 
 fn filter(open: Open) -> StatefulFilter {
-    *StatefulFilter::set(None, Filter::Only(open), Destinations::Any)
+    *StatefulFilter::set(None, Filters::Same(Filter::Only(open), Destinations::Any))
         .expect("not everything is open")
 }
 
@@ -124,7 +124,8 @@ fn packets_to_other_destinations_are_denied_whatever_is_open() {
         udp: std::iter::once(0..=65_535).collect(),
     };
     for filter in [Filter::All, Filter::Only(open)] {
-        let mut filter = *StatefulFilter::set(None, filter, own.clone()).expect("a filter");
+        let mut filter =
+            *StatefulFilter::set(None, Filters::Same(filter, own.clone())).expect("a filter");
         for v6 in [false, true] {
             let packets = [
                 tcp_to(v6, 443, SYN),
@@ -143,11 +144,53 @@ fn packets_to_other_destinations_are_denied_whatever_is_open() {
     }
 }
 
+#[test]
+fn each_sender_behind_a_peer_has_its_own_filter() {
+    for v6 in [false, true] {
+        let web = Filter::Only(Open {
+            tcp: std::iter::once(443..=443).collect(),
+            ..Open::default()
+        });
+        // A second device, to which a device of the peer may only reply.
+        let second: IpAddr = if v6 { "fd00::77" } else { "10.0.0.77" }
+            .parse()
+            .expect("an address");
+        let mut pairs = Pairs::default();
+        let peer = IpPacket::parse(&tcp_to(v6, 1, SYN)).expect("a packet").src;
+        pairs.insert(peer, here(v6), &web);
+        pairs.insert(peer, second, &Filter::Only(Open::default()));
+        let mut filter = *StatefulFilter::set(None, Filters::Pairs(pairs)).expect("a filter");
+        assert!(admits(&mut filter, &tcp_to(v6, 443, SYN), at(0)));
+        assert!(!admits(&mut filter, &tcp_to(v6, 80, SYN), at(0)));
+        let to_second = |packet| readdressed(packet, second);
+        assert!(!admits(
+            &mut filter,
+            &to_second(tcp_to(v6, 443, SYN)),
+            at(0)
+        ));
+        assert!(admits(&mut filter, &to_second(tcp_to(v6, 443, ACK)), at(0)));
+        // Another sender behind the same peer, and another destination.
+        let mut other = tcp_to(v6, 443, ACK);
+        other[if v6 { 23 } else { 15 }] = 3;
+        assert!(!admits(&mut filter, &other, at(0)));
+        let stranger = if v6 { "fd00::3" } else { "10.0.0.3" }
+            .parse()
+            .expect("an address");
+        let elsewhere = readdressed(tcp_to(v6, 443, ACK), stranger);
+        assert!(!admits(&mut filter, &elsewhere, at(0)));
+        // Replies to datagrams of this end pass.
+        let reply = udp(v6, [PEER, HERE], 53, 5000);
+        assert!(!admits(&mut filter, &reply, at(0)));
+        sends(&mut filter, &udp(v6, [HERE, PEER], 5000, 53), at(0));
+        assert!(admits(&mut filter, &reply, at(0)));
+    }
+}
+
 /// Such a packet would be forwarded to the address at its pointer.
 #[test]
 fn a_source_route_does_not_pass_for_this_hosts_address() {
     let own = Destinations::Only(vec![here(false)]);
-    let mut filter = *StatefulFilter::set(None, Filter::All, own).expect("a filter");
+    let mut filter = *StatefulFilter::set(None, Filters::Same(Filter::All, own)).expect("a filter");
     for (pointer, passes) in [(4, false), (8, true)] {
         let datagram = udp(false, [PEER, HERE], 40_000, 53);
         let mut packet = datagram[..20].to_vec();
@@ -164,8 +207,8 @@ fn a_source_route_does_not_pass_for_this_hosts_address() {
 #[test]
 fn answers_are_denied_too_where_they_do_not_go_to_this_host() {
     let own = Destinations::Only(vec![here(false)]);
-    let mut filter =
-        *StatefulFilter::set(None, Filter::Only(Open::default()), own).expect("a filter");
+    let mut filter = *StatefulFilter::set(None, Filters::Same(Filter::Only(Open::default()), own))
+        .expect("a filter");
     // The host has forwarded a datagram of a network behind it.
     let behind: IpAddr = [192, 168, 1, 7].into();
     let IpAddr::V4(source) = behind else {
@@ -456,8 +499,7 @@ fn a_new_filter_keeps_tracked_flows() {
     sends(&mut filter, &udp(false, [HERE, PEER], 5000, 123), at(0));
     let changed = StatefulFilter::set(
         Some(Box::new(filter)),
-        Filter::Only(Open::default()),
-        Destinations::Any,
+        Filters::Same(Filter::Only(Open::default()), Destinations::Any),
     );
     let mut filter = changed.expect("a filter");
     assert!(admits(
@@ -466,7 +508,9 @@ fn a_new_filter_keeps_tracked_flows() {
         at(1)
     ));
     assert!(!admits(&mut filter, &tcp_to(false, 443, SYN), at(1)));
-    assert!(StatefulFilter::set(Some(filter), Filter::All, Destinations::Any).is_none());
+    assert!(
+        StatefulFilter::set(Some(filter), Filters::Same(Filter::All, Destinations::Any)).is_none()
+    );
 }
 
 #[test]
@@ -476,7 +520,8 @@ fn after_lifting_all_limits_only_new_flows_are_answered() {
         ..Open::default()
     };
     let mut filter =
-        StatefulFilter::set(None, Filter::Only(open), Destinations::Any).expect("a filter");
+        StatefulFilter::set(None, Filters::Same(Filter::Only(open), Destinations::Any))
+            .expect("a filter");
     let answer = udp(false, [PEER, HERE], 123, 5000);
     assert!(!admits(&mut filter, &answer, at(0)));
     // A connection continues, whichever end started it.
@@ -553,7 +598,8 @@ fn filter_cost_with_64_rules() {
         let probe = udp(v6, [PEER, HERE], 999, 15_150);
         let answer = udp(v6, [PEER, HERE], 53, 5000);
         let outgoing = udp(v6, [HERE, PEER], 5000, 53);
-        let mut filter = StatefulFilter::set(None, Filter::Only(open.clone()), own.clone());
+        let mut filter =
+            StatefulFilter::set(None, Filters::Same(Filter::Only(open.clone()), own.clone()));
         // The maximum number of flows.
         for port in 0..2 * GENERATION_FLOWS as u16 {
             let filter = filter.as_mut().expect("a filter");
@@ -562,7 +608,7 @@ fn filter_cost_with_64_rules() {
         sends(filter.as_mut().expect("a filter"), &outgoing, at(0));
         let family = if v6 { "IPv6" } else { "IPv4" };
         time(&format!("{family}, no filter"), &data, &mut None);
-        let mut all = StatefulFilter::set(None, Filter::All, own.clone());
+        let mut all = StatefulFilter::set(None, Filters::Same(Filter::All, own.clone()));
         time(&format!("{family}, everything open"), &data, &mut all);
         time(&format!("{family}, TCP data"), &data, &mut filter);
         time(

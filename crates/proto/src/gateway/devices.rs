@@ -84,16 +84,21 @@ pub(super) fn family(address: IpAddr) -> usize {
     usize::from(address.is_ipv6())
 }
 
+/// The IPv4 and the IPv6 address.
+pub(super) fn pair(addresses: &[IpAddr]) -> [Option<IpAddr>; 2] {
+    [false, true].map(|v6| addresses.iter().copied().find(|a| a.is_ipv6() == v6))
+}
+
 impl Device {
-    pub(super) fn new(config: DeviceConfig) -> Device {
-        let pair = |addresses: &[IpAddr]| {
-            [false, true].map(|v6| addresses.iter().copied().find(|a| a.is_ipv6() == v6))
-        };
+    /// Creates a device. With `allocates`, it has no overlay address but those of its
+    /// configuration.
+    pub(super) fn new(config: DeviceConfig, allocates: bool) -> Device {
         let lan = pair(&config.lan);
         let overlay = pair(&config.overlay);
+        let default = if allocates { [None; 2] } else { lan };
         Device {
             lan,
-            overlay: [overlay[0].or(lan[0]), overlay[1].or(lan[1])],
+            overlay: [overlay[0].or(default[0]), overlay[1].or(default[1])],
             mac: config.mac,
             last_seen: None,
             used: [None; 2],

@@ -55,7 +55,7 @@ pub struct DeviceConfig {
     /// from the device's packets.
     pub lan: Vec<IpAddr>,
     /// Its addresses in the overlay, at most one of each family. In a missing family it has the
-    /// same address as on the local network.
+    /// same address as on the local network, or one that is [`allocated`](GatewayConfig::allocates).
     pub overlay: Vec<IpAddr>,
     /// Rules for remotes that may reach it; everybody if empty.
     pub allow_from: Vec<Rule>,
@@ -79,6 +79,9 @@ pub struct GatewayConfig {
     pub devices: Vec<DeviceConfig>,
     /// Remotes that appear on the local network under another address.
     pub remotes: Vec<Remote>,
+    /// Whether a device without configured overlay addresses has none until
+    /// [`Gateway::set_overlay`].
+    pub allocates: bool,
     /// Overlay addresses of the gateway's own host. Its packets pass, and remotes reach it only at
     /// these addresses.
     pub own: Vec<IpAddr>,
@@ -129,6 +132,7 @@ pub struct Gateway {
     shown: HashMap<IpAddr, IpAddr>,
     /// The inverse of `shown`.
     shown_as: HashMap<IpAddr, IpAddr>,
+    allocates: bool,
     own: Vec<IpAddr>,
     is_hop: bool,
     mtu: Mtus,
@@ -154,6 +158,7 @@ impl Gateway {
             by_mac: HashMap::new(),
             shown: config.remotes.iter().map(|r| (r.lan, r.overlay)).collect(),
             shown_as: config.remotes.iter().map(|r| (r.overlay, r.lan)).collect(),
+            allocates: config.allocates,
             own: config.own,
             is_hop: config.is_hop,
             mtu: config.mtu,
@@ -166,7 +171,7 @@ impl Gateway {
         };
         for device in config.devices {
             let id = DeviceId(gateway.devices.len() as u32);
-            let device = Device::new(device);
+            let device = Device::new(device, config.allocates);
             let vlan = device.config.vlan;
             for address in device.lan.iter().flatten() {
                 gateway.by_lan.entry((vlan, *address)).or_insert(id);
@@ -190,6 +195,25 @@ impl Gateway {
     /// Sets the addresses of the tunnel's interface after a change.
     pub fn set_own(&mut self, own: Vec<IpAddr>) {
         self.own = own;
+    }
+
+    /// Sets the overlay addresses of a device, at most one of each family. An address of another
+    /// device stays that device's.
+    pub fn set_overlay(&mut self, id: DeviceId, addresses: &[IpAddr]) {
+        let Some(device) = self.devices.get_mut(id.0 as usize) else {
+            return;
+        };
+        device.overlay = devices::pair(addresses);
+        self.by_overlay.retain(|_, owner| *owner != id);
+        for address in device.overlay.iter().flatten() {
+            self.by_overlay.entry(*address).or_insert(id);
+        }
+    }
+
+    /// Whether a device waits for overlay addresses.
+    pub fn is_pending(&self, id: DeviceId) -> bool {
+        let device = self.device(id).filter(|_| self.allocates);
+        device.is_some_and(|device| device.overlay == [None; 2])
     }
 
     /// MTUs of the interfaces.

@@ -38,6 +38,7 @@ fn config() -> GatewayConfig {
             overlay: ip(REMOTE),
             lan: ip(SHOWN),
         }],
+        allocates: false,
         own: vec![ip("10.77.0.1")],
         is_hop: true,
         mtu: Mtus::default(),
@@ -135,6 +136,32 @@ fn addresses_are_translated_in_both_directions() {
     assert_eq!(device.outbound.unaccounted(), 0);
     assert_eq!(device.inbound.packets_out, 1);
     assert_eq!(device.inbound.unaccounted(), 0);
+}
+
+#[test]
+fn a_device_without_an_allocated_address_stays_out() {
+    let mut gateway = gateway(|config| {
+        config.allocates = true;
+        config.devices[0].overlay.clear();
+    });
+    let send = |gateway: &mut Gateway| {
+        let mut out = read(LAN, SHOWN, UDP, &udp(5000, 53));
+        let outcome = gateway.outbound(at(0), &mut out, from_lan(DEVICE_MAC));
+        outcome.map(|_| addresses(&out))
+    };
+    assert_eq!(send(&mut gateway), Err(DropReason::UnlistedDevice));
+    let outcome = inbound(&mut gateway, 0, (UDP, &udp(53, 5000)));
+    assert_eq!(outcome, Err(DropReason::UnlistedDevice));
+    gateway.set_overlay(DeviceId(0), &[ip(OVERLAY)]);
+    assert_eq!(send(&mut gateway), Ok((ip(OVERLAY), ip(REMOTE))));
+    assert!(inbound(&mut gateway, 1, (UDP, &udp(53, 5000))).is_ok());
+    // Another address replaces it.
+    gateway.set_overlay(DeviceId(0), &[ip("10.77.0.11")]);
+    assert_eq!(send(&mut gateway), Ok((ip("10.77.0.11"), ip(REMOTE))));
+    let outcome = inbound(&mut gateway, 2, (UDP, &udp(53, 5000)));
+    assert_eq!(outcome, Err(DropReason::UnlistedDevice));
+    gateway.set_overlay(DeviceId(0), &[]);
+    assert_eq!(send(&mut gateway), Err(DropReason::UnlistedDevice));
 }
 
 #[test]

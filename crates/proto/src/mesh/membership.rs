@@ -90,7 +90,10 @@ impl Membership {
         changes.coordinators.truncate(MAX_COORDINATORS);
         self.coordinators = changes.coordinators;
         let mut different = Vec::new();
-        if self.access.take(changes.own, changes.policy) {
+        if self
+            .access
+            .take(changes.own, changes.own_devices, changes.policy)
+        {
             different.push(Change::Access(self.access.clone()));
         }
         for key in gone {
@@ -169,6 +172,7 @@ mod tests {
             endpoints: vec![([192, 0, 2, n], port).into()],
             relayed: Vec::new(),
             tags: Vec::new(),
+            devices: Vec::new(),
         }
     }
 
@@ -336,6 +340,7 @@ mod tests {
         let party = |tag: &str| Party {
             name: "me".parse().expect("a name"),
             tags: vec![tag.parse().expect("a tag")],
+            gateway: None,
         };
         let policy = Policy::parse("allow tag:a -> tag:b tcp/443").expect("a policy");
         let mut membership = Membership::default();
@@ -346,6 +351,7 @@ mod tests {
         };
         let access = |tag: &str| Access {
             own: Some(party(tag)),
+            devices: Vec::new(),
             policy: policy.clone(),
         };
         assert_eq!(

@@ -9,6 +9,7 @@
 //! | `GET /v1/changes?since=R&sight=R&epoch=E&wait=S` | a member | | [`Changes`] after its [`Cursor`]; waits up to S seconds |
 //! | `POST /v1/endpoints` | a member | [`Endpoints`] | none |
 //! | `POST /v1/call` | a member that wants to reach another | [`Call`] | none; the other finds it in its next [`Changes`] |
+//! | `POST /v1/devices` | a gateway | [`Devices`] | none; an administrator approves them |
 //! | `POST /v1/key` | a member with a new key | [`Rotation`] | none; others find the member with its name and addresses |
 //! | `POST /v1/leave` | a member | | none |
 //!
@@ -30,7 +31,7 @@ mod ticket;
 
 pub use address::{HOSTS, NetworkError, Networks};
 pub use membership::{Change, MAX_KNOWN, Membership};
-pub use name::{Name, NameError};
+pub use name::{DeviceName, Name, NameError, PartyName};
 pub use pin::{Pin, PinError};
 pub use policy::{Access, Party, Policy};
 pub use secret::{Credential, Digest, SecretError, Token};
@@ -57,8 +58,10 @@ pub const MAX_ADDRESSES: usize = 4;
 pub const MAX_CALLS: usize = 64;
 /// Maximum number of coordinators in an answer.
 pub const MAX_COORDINATORS: usize = 8;
-/// Maximum number of tags of a member.
+/// Maximum number of tags of a member, or of a device.
 pub const MAX_TAGS: usize = 16;
+/// Maximum number of devices behind a member.
+pub const MAX_DEVICES: usize = 64;
 /// Maximum size of a request body in bytes.
 pub const MAX_REQUEST: usize = 16 << 10;
 /// Maximum size of an answer body in bytes. [`HOSTS`] members take several answers.
@@ -99,6 +102,40 @@ pub struct Endpoints {
     pub relayed: Vec<SocketAddr>,
 }
 
+/// All devices behind a gateway, by their names.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Devices {
+    /// At most [`MAX_DEVICES`], each once.
+    pub devices: Vec<Name>,
+}
+
+/// A device behind a member, with addresses of its own in the mesh.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Device {
+    /// Unique among the devices of the member.
+    pub name: Name,
+    /// Its virtual addresses; unique in the mesh.
+    pub addresses: Vec<IpAddr>,
+    /// Its tags, for the policy.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tags: Vec<Name>,
+}
+
+impl Device {
+    /// The device behind `gateway` as input to the policy.
+    pub fn party(&self, gateway: &Name) -> Party {
+        Party {
+            name: self.name.clone(),
+            tags: self.tags.clone(),
+            gateway: Some(gateway.clone()),
+        }
+    }
+
+    fn is_within_bounds(&self) -> bool {
+        (1..=MAX_ADDRESSES).contains(&self.addresses.len()) && self.tags.len() <= MAX_TAGS
+    }
+}
+
 /// A member, as sent to other members.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
@@ -117,6 +154,9 @@ pub struct Member {
     /// Its tags, for the policy.
     #[serde(default)]
     pub tags: Vec<Name>,
+    /// Devices behind it that the receiver may talk to, in either direction.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<Device>,
 }
 
 impl Member {
@@ -126,6 +166,14 @@ impl Member {
             && self.endpoints.len() <= MAX_ENDPOINTS
             && self.relayed.len() <= MAX_RELAYED
             && self.tags.len() <= MAX_TAGS
+            && self.devices.len() <= MAX_DEVICES
+            && self.devices.iter().all(Device::is_within_bounds)
+    }
+
+    /// Its addresses and those of the devices behind it.
+    pub fn all_addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        let devices = self.devices.iter().flat_map(|device| &device.addresses);
+        self.addresses.iter().chain(devices).copied()
     }
 }
 
@@ -161,6 +209,9 @@ pub struct Changes {
     /// The requester's own name and tags, in a whole answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub own: Option<Party>,
+    /// Approved devices behind the requester, in a whole answer.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub own_devices: Vec<Device>,
     /// Members that are trying to reach the requester. It should send to them, which opens its
     /// NATs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -248,7 +299,7 @@ pub enum Reason {
     Full,
     /// Not a credential of a member: unknown, left, or revoked.
     NotAMember,
-    /// Too many attempts from this address, or too many key changes.
+    /// Too many attempts from this address, or too many changes of keys or devices.
     TooMany,
     /// The coordinator's database is unavailable.
     Unavailable,

@@ -1,4 +1,4 @@
-//! Names of members and tags: DNS labels.
+//! Names of members, tags and devices: DNS labels.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,6 +10,25 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Name(String);
+
+/// The name of a device in the mesh, `printer.site-a`: its own name and that of the member that it
+/// is behind.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DeviceName {
+    /// The device; unique behind its gateway.
+    pub device: Name,
+    /// The gateway.
+    pub gateway: Name,
+}
+
+/// The name of a member or a device, as in the rules of a policy.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PartyName {
+    /// A member.
+    Member(Name),
+    /// A device behind a member.
+    Device(DeviceName),
+}
 
 /// Why a text is not a name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -50,6 +69,45 @@ impl FromStr for Name {
     }
 }
 
+impl FromStr for DeviceName {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (device, gateway) = text.split_once('.').unwrap_or((text, ""));
+        Ok(Self {
+            device: device.parse()?,
+            gateway: gateway.parse()?,
+        })
+    }
+}
+
+impl FromStr for PartyName {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text.contains('.') {
+            text.parse().map(PartyName::Device)
+        } else {
+            text.parse().map(PartyName::Member)
+        }
+    }
+}
+
+impl fmt::Display for PartyName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PartyName::Member(name) => name.fmt(f),
+            PartyName::Device(name) => name.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for DeviceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.device, self.gateway)
+    }
+}
+
 impl TryFrom<String> for Name {
     type Error = NameError;
 
@@ -84,5 +142,16 @@ mod tests {
             assert!(bad.parse::<Name>().is_err(), "{bad}");
         }
         assert_eq!("ab_".parse::<Name>(), Err(NameError::Character('_', 3)));
+    }
+
+    #[test]
+    fn a_device_is_named_after_its_gateway() {
+        let name: DeviceName = "Printer.site-a".parse().expect("a name");
+        assert_eq!(name.device.as_str(), "printer");
+        assert_eq!(name.gateway.as_str(), "site-a");
+        assert_eq!(name.to_string(), "printer.site-a");
+        for bad in ["", "printer", "printer.", ".site-a", "a.b.c", "a..b", "*.b"] {
+            assert!(bad.parse::<DeviceName>().is_err(), "{bad}");
+        }
     }
 }

@@ -9,7 +9,9 @@
 //! allow laptop  -> tag:db  tcp/5432-5433
 //! ```
 //!
-//! FROM and TO are `*`, a tag or a member's name. SERVICE is `*`, `icmp`, `tcp`, `udp`, or a port
+//! FROM and TO are `*`, a tag, a member's name, or a device's name with that of its gateway, as in
+//! `printer.site-a`. Devices are subjects of their own: a rule for a member is not one for the
+//! devices behind it, and `*` is all members and devices. SERVICE is `*`, `icmp`, `tcp`, `udp`, or a port
 //! or range of TCP or UDP. Every line is one rule, so an error has its line, and a decision names
 //! the rule as written.
 //!
@@ -22,13 +24,14 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::{MAX_TAGS, Member, Name, NameError};
-use crate::filter::{Filter, Open};
+use super::{Device, DeviceName, MAX_DEVICES, MAX_TAGS, Member, Name, NameError, PartyName};
+use crate::filter::{Destinations, Filter, Filters, Open, Pairs};
 
 /// Maximum number of rules of a policy.
 pub const MAX_RULES: usize = 1024;
@@ -55,32 +58,36 @@ struct Encoded {
     untold: usize,
 }
 
-/// The members that one may talk to in either direction, as far as the rules say:
+/// The members and devices that some may talk to in either direction, as far as the rules say:
 /// [`Policy::sight`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Sight {
-    /// There are no rules, so tags decide.
-    ByTags(BTreeSet<Name>),
-    /// All members.
+    /// All.
     Everybody,
-    /// Members with one of these tags or names.
+    /// Those with one of these tags or names.
     Some {
         /// Tags.
         tags: BTreeSet<Name>,
         /// Names.
-        names: BTreeSet<Name>,
+        names: BTreeSet<PartyName>,
+        /// Those without tags, too: there are no rules, so tags decide.
+        untagged: bool,
     },
 }
 
 impl Sight {
-    /// Whether it includes this member.
-    pub fn has(&self, name: &Name, tags: &[Name]) -> bool {
+    /// Whether it includes this member or device.
+    pub fn has(&self, party: &Party) -> bool {
         match self {
-            Sight::ByTags(own) if own.is_empty() => tags.is_empty(),
-            Sight::ByTags(own) => tags.iter().any(|tag| own.contains(tag)),
             Sight::Everybody => true,
-            Sight::Some { tags: seen, names } => {
-                names.contains(name) || tags.iter().any(|tag| seen.contains(tag))
+            Sight::Some {
+                tags,
+                names,
+                untagged,
+            } => {
+                let is_tagged = party.tags.iter().any(|tag| tags.contains(tag));
+                let is_untagged = *untagged && party.tags.is_empty();
+                is_tagged || is_untagged || names.contains(&party.full_name())
             }
         }
     }
@@ -97,15 +104,15 @@ pub struct Rule {
     pub service: Service,
 }
 
-/// Selects members, at one end of a rule.
+/// Selects members and devices, at one end of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Selector {
-    /// Every member.
+    /// Every member and device.
     Any,
-    /// Members with this tag.
+    /// Members and devices with this tag.
     Tag(Name),
-    /// The member with this name.
-    Member(Name),
+    /// The member with this name, without the devices behind it, or the device.
+    Named(PartyName),
 }
 
 /// The service of a rule.
@@ -134,7 +141,7 @@ pub enum Traffic {
     Other,
 }
 
-/// A member, as input to the policy.
+/// A member or a device, as input to the policy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Party {
     /// Its name.
@@ -142,6 +149,33 @@ pub struct Party {
     /// At most [`MAX_TAGS`].
     #[serde(default)]
     pub tags: Vec<Name>,
+    /// The member that a device is behind; `None` for a member.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gateway: Option<Name>,
+}
+
+impl Party {
+    /// The name as rules have it.
+    pub fn full_name(&self) -> PartyName {
+        let name = self.name.clone();
+        match self.gateway.clone() {
+            Some(gateway) => PartyName::Device(DeviceName {
+                device: name,
+                gateway,
+            }),
+            None => PartyName::Member(name),
+        }
+    }
+
+    /// Whether it has this name.
+    fn is_called(&self, name: &PartyName) -> bool {
+        match name {
+            PartyName::Member(name) => self.gateway.is_none() && self.name == *name,
+            PartyName::Device(name) => {
+                self.gateway.as_ref() == Some(&name.gateway) && self.name == name.device
+            }
+        }
+    }
 }
 
 /// Whether a member may initiate traffic to another, and why.
@@ -163,6 +197,9 @@ pub struct Access {
     /// The host itself. Unknown if the coordinator knows no policy; everything is allowed then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub own: Option<Party>,
+    /// Approved devices behind this host.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<Device>,
     /// The rules; none until the coordinator has sent some.
     #[serde(default)]
     pub policy: Policy,
@@ -197,7 +234,8 @@ pub enum RuleError {
     Words,
     /// Not a selector.
     #[error(
-        "{text:?} is neither a tag nor a member: {error}; write `*`, a tag as in `tag:web`, or a member's name"
+        "{text:?} is neither a tag nor a member: {error}; write `*`, a tag as in `tag:web`, a member's name, or a \
+         device's as in `printer.site-a`"
     )]
     Selector {
         /// The text.
@@ -271,9 +309,11 @@ impl Policy {
         self.rules.is_empty() && self.unknown.is_empty() && self.untold == 0
     }
 
-    /// The part of the policy for one member: the rules that apply to it, and the number of others.
-    pub fn concerning(&self, party: &Party) -> Policy {
-        let concerns = |rule: &&Rule| rule.from.is(party) || rule.to.is(party);
+    /// The part of the policy for a member and the devices behind it: the rules that apply to them,
+    /// and the number of others.
+    pub fn concerning(&self, parties: &[Party]) -> Policy {
+        let is_one = |selector: &Selector| parties.iter().any(|party| selector.is(party));
+        let concerns = |rule: &&Rule| is_one(&rule.from) || is_one(&rule.to);
         let rules: Vec<Rule> = self.rules.iter().filter(concerns).cloned().collect();
         Policy {
             untold: self.untold + self.rules.len() - rules.len(),
@@ -282,25 +322,34 @@ impl Policy {
         }
     }
 
-    /// The members that a member may talk to, whichever end initiates.
-    pub fn sight(&self, party: &Party) -> Sight {
-        if self.is_empty() {
-            return Sight::ByTags(party.tags.iter().cloned().collect());
-        }
+    /// The members and devices that one of these may talk to, whichever end initiates.
+    pub fn sight(&self, parties: &[Party]) -> Sight {
         let (mut tags, mut names) = (BTreeSet::new(), BTreeSet::new());
+        if self.is_empty() {
+            tags.extend(parties.iter().flat_map(|party| &party.tags).cloned());
+            return Sight::Some {
+                tags,
+                names,
+                untagged: parties.iter().any(|party| party.tags.is_empty()),
+            };
+        }
         for rule in &self.rules {
             for (own, other) in [(&rule.from, &rule.to), (&rule.to, &rule.from)] {
-                if !own.is(party) {
+                if !parties.iter().any(|party| own.is(party)) {
                     continue;
                 }
                 match other {
                     Selector::Any => return Sight::Everybody,
                     Selector::Tag(tag) => tags.insert(tag.clone()),
-                    Selector::Member(name) => names.insert(name.clone()),
+                    Selector::Named(name) => names.insert(name.clone()),
                 };
             }
         }
-        Sight::Some { tags, names }
+        Sight::Some {
+            tags,
+            names,
+            untagged: false,
+        }
     }
 
     /// Decides whether `from` may initiate this traffic to `to`. If several rules allow it, returns
@@ -365,13 +414,49 @@ impl Access {
         }
     }
 
+    /// The filters for traffic from another member and the devices behind it to this host, which
+    /// has the addresses `own`, and the devices behind this host.
+    pub fn filters(&self, from: &Member, own: &[IpAddr]) -> Filters {
+        let Some(party) = &self.own else {
+            return Filters::Same(Filter::All, Destinations::Only(own.to_vec()));
+        };
+        if self.devices.is_empty() && from.devices.is_empty() {
+            return Filters::Same(self.filter(from), Destinations::Only(own.to_vec()));
+        }
+        let mut pairs = Pairs::default();
+        let there = with_devices(from.party(), &from.addresses, &from.devices);
+        let here = with_devices(party.clone(), own, &self.devices);
+        for (there, sources) in &there {
+            for (here, destinations) in &here {
+                let filter = self.policy.filter(there, here);
+                // Replies pass where only the other end may begin.
+                if filter.is_closed() && self.policy.filter(here, there).is_closed() {
+                    continue;
+                }
+                for source in *sources {
+                    for destination in *destinations {
+                        pairs.insert(*source, *destination, &filter);
+                    }
+                }
+            }
+        }
+        Filters::Pairs(pairs)
+    }
+
     /// Applies an update from a coordinator. Returns whether anything changed.
-    pub(super) fn take(&mut self, own: Option<Party>, policy: Option<Policy>) -> bool {
+    pub(super) fn take(
+        &mut self,
+        own: Option<Party>,
+        mut devices: Vec<Device>,
+        policy: Option<Policy>,
+    ) -> bool {
         let mut different = false;
         if let Some(mut own) = own {
             own.tags.truncate(MAX_TAGS);
-            different |= self.own.as_ref() != Some(&own);
-            self.own = Some(own);
+            devices.truncate(MAX_DEVICES);
+            devices.retain(Device::is_within_bounds);
+            different |= self.own.as_ref() != Some(&own) || self.devices != devices;
+            (self.own, self.devices) = (Some(own), devices);
         }
         if let Some(policy) = policy {
             different |= self.policy != policy;
@@ -381,13 +466,35 @@ impl Access {
     }
 }
 
+/// A member and the devices behind it, each with its addresses.
+fn with_devices<'a>(
+    member: Party,
+    addresses: &'a [IpAddr],
+    devices: &'a [Device],
+) -> Vec<(Party, &'a [IpAddr])> {
+    let gateway = member.name.clone();
+    let devices = devices.iter();
+    let devices = devices.map(|device| (device.party(&gateway), device.addresses.as_slice()));
+    std::iter::once((member, addresses))
+        .chain(devices)
+        .collect()
+}
+
 impl Member {
     /// The member as input to the policy.
     pub fn party(&self) -> Party {
         Party {
             name: self.name.clone(),
             tags: self.tags.clone(),
+            gateway: None,
         }
+    }
+
+    /// The member and the devices behind it, as input to the policy.
+    pub fn parties(&self) -> Vec<Party> {
+        let devices = self.devices.iter();
+        let devices = devices.map(|device| device.party(&self.name));
+        std::iter::once(self.party()).chain(devices).collect()
     }
 }
 
@@ -399,12 +506,12 @@ impl Decision {
 }
 
 impl Selector {
-    /// Whether it selects a member.
+    /// Whether it selects a member or device.
     pub fn is(&self, party: &Party) -> bool {
         match self {
             Selector::Any => true,
             Selector::Tag(tag) => party.tags.contains(tag),
-            Selector::Member(name) => party.name == *name,
+            Selector::Named(name) => party.is_called(name),
         }
     }
 }
@@ -450,7 +557,7 @@ impl FromStr for Selector {
         }
         let selector = match text.strip_prefix("tag:") {
             Some(tag) => tag.parse().map(Selector::Tag),
-            None => text.parse().map(Selector::Member),
+            None => text.parse().map(Selector::Named),
         };
         selector.map_err(|error| RuleError::Selector {
             text: text.to_owned(),
@@ -520,7 +627,7 @@ impl fmt::Display for Selector {
         match self {
             Selector::Any => f.write_str("*"),
             Selector::Tag(tag) => write!(f, "tag:{tag}"),
-            Selector::Member(name) => write!(f, "{name}"),
+            Selector::Named(name) => write!(f, "{name}"),
         }
     }
 }
@@ -595,6 +702,7 @@ mod tests {
         Party {
             name: words.next().expect("a name"),
             tags: words.collect(),
+            gateway: None,
         }
     }
 
@@ -618,6 +726,7 @@ mod tests {
             "allow tag:a -> tag:b icmp",
             "allow a -> b tcp",
             "allow a -> b udp/0-1",
+            "allow printer.site-a -> tag:b udp/0-1",
         ] {
             assert_eq!(text.parse::<Rule>().expect(text).to_string(), text);
         }
@@ -748,7 +857,7 @@ mod tests {
             })
         };
         let strange = policy("allow strange -> stranger tcp/1");
-        let untold = strange.concerning(&party("a"));
+        let untold = strange.concerning(&[party("a")]);
         for policy in [strange, untold, unknown("forbid c -> d *")] {
             for (from, to) in [("a", "b"), ("a web", "b web"), ("a web", "b db")] {
                 for traffic in [Traffic::Tcp(80), Traffic::Icmp, Traffic::Other] {
@@ -757,7 +866,7 @@ mod tests {
                 }
                 assert!(policy.filter(&party(from), &party(to)).is_closed());
                 let to = party(to);
-                assert!(!policy.sight(&party(from)).has(&to.name, &to.tags));
+                assert!(!policy.sight(&[party(from)]).has(&to));
             }
         }
         // Comments are not rules.
@@ -772,11 +881,11 @@ mod tests {
         ];
         for policy in [Policy::default(), policy(text)] {
             for one in parties.map(party) {
-                let sight = policy.sight(&one);
+                let sight = policy.sight(std::slice::from_ref(&one));
                 for other in parties.map(party) {
                     let opens = |from, to| !policy.filter(from, to).is_closed();
                     let talks = opens(&one, &other) || opens(&other, &one);
-                    let sees = sight.has(&other.name, &other.tags);
+                    let sees = sight.has(&other);
                     assert_eq!(sees, talks, "{one:?} {other:?}");
                 }
             }
@@ -788,7 +897,7 @@ mod tests {
         let all =
             policy("allow tag:ops -> tag:web tcp/443\nallow laptop -> db *\nallow * -> dns udp/53");
         let known = |words: &str| {
-            let known = all.concerning(&party(words));
+            let known = all.concerning(&[party(words)]);
             let rules: Vec<String> = known.rules().iter().map(ToString::to_string).collect();
             (rules, known.untold())
         };
@@ -800,7 +909,7 @@ mod tests {
         assert_eq!(known("w web"), (vec![web, dns], 1));
         // Both policies give the same filters.
         for own in ["x", "db", "w web", "o ops", "laptop", "dns"].map(party) {
-            let part = all.concerning(&own);
+            let part = all.concerning(std::slice::from_ref(&own));
             for other in ["x", "db", "w web", "o ops", "laptop", "dns"].map(party) {
                 assert_eq!(part.filter(&own, &other), all.filter(&own, &other));
                 assert_eq!(part.filter(&other, &own), all.filter(&other, &own));
@@ -849,11 +958,124 @@ mod tests {
             endpoints: Vec::new(),
             relayed: Vec::new(),
             tags: vec![name("web")],
+            devices: Vec::new(),
         };
         let mut access = Access::default();
         assert_eq!(access.filter(&other), Filter::All);
-        assert!(access.take(Some(party("me")), None));
+        assert!(access.take(Some(party("me")), Vec::new(), None));
         assert_eq!(access.filter(&other), Filter::Only(Open::default()));
+    }
+
+    /// A device, named in full by the first word, with the others as tags.
+    fn device(words: &str) -> Party {
+        let (full, tags) = words.split_once(' ').unwrap_or((words, ""));
+        let full: DeviceName = full.parse().expect(full);
+        Party {
+            name: full.device,
+            tags: tags.split_whitespace().map(name).collect(),
+            gateway: Some(full.gateway),
+        }
+    }
+
+    #[test]
+    fn a_device_is_a_subject_of_its_own() {
+        let rules = policy(
+            "allow laptop -> printer.site-a tcp/9100\nallow laptop -> site-a tcp/22\nallow tag:ops -> tag:plc icmp",
+        );
+        let opens = |from: &Party, to: &Party| !rules.filter(from, to).is_closed();
+        let laptop = party("laptop");
+        assert!(opens(&laptop, &device("printer.site-a")));
+        assert!(!opens(&laptop, &device("printer.site-b")));
+        assert!(!opens(&laptop, &device("site-a.printer")));
+        assert!(opens(&laptop, &party("site-a")));
+        // A member with the name of a device or of a gateway is neither.
+        assert!(!opens(&laptop, &party("printer")));
+        assert!(!opens(&laptop, &device("site-a.site-a")));
+        assert!(opens(&party("o ops"), &device("plc-1.site-a plc")));
+        assert!(opens(
+            &device("panel.site-b ops"),
+            &device("plc-1.site-a plc")
+        ));
+    }
+
+    #[test]
+    fn a_gateway_sees_and_gets_what_its_devices_need() {
+        let rules = policy(
+            "allow laptop -> printer.site-a tcp/9100\nallow tag:ops -> tag:plc icmp\nallow x -> y *",
+        );
+        let gateway = [
+            party("site-a"),
+            device("printer.site-a"),
+            device("p.site-a plc"),
+        ];
+        let sight = rules.sight(&gateway);
+        for (other, sees) in [
+            (party("laptop"), true),
+            (party("o ops"), true),
+            (device("panel.site-b ops"), true),
+            (party("x"), false),
+            (device("printer.site-a"), false),
+        ] {
+            assert_eq!(sight.has(&other), sees, "{other:?}");
+        }
+        let part = rules.concerning(&gateway);
+        assert_eq!((part.rules().len(), part.untold()), (2, 1));
+        // Without rules: a tag in common, or no tag at either end.
+        let sight = Policy::default().sight(&gateway[1..]);
+        assert!(sight.has(&party("a")) && sight.has(&party("b plc")));
+        assert!(!sight.has(&party("c web")));
+        let sight = Policy::default().sight(&gateway[2..]);
+        assert!(!sight.has(&party("a")));
+    }
+
+    #[test]
+    fn each_pair_of_devices_has_its_own_filter() {
+        let ip = |n: u8| IpAddr::from([100, 80, 0, n]);
+        let behind = |device: &str, n: u8| Device {
+            name: name(device),
+            addresses: vec![ip(n)],
+            tags: Vec::new(),
+        };
+        let mut access = Access {
+            own: Some(party("site-a")),
+            devices: vec![behind("printer", 2), behind("plc", 3)],
+            policy: policy(
+                "allow panel.site-b -> plc.site-a tcp/502\nallow printer.site-a -> site-b udp/5000",
+            ),
+        };
+        let other = Member {
+            name: name("site-b"),
+            public_key: crate::keys::PublicKey::from_bytes([1; 32]),
+            addresses: vec![ip(11)],
+            endpoints: Vec::new(),
+            relayed: Vec::new(),
+            tags: Vec::new(),
+            devices: vec![behind("panel", 12)],
+        };
+        let filters = access.filters(&other, &[ip(1)]);
+        let Filters::Pairs(pairs) = &filters else {
+            panic!("one filter for all")
+        };
+        let Some(Filter::Only(open)) = pairs.get(ip(12), ip(3)) else {
+            panic!("no filter for the PLC")
+        };
+        assert!(open.tcp.contains(502) && !open.tcp.contains(503));
+        // Only replies: the printer begins.
+        assert_eq!(
+            pairs.get(ip(11), ip(2)),
+            Some(&Filter::Only(Open::default()))
+        );
+        for (from, to) in [(11, 1), (11, 3), (12, 1), (12, 2)] {
+            assert_eq!(pairs.get(ip(from), ip(to)), None, "{from} {to}");
+        }
+        // Without devices at either end, the filter is that of the member.
+        access.devices.clear();
+        let other = Member {
+            devices: Vec::new(),
+            ..other
+        };
+        let same = Filters::Same(access.filter(&other), Destinations::Only(vec![ip(1)]));
+        assert_eq!(access.filters(&other, &[ip(1)]), same);
     }
 
     #[test]

@@ -6,7 +6,6 @@ use super::world::{Datagram, Event, Load, World};
 use crate::sim::{MILLISECOND, SECOND, Seeded};
 use seikan_proto::birthday::{Mapping, NatMappings, PORTS};
 use seikan_proto::capabilities::Cipher;
-use seikan_proto::filter::Destinations;
 use seikan_proto::indices::PeerId;
 use seikan_proto::keys::{PrivateKey, PublicKey};
 use seikan_proto::mesh::relay::{Answer, ClientRequest};
@@ -300,9 +299,9 @@ impl Member {
 
     fn filter(&mut self, row: &Row) {
         if let Some(id) = self.tunnel.peer_by_key(&row.public_key) {
-            let to = Destinations::Only(vec![self.address.into()]);
-            self.tunnel
-                .set_filter(id, self.membership.access().filter(row), to);
+            let own = [self.address.into()];
+            let filters = self.membership.access().filters(row, &own);
+            self.tunnel.set_filter(id, filters);
         }
     }
 
@@ -315,6 +314,7 @@ impl Member {
             endpoints: self.agent.published.clone(),
             relayed: Vec::new(),
             tags: self.tags.clone(),
+            devices: Vec::new(),
         }
     }
 }

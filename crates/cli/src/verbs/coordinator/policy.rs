@@ -11,9 +11,9 @@ use anyhow::Context;
 use clap::{Args, Subcommand, ValueHint};
 use seikan_coordinator::{Store, StoreError};
 use seikan_proto::mesh::policy::{Selector, Traffic};
-use seikan_proto::mesh::{Name, Party, Policy};
+use seikan_proto::mesh::{Name, Party, PartyName, Policy};
 
-use super::{Directory, Mesh, now, unknown_member};
+use super::{Directory, Mesh, now, unknown};
 use crate::explain::Connection;
 use crate::screen::printable_lines;
 use changes::Changes;
@@ -26,7 +26,8 @@ use changes::Changes;
     A policy has one rule per line; `#` starts a comment:\n  \
     allow tag:ops -> *        *          all traffic to all members\n  \
     allow *       -> tag:web  tcp/443    one port; also udp/8000-8999, tcp, udp, icmp\n  \
-    allow laptop  -> db-1     icmp       members by name\n\n\
+    allow laptop  -> db-1     icmp       members by name\n  \
+    allow laptop  -> plc.site-a tcp/502  a device, with the name of its gateway\n\n\
     Without rules, two members may talk if they share a tag or if neither has one. From the first rule on, \
     only rules allow traffic; shared tags no longer count.")]
 pub struct PolicyArguments {
@@ -71,10 +72,10 @@ struct Show {
     sudo seikan coordinator policy explain laptop web-1 tcp/443\n\n\
     Exit status: 0 if the policy allows it, 1 if not.")]
 struct Explain {
-    /// Member that opens the connection
-    from: Name,
-    /// Member that accepts it
-    to: Name,
+    /// Member or device that opens the connection
+    from: PartyName,
+    /// Member or device that accepts it
+    to: PartyName,
     /// Traffic: tcp/443, udp/53, icmp, or * for other protocols
     #[arg(value_name = "PORT")]
     traffic: Traffic,
@@ -88,11 +89,12 @@ struct Explain {
 /// Options of `coordinator tag`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    sudo seikan coordinator tag web-1 web eu    replace the tags by `web` and `eu`\n  \
-    sudo seikan coordinator tag web-1 --none    remove all tags")]
+    sudo seikan coordinator tag web-1 web eu       replace the tags by `web` and `eu`\n  \
+    sudo seikan coordinator tag web-1 --none       remove all tags\n  \
+    sudo seikan coordinator tag plc.site-a plcs    set the tags of a device")]
 pub struct TagArguments {
-    /// Name of the member
-    name: Name,
+    /// Name of the member or device
+    name: PartyName,
     /// Tags, which replace the former ones
     #[arg(value_name = "TAG", required_unless_present = "none")]
     tags: Vec<Name>,
@@ -120,7 +122,7 @@ pub fn run(arguments: &PolicyArguments) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Sets the tags of a member.
+/// Sets the tags of a member or device.
 pub fn tag(arguments: &TagArguments) -> anyhow::Result<()> {
     let Mesh {
         store,
@@ -128,12 +130,16 @@ pub fn tag(arguments: &TagArguments) -> anyhow::Result<()> {
         _lock,
     } = arguments.directory.open()?;
     let name = &arguments.name;
-    match store.set_tags(name, &arguments.tags, &operator, now()) {
+    let set = match name {
+        PartyName::Member(name) => store.set_tags(name, &arguments.tags, &operator, now()),
+        PartyName::Device(name) => store.set_device_tags(name, &arguments.tags, &operator, now()),
+    };
+    match set {
         Ok(_) => Ok(()),
         Err(StoreError::NotAMember) => {
-            Err(unknown_member(name)).with_context(|| format!("cannot tag {name}"))
+            Err(unknown(name)).with_context(|| format!("cannot tag {name}"))
         }
-        Err(error) => Err(error.into()),
+        Err(error) => Err(error).with_context(|| format!("cannot tag {name}")),
     }
 }
 
@@ -184,23 +190,31 @@ fn warnings(store: &Store, policy: &Policy) -> anyhow::Result<BTreeSet<String>> 
     let members = store.members()?;
     let tokens = store.tokens()?;
     let good = tokens.iter().filter(|token| token.is_good(now()));
-    let tags = members.iter().map(|info| &info.member.tags);
-    let tags: BTreeSet<&Name> = tags
+    let parties: Vec<Party> = members
+        .iter()
+        .flat_map(|info| info.member.parties())
+        .collect();
+    let tags: BTreeSet<&Name> = parties
+        .iter()
+        .map(|party| &party.tags)
         .chain(good.map(|token| &token.tags))
         .flatten()
         .collect();
-    let names: BTreeSet<&Name> = members.iter().map(|info| &info.member.name).collect();
+    let names: BTreeSet<PartyName> = parties.iter().map(Party::full_name).collect();
     let ends = policy
         .rules()
         .iter()
         .flat_map(|rule| [&rule.from, &rule.to]);
     let unknown = ends.filter_map(|selector| match selector {
         Selector::Tag(tag) if !tags.contains(tag) => Some(format!(
-            "no member has the tag {tag}, and no token assigns it"
+            "no member or device has the tag {tag}, and no token assigns it"
         )),
-        Selector::Member(name) if !names.contains(name) => Some(format!(
-            "no member is called {name}; for a tag, write tag:{name}"
-        )),
+        Selector::Named(name) if !names.contains(name) => Some(match name {
+            PartyName::Member(name) => {
+                format!("no member is called {name}; for a tag, write tag:{name}")
+            }
+            PartyName::Device(name) => format!("no approved device is called {name}"),
+        }),
         _ => None,
     });
     Ok(unknown.collect())
@@ -210,10 +224,10 @@ fn explain(arguments: &Explain) -> anyhow::Result<ExitCode> {
     let store = arguments.directory.open()?.store;
     let policy = Policy::parse(&store.policy()?)?;
     let members = store.members()?;
-    let party = |name: &Name| -> anyhow::Result<Party> {
-        let info = members.iter().find(|info| info.member.name == *name);
-        info.map(|info| info.member.party())
-            .ok_or_else(|| unknown_member(name))
+    let party = |name: &PartyName| -> anyhow::Result<Party> {
+        let mut parties = members.iter().flat_map(|info| info.member.parties());
+        let party = parties.find(|party| party.full_name() == *name);
+        party.ok_or_else(|| unknown(name))
     };
     let connection = Connection {
         from: party(&arguments.from)?,

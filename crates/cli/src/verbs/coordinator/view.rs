@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use seikan_coordinator::{AuditEntry, MemberInfo, NewToken, RelayInfo, TokenInfo};
+use seikan_coordinator::{AuditEntry, DeviceInfo, MemberInfo, NewToken, RelayInfo, TokenInfo};
 use seikan_proto::mesh::{Name, Pin, Token};
 use serde_json::{Value, json};
 
@@ -43,7 +43,7 @@ pub fn tokens(tokens: &[TokenInfo], now: u64, as_json: bool) -> anyhow::Result<(
             json!({
                 "id": token.id.0, "label": token.label, "uses": token.uses, "used": token.used,
                 "created": token.created, "expires": token.expires, "withdrawn": token.withdrawn,
-                "tags": token.tags, "valid": token.is_good(now),
+                "tags": token.tags, "devices": token.devices, "valid": token.is_good(now),
             })
         }));
     }
@@ -116,6 +116,47 @@ pub fn members(members: &[MemberInfo], now: u64, as_json: bool) -> anyhow::Resul
         ]);
     }
     print_table(&table, members.len(), "member")
+}
+
+/// Prints the devices behind all members.
+pub fn devices(members: &[MemberInfo], as_json: bool) -> anyhow::Result<()> {
+    let all = members.iter().flat_map(|info| {
+        let gateway = &info.member.name;
+        info.devices.iter().map(move |device| (gateway, device))
+    });
+    if as_json {
+        return print_rows(all.map(|(gateway, device)| {
+            let (approved, addresses, tags) = match device {
+                DeviceInfo::Approved(device) => (true, &device.addresses[..], &device.tags[..]),
+                DeviceInfo::Pending(_) => (false, &[][..], &[][..]),
+            };
+            json!({
+                "name": device.name(), "gateway": gateway, "approved": approved,
+                "addresses": addresses, "tags": tags,
+            })
+        }));
+    }
+    let mut table = Table::new(&[
+        ("name", Align::Left),
+        ("addresses", Align::Left),
+        ("state", Align::Left),
+        ("tags", Align::Left),
+    ]);
+    let mut rows = 0;
+    for (gateway, device) in all {
+        let (addresses, state, tags) = match device {
+            DeviceInfo::Approved(device) => {
+                let addresses = device.addresses.iter().map(ToString::to_string);
+                let addresses: Vec<String> = addresses.collect();
+                (addresses.join(" "), "approved", names(&device.tags))
+            }
+            DeviceInfo::Pending(_) => (String::new(), "pending", String::new()),
+        };
+        let name = format!("{}.{gateway}", device.name());
+        table.row(vec![name, addresses, state.to_owned(), tags]);
+        rows += 1;
+    }
+    print_table(&table, rows, "device")
 }
 
 /// Prints all relays, without their secrets.

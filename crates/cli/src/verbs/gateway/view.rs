@@ -276,7 +276,14 @@ fn device(device: &DeviceStatus, has_frames: bool, out: &mut Screen) {
         }
     };
     out.line("LAN addresses", list(&device.lan));
-    out.line("overlay addresses", list(&device.overlay));
+    if device.pending {
+        let verb = "`seikan coordinator approve-device`";
+        let text =
+            format!("{YELLOW}none: not approved{RESET}; see {verb} on the coordinator's host");
+        out.line("overlay addresses", text);
+    } else {
+        out.line("overlay addresses", list(&device.overlay));
+    }
     for (label, direction) in [("out", &device.outbound), ("in", &device.inbound)] {
         let (size, packets) = (bytes(direction.bytes_out), number(direction.packets_out));
         let mut text = format!("{size} in {packets} packets");

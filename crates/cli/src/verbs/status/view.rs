@@ -267,6 +267,11 @@ fn peer(peer: &PeerStatus, nat: Nat, out: &mut Screen) {
             peer.allowed_ips.join(", ")
         },
     );
+    for device in &peer.devices {
+        let addresses: Vec<_> = device.addresses.iter().map(ToString::to_string).collect();
+        let name = printable(&device.name);
+        out.line("device", format!("{name}, {}", addresses.join(", ")));
+    }
     if let Some(seconds) = peer.persistent_keepalive_s {
         out.line(
             "persistent keepalive",

@@ -4,7 +4,8 @@ use std::collections::HashSet;
 use std::net::SocketAddr;
 
 use seikan_proto::mesh::{
-    Changes, Cursor, Endpoints, MAX_ANSWER, MAX_ENDPOINTS, MAX_MEMBERS, MAX_TAGS, Member, Reason,
+    Changes, Cursor, DeviceName, Endpoints, MAX_ANSWER, MAX_DEVICES, MAX_ENDPOINTS, MAX_MEMBERS,
+    MAX_TAGS, Member, Reason,
 };
 
 use super::super::changes::{Change, ChangeKind, MAX_ROWS, assemble, members_after};
@@ -50,6 +51,7 @@ fn an_answer_lists_the_other_members() {
         endpoints: vec![endpoint(7)],
         relayed: vec![endpoint(8)],
         tags: Vec::new(),
+        devices: Vec::new(),
     };
     assert_eq!(answer.members, [expected]);
     assert_eq!(names(&mesh.store.changes(0, b).expect("changes")), ["a"]);
@@ -287,6 +289,7 @@ fn removals_and_members_are_ordered_by_revision() {
             endpoints: Vec::new(),
             relayed: Vec::new(),
             tags: Vec::new(),
+            devices: Vec::new(),
         })),
     };
     let removal = |revision| Change {
@@ -311,11 +314,12 @@ fn an_answer_is_bounded() {
         kind: ChangeKind::Removal(key(2)),
     });
     let answer = assemble(dear.collect(), 4000, true, MAX_ANSWER);
-    // 8 MiB hold 2048 of 4 KiB. Subtract 68: the longest policy in JSON, with 256 KiB and 2 KiB,
-    // one for relays, one for coordinators and one for the rest of the answer.
+    // 8 MiB hold 2048 of 4 KiB. Subtract 87: the longest policy in JSON, with 256 KiB and 2 KiB,
+    // 19 for the devices of the requester, one for relays, one for coordinators and one for the
+    // rest of the answer.
     assert_eq!(
         (answer.removed.len(), answer.revision, answer.more),
-        (1980, 1980, true)
+        (1961, 1961, true)
     );
 }
 
@@ -337,6 +341,22 @@ fn the_longest_member_is_within_its_cost() {
     mesh.store
         .set_endpoints(id, &at(&[far; MAX_ENDPOINTS]), NOW)
         .expect("set");
+    let devices: Vec<Name> = (10..10 + MAX_DEVICES)
+        .map(|n| name(&format!("{n}{}", &longest[2..])))
+        .collect();
+    mesh.store
+        .report_devices(id, &devices, &host(), NOW)
+        .expect("reported");
+    for device in devices {
+        let device = DeviceName {
+            device,
+            gateway: name(&longest),
+        };
+        let tags = vec![name(&longest); MAX_TAGS];
+        mesh.store
+            .approve_device(&device, Some(&tags), &operator(), NOW)
+            .expect("approved");
+    }
     let networks = networks("100.80.0.0/12");
     let changes = mesh.store.read(|connection| {
         let visibility = Visibility::new(&mesh.store, connection, id);

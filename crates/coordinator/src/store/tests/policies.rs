@@ -1,7 +1,9 @@
 //! Policies and tags.
 
 use seikan_proto::mesh::policy::MAX_RULES;
-use seikan_proto::mesh::{Changes, Endpoints, MAX_ANSWER, MAX_MEMBERS, Party, Policy};
+use seikan_proto::mesh::{
+    Changes, Device, Endpoints, MAX_ANSWER, MAX_DEVICES, MAX_MEMBERS, Party, Policy,
+};
 
 use super::super::changes::{Change, ChangeKind, assemble};
 use super::answers::add_members;
@@ -56,7 +58,7 @@ fn a_policy_is_sent_once_and_in_whole_answers() {
     set(&mesh.store, &text);
     let policy = Policy::parse(&text).expect("a policy");
     let own = changes_since(0).own.expect("itself");
-    let policy = Some(policy.concerning(&own));
+    let policy = Some(policy.concerning(&[own]));
     assert_eq!(policy.as_ref().map(Policy::untold), Some(1));
     assert_eq!(
         (changes_since(1).policy, changes_since(1).revision),
@@ -77,6 +79,7 @@ fn tags_are_sent_to_their_member_and_to_others() {
     let own = |words| Party {
         name: name("a"),
         tags: tags(words),
+        gateway: None,
     };
     assert_eq!(changes_since(0, a).own, Some(own("")));
     assert_eq!(changes_since(2, a).own, None);
@@ -284,6 +287,15 @@ fn an_answer_with_the_longest_policy_is_bounded() {
     let party = Party {
         name: name(&longest),
         tags: vec![name(&longest); 16],
+        gateway: None,
+    };
+    let device = Device {
+        name: name(&longest),
+        addresses: networks("100.80.0.0/12")
+            .addresses(1)
+            .expect("addresses")
+            .to_vec(),
+        tags: vec![name(&longest); 16],
     };
     // As many removals as there may be.
     let cost = MAX_ANSWER / MAX_MEMBERS;
@@ -295,6 +307,7 @@ fn an_answer_with_the_longest_policy_is_bounded() {
     let changes_since = Changes {
         policy: Some(policy),
         own: Some(party),
+        own_devices: vec![device; MAX_DEVICES],
         ..assemble(found.collect(), 9999, true, MAX_ANSWER)
     };
     assert!(changes_since.more, "it was full");

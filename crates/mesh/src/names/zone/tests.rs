@@ -1,5 +1,6 @@
 use super::*;
 use seikan_proto::keys::PublicKey;
+use seikan_proto::mesh::{Access, Party};
 
 const A: u16 = 1;
 const NS: u16 = 2;
@@ -16,6 +17,7 @@ fn member(key: u8, name: &str, addresses: &[&str]) -> Member {
         endpoints: Vec::new(),
         relayed: Vec::new(),
         tags: Vec::new(),
+        devices: Vec::new(),
     }
 }
 
@@ -112,6 +114,63 @@ fn members_and_this_host_are_found_in_any_case() {
         .name
         .to_string();
     assert_eq!(name, "B.SeiKan.");
+}
+
+/// A device with one address.
+fn device(name: &str, address: &str) -> Device {
+    Device {
+        name: name.parse().expect("a name"),
+        addresses: vec![address.parse().expect("an address")],
+        tags: Vec::new(),
+    }
+}
+
+#[test]
+fn a_device_is_found_below_its_gateway() {
+    let mut zone = zone();
+    let gateway = |device: Device| {
+        let mut member = member(1, "b", &["100.80.0.2"]);
+        member.devices = vec![device];
+        Change::Set(member)
+    };
+    let own = Access {
+        own: Some(Party {
+            name: "host".parse().expect("a name"),
+            tags: Vec::new(),
+            gateway: None,
+        }),
+        devices: vec![device("camera", "100.80.0.7")],
+        ..Access::default()
+    };
+    zone.take(&[Change::Access(own), gateway(device("plc", "100.80.0.8"))]);
+    let one = |text: &str| (ResponseCode::NoError, vec![text.to_owned()], 0);
+    assert_eq!(found(&zone, "PLC.b.seikan", A), one("100.80.0.8"));
+    assert_eq!(found(&zone, "b.seikan", A), one("100.80.0.2"));
+    assert_eq!(found(&zone, "camera.host.seikan", A), one("100.80.0.7"));
+    let at = |name: &str| found(&zone, name, PTR_TYPE);
+    assert_eq!(at("8.0.80.100.in-addr.arpa"), one("plc.b.seikan."));
+    assert_eq!(at("7.0.80.100.in-addr.arpa"), one("camera.host.seikan."));
+    for nobody in [
+        "plc.seikan",
+        "plc.old.seikan",
+        "plc.host.seikan",
+        "x.plc.b.seikan",
+    ] {
+        let (code, ..) = found(&zone, nobody, A);
+        assert_eq!(code, ResponseCode::NXDomain, "{nobody}");
+    }
+    // No data of the other family, rather than no such name.
+    assert_eq!(
+        found(&zone, "plc.b.seikan", AAAA_TYPE).0,
+        ResponseCode::NoError
+    );
+    // A coordinator is believed about addresses of the mesh alone, and the name ends with the device.
+    zone.take(&[gateway(device("plc", "192.0.2.1"))]);
+    assert!(found(&zone, "plc.b.seikan", A).1.is_empty());
+    zone.take(&[Change::Removed(PublicKey::from_bytes([1; 32]))]);
+    assert_eq!(found(&zone, "plc.b.seikan", A).0, ResponseCode::NXDomain);
+    let (code, ..) = found(&zone, "8.0.80.100.in-addr.arpa", PTR_TYPE);
+    assert_eq!(code, ResponseCode::NXDomain);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Differences between two policies, by pairs of members.
+//! Differences between two policies, by pairs of members and devices.
 //!
 //! A mesh may have a million pairs, and a policy a thousand rules. Each member is compared with
 //! each rule once, which gives the set of rules that apply to it at either end. For a pair the two
@@ -10,7 +10,7 @@ use std::net::{IpAddr, UdpSocket};
 use seikan_coordinator::MemberInfo;
 use seikan_proto::filter::Filter;
 use seikan_proto::mesh::policy::Rule;
-use seikan_proto::mesh::{Name, Party, Policy};
+use seikan_proto::mesh::{Party, PartyName, Policy};
 
 use crate::output::counted;
 
@@ -53,14 +53,14 @@ struct Side<'a> {
     filters: HashMap<Set, Filter>,
 }
 
-/// Members to which the same rules apply; with the same tags, if a policy has no rules.
-struct Group<'a> {
+/// Members and devices to which the same rules apply; with the same tags, if a policy has no rules.
+struct Group {
     party: Party,
     /// Rules that allow traffic from them.
     from: Set,
     /// Rules that allow traffic to them.
     to: Set,
-    names: Vec<&'a Name>,
+    names: Vec<PartyName>,
 }
 
 impl Pairs {
@@ -163,10 +163,10 @@ impl Changes {
         let [mut before, mut after] = [side(before, old), side(after, new)];
         let by_tags = before.policy.is_empty() || after.policy.is_empty();
         let groups = groups(&all, by_tags, members);
-        let own: BTreeSet<&Name> = members
+        let own: BTreeSet<PartyName> = members
             .iter()
             .filter(|info| info.member.addresses.iter().any(is_local))
-            .map(|info| &info.member.name)
+            .map(|info| info.member.party().full_name())
             .collect();
         let mut changes = Changes::default();
         for from in &groups {
@@ -183,8 +183,8 @@ impl Changes {
         &mut self,
         before: &mut Side<'_>,
         after: &mut Side<'_>,
-        (from, to): (&Group<'_>, &Group<'_>),
-        own: &BTreeSet<&Name>,
+        (from, to): (&Group, &Group),
+        own: &BTreeSet<PartyName>,
     ) {
         let rules = from.from.intersection(&to.to);
         let filter = |side: &mut Side<'_>| side.filter(&from.party, &to.party, &rules);
@@ -198,12 +198,13 @@ impl Changes {
         let all = from
             .names
             .iter()
-            .flat_map(|a| to.names.iter().map(move |b| (*a, *b)));
+            .flat_map(|a| to.names.iter().map(move |b| (a, b)));
         let mut all = all.filter(|(a, b)| a != b);
         let is_less = !before.is_within(&after);
-        let is_own = |(a, b): &(&Name, &Name)| is_less && (own.contains(a) || own.contains(b));
+        let is_own =
+            |(a, b): &(&PartyName, &PartyName)| is_less && (own.contains(*a) || own.contains(*b));
         let capacity = MAX_LISTED.saturating_sub(pairs.first.len());
-        let arrow = |(a, b): (&Name, &Name)| format!("{a} -> {b}");
+        let arrow = |(a, b): (&PartyName, &PartyName)| format!("{a} -> {b}");
         if !own.is_empty() {
             let own_pairs = all.clone().filter(is_own).map(arrow);
             let capacity = MAX_LISTED.saturating_sub(self.own.len());
@@ -231,12 +232,11 @@ impl Changes {
     }
 }
 
-/// Groups members to which the same rules apply, in the order of each group's first member.
-fn groups<'a>(rules: &[&Rule], by_tags: bool, members: &'a [MemberInfo]) -> Vec<Group<'a>> {
-    let mut groups: Vec<Group<'a>> = Vec::new();
+/// Groups members and devices to which the same rules apply, in the order of each group's first.
+fn groups(rules: &[&Rule], by_tags: bool, members: &[MemberInfo]) -> Vec<Group> {
+    let mut groups: Vec<Group> = Vec::new();
     let mut positions = HashMap::new();
-    for info in members {
-        let party = info.member.party();
+    for party in members.iter().flat_map(|info| info.member.parties()) {
         let (mut from, mut to) = (Set::default(), Set::default());
         for (number, rule) in rules.iter().enumerate() {
             if rule.from.is(&party) {
@@ -246,7 +246,7 @@ fn groups<'a>(rules: &[&Rule], by_tags: bool, members: &'a [MemberInfo]) -> Vec<
                 to.insert(number);
             }
         }
-        let tags = by_tags.then_some(info.member.tags.as_slice());
+        let (name, tags) = (party.full_name(), by_tags.then(|| party.tags.clone()));
         let position = positions.entry((from.clone(), to.clone(), tags));
         let position = *position.or_insert(groups.len());
         if position == groups.len() {
@@ -257,7 +257,7 @@ fn groups<'a>(rules: &[&Rule], by_tags: bool, members: &'a [MemberInfo]) -> Vec<
                 names: Vec::new(),
             });
         }
-        groups[position].names.push(&info.member.name);
+        groups[position].names.push(name);
     }
     groups
 }
@@ -283,7 +283,9 @@ mod tests {
                 endpoints: Vec::new(),
                 relayed: Vec::new(),
                 tags: tags.iter().map(|tag| tag.parse().expect("a tag")).collect(),
+                devices: Vec::new(),
             },
+            devices: Vec::new(),
             joined: 0,
             seen: 0,
             coordinator: None,

@@ -66,7 +66,9 @@ impl HighWaterMarks {
 
 impl Numbers {
     fn of(connection: &Connection) -> Result<Numbers, StoreError> {
-        let sql = "SELECT number, since FROM freed UNION ALL SELECT number, ?1 FROM member";
+        let sql = "SELECT number, since FROM freed UNION ALL SELECT number, ?1 FROM member
+                   UNION ALL SELECT value ->> 'number', ?1 FROM member, json_each(devices)
+                   WHERE value ->> 'number' NOT NULL";
         let mut statement = connection.prepare(sql)?;
         let rows = statement.query_map([i64::MAX], |row| Ok((row.get(0)?, row.get(1)?)))?;
         Ok(Numbers(rows.collect::<Result<_, _>>()?))
