@@ -77,7 +77,7 @@ pub(super) struct NativeDraft {
 }
 
 impl NativeDraft {
-    /// What the tunnel carries.
+    /// Content of the tunnel: IP packets or Ethernet frames.
     pub fn mode(&self) -> Mode {
         self.mode.as_ref().map_or(Mode::Ip, |mode| mode.value)
     }

@@ -19,7 +19,7 @@ pub struct Config {
     pub name: InterfaceName,
     /// Wire protocol of all peers.
     pub protocol: Protocol,
-    /// What the tunnel carries.
+    /// Content of the tunnel: IP packets or Ethernet frames.
     pub mode: Mode,
     /// The interface's identity.
     pub private_key: PrivateKey,
@@ -169,7 +169,7 @@ pub enum Protocol {
     Native,
 }
 
-/// What a tunnel carries.
+/// Content of a tunnel: IP packets or Ethernet frames.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Mode {
     /// IP packets.

@@ -215,7 +215,7 @@ pub(super) fn protocol(text: &str) -> Result<Protocol, Problem> {
     parsed(text.parse().ok(), text, "not a protocol", help)
 }
 
-/// What a tunnel carries.
+/// Content of a tunnel: IP packets or Ethernet frames.
 pub(super) fn mode(text: &str) -> Result<Mode, Problem> {
     let help = format!("write one of {}", Mode::CHOICES);
     parsed(text.parse().ok(), text, "not a mode", help)

@@ -88,7 +88,7 @@ pub struct Capabilities {
     pub inner_mtu: u16,
     /// Feature flags.
     pub features: u64,
-    /// What this end carries.
+    /// Content at this end: IP packets or Ethernet frames.
     pub mode: Mode,
 }
 

@@ -1,9 +1,9 @@
-//! What a tunnel carries: IP packets of a TUN device, or Ethernet frames of a TAP device.
+//! Content of a tunnel: IP packets of a TUN device, or Ethernet frames of a TAP device.
 
 use seikan_observe::DropReason;
 use seikan_wire::ethernet::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6};
 
-/// What a tunnel carries. Both ends must have the same mode.
+/// Content of a tunnel. Both ends must have the same mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
     /// IP packets.

@@ -200,7 +200,7 @@ impl Tunnel {
         self.protocol
     }
 
-    /// What this tunnel carries.
+    /// Content of this tunnel: IP packets or Ethernet frames.
     pub fn mode(&self) -> Mode {
         self.mode
     }

@@ -197,7 +197,7 @@ impl Site {
     /// Routes the devices' packets for `networks` to the gateway.
     ///
     /// # Errors
-    /// What the kernel refuses.
+    /// The kernel refuses a route.
     pub fn route_through_gateway(&self, networks: [IpNet; 2]) -> Result<()> {
         let devices = std::iter::once(&self.device).chain(&self.others);
         for (host, (network, via)) in devices.flat_map(|host| {
@@ -214,7 +214,7 @@ impl Site {
     /// Routes the remote's packets for the LAN to the gateway's outer address, or out of `device`.
     ///
     /// # Errors
-    /// What the kernel refuses.
+    /// The kernel refuses a route.
     pub fn route_to_lan(&self, device: Option<&str>) -> Result<()> {
         for (network, via) in on_lan(1).networks().into_iter().zip(on_wan(1).both()) {
             let there = Route::to(network);
@@ -230,7 +230,7 @@ impl Site {
     /// Gives the device the addresses of a many.
     ///
     /// # Errors
-    /// What the kernel refuses.
+    /// The kernel refuses an address.
     pub fn add_many_addresses(&self) -> Result<()> {
         let addresses = many_numbers()
             .skip(1)
