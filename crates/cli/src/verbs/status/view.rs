@@ -110,6 +110,10 @@ fn interface(status: &Status, verbose: bool, out: &mut Screen) {
                 format!("{RED}{reason}{RESET}"),
             );
         }
+        if let Some(reason) = &mesh.devices_refused {
+            let reason = printable(reason);
+            out.line("devices", format!("{RED}refused{RESET}: {reason}"));
+        }
         for (name, changed) in &mesh.changed_keys {
             let Changed { was, now, .. } = changed;
             let label = format!("key changed: {}", printable(name));
