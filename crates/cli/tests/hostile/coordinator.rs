@@ -319,7 +319,8 @@ fn thousands_of_requests_with_unread_answers_take_little_memory_and_delay_nobody
         "another member is answered within {:?}",
         started_at.elapsed()
     );
-    // Each request counted: a member's ninth at a time was refused.
+    // Each request counted: a member's ninth at a time was refused. A short answer that fits in the
+    // buffers of its connection is done, and makes space for the next.
     let mut answered = 0;
     for raw in &mut unread {
         let mut status = [0; 12];
@@ -328,7 +329,10 @@ fn thousands_of_requests_with_unread_answers_take_little_memory_and_delay_nobody
             answered += u32::from(status.ends_with(b"200"));
         }
     }
-    assert!((8..=64).contains(&answered), "{answered} were answered");
+    assert!(
+        (8..=UNREAD / 4).contains(&answered),
+        "{answered} were answered"
+    );
 }
 
 /// Maximum bytes of an answer when the limits are used up.
