@@ -433,25 +433,30 @@ impl Peer {
                 .iter()
                 .flat_map(|part| part.to_vec())
                 .collect();
-            check_write(&bytes);
+            check_write(&bytes, self.tunnel.mode());
             self.tunnel.delivered(write, Ok(()));
         }
         self.inbox.clear();
     }
 }
 
-/// Checks a write to the TUN device: a header that the kernel accepts, and a packet from an address
-/// of the peer.
-fn check_write(bytes: &[u8]) {
+/// Checks a write to the TUN or TAP device: a header that the kernel accepts, and a packet from an
+/// address of the peer, or a frame without IP.
+fn check_write(bytes: &[u8], mode: Mode) {
     let header = VnetHdr::read(bytes).expect("a virtio-net header");
     let packet = &bytes[VNET_HDR_LEN..];
-    let ip = IpPacket::parse(packet).expect("an IP packet");
-    assert_eq!(
-        ip.total_len,
-        packet.len(),
-        "the packet and nothing behind it"
-    );
-    assert!(ALLOWED.contains(&ip.src), "{} is not the peer's", ip.src);
+    if let Some(ip_at) = mode.ip_at(packet).expect("an Ethernet header") {
+        let packet = &packet[ip_at..];
+        let ip = IpPacket::parse(packet).expect("an IP packet");
+        assert_eq!(
+            ip.total_len,
+            packet.len(),
+            "the packet and nothing behind it"
+        );
+        assert!(ALLOWED.contains(&ip.src), "{} is not the peer's", ip.src);
+    } else {
+        assert_eq!(header, VnetHdr::default(), "nothing to do for the kernel");
+    }
     // virtio_net_hdr_to_skb, include/linux/virtio_net.h
     if header.needs_csum {
         let at = usize::from(header.csum_start) + usize::from(header.csum_offset) + 2;
