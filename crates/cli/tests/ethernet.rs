@@ -74,6 +74,8 @@ fn stream(from: &NetNs, to: &NetNs, address: &str) -> u64 {
         measured = output.status.success().then_some(output.stdout);
         measured.is_some()
     });
+    // It may listen again after a client that failed.
+    server.kill().expect("kill");
     server.wait().expect("wait");
     let report: serde_json::Value =
         serde_json::from_slice(&measured.expect("a report")).expect("JSON");
