@@ -41,6 +41,16 @@ const NO_AES: &str = "AES-256-CBC, no AES-NI";
 /// OpenSSL without any extension of the instruction set: a library as slow as they were.
 const SLOW_CBC: &str = "AES-256-CBC, slow library";
 const SLOW_BLOWFISH: &str = "BF-CBC, slow library";
+const CBC_OPTIONS: &[&str] = &["--cipher", CBC, "--data-ciphers", CBC];
+const BLOWFISH_OPTIONS: &[&str] = &[
+    "--providers",
+    "legacy",
+    "default",
+    "--cipher",
+    BLOWFISH,
+    "--data-ciphers",
+    BLOWFISH,
+];
 const CIPHERS: [Cipher; 9] = [
     (
         NONE,
@@ -54,7 +64,7 @@ const CIPHERS: [Cipher; 9] = [
     ),
     (
         CBC,
-        &["--cipher", CBC, "--data-ciphers", CBC],
+        CBC_OPTIONS,
         from_6000([407.0, 410.0, 478.0, 540.0, 561.0, 585.0, 582.0]),
     ),
     ("AES-256-GCM", &[], [None; 8]),
@@ -70,36 +80,12 @@ const CIPHERS: [Cipher; 9] = [
     ),
     (
         BLOWFISH,
-        &[
-            "--providers",
-            "legacy",
-            "default",
-            "--cipher",
-            BLOWFISH,
-            "--data-ciphers",
-            BLOWFISH,
-        ],
+        BLOWFISH_OPTIONS,
         from_6000([310.0, 385.0, 417.0, 470.0, 510.0, 500.0, 500.0]),
     ),
-    (NO_AES, &["--cipher", CBC, "--data-ciphers", CBC], [None; 8]),
-    (
-        SLOW_CBC,
-        &["--cipher", CBC, "--data-ciphers", CBC],
-        [None; 8],
-    ),
-    (
-        SLOW_BLOWFISH,
-        &[
-            "--providers",
-            "legacy",
-            "default",
-            "--cipher",
-            BLOWFISH,
-            "--data-ciphers",
-            BLOWFISH,
-        ],
-        [None; 8],
-    ),
+    (NO_AES, CBC_OPTIONS, [None; 8]),
+    (SLOW_CBC, CBC_OPTIONS, [None; 8]),
+    (SLOW_BLOWFISH, BLOWFISH_OPTIONS, [None; 8]),
 ];
 /// Ours, and what its configuration says. No release build knows the last one.
 const OWN: [(&str, &str); 3] = [
