@@ -3,6 +3,7 @@
 mod crude;
 mod gateway;
 mod nat;
+mod pass_through;
 mod reproduce;
 mod scale;
 mod scenarios;
