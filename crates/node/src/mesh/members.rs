@@ -103,6 +103,8 @@ pub(super) fn rotate(node: &mut Node, former: &PublicKey, member: Member, rules:
         (_, None) => {}
     }
     set(node, member, rules);
+    // A policy of the same answer waits for the former key.
+    filter(node, &key, rules);
 }
 
 /// Sets the packet filter of a member: connections that it and the devices behind it may open, to the addresses in
