@@ -28,6 +28,10 @@ use super::{
 const MAX_MESH_DEVICES: usize = 8192;
 /// Maximum number of changed reports of one member within an hour.
 const MAX_REPORTS_PER_HOUR: u32 = 30;
+/// The approved devices of a row of `member`, in SQL: nobody has received others, so they are not
+/// kept with former states.
+pub(super) const APPROVED: &str = "(SELECT nullif(json_group_array(json(value)), '[]')
+    FROM json_each(devices) WHERE value ->> 'number' NOT NULL)";
 /// Log entry of a changed report.
 const REPORTED: &str = "devices reported";
 
@@ -67,8 +71,8 @@ struct Gateway {
     name: String,
     tags: Vec<Name>,
     devices: Vec<StoredDevice>,
-    /// Its devices need no approval.
-    is_trusted: bool,
+    /// The token by which its devices need no approval.
+    trusted_by: Option<i64>,
 }
 
 impl Store {
@@ -113,6 +117,9 @@ impl Store {
                 });
             }
             check_total(transaction, gateway.devices.len(), wanted.len())?;
+            let gone = gateway.devices.iter();
+            let gone = gone.filter(|device| !wanted.contains(&device.name));
+            free(transaction, gone)?;
             let mut devices = Vec::new();
             for name in &wanted {
                 let known = gateway.devices.iter().find(|device| device.name == *name);
@@ -121,11 +128,6 @@ impl Store {
                     None => new_device(transaction, &gateway, name)?,
                 });
             }
-            let gone = gateway.devices.iter();
-            let gone: Vec<_> = gone
-                .filter(|device| !wanted.contains(&device.name))
-                .collect();
-            free(transaction, gone)?;
             write(transaction, &gateway, &devices)?;
             audit::record(transaction, now, REPORTED, &gateway.name, &by)?;
             Ok(true)
@@ -193,17 +195,23 @@ impl Store {
     /// it was approved.
     ///
     /// # Errors
-    /// [`StoreError::NoDevice`], [`StoreError::Sqlite`].
+    /// [`StoreError::NoDevice`]; [`StoreError::DeviceTrusted`], since its gateway could have it
+    /// approved again by two reports; [`StoreError::Sqlite`].
     pub fn revoke_device(
         &self,
         name: &DeviceName,
         by: &Actor,
         now: u64,
     ) -> Result<bool, StoreError> {
+        let full = name.clone();
         self.change_device(
             name,
             ("device revoked", by, now),
-            |transaction, _, device| {
+            move |transaction, gateway, device| {
+                if let Some(token) = gateway.trusted_by {
+                    let device = full.clone();
+                    return Err(StoreError::DeviceTrusted { device, token });
+                }
                 free(transaction, [&*device])?;
                 (device.number, device.tags) = (None, Vec::new());
                 Ok(())
@@ -248,19 +256,19 @@ impl Gateway {
 
 fn gateway(connection: &Connection, id: MemberId) -> Result<Gateway, StoreError> {
     let sql = "SELECT member.name, member.tags, member.devices,
-                      token.devices AND token.withdrawn IS NULL
+                      iif(token.devices AND token.withdrawn IS NULL, token.id, NULL)
                FROM member JOIN token ON token.id = member.token WHERE member.id = ?1";
     let row = first(connection, sql, [id.0], |row| {
         let texts: (String, String, String) = (row.get(0)?, row.get(1)?, row.get(2)?);
         Ok((texts, row.get(3)?))
     })?;
-    let ((name, tags, devices), is_trusted) = row.ok_or(StoreError::NotAMember)?;
+    let ((name, tags, devices), trusted_by) = row.ok_or(StoreError::NotAMember)?;
     Ok(Gateway {
         id: id.0,
         name,
         tags: from_json(&tags, "tags")?,
         devices: from_json(&devices, "devices")?,
-        is_trusted,
+        trusted_by,
     })
 }
 
@@ -296,7 +304,7 @@ fn new_device(
         number: None,
         tags: Vec::new(),
     };
-    if gateway.is_trusted {
+    if gateway.trusted_by.is_some() {
         device.number = Some(next_number(transaction)?);
         device.tags.clone_from(&gateway.tags);
     }
@@ -319,6 +327,23 @@ fn free<'a>(
     Ok(())
 }
 
+/// Gives the devices of a member that have its former tags the new ones, in a change of its row.
+pub(super) fn follow_tags(
+    transaction: &Transaction<'_>,
+    id: i64,
+    tags: &[Name],
+) -> Result<(), StoreError> {
+    let mut gateway = gateway(transaction, MemberId(id))?;
+    for device in gateway.devices.iter_mut().filter(|d| d.number.is_some()) {
+        if device.tags == gateway.tags {
+            device.tags = tags.to_vec();
+        }
+    }
+    let sql = "UPDATE member SET devices = ?2 WHERE id = ?1";
+    transaction.execute(sql, (id, to_json(&gateway.devices)?))?;
+    Ok(())
+}
+
 /// Frees the numbers of all devices behind a member.
 pub(super) fn free_all(transaction: &Transaction<'_>, id: i64) -> Result<(), StoreError> {
     free(transaction, &gateway(transaction, MemberId(id))?.devices)
@@ -338,8 +363,10 @@ fn write(
     if approved(devices) != approved(&gateway.devices) {
         let revision = next_revision(transaction)?;
         transaction.execute(
-            "INSERT INTO former (revision, member, public_key, name, tags, devices)
-             SELECT ?2, id, public_key, name, tags, devices FROM member WHERE id = ?1",
+            &format!(
+                "INSERT INTO former (revision, member, public_key, name, tags, devices)
+                 SELECT ?2, id, public_key, name, tags, {APPROVED} FROM member WHERE id = ?1"
+            ),
             (gateway.id, revision),
         )?;
         let sql = "UPDATE member SET revision = ?2 WHERE id = ?1";

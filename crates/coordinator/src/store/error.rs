@@ -52,6 +52,17 @@ pub enum StoreError {
         "the device {0} is not approved: use `seikan coordinator approve-device {0} --tag TAG`"
     )]
     DevicePending(DeviceName),
+    /// The device needs no approval, so none can be taken back.
+    #[error(
+        "{device} needs no approval, by the token of its gateway: run `seikan coordinator withdraw {token}` \
+         first, or revoke the gateway"
+    )]
+    DeviceTrusted {
+        /// The device.
+        device: DeviceName,
+        /// Number of the token.
+        token: i64,
+    },
     /// Too many changes of a member's devices within an hour.
     #[error("a member may change its devices at most {most} times an hour: try again later")]
     TooManyDeviceChanges {
@@ -205,6 +216,7 @@ impl StoreError {
             | Self::CorruptRow { .. }
             | Self::NoDevice(_)
             | Self::DevicePending(_)
+            | Self::DeviceTrusted { .. }
             | Self::Sqlite(_) => {
                 return Refusal {
                     reason: Reason::Unavailable,

@@ -6,7 +6,7 @@ use rusqlite::{Connection, Row, Transaction};
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{Digest, Endpoints, MAX_ENDPOINTS, MAX_RELAYED, Member, Name, Networks};
 
-use super::devices::{self, DeviceInfo};
+use super::devices::{self, APPROVED, DeviceInfo};
 use super::policy::Visibility;
 use super::tokens::{from_json, to_json};
 use super::{
@@ -168,9 +168,11 @@ impl Store {
             // Two revisions, because each is unique. One answer has both unless it ends between
             // them.
             let gone = next_revision(transaction)?;
-            let sql = "INSERT INTO removed (public_key, revision, name, tags, devices)
-                       SELECT public_key, ?2, name, tags, devices FROM member WHERE id = ?1";
-            transaction.execute(sql, (id.0, gone))?;
+            let sql = format!(
+                "INSERT INTO removed (public_key, revision, name, tags, devices)
+                 SELECT public_key, ?2, name, tags, {APPROVED} FROM member WHERE id = ?1"
+            );
+            transaction.execute(&sql, (id.0, gone))?;
             let new = next_revision(transaction)?;
             let sql = "UPDATE member SET public_key = ?2, revision = ?3 WHERE id = ?1";
             transaction.execute(sql, (id.0, key.as_bytes(), new))?;
@@ -255,8 +257,10 @@ impl Store {
             };
             let revision = next_revision(transaction)?;
             transaction.execute(
-                "INSERT INTO removed (public_key, revision, name, tags, devices)
-                 SELECT public_key, ?2, name, tags, devices FROM member WHERE id = ?1",
+                &format!(
+                    "INSERT INTO removed (public_key, revision, name, tags, devices)
+                     SELECT public_key, ?2, name, tags, {APPROVED} FROM member WHERE id = ?1"
+                ),
                 (id, revision),
             )?;
             numbers::free(transaction, number, revision)?;

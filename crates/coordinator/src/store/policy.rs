@@ -9,7 +9,7 @@ use rusqlite::{Connection, Row};
 use seikan_proto::mesh::policy::Sight;
 use seikan_proto::mesh::{Device, MAX_TAGS, Member, Name, Networks, Party, Policy};
 
-use super::devices;
+use super::devices::{self, APPROVED};
 use super::tokens::{from_json, to_json};
 use super::{
     Actor, MemberId, Store, StoreError, audit, first, next_revision, revision_of, seconds,
@@ -68,20 +68,26 @@ impl Store {
         let json = to_json(tags)?;
         let (name, tags, by) = (name.clone(), tags.to_vec(), by.clone());
         self.change(move |transaction| {
-            let sql = "SELECT tags FROM member WHERE name = ?1";
-            let known: Option<String> = first(transaction, sql, [name.as_str()], |row| row.get(0))?;
-            if known.ok_or(StoreError::NotAMember)? == json {
+            let sql = "SELECT id, tags FROM member WHERE name = ?1";
+            let known: Option<(i64, String)> = first(transaction, sql, [name.as_str()], |row| {
+                Ok((row.get(0)?, row.get(1)?))
+            })?;
+            let (id, known) = known.ok_or(StoreError::NotAMember)?;
+            if known == json {
                 return Ok(false);
             }
             let revision = next_revision(transaction)?;
             transaction.execute(
-                "INSERT INTO former (revision, member, public_key, name, tags, devices)
-                 SELECT ?2, id, public_key, name, tags, devices FROM member WHERE name = ?1",
-                (name.as_str(), revision),
+                &format!(
+                    "INSERT INTO former (revision, member, public_key, name, tags, devices)
+                     SELECT ?2, id, public_key, name, tags, {APPROVED} FROM member WHERE id = ?1"
+                ),
+                (id, revision),
             )?;
+            devices::follow_tags(transaction, id, &tags)?;
             transaction.execute(
-                "UPDATE member SET tags = ?2, revision = ?3 WHERE name = ?1",
-                (name.as_str(), &json, revision),
+                "UPDATE member SET tags = ?2, revision = ?3 WHERE id = ?1",
+                (id, &json, revision),
             )?;
             let tags: Vec<&str> = tags.iter().map(Name::as_str).collect();
             let subject = format!("{name}: {}", tags.join(" "));

@@ -65,7 +65,8 @@ impl Agent {
                         pause.wait().await;
                     }
                 }
-                if report_again || !devices_reported {
+                // Also a refused list again: there may be space since.
+                if report_again || key_is_due || !devices_reported {
                     devices_reported = self.report_devices(client, shared).await?;
                     if !devices_reported {
                         pause.wait().await;

@@ -216,11 +216,32 @@ fn a_trusted_token_approves_devices_with_the_tags_of_their_gateway() {
     report(&mesh, gateway, "printer plc");
     let tags: Vec<_> = own(&mesh).into_iter().map(|device| device.tags).collect();
     assert_eq!(tags, [names("lab"), names("prints")]);
+    // The gateway could have a revoked one approved again by two reports.
+    let revoke = || {
+        mesh.store
+            .revoke_device(&full("plc.site-a"), &operator(), NOW)
+    };
+    let refused = revoke().expect_err("trusted").to_string();
+    assert!(
+        refused.contains(&format!("withdraw {}", token.0)),
+        "{refused}"
+    );
+    // A gateway that gets fewer tags keeps none by its devices.
+    let tagged = mesh
+        .store
+        .set_tags(&name("site-a"), &names("shed"), &operator(), NOW);
+    assert!(tagged.expect("tagged"));
+    let tags: Vec<_> = own(&mesh).into_iter().map(|device| device.tags).collect();
+    assert_eq!(tags, [names("shed"), names("prints")]);
     // A token that was withdrawn approves nothing more.
     let withdrawn = mesh.store.withdraw_token(token, &operator(), NOW);
     assert!(withdrawn.expect("withdrawn"));
     report(&mesh, gateway, "printer plc camera");
     assert_eq!(own(&mesh).len(), 2);
+    assert!(revoke().expect("revoked"));
+    report(&mesh, gateway, "printer camera");
+    report(&mesh, gateway, "printer plc camera");
+    assert_eq!(own(&mesh).len(), 1);
 }
 
 #[test]
