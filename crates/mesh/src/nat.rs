@@ -4,7 +4,7 @@
 //! port, the NAT has an endpoint-independent mapping, or there is none. Its filtering cannot be detected and
 //! does not matter, because both ends send.
 
-use crate::endpoints::is_routable;
+use crate::endpoints::{is_own, is_routable};
 use crate::event::View;
 use seikan_proto::birthday::{Mapping, NatMappings};
 use seikan_proto::paths::is_private;
@@ -98,8 +98,9 @@ pub fn nat_mappings(views: &[View]) -> NatMappings {
     if v4 == Mapping::EndpointIndependent {
         let seen = views.iter().filter_map(|view| view.seen);
         let public = seen.filter(|seen| seen.is_ipv4() && is_public(seen));
-        // All of them have the same.
-        outer.extend(public.map(|seen| seen.ip()).next());
+        // All of them have the same. One of this host's own is not a NAT's.
+        let mut seen = public.map(|seen| seen.ip());
+        outer.extend(seen.next().filter(|ip| !is_own(*ip)));
     }
     NatMappings { v4, v6, outer }
 }

@@ -104,6 +104,11 @@ pub struct NatMappings {
 }
 
 impl NatMappings {
+    /// Whether no NAT is in front of this host for IPv4.
+    pub fn is_open4(&self) -> bool {
+        self.v4 == Mapping::EndpointIndependent && self.outer.is_empty()
+    }
+
     fn of(&self, ip: IpAddr) -> &Mapping {
         match ip {
             IpAddr::V4(_) => &self.v4,

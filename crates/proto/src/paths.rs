@@ -409,7 +409,8 @@ impl Paths {
     /// Whether a pause of [`Self::may_punch`] lasts, in which the peer is not called either.
     pub fn is_pausing(&self, now: Instant) -> bool {
         let window = self.punching.as_ref();
-        window.is_some_and(|window| window.pause_at <= now && now < window.ends_at)
+        self.has_nat()
+            && window.is_some_and(|window| window.pause_at <= now && now < window.ends_at)
     }
 
     /// Whether an initiation without a session may go to the NATs of the peer ([`PUNCH_FOR`]).
@@ -611,6 +612,7 @@ impl Paths {
     fn answered(&mut self) {
         self.unanswered = None;
         self.lost = false;
+        self.punching = None;
     }
 }
 

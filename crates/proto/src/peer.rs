@@ -142,13 +142,13 @@ pub(crate) struct Pending {
     pub new_candidate: bool,
     /// NATs get an opener first: the peer was not the one to call.
     pub openers_first: bool,
-    /// The addresses to which only an opener was sent.
+    /// Where only an opener was sent.
     pub opening: Option<Opening>,
 }
 
 /// Addresses whose NATs are given time to open from inside.
 pub(crate) struct Opening {
-    pub addresses: Vec<SocketAddr>,
+    pub destinations: Vec<Destination>,
     pub ends_at: Instant,
 }
 

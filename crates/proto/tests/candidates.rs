@@ -4,6 +4,7 @@ use crate::sim::network::Path;
 use crate::sim::packets::Flow;
 use crate::sim::{Setup, World, address};
 use seikan_observe::DropReason;
+use seikan_proto::birthday::{Mapping, NatMappings};
 use seikan_proto::constants::MAX_CANDIDATES;
 use seikan_proto::noise::Protocol;
 use std::net::SocketAddr;
@@ -297,6 +298,30 @@ fn a_called_peer_sends_no_opener() {
         .on_call_me_maybe(now, side.peer, &mut side.outbox);
     world.flush(1, &[]);
     assert_eq!(destinations(&mut world, 1), [(outer, false), (own, false)]);
+}
+
+#[test]
+fn handshakes_do_not_pause_where_this_host_has_no_nat() {
+    let mut world = unknown_sources(Protocol::Native);
+    let [outer, own] = behind_nat();
+    set_candidates(&mut world, 0, &[outer, own]);
+    let now = world.now(0).mono;
+    let open = NatMappings {
+        v4: Mapping::EndpointIndependent,
+        ..NatMappings::default()
+    };
+    world.sides[0].tunnel.set_nat_mappings(open, now);
+    let mut last = 0;
+    for second in 0..120 {
+        world.send(0, &[Flow::udp(0).datagram(second, 100)]);
+        world.run(Duration::from_secs(1));
+        let sent = destinations(&mut world, 0);
+        if sent.iter().any(|(to, _)| *to == outer) {
+            assert!(second - last <= 7, "at {second} s");
+            last = second;
+        }
+    }
+    assert!(last > 110, "{last}");
 }
 
 #[test]

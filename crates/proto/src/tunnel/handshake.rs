@@ -84,7 +84,9 @@ impl Tunnel {
         let current = peer.sessions.current.as_ref();
         let lives = current.is_some_and(|session| session.may_send(now.mono));
         let scope = if !lives || peer.paths.is_lost() {
-            if !peer.paths.has_nat() || peer.paths.may_punch(now.mono, &mut *self.rng) {
+            // Only ports of this host's NAT are taken by what arrives there.
+            let pauses = peer.paths.has_nat() && !self.nat_mappings.is_open4();
+            if !pauses || peer.paths.may_punch(now.mono, &mut *self.rng) {
                 Scope::OpenersFirst
             } else {
                 Scope::WithoutNats
@@ -213,10 +215,10 @@ impl Tunnel {
                 if pending.openers_first && peer.paths.is_behind_nat(address) {
                     destination.hop_limit = Some(OPENER_HOPS);
                     let opening = pending.opening.get_or_insert_with(|| Opening {
-                        addresses: Vec::new(),
+                        destinations: Vec::new(),
                         ends_at: now.mono + OPENING_TIME,
                     });
-                    opening.addresses.push(address);
+                    opening.destinations.push(towards(address));
                 }
                 post(outbox, &destination, Some(id), &pending.message);
             }
@@ -244,10 +246,10 @@ impl Tunnel {
             return;
         }
         let length = pending.message.len();
-        for address in opening.addresses {
-            let in_use = Some(address) == peer.path.endpoint;
+        for destination in opening.destinations {
+            let in_use = Some(destination.address) == peer.path.endpoint;
             if !in_use || peer.path.outgoing.validation.take(length) {
-                post(outbox, &towards(address), Some(id), &pending.message);
+                post(outbox, &destination, Some(id), &pending.message);
             }
         }
     }
@@ -564,6 +566,10 @@ fn initiation_destinations(peer: &Peer, scope: Scope, length: usize) -> Vec<Dest
         let others = candidates.filter(|address| Some(*address) != peer.path.endpoint);
         all.extend(others.map(towards));
     }
+    let behind_nat = |to: &Destination| peer.paths.is_behind_nat(to.address);
+    if scope == Scope::WithoutNats {
+        all.retain(|to| !behind_nat(to));
+    }
     let left_out = peer.paths.is_lost() && !peer.timers.is_retrying() && !all.is_empty();
     if let Some(known) = peer
         .path
@@ -572,7 +578,6 @@ fn initiation_destinations(peer: &Peer, scope: Scope, length: usize) -> Vec<Dest
     {
         all.insert(0, known);
     }
-    let behind_nat = |to: &Destination| peer.paths.is_behind_nat(to.address);
     match scope {
         Scope::PathInUse | Scope::Everywhere => {}
         Scope::OpenersFirst => {
@@ -597,12 +602,16 @@ fn openers(peer: &Peer) -> Vec<Destination> {
 }
 
 impl Opening {
-    /// The addresses among `destinations` that get an opener.
+    /// Those among `destinations` that get an opener.
     fn of(destinations: &[Destination], now: Instant) -> Option<Opening> {
         let openers = destinations.iter().filter(|to| to.hop_limit.is_some());
-        let addresses: Vec<SocketAddr> = openers.map(|to| to.address).collect();
-        (!addresses.is_empty()).then_some(Opening {
-            addresses,
+        let whole = openers.map(|to| Destination {
+            hop_limit: None,
+            ..*to
+        });
+        let destinations: Vec<_> = whole.collect();
+        (!destinations.is_empty()).then_some(Opening {
+            destinations,
             ends_at: now + OPENING_TIME,
         })
     }
