@@ -69,7 +69,16 @@ fn stream(from: &NetNs, to: &NetNs, address: &str) -> u64 {
     let mut server = to.spawn_command(&mut server).expect("iperf3");
     let mut measured = None;
     eventually("iperf3 does not connect", || {
-        let words = ["iperf3", "-c", address, "-t", "2", "-J"];
+        let words = [
+            "iperf3",
+            "-c",
+            address,
+            "-t",
+            "2",
+            "-J",
+            "--connect-timeout",
+            "2000",
+        ];
         let output = run(from, &words);
         measured = output.status.success().then_some(output.stdout);
         measured.is_some()

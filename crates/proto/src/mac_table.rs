@@ -15,7 +15,7 @@ use std::time::Duration;
 const AGEING: Duration = Duration::from_secs(300);
 /// How long an address stays with a peer that is not using it, although another peer is.
 const HOLD: Duration = Duration::from_secs(5);
-/// Maximum number of addresses of each peer. Frames to further ones go to all peers.
+/// Maximum number of addresses of each peer. Frames from further ones are dropped.
 const MAX_PER_PEER: usize = 1024;
 /// Minimum time between two updates of an address, and between two searches for old ones.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -99,8 +99,10 @@ impl MacTable {
                 return Err(DropReason::MacConflict);
             }
             _ => {
+                // Frames to an unknown address go to all peers, so that its owner would make this
+                // host send more than it receives.
                 if !self.has_space(peer, now) {
-                    return Ok(());
+                    return Err(DropReason::MacConflict);
                 }
                 if let Some(before) = self.entries.insert(source, entry) {
                     forget(&mut self.counts, before.peer);
@@ -225,9 +227,11 @@ mod tests {
     #[test]
     fn a_peer_fills_only_its_own_share() {
         let mut table = table();
-        for n in 0..5000 {
+        for n in 0..MAX_PER_PEER as u32 {
             assert_eq!(table.learn(mac(n), A, at(0)), Ok(()));
         }
+        let more = table.learn(mac(5000), A, at(0));
+        assert_eq!(more, Err(DropReason::MacConflict));
         assert_eq!(table.len(), MAX_PER_PEER);
         table.learn(mac(9999), B, at(0)).unwrap();
         assert_eq!(table.lookup(mac(9999), at(0)), Some(B));

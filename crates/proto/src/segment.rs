@@ -262,7 +262,8 @@ pub fn packets_in(read: &[u8]) -> u64 {
 }
 
 /// Completes the checksum that the virtio-net header of a read asks for, in a frame of whatever
-/// protocol. Super-packets cannot be completed.
+/// protocol, and clears the request: several peers may get the same frame. Super-packets cannot be
+/// completed.
 pub fn complete_any_checksum(read: &mut [u8]) -> Result<(), DropReason> {
     let vnet = VnetHdr::read(read).map_err(|_| DropReason::BadOffload)?;
     if vnet.gso_type != GsoType::None {
@@ -277,6 +278,7 @@ pub fn complete_any_checksum(read: &mut [u8]) -> Result<(), DropReason> {
     let check = checksum::fold(checksum::sum(covered)).to_be_bytes();
     let field = covered.get_mut(at..at + 2).ok_or(DropReason::BadOffload)?;
     field.copy_from_slice(&check);
+    read[..VNET_HDR_LEN].copy_from_slice(&VnetHdr::default().to_bytes());
     Ok(())
 }
 
@@ -400,5 +402,22 @@ mod tests {
         assert_eq!(refused(|r| r[10 + 32] = 0x40), Some(DropReason::BadOffload));
         assert_eq!(refused(|r| r[10] = 0x00), Some(DropReason::NotIp));
         assert_eq!(refused(|r| r.truncate(9)), Some(DropReason::BadOffload));
+    }
+
+    #[test]
+    fn a_checksum_is_completed_once_for_all_peers() {
+        let vnet = VnetHdr {
+            needs_csum: true,
+            csum_start: 20,
+            csum_offset: 6,
+            ..VnetHdr::default()
+        };
+        let mut read = vec![7; VNET_HDR_LEN + 40];
+        read[..VNET_HDR_LEN].copy_from_slice(&vnet.to_bytes());
+        complete_any_checksum(&mut read).unwrap();
+        let once = read.clone();
+        assert_ne!(once[VNET_HDR_LEN + 26..][..2], [7, 7]);
+        complete_any_checksum(&mut read).unwrap();
+        assert_eq!(read, once);
     }
 }

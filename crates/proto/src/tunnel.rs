@@ -462,21 +462,15 @@ impl Tunnel {
         }
     }
 
-    /// Removes a prefix from a peer, if the peer owns it.
+    /// Removes a prefix from a peer, if the peer owns it. In Ethernet mode a peer that once had a
+    /// prefix and has none left may send no IP packets.
     pub fn remove_allowed_ip(&mut self, id: PeerId, prefix: IpNet) {
         self.allowed_ips.remove(prefix, id);
-        let has_some = self.allowed_ips.iter_peer(id).next().is_some();
-        if let Some(peer) = self.peer_mut(id) {
-            peer.has_allowed_ips = has_some;
-        }
     }
 
-    /// Removes all prefixes of a peer.
+    /// Removes all prefixes of a peer; see [`Self::remove_allowed_ip`].
     pub fn clear_allowed_ips(&mut self, id: PeerId) {
         self.allowed_ips.remove_peer(id);
-        if let Some(peer) = self.peer_mut(id) {
-            peer.has_allowed_ips = false;
-        }
     }
 
     /// The sum over all peers, including removed ones, and of counts without a peer.

@@ -70,10 +70,16 @@ pub fn set_up_interface(
 ) -> Result<(), NetlinkError> {
     // No link-local address: the kernel would send router solicitations and multicast reports into the tunnel,
     // from an address of no peer. 1 is IN6_ADDR_GEN_MODE_NONE; a host without IPv6 has no such file. On Ethernet,
-    // neighbour discovery needs one.
-    if config.mode == Mode::Ip {
-        let mode = ["ipv6", "conf", config.name.as_str(), "addr_gen_mode"];
-        let _ = sysctl::write(&mode, "1");
+    // neighbour discovery needs one, but no peer becomes this host's router.
+    let ipv6 = |name: &str, value: &str| {
+        let _ = sysctl::write(&["ipv6", "conf", config.name.as_str(), name], value);
+    };
+    match config.mode {
+        Mode::Ip => ipv6("addr_gen_mode", "1"),
+        Mode::Ethernet => {
+            ipv6("accept_ra", "0");
+            ipv6("accept_redirects", "0");
+        }
     }
     netlink.set_tx_queue_len(index, TX_QUEUE_LEN)?;
     for address in &config.addresses {

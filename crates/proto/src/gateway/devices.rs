@@ -90,11 +90,12 @@ pub(super) fn pair(addresses: &[IpAddr]) -> [Option<IpAddr>; 2] {
 }
 
 impl Device {
-    /// Creates a device. With `allocates`, it has no overlay address but those of its
-    /// configuration.
+    /// Creates a device. With `allocates`, one without overlay addresses in its configuration has
+    /// none yet.
     pub(super) fn new(config: DeviceConfig, allocates: bool) -> Device {
         let lan = pair(&config.lan);
         let overlay = pair(&config.overlay);
+        let allocates = allocates && config.overlay.is_empty();
         let default = if allocates { [None; 2] } else { lan };
         Device {
             lan,

@@ -515,7 +515,7 @@ fn wireguard_read(
     read: &[u8],
     outbox: &mut Outbox,
 ) -> Result<(), (DropReason, u64)> {
-    let packet = SuperPacket::parse(read).map_err(|reason| (reason, 1))?;
+    let packet = SuperPacket::parse(read).map_err(|reason| (reason, segment::packets_in(read)))?;
     if let Some(filter) = &mut peer.filter {
         filter.note(&packet.ip, packet.bytes, sending.now.mono);
     }

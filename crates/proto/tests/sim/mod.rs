@@ -100,8 +100,6 @@ pub struct Side {
     pub delivered: Vec<Vec<u8>>,
     /// Frames without IP that were written to the TAP device.
     pub frames: Vec<Vec<u8>>,
-    /// Whether it receives packets that are of no flow.
-    pub unchecked: bool,
     /// The device refuses one in this many writes; 0 for none.
     pub refuse_every: u64,
     writes: u64,
@@ -503,9 +501,7 @@ impl World {
                     }
                 },
             };
-            if !side.unchecked {
-                self.checkers[i].write(i, &bytes);
-            }
+            self.checkers[i].write(i, &bytes);
             if !side.setup.offload {
                 assert!(
                     bytes[..10].iter().all(|b| *b == 0),
@@ -649,7 +645,6 @@ impl Side {
             wall_skew: 0,
             delivered: Vec::new(),
             frames: Vec::new(),
-            unchecked: false,
             refuse_every: 0,
             writes: 0,
             restarts,
