@@ -666,7 +666,9 @@ fn tries_are_counted_until_something_arrives_directly() {
 
 #[test]
 fn punching_pauses_for_longer_than_nats_remember_and_begins_anew() {
-    let mut paths = paths();
+    let [outer, inner] = ["192.0.2.1:7", "10.0.0.1:7"].map(|text| text.parse().expect(text));
+    let mut paths = Paths::default();
+    paths.set_signalled(&[outer, inner]);
     let mut rng = Count(0);
     let mut may = |paths: &mut Paths, second: u64| paths.may_punch(at(second * 1000), &mut rng);
     assert!(may(&mut paths, 0) && may(&mut paths, 29));
@@ -675,6 +677,6 @@ fn punching_pauses_for_longer_than_nats_remember_and_begins_anew() {
     }
     assert!(may(&mut paths, 100));
     assert!(!may(&mut paths, 131));
-    paths.set_signalled(&[direct(9)]);
+    paths.set_signalled(&[outer, inner, direct(9)]);
     assert!(may(&mut paths, 131), "another address");
 }
