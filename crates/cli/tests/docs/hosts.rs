@@ -55,6 +55,11 @@ export HOME=/root NO_COLOR=1 PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 cd /root
 exec bash -e"#;
 
+/// Run when a shell ends, which it does before the end of the test only where something failed: the
+/// state that explains why.
+const REPORT: &str = r#"trap '(set +e; echo "--- $(hostname)"; seikan status; ip -s neigh; ip -s link; ss -tuna; tail -n 30 /run/unit-*.log) >&2 2>&1' EXIT
+"#;
+
 /// `sudo [-u USER] COMMAND`: the test is root already.
 const SUDO: &str = r#"#!/bin/sh
 if [ "$1" = -u ]; then
@@ -177,6 +182,11 @@ impl Network {
             panic!("no host {name}: add `<!-- host {name}: eth0 192.0.2.9/24 at internet -->`")
         })
     }
+
+    /// Ends all shells, and returns what each printed then ([`REPORT`]).
+    pub fn end(&mut self) -> String {
+        self.hosts.values_mut().map(Host::end).collect()
+    }
 }
 
 /// Returns the hosts file: hosts are found by name and below example.org, at their first address.
@@ -233,9 +243,12 @@ impl Host {
         ] {
             command.env_remove(format!("SEIKAN_{name}"));
         }
-        let shell = namespace
+        let mut shell = namespace
             .spawn_command(&mut command)
             .map_err(|e| e.to_string())?;
+        let input = shell.stdin.as_mut().expect("piped");
+        let sent = input.write_all(REPORT.as_bytes());
+        sent.map_err(|error| error.to_string())?;
         Ok(Host {
             folder,
             shell,
@@ -307,9 +320,18 @@ impl Host {
     }
 
     fn problem(&self, problem: &str, output: &Path) -> String {
-        let [output, errors] = [output, &self.folder.join("errors")]
-            .map(|path| fs::read_to_string(path).unwrap_or_default());
-        format!("{problem}: {output}{errors}")
+        let output = fs::read_to_string(output).unwrap_or_default();
+        format!("{problem}: {output}")
+    }
+
+    /// Ends the shell, and returns its errors. A command that does not end is not waited for.
+    fn end(&mut self) -> String {
+        drop(self.shell.stdin.take());
+        let until = Instant::now() + Duration::from_secs(5);
+        while self.shell.try_wait().expect("wait").is_none() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        fs::read_to_string(self.folder.join("errors")).unwrap_or_default()
     }
 }
 

@@ -174,7 +174,10 @@ fn run_block(network: &mut Network, block: &Block, location: &str) -> String {
             .unwrap_or_else(|line| panic!("{location}: {source} printed nothing like {line:?}"));
     }
     let result = network.host(host).run(&script, &block.directive);
-    result.unwrap_or_else(|problem| panic!("{location}: on {host}: {problem}\n{script}"))
+    result.unwrap_or_else(|problem| {
+        let states = network.end();
+        panic!("{location}: on {host}: {problem}\n{script}\n{states}")
+    })
 }
 
 /// Compares a `console` block with the output, or rewrites it.
