@@ -13,6 +13,8 @@
 //! A probe that was too large leaves a gap in the counters, which the peer reports as a loss.
 //! [`PathMtu::excuse`] subtracts these losses from the report.
 
+use super::frame::SLICE_OVERHEAD;
+use super::stamp::RECORD_OVERHEAD;
 use crate::time::Instant;
 use std::time::Duration;
 
@@ -109,6 +111,20 @@ impl PathMtu {
     /// The same as the size of an IP packet: the path MTU in the usual sense.
     pub fn mtu(&self) -> usize {
         self.size() + usize::from(self.overhead)
+    }
+
+    /// Returns the inner MTU for TCP, at most `mtu`: a segment in a slice, with its IP header at
+    /// `ip_at`, fits one record, so that a lost datagram costs no second segment. It is `mtu` until
+    /// the search has refused the record or is over.
+    pub fn segment_mtu(&self, mtu: usize, ip_at: usize) -> usize {
+        let overhead = RECORD_OVERHEAD + SLICE_OVERHEAD + ip_at;
+        let record = mtu + overhead;
+        let known = record >= usize::from(self.refused) || self.candidate().is_none();
+        if known && !self.base_unsure {
+            record.min(self.size()) - overhead
+        } else {
+            mtu
+        }
     }
 
     /// Returns the id and UDP payload size of the probe to send now, if one is due. `session` is
@@ -323,6 +339,24 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn segments_are_limited_once_the_search_has_refused_them() {
+        let overhead = RECORD_OVERHEAD + SLICE_OVERHEAD;
+        let mut path = PathMtu::new(true);
+        assert_eq!(path.segment_mtu(1420, 0), 1420, "nothing is known");
+        search(&mut path, 0, 120, 1452);
+        assert_eq!(path.segment_mtu(1420, 0), 1452 - overhead);
+        assert_eq!(path.segment_mtu(1420, 14), 1452 - overhead - 14);
+        assert_eq!(path.segment_mtu(1400, 0), 1400);
+        let mut path = PathMtu::new(true);
+        path.too_large(1460);
+        assert_eq!(
+            path.segment_mtu(1420, 0),
+            usize::from(BASE) - overhead,
+            "the interface has refused the record"
+        );
     }
 
     #[test]

@@ -30,6 +30,8 @@ const FRAMES_AT: usize = DATA_HEADER_LEN + STAMP_LEN;
 /// A record that is at most this much shorter than the datagrams of its run is padded, so that the
 /// run continues.
 const MAX_PADDING: usize = 400;
+/// A slice ends where a segment ends if that leaves at most one in this many bytes unused.
+const UNUSED: usize = 8;
 
 /// Common parameters of the records of one batch.
 #[derive(Clone, Copy, Debug)]
@@ -218,17 +220,24 @@ impl<'a> RecordWriter<'a> {
         let Envelope {
             destination, peer, ..
         } = self.envelope;
-        let records = payload.len().div_ceil(self.capacity() - fixed);
+        let room = self.capacity() - fixed;
+        let unit = slice_unit(room, gso_size);
+        let records = payload.len().div_ceil(room - room % unit);
         if records <= MAX_SEGMENTS && !self.outbox.run_takes(&destination, Some(peer), records) {
             self.close(false)?;
         }
         let mut offset = 0;
         while offset < payload.len() {
             let rest = payload.len() - offset;
-            if self.left() < fixed + rest.min(MIN_CHUNK) {
+            if self.left() < fixed + rest.min(unit.max(MIN_CHUNK)) {
                 self.close(true)?;
             }
-            let length = rest.min(self.left() - fixed);
+            let room = self.left() - fixed;
+            let length = if rest <= room {
+                rest
+            } else {
+                room - room % unit
+            };
             let used = self.used;
             let out = &mut self.buffer()?[used..];
             let head = SliceHead {
@@ -399,5 +408,17 @@ impl<'a> RecordWriter<'a> {
         );
         self.used = FRAMES_AT;
         Ok(())
+    }
+}
+
+/// Returns the number of which the length of a slice is a multiple, where `room` bytes of payload
+/// fit a record: a segment, so that a lost datagram costs no part of another, or 1 where that would
+/// waste too much.
+fn slice_unit(room: usize, gso_size: usize) -> usize {
+    let unused = room % gso_size;
+    if gso_size <= room && unused * UNUSED <= room {
+        gso_size
+    } else {
+        1
     }
 }

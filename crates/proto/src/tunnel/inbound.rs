@@ -430,7 +430,10 @@ fn native_frame<C: Carried>(
                 .map_err(|reason| (reason, 1))
                 .map(|()| {
                     let bytes = &mut arena[range.start + ip_at..range.end];
-                    clamp_syn(bytes, sending.inner_mtu as usize, packet.partial);
+                    let mtu = sending.inner_mtu as usize;
+                    clamp_syn(bytes, packet.partial, || {
+                        peer.path.mtu.segment_mtu(mtu, *ip_at)
+                    });
                     inbox.packet(arena, &packet, peer.id);
                 })
         }

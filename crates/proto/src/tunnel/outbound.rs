@@ -426,7 +426,9 @@ fn native_reads<C: Carried>(
         };
         let partial = VnetHdr::read(read).is_ok_and(|vnet| vnet.needs_csum);
         let smaller = mtu.min(sending.inner_mtu as usize);
-        clamp_syn(&mut read[VNET_HDR_LEN + ip_at..], smaller, partial);
+        clamp_syn(&mut read[VNET_HDR_LEN + ip_at..], partial, || {
+            peer.path.mtu.segment_mtu(smaller, ip_at)
+        });
         let packet = match SuperPacket::parse_at(read, ip_at) {
             Ok(packet) => packet,
             Err(reason) => {
@@ -632,22 +634,22 @@ fn destination(read: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// Lowers the MSS of a SYN so that segments fit an inner MTU of `mtu` at both ends.
+/// Lowers the MSS of a SYN so that segments fit the inner MTU that `mtu` returns.
 ///
 /// A complete checksum is updated; one that is `partial` does not cover the option.
-pub(crate) fn clamp_syn(packet: &mut [u8], mtu: usize, partial: bool) {
+pub(crate) fn clamp_syn(packet: &mut [u8], partial: bool, mtu: impl FnOnce() -> usize) {
     let Ok(ip) = IpPacket::parse_headers(packet) else {
         return;
     };
     if ip.protocol != PROTO_TCP || ip.fragment || ip.total_len > packet.len() {
         return;
     }
-    let limit = mtu
-        .saturating_sub(if ip.is_v6() { 60 } else { 40 })
-        .min(65_535) as u16;
     let segment = &mut packet[ip.header_len..ip.total_len];
     if segment.len() < 20 || tcp::flags(segment) & tcp::SYN == 0 {
         return;
     }
+    let limit = mtu()
+        .saturating_sub(if ip.is_v6() { 60 } else { 40 })
+        .min(65_535) as u16;
     tcp::clamp_mss(segment, limit, partial);
 }
