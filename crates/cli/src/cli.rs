@@ -73,6 +73,7 @@ pub enum Verb {
     /// Measure and test on this machine
     Lab(verbs::lab::Arguments),
     /// Write shell completions or man pages
+    #[command(after_help = "Example:\n  seikan generate man ./man1")]
     Generate(generate::Arguments),
 }
 

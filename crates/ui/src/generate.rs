@@ -12,7 +12,6 @@ use clap_mangen::Man;
 
 /// Options of `generate`.
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  seikan generate man ./man1")]
 pub struct Arguments {
     /// Kind of files to write
     kind: Kind,

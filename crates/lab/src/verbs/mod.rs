@@ -100,6 +100,7 @@ pub enum LabVerb {
     Png,
     /// Write shell completions and man pages
     #[command(hide = true)]
+    #[command(after_help = "Example:\n  seikan lab generate man ./man1")]
     Generate(generate::Arguments),
 }
 
