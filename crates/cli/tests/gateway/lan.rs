@@ -75,7 +75,10 @@ fn a_device_known_by_its_address_may_change_its_mac() {
 fn an_address_that_two_use_is_reported_and_stays_with_the_first() {
     at_running_site(&Plan::default(), |site, _tunnels| {
         let double = unlisted(site, "192.168.1.10/24");
-        assert!(!answers(&double, SHOWN[0], Duration::from_millis(500)));
+        eventually("no conflict", || {
+            assert!(!answers(&double, SHOWN[0], Duration::from_millis(500)));
+            site.gateway_status()["conflicts"][0].is_object()
+        });
         let status = site.gateway_status();
         let conflict = &status["conflicts"][0];
         assert_eq!(conflict["address"], "192.168.1.10", "{status:#}");
