@@ -1,5 +1,6 @@
 //! Packets of all kinds, with and without offload at either end, whole and fragmented.
 
+use crate::paths::{delivered_mss, syn};
 use crate::sim::network::{Parcel, Path};
 use crate::sim::packets::{Flow, packets_of};
 use crate::sim::{Setup, World};
@@ -211,6 +212,45 @@ fn the_runs_around_a_lost_slice_arrive() {
             assert_eq!(fin.last(), Some(&(ends == 1)), "FIN is the last segment's");
             assert_eq!(psh, fin);
             world.check_nothing_pending();
+        }
+    }
+}
+
+/// Once the size of the path is known, segments fit records and slices end where segments end.
+#[test]
+fn a_lost_datagram_costs_one_segment() {
+    for (outer_v6, mtu) in [(false, 1500), (true, 1500), (false, 1492), (true, 1400)] {
+        for v6 in FAMILIES {
+            let setup = Setup {
+                v6: outer_v6,
+                ..Setup::new(NATIVE)
+            };
+            let path = Path {
+                mtu,
+                local: true,
+                ..Path::default()
+            };
+            let mut world = World::with([setup.clone(), setup], [path.clone(), path], 1);
+            world.establish();
+            world.send(0, &[Flow::udp(0).datagram(0, 10)]);
+            world.run(seconds(10));
+            world.take_delivered(1);
+            world.send(0, &[syn(v6, 9000, true)]);
+            world.run(seconds(1));
+            let segment = usize::from(delivered_mss(&mut world, v6)) - 12;
+            let t = flow(v6, true);
+            let mut position = 0;
+            for lost in 0..10 {
+                let read = t.segments(position, 10 * segment, segment);
+                let mut sent = datagrams_for(&mut world, &[read]);
+                assert_eq!(sent.len(), 10, "{outer_v6} {mtu} {v6}");
+                sent.remove(lost);
+                let before = world.checkers[1].bytes(t);
+                world.receive(1, &sent);
+                let arrived = world.checkers[1].bytes(t) - before;
+                assert_eq!(arrived as usize, 9 * segment, "{outer_v6} {mtu} {v6}");
+                position += 10 * segment as u64;
+            }
         }
     }
 }

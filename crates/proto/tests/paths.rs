@@ -188,7 +188,7 @@ fn a_packet_too_big_for_the_far_interface_is_answered_with_its_mtu() {
 }
 
 /// A SYN with an MSS option, with a complete checksum or a partial one.
-fn syn(v6: bool, mss: u16, partial: bool) -> Vec<u8> {
+pub fn syn(v6: bool, mss: u16, partial: bool) -> Vec<u8> {
     let flow = Flow { v6, ..Flow::tcp(0) };
     let mut read = flow.segments_with(0, 0, 1000, tcp::SYN, ECN_NOT_ECT, partial);
     let at = VNET_HDR_LEN + flow.ip_len();
@@ -231,7 +231,7 @@ fn the_mss_of_a_syn_fits_the_smaller_inner_mtu() {
 }
 
 /// The MSS of the SYN that side 1 delivered; its checksum is checked, complete or partial.
-fn delivered_mss(world: &mut World, v6: bool) -> u16 {
+pub fn delivered_mss(world: &mut World, v6: bool) -> u16 {
     let delivered = world.take_delivered(1);
     let packet = &packets_of(&delivered[0])[0];
     let at = if v6 { 40 } else { 20 };
