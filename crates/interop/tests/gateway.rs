@@ -282,13 +282,13 @@ fn listens(host: &NetNs, port: u16) -> Result<()> {
 }
 
 /// An iperf3 server refuses clients until it has finished with the previous one; then it closes its
-/// socket and listens anew.
+/// socket, which resets connections that it has not accepted, and listens anew.
 fn when_free(mut client: impl FnMut() -> Result<String>) -> Result<String> {
     let begin = Instant::now();
     loop {
         match client() {
             Err(refused)
-                if ["server is busy", "unable to connect"]
+                if ["server is busy", "unable to connect", "reset by peer"]
                     .iter()
                     .any(|reason| refused.to_string().contains(reason))
                     && begin.elapsed() < PATIENCE =>
