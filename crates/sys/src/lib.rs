@@ -11,7 +11,8 @@
 //! [`handover`] gives a directory to the unprivileged user, [`owner`] chooses the user for commands
 //! that root runs in a service's directory. Diagnosis: [`mod@sample`] reads the counters of a path
 //! ten times a second, using [`diag`] (sockets), [`perf`] (tracepoints) and [`calls`] (calls of
-//! kernel functions). [`profile`] samples the use of the processors.
+//! kernel functions). [`profile`] samples the use of the processors, [`trace`] records calls and
+//! tracepoints with their times.
 
 pub mod ability;
 pub mod calls;
@@ -42,6 +43,7 @@ pub mod softirq;
 pub mod sysctl;
 pub mod tcp;
 pub mod timer;
+pub mod trace;
 pub mod tun;
 pub mod udp;
 

@@ -18,6 +18,7 @@
 //! The host's own stack receives the same frames and answers those addressed to the host.
 
 mod auxiliary;
+pub mod capture;
 mod filter;
 mod option;
 #[cfg(test)]

@@ -10,6 +10,7 @@
 use std::ffi::{CString, c_char};
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use nix::errno::Errno;
@@ -107,13 +108,37 @@ impl Tracepoint {
         }
     }
 
+    /// Its system and name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
     /// Whether the tracepoint has an argument with this name, which a filter may use.
     pub fn has_field(&self, field: &str) -> bool {
-        let mut declarations = self.format.lines().filter_map(|line| {
-            let (declaration, _) = line.trim_start().strip_prefix("field:")?.split_once(';')?;
-            Some(declaration)
+        self.declaration(field).is_some()
+    }
+
+    /// Returns where a record has the argument with this name, in bytes.
+    pub fn field(&self, field: &str) -> Option<Range<usize>> {
+        let mut numbers = self.declaration(field)?.split(';').filter_map(|part| {
+            let (_, number) = part.trim().split_once(':')?;
+            number.parse::<usize>().ok()
         });
-        declarations.any(|declaration| declaration.split_ascii_whitespace().last() == Some(field))
+        let (offset, size) = (numbers.next()?, numbers.next()?);
+        Some(offset..offset.checked_add(size)?)
+    }
+
+    /// Returns the description of an argument after its name: `offset:8; size:4; signed:0;`.
+    fn declaration(&self, field: &str) -> Option<&str> {
+        self.format.lines().find_map(|line| {
+            let (declaration, rest) = line.trim_start().strip_prefix("field:")?.split_once(';')?;
+            let name = declaration.split_ascii_whitespace().last();
+            (name == Some(field)).then_some(rest)
+        })
     }
 
     /// Returns the number that this kernel prints as `symbol`: `{ 80, "FULL_RING" }` in the print
@@ -305,7 +330,7 @@ pub(crate) fn open(
     Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
 }
 
-fn set_filter(event: &OwnedFd, filter: &str) -> nix::Result<()> {
+pub(crate) fn set_filter(event: &OwnedFd, filter: &str) -> nix::Result<()> {
     let filter = CString::new(filter).map_err(|_| Errno::EINVAL)?;
     // SAFETY: the operation reads a string that ends with a zero byte, and `filter` outlives the call.
     let outcome = unsafe { libc::ioctl(event.as_raw_fd(), SET_FILTER, filter.as_ptr()) };
@@ -342,6 +367,8 @@ mod tests {
         let tracepoint = tracepoint(FORMAT);
         assert!(tracepoint.has_field("reason") && tracepoint.has_field("common_type"));
         assert!(!tracepoint.has_field("rx_sk") && !tracepoint.has_field("skb_drop_reason"));
+        assert_eq!(tracepoint.field("reason"), Some(36..40));
+        assert_eq!(tracepoint.field("rx_sk"), None);
     }
 
     #[test]
@@ -353,7 +380,7 @@ mod tests {
         for length in 0..FORMAT.len() {
             if let Ok(tracepoint) = Tracepoint::parse("a:b".into(), FORMAT[..length].into()) {
                 tracepoint.symbol("FULL_RING");
-                tracepoint.has_field("reason");
+                tracepoint.field("reason");
             }
         }
     }

@@ -41,6 +41,49 @@ pub fn flags(header: &[u8]) -> u8 {
     header[13]
 }
 
+/// Number of the next byte that the sender of an acknowledgement expects.
+pub fn acknowledged(header: &[u8]) -> u32 {
+    u32::from_be_bytes([header[8], header[9], header[10], header[11]])
+}
+
+/// The receive window field, without its scale.
+pub fn window(header: &[u8]) -> u16 {
+    u16::from_be_bytes([header[14], header[15]])
+}
+
+/// Returns the window scale among a header's options (RFC 7323 section 2.2), which may be cut off.
+pub fn window_scale(options: &[u8]) -> Option<u8> {
+    let mut at = 0;
+    loop {
+        match (options.get(at)?, options.get(at + 1)) {
+            (0, _) => return None,
+            (1, _) => at += 1,
+            (3, Some(3)) => return options.get(at + 2).copied(),
+            (_, Some(length)) if *length >= 2 => at += usize::from(*length),
+            _ => return None,
+        }
+    }
+}
+
+/// Converts sequence numbers of 32 bits to positions that do not wrap; the first one is 0.
+#[derive(Debug, Default)]
+pub struct Positions {
+    last: Option<(u32, i64)>,
+}
+
+impl Positions {
+    /// Returns the position of a number: the nearest one, less than half of all numbers away from
+    /// that before (RFC 9293, 3.4).
+    pub fn of(&mut self, number: u32) -> i64 {
+        let position = match self.last {
+            None => 0,
+            Some((last, position)) => position + i64::from(number.wrapping_sub(last) as i32),
+        };
+        self.last = Some((number, position));
+        position
+    }
+}
+
 /// Lowers the MSS option of a SYN to `limit` (RFC 9293 section 3.7.1). Returns true if it changed.
 ///
 /// `segment` is the whole TCP segment. `partial`: its checksum field covers only the pseudo-header,
@@ -106,6 +149,22 @@ mod tests {
         let check = checksum::fold(checksum::sum(&s));
         s[16..18].copy_from_slice(&check.to_be_bytes());
         s
+    }
+
+    #[test]
+    fn the_window_scale_is_found_among_other_options() {
+        assert_eq!(window_scale(&[1, 1, 8, 2, 3, 3, 7, 0]), Some(7));
+        assert_eq!(window_scale(&[0, 3, 3, 7]), None);
+        for cut in [&[3, 3][..], &[3], &[8, 1, 3, 3, 7], &[]] {
+            assert_eq!(window_scale(cut), None);
+        }
+    }
+
+    #[test]
+    fn positions_go_on_where_numbers_wrap() {
+        let mut positions = Positions::default();
+        let numbers = [u32::MAX - 1, 3, u32::MAX, 10];
+        assert_eq!(numbers.map(|number| positions.of(number)), [0, 5, 1, 12]);
     }
 
     #[test]

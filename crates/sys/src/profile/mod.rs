@@ -19,7 +19,7 @@ mod kallsyms;
 mod maps;
 mod record;
 mod resolve;
-mod ring;
+pub(crate) mod ring;
 mod symbols;
 #[cfg(test)]
 mod tests;
@@ -323,7 +323,7 @@ fn open(
                     joined.map_err(|errno| refused("joining rings", errno.into()))?;
                 }
                 None => {
-                    let ring = Ring::map(&event, RING_PAGES);
+                    let ring = Ring::map(event.fd(), RING_PAGES);
                     let ring = ring.map_err(|error| match error.raw_os_error() {
                         Some(libc::EPERM) => not_permitted(Errno::EPERM),
                         _ => refused("mapping the ring", error),

@@ -6,10 +6,11 @@
 
 use std::io;
 use std::ops::Range;
+use std::os::fd::RawFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::event::{Event, STACK_MAX};
+use super::event::STACK_MAX;
 
 /// Offsets in `struct perf_event_mmap_page`: `data_head`, `data_tail`.
 const HEAD: usize = 1024;
@@ -20,7 +21,7 @@ const RECORD_MAX: usize = 8 * (4 + STACK_MAX as usize + 8);
 
 /// The ring of an event.
 #[derive(Debug)]
-pub(super) struct Ring {
+pub(crate) struct Ring {
     memory: NonNull<u8>,
     length: usize,
     page: usize,
@@ -30,8 +31,8 @@ pub(super) struct Ring {
 unsafe impl Send for Ring {}
 
 impl Ring {
-    /// Maps a ring of `pages` pages (a power of two) for the event.
-    pub(super) fn map(event: &Event, pages: usize) -> io::Result<Self> {
+    /// Maps a ring of `pages` pages (a power of two) for the event of this descriptor.
+    pub(crate) fn map(event: RawFd, pages: usize) -> io::Result<Self> {
         // SAFETY: sysconf takes a number and returns one.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
         let page = usize::try_from(page).map_err(|_| io::Error::last_os_error())?;
@@ -43,7 +44,7 @@ impl Ring {
                 length,
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_SHARED,
-                event.fd(),
+                event,
                 0,
             )
         };
@@ -60,7 +61,7 @@ impl Ring {
 
     /// Appends the bytes that the kernel has written since the last call, and releases their space.
     /// Returns whether there was no space left for another record.
-    pub(super) fn take(&mut self, into: &mut Vec<u8>) -> bool {
+    pub(crate) fn take(&mut self, into: &mut Vec<u8>) -> bool {
         let size = self.length - self.page;
         let head = self.field(HEAD).load(Ordering::Acquire);
         let tail = self.field(TAIL).load(Ordering::Relaxed);

@@ -119,7 +119,7 @@ fn follow(file: File, from: SocketAddr, to: SocketAddr) -> anyhow::Result<Captur
         ..Capture::default()
     };
     let mut start = None;
-    let mut sequence = Sequence::default();
+    let mut sequence = tcp::Positions::default();
     // Window scales of both sides; they apply only if both announce one (RFC 7323, 2.2).
     let (mut own, mut theirs) = (None, None);
     let mut sent = i64::MIN;
@@ -136,7 +136,7 @@ fn follow(file: File, from: SocketAddr, to: SocketAddr) -> anyhow::Result<Captur
                 own = Some(packet.scale);
             }
             // A SYN occupies a sequence number.
-            let begin = sequence.position(packet.sequence.wrapping_add(u32::from(is_syn)));
+            let begin = sequence.of(packet.sequence.wrapping_add(u32::from(is_syn)));
             let end = begin + packet.length as i64;
             if packet.length > 0 {
                 let is_retransmission = end <= sent;
@@ -153,7 +153,7 @@ fn follow(file: File, from: SocketAddr, to: SocketAddr) -> anyhow::Result<Captur
                 theirs = Some(packet.scale);
             }
             if packet.flags & tcp::ACK != 0 && packet.flags & tcp::RST == 0 {
-                let number = sequence.position(packet.acknowledged);
+                let number = sequence.of(packet.acknowledged);
                 let factor = match (own, theirs) {
                     // The window of a SYN is never scaled.
                     _ if is_syn => Some(0),
@@ -171,24 +171,6 @@ fn follow(file: File, from: SocketAddr, to: SocketAddr) -> anyhow::Result<Captur
         true
     })?;
     Ok(capture)
-}
-
-/// Converts sequence numbers of 32 bits to positions that do not wrap; the first one is 0.
-#[derive(Debug, Default)]
-struct Sequence {
-    last: Option<(u32, i64)>,
-}
-
-impl Sequence {
-    fn position(&mut self, number: u32) -> i64 {
-        let position = match self.last {
-            None => 0,
-            // The nearest position: less than half of all numbers away (RFC 9293, 3.4).
-            Some((last, position)) => position + i64::from(number.wrapping_sub(last) as i32),
-        };
-        self.last = Some((number, position));
-        position
-    }
 }
 
 /// Calls `take` with every packet that has a TCP header, until it returns false or the maximum is
@@ -350,26 +332,12 @@ fn packet(nanoseconds: i128, kind: Linktype, data: &[u8], original: u32) -> Opti
         from: SocketAddr::new(source, port(0)),
         to: SocketAddr::new(destination, port(2)),
         sequence: tcp::seq(segment),
-        acknowledged: u32::from_be_bytes([segment[8], segment[9], segment[10], segment[11]]),
+        acknowledged: tcp::acknowledged(segment),
         flags: tcp::flags(segment),
-        window: port(14),
-        scale: scale(segment.get(20..header_len.min(segment.len()))?),
+        window: tcp::window(segment),
+        scale: tcp::window_scale(segment.get(20..header_len.min(segment.len()))?),
         length,
     })
-}
-
-/// Returns the window scale from a header's options.
-fn scale(options: &[u8]) -> Option<u8> {
-    let mut at = 0;
-    loop {
-        match (options.get(at)?, options.get(at + 1)) {
-            (0, _) => return None,
-            (1, _) => at += 1,
-            (3, Some(3)) => return options.get(at + 2).copied(),
-            (_, Some(length)) if *length >= 2 => at += usize::from(*length),
-            _ => return None,
-        }
-    }
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //! window.
 
 use std::collections::HashSet;
+use std::ops::Range;
 
 use seikan_ui::axis::{Frame, LEFT, Scale};
 use seikan_ui::palette::{BAD, KINDS, OWN, SECOND};
@@ -11,8 +12,11 @@ use super::capture::{Acknowledgement, Capture, Segment};
 use super::{Drawing, Scene};
 use crate::screen::number;
 
-/// Number of segments in the detailed part.
+/// Number of segments in the detailed part, and at the beginning: some round trips of slow start.
 const DETAIL: usize = 300;
+const BEGINNING: usize = 60;
+/// Distance between two parts.
+const GAP: f64 = 84.0;
 /// Maximum number of drawn segments of one colour.
 const LINES: usize = 20_000;
 
@@ -35,20 +39,9 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
         entries.push((KINDS[2], "end of the receiver's window"));
     }
     svg.legend((LEFT, 18.0), &entries);
-    let all = 0..capture.segments.len();
-    let whole = panel(&mut svg, 62.0, "the whole connection", capture, all);
-    let detail = detail(&capture.segments);
-    let mut bottom = whole;
-    if detail.len() < capture.segments.len() {
-        let title = if capture.segments[detail.clone()]
-            .iter()
-            .any(|s| s.is_retransmission)
-        {
-            "the part with most retransmissions"
-        } else {
-            "the beginning"
-        };
-        bottom = panel(&mut svg, whole + 84.0, title, capture, detail);
+    let mut bottom = 62.0 - GAP;
+    for (title, range) in parts(&capture.segments) {
+        bottom = panel(&mut svg, bottom + GAP, title, capture, range);
     }
     let retransmissions = capture
         .segments
@@ -74,8 +67,25 @@ pub fn draw(scene: &Scene<'_>) -> Result<Drawing, String> {
     })
 }
 
+/// Returns the parts to draw: the whole, and enlarged the beginning and where most is
+/// retransmitted, as far as they are parts.
+fn parts(segments: &[Segment]) -> Vec<(&'static str, Range<usize>)> {
+    let mut parts = vec![("the whole connection", 0..segments.len())];
+    if segments.len() > BEGINNING {
+        parts.push(("the beginning: slow start", 0..BEGINNING));
+    }
+    let detail = detail(segments);
+    let has_retransmission = segments[detail.clone()]
+        .iter()
+        .any(|segment| segment.is_retransmission);
+    if detail.len() < segments.len() && has_retransmission {
+        parts.push(("the part with most retransmissions", detail));
+    }
+    parts
+}
+
 /// Returns the range of segments with most retransmissions; the beginning if there are none.
-fn detail(segments: &[Segment]) -> std::ops::Range<usize> {
+fn detail(segments: &[Segment]) -> Range<usize> {
     let length = DETAIL.min(segments.len());
     let count = |range: &[Segment]| {
         range
@@ -96,13 +106,7 @@ fn detail(segments: &[Segment]) -> std::ops::Range<usize> {
 }
 
 /// Draws a range of segments and the acknowledgements meanwhile; returns the bottom of the panel.
-fn panel(
-    svg: &mut Svg,
-    top: f64,
-    title: &str,
-    capture: &Capture,
-    range: std::ops::Range<usize>,
-) -> f64 {
+fn panel(svg: &mut Svg, top: f64, title: &str, capture: &Capture, range: Range<usize>) -> f64 {
     let segments = &capture.segments[range];
     let (Some(first), Some(last)) = (segments.first(), segments.last()) else {
         return top;
@@ -198,6 +202,27 @@ mod tests {
         segments[900] = segment(true);
         assert_eq!(detail(&segments), 601..901);
         assert_eq!(detail(&segments[..50]), 0..50);
+    }
+
+    #[test]
+    fn the_beginning_is_enlarged_where_it_is_a_part() {
+        let segment = Segment {
+            at: 0.0,
+            begin: 0,
+            end: 1,
+            is_retransmission: false,
+        };
+        let mut segments = vec![segment; 400];
+        let ranges = |segments: &[Segment]| -> Vec<Range<usize>> {
+            parts(segments)
+                .into_iter()
+                .map(|(_, range)| range)
+                .collect()
+        };
+        assert_eq!(ranges(&segments[..60]), [0..60]);
+        assert_eq!(ranges(&segments), [0..400, 0..60]);
+        segments[399].is_retransmission = true;
+        assert_eq!(ranges(&segments), [0..400, 0..60, 100..400]);
     }
 
     #[test]
