@@ -11,6 +11,7 @@
 
 mod arguments;
 pub mod bench;
+mod capture;
 pub mod cleanup;
 pub mod demo;
 mod error;

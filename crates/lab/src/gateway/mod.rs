@@ -26,7 +26,6 @@ use crate::host::Congestion;
 use crate::link::Link;
 use crate::load::wait_reachable;
 use crate::machine::Machine;
-use crate::tunnel::seikan::Seikan;
 use crate::tunnel::{self, READY_PATIENCE, Started, Tunnel};
 
 pub use figures::{GatewayReport, GatewayRound, GatewayRow, RowLoad};
@@ -225,6 +224,7 @@ fn measure(
     };
     let outcome = match setup {
         Setup::HostToHost(tunnel) => host_to_host(tunnel, options, interrupt, &mut load),
+        Setup::NaiveHosts(tunnel) => host_to_host(tunnel, options, interrupt, &mut load),
         _ => {
             let measure =
                 &mut |ends: &Ends<'_>, carriers: &mut Carriers, site: &Site, dir: &Path| {
@@ -244,7 +244,7 @@ fn measure(
 }
 
 fn host_to_host(
-    tunnel: &Seikan,
+    tunnel: &dyn Tunnel,
     options: &GatewayOptions,
     interrupt: &Interrupt,
     load: &mut dyn FnMut(&Ends<'_>, &mut Started) -> Result<()>,

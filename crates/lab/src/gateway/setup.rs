@@ -16,6 +16,7 @@ use crate::gateway::site::{
 use crate::gateway::{FORWARDING, YARDSTICK};
 use crate::host::Host;
 use crate::program;
+use crate::tunnel::middle::{NAIVE_HOSTS, NaiveHosts};
 use crate::tunnel::seikan::{Seikan, config, status, up};
 use crate::tunnel::wireguard::{self, WireGuard};
 use crate::tunnel::{End, Started, Tunnel, device_name, need_tun, start_ends, version_line};
@@ -29,6 +30,8 @@ const SEIKAN: &str = "seikan";
 pub(super) enum Setup {
     /// Two hosts that run Seikan themselves, without a gateway.
     HostToHost(Seikan),
+    /// The naive encapsulator at two hosts, without a gateway.
+    NaiveHosts(NaiveHosts),
     /// The kernel forwards, without a tunnel.
     Plain,
     /// Ours.
@@ -66,6 +69,7 @@ impl Setup {
     pub(super) fn name(&self) -> &'static str {
         match self {
             Self::HostToHost(_) => YARDSTICK,
+            Self::NaiveHosts(_) => NAIVE_HOSTS,
             Self::Plain => FORWARDING,
             Self::Seikan { mode, many } => match (mode, many) {
                 (Mode::Transparent, false) => "seikan-transparent",
@@ -84,11 +88,13 @@ impl Setup {
         matches!(self, Self::HostToHost(_) | Self::Seikan { .. })
     }
 
-    /// Whether it is measured when nothing is named: of the WireGuards, the two in Go; no crowds.
+    /// Whether it is measured when nothing is named: of the WireGuards, the two in Go; no crowds, and
+    /// of other hosts than ours none without a gateway.
     pub(super) fn by_default(&self) -> bool {
         match self {
             Self::WireGuard(program) => program.label().ends_with("wireguard-go"),
             Self::Seikan { many, .. } => !many,
+            Self::NaiveHosts(_) => false,
             _ => true,
         }
     }
@@ -99,7 +105,10 @@ impl Setup {
             Self::HostToHost(tunnel) => tunnel.availability(),
             Self::Seikan { .. } => need_tun().and_then(|()| program::seikan().map(drop)),
             Self::WireGuard(program) => program.availability(),
-            Self::Naive { .. } if ipv6 => Err("it supports only IPv4".to_owned()),
+            Self::Naive { .. } | Self::NaiveHosts(_) if ipv6 => {
+                Err("it supports only IPv4".to_owned())
+            }
+            Self::NaiveHosts(tunnel) => tunnel.availability(),
             Self::Naive { .. } => need_tun(),
         }
     }
@@ -153,8 +162,8 @@ impl Setup {
     pub(super) fn up(&self, site: &Site, dir: &Path, interrupt: &Interrupt) -> Result<Carriers> {
         let mut carriers = Carriers::default();
         match self {
-            // It has no site.
-            Self::HostToHost(_) => {}
+            // They have no site.
+            Self::HostToHost(_) | Self::NaiveHosts(_) => {}
             Self::Plain => {
                 site.let_gateway_forward()?;
                 site.route_through_gateway(on_wan(2).networks())?;
@@ -309,7 +318,11 @@ fn start_naive(site: &Site) -> Result<Vec<Worker>> {
 
 /// All ways, in the order of reports.
 pub(super) fn all() -> Vec<Setup> {
-    let mut all = vec![Setup::HostToHost(Seikan::new("native", 0)), Setup::Plain];
+    let mut all = vec![
+        Setup::HostToHost(Seikan::new("native", 0)),
+        Setup::NaiveHosts(NaiveHosts),
+        Setup::Plain,
+    ];
     for many in [false, true] {
         let modes = [Mode::Transparent, Mode::Routed];
         all.extend(modes.map(|mode| Setup::Seikan { mode, many }));

@@ -7,7 +7,7 @@ use seikan_diagnose::{Cause, Recording};
 use seikan_load::{Ends, LiveOptions};
 use serde::{Deserialize, Serialize};
 
-use super::Desk;
+use super::{Desk, Source};
 use crate::cleanup::private_directory;
 use crate::error::{LabError, Result};
 use crate::host::Host;
@@ -87,7 +87,7 @@ impl<'a> Looker<'a> {
     /// the doctor's own errors.
     pub fn look(&self, desk: Desk<'_>) -> Result<(Look, Option<Recording>)> {
         let scratch = private_directory()?;
-        let file = format!("{}-{}.parquet", desk.source, slug(self.of));
+        let file = format!("{}.parquet", file_stem(desk.source, self.of));
         let kept = desk.options.recordings.as_ref();
         let record = match kept {
             Some(directory) => {
@@ -146,6 +146,11 @@ impl<'a> Looker<'a> {
         look.facts = recording.as_ref().map_or_else(Vec::new, facts);
         Ok(look)
     }
+}
+
+/// Name of a row's files, without ending.
+pub(super) fn file_stem(source: Source, row: &str) -> String {
+    format!("{source}-{}", slug(row))
 }
 
 /// A row's name as part of a file's.

@@ -1,6 +1,7 @@
 //! A gateway that encapsulates whatever its packet socket receives, with receive offload (GRO) on
 //! its NIC and without, with packets distributed to all processors (RPS), and Seikan, which
-//! requires GRO.
+//! requires GRO. The same encapsulation between two hosts, without a gateway, is row (A) of the
+//! source.
 
 use std::time::{Duration, Instant};
 
@@ -9,25 +10,30 @@ use seikan_load::{Ends, LiveOptions};
 use seikan_observe::metric;
 use seikan_sys::ethtool::Feature;
 use seikan_sys::netlink::diag::{Diag, TcpConnection};
+use seikan_sys::softirq;
 use seikan_ui::Progress;
 
 use super::look::Looker;
-use super::{Bench, Curve, Curves, Figures, Found, Row, plain, steering, titled};
+use super::{Bench, Curve, Curves, Figures, Found, List, Row, plain, reordering, steering, titled};
 use crate::bench::{Load, Measured};
 use crate::error::{LabError, Result};
 use crate::gateway::site::Nic;
 use crate::gateway::{GatewayOptions, GatewayReport, GatewayRound, behind, gateway};
 use crate::host::Host;
 use crate::load::live;
+use crate::tunnel::middle::NAIVE_HOSTS;
 use crate::tunnel::{self, Running, inner_device};
 
 /// Rows of the comparison of gateways, as they are called here.
-const ROWS: [(&str, &str); 4] = [
+const ROWS: [(&str, &str); 5] = [
     (NAIVE, "naive, GRO on"),
     ("naive-no-gro", "naive, GRO off"),
     ("naive-no-gro-rps", "naive, GRO off, RPS"),
     ("seikan-transparent", "Seikan, GRO on"),
+    (NAIVE_HOSTS, "naive, host to host, no gateway"),
 ];
+/// Position of the last one.
+const HOSTS: usize = 4;
 const NAIVE: &str = "naive-gro";
 /// The naive gateway as the doctor's subject.
 pub(super) const TUNNEL: &str = "naive";
@@ -36,10 +42,12 @@ const COMPARED: f64 = 0.6;
 /// Interval of samples of a connection, and their duration as a multiple of a load.
 const EVERY: Duration = Duration::from_millis(100);
 const FOLLOWED: f64 = 3.0;
-/// Published, in Mbit/s, out of the device: GRO on, then GRO off with RPS. UDP with GRO on made
-/// about 30.
-const PUBLISHED: [(usize, f64); 2] = [(0, 1.56), (2, 32.6)];
-const PUBLISHED_UDP: f64 = 30.0;
+/// Interval of its throughput, in seconds.
+const RATE_EVERY: f64 = 0.5;
+/// Published, in Mbit/s, out of the device: GRO on, then GRO off with RPS; host to host it was
+/// "above 30". UDP made about 30 in both.
+const PUBLISHED: [(usize, f64); 3] = [(0, 1.56), (2, 32.6), (HOSTS, 30.0)];
+const PUBLISHED_UDP: [(usize, f64); 2] = [(0, 30.0), (HOSTS, 30.0)];
 /// Published: segments sent again, and congestion window in KB.
 const PUBLISHED_AGAIN: [(usize, f64); 2] = [(0, 612.0), (2, 9.0)];
 const PUBLISHED_WINDOW: [(usize, f64); 2] = [(0, 2.57), (2, 266.0)];
@@ -48,8 +56,9 @@ type Figure = fn(&Measured) -> Option<f64>;
 
 pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
     let mut found = Found::default();
-    let (each, once) = steering::STEPS;
-    let steps = FOLLOWED_ROWS.len() + 1 + once + each * bench.options.rounds as usize;
+    let ((each, once), (again, also)) = (steering::STEPS, reordering::STEPS);
+    let rounds = bench.options.rounds as usize;
+    let steps = FOLLOWED_ROWS.len() + 1 + once + also + (each + again) * rounds;
     let all = steps as f64 / (1.0 - COMPARED);
     bench.steps = (0.0, all);
     for rate in bench.rates() {
@@ -57,7 +66,13 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
         found.note_failure(done)?;
         bench.steps.0 += all * COMPARED / 2.0;
     }
-    for part in [over_time, diagnosis, steering::steering] {
+    for part in [
+        over_time,
+        diagnosis,
+        steering::steering,
+        steering::small_packets,
+        reordering::reordering,
+    ] {
         let done = part(bench, &mut found);
         found.note_failure(done)?;
     }
@@ -83,8 +98,9 @@ fn rows(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Found) -> Result<(
             "six quantities are measured: this is a bug".into(),
         ));
     };
-    let [naive, no_gro, rps, own] = ROWS.map(|(_, name)| name);
+    let [naive, no_gro, rps, own, hosts] = ROWS.map(|(_, name)| name);
     found.claims.extend([
+        out.claim(hosts, naive),
         out.claim(no_gro, naive),
         out.claim(rps, naive),
         out.claim(own, rps),
@@ -95,7 +111,50 @@ fn rows(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Found) -> Result<(
         window.claim(rps, naive),
     ]);
     found.figures.extend(figures);
+    found.lists.push(counts(&report, rate));
     Ok(())
+}
+
+/// Packets of both ends of the naive encapsulator in the first round: the gateway's, with the sizes
+/// that its packet socket returned, and those that the remote could not read.
+fn counts(report: &GatewayReport, limit: Option<u64>) -> List {
+    let rows = ROWS.iter().filter_map(|(way, name)| {
+        let ends = &report.row(way)?.rounds.first()?.said;
+        let [gateway, remote] = &ends[..] else {
+            return None;
+        };
+        let counts = [
+            (gateway, "out"),
+            (gateway, "merged"),
+            (gateway, "largest"),
+            (gateway, "oversized"),
+            (remote, "cut"),
+            (remote, "headless"),
+            (remote, "arrived"),
+        ];
+        let cells = counts.map(|(end, count)| Some(end.get(count)?.as_u64()?.to_string()));
+        let cells: Option<Vec<String>> = cells.into_iter().collect();
+        Some(std::iter::once((*name).to_owned()).chain(cells?).collect())
+    });
+    List {
+        title: titled(
+            "packets at both ends of the naive encapsulator, first round, all loads",
+            limit,
+        ),
+        columns: [
+            "",
+            "sent by the gateway",
+            "above 1500 bytes",
+            "largest, bytes",
+            "above 64 KiB",
+            "first fragments",
+            "fragments without header",
+            "taken by the remote",
+        ]
+        .map(str::to_owned)
+        .to_vec(),
+        rows: rows.collect(),
+    }
 }
 
 /// Every row and load, in rounds, by the comparison of gateways.
@@ -155,7 +214,7 @@ fn figures(report: &GatewayReport, limit: Option<u64>) -> Vec<Figures> {
             rate,
             Load::Udp,
             megabits,
-            &[(0, PUBLISHED_UDP)],
+            &PUBLISHED_UDP,
         ),
         quantity("UDP into the device", rate, Load::UdpRev, megabits, &[]),
         quantity(
@@ -183,12 +242,22 @@ fn of_round(round: &GatewayRound, load: Load, figure: Figure) -> Option<f64> {
 /// The rows whose connection is sampled.
 const FOLLOWED_ROWS: [&str; 3] = [ROWS[0].1, ROWS[1].1, ROWS[3].1];
 
-/// One connection over time: seconds with KB of its congestion window, and with segments sent again
-/// so far.
+/// One connection over time: seconds with Mbit/s, with KB of its congestion window, and with
+/// segments sent again so far.
 #[derive(Default)]
 struct Trail {
+    rate: Vec<[f64; 2]>,
     window: Vec<[f64; 2]>,
     again: Vec<[f64; 2]>,
+    /// Packets that the kernel received, of all hosts, and runs of the softirq for them.
+    received: Received,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Received {
+    packets: u64,
+    runs: u64,
+    seconds: f64,
 }
 
 /// Reads the state of a connection out of the device from the sender's kernel, over time.
@@ -218,7 +287,7 @@ fn over_time(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
         title: title.to_owned(),
         x: "seconds".to_owned(),
         y: y.to_owned(),
-        logarithmic: [false, name == "window"],
+        logarithmic: [false, name != "sent-again"],
         curves: trails
             .iter()
             .map(|(name, trail)| Curve {
@@ -231,18 +300,68 @@ fn over_time(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     };
     let window = "congestion window of a connection out of the device";
     let again = "segments that it has sent again";
+    let rate = "throughput of a connection out of the device, in half seconds";
+    found.lists.push(softirqs(&trails));
     found.curves.extend([
+        picture("over-time", rate, "Mbit/s", |trail| &trail.rate),
         picture("window", window, "KB", |trail| &trail.window),
         picture("sent-again", again, "segments", |trail| &trail.again),
     ]);
     Ok(())
 }
 
+/// How many packets the kernel receives at a time.
+fn softirqs(trails: &[(&str, Trail)]) -> List {
+    let rows = trails.iter().map(|(name, trail)| {
+        let Received {
+            packets,
+            runs,
+            seconds,
+        } = trail.received;
+        let per_second = |count: u64| format!("{:.0}", count as f64 / seconds.max(1e-9));
+        vec![
+            (*name).to_owned(),
+            per_second(packets),
+            per_second(runs),
+            format!("{:.1}", packets as f64 / runs.max(1) as f64),
+        ]
+    });
+    List {
+        title: "receive softirqs of all hosts during one connection out of the device".to_owned(),
+        columns: [
+            "",
+            "packets per second",
+            "softirqs per second",
+            "packets a softirq",
+        ]
+        .map(str::to_owned)
+        .to_vec(),
+        rows: rows.collect(),
+    }
+}
+
+/// Packets that all processors have received, and runs of the softirq. A merged packet counts as
+/// often as it has parts.
+fn received() -> Result<[u64; 2]> {
+    let read =
+        |file: &str| std::fs::read_to_string(file).map_err(LabError::io(format!("read {file}")));
+    let softnet = read("/proc/net/softnet_stat")?;
+    // The first column, in hexadecimal (Documentation/networking/scaling.rst, net-procfs.c).
+    let packets = softnet.lines().filter_map(|line| {
+        let first = line.split_whitespace().next()?;
+        u64::from_str_radix(first, 16).ok()
+    });
+    let runs = softirq::net_rx().map_err(LabError::io("read /proc/softirqs"))?;
+    Ok([packets.sum(), runs.iter().map(|of| of.runs).sum()])
+}
+
 /// Follows a connection from its beginning.
 fn follow(bench: &Bench<'_>, ends: &Ends<'_>) -> Result<Trail> {
     let mut diag = ends.client.run(Diag::open)??;
-    live(ends, &LiveOptions::default(), bench.interrupt, |_| {
+    live(ends, &LiveOptions::default(), bench.interrupt, |meter| {
         let (begin, mut trail) = (Instant::now(), Trail::default());
+        let before = received()?;
+        let (mut read, mut read_at) = (meter.bytes(), 0.0);
         while begin.elapsed() < bench.time().mul_f64(FOLLOWED) {
             let seconds = begin.elapsed().as_secs_f64();
             let mut busiest: Option<TcpConnection> = None;
@@ -263,8 +382,20 @@ fn follow(bench: &Bench<'_>, ends: &Ends<'_>) -> Result<Trail> {
                 let again = info.total_retrans().unwrap_or(0);
                 trail.again.push([seconds, f64::from(again)]);
             }
+            if seconds - read_at >= RATE_EVERY {
+                let bytes = meter.bytes();
+                let bits = (bytes - read) as f64 * 8.0;
+                trail.rate.push([seconds, bits / 1e6 / (seconds - read_at)]);
+                (read, read_at) = (bytes, seconds);
+            }
             bench.interrupt.sleep(EVERY)?;
         }
+        let after = received()?;
+        trail.received = Received {
+            packets: after[0].saturating_sub(before[0]),
+            runs: after[1].saturating_sub(before[1]),
+            seconds: begin.elapsed().as_secs_f64(),
+        };
         Ok(trail)
     })
 }

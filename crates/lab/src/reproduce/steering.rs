@@ -4,10 +4,10 @@
 //! A veth pair has no interrupts, and to receive a packet costs a processor of today too little to fill it at the rates of the
 //! naive gateway. So a firewall makes it dear, as one with many rules does.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use seikan_diagnose::{Cause, Recording};
-use seikan_load::{LiveOptions, TcpOptions, tcp_bulk};
+use seikan_load::{LiveOptions, TcpOptions, UdpOptions, join, tcp_bulk, udp_flood};
 use seikan_observe::metric;
 use seikan_sys::ethtool::Feature;
 use seikan_sys::softirq::mask;
@@ -15,8 +15,8 @@ use seikan_sys::softirq::mask;
 use super::figures::interleaved;
 use super::look::Looker;
 use super::offload::{TUNNEL, in_the_middle};
-use super::{Bench, Figures, Found, Row, plain};
-use crate::error::Result;
+use super::{Bench, Figures, Found, List, Row, plain};
+use crate::error::{LabError, Result};
 use crate::host::Host;
 use crate::scenario::long_ruleset;
 use crate::tunnel::{self, Running, inner_device};
@@ -29,8 +29,25 @@ const RULES: u32 = 10_000;
 /// Connections: packets of one stay on one processor.
 const STREAMS: usize = 16;
 
-/// How many steps [`steering`] has for each round, and besides.
-pub(super) const STEPS: (usize, usize) = (2, 1);
+/// How many steps [`steering`] has for each round, and besides; [`small_packets`] has two.
+pub(super) const STEPS: (usize, usize) = (2, 3);
+/// Payload of a datagram in the smallest frame of Ethernet: 64 bytes with its headers and checksum
+/// (18 and 28 bytes).
+const SMALLEST: usize = 18;
+/// Flows of small datagrams: packets of one stay on one processor.
+const FLOWS: usize = 4;
+/// Columns of mpstat(1), and of `/proc/stat` (proc_stat(5)) in the same order.
+const STATES: [(&str, usize); 9] = [
+    ("%usr", 0),
+    ("%nice", 1),
+    ("%sys", 2),
+    ("%iowait", 4),
+    ("%irq", 5),
+    ("%soft", 6),
+    ("%steal", 7),
+    ("%guest", 8),
+    ("%idle", 3),
+];
 
 pub(super) fn steering(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     let measured = interleaved(
@@ -38,7 +55,7 @@ pub(super) fn steering(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
         &[ONE, ALL],
         &mut found.problems,
         &mut |bench, name| {
-            let mut running = start(bench, name == ALL)?;
+            let mut running = start(bench, name == ALL, true)?;
             let load = TcpOptions {
                 streams: STREAMS,
                 warmup: Duration::from_secs(1),
@@ -70,7 +87,7 @@ pub(super) fn steering(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
 
     bench.step(format!("the doctor on {ONE}"))?;
     let tunnel = plain(TUNNEL)?;
-    let running = start(bench, false)?;
+    let running = start(bench, false, true)?;
     let (gateway, nic) = gateway(&running)?;
     let looker = Looker {
         expected: expected.map_or(1e3, |spread| spread.median),
@@ -105,14 +122,120 @@ fn processor_time(recording: &Recording) -> Vec<(String, f64)> {
         .collect()
 }
 
-/// Starts the naive gateway without receive offload, behind its firewall; its NIC's packets go to
-/// one processor or to all.
-fn start(bench: &Bench<'_>, spread: bool) -> Result<Running> {
+/// The source's table of `mpstat` without a firewall: small datagrams, as fast as the device sends
+/// them, received by one processor and by all.
+pub(super) fn small_packets(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
+    let mut rows = Vec::new();
+    for (name, spread) in [(ONE, false), (ALL, true)] {
+        bench.step(format!("small datagrams, {name}"))?;
+        let mut running = start(bench, spread, false)?;
+        let options = UdpOptions {
+            datagram: SMALLEST,
+            duration: bench.time(),
+            ..UdpOptions::default()
+        };
+        let tunnel = plain(TUNNEL)?;
+        let ends = tunnel.ends(&running.hosts);
+        let interrupt = bench.interrupt;
+        let before = (processors()?, received()?);
+        let begin = Instant::now();
+        std::thread::scope(|scope| {
+            let flows: Vec<_> = (0..FLOWS)
+                .map(|_| scope.spawn(|| udp_flood(&ends, &options, interrupt)))
+                .collect();
+            flows.into_iter().try_for_each(|flow| join(flow)?.map(drop))
+        })?;
+        let seconds = begin.elapsed().as_secs_f64();
+        let after = (processors()?, received()?);
+        running.check_alive()?;
+        let shares = shares(&before.0, &after.0);
+        for ((cpu, shares), packets) in shares.into_iter().zip(differences(&before.1, &after.1)) {
+            let mut cells = vec![format!("{name}: processor {cpu}")];
+            cells.extend(shares.iter().map(|share| format!("{share:.2}")));
+            cells.push(format!("{:.0}", packets as f64 / seconds));
+            rows.push(cells);
+        }
+    }
+    let states = STATES.iter().map(|(name, _)| (*name).to_owned());
+    found.lists.push(List {
+        title: format!(
+            "processors while a device floods the naive gateway (GRO off, no firewall) with {FLOWS} flows of frames of 64 bytes"
+        ),
+        columns: std::iter::once(String::new())
+            .chain(states)
+            .chain(["received packets per second".to_owned()])
+            .collect(),
+        rows,
+    });
+    Ok(())
+}
+
+/// Ticks of a processor in each state, as `/proc/stat` lists them.
+type Ticks = (u32, Vec<u64>);
+
+fn processors() -> Result<Vec<Ticks>> {
+    let file = "/proc/stat";
+    let text = std::fs::read_to_string(file).map_err(LabError::io(format!("read {file}")))?;
+    Ok(ticks(&text))
+}
+
+/// The processors of `/proc/stat`: `cpu0 1393280 32966 572056 13343292 6130 0 17875 0 23933 0`.
+fn ticks(text: &str) -> Vec<Ticks> {
+    let lines = text.lines().filter_map(|line| {
+        let (cpu, ticks) = line.strip_prefix("cpu")?.split_once(' ')?;
+        let ticks = ticks
+            .split_whitespace()
+            .filter_map(|word| word.parse().ok());
+        Some((cpu.parse().ok()?, ticks.collect()))
+    });
+    lines.collect()
+}
+
+/// The share of each state in a processor's time, in percent, in the order of [`STATES`].
+fn shares(before: &[Ticks], after: &[Ticks]) -> Vec<(u32, Vec<f64>)> {
+    let of = |(before, after): (&Ticks, &Ticks)| {
+        // Time of guests counts as user time as well.
+        let states = after.1.iter().zip(&before.1);
+        let mut grown: Vec<f64> = states.map(|(a, b)| a.saturating_sub(*b) as f64).collect();
+        grown.resize(10, 0.0);
+        grown[0] -= grown[8];
+        grown[1] -= grown[9];
+        let all: f64 = grown.iter().take(9).sum();
+        let share = |(_, column): &(&str, usize)| 100.0 * grown[*column] / all.max(1.0);
+        (after.0, STATES.iter().map(share).collect())
+    };
+    before.iter().zip(after).map(of).collect()
+}
+
+/// Packets that each processor has received: the first column of `softnet_stat`, in hexadecimal.
+fn received() -> Result<Vec<u64>> {
+    let file = "/proc/net/softnet_stat";
+    let text = std::fs::read_to_string(file).map_err(LabError::io(format!("read {file}")))?;
+    let first = text
+        .lines()
+        .filter_map(|line| line.split_whitespace().next());
+    Ok(first
+        .filter_map(|word| u64::from_str_radix(word, 16).ok())
+        .collect())
+}
+
+fn differences(before: &[u64], after: &[u64]) -> Vec<u64> {
+    let pairs = before.iter().zip(after);
+    pairs
+        .map(|(before, after)| after.saturating_sub(*before))
+        .collect()
+}
+
+/// Starts the naive gateway without receive offload, behind its firewall if it has one; its NIC's
+/// packets go to one processor or to all.
+fn start(bench: &Bench<'_>, spread: bool, firewall: bool) -> Result<Running> {
     let tunnel = plain(TUNNEL)?;
     let running = tunnel::start(tunnel.as_ref(), bench.link(None), bench.interrupt)?;
     let (gateway, nic) = gateway(&running)?;
     gateway.set_features(&nic, &[(Feature::Gro, false)])?;
-    long_ruleset(gateway, &nic, RULES)?;
+    if firewall {
+        long_ruleset(gateway, &nic, RULES)?;
+    }
     let all = std::thread::available_parallelism().map_or(1, usize::from) as u32;
     let cpus: Vec<u32> = (0..if spread { all } else { 1 }).collect();
     gateway.set_attribute(&format!("{nic}/queues/rx-0/rps_cpus"), &mask(&cpus))?;
@@ -123,4 +246,27 @@ fn start(bench: &Bench<'_>, spread: bool) -> Result<Running> {
 fn gateway(running: &Running) -> Result<(&Host, String)> {
     let gateway = in_the_middle(running)?;
     Ok((gateway, inner_device(TUNNEL, gateway)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_those_of_the_time_between() {
+        // user, nice, system, idle, iowait, irq, softirq, steal, guest, guest_nice; the summary of all
+        // and other lines are left out.
+        let before = "cpu  9 9 9 9 9 9 9 9 9 9\ncpu0 100 0 50 1000 0 0 10 0 0 0\nintr 5\n";
+        let after = "cpu  9 9 9 9 9 9 9 9 9 9\ncpu0 150 0 60 1020 0 0 30 0 25 0\nintr 6\n";
+        let shares = shares(&ticks(before), &ticks(after));
+        // 25 user, 25 guest, 10 system, 20 idle and 20 softirq of 100.
+        let expected = [25.0, 0.0, 10.0, 0.0, 0.0, 20.0, 0.0, 25.0, 20.0];
+        assert_eq!(shares, [(0, expected.to_vec())]);
+    }
+
+    #[test]
+    fn the_smallest_frame_has_64_bytes() {
+        // Ethernet header and checksum (IEEE 802.3), IPv4 and UDP headers.
+        assert_eq!(14 + 4 + 20 + 8 + SMALLEST, 64);
+    }
 }

@@ -1,5 +1,6 @@
 //! Virtual networks with the host under test in the middle: a bridge with veth guests, and a
-//! gateway that encapsulates a device's packets (the naive one).
+//! gateway that encapsulates a device's packets (the naive one). And its encapsulator without a
+//! gateway, at both ends.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
@@ -104,6 +105,41 @@ impl Tunnel for Naive {
             let words = if end.host.name == "B" { &far } else { &near };
             let mut command = program::lab_command()?;
             command.arg("naive").args(words.split(' '));
+            end.run(self.name(), command)
+        })
+    }
+}
+
+/// The naive encapsulator at both ends, each with a TUN device of its own, without a gateway.
+pub(crate) struct NaiveHosts;
+
+/// Its name.
+pub(crate) const NAIVE_HOSTS: &str = "naive-host-to-host";
+
+impl Tunnel for NaiveHosts {
+    fn name(&self) -> &str {
+        NAIVE_HOSTS
+    }
+
+    fn by_default(&self) -> bool {
+        false
+    }
+
+    fn availability(&self) -> std::result::Result<(), String> {
+        Naive.availability()
+    }
+
+    fn up(&self, hosts: &Hosts, dir: &Path, interrupt: &Interrupt) -> Result<Started> {
+        for host in [&hosts.a, &hosts.b] {
+            packets_of_the_mtu(host)?;
+        }
+        start_ends([&hosts.a, &hosts.b], dir, interrupt, &mut |end| {
+            let own = network(end.host.inner, 24)?;
+            let mut command = program::lab_command()?;
+            command
+                .args(["naive", "--wan", &end.host.device])
+                .args(["--peer", &end.other.address.to_string()])
+                .args(["--tun", &end.device(), "--address", &own.to_string()]);
             end.run(self.name(), command)
         })
     }

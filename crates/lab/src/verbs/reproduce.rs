@@ -21,9 +21,9 @@ use seikan_ui::{Interrupt, ProgressBar, output};
 
 use super::write_json;
 
-/// Pictures of a recording that sources had as well: the time-sequence graph, softirqs by
-/// processor.
-const PICTURES: [&str; 2] = ["sequence", "softirq"];
+/// Pictures of a recording that sources had as well: the time-sequence graph, from readings of the
+/// kernel's state and from a capture, and softirqs by processor.
+const PICTURES: [&str; 3] = ["sequence", "segments", "softirq"];
 
 /// Options of `lab reproduce`.
 #[derive(Debug, Args)]
@@ -220,6 +220,10 @@ fn pictures(experiment: &Experiment, recordings: &Path) -> anyhow::Result<Vec<Pi
         let stem = file.with_extension("");
         let mut report = program::seikan_command()?;
         report.arg("report").arg(&file).arg("--svg").arg(&stem);
+        let capture = file.with_extension("pcap");
+        if capture.exists() {
+            report.arg("--pcap").arg(capture);
+        }
         let printed = report.output().context("cannot run seikan report")?;
         if !printed.status.success() {
             anyhow::bail!(

@@ -47,8 +47,14 @@ fn a_queue_of_three_packets_is_slow_again_and_drawn() {
         assert_eq!(output.status.success(), experiment.reproduced());
         if slower && named {
             let page = std::fs::read_to_string(&html).expect("a page");
-            assert!(page.contains("OpenVPN, 3 packets") && !page.contains("<script"));
-            for name in ["queue", "queue-throughput", "queue-latency"] {
+            assert!(page.contains("OpenVPN over TAP, 3 packets") && !page.contains("<script"));
+            for name in [
+                "queue",
+                "queue-throughput",
+                "queue-latency",
+                "queue-openvpn-over-tap-3-packets-sequence",
+                "queue-openvpn-over-tap-3-packets-segments",
+            ] {
                 let picture = std::fs::read_to_string(format!("{svg}/{name}.svg")).expect(name);
                 assert!(
                     picture.starts_with("<svg ") && !picture.contains("NaN"),

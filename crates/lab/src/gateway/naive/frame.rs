@@ -1,24 +1,25 @@
-//! Format of the naive encapsulator: a virtual IP header, a protocol header with a MAC, the packet.
+//! Format of the naive encapsulator: a virtual IP header, a protocol header with an HMAC, the packet.
 
 use std::net::Ipv4Addr;
+use std::sync::LazyLock;
 
-use blake2::Blake2sMac;
-use blake2::digest::Mac;
-use blake2::digest::consts::U32;
+use aws_lc_rs::constant_time::verify_slices_are_equal;
+use aws_lc_rs::hmac::{Context, HMAC_SHA256, Key, Tag};
 use seikan_wire::checksum;
 
 /// UDP port of both ends.
 pub const PORT: u16 = 7777;
 /// Bytes of the virtual IP header.
 const VIRTUAL_IP: usize = 20;
-/// Bytes of the protocol header: magic, length, number, fill, and the MAC.
+/// Bytes of the protocol header: magic, length, number, fill, and the HMAC.
 const PROTOCOL: usize = 64;
-/// Bytes of the MAC, the end of the protocol header.
+/// Bytes of the HMAC with SHA-256 (RFC 2104), the end of the protocol header.
 const MAC: usize = 32;
 /// Bytes before the packet.
 pub(super) const HEADER: usize = VIRTUAL_IP + PROTOCOL;
 const MAGIC: [u8; 4] = *b"nave";
-const KEY: [u8; 32] = *b"a key that everybody knows, once";
+static KEY: LazyLock<Key> =
+    LazyLock::new(|| Key::new(HMAC_SHA256, b"a key that everybody knows, once"));
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
@@ -29,7 +30,7 @@ pub(super) fn destination(packet: &[u8]) -> Option<Ipv4Addr> {
 }
 
 /// Fills in the header before the packet, which starts at [`HEADER`]: a virtual IP header with the packet's own
-/// addresses, then the protocol header, its MAC over everything else.
+/// addresses, then the protocol header, its HMAC over everything else.
 pub(super) fn seal(datagram: &mut [u8], number: u64) {
     let (header, packet) = datagram.split_at_mut(HEADER);
     header.fill(0);
@@ -41,14 +42,14 @@ pub(super) fn seal(datagram: &mut [u8], number: u64) {
     header[24..28].copy_from_slice(&(packet.len() as u32).to_be_bytes());
     header[28..36].copy_from_slice(&number.to_be_bytes());
     let (clear, tag) = header.split_at_mut(HEADER - MAC);
-    tag.copy_from_slice(&mac(clear, packet).finalize().into_bytes());
+    tag.copy_from_slice(hmac(clear, packet).as_ref());
 }
 
-fn mac(clear: &[u8], packet: &[u8]) -> Blake2sMac<U32> {
-    let mut mac = <Blake2sMac<U32> as blake2::digest::KeyInit>::new(&KEY.into());
-    Mac::update(&mut mac, clear);
-    Mac::update(&mut mac, packet);
-    mac
+fn hmac(clear: &[u8], packet: &[u8]) -> Tag {
+    let mut context = Context::with_key(&KEY);
+    context.update(clear);
+    context.update(packet);
+    context.sign()
 }
 
 /// Kinds of IP packets from outside.
@@ -93,7 +94,8 @@ pub(super) fn open(packet: &mut [u8]) -> Arrival<'_> {
         return Arrival::Foreign;
     };
     let (clear, tag) = header.split_at(HEADER - MAC);
-    let genuine = clear[20..24] == MAGIC && mac(clear, inner).verify_slice(tag).is_ok();
+    let genuine =
+        clear[20..24] == MAGIC && verify_slices_are_equal(hmac(clear, inner).as_ref(), tag).is_ok();
     if genuine {
         Arrival::Packet(inner)
     } else {

@@ -40,6 +40,8 @@ use frame::{Arrival, HEADER, complete_checksum, destination, open, seal};
 /// the two ends.
 pub const MTU: u32 = 1460 - 20 - 64 - 8;
 
+/// MTU of Ethernet, in bytes.
+const ETHERNET_MTU: usize = 1500;
 /// The largest packet and what goes before it.
 const BUFFER: usize = HEADER + 65_536;
 /// Receive buffer of the packet socket, in bytes: some thousand packets.
@@ -80,6 +82,11 @@ pub enum Inside {
 pub struct NaiveCounts {
     /// Packets sent to the other end, merged ones counted once.
     pub out: u64,
+    /// Of them, and of those that were not sent: larger than an Ethernet frame's 1500 bytes,
+    /// because the kernel merged them.
+    pub merged: u64,
+    /// Bytes of the largest packet for the other end, as the packet socket or TUN device gave it.
+    pub largest: u64,
     /// Not sent: too large for a UDP datagram.
     pub oversized: u64,
     /// Not sent for another reason.
@@ -90,7 +97,7 @@ pub struct NaiveCounts {
     pub cut: u64,
     /// Dropped: further fragments, which have no overlay header.
     pub headless: u64,
-    /// Dropped: without the MAC of the other end.
+    /// Dropped: without the HMAC of the other end.
     pub foreign: u64,
     /// Not taken by the kernel.
     pub undelivered: u64,
@@ -265,7 +272,10 @@ impl Naive {
         self.number += 1;
         seal(datagram, self.number);
         let sent = self.udp.send_to(datagram, self.peer);
+        let size = datagram.len() - HEADER;
         let mut counts = lock(&self.counts);
+        counts.merged += u64::from(size > ETHERNET_MTU);
+        counts.largest = counts.largest.max(size as u64);
         *match sent {
             Ok(_) => &mut counts.out,
             Err(e) if e.raw_os_error() == Some(Errno::EMSGSIZE as i32) => &mut counts.oversized,

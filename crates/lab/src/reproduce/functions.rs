@@ -1,0 +1,519 @@
+//! Which functions are called how often and how long they take, those of the driver first and then
+//! those of the program, and each packet that the driver drops with the length of its queue.
+//!
+//! Functions of the program are those that it calls in the C library and in OpenSSL (uprobes).
+//! Without kprobes, functions of the driver are seen by tracepoints around them: the kernel reports
+//! each packet before `tun_net_xmit` and after it, and the program's calls of read(2) and write(2)
+//! begin and end with `tun_chr_read_iter` and `tun_chr_write_iter`.
+
+use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use seikan_load::LiveOptions;
+use seikan_load::stats::percentile;
+use seikan_sys::perf::Tracepoint;
+use seikan_sys::softirq;
+use seikan_sys::trace::{Hit, Probe, Trace, exported};
+
+use super::{Bench, Found, List};
+use crate::error::{LabError, Result};
+use crate::load::live;
+use crate::tunnel::{Running, inner_device};
+
+/// Libraries of the program, by the beginning of their files' names, and functions in them.
+const LIBRARIES: [(&str, &[&str]); 2] = [
+    (
+        "libc.so",
+        &[
+            "epoll_wait",
+            "poll",
+            "read",
+            "write",
+            "recvfrom",
+            "recvmsg",
+            "sendto",
+            "sendmsg",
+        ],
+    ),
+    (
+        "libcrypto.so",
+        &[
+            "EVP_CipherInit",
+            "EVP_CipherInit_ex",
+            "EVP_CipherUpdate",
+            "EVP_CipherFinal",
+            "EVP_CIPHER_CTX_ctrl",
+            "EVP_CIPHER_CTX_get_iv_length",
+        ],
+    ),
+];
+/// Functions of the driver: their names, and the tracepoints before and after them.
+const DRIVER: [(&str, [(&str, &str); 2]); 3] = [
+    (
+        "tun_net_xmit",
+        [("net", "net_dev_start_xmit"), ("net", "net_dev_xmit")],
+    ),
+    (
+        "tun_chr_read_iter",
+        [
+            ("syscalls", "sys_enter_read"),
+            ("syscalls", "sys_exit_read"),
+        ],
+    ),
+    (
+        "tun_chr_write_iter",
+        [
+            ("syscalls", "sys_enter_write"),
+            ("syscalls", "sys_exit_write"),
+        ],
+    ),
+];
+/// Positions in [`DRIVER`].
+const XMIT: usize = 0;
+const READ: usize = 1;
+/// Interval at which the records are taken from the kernel.
+const EVERY: Duration = Duration::from_millis(10);
+/// Maximum number of records.
+const MAX_HITS: usize = 500_000;
+/// Dropped packets that are listed.
+const LISTED: usize = 12;
+
+/// What a probe sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// A function begins.
+    Begin(usize),
+    /// It ends.
+    End(usize),
+    /// The driver drops a packet because its queue is full.
+    Dropped,
+    /// The driver copies a packet from its queue to the program.
+    Copied,
+}
+
+/// Calls of a function, and the time until they return.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Calls {
+    count: u64,
+    nanoseconds: u64,
+}
+
+/// A packet that the driver drops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Dropped {
+    nanoseconds: u64,
+    bytes: Option<u32>,
+    /// Packets in its queue.
+    waiting: i64,
+}
+
+/// Records the functions while a connection runs through the tunnel.
+pub(super) fn traced(
+    bench: &mut Bench<'_>,
+    tunnel: &str,
+    running: &mut Running,
+    row: &str,
+    found: &mut Found,
+) -> Result<()> {
+    let device = inner_device(tunnel, &running.hosts.a);
+    let (_, started) = running.parts();
+    let program = started.processes.0.iter().find(|of| of.host() == "A");
+    let pid = program
+        .map(|program| program.pid())
+        .ok_or_else(|| LabError::Setup("the tunnel has no program: this is a bug".into()))?;
+    let probes = Probes::of(pid, &device)?;
+    let cpus = softirq::net_rx().map_err(LabError::io("list the processors"))?;
+    let cpus: Vec<u32> = cpus.iter().map(|of| of.cpu).collect();
+    let ends = running.hosts.through_tunnel();
+    let time = bench.time();
+    let (hits, lost) = live(&ends, &LiveOptions::default(), bench.interrupt, |_| {
+        let mut trace = Trace::start(&probes.list, &cpus).map_err(setup)?;
+        let (begin, mut hits) = (Instant::now(), Vec::new());
+        while begin.elapsed() < time && hits.len() < MAX_HITS {
+            bench.interrupt.sleep(EVERY)?;
+            trace.take(&mut hits);
+        }
+        Ok((hits, trace.lost()))
+    })?;
+    let (calls, dropped) = count(hits, &probes);
+    let seconds = time.as_secs_f64();
+    found
+        .lists
+        .push(functions(row, seconds, &probes.names, &calls));
+    found.lists.push(drops(row, seconds, &dropped));
+    if lost > 0 {
+        found.notes.push(format!(
+            "{row}: {lost} records of functions were lost, so their counts are too small."
+        ));
+    }
+    Ok(())
+}
+
+fn setup(error: impl std::fmt::Display) -> LabError {
+    LabError::Setup(error.to_string())
+}
+
+/// Probes with their meanings.
+struct Probes {
+    list: Vec<(Probe, Option<u32>)>,
+    kinds: Vec<Kind>,
+    /// Names of the functions, those of the driver first.
+    names: Vec<String>,
+    /// Where a record of [`XMIT`] has the length of the packet.
+    length: Option<Range<usize>>,
+}
+
+impl Probes {
+    /// Those of a program with one thread, and of its device.
+    fn of(pid: u32, device: &str) -> Result<Self> {
+        let mut all = Self {
+            list: Vec::new(),
+            kinds: Vec::new(),
+            names: Vec::new(),
+            length: None,
+        };
+        let find = |(system, event): (&str, &str)| Tracepoint::find(system, event).map_err(setup);
+        for (index, (name, [before, after])) in DRIVER.into_iter().enumerate() {
+            all.names.push(name.to_owned());
+            // Any thread may send, but only the program reads and writes.
+            let (filter, thread) = if index == XMIT {
+                (format!("name == \"{device}\""), None)
+            } else {
+                (String::new(), Some(pid))
+            };
+            let before = find(before)?;
+            if index == XMIT {
+                all.length = before.field("len");
+            }
+            all.push(
+                Kind::Begin(index),
+                Probe::Tracepoint(before, filter.clone()),
+                thread,
+            );
+            all.push(
+                Kind::End(index),
+                Probe::Tracepoint(find(after)?, filter),
+                thread,
+            );
+        }
+        let free = find(("skb", "kfree_skb"))?;
+        let full = free.symbol("FULL_RING");
+        let full = full.ok_or_else(|| setup(free.lacks("reason FULL_RING")))?;
+        all.push(
+            Kind::Dropped,
+            Probe::Tracepoint(free, format!("reason == {full}")),
+            None,
+        );
+        let copy = find(("skb", "skb_copy_datagram_iovec"))?;
+        all.push(
+            Kind::Copied,
+            Probe::Tracepoint(copy, String::new()),
+            Some(pid),
+        );
+        let maps = format!("/proc/{pid}/maps");
+        let maps = std::fs::read_to_string(&maps).map_err(LabError::io(format!("read {maps}")))?;
+        for (library, functions) in LIBRARIES {
+            let Some(file) = mapped(&maps, library) else {
+                continue;
+            };
+            let found = exported(&file, functions);
+            for function in found.map_err(LabError::io(format!("read {}", file.display())))? {
+                let index = all.names.len();
+                all.names.push(function.name.clone());
+                all.push(Kind::Begin(index), Probe::Call(function.clone()), Some(pid));
+                all.push(Kind::End(index), Probe::Return(function), Some(pid));
+            }
+        }
+        Ok(all)
+    }
+
+    fn push(&mut self, kind: Kind, probe: Probe, thread: Option<u32>) {
+        self.kinds.push(kind);
+        self.list.push((probe, thread));
+    }
+}
+
+/// The file of a library in `/proc/PID/maps`.
+fn mapped(maps: &str, library: &str) -> Option<PathBuf> {
+    let files: BTreeSet<&str> = maps
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(5))
+        .collect();
+    let is_it = |file: &&&str| {
+        file.rsplit('/')
+            .next()
+            .is_some_and(|name| name.starts_with(library))
+    };
+    files.iter().find(is_it).map(PathBuf::from)
+}
+
+/// Counts calls and their time; the packets that the driver drops, with the packets that wait then.
+fn count(mut hits: Vec<Hit>, probes: &Probes) -> (Vec<Calls>, Vec<Dropped>) {
+    hits.sort_by_key(|hit| hit.nanoseconds);
+    let mut calls = vec![Calls::default(); probes.names.len()];
+    let mut dropped = Vec::new();
+    // Functions that have begun, by thread: when, and the length of the packet.
+    let mut running: HashMap<(u32, usize), (u64, Option<u32>)> = HashMap::new();
+    let mut waiting = 0_i64;
+    for hit in &hits {
+        let Some(kind) = probes.kinds.get(hit.probe) else {
+            continue;
+        };
+        match *kind {
+            Kind::Begin(function) => {
+                let length = probes.length.as_ref().filter(|_| function == XMIT);
+                let length = length.and_then(|field| hit.u32(field));
+                running.insert((hit.tid, function), (hit.nanoseconds, length));
+                waiting += i64::from(function == XMIT);
+            }
+            Kind::End(function) => {
+                // What began before the records did is left out.
+                if let Some((begin, _)) = running.remove(&(hit.tid, function)) {
+                    calls[function].count += 1;
+                    calls[function].nanoseconds += hit.nanoseconds - begin;
+                }
+            }
+            Kind::Dropped => {
+                // Other devices have such queues too.
+                if let Some((_, bytes)) = running.get(&(hit.tid, XMIT)) {
+                    waiting -= 1;
+                    dropped.push(Dropped {
+                        nanoseconds: hit.nanoseconds,
+                        bytes: *bytes,
+                        waiting,
+                    });
+                }
+            }
+            Kind::Copied => {
+                if running.contains_key(&(hit.tid, READ)) {
+                    // Those that waited when the records began are not known.
+                    waiting = (waiting - 1).max(0);
+                }
+            }
+        }
+    }
+    (calls, dropped)
+}
+
+/// The driver's functions, then those of the program, the longest first.
+fn functions(row: &str, seconds: f64, names: &[String], calls: &[Calls]) -> List {
+    let mut all: Vec<(usize, &String, Calls)> = names
+        .iter()
+        .zip(calls)
+        .enumerate()
+        .map(|(index, (name, calls))| (index, name, *calls))
+        .filter(|(.., calls)| calls.count > 0)
+        .collect();
+    all.sort_by_key(|(index, _, calls)| {
+        let is_program = *index >= DRIVER.len();
+        (
+            is_program,
+            if is_program {
+                u64::MAX - calls.nanoseconds
+            } else {
+                *index as u64
+            },
+        )
+    });
+    List {
+        title: format!(
+            "{row}: calls of functions in {seconds:.0} s, and the time until they return; traced calls take longer"
+        ),
+        columns: ["function", "of", "calls", "ms"]
+            .map(str::to_owned)
+            .to_vec(),
+        rows: all
+            .into_iter()
+            .map(|(index, name, calls)| {
+                let owner = if index < DRIVER.len() {
+                    "driver"
+                } else {
+                    "program"
+                };
+                let milliseconds = calls.nanoseconds as f64 / 1e6;
+                vec![
+                    name.clone(),
+                    owner.to_owned(),
+                    calls.count.to_string(),
+                    format!("{milliseconds:.1}"),
+                ]
+            })
+            .collect(),
+    }
+}
+
+fn drops(row: &str, seconds: f64, dropped: &[Dropped]) -> List {
+    let mut waiting: Vec<f64> = dropped.iter().map(|of| of.waiting as f64).collect();
+    waiting.sort_by(f64::total_cmp);
+    let middle = percentile(&waiting, 0.5);
+    let middle = middle.map_or_else(String::new, |packets| {
+        format!("; packets in the queue then: {packets:.0} (median)")
+    });
+    let first = dropped.first().map_or(0, |of| of.nanoseconds);
+    List {
+        title: format!(
+            "{row}: {} packets dropped by the driver in {seconds:.0} s{middle}; the first ones",
+            dropped.len()
+        ),
+        columns: ["dropping a frame", "bytes", "packets in the queue"]
+            .map(str::to_owned)
+            .to_vec(),
+        rows: dropped
+            .iter()
+            .take(LISTED)
+            .map(|of| {
+                let at = (of.nanoseconds - first) as f64 / 1e6;
+                vec![
+                    format!("after {at:.3} ms"),
+                    of.bytes
+                        .map_or_else(|| "–".to_owned(), |bytes| bytes.to_string()),
+                    of.waiting.to_string(),
+                ]
+            })
+            .collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PROGRAM: u32 = 7;
+    const SENDER: u32 = 8;
+
+    fn probes() -> Probes {
+        Probes {
+            list: Vec::new(),
+            kinds: vec![
+                Kind::Begin(XMIT),
+                Kind::End(XMIT),
+                Kind::Begin(READ),
+                Kind::End(READ),
+                Kind::Dropped,
+                Kind::Copied,
+                Kind::Begin(3),
+                Kind::End(3),
+            ],
+            names: [
+                "tun_net_xmit",
+                "tun_chr_read_iter",
+                "tun_chr_write_iter",
+                "epoll_wait",
+            ]
+            .map(str::to_owned)
+            .to_vec(),
+            length: Some(0..4),
+        }
+    }
+
+    fn hit(nanoseconds: u64, tid: u32, probe: usize, length: u32) -> Hit {
+        Hit {
+            nanoseconds,
+            tid,
+            probe,
+            data: length.to_ne_bytes().to_vec(),
+        }
+    }
+
+    /// Two packets go in, a third is dropped, one is read, and a fourth goes in.
+    #[test]
+    fn drops_have_the_packets_that_wait() {
+        let mut hits = Vec::new();
+        for (packet, begin) in [0, 100, 200].into_iter().enumerate() {
+            hits.push(hit(begin, SENDER, 0, 60 + packet as u32));
+            if packet == 2 {
+                hits.push(hit(begin + 5, SENDER, 4, 0));
+            }
+            hits.push(hit(begin + 10, SENDER, 1, 0));
+        }
+        hits.extend([
+            hit(300, PROGRAM, 2, 0),
+            hit(310, PROGRAM, 5, 0),
+            hit(330, PROGRAM, 3, 0),
+            // Another datagram, and a drop by another device.
+            hit(340, PROGRAM, 5, 0),
+            hit(350, SENDER, 4, 0),
+            hit(400, SENDER, 0, 64),
+            hit(410, SENDER, 1, 0),
+            hit(420, SENDER, 0, 65),
+            hit(425, SENDER, 4, 0),
+            hit(430, SENDER, 1, 0),
+        ]);
+        // As the rings of two processors give them.
+        hits.reverse();
+        let (calls, dropped) = count(hits, &probes());
+        let drop = |nanoseconds, bytes| Dropped {
+            nanoseconds,
+            bytes: Some(bytes),
+            waiting: 2,
+        };
+        assert_eq!(dropped, [drop(205, 62), drop(425, 65)]);
+        let of = |count, nanoseconds| Calls { count, nanoseconds };
+        assert_eq!(calls, [of(5, 50), of(1, 30), of(0, 0), of(0, 0)]);
+    }
+
+    #[test]
+    fn a_return_without_its_call_is_left_out() {
+        let hits = vec![
+            hit(5, PROGRAM, 7, 0),
+            hit(10, PROGRAM, 6, 0),
+            hit(40, PROGRAM, 7, 0),
+        ];
+        let (calls, _) = count(hits, &probes());
+        assert_eq!(
+            calls[3],
+            Calls {
+                count: 1,
+                nanoseconds: 30
+            }
+        );
+    }
+
+    #[test]
+    fn the_program_follows_the_driver_longest_first() {
+        let names = [
+            "tun_net_xmit",
+            "tun_chr_read_iter",
+            "tun_chr_write_iter",
+            "read",
+            "poll",
+        ];
+        let names = names.map(str::to_owned);
+        let of = |nanoseconds| Calls {
+            count: 2,
+            nanoseconds,
+        };
+        let list = functions(
+            "slow",
+            3.0,
+            &names,
+            &[of(1), of(9), of(0), of(2_000_000), of(3_000_000)],
+        );
+        let order: Vec<&str> = list.rows.iter().map(|row| row[0].as_str()).collect();
+        assert_eq!(
+            order,
+            [
+                "tun_net_xmit",
+                "tun_chr_read_iter",
+                "tun_chr_write_iter",
+                "poll",
+                "read"
+            ]
+        );
+        assert_eq!(list.rows[3], ["poll", "program", "2", "3.0"]);
+    }
+
+    #[test]
+    fn libraries_are_found_by_the_names_of_their_files() {
+        let maps = "7f00-7f01 r-xp 00000000 08:01 12 /usr/lib/libcrypto.so.3\n7f02-7f03 rw-p 0 00:00 0\n\
+                    7f04-7f05 r-xp 00000000 08:01 13 /usr/lib/libc.so.6\n";
+        assert_eq!(mapped(maps, "libc.so"), Some("/usr/lib/libc.so.6".into()));
+        assert_eq!(
+            mapped(maps, "libcrypto.so"),
+            Some("/usr/lib/libcrypto.so.3".into())
+        );
+        assert_eq!(mapped(maps, "libssl.so"), None);
+    }
+}
