@@ -127,7 +127,7 @@ fn record(
                     Err(errno) => return Err(errno.into()),
                 }
             }
-            // The interface was set down; what it sent before stays.
+            // The interface was set down; earlier packets stay.
             Err(e) if e.kind() == io::ErrorKind::NetworkDown => break,
             Err(e) => return Err(e),
         };

@@ -65,6 +65,9 @@ pub struct TcpOptions {
     pub verify: bool,
     /// Seed of the streams' content.
     pub seed: u64,
+    /// Buffers of the sender and of the receiver (`SO_SNDBUF`, `SO_RCVBUF`), in bytes; sized by the
+    /// kernel if `None`.
+    pub buffers: Option<[usize; 2]>,
 }
 
 impl Default for TcpOptions {
@@ -77,6 +80,7 @@ impl Default for TcpOptions {
             interval: Duration::from_millis(500),
             verify: false,
             seed: 0,
+            buffers: None,
         }
     }
 }
@@ -200,6 +204,12 @@ fn connect_all(
         .local_addr()
         .map_err(LoadError::io("read the listening port"))?
         .port();
+    if let Some([_, receive]) = options.buffers {
+        // Connections inherit it, and the scale of their windows depends on it.
+        SockRef::from(&listener)
+            .set_recv_buffer_size(receive)
+            .map_err(LoadError::io("set a receive buffer"))?;
+    }
     let target = SocketAddr::new(ends.target, port);
     let reverse: &[bool] = match options.direction {
         Direction::Forward => &[false],
@@ -224,6 +234,12 @@ fn connect_all(
             } else {
                 (client, server)
             };
+            if let Some([send, receive]) = options.buffers {
+                SockRef::from(&tx)
+                    .set_send_buffer_size(send)
+                    .and_then(|()| SockRef::from(&rx).set_recv_buffer_size(receive))
+                    .map_err(LoadError::io("set the buffers of a connection"))?;
+            }
             tx.set_write_timeout(Some(IO_TIMEOUT))
                 .map_err(LoadError::io("set a write time-out"))?;
             rx.set_read_timeout(Some(IO_TIMEOUT))

@@ -80,7 +80,7 @@ const MAX_HITS: usize = 500_000;
 /// Dropped packets that are listed.
 const LISTED: usize = 12;
 
-/// What a probe sees.
+/// Meaning of a probe's record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// A function begins.
@@ -269,7 +269,7 @@ fn count(mut hits: Vec<Hit>, probes: &Probes) -> (Vec<Calls>, Vec<Dropped>) {
                 waiting += i64::from(function == XMIT);
             }
             Kind::End(function) => {
-                // What began before the records did is left out.
+                // A function that began before the records did is left out.
                 if let Some((begin, _)) = running.remove(&(hit.tid, function)) {
                     calls[function].count += 1;
                     calls[function].nanoseconds += hit.nanoseconds - begin;

@@ -34,7 +34,7 @@ type QueueRow = (&'static str, Option<(&'static str, u32)>, Option<f64>);
 /// Names of rows, and their published figures in Mbit/s. The source used TAP.
 const RAW: &str = "no tunnel";
 const TAP: &str = "openvpn-tap";
-const ROWS: [QueueRow; 7] = [
+const ROWS: [QueueRow; 8] = [
     (RAW, None, Some(1_028.79)),
     (
         "OpenVPN over TAP, 3 packets",
@@ -58,7 +58,12 @@ const ROWS: [QueueRow; 7] = [
     ),
     ("Seikan, 3 packets", Some(("seikan-native", SHORT)), None),
     ("Seikan, 720 packets", Some(("seikan-native", LONG)), None),
+    (BUFFERS, Some((TAP, LONG)), None),
 ];
+/// The buffers of netperf's sockets in the source, of the sender and of the receiver, in bytes; the
+/// others are sized by the kernel.
+const BUFFERS: &str = "OpenVPN over TAP, 720 packets, socket buffers of the source";
+const BUFFER_SIZES: [usize; 2] = [49_152, 128_000];
 /// Rows that the doctor looks at, each with the row that has the good rate.
 const LOOKS: [[usize; 2]; 2] = [[1, 2], [3, 4]];
 /// Rows at the beginning of a connection that are listed.
@@ -98,6 +103,7 @@ fn rows(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Found) -> Result<(
             // Retransmissions count from the beginning on.
             warmup: Duration::ZERO,
             duration: bench.time(),
+            buffers: (name == BUFFERS).then_some(BUFFER_SIZES),
             ..TcpOptions::default()
         };
         let report = tcp_bulk(&tunnel.ends(&running.hosts), &options, bench.interrupt)?;
@@ -241,8 +247,8 @@ fn diagnosis(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     Ok(())
 }
 
-/// What the source reads from its time-sequence graphs: the segments of a connection from its
-/// beginning, with each queue.
+/// The segments of a connection from its beginning, with each queue: the source reads these figures
+/// from its time-sequence graphs.
 fn packets(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     bench.step("the packets of a connection")?;
     let mut columns = vec![String::new()];

@@ -1,6 +1,6 @@
-//! A TCP connection in figures, from the packets at its sender: what one reads from a time-sequence
-//! graph. How many segments the sender sends in a row, how long it waits then, whether the
-//! receiver's window would have let it send on, and what it sends again.
+//! A TCP connection in figures, from the packets at its sender, as a time-sequence graph shows
+//! them: how many segments the sender sends in a row, how long it waits then, whether the
+//! receiver's window would have let it send on, and how much it sends again.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
