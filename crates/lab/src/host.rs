@@ -2,7 +2,6 @@
 //!
 //! A namespace has no name: it ends with the last descriptor and process that holds it.
 
-use std::fs::File;
 use std::io::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsFd;
@@ -351,34 +350,18 @@ impl Host {
     /// # Errors
     /// When there is no such file or the kernel refuses.
     pub fn set_attribute(&self, path: &str, value: &str) -> Result<String> {
-        self.in_sysfs(path, &format!("write {value} to"), |file| {
-            let before = std::fs::read_to_string(file)?;
-            std::fs::write(file, value)?;
-            Ok(before)
-        })
-    }
-
-    /// Opens a file below `/sys/class/net`, to write to it often.
-    pub(crate) fn open_attribute(&self, path: &str) -> Result<File> {
-        self.in_sysfs(path, "open", |file| File::options().write(true).open(file))
-    }
-
-    fn in_sysfs<T: Send>(
-        &self,
-        path: &str,
-        action: &str,
-        work: impl FnOnce(&str) -> std::io::Result<T> + Send,
-    ) -> Result<T> {
         let file = format!("/sys/class/net/{path}");
         self.run(|| {
             let none: Option<&str> = None;
             unshare(CloneFlags::CLONE_NEWNS)?;
             mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
             mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), none)?;
-            work(&file)
+            let before = std::fs::read_to_string(&file)?;
+            std::fs::write(&file, value)?;
+            Ok(before)
         })?
         .map_err(LabError::io(format!(
-            "{action} {file} of host {}",
+            "write {value} to {file} of host {}",
             self.name
         )))
     }

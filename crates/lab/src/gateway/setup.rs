@@ -320,7 +320,7 @@ fn start_naive(site: &Site) -> Result<Vec<Worker>> {
 pub(super) fn all() -> Vec<Setup> {
     let mut all = vec![
         Setup::HostToHost(Seikan::new("native", 0)),
-        Setup::NaiveHosts(NaiveHosts),
+        Setup::NaiveHosts(NaiveHosts { spread: false }),
         Setup::Plain,
     ];
     for many in [false, true] {

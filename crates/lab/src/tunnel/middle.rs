@@ -111,14 +111,24 @@ impl Tunnel for Naive {
 }
 
 /// The naive encapsulator at both ends, each with a TUN device of its own, without a gateway.
-pub(crate) struct NaiveHosts;
+pub(crate) struct NaiveHosts {
+    /// Whether the packets of a connection go out of many UDP ports by turns.
+    pub(crate) spread: bool,
+}
 
-/// Its name.
+/// Its names.
 pub(crate) const NAIVE_HOSTS: &str = "naive-host-to-host";
+pub(crate) const NAIVE_SPREAD: &str = "naive-host-to-host-spread";
+/// The ports, so many that every processor gets some.
+const SPREAD_PORTS: u8 = 16;
 
 impl Tunnel for NaiveHosts {
     fn name(&self) -> &str {
-        NAIVE_HOSTS
+        if self.spread {
+            NAIVE_SPREAD
+        } else {
+            NAIVE_HOSTS
+        }
     }
 
     fn by_default(&self) -> bool {
@@ -140,6 +150,9 @@ impl Tunnel for NaiveHosts {
                 .args(["naive", "--wan", &end.host.device])
                 .args(["--peer", &end.other.address.to_string()])
                 .args(["--tun", &end.device(), "--address", &own.to_string()]);
+            if self.spread {
+                command.args(["--ports", &SPREAD_PORTS.to_string()]);
+            }
             end.run(self.name(), command)
         })
     }

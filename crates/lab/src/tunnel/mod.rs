@@ -275,7 +275,9 @@ pub fn all(idle_peers: u32) -> Vec<Box<dyn Tunnel>> {
     all.push(Box::new(middle::Bridge));
     all.push(Box::new(openvswitch::OpenVSwitch));
     all.push(Box::new(middle::Naive));
-    all.push(Box::new(middle::NaiveHosts));
+    for spread in [false, true] {
+        all.push(Box::new(middle::NaiveHosts { spread }));
+    }
     for tunnel in wireguard::all() {
         all.push(Box::new(mixed::Mixed::new(tunnel)));
     }

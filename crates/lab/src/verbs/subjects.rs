@@ -178,6 +178,9 @@ pub struct NaiveArguments {
     /// and these networks routed into it
     #[arg(long, value_name = "NETWORK,...", value_delimiter = ',')]
     pub network: Vec<Ipv4Net>,
+    /// Send packets from this many ports by turns
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..))]
+    pub ports: u8,
 }
 
 /// Runs one end of the naive encapsulator until a signal.
@@ -196,7 +199,8 @@ pub fn naive(arguments: &NaiveArguments) -> anyhow::Result<ExitCode> {
         },
         _ => anyhow::bail!("either --lan, or --tun with --address"),
     };
-    let mut naive = Naive::open(&arguments.wan, arguments.peer, &inside)?;
+    let naive = Naive::open(&arguments.wan, arguments.peer, &inside)?;
+    let mut naive = naive.spread(arguments.ports)?;
     naive.run(&interrupt)?;
     writeln!(
         io::stdout(),

@@ -114,7 +114,8 @@ fn lock(counts: &SharedCounts) -> MutexGuard<'_, NaiveCounts> {
 #[derive(Debug)]
 pub struct Naive {
     nic: Socket,
-    udp: UdpSocket,
+    /// A packet goes out of the next one by turns. The first is bound to [`PORT`].
+    udp: Vec<UdpSocket>,
     peer: SocketAddr,
     wan: u32,
     side: Side,
@@ -162,21 +163,26 @@ impl Naive {
                 vec![wan],
             ),
         };
-        let udp = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, PORT))
-            .map_err(LabError::io(format!("bind to UDP port {PORT}")))?;
-        // This socket only sends: the packet socket receives.
-        SockRef::from(&udp)
-            .attach_filter(&[SockFilter::new(RETURN, 0, 0, 0)])
-            .map_err(LabError::io("attach a filter to a socket"))?;
         Ok(Self {
             nic: packet_socket(&nics).map_err(LabError::io("open a packet socket"))?,
-            udp,
+            udp: vec![sending_socket(PORT)?],
             peer: SocketAddrV4::new(peer, PORT).into(),
             wan,
             side,
             number: 0,
             counts: Arc::default(),
         })
+    }
+
+    /// Sends packets from this many ports by turns, so that nobody sees that they belong together.
+    ///
+    /// # Errors
+    /// No port is free.
+    pub fn spread(mut self, ports: u8) -> Result<Self> {
+        for _ in 1..ports {
+            self.udp.push(sending_socket(0)?);
+        }
+        Ok(self)
     }
 
     /// Carries packets until `stop` is raised.
@@ -271,7 +277,8 @@ impl Naive {
     fn outwards(&mut self, datagram: &mut [u8]) {
         self.number += 1;
         seal(datagram, self.number);
-        let sent = self.udp.send_to(datagram, self.peer);
+        let by_turns = (self.number % self.udp.len() as u64) as usize;
+        let sent = self.udp[by_turns].send_to(datagram, self.peer);
         let size = datagram.len() - HEADER;
         let mut counts = lock(&self.counts);
         counts.merged += u64::from(size > ETHERNET_MTU);
@@ -300,6 +307,16 @@ impl Naive {
             }
         }
     }
+}
+
+/// A socket that only sends, because the packet socket receives; port 0 is any.
+fn sending_socket(port: u16) -> Result<UdpSocket> {
+    let udp = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port))
+        .map_err(LabError::io(format!("bind to UDP port {port}")))?;
+    SockRef::from(&udp)
+        .attach_filter(&[SockFilter::new(RETURN, 0, 0, 0)])
+        .map_err(LabError::io("attach a filter to a socket"))?;
+    Ok(udp)
 }
 
 /// Opens a TUN device without offloads, with its address and routes.
