@@ -8,4 +8,5 @@ mod gateway;
 mod program;
 #[path = "../../cli/tests/shape/mod.rs"]
 mod shape;
+mod steering;
 mod switch;

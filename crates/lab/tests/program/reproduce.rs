@@ -46,6 +46,7 @@ fn a_queue_of_three_packets_is_slow_again_and_drawn() {
         last = format!("{:?} {:?}", experiment.claims, experiment.looks);
         assert_eq!(output.status.success(), experiment.reproduced());
         if slower && named {
+            traces_the_slow_queue(experiment);
             let page = std::fs::read_to_string(&html).expect("a page");
             assert!(page.contains("OpenVPN over TAP, 3 packets") && !page.contains("<script"));
             for name in [
@@ -65,6 +66,42 @@ fn a_queue_of_three_packets_is_slow_again_and_drawn() {
         }
     }
     panic!("not in {ATTEMPTS} attempts: {last}");
+}
+
+/// The driver gets packets, drops some of them with a full queue, and the program reads the others.
+fn traces_the_slow_queue(experiment: &Experiment) {
+    let list = |title: &str| {
+        let mut lists = experiment.lists.iter();
+        lists.find(|list| list.title.contains(title)).expect(title)
+    };
+    let problems = &experiment.problems;
+    let calls = |function: &str| -> u64 {
+        let mut rows = list("calls of functions").rows.iter();
+        let row = rows.find(|row| row[0] == function);
+        let row = row.unwrap_or_else(|| panic!("{function} is not called: {problems:?}"));
+        row[2].parse().expect("a number")
+    };
+    let (handed, read) = (calls("tun_net_xmit"), calls("tun_chr_read_iter"));
+    // The program also finds out by reading that there is nothing more.
+    assert!(handed > 10 && read > 10 && calls("epoll_wait") > 0);
+    let drops = &list("dropped by the driver").rows;
+    let waiting: Vec<i64> = drops
+        .iter()
+        .map(|row| row[2].parse().expect("a number"))
+        .collect();
+    // A packet that the program is copying no longer occupies the queue.
+    assert!(
+        !waiting.is_empty() && waiting.iter().all(|packets| (3..=4).contains(packets)),
+        "{waiting:?}"
+    );
+    let segments = list("the segments of one connection");
+    assert_eq!(segments.columns.len(), 3);
+    let again = segments
+        .rows
+        .iter()
+        .find(|row| row[0] == "segments sent again");
+    let again = again.and_then(|row| row[1].parse::<u64>().ok());
+    assert!(again > Some(0), "{segments:?}");
 }
 
 #[test]
