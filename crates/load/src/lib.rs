@@ -71,6 +71,9 @@ impl Ends<'_> {
 pub struct LoadedLatency {
     /// Throughput meanwhile, in Gbit/s.
     pub gbit_per_second: f64,
+    /// Round-trip time that TCP has measured meanwhile, see [`TcpReport::round_trip_us`].
+    #[serde(default)]
+    pub round_trip_us: Option<f64>,
     /// Round trips under that load.
     pub latency: LatencyReport,
 }
@@ -106,9 +109,10 @@ pub fn loaded_latency(
             .sleep(tcp.warmup)
             .map_err(LoadError::from)
             .and_then(|()| probe(ends, &options, interrupt));
-        let load = join(load)?;
+        let load = join(load)??;
         Ok(LoadedLatency {
-            gbit_per_second: load?.gbit_per_second,
+            gbit_per_second: load.gbit_per_second,
+            round_trip_us: load.round_trip_us,
             latency: latency?,
         })
     })

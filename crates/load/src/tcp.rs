@@ -18,6 +18,7 @@ use socket2::{Domain, SockRef, Socket, Type};
 use crate::Pattern;
 use crate::counters::{CpuClock, retransmitted_segments};
 use crate::error::{LoadError, Result};
+use crate::stats::Spread;
 use crate::{Ends, gbit_per_second, join};
 
 /// Bytes per write and read: iperf3's default for TCP.
@@ -119,6 +120,10 @@ pub struct TcpReport {
     /// report it.
     #[serde(default)]
     pub congestion_window: Option<u64>,
+    /// Smoothed round-trip time as the senders' kernels have it, in microseconds: the mean of the
+    /// streams, the median of all intervals; `None` if the kernel does not report it.
+    #[serde(default)]
+    pub round_trip_us: Option<f64>,
     /// Bytes received per stream within the measured time; forward streams first.
     pub stream_bytes: Vec<u64>,
     /// Bytes compared with the pattern and found right, warm-up included.
@@ -413,10 +418,11 @@ fn is_timeout(error: &std::io::Error) -> bool {
     )
 }
 
-/// Byte counts of all streams at one time.
+/// Byte counts of all streams at one time, and the mean of their round-trip times in microseconds.
 struct Sample {
     at: Instant,
     received: Vec<u64>,
+    round_trip_us: Option<f64>,
 }
 
 impl Sample {
@@ -425,9 +431,15 @@ impl Sample {
             .iter()
             .map(|s| s.received.load(Ordering::Relaxed))
             .collect();
+        let round_trips: Option<Vec<f64>> = streams
+            .iter()
+            .map(|s| Some(TcpInfo::of(&s.tx).ok()?.round_trip.as_secs_f64() * 1e6))
+            .collect();
+        let mean = |times: Vec<f64>| times.iter().sum::<f64>() / times.len().max(1) as f64;
         Self {
             at: Instant::now(),
             received,
+            round_trip_us: round_trips.map(mean),
         }
     }
 
@@ -502,6 +514,7 @@ fn summarise(streams: &[Stream], options: &TcpOptions, samples: &[Sample], cpu: 
         cpu_seconds_per_gbit: (gbit > 0.0).then(|| cpu / gbit),
         retransmitted_segments: 0,
         congestion_window: None,
+        round_trip_us: round_trip(&samples[1..]),
         stream_bytes,
         verified_bytes: streams
             .iter()
@@ -509,4 +522,10 @@ fn summarise(streams: &[Stream], options: &TcpOptions, samples: &[Sample], cpu: 
             .sum(),
         intervals,
     }
+}
+
+/// The median of the samples' round-trip times.
+fn round_trip(samples: &[Sample]) -> Option<f64> {
+    let times: Vec<f64> = samples.iter().filter_map(|s| s.round_trip_us).collect();
+    Spread::of(&times).map(|spread| spread.median)
 }

@@ -63,6 +63,24 @@ fn every_byte_of_a_tcp_stream_is_verified() {
 }
 
 #[test]
+fn the_round_trip_is_that_of_the_senders_kernel() {
+    let Some(host) = host() else {
+        return;
+    };
+    for direction in [Direction::Forward, Direction::Reverse] {
+        let options = TcpOptions {
+            streams: 2,
+            direction,
+            ..short()
+        };
+        let report = tcp_bulk(&loopback(&host, V4), &options, &Interrupt::new()).expect("load");
+        // There is no distance, and a receiver would have no estimate: 0.
+        let time = report.round_trip_us.expect("Linux has it");
+        assert!(time > 0.0 && time < 10e6, "{report:?}");
+    }
+}
+
+#[test]
 fn rate_is_bytes_over_time() {
     let Some(host) = host() else {
         return;

@@ -10,37 +10,51 @@ use seikan_diagnose::Cause;
 use seikan_load::LiveOptions;
 use seikan_sys::ethtool::Feature;
 
+use super::crossings::{self, Crossings, Through};
 use super::figures::interleaved;
 use super::look::Looker;
-use super::pages::{CONNECTIONS, REQUESTS, SECONDS, request_repeatedly, web_server};
+use super::pages::{CONNECTIONS, REQUESTS, page_seconds, request_repeatedly, web_server};
 use super::{
-    Bench, Curve, Curves, Figures, Found, Row, forwarding, plain, set_link, surface, titled,
+    Bench, Curve, Curves, Figures, Found, Row, delay, forwarding, limit, null, plain, set_link,
+    surface, titled,
 };
 use crate::cleanup::private_directory;
 use crate::error::Result;
 use crate::host::Host;
-use crate::tunnel::{self, Tunnel, inner_device};
+use crate::tunnel::{self, Running, Tunnel, inner_device};
 
 /// Frames for each crossing.
-const SIZES: [u32; 6] = [2, 4, 8, 16, 32, 64];
+const SIZES: [u32; 7] = [1, 2, 4, 8, 16, 32, 64];
+/// Those over a link with a limit, and those without a cipher.
+const FEW: [u32; 3] = [1, 4, 64];
 /// Buffer of the source: four packets of 1,500 bytes.
 const PUBLISHED_SIZE: u32 = 4;
 const BARE: &str = "no tunnel";
 const CRUDE: &str = "crude, 1 frame";
+const SEIKAN: &str = "Seikan, ";
+const NULL: &str = "Seikan without a cipher, ";
 pub(super) const ONE: &str = "Seikan, 1 frame";
 /// Published, in KB/s: bare forwarding, the driver as it is, the driver changed.
 const PUBLISHED: [f64; 3] = [114_089.42, 102_512.37, 111_139.88];
 
 pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
     let rounds = bench.options.rounds as usize;
-    let rows = bench
-        .rates()
-        .map(|rate| sizes(rate).len() + 3 + forwarding::ROWS);
+    let rows = bench.rates().map(|rate| {
+        let checks = rate.map_or(0, |_| limit::STEPS);
+        checks + names(rate).len() + forwarding::ROWS + delay::row_count(rate)
+    });
     let rows: usize = rows.iter().sum();
     bench.expect(rows * rounds + surface::POINTS + 1);
     let mut found = Found::default();
+    if null::program().is_none() {
+        found.notes.push(null::missing());
+    }
     for rate in bench.rates() {
-        for part in [pages, forwarding::rows] {
+        if let Some(rate) = rate {
+            let done = limit::check(bench, rate, &mut found);
+            found.note_failure(done)?;
+        }
+        for part in [pages, forwarding::rows, delay::rows] {
             let done = part(bench, rate, &mut found);
             found.note_failure(done)?;
         }
@@ -59,91 +73,133 @@ pub(super) fn frames_in_words(size: u32) -> String {
     }
 }
 
-fn batched(size: u32) -> String {
-    format!("Seikan, {}", frames_in_words(size))
+/// Name of a row of Seikan, or of Seikan without a cipher.
+fn batched(kind: &str, size: u32) -> String {
+    format!("{kind}{}", frames_in_words(size))
 }
 
-/// Frames for each crossing that are measured over a link of this rate.
-fn sizes(rate: Option<u64>) -> &'static [u32] {
-    if rate.is_some() {
-        &[PUBLISHED_SIZE, SIZES[5]]
-    } else {
-        &SIZES
+/// Frames for each crossing of a row; none where nothing is limited.
+fn size_of(name: &str) -> Option<u32> {
+    let words = name.strip_prefix(NULL).or(name.strip_prefix(SEIKAN))?;
+    words.split(' ').next()?.parse().ok()
+}
+
+/// Names of the rows over a link of this rate.
+fn names(rate: Option<u64>) -> Vec<String> {
+    let limited = rate.is_some();
+    let sizes = if limited { &FEW[..] } else { &SIZES };
+    let mut names = vec![BARE.to_owned(), CRUDE.to_owned()];
+    names.extend(sizes.iter().map(|size| batched(SEIKAN, *size)));
+    if !limited && null::program().is_some() {
+        names.extend(FEW.map(|size| batched(NULL, size)));
     }
+    names
 }
 
 /// Reads the output of `ab` for every row, over a link of this rate.
 fn pages(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Found) -> Result<()> {
-    let mut names = vec![BARE.to_owned(), CRUDE.to_owned(), ONE.to_owned()];
-    names.extend(sizes(rate).iter().copied().map(batched));
+    let names = names(rate);
     let words: Vec<&str> = names.iter().map(String::as_str).collect();
     let measured = interleaved(bench, &words, &mut found.problems, &mut |bench, name| {
         let tunnel = tunnel_of(name)?;
         let mut running = tunnel::start(tunnel.as_ref(), bench.link(rate), bench.interrupt)?;
-        let size = SIZES.into_iter().find(|size| batched(*size) == name);
-        if name == ONE || size.is_some() {
-            let host_b = &running.hosts.b;
-            for host in [&running.hosts.a, host_b] {
-                frames(host, tunnel.name(), size.unwrap_or(1))?;
+        if let Some(size) = size_of(name) {
+            for host in [&running.hosts.a, &running.hosts.b] {
+                frames(host, tunnel.name(), size)?;
             }
         }
-        let dir = private_directory()?;
-        let ends = tunnel.ends(&running.hosts);
-        let server = web_server(&running.hosts.b, dir.path())?;
-        let pages = request_repeatedly(&ends, server, bench.interrupt)?;
-        running.check_alive()?;
-        Ok(pages)
+        request(bench, tunnel.as_ref(), &mut running)
     })?;
     let there = |name: &str| match name {
         BARE => Some(PUBLISHED[0]),
         CRUDE => Some(PUBLISHED[1]),
-        name if name == batched(PUBLISHED_SIZE) => Some(PUBLISHED[2]),
+        name if name == batched(SEIKAN, PUBLISHED_SIZE) => Some(PUBLISHED[2]),
         _ => None,
     };
-    let rows = names.iter().zip(measured);
     let title = format!(
-        "a page of 5 MB, {REQUESTS} times or for {SECONDS} s over {CONNECTIONS} connections"
+        "a page of 5 MB, {REQUESTS} times or for {} s over {CONNECTIONS} connections",
+        page_seconds(bench.options)
     );
     let figures = Figures {
         title: titled(&title, rate),
         unit: "KB/s".to_owned(),
         base: BARE.to_owned(),
-        rows: rows
+        rows: names
+            .iter()
+            .zip(&measured)
             .map(|(name, rounds)| Row {
                 own: name.starts_with("Seikan"),
-                rounds,
+                rounds: rounds.iter().map(|r| r.as_ref().map(|r| r.0)).collect(),
                 ..Row::new(name, there(name))
             })
             .collect(),
     };
-    let (few, many) = (batched(PUBLISHED_SIZE), batched(SIZES[5]));
+    let crossed: Vec<Vec<Option<Crossings>>> = measured
+        .into_iter()
+        .map(|rounds| rounds.into_iter().map(|round| round?.1).collect())
+        .collect();
+    let title = titled("system calls of the tunnels for the pages", rate);
+    found.lists.push(crossings::list(title, &names, &crossed));
+    let (few, many) = (batched(SEIKAN, PUBLISHED_SIZE), batched(SEIKAN, 64));
     found.claims.push(figures.claim(&few, CRUDE));
-    if rate.is_some() {
-        found.figures.push(figures);
-        return Ok(());
+    if rate.is_none() {
+        found.claims.push(figures.claim(&few, ONE));
+        found.claims.push(figures.claim(&many, &few));
+        found.curves.push(curves(&figures));
     }
-    found.claims.push(figures.claim(&few, ONE));
-    found.claims.push(figures.claim(&many, &few));
-    let points = figures.rows.iter().filter_map(|row| {
-        let size = SIZES.into_iter().find(|size| batched(*size) == row.name);
-        let size = size.or((row.name == ONE).then_some(1))?;
-        Some([f64::from(size), row.spread()?.median / 1e3])
-    });
-    found.curves.push(Curves {
+    found.figures.push(figures);
+    Ok(())
+}
+
+/// Requests the page, and counts what the programs do meanwhile, if there are any.
+fn request(
+    bench: &Bench<'_>,
+    tunnel: &dyn Tunnel,
+    running: &mut Running,
+) -> Result<(f64, Option<Crossings>)> {
+    let dir = private_directory()?;
+    let (hosts, started) = running.parts();
+    let server = web_server(&hosts.b, dir.path())?;
+    let ends = tunnel.ends(hosts);
+    let seconds = page_seconds(bench.options);
+    let load = || request_repeatedly(&ends, server, seconds, bench.interrupt);
+    if started.processes.0.is_empty() {
+        return Ok((load()?, None));
+    }
+    // Pages come from B.
+    let devices = [&hosts.a, &hosts.b].map(|host| inner_device(tunnel.name(), host));
+    let through = Through {
+        read: (&hosts.b, &devices[1]),
+        written: (&hosts.a, &devices[0]),
+        programs: &started.processes.0,
+    };
+    let (pages, crossings) = through.counting(load)?;
+    started.check_alive()?;
+    Ok((pages, Some(crossings)))
+}
+
+/// KB/s over the number of frames, with and without a cipher.
+fn curves(figures: &Figures) -> Curves {
+    let line = |kind: &str| Curve {
+        name: kind.trim_end_matches(", ").to_owned(),
+        own: true,
+        published: false,
+        points: figures
+            .rows
+            .iter()
+            .filter(|row| row.name.starts_with(kind))
+            .filter_map(|row| Some([f64::from(size_of(&row.name)?), row.spread()?.median / 1e3]))
+            .collect(),
+    };
+    let lines = [SEIKAN, NULL].map(line).into_iter();
+    Curves {
         name: "batch-frames".to_owned(),
         title: "a page again and again".to_owned(),
         x: "frames for each crossing, at most".to_owned(),
         y: "thousands of KB/s".to_owned(),
         logarithmic: [true, true],
-        curves: vec![Curve {
-            name: "Seikan".to_owned(),
-            own: true,
-            published: false,
-            points: points.collect(),
-        }],
-    });
-    found.figures.push(figures);
-    Ok(())
+        curves: lines.filter(|line| line.points.len() > 1).collect(),
+    }
 }
 
 /// Diagnoses one frame for each crossing.
@@ -152,11 +208,8 @@ fn diagnosis(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     let tunnel = tunnel_of(CRUDE)?;
     let running = tunnel::start(tunnel.as_ref(), bench.link(None), bench.interrupt)?;
     let host = &running.hosts.a;
-    let rows = found
-        .figures
-        .first()
-        .map_or(&[][..], |figures| &figures.rows);
-    let best = rows.last().and_then(Row::spread);
+    let pages = found.figures.first();
+    let best = pages.and_then(|pages| pages.row(&batched(SEIKAN, 64))?.spread());
     let interface = inner_device(tunnel.name(), host);
     let looker = Looker {
         // KB/s of 1,024 bytes as Mbit/s.
@@ -175,12 +228,12 @@ fn diagnosis(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
 }
 
 pub(super) fn tunnel_of(row: &str) -> Result<Box<dyn Tunnel>> {
-    let name = match row {
-        BARE => "raw",
-        CRUDE => "crude",
-        _ => "seikan-native",
-    };
-    plain(name)
+    match row {
+        BARE => plain("raw"),
+        CRUDE => plain("crude"),
+        row if row.starts_with(NULL) => null::tunnel(),
+        _ => plain("seikan-native"),
+    }
 }
 
 /// So many frames at most make a super-packet of the tunnel's interface; with one, there are none.
@@ -188,4 +241,17 @@ pub(super) fn frames(host: &Host, tunnel: &str, size: u32) -> Result<()> {
     let device = inner_device(tunnel, host);
     host.set_features(&device, &[(Feature::Tso, size > 1)])?;
     set_link(host, tunnel, &format!("gso_max_segs {size}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_say_how_many_frames_they_have() {
+        assert_eq!(size_of(&batched(SEIKAN, 64)), Some(64));
+        assert_eq!(size_of(&batched(NULL, 1)), Some(1));
+        assert_eq!([BARE, CRUDE].map(size_of), [None; 2]);
+        assert_eq!(batched(SEIKAN, 1), ONE);
+    }
 }

@@ -1,6 +1,9 @@
 //! One guest sends, ever more spin: which counter goes with the throughput? The source took the
-//! number of calls of a function of the kernel; here every counter that a doctor samples is a
-//! candidate, calls of functions where the kernel counts them.
+//! number of calls of a function of the kernel. Here every counter that a doctor samples is a
+//! candidate, and the calls that tracepoints count.
+//!
+//! A counter of packets, or of batches of them, is the throughput in another unit: its correlation
+//! says nothing about its use for a diagnosis. Those are listed apart ([`Counts`]).
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -18,6 +21,8 @@ use seikan_ui::Interrupt;
 use super::guests::{GUESTS, Network, Switch, UPLINK};
 use super::look::Looker;
 use super::profile::BIN;
+use super::steps;
+use super::tracepoints::Counted;
 use super::{Bench, Curve, Curves, Found, List};
 use crate::error::Result;
 use crate::scenario::Hog;
@@ -28,56 +33,86 @@ const SMOOTH: usize = 20;
 const EVERY: f64 = 25.0 / 3.0;
 /// The source compared values of the same interval.
 const NO_LAG: usize = 0;
-/// Counters that are drawn: those that go with the throughput most.
-const DRAWN: usize = 7;
+/// Counters of each kind that are drawn: those that go with the throughput most.
+const DRAWN: usize = 4;
 /// The published correlation.
 const PUBLISHED_R: f64 = 0.605;
 
-/// Counters that may explain the throughput: name, subjects to sum, counter, and its file.
-const EVENTS: [(&str, Of, &str, &str); 8] = [
+/// Whether a counter is one of packets.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Counts {
+    /// Packets, or batches of packets: the throughput itself.
+    Packets,
+    /// Something else.
+    Other,
+}
+
+/// Counters that may explain the throughput: name, subjects to sum, counter, its file, and what it
+/// counts.
+const EVENTS: [(&str, Of, &str, &str, Counts); 8] = [
     (
         "packets handled in softirqs",
         Of::Cpus,
         metric::SOFTNET_PROCESSED,
         "/proc/self/net/softnet_stat",
+        Counts::Packets,
     ),
     (
         "runs of the receive softirq",
         Of::Cpus,
         metric::NET_RX,
         "/proc/softirqs",
+        Counts::Packets,
     ),
     (
         "time in softirqs",
         Of::Cpus,
         metric::SOFTIRQ_NS,
         "/proc/stat",
+        Counts::Other,
     ),
-    ("time in user mode", Of::Cpus, metric::USER_NS, "/proc/stat"),
+    (
+        "time in user mode",
+        Of::Cpus,
+        metric::USER_NS,
+        "/proc/stat",
+        Counts::Other,
+    ),
     (
         "time in which a task waited for a processor",
         Of::Host,
         metric::PRESSURE_CPU_US,
         "/proc/pressure/cpu",
+        Counts::Other,
     ),
     (
         "time that the switch waited for a processor",
         Of::Threads,
         metric::RUN_DELAY_NS,
         "/proc/thread-self/schedstat",
+        Counts::Other,
     ),
     (
         "times that the switch had to give way",
         Of::Threads,
         metric::INVOLUNTARY_SWITCHES,
         "/proc/thread-self/status",
+        Counts::Other,
     ),
     (
         "time that the switch ran",
         Of::Threads,
         metric::RUN_NS,
         "/proc/thread-self/schedstat",
+        Counts::Other,
     ),
+];
+/// Functions whose calls are no packets; all others that are counted are on the path of packets.
+const NOT_OF_PACKETS: [&str; 4] = [
+    "futex_wake",
+    "sys_enter",
+    "sched_switch",
+    "vcpu_enter_guest",
 ];
 /// The doctor looks for an hour at most.
 const MOST_EVERY: Duration = Duration::from_secs(3_600 / GUESTS.len() as u64);
@@ -103,6 +138,14 @@ impl Of {
     }
 }
 
+/// Calls of functions and Mbit/s at the receiver, by interval.
+#[derive(Default)]
+struct CallSeries {
+    names: Vec<String>,
+    calls: Vec<Vec<f64>>,
+    throughput: Vec<f64>,
+}
+
 /// One guest sends, and every so often one more spins; which counter goes with the throughput?
 pub(super) fn growing(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     let every = bench.time().mul_f64(EVERY).min(MOST_EVERY);
@@ -111,7 +154,7 @@ pub(super) fn growing(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
     bench.step(format!(
         "one guest sends for {seconds:.0} s, ever more spin"
     ))?;
-    let recording = network.sending(1, bench, |_| {
+    let (look, called) = network.sending(1, bench, |arrived| {
         let looker = Looker {
             seconds,
             // The deepest level adds calls of functions; without them the cheapest level suffices.
@@ -120,7 +163,7 @@ pub(super) fn growing(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
         };
         let (stop, guests) = (AtomicBool::new(false), &network.guests[1..]);
         std::thread::scope(|scope| {
-            let (stop, interrupt) = (&stop, bench.interrupt);
+            let (stop, interrupt, desk) = (&stop, bench.interrupt, bench.desk());
             let hogs = scope.spawn(move || -> Result<()> {
                 let mut hogs = Vec::new();
                 // The first one sends.
@@ -133,20 +176,73 @@ pub(super) fn growing(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
                 }
                 wait(Duration::MAX / 4, stop, interrupt)
             });
-            let looked = {
+            let looking = scope.spawn(move || {
                 let _stop = Stop(stop);
-                looker.look(bench.desk())
-            };
+                looker.look(desk)
+            });
+            let called = count_calls(stop, interrupt, arrived);
+            let looked = join(looking)?;
             join(hogs)??;
-            looked
+            Ok((looked?, called))
         })
     })?;
-    let Some(recording) = recording.1 else {
-        found.problems.extend(recording.0.problem);
+    let every = every.as_secs_f64();
+    let mut candidates = Vec::new();
+    match called {
+        Ok(called) => candidates.extend(called_candidates(&called, every)),
+        Err(error) => found.note_failure(Err(error))?,
+    }
+    let Some(recording) = look.1 else {
+        found.problems.extend(look.0.problem);
         return Ok(());
     };
-    correlations(&recording, every.as_secs_f64(), found);
+    let throughput = throughput(&recording.evidence);
+    candidates.extend(sampled_candidates(&recording, &throughput, every));
+    show(candidates, &throughput, every, found);
     Ok(())
+}
+
+/// Counts calls and received bytes in each interval until the flag is raised.
+fn count_calls(
+    stop: &AtomicBool,
+    interrupt: &Interrupt,
+    arrived: &dyn Fn() -> Vec<u64>,
+) -> Result<CallSeries> {
+    let mut counted = Counted::functions()?;
+    let mut series = CallSeries {
+        names: counted.names().to_vec(),
+        calls: vec![Vec::new(); counted.names().len()],
+        throughput: Vec::new(),
+    };
+    let (mut before, mut bytes) = (counted.read()?, arrived()[0]);
+    let mut begin = Instant::now();
+    let bin = Duration::from_secs_f64(BIN);
+    loop {
+        wait(bin.saturating_sub(begin.elapsed()), stop, interrupt)?;
+        if stop.load(Ordering::Relaxed) {
+            return Ok(series);
+        }
+        let (calls, now, at) = (counted.read()?, arrived()[0], Instant::now());
+        let seconds = at.duration_since(begin).as_secs_f64();
+        let grown = calls.iter().zip(&before).map(|(now, before)| now - before);
+        for (values, calls) in series.calls.iter_mut().zip(grown) {
+            // As many as in an interval of the usual length.
+            values.push(calls as f64 * BIN / seconds);
+        }
+        series
+            .throughput
+            .push((now - bytes) as f64 * 8.0 / 1e6 / seconds);
+        (before, bytes, begin) = (calls, now, at);
+    }
+}
+
+/// Whether the calls of a function are packets.
+fn counts(function: &str) -> Counts {
+    if NOT_OF_PACKETS.iter().any(|name| function.contains(name)) {
+        Counts::Other
+    } else {
+        Counts::Packets
+    }
 }
 
 /// A quantity that may correlate with the throughput.
@@ -156,16 +252,20 @@ struct Event<'a> {
     counter: &'a str,
     /// The file that has it; none of a function's calls, which the kernel counts as they happen.
     file: Option<&'static str>,
+    counts: Counts,
 }
 
 /// Returns all of them, and the functions with counted calls.
 fn events(evidence: &Evidence) -> Vec<Event<'_>> {
-    let known = EVENTS.iter().map(|(name, of, counter, file)| Event {
-        name: (*name).to_owned(),
-        of: *of,
-        counter,
-        file: Some(*file),
-    });
+    let known = EVENTS
+        .iter()
+        .map(|(name, of, counter, file, counts)| Event {
+            name: (*name).to_owned(),
+            of: *of,
+            counter,
+            file: Some(*file),
+            counts: *counts,
+        });
     let columns = evidence.series.columns.keys();
     let function_calls = columns.filter_map(|key| {
         let function = key.name.strip_prefix(metric::CALL_PREFIX)?;
@@ -174,6 +274,7 @@ fn events(evidence: &Evidence) -> Vec<Event<'_>> {
             of: Of::Host,
             counter: key.name.as_ref(),
             file: None,
+            counts: counts(function),
         })
     });
     known.chain(function_calls).collect()
@@ -194,97 +295,116 @@ fn reading(file: &str) -> Option<f64> {
 
 /// A counter held against the throughput.
 struct Candidate {
+    name: String,
+    counts: Counts,
+    /// By how much it grew in each interval.
+    values: Vec<f64>,
+    /// Of smoothed values.
     r: f64,
-    /// Microseconds for a reading.
+    /// Of single values, with its interval; none where they are too few.
+    single: Option<String>,
+    /// Microseconds for a reading; none where each event is counted as it happens.
     cost: Option<f64>,
-    cells: Vec<String>,
-    curve: Curve,
 }
 
-/// Each counter against the throughput: as the source did it, and with an interval.
-fn correlations(recording: &Recording, every: f64, found: &mut Found) {
-    let evidence = &recording.evidence;
+impl Candidate {
+    /// Compares values and throughput of the same intervals; `None` where one of them is constant.
+    fn of(name: String, counts: Counts, values: Vec<f64>, series: (&[f64], f64)) -> Option<Self> {
+        let (throughput, every) = series;
+        let (_, r) = strongest(&smoothed(&values), &smoothed(throughput), NO_LAG)?;
+        // A block is as long as a step of the load: neighbours within one are alike.
+        let block = (every / BIN).round() as usize;
+        let single = correlate(&values, throughput, NO_LAG, block);
+        let single =
+            single.map(|c| format!("{:.2} ({:.2} to {:.2})", c.r.value, c.r.low, c.r.high));
+        Some(Self {
+            name,
+            counts,
+            values,
+            r,
+            single,
+            cost: None,
+        })
+    }
+}
+
+/// Calls of functions against the throughput at the receiver, as the source compared them.
+fn called_candidates(called: &CallSeries, every: f64) -> Vec<Candidate> {
+    let series = (&called.throughput[..], every);
+    let all = called.names.iter().zip(&called.calls);
+    all.filter_map(|(name, calls)| {
+        let label = format!("calls: {name}");
+        Candidate::of(label, counts(name), calls.clone(), series)
+    })
+    .collect()
+}
+
+/// Mbit/s of the switch's uplink in each interval.
+fn throughput(evidence: &Evidence) -> Vec<f64> {
     let inner = evidence.map.inner.clone().unwrap_or_default();
     let link = |subject: &Subject| matches!(subject, Subject::Link(name) if *name == inner);
-    let (sent, received) = (
-        binned(evidence, metric::TX_BYTES, link),
-        binned(evidence, metric::RX_BYTES, link),
-    );
+    let sent = binned(evidence, metric::TX_BYTES, link);
+    let received = binned(evidence, metric::RX_BYTES, link);
     let bytes = if sent.iter().sum::<f64>() > received.iter().sum::<f64>() {
         sent
     } else {
         received
     };
-    let throughput: Vec<f64> = bytes.iter().map(|bytes| bytes * 8.0 / 1e6 / BIN).collect();
-    let seconds = |values: &[f64]| -> Vec<[f64; 2]> {
-        let points = values.iter().enumerate();
-        points.map(|(i, value)| [i as f64 * BIN, *value]).collect()
-    };
-    let smooth = smoothed(&throughput);
-    let most = smooth.iter().copied().fold(0.0, f64::max);
-    let mut curves = vec![Curve {
-        name: "throughput".to_owned(),
-        own: true,
-        published: false,
-        points: seconds(
-            &smooth
-                .iter()
-                .map(|v| 100.0 * v / most.max(1e-9))
-                .collect::<Vec<_>>(),
-        ),
-    }];
-    let mut candidates: Vec<Candidate> = Vec::new();
-    for event in events(evidence) {
+    bytes.iter().map(|bytes| bytes * 8.0 / 1e6 / BIN).collect()
+}
+
+/// Each counter of a recording against the throughput.
+fn sampled_candidates(recording: &Recording, throughput: &[f64], every: f64) -> Vec<Candidate> {
+    let evidence = &recording.evidence;
+    let candidate = |event: Event<'_>| {
         let values = binned(evidence, event.counter, |subject| event.of.has(subject));
-        let smooth_values = smoothed(&values);
-        let Some((_, r)) = strongest(&smooth_values, &smooth, NO_LAG) else {
-            continue;
-        };
-        // A block is as long as a step of the load: neighbours within one are alike.
-        let block = (every / BIN).round() as usize;
-        let honest = correlate(&values, &throughput, NO_LAG, block);
-        let honest = honest.map_or_else(
-            || "too short".to_owned(),
-            |c| format!("{:.2} ({:.2} to {:.2})", c.r.value, c.r.low, c.r.high),
-        );
-        let most = smooth_values.iter().copied().fold(0.0, f64::max);
-        let shares = smooth_values.iter().map(|v| 100.0 * v / most.max(1e-9));
         // Every thread has a file of its own.
         let files = match event.of {
             Of::Threads => evidence.map.program.as_ref().map_or(1, |p| p.threads.len()),
             Of::Host | Of::Cpus => 1,
         };
         let cost = event.file.and_then(reading).map(|us| us * files as f64);
-        let cost_label = match (event.file, cost) {
-            (_, Some(us)) => format!("{us:.0}"),
-            (Some(_), None) => "–".to_owned(),
-            (None, None) => "at each call".to_owned(),
-        };
-        candidates.push(Candidate {
-            r,
-            cost,
-            cells: vec![event.name.clone(), format!("{r:.2}"), honest, cost_label],
-            curve: Curve {
-                name: event.name,
-                own: false,
-                published: false,
-                points: seconds(&shares.collect::<Vec<_>>()),
-            },
-        });
-    }
+        let candidate = Candidate::of(event.name, event.counts, values, (throughput, every))?;
+        Some(Candidate { cost, ..candidate })
+    };
+    events(evidence).into_iter().filter_map(candidate).collect()
+}
+
+/// Lists and draws all of them, and looks for the source's rise.
+fn show(mut candidates: Vec<Candidate>, throughput: &[f64], every: f64, found: &mut Found) {
     candidates.sort_by(|a, b| b.r.abs().total_cmp(&a.r.abs()));
-    found.notes.extend(cheapest(&candidates));
-    found.lists.push(List {
-        title: format!(
-            "counters against throughput while ever more spin; published for the calls of handle_tx: r {PUBLISHED_R}"
+    let of_kind = |kind: Counts| candidates.iter().filter(move |of| of.counts == kind);
+    let others: Vec<&Candidate> = of_kind(Counts::Other).collect();
+    found.notes.extend(cheapest(&others));
+    for (kind, what) in [
+        (Counts::Other, "that count something else than packets"),
+        (
+            Counts::Packets,
+            "that count packets or batches of them, which is the throughput itself",
         ),
-        columns: ["counter, read ten times a second", "r, smoothed over 10 s", "r (95 %)", "µs for a reading"]
+    ] {
+        found.lists.push(List {
+            title: format!(
+                "counters {what}, against throughput while ever more spin; published for the calls of handle_tx: r {PUBLISHED_R} of \
+                 single values"
+            ),
+            columns: [
+                "counter",
+                "r, smoothed over 10 s",
+                "r of single values (95 %)",
+                "µs for a reading",
+            ]
             .map(str::to_owned)
             .to_vec(),
-        rows: candidates.iter().map(|of| of.cells.clone()).collect(),
-    });
-    let drawn = candidates.into_iter().take(DRAWN);
-    curves.extend(drawn.map(|of| of.curve));
+            rows: of_kind(kind).map(cells).collect(),
+        });
+    }
+    let drawn = [Counts::Other, Counts::Packets]
+        .into_iter()
+        .flat_map(|kind| of_kind(kind).take(DRAWN));
+    let mut curves = vec![relative("throughput", throughput)];
+    curves.extend(drawn.map(|of| relative(&of.name, &of.values)));
+    curves[0].own = true;
     found.curves.push(Curves {
         name: "profile-events".to_owned(),
         title: "throughput and counters, smoothed over 10 s, of their largest values".to_owned(),
@@ -293,10 +413,37 @@ fn correlations(recording: &Recording, every: f64, found: &mut Found) {
         logarithmic: [false, false],
         curves,
     });
+    let series = candidates.iter().map(|of| (&of.name[..], &of.values[..]));
+    steps::show(series.collect(), throughput, every, found);
+}
+
+fn cells(of: &Candidate) -> Vec<String> {
+    vec![
+        of.name.clone(),
+        format!("{:.2}", of.r),
+        of.single.clone().unwrap_or_else(|| "too short".to_owned()),
+        of.cost
+            .map_or_else(|| "at each event".to_owned(), |us| format!("{us:.0}")),
+    ]
+}
+
+/// A line of smoothed values in percent of the largest.
+fn relative(name: &str, values: &[f64]) -> Curve {
+    let smooth = smoothed(values);
+    let most = smooth.iter().copied().fold(1e-9, f64::max);
+    let points = smooth.iter().enumerate();
+    Curve {
+        name: name.to_owned(),
+        own: false,
+        published: false,
+        points: points
+            .map(|(bin, value)| [bin as f64 * BIN, 100.0 * value / most])
+            .collect(),
+    }
 }
 
 /// Which of those that go with the throughput as closely as the closest costs least.
-fn cheapest(candidates: &[Candidate]) -> Option<String> {
+fn cheapest(candidates: &[&Candidate]) -> Option<String> {
     let best = candidates.first()?;
     let close = candidates
         .iter()
@@ -305,9 +452,9 @@ fn cheapest(candidates: &[Candidate]) -> Option<String> {
         .filter_map(|of| Some((of.cost?, of)))
         .min_by(|a, b| a.0.total_cmp(&b.0))?;
     Some(format!(
-        "Cheapest to record of the counters that go with the throughput as closely as any (r within {EQUAL_WITHIN}): {} (r {:.2}), {cost:.0} µs for a reading, with no \
-         function traced.",
-        cheapest.curve.name, cheapest.r
+        "Cheapest to record of the counters that do not count packets and go with the throughput as closely as any of them (r within \
+         {EQUAL_WITHIN}): {} (r {:.2}), {cost:.0} µs for a reading, with no function traced.",
+        cheapest.name, cheapest.r
     ))
 }
 
@@ -389,15 +536,12 @@ mod tests {
     #[test]
     fn the_cheapest_of_the_closest_is_reported() {
         let of = |name: &str, r, cost| Candidate {
+            name: name.into(),
+            counts: Counts::Other,
+            values: Vec::new(),
             r,
+            single: None,
             cost,
-            cells: Vec::new(),
-            curve: Curve {
-                name: name.into(),
-                own: false,
-                published: false,
-                points: Vec::new(),
-            },
         };
         let candidates = [
             of("dear", 0.95, Some(90.0)),
@@ -405,9 +549,34 @@ mod tests {
             of("cheap", -0.92, Some(5.0)),
             of("far", 0.5, Some(1.0)),
         ];
-        let text = cheapest(&candidates).expect("one");
+        let text = cheapest(&candidates.iter().collect::<Vec<_>>()).expect("one");
         assert!(text.contains("cheap (r -0.92), 5 µs"), "{text}");
         assert_eq!(cheapest(&[]), None);
+    }
+
+    #[test]
+    fn counters_of_packets_are_listed_apart() {
+        let rising: Vec<f64> = (0..80).map(f64::from).collect();
+        let candidate = |name: &str, counts| {
+            let of = Candidate::of(name.into(), counts, rising.clone(), (&rising, 5.0));
+            of.expect("no constant")
+        };
+        let mut found = Found::default();
+        let all = vec![
+            candidate("packets", Counts::Packets),
+            candidate("waiting", Counts::Other),
+        ];
+        show(all, &rising, 5.0, &mut found);
+        let first = |list: usize| found.lists[list].rows[0][..3].to_vec();
+        assert_eq!(first(0), ["waiting", "1.00", "1.00 (1.00 to 1.00)"]);
+        assert_eq!(first(1), ["packets", "1.00", "1.00 (1.00 to 1.00)"]);
+        assert!(found.lists[1].title.contains("the throughput itself"));
+    }
+
+    #[test]
+    fn functions_beside_the_path_of_packets_are_known() {
+        assert!(counts("scheduler (sched_switch)") == Counts::Other);
+        assert!(counts("packet_recvmsg") == Counts::Packets);
     }
 
     #[test]

@@ -196,6 +196,32 @@ pub struct Curve {
     pub points: Vec<[f64; 2]>,
 }
 
+/// Quantities by kind, as bars: those of a group side by side, or one on the other.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Bars {
+    /// Name of the picture's file.
+    pub name: String,
+    /// Title.
+    pub title: String,
+    /// Unit of the vertical axis.
+    pub unit: String,
+    /// Names of the groups, left to right.
+    pub groups: Vec<String>,
+    /// The kinds.
+    pub parts: Vec<Part>,
+    /// Whether the bars of a group are stacked.
+    pub stacked: bool,
+}
+
+/// One kind of [`Bars`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Part {
+    /// Its name.
+    pub name: String,
+    /// A value for each group; none where nothing could be measured.
+    pub values: Vec<Option<f64>>,
+}
+
 /// Quantities over two others, each as a map.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Surface {
@@ -238,8 +264,18 @@ pub(super) fn interleaved<'a, T>(
     problems: &mut Vec<String>,
     measure: &mut dyn FnMut(&mut Bench<'_>, &'a str) -> Result<T>,
 ) -> Result<Vec<Vec<Option<T>>>> {
-    let mut found: Vec<Vec<Option<T>>> = names.iter().map(|_| Vec::new()).collect();
     let rounds = bench.options.rounds;
+    interleaved_for(bench, (names, rounds), problems, measure)
+}
+
+/// The same in so many rounds.
+pub(super) fn interleaved_for<'a, T>(
+    bench: &mut Bench<'_>,
+    (names, rounds): (&[&'a str], u32),
+    problems: &mut Vec<String>,
+    measure: &mut dyn FnMut(&mut Bench<'_>, &'a str) -> Result<T>,
+) -> Result<Vec<Vec<Option<T>>>> {
+    let mut found: Vec<Vec<Option<T>>> = names.iter().map(|_| Vec::new()).collect();
     for round in 1..=rounds {
         for (name, values) in names.iter().zip(&mut found) {
             bench.step(format!("{name}, round {round}/{rounds}"))?;

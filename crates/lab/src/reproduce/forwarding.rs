@@ -1,17 +1,19 @@
 //! The set-up of the source of [`batch`](super::batch): hosts S0, S1 and S2. S1 forwards between
 //! the others. S0 reaches it directly, or through a program that only passes packets on.
 
+use std::fmt;
 use std::net::Ipv4Addr;
 use std::path::Path;
 
 use ipnet::{IpNet, Ipv4Net};
-use seikan_load::wait_reachable;
+use seikan_load::{Ends, wait_reachable};
 use seikan_sys::ethtool::Feature;
 use seikan_sys::netlink::Route;
 use seikan_ui::Interrupt;
 
+use super::crossings::{self, Crossings, Through};
 use super::figures::interleaved;
-use super::pages::{request_repeatedly, web_server};
+use super::pages::{page_seconds, request_repeatedly, web_server};
 use super::{Bench, Figures, Found, Row, titled};
 use crate::cleanup::private_directory;
 use crate::error::Result;
@@ -34,69 +36,118 @@ const INSIDE: [Ipv4Addr; 2] = [Ipv4Addr::new(172, 16, 0, 2), Ipv4Addr::new(172, 
 const PORTS: [&str; 2] = ["eth0", "eth1"];
 const DEVICE: &str = "tun0";
 const PORT: u16 = 5_555;
-const MTU: u32 = 1_500;
+pub(super) const MTU: u32 = 1_500;
 
 const BARE: &str = "forwarding, no program";
-/// Frames for each crossing, and the published KB/s: the driver as it is, changed, and the largest.
-const PASSED: [(u32, Option<f64>); 3] = [(1, Some(102_512.37)), (4, Some(111_139.88)), (64, None)];
 const PUBLISHED_BARE: f64 = 114_089.42;
+/// The driver as it was: each read and each write carries one frame.
+const NATIVE: PerCall = PerCall { read: 1, write: 1 };
+/// The driver as it was changed: four frames in both.
+const CHANGED: PerCall = PerCall { read: 4, write: 4 };
+/// Rows with the program, and their published KB/s. The source changed both sides of the driver at
+/// once; here each is changed alone, too.
+const PASSED: [(PerCall, Option<f64>); 7] = [
+    (NATIVE, Some(102_512.37)),
+    (PerCall { read: 4, write: 1 }, None),
+    (PerCall { read: 1, write: 4 }, None),
+    (CHANGED, Some(111_139.88)),
+    (PerCall { read: 64, write: 1 }, None),
+    (PerCall { read: 1, write: 64 }, None),
+    (
+        PerCall {
+            read: 64,
+            write: 64,
+        },
+        None,
+    ),
+];
 /// Number of rows.
 pub(super) const ROWS: usize = 1 + PASSED.len();
 
-fn passed(frames: u32) -> String {
-    let plural = if frames == 1 { "" } else { "s" };
-    format!("passed on, {frames} frame{plural}")
+/// Frames that the program's device hands out in a read at most, and takes in a write at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PerCall {
+    pub(super) read: u32,
+    pub(super) write: u32,
 }
 
-/// Reads the output of `ab` for every row, over links of this rate.
+impl fmt::Display for PerCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "read {}, write {}", self.read, self.write)
+    }
+}
+
+/// How S0 reaches S2.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Setting {
+    /// By the program, with so many frames for each crossing; without it, S1 only forwards.
+    pub(super) per_call: Option<PerCall>,
+    /// Rate of all NICs in bit/s.
+    pub(super) rate: Option<u64>,
+    /// MTU of all NICs and of the program's device.
+    pub(super) mtu: u32,
+}
+
+/// Measures every row by the output of `ab`, over links of this rate.
 pub(super) fn rows(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Found) -> Result<()> {
     let mut names = vec![BARE.to_owned()];
-    names.extend(PASSED.map(|(frames, _)| passed(frames)));
+    names.extend(PASSED.map(|(per_call, _)| per_call.to_string()));
     let words: Vec<&str> = names.iter().map(String::as_str).collect();
     let measured = interleaved(bench, &words, &mut found.problems, &mut |bench, name| {
-        let size = PASSED.into_iter().find(|(size, _)| passed(*size) == name);
+        let row = PASSED
+            .into_iter()
+            .find(|(per_call, _)| per_call.to_string() == name);
+        let setting = Setting {
+            per_call: row.map(|(per_call, _)| per_call),
+            rate,
+            mtu: MTU,
+        };
         let dir = private_directory()?;
-        let mut site = Forwarding::start(size.map(|(size, _)| size), rate, dir.path(), bench)?;
+        let mut site = Forwarding::start(setting, dir.path(), bench)?;
         let server = web_server(&site.hosts[2], dir.path())?;
-        let ends = site.hosts[0].to(&site.hosts[2], S2.into());
-        let pages = request_repeatedly(&ends, server, bench.interrupt)?;
-        site.started.check_alive()?;
-        Ok(pages)
+        let seconds = page_seconds(bench.options);
+        site.counting(|ends| request_repeatedly(ends, server, seconds, bench.interrupt))
     })?;
     let published = std::iter::once(Some(PUBLISHED_BARE)).chain(PASSED.map(|(_, there)| there));
     let figures = Figures {
-        title: titled("the same through S1, without encryption", rate),
+        title: titled(
+            "the same through S1, without encryption: frames in a read and in a write",
+            rate,
+        ),
         unit: "KB/s".to_owned(),
         base: BARE.to_owned(),
         rows: names
             .iter()
             .zip(published)
-            .zip(measured)
+            .zip(&measured)
             .map(|((name, there), rounds)| Row {
-                rounds,
+                rounds: rounds.iter().map(|r| r.as_ref().map(|r| r.0)).collect(),
                 ..Row::new(name, there)
             })
             .collect(),
     };
-    found.claims.push(figures.claim(&passed(4), &passed(1)));
+    found
+        .claims
+        .push(figures.claim(&CHANGED.to_string(), &NATIVE.to_string()));
     found.figures.push(figures);
+    let crossed: Vec<Vec<Option<Crossings>>> = measured
+        .into_iter()
+        .map(|rounds| rounds.into_iter().map(|round| round?.1).collect())
+        .collect();
+    let title = titled("system calls of the program for the pages", rate);
+    found.lists.push(crossings::list(title, &names, &crossed));
     Ok(())
 }
 
 /// S0, S1 and S2, and the program between the first two. Dropping it stops the program first.
-struct Forwarding {
+pub(super) struct Forwarding {
     started: Started,
     hosts: [Host; 3],
 }
 
 impl Forwarding {
-    /// `frames` for each crossing of the program; without it, S1 only forwards.
-    fn start(
-        frames: Option<u32>,
-        rate: Option<u64>,
-        dir: &Path,
-        bench: &Bench<'_>,
-    ) -> Result<Self> {
+    /// Starts everything, and waits until S2 answers.
+    pub(super) fn start(setting: Setting, dir: &Path, bench: &Bench<'_>) -> Result<Self> {
         let mut hosts = [
             Host::create("S0", 1)?,
             Host::create("S1", 3)?,
@@ -107,28 +158,26 @@ impl Forwarding {
             started: Started::default(),
             hosts,
         };
-        site.connect(rate, bench)?;
+        site.connect(setting, bench)?;
         let Self { started, hosts } = &mut site;
         let [s0, s1, s2] = &*hosts;
         let to_s2 = Route::to(IpNet::new_assert(S2.into(), 24).trunc());
-        match frames {
+        match setting.per_call {
             None => {
                 s0.add_route(&to_s2.via(S1[0].into()))?;
                 let back = Route::to(IpNet::new_assert(S0.into(), 24).trunc());
                 s2.add_route(&back.via(S1[1].into()))?;
             }
-            Some(frames) => {
+            Some(per_call) => {
                 for (host, own) in [s0, s1].into_iter().zip(INSIDE) {
-                    let program = pass_through(host, own, dir)?;
+                    let program = pass_through(host, own, (per_call, setting.mtu), dir)?;
                     started.processes.0.push(program);
                 }
                 wait_for_device([s0, s1], started, bench.interrupt)?;
                 s0.add_route(&to_s2.device(s0.index(DEVICE)?))?;
                 let back = Route::to(IpNet::new_assert(INSIDE[0].into(), 24).trunc());
                 s2.add_route(&back.via(S1[1].into()))?;
-                for (host, device) in [(s0, DEVICE), (s1, DEVICE), (s2, s2.device.as_str())] {
-                    limit_frames(host, device, frames)?;
-                }
+                limit_all(hosts, per_call.read)?;
             }
         }
         let ends = s0.to(s2, S2.into());
@@ -140,7 +189,7 @@ impl Forwarding {
     }
 
     /// Joins the hosts by cables, with addresses and without routes; S1 forwards.
-    fn connect(&self, rate: Option<u64>, bench: &Bench<'_>) -> Result<()> {
+    fn connect(&self, setting: Setting, bench: &Bench<'_>) -> Result<()> {
         let [s0, s1, s2] = &self.hosts;
         for (port, other) in PORTS.into_iter().zip([s0, s2]) {
             cable(s1, port, other, &other.device)?;
@@ -152,15 +201,52 @@ impl Forwarding {
             (s2, s2.device.as_str(), S2),
         ] {
             let netlink = host.netlink()?;
-            netlink.set_mtu(host.index(device)?, MTU)?;
+            netlink.set_mtu(host.index(device)?, setting.mtu)?;
             host.add_address(device, network(address.into()))?;
             host.set_up(device)?;
             host.set_congestion_control(bench.options.congestion)?;
-            if let Some(rate) = rate {
+            if let Some(rate) = setting.rate {
                 host.limit(device, rate)?;
             }
         }
         s1.forward(true)
+    }
+
+    /// Sets the length of the queue of both of the program's devices, in packets.
+    pub(super) fn set_queue(&self, packets: u32) -> Result<()> {
+        let [s0, s1, _] = &self.hosts;
+        [s0, s1].into_iter().try_for_each(|host| {
+            tool(
+                host,
+                &format!("ip link set dev {DEVICE} txqueuelen {packets}"),
+            )
+        })
+    }
+
+    /// Sets the frames that a read carries at most.
+    pub(super) fn set_frames(&self, frames: u32) -> Result<()> {
+        limit_all(&self.hosts, frames)
+    }
+
+    /// Runs a load from S2 to S0, and counts what the program does meanwhile; nothing without a
+    /// program.
+    pub(super) fn counting<T>(
+        &mut self,
+        load: impl FnOnce(&Ends<'_>) -> Result<T>,
+    ) -> Result<(T, Option<Crossings>)> {
+        let [s0, s1, s2] = &self.hosts;
+        let ends = s0.to(s2, S2.into());
+        let through = Through {
+            read: (s1, DEVICE),
+            written: (s0, DEVICE),
+            programs: &self.started.processes.0,
+        };
+        if through.programs.is_empty() {
+            return Ok((load(&ends)?, None));
+        }
+        let (loaded, crossings) = through.counting(|| load(&ends))?;
+        self.started.check_alive()?;
+        Ok((loaded, Some(crossings)))
     }
 }
 
@@ -176,7 +262,12 @@ fn wait_for_device(ends: [&Host; 2], started: &mut Started, interrupt: &Interrup
 }
 
 /// Starts one end of the program. S1 listens.
-fn pass_through(host: &Host, own: Ipv4Addr, dir: &Path) -> Result<Process> {
+fn pass_through(
+    host: &Host,
+    own: Ipv4Addr,
+    (per_call, mtu): (PerCall, u32),
+    dir: &Path,
+) -> Result<Process> {
     let role = if own == INSIDE[1] {
         "listen"
     } else {
@@ -187,8 +278,21 @@ fn pass_through(host: &Host, own: Ipv4Addr, dir: &Path) -> Result<Process> {
     command
         .args(["pass-through", "--device", DEVICE])
         .arg(format!("--address={own}"))
-        .arg(format!("--{role}={}:{PORT}", S1[0]));
+        .arg(format!("--{role}={}:{PORT}", S1[0]))
+        .arg(format!("--mtu={mtu}"));
+    if per_call.read != per_call.write {
+        command.arg(format!("--frames-per-write={}", per_call.write));
+    }
     Process::start(host, "pass-through", command, dir)
+}
+
+/// Limits super-packets on the way of the program's device: where they are made, and where they
+/// would be cut into single frames.
+fn limit_all([s0, s1, s2]: &[Host; 3], frames: u32) -> Result<()> {
+    for (host, device) in [(s0, DEVICE), (s1, DEVICE), (s2, s2.device.as_str())] {
+        limit_frames(host, device, frames)?;
+    }
+    Ok(())
 }
 
 /// Super-packets of a device have at most so many segments; with one, there are none.

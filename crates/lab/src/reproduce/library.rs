@@ -17,35 +17,55 @@ const BLOCK: usize = 1_400;
 const TIME: Duration = Duration::from_millis(500);
 /// Packets between two looks at the clock.
 const RUN: u32 = 256;
-const NO_AES: &str = "OpenSSL AES-256-CBC, no AES-NI";
-/// Rows: name, arguments of `openssl speed`.
-const OPENSSL: [(&str, &[&str]); 6] = [
-    ("OpenSSL AES-128-CBC", &["-evp", "aes-128-cbc"]),
-    ("OpenSSL AES-256-CBC", &["-evp", "aes-256-cbc"]),
-    (NO_AES, &["-evp", "aes-256-cbc"]),
+/// A variable of the environment.
+type Variable = (String, String);
+/// A row: its name, arguments of `openssl speed`, and what is taken away from the library.
+type Openssl = (
+    &'static str,
+    &'static [&'static str],
+    Option<fn() -> Variable>,
+);
+const CBC: &[&str] = &["-evp", "aes-256-cbc"];
+const BLOWFISH: &[&str] = &[
+    "-provider",
+    "legacy",
+    "-provider",
+    "default",
+    "-evp",
+    "bf-cbc",
+];
+const OPENSSL: [Openssl; 8] = [
+    ("OpenSSL AES-128-CBC", &["-evp", "aes-128-cbc"], None),
+    ("OpenSSL AES-256-CBC", CBC, None),
+    ("OpenSSL AES-256-CBC, no AES-NI", CBC, Some(without_aes)),
+    (
+        "OpenSSL AES-256-CBC, slow library",
+        CBC,
+        Some(without_extensions),
+    ),
     // With a nonce and a tag for each packet.
-    ("OpenSSL AES-256-GCM", &["-aead", "-evp", "aes-256-gcm"]),
+    (
+        "OpenSSL AES-256-GCM",
+        &["-aead", "-evp", "aes-256-gcm"],
+        None,
+    ),
     (
         "OpenSSL ChaCha20-Poly1305",
         &["-aead", "-evp", "chacha20-poly1305"],
+        None,
     ),
+    ("OpenSSL BF-CBC", BLOWFISH, None),
     (
-        "OpenSSL BF-CBC",
-        &[
-            "-provider",
-            "legacy",
-            "-provider",
-            "default",
-            "-evp",
-            "bf-cbc",
-        ],
+        "OpenSSL BF-CBC, slow library",
+        BLOWFISH,
+        Some(without_extensions),
     ),
 ];
 
 /// Takes the instructions for AES away from OpenSSL, and those for GCM (OPENSSL_ia32cap(3): no AES
 /// instructions (bit 57), no carry-less multiplication (bit 33); second word: no vector forms of
 /// them (bits 41 and 42)).
-pub(super) fn without_aes() -> (String, String) {
+pub(super) fn without_aes() -> Variable {
     (
         "OPENSSL_ia32cap".to_owned(),
         "~0x200000200000000:~0x60000000000".to_owned(),
@@ -54,7 +74,7 @@ pub(super) fn without_aes() -> (String, String) {
 
 /// Takes every extension of the instruction set away from OpenSSL (OPENSSL_ia32cap(3)): AES and the
 /// SHA of the HMAC run as on a processor of 2003.
-pub(super) fn without_extensions() -> (String, String) {
+pub(super) fn without_extensions() -> Variable {
     ("OPENSSL_ia32cap".to_owned(), "0x0:0x0".to_owned())
 }
 
@@ -62,7 +82,7 @@ pub(super) fn without_extensions() -> (String, String) {
 pub(super) fn figures(bench: &Bench<'_>, problems: &mut Vec<String>) -> Result<Figures> {
     let mut rows: Vec<Row> = OPENSSL
         .iter()
-        .map(|(name, _)| Row::new(*name, None))
+        .map(|(name, ..)| Row::new(*name, None))
         .collect();
     let own: [(&str, &Algorithm); 2] = [
         ("Seikan AES-256-GCM", &AES_256_GCM),
@@ -74,10 +94,10 @@ pub(super) fn figures(bench: &Bench<'_>, problems: &mut Vec<String>) -> Result<F
             bench.interrupt.check()?;
             let name = row.name.clone();
             let ours = own.iter().find(|(own, _)| *own == name);
-            let theirs = OPENSSL.iter().find(|(openssl, _)| *openssl == name);
+            let theirs = OPENSSL.iter().find(|openssl| openssl.0 == name);
             let speed = match (ours, theirs) {
                 (Some((_, algorithm)), _) => sealed(algorithm),
-                (None, Some((name, words))) => openssl(words, *name == NO_AES),
+                (None, Some((_, words, without))) => openssl(words, *without),
                 (None, None) => continue,
             };
             row.rounds.push(match speed {
@@ -98,15 +118,15 @@ pub(super) fn figures(bench: &Bench<'_>, problems: &mut Vec<String>) -> Result<F
 }
 
 /// Returns the result of `openssl speed`, in Mbit/s.
-fn openssl(words: &[&str], without: bool) -> Result<f64> {
+fn openssl(words: &[&str], without: Option<fn() -> Variable>) -> Result<f64> {
     let mut command = Command::new("openssl");
     command
         .args(["speed", "-elapsed", "-seconds", "1"])
         .args(["-bytes", &BLOCK.to_string()])
         .args(words)
         .stdin(Stdio::null());
-    if without {
-        command.envs([without_aes()]);
+    if let Some(without) = without {
+        command.envs([without()]);
     }
     let output = command.output().map_err(LabError::io(
         "run `openssl speed` (Debian: apt install openssl)",
@@ -160,5 +180,19 @@ mod tests {
         assert_eq!(speed_of(said), Some(8_000.0));
         assert_eq!(speed_of("type 1400 bytes\n"), None);
         assert_eq!(speed_of(""), None);
+    }
+
+    /// Both in one run, so that a busy machine slows both.
+    #[test]
+    fn a_library_without_extensions_is_slower() {
+        let cpu = std::fs::read_to_string("/proc/cpuinfo").expect("Linux");
+        if !cpu.contains(" aes ") {
+            return eprintln!("SKIPPED: this processor has no AES instructions");
+        }
+        let fast = openssl(CBC, None).expect("openssl");
+        for without in [without_aes, without_extensions] {
+            let slow = openssl(CBC, Some(without)).expect("openssl");
+            assert!(slow < fast, "{slow} {fast}");
+        }
     }
 }

@@ -6,21 +6,31 @@
 
 mod batch;
 mod counters;
+mod crossings;
+mod delay;
 mod figures;
 mod forwarding;
 mod functions;
 mod guests;
 mod library;
+mod limit;
 mod look;
 mod mtu_cipher;
+mod noise;
+mod null;
 mod offload;
 mod pages;
+mod patterns;
 mod profile;
 mod queue;
 mod reordering;
 mod segments;
 mod steering;
+mod steps;
 mod surface;
+#[cfg(test)]
+mod testing;
+mod tracepoints;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -37,7 +47,7 @@ use crate::machine::Machine;
 use crate::scenario::{lookup, tool};
 use crate::tunnel::{Changes, Tunnel, inner_device};
 
-pub use figures::{Claim, Curve, Curves, Figures, Grid, Layer, List, Row, Surface};
+pub use figures::{Bars, Claim, Curve, Curves, Figures, Grid, Layer, List, Part, Row, Surface};
 pub use look::Look;
 
 /// A published experiment.
@@ -132,8 +142,8 @@ impl Source {
             }
             Self::Batch => {
                 "Here: the driver is as it is, and N is how many segments the kernel puts at most into the super-packets that it hands \
-                 out (44 of an MTU of 1,420 fill one); that holds for what \
-                 the program reads, and what it writes it merges as it comes; ours encrypts, theirs did not; both ends share the processors, and no gigabit card sets a limit."
+                 out (44 of an MTU of 1,420 fill one). Only segments of one stream form one. The three hosts in a row are \
+                 namespaces and share the processors; a token bucket stands for the gigabit NICs."
             }
             Self::Profile => {
                 "Here: guests are network namespaces, not virtual machines, so there is no vhost thread and no handle_tx to \
@@ -156,8 +166,7 @@ impl Source {
         }
     }
 
-    /// Rate of the published links, in bit/s. Those of [`Source::MtuCipher`] had
-    /// [`mtu_cipher::FASTER`] as well.
+    /// Rate of the published links, in bit/s. [`Source::MtuCipher`] has one of 10 Gbit/s as well.
     const fn rate(self) -> u64 {
         match self {
             Self::Profile => 10 * GIGABIT,
@@ -227,6 +236,9 @@ pub struct Experiment {
     pub lists: Vec<List>,
     /// One quantity over another.
     pub curves: Vec<Curves>,
+    /// Quantities by kind.
+    #[serde(default)]
+    pub bars: Vec<Bars>,
     /// Several quantities over two others.
     pub surfaces: Vec<Surface>,
     /// Claims of higher speed.
@@ -256,6 +268,7 @@ struct Found {
     grids: Vec<Grid>,
     lists: Vec<List>,
     curves: Vec<Curves>,
+    bars: Vec<Bars>,
     surfaces: Vec<Surface>,
     claims: Vec<Claim>,
     looks: Vec<Look>,
@@ -402,6 +415,7 @@ pub fn reproduce(
         grids: found.grids,
         lists: found.lists,
         curves: found.curves,
+        bars: found.bars,
         surfaces: found.surfaces,
         claims: found.claims,
         looks: found.looks,

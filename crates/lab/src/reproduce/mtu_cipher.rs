@@ -3,27 +3,36 @@
 //!
 //! A tunnel starts once a round for each cipher, and the MTU of its interface changes at both ends
 //! while it runs. OpenVPN is configured with the largest one, so that its buffers fit every size.
+//! Rows that differ by their cipher only have more rounds than others, and
+//! [`noise`](super::noise) says of each pair whether its difference stands above the noise.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use seikan_diagnose::Cause;
 use seikan_load::{Direction, LiveOptions, TcpOptions, tcp_bulk};
 use seikan_sys::ethtool::Feature;
 
-use super::figures::interleaved;
+use super::figures::{interleaved, interleaved_for};
 use super::look::Looker;
+use super::noise::{self, Pair};
 use super::{
-    Bench, Curve, Curves, Figures, Found, GIGABIT, Grid, Row, library, plain, set_link, titled,
+    Bench, Curve, Curves, Figures, Found, GIGABIT, Grid, Row, library, limit, null, plain,
+    set_link, titled,
 };
 use crate::error::{LabError, Result};
-use crate::link::Hosts;
+use crate::link::{Hosts, Link};
 use crate::scenario::lookup;
 use crate::tunnel::seikan::Seikan;
 use crate::tunnel::{self, Changes, Tunnel, inner_device};
 
 /// MTUs inside the tunnel, in bytes.
 const MTUS: [u32; 8] = [1_500, 6_000, 9_000, 12_000, 24_000, 36_000, 48_000, 60_000];
+/// Those of ciphers that the source did not sweep.
+const FEW: &[u32] = &[1_500, 9_000, 48_000, 60_000];
+/// Those of the source's sweep.
+const SWEPT: &[u32] = &[6_000, 9_000, 12_000, 24_000, 36_000, 48_000, 60_000];
+/// Those of its table for 10 Gbit/s.
+const FASTER_MTUS: &[u32] = &[9_000, 48_000, 60_000];
 /// Places in [`MTUS`].
 const SMALL: usize = 1;
 const MIDDLE: usize = 2;
@@ -36,6 +45,8 @@ type Cipher = (&'static str, &'static [&'static str], [Option<f64>; 8]);
 const NONE: &str = "none";
 const SHORT_KEY: &str = "AES-128-CBC";
 const CBC: &str = "AES-256-CBC";
+const GCM: &str = "AES-256-GCM";
+const CHACHA: &str = "ChaCha20-Poly1305";
 const BLOWFISH: &str = "BF-CBC";
 const NO_AES: &str = "AES-256-CBC, no AES-NI";
 /// OpenSSL without any extension of the instruction set: a library as slow as they were.
@@ -67,9 +78,9 @@ const CIPHERS: [Cipher; 9] = [
         CBC_OPTIONS,
         from_6000([407.0, 410.0, 478.0, 540.0, 561.0, 585.0, 582.0]),
     ),
-    ("AES-256-GCM", &[], [None; 8]),
+    (GCM, &[], [None; 8]),
     (
-        "ChaCha20-Poly1305",
+        CHACHA,
         &[
             "--cipher",
             "CHACHA20-POLY1305",
@@ -90,22 +101,26 @@ const CIPHERS: [Cipher; 9] = [
 /// Ours, and what its configuration says. No release build knows the last one.
 const OWN: [(&str, &str); 3] = [
     (OWN_AES, "aes-256-gcm"),
-    ("Seikan, ChaCha20-Poly1305", "chacha20-poly1305"),
+    (OWN_CHACHA, "chacha20-poly1305"),
     (OWN_NONE, "null"),
 ];
-const OWN_NONE: &str = "Seikan, none";
-/// Where the program is that knows it, as `make reproduce` builds it.
-const NULL_PROGRAM: &str = "SEIKAN_NULL_BIN";
 const OWN_AES: &str = "Seikan, AES-256-GCM";
+const OWN_CHACHA: &str = "Seikan, ChaCha20-Poly1305";
+const OWN_NONE: &str = "Seikan, none";
 
-/// A setup without a tunnel: its name, features of the NICs, the published figure in Mbit/s.
-type Bare = (&'static str, &'static [(Feature, bool)], Option<f64>);
+/// A setup without a tunnel: its name, features of the NICs and their MTU, the published figure in
+/// Mbit/s.
+type Bare = (&'static str, &'static [(Feature, bool)], u32, Option<f64>);
+/// MTUs of the NICs: that of the source, and of jumbo frames.
+const NIC: u32 = 1_500;
+const JUMBO: u32 = 9_000;
 /// The link without a tunnel, and the published figures for 10 Gbit/s, in Mbit/s.
-const RAW: [Bare; 3] = [
-    ("no tunnel", &[], Some(8_800.0)),
+const RAW: [Bare; 4] = [
+    ("no tunnel", &[], NIC, Some(8_800.0)),
     (
         "no tunnel, no checksum offload",
         &[(Feature::TxChecksum, false)],
+        NIC,
         Some(3_800.0),
     ),
     (
@@ -116,8 +131,10 @@ const RAW: [Bare; 3] = [
             (Feature::Gro, false),
             (Feature::TxChecksum, false),
         ],
+        NIC,
         None,
     ),
+    ("no tunnel, NICs with an MTU of 9000", &[], JUMBO, None),
 ];
 /// OpenVPN without a cipher on 10 Gbit/s: place in [`MTUS`], row, published in Mbit/s.
 const PLAIN: [(usize, &str, f64); 3] = [
@@ -126,26 +143,76 @@ const PLAIN: [(usize, &str, f64); 3] = [
     (MIDDLE, "OpenVPN, no cipher, MTU 9000", 1_300.0),
 ];
 
-/// OpenVPN at an MTU of 9,000: cipher, direction, published in Mbit/s. One of the source's machines
-/// was slower; here host B has no AES instructions, which slows it in both directions.
-const SETUPS: [(&str, Direction, f64); 5] = [
-    (NONE, Direction::Forward, 930.0),
-    (SHORT_KEY, Direction::Forward, 885.0),
-    (CBC, Direction::Forward, 878.0),
-    (SHORT_KEY, Direction::Reverse, 748.0),
-    (CBC, Direction::Reverse, 543.0),
+/// OpenVPN at an MTU of 9,000 where both ends are alike, and where host B has no AES instructions:
+/// cipher, whether B lacks them, and the published figures in Mbit/s, B decrypting and B
+/// encrypting. One of the source's machines was slower.
+type Setup = (&'static str, bool, [Option<f64>; 2]);
+const SETUPS: [Setup; 5] = [
+    (NONE, false, [Some(PUBLISHED_NONE), None]),
+    (SHORT_KEY, false, [None; 2]),
+    (CBC, false, [None; 2]),
+    (SHORT_KEY, true, [Some(PUBLISHED_SHORT), Some(748.0)]),
+    (CBC, true, [Some(PUBLISHED_CBC), Some(543.0)]),
 ];
+const PUBLISHED_NONE: f64 = 930.0;
+const PUBLISHED_SHORT: f64 = 885.0;
+const PUBLISHED_CBC: f64 = 878.0;
 
 /// The faster link of the source, in bit/s: for the link itself, and OpenVPN without a cipher.
-pub(super) const FASTER: u64 = 10 * GIGABIT;
-/// Ciphers that are measured over a link of the source's speed: the published ones, and with a slow
-/// library.
-const PUBLISHED: [&str; 6] = [NONE, SHORT_KEY, CBC, BLOWFISH, SLOW_CBC, SLOW_BLOWFISH];
+const FASTER: u64 = 10 * GIGABIT;
+/// Ciphers that are measured over it: none, as published, and those that the source leaves open.
+const OVER_FASTER: [&str; 4] = [NONE, CBC, GCM, OWN_AES];
+/// Ciphers that are swept over a link of the source's speed: the published ones, and both with a
+/// slow library.
+const PUBLISHED: [&str; 4] = [CBC, BLOWFISH, SLOW_CBC, SLOW_BLOWFISH];
+/// How much slower AES was with the source's slow library, about, whatever the MTU, and Blowfish.
+const SLOWER: [f64; 2] = [2.0, 1.0];
 
 /// Time for a stream to find its rate: there is no distance.
-const WARMUP: Duration = Duration::from_millis(500);
+const WARMUP: Duration = Duration::from_millis(350);
 /// Of the time of a load: there are many.
-const SHARE: f64 = 1.0 / 3.0;
+const SHARE: f64 = 0.25;
+
+/// Rounds of rows that differ by their cipher: 5 for every 3.
+fn cipher_rounds(bench: &Bench<'_>) -> u32 {
+    (bench.options.rounds * 5 / 3).max(1)
+}
+
+/// The MTUs that a cipher is measured with where no link limits it.
+fn mtus_of(cipher: &str) -> &'static [u32] {
+    match cipher {
+        NONE | CBC | BLOWFISH => &MTUS,
+        _ => FEW,
+    }
+}
+
+/// One sweep over MTUs, and the link it is made over.
+#[derive(Clone, Copy)]
+struct Sweep<'a> {
+    names: &'a [&'static str],
+    mtus: fn(&str) -> &'static [u32],
+    rate: Option<u64>,
+    nic: u32,
+    rounds: u32,
+}
+
+impl<'a> Sweep<'a> {
+    /// A sweep over NICs with the source's MTU.
+    fn of(
+        names: &'a [&'static str],
+        mtus: fn(&str) -> &'static [u32],
+        rate: Option<u64>,
+        rounds: u32,
+    ) -> Self {
+        Self {
+            names,
+            mtus,
+            rate,
+            nic: NIC,
+            rounds,
+        }
+    }
+}
 
 const fn from_6000(figures: [f64; 7]) -> [Option<f64>; 8] {
     let [a, b, c, d, e, f, g] = figures;
@@ -162,32 +229,85 @@ const fn from_6000(figures: [f64; 7]) -> [Option<f64>; 8] {
 }
 
 pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
-    let rounds = bench.options.rounds as usize;
-    let setups = CIPHERS.len() + OWN.len() + PUBLISHED.len() + 1;
-    bench.expect(rounds * (setups * (MTUS.len() + 1) + 2 * (RAW.len() + SETUPS.len())) + 4);
     let mut found = Found::default();
+    let all = names(&mut found);
+    let (rounds, more) = (bench.options.rounds, cipher_rounds(bench));
+    let gigabit = bench.source.rate();
+    let sweeps = [
+        Sweep::of(&all, mtus_of, None, more),
+        Sweep::of(&OVER_FASTER, |_| FASTER_MTUS, Some(FASTER), rounds),
+        Sweep {
+            nic: JUMBO,
+            ..Sweep::of(&OVER_FASTER[..1], |_| FASTER_MTUS, Some(FASTER), rounds)
+        },
+        Sweep::of(&PUBLISHED, |_| SWEPT, Some(gigabit), more),
+    ];
+    let steps = sweeps.iter().map(|of| {
+        let mtus = of.names.iter().map(|name| 1 + (of.mtus)(name).len());
+        of.rounds as usize * mtus.sum::<usize>()
+    });
+    let single = rounds as usize * 2 * (RAW.len() + limit::STEPS) + more as usize * SETUPS.len();
+    bench.expect(steps.sum::<usize>() + single + 4);
     bench.step("ciphers alone")?;
     found
         .figures
         .push(library::figures(bench, &mut found.problems)?);
-    let columns = sweep(bench, &names(&mut found), None, &mut found)?;
-    found.curves.push(curves(&columns));
-    without_cipher(bench, &columns, None, &mut found)?;
-    claims(&columns, &mut found);
-    found.grids.push(grid(columns, None));
-    let faster = Some(FASTER);
-    let columns = sweep(bench, &[NONE], faster, &mut found)?;
-    without_cipher(bench, &columns, faster, &mut found)?;
-    let rates = bench.rates();
-    let columns = sweep(bench, &PUBLISHED, rates[1], &mut found)?;
-    found.grids.push(grid(columns, rates[1]));
-    for rate in rates {
-        both_directions(bench, rate, &mut found)?;
+    for rate in [gigabit, FASTER] {
+        let done = limit::check(bench, rate, &mut found);
+        found.note_failure(done)?;
     }
+    let [free, faster, jumbo, slow] = &sweeps;
+    let columns = run_sweep(bench, free, &mut found)?;
+    found.curves.push(curves(&columns));
+    let figures = without_cipher(bench, &[(&columns[..], "")], None, &mut found)?;
+    found.figures.push(figures);
+    claims(&columns, &mut found);
+    let mut pairs = noise::pairs(&columns, &PAIRS, "no limit");
+    found.grids.push(grid(columns, None));
+
+    let columns = run_sweep(bench, faster, &mut found)?;
+    let wide = run_sweep(bench, jumbo, &mut found)?;
+    let of_both = [(&columns[..], ""), (&wide[..], ", NICs 9000")];
+    let figures = without_cipher(bench, &of_both, faster.rate, &mut found)?;
+    order(&figures, &mut found);
+    found.figures.push(figures);
+    pairs.extend(noise::pairs(&columns, &FASTER_PAIRS, "10 Gbit/s"));
+    found.grids.push(grid(columns, faster.rate));
+
+    let columns = run_sweep(bench, slow, &mut found)?;
+    pairs.extend(noise::pairs(&columns, &PUBLISHED_PAIRS, "1 Gbit/s"));
+    found.grids.push(grid(columns, slow.rate));
+    pairs.extend(both_directions(bench, gigabit, &mut found)?);
+    found.lists.push(noise::list(&pairs, more));
     let done = diagnoses(bench, &mut found);
     found.note_failure(done)?;
     Ok(found)
 }
+
+/// Ciphers that are compared at the same MTU: the first should be faster, and the published factor
+/// is that of the MTU's figures unless there is another.
+const PAIRS: [Pair; 9] = [
+    Pair::new(NONE, SHORT_KEY, FEW),
+    Pair::new(SHORT_KEY, CBC, FEW),
+    Pair::new(CBC, BLOWFISH, SWEPT),
+    Pair::new(GCM, CBC, FEW),
+    Pair::new(GCM, CHACHA, FEW),
+    Pair::new(CBC, NO_AES, FEW),
+    Pair::new(NONE, GCM, FEW),
+    Pair::new(OWN_AES, OWN_CHACHA, FEW),
+    Pair::new(OWN_NONE, OWN_AES, FEW),
+];
+const FASTER_PAIRS: [Pair; 3] = [
+    Pair::new(NONE, CBC, FASTER_MTUS),
+    Pair::new(NONE, GCM, FASTER_MTUS),
+    Pair::new(OWN_AES, NONE, FASTER_MTUS),
+];
+const PUBLISHED_PAIRS: [Pair; 4] = [
+    Pair::new(CBC, BLOWFISH, SWEPT),
+    Pair::new(SLOW_CBC, SLOW_BLOWFISH, SWEPT),
+    Pair::published(CBC, SLOW_CBC, SWEPT, SLOWER[0]),
+    Pair::published(BLOWFISH, SLOW_BLOWFISH, SWEPT, SLOWER[1]),
+];
 
 /// The table of a sweep over a link of this rate.
 fn grid(columns: Vec<Figures>, rate: Option<u64>) -> Grid {
@@ -220,7 +340,15 @@ fn raw(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Found) -> Result<Fi
     let names = RAW.map(|(name, ..)| name);
     let measured = interleaved(bench, &names, &mut found.problems, &mut |bench, name| {
         let tunnel = plain("raw")?;
-        let running = tunnel::start(tunnel.as_ref(), bench.link(rate), bench.interrupt)?;
+        let nic = RAW
+            .iter()
+            .find(|row| row.0 == name)
+            .map_or(NIC, |row| row.2);
+        let link = Link {
+            mtu: nic,
+            ..bench.link(rate)
+        };
+        let running = tunnel::start(tunnel.as_ref(), link, bench.interrupt)?;
         without(&running.hosts, name)?;
         stream(bench, tunnel.as_ref(), &running.hosts, Direction::Forward)
     })?;
@@ -230,7 +358,7 @@ fn raw(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Found) -> Result<Fi
         unit: "Mbit/s".to_owned(),
         base: RAW[0].0.to_owned(),
         rows: rows
-            .map(|((name, _, published), rounds)| Row {
+            .map(|((name, _, _, published), rounds)| Row {
                 rounds,
                 ..Row::new(name, published)
             })
@@ -252,35 +380,32 @@ fn without(hosts: &Hosts, name: &str) -> Result<()> {
 
 /// All ciphers that are measured, of OpenVPN and of Seikan.
 fn names(found: &mut Found) -> Vec<&'static str> {
-    found.notes.push(match null_program() {
+    found.notes.push(match null::program() {
         Some(_) => format!(
             "{OWN_NONE}: another build, with debug assertions, which costs it a little; no release build can do without a cipher."
         ),
-        None => format!(
-            "Without a cipher ours is not measured: ${NULL_PROGRAM} names no program that has none (cargo build --profile lab \
-             --features null-cipher)."
-        ),
+        None => null::missing(),
     });
     let own = OWN.into_iter().map(|(name, _)| name);
-    let own = own.filter(|name| *name != OWN_NONE || null_program().is_some());
+    let own = own.filter(|name| *name != OWN_NONE || null::program().is_some());
     let ciphers = CIPHERS.into_iter().map(|(name, ..)| name);
     let ciphers = ciphers.filter(|name| ![SLOW_CBC, SLOW_BLOWFISH].contains(name));
     ciphers.chain(own).collect()
 }
 
-/// These ciphers over every MTU, on a link of this rate: a column for each cipher.
-fn sweep(
-    bench: &mut Bench<'_>,
-    names: &[&'static str],
-    rate: Option<u64>,
-    found: &mut Found,
-) -> Result<Vec<Figures>> {
+/// Ciphers over their MTUs: a column for each cipher.
+fn run_sweep(bench: &mut Bench<'_>, sweep: &Sweep<'_>, found: &mut Found) -> Result<Vec<Figures>> {
     let mut failed = Vec::new();
-    let measured = interleaved(bench, names, &mut found.problems, &mut |bench, name| {
+    let rows = (sweep.names, sweep.rounds);
+    let measured = interleaved_for(bench, rows, &mut found.problems, &mut |bench, name| {
         let tunnel = with_cipher(name)?;
-        let mut running = tunnel::start(tunnel.as_ref(), bench.link(rate), bench.interrupt)?;
+        let link = Link {
+            mtu: sweep.nic,
+            ..bench.link(sweep.rate)
+        };
+        let mut running = tunnel::start(tunnel.as_ref(), link, bench.interrupt)?;
         let mut rates = Vec::new();
-        for mtu in MTUS {
+        for mtu in (sweep.mtus)(name) {
             bench.step(format!("{name}, MTU {mtu}"))?;
             let mut measure = || {
                 for host in [&running.hosts.a, &running.hosts.b] {
@@ -301,28 +426,33 @@ fn sweep(
         Ok(rates)
     })?;
     found.problems.extend(failed);
-    let columns = names.iter().zip(measured);
+    let columns = sweep.names.iter().zip(measured);
     Ok(columns
-        .map(|(name, rounds)| column(name, &rounds))
+        .map(|(name, rounds)| column(name, (sweep.mtus)(name), &rounds))
         .collect())
 }
 
-/// The column of a cipher, from the rates of each round by MTU.
-fn column(name: &str, rounds: &[Option<Vec<Option<f64>>>]) -> Figures {
+/// The column of a cipher, from the rates of each round at these MTUs. Rows of others are empty.
+fn column(name: &str, mtus: &[u32], rounds: &[Option<Vec<Option<f64>>>]) -> Figures {
     let cipher = CIPHERS.iter().find(|cipher| cipher.0 == name);
     let there = cipher.map_or([None; 8], |cipher| cipher.2);
-    let rows = MTUS.iter().zip(there).enumerate();
+    let of = |mtu: u32| -> Vec<Option<f64>> {
+        let Some(place) = mtus.iter().position(|known| *known == mtu) else {
+            return Vec::new();
+        };
+        let rate = |rates: &Option<Vec<Option<f64>>>| *rates.as_ref()?.get(place)?;
+        rounds.iter().map(rate).collect()
+    };
     Figures {
         title: name.to_owned(),
         unit: "Mbit/s".to_owned(),
         base: MTUS[SMALL].to_string(),
-        rows: rows
-            .map(|(place, (mtu, published))| Row {
+        rows: MTUS
+            .into_iter()
+            .zip(there)
+            .map(|(mtu, published)| Row {
                 own: cipher.is_none(),
-                rounds: rounds
-                    .iter()
-                    .map(|rates| *rates.as_ref()?.get(place)?)
-                    .collect(),
+                rounds: of(mtu),
                 ..Row::new(mtu.to_string(), published)
             })
             .collect(),
@@ -360,77 +490,133 @@ fn curves(columns: &[Figures]) -> Curves {
     }
 }
 
-/// Compares a link of this rate with tunnels without a cipher over it, and with Seikan.
+/// Compares a link of this rate with tunnels without a cipher over it, and with Seikan. Columns
+/// come from sweeps, each with what its rows are called besides.
 fn without_cipher(
     bench: &mut Bench<'_>,
-    columns: &[Figures],
+    sweeps: &[(&[Figures], &str)],
     rate: Option<u64>,
     found: &mut Found,
-) -> Result<()> {
+) -> Result<Figures> {
     let mut figures = raw(bench, rate, found)?;
-    let named = |name: &str| columns.iter().find(|column| column.title == name);
-    if let Some(none) = named(NONE) {
-        figures
-            .rows
-            .extend(PLAIN.map(|(place, name, published)| Row {
+    for (columns, besides) in sweeps {
+        let named = |name: &str| columns.iter().find(|column| column.title == name);
+        let published = besides.is_empty();
+        if let Some(none) = named(NONE) {
+            figures.rows.extend(PLAIN.map(|(place, name, there)| Row {
                 rounds: none.rows[place].rounds.clone(),
-                ..Row::new(name, Some(published))
+                ..Row::new(
+                    format!("{name}{besides}"),
+                    Some(there).filter(|_| published),
+                )
             }));
+        }
+        for own in [OWN_NONE, OWN_AES].into_iter().filter_map(named) {
+            let measured = own.rows.iter().find(|row| !row.rounds.is_empty());
+            figures.rows.extend(measured.map(|row| Row {
+                rounds: row.rounds.clone(),
+                ..Row::new(format!("{}, MTU {}{besides}", own.title, row.name), None).own()
+            }));
+        }
     }
-    for cipher in [OWN_NONE, OWN_AES] {
-        figures.rows.extend(named(cipher).map(|own| Row {
-            rounds: own.rows[0].rounds.clone(),
-            ..Row::new(format!("{cipher}, MTU 1500"), None).own()
-        }));
-    }
-    let [raw, no_checksum, _] = RAW.map(|(name, ..)| name);
-    let [largest, large, middle] = PLAIN.map(|(_, name, _)| name);
-    found.claims.push(figures.claim(raw, no_checksum));
-    found.claims.push(figures.claim(largest, middle));
-    found.claims.push(figures.claim(large, middle));
-    found.figures.push(figures);
-    Ok(())
+    Ok(figures)
 }
 
-/// AES out and back, where host B has no instructions for it.
-fn both_directions(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Found) -> Result<()> {
-    let names: Vec<String> = SETUPS
-        .iter()
-        .map(|(cipher, direction, _)| match direction {
-            Direction::Reverse => format!("{cipher}, back"),
-            _ => format!("{cipher}, out"),
-        })
-        .collect();
-    let words: Vec<&str> = names.iter().map(String::as_str).collect();
-    let measured = interleaved(bench, &words, &mut found.problems, &mut |bench, name| {
+/// The order of the source's table for 10 Gbit/s, row by row.
+fn order(figures: &Figures, found: &mut Found) {
+    let [raw, no_checksum, ..] = RAW.map(|(name, ..)| name);
+    let rows = [raw, no_checksum].into_iter();
+    let rows: Vec<&str> = rows.chain(PLAIN.map(|(_, name, _)| name)).collect();
+    let claims = rows.windows(2).map(|pair| figures.claim(pair[0], pair[1]));
+    found.claims.extend(claims);
+}
+
+/// AES where both ends are alike, and where host B has no instructions for it and decrypts, or
+/// encrypts.
+fn both_directions(
+    bench: &mut Bench<'_>,
+    rate: u64,
+    found: &mut Found,
+) -> Result<Vec<noise::Line>> {
+    let names = SETUPS.map(|(cipher, slow, _)| match slow_words(slow) {
+        "" => format!("{cipher}, ends alike"),
+        words => format!("{cipher}{words}"),
+    });
+    let words = names.each_ref().map(String::as_str);
+    let rows = (&words[..], cipher_rounds(bench));
+    let measured = interleaved_for(bench, rows, &mut found.problems, &mut |bench, name| {
         let setup = names.iter().zip(SETUPS).find(|(known, _)| *known == name);
-        let (cipher, direction, _) = setup.map_or(SETUPS[0], |(_, setup)| setup);
-        let tunnel = openvpn(cipher, [Vec::new(), vec![library::without_aes()]])?;
-        let running = tunnel::start(tunnel.as_ref(), bench.link(rate), bench.interrupt)?;
+        let (cipher, slow, _) = setup.map_or(SETUPS[0], |(_, setup)| setup);
+        let far = if slow {
+            vec![library::without_aes()]
+        } else {
+            Vec::new()
+        };
+        let tunnel = openvpn(cipher, [Vec::new(), far])?;
+        let link = bench.link(Some(rate));
+        let running = tunnel::start(tunnel.as_ref(), link, bench.interrupt)?;
         for host in [&running.hosts.a, &running.hosts.b] {
             set_link(host, tunnel.name(), &format!("mtu {}", MTUS[MIDDLE]))?;
         }
-        stream(bench, tunnel.as_ref(), &running.hosts, direction)
+        let of = |direction| stream(bench, tunnel.as_ref(), &running.hosts, direction);
+        Ok([of(Direction::Forward)?, of(Direction::Reverse)?])
     })?;
-    let rows = names.iter().zip(SETUPS).zip(measured);
-    found.figures.push(Figures {
+    let mut figures = Figures {
         title: titled(
             &format!(
-                "OpenVPN, MTU {}, the far end without AES instructions",
+                "OpenVPN, MTU {}, host B with and without AES instructions",
                 MTUS[MIDDLE]
             ),
-            rate,
+            Some(rate),
         ),
         unit: "Mbit/s".to_owned(),
-        base: names[0].clone(),
-        rows: rows
-            .map(|((name, (.., published)), rounds)| Row {
-                rounds,
-                ..Row::new(name, Some(published))
-            })
-            .collect(),
+        base: direction_name(&names[0], 0),
+        rows: Vec::new(),
+    };
+    for ((name, (_, _, published)), rounds) in names.iter().zip(SETUPS).zip(&measured) {
+        for (direction, published) in published.into_iter().enumerate() {
+            figures.rows.push(Row {
+                rounds: rounds
+                    .iter()
+                    .map(|rates| rates.map(|rates| rates[direction]))
+                    .collect(),
+                ..Row::new(direction_name(name, direction), published)
+            });
+        }
+    }
+    let compared = [
+        ((0, 0), (1, 0), Some(PUBLISHED_NONE / PUBLISHED_SHORT)),
+        ((1, 0), (2, 0), Some(PUBLISHED_SHORT / PUBLISHED_CBC)),
+        ((3, 0), (4, 0), Some(PUBLISHED_SHORT / PUBLISHED_CBC)),
+        ((3, 1), (4, 1), Some(748.0 / 543.0)),
+        ((3, 0), (3, 1), Some(PUBLISHED_SHORT / 748.0)),
+        ((4, 0), (4, 1), Some(PUBLISHED_CBC / 543.0)),
+        ((1, 1), (3, 1), None),
+        ((2, 1), (4, 1), None),
+    ];
+    let lines = compared.map(|(more, less, published)| {
+        let claim = figures.claim(
+            &direction_name(&names[more.0], more.1),
+            &direction_name(&names[less.0], less.1),
+        );
+        noise::Line::of(claim, &format!("MTU {}, 1 Gbit/s", MTUS[MIDDLE]), published)
     });
-    Ok(())
+    found.figures.push(figures);
+    Ok(lines.into())
+}
+
+fn slow_words(slow: bool) -> &'static str {
+    if slow {
+        ", B without AES instructions"
+    } else {
+        ""
+    }
+}
+
+/// Name of a row of [`both_directions`].
+fn direction_name(name: &str, direction: usize) -> String {
+    let does = ["B decrypts", "B encrypts"][direction];
+    format!("{name}, {does}")
 }
 
 /// Claims about larger packets, instructions and no cipher, and about Seikan and the best other
@@ -457,8 +643,8 @@ fn claims(columns: &[Figures], found: &mut Found) {
             .collect(),
     };
     let mut none = across(MIDDLE).claim(NONE, CBC);
-    // Both with AES instructions, out.
-    none.published = Some(SETUPS[0].2 / SETUPS[2].2);
+    // Both with AES instructions.
+    none.published = Some(PUBLISHED_NONE / PUBLISHED_CBC);
     found.claims.push(none);
     found.claims.push(across(LARGE).claim(CBC, NO_AES));
     found.claims.push(across(LARGE).claim(OWN_AES, CBC));
@@ -533,10 +719,10 @@ fn diagnoses(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
 /// Returns OpenVPN or Seikan with the cipher of this name.
 fn with_cipher(name: &str) -> Result<Box<dyn Tunnel>> {
     if let Some((_, cipher)) = OWN.iter().find(|(own, _)| *own == name) {
-        let mut tunnel = Seikan::new("native", 0).with_cipher(cipher);
-        if let Some(program) = null_program().filter(|_| name == OWN_NONE) {
-            tunnel = tunnel.with_program(program);
+        if name == OWN_NONE {
+            return null::tunnel();
         }
+        let tunnel = Seikan::new("native", 0).with_cipher(cipher);
         tunnel.availability().map_err(LabError::Setup)?;
         return Ok(Box::new(tunnel));
     }
@@ -567,6 +753,68 @@ fn openvpn(name: &str, environment: [Vec<(String, String)>; 2]) -> Result<Box<dy
     lookup("openvpn", &changes)
 }
 
-fn null_program() -> Option<PathBuf> {
-    std::env::var_os(NULL_PROGRAM).map(PathBuf::from)
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reproduce::{Claim, Source, testing};
+
+    #[test]
+    fn a_cipher_has_rows_for_its_own_mtus_alone() {
+        let rates = vec![Some(1.0), None, Some(3.0), Some(4.0)];
+        let figures = column(GCM, FEW, &[Some(rates), None]);
+        let rounds: Vec<usize> = figures.rows.iter().map(|row| row.rounds.len()).collect();
+        assert_eq!(rounds, [2, 0, 2, 0, 0, 0, 2, 2]);
+        assert_eq!(figures.rows[LARGE].rounds, [Some(3.0), None]);
+        assert_eq!(figures.rows[MIDDLE].rounds, [None, None]);
+    }
+
+    #[test]
+    fn aes_is_masked_at_one_end() {
+        testing::short(Source::MtuCipher, |bench| {
+            let (name, value) = library::without_aes();
+            let tunnel = openvpn(CBC, [Vec::new(), vec![(name.clone(), value.clone())]])?;
+            let mut running = tunnel::start(tunnel.as_ref(), bench.link(None), bench.interrupt)?;
+            let (_, started) = running.parts();
+            let variable = format!("{name}={value}");
+            for program in &started.processes.0 {
+                let file = format!("/proc/{}/environ", program.pid());
+                let environment = std::fs::read(&file).map_err(LabError::io("read it"))?;
+                let all = String::from_utf8_lossy(&environment).into_owned();
+                let masked = all.split('\0').any(|of| of == variable);
+                assert_eq!(masked, program.host() == "B", "{all}");
+            }
+            Ok(())
+        });
+    }
+
+    #[test]
+    fn the_order_of_the_source_is_a_chain_of_comparisons() {
+        let names = [RAW[0].0, RAW[1].0, PLAIN[0].1, PLAIN[1].1, PLAIN[2].1];
+        let figures = Figures {
+            title: "t".into(),
+            unit: "Mbit/s".into(),
+            base: names[0].into(),
+            rows: (1..)
+                .zip(names)
+                .map(|(place, name)| Row {
+                    rounds: vec![Some(100.0 / f64::from(place))],
+                    ..Row::new(name, None)
+                })
+                .collect(),
+        };
+        let mut found = Found::default();
+        order(&figures, &mut found);
+        assert_eq!(found.claims.len(), 4);
+        assert!(found.claims.iter().all(Claim::holds));
+    }
+
+    #[test]
+    fn the_published_figures_belong_to_the_swept_mtus() {
+        for cipher in [CBC, BLOWFISH] {
+            let known = CIPHERS.iter().find(|of| of.0 == cipher).expect(cipher);
+            let published = MTUS.iter().zip(known.2).filter(|of| of.1.is_some());
+            let mtus: Vec<u32> = published.map(|(mtu, _)| *mtu).collect();
+            assert_eq!(mtus, SWEPT);
+        }
+    }
 }

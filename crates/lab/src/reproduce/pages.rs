@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use seikan_load::Ends;
 use seikan_ui::Interrupt;
 
+use super::ReproduceOptions;
 use crate::error::{LabError, Result};
 use crate::host::Host;
 use crate::process::Process;
@@ -18,18 +19,24 @@ use crate::tunnel::Started;
 const PORT: u16 = 8_080;
 const PAGE: &str = "5m.html";
 const PAGE_BYTES: usize = 5 << 20;
-/// The source made 500 requests over 8 connections; slow tunnels are limited to this many seconds.
+/// The source made 500 requests over 8 connections; here it is that or a time.
 pub(super) const REQUESTS: u32 = 500;
 pub(super) const CONNECTIONS: u32 = 8;
-pub(super) const SECONDS: u32 = 20;
-/// How long the web server may take to answer, and `ab` to be done.
+/// How long the web server may take to answer, and `ab` to be done after its time.
 const SERVER_PATIENCE: Duration = Duration::from_secs(5);
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Requests pages from the web server and stops it; returns the rate in KB/s, as `ab` prints it.
+/// Seconds for which pages are requested at most: those of a load, in whole ones.
+pub(super) fn page_seconds(options: &ReproduceOptions) -> u32 {
+    options.seconds.ceil().max(1.0) as u32
+}
+
+/// Requests pages from the web server for so many seconds at most, and stops it; returns the rate
+/// in KB/s, as `ab` prints it.
 pub(super) fn request_repeatedly(
     ends: &Ends<'_>,
     server: Process,
+    seconds: u32,
     interrupt: &Interrupt,
 ) -> Result<f64> {
     let mut started = Started::default();
@@ -45,7 +52,7 @@ pub(super) fn request_repeatedly(
             &CONNECTIONS.to_string(),
             // Takes away the limit of requests, so that comes after it.
             "-t",
-            &SECONDS.to_string(),
+            &seconds.to_string(),
             "-n",
             &REQUESTS.to_string(),
         ])
@@ -58,18 +65,19 @@ pub(super) fn request_repeatedly(
         .spawn_command(&mut command)
         .map_err(LabError::io("start `ab`"))?;
     let start = Instant::now();
+    let allowed = PATIENCE + Duration::from_secs(seconds.into());
     let status = loop {
         if let Some(status) = child.try_wait().map_err(LabError::io("wait for `ab`"))? {
             break status;
         }
-        let patience = if start.elapsed() < PATIENCE {
+        let patience = if start.elapsed() < allowed {
             interrupt
                 .sleep(Duration::from_millis(20))
                 .map_err(LabError::from)
         } else {
             Err(LabError::Timeout {
                 event: "`ab`".to_owned(),
-                seconds: PATIENCE.as_secs_f64(),
+                seconds: allowed.as_secs_f64(),
             })
         };
         if let Err(error) = patience {

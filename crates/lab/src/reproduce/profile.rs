@@ -8,44 +8,81 @@
 
 use std::time::{Duration, Instant};
 
-use seikan_diagnose::Cause;
 use seikan_load::join;
-use seikan_load::stats::percentile;
-use seikan_observe::profile::Share;
+use seikan_load::stats::{Spread, percentile};
 
 use super::counters::growing;
 use super::figures::interleaved;
-use super::guests::{Network, Switch, UPLINK};
-use super::look::{LOOK, Looker};
+use super::guests::{GUESTS, Network, Switch, UPLINK};
+use super::limit;
+use super::look::Looker;
+use super::patterns::{self, functions};
 use super::{Bench, Curve, Curves, Figures, Found, List, Row, titled};
 use crate::error::{LabError, Result};
 
-/// Sending and busy guests: name, number of each, and the published figure in Mbit/s.
-const PATTERNS: [(&str, usize, usize, Option<f64>); 6] = [
-    ("A", 2, 0, Some(9_200.0)),
-    ("B", 4, 0, Some(9_200.0)),
-    ("C", 8, 0, Some(9_200.0)),
-    ("D", 2, 2, None),
-    ("E", 2, 4, None),
-    ("F", 2, 6, None),
+/// A pattern of the source.
+#[derive(Clone, Copy)]
+pub(super) struct Pattern {
+    /// Its name.
+    pub(super) name: &'static str,
+    /// Guests that send.
+    pub(super) senders: usize,
+    /// Guests that spin.
+    pub(super) hogs: usize,
+    /// The published throughput of all, in Mbit/s.
+    published: Option<f64>,
+}
+
+impl Pattern {
+    const fn new(name: &'static str, senders: usize, hogs: usize, published: Option<f64>) -> Self {
+        Self {
+            name,
+            senders,
+            hogs,
+            published,
+        }
+    }
+
+    fn label(self) -> String {
+        format!("{}: {} send, {} spin", self.name, self.senders, self.hogs)
+    }
+}
+
+/// The source's patterns.
+pub(super) const PATTERNS: [Pattern; 6] = [
+    Pattern::new("A", 2, 0, Some(9_200.0)),
+    Pattern::new("B", 4, 0, Some(9_200.0)),
+    Pattern::new("C", 8, 0, Some(9_200.0)),
+    Pattern::new("D", 2, 2, None),
+    Pattern::new("E", 2, 4, None),
+    Pattern::new("F", 2, 6, None),
 ];
+/// Place of the pattern whose guests the source shows one by one.
+const SHOWN: usize = 1;
 /// Interval of the throughput, as in the source.
 pub(super) const BIN: f64 = 0.5;
-/// Functions of a profile that are verdict.
-const SHOWN: usize = 5;
 
 pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
     let rounds = bench.options.rounds as usize;
-    bench.expect(3 * rounds * PATTERNS.len() + LEVELS.len() * rounds + 2 * PATTERNS.len() + 2);
+    let rows = 3 * PATTERNS.len() + LEVELS.len() + limit::STEPS;
+    bench.expect(rows * rounds + 2 * patterns::STEPS + 1);
     let mut found = Found::default();
-    let limit = Some(bench.source.rate());
-    for switch in [Switch::Bridge, Switch::OpenVSwitch] {
-        patterns(bench, switch, None, &mut found)?;
-        let done = functions(bench, switch, &mut found);
+    let rate = bench.source.rate();
+    let done = limit::check(bench, rate, &mut found);
+    found.note_failure(done)?;
+    // Open vSwitch in user space is slower than that limit.
+    let setups = [
+        (Switch::Bridge, None),
+        (Switch::Bridge, Some(rate)),
+        (Switch::OpenVSwitch, None),
+    ];
+    for (switch, limit) in setups {
+        patterns(bench, switch, limit, &mut found)?;
+    }
+    for setup in &setups[1..] {
+        let done = functions(bench, *setup, &mut found);
         found.note_failure(done)?;
     }
-    // Open vSwitch in user space is slower than that.
-    patterns(bench, Switch::Bridge, limit, &mut found)?;
     for part in [costs, growing] {
         let done = part(bench, &mut found);
         found.note_failure(done)?;
@@ -53,26 +90,51 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
     Ok(found)
 }
 
-/// Mbit/s of every interval of `time`.
-fn rates(bench: &Bench<'_>, time: Duration, arrived: &dyn Fn() -> Vec<u64>) -> Result<Vec<f64>> {
-    let arrived = || arrived().iter().sum::<u64>();
+/// Of one pattern in one round: Mbit/s of each guest in every interval, and [`least_share`].
+struct Measured {
+    rates: Vec<Vec<f64>>,
+    least: Option<f64>,
+}
+
+impl Measured {
+    /// Mbit/s of all guests together, by interval.
+    fn sums(&self) -> Vec<f64> {
+        self.rates.iter().map(|bin| bin.iter().sum()).collect()
+    }
+
+    /// Mbit/s of each guest on average.
+    fn means(&self) -> Vec<f64> {
+        let guests = self.rates.first().map_or(0, Vec::len);
+        let count = self.rates.len().max(1) as f64;
+        (0..guests)
+            .map(|guest| self.rates.iter().map(|bin| bin[guest]).sum::<f64>() / count)
+            .collect()
+    }
+}
+
+/// Measures the guests that send for `time`.
+fn measure(bench: &Bench<'_>, time: Duration, arrived: &dyn Fn() -> Vec<u64>) -> Result<Measured> {
     let bins = (time.as_secs_f64() / BIN).round().max(2.0) as usize;
-    let mut before = arrived();
+    let first = arrived();
+    let (mut before, mut begin) = (first.clone(), Instant::now());
     let mut rates = Vec::new();
-    let mut begin = Instant::now();
     for _ in 0..bins {
         bench.interrupt.sleep(Duration::from_secs_f64(BIN))?;
         let (now, end) = (arrived(), Instant::now());
         // A sampler is late on a busy machine.
         let seconds = end.duration_since(begin).as_secs_f64();
-        rates.push((now - before) as f64 * 8.0 / 1e6 / seconds);
+        let grown = now.iter().zip(&before).map(|(now, before)| now - before);
+        rates.push(
+            grown
+                .map(|bytes| bytes as f64 * 8.0 / 1e6 / seconds)
+                .collect(),
+        );
         (before, begin) = (now, end);
     }
-    Ok(rates)
+    let all = before.iter().zip(&first).map(|(last, first)| last - first);
+    let least = least_share(&all.collect::<Vec<u64>>());
+    Ok(Measured { rates, least })
 }
-
-/// Of one pattern in one round: Mbit/s of every interval, and [`least_share`].
-type Measured = (Vec<f64>, Option<f64>);
 
 /// The slowest guest's part of an equal share of all bytes; `None` if nothing arrived.
 fn least_share(bytes: &[u64]) -> Option<f64> {
@@ -81,93 +143,143 @@ fn least_share(bytes: &[u64]) -> Option<f64> {
     (all > 0).then(|| *least as f64 * bytes.len() as f64 / all as f64)
 }
 
-/// Throughput by pattern: how much, how much it swings, how it is distributed.
+/// Throughput by pattern: how much, of each guest, how much it swings, how it is distributed.
 fn patterns(
     bench: &mut Bench<'_>,
     switch: Switch,
     limit: Option<u64>,
     found: &mut Found,
 ) -> Result<()> {
-    let names = PATTERNS.map(|(name, ..)| name);
+    let names = PATTERNS.map(|pattern| pattern.name);
     let measured = interleaved(bench, &names, &mut found.problems, &mut |bench, name| {
-        let (_, senders, hogs, _) = pattern(name);
+        let known = PATTERNS.into_iter().find(|pattern| pattern.name == name);
+        let pattern = known.unwrap_or(PATTERNS[0]);
         let network = Network::create(switch, limit, bench)?;
-        let _hogs = network.spinning(hogs)?;
-        let time = bench.time();
-        network.sending(senders, bench, |arrived| {
-            let before = arrived();
-            let rates = rates(bench, time, arrived)?;
-            let after = arrived();
-            let bytes = after
-                .iter()
-                .zip(&before)
-                .map(|(after, before)| after - before);
-            Ok((rates, least_share(&bytes.collect::<Vec<u64>>())))
+        let _hogs = network.spinning(pattern.hogs)?;
+        network.sending(pattern.senders, bench, |arrived| {
+            measure(bench, bench.time(), arrived)
         })
     })?;
-    let label = |(name, senders, hogs, _): (&str, usize, usize, Option<f64>)| {
-        format!("{name}: {senders} send, {hogs} spin")
-    };
     let figures =
         |title: String, unit: &str, published: bool, of: fn(&Measured) -> Option<f64>| Figures {
             title: titled(&title, limit),
             unit: unit.to_owned(),
-            base: label(PATTERNS[0]),
+            base: PATTERNS[0].label(),
             rows: PATTERNS
                 .into_iter()
                 .zip(&measured)
                 .map(|(pattern, rounds)| Row {
                     rounds: rounds.iter().map(|round| of(round.as_ref()?)).collect(),
-                    ..Row::new(label(pattern), pattern.3.filter(|_| published))
+                    ..Row::new(pattern.label(), pattern.published.filter(|_| published))
                 })
                 .collect(),
         };
     let throughput = figures(format!("throughput, {switch}"), "Mbit/s", true, |round| {
-        at(&round.0, 0.5)
+        at(&round.sums(), 0.5)
     });
     let swing = figures(
         format!("swing, {switch}"),
         "of the median",
         false,
-        |(rates, _)| Some((at(rates, 0.95)? - at(rates, 0.05)?) / at(rates, 0.5)?),
+        |round| {
+            let sums = round.sums();
+            Some((at(&sums, 0.95)? - at(&sums, 0.05)?) / at(&sums, 0.5)?)
+        },
     );
     let fairness = figures(
         format!("the slowest guest, {switch}"),
         "of an equal share",
         false,
-        |(_, least)| *least,
+        |round| round.least,
     );
-    let [a, .., f] = PATTERNS.map(label);
-    let d = label(PATTERNS[3]);
+    let [a, _, _, d, _, f] = PATTERNS.map(Pattern::label);
     if limit.is_none() {
         found.claims.push(throughput.claim(&a, &d));
     }
     found.claims.push(throughput.claim(&d, &f));
     found.claims.push(swing.claim(&f, &a));
     found.figures.extend([throughput, swing, fairness]);
-    let lines = PATTERNS
-        .into_iter()
-        .zip(&measured)
-        .map(|(pattern, rounds)| {
-            let rates = rounds.iter().flatten().flat_map(|(rates, _)| rates);
-            let mut all: Vec<f64> = rates.copied().collect();
-            all.sort_by(f64::total_cmp);
-            let count = all.len() as f64;
-            let points = all.iter().enumerate();
-            Curve {
-                name: label(pattern),
-                own: false,
-                published: false,
-                points: points
-                    .map(|(i, rate)| [*rate, 100.0 * (i + 1) as f64 / count])
-                    .collect(),
-            }
+    found.lists.push(each_guest((switch, limit), &measured));
+    found
+        .curves
+        .extend(over_time((switch, limit), &measured[SHOWN]));
+    found.curves.push(distribution((switch, limit), &measured));
+    Ok(())
+}
+
+/// Name of a picture.
+fn picture(of: &str, (switch, limit): (Switch, Option<u64>)) -> String {
+    let limited = limit.map_or("", |_| "-limited");
+    format!("profile-{of}-{}{limited}", switch.slug())
+}
+
+/// Table of the throughput of each guest: medians over the rounds.
+fn each_guest((switch, limit): (Switch, Option<u64>), measured: &[Vec<Option<Measured>>]) -> List {
+    let rows = PATTERNS.into_iter().zip(measured).map(|(pattern, rounds)| {
+        let means: Vec<Vec<f64>> = rounds.iter().flatten().map(Measured::means).collect();
+        let cells = (0..GUESTS.len()).map(|guest| {
+            let values: Vec<f64> = means.iter().filter_map(|m| m.get(guest).copied()).collect();
+            Spread::of(&values).map_or_else(|| "–".to_owned(), |s| format!("{:.0}", s.median))
         });
-    found.curves.push(Curves {
-        name: match limit {
-            Some(_) => format!("profile-distribution-{}-limited", switch.slug()),
-            None => format!("profile-distribution-{}", switch.slug()),
-        },
+        std::iter::once(pattern.label()).chain(cells).collect()
+    });
+    let guests = GUESTS.map(str::to_owned).into_iter();
+    List {
+        title: titled(&format!("Mbit/s of each guest, {switch}"), limit),
+        columns: std::iter::once("pattern".to_owned())
+            .chain(guests)
+            .collect(),
+        rows: rows.collect(),
+    }
+}
+
+/// The source's figure of single guests in a pattern: each over time, in the first round that did
+/// not fail.
+fn over_time(
+    (switch, limit): (Switch, Option<u64>),
+    rounds: &[Option<Measured>],
+) -> Option<Curves> {
+    let measured = rounds.iter().flatten().next()?;
+    let guests = measured.rates.first()?.len();
+    let curves = (0..guests).map(|guest| Curve {
+        name: GUESTS[guest].to_owned(),
+        own: false,
+        published: false,
+        points: measured
+            .rates
+            .iter()
+            .enumerate()
+            .map(|(bin, rates)| [(bin + 1) as f64 * BIN, rates[guest]])
+            .collect(),
+    });
+    let name = PATTERNS[SHOWN].name;
+    Some(Curves {
+        name: picture("guests", (switch, limit)),
+        title: titled(&format!("each guest of pattern {name}, {switch}"), limit),
+        x: "seconds".to_owned(),
+        y: "Mbit/s".to_owned(),
+        logarithmic: [false, false],
+        curves: curves.collect(),
+    })
+}
+
+/// The source's figure of distributions: of all intervals of all rounds, the share with so much or
+/// less.
+fn distribution(
+    (switch, limit): (Switch, Option<u64>),
+    measured: &[Vec<Option<Measured>>],
+) -> Curves {
+    let curves = PATTERNS.into_iter().zip(measured).map(|(pattern, rounds)| {
+        let rates = rounds.iter().flatten().flat_map(Measured::sums);
+        Curve {
+            name: pattern.label(),
+            own: false,
+            published: false,
+            points: steps(rates.collect()),
+        }
+    });
+    Curves {
+        name: picture("distribution", (switch, limit)),
         title: titled(
             &format!("share of half seconds with so much or less, {switch}"),
             limit,
@@ -175,86 +287,24 @@ fn patterns(
         x: "Mbit/s".to_owned(),
         y: "%".to_owned(),
         logarithmic: [false, false],
-        curves: lines.collect(),
-    });
-    Ok(())
+        curves: curves.collect(),
+    }
 }
 
-fn pattern(name: &str) -> (&'static str, usize, usize, Option<f64>) {
-    let found = PATTERNS.into_iter().find(|pattern| pattern.0 == name);
-    found.unwrap_or(PATTERNS[0])
+/// The steps of a cumulative distribution, in percent: two points for each value.
+fn steps(mut values: Vec<f64>) -> Vec<[f64; 2]> {
+    values.sort_by(f64::total_cmp);
+    let share = |count: usize| 100.0 * count as f64 / values.len() as f64;
+    let values = values.iter().enumerate();
+    values
+        .flat_map(|(below, value)| [[*value, share(below)], [*value, share(below + 1)]])
+        .collect()
 }
 
 fn at(values: &[f64], share: f64) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     percentile(&sorted, share)
-}
-
-/// Measures the processor time of each pattern, and runs the doctor on the one with most busy
-/// guests.
-fn functions(bench: &mut Bench<'_>, switch: Switch, found: &mut Found) -> Result<()> {
-    let mut columns: Vec<(String, Vec<Share>)> = Vec::new();
-    let good = found
-        .figures
-        .iter()
-        .find(|f| f.title == format!("throughput, {switch}"));
-    let expected = good
-        .and_then(|f| f.rows[0].spread())
-        .map_or(1e3, |s| s.median);
-    let last = PATTERNS[PATTERNS.len() - 1].0;
-    for (name, ..) in PATTERNS {
-        bench.step(format!("functions, {switch}, {name}"))?;
-        let (_, senders, hogs, _) = pattern(name);
-        let network = Network::create(switch, None, bench)?;
-        let _hogs = network.spinning(hogs)?;
-        let of = format!("{switch}, {name}");
-        let looker = Looker {
-            expected,
-            right: &[Cause::CpuContention],
-            // Functions are sampled quickly; a verdict needs the usual time.
-            seconds: if name == last { LOOK } else { LOOK / 2.0 },
-            ..Looker::new(&of, &network.switch, UPLINK)
-        };
-        let (look, recording) = network.sending(senders, bench, |_| looker.look(bench.desk()))?;
-        let Some(recording) = recording else {
-            found.problems.extend(look.problem);
-            continue;
-        };
-        let profile = recording.evidence.profile.unwrap_or_default();
-        columns.push((name.to_owned(), profile.machine));
-        // The bridge has no program that could wait for a processor; the senders at the guests do.
-        if name == last && switch == Switch::OpenVSwitch {
-            found.looks.push(look);
-        }
-    }
-    let mut names: Vec<String> = Vec::new();
-    for (_, shares) in &columns {
-        for share in shares.iter().take(SHOWN) {
-            if !names.contains(&share.symbol) {
-                names.push(share.symbol.clone());
-            }
-        }
-    }
-    let rows = names.iter().map(|name| {
-        let of = columns.iter().map(|(_, shares)| {
-            let share = shares.iter().find(|share| share.symbol == *name);
-            share.map_or_else(
-                || "–".to_owned(),
-                |share| format!("{:.1}", 100.0 * share.share),
-            )
-        });
-        std::iter::once(name.clone()).chain(of).collect()
-    });
-    let headings = columns.iter().map(|(name, _)| format!("pattern {name}, %"));
-    found.lists.push(List {
-        title: format!("processor time by function, {switch}"),
-        columns: std::iter::once("function".to_owned())
-            .chain(headings)
-            .collect(),
-        rows: rows.collect(),
-    });
-    Ok(())
 }
 
 /// How deep a recording looks, as rows.
@@ -322,6 +372,23 @@ fn costs(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_distribution_rises_in_steps_from_nothing_to_all() {
+        let expected = [[1.0, 0.0], [1.0, 50.0], [4.0, 50.0], [4.0, 100.0]];
+        assert_eq!(steps(vec![4.0, 1.0]), expected);
+        assert!(steps(Vec::new()).is_empty());
+    }
+
+    #[test]
+    fn guests_are_averaged_over_time_and_added_up_by_interval() {
+        let measured = Measured {
+            rates: vec![vec![10.0, 30.0], vec![20.0, 10.0]],
+            least: None,
+        };
+        assert_eq!(measured.means(), [15.0, 20.0]);
+        assert_eq!(measured.sums(), [40.0, 30.0]);
+    }
 
     #[test]
     fn an_equal_share_is_one_and_a_guest_without_any_has_none() {

@@ -2,7 +2,9 @@
 //! device goes out behind its length, and comes out of the other end's device in one write.
 //!
 //! A read returns a super-packet of several segments where the kernel has one, behind the
-//! virtio-net header that describes it, so N frames cross between kernel and program at once.
+//! virtio-net header that describes it, so N frames cross between kernel and program at once. With
+//! a number of frames for each write ([`PassThrough::frames_per_write`]), the end that writes
+//! splits or merges what the other end has read, so both crossings can be chosen apart.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -12,33 +14,46 @@ use std::time::Duration;
 
 use ipnet::Ipv4Net;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use seikan_proto::inbox::{self, Inbox, MAX_PIECES};
+use seikan_proto::indices::PeerId;
+use seikan_proto::segment::SuperPacket;
 use seikan_sys::netlink::{AddressOptions, Netlink};
 use seikan_sys::tun::{READ_BUFFER_LEN, Tun, TunOptions};
+use seikan_wire::{IpPacket, VNET_HDR_LEN, VnetHdr};
 
 use crate::error::{LabError, Result};
 
 /// How long the connecting end tries, and how long between two attempts.
 const ATTEMPTS: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(50);
-/// MTU of the device, in bytes.
-const MTU: u32 = 1_500;
+/// Bytes of the length before each packet.
+const PREFIX: usize = 4;
+/// Bytes that are received at once where frames are merged: at least one packet with its length.
+const BATCH_LEN: usize = 2 * (PREFIX + READ_BUFFER_LEN);
 
 /// One end. Its device and connection belong to the namespace that it was opened in.
 #[derive(Debug)]
 pub struct PassThrough {
     tun: Tun,
     stream: TcpStream,
+    frames_per_write: Option<u32>,
 }
 
 impl PassThrough {
-    /// Makes the device, and then waits for a connection to `address` or makes one.
+    /// Makes the device with this name and MTU, and then waits for a connection to `address` or
+    /// makes one.
     ///
     /// # Errors
     /// A device of that name, no `CAP_NET_ADMIN`, no connection within 5 s.
-    pub fn open(device: &str, own: Ipv4Net, address: SocketAddr, listen: bool) -> Result<Self> {
+    pub fn open(
+        (device, mtu): (&str, u32),
+        own: Ipv4Net,
+        address: SocketAddr,
+        listen: bool,
+    ) -> Result<Self> {
         let tun = Tun::create(&TunOptions {
             name: device.to_owned(),
-            mtu: MTU,
+            mtu,
             queues: 1,
             offload: true,
         })?;
@@ -54,7 +69,21 @@ impl PassThrough {
         stream
             .set_nodelay(true)
             .map_err(LabError::io("switch Nagle's algorithm off"))?;
-        Ok(Self { tun, stream })
+        Ok(Self {
+            tun,
+            stream,
+            frames_per_write: None,
+        })
+    }
+
+    /// Frames that a write to the device carries: 1 splits super-packets, more merge consecutive
+    /// frames of a flow up to that many. Without it, a write carries what the other end has read.
+    #[must_use]
+    pub fn frames_per_write(self, frames: Option<u32>) -> Self {
+        Self {
+            frames_per_write: frames,
+            ..self
+        }
     }
 
     /// Carries packets until the other end goes. A thread of its own waits for the device; it ends
@@ -92,22 +121,135 @@ impl PassThrough {
 
     /// From the connection to the device.
     fn receive(&self) -> io::Result<()> {
+        match self.frames_per_write {
+            Some(frames @ 2..) => self.receive_merged(frames as usize),
+            _ => self.receive_single(),
+        }
+    }
+
+    /// Writes each packet as the other end has read it, or its segments one by one.
+    fn receive_single(&self) -> io::Result<()> {
         let mut buffer = vec![0; READ_BUFFER_LEN];
-        let mut length = [0; 4];
+        let mut frame = vec![0; READ_BUFFER_LEN];
+        let mut length = [0; PREFIX];
         loop {
             match (&self.stream).read_exact(&mut length) {
                 Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
                 other => other?,
             }
             let length = u32::from_be_bytes(length) as usize;
-            let packet = buffer
-                .get_mut(..length)
-                .ok_or_else(|| io::Error::other(format!("a packet of {length} bytes")))?;
+            let packet = buffer.get_mut(..length).ok_or_else(|| too_long(length))?;
             (&self.stream).read_exact(packet)?;
-            // The kernel may refuse one, as any link loses one.
-            let _ = self.tun.queues()[0].write_vectored(&[IoSlice::new(packet)]);
+            match SuperPacket::parse(packet) {
+                Ok(whole) if self.frames_per_write == Some(1) && whole.segments() > 1 => {
+                    self.write_segments(&whole, &mut frame);
+                }
+                _ => self.write(&[IoSlice::new(packet)]),
+            }
         }
     }
+
+    /// Writes every segment by itself. The kernel completes their checksums where it has to, as it
+    /// does if it segments a packet itself.
+    fn write_segments(&self, packet: &SuperPacket<'_>, frame: &mut [u8]) {
+        let header = packet.kind.map(|transport| VnetHdr {
+            needs_csum: true,
+            csum_start: packet.ip.header_len as u16,
+            csum_offset: transport.checksum_at() as u16,
+            ..VnetHdr::default()
+        });
+        let header = header.unwrap_or_default().to_bytes();
+        for index in 0..packet.segments() {
+            packet.segment(index, true, frame);
+            let segment = &frame[..packet.segment_len(index)];
+            self.write(&[IoSlice::new(&header), IoSlice::new(segment)]);
+        }
+    }
+
+    /// Receives as many packets as there are, and writes up to `frames` of them at once where they
+    /// are consecutive segments of a stream.
+    fn receive_merged(&self, frames: usize) -> io::Result<()> {
+        let mut buffer = vec![0; BATCH_LEN];
+        let mut filled = 0;
+        let mut inbox = Inbox::new(true, true);
+        loop {
+            match (&self.stream).read(&mut buffer[filled..])? {
+                0 => return Ok(()),
+                length => filled += length,
+            }
+            let mut from = 0;
+            let mut pending = 0;
+            while let Some(length) = first_length(&buffer[from..filled]) {
+                if length > READ_BUFFER_LEN {
+                    return Err(too_long(length));
+                }
+                let packet = from + PREFIX..from + PREFIX + length;
+                if packet.end > filled {
+                    break;
+                }
+                from = packet.end;
+                let read = &buffer[packet.clone()];
+                match frame_of(read, packet.start) {
+                    Some(frame) => {
+                        inbox.packet(&buffer, &frame, PeerId(0));
+                        pending += 1;
+                    }
+                    // Before it, what has come before it.
+                    None => {
+                        self.write_inbox(&mut inbox, &buffer);
+                        pending = 0;
+                        self.write(&[IoSlice::new(read)]);
+                    }
+                }
+                if pending == frames {
+                    self.write_inbox(&mut inbox, &buffer);
+                    pending = 0;
+                }
+            }
+            self.write_inbox(&mut inbox, &buffer);
+            buffer.copy_within(from..filled, 0);
+            filled -= from;
+        }
+    }
+
+    /// Writes what has been merged, and empties it.
+    fn write_inbox(&self, inbox: &mut Inbox, arena: &[u8]) {
+        inbox.finish(arena);
+        for write in inbox.writes() {
+            let mut parts = [IoSlice::new(&[]); MAX_PIECES + 2];
+            let count = write.parts(arena, &mut parts);
+            self.write(&parts[..count]);
+        }
+        inbox.clear();
+    }
+
+    /// Writes a packet to the device. The kernel may refuse one, as any link loses one.
+    fn write(&self, parts: &[IoSlice<'_>]) {
+        let _ = self.tun.queues()[0].write_vectored(parts);
+    }
+}
+
+fn too_long(length: usize) -> io::Error {
+    io::Error::other(format!("a packet of {length} bytes"))
+}
+
+/// The length before the first packet; `None` if it has not arrived as a whole.
+fn first_length(received: &[u8]) -> Option<usize> {
+    let length = received.first_chunk::<PREFIX>()?;
+    Some(u32::from_be_bytes(*length) as usize)
+}
+
+/// A single packet that was read from the other end's device, for merging; `None` for a
+/// super-packet and for anything but IP. `start` is its place in the buffer.
+fn frame_of(read: &[u8], start: usize) -> Option<inbox::Packet> {
+    let whole = SuperPacket::parse(read).ok().filter(|p| p.kind.is_none())?;
+    let at = start + VNET_HDR_LEN;
+    Some(inbox::Packet {
+        range: at..at + whole.bytes.len(),
+        ip_at: 0,
+        ip: IpPacket::parse(whole.bytes).ok()?,
+        partial: whole.partial,
+    })
 }
 
 /// Sends a packet behind its length.
@@ -131,4 +273,22 @@ fn connect(address: SocketAddr) -> io::Result<TcpStream> {
         std::thread::sleep(PAUSE);
     }
     TcpStream::connect(address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_length_is_read_as_soon_as_it_is_whole() {
+        assert_eq!(first_length(&[0, 0, 1]), None);
+        assert_eq!(first_length(&[0, 0, 1, 2]), Some(258));
+        assert_eq!(first_length(&[0xff; 9]), Some(u32::MAX as usize));
+    }
+
+    #[test]
+    fn what_is_no_packet_is_not_merged() {
+        assert!(frame_of(&[], PREFIX).is_none());
+        assert!(frame_of(&[0; 60], PREFIX).is_none());
+    }
 }

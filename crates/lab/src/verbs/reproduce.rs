@@ -1,6 +1,7 @@
 //! `seikan lab reproduce`: published experiments on slow tunnels, repeated, as tables, pictures and
 //! one page.
 
+mod bars;
 mod curves;
 mod page;
 mod surface;
@@ -200,6 +201,12 @@ fn pictures(experiment: &Experiment, recordings: &Path) -> anyhow::Result<Vec<Pi
         title: curves.title.clone(),
         caption: String::new(),
         svg: curves::draw(curves),
+    }));
+    pictures.extend(experiment.bars.iter().map(|bars| Picture {
+        name: bars.name.clone(),
+        title: bars.title.clone(),
+        caption: String::new(),
+        svg: bars::draw(bars),
     }));
     pictures.extend(experiment.surfaces.iter().map(|surface| Picture {
         name: surface.name.clone(),

@@ -128,12 +128,22 @@ pub struct PassThroughArguments {
     /// Connect to the other end there
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub connect: Option<SocketAddr>,
+    /// MTU of the device
+    #[arg(long, value_name = "BYTES", default_value_t = 1500, value_parser = clap::value_parser!(u32).range(68..=65535))]
+    pub mtu: u32,
+    /// Frames in each write to the device [default: as many as the other end has read at once]
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub frames_per_write: Option<u32>,
 }
 
 /// Runs one end of the pass-through program until the other end goes.
 pub fn pass_through(arguments: &PassThroughArguments) -> anyhow::Result<ExitCode> {
     let PassThroughArguments {
-        device, address, ..
+        device,
+        address,
+        mtu,
+        frames_per_write,
+        ..
     } = arguments;
     let (Some(other), listens) = (
         arguments.listen.or(arguments.connect),
@@ -141,7 +151,9 @@ pub fn pass_through(arguments: &PassThroughArguments) -> anyhow::Result<ExitCode
     ) else {
         anyhow::bail!("either --listen or --connect");
     };
-    PassThrough::open(device, *address, other, listens)?.run()?;
+    PassThrough::open((device, *mtu), *address, other, listens)?
+        .frames_per_write(*frames_per_write)
+        .run()?;
     Ok(ExitCode::SUCCESS)
 }
 

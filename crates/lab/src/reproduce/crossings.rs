@@ -1,0 +1,150 @@
+//! How often a tunnel's programs cross between user and kernel for what they carry: system calls
+//! for each MB, frames in each read of a device and in each write.
+
+use seikan_load::stats::Spread;
+use seikan_sys::netlink::LinkStats;
+
+use super::List;
+use super::tracepoints::SystemCalls;
+use crate::error::Result;
+use crate::host::Host;
+use crate::process::Process;
+
+/// Headers of a segment of TCP with timestamps over IPv4, in bytes.
+const HEADERS: f64 = 52.0;
+
+/// Where bulk data passes: read from one device, written to another.
+#[derive(Clone, Copy)]
+pub(super) struct Through<'a> {
+    /// Host and device from which the sending program reads.
+    pub(super) read: (&'a Host, &'a str),
+    /// Host and device to which the receiving program writes.
+    pub(super) written: (&'a Host, &'a str),
+    /// The programs of both ends.
+    pub(super) programs: &'a [Process],
+}
+
+/// What programs did for a load.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Crossings {
+    /// System calls of both ends together for each 10^6 bytes of packets.
+    pub(super) calls_per_megabyte: f64,
+    /// Frames of the MTU in each read and in each write, on average.
+    pub(super) frames: [f64; 2],
+}
+
+impl Through<'_> {
+    /// Runs a load, and counts what the programs do meanwhile.
+    ///
+    /// # Errors
+    /// That of the load; the kernel does not count.
+    pub(super) fn counting<T>(&self, load: impl FnOnce() -> Result<T>) -> Result<(T, Crossings)> {
+        let mut calls = SystemCalls::of(self.programs)?;
+        let before = (calls.read()?, self.carried()?);
+        let loaded = load()?;
+        let after = (calls.read()?, self.carried()?);
+        let (host, device) = self.read;
+        let mtu = f64::from(host.netlink()?.link(device)?.mtu);
+        let crossings = Crossings::of(after.0 - before.0, [before.1, after.1], mtu);
+        Ok((loaded, crossings))
+    }
+
+    /// Packets and bytes that were read, and that were written.
+    fn carried(&self) -> Result<[[u64; 2]; 2]> {
+        let stats = |(host, device): (&Host, &str)| -> Result<LinkStats> {
+            let netlink = host.netlink()?;
+            Ok(netlink.link_stats(netlink.link(device)?.index)?)
+        };
+        let (read, written) = (stats(self.read)?, stats(self.written)?);
+        Ok([
+            [read.tx_packets, read.tx_bytes],
+            [written.rx_packets, written.rx_bytes],
+        ])
+    }
+}
+
+impl Crossings {
+    /// From the number of system calls, and from packets and bytes read and written so far, before
+    /// and after.
+    fn of(calls: u64, [before, after]: [[[u64; 2]; 2]; 2], mtu: f64) -> Self {
+        let grown = |side: usize, of: usize| (after[side][of] - before[side][of]) as f64;
+        let frames = [0, 1].map(|side| {
+            let bytes = grown(side, 1) / grown(side, 0).max(1.0);
+            ((bytes - HEADERS) / (mtu - HEADERS)).max(0.0)
+        });
+        Self {
+            calls_per_megabyte: calls as f64 / (grown(1, 1) / 1e6).max(1e-6),
+            frames,
+        }
+    }
+}
+
+/// Table of what the programs did in each row: medians over the rounds. Rows without programs are
+/// left out.
+pub(super) fn list(title: String, names: &[String], measured: &[Vec<Option<Crossings>>]) -> List {
+    let rows = names.iter().zip(measured).filter_map(|(name, rounds)| {
+        let all: Vec<Crossings> = rounds.iter().flatten().copied().collect();
+        let median = |of: &dyn Fn(&Crossings) -> f64| {
+            Some(Spread::of(&all.iter().map(of).collect::<Vec<f64>>())?.median)
+        };
+        Some(vec![
+            name.clone(),
+            format!("{:.0}", median(&|c| c.calls_per_megabyte)?),
+            format!("{:.1}", median(&|c| c.frames[0])?),
+            format!("{:.1}", median(&|c| c.frames[1])?),
+        ])
+    });
+    List {
+        title,
+        columns: [
+            "frames at most",
+            "system calls per MB, both ends",
+            "frames in a read",
+            "frames in a write",
+        ]
+        .map(str::to_owned)
+        .to_vec(),
+        rows: rows.collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BEFORE: [[u64; 2]; 2] = [[7, 700], [9, 900]];
+
+    #[test]
+    fn frames_and_calls_are_those_of_the_load_alone() {
+        // 10 reads of 4 full frames, 40 writes of one; 100 calls for 60,000 bytes.
+        let reads = [7 + 10, 700 + 10 * (4 * 1_448 + 52)];
+        let writes = [9 + 40, 900 + 40 * 1_500];
+        let crossings = Crossings::of(100, [BEFORE, [reads, writes]], 1_500.0);
+        assert_eq!(crossings.frames, [4.0, 1.0]);
+        assert!((crossings.calls_per_megabyte - 100.0 / 0.06).abs() < 1e-6);
+    }
+
+    #[test]
+    fn nothing_carried_is_no_division_by_zero() {
+        let nothing = Crossings::of(0, [BEFORE, BEFORE], 1_500.0);
+        assert_eq!(
+            (nothing.calls_per_megabyte, nothing.frames),
+            (0.0, [0.0; 2])
+        );
+    }
+
+    #[test]
+    fn rows_without_a_program_are_left_out() {
+        let crossings = Crossings {
+            calls_per_megabyte: 812.4,
+            frames: [4.0, 0.96],
+        };
+        let names = ["bare".to_owned(), "read 4, write 1".to_owned()];
+        let list = list(
+            "t".into(),
+            &names,
+            &[vec![None], vec![Some(crossings), None]],
+        );
+        assert_eq!(list.rows, [["read 4, write 1", "812", "4.0", "1.0"]]);
+    }
+}

@@ -1,0 +1,100 @@
+//! Whether a limited link carries its rate and no more: TCP and UDP without a tunnel.
+
+use std::time::Duration;
+
+use seikan_load::{TcpOptions, UdpOptions, tcp_bulk, udp_flood};
+
+use super::figures::interleaved;
+use super::{Bench, Figures, Found, GIGABIT, Row, plain};
+use crate::error::Result;
+use crate::tunnel;
+
+const TCP: &str = "TCP, 1 stream";
+const UDP: &str = "UDP, datagrams of 1,472 bytes";
+const LARGE_UDP: &str = "UDP, datagrams of 64 KB in fragments";
+const LIMIT: &str = "the limit";
+/// Payload of a datagram that fills a packet of 1,500 bytes, and of the largest one in whole
+/// fragments of 1,480.
+const DATAGRAM: usize = 1_472;
+const LARGE_DATAGRAM: usize = 44 * 1_480 - 8;
+/// Of the time of a load.
+const SHARE: f64 = 1.0 / 3.0;
+/// Time for a stream to find its rate.
+const WARMUP: Duration = Duration::from_millis(300);
+
+/// Number of steps of [`check`] for each round.
+pub(super) const STEPS: usize = 3;
+
+/// Measures the payload that a link of this rate carries. The limit itself counts frames with their
+/// Ethernet header of 14 bytes.
+pub(super) fn check(bench: &mut Bench<'_>, rate: u64, found: &mut Found) -> Result<()> {
+    let names = [TCP, UDP, LARGE_UDP];
+    let measured = interleaved(bench, &names, &mut found.problems, &mut |bench, name| {
+        let tunnel = plain("raw")?;
+        let running = tunnel::start(tunnel.as_ref(), bench.link(Some(rate)), bench.interrupt)?;
+        let ends = tunnel.ends(&running.hosts);
+        let duration = bench.time().mul_f64(SHARE);
+        let report = if name == TCP {
+            let options = TcpOptions {
+                warmup: WARMUP,
+                duration,
+                ..TcpOptions::default()
+            };
+            tcp_bulk(&ends, &options, bench.interrupt)?.gbit_per_second
+        } else {
+            let options = UdpOptions {
+                datagram: if name == UDP {
+                    DATAGRAM
+                } else {
+                    LARGE_DATAGRAM
+                },
+                warmup: WARMUP,
+                duration,
+                ..UdpOptions::default()
+            };
+            udp_flood(&ends, &options, bench.interrupt)?.gbit_per_second
+        };
+        Ok(report * 1e3)
+    })?;
+    let limit = Row {
+        rounds: vec![Some(rate as f64 / 1e6); bench.options.rounds as usize],
+        ..Row::new(LIMIT, None)
+    };
+    let rows = names.iter().zip(measured).map(|(name, rounds)| Row {
+        rounds,
+        ..Row::new(*name, None)
+    });
+    found.figures.push(Figures {
+        title: format!("payload over a link of {} Gbit/s", rate / GIGABIT),
+        unit: "Mbit/s".to_owned(),
+        base: LIMIT.to_owned(),
+        rows: std::iter::once(limit).chain(rows).collect(),
+    });
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reproduce::{Source, testing};
+
+    /// Payload is less than frames, however busy the machine is.
+    #[test]
+    fn a_limited_link_carries_no_more_than_its_rate() {
+        const RATE: u64 = GIGABIT / 10;
+        testing::short(Source::Batch, |bench| {
+            let mut found = Found::default();
+            check(bench, RATE, &mut found)?;
+            assert!(found.problems.is_empty(), "{:?}", found.problems);
+            let [limit, rows @ ..] = &found.figures[0].rows[..] else {
+                panic!("no rows");
+            };
+            assert_eq!((limit.rounds[0], rows.len()), (Some(100.0), STEPS));
+            for row in rows {
+                let rate = row.rounds[0].expect("measured");
+                assert!(rate > 0.0 && rate < 100.0, "{}: {rate}", row.name);
+            }
+            Ok(())
+        });
+    }
+}

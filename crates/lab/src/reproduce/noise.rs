@@ -1,0 +1,173 @@
+//! Whether a difference between two ciphers stands above the noise: it does if it goes the same way
+//! in every round. Rounds are interleaved, so both rows of a round are close in time.
+
+use super::figures::{Claim, Row};
+use super::{Figures, List};
+
+/// Two ciphers to compare, of which the first should be faster.
+#[derive(Clone, Copy)]
+pub(super) struct Pair {
+    more: &'static str,
+    less: &'static str,
+    mtus: &'static [u32],
+    /// How many times as fast, at every MTU.
+    published: Option<f64>,
+}
+
+impl Pair {
+    /// A pair at these MTUs. The published factor is that of both columns.
+    pub(super) const fn new(more: &'static str, less: &'static str, mtus: &'static [u32]) -> Self {
+        Self {
+            more,
+            less,
+            mtus,
+            published: None,
+        }
+    }
+
+    /// The same with a published factor for all MTUs.
+    pub(super) const fn published(
+        more: &'static str,
+        less: &'static str,
+        mtus: &'static [u32],
+        factor: f64,
+    ) -> Self {
+        Self {
+            published: Some(factor),
+            ..Self::new(more, less, mtus)
+        }
+    }
+}
+
+/// One comparison.
+pub(super) struct Line {
+    claim: Claim,
+    setting: String,
+    published: Option<f64>,
+}
+
+impl Line {
+    /// A comparison in this setting, with the published factor.
+    pub(super) fn of(claim: Claim, setting: &str, published: Option<f64>) -> Self {
+        Self {
+            claim,
+            setting: setting.to_owned(),
+            published,
+        }
+    }
+
+    /// Whether it went the same way in every round.
+    fn stands_out(&self) -> bool {
+        let rounds = &self.claim.rounds;
+        let all = |wanted: fn(&f64) -> bool| !rounds.is_empty() && rounds.iter().all(wanted);
+        all(|times| *times > 1.0) || all(|times| *times < 1.0)
+    }
+}
+
+/// Compares each pair at each of its MTUs, where both are measured.
+pub(super) fn pairs(columns: &[Figures], pairs: &[Pair], setting: &str) -> Vec<Line> {
+    let row = |cipher: &str, mtu: u32| -> Option<&Row> {
+        let column = columns.iter().find(|column| column.title == cipher)?;
+        column
+            .row(&mtu.to_string())
+            .filter(|row| !row.rounds.is_empty())
+    };
+    let mut lines = Vec::new();
+    for pair in pairs {
+        for mtu in pair.mtus {
+            let Some((more, less)) = row(pair.more, *mtu).zip(row(pair.less, *mtu)) else {
+                continue;
+            };
+            let named = |row: &Row, name: &str| Row {
+                name: name.to_owned(),
+                ..row.clone()
+            };
+            let figures = Figures {
+                title: String::new(),
+                unit: String::new(),
+                base: String::new(),
+                rows: vec![named(more, pair.more), named(less, pair.less)],
+            };
+            let claim = figures.claim(pair.more, pair.less);
+            let published = pair.published.or(claim.published);
+            let setting = format!("MTU {mtu}, {setting}");
+            lines.push(Line::of(claim, &setting, published));
+        }
+    }
+    lines
+}
+
+/// Table of all comparisons, most of which had so many rounds.
+pub(super) fn list(lines: &[Line], rounds: u32) -> List {
+    let number = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), |v| format!("{v:.2}"));
+    let rows = lines.iter().map(|line| {
+        let spread = line.claim.spread();
+        vec![
+            format!("{} / {}", line.claim.better, line.claim.worse),
+            line.setting.clone(),
+            number(line.published),
+            number(spread.map(|spread| spread.median)),
+            spread.map_or_else(|| "–".to_owned(), |s| format!("{:.2}–{:.2}", s.min, s.max)),
+            if line.stands_out() { "yes" } else { "no" }.to_owned(),
+        ]
+    });
+    List {
+        title: format!("differences between ciphers, up to {rounds} rounds"),
+        columns: [
+            "ciphers",
+            "setting",
+            "published",
+            "here",
+            "range",
+            "above the noise",
+        ]
+        .map(str::to_owned)
+        .to_vec(),
+        rows: rows.collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn column(title: &str, rounds: &[f64], published: Option<f64>) -> Figures {
+        let row = |mtu: &str, rounds: &[f64]| Row {
+            rounds: rounds.iter().copied().map(Some).collect(),
+            ..Row::new(mtu, published)
+        };
+        Figures {
+            title: title.into(),
+            unit: String::new(),
+            base: String::new(),
+            rows: vec![row("9000", rounds), row("48000", &[])],
+        }
+    }
+
+    #[test]
+    fn a_difference_stands_out_if_every_round_has_it() {
+        const PAIRS: [Pair; 3] = [
+            Pair::new("fast", "slow", &[9_000, 48_000]),
+            Pair::new("slow", "fast", &[9_000]),
+            Pair::published("fast", "alike", &[9_000], 2.0),
+        ];
+        let columns = [
+            column("fast", &[10.0, 12.0, 11.0], Some(30.0)),
+            column("slow", &[5.0, 6.0, 10.0], Some(20.0)),
+            column("alike", &[9.0, 12.5, 10.0], None),
+        ];
+        let list = list(&pairs(&columns, &PAIRS, "no limit"), 3);
+        // The second MTU was not measured.
+        let rows = list
+            .rows
+            .iter()
+            .map(|row| [&row[0][..], &row[2], &row[3], &row[5]]);
+        let expected = [
+            ["fast / slow", "1.50", "2.00", "yes"],
+            ["slow / fast", "0.67", "0.50", "yes"],
+            ["fast / alike", "2.00", "1.10", "no"],
+        ];
+        assert_eq!(rows.collect::<Vec<_>>(), expected);
+        assert_eq!(list.rows[0][1], "MTU 9000, no limit");
+    }
+}

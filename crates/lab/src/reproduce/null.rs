@@ -1,0 +1,37 @@
+//! Seikan without a cipher: another build, which is for measurements alone. No release build can do
+//! without one.
+
+use std::path::PathBuf;
+
+use crate::error::{LabError, Result};
+use crate::tunnel::Tunnel;
+use crate::tunnel::seikan::Seikan;
+
+/// The variable with the path of that program, as `make reproduce` sets it.
+const PROGRAM: &str = "SEIKAN_NULL_BIN";
+
+/// Returns its path, if there is one.
+pub(super) fn program() -> Option<PathBuf> {
+    std::env::var_os(PROGRAM).map(PathBuf::from)
+}
+
+/// Returns Seikan without a cipher.
+///
+/// # Errors
+/// There is no such program, or it cannot run here.
+pub(super) fn tunnel() -> Result<Box<dyn Tunnel>> {
+    let program = program().ok_or_else(|| LabError::Setup(missing()))?;
+    let tunnel = Seikan::new("native", 0)
+        .with_cipher("null")
+        .with_program(program);
+    tunnel.availability().map_err(LabError::Setup)?;
+    Ok(Box::new(tunnel))
+}
+
+/// Says that there is none.
+pub(super) fn missing() -> String {
+    format!(
+        "Without a cipher Seikan is not measured: ${PROGRAM} names no program that has none (cargo build --profile lab \
+         --features null-cipher)."
+    )
+}
