@@ -1,0 +1,406 @@
+#!/usr/bin/env python3
+"""Runs inside the virtual machine of reproduce-guests.sh, as root: guests under KVM behind Open vSwitch, and their functions counted.
+
+    reproduce-guests-machine.py KERNEL INITRD OUT.json
+
+    guest N, eth0: 10.92.0.N --virtio, vhost_net-- tapN -- br0, datapath of the kernel: 10.92.0.100, iperf3 receives
+
+A guest sends by iperf3 and spins by `yes` on both of its processors. Kprobes count calls; after that, in an interval of its own,
+ftrace measures the time in each function without the time in which its task does not run. OUT.json has every figure.
+"""
+
+import glob
+import json
+import os
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+GUESTS, PROCESSORS = 8, 2
+HOST = "10.92.0.100"
+# Senders and spinning guests of the source's table 2.
+PATTERNS = {"A": (2, 0), "B": (4, 0), "C": (8, 0), "D": (2, 2), "E": (2, 4), "F": (2, 6)}
+ROUNDS = int(os.environ.get("ROUNDS", 3))
+# Seconds of counting and of timing, for each pattern and round, and those between a change and the first figure.
+COUNTED = TIMED = 8.0
+SETTLE = 4.0
+# One more guest spins every 25 s, for 200 s. Calls and bytes are added up over half seconds, and smoothed over 10 s.
+STEP, BIN, SMOOTH = 25.0, 0.5, 20
+RESAMPLES = 2000
+PUBLISHED = 0.605
+# Seconds for a guest to boot, and how often it may try.
+PATIENCE, TRIES = 300, 4
+# Probed functions. `vcpu_enter_guest` is inlined in Debian's kernel: `svm_vcpu_run` is called once for each entry, by it only.
+# Since Linux 5.17 `kvm_vcpu_halt` polls for an idle guest, which `kvm_vcpu_block` did before.
+PROBES = {
+    "handle_tx": "handle_tx",
+    "handle_rx": "handle_rx",
+    "vcpu_enter_guest": "svm_vcpu_run",
+    "kvm_vcpu_block": "kvm_vcpu_block",
+    "kvm_vcpu_halt": "kvm_vcpu_halt",
+}
+# Functions that are timed. `vcpu_enter_guest` is those two and less than the rest of its thread.
+FUNCTIONS = ["handle_tx", "handle_rx", "svm_vcpu_run", "svm_handle_exit", "kvm_vcpu_halt", "kvm_vcpu_block"]
+RETURN = re.compile(r"([0-9.]+) us +\| .*?(\w+)(?: \[\w+\])?(?:\(\);| \*/)")
+BUFFER_KB = 16384
+# Tasks by the beginning of their name; another may run, or none.
+GROUPS = {"CPU ": "processors of guests", "vhost-": "vhost threads", "qemu": "qemu, other", "iperf3": "receivers"}
+TRACING = "/sys/kernel/tracing"
+MODULES = ["kvm_amd", "vhost_net", "tun", "openvswitch"]
+
+
+def run(*command, **options):
+    """Runs a command; its output is in the exception if it fails."""
+    return subprocess.run(command, check=True, text=True, capture_output=True, **options).stdout
+
+
+def read(path):
+    with open(path) as file:
+        return file.read()
+
+
+def write(path, text, mode="w"):
+    with open(path, mode) as file:
+        file.write(text)
+
+
+class Switch:
+    """Open vSwitch with its datapath in the kernel, a bridge with the host's address, and a receiver for each guest."""
+
+    def __init__(self, folder):
+        self.processes = []
+        for name in ("OVS_RUNDIR", "OVS_DBDIR", "OVS_LOGDIR", "OVS_SYSCONFDIR"):
+            os.environ[name] = folder
+        database, remote = f"{folder}/conf.db", f"unix:{folder}/db.sock"
+        run("ovsdb-tool", "create", database, "/usr/share/openvswitch/vswitch.ovsschema")
+        self.start("ovsdb-server", database, f"--remote=p{remote}", "--unixctl", f"{folder}/db.ctl")
+        until(lambda: os.path.exists(f"{folder}/db.sock"), "the database of Open vSwitch")
+        run("ovs-vsctl", f"--db={remote}", "--no-wait", "init")
+        self.start("ovs-vswitchd", remote, "--unixctl", f"{folder}/switch.ctl")
+        self.database = f"--db={remote}"
+        run("ovs-vsctl", self.database, "--timeout=60", "add-br", "br0")
+        run("ip", "addr", "add", f"{HOST}/24", "dev", "br0")
+        run("ip", "link", "set", "br0", "up")
+        for guest in range(1, GUESTS + 1):
+            self.start("iperf3", "-s", "-B", HOST, "-p", str(5200 + guest))
+
+    def start(self, *command):
+        self.processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+
+    def port(self, name):
+        run("ip", "tuntap", "add", name, "mode", "tap", "vnet_hdr")
+        run("ip", "link", "set", name, "up")
+        run("ovs-vsctl", self.database, "--timeout=60", "add-port", "br0", name)
+
+
+class Guest:
+    """A virtual machine with vhost_net; commands go to a shell on its serial port."""
+
+    def __init__(self, number, kernel, initrd, folder):
+        self.number, self.said = number, []
+        pipe = f"{tempfile.mkdtemp(dir=folder)}/serial"
+        os.mkfifo(f"{pipe}.in")
+        os.mkfifo(f"{pipe}.out")
+        network = f"tap,id=n,ifname=tap{number},script=no,downscript=no,vhost=on"
+        card = f"virtio-net-pci,netdev=n,romfile=,mac=52:54:00:92:00:{number:02x}"
+        append = f"console=ttyS0 earlyprintk=ttyS0,115200 quiet panic=-1 guest={number}"
+        self.process = subprocess.Popen(
+            ["qemu-system-x86_64", "-enable-kvm", "-cpu", "host", "-smp", str(PROCESSORS), "-m", "192", "-M", "q35", "-nodefaults"]
+            + ["-name", f"guest{number},debug-threads=on", "-no-user-config", "-display", "none", "-no-reboot", "-bios", "qboot.rom", "-serial", f"pipe:{pipe}"]
+            + ["-kernel", kernel, "-initrd", initrd, "-append", append, "-netdev", network, "-device", card]
+        )
+        self.input = open(f"{pipe}.in", "w", buffering=1)
+        threading.Thread(target=self.listen, args=(f"{pipe}.out",), daemon=True).start()
+
+    def listen(self, path):
+        with open(path, errors="replace") as output:
+            for line in output:
+                self.said.append(line.rstrip())
+
+    def is_up(self):
+        if self.process.poll() is not None:
+            time.sleep(1)
+            raise RuntimeError("\n".join([f"guest {self.number} ended ({self.process.returncode})", *self.said[-40:]]))
+        return any(line.startswith("guest is up") for line in self.said)
+
+    def do(self, command):
+        self.input.write(command + "\n")
+
+    def send(self):
+        self.do(f"iperf3 -c {HOST} -p {5200 + self.number} -t 9999 >/dev/null 2>&1 &")
+
+    def spin(self):
+        self.do(" ".join(["yes >/dev/null &"] * PROCESSORS))
+
+    def rest(self):
+        self.do("killall -9 iperf3 yes 2>/dev/null")
+
+
+def booted(number, switch, kernel, initrd, folder):
+    """Returns a guest that is up. An emulated processor is slow enough to fail a check of the kernel's now and then."""
+    switch.port(f"tap{number}")
+    for tried in range(1, TRIES + 1):
+        begin = time.monotonic()
+        guest = Guest(number, kernel, initrd, folder)
+        try:
+            until(guest.is_up, f"guest {number}", PATIENCE)
+        except RuntimeError as error:
+            print(f"try {tried}: {error}", flush=True)
+            guest.process.kill()
+            guest.process.wait()
+            continue
+        print(f"guest {number}: up after {time.monotonic() - begin:.0f} s, at try {tried}", flush=True)
+        return guest
+    raise RuntimeError(f"guest {number} did not boot in {TRIES} tries")
+
+
+def until(done, what, seconds=300):
+    """Waits for something; raises an error after some time."""
+    end = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > end:
+            raise RuntimeError(f"{what}: not there after {seconds} s")
+        time.sleep(0.2)
+
+
+def counters():
+    """Returns the time, the bytes that the host received so far and the calls of each probed function so far."""
+    calls = {}
+    for line in read(f"{TRACING}/kprobe_profile").splitlines():
+        name, hits, _missed = line.split()
+        calls[name] = int(hits)
+    return {"at": time.monotonic(), "bytes": int(read("/sys/class/net/br0/statistics/rx_bytes")), **calls}
+
+
+def count(seconds, each=lambda second: None):
+    """Returns bytes and calls of every half second, scaled to exactly half a second."""
+    # A sampler that waits for a processor distorts its intervals.
+    os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(10))
+    begin, bins = time.monotonic(), []
+    before = counters()
+    for i in range(round(seconds / BIN)):
+        each(i * BIN)
+        time.sleep(max(0.0, begin + (i + 1) * BIN - time.monotonic()))
+        now = counters()
+        scale = BIN / (now["at"] - before["at"])
+        bins.append({key: (now[key] - before[key]) * scale for key in now if key != "at"})
+        before = now
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    return bins
+
+
+def tasks():
+    """Returns nanoseconds that each task has run, with its group."""
+    found = {}
+    for path in glob.glob("/proc/[0-9]*/task/[0-9]*"):
+        try:
+            name, ran = read(f"{path}/comm").strip(), int(read(f"{path}/schedstat").split()[0])
+        except (OSError, IndexError):
+            continue
+        group = next((group for start, group in GROUPS.items() if name.startswith(start)), "other")
+        found[path] = (group, ran)
+    return found
+
+
+def trace(file, text):
+    write(f"{TRACING}/{file}", text)
+
+
+def shares(seconds):
+    """Returns the share of the time of all processors by function, and by group of tasks."""
+    trace("events/guests/enable", "0")
+    trace("set_ftrace_filter", "\n".join(FUNCTIONS))
+    trace("buffer_size_kb", str(BUFFER_KB))
+    trace("current_tracer", "function_graph")
+    for option in ("nosleep-time", "funcgraph-tail"):
+        trace("trace_options", option)
+    before, begin = tasks(), time.monotonic()
+    trace("tracing_on", "1")
+    started = time.monotonic()
+    time.sleep(seconds)
+    trace("tracing_on", "0")
+    traced = time.monotonic() - started
+    after, took = tasks(), time.monotonic() - begin
+    lost = sum(int(n) for path in glob.glob(f"{TRACING}/per_cpu/cpu*/stats") for n in re.findall(r"overrun: (\d+)", read(path)))
+    timed = dict.fromkeys(FUNCTIONS, 0.0)
+    with open(f"{TRACING}/trace") as lines:
+        for line in lines:
+            if found := RETURN.search(line):
+                timed[found[2]] += float(found[1]) / 1e6
+    trace("current_tracer", "nop")
+    trace("set_ftrace_filter", "")
+    trace("events/guests/enable", "1")
+    trace("tracing_on", "1")
+    processors = os.cpu_count()
+    groups = dict.fromkeys([*GROUPS.values(), "other"], 0.0)
+    for path, (group, ran) in after.items():
+        groups[group] += (ran - before.get(path, (group, 0))[1]) / 1e9 / (took * processors)
+    functions = {name: spent / (traced * processors) for name, spent in timed.items()}
+    return {"functions": functions, "tasks": groups, "lost": lost}
+
+
+def pearson(a, b):
+    """Returns the source's equation 1; none if a value is constant."""
+    if len(set(a)) < 2 or len(set(b)) < 2:
+        return None
+    return statistics.correlation(a, b)
+
+
+def interval(a, b, block):
+    """Returns the 95 % interval of r, from resampled blocks: neighbours within a step of the load are alike."""
+    rng, found = random.Random(len(a)), []
+    for _ in range(RESAMPLES):
+        starts = [rng.randrange(len(a) - block + 1) for _ in range(len(a) // block)]
+        chosen = [i for start in starts for i in range(start, start + block)]
+        r = pearson([a[i] for i in chosen], [b[i] for i in chosen])
+        if r is not None:
+            found.append(r)
+    found.sort()
+    return found[int(0.025 * len(found))], found[int(0.975 * len(found)) - 1]
+
+
+def smoothed(values):
+    half = SMOOTH // 2
+    return [statistics.fmean(values[max(0, i - half) : i + half]) for i in range(len(values))]
+
+
+def row(cells, widths):
+    print(str(cells[0]).ljust(widths[0]) + "".join(str(cell).rjust(widths[1]) for cell in cells[1:]), flush=True)
+
+
+def main(kernel, initrd, out):
+    folder = tempfile.mkdtemp(dir="/run")
+    for module in MODULES:
+        run("modprobe", module)
+    if not os.path.ismount(TRACING):
+        run("mount", "-t", "tracefs", "tracefs", TRACING)
+    trace("kprobe_events", "".join(f"p:guests/{name} {symbol}\n" for name, symbol in PROBES.items()))
+    switch = Switch(folder)
+    guests = [booted(number, switch, kernel, initrd, folder) for number in range(1, GUESTS + 1)]
+    vhost = run("ps", "-eo", "comm").count("vhost-")
+    print(run("uname", "-r").strip(), run("ovs-dpctl", "show"), f"{vhost} vhost threads", sep="\n", flush=True)
+    if vhost < GUESTS:
+        raise RuntimeError("a guest has no vhost thread")
+    trace("events/guests/enable", "1")
+    patterns = measure_patterns(guests, folder)
+    growth = measure_growth(guests)
+    write(out, json.dumps({"patterns": patterns, "growth": growth, "step": STEP, "bin": BIN}))
+    report_patterns(patterns)
+    report_growth(growth)
+    for guest in guests:
+        guest.process.kill()
+    for process in switch.processes:
+        process.kill()
+    print("reproduce-guests: passed")
+
+
+def measure_patterns(guests, folder):
+    measured = {name: [] for name in PATTERNS}
+    for _ in range(ROUNDS):
+        for name, (senders, hogs) in PATTERNS.items():
+            for guest in guests[:senders]:
+                guest.send()
+            for guest in guests[senders : senders + hogs]:
+                guest.spin()
+            time.sleep(SETTLE)
+            bins, timed = count(COUNTED), shares(TIMED)
+            for guest in guests:
+                guest.rest()
+            measured[name].append({"bins": bins, **timed})
+            print(f"{name}: {sum(b['bytes'] for b in bins) / 1e6:.1f} MB, {timed['lost']} events lost", flush=True)
+    return measured
+
+
+def measure_growth(guests):
+    def more(second):
+        step = second / STEP
+        if step >= 1 and step == int(step) and int(step) < GUESTS:
+            guests[int(step)].spin()
+
+    guests[0].send()
+    time.sleep(SETTLE)
+    bins = count(STEP * GUESTS, more)
+    for guest in guests:
+        guest.rest()
+    return bins
+
+
+def enters(one):
+    return one["functions"]["svm_vcpu_run"] + one["functions"]["svm_handle_exit"]
+
+
+def four(one):
+    return enters(one) + sum(one["functions"][name] for name in ("kvm_vcpu_halt", "handle_tx", "handle_rx"))
+
+
+def busy(one):
+    return sum(one["tasks"].values())
+
+
+# Rows of the table of shares. What polls and halts is within `kvm_vcpu_halt`.
+SHARES = {
+    "vcpu_enter_guest": enters,
+    "kvm_vcpu_halt": lambda one: one["functions"]["kvm_vcpu_halt"],
+    "handle_tx": lambda one: one["functions"]["handle_tx"],
+    "handle_rx": lambda one: one["functions"]["handle_rx"],
+    "these four": four,
+    **{group: lambda one, group=group: one["tasks"][group] for group in [*GROUPS.values(), "other"]},
+    "idle": lambda one: 1 - busy(one),
+    "these four, of the busy": lambda one: four(one) / busy(one),
+}
+
+
+def report_patterns(measured):
+    def total(rounds, key):
+        return [sum(b[key] for b in one["bins"]) for one in rounds]
+
+    base = {key: statistics.median(total(measured["A"], key)) for key in ["bytes", *PROBES]}
+    print("\ncalls and bytes as multiples of A, medians (ranges)")
+    row(["", *PATTERNS], (24, 18))
+    for key in base:
+        row([key, *[cell([v / max(1.0, base[key]) for v in total(rounds, key)]) for rounds in measured.values()]], (24, 18))
+    print("\nhow much half seconds fluctuate: 5 to 95 % of them, as a multiple of the median")
+    row(["", *PATTERNS], (24, 18))
+    row(["bytes", *[cell([fluctuation(one["bins"]) for one in rounds]) for rounds in measured.values()]], (24, 18))
+    print("\nshare of the time of both processors, %")
+    row(["", *PATTERNS], (24, 18))
+    for name, share in SHARES.items():
+        row([name, *[cell([100 * share(one) for one in rounds], 1) for rounds in measured.values()]], (24, 18))
+
+
+def cell(values, digits=2):
+    """Returns the median and the range."""
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
+
+
+def fluctuation(bins):
+    values = sorted(b["bytes"] for b in bins)
+    return (values[int(0.95 * (len(values) - 1))] - values[int(0.05 * (len(values) - 1))]) / max(1.0, statistics.median(values))
+
+
+def report_growth(bins):
+    bytes_ = [b["bytes"] for b in bins]
+    per_step = round(STEP / BIN)
+    print("\nguest 1 sends, one more spins every step: mean of each step, of the first")
+    for key in ["bytes", *PROBES]:
+        means = [statistics.fmean([b[key] for b in bins[i : i + per_step]]) for i in range(0, len(bins), per_step)]
+        row([key, *[f"{m / means[0]:.2f}" if means[0] else "-" for m in means]], (24, 8))
+    print(f"\ncalls against throughput, half seconds; published for handle_tx: r = {PUBLISHED}")
+    row(["", "r", "95 %", "r, 10 s"], (24, 18))
+    for key in PROBES:
+        calls = [b[key] for b in bins]
+        r, smooth = pearson(calls, bytes_), pearson(smoothed(calls), smoothed(bytes_))
+        if r is None:
+            row([key, "never called"], (24, 18))
+            continue
+        low, high = interval(calls, bytes_, per_step)
+        row([key, f"{r:.2f}", f"{low:.2f} to {high:.2f}", f"{smooth:.2f}"], (24, 18))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
