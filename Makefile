@@ -17,7 +17,7 @@ TARGET ?=
 SOURCE ?= all
 
 .PHONY: help test deps deps-build bare-root peers fmt-check house hooks diagram docs-check book deny clippy doc tests unit interop golden demo-recording recordings fuzz-ci fuzz fuzz-asan \
-	build release demo bench instructions gateway reproduce reproduce-kernel hostile soak soak-mesh interop-kernel doctor-kernel clean
+	build release demo bench instructions gateway reproduce reproduce-kernel reproduce-guests hostile soak soak-mesh interop-kernel doctor-kernel clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -129,6 +129,9 @@ reproduce: release ## reproduce published measurements of slow tunnels, SOURCE=a
 
 reproduce-kernel: ## reproduce the measurement of kernel functions on a stock kernel in QEMU (installs it)
 	@scripts/reproduce-kernel.sh
+
+reproduce-guests: ## reproduce that measurement with virtual machines in one that QEMU emulates (root; half an hour)
+	@scripts/reproduce-guests.sh
 
 hostile: release ## measure throughput while unknown sources flood the tunnel's port (root)
 	@"$${CARGO_TARGET_DIR:-target}/release/seikan" lab hostile

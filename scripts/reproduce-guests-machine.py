@@ -12,9 +12,7 @@ ftrace measures the time in each function without the time in which its task doe
 import glob
 import json
 import os
-import random
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,10 +27,8 @@ ROUNDS = int(os.environ.get("ROUNDS", 3))
 # Seconds of counting and of timing, for each pattern and round, and those between a change and the first figure.
 COUNTED = TIMED = 8.0
 SETTLE = 4.0
-# One more guest spins every 25 s, for 200 s. Calls and bytes are added up over half seconds, and smoothed over 10 s.
-STEP, BIN, SMOOTH = 25.0, 0.5, 20
-RESAMPLES = 2000
-PUBLISHED = 0.605
+# One more guest spins every 25 s, for 200 s. Calls and bytes are added up over half seconds.
+STEP, BIN = 25.0, 0.5
 # Seconds for a guest to boot, and how often it may try.
 PATIENCE, TRIES = 300, 4
 # Probed functions. `vcpu_enter_guest` is inlined in Debian's kernel: `svm_vcpu_run` is called once for each entry, by it only.
@@ -132,13 +128,18 @@ class Guest:
         self.input.write(command + "\n")
 
     def send(self):
-        self.do(f"iperf3 -c {HOST} -p {5200 + self.number} -t 9999 >/dev/null 2>&1 &")
+        # A receiver may still be busy with the last connection.
+        client = f"iperf3 -c {HOST} -p {5200 + self.number} -t 9999 >/dev/null 2>&1"
+        self.do(f"touch /tmp/send; while [ -e /tmp/send ]; do {client}; sleep 1; done &")
+
+    def sent(self):
+        return int(read(f"/sys/class/net/tap{self.number}/statistics/rx_bytes"))
 
     def spin(self):
         self.do(" ".join(["yes >/dev/null &"] * PROCESSORS))
 
     def rest(self):
-        self.do("killall -9 iperf3 yes 2>/dev/null")
+        self.do("rm -f /tmp/send; killall -9 iperf3 yes 2>/dev/null")
 
 
 def booted(number, switch, kernel, initrd, folder):
@@ -230,7 +231,7 @@ def shares(seconds):
     timed = dict.fromkeys(FUNCTIONS, 0.0)
     with open(f"{TRACING}/trace") as lines:
         for line in lines:
-            if found := RETURN.search(line):
+            if " us " in line and (found := RETURN.search(line)):
                 timed[found[2]] += float(found[1]) / 1e6
     trace("current_tracer", "nop")
     trace("set_ftrace_filter", "")
@@ -242,35 +243,6 @@ def shares(seconds):
         groups[group] += (ran - before.get(path, (group, 0))[1]) / 1e9 / (took * processors)
     functions = {name: spent / (traced * processors) for name, spent in timed.items()}
     return {"functions": functions, "tasks": groups, "lost": lost}
-
-
-def pearson(a, b):
-    """Returns the source's equation 1; none if a value is constant."""
-    if len(set(a)) < 2 or len(set(b)) < 2:
-        return None
-    return statistics.correlation(a, b)
-
-
-def interval(a, b, block):
-    """Returns the 95 % interval of r, from resampled blocks: neighbours within a step of the load are alike."""
-    rng, found = random.Random(len(a)), []
-    for _ in range(RESAMPLES):
-        starts = [rng.randrange(len(a) - block + 1) for _ in range(len(a) // block)]
-        chosen = [i for start in starts for i in range(start, start + block)]
-        r = pearson([a[i] for i in chosen], [b[i] for i in chosen])
-        if r is not None:
-            found.append(r)
-    found.sort()
-    return found[int(0.025 * len(found))], found[int(0.975 * len(found)) - 1]
-
-
-def smoothed(values):
-    half = SMOOTH // 2
-    return [statistics.fmean(values[max(0, i - half) : i + half]) for i in range(len(values))]
-
-
-def row(cells, widths):
-    print(str(cells[0]).ljust(widths[0]) + "".join(str(cell).rjust(widths[1]) for cell in cells[1:]), flush=True)
 
 
 def main(kernel, initrd, out):
@@ -287,11 +259,11 @@ def main(kernel, initrd, out):
     if vhost < GUESTS:
         raise RuntimeError("a guest has no vhost thread")
     trace("events/guests/enable", "1")
-    patterns = measure_patterns(guests, folder)
-    growth = measure_growth(guests)
-    write(out, json.dumps({"patterns": patterns, "growth": growth, "step": STEP, "bin": BIN}))
-    report_patterns(patterns)
-    report_growth(growth)
+    figures = {"step": STEP, "bin": BIN, "probes": list(PROBES), "growth": measure_growth(guests)}
+    figures["patterns"] = {name: [] for name in PATTERNS}
+    for _ in range(ROUNDS):
+        measure_patterns(guests, figures["patterns"])
+        write(out, json.dumps(figures))
     for guest in guests:
         guest.process.kill()
     for process in switch.processes:
@@ -299,21 +271,30 @@ def main(kernel, initrd, out):
     print("reproduce-guests: passed")
 
 
-def measure_patterns(guests, folder):
-    measured = {name: [] for name in PATTERNS}
-    for _ in range(ROUNDS):
-        for name, (senders, hogs) in PATTERNS.items():
-            for guest in guests[:senders]:
-                guest.send()
-            for guest in guests[senders : senders + hogs]:
-                guest.spin()
-            time.sleep(SETTLE)
-            bins, timed = count(COUNTED), shares(TIMED)
-            for guest in guests:
-                guest.rest()
-            measured[name].append({"bins": bins, **timed})
-            print(f"{name}: {sum(b['bytes'] for b in bins) / 1e6:.1f} MB, {timed['lost']} events lost", flush=True)
-    return measured
+def measure_patterns(guests, measured):
+    """Adds one round to `measured`."""
+    for name, (senders, hogs) in PATTERNS.items():
+        for guest in guests[:senders]:
+            guest.send()
+        for guest in guests[senders : senders + hogs]:
+            guest.spin()
+        until(lambda: all(sent > 1e5 for sent in gained(guests[:senders], 1.0)), f"traffic of {name}")
+        time.sleep(SETTLE)
+        before = [guest.sent() for guest in guests[:senders]]
+        bins = count(COUNTED)
+        sent = [guest.sent() - earlier for guest, earlier in zip(guests, before)]
+        timed = shares(TIMED)
+        for guest in guests:
+            guest.rest()
+        measured[name].append({"bins": bins, "sent": sent, **timed})
+        print(f"{name}: {sum(sent) / 1e6:.1f} MB, {timed['lost']} events lost, {time.monotonic():.0f} s", flush=True)
+
+
+def gained(guests, seconds):
+    """Returns the bytes that each guest sends in this time."""
+    before = [guest.sent() for guest in guests]
+    time.sleep(seconds)
+    return [guest.sent() - earlier for guest, earlier in zip(guests, before)]
 
 
 def measure_growth(guests):
@@ -323,83 +304,12 @@ def measure_growth(guests):
             guests[int(step)].spin()
 
     guests[0].send()
+    until(lambda: gained(guests[:1], 1.0)[0] > 1e5, "traffic")
     time.sleep(SETTLE)
     bins = count(STEP * GUESTS, more)
     for guest in guests:
         guest.rest()
     return bins
-
-
-def enters(one):
-    return one["functions"]["svm_vcpu_run"] + one["functions"]["svm_handle_exit"]
-
-
-def four(one):
-    return enters(one) + sum(one["functions"][name] for name in ("kvm_vcpu_halt", "handle_tx", "handle_rx"))
-
-
-def busy(one):
-    return sum(one["tasks"].values())
-
-
-# Rows of the table of shares. What polls and halts is within `kvm_vcpu_halt`.
-SHARES = {
-    "vcpu_enter_guest": enters,
-    "kvm_vcpu_halt": lambda one: one["functions"]["kvm_vcpu_halt"],
-    "handle_tx": lambda one: one["functions"]["handle_tx"],
-    "handle_rx": lambda one: one["functions"]["handle_rx"],
-    "these four": four,
-    **{group: lambda one, group=group: one["tasks"][group] for group in [*GROUPS.values(), "other"]},
-    "idle": lambda one: 1 - busy(one),
-    "these four, of the busy": lambda one: four(one) / busy(one),
-}
-
-
-def report_patterns(measured):
-    def total(rounds, key):
-        return [sum(b[key] for b in one["bins"]) for one in rounds]
-
-    base = {key: statistics.median(total(measured["A"], key)) for key in ["bytes", *PROBES]}
-    print("\ncalls and bytes as multiples of A, medians (ranges)")
-    row(["", *PATTERNS], (24, 18))
-    for key in base:
-        row([key, *[cell([v / max(1.0, base[key]) for v in total(rounds, key)]) for rounds in measured.values()]], (24, 18))
-    print("\nhow much half seconds fluctuate: 5 to 95 % of them, as a multiple of the median")
-    row(["", *PATTERNS], (24, 18))
-    row(["bytes", *[cell([fluctuation(one["bins"]) for one in rounds]) for rounds in measured.values()]], (24, 18))
-    print("\nshare of the time of both processors, %")
-    row(["", *PATTERNS], (24, 18))
-    for name, share in SHARES.items():
-        row([name, *[cell([100 * share(one) for one in rounds], 1) for rounds in measured.values()]], (24, 18))
-
-
-def cell(values, digits=2):
-    """Returns the median and the range."""
-    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
-
-
-def fluctuation(bins):
-    values = sorted(b["bytes"] for b in bins)
-    return (values[int(0.95 * (len(values) - 1))] - values[int(0.05 * (len(values) - 1))]) / max(1.0, statistics.median(values))
-
-
-def report_growth(bins):
-    bytes_ = [b["bytes"] for b in bins]
-    per_step = round(STEP / BIN)
-    print("\nguest 1 sends, one more spins every step: mean of each step, of the first")
-    for key in ["bytes", *PROBES]:
-        means = [statistics.fmean([b[key] for b in bins[i : i + per_step]]) for i in range(0, len(bins), per_step)]
-        row([key, *[f"{m / means[0]:.2f}" if means[0] else "-" for m in means]], (24, 8))
-    print(f"\ncalls against throughput, half seconds; published for handle_tx: r = {PUBLISHED}")
-    row(["", "r", "95 %", "r, 10 s"], (24, 18))
-    for key in PROBES:
-        calls = [b[key] for b in bins]
-        r, smooth = pearson(calls, bytes_), pearson(smoothed(calls), smoothed(bytes_))
-        if r is None:
-            row([key, "never called"], (24, 18))
-            continue
-        low, high = interval(calls, bytes_, per_step)
-        row([key, f"{r:.2f}", f"{low:.2f} to {high:.2f}", f"{smooth:.2f}"], (24, 18))
 
 
 if __name__ == "__main__":

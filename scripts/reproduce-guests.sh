@@ -42,3 +42,4 @@ machine_options=(--append tsc=reliable --rwdir "$work/out")
 machine reproduce-guests "ROUNDS=${ROUNDS:-3} '$PWD/scripts/reproduce-guests-machine.py' '$work/vmlinux' '$work/initrd' '$work/out/guests.json'"
 mv "$work/out/guests.json" "$target/reproduce-guests.json"
 rm -rf "$work"
+scripts/reproduce-guests-report.py "$target/reproduce-guests.json" | tee -a "$target/reproduce-guests.log"
