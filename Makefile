@@ -17,7 +17,7 @@ TARGET ?=
 SOURCE ?= all
 
 .PHONY: help test deps deps-build bare-root peers fmt-check house hooks diagram docs-check book deny clippy doc tests unit interop golden demo-recording recordings fuzz-ci fuzz fuzz-asan \
-	build release demo bench instructions gateway reproduce reproduce-kernel reproduce-guests hostile soak soak-mesh interop-kernel doctor-kernel clean
+	build release demo bench bench-path instructions gateway reproduce reproduce-kernel reproduce-guests hostile soak soak-mesh interop-kernel doctor-kernel clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -116,6 +116,10 @@ demo: deps-build ## run the demo: two hosts in namespaces, a tunnel, load, a dia
 bench: release ## benchmark against the tunnels found in $(PEERS) and on PATH
 	@scripts/install-peers.sh "$(PEERS)"
 	@PATH="$(PEERS):$$PATH" "$${CARGO_TARGET_DIR:-target}/release/seikan" lab bench
+
+bench-path: release ## benchmark over emulated paths: delay, rate, short queues, loss (root)
+	@scripts/install-peers.sh "$(PEERS)" wireguard-go
+	@PATH="$(PEERS):$$PATH" "$${CARGO_TARGET_DIR:-target}/release/seikan" lab bench --path
 
 instructions: deps-build ## count instructions per packet with callgrind (installs valgrind)
 	@scripts/instructions.sh

@@ -2,7 +2,7 @@
 //! the tunnels, and reports of what was measured. It needs neither iproute2 nor iperf3.
 //!
 //! [`link`] makes two hosts ([`wire`] joins them with faults); [`tunnel`] starts a tunnel between them; [`seikan_load`] loads it; [`bench`](mod@bench)
-//! compares tunnels, [`gateway`](mod@gateway) puts them between a device and its remote, [`hostile`](mod@hostile)
+//! compares tunnels, also over emulated paths, [`gateway`](mod@gateway) puts them between a device and its remote, [`hostile`](mod@hostile)
 //! floods ours, [`scenario`] breaks them for the doctor, [`relay`](mod@relay) takes the direct path away, [`nat`] hides members from each other, [`scale`] has many, and [`demo`](mod@demo) shows them; [`report`] draws the result for a terminal, as SVG or HTML.
 //!
 //! Nothing is left behind: namespaces have no name and end with the process, children die with it
@@ -34,6 +34,7 @@ pub mod scenario;
 pub mod tunnel;
 pub mod wire;
 
+pub use bench::path::{PathOptions, PathReport, bench_paths};
 pub use bench::{BenchOptions, BenchReport, bench};
 pub use demo::{DemoOptions, DemoReport, demo};
 pub use error::{LabError, Result};

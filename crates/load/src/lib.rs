@@ -1,4 +1,4 @@
-//! The built-in load generator: TCP bulk, UDP flood, latency, and a load with an offered rate that others watch.
+//! The built-in load generator: TCP bulk, UDP flood, web pages, latency, and a load with an offered rate that others watch.
 //!
 //! Both ends run in threads of this process, but for a [`Flow`], which has its other end on another host. Sockets are opened inside their host's namespace and stay there
 //! whichever thread uses them. Everything is bounded in time and looks at the [`Interrupt`] flag.
@@ -15,6 +15,7 @@ mod pattern;
 pub mod stats;
 mod tcp;
 mod udp;
+mod web;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,6 +31,7 @@ pub use paced::paced;
 pub use pattern::Pattern;
 pub use tcp::{Direction, Interval, TcpOptions, TcpReport, tcp_bulk, verify_stream};
 pub use udp::{UdpOptions, UdpReport, udp_flood};
+pub use web::{WebReport, web};
 
 use seikan_sys::netns::NetNs;
 use seikan_ui::Interrupt;

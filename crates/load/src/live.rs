@@ -423,7 +423,7 @@ fn serve(listener: &TcpListener, meter: &Meter, stop: &AtomicBool) {
     }
 }
 
-fn is_timeout(error: &std::io::Error) -> bool {
+pub(super) fn is_timeout(error: &std::io::Error) -> bool {
     matches!(
         error.kind(),
         ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted

@@ -18,7 +18,7 @@ use socket2::{Domain, SockRef, Socket, Type};
 use crate::Pattern;
 use crate::counters::{CpuClock, retransmitted_segments};
 use crate::error::{LoadError, Result};
-use crate::stats::Spread;
+use crate::stats::{Spread, ratio};
 use crate::{Ends, gbit_per_second, join};
 
 /// Bytes per write and read: iperf3's default for TCP.
@@ -116,6 +116,10 @@ pub struct TcpReport {
     pub cpu_seconds_per_gbit: Option<f64>,
     /// Segments sent again by either host's kernel, warm-up included.
     pub retransmitted_segments: u64,
+    /// Their share of all segments with data, warm-up included; `None` if the kernel does not
+    /// report the size of a segment.
+    #[serde(default)]
+    pub retransmitted_share: Option<f64>,
     /// The first stream's congestion window at the end, in bytes; `None` if the kernel does not
     /// report it.
     #[serde(default)]
@@ -158,7 +162,7 @@ pub fn tcp_bulk(ends: &Ends<'_>, options: &TcpOptions, interrupt: &Interrupt) ->
     let again = retransmissions(ends)?;
     let streams = connect_all(ends, options, interrupt)?;
     let stop = AtomicBool::new(false);
-    let (samples, cpu, window, outcome) = std::thread::scope(|scope| {
+    let (samples, cpu, info, outcome) = std::thread::scope(|scope| {
         let stop = &stop;
         let mut workers = Vec::with_capacity(streams.len() * 2);
         for stream in &streams {
@@ -166,24 +170,28 @@ pub fn tcp_bulk(ends: &Ends<'_>, options: &TcpOptions, interrupt: &Interrupt) ->
             workers.push(scope.spawn(move || receive_stream(stream, options.verify, stop)));
         }
         let measured = measure(&streams, options, interrupt);
-        let window = congestion_window(&streams[0].tx);
+        let info = TcpInfo::of(&streams[0].tx).ok();
         stop.store(true, Ordering::Relaxed);
         let mut outcome = Ok(());
         for worker in workers {
             outcome = outcome.and(join(worker).and_then(|r| r));
         }
-        measured.map(|(samples, cpu)| (samples, cpu, window, outcome))
+        measured.map(|(samples, cpu)| (samples, cpu, info, outcome))
     })?;
     outcome?;
     let mut report = summarise(&streams, options, &samples, cpu);
     report.retransmitted_segments = retransmissions(ends)?.saturating_sub(again);
-    report.congestion_window = window;
+    report.congestion_window =
+        info.map(|info| u64::from(info.congestion_window) * u64::from(info.segment));
+    report.retransmitted_share = info.and_then(|info| {
+        let bytes: u64 = streams
+            .iter()
+            .map(|s| s.received.load(Ordering::Relaxed))
+            .sum();
+        let again = report.retransmitted_segments as f64;
+        ratio(again, bytes as f64 / f64::from(info.segment) + again)
+    });
     Ok(report)
-}
-
-fn congestion_window(sender: &TcpStream) -> Option<u64> {
-    let info = TcpInfo::of(sender).ok()?;
-    Some(u64::from(info.congestion_window) * u64::from(info.segment))
 }
 
 fn retransmissions(ends: &Ends<'_>) -> Result<u64> {
@@ -513,6 +521,7 @@ fn summarise(streams: &[Stream], options: &TcpOptions, samples: &[Sample], cpu: 
         reverse_gbit_per_second: gbit_per_second(reverse, seconds),
         cpu_seconds_per_gbit: (gbit > 0.0).then(|| cpu / gbit),
         retransmitted_segments: 0,
+        retransmitted_share: None,
         congestion_window: None,
         round_trip_us: round_trip(&samples[1..]),
         stream_bytes,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use seikan_load::{
     Direction, Ends, LatencyOptions, LoadError, Pattern, TcpOptions, UdpOptions, ping, tcp_bulk,
-    udp_flood, verify_stream, wait_reachable,
+    udp_flood, verify_stream, wait_reachable, web,
 };
 use seikan_sys::netns::NetNs;
 use seikan_ui::Interrupt;
@@ -78,6 +78,17 @@ fn the_round_trip_is_that_of_the_senders_kernel() {
         let time = report.round_trip_us.expect("Linux has it");
         assert!(time > 0.0 && time < 10e6, "{report:?}");
     }
+}
+
+#[test]
+fn web_pages_arrive_whole() {
+    let Some(host) = host() else {
+        return;
+    };
+    let time = Duration::from_millis(200);
+    let report = web(&loopback(&host, V4), time, &Interrupt::new()).expect("pages");
+    assert!(report.pages > 0 && report.failed == 0, "{report:?}");
+    assert!(report.p50_ms > 0.0 && report.p50_ms <= report.p99_ms);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::machine::Machine;
 use crate::tunnel::Tunnel;
 
 /// Name of the tunnel that ratios refer to.
-const YARDSTICK: &str = "raw";
+pub(crate) const YARDSTICK: &str = "raw";
 
 /// One figure of one load.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -6,9 +6,11 @@
 //! the others.
 
 mod figures;
+pub mod path;
 
 use std::time::Duration;
 
+use clap::builder::ArgPredicate;
 use clap::{ArgAction, Args, ValueEnum};
 use seikan_load::{
     Direction, Ends, LatencyOptions, TcpOptions, UdpOptions, ping, tcp_bulk, udp_flood,
@@ -24,6 +26,7 @@ use crate::link::Link;
 use crate::machine::Machine;
 use crate::tunnel::{self, Started, Tunnel};
 
+pub(crate) use figures::YARDSTICK;
 pub use figures::{Absent, BenchReport, LoadSummary, Measured, Round, RoundLoad, TunnelReport};
 use figures::{summarise, with_ratios};
 
@@ -40,6 +43,8 @@ pub enum Load {
     Tcp1,
     /// Four TCP streams
     Tcp4,
+    /// Eight TCP streams
+    Tcp8,
     /// 128 TCP streams
     Tcp128,
     /// 200 TCP streams
@@ -52,6 +57,16 @@ pub enum Load {
     Udp,
     /// The same in the other direction
     UdpRev,
+    /// Web pages from the server over short TCP connections; with --path only, as all below
+    Web,
+    /// 50 small datagrams a second to the server and back, as in a call
+    Voice,
+    /// Five seconds without a path
+    Outage5,
+    /// A minute without a path
+    Outage60,
+    /// A new address of the client, after half a second without a path
+    Roam,
 }
 
 impl std::fmt::Display for Load {
@@ -67,12 +82,18 @@ impl Load {
         match self {
             Self::Tcp1 => "tcp1",
             Self::Tcp4 => "tcp4",
+            Self::Tcp8 => "tcp8",
             Self::Tcp128 => "tcp128",
             Self::Tcp200 => "tcp200",
             Self::Rev => "rev",
             Self::Bidir => "bidir",
             Self::Udp => "udp",
             Self::UdpRev => "udp-rev",
+            Self::Web => "web",
+            Self::Voice => "voice",
+            Self::Outage5 => "outage5",
+            Self::Outage60 => "outage60",
+            Self::Roam => "roam",
         }
     }
 
@@ -82,24 +103,39 @@ impl Load {
         match self {
             Self::Tcp1 => "TCP, 1 stream",
             Self::Tcp4 => "TCP, 4 streams",
+            Self::Tcp8 => "TCP, 8 streams",
             Self::Tcp128 => "TCP, 128 streams",
             Self::Tcp200 => "TCP, 200 streams",
             Self::Rev => "TCP, 1 stream, the other way",
             Self::Bidir => "TCP, both ways at once, sum",
             Self::Udp => "UDP flood of 1200 byte datagrams, received",
             Self::UdpRev => "UDP flood of 1200 byte datagrams, the other way",
+            Self::Web => "web pages, time of each",
+            Self::Voice => "voice alone, round trip of the slowest 1 %",
+            Self::Outage5 => "time to come back after 5 s of outage",
+            Self::Outage60 => "time to come back after 60 s of outage",
+            Self::Roam => "time to come back after a change of address",
         }
+    }
+
+    /// Whether only a comparison over emulated paths can run it.
+    const fn needs_path(self) -> bool {
+        matches!(
+            self,
+            Self::Web | Self::Voice | Self::Outage5 | Self::Outage60 | Self::Roam
+        )
     }
 
     fn tcp(self, seconds: f64) -> Option<TcpOptions> {
         let (streams, direction) = match self {
             Self::Tcp1 => (1, Direction::Forward),
             Self::Tcp4 => (4, Direction::Forward),
+            Self::Tcp8 => (8, Direction::Forward),
             Self::Tcp128 => (128, Direction::Forward),
             Self::Tcp200 => (200, Direction::Forward),
             Self::Rev => (1, Direction::Reverse),
             Self::Bidir => (1, Direction::Both),
-            Self::Udp | Self::UdpRev => return None,
+            _ => return None,
         };
         let duration = Duration::from_secs_f64(seconds);
         Some(TcpOptions {
@@ -117,15 +153,15 @@ pub struct BenchOptions {
     /// Length of each measurement
     #[arg(long, value_name = "SECONDS", default_value = "4", value_parser = seconds::<600>)]
     pub seconds: f64,
-    /// Repetitions of each measurement
-    #[arg(long, value_name = "ROUNDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    /// Repetitions of each measurement; 2 with --path
+    #[arg(long, value_name = "ROUNDS", default_value_t = 5, default_value_if("path", ArgPredicate::IsPresent, "2"), value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
     /// Tunnels to measure [default: all that are installed]; Seikan with another implementation at
     /// the far end (seikan+wireguard-go) runs only if named
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub only: Option<Vec<String>>,
-    /// Loads to run
-    #[arg(long, value_name = "LOAD,...", value_delimiter = ',', default_values_t = [Load::Tcp1, Load::Tcp4, Load::Rev, Load::Udp])]
+    /// Loads to run; tcp1 with --path
+    #[arg(long, alias = "load", value_name = "LOAD,...", value_delimiter = ',', default_value_if("path", ArgPredicate::IsPresent, "tcp1"), default_values_t = [Load::Tcp1, Load::Tcp4, Load::Rev, Load::Udp])]
     pub loads: Vec<Load>,
     /// MTU of the link, in bytes.
     #[arg(skip = 1500_u32)]
@@ -136,9 +172,9 @@ pub struct BenchOptions {
     /// Measure Seikan also with this many idle peers
     #[arg(long, value_name = "PEERS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     pub idle_peers: u32,
-    /// Congestion control of all hosts, whatever this machine's default is
-    #[arg(long, value_name = "NAME", default_value_t, value_enum)]
-    pub congestion: Congestion,
+    /// Congestion control of all hosts, whatever this machine's default is [default: cubic]
+    #[arg(long, value_name = "NAME", value_enum)]
+    pub congestion: Option<Congestion>,
 }
 
 impl Default for BenchOptions {
@@ -151,7 +187,7 @@ impl Default for BenchOptions {
             mtu: 1500,
             offload: true,
             idle_peers: 0,
-            congestion: Congestion::default(),
+            congestion: None,
         }
     }
 }
@@ -204,6 +240,7 @@ pub fn bench(
 
 fn check(options: &BenchOptions) -> Result<()> {
     check_length(options.rounds, &options.loads, options.seconds)?;
+    refuse_path_loads(&options.loads)?;
     if !(576..=65_535).contains(&options.mtu) {
         return Err(LabError::Usage(format!(
             "a link MTU of {} bytes: 576 to 65535 are possible",
@@ -226,6 +263,16 @@ pub(crate) fn check_length(rounds: u32, loads: &[Load], seconds: f64) -> Result<
         )));
     }
     Ok(())
+}
+
+/// Refuses loads that only a comparison over emulated paths can run.
+pub(crate) fn refuse_path_loads(loads: &[Load]) -> Result<()> {
+    match loads.iter().find(|load| load.needs_path()) {
+        Some(load) => Err(LabError::Usage(format!(
+            "the load {load} needs an emulated path: use `seikan lab bench --path`"
+        ))),
+        None => Ok(()),
+    }
 }
 
 type Tunnels = Vec<Box<dyn Tunnel>>;
@@ -290,7 +337,7 @@ fn measure(
     let link = Link {
         mtu: options.mtu,
         offload: options.offload,
-        congestion: options.congestion,
+        congestion: options.congestion.unwrap_or_default(),
         ..Link::default()
     };
     let outcome = tunnel::start(tunnel, link, interrupt).and_then(|mut running| {

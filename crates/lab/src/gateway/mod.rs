@@ -19,7 +19,7 @@ use seikan_ui::{Interrupt, Progress};
 use serde::{Deserialize, Serialize};
 
 use crate::arguments::seconds;
-use crate::bench::{Absent, Load, Plan, START_SECONDS, check_length, run_loads};
+use crate::bench::{Absent, Load, Plan, START_SECONDS, check_length, refuse_path_loads, run_loads};
 use crate::cleanup::private_directory;
 use crate::error::{LabError, Result};
 use crate::host::Congestion;
@@ -118,6 +118,7 @@ pub fn gateway(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<GatewayReport> {
     check_length(options.rounds, &options.loads, options.seconds)?;
+    refuse_path_loads(&options.loads)?;
     if !(1..=MAX_DEVICES).contains(&options.devices) {
         return Err(LabError::Usage(format!(
             "{} devices: 1 to {MAX_DEVICES} are possible",

@@ -1,7 +1,7 @@
 //! Reports of results: for a terminal, as SVG, as one HTML page.
 //!
-//! A [`BenchReport`], [`GatewayReport`], [`Experiment`] or [`DemoReport`] becomes a [`Report`]
-//! (headlines, bar panels, tables, the machine, the method); [`mod@terminal`], [`svg`] and
+//! A [`BenchReport`], [`PathReport`], [`GatewayReport`], [`Experiment`] or [`DemoReport`] becomes a
+//! [`Report`] (headlines, bar panels, tables, the machine, the method); [`mod@terminal`], [`svg`] and
 //! [`mod@html`] draw any report. JSON is the report itself, by serde.
 
 mod bench;
@@ -9,6 +9,7 @@ mod demo;
 mod gateway;
 mod html;
 mod matrix;
+mod path;
 mod plot;
 mod reproduce;
 mod terminal;
@@ -21,6 +22,7 @@ pub use plot::svg;
 pub use terminal::terminal;
 
 use crate::bench::BenchReport;
+use crate::bench::path::PathReport;
 use crate::demo::DemoReport;
 use crate::gateway::GatewayReport;
 use crate::machine::Machine;
@@ -48,7 +50,7 @@ pub struct Report {
     pub method: Vec<String>,
 }
 
-/// Horizontal bars of one quantity, one per tunnel, more is better.
+/// Horizontal bars of one quantity, one per tunnel.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Panel {
     /// The quantity.
@@ -118,6 +120,12 @@ pub struct Row {
 impl From<&BenchReport> for Report {
     fn from(report: &BenchReport) -> Self {
         bench::to_report(report)
+    }
+}
+
+impl From<&PathReport> for Report {
+    fn from(report: &PathReport) -> Self {
+        path::to_report(report)
     }
 }
 

@@ -28,12 +28,21 @@ pub struct WireArguments {
     /// Seed of the random faults
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     pub seed: u64,
+    /// Run with real-time priority
+    #[arg(long)]
+    pub punctual: bool,
 }
 
 /// Carries frames until standard input ends; orders are read there, and answered.
 pub fn wire(arguments: &WireArguments) -> anyhow::Result<ExitCode> {
-    let WireArguments { near, far, .. } = arguments;
-    seikan_lab::wire::carry(near, far, &arguments.far_namespace, arguments.seed)?;
+    let WireArguments {
+        near,
+        far,
+        far_namespace,
+        seed,
+        punctual,
+    } = arguments;
+    seikan_lab::wire::carry([near, far], far_namespace, *seed, *punctual)?;
     Ok(ExitCode::SUCCESS)
 }
 

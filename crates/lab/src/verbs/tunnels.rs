@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueHint};
 use seikan_lab::report::{Report, html, svg, terminal};
-use seikan_lab::{BenchOptions, GatewayOptions};
+use seikan_lab::{BenchOptions, GatewayOptions, PathOptions};
 use seikan_ui::output;
 use seikan_ui::screen::Style;
 
@@ -16,12 +16,15 @@ use super::{exit_code, with_progress, write_json};
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     sudo seikan lab bench --rounds 5 --seconds 4 --json bench.json --plot bench.svg\n  \
-    sudo seikan lab bench --only raw,native --loads tcp1,udp")]
+    sudo seikan lab bench --only raw,native --loads tcp1,udp\n  \
+    sudo seikan lab bench --path --rtt 20,100 --queue 32p,1 --loss 0,1 --congestion bbr")]
 pub struct BenchArguments {
     #[command(flatten)]
     options: BenchOptions,
     #[command(flatten)]
     files: Files,
+    #[command(flatten, next_help_heading = "Emulated paths")]
+    paths: PathOptions,
 }
 
 /// Options of `lab gateway`.
@@ -52,8 +55,20 @@ struct Files {
 
 /// Compares tunnels.
 pub fn bench(arguments: &BenchArguments) -> anyhow::Result<ExitCode> {
+    if arguments.paths.path {
+        return bench_paths(arguments);
+    }
     let report = with_progress(|interrupt, progress| {
         seikan_lab::bench(&arguments.options, interrupt, progress)
+    })?;
+    arguments.files.write(&report, &Report::from(&report))?;
+    Ok(exit_code(report.failed()))
+}
+
+fn bench_paths(arguments: &BenchArguments) -> anyhow::Result<ExitCode> {
+    let BenchArguments { options, paths, .. } = arguments;
+    let report = with_progress(|interrupt, progress| {
+        seikan_lab::bench_paths(options, paths, interrupt, progress)
     })?;
     arguments.files.write(&report, &Report::from(&report))?;
     Ok(exit_code(report.failed()))

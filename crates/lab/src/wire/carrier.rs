@@ -61,15 +61,23 @@ impl End {
     }
 }
 
-/// Makes the device `near` in the calling thread's network namespace (host A) and `far` in another
-/// one (host B), and carries frames between them until standard input ends. `seed` is that of the
-/// random draws.
+/// Makes the first device in the calling thread's network namespace (host A) and the second in
+/// another one (host B), and carries frames between them until standard input ends. `seed` is that of the
+/// random draws; with `punctual` the thread has real-time priority where that is permitted.
 ///
 /// # Errors
 /// What the kernel refuses; an order that is none.
-pub fn carry(near: &str, far: &str, far_namespace: &Path, seed: u64) -> Result<()> {
-    // Late wake-ups would add delay; if the kernel refuses, it remains.
+pub fn carry(
+    [near, far]: [&str; 2],
+    far_namespace: &Path,
+    seed: u64,
+    punctual: bool,
+) -> Result<()> {
+    // Late wake-ups would add delay; if the kernel refuses, it remains, and is counted.
     let _ = nix::sys::prctl::set_timerslack(1);
+    if punctual {
+        let _ = seikan_sys::schedule::set_real_time();
+    }
     let near = End::open(near)?;
     let there = NetNs::open(far_namespace)?;
     let far = there.run(|| End::open(far))??;

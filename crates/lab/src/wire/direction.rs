@@ -1,22 +1,31 @@
 //! One direction of an emulated link: the fate of each frame, and its time of arrival.
 //!
 //! [`Direction::offer`] takes a (super-)packet apart into frames, decides for each (the NIC's
-//! faults first, then the path's in the order black hole, loss, rate, delay, holding back,
+//! faults and rate first, then the path's in the order black hole, loss, rate, delay, holding back,
 //! duplication), and keeps the frames that will arrive; a run of frames with one fate is one
 //! packet. [`Direction::due`] returns the frames that have arrived. No clock and no socket: time is
 //! an argument.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
 use seikan_wire::ethernet::HEADER_LEN;
 
 use super::frame::Frames;
-use super::{DirectionCounts, Faults};
+use super::{DirectionCounts, Faults, LATE};
 
 /// More bytes than this are not kept under way: 200 ms at 10 Gbit/s.
 const MEMORY: usize = 256 << 20;
+
+/// Bits of a byte, in nanoseconds of a second.
+const BYTE_SECOND: u128 = 8_000_000_000;
+
+/// Time of so many bytes at a rate in bit/s; none without a rate.
+fn time_on_wire(length: usize, rate: u64) -> Duration {
+    let time = (length as u128 * BYTE_SECOND).checked_div(u128::from(rate));
+    Duration::from_nanos(time.unwrap_or(0) as u64)
+}
 
 /// Uniform random numbers: SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number
 /// generators", 2014).
@@ -68,8 +77,14 @@ pub(super) struct Direction {
     pending: BinaryHeap<Reverse<Pending>>,
     pending_bytes: usize,
     number: u64,
+    /// Whether the last frame met the bad state of bursts of loss.
+    bad: bool,
+    /// When the sending NIC has sent all that it was given.
+    emitted: Duration,
     /// When the rate limiter has sent all that it accepted.
     sent: Duration,
+    /// When the frames in its queue are sent, with a limit of their number.
+    queue: VecDeque<Duration>,
     /// The latest arrival so far of a frame that keeps its place.
     last: Duration,
     counts: DirectionCounts,
@@ -83,7 +98,10 @@ impl Direction {
             pending: BinaryHeap::new(),
             pending_bytes: 0,
             number: 0,
+            bad: false,
+            emitted: Duration::ZERO,
             sent: Duration::ZERO,
+            queue: VecDeque::new(),
             last: Duration::ZERO,
             counts: DirectionCounts::default(),
         }
@@ -182,6 +200,7 @@ impl Direction {
     /// Returns the fate of a frame; `None`: dropped, and counted.
     fn fate(&mut self, now: Duration, length: usize, needs_checksum: bool) -> Option<Fate> {
         let faults = self.faults;
+        let now = self.emit(now, length);
         let complete = !(needs_checksum && self.random.hits(faults.broken_checksum));
         if faults
             .black_hole_bytes
@@ -190,7 +209,7 @@ impl Direction {
             self.counts.black_holed += 1;
             return None;
         }
-        if self.random.hits(faults.loss) {
+        if self.loses() {
             self.counts.lost += 1;
             return None;
         }
@@ -215,22 +234,65 @@ impl Direction {
         })
     }
 
+    /// When the sending NIC has sent a frame that it is given now.
+    fn emit(&mut self, now: Duration, length: usize) -> Duration {
+        self.emitted = self.emitted.max(now) + time_on_wire(length, self.faults.nic_bits);
+        self.emitted
+    }
+
+    /// Whether the path loses the next frame.
+    fn loses(&mut self) -> bool {
+        let Faults {
+            loss, loss_burst, ..
+        } = self.faults;
+        if loss_burst <= 1.0 || loss <= 0.0 {
+            return self.random.hits(loss);
+        }
+        // The bad state lasts `loss_burst` frames on average, the good one so long that the share
+        // of bad frames is `loss`.
+        let change = if self.bad {
+            1.0 / loss_burst
+        } else {
+            loss / (loss_burst * (1.0 - loss))
+        };
+        self.bad ^= self.random.hits(change);
+        self.bad
+    }
+
     /// When the rate limiter has sent a frame that comes now; `None` when its queue is full.
     fn send(&mut self, now: Duration, length: usize) -> Option<Duration> {
-        let rate = self.faults.rate_bits;
-        if rate == 0 {
+        let Faults {
+            rate_bits,
+            queue_bytes,
+            queue_frames,
+            policed,
+            ..
+        } = self.faults;
+        if rate_bits == 0 {
             self.sent = now;
             return Some(now);
         }
-        let (rate, second) = (u128::from(rate), 8_000_000_000_u128);
         let start = self.sent.max(now);
-        let waiting = (start - now).as_nanos() * rate / second;
-        if waiting > 0 && waiting + length as u128 > u128::from(self.faults.queue_bytes) {
+        let waiting = (start - now).as_nanos() * u128::from(rate_bits) / BYTE_SECOND;
+        let is_long = waiting > 0 && waiting + length as u128 > u128::from(queue_bytes);
+        if is_long || !self.has_place(now, queue_frames) {
             self.counts.overflowed += 1;
             return None;
         }
-        self.sent = start + Duration::from_nanos((length as u128 * second / rate) as u64);
-        Some(self.sent)
+        self.sent = start + time_on_wire(length, rate_bits);
+        if queue_frames > 0 {
+            self.queue.push_back(self.sent);
+        }
+        Some(if policed { now } else { self.sent })
+    }
+
+    /// Whether fewer than so many frames wait for the rate; 0: any number may.
+    fn has_place(&mut self, now: Duration, frames: u64) -> bool {
+        while self.queue.front().is_some_and(|sent| *sent <= now) {
+            self.queue.pop_front();
+        }
+        // The one that is being sent does not wait.
+        frames == 0 || (self.queue.len() as u64) <= frames
     }
 
     /// When the next packet arrives.
@@ -245,6 +307,11 @@ impl Direction {
         }
         let Reverse(pending) = self.pending.pop()?;
         self.pending_bytes -= pending.bytes.len();
+        let late = now - pending.at;
+        if late > LATE {
+            self.counts.late += pending.frames;
+        }
+        self.counts.late_us = self.counts.late_us.max(late.as_micros() as u64);
         Some((pending.bytes, pending.frames))
     }
 }
@@ -373,6 +440,104 @@ mod tests {
         assert_eq!(arrivals(&mut direction, 15).len(), 10);
         assert_eq!(direction.counts().overflowed, 5);
         check_all_accounted(&direction);
+    }
+
+    #[test]
+    fn a_queue_of_frames_counts_short_ones_as_one() {
+        let faults = Faults {
+            rate_bits: 8_432_000,
+            queue_bytes: 1 << 30,
+            queue_frames: 4,
+            ..Faults::default()
+        };
+        let mut direction = with_faults(faults);
+        for _ in 0..5 {
+            direction.offer(NOW, &super_packet(10));
+            direction.offer(NOW, &super_packet(SIZE));
+        }
+        // One is being sent, and four wait.
+        assert_eq!(drain(&mut direction).len(), 5);
+        // Later there is room again.
+        direction.offer(2 * NOW, &super_packet(SIZE));
+        assert_eq!(drain(&mut direction).len(), 1);
+        assert_eq!(direction.counts().overflowed, 5);
+        check_all_accounted(&direction);
+    }
+
+    #[test]
+    fn a_policer_drops_beyond_its_bucket_and_delays_nothing() {
+        let faults = Faults {
+            rate_bits: 8_432_000,
+            queue_bytes: 10 * 1054,
+            policed: true,
+            ..Faults::default()
+        };
+        let mut direction = with_faults(faults);
+        assert_eq!(arrivals(&mut direction, 15), [NOW; 10]);
+        assert_eq!(direction.counts().overflowed, 5);
+        // After five milliseconds the bucket has five frames more.
+        let later = NOW + Duration::from_millis(5);
+        for _ in 0..15 {
+            direction.offer(later, &super_packet(SIZE));
+        }
+        assert_eq!(drain(&mut direction), [later; 5]);
+        check_all_accounted(&direction);
+    }
+
+    #[test]
+    fn a_burst_comes_to_the_queue_at_the_rate_of_the_nic() {
+        // A frame each millisecond out of the NIC, and two of them out of the queue in three.
+        let faults = Faults {
+            nic_bits: 8_432_000,
+            rate_bits: 8_432_000 * 2 / 3,
+            queue_frames: 1,
+            ..Faults::default()
+        };
+        let mut direction = with_faults(faults);
+        direction.offer(NOW, &super_packet(6 * SIZE));
+        let times = drain(&mut direction);
+        // The first comes at 1 ms, takes 1.5, and so on; when the fifth comes, at 5 ms, the third
+        // is being sent and the fourth waits.
+        let expected = [2.5, 4.0, 5.5, 7.0].map(|n| NOW + Duration::from_secs_f64(n / 1e3));
+        assert_eq!(times[..4], expected);
+        assert_eq!(direction.counts().overflowed, 1);
+        check_all_accounted(&direction);
+    }
+
+    #[test]
+    fn losses_come_in_bursts_of_the_requested_length() {
+        let faults = Faults {
+            loss: 0.02,
+            loss_burst: 5.0,
+            ..Faults::default()
+        };
+        let mut direction = with_faults(faults);
+        let fates: Vec<bool> = (0..500_000).map(|_| direction.loses()).collect();
+        let lost = fates.iter().filter(|lost| **lost).count() as f64;
+        let begun = fates.windows(2).filter(|pair| !pair[0] && pair[1]).count() as f64;
+        // 2,000 bursts of five frames with a standard deviation of sqrt(20): five standard
+        // deviations of their mean are 0.5. Their number varies by one in sqrt(2000) as well, which
+        // makes 15 % of the share.
+        assert!((lost / begun - 5.0).abs() < 0.5, "{}", lost / begun);
+        assert!((lost / 500_000.0 - 0.02).abs() < 0.0035, "{lost}");
+    }
+
+    #[test]
+    fn a_frame_that_waited_for_this_machine_is_late() {
+        let faults = Faults {
+            delay_us: 1000,
+            ..Faults::default()
+        };
+        let mut direction = with_faults(faults);
+        for _ in 0..2 {
+            direction.offer(NOW, &super_packet(SIZE));
+        }
+        let time = NOW + Duration::from_micros(1000);
+        direction.due(time + LATE).expect("due");
+        assert_eq!(direction.counts().late, 0);
+        direction.due(time + 2 * LATE).expect("due");
+        let counts = direction.counts();
+        assert_eq!((counts.late, counts.late_us), (1, 400));
     }
 
     #[test]

@@ -16,6 +16,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -28,8 +29,8 @@ pub use carrier::carry;
 /// Faults of one direction of an emulated link. The default is none; shares are 0 to 1 and drawn
 /// for each frame.
 ///
-/// In this order: the sending NIC's faults (`broken_*`), then the path's: black hole, loss, rate,
-/// delay, holding back, duplication.
+/// In this order: the sending NIC's faults (`broken_*`) and its rate, then the path's: black hole,
+/// loss, rate, delay, holding back, duplication.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Faults {
@@ -39,16 +40,26 @@ pub struct Faults {
     pub jitter_us: u64,
     /// Share of frames that are lost.
     pub loss: f64,
+    /// Mean number of frames that are lost one after the other (Gilbert's model of 1960, whose bad
+    /// state loses every frame); up to 1: each is lost independently of the others.
+    pub loss_burst: f64,
     /// Share of frames that are held back by `reorder_us`, so that later ones overtake them.
     pub reorder: f64,
     /// How long they are held back, in microseconds.
     pub reorder_us: u64,
     /// Share of frames that arrive twice.
     pub duplicate: f64,
+    /// Rate of the sending NIC, in bits per second: frames come to the path's queue no faster than
+    /// this, and none is dropped before it. 0: at once.
+    pub nic_bits: u64,
     /// Bits per second (of frames with their Ethernet header); 0: no limit.
     pub rate_bits: u64,
     /// Bytes that wait for the rate; a frame that finds no room is dropped.
     pub queue_bytes: u64,
+    /// Frames that wait for the rate, whatever their length; 0: limited by `queue_bytes` alone.
+    pub queue_frames: u64,
+    /// Frames within the rate do not wait: it is a policer with a bucket of `queue_bytes`.
+    pub policed: bool,
     /// Frames whose IP packet is longer than this many bytes are dropped silently.
     pub black_hole_bytes: Option<u32>,
     /// Share of frames left to the card to checksum that leave it with the checksum not filled in.
@@ -65,11 +76,15 @@ impl Default for Faults {
             delay_us: 0,
             jitter_us: 0,
             loss: 0.0,
+            loss_burst: 1.0,
             reorder: 0.0,
             reorder_us: 3000,
             duplicate: 0.0,
+            nic_bits: 0,
             rate_bits: 0,
             queue_bytes: 256 << 10,
+            queue_frames: 0,
+            policed: false,
             black_hole_bytes: None,
             broken_checksum: 0.0,
             broken_segmentation: 0.0,
@@ -80,10 +95,13 @@ impl Default for Faults {
 impl Faults {
     /// Whether frames pass as they come.
     fn is_none(&self) -> bool {
-        // The two that are kept have an effect only with another fault.
+        // Those that are kept have an effect only with another fault.
         let healthy = Self {
+            loss_burst: self.loss_burst,
             reorder_us: self.reorder_us,
             queue_bytes: self.queue_bytes,
+            queue_frames: self.queue_frames,
+            policed: self.policed,
             ..Self::default()
         };
         *self == healthy
@@ -103,6 +121,14 @@ impl Faults {
                     "{name} of a wire is {share}: use a share from 0 to 1"
                 )));
             }
+        }
+        // The time in the good state is at least one frame.
+        let most = 1.0 - 1.0 / (1.0 + self.loss_burst.max(1.0));
+        if !self.loss_burst.is_finite() || (self.loss_burst > 1.0 && self.loss > most) {
+            return Err(LabError::Usage(format!(
+                "a loss of {} in bursts of {} frames on a wire: use a finite length, and at most a share of {most}",
+                self.loss, self.loss_burst
+            )));
         }
         for (name, time) in [
             ("delay_us", self.delay_us),
@@ -130,6 +156,9 @@ pub struct WireFaults {
     /// Of the random draws. The same seed repeats them; read when the wire is made, not by
     /// [`Wire::set`].
     pub seed: u64,
+    /// Whether the program has real-time priority, so that other load on this machine does not
+    /// delay frames; read when the wire is made. Without the privilege it has none.
+    pub punctual: bool,
 }
 
 impl WireFaults {
@@ -139,7 +168,7 @@ impl WireFaults {
         Self {
             a_to_b: faults,
             b_to_a: faults,
-            seed: 0,
+            ..Self::default()
         }
     }
 }
@@ -180,7 +209,14 @@ pub struct DirectionCounts {
     pub duplicated: u64,
     /// Neither arrived nor dropped so far.
     pub under_way: u64,
+    /// Frames that arrived more than [`LATE`] after their time, because this machine was busy.
+    pub late: u64,
+    /// The longest delay of a frame beyond its time, in microseconds.
+    pub late_us: u64,
 }
+
+/// A frame that arrives later than this after its time is counted as late: 2 % of a delay of 10 ms.
+pub const LATE: Duration = Duration::from_micros(200);
 
 /// Counts of all frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -236,6 +272,7 @@ impl Wire {
             .args(["wire", "--near", &a.device, "--far", &b.device])
             .args(["--far-namespace", &far])
             .args(["--seed", &faults.seed.to_string()])
+            .args(faults.punctual.then_some("--punctual"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -336,10 +373,27 @@ mod tests {
     }
 
     #[test]
+    fn a_loss_that_no_good_state_leaves_room_for_is_refused() {
+        let bursts = |loss, loss_burst| Faults {
+            loss,
+            loss_burst,
+            ..Faults::default()
+        };
+        // One good frame between bursts of nine: nine tenths.
+        assert!(bursts(0.9, 9.0).check().is_ok());
+        assert!(bursts(0.91, 9.0).check().is_err());
+        assert!(bursts(0.1, f64::NAN).check().is_err());
+        assert!(bursts(1.0, 1.0).check().is_ok());
+    }
+
+    #[test]
     fn a_value_that_only_qualifies_a_fault_is_no_fault() {
         let qualified = Faults {
+            loss_burst: 5.0,
             reorder_us: 1,
             queue_bytes: 1,
+            queue_frames: 1,
+            policed: true,
             ..Faults::default()
         };
         assert!(qualified.is_none());

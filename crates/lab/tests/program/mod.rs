@@ -4,6 +4,7 @@ mod crude;
 mod gateway;
 mod nat;
 mod pass_through;
+mod path;
 mod reproduce;
 mod scale;
 mod scenarios;

@@ -1,0 +1,430 @@
+//! One tunnel over one path: a load, voice beside it, and the emulator's counts of both.
+
+use std::time::{Duration, Instant};
+
+use ipnet::IpNet;
+use seikan_load::{
+    Ends, LatencyOptions, LatencyReport, LiveKind, LiveOptions, Meter, TcpOptions, join, paced,
+    tcp_bulk, web,
+};
+use seikan_sys::process::CpuClock;
+use seikan_ui::Interrupt;
+
+use super::cell::Cell;
+use super::figures::{Figure, Figures, PathRound, PathRoundLoad};
+use crate::bench::{Load, YARDSTICK};
+use crate::error::{LabError, Result};
+use crate::host::{Host, network};
+use crate::link::{Hosts, Link, LinkKind};
+use crate::load::live;
+use crate::tunnel::{self, Started, Tunnel};
+use crate::wire::{Faults, Wire, WireCounts, WireFaults};
+
+/// Interval of voice: 50 datagrams a second.
+const VOICE: Duration = Duration::from_millis(20);
+/// An answer of voice that takes longer is lost.
+const VOICE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Payload bytes of a datagram of voice, as of [`paced()`].
+const VOICE_BYTES: usize = 172;
+/// Datagrams of voice before any load.
+const IDLE: u32 = 50;
+/// Time of a stream before it is measured: slow start over a long path.
+const WARMUP: Duration = Duration::from_secs(2);
+/// Rest between loads: queues drain.
+const SETTLE: Duration = Duration::from_millis(500);
+/// Maximum of the TCP buffers, in bytes: twice the product of 1 Gbit/s and 100 ms, with a queue of
+/// the same length, and the kernel's own share.
+const TCP_BUFFER: u32 = 128 << 20;
+/// Time without a path around a change of address.
+const MOVE: Duration = Duration::from_millis(500);
+/// Rate of the TCP stream through an outage, in Mbit/s.
+const OUTAGE_RATE: f64 = 5.0;
+/// Interval of looks whether something has arrived.
+const LOOK: Duration = Duration::from_millis(1);
+/// A tunnel that is not back after this time has failed. After a minute, TCP tries again a minute
+/// later (RFC 6298, section 5.5).
+const PATIENCE: Duration = Duration::from_secs(75);
+
+/// The plan of a run.
+#[derive(Clone, Copy)]
+pub(super) struct Plan<'a> {
+    pub(super) loads: &'a [Load],
+    pub(super) seconds: f64,
+    /// Whether the NICs have their offloads.
+    pub(super) offload: bool,
+    pub(super) interrupt: &'a Interrupt,
+}
+
+/// A tunnel that runs over a path.
+struct Site<'a> {
+    hosts: &'a Hosts,
+    wire: &'a Wire,
+    ends: Ends<'a>,
+    faults: WireFaults,
+    /// Whether there is no tunnel.
+    raw: bool,
+    plan: Plan<'a>,
+}
+
+/// Measures a tunnel over a path; calls `step` before each load. Only an interruption is an error.
+pub(super) fn measure(
+    tunnel: &dyn Tunnel,
+    cell: &Cell,
+    seed: u64,
+    plan: Plan<'_>,
+    step: &mut dyn FnMut(&str),
+) -> Result<PathRound> {
+    let mut round = PathRound::default();
+    let faults = WireFaults {
+        seed,
+        ..cell.faults()
+    };
+    let link = Link {
+        kind: LinkKind::Wire(faults),
+        congestion: cell.congestion,
+        offload: plan.offload,
+        ..Link::default()
+    };
+    step("starting");
+    let outcome = tunnel::start(tunnel, link, plan.interrupt).and_then(|mut running| {
+        let (hosts, started) = running.parts();
+        let Some(wire) = &hosts.wire else {
+            return Err(LabError::Setup("the tunnel has no emulated path".into()));
+        };
+        for host in [&hosts.a, &hosts.b] {
+            for name in ["tcp_rmem", "tcp_wmem"] {
+                let sizes = format!("4096 131072 {TCP_BUFFER}");
+                host.write_sysctl(&format!("net/ipv4/{name}"), &sizes)?;
+            }
+        }
+        let site = Site {
+            hosts,
+            wire,
+            ends: tunnel.ends(hosts),
+            faults,
+            raw: tunnel.name() == YARDSTICK,
+            plan,
+        };
+        site.measure(started, &mut round, step)
+    });
+    match outcome {
+        Err(LabError::Interrupted) => return Err(LabError::Interrupted),
+        Err(error) => round.error = Some(error.to_string()),
+        Ok(()) => {}
+    }
+    Ok(round)
+}
+
+impl Site<'_> {
+    fn measure(
+        &self,
+        started: &mut Started,
+        round: &mut PathRound,
+        step: &mut dyn FnMut(&str),
+    ) -> Result<()> {
+        let Plan {
+            loads, interrupt, ..
+        } = self.plan;
+        interrupt.sleep(SETTLE)?;
+        step("idle");
+        let idle = self.voice(IDLE)?;
+        round.idle_ms = (idle.received > 0).then_some(idle.min_us / 1e3);
+        for &load in loads {
+            step(load.title());
+            let (figures, error) = match self.run(load, started) {
+                Err(LabError::Interrupted) => return Err(LabError::Interrupted),
+                Err(error) => (Figures::new(), Some(error.to_string())),
+                Ok(figures) => (figures, None),
+            };
+            round.loads.push(PathRoundLoad {
+                load,
+                figures,
+                error,
+            });
+            started.check_alive()?;
+            interrupt.sleep(SETTLE)?;
+        }
+        Ok(())
+    }
+
+    fn run(&self, load: Load, started: &Started) -> Result<Figures> {
+        let duration = Duration::from_secs_f64(self.plan.seconds);
+        let interrupt = self.plan.interrupt;
+        match load {
+            Load::Outage5 => self.come_back(Duration::from_secs(5), false),
+            Load::Outage60 => self.come_back(Duration::from_secs(60), false),
+            // Without a tunnel, every flow ends with its address.
+            Load::Roam if self.raw => Ok(Figures::new()),
+            Load::Roam => self.come_back(MOVE, true),
+            Load::Voice => {
+                let voice = self.voice((self.plan.seconds / VOICE.as_secs_f64()) as u32)?;
+                Ok(voice_figures(&voice).into_iter().collect())
+            }
+            Load::Web => {
+                let (report, mut figures, watched) = self.beside(started, || {
+                    Ok(web(&self.ends, WARMUP + duration, interrupt)?)
+                })?;
+                if report.pages == 0 {
+                    return Err(LabError::Setup("no web page arrived whole".into()));
+                }
+                figures.insert(Figure::PageMs, report.p50_ms);
+                figures.insert(Figure::PageP99Ms, report.p99_ms);
+                figures.extend(watched.per_gbit(report.gbit_per_second * self.plan.seconds));
+                figures.insert(Figure::GoodputMbit, report.gbit_per_second * 1e3);
+                Ok(figures)
+            }
+            _ => {
+                let options = TcpOptions {
+                    warmup: WARMUP,
+                    ..load.tcp(self.plan.seconds).ok_or_else(|| {
+                        LabError::Usage(format!("the load {load} cannot be measured over a path"))
+                    })?
+                };
+                let (report, mut figures, watched) =
+                    self.beside(started, || Ok(tcp_bulk(&self.ends, &options, interrupt)?))?;
+                figures.insert(Figure::GoodputMbit, report.gbit_per_second * 1e3);
+                figures.extend(watched.per_gbit(report.gbit_per_second * report.seconds));
+                let again = report.retransmitted_share;
+                figures.extend(again.map(|share| (Figure::ResentPercent, share * 100.0)));
+                Ok(figures)
+            }
+        }
+    }
+
+    fn voice(&self, count: u32) -> Result<LatencyReport> {
+        let options = LatencyOptions {
+            count,
+            interval: VOICE,
+            timeout: VOICE_TIMEOUT,
+            within: None,
+        };
+        Ok(paced(&self.ends, &options, self.plan.interrupt)?)
+    }
+
+    /// Runs a load that begins with [`WARMUP`]; from then on voice beside it, and counts.
+    fn beside<T: Send>(
+        &self,
+        started: &Started,
+        load: impl FnOnce() -> Result<T> + Send,
+    ) -> Result<(T, Figures, Watched)> {
+        let Plan {
+            seconds, interrupt, ..
+        } = self.plan;
+        let pids: Vec<u32> = started.processes.0.iter().map(|p| p.pid()).collect();
+        std::thread::scope(|scope| {
+            let load = scope.spawn(load);
+            let watched = interrupt.sleep(WARMUP).map_err(LabError::from);
+            let watched = watched.and_then(|()| {
+                let voice = scope.spawn(|| self.voice((seconds / VOICE.as_secs_f64()) as u32));
+                let (before, clock) = (self.wire.counts()?, CpuClock::start(pids)?);
+                interrupt.sleep(Duration::from_secs_f64(seconds))?;
+                let cpu = clock.elapsed()?.processes.total();
+                let counts = self.wire.counts()?;
+                Ok((join(voice)??, Watched::between(&before, &counts, cpu)))
+            });
+            let load = join(load)?;
+            let (voice, mut watched) = watched?;
+            watched.voice_bytes = u64::from(voice.received) * 2 * VOICE_BYTES as u64;
+            let mut figures: Figures = voice_figures(&voice).into_iter().collect();
+            figures.extend(watched.figures());
+            Ok((load?, figures, watched))
+        })
+    }
+
+    /// Takes the path away for a time, with a new address of host A at its end, and measures how
+    /// long flows take to go on.
+    fn come_back(&self, outage: Duration, moves: bool) -> Result<Figures> {
+        let interrupt = self.plan.interrupt;
+        let to_a = if self.raw {
+            self.hosts.a.address
+        } else {
+            self.hosts.a.inner
+        };
+        let back = self.hosts.b.to(&self.hosts.a, to_a);
+        let voice = LiveOptions {
+            kind: LiveKind::Udp,
+            rate: Some(VOICE_BYTES as f64 * 8.0 / VOICE.as_secs_f64() / 1e6),
+            size: VOICE_BYTES,
+            burst: Some(1),
+            ..LiveOptions::default()
+        };
+        let stream = LiveOptions {
+            rate: Some(OUTAGE_RATE),
+            ..LiveOptions::default()
+        };
+        live(&self.ends, &voice, interrupt, |there| {
+            live(&back, &voice, interrupt, |here| {
+                live(&self.ends, &stream, interrupt, |stream| {
+                    interrupt.sleep(WARMUP)?;
+                    self.interrupt_path(outage, moves)?;
+                    wait_for_flows([there, here, stream], interrupt)
+                })
+            })
+        })
+    }
+
+    fn interrupt_path(&self, outage: Duration, moves: bool) -> Result<()> {
+        let nothing = Faults {
+            loss: 1.0,
+            ..Faults::default()
+        };
+        self.wire.set(WireFaults::both(nothing))?;
+        self.plan.interrupt.sleep(outage)?;
+        if moves {
+            readdress(&self.hosts.a)?;
+        }
+        self.wire.set(self.faults)
+    }
+}
+
+/// Gives a host another address on the link.
+fn readdress(host: &Host) -> Result<()> {
+    let device = &host.device;
+    let netlink = host.netlink()?;
+    netlink.delete_address(host.index(device)?, network(host.address))?;
+    let next: IpNet =
+        IpNet::new_assert([10, 77, 0, 101].into(), network(host.address).prefix_len());
+    host.add_address(device, next)
+}
+
+/// Waits until more has arrived on every meter: voice there and back, and the stream.
+fn wait_for_flows(meters: [&Meter; 3], interrupt: &Interrupt) -> Result<Figures> {
+    let start = Instant::now();
+    let before = meters.map(Meter::bytes);
+    let mut after: [Option<Duration>; 3] = [None; 3];
+    while after.contains(&None) && start.elapsed() < PATIENCE {
+        interrupt.sleep(LOOK)?;
+        for ((meter, before), after) in meters.iter().zip(before).zip(&mut after) {
+            if after.is_none() && meter.bytes() > before {
+                *after = Some(start.elapsed());
+            }
+        }
+    }
+    let [there, here, stream] = after;
+    let voice = there.zip(here).map(|(there, here)| there.max(here));
+    let Some(voice) = voice else {
+        let seconds = PATIENCE.as_secs_f64();
+        return Err(LabError::Timeout {
+            event: "coming back".to_owned(),
+            seconds,
+        });
+    };
+    let mut figures = Figures::from([(Figure::VoiceBackS, voice.as_secs_f64())]);
+    figures.extend(stream.map(|time| (Figure::TcpBackS, time.as_secs_f64())));
+    Ok(figures)
+}
+
+fn voice_figures(voice: &LatencyReport) -> Vec<(Figure, f64)> {
+    let mut figures = Vec::new();
+    if voice.sent > 0 {
+        let lost = f64::from(voice.sent - voice.received) / f64::from(voice.sent);
+        figures.push((Figure::VoiceLostPercent, 100.0 * lost));
+    }
+    if voice.received > 0 {
+        figures.push((Figure::RttMs, voice.p50_us / 1e3));
+        figures.push((Figure::RttP99Ms, voice.p99_us / 1e3));
+    }
+    figures
+}
+
+/// Counts of the measured time.
+#[derive(Clone, Copy, Debug)]
+struct Watched {
+    bytes: u64,
+    frames: u64,
+    lost: u64,
+    overflowed: u64,
+    late: u64,
+    missed: u64,
+    cpu: Duration,
+    /// Payload of voice that arrived at either end.
+    voice_bytes: u64,
+}
+
+impl Watched {
+    fn between(before: &WireCounts, after: &WireCounts, cpu: Duration) -> Self {
+        let sum = |of: fn(&crate::wire::DirectionCounts) -> u64| {
+            let of = |counts: &WireCounts| of(&counts.a_to_b) + of(&counts.b_to_a);
+            of(after) - of(before)
+        };
+        Self {
+            bytes: sum(|c| c.bytes),
+            frames: sum(|c| c.frames),
+            lost: sum(|c| c.lost),
+            overflowed: sum(|c| c.overflowed),
+            late: sum(|c| c.late),
+            missed: sum(|c| c.missed),
+            cpu,
+            voice_bytes: 0,
+        }
+    }
+
+    fn figures(&self) -> [(Figure, f64); 4] {
+        let percent = |count: u64| 100.0 * count as f64 / (self.frames as f64).max(1.0);
+        [
+            (Figure::QueueDropsPercent, percent(self.overflowed)),
+            (Figure::PathLossPercent, percent(self.lost)),
+            (Figure::LatePercent, percent(self.late)),
+            (Figure::Missed, self.missed as f64),
+        ]
+    }
+
+    /// Figures of so many Gbit of payload beside voice.
+    fn per_gbit(&self, gbit: f64) -> Vec<(Figure, f64)> {
+        if gbit <= 0.0 {
+            return Vec::new();
+        }
+        let payload = gbit * 1e9 / 8.0 + self.voice_bytes as f64;
+        vec![
+            (Figure::WireBytesPerByte, self.bytes as f64 / payload),
+            (Figure::CpuSecondsPerGbit, self.cpu.as_secs_f64() / gbit),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::DirectionCounts;
+
+    #[test]
+    fn both_directions_count_from_the_first_look_on() {
+        let counts = |frames, overflowed, bytes| {
+            let one = DirectionCounts {
+                frames,
+                overflowed,
+                bytes,
+                ..DirectionCounts::default()
+            };
+            WireCounts {
+                a_to_b: one,
+                b_to_a: one,
+            }
+        };
+        let watched = Watched::between(
+            &counts(100, 5, 1_000),
+            &counts(300, 25, 51_000),
+            Duration::from_millis(500),
+        );
+        assert!(
+            watched
+                .figures()
+                .contains(&(Figure::QueueDropsPercent, 10.0))
+        );
+        // 100 kB on the wire for 80 kB of payload.
+        let per_gbit = watched.per_gbit(80_000.0 * 8.0 / 1e9);
+        assert!(
+            per_gbit.contains(&(Figure::WireBytesPerByte, 1.25)),
+            "{per_gbit:?}"
+        );
+    }
+
+    #[test]
+    fn voice_that_is_not_answered_has_no_round_trip() {
+        let report = LatencyReport {
+            sent: 4,
+            ..LatencyReport::default()
+        };
+        assert_eq!(voice_figures(&report), [(Figure::VoiceLostPercent, 100.0)]);
+    }
+}

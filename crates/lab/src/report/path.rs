@@ -1,0 +1,238 @@
+//! The report of a comparison over emulated paths.
+
+use crate::bench::Load;
+use crate::bench::path::{CellReport, Figure, PathLoadSummary, PathReport, PathTunnel};
+use crate::report::bench::counted;
+use crate::report::{Bar, Kind, Panel, Report, Row, Table, machine_facts, or_none};
+
+/// A column of a panel: its heading, figure, and digits after the point.
+type Column = (&'static str, Figure, usize);
+
+/// Columns of every load with voice beside it.
+const BESIDE: [Column; 5] = [
+    ("RTT ms", Figure::RttMs, 1),
+    ("p99", Figure::RttP99Ms, 1),
+    ("lost %", Figure::VoiceLostPercent, 1),
+    ("wire B/B", Figure::WireBytesPerByte, 3),
+    ("CPU s/Gbit", Figure::CpuSecondsPerGbit, 2),
+];
+/// Share of late frames, in percent, above which a run is not to be trusted.
+const LATE_PERCENT: f64 = 1.0;
+
+pub(super) fn to_report(report: &PathReport) -> Report {
+    let options = &report.options;
+    let mut facts = machine_facts(&report.machine);
+    facts.extend(report.versions.iter().cloned());
+    let panels = report.cells.iter().flat_map(|cell| {
+        let loads = options.loads.iter();
+        loads.filter_map(move |load| panel(cell, *load))
+    });
+    Report {
+        title: "Tunnels over emulated paths".to_owned(),
+        subtitle: format!(
+            "{} UTC, {}, {} of {} s",
+            report.date,
+            counted(report.cells.len() as u64, "path"),
+            counted(u64::from(options.rounds), "round"),
+            options.seconds
+        ),
+        headlines: headlines(report),
+        panels: panels.collect(),
+        tables: tables(report),
+        problems: problems(report),
+        facts,
+        method: method(report),
+    }
+}
+
+/// Our tunnels' goodput against the raw path, over all paths.
+fn headlines(report: &PathReport) -> Vec<String> {
+    let streams = [Load::Tcp1, Load::Tcp8];
+    let own = |name: &str| -> Vec<f64> {
+        let tunnels = report.cells.iter().flat_map(|cell| &cell.tunnels);
+        let loads = tunnels.filter(|t| t.name == name).flat_map(|t| &t.loads);
+        loads
+            .filter(|l| streams.contains(&l.load))
+            .filter_map(|l| l.ratio_to_raw)
+            .collect()
+    };
+    let names = report.cells.first().map(|cell| &cell.tunnels);
+    let names = names.into_iter().flatten().filter(|t| t.own);
+    names
+        .filter_map(|tunnel| {
+            let ratios = own(&tunnel.name);
+            let least = ratios.iter().copied().reduce(f64::min)?;
+            let most = ratios.iter().copied().reduce(f64::max)?;
+            Some(format!(
+                "{}: {least:.2} to {most:.2} of the raw path.",
+                tunnel.name
+            ))
+        })
+        .collect()
+}
+
+/// The figure of a load that its bars show, and its unit.
+fn main_figure(load: Load) -> (Figure, &'static str) {
+    match load {
+        Load::Web => (Figure::PageMs, "ms"),
+        Load::Voice => (Figure::RttP99Ms, "ms"),
+        Load::Outage5 | Load::Outage60 | Load::Roam => (Figure::VoiceBackS, "s"),
+        _ => (Figure::GoodputMbit, "Mbit/s"),
+    }
+}
+
+/// Further columns of a load.
+fn columns(load: Load) -> Vec<Column> {
+    match load {
+        Load::Web => [
+            ("p99 ms", Figure::PageP99Ms, 0),
+            ("Mbit/s", Figure::GoodputMbit, 1),
+        ]
+        .into_iter()
+        .chain(BESIDE)
+        .collect(),
+        Load::Voice => vec![
+            ("median", Figure::RttMs, 2),
+            ("lost %", Figure::VoiceLostPercent, 2),
+        ],
+        Load::Outage5 | Load::Outage60 | Load::Roam => vec![("TCP s", Figure::TcpBackS, 2)],
+        _ => std::iter::once(("again %", Figure::ResentPercent, 2))
+            .chain(BESIDE)
+            .collect(),
+    }
+}
+
+fn panel(cell: &CellReport, load: Load) -> Option<Panel> {
+    let (main, unit) = main_figure(load);
+    let further = columns(load);
+    let goodput = main == Figure::GoodputMbit;
+    let bars: Vec<Bar> = cell
+        .tunnels
+        .iter()
+        .map(|tunnel| {
+            let summary = tunnel.load(load);
+            let ratio = summary.and_then(|s| s.ratio_to_raw);
+            let median = |figure| summary.and_then(|s: &PathLoadSummary| s.median(figure));
+            let cells = further
+                .iter()
+                .map(|(_, figure, digits)| or_none(median(*figure), *digits));
+            Bar {
+                label: tunnel.name.clone(),
+                kind: Kind::of(&tunnel.name, tunnel.own),
+                value: summary.and_then(|s| s.figures.get(&main)).copied(),
+                cells: goodput
+                    .then(|| or_none(ratio, 2))
+                    .into_iter()
+                    .chain(cells)
+                    .collect(),
+            }
+        })
+        .collect();
+    let headings = further.iter().map(|(heading, ..)| (*heading).to_owned());
+    bars.iter().any(|bar| bar.value.is_some()).then(|| Panel {
+        title: format!("{}: {}", cell.cell, load.title()),
+        unit: unit.to_owned(),
+        columns: goodput
+            .then(|| "× raw".to_owned())
+            .into_iter()
+            .chain(headings)
+            .collect(),
+        bars,
+    })
+}
+
+/// The emulator's own accuracy, from the rounds without a tunnel.
+fn tables(report: &PathReport) -> Vec<Table> {
+    let rows: Vec<Row> = report
+        .cells
+        .iter()
+        .filter_map(|cell| Some((cell, cell.raw()?)))
+        .map(|(cell, raw)| {
+            let load = raw.load(Load::Tcp1);
+            let of = |figure| load.and_then(|load| load.median(figure));
+            Row {
+                kind: Kind::Raw,
+                cells: vec![
+                    cell.cell.to_string(),
+                    or_none(raw.idle_ms.map(|idle| idle.median), 2),
+                    or_none(of(Figure::PathLossPercent), 2),
+                    or_none(of(Figure::QueueDropsPercent), 2),
+                    or_none(worst_late(raw), 2),
+                    or_none(of(Figure::GoodputMbit), 1),
+                    or_none(cell.predicted_mbit, 1),
+                ],
+            }
+        })
+        .collect();
+    let headings = [
+        "path", "idle ms", "lost %", "queue %", "late %", "Mbit/s", "RFC 9438",
+    ];
+    let mut tables = Vec::new();
+    if !rows.is_empty() {
+        tables.push(Table {
+            title: "The emulated paths, without a tunnel".to_owned(),
+            columns: headings.map(str::to_owned).to_vec(),
+            rows,
+        });
+    }
+    if !report.absent.is_empty() {
+        let rows = report.absent.iter().map(|absent| Row {
+            kind: Kind::Other,
+            cells: vec![absent.name.clone(), absent.reason.clone()],
+        });
+        tables.push(Table {
+            title: "Not measured".to_owned(),
+            columns: vec!["tunnel".to_owned(), "why".to_owned()],
+            rows: rows.collect(),
+        });
+    }
+    tables
+}
+
+/// The largest share of late frames of any load and round, in percent.
+fn worst_late(tunnel: &PathTunnel) -> Option<f64> {
+    let loads = tunnel.loads.iter();
+    loads
+        .filter_map(|load| load.figures.get(&Figure::LatePercent))
+        .map(|late| late.max)
+        .reduce(f64::max)
+}
+
+fn problems(report: &PathReport) -> Vec<String> {
+    let mut problems = Vec::new();
+    for cell in &report.cells {
+        for tunnel in &cell.tunnels {
+            let name = format!("{}, {}", cell.cell, tunnel.name);
+            problems.extend(tunnel.errors.iter().map(|error| format!("{name}: {error}")));
+            if let Some(late) = worst_late(tunnel).filter(|late| *late > LATE_PERCENT) {
+                problems.push(format!(
+                    "{name}: the emulator delivered {late:.1} % of the frames late; repeat it on an idle machine"
+                ));
+            }
+            let missed = tunnel
+                .loads
+                .iter()
+                .filter_map(|load| load.figures.get(&Figure::Missed));
+            if missed.clone().any(|missed| missed.max > 0.0) {
+                problems.push(format!(
+                    "{name}: packets never reached the emulator, which was too slow"
+                ));
+            }
+        }
+    }
+    problems
+}
+
+fn method(report: &PathReport) -> Vec<String> {
+    let o = &report.options;
+    vec![
+        "Hosts A and B are network namespaces of one machine. Between them a program with real-time priority takes super-packets apart into frames, as a NIC does, and drops, queues, delays and counts frames one by one, in both directions alike. NICs send at 10 Gbit/s.".to_owned(),
+        format!(
+            "Every tunnel runs once per round over every path in new hosts: {}, {} s per load after 2 s of warm-up. Figures are medians over rounds. The tunnels of a round meet the same random numbers.",
+            counted(u64::from(o.rounds), "round"),
+            o.seconds
+        ),
+        "RTT, p99 and lost %: voice beside the load, 50 datagrams of 172 bytes a second to the server and back, from program to program. again %: TCP segments sent again. wire B/B: bytes of Ethernet frames that both hosts sent per byte of payload received. CPU: processor time of the tunnel's programs at both ends.".to_owned(),
+        "idle ms: shortest round trip without load. late %: frames that the emulator delivered more than 0.2 ms after their time. RFC 9438: goodput that its formula predicts for one flow of CUBIC, where losses are single and random, in Mbit/s.".to_owned(),
+    ]
+}

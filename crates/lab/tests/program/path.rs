@@ -1,0 +1,96 @@
+//! The comparison over emulated paths, by the real program.
+
+use seikan_lab::bench::Load;
+use seikan_lab::bench::path::{Figure, PathReport};
+use seikan_lab::wire::Wire;
+
+use crate::common::skip;
+
+/// Runs `seikan-lab bench --path` and reads its JSON; `None`, with a message, if the machine cannot.
+fn compared(words: &[&str]) -> Option<PathReport> {
+    if let Err(reason) = Wire::availability() {
+        skip(&reason);
+        return None;
+    }
+    if !nix::unistd::geteuid().is_root() {
+        skip("the lab needs root");
+        return None;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("paths.json");
+    let output = super::lab()
+        .args(["bench", "--path", "--seconds", "1", "--rounds", "1"])
+        .args(words)
+        .arg("--json")
+        .arg(&file)
+        .output()
+        .expect("seikan-lab");
+    let written = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{written}");
+    let json = std::fs::read(&file).expect("a file");
+    Some(serde_json::from_slice(&json).expect("a report"))
+}
+
+#[test]
+fn tunnels_are_compared_over_a_slow_path() {
+    let words = [
+        "--only",
+        "raw,native",
+        "--rtt",
+        "10",
+        "--rate",
+        "20",
+        "--load",
+        "tcp1,web,voice",
+    ];
+    let Some(report) = compared(&words) else {
+        return;
+    };
+    let [cell] = &report.cells[..] else {
+        panic!("{report:?}");
+    };
+    for tunnel in &cell.tunnels {
+        assert!(tunnel.errors.is_empty(), "{tunnel:?}");
+        let of = |load, figure| {
+            let summary = tunnel.load(load).expect("a load");
+            summary.median(figure).expect("a figure")
+        };
+        // 1,448 of 1,514 bytes are data without a tunnel.
+        let goodput = of(Load::Tcp1, Figure::GoodputMbit);
+        assert!((10.0..20.0).contains(&goodput), "{tunnel:?}");
+        let wire = of(Load::Tcp1, Figure::WireBytesPerByte);
+        assert!((1.04..1.5).contains(&wire), "{tunnel:?}");
+        assert!(of(Load::Web, Figure::PageMs) > 10.0, "{tunnel:?}");
+        assert!(of(Load::Voice, Figure::RttMs) > 10.0, "{tunnel:?}");
+    }
+}
+
+#[test]
+fn a_tunnel_comes_back_after_a_change_of_address() {
+    let words = ["--only", "raw,wireguard", "--rtt", "10", "--load", "roam"];
+    let Some(report) = compared(&words) else {
+        return;
+    };
+    let [raw, tunnel] = &report.cells[0].tunnels[..] else {
+        panic!("{report:?}");
+    };
+    assert!(raw.loads[0].figures.is_empty(), "{raw:?}");
+    assert!(
+        tunnel.loads[0].median(Figure::VoiceBackS).is_some(),
+        "{tunnel:?}"
+    );
+}
+
+#[test]
+fn options_of_paths_need_a_path() {
+    for (words, complaint) in [
+        (&["bench", "--loss", "1"][..], "--path"),
+        (&["bench", "--loads", "voice"], "--path"),
+        (&["bench", "--path", "--rate", "0"], "--rate 0"),
+    ] {
+        let output = super::lab().args(words).output().expect("seikan-lab");
+        let written = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{written}");
+        assert!(written.contains(complaint), "{written}");
+    }
+}
