@@ -9,7 +9,7 @@ use crate::report::{Bar, Kind, Panel, Report, Row, Table, machine_facts, or_none
 type Column = (&'static str, Figure, usize);
 
 /// Columns of every load with voice beside it.
-const BESIDE: [Column; 5] = [
+const VOICE_COLUMNS: [Column; 5] = [
     ("RTT ms", Figure::RttMs, 1),
     ("p99", Figure::RttP99Ms, 1),
     ("lost %", Figure::VoiceLostPercent, 1),
@@ -89,7 +89,7 @@ fn columns(load: Load) -> Vec<Column> {
             ("Mbit/s", Figure::GoodputMbit, 1),
         ]
         .into_iter()
-        .chain(BESIDE)
+        .chain(VOICE_COLUMNS)
         .collect(),
         Load::Voice => vec![
             ("median", Figure::RttMs, 2),
@@ -97,7 +97,7 @@ fn columns(load: Load) -> Vec<Column> {
         ],
         Load::Outage5 | Load::Outage60 | Load::Roam => vec![("TCP s", Figure::TcpBackS, 2)],
         _ => std::iter::once(("again %", Figure::ResentPercent, 2))
-            .chain(BESIDE)
+            .chain(VOICE_COLUMNS)
             .collect(),
     }
 }

@@ -118,6 +118,8 @@ impl Tunnel for OpenVpn {
                 .args(["--proto", protocol, "--port", &PORT.to_string()])
                 .args(["--cipher", CIPHER, "--data-ciphers", CIPHER])
                 .args(["--dh", "none", "--verb", "1", "--disable-dco", role])
+                // The other end may change its address, as with all other tunnels.
+                .arg("--float")
                 .args(["--peer-fingerprint", peer])
                 .arg("--cert")
                 .arg(dir.join(format!("{name}.crt")))

@@ -21,6 +21,8 @@ use crate::tunnel::{End, PORT, Started, Tunnel, need_program, need_tun, start_en
 const SOCKET_DIR: &str = "/var/run/wireguard";
 /// How long a program may take until its control socket answers.
 const SOCKET_PATIENCE: Duration = Duration::from_secs(5);
+/// Interval of keepalives, in seconds.
+const KEEPALIVE: u32 = 5;
 /// MTU that fits into 1500 bytes over IPv6: the default of wg-quick(8).
 const MTU: u32 = 1420;
 
@@ -106,9 +108,12 @@ pub(crate) fn socket(interface: &str) -> PathBuf {
 /// Sends one `set` request and reads its `errno`.
 fn configure(mut socket: UnixStream, end: &End<'_>) -> Result<()> {
     let other = end.other;
+    // One end alone begins. If both did, wireguard-go would repeat both handshakes at the same time
+    // over a path with a delay, and complete neither.
+    let keepalive = if end.host.name == "B" { 0 } else { KEEPALIVE };
     let mut request = format!(
         "set=1\nprivate_key={}\nlisten_port={PORT}\nreplace_peers=true\npublic_key={}\nendpoint={}:{PORT}\n\
-         persistent_keepalive_interval=5\nreplace_allowed_ips=true\nallowed_ip={}/32\nallowed_ip={}/128\n",
+         persistent_keepalive_interval={keepalive}\nreplace_allowed_ips=true\nallowed_ip={}/32\nallowed_ip={}/128\n",
         hex(end.own.private.as_bytes()),
         hex(end.peer.public.as_bytes()),
         other.address,

@@ -161,7 +161,7 @@ impl Site<'_> {
                 Ok(voice_figures(&voice).into_iter().collect())
             }
             Load::Web => {
-                let (report, mut figures, watched) = self.beside(started, || {
+                let (report, mut figures, watched) = self.run_with_voice(started, || {
                     Ok(web(&self.ends, WARMUP + duration, interrupt)?)
                 })?;
                 if report.pages == 0 {
@@ -180,8 +180,8 @@ impl Site<'_> {
                         LabError::Usage(format!("the load {load} cannot be measured over a path"))
                     })?
                 };
-                let (report, mut figures, watched) =
-                    self.beside(started, || Ok(tcp_bulk(&self.ends, &options, interrupt)?))?;
+                let (report, mut figures, watched) = self
+                    .run_with_voice(started, || Ok(tcp_bulk(&self.ends, &options, interrupt)?))?;
                 figures.insert(Figure::GoodputMbit, report.gbit_per_second * 1e3);
                 figures.extend(watched.per_gbit(report.gbit_per_second * report.seconds));
                 let again = report.retransmitted_share;
@@ -202,7 +202,7 @@ impl Site<'_> {
     }
 
     /// Runs a load that begins with [`WARMUP`]; from then on voice beside it, and counts.
-    fn beside<T: Send>(
+    fn run_with_voice<T: Send>(
         &self,
         started: &Started,
         load: impl FnOnce() -> Result<T> + Send,

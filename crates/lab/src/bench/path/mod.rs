@@ -30,7 +30,7 @@ use measure::{Plan, measure};
 const USUAL: [&str; 4] = ["raw", "native", "wireguard", "wireguard-go"];
 /// Rough time beside each measured load: start, idle voice, warm-up, and rest, for the progress bar
 /// only, in seconds.
-const BESIDE_SECONDS: f64 = 5.0;
+const OVERHEAD_SECONDS: f64 = 5.0;
 
 /// Compares tunnels over emulated paths; calls `progress` before every step.
 ///
@@ -48,7 +48,7 @@ pub fn bench_paths(
     Wire::availability().map_err(LabError::Setup)?;
     let (present, absent) = tunnels(options)?;
     let per_tunnel =
-        START_SECONDS + options.loads.len() as f64 * (options.seconds + BESIDE_SECONDS);
+        START_SECONDS + options.loads.len() as f64 * (options.seconds + OVERHEAD_SECONDS);
     let total = per_tunnel * (present.len() * cells.len()) as f64 * f64::from(options.rounds);
     let mut done = 0.0;
     let mut rounds: Vec<Vec<Vec<PathRound>>> =
