@@ -128,8 +128,9 @@ pub(super) fn traced(
     let cpus: Vec<u32> = cpus.iter().map(|of| of.cpu).collect();
     let ends = running.hosts.through_tunnel();
     let time = bench.time();
+    // Before the load, while the queue is empty.
+    let mut trace = Trace::start(&probes.list, &cpus).map_err(setup)?;
     let (hits, lost) = live(&ends, &LiveOptions::default(), bench.interrupt, |_| {
-        let mut trace = Trace::start(&probes.list, &cpus).map_err(setup)?;
         let (begin, mut hits) = (Instant::now(), Vec::new());
         while begin.elapsed() < time && hits.len() < MAX_HITS {
             bench.interrupt.sleep(EVERY)?;
