@@ -24,7 +24,7 @@ use crate::host::Host;
 use crate::tunnel::{self, Running, Tunnel, inner_device};
 
 /// Frames for each crossing.
-const SIZES: [u32; 7] = [1, 2, 4, 8, 16, 32, 64];
+const SIZES: [u32; 5] = [1, 2, 4, 16, 64];
 /// Those over a link with a limit, and those without a cipher.
 const FEW: [u32; 3] = [1, 4, 64];
 /// Buffer of the source: four packets of 1,500 bytes.
@@ -41,7 +41,7 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
     let rounds = bench.options.rounds as usize;
     let rows = bench.rates().map(|rate| {
         let checks = rate.map_or(0, |_| limit::STEPS);
-        checks + names(rate).len() + forwarding::ROWS + delay::row_count(rate)
+        checks + names(rate).len() + forwarding::row_count(rate) + delay::row_count(rate)
     });
     let rows: usize = rows.iter().sum();
     bench.expect(rows * rounds + surface::POINTS + 1);

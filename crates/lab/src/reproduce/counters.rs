@@ -2,8 +2,9 @@
 //! number of calls of a function of the kernel. Here every counter that a doctor samples is a
 //! candidate, and the calls that tracepoints count.
 //!
-//! A counter of packets, or of batches of them, is the throughput in another unit: its correlation
-//! says nothing about its use for a diagnosis. Those are listed apart ([`Counts`]).
+//! A counter of packets, of batches of them, or of the time of the work on them is the throughput
+//! in another unit: its correlation says nothing about its use for a diagnosis. Those are listed
+//! apart ([`Counts`]).
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -41,7 +42,7 @@ const PUBLISHED_R: f64 = 0.605;
 /// Whether a counter is one of packets.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Counts {
-    /// Packets, or batches of packets: the throughput itself.
+    /// Packets, batches of packets, or the time of the work on them: the throughput itself.
     Packets,
     /// Something else.
     Other,
@@ -69,7 +70,7 @@ const EVENTS: [(&str, Of, &str, &str, Counts); 8] = [
         Of::Cpus,
         metric::SOFTIRQ_NS,
         "/proc/stat",
-        Counts::Other,
+        Counts::Packets,
     ),
     (
         "time in user mode",
@@ -104,7 +105,7 @@ const EVENTS: [(&str, Of, &str, &str, Counts); 8] = [
         Of::Threads,
         metric::RUN_NS,
         "/proc/thread-self/schedstat",
-        Counts::Other,
+        Counts::Packets,
     ),
 ];
 /// Functions whose calls are no packets; all others that are counted are on the path of packets.
@@ -377,10 +378,10 @@ fn show(mut candidates: Vec<Candidate>, throughput: &[f64], every: f64, found: &
     let others: Vec<&Candidate> = of_kind(Counts::Other).collect();
     found.notes.extend(cheapest(&others));
     for (kind, what) in [
-        (Counts::Other, "that count something else than packets"),
+        (Counts::Other, "that count neither packets nor work on them"),
         (
             Counts::Packets,
-            "that count packets or batches of them, which is the throughput itself",
+            "of packets, batches of them or work on them, which is the throughput itself",
         ),
     ] {
         found.lists.push(List {
@@ -452,7 +453,7 @@ fn cheapest(candidates: &[&Candidate]) -> Option<String> {
         .filter_map(|of| Some((of.cost?, of)))
         .min_by(|a, b| a.0.total_cmp(&b.0))?;
     Some(format!(
-        "Cheapest to record of the counters that do not count packets and go with the throughput as closely as any of them (r within \
+        "Cheapest to record of the counters that count neither packets nor work on them and go with the throughput as closely as any (r within \
          {EQUAL_WITHIN}): {} (r {:.2}), {cost:.0} µs for a reading, with no function traced.",
         cheapest.name, cheapest.r
     ))

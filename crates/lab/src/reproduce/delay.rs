@@ -14,7 +14,7 @@ use crate::cleanup::private_directory;
 use crate::error::Result;
 
 /// Frames for each crossing; none is without the program.
-const SIZES: [u32; 7] = [1, 2, 4, 8, 16, 32, 64];
+const SIZES: [u32; 5] = [1, 2, 4, 16, 64];
 /// Those that are measured over links with a limit.
 const LIMITED: [u32; 3] = [1, 4, 64];
 const BARE: &str = "no program";
@@ -117,6 +117,7 @@ fn measure(bench: &Bench<'_>, setting: Setting) -> Result<Values> {
     let idle = LatencyOptions {
         count: (time.as_secs_f64() / 3.0 / PACE.as_secs_f64()).ceil() as u32,
         interval: PACE,
+        timeout: time.div_f64(4.0),
         ..LatencyOptions::default()
     };
     let idle = site

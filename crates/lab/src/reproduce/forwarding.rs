@@ -61,8 +61,21 @@ const PASSED: [(PerCall, Option<f64>); 7] = [
         None,
     ),
 ];
-/// Number of rows.
-pub(super) const ROWS: usize = 1 + PASSED.len();
+/// The rows over links of this rate: all, or the published ones, those with one side changed, and
+/// the largest.
+fn passed(rate: Option<u64>) -> Vec<(PerCall, Option<f64>)> {
+    let one_side = |per_call: PerCall| per_call.read != per_call.write;
+    let kept = |per_call: PerCall| {
+        rate.is_none() || !one_side(per_call) || per_call.read.max(per_call.write) < 64
+    };
+    let rows = PASSED.into_iter();
+    rows.filter(|(per_call, _)| kept(*per_call)).collect()
+}
+
+/// Number of rows over links of this rate.
+pub(super) fn row_count(rate: Option<u64>) -> usize {
+    1 + passed(rate).len()
+}
 
 /// Frames that the program's device hands out in a read at most, and takes in a write at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,14 +104,15 @@ pub(super) struct Setting {
 /// Measures every row by the output of `ab`, over links of this rate.
 pub(super) fn rows(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Found) -> Result<()> {
     let mut names = vec![BARE.to_owned()];
-    names.extend(PASSED.map(|(per_call, _)| per_call.to_string()));
+    let passed = passed(rate);
+    names.extend(passed.iter().map(|(per_call, _)| per_call.to_string()));
     let words: Vec<&str> = names.iter().map(String::as_str).collect();
     let measured = interleaved(bench, &words, &mut found.problems, &mut |bench, name| {
-        let row = PASSED
-            .into_iter()
+        let row = passed
+            .iter()
             .find(|(per_call, _)| per_call.to_string() == name);
         let setting = Setting {
-            per_call: row.map(|(per_call, _)| per_call),
+            per_call: row.map(|(per_call, _)| *per_call),
             rate,
             mtu: MTU,
         };
@@ -108,7 +122,8 @@ pub(super) fn rows(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Found) 
         let seconds = page_seconds(bench.options);
         site.counting(|ends| request_repeatedly(ends, server, seconds, bench.interrupt))
     })?;
-    let published = std::iter::once(Some(PUBLISHED_BARE)).chain(PASSED.map(|(_, there)| there));
+    let published =
+        std::iter::once(Some(PUBLISHED_BARE)).chain(passed.iter().map(|(_, there)| *there));
     let figures = Figures {
         title: titled(
             "the same through S1, without encryption: frames in a read and in a write",

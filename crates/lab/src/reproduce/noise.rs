@@ -1,5 +1,6 @@
 //! Whether a difference between two ciphers stands above the noise: it does if it goes the same way
-//! in every round. Rounds are interleaved, so both rows of a round are close in time.
+//! in each of at least five rounds, which chance alone does in one of 16. Rounds are interleaved, so
+//! both rows of a round are close in time.
 
 use super::figures::{Claim, Row};
 use super::{Figures, List};
@@ -39,8 +40,12 @@ impl Pair {
     }
 }
 
+/// Rounds that a difference needs.
+const ENOUGH: usize = 5;
+
 /// One comparison.
 pub(super) struct Line {
+    name: String,
     claim: Claim,
     setting: String,
     published: Option<f64>,
@@ -48,19 +53,24 @@ pub(super) struct Line {
 
 impl Line {
     /// A comparison in this setting, with the published factor.
-    pub(super) fn of(claim: Claim, setting: &str, published: Option<f64>) -> Self {
+    pub(super) fn of(name: &str, claim: Claim, setting: &str, published: Option<f64>) -> Self {
         Self {
+            name: name.to_owned(),
             claim,
             setting: setting.to_owned(),
             published,
         }
     }
 
-    /// Whether it went the same way in every round.
-    fn stands_out(&self) -> bool {
+    /// Whether it stands above the noise, in words.
+    fn verdict(&self) -> &'static str {
         let rounds = &self.claim.rounds;
-        let all = |wanted: fn(&f64) -> bool| !rounds.is_empty() && rounds.iter().all(wanted);
-        all(|times| *times > 1.0) || all(|times| *times < 1.0)
+        let all = |wanted: fn(&f64) -> bool| rounds.iter().all(wanted);
+        match rounds.len() {
+            count if count < ENOUGH => "too few rounds",
+            _ if all(|times| *times > 1.0) || all(|times| *times < 1.0) => "yes",
+            _ => "no",
+        }
     }
 }
 
@@ -91,7 +101,8 @@ pub(super) fn pairs(columns: &[Figures], pairs: &[Pair], setting: &str) -> Vec<L
             let claim = figures.claim(pair.more, pair.less);
             let published = pair.published.or(claim.published);
             let setting = format!("MTU {mtu}, {setting}");
-            lines.push(Line::of(claim, &setting, published));
+            let name = format!("{} / {}", pair.more, pair.less);
+            lines.push(Line::of(&name, claim, &setting, published));
         }
     }
     lines
@@ -103,12 +114,12 @@ pub(super) fn list(lines: &[Line], rounds: u32) -> List {
     let rows = lines.iter().map(|line| {
         let spread = line.claim.spread();
         vec![
-            format!("{} / {}", line.claim.better, line.claim.worse),
+            line.name.clone(),
             line.setting.clone(),
             number(line.published),
             number(spread.map(|spread| spread.median)),
             spread.map_or_else(|| "–".to_owned(), |s| format!("{:.2}–{:.2}", s.min, s.max)),
-            if line.stands_out() { "yes" } else { "no" }.to_owned(),
+            line.verdict().to_owned(),
         ]
     });
     List {
@@ -152,11 +163,11 @@ mod tests {
             Pair::published("fast", "alike", &[9_000], 2.0),
         ];
         let columns = [
-            column("fast", &[10.0, 12.0, 11.0], Some(30.0)),
-            column("slow", &[5.0, 6.0, 10.0], Some(20.0)),
-            column("alike", &[9.0, 12.5, 10.0], None),
+            column("fast", &[10.0, 12.0, 11.0, 10.0, 12.0], Some(30.0)),
+            column("slow", &[5.0, 6.0, 10.0, 5.0, 6.0], Some(20.0)),
+            column("alike", &[9.0, 12.5, 10.0, 9.0, 8.0], None),
         ];
-        let list = list(&pairs(&columns, &PAIRS, "no limit"), 3);
+        let list = list(&pairs(&columns, &PAIRS, "no limit"), 5);
         // The second MTU was not measured.
         let rows = list
             .rows
@@ -165,9 +176,20 @@ mod tests {
         let expected = [
             ["fast / slow", "1.50", "2.00", "yes"],
             ["slow / fast", "0.67", "0.50", "yes"],
-            ["fast / alike", "2.00", "1.10", "no"],
+            ["fast / alike", "2.00", "1.11", "no"],
         ];
         assert_eq!(rows.collect::<Vec<_>>(), expected);
         assert_eq!(list.rows[0][1], "MTU 9000, no limit");
+    }
+
+    #[test]
+    fn few_rounds_show_nothing() {
+        const PAIR: [Pair; 1] = [Pair::new("fast", "slow", &[9_000])];
+        let columns = [
+            column("fast", &[9.0; 4], None),
+            column("slow", &[1.0; 4], None),
+        ];
+        let list = list(&pairs(&columns, &PAIR, "no limit"), 4);
+        assert_eq!(list.rows[0][5], "too few rounds");
     }
 }

@@ -45,8 +45,9 @@ pub(super) fn show(series: Vec<(&str, &[f64])>, throughput: &[f64], every: f64, 
         )
     };
     found.notes.push(format!(
-        "The published rise of calls at {} to {} s, after which they fall while the throughput does not, was looked for: it is \
-         {result}. It counts if a step is a tenth above both of its neighbours, and the throughput keeps nine tenths in the next.",
+        "The published rise of calls (50 to 75 s there, {} to {} s here), after which they fall while the throughput does not, was \
+         looked for: it is {result}. It counts if a step is a tenth above both of its neighbours, and the throughput keeps nine \
+         tenths in the next.",
         second(RISE),
         second(RISE + 1),
     ));

@@ -28,7 +28,7 @@ const PACE: Duration = Duration::from_millis(10);
 /// Time for streams to find their rate.
 const WARMUP: Duration = Duration::from_millis(400);
 /// Of the time of a load: there are many.
-const SHARE: f64 = 1.0 / 3.0;
+const SHARE: f64 = 0.25;
 /// Quantities of each point: title, unit, whether more is better.
 const QUANTITIES: [(&str, &str, bool); 4] = [
     ("throughput", "Mbit/s", true),

@@ -11,8 +11,8 @@ const HEIGHT: f64 = 300.0;
 const ROW: f64 = 20.0;
 /// Part of a group's place that its bars fill.
 const FILLED: f64 = 0.76;
-const COLOURS: [Colour; 9] = [
-    OWN, SECOND, KINDS[0], KINDS[1], KINDS[2], KINDS[3], KINDS[4], BAD, OTHER,
+const COLOURS: [Colour; 8] = [
+    OWN, SECOND, KINDS[0], KINDS[1], KINDS[2], KINDS[3], KINDS[4], BAD,
 ];
 
 /// Draws them.
@@ -62,8 +62,17 @@ fn draw_group(
         let name = &bars.groups[group];
         let text = format!("{name}, {}: {}", part.name, format_number(value));
         let at = [left, high, right - left, low - high];
-        svg.rectangle(at, COLOURS[number % COLOURS.len()], 1.0, &text);
+        svg.rectangle(at, colour(bars, number), 1.0, &text);
         floor += value;
+    }
+}
+
+/// The colour of a kind. The last one of a stack is the rest.
+fn colour(bars: &Bars, number: usize) -> Colour {
+    if bars.stacked && number + 1 == bars.parts.len() {
+        OTHER
+    } else {
+        COLOURS[number % COLOURS.len()]
     }
 }
 
@@ -88,8 +97,7 @@ fn legend(svg: &mut Svg, bars: &Bars) -> f64 {
         if x > 0.0 && x + wide > WIDTH {
             (x, y) = (0.0, y + ROW);
         }
-        let colour = COLOURS[number % COLOURS.len()];
-        svg.rectangle([x, y - 11.0, 14.0, 12.0], colour, 1.0, "");
+        svg.rectangle([x, y - 11.0, 14.0, 12.0], colour(bars, number), 1.0, "");
         svg.text((x + 20.0, y), Anchor::Start, FAINT, &part.name);
         x += wide;
     }
