@@ -57,7 +57,7 @@ pub enum Load {
     Udp,
     /// The same in the other direction
     UdpRev,
-    /// Web pages from the server over short TCP connections; with --path only, as all below
+    /// Web pages from the server; for `bench --path`, as all below
     Web,
     /// 50 small datagrams a second to the server and back, as in a call
     Voice,
