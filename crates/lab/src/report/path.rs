@@ -236,3 +236,81 @@ fn method(report: &PathReport) -> Vec<String> {
         "idle ms: shortest round trip without load. late %: frames that the emulator delivered more than 0.2 ms after their time. RFC 9438: goodput that its formula predicts for one flow of CUBIC, where losses are single and random, in Mbit/s.".to_owned(),
     ]
 }
+
+#[cfg(test)]
+mod tests {
+    use seikan_load::stats::Spread;
+
+    use super::*;
+    use crate::bench::BenchOptions;
+    use crate::bench::path::{Cell, PathOptions};
+    use crate::machine::Machine;
+
+    fn tunnel(name: &str, own: bool, ratio: f64, figures: &[(Figure, f64)]) -> PathTunnel {
+        let spread = |value: f64| Spread::of(&[value]).expect("a value");
+        PathTunnel {
+            name: name.to_owned(),
+            own,
+            idle_ms: Some(spread(40.1)),
+            loads: vec![PathLoadSummary {
+                load: Load::Tcp1,
+                figures: figures.iter().map(|(f, v)| (*f, spread(*v))).collect(),
+                ratio_to_raw: Some(ratio),
+            }],
+            errors: Vec::new(),
+            rounds: Vec::new(),
+        }
+    }
+
+    fn sample(late: f64) -> PathReport {
+        let raw = [(Figure::GoodputMbit, 200.0), (Figure::LatePercent, late)];
+        let own = [(Figure::GoodputMbit, 150.0), (Figure::RttMs, 41.26)];
+        PathReport {
+            date: "today".to_owned(),
+            machine: Machine::default(),
+            options: BenchOptions {
+                loads: vec![Load::Tcp1],
+                ..BenchOptions::default()
+            },
+            paths: PathOptions::default(),
+            cells: vec![CellReport {
+                cell: Cell::default(),
+                predicted_mbit: None,
+                tunnels: vec![
+                    tunnel("raw", false, 1.0, &raw),
+                    tunnel("seikan-native", true, 0.75, &own),
+                ],
+            }],
+            versions: Vec::new(),
+            absent: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_path_is_a_panel_with_a_bar_for_each_tunnel() {
+        let report = to_report(&sample(0.0));
+        let [panel] = &report.panels[..] else {
+            panic!("{report:?}");
+        };
+        assert_eq!(
+            panel.title,
+            "40 ms, 300 Mbit/s, queue of 1 BDP, CUBIC: TCP, 1 stream"
+        );
+        assert_eq!(panel.columns[..3], ["× raw", "again %", "RTT ms"]);
+        assert_eq!(panel.bars[1].cells[..3], ["0.75", "–", "41.3"]);
+        assert_eq!(
+            report.headlines,
+            ["seikan-native: 0.75 to 0.75 of the raw path."]
+        );
+        assert_eq!(report.problems, Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_machine_too_busy_to_be_on_time_is_a_problem() {
+        let report = to_report(&sample(3.2));
+        let [problem] = &report.problems[..] else {
+            panic!("{report:?}");
+        };
+        assert!(problem.contains("3.2 % of the frames late"), "{problem}");
+    }
+}
