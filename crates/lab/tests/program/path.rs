@@ -87,6 +87,7 @@ fn options_of_paths_need_a_path() {
         (&["bench", "--loss", "1"][..], "--path"),
         (&["bench", "--loads", "voice"], "--path"),
         (&["bench", "--path", "--rate", "0"], "--rate 0"),
+        (&["bench", "--path", "--loads", "udp"], "the load udp"),
     ] {
         let output = super::lab().args(words).output().expect("seikan-lab");
         let written = String::from_utf8_lossy(&output.stderr);

@@ -13,7 +13,7 @@ mod measure;
 use seikan_ui::time::utc_now;
 use seikan_ui::{Interrupt, Progress};
 
-use super::{Absent, BenchOptions, START_SECONDS, Tunnels, check_length, choose};
+use super::{Absent, BenchOptions, Load, START_SECONDS, Tunnels, check_length, choose};
 use crate::error::{LabError, Result};
 use crate::machine::Machine;
 use crate::tunnel;
@@ -44,6 +44,12 @@ pub fn bench_paths(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<PathReport> {
     check_length(options.rounds, &options.loads, options.seconds)?;
+    let floods = [Load::Udp, Load::UdpRev];
+    if let Some(flood) = options.loads.iter().find(|load| floods.contains(load)) {
+        return Err(LabError::Usage(format!(
+            "the load {flood} only fills a queue: use other loads with --path"
+        )));
+    }
     let cells = paths.cells(options.congestion)?;
     Wire::availability().map_err(LabError::Setup)?;
     let (present, absent) = tunnels(options)?;
