@@ -145,6 +145,45 @@ fn an_unregistered_key_is_registered_at_the_next_start() {
     });
 }
 
+/// The policy waits for the former key when the key changes in the same answer.
+#[test]
+fn a_policy_applies_to_a_key_that_changes_with_it() {
+    at_a_site(|site| {
+        let coordinator = site.coordinator();
+        let token = site.token(&["--reusable"]);
+        let [a, b] = [site.host(), site.host()];
+        a.join("a", &token);
+        let at_b = b.join("b", &token);
+        let (_a, b_runs) = (a.up(), b.up());
+        while_answering(&[&b], || {
+            assert!(a.reaches(at_b[0], SOON));
+            // One answer has both changes: the pending request of `b` ends with its coordinator.
+            b_runs.signal("STOP");
+            drop(coordinator);
+            let _coordinator = site.coordinator();
+            let file = site.folder().join("policy");
+            fs::write(&file, "allow a -> b icmp\n").expect("written");
+            site.administer(&["policy", "set", file.to_str().expect("UTF-8")]);
+            a.rotate_key();
+            b_runs.signal("CONT");
+            let key = a.public_key();
+            eventually("it knows the new key", || {
+                b.status()["peers"][0]["public_key"] == *key
+            });
+            let ping = || {
+                let to = at_b[0].to_string();
+                let output = a.run_program("ping", &["-n", "-c", "1", "-W", "1", &to]);
+                output.status.success()
+            };
+            eventually("the new key has a session", ping);
+            assert!(
+                !a.reaches(at_b[0], Duration::from_secs(1)),
+                "policy opens no UDP port"
+            );
+        });
+    });
+}
+
 #[test]
 fn a_gateway_is_to_be_stopped_first_and_has_another_key_then() {
     at_a_site(|site| {
