@@ -6,7 +6,7 @@ use crate::names::Found;
 use crate::proxy::Counters;
 use crate::trust::KeyConflicts;
 use seikan_proto::keys::PublicKey;
-use seikan_proto::mesh::{Access, MAX_RELAYS, Member};
+use seikan_proto::mesh::{Access, MAX_RELAYS, Member, Receivers};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -35,6 +35,8 @@ pub struct MeshState {
     pub members: BTreeMap<PublicKey, Member>,
     /// Connections that members may open to this host.
     pub access: Access,
+    /// This host and the devices behind it, grouped by `access`.
+    pub receivers: Receivers,
     /// Members that cannot be peers, with the reason.
     pub refused: BTreeMap<PublicKey, &'static str>,
     /// Members that were refused because of their keys, and those accepted with changed keys.
@@ -77,6 +79,7 @@ impl MeshState {
             revision: 0,
             members: BTreeMap::new(),
             access: Access::default(),
+            receivers: Receivers::default(),
             refused: BTreeMap::new(),
             key_conflicts: KeyConflicts::default(),
             devices_refused: None,

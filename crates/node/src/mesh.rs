@@ -103,7 +103,7 @@ impl<'a> Mesh<'a> {
             Some(names) => (names.found.clone(), names.server.take()),
             None => (Found::Off("names were not set up".to_owned()), None),
         };
-        let (agent, mesh) = agent::start(agent::Options {
+        let (agent, mut mesh) = agent::start(agent::Options {
             settings,
             interface: node.tun.index(),
             networks: &config.addresses,
@@ -115,6 +115,18 @@ impl<'a> Mesh<'a> {
             names,
             name_server,
         })?;
+        let rules = Rules {
+            own: config.addresses.clone(),
+            configured: config.peers.iter().map(|peer| peer.public_key).collect(),
+            taken: config
+                .peers
+                .iter()
+                .flat_map(|peer| peer.allowed_ips.iter().copied())
+                // A default route does not cover members' addresses: the longest prefix wins.
+                .filter(|prefix| config.addresses.iter().any(|own| own.contains(prefix)))
+                .collect(),
+        };
+        mesh.receivers = mesh.access.receivers(&rules.own_addresses());
         node.mesh = Some(mesh);
         Ok(Mesh {
             agent,
@@ -125,17 +137,7 @@ impl<'a> Mesh<'a> {
                 interface: config.name.to_string(),
                 logged: BTreeSet::new(),
             },
-            rules: Rules {
-                own: config.addresses.clone(),
-                configured: config.peers.iter().map(|peer| peer.public_key).collect(),
-                taken: config
-                    .peers
-                    .iter()
-                    .flat_map(|peer| peer.allowed_ips.iter().copied())
-                    // A default route does not cover members' addresses: the longest prefix wins.
-                    .filter(|prefix| config.addresses.iter().any(|own| own.contains(prefix)))
-                    .collect(),
-            },
+            rules,
         })
     }
 
@@ -175,6 +177,7 @@ impl<'a> Mesh<'a> {
                     devices::assign(node, &mut access, &self.rules);
                     if let Some(mesh) = &mut node.mesh {
                         self.unfiltered = mesh.members.keys().copied().collect();
+                        mesh.receivers = access.receivers(&self.rules.own_addresses());
                         mesh.access = access;
                     }
                 }
@@ -185,7 +188,7 @@ impl<'a> Mesh<'a> {
         }
         let filters = self.unfiltered.len().min(CHANGES_AT_A_TIME);
         for key in self.unfiltered.drain(..filters) {
-            filter(node, &key, &self.rules);
+            filter(node, &key);
         }
         if changes == CHANGES_AT_A_TIME || !self.unfiltered.is_empty() {
             self.agent.wake_again();

@@ -37,6 +37,7 @@ use seikan_wire::{icmp, tcp};
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
 /// Services that a peer may use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -118,31 +119,30 @@ impl Filters {
 
 /// Filters between senders behind a peer and destinations at or behind this host. Nothing passes
 /// between others.
+///
+/// Addresses with the same filters are a group, so that the table grows with the number of different
+/// rules, not with the number of pairs of addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pairs {
-    /// Index of the filter by sender and destination.
-    indices: HashMap<(IpAddr, IpAddr), usize>,
-    /// Each filter once, since most pairs have the same few.
-    filters: Vec<Filter>,
+    /// Group of each sender.
+    pub senders: HashMap<IpAddr, usize>,
+    /// Group of each destination.
+    pub receivers: Arc<HashMap<IpAddr, usize>>,
+    /// Number of groups of destinations.
+    pub receiver_groups: usize,
+    /// Indices into `filters`, for each group of senders one for each group of destinations; `None`
+    /// if nothing passes.
+    pub indices: Vec<Option<u16>>,
+    /// The different filters.
+    pub filters: Vec<Filter>,
 }
 
 impl Pairs {
-    /// Sets the filter of a pair; two addresses of different families have none.
-    pub fn insert(&mut self, from: IpAddr, to: IpAddr, filter: &Filter) {
-        if from.is_ipv4() != to.is_ipv4() {
-            return;
-        }
-        let known = self.filters.iter().position(|known| known == filter);
-        let index = known.unwrap_or_else(|| {
-            self.filters.push(filter.clone());
-            self.filters.len() - 1
-        });
-        self.indices.insert((from, to), index);
-    }
-
     /// The filter of a pair.
     pub fn get(&self, from: IpAddr, to: IpAddr) -> Option<&Filter> {
-        self.filters.get(*self.indices.get(&(from, to))?)
+        let (from, to) = (self.senders.get(&from)?, self.receivers.get(&to)?);
+        let index = self.indices.get(from * self.receiver_groups + to)?;
+        self.filters.get(usize::from((*index)?))
     }
 }
 

@@ -70,7 +70,7 @@ pub(super) fn set(node: &mut Node, member: Member, rules: &Rules) {
     }
     mesh.members.insert(key, member);
     if !is_filtered {
-        filter(node, &key, rules);
+        filter(node, &key);
     }
 }
 
@@ -104,20 +104,19 @@ pub(super) fn rotate(node: &mut Node, former: &PublicKey, member: Member, rules:
     }
     set(node, member, rules);
     // A policy of the same answer waits for the former key.
-    filter(node, &key, rules);
+    filter(node, &key);
 }
 
 /// Sets the packet filter of a member: connections that it and the devices behind it may open, to the addresses in
 /// the mesh of this host and the devices behind it only.
 /// Peers that are not members are not subject to the policy.
-pub(super) fn filter(node: &mut Node, key: &PublicKey, rules: &Rules) {
+pub(super) fn filter(node: &mut Node, key: &PublicKey) {
     let Some(mesh) = &node.mesh else { return };
     let Some(member) = mesh.members.get(key) else {
         return;
     };
     if let Some(id) = node.tunnel.peer_by_key(key) {
-        let own: Vec<IpAddr> = rules.own.iter().map(IpNet::addr).collect();
-        let filters = mesh.access.filters(member, &own);
+        let filters = mesh.access.filters(&mesh.receivers, member);
         node.tunnel.set_filter(id, filters);
     }
 }
@@ -139,6 +138,11 @@ pub(super) fn remove(node: &mut Node, key: &PublicKey, rules: &Rules) {
 }
 
 impl Rules {
+    /// The addresses of this host in the mesh.
+    pub(super) fn own_addresses(&self) -> Vec<IpAddr> {
+        self.own.iter().map(IpNet::addr).collect()
+    }
+
     /// Whether a member may have this endpoint: not on this host, nor inside the mesh, where its datagrams
     /// would be sent through the tunnel that they carry.
     pub(super) fn may_be_at(&self, endpoint: SocketAddr) -> bool {

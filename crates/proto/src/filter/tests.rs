@@ -155,10 +155,14 @@ fn each_sender_behind_a_peer_has_its_own_filter() {
         let second: IpAddr = if v6 { "fd00::77" } else { "10.0.0.77" }
             .parse()
             .expect("an address");
-        let mut pairs = Pairs::default();
         let peer = IpPacket::parse(&tcp_to(v6, 1, SYN)).expect("a packet").src;
-        pairs.insert(peer, here(v6), &web);
-        pairs.insert(peer, second, &Filter::Only(Open::default()));
+        let pairs = Pairs {
+            senders: [(peer, 0)].into(),
+            receivers: Arc::new([(here(v6), 0), (second, 1)].into()),
+            receiver_groups: 2,
+            indices: vec![Some(0), Some(1)],
+            filters: vec![web.clone(), Filter::Only(Open::default())],
+        };
         let mut filter = *StatefulFilter::set(None, Filters::Pairs(pairs)).expect("a filter");
         assert!(admits(&mut filter, &tcp_to(v6, 443, SYN), at(0)));
         assert!(!admits(&mut filter, &tcp_to(v6, 80, SYN), at(0)));

@@ -33,7 +33,7 @@ pub use address::{HOSTS, NetworkError, Networks};
 pub use membership::{Change, MAX_KNOWN, Membership};
 pub use name::{DeviceName, Name, NameError, PartyName};
 pub use pin::{Pin, PinError};
-pub use policy::{Access, Party, Policy};
+pub use policy::{Access, Party, Policy, Receivers};
 pub use secret::{Credential, Digest, SecretError, Token};
 pub use ticket::{
     MAX_RELAYS, Relay, RelayAddress, RelayAddressError, RelayKind, RelayPassword, RelaySecret,

@@ -22,16 +22,18 @@
 //! packets are replies. A member is sent the rules that name it, and the number of others
 //! ([`Policy::concerning`]).
 
+mod groups;
+
 use std::collections::BTreeSet;
 use std::fmt;
-use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
 use super::{Device, DeviceName, MAX_DEVICES, MAX_TAGS, Member, Name, NameError, PartyName};
-use crate::filter::{Destinations, Filter, Filters, Open, Pairs};
+use crate::filter::{Filter, Open};
+pub use groups::Receivers;
 
 /// Maximum number of rules of a policy.
 pub const MAX_RULES: usize = 1024;
@@ -414,35 +416,6 @@ impl Access {
         }
     }
 
-    /// The filters for traffic from another member and the devices behind it to this host, which
-    /// has the addresses `own`, and the devices behind this host.
-    pub fn filters(&self, from: &Member, own: &[IpAddr]) -> Filters {
-        let Some(party) = &self.own else {
-            return Filters::Same(Filter::All, Destinations::Only(own.to_vec()));
-        };
-        if self.devices.is_empty() && from.devices.is_empty() {
-            return Filters::Same(self.filter(from), Destinations::Only(own.to_vec()));
-        }
-        let mut pairs = Pairs::default();
-        let there = with_devices(from.party(), &from.addresses, &from.devices);
-        let here = with_devices(party.clone(), own, &self.devices);
-        for (there, sources) in &there {
-            for (here, destinations) in &here {
-                let filter = self.policy.filter(there, here);
-                // Replies pass where only the other end may begin.
-                if filter.is_closed() && self.policy.filter(here, there).is_closed() {
-                    continue;
-                }
-                for source in *sources {
-                    for destination in *destinations {
-                        pairs.insert(*source, *destination, &filter);
-                    }
-                }
-            }
-        }
-        Filters::Pairs(pairs)
-    }
-
     /// Applies an update from a coordinator. Returns whether anything changed.
     pub(super) fn take(
         &mut self,
@@ -464,20 +437,6 @@ impl Access {
         }
         different
     }
-}
-
-/// A member and the devices behind it, each with its addresses.
-fn with_devices<'a>(
-    member: Party,
-    addresses: &'a [IpAddr],
-    devices: &'a [Device],
-) -> Vec<(Party, &'a [IpAddr])> {
-    let gateway = member.name.clone();
-    let devices = devices.iter();
-    let devices = devices.map(|device| (device.party(&gateway), device.addresses.as_slice()));
-    std::iter::once((member, addresses))
-        .chain(devices)
-        .collect()
 }
 
 impl Member {
@@ -691,6 +650,8 @@ impl From<Policy> for Encoded {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::filter::{Destinations, Filters};
+    use std::net::IpAddr;
 
     fn name(text: &str) -> Name {
         text.parse().expect(text)
@@ -1052,7 +1013,7 @@ mod tests {
             tags: Vec::new(),
             devices: vec![behind("panel", 12)],
         };
-        let filters = access.filters(&other, &[ip(1)]);
+        let filters = access.filters(&access.receivers(&[ip(1)]), &other);
         let Filters::Pairs(pairs) = &filters else {
             panic!("one filter for all")
         };
@@ -1075,7 +1036,90 @@ mod tests {
             ..other
         };
         let same = Filters::Same(access.filter(&other), Destinations::Only(vec![ip(1)]));
-        assert_eq!(access.filters(&other, &[ip(1)]), same);
+        let receivers = access.receivers(&[ip(1)]);
+        assert_eq!(access.filters(&receivers, &other), same);
+    }
+
+    /// Devices `d0` and so on; the tags of each are the bits of its number.
+    fn devices(first: u8, count: u8) -> Vec<Device> {
+        let devices = (0..count).map(|n| Device {
+            name: name(&format!("d{n}")),
+            addresses: vec![IpAddr::from([100, 80, first, n])],
+            tags: (0..3)
+                .filter(|bit| n >> bit & 1 == 1)
+                .map(|bit| name(&format!("t{bit}")))
+                .collect(),
+        });
+        devices.collect()
+    }
+
+    /// A member with 64 devices, and one that has as many.
+    fn two_gateways(text: &str) -> (Access, Member) {
+        let access = Access {
+            own: Some(party("site-a t0")),
+            devices: devices(1, 64),
+            policy: policy(text),
+        };
+        let other = Member {
+            name: name("site-b"),
+            public_key: crate::keys::PublicKey::from_bytes([1; 32]),
+            addresses: vec![IpAddr::from([100, 80, 0, 2])],
+            endpoints: Vec::new(),
+            relayed: Vec::new(),
+            tags: vec![name("t1")],
+            devices: devices(2, 64),
+        };
+        (access, other)
+    }
+
+    #[test]
+    fn the_filters_of_groups_are_those_of_their_pairs() {
+        let own = [IpAddr::from([100, 80, 0, 1])];
+        for text in [
+            "",
+            "allow tag:t0 -> tag:t1 tcp/1\nallow tag:t1 -> tag:t0 tcp/2\nallow tag:t2 -> * udp/3",
+            "allow d3.site-b -> d5.site-a icmp\nallow * -> tag:t2 tcp/4\nallow site-b -> site-a *",
+            "allow d3.site-a -> d5.site-b icmp",
+        ] {
+            let (access, other) = two_gateways(text);
+            let Filters::Pairs(pairs) = access.filters(&access.receivers(&own), &other) else {
+                panic!("one filter for all")
+            };
+            let there = other.parties().into_iter().zip(other.all_addresses());
+            let here = access
+                .devices
+                .iter()
+                .map(|d| (d.party(&name("site-a")), d.addresses[0]));
+            let here: Vec<_> = here.chain([(party("site-a t0"), own[0])]).collect();
+            for (from, source) in there {
+                for (to, destination) in &here {
+                    let filter = access.policy.filter(&from, to);
+                    let back = access.policy.filter(to, &from);
+                    let passes = !filter.is_closed() || !back.is_closed();
+                    let expected = passes.then_some(&filter);
+                    assert_eq!(pairs.get(source, *destination), expected, "{from:?} {to:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn filters_grow_with_the_rules_and_not_with_the_devices() {
+        let rules = "allow tag:t0 -> tag:t1 tcp/1\nallow tag:t2 -> tag:t2 udp/2";
+        let (access, other) = two_gateways(rules);
+        let receivers = access.receivers(&[IpAddr::from([100, 80, 0, 1])]);
+        let Filters::Pairs(pairs) = access.filters(&receivers, &other) else {
+            panic!("one filter for all")
+        };
+        // Of 65 times 65 pairs. Neither rule, one of them, or both; three tags make eight groups.
+        assert_eq!(pairs.filters.len(), 4);
+        assert_eq!((pairs.receiver_groups, pairs.indices.len()), (8, 64));
+        // The other peers share the receivers.
+        let again = access.filters(&receivers, &other);
+        let Filters::Pairs(again) = &again else {
+            panic!("one filter for all")
+        };
+        assert!(std::sync::Arc::ptr_eq(&again.receivers, &pairs.receivers));
     }
 
     #[test]

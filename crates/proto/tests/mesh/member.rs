@@ -300,7 +300,8 @@ impl Member {
     fn filter(&mut self, row: &Row) {
         if let Some(id) = self.tunnel.peer_by_key(&row.public_key) {
             let own = [self.address.into()];
-            let filters = self.membership.access().filters(row, &own);
+            let access = self.membership.access();
+            let filters = access.filters(&access.receivers(&own), row);
             self.tunnel.set_filter(id, filters);
         }
     }
