@@ -42,6 +42,7 @@ pub fn run(bytes: &[u8]) {
                     known.insert(member.public_key);
                 }
                 Change::Removed(key) => assert!(known.remove(&key), "an unknown member is removed"),
+                Change::Refused(key, _) => drop(known.remove(&key)),
             }
         }
         assert!(membership.members().keys().eq(known.iter()));

@@ -138,6 +138,10 @@ impl TrustStore {
                 self.key_conflicts.refused.remove(&key);
                 Change::Removed(key)
             }
+            Change::Refused(key, reason) => {
+                self.key_conflicts.refused.remove(&key);
+                Change::Refused(key, reason)
+            }
             Change::Set(member) => {
                 if self.admit(&member, unix_s) {
                     Change::Set(member)

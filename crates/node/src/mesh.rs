@@ -11,7 +11,7 @@ use crate::node::Node;
 use crate::setup::names::Names;
 use crate::system::now;
 use crate::worker::{ControlFlow, Service};
-use members::{Rules, filter, remove, rotate, set};
+use members::{Rules, filter, refuse, remove, rotate, set};
 use seikan_config::{Config, Diagnostic, MeshSettings, Severity};
 use seikan_mesh::agent::{self, AgentError, Handle};
 use seikan_mesh::event::{AgentEvent, Contact, WorkerEvent};
@@ -184,6 +184,7 @@ impl<'a> Mesh<'a> {
                 Change::Set(member) => set(node, member, &self.rules),
                 Change::Rotated(former, member) => rotate(node, &former, member, &self.rules),
                 Change::Removed(key) => remove(node, &key, &self.rules),
+                Change::Refused(key, reason) => refuse(node, &key, reason, &self.rules),
             }
         }
         let filters = self.unfiltered.len().min(CHANGES_AT_A_TIME);

@@ -12,7 +12,7 @@
 //! for all of them.
 //!
 //! The work of one answer is bounded. The caller bounds the work of all answers of a member by
-//! counting the examined rows.
+//! counting the examined members, removals and devices.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -56,8 +56,8 @@ const DEVICE: usize = 128;
 const OWN_DEVICES: usize = MAX_DEVICES * (DEVICE + 66 * (1 + MAX_TAGS));
 /// Bytes of a removal in JSON: a key of 44, quotes and a comma.
 const REMOVAL: usize = 47;
-/// Maximum number of members, and of removals, that are examined for one answer, visible or not, in
-/// addition to the first members ([`FirstMembers`]).
+/// Number of members and the devices behind them, and of removals likewise, after which no more are
+/// examined for one answer, visible or not, in addition to the first members ([`FirstMembers`]).
 pub(super) const MAX_ROWS: usize = 4 * MAX_MEMBERS;
 
 /// An answer to a poll.
@@ -65,7 +65,7 @@ pub(super) const MAX_ROWS: usize = 4 * MAX_MEMBERS;
 pub struct Answer {
     /// Body of the answer.
     pub changes: Changes,
-    /// Number of members and removals that were examined.
+    /// Number of members, removals, and devices behind both that were examined.
     pub rows: usize,
 }
 
@@ -73,7 +73,7 @@ impl Store {
     /// Returns the changes after the cursor among the members that `asker` sees: at most
     /// [`MAX_MEMBERS`] members and removals together, no more than fit into `most` bytes of JSON
     /// (512 KiB to [`seikan_proto::mesh::MAX_ANSWER`]), and no more than are found among some
-    /// 20,000 members and 16,384 removals. If there are more, `more` is set, and the next poll with
+    /// 20,000 members and 16,384 removals, where each device behind a member counts as one more. If there are more, `more` is set, and the next poll with
     /// the answer's cursor returns them.
     ///
     /// The answer is `whole` if the member knows nothing, knows a revision that does not exist, or
@@ -231,7 +231,7 @@ impl FirstMembers {
             if found.changes.len() == LIMIT {
                 break;
             }
-            found.rows += 1;
+            found.rows += member.parties();
             if *id == asker {
                 continue;
             }
@@ -251,7 +251,7 @@ impl FirstMembers {
 #[derive(Default)]
 pub(super) struct Found {
     pub changes: Vec<Change>,
-    /// Number of examined rows.
+    /// Number of examined rows and of devices in them.
     pub rows: usize,
     /// Revision up to which rows were examined, if there are more.
     pub until: Option<i64>,
@@ -320,11 +320,11 @@ pub(super) fn members_after(
     while let Some(row) = rows.next()?
         && found.changes.len() < LIMIT
     {
-        if found.rows == MAX_ROWS {
+        if found.rows >= MAX_ROWS {
             found.until = Some(last);
             break;
         }
-        found.rows += 1;
+        found.rows += 1 + row.get::<_, u32>(10)? as usize;
         last = row.get(7)?;
         // Most rows are invisible, and cost less if the rest of them is not parsed.
         if !visibility.sees_row(row, 11)? {
@@ -351,10 +351,11 @@ fn gone_after(
     asker: MemberId,
 ) -> Result<Found, StoreError> {
     let mut statement = connection.prepare_cached(
-        "SELECT revision, public_key, name, tags, devices FROM removed WHERE revision > ?1
+        "SELECT revision, public_key, name, tags, devices, ifnull(json_array_length(devices), 0)
+         FROM removed WHERE revision > ?1
          UNION ALL
-         SELECT revision, public_key, name, tags, devices FROM former
-         WHERE revision > ?1 AND member != ?2
+         SELECT revision, public_key, name, tags, devices, ifnull(json_array_length(devices), 0)
+         FROM former WHERE revision > ?1 AND member != ?2
          ORDER BY revision",
     )?;
     let mut rows = statement.query((since, asker.0))?;
@@ -363,11 +364,11 @@ fn gone_after(
     while let Some(row) = rows.next()?
         && found.changes.len() < LIMIT
     {
-        if found.rows == MAX_ROWS {
+        if found.rows >= MAX_ROWS {
             found.until = Some(last);
             break;
         }
-        found.rows += 1;
+        found.rows += 1 + row.get::<_, u32>(5)? as usize;
         last = row.get(0)?;
         let key = row.get(1)?;
         if visibility.sees_row(row, 2)? && !visibility.sees_key(&key)? && reported.insert(key) {

@@ -15,7 +15,9 @@
 use std::collections::BTreeSet;
 
 use rusqlite::{Connection, Transaction};
-use seikan_proto::mesh::{Device, DeviceName, MAX_DEVICES, MAX_TAGS, Name, Networks, Party};
+use seikan_proto::mesh::{
+    Device, DeviceName, MAX_DEVICES, MAX_MESH_DEVICES, MAX_TAGS, Name, Networks, Party,
+};
 use serde::{Deserialize, Serialize};
 
 use super::tokens::{from_json, to_json};
@@ -24,8 +26,6 @@ use super::{
     value,
 };
 
-/// Maximum number of devices of a mesh, approved or not.
-const MAX_MESH_DEVICES: usize = 8192;
 /// Maximum number of changed reports of one member within an hour.
 const MAX_REPORTS_PER_HOUR: u32 = 30;
 /// The approved devices of a row of `member`, in SQL: nobody has received others, so they are not

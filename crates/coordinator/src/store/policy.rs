@@ -189,6 +189,13 @@ pub(super) struct Subject {
     devices: Vec<Party>,
 }
 
+impl Subject {
+    /// Number of parties that are compared with a policy: the member and the devices behind it.
+    pub fn parties(&self) -> usize {
+        1 + self.devices.len()
+    }
+}
+
 impl From<Member> for Subject {
     fn from(member: Member) -> Subject {
         let devices = member.devices.iter();

@@ -121,7 +121,7 @@ impl Zone {
                     self.remove(former);
                     self.set(member);
                 }
-                Change::Removed(key) => self.remove(key),
+                Change::Removed(key) | Change::Refused(key, _) => self.remove(key),
             }
             self.serial = self.serial.wrapping_add(1);
         }

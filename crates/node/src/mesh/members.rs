@@ -13,6 +13,9 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use tracing::{info, warn};
 
+/// Maximum number of refused members that are noted; a coordinator could name any number.
+const MAX_REFUSED: usize = 1024;
+
 /// Which members may become peers. A coordinator decides who has which address of the mesh, and nothing else:
 /// it cannot direct other traffic to a member, nor change a peer of the configuration file.
 #[derive(Debug, Default)]
@@ -31,12 +34,7 @@ pub(super) fn set(node: &mut Node, member: Member, rules: &Rules) {
     let key = member.public_key;
     mesh.refused.remove(&key);
     if let Err(reason) = rules.check(&member) {
-        remove(node, &key, rules);
-        if let Some(mesh) = &mut node.mesh {
-            warn!(target: LOG, peer = %key, reason, "member refused");
-            mesh.refused.insert(key, reason);
-        }
-        return;
+        return refuse(node, &key, reason, rules);
     }
     let before = mesh.members.get(&key);
     let is_new = before.is_none();
@@ -71,6 +69,16 @@ pub(super) fn set(node: &mut Node, member: Member, rules: &Rules) {
     mesh.members.insert(key, member);
     if !is_filtered {
         filter(node, &key);
+    }
+}
+
+/// Removes the peer of a member, if it has one, and notes why it is none.
+pub(super) fn refuse(node: &mut Node, key: &PublicKey, reason: &'static str, rules: &Rules) {
+    remove(node, key, rules);
+    let Some(mesh) = &mut node.mesh else { return };
+    if mesh.refused.len() < MAX_REFUSED || mesh.refused.contains_key(key) {
+        warn!(target: LOG, peer = %key, reason, "member refused");
+        mesh.refused.insert(*key, reason);
     }
 }
 

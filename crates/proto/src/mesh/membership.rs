@@ -5,11 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Access, Changes, MAX_COORDINATORS, MAX_MEMBERS, MAX_RELAYS, Member, Name, Relay, RelayAddress,
+    Access, Changes, MAX_COORDINATORS, MAX_MEMBERS, MAX_MESH_DEVICES, MAX_RELAYS, Member, Name,
+    Relay, RelayAddress,
 };
 use crate::keys::PublicKey;
 
-/// Maximum number of members kept; others are ignored.
+/// Maximum number of members kept; others are refused.
 pub const MAX_KNOWN: usize = 1 << 17;
 
 /// The other members, as of the last answer. Its JSON is stored on disk, for times without a
@@ -41,6 +42,8 @@ pub enum Change {
     Rotated(PublicKey, Member),
     /// A member has left.
     Removed(PublicKey),
+    /// A member is not kept, for this reason, and removed if it was kept before.
+    Refused(PublicKey, &'static str),
 }
 
 impl Membership {
@@ -71,7 +74,6 @@ impl Membership {
     pub fn take(&mut self, mut changes: Changes) -> Vec<Change> {
         // A number from the coordinator allocates nothing here.
         changes.members.truncate(MAX_MEMBERS);
-        changes.members.retain(Member::is_within_bounds);
         if changes.whole {
             self.unconfirmed = self.members.keys().copied().collect();
         }
@@ -103,21 +105,42 @@ impl Membership {
                 different.push(Change::Removed(key));
             }
         }
+        let mut devices: usize = self.members.values().map(|m| m.devices.len()).sum();
         for member in changes.members {
-            let known = self.members.get(&member.public_key);
-            let has_space = known.is_some() || self.members.len() < MAX_KNOWN;
-            let former = rotated.remove(&member.public_key);
-            if has_space && known != Some(&member) {
-                self.members.insert(member.public_key, member.clone());
+            let key = member.public_key;
+            let known = self.members.get(&key);
+            let known_devices = known.map_or(0, |known| known.devices.len());
+            let others = devices - known_devices;
+            let former = rotated.remove(&key);
+            if let Err(reason) = self.check_space(&member, others) {
+                different.extend(former.map(Change::Removed));
+                self.members.remove(&key);
+                devices = others;
+                different.push(Change::Refused(key, reason));
+            } else if known != Some(&member) {
+                devices = others + member.devices.len();
+                self.members.insert(key, member.clone());
                 different.push(match former {
                     Some(former) => Change::Rotated(former, member),
                     None => Change::Set(member),
                 });
-            } else if let Some(former) = former {
-                different.push(Change::Removed(former));
             }
         }
         different
+    }
+
+    /// Checks whether a member can be kept beside `others`, the devices of the others.
+    fn check_space(&self, member: &Member, others: usize) -> Result<(), &'static str> {
+        if !member.is_within_bounds() {
+            return Err("it has too many addresses, endpoints, tags or devices");
+        }
+        if !self.members.contains_key(&member.public_key) && self.members.len() >= MAX_KNOWN {
+            return Err("the mesh has more than 131072 members");
+        }
+        if others + member.devices.len() > MAX_MESH_DEVICES {
+            return Err("the mesh has more than 8192 devices");
+        }
+        Ok(())
     }
 
     /// New members that replace one that has left, with the old key by the new one. Numbers are not
@@ -158,7 +181,10 @@ impl Membership {
 mod tests {
     use super::*;
     use crate::filter::Filter;
-    use crate::mesh::{MAX_ENDPOINTS, MAX_RELAYED, Party, Policy, RelayKind, RelaySecret, Ticket};
+    use crate::mesh::{
+        Device, MAX_DEVICES, MAX_ENDPOINTS, MAX_RELAYED, Party, Policy, RelayKind, RelaySecret,
+        Ticket,
+    };
 
     fn key(n: u8) -> PublicKey {
         PublicKey::from_bytes([n; 32])
@@ -238,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_out_of_bounds_is_ignored() {
+    fn a_member_out_of_bounds_is_refused() {
         let mut membership = Membership::default();
         let good = member(1, 1);
         let endpoint = good.endpoints[0];
@@ -255,7 +281,55 @@ mod tests {
             ..member(3, 1)
         };
         let taken = membership.take(answer(1, &[good.clone(), many, relayed, nowhere], &[]));
-        assert_eq!(taken, [Change::Set(good)]);
+        let reason = "it has too many addresses, endpoints, tags or devices";
+        let refused = |n: u8| Change::Refused(key(n), reason);
+        assert_eq!(
+            taken,
+            [
+                Change::Set(good.clone()),
+                refused(2),
+                refused(4),
+                refused(3)
+            ]
+        );
+        assert_eq!(membership.members().len(), 1);
+        // One that was kept before is not kept as it was.
+        let grown = Member {
+            endpoints: vec![endpoint; MAX_ENDPOINTS + 1],
+            ..good
+        };
+        assert_eq!(membership.take(answer(2, &[grown], &[])), [refused(1)]);
+        assert!(membership.members().is_empty());
+    }
+
+    #[test]
+    fn devices_beyond_the_maximum_of_a_mesh_are_refused_with_their_member() {
+        let mut membership = Membership::default();
+        let with_devices = |n: u8, count: usize| Member {
+            devices: (0..count)
+                .map(|device| Device {
+                    name: format!("d{device}").parse().expect("a name"),
+                    addresses: vec![[100, 81, n, device as u8].into()],
+                    tags: Vec::new(),
+                })
+                .collect(),
+            ..member(n, 1)
+        };
+        let full = (MAX_MESH_DEVICES / MAX_DEVICES) as u8;
+        let gateways: Vec<Member> = (0..full).map(|n| with_devices(n, MAX_DEVICES)).collect();
+        assert_eq!(
+            membership.take(answer(1, &gateways, &[])).len(),
+            gateways.len()
+        );
+        let refused = Change::Refused(key(full), "the mesh has more than 8192 devices");
+        let one_more = answer(2, &[with_devices(full, 1), member(full + 1, 1)], &[]);
+        let taken = membership.take(one_more.clone());
+        assert_eq!(taken, [refused, Change::Set(member(full + 1, 1))]);
+        // There is space once another has fewer.
+        let fewer = with_devices(0, MAX_DEVICES - 1);
+        assert_eq!(membership.take(answer(3, &[fewer], &[])).len(), 1);
+        let taken = membership.take(one_more);
+        assert_eq!(taken, [Change::Set(with_devices(full, 1))]);
     }
 
     #[test]

@@ -62,6 +62,8 @@ pub const MAX_COORDINATORS: usize = 8;
 pub const MAX_TAGS: usize = 16;
 /// Maximum number of devices behind a member.
 pub const MAX_DEVICES: usize = 64;
+/// Maximum number of devices of a mesh, approved or not.
+pub const MAX_MESH_DEVICES: usize = 8192;
 /// Maximum size of a request body in bytes.
 pub const MAX_REQUEST: usize = 16 << 10;
 /// Maximum size of an answer body in bytes. [`HOSTS`] members take several answers.

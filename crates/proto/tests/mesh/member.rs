@@ -229,7 +229,7 @@ impl World {
         for change in member.membership.take(changes) {
             match change {
                 Change::Access(_) => access = true,
-                Change::Removed(key) => {
+                Change::Removed(key) | Change::Refused(key, _) => {
                     if let Some(id) = member.tunnel.peer_by_key(&key) {
                         member.tunnel.remove_peer(id);
                     }
