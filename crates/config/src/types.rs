@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use ipnet::IpNet;
 use seikan_proto::gateway::{DeviceConfig, Remote};
-use seikan_proto::mesh::{Credential, Name, Pin};
+use seikan_proto::mesh::{Credential, Devices, Name, Pin};
 
 use super::endpoint::{CoordinatorUrl, Endpoint};
 use super::key::{PresharedKey, PrivateKey, PublicKey};
@@ -58,15 +58,26 @@ pub struct Config {
 }
 
 impl Config {
-    /// Names of the devices whose addresses the coordinator of the mesh allocates: those of the
-    /// gateway without an address in the overlay.
-    pub fn mesh_devices(&self) -> Vec<Name> {
+    /// The devices whose addresses the coordinator of the mesh allocates: those of the gateway
+    /// without an address in the overlay. The addresses of a device with a MAC address are learned,
+    /// so it may have both families.
+    pub fn mesh_devices(&self) -> Devices {
         let gateway = self.gateway.as_ref().filter(|_| self.mesh.is_some());
         let devices = gateway.iter().flat_map(|gateway| &gateway.devices);
-        let allocated = devices.filter(|device| device.overlay.is_empty());
-        allocated
-            .filter_map(|device| device.name.parse().ok())
-            .collect()
+        let mut all = Devices::default();
+        for device in devices.filter(|device| device.overlay.is_empty()) {
+            let Ok(name) = device.name.parse::<Name>() else {
+                continue;
+            };
+            let has = |v6| device.mac.is_some() || device.lan.iter().any(|ip| ip.is_ipv6() == v6);
+            match (has(false), has(true)) {
+                (true, false) => all.ipv4_only.push(name.clone()),
+                (false, true) => all.ipv6_only.push(name.clone()),
+                _ => {}
+            }
+            all.devices.push(name);
+        }
+        all
     }
 }
 

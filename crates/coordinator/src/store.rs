@@ -68,7 +68,7 @@ pub use relays::RelayInfo;
 pub use tokens::{NewToken, TokenId, TokenInfo};
 
 /// Scripts that bring the schema from each version to the next.
-const MIGRATIONS: [&str; 9] = [
+const MIGRATIONS: [&str; 10] = [
     include_str!("store/schema.sql"),
     include_str!("store/relays.sql"),
     include_str!("store/schema2.sql"),
@@ -78,6 +78,7 @@ const MIGRATIONS: [&str; 9] = [
     include_str!("store/schema5.sql"),
     include_str!("store/schema6.sql"),
     include_str!("store/schema7.sql"),
+    include_str!("store/schema8.sql"),
 ];
 /// Version of the schema that this program reads and writes.
 const SCHEMA: i64 = MIGRATIONS.len() as i64;

@@ -23,7 +23,7 @@ use crate::turn::TurnAllocations;
 use ipnet::IpNet;
 use seikan_config::MeshSettings;
 use seikan_proto::keys::PublicKey;
-use seikan_proto::mesh::{Devices, Name};
+use seikan_proto::mesh::Devices;
 use std::cell::Cell;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -54,7 +54,7 @@ pub struct Options<'a> {
     /// Addresses of the interface with the mesh's networks.
     pub networks: &'a [IpNet],
     /// Devices behind this host, to be reported; `None` if it is no gateway.
-    pub devices: Option<Vec<Name>>,
+    pub devices: Option<Devices>,
     /// The tunnel's UDP port.
     pub port: u16,
     /// The firewall mark of the tunnel's datagrams.
@@ -127,7 +127,7 @@ pub fn start(options: Options<'_>) -> Result<(Handle, MeshState), AgentError> {
     let agent = Agent {
         settings: options.settings.clone(),
         interface: options.interface,
-        devices: options.devices.map(|devices| Devices { devices }),
+        devices: options.devices,
         tunnel: Tunnel {
             networks: options.networks.to_vec(),
             port: Arc::clone(&port),

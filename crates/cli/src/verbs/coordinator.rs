@@ -159,7 +159,9 @@ struct Withdraw {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     sudo seikan coordinator approve-device plc.site-a               with the tags of its gateway\n  \
-    sudo seikan coordinator approve-device plc.site-a --tag plcs    with the tag `plcs`")]
+    sudo seikan coordinator approve-device plc.site-a --tag plcs    with the tag `plcs`\n  \
+    sudo seikan coordinator approve-device plc.site-b --from plc.site-a\n      \
+    the device that was at `site-a`: it keeps its addresses and tags")]
 struct ApproveDevice {
     /// Name of the device and of its gateway, as `seikan coordinator devices` lists it
     #[arg(value_name = "DEVICE.GATEWAY")]
@@ -167,6 +169,9 @@ struct ApproveDevice {
     /// Tag of the device (repeatable) [default: the tags of its gateway]
     #[arg(long = "tag", value_name = "TAG")]
     tags: Vec<Name>,
+    /// Former name of the device, whose addresses and tags it keeps
+    #[arg(long, value_name = "DEVICE.GATEWAY")]
+    from: Option<DeviceName>,
     #[command(flatten)]
     directory: Directory,
 }
@@ -463,9 +468,13 @@ fn approve_device(arguments: &ApproveDevice) -> anyhow::Result<()> {
     } = arguments.directory.open()?;
     let (name, tags) = (&arguments.name, arguments.tags.as_slice());
     let tags = (!tags.is_empty()).then_some(tags);
-    let approved = store.approve_device(name, tags, &operator, now());
-    approved.with_context(|| format!("cannot approve {name}"))?;
-    Ok(())
+    let approved = match &arguments.from {
+        Some(from) => store.move_device((from, name), tags, &operator, now()),
+        None => store
+            .approve_device(name, tags, &operator, now())
+            .map(|_| ()),
+    };
+    approved.with_context(|| format!("cannot approve {name}"))
 }
 
 fn add_relay(arguments: &AddRelay) -> anyhow::Result<()> {

@@ -288,7 +288,7 @@ async fn devices(
     request: Request,
 ) -> Result<StatusCode, Refused> {
     let (id, credential, ()) = member(&app, from, request.headers(), |_, _| Ok(())).await?;
-    let Devices { devices } = body(request).await?;
+    let devices: Devices = body(request).await?;
     let by = Actor::Host(from.ip().to_canonical());
     allow(&app, id, RequestKind::SetEndpoints)?;
     let set = app.change(Pool::Changes, move |store| {

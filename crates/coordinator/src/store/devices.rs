@@ -7,16 +7,20 @@
 //! contains that of its gateway, so no member can claim a device of another.
 //!
 //! An approved device has a number of the same sequence as members, which determines its addresses.
-//! It keeps the number until its gateway no longer reports it, or the approval is revoked.
+//! It keeps the number until its gateway no longer reports it, or the approval is revoked. An
+//! approval is for one gateway: at another gateway the device is approved again, and then has its
+//! former number if an administrator says so, or if both gateways joined with one token that allows
+//! devices.
 //!
 //! The devices of a member are a column of its row. A change of approved devices is a change of the
 //! member, which others receive as any other.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
-use rusqlite::{Connection, Transaction};
+use rusqlite::{Connection, Row, Transaction};
 use seikan_proto::mesh::{
-    Device, DeviceName, MAX_DEVICES, MAX_MESH_DEVICES, MAX_TAGS, Name, Networks, Party,
+    Device, DeviceName, Devices, Families, MAX_DEVICES, MAX_MESH_DEVICES, MAX_TAGS, Name, Networks,
+    Party,
 };
 use serde::{Deserialize, Serialize};
 
@@ -58,6 +62,9 @@ impl DeviceInfo {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct StoredDevice {
     name: Name,
+    /// Families in which it has an address.
+    #[serde(default, skip_serializing_if = "Families::is_both")]
+    families: Families,
     /// Determines the addresses; `None` until it is approved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     number: Option<u32>,
@@ -68,16 +75,32 @@ struct StoredDevice {
 /// The row of a gateway.
 struct Gateway {
     id: i64,
-    name: String,
+    name: Name,
     tags: Vec<Name>,
     devices: Vec<StoredDevice>,
-    /// The token by which its devices need no approval.
-    trusted_by: Option<i64>,
+    /// The token by which it has joined.
+    token: i64,
+    /// Whether its devices need no approval, by that token.
+    is_trusted: bool,
+}
+
+/// The device that had a free number last.
+#[derive(Serialize, Deserialize)]
+struct FormerDevice {
+    name: Name,
+    gateway: Name,
+    /// `None`: those of its gateway.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tags: Option<Vec<Name>>,
+    /// The token of its gateway.
+    token: i64,
 }
 
 impl Store {
     /// Sets the devices behind a member: new ones are pending or approved at once, and those that
-    /// are not in the list are removed. Returns whether there was a change.
+    /// are not in the list are removed. A new one that is approved at once has the addresses of a
+    /// removed one with its name, if the gateway of that had joined with the same token. Returns
+    /// whether there was a change.
     ///
     /// # Errors
     /// [`StoreError::OutOfBounds`] for more than [`MAX_DEVICES`], or a name that occurs twice;
@@ -87,30 +110,33 @@ impl Store {
     pub fn report_devices(
         &self,
         id: MemberId,
-        names: &[Name],
+        reported: &Devices,
         by: &Actor,
         now: u64,
     ) -> Result<bool, StoreError> {
-        if names.len() > MAX_DEVICES {
+        if reported.devices.len() > MAX_DEVICES {
             return Err(StoreError::OutOfBounds(
                 "a member may have at most 64 devices",
             ));
         }
-        let wanted: BTreeSet<Name> = names.iter().cloned().collect();
-        if wanted.len() < names.len() {
+        let names = reported.devices.iter();
+        let wanted = names.map(|name| (name.clone(), reported.families(name)));
+        let wanted: BTreeMap<Name, Families> = wanted.collect();
+        if wanted.len() < reported.devices.len() {
             return Err(StoreError::OutOfBounds("two devices have the same name"));
         }
         // Gateways repeat their report; mostly it has not changed.
-        if self.read(|connection| gateway(connection, id))?.names() == wanted {
+        if self.read(|connection| gateway(connection, id))?.reported() == wanted {
             return Ok(false);
         }
         let (by, now) = (by.clone(), seconds(now));
         self.change(move |transaction| {
             let gateway = gateway(transaction, id)?;
-            if gateway.names() == wanted {
+            if gateway.reported() == wanted {
                 return Ok(false);
             }
-            let recent = audit::count_since(transaction, REPORTED, &gateway.name, now - 3600)?;
+            let recent =
+                audit::count_since(transaction, REPORTED, gateway.name.as_str(), now - 3600)?;
             if recent >= MAX_REPORTS_PER_HOUR {
                 return Err(StoreError::TooManyDeviceChanges {
                     most: MAX_REPORTS_PER_HOUR,
@@ -118,18 +144,22 @@ impl Store {
             }
             check_total(transaction, gateway.devices.len(), wanted.len())?;
             let gone = gateway.devices.iter();
-            let gone = gone.filter(|device| !wanted.contains(&device.name));
-            free(transaction, gone)?;
+            let gone = gone.filter(|device| !wanted.contains_key(&device.name));
+            free(transaction, &gateway, gone)?;
             let mut devices = Vec::new();
-            for name in &wanted {
+            for (name, families) in &wanted {
                 let known = gateway.devices.iter().find(|device| device.name == *name);
-                devices.push(match known {
+                let device = match known {
                     Some(known) => known.clone(),
                     None => new_device(transaction, &gateway, name)?,
+                };
+                devices.push(StoredDevice {
+                    families: *families,
+                    ..device
                 });
             }
             write(transaction, &gateway, &devices)?;
-            audit::record(transaction, now, REPORTED, &gateway.name, &by)?;
+            audit::record(transaction, now, REPORTED, gateway.name.as_str(), &by)?;
             Ok(true)
         })
     }
@@ -166,6 +196,50 @@ impl Store {
                 Ok(())
             },
         )
+    }
+
+    /// Approves a device as the one that was `from` before, at another gateway or with another name:
+    /// it gets the addresses of that, and its tags unless there are others in `tags`. Tags that were
+    /// those of the former gateway are replaced by those of the new one. `from` is pending if its
+    /// gateway still reports it.
+    ///
+    /// # Errors
+    /// As [`Self::approve_device`]; [`StoreError::NoAddresses`] if `from` has and had none, or
+    /// another has them.
+    pub fn move_device(
+        &self,
+        (from, name): (&DeviceName, &DeviceName),
+        tags: Option<&[Name]>,
+        by: &Actor,
+        now: u64,
+    ) -> Result<(), StoreError> {
+        check_tags(tags.unwrap_or_default())?;
+        let tags = tags.map(<[Name]>::to_vec);
+        let (from, name) = (from.clone(), name.clone());
+        let (by, now) = (by.clone(), seconds(now));
+        self.change(move |transaction| {
+            let (mut gateway, at) = find(transaction, &name)?;
+            if from == name {
+                return Err(StoreError::NoAddresses(from.clone()));
+            }
+            let own = gateway.devices[at].clone();
+            free(transaction, &gateway, [&own])?;
+            let (number, former_tags) = take_over(transaction, &from)?;
+            // The former gateway may be the same.
+            if from.gateway == name.gateway {
+                (gateway, _) = find(transaction, &name)?;
+            }
+            let mut devices = gateway.devices.clone();
+            let tags = tags.clone().or(former_tags);
+            devices[at] = StoredDevice {
+                number: Some(number),
+                tags: tags.unwrap_or_else(|| gateway.tags.clone()),
+                ..own
+            };
+            write(transaction, &gateway, &devices)?;
+            let subject = format!("{from} to {name}");
+            audit::record(transaction, now, "device moved", &subject, &by)
+        })
     }
 
     /// Replaces the tags of an approved device. Returns whether they have changed.
@@ -208,11 +282,11 @@ impl Store {
             name,
             ("device revoked", by, now),
             move |transaction, gateway, device| {
-                if let Some(token) = gateway.trusted_by {
-                    let device = full.clone();
+                if gateway.is_trusted {
+                    let (device, token) = (full.clone(), gateway.token);
                     return Err(StoreError::DeviceTrusted { device, token });
                 }
-                free(transaction, [&*device])?;
+                free(transaction, gateway, [&*device])?;
                 (device.number, device.tags) = (None, Vec::new());
                 Ok(())
             },
@@ -230,13 +304,9 @@ impl Store {
     ) -> Result<bool, StoreError> {
         let (name, by, now) = (name.clone(), by.clone(), seconds(now));
         self.change(move |transaction| {
-            let no_device = || StoreError::NoDevice(name.clone());
-            let sql = "SELECT id FROM member WHERE name = ?1";
-            let id = first(transaction, sql, [name.gateway.as_str()], |row| row.get(0))?;
-            let gateway = gateway(transaction, MemberId(id.ok_or_else(no_device)?))?;
+            let (gateway, at) = find(transaction, &name)?;
             let mut devices = gateway.devices.clone();
-            let device = devices.iter_mut().find(|device| device.name == name.device);
-            work(transaction, &gateway, device.ok_or_else(no_device)?)?;
+            work(transaction, &gateway, &mut devices[at])?;
             if devices == gateway.devices {
                 return Ok(false);
             }
@@ -248,27 +318,97 @@ impl Store {
 }
 
 impl Gateway {
-    fn names(&self) -> BTreeSet<Name> {
+    fn reported(&self) -> BTreeMap<Name, Families> {
         let devices = self.devices.iter();
-        devices.map(|device| device.name.clone()).collect()
+        devices
+            .map(|device| (device.name.clone(), device.families))
+            .collect()
     }
+}
+
+/// Returns the gateway of a device, and the position of the device in its list.
+fn find(connection: &Connection, name: &DeviceName) -> Result<(Gateway, usize), StoreError> {
+    let no_device = || StoreError::NoDevice(name.clone());
+    let id = member_called(connection, &name.gateway)?.ok_or_else(no_device)?;
+    let gateway = gateway(connection, id)?;
+    let mut devices = gateway.devices.iter();
+    let at = devices.position(|device| device.name == name.device);
+    let at = at.ok_or_else(no_device)?;
+    Ok((gateway, at))
+}
+
+fn member_called(connection: &Connection, name: &Name) -> Result<Option<MemberId>, StoreError> {
+    let sql = "SELECT id FROM member WHERE name = ?1";
+    let id = first(connection, sql, [name.as_str()], |row| row.get(0))?;
+    Ok(id.map(MemberId))
+}
+
+/// Takes the number of a device, which may have lost it. Returns it with the tags of the device,
+/// unless they were those of its gateway.
+fn take_over(
+    transaction: &Transaction<'_>,
+    name: &DeviceName,
+) -> Result<(u32, Option<Vec<Name>>), StoreError> {
+    if let Some(id) = member_called(transaction, &name.gateway)? {
+        let gateway = gateway(transaction, id)?;
+        let mut devices = gateway.devices.clone();
+        let device = devices.iter_mut().find(|device| device.name == name.device);
+        if let Some(device) = device
+            && let Some(number) = device.number.take()
+        {
+            let tags = std::mem::take(&mut device.tags);
+            write(transaction, &gateway, &devices)?;
+            return Ok((number, (tags != gateway.tags).then_some(tags)));
+        }
+    }
+    let sql = "SELECT number, device FROM freed
+               WHERE device NOT NULL AND device ->> 'name' = ?1 AND device ->> 'gateway' = ?2
+               ORDER BY since DESC LIMIT 1";
+    let words = (name.device.as_str(), name.gateway.as_str());
+    let row = |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?));
+    let found: Option<(u32, String)> = first(transaction, sql, words, row)?;
+    let (number, device) = found.ok_or_else(|| StoreError::NoAddresses(name.clone()))?;
+    let device: FormerDevice =
+        serde_json::from_str(&device).map_err(|_| StoreError::Corrupt("former devices"))?;
+    numbers::take_back(transaction, number)?;
+    Ok((number, device.tags))
+}
+
+/// Takes the number that a removed device with this name had behind a gateway that joined with the
+/// same token, if there is one.
+fn take_same_token(
+    transaction: &Transaction<'_>,
+    gateway: &Gateway,
+    name: &Name,
+) -> Result<Option<u32>, StoreError> {
+    let sql = "SELECT number FROM freed
+               WHERE device NOT NULL AND device ->> 'name' = ?1 AND device ->> 'token' = ?2
+               ORDER BY since DESC LIMIT 1";
+    let found = first(transaction, sql, (name.as_str(), gateway.token), |row| {
+        row.get(0)
+    })?;
+    if let Some(number) = found {
+        numbers::take_back(transaction, number)?;
+    }
+    Ok(found)
 }
 
 fn gateway(connection: &Connection, id: MemberId) -> Result<Gateway, StoreError> {
     let sql = "SELECT member.name, member.tags, member.devices,
-                      iif(token.devices AND token.withdrawn IS NULL, token.id, NULL)
+                      token.id, token.devices AND token.withdrawn IS NULL
                FROM member JOIN token ON token.id = member.token WHERE member.id = ?1";
     let row = first(connection, sql, [id.0], |row| {
         let texts: (String, String, String) = (row.get(0)?, row.get(1)?, row.get(2)?);
-        Ok((texts, row.get(3)?))
+        Ok((texts, row.get(3)?, row.get(4)?))
     })?;
-    let ((name, tags, devices), trusted_by) = row.ok_or(StoreError::NotAMember)?;
+    let ((name, tags, devices), token, is_trusted) = row.ok_or(StoreError::NotAMember)?;
     Ok(Gateway {
         id: id.0,
-        name,
+        name: name.parse().map_err(|_| StoreError::Corrupt("names"))?,
         tags: from_json(&tags, "tags")?,
         devices: from_json(&devices, "devices")?,
-        trusted_by,
+        token,
+        is_trusted,
     })
 }
 
@@ -301,11 +441,16 @@ fn new_device(
 ) -> Result<StoredDevice, StoreError> {
     let mut device = StoredDevice {
         name: name.clone(),
+        families: Families::Both,
         number: None,
         tags: Vec::new(),
     };
-    if gateway.trusted_by.is_some() {
-        device.number = Some(next_number(transaction)?);
+    if gateway.is_trusted {
+        let former = take_same_token(transaction, gateway, name)?;
+        device.number = Some(match former {
+            Some(former) => former,
+            None => next_number(transaction)?,
+        });
         device.tags.clone_from(&gateway.tags);
     }
     Ok(device)
@@ -316,13 +461,30 @@ fn next_number(transaction: &Transaction<'_>) -> Result<u32, StoreError> {
     numbers::take(transaction, &networks)
 }
 
-/// Frees the numbers of devices. Each has a revision of its own, because those are unique.
+/// Frees the numbers of devices of a gateway. Each has a revision of its own, because those are
+/// unique.
 fn free<'a>(
     transaction: &Transaction<'_>,
+    gateway: &Gateway,
     devices: impl IntoIterator<Item = &'a StoredDevice>,
 ) -> Result<(), StoreError> {
-    for number in devices.into_iter().filter_map(|device| device.number) {
-        numbers::free(transaction, number, next_revision(transaction)?)?;
+    for device in devices {
+        let Some(number) = device.number else {
+            continue;
+        };
+        let former = FormerDevice {
+            name: device.name.clone(),
+            gateway: gateway.name.clone(),
+            tags: (device.tags != gateway.tags).then(|| device.tags.clone()),
+            token: gateway.token,
+        };
+        let former = serde_json::to_string(&former).map_err(|_| StoreError::Corrupt("devices"))?;
+        numbers::free(
+            transaction,
+            number,
+            next_revision(transaction)?,
+            Some(&former),
+        )?;
     }
     Ok(())
 }
@@ -346,7 +508,8 @@ pub(super) fn follow_tags(
 
 /// Frees the numbers of all devices behind a member.
 pub(super) fn free_all(transaction: &Transaction<'_>, id: i64) -> Result<(), StoreError> {
-    free(transaction, &gateway(transaction, MemberId(id))?.devices)
+    let gateway = gateway(transaction, MemberId(id))?;
+    free(transaction, &gateway, &gateway.devices)
 }
 
 /// Replaces the devices of a gateway. If approved ones differ, others receive the gateway again, and
@@ -395,9 +558,11 @@ pub(super) fn infos(json: &str, networks: &Networks) -> Result<Vec<DeviceInfo>, 
             return Ok(DeviceInfo::Pending(device.name));
         };
         let addresses = networks.addresses(number);
+        let addresses = addresses.ok_or(StoreError::Corrupt("numbers"))?.into_iter();
+        let of_device = addresses.filter(|address| device.families.has(address));
         Ok(DeviceInfo::Approved(Device {
             name: device.name,
-            addresses: addresses.ok_or(StoreError::Corrupt("numbers"))?.to_vec(),
+            addresses: of_device.collect(),
             tags: device.tags,
         }))
     });

@@ -52,6 +52,11 @@ pub enum StoreError {
         "the device {0} is not approved: use `seikan coordinator approve-device {0} --tag TAG`"
     )]
     DevicePending(DeviceName),
+    /// The device has no addresses, and its last ones are unknown or taken.
+    #[error(
+        "{0} has no addresses, and those that it had are unknown or another's by now: approve without --from"
+    )]
+    NoAddresses(DeviceName),
     /// The device needs no approval, so none can be taken back.
     #[error(
         "{device} needs no approval, by the token of its gateway: run `seikan coordinator withdraw {token}` \
@@ -216,6 +221,7 @@ impl StoreError {
             | Self::CorruptRow { .. }
             | Self::NoDevice(_)
             | Self::DevicePending(_)
+            | Self::NoAddresses(_)
             | Self::DeviceTrusted { .. }
             | Self::Sqlite(_) => {
                 return Refusal {

@@ -263,7 +263,7 @@ impl Store {
                 ),
                 (id, revision),
             )?;
-            numbers::free(transaction, number, revision)?;
+            numbers::free(transaction, number, revision, None)?;
             devices::free_all(transaction, id)?;
             transaction.execute("DELETE FROM member WHERE id = ?1", [id])?;
             transaction.execute("DELETE FROM seen WHERE member = ?1", [id])?;

@@ -21,13 +21,21 @@ pub(super) fn take(transaction: &Transaction<'_>, networks: &Networks) -> Result
     Ok(number)
 }
 
-/// Frees a number as of a revision, which no other number may have been freed at.
+/// Frees a number as of a revision, which no other number may have been freed at. `device` is the
+/// device that had it, in JSON.
 pub(super) fn free(
     transaction: &Transaction<'_>,
     number: u32,
     revision: i64,
+    device: Option<&str>,
 ) -> Result<(), StoreError> {
-    let sql = "INSERT INTO freed (number, since) VALUES (?1, ?2)";
-    transaction.execute(sql, (number, revision))?;
+    let sql = "INSERT INTO freed (number, since, device) VALUES (?1, ?2, ?3)";
+    transaction.execute(sql, (number, revision, device))?;
+    Ok(())
+}
+
+/// Takes a number that is free.
+pub(super) fn take_back(transaction: &Transaction<'_>, number: u32) -> Result<(), StoreError> {
+    transaction.execute("DELETE FROM freed WHERE number = ?1", [number])?;
     Ok(())
 }

@@ -66,7 +66,8 @@ impl Agent {
                     }
                 }
                 // Also a refused list again: there may be space since.
-                if report_again || key_is_due || !devices_reported {
+                let devices_are_due = key_is_due && self.devices.is_some();
+                if report_again || devices_are_due || !devices_reported {
                     devices_reported = self.report_devices(client, shared).await?;
                     if !devices_reported {
                         pause.wait().await;
@@ -88,19 +89,15 @@ impl Agent {
     }
 
     /// Reports the devices behind this host; returns whether the coordinator has decided about them. A host that
-    /// is a gateway no longer reports that it has none.
+    /// is no gateway reports that it has none, since it may have been one, and does not know of pending devices.
     async fn report_devices(&self, client: &Client, shared: &Shared) -> Result<bool, Gone> {
         let none = Devices::default();
-        let has_former = !shared.membership.borrow().access().devices.is_empty();
-        let devices = match &self.devices {
-            Some(devices) => devices,
-            None if has_former => &none,
-            None => return Ok(true),
-        };
+        let devices = self.devices.as_ref().unwrap_or(&none);
         let refusal = match client.report_devices(devices).await {
             Ok(()) => None,
             Err(ClientError::Refused(refusal)) if is_decision(refusal.reason) => {
-                Some(refusal.message)
+                // A coordinator that knows no devices has none of this host.
+                self.devices.is_some().then_some(refusal.message)
             }
             Err(_) => return Ok(false),
         };

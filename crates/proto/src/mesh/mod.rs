@@ -109,6 +109,54 @@ pub struct Endpoints {
 pub struct Devices {
     /// At most [`MAX_DEVICES`], each once.
     pub devices: Vec<Name>,
+    /// Those that have only IPv4 on their own network.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ipv4_only: Vec<Name>,
+    /// Those that have only IPv6 there.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ipv6_only: Vec<Name>,
+}
+
+impl Devices {
+    /// The families of a device.
+    pub fn families(&self, name: &Name) -> Families {
+        if self.ipv4_only.contains(name) {
+            Families::Ipv4
+        } else if self.ipv6_only.contains(name) {
+            Families::Ipv6
+        } else {
+            Families::Both
+        }
+    }
+}
+
+/// The address families of a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Families {
+    /// IPv4 and IPv6.
+    #[default]
+    Both,
+    /// IPv4 only.
+    Ipv4,
+    /// IPv6 only.
+    Ipv6,
+}
+
+impl Families {
+    /// Whether an address is of one of them.
+    pub fn has(self, address: &IpAddr) -> bool {
+        match self {
+            Families::Both => true,
+            Families::Ipv4 => address.is_ipv4(),
+            Families::Ipv6 => address.is_ipv6(),
+        }
+    }
+
+    /// Whether these are both families.
+    pub fn is_both(&self) -> bool {
+        *self == Families::Both
+    }
 }
 
 /// A device behind a member, with addresses of its own in the mesh.

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::net::SocketAddr;
 
 use seikan_proto::mesh::{
-    Changes, Cursor, DeviceName, Endpoints, MAX_ANSWER, MAX_DEVICES, MAX_ENDPOINTS, MAX_MEMBERS,
-    MAX_TAGS, Member, Reason,
+    Changes, Cursor, DeviceName, Devices, Endpoints, MAX_ANSWER, MAX_DEVICES, MAX_ENDPOINTS,
+    MAX_MEMBERS, MAX_TAGS, Member, Reason,
 };
 
 use super::super::changes::{Change, ChangeKind, MAX_ROWS, assemble, members_after};
@@ -344,8 +344,12 @@ fn the_longest_member_is_within_its_cost() {
     let devices: Vec<Name> = (10..10 + MAX_DEVICES)
         .map(|n| name(&format!("{n}{}", &longest[2..])))
         .collect();
+    let reported = Devices {
+        devices: devices.clone(),
+        ..Devices::default()
+    };
     mesh.store
-        .report_devices(id, &devices, &host(), NOW)
+        .report_devices(id, &reported, &host(), NOW)
         .expect("reported");
     for device in devices {
         let device = DeviceName {

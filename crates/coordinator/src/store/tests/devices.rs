@@ -1,6 +1,6 @@
 //! Devices behind members.
 
-use seikan_proto::mesh::{Changes, Device, DeviceName, MAX_DEVICES, Reason};
+use seikan_proto::mesh::{Changes, Device, DeviceName, Devices, MAX_ANSWER, MAX_DEVICES, Reason};
 
 use super::*;
 
@@ -12,9 +12,34 @@ fn full(text: &str) -> DeviceName {
     text.parse().expect("a name")
 }
 
+fn listed(devices: &[Name]) -> Devices {
+    Devices {
+        devices: devices.to_vec(),
+        ..Devices::default()
+    }
+}
+
 fn report(mesh: &Mesh, id: MemberId, words: &str) -> bool {
-    let reported = mesh.store.report_devices(id, &names(words), &host(), NOW);
+    let reported = listed(&names(words));
+    let reported = mesh.store.report_devices(id, &reported, &host(), NOW);
     reported.expect("reported")
+}
+
+/// Approves a device as the one that was `from`, with the tags of that.
+fn move_device(mesh: &Mesh, from: &str, to: &str) -> Result<(), String> {
+    let (from, to) = (full(from), full(to));
+    let moved = mesh.store.move_device((&from, &to), None, &operator(), NOW);
+    moved.map_err(|error| error.to_string())
+}
+
+/// The IPv4 address and the tags of a device, as a member receives it.
+fn seen(mesh: &Mesh, to: MemberId, device: &str) -> Option<(IpAddr, Vec<Name>)> {
+    let wanted = full(device);
+    let members = whole(mesh, to).members;
+    let gateway = members.into_iter().find(|m| m.name == wanted.gateway)?;
+    let mut devices = gateway.devices.into_iter();
+    let device = devices.find(|device| device.name == wanted.device)?;
+    Some((device.addresses[0], device.tags))
 }
 
 fn approve(mesh: &Mesh, device: &str, tags: Option<&str>) -> bool {
@@ -257,7 +282,9 @@ fn a_hostile_gateway_gets_no_more_than_its_own() {
     let after = whole(&mesh, laptop);
     assert_eq!(after.members, before.members);
     let refused = |reported: &[Name]| {
-        let reported = mesh.store.report_devices(hostile, reported, &host(), NOW);
+        let reported = mesh
+            .store
+            .report_devices(hostile, &listed(reported), &host(), NOW);
         reported.expect_err("refused").refusal()
     };
     let many: Vec<Name> = (0..10_000).map(|n| name(&format!("d{n}"))).collect();
@@ -271,8 +298,8 @@ fn a_hostile_gateway_gets_no_more_than_its_own() {
     // Reports that differ each time are refused after a while, for an hour.
     let mut changed = 0;
     let flip = |n: usize| {
-        let report = &many[n % 2..=n % 2];
-        mesh.store.report_devices(hostile, report, &host(), NOW)
+        let report = listed(&many[n % 2..=n % 2]);
+        mesh.store.report_devices(hostile, &report, &host(), NOW)
     };
     while flip(changed).is_ok() {
         changed += 1;
@@ -288,7 +315,7 @@ fn a_hostile_gateway_gets_no_more_than_its_own() {
     let later = NOW + 3601;
     let again = mesh
         .store
-        .report_devices(hostile, &twice[..2], &host(), later);
+        .report_devices(hostile, &listed(&twice[..2]), &host(), later);
     assert!(again.expect("reported"));
 }
 
@@ -310,6 +337,155 @@ fn a_device_that_nobody_reported_cannot_be_approved() {
         .set_device_tags(&full("printer.site-a"), &tags, &operator(), NOW);
     let error = tagged.expect_err("pending").to_string();
     assert!(error.contains("approve-device printer.site-a"), "{error}");
+}
+
+#[test]
+fn a_device_moves_to_another_gateway_with_its_addresses_and_tags() {
+    let mesh = Mesh::new("100.80.0.0/12");
+    let [a, b, laptop] =
+        [("site-a", 1), ("site-b", 2), ("laptop", 3)].map(|(n, i)| mesh.join(n, i));
+    // Without rules, tags decide who sees what.
+    let set = mesh.store.set_policy("allow * -> * *\n", &operator(), NOW);
+    assert!(set.expect("set"));
+    report(&mesh, a, "plc printer camera");
+    for (device, tags) in [
+        ("plc.site-a", Some("plcs")),
+        ("printer.site-a", None),
+        ("camera.site-a", None),
+    ] {
+        approve(&mesh, device, tags);
+    }
+    let [plc, printer, camera] = ["plc.site-a", "printer.site-a", "camera.site-a"]
+        .map(|device| seen(&mesh, laptop, device).expect("a device").0);
+    // The former gateway has removed it, or reports it still.
+    report(&mesh, a, "printer camera");
+    report(&mesh, b, "plc printer camera");
+    assert_eq!(seen(&mesh, laptop, "plc.site-b"), None, "not approved");
+    assert_eq!(move_device(&mesh, "plc.site-a", "plc.site-b"), Ok(()));
+    assert_eq!(
+        move_device(&mesh, "printer.site-a", "printer.site-b"),
+        Ok(())
+    );
+    assert_eq!(
+        seen(&mesh, laptop, "plc.site-b"),
+        Some((plc, names("plcs")))
+    );
+    let at_b = seen(&mesh, laptop, "printer.site-b");
+    assert_eq!(at_b, Some((printer, Vec::new())));
+    assert_eq!(seen(&mesh, laptop, "printer.site-a"), None);
+    assert!(states(&mesh).contains(&("printer.site-a".to_owned(), false)));
+    // Nobody else gets these addresses, and the gateway that leaves does not take them along.
+    let refused = move_device(&mesh, "plc.site-a", "camera.site-b").expect_err("refused");
+    assert!(refused.contains("plc.site-a has no addresses"), "{refused}");
+    let unknown = move_device(&mesh, "camera.site-a", "scanner.site-b").expect_err("refused");
+    assert!(unknown.contains("scanner.site-b"), "{unknown}");
+    mesh.remove("site-a");
+    assert_eq!(move_device(&mesh, "camera.site-a", "camera.site-b"), Ok(()));
+    let at_b = seen(&mesh, laptop, "camera.site-b");
+    assert_eq!(at_b, Some((camera, Vec::new())));
+    let newest = &mesh.store.audit(1).expect("an audit")[0];
+    let newest = (&*newest.change, &*newest.subject);
+    assert_eq!(newest, ("device moved", "camera.site-a to camera.site-b"));
+    // A device gets another name at the same gateway.
+    report(&mesh, b, "plc printer camera scanner");
+    assert_eq!(
+        move_device(&mesh, "camera.site-b", "scanner.site-b"),
+        Ok(())
+    );
+    let renamed = seen(&mesh, laptop, "scanner.site-b").expect("a device");
+    assert_eq!(renamed.0, camera);
+    assert_eq!(seen(&mesh, laptop, "camera.site-b"), None);
+}
+
+#[test]
+fn a_trusted_device_moves_between_gateways_of_one_token_alone() {
+    let mesh = Mesh::new("100.80.0.0/12");
+    let trusting = |tags: &str| NewToken {
+        tags: names(tags),
+        devices: true,
+        uses: None,
+        ..NewToken::default()
+    };
+    mesh.admit(2, trusting("lab"));
+    mesh.admit(3, trusting("shed"));
+    let joined = |token, name: &str, n| join(&mesh.store, token, name, n).expect("joined").id;
+    let [a, b, other] = [(2, "site-a", 1), (2, "site-b", 2), (3, "site-c", 3)]
+        .map(|(token, name, n)| joined(token, name, n));
+    report(&mesh, a, "plc");
+    let own = |id| whole(&mesh, id).own_devices[0].clone();
+    let plc = own(a);
+    // Another device with this name, while the first one is there.
+    report(&mesh, b, "plc");
+    assert_ne!(own(b).addresses, plc.addresses);
+    report(&mesh, b, "");
+    // The other token has other gateways, and other people may have made it.
+    report(&mesh, a, "");
+    report(&mesh, other, "plc");
+    assert_ne!(own(other).addresses, plc.addresses);
+    report(&mesh, b, "plc");
+    assert_eq!(own(b), plc);
+}
+
+#[test]
+fn a_device_has_addresses_of_its_own_families() {
+    let mesh = Mesh::new("100.80.0.0/12");
+    let [gateway, laptop] = [mesh.join("site-a", 1), mesh.join("laptop", 2)];
+    let report = |ipv4_only: &str, ipv6_only: &str| {
+        let reported = Devices {
+            devices: names("plc camera pc"),
+            ipv4_only: names(ipv4_only),
+            ipv6_only: names(ipv6_only),
+        };
+        let reported = mesh.store.report_devices(gateway, &reported, &host(), NOW);
+        reported.expect("reported")
+    };
+    let addresses = || -> Vec<String> {
+        let member = &whole(&mesh, laptop).members[0];
+        let devices = member.devices.iter();
+        let texts = devices.map(|device| {
+            let addresses = device.addresses.iter().map(ToString::to_string);
+            format!(
+                "{} {}",
+                device.name,
+                addresses.collect::<Vec<_>>().join(" ")
+            )
+        });
+        texts.collect()
+    };
+    assert!(report("plc", "camera") && !report("plc", "camera"));
+    for device in ["plc.site-a", "camera.site-a", "pc.site-a"] {
+        approve(&mesh, device, None);
+    }
+    let expected = ["camera fd00::4", "pc 100.80.0.5 fd00::5", "plc 100.80.0.3"];
+    assert_eq!(addresses(), expected);
+    // Its gateway lists an IPv6 address, too: others receive it.
+    let before = revision(&mesh);
+    assert!(report("", "camera"));
+    assert_eq!(addresses()[2], "plc 100.80.0.3 fd00::3");
+    assert_eq!(since(&mesh, before, laptop).members.len(), 1);
+}
+
+#[test]
+fn devices_count_as_members_that_are_examined_for_an_answer() {
+    let mesh = Mesh::new("100.80.0.0/12");
+    let token = NewToken {
+        devices: true,
+        ..NewToken::default()
+    };
+    mesh.admit(2, token);
+    let gateway = join(&mesh.store, 2, "site-a", 1).expect("joined").id;
+    let laptop = mesh.join("laptop", 2);
+    let many: Vec<String> = (0..MAX_DEVICES).map(|n| format!("d{n}")).collect();
+    report(&mesh, gateway, &many.join(" "));
+    let rows = |since: u64| {
+        let answer = mesh.store.answer(since, laptop, MAX_ANSWER);
+        answer.expect("an answer").rows
+    };
+    assert_eq!(rows(0), 2 + MAX_DEVICES);
+    // The gateway as it is, and as it was.
+    let before = revision(&mesh);
+    report(&mesh, gateway, "");
+    assert_eq!(rows(before), 2 + MAX_DEVICES);
 }
 
 #[test]
@@ -342,4 +518,7 @@ on_etcd! {
     a_device_is_seen_by_those_that_may_talk_to_it
     a_trusted_token_approves_devices_with_the_tags_of_their_gateway
     a_hostile_gateway_gets_no_more_than_its_own
+    a_device_moves_to_another_gateway_with_its_addresses_and_tags
+    a_trusted_device_moves_between_gateways_of_one_token_alone
+    a_device_has_addresses_of_its_own_families
 }
