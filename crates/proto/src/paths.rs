@@ -424,11 +424,14 @@ impl Paths {
         now < window.pause_at
     }
 
-    /// An initiation goes to all candidates.
-    pub fn on_initiation(&mut self) {
-        let mut is_tried = false;
-        for candidate in self.candidates.iter_mut().filter(|c| c.is_direct()) {
-            is_tried = true;
+    /// An initiation goes to these addresses. To a peer behind a NAT it is a try only if one of them
+    /// is the NAT's: in a pause it goes to the others alone ([`PUNCH_FOR`]).
+    pub fn on_initiation(&mut self, to: &[SocketAddr]) {
+        let has_nat = self.has_nat();
+        let mut is_tried = to.iter().any(|address| self.is_behind_nat(*address));
+        let is_sent = |c: &&mut Candidate| c.is_direct() && to.contains(&c.address);
+        for candidate in self.candidates.iter_mut().filter(is_sent) {
+            is_tried |= !has_nat;
             candidate.state = match candidate.state {
                 CheckState::Unchecked => CheckState::Checking,
                 CheckState::Checking => CheckState::Silent,

@@ -5,6 +5,8 @@ use crate::client::{Client, ClientError};
 use crate::endpoints;
 use crate::event::{AgentEvent, Gone};
 use crate::shared::{Pause, Shared};
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{Call, Devices, Endpoints, MAX_ENDPOINTS, Reason};
 use seikan_sys::netlink::Netlink;
@@ -19,6 +21,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 const REPORT_KEY_EVERY: Duration = Duration::from_secs(120);
 /// Minimum interval between two calls of one member.
 const CALL_EVERY: Duration = Duration::from_secs(1);
+/// Maximum number of calls without an answer of the coordinator.
+const CALLS_AT_A_TIME: usize = 16;
 /// How long a reflexive address counts as current: longer than two rounds of STUN requests.
 const LATELY: Duration = Duration::from_secs(60);
 /// Maximum number of current reflexive addresses of one family.
@@ -119,16 +123,31 @@ impl Agent {
     }
 
     /// Asks the coordinator to call members that do not answer: their datagrams open their NATs.
-    pub(super) async fn call(&self, client: &Client, mut to_call: mpsc::Receiver<PublicKey>) {
-        let mut requested_at: BTreeMap<PublicKey, Instant> = BTreeMap::new();
-        while let Some(key) = to_call.recv().await {
-            requested_at.retain(|_, at| at.elapsed() < CALL_EVERY);
-            if requested_at.contains_key(&key) {
-                continue;
-            }
-            requested_at.insert(key, Instant::now());
+    pub(super) async fn call(&self, client: &Client, to_call: mpsc::Receiver<PublicKey>) {
+        let call = async |key| {
             // Without a coordinator no member can be called; the next initiation comes here again.
             let _ = client.call(&Call { public_key: key }).await;
+        };
+        call_all(to_call, call).await;
+    }
+}
+
+/// Calls members, [`CALLS_AT_A_TIME`]: the whole initiation follows an opener after a second
+/// ([`seikan_proto::constants::OPENING_TIME`]), and the member should have sent by then.
+async fn call_all(mut to_call: mpsc::Receiver<PublicKey>, call: impl AsyncFn(PublicKey)) {
+    let mut requested_at: BTreeMap<PublicKey, Instant> = BTreeMap::new();
+    let mut pending = FuturesUnordered::new();
+    loop {
+        tokio::select! {
+            key = to_call.recv(), if pending.len() < CALLS_AT_A_TIME => {
+                let Some(key) = key else { return };
+                requested_at.retain(|_, at| at.elapsed() < CALL_EVERY);
+                if !requested_at.contains_key(&key) {
+                    requested_at.insert(key, Instant::now());
+                    pending.push(call(key));
+                }
+            }
+            Some(()) = pending.next() => {}
         }
     }
 }
@@ -188,6 +207,33 @@ impl Sights {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::RefCell;
+
+    #[test]
+    fn a_call_does_not_wait_for_the_calls_before_it() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        let key = |n: usize| PublicKey::from_bytes([n as u8; 32]);
+        let called = RefCell::new(Vec::new());
+        let waits_forever = async |key| {
+            called.borrow_mut().push(key);
+            std::future::pending().await
+        };
+        runtime.expect("a runtime").block_on(async {
+            let (sought, to_call) = mpsc::channel(64);
+            for n in 0..=CALLS_AT_A_TIME {
+                // Twice: a member is called once a second.
+                sought.send(key(n)).await.expect("sent");
+                sought.send(key(n)).await.expect("sent");
+            }
+            let calling = call_all(to_call, waits_forever);
+            let ended = tokio::time::timeout(Duration::from_millis(100), calling).await;
+            assert!(ended.is_err(), "calls are pending");
+        });
+        let expected: Vec<PublicKey> = (0..CALLS_AT_A_TIME).map(key).collect();
+        assert_eq!(called.into_inner(), expected);
+    }
 
     /// Whether a host has moved, for each observation of a second and a host number.
     fn moves(seen: &[(u64, u8)]) -> Vec<bool> {

@@ -651,10 +651,11 @@ fn a_public_ipv4_address_of_a_peer_with_a_private_one_is_a_nats() {
 #[test]
 fn tries_are_counted_until_something_arrives_directly() {
     let mut paths = paths();
-    paths.on_initiation();
+    paths.on_initiation(&[direct(1), relay(1)]);
     assert_eq!(paths.candidates()[0].state, CheckState::Checking);
-    paths.on_initiation();
+    paths.on_initiation(&[direct(1)]);
     assert_eq!(paths.candidates()[0].state, CheckState::Silent);
+    paths.on_initiation(&[relay(1)]);
     paths.moved();
     due(&mut paths, relay(1), at(1000));
     assert_eq!(paths.direct_tries(), 3);
@@ -662,6 +663,19 @@ fn tries_are_counted_until_something_arrives_directly() {
     assert_eq!(paths.direct_tries(), 3);
     paths.on_datagram(direct(1), Some(direct(1)), true, at(1000));
     assert_eq!(paths.direct_tries(), 0);
+}
+
+#[test]
+fn an_initiation_that_leaves_the_nats_out_is_no_try() {
+    let [outer, inner] = ["192.0.2.1:7", "10.0.0.1:7"].map(|text| text.parse().expect(text));
+    let mut paths = Paths::default();
+    paths.set_signalled(&[outer, inner]);
+    paths.on_initiation(&[inner]);
+    assert_eq!(paths.direct_tries(), 0);
+    let states = paths.candidates().iter().map(|candidate| candidate.state);
+    assert!(states.eq([CheckState::Unchecked, CheckState::Checking]));
+    paths.on_initiation(&[outer, inner]);
+    assert_eq!(paths.direct_tries(), 1);
 }
 
 #[test]

@@ -169,7 +169,8 @@ impl Tunnel {
                 }));
                 peer.counters.handshakes.initiations_sent += 1;
                 if scope != Scope::PathInUse {
-                    peer.paths.on_initiation();
+                    let to: Vec<_> = destinations.iter().map(|to| to.address).collect();
+                    peer.paths.on_initiation(&to);
                 }
                 peer.timers.any_authenticated_packet_sent(now.mono);
                 if destinations
