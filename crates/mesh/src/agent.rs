@@ -3,7 +3,8 @@
 //! Its tasks: long-poll the coordinator for changes (`follow`); learn this host's reflexive addresses by STUN
 //! (`reflect`); report this host's endpoints, key and devices (`report`); keep a port mapping at the router (`map`); ask the
 //! coordinator to call members that do not answer (`call`); bind relay ports for members without a direct path
-//! (`relay`), and allocate at TURN servers (`turn`); answer DNS queries for members' names ([`names`]). All of them
+//! (`relay`), and allocate at TURN servers (`turn`); answer DNS queries for members' names ([`names`]). A gateway on
+//! standby does the last only. All of them
 //! retry forever: if a coordinator does not answer, another one of the mesh is used at once; if none does, with growing
 //! pauses.
 
@@ -17,14 +18,13 @@ use crate::event::{AgentEvent, Contact, Worker, WorkerEvent};
 use crate::names::{self, Found};
 use crate::relay::{Relays, Streams};
 use crate::shared::{OwnKey, RelayEvent, Shared, Tunnel};
-use crate::state::MeshState;
-use crate::trust::Known;
+use crate::state::{MeshState, Notifier};
+use crate::trust::TrustStore;
 use crate::turn::TurnAllocations;
 use ipnet::IpNet;
 use seikan_config::MeshSettings;
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::Devices;
-use std::cell::Cell;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -34,7 +34,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 /// Maximum number of events that wait for the worker.
 const MAX_AGENT_EVENTS: usize = 16;
@@ -67,6 +67,8 @@ pub struct Options<'a> {
     pub names: Found,
     /// Sockets of the name server, if names are on.
     pub name_server: Option<names::Server>,
+    /// Whether this host is the member now: no gateway on standby for another one with the same key.
+    pub is_active: bool,
 }
 
 /// The worker's handle of the agent.
@@ -102,8 +104,8 @@ struct Agent {
     cache: PathBuf,
     /// File of the known keys.
     known_file: PathBuf,
-    /// The known keys as loaded; taken once.
-    known: Cell<Known>,
+    /// The known keys, and the conflicts with them.
+    trust_store: tokio::sync::Mutex<TrustStore>,
     /// Names of the members.
     names: names::Names,
 }
@@ -119,11 +121,16 @@ pub fn start(options: Options<'_>) -> Result<(Handle, MeshState), AgentError> {
     ours.set_nonblocking(true)?;
     theirs.set_nonblocking(true)?;
     let (to_agent, worker_events) = mpsc::channel(MAX_WORKER_EVENTS);
+    let (to_activate, active) = watch::channel(options.is_active);
     let (to_worker, events) = sync_channel(MAX_AGENT_EVENTS);
     let port = Arc::new(AtomicU16::new(options.port));
     let own_key = OwnKey::new(options.own_key);
     let coordinator = options.settings.coordinator.to_string();
-    let state = MeshState::new(options.own_key, coordinator, options.names, to_agent);
+    let notify = Notifier {
+        events: to_agent,
+        active: to_activate,
+    };
+    let state = MeshState::new(options.own_key, coordinator, options.names, notify);
     let agent = Agent {
         settings: options.settings.clone(),
         interface: options.interface,
@@ -136,7 +143,10 @@ pub fn start(options: Options<'_>) -> Result<(Handle, MeshState), AgentError> {
         },
         cache: cache::file(options.state),
         known_file,
-        known: Cell::new(known),
+        trust_store: tokio::sync::Mutex::new(TrustStore::new(
+            options.settings.trust.clone(),
+            known,
+        )),
         names: names::Names::new(options.networks.to_vec()),
     };
     let wake_again = theirs.try_clone()?;
@@ -148,9 +158,13 @@ pub fn start(options: Options<'_>) -> Result<(Handle, MeshState), AgentError> {
         .enable_all()
         .build()?;
     let name_server = options.name_server;
+    let for_agent = ForAgent {
+        worker_events,
+        active,
+    };
     let thread = std::thread::Builder::new()
         .name("mesh".into())
-        .spawn(move || runtime.block_on(agent.run(worker, worker_events, name_server)))?;
+        .spawn(move || runtime.block_on(agent.run(worker, for_agent, name_server)))?;
     let handle = Handle {
         wake: ours,
         wake_again,
@@ -205,14 +219,20 @@ impl AsFd for Handle {
     }
 }
 
+/// Input of the agent from the worker.
+struct ForAgent {
+    worker_events: mpsc::Receiver<WorkerEvent>,
+    /// Whether this host is the member now.
+    active: watch::Receiver<bool>,
+}
+
 impl Agent {
-    async fn run(
-        self,
-        worker: Worker,
-        mut worker_events: mpsc::Receiver<WorkerEvent>,
-        name_server: Option<names::Server>,
-    ) {
-        let (relay_events, for_relays) = mpsc::channel(MAX_SOUGHT);
+    async fn run(self, worker: Worker, events: ForAgent, name_server: Option<names::Server>) {
+        let ForAgent {
+            mut worker_events,
+            mut active,
+        } = events;
+        let (relay_events, mut for_relays) = mpsc::channel(MAX_SOUGHT);
         let shared = Shared::new(worker, self.tunnel.clone(), relay_events);
         let client = match Client::new(
             &self.settings.coordinator,
@@ -226,10 +246,38 @@ impl Agent {
                 return names::serve(name_server, self.names).await;
             }
         };
+        shared.membership.replace(cache::load(&self.cache));
+        client.set_others(shared.membership.borrow().coordinators());
+        let work = async {
+            // The active gateway of two has the same key and credential: only one of them is the member.
+            while active.wait_for(|active| *active).await.is_ok() {
+                tokio::select! {
+                    () = self.work(&client, &shared, (&mut worker_events, &mut for_relays)) => return,
+                    _ = active.wait_for(|active| !*active) => give_back(&shared).await,
+                }
+            }
+        };
+        tokio::select! {
+            () = work => {}
+            () = names::serve(name_server, self.names.clone()) => {}
+        }
+        give_back(&shared).await;
+    }
+
+    /// Is the member, until the worker ends.
+    async fn work(
+        &self,
+        client: &Client,
+        shared: &Shared,
+        (worker_events, for_relays): (
+            &mut mpsc::Receiver<WorkerEvent>,
+            &mut mpsc::Receiver<RelayEvent>,
+        ),
+    ) {
         let (sought, to_call) = mpsc::channel(MAX_SOUGHT);
-        let turn = TurnAllocations::new(&shared);
-        let streams = Streams::new(&shared);
-        let relays = Relays::new(&shared, &turn, &streams);
+        let turn = TurnAllocations::new(shared);
+        let streams = Streams::new(shared);
+        let relays = Relays::new(shared, &turn, &streams);
         let dispatch = async {
             // An event that does not fit into the queue is repeated by its source.
             while let Some(event) = worker_events.recv().await {
@@ -252,20 +300,23 @@ impl Agent {
         };
         // The first task that ends has found that the worker has ended.
         tokio::select! {
-            _ = self.follow(&client, &shared) => {}
-            _ = self.report(&client, &shared) => {}
-            _ = self.reflect(&shared) => {}
-            _ = self.map(&shared) => {}
+            _ = self.follow(client, shared) => {}
+            _ = self.report(client, shared) => {}
+            _ = self.reflect(shared) => {}
+            _ = self.map(shared) => {}
             _ = relays.run(for_relays) => {}
             _ = turn.run() => {}
             _ = streams.run() => {}
-            _ = self.call(&client, to_call) => {}
+            _ = self.call(client, to_call) => {}
             () = dispatch => {}
-            () = names::serve(name_server, self.names.clone()) => {}
         }
-        let lease = shared.lease.take();
-        if let Some(lease) = lease {
-            let _ = tokio::time::timeout(SHUTDOWN_PATIENCE, lease.give_back()).await;
-        }
+    }
+}
+
+/// Deletes the port mapping at the router.
+async fn give_back(shared: &Shared) {
+    let lease = shared.lease.take();
+    if let Some(lease) = lease {
+        let _ = tokio::time::timeout(SHUTDOWN_PATIENCE, lease.give_back()).await;
     }
 }

@@ -138,7 +138,7 @@ impl<'a> Relays<'a> {
     }
 
     /// Serves all reported pairs; ends when the worker has ended.
-    pub(crate) async fn run(&self, mut events: mpsc::Receiver<RelayEvent>) -> Result<(), Gone> {
+    pub(crate) async fn run(&self, events: &mut mpsc::Receiver<RelayEvent>) -> Result<(), Gone> {
         let mut tasks = FuturesUnordered::new();
         loop {
             let event = tokio::select! {

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::Sender;
+use tokio::sync::watch;
 use tracing::{info, warn};
 
 /// Target of log events of the mesh.
@@ -61,7 +62,14 @@ pub struct MeshState {
     pub names: Found,
     /// STUN servers and relays with the time of the last request; answers of others are not accepted.
     queried: BTreeMap<SocketAddr, Instant>,
-    agent: Sender<WorkerEvent>,
+    agent: Notifier,
+}
+
+/// Notifies the agent.
+#[derive(Clone, Debug)]
+pub(crate) struct Notifier {
+    pub events: Sender<WorkerEvent>,
+    pub active: watch::Sender<bool>,
 }
 
 impl MeshState {
@@ -70,7 +78,7 @@ impl MeshState {
         own_key: PublicKey,
         coordinator: String,
         names: Found,
-        agent: Sender<WorkerEvent>,
+        agent: Notifier,
     ) -> MeshState {
         MeshState {
             own_key,
@@ -98,7 +106,12 @@ impl MeshState {
 
     /// Passes an event to the agent. One that does not fit into the queue is lost, and repeated by its source.
     pub fn notify_agent(&self, event: WorkerEvent) {
-        let _ = self.agent.try_send(event);
+        let _ = self.agent.events.try_send(event);
+    }
+
+    /// Makes this host the member, or leaves that to the other one of two gateways.
+    pub fn set_active(&self, is_active: bool) {
+        self.agent.active.send_replace(is_active);
     }
 
     /// Whether answers of a STUN server or relay are accepted.

@@ -114,6 +114,7 @@ impl<'a> Mesh<'a> {
             state,
             names,
             name_server,
+            is_active: !node.is_standby(),
         })?;
         let rules = Rules {
             own: config.addresses.clone(),

@@ -23,11 +23,9 @@ const STORE_EVERY: Duration = Duration::from_secs(5);
 impl Agent {
     /// Requests changes, forever.
     pub(super) async fn follow(&self, client: &Client, shared: &Shared) -> Result<(), Gone> {
-        shared.membership.replace(cache::load(&self.cache));
-        client.set_others(shared.membership.borrow().coordinators());
         // Number of coordinators in a row that did not answer.
         let mut silent = 0;
-        let mut trust_store = TrustStore::new(self.settings.trust.clone(), self.known.take());
+        let mut trust_store = self.trust_store.lock().await;
         let (revision, changes) = {
             let membership = shared.membership.borrow();
             let access = Change::Access(membership.access().clone());

@@ -184,6 +184,9 @@ impl Node {
             return;
         }
         lan.responder.set_active(active);
+        if let Some(mesh) = &self.mesh {
+            mesh.set_active(active);
+        }
         if active {
             lan.responder.announce(now.mono, gateway);
             self.tunnel.greet(now, &mut self.outbox);
