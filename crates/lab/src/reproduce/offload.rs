@@ -93,9 +93,10 @@ fn rows(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Found) -> Result<(
         .problems
         .extend(absent.map(|absent| format!("{}: {}", absent.name, absent.reason)));
     let figures = figures(&report, rate);
-    let [out, into, udp, udp_in, again, window] = &figures[..] else {
+    let (outwards, inwards) = figures.split_at(OUTWARDS);
+    let [out, udp, again, window] = outwards else {
         return Err(LabError::Setup(
-            "six quantities are measured: this is a bug".into(),
+            "four quantities are measured: this is a bug".into(),
         ));
     };
     let [naive, no_gro, rps, own, hosts] = ROWS.map(|(_, name)| name);
@@ -104,12 +105,15 @@ fn rows(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Found) -> Result<(
         out.claim(no_gro, naive),
         out.claim(rps, naive),
         out.claim(own, rps),
-        into.claim(own, naive),
         udp.claim(own, rps),
-        udp_in.claim(own, rps),
         again.claim_of_counts(naive, rps),
         window.claim(rps, naive),
     ]);
+    if let [into, udp_in] = inwards {
+        found
+            .claims
+            .extend([into.claim(own, naive), udp_in.claim(own, rps)]);
+    }
     found.figures.extend(figures);
     found.lists.push(counts(&report, rate));
     Ok(())
@@ -163,7 +167,7 @@ fn compare(bench: &mut Bench<'_>, rate: Option<u64>) -> Result<GatewayReport> {
         seconds: bench.options.seconds,
         rounds: bench.options.rounds,
         only: Some(ROWS.map(|(way, _)| way.to_owned()).to_vec()),
-        loads: vec![Load::Tcp1, Load::Rev, Load::Udp, Load::UdpRev],
+        loads: loads(rate).to_vec(),
         rate,
         congestion: bench.options.congestion,
         ..GatewayOptions::default()
@@ -178,6 +182,17 @@ fn compare(bench: &mut Bench<'_>, rate: Option<u64>) -> Result<GatewayReport> {
     })
 }
 
+/// The loads, those out of the device first. On a limited link there are no others, as in the
+/// source.
+fn loads(limit: Option<u64>) -> &'static [Load] {
+    let all = &[Load::Tcp1, Load::Udp, Load::Rev, Load::UdpRev];
+    if limit.is_none() { all } else { &all[..2] }
+}
+
+/// Quantities of loads out of the device.
+const OUTWARDS: usize = 4;
+
+/// Those of loads out of the device, then those of loads into it, if they were measured.
 fn figures(report: &GatewayReport, limit: Option<u64>) -> Vec<Figures> {
     let quantity = |title: &str, unit: &str, load, figure: Figure, there: &[(usize, f64)]| {
         let rows = ROWS.iter().enumerate().map(|(index, (way, name))| {
@@ -206,9 +221,10 @@ fn figures(report: &GatewayReport, limit: Option<u64>) -> Vec<Figures> {
         _ => None,
     };
     let (rate, out) = ("Mbit/s", Load::Tcp1);
-    vec![
+    let again_title = "segments sent again, TCP out (fewer are better)";
+    let window_title = "congestion window at the end, TCP out";
+    let mut all = vec![
         quantity("TCP out of the device", rate, out, megabits, &PUBLISHED),
-        quantity("TCP into the device", rate, Load::Rev, megabits, &[]),
         quantity(
             "UDP out of the device",
             rate,
@@ -216,22 +232,17 @@ fn figures(report: &GatewayReport, limit: Option<u64>) -> Vec<Figures> {
             megabits,
             &PUBLISHED_UDP,
         ),
-        quantity("UDP into the device", rate, Load::UdpRev, megabits, &[]),
-        quantity(
-            "segments sent again, TCP out (fewer are better)",
-            "a run",
-            out,
-            again,
-            &PUBLISHED_AGAIN,
-        ),
-        quantity(
-            "congestion window at the end, TCP out",
-            "KB",
-            out,
-            window,
-            &PUBLISHED_WINDOW,
-        ),
-    ]
+        quantity(again_title, "a run", out, again, &PUBLISHED_AGAIN),
+        quantity(window_title, "KB", out, window, &PUBLISHED_WINDOW),
+    ];
+    if limit.is_none() {
+        let into = [
+            ("TCP into the device", Load::Rev),
+            ("UDP into the device", Load::UdpRev),
+        ];
+        all.extend(into.map(|(title, load)| quantity(title, rate, load, megabits, &[])));
+    }
+    all
 }
 
 fn of_round(round: &GatewayRound, load: Load, figure: Figure) -> Option<f64> {

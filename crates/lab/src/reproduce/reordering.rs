@@ -4,13 +4,15 @@
 //! The naive encapsulator runs at two hosts, without a gateway. Receive packet steering (RPS)
 //! chooses a processor by the addresses and ports of a packet, so the packets of a connection stay
 //! on one. Then the encapsulator sends each packet from the next one of many ports: the processor
-//! changes from packet to packet, as if each interrupt went to any of them.
+//! changes from packet to packet, as if each interrupt went to any of them. That moves packets by a
+//! few places only, which TCP of today tolerates (RACK, RFC 8985). So a last row spreads packets
+//! over paths of different length, and the doctor looks at it.
 
 use std::time::Duration;
 
 use seikan_diagnose::Cause;
-use seikan_load::counters::segments_out_of_order;
-use seikan_load::{LiveOptions, TcpOptions, tcp_bulk};
+use seikan_load::counters::{retransmitted_segments, segments_out_of_order};
+use seikan_load::{LiveKind, LiveOptions};
 use seikan_sys::ethtool::Feature;
 
 use super::figures::interleaved;
@@ -18,48 +20,65 @@ use super::look::Looker;
 use super::{Bench, Figures, Found, Row, plain};
 use crate::error::Result;
 use crate::host::all_cpus;
+use crate::link::{Link, LinkKind};
+use crate::load::live;
 use crate::tunnel::middle::{NAIVE_HOSTS, NAIVE_SPREAD};
 use crate::tunnel::{self, Running, inner_device};
+use crate::wire::{Faults, WireFaults};
 
 /// Rows.
 const BY_FLOW: &str = "one port: RPS keeps the flow on one processor";
 const BY_TURNS: &str = "ports by turns: RPS spreads the flow";
+const PATHS: &str = "one port, one packet in five over a longer path";
+const ROWS: [&str; 3] = [BY_FLOW, BY_TURNS, PATHS];
+/// Share of the packets that take the longer path, and how much longer it is.
+const LONGER: f64 = 0.2;
+const LONGER_US: u64 = 30_000;
+/// Delay of the link, each way: without any, a connection loses no speed by a smaller window.
+const DELAY_US: u64 = 5_000;
+/// A rate that neither the encapsulator nor its queue limits, in Mbit/s.
+const LOAD: LiveOptions = LiveOptions {
+    kind: LiveKind::Tcp,
+    streams: 1,
+    rate: Some(100.0),
+    size: 1_400,
+    burst: None,
+    reader_rate: None,
+    receive_buffer: None,
+};
+/// Time for the connection to find its rate.
+const WARMUP: Duration = Duration::from_secs(1);
 
 /// How many steps [`reordering`] has for each round, and besides.
-pub(super) const STEPS: (usize, usize) = (2, 1);
+pub(super) const STEPS: (usize, usize) = (ROWS.len(), 1);
 
 /// Measures one connection with each way of sending, and has the doctor look at the second.
 pub(super) fn reordering(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
-    let measured = interleaved(
-        bench,
-        &[BY_FLOW, BY_TURNS],
-        &mut found.problems,
-        &mut |bench, name| {
-            let mut running = start(bench, name)?;
-            let load = TcpOptions {
-                warmup: Duration::ZERO,
-                duration: bench.time(),
-                ..TcpOptions::default()
-            };
-            let ends = running.hosts.through_tunnel();
-            let before = running.hosts.b.run(segments_out_of_order)?;
-            let report = tcp_bulk(&ends, &load, bench.interrupt)?;
-            let late = running.hosts.b.run(segments_out_of_order)?;
-            running.check_alive()?;
-            let gbit = report.gbit_per_second * report.seconds;
-            let per_gbit = |count: u64| count as f64 / gbit.max(1e-6);
-            Ok([
-                report.gbit_per_second * 1e3,
-                per_gbit(late.saturating_sub(before)),
-                per_gbit(report.retransmitted_segments),
-            ])
-        },
-    )?;
+    let measured = interleaved(bench, &ROWS, &mut found.problems, &mut |bench, name| {
+        let mut running = start(bench, name)?;
+        let hosts = &running.hosts;
+        let counts = || -> Result<[u64; 2]> {
+            let late = hosts.b.run(segments_out_of_order)?;
+            Ok([late, hosts.a.run(retransmitted_segments)?])
+        };
+        let ends = hosts.through_tunnel();
+        let (rate, grown) = live(&ends, &LOAD, bench.interrupt, |meter| {
+            bench.interrupt.sleep(WARMUP)?;
+            let before = counts()?;
+            let rate = meter.rate_over(bench.time(), bench.interrupt)?;
+            let after = counts()?;
+            Ok((rate, [0, 1].map(|i| after[i].saturating_sub(before[i]))))
+        })?;
+        running.check_alive()?;
+        let gbit = rate * 1e-3 * bench.options.seconds;
+        let [late, again] = grown.map(|count| count as f64 / gbit.max(1e-6));
+        Ok([rate, late, again])
+    })?;
     let quantity = |title: &str, unit: &str, index: usize| Figures {
         title: format!("naive, host to host, 1 connection: {title}"),
         unit: unit.to_owned(),
         base: BY_FLOW.to_owned(),
-        rows: [BY_FLOW, BY_TURNS]
+        rows: ROWS
             .iter()
             .zip(&measured)
             .map(|(name, rounds)| Row {
@@ -71,22 +90,25 @@ pub(super) fn reordering(bench: &mut Bench<'_>, found: &mut Found) -> Result<()>
     let rate = quantity("throughput", "Mbit/s", 0);
     let late = quantity("segments that arrive out of order", "per Gbit", 1);
     let again = quantity("segments sent again", "per Gbit", 2);
-    found.claims.push(late.claim_of_counts(BY_TURNS, BY_FLOW));
+    found.claims.extend([
+        late.claim_of_counts(BY_TURNS, BY_FLOW),
+        late.claim_of_counts(PATHS, BY_FLOW),
+        rate.claim(BY_FLOW, PATHS),
+    ]);
     let expected = rate.row(BY_FLOW).and_then(Row::spread);
     found.figures.extend([rate, late, again]);
 
-    bench.step(format!("the doctor on {BY_TURNS}"))?;
-    let running = start(bench, BY_TURNS)?;
+    bench.step("the doctor on a connection out of order")?;
+    let running = start(bench, PATHS)?;
     let host = &running.hosts.a;
-    let interface = inner_device(NAIVE_SPREAD, host);
+    let interface = inner_device(NAIVE_HOSTS, host);
     let looker = Looker {
         expected: expected.map_or(1e3, |spread| spread.median),
         right: &[Cause::Reordering],
-        ..Looker::new(BY_TURNS, host, &interface)
+        ..Looker::new(PATHS, host, &interface)
     };
     let ends = running.hosts.through_tunnel();
-    let load = LiveOptions::default();
-    let verdict = looker.look_under(&load, &ends, bench.desk(), |_| Vec::new())?;
+    let verdict = looker.look_under(&LOAD, &ends, bench.desk(), |_| Vec::new())?;
     found.looks.push(verdict);
     Ok(())
 }
@@ -98,7 +120,24 @@ fn start(bench: &Bench<'_>, name: &str) -> Result<Running> {
     } else {
         NAIVE_HOSTS
     })?;
-    let running = tunnel::start(tunnel.as_ref(), bench.link(None), bench.interrupt)?;
+    let delay = Faults {
+        delay_us: DELAY_US,
+        ..Faults::default()
+    };
+    let spread = Faults {
+        reorder: if name == PATHS { LONGER } else { 0.0 },
+        reorder_us: LONGER_US,
+        ..delay
+    };
+    let link = Link {
+        kind: LinkKind::Wire(WireFaults {
+            a_to_b: spread,
+            b_to_a: delay,
+            ..WireFaults::default()
+        }),
+        ..bench.link(None)
+    };
+    let running = tunnel::start(tunnel.as_ref(), link, bench.interrupt)?;
     let host = &running.hosts.b;
     // Packets are steered as they arrive.
     host.set_features(&host.device, &[(Feature::Gro, false)])?;

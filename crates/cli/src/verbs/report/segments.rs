@@ -121,9 +121,14 @@ fn panel(svg: &mut Svg, top: f64, title: &str, capture: &Capture, range: Range<u
     let low = low.chain(meanwhile.iter().map(|ack| ack.number)).min();
     let high = segments.iter().map(|segment| segment.end).max();
     let (low, high) = (low.unwrap_or(0), high.unwrap_or(1));
-    // A distant window is cut off a quarter above the sent range.
+    // A distant window is cut off a quarter above the sent range, or in a part as far above as the
+    // range is high.
     let windows = meanwhile.iter().filter_map(|ack| ack.window);
-    let margin = (high - low) / 4;
+    let margin = if segments.len() < capture.segments.len() {
+        high - low
+    } else {
+        (high - low) / 4
+    };
     let above = windows
         .max()
         .map_or(0, |window| (window - high).clamp(0, margin));
