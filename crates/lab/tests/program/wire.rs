@@ -398,15 +398,17 @@ fn a_path_has_its_delay_and_its_rate() {
 }
 
 /// RFC 9438, section 4.3: CUBIC's mean window at a loss of p is that of Reno, sqrt(1.5 / p), where
-/// that is larger than its own; 12.2 segments at 1 %, 0.88 Mbit/s a flow at 160 ms. Eight flows of
-/// six seconds lose about 35 segments, so that the sum varies by a tenth, and the range is five
-/// times that: it fails by chance less than once in a million runs.
+/// that is larger than its own: 12.2 segments at 1 %. Eight flows lose about 200 segments in four
+/// seconds. 15 runs beside other load had 0.91 to 0.94 of the formula, with a standard deviation of
+/// 0.01; the range is 20 of those, for machines that are busier.
 #[test]
 fn streams_of_cubic_over_a_lossy_path_fit_the_formula() {
     let faults = Faults {
         delay_us: 10_000,
         loss: 0.01,
         rate_bits: 200_000_000,
+        // Nothing but the path loses anything, in slow start either.
+        queue_bytes: 16 << 20,
         ..PATH
     };
     let Some(hosts) = hosts(a_to_b_punctual(faults)) else {
@@ -423,7 +425,7 @@ fn streams_of_cubic_over_a_lossy_path_fit_the_formula() {
     let expected = 8.0 * window * 1_448.0 * 8.0 / 0.02 / 1e9;
     let share = report.gbit_per_second / expected;
     eprintln!("{share:.2} of the formula");
-    assert!((0.6..1.5).contains(&share), "{share}: {report:?}");
+    assert!((0.7..1.2).contains(&share), "{share}: {report:?}");
     let counts = wire(&hosts).counts().expect("counts").a_to_b;
     assert_eq!(counts.overflowed, 0);
     check_all_accounted(&counts);
