@@ -23,6 +23,8 @@ use std::time::{Duration, Instant};
 const NEVER: Duration = Duration::from_millis(300);
 /// Limit of the first answer of a device that has just appeared.
 const FIRST_ANSWER: Duration = Duration::from_secs(3);
+/// Limit of the silence when a gateway is killed and a second one stands by.
+const TAKEOVER: Duration = Duration::from_secs(5);
 /// Ports at which devices and the laptop serve.
 const OPEN: u16 = 8001;
 const CLOSED: u16 = 8002;
@@ -41,17 +43,21 @@ struct Device {
     nic: u32,
 }
 
+/// Addresses of a routed gateway on its local network.
+const ROUTED: [&str; 2] = ["192.168.1.1", "fd00:1::1"];
+
 /// A gateway behind a NAT, with its local network.
 struct Gateway {
     host: Host,
     lan: Lan,
-    _nat: Nat,
+    is_routed: bool,
+    nat: Nat,
 }
 
 impl Gateway {
     /// Makes the gateway of site `number`, joined under this name.
-    fn new(site: &Site, number: u8, name: &str, token: &[String; 2]) -> Gateway {
-        let nat = Nat::create(site, number, Mapping::EndpointIndependent);
+    fn new(site: &Site, plan: &Plan, number: u8, name: &str, token: &[String; 2]) -> Gateway {
+        let nat = Nat::create(site, number, plan.mapping);
         let host = nat.host(site, 0);
         host.join(name, token);
         let netns = NetNs::create().expect("a namespace");
@@ -60,6 +66,10 @@ impl Gateway {
         netlink.set_up(bridge).expect("up");
         plug(&netlink, bridge, "gateway", (&host.netns, "lan0"));
         let lan0 = host.netlink.link("lan0").expect("a link").index;
+        for (address, length) in ROUTED.iter().zip([24, 64]).filter(|_| plan.is_routed) {
+            let address = format!("{address}/{length}").parse().expect("an address");
+            host.netlink.add_address(lan0, address).expect("an address");
+        }
         host.netlink.set_up(lan0).expect("up");
         let lan = Lan {
             netlink,
@@ -69,8 +79,24 @@ impl Gateway {
         Gateway {
             host,
             lan,
-            _nat: nat,
+            is_routed: plan.is_routed,
+            nat,
         }
+    }
+
+    /// Makes a second gateway of the same site, with the file of the first.
+    fn second(&self, site: &Site) -> Host {
+        let host = self.nat.host(site, 1);
+        plug(
+            &self.lan.netlink,
+            self.lan.bridge,
+            "second",
+            (&host.netns, "lan0"),
+        );
+        let lan0 = host.netlink.link("lan0").expect("a link").index;
+        host.netlink.set_up(lan0).expect("up");
+        std::fs::copy(self.host.file(), host.file()).expect("copied");
+        host
     }
 
     /// Adds a section to its configuration.
@@ -103,7 +129,13 @@ impl Gateway {
             nic,
         };
         for net in networks(&self.host) {
+            let via = ROUTED[usize::from(net.addr().is_ipv6())];
             let route = Route::to(net).device(device.nic);
+            let route = if self.is_routed {
+                route.via(via.parse().expect("an address"))
+            } else {
+                route
+            };
             device.netlink.add_route(&route).expect("a route");
         }
         device
@@ -118,7 +150,26 @@ fn networks(host: &Host) -> Vec<ipnet::IpNet> {
     nets.iter().map(ipnet::IpNet::trunc).collect()
 }
 
-const TRANSPARENT: &str = "\n[gateway]\ninterface = \"lan0\"\n";
+/// The sites of a mesh.
+struct Plan {
+    mapping: Mapping,
+    is_routed: bool,
+    /// Further lines of the section `[gateway]`.
+    gateway: &'static str,
+    /// Sections of devices in the file of each gateway.
+    listed: [String; 2],
+}
+
+impl Default for Plan {
+    fn default() -> Plan {
+        Plan {
+            mapping: Mapping::EndpointIndependent,
+            is_routed: false,
+            gateway: "",
+            listed: [listed("printer", 10), listed("panel", 10)],
+        }
+    }
+}
 
 fn listed(name: &str, number: u8) -> String {
     format!(
@@ -240,6 +291,48 @@ fn approve(site: &Site, name: &str, more: &[&str]) -> Vec<IpAddr> {
         .collect()
 }
 
+/// Returns the addresses of a name at a host.
+fn named(host: &Host, name: &str) -> Vec<IpAddr> {
+    let output = host.run_program("getent", &["ahosts", name]);
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    let words = text.lines().filter_map(|l| l.split_whitespace().next());
+    words.map(|a| a.parse().expect(&text)).collect()
+}
+
+/// Whether a member sends to another by a relay; `None` without a session.
+fn relayed(host: &Host, other: &str) -> Option<bool> {
+    let status = host.status();
+    let peers = status["peers"].as_array().expect("a list");
+    let peer = peers.iter().find(|peer| peer["name"] == other)?;
+    peer["path"]["relayed"].as_bool()
+}
+
+/// The devices of both sites reach each other, whose gateways are behind symmetric NATs, so that
+/// only a relay connects them.
+fn devices_reach_each_other_by_a_relay(site: &Site) {
+    let plan = Plan {
+        mapping: Mapping::AddressAndPortDependent,
+        ..Plan::default()
+    };
+    let mesh = Mesh::with(site, &plan);
+    let [in_a, in_b] = [&mesh.devices[0].netns, &mesh.devices[1].netns];
+    for (from, to) in [(in_a, &mesh.at[1]), (in_b, &mesh.at[0])] {
+        for address in to {
+            first_answer(from, *address);
+            assert!(connects(from, *address, OPEN), "{address}");
+            assert!(echoes(from, *address, OPEN), "{address}");
+        }
+    }
+    let [a, b] = [&mesh.gateways[0].host, &mesh.gateways[1].host];
+    assert_eq!(
+        [relayed(a, "site-b"), relayed(b, "site-a")],
+        [Some(true); 2]
+    );
+    // The laptop shows the devices with the path to their gateways, which is direct.
+    first_answer(&mesh.laptop.netns, mesh.at[0][0]);
+    assert_eq!(relayed(&mesh.laptop, "site-a"), Some(false));
+}
+
 /// Two sites with one device each, and a laptop, all of them running.
 struct Mesh {
     gateways: [Gateway; 2],
@@ -254,15 +347,28 @@ struct Mesh {
 impl Mesh {
     /// The devices are `printer.site-a` and `panel.site-b`, approved.
     fn new(site: &Site) -> Mesh {
+        Mesh::with(site, &Plan::default())
+    }
+
+    fn with(site: &Site, plan: &Plan) -> Mesh {
         let token = site.token(&["--reusable"]);
         let laptop = site.host();
         let at_laptop = laptop.join("laptop", &token);
         let gateways = [(0, "site-a"), (1, "site-b")];
-        let gateways = gateways.map(|(n, name)| Gateway::new(site, n, name, &token));
+        let gateways = gateways.map(|(n, name)| Gateway::new(site, plan, n, name, &token));
         let devices = [&gateways[0], &gateways[1]].map(|gateway| gateway.device(10));
-        for (gateway, name) in gateways.iter().zip(["printer", "panel"]) {
-            gateway.configure(TRANSPARENT);
-            gateway.configure(&listed(name, 10));
+        let mode = if plan.is_routed {
+            "routed"
+        } else {
+            "transparent"
+        };
+        for (gateway, listed) in gateways.iter().zip(&plan.listed) {
+            let section = format!(
+                "\n[gateway]\ninterface = \"lan0\"\nmode = \"{mode}\"\n{}\n",
+                plan.gateway
+            );
+            gateway.configure(&section);
+            gateway.configure(listed);
         }
         for netns in [&laptop.netns, &devices[0].netns, &devices[1].netns] {
             serve(netns);
@@ -306,14 +412,7 @@ fn devices_of_two_sites_with_the_same_addresses_reach_the_mesh_and_each_other() 
             }
         }
         // Each has its name, and `status` shows it with its gateway.
-        let named = |name: &str| {
-            let output = mesh.laptop.run_program("getent", &["ahosts", name]);
-            let text = String::from_utf8(output.stdout).expect("UTF-8");
-            let words = text.lines().filter_map(|l| l.split_whitespace().next());
-            words
-                .map(|a| a.parse().expect(&text))
-                .collect::<Vec<IpAddr>>()
-        };
+        let named = |name: &str| named(&mesh.laptop, name);
         let found = named("printer.site-a.seikan");
         assert!(
             printer.iter().all(|address| found.contains(address)),
@@ -413,5 +512,168 @@ fn a_device_appears_within_seconds_and_disappears_with_its_approval() {
         let devices = status["gateway"]["devices"].as_array().expect("a list");
         let camera = devices.iter().find(|device| device["name"] == "camera");
         assert_eq!(camera.expect("the camera")["pending"], true);
+    });
+}
+
+#[test]
+fn devices_behind_symmetric_nats_reach_each_other_by_a_relay() {
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        let _relay = site.relay(0);
+        devices_reach_each_other_by_a_relay(site);
+    });
+}
+
+#[test]
+fn devices_behind_symmetric_nats_reach_each_other_by_a_turn_server() {
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        let _turn = site.coturn(0, "--turn");
+        devices_reach_each_other_by_a_relay(site);
+    });
+}
+
+#[test]
+fn devices_behind_routed_gateways_reach_the_mesh_and_each_other_in_their_families() {
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        let ipv4_only = "\n[[gateway.device]]\nname = \"panel\"\nlan = \"192.168.1.10\"\n";
+        let plan = Plan {
+            is_routed: true,
+            listed: [listed("printer", 10), ipv4_only.to_owned()],
+            ..Plan::default()
+        };
+        let mesh = Mesh::with(site, &plan);
+        let [printer, panel] = &mesh.at;
+        // No IPv6 address and no name for one, which the panel does not have.
+        assert_eq!((printer.len(), panel.len()), (2, 1));
+        assert!(panel[0].is_ipv4(), "{panel:?}");
+        let laptop = &mesh.laptop.netns;
+        let [in_a, in_b] = [&mesh.devices[0].netns, &mesh.devices[1].netns];
+        let pairs = [
+            (laptop, printer),
+            (laptop, panel),
+            (in_a, &mesh.at_laptop),
+            (in_a, panel),
+        ];
+        for (from, to) in pairs {
+            for address in to {
+                first_answer(from, *address);
+                assert!(connects(from, *address, OPEN), "{address}");
+                assert!(echoes(from, *address, OPEN), "{address}");
+            }
+        }
+        first_answer(in_b, printer[0]);
+        let found = named(&mesh.laptop, "panel.site-b.seikan");
+        assert!(
+            !found.is_empty() && found.iter().all(|ip| *ip == panel[0]),
+            "{found:?}"
+        );
+        let found = named(&mesh.laptop, "printer.site-a.seikan");
+        assert!(printer.iter().all(|ip| found.contains(ip)), "{found:?}");
+    });
+}
+
+#[test]
+fn a_device_moves_to_another_site_with_its_addresses_and_disappears_there() {
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        let camera = listed("camera", 11);
+        let [a, b] = Plan::default().listed;
+        // The other gateway lists it before it arrives.
+        let plan = Plan {
+            listed: [a + &camera, b + &camera],
+            ..Plan::default()
+        };
+        let mut mesh = Mesh::with(site, &plan);
+        let laptop = &mesh.laptop.netns;
+        let at = approve(site, "camera.site-a", &["--tag", "cameras"]);
+        set_policy(site, "allow laptop -> tag:cameras *\n");
+        let camera = mesh.gateways[0].device(11);
+        first_answer(laptop, at[0]);
+        drop(camera);
+        eventually("the other gateway reports it", || {
+            device(site, "camera.site-b").is_some()
+        });
+        site.administer(&["approve-device", "camera.site-b", "--from", "camera.site-a"]);
+        let moved = device(site, "camera.site-b").expect("a device");
+        assert_eq!(moved["tags"][0], "cameras", "{moved}");
+        let former = device(site, "camera.site-a").expect("a device");
+        assert_eq!(former["approved"], false, "{former}");
+        // Plugged in at the other site, it answers at the addresses that it had.
+        let camera = mesh.gateways[1].device(11);
+        for address in &at {
+            assert!(first_answer(laptop, *address) < FIRST_ANSWER, "{address}");
+        }
+        let found = named(&mesh.laptop, "camera.site-b.seikan");
+        assert!(at.iter().all(|ip| found.contains(ip)), "{found:?}");
+        assert!(named(&mesh.laptop, "camera.site-a.seikan").is_empty());
+        // It disappears: a host that is no gateway any more leaves no device behind.
+        let running = mesh.running.pop().expect("site-b");
+        running.signal("TERM");
+        assert_eq!(running.ended().0, Some(0));
+        let host = &mesh.gateways[1].host;
+        let text = std::fs::read_to_string(host.file()).expect("a file");
+        let (before, _) = text.split_once("[gateway]").expect("a gateway");
+        std::fs::write(host.file(), before).expect("written");
+        let _again = host.up();
+        eventually("nothing is left", || {
+            let left = ["camera.site-b", "panel.site-b"].map(|name| device(site, name));
+            left.iter().all(Option::is_none)
+        });
+        eventually("it is gone", || {
+            named(&mesh.laptop, "camera.site-b.seikan").is_empty()
+        });
+        assert!(device(site, "camera.site-a").is_some());
+        drop(camera);
+    });
+}
+
+#[test]
+fn a_second_gateway_takes_over_the_devices_of_one_that_is_killed() {
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        let plan = Plan {
+            gateway: "priority = 100",
+            ..Plan::default()
+        };
+        let mut mesh = Mesh::with(site, &plan);
+        let first = &mesh.gateways[0].host;
+        let second = mesh.gateways[0].second(site);
+        let second_runs = second.up();
+        let printer = &mesh.at[0];
+        let [laptop, in_a] = [&mesh.laptop.netns, &mesh.devices[0].netns];
+        let active = |host: &Host| host.status()["gateway"]["responder"]["active"] == true;
+        eventually("the first is active", || active(first) && !active(&second));
+        for address in printer {
+            first_answer(laptop, *address);
+        }
+        // The standby gateway has not replaced the endpoints of the member.
+        std::thread::sleep(Duration::from_secs(3));
+        assert!(pings(laptop, printer[0]) && active(first));
+        let mut killed = mesh.running.remove(1);
+        let began = Instant::now();
+        killed.child.kill().expect("kill");
+        killed.child.wait().expect("wait");
+        eventually("the second takes over", || pings(laptop, printer[0]));
+        let taken = began.elapsed();
+        println!("killed to first answer: {taken:?}");
+        assert!(taken < TAKEOVER, "{taken:?}");
+        assert!(active(&second));
+        for address in printer {
+            assert!(first_answer(laptop, *address) < FIRST_ANSWER, "{address}");
+            assert!(connects(laptop, *address, OPEN), "{address}");
+        }
+        for address in &mesh.at_laptop {
+            first_answer(in_a, *address);
+        }
+        // The first one returns and stands by, and takes over in turn.
+        let _first = first.up();
+        std::thread::sleep(Duration::from_secs(3));
+        assert!(active(&second) && !active(first));
+        assert!(pings(laptop, printer[0]));
+        drop(second_runs);
+        eventually("the first takes over", || pings(laptop, printer[0]));
+        assert!(active(first));
     });
 }
