@@ -11,6 +11,7 @@ use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{Call, Devices, Endpoints, MAX_ENDPOINTS, Reason};
 use seikan_sys::netlink::Netlink;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
@@ -142,8 +143,8 @@ async fn call_all(mut to_call: mpsc::Receiver<PublicKey>, call: impl AsyncFn(Pub
             key = to_call.recv(), if pending.len() < CALLS_AT_A_TIME => {
                 let Some(key) = key else { return };
                 requested_at.retain(|_, at| at.elapsed() < CALL_EVERY);
-                if !requested_at.contains_key(&key) {
-                    requested_at.insert(key, Instant::now());
+                if let Entry::Vacant(entry) = requested_at.entry(key) {
+                    entry.insert(Instant::now());
                     pending.push(call(key));
                 }
             }
