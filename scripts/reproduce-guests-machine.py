@@ -25,7 +25,7 @@ HOST = "10.92.0.100"
 PATTERNS = {"A": (2, 0), "B": (4, 0), "C": (8, 0), "D": (2, 2), "E": (2, 4), "F": (2, 6)}
 ROUNDS = int(os.environ.get("ROUNDS", 3))
 # Seconds of counting and of timing, for each pattern and round, and those between a change and the first figure.
-COUNTED = TIMED = 8.0
+COUNTED, TIMED = 8.0, 5.0
 SETTLE = 4.0
 # One more guest spins every 25 s, for 200 s. Calls and bytes are added up over half seconds.
 STEP, BIN = 25.0, 0.5
@@ -83,6 +83,7 @@ class Switch:
         run("ip", "addr", "add", f"{HOST}/24", "dev", "br0")
         run("ip", "link", "set", "br0", "up")
         for guest in range(1, GUESTS + 1):
+            self.port(f"tap{guest}")
             self.start("iperf3", "-s", "-B", HOST, "-p", str(5200 + guest))
 
     def start(self, *command):
@@ -136,6 +137,15 @@ class Guest:
     def sent(self):
         return int(read(f"/sys/class/net/tap{self.number}/statistics/rx_bytes"))
 
+    def sends(self):
+        before = self.sent()
+        time.sleep(1)
+        return self.sent() - before > 1e4
+
+    def end(self):
+        self.process.kill()
+        self.process.wait()
+
     def spin(self):
         self.do(" ".join(["yes >/dev/null &"] * PROCESSORS))
 
@@ -143,22 +153,48 @@ class Guest:
         self.do("rm -f /tmp/send; killall -9 iperf3 yes 2>/dev/null")
 
 
-def booted(number, switch, kernel, initrd, folder):
-    """Returns a guest that is up. In emulation one in ten hangs or ends early; the reason is not known."""
-    switch.port(f"tap{number}")
-    for tried in range(1, TRIES + 1):
-        begin = time.monotonic()
-        guest = Guest(number, kernel, initrd, folder)
-        try:
-            until(guest.is_up, f"guest {number}", PATIENCE)
-        except RuntimeError as error:
-            print(f"try {tried}: {error}; last: {guest.said[-3:]}", flush=True)
-            guest.process.kill()
-            guest.process.wait()
-            continue
-        print(f"guest {number}: up after {time.monotonic() - begin:.0f} s, at try {tried}", flush=True)
-        return guest
-    raise RuntimeError(f"guest {number} did not boot in {TRIES} tries")
+class Guests:
+    """All guests. In emulation one in ten hangs or ends at some time; the reason is not known. It is started again."""
+
+    def __init__(self, kernel, initrd, folder):
+        self.arguments = (kernel, initrd, folder)
+        self.all = [self.booted(number) for number in range(1, GUESTS + 1)]
+
+    def booted(self, number):
+        for _ in range(TRIES):
+            begin = time.monotonic()
+            guest = Guest(number, *self.arguments)
+            try:
+                until(guest.is_up, f"guest {number}", PATIENCE)
+            except RuntimeError as error:
+                print(f"{error}; last: {guest.said[-3:]}", flush=True)
+                guest.end()
+                continue
+            print(f"guest {number}: up after {time.monotonic() - begin:.0f} s", flush=True)
+            return guest
+        raise RuntimeError(f"guest {number} did not boot in {TRIES} tries")
+
+    def send(self, senders):
+        """Returns when the first `senders` guests send and their receivers receive."""
+        for guest in self.all[:senders]:
+            guest.send()
+        for i in range(senders):
+            for _ in range(TRIES):
+                try:
+                    until(lambda guest=self.all[i]: guest.sends(), f"traffic of guest {i + 1}", PATIENCE / 2)
+                    break
+                except RuntimeError as error:
+                    print(f"{error}; last: {self.all[i].said[-3:]}", flush=True)
+                    self.all[i].end()
+                    self.all[i] = self.booted(i + 1)
+                    self.all[i].send()
+            else:
+                raise RuntimeError(f"guest {i + 1} did not send in {TRIES} tries")
+        time.sleep(SETTLE)
+
+    def rest(self):
+        for guest in self.all:
+            guest.rest()
 
 
 def until(done, what, seconds=300):
@@ -254,7 +290,7 @@ def main(kernel, initrd, out):
         run("mount", "-t", "tracefs", "tracefs", TRACING)
     trace("kprobe_events", "".join(f"p:guests/{name} {symbol}\n" for name, symbol in PROBES.items()))
     switch = Switch(folder)
-    guests = [booted(number, switch, kernel, initrd, folder) for number in range(1, GUESTS + 1)]
+    guests = Guests(kernel, initrd, folder)
     vhost = run("ps", "-eo", "comm").count("vhost-")
     print(run("uname", "-r").strip(), run("ovs-dpctl", "show"), f"{vhost} vhost threads", sep="\n", flush=True)
     if vhost < GUESTS:
@@ -262,11 +298,12 @@ def main(kernel, initrd, out):
     trace("events/guests/enable", "1")
     figures = {"step": STEP, "bin": BIN, "probes": list(PROBES), "growth": measure_growth(guests)}
     figures["patterns"] = {name: [] for name in PATTERNS}
+    write(out, json.dumps(figures))
     for _ in range(ROUNDS):
         measure_patterns(guests, figures["patterns"])
         write(out, json.dumps(figures))
-    for guest in guests:
-        guest.process.kill()
+    for guest in guests.all:
+        guest.end()
     for process in switch.processes:
         process.kill()
     print("reproduce-guests: passed")
@@ -275,41 +312,29 @@ def main(kernel, initrd, out):
 def measure_patterns(guests, measured):
     """Adds one round to `measured`."""
     for name, (senders, hogs) in PATTERNS.items():
-        for guest in guests[:senders]:
-            guest.send()
-        for guest in guests[senders : senders + hogs]:
+        for guest in guests.all[senders : senders + hogs]:
             guest.spin()
-        until(lambda: all(sent > 1e5 for sent in gained(guests[:senders], 1.0)), f"traffic of {name}")
-        time.sleep(SETTLE)
-        before = [guest.sent() for guest in guests[:senders]]
+        guests.send(senders)
+        before = [guest.sent() for guest in guests.all[:senders]]
         bins = count(COUNTED)
-        sent = [guest.sent() - earlier for guest, earlier in zip(guests, before)]
+        sent = [guest.sent() - earlier for guest, earlier in zip(guests.all, before)]
         timed = shares(TIMED)
-        for guest in guests:
-            guest.rest()
+        guests.rest()
         measured[name].append({"bins": bins, "sent": sent, **timed})
-        print(f"{name}: {sum(sent) / 1e6:.1f} MB, {timed['lost']} events lost, {time.monotonic():.0f} s", flush=True)
-
-
-def gained(guests, seconds):
-    """Returns the bytes that each guest sends in this time."""
-    before = [guest.sent() for guest in guests]
-    time.sleep(seconds)
-    return [guest.sent() - earlier for guest, earlier in zip(guests, before)]
+        print(f"{name}: {sum(sent) / 1e6:.1f} MB, {timed['lost']} events lost, after {time.monotonic():.0f} s", flush=True)
 
 
 def measure_growth(guests):
+    """Returns every half second of one sender, while every step one more guest spins."""
+
     def more(second):
         step = second / STEP
         if step >= 1 and step == int(step) and int(step) < GUESTS:
-            guests[int(step)].spin()
+            guests.all[int(step)].spin()
 
-    guests[0].send()
-    until(lambda: gained(guests[:1], 1.0)[0] > 1e5, "traffic")
-    time.sleep(SETTLE)
+    guests.send(1)
     bins = count(STEP * GUESTS, more)
-    for guest in guests:
-        guest.rest()
+    guests.rest()
     return bins
 
 
