@@ -377,7 +377,7 @@ fn show(mut candidates: Vec<Candidate>, throughput: &[f64], every: f64, found: &
     let of_kind = |kind: Counts| candidates.iter().filter(move |of| of.counts == kind);
     let others: Vec<&Candidate> = of_kind(Counts::Other).collect();
     found.notes.extend(cheapest(&others));
-    for (kind, what) in [
+    for (kind, words) in [
         (Counts::Other, "that count neither packets nor work on them"),
         (
             Counts::Packets,
@@ -386,7 +386,7 @@ fn show(mut candidates: Vec<Candidate>, throughput: &[f64], every: f64, found: &
     ] {
         found.lists.push(List {
             title: format!(
-                "counters {what}, against throughput while ever more spin; published for the calls of handle_tx: r {PUBLISHED_R} of \
+                "counters {words}, against throughput while ever more spin; published for the calls of handle_tx: r {PUBLISHED_R} of \
                  single values"
             ),
             columns: [

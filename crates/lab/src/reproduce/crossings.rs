@@ -24,7 +24,7 @@ pub(super) struct Through<'a> {
     pub(super) programs: &'a [Process],
 }
 
-/// What programs did for a load.
+/// Crossings of the programs during a load.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Crossings {
     /// System calls of both ends together for each 10^6 bytes of packets.

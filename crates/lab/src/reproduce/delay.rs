@@ -1,4 +1,4 @@
-//! What N frames for each crossing do to delay, which the source of [`batch`](super::batch) only
+//! Delay as N frames for each crossing grow, which the source of [`batch`](super::batch) only
 //! supposes: the round-trip time that TCP measures, and the answers to a flow of UDP beside it.
 
 use std::time::Duration;
@@ -35,7 +35,7 @@ const QUANTITIES: [&str; 8] = [
     "frames in a read",
     "frames in a write",
 ];
-/// Places in [`QUANTITIES`] of what is drawn.
+/// Indices in [`QUANTITIES`] of the lines that are drawn.
 const DRAWN: [usize; 4] = [1, 2, 3, 4];
 /// See [`QUANTITIES`].
 type Values = [Option<f64>; QUANTITIES.len()];
@@ -73,7 +73,7 @@ pub(super) fn rows(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Found) 
     let columns: Vec<Figures> = QUANTITIES
         .iter()
         .enumerate()
-        .map(|(place, title)| Figures {
+        .map(|(index, title)| Figures {
             title: (*title).to_owned(),
             unit: String::new(),
             base: BARE.to_owned(),
@@ -83,7 +83,7 @@ pub(super) fn rows(bench: &mut Bench<'_>, rate: Option<u64>, found: &mut Found) 
                 .map(|(name, rounds)| Row {
                     rounds: rounds
                         .iter()
-                        .map(|values| values.as_ref()?[place])
+                        .map(|values| values.as_ref()?[index])
                         .collect(),
                     ..Row::new(name.clone(), None)
                 })
@@ -149,8 +149,8 @@ fn measure(bench: &Bench<'_>, setting: Setting) -> Result<Values> {
 
 /// Delays over the number of frames.
 fn curves(columns: &[Figures], sizes: &[u32], rate: Option<u64>) -> Curves {
-    let curves = DRAWN.map(|place| {
-        let column = &columns[place];
+    let curves = DRAWN.map(|index| {
+        let column = &columns[index];
         let at = |size: &u32| {
             let row = column.row(&size.to_string())?;
             Some([f64::from(*size), row.spread()?.median])
@@ -216,7 +216,7 @@ mod tests {
         testing::short(Source::Batch, |bench| {
             for (read, write) in [(16, 1), (1, 16)] {
                 let measured = of(bench, Some(PerCall { read, write }))?;
-                let frames = [6, 7].map(|place| measured[place].expect("counted"));
+                let frames = [6, 7].map(|index| measured[index].expect("counted"));
                 for (most, frames) in [read, write].into_iter().zip(frames) {
                     let several = most > 1;
                     assert!((frames > 1.0) == several, "{read} {write}: {frames}");

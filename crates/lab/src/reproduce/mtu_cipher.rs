@@ -496,10 +496,10 @@ fn column(name: &str, mtus: &[u32], rounds: &[Option<Vec<Option<f64>>>]) -> Figu
     let cipher = CIPHERS.iter().find(|cipher| cipher.0 == name);
     let there = cipher.map_or([None; 8], |cipher| cipher.2);
     let of = |mtu: u32| -> Vec<Option<f64>> {
-        let Some(place) = mtus.iter().position(|known| *known == mtu) else {
+        let Some(index) = mtus.iter().position(|known| *known == mtu) else {
             return Vec::new();
         };
-        let rate = |rates: &Option<Vec<Option<f64>>>| *rates.as_ref()?.get(place)?;
+        let rate = |rates: &Option<Vec<Option<f64>>>| *rates.as_ref()?.get(index)?;
         rounds.iter().map(rate).collect()
     };
     Figures {

@@ -1,5 +1,5 @@
-//! What the processors do for [`profile`](super::profile), pattern by pattern: the time of
-//! functions, which a sampling profiler sees, and the number of their calls.
+//! The kernel's functions pattern by pattern of [`profile`](super::profile): their processor time,
+//! which a sampling profiler sees, and the number of their calls.
 
 use std::time::{Duration, Instant};
 
@@ -17,13 +17,13 @@ use crate::error::Result;
 const LISTED: usize = 5;
 /// Functions that the source shows: the four with most time.
 const LARGEST: usize = 4;
-/// What they have together there, in percent of the processors' time.
+/// Their published share together, in percent of the processors' time.
 const PUBLISHED_SHARE: f64 = 90.0;
 /// How long calls are counted, as a part of the time of a load.
 const COUNTED: f64 = 1.0 / 3.0;
-/// Calls of this function are said in words: it does what `handle_tx` does for a virtual machine.
+/// Calls of this function are said in words: it takes the part of `handle_tx` of a virtual machine.
 const TRANSMIT: &str = "net_dev_start_xmit";
-/// What calls are compared with.
+/// The row that calls are compared with.
 const THROUGHPUT: &str = "throughput";
 
 /// Calls of one pattern.

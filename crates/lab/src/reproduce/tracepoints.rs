@@ -1,7 +1,7 @@
 //! Counts of events in the kernel: calls of functions and of system calls, by its tracepoints.
 //!
-//! A tracepoint is at one place of one function, so its count is that of the function's calls as
-//! far as that place. Every kernel with `CONFIG_PERF_EVENTS` has them, also one without kprobes.
+//! A tracepoint is at one point of one function, so its count is that of the function's calls as
+//! far as that point. Every kernel with `CONFIG_PERF_EVENTS` has them, also one without kprobes.
 
 use std::ffi::CStr;
 use std::fs;
@@ -18,7 +18,7 @@ const ANY: &str = "common_pid >= 0";
 /// Number of the receive softirq (include/linux/interrupt.h).
 const NET_RX: &str = "vec == 3";
 
-/// A function with a tracepoint: what it does, system and event of the tracepoint, filter.
+/// A function with a tracepoint: its purpose, system and event of the tracepoint, filter.
 struct Function {
     name: &'static str,
     event: [&'static str; 2],
@@ -60,8 +60,8 @@ const FUNCTIONS: [Function; 6] = [
     function("scheduler (sched_switch)", ["sched", "sched_switch"], ANY),
 ];
 
-/// Functions of virtual machines and virtual switches that the source names, and those that take
-/// their place here, counted by kprobes where the kernel has them.
+/// Functions of virtual machines and virtual switches that the source names, and those that stand
+/// for them here, counted by kprobes where the kernel has them.
 const PROBED: [&CStr; 7] = [
     c"vcpu_enter_guest",
     c"kvm_vcpu_block",
@@ -196,12 +196,12 @@ mod tests {
             sent.map_err(LabError::io("send datagrams"))?;
             let after = counted.read()?;
             for name in ["net_dev_start_xmit", "netif_receive_skb", "sys_enter"] {
-                let place = counted
+                let index = counted
                     .names()
                     .iter()
                     .position(|known| known.contains(name));
-                let place = place.expect(name);
-                let calls = after[place] - before[place];
+                let index = index.expect(name);
+                let calls = after[index] - before[index];
                 assert!(calls >= PACKETS, "{name}: {calls}");
             }
             Ok(())
