@@ -159,7 +159,7 @@ fn map(
 /// A tunnel that runs.
 enum Site {
     Program(Forwarding),
-    Seikan(Box<dyn Tunnel>, Running),
+    Seikan(Box<dyn Tunnel>, Box<Running>),
 }
 
 impl Site {
@@ -183,7 +183,7 @@ impl Site {
                 for host in [&running.hosts.a, &running.hosts.b] {
                     set_link(host, tunnel.name(), &format!("mtu {}", nic - OVERHEAD))?;
                 }
-                Ok(Self::Seikan(tunnel, running))
+                Ok(Self::Seikan(tunnel, Box::new(running)))
             }
         }
     }
