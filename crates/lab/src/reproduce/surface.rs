@@ -158,7 +158,7 @@ fn map(
 
 /// A tunnel that runs.
 enum Site {
-    Program(Forwarding),
+    Program(Box<Forwarding>),
     Seikan(Box<dyn Tunnel>, Box<Running>),
 }
 
@@ -171,7 +171,8 @@ impl Site {
                     rate: None,
                     mtu: nic,
                 };
-                Forwarding::start(setting, dir, bench).map(Self::Program)
+                let site = Forwarding::start(setting, dir, bench)?;
+                Ok(Self::Program(Box::new(site)))
             }
             Subject::Seikan => {
                 let tunnel = tunnel_of(ONE)?;
