@@ -213,14 +213,14 @@ mod tests {
         testing::short(Source::Batch, |bench| {
             let host = Host::create("A", 1)?;
             let dir = crate::cleanup::private_directory()?;
-            let start = |line: &str| {
+            let start = |name: &str, line: &str| {
                 let mut command = std::process::Command::new("sh");
                 command.args(["-c", line]);
-                Process::start(&host, line, command, dir.path())
+                Process::start(&host, name, command, dir.path())
             };
             // One asks the kernel for a file again and again, the other spins.
-            let calling = [start("while :; do [ -e / ]; done")?];
-            let spinning = [start("while :; do :; done")?];
+            let calling = [start("calling", "while :; do [ -e / ]; done")?];
+            let spinning = [start("spinning", "while :; do :; done")?];
             let mut both = [SystemCalls::of(&calling)?, SystemCalls::of(&spinning)?];
             bench.interrupt.sleep(bench.time())?;
             let [calling, spinning] = &mut both;

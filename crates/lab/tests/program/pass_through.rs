@@ -98,7 +98,8 @@ fn single_frames_are_merged_for_a_write() {
     stream(&hosts);
     let [read, written] = bytes_per_packet(&hosts);
     assert!(read <= 1_500, "{read} bytes in each read");
-    assert!(written > 3_000, "{written} bytes in each write");
+    // How many depends on how many have arrived.
+    assert!(written > 1_500, "{written} bytes in each write");
 }
 
 #[test]
