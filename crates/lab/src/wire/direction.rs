@@ -317,12 +317,12 @@ impl Direction {
     }
 
     /// Whether fewer than so many frames wait for the rate; 0: any number may.
-    fn has_place(&mut self, now: Duration, frames: u64) -> bool {
+    fn has_place(&mut self, now: Duration, frames: u32) -> bool {
         while self.queue.front().is_some_and(|sent| *sent <= now) {
             self.queue.pop_front();
         }
         // The one that is being sent does not wait.
-        frames == 0 || (self.queue.len() as u64) <= frames
+        frames == 0 || self.queue.len() <= frames as usize
     }
 
     /// When the next packet arrives.

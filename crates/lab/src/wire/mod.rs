@@ -57,7 +57,7 @@ pub struct Faults {
     /// Bytes that wait for the rate; a frame that finds no room is dropped.
     pub queue_bytes: u64,
     /// Frames that wait for the rate, whatever their length; 0: limited by `queue_bytes` alone.
-    pub queue_frames: u64,
+    pub queue_frames: u32,
     /// Frames within the rate do not wait: it is a policer with a bucket of `queue_bytes`.
     pub policed: bool,
     /// Frames whose IP packet is longer than this many bytes are dropped silently.

@@ -122,7 +122,7 @@ impl Cell {
         let bytes_per_second = self.rate_mbit * 1e6 / 8.0;
         let bdp = bytes_per_second * self.rtt_ms / 1e3;
         let (bytes, frames) = match self.queue {
-            Queue::Frames(frames) => (u64::MAX, u64::from(frames)),
+            Queue::Frames(frames) => (u64::MAX, frames),
             Queue::Bdp(times) => ((bdp * times).max(LEAST_QUEUE * FRAME) as u64, 0),
             Queue::Policer => {
                 let bucket = bytes_per_second * BUCKET_SECONDS;

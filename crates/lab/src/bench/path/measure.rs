@@ -1,8 +1,8 @@
 //! One tunnel over one path: a load, voice beside it, and the emulator's counts of both.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
-use ipnet::IpNet;
 use seikan_load::{
     Ends, LatencyOptions, LatencyReport, LiveKind, LiveOptions, Meter, TcpOptions, join, paced,
     tcp_bulk, web,
@@ -35,6 +35,10 @@ const SETTLE: Duration = Duration::from_millis(500);
 /// Maximum of the TCP buffers, in bytes: twice the product of 1 Gbit/s and 100 ms, with a queue of
 /// the same length, and the kernel's own share.
 const TCP_BUFFER: u32 = 128 << 20;
+/// Time for which a neighbour that has answered is known, in milliseconds: an hour.
+const NEIGHBOUR_MS: u32 = 3_600_000;
+/// Address of host A after it has moved.
+const MOVED: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 77, 0, 101));
 /// Time without a path around a change of address.
 const MOVE: Duration = Duration::from_millis(500);
 /// Rate of the TCP stream through an outage, in Mbit/s.
@@ -92,10 +96,7 @@ pub(super) fn measure(
             return Err(LabError::Setup("the tunnel has no emulated path".into()));
         };
         for host in [&hosts.a, &hosts.b] {
-            for name in ["tcp_rmem", "tcp_wmem"] {
-                let sizes = format!("4096 131072 {TCP_BUFFER}");
-                host.write_sysctl(&format!("net/ipv4/{name}"), &sizes)?;
-            }
+            prepare(host)?;
         }
         let site = Site {
             hosts,
@@ -151,11 +152,11 @@ impl Site<'_> {
         let duration = Duration::from_secs_f64(self.plan.seconds);
         let interrupt = self.plan.interrupt;
         match load {
-            Load::Outage5 => self.come_back(Duration::from_secs(5), false),
-            Load::Outage60 => self.come_back(Duration::from_secs(60), false),
+            Load::Outage5 => self.come_back(Duration::from_secs(5), None),
+            Load::Outage60 => self.come_back(Duration::from_secs(60), None),
             // Without a tunnel, every flow ends with its address.
             Load::Roam if self.raw => Ok(Figures::new()),
-            Load::Roam => self.come_back(MOVE, true),
+            Load::Roam => self.roam(),
             Load::Voice => {
                 let voice = self.voice((self.plan.seconds / VOICE.as_secs_f64()) as u32)?;
                 Ok(voice_figures(&voice).into_iter().collect())
@@ -231,9 +232,18 @@ impl Site<'_> {
         })
     }
 
-    /// Takes the path away for a time, with a new address of host A at its end, and measures how
+    /// Measures how long flows take to go on after a change of host A's address; then A has its old
+    /// one again, for the loads that follow.
+    fn roam(&self) -> Result<Figures> {
+        let old = self.hosts.a.address;
+        let figures = self.come_back(MOVE, Some([old, MOVED]));
+        readdress(&self.hosts.a, [MOVED, old])?;
+        figures
+    }
+
+    /// Takes the path away for a time, replaces an address of host A meanwhile, and measures how
     /// long flows take to go on.
-    fn come_back(&self, outage: Duration, moves: bool) -> Result<Figures> {
+    fn come_back(&self, outage: Duration, moves: Option<[IpAddr; 2]>) -> Result<Figures> {
         let interrupt = self.plan.interrupt;
         let to_a = if self.raw {
             self.hosts.a.address
@@ -263,28 +273,37 @@ impl Site<'_> {
         })
     }
 
-    fn interrupt_path(&self, outage: Duration, moves: bool) -> Result<()> {
+    fn interrupt_path(&self, outage: Duration, moves: Option<[IpAddr; 2]>) -> Result<()> {
         let nothing = Faults {
             loss: 1.0,
             ..Faults::default()
         };
         self.wire.set(WireFaults::both(nothing))?;
         self.plan.interrupt.sleep(outage)?;
-        if moves {
-            readdress(&self.hosts.a)?;
+        if let Some(addresses) = moves {
+            readdress(&self.hosts.a, addresses)?;
         }
         self.wire.set(self.faults)
     }
 }
 
-/// Gives a host another address on the link.
-fn readdress(host: &Host) -> Result<()> {
+/// Sets what a long and fast path needs. Neighbours stay known, because a path over routers does not
+/// ask for them after an outage.
+fn prepare(host: &Host) -> Result<()> {
+    for name in ["tcp_rmem", "tcp_wmem"] {
+        let sizes = format!("4096 131072 {TCP_BUFFER}");
+        host.write_sysctl(&format!("net/ipv4/{name}"), &sizes)?;
+    }
+    let name = format!("net/ipv4/neigh/{}/base_reachable_time_ms", host.device);
+    host.write_sysctl(&name, &NEIGHBOUR_MS.to_string())
+}
+
+/// Replaces an address of a host on the link.
+fn readdress(host: &Host, [old, new]: [IpAddr; 2]) -> Result<()> {
     let device = &host.device;
     let netlink = host.netlink()?;
-    netlink.delete_address(host.index(device)?, network(host.address))?;
-    let next: IpNet =
-        IpNet::new_assert([10, 77, 0, 101].into(), network(host.address).prefix_len());
-    host.add_address(device, next)
+    netlink.delete_address(host.index(device)?, network(old))?;
+    host.add_address(device, network(new))
 }
 
 /// Waits until more has arrived on every meter: voice there and back, and the stream.
