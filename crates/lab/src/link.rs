@@ -10,6 +10,10 @@ use crate::host::{Congestion, Host, cable};
 use crate::wire::{Wire, WireFaults};
 
 /// Implementation of a link.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a run has one or two, and they are copied"
+)]
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[expect(
     clippy::large_enum_variant,

@@ -228,6 +228,10 @@ pub struct WireCounts {
 }
 
 /// Commands to the program, one JSON value per line; it answers each with a line of [`WireCounts`].
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one exists at a time, for as long as it is written"
+)]
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[expect(
