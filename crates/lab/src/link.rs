@@ -15,10 +15,6 @@ use crate::wire::{Wire, WireFaults};
     reason = "a run has one or two, and they are copied"
 )]
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "there are few at a time, and a copy is simpler than a box"
-)]
 pub enum LinkKind {
     /// A veth pair: the kernel's own, without faults.
     #[default]

@@ -234,10 +234,6 @@ pub struct WireCounts {
 )]
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "there is one at a time, and a copy is simpler than a box"
-)]
 enum Order {
     /// Change the faults.
     Set(WireFaults),
