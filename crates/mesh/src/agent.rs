@@ -253,7 +253,8 @@ impl Agent {
             while active.wait_for(|active| *active).await.is_ok() {
                 tokio::select! {
                     () = self.work(&client, &shared, (&mut worker_events, &mut for_relays)) => return,
-                    _ = active.wait_for(|active| !*active) => give_back(&shared).await,
+                    // The guard must not last: the worker would wait for it.
+                    () = async { drop(active.wait_for(|active| !*active).await) } => give_back(&shared).await,
                 }
             }
         };

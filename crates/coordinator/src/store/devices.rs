@@ -219,7 +219,7 @@ impl Store {
         let (by, now) = (by.clone(), seconds(now));
         self.change(move |transaction| {
             let (mut gateway, at) = find(transaction, &name)?;
-            if from == name {
+            if from == name && gateway.devices[at].number.is_some() {
                 return Err(StoreError::NoAddresses(from.clone()));
             }
             let own = gateway.devices[at].clone();
@@ -374,8 +374,8 @@ fn take_over(
     Ok((number, device.tags))
 }
 
-/// Takes the number that a removed device with this name had behind a gateway that joined with the
-/// same token, if there is one.
+/// Takes the number that a removed device with this name had behind this gateway, or else behind
+/// another one that joined with the same token, if there is one.
 fn take_same_token(
     transaction: &Transaction<'_>,
     gateway: &Gateway,
@@ -383,10 +383,9 @@ fn take_same_token(
 ) -> Result<Option<u32>, StoreError> {
     let sql = "SELECT number FROM freed
                WHERE device NOT NULL AND device ->> 'name' = ?1 AND device ->> 'token' = ?2
-               ORDER BY since DESC LIMIT 1";
-    let found = first(transaction, sql, (name.as_str(), gateway.token), |row| {
-        row.get(0)
-    })?;
+               ORDER BY device ->> 'gateway' = ?3 DESC, since DESC LIMIT 1";
+    let values = (name.as_str(), gateway.token, gateway.name.as_str());
+    let found = first(transaction, sql, values, |row| row.get(0))?;
     if let Some(number) = found {
         numbers::take_back(transaction, number)?;
     }

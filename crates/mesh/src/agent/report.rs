@@ -101,6 +101,9 @@ impl Agent {
         let refusal = match client.report_devices(devices).await {
             Ok(()) => None,
             Err(ClientError::Refused(refusal)) if is_decision(refusal.reason) => {
+                if self.devices.is_none() && refusal.reason == Reason::TooMany {
+                    return Ok(false);
+                }
                 // A coordinator that knows no devices has none of this host.
                 self.devices.is_some().then_some(refusal.message)
             }
