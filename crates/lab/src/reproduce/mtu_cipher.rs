@@ -4,7 +4,7 @@
 //! A tunnel starts once a round for each cipher, and the MTU of its interface changes at both ends
 //! while it runs. OpenVPN is configured with the largest one, so that its buffers fit every size.
 //! Rows that differ by their cipher only have more rounds than others, and
-//! [`noise`](super::noise) says of each pair whether its difference stands above the noise.
+//! [`noise`] says of each pair whether its difference stands above the noise.
 
 use std::time::Duration;
 
