@@ -409,21 +409,30 @@ fn a_trusted_device_moves_between_gateways_of_one_token_alone() {
     mesh.admit(2, trusting("lab"));
     mesh.admit(3, trusting("shed"));
     let joined = |token, name: &str, n| join(&mesh.store, token, name, n).expect("joined").id;
-    let [a, b, other] = [(2, "site-a", 1), (2, "site-b", 2), (3, "site-c", 3)]
-        .map(|(token, name, n)| joined(token, name, n));
+    let gateways = [
+        (2, "site-a", 1),
+        (2, "site-b", 2),
+        (2, "site-d", 4),
+        (3, "site-c", 3),
+    ];
+    let [a, b, third, other] = gateways.map(|(token, name, n)| joined(token, name, n));
     report(&mesh, a, "plc");
     let own = |id| whole(&mesh, id).own_devices[0].clone();
     let plc = own(a);
     // Another device with this name, while the first one is there.
     report(&mesh, b, "plc");
-    assert_ne!(own(b).addresses, plc.addresses);
+    let namesake = own(b);
+    assert_ne!(namesake.addresses, plc.addresses);
     report(&mesh, b, "");
     // The other token has other gateways, and other people may have made it.
     report(&mesh, a, "");
     report(&mesh, other, "plc");
     assert_ne!(own(other).addresses, plc.addresses);
+    // Its own former addresses come first.
     report(&mesh, b, "plc");
-    assert_eq!(own(b), plc);
+    assert_eq!(own(b), namesake);
+    report(&mesh, third, "plc");
+    assert_eq!(own(third), plc);
 }
 
 #[test]
