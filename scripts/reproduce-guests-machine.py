@@ -30,7 +30,7 @@ SETTLE = 4.0
 # One more guest spins every 25 s, for 200 s. Calls and bytes are added up over half seconds.
 STEP, BIN = 25.0, 0.5
 # Seconds for a guest to boot, and how often it may try.
-PATIENCE, TRIES = 120, 4
+PATIENCE, TRIES = 180, 4
 # Probed functions. `vcpu_enter_guest` is inlined in Debian's kernel: `svm_vcpu_run` is called once for each entry, by it only.
 # Since Linux 5.17 `kvm_vcpu_halt` polls for an idle guest, which `kvm_vcpu_block` did before.
 PROBES = {
@@ -137,11 +137,6 @@ class Guest:
     def sent(self):
         return int(read(f"/sys/class/net/tap{self.number}/statistics/rx_bytes"))
 
-    def sends(self):
-        before = self.sent()
-        time.sleep(1)
-        return self.sent() - before > 1e4
-
     def end(self):
         self.process.kill()
         self.process.wait()
@@ -174,23 +169,28 @@ class Guests:
             return guest
         raise RuntimeError(f"guest {number} did not boot in {TRIES} tries")
 
-    def send(self, senders):
-        """Returns when the first `senders` guests send and their receivers receive."""
-        for guest in self.all[:senders]:
-            guest.send()
-        for i in range(senders):
-            for _ in range(TRIES):
-                try:
-                    until(lambda guest=self.all[i]: guest.sends(), f"traffic of guest {i + 1}", PATIENCE / 2)
-                    break
-                except RuntimeError as error:
-                    print(f"{error}; last: {self.all[i].said[-3:]}", flush=True)
-                    self.all[i].end()
-                    self.all[i] = self.booted(i + 1)
-                    self.all[i].send()
-            else:
-                raise RuntimeError(f"guest {i + 1} did not send in {TRIES} tries")
-        time.sleep(SETTLE)
+    def load(self, senders, hogs):
+        """Makes the first guests send and those after them spin. Returns when the receivers receive from each sender."""
+        for _ in range(TRIES):
+            before = [guest.sent() for guest in self.all[:senders]]
+            for guest in self.all[:senders]:
+                guest.send()
+            for guest in self.all[senders : senders + hogs]:
+                guest.spin()
+            waiting = set(range(senders))
+            end = time.monotonic() + PATIENCE
+            while waiting and time.monotonic() < end:
+                time.sleep(0.5)
+                waiting = {i for i in waiting if self.all[i].sent() - before[i] < 1e5}
+            if not waiting:
+                time.sleep(SETTLE)
+                return
+            self.rest()
+            for i in waiting:
+                print(f"guest {i + 1} does not send; last: {self.all[i].said[-3:]}", flush=True)
+                self.all[i].end()
+                self.all[i] = self.booted(i + 1)
+        raise RuntimeError(f"not every guest sent in {TRIES} tries")
 
     def rest(self):
         for guest in self.all:
@@ -300,8 +300,7 @@ def main(kernel, initrd, out):
     figures["patterns"] = {name: [] for name in PATTERNS}
     write(out, json.dumps(figures))
     for _ in range(ROUNDS):
-        measure_patterns(guests, figures["patterns"])
-        write(out, json.dumps(figures))
+        measure_patterns(guests, figures, out)
     for guest in guests.all:
         guest.end()
     for process in switch.processes:
@@ -309,18 +308,17 @@ def main(kernel, initrd, out):
     print("reproduce-guests: passed")
 
 
-def measure_patterns(guests, measured):
-    """Adds one round to `measured`."""
+def measure_patterns(guests, figures, out):
+    """Adds one round to the figures, and writes them after each pattern."""
     for name, (senders, hogs) in PATTERNS.items():
-        for guest in guests.all[senders : senders + hogs]:
-            guest.spin()
-        guests.send(senders)
+        guests.load(senders, hogs)
         before = [guest.sent() for guest in guests.all[:senders]]
         bins = count(COUNTED)
         sent = [guest.sent() - earlier for guest, earlier in zip(guests.all, before)]
         timed = shares(TIMED)
         guests.rest()
-        measured[name].append({"bins": bins, "sent": sent, **timed})
+        figures["patterns"][name].append({"bins": bins, "sent": sent, **timed})
+        write(out, json.dumps(figures))
         print(f"{name}: {sum(sent) / 1e6:.1f} MB, {timed['lost']} events lost, after {time.monotonic():.0f} s", flush=True)
 
 
@@ -332,7 +330,7 @@ def measure_growth(guests):
         if step >= 1 and step == int(step) and int(step) < GUESTS:
             guests.all[int(step)].spin()
 
-    guests.send(1)
+    guests.load(1, 0)
     bins = count(STEP * GUESTS, more)
     guests.rest()
     return bins

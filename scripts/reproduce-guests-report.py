@@ -132,7 +132,10 @@ def report_growth(bins, per_step, probes):
 def main(path):
     with open(path) as file:
         figures = json.load(file)
-    report_patterns(figures["patterns"], figures["probes"])
+    # A run that was interrupted has some patterns only.
+    measured = {name: rounds for name, rounds in figures["patterns"].items() if rounds}
+    if "A" in measured:
+        report_patterns(measured, figures["probes"])
     report_growth(figures["growth"], round(figures["step"] / figures["bin"]), figures["probes"])
 
 
