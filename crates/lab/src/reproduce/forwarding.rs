@@ -270,7 +270,9 @@ fn wait_for_device(ends: [&Host; 2], started: &mut Started, interrupt: &Interrup
     ends.into_iter().try_for_each(|host| {
         wait_for("the program's device", READY_PATIENCE, interrupt, || {
             started.check_alive()?;
-            Ok(host.index(DEVICE).ok())
+            // Routes need a device that is up.
+            let link = host.netlink()?.link(DEVICE).ok();
+            Ok(link.filter(|link| link.up))
         })
         .map(drop)
     })

@@ -258,6 +258,10 @@ fn count(mut hits: Vec<Hit>, probes: &Probes) -> (Vec<Calls>, Vec<Dropped>) {
     // Functions that have begun, by thread: when, and the length of the packet.
     let mut running: HashMap<(u32, usize), (u64, Option<u32>)> = HashMap::new();
     let mut waiting = 0_i64;
+    // Packets that have entered the queue in all, and when each read began, by thread, unless it has
+    // copied one since.
+    let mut entered = 0_i64;
+    let mut idle_reads: HashMap<u32, i64> = HashMap::new();
     for hit in &hits {
         let Some(kind) = probes.kinds.get(hit.probe) else {
             continue;
@@ -267,9 +271,19 @@ fn count(mut hits: Vec<Hit>, probes: &Probes) -> (Vec<Calls>, Vec<Dropped>) {
                 let length = probes.length.as_ref().filter(|_| function == XMIT);
                 let length = length.and_then(|field| hit.u32(field));
                 running.insert((hit.tid, function), (hit.nanoseconds, length));
-                waiting += i64::from(function == XMIT);
+                if function == XMIT {
+                    (waiting, entered) = (waiting + 1, entered + 1);
+                } else if function == READ {
+                    idle_reads.insert(hit.tid, entered);
+                }
             }
             Kind::End(function) => {
+                // The queue was empty, whatever was missed before.
+                if function == READ
+                    && let Some(before) = idle_reads.remove(&hit.tid)
+                {
+                    waiting = waiting.min((entered - before).max(0));
+                }
                 // A function that began before the records did is left out.
                 if let Some((begin, _)) = running.remove(&(hit.tid, function)) {
                     calls[function].count += 1;
@@ -279,7 +293,7 @@ fn count(mut hits: Vec<Hit>, probes: &Probes) -> (Vec<Calls>, Vec<Dropped>) {
             Kind::Dropped => {
                 // Other devices have such queues too.
                 if let Some((_, bytes)) = running.get(&(hit.tid, XMIT)) {
-                    waiting -= 1;
+                    (waiting, entered) = (waiting - 1, entered - 1);
                     dropped.push(Dropped {
                         nanoseconds: hit.nanoseconds,
                         bytes: *bytes,
@@ -289,6 +303,7 @@ fn count(mut hits: Vec<Hit>, probes: &Probes) -> (Vec<Calls>, Vec<Dropped>) {
             }
             Kind::Copied => {
                 if running.contains_key(&(hit.tid, READ)) {
+                    idle_reads.remove(&hit.tid);
                     // Those that waited when the records began are not known.
                     waiting = (waiting - 1).max(0);
                 }
