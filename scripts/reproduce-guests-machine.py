@@ -5,10 +5,11 @@
 
     guest N, eth0: 10.92.0.N --virtio, vhost_net-- tapN -- br0, datapath of the kernel: 10.92.0.100, iperf3 receives
 
-A guest sends by iperf3 and spins by `yes` on both of its processors. Kprobes count calls; after that, in an interval of its own,
+A guest sends by iperf3 and spins by `yes`. Kprobes count calls; after that, in an interval of its own,
 ftrace measures the time in each function without the time in which its task does not run. OUT.json has every figure.
 """
 
+import contextlib
 import glob
 import json
 import os
@@ -19,7 +20,9 @@ import tempfile
 import threading
 import time
 
-GUESTS, PROCESSORS = 8, 2
+# With two processors each, as in the source, a guest ends now and then with an emulation failure of KVM's, at an interrupt
+# from one to the other.
+GUESTS, PROCESSORS = 8, 1
 HOST = "10.92.0.100"
 # Senders and spinning guests of the source's table 2.
 PATTERNS = {"A": (2, 0), "B": (4, 0), "C": (8, 0), "D": (2, 2), "E": (2, 4), "F": (2, 6)}
@@ -127,7 +130,9 @@ class Guest:
         return any(line.startswith("guest is up") for line in self.said)
 
     def do(self, command):
-        self.input.write(command + "\n")
+        # Guests that have ended are started again before the next measurement.
+        with contextlib.suppress(BrokenPipeError):
+            self.input.write(command + "\n")
 
     def send(self):
         # A receiver may still be busy with the last connection.
@@ -149,7 +154,7 @@ class Guest:
 
 
 class Guests:
-    """All guests. In emulation one in ten hangs or ends at some time; the reason is not known. It is started again."""
+    """All guests. In emulation one hangs or ends now and then, and is started again."""
 
     def __init__(self, kernel, initrd, folder):
         self.arguments = (kernel, initrd, folder)
@@ -172,6 +177,9 @@ class Guests:
     def load(self, senders, hogs):
         """Makes the first guests send and those after them spin. Returns when the receivers receive from each sender."""
         for _ in range(TRIES):
+            for i, guest in enumerate(self.all):
+                if guest.process.poll() is not None:
+                    self.all[i] = self.booted(i + 1)
             before = [guest.sent() for guest in self.all[:senders]]
             for guest in self.all[:senders]:
                 guest.send()
@@ -215,10 +223,17 @@ def counters():
     return {"at": time.monotonic(), "bytes": int(read("/sys/class/net/br0/statistics/rx_bytes")), **calls}
 
 
+def prefer(this=True):
+    """Runs this program before all others, or as any: a sampler that waits for a processor distorts its intervals."""
+    if this:
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(10))
+    else:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
 def count(seconds, each=lambda second: None):
     """Returns bytes and calls of every half second, scaled to exactly half a second."""
-    # A sampler that waits for a processor distorts its intervals.
-    os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(10))
+    prefer()
     begin, bins = time.monotonic(), []
     before = counters()
     for i in range(round(seconds / BIN)):
@@ -228,7 +243,7 @@ def count(seconds, each=lambda second: None):
         scale = BIN / (now["at"] - before["at"])
         bins.append({key: (now[key] - before[key]) * scale for key in now if key != "at"})
         before = now
-    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    prefer(False)
     return bins
 
 
@@ -257,6 +272,7 @@ def shares(seconds):
     trace("current_tracer", "function_graph")
     for option in ("nosleep-time", "funcgraph-tail"):
         trace("trace_options", option)
+    prefer()
     before, begin = tasks(), time.monotonic()
     trace("tracing_on", "1")
     started = time.monotonic()
@@ -264,6 +280,7 @@ def shares(seconds):
     trace("tracing_on", "0")
     traced = time.monotonic() - started
     after, took = tasks(), time.monotonic() - begin
+    prefer(False)
     lost = sum(int(n) for path in glob.glob(f"{TRACING}/per_cpu/cpu*/stats") for n in re.findall(r"overrun: (\d+)", read(path)))
     timed = dict.fromkeys(FUNCTIONS, 0.0)
     with open(f"{TRACING}/trace") as lines:
