@@ -190,6 +190,7 @@ mod tests {
     }
 
     #[test]
+    #[ignore = "a measurement: a busy machine merges other numbers of frames"]
     fn many_frames_for_each_crossing_take_fewer_system_calls() {
         testing::short(Source::Batch, |bench| {
             let [one, many] = [1, 64].map(|size| {
@@ -212,6 +213,7 @@ mod tests {
     }
 
     #[test]
+    #[ignore = "a measurement: a busy machine merges other numbers of frames"]
     fn both_sides_of_the_device_are_chosen_apart() {
         testing::short(Source::Batch, |bench| {
             for (read, write) in [(16, 1), (1, 16)] {
