@@ -267,6 +267,7 @@ def trace(file, text):
 def shares(seconds):
     """Returns the share of the time of all processors by function, and by group of tasks."""
     trace("events/guests/enable", "0")
+    trace("tracing_on", "0")
     trace("set_ftrace_filter", "\n".join(FUNCTIONS))
     trace("buffer_size_kb", str(BUFFER_KB))
     trace("current_tracer", "function_graph")
