@@ -134,7 +134,7 @@ reproduce: release ## reproduce published measurements of slow tunnels, SOURCE=a
 reproduce-kernel: ## reproduce the measurement of kernel functions on a stock kernel in QEMU (installs it)
 	@scripts/reproduce-kernel.sh
 
-reproduce-guests: ## reproduce that measurement with virtual machines in one that QEMU emulates (root; half an hour)
+reproduce-guests: ## reproduce that measurement with virtual machines in an emulated one (root; half an hour)
 	@scripts/reproduce-guests.sh
 
 hostile: release ## measure throughput while unknown sources flood the tunnel's port (root)

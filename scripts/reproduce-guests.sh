@@ -39,7 +39,10 @@ done
 
 machine_memory=4G machine_seconds=3600 machine_emulated=yes
 machine_options=(--append tsc=reliable --rwdir "$work/out")
-machine reproduce-guests "ROUNDS=${ROUNDS:-3} '$PWD/scripts/reproduce-guests-machine.py' '$work/vmlinux' '$work/initrd' '$work/out/guests.json'"
+status=0
+machine reproduce-guests "ROUNDS=${ROUNDS:-3} '$PWD/scripts/reproduce-guests-machine.py' '$work/vmlinux' '$work/initrd' '$work/out/guests.json'" || status=$?
+# A machine that stopped has written what it measured until then.
 mv "$work/out/guests.json" "$target/reproduce-guests.json"
 rm -rf "$work"
 scripts/reproduce-guests-report.py "$target/reproduce-guests.json" | tee -a "$target/reproduce-guests.log"
+exit $status
