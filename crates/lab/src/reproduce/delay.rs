@@ -190,7 +190,6 @@ mod tests {
     }
 
     #[test]
-    #[ignore = "a measurement: a busy machine merges other numbers of frames"]
     fn many_frames_for_each_crossing_take_fewer_system_calls() {
         testing::short(Source::Batch, |bench| {
             let [one, many] = [1, 64].map(|size| {
@@ -200,20 +199,20 @@ mod tests {
                 };
                 of(bench, Some(per_call))
             });
-            let values = |values: Values| values.map(|value| value.expect("measured"));
-            let (one, many) = (values(one?), values(many?));
-            let [.., calls, reads, writes] = one;
+            // On a busy machine no answer may arrive in time, and then there is no delay.
+            let counted = |values: Values| [5, 6, 7].map(|index| values[index].expect("counted"));
+            let (one, many) = (counted(one?), counted(many?));
+            let [calls, reads, writes] = one;
             assert!(reads <= 1.0 && writes <= 1.0, "{one:?}");
-            assert!(many[6] > 2.0 && many[7] > 2.0, "{many:?}");
+            assert!(many[1] > 2.0 && many[2] > 2.0, "{many:?}");
             // Each frame is read, sent, received behind its length and written.
             assert!(calls > 4.0 * 1e6 / 1_500.0, "{one:?}");
-            assert!(many[5] < calls / 2.0, "{one:?} {many:?}");
+            assert!(many[0] < calls / 2.0, "{one:?} {many:?}");
             Ok(())
         });
     }
 
     #[test]
-    #[ignore = "a measurement: a busy machine merges other numbers of frames"]
     fn both_sides_of_the_device_are_chosen_apart() {
         testing::short(Source::Batch, |bench| {
             for (read, write) in [(16, 1), (1, 16)] {
