@@ -22,7 +22,7 @@ pub struct Receivers {
     by_address: Arc<HashMap<IpAddr, usize>>,
 }
 
-/// What decides about a party.
+/// The tags or rules that decide about a party.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Terms {
     /// Its tags, as there are no rules.
