@@ -96,7 +96,8 @@ fn traces_the_slow_queue(experiment: &Experiment) {
     // A packet that the program is copying no longer occupies the queue.
     assert!(
         !waiting.is_empty() && waiting.iter().all(|packets| (3..=4).contains(packets)),
-        "{waiting:?}"
+        "{waiting:?} {:?}",
+        experiment.notes
     );
     let segments = list("the segments of one connection");
     assert_eq!(segments.columns.len(), 3);
