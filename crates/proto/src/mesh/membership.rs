@@ -12,6 +12,10 @@ use crate::keys::PublicKey;
 
 /// Maximum number of members kept; others are refused.
 pub const MAX_KNOWN: usize = 1 << 17;
+/// Maximum number of devices kept; members with further ones are refused. It is twice the number
+/// that a coordinator allows: devices that change their gateway are behind both until the entry of
+/// the former gateway arrives, and all devices may do so at once.
+const MAX_KNOWN_DEVICES: usize = 2 * MAX_MESH_DEVICES;
 
 /// The other members, as of the last answer. Its JSON is stored on disk, for times without a
 /// coordinator.
@@ -137,8 +141,8 @@ impl Membership {
         if !self.members.contains_key(&member.public_key) && self.members.len() >= MAX_KNOWN {
             return Err("the mesh has more than 131072 members");
         }
-        if others + member.devices.len() > MAX_MESH_DEVICES {
-            return Err("the mesh has more than 8192 devices");
+        if others + member.devices.len() > MAX_KNOWN_DEVICES {
+            return Err("the members have more than 16384 devices");
         }
         Ok(())
     }
@@ -302,34 +306,72 @@ mod tests {
         assert!(membership.members().is_empty());
     }
 
-    #[test]
-    fn devices_beyond_the_maximum_of_a_mesh_are_refused_with_their_member() {
-        let mut membership = Membership::default();
-        let with_devices = |n: u8, count: usize| Member {
-            devices: (0..count)
-                .map(|device| Device {
-                    name: format!("d{device}").parse().expect("a name"),
-                    addresses: vec![[100, 81, n, device as u8].into()],
-                    tags: Vec::new(),
-                })
-                .collect(),
-            ..member(n, 1)
+    /// A gateway with `count` devices, numbered from `first`.
+    fn gateway(n: u16, first: usize, count: usize) -> Member {
+        let [high, low] = n.to_be_bytes();
+        let mut key = [7; 32];
+        key[..2].copy_from_slice(&[high, low]);
+        let device = |number: usize| Device {
+            name: format!("d{number}").parse().expect("a name"),
+            addresses: vec![[100, 96, (number >> 8) as u8, number as u8].into()],
+            tags: Vec::new(),
         };
-        let full = (MAX_MESH_DEVICES / MAX_DEVICES) as u8;
-        let gateways: Vec<Member> = (0..full).map(|n| with_devices(n, MAX_DEVICES)).collect();
-        assert_eq!(
-            membership.take(answer(1, &gateways, &[])).len(),
-            gateways.len()
-        );
-        let refused = Change::Refused(key(full), "the mesh has more than 8192 devices");
-        let one_more = answer(2, &[with_devices(full, 1), member(full + 1, 1)], &[]);
+        Member {
+            name: format!("g{n}").parse().expect("a name"),
+            public_key: PublicKey::from_bytes(key),
+            addresses: vec![[100, 81, high, low].into()],
+            devices: (first..first + count).map(device).collect(),
+            ..member(1, 1)
+        }
+    }
+
+    /// A mesh full of devices, its gateways numbered from `first`.
+    fn full_mesh(first: u16) -> Vec<Member> {
+        let gateways = MAX_MESH_DEVICES / MAX_DEVICES;
+        (0..gateways)
+            .map(|n| gateway(first + n as u16, n * MAX_DEVICES, MAX_DEVICES))
+            .collect()
+    }
+
+    #[test]
+    fn all_devices_of_a_full_mesh_may_change_their_gateways() {
+        let mut membership = Membership::default();
+        let (former, latter) = (full_mesh(0), full_mesh(1000));
+        let set = |members: &[Member]| -> Vec<Change> {
+            members.iter().cloned().map(Change::Set).collect()
+        };
+        let without_devices = |members: &[Member]| -> Vec<Member> {
+            let mut members = members.to_vec();
+            members.iter_mut().for_each(|member| member.devices.clear());
+            members
+        };
+        let known = [former.clone(), without_devices(&latter)].concat();
+        assert_eq!(membership.take(answer(1, &known, &[])), set(&known));
+        // The entries of the gateways that gain devices arrive first.
+        assert_eq!(membership.take(answer(2, &latter, &[])), set(&latter));
+        let former = without_devices(&former);
+        assert_eq!(membership.take(answer(3, &former, &[])), set(&former));
+        let devices = membership.members().values().map(|m| m.devices.len());
+        assert_eq!(devices.sum::<usize>(), MAX_MESH_DEVICES);
+    }
+
+    #[test]
+    fn devices_beyond_the_maximum_are_refused_with_their_member() {
+        let mut membership = Membership::default();
+        let gateways = [full_mesh(0), full_mesh(1000)].concat();
+        let known: usize = gateways.iter().map(|member| member.devices.len()).sum();
+        assert_eq!(known, MAX_KNOWN_DEVICES);
+        let taken = membership.take(answer(1, &gateways, &[]));
+        assert_eq!(taken.len(), gateways.len());
+        let one = gateway(2000, 0, 1);
+        let refused = Change::Refused(one.public_key, "the members have more than 16384 devices");
+        let one_more = answer(2, &[one.clone(), member(1, 1)], &[]);
         let taken = membership.take(one_more.clone());
-        assert_eq!(taken, [refused, Change::Set(member(full + 1, 1))]);
+        assert_eq!(taken, [refused, Change::Set(member(1, 1))]);
         // There is space once another has fewer.
-        let fewer = with_devices(0, MAX_DEVICES - 1);
+        let fewer = gateway(0, 0, MAX_DEVICES - 1);
         assert_eq!(membership.take(answer(3, &[fewer], &[])).len(), 1);
-        let taken = membership.take(one_more);
-        assert_eq!(taken, [Change::Set(with_devices(full, 1))]);
+        assert_eq!(membership.take(one_more), [Change::Set(one)]);
     }
 
     #[test]
