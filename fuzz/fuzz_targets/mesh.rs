@@ -23,6 +23,7 @@ pub fn run(bytes: &[u8]) {
     // One answer a line.
     let mut membership = Membership::default();
     let mut known = std::collections::BTreeSet::new();
+    let mut refused = std::collections::BTreeSet::new();
     for line in bytes.split(|b| *b == b'\n').take(64) {
         let Ok(changes) = serde_json::from_slice::<Changes>(line) else {
             continue;
@@ -36,13 +37,23 @@ pub fn run(bytes: &[u8]) {
         for change in different {
             match change {
                 Change::Access(access) => assert_eq!(&access, membership.access()),
-                Change::Set(member) => drop(known.insert(member.public_key)),
-                Change::Rotated(former, member) => {
-                    assert!(known.remove(&former), "an unknown member has changed");
+                Change::Set(member) => {
+                    refused.remove(&member.public_key);
                     known.insert(member.public_key);
                 }
-                Change::Removed(key) => assert!(known.remove(&key), "an unknown member is removed"),
-                Change::Refused(key, _) => drop(known.remove(&key)),
+                Change::Rotated(former, member) => {
+                    assert!(known.remove(&former), "an unknown member has changed");
+                    refused.remove(&member.public_key);
+                    known.insert(member.public_key);
+                }
+                Change::Removed(key) => assert!(
+                    known.remove(&key) | refused.remove(&key),
+                    "an unknown member is removed"
+                ),
+                Change::Refused(key, _) => {
+                    known.remove(&key);
+                    refused.insert(key);
+                }
             }
         }
         assert!(membership.members().keys().eq(known.iter()));

@@ -17,6 +17,9 @@ pub const MAX_KNOWN: usize = 1 << 17;
 /// the former gateway arrives, and all devices may do so at once.
 const MAX_KNOWN_DEVICES: usize = 2 * MAX_MESH_DEVICES;
 
+/// Maximum number of refused members that are remembered. A coordinator could name any number.
+const MAX_REFUSED: usize = 1024;
+
 /// The other members, as of the last answer. Its JSON is stored on disk, for times without a
 /// coordinator.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,6 +36,9 @@ pub struct Membership {
     /// Members known before a whole answer that it has not confirmed yet.
     #[serde(skip)]
     unconfirmed: BTreeSet<PublicKey>,
+    /// Members that are not kept. Their removal is reported like that of others.
+    #[serde(skip)]
+    refused: BTreeSet<PublicKey>,
 }
 
 /// A change of the membership.
@@ -44,7 +50,7 @@ pub enum Change {
     Set(Member),
     /// A member has replaced this key by another and kept its name and addresses.
     Rotated(PublicKey, Member),
-    /// A member has left.
+    /// A member has left, or one that was refused.
     Removed(PublicKey),
     /// A member is not kept, for this reason, and removed if it was kept before.
     Refused(PublicKey, &'static str),
@@ -80,6 +86,7 @@ impl Membership {
         changes.members.truncate(MAX_MEMBERS);
         if changes.whole {
             self.unconfirmed = self.members.keys().copied().collect();
+            self.unconfirmed.extend(&self.refused);
         }
         let mut gone: BTreeSet<PublicKey> = changes.removed.into_iter().collect();
         for member in &changes.members {
@@ -104,7 +111,7 @@ impl Membership {
         }
         for key in gone {
             self.unconfirmed.remove(&key);
-            let known = self.members.remove(&key).is_some();
+            let known = self.members.remove(&key).is_some() | self.refused.remove(&key);
             if known && !rotated.values().any(|former| *former == key) {
                 different.push(Change::Removed(key));
             }
@@ -120,8 +127,12 @@ impl Membership {
                 different.extend(former.map(Change::Removed));
                 self.members.remove(&key);
                 devices = others;
+                if self.refused.len() < MAX_REFUSED {
+                    self.refused.insert(key);
+                }
                 different.push(Change::Refused(key, reason));
             } else if known != Some(&member) {
+                self.refused.remove(&key);
                 devices = others + member.devices.len();
                 self.members.insert(key, member.clone());
                 different.push(match former {
@@ -173,10 +184,13 @@ impl Membership {
     /// Removes everybody, because this host is no longer a member. Returns the changes.
     pub fn clear(&mut self) -> Vec<Change> {
         let Membership {
-            members, access, ..
+            members,
+            access,
+            refused,
+            ..
         } = std::mem::take(self);
         let access = (access != Access::default()).then(|| Change::Access(Access::default()));
-        let gone = members.into_keys().map(Change::Removed);
+        let gone = members.into_keys().chain(refused).map(Change::Removed);
         gone.chain(access).collect()
     }
 }
@@ -304,6 +318,60 @@ mod tests {
         };
         assert_eq!(membership.take(answer(2, &[grown], &[])), [refused(1)]);
         assert!(membership.members().is_empty());
+    }
+
+    /// A member that is refused: it has no address.
+    fn unusable(n: u8) -> Member {
+        Member {
+            addresses: Vec::new(),
+            ..member(n, 1)
+        }
+    }
+
+    #[test]
+    fn a_refused_member_that_has_left_is_removed() {
+        let mut membership = Membership::default();
+        let both = [unusable(1), unusable(2)];
+        let reason = "it has too many addresses, endpoints, tags or devices";
+        let refused = [1, 2].map(|n| Change::Refused(key(n), reason));
+        let removed = |n: u8| Change::Removed(key(n));
+        assert_eq!(membership.take(answer(1, &both, &[])), refused);
+        assert_eq!(membership.take(answer(2, &[], &[1])), [removed(1)]);
+        assert_eq!(membership.take(answer(3, &[], &[1])), [], "only once");
+        // By a whole answer without it.
+        assert_eq!(membership.take(whole(answer(4, &[], &[]))), [removed(2)]);
+        // By the end of this host's membership.
+        assert_eq!(membership.take(answer(5, &both, &[])), refused);
+        assert_eq!(membership.clear(), [removed(1), removed(2)]);
+    }
+
+    #[test]
+    fn a_refused_member_that_is_kept_later_is_no_refused_one() {
+        let mut membership = Membership::default();
+        membership.take(answer(1, &[unusable(1)], &[]));
+        let taken = membership.take(answer(2, &[member(1, 1)], &[]));
+        assert_eq!(taken, [Change::Set(member(1, 1))]);
+        assert_eq!(
+            membership.take(answer(3, &[], &[1])),
+            [Change::Removed(key(1))]
+        );
+        assert_eq!(membership.clear(), []);
+    }
+
+    #[test]
+    fn no_more_refused_members_are_remembered_than_a_bound() {
+        let mut membership = Membership::default();
+        let nowhere: Vec<Member> = (0..=MAX_REFUSED as u16)
+            .map(|n| Member {
+                addresses: Vec::new(),
+                ..gateway(n, 0, 0)
+            })
+            .collect();
+        assert_eq!(
+            membership.take(answer(1, &nowhere, &[])).len(),
+            MAX_REFUSED + 1
+        );
+        assert_eq!(membership.clear().len(), MAX_REFUSED);
     }
 
     /// A gateway with `count` devices, numbered from `first`.
