@@ -62,12 +62,18 @@ const IPV6_ROUNDS: usize = 5;
 /// Extra round-trip time that IPv6 may have and still be preferred: the minimum head start of RFC
 /// 8305, section 8.
 const IPV6_LAG: Duration = Duration::from_millis(10);
-/// Time for which handshakes go to the NATs of a peer that does not answer, and then the least time
-/// for which they do not; as much again is added at random, so that both ends pause together at some
-/// time. In a pause of both, their NATs forget everything that a datagram at a wrong moment has left
-/// ([`Paths::is_behind_nat`]): Linux after 30 s (`nf_conntrack_udp_timeout`).
-const PUNCH_FOR: Duration = Duration::from_secs(30);
+/// Length of a punching period: the time for which handshakes go to the NATs of a peer that does not
+/// answer.
+const PUNCH_FOR: Duration = Duration::from_secs(20);
+/// Pause after a punching period. In a pause of both ends, their NATs forget everything that a
+/// datagram at a wrong moment has left ([`Paths::is_behind_nat`]): Linux after 30 s
+/// (`nf_conntrack_udp_timeout`).
 const PUNCH_PAUSE: Duration = Duration::from_secs(35);
+/// The longer pause. One end always makes it, the other after every second period. It has room for
+/// a short pause, a period and another short pause of the other end, so that both ends soon pause
+/// together, whenever each began.
+const LONG_PUNCH_PAUSE: Duration =
+    Duration::from_secs(2 * PUNCH_PAUSE.as_secs() + PUNCH_FOR.as_secs());
 /// Time after a switch in which the initiator of the session does not follow the peer to another
 /// address. The peer follows instead; without this pause both ends could follow each other forever.
 const SETTLE: Duration = Duration::from_secs(1);
@@ -154,6 +160,8 @@ pub struct Paths {
     unanswered: Option<Unanswered>,
     /// The path in use counts as lost, until something arrives over it or another one is taken.
     lost: bool,
+    /// An initiation went over all other paths since the path in use was lost.
+    tried_without_lost: bool,
     settled_until: Option<Instant>,
     /// IPv6 was in use and was lost. It is not preferred again until the peer signals a new
     /// address.
@@ -166,16 +174,18 @@ pub struct Paths {
     last_call: Option<Instant>,
     /// Unknown acknowledgements since the checks were last forgotten.
     wrong: u8,
-    /// When handshakes go to the NATs of the peer.
+    /// The latest punching period since the peer was last reached.
     punching: Option<PunchWindow>,
     /// Initiations and rounds of checks to direct candidates since something last arrived over a
     /// direct path.
     direct_tries: u32,
 }
 
-/// A period of handshakes and a pause.
+/// A punching period and the pause after it.
 #[derive(Clone, Copy, Debug)]
 struct PunchWindow {
+    /// Number of periods before it since the peer was last reached.
+    number: u32,
     pause_at: Instant,
     ends_at: Instant,
 }
@@ -320,6 +330,11 @@ impl Paths {
         self.lost
     }
 
+    /// Whether the next initiation leaves out the lost path in use: the first one since the loss.
+    pub fn leaves_out_lost(&self) -> bool {
+        self.lost && !self.tried_without_lost
+    }
+
     /// Sets the signalled candidates, best first. Those beyond [`MAX_CANDIDATES`] are ignored.
     /// Returns true if one is new.
     pub fn set_signalled(&mut self, addresses: &[SocketAddr]) -> bool {
@@ -413,13 +428,26 @@ impl Paths {
             && window.is_some_and(|window| window.pause_at <= now && now < window.ends_at)
     }
 
-    /// Whether an initiation without a session may go to the NATs of the peer ([`PUNCH_FOR`]).
-    pub fn may_punch(&mut self, now: Instant, rng: &mut dyn Rng) -> bool {
-        let window = self.punching.take_if(|window| now < window.ends_at);
-        let window = window.unwrap_or_else(|| PunchWindow {
-            pause_at: now + PUNCH_FOR,
-            ends_at: now + PUNCH_FOR + PUNCH_PAUSE + rng.duration_below(PUNCH_PAUSE),
-        });
+    /// Whether an initiation without a session may go to the NATs of the peer: in a period of
+    /// [`PUNCH_FOR`], and not in the pause after it. Of both ends, one `pauses_longer`.
+    pub fn may_punch(&mut self, now: Instant, pauses_longer: bool) -> bool {
+        let window = match self.punching {
+            Some(window) if now < window.ends_at => window,
+            former => {
+                let number = former.map_or(0, |former| former.number.wrapping_add(1));
+                let pause = if pauses_longer || number % 2 == 1 {
+                    LONG_PUNCH_PAUSE
+                } else {
+                    PUNCH_PAUSE
+                };
+                let pause_at = now + PUNCH_FOR;
+                PunchWindow {
+                    number,
+                    pause_at,
+                    ends_at: pause_at + pause,
+                }
+            }
+        };
         self.punching = Some(window);
         now < window.pause_at
     }
@@ -427,6 +455,7 @@ impl Paths {
     /// An initiation goes to these addresses. To a peer behind a NAT it is a try only if one of them
     /// is the NAT's: in a pause it goes to the others alone ([`PUNCH_FOR`]).
     pub fn on_initiation(&mut self, to: &[SocketAddr]) {
+        self.tried_without_lost = true;
         let has_nat = self.has_nat();
         let mut is_tried = to.iter().any(|address| self.is_behind_nat(*address));
         let is_sent = |c: &&mut Candidate| c.is_direct() && to.contains(&c.address);
@@ -666,6 +695,7 @@ impl Paths {
                 self.ipv6_lost |= used.is_ipv6();
                 // Only once: the handshake that follows is repeated by its own timer.
                 if !std::mem::replace(&mut self.lost, true) {
+                    self.tried_without_lost = false;
                     due.push(Due::Lost);
                 }
             } else {

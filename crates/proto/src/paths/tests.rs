@@ -678,19 +678,62 @@ fn an_initiation_that_leaves_the_nats_out_is_no_try() {
     assert_eq!(paths.direct_tries(), 1);
 }
 
-#[test]
-fn punching_pauses_for_longer_than_nats_remember_and_begins_anew() {
+/// Seconds in which punching periods begin and end, if an initiation is due each second.
+fn punching_periods(pauses_longer: bool, seconds: std::ops::Range<u64>) -> Vec<(u64, u64)> {
     let [outer, inner] = ["192.0.2.1:7", "10.0.0.1:7"].map(|text| text.parse().expect(text));
     let mut paths = Paths::default();
     paths.set_signalled(&[outer, inner]);
-    let mut rng = Count(0);
-    let mut may = |paths: &mut Paths, second: u64| paths.may_punch(at(second * 1000), &mut rng);
-    assert!(may(&mut paths, 0) && may(&mut paths, 29));
-    for second in 30..65 {
-        assert!(!may(&mut paths, second) && paths.is_pausing(at(second * 1000)));
+    let mut periods: Vec<(u64, u64)> = Vec::new();
+    for second in seconds {
+        let may = paths.may_punch(at(second * 1000), pauses_longer);
+        assert_eq!(may, !paths.is_pausing(at(second * 1000)));
+        match periods.last_mut().filter(|(_, end)| *end == second) {
+            Some((_, end)) if may => *end += 1,
+            _ if may => periods.push((second, second + 1)),
+            _ => {}
+        }
     }
-    assert!(may(&mut paths, 100));
-    assert!(!may(&mut paths, 131));
+    periods
+}
+
+#[test]
+fn punching_pauses_for_longer_than_nats_remember_and_begins_anew() {
+    let shorter = punching_periods(false, 0..340);
+    assert_eq!(
+        shorter,
+        [(0, 20), (55, 75), (165, 185), (220, 240), (330, 340)]
+    );
+    let longer = punching_periods(true, 0..340);
+    assert_eq!(longer, [(0, 20), (110, 130), (220, 240), (330, 340)]);
+}
+
+/// The longest time that a NAT keeps the entry of an unanswered datagram.
+const NAT_REMEMBERS: u64 = 30;
+
+#[test]
+fn both_ends_pause_together_before_a_period_soon_whenever_they_began() {
+    for offset in 0..165 {
+        let both = [
+            punching_periods(false, 0..800),
+            punching_periods(true, offset..800),
+        ];
+        let mut all = both.concat();
+        all.sort_unstable();
+        // From the time at which both have begun.
+        let follow = all.windows(2).filter(|pair| pair[1].0 > offset);
+        let after_pause = follow.filter(|pair| pair[1].0 >= pair[0].1 + NAT_REMEMBERS);
+        let first = after_pause.map(|pair| pair[1].0).next().expect("a period");
+        assert!(first - offset <= 110, "{offset}: {first}");
+    }
+}
+
+#[test]
+fn another_address_of_the_peer_ends_a_pause_of_punching() {
+    let [outer, inner] = ["192.0.2.1:7", "10.0.0.1:7"].map(|text| text.parse().expect(text));
+    let mut paths = Paths::default();
+    paths.set_signalled(&[outer, inner]);
+    assert!(paths.may_punch(at(0), true));
+    assert!(!paths.may_punch(at(21_000), true));
     paths.set_signalled(&[outer, inner, direct(9)]);
-    assert!(may(&mut paths, 131), "another address");
+    assert!(paths.may_punch(at(21_000), true));
 }

@@ -86,7 +86,8 @@ impl Tunnel {
         let scope = if !lives || peer.paths.is_lost() {
             // Only ports of this host's NAT are taken by what arrives there.
             let pauses = peer.paths.has_nat() && !self.nat_mappings.is_open4();
-            if !pauses || peer.paths.may_punch(now.mono, &mut *self.rng) {
+            let pauses_longer = *self.identity.public() > peer.public_key;
+            if !pauses || peer.paths.may_punch(now.mono, pauses_longer) {
                 Scope::OpenersFirst
             } else {
                 Scope::WithoutNats
@@ -571,7 +572,7 @@ fn initiation_destinations(peer: &Peer, scope: Scope, length: usize) -> Vec<Dest
     if scope == Scope::WithoutNats {
         all.retain(|to| !behind_nat(to));
     }
-    let left_out = peer.paths.is_lost() && !peer.timers.is_retrying() && !all.is_empty();
+    let left_out = peer.paths.leaves_out_lost() && !all.is_empty();
     if let Some(known) = peer
         .path
         .destination(HANDSHAKE_TRAFFIC_CLASS)

@@ -207,6 +207,12 @@ impl Internet {
         self.borders[border].nat.restart(outer);
     }
 
+    /// A NAT loses its state and keeps its address.
+    pub fn forget(&mut self, border: usize) {
+        let nat = &mut self.borders[border].nat;
+        nat.restart(nat.outer);
+    }
+
     /// Drops expired mappings, to save memory.
     pub fn sweep(&mut self, now: u64) {
         for border in &mut self.borders {

@@ -4,6 +4,7 @@
 mod internet;
 mod member;
 mod nat;
+mod outage;
 mod relay;
 mod scenario;
 mod theory;

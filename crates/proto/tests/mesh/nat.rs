@@ -10,7 +10,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 /// Outer ports for inner ports above 1023 (section 4.2.2).
 const PORTS: std::ops::RangeInclusive<u16> = 1024..=u16::MAX;
 
-/// Lifetime of an entry that an unsolicited packet leaves: Linux, `nf_conntrack_udp_timeout`.
+/// Lifetime of an entry without an answer where unsolicited packets leave one too: Linux,
+/// `nf_conntrack_udp_timeout`.
 const TRACKED: u64 = 30 * SECOND;
 
 /// The part of the remote endpoint that matters.
@@ -45,7 +46,8 @@ pub struct Behaviour {
     /// Whether UDP passes at all.
     pub udp: bool,
     /// Whether an unsolicited packet takes the port from the host that sends to its source later,
-    /// for [`TRACKED`]: Linux without a rule that drops it.
+    /// for [`TRACKED`]: Linux without a rule that drops it. The other port that the host is mapped to
+    /// stays in use for as long as it sends.
     pub tracks: bool,
     /// Lifetime of a mapping in nanoseconds after its last outbound packet. Inbound packets do not
     /// extend it (section 4.3).
@@ -84,8 +86,15 @@ struct Mapping {
     /// The relevant part of the remote endpoint.
     of: SocketAddr,
     until: u64,
-    /// Admitted sources, and until when.
-    lets_in: HashMap<SocketAddr, u64>,
+    /// Admitted sources.
+    lets_in: HashMap<SocketAddr, Admitted>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Admitted {
+    until: u64,
+    /// Whether something has arrived from there.
+    has_answered: bool,
 }
 
 impl Nat {
@@ -113,14 +122,14 @@ impl Nat {
         if !self.behaviour.udp {
             return Err(Refused::NoUdp);
         }
-        let until = now + self.behaviour.forgets;
         let of_use = |port: &u16| self.mappings[port].until > now;
+        let port_for = |of| self.ports.get(&(from, of)).copied().filter(of_use);
         let mut of = mapping.of(to);
-        let mut known = self.ports.get(&(from, of)).copied().filter(of_use);
-        if self.is_taken(now, known.unwrap_or(from.port()), to) {
+        let mut known = port_for(of);
+        if port_for(to).is_some() || self.is_taken(now, known.unwrap_or(from.port()), to) {
             // Another port, for this destination alone.
             of = to;
-            known = self.ports.get(&(from, of)).copied().filter(of_use);
+            known = port_for(of);
         }
         let taken = |port| self.is_taken(now, port, to);
         let port = known.unwrap_or_else(|| {
@@ -135,7 +144,7 @@ impl Nat {
             let new = Mapping {
                 inner: from,
                 of,
-                until,
+                until: now,
                 lets_in: HashMap::new(),
             };
             // The mapping had expired, and its port is reused.
@@ -146,9 +155,25 @@ impl Nat {
                 }
             }
         }
+        let Behaviour {
+            tracks, forgets, ..
+        } = self.behaviour;
+        let is_alone = of == to;
         let mapping = self.mappings.get_mut(&port).expect("just looked up");
-        mapping.until = until;
-        mapping.lets_in.insert(filtering.of(to), until);
+        let admitted = mapping.lets_in.get(&filtering.of(to));
+        let has_answered =
+            admitted.is_some_and(|admitted| admitted.has_answered && admitted.until > now);
+        let lifetime = if tracks && !has_answered {
+            TRACKED
+        } else {
+            forgets
+        };
+        let admitted = Admitted {
+            until: now + lifetime,
+            has_answered,
+        };
+        mapping.until = now + if is_alone { lifetime } else { forgets };
+        mapping.lets_in.insert(filtering.of(to), admitted);
         Ok(SocketAddr::new(self.outer, port))
     }
 
@@ -191,14 +216,16 @@ impl Nat {
         outcome
     }
 
-    fn admit(&self, now: u64, from: SocketAddr, port: u16) -> Result<SocketAddr, Refused> {
-        let mapping = self.mappings.get(&port).filter(|m| m.until > now);
+    fn admit(&mut self, now: u64, from: SocketAddr, port: u16) -> Result<SocketAddr, Refused> {
+        let mapping = self.mappings.get_mut(&port).filter(|m| m.until > now);
         let mapping = mapping.ok_or(Refused::NoMapping)?;
-        let lets_in = mapping.lets_in.get(&self.behaviour.filtering.of(from));
-        if lets_in.is_some_and(|until| *until > now) {
-            Ok(mapping.inner)
-        } else {
-            Err(Refused::Filtered)
+        let admitted = mapping.lets_in.get_mut(&self.behaviour.filtering.of(from));
+        match admitted.filter(|admitted| admitted.until > now) {
+            Some(admitted) => {
+                admitted.has_answered = true;
+                Ok(mapping.inner)
+            }
+            None => Err(Refused::Filtered),
         }
     }
 
@@ -206,7 +233,7 @@ impl Nat {
     pub fn sweep(&mut self, now: u64) {
         self.taken.retain(|_, until| *until > now);
         self.mappings.retain(|_, mapping| {
-            mapping.lets_in.retain(|_, until| *until > now);
+            mapping.lets_in.retain(|_, admitted| admitted.until > now);
             mapping.until > now
         });
         let mappings = &self.mappings;

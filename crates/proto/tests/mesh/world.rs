@@ -241,6 +241,13 @@ pub struct World {
     pub wakes: u64,
     /// Members of a separated part of the network.
     pub apart: BTreeSet<usize>,
+    /// Members without a connection to the coordinator. Calls by and to them are lost: the daemon
+    /// does not repeat them.
+    pub uncontacted: BTreeSet<usize>,
+    /// Whether nobody asks for packets by datagram: many may wait for a session.
+    pub is_not_counted: bool,
+    /// Members whose router has no uplink.
+    pub without_uplink: BTreeSet<usize>,
     /// Delay to the coordinator.
     pub to_coordinator: u64,
     pub outbox: Outbox,
@@ -294,6 +301,9 @@ impl World {
             sent: Vec::new(),
             wakes: 0,
             apart: BTreeSet::new(),
+            uncontacted: BTreeSet::new(),
+            is_not_counted: false,
+            without_uplink: BTreeSet::new(),
             to_coordinator: 20 * MILLISECOND,
             outbox: Outbox::new(4 << 20),
             inbox: Inbox::new(false, false),
@@ -379,7 +389,8 @@ impl World {
             Event::Tls(m, key, relay) => self.bind_by_tls(m, key, relay),
             Event::PunchSockets(m) => self.tend_punch_sockets(m),
             Event::Poll(m) => self.poll_changes(m),
-            Event::Row(m) | Event::Key(m, _) | Event::Call(m, _) if self.apart.contains(&m) => {
+            Event::Call(m, _) | Event::CallReceived(m, _) if self.uncontacted.contains(&m) => {}
+            Event::Row(m) | Event::Key(m, _) | Event::Call(m, _) if !self.has_contact(m) => {
                 // Retried until it gets through.
                 self.after(2 * SECOND, event);
             }
@@ -586,9 +597,14 @@ impl World {
         }
     }
 
+    /// Whether a member reaches the coordinator.
+    fn has_contact(&self, m: usize) -> bool {
+        !self.apart.contains(&m) && !self.uncontacted.contains(&m)
+    }
+
     /// A member polls for changes.
     fn poll_changes(&mut self, m: usize) {
-        if self.apart.contains(&m) {
+        if !self.has_contact(m) {
             return self.after(2 * SECOND, Event::Poll(m));
         }
         let member = &mut self.members[m];
@@ -716,6 +732,9 @@ impl World {
             bytes,
         };
         let inside = realm != WORLD && self.internet.is_in(realm, to.ip());
+        if !inside && self.without_uplink.contains(&m) {
+            return self.lost(Lost::Apart, load);
+        }
         match self
             .internet
             .leave(self.time, realm, &mut parcel, &mut self.rng)
@@ -739,7 +758,16 @@ impl World {
         }
     }
 
+    /// Whether a datagram arrives at a router without an uplink.
+    fn is_cut_off(&self, at: At) -> bool {
+        let mut cut_off = self.without_uplink.iter();
+        cut_off.any(|m| self.members[*m].location.nat.map(At::Nat) == Some(at))
+    }
+
     fn arrives(&mut self, at: At, mut parcel: Parcel, load: Load) {
+        if self.is_cut_off(at) {
+            return self.lost(Lost::Apart, load);
+        }
         match self.internet.enter(self.time, at, &mut parcel) {
             Ok(At::Host(m)) if self.apart.contains(&m) != self.apart.contains(&load.member) => {
                 self.lost(Lost::Apart, load)
@@ -905,7 +933,7 @@ impl World {
                 *self.sent[m].to.entry(other).or_default() += run.segments as u64;
             }
             assert!(
-                run.segments == 1 || run.payload.packets == 0,
+                run.segments == 1 || run.payload.packets == 0 || self.is_not_counted,
                 "packets are small"
             );
             let talk = other.and_then(|other| self.talk_between(m, other));
