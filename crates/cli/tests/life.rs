@@ -6,11 +6,11 @@ use std::io::{BufRead, Read};
 use std::net::{IpAddr, UdpSocket};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::common::{
-    PATIENCE, TUNNEL_PORT, eventually, in_world, key_pair, monitor_of, skip, stderr,
+    PATIENCE, TUNNEL_PORT, World, eventually, in_world, key_pair, monitor_of, skip, stderr,
 };
 
 const DEFAULT_ROUTE: &str = "AllowedIPs = 0.0.0.0/0, ::/0\nPersistentKeepalive = 1";
@@ -46,6 +46,74 @@ fn a_deleted_interface_ends_the_tunnel_with_a_word_and_it_can_be_started_again()
         assert_eq!(world.left.traces(), Vec::<String>::new());
         let _again = world.up(&world.left);
         assert!(world.answers_within(PATIENCE));
+    });
+}
+
+/// Runs `ip` on the left.
+fn ip(world: &World, words: &[&str]) {
+    let mut command = Command::new("ip");
+    command.args(words);
+    let ip = world.left.namespace.spawn_command(&mut command);
+    let ip = ip.expect("ip").wait().expect("an end");
+    assert!(ip.success(), "ip {words:?}");
+}
+
+/// The settings of the tunnel on the left, as `ip` prints them.
+fn settings(world: &World) -> String {
+    let name = &world.left.interface;
+    let script = format!(
+        "for f in -4 -6; do ip $f address show dev {name}; ip $f route show table all dev {name}; \
+         ip $f rule show; done"
+    );
+    let mut command = Command::new("sh");
+    command.args(["-c", &script]).stdout(Stdio::piped());
+    let shell = world
+        .left
+        .namespace
+        .spawn_command(&mut command)
+        .expect("sh");
+    let output = shell.wait_with_output().expect("an end");
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    let mut lines: Vec<&str> = text.lines().map(str::trim).collect();
+    lines.sort_unstable();
+    lines.join("\n")
+}
+
+#[test]
+fn what_another_program_removes_is_restored_until_it_is_fought_for() {
+    in_world(["", DEFAULT_ROUTE], |world| {
+        let _tunnels = world.both_up();
+        let name = world.left.interface.as_str();
+        let before = settings(world);
+        let restored = |world: &World| world.status(&world.left)["interface"]["restored"].clone();
+        assert_eq!(restored(world)["count"], 0);
+        let removals: [&[&str]; 5] = [
+            &["address", "flush", "dev", name],
+            &["-4", "route", "flush", "table", "51820"],
+            &["-6", "route", "flush", "table", "51820"],
+            &["-4", "rule", "delete", "table", "51820"],
+            &["-6", "rule", "delete", "table", "51820"],
+        ];
+        for removal in removals {
+            ip(world, removal);
+            assert_ne!(settings(world), before, "{removal:?}");
+            eventually("not restored", || settings(world) == before);
+        }
+        assert!(world.answers_within(PATIENCE));
+        let count = restored(world)["count"].as_u64().expect("a number");
+        assert!(count >= removals.len() as u64, "{count}");
+        // The interface going down is no removal; its routes come back with it.
+        ip(world, &["link", "set", name, "down"]);
+        ip(world, &["link", "set", name, "up"]);
+        eventually("not restored", || settings(world) == before);
+        eventually("not given up", || {
+            let rule = ["-4", "rule", "delete", "table", "51820"];
+            let mut command = Command::new("ip");
+            command.args(rule).stderr(Stdio::null());
+            let ip = world.left.namespace.spawn_command(&mut command);
+            let _ = ip.expect("ip").wait();
+            restored(world)["contested"] == true
+        });
     });
 }
 

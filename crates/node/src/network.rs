@@ -3,6 +3,7 @@
 //! - After a change of an address or a route, or when a link comes up: the kernel chooses source addresses for
 //!   peers anew; a peer with a keepalive, and a member of the mesh with a session, gets a datagram from the new
 //!   address at once.
+//! - After the removal of an address, a route or a rule of the tunnel: it is restored ([`restore`]).
 //! - When a peer that is configured by name does not answer handshakes: its name is resolved again, one name at
 //!   a time, in a thread of its own, since a resolver may take half a minute.
 //!
@@ -12,9 +13,12 @@
 //! [`NetworkMonitor`] is a [`Service`] of the worker's loop; the thread wakes the loop through a socket pair.
 
 mod lan;
+mod restore;
 
 pub use lan::LanMonitor;
+pub use restore::Settings;
 
+use crate::network::restore::Restorer;
 use crate::node::{Node, resolve};
 use crate::system::now;
 use crate::worker::{ControlFlow, Service};
@@ -53,6 +57,7 @@ pub struct NetworkMonitor {
     settling: bool,
     /// Changes of the current burst.
     burst: Burst,
+    restorer: Restorer,
     names: Vec<NamedPeer>,
     resolver: Option<Resolver>,
 }
@@ -64,6 +69,8 @@ struct Burst {
     paths: bool,
     /// A link, and so perhaps an MTU, has changed.
     links: bool,
+    /// A setting of the tunnel may have been removed.
+    settings: bool,
 }
 
 /// A peer that is configured by name.
@@ -93,17 +100,24 @@ type Query = (PublicKey, Endpoint);
 type Answer = (PublicKey, Option<SocketAddr>);
 
 impl NetworkMonitor {
-    /// Starts monitoring. Must be called after privileges were dropped, since it may start a thread.
-    pub fn new(config: &Config, node: &mut Node) -> Result<NetworkMonitor, NetworkMonitorError> {
+    /// Starts monitoring. `settings` are those that the tunnel has set up. Must be called after privileges were
+    /// dropped, since it may start a thread.
+    pub fn new(
+        config: &Config,
+        settings: Settings,
+        node: &mut Node,
+    ) -> Result<NetworkMonitor, NetworkMonitorError> {
         // Links may have changed since the sockets were opened, for instance by a hook.
         node.follow_tap();
+        node.follow_mtu();
         node.limit_datagrams();
         let node = &*node;
         let at = |key: &PublicKey| {
             let peer = node.tunnel.peer(node.tunnel.peer_by_key(key)?)?;
             peer.path.endpoint
         };
-        let network = Netlink::subscribe(&[Group::Link, Group::Address, Group::Route])?;
+        let network =
+            Netlink::subscribe(&[Group::Link, Group::Address, Group::Route, Group::Rule])?;
         let named = config.peers.iter().filter_map(|peer| {
             let endpoint = peer.endpoint.as_ref()?;
             matches!(endpoint.host, Host::Name(_)).then(|| NamedPeer {
@@ -127,6 +141,7 @@ impl NetworkMonitor {
             settled: Timer::new().map_err(NetworkMonitorError::Timer)?,
             settling: false,
             burst: Burst::default(),
+            restorer: Restorer::new(settings, node.tun.index()),
             names,
             resolver,
         })
@@ -141,17 +156,30 @@ impl NetworkMonitor {
             };
             self.burst.links |=
                 matches!(event, Event::Link(_) | Event::LinkRemoved(_) | Event::Lost);
-            self.burst.paths |= match event {
+            self.burst.paths |= match &event {
                 Event::Link(link) => link.index != self.own && link.up,
                 Event::LinkRemoved(link) => link.index != self.own,
                 Event::Address(address) | Event::AddressRemoved(address) => {
                     address.index != self.own
                 }
                 Event::Route(route) | Event::RouteRemoved(route) => route.device != Some(self.own),
+                Event::RuleRemoved => false,
                 Event::Lost => true,
             };
+            self.burst.settings |= match &event {
+                Event::Link(link) => link.index == self.own,
+                Event::AddressRemoved(address) => address.index == self.own,
+                Event::RouteRemoved(route) => route.device == Some(self.own),
+                Event::RuleRemoved | Event::Lost => true,
+                Event::LinkRemoved(_) | Event::Address(_) | Event::Route(_) => false,
+            };
         }
-        if (self.burst.paths || self.burst.links) && !self.settling {
+        let Burst {
+            paths,
+            links,
+            settings,
+        } = self.burst;
+        if (paths || links || settings) && !self.settling {
             self.settling = self.settled.set(SETTLE).is_ok();
         }
     }
@@ -164,7 +192,12 @@ impl NetworkMonitor {
         let burst = std::mem::take(&mut self.burst);
         if burst.links {
             node.follow_tap();
+            node.follow_mtu();
             node.limit_datagrams();
+        }
+        if burst.settings {
+            self.restorer.check(now().mono);
+            node.restorations = self.restorer.restorations();
         }
         if burst.paths {
             forget_sources(node);

@@ -82,6 +82,15 @@ pub struct BatchSizes {
     pub packets_per_write: Histogram,
 }
 
+/// Restorations of addresses, routes and rules of the tunnel that another program removed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Restorations {
+    /// Addresses, routes and rules that were added again.
+    pub count: u64,
+    /// Another program keeps removing them, so the tunnel has given up for now.
+    pub contested: bool,
+}
+
 /// A tunnel with its device and sockets.
 pub struct Node {
     /// The protocol.
@@ -100,6 +109,8 @@ pub struct Node {
     pub gateway: Option<GatewayNode>,
     /// The mesh, if this host is a member of one.
     pub mesh: Option<MeshState>,
+    /// Restorations of settings that another program removed.
+    pub restorations: Restorations,
     /// Restrictions of the process; `None` before they are applied.
     pub confinement: Option<Confinement>,
     pub(crate) floods: FloodDetector,
@@ -183,6 +194,7 @@ impl Node {
             started: now.mono,
             gateway: None,
             mesh: None,
+            restorations: Restorations::default(),
             confinement: None,
             floods: FloodDetector::default(),
             outbox,

@@ -13,7 +13,7 @@ use crate::gateway::{GatewayNode, LanError};
 use crate::journal::{Journal, JournalError};
 use crate::mesh::Mesh;
 use crate::monitor::{self, Monitor, MonitorError, Sealed};
-use crate::network::{LanMonitor, NetworkMonitor, NetworkMonitorError};
+use crate::network::{LanMonitor, NetworkMonitor, NetworkMonitorError, Settings};
 use crate::node::{Node, NodeError, resolve};
 use crate::save::Running;
 use crate::setup::hooks::Moment;
@@ -188,6 +188,7 @@ pub fn up(
         signals: &signals,
         netlink,
         node: None,
+        settings: Settings::default(),
         names: None,
         monitor,
     };
@@ -262,6 +263,8 @@ struct Work<'a> {
     signals: &'a Signals,
     netlink: Netlink,
     node: Option<Node>,
+    /// What was set up in the kernel's tables.
+    settings: Settings,
     /// Names of members, if this host is a member.
     names: Option<Names>,
     monitor: Monitor,
@@ -294,6 +297,7 @@ impl Work<'_> {
         };
         setup::set_dns(&config, &mut recorder)?;
         setup::set_routes(&plan, index, &self.netlink, &mut recorder)?;
+        self.settings = Settings::new(&config.addresses, &plan);
         if let Some(mark) = plan.own_table() {
             firewall::apply(&config, mark, &mut recorder);
         }
@@ -368,7 +372,7 @@ impl Work<'_> {
             control,
             monitor: self.monitor.socket(),
             has_monitor: true,
-            network: NetworkMonitor::new(self.config, node)?,
+            network: NetworkMonitor::new(self.config, std::mem::take(&mut self.settings), node)?,
             watch: if node.gateway.is_some() {
                 Some(LanMonitor::new(node)?)
             } else {

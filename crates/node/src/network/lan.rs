@@ -65,7 +65,7 @@ impl Service for LanMonitor {
                 }
                 // The lost event may have been any of these.
                 Event::Lost => (removed, addressed) = (true, true),
-                Event::Route(_) | Event::RouteRemoved(_) => {}
+                Event::Route(_) | Event::RouteRemoved(_) | Event::RuleRemoved => {}
             }
         }
         if addressed {

@@ -35,8 +35,20 @@ pub struct Interface {
     /// Log file, if the tunnel runs in the background.
     #[serde(default)]
     pub log: Option<PathBuf>,
+    /// Addresses, routes and rules that another program removed.
+    #[serde(default)]
+    pub restored: Restored,
     /// Restrictions of the process, which limit an attacker who takes it over.
     pub confinement: BTreeMap<String, Capability>,
+}
+
+/// Restorations of addresses, routes and rules that another program removed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Restored {
+    /// Number of those that were added again.
+    pub count: u64,
+    /// Another program keeps removing them: they are not restored for ten minutes.
+    pub contested: bool,
 }
 
 /// The TUN device.
@@ -120,6 +132,10 @@ pub(super) fn interface(node: &Node, record: &Record) -> Interface {
         uptime_s: uptime.as_millis() as f64 / 1000.0,
         without_uapi: record.without_uapi.clone(),
         log: record.log.clone(),
+        restored: Restored {
+            count: node.restorations.count,
+            contested: node.restorations.contested,
+        },
         confinement: node
             .confinement
             .as_ref()

@@ -85,6 +85,11 @@ pub enum NetlinkError {
 }
 
 impl NetlinkError {
+    /// Whether the object to be added exists.
+    pub fn is_exists(&self) -> bool {
+        matches!(self, Self::Exists { .. })
+    }
+
     /// Whether the object to be changed or removed does not exist.
     pub fn is_not_found(&self) -> bool {
         matches!(self, Self::NotFound { .. } | Self::NoSuchDevice { .. })

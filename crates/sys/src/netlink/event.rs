@@ -24,6 +24,8 @@ pub enum Group {
     Address,
     /// Routes, both families.
     Route,
+    /// Policy routing rules, both families.
+    Rule,
 }
 
 impl Group {
@@ -32,6 +34,7 @@ impl Group {
             Self::Link => &[libc::RTNLGRP_LINK],
             Self::Address => &[libc::RTNLGRP_IPV4_IFADDR, libc::RTNLGRP_IPV6_IFADDR],
             Self::Route => &[libc::RTNLGRP_IPV4_ROUTE, libc::RTNLGRP_IPV6_ROUTE],
+            Self::Rule => &[libc::RTNLGRP_IPV4_RULE, libc::RTNLGRP_IPV6_RULE],
         }
     }
 }
@@ -52,6 +55,8 @@ pub enum Event {
     /// A route was removed. The kernel does not announce IPv4 routes that vanish because their
     /// interface goes down (`fib_sync_down_dev()`), only the [`Event::Link`].
     RouteRemoved(Route),
+    /// A rule was removed.
+    RuleRemoved,
     /// Events were lost, so the known state may be outdated.
     Lost,
 }
@@ -149,6 +154,7 @@ fn parse_event(kind: u16, payload: &[u8]) -> Vec<Event> {
             .into_iter()
             .map(Event::RouteRemoved)
             .collect(),
+        libc::RTM_DELRULE => vec![Event::RuleRemoved],
         _ => Vec::new(),
     }
 }

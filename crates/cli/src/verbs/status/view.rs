@@ -128,6 +128,17 @@ fn interface(status: &Status, verbose: bool, out: &mut Screen) {
     if let Some(log) = &interface.log {
         out.line("log", printable(&log.display().to_string()));
     }
+    let restored = &interface.restored;
+    if restored.count > 0 {
+        let count = number(restored.count);
+        let advice = "another program keeps removing them; tell it not to manage this interface";
+        let text = if restored.contested {
+            format!("{count} addresses, routes or rules, {RED}given up{RESET}: {advice}")
+        } else {
+            format!("{count} addresses, routes or rules that another program removed")
+        };
+        out.line("restored", text);
+    }
     for (name, capability) in &interface.confinement {
         if !capability.present {
             let reason = capability.reason.as_deref().unwrap_or("not available");
