@@ -8,7 +8,8 @@
 //! [`sysctl`] configure interfaces, [`softirq`] assigns packet reception to processors,
 //! [`schedule`] controls processor affinity and priority, [`netns`] creates network namespaces.
 //! Security: [`privilege`] drops privileges, [`mod@confine`] restricts system calls and files,
-//! [`handover`] gives a directory to the unprivileged user, [`owner`] chooses the user for commands
+//! [`handover`] gives a directory to the unprivileged user, [`inherited`] takes over descriptors of the program that
+//! started this one, [`owner`] chooses the user for commands
 //! that root runs in a service's directory. Diagnosis: [`mod@sample`] reads the counters of a path
 //! ten times a second, using [`diag`] (sockets), [`perf`] (tracepoints) and [`calls`] (calls of
 //! kernel functions). [`profile`] samples the use of the processors, [`trace`] records calls and
@@ -24,6 +25,7 @@ pub mod dns;
 pub mod echo;
 pub mod ethtool;
 pub mod handover;
+pub mod inherited;
 pub mod monitor;
 pub mod netlink;
 pub mod netns;

@@ -6,7 +6,9 @@
 //! which may be a TCP or UDP super-packet of up to 64 KiB. The header is always present, also
 //! without offload and on kernels without it, so callers see one framing.
 //!
-//! It needs CAP_NET_ADMIN in the user namespace that owns the network namespace. The interface
+//! [`Tun::adopt`] does the same with a device that another program has opened.
+//!
+//! Creating needs CAP_NET_ADMIN in the user namespace that owns the network namespace. The interface
 //! belongs to the network namespace of the thread that creates it, and is deleted with its last
 //! queue.
 
@@ -17,9 +19,10 @@ mod tests;
 
 use std::fs::File;
 use std::io::{self, IoSlice};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use crate::ability::Ability;
 use capabilities::{feature, negotiate_offload, without_offload};
@@ -114,8 +117,17 @@ pub enum TunError {
         /// The given number.
         queues: usize,
     },
+    /// The given descriptor is no TUN device, or one with a framing that [`TunQueue`] does not read.
+    #[error(
+        "cannot use the given descriptor as a TUN device: {reason}; open /dev/net/tun, and attach it with IFF_TUN \
+         and IFF_NO_PI"
+    )]
+    Unusable {
+        /// What is wrong with it.
+        reason: String,
+    },
     /// Another system call failed.
-    #[error("cannot create interface {name}: {operation}: {source}")]
+    #[error("cannot set up interface {name}: {operation}: {source}")]
     System {
         /// The interface.
         name: String,
@@ -211,6 +223,68 @@ impl Tun {
             1
         };
         let queues = attach_queues(first, name, flags, count)?;
+        Tun::set_up(queues, options, vnet_header, multi_queue)
+    }
+
+    /// Takes over a TUN device that another program has opened and attached to an interface, whose
+    /// name it keeps; `options.name` and `options.queues` are ignored. The header of a device
+    /// without the kernel's virtio-net header is emulated. The interface is deleted with the last
+    /// descriptor of it, unless it is persistent.
+    ///
+    /// # Errors
+    /// [`TunError::Unusable`], [`TunError::Mtu`] and [`TunError::System`].
+    pub fn adopt(device: OwnedFd, options: &TunOptions) -> Result<Tun, TunError> {
+        let unusable = |reason: String| TunError::Unusable { reason };
+        let file = File::from(device);
+        let (name, flags) = ioctl::interface(&file).map_err(|errno| match errno {
+            Errno::EBADFD => unusable("it belongs to no interface".to_owned()),
+            errno => unusable(format!("TUNGETIFF: {errno}")),
+        })?;
+        if flags & libc::IFF_TUN == 0 {
+            return Err(unusable(format!("{name} is a TAP device")));
+        }
+        if flags & libc::IFF_NO_PI == 0 {
+            return Err(unusable(format!("{name} was opened without IFF_NO_PI")));
+        }
+        let system = |errno: Errno| TunError::System {
+            name: name.clone(),
+            operation: "O_NONBLOCK",
+            source: errno.into(),
+        };
+        let status = OFlag::from_bits_retain(fcntl(&file, FcntlArg::F_GETFL).map_err(system)?);
+        fcntl(&file, FcntlArg::F_SETFL(status | OFlag::O_NONBLOCK)).map_err(system)?;
+        let vnet_header = match flags & libc::IFF_VNET_HDR {
+            0 => Ability::Absent("the given device was opened without IFF_VNET_HDR".into()),
+            _ => Ability::Present,
+        };
+        let emulated = !vnet_header.is_present();
+        let options = TunOptions {
+            name,
+            ..options.clone()
+        };
+        Tun::set_up(
+            vec![TunQueue { file, emulated }],
+            &options,
+            vnet_header,
+            Ability::Absent("one queue was given".into()),
+        )
+    }
+
+    /// Sets header, offloads and MTU of an interface with these queues.
+    fn set_up(
+        queues: Vec<TunQueue>,
+        options: &TunOptions,
+        vnet_header: Ability,
+        multi_queue: Ability,
+    ) -> Result<Tun, TunError> {
+        let name = options.name.as_str();
+        let system = |operation| {
+            move |errno: Errno| TunError::System {
+                name: name.to_owned(),
+                operation,
+                source: errno.into(),
+            }
+        };
         let file = &queues[0].file;
         if vnet_header.is_present() {
             ioctl::set_header(file, VNET_HEADER_LEN).map_err(system("TUNSETVNETHDRSZ"))?;

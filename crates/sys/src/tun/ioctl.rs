@@ -33,6 +33,22 @@ pub(crate) fn attach(file: &File, name: &str, flags: c_int) -> nix::Result<()> {
     Errno::result(outcome).map(drop)
 }
 
+/// TUNGETIFF: returns the name of the interface that `file` is a queue of, and its `IFF_*` flags.
+/// The name is made valid UTF-8.
+pub(crate) fn interface(file: &File) -> nix::Result<(String, c_int)> {
+    let mut request = request("");
+    // SAFETY: TUNGETIFF writes one ifreq, and `request` outlives the call. The number, which
+    // includes a direction and a size, is that of no other driver.
+    let outcome = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNGETIFF, &raw mut request) };
+    Errno::result(outcome)?;
+    let name = request.ifr_name.iter().map(|byte| *byte as u8);
+    let name: Vec<u8> = name.take_while(|byte| *byte != 0).collect();
+    // SAFETY: TUNGETIFF has set the flags, and every value of these bits is valid.
+    let flags = unsafe { request.ifr_ifru.ifru_flags };
+    let name = String::from_utf8_lossy(&name).into_owned();
+    Ok((name, c_int::from(flags.cast_unsigned())))
+}
+
 /// TUNSETVNETHDRSZ, and TUNSETVNETLE, so that the header does not depend on the byte order of the
 /// machine.
 pub(crate) fn set_header(file: &File, length: usize) -> nix::Result<()> {

@@ -645,3 +645,50 @@ fn without_a_header_nothing_is_offloaded() {
         assert!(!tun.capabilities().checksum.is_present());
     });
 }
+
+#[test]
+fn a_given_device_is_used_with_or_without_its_header() {
+    in_namespace(|| {
+        for has_header in [true, false] {
+            let opened = if has_header {
+                Tun::create(&options("tun-a"))
+            } else {
+                Tun::create_without_header(&options("tun-a"))
+            };
+            let opened = opened.expect("TUN device");
+            let device = opened.queues()[0].as_fd().try_clone_to_owned();
+            drop(opened);
+            let other = options("tun-b");
+            let tun = Tun::adopt(device.expect("a descriptor"), &other).expect("usable");
+            assert_eq!(tun.name(), "tun-a");
+            let can = tun.capabilities();
+            assert_eq!(can.vnet_header.is_present(), has_header);
+            assert_eq!(can.checksum.is_present(), has_header);
+            set_address(tun.name(), HERE, MASK);
+            set_up(tun.name());
+            let socket = UdpSocket::bind((HERE, 0)).expect("bind");
+            socket.send_to(b"hello", (THERE, 9)).expect("send");
+            let mut buf = vec![0; READ_BUFFER_LEN];
+            let length = read_ipv4(&tun.queues()[0], &mut buf);
+            assert!(buf[..length].ends_with(b"hello"), "{has_header}");
+        }
+    });
+}
+
+#[test]
+fn a_given_descriptor_that_is_no_tun_device_is_refused() {
+    in_namespace(|| {
+        let tap = Tun::create_tap(&options("tap-a")).expect("TAP device");
+        let tap = tap.queues()[0].as_fd().try_clone_to_owned();
+        let loose = ioctl::open().expect("/dev/net/tun");
+        let null = std::fs::File::open("/dev/null").expect("/dev/null");
+        for (device, reason) in [
+            (tap.expect("a descriptor"), "tap-a is a TAP device"),
+            (loose.into(), "it belongs to no interface"),
+            (null.into(), "TUNGETIFF: ENOTTY"),
+        ] {
+            let error = Tun::adopt(device, &options("tun-b")).expect_err("refused");
+            assert!(error.to_string().contains(reason), "{error}");
+        }
+    });
+}
