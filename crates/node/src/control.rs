@@ -30,6 +30,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -77,9 +78,24 @@ impl Control {
     /// cannot be created; the metrics address cannot be bound. A missing right to write to `wg`'s directory is
     /// no error: `status` reports it.
     pub fn new(dirs: &RuntimeDirs, config: &Config) -> Result<Control, ControlError> {
+        Control::with_uapi(dirs, config, None)
+    }
+
+    /// Like [`Control::new`], with a listening socket for `wg` that another program has bound, if there is one.
+    ///
+    /// # Errors
+    /// As with [`Control::new`].
+    pub fn with_uapi(
+        dirs: &RuntimeDirs,
+        config: &Config,
+        given: Option<UnixListener>,
+    ) -> Result<Control, ControlError> {
         let name = config.name.as_str();
         let lock = Lock::take(dirs, name)?;
-        let uapi = socket::bind_uapi(dirs, name)?;
+        let uapi = match given {
+            Some(socket) => Ok(Listener::adopt(socket, &dirs.uapi(name))?),
+            None => socket::bind_uapi(dirs, name)?,
+        };
         let mut listeners = vec![ListeningSocket::Json(Listener::bind(&dirs.control(name))?)];
         if let Some(address) = config.metrics {
             let metrics = TcpListener::bind(address).and_then(|listener| {
@@ -120,22 +136,26 @@ impl Control {
         })
     }
 
+    /// Reports no private key until a client sets one.
+    pub fn set_keyless(&mut self) {
+        self.record.keyless = true;
+    }
+
     /// Reports this log file in `status`.
     pub fn set_log(&mut self, log: Option<PathBuf>) {
         self.record.log = log;
     }
 
-    /// From now on another process removes the sockets and releases the name. Returns whether there is a socket
-    /// for `wg`.
+    /// From now on another process removes the sockets and releases the name. Returns whether it has to remove a
+    /// socket for `wg`.
     pub fn leave_sockets(&mut self) -> bool {
         let mut uapi = false;
         for listener in &mut self.listeners {
             match listener {
-                ListeningSocket::Uapi(listener) => {
-                    uapi = true;
+                ListeningSocket::Uapi(listener) => uapi = listener.leave_file(),
+                ListeningSocket::Json(listener) => {
                     listener.leave_file();
                 }
-                ListeningSocket::Json(listener) => listener.leave_file(),
                 ListeningSocket::Metrics(_) => {}
             }
         }

@@ -131,17 +131,17 @@ impl Node {
 
     /// Creates device, sockets and peers. Addresses and routes are set elsewhere.
     pub fn create(config: &Config) -> Result<Node, NodeError> {
-        let mtu = config.mtu.unwrap_or(DEFAULT_MTU);
-        let options = TunOptions {
-            name: config.name.to_string(),
-            mtu,
-            queues: 1,
-            offload: config.offload,
-        };
+        let options = tun_options(config);
         let tun = match config.mode {
             Mode::Ip => Tun::create(&options),
             Mode::Ethernet => Tun::create_tap(&options),
         }?;
+        Node::with_device(config, tun)
+    }
+
+    /// Creates sockets and peers, for a device that exists.
+    pub fn with_device(config: &Config, tun: Tun) -> Result<Node, NodeError> {
+        let mtu = config.mtu.unwrap_or(DEFAULT_MTU);
         if config.gateway.is_none() && config.mode == Mode::Ip {
             limit_super_packets(&tun, GSO_MAX_SIZE);
         }
@@ -234,6 +234,17 @@ impl Node {
         }
     }
 
+    /// Follows the MTU of the device in WireGuard, where padding does not exceed it.
+    pub(crate) fn follow_mtu(&mut self) {
+        if self.tunnel.protocol() != Protocol::WireGuard {
+            return;
+        }
+        let index = self.tun.index();
+        if let Ok(link) = Netlink::open().and_then(|netlink| netlink.link_by_index(index)) {
+            self.tunnel.set_inner_mtu(link.mtu);
+        }
+    }
+
     /// Sets the socket filter's maximum length; to be called again when an interface appears, disappears or
     /// changes its MTU.
     ///
@@ -298,6 +309,16 @@ impl Node {
                 filter.limit_sources(peers.chain(servers), ALLOWANCE);
             }
         }
+    }
+}
+
+/// Returns the options of the device of a configuration.
+pub(crate) fn tun_options(config: &Config) -> TunOptions {
+    TunOptions {
+        name: config.name.to_string(),
+        mtu: config.mtu.unwrap_or(DEFAULT_MTU),
+        queues: 1,
+        offload: config.offload,
     }
 }
 

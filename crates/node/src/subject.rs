@@ -17,7 +17,7 @@ pub struct Record {
     pub name: String,
     /// Configured names of peers.
     pub names: BTreeMap<PublicKey, String>,
-    /// A client has removed the private key.
+    /// There is no private key: none was set yet, or a client has removed it.
     pub keyless: bool,
     /// Connection that reads the device's counters.
     pub netlink: Option<Netlink>,

@@ -7,6 +7,9 @@
 //! `CAP_NET_ADMIN` and is confined, and the worker runs. The way down is the reverse, by the monitor:
 //! `PreDown`, `SaveConfig`; the interface; everything in the journal, `PostDown`. After a failure or a signal
 //! during `up`, the steps done so far are undone.
+//!
+//! [`up_unconfigured`] does the same for an interface that `wg` and `ip` configure: it starts down, with neither
+//! addresses, routes, peers nor a private key.
 
 use crate::control::{Control, ControlError, RuntimeDirs};
 use crate::gateway::{GatewayNode, LanError};
@@ -14,13 +17,17 @@ use crate::journal::{Journal, JournalError};
 use crate::mesh::Mesh;
 use crate::monitor::{self, Monitor, MonitorError, Sealed};
 use crate::network::{LanMonitor, NetworkMonitor, NetworkMonitorError, Settings};
-use crate::node::{Node, NodeError, resolve};
+use crate::node::{DEFAULT_MTU, Node, NodeError, resolve, tun_options};
 use crate::save::Running;
 use crate::setup::hooks::Moment;
 use crate::setup::names::Names;
 use crate::setup::{self, Recorder, firewall, forwarding, mtu, occupied, routes};
+use crate::system::SystemRandom;
 use crate::worker::{self, ControlFlow, Ended, Service};
-use seikan_config::{Config, Diagnostic, GatewayMode, GatewaySettings, Host, Severity};
+use seikan_config::{
+    CipherPreference, Config, Diagnostic, GatewayMode, GatewaySettings, Hooks, Host, InterfaceName,
+    InterfaceNameError, Mode, PrivateKey, Protocol, Severity, Table,
+};
 use seikan_mesh::agent::AgentError;
 use seikan_mesh::client;
 use seikan_mesh::names::Found;
@@ -31,16 +38,20 @@ use seikan_sys::netlink::{Netlink, NetlinkError};
 use seikan_sys::poll::{Epoll, Interest};
 use seikan_sys::privilege::{self, Capability, Identity, PrivilegeError};
 use seikan_sys::signal::{Signal, Signals};
-use seikan_sys::tun::TunError;
+use seikan_sys::tun::{Tun, TunError};
 use seikan_sys::udp::UdpError;
 use std::cell::RefCell;
 use std::io;
 use std::net::IpAddr;
-use std::os::unix::net::UnixStream;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 /// Token of the stream to the monitor; distinct from all others.
 const TOKEN_MONITOR: u64 = (1 << 62) + 32;
+/// Maximum time to wait for the end of an instance whose interface was deleted.
+const PREDECESSOR_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Why `up` failed. Everything that was done was undone.
 #[derive(Debug, thiserror::Error)]
@@ -69,6 +80,9 @@ pub enum UpError {
     /// Privileges.
     #[error(transparent)]
     Privilege(#[from] PrivilegeError),
+    /// The given device has a name that Seikan does not use.
+    #[error(transparent)]
+    Name(#[from] InterfaceNameError),
     /// The network cannot be monitored.
     #[error(transparent)]
     NetworkMonitor(#[from] NetworkMonitorError),
@@ -158,12 +172,93 @@ pub struct UpOptions {
     pub dirs: RuntimeDirs,
 }
 
+/// Objects that another program has opened for an unconfigured interface.
+#[derive(Debug, Default)]
+pub struct Given {
+    /// An open TUN device, attached to its interface.
+    pub device: Option<OwnedFd>,
+    /// A listening socket for `wg`.
+    pub uapi: Option<UnixListener>,
+}
+
 /// Brings the tunnel up and runs it until it is stopped.
 ///
 /// The process must have a single thread, and has few privileges afterwards.
 pub fn up(
     config: &Config,
     options: &UpOptions,
+    observer: &mut dyn Observer,
+) -> Result<(), UpError> {
+    start(config, options, None, observer)
+}
+
+/// Runs a WireGuard interface that `wg` and `ip` configure, until it is stopped or deleted. The interface has the
+/// name of the given device, if there is one.
+///
+/// The process must have a single thread, and has few privileges afterwards.
+pub fn up_unconfigured(
+    name: InterfaceName,
+    given: Given,
+    options: &UpOptions,
+    observer: &mut dyn Observer,
+) -> Result<(), UpError> {
+    let mut config = unconfigured(name);
+    let device = match given.device {
+        Some(device) => {
+            let tun = Tun::adopt(device, &tun_options(&config)).map_err(NodeError::Tun)?;
+            config.name = tun.name().parse()?;
+            Some(tun)
+        }
+        None => None,
+    };
+    let unconfigured = Unconfigured {
+        device,
+        uapi: given.uapi,
+    };
+    match start(&config, options, Some(unconfigured), observer) {
+        // The usual end, as by `wg-quick down`.
+        Err(UpError::InterfaceGone { .. }) => Ok(()),
+        other => other,
+    }
+}
+
+/// An interface that other programs configure.
+struct Unconfigured {
+    device: Option<Tun>,
+    uapi: Option<UnixListener>,
+}
+
+/// Returns the configuration of an interface that other programs configure. Nobody knows its key.
+fn unconfigured(name: InterfaceName) -> Config {
+    Config {
+        name,
+        protocol: Protocol::Wireguard,
+        mode: Mode::Ip,
+        private_key: PrivateKey::generate(&mut SystemRandom),
+        listen_port: None,
+        addresses: Vec::new(),
+        mtu: Some(DEFAULT_MTU),
+        dns: Vec::new(),
+        dns_search: Vec::new(),
+        table: Table::Off,
+        fwmark: None,
+        hooks: Hooks::default(),
+        save_config: false,
+        offload: true,
+        metrics: None,
+        cipher: CipherPreference::Auto,
+        copy_dscp: false,
+        peers: Vec::new(),
+        gateway: None,
+        mesh: None,
+    }
+}
+
+/// Brings a tunnel up, configured or not, and runs it.
+fn start(
+    config: &Config,
+    options: &UpOptions,
+    unconfigured: Option<Unconfigured>,
     observer: &mut dyn Observer,
 ) -> Result<(), UpError> {
     privilege::forbid_core_dumps()?;
@@ -174,11 +269,24 @@ pub fn up(
             interface: config.name.to_string(),
         });
     }
+    let is_configured = unconfigured.is_none();
+    let (device, uapi) = match unconfigured {
+        Some(given) => {
+            wait_for_predecessor(config, &options.dirs, &netlink);
+            (given.device, given.uapi)
+        }
+        None => (None, None),
+    };
     // Declared first and so dropped last: the name stays reserved until then.
-    let mut control = Control::new(&options.dirs, config)?;
+    let mut control = Control::with_uapi(&options.dirs, config, uapi)?;
     control.set_log(options.log.clone());
+    if !is_configured {
+        control.set_keyless();
+    }
     let journal = open_journal(config, options, observer)?;
-    check_conflicts(config, &netlink)?;
+    if device.is_none() {
+        check_conflicts(config, &netlink)?;
+    }
     let file = options.config_file.as_deref();
     let monitor = Monitor::start(config, file, &options.dirs, journal)?;
     let mut work = Work {
@@ -187,6 +295,8 @@ pub fn up(
         observer,
         signals: &signals,
         netlink,
+        is_configured,
+        device,
         node: None,
         settings: Settings::default(),
         names: None,
@@ -200,6 +310,18 @@ pub fn up(
         Ended::InterfaceGone => Err(UpError::InterfaceGone {
             interface: config.name.to_string(),
         }),
+    }
+}
+
+/// Waits until an instance has ended whose interface is gone already, as after `wg-quick down`.
+fn wait_for_predecessor(config: &Config, dirs: &RuntimeDirs, netlink: &Netlink) {
+    let name = config.name.as_str();
+    let until = Instant::now() + PREDECESSOR_PATIENCE;
+    while dirs.is_running(name).unwrap_or(false)
+        && matches!(netlink.link_index(name), Ok(None))
+        && Instant::now() < until
+    {
+        std::thread::sleep(Duration::from_millis(10));
     }
 }
 
@@ -262,6 +384,10 @@ struct Work<'a> {
     observer: &'a mut dyn Observer,
     signals: &'a Signals,
     netlink: Netlink,
+    /// Other programs do not configure the interface.
+    is_configured: bool,
+    /// A device that another program has opened.
+    device: Option<Tun>,
     node: Option<Node>,
     /// What was set up in the kernel's tables.
     settings: Settings,
@@ -286,10 +412,18 @@ impl Work<'_> {
             plan.mark,
             &self.netlink,
         ));
-        let node = Node::create(&config).map_err(|error| self.explain(error))?;
+        let node = match self.device.take() {
+            Some(device) => Node::with_device(&config, device),
+            None => Node::create(&config),
+        };
+        let node = node.map_err(|error| self.explain(error))?;
         let index = node.tun.index();
         self.node = Some(node);
-        setup::set_up_interface(&config, index, &self.netlink)?;
+        if self.is_configured {
+            setup::set_up_interface(&config, index, &self.netlink)?;
+        } else {
+            setup::prepare_interface(&config, index, &self.netlink)?;
+        }
         let observer = &mut *self.observer;
         let mut recorder = Recorder {
             journal: &mut self.monitor,
@@ -360,7 +494,13 @@ impl Work<'_> {
             names: matches!(found, Some(Found::By(_))),
             uapi: control.leave_sockets(),
         })?;
-        give_up_privileges(self.config, identity, &mut *self.observer)?;
+        let kept_capabilities = capabilities(self.config, self.is_configured);
+        give_up_privileges(
+            self.config,
+            &kept_capabilities,
+            identity,
+            &mut *self.observer,
+        )?;
         node.confinement = Some(confine(&Needs {
             packets: is_transparent(self.config),
             folders: kept.iter().map(|kept| kept.inside("")).collect(),
@@ -523,12 +663,12 @@ const STAYS_ROOT: &str = "the tunnel works, but an attacker who takes it over co
 /// Switches to a user of its own with few capabilities.
 fn give_up_privileges(
     config: &Config,
+    keep: &[Capability],
     identity: Option<Identity>,
     observer: &mut dyn Observer,
 ) -> Result<(), UpError> {
-    let keep = capabilities(config);
     // A missing capability cannot be kept, and the tunnel itself does not need it.
-    let drop_to = |identity| match privilege::drop_to(&keep, identity) {
+    let drop_to = |identity| match privilege::drop_to(keep, identity) {
         Err(PrivilegeError::Missing { .. }) => privilege::drop_to(&[], identity),
         other => other,
     };
@@ -546,12 +686,11 @@ fn give_up_privileges(
 
 /// Returns the capabilities to keep besides `CAP_NET_ADMIN`, which later sockets (on another port, or to
 /// relays) need for their mark and buffer sizes.
-fn capabilities(config: &Config) -> Vec<Capability> {
+fn capabilities(config: &Config, is_configured: bool) -> Vec<Capability> {
     let mut kept = Vec::new();
-    if config
-        .listen_port
-        .is_some_and(|port| (1..1024).contains(&port))
-    {
+    let is_reserved = |port: u16| (1..1024).contains(&port);
+    // `wg setconf` sets the port of an interface that other programs configure.
+    if !is_configured || config.listen_port.is_some_and(is_reserved) {
         kept.push(Capability::CAP_NET_BIND_SERVICE); // `wg set` may move it and back
     }
     if is_transparent(config) {

@@ -305,10 +305,36 @@ impl Listener {
         })
     }
 
-    /// From now on another process removes the file.
-    pub fn leave_file(&mut self) {
-        self.is_left = true;
+    /// Takes over a listening socket that another program has bound. Its file is removed only if it is that of
+    /// `usual`; else that program has to remove it.
+    ///
+    /// # Errors
+    /// The socket cannot be made non-blocking.
+    pub fn adopt(socket: UnixListener, usual: &Path) -> Result<Listener, ControlError> {
+        let failed = |error| ControlError::System {
+            operation: "cannot use the given socket",
+            error,
+        };
+        socket.set_nonblocking(true).map_err(failed)?;
+        let address = socket.local_addr().map_err(failed)?;
+        let file = address.as_pathname();
+        let is_usual = file.is_some_and(|file| is_same_file(file, usual));
+        Ok(Listener {
+            socket,
+            path: usual.to_owned(),
+            is_left: !is_usual,
+        })
     }
+
+    /// From now on another process removes the file. Returns whether it has to: not that of another program.
+    pub fn leave_file(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_left, true)
+    }
+}
+
+fn is_same_file(a: &Path, b: &Path) -> bool {
+    let number = |path| fs::metadata(path).map(|file| (file.dev(), file.ino()));
+    matches!((number(a), number(b)), (Ok(a), Ok(b)) if a == b)
 }
 
 impl Drop for Listener {

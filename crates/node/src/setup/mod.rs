@@ -68,6 +68,19 @@ pub fn set_up_interface(
     index: u32,
     netlink: &Netlink,
 ) -> Result<(), NetlinkError> {
+    prepare_interface(config, index, netlink)?;
+    for address in &config.addresses {
+        netlink.add_address(index, *address)?;
+    }
+    netlink.set_up(index)
+}
+
+/// Sets the properties of an interface that other programs may then set up.
+pub fn prepare_interface(
+    config: &Config,
+    index: u32,
+    netlink: &Netlink,
+) -> Result<(), NetlinkError> {
     // No link-local address: the kernel would send router solicitations and multicast reports into the tunnel,
     // from an address of no peer. 1 is IN6_ADDR_GEN_MODE_NONE; a host without IPv6 has no such file. On Ethernet,
     // neighbour discovery needs one, but no peer becomes this host's router.
@@ -81,11 +94,7 @@ pub fn set_up_interface(
             ipv6("accept_redirects", "0");
         }
     }
-    netlink.set_tx_queue_len(index, TX_QUEUE_LEN)?;
-    for address in &config.addresses {
-        netlink.add_address(index, *address)?;
-    }
-    netlink.set_up(index)
+    netlink.set_tx_queue_len(index, TX_QUEUE_LEN)
 }
 
 /// Sets the resolver's name servers, if any are configured.
