@@ -4,6 +4,7 @@
 //! and its `run`. Exit status: 0 done, 1 failed, 2 wrong usage (clap's own).
 #![forbid(unsafe_code)]
 
+mod background;
 mod cli;
 mod explain;
 mod fix;

@@ -1,30 +1,25 @@
 //! `seikan up`: runs a tunnel from a configuration file.
 //!
-//! In the foreground the node runs in this process. With `-d` this process starts the program again
-//! with `--detached` and a socket as standard input, prints the messages from the socket, and
-//! returns once the interface is up. The background process has a session of its own.
+//! In the foreground the node runs in this process. With `-d` this process starts the program again with
+//! `--detached` ([`crate::background`]), and returns once the interface is up.
 
-use std::ffi::{CStr, OsStr, OsString};
+use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufRead, BufReader, Write};
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt as _;
+use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::Context;
 use clap::{Args, ValueHint};
-use nix::sys::prctl;
-use seikan_config::{Config, Diagnostic, Diagnostics};
+use seikan_config::{Config, Diagnostic};
 use seikan_node::control::RuntimeDirs;
 use seikan_node::up::{Observer, UpOptions, UpSummary, up};
 use tracing::field::display;
 use tracing::warn;
 
+use crate::background::{self, Starter};
 use crate::logging::LogArguments;
 use crate::manager::Manager;
 use crate::output;
@@ -159,7 +154,8 @@ impl Observer for Foreground<'_> {
     }
 }
 
-fn log_warning(warning: &Diagnostic) {
+/// Reports a warning as an event of the log.
+pub fn log_warning(warning: &Diagnostic) {
     let help = warning.help.as_deref().map(display);
     warn!(target: "tunnel", help, "{}", warning.message);
 }
@@ -169,7 +165,8 @@ fn print(line: &str) {
     let _ = writeln!(io::stdout(), "{line}");
 }
 
-fn describe(summary: &UpSummary) -> String {
+/// Returns a line about a tunnel that is up.
+pub fn describe(summary: &UpSummary) -> String {
     let UpSummary {
         interface,
         protocol,
@@ -188,50 +185,18 @@ fn format_duration(seconds: u64) -> String {
     }
 }
 
-/// Kinds of messages from the background process. A message is a line: kind, space, text as a JSON
-/// string.
-const UP: &str = "up";
-const WARNING: &str = "warning";
-const ERROR: &str = "error";
-/// Name of the background process. Otherwise it would be `exe`, like the file that it is started
-/// from.
-const NAME: &CStr = c"seikan";
-
 /// Starts the background process and prints its messages until it is up or has ended.
 fn start_detached(path: &Path) -> anyhow::Result<ExitCode> {
-    let (ours, theirs) = UnixStream::pair().context("cannot make a socket pair")?;
     let log =
         open_log(path).with_context(|| format!("cannot write to the log {}", path.display()))?;
-    let mut child = Command::new("/proc/self/exe")
-        .arg0(OsStr::from_bytes(NAME.to_bytes()))
-        .args(detached_arguments(std::env::args_os().skip(1)))
-        .stdin(OwnedFd::from(theirs))
-        .stdout(log.try_clone()?)
-        .stderr(log)
-        .spawn()
-        .context("cannot start the background process")?;
-    for line in BufReader::new(ours).lines() {
-        let line = line.context("cannot read from the background process")?;
-        let (kind, text) = line.split_once(' ').unwrap_or_default();
-        let text: String = serde_json::from_str(text).unwrap_or_default();
-        match kind {
-            UP => {
-                print(&text);
-                return Ok(ExitCode::SUCCESS);
-            }
-            WARNING => {
-                let _ = writeln!(io::stderr(), "{text}");
-            }
-            _ => output::error(&anyhow::anyhow!(text)),
+    let words = detached_arguments(std::env::args_os().skip(1));
+    match background::start(words, log.try_clone()?.into(), log.into())? {
+        Some(line) => {
+            print(&line);
+            Ok(ExitCode::SUCCESS)
         }
+        None => Ok(ExitCode::FAILURE),
     }
-    let status = child
-        .wait()
-        .context("cannot wait for the background process")?;
-    if status.code().is_none() {
-        anyhow::bail!("the background process was killed ({status}); run it without -d to see why");
-    }
-    Ok(ExitCode::FAILURE)
 }
 
 fn open_log(path: &Path) -> io::Result<File> {
@@ -257,13 +222,8 @@ fn detached_arguments(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
 
 /// Runs the background process.
 fn run_detached(arguments: &Arguments) -> ExitCode {
-    // The name is cosmetic.
-    let _ = prctl::set_name(NAME);
-    let mut observer = Detached {
-        socket: starter_socket().ok(),
-    };
-    let outcome = seikan_sys::process::new_session()
-        .context("cannot detach from the terminal")
+    let mut observer = Detached(Starter::connect());
+    let outcome = background::detach()
         .and_then(|()| arguments.log.start(true))
         .and_then(|()| read(arguments))
         .and_then(|read| read.context("cannot use the configuration: it has just changed"))
@@ -276,47 +236,26 @@ fn run_detached(arguments: &Arguments) -> ExitCode {
         Err(error) => {
             output::error(&error);
             // After a successful start the starting process is gone.
-            let _ = observer.send(ERROR, &format!("{error:#}"));
+            let _ = observer.0.fail(&error);
             ExitCode::FAILURE
         }
     }
 }
 
-/// Returns the socket to the starting process.
-fn starter_socket() -> io::Result<UnixStream> {
-    Ok(io::stdin().as_fd().try_clone_to_owned()?.into())
-}
-
 /// Reports to the log, and to the starting process until the tunnel is up.
-struct Detached {
-    socket: Option<UnixStream>,
-}
-
-impl Detached {
-    fn send(&mut self, kind: &str, text: &str) -> io::Result<()> {
-        match &mut self.socket {
-            Some(socket) => {
-                let text = serde_json::to_string(text)?;
-                socket.write_all(format!("{kind} {text}\n").as_bytes())
-            }
-            None => Err(io::ErrorKind::NotConnected.into()),
-        }
-    }
-}
+struct Detached(Starter);
 
 impl Observer for Detached {
     fn warn(&mut self, warning: Diagnostic) {
         log_warning(&warning);
-        let mut warnings = Diagnostics::default();
-        warnings.push(warning);
-        let _ = self.send(WARNING, &warnings.render(false));
+        let _ = self.0.warn(warning);
     }
 
     /// Fails if the starting process is gone (Ctrl-C), which stops the tunnel.
     fn is_up(&mut self, summary: &UpSummary) -> io::Result<()> {
         let line = describe(summary);
         print(&line);
-        self.send(UP, &line)
+        self.0.is_up(&line)
     }
 }
 
