@@ -1,9 +1,11 @@
 //! The command line. Help, completions and man pages are made from it.
 
+use std::ffi::OsString;
 use std::fmt::Write;
 use std::process::ExitCode;
 
 use clap::builder::Styles;
+use clap::error::{ContextKind, ErrorKind};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use seikan_ui::generate;
@@ -21,6 +23,7 @@ use crate::verbs;
 #[command(after_help = "Example:\n  \
     sudo seikan demo    show a tunnel, load and a diagnosis on this machine\n\n\
     `seikan COMMAND --help` shows options and examples of a command.\n\
+    `seikan IFACE` behaves as wireguard-go does, for wg-quick.\n\
     Exit status: 0 done, 1 failed, 2 wrong usage. NO_COLOR turns colours off.")]
 struct Cli {
     #[command(subcommand)]
@@ -75,6 +78,9 @@ pub enum Verb {
     /// Write shell completions or man pages
     #[command(after_help = "Example:\n  seikan generate man ./man1")]
     Generate(generate::Arguments),
+    /// An interface instead of a verb.
+    #[command(skip)]
+    Interface(verbs::interface::Arguments),
 }
 
 /// Groups of verbs in the help.
@@ -103,9 +109,29 @@ const GROUPS: [(&str, &[&str]); 4] = [
 
 /// Parses the arguments of this process; prints help or an error and exits if they ask for it.
 pub fn parse() -> Verb {
-    let matches = command().get_matches();
-    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
-    cli.verb
+    let words: Vec<OsString> = std::env::args_os().collect();
+    if let Some(arguments) = verbs::interface::Arguments::of_link(&words) {
+        return Verb::Interface(arguments);
+    }
+    let parsed = command()
+        .try_get_matches_from(&words)
+        .and_then(|matches| Cli::from_arg_matches(&matches));
+    match parsed {
+        Ok(cli) => cli.verb,
+        Err(error) => match verbs::interface::Arguments::of_words(&words, is_unlike_verbs) {
+            Some(arguments) => Verb::Interface(arguments),
+            None => error.exit(),
+        },
+    }
+}
+
+/// Whether a word is neither a verb nor resembles one, as a misspelt verb does.
+fn is_unlike_verbs(word: &str) -> bool {
+    let error = command().try_get_matches_from(["seikan", word]).err();
+    error.is_some_and(|error| {
+        error.kind() == ErrorKind::InvalidSubcommand
+            && error.get(ContextKind::SuggestedSubcommand).is_none()
+    })
 }
 
 /// Returns the definition of the command line, with the verbs in groups: clap has one heading for
@@ -172,6 +198,7 @@ impl Verb {
                 let others = ["demo", "lab"];
                 generate::run(&arguments, "seikan", command(), &others)
             }
+            Verb::Interface(arguments) => verbs::interface::run(&arguments),
         }
     }
 }
@@ -183,6 +210,16 @@ mod tests {
     #[test]
     fn the_definition_is_consistent() {
         command().debug_assert();
+    }
+
+    #[test]
+    fn misspelt_verbs_are_no_interfaces() {
+        for word in ["up", "statsu", "dwon", "doctr", "help", "-f", "--version"] {
+            assert!(!is_unlike_verbs(word), "{word}");
+        }
+        for word in ["wg0", "wg-home", "tun0", "s123x0a"] {
+            assert!(is_unlike_verbs(word), "{word}");
+        }
     }
 
     #[test]

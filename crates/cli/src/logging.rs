@@ -33,7 +33,7 @@ const PER_MINUTE: u32 = 60;
 const MAX_SIZE: u64 = 1 << 20;
 
 /// Options of the log.
-#[derive(Clone, Debug, Args)]
+#[derive(Clone, Debug, Default, Args)]
 pub struct LogArguments {
     /// Log events of this level and above: error, warn, info, debug, trace or off; TARGET=LEVEL for one
     /// of tunnel, mesh, gateway, coordinator and relay; several, separated by commas [env:
@@ -96,6 +96,14 @@ impl FromStr for Levels {
 }
 
 impl LogArguments {
+    /// Returns the options for events of this level and above, as text.
+    pub fn at(level: LevelFilter) -> LogArguments {
+        LogArguments {
+            log: Some(Levels::at(level)),
+            ..LogArguments::default()
+        }
+    }
+
     /// Starts the log of this process. `keeps_file`: standard error is a log file that this program
     /// has opened, for reading too, and keeps below [`MAX_SIZE`].
     ///

@@ -138,7 +138,7 @@ fn lines_of_the_help_end_where_the_terminal_does() {
 fn wrong_usage_is_exit_status_2() {
     for words in [
         &[][..],
-        &["fly"],
+        &["fly", "high"],
         &["up"],
         &["up", "wg0", "--protocol", "ipsec"],
         &["down"],

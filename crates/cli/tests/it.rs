@@ -22,3 +22,4 @@ mod shape;
 #[path = "../../proto/tests/shapes/mod.rs"]
 mod shapes;
 mod units;
+mod wg_quick;

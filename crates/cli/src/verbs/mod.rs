@@ -7,6 +7,7 @@ pub mod down;
 pub mod gateway;
 pub mod genkey;
 pub mod genpsk;
+pub mod interface;
 pub mod join;
 pub mod lab;
 pub mod leave;
