@@ -1,7 +1,8 @@
 //! The `seikan` command.
 //!
 //! [`cli::Verb`] defines the command line; [`verbs`] has one file for every verb, with its options
-//! and its `run`. A word that is no verb may be an interface ([`verbs::interface`]). Exit status: 0 done, 1 failed, 2 wrong usage (clap's own).
+//! and its `run`. A word that is no verb may be an interface ([`verbs::interface`]). Exit status: 0
+//! done, 1 failed, 2 wrong usage (clap's own).
 #![forbid(unsafe_code)]
 
 mod background;

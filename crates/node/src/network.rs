@@ -199,6 +199,11 @@ impl NetworkMonitor {
             self.restorer.check(now().mono);
             node.restorations = self.restorer.restorations();
         }
+        if let Some(at) = self.restorer.next_check() {
+            // Any burst sets the timer anew, and comes here again.
+            self.burst.settings = true;
+            let _ = self.settled.set(at.duration_since(now().mono));
+        }
         if burst.paths {
             forget_sources(node);
             announce_to_members(node);

@@ -389,7 +389,7 @@ struct Work<'a> {
     /// A device that another program has opened.
     device: Option<Tun>,
     node: Option<Node>,
-    /// What was set up in the kernel's tables.
+    /// Addresses, routes and rules that were added to the kernel's tables.
     settings: Settings,
     /// Names of members, if this host is a member.
     names: Option<Names>,

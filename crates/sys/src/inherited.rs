@@ -19,7 +19,7 @@ pub enum InheritedError {
         variable: String,
         /// Its value.
         value: String,
-        /// What is wrong with it.
+        /// Its fault.
         reason: String,
     },
     /// The descriptor is not a listening UNIX socket.
@@ -29,7 +29,7 @@ pub enum InheritedError {
     NotListening {
         /// The environment variable.
         variable: String,
-        /// What it is instead.
+        /// Its kind, or why that is not known.
         reason: String,
     },
 }

@@ -123,7 +123,7 @@ pub enum TunError {
          and IFF_NO_PI"
     )]
     Unusable {
-        /// What is wrong with it.
+        /// Its fault.
         reason: String,
     },
     /// Another system call failed.

@@ -1,9 +1,9 @@
 //! Restores addresses, routes and rules of the tunnel that another program removes.
 //!
 //! Managers of networks remove what they did not add, for instance when they restart. The tunnel then looks
-//! up but carries nothing. It compares what it has set up with the kernel's tables after each change, and adds
-//! what is missing. If that happens too often, two programs fight for a setting: then it gives up for a while,
-//! and says so.
+//! up but carries nothing. It compares its settings with the kernel's tables after each change, and adds the
+//! missing ones. If that happens too often, two programs fight for a setting: then it gives up for a while, and
+//! says so.
 
 use crate::node::Restorations;
 use crate::setup::routes::Plan;
@@ -21,7 +21,7 @@ const WINDOW: Duration = Duration::from_secs(60);
 /// How long it gives up.
 const PAUSE: Duration = Duration::from_secs(600);
 
-/// What a tunnel has set up in the kernel's tables.
+/// Addresses, routes and rules that a tunnel has added to the kernel's tables.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Settings {
     /// Addresses of the interface.
@@ -41,9 +41,7 @@ impl Settings {
             rules: plan.rules.clone(),
         }
     }
-}
 
-impl Settings {
     /// Those that the kernel's tables do not have.
     fn missing(&self, netlink: &Netlink, index: u32) -> Result<Settings, NetlinkError> {
         let mut missing = Settings::default();
@@ -116,7 +114,12 @@ impl Restorer {
         self.restorations
     }
 
-    /// Adds what is missing. An interface that is down keeps no routes, so nothing is added to it.
+    /// When to call [`Self::check`] although nothing has changed.
+    pub fn next_check(&self) -> Option<Instant> {
+        self.given_up_until
+    }
+
+    /// Adds the missing settings. An interface that is down keeps no routes, so nothing is added to it.
     pub fn check(&mut self, now: Instant) {
         if self.given_up_until.is_some_and(|until| now < until) {
             return;
@@ -133,9 +136,10 @@ impl Restorer {
         let restored = match self.restore(&netlink) {
             Ok(0) => return,
             Ok(restored) => restored,
+            // It counts as an attempt, so that it is not tried for ever.
             Err(error) => {
-                warn!(target: "tunnel", %error, "cannot restore what another program removed");
-                1
+                warn!(target: "tunnel", %error, "cannot restore a setting that another program removed");
+                0
             }
         };
         self.restorations.count += restored;
@@ -189,7 +193,7 @@ fn added(
 ) -> Result<(), NetlinkError> {
     match result {
         Ok(()) => {
-            info!(target: "tunnel", %setting, "restored what another program removed");
+            info!(target: "tunnel", %setting, "restored a setting that another program removed");
             *restored += 1;
             Ok(())
         }
