@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 
 use clap::ValueEnum;
 use ipnet::IpNet;
@@ -76,6 +77,8 @@ pub struct Host {
     /// Networks that a tunnel reaches through this host, in addition to its own inner address.
     pub behind: Vec<IpNet>,
     netns: NetNs,
+    /// Congestion control of loads, if the machine does not allow it to the namespace.
+    congestion: OnceLock<Congestion>,
 }
 
 impl Host {
@@ -95,6 +98,7 @@ impl Host {
             inner6: v6(0xfd78),
             behind: Vec::new(),
             netns,
+            congestion: OnceLock::new(),
         })
     }
 
@@ -129,6 +133,7 @@ impl Host {
             server: &server.netns,
             target,
             sources: &[],
+            congestion: self.congestion.get().map(|congestion| congestion.name()),
         }
     }
 
@@ -273,12 +278,17 @@ impl Host {
 
     /// Has the host's TCP use this congestion control unless a program asks for another, as `sysctl
     /// net.ipv4.tcp_congestion_control=NAME` does.
+    ///
+    /// A namespace may use only algorithms that the machine allows to all
+    /// (`net.ipv4.tcp_allowed_congestion_control`). Otherwise the loads of this host ask for it
+    /// themselves, and other programs use Reno, which is always allowed.
     pub(crate) fn set_congestion_control(&self, congestion: Congestion) -> Result<()> {
         let write =
             |of: Congestion| self.write_sysctl("net/ipv4/tcp_congestion_control", of.name());
-        // A namespace may use only algorithms that the machine allows to all, and Reno is always
-        // one.
-        write(congestion).or_else(|_| write(Congestion::Reno))
+        write(congestion).or_else(|_| {
+            let _ = self.congestion.set(congestion);
+            write(Congestion::Reno)
+        })
     }
 
     /// Takes segmentation, receive and transmit checksum offload away from the interface on the

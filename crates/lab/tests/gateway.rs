@@ -152,6 +152,7 @@ fn every_device_behind_a_switch_reaches_the_remote() {
                 server: site.remote.netns(),
                 target,
                 sources: &[],
+                congestion: None,
             };
             let patience = Duration::from_secs(5);
             wait_reachable(

@@ -18,10 +18,12 @@ mod udp;
 mod web;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use socket2::SockRef;
 
 pub use error::{LoadError, Result};
 pub use half::{Flow, Sink, Transport, reach};
@@ -56,9 +58,22 @@ pub struct Ends<'a> {
     pub target: IpAddr,
     /// Addresses of the client that TCP streams come from, in turn; where there are none, the kernel chooses.
     pub sources: &'a [IpAddr],
+    /// Congestion control of TCP, as the kernel calls it; if `None`, that of the namespaces. A socket may ask
+    /// for those that the machine does not allow to a namespace.
+    pub congestion: Option<&'static str>,
 }
 
 impl Ends<'_> {
+    /// Sets the congestion control of a connection, or of those that a listener accepts.
+    fn set_congestion(&self, socket: impl AsFd) -> Result<()> {
+        let Some(name) = self.congestion else {
+            return Ok(());
+        };
+        SockRef::from(&socket)
+            .set_tcp_congestion(name.as_bytes())
+            .map_err(LoadError::io(format!("use the congestion control {name}")))
+    }
+
     /// Any address and port of the target's family, to bind to.
     fn any(&self) -> SocketAddr {
         match self.target {

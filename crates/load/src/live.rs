@@ -196,6 +196,7 @@ fn streams(ends: &Ends<'_>, options: &LiveOptions, interrupt: &Interrupt) -> Res
             .client
             .run(|| TcpStream::connect_timeout(&target, CONNECT_TIMEOUT))?
             .map_err(LoadError::io(format!("connect to {target}")))?;
+        ends.set_congestion(&tx)?;
         let (rx, _) = listener
             .accept()
             .map_err(LoadError::io(format!("accept a connection on {target}")))?;
@@ -250,6 +251,7 @@ fn listen(ends: &Ends<'_>, receive_buffer: Option<usize>) -> Result<(TcpListener
             Ok(TcpListener::from(socket))
         })?
         .map_err(LoadError::io("listen for the load generator's connections"))?;
+    ends.set_congestion(&listener)?;
     let port = listener
         .local_addr()
         .map_err(LoadError::io("read the listening port"))?

@@ -209,6 +209,7 @@ fn connect_all(
         .server
         .run(|| TcpListener::bind(any))?
         .map_err(LoadError::io("listen for the load generator's connections"))?;
+    ends.set_congestion(&listener)?;
     // accept(2) honours the receive time-out.
     SockRef::from(&listener)
         .set_read_timeout(Some(CONNECT_TIMEOUT))
@@ -238,6 +239,7 @@ fn connect_all(
                 .client
                 .run(|| connect(source, target))?
                 .map_err(LoadError::io(format!("connect to {target}")))?;
+            ends.set_congestion(&client)?;
             let (server, _) = listener
                 .accept()
                 .map_err(LoadError::io(format!("accept a connection on {target}")))?;

@@ -67,6 +67,7 @@ pub fn web(ends: &Ends<'_>, duration: Duration, interrupt: &Interrupt) -> Result
     SockRef::from(&listener)
         .set_read_timeout(Some(IO_TIMEOUT))
         .map_err(LoadError::io("set a time-out on the listening socket"))?;
+    ends.set_congestion(&listener)?;
     let port = listener
         .local_addr()
         .map_err(LoadError::io("read the listening port"))?
@@ -160,6 +161,7 @@ impl Page<'_> {
             .client
             .run(|| TcpStream::connect_timeout(&self.to, PATIENCE))?
             .map_err(failed())?;
+        self.ends.set_congestion(&stream)?;
         stream
             .set_read_timeout(Some(IO_TIMEOUT))
             .and_then(|()| stream.set_nodelay(true))

@@ -33,6 +33,7 @@ fn loopback(host: &NetNs, target: IpAddr) -> Ends<'_> {
         server: host,
         target,
         sources: &[],
+        congestion: None,
     }
 }
 

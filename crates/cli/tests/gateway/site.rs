@@ -454,6 +454,7 @@ pub fn answers(from: &Host, to: &str, patience: Duration) -> bool {
         server: from.netns(),
         target: ip(to),
         sources: &[],
+        congestion: None,
     };
     wait_reachable(
         &ends,
@@ -477,6 +478,7 @@ pub fn carries_tcp(client: &Host, server: &Host, target: &str) {
         server: server.netns(),
         target: ip(target),
         sources: &[],
+        congestion: None,
     };
     let options = TcpOptions {
         warmup: Duration::ZERO,
@@ -499,6 +501,7 @@ pub fn carries_udp(client: &Host, server: &Host, target: &str, datagram: usize) 
         server: server.netns(),
         target: ip(target),
         sources: &[],
+        congestion: None,
     };
     let options = UdpOptions {
         datagram,

@@ -115,12 +115,7 @@ impl Network {
             .guests
             .iter()
             .take(senders)
-            .map(|guest| Ends {
-                client: guest.netns(),
-                server: self.receiver.netns(),
-                target: self.receiver.address,
-                sources: &[],
-            })
+            .map(|guest| guest.to(&self.receiver, self.receiver.address))
             .collect();
         let (mut work, mut outcome) = (Some(work), None);
         nested(&ends, &[], bench.interrupt, &mut |meters| {
