@@ -1007,6 +1007,54 @@ def path_vectors():
     return out
 
 
+def field(a, b):
+    """The product in GF(2^8) with x^8 + x^4 + x^3 + x^2 + 1, by schoolbook multiplication and division."""
+    product = 0
+    for bit in range(8):
+        if b >> bit & 1:
+            product ^= a << bit
+    for bit in range(15, 7, -1):
+        if product >> bit & 1:
+            product ^= 0x11D << bit - 8
+    return product
+
+
+def inverse(a):
+    return next(b for b in range(1, 256) if field(a, b) == 1)
+
+
+def parity_symbols(records, numbers):
+    """The symbols of the parity records with these numbers for a block of records, given by their frames."""
+    symbols = [u16(len(frames)) + frames if frames else b"" for frames in records]
+    size = max(map(len, symbols))
+    out = []
+    for number in numbers:
+        y, total = 128 + number, bytearray(size)
+        for i, symbol in enumerate(symbols):
+            factor = field(y, inverse(i ^ y))
+            for at, byte in enumerate(symbol):
+                total[at] ^= field(factor, byte)
+        out.append(bytes(total))
+    return out
+
+
+def parity_vectors():
+    """Blocks of records, the symbols of their parity, and lost records that these restore."""
+    def frames(n, length):
+        return bytes((n * 37 + i * 11) & 0xFF for i in range(length))
+
+    out = []
+    for lengths, numbers, lost in (
+        ([40], [0, 1], [0]),
+        ([30, 0, 7, 30, 1], [0], [3]),
+        ([30, 0, 7, 30, 1], [2, 0], [4, 2]),
+        ([5] * 128, list(range(16)), list(range(100, 116))),
+    ):
+        records = [frames(n, length) for n, length in enumerate(lengths)]
+        out.append({"records": records, "numbers": numbers, "symbols": parity_symbols(records, numbers), "lost": lost})
+    return out
+
+
 def self_check():
     """This implementation against published vectors: RFC 7748 6.1, draft-irtf-cfrg-xchacha 2.2.1, Noise."""
     alice = bytes.fromhex("77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a")
@@ -1053,6 +1101,7 @@ def vectors():
         "cookies": cookie_vectors(),
         "path_mtu": path_vectors(),
         "health": health_vector(),
+        "parity": parity_vectors(),
     }
 
 

@@ -28,6 +28,7 @@ impl Paper {
             offload: false,
             ciphers: vec![],
             copy_dscp: false,
+            repair: None,
             rng: Box::new(Counter::new(1)),
         });
         Paper {

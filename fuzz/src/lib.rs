@@ -108,8 +108,10 @@ impl Work {
         let bytes = self.bytes_in as u64;
         // One more initiation may be due.
         let due = MAX_HANDSHAKE_LEN;
+        // The first answers have up to three parity records for a block.
+        let parity = 3 * (1 + self.datagrams_in / 64);
         assert!(
-            self.records_out <= self.datagrams_in + 1,
+            self.records_out <= self.datagrams_in + 1 + parity,
             "{what}: {self:?}"
         );
         assert!(
@@ -148,6 +150,7 @@ impl Peer {
             offload: true,
             ciphers: vec![Cipher::Aes256Gcm, Cipher::ChaCha20Poly1305],
             copy_dscp: false,
+            repair: (protocol == Protocol::Native).then_some(10),
             rng: Box::new(Counter(2)),
         });
         let id = tunnel
@@ -165,7 +168,8 @@ impl Peer {
             ciphers: vec![Cipher::Aes256Gcm],
             max_lanes: 1,
             inner_mtu: 1420,
-            features: 1,
+            // Offload and loss repair.
+            features: 3,
             mode,
         };
         let (payload, cipher) = match protocol {
@@ -381,6 +385,26 @@ impl Peer {
             self.work.writes += 1;
         }
         self.flush(&bytes);
+        self.release();
+    }
+
+    /// Processes what loss repair restored or held back, and counts it.
+    fn release(&mut self) {
+        let mut arena = vec![0; 140_000];
+        loop {
+            let more = self
+                .tunnel
+                .release(self.now, &mut arena, &mut self.inbox, &mut self.outbox);
+            for write in self.inbox.writes() {
+                self.work.packets += write.packets.max(1);
+                self.work.packet_bytes += write.bytes;
+                self.work.writes += 1;
+            }
+            self.flush(&arena);
+            if !more {
+                return;
+            }
+        }
     }
 
     /// Advances the time.
@@ -394,6 +418,7 @@ impl Peer {
             self.flush(&[]);
         }
         self.flush(&[]);
+        self.release();
     }
 
     /// Returns the latest datagram that the tunnel sent.

@@ -17,7 +17,7 @@ use super::schema::Field;
 use super::source::Syntax;
 use super::types::{
     CipherPreference, Config, InterfaceName, InterfaceNameError, MeshSettings, Mode, PeerConfig,
-    Protocol, Trust,
+    Protocol, Repair, Trust,
 };
 use super::values::DnsItem;
 
@@ -214,6 +214,13 @@ fn check_native(
         let message = "has no effect: WireGuard supports only ChaCha20-Poly1305";
         let help = "remove it, or use the native protocol";
         reporter.key_warning(Field::Cipher, cipher.line, message, help);
+    }
+    if let (Some(repair), Protocol::Wireguard) = (&native.repair, protocol)
+        && repair.value != Repair::Off
+    {
+        let message = "has no effect: WireGuard cannot repair losses";
+        let help = "remove it, or use the native protocol";
+        reporter.key_warning(Field::Repair, repair.line, message, help);
     }
     let message = |address| {
         format!("is {address}: anyone who can reach it can see which peers communicate, and when")
@@ -424,6 +431,9 @@ fn complete(
             .cipher
             .map_or(CipherPreference::Auto, |cipher| cipher.value),
         copy_dscp: native.copy_dscp.unwrap_or(false),
+        repair: native
+            .repair
+            .map_or(Repair::default(), |repair| repair.value),
         peers,
         gateway: None,
         mesh,

@@ -11,7 +11,9 @@ use seikan_wire::ethernet::Mac;
 use super::endpoint::{CoordinatorUrl, Endpoint};
 use super::key::{PresharedKey, PrivateKey, PublicKey};
 use super::schema::{Entry, Field};
-use super::types::{CipherPreference, GatewayMode, Hooks, InterfaceName, Mode, Protocol, Table};
+use super::types::{
+    CipherPreference, GatewayMode, Hooks, InterfaceName, Mode, Protocol, Repair, Table,
+};
 use super::values::DnsItem;
 
 /// A value and its line.
@@ -74,6 +76,7 @@ pub(super) struct NativeDraft {
     pub metrics: Option<At<SocketAddr>>,
     pub cipher: Option<At<CipherPreference>>,
     pub copy_dscp: Option<bool>,
+    pub repair: Option<At<Repair>>,
 }
 
 impl NativeDraft {

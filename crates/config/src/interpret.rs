@@ -106,6 +106,7 @@ impl Context<'_, '_, '_> {
                 Field::Metrics => self.set_at(&entry, values::socket, &mut draft.native.metrics),
                 Field::Cipher => self.set_at(&entry, values::cipher, &mut draft.native.cipher),
                 Field::CopyDscp => self.set(&entry, values::boolean, &mut draft.native.copy_dscp),
+                Field::Repair => self.set_at(&entry, values::repair, &mut draft.native.repair),
                 Field::Coordinator => {
                     self.set_at(&entry, values::coordinator, &mut draft.mesh.coordinator);
                 }

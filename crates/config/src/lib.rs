@@ -39,6 +39,7 @@ pub use overrides::Overrides;
 pub use source::{ReadKey, Source, Syntax};
 pub use types::{
     CipherPreference, Config, GatewayMode, GatewaySettings, Hooks, InterfaceName,
-    InterfaceNameError, MeshSettings, Mode, PeerConfig, Protocol, Table, Trust, UnknownValue,
+    InterfaceNameError, MeshSettings, Mode, PeerConfig, Protocol, Repair, Table, Trust,
+    UnknownValue,
 };
 pub use write::NotInIni;

@@ -81,6 +81,7 @@ keys! {
     Metrics: Interface, One, "Metrics", "metrics";
     Cipher: Interface, One, "Cipher", "cipher";
     CopyDscp: Interface, One, "CopyDSCP", "copy-dscp";
+    Repair: Interface, One, "Repair", "repair";
     Coordinator: Interface, One, "Coordinator", "coordinator";
     CoordinatorPin: Interface, One, "CoordinatorPin", "coordinator-pin";
     Credential: Interface, One, "Credential", "credential";

@@ -49,6 +49,8 @@ pub struct Config {
     pub cipher: CipherPreference,
     /// Copy the DSCP of inner packets to the outer header.
     pub copy_dscp: bool,
+    /// Loss repair (native protocol only).
+    pub repair: Repair,
     /// The peers, in the order of the file.
     pub peers: Vec<PeerConfig>,
     /// The gateway for devices without Seikan, if any.
@@ -203,6 +205,65 @@ pub enum CipherPreference {
     /// No encryption, for measurements.
     #[cfg(feature = "null-cipher")]
     Null,
+}
+
+/// Loss repair; both ends must have it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Repair {
+    /// None.
+    Off,
+    /// Where losses are random, with up to [`Self::AUTO`] percent more bytes.
+    #[default]
+    Auto,
+    /// The same, with up to this many percent more bytes, from 1 to [`Self::MOST`].
+    Percent(u8),
+}
+
+impl Repair {
+    /// Parity of [`Self::Auto`] at most, in percent of all other bytes.
+    pub const AUTO: u8 = 10;
+    /// Maximum of [`Self::Percent`]: a block of 128 records has at most 16 parity records.
+    pub const MOST: u8 = 12;
+    /// Accepted values, for messages.
+    pub const CHOICES: &'static str = "`auto`, `off`, or the most additional bytes, `1%` to `12%`";
+
+    /// Parity in percent of all other bytes, at most; `None` if there is none.
+    pub fn ceiling(self) -> Option<u8> {
+        match self {
+            Repair::Off => None,
+            Repair::Auto => Some(Repair::AUTO),
+            Repair::Percent(percent) => Some(percent),
+        }
+    }
+}
+
+impl FromStr for Repair {
+    type Err = UnknownValue;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let percent = |text: &str| text.strip_suffix('%')?.trim_end().parse().ok();
+        match text.to_ascii_lowercase().as_str() {
+            "off" => Ok(Repair::Off),
+            "auto" => Ok(Repair::Auto),
+            text => match percent(text) {
+                Some(percent @ 1..=Repair::MOST) => Ok(Repair::Percent(percent)),
+                _ => Err(UnknownValue {
+                    given: text.to_owned(),
+                    choices: Repair::CHOICES,
+                }),
+            },
+        }
+    }
+}
+
+impl fmt::Display for Repair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Repair::Off => f.write_str("off"),
+            Repair::Auto => f.write_str("auto"),
+            Repair::Percent(percent) => write!(f, "{percent}%"),
+        }
+    }
 }
 
 /// A routing table.

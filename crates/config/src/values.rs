@@ -11,7 +11,7 @@ use seikan_wire::ethernet::Mac;
 
 use super::endpoint::{self, CoordinatorUrl, Endpoint, Host};
 use super::key::{self, KeyError, PresharedKey, PrivateKey, PublicKey};
-use super::types::{CipherPreference, GatewayMode, InterfaceName, Mode, Protocol, Table};
+use super::types::{CipherPreference, GatewayMode, InterfaceName, Mode, Protocol, Repair, Table};
 
 /// A fault of a value, and a suggested correction.
 #[derive(Debug)]
@@ -225,6 +225,12 @@ pub(super) fn mode(text: &str) -> Result<Mode, Problem> {
 pub(super) fn cipher(text: &str) -> Result<CipherPreference, Problem> {
     let help = format!("write one of {}", CipherPreference::CHOICES);
     parsed(text.parse().ok(), text, "not a cipher", help)
+}
+
+/// Loss repair.
+pub(super) fn repair(text: &str) -> Result<Repair, Problem> {
+    let help = format!("write one of {}", Repair::CHOICES);
+    parsed(text.parse().ok(), text, "not a kind of loss repair", help)
 }
 
 /// A display name: printable, one line.

@@ -11,7 +11,7 @@ use super::schema::{Field, SectionKind, Shape};
 use super::source::Syntax;
 use super::types::{
     CipherPreference, Config, GatewayMode, GatewaySettings, MeshSettings, Mode, PeerConfig,
-    Protocol, Table,
+    Protocol, Repair, Table,
 };
 
 /// A value that the wg-quick syntax cannot express.
@@ -97,6 +97,7 @@ impl Text {
         self.option(Field::Metrics, config.metrics);
         self.unless_default(Field::Cipher, config.cipher, CipherPreference::Auto);
         self.unless_default(Field::CopyDscp, config.copy_dscp, false);
+        self.unless_default(Field::Repair, config.repair, Repair::default());
         if let Some(mesh) = &config.mesh {
             self.mesh(mesh);
         }

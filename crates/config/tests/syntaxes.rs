@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use seikan_config::{
     CipherPreference, Config, Endpoint, GatewayMode, GatewaySettings, Hooks, Host, InterfaceName,
     MeshSettings, Mode, Overrides, Parsed, PeerConfig, PresharedKey, PrivateKey, Protocol,
-    PublicKey, Source, Syntax, Table, Trust, parse,
+    PublicKey, Repair, Source, Syntax, Table, Trust, parse,
 };
 use seikan_proto::gateway::{DeviceConfig, Remote};
 use seikan_proto::mesh::Pin;
@@ -226,7 +226,7 @@ fn the_example_has_every_key_and_no_fault() {
     let lists = lists.filter_map(|help| help.strip_prefix("known keys: "));
     let lists: Vec<Vec<_>> = lists.map(|list| list.split(", ").collect()).collect();
     let counts: Vec<_> = lists.iter().map(Vec::len).collect();
-    assert_eq!(counts, [27, 7, 5, 7, 2]);
+    assert_eq!(counts, [28, 7, 5, 7, 2]);
     for (text, lists) in [(text, &lists[..2]), (gateway, &lists[2..])] {
         for key in lists.concat() {
             let line = |line: &str| {
@@ -624,6 +624,7 @@ prop_compose! {
             proptest::option::of(1u16..),
         ),
         cipher in 0usize..3,
+        repair in 0u8..=13,
         ethernet in any::<bool>(),
         table in prop_oneof![
             Just(Table::Auto), Just(Table::Off), (1u32..).prop_map(Table::Number)
@@ -679,6 +680,11 @@ prop_compose! {
                 CipherPreference::ChaCha20Poly1305,
             ][cipher],
             copy_dscp,
+            repair: match repair {
+                0 => Repair::Off,
+                13 => Repair::Auto,
+                percent => Repair::Percent(percent),
+            },
             peers,
             gateway,
             mesh,

@@ -173,6 +173,7 @@ impl Node {
             offload: tcp_gso,
             ciphers: ciphers(config.cipher),
             copy_dscp: config.copy_dscp,
+            repair: config.repair.ceiling(),
             rng: Box::new(SystemRandom),
         });
         let now = now();

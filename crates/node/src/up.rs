@@ -26,7 +26,7 @@ use crate::system::SystemRandom;
 use crate::worker::{self, ControlFlow, Ended, Service};
 use seikan_config::{
     CipherPreference, Config, Diagnostic, GatewayMode, GatewaySettings, Hooks, Host, InterfaceName,
-    InterfaceNameError, Mode, PrivateKey, Protocol, Severity, Table,
+    InterfaceNameError, Mode, PrivateKey, Protocol, Repair, Severity, Table,
 };
 use seikan_mesh::agent::AgentError;
 use seikan_mesh::client;
@@ -248,6 +248,7 @@ fn unconfigured(name: InterfaceName) -> Config {
         metrics: None,
         cipher: CipherPreference::Auto,
         copy_dscp: false,
+        repair: Repair::default(),
         peers: Vec::new(),
         gateway: None,
         mesh: None,

@@ -163,7 +163,7 @@ pub fn run(
         if gone {
             return Ok(Ended::InterfaceGone);
         }
-        node.poll_timers();
+        node.poll_timers(&mut buffers);
         node.poll_punches(&epoll);
         node.report_unanswered();
         node.poll_gateway();
@@ -230,6 +230,7 @@ impl Node {
         let delivers = !self.inbox.writes().is_empty();
         self.deliver(arena);
         self.transmit();
+        self.release(arena);
         self.send_made();
         buffers.receive.set_limit(if merged {
             RECEIVE_BUFFERS_MERGED
@@ -336,7 +337,7 @@ impl Node {
         gone
     }
 
-    fn poll_timers(&mut self) {
+    fn poll_timers(&mut self, buffers: &mut Buffers) {
         let now = now();
         self.poll_floods(now.mono);
         if self.is_standby()
@@ -351,6 +352,25 @@ impl Node {
             let more = self.tunnel.poll(now, &mut self.outbox, &mut self.inbox);
             self.transmit();
             self.deliver(&mut []);
+            if !more {
+                break;
+            }
+        }
+        self.release(buffers.receive.parts_mut().1);
+    }
+
+    /// Processes records that loss repair restored or held back, in `arena`, which is free.
+    fn release(&mut self, arena: &mut [u8]) {
+        loop {
+            let more = self
+                .tunnel
+                .release(now(), arena, &mut self.inbox, &mut self.outbox);
+            if !self.inbox.writes().is_empty() {
+                self.deliver(arena);
+            }
+            if !self.outbox.is_empty() {
+                self.transmit();
+            }
             if !more {
                 break;
             }

@@ -28,6 +28,8 @@ pub const DEFAULT_INNER_MTU: u16 = 1420;
 pub const MIN_INNER_MTU: u16 = 576;
 /// Feature: accepts TCP slices, and packets whose transport checksum the receiver has to complete.
 pub const FEATURE_OFFLOAD: u64 = 1;
+/// Feature: sends and accepts parity records ([`crate::native::repair`]).
+pub const FEATURE_REPAIR: u64 = 2;
 
 const MANDATORY: u16 = 0x8000;
 const TYPE_VERSION: u16 = MANDATORY | 1;
@@ -147,6 +149,11 @@ impl Capabilities {
     /// Whether slices and partial checksums are accepted.
     pub fn offload(&self) -> bool {
         self.features & FEATURE_OFFLOAD != 0
+    }
+
+    /// Whether losses are repaired.
+    pub fn repair(&self) -> bool {
+        self.features & FEATURE_REPAIR != 0
     }
 
     /// Encodes the capabilities as a payload.

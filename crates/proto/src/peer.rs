@@ -11,6 +11,7 @@ use crate::native::health::{Receiver, Report};
 use crate::native::path_mtu::PathMtu;
 use crate::native::reassembly::Reassembly;
 use crate::native::record::Outgoing;
+use crate::native::repair;
 use crate::native::stamp::RECORD_OVERHEAD;
 use crate::noise::{Initiator, Protocol};
 use crate::outbox::Destination;
@@ -66,6 +67,8 @@ pub struct Peer {
     pub(crate) timers: Timers,
     pub(crate) staged: StagedPackets,
     pub(crate) reassembly: Reassembly,
+    /// Restores lost records, if both ends repair. Boxed, so that peers that do not take less memory.
+    pub repair: Option<Box<repair::Receiver>>,
     /// Whether allowed IPs were set. In Ethernet mode, a peer without them may use any address. A
     /// peer that lost its last one to another peer may use none.
     pub(crate) has_allowed_ips: bool,
@@ -187,6 +190,10 @@ pub struct Path {
     /// The peer's latest report on received datagrams (native), without probes that were lost for
     /// their size.
     pub report: Option<Report>,
+    /// Records of this host that the path lost and the peer restored, as it reports.
+    pub rebuilt: u64,
+    /// Records that it could not restore while parity was sent.
+    pub not_rebuilt: u64,
     /// Whether to use GSO. Cleared when the path breaks GSO batches.
     pub gso: bool,
     /// Statistics of received datagrams (native).
@@ -221,6 +228,8 @@ impl Path {
             mtu: PathMtu::new(endpoint.is_some_and(|e| e.is_ipv6())),
             rtt: None,
             report: None,
+            rebuilt: 0,
+            not_rebuilt: 0,
             gso: true,
             health: Receiver::default(),
             outgoing: Outgoing::default(),
@@ -233,17 +242,27 @@ impl Path {
     }
 
     /// Processes a report of the peer. `session` is the local index of the current session.
-    pub(crate) fn reported(&mut self, report: Report, session: u32) {
+    pub(crate) fn reported(&mut self, report: Report, session: u32, now: Instant) {
         if report.misses_batches(std::mem::take(&mut self.sent_later)) {
             self.missed += 1;
             self.gso &= self.missed < MANGLED_REPORTS;
         } else if report.received_later > 0 {
             self.missed = 0;
         }
-        self.report = Some(Report {
+        let report = Report {
             lost: self.mtu.excuse(report.lost, session),
+            random_losses: self.mtu.excuse_gaps(report.random_losses, session),
             ..report
-        });
+        };
+        self.outgoing.repair.reported(&report, now);
+        self.rebuilt += u64::from(report.rebuilt);
+        self.not_rebuilt += u64::from(report.not_rebuilt);
+        self.report = Some(report);
+    }
+
+    /// Loss repair of the records that this host sends.
+    pub fn repair(&self) -> &repair::Sender {
+        &self.outgoing.repair
     }
 
     /// Whether the peer is known to receive at its endpoint.
@@ -288,14 +307,15 @@ impl Path {
     /// Moves to `endpoint`, where the peer is known to be. A new path is measured from scratch.
     pub(crate) fn move_to(&mut self, endpoint: SocketAddr, source: Option<IpAddr>) {
         if self.endpoint != Some(endpoint) {
-            let next_id = self.outgoing.next_id;
             let health = std::mem::take(&mut self.health);
             *self = Path {
-                outgoing: Outgoing::from_id(next_id),
+                outgoing: self.outgoing.moved(),
                 responded: self.responded,
                 health,
                 active_until: self.active_until,
                 mtu: self.mtu.moved(endpoint.is_ipv6()),
+                rebuilt: self.rebuilt,
+                not_rebuilt: self.not_rebuilt,
                 ..Path::new(Some(endpoint))
             };
         }
@@ -487,10 +507,18 @@ impl Peer {
             timers: Timers::default(),
             staged: StagedPackets::default(),
             reassembly: Reassembly::default(),
+            repair: None,
             has_allowed_ips: false,
             filter: None,
             scheduled: None,
         }
+    }
+
+    /// Starts or ends loss repair, as both ends agreed: with parity up to `ceiling` percent.
+    pub(crate) fn set_repair(&mut self, ceiling: Option<u8>) {
+        self.repair = ceiling.map(|_| self.repair.take().unwrap_or_default());
+        self.path.health.set_repairs(ceiling.is_some());
+        self.path.outgoing.repair.set_ceiling(ceiling);
     }
 
     /// Whether there is a session that may send at this time.

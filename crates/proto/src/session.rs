@@ -107,6 +107,12 @@ impl Session {
         self.replay.next_counter() == counter + 1
     }
 
+    /// Enters the counter of a record that was lost and restored, as if it had been received.
+    pub fn restored(&mut self, counter: u64) {
+        // Counters outside the window cannot be received either.
+        let _ = self.replay.update(counter);
+    }
+
     /// Opens a received datagram in place and returns the range of its plaintext.
     ///
     /// A replayed counter is refused before decryption. The window moves only after authentication

@@ -8,7 +8,8 @@
 //! 1. [`Tunnel::outbound`] with a batch of reads of the TUN device;
 //! 2. [`Tunnel::inbound`] with a batch of received datagrams and the arena they lie in;
 //! 3. [`Tunnel::poll`] when [`Tunnel::next_wakeup`] has come, again while it says there is more;
-//! 4. after each of these: sends the [`Outbox`]'s runs and reports each by [`Tunnel::sent`], writes
+//! 4. [`Tunnel::release`] after 2 and 3, again while it says there is more;
+//! 5. after each of these: sends the [`Outbox`]'s runs and reports each by [`Tunnel::sent`], writes
 //!    the [`Inbox`](crate::inbox::Inbox)'s writes and reports each by [`Tunnel::delivered`], clears
 //!    both.
 //!
@@ -89,6 +90,8 @@ pub struct TunnelConfig {
     /// Copy the DSCP of the inner packet to the outer header (RFC 2983, uniform model), which
     /// reveals the kind of traffic to the path. Otherwise data has DSCP 0 (pipe model).
     pub copy_dscp: bool,
+    /// Loss repair: the most bytes of parity, in percent of all others; `None`: no repair (native).
+    pub repair: Option<u8>,
     /// Random source.
     pub rng: Box<dyn Rng + Send>,
 }
@@ -104,6 +107,8 @@ pub struct Tunnel {
     ciphers: Vec<Cipher>,
     /// Bits of the inner packet's traffic class that are copied to the outer header.
     class_mask: u8,
+    /// See [`TunnelConfig::repair`].
+    repair: Option<u8>,
     peers: PeerTable,
     by_key: BTreeMap<PublicKey, PeerId>,
     allowed_ips: AllowedIps,
@@ -124,6 +129,8 @@ pub struct Tunnel {
     /// See [`Tunnel::take_punches`]; at most one for each peer.
     punches: Vec<Punch>,
     searches: birthday::Searches,
+    /// Peers with records to process that were restored or held back.
+    to_release: Vec<PeerId>,
     /// Counts without a peer, and counts of removed peers.
     unattributed: PeerCounters,
     rejected: u64,
@@ -176,6 +183,7 @@ impl Tunnel {
             offload: config.offload,
             ciphers: config.ciphers,
             class_mask: if config.copy_dscp { 0xff } else { ip::ECN_CE },
+            repair: config.repair,
             peers: PeerTable::default(),
             by_key: BTreeMap::new(),
             allowed_ips: AllowedIps::default(),
@@ -190,6 +198,7 @@ impl Tunnel {
             nat_mappings: NatMappings::default(),
             punches: Vec::new(),
             searches: birthday::Searches::default(),
+            to_release: Vec::new(),
             unattributed: PeerCounters::default(),
             rejected: 0,
         }

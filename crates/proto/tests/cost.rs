@@ -12,6 +12,7 @@ use crate::shapes::{Shape, fields, frame, full};
 use fuzz::{Peer, Work};
 use seikan_observe::DropReason;
 use seikan_proto::mode::Mode;
+use seikan_proto::native::repair::{parity, receiver};
 use seikan_proto::noise::Protocol;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -127,4 +128,87 @@ fn an_unvalidated_endpoint_is_left_for_the_previous_one() {
     assert_eq!(peer.sent_to(fuzz::SOURCE), before);
     peer.wait(Duration::from_millis(200));
     assert!(peer.sent_to(fuzz::SOURCE) > before + 1000);
+}
+
+/// Blocks of a peer that makes its receiver multiply as much as it can for each byte.
+#[test]
+fn parity_costs_few_multiplications_for_each_byte() {
+    for (records, lost, parities) in [(112, 16, 16), (1, 1, 16), (120, 8, 8), (100, 16, 15)] {
+        let mut peer = Peer::new(Protocol::Native, Mode::Ip);
+        peer.deliver_record(&[0; 3]);
+        peer.take_work();
+        for _ in 0..40 {
+            for n in 0..records {
+                let plaintext = full(PLAINTEXT - parity::ROOM, |_| packet_frame(n));
+                peer.deliver_record(&plaintext);
+            }
+            for _ in 0..lost {
+                // Sealed and not delivered: a gap in the counters.
+                peer.seal(&[0; 3]);
+            }
+            for number in 0..parities {
+                let head = [
+                    8 | (number as u8) << 4,
+                    parities as u8,
+                    (records + lost) as u8,
+                ];
+                let mut plaintext = vec![0; 3];
+                plaintext.extend(head);
+                plaintext.resize(PLAINTEXT, number as u8);
+                peer.deliver_record(&plaintext);
+            }
+            peer.wait(Duration::from_micros(100));
+            let kept = repair(&peer).kept();
+            let (most, bytes) = (receiver::MAX_KEPT, receiver::MAX_BYTES);
+            assert!(kept.0 <= most && kept.1 <= bytes, "{kept:?}");
+            assert!(kept.2 <= 4 * 16 * PLAINTEXT, "{kept:?}");
+        }
+        let work = peer.take_work();
+        let multiplied = repair(&peer).work();
+        println!(
+            "{records}, {lost}, {parities}: {multiplied} for {}",
+            work.bytes_in
+        );
+        assert_eq!(multiplied > 0, parities >= lost);
+        assert!(multiplied <= 16 * work.bytes_in as u64);
+        peer.wait(Duration::from_secs(1));
+        peer.assert_ledger_closes();
+    }
+}
+
+/// One block that other parity claims again and again, each time with another record missing.
+#[test]
+fn blocks_that_overlap_are_not_multiplied() {
+    let mut peer = Peer::new(Protocol::Native, Mode::Ip);
+    peer.deliver_record(&[0; 3]);
+    for n in 0..100 {
+        peer.deliver_record(&full(PLAINTEXT - parity::ROOM, |_| packet_frame(n)));
+    }
+    let mut solved = Vec::new();
+    for _ in 0..20 {
+        peer.seal(&[0; 3]);
+        let mut plaintext = vec![0, 0, 0, 8, 1, 101];
+        plaintext.resize(PLAINTEXT, 1);
+        peer.deliver_record(&plaintext);
+        solved.push(repair(&peer).work());
+    }
+    assert!(
+        solved[0] > 0 && solved.iter().all(|work| *work == solved[0]),
+        "{solved:?}"
+    );
+}
+
+fn repair(peer: &Peer) -> &receiver::Receiver {
+    let repair = peer
+        .tunnel
+        .peers()
+        .next()
+        .expect("one peer")
+        .repair
+        .as_ref();
+    repair.expect("both ends repair")
+}
+
+fn packet_frame(n: usize) -> Vec<u8> {
+    frame(1, &crate::shapes::packet(40 + n))
 }

@@ -253,6 +253,7 @@ impl Hub {
                 offload: true,
                 ciphers: vec![Cipher::ChaCha20Poly1305],
                 copy_dscp: false,
+                repair: None,
                 rng: Box::new(Seeded::new(own as u64)),
             });
             for other in (0..count).filter(|other| *other != own) {

@@ -14,6 +14,7 @@ mod ping;
 mod policy;
 mod properties;
 mod relayed;
+mod repair;
 mod rotation;
 mod sessions;
 mod shapes;

@@ -23,6 +23,7 @@ fn tunnel() -> Tunnel {
         offload: true,
         ciphers: vec![Cipher::ChaCha20Poly1305],
         copy_dscp: false,
+        repair: None,
         rng: Box::new(Seeded::new(1)),
     })
 }

@@ -97,6 +97,7 @@ fn scenario(rng: &mut ChaCha8Rng) -> Scenario {
         knows_endpoint: true,
         v6,
         copy_dscp: false,
+        repair: rng.random_bool(0.6).then_some(10),
     };
     let setups = [setup(), setup()];
     let ordered = rng.random_bool(0.4);

@@ -17,6 +17,7 @@ use seikan_proto::native::health::{Receiver, Report};
 use seikan_proto::native::path_mtu::PathMtu;
 use seikan_proto::native::probe_request::ProbeRequest;
 use seikan_proto::native::record::{Envelope, Outgoing, RecordWriter};
+use seikan_proto::native::repair::{gf256, parity};
 use seikan_proto::native::stamp::Stamp;
 use seikan_proto::noise::{Established, Initiation, Initiator, Protocol, consume_initiation};
 use seikan_proto::outbox::{Destination, Outbox};
@@ -426,6 +427,32 @@ fn health_is_reported() {
     );
 }
 
+#[test]
+fn parity_restores_lost_records() {
+    for v in list(&VECTORS["parity"]) {
+        let records: Vec<Vec<u8>> = list(&v["records"]).iter().map(bytes).collect();
+        let of = |v: &Value| list(v).iter().map(|n| number(n) as u8).collect::<Vec<u8>>();
+        let (numbers, lost) = (of(&v["numbers"]), of(&v["lost"]));
+        let symbols: Vec<Vec<u8>> = list(&v["symbols"]).iter().map(bytes).collect();
+        let mut made = vec![Vec::new(); numbers.len()];
+        for (index, frames) in records.iter().enumerate() {
+            parity::add_symbol(&mut made, &numbers, index as u8, frames);
+        }
+        assert_eq!(made, symbols);
+        let (mut rows, numbers) = (symbols[..lost.len()].to_vec(), &numbers[..lost.len()]);
+        for (index, frames) in records.iter().enumerate() {
+            if !lost.contains(&(index as u8)) {
+                parity::add_symbol(&mut rows, numbers, index as u8, frames);
+            }
+        }
+        gf256::solve(&mut rows, numbers, &lost);
+        for (row, index) in rows.iter().zip(lost) {
+            let frames = &records[usize::from(index)];
+            assert_eq!(parity::frames_of(row), Some(&frames[..]), "record {index}");
+        }
+    }
+}
+
 /// One end as a whole tunnel, with the other end as its only peer.
 struct End {
     tunnel: Tunnel,
@@ -456,6 +483,7 @@ impl End {
             offload: true,
             ciphers: ciphers(&VECTORS["responder"]["ciphers"]),
             copy_dscp: false,
+            repair: None,
             rng: Box::new(Scripted(drawn.concat())),
         });
         let public = PublicKey::from_bytes(key(&VECTORS[other]["public"]));
@@ -664,6 +692,7 @@ fn with_writer(
         peer: PeerId(0),
         size: size as usize,
         stamp: time as u16,
+        now: Instant::BOOT,
         offload: true,
         gso: true,
     };
@@ -703,6 +732,7 @@ fn report(v: &Value) -> Report {
         congestion_marks: field("congestion_marks"),
         queueing_delay: field("queueing_delay"),
         received_later: field("received_later"),
+        ..Report::default()
     }
 }
 

@@ -34,6 +34,7 @@ impl Fake {
                 offload: false,
                 ciphers: vec![Cipher::ChaCha20Poly1305],
                 copy_dscp: false,
+                repair: None,
                 rng: Box::new(Fixed),
             }),
             keyless: false,

@@ -16,6 +16,7 @@
 //! PROBE     kind 5 | length | id u16, then padding up to the probed size
 //! PROBE_ACK kind 6 | length | id u16 | size u16
 //! PORTS     kind 7 | length | ports u16 | addresses of 16 bytes, IPv4 as IPv4-mapped
+//! PARITY    kind 8, alone in its record: see native/repair/parity.rs
 //! ```
 //!
 //! A packet is an IP packet or, in [Ethernet mode](crate::mode), an Ethernet frame.
@@ -58,7 +59,8 @@ const PACKET: u8 = 1;
 const SLICE: u8 = 2;
 const FRAGMENT: u8 = 3;
 const HEALTH: u8 = 4;
-const PROBE: u8 = 5;
+/// The kind of a probe, the only frame of its record.
+pub(crate) const PROBE: u8 = 5;
 const PROBE_ACK: u8 = 6;
 const PORTS: u8 = 7;
 /// The transport checksum covers the pseudo-header only (PACKET, FRAGMENT).
@@ -422,12 +424,14 @@ pub fn write_fragment(
     out[7..9].copy_from_slice(&(total as u16).to_le_bytes());
 }
 
-/// Writes a HEALTH frame and returns its length.
-pub fn write_health(out: &mut [u8], report: &Report) -> usize {
+/// Writes a HEALTH frame and returns its length. The fields of loss repair are left out unless
+/// `with_repair`.
+pub fn write_health(out: &mut [u8], report: &Report, with_repair: bool) -> usize {
     let body = report.to_bytes();
-    head(out, HEALTH, body.len());
-    out[3..3 + body.len()].copy_from_slice(&body);
-    3 + body.len()
+    let length = Report::length(with_repair);
+    head(out, HEALTH, length);
+    out[3..3 + length].copy_from_slice(&body[..length]);
+    3 + length
 }
 
 /// Writes a PROBE; the caller pads the record.

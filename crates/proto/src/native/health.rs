@@ -6,6 +6,7 @@
 //! second while packets arrive. Reports alone trigger no report, or two idle peers would report on
 //! each other's reports forever. The sender keeps the latest report.
 
+use crate::native::repair::verdict::{Judge, Verdict};
 use crate::native::stamp::{Stamp, stamp_of};
 use crate::time::Instant;
 use seikan_wire::message::DataHeader;
@@ -14,6 +15,10 @@ use std::time::Duration;
 
 /// Interval between reports while data arrives.
 pub const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+/// With loss repair, time from a random loss to a report, so that it is answered soon,
+const EARLY: Duration = Duration::from_millis(10);
+/// but not more often than this.
+const EARLY_INTERVAL: Duration = Duration::from_millis(100);
 /// A datagram that is later than this many counters counts as lost, unless it arrives before the
 /// report.
 const HORIZON: u64 = 1024;
@@ -39,16 +44,41 @@ pub struct Report {
     pub queueing_delay: u32,
     /// Received datagrams that were not the first of their GSO batch.
     pub received_later: u32,
+    /// Datagrams that are missing, and were not lost in a full queue ([`Judge`]); less those that
+    /// arrived late. Zero without loss repair, as the following.
+    pub random_losses: u32,
+    /// Lost records that loss repair restored.
+    pub rebuilt: u32,
+    /// Lost records that it did not.
+    pub not_rebuilt: u32,
 }
 
 impl Report {
-    /// Length of the encoded report.
+    /// Length of the encoded report without loss repair.
     pub const LEN: usize = 26;
+    /// Length of the encoded report.
+    pub const LONG: usize = 38;
+
+    /// Length of the encoded report in bytes.
+    pub fn length(with_repair: bool) -> usize {
+        if with_repair {
+            Report::LONG
+        } else {
+            Report::LEN
+        }
+    }
 
     /// Parses the body of a HEALTH frame. Longer ones are from later versions; the unknown part is
     /// ignored.
     pub fn read(body: &[u8]) -> Option<Report> {
-        let b: &[u8; Report::LEN] = body.first_chunk()?;
+        // The fields of loss repair are zero if they are missing.
+        let mut b = [0; Report::LONG];
+        let known = match body.len() {
+            Report::LONG.. => Report::LONG,
+            Report::LEN.. => Report::LEN,
+            _ => return None,
+        };
+        b[..known].copy_from_slice(&body[..known]);
         let u32_at = |i: usize| u32::from_le_bytes([b[i], b[i + 1], b[i + 2], b[i + 3]]);
         Some(Report {
             received: u32_at(0),
@@ -58,12 +88,15 @@ impl Report {
             queueing_delay: u32_at(16),
             reordering: u16::from_le_bytes([b[20], b[21]]),
             received_later: u32_at(22),
+            random_losses: u32_at(26),
+            rebuilt: u32_at(30),
+            not_rebuilt: u32_at(34),
         })
     }
 
     /// Encodes the report.
-    pub fn to_bytes(&self) -> [u8; Report::LEN] {
-        let mut b = [0; Report::LEN];
+    pub fn to_bytes(&self) -> [u8; Report::LONG] {
+        let mut b = [0; Report::LONG];
         b[0..4].copy_from_slice(&self.received.to_le_bytes());
         b[4..8].copy_from_slice(&self.lost.to_le_bytes());
         b[8..12].copy_from_slice(&self.lost_first.to_le_bytes());
@@ -71,6 +104,9 @@ impl Report {
         b[16..20].copy_from_slice(&self.queueing_delay.to_le_bytes());
         b[20..22].copy_from_slice(&self.reordering.to_le_bytes());
         b[22..26].copy_from_slice(&self.received_later.to_le_bytes());
+        b[26..30].copy_from_slice(&self.random_losses.to_le_bytes());
+        b[30..34].copy_from_slice(&self.rebuilt.to_le_bytes());
+        b[34..38].copy_from_slice(&self.not_rebuilt.to_le_bytes());
         b
     }
 
@@ -108,6 +144,12 @@ pub struct Receiver {
     delay_sum: u64,
     last_transit: u16,
     transit: i64,
+    /// Both ends repair losses. Boxed, so that peers that do not take less memory.
+    judge: Option<Box<Judge>>,
+    /// When to report a random loss.
+    early: Option<Instant>,
+    /// When the last report was due.
+    reported: Instant,
 }
 
 impl Default for Receiver {
@@ -126,15 +168,25 @@ impl Default for Receiver {
             delay_sum: 0,
             last_transit: 0,
             transit: 0,
+            judge: None,
+            early: None,
+            reported: Instant::BOOT,
         }
     }
 }
 
 impl Receiver {
+    /// Sets whether both ends repair losses: then random ones are counted and reported soon.
+    pub fn set_repairs(&mut self, repairs: bool) {
+        self.judge = repairs.then(|| self.judge.take().unwrap_or_default());
+    }
+
     /// Records an authenticated datagram from `from` that is no replay. `derived` is when the keys
     /// of its session were derived. A new source address means that a faster path has overtaken
     /// datagrams in flight: they are late, and count as lost only if they do not arrive within
     /// [`REPORT_INTERVAL`].
+    ///
+    /// With loss repair, returns a verdict on the datagrams missing before it, if there are any.
     pub fn datagram(
         &mut self,
         header: &DataHeader,
@@ -142,7 +194,7 @@ impl Receiver {
         (derived, from): (Instant, SocketAddr),
         ce: bool,
         now: Instant,
-    ) {
+    ) -> Option<Verdict> {
         let report = &mut self.report;
         report.received = report.received.saturating_add(1);
         report.congestion_marks = report.congestion_marks.saturating_add(u32::from(ce));
@@ -151,27 +203,40 @@ impl Receiver {
         match self.session {
             Some((index, _)) if index == header.receiver => {}
             // A late datagram of a session that has been replaced; its counters are unrelated.
-            Some((_, newest)) if derived <= newest => return,
+            Some((_, newest)) if derived <= newest => return None,
             _ => {
                 *self = Receiver {
                     report: self.report,
                     since: self.since,
                     session: Some((header.receiver, derived)),
                     delay_sum: self.delay_sum,
+                    judge: self.judge.take(),
+                    early: self.early,
+                    reported: self.reported,
                     ..Receiver::default()
                 }
             }
         }
         let counter = header.counter;
-        if counter >= self.next {
-            if self.from.replace(from).is_some_and(|before| before != from) {
-                self.pass_over(counter, now);
-            }
-            self.advance(counter, stamp.position);
-        } else {
+        let delay = self.delay(stamp.time, now);
+        if counter < self.next {
             self.late(counter);
+            return None;
         }
-        self.delay(stamp.time, now);
+        if self.from.replace(from).is_some_and(|before| before != from) {
+            self.pass_over(counter, now);
+        }
+        let missing = counter - self.next;
+        self.advance(counter, stamp.position);
+        let judge = self.judge.as_mut()?;
+        let verdict = judge.datagram(stamp.position, delay, missing, now);
+        if verdict == Some(Verdict::Random) {
+            let random = &mut self.report.random_losses;
+            *random = random.saturating_add(missing.min(u32::MAX.into()) as u32);
+            self.early
+                .get_or_insert((now + EARLY).max(self.reported + EARLY_INTERVAL));
+        }
+        verdict
     }
 
     /// Packets arrived, so a report is useful.
@@ -181,11 +246,12 @@ impl Receiver {
 
     /// Returns the report if one is due.
     pub fn due(&mut self, now: Instant) -> Option<Report> {
-        let since = self.since?;
-        if now.duration_since(since) < REPORT_INTERVAL {
+        if self.next_report().is_none_or(|at| now < at) {
             return None;
         }
         self.since = None;
+        self.early = None;
+        self.reported = now;
         let mut report = std::mem::take(&mut self.report);
         if now.duration_since(self.overtook) >= REPORT_INTERVAL {
             let lost = std::mem::take(&mut self.overtaken).min(u64::from(u32::MAX)) as u32;
@@ -198,7 +264,8 @@ impl Receiver {
 
     /// Returns when [`Self::due`] will have a report.
     pub fn next_report(&self) -> Option<Instant> {
-        Some(self.since? + REPORT_INTERVAL)
+        let regular = self.since.map(|since| since + REPORT_INTERVAL);
+        regular.into_iter().chain(self.early).min()
     }
 
     /// Treats the counters between the highest one and `counter` as received for now, because a
@@ -241,6 +308,7 @@ impl Receiver {
     /// Handles a datagram with a lower counter than the highest one.
     fn late(&mut self, counter: u64) {
         let late = self.next - 1 - counter;
+        self.report.random_losses = self.report.random_losses.saturating_sub(1);
         self.report.reordering = self.report.reordering.max(late.min(65_535) as u16);
         let (word, bit) = ((counter % HORIZON / 64) as usize, 1 << (counter % 64));
         if late < HORIZON && self.window[word] & bit == 0 {
@@ -279,9 +347,9 @@ impl Receiver {
         self.next = counter + 1;
     }
 
-    /// One-way delay by unwrapped 16-bit timestamps. Only its change is meaningful, since the
-    /// clocks have no common epoch.
-    fn delay(&mut self, stamp: u16, now: Instant) {
+    /// Returns the one-way delay above its minimum in microseconds, by unwrapped 16-bit timestamps.
+    /// Only its change is meaningful, since the clocks have no common epoch.
+    fn delay(&mut self, stamp: u16, now: Instant) -> u64 {
         let arrival = stamp_of(now);
         let transit = arrival.wrapping_sub(stamp);
         self.transit = match self.delay_base {
@@ -294,7 +362,9 @@ impl Receiver {
             .map_or(self.transit, |b| b.min(self.transit));
         self.delay_base = Some(base);
         // 1/65536 s = 15.26 microseconds.
-        self.delay_sum += ((self.transit - base) as u64 * 15_259) / 1000;
+        let delay = ((self.transit - base) as u64 * 15_259) / 1000;
+        self.delay_sum += delay;
+        delay
     }
 }
 
@@ -487,8 +557,18 @@ mod tests {
             congestion_marks: 5,
             queueing_delay: 6,
             received_later: 7,
+            random_losses: 8,
+            rebuilt: 9,
+            not_rebuilt: 10,
         };
         assert_eq!(Report::read(&r.to_bytes()), Some(r));
+        let short = Report {
+            random_losses: 0,
+            rebuilt: 0,
+            not_rebuilt: 0,
+            ..r
+        };
+        assert_eq!(Report::read(&r.to_bytes()[..30]), Some(short));
         assert_eq!(Report::read(&[0; 25]), None);
     }
 }

@@ -1,5 +1,5 @@
 //! The native protocol's data path: frames in records, checks, address validation, path MTU, health
-//! reports.
+//! reports, loss repair.
 
 pub mod address_validation;
 pub mod check;
@@ -9,4 +9,5 @@ pub mod path_mtu;
 pub mod probe_request;
 pub mod reassembly;
 pub mod record;
+pub mod repair;
 pub mod stamp;

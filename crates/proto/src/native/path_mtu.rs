@@ -14,6 +14,7 @@
 //! [`PathMtu::excuse`] subtracts these losses from the report.
 
 use super::frame::SLICE_OVERHEAD;
+use super::repair::parity;
 use super::stamp::RECORD_OVERHEAD;
 use crate::time::Instant;
 use std::time::Duration;
@@ -55,6 +56,8 @@ pub struct PathMtu {
     idle_until: Option<Instant>,
     raise_at: Option<Instant>,
     unanswered: Unanswered,
+    /// The same for the gaps that loss repair reports at once.
+    gaps: Unanswered,
 }
 
 /// Probes beyond the confirmed size, in one session, that may be reported as lost.
@@ -90,6 +93,7 @@ impl PathMtu {
             idle_until: None,
             raise_at: None,
             unanswered: Unanswered::default(),
+            gaps: Unanswered::default(),
         }
     }
 
@@ -99,6 +103,7 @@ impl PathMtu {
         PathMtu {
             next_id: self.next_id,
             unanswered: self.unanswered,
+            gaps: self.gaps,
             ..PathMtu::new(v6)
         }
     }
@@ -116,8 +121,9 @@ impl PathMtu {
     /// Returns the inner MTU for TCP, at most `mtu`: a segment in a slice, with its IP header at
     /// `ip_at`, fits one record, so that a lost datagram costs no second segment. It is `mtu` until
     /// the search has refused the record or is over.
-    pub fn segment_mtu(&self, mtu: usize, ip_at: usize) -> usize {
-        let overhead = RECORD_OVERHEAD + SLICE_OVERHEAD + ip_at;
+    pub fn segment_mtu(&self, mtu: usize, ip_at: usize, repairs: bool) -> usize {
+        let room = if repairs { parity::ROOM } else { 0 };
+        let overhead = RECORD_OVERHEAD + SLICE_OVERHEAD + ip_at + room;
         let record = mtu + overhead;
         let known = record >= usize::from(self.refused) || self.candidate().is_none();
         if known && !self.base_unsure {
@@ -132,8 +138,7 @@ impl PathMtu {
     pub fn poll(&mut self, now: Instant, session: u32) -> Option<(u16, usize)> {
         let (id, size) = self.due(now)?;
         if size > self.confirmed {
-            self.unanswered.follow(session);
-            self.unanswered.balance += 1;
+            self.check_sent(session);
         }
         Some((id, usize::from(size)))
     }
@@ -175,13 +180,16 @@ impl PathMtu {
 
     /// A check of another candidate was sent in this session. It is small but may be lost as well.
     pub fn check_sent(&mut self, session: u32) {
-        self.unanswered.follow(session);
-        self.unanswered.balance += 1;
+        for unanswered in [&mut self.unanswered, &mut self.gaps] {
+            unanswered.follow(session);
+            unanswered.balance += 1;
+        }
     }
 
     /// A check was acknowledged.
     pub fn check_answered(&mut self) {
         self.unanswered.balance -= 1;
+        self.gaps.balance -= 1;
     }
 
     /// Handles an acknowledged probe. Returns the round-trip time, unless the probe had been
@@ -193,6 +201,7 @@ impl PathMtu {
         if probe.size > self.confirmed {
             // The size passes, so an unacknowledged probe was lost for another reason.
             self.unanswered.balance -= i32::from(probe.sent);
+            self.gaps.balance -= i32::from(probe.sent);
         }
         self.confirmed = self.confirmed.max(probe.size);
         self.refused = self.refused.max(self.confirmed.saturating_add(1));
@@ -206,12 +215,12 @@ impl PathMtu {
     /// A probe may be reported before it counts as failed. It is excused until its acknowledgement
     /// arrives; then the next report counts one more.
     pub fn excuse(&mut self, lost: u32, session: u32) -> u32 {
-        let excused = i64::from(lost).min(self.unanswered.balance.into());
-        // Within the range of the balance and no further from zero, so it fits.
-        self.unanswered.balance -= excused as i32;
-        // Losses at the end of a session are not reported in the next one.
-        self.unanswered.follow(session);
-        (i64::from(lost) - excused).min(u32::MAX.into()) as u32
+        self.unanswered.excuse(lost, session)
+    }
+
+    /// The same for the gaps that loss repair reports.
+    pub fn excuse_gaps(&mut self, gaps: u32, session: u32) -> u32 {
+        self.gaps.excuse(gaps, session)
     }
 
     /// The kernel refused a datagram of `size` bytes (EMSGSIZE): the first link is smaller.
@@ -291,6 +300,16 @@ impl PathMtu {
 }
 
 impl Unanswered {
+    /// See [`PathMtu::excuse`].
+    fn excuse(&mut self, lost: u32, session: u32) -> u32 {
+        let excused = i64::from(lost).min(self.balance.into());
+        // Within the range of the balance and no further from zero, so it fits.
+        self.balance -= excused as i32;
+        // Losses at the end of a session are not reported in the next one.
+        self.follow(session);
+        (i64::from(lost) - excused).min(u32::MAX.into()) as u32
+    }
+
     /// Starts over in another session.
     fn follow(&mut self, session: u32) {
         if self.session != session {
@@ -345,15 +364,15 @@ mod tests {
     fn segments_are_limited_once_the_search_has_refused_them() {
         let overhead = RECORD_OVERHEAD + SLICE_OVERHEAD;
         let mut path = PathMtu::new(true);
-        assert_eq!(path.segment_mtu(1420, 0), 1420, "nothing is known");
+        assert_eq!(path.segment_mtu(1420, 0, false), 1420, "nothing is known");
         search(&mut path, 0, 120, 1452);
-        assert_eq!(path.segment_mtu(1420, 0), 1452 - overhead);
-        assert_eq!(path.segment_mtu(1420, 14), 1452 - overhead - 14);
-        assert_eq!(path.segment_mtu(1400, 0), 1400);
+        assert_eq!(path.segment_mtu(1420, 0, false), 1452 - overhead);
+        assert_eq!(path.segment_mtu(1420, 14, false), 1452 - overhead - 14);
+        assert_eq!(path.segment_mtu(1400, 0, false), 1400);
         let mut path = PathMtu::new(true);
         path.too_large(1460);
         assert_eq!(
-            path.segment_mtu(1420, 0),
+            path.segment_mtu(1420, 0, false),
             usize::from(BASE) - overhead,
             "the interface has refused the record"
         );

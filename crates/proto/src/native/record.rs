@@ -16,10 +16,12 @@ use crate::native::frame::{
 };
 use crate::native::health::Report;
 use crate::native::probe_request::ProbeRequest;
+use crate::native::repair::{self, parity};
 use crate::native::stamp::{RECORD_OVERHEAD, STAMP_LEN, Stamp};
 use crate::outbox::{Destination, MAX_SEGMENTS, Outbox, Payload};
 use crate::segment::{SuperPacket, Transport};
 use crate::session::Session;
+use crate::time::Instant;
 use seikan_observe::DropReason;
 use seikan_wire::ip::PROTO_TCP;
 use seikan_wire::message::{DATA_HEADER_LEN, TAG_LEN};
@@ -44,6 +46,8 @@ pub struct Envelope {
     pub size: usize,
     /// Send timestamp: fraction of a second in 1/65536.
     pub stamp: u16,
+    /// The same time.
+    pub now: Instant,
     /// Whether the peer accepts slices and partial checksums.
     pub offload: bool,
     /// Whether the path carries GSO batches.
@@ -57,6 +61,8 @@ pub struct Outgoing {
     pub(crate) next_id: u16,
     /// Limits the bytes sent to an unvalidated address.
     pub(crate) validation: AddressValidation,
+    /// Parity for lost records.
+    pub(crate) repair: repair::Sender,
 }
 
 impl Outgoing {
@@ -65,7 +71,15 @@ impl Outgoing {
     pub fn from_id(next_id: u16) -> Outgoing {
         Outgoing {
             next_id,
-            validation: AddressValidation::default(),
+            ..Outgoing::default()
+        }
+    }
+
+    /// State of another address of the same peer, which is validated.
+    pub(crate) fn moved(&self) -> Outgoing {
+        Outgoing {
+            repair: self.repair.moved(),
+            ..Outgoing::from_id(self.next_id)
         }
     }
 }
@@ -281,12 +295,19 @@ impl<'a> RecordWriter<'a> {
 
     /// Adds a health report.
     pub fn health(&mut self, report: &Report) -> Result<(), DropReason> {
-        if self.left() < 3 + Report::LEN {
+        let with_repair = self.outgoing.repair.ceiling().is_some();
+        if self.left() < 3 + Report::length(with_repair) {
             self.close(true)?;
         }
         let used = self.used;
-        self.used += frame::write_health(&mut self.buffer()?[used..], report);
+        self.used += frame::write_health(&mut self.buffer()?[used..], report, with_repair);
         Ok(())
+    }
+
+    /// Seals the parity of a block of records that ends now.
+    pub fn parity(&mut self) -> Result<(), DropReason> {
+        self.close(false)?;
+        self.parities(false)
     }
 
     /// Adds the probe request of a symmetric end.
@@ -318,7 +339,7 @@ impl<'a> RecordWriter<'a> {
         frame::write_probe(&mut self.buffer()?[used..], id);
         self.used += PROBE_LEN;
         self.pad_to(size)?;
-        self.seal()
+        self.seal_uncovered().map(|_| ())
     }
 
     /// Seals an empty record: a keepalive.
@@ -374,12 +395,58 @@ impl<'a> RecordWriter<'a> {
         Ok(())
     }
 
+    /// Seals the open record. If a block of records is full with it, its parity follows.
     fn seal(&mut self) -> Result<(), DropReason> {
+        let frames = FRAMES_AT..self.used;
+        let repairs = self.outgoing.repair.ceiling().is_some();
+        let ended = self.seal_with(|outgoing, session, now, record| {
+            let (index, counter) = (session.local_index, session.counter());
+            repairs && outgoing.repair.record(index, counter, &record[frames], now)
+        })?;
+        if ended {
+            // Without space for it the block has less parity, and no packet is lost.
+            let _ = self.parities(true);
+        }
+        Ok(())
+    }
+
+    /// Seals the open record, which loss repair does not cover.
+    fn seal_uncovered(&mut self) -> Result<(), DropReason> {
+        self.seal_with(|_, _, _, _| false).map(|_| ())
+    }
+
+    /// Seals the parities of a block that has ended, or that is `full`.
+    fn parities(&mut self, full: bool) -> Result<(), DropReason> {
+        loop {
+            let (index, counter) = (self.session.local_index, self.session.counter());
+            let repair = &mut self.outgoing.repair;
+            let Some((head, symbol)) = repair.parity(index, counter, full, self.envelope.now)
+            else {
+                return Ok(());
+            };
+            let end = FRAMES_AT + parity::OVERHEAD + symbol.len();
+            let out = self
+                .outbox
+                .tail(end + TAG_LEN)
+                .ok_or(DropReason::OutboxFull)?;
+            out[FRAMES_AT..FRAMES_AT + parity::OVERHEAD].copy_from_slice(&head.to_bytes());
+            out[FRAMES_AT + parity::OVERHEAD..end].copy_from_slice(symbol);
+            self.used = end;
+            self.seal_uncovered()?;
+        }
+    }
+
+    /// Seals the open record; `cover` is called with its plaintext.
+    fn seal_with(
+        &mut self,
+        cover: impl FnOnce(&mut Outgoing, &Session, Instant, &[u8]) -> bool,
+    ) -> Result<bool, DropReason> {
         let length = self.used + TAG_LEN;
         let Envelope {
             destination,
             peer,
             stamp,
+            now,
             gso,
             ..
         } = self.envelope;
@@ -398,6 +465,7 @@ impl<'a> RecordWriter<'a> {
             time: stamp,
         };
         record[DATA_HEADER_LEN..FRAMES_AT].copy_from_slice(&stamp.to_bytes());
+        let ended = cover(self.outgoing, self.session, now, record);
         self.session.seal(NATIVE_DATA, record);
         slot.commit_to_run(
             length,
@@ -407,7 +475,7 @@ impl<'a> RecordWriter<'a> {
             gso,
         );
         self.used = FRAMES_AT;
-        Ok(())
+        Ok(ended)
     }
 }
 

@@ -276,6 +276,7 @@ mod tests {
             offload: false,
             ciphers: Vec::new(),
             copy_dscp: false,
+            repair: None,
             rng: Box::new(Zeros),
         });
         let v6 = Mapping::Unknown;

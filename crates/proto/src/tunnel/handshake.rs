@@ -266,11 +266,13 @@ impl Tunnel {
                 .inner_mtu
                 .clamp(u32::from(capabilities::MIN_INNER_MTU), 65_535)
                 as u16,
-            features: if self.offload {
-                capabilities::FEATURE_OFFLOAD
-            } else {
-                0
-            },
+            features: [
+                (self.offload, capabilities::FEATURE_OFFLOAD),
+                (self.repair.is_some(), capabilities::FEATURE_REPAIR),
+            ]
+            .into_iter()
+            .filter_map(|(has, feature)| has.then_some(feature))
+            .sum(),
             mode: self.mode,
         }
     }
@@ -402,6 +404,7 @@ impl Tunnel {
             Protocol::WireGuard => (Cipher::ChaCha20Poly1305, Vec::new()),
             Protocol::Native => match answer(&ours, &received.payload) {
                 Ok((theirs, choice, cipher)) => {
+                    peer.set_repair(self.repair.filter(|_| theirs.repair()));
                     peer.capabilities = Some(theirs);
                     peer.refusal = None;
                     (cipher, choice.encode())
@@ -503,6 +506,7 @@ impl Tunnel {
             Protocol::WireGuard => Some(Cipher::ChaCha20Poly1305),
             Protocol::Native => match accept(&ours, &established.payload) {
                 Ok((theirs, cipher)) => {
+                    peer.set_repair(self.repair.filter(|_| theirs.repair()));
                     peer.capabilities = Some(theirs);
                     peer.refusal = None;
                     Some(cipher)

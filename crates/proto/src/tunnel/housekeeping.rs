@@ -3,6 +3,7 @@
 use super::{Now, Tunnel};
 use crate::inbox::Inbox;
 use crate::indices::PeerId;
+use crate::native::health::Report;
 use crate::native::record::{Outgoing, RecordWriter};
 use crate::noise::Protocol;
 use crate::outbox::Outbox;
@@ -51,13 +52,21 @@ impl Tunnel {
         let Some(peer) = self.peer_mut(id) else {
             return;
         };
+        let released = peer
+            .repair
+            .as_ref()
+            .and_then(|repair| repair.next_release());
         let given_up = peer.reassembly.expire(now.mono);
         peer.counters.inbound.pending -= given_up;
         peer.counters
             .inbound
             .drops
             .add(DropReason::ReassemblyTimeout, given_up);
-        for action in peer.timers.expire(now.mono) {
+        let actions = peer.timers.expire(now.mono);
+        if released.is_some_and(|at| at <= now.mono) && !self.to_release.contains(&id) {
+            self.to_release.push(id);
+        }
+        for action in actions {
             self.act(now, id, action, outbox);
         }
         if self
@@ -169,16 +178,33 @@ impl Tunnel {
         let Some(mut session) = peer.sessions.current.take_if(|s| s.may_send(now.mono)) else {
             return;
         };
-        let report = peer.path.health.due(now.mono);
+        let report = peer.path.health.due(now.mono).map(|report| Report {
+            rebuilt: peer
+                .repair
+                .as_mut()
+                .map_or(0, |r| take_count(&mut r.rebuilt)),
+            not_rebuilt: peer
+                .repair
+                .as_mut()
+                .map_or(0, |r| take_count(&mut r.not_rebuilt)),
+            ..report
+        });
+        let parity = peer
+            .path
+            .repair()
+            .ends_at()
+            .is_some_and(|at| at <= now.mono);
         let probe = (now.mono < peer.path.active_until)
             .then(|| peer.path.mtu.poll(now.mono, session.local_index))
             .flatten();
-        if report.is_some() || probe.is_some() {
+        if report.is_some() || probe.is_some() || parity {
             let mut writer =
                 RecordWriter::new(outbox, &mut session, &mut peer.path.outgoing, envelope);
             // There is space (see `poll`). If there were none, the next interval would send
             // another.
             let reported = report.is_none_or(|r| writer.health(&r).is_ok());
+            // Without space for it the block has no parity, and no packet is lost.
+            let _ = writer.parity();
             let probed = probe.is_none_or(|(id, size)| writer.probe(id, size).is_ok());
             if writer.finish().is_ok() && reported && probed {
                 peer.timers.any_authenticated_packet_sent(now.mono);
@@ -260,6 +286,10 @@ impl Tunnel {
                 .next_report()
                 .filter(|_| native && validated),
             peer.reassembly.next_expiry(),
+            peer.repair
+                .as_ref()
+                .and_then(|repair| repair.next_release()),
+            peer.path.repair().ends_at().filter(|_| native && validated),
             (staged || ping || new_candidate).then_some(Instant::BOOT),
         ]
         .into_iter()
@@ -287,4 +317,9 @@ impl Tunnel {
             }
         }
     }
+}
+
+/// Takes a count for a report, which starts anew.
+fn take_count(count: &mut u64) -> u32 {
+    std::mem::take(count).min(u32::MAX.into()) as u32
 }

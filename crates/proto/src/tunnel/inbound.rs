@@ -14,16 +14,21 @@ use crate::native::frame::{self, Frame, Frames};
 use crate::native::path_mtu;
 use crate::native::reassembly::{Outcome, Reassembled, Record};
 use crate::native::record::RecordWriter;
+use crate::native::repair::receiver::Part;
+use crate::native::repair::verdict::Verdict;
+use crate::native::repair::{self, parity};
 use crate::native::stamp::{STAMP_LEN, Stamp};
 use crate::noise::Protocol;
 use crate::outbox::Outbox;
 use crate::paths::CheckOutcome;
 use crate::peer::{LOG, Peer};
+use crate::session::Session;
 use crate::time::Instant;
 use seikan_observe::DropReason;
 use seikan_wire::ethernet::Mac;
-use seikan_wire::ip::{self, IpPacket};
+use seikan_wire::ip::{self, IpPacket, PROTO_TCP};
 use seikan_wire::message::{DATA_HEADER_LEN, DataHeader, TAG_LEN};
+use seikan_wire::tcp;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use tracing::{debug, info};
@@ -192,6 +197,7 @@ impl Tunnel {
             self.confirm_session(now, id);
         }
         let plaintext = arrival.range.start + plaintext.start..arrival.range.start + plaintext.end;
+        let mut verdict = None;
         if self.protocol == Protocol::Native
             && let Some(peer) = self.peer_mut(id)
         {
@@ -204,7 +210,7 @@ impl Tunnel {
             let health = &mut peer.path.health;
             let marked = arrival.ecn() == ip::ECN_CE;
             let origin = (derived, from);
-            health.datagram(&header, stamp, origin, marked, now.mono);
+            verdict = health.datagram(&header, stamp, origin, marked, now.mono);
         }
         let rekey = self.peers[id.0 as usize].as_mut().is_some_and(|peer| {
             let age = peer.sessions.current.as_ref().map(|s| s.age());
@@ -215,7 +221,12 @@ impl Tunnel {
             counter: header.counter,
             ecn: arrival.ecn(),
         };
-        self.opened(now, id, record, plaintext, buffers);
+        let arrived = Arrived {
+            record,
+            derived,
+            verdict,
+        };
+        self.opened(now, id, arrived, plaintext, buffers);
         if rekey {
             self.initiate_handshake(now, id, buffers.outbox);
         }
@@ -249,15 +260,25 @@ impl Tunnel {
         &mut self,
         now: Now,
         id: PeerId,
-        record: Record,
+        arrived: Arrived,
         plaintext: Range<usize>,
         buffers: &mut Buffers<'_>,
     ) {
         let sending = self.sending(now);
         let mode = self.mode;
+        let record = arrived.record;
         let Some(peer) = self.peers[id.0 as usize].as_mut() else {
             return;
         };
+        let mut part = Part::All;
+        if let Some(repair) = &mut peer.repair {
+            let frames = &buffers.arena[plaintext.start + STAMP_LEN..plaintext.end];
+            let session = peer.sessions.by_index(record.session);
+            part = repaired(repair, arrived, frames, session.map(|(s, _)| s), now.mono);
+            if repair.next_release() == Some(Instant::BOOT) && !self.to_release.contains(&id) {
+                self.to_release.push(id);
+            }
+        }
         let mut receiving = Receiving {
             sending,
             allowed_ips: &self.allowed_ips,
@@ -284,16 +305,113 @@ impl Tunnel {
                 }
             }
             Protocol::Native => {
-                let plaintext = plaintext.start + STAMP_LEN..plaintext.end;
-                match mode {
-                    Mode::Ip => native_record::<Ip>(peer, receiving, record, plaintext, buffers),
-                    Mode::Ethernet => {
-                        native_record::<Ethernet>(peer, receiving, record, plaintext, buffers);
-                    }
-                }
+                let frames = plaintext.start + STAMP_LEN..plaintext.end;
+                native_record(peer, receiving, mode, (record, part), frames, buffers);
             }
         }
     }
+}
+
+impl Tunnel {
+    /// Processes records that loss repair restored, or whose segments it no longer holds back, in
+    /// `arena`, which is free. Packets are added to `inbox`, answers to `outbox`. Returns true if
+    /// there is more to do once both are emptied.
+    pub fn release(
+        &mut self,
+        now: Now,
+        arena: &mut [u8],
+        inbox: &mut Inbox,
+        outbox: &mut Outbox,
+    ) -> bool {
+        if self.to_release.is_empty() {
+            return false;
+        }
+        let sending = self.sending(now);
+        let mode = self.mode;
+        let mut used = 0;
+        let mut more = false;
+        let mut buffers = Buffers {
+            arena,
+            inbox,
+            outbox,
+        };
+        let peers = std::mem::take(&mut self.to_release);
+        for id in &peers {
+            let Some(peer) = self.peers.get_mut(id.0 as usize).and_then(Option::as_mut) else {
+                continue;
+            };
+            while let Some(repair) = &mut peer.repair
+                && let Some(ready) = repair.take_ready(now.mono)
+            {
+                let frames = used..used + ready.frames.len();
+                buffers.arena[frames.clone()].copy_from_slice(&ready.frames);
+                used = frames.end;
+                repair.give_back(ready.frames);
+                let receiving = Receiving {
+                    sending,
+                    allowed_ips: &self.allowed_ips,
+                    cache: &mut self.scratch.source,
+                    mac_table: &mut self.mac_table,
+                };
+                let of = (ready.record, ready.part);
+                native_record(peer, receiving, mode, of, frames, &mut buffers);
+                // A record has at most a datagram's bytes, an answer few.
+                if buffers.arena.len() - used < MAX_DATAGRAM
+                    || buffers.outbox.remaining() < MAX_DATAGRAM
+                {
+                    self.to_release.push(*id);
+                    more = true;
+                    break;
+                }
+            }
+            if more {
+                let rest = peers.iter().skip_while(|peer| *peer != id).skip(1);
+                self.to_release.extend(rest);
+                break;
+            }
+        }
+        buffers.inbox.finish(buffers.arena);
+        for id in peers {
+            self.reschedule(id, now.mono, now.mono);
+        }
+        more
+    }
+}
+
+/// Maximum bytes of a datagram.
+const MAX_DATAGRAM: usize = 65_536;
+
+/// A record as it arrived.
+#[derive(Clone, Copy)]
+struct Arrived {
+    record: Record,
+    /// When the keys of its session were derived.
+    derived: Instant,
+    /// On the datagrams missing before it.
+    verdict: Option<Verdict>,
+}
+
+/// Passes a record of `session` to loss repair. Returns the part of it to process now.
+fn repaired(
+    repair: &mut repair::Receiver,
+    arrived: Arrived,
+    frames: &[u8],
+    session: Option<&mut Session>,
+    now: Instant,
+) -> Part {
+    let Arrived {
+        record,
+        derived,
+        verdict,
+    } = arrived;
+    let part = repair.record(record, derived, frames, verdict, now);
+    if let Some(session) = session {
+        // The original of a restored record is a repeat from now on.
+        for counter in repair.take_restored() {
+            session.restored(counter);
+        }
+    }
+    part
 }
 
 /// Parameters of the tunnel that receiving from a peer needs.
@@ -376,18 +494,64 @@ fn sender(peer: &mut Peer) -> Sender<'_> {
     }
 }
 
-/// Handles the frames of a record; `frames` is their position.
-fn native_record<C: Carried>(
+/// Handles a part of the frames of a record; `frames` is their position.
+fn native_record(
     peer: &mut Peer,
     mut receiving: Receiving<'_>,
-    record: Record,
+    mode: Mode,
+    of: (Record, Part),
+    frames: Range<usize>,
+    buffers: &mut Buffers<'_>,
+) {
+    if parity::is_parity(&buffers.arena[frames.clone()]) {
+        let counters = &mut peer.counters.inbound;
+        counters.packets_in += 1;
+        match peer.repair {
+            Some(_) => counters.consumed += 1,
+            None => counters.drops.add(DropReason::BadFrame, 1),
+        }
+        return;
+    }
+    match mode {
+        Mode::Ip => native_frames::<Ip>(peer, &mut receiving, of, frames, buffers),
+        Mode::Ethernet => native_frames::<Ethernet>(peer, &mut receiving, of, frames, buffers),
+    }
+}
+
+fn native_frames<C: Carried>(
+    peer: &mut Peer,
+    receiving: &mut Receiving<'_>,
+    (record, part): (Record, Part),
     frames: Range<usize>,
     buffers: &mut Buffers<'_>,
 ) {
     let size = DATA_HEADER_LEN + STAMP_LEN + frames.len() + TAG_LEN;
     let mut frames = Frames::<C>::new(frames, record.ecn);
     while let Some(frame) = frames.next(buffers.arena) {
-        native_frame::<C>(peer, &mut receiving, frame, record, size, buffers);
+        // Frames are parsed for each part, and processed, or counted as dropped, for one.
+        let now = match part {
+            Part::All => true,
+            Part::Ordered => frame.as_ref().is_ok_and(|f| is_ordered(f, buffers.arena)),
+            Part::Unordered => !frame.as_ref().is_ok_and(|f| is_ordered(f, buffers.arena)),
+        };
+        if now {
+            native_frame::<C>(peer, receiving, frame, record, size, buffers);
+        }
+    }
+}
+
+/// Whether a frame is held back behind a gap: a TCP segment that is not a mere acknowledgement.
+fn is_ordered(frame: &Frame, arena: &[u8]) -> bool {
+    match frame {
+        Frame::Slice(_) => true,
+        Frame::Packet(packet) if packet.ip.protocol == PROTO_TCP && !packet.ip.fragment => {
+            let start = packet.range.start + packet.ip_at;
+            let segment = &arena[start + packet.ip.header_len..start + packet.ip.total_len];
+            let acknowledges =
+                tcp::header_len(segment) == Some(segment.len()) && tcp::flags(segment) == tcp::ACK;
+            !acknowledges
+        }
+        _ => false,
     }
 }
 
@@ -407,6 +571,7 @@ fn native_frame<C: Carried>(
     } = buffers;
     let sending = receiving.sending;
     let now = sending.now.mono;
+    let repairs = peer.repair.is_some();
     if matches!(
         frame,
         Ok(Frame::Packet(_) | Frame::NotIp { .. } | Frame::Slice(_) | Frame::Fragment(_))
@@ -432,7 +597,7 @@ fn native_frame<C: Carried>(
                     let bytes = &mut arena[range.start + ip_at..range.end];
                     let mtu = sending.inner_mtu as usize;
                     clamp_syn(bytes, packet.partial, || {
-                        peer.path.mtu.segment_mtu(mtu, *ip_at)
+                        peer.path.mtu.segment_mtu(mtu, *ip_at, repairs)
                     });
                     inbox.packet(arena, &packet, peer.id);
                 })
@@ -542,7 +707,7 @@ fn control_frame(
         Frame::Health(report) => {
             let current = peer.sessions.current.as_ref();
             let session = current.map_or(0, |s| s.local_index);
-            peer.path.reported(report, session);
+            peer.path.reported(report, session, sending.now.mono);
         }
         Frame::ProbeAck { id, size } if size < path_mtu::BASE => {
             check_answered(peer, Check { id, size }, sending.now.mono)

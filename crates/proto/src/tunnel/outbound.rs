@@ -8,6 +8,7 @@ use crate::indices::PeerId;
 use crate::mode::{Carried, Ethernet, Ip, MAX_ETHERNET_MTU, Mode};
 use crate::native::check::Check;
 use crate::native::record::{Envelope, RecordWriter};
+use crate::native::repair::parity;
 use crate::native::stamp::{RECORD_OVERHEAD, stamp_of};
 use crate::noise::Protocol;
 use crate::outbox::{Outbox, Payload};
@@ -409,6 +410,7 @@ fn native_reads<C: Carried>(
         u32::MAX
     };
     let mtu = mtu.min(most) as usize;
+    let repairs = peer.repair.is_some();
     let mut writer = RecordWriter::new(outbox, session, &mut peer.path.outgoing, envelope);
     let counters = &mut peer.counters.outbound;
     for i in reads.indices {
@@ -427,7 +429,7 @@ fn native_reads<C: Carried>(
         let partial = VnetHdr::read(read).is_ok_and(|vnet| vnet.needs_csum);
         let smaller = mtu.min(sending.inner_mtu as usize);
         clamp_syn(&mut read[VNET_HDR_LEN + ip_at..], partial, || {
-            peer.path.mtu.segment_mtu(smaller, ip_at)
+            peer.path.mtu.segment_mtu(smaller, ip_at, repairs)
         });
         let packet = match SuperPacket::parse_at(read, ip_at) {
             Ok(packet) => packet,
@@ -498,11 +500,16 @@ fn too_big(packet: &SuperPacket<'_>, mtu: usize) -> Option<(Vec<u8>, IpPacket)> 
 
 /// Common parameters of the records to `peer`; `None` without an endpoint.
 pub(super) fn envelope(peer: &Peer, sending: &Sending, traffic_class: u8) -> Option<Envelope> {
+    let now = sending.now.mono;
+    // The parity of covered records must fit a datagram, too.
+    let covers = peer.path.repair().covers(now);
+    let room = if covers { parity::ROOM } else { 0 };
     Some(Envelope {
         destination: peer.path.destination(traffic_class)?,
         peer: peer.id,
-        size: peer.path.mtu.size(),
-        stamp: stamp_of(sending.now.mono),
+        size: peer.path.mtu.size() - room,
+        stamp: stamp_of(now),
+        now,
         offload: peer.capabilities.as_ref().is_some_and(|c| c.offload()),
         gso: peer.path.gso,
     })

@@ -212,6 +212,7 @@ pub fn new_tunnel(private: [u8; 32], seed: u64) -> Tunnel {
         offload: false,
         ciphers: vec![Cipher::Aes256Gcm, Cipher::ChaCha20Poly1305],
         copy_dscp: false,
+        repair: None,
         rng: Box::new(Seeded::new(seed)),
     })
 }

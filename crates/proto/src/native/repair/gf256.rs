@@ -1,0 +1,213 @@
+//! Arithmetic in GF(2^8) with the polynomial x^8 + x^4 + x^3 + x^2 + 1 (0x11D), and the factors of
+//! the erasure code.
+//!
+//! Bytes are processed in chunks without branches on their values, which the compiler turns into
+//! vector instructions.
+
+/// The low byte of the polynomial.
+const POLYNOMIAL: u8 = 0x1d;
+/// Bytes whose multiples are kept at once, small enough for the first cache.
+const CHUNK: usize = 256;
+
+/// Returns `value` times x.
+const fn double(value: u8) -> u8 {
+    let carry = ((value as i8) >> 7) as u8;
+    (value << 1) ^ (carry & POLYNOMIAL)
+}
+
+/// Returns the product.
+const fn mul(mut a: u8, mut b: u8) -> u8 {
+    let mut product = 0;
+    while b != 0 {
+        if b & 1 != 0 {
+            product ^= a;
+        }
+        a = double(a);
+        b >>= 1;
+    }
+    product
+}
+
+/// The inverse of every element; 0 for 0.
+const INVERSE: [u8; 256] = {
+    let mut inverse = [0; 256];
+    // Powers of the generator x: the inverse of x^k is x^(255 - k).
+    let mut powers = [0u8; 256];
+    let (mut k, mut power) = (0, 1);
+    while k < 255 {
+        powers[k] = power;
+        power = double(power);
+        k += 1;
+    }
+    powers[255] = 1;
+    k = 0;
+    while k < 255 {
+        inverse[powers[k] as usize] = powers[255 - k];
+        k += 1;
+    }
+    inverse
+};
+
+/// Returns the factor of the symbol at `index` in the parity `number`: y / (index + y) with
+/// y = 128 + number.
+///
+/// The rows of this matrix are those of a Cauchy matrix, each times its y, so that any square part
+/// of it can be inverted: any n parities restore n symbols. All factors of the first symbol are 1.
+///
+/// # Panics
+/// If `number` is above 127 or `index` is.
+pub fn factor(number: u8, index: u8) -> u8 {
+    assert!(number < 128 && index < 128, "outside the code");
+    let y = 128 + number;
+    mul(y, INVERSE[usize::from(index ^ y)])
+}
+
+/// Adds `bytes` times `factors[k]` to the bytes of the `k`th row from `at` on. Every row must have
+/// these bytes.
+pub fn add_multiples<'a>(
+    rows: impl Iterator<Item = &'a mut [u8]>,
+    factors: &[u8],
+    at: usize,
+    bytes: &[u8],
+) {
+    let mut rows: Vec<&mut [u8]> = rows.map(|row| &mut row[at..at + bytes.len()]).collect();
+    let mut powers = [[0u8; CHUNK]; 8];
+    for (n, chunk) in bytes.chunks(CHUNK).enumerate() {
+        let length = chunk.len();
+        powers[0][..length].copy_from_slice(chunk);
+        for bit in 1..8 {
+            let (lower, upper) = powers.split_at_mut(bit);
+            let (from, to) = (&lower[bit - 1][..length], &mut upper[0][..length]);
+            for (to, from) in to.iter_mut().zip(from) {
+                *to = double(*from);
+            }
+        }
+        for (row, factor) in rows.iter_mut().zip(factors) {
+            let row = &mut row[n * CHUNK..n * CHUNK + length];
+            for (bit, power) in powers.iter().enumerate() {
+                if factor >> bit & 1 != 0 {
+                    add(row, &power[..length]);
+                }
+            }
+        }
+    }
+}
+
+/// Adds `bytes`, which is subtracting them, too.
+fn add(row: &mut [u8], bytes: &[u8]) {
+    for (sum, byte) in row.iter_mut().zip(bytes) {
+        *sum ^= byte;
+    }
+}
+
+/// Solves for the missing symbols: `rows[k]` is the sum of `factor(numbers[k], i)` times the symbol
+/// `i` over `missing`. Afterwards `rows[k]` is the symbol `missing[k]`. All rows have one length,
+/// and there are as many as missing symbols.
+pub fn solve(rows: &mut [Vec<u8>], numbers: &[u8], missing: &[u8]) {
+    let n = missing.len();
+    debug_assert!(rows.len() == n && numbers.len() == n);
+    let mut matrix: Vec<Vec<u8>> = numbers
+        .iter()
+        .map(|number| {
+            missing
+                .iter()
+                .map(|index| factor(*number, *index))
+                .collect()
+        })
+        .collect();
+    // Gauss and Jordan; no pivot is zero, because every leading part of the matrix can be inverted.
+    for pivot in 0..n {
+        let inverse = INVERSE[usize::from(matrix[pivot][pivot])];
+        for value in &mut matrix[pivot] {
+            *value = mul(*value, inverse);
+        }
+        scale(&mut rows[pivot], inverse);
+        let factors: Vec<u8> = (0..n)
+            .map(|row| if row == pivot { 0 } else { matrix[row][pivot] })
+            .collect();
+        let line = matrix[pivot].clone();
+        for (row, factor) in matrix.iter_mut().zip(&factors) {
+            for (value, pivot) in row.iter_mut().zip(&line) {
+                *value ^= mul(*factor, *pivot);
+            }
+        }
+        let bytes = std::mem::take(&mut rows[pivot]);
+        let others = rows.iter_mut().enumerate().filter(|(k, _)| *k != pivot);
+        let factors: Vec<u8> = (0..n).filter(|k| *k != pivot).map(|k| factors[k]).collect();
+        add_multiples(others.map(|(_, row)| &mut row[..]), &factors, 0, &bytes);
+        rows[pivot] = bytes;
+    }
+}
+
+/// Multiplies a row.
+fn scale(row: &mut [u8], factor: u8) {
+    if factor != 1 {
+        let copy = row.to_vec();
+        row.fill(0);
+        add_multiples(std::iter::once(row), &[factor], 0, &copy);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_field_is_that_of_the_polynomial() {
+        // x^7 times x is x^8, which is x^4 + x^3 + x^2 + 1.
+        assert_eq!(mul(0x80, 2), 0x1d);
+        for a in 1..=255u8 {
+            assert_eq!(mul(a, INVERSE[usize::from(a)]), 1, "{a}");
+        }
+        // The field has no divisors of zero, and multiplication distributes.
+        for (a, b, c) in [(3, 200, 77), (255, 254, 1), (128, 129, 130)] {
+            assert_eq!(mul(a, b ^ c), mul(a, b) ^ mul(a, c));
+            assert_ne!(mul(a, b), 0);
+        }
+    }
+
+    #[test]
+    fn multiples_of_any_length_are_those_of_single_bytes() {
+        for length in [0, 1, 7, 255, 256, 257, 1400] {
+            let bytes: Vec<u8> = (0..length).map(|i| (i * 31) as u8).collect();
+            let mut rows = vec![vec![5u8; length + 3]; 3];
+            let factors = [0, 1, 0xa7];
+            add_multiples(rows.iter_mut().map(|row| &mut row[..]), &factors, 2, &bytes);
+            for (row, factor) in rows.iter().zip(factors) {
+                let expected: Vec<u8> = bytes.iter().map(|b| 5 ^ mul(*b, factor)).collect();
+                assert_eq!(row[2..2 + length], expected, "{length}, {factor}");
+                assert_eq!((row[0], row[1], row[length + 2]), (5, 5, 5));
+            }
+        }
+    }
+
+    #[test]
+    fn any_parities_restore_as_many_symbols() {
+        let symbol = |i: u8| -> Vec<u8> { (0..50u8).map(|b| b.wrapping_mul(i) ^ i).collect() };
+        for (numbers, missing) in [
+            (vec![0], vec![127]),
+            (vec![3, 15], vec![0, 64]),
+            (vec![15, 0, 7], vec![1, 2, 3]),
+            (
+                (0..16).collect::<Vec<u8>>(),
+                (100..116).collect::<Vec<u8>>(),
+            ),
+        ] {
+            let mut rows: Vec<Vec<u8>> = numbers
+                .iter()
+                .map(|number| {
+                    let mut row = vec![0; 50];
+                    for i in &missing {
+                        let of = std::iter::once(&mut row[..]);
+                        add_multiples(of, &[factor(*number, *i)], 0, &symbol(*i));
+                    }
+                    row
+                })
+                .collect();
+            solve(&mut rows, &numbers, &missing);
+            for (row, i) in rows.iter().zip(&missing) {
+                assert_eq!(*row, symbol(*i), "{numbers:?} for {missing:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,741 @@
+//! The receiver's side: keeps records until their block is complete, restores lost ones, and holds
+//! back TCP segments behind a gap.
+
+use super::gf256;
+use super::parity::{self, Head, MAX_PARITIES, MAX_RECORDS};
+use super::verdict::Verdict;
+use crate::native::reassembly::Record;
+use crate::time::Instant;
+use seikan_wire::ip::ECN_CE;
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::time::Duration;
+
+/// Longest time that a segment is held back.
+pub const HOLD: Duration = Duration::from_millis(60);
+/// How long a gap is left open once its parity is here and does not suffice, or is lost: the
+/// datagram may be late.
+const REORDERING: Duration = Duration::from_millis(3);
+/// Records are kept for this time after a parity, and for [`FIRST_RECORDS`] of a session.
+const KEEP: Duration = Duration::from_secs(2);
+const FIRST_RECORDS: u64 = 4200;
+/// Maximum number of records kept.
+pub const MAX_KEPT: usize = 1024;
+/// Maximum number of bytes in them.
+pub const MAX_BYTES: usize = 2 << 20;
+/// Maximum number of unused buffers that are kept, and their size in bytes: that of a record on
+/// most paths.
+const MAX_SPARE: usize = 64;
+const SPARE_BYTES: usize = 2048;
+/// Maximum number of blocks that wait for records or parity.
+const MAX_BLOCKS: usize = 4;
+
+/// The frames of a record to process now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// All.
+    All,
+    /// All but TCP segments, which are held back.
+    Unordered,
+    /// The TCP segments that were held back.
+    Ordered,
+}
+
+/// Loss repair of the newest session.
+#[derive(Debug, Default)]
+pub struct Receiver {
+    /// Local index of the session, and when its keys were derived.
+    session: Option<(u32, Instant)>,
+    /// One above the highest counter received.
+    next: u64,
+    /// When the last parity arrived.
+    parity_at: Option<Instant>,
+    /// The counters before `next`; the last one is `next - 1`.
+    slots: VecDeque<Slot>,
+    /// Bytes in `slots`.
+    bytes: usize,
+    /// The lowest counter that is missing and waited for, or `next`.
+    edge: u64,
+    blocks: VecDeque<Block>,
+    /// The newest block, which no other may overlap.
+    newest: Range<u64>,
+    /// Buffers of records that have left.
+    spare: Vec<Vec<u8>>,
+    /// Records to process, in order.
+    ready: VecDeque<Ready>,
+    /// See [`Self::take_restored`].
+    restored: Vec<u64>,
+    /// The first session of the path is not over.
+    started: bool,
+    /// Records that were restored.
+    pub rebuilt: u64,
+    /// Lost records of blocks whose parity did not suffice.
+    pub not_rebuilt: u64,
+    /// Records that were held back.
+    pub held: u64,
+    /// Longest time that one was.
+    pub longest: Duration,
+    work: u64,
+}
+
+/// One counter.
+#[derive(Debug)]
+struct Slot {
+    state: SlotState,
+    /// The frames, if the record is here.
+    frames: Vec<u8>,
+    ecn: u8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SlotState {
+    /// Not here.
+    Missing {
+        /// When it is no longer waited for.
+        until: Instant,
+        /// It was lost in a full queue.
+        congestion: bool,
+    },
+    /// A parity, or not here and not waited for in any block.
+    Absent,
+    /// Here and passed on.
+    Passed,
+    /// Here, and its segments are held back since then.
+    Held(Instant),
+}
+
+impl Slot {
+    fn missing(&self) -> bool {
+        matches!(self.state, SlotState::Missing { .. })
+    }
+}
+
+/// A block with lost records, and its parity so far.
+#[derive(Debug)]
+struct Block {
+    counters: Range<u64>,
+    count: u8,
+    numbers: Vec<u8>,
+    parities: Vec<Vec<u8>>,
+}
+
+/// A record that [`Receiver::take_ready`] returns.
+#[derive(Debug)]
+pub struct Ready {
+    /// Its session and counter, and the ECN field to apply.
+    pub record: Record,
+    /// The frames to process.
+    pub part: Part,
+    /// All its frames.
+    pub frames: Vec<u8>,
+    /// It was restored, and not received.
+    pub rebuilt: bool,
+}
+
+impl Receiver {
+    /// Records a received record that is no replay, and returns the part of it to process now.
+    /// `derived` is when the keys of its session were derived; `verdict` is on the records missing
+    /// before it. The frames of a PARITY are processed here.
+    pub fn record(
+        &mut self,
+        record: Record,
+        derived: Instant,
+        frames: &[u8],
+        verdict: Option<Verdict>,
+        now: Instant,
+    ) -> Part {
+        match self.session {
+            Some((index, _)) if index == record.session => {}
+            // A late record of an earlier session.
+            Some((_, newest)) if derived <= newest => return Part::All,
+            _ => self.start(record, derived, now),
+        }
+        if record.counter >= self.next {
+            let keeps = (self.started && record.counter < FIRST_RECORDS)
+                || self
+                    .parity_at
+                    .is_some_and(|at| now.duration_since(at) < KEEP)
+                || parity::is_parity(frames);
+            if !keeps || record.counter - self.next >= MAX_KEPT as u64 {
+                self.flush(now);
+                self.next = record.counter + 1;
+                self.edge = self.next;
+                return Part::All;
+            }
+            self.extend(record.counter, verdict, now);
+            self.push(record, frames, now);
+        } else if !self.fill(record, frames) {
+            return Part::All;
+        }
+        if parity::is_parity(frames) {
+            self.on_parity(record, frames, now);
+            return Part::All;
+        }
+        if record.counter < self.edge {
+            // It is no longer waited for, and was late after all.
+            self.solve_with(record.counter, now);
+            return Part::All;
+        }
+        if self.edge == record.counter && self.next == record.counter + 1 && self.ready.is_empty() {
+            self.edge = self.next;
+            return Part::All;
+        }
+        let Some(slot) = self.slot(record.counter) else {
+            return Part::All;
+        };
+        slot.state = SlotState::Held(now);
+        self.solve_with(record.counter, now);
+        self.advance(now);
+        self.held += u64::from(self.edge <= record.counter);
+        Part::Unordered
+    }
+
+    /// Returns the counters that were restored since the last call.
+    pub fn take_restored(&mut self) -> std::vec::Drain<'_, u64> {
+        self.restored.drain(..)
+    }
+
+    /// Returns the next record to process, in order: restored ones, and those whose segments are no
+    /// longer held back.
+    pub fn take_ready(&mut self, now: Instant) -> Option<Ready> {
+        if self.ready.is_empty() && !self.slots.is_empty() {
+            self.advance(now);
+        }
+        self.ready.pop_front()
+    }
+
+    /// Returns the buffer of a record from [`Self::take_ready`].
+    pub fn give_back(&mut self, buffer: Vec<u8>) {
+        if self.spare.len() < MAX_SPARE && buffer.capacity() <= SPARE_BYTES {
+            self.spare.push(buffer);
+        }
+    }
+
+    /// When [`Self::take_ready`] will have a record.
+    pub fn next_release(&self) -> Option<Instant> {
+        if !self.ready.is_empty() {
+            return Some(Instant::BOOT);
+        }
+        match self.slots.get(self.index(self.edge)?)?.state {
+            SlotState::Missing { until, .. } => Some(until),
+            _ => None,
+        }
+    }
+
+    /// Records and bytes kept, and bytes of parity kept.
+    pub fn kept(&self) -> (usize, usize, usize) {
+        let parities = self.blocks.iter().flat_map(|block| &block.parities);
+        (self.slots.len(), self.bytes, parities.map(Vec::len).sum())
+    }
+
+    /// Bytes multiplied so far.
+    pub fn work(&self) -> u64 {
+        self.work
+    }
+
+    fn start(&mut self, record: Record, derived: Instant, now: Instant) {
+        self.flush(now);
+        self.started = self.session.is_none();
+        self.session = Some((record.session, derived));
+        // The first record of a session may be missing, but a peer may also start anywhere.
+        self.next = if record.counter < MAX_KEPT as u64 {
+            0
+        } else {
+            record.counter
+        };
+        self.edge = self.next;
+        self.newest = self.next..self.next;
+        // Its own parity decides from here on, but the path is the same.
+        self.parity_at = self.parity_at.map(|_| now);
+    }
+
+    /// Passes everything on, and keeps nothing.
+    fn flush(&mut self, now: Instant) {
+        while !self.slots.is_empty() {
+            self.forget_oldest(now);
+        }
+        while !self.blocks.is_empty() {
+            self.forget_block();
+        }
+        self.edge = self.next;
+    }
+
+    fn index(&self, counter: u64) -> Option<usize> {
+        let first = self.next - self.slots.len() as u64;
+        counter
+            .checked_sub(first)
+            .map(|index| index as usize)
+            .filter(|index| *index < self.slots.len())
+    }
+
+    fn slot(&mut self, counter: u64) -> Option<&mut Slot> {
+        let index = self.index(counter)?;
+        self.slots.get_mut(index)
+    }
+
+    /// Adds missing slots up to `counter`, fewer than [`MAX_KEPT`].
+    fn extend(&mut self, counter: u64, verdict: Option<Verdict>, now: Instant) {
+        while self.next < counter {
+            self.make_space(0, now);
+            self.slots.push_back(Slot {
+                state: SlotState::Missing {
+                    until: now + HOLD,
+                    congestion: verdict == Some(Verdict::Congestion),
+                },
+                frames: Vec::new(),
+                ecn: 0,
+            });
+            self.next += 1;
+        }
+    }
+
+    fn push(&mut self, record: Record, frames: &[u8], now: Instant) {
+        let kept = self.keep(frames);
+        self.make_space(kept.len(), now);
+        self.bytes += kept.len();
+        self.slots.push_back(Slot {
+            state: SlotState::Passed,
+            frames: kept,
+            ecn: record.ecn,
+        });
+        self.next += 1;
+    }
+
+    /// Fills the slot of a late record. Returns false if it has none.
+    fn fill(&mut self, record: Record, frames: &[u8]) -> bool {
+        let Some(index) = self.index(record.counter) else {
+            return false;
+        };
+        if !self.slots[index].missing() {
+            return false;
+        }
+        let kept = self.keep(frames);
+        self.bytes += kept.len();
+        self.slots[index] = Slot {
+            state: SlotState::Passed,
+            frames: kept,
+            ecn: record.ecn,
+        };
+        true
+    }
+
+    fn keep(&mut self, frames: &[u8]) -> Vec<u8> {
+        let mut buffer = self.spare.pop().unwrap_or_default();
+        buffer.clear();
+        // Parity and probes count as empty.
+        if !parity::is_parity(frames) && !is_probe(frames) {
+            buffer.extend_from_slice(frames);
+        }
+        buffer
+    }
+
+    fn make_space(&mut self, bytes: usize, now: Instant) {
+        while self.slots.len() >= MAX_KEPT
+            || (self.bytes + bytes > MAX_BYTES && !self.slots.is_empty())
+        {
+            self.forget_oldest(now);
+        }
+    }
+
+    fn forget_oldest(&mut self, now: Instant) {
+        let counter = self.next - self.slots.len() as u64;
+        while self
+            .blocks
+            .front()
+            .is_some_and(|block| block.counters.start <= counter)
+        {
+            self.forget_block();
+        }
+        if self.edge <= counter {
+            self.edge = counter + 1;
+            self.pass(counter, now);
+        }
+        let Some(slot) = self.slots.pop_front() else {
+            return;
+        };
+        self.bytes -= slot.frames.len();
+        self.give_back(slot.frames);
+    }
+
+    /// Passes on all records up to the next missing one that is worth waiting for.
+    fn advance(&mut self, now: Instant) {
+        while let Some(index) = self.index(self.edge) {
+            match self.slots[index].state {
+                SlotState::Missing { until, .. } if now < until => return,
+                // No longer waited for, though it may still be restored.
+                SlotState::Missing { .. } => {}
+                _ => self.pass(self.edge, now),
+            }
+            self.edge += 1;
+        }
+    }
+
+    /// Counts the records that a block's parity did not suffice for.
+    fn forget_block(&mut self) {
+        let Some(block) = self.blocks.pop_front() else {
+            return;
+        };
+        let of = block.counters.filter_map(|counter| self.index(counter));
+        let missing = of.filter(|index| self.slots[*index].missing());
+        self.not_rebuilt += missing.count() as u64;
+    }
+
+    /// Passes on what was held back of a record.
+    fn pass(&mut self, counter: u64, now: Instant) {
+        let Some(session) = self.session else { return };
+        let Some(index) = self.index(counter) else {
+            return;
+        };
+        let SlotState::Held(since) = self.slots[index].state else {
+            return;
+        };
+        self.longest = self.longest.max(now.duration_since(since));
+        self.slots[index].state = SlotState::Passed;
+        let mut frames = self.spare.pop().unwrap_or_default();
+        frames.clear();
+        frames.extend_from_slice(&self.slots[index].frames);
+        self.ready.push_back(Ready {
+            record: Record {
+                session: session.0,
+                counter,
+                ecn: self.slots[index].ecn,
+            },
+            part: Part::Ordered,
+            frames,
+            rebuilt: false,
+        });
+    }
+
+    fn on_parity(&mut self, record: Record, frames: &[u8], now: Instant) {
+        self.parity_at = Some(now);
+        let Some((head, symbol)) = Head::read(frames) else {
+            return;
+        };
+        let Some(counters) = head.block(record.counter) else {
+            return;
+        };
+        self.mark_absent(counters.end, counters.end + u64::from(head.count));
+        if counters.start >= self.newest.end {
+            // Between two blocks there is nothing that could be restored, such as parity of the first.
+            self.mark_absent(self.newest.end, counters.start);
+            self.hurry(self.newest.end, now);
+            self.newest = counters.clone();
+        } else if self.newest != counters
+            && !self.blocks.iter().any(|block| block.counters == counters)
+        {
+            // Blocks do not overlap, so that each record is multiplied for one block only.
+            return;
+        }
+        self.join(head, counters.clone(), symbol);
+        self.solve_with(counters.start, now);
+        // With all parity here, what is still missing is late or lost for good.
+        if record.counter + 1 >= counters.end + u64::from(head.count) {
+            self.hurry(counters.end, now);
+        }
+        self.advance(now);
+    }
+
+    /// These counters are of parity records, which nobody waits for.
+    fn mark_absent(&mut self, from: u64, to: u64) {
+        let first = self.next - self.slots.len() as u64;
+        for counter in from.max(first)..to.min(self.next) {
+            if let Some(slot) = self.slot(counter)
+                && slot.missing()
+            {
+                slot.state = SlotState::Absent;
+            }
+        }
+    }
+
+    /// Waits for records before `end` no longer than reordering takes.
+    fn hurry(&mut self, end: u64, now: Instant) {
+        let from = self.edge;
+        for counter in from..end.min(from + MAX_KEPT as u64) {
+            let Some(slot) = self.slot(counter) else {
+                return;
+            };
+            if let SlotState::Missing { until, .. } = &mut slot.state {
+                *until = (*until).min(now + REORDERING);
+            }
+        }
+    }
+
+    /// Adds a parity to its block, if a record of the block is missing and all are kept.
+    fn join(&mut self, head: Head, counters: Range<u64>, symbol: &[u8]) {
+        let Some(first) = self.index(counters.start) else {
+            return;
+        };
+        let length = (counters.end - counters.start) as usize;
+        let any = self.slots.range(first..).take(length).any(Slot::missing);
+        let at = self
+            .blocks
+            .iter()
+            .position(|block| block.counters == counters);
+        if !any {
+            if let Some(at) = at {
+                self.blocks.remove(at);
+            }
+            return;
+        }
+        let at = at.unwrap_or_else(|| {
+            if self.blocks.len() == MAX_BLOCKS {
+                self.forget_block();
+            }
+            self.blocks.push_back(Block {
+                counters,
+                count: head.count,
+                numbers: Vec::new(),
+                parities: Vec::new(),
+            });
+            self.blocks.len() - 1
+        });
+        let block = &mut self.blocks[at];
+        if block.count == head.count && !block.numbers.contains(&head.number) {
+            block.numbers.push(head.number);
+            block.parities.push(symbol.to_vec());
+        }
+    }
+
+    /// Restores the missing records of the block with this counter, if there is enough parity.
+    fn solve_with(&mut self, counter: u64, now: Instant) {
+        let Some(at) = self
+            .blocks
+            .iter()
+            .position(|block| block.counters.contains(&counter))
+        else {
+            return;
+        };
+        let block = &self.blocks[at];
+        let start = block.counters.start;
+        let Some(first) = self.index(start) else {
+            self.blocks.remove(at);
+            return;
+        };
+        let length = (block.counters.end - start) as usize;
+        debug_assert!(length <= MAX_RECORDS && block.parities.len() <= MAX_PARITIES);
+        let missing: Vec<u8> = (0..length)
+            .filter(|i| self.slots[first + i].missing())
+            .map(|i| i as u8)
+            .collect();
+        if missing.len() > block.parities.len() {
+            return;
+        }
+        let Some(mut block) = self.blocks.remove(at) else {
+            return;
+        };
+        if missing.is_empty() {
+            return;
+        }
+        block.numbers.truncate(missing.len());
+        block.parities.truncate(missing.len());
+        let size = block.parities.iter().map(Vec::len).max().unwrap_or(0);
+        for i in (0..length).filter(|i| !missing.contains(&(*i as u8))) {
+            let frames = &self.slots[first + i].frames;
+            if parity::LENGTH + frames.len() > size {
+                // Not the parity of these records.
+                return;
+            }
+        }
+        for row in &mut block.parities {
+            row.resize(size, 0);
+        }
+        for i in (0..length).filter(|i| !missing.contains(&(*i as u8))) {
+            let frames = &self.slots[first + i].frames;
+            parity::add_symbol(&mut block.parities, &block.numbers, i as u8, frames);
+            self.work += (frames.len() * missing.len()) as u64;
+        }
+        gf256::solve(&mut block.parities, &block.numbers, &missing);
+        self.work += (size * missing.len() * missing.len()) as u64;
+        for (symbol, i) in block.parities.iter().zip(&missing) {
+            self.restore(start + u64::from(*i), symbol, now);
+        }
+    }
+
+    /// Enters a restored record.
+    fn restore(&mut self, counter: u64, symbol: &[u8], now: Instant) {
+        let Some(session) = self.session else { return };
+        let Some(index) = self.index(counter) else {
+            return;
+        };
+        let SlotState::Missing { congestion, .. } = self.slots[index].state else {
+            return;
+        };
+        let Some(frames) = parity::frames_of(symbol) else {
+            self.slots[index].state = SlotState::Absent;
+            return;
+        };
+        self.restored.push(counter);
+        // The path lost it, or a queue dropped it instead of marking it.
+        let ecn = if congestion { ECN_CE } else { 0 };
+        let kept = self.keep(frames);
+        let waits = counter >= self.edge;
+        let part = if waits { Part::Unordered } else { Part::All };
+        self.bytes += kept.len();
+        self.ready.push_back(Ready {
+            record: Record {
+                session: session.0,
+                counter,
+                ecn,
+            },
+            part,
+            frames: kept.clone(),
+            rebuilt: true,
+        });
+        // A probe or a keepalive has nothing to restore.
+        self.rebuilt += u64::from(!kept.is_empty());
+        self.slots[index] = Slot {
+            state: if waits {
+                SlotState::Held(now)
+            } else {
+                SlotState::Passed
+            },
+            frames: kept,
+            ecn,
+        };
+    }
+}
+
+/// Whether the frames of a record are a PROBE.
+fn is_probe(frames: &[u8]) -> bool {
+    frames
+        .first()
+        .is_some_and(|first| first & 0x0f == crate::native::frame::PROBE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ms: u64) -> Instant {
+        Instant::from_nanos((1 << 40) + ms * 1_000_000)
+    }
+
+    /// The frames of a record: a kind that is neither PARITY nor PROBE, and its counter.
+    fn frames(counter: u64) -> Vec<u8> {
+        vec![1, 0, counter as u8]
+    }
+
+    fn receive(receiver: &mut Receiver, counter: u64, frames: &[u8], ms: u64) -> Part {
+        let record = Record {
+            session: 7,
+            counter,
+            ecn: 0,
+        };
+        receiver.record(record, at(0), frames, Some(Verdict::Random), at(ms))
+    }
+
+    /// The parity of the records in `counters`.
+    fn parity_of(counters: Range<u64>, number: u8, count: u8) -> Vec<u8> {
+        let mut rows = vec![Vec::new()];
+        let records = (counters.end - counters.start) as u8;
+        for (index, counter) in counters.enumerate() {
+            parity::add_symbol(&mut rows, &[number], index as u8, &frames(counter));
+        }
+        let head = Head {
+            number,
+            count,
+            records,
+        };
+        [&head.to_bytes()[..], &rows[0]].concat()
+    }
+
+    /// Counter and part of everything that is ready.
+    fn ready(receiver: &mut Receiver, ms: u64) -> Vec<(u64, Part)> {
+        let next = || receiver.take_ready(at(ms));
+        std::iter::from_fn(next)
+            .inspect(|ready| assert_eq!(ready.frames, frames(ready.record.counter)))
+            .map(|ready| (ready.record.counter, ready.part))
+            .collect()
+    }
+
+    #[test]
+    fn a_lost_record_is_restored_and_those_behind_it_follow_in_order() {
+        let mut receiver = Receiver::default();
+        assert_eq!(receive(&mut receiver, 0, &frames(0), 0), Part::All);
+        for counter in [2, 3] {
+            assert_eq!(
+                receive(&mut receiver, counter, &frames(counter), 1),
+                Part::Unordered
+            );
+        }
+        assert_eq!(ready(&mut receiver, 1), []);
+        receive(&mut receiver, 4, &parity_of(0..4, 0, 1), 2);
+        let (unordered, ordered) = (Part::Unordered, Part::Ordered);
+        let expected = [(1, unordered), (1, ordered), (2, ordered), (3, ordered)];
+        assert_eq!(receiver.take_restored().collect::<Vec<_>>(), [1]);
+        assert_eq!(ready(&mut receiver, 2), expected);
+        assert_eq!((receiver.rebuilt, receiver.not_rebuilt), (1, 0));
+        assert_eq!(receive(&mut receiver, 5, &frames(5), 3), Part::All);
+    }
+
+    #[test]
+    fn a_gap_without_enough_parity_is_left_open_for_reordering_only() {
+        let mut receiver = Receiver::default();
+        receive(&mut receiver, 0, &frames(0), 0);
+        receive(&mut receiver, 3, &frames(3), 0);
+        receive(&mut receiver, 4, &parity_of(0..4, 0, 1), 10);
+        assert_eq!(ready(&mut receiver, 12), []);
+        assert_eq!(ready(&mut receiver, 13), [(3, Part::Ordered)]);
+        // One of both was late: it is not held back, and the other can be restored.
+        assert_eq!(receive(&mut receiver, 2, &frames(2), 14), Part::All);
+        assert_eq!(ready(&mut receiver, 14), [(1, Part::All)]);
+        assert_eq!((receiver.rebuilt, receiver.not_rebuilt), (1, 0));
+    }
+
+    #[test]
+    fn records_that_parity_does_not_suffice_for_are_counted_once() {
+        let mut receiver = Receiver::default();
+        receive(&mut receiver, 0, &frames(0), 0);
+        receive(&mut receiver, 3, &frames(3), 0);
+        receive(&mut receiver, 4, &parity_of(0..4, 0, 1), 10);
+        assert_eq!(receiver.not_rebuilt, 0, "both may be late");
+        // A later session ends it.
+        let record = Record {
+            session: 8,
+            counter: 0,
+            ecn: 0,
+        };
+        receiver.record(record, at(1), &frames(0), None, at(20));
+        let expected = [(3, Part::Ordered), (0, Part::Ordered)];
+        assert_eq!(ready(&mut receiver, 20), expected);
+        assert_eq!((receiver.rebuilt, receiver.not_rebuilt), (0, 2));
+    }
+
+    #[test]
+    fn a_gap_without_parity_is_left_open_for_its_bound() {
+        let mut receiver = Receiver::default();
+        receive(&mut receiver, 0, &frames(0), 0);
+        receive(&mut receiver, 2, &frames(2), 5);
+        assert_eq!(receiver.next_release(), Some(at(65)));
+        assert_eq!(ready(&mut receiver, 64), []);
+        assert_eq!(ready(&mut receiver, 65), [(2, Part::Ordered)]);
+        assert_eq!(receiver.next_release(), None);
+    }
+
+    #[test]
+    fn a_lost_parity_holds_nothing_back_once_the_next_block_is_known() {
+        let mut receiver = Receiver::default();
+        receive(&mut receiver, 0, &frames(0), 0);
+        receive(&mut receiver, 1, &frames(1), 0);
+        // Counter 2 was the parity of these.
+        assert_eq!(receive(&mut receiver, 3, &frames(3), 1), Part::Unordered);
+        receive(&mut receiver, 4, &parity_of(3..4, 0, 1), 2);
+        assert_eq!(ready(&mut receiver, 2), [(3, Part::Ordered)]);
+        assert_eq!((receiver.rebuilt, receiver.not_rebuilt), (0, 0));
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded() {
+        let mut receiver = Receiver::default();
+        let mut released = 0;
+        for counter in (0..4000).filter(|counter| counter % 7 != 0) {
+            receive(&mut receiver, counter, &[1; 3000], 0);
+            let (records, bytes, _) = receiver.kept();
+            assert!(records <= MAX_KEPT && bytes <= MAX_BYTES);
+            while receiver.take_ready(at(0)).is_some() {
+                released += 1;
+            }
+        }
+        assert!(released > 2000, "{released}");
+    }
+}

@@ -1,0 +1,331 @@
+//! Tells losses in a full queue from other losses, by the datagrams around them.
+//!
+//! A queue drops when it is full: the delay is near its highest then, or, if the queue is short
+//! against the bursts, the end of each burst is lost. A radio link or a damaged cable loses
+//! datagrams at any delay and any position. So losses at high delay are those of a queue if they
+//! are more frequent than at low delay.
+
+use crate::time::Instant;
+use std::time::Duration;
+
+/// How long delays are remembered, at least: one period of CUBIC (RFC 9438) at 300 Mbit/s and 40 ms.
+const MEMORY: Duration = Duration::from_secs(10);
+/// Below this delay above the minimum, in microseconds, no queue is seen: clocks, schedulers and
+/// receive batches vary as much.
+const NOISE: u64 = 500;
+/// Classes of delay in an octave.
+const PER_OCTAVE: u32 = 8;
+/// A delay is high if it is at most this many classes below the highest, which is 80 % of it.
+const NEAR_FULL: usize = 2;
+/// One in this many datagrams may exceed the highest delay: single ones have other reasons.
+const OUTLIERS: u32 = 200;
+/// Datagrams after which the highest delay is determined again.
+const LOOK: u32 = 16;
+/// Losses at high delay are those of a queue if they are some five times as frequent as at low
+/// delay: the rate that the cumulative sum subtracts for each datagram, in rates at low delay, is
+/// (5 - 1) / ln 5 (E. S. Page, Continuous Inspection Schemes, 1954).
+const SUBTRACTED: f64 = 2.485;
+/// Sum from which on they are, where the rate at low delay is known. Random losses reach it once in
+/// some 5^4 times their mean distance.
+const ALARM: f64 = 4.0;
+/// Losses at low delay from which on their rate is known.
+const KNOWN: f64 = 3.0;
+/// Datagrams without a loss after which a path hardly has random losses.
+const CLEAN: f64 = 1000.0;
+/// The counts at low delay are halved when there are as many datagrams.
+const LOW_DATAGRAMS: u32 = 1 << 16;
+/// The numbers of datagrams by position are halved when one reaches this.
+const POSITIONS: u32 = 4096;
+/// A burst whose last datagram that arrived is at this position was longer, if the next is missing.
+const SHORT_BURST: u8 = 3;
+/// Weight of a gap in the mean rank of the positions.
+const WEIGHT: f64 = 1.0 / 8.0;
+/// Mean rank from which on losses are those of the ends of bursts. It is 0.5 for random losses; its
+/// standard deviation is then 0.29 x sqrt(1/15) = 0.075.
+const LATE_IN_BURST: f64 = 0.75;
+
+/// What a gap in the counters is taken for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Loss in a full queue.
+    Congestion,
+    /// Any other loss.
+    Random,
+}
+
+/// The delays and positions of recent datagrams.
+#[derive(Debug)]
+pub struct Judge {
+    /// Number of datagrams by class of delay.
+    delays: [u32; 64],
+    /// When they were last halved.
+    since: Instant,
+    /// Number of datagrams so far.
+    counted: u32,
+    /// Class of the highest delay.
+    highest: usize,
+    low: Counts,
+    /// Cumulative sum of the losses at high delay beyond those expected.
+    excess: f64,
+    /// Number of recent datagrams by position in their burst.
+    positions: [u32; 64],
+    /// Mean rank of the lost positions among these.
+    rank: f64,
+    /// Position of the newest datagram.
+    position: u8,
+    /// Class of its delay.
+    class: usize,
+}
+
+/// Datagrams that arrived, and those that were lost before them.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    datagrams: u32,
+    lost: u32,
+}
+
+impl Default for Judge {
+    fn default() -> Self {
+        Judge {
+            delays: [0; 64],
+            since: Instant::BOOT,
+            counted: 0,
+            highest: 0,
+            low: Counts::default(),
+            excess: 0.0,
+            positions: [0; 64],
+            rank: 0.5,
+            position: 0,
+            class: 0,
+        }
+    }
+}
+
+impl Judge {
+    /// Records the newest datagram: its position in its burst, and its delay above the minimum in
+    /// microseconds. Returns a verdict on the `missing` datagrams before it, if there are any.
+    pub fn datagram(
+        &mut self,
+        position: u8,
+        delay: u64,
+        missing: u64,
+        now: Instant,
+    ) -> Option<Verdict> {
+        let class = class_of(delay);
+        self.count_delay(class, now);
+        let is_high = self.highest > 0 && class.max(self.class) + NEAR_FULL >= self.highest;
+        let lost = missing.min(u64::from(LOW_DATAGRAMS)) as u32;
+        if is_high {
+            let expected = SUBTRACTED * self.usual();
+            self.excess = (self.excess + f64::from(lost) - expected).clamp(0.0, self.alarm() + 1.0);
+        } else {
+            self.low.datagrams += 1;
+            self.low.lost = self.low.lost.saturating_add(lost);
+        }
+        if self.low.datagrams >= LOW_DATAGRAMS {
+            self.low.datagrams /= 2;
+            self.low.lost /= 2;
+        }
+        let verdict = (missing > 0).then(|| self.judge(position, is_high, missing));
+        let count = &mut self.positions[usize::from(position.min(63))];
+        *count += 1;
+        if *count >= POSITIONS {
+            self.positions.iter_mut().for_each(|count| *count /= 2);
+        }
+        (self.position, self.class) = (position, class);
+        verdict
+    }
+
+    /// Counts a delay, and finds the highest that is no outlier.
+    fn count_delay(&mut self, class: usize, now: Instant) {
+        if now.duration_since(self.since) >= MEMORY {
+            self.since = now;
+            self.delays.iter_mut().for_each(|count| *count /= 2);
+        }
+        self.delays[class] += 1;
+        self.counted = self.counted.wrapping_add(1);
+        if self.counted.is_multiple_of(LOOK) {
+            let all: u32 = self.delays.iter().sum();
+            let mut above = 0;
+            let classes = self.delays.iter().enumerate().skip(1).rev();
+            let mut reached = classes.filter(|(_, count)| {
+                above += **count;
+                above * OUTLIERS > all
+            });
+            self.highest = reached.next().map_or(0, |(class, _)| class);
+        }
+    }
+
+    fn judge(&mut self, position: u8, is_high: bool, missing: u64) -> Verdict {
+        let rank = self.rank_of_lost(position, missing);
+        self.rank += WEIGHT * (rank - self.rank);
+        if is_high && self.excess > self.alarm() || self.rank > LATE_IN_BURST {
+            Verdict::Congestion
+        } else {
+            Verdict::Random
+        }
+    }
+
+    /// Loss rate at low delay; 1 % before there is evidence.
+    fn usual(&self) -> f64 {
+        (f64::from(self.low.lost) + 0.5) / (f64::from(self.low.datagrams) + 50.0)
+    }
+
+    /// Excess of losses that is congestion. On a path without random losses, the first loss is.
+    fn alarm(&self) -> f64 {
+        let unknown = CLEAN / (CLEAN + f64::from(self.low.datagrams));
+        ALARM * ((f64::from(self.low.lost) + unknown) / KNOWN).min(1.0)
+    }
+
+    /// Rank of the first lost datagram, before one at this position.
+    fn rank_of_lost(&self, position: u8, missing: u64) -> f64 {
+        if u64::from(position) >= missing {
+            return self.rank_of(position - missing as u8);
+        }
+        // It was in the previous burst, or was a burst of its own.
+        let next = self.position.saturating_add(1);
+        let longer = if self.position < SHORT_BURST {
+            let of = |position: u8| f64::from(self.positions[usize::from(position.min(63))]);
+            of(next) / of(self.position).max(1.0)
+        } else {
+            1.0
+        };
+        longer * self.rank_of(next) + (1.0 - longer).max(0.0) * self.rank_of(0)
+    }
+
+    /// Share of the recent datagrams before this position; those at it count by half.
+    fn rank_of(&self, position: u8) -> f64 {
+        let at = usize::from(position.min(63));
+        let before: u32 = self.positions[..at].iter().sum();
+        let all: u32 = self.positions.iter().sum();
+        (f64::from(before) + f64::from(self.positions[at]) / 2.0) / f64::from(all.max(1))
+    }
+}
+
+/// Class of a delay in microseconds, on a logarithmic scale: 0 below [`NOISE`], at most 63.
+fn class_of(delay: u64) -> usize {
+    if delay < NOISE {
+        return 0;
+    }
+    // In 1024ths, so that the bits below the highest one tell the part of an octave.
+    let scaled = delay.min(NOISE << 10) * 1024 / NOISE;
+    let octave = scaled.ilog2() - 10;
+    let part = (scaled >> (octave + 10 - PER_OCTAVE.ilog2())) as u32 % PER_OCTAVE;
+    (1 + octave * PER_OCTAVE + part).min(63) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rand::{Rng, SeedableRng};
+
+    /// Share of congestion among the verdicts for a sequence of datagrams: position, delay in
+    /// microseconds, and whether it is lost.
+    fn congestion(datagrams: impl Iterator<Item = (u8, u64, bool)>) -> f64 {
+        let mut judge = Judge::default();
+        let (mut missing, mut gaps, mut congested) = (0, 0, 0);
+        for (n, (position, delay, lost)) in datagrams.enumerate() {
+            // 10,000 in a second.
+            let now = Instant::from_nanos(n as u64 * 100_000);
+            if lost {
+                missing += 1;
+                continue;
+            }
+            if let Some(verdict) = judge.datagram(position, delay, missing, now) {
+                gaps += 1;
+                congested += u32::from(verdict == Verdict::Congestion);
+            }
+            missing = 0;
+        }
+        assert!(gaps > 20, "{gaps} gaps");
+        f64::from(congested) / f64::from(gaps)
+    }
+
+    fn rng() -> rand_chacha::ChaCha8Rng {
+        rand_chacha::ChaCha8Rng::seed_from_u64(7)
+    }
+
+    #[test]
+    fn random_losses_of_bursts_are_random() {
+        for burst in [1u64, 2, 10, 45] {
+            let mut rng = rng();
+            let all = (0..40_000u64).map(|n| {
+                let noise = rng.random_range(0..1000);
+                ((n % burst) as u8, noise, rng.random_bool(0.01))
+            });
+            let share = congestion(all);
+            assert!(share < 0.02, "bursts of {burst}: {share}");
+        }
+    }
+
+    #[test]
+    fn random_losses_of_bursts_of_all_lengths_are_mostly_random() {
+        // A slow flow with its parity, and bursts of any length up to 12.
+        for most in [2u8, 3, 4, 12] {
+            let mut rng = rng();
+            let (mut position, mut length) = (0, 1);
+            let all = (0..100_000u64).map(|_| {
+                position += 1;
+                if position >= length {
+                    (position, length) = (0, rng.random_range(1..=most));
+                }
+                (position, 0, rng.random_bool(0.02))
+            });
+            let share = congestion(all);
+            assert!(share < 0.1, "up to {most}: {share}");
+        }
+    }
+
+    #[test]
+    fn losses_of_a_full_queue_are_congestion() {
+        // The queue of 20 ms fills within 5,000 datagrams, then a few are lost and it shrinks.
+        let all = (0..100_000u64).map(|n| {
+            let fill = n % 5000;
+            (
+                (n % 4) as u8,
+                6_000 + fill * 14_000 / 5000,
+                fill >= 4990 && n % 2 == 0,
+            )
+        });
+        // Nothing is known while the queue fills for the first time.
+        let share = congestion(all);
+        assert!(share > 0.9, "{share}");
+    }
+
+    #[test]
+    fn the_lost_ends_of_bursts_are_congestion() {
+        let all = (0..100_000u64).map(|n| ((n % 45) as u8, 0, n % 45 >= 40 && n / 45 % 7 == 0));
+        let share = congestion(all);
+        assert!(share > 0.9, "{share}");
+    }
+
+    #[test]
+    fn classes_of_delay_are_a_logarithmic_scale() {
+        assert_eq!([0, 499, 500, 562, 563].map(class_of), [0, 0, 1, 1, 2]);
+        assert_eq!([1000, 2000, 1_000_000].map(class_of), [9, 17, 63]);
+        assert!((0..500_000).is_sorted_by_key(class_of));
+    }
+
+    #[test]
+    fn random_losses_of_a_flow_that_speeds_up_are_random() {
+        // Each round's bursts wait longer than those of any before.
+        let mut rng = rng();
+        let all = (0..3000u64).map(|n| {
+            let delay = 500 + n % 100 * n / 10;
+            ((n % 10) as u8, delay, rng.random_bool(0.01))
+        });
+        let share = congestion(all);
+        assert!(share < 0.15, "{share}");
+    }
+
+    #[test]
+    fn random_losses_while_the_queue_rises_and_falls_are_mostly_random() {
+        let mut rng = rng();
+        let all = (0..200_000u64).map(|n| {
+            let delay = 4_000 + (n % 20_000) * 16_000 / 20_000;
+            ((n % 10) as u8, delay, rng.random_bool(0.005))
+        });
+        let share = congestion(all);
+        assert!(share < 0.35, "{share}");
+    }
+}
