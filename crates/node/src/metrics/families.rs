@@ -418,6 +418,34 @@ pub const FAMILIES: &[Family] = &[
         },
     ),
     family(
+        Counter,
+        "peer_repair_parity_records",
+        "Parity records sent to the peer.",
+        |s, out| repair(s, out, |p| p.path.repair().sent),
+    ),
+    family(
+        Counter,
+        "peer_repair_restored_records",
+        "Records that the path lost and the peer restored from parity.",
+        |s, out| repair(s, out, |p| p.path.rebuilt),
+    ),
+    family(
+        Counter,
+        "peer_repair_unrestored_records",
+        "Records that the path lost and the parity sent did not suffice for.",
+        |s, out| repair(s, out, |p| p.path.not_rebuilt),
+    ),
+    family(
+        Counter,
+        "peer_repair_held_records",
+        "Records from the peer whose TCP segments waited for a lost one.",
+        |s, out| {
+            repair(s, out, |p| {
+                p.repair.as_ref().map_or(0, |repair| repair.held)
+            })
+        },
+    ),
+    family(
         Gauge,
         "peer_queueing_delay_seconds",
         "One-way delay above the least, by the peer's latest report.",
@@ -466,6 +494,15 @@ fn gauge(s: &Subject<'_>, out: &mut Samples, of: fn(&Peer) -> Option<f64>) {
     peers(s, |labels, peer| {
         if let Some(value) = of(peer) {
             out.gauge(labels, value);
+        }
+    });
+}
+
+/// Counts of loss repair, for the peers that have it.
+fn repair(s: &Subject<'_>, out: &mut Samples, of: fn(&Peer) -> u64) {
+    peers(s, |labels, peer| {
+        if peer.path.repair().ceiling().is_some() {
+            out.count(labels, of(peer));
         }
     });
 }

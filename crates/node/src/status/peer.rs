@@ -6,6 +6,7 @@ use crate::node::Node;
 use crate::subject::Record;
 use seikan_mesh::event::ProxyTarget;
 use seikan_proto::birthday::PunchState;
+use seikan_proto::native::repair::sender::State;
 use seikan_proto::noise::Protocol;
 use seikan_proto::paths;
 use seikan_proto::peer::Peer;
@@ -73,6 +74,9 @@ pub struct Path {
     pub gso: bool,
     /// The peer's report about received datagrams (native).
     pub report: Option<Report>,
+    /// Loss repair, if both ends have it (native).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repair: Option<Repair>,
     /// Latest round trip of a probe in microseconds (native).
     #[serde(default)]
     pub rtt_us: Option<u64>,
@@ -224,6 +228,65 @@ pub struct Report {
     pub queueing_delay_us: u32,
 }
 
+/// Loss repair of a path.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Repair {
+    /// Whether parity is sent, and if not, why.
+    pub state: RepairState,
+    /// Share of the records to the peer that was lost at random, from 0 to 1.
+    pub loss: f64,
+    /// Parity records sent.
+    pub parity_sent: u64,
+    /// Lost records that the peer restored, as it reports.
+    pub restored: u64,
+    /// Lost records that it could not restore while parity was sent.
+    pub not_restored: u64,
+    /// Records from the peer whose segments were held back here behind a lost one.
+    pub held: u64,
+    /// Longest time that one was, in microseconds.
+    pub longest_hold_us: u64,
+}
+
+/// Whether a path is repaired.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RepairState {
+    /// The first records of a path have parity.
+    Starting,
+    /// There is hardly any random loss.
+    NotNeeded,
+    /// Parity is sent.
+    Repairing,
+    /// Most losses are those of a full queue.
+    Congested,
+    /// The path loses more than 8 %.
+    TooMuchLoss,
+}
+
+fn repair(peer: &Peer, now: Now) -> Option<Repair> {
+    let sender = peer.path.repair();
+    let state = match sender.state(now.mono) {
+        State::Off => return None,
+        State::Starting => RepairState::Starting,
+        State::NotNeeded => RepairState::NotNeeded,
+        State::Repairing => RepairState::Repairing,
+        State::Congested => RepairState::Congested,
+        State::TooMuchLoss => RepairState::TooMuchLoss,
+    };
+    Some(Repair {
+        state,
+        loss: sender.loss().unwrap_or(0.0),
+        parity_sent: sender.sent,
+        restored: peer.path.rebuilt,
+        not_restored: peer.path.not_rebuilt,
+        held: peer.repair.as_ref().map_or(0, |repair| repair.held),
+        longest_hold_us: peer
+            .repair
+            .as_ref()
+            .map_or(0, |repair| micros(repair.longest)),
+    })
+}
+
 /// Returns the status of one peer.
 pub fn peer(node: &Node, record: &Record, peer: &Peer, now: Now) -> PeerStatus {
     let native = node.tunnel.protocol() == Protocol::Native;
@@ -256,6 +319,7 @@ pub fn peer(node: &Node, record: &Record, peer: &Peer, now: Now) -> PeerStatus {
                 congestion_marks: report.congestion_marks,
                 queueing_delay_us: report.queueing_delay,
             }),
+            repair: repair(peer, now),
             rtt_us: peer.path.rtt.map(micros),
             relayed: peer
                 .path

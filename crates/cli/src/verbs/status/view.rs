@@ -9,8 +9,8 @@ use seikan_mesh::nat::Nat;
 use seikan_mesh::trust::Changed;
 use seikan_node::status::{
     Candidate, CandidateKind, CandidateState, Capability, Device, Direction, MeshStatus,
-    NoDirectPath, Path, PeerStatus, PortSearch, RelayStatus, Report, Socket, Status, TlsPath,
-    Traffic, TurnPath,
+    NoDirectPath, Path, PeerStatus, PortSearch, RelayStatus, Repair, RepairState, Report, Socket,
+    Status, TlsPath, Traffic, TurnPath,
 };
 use seikan_proto::constants::REJECT_AFTER_TIME;
 use std::collections::BTreeMap;
@@ -309,6 +309,9 @@ fn peer(peer: &PeerStatus, nat: Nat, out: &mut Screen) {
     if handshake.is_some_and(|at| at.age_s < REJECT_AFTER_TIME.as_secs()) {
         if let Some(path) = path(&peer.path) {
             out.line("path", path);
+        }
+        if let Some(repair) = &peer.path.repair {
+            out.line("loss repair", self::repair(repair));
         }
     } else {
         // The figures are of a session that has expired, or of none.
@@ -620,6 +623,36 @@ fn report(report: &Report) -> String {
             text,
             ", {} CE marks",
             number(report.congestion_marks.into())
+        );
+    }
+    text
+}
+
+fn repair(repair: &Repair) -> String {
+    let state = match repair.state {
+        RepairState::Starting => "on for the first packets".into(),
+        RepairState::NotNeeded => "not needed".into(),
+        RepairState::Repairing => {
+            let loss = 100.0 * repair.loss;
+            format!("on, {RED}{loss:.2}%{RESET} lost at random")
+        }
+        RepairState::Congested => "off, the losses are those of a full queue".into(),
+        RepairState::TooMuchLoss => format!("off, {RED}more than 8%{RESET} lost"),
+    };
+    let mut text = state;
+    if repair.parity_sent > 0 {
+        let _ = write!(text, "; {} parity records", number(repair.parity_sent));
+    }
+    if repair.restored + repair.not_restored > 0 {
+        let (restored, not) = (number(repair.restored), number(repair.not_restored));
+        let _ = write!(text, ", {restored} restored, {not} not");
+    }
+    if repair.held > 0 {
+        let longest = repair.longest_hold_us as f64 / 1000.0;
+        let held = number(repair.held);
+        let _ = write!(
+            text,
+            "; {held} received ones held, {longest:.0} {CYAN}ms{RESET} at most"
         );
     }
     text
