@@ -57,7 +57,10 @@ pub enum Load {
     Udp,
     /// The same in the other direction
     UdpRev,
-    /// Web pages from the server; for `bench --path`, as all below
+    /// One TCP stream through the tunnel and one beside it, the latter's rate; for `bench --path`,
+    /// as all below
+    Beside,
+    /// Web pages from the server
     Web,
     /// 50 small datagrams a second to the server and back, as in a call
     Voice,
@@ -89,6 +92,7 @@ impl Load {
             Self::Bidir => "bidir",
             Self::Udp => "udp",
             Self::UdpRev => "udp-rev",
+            Self::Beside => "beside",
             Self::Web => "web",
             Self::Voice => "voice",
             Self::Outage5 => "outage5",
@@ -110,6 +114,7 @@ impl Load {
             Self::Bidir => "TCP, both ways at once, sum",
             Self::Udp => "UDP flood of 1200 byte datagrams, received",
             Self::UdpRev => "UDP flood of 1200 byte datagrams, the other way",
+            Self::Beside => "TCP, 1 stream outside of the tunnel, beside one inside",
             Self::Web => "web pages, time of each",
             Self::Voice => "voice alone, round trip of the slowest 1 %",
             Self::Outage5 => "time to come back after 5 s of outage",
@@ -122,7 +127,7 @@ impl Load {
     const fn needs_path(self) -> bool {
         matches!(
             self,
-            Self::Web | Self::Voice | Self::Outage5 | Self::Outage60 | Self::Roam
+            Self::Beside | Self::Web | Self::Voice | Self::Outage5 | Self::Outage60 | Self::Roam
         )
     }
 

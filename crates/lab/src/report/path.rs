@@ -96,6 +96,11 @@ fn columns(load: Load) -> Vec<Column> {
             ("lost %", Figure::VoiceLostPercent, 2),
         ],
         Load::Outage5 | Load::Outage60 | Load::Roam => vec![("TCP s", Figure::TcpBackS, 2)],
+        Load::Beside => vec![
+            ("inside", Figure::InsideMbit, 1),
+            ("RTT ms", Figure::RttMs, 1),
+            ("queue %", Figure::QueueDropsPercent, 2),
+        ],
         _ => std::iter::once(("again %", Figure::ResentPercent, 2))
             .chain(VOICE_COLUMNS)
             .collect(),

@@ -264,6 +264,7 @@ pub fn all(idle_peers: u32) -> Vec<Box<dyn Tunnel>> {
         }
     }
     all.push(Box::new(seikan::Seikan::ethernet()));
+    all.push(Box::new(seikan::Seikan::unrepaired()));
     for tunnel in wireguard::all() {
         all.push(Box::new(tunnel));
     }

@@ -35,6 +35,8 @@ pub(crate) struct Seikan {
     ethernet: bool,
     /// The cipher that its configuration asks for; both ends settle it if `None`.
     cipher: Option<&'static str>,
+    /// Without loss repair.
+    unrepaired: bool,
     /// The program, if it is not the usual one.
     program: Option<PathBuf>,
 }
@@ -51,6 +53,7 @@ impl Seikan {
             idle_peers,
             ethernet: false,
             cipher: None,
+            unrepaired: false,
             program: None,
         }
     }
@@ -60,6 +63,15 @@ impl Seikan {
         Self {
             name: "seikan-ethernet".to_owned(),
             ethernet: true,
+            ..Self::new("native", 0)
+        }
+    }
+
+    /// The native protocol without loss repair.
+    pub(crate) fn unrepaired() -> Self {
+        Self {
+            name: "seikan-unrepaired".to_owned(),
+            unrepaired: true,
             ..Self::new("native", 0)
         }
     }
@@ -113,6 +125,8 @@ impl Seikan {
         let cipher = cipher.map_or_else(String::new, |cipher| format!("cipher = \"{cipher}\"\n"));
         let mode = if self.ethernet {
             "mode = \"ethernet\"\n"
+        } else if self.unrepaired {
+            "repair = \"off\"\n"
         } else {
             ""
         };

@@ -16,6 +16,9 @@ use crate::tunnel::Tunnel;
 pub enum Figure {
     /// Payload received, in Mbit/s.
     GoodputMbit,
+    /// Payload received through the tunnel, where the goodput is that of a stream beside it, in
+    /// Mbit/s.
+    InsideMbit,
     /// Round trip of voice beside the load, median, in milliseconds.
     RttMs,
     /// The same, 99 of 100 of those that were answered.

@@ -174,6 +174,25 @@ impl Site<'_> {
                 figures.insert(Figure::GoodputMbit, report.gbit_per_second * 1e3);
                 Ok(figures)
             }
+            Load::Beside => {
+                let options = TcpOptions {
+                    warmup: WARMUP,
+                    duration,
+                    ..TcpOptions::default()
+                };
+                let Hosts { a, b, .. } = self.hosts;
+                let beside = a.to(b, b.address);
+                let ((inside, outside), mut figures, _) = self.run_with_voice(started, || {
+                    std::thread::scope(|scope| {
+                        let inside = scope.spawn(|| tcp_bulk(&self.ends, &options, interrupt));
+                        let outside = tcp_bulk(&beside, &options, interrupt);
+                        Ok((join(inside)??, outside?))
+                    })
+                })?;
+                figures.insert(Figure::GoodputMbit, outside.gbit_per_second * 1e3);
+                figures.insert(Figure::InsideMbit, inside.gbit_per_second * 1e3);
+                Ok(figures)
+            }
             _ => {
                 let options = TcpOptions {
                     warmup: WARMUP,

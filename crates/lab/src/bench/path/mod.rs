@@ -27,7 +27,7 @@ use figures::{summarise, with_ratios};
 use measure::{Plan, measure};
 
 /// Tunnels that are compared when none is named.
-const USUAL: [&str; 4] = ["raw", "native", "wireguard", "wireguard-go"];
+const USUAL: [&str; 5] = ["raw", "native", "unrepaired", "wireguard", "wireguard-go"];
 /// Rough time beside each measured load: start, idle voice, warm-up, and rest, for the progress bar
 /// only, in seconds.
 const OVERHEAD_SECONDS: f64 = 5.0;
