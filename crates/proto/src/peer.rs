@@ -33,6 +33,8 @@ pub(crate) const LOG: &str = "tunnel";
 /// Consecutive reports without any datagram after the first of a GSO batch, after which GSO counts
 /// as broken on this path.
 const MANGLED_REPORTS: u8 = 2;
+/// Least time between two reports that are judged: regular ones are a second apart.
+const JUDGE_INTERVAL: Duration = Duration::from_millis(900);
 /// Maximum number of packets staged for a handshake (kernel: `MAX_STAGED_PACKETS`, 128).
 const STAGED_PACKETS: usize = 128;
 /// Maximum number of bytes staged for a handshake.
@@ -206,8 +208,12 @@ pub struct Path {
     pub(crate) responded: Option<SocketAddr>,
     /// The path is probed until then. Extended by sending data.
     pub(crate) active_until: Instant,
-    /// Datagrams sent after the first of their GSO batch, since the latest report.
+    /// Datagrams sent after the first of their GSO batch, since reports were last judged.
     pub(crate) sent_later: u32,
+    /// Those of them that the peer has reported since.
+    received_later: u32,
+    /// When reports were last judged.
+    judged: Instant,
     /// Consecutive reports without any of these.
     missed: u8,
 }
@@ -237,17 +243,29 @@ impl Path {
             responded: None,
             active_until: Instant::BOOT,
             sent_later: 0,
+            received_later: 0,
+            judged: Instant::BOOT,
             missed: 0,
         }
     }
 
     /// Processes a report of the peer. `session` is the local index of the current session.
     pub(crate) fn reported(&mut self, report: Report, session: u32, now: Instant) {
-        if report.misses_batches(std::mem::take(&mut self.sent_later)) {
-            self.missed += 1;
-            self.gso &= self.missed < MANGLED_REPORTS;
-        } else if report.received_later > 0 {
-            self.missed = 0;
+        self.received_later = self.received_later.saturating_add(report.received_later);
+        // Early reports are too close to each other to show anything about batches.
+        if now.duration_since(self.judged) >= JUDGE_INTERVAL {
+            self.judged = now;
+            let received_later = std::mem::take(&mut self.received_later);
+            let all = Report {
+                received_later,
+                ..report
+            };
+            if all.misses_batches(std::mem::take(&mut self.sent_later)) {
+                self.missed += 1;
+                self.gso &= self.missed < MANGLED_REPORTS;
+            } else if received_later > 0 {
+                self.missed = 0;
+            }
         }
         let report = Report {
             lost: self.mtu.excuse(report.lost, session),

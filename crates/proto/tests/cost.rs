@@ -130,6 +130,26 @@ fn an_unvalidated_endpoint_is_left_for_the_previous_one() {
     assert!(peer.sent_to(fuzz::SOURCE) > before + 1000);
 }
 
+/// A peer that moves and does not answer, while many packets for it wait.
+#[test]
+fn an_unvalidated_endpoint_gets_packets_and_no_parity() {
+    let new = SocketAddr::from(([203, 0, 113, 5], 9));
+    let mut peer = Peer::new(Protocol::Native, Mode::Ip);
+    peer.deliver_record(&[0; 3]);
+    peer.wait(Duration::from_secs(1));
+    for n in 0..400 {
+        let datagram = peer.seal(&full(PLAINTEXT, |_| packet_frame(n % 100)));
+        peer.deliver_from(new, datagram);
+        // Of all lengths, so that some leave no space for parity.
+        peer.read_from_device(40 + n * 7 % 1300);
+        peer.wait(Duration::from_micros(300));
+    }
+    let tunnel = &peer.tunnel;
+    let path = &tunnel.peers().next().expect("one peer").path;
+    assert_eq!((path.is_validated(), path.repair().sent), (false, 0));
+    peer.assert_ledger_closes();
+}
+
 /// Blocks of a peer that makes its receiver multiply as much as it can for each byte.
 #[test]
 fn parity_costs_few_multiplications_for_each_byte() {

@@ -47,6 +47,8 @@ pub struct Report {
     /// Datagrams that are missing, and were not lost in a full queue ([`Judge`]); less those that
     /// arrived late. Zero without loss repair, as the following.
     pub random_losses: u32,
+    /// Datagrams that are missing, and were lost in a full queue.
+    pub congestion_losses: u32,
     /// Lost records that loss repair restored.
     pub rebuilt: u32,
     /// Lost records that it did not.
@@ -57,7 +59,7 @@ impl Report {
     /// Length of the encoded report without loss repair.
     pub const LEN: usize = 26;
     /// Length of the encoded report.
-    pub const LONG: usize = 38;
+    pub const LONG: usize = 42;
 
     /// Length of the encoded report in bytes.
     pub fn length(with_repair: bool) -> usize {
@@ -89,8 +91,9 @@ impl Report {
             reordering: u16::from_le_bytes([b[20], b[21]]),
             received_later: u32_at(22),
             random_losses: u32_at(26),
-            rebuilt: u32_at(30),
-            not_rebuilt: u32_at(34),
+            congestion_losses: u32_at(30),
+            rebuilt: u32_at(34),
+            not_rebuilt: u32_at(38),
         })
     }
 
@@ -105,8 +108,9 @@ impl Report {
         b[20..22].copy_from_slice(&self.reordering.to_le_bytes());
         b[22..26].copy_from_slice(&self.received_later.to_le_bytes());
         b[26..30].copy_from_slice(&self.random_losses.to_le_bytes());
-        b[30..34].copy_from_slice(&self.rebuilt.to_le_bytes());
-        b[34..38].copy_from_slice(&self.not_rebuilt.to_le_bytes());
+        b[30..34].copy_from_slice(&self.congestion_losses.to_le_bytes());
+        b[34..38].copy_from_slice(&self.rebuilt.to_le_bytes());
+        b[38..42].copy_from_slice(&self.not_rebuilt.to_le_bytes());
         b
     }
 
@@ -230,11 +234,18 @@ impl Receiver {
         self.advance(counter, stamp.position);
         let judge = self.judge.as_mut()?;
         let verdict = judge.datagram(stamp.position, delay, missing, now);
-        if verdict == Some(Verdict::Random) {
-            let random = &mut self.report.random_losses;
-            *random = random.saturating_add(missing.min(u32::MAX.into()) as u32);
-            self.early
-                .get_or_insert((now + EARLY).max(self.reported + EARLY_INTERVAL));
+        let lost = missing.min(u32::MAX.into()) as u32;
+        let report = &mut self.report;
+        match verdict {
+            None => {}
+            Some(Verdict::Congestion) => {
+                report.congestion_losses = report.congestion_losses.saturating_add(lost);
+            }
+            Some(Verdict::Random) => {
+                report.random_losses = report.random_losses.saturating_add(lost);
+                self.early
+                    .get_or_insert((now + EARLY).max(self.reported + EARLY_INTERVAL));
+            }
         }
         verdict
     }
@@ -558,12 +569,14 @@ mod tests {
             queueing_delay: 6,
             received_later: 7,
             random_losses: 8,
-            rebuilt: 9,
-            not_rebuilt: 10,
+            congestion_losses: 9,
+            rebuilt: 10,
+            not_rebuilt: 11,
         };
         assert_eq!(Report::read(&r.to_bytes()), Some(r));
         let short = Report {
             random_losses: 0,
+            congestion_losses: 0,
             rebuilt: 0,
             not_rebuilt: 0,
             ..r

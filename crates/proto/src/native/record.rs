@@ -304,10 +304,12 @@ impl<'a> RecordWriter<'a> {
         Ok(())
     }
 
-    /// Seals the parity of a block of records that ends now.
-    pub fn parity(&mut self) -> Result<(), DropReason> {
+    /// Seals the parity of a block of records that ends now. Returns whether there is any.
+    pub fn parity(&mut self) -> Result<bool, DropReason> {
         self.close(false)?;
-        self.parities(false)
+        let before = self.session.counter();
+        self.parities(false)?;
+        Ok(self.session.counter() > before)
     }
 
     /// Adds the probe request of a symmetric end.
@@ -417,6 +419,10 @@ impl<'a> RecordWriter<'a> {
 
     /// Seals the parities of a block that has ended, or that is `full`.
     fn parities(&mut self, full: bool) -> Result<(), DropReason> {
+        // What may be sent to an unvalidated address is for packets and checks.
+        if !self.outgoing.validation.is_complete() {
+            return Ok(());
+        }
         loop {
             let (index, counter) = (self.session.local_index, self.session.counter());
             let repair = &mut self.outgoing.repair;
@@ -432,7 +438,10 @@ impl<'a> RecordWriter<'a> {
             out[FRAMES_AT..FRAMES_AT + parity::OVERHEAD].copy_from_slice(&head.to_bytes());
             out[FRAMES_AT + parity::OVERHEAD..end].copy_from_slice(symbol);
             self.used = end;
-            self.seal_uncovered()?;
+            let sealed = self.seal_uncovered();
+            // A record without space leaves nothing open.
+            self.used = FRAMES_AT;
+            sealed?;
         }
     }
 

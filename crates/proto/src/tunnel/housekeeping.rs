@@ -204,9 +204,10 @@ impl Tunnel {
             // another.
             let reported = report.is_none_or(|r| writer.health(&r).is_ok());
             // Without space for it the block has no parity, and no packet is lost.
-            let _ = writer.parity();
+            let protected = writer.parity().unwrap_or(false);
+            let sends = report.is_some() || probe.is_some() || protected;
             let probed = probe.is_none_or(|(id, size)| writer.probe(id, size).is_ok());
-            if writer.finish().is_ok() && reported && probed {
+            if writer.finish().is_ok() && reported && probed && sends {
                 peer.timers.any_authenticated_packet_sent(now.mono);
             }
         }

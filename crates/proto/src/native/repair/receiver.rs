@@ -19,6 +19,9 @@ const REORDERING: Duration = Duration::from_millis(3);
 /// Records are kept for this time after a parity, and for [`FIRST_RECORDS`] of a session.
 const KEEP: Duration = Duration::from_secs(2);
 const FIRST_RECORDS: u64 = 4200;
+/// Maximum number of counters that are waited for at once: with more, a block and its parity are
+/// lost.
+const MAX_GAP: u64 = (MAX_RECORDS + MAX_PARITIES) as u64;
 /// Maximum number of records kept.
 pub const MAX_KEPT: usize = 1024;
 /// Maximum number of bytes in them.
@@ -42,7 +45,7 @@ pub enum Part {
 }
 
 /// Loss repair of the newest session.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Receiver {
     /// Local index of the session, and when its keys were derived.
     session: Option<(u32, Instant)>,
@@ -50,6 +53,8 @@ pub struct Receiver {
     next: u64,
     /// When the last parity arrived.
     parity_at: Option<Instant>,
+    /// When the last record was kept.
+    kept_at: Instant,
     /// The counters before `next`; the last one is `next - 1`.
     slots: VecDeque<Slot>,
     /// Bytes in `slots`.
@@ -128,8 +133,31 @@ pub struct Ready {
     pub part: Part,
     /// All its frames.
     pub frames: Vec<u8>,
-    /// It was restored, and not received.
-    pub rebuilt: bool,
+}
+
+impl Default for Receiver {
+    fn default() -> Self {
+        Receiver {
+            session: None,
+            next: 0,
+            parity_at: None,
+            kept_at: Instant::BOOT,
+            slots: VecDeque::new(),
+            bytes: 0,
+            edge: 0,
+            blocks: VecDeque::new(),
+            newest: 0..0,
+            spare: Vec::new(),
+            ready: VecDeque::new(),
+            restored: Vec::new(),
+            started: false,
+            rebuilt: 0,
+            not_rebuilt: 0,
+            held: 0,
+            longest: Duration::ZERO,
+            work: 0,
+        }
+    }
 }
 
 impl Receiver {
@@ -156,15 +184,16 @@ impl Receiver {
                     .parity_at
                     .is_some_and(|at| now.duration_since(at) < KEEP)
                 || parity::is_parity(frames);
-            if !keeps || record.counter - self.next >= MAX_KEPT as u64 {
+            if !keeps || record.counter - self.next > MAX_GAP {
                 self.flush(now);
                 self.next = record.counter + 1;
                 self.edge = self.next;
-                return Part::All;
+                return self.behind_ready(record, frames);
             }
+            self.kept_at = now;
             self.extend(record.counter, verdict, now);
             self.push(record, frames, now);
-        } else if !self.fill(record, frames) {
+        } else if !self.fill(record, frames, now) {
             return Part::All;
         }
         if parity::is_parity(frames) {
@@ -190,6 +219,19 @@ impl Receiver {
         Part::Unordered
     }
 
+    /// Returns the part to process of a record that is not kept. What is ready goes first.
+    fn behind_ready(&mut self, record: Record, frames: &[u8]) -> Part {
+        if self.ready.is_empty() {
+            return Part::All;
+        }
+        self.ready.push_back(Ready {
+            record,
+            part: Part::Ordered,
+            frames: frames.to_vec(),
+        });
+        Part::Unordered
+    }
+
     /// Returns the counters that were restored since the last call.
     pub fn take_restored(&mut self) -> std::vec::Drain<'_, u64> {
         self.restored.drain(..)
@@ -200,25 +242,31 @@ impl Receiver {
     pub fn take_ready(&mut self, now: Instant) -> Option<Ready> {
         if self.ready.is_empty() && !self.slots.is_empty() {
             self.advance(now);
+            if now.duration_since(self.kept_at) >= KEEP {
+                self.flush(now);
+                self.spare = Vec::new();
+            }
         }
         self.ready.pop_front()
     }
 
     /// Returns the buffer of a record from [`Self::take_ready`].
     pub fn give_back(&mut self, buffer: Vec<u8>) {
-        if self.spare.len() < MAX_SPARE && buffer.capacity() <= SPARE_BYTES {
+        if self.spare.len() < MAX_SPARE && (1..=SPARE_BYTES).contains(&buffer.capacity()) {
             self.spare.push(buffer);
         }
     }
 
-    /// When [`Self::take_ready`] will have a record.
+    /// When to call [`Self::take_ready`]: it will have a record, or forget those that it keeps.
     pub fn next_release(&self) -> Option<Instant> {
         if !self.ready.is_empty() {
             return Some(Instant::BOOT);
         }
-        match self.slots.get(self.index(self.edge)?)?.state {
-            SlotState::Missing { until, .. } => Some(until),
-            _ => None,
+        let edge = self.index(self.edge).map(|index| self.slots[index].state);
+        match edge {
+            Some(SlotState::Missing { until, .. }) => Some(until),
+            Some(_) => Some(Instant::BOOT),
+            None => (!self.slots.is_empty()).then(|| self.kept_at + KEEP),
         }
     }
 
@@ -302,14 +350,18 @@ impl Receiver {
     }
 
     /// Fills the slot of a late record. Returns false if it has none.
-    fn fill(&mut self, record: Record, frames: &[u8]) -> bool {
-        let Some(index) = self.index(record.counter) else {
-            return false;
+    fn fill(&mut self, record: Record, frames: &[u8], now: Instant) -> bool {
+        let waits = |slot: &Slot| {
+            slot.missing() || slot.state == SlotState::Absent && parity::is_parity(frames)
         };
-        if !self.slots[index].missing() {
+        if !self.slot(record.counter).is_some_and(|slot| waits(slot)) {
             return false;
         }
         let kept = self.keep(frames);
+        self.make_space(kept.len(), now);
+        let Some(index) = self.index(record.counter) else {
+            return false;
+        };
         self.bytes += kept.len();
         self.slots[index] = Slot {
             state: SlotState::Passed,
@@ -402,12 +454,16 @@ impl Receiver {
             },
             part: Part::Ordered,
             frames,
-            rebuilt: false,
         });
     }
 
     fn on_parity(&mut self, record: Record, frames: &[u8], now: Instant) {
         self.parity_at = Some(now);
+        self.parity(record, frames, now);
+        self.advance(now);
+    }
+
+    fn parity(&mut self, record: Record, frames: &[u8], now: Instant) {
         let Some((head, symbol)) = Head::read(frames) else {
             return;
         };
@@ -432,7 +488,6 @@ impl Receiver {
         if record.counter + 1 >= counters.end + u64::from(head.count) {
             self.hurry(counters.end, now);
         }
-        self.advance(now);
     }
 
     /// These counters are of parity records, which nobody waits for.
@@ -490,7 +545,12 @@ impl Receiver {
             self.blocks.len() - 1
         });
         let block = &mut self.blocks[at];
-        if block.count == head.count && !block.numbers.contains(&head.number) {
+        // All of a block are as long as its longest record.
+        let fits = block
+            .parities
+            .first()
+            .is_none_or(|first| first.len() == symbol.len());
+        if fits && block.count == head.count && !block.numbers.contains(&head.number) {
             block.numbers.push(head.number);
             block.parities.push(symbol.to_vec());
         }
@@ -528,16 +588,13 @@ impl Receiver {
         }
         block.numbers.truncate(missing.len());
         block.parities.truncate(missing.len());
-        let size = block.parities.iter().map(Vec::len).max().unwrap_or(0);
+        let size = block.parities[0].len();
         for i in (0..length).filter(|i| !missing.contains(&(*i as u8))) {
             let frames = &self.slots[first + i].frames;
             if parity::LENGTH + frames.len() > size {
                 // Not the parity of these records.
                 return;
             }
-        }
-        for row in &mut block.parities {
-            row.resize(size, 0);
         }
         for i in (0..length).filter(|i| !missing.contains(&(*i as u8))) {
             let frames = &self.slots[first + i].frames;
@@ -568,6 +625,10 @@ impl Receiver {
         // The path lost it, or a queue dropped it instead of marking it.
         let ecn = if congestion { ECN_CE } else { 0 };
         let kept = self.keep(frames);
+        self.make_space(kept.len(), now);
+        let Some(index) = self.index(counter) else {
+            return;
+        };
         let waits = counter >= self.edge;
         let part = if waits { Part::Unordered } else { Part::All };
         self.bytes += kept.len();
@@ -579,7 +640,6 @@ impl Receiver {
             },
             part,
             frames: kept.clone(),
-            rebuilt: true,
         });
         // A probe or a keepalive has nothing to restore.
         self.rebuilt += u64::from(!kept.is_empty());
@@ -709,7 +769,48 @@ mod tests {
         assert_eq!(receiver.next_release(), Some(at(65)));
         assert_eq!(ready(&mut receiver, 64), []);
         assert_eq!(ready(&mut receiver, 65), [(2, Part::Ordered)]);
-        assert_eq!(receiver.next_release(), None);
+        // Then there is nothing to do but to forget what is kept.
+        assert_eq!(receiver.next_release(), Some(at(2005)));
+        assert_eq!(ready(&mut receiver, 2005), []);
+        assert_eq!(
+            (receiver.kept(), receiver.next_release()),
+            ((0, 0, 0), None)
+        );
+    }
+
+    #[test]
+    fn parity_in_any_order_restores() {
+        let mut receiver = Receiver::default();
+        receive(&mut receiver, 0, &frames(0), 0);
+        receive(&mut receiver, 3, &frames(3), 1);
+        receive(&mut receiver, 5, &parity_of(0..4, 1, 2), 2);
+        receive(&mut receiver, 4, &parity_of(0..4, 0, 2), 3);
+        assert_eq!(receiver.take_restored().collect::<Vec<_>>(), [1, 2]);
+    }
+
+    #[test]
+    fn parity_of_another_length_than_the_first_of_its_block_is_ignored() {
+        let mut receiver = Receiver::default();
+        receive(&mut receiver, 0, &frames(0), 0);
+        receive(&mut receiver, 3, &frames(3), 1);
+        let longer = [parity_of(0..4, 0, 2), vec![0; 1000]].concat();
+        receive(&mut receiver, 4, &longer, 2);
+        receive(&mut receiver, 5, &parity_of(0..4, 1, 2), 2);
+        assert_eq!((receiver.take_restored().count(), receiver.work()), (0, 0));
+    }
+
+    #[test]
+    fn gaps_that_are_filled_late_keep_no_more() {
+        let mut receiver = Receiver::default();
+        let big = vec![1; 60_000];
+        receive(&mut receiver, 0, &frames(0), 0);
+        for start in [1, 145, 289] {
+            receive(&mut receiver, start + 143, &frames(9), 0);
+            for counter in (start..start + 143).rev() {
+                receive(&mut receiver, counter, &big, 0);
+                assert!(receiver.kept().1 <= MAX_BYTES, "{:?}", receiver.kept());
+            }
+        }
     }
 
     #[test]

@@ -18,7 +18,7 @@ const PER_OCTAVE: u32 = 8;
 /// A delay is high if it is at most this many classes below the highest, which is 80 % of it.
 const NEAR_FULL: usize = 2;
 /// One in this many datagrams may exceed the highest delay: single ones have other reasons.
-const OUTLIERS: u32 = 200;
+const OUTLIERS: u64 = 200;
 /// Datagrams after which the highest delay is determined again.
 const LOOK: u32 = 16;
 /// Losses at high delay are those of a queue if they are some five times as frequent as at low
@@ -145,11 +145,11 @@ impl Judge {
         self.delays[class] += 1;
         self.counted = self.counted.wrapping_add(1);
         if self.counted.is_multiple_of(LOOK) {
-            let all: u32 = self.delays.iter().sum();
+            let all: u64 = self.delays.iter().map(|count| u64::from(*count)).sum();
             let mut above = 0;
             let classes = self.delays.iter().enumerate().skip(1).rev();
             let mut reached = classes.filter(|(_, count)| {
-                above += **count;
+                above += u64::from(**count);
                 above * OUTLIERS > all
             });
             self.highest = reached.next().map_or(0, |(class, _)| class);
