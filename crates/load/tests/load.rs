@@ -48,6 +48,24 @@ fn short() -> TcpOptions {
 }
 
 #[test]
+fn a_stream_uses_the_congestion_control_that_is_asked_for() {
+    let Some(host) = host() else {
+        return;
+    };
+    let with = |name| Ends {
+        congestion: Some(name),
+        ..loopback(&host, V4)
+    };
+    // CUBIC need not be among those that the machine allows to a namespace.
+    tcp_bulk(&with("cubic"), &short(), &Interrupt::new()).expect("load");
+    let error = tcp_bulk(&with("nonesuch"), &short(), &Interrupt::new()).expect_err("none");
+    assert!(
+        error.to_string().contains("congestion control nonesuch"),
+        "{error}"
+    );
+}
+
+#[test]
 fn every_byte_of_a_tcp_stream_is_verified() {
     let Some(host) = host() else {
         return;
