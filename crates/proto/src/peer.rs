@@ -193,9 +193,9 @@ pub struct Path {
     /// their size.
     pub report: Option<Report>,
     /// Records of this host that the path lost and the peer restored, as it reports.
-    pub rebuilt: u64,
+    pub restored: u64,
     /// Records that it could not restore while parity was sent.
-    pub not_rebuilt: u64,
+    pub not_restored: u64,
     /// Whether to use GSO. Cleared when the path breaks GSO batches.
     pub gso: bool,
     /// Statistics of received datagrams (native).
@@ -234,8 +234,8 @@ impl Path {
             mtu: PathMtu::new(endpoint.is_some_and(|e| e.is_ipv6())),
             rtt: None,
             report: None,
-            rebuilt: 0,
-            not_rebuilt: 0,
+            restored: 0,
+            not_restored: 0,
             gso: true,
             health: Receiver::default(),
             outgoing: Outgoing::default(),
@@ -273,8 +273,8 @@ impl Path {
             ..report
         };
         self.outgoing.repair.reported(&report, now);
-        self.rebuilt += u64::from(report.rebuilt);
-        self.not_rebuilt += u64::from(report.not_rebuilt);
+        self.restored += u64::from(report.restored);
+        self.not_restored += u64::from(report.not_restored);
         self.report = Some(report);
     }
 
@@ -332,8 +332,8 @@ impl Path {
                 health,
                 active_until: self.active_until,
                 mtu: self.mtu.moved(endpoint.is_ipv6()),
-                rebuilt: self.rebuilt,
-                not_rebuilt: self.not_rebuilt,
+                restored: self.restored,
+                not_restored: self.not_restored,
                 ..Path::new(Some(endpoint))
             };
         }

@@ -1,5 +1,5 @@
-//! Loss repair between two tunnels: what a stream and a call lose, what it costs, and what it must
-//! not repair.
+//! Loss repair between two tunnels: the losses of a stream and of a call, the cost, and losses that
+//! must stay.
 
 use crate::sim::network::Path;
 use crate::sim::packets::{Flow, ISN, packets_of};
@@ -45,7 +45,7 @@ fn segments(writes: &[Vec<u8>]) -> Vec<(u64, usize)> {
     packets.filter_map(segment).collect()
 }
 
-/// What became of a stream.
+/// The fate of a stream's segments.
 #[derive(Debug, Default)]
 struct Stream {
     segments: usize,
@@ -206,7 +206,7 @@ fn fill(queue_ms: u64, repair: bool) -> (u64, u64) {
         .inbound
         .drops
         .get(seikan_observe::DropReason::EcnNotCapable);
-    let restored = world.peer(0).path.rebuilt;
+    let restored = world.peer(0).path.restored;
     println!(
         "{queue_ms} ms, {repair}: {dropped} dropped, {restored} restored, {marked} of them dropped"
     );

@@ -427,13 +427,13 @@ pub const FAMILIES: &[Family] = &[
         Counter,
         "peer_repair_restored_records",
         "Records that the path lost and the peer restored from parity.",
-        |s, out| repair(s, out, |p| p.path.rebuilt),
+        |s, out| repair(s, out, |p| p.path.restored),
     ),
     family(
         Counter,
         "peer_repair_unrestored_records",
         "Records that the path lost and the parity sent did not suffice for.",
-        |s, out| repair(s, out, |p| p.path.not_rebuilt),
+        |s, out| repair(s, out, |p| p.path.not_restored),
     ),
     family(
         Counter,

@@ -277,8 +277,8 @@ fn repair(peer: &Peer, now: Now) -> Option<Repair> {
         state,
         loss: sender.loss().unwrap_or(0.0),
         parity_sent: sender.sent,
-        restored: peer.path.rebuilt,
-        not_restored: peer.path.not_rebuilt,
+        restored: peer.path.restored,
+        not_restored: peer.path.not_restored,
         held: peer.repair.as_ref().map_or(0, |repair| repair.held),
         longest_hold_us: peer
             .repair

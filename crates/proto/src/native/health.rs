@@ -50,9 +50,9 @@ pub struct Report {
     /// Datagrams that are missing, and were lost in a full queue.
     pub congestion_losses: u32,
     /// Lost records that loss repair restored.
-    pub rebuilt: u32,
+    pub restored: u32,
     /// Lost records that it did not.
-    pub not_rebuilt: u32,
+    pub not_restored: u32,
 }
 
 impl Report {
@@ -92,8 +92,8 @@ impl Report {
             received_later: u32_at(22),
             random_losses: u32_at(26),
             congestion_losses: u32_at(30),
-            rebuilt: u32_at(34),
-            not_rebuilt: u32_at(38),
+            restored: u32_at(34),
+            not_restored: u32_at(38),
         })
     }
 
@@ -109,8 +109,8 @@ impl Report {
         b[22..26].copy_from_slice(&self.received_later.to_le_bytes());
         b[26..30].copy_from_slice(&self.random_losses.to_le_bytes());
         b[30..34].copy_from_slice(&self.congestion_losses.to_le_bytes());
-        b[34..38].copy_from_slice(&self.rebuilt.to_le_bytes());
-        b[38..42].copy_from_slice(&self.not_rebuilt.to_le_bytes());
+        b[34..38].copy_from_slice(&self.restored.to_le_bytes());
+        b[38..42].copy_from_slice(&self.not_restored.to_le_bytes());
         b
     }
 
@@ -570,15 +570,15 @@ mod tests {
             received_later: 7,
             random_losses: 8,
             congestion_losses: 9,
-            rebuilt: 10,
-            not_rebuilt: 11,
+            restored: 10,
+            not_restored: 11,
         };
         assert_eq!(Report::read(&r.to_bytes()), Some(r));
         let short = Report {
             random_losses: 0,
             congestion_losses: 0,
-            rebuilt: 0,
-            not_rebuilt: 0,
+            restored: 0,
+            not_restored: 0,
             ..r
         };
         assert_eq!(Report::read(&r.to_bytes()[..30]), Some(short));

@@ -419,7 +419,7 @@ impl<'a> RecordWriter<'a> {
 
     /// Seals the parities of a block that has ended, or that is `full`.
     fn parities(&mut self, full: bool) -> Result<(), DropReason> {
-        // What may be sent to an unvalidated address is for packets and checks.
+        // Only little may be sent to an unvalidated address: packets and checks come first.
         if !self.outgoing.validation.is_complete() {
             return Ok(());
         }

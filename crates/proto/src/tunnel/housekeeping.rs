@@ -179,14 +179,14 @@ impl Tunnel {
             return;
         };
         let report = peer.path.health.due(now.mono).map(|report| Report {
-            rebuilt: peer
+            restored: peer
                 .repair
                 .as_mut()
-                .map_or(0, |r| take_count(&mut r.rebuilt)),
-            not_rebuilt: peer
+                .map_or(0, |r| take_count(&mut r.restored)),
+            not_restored: peer
                 .repair
                 .as_mut()
-                .map_or(0, |r| take_count(&mut r.not_rebuilt)),
+                .map_or(0, |r| take_count(&mut r.not_restored)),
             ..report
         });
         let parity = peer

@@ -69,13 +69,13 @@ pub struct Receiver {
     /// Records to process, in order.
     ready: VecDeque<Ready>,
     /// See [`Self::take_restored`].
-    restored: Vec<u64>,
+    new_counters: Vec<u64>,
     /// The first session of the path is not over.
     started: bool,
     /// Records that were restored.
-    pub rebuilt: u64,
+    pub restored: u64,
     /// Lost records of blocks whose parity did not suffice.
-    pub not_rebuilt: u64,
+    pub not_restored: u64,
     /// Records that were held back.
     pub held: u64,
     /// Longest time that one was.
@@ -149,10 +149,10 @@ impl Default for Receiver {
             newest: 0..0,
             spare: Vec::new(),
             ready: VecDeque::new(),
-            restored: Vec::new(),
+            new_counters: Vec::new(),
             started: false,
-            rebuilt: 0,
-            not_rebuilt: 0,
+            restored: 0,
+            not_restored: 0,
             held: 0,
             longest: Duration::ZERO,
             work: 0,
@@ -219,9 +219,10 @@ impl Receiver {
         Part::Unordered
     }
 
-    /// Returns the part to process of a record that is not kept. What is ready goes first.
+    /// Returns the part to process of a record that is not kept. Its segments follow those that are
+    /// ready.
     fn behind_ready(&mut self, record: Record, frames: &[u8]) -> Part {
-        if self.ready.is_empty() {
+        if self.ready.is_empty() || parity::is_parity(frames) {
             return Part::All;
         }
         self.ready.push_back(Ready {
@@ -234,7 +235,7 @@ impl Receiver {
 
     /// Returns the counters that were restored since the last call.
     pub fn take_restored(&mut self) -> std::vec::Drain<'_, u64> {
-        self.restored.drain(..)
+        self.new_counters.drain(..)
     }
 
     /// Returns the next record to process, in order: restored ones, and those whose segments are no
@@ -429,7 +430,7 @@ impl Receiver {
         };
         let of = block.counters.filter_map(|counter| self.index(counter));
         let missing = of.filter(|index| self.slots[*index].missing());
-        self.not_rebuilt += missing.count() as u64;
+        self.not_restored += missing.count() as u64;
     }
 
     /// Passes on what was held back of a record.
@@ -621,7 +622,7 @@ impl Receiver {
             self.slots[index].state = SlotState::Absent;
             return;
         };
-        self.restored.push(counter);
+        self.new_counters.push(counter);
         // The path lost it, or a queue dropped it instead of marking it.
         let ecn = if congestion { ECN_CE } else { 0 };
         let kept = self.keep(frames);
@@ -642,7 +643,7 @@ impl Receiver {
             frames: kept.clone(),
         });
         // A probe or a keepalive has nothing to restore.
-        self.rebuilt += u64::from(!kept.is_empty());
+        self.restored += u64::from(!kept.is_empty());
         self.slots[index] = Slot {
             state: if waits {
                 SlotState::Held(now)
@@ -724,7 +725,7 @@ mod tests {
         let expected = [(1, unordered), (1, ordered), (2, ordered), (3, ordered)];
         assert_eq!(receiver.take_restored().collect::<Vec<_>>(), [1]);
         assert_eq!(ready(&mut receiver, 2), expected);
-        assert_eq!((receiver.rebuilt, receiver.not_rebuilt), (1, 0));
+        assert_eq!((receiver.restored, receiver.not_restored), (1, 0));
         assert_eq!(receive(&mut receiver, 5, &frames(5), 3), Part::All);
     }
 
@@ -739,7 +740,7 @@ mod tests {
         // One of both was late: it is not held back, and the other can be restored.
         assert_eq!(receive(&mut receiver, 2, &frames(2), 14), Part::All);
         assert_eq!(ready(&mut receiver, 14), [(1, Part::All)]);
-        assert_eq!((receiver.rebuilt, receiver.not_rebuilt), (1, 0));
+        assert_eq!((receiver.restored, receiver.not_restored), (1, 0));
     }
 
     #[test]
@@ -748,7 +749,7 @@ mod tests {
         receive(&mut receiver, 0, &frames(0), 0);
         receive(&mut receiver, 3, &frames(3), 0);
         receive(&mut receiver, 4, &parity_of(0..4, 0, 1), 10);
-        assert_eq!(receiver.not_rebuilt, 0, "both may be late");
+        assert_eq!(receiver.not_restored, 0, "both may be late");
         // A later session ends it.
         let record = Record {
             session: 8,
@@ -758,7 +759,7 @@ mod tests {
         receiver.record(record, at(1), &frames(0), None, at(20));
         let expected = [(3, Part::Ordered), (0, Part::Ordered)];
         assert_eq!(ready(&mut receiver, 20), expected);
-        assert_eq!((receiver.rebuilt, receiver.not_rebuilt), (0, 2));
+        assert_eq!((receiver.restored, receiver.not_restored), (0, 2));
     }
 
     #[test]
@@ -776,6 +777,37 @@ mod tests {
             (receiver.kept(), receiver.next_release()),
             ((0, 0, 0), None)
         );
+    }
+
+    #[test]
+    fn a_record_that_a_full_queue_dropped_counts_as_marked() {
+        for (verdict, ecn) in [(Verdict::Congestion, ECN_CE), (Verdict::Random, 0)] {
+            let mut receiver = Receiver::default();
+            let of = |counter| Record {
+                session: 7,
+                counter,
+                ecn: 0,
+            };
+            receiver.record(of(0), at(0), &frames(0), None, at(0));
+            receiver.record(of(2), at(0), &frames(2), Some(verdict), at(1));
+            receiver.record(of(3), at(0), &parity_of(0..3, 0, 1), None, at(1));
+            let restored = std::iter::from_fn(|| receiver.take_ready(at(1)));
+            let marks: Vec<_> = restored.map(|r| (r.record.counter, r.record.ecn)).collect();
+            assert_eq!(marks, [(1, ecn), (1, ecn), (2, 0)], "{verdict:?}");
+        }
+    }
+
+    #[test]
+    fn segments_follow_those_that_a_long_gap_releases() {
+        let mut receiver = Receiver::default();
+        receive(&mut receiver, 0, &frames(0), 0);
+        receive(&mut receiver, 2, &frames(2), 1);
+        assert_eq!(
+            receive(&mut receiver, 200, &frames(200), 2),
+            Part::Unordered
+        );
+        let expected = [(2, Part::Ordered), (200, Part::Ordered)];
+        assert_eq!(ready(&mut receiver, 2), expected);
     }
 
     #[test]
@@ -822,7 +854,7 @@ mod tests {
         assert_eq!(receive(&mut receiver, 3, &frames(3), 1), Part::Unordered);
         receive(&mut receiver, 4, &parity_of(3..4, 0, 1), 2);
         assert_eq!(ready(&mut receiver, 2), [(3, Part::Ordered)]);
-        assert_eq!((receiver.rebuilt, receiver.not_rebuilt), (0, 0));
+        assert_eq!((receiver.restored, receiver.not_restored), (0, 0));
     }
 
     #[test]

@@ -44,7 +44,7 @@ const WEIGHT: f64 = 1.0 / 8.0;
 /// standard deviation is then 0.29 x sqrt(1/15) = 0.075.
 const LATE_IN_BURST: f64 = 0.75;
 
-/// What a gap in the counters is taken for.
+/// The probable cause of a gap in the counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Loss in a full queue.
