@@ -121,15 +121,21 @@ pub fn check_shape(name: &str, value: &Value) {
         return;
     }
     let mut differences = String::new();
-    // A value that was never seen but null, or a list that was never seen but empty, may be or hold anything.
+    // A value that was never seen but null, or a list or object that was never seen but empty, may be or hold
+    // anything.
     let only_null = |path: &str| {
         let types = golden.get(path).map(|(types, _)| types);
         types.is_some_and(|types| types.iter().eq(["null"].iter()))
     };
     let only_empty = |path: &str| {
         let types = golden.get(path).map(|(types, _)| types);
-        types.is_some_and(|types| types.contains("array"))
-            && !golden.contains_key(&format!("{path}[]"))
+        let holds = |end: &str| {
+            let start = format!("{path}{end}");
+            golden.keys().any(|known| known.starts_with(&start))
+        };
+        types.is_some_and(|types| {
+            types.contains("array") && !holds("[]") || types.contains("object") && !holds(".")
+        })
     };
     let is_within_unseen = |path: &str| {
         let ends = path.char_indices().filter(|(_, c)| ".[".contains(*c));
