@@ -329,13 +329,14 @@ const ALWAYS: &[c_long] = &[
     libc::SYS_exit,
     libc::SYS_exit_group,
     libc::SYS_wait4, // for the monitor, at the end
-    // Signals. abort(3) needs tgkill; permissions limit which other processes it reaches.
+    // Signals. abort(3) needs tgkill, or tkill with musl; permissions limit which other processes they reach.
     libc::SYS_rt_sigaction,
     libc::SYS_rt_sigprocmask,
     libc::SYS_rt_sigreturn,
     libc::SYS_sigaltstack,
     libc::SYS_signalfd4,
     libc::SYS_tgkill,
+    libc::SYS_tkill,
     libc::SYS_restart_syscall,
     // Time.
     libc::SYS_clock_gettime,

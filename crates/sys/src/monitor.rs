@@ -118,7 +118,8 @@ fn close_all_but(mut kept: Vec<RawFd>) {
         if end > first {
             // SAFETY: the forked child uses no descriptor but those kept and the standard three, and leaves by _exit, so that
             // no owner of a closed one ever acts again. Before Linux 5.9 the call fails and they stay open.
-            unsafe { libc::close_range(first, end - 1, 0) };
+            // By number: musl has no function for it.
+            unsafe { libc::syscall(libc::SYS_close_range, first, end - 1, 0) };
         }
         first = first.max(end.saturating_add(1));
     }

@@ -76,9 +76,18 @@ pub fn set_nice(pid: u32, nice: i32) -> io::Result<()> {
 /// # Errors
 /// It needs `CAP_SYS_NICE` or a limit of `RLIMIT_RTPRIO` above 0.
 pub fn set_real_time() -> io::Result<()> {
-    let parameters = libc::sched_param { sched_priority: 1 };
-    // SAFETY: 0 is the calling thread, and the pointer is to a live structure, which is only read.
-    let done = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameters) };
+    // The kernel's `struct sched_param` is this number alone.
+    let priority: libc::c_int = 1;
+    // SAFETY: 0 is the calling thread, and the pointer is to a live number, which is only read. By number: musl's function of
+    // this name only fails.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_sched_setscheduler,
+            0,
+            libc::SCHED_FIFO,
+            &raw const priority,
+        )
+    };
     if done == 0 {
         Ok(())
     } else {

@@ -88,7 +88,13 @@ pub(crate) fn set_mtu(name: &str, mtu: u32) -> nix::Result<()> {
     let mut request = request(name);
     request.ifr_ifru.ifru_mtu = c_int::try_from(mtu).map_err(|_| Errno::EINVAL)?;
     // SAFETY: SIOCSIFMTU reads one ifreq, and `request` outlives the call.
-    let outcome = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFMTU, &raw const request) };
+    let outcome = unsafe {
+        libc::ioctl(
+            socket.as_raw_fd(),
+            libc::SIOCSIFMTU as _,
+            &raw const request,
+        )
+    };
     Errno::result(outcome).map(drop)
 }
 
