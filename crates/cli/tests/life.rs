@@ -27,6 +27,22 @@ fn a_killed_peer_is_back_when_it_is_started_again() {
 }
 
 #[test]
+fn a_tunnel_that_is_started_again_renews_its_sessions_without_traffic() {
+    in_world(["", ""], |world| {
+        let [right, _left] = world.both_up();
+        let stopped = world.run(&world.right, &["down", &world.right.interface]);
+        assert!(stopped.status.success(), "{}", stderr(&stopped));
+        assert_eq!(right.ended().0, Some(0));
+        let _again = world.up(&world.right);
+        let has_session = || {
+            let status = world.status(&world.right);
+            !status["peers"][0]["latest_handshake"].is_null()
+        };
+        eventually("a session without traffic", has_session);
+    });
+}
+
+#[test]
 fn a_deleted_interface_ends_the_tunnel_with_a_word_and_it_can_be_started_again() {
     in_world(["", DEFAULT_ROUTE], |world| {
         let [_right, left] = world.both_up();

@@ -5,6 +5,7 @@ mod batch_reader;
 pub mod control;
 pub mod dialogue;
 mod flood;
+pub mod former;
 pub mod gateway;
 pub mod journal;
 pub mod mesh;

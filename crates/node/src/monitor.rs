@@ -6,7 +6,7 @@
 //!
 //! During set-up the daemon is as privileged as the monitor, and reports its changes. [`Monitor::seal`] ends
 //! that phase: from then on the daemon is assumed to be compromised. The monitor then accepts two requests,
-//! each once: [`Request::Leave`] with the state that `SaveConfig` writes, and [`Request::End`]. Neither
+//! each once: [`Request::Leave`] with the state that `SaveConfig` writes and the sessions, and [`Request::End`]. Neither
 //! contains a path, a command, an interface or a sysctl; these come from the configuration that the monitor was
 //! forked with. After any other message it undoes everything and ends. It also works on its own: it keeps the
 //! mesh's name server in resolv.conf, and sets up forwarding again when a gateway's interface is recreated.
@@ -16,6 +16,7 @@
 
 use crate::control::socket::Lock;
 use crate::control::{ControlError, RuntimeDirs};
+use crate::former::Former;
 use crate::journal::change::Change;
 use crate::journal::{Journal, JournalError, Notes};
 use crate::save::{self, Running};
@@ -53,10 +54,20 @@ pub enum Request {
     Run(Moment),
     /// The tunnel is set up: accept only [`Request::Leave`] and [`Request::End`] from now on.
     Seal(Sealed),
-    /// Run the hooks before the end, and save the state if the configuration says `SaveConfig`.
-    Leave(Option<Box<Running>>),
+    /// Run the hooks before the end, note the sessions, and save the state if the configuration says `SaveConfig`.
+    Leave(Leaving),
     /// Undo everything, and run the hooks after the end.
     End,
+}
+
+/// State of a tunnel that ends.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Leaving {
+    /// The state that `SaveConfig` writes.
+    pub running: Option<Box<Running>>,
+    /// The sessions, for the next start.
+    pub former: Former,
 }
 
 /// Result of the set-up.
@@ -167,10 +178,9 @@ impl Monitor {
         self.ask(&Request::Seal(sealed)).map(drop)
     }
 
-    /// Runs the hooks before the end and saves the state, if there is one. Returns the failures, as texts for
-    /// the user.
-    pub fn leave(&mut self, running: Option<Running>) -> Vec<String> {
-        self.failures(&Request::Leave(running.map(Box::new)))
+    /// Runs the hooks before the end, and saves the state. Returns the failures, as texts for the user.
+    pub fn leave(&mut self, leaving: Leaving) -> Vec<String> {
+        self.failures(&Request::Leave(leaving))
     }
 
     /// Undoes everything and runs the hooks after the end. Returns the failures, as texts for the user.
@@ -233,7 +243,7 @@ impl<'a> Keeper<'a> {
     fn serve(mut self, socket: &UnixStream) {
         let _ = self.converse(socket);
         if !self.has_left {
-            self.leave(None);
+            self.leave(&Leaving::default());
         }
         if !self.has_ended {
             self.end();
@@ -303,9 +313,7 @@ impl<'a> Keeper<'a> {
                 self.sealed = Some(sealed);
                 Reply::Done
             }
-            Request::Leave(running) if !self.has_left => {
-                Reply::Failures(self.leave(running.as_deref()))
-            }
+            Request::Leave(leaving) if !self.has_left => Reply::Failures(self.leave(&leaving)),
             Request::End if self.has_left && !self.has_ended => {
                 let failures = self.end();
                 // The daemon still runs and holds the name, so these files are not a successor's.
@@ -338,8 +346,12 @@ impl<'a> Keeper<'a> {
         }
     }
 
-    fn leave(&mut self, running: Option<&Running>) -> Vec<String> {
+    fn leave(&mut self, leaving: &Leaving) -> Vec<String> {
         self.has_left = true;
+        // Without the note, peers notice the restart by themselves.
+        let _ = leaving
+            .former
+            .write(&self.dirs.former(self.config.name.as_str()));
         let mut failures = Vec::new();
         if self.sealed.is_some_and(|sealed| sealed.names) {
             names::take_back(self.config);
@@ -349,7 +361,7 @@ impl<'a> Keeper<'a> {
             failures.extend(run.err().map(|error| error.to_string()));
         }
         if let (true, Some(running), Some(file)) =
-            (self.config.save_config, running, self.config_file)
+            (self.config.save_config, &leaving.running, self.config_file)
         {
             let saved = running.merged_into(self.config).map_err(|e| e.to_string());
             let saved =

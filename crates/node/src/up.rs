@@ -12,10 +12,11 @@
 //! addresses, routes, peers nor a private key.
 
 use crate::control::{Control, ControlError, RuntimeDirs};
+use crate::former::Former;
 use crate::gateway::{GatewayNode, LanError};
 use crate::journal::{Journal, JournalError};
 use crate::mesh::Mesh;
-use crate::monitor::{self, Monitor, MonitorError, Sealed};
+use crate::monitor::{self, Leaving, Monitor, MonitorError, Sealed};
 use crate::network::{LanMonitor, NetworkMonitor, NetworkMonitorError, Settings};
 use crate::node::{DEFAULT_MTU, Node, NodeError, resolve, tun_options};
 use crate::save::Running;
@@ -417,7 +418,8 @@ impl Work<'_> {
             Some(device) => Node::with_device(&config, device),
             None => Node::create(&config),
         };
-        let node = node.map_err(|error| self.explain(error))?;
+        let mut node = node.map_err(|error| self.explain(error))?;
+        node.former = Former::take(&self.options.dirs.former(self.config.name.as_str()));
         let index = node.tun.index();
         self.node = Some(node);
         if self.is_configured {
@@ -538,6 +540,7 @@ impl Work<'_> {
         if observer.borrow_mut().is_up(&summary).is_err() {
             return Ok(Ended::Requested);
         }
+        node.former.resume_all(&mut node.tunnel);
         let ended = worker::run(node, self.signals, &mut services)?;
         if let Some(mesh) = services.mesh.take() {
             mesh.end(node);
@@ -555,8 +558,15 @@ impl Work<'_> {
     /// Performs the steps of `down`, from whatever state. Failures are reported and skipped.
     fn tear_down(&mut self) {
         let saves = self.config.save_config;
-        let running = self.node.as_ref().filter(|_| saves).map(Running::of);
-        let mut failures = self.monitor.leave(running);
+        let node = self.node.as_ref();
+        let mut failures = self.monitor.leave(Leaving {
+            running: node
+                .filter(|_| saves)
+                .map(|node| Box::new(Running::of(node))),
+            former: node
+                .map(|node| Former::of(&node.tunnel))
+                .unwrap_or_default(),
+        });
         self.node = None; // the interface, its addresses and its routes go with it
         failures.extend(self.monitor.end());
         for failure in failures {

@@ -193,6 +193,12 @@ impl Timers {
         }
     }
 
+    /// The peer may have a session that this host lost with its last process, so it is to get a packet at once. Without a
+    /// session that is an initiation.
+    pub fn resume(&mut self, now: Instant) {
+        self.arm(SendKeepalive, now);
+    }
+
     /// Voids the initiations sent so far: the next one need not wait.
     pub fn forget_initiation(&mut self) {
         self.last_initiation = None;

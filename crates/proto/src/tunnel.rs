@@ -319,6 +319,24 @@ impl Tunnel {
         }
     }
 
+    /// Starts a handshake with a peer that had a session with this host's last process. Otherwise the peer would send into that
+    /// session until it notices that nothing comes back (`KEEPALIVE_TIMEOUT + REKEY_TIMEOUT`). `endpoint` is its address at
+    /// that time, for a peer without another. Does nothing if there is a session already, or no address.
+    pub fn resume(&mut self, now: Instant, id: PeerId, endpoint: Option<SocketAddr>) {
+        let Some(peer) = self.peer_mut(id) else {
+            return;
+        };
+        if peer.path.endpoint.is_none()
+            && let Some(endpoint) = endpoint
+        {
+            peer.path.move_to(endpoint, None);
+        }
+        if peer.is_reachable() && !peer.has_session(now) {
+            peer.timers.resume(now);
+            self.reschedule(id, now, now);
+        }
+    }
+
     /// Sets the MTU of the TUN device after a change.
     pub fn set_inner_mtu(&mut self, mtu: u32) {
         self.inner_mtu = mtu;

@@ -57,6 +57,32 @@ fn the_initiator_renews_the_session_under_load_without_losing_a_packet() {
 }
 
 #[test]
+fn a_host_that_starts_again_renews_former_sessions_at_once() {
+    for protocol in BOTH {
+        let mut world = World::new(protocol, 1);
+        world.establish();
+        let endpoint = world.peer(1).path.endpoint;
+        world.restart(1);
+        world.run(seconds(1));
+        assert_eq!(handshakes(&world, 1), (0, 0), "{protocol:?}");
+
+        let now = world.now(1).mono;
+        let side = &mut world.sides[1];
+        side.tunnel.resume(now, side.peer, endpoint);
+        world.run(seconds(1));
+        assert_eq!(handshakes(&world, 1), (1, 1), "{protocol:?}");
+        assert_eq!(handshakes(&world, 0), (1, 2), "{protocol:?}");
+
+        // Once there is a session, there is nothing to renew.
+        let now = world.now(1).mono;
+        let side = &mut world.sides[1];
+        side.tunnel.resume(now, side.peer, endpoint);
+        world.run(seconds(1));
+        assert_eq!(handshakes(&world, 1), (1, 1), "{protocol:?}");
+    }
+}
+
+#[test]
 fn a_session_is_not_used_after_reject_after_time() {
     for protocol in BOTH {
         let mut world = World::new(protocol, 1);

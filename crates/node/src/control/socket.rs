@@ -137,6 +137,11 @@ impl RuntimeDirs {
         self.wireguard.join(format!("{name}.sock"))
     }
 
+    /// The note of an instance's sessions at its end.
+    pub fn former(&self, name: &str) -> PathBuf {
+        self.run.join(format!("{name}.sessions"))
+    }
+
     /// The log of an instance that runs in the background.
     pub fn log(&self, name: &str) -> PathBuf {
         self.run.join(format!("{name}.log"))
