@@ -2,7 +2,7 @@
 //! address.
 
 use std::io::Write;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
@@ -162,21 +162,50 @@ pub fn host_name() -> String {
     name.map_or_else(|_| "localhost".to_owned(), |name| name.trim().to_owned())
 }
 
-/// Returns HOST:PORT for a command that another host runs, from `--host HOST[:PORT]`. Without it,
-/// warns if the name of this host has no domain, by which other hosts may not find it.
+/// Returns HOST:PORT for a command that another host runs, from `--host HOST[:PORT]`. Without it, the
+/// name of this host if it has a domain. Other hosts may not resolve a name without one, so then the
+/// address from which this host reaches the internet; without that, the name and a warning.
 pub fn advertised_host(given: Option<&str>, port: u16) -> anyhow::Result<String> {
-    let host = given.map_or_else(host_name, str::to_owned);
-    if given.is_none() && !host.contains('.') {
-        writeln!(
-            anstream::stderr(),
-            "warning: other hosts may not resolve `{}`; if so, name this host with --host",
-            crate::screen::printable(&host)
-        )?;
+    if let Some(given) = given {
+        return Ok(match given.rsplit_once(':') {
+            Some((_, given_port)) if given_port.parse::<u16>().is_ok() => given.to_owned(),
+            _ => format!("{given}:{port}"),
+        });
     }
-    Ok(match host.rsplit_once(':') {
-        Some((_, given)) if given.parse::<u16>().is_ok() => host,
-        _ => format!("{host}:{port}"),
-    })
+    let host = host_name();
+    if host.contains('.') {
+        return Ok(format!("{host}:{port}"));
+    }
+    let shown = crate::screen::printable(&host);
+    let mut stderr = anstream::stderr();
+    match internet_address() {
+        Some(address) => {
+            writeln!(
+                stderr,
+                "note: other hosts may not resolve `{shown}`, so this is an address of it; --host gives another"
+            )?;
+            Ok(SocketAddr::new(address, port).to_string())
+        }
+        None => {
+            writeln!(
+                stderr,
+                "warning: other hosts may not resolve `{shown}`; if so, name this host with --host"
+            )?;
+            Ok(format!("{host}:{port}"))
+        }
+    }
+}
+
+/// Returns the address from which this host sends to the internet, if it has a route there.
+fn internet_address() -> Option<IpAddr> {
+    // Addresses for documentation (RFC 5737, RFC 3849). Connecting a datagram socket sends nothing.
+    let source = |own: IpAddr, documentation: &str| {
+        let socket = UdpSocket::bind((own, 0)).ok()?;
+        socket.connect((documentation, 9)).ok()?;
+        Some(socket.local_addr().ok()?.ip())
+    };
+    source(Ipv4Addr::UNSPECIFIED.into(), "203.0.113.1")
+        .or_else(|| source(Ipv6Addr::UNSPECIFIED.into(), "2001:db8::1"))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! `seikan genkey`: prints a new private key, like `wg genkey`. `genpsk` and `join` share the
 //! functions.
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
@@ -33,13 +33,16 @@ pub fn random_bytes() -> anyhow::Result<Zeroizing<[u8; KEY_LEN]>> {
     Ok(bytes)
 }
 
-/// Prints a key; warns, like `wg`, if standard output is a file that other users may open.
+/// Prints a key. If standard output is a file that other users may open, only its owner may
+/// afterwards; warns if that cannot be set.
 pub fn print_secret(key: &str) -> anyhow::Result<ExitCode> {
     let stdout = io::stdout();
     if let Ok(fd) = stdout.as_fd().try_clone_to_owned()
-        && let Ok(metadata) = File::from(fd).metadata()
+        && let file = File::from(fd)
+        && let Ok(metadata) = file.metadata()
         && metadata.is_file()
-        && metadata.permissions().mode() & 0o007 != 0
+        && metadata.permissions().mode() & 0o077 != 0
+        && file.set_permissions(Permissions::from_mode(0o600)).is_err()
     {
         eprintln!(
             "warning: other users can open the file that this key is written to; \

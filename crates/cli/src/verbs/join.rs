@@ -65,19 +65,25 @@ pub struct Arguments {
     #[arg(long = "network", value_name = "PREFIX")]
     networks: Vec<IpNet>,
     /// Write the configuration without starting the tunnel
-    #[arg(long)]
+    #[arg(long, conflicts_with = "foreground")]
     no_up: bool,
+    /// Run the tunnel in this process, as a container needs it; a host that has joined already only starts
+    #[arg(long)]
+    foreground: bool,
 }
 
 /// Joins the mesh.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let interface = seikan_config::interface_name(&arguments.iface)
+        .with_context(|| format!("cannot use `{}` as interface", arguments.iface))?;
+    let file = configuration_file(&arguments.iface, interface.as_str());
+    if file.exists() && arguments.foreground {
+        return Err(start(&file, true));
+    }
     let token: Token = arguments
         .token
         .parse()
         .map_err(|error| anyhow!("cannot use this token: {error}"))?;
-    let interface = seikan_config::interface_name(&arguments.iface)
-        .with_context(|| format!("cannot use `{}` as interface", arguments.iface))?;
-    let file = configuration_file(&arguments.iface, interface.as_str());
     if file.exists() {
         bail!(
             "cannot write {}: it exists; choose another --iface, or run `seikan leave {}` first",
@@ -122,14 +128,18 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.no_up {
         return Ok(ExitCode::SUCCESS);
     }
-    // Becomes `seikan up -d`, with its output and exit status.
-    let error = Command::new("/proc/self/exe")
-        .arg("up")
-        .arg("-d")
-        .arg(&file)
-        .env_remove("SEIKAN_TOKEN")
-        .exec();
-    Err(error).context("cannot run `seikan up`")
+    Err(start(&file, arguments.foreground))
+}
+
+/// Becomes `seikan up`, with its output and exit status. Returns only if that fails.
+fn start(file: &Path, foreground: bool) -> anyhow::Error {
+    let mut up = Command::new("/proc/self/exe");
+    up.arg("up").env_remove("SEIKAN_TOKEN");
+    if !foreground {
+        up.arg("-d");
+    }
+    let error = up.arg(file).exec();
+    anyhow::Error::new(error).context("cannot run `seikan up`")
 }
 
 /// Registers this host with the coordinator; returns the answer and the configuration made of it.
