@@ -17,13 +17,13 @@ TARGET ?=
 SOURCE ?= all
 
 .PHONY: help test deps deps-build bare-root peers fmt-check house hooks diagram docs-check book deny clippy doc tests unit interop golden demo-recording recordings fuzz-ci fuzz fuzz-asan \
-	build release demo bench bench-path instructions gateway reproduce reproduce-kernel reproduce-guests hostile soak soak-mesh interop-kernel doctor-kernel clean
+	build release dist dist-smoke dist-check demo bench bench-path instructions gateway reproduce reproduce-kernel reproduce-guests hostile soak soak-mesh interop-kernel doctor-kernel clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' Makefile | column -t -s '|'
 
 test: ## run everything that CI checks, with the time of each step
-	@scripts/test.sh deps fmt-check house docs-check deny clippy doc peers tests fuzz-ci
+	@scripts/test.sh deps fmt-check house docs-check deny clippy doc peers tests dist-smoke fuzz-ci
 
 deps: ## install missing tools for the checks
 	@scripts/install-deps.sh
@@ -108,6 +108,15 @@ build: deps-build ## build debug binaries of seikan and seikan-lab
 
 release: deps-build ## build target/release/seikan and seikan-lab
 	@cargo build --locked --release -p seikan -p seikan-lab
+
+dist: deps-build ## build static binaries, packages and an image in target/dist (installs musl, nfpm, buildah)
+	@scripts/dist.sh
+
+dist-smoke:
+	@scripts/dist.sh smoke
+
+dist-check: ## install what `make dist` built in clean Debian machines, and test it (root); ARGS=TEST selects one
+	@scripts/dist-check.sh $(ARGS)
 
 demo: deps-build ## run the demo: two hosts in namespaces, a tunnel, load, a diagnosis
 	@cargo build --locked --profile demo -p seikan -p seikan-lab

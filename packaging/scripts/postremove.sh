@@ -1,0 +1,11 @@
+#!/bin/sh
+# After a removal. `apt purge` gives "purge": it removes the state as well, with the members of a coordinator. Files in
+# /etc/seikan, which an administrator wrote, stay.
+set -e
+if [ -d /run/systemd/system ]; then
+    systemctl daemon-reload || :
+fi
+if [ "$1" = purge ]; then
+    rm -rf /var/lib/seikan /var/lib/seikan-coordinator /var/lib/seikan-relay
+    rmdir --ignore-fail-on-non-empty /etc/seikan 2>/dev/null || :
+fi

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# The tests of `scripts/dist-check.sh`, which sets $base (a Debian root with systemd), $dist (the packages) and $work, and
+# gives namespaces that end with this script.
+set -euo pipefail
+cd "$(dirname "$0")"
+mount --make-rprivate /
+mount -t tmpfs tmpfs /run
+mkdir -p /run/netns /dev/net
+ip link set lo up
+. ./machines.sh
+
+tests=(archive manifests package upgrade removal mesh managers image)
+[ $# = 0 ] || tests=("$@")
+for test in "${tests[@]}"; do
+    began=$SECONDS
+    if ! ("./$test.sh") >"$work/$test.log" 2>&1; then
+        cat "$work/$test.log" >&2
+        echo "FAILED: $test" >&2
+        exit 1
+    fi
+    grep -h '^=' "$work/$test.log" | sed "s/^= /$test: /" || :
+    printf '%s: passed in %d s\n' "$test" $((SECONDS - began))
+done

@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# The image under podman and crun: coordinator, relay, a member of its own and a member beside another container. All with a
+# read-only root and few capabilities, as in packaging/container/compose.yaml.
+. ./machines.sh
+set -euo pipefail
+# crun refuses to run beside an empty cgroup2 hierarchy; this is in a mount namespace of its own.
+umount /sys/fs/cgroup/unified 2>/dev/null || :
+engine() { podman --storage-driver vfs --root "$work/images" --runroot "$work/containers" --runtime crun --cgroup-manager cgroupfs "$@"; }
+finish() {
+    if [ "$1" != 0 ]; then
+        for name in $(engine ps --all --format '{{.Names}}'); do
+            log "$name"
+            engine logs "$name" || :
+        done
+    fi
+    engine rm --force --all --time 1 >/dev/null 2>&1 || :
+}
+trap 'finish $?' EXIT
+engine load -q -i "$dist"/seikan-*-image.tar
+image=$(engine images --format '{{.Repository}}:{{.Tag}}' | head -n 1)
+
+ip link add switch type bridge
+ip link set switch up
+number=0
+for name in hub pod; do
+    number=$((number + 1))
+    ip netns add $name
+    ip link add port-$name type veth peer name eth0 netns $name
+    ip link set port-$name master switch up
+    ip -n $name link set lo up
+    ip -n $name link set eth0 up
+    ip -n $name address add 192.0.2.$number/24 dev eth0
+done
+
+# run NAME NETWORK OPTIONS... -- ARGUMENTS...
+run() {
+    local name=$1 network=$2 options=()
+    shift 2
+    while [ "$1" != -- ]; do
+        options+=("$1")
+        shift
+    done
+    shift
+    engine run --detach --name "$name" --network "ns:/run/netns/$network" --cgroups disabled --ulimit nofile=4096:4096 \
+        --ulimit nproc=1024:1024 --cap-drop ALL --security-opt no-new-privileges --read-only --pull never "${options[@]}" "$image" "$@"
+}
+member=(--cap-add NET_ADMIN,NET_BIND_SERVICE,SETUID,SETGID,SETPCAP,CHOWN --device /dev/net/tun --tmpfs /run --tmpfs /var/run)
+
+run coordinator hub --user 61001:61001 --volume coordinator:/var/lib/seikan-coordinator -- coordinator
+run relay hub --user 61002:61002 --volume relay:/var/lib/seikan-relay -- relay
+eventually 20 engine exec coordinator /usr/bin/seikan coordinator members
+join=$(engine exec coordinator /usr/bin/seikan coordinator token --reusable --host 192.0.2.1)
+pin=$(echo "$join" | grep -o 'sha256:[^ ]*')
+SEIKAN_TOKEN=$(echo "$join" | grep -o 'skt_[^ ]*')
+export SEIKAN_TOKEN
+eventually 10 engine exec relay /usr/bin/seikan relay secret
+for name in hub pod; do
+    run member-$name $name "${member[@]}" --env SEIKAN_TOKEN --volume config-$name:/etc/seikan --volume state-$name:/var/lib/seikan -- \
+        join https://192.0.2.1:7443 --pin "$pin" --name $name --foreground
+done
+eventually 30 ip -n hub -4 -o address show seikan0
+address=$(ip -n hub -4 -o address show seikan0 | sed -n 's|.*inet \([0-9.]*\)/.*|\1|p')
+eventually 30 ip netns exec pod ping -c 1 -W 1 "$address"
+engine exec member-pod /usr/bin/seikan status
+[ "$(engine exec coordinator /usr/bin/seikan coordinator members --json | python3 -c 'import json, sys; print(len(json.load(sys.stdin)))')" = 2 ]
+
+# A second start is the same member, although its token is gone.
+engine rm --force --time 2 member-pod
+SEIKAN_TOKEN=skt_used run member-pod pod "${member[@]}" --env SEIKAN_TOKEN --volume config-pod:/etc/seikan --volume state-pod:/var/lib/seikan -- \
+    join https://192.0.2.1:7443 --pin "$pin" --name pod --foreground
+eventually 30 ip netns exec pod ping -c 1 -W 1 "$address"
+echo "= image of $(($(stat -c %s "$dist"/seikan-*-image.tar) / 1000)) kB; coordinator, relay and two members run in it"
+engine rm --force --all --time 1
+ip netns delete hub
+ip netns delete pod
+ip link delete switch

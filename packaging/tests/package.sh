@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# From the package file to the first encrypted ping, on two machines, as docs/getting-started/tunnel.md says.
+. ./machines.sh
+. ./tunnel.sh
+set -euo pipefail
+lintian --fail-on error,warning "$dist"/*.deb
+rpm --checksig --nosignature "$dist"/*.rpm
+rpm -qpl "$dist"/seikan-[0-9]*.rpm | grep -qx /usr/lib/systemd/system/seikan@.service
+
+boot office branch
+began=$(date +%s.%N)
+tunnel office branch
+python3 -c "print(f'= first encrypted ping after {$(date +%s.%N) - $began:.1f} s, both hosts installed one after the other')"
+[ "$(python3 -c "print(int($(date +%s.%N) - $began < 60))")" = 1 ] || fail "more than 60 s"
+
+# Users, directories and rights.
+on office '
+    [ "$(stat -c %a /etc/seikan)" = 700 ]
+    [ "$(stat -c %a /etc/seikan/tunnel.key)" = 600 ]
+    id seikan && id seikan-coordinator && id seikan-relay
+    pgrep -u seikan -x seikan
+    seikan status | grep -q branch
+    journalctl -u seikan@tunnel | grep -qi started
+    man -w seikan-up 2>/dev/null || [ -e /usr/share/man/man1/seikan-up.1.gz ] || grep -qs man /etc/dpkg/dpkg.cfg.d/*'
+memory=$(on office 'ps -C seikan -o rss= | sort -n | tail -n 1')
+echo "= the larger of the two processes of an idle tunnel has $((memory / 1000)) MB resident"
+halt

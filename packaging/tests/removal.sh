@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Removal stops the tunnel and leaves the configuration; purge removes the state too. A machine without systemd works as well.
+. ./machines.sh
+. ./tunnel.sh
+set -euo pipefail
+boot office branch
+tunnel office branch
+on office '
+    ip link show tunnel
+    dpkg --remove seikan
+    ! ip link show tunnel 2>/dev/null
+    ! pgrep -x seikan
+    [ ! -e /usr/bin/seikan ] && [ ! -e /usr/lib/systemd/system/seikan@.service ]
+    [ -s /etc/seikan/tunnel.toml ] && [ -s /etc/seikan/tunnel.key ]
+    systemctl is-system-running
+    [ -z "$(ip rule | grep -v "^\(0\|32766\|32767\):")" ]
+    # Installed again, it runs with what was there.
+    dpkg -i /root/seikan_*.deb
+    systemctl enable --now seikan@tunnel'
+eventually 30 on office 'ping -c 1 -W 1 10.9.0.2'
+on office '
+    mkdir -p /var/lib/seikan-coordinator
+    dpkg --purge seikan
+    [ ! -e /var/lib/seikan ] && [ ! -e /var/lib/seikan-coordinator ]
+    [ -s /etc/seikan/tunnel.key ]'
+halt
+
+# Without systemd: nothing to start, and no error.
+cp -a "$base" "$work/plain"
+cp "$dist"/*.deb "$work/plain/root/"
+chroot "$work/plain" sh -ec 'export PATH=/usr/sbin:/usr/bin:/sbin:/bin
+    dpkg -i /root/seikan_*.deb /root/seikan-lab_*.deb
+    seikan --version
+    seikan-lab --version
+    dpkg --purge seikan-lab seikan
+    [ ! -e /etc/seikan ]'
+rm -rf --one-file-system "$work/plain"
