@@ -11,7 +11,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/packages.sh
 [ "$(id -u)" = 0 ] || { echo "machines of their own need root" >&2; exit 1; }
-install_missing python3:python3 /usr/share/doc/python3-venv:python3-venv debootstrap:debootstrap unshare:util-linux systemd-nspawn:systemd-container ip:iproute2 lintian:lintian \
+install_missing python3:python3 /usr/share/doc/python3-venv:python3-venv debootstrap:debootstrap /usr/share/keyrings/debian-archive-keyring.gpg:debian-archive-keyring unshare:util-linux systemd-nspawn:systemd-container ip:iproute2 lintian:lintian \
     rpm:rpm podman:podman crun:crun buildah:buildah
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 dist=$target/dist
@@ -21,7 +21,7 @@ dist=$target/dist
 base=$target/debian-with-systemd
 if [ ! -e "$base.done" ]; then
     rm -rf "$base"
-    debootstrap --variant=minbase --include=systemd,systemd-sysv,dbus,iproute2,iputils-ping,procps bookworm "$base" \
+    debootstrap --force-check-gpg --keyring /usr/share/keyrings/debian-archive-keyring.gpg --variant=minbase --include=systemd,systemd-sysv,dbus,iproute2,iputils-ping,procps bookworm "$base" \
         http://deb.debian.org/debian >"$base.log" || { tail -n 5 "$base.log" >&2; exit 1; }
     rm -rf "$base.log" "$base"/var/cache/apt/archives/*.deb
     touch "$base.done"

@@ -34,12 +34,12 @@ main() {
     fi
     install_builders
     start
+    # Without the paths of this machine.
+    export RUSTFLAGS="--remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo --remap-path-prefix=$PWD=/seikan"
     CC_x86_64_unknown_linux_musl=musl-gcc cargo build --locked --release --target $triple -p seikan -p seikan-lab
     stage_programs "$target/$triple/release"
     check_programs
-    cargo-about generate --frozen --target $triple --manifest-path crates/cli/Cargo.toml \
-        --config packaging/licenses/about.toml packaging/licenses/about.hbs 2>/dev/null |
-        gzip -9nc >"$STAGE/doc/licenses-of-libraries.gz"
+    write_licenses
     write_archive
     write_packages
     check_packages
@@ -57,13 +57,14 @@ install_packager() {
     # Writes deb and rpm from one description, without the tools of either (MIT).
     [ "$(cat "$TOOLS/nfpm.version" 2>/dev/null)" = $nfpm ] || {
         echo "installing nfpm $nfpm"
-        GOBIN=$TOOLS/bin go install -trimpath "github.com/goreleaser/nfpm/v2/cmd/nfpm@v$nfpm" 2>/dev/null
+        GOBIN=$TOOLS/bin go install -trimpath "github.com/goreleaser/nfpm/v2/cmd/nfpm@v$nfpm"
         echo $nfpm >"$TOOLS/nfpm.version"
     }
 }
 
 install_builders() {
-    install_missing cc:gcc musl-gcc:musl-tools readelf:binutils buildah:buildah crun:crun
+    install_missing cc:gcc musl-gcc:musl-tools readelf:binutils buildah:buildah crun:crun \
+        /usr/share/ca-certificates/mozilla:ca-certificates
     [ -d "$(rustc --print sysroot)/lib/rustlib/$triple" ] || rustup target add $triple
     # The list of linked crates (Apache-2.0), and the texts of their licences (Apache-2.0 OR MIT).
     cargo_tool cargo-cyclonedx 0.5.9
@@ -95,6 +96,24 @@ stage_programs() {
     gzip -9nc CHANGELOG.md >"$STAGE/doc/changelog.gz"
     printf 'seikan (%s-1) stable; urgency=medium\n\n  * See changelog.gz.\n\n -- Seikan developers <packages@seikan.net>  %s\n' \
         "$VERSION" "$(date -u -R -d "@$SOURCE_DATE_EPOCH")" | gzip -9nc >"$STAGE/doc/changelog.Debian.gz"
+}
+
+write_licenses() {
+    local program
+    for program in cli lab; do
+        cargo-about generate --frozen --target $triple --manifest-path crates/$program/Cargo.toml --config packaging/licenses/about.toml \
+            packaging/licenses/about.hbs 2>"$STAGE/about.log" >"$STAGE/licenses.$program" || {
+            cat "$STAGE/about.log" >&2
+            exit 1
+        }
+    done
+    {
+        cat packaging/licenses/musl
+        printf '\nLibraries in seikan\n\n'
+        cat "$STAGE/licenses.cli"
+        printf '\nLibraries in seikan-lab\n\n'
+        cat "$STAGE/licenses.lab"
+    } | gzip -9nc >"$STAGE/doc/licenses-of-libraries.gz"
 }
 
 check_programs() {
@@ -154,7 +173,8 @@ check_packages() {
         { echo "rights of directories: $(find "$root" -type d ! -perm 755 -printf '%P %m, ')" >&2; exit 1; }
     [ "$("$root/usr/bin/seikan" --version)" = "seikan $VERSION" ]
     [ "$("$root/usr/bin/seikan-lab" --version)" = "seikan-lab $VERSION" ]
-    [ -s "$root/usr/share/man/man1/seikan-up.1.gz" ] && [ -s "$root/usr/share/man/man1/seikan-lab.1.gz" ]
+    [ -s "$root/usr/share/man/man1/seikan-up.1.gz" ]
+    [ -s "$root/usr/share/man/man1/seikan-lab.1.gz" ]
     echo "packages: $(find "$root" -type f | wc -l) files, $(stat -c %s "$dist"/seikan_*.deb) bytes of deb"
 }
 
@@ -162,7 +182,9 @@ check_packages() {
 write_image() {
     local context=$STAGE/context store=(--storage-driver vfs --root "$STAGE/images" --runroot "$STAGE/containers")
     mkdir -p "$context/empty"
-    cp "$STAGE/bin/seikan" packaging/container/Containerfile /etc/ssl/certs/ca-certificates.crt "$context/"
+    cp "$STAGE/bin/seikan" packaging/container/Containerfile LICENSE-APACHE LICENSE-MIT "$STAGE/doc/licenses-of-libraries.gz" "$context/"
+    # Mozilla's, without those that were added to this machine.
+    cat /usr/share/ca-certificates/mozilla/*.crt >"$context/ca-certificates.crt"
     buildah "${store[@]}" build --quiet --isolation chroot --format oci --timestamp "$SOURCE_DATE_EPOCH" \
         --label "org.opencontainers.image.version=$VERSION" --label org.opencontainers.image.licenses="Apache-2.0 OR MIT" \
         --tag "localhost/seikan:$VERSION" "$context" >/dev/null
@@ -175,6 +197,8 @@ write_sbom() {
     cargo cyclonedx --quiet --manifest-path crates/cli/Cargo.toml --format json --spec-version 1.5 --target $triple \
         --override-filename seikan-sbom
     mv crates/cli/seikan-sbom.json "$dist/seikan-$VERSION.cdx.json"
+    mv crates/lab/seikan-sbom.json "$dist/seikan-lab-$VERSION.cdx.json"
+    sed -i "s|file://$PWD|file:///seikan|g" "$dist"/*.cdx.json
     find crates fuzz -name seikan-sbom.json -delete
 }
 

@@ -12,9 +12,18 @@ if command -v systemd-sysusers >/dev/null; then
     systemd-sysusers seikan.conf
 fi
 if [ -d /run/systemd/system ]; then
-    systemctl daemon-reload
-    # Only services that run. Peers begin a new session within seconds.
+    systemctl daemon-reload || :
+    # Only services that run.
     if [ -n "${upgrade:-}" ]; then
-        systemctl try-restart 'seikan@*.service' seikan-coordinator.service seikan-relay.service || :
+        systemctl try-restart 'seikan@*.service' seikan-coordinator.service seikan-relay.service ||
+            echo "not every service of Seikan has started again: systemctl list-units 'seikan*'" >&2
     fi
 fi
+# Tunnels that no unit started, as by `seikan join`.
+[ -n "${upgrade:-}" ] || exit 0
+for socket in /run/seikan/*.sock; do
+    [ -S "$socket" ] || continue
+    name=$(basename "$socket" .sock)
+    [ -d /run/systemd/system ] && systemctl is-active --quiet "seikan@$name.service" ||
+        echo "tunnel $name still runs the former version: seikan down $name, then seikan up -d $name" >&2
+done

@@ -7,9 +7,13 @@ case "$1" in
 esac
 
 if [ -d /run/systemd/system ]; then
-    # Tunnels, whose instances need a list, then the others.
-    systemctl list-units --plain --no-legend --full 'seikan@*.service' | while read -r unit _; do
-        systemctl disable --now "$unit" || :
+    for link in /etc/systemd/system/*.wants/seikan@*.service; do
+        [ ! -L "$link" ] || systemctl disable --now "${link##*/}" || :
     done
+    systemctl stop 'seikan@*.service' || :
     systemctl disable --now seikan-coordinator.service seikan-relay.service || :
 fi
+# Tunnels that no unit started, as by `seikan join`.
+for socket in /run/seikan/*.sock; do
+    [ ! -S "$socket" ] || seikan down "$(basename "$socket" .sock)" || :
+done

@@ -17,7 +17,9 @@ python3 -c "print(f'= first encrypted ping after {$(date +%s.%N) - $began:.1f} s
 on office '
     [ "$(stat -c %a /etc/seikan)" = 700 ]
     [ "$(stat -c %a /etc/seikan/tunnel.key)" = 600 ]
-    id seikan && id seikan-coordinator && id seikan-relay
+    id seikan
+    id seikan-coordinator
+    id seikan-relay
     pgrep -u seikan -x seikan
     seikan status | grep -q branch
     journalctl -u seikan@tunnel | grep -qi started

@@ -5,13 +5,21 @@
 set -euo pipefail
 boot office branch
 tunnel office branch
+# And a tunnel that no unit started.
+on office 'sed s/51820/51821/ /etc/seikan/tunnel.toml >/etc/seikan/other.toml
+    sed -i s/10.9.0.1/10.9.1.1/ /etc/seikan/other.toml
+    sed -i s/10.9.0.2/10.9.1.2/ /etc/seikan/other.toml
+    seikan up -d other'
 on office '
     ip link show tunnel
+    ip link show other
     dpkg --remove seikan
-    ! ip link show tunnel 2>/dev/null
-    ! pgrep -x seikan
-    [ ! -e /usr/bin/seikan ] && [ ! -e /usr/lib/systemd/system/seikan@.service ]
-    [ -s /etc/seikan/tunnel.toml ] && [ -s /etc/seikan/tunnel.key ]
+    if ip link show tunnel || ip link show other || pgrep -x seikan; then exit 1; fi
+    [ ! -e /usr/bin/seikan ]
+    [ ! -e /usr/lib/systemd/system/seikan@.service ]
+    [ -z "$(find /etc/systemd/system -name "seikan*")" ]
+    [ -s /etc/seikan/tunnel.toml ]
+    [ -s /etc/seikan/tunnel.key ]
     systemctl is-system-running
     [ -z "$(ip rule | grep -v "^\(0\|32766\|32767\):")" ]
     # Installed again, it runs with what was there.
@@ -20,8 +28,10 @@ on office '
 eventually 30 on office 'ping -c 1 -W 1 10.9.0.2'
 on office '
     mkdir -p /var/lib/seikan-coordinator
+    [ -e /var/lib/seikan ]
     dpkg --purge seikan
-    [ ! -e /var/lib/seikan ] && [ ! -e /var/lib/seikan-coordinator ]
+    [ ! -e /var/lib/seikan ]
+    [ ! -e /var/lib/seikan-coordinator ]
     [ -s /etc/seikan/tunnel.key ]'
 halt
 
