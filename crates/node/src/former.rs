@@ -6,6 +6,7 @@
 
 use crate::system::now;
 use seikan_proto::constants::REJECT_AFTER_TIME;
+use seikan_proto::indices::PeerId;
 use seikan_proto::keys::PublicKey;
 use seikan_proto::tunnel::Tunnel;
 use serde::{Deserialize, Serialize};
@@ -20,6 +21,9 @@ use std::path::Path;
 const MAX_FILE: u64 = 16 << 20;
 
 /// Peers that had a session, and their endpoints.
+///
+/// The daemon that reported them may have been compromised. So an endpoint is used only for a peer of the configuration
+/// that has no other: the peer itself could have brought that about, by sending from there.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Former(BTreeMap<PublicKey, Option<SocketAddr>>);
@@ -72,22 +76,29 @@ impl Former {
         former
     }
 
-    /// Starts a handshake with each of them that is a peer now. Others may become one later, as members of a mesh.
-    pub fn resume_all(&mut self, tunnel: &mut Tunnel) {
-        let keys: Vec<_> = self.0.keys().copied().collect();
-        for key in keys {
-            self.resume(tunnel, &key);
-        }
+    /// Starts a handshake with each of them that is a peer now. Others may become one soon, as members of a mesh.
+    pub fn resume_configured(&mut self, tunnel: &mut Tunnel) {
+        let mut resume = |key: &PublicKey, endpoint: &Option<SocketAddr>| {
+            let Some(id) = tunnel.peer_by_key(key) else {
+                return true;
+            };
+            tunnel.resume(now().mono, id, endpoint.filter(may_be_peer));
+            false
+        };
+        self.0.retain(|key, endpoint| resume(key, endpoint));
     }
 
-    /// Starts a handshake with the peer of this key, once, if it had a session.
-    pub fn resume(&mut self, tunnel: &mut Tunnel, key: &PublicKey) {
-        if let Some(id) = tunnel.peer_by_key(key)
-            && let Some(endpoint) = self.0.remove(key)
-        {
-            tunnel.resume(now().mono, id, endpoint);
+    /// Starts a handshake with a member, once, if it had a session. Its addresses are those of the coordinator.
+    pub fn resume_member(&mut self, tunnel: &mut Tunnel, id: PeerId, key: &PublicKey) {
+        if self.0.remove(key).is_some() {
+            tunnel.resume(now().mono, id, None);
         }
     }
+}
+
+fn may_be_peer(endpoint: &SocketAddr) -> bool {
+    let address = endpoint.ip();
+    endpoint.port() != 0 && !address.is_unspecified() && !address.is_multicast()
 }
 
 #[cfg(test)]

@@ -540,7 +540,7 @@ impl Work<'_> {
         if observer.borrow_mut().is_up(&summary).is_err() {
             return Ok(Ended::Requested);
         }
-        node.former.resume_all(&mut node.tunnel);
+        node.former.resume_configured(&mut node.tunnel);
         let ended = worker::run(node, self.signals, &mut services)?;
         if let Some(mesh) = services.mesh.take() {
             mesh.end(node);

@@ -65,7 +65,7 @@ pub(super) fn set(node: &mut Node, member: Member, rules: &Rules) {
     node.tunnel.set_candidates(id, &candidates, now().mono);
     if is_new {
         info!(target: LOG, peer = %key, name = %member.name, "member added");
-        node.former.resume(&mut node.tunnel, &key);
+        node.former.resume_member(&mut node.tunnel, id, &key);
     }
     mesh.members.insert(key, member);
     if !is_filtered {
