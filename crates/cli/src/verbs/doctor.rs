@@ -8,6 +8,7 @@
 mod calls;
 pub mod drawing;
 mod far;
+mod loss_repair;
 pub mod measure;
 mod probe;
 mod repair;
@@ -26,6 +27,8 @@ use seikan_observe::path::PathMap;
 use seikan_ui::Interrupt;
 use serde::Serialize;
 use text::Page;
+
+use self::loss_repair::LossRepair;
 
 use crate::fix::Fix;
 use crate::recording::{self, Draft};
@@ -138,14 +141,17 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         .sampling
         .options(arguments.seconds, draft.is_some());
     options.expected = options.expected.or_else(|| arguments.far.offered());
+    let watch = loss_repair::Watch::start(&map);
     let (mut recording, far) = match peer {
         Some(peer) => peer.measure(map, &options, &interrupt),
         None => measure::whole(map, &options, &interrupt).map(|near| (near, None)),
     }
     .context(FAILED)?;
     let first = verdict(&recording, far.as_ref());
+    let loss_repair = watch.map(loss_repair::Watch::end).unwrap_or_default();
     if !arguments.json {
-        print(&screen(&first, &recording, arguments))?;
+        let repaired = loss_repair::render(&loss_repair, first.cause, &Page::of_stdout());
+        print(&(screen(&first, &recording, arguments) + &repaired))?;
     }
     let mut tried = Ok(Vec::new());
     if let Some(fix) = fix {
@@ -166,6 +172,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let report = Report {
         fixes: tried?,
+        loss_repair,
         verdict: verdict(&recording, far.as_ref()),
     };
     if arguments.json {
@@ -182,6 +189,7 @@ fn from(recording: &Recording, arguments: &Arguments) -> anyhow::Result<ExitCode
     let report = Report {
         verdict: verdict(recording, None),
         fixes: recording.attempts.clone(),
+        loss_repair: Vec::new(),
     };
     if arguments.json {
         print_json(&report)?;
@@ -238,6 +246,8 @@ struct Report {
     verdict: Verdict,
     /// Tests of remedies, in order; empty without --prove or --fix.
     fixes: Vec<Attempt>,
+    /// Loss repair of the tunnel during the measurement, by peer; empty for other tunnels and recordings.
+    loss_repair: Vec<LossRepair>,
 }
 
 fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
