@@ -182,7 +182,7 @@ pub fn advertised_host(given: Option<&str>, port: u16) -> anyhow::Result<String>
         Some(address) => {
             writeln!(
                 stderr,
-                "note: other hosts may not resolve `{shown}`, so this is an address of it; --host gives another"
+                "note: `{shown}` has no domain, so the command has the address {address}; --host sets another"
             )?;
             Ok(SocketAddr::new(address, port).to_string())
         }

@@ -34,7 +34,7 @@ pub fn random_bytes() -> anyhow::Result<Zeroizing<[u8; KEY_LEN]>> {
 }
 
 /// Prints a key. If standard output is a file that other users may open, only its owner may
-/// afterwards; warns if that cannot be set.
+/// afterwards. Says so: one of them may have opened it already.
 pub fn print_secret(key: &str) -> anyhow::Result<ExitCode> {
     let stdout = io::stdout();
     if let Ok(fd) = stdout.as_fd().try_clone_to_owned()
@@ -42,12 +42,16 @@ pub fn print_secret(key: &str) -> anyhow::Result<ExitCode> {
         && let Ok(metadata) = file.metadata()
         && metadata.is_file()
         && metadata.permissions().mode() & 0o077 != 0
-        && file.set_permissions(Permissions::from_mode(0o600)).is_err()
     {
-        eprintln!(
-            "warning: other users can open the file that this key is written to; \
-             run `umask 077`, then make a new key"
-        );
+        match file.set_permissions(Permissions::from_mode(0o600)) {
+            Ok(()) => eprintln!(
+                "note: other users could open this file until now; `umask 077` before prevents that"
+            ),
+            Err(_) => eprintln!(
+                "warning: other users can open the file that this key is written to; \
+                 run `umask 077`, then make a new key"
+            ),
+        }
     }
     writeln!(stdout.lock(), "{key}").context("cannot print the key")?;
     Ok(ExitCode::SUCCESS)

@@ -46,8 +46,13 @@ pub struct Arguments {
     url: CoordinatorUrl,
     /// Join token, as printed by `seikan coordinator token`; in the environment it is hidden from
     /// other users
-    #[arg(long, env = "SEIKAN_TOKEN", hide_env_values = true)]
-    token: String,
+    #[arg(
+        long,
+        env = "SEIKAN_TOKEN",
+        hide_env_values = true,
+        required_unless_present = "foreground"
+    )]
+    token: Option<String>,
     /// Pin of the coordinator's certificate [default: trusted by this system]
     #[arg(long)]
     pin: Option<Pin>,
@@ -80,8 +85,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if file.exists() && arguments.foreground {
         return Err(start(&file, true));
     }
-    let token: Token = arguments
-        .token
+    let Some(token) = &arguments.token else {
+        bail!(
+            "cannot join without a token: there is no {}, so this host has not joined yet; add --token or SEIKAN_TOKEN",
+            file.display()
+        );
+    };
+    let token: Token = token
         .parse()
         .map_err(|error| anyhow!("cannot use this token: {error}"))?;
     if file.exists() {
