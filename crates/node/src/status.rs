@@ -13,7 +13,7 @@ pub use interface::{Capability, Device, Interface, KernelCounters, Socket};
 pub use mesh::{MeshStatus, PortMappingStatus, RelayStatus, StreamStatus, StunStatus, TurnStatus};
 pub use peer::{
     Candidate, CandidateKind, CandidateState, LatestHandshake, NoDirectPath, Path, PeerDevice,
-    PeerStatus, PortSearch, Repair, RepairState, Report, TlsPath, TurnPath, peer,
+    PeerState, PeerStatus, PortSearch, Repair, RepairState, Report, TlsPath, TurnPath, peer,
 };
 pub use traffic::{Batches, Bucket, Direction, Distribution, Handshakes, Traffic};
 pub(crate) use traffic::{direction, distribution};

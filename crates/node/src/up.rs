@@ -563,7 +563,9 @@ impl Work<'_> {
             running: node
                 .filter(|_| saves)
                 .map(|node| Box::new(Running::of(node))),
+            // Other programs configure such an interface anew.
             former: node
+                .filter(|_| self.is_configured)
                 .map(|node| Former::of(&node.tunnel))
                 .unwrap_or_default(),
         });

@@ -565,6 +565,11 @@ impl Peer {
         self.sessions.current.as_ref().map(|s| s.cipher)
     }
 
+    /// Since when data or an initiation waits for anything authenticated from the peer.
+    pub fn waiting_since(&self) -> Option<Instant> {
+        self.timers.waiting_since()
+    }
+
     /// The persistent keepalive interval, if set.
     pub fn persistent_keepalive(&self) -> Option<Duration> {
         self.timers.persistent_keepalive()

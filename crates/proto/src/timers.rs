@@ -84,6 +84,8 @@ pub struct Timers {
     /// When an initiation was last sent in answer to a call-me-maybe. It is neither repeated nor
     /// does it delay others.
     last_call: Option<Instant>,
+    /// When the first data or initiation was sent that nothing from the peer has followed.
+    waiting_since: Option<Instant>,
     /// Initiations repeated since the last reason to send one.
     retries: u32,
     /// A session is being renewed because data arrived near its end. Once per session is enough.
@@ -94,6 +96,7 @@ pub struct Timers {
 impl Timers {
     /// Data, not just a keepalive, was sent.
     pub fn data_sent(&mut self, now: Instant, rng: &mut dyn Rng) {
+        self.waiting_since.get_or_insert(now);
         if self.due[NewHandshake as usize].is_none() {
             self.arm(
                 NewHandshake,
@@ -121,12 +124,14 @@ impl Timers {
     /// An authenticated packet was received: data, a keepalive or a handshake message.
     pub fn any_authenticated_packet_received(&mut self, now: Instant) {
         self.disarm(NewHandshake);
+        self.waiting_since = None;
         self.traversal(now);
     }
 
     /// An initiation was sent, or sending was at least attempted.
     pub fn handshake_initiated(&mut self, now: Instant, rng: &mut dyn Rng) {
         self.last_initiation = Some(now);
+        self.waiting_since.get_or_insert(now);
         self.arm(RetransmitHandshake, now + REKEY_TIMEOUT + jitter(rng));
     }
 
@@ -141,6 +146,12 @@ impl Timers {
     /// Keys of a new session exist, confirmed or not.
     pub fn session_derived(&mut self, now: Instant) {
         self.arm(ZeroKeys, now + ZERO_KEYS_AFTER);
+    }
+
+    /// Since when data or an initiation waits for anything authenticated from the peer. A peer answers data within
+    /// `KEEPALIVE_TIMEOUT`.
+    pub fn waiting_since(&self) -> Option<Instant> {
+        self.waiting_since
     }
 
     /// Whether a recent initiation waits for its response.

@@ -83,6 +83,36 @@ fn a_host_that_starts_again_renews_former_sessions_at_once() {
 }
 
 #[test]
+fn nothing_waits_for_an_answer_longer_than_a_keepalive_takes_unless_the_peer_is_gone() {
+    for protocol in BOTH {
+        let mut world = World::new(protocol, 1);
+        world.establish();
+        let waited = |world: &World| {
+            let since = world.peer(0).waiting_since();
+            since.map_or(Duration::ZERO, |since| world.now(0).mono - since)
+        };
+        // The other side has nothing to send but keepalives, which take KEEPALIVE_TIMEOUT.
+        for number in 0..100 {
+            world.send(0, &[Flow::udp(0).datagram(number, 300)]);
+            world.run(seconds(1));
+            assert!(waited(&world) <= seconds(11), "{protocol:?}");
+        }
+        world.run(seconds(11));
+        assert_eq!(waited(&world), Duration::ZERO, "{protocol:?}");
+
+        world
+            .links
+            .iter_mut()
+            .for_each(|link| link.path.down = true);
+        for number in 100..300 {
+            world.send(0, &[Flow::udp(0).datagram(number, 300)]);
+            world.run(seconds(1));
+        }
+        assert!(waited(&world) >= seconds(199), "{protocol:?}");
+    }
+}
+
+#[test]
 fn a_session_is_not_used_after_reject_after_time() {
     for protocol in BOTH {
         let mut world = World::new(protocol, 1);

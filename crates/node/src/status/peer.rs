@@ -6,6 +6,7 @@ use crate::node::Node;
 use crate::subject::Record;
 use seikan_mesh::event::ProxyTarget;
 use seikan_proto::birthday::PunchState;
+use seikan_proto::constants::{KEEPALIVE_TIMEOUT, REJECT_AFTER_TIME, REKEY_TIMEOUT};
 use seikan_proto::native::repair::sender::State;
 use seikan_proto::noise::Protocol;
 use seikan_proto::paths;
@@ -13,6 +14,7 @@ use seikan_proto::peer::Peer;
 use seikan_proto::tunnel::{Now, Reachability};
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 /// A peer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -23,6 +25,12 @@ pub struct PeerStatus {
     pub public_key: String,
     /// Whether there is a preshared key; the key itself is never included.
     pub has_preshared_key: bool,
+    /// Whether it answers.
+    #[serde(default)]
+    pub state: PeerState,
+    /// Seconds since this host sent something that nothing from the peer has followed.
+    #[serde(default)]
+    pub unanswered_s: Option<u64>,
     /// Prefixes routed to it and accepted from it.
     pub allowed_ips: Vec<String>,
     /// Seconds between persistent keepalives, if any.
@@ -40,6 +48,21 @@ pub struct PeerStatus {
     /// Devices behind a member of a mesh that this host may talk to.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<PeerDevice>,
+}
+
+/// Whether a peer answers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PeerState {
+    /// There was no session since the tunnel started.
+    #[default]
+    NeverSeen,
+    /// There is a session, and nothing waits for an answer for long.
+    Up,
+    /// The last session has ended, and nothing was sent since.
+    Idle,
+    /// Nothing came back for 15 s, in which a peer that is there has to answer.
+    Down,
 }
 
 /// A device behind a peer.
@@ -287,14 +310,34 @@ fn repair(peer: &Peer, now: Now) -> Option<Repair> {
     })
 }
 
+/// Returns whether a peer answers, and for how long it has not.
+fn state(peer: &Peer, now: Now) -> (PeerState, Option<Duration>) {
+    let unanswered = peer
+        .waiting_since()
+        .map(|since| now.mono.duration_since(since));
+    let age = peer.last_handshake.map(|at| now.wall.saturating_sub(at));
+    let state = match age {
+        None => PeerState::NeverSeen,
+        Some(_) if unanswered.is_some_and(|waited| waited > KEEPALIVE_TIMEOUT + REKEY_TIMEOUT) => {
+            PeerState::Down
+        }
+        Some(age) if age < REJECT_AFTER_TIME => PeerState::Up,
+        Some(_) => PeerState::Idle,
+    };
+    (state, unanswered)
+}
+
 /// Returns the status of one peer.
 pub fn peer(node: &Node, record: &Record, peer: &Peer, now: Now) -> PeerStatus {
     let native = node.tunnel.protocol() == Protocol::Native;
     let turn = |address: SocketAddr| turn(node, peer, address);
+    let (state, unanswered) = state(peer, now);
     PeerStatus {
         name: record.name_of(node, &peer.public_key),
         public_key: peer.public_key.to_string(),
         has_preshared_key: peer.preshared_key.is_set(),
+        state,
+        unanswered_s: unanswered.map(|waited| waited.as_secs()),
         allowed_ips: node
             .tunnel
             .allowed_ips(peer.id)

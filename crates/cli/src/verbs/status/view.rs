@@ -9,8 +9,8 @@ use seikan_mesh::nat::Nat;
 use seikan_mesh::trust::Changed;
 use seikan_node::status::{
     Candidate, CandidateKind, CandidateState, Capability, Device, Direction, MeshStatus,
-    NoDirectPath, Path, PeerStatus, PortSearch, RelayStatus, Repair, RepairState, Report, Socket,
-    Status, TlsPath, Traffic, TurnPath,
+    NoDirectPath, Path, PeerState, PeerStatus, PortSearch, RelayStatus, Repair, RepairState,
+    Report, Socket, Status, TlsPath, Traffic, TurnPath,
 };
 use seikan_proto::constants::REJECT_AFTER_TIME;
 use std::collections::BTreeMap;
@@ -257,6 +257,25 @@ fn peer(peer: &PeerStatus, nat: Nat, out: &mut Screen) {
         "peer",
         peer.name.as_ref().unwrap_or(&peer.public_key),
     );
+    let unanswered = peer.unanswered_s.filter(|seconds| *seconds > 0);
+    match (peer.state, unanswered) {
+        (PeerState::Up | PeerState::Idle, _) => {}
+        (PeerState::Down, _) => {
+            let seconds = duration(unanswered.unwrap_or_default());
+            out.line(
+                "state",
+                format!("{RED}down{RESET}: no answer for {seconds}"),
+            );
+        }
+        (PeerState::NeverSeen, None) => out.line("state", format!("{YELLOW}never seen{RESET}")),
+        (PeerState::NeverSeen, Some(seconds)) => {
+            let seconds = duration(seconds);
+            out.line(
+                "state",
+                format!("{RED}never seen{RESET}, no answer for {seconds}"),
+            );
+        }
+    }
     if peer.name.is_some() {
         out.line("public key", &peer.public_key);
     }
@@ -296,7 +315,7 @@ fn peer(peer: &PeerStatus, nat: Nat, out: &mut Screen) {
     match &peer.latest_handshake {
         Some(at) if at.age_s == 0 => out.line("latest handshake", "now"),
         Some(at) => out.line("latest handshake", format!("{} ago", duration(at.age_s))),
-        None => out.line("latest handshake", format!("{RED}never{RESET}")),
+        None => {}
     }
     if let Some(refusal) = &peer.refusal {
         let refusal = printable(refusal);
@@ -307,7 +326,8 @@ fn peer(peer: &PeerStatus, nat: Nat, out: &mut Screen) {
     }
     let handshake = peer.latest_handshake.as_ref();
     if handshake.is_some_and(|at| at.age_s < REJECT_AFTER_TIME.as_secs()) {
-        if let Some(path) = path(&peer.path) {
+        // Figures of a path on which nothing comes back are from before.
+        if let Some(path) = path(&peer.path).filter(|_| peer.state != PeerState::Down) {
             out.line("path", path);
         }
         if let Some(repair) = &peer.path.repair {
