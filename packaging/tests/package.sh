@@ -9,6 +9,8 @@ rpm -qpl "$dist"/seikan-[0-9]*.rpm | grep -qx /usr/lib/systemd/system/seikan@.se
 
 boot office branch
 began=$(date +%s.%N)
+# As docs/getting-started/install.md says; without a network, so without the recommended packages.
+on office 'apt-get install -y /root/seikan_*.deb'
 tunnel office branch
 python3 -c "print(f'= first encrypted ping after {$(date +%s.%N) - $began:.1f} s, both hosts installed one after the other')"
 [ "$(python3 -c "print(int($(date +%s.%N) - $began < 60))")" = 1 ] || fail "more than 60 s"
@@ -24,6 +26,15 @@ on office '
     seikan status | grep -q branch
     journalctl -u seikan@tunnel | grep -qi started
     man -w seikan-up 2>/dev/null || [ -e /usr/share/man/man1/seikan-up.1.gz ] || grep -qs man /etc/dpkg/dpkg.cfg.d/*'
+# A changed file is applied without a restart.
+on office '
+    before=$(systemctl show -p MainPID --value seikan@tunnel)
+    printf "\n[[peer]]\nname = \"third\"\npublic-key = \"%s\"\nallowed-ips = \"10.9.0.3/32\"\n" "$(seikan genkey | seikan pubkey)" \
+        >>/etc/seikan/tunnel.toml
+    systemctl reload seikan@tunnel
+    [ "$(seikan status tunnel | grep -c "^peer:")" = 2 ]
+    [ "$before" = "$(systemctl show -p MainPID --value seikan@tunnel)" ]'
+
 memory=$(on office 'ps -C seikan -o rss= | sort -n | tail -n 1')
 echo "= the larger of the two processes of an idle tunnel has $((memory / 1000)) MB resident"
 halt

@@ -37,6 +37,8 @@ pub enum Verb {
     Up(verbs::up::Arguments),
     /// Stop a tunnel
     Down(verbs::down::Arguments),
+    /// Apply a changed configuration file to a running tunnel
+    Reload(verbs::reload::Arguments),
     /// Show tunnels, peers, rates and dropped packets
     Status(verbs::status::Arguments),
     /// Check a configuration file
@@ -85,7 +87,10 @@ pub enum Verb {
 
 /// Groups of verbs in the help.
 const GROUPS: [(&str, &[&str]); 4] = [
-    ("Tunnel", &["up", "down", "status", "check", "gateway"]),
+    (
+        "Tunnel",
+        &["up", "down", "reload", "status", "check", "gateway"],
+    ),
     (
         "Mesh",
         &[
@@ -174,6 +179,7 @@ impl Verb {
         match self {
             Verb::Up(arguments) => verbs::up::run(&arguments),
             Verb::Down(arguments) => verbs::down::run(&arguments),
+            Verb::Reload(arguments) => verbs::reload::run(&arguments),
             Verb::Status(arguments) => verbs::status::run(&arguments),
             Verb::Check(arguments) => verbs::check::run(&arguments),
             Verb::Gateway(arguments) => verbs::gateway::run(&arguments),

@@ -17,11 +17,12 @@ use seikan_sys::netlink::Route;
 use serde_json::Value;
 
 /// Keys of the verdict that docs/reference/doctor.md promises.
-const KEYS: [&str; 15] = [
+const KEYS: [&str; 16] = [
     "version",
     "cause",
     "sentence",
     "level",
+    "loss_repair",
     "chain",
     "evidence",
     "remedies",

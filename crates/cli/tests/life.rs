@@ -9,6 +9,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use seikan_sys::netlink::Family;
+
 use crate::common::{
     PATIENCE, TUNNEL_PORT, World, eventually, in_world, key_pair, monitor_of, skip, stderr,
 };
@@ -39,6 +41,41 @@ fn a_tunnel_that_is_started_again_renews_its_sessions_without_traffic() {
             !status["peers"][0]["latest_handshake"].is_null()
         };
         eventually("a session without traffic", has_session);
+    });
+}
+
+#[test]
+fn a_reloaded_file_changes_its_peers_and_no_other_session() {
+    in_world(["", ""], |world| {
+        let _tunnels = world.both_up();
+        let reload = || {
+            let output = world.run(&world.left, &["reload", world.left.config()]);
+            assert!(output.status.success(), "{}", stderr(&output));
+            String::from_utf8(output.stdout).expect("UTF-8")
+        };
+        let handshakes = || {
+            let status = world.status(&world.left);
+            let peers = status["peers"].as_array().expect("peers").clone();
+            (peers.len(), peers[0]["traffic"]["handshakes"].clone())
+        };
+        let name = &world.left.interface;
+        let (_, session) = handshakes();
+        assert_eq!(reload(), format!("{name}: nothing to change\n"));
+
+        let before = fs::read_to_string(&world.left.config).expect("the file");
+        let (_, key) = key_pair();
+        let peer = format!("[Peer]\nPublicKey = {key}\nAllowedIPs = 10.77.0.0/24\n");
+        fs::write(&world.left.config, before.clone() + &peer).expect("written");
+        assert_eq!(reload(), format!("{name}: 1 peer added, 1 route added\n"));
+        assert_eq!(handshakes(), (2, session.clone()));
+        let routes = world.left.netlink.all_routes(Family::V4).expect("routes");
+        let added = "10.77.0.0/24".parse().expect("a prefix");
+        assert!(routes.iter().any(|route| route.destination == added));
+
+        fs::write(&world.left.config, before).expect("written");
+        assert_eq!(reload(), format!("{name}: 1 peer removed\n"));
+        assert_eq!(handshakes(), (1, session));
+        assert!(world.answers_within(PATIENCE));
     });
 }
 

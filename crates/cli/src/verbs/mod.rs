@@ -16,6 +16,7 @@ pub mod ping;
 pub mod pubkey;
 pub mod record;
 pub mod relay;
+pub mod reload;
 pub mod report;
 pub mod rotate_key;
 pub mod status;

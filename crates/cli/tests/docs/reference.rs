@@ -13,7 +13,8 @@ const COMMANDS: [(&str, &str, &[&str]); 4] = [
         "tunnel",
         "Commands: tunnels and gateways",
         &[
-            "up", "down", "status", "top", "ping", "check", "gateway", "genkey", "pubkey", "genpsk",
+            "up", "down", "reload", "status", "top", "ping", "check", "gateway", "genkey",
+            "pubkey", "genpsk",
         ],
     ),
     (

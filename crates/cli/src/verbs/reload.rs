@@ -1,0 +1,448 @@
+//! `seikan reload`: applies a changed configuration to a running tunnel, as `wg syncconf` does.
+//!
+//! The daemon has no right to read the file. So this process compares the file with the running state, which it reads
+//! from the socket for `wg` (the cross-platform interface of WireGuard), and sends the differences there. Peers without
+//! a difference are not mentioned, and keep their sessions.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::SocketAddr;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::{Args, ValueHint};
+use ipnet::IpNet;
+use seikan_config::{Config, Overrides, PeerConfig, Table};
+use seikan_node::control::{RuntimeDirs, ask};
+use seikan_node::node::resolve;
+use seikan_node::setup::routes;
+use seikan_sys::netlink::{Family, Netlink, Route, TABLE_MAIN};
+use zeroize::Zeroizing;
+
+use crate::output::{self, counted};
+
+/// Maximum time for an answer of the daemon.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Options of `reload`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    sudo seikan reload office           apply a changed /etc/seikan/office.toml\n  \
+    sudo systemctl reload seikan@office    the same\n\n\
+    Applies the private key, the port, the firewall mark and the peers. Peers that did not change keep their sessions. \
+    Routes of new allowed IPs are added. Everything else takes effect at the next start: addresses, MTU, DNS, hooks, \
+    gateway and mesh. Routes of removed allowed IPs stay until then, without a peer. In a mesh, so do peers that were \
+    removed from the file.")]
+pub struct Arguments {
+    /// Interface, or the file that it was started from
+    #[arg(value_name = "IFACE|FILE", value_hint = ValueHint::AnyPath)]
+    target: String,
+}
+
+/// Compares the file with the running tunnel, and applies the differences.
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let parsed = seikan_config::load(&arguments.target, &Overrides::default());
+    output::diagnostics(&parsed.diagnostics);
+    let Some(config) = parsed.config else {
+        return Ok(ExitCode::FAILURE);
+    };
+    let name = config.name.as_str();
+    let dirs = RuntimeDirs::default();
+    if !ask::running(&dirs)?.iter().any(|running| running == name) {
+        bail!("cannot reload `{name}`: it is not running; `seikan up` starts it");
+    }
+    let mut socket = Uapi::connect(&dirs.uapi(name))?;
+    let running = Running::parse(&socket.ask("get=1\n\n")?)?;
+    let mut endpoints = BTreeMap::new();
+    for peer in &config.peers {
+        if let Some(endpoint) = &peer.endpoint {
+            let address = resolve(&endpoint.host, endpoint.port)?;
+            endpoints.insert(hex(peer.public_key.as_bytes()).to_string(), address);
+        }
+    }
+    let changes = Changes::between(&config, &running, &endpoints);
+    if !changes.request.is_empty() {
+        socket.set(&changes.request)?;
+    }
+    let routes = add_routes(&config, &running, &endpoints)?;
+    writeln!(io::stdout(), "{name}: {}", changes.describe(routes))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The state of a running tunnel. Keys are in hexadecimal digits, as on the socket.
+#[derive(Debug, Default)]
+struct Running {
+    private_key: Zeroizing<String>,
+    listen_port: u16,
+    fwmark: u32,
+    peers: BTreeMap<String, RunningPeer>,
+}
+
+#[derive(Debug, Default)]
+struct RunningPeer {
+    preshared_key: Zeroizing<String>,
+    endpoint: Option<SocketAddr>,
+    keepalive: u16,
+    allowed_ips: BTreeSet<IpNet>,
+}
+
+impl Running {
+    /// Parses the answer to `get=1`.
+    fn parse(text: &str) -> anyhow::Result<Running> {
+        let mut running = Running::default();
+        let mut peer = None;
+        for line in text.lines() {
+            let (key, value) = line
+                .split_once('=')
+                .context("the daemon's answer has a line without `=`")?;
+            let invalid = || format!("the daemon's answer has an invalid line: {key}");
+            if key == "public_key" {
+                peer = Some(value.to_owned());
+                running
+                    .peers
+                    .insert(value.to_owned(), RunningPeer::default());
+                continue;
+            }
+            match peer.as_ref().and_then(|peer| running.peers.get_mut(peer)) {
+                None => match key {
+                    "private_key" => running.private_key = Zeroizing::new(value.to_owned()),
+                    "listen_port" => running.listen_port = value.parse().with_context(invalid)?,
+                    "fwmark" => running.fwmark = value.parse().with_context(invalid)?,
+                    _ => {}
+                },
+                Some(peer) => match key {
+                    "preshared_key" => peer.preshared_key = Zeroizing::new(value.to_owned()),
+                    // One with an interface has no counterpart in a file.
+                    "endpoint" => peer.endpoint = value.parse().ok(),
+                    "persistent_keepalive_interval" => {
+                        peer.keepalive = value.parse().with_context(invalid)?;
+                    }
+                    "allowed_ip" => {
+                        peer.allowed_ips
+                            .insert(value.parse().with_context(invalid)?);
+                    }
+                    _ => {}
+                },
+            }
+        }
+        Ok(running)
+    }
+}
+
+/// Differences between a file and a running tunnel.
+#[derive(Debug, Default)]
+struct Changes {
+    /// Lines after `set=1`.
+    request: Zeroizing<String>,
+    device: Vec<&'static str>,
+    added: usize,
+    changed: usize,
+    removed: usize,
+}
+
+impl Changes {
+    /// `endpoints` are the resolved ones of the file, by key.
+    fn between(
+        config: &Config,
+        running: &Running,
+        endpoints: &BTreeMap<String, SocketAddr>,
+    ) -> Changes {
+        let mut changes = Changes::default();
+        let private_key = hex(config.private_key.as_bytes());
+        if private_key != running.private_key {
+            changes.device("private key", "private_key", &private_key);
+        }
+        if let Some(port) = config
+            .listen_port
+            .filter(|port| *port != running.listen_port)
+        {
+            changes.device("port", "listen_port", &port.to_string());
+        }
+        if let Some(mark) = config.fwmark.filter(|mark| *mark != running.fwmark) {
+            changes.device("firewall mark", "fwmark", &mark.to_string());
+        }
+        for peer in &config.peers {
+            let key = hex(peer.public_key.as_bytes());
+            let endpoint = endpoints.get(&*key).copied();
+            let before = running.peers.get(&*key);
+            let lines = peer_lines(peer, endpoint, before);
+            match before {
+                None => changes.added += 1,
+                Some(_) if lines.is_empty() => continue,
+                Some(_) => changes.changed += 1,
+            }
+            let _ = writeln!(changes.request, "public_key={}", *key);
+            changes.request.push_str(&lines);
+        }
+        // Members of a mesh are peers as well, and not in the file.
+        if config.mesh.is_none() {
+            let public = |peer: &PeerConfig| hex(peer.public_key.as_bytes()).to_string();
+            let kept: BTreeSet<String> = config.peers.iter().map(public).collect();
+            for key in running.peers.keys().filter(|key| !kept.contains(*key)) {
+                changes.removed += 1;
+                let _ = writeln!(changes.request, "public_key={key}\nremove=true");
+            }
+        }
+        changes
+    }
+
+    fn device(&mut self, name: &'static str, key: &str, value: &str) {
+        self.device.push(name);
+        let _ = writeln!(self.request, "{key}={value}");
+    }
+
+    fn describe(&self, routes: usize) -> String {
+        let mut parts: Vec<String> = self
+            .device
+            .iter()
+            .map(|name| format!("{name} changed"))
+            .collect();
+        let counts = [
+            (self.added, "added"),
+            (self.changed, "changed"),
+            (self.removed, "removed"),
+        ];
+        for (count, verb) in counts.into_iter().filter(|(count, _)| *count > 0) {
+            parts.push(format!("{} {verb}", counted(count, "peer")));
+        }
+        if routes > 0 {
+            parts.push(format!("{} added", counted(routes, "route")));
+        }
+        if parts.is_empty() {
+            return "nothing to change".to_owned();
+        }
+        parts.join(", ")
+    }
+}
+
+/// Returns the lines that make a running peer, if there is one, what the file says.
+fn peer_lines(
+    peer: &PeerConfig,
+    endpoint: Option<SocketAddr>,
+    before: Option<&RunningPeer>,
+) -> Zeroizing<String> {
+    let mut lines = Zeroizing::new(String::new());
+    let none = RunningPeer {
+        preshared_key: hex(&[0; 32]),
+        ..RunningPeer::default()
+    };
+    let before = before.unwrap_or(&none);
+    let preshared_key = hex(peer
+        .preshared_key
+        .as_ref()
+        .map_or(&[0; 32], |key| key.as_bytes()));
+    if preshared_key != before.preshared_key {
+        let _ = writeln!(lines, "preshared_key={}", *preshared_key);
+    }
+    if let Some(endpoint) = endpoint.filter(|endpoint| Some(*endpoint) != before.endpoint) {
+        let _ = writeln!(lines, "endpoint={endpoint}");
+    }
+    let keepalive = peer.persistent_keepalive.unwrap_or(0);
+    if keepalive != before.keepalive {
+        let _ = writeln!(lines, "persistent_keepalive_interval={keepalive}");
+    }
+    let allowed: BTreeSet<IpNet> = peer.allowed_ips.iter().map(IpNet::trunc).collect();
+    if allowed != before.allowed_ips {
+        lines.push_str("replace_allowed_ips=true\n");
+        for prefix in allowed {
+            let _ = writeln!(lines, "allowed_ip={prefix}");
+        }
+    }
+    lines
+}
+
+/// Adds routes of allowed IPs that the tunnel did not have. Returns their number.
+fn add_routes(
+    config: &Config,
+    running: &Running,
+    endpoints: &BTreeMap<String, SocketAddr>,
+) -> anyhow::Result<usize> {
+    let netlink = Netlink::open()?;
+    let endpoints: Vec<_> = endpoints.values().map(SocketAddr::ip).collect();
+    let plan = routes::plan(config, &endpoints, &netlink)?;
+    let had: BTreeSet<&IpNet> = running
+        .peers
+        .values()
+        .flat_map(|peer| &peer.allowed_ips)
+        .collect();
+    let index = netlink.link(config.name.as_str())?.index;
+    let mut added = 0;
+    for (prefix, table) in plan
+        .routes
+        .iter()
+        .filter(|(prefix, _)| !had.contains(prefix))
+    {
+        if *table != TABLE_MAIN
+            && !matches!(config.table, Table::Number(number) if number == *table)
+        {
+            let mut stderr = anstream::stderr();
+            writeln!(
+                stderr,
+                "warning: no route to {prefix} yet: it contains the address of a peer, which takes rules that are only set at a \
+                 start; restart the tunnel"
+            )?;
+            continue;
+        }
+        // A former reload may have removed the peer, and left the route.
+        let family = if prefix.addr().is_ipv4() {
+            Family::V4
+        } else {
+            Family::V6
+        };
+        let is_there = |route: &Route| route.destination == *prefix && route.device == Some(index);
+        if netlink.routes(family, *table)?.iter().any(is_there) {
+            continue;
+        }
+        let route = Route::to(*prefix).device(index).table(*table);
+        netlink
+            .add_route(&route)
+            .with_context(|| format!("cannot add a route to {prefix}"))?;
+        added += 1;
+    }
+    Ok(added)
+}
+
+/// A key in hexadecimal digits.
+fn hex(key: &[u8; 32]) -> Zeroizing<String> {
+    let mut digits = Zeroizing::new(String::with_capacity(64));
+    for byte in key {
+        let _ = write!(digits, "{byte:02x}");
+    }
+    digits
+}
+
+/// The socket for `wg`.
+struct Uapi {
+    stream: BufReader<UnixStream>,
+}
+
+impl Uapi {
+    fn connect(path: &Path) -> anyhow::Result<Uapi> {
+        let failed = || {
+            format!(
+                "cannot connect to {}, the tunnel's socket for `wg`",
+                path.display()
+            )
+        };
+        let stream = UnixStream::connect(path).with_context(failed)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        Ok(Uapi {
+            stream: BufReader::new(stream),
+        })
+    }
+
+    /// Sends a request, and returns the lines of its answer before `errno`.
+    fn ask(&mut self, request: &str) -> anyhow::Result<Zeroizing<String>> {
+        const FAILED: &str = "cannot talk to the tunnel";
+        self.stream
+            .get_mut()
+            .write_all(request.as_bytes())
+            .context(FAILED)?;
+        let mut answer = Zeroizing::new(String::new());
+        loop {
+            let start = answer.len();
+            if self.stream.read_line(&mut answer).context(FAILED)? == 0 {
+                bail!("cannot talk to the tunnel: it closed the connection");
+            }
+            if let Some(errno) = answer[start..].strip_prefix("errno=") {
+                let errno: i32 = errno
+                    .trim()
+                    .parse()
+                    .context("the daemon's answer has no number as errno")?;
+                if errno != 0 {
+                    let error = io::Error::from_raw_os_error(-errno);
+                    bail!("the tunnel refuses the change: {error}; what came before is applied");
+                }
+                answer.truncate(start);
+                // The empty line after it.
+                self.stream.read_line(&mut String::new()).context(FAILED)?;
+                return Ok(answer);
+            }
+        }
+    }
+
+    fn set(&mut self, lines: &str) -> anyhow::Result<()> {
+        let request = Zeroizing::new(format!("set=1\n{lines}\n"));
+        self.ask(&request).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use seikan_config::{Source, Syntax, parse};
+
+    // RFC 7748, section 6.1: the private keys of Alice and Bob, and their public keys.
+    const ALICE: &str = "dwdtCnMYpX08FsFyUbJmRd9ML4frwJkqsXf7pR25LCo=";
+    const BOB_PUBLIC: &str = "3p7bfXt9wbTTW2HC7OQ1Nz+DQ8hbeGdNrfx+FG+IK08=";
+    const BOB_HEX: &str = "de9edb7d7b7dc1b4d35b61c2ece435373f8343c85b78674dadfc7e146f882b4f";
+    const OTHER_HEX: &str = "8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a";
+
+    fn config(peers: &str) -> Config {
+        let text = format!(
+            "private-key = \"{ALICE}\"\naddress = \"10.9.0.1/24\"\nlisten-port = 51820\n{peers}"
+        );
+        let source = Source {
+            file: "office.toml".into(),
+            syntax: Syntax::Toml,
+            text: text.into(),
+        };
+        let parsed = parse(&source, &Overrides::default(), &|_| {
+            Err(io::ErrorKind::NotFound.into())
+        });
+        parsed
+            .config
+            .unwrap_or_else(|| panic!("{}", parsed.diagnostics))
+    }
+
+    fn running(config: &Config, peers: &str) -> Running {
+        let key = hex(config.private_key.as_bytes());
+        Running::parse(&format!("private_key={}\nlisten_port=51820\n{peers}", *key)).unwrap()
+    }
+
+    fn bob(more: &str) -> String {
+        format!("[[peer]]\npublic-key = \"{BOB_PUBLIC}\"\nallowed-ips = \"10.9.0.2/32\"\n{more}")
+    }
+
+    fn bob_runs() -> String {
+        let zero = "0".repeat(64);
+        format!(
+            "public_key={BOB_HEX}\npreshared_key={zero}\nallowed_ip=10.9.0.2/32\npersistent_keepalive_interval=0\n"
+        )
+    }
+
+    #[test]
+    fn what_did_not_change_is_not_mentioned() {
+        let config = config(&bob(""));
+        let changes = Changes::between(&config, &running(&config, &bob_runs()), &BTreeMap::new());
+        assert_eq!(*changes.request, "");
+        assert_eq!(changes.describe(0), "nothing to change");
+    }
+
+    #[test]
+    fn peers_are_added_changed_and_removed() {
+        let config = config(&bob("persistent-keepalive = 25\n"));
+        let other = format!("public_key={OTHER_HEX}\nallowed_ip=10.9.0.3/32\n");
+        let before = running(&config, &(bob_runs() + &other));
+        let changes = Changes::between(&config, &before, &BTreeMap::new());
+        let expected = format!(
+            "public_key={BOB_HEX}\npersistent_keepalive_interval=25\npublic_key={OTHER_HEX}\nremove=true\n"
+        );
+        assert_eq!(*changes.request, expected);
+        assert_eq!(changes.describe(0), "1 peer changed, 1 peer removed");
+
+        let endpoints = BTreeMap::from([(BOB_HEX.to_owned(), "192.0.2.2:51820".parse().unwrap())]);
+        let changes = Changes::between(&config, &running(&config, ""), &endpoints);
+        let expected = format!(
+            "public_key={BOB_HEX}\nendpoint=192.0.2.2:51820\npersistent_keepalive_interval=25\n\
+             replace_allowed_ips=true\nallowed_ip=10.9.0.2/32\n"
+        );
+        assert_eq!(*changes.request, expected);
+        assert_eq!(changes.describe(1), "1 peer added, 1 route added");
+    }
+}
