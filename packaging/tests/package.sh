@@ -10,7 +10,7 @@ rpm -qpl "$dist"/seikan-[0-9]*.rpm | grep -qx /usr/lib/systemd/system/seikan@.se
 boot office branch
 began=$(date +%s.%N)
 # As docs/getting-started/install.md says; without a network, so without the recommended packages.
-on office 'apt-get install -y /root/seikan_*.deb'
+on office 'apt-get install -y --no-install-recommends /root/seikan_*.deb'
 tunnel office branch
 python3 -c "print(f'= first encrypted ping after {$(date +%s.%N) - $began:.1f} s, both hosts installed one after the other')"
 [ "$(python3 -c "print(int($(date +%s.%N) - $began < 60))")" = 1 ] || fail "more than 60 s"
