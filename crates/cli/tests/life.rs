@@ -53,10 +53,13 @@ fn a_reloaded_file_changes_its_peers_and_no_other_session() {
             assert!(output.status.success(), "{}", stderr(&output));
             String::from_utf8(output.stdout).expect("UTF-8")
         };
+        let first = world.status(&world.left)["peers"][0]["public_key"].clone();
         let handshakes = || {
             let status = world.status(&world.left);
             let peers = status["peers"].as_array().expect("peers").clone();
-            (peers.len(), peers[0]["traffic"]["handshakes"].clone())
+            let peer = peers.iter().find(|peer| peer["public_key"] == first);
+            let handshakes = &peer.expect("the first peer")["traffic"]["handshakes"];
+            (peers.len(), handshakes.clone())
         };
         let name = &world.left.interface;
         let (_, session) = handshakes();

@@ -565,7 +565,7 @@ impl Peer {
         self.sessions.current.as_ref().map(|s| s.cipher)
     }
 
-    /// Since when data or an initiation waits for anything authenticated from the peer.
+    /// Since when data or an initiation waits for a response or anything in a session.
     pub fn waiting_since(&self) -> Option<Instant> {
         self.timers.waiting_since()
     }

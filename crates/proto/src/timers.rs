@@ -84,7 +84,7 @@ pub struct Timers {
     /// When an initiation was last sent in answer to a call-me-maybe. It is neither repeated nor
     /// does it delay others.
     last_call: Option<Instant>,
-    /// When the first data or initiation was sent that nothing from the peer has followed.
+    /// When the first data or initiation was sent that nothing of a session has followed.
     waiting_since: Option<Instant>,
     /// Initiations repeated since the last reason to send one.
     retries: u32,
@@ -124,8 +124,13 @@ impl Timers {
     /// An authenticated packet was received: data, a keepalive or a handshake message.
     pub fn any_authenticated_packet_received(&mut self, now: Instant) {
         self.disarm(NewHandshake);
-        self.waiting_since = None;
         self.traversal(now);
+    }
+
+    /// A packet of a session or a response was received. An initiation of the peer does not show that this host's packets
+    /// arrive.
+    pub fn answered(&mut self) {
+        self.waiting_since = None;
     }
 
     /// An initiation was sent, or sending was at least attempted.
@@ -148,7 +153,7 @@ impl Timers {
         self.arm(ZeroKeys, now + ZERO_KEYS_AFTER);
     }
 
-    /// Since when data or an initiation waits for anything authenticated from the peer. A peer answers data within
+    /// Since when data or an initiation waits for a response or anything in a session. A peer answers data within
     /// `KEEPALIVE_TIMEOUT`.
     pub fn waiting_since(&self) -> Option<Instant> {
         self.waiting_since

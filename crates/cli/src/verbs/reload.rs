@@ -25,6 +25,8 @@ use zeroize::Zeroizing;
 
 use crate::output::{self, counted};
 
+/// Size of buffers of keys, in bytes: some hundred peers.
+const BUFFER: usize = 64 << 10;
 /// Maximum time for an answer of the daemon.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -33,10 +35,11 @@ const PATIENCE: Duration = Duration::from_secs(10);
 #[command(after_help = "Examples:\n  \
     sudo seikan reload office           apply a changed /etc/seikan/office.toml\n  \
     sudo systemctl reload seikan@office    the same\n\n\
-    Applies the private key, the port, the firewall mark and the peers. Peers that did not change keep their sessions. \
-    Routes of new allowed IPs are added. Everything else takes effect at the next start: addresses, MTU, DNS, hooks, \
-    gateway and mesh. Routes of removed allowed IPs stay until then, without a peer. In a mesh, so do peers that were \
-    removed from the file.")]
+    Applies the private key, the port, the firewall mark and the peers, as `wg syncconf` does. Peers that did not change \
+    keep their sessions; a peer at another address than in the file is moved back until it sends. Routes of new allowed IPs \
+    are added. Everything else takes effect at the next start: addresses, MTU, DNS, hooks, gateway and mesh. Until then, \
+    routes of removed allowed IPs stay, without a peer; only names of endpoints that were there at the start are resolved \
+    again; in a mesh, removed peers stay.")]
 pub struct Arguments {
     /// Interface, or the file that it was started from
     #[arg(value_name = "IFACE|FILE", value_hint = ValueHint::AnyPath)]
@@ -55,22 +58,81 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if !ask::running(&dirs)?.iter().any(|running| running == name) {
         bail!("cannot reload `{name}`: it is not running; `seikan up` starts it");
     }
+    let is_mesh = config.mesh.is_some() || ask::status(&dirs, name)?.mesh.is_some();
     let mut socket = Uapi::connect(&dirs.uapi(name))?;
     let running = Running::parse(&socket.ask("get=1\n\n")?)?;
-    let mut endpoints = BTreeMap::new();
-    for peer in &config.peers {
-        if let Some(endpoint) = &peer.endpoint {
-            let address = resolve(&endpoint.host, endpoint.port)?;
-            endpoints.insert(hex(peer.public_key.as_bytes()).to_string(), address);
-        }
-    }
-    let changes = Changes::between(&config, &running, &endpoints);
+    let endpoints = resolved(&config)?;
+    let netlink = Netlink::open()?;
+    refuse_loops(&config, &running, &endpoints, &netlink)?;
+    let changes = Changes::between(&config, &running, &endpoints, is_mesh);
     if !changes.request.is_empty() {
         socket.set(&changes.request)?;
     }
-    let routes = add_routes(&config, &running, &endpoints)?;
-    writeln!(io::stdout(), "{name}: {}", changes.describe(routes))?;
+    let added = add_routes(&config, &endpoints, &netlink)?;
+    writeln!(io::stdout(), "{name}: {}", changes.describe(added))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the endpoints of the file, by key. One that cannot be resolved is left out with a warning.
+fn resolved(config: &Config) -> anyhow::Result<BTreeMap<String, SocketAddr>> {
+    let mut endpoints = BTreeMap::new();
+    for peer in &config.peers {
+        let Some(endpoint) = &peer.endpoint else {
+            continue;
+        };
+        match resolve(&endpoint.host, endpoint.port) {
+            Ok(address) => {
+                endpoints.insert(hex(peer.public_key.as_bytes()).to_string(), address);
+            }
+            Err(error) => writeln!(
+                anstream::stderr(),
+                "warning: {error}; this endpoint is not changed"
+            )?,
+        }
+    }
+    Ok(endpoints)
+}
+
+/// Refuses changes after which the tunnel's own datagrams would enter it: its marks and rules are only set at a start.
+fn refuse_loops(
+    config: &Config,
+    running: &Running,
+    endpoints: &BTreeMap<String, SocketAddr>,
+    netlink: &Netlink,
+) -> anyhow::Result<()> {
+    let name = &config.name;
+    if config.fwmark.is_some_and(|mark| mark != running.fwmark) && running.fwmark != 0 {
+        let mut rules = netlink.rules(Family::V4)?;
+        rules.extend(netlink.rules(Family::V6)?);
+        if rules.iter().any(|rule| rule.fwmark == Some(running.fwmark)) {
+            bail!(
+                "cannot change the firewall mark of {name} while it runs: rules use it; restart the tunnel"
+            );
+        }
+    }
+    if running.fwmark != 0 || config.table == Table::Off {
+        return Ok(());
+    }
+    let had: BTreeSet<&IpNet> = running
+        .peers
+        .values()
+        .flat_map(|peer| &peer.allowed_ips)
+        .collect();
+    for (key, endpoint) in endpoints {
+        let before = running.peers.get(key).and_then(|peer| peer.endpoint);
+        let mut allowed = config.peers.iter().flat_map(|peer| &peer.allowed_ips);
+        let swallows = |prefix: &&IpNet| {
+            let is_new = before != Some(*endpoint) || !had.contains(prefix);
+            is_new && prefix.contains(&endpoint.ip())
+        };
+        if let Some(prefix) = allowed.find(swallows) {
+            bail!(
+                "cannot reload {name}: the endpoint {endpoint} is within the allowed IPs {prefix}, which takes rules that are \
+                 only set at a start; restart the tunnel"
+            );
+        }
+    }
+    Ok(())
 }
 
 /// The state of a running tunnel. Keys are in hexadecimal digits, as on the socket.
@@ -150,15 +212,20 @@ impl Changes {
         config: &Config,
         running: &Running,
         endpoints: &BTreeMap<String, SocketAddr>,
+        is_mesh: bool,
     ) -> Changes {
-        let mut changes = Changes::default();
+        // Large enough for most: growing leaves copies of the keys in freed memory.
+        let mut changes = Changes {
+            request: Zeroizing::new(String::with_capacity(BUFFER)),
+            ..Changes::default()
+        };
         let private_key = hex(config.private_key.as_bytes());
         if private_key != running.private_key {
             changes.device("private key", "private_key", &private_key);
         }
         if let Some(port) = config
             .listen_port
-            .filter(|port| *port != running.listen_port)
+            .filter(|port| *port != 0 && *port != running.listen_port)
         {
             changes.device("port", "listen_port", &port.to_string());
         }
@@ -179,7 +246,7 @@ impl Changes {
             changes.request.push_str(&lines);
         }
         // Members of a mesh are peers as well, and not in the file.
-        if config.mesh.is_none() {
+        if !is_mesh {
             let public = |peer: &PeerConfig| hex(peer.public_key.as_bytes()).to_string();
             let kept: BTreeSet<String> = config.peers.iter().map(public).collect();
             for key in running.peers.keys().filter(|key| !kept.contains(*key)) {
@@ -255,53 +322,41 @@ fn peer_lines(
     lines
 }
 
-/// Adds routes of allowed IPs that the tunnel did not have. Returns their number.
+/// Adds the routes of allowed IPs that are missing. Returns their number.
 fn add_routes(
     config: &Config,
-    running: &Running,
     endpoints: &BTreeMap<String, SocketAddr>,
+    netlink: &Netlink,
 ) -> anyhow::Result<usize> {
-    let netlink = Netlink::open()?;
     let endpoints: Vec<_> = endpoints.values().map(SocketAddr::ip).collect();
-    let plan = routes::plan(config, &endpoints, &netlink)?;
-    let had: BTreeSet<&IpNet> = running
-        .peers
-        .values()
-        .flat_map(|peer| &peer.allowed_ips)
-        .collect();
+    let plan = routes::plan(config, &endpoints, netlink)?;
     let index = netlink.link(config.name.as_str())?.index;
+    let mut there = netlink.all_routes(Family::V4)?;
+    there.extend(netlink.all_routes(Family::V6)?);
+    there.retain(|route| route.device == Some(index));
     let mut added = 0;
-    for (prefix, table) in plan
-        .routes
-        .iter()
-        .filter(|(prefix, _)| !had.contains(prefix))
-    {
-        if *table != TABLE_MAIN
-            && !matches!(config.table, Table::Number(number) if number == *table)
-        {
-            let mut stderr = anstream::stderr();
-            writeln!(
-                stderr,
-                "warning: no route to {prefix} yet: it contains the address of a peer, which takes rules that are only set at a \
-                 start; restart the tunnel"
-            )?;
+    let mut failures = Vec::new();
+    for (prefix, table) in plan.routes {
+        // Those of default routes are in a table of their own.
+        if there.iter().any(|route| route.destination == prefix) {
             continue;
         }
-        // A former reload may have removed the peer, and left the route.
-        let family = if prefix.addr().is_ipv4() {
-            Family::V4
-        } else {
-            Family::V6
-        };
-        let is_there = |route: &Route| route.destination == *prefix && route.device == Some(index);
-        if netlink.routes(family, *table)?.iter().any(is_there) {
+        if table != TABLE_MAIN && config.table != Table::Number(table) {
+            failures.push(format!(
+                "{prefix} (takes rules that are only set at a start)"
+            ));
             continue;
         }
-        let route = Route::to(*prefix).device(index).table(*table);
-        netlink
-            .add_route(&route)
-            .with_context(|| format!("cannot add a route to {prefix}"))?;
-        added += 1;
+        match netlink.add_route(&Route::to(prefix).device(index).table(table)) {
+            Ok(()) => added += 1,
+            Err(error) => failures.push(format!("{prefix} ({error})")),
+        }
+    }
+    if !failures.is_empty() {
+        bail!(
+            "the peers are as in the file, but there are no routes to {}",
+            failures.join(", ")
+        );
     }
     Ok(added)
 }
@@ -343,7 +398,7 @@ impl Uapi {
             .get_mut()
             .write_all(request.as_bytes())
             .context(FAILED)?;
-        let mut answer = Zeroizing::new(String::new());
+        let mut answer = Zeroizing::new(String::with_capacity(BUFFER));
         loop {
             let start = answer.len();
             if self.stream.read_line(&mut answer).context(FAILED)? == 0 {
@@ -419,7 +474,12 @@ mod tests {
     #[test]
     fn what_did_not_change_is_not_mentioned() {
         let config = config(&bob(""));
-        let changes = Changes::between(&config, &running(&config, &bob_runs()), &BTreeMap::new());
+        let changes = Changes::between(
+            &config,
+            &running(&config, &bob_runs()),
+            &BTreeMap::new(),
+            false,
+        );
         assert_eq!(*changes.request, "");
         assert_eq!(changes.describe(0), "nothing to change");
     }
@@ -429,7 +489,7 @@ mod tests {
         let config = config(&bob("persistent-keepalive = 25\n"));
         let other = format!("public_key={OTHER_HEX}\nallowed_ip=10.9.0.3/32\n");
         let before = running(&config, &(bob_runs() + &other));
-        let changes = Changes::between(&config, &before, &BTreeMap::new());
+        let changes = Changes::between(&config, &before, &BTreeMap::new(), false);
         let expected = format!(
             "public_key={BOB_HEX}\npersistent_keepalive_interval=25\npublic_key={OTHER_HEX}\nremove=true\n"
         );
@@ -437,12 +497,27 @@ mod tests {
         assert_eq!(changes.describe(0), "1 peer changed, 1 peer removed");
 
         let endpoints = BTreeMap::from([(BOB_HEX.to_owned(), "192.0.2.2:51820".parse().unwrap())]);
-        let changes = Changes::between(&config, &running(&config, ""), &endpoints);
+        let changes = Changes::between(&config, &running(&config, ""), &endpoints, false);
         let expected = format!(
             "public_key={BOB_HEX}\nendpoint=192.0.2.2:51820\npersistent_keepalive_interval=25\n\
              replace_allowed_ips=true\nallowed_ip=10.9.0.2/32\n"
         );
         assert_eq!(*changes.request, expected);
         assert_eq!(changes.describe(1), "1 peer added, 1 route added");
+
+        // Members of a mesh are not in the file.
+        let changes = Changes::between(&config, &before, &endpoints, true);
+        assert_eq!(changes.removed, 0);
+    }
+
+    #[test]
+    fn a_preshared_key_is_removed_and_any_port_stays() {
+        let mut config = config(&bob(""));
+        config.listen_port = Some(0);
+        let before = bob_runs().replace(&"0".repeat(64), &"11".repeat(32));
+        let changes =
+            Changes::between(&config, &running(&config, &before), &BTreeMap::new(), false);
+        let expected = format!("public_key={BOB_HEX}\npreshared_key={}\n", "0".repeat(64));
+        assert_eq!(*changes.request, expected);
     }
 }

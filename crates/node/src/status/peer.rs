@@ -6,7 +6,7 @@ use crate::node::Node;
 use crate::subject::Record;
 use seikan_mesh::event::ProxyTarget;
 use seikan_proto::birthday::PunchState;
-use seikan_proto::constants::{KEEPALIVE_TIMEOUT, REJECT_AFTER_TIME, REKEY_TIMEOUT};
+use seikan_proto::constants::{KEEPALIVE_TIMEOUT, REKEY_TIMEOUT};
 use seikan_proto::native::repair::sender::State;
 use seikan_proto::noise::Protocol;
 use seikan_proto::paths;
@@ -25,10 +25,10 @@ pub struct PeerStatus {
     pub public_key: String,
     /// Whether there is a preshared key; the key itself is never included.
     pub has_preshared_key: bool,
-    /// Whether it answers.
-    #[serde(default)]
-    pub state: PeerState,
-    /// Seconds since this host sent something that nothing from the peer has followed.
+    /// Whether it answers; absent from a daemon of an earlier version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<PeerState>,
+    /// Seconds since this host sent something that the peer has not answered.
     #[serde(default)]
     pub unanswered_s: Option<u64>,
     /// Prefixes routed to it and accepted from it.
@@ -51,15 +51,14 @@ pub struct PeerStatus {
 }
 
 /// Whether a peer answers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PeerState {
     /// There was no session since the tunnel started.
-    #[default]
     NeverSeen,
     /// There is a session, and nothing waits for an answer for long.
     Up,
-    /// The last session has ended, and nothing was sent since.
+    /// The last session has ended, and nothing waits for an answer for long.
     Idle,
     /// Nothing came back for 15 s, in which a peer that is there has to answer.
     Down,
@@ -310,33 +309,36 @@ fn repair(peer: &Peer, now: Now) -> Option<Repair> {
     })
 }
 
-/// Returns whether a peer answers, and for how long it has not.
-fn state(peer: &Peer, now: Now) -> (PeerState, Option<Duration>) {
-    let unanswered = peer
-        .waiting_since()
-        .map(|since| now.mono.duration_since(since));
-    let age = peer.last_handshake.map(|at| now.wall.saturating_sub(at));
-    let state = match age {
-        None => PeerState::NeverSeen,
-        Some(_) if unanswered.is_some_and(|waited| waited > KEEPALIVE_TIMEOUT + REKEY_TIMEOUT) => {
-            PeerState::Down
-        }
-        Some(age) if age < REJECT_AFTER_TIME => PeerState::Up,
-        Some(_) => PeerState::Idle,
-    };
-    (state, unanswered)
+/// Returns whether a peer answers. `unanswered`: for how long something waits for an answer.
+fn state(was_seen: bool, has_session: bool, unanswered: Option<Duration>) -> PeerState {
+    if !was_seen {
+        PeerState::NeverSeen
+    } else if unanswered.is_some_and(|waited| waited > KEEPALIVE_TIMEOUT + REKEY_TIMEOUT) {
+        PeerState::Down
+    } else if has_session {
+        PeerState::Up
+    } else {
+        PeerState::Idle
+    }
 }
 
 /// Returns the status of one peer.
 pub fn peer(node: &Node, record: &Record, peer: &Peer, now: Now) -> PeerStatus {
     let native = node.tunnel.protocol() == Protocol::Native;
     let turn = |address: SocketAddr| turn(node, peer, address);
-    let (state, unanswered) = state(peer, now);
+    let unanswered = peer
+        .waiting_since()
+        .map(|since| now.mono.duration_since(since));
+    let state = state(
+        peer.last_handshake.is_some(),
+        peer.has_session(now.mono),
+        unanswered,
+    );
     PeerStatus {
         name: record.name_of(node, &peer.public_key),
         public_key: peer.public_key.to_string(),
         has_preshared_key: peer.preshared_key.is_set(),
-        state,
+        state: Some(state),
         unanswered_s: unanswered.map(|waited| waited.as_secs()),
         allowed_ips: node
             .tunnel
@@ -522,6 +524,18 @@ fn candidate(
 mod tests {
     use super::*;
     use seikan_proto::time::Instant;
+
+    #[test]
+    fn a_peer_is_down_once_it_has_not_answered_for_15_seconds() {
+        let waited = |seconds| Some(Duration::from_secs(seconds));
+        assert_eq!(state(false, false, None), PeerState::NeverSeen);
+        assert_eq!(state(false, false, waited(60)), PeerState::NeverSeen);
+        assert_eq!(state(true, true, None), PeerState::Up);
+        assert_eq!(state(true, true, waited(15)), PeerState::Up);
+        assert_eq!(state(true, true, waited(16)), PeerState::Down);
+        assert_eq!(state(true, false, waited(16)), PeerState::Down);
+        assert_eq!(state(true, false, None), PeerState::Idle);
+    }
 
     #[test]
     fn a_path_in_use_is_shown_as_such_after_silence() {

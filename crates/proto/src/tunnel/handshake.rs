@@ -549,6 +549,7 @@ impl Tunnel {
         peer.paths.moved();
         peer.path.active_until = now.mono + KEEPALIVE_TIMEOUT;
         peer.timers.any_authenticated_packet_received(now.mono);
+        peer.timers.answered();
         peer.timers.handshake_complete();
         peer.timers.session_derived(now.mono);
         // The responder may not send before it has received data (whitepaper 5.1).

@@ -193,6 +193,7 @@ impl Tunnel {
                 .received(bytes.len(), now.mono);
         }
         peer.timers.any_authenticated_packet_received(now.mono);
+        peer.timers.answered();
         if unconfirmed {
             self.confirm_session(now, id);
         }

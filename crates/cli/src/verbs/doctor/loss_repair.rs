@@ -3,8 +3,6 @@
 //! Connections in a repaired tunnel hardly show the losses of its path. So the daemon is asked before and after the
 //! measurement, if the tunnel is one of Seikan's with the native protocol and its control socket is accessible.
 
-use std::fmt::Write;
-
 use seikan_diagnose::Cause;
 use seikan_node::control::{RuntimeDirs, ask};
 use seikan_node::status::{PeerStatus, Repair, RepairState, Status};
@@ -13,6 +11,9 @@ use serde::Serialize;
 
 use super::text::{Page, paragraph};
 use crate::screen::{BOLD, RESET, printable, rounded};
+
+/// Fewest packets to a peer during the measurement.
+const LEAST_PACKETS: u64 = 100;
 
 /// Loss repair of the path to one peer.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -73,8 +74,14 @@ fn between(before: &Status, after: &Status) -> Vec<LossRepair> {
             not_restored: grown(|repair| repair.not_restored),
         }
     };
-    let has_session = |peer: &&PeerStatus| peer.latest_handshake.is_some();
-    let peers = after.peers.iter().filter(has_session).map(of);
+    // Other peers have nothing to do with the measured traffic.
+    let carried = |peer: &&PeerStatus| {
+        let same = |other: &&PeerStatus| other.public_key == peer.public_key;
+        let sent = |peer: &PeerStatus| peer.traffic.outbound.packets_out;
+        let then = before.peers.iter().find(same).map_or(0, sent);
+        sent(peer).saturating_sub(then) >= LEAST_PACKETS
+    };
+    let peers = after.peers.iter().filter(carried).map(of);
     let is_quiet = |repair: &LossRepair| {
         let idle = matches!(
             repair.state,
@@ -103,35 +110,34 @@ pub fn render(repairs: &[LossRepair], cause: Cause, page: &Page) -> String {
 fn sentence(repair: &LossRepair, cause: Cause) -> Option<String> {
     let peer = printable(&repair.peer);
     let lost = repair.restored + repair.not_restored;
-    let mut text = String::new();
-    if lost > 0 {
-        let _ = write!(
-            text,
-            "{} of {lost} packets lost on the path to {peer} were restored, so connections hardly notice that {} % \
-             are lost.",
-            repair.restored,
-            rounded(100.0 * repair.loss)
-        );
-    }
-    let state = match repair.state {
-        Some(RepairState::Starting | RepairState::NotNeeded) => String::new(),
-        Some(RepairState::Repairing) if lost > 0 => String::new(),
-        Some(RepairState::Repairing) => format!("it is on for {peer}."),
-        Some(RepairState::Congested) => format!(
-            " It is off for {peer}: the losses are those of a full queue, which TCP has to see."
-        ),
-        Some(RepairState::TooMuchLoss) => {
-            format!(" It is off for {peer}: more than 8 % are lost.")
-        }
-        None if cause == Cause::PathLoss => format!(
-            "it is off for {peer}. With `repair = \"auto\"` at both ends, lost packets are restored without the \
-             connections noticing."
-        ),
-        None => String::new(),
+    let counts = || {
+        let restored = repair.restored;
+        format!("{restored} of {lost} packets lost on the path to {peer} were restored")
     };
-    text += &state;
-    let text = text.trim();
-    (!text.is_empty()).then(|| text.to_owned())
+    let off = match repair.state {
+        Some(RepairState::Congested) => {
+            Some("the losses are those of a full queue, which TCP has to see")
+        }
+        Some(RepairState::TooMuchLoss) => Some("more than 8 % are lost"),
+        _ => None,
+    };
+    match (repair.state, off) {
+        (_, Some(reason)) => Some(format!("off for {peer}: {reason}.")),
+        (Some(RepairState::Repairing), _) if lost == 0 => Some(format!("on for {peer}.")),
+        (Some(RepairState::Repairing), _) if repair.restored >= 19 * repair.not_restored => {
+            let loss = rounded(100.0 * repair.loss);
+            Some(format!(
+                "{}, so connections hardly notice that {loss} % are lost.",
+                counts()
+            ))
+        }
+        (Some(_), _) if lost > 0 => Some(format!("{}.", counts())),
+        (None, _) if cause == Cause::PathLoss => Some(format!(
+            "off for {peer}. With `repair = \"auto\"` at both ends, lost packets are restored without the connections \
+             noticing."
+        )),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -153,6 +159,7 @@ mod tests {
         repair.loss = 0.011;
         repair.restored += 132;
         repair.not_restored += 2;
+        after.peers[index].traffic.outbound.packets_out += LEAST_PACKETS;
         let found = between(&before, &after);
         let name = after.peers[index].name.clone().unwrap();
         let found = found.iter().find(|repair| repair.peer == name).unwrap();
@@ -178,16 +185,25 @@ mod tests {
         assert_eq!(sentence(&off, Cause::Bufferbloat), None);
         let text = sentence(&off, Cause::PathLoss).unwrap();
         assert!(
-            text.starts_with("it is off for branch. With `repair = \"auto\"`"),
+            text.starts_with("off for branch. With `repair = \"auto\"`"),
             "{text}"
         );
+        let half = LossRepair {
+            state: Some(RepairState::Repairing),
+            loss: 0.05,
+            restored: 10,
+            not_restored: 10,
+            ..off.clone()
+        };
+        let expected = "10 of 20 packets lost on the path to branch were restored.";
+        assert_eq!(sentence(&half, Cause::Healthy).unwrap(), expected);
         let congested = LossRepair {
             state: Some(RepairState::Congested),
             ..off
         };
         let text = sentence(&congested, Cause::Bufferbloat).unwrap();
         assert!(
-            text.starts_with("It is off for branch: the losses are those of a full queue"),
+            text.starts_with("off for branch: the losses are those of a full queue"),
             "{text}"
         );
     }

@@ -249,6 +249,21 @@ fn interface_drops(status: &Status, out: &mut Screen) {
     unaccounted(&status.totals, out);
 }
 
+/// Returns why nothing may come from a peer; nothing about one that answers or was not asked.
+fn state(peer: &PeerStatus) -> Option<String> {
+    let unanswered = peer.unanswered_s.filter(|seconds| *seconds > 0);
+    let waited = unanswered.map(|seconds| format!("no answer for {}", duration(seconds)));
+    match (peer.state?, waited) {
+        (PeerState::Up | PeerState::Idle, _) => None,
+        (PeerState::Down, waited) => {
+            let waited = waited.unwrap_or_default();
+            Some(format!("{RED}down{RESET}, {waited}"))
+        }
+        (PeerState::NeverSeen, None) => Some(format!("{YELLOW}never seen{RESET}")),
+        (PeerState::NeverSeen, Some(waited)) => Some(format!("{RED}never seen{RESET}, {waited}")),
+    }
+}
+
 /// Shows a peer; `nat` is this host's NAT.
 fn peer(peer: &PeerStatus, nat: Nat, out: &mut Screen) {
     out.0.push('\n');
@@ -257,24 +272,8 @@ fn peer(peer: &PeerStatus, nat: Nat, out: &mut Screen) {
         "peer",
         peer.name.as_ref().unwrap_or(&peer.public_key),
     );
-    let unanswered = peer.unanswered_s.filter(|seconds| *seconds > 0);
-    match (peer.state, unanswered) {
-        (PeerState::Up | PeerState::Idle, _) => {}
-        (PeerState::Down, _) => {
-            let seconds = duration(unanswered.unwrap_or_default());
-            out.line(
-                "state",
-                format!("{RED}down{RESET}: no answer for {seconds}"),
-            );
-        }
-        (PeerState::NeverSeen, None) => out.line("state", format!("{YELLOW}never seen{RESET}")),
-        (PeerState::NeverSeen, Some(seconds)) => {
-            let seconds = duration(seconds);
-            out.line(
-                "state",
-                format!("{RED}never seen{RESET}, no answer for {seconds}"),
-            );
-        }
+    if let Some(state) = state(peer) {
+        out.line("state", state);
     }
     if peer.name.is_some() {
         out.line("public key", &peer.public_key);
@@ -327,7 +326,7 @@ fn peer(peer: &PeerStatus, nat: Nat, out: &mut Screen) {
     let handshake = peer.latest_handshake.as_ref();
     if handshake.is_some_and(|at| at.age_s < REJECT_AFTER_TIME.as_secs()) {
         // Figures of a path on which nothing comes back are from before.
-        if let Some(path) = path(&peer.path).filter(|_| peer.state != PeerState::Down) {
+        if let Some(path) = path(&peer.path).filter(|_| peer.state != Some(PeerState::Down)) {
             out.line("path", path);
         }
         if let Some(repair) = &peer.path.repair {
@@ -688,5 +687,35 @@ mod tests {
         let json = include_str!("../../../../node/testdata/status.json");
         let screen = plain(&render(&serde_json::from_str(json).unwrap(), true));
         assert_eq!(screen, include_str!("screen.txt"));
+    }
+
+    #[test]
+    fn a_peer_that_does_not_answer_is_named_and_its_former_path_is_not_shown() {
+        let json = include_str!("../../../../node/testdata/status.json");
+        let shown = |state, unanswered_s| {
+            let mut status: Status = serde_json::from_str(json).unwrap();
+            status.peers.truncate(1);
+            status.peers[0].state = state;
+            status.peers[0].unanswered_s = unanswered_s;
+            plain(&render(&status, true))
+        };
+        let down = shown(Some(PeerState::Down), Some(26));
+        assert!(
+            down.contains("state: down, no answer for 26 seconds\n"),
+            "{down}"
+        );
+        assert!(!down.contains("path: round trip"), "{down}");
+        let never = shown(Some(PeerState::NeverSeen), Some(7));
+        assert!(
+            never.contains("state: never seen, no answer for 7 seconds\n"),
+            "{never}"
+        );
+        let never = shown(Some(PeerState::NeverSeen), None);
+        assert!(never.contains("state: never seen\n"), "{never}");
+        for quiet in [Some(PeerState::Up), Some(PeerState::Idle), None] {
+            let quiet = shown(quiet, Some(3));
+            assert!(!quiet.contains("state:"), "{quiet}");
+            assert!(quiet.contains("path: round trip"), "{quiet}");
+        }
     }
 }
