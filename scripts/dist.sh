@@ -33,6 +33,8 @@ main() {
         exit
     fi
     install_builders
+    # Written beside the manifests, also when this is interrupted.
+    trap 'find crates fuzz -name seikan-sbom.json -delete' EXIT
     start
     # Without the paths of this machine.
     export RUSTFLAGS="--remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo --remap-path-prefix=$PWD=/seikan"
@@ -199,7 +201,6 @@ write_sbom() {
     mv crates/cli/seikan-sbom.json "$dist/seikan-$VERSION.cdx.json"
     mv crates/lab/seikan-sbom.json "$dist/seikan-lab-$VERSION.cdx.json"
     sed -i "s|file://$PWD|file:///seikan|g" "$dist"/*.cdx.json
-    find crates fuzz -name seikan-sbom.json -delete
 }
 
 main "$@"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The image under podman and crun: coordinator, relay, a member of its own and a member beside another container. All with a
-# read-only root and few capabilities, as in packaging/container/compose.yaml.
+# The image under podman and crun: coordinator, relay and two members. All with a read-only root and few
+# capabilities, as in packaging/container/compose.yaml.
 . ./machines.sh
 set -euo pipefail
 # crun refuses to run beside an empty cgroup2 hierarchy; this is in a mount namespace of its own.

@@ -11,7 +11,7 @@ on hub '
     [ "$(stat -c "%a %U" /var/lib/seikan-coordinator)" = "700 seikan-coordinator" ]'
 join=$(on hub 'setpriv --reuid seikan-coordinator --regid seikan-coordinator --clear-groups \
     seikan coordinator token --dir /var/lib/seikan-coordinator --reusable --host hub.example.org' | grep -o 'seikan join .*')
-on laptop "$join --yes" || on laptop "$join"
+on laptop "$join"
 on hub "$join"
 address=$(on hub 'ip -4 -o address show seikan0' | sed -n 's|.*inet \([0-9.]*\)/.*|\1|p')
 eventually 30 on laptop "ping -c 1 -W 1 $address"

@@ -1,8 +1,8 @@
 //! Peers with which a tunnel has a session when it ends, noted for its next start.
 //!
 //! Their end of the session outlives the process, and they send into it for up to 15 seconds until they notice. So the
-//! next start begins a handshake with each of them ([`Tunnel::resume`]). The file
-//! is in the directory of sockets, which a reboot empties, and holds no secret.
+//! next start begins a handshake with each of them ([`Tunnel::resume`]). The file is in the directory of sockets, which a
+//! reboot empties, and holds no secret.
 
 use crate::system::now;
 use seikan_proto::constants::REJECT_AFTER_TIME;
@@ -26,16 +26,16 @@ const MAX_FILE: u64 = 16 << 20;
 /// that has no other: the peer itself could have brought that about, by sending from there.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Former(BTreeMap<PublicKey, Option<SocketAddr>>);
+pub struct FormerSessions(BTreeMap<PublicKey, Option<SocketAddr>>);
 
-impl Former {
+impl FormerSessions {
     /// Returns the peers whose session still carries data.
-    pub fn of(tunnel: &Tunnel) -> Former {
+    pub fn of(tunnel: &Tunnel) -> FormerSessions {
         let now = now().wall;
         let is_live = |at| now.saturating_sub(at) < REJECT_AFTER_TIME;
         let peers = tunnel.peers();
         let live = peers.filter(|peer| peer.last_handshake.is_some_and(is_live));
-        Former(
+        FormerSessions(
             live.map(|peer| (peer.public_key, peer.path.endpoint))
                 .collect(),
         )
@@ -60,12 +60,12 @@ impl Former {
     }
 
     /// Reads the file at `path` and removes it. A file that is missing, unreadable or older than a session holds nobody.
-    pub fn take(path: &Path) -> Former {
-        let read = || -> io::Result<Former> {
+    pub fn take(path: &Path) -> FormerSessions {
+        let read = || -> io::Result<FormerSessions> {
             let file = File::open(path)?;
             let age = file.metadata()?.modified()?.elapsed();
             if age.map_or(true, |age| age >= REJECT_AFTER_TIME) {
-                return Ok(Former::default());
+                return Ok(FormerSessions::default());
             }
             let mut text = Vec::new();
             file.take(MAX_FILE).read_to_end(&mut text)?;
@@ -110,10 +110,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("wg0.sessions");
         let key = PublicKey::from_bytes([7; 32]);
-        let former = Former([(key, Some("192.0.2.1:7".parse().unwrap()))].into());
+        let former = FormerSessions([(key, Some("192.0.2.1:7".parse().unwrap()))].into());
         former.write(&path).unwrap();
-        assert_eq!(Former::take(&path), former);
-        assert_eq!(Former::take(&path), Former::default());
+        assert_eq!(FormerSessions::take(&path), former);
+        assert_eq!(FormerSessions::take(&path), FormerSessions::default());
 
         former.write(&path).unwrap();
         let old = std::time::SystemTime::now() - REJECT_AFTER_TIME;
@@ -123,13 +123,13 @@ mod tests {
             .unwrap()
             .set_modified(old)
             .unwrap();
-        assert_eq!(Former::take(&path), Former::default());
+        assert_eq!(FormerSessions::take(&path), FormerSessions::default());
         assert!(!path.exists());
 
         fs::write(&path, "{\"nonsense\": 1}").unwrap();
-        assert_eq!(Former::take(&path), Former::default());
+        assert_eq!(FormerSessions::take(&path), FormerSessions::default());
         former.write(&path).unwrap();
-        Former::default().write(&path).unwrap();
+        FormerSessions::default().write(&path).unwrap();
         assert!(!path.exists());
     }
 }

@@ -16,7 +16,7 @@
 
 use crate::control::socket::Lock;
 use crate::control::{ControlError, RuntimeDirs};
-use crate::former::Former;
+use crate::former::FormerSessions;
 use crate::journal::change::Change;
 use crate::journal::{Journal, JournalError, Notes};
 use crate::save::{self, Running};
@@ -67,7 +67,7 @@ pub struct Leaving {
     /// The state that `SaveConfig` writes.
     pub running: Option<Box<Running>>,
     /// The sessions, for the next start.
-    pub former: Former,
+    pub former: FormerSessions,
 }
 
 /// Result of the set-up.

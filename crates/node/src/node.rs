@@ -1,7 +1,7 @@
 //! A running tunnel: the protocol, the TUN device, the sockets, and their counters.
 
 use crate::flood::{ALLOWANCE, FloodDetector, Step};
-use crate::former::Former;
+use crate::former::FormerSessions;
 use crate::gateway::GatewayNode;
 use crate::sockets::Sockets;
 use crate::system::{SystemRandom, now};
@@ -113,7 +113,7 @@ pub struct Node {
     /// Restorations of settings that another program removed.
     pub restorations: Restorations,
     /// Peers that had a session with the last process of this tunnel.
-    pub former: Former,
+    pub former: FormerSessions,
     /// Restrictions of the process; `None` before they are applied.
     pub confinement: Option<Confinement>,
     pub(crate) floods: FloodDetector,
@@ -199,7 +199,7 @@ impl Node {
             gateway: None,
             mesh: None,
             restorations: Restorations::default(),
-            former: Former::default(),
+            former: FormerSessions::default(),
             confinement: None,
             floods: FloodDetector::default(),
             outbox,

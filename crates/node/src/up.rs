@@ -12,7 +12,7 @@
 //! addresses, routes, peers nor a private key.
 
 use crate::control::{Control, ControlError, RuntimeDirs};
-use crate::former::Former;
+use crate::former::FormerSessions;
 use crate::gateway::{GatewayNode, LanError};
 use crate::journal::{Journal, JournalError};
 use crate::mesh::Mesh;
@@ -419,7 +419,7 @@ impl Work<'_> {
             None => Node::create(&config),
         };
         let mut node = node.map_err(|error| self.explain(error))?;
-        node.former = Former::take(&self.options.dirs.former(self.config.name.as_str()));
+        node.former = FormerSessions::take(&self.options.dirs.former(self.config.name.as_str()));
         let index = node.tun.index();
         self.node = Some(node);
         if self.is_configured {
@@ -566,7 +566,7 @@ impl Work<'_> {
             // Other programs configure such an interface anew.
             former: node
                 .filter(|_| self.is_configured)
-                .map(|node| Former::of(&node.tunnel))
+                .map(|node| FormerSessions::of(&node.tunnel))
                 .unwrap_or_default(),
         });
         self.node = None; // the interface, its addresses and its routes go with it

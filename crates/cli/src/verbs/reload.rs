@@ -110,29 +110,36 @@ fn refuse_loops(
             );
         }
     }
-    if running.fwmark != 0 || config.table == Table::Off {
-        return Ok(());
+    if let Some((endpoint, prefix)) = swallowed(config, running, endpoints) {
+        bail!(
+            "cannot reload {name}: the endpoint {endpoint} is within the allowed IPs {prefix}, which takes rules that are \
+             only set at a start; restart the tunnel"
+        );
     }
-    let had: BTreeSet<&IpNet> = running
-        .peers
-        .values()
-        .flat_map(|peer| &peer.allowed_ips)
-        .collect();
-    for (key, endpoint) in endpoints {
+    Ok(())
+}
+
+/// Returns an endpoint and the prefix that would route the tunnel's datagrams for it into the tunnel, if one of the two is
+/// new. With a mark they have a route of their own.
+fn swallowed(
+    config: &Config,
+    running: &Running,
+    endpoints: &BTreeMap<String, SocketAddr>,
+) -> Option<(SocketAddr, IpNet)> {
+    if running.fwmark != 0 || config.table == Table::Off {
+        return None;
+    }
+    let had = running.peers.values().flat_map(|peer| &peer.allowed_ips);
+    let had: BTreeSet<&IpNet> = had.collect();
+    endpoints.iter().find_map(|(key, endpoint)| {
         let before = running.peers.get(key).and_then(|peer| peer.endpoint);
         let mut allowed = config.peers.iter().flat_map(|peer| &peer.allowed_ips);
         let swallows = |prefix: &&IpNet| {
             let is_new = before != Some(*endpoint) || !had.contains(prefix);
             is_new && prefix.contains(&endpoint.ip())
         };
-        if let Some(prefix) = allowed.find(swallows) {
-            bail!(
-                "cannot reload {name}: the endpoint {endpoint} is within the allowed IPs {prefix}, which takes rules that are \
-                 only set at a start; restart the tunnel"
-            );
-        }
-    }
-    Ok(())
+        allowed.find(swallows).map(|prefix| (*endpoint, *prefix))
+    })
 }
 
 /// The state of a running tunnel. Keys are in hexadecimal digits, as on the socket.
@@ -411,7 +418,9 @@ impl Uapi {
                     .context("the daemon's answer has no number as errno")?;
                 if errno != 0 {
                     let error = io::Error::from_raw_os_error(-errno);
-                    bail!("the tunnel refuses the change: {error}; what came before is applied");
+                    bail!(
+                        "the tunnel refuses the change: {error}; the lines before it were applied"
+                    );
                 }
                 answer.truncate(start);
                 // The empty line after it.
@@ -508,6 +517,30 @@ mod tests {
         // Members of a mesh are not in the file.
         let changes = Changes::between(&config, &before, &endpoints, true);
         assert_eq!(changes.removed, 0);
+    }
+
+    #[test]
+    fn an_endpoint_within_allowed_ips_is_refused_unless_both_were_there() {
+        let config = config(&bob(""));
+        let endpoints =
+            |address: &str| BTreeMap::from([(BOB_HEX.to_owned(), address.parse().unwrap())]);
+        let runs = |more: &str| running(&config, &(bob_runs() + more));
+        let inside = endpoints("10.9.0.2:51820");
+        assert!(swallowed(&config, &runs(""), &inside).is_some());
+        assert!(swallowed(&config, &runs("endpoint=10.9.0.3:51820\n"), &inside).is_some());
+        assert_eq!(
+            swallowed(&config, &runs("endpoint=10.9.0.2:51820\n"), &inside),
+            None
+        );
+        assert_eq!(
+            swallowed(&config, &runs(""), &endpoints("192.0.2.2:51820")),
+            None
+        );
+        let marked = Running {
+            fwmark: 51820,
+            ..runs("")
+        };
+        assert_eq!(swallowed(&config, &marked, &inside), None);
     }
 
     #[test]
