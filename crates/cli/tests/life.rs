@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
 use seikan_sys::netlink::Family;
 
 use crate::common::{
@@ -79,6 +80,56 @@ fn a_reloaded_file_changes_its_peers_and_no_other_session() {
         assert_eq!(reload(), format!("{name}: 1 peer removed\n"));
         assert_eq!(handshakes(), (1, session));
         assert!(world.answers_within(PATIENCE));
+    });
+}
+
+#[test]
+fn a_hangup_applies_a_changed_file() {
+    in_world(["", ""], |world| {
+        let [_right, left] = world.both_up();
+        let before = fs::read_to_string(&world.left.config).expect("the file");
+        let (_, key) = key_pair();
+        let peer = format!("[Peer]\nPublicKey = {key}\nAllowedIPs = 10.77.0.0/24\n");
+        fs::write(&world.left.config, before + &peer).expect("written");
+        let pid = left.child.id().try_into().ok().and_then(Pid::from_raw);
+        kill_process(pid.expect("a process"), Signal::HUP).expect("a signal");
+        let peers = || world.status(&world.left)["peers"].as_array().map(Vec::len);
+        eventually("the added peer", || peers() == Some(2));
+        assert!(world.answers_within(PATIENCE));
+    });
+}
+
+/// Returns how often the threads of a process have slept, from procfs.
+fn sleeps(pid: u32) -> u64 {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("procfs");
+    let of_task = |task: fs::DirEntry| {
+        let status = fs::read_to_string(task.path().join("status")).expect("procfs");
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        line.expect("a count")
+            .trim()
+            .parse::<u64>()
+            .expect("a number")
+    };
+    tasks.flatten().map(of_task).sum()
+}
+
+#[test]
+fn an_idle_tunnel_wakes_at_most_once_a_second() {
+    in_world(["", ""], |world| {
+        let [_right, left] = world.both_up();
+        let monitor = monitor_of(&left).parse().expect("a process");
+        let processes = [left.child.id(), monitor];
+        let count = || processes.map(sleeps).into_iter().sum::<u64>();
+        // At first, packets of the kernel and their answers wake it: router solicitations, a keepalive after 10 s.
+        let seconds = 5;
+        let mut windows = (0..12).map(|_| {
+            let before = count();
+            std::thread::sleep(Duration::from_secs(seconds));
+            count() - before
+        });
+        assert!(windows.any(|woken| woken <= seconds));
     });
 }
 

@@ -5,11 +5,11 @@
 //! way.
 //!
 //! During set-up the daemon is as privileged as the monitor, and reports its changes. [`Monitor::seal`] ends
-//! that phase: from then on the daemon is assumed to be compromised. The monitor then accepts two requests,
-//! each once: [`Request::Leave`] with the state that `SaveConfig` writes and the sessions, and [`Request::End`]. Neither
-//! contains a path, a command, an interface or a sysctl; these come from the configuration that the monitor was
-//! forked with. After any other message it undoes everything and ends. It also works on its own: it keeps the
-//! mesh's name server in resolv.conf, and sets up forwarding again when a gateway's interface is recreated.
+//! that phase: from then on the daemon is assumed to be compromised. The monitor then accepts three requests:
+//! [`Request::Reload`], and once each [`Request::Leave`] with the state that `SaveConfig` writes and the sessions, and
+//! [`Request::End`]. None contains a path, a command, an interface or a sysctl; these come from the configuration that
+//! the monitor was forked with. After any other message it undoes everything and ends. It also works on its own: it
+//! keeps the mesh's name server in resolv.conf, and sets up forwarding again when a gateway's interface is recreated.
 //!
 //! A message is its length (four bytes, little endian, at most [`MAX_MESSAGE`]), followed by JSON of that
 //! length.
@@ -23,6 +23,7 @@ use crate::save::{self, Running};
 use crate::setup::forwarding::Upkeep;
 use crate::setup::hooks::{self, Failure, HookError, Moment};
 use crate::setup::{Recorder, names};
+use crate::up::UpOptions;
 use seikan_config::{Config, Diagnostic, Diagnostics, GatewayMode, Severity};
 use seikan_sys::monitor as process;
 use seikan_sys::netlink::{Event, Group, Netlink, Subscription};
@@ -32,7 +33,7 @@ use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use zeroize::Zeroizing;
 
@@ -43,6 +44,7 @@ const KEEP_EVERY: Duration = Duration::from_secs(5);
 
 const TOKEN_DAEMON: u64 = 0;
 const TOKEN_INTERFACE: u64 = 1;
+const TOKEN_RELOAD: u64 = 2;
 
 /// Request of the daemon.
 #[derive(Serialize, Deserialize)]
@@ -52,8 +54,10 @@ pub enum Request {
     Note(Change),
     /// Run a hook of the start. Not after [`Request::Seal`].
     Run(Moment),
-    /// The tunnel is set up: accept only [`Request::Leave`] and [`Request::End`] from now on.
+    /// The tunnel is set up: accept only [`Request::Reload`], [`Request::Leave`] and [`Request::End`] from now on.
     Seal(Sealed),
+    /// Apply the changed file of the configuration. The reply does not wait for that.
+    Reload,
     /// Run the hooks before the end, note the sessions, and save the state if the configuration says `SaveConfig`.
     Leave(Leaving),
     /// Undo everything, and run the hooks after the end.
@@ -120,21 +124,20 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    /// Forks the monitor, which takes over the journal. `config_file` is the file that `SaveConfig` writes.
+    /// Forks the monitor, which takes over the journal.
     ///
     /// # Errors
     /// [`MonitorError::Start`].
     pub fn start(
         config: &Config,
-        config_file: Option<&Path>,
-        dirs: &RuntimeDirs,
+        options: &UpOptions,
         journal: Journal,
     ) -> Result<Monitor, MonitorError> {
         let file = journal.file();
         let mut journal = Some(journal);
         let process = process::Monitor::start(file.as_slice(), |socket| {
             if let Some(journal) = journal.take() {
-                Keeper::new(config, config_file, dirs, journal).serve(&socket);
+                Keeper::new(config, options, journal).serve(&socket);
             }
         });
         if let Some(journal) = journal.take() {
@@ -150,7 +153,7 @@ impl Monitor {
         self.process.socket()
     }
 
-    fn ask(&mut self, request: &Request) -> Result<Reply, MonitorError> {
+    fn ask(&self, request: &Request) -> Result<Reply, MonitorError> {
         let asked = send(self.socket(), request).and_then(|()| receive(self.socket()));
         match asked.map_err(MonitorError::Gone)? {
             Some(Reply::Refused(reason)) => Err(MonitorError::Refused(reason)),
@@ -170,12 +173,17 @@ impl Monitor {
         }
     }
 
-    /// From now on the monitor accepts only [`Self::leave`] and [`Self::end`].
+    /// From now on the monitor accepts only [`Self::reload`], [`Self::leave`] and [`Self::end`].
     ///
     /// # Errors
     /// The monitor has ended.
     pub fn seal(&mut self, sealed: Sealed) -> Result<(), MonitorError> {
         self.ask(&Request::Seal(sealed)).map(drop)
+    }
+
+    /// Begins to apply the changed file of the configuration. Returns the failures to begin, as texts for the user.
+    pub fn reload(&self) -> Vec<String> {
+        self.failures(&Request::Reload)
     }
 
     /// Runs the hooks before the end, and saves the state. Returns the failures, as texts for the user.
@@ -188,7 +196,7 @@ impl Monitor {
         self.failures(&Request::End)
     }
 
-    fn failures(&mut self, request: &Request) -> Vec<String> {
+    fn failures(&self, request: &Request) -> Vec<String> {
         match self.ask(request) {
             Ok(Reply::Failures(failures)) => failures,
             Ok(_) => Vec::new(),
@@ -210,9 +218,9 @@ impl Notes for Monitor {
 /// The monitor in its own process.
 struct Keeper<'a> {
     config: &'a Config,
-    config_file: Option<&'a Path>,
-    dirs: &'a RuntimeDirs,
+    options: &'a UpOptions,
     journal: Journal,
+    reload: Reload,
     /// The last hook of the start that was run.
     reached: Option<Moment>,
     sealed: Option<Sealed>,
@@ -221,17 +229,12 @@ struct Keeper<'a> {
 }
 
 impl<'a> Keeper<'a> {
-    fn new(
-        config: &'a Config,
-        config_file: Option<&'a Path>,
-        dirs: &'a RuntimeDirs,
-        journal: Journal,
-    ) -> Keeper<'a> {
+    fn new(config: &'a Config, options: &'a UpOptions, journal: Journal) -> Keeper<'a> {
         Keeper {
             config,
-            config_file,
-            dirs,
+            options,
             journal,
+            reload: Reload::default(),
             reached: None,
             sealed: None,
             has_left: false,
@@ -251,7 +254,7 @@ impl<'a> Keeper<'a> {
     }
 
     fn converse(&mut self, socket: &UnixStream) -> io::Result<()> {
-        let mut epoll = Epoll::new(2)?;
+        let mut epoll = Epoll::new(3)?;
         epoll.add(socket, TOKEN_DAEMON, Interest::Read)?;
         let mut gateway_interface = None;
         while !self.has_ended {
@@ -267,10 +270,13 @@ impl<'a> Keeper<'a> {
             {
                 self.look_after(gateway_interface);
             }
+            if tokens.contains(&TOKEN_RELOAD) {
+                self.reload.has_ended(self.options, &epoll);
+            }
             if tokens.contains(&TOKEN_DAEMON) {
                 let request = receive::<Request>(socket)?;
                 let reply = match request {
-                    Some(request) => self.answer(request),
+                    Some(request) => self.answer(request, &epoll),
                     None => Reply::Refused("not a request".to_owned()),
                 };
                 send(socket, &reply)?;
@@ -294,7 +300,7 @@ impl<'a> Keeper<'a> {
         Ok(())
     }
 
-    fn answer(&mut self, request: Request) -> Reply {
+    fn answer(&mut self, request: Request, epoll: &Epoll) -> Reply {
         let refused = |reason: &str| Reply::Refused(reason.to_owned());
         match request {
             Request::Note(_) | Request::Run(_) | Request::Seal(_) if self.sealed.is_some() => {
@@ -313,6 +319,10 @@ impl<'a> Keeper<'a> {
                 self.sealed = Some(sealed);
                 Reply::Done
             }
+            Request::Reload if self.sealed.is_some() && !self.has_left => {
+                let begun = self.reload.begin(self.options, epoll);
+                Reply::Failures(begun.err().into_iter().collect())
+            }
             Request::Leave(leaving) if !self.has_left => Reply::Failures(self.leave(&leaving)),
             Request::End if self.has_left && !self.has_ended => {
                 let failures = self.end();
@@ -322,7 +332,7 @@ impl<'a> Keeper<'a> {
                 }
                 Reply::Failures(failures)
             }
-            Request::Run(_) | Request::Leave(_) | Request::End => {
+            Request::Run(_) | Request::Reload | Request::Leave(_) | Request::End => {
                 refused("the request comes at the wrong time")
             }
         }
@@ -351,7 +361,7 @@ impl<'a> Keeper<'a> {
         // Without the note, peers notice the restart by themselves.
         let _ = leaving
             .former
-            .write(&self.dirs.former(self.config.name.as_str()));
+            .write(&self.options.dirs.former(self.config.name.as_str()));
         let mut failures = Vec::new();
         if self.sealed.is_some_and(|sealed| sealed.names) {
             names::take_back(self.config);
@@ -360,9 +370,11 @@ impl<'a> Keeper<'a> {
             let run = hooks::run(self.config, Moment::PreDown);
             failures.extend(run.err().map(|error| error.to_string()));
         }
-        if let (true, Some(running), Some(file)) =
-            (self.config.save_config, &leaving.running, self.config_file)
-        {
+        if let (true, Some(running), Some(file)) = (
+            self.config.save_config,
+            &leaving.running,
+            &self.options.config_file,
+        ) {
             let saved = running.merged_into(self.config).map_err(|e| e.to_string());
             let saved =
                 saved.and_then(|config| save::save(&config, file).map_err(|e| e.to_string()));
@@ -383,8 +395,11 @@ impl<'a> Keeper<'a> {
 
     fn remove_sockets(&self, sealed: Sealed) {
         let name = self.config.name.as_str();
-        let uapi = sealed.uapi.then(|| self.dirs.uapi(name));
-        let own = [self.dirs.control(name), self.dirs.lock(name)];
+        let uapi = sealed.uapi.then(|| self.options.dirs.uapi(name));
+        let own = [
+            self.options.dirs.control(name),
+            self.options.dirs.lock(name),
+        ];
         // The lock last: without it, no instance is running.
         for path in uapi.into_iter().chain(own) {
             let _ = fs::remove_file(path);
@@ -401,6 +416,59 @@ impl<'a> Keeper<'a> {
                 upkeep, netlink, ..
             } = gateway_interface;
             upkeep.look(netlink, &mut recorder);
+        }
+    }
+}
+
+/// The program that applies a changed configuration ([`UpOptions::reload`]), at most one at a time.
+#[derive(Default)]
+struct Reload {
+    running: Option<Child>,
+    /// The file may have changed after the running program read it.
+    again: bool,
+}
+
+impl Reload {
+    /// Starts the program, or has it started again when it ends.
+    fn begin(&mut self, options: &UpOptions, epoll: &Epoll) -> Result<(), String> {
+        if self.running.is_some() {
+            self.again = true;
+            return Ok(());
+        }
+        let [program, arguments @ ..] = options.reload.as_slice() else {
+            return Err("cannot reload: this tunnel was not started from a file".to_owned());
+        };
+        // The program does not read the pipe: it is there because its other end fails when the program ends.
+        let mut command = Command::new(program);
+        let child = command.args(arguments).stdin(Stdio::piped()).spawn();
+        let failed = |error: io::Error| format!("cannot reload: {}: {error}", program.display());
+        let child = self.running.insert(child.map_err(failed)?);
+        match &child.stdin {
+            Some(pipe) => epoll
+                .add(pipe, TOKEN_RELOAD, Interest::Read)
+                .map_err(failed),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes the exit status of the program, which has printed its errors.
+    fn has_ended(&mut self, options: &UpOptions, epoll: &Epoll) {
+        if let Some(mut child) = self.running.take() {
+            let _ = child.wait();
+        }
+        if std::mem::take(&mut self.again)
+            && let Err(error) = self.begin(options, epoll)
+        {
+            warn(Diagnostic::new(Severity::Warning, "reload", error));
+        }
+    }
+}
+
+impl Drop for Reload {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.running.take() {
+            let _ = child.kill();
+            let _ = child.wait();
         }
     }
 }
@@ -553,7 +621,9 @@ pub fn take_back(name: &str, left: Vec<Change>, warn: &mut dyn FnMut(Diagnostic)
 mod tests {
     use super::*;
     use seikan_config::{Overrides, Source, Syntax, parse};
+    use std::ffi::OsString;
     use std::net::Shutdown;
+    use std::path::Path;
 
     fn config(hooks: &str) -> Config {
         let key = "QEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEA=";
@@ -578,10 +648,14 @@ mod tests {
             state: folder.path().join("state"),
         };
         let (journal, _) = Journal::open(&dirs.run, "wg0").expect("journal");
+        let options = UpOptions {
+            dirs,
+            ..UpOptions::default()
+        };
         let (ours, theirs) = UnixStream::pair().expect("a pair");
         let answers = std::thread::scope(|scope| {
-            let (config, dirs) = (&config, &dirs);
-            scope.spawn(move || Keeper::new(config, None, dirs, journal).serve(&theirs));
+            let (config, options) = (&config, &options);
+            scope.spawn(move || Keeper::new(config, options, journal).serve(&theirs));
             for request in requests {
                 send(&ours, request).expect("sent");
             }
@@ -658,6 +732,44 @@ mod tests {
         assert_eq!(fs::read_to_string(&file).expect("read"), "1");
         assert_eq!(warnings.len(), 1, "{warnings:?}");
         assert!(warnings[0].contains("3 changes"), "{warnings:?}");
+    }
+
+    #[test]
+    fn requests_during_a_reload_lead_to_one_more() {
+        let folder = tempfile::tempdir().expect("folder");
+        let [mark, go_on] = ["mark", "go-on"].map(|name| folder.path().join(name));
+        // Both runs wait until all requests are made.
+        let script = format!(
+            "echo >> {}; until [ -e {} ]; do sleep 0.01; done",
+            mark.display(),
+            go_on.display()
+        );
+        let options = UpOptions {
+            reload: ["sh", "-c", &script].map(OsString::from).to_vec(),
+            ..UpOptions::default()
+        };
+        let mut epoll = Epoll::new(1).expect("epoll");
+        let mut reload = Reload::default();
+        for _ in 0..5 {
+            reload.begin(&options, &epoll).expect("begun");
+        }
+        fs::write(&go_on, "").expect("written");
+        while reload.running.is_some() {
+            assert_eq!(epoll.wait(None).expect("waited").len(), 1);
+            reload.has_ended(&options, &epoll);
+        }
+        assert_eq!(fs::read_to_string(&mark).expect("read"), "\n\n");
+    }
+
+    #[test]
+    fn a_reload_needs_a_file_and_a_tunnel_that_is_set_up() {
+        let (replies, _) = answers(&[SEALED, Request::Reload], &[]);
+        assert!(
+            replies[1].starts_with(r#"{"failures":["cannot reload"#),
+            "{replies:?}"
+        );
+        let (replies, _) = answers(&[Request::Reload], &[]);
+        assert!(replies[0].starts_with(r#"{"refused":"#), "{replies:?}");
     }
 
     #[test]

@@ -42,12 +42,14 @@ use seikan_sys::signal::{Signal, Signals};
 use seikan_sys::tun::{Tun, TunError};
 use seikan_sys::udp::UdpError;
 use std::cell::RefCell;
+use std::ffi::OsString;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use tracing::warn;
 
 /// Token of the stream to the monitor; distinct from all others.
 const TOKEN_MONITOR: u64 = (1 << 62) + 32;
@@ -167,6 +169,9 @@ pub trait Observer {
 pub struct UpOptions {
     /// The file that `SaveConfig` writes.
     pub config_file: Option<PathBuf>,
+    /// A program and its arguments, which the monitor runs after SIGHUP to apply the changed `config_file`. Empty: SIGHUP
+    /// changes nothing.
+    pub reload: Vec<OsString>,
     /// The log file, for `status`.
     pub log: Option<PathBuf>,
     /// Directories of the control sockets, the journal and the state.
@@ -289,8 +294,7 @@ fn start(
     if device.is_none() {
         check_conflicts(config, &netlink)?;
     }
-    let file = options.config_file.as_deref();
-    let monitor = Monitor::start(config, file, &options.dirs, journal)?;
+    let monitor = Monitor::start(config, options, journal)?;
     let mut work = Work {
         config,
         options,
@@ -513,7 +517,7 @@ impl Work<'_> {
         let warn = || Box::new(|warning| observer.borrow_mut().warn(warning));
         let mut services = Services {
             control,
-            monitor: self.monitor.socket(),
+            monitor: &self.monitor,
             has_monitor: true,
             network: NetworkMonitor::new(self.config, std::mem::take(&mut self.settings), node)?,
             watch: if node.gateway.is_some() {
@@ -720,7 +724,7 @@ fn is_transparent(config: &Config) -> bool {
 /// All services of the worker's loop.
 struct Services<'a> {
     control: &'a mut Control,
-    monitor: &'a UnixStream,
+    monitor: &'a Monitor,
     /// The monitor has not ended.
     has_monitor: bool,
     network: NetworkMonitor,
@@ -729,9 +733,15 @@ struct Services<'a> {
 }
 
 impl Service for Services<'_> {
+    fn hang_up(&mut self) {
+        for failure in self.monitor.reload() {
+            warn!(target: "tunnel", "{failure}");
+        }
+    }
+
     fn start(&mut self, epoll: &Epoll) -> io::Result<()> {
         self.control.start(epoll)?;
-        epoll.add(self.monitor, TOKEN_MONITOR, Interest::Read)?;
+        epoll.add(self.monitor.socket(), TOKEN_MONITOR, Interest::Read)?;
         self.network.start(epoll)?;
         if let Some(mesh) = &mut self.mesh {
             mesh.start(epoll)?;

@@ -52,6 +52,8 @@ pub const FIRST_SERVICE_TOKEN: u64 = 16;
 pub trait Service {
     /// Registers descriptors, with tokens from [`FIRST_SERVICE_TOKEN`] on.
     fn start(&mut self, epoll: &Epoll) -> io::Result<()>;
+    /// Handles SIGHUP: the file of the configuration has changed. Must not block.
+    fn hang_up(&mut self) {}
     /// Handles a ready descriptor. Must not block.
     fn ready(&mut self, token: u64, epoll: &Epoll, node: &mut Node) -> ControlFlow;
 }
@@ -171,6 +173,10 @@ pub fn run(
             let flow = match token {
                 TOKEN_SIGNAL => match signals.next() {
                     Ok(Some(Signal::Interrupt | Signal::Terminate)) => ControlFlow::Stop,
+                    Ok(Some(Signal::Hangup)) => {
+                        service.hang_up();
+                        ControlFlow::Continue
+                    }
                     _ => ControlFlow::Continue,
                 },
                 token => service.ready(token, &epoll, node),

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -29,12 +29,14 @@ use crate::output::{self, counted};
 const BUFFER: usize = 64 << 10;
 /// Maximum time for an answer of the daemon.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Maximum length of an answer of the daemon, which has fewer rights than this process: some 100,000 peers.
+const MAX_ANSWER: u64 = 64 << 20;
 
 /// Options of `reload`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     sudo seikan reload office           apply a changed /etc/seikan/office.toml\n  \
-    sudo systemctl reload seikan@office    the same\n\n\
+    sudo systemctl reload seikan@office    the same, as does SIGHUP to the tunnel's process\n\n\
     Applies the private key, the port, the firewall mark and the peers, as `wg syncconf` does. Peers that did not change \
     keep their sessions; a peer at another address than in the file is moved back until it sends. Routes of new allowed IPs \
     are added. Everything else takes effect at the next start: addresses, MTU, DNS, hooks, gateway and mesh. Until then, \
@@ -406,10 +408,11 @@ impl Uapi {
             .write_all(request.as_bytes())
             .context(FAILED)?;
         let mut answer = Zeroizing::new(String::with_capacity(BUFFER));
+        let mut lines = (&mut self.stream).take(MAX_ANSWER);
         loop {
             let start = answer.len();
-            if self.stream.read_line(&mut answer).context(FAILED)? == 0 {
-                bail!("cannot talk to the tunnel: it closed the connection");
+            if lines.read_line(&mut answer).context(FAILED)? == 0 {
+                bail!("cannot talk to the tunnel: its answer has no end");
             }
             if let Some(errno) = answer[start..].strip_prefix("errno=") {
                 let errno: i32 = errno
@@ -424,7 +427,7 @@ impl Uapi {
                 }
                 answer.truncate(start);
                 // The empty line after it.
-                self.stream.read_line(&mut String::new()).context(FAILED)?;
+                lines.read_line(&mut String::new()).context(FAILED)?;
                 return Ok(answer);
             }
         }

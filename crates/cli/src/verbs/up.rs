@@ -108,6 +108,12 @@ fn read(arguments: &Arguments) -> anyhow::Result<Option<(Config, PathBuf)>> {
 
 fn options(path: PathBuf, log: Option<PathBuf>) -> UpOptions {
     UpOptions {
+        // The running program, also after an upgrade has replaced its file.
+        reload: vec![
+            "/proc/self/exe".into(),
+            "reload".into(),
+            path.clone().into(),
+        ],
         config_file: Some(path),
         log,
         ..UpOptions::default()

@@ -501,7 +501,7 @@ fn a_forged_request_has_the_monitor_take_everything_back_and_do_nothing_else() {
 }
 
 #[test]
-fn leave_and_end_are_all_that_a_daemon_can_ask_for_and_each_once() {
+fn leave_and_end_end_the_tunnel_and_each_is_accepted_once() {
     let message = |text: &str| {
         let length = u32::try_from(text.len()).expect("short").to_le_bytes();
         [&length[..], text.as_bytes()].concat()
