@@ -372,9 +372,44 @@ fn open_file(path: &Path) -> Result<Connection, StoreError> {
     // Temporary folders may be inaccessible to the coordinator.
     connection.pragma_update(None, "temp_store", "MEMORY")?;
     if version < SCHEMA {
-        create_schema(&mut connection, path)?;
+        upgrade(&mut connection, path)?;
     }
     Ok(connection)
+}
+
+/// Creates the schema of a new file; upgrades that of an earlier version, and keeps a copy as it was, since an earlier
+/// version of the program refuses the upgraded file.
+fn upgrade(connection: &mut Connection, path: &Path) -> Result<(), StoreError> {
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    // Another process may have done so meanwhile.
+    let version = version(&transaction, path)?;
+    if (1..SCHEMA).contains(&version) {
+        keep_copy(path, version)?;
+    }
+    migrate(&transaction, version)?;
+    Ok(transaction.commit()?)
+}
+
+/// Copies a file, whose writers wait, to the same name with `.schema` and `version` appended.
+fn keep_copy(path: &Path, version: i64) -> Result<(), StoreError> {
+    let copy = with_suffix(path, &format!(".schema{version}"));
+    let failed = |source| StoreError::Io {
+        path: copy.clone(),
+        source,
+    };
+    let unfinished = with_suffix(&copy, ".new");
+    match fs::remove_file(&unfinished) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+        _ => {}
+    }
+    // SQLite fills an empty file (sqlite.org/lang_vacuum.html), and would create one that others can read.
+    let file = create_new(&unfinished).map_err(failed)?;
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let reader = Connection::open_with_flags(path, flags)?;
+    reader.execute("VACUUM INTO ?1", [unfinished.to_string_lossy()])?;
+    file.sync_all()
+        .and_then(|()| fs::rename(&unfinished, &copy))
+        .map_err(failed)
 }
 
 /// Creates the folder of the file if there is none.
@@ -448,13 +483,18 @@ fn write_ahead(connection: &Connection) -> Result<(), StoreError> {
 /// Creates the schema, or upgrades that of an earlier version.
 fn create_schema(connection: &mut Connection, path: &Path) -> Result<(), StoreError> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    // Another process may have done so meanwhile.
-    let version = usize::try_from(version(&transaction, path)?).unwrap_or(0);
-    for migration in MIGRATIONS.iter().skip(version) {
-        transaction.execute_batch(migration)?;
-    }
-    transaction.pragma_update(None, "user_version", SCHEMA)?;
+    migrate(&transaction, version(&transaction, path)?)?;
     Ok(transaction.commit()?)
+}
+
+fn migrate(connection: &Connection, version: i64) -> Result<(), StoreError> {
+    for migration in MIGRATIONS
+        .iter()
+        .skip(usize::try_from(version).unwrap_or(0))
+    {
+        connection.execute_batch(migration)?;
+    }
+    Ok(connection.pragma_update(None, "user_version", SCHEMA)?)
 }
 
 fn networks_of(connection: &Connection) -> Result<Option<Networks>, StoreError> {

@@ -89,7 +89,7 @@ pub enum StoreError {
     /// A later version wrote the file.
     #[error(
         "cannot open {}: a later version of seikan wrote it (schema {found}; this version reads up to {known}); \
-         use that version or restore a backup",
+         use that version, or put back the copy that the upgrade kept",
         path.display()
     )]
     LaterVersion {

@@ -288,12 +288,26 @@ fn a_file_of_the_first_version_is_upgraded() {
     )
     .expect("filled");
     drop(file);
-    for _ in 0..2 {
+    let copy = folder.path().join("mesh.db.schema1");
+    // Also from the copy, as after a return to the version that wrote it.
+    for goes_back in [true, false] {
         let store = Store::open(&path).expect("opened");
         let members = store.members().expect("members");
         assert_eq!(members[0].member.tags, [name("web")]);
         assert_eq!(store.revision().expect("queried"), 7);
         assert_eq!(store.policy().expect("queried"), "");
+        drop(store);
+        let mode = fs::metadata(&copy).expect("a copy").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        if goes_back {
+            let file = Connection::open(&copy).expect("opened");
+            let version: i64 = file
+                .pragma_query_value(None, "user_version", |row| row.get(0))
+                .expect("queried");
+            assert_eq!(version, 1);
+            drop(file);
+            fs::rename(&copy, &path).expect("moved");
+        }
     }
     let store = Store::open(&path).expect("opened");
     assert!(
