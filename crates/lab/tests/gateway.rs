@@ -54,14 +54,21 @@ fn speed(report: &GatewayReport, row: &str, load: Load) -> f64 {
 #[test]
 fn one_header_on_merged_packets_breaks_tcp_out_of_the_device_only() {
     let Some(_alone) = alone() else { return };
-    let Some(report) = run(&["naive-gro", "naive-no-gro"], &[Load::Tcp1, Load::Rev]) else {
-        return;
-    };
-    let [merged, single] = ["naive-gro", "naive-no-gro"].map(|row| speed(&report, row, Load::Tcp1));
-    // The article's factor is 20; here it is more than 1000.
-    assert!(single > 20.0 * merged, "{single} against {merged} Gbit/s");
-    let back = speed(&report, "naive-gro", Load::Rev);
-    assert!(back > 20.0 * merged, "{back} against {merged} Gbit/s");
+    // Other programs may leave a run too little of the processors to show a difference.
+    for runs_left in (0..3).rev() {
+        let Some(report) = run(&["naive-gro", "naive-no-gro"], &[Load::Tcp1, Load::Rev]) else {
+            return;
+        };
+        let merged = speed(&report, "naive-gro", Load::Tcp1);
+        let single = speed(&report, "naive-no-gro", Load::Tcp1);
+        let back = speed(&report, "naive-gro", Load::Rev);
+        // The article's factor is 20; here it is more than 1000.
+        if single.min(back) > 20.0 * merged {
+            return;
+        }
+        eprintln!("{merged} Gbit/s out of the device, {back} back, {single} without merging");
+        assert!(runs_left > 0, "too small a difference in three runs");
+    }
 }
 
 #[test]
