@@ -8,7 +8,7 @@
 mod calls;
 pub mod drawing;
 mod far;
-mod loss_repair;
+pub mod loss_repair;
 pub mod measure;
 mod probe;
 mod repair;
@@ -141,14 +141,16 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         .sampling
         .options(arguments.seconds, draft.is_some());
     options.expected = options.expected.or_else(|| arguments.far.offered());
-    let watch = loss_repair::Watch::start(&map);
+    let mut watch = loss_repair::Watch::start(&map);
     let (mut recording, far) = match peer {
         Some(peer) => peer.measure(map, &options, &interrupt),
         None => measure::whole(map, &options, &interrupt).map(|near| (near, None)),
     }
     .context(FAILED)?;
     let first = verdict(&recording, far.as_ref());
-    let loss_repair = watch.map(loss_repair::Watch::end).unwrap_or_default();
+    let loss_repair = watch
+        .as_mut()
+        .map_or_else(Vec::new, loss_repair::Watch::next);
     if !arguments.json {
         let repaired = loss_repair::render(&loss_repair, first.cause, &Page::of_stdout());
         print(&(screen(&first, &recording, arguments) + &repaired))?;

@@ -19,7 +19,7 @@ use seikan_sys::sample::Sampler;
 use seikan_ui::Interrupt;
 use window::Window;
 
-use super::doctor::measure;
+use super::doctor::{loss_repair, measure};
 
 /// Interval of samples: short enough for means of gauges, and long enough to use at most a
 /// hundredth of a processor.
@@ -56,11 +56,19 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let interrupt = Interrupt::new();
     // Reading from a closed terminal would never end.
     let _signals = interrupt.catch_signals_but_hangup()?;
+    let mut repairs = loss_repair::Watch::start(&map);
     let mut window = Window::new(map, arguments.tunnel.expected(), HISTORY);
     let every = Duration::from_secs(arguments.every.into());
     // Restores the terminal also after a panic.
     let mut terminal = ratatui::try_init().context("cannot draw in this terminal")?;
-    let shown = watch(&mut terminal, &mut sampler, &mut window, every, &interrupt);
+    let shown = watch(
+        &mut terminal,
+        &mut sampler,
+        &mut repairs,
+        &mut window,
+        every,
+        &interrupt,
+    );
     ratatui::restore();
     shown.map(|()| ExitCode::SUCCESS)
 }
@@ -68,6 +76,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 fn watch(
     terminal: &mut ratatui::DefaultTerminal,
     sampler: &mut Sampler,
+    repairs: &mut Option<loss_repair::Watch>,
     window: &mut Window,
     every: Duration,
     interrupt: &Interrupt,
@@ -85,6 +94,9 @@ fn watch(
                 view = Some(View {
                     now: window.evidence(every),
                     verdict: diagnose(&window.evidence(LOOK)),
+                    repairs: repairs
+                        .as_mut()
+                        .map_or_else(Vec::new, loss_repair::Watch::next),
                     history: window.history(),
                     every,
                     is_paused,

@@ -19,15 +19,15 @@ const LEAST_PACKETS: u64 = 100;
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LossRepair {
     /// Name of the peer, or its key.
-    peer: String,
+    pub peer: String,
     /// Whether parity is sent, and if not, why; `None` if it is off at either end.
-    state: Option<RepairState>,
+    pub state: Option<RepairState>,
     /// Share of the records to the peer that is lost at random, 0 to 1.
-    loss: f64,
+    pub loss: f64,
     /// Lost records that the peer restored during the measurement.
-    restored: u64,
+    pub restored: u64,
     /// Lost records that it could not restore.
-    not_restored: u64,
+    pub not_restored: u64,
 }
 
 /// The tunnel at the beginning of a measurement.
@@ -43,11 +43,16 @@ impl Watch {
         (before.pid == pid && before.interface.protocol == "native").then_some(Watch { before })
     }
 
-    /// Returns the peers about which there is something to say.
-    pub fn end(self) -> Vec<LossRepair> {
-        match status(&self.before.interface.name) {
-            Some(after) if after.pid == self.before.pid => between(&self.before, &after),
-            _ => Vec::new(),
+    /// Returns the peers about which there is something to say since the start or the last call.
+    pub fn next(&mut self) -> Vec<LossRepair> {
+        let Some(after) = status(&self.before.interface.name) else {
+            return Vec::new();
+        };
+        let before = std::mem::replace(&mut self.before, after);
+        if before.pid == self.before.pid {
+            between(&before, &self.before)
+        } else {
+            Vec::new()
         }
     }
 }

@@ -12,6 +12,7 @@ use seikan_diagnose::{Evidence, Level, Severity, Verdict};
 use seikan_observe::path::Transport;
 use seikan_observe::{Subject, metric};
 
+use super::super::doctor::loss_repair::LossRepair;
 use crate::screen::rounded;
 use crate::screen::{number, printable};
 
@@ -26,6 +27,8 @@ pub struct View {
     pub now: Evidence,
     /// Verdict about the last seconds.
     pub verdict: Verdict,
+    /// Loss repair since the last update.
+    pub repairs: Vec<LossRepair>,
     /// Bits per second out and in at each update, the newest last.
     pub history: Vec<(f64, f64)>,
     /// Interval of updates.
@@ -47,7 +50,7 @@ pub fn draw(frame: &mut Frame<'_>, view: &View) {
     frame.render_widget(title(view), areas[0]);
     frame.render_widget(verdict, areas[1]);
     throughput(frame, view, areas[2]);
-    tables(frame, &all_tables(&view.now), areas[3]);
+    tables(frame, &all_tables(view), areas[3]);
 }
 
 fn bold() -> Style {
@@ -148,9 +151,11 @@ impl TableContent {
 }
 
 /// Returns the tables with rows, the most relevant first.
-fn all_tables(now: &Evidence) -> Vec<TableContent> {
+fn all_tables(view: &View) -> Vec<TableContent> {
+    let now = &view.now;
     let mut all = vec![
         drops(now),
+        loss_repair(view),
         interfaces(now),
         threads(now),
         processors(now),
@@ -258,6 +263,23 @@ fn drops(now: &Evidence) -> TableContent {
             .into_iter()
             .map(|(name, lost)| vec![name, rate(Some(lost as f64), now)])
             .collect(),
+    }
+}
+
+fn loss_repair(view: &View) -> TableContent {
+    let row = |repair: &LossRepair| {
+        let per_second = |count: u64| rate(Some(count as f64), &view.now);
+        vec![
+            repair.peer.clone(),
+            rounded(100.0 * repair.loss),
+            per_second(repair.restored),
+            per_second(repair.not_restored),
+        ]
+    };
+    TableContent {
+        heading: "lost on the path to",
+        columns: &["%", "restored/s", "not restored/s"],
+        rows: view.repairs.iter().map(row).collect(),
     }
 }
 

@@ -2,6 +2,7 @@ use super::*;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use seikan_diagnose::diagnose;
+use seikan_node::status::RepairState;
 use seikan_observe::path::{LinkFacts, PathMap};
 use seikan_observe::{Key, Kind, Sample, Series};
 
@@ -37,6 +38,13 @@ fn view() -> View {
         verdict: diagnose(&now),
         now,
         history: vec![(50e6, 0.0), (100e6, 0.0)],
+        repairs: vec![LossRepair {
+            peer: "branch".into(),
+            state: Some(RepairState::Repairing),
+            loss: 0.011,
+            restored: 132,
+            not_restored: 2,
+        }],
         every: Duration::from_secs(1),
         is_paused: false,
     }
@@ -59,6 +67,10 @@ fn rates_and_drops_are_shown() {
                 .to_owned()
         };
         assert!(line("tun0: tx_dropped").contains(" 30"), "{text}");
+        let repair = line("branch");
+        let words = repair.split(['"', ' ']).filter(|word| !word.is_empty());
+        let row = words.skip_while(|word| *word != "branch").take(4);
+        assert!(row.eq(["branch", "1.1", "132", "2"]), "{text}");
     }
 }
 
