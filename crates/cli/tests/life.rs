@@ -9,7 +9,6 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
 use seikan_sys::netlink::Family;
 
 use crate::common::{
@@ -91,8 +90,7 @@ fn a_hangup_applies_a_changed_file() {
         let (_, key) = key_pair();
         let peer = format!("[Peer]\nPublicKey = {key}\nAllowedIPs = 10.77.0.0/24\n");
         fs::write(&world.left.config, before + &peer).expect("written");
-        let pid = left.child.id().try_into().ok().and_then(Pid::from_raw);
-        kill_process(pid.expect("a process"), Signal::HUP).expect("a signal");
+        left.signal("HUP");
         let peers = || world.status(&world.left)["peers"].as_array().map(Vec::len);
         eventually("the added peer", || peers() == Some(2));
         assert!(world.answers_within(PATIENCE));
@@ -399,15 +397,6 @@ fn a_tunnel_without_its_monitor_ends_and_names_the_clean_up() {
         let down = world.run(&world.left, &["down", &world.left.interface]);
         assert_eq!(down.status.code(), Some(0), "{}", stderr(&down));
         assert_eq!(world.left.traces(), Vec::<String>::new());
-    });
-}
-
-#[test]
-fn a_hangup_does_nothing() {
-    in_world(["", ""], |world| {
-        let [_right, left] = world.both_up();
-        left.signal("HUP");
-        assert!(world.answers_within(PATIENCE));
     });
 }
 

@@ -15,8 +15,9 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use seikan_lab::hostile::{Flood, Target};
 use seikan_load::Pattern;
-use seikan_proto::capabilities::{Capabilities, Cipher};
+use seikan_proto::capabilities::{Capabilities, Cipher, FEATURE_OFFLOAD, FEATURE_REPAIR};
 use seikan_proto::keys::{Identity, PresharedKey, PrivateKey, PublicKey};
+use seikan_proto::native::repair::parity::{self, Head, MAX_PARITIES, MAX_RECORDS};
 use seikan_proto::noise::{Initiation, Protocol};
 use seikan_proto::rng::Rng;
 use seikan_proto::session::Session;
@@ -27,6 +28,8 @@ use seikan_sys::netns::NetNs;
 const SHOOTING: Duration = Duration::from_millis(300);
 /// Processor time below which a daemon counts as idle.
 const PAUSE: Duration = Duration::from_millis(30);
+/// The receiver keeps records for this time after a parity.
+const KEPT: Duration = Duration::from_secs(2);
 /// Bits per second of UDP payload.
 const RATES: [u64; 2] = [10_000_000, 100_000_000];
 /// Bytes of UDP payload.
@@ -77,7 +80,7 @@ impl Hostile {
             ciphers: vec![Cipher::Aes256Gcm, Cipher::ChaCha20Poly1305],
             max_lanes: 1,
             inner_mtu: 1420,
-            features: 1,
+            features: FEATURE_OFFLOAD | FEATURE_REPAIR,
             mode: seikan_proto::mode::Mode::Ip,
         };
         let mut message = [0; 512];
@@ -129,6 +132,33 @@ impl Hostile {
         mut plaintext: impl FnMut(usize) -> Vec<u8>,
     ) -> Vec<Vec<u8>> {
         (0..count).map(|n| self.seal(&plaintext(n))).collect()
+    }
+
+    /// Blocks of records of which some are missing, and as many parity records, which have to be solved for them.
+    fn blocks_with_losses(&mut self, count: usize, size: usize) -> Vec<Vec<u8>> {
+        let mut datagrams = Vec::new();
+        while datagrams.len() < count {
+            let records = self.seal_each(MAX_RECORDS, |_| vec![0; size - parity::ROOM]);
+            // Apart: losses in a row may count as those of a full queue.
+            let every = MAX_RECORDS / MAX_PARITIES;
+            let arriving = records
+                .into_iter()
+                .enumerate()
+                .filter(|(n, _)| n % every != 0);
+            datagrams.extend(arriving.map(|(_, record)| record));
+            for number in 0..MAX_PARITIES as u8 {
+                let head = Head {
+                    number,
+                    count: MAX_PARITIES as u8,
+                    records: MAX_RECORDS as u8,
+                };
+                let mut plaintext = vec![0x5a; size];
+                // Behind the stamp of three bytes.
+                plaintext[3..][..parity::OVERHEAD].copy_from_slice(&head.to_bytes());
+                datagrams.push(self.seal(&plaintext));
+            }
+        }
+        datagrams
     }
 
     /// Sends so many bits in a second; returns the number of datagrams.
@@ -300,6 +330,15 @@ fn no_message_costs_five_times_as_much_as_padding() {
                     let datagrams = hostile.seal_each(count, &mut shape.plaintext);
                     check(shape.name, shape.packets, &datagrams, &hostile);
                 }
+                let blocks = hostile.blocks_with_losses(count, size - OVERHEAD);
+                check(
+                    "blocks with as many losses as parities",
+                    None,
+                    &blocks,
+                    &hostile,
+                );
+                // Records are kept for a while after a parity.
+                std::thread::sleep(KEPT);
                 let good = hostile.seal(&vec![0; size - OVERHEAD]);
                 let mut forged = good.clone();
                 forged[8 + 5] ^= 0x40;
@@ -322,7 +361,14 @@ fn no_message_costs_five_times_as_much_as_padding() {
             }
         });
         assert!(failures.is_empty(), "{failures:#?}");
-        assert_eq!(unaccounted(&world.status(&world.right)), [0, 0]);
+        let status = world.status(&world.right);
+        assert_eq!(unaccounted(&status), [0, 0]);
+        let peers = status["peers"].as_array().expect("peers");
+        let held = |peer: &serde_json::Value| peer["path"]["repair"]["held"].as_u64();
+        assert!(
+            peers.iter().any(|peer| held(peer) > Some(0)),
+            "no block was solved"
+        );
     });
 }
 
