@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::common::{
-    PATIENCE, TUNNEL_PORT, Tunnel, World, drops, eventually, in_world, unaccounted,
+    PATIENCE, StopsAtEnd, TUNNEL_PORT, Tunnel, World, drops, eventually, in_world, unaccounted,
 };
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -36,15 +36,6 @@ const FLOW_RATE: u64 = 2_000_000;
 const STALL: Duration = Duration::from_secs(1);
 /// Maximum growth of the program's memory, in bytes.
 const GROWTH: u64 = 8 << 20;
-
-/// Stops a background thread and waits for it, also if the test fails.
-struct StopsAtEnd<'a>(&'a AtomicBool);
-
-impl Drop for StopsAtEnd<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
 
 /// A third host with a link of its own to the right, and a socket there that floods the tunnel.
 struct UnknownSource {

@@ -18,6 +18,7 @@ mod mesh;
 mod overload;
 mod relay;
 mod report;
+mod roaming;
 mod shape;
 #[path = "../../proto/tests/shapes/mod.rs"]
 mod shapes;

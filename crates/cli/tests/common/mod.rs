@@ -11,7 +11,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use seikan_sys::netlink::{Family, Netlink, Route};
@@ -227,7 +227,7 @@ impl World {
     /// Returns whether a datagram comes back from the right through the tunnel.
     pub fn answers_within(&self, patience: Duration) -> bool {
         let until = Instant::now() + patience;
-        let stop = std::sync::atomic::AtomicBool::new(false);
+        let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let right = &self.right.namespace;
             let stop = &stop;
@@ -239,8 +239,17 @@ impl World {
     }
 }
 
+/// Stops a background thread and waits for it, also if the test fails.
+pub struct StopsAtEnd<'a>(pub &'a AtomicBool);
+
+impl Drop for StopsAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Echoes datagrams until it is stopped. Reopens the socket if its interface goes.
-pub fn echo(stop: &std::sync::atomic::AtomicBool) {
+pub fn echo(stop: &AtomicBool) {
     let socket = UdpSocket::bind(("0.0.0.0", ECHO_PORT)).expect("bind");
     let pause = Some(Duration::from_millis(50));
     socket.set_read_timeout(pause).expect("timeout");

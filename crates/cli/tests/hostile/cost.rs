@@ -7,9 +7,9 @@ use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use super::UnknownSource;
 use super::service::busy;
-use super::{StopsAtEnd, UnknownSource};
-use crate::common::{TUNNEL_PORT, World, echo, in_world, key_pair, unaccounted};
+use crate::common::{StopsAtEnd, TUNNEL_PORT, World, echo, in_world, key_pair, unaccounted};
 use crate::shapes::{OVERHEAD, Shape, fields, frame, full, packet};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
