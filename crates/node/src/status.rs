@@ -15,6 +15,7 @@ pub use peer::{
     Candidate, CandidateKind, CandidateState, LatestHandshake, NoDirectPath, Path, PeerDevice,
     PeerState, PeerStatus, PortSearch, Repair, RepairState, Report, TlsPath, TurnPath, peer,
 };
+pub(crate) use peer::{is_relayed, is_up};
 pub use traffic::{Batches, Bucket, Direction, Distribution, Handshakes, Traffic};
 pub(crate) use traffic::{direction, distribution};
 

@@ -470,16 +470,22 @@ fn metrics_are_well_formed_and_slow_scrapes_end() {
     assert!(head.contains("application/openmetrics-text; version=1.0.0"));
     assert!(body.contains("peer_info{"), "{body}");
     assert!(body.contains(r#"name="a \"b\"""#), "{body}");
+    let value = |name: &str| -> f64 {
+        let line = body.lines().find(|line| line.starts_with(name));
+        let value = line.expect(name).rsplit(' ').next().expect("a value");
+        value.parse().expect("a number")
+    };
     for none in [
         "seikan_port_search_sockets{",
         "seikan_port_search_openers_total{",
         "seikan_peer_port_search_probes_total{",
         "seikan_peer_port_search_failures{",
     ] {
-        let line = body.lines().find(|line| line.starts_with(none));
-        let value = line.expect(none).rsplit(' ').next().expect("a value");
-        assert_eq!(value.parse(), Ok(0.0), "{none}");
+        assert_eq!(value(none), 0.0, "{none}");
     }
+    assert!(value("seikan_resident_memory_bytes{") > 1e6);
+    // It has used less than a tick of the clock, perhaps.
+    assert!(value("seikan_cpu_seconds_total{") < 1000.0);
     check_open_metrics(body);
 }
 

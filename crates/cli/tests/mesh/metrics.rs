@@ -7,6 +7,7 @@ use crate::mesh::punching::{at_nats, between, connect_directly};
 use crate::mesh::site::{Host, SOON, Site, at_a_site};
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::time::Duration;
 
 /// Two members with metrics, as in [`between`].
 fn measured(site: &Site, hosts: [&Host; 2], test: impl FnOnce(IpAddr)) {
@@ -41,6 +42,27 @@ fn metric(host: &Host, name: &str, labels: &str) -> f64 {
     let samples = samples(host, name, labels);
     assert_eq!(samples.len(), 1, "{name} {labels}");
     samples[0]
+}
+
+#[test]
+fn metrics_say_that_a_peer_and_the_coordinator_are_gone() {
+    at_a_site(|site| {
+        let coordinator = site.coordinator();
+        let [a, b] = [site.host(), site.host()];
+        measured(site, [&a, &b], |address| {
+            assert!(a.reaches(address, SOON), "{}", a.status());
+            let up = || metric(&a, "seikan_peer_up", "peer=");
+            assert_eq!(up(), 1.0, "{}", a.status());
+            assert_eq!(metric(&a, "seikan_coordinator_up", ""), 1.0);
+            assert_eq!(metric(&a, "seikan_peer_relayed", "peer="), 0.0);
+            b.netlink.set_down(b.nic).expect("down");
+            drop(coordinator);
+            assert!(!a.reaches(address, Duration::from_secs(1)));
+            eventually("the peer is down", || up() == 0.0);
+            let coordinator = || metric(&a, "seikan_coordinator_up", "");
+            eventually("the coordinator is down", || coordinator() == 0.0);
+        });
+    });
 }
 
 #[test]
@@ -98,6 +120,7 @@ fn count_forwarded_traffic(site: &Site, nats: &[Nat; 2], part: &str, (by, server
             forwards.is_some()
         });
         let (host, transport) = forwards.expect("one");
+        assert_eq!(metric(host, "seikan_peer_relayed", "peer="), 1.0);
         let send_from_outside = || {
             UdpSocket::bind(("127.0.0.1", 0))
                 .expect("bind")

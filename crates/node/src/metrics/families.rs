@@ -1,5 +1,6 @@
 //! The metric families: name, help text and samples.
 
+use crate::status::{is_relayed, is_up};
 use crate::subject::Subject;
 use crate::system::now;
 use crate::uapi::Device;
@@ -10,6 +11,7 @@ use seikan_observe::{DirectionCounters, DropCounts, Histogram, PeerCounters};
 use seikan_proto::mode::Mode;
 use seikan_proto::noise::Protocol;
 use seikan_proto::peer::Peer;
+use seikan_sys::process;
 use std::fmt;
 
 /// A family: one quantity, for every set of labels.
@@ -33,6 +35,7 @@ struct Sample {
 #[derive(Debug)]
 enum Value {
     Count(u64),
+    Seconds(f64),
     Gauge(f64),
     Info,
     Histogram(Histogram),
@@ -45,6 +48,16 @@ pub(super) struct Samples(Vec<Sample>);
 impl Samples {
     pub(super) fn count(&mut self, labels: &[Label], count: u64) {
         self.push(labels, Value::Count(count));
+    }
+
+    /// Adds a counter of seconds.
+    fn seconds(&mut self, labels: &[Label], seconds: f64) {
+        self.push(labels, Value::Seconds(seconds));
+    }
+
+    /// Adds a gauge that is 1 or 0.
+    pub(super) fn flag(&mut self, labels: &[Label], is_true: bool) {
+        self.gauge(labels, f64::from(u8::from(is_true)));
     }
 
     pub(super) fn gauge(&mut self, labels: &[Label], value: f64) {
@@ -112,6 +125,7 @@ impl Collector for Collected {
 fn encode(value: &Value, encoder: &mut MetricEncoder<'_>) -> fmt::Result {
     match value {
         Value::Count(count) => encoder.encode_counter::<NoLabelSet, u64, f64>(count, None),
+        Value::Seconds(seconds) => encoder.encode_counter::<NoLabelSet, f64, f64>(seconds, None),
         Value::Gauge(value) => encoder.encode_gauge(value),
         Value::Histogram(histogram) => {
             // Buckets are labelled with their largest value; the last has none.
@@ -178,6 +192,26 @@ pub const FAMILIES: &[Family] = &[
         |s, out| {
             let uptime = now().mono.duration_since(s.node.started);
             out.gauge(&[], uptime.as_secs_f64());
+        },
+    ),
+    family(
+        Counter,
+        "cpu_seconds",
+        "Processor time of the daemon, all of its threads.",
+        |_, out| {
+            if let Ok(time) = process::own_cpu_time() {
+                out.seconds(&[], time.total().as_secs_f64());
+            }
+        },
+    ),
+    family(
+        Gauge,
+        "resident_memory_bytes",
+        "Resident memory of the daemon.",
+        |_, out| {
+            if let Ok(memory) = process::own_memory() {
+                out.gauge(&[], memory.resident as f64);
+            }
         },
     ),
     family(Gauge, "peers", "Configured peers.", |s, out| {
@@ -320,12 +354,38 @@ pub const FAMILIES: &[Family] = &[
     ),
     family(Info, "peer", "A peer.", |s, out| {
         peers(s, |labels, peer| {
+            // A dashboard has one label to show, whether the peer has a name or not.
             let name = s.record.name_of(s.node, &peer.public_key);
-            let name = name.map(|name| ("name", name));
-            let labels: Vec<_> = labels.iter().cloned().chain(name).collect();
-            out.push(&labels, Value::Info);
+            let name = name.unwrap_or_else(|| peer.public_key.to_string());
+            out.push(&with(labels, "name", &name), Value::Info);
         });
     }),
+    family(
+        Gauge,
+        "peer_up",
+        "Whether the peer answers: 0 if it has not answered for 15 s; absent if it was never seen and nothing has waited \
+         for it that long.",
+        |s, out| {
+            let now = now();
+            peers(s, |labels, peer| {
+                if let Some(is_up) = is_up(peer, now) {
+                    out.flag(labels, is_up);
+                }
+            })
+        },
+    ),
+    family(
+        Gauge,
+        "peer_relayed",
+        "Whether the path to the member of the mesh is a relay.",
+        |s, out| {
+            peers(s, |labels, peer| {
+                if let Some(is_relayed) = is_relayed(peer) {
+                    out.flag(labels, is_relayed);
+                }
+            })
+        },
+    ),
     family(
         Gauge,
         "peer_latest_handshake_timestamp_seconds",
@@ -404,6 +464,12 @@ pub const FAMILIES: &[Family] = &[
                 gauge(s, out, |p| Some(p.path.mtu.mtu() as f64));
             }
         },
+    ),
+    family(
+        Gauge,
+        "peer_round_trip_seconds",
+        "Round trip of the latest probe of the path, in the native protocol.",
+        |s, out| gauge(s, out, |p| p.path.rtt.map(|rtt| rtt.as_secs_f64())),
     ),
     family(
         Gauge,

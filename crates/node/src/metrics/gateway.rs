@@ -17,7 +17,7 @@ pub const FAMILIES: &[Family] = &[
         "Whether the interface of the local network is up, in transparent mode.",
         |s, out| {
             lan(s, |lan| {
-                out.gauge(&[], f64::from(u8::from(lan.is_up())));
+                out.flag(&[], lan.is_up());
             })
         },
     ),
@@ -27,8 +27,7 @@ pub const FAMILIES: &[Family] = &[
         "Whether this gateway is active; a standby gateway only listens.",
         |s, out| {
             lan(s, |lan| {
-                let active = lan.responder.is_active();
-                out.gauge(&[], f64::from(u8::from(active)));
+                out.flag(&[], lan.responder.is_active());
             })
         },
     ),
@@ -175,7 +174,7 @@ fn gateway(s: &Subject<'_>, visit: impl FnOnce(&GatewayNode)) {
     }
 }
 
-fn lan(s: &Subject<'_>, visit: impl FnOnce(&crate::gateway::Lan)) {
+pub(super) fn lan(s: &Subject<'_>, visit: impl FnOnce(&crate::gateway::Lan)) {
     if let Some(GatewayNode { lan: Some(lan), .. }) = &s.node.gateway {
         visit(lan);
     }

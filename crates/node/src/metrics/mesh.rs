@@ -1,8 +1,10 @@
 //! The families of a mesh's member. Labels are the mesh's servers with their kind, directions and reasons.
 
 use super::families::{Family, Label, family, with};
+use super::gateway::lan;
 use crate::subject::Subject;
 use prometheus_client::metrics::MetricType::{Counter, Gauge};
+use seikan_mesh::event::Contact;
 use seikan_mesh::proxy::Counters;
 use seikan_mesh::state::MeshState;
 
@@ -10,13 +12,28 @@ use seikan_mesh::state::MeshState;
 pub const FAMILIES: &[Family] = &[
     family(
         Gauge,
+        "coordinator_up",
+        "Whether the coordinator answers, and has this host as a member; absent before the first answer and on a standby \
+         gateway.",
+        |s, out| {
+            let mut is_standby = false;
+            lan(s, |lan| is_standby = !lan.responder.is_active());
+            mesh(s, |mesh| {
+                // Only the active one of two gateways talks to the coordinator.
+                if !is_standby && mesh.contact != Contact::Starting {
+                    out.flag(&[], mesh.contact == Contact::Connected);
+                }
+            })
+        },
+    ),
+    family(
+        Gauge,
         "port_mapping_active",
         "Whether the router forwards a port to this host, where it was asked to.",
         |s, out| {
             mesh(s, |mesh| {
                 if let Some(state) = &mesh.mapped {
-                    let active = u8::from(state.is_ok());
-                    out.gauge(&[], f64::from(active));
+                    out.flag(&[], state.is_ok());
                 }
             })
         },

@@ -309,11 +309,14 @@ fn repair(peer: &Peer, now: Now) -> Option<Repair> {
     })
 }
 
+/// Longest time in which a peer that is there answers.
+const ANSWER_TIME: Duration = KEEPALIVE_TIMEOUT.saturating_add(REKEY_TIMEOUT);
+
 /// Returns whether a peer answers. `unanswered`: for how long something waits for an answer.
 fn state(was_seen: bool, has_session: bool, unanswered: Option<Duration>) -> PeerState {
     if !was_seen {
         PeerState::NeverSeen
-    } else if unanswered.is_some_and(|waited| waited > KEEPALIVE_TIMEOUT + REKEY_TIMEOUT) {
+    } else if is_silent(unanswered) {
         PeerState::Down
     } else if has_session {
         PeerState::Up
@@ -322,13 +325,42 @@ fn state(was_seen: bool, has_session: bool, unanswered: Option<Duration>) -> Pee
     }
 }
 
+fn is_silent(unanswered: Option<Duration>) -> bool {
+    unanswered.is_some_and(|waited| waited > ANSWER_TIME)
+}
+
+/// Returns whether a peer answers, for alerts: unlike [`PeerState`], a peer that was never seen is silent once it has
+/// not answered for [`ANSWER_TIME`], so that a restart does not hide its absence. `None` while nothing is known: it was
+/// never seen, and nothing has waited so long for it.
+fn answers(was_seen: bool, unanswered: Option<Duration>) -> Option<bool> {
+    if is_silent(unanswered) {
+        Some(false)
+    } else {
+        was_seen.then_some(true)
+    }
+}
+
+fn unanswered(peer: &Peer, now: Now) -> Option<Duration> {
+    let since = peer.waiting_since()?;
+    Some(now.mono.duration_since(since))
+}
+
+/// Returns whether a peer answers, as [`answers`].
+pub(crate) fn is_up(peer: &Peer, now: Now) -> Option<bool> {
+    answers(peer.last_handshake.is_some(), unanswered(peer, now))
+}
+
+/// Returns whether the path to a member of a mesh is a relay; `None` for other peers, and without a path.
+pub(crate) fn is_relayed(peer: &Peer) -> Option<bool> {
+    let endpoint = peer.path.endpoint.filter(|_| !peer.paths.is_empty())?;
+    Some(peer.paths.is_relay(endpoint))
+}
+
 /// Returns the status of one peer.
 pub fn peer(node: &Node, record: &Record, peer: &Peer, now: Now) -> PeerStatus {
     let native = node.tunnel.protocol() == Protocol::Native;
     let turn = |address: SocketAddr| turn(node, peer, address);
-    let unanswered = peer
-        .waiting_since()
-        .map(|since| now.mono.duration_since(since));
+    let unanswered = unanswered(peer, now);
     let state = state(
         peer.last_handshake.is_some(),
         peer.has_session(now.mono),
@@ -366,11 +398,7 @@ pub fn peer(node: &Node, record: &Record, peer: &Peer, now: Now) -> PeerStatus {
             }),
             repair: repair(peer, now),
             rtt_us: peer.path.rtt.map(micros),
-            relayed: peer
-                .path
-                .endpoint
-                .filter(|_| !peer.paths.is_empty())
-                .map(|endpoint| peer.paths.is_relay(endpoint)),
+            relayed: is_relayed(peer),
             turn: peer.path.endpoint.and_then(turn),
             tls: peer.path.endpoint.and_then(|at| tls(node, at)),
             candidates: peer
@@ -535,6 +563,17 @@ mod tests {
         assert_eq!(state(true, true, waited(16)), PeerState::Down);
         assert_eq!(state(true, false, waited(16)), PeerState::Down);
         assert_eq!(state(true, false, None), PeerState::Idle);
+    }
+
+    #[test]
+    fn an_absent_peer_is_noticed_after_a_restart_too() {
+        let waited = |seconds| Some(Duration::from_secs(seconds));
+        assert_eq!(answers(false, None), None);
+        assert_eq!(answers(false, waited(15)), None);
+        assert_eq!(answers(false, waited(16)), Some(false));
+        assert_eq!(answers(true, None), Some(true));
+        assert_eq!(answers(true, waited(15)), Some(true));
+        assert_eq!(answers(true, waited(16)), Some(false));
     }
 
     #[test]
