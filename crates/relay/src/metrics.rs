@@ -204,7 +204,10 @@ mod tests {
 
     #[test]
     fn the_page_of_metrics_lists_every_family() {
-        let text = encode(&Counters::default());
+        // A family by reason has no line before the first drop.
+        let mut counters = Counters::default();
+        counters.drops.add(DropReason::UnknownSource, 1);
+        let text = encode(&counters);
         let mut table = "\n| metric | type | meaning |\n|---|---|---|\n".to_owned();
         let helps = text.lines().filter_map(|line| line.strip_prefix("# HELP "));
         for (name, help) in helps.filter_map(|line| line.split_once(' ')) {
