@@ -17,7 +17,7 @@ TARGET ?=
 SOURCE ?= all
 
 .PHONY: help test deps deps-build bare-root peers fmt-check house hooks diagram docs-check book deny clippy doc tests unit interop golden demo-recording recordings fuzz-ci fuzz fuzz-asan \
-	build release dist dist-smoke dist-check demo bench bench-path instructions gateway reproduce reproduce-kernel reproduce-guests hostile soak soak-mesh interop-kernel doctor-kernel clean
+	build release dist dist-smoke dist-check monitoring-check demo bench bench-path instructions gateway reproduce reproduce-kernel reproduce-guests hostile soak soak-mesh interop-kernel doctor-kernel clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -117,6 +117,9 @@ dist-smoke:
 
 dist-check: ## install what `make dist` built in clean Debian machines, and test it (root); ARGS=TEST selects one
 	@scripts/dist-check.sh $(ARGS)
+
+monitoring-check: deps-build ## run the alerts and the dashboard's queries in a Prometheus that scrapes tunnels in namespaces (root)
+	@scripts/monitoring-check.sh
 
 demo: deps-build ## run the demo: two hosts in namespaces, a tunnel, load, a diagnosis
 	@cargo build --locked --profile demo -p seikan -p seikan-lab

@@ -3,7 +3,7 @@
 # systems, the image for containers, a list of all that is linked in (SBOM), and checksums. Installs the tools for it.
 #
 #   scripts/dist.sh           everything; ten minutes from cold
-#   scripts/dist.sh smoke     only the packages, of the debug binaries, and what is in them is checked; a minute from cold
+#   scripts/dist.sh smoke     only the packages, of the debug binaries, and what is in them is checked; tests the alerts; a minute from cold
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/packages.sh
@@ -29,6 +29,7 @@ main() {
         gzip -9nc LICENSE-MIT >"$STAGE/doc/licenses-of-libraries.gz"
         write_packages
         check_packages
+        scripts/monitoring-check.sh rules
         rm -rf "$dist"
         exit
     fi
@@ -131,7 +132,7 @@ check_programs() {
 write_archive() {
     local program name=seikan-$VERSION-linux-x86_64 tree=$STAGE/seikan-$VERSION-linux-x86_64
     mkdir -p "$tree/bin" "$tree/share/man/man1" "$tree/share/bash-completion/completions" "$tree/share/zsh/site-functions" \
-        "$tree/share/fish/vendor_completions.d" "$tree/share/doc/seikan"
+        "$tree/share/fish/vendor_completions.d" "$tree/share/doc/seikan" "$tree"/share/seikan/{prometheus,grafana}
     cp "$STAGE"/bin/* "$tree/bin/"
     cp "$STAGE"/man/*/*.1.gz "$tree/share/man/man1/"
     for program in seikan seikan-lab; do
@@ -139,6 +140,8 @@ write_archive() {
         cp "$STAGE/completions/_$program" "$tree/share/zsh/site-functions/"
         cp "$STAGE/completions/$program.fish" "$tree/share/fish/vendor_completions.d/"
     done
+    cp packaging/prometheus/seikan.rules.yaml "$tree/share/seikan/prometheus/"
+    cp packaging/grafana/seikan.json "$tree/share/seikan/grafana/"
     cp -r packaging/examples packaging/systemd packaging/sysusers.d packaging/networkd packaging/networkmanager CHANGELOG.md \
         LICENSE-APACHE LICENSE-MIT "$STAGE/doc/licenses-of-libraries.gz" "$tree/share/doc/seikan/"
     find "$tree" -type f -exec chmod u=rw,go=r {} + -o -type d -exec chmod 755 {} +
@@ -167,6 +170,9 @@ check_packages() {
     dpkg-deb -e "$dist"/seikan_*.deb "$STAGE/control"
     for file in packaging/systemd/* packaging/sysusers.d/*; do
         cmp "$file" "$root/usr/lib/${file#packaging/}" 2>/dev/null || cmp "$file" "$root/usr/lib/systemd/system/${file##*/}"
+    done
+    for file in prometheus/seikan.rules.yaml grafana/seikan.json; do
+        cmp "packaging/$file" "$root/usr/share/seikan/$file"
     done
     for file in postinst prerm postrm; do
         sh -n "$STAGE/control/$file"

@@ -15,6 +15,7 @@ mod hostile;
 mod ledger;
 mod life;
 mod mesh;
+mod monitoring;
 mod overload;
 mod relay;
 mod report;
