@@ -35,10 +35,14 @@ install_prometheus() (
     echo "unpacking Debian's prometheus"
     dir=$(mktemp -d)
     trap 'rm -rf "$dir"' EXIT
-    (cd "$dir" && apt-get -o APT::Sandbox::User=root download -q prometheus >/dev/null && dpkg-deb -x prometheus_*.deb root) || {
+    cd "$dir"
+    download() { apt-get -o APT::Sandbox::User=root download -q prometheus >/dev/null; }
+    # The lists of packages may be old or missing.
+    download 2>/dev/null || { apt-get update -q >/dev/null && download; } || {
         echo "cannot download Debian's package prometheus: run \`apt-get update\` as root, then this again" >&2
         exit 1
     }
+    dpkg-deb -x prometheus_*.deb root
     mkdir -p "$TOOLS/prometheus"
     install "$dir"/root/usr/bin/prometheus "$dir"/root/usr/bin/promtool "$TOOLS/prometheus/"
 )
