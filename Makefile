@@ -82,6 +82,7 @@ interop: peers build ## test against other WireGuard implementations in namespac
 
 golden: ## rewrite the golden texts and the generated pages; review the changes
 	@rm -f crates/cli/tests/golden/json/* crates/lab/tests/golden/json/*
+	@UPDATE_GOLDEN=1 scripts/tests.sh --workspace -E 'test(schemas_are_those_of_the_types)'
 	@UPDATE_GOLDEN=1 scripts/tests.sh --workspace -E 'package(seikan) & test(/^(golden|cli|gateway_status|doctor|doctor_ends|mesh::ping)::/) | package(seikan-lab) & test(/^program::/) | test(findings_are_those_expected)'
 	@UPDATE_GOLDEN=1 scripts/tests.sh --workspace -E '(package(seikan) & test(/^docs::/)) | test(the_page_of_metrics)'
 

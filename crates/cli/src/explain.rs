@@ -3,12 +3,11 @@
 use std::io::Write;
 use std::process::ExitCode;
 
-use anyhow::Context;
 use seikan_proto::mesh::policy::{Decision, Traffic};
 use seikan_proto::mesh::{Name, Party, Policy};
-use serde_json::json;
+use serde::Serialize;
 
-use crate::output::counted;
+use crate::output::{counted, print_json};
 
 /// A connection to explain.
 pub struct Connection {
@@ -24,12 +23,10 @@ impl Connection {
     /// Prints the policy's decision. The exit status is 0 if it allows the connection, 1 if not.
     pub fn answer(&self, policy: &Policy, as_json: bool) -> anyhow::Result<ExitCode> {
         let decision = policy.decide(&self.from, &self.to, self.traffic);
-        let mut out = anstream::stdout();
         if as_json {
-            let text = serde_json::to_string_pretty(&self.json(&decision, policy));
-            writeln!(out, "{}", text.context("cannot write JSON")?)?;
+            print_json(&self.explanation(&decision, policy))?;
         } else {
-            write!(out, "{}", self.words(&decision, policy))?;
+            write!(anstream::stdout(), "{}", self.words(&decision, policy))?;
         }
         Ok(if decision.is_allowed() {
             ExitCode::SUCCESS
@@ -64,19 +61,62 @@ impl Connection {
         text
     }
 
-    fn json(&self, decision: &Decision, policy: &Policy) -> serde_json::Value {
+    fn explanation(&self, decision: &Decision, policy: &Policy) -> Explanation {
         let (why, rule, tag) = match decision {
-            Decision::NoTags => ("no-tags", None, None),
-            Decision::CommonTag(tag) => ("common-tag", None, Some(tag.as_str())),
-            Decision::Rule(rule) => ("rule", Some(rule.to_string()), None),
-            Decision::Denied => ("nothing", None, None),
+            Decision::NoTags => (Why::NoTags, None, None),
+            Decision::CommonTag(tag) => (Why::CommonTag, None, Some(tag.clone())),
+            Decision::Rule(rule) => (Why::Rule, Some(rule.to_string()), None),
+            Decision::Denied => (Why::Nothing, None, None),
         };
-        json!({
-            "from": self.from, "to": self.to, "traffic": self.traffic.to_string(),
-            "allowed": decision.is_allowed(), "why": why, "rule": rule, "tag": tag,
-            "unknown_rules": policy.unknown(),
-        })
+        Explanation {
+            from: self.from.clone(),
+            to: self.to.clone(),
+            traffic: self.traffic.to_string(),
+            allowed: decision.is_allowed(),
+            why,
+            rule,
+            tag,
+            unknown_rules: policy.unknown(),
+        }
     }
+}
+
+/// Decision of a policy about a connection.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Explanation {
+    /// Member or device that opens the connection.
+    from: Party,
+    /// Member or device that receives it.
+    to: Party,
+    /// `tcp/PORT`, `udp/PORT`, `icmp`, or `*` for other protocols.
+    traffic: String,
+    /// Whether the policy allows it; firewalls and services are not checked.
+    allowed: bool,
+    /// Reason of the decision.
+    why: Why,
+    /// The rule that allows it, for the reason `rule`.
+    rule: Option<String>,
+    /// The common tag, for the reason `common-tag`.
+    #[cfg_attr(test, schemars(with = "Option<String>"))]
+    tag: Option<Name>,
+    /// Number of rules of a later version, which were ignored.
+    unknown_rules: usize,
+}
+
+/// Reason of a decision.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "kebab-case")]
+enum Why {
+    /// Neither has a tag.
+    NoTags,
+    /// Both have the same tag.
+    CommonTag,
+    /// A rule allows it.
+    Rule,
+    /// Nothing allows it.
+    Nothing,
 }
 
 /// "web-1 (tag:eu tag:web)"
@@ -92,6 +132,7 @@ fn named(party: &Party) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     fn party(name: &str, tags: &[&str]) -> Party {
         Party {
@@ -141,10 +182,7 @@ mod tests {
             explained.contains("1 rule of a later version"),
             "{explained}"
         );
-        let json = connection.json(&Decision::Denied, &policy);
-        assert_eq!(
-            (&json["allowed"], &json["unknown_rules"]),
-            (&json!(false), &json!(1))
-        );
+        let explanation = connection.explanation(&Decision::Denied, &policy);
+        assert_eq!((explanation.allowed, explanation.unknown_rules), (false, 1));
     }
 }

@@ -14,6 +14,8 @@ mod manager;
 mod output;
 mod overrides;
 mod recording;
+#[cfg(test)]
+mod schema;
 mod service;
 mod verbs;
 

@@ -289,7 +289,7 @@ fn check_lists_its_findings_as_json() {
     let output = run(&["check", "--json", path.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(1));
     let json: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
-    crate::shape::check_shape("check", &json);
+    crate::schema::check_json("check", &json);
     assert_eq!(json["usable"], false);
     assert_eq!((&json["errors"], &json["warnings"]), (&1.into(), &1.into()));
     let all = json["diagnostics"].as_array().unwrap();

@@ -1,7 +1,7 @@
 //! The doctor on a real tunnel: idle, with a short queue, with invalid arguments, and reading
 //! recordings.
 
-use crate::shape::check_shape;
+use crate::schema::check_json;
 use std::io::Read;
 use std::net::UdpSocket;
 use std::os::unix::process::CommandExt;
@@ -45,7 +45,7 @@ fn doctor(world: &World, words: &[&str]) -> Output {
 fn verdict(output: &Output) -> Value {
     let verdict = serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|error| panic!("{error}: {}", stderr(output)));
-    check_shape("doctor", &verdict);
+    check_json("doctor", &verdict);
     verdict
 }
 
@@ -429,7 +429,7 @@ fn a_recording_gives_the_same_verdict_as_the_live_run() {
             &["doctor", "--from", &file, "--map", "--json"],
         );
         let map: Value = serde_json::from_slice(&map.stdout).expect("JSON");
-        check_shape("doctor --map", &map);
+        check_json("doctor --map", &map);
         assert_eq!(map, live["path"]);
         world.run(&world.left, &["doctor", "--undo"]);
     });

@@ -1,7 +1,7 @@
 //! Two doctors at the two ends of a tunnel: each reports what the other cannot see, and unknown
 //! sources get nothing.
 
-use crate::shape::check_shape;
+use crate::schema::check_json;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::path::PathBuf;
@@ -195,7 +195,7 @@ fn finish(mut running: Running) -> Output {
 fn verdict(output: &Output) -> Value {
     let verdict = serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|error| panic!("{error}: {}", stderr(output)));
-    check_shape("doctor", &verdict);
+    check_json("doctor", &verdict);
     verdict
 }
 

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::common::{ECHO_PORT, Tunnel, World, echo, eventually, in_world, stderr};
-use crate::shape::check_shape;
+use crate::schema::check_json;
 use seikan_sys::netns::NetNs;
 use seikan_sys::packet::{Accept, PacketOptions, PacketSocket, VNET_HEADER_LEN};
 use seikan_wire::arp::Arp;
@@ -276,7 +276,7 @@ fn rates_come_from_two_samples() {
         let output = world.run(&world.left, &words);
         assert!(output.status.success(), "{}", stderr(&output));
         let shown: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-        check_shape("gateway status", &shown);
+        check_json("gateway status", &shown);
         assert_eq!(shown["interface"], world.left.interface);
         let gateway = &shown["gateway"];
         assert!(gateway["interval_s"].as_f64() >= Some(1.0));
@@ -347,7 +347,7 @@ fn hosts_on_the_lan_are_discovered() {
         let [json, toml] = output;
         assert!(json.status.success(), "{}", stderr(&json));
         let found: Value = serde_json::from_slice(&json.stdout).expect("JSON");
-        check_shape("gateway discover", &found);
+        check_json("gateway discover", &found);
         let neighbour = |mac: Mac| {
             let neighbours = found["neighbours"].as_array().expect("a list");
             let found = neighbours

@@ -9,6 +9,7 @@ use std::process::Command;
 
 use crate::common::eventually;
 use crate::mesh::site::{Host, SOON, at_a_site, plug, while_answering};
+use crate::schema::{check_json, check_type};
 use crate::shape::{check_shape, folder, updates};
 use seikan_diagnose::Action;
 
@@ -168,6 +169,7 @@ fn the_json_of_every_action_has_its_golden_shape() {
         };
         let json = serde_json::to_value(&action).expect("JSON");
         assert_eq!(json["do"], kind);
+        check_type("doctor", "Action", &json);
         kinds.insert(kind, json);
     }
     check_shape(
@@ -204,18 +206,18 @@ fn the_json_of_a_coordinator_and_a_member_has_its_golden_shape() {
         for list in ["members", "devices", "tokens", "relays", "audit"] {
             let json = site.administer(&[list, "--json"]);
             let json = serde_json::from_str(&json).expect("JSON");
-            check_shape(&format!("coordinator {list}"), &json);
+            check_json(&format!("coordinator {list}"), &json);
         }
         let explain = ["policy", "explain", "host", "other", "tcp/22", "--json"];
         let json = serde_json::from_str(&site.administer(&explain)).expect("JSON");
-        check_shape("coordinator policy explain", &json);
+        check_json("coordinator policy explain", &json);
         site.administer(&["tag", "plc.other", "--none"]);
         eventually("the device is known", || {
             host.status()["peers"].to_string().contains("plc.other")
         });
-        check_shape("status", &host.status());
+        check_json("status", &host.status());
         let output = host.run(&["netcheck", &host.interface, "--json"]);
         let json = serde_json::from_slice(&output.stdout).expect("JSON");
-        check_shape("netcheck", &json);
+        check_json("netcheck", &json);
     });
 }

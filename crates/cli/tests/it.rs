@@ -20,6 +20,7 @@ mod overload;
 mod relay;
 mod report;
 mod roaming;
+mod schema;
 mod shape;
 #[path = "../../proto/tests/shapes/mod.rs"]
 mod shapes;

@@ -10,6 +10,7 @@ use serde::Serialize;
 
 /// Severity of the diagnostic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
     /// The file cannot be used.
@@ -20,6 +21,7 @@ pub enum Severity {
 
 /// One diagnostic.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Diagnostic {
     /// Severity of the diagnostic.
     pub severity: Severity,
@@ -40,6 +42,7 @@ pub struct Diagnostic {
 
 /// All diagnostics of one file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(transparent)]
 pub struct Diagnostics(Vec<Diagnostic>);
 

@@ -7,9 +7,14 @@ macro_rules! causes {
     ($($variant:ident $name:literal)*) => {
         /// The reason why a tunnel is slow, or that it is not. The names are stable.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
         #[serde(rename_all = "kebab-case")]
         pub enum Cause {
-            $(#[doc = $name] $variant,)*
+            $(
+                #[doc = $name]
+                #[cfg_attr(feature = "schema", schemars(description = ""))]
+                $variant,
+            )*
         }
 
         impl Cause {

@@ -35,6 +35,7 @@ const FULL_LOSS: f64 = 0.05;
 
 /// The end where a cause is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum End {
     /// This host.
@@ -47,6 +48,7 @@ pub enum End {
 
 /// Result of the far end.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Far {
     /// End of the named cause; `None` for `healthy`, `idle` and `unknown`.
     pub at: Option<End>,
@@ -62,10 +64,11 @@ pub struct Far {
 
 /// The tunnel's own packets between the sending and the receiving end.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Crossing {
-    /// Rate at the sending end, per second.
+    /// Packets or bytes per second at the sending end.
     pub sent: f64,
-    /// Rate at the receiving end, per second.
+    /// Packets or bytes per second at the receiving end.
     pub received: f64,
     /// Whether these are packets; otherwise bytes.
     pub packets: bool,

@@ -8,6 +8,7 @@ pub(crate) const LEAST_WEIGHT: f64 = 0.1;
 
 /// A figure of the evidence.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Fact {
     /// Name with its unit: `drops at the queue of tun0, per second`.
     pub name: String,

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// A remedy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Remedy {
     /// Description, beginning with a verb.
     pub what: String,
@@ -53,6 +54,7 @@ impl Remedy {
 
 /// Location of a remedy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Location {
     /// This host.
@@ -69,20 +71,21 @@ pub enum Location {
 
 /// A change of this host that can be reverted.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case", tag = "do")]
 pub enum Action {
     /// Queue length of an interface.
     QueueLength {
         /// The interface.
         link: String,
-        /// Packets.
+        /// Number of packets.
         packets: u32,
     },
     /// MTU of an interface.
     Mtu {
         /// The interface.
         link: String,
-        /// Bytes.
+        /// MTU in bytes.
         bytes: u32,
     },
     /// An offload of an interface, by its name for `ethtool -K`.
@@ -140,7 +143,7 @@ pub enum Action {
     ClampMss {
         /// The interface.
         link: String,
-        /// Bytes.
+        /// Segment size in bytes.
         bytes: u32,
     },
 }

@@ -17,6 +17,7 @@ const BLOCK: usize = 5;
 
 /// Correlation of a counter with the throughput.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Moves {
     /// Name of the counter in recordings.
     pub counter: String,

@@ -9,6 +9,7 @@ const RESAMPLES: usize = 2_000;
 
 /// An estimate with its 95 % interval.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Interval {
     /// The estimate.
     pub value: f64,

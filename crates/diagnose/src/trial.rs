@@ -59,14 +59,15 @@ impl Margin {
 
 /// Measurements of a block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Block {
     /// Throughput of the tunnel, bits per second.
     pub throughput: f64,
     /// Round-trip time of connections, microseconds.
     pub rtt_us: Option<f64>,
-    /// Share of segments retransmitted.
+    /// Share of segments retransmitted, 0 to 1.
     pub loss: Option<f64>,
-    /// Processors that the machine used.
+    /// Number of processors that the machine used.
     pub busy: f64,
 }
 
@@ -81,6 +82,7 @@ pub enum Look {
 
 /// Decision about a change.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case", tag = "decision", content = "why")]
 pub enum Decision {
     /// It is kept.
@@ -93,6 +95,7 @@ pub enum Decision {
 
 /// Result of a comparison.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Trial {
     /// Pairs of blocks without and with the change.
     pub pairs: Vec<(Block, Block)>,
@@ -121,6 +124,7 @@ impl Trial {
 
 /// Test of a remedy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Attempt {
     /// The cause that the remedy is for.
     pub cause: Cause,

@@ -24,6 +24,7 @@ pub(crate) const CLEAR: f64 = 1.5;
 
 /// Confidence of a verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
     /// The signature of the cause is present.
@@ -36,6 +37,7 @@ pub enum Level {
 
 /// A cause that was excluded or not examined.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct RuledOut {
     /// The cause.
     pub cause: Cause,
@@ -47,6 +49,7 @@ pub struct RuledOut {
 
 /// Cost of a measurement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Cost {
     /// Duration, seconds.
     pub seconds: f64,
@@ -58,6 +61,7 @@ pub struct Cost {
 
 /// The diagnosis.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Verdict {
     /// Version of this format.
     pub version: u32,
@@ -69,7 +73,7 @@ pub struct Verdict {
     pub level: Level,
     /// Chain from the cause to the symptom; begins with the cause.
     pub chain: Vec<Cause>,
-    /// Figures.
+    /// Figures that show the cause.
     pub evidence: Vec<Fact>,
     /// Remedies, the best first.
     pub remedies: Vec<Remedy>,
@@ -84,9 +88,9 @@ pub struct Verdict {
     pub throughput: f64,
     /// Expected throughput, bits per second.
     pub expected: Option<f64>,
-    /// The path.
+    /// The path of packets on this host.
     pub path: PathMap,
-    /// Cost of the measurement, which the caller fills in.
+    /// Cost of the measurement.
     pub cost: Cost,
     /// The far end, if it was measured at the same time.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -117,6 +117,7 @@ pub enum WorkerEvent {
 
 /// State of the coordinator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Contact {
     /// Not contacted yet.

@@ -49,6 +49,7 @@ const DESCRIPTION: &str = "seikan";
 
 /// Protocol of a port mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Protocol {
     /// RFC 6887.
@@ -61,6 +62,7 @@ pub enum Protocol {
 
 /// A granted port mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Mapping {
     /// External address.
     pub address: SocketAddr,

@@ -43,6 +43,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// How names of members are found on this host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Found {
     /// By this resolver: `systemd-resolved`, `resolv.conf`, `resolvconf`.

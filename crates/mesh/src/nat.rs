@@ -22,6 +22,7 @@ pub struct Sight {
 
 /// Type of the NAT, for one address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Nat {
     /// No server of this family is known, or this host has no address of it.

@@ -65,10 +65,13 @@ pub struct Refused {
 
 /// A changed key that was accepted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Changed {
     /// The former key.
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub was: PublicKey,
     /// The current key.
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub now: PublicKey,
     /// Time of the change in seconds since the Unix epoch.
     pub since_unix_s: u64,

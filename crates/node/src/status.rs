@@ -31,8 +31,9 @@ pub const VERSION: u32 = 1;
 
 /// A running tunnel.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Status {
-    /// [`VERSION`].
+    /// Version of this format; incremented by an incompatible change.
     pub version: u32,
     /// The process id.
     pub pid: u32,

@@ -10,6 +10,7 @@ use std::net::SocketAddr;
 
 /// The path on this host.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PathMap {
     /// The interface that the diagnosis is about: packets go in and out unencrypted.
     pub inner: Option<String>,
@@ -48,13 +49,14 @@ impl PathMap {
 
 /// An interface.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct LinkFacts {
     /// Its name.
     pub name: String,
     /// Its kind, as named by the kernel: `tun`, `veth`, `bridge`, `vxlan`, `wireguard`; empty for
     /// hardware and loopback.
     pub kind: String,
-    /// Bytes.
+    /// MTU in bytes.
     pub mtu: u32,
     /// Maximum number of queued packets (`txqueuelen`).
     pub queue_length: u32,
@@ -68,7 +70,7 @@ pub struct LinkFacts {
     pub changeable: Vec<String>,
     /// Processors to which each receive queue is spread (RPS), queue by queue; empty: not spread.
     pub rps: Vec<Vec<u32>>,
-    /// Receive queues.
+    /// Number of receive queues.
     pub rx_queues: u32,
     /// The bridge or bond it belongs to.
     pub master: Option<String>,
@@ -78,6 +80,7 @@ pub struct LinkFacts {
 
 /// A program.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ProgramFacts {
     /// Its process.
     pub pid: u32,
@@ -97,6 +100,7 @@ pub struct ProgramFacts {
 
 /// The transport of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Transport {
     /// UDP.
@@ -109,6 +113,7 @@ pub enum Transport {
 
 /// A socket.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SocketFacts {
     /// Its inode, which names its values.
     pub inode: u64,
@@ -125,13 +130,14 @@ pub struct SocketFacts {
     /// The congestion control of a TCP socket.
     pub congestion: Option<String>,
     /// Whether a packet socket accepts super-packets, with a header for them (`PACKET_VNET_HDR`,
-    /// packet(7)). `None` for other sockets, or if the kernel does not report it.
+    /// packet(7)); absent for other sockets, or if the kernel does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vnet_hdr: Option<bool>,
 }
 
 /// The host.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct HostFacts {
     /// The kernel's release.
     pub kernel: String,
@@ -147,6 +153,7 @@ pub struct HostFacts {
 
 /// A fact that could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Unseen {
     /// The fact.
     pub what: String,

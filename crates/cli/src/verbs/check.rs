@@ -47,13 +47,19 @@ pub struct Arguments {
     overrides: OverrideArguments,
 }
 
-/// JSON output.
+/// Result of the check of a configuration file.
 #[derive(Debug, Serialize)]
-struct Report<'a> {
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Report<'a> {
+    /// Path of the file; the argument if it was not found.
     file: String,
+    /// Whether a tunnel can be started with it.
     usable: bool,
+    /// Number of errors.
     errors: usize,
+    /// Number of warnings.
     warnings: usize,
+    /// Errors and warnings, ordered by line.
     diagnostics: &'a Diagnostics,
 }
 

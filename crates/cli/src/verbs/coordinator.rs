@@ -5,7 +5,7 @@ mod etcd;
 mod policy;
 mod serve;
 mod snapshot;
-mod view;
+pub mod view;
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};

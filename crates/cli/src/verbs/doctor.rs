@@ -241,9 +241,10 @@ fn exit_code(verdict: &Verdict, arguments: &Arguments) -> ExitCode {
     }
 }
 
-/// The JSON of `--json`.
+/// The diagnosis with the tests of its remedies.
 #[derive(Serialize)]
-struct Report {
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Report {
     #[serde(flatten)]
     verdict: Verdict,
     /// Tests of remedies, in order; empty without --prove or --fix.

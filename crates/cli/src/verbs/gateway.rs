@@ -1,7 +1,7 @@
 //! `seikan gateway`: shows the devices of a gateway, and discovers hosts on a LAN.
 
-mod discover;
-mod status;
+pub mod discover;
+pub mod status;
 pub mod view;
 
 use std::process::ExitCode;

@@ -31,17 +31,22 @@ pub struct Arguments {
     json: bool,
 }
 
+/// Report on a member of a mesh.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Check<'a> {
+    /// Interface of the member.
+    interface: &'a str,
+    /// The mesh.
+    mesh: &'a MeshStatus,
+}
+
 /// Prints the report of the daemon.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     const FAILED: &str = "cannot check the network";
     let places = RuntimeDirs::default();
     let (name, mesh) = member(&places, arguments.interface.as_deref()).context(FAILED)?;
     if arguments.json {
-        #[derive(Serialize)]
-        struct Check<'a> {
-            interface: &'a str,
-            mesh: &'a MeshStatus,
-        }
         let check = Check {
             interface: &name,
             mesh: &mesh,

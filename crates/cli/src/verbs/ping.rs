@@ -169,23 +169,60 @@ impl Events {
 
 /// A line of the output.
 #[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
-enum Line<'a> {
+pub enum Line<'a> {
     /// The outcome of a request.
     Ping {
+        /// Number of the request, counted from 1.
         number: u64,
         #[serde(flatten)]
         pong: &'a Pong,
     },
     /// The path has changed.
-    PathChanged { to: Path, from: Path },
+    PathChanged {
+        /// The path of this request.
+        to: Path,
+        /// The path of the requests before.
+        from: Path,
+    },
     /// The last line.
-    Summary(&'a Summary),
+    Summary(#[cfg_attr(test, schemars(with = "SummaryLine<'a>"))] &'a Summary),
+}
+
+/// Counts of all requests, as printed.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct SummaryLine<'a> {
+    /// Name of the peer, or its key.
+    name: &'a str,
+    /// Number of requests.
+    sent: u64,
+    /// Number of replies.
+    answered: usize,
+    /// Shortest round trip in microseconds; null without a reply.
+    min_us: Option<u64>,
+    /// Median round trip in microseconds.
+    median_us: Option<u64>,
+    /// Longest round trip in microseconds.
+    max_us: Option<u64>,
+    /// Replies by path.
+    paths: Vec<PathReplies<'a>>,
+}
+
+/// Replies by one path.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+struct PathReplies<'a> {
+    #[serde(flatten)]
+    path: &'a Path,
+    /// Number of replies.
+    answered: u64,
 }
 
 /// Counts of all requests.
 #[derive(Debug, Default)]
-struct Summary {
+pub struct Summary {
     name: String,
     sent: u64,
     /// Round trip of each reply, in microseconds.
@@ -242,25 +279,9 @@ impl Summary {
 
 impl Serialize for Summary {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        #[derive(Serialize)]
-        struct Json<'a> {
-            name: &'a str,
-            sent: u64,
-            answered: usize,
-            min_us: Option<u64>,
-            median_us: Option<u64>,
-            max_us: Option<u64>,
-            paths: Vec<PathJson<'a>>,
-        }
-        #[derive(Serialize)]
-        struct PathJson<'a> {
-            #[serde(flatten)]
-            path: &'a Path,
-            answered: u64,
-        }
         let spread = self.min_median_max();
         let paths = self.paths.iter();
-        Json {
+        SummaryLine {
             name: &self.name,
             sent: self.sent,
             answered: self.answered(),
@@ -268,7 +289,7 @@ impl Serialize for Summary {
             median_us: spread.map(|[_, median, _]| median),
             max_us: spread.map(|[_, _, max]| max),
             paths: paths
-                .map(|(path, answered)| PathJson {
+                .map(|(path, answered)| PathReplies {
                     path,
                     answered: *answered,
                 })

@@ -221,7 +221,7 @@ impl World {
         let output = self.run(host, &["status", &host.interface, "--json"]);
         let errors = stderr(&output);
         assert!(output.status.success(), "{errors}");
-        serde_json::from_slice(&output.stdout).expect("JSON")
+        crate::schema::printed("status", &output.stdout)
     }
 
     /// Returns whether a datagram comes back from the right through the tunnel.

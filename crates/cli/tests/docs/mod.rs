@@ -76,6 +76,7 @@ pages! {
     guide_gateway_status: "docs/guides/gateway-status.md",
     reference_configuration: "docs/reference/configuration.md",
     reference_compatibility: "docs/reference/compatibility.md",
+    reference_json: "docs/reference/json.md",
 }
 
 /// Reasons for which a block may be left out.
@@ -89,7 +90,7 @@ const ACCEPTED_REASONS: [&str; 5] = [
 ];
 
 /// Returns the folder of the project.
-fn project() -> PathBuf {
+pub fn project() -> PathBuf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     folder.canonicalize().expect("the project")
 }

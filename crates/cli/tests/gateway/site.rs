@@ -311,7 +311,7 @@ impl Site {
         let child = host.spawn(command.stdout(Stdio::piped())).expect("status");
         let output = child.wait_with_output().expect("status");
         assert!(output.status.success());
-        serde_json::from_slice(&output.stdout).expect("JSON")
+        crate::schema::printed("status", &output.stdout)
     }
 
     /// Returns the gateway in the status.

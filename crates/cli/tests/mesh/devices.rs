@@ -10,6 +10,7 @@
 use crate::common::{Tunnel, eventually};
 use crate::mesh::nat::{Mapping, Nat};
 use crate::mesh::site::{Host, Site, at_a_site, plug};
+use crate::schema::printed;
 use seikan_sys::netlink::{Netlink, Route};
 use seikan_sys::netns::NetNs;
 use serde_json::Value;
@@ -265,7 +266,8 @@ fn set_policy(site: &Site, text: &str) {
 /// The devices that the coordinator lists, by their names in the mesh.
 fn device(site: &Site, name: &str) -> Option<Value> {
     let listed = site.administer(&["devices", "--json"]);
-    let listed: Vec<Value> = serde_json::from_str(&listed).expect("JSON");
+    let listed = printed("coordinator devices", listed.as_bytes());
+    let listed = listed.as_array().expect("a list").clone();
     let is_it = |device: &Value| {
         let full = format!(
             "{}.{}",

@@ -3,7 +3,7 @@
 use crate::common::{eventually, stderr};
 use crate::mesh::nat::{Mapping, Two};
 use crate::mesh::site::{Host, at_a_site};
-use crate::shape::check_shape;
+use crate::schema::{check_json, printed};
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Output};
@@ -30,7 +30,7 @@ impl Pings {
     fn next(&mut self) -> Value {
         let line = self.1.next().expect("a line").expect("a line");
         let value = serde_json::from_str(&line).expect(&line);
-        check_shape("ping", &value);
+        check_json("ping", &value);
         value
     }
 
@@ -132,7 +132,10 @@ fn a_member_is_pinged_by_name_address_or_key_and_a_stopped_one_gives_no_answer()
         let output = a.ping(&["b", "-c", "1", "--json"]);
         assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        let line: Value = serde_json::from_str(said.lines().next().expect("a line")).expect("JSON");
-        assert_eq!(line["ping"]["silence"], "no-answer", "{said}");
+        let lines: Vec<Value> = said
+            .lines()
+            .map(|line| printed("ping", line.as_bytes()))
+            .collect();
+        assert_eq!(lines[0]["ping"]["silence"], "no-answer", "{said}");
     });
 }

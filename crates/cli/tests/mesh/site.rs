@@ -304,7 +304,9 @@ impl Site {
     }
 
     pub fn members(&self) -> Vec<Value> {
-        serde_json::from_str(&self.administer(&["members", "--json"])).expect("JSON")
+        let printed = self.administer(&["members", "--json"]);
+        let members = crate::schema::printed("coordinator members", printed.as_bytes());
+        members.as_array().expect("a list").clone()
     }
 }
 
@@ -384,7 +386,7 @@ impl Host {
     pub fn status(&self) -> Value {
         let output = self.run(&["status", &self.interface, "--json"]);
         assert!(output.status.success(), "{}", stderr(&output));
-        serde_json::from_slice(&output.stdout).expect("JSON")
+        crate::schema::printed("status", &output.stdout)
     }
 
     /// Returns the names of its peers.

@@ -21,14 +21,15 @@ pub const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Result of a ping.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Pong {
     /// Name of the peer in the configuration or the mesh.
     pub name: Option<String>,
-    /// Its identity.
+    /// Its public key, in Base64.
     pub public_key: String,
-    /// Round trip in microseconds; absent if no answer came within [`PATIENCE`].
+    /// Round trip in microseconds; `None` if no answer came within two seconds.
     pub rtt_us: Option<u64>,
-    /// Path of the request; absent if none is known.
+    /// Path of the request; `None` if none is known.
     pub path: Option<Path>,
     /// Reason of a missing answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -37,6 +38,7 @@ pub struct Pong {
 
 /// The path to a peer.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Path {
     /// Destination address.
     pub address: SocketAddr,
@@ -49,6 +51,7 @@ pub struct Path {
 
 /// Reason of a missing answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Silence {
     /// No address of the peer is known.

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 /// Network of a NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Side {
     /// Network of the devices.
@@ -29,6 +30,7 @@ pub struct Nic<'a> {
 
 /// A setting that should be changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Finding {
     /// The NIC.
     pub interface: String,

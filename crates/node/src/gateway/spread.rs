@@ -10,6 +10,7 @@ const SHARE: f64 = 0.9;
 
 /// A sample of the kernel's counters and settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Softirqs {
     /// Runs of the receive softirq on each processor since the start of the machine.
     pub net_rx: Vec<Runs>,
@@ -19,8 +20,9 @@ pub struct Softirqs {
 
 /// Runs of the receive softirq on one processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Runs {
-    /// Its number.
+    /// Number of the processor.
     pub cpu: u32,
     /// Number of runs.
     pub runs: u64,
@@ -28,6 +30,7 @@ pub struct Runs {
 
 /// A receive queue.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Queue {
     /// Its NIC.
     pub interface: String,
@@ -39,6 +42,7 @@ pub struct Queue {
 
 /// Result of two samples.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Spread {
     /// Runs of the receive softirq per second, of each processor.
     pub net_rx_per_s: Vec<f64>,

@@ -33,6 +33,7 @@ const RTT_US: u64 = 1000;
 
 /// A gateway.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct GatewayStatus {
     /// `transparent` or `routed`.
     pub mode: String,
@@ -54,9 +55,9 @@ pub struct GatewayStatus {
     pub offloads: Vec<Offloads>,
     /// Processors that handle received packets.
     pub softirqs: Softirqs,
-    /// Distribution over the processors, from two samples; absent with one.
+    /// Distribution over the processors, from two samples; `None` with one.
     pub spread: Option<Spread>,
-    /// Seconds between the two samples; absent with one.
+    /// Seconds between the two samples; `None` with one.
     pub interval_s: Option<f64>,
     /// The devices, in the order of the configuration.
     pub devices: Vec<DeviceStatus>,
@@ -64,12 +65,13 @@ pub struct GatewayStatus {
 
 /// The responder on the local network, in transparent mode.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Responder {
     /// Its MAC address.
     pub mac: String,
     /// Active; a standby gateway only listens.
     pub active: bool,
-    /// The other gateway on this local network; absent where none is configured.
+    /// The other gateway on this local network; `None` where none is configured.
     pub second: Option<Second>,
     /// Frames that the kernel could not queue.
     pub lost: u64,
@@ -79,7 +81,7 @@ pub struct Responder {
     pub without_gso: Option<String>,
     /// Super-packets that the NIC's driver refused and that were segmented here.
     pub gso_refused: u64,
-    /// Frames read together.
+    /// Number of frames read together.
     pub frames_per_read: Distribution,
     /// Frames made here: ARP, neighbour discovery, errors to devices, adverts to the other gateway.
     pub own: Direction,
@@ -87,6 +89,7 @@ pub struct Responder {
 
 /// The other gateway on the local network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Second {
     /// An advert arrived within the last second.
     pub present: bool,
@@ -96,6 +99,7 @@ pub struct Second {
 
 /// The flows of all devices.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FlowTable {
     /// Flows in the table.
     pub known: u64,
@@ -105,6 +109,7 @@ pub struct FlowTable {
 
 /// An address that two hosts claim.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Conflict {
     /// The address on the local network.
     pub address: IpAddr,
@@ -116,6 +121,7 @@ pub struct Conflict {
 
 /// The offloads of a NIC.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Offloads {
     /// The NIC.
     pub interface: String,
@@ -131,6 +137,7 @@ pub struct Offloads {
 
 /// A device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct DeviceStatus {
     /// Its name in the configuration.
     pub name: String,
@@ -159,7 +166,7 @@ pub struct DeviceStatus {
     pub rules: Vec<RuleStatus>,
     /// Packets that no rule allows.
     pub denied: Denied,
-    /// Bytes per second between two samples; absent with one.
+    /// Bytes per second between two samples; `None` with one.
     pub rate: Option<Rate>,
     /// From the device into the tunnel.
     pub outbound: Direction,
@@ -169,6 +176,7 @@ pub struct DeviceStatus {
 
 /// Loss and round trips of the device's TCP on one side.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SideStatus {
     /// Segments sent to the side, or found missing from it.
     pub segments: u64,
@@ -178,12 +186,13 @@ pub struct SideStatus {
     pub loss: f64,
     /// Smoothed round-trip time in microseconds.
     pub rtt_us: Option<u64>,
-    /// The shortest.
+    /// Shortest round-trip time in microseconds.
     pub rtt_min_us: Option<u64>,
 }
 
 /// The slow side.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum SlowSide {
     /// Not enough TCP segments were seen.
@@ -199,6 +208,7 @@ pub enum SlowSide {
 
 /// A rule.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct RuleStatus {
     /// As in the configuration.
     pub rule: String,
@@ -210,19 +220,21 @@ pub struct RuleStatus {
 
 /// Packets that no rule allows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Denied {
-    /// To the device.
+    /// Number of packets to the device.
     pub from: u64,
-    /// From the device.
+    /// Number of packets from the device.
     pub to: u64,
 }
 
-/// Bytes per second.
+/// Rates in bytes per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Rate {
-    /// From the device into the tunnel.
+    /// From the device into the tunnel, in bytes per second.
     pub outbound: f64,
-    /// From the tunnel to the device.
+    /// From the tunnel to the device, in bytes per second.
     pub inbound: f64,
 }
 

@@ -14,6 +14,7 @@ use std::path::PathBuf;
 
 /// Properties of the interface.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Interface {
     /// Its name.
     pub name: String,
@@ -22,7 +23,7 @@ pub struct Interface {
     /// `ip` or `ethernet`.
     #[serde(default = "ip")]
     pub mode: String,
-    /// Public key; absent after a client has removed the private key.
+    /// Public key, in Base64; `None` after a client has removed the private key.
     pub public_key: Option<String>,
     /// UDP port.
     pub listen_port: u16,
@@ -44,6 +45,7 @@ pub struct Interface {
 
 /// Restorations of addresses, routes and rules that another program removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Restored {
     /// Number of those that were added again.
     pub count: u64,
@@ -53,6 +55,7 @@ pub struct Restored {
 
 /// The TUN device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Device {
     /// MTU inside the tunnel in bytes.
     pub mtu: Option<u32>,
@@ -69,6 +72,7 @@ pub struct Device {
 
 /// The kernel's counters of the TUN device, from the kernel's point of view: it transmits to the tunnel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct KernelCounters {
     /// Packets passed to the tunnel; a super-packet counts once.
     pub tx_packets: u64,
@@ -86,6 +90,7 @@ pub struct KernelCounters {
 
 /// A capability.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Capability {
     /// Whether it is available.
     pub present: bool,
@@ -95,6 +100,7 @@ pub struct Capability {
 
 /// A UDP socket.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Socket {
     /// Local address.
     pub address: Option<SocketAddr>,

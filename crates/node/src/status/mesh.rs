@@ -18,6 +18,7 @@ const MAX_REFUSED_SHOWN: usize = 16;
 
 /// Membership in a mesh.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct MeshStatus {
     /// URL of the coordinator in use, or last used; may differ from the configured one if there are several.
     pub coordinator: String,
@@ -70,6 +71,7 @@ pub struct MeshStatus {
 
 /// State of the port mapping.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum PortMappingStatus {
     /// The router forwards a port.
@@ -80,6 +82,7 @@ pub enum PortMappingStatus {
 
 /// An allocation at a TURN server (RFC 8656), with counters of forwarded datagrams.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TurnStatus {
     /// The relayed address.
     pub relayed: SocketAddr,
@@ -92,6 +95,7 @@ pub struct TurnStatus {
 
 /// Datagrams forwarded by a connection to a relay over TLS, or by an allocation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct StreamStatus {
     /// Datagrams to this host.
     pub received: u64,
@@ -104,6 +108,7 @@ pub struct StreamStatus {
 
 /// Result of a STUN server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct StunStatus {
     /// Its name in the configuration or at the coordinator.
     pub name: String,
@@ -123,6 +128,7 @@ fn untested() -> Nat {
 
 /// State of a relay.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum RelayStatus {
     /// It answers over UDP, after this many microseconds.

@@ -18,10 +18,11 @@ use std::time::Duration;
 
 /// A peer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PeerStatus {
     /// Its name in the configuration or the mesh.
     pub name: Option<String>,
-    /// Its identity.
+    /// Its public key, in Base64.
     pub public_key: String,
     /// Whether there is a preshared key; the key itself is never included.
     pub has_preshared_key: bool,
@@ -52,6 +53,7 @@ pub struct PeerStatus {
 
 /// Whether a peer answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum PeerState {
     /// There was no session since the tunnel started.
@@ -66,6 +68,7 @@ pub enum PeerState {
 
 /// A device behind a peer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PeerDevice {
     /// Its name in the mesh, with that of the peer.
     pub name: String,
@@ -78,6 +81,7 @@ pub struct PeerDevice {
 
 /// Time of the newest session.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct LatestHandshake {
     /// Seconds since the Unix epoch.
     pub unix_s: u64,
@@ -87,6 +91,7 @@ pub struct LatestHandshake {
 
 /// The path to a peer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Path {
     /// Address in use.
     pub endpoint: Option<SocketAddr>,
@@ -124,6 +129,7 @@ pub struct Path {
 
 /// Attempts to reach a member without a direct path. The NAT of this host is `nat4` and `nat6` of the mesh.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct NoDirectPath {
     /// Handshakes and rounds of checks since the last datagram over a direct path.
     pub tries: u32,
@@ -137,6 +143,7 @@ pub struct NoDirectPath {
 
 /// The search for a port of a symmetric NAT at one of the ends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PortSearch {
     /// The NAT of this host is symmetric, so its ports are opened. Otherwise ports of the other end's NAT are
     /// probed.
@@ -166,6 +173,7 @@ pub struct PortSearch {
 
 /// A candidate path to a peer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Candidate {
     /// Destination address.
     pub address: SocketAddr,
@@ -186,6 +194,7 @@ pub struct Candidate {
 
 /// A path through a TURN server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TurnPath {
     /// Address of the peer at this host's server, if that forwards to it.
     pub to: SocketAddr,
@@ -196,6 +205,7 @@ pub struct TurnPath {
 
 /// A path through a relay over TLS.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TlsPath {
     /// Address of the relay, with the port of the pair.
     pub to: SocketAddr,
@@ -205,6 +215,7 @@ pub struct TlsPath {
 
 /// Kind of a candidate's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum CandidateKind {
     /// Reported by the peer.
@@ -217,6 +228,7 @@ pub enum CandidateKind {
 
 /// State of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum CandidateState {
     /// In use.
@@ -235,6 +247,7 @@ pub enum CandidateState {
 
 /// The peer's latest report, about one second.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Report {
     /// Datagrams received.
     pub received: u32,
@@ -252,6 +265,7 @@ pub struct Report {
 
 /// Loss repair of a path.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Repair {
     /// Whether parity is sent, and if not, why.
     pub state: RepairState,
@@ -271,6 +285,7 @@ pub struct Repair {
 
 /// Whether a path is repaired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum RepairState {
     /// The first records of a path have parity.

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 /// Counters of both directions and of handshakes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Traffic {
     /// Outer bytes sent: the payload of UDP.
     pub sent_bytes: u64,
@@ -21,6 +22,7 @@ pub struct Traffic {
 
 /// One direction. `packets_in = packets_out + consumed + pending + drops + unaccounted`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Direction {
     /// Inner packets that entered; a super-packet counts as its segments.
     pub packets_in: u64,
@@ -40,6 +42,7 @@ pub struct Direction {
 
 /// Handshakes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Handshakes {
     /// Initiations sent.
     pub initiations_sent: u64,
@@ -51,6 +54,7 @@ pub struct Handshakes {
 
 /// Number of packets or datagrams per system call.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Batches {
     /// Reads of the TUN device per batch; each may be a super-packet.
     pub packets_per_read: Distribution,
@@ -64,6 +68,7 @@ pub struct Batches {
 
 /// A distribution of sizes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Distribution {
     /// Number of batches.
     pub count: u64,
@@ -75,6 +80,7 @@ pub struct Distribution {
 
 /// A class: sizes from a power of two up to the next.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Bucket {
     /// Smallest size.
     pub from: u64,

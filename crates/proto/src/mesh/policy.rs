@@ -145,14 +145,18 @@ pub enum Traffic {
 
 /// A member or a device, as input to the policy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Party {
     /// Its name.
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub name: Name,
-    /// At most [`MAX_TAGS`].
+    /// Its tags, at most 16.
     #[serde(default)]
+    #[cfg_attr(feature = "schema", schemars(with = "Vec<String>"))]
     pub tags: Vec<Name>,
-    /// The member that a device is behind; `None` for a member.
+    /// The member that a device is behind; absent for a member.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<String>"))]
     pub gateway: Option<Name>,
 }
 

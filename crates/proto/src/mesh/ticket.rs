@@ -44,12 +44,14 @@ pub struct Relay {
 
 /// TLS access to a `seikan relay`, for members whose UDP is blocked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct RelayTls {
     /// The TCP port.
     pub port: NonZeroU16,
-    /// The pin of its certificate. `None`: the certificate is trusted by the system, for the host
+    /// The pin of its certificate; absent if the certificate is trusted by the system, for the host
     /// of the relay's address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<String>"))]
     pub pin: Option<Pin>,
 }
 
@@ -78,9 +80,10 @@ pub fn in_turn<'a>(
 
 /// The protocol of a relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum RelayKind {
-    /// `seikan relay`, see [`super::relay`].
+    /// A `seikan relay`.
     Seikan,
     /// A TURN server (RFC 8656) over UDP and TCP at the same port, with a shared secret for its
     /// REST API, as coturn with `use-auth-secret`.

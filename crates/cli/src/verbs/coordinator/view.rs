@@ -1,13 +1,114 @@
 //! Output of the coordinator's verbs, as tables and as JSON.
 
 use std::io::Write;
+use std::net::{IpAddr, SocketAddr};
 
 use seikan_coordinator::{AuditEntry, DeviceInfo, MemberInfo, NewToken, RelayInfo, TokenInfo};
-use seikan_proto::mesh::{Name, Pin, Token};
-use serde_json::{Value, json};
+use seikan_proto::keys::PublicKey;
+use seikan_proto::mesh::{Name, Pin, RelayAddress, RelayKind, RelayTls, Token};
+use serde::Serialize;
 
 use crate::output::{self, counted};
 use crate::screen::{Align, DIM, RESET, Screen, Table, ago, printable};
+
+/// A join token; the token itself is not stored.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct TokenRow<'a> {
+    /// Its number.
+    id: i64,
+    /// Its label for operators.
+    label: Option<&'a str>,
+    /// Number of hosts that it admits; null if it is unlimited.
+    uses: Option<u32>,
+    /// Number of hosts that it has admitted.
+    used: u64,
+    /// Time of creation, in seconds since 1970.
+    created: u64,
+    /// Time at which it expires, in seconds since 1970; null if it does not.
+    expires: Option<u64>,
+    /// Time of withdrawal, in seconds since 1970.
+    withdrawn: Option<u64>,
+    /// Tags of members that it admits.
+    #[cfg_attr(test, schemars(with = "Vec<String>"))]
+    tags: &'a [Name],
+    /// Whether devices behind members that it admits need no approval.
+    devices: bool,
+    /// Whether it admits hosts now.
+    valid: bool,
+}
+
+/// A member of the mesh.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct MemberRow<'a> {
+    /// Its name.
+    #[cfg_attr(test, schemars(with = "String"))]
+    name: &'a Name,
+    /// Its public key, in Base64.
+    #[cfg_attr(test, schemars(with = "String"))]
+    public_key: &'a PublicKey,
+    /// Its addresses in the mesh.
+    addresses: &'a [IpAddr],
+    /// Its endpoints, as it reported them.
+    endpoints: &'a [SocketAddr],
+    /// Its tags.
+    #[cfg_attr(test, schemars(with = "Vec<String>"))]
+    tags: &'a [Name],
+    /// Time of joining, in seconds since 1970.
+    joined: u64,
+    /// Time of its latest activity, in seconds since 1970; up to a minute early.
+    seen: u64,
+    /// Address of the coordinator that it polls now; null if it polls none, or with a single coordinator.
+    at: Option<&'a str>,
+}
+
+/// A device behind a member.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct DeviceRow<'a> {
+    /// Its name, without that of the member.
+    #[cfg_attr(test, schemars(with = "String"))]
+    name: &'a Name,
+    /// Name of the member.
+    #[cfg_attr(test, schemars(with = "String"))]
+    gateway: &'a Name,
+    /// Whether an operator or a token has approved it.
+    approved: bool,
+    /// Its addresses in the mesh; empty before the approval.
+    addresses: &'a [IpAddr],
+    /// Its tags.
+    #[cfg_attr(test, schemars(with = "Vec<String>"))]
+    tags: &'a [Name],
+}
+
+/// A relay; its secret is not printed.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct RelayRow<'a> {
+    /// Its host and UDP port.
+    #[cfg_attr(test, schemars(with = "String"))]
+    address: &'a RelayAddress,
+    /// Its protocol.
+    kind: RelayKind,
+    /// Its access by TLS; absent if it has none, and for TURN servers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tls: Option<RelayTls>,
+}
+
+/// A change of the mesh.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct AuditRow<'a> {
+    /// Time, in seconds since 1970.
+    time: u64,
+    /// Kind of the change, such as `joined` or `token created`.
+    change: &'a str,
+    /// Object of the change, such as the name of a member.
+    subject: &'a str,
+    /// Author of the change: `operator NAME`, or the address of a host.
+    actor: &'a str,
+}
 
 /// Prints a new token, with the command that uses it.
 pub fn token(host: &str, pin: Option<Pin>, token: &Token, new: &NewToken) -> anyhow::Result<()> {
@@ -39,12 +140,17 @@ pub fn token(host: &str, pin: Option<Pin>, token: &Token, new: &NewToken) -> any
 /// Prints all tokens.
 pub fn tokens(tokens: &[TokenInfo], now: u64, as_json: bool) -> anyhow::Result<()> {
     if as_json {
-        return print_rows(tokens.iter().map(|token| {
-            json!({
-                "id": token.id.0, "label": token.label, "uses": token.uses, "used": token.used,
-                "created": token.created, "expires": token.expires, "withdrawn": token.withdrawn,
-                "tags": token.tags, "devices": token.devices, "valid": token.is_good(now),
-            })
+        return print_rows(tokens.iter().map(|token| TokenRow {
+            id: token.id.0,
+            label: token.label.as_deref(),
+            uses: token.uses,
+            used: token.used,
+            created: token.created,
+            expires: token.expires,
+            withdrawn: token.withdrawn,
+            tags: &token.tags,
+            devices: token.devices,
+            valid: token.is_good(now),
         }));
     }
     let mut table = Table::new(&[
@@ -79,13 +185,15 @@ pub fn tokens(tokens: &[TokenInfo], now: u64, as_json: bool) -> anyhow::Result<(
 /// Prints all members.
 pub fn members(members: &[MemberInfo], now: u64, as_json: bool) -> anyhow::Result<()> {
     if as_json {
-        return print_rows(members.iter().map(|info| {
-            let member = &info.member;
-            json!({
-                "name": member.name, "public_key": member.public_key, "addresses": member.addresses,
-                "endpoints": member.endpoints, "tags": member.tags, "joined": info.joined,
-                "seen": info.seen, "at": info.coordinator,
-            })
+        return print_rows(members.iter().map(|info| MemberRow {
+            name: &info.member.name,
+            public_key: &info.member.public_key,
+            addresses: &info.member.addresses,
+            endpoints: &info.member.endpoints,
+            tags: &info.member.tags,
+            joined: info.joined,
+            seen: info.seen,
+            at: info.coordinator.as_deref(),
         }));
     }
     let mut table = Table::new(&[
@@ -130,10 +238,13 @@ pub fn devices(members: &[MemberInfo], as_json: bool) -> anyhow::Result<()> {
                 DeviceInfo::Approved(device) => (true, &device.addresses[..], &device.tags[..]),
                 DeviceInfo::Pending(_) => (false, &[][..], &[][..]),
             };
-            json!({
-                "name": device.name(), "gateway": gateway, "approved": approved,
-                "addresses": addresses, "tags": tags,
-            })
+            DeviceRow {
+                name: device.name(),
+                gateway,
+                approved,
+                addresses,
+                tags,
+            }
         }));
     }
     let mut table = Table::new(&[
@@ -162,9 +273,10 @@ pub fn devices(members: &[MemberInfo], as_json: bool) -> anyhow::Result<()> {
 /// Prints all relays, without their secrets.
 pub fn relays(relays: &[RelayInfo], as_json: bool) -> anyhow::Result<()> {
     if as_json {
-        return print_rows(relays.iter().map(|relay| match relay.tls {
-            None => json!({"address": relay.address, "kind": relay.kind}),
-            Some(tls) => json!({"address": relay.address, "kind": relay.kind, "tls": tls}),
+        return print_rows(relays.iter().map(|relay| RelayRow {
+            address: &relay.address,
+            kind: relay.kind,
+            tls: relay.tls,
         }));
     }
     let mut table = Table::new(&[
@@ -188,10 +300,11 @@ pub fn relays(relays: &[RelayInfo], as_json: bool) -> anyhow::Result<()> {
 /// Prints the log of changes.
 pub fn audit(entries: &[AuditEntry], now: u64, as_json: bool) -> anyhow::Result<()> {
     if as_json {
-        return print_rows(entries.iter().map(|entry| {
-            json!({
-                "time": entry.time, "change": entry.change, "subject": entry.subject, "actor": entry.actor,
-            })
+        return print_rows(entries.iter().map(|entry| AuditRow {
+            time: entry.time,
+            change: &entry.change,
+            subject: &entry.subject,
+            actor: &entry.actor,
         }));
     }
     let mut table = Table::new(&[
@@ -222,7 +335,7 @@ fn print_table(table: &Table, rows: usize, noun: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn print_rows(rows: impl Iterator<Item = Value>) -> anyhow::Result<()> {
+fn print_rows(rows: impl Iterator<Item = impl Serialize>) -> anyhow::Result<()> {
     output::print_json(&rows.collect::<Vec<_>>())
 }
 

@@ -17,6 +17,7 @@ const LEAST_PACKETS: u64 = 100;
 
 /// Loss repair of the path to one peer.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct LossRepair {
     /// Name of the peer, or its key.
     pub peer: String,

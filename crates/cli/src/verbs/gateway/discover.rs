@@ -61,9 +61,10 @@ pub struct Arguments {
     toml: bool,
 }
 
-/// JSON output.
+/// Hosts found on a local network.
 #[derive(Debug, Serialize)]
-struct Discovery {
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Discovery {
     /// Interface that was listened on.
     interface: String,
     /// Its MAC address.
@@ -84,9 +85,13 @@ struct Discovery {
 
 /// A host on the LAN, by MAC address and VLAN.
 #[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 struct Neighbour {
+    /// Its MAC address.
     mac: String,
+    /// Its VLAN.
     vlan: Option<u16>,
+    /// Its IP addresses.
     addresses: Vec<IpAddr>,
     /// Whether it has more addresses than listed.
     has_more_addresses: bool,
@@ -94,8 +99,11 @@ struct Neighbour {
     lan: Vec<IpAddr>,
     /// Age of its first frame, in seconds before the end.
     first_seen_s: f64,
+    /// Age of its last frame, in seconds before the end.
     last_seen_s: f64,
+    /// Number of its frames.
     frames: u64,
+    /// Bytes of its frames, with Ethernet headers.
     bytes: u64,
     /// MAC address of another host with one of its addresses.
     shares_address_with: Option<String>,
@@ -105,13 +113,14 @@ struct Neighbour {
 
 /// The role of a host for a gateway.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 enum Role {
     /// The interface that was listened on.
     Own,
     /// The ARP and neighbour discovery responder of a gateway.
     Responder,
-    /// A configured device.
+    /// A configured device with this name.
     Device(String),
 }
 

@@ -39,11 +39,13 @@ pub struct Arguments {
     json: bool,
 }
 
-/// JSON output of a gateway.
+/// A running gateway.
 #[derive(Debug, Serialize)]
-struct TunnelGateway {
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct TunnelGateway {
     /// Interface of the tunnel.
     interface: String,
+    /// The gateway, with rates.
     gateway: GatewayStatus,
 }
 

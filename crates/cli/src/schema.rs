@@ -1,0 +1,142 @@
+//! JSON Schemas of what `--json` prints, made from the types that are serialised.
+//!
+//! They are the files of `packaging/schemas`, which packages install. `make golden` writes them anew.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use schemars::generate::SchemaSettings;
+use schemars::transform::RecursiveTransform;
+use schemars::{JsonSchema, Schema};
+use seikan_node::status::Status;
+use seikan_observe::path::PathMap;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::explain::Explanation;
+use crate::verbs::coordinator::view::{AuditRow, DeviceRow, MemberRow, RelayRow, TokenRow};
+use crate::verbs::gateway::discover::Discovery;
+use crate::verbs::gateway::status::TunnelGateway;
+use crate::verbs::{check, doctor, netcheck, ping};
+
+/// A command with `--json`, and the schema of the type that it prints.
+type Output = (&'static str, fn() -> Schema);
+
+/// All of them.
+const OUTPUTS: [Output; 14] = [
+    ("status", schema::<OneOrAll<Status>>),
+    ("ping", schema::<ping::Line>),
+    ("netcheck", schema::<netcheck::Check>),
+    ("check", schema::<check::Report>),
+    ("gateway status", schema::<OneOrAll<TunnelGateway>>),
+    ("gateway discover", schema::<Discovery>),
+    ("coordinator members", schema::<Vec<MemberRow>>),
+    ("coordinator devices", schema::<Vec<DeviceRow>>),
+    ("coordinator tokens", schema::<Vec<TokenRow>>),
+    ("coordinator relays", schema::<Vec<RelayRow>>),
+    ("coordinator audit", schema::<Vec<AuditRow>>),
+    ("coordinator policy explain", schema::<Explanation>),
+    ("doctor", schema::<doctor::Report>),
+    ("doctor --map", schema::<PathMap>),
+];
+
+/// An object if an interface is named, otherwise an array with one for each.
+#[derive(JsonSchema, Serialize)]
+#[serde(untagged)]
+#[expect(dead_code)]
+enum OneOrAll<T> {
+    /// With an interface as argument.
+    One(T),
+    /// Without one.
+    All(Vec<T>),
+}
+
+fn schema<T: JsonSchema>() -> Schema {
+    let settings = SchemaSettings::draft2020_12().for_serialize();
+    let settings = settings.with_transform(RecursiveTransform(for_users));
+    settings.into_generator().into_root_schema_for::<T>()
+}
+
+/// Turns a schema of a Rust type into one of what is printed.
+fn for_users(schema: &mut Schema) {
+    // Defaults are for readers of the JSON of former versions.
+    schema.remove("default");
+    if let Some(Value::String(text)) = schema.get_mut("description") {
+        assert!(!text.contains("[`"), "a link in a description: {text}");
+        *text = text.replace("`None`", "null").replace('\n', " ");
+    }
+    let required = schema.get("required").cloned().unwrap_or_default();
+    if let Some(Value::Object(fields)) = schema.get_mut("properties") {
+        let is_required = |name: &str| {
+            required
+                .as_array()
+                .is_some_and(|all| all.iter().any(|r| r == name))
+        };
+        // A field is left out instead of being null, or it is never left out.
+        for (_, field) in fields.iter_mut().filter(|(name, _)| !is_required(name)) {
+            forbid_null(field);
+        }
+    }
+}
+
+/// Removes null from the types of a value.
+fn forbid_null(schema: &mut Value) {
+    let Value::Object(schema) = schema else {
+        return;
+    };
+    if let Some(Value::Array(types)) = schema.get_mut("type") {
+        types.retain(|name| name != "null");
+        if let [only] = &types[..] {
+            let only = only.clone();
+            schema.insert("type".into(), only);
+        }
+    }
+    if let Some(Value::Array(kinds)) = schema.get_mut("anyOf") {
+        kinds.retain(|kind| kind["type"] != "null");
+        if let [Value::Object(only)] = &kinds[..] {
+            let only = only.clone();
+            schema.remove("anyOf");
+            schema.extend(only);
+        }
+    }
+}
+
+#[test]
+fn schemas_are_those_of_the_types() {
+    let project = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let folder = project.join("packaging/schemas");
+    let mut schemas = BTreeMap::new();
+    for (command, schema) in OUTPUTS {
+        let file = format!("{}.json", command.replace(" --", "-").replace(' ', "-"));
+        let mut schema = schema();
+        let place = concat!(env!("CARGO_PKG_REPOSITORY"), "/raw/main/packaging/schemas");
+        schema.insert("$id".into(), format!("{place}/{file}").into());
+        schema.insert("title".into(), format!("seikan {command} --json").into());
+        let text = serde_json::to_string_pretty(&schema).expect("JSON") + "\n";
+        schemas.insert(file, text);
+    }
+    if std::env::var_os("UPDATE_GOLDEN").is_some_and(|value| value == "1") {
+        // Also of commands that are no more.
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder).expect("created");
+        for (file, text) in &schemas {
+            fs::write(folder.join(file), text).expect("written");
+        }
+    }
+    let files = fs::read_dir(&folder).expect("packaging/schemas");
+    let committed = files.map(|entry| {
+        let path = entry.expect("a file").path();
+        let name = path.file_name().expect("a name").to_string_lossy();
+        (name.into_owned(), fs::read_to_string(&path).expect("text"))
+    });
+    let committed: BTreeMap<String, String> = committed.collect();
+    let names = |of: &BTreeMap<String, String>| of.keys().cloned().collect::<Vec<_>>();
+    assert_eq!(names(&committed), names(&schemas), "run `make golden`");
+    for (name, text) in schemas {
+        assert!(
+            committed[&name] == text,
+            "packaging/schemas/{name} is stale: run `make golden`"
+        );
+    }
+}
