@@ -26,11 +26,11 @@ if [ ! -e "$base.done" ]; then
     rm -rf "$base.log" "$base"/var/cache/apt/archives/*.deb
     touch "$base.done"
 fi
-# Schemas of Kubernetes and the parser of podman-compose, both from PyPI.
+# Schemas of Kubernetes, the parser of podman-compose and a validator of JSON, from PyPI.
 validators=$target/validators
-[ -x "$validators/bin/podman-compose" ] || {
+[ -x "$validators/bin/check-jsonschema" ] || {
     python3 -m venv "$validators"
-    "$validators/bin/pip" install -q --disable-pip-version-check kubernetes-validate==1.37.0 podman-compose==1.6.0
+    "$validators/bin/pip" install -q --disable-pip-version-check kubernetes-validate==1.37.0 podman-compose==1.6.0 check-jsonschema==0.39.0
 }
 work=$(mktemp -d)
 trap 'rm -rf --one-file-system "$work"' EXIT

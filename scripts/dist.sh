@@ -142,6 +142,7 @@ write_archive() {
     done
     cp packaging/prometheus/seikan.rules.yaml "$tree/share/seikan/prometheus/"
     cp packaging/grafana/seikan.json "$tree/share/seikan/grafana/"
+    cp -r packaging/schemas "$tree/share/seikan/"
     cp -r packaging/examples packaging/systemd packaging/sysusers.d packaging/networkd packaging/networkmanager CHANGELOG.md \
         LICENSE-APACHE LICENSE-MIT "$STAGE/doc/licenses-of-libraries.gz" "$tree/share/doc/seikan/"
     find "$tree" -type f -exec chmod u=rw,go=r {} + -o -type d -exec chmod 755 {} +
@@ -174,6 +175,7 @@ check_packages() {
     for file in prometheus/seikan.rules.yaml grafana/seikan.json; do
         cmp "packaging/$file" "$root/usr/share/seikan/$file"
     done
+    diff -r packaging/schemas "$root/usr/share/seikan/schemas"
     for file in postinst prerm postrm; do
         sh -n "$STAGE/control/$file"
     done

@@ -8,11 +8,13 @@ tar -C "$work/archive" --strip-components=1 -xzf "$dist"/seikan-*-linux-x86_64.t
 for file in bin/seikan bin/seikan-lab share/man/man1/seikan.1.gz share/man/man1/seikan-up.1.gz share/man/man1/seikan-lab.1.gz \
     share/bash-completion/completions/seikan share/zsh/site-functions/_seikan share/fish/vendor_completions.d/seikan.fish \
     share/seikan/prometheus/seikan.rules.yaml share/seikan/grafana/seikan.json \
-    share/doc/seikan/systemd/seikan@.service share/doc/seikan/examples/office.toml share/doc/seikan/LICENSE-MIT; do
+    share/doc/seikan/systemd/seikan@.service share/doc/seikan/examples/office.toml share/doc/seikan/LICENSE-MIT \
+    share/seikan/schemas/status.json; do
     [ -s "$work/archive/$file" ] || fail "$file is missing"
 done
 chroot "$work/archive" /bin/seikan --version
 chroot "$work/archive" /bin/seikan genkey >/dev/null
+"$validators/bin/check-jsonschema" --check-metaschema "$work"/archive/share/seikan/schemas/*.json
 echo "= seikan: $(stat -c %s "$work/archive/bin/seikan") bytes, static"
 
 # The list of linked crates is CycloneDX and names the cryptography.

@@ -26,6 +26,10 @@ on office '
     seikan status | grep -q branch
     journalctl -u seikan@tunnel | grep -qi started
     man -w seikan-up 2>/dev/null || [ -e /usr/share/man/man1/seikan-up.1.gz ] || grep -qs man /etc/dpkg/dpkg.cfg.d/*'
+# What is printed fits the schema that is installed.
+on office 'cat /usr/share/seikan/schemas/status.json' >"$work/status.schema.json"
+on office 'seikan status --json' >"$work/status.json"
+"$validators/bin/check-jsonschema" --schemafile "$work/status.schema.json" "$work/status.json"
 # A changed file is applied without a restart.
 on office '
     before=$(systemctl show -p MainPID --value seikan@tunnel)
