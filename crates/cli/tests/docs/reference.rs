@@ -68,6 +68,29 @@ const SHAPES: [(&str, &str, &[&str]); 2] = [
     ),
 ];
 
+/// Section of the page of JSON about its schemas.
+const SCHEMAS: &str = "
+## Schemas
+
+JSON Schemas (draft 2020-12) describe each field of each output, with units. A package installs them in
+`/usr/share/seikan/schemas`, the archive has them in `share/seikan/schemas`, and the sources in
+[`packaging/schemas`](../../packaging/schemas). The file has the name of the command: `status.json`,
+`gateway-status.json`, `doctor-map.json`. `seikan check --explain` prints the JSON of
+`coordinator-policy-explain.json`. `seikan ping` prints one value per line. Any validator takes them, such as
+[check-jsonschema](https://check-jsonschema.readthedocs.io):
+
+<!-- not run: tested by `make dist-check` -->
+```sh
+pipx install check-jsonschema
+sudo seikan status --json >status.json
+check-jsonschema --schemafile /usr/share/seikan/schemas/status.json status.json
+```
+
+The schemas permit fields that they do not name, because later versions of Seikan may add some. They may also
+add values of an enumeration, such as a cause of the doctor: use the schemas of the installed version, and let
+a script ignore what it does not know. Numbers of a type such as `uint64` may exceed 2^53.
+";
+
 /// Compares a page of the reference with its generated text, or writes it.
 fn check(name: &str, text: &str) -> Result<(), String> {
     let path = project().join(format!("docs/reference/{name}.md"));
@@ -115,8 +138,12 @@ fn shapes_of_json_are_the_golden_ones() {
         let mut page = format!(
             "# {title}\n\nEach line is the path of a value and its types. `?` marks a value that may be missing, `[]` an element of a\n\
              list, `*` a name that is no field, such as the reason of a drop. A test compares this page with the printed\n\
-             JSON. Fields keep their names and meaning as long as `version` stays the same.\n"
+             JSON. Fields keep their names and meaning as long as `version` stays the same; fields may be added.\n"
         );
+        page += match name {
+            "json" => SCHEMAS,
+            _ => "[Schemas](json.md#schemas) for validation describe the fields.\n",
+        };
         for command in commands {
             let file = format!("{}.txt", command.replace(" --", "-").replace(' ', "-"));
             let shape = fs::read_to_string(folder.join(file)).expect("a golden file");
