@@ -14,6 +14,7 @@ pub mod monitor;
 pub mod network;
 mod nft;
 pub mod node;
+pub mod options;
 pub mod output;
 pub mod save;
 pub mod setup;

@@ -19,6 +19,7 @@ use crate::mesh::Mesh;
 use crate::monitor::{self, Leaving, Monitor, MonitorError, Sealed};
 use crate::network::{LanMonitor, NetworkMonitor, NetworkMonitorError, Settings};
 use crate::node::{DEFAULT_MTU, Node, NodeError, resolve, tun_options};
+use crate::options::UpOptions;
 use crate::save::Running;
 use crate::setup::hooks::Moment;
 use crate::setup::names::Names;
@@ -42,7 +43,6 @@ use seikan_sys::signal::{Signal, Signals};
 use seikan_sys::tun::{Tun, TunError};
 use seikan_sys::udp::UdpError;
 use std::cell::RefCell;
-use std::ffi::OsString;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
@@ -162,20 +162,6 @@ pub trait Observer {
     fn warn(&mut self, warning: Diagnostic);
     /// The tunnel is up. An error stops it again, since nobody learned of it.
     fn is_up(&mut self, summary: &UpSummary) -> io::Result<()>;
-}
-
-/// Options of `up` besides the configuration.
-#[derive(Debug, Clone, Default)]
-pub struct UpOptions {
-    /// The file that `SaveConfig` writes.
-    pub config_file: Option<PathBuf>,
-    /// A program and its arguments, which the monitor runs after SIGHUP to apply the changed `config_file`. Empty: SIGHUP
-    /// changes nothing.
-    pub reload: Vec<OsString>,
-    /// The log file, for `status`.
-    pub log: Option<PathBuf>,
-    /// Directories of the control sockets, the journal and the state.
-    pub dirs: RuntimeDirs,
 }
 
 /// Objects that another program has opened for an unconfigured interface.

@@ -15,7 +15,8 @@ use anyhow::Context;
 use clap::{Args, ValueHint};
 use seikan_config::{Config, Diagnostic};
 use seikan_node::control::RuntimeDirs;
-use seikan_node::up::{Observer, UpOptions, UpSummary, up};
+use seikan_node::options::UpOptions;
+use seikan_node::up::{Observer, UpSummary, up};
 use tracing::field::display;
 use tracing::warn;
 
