@@ -6,8 +6,11 @@
 //! for, such as the soft interrupts of the network stack.
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
 use std::fs;
 use std::io;
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 /// Why a value could not be read.
@@ -54,6 +57,14 @@ pub fn allow_more_files() -> io::Result<u64> {
 pub fn new_session() -> io::Result<()> {
     nix::unistd::setsid()?;
     Ok(())
+}
+
+/// Returns the process that listens at the socket to which this one is connected (unix(7), `SO_PEERCRED`).
+///
+/// # Errors
+/// Those of getsockopt(2).
+pub fn peer_pid(stream: &UnixStream) -> io::Result<u32> {
+    Ok(getsockopt(stream, PeerCredentials)?.pid().unsigned_abs())
 }
 
 /// Processor time of a process, of all its threads together but not of its children.

@@ -22,7 +22,7 @@ mod subject;
 use std::io;
 
 use ipnet::IpNet;
-use seikan_observe::path::{PathMap, ProgramFacts, Unseen};
+use seikan_observe::path::{HostFacts, PathMap, ProgramFacts, Unseen};
 
 use crate::netlink::Family;
 use crate::netlink::{LinkNode, NetlinkError, TABLE_MAIN};
@@ -182,6 +182,13 @@ pub fn path(subject: &Subject) -> Result<PathMap, DiscoverError> {
         host,
         unseen,
     })
+}
+
+/// Returns the facts of the host, and those that could not be read.
+pub fn host() -> (HostFacts, Vec<Unseen>) {
+    let mut unseen = Vec::new();
+    let facts = host::facts(&mut unseen);
+    (facts, unseen)
 }
 
 /// Returns the addresses of an interface, each with its network prefix.
