@@ -34,6 +34,9 @@ pub struct Parsed {
     pub diagnostics: Diagnostics,
     /// The file that was read, if one was found.
     pub path: Option<PathBuf>,
+    /// Texts that no report may contain: keys, credentials and commands of the file, also if it has errors, and the
+    /// contents of key files.
+    pub unreportable: Vec<Zeroizing<String>>,
     /// The text contains a private or preshared key.
     holds_secret: bool,
 }
@@ -88,10 +91,21 @@ pub fn parse(source: &Source, overrides: &Overrides, read_key: &ReadKey<'_>) -> 
         Syntax::Toml => toml::split(&source.text, &mut reporter),
     };
     let mut holds_secret = false;
+    let unreportable = RefCell::new(Vec::new());
     let config = document.and_then(|document| {
-        let mut entries = document.sections.iter().flat_map(|s| &s.entries);
-        holds_secret = entries.any(|entry| entry.key.is_secret());
-        let draft = interpret::interpret(document, read_key, &mut reporter);
+        for entry in document.sections.iter().flat_map(|s| &s.entries) {
+            holds_secret |= entry.key.is_secret();
+            if !entry.key.is_reportable() {
+                let texts = entry.items.iter().map(|item| item.text.clone());
+                unreportable.borrow_mut().extend(texts);
+            }
+        }
+        let read_key = |path: &Path| {
+            let text = read_key(path)?;
+            unreportable.borrow_mut().push(text.clone());
+            Ok(text)
+        };
+        let draft = interpret::interpret(document, &read_key, &mut reporter);
         let name = interface_name_of(Path::new(&source.file));
         check::check(draft, name, overrides, &mut reporter)
     });
@@ -100,6 +114,7 @@ pub fn parse(source: &Source, overrides: &Overrides, read_key: &ReadKey<'_>) -> 
         config: config.filter(|_| !diagnostics.has_errors()),
         diagnostics,
         path: None,
+        unreportable: unreportable.into_inner(),
         holds_secret,
     }
 }
@@ -215,6 +230,7 @@ impl Parsed {
             config: None,
             diagnostics,
             path: None,
+            unreportable: Vec::new(),
             holds_secret: false,
         }
     }

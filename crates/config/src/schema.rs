@@ -132,6 +132,62 @@ impl Field {
         )
     }
 
+    /// Returns whether a report for others may contain the value: it is neither a secret nor a command, which may
+    /// contain one. Without a wildcard, so that a new key needs a decision.
+    pub fn is_reportable(self) -> bool {
+        match self {
+            Self::PrivateKey
+            | Self::PresharedKey
+            | Self::Credential
+            | Self::PreUp
+            | Self::PostUp
+            | Self::PreDown
+            | Self::PostDown => false,
+            Self::PrivateKeyFile
+            | Self::ListenPort
+            | Self::Address
+            | Self::Mtu
+            | Self::Dns
+            | Self::Table
+            | Self::FwMark
+            | Self::SaveConfig
+            | Self::Protocol
+            | Self::Mode
+            | Self::Offload
+            | Self::Metrics
+            | Self::Cipher
+            | Self::CopyDscp
+            | Self::Repair
+            | Self::Coordinator
+            | Self::CoordinatorPin
+            | Self::Stun
+            | Self::Names
+            | Self::Pins
+            | Self::PinFirstUse
+            | Self::PortMapping
+            | Self::Name
+            | Self::PublicKey
+            | Self::PresharedKeyFile
+            | Self::AllowedIps
+            | Self::Endpoint
+            | Self::PersistentKeepalive
+            | Self::GatewayInterface
+            | Self::GatewayMode
+            | Self::AnswerFor
+            | Self::ProxyArp
+            | Self::Priority
+            | Self::DeviceName
+            | Self::DeviceMac
+            | Self::DeviceVlan
+            | Self::DeviceLan
+            | Self::DeviceOverlay
+            | Self::AllowFrom
+            | Self::AllowTo
+            | Self::RemoteOverlay
+            | Self::RemoteLan => true,
+        }
+    }
+
     /// Returns whether an empty list differs from no list: it reads as "nobody", and would allow
     /// anybody.
     pub fn must_have_values(self) -> bool {

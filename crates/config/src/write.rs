@@ -1,7 +1,7 @@
-//! Writes a configuration as text in either syntax, for `SaveConfig` and tests.
+//! Writes a configuration as text in either syntax, for `SaveConfig`, bug reports and tests.
 //!
 //! Only values that differ from the default are written. The text contains keys: it is wiped on
-//! drop.
+//! drop. That of a bug report contains none.
 
 use seikan_proto::gateway::DeviceConfig;
 use zeroize::Zeroizing;
@@ -23,9 +23,14 @@ pub struct NotInIni {
     key: &'static str,
 }
 
+/// Replaces values that [`Config::to_redacted`] leaves out.
+const REDACTED: &str = "(redacted)";
+
 /// Text under construction; wiped on drop.
 struct Text {
     syntax: Syntax,
+    /// Values that are secret or may contain a secret are left out.
+    is_redacted: bool,
     out: Zeroizing<String>,
     /// The first key with a value that wg-quick's syntax cannot express.
     not_in_ini: Option<Field>,
@@ -34,7 +39,7 @@ struct Text {
 impl Config {
     /// Returns the configuration in wg-quick's syntax.
     pub fn to_ini(&self) -> Result<Zeroizing<String>, NotInIni> {
-        let text = Text::of(self, Syntax::Ini);
+        let text = Text::of(self, Syntax::Ini, false);
         match text.not_in_ini {
             Some(key) => Err(NotInIni {
                 key: key.name(Syntax::Ini),
@@ -45,14 +50,21 @@ impl Config {
 
     /// Returns the configuration in TOML.
     pub fn to_toml(&self) -> Zeroizing<String> {
-        Text::of(self, Syntax::Toml).out
+        Text::of(self, Syntax::Toml, false).out
+    }
+
+    /// Returns the configuration for readers on other hosts: without keys, the credential and the commands of hooks.
+    /// The keys' names remain, each with `(redacted)`. The text is for people: it cannot be parsed again.
+    pub fn to_redacted(&self, syntax: Syntax) -> String {
+        Text::of(self, syntax, true).out.to_string()
     }
 }
 
 impl Text {
-    fn of(config: &Config, syntax: Syntax) -> Self {
+    fn of(config: &Config, syntax: Syntax, is_redacted: bool) -> Self {
         let mut text = Self {
             syntax,
+            is_redacted,
             out: Zeroizing::default(),
             not_in_ini: None,
         };
@@ -233,6 +245,11 @@ impl Text {
                 | Field::Priority
                 | Field::DeviceVlan
         );
+        let value = if self.is_redacted && !key.is_reportable() {
+            REDACTED
+        } else {
+            value
+        };
         if self.syntax == Syntax::Ini && value.contains(['#', '\n', '\r']) {
             self.not_in_ini.get_or_insert(key);
         }

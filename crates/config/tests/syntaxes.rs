@@ -53,6 +53,47 @@ fn address(text: &str) -> IpAddr {
 }
 
 #[test]
+fn a_redacted_configuration_has_every_key_and_no_secret() {
+    let text = format!(
+        "[Interface]\nPrivateKey = {OWN}\nPreUp = a hook\nPostUp = a hook\nPostUp = a # hook\nPreDown = a hook\n\
+         PostDown = a hook\nMTU = 1400\n[Peer]\nName = web\nPublicKey = {PEER}\nPresharedKey = {PEER_2}\n"
+    );
+    let config = config(Syntax::Ini, &text);
+    let shown = config.to_redacted(Syntax::Ini);
+    assert_eq!(
+        shown,
+        format!(
+            "[Interface]\nPrivateKey = (redacted)\nMTU = 1400\nPreUp = (redacted)\nPostUp = (redacted)\n\
+             PostUp = (redacted)\nPreDown = (redacted)\nPostDown = (redacted)\n\n[Peer]\nName = web\nPublicKey = {PEER}\n\
+             PresharedKey = (redacted)\n"
+        )
+    );
+    let shown = config.to_redacted(Syntax::Toml);
+    assert!(
+        shown.contains("post-up = [\"(redacted)\", \"(redacted)\"]\n"),
+        "{shown}"
+    );
+    for secret in [OWN, PEER_2, "hook"] {
+        assert!(!shown.contains(secret), "{shown}");
+    }
+}
+
+#[test]
+fn texts_that_no_report_may_contain_are_known_also_from_a_file_with_errors() {
+    let text = format!(
+        "private-key = \"{OWN}\"\npost-up = [\"one\", \"two\"]\nmtu = 1\nlisten-port = 1\n"
+    );
+    let parsed = parse_text(Syntax::Toml, &text, &Overrides::default());
+    assert!(parsed.config.is_none());
+    let texts: Vec<_> = parsed
+        .unreportable
+        .iter()
+        .map(|text| text.as_str())
+        .collect();
+    assert_eq!(texts, [OWN, "one", "two"]);
+}
+
+#[test]
 fn a_wg_quick_file_of_a_client_is_taken_unchanged() {
     let text = format!(
         "# office\n\
