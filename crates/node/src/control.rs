@@ -130,6 +130,7 @@ impl Control {
                 keyless: false,
                 netlink: None,
                 without_uapi,
+                config: None,
                 log: None,
             },
             lock,
@@ -141,8 +142,9 @@ impl Control {
         self.record.keyless = true;
     }
 
-    /// Reports this log file in `status`.
-    pub fn set_log(&mut self, log: Option<PathBuf>) {
+    /// Reports these files in `status`: configuration and log.
+    pub fn set_files(&mut self, config: Option<PathBuf>, log: Option<PathBuf>) {
+        self.record.config = config;
         self.record.log = log;
     }
 

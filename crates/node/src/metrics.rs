@@ -90,24 +90,10 @@ impl dialogue::Dialogue for Dialogue {
         let State::Replying(next) = self.state else {
             return;
         };
-        let mut all = FAMILIES
-            .iter()
-            .chain(mesh::FAMILIES)
-            .chain(gateway::FAMILIES);
-        self.state = match all.nth(next) {
-            Some(family) => {
-                let interface = ("interface".into(), subject.record.name.clone().into());
-                let mut registry =
-                    Registry::with_prefix_and_labels(PREFIX, [interface].into_iter());
-                registry.register_collector(Box::new(family.collect(subject)));
-                // Writing to memory does not fail.
-                let _ = text::encode_registry(output, &registry);
-                State::Replying(next + 1)
-            }
-            None => {
-                let _ = text::encode_eof(output);
-                State::Over
-            }
+        self.state = if write_family(next, subject, output) {
+            State::Replying(next + 1)
+        } else {
+            State::Over
         };
     }
 
@@ -118,6 +104,25 @@ impl dialogue::Dialogue for Dialogue {
             State::Over => Phase::Over,
         }
     }
+}
+
+/// Writes a family of metrics, counted from 0, or the end of the text after the last one. Returns whether it was a
+/// family.
+pub(crate) fn write_family(index: usize, subject: &Subject<'_>, output: &mut impl Write) -> bool {
+    let mut all = FAMILIES
+        .iter()
+        .chain(mesh::FAMILIES)
+        .chain(gateway::FAMILIES);
+    // Writing to memory does not fail.
+    let Some(family) = all.nth(index) else {
+        let _ = text::encode_eof(output);
+        return false;
+    };
+    let interface = ("interface".into(), subject.record.name.clone().into());
+    let mut registry = Registry::with_prefix_and_labels(PREFIX, [interface].into_iter());
+    registry.register_collector(Box::new(family.collect(subject)));
+    let _ = text::encode_registry(output, &registry);
+    true
 }
 
 fn parse(input: &[u8]) -> Target {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 /// Options of `up` besides the configuration.
 #[derive(Debug, Clone, Default)]
 pub struct UpOptions {
-    /// The file that `SaveConfig` writes.
+    /// The file of the configuration, which `SaveConfig` writes.
     pub config_file: Option<PathBuf>,
     /// A program and its arguments, which the monitor runs after SIGHUP to apply the changed `config_file`. Empty: SIGHUP
     /// changes nothing.

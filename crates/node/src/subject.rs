@@ -23,6 +23,8 @@ pub struct Record {
     pub netlink: Option<Netlink>,
     /// Reason why `wg` has no socket, if so.
     pub without_uapi: Option<String>,
+    /// Configuration file; `None` if other programs configure the interface.
+    pub config: Option<PathBuf>,
     /// Log file, if the node runs in the background.
     pub log: Option<PathBuf>,
 }

@@ -272,7 +272,9 @@ fn start(
     };
     // Declared first and so dropped last: the name stays reserved until then.
     let mut control = Control::with_uapi(&options.dirs, config, uapi)?;
-    control.set_log(options.log.clone());
+    let file = options.config_file.as_deref();
+    let absolute = file.and_then(|file| std::path::absolute(file).ok());
+    control.set_files(absolute, options.log.clone());
     if !is_configured {
         control.set_keyless();
     }

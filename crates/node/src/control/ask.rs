@@ -4,6 +4,7 @@ use super::json::{Reply, Request, Secret};
 use super::ping::Pong;
 use super::socket::RuntimeDirs;
 use crate::status::Status;
+use seikan_sys::process::peer_pid;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -105,6 +106,26 @@ pub fn status(dirs: &RuntimeDirs, name: &str) -> Result<Status, AskError> {
         .ok_or_else(|| silent(dirs, name, io::ErrorKind::InvalidData.into()))
 }
 
+/// Requests the metrics of an instance, in the OpenMetrics text format.
+///
+/// # Errors
+/// See [`AskError`].
+pub fn metrics(dirs: &RuntimeDirs, name: &str) -> Result<String, AskError> {
+    let (reply, _) = ask(dirs, name, Request::Metrics)?;
+    reply
+        .metrics
+        .ok_or_else(|| silent(dirs, name, io::ErrorKind::InvalidData.into()))
+}
+
+/// Returns the process of an instance. The kernel names it: a compromised daemon cannot name another.
+///
+/// # Errors
+/// See [`AskError`].
+pub fn pid(dirs: &RuntimeDirs, name: &str) -> Result<u32, AskError> {
+    let stream = connect(dirs, name)?;
+    peer_pid(&stream).map_err(|error| silent(dirs, name, error))
+}
+
 /// Requests an instance to stop, and waits at most `patience` until it has.
 ///
 /// # Errors
@@ -189,16 +210,7 @@ fn ask(dirs: &RuntimeDirs, name: &str, request: Request) -> Result<(Reply, UnixS
 }
 
 fn begin(dirs: &RuntimeDirs, name: &str, request: &Request) -> Result<PendingPing, AskError> {
-    let path = dirs.control(name);
-    let stream = UnixStream::connect(&path).map_err(|error| match error.kind() {
-        io::ErrorKind::PermissionDenied => AskError::Forbidden { path: path.clone() },
-        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
-            if !dirs.is_running(name).unwrap_or(false) =>
-        {
-            AskError::NotRunning(name.into())
-        }
-        _ => silent(dirs, name, error),
-    })?;
+    let stream = connect(dirs, name)?;
     let send = || -> io::Result<()> {
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
@@ -211,6 +223,19 @@ fn begin(dirs: &RuntimeDirs, name: &str, request: &Request) -> Result<PendingPin
         dirs: dirs.clone(),
         name: name.into(),
         stream,
+    })
+}
+
+fn connect(dirs: &RuntimeDirs, name: &str) -> Result<UnixStream, AskError> {
+    let path = dirs.control(name);
+    UnixStream::connect(&path).map_err(|error| match error.kind() {
+        io::ErrorKind::PermissionDenied => AskError::Forbidden { path: path.clone() },
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
+            if !dirs.is_running(name).unwrap_or(false) =>
+        {
+            AskError::NotRunning(name.into())
+        }
+        _ => silent(dirs, name, error),
     })
 }
 

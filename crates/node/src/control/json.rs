@@ -3,12 +3,14 @@
 //! | request | reply |
 //! |---|---|
 //! | `{"cmd":"status"}` | `{"ok":true,"status":{...}}`, see [`crate::status::Status`] |
+//! | `{"cmd":"metrics"}` | `{"ok":true,"metrics":"..."}`: the text that [`crate::metrics`] serves |
 //! | `{"cmd":"stop"}` | `{"ok":true,"pid":N}`; the connection ends when the process does |
 //! | `{"cmd":"ping","peer":"NAME, address or key"}` | `{"ok":true,"ping":{...}}` once it has answered or not, see [`super::ping::Pong`] |
 //! | `{"cmd":"rotate","private_key":"..."}` | `{"ok":true}`: a member has another key, and its sessions stay |
 //! | anything else | `{"ok":false,"error":"..."}` |
 
 use super::ping::{Pinging, Pong};
+use crate::metrics;
 use crate::output::Output;
 use crate::output::Phase;
 use crate::status::gateway::{self as gateway, GatewayStatus};
@@ -34,6 +36,8 @@ pub const MAX_LINE: usize = 4096;
 pub enum Request {
     /// Return the status.
     Status,
+    /// Return the metrics.
+    Metrics,
     /// Stop the tunnel.
     Stop,
     /// Ping a peer.
@@ -88,6 +92,8 @@ pub struct Reply {
     pub pid: Option<u32>,
     /// The requested status.
     pub status: Option<Status>,
+    /// The requested metrics, in the OpenMetrics text format.
+    pub metrics: Option<String>,
     /// Result of the ping.
     pub ping: Option<Pong>,
 }
@@ -104,6 +110,8 @@ enum State {
     Idle,
     /// A status is being sent.
     Status(Box<StatusReply>),
+    /// Metrics are being sent; the number of the next family.
+    Metrics(usize),
     /// A peer was pinged.
     Pinging(Pinging),
     /// The client waits until this process ends.
@@ -141,6 +149,10 @@ impl crate::dialogue::Dialogue for Dialogue {
         };
         match serde_json::from_slice(&input[..end]) {
             Ok(Request::Status) => self.state = begin_status(subject, output),
+            Ok(Request::Metrics) => {
+                output.push(b"{\"ok\":true,\"metrics\":\"");
+                self.state = State::Metrics(0);
+            }
             Ok(Request::Stop) => {
                 let _ = writeln!(output, "{{\"ok\":true,\"pid\":{}}}", std::process::id());
                 subject.flow = ControlFlow::Stop;
@@ -168,6 +180,12 @@ impl crate::dialogue::Dialogue for Dialogue {
     fn give(&mut self, subject: &Subject<'_>, output: &mut Output) {
         let telling = match &mut self.state {
             State::Status(telling) => telling,
+            State::Metrics(next) => {
+                if !give_metrics(next, subject, output) {
+                    self.state = State::Idle;
+                }
+                return;
+            }
             State::Pinging(pinging) => {
                 match pinging.outcome(subject) {
                     None => return,
@@ -194,7 +212,7 @@ impl crate::dialogue::Dialogue for Dialogue {
     fn phase(&self) -> Phase {
         match self.state {
             State::Idle | State::Stopping => Phase::Idle,
-            State::Status(..) => Phase::Replying,
+            State::Status(..) | State::Metrics(_) => Phase::Replying,
             State::Pinging(_) => Phase::Waiting,
             State::Over => Phase::Over,
         }
@@ -237,6 +255,25 @@ fn begin_status(subject: &Subject<'_>, output: &mut Output) -> State {
         first: true,
         end: b"]}}\n",
     }))
+}
+
+/// Appends metrics from family `next` on, within a string of JSON; returns false after the last.
+fn give_metrics(next: &mut usize, subject: &Subject<'_>, output: &mut Output) -> bool {
+    while !output.is_full() {
+        let mut text = String::new();
+        let is_family = metrics::write_family(*next, subject, &mut text);
+        let json = serde_json::to_string(&text).unwrap_or_default();
+        let inner = json
+            .strip_prefix('"')
+            .and_then(|json| json.strip_suffix('"'));
+        output.push(inner.unwrap_or_default().as_bytes());
+        if !is_family {
+            output.push(b"\"}\n");
+            return false;
+        }
+        *next += 1;
+    }
+    true
 }
 
 impl StatusReply {

@@ -33,6 +33,9 @@ pub struct Interface {
     pub uptime_s: f64,
     /// Reason why `wg` has no socket, if so.
     pub without_uapi: Option<String>,
+    /// Configuration file; absent if other programs configure the interface.
+    #[serde(default)]
+    pub config: Option<PathBuf>,
     /// Log file, if the tunnel runs in the background.
     #[serde(default)]
     pub log: Option<PathBuf>,
@@ -137,6 +140,7 @@ pub(super) fn interface(node: &Node, record: &Record) -> Interface {
         fwmark: node.sockets.fwmark(),
         uptime_s: uptime.as_millis() as f64 / 1000.0,
         without_uapi: record.without_uapi.clone(),
+        config: record.config.clone(),
         log: record.log.clone(),
         restored: Restored {
             count: node.restorations.count,
