@@ -67,6 +67,8 @@ pub enum Verb {
     Record(verbs::record::Arguments),
     /// Draw a recording as an HTML page
     Report(verbs::report::Arguments),
+    /// Write an archive to attach to a bug report
+    Bugreport(verbs::bugreport::Arguments),
     /// Print a new private key
     Genkey(verbs::genkey::Arguments),
     /// Print the public key of the private key on standard input
@@ -104,7 +106,7 @@ const GROUPS: [(&str, &[&str]); 4] = [
     ),
     (
         "Diagnose",
-        &["doctor", "top", "netcheck", "record", "report"],
+        &["doctor", "top", "netcheck", "record", "report", "bugreport"],
     ),
     (
         "Tools",
@@ -194,6 +196,7 @@ impl Verb {
             Verb::Netcheck(arguments) => verbs::netcheck::run(&arguments),
             Verb::Record(arguments) => verbs::record::run(&arguments),
             Verb::Report(arguments) => verbs::report::run(&arguments),
+            Verb::Bugreport(arguments) => verbs::bugreport::run(&arguments),
             Verb::Genkey(arguments) => verbs::genkey::run(&arguments),
             Verb::Pubkey(arguments) => verbs::pubkey::run(&arguments),
             Verb::Genpsk(arguments) => verbs::genpsk::run(&arguments),

@@ -1,5 +1,5 @@
-//! Files of recordings. They are written to a temporary file and renamed when complete. Files are
-//! read as untrusted input.
+//! Files of recordings and bug reports. They are written to a temporary file and renamed when complete. Recordings
+//! are read as untrusted input.
 
 use std::fs::File;
 use std::io::Read;
@@ -16,6 +16,8 @@ pub struct Draft {
     /// Accessible to its owner only.
     file: NamedTempFile,
     path: PathBuf,
+    /// Whether an existing file stays.
+    is_new: bool,
 }
 
 impl Draft {
@@ -45,7 +47,24 @@ impl Draft {
         Ok(Draft {
             file: file.with_context(cannot)?,
             path: path.to_owned(),
+            is_new: false,
         })
+    }
+
+    /// The same for a path that does not exist, also when the file is kept.
+    ///
+    /// # Errors
+    /// `path` exists, or the file cannot be created.
+    pub fn create_new(path: &Path) -> anyhow::Result<Self> {
+        if path.symlink_metadata().is_ok() {
+            bail!(
+                "cannot write {}: it exists already; name another file",
+                path.display()
+            );
+        }
+        let mut draft = Draft::create(path)?;
+        draft.is_new = true;
+        Ok(draft)
     }
 
     /// Returns the file to write to.
@@ -62,7 +81,12 @@ impl Draft {
         self.file.as_file().sync_all().with_context(cannot)?;
         let length = self.file.as_file().metadata().with_context(cannot)?.len();
         let path = &self.path;
-        let kept = self.file.persist(path).map_err(|error| error.error);
+        let kept = if self.is_new {
+            self.file.persist_noclobber(path)
+        } else {
+            self.file.persist(path)
+        };
+        let kept = kept.map_err(|error| error.error);
         kept.with_context(|| format!("cannot write {}", path.display()))?;
         Ok(length)
     }
@@ -108,6 +132,17 @@ mod tests {
         let folder = tempfile::tempdir().expect("folder");
         drop(Draft::create(&folder.path().join("a")).expect("draft"));
         assert_eq!(folder.path().read_dir().expect("list").count(), 0);
+    }
+
+    #[test]
+    fn a_new_file_replaces_none_that_came_meanwhile() {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("a");
+        let draft = Draft::create_new(&path).expect("draft");
+        std::fs::write(&path, "other").expect("write");
+        assert!(draft.keep().is_err() && Draft::create_new(&path).is_err());
+        assert_eq!(std::fs::read(&path).expect("read"), b"other");
+        assert_eq!(folder.path().read_dir().expect("list").count(), 1);
     }
 
     #[test]

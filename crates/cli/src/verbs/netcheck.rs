@@ -78,7 +78,8 @@ fn member(places: &RuntimeDirs, name: Option<&str>) -> anyhow::Result<(String, M
     }
 }
 
-fn render(name: &str, mesh: &MeshStatus) -> String {
+/// Returns the report on a member, for a terminal.
+pub fn render(name: &str, mesh: &MeshStatus) -> String {
     let mut out = Screen(String::new());
     out.title(GREEN, "interface", name);
     for (family, nat) in [("IPv4", mesh.nat4), ("IPv6", mesh.nat6)] {

@@ -56,6 +56,7 @@ pages! {
     guide_hooks: "docs/guides/hooks.md",
     guide_monitoring: "docs/guides/monitoring.md",
     guide_logs: "docs/guides/logs.md",
+    guide_bug_reports: "docs/guides/bug-reports.md",
     guide_containers: "docs/guides/containers.md",
     guide_coordinator: "docs/guides/coordinator.md",
     guide_members: "docs/guides/members.md",

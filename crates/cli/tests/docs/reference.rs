@@ -32,7 +32,7 @@ const COMMANDS: [(&str, &str, &[&str]); 4] = [
     (
         "diagnose",
         "Commands: diagnosis",
-        &["doctor", "record", "report"],
+        &["doctor", "record", "report", "bugreport"],
     ),
     (
         "lab",

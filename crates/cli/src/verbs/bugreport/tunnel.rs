@@ -1,0 +1,260 @@
+//! Parts about a tunnel, running or not.
+//!
+//! A compromised daemon must not lead root to files that the daemon itself cannot read. So its log is read by the
+//! descriptor that its process has open, and its configuration only from a file that is named as the interface.
+
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::fs::FileTypeExt;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow, bail};
+use seikan_config::{InterfaceName, Overrides, Syntax, interface_name};
+use seikan_node::control::{RuntimeDirs, ask};
+use seikan_node::status::Status;
+use seikan_observe::path::PathMap;
+use seikan_sys::discover::{self, Subject};
+use seikan_ui::Interrupt;
+
+use super::archive::{Content, Report};
+use super::output_of;
+use crate::screen::plain;
+use crate::verbs::doctor::text::Page;
+use crate::verbs::doctor::{drawing, measure};
+use crate::verbs::netcheck;
+
+/// Duration of the recording, in seconds.
+const RECORDED: u64 = 5;
+/// Length of the log in a report, in bytes.
+const LOG_BYTES: u64 = 256 << 10;
+/// Lines of the journal in a report.
+const LOG_LINES: &str = "1000";
+
+/// A tunnel to report on.
+pub struct Tunnel {
+    name: InterfaceName,
+    /// Its configuration file or interface, as given.
+    target: String,
+}
+
+impl Tunnel {
+    /// Returns the tunnel of an interface or a configuration file.
+    ///
+    /// # Errors
+    /// It cannot be the name of an interface.
+    pub fn named(target: &str) -> anyhow::Result<Tunnel> {
+        Ok(Tunnel {
+            name: interface_name(target)?,
+            target: target.to_owned(),
+        })
+    }
+
+    /// Adds the parts.
+    pub fn collect(&self, dirs: &RuntimeDirs, interrupt: &Interrupt, report: &mut Report) {
+        let name = self.name.as_str();
+        let status = ask::status(dirs, name);
+        self.add_configuration(status.as_ref().ok(), report);
+        match &status {
+            Ok(status) => self.add_status(status, dirs, report),
+            Err(error) => {
+                let names = self.parts(&["status.json", "metrics.txt"]);
+                report.miss(names, &anyhow!("{error}"));
+            }
+        }
+        let log = log(dirs, name).map(Content::Log);
+        report.add(self.part("log.txt"), "last lines of the log", log);
+        let firewall = firewall(name).map(Content::Text);
+        report.add(
+            self.part("firewall.txt"),
+            "firewall rules of the tunnel",
+            firewall,
+        );
+        match discover::path(&Subject::Interface(name.to_owned())) {
+            Ok(map) => self.add_path(map, interrupt, report),
+            Err(error) => {
+                let names = self.parts(&["path.txt", "path.json", "recording.parquet"]);
+                report.miss(names, &error.into());
+            }
+        }
+    }
+
+    /// Adds the configuration as it was parsed, without secrets. Its text is never copied: comments may have secrets too.
+    fn add_configuration(&self, status: Option<&Status>, report: &mut Report) {
+        let of_daemon = status.and_then(|status| self.file_of_daemon(status));
+        let target = of_daemon.as_deref().unwrap_or(&self.target);
+        let parsed = seikan_config::load(target, &Overrides::default());
+        for text in &parsed.unreportable {
+            report.secrets.learn(text, self.name.as_str());
+        }
+        let syntax = parsed.path.as_deref().map_or(Syntax::Toml, Syntax::of);
+        let name = match syntax {
+            Syntax::Ini => "config.conf",
+            Syntax::Toml => "config.toml",
+        };
+        let config = parsed.config.as_ref().map(|config| {
+            let text = config.to_redacted(syntax);
+            Content::Text(text)
+        });
+        let config = config.context("it cannot be used; check.json has the reasons");
+        report.add(
+            self.part(name),
+            "configuration as the program reads it, without secrets, commands and comments",
+            config,
+        );
+        if !parsed.diagnostics.is_empty() {
+            let json = serde_json::to_string_pretty(&parsed.diagnostics);
+            let json = json.map(|json| Content::Log(json + "\n"));
+            report.add(
+                self.part("check.json"),
+                "errors and warnings of `seikan check`",
+                json.map_err(Into::into),
+            );
+        }
+    }
+
+    /// Returns the configuration file that the daemon names, if it has the name of the interface, also behind links.
+    fn file_of_daemon(&self, status: &Status) -> Option<String> {
+        let file = status.interface.config.as_ref()?.canonicalize().ok()?;
+        let name = file.to_str()?;
+        let is_its_own = interface_name(name).as_ref() == Ok(&self.name) && file.is_file();
+        is_its_own.then(|| name.to_owned())
+    }
+
+    fn add_status(&self, status: &Status, dirs: &RuntimeDirs, report: &mut Report) {
+        let name = self.name.as_str();
+        report.add(
+            self.part("status.json"),
+            "output of `seikan status --json`",
+            Content::json(status),
+        );
+        let metrics = ask::metrics(dirs, name).map(Content::Text);
+        report.add(
+            self.part("metrics.txt"),
+            "metrics, in the OpenMetrics text format",
+            metrics.map_err(Into::into),
+        );
+        if let Some(mesh) = &status.mesh {
+            let text = plain(&netcheck::render(name, mesh));
+            report.add(
+                self.part("netcheck.txt"),
+                "output of `seikan netcheck`",
+                Ok(Content::Text(text)),
+            );
+        }
+    }
+
+    fn add_path(&self, map: PathMap, interrupt: &Interrupt, report: &mut Report) {
+        let page = Page {
+            width: 80,
+            unicode: true,
+        };
+        let drawn = plain(&drawing::draw(&map, None, &page));
+        report.add(
+            self.part("path.txt"),
+            "path of packets on this host, as of `seikan doctor --map`",
+            Ok(Content::Text(drawn)),
+        );
+        report.add(
+            self.part("path.json"),
+            "the same with all facts",
+            Content::json(&map),
+        );
+        report.add(
+            self.part("recording.parquet"),
+            "measurement of 5 s, for `seikan doctor --from`",
+            record(map, interrupt),
+        );
+    }
+
+    fn part(&self, name: &str) -> String {
+        format!("{}/{name}", self.name)
+    }
+
+    fn parts(&self, names: &[&str]) -> String {
+        let names: Vec<_> = names.iter().map(|name| self.part(name)).collect();
+        names.join(", ")
+    }
+}
+
+/// Returns the end of the log: of the file to which the daemon logs, or of the journal.
+fn log(dirs: &RuntimeDirs, name: &str) -> anyhow::Result<String> {
+    let Ok(pid) = ask::pid(dirs, name) else {
+        // After a failure the log of a background process stays.
+        return match File::open(dirs.log(name)) {
+            Ok(file) => last_lines(file),
+            Err(_) => journal(name),
+        };
+    };
+    let stderr = format!("/proc/{pid}/fd/2");
+    let kind = fs::metadata(&stderr).with_context(|| format!("cannot inspect {stderr}"))?;
+    if kind.is_file() {
+        let file = File::open(&stderr).with_context(|| format!("cannot open {stderr}"))?;
+        return last_lines(file);
+    }
+    if kind.file_type().is_socket() {
+        return journal(name);
+    }
+    let target = fs::read_link(&stderr).unwrap_or_default();
+    bail!(
+        "process {pid} logs to {}: add its last lines by hand",
+        target.display()
+    )
+}
+
+fn last_lines(mut file: File) -> anyhow::Result<String> {
+    let start = file.metadata()?.len().saturating_sub(LOG_BYTES);
+    file.seek(SeekFrom::Start(start))?;
+    let mut bytes = Vec::new();
+    file.take(LOG_BYTES).read_to_end(&mut bytes)?;
+    let text = String::from_utf8_lossy(&bytes);
+    Ok(match text.split_once('\n') {
+        // The first line may be incomplete.
+        Some((_, rest)) if start > 0 => rest.to_owned(),
+        _ => text.into_owned(),
+    })
+}
+
+/// Returns the last lines that the unit of a tunnel logged to the journal.
+fn journal(name: &str) -> anyhow::Result<String> {
+    let unit = format!("seikan@{name}.service");
+    let mut command = Command::new("journalctl");
+    command.args(["--unit", &unit, "--lines", LOG_LINES]);
+    command.args(["--no-pager", "--quiet", "--output", "short-iso"]);
+    let text = output_of(&mut command)
+        .with_context(|| format!("cannot read the journal of {unit}, and there is no log file"))?;
+    if text.is_empty() {
+        bail!("there is no log file, and the journal has no line of {unit}");
+    }
+    Ok(text)
+}
+
+/// Returns the rules in the tunnel's own tables.
+fn firewall(name: &str) -> anyhow::Result<String> {
+    let list = |table: String| {
+        let mut command = Command::new("nft");
+        output_of(command.args(["list", "table", "inet", &table]))
+    };
+    let rules = list(format!("seikan-{name}"));
+    let rules = rules.with_context(|| format!("cannot list the table seikan-{name}"))?;
+    // A gateway has another one.
+    Ok(rules + &list(format!("seikan-gateway-{name}")).unwrap_or_default())
+}
+
+fn record(map: PathMap, interrupt: &Interrupt) -> anyhow::Result<Content> {
+    interrupt.check()?;
+    let options = measure::Options {
+        length: Duration::from_secs(RECORDED),
+        interval: Duration::from_millis(100),
+        probe: true,
+        expected: None,
+        level: 2,
+        stacks: false,
+    };
+    let recording = measure::whole(map, &options, interrupt)?;
+    let mut bytes = Vec::new();
+    recording.write(&mut bytes)?;
+    // Names of values are made of these, too.
+    let text = serde_json::to_string(&(&recording.evidence.map, &recording.functions))?;
+    Ok(Content::Binary { bytes, text })
+}
