@@ -33,7 +33,7 @@ pub struct Interface {
     pub uptime_s: f64,
     /// Reason why `wg` has no socket, if so.
     pub without_uapi: Option<String>,
-    /// Configuration file; absent if other programs configure the interface.
+    /// Configuration file; `None` if other programs configure the interface.
     #[serde(default)]
     pub config: Option<PathBuf>,
     /// Log file, if the tunnel runs in the background.
