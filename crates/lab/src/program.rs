@@ -26,7 +26,12 @@ pub fn seikan() -> std::result::Result<PathBuf, String> {
 /// # Errors
 /// [`LabError::Setup`] when there is none.
 pub fn seikan_command() -> Result<Command> {
-    seikan().map(Command::new).map_err(LabError::Setup)
+    let mut command = seikan().map(Command::new).map_err(LabError::Setup)?;
+    // A web proxy of this machine is none of the lab's networks.
+    for variable in ["https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"] {
+        command.env_remove(variable);
+    }
+    Ok(command)
 }
 
 /// Returns this program, also to a test that was built with it.

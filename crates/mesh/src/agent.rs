@@ -21,6 +21,7 @@ use crate::shared::{OwnKey, RelayEvent, Shared, Tunnel};
 use crate::state::{MeshState, Notifier};
 use crate::trust::TrustStore;
 use crate::turn::TurnAllocations;
+use crate::web_proxy::{ProxyError, WebProxies};
 use ipnet::IpNet;
 use seikan_config::MeshSettings;
 use seikan_proto::keys::PublicKey;
@@ -91,6 +92,9 @@ pub enum AgentError {
     /// The known keys cannot be read; without them this host would trust any key.
     #[error(transparent)]
     Known(#[from] KnownError),
+    /// The environment names a web proxy that cannot be used.
+    #[error(transparent)]
+    WebProxy(#[from] ProxyError),
 }
 
 /// State of the agent in its thread.
@@ -108,6 +112,8 @@ struct Agent {
     trust_store: tokio::sync::Mutex<TrustStore>,
     /// Names of the members.
     names: names::Names,
+    /// The web proxy to coordinators and relays.
+    web_proxies: WebProxies,
 }
 
 /// Starts the agent; to be called after privileges were dropped. It ends when the handle is dropped.
@@ -117,6 +123,7 @@ struct Agent {
 pub fn start(options: Options<'_>) -> Result<(Handle, MeshState), AgentError> {
     let known_file = cache::known_file(options.state);
     let known = cache::load_known(&known_file)?;
+    let web_proxies = WebProxies::from_env()?;
     let (ours, theirs) = UnixStream::pair()?;
     ours.set_nonblocking(true)?;
     theirs.set_nonblocking(true)?;
@@ -130,7 +137,13 @@ pub fn start(options: Options<'_>) -> Result<(Handle, MeshState), AgentError> {
         events: to_agent,
         active: to_activate,
     };
-    let state = MeshState::new(options.own_key, coordinator, options.names, notify);
+    let state = MeshState::new(
+        options.own_key,
+        coordinator,
+        options.names,
+        web_proxies.clone(),
+        notify,
+    );
     let agent = Agent {
         settings: options.settings.clone(),
         interface: options.interface,
@@ -148,6 +161,7 @@ pub fn start(options: Options<'_>) -> Result<(Handle, MeshState), AgentError> {
             known,
         )),
         names: names::Names::new(options.networks.to_vec()),
+        web_proxies,
     };
     let wake_again = theirs.try_clone()?;
     let worker = Worker {
@@ -238,6 +252,7 @@ impl Agent {
             &self.settings.coordinator,
             self.settings.pin,
             Some(self.settings.credential.clone()),
+            self.web_proxies.clone(),
         ) {
             Ok(client) => client,
             Err(error) => {
@@ -277,7 +292,7 @@ impl Agent {
     ) {
         let (sought, to_call) = mpsc::channel(MAX_SOUGHT);
         let turn = TurnAllocations::new(shared);
-        let streams = Streams::new(shared);
+        let streams = Streams::new(shared, &self.web_proxies);
         let relays = Relays::new(shared, &turn, &streams);
         let dispatch = async {
             // An event that does not fit into the queue is repeated by its source.

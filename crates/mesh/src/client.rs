@@ -1,5 +1,7 @@
 //! Client of a coordinator: JSON over HTTPS (`proto::mesh`), with bounds everywhere and without redirects.
 
+use crate::causes::causes;
+use crate::web_proxy::{Connector, WebProxies};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
@@ -64,11 +66,11 @@ pub enum ClientError {
 }
 
 /// HTTP client; keeps connections open between requests.
-type Http = legacy::Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
+type Http = legacy::Client<HttpsConnector<Connector>, Full<Bytes>>;
 
 /// Client of one coordinator of a mesh at a time.
 pub struct Client {
-    connector: HttpsConnector<HttpConnector>,
+    connector: HttpsConnector<Connector>,
     http: Mutex<Http>,
     coordinators: Mutex<Coordinators>,
     authorization: Option<HeaderValue>,
@@ -86,7 +88,7 @@ impl Client {
     /// Creates a client of the coordinator at `url`, whose certificate must be the one of `pin` or, without a
     /// pin, valid for its name by the system's roots. Other coordinators of the mesh ([`Self::set_others`])
     /// must present the same for the same name, so that the source of their addresses cannot make this host
-    /// trust another server. A member authenticates with its credential.
+    /// trust another server. A member authenticates with its credential. `web_proxies` are used for all of them.
     ///
     /// # Errors
     /// [`ClientError::Tls`].
@@ -94,6 +96,7 @@ impl Client {
         url: &CoordinatorUrl,
         pin: Option<Pin>,
         credential: Option<Credential>,
+        web_proxies: WebProxies,
     ) -> Result<Client, ClientError> {
         let mut http = HttpConnector::new();
         http.enforce_http(false);
@@ -108,7 +111,7 @@ impl Client {
             .https_only()
             .with_server_name_resolver(FixedServerNameResolver::new(server_name(url)?))
             .enable_http1()
-            .wrap_connector(http);
+            .wrap_connector(Connector { http, web_proxies });
         let authorization = credential.and_then(|credential| {
             let text = Zeroizing::new(format!("Bearer {}", *credential.reveal()));
             let mut value = HeaderValue::from_str(&text).ok()?;
@@ -368,21 +371,7 @@ pub fn wait_for<T>(work: impl Future<Output = Result<T, ClientError>>) -> Result
         .block_on(work)
 }
 
-/// Describes an error and its causes; the innermost names the problem.
-fn causes(error: &(dyn Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let description = cause.to_string();
-        if !text.contains(&description) {
-            text = format!("{text}: {description}");
-        }
-        source = cause.source();
-    }
-    text
-}
-
-fn connected(connector: &HttpsConnector<HttpConnector>) -> Http {
+fn connected(connector: &HttpsConnector<Connector>) -> Http {
     legacy::Client::builder(TokioExecutor::new())
         .pool_timer(TokioTimer::new())
         .pool_idle_timeout(Duration::from_secs(30))

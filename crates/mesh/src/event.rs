@@ -164,7 +164,7 @@ pub enum ProxyTarget {
     Relay {
         /// Address of the relay as configured.
         relay: String,
-        /// IP address of the relay, and the port.
+        /// IP address of the relay, unspecified if only a web proxy knows it, and the port.
         to: SocketAddr,
     },
 }

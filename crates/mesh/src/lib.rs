@@ -8,6 +8,7 @@
 
 pub mod agent;
 pub mod cache;
+mod causes;
 pub mod client;
 pub mod endpoints;
 pub mod event;
@@ -24,3 +25,4 @@ pub mod state;
 pub mod stun;
 pub mod trust;
 mod turn;
+pub mod web_proxy;

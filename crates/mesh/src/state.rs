@@ -5,6 +5,7 @@ use crate::mapping::Mapping;
 use crate::names::Found;
 use crate::proxy::Counters;
 use crate::trust::KeyConflicts;
+use crate::web_proxy::WebProxies;
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{Access, MAX_RELAYS, Member, Receivers};
 use std::collections::BTreeMap;
@@ -60,6 +61,8 @@ pub struct MeshState {
     pub proxies: BTreeMap<SocketAddr, ProxyTarget>,
     /// How members are found by name.
     pub names: Found,
+    /// The web proxy to coordinators and relays.
+    pub web_proxies: WebProxies,
     /// STUN servers and relays with the time of the last request; answers of others are not accepted.
     queried: BTreeMap<SocketAddr, Instant>,
     agent: Notifier,
@@ -78,6 +81,7 @@ impl MeshState {
         own_key: PublicKey,
         coordinator: String,
         names: Found,
+        web_proxies: WebProxies,
         agent: Notifier,
     ) -> MeshState {
         MeshState {
@@ -99,6 +103,7 @@ impl MeshState {
             turn: BTreeMap::new(),
             proxies: BTreeMap::new(),
             names,
+            web_proxies,
             queried: BTreeMap::new(),
             agent,
         }

@@ -10,7 +10,10 @@ mod peer;
 mod traffic;
 
 pub use interface::{Capability, Device, Interface, KernelCounters, Socket};
-pub use mesh::{MeshStatus, PortMappingStatus, RelayStatus, StreamStatus, StunStatus, TurnStatus};
+pub use mesh::{
+    MeshStatus, PortMappingStatus, RelayStatus, StreamStatus, StunStatus, TurnStatus,
+    WebProxyStatus,
+};
 pub use peer::{
     Candidate, CandidateKind, CandidateState, LatestHandshake, NoDirectPath, Path, PeerDevice,
     PeerState, PeerStatus, PortSearch, Repair, RepairState, Report, TlsPath, TurnPath, peer,

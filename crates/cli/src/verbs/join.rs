@@ -16,6 +16,7 @@ use clap::{Args, ValueHint};
 use ipnet::IpNet;
 use seikan_config::{CoordinatorUrl, encode_key, parse_private_key};
 use seikan_mesh::client::{Client, ClientError, wait_for};
+use seikan_mesh::web_proxy::WebProxies;
 use seikan_node::control::{RuntimeDirs, ask};
 use seikan_node::system::SystemRandom;
 use seikan_proto::mesh::{Credential, JoinRequest, Joined, Name, Pin, Token};
@@ -39,7 +40,9 @@ const PAUSE: Duration = Duration::from_millis(500);
     sudo seikan join https://192.0.2.1:7443 --pin sha256:... --token skt_... --name db-1\n\n\
     `seikan coordinator token` prints the whole command. Writes /etc/seikan/IFACE.toml, with the host's private \
     key, and runs `seikan up -d IFACE`. `systemctl enable seikan@IFACE` starts the tunnel at every boot; \
-    `seikan leave` reverts it all.")]
+    `seikan leave` reverts it all.\n\n\
+    HTTPS_PROXY=http://[USER:PASSWORD@]HOST:PORT names a web proxy to the coordinator and to relays over TLS, and \
+    NO_PROXY the hosts without it; sudo needs them after it: `sudo HTTPS_PROXY=... seikan join ...`.")]
 pub struct Arguments {
     /// URL of the coordinator: https://HOST or https://HOST:PORT
     #[arg(value_name = "URL")]
@@ -169,7 +172,8 @@ fn register(
         public_key: key.public(),
         credential: Credential::generate(&mut SystemRandom),
     };
-    let client = Client::new(&arguments.url, arguments.pin, None)?;
+    let web_proxies = WebProxies::from_env()?;
+    let client = Client::new(&arguments.url, arguments.pin, None, web_proxies.clone())?;
     let mut attempt = 1;
     let answer = loop {
         match wait_for(client.join(&request)) {
@@ -186,7 +190,8 @@ fn register(
         {
             anyhow!("{error}; add --pin, as printed by `seikan coordinator token`, if the certificate is self-signed")
         }
-        ClientError::Unreachable { .. } => {
+        // The error of a proxy has its own advice.
+        ClientError::Unreachable { reason, .. } if !reason.contains("web proxy") => {
             anyhow!("{error}; check the host in the URL (`seikan coordinator token --host HOST` prints another)")
         }
         _ => error.into(),
@@ -197,7 +202,12 @@ fn register(
             .map_or_else(|_| format!("interface {index}"), |link| link.name)
     }) {
         // This host is a member by now. Its name has to be free for another attempt.
-        let client = Client::new(&arguments.url, arguments.pin, Some(request.credential))?;
+        let client = Client::new(
+            &arguments.url,
+            arguments.pin,
+            Some(request.credential),
+            web_proxies,
+        )?;
         return Err(match wait_for(client.leave()) {
             Ok(()) => error.context("cannot join; the token may be used up"),
             Err(_) => error.context(format!(

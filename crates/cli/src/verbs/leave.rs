@@ -10,6 +10,7 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueHint};
 use seikan_config::{MeshSettings, Overrides};
 use seikan_mesh::client::{Client, wait_for};
+use seikan_mesh::web_proxy::WebProxies;
 use seikan_node::control::{RuntimeDirs, ask};
 use seikan_proto::mesh::Reason;
 
@@ -73,7 +74,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 
 /// Unregisters this host at the coordinator. A revoked host is unregistered already.
 fn unregister(mesh: &MeshSettings) -> anyhow::Result<()> {
-    let client = Client::new(&mesh.coordinator, mesh.pin, Some(mesh.credential.clone()))?;
+    let client = Client::new(
+        &mesh.coordinator,
+        mesh.pin,
+        Some(mesh.credential.clone()),
+        WebProxies::from_env()?,
+    )?;
     match wait_for(client.leave()) {
         Err(error) if error.reason() == Some(Reason::NotAMember) => Ok(()),
         other => Ok(other?),

@@ -12,6 +12,7 @@ use seikan_node::control::{RuntimeDirs, ask};
 use seikan_node::status::{MeshStatus, PortMappingStatus, RelayStatus, Status};
 use serde::Serialize;
 
+use super::status::view::web_proxy;
 use crate::output;
 use crate::screen::{BOLD, CYAN, DIM, GREEN, RED, RESET, Screen, YELLOW, printable};
 
@@ -101,6 +102,9 @@ pub fn render(name: &str, mesh: &MeshStatus) -> String {
             out.line("port mapping", text);
         }
         None => {}
+    }
+    if let Some(proxy) = &mesh.web_proxy {
+        out.line("web proxy", web_proxy(proxy));
     }
     out.heading("public endpoints");
     if mesh.stun.is_empty() {

@@ -11,6 +11,7 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueHint};
 use seikan_config::{Config, Overrides, PrivateKey, encode_key};
 use seikan_mesh::client::{Client, wait_for};
+use seikan_mesh::web_proxy::WebProxies;
 use seikan_node::control::{RuntimeDirs, ask};
 use seikan_node::save;
 use seikan_node::system::SystemRandom;
@@ -53,7 +54,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
              `seikan down {name}`, then `seikan rotate-key {name}`, then `seikan up {name}`"
         );
     }
-    let client = Client::new(&mesh.coordinator, mesh.pin, Some(mesh.credential.clone()))?;
+    let client = Client::new(
+        &mesh.coordinator,
+        mesh.pin,
+        Some(mesh.credential.clone()),
+        WebProxies::from_env()?,
+    )?;
     let key = PrivateKey::generate(&mut SystemRandom);
     let public = key.public();
     save::set_private_key(&file, &key)?;

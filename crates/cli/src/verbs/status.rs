@@ -1,6 +1,6 @@
 //! `seikan status`: shows running tunnels.
 
-mod view;
+pub(super) mod view;
 
 use std::io::Write;
 use std::process::ExitCode;

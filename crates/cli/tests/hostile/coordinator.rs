@@ -10,6 +10,7 @@ use rustls::version::TLS13;
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
 use seikan_coordinator::{Actor, NewToken, Store};
 use seikan_mesh::client::{Client, wait_for};
+use seikan_mesh::web_proxy::WebProxies;
 use seikan_node::system::SystemRandom;
 use seikan_proto::keys::{PrivateKey, PublicKey};
 use seikan_proto::mesh::{
@@ -89,12 +90,19 @@ impl Coordinator {
     pub fn member(&self, name: &str) -> Member {
         let url = format!("https://{}", self.at).parse().expect("a URL");
         let request = request(&self.token, name);
-        let client = Client::new(&url, Some(self.pin), None).expect("a client");
+        let client =
+            Client::new(&url, Some(self.pin), None, WebProxies::default()).expect("a client");
         wait_for(client.join(&request)).expect("joined");
         let shown = request.credential.reveal().to_string();
         Member {
             key: request.public_key,
-            client: Client::new(&url, Some(self.pin), Some(request.credential)).expect("a client"),
+            client: Client::new(
+                &url,
+                Some(self.pin),
+                Some(request.credential),
+                WebProxies::default(),
+            )
+            .expect("a client"),
             shown,
         }
     }

@@ -214,7 +214,8 @@ fn a_coordinator_is_a_user_of_etcd_with_a_certificate_and_goes_on_when_its_token
         .parse()
         .expect("a URL");
     let pin = after("--pin").parse().expect("a pin");
-    let client = seikan_mesh::client::Client::new(&url, Some(pin), None).expect("a client");
+    let client = seikan_mesh::client::Client::new(&url, Some(pin), None, Default::default())
+        .expect("a client");
     let join = |name: &str| {
         use seikan_node::system::SystemRandom;
         let request = seikan_proto::mesh::JoinRequest {

@@ -2,6 +2,7 @@
 
 use crate::common::Tunnel;
 use seikan_mesh::client::{Client, wait_for};
+use seikan_mesh::web_proxy::WebProxies;
 use seikan_node::system::SystemRandom;
 use seikan_proto::keys::PrivateKey;
 use seikan_proto::mesh::{Credential, JoinRequest};
@@ -62,7 +63,8 @@ fn acknowledged_members_survive_a_kill_of_the_coordinator() {
                 let (url, token, acknowledged) = (&url, &token, &acknowledged);
                 scope.spawn(move || {
                     let url = url.parse().expect("a URL");
-                    let client = Client::new(&url, Some(pin), None).expect("a client");
+                    let client = Client::new(&url, Some(pin), None, WebProxies::default())
+                        .expect("a client");
                     for n in 0.. {
                         let name = format!("m{round}-{thread}-{n}");
                         let request = JoinRequest {

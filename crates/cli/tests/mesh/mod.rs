@@ -18,3 +18,4 @@ pub mod site;
 mod tls;
 mod turn;
 mod wary;
+mod web_proxy;

@@ -4,6 +4,7 @@ use crate::common::{Tunnel, eventually, passable_folder, skip};
 use crate::mesh::site::{SOON, Site, at_a_site, while_answering};
 use seikan_lab::etcd::Cluster;
 use seikan_mesh::client::{Client, wait_for};
+use seikan_mesh::web_proxy::WebProxies;
 use seikan_proto::mesh::{Cursor, Reason};
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -318,7 +319,7 @@ fn another_coordinator_has_to_show_the_same_certificate() {
     let (_two, two, _) = start("two");
     let url = format!("https://{one}").parse().expect("a URL");
     let pin = pin.parse().expect("a pin");
-    let client = Client::new(&url, Some(pin), None).expect("a client");
+    let client = Client::new(&url, Some(pin), None, WebProxies::default()).expect("a client");
     let ask =
         || wait_for(client.changes(Cursor::default(), Duration::ZERO)).expect_err("no member");
     // Without a credential: the coordinator answers with a refusal.

@@ -29,7 +29,7 @@ pub const RESOLV_CONF: &str =
     "# By hand.\nsearch corp.example\nnameserver 192.0.2.1\noptions timeout:1\n";
 /// Runs a program with a host's files instead of the machine's, and with systemd-resolved's state
 /// if the host has it.
-const WITH_OWN_FILES: &str = r#"for file in resolv.conf nsswitch.conf passwd group; do
+const WITH_OWN_FILES: &str = r#"for file in resolv.conf nsswitch.conf hosts passwd group; do
     [ ! -e "$0/$file" ] || [ ! -e /etc/$file ] || mount --bind "$0/$file" /etc/$file || exit 125
 done
 if [ -e "$0/systemd" ]; then
@@ -329,6 +329,11 @@ impl Host {
             .arg(program)
             .args(words)
             .env("SEIKAN_RUN_DIR", self.folder.join("run"))
+            // This machine's web proxies are none of the site's.
+            .env_remove("https_proxy")
+            .env_remove("HTTPS_PROXY")
+            .env_remove("all_proxy")
+            .env_remove("ALL_PROXY")
             .env("SEIKAN_STATE_DIR", self.folder.join("state"))
             .env("SSL_CERT_FILE", self.folder.with_file_name(TRUSTED))
             .stdin(Stdio::null())

@@ -15,6 +15,7 @@ use ipnet::IpNet;
 use seikan_config::CoordinatorUrl;
 use seikan_lab::program;
 use seikan_mesh::client::Client;
+use seikan_mesh::web_proxy::WebProxies;
 use seikan_node::system::SystemRandom;
 use seikan_proto::keys::PrivateKey;
 use seikan_proto::mesh::{Credential, Endpoints, JoinRequest, Pin, RelayAddress, Token};
@@ -186,7 +187,7 @@ pub async fn join_all(
         let Access { url, pin } = coordinators[number as usize % coordinators.len()].clone();
         let others = others.to_vec();
         joining.spawn(async move {
-            let client = Client::new(&url, Some(pin), None)?;
+            let client = Client::new(&url, Some(pin), None, WebProxies::default())?;
             let started_at = Instant::now();
             let joined = loop {
                 match client.join(&request).await {
@@ -195,7 +196,12 @@ pub async fn join_all(
                     Err(_) => tokio::time::sleep(PAUSE).await,
                 }
             };
-            let client = Client::new(&url, Some(pin), Some(request.credential))?;
+            let client = Client::new(
+                &url,
+                Some(pin),
+                Some(request.credential),
+                WebProxies::default(),
+            )?;
             client.set_others(&others);
             let member = Member {
                 client,

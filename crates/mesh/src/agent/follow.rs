@@ -220,6 +220,7 @@ mod tests {
     use crate::names;
     use crate::random::SystemRandom;
     use crate::shared::{OwnKey, Tunnel};
+    use crate::web_proxy::WebProxies;
     use seikan_config::{MeshSettings, Trust};
     use seikan_proto::keys::PublicKey;
     use seikan_proto::mesh::{BASE, Changes, Credential, Member, Membership};
@@ -321,6 +322,7 @@ mod tests {
                 cache::load(&cache::known_file(state)),
             )),
             names: names::Names::new(Vec::new()),
+            web_proxies: WebProxies::default(),
         }
     }
 
@@ -348,7 +350,13 @@ mod tests {
             credential,
             ..
         } = &agent.settings;
-        let client = Client::new(coordinator, *pin, Some(credential.clone())).expect("a client");
+        let client = Client::new(
+            coordinator,
+            *pin,
+            Some(credential.clone()),
+            WebProxies::default(),
+        )
+        .expect("a client");
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build();

@@ -29,14 +29,15 @@ pub(super) enum Ended {
     Over(#[from] Over),
 }
 
-/// Starts the thread on a TCP connection; the TLS handshake follows. `port` is the tunnel's port.
+/// Starts the thread on a TCP connection; the TLS handshake follows. `relay` is the relay's address, `port` the tunnel's
+/// port.
 pub(super) fn start(
     socket: TcpStream,
+    relay: IpAddr,
     tls: ClientConnection,
     port: Arc<AtomicU16>,
 ) -> io::Result<Ends<Connection>> {
-    forward::start("relay", port, |hub| {
-        let relay = socket.peer_addr()?.ip();
+    forward::start("relay", port, move |hub| {
         let stream = Stream::new(socket, Some(tls.into()), Framing::Relay)?;
         hub.watch(&stream)?;
         Ok(Connection {

@@ -9,8 +9,11 @@ use crate::forward::{Ends, Event, Events, Handle, Over};
 use crate::proxy::Counters;
 use crate::resolve::{one_of_each, resolve};
 use crate::shared::Shared;
+use crate::web_proxy::WebProxies;
 use futures_util::future::{Either, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
+use hyper::Uri;
+use hyper_util::client::legacy::connect::HttpConnector;
 use rustls::pki_types::ServerName;
 use rustls::version::TLS13;
 use rustls::{ClientConfig, ClientConnection};
@@ -18,7 +21,7 @@ use seikan_proto::mesh::{Pin, Relay, RelayTls};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -40,6 +43,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(10);
 /// All connections.
 pub(crate) struct Streams<'a> {
     shared: &'a Shared,
+    web_proxies: &'a WebProxies,
     tls: RefCell<BTreeMap<Option<Pin>, Arc<ClientConfig>>>,
     connections: RefCell<BTreeMap<String, Rc<RelayConnection>>>,
     /// New connections that have no task yet.
@@ -88,9 +92,10 @@ impl RelayConnection {
 }
 
 impl<'a> Streams<'a> {
-    pub(crate) fn new(shared: &'a Shared) -> Streams<'a> {
+    pub(crate) fn new(shared: &'a Shared, web_proxies: &'a WebProxies) -> Streams<'a> {
         Streams {
             shared,
+            web_proxies,
             tls: RefCell::default(),
             connections: RefCell::default(),
             fresh: RefCell::default(),
@@ -233,12 +238,42 @@ impl<'a> Streams<'a> {
         let name =
             name.map_err(|_| format!("{} is neither a name nor an address", connection.host))?;
         let tls = ClientConnection::new(config, name).map_err(|error| error.to_string())?;
+        let (socket, relay) = self.open(connection).await?;
+        let socket = socket.into_std().map_err(text)?;
+        stream::start(socket, relay, tls, self.shared.tunnel.port.clone()).map_err(text)
+    }
+
+    /// Opens the TCP connection, through a web proxy if there is one for the relay. Returns the relay's address as
+    /// well, which is unspecified if only the proxy knows it.
+    async fn open(&self, connection: &RelayConnection) -> Result<(TcpStream, IpAddr), String> {
+        let (host, port) = (&connection.host, connection.tls.port);
+        let address: Option<IpAddr> = host.parse().ok();
+        let url = match address {
+            Some(IpAddr::V6(v6)) => format!("https://[{v6}]:{port}"),
+            _ => format!("https://{host}:{port}"),
+        };
+        let server: Uri = url.parse().map_err(|_| format!("{host} is no host"))?;
+        if let Some(proxy) = self.web_proxies.of(&server) {
+            if address.is_some_and(|ip| !self.is_outside(ip)) {
+                return Err("its address is not usable".to_owned());
+            }
+            let socket = proxy.connect(HttpConnector::new(), &server).await;
+            let socket = socket.map_err(|error| error.to_string())?;
+            let unknown = Ipv4Addr::UNSPECIFIED.into();
+            return Ok((socket.into_inner(), address.unwrap_or(unknown)));
+        }
         let found = self.resolve(connection).await?;
         let connected = tokio::time::timeout(CONNECT_WITHIN, connect(&found)).await;
         let socket = connected.map_err(|_| "no answer".to_owned())?;
-        let socket = socket.map_err(text)?;
-        let socket = socket.into_std().map_err(text)?;
-        stream::start(socket, tls, self.shared.tunnel.port.clone()).map_err(text)
+        let socket = socket.map_err(|error| error.to_string())?;
+        let relay = socket.peer_addr().map_err(|error| error.to_string())?.ip();
+        Ok((socket, relay))
+    }
+
+    /// Whether an address can be another host's outside of the mesh.
+    fn is_outside(&self, ip: IpAddr) -> bool {
+        let ip = ip.to_canonical();
+        is_routable(ip) && !self.shared.tunnel.has_inside(&SocketAddr::new(ip, 0))
     }
 
     /// Returns a relay's addresses for TLS, one of each family, IPv6 first.
@@ -248,7 +283,7 @@ impl<'a> Streams<'a> {
         // connections to other programs here.
         found.retain(|at| {
             let ip = at.ip().to_canonical();
-            is_routable(ip) && !is_own(ip) && !self.shared.tunnel.has_inside(at)
+            self.is_outside(ip) && !is_own(ip)
         });
         if found.is_empty() {
             Err("its name resolves to no usable address".to_owned())

@@ -52,6 +52,9 @@ pub struct MeshStatus {
     /// Connections to relays over TLS, by address.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub streams: BTreeMap<String, StreamStatus>,
+    /// Web proxy in use; absent if there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub web_proxy: Option<WebProxyStatus>,
     /// Allocations at TURN servers, by server.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub turn: BTreeMap<String, TurnStatus>,
@@ -106,6 +109,15 @@ pub struct StreamStatus {
     pub drops: BTreeMap<String, u64>,
 }
 
+/// A web proxy (HTTP CONNECT).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WebProxyStatus {
+    /// Its host and port.
+    pub address: String,
+    /// URL of the coordinator and addresses of relays that are reached through it.
+    pub servers: Vec<String>,
+}
+
 /// Result of a STUN server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -147,6 +159,24 @@ fn stream(counters: &Counters) -> StreamStatus {
     }
 }
 
+/// Returns the web proxy of the coordinator and of the connections to relays.
+fn web_proxy(mesh: &MeshState) -> Option<WebProxyStatus> {
+    let coordinator = (mesh.coordinator.clone(), mesh.coordinator.clone());
+    let relays = mesh.streams.keys();
+    let relays = relays.map(|address| (address.clone(), format!("https://{address}")));
+    let mut found: Option<WebProxyStatus> = None;
+    for (server, url) in std::iter::once(coordinator).chain(relays) {
+        if let Some(proxy) = mesh.web_proxies.of_url(&url) {
+            let status = found.get_or_insert_with(|| WebProxyStatus {
+                address: proxy.to_string(),
+                servers: Vec::new(),
+            });
+            status.servers.push(server);
+        }
+    }
+    found
+}
+
 pub(super) fn mesh(mesh: &MeshState, own: &[IpAddr]) -> MeshStatus {
     let untrusted = mesh.key_conflicts.refused.iter();
     let untrusted = untrusted.map(|(key, refused)| (key, refused.reason.as_str()));
@@ -182,6 +212,7 @@ pub(super) fn mesh(mesh: &MeshState, own: &[IpAddr]) -> MeshStatus {
                 rtt_us: view.rtt.map(micros),
             })
             .collect(),
+        web_proxy: web_proxy(mesh),
         refused_members: mesh.refused.len() + mesh.key_conflicts.refused.len(),
         coordinator: mesh.coordinator.clone(),
         contact: mesh.contact.clone(),

@@ -207,7 +207,7 @@ pub struct TurnPath {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TlsPath {
-    /// Address of the relay, with the port of the pair.
+    /// Address of the relay, unspecified if only a web proxy knows it, with the port of the pair.
     pub to: SocketAddr,
     /// Name of the relay at the coordinator.
     pub relay: String,

@@ -10,7 +10,7 @@ use seikan_mesh::trust::Changed;
 use seikan_node::status::{
     Candidate, CandidateKind, CandidateState, Capability, Device, Direction, MeshStatus,
     NoDirectPath, Path, PeerState, PeerStatus, PortSearch, RelayStatus, Repair, RepairState,
-    Report, Socket, Status, TlsPath, Traffic, TurnPath,
+    Report, Socket, Status, TlsPath, Traffic, TurnPath, WebProxyStatus,
 };
 use seikan_proto::constants::REJECT_AFTER_TIME;
 use std::collections::BTreeMap;
@@ -65,6 +65,9 @@ fn interface(status: &Status, verbose: bool, out: &mut Screen) {
         if !mesh.reflexive.is_empty() {
             let reflexive: Vec<String> = mesh.reflexive.iter().map(ToString::to_string).collect();
             out.line("public endpoints", reflexive.join(", "));
+        }
+        if let Some(proxy) = &mesh.web_proxy {
+            out.line("web proxy", web_proxy(proxy));
         }
         for (address, relay) in &mesh.relays {
             let text = match relay {
@@ -188,6 +191,12 @@ fn mesh(mesh: &MeshStatus) -> String {
         count => format!("{} other members", number(count as u64)),
     };
     format!("{}, {contact}, {others}", printable(&mesh.coordinator))
+}
+
+/// Returns a web proxy with the servers behind it.
+pub fn web_proxy(proxy: &WebProxyStatus) -> String {
+    let servers = printable(&proxy.servers.join(", "));
+    format!("{}, to {servers}", printable(&proxy.address))
 }
 
 /// Shows drops by the kernel, and drops of packets without a peer.
@@ -558,7 +567,12 @@ fn describe_endpoint(
     tls: Option<&TlsPath>,
 ) -> String {
     if let Some(TlsPath { to, relay }) = tls {
-        return format!("{to} through {} (TLS)", printable(relay));
+        let relay = printable(relay);
+        // Only the web proxy knows the relay's address.
+        if to.ip().is_unspecified() {
+            return format!("port {} of {relay} (TLS)", to.port());
+        }
+        return format!("{to} through {relay} (TLS)");
     }
     match turn {
         None => address.to_string(),
