@@ -26,7 +26,7 @@ fi
 needs=("${build[@]}" c++:g++ git:git python3:python3 awk:mawk ps:procps pip3:python3-pip ip:iproute2 ping:iputils-ping wg:wireguard-tools column:bsdextrautils
     nft:nftables iperf3:iperf3 curl:curl nginx:nginx-light dropbear:dropbear-bin
     etcd:etcd-server etcdctl:etcd-client systemd-analyze:systemd openvpn:openvpn ovs-vswitchd:openvswitch-switch
-    miniupnpd:miniupnpd-nftables faketime:faketime turnserver:coturn dbus-daemon:dbus-daemon)
+    miniupnpd:miniupnpd-nftables faketime:faketime turnserver:coturn dbus-daemon:dbus-daemon tinyproxy:tinyproxy-bin)
 command -v go >/dev/null || needs+=(go:golang-go)
 
 install_missing "${needs[@]}"
