@@ -19,6 +19,10 @@ const FLOORS: &[(Cause, usize)] = &[
     (Cause::CpuContention, 8),          // of 9
     (Cause::CpuQuota, 15),              // of 15
     (Cause::SoftirqOneCore, 2),         // of 5
+    (Cause::SingleThreadSaturated, 5),  // of 5
+    (Cause::BacklogFull, 5),            // of 5
+    (Cause::ConntrackFull, 5),          // of 5
+    (Cause::OuterFlowCannotSpread, 5),  // of 5
     (Cause::UdpReceiveBuffer, 10),      // of 10
     (Cause::UdpSendBuffer, 2),          // of 2
     (Cause::TcpOuterBuffer, 5),         // of 5
