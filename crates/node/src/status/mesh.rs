@@ -111,6 +111,7 @@ pub struct StreamStatus {
 
 /// A web proxy (HTTP CONNECT).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct WebProxyStatus {
     /// Its host and port.
     pub address: String,
