@@ -9,6 +9,7 @@
 # The hosts are namespaces, which end with the script, and so do their processes and files.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. scripts/packages.sh
 : "${TOOLS:=${CARGO_HOME:-$HOME/.cargo}/seikan-tools}"
 export PATH=$PATH:$TOOLS/prometheus
 
@@ -19,6 +20,7 @@ main() {
     [ "${1:-}" != rules ] || exit 0
 
     [ "$(id -u)" = 0 ] || { echo "namespaces need root" >&2; exit 1; }
+    install_missing ip:iproute2 ping:iputils-ping iperf3:iperf3 python3:python3 unshare:util-linux
     [ -n "${SEIKAN_BIN:-}" ] || cargo build --locked -p seikan
     seikan=$(realpath "${SEIKAN_BIN:-${CARGO_TARGET_DIR:-target}/debug/seikan}")
     work=$(mktemp -d)
@@ -26,7 +28,7 @@ main() {
     # The daemons run as another user.
     chmod 755 "$work"
     export seikan work
-    unshare --mount --net --pid --fork --kill-child --mount-proc "$0" inside
+    unshare --mount --net --pid --fork --kill-child --mount-proc scripts/monitoring-check.sh inside
 }
 
 # Once per machine.
@@ -49,11 +51,15 @@ install_prometheus() (
 
 # In namespaces of their own.
 inside() {
+    local resolver
     mount --make-rprivate /
+    # Often a link into /run, which is covered here.
+    resolver=$(realpath -m /etc/resolv.conf)
+    cat /etc/resolv.conf >"$work/resolv.conf" 2>/dev/null || true
     mount -t tmpfs tmpfs /run
     mkdir /run/netns
-    cp /etc/resolv.conf "$work/"
-    mount --bind "$work/resolv.conf" /etc/resolv.conf
+    [ -e "$resolver" ] || { mkdir -p "${resolver%/*}" && touch "$resolver"; }
+    mount --bind "$work/resolv.conf" "$resolver"
     export SEIKAN_STATE_DIR=$work/state
     make_network
     start_mesh
