@@ -143,7 +143,7 @@ fn is_unlike_verbs(word: &str) -> bool {
 
 /// Returns the definition of the command line, with the verbs in groups: clap has one heading for
 /// all of them.
-fn command() -> clap::Command {
+pub fn command() -> clap::Command {
     let command = Cli::command();
     let template = format!(
         "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n{}\n{}\n{{options}}{{after-help}}",

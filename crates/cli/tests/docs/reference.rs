@@ -88,7 +88,7 @@ check-jsonschema --schemafile /usr/share/seikan/schemas/status.json status.json
 
 The schemas permit fields that they do not name, because later versions of Seikan may add some. They may also
 add values of an enumeration, such as a cause of the doctor: use the schemas of the installed version, and let
-a script ignore what it does not know. Numbers of a type such as `uint64` may exceed 2^53.
+a script ignore what it does not know. Counters may exceed 2^53.
 ";
 
 /// Compares a page of the reference with its generated text, or writes it.
