@@ -393,10 +393,11 @@ fn upgrade(connection: &mut Connection, path: &Path) -> Result<(), StoreError> {
 /// Copies a file, whose writers wait, to the same name with `.schema` and `version` appended.
 fn keep_copy(path: &Path, version: i64) -> Result<(), StoreError> {
     let copy = with_suffix(path, &format!(".schema{version}"));
-    let failed = |source| StoreError::Io {
+    let failed = |source: io::Error| StoreError::Copy {
         path: copy.clone(),
         source,
     };
+    let of_sqlite = |error: rusqlite::Error| failed(io::Error::other(error));
     let unfinished = with_suffix(&copy, ".new");
     match fs::remove_file(&unfinished) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
@@ -405,10 +406,18 @@ fn keep_copy(path: &Path, version: i64) -> Result<(), StoreError> {
     // SQLite fills an empty file (sqlite.org/lang_vacuum.html), and would create one that others can read.
     let file = create_new(&unfinished).map_err(failed)?;
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let reader = Connection::open_with_flags(path, flags)?;
-    reader.execute("VACUUM INTO ?1", [unfinished.to_string_lossy()])?;
+    let reader = Connection::open_with_flags(path, flags).map_err(of_sqlite)?;
+    let in_memory = reader.pragma_update(None, "temp_store", "MEMORY");
+    let name = unfinished.to_str();
+    let name = name.ok_or_else(|| failed(io::Error::other("its path is not UTF-8")))?;
+    in_memory
+        .and_then(|()| reader.execute("VACUUM INTO ?1", [name]))
+        .map_err(of_sqlite)?;
+    let folder = path.parent().filter(|f| !f.as_os_str().is_empty());
     file.sync_all()
         .and_then(|()| fs::rename(&unfinished, &copy))
+        // The copy is there before the upgraded file is, also after a power failure.
+        .and_then(|()| fs::File::open(folder.unwrap_or(Path::new(".")))?.sync_all())
         .map_err(failed)
 }
 

@@ -89,7 +89,7 @@ pub enum StoreError {
     /// A later version wrote the file.
     #[error(
         "cannot open {}: a later version of seikan wrote it (schema {found}; this version reads up to {known}); \
-         use that version, or put back the copy that the upgrade kept",
+         use that version, or put back a copy from before the upgrade",
         path.display()
     )]
     LaterVersion {
@@ -132,6 +132,17 @@ pub enum StoreError {
         /// The file.
         path: PathBuf,
         /// Error of the system.
+        source: io::Error,
+    },
+    /// The file cannot be copied before its upgrade.
+    #[error(
+        "cannot keep a copy of the database before its upgrade, {}: {source}; make space, or move the file of that name away",
+        path.display()
+    )]
+    Copy {
+        /// The copy.
+        path: PathBuf,
+        /// Error of the system or of SQLite.
         source: io::Error,
     },
     /// There is a mesh at the destination of an import.
@@ -211,6 +222,7 @@ impl StoreError {
             | Self::Corrupt(_)
             | Self::Interrupted
             | Self::Io { .. }
+            | Self::Copy { .. }
             | Self::NotEmpty { .. }
             | Self::NotASnapshot
             | Self::OtherMesh { .. }

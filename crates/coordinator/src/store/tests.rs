@@ -281,15 +281,24 @@ fn a_file_of_the_first_version_is_upgraded() {
     file.execute_batch(first).expect("created");
     file.pragma_update(None, "user_version", 1).expect("set");
     file.execute_batch(
-        "UPDATE mesh SET v4 = '100.80.0.0/12', v6 = 'fd00::/64', revision = 7, highest = 1;
+        "UPDATE mesh SET v4 = '100.80.0.0/12', v6 = 'fd00::/64', revision = 6, highest = 1;
          INSERT INTO token (digest, used, created, tags) VALUES (x'00', 1, 0, '[]');
          INSERT INTO member (number, name, public_key, credential, token, tags, endpoints, revision, joined, seen)
          VALUES (1, 'old', zeroblob(32), zeroblob(32), 1, '[\"web\"]', '[]', 7, 0, 0);",
     )
     .expect("filled");
-    drop(file);
+    // As after a crash: what was committed last is only in the write-ahead log, and an attempt to copy has not ended.
+    let mode: String = file
+        .pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0))
+        .expect("set");
+    assert_eq!(mode, "wal");
+    file.execute_batch("UPDATE mesh SET revision = 7")
+        .expect("written");
     let copy = folder.path().join("mesh.db.schema1");
+    fs::write(&copy, "a former one").expect("written");
+    fs::write(folder.path().join("mesh.db.schema1.new"), "a part").expect("written");
     // Also from the copy, as after a return to the version that wrote it.
+    let mut writer = Some(file);
     for goes_back in [true, false] {
         let store = Store::open(&path).expect("opened");
         let members = store.members().expect("members");
@@ -297,6 +306,7 @@ fn a_file_of_the_first_version_is_upgraded() {
         assert_eq!(store.revision().expect("queried"), 7);
         assert_eq!(store.policy().expect("queried"), "");
         drop(store);
+        drop(writer.take());
         let mode = fs::metadata(&copy).expect("a copy").permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         if goes_back {
@@ -305,6 +315,10 @@ fn a_file_of_the_first_version_is_upgraded() {
                 .pragma_query_value(None, "user_version", |row| row.get(0))
                 .expect("queried");
             assert_eq!(version, 1);
+            let revision: i64 = file
+                .query_row("SELECT revision FROM mesh", [], |row| row.get(0))
+                .expect("queried");
+            assert_eq!(revision, 7);
             drop(file);
             fs::rename(&copy, &path).expect("moved");
         }
