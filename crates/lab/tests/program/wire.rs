@@ -162,14 +162,18 @@ fn a_round_trip_takes_the_delay_of_both_directions() {
         ..LatencyOptions::default()
     };
     let ping = || ping(&hosts.over_link(), &options, &Interrupt::new()).expect("ping");
-    let undelayed = ping();
-    wire(&hosts).set(delays).expect("set");
-    let report = ping();
-    assert_eq!(report.received, 50);
-    assert!(report.min_us >= 8_000.0, "{report:?}");
-    // A delayed frame waits for a processor more often than others: for the timer in each direction.
-    let limit = 10_000.0 + 4.0 * undelayed.p50_us.max(report.p50_us - report.min_us);
-    assert!(report.p50_us < limit, "{report:?} against {undelayed:?}");
+    // Other load can only delay an answer, and delays one without the wire's delays as well: the best of three counts.
+    let soon_enough = (0..3).any(|_| {
+        wire(&hosts).set(WireFaults::default()).expect("set");
+        let undelayed = ping();
+        wire(&hosts).set(delays).expect("set");
+        let report = ping();
+        assert_eq!(report.received, 50);
+        assert!(report.min_us >= 8_000.0, "{report:?}");
+        eprintln!("{report:?} against {undelayed:?}");
+        report.p50_us < 10_000.0 + 4.0 * undelayed.p50_us
+    });
+    assert!(soon_enough);
 }
 
 #[test]
