@@ -148,9 +148,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     .context(FAILED)?;
     let first = verdict(&recording, far.as_ref());
-    let loss_repair = watch
-        .as_mut()
-        .map_or_else(Vec::new, loss_repair::Watch::next);
+    let loss_repair = watch.as_mut().and_then(loss_repair::Watch::next);
+    let loss_repair = loss_repair.unwrap_or_default();
     if !arguments.json {
         let repaired = loss_repair::render(&loss_repair, first.cause, &Page::of_stdout());
         print(&(screen(&first, &recording, arguments) + &repaired))?;

@@ -8,12 +8,13 @@ mod window;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::Args;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
-use screen::View;
+use screen::{Repairs, View};
 use seikan_diagnose::diagnose;
 use seikan_sys::sample::Sampler;
 use seikan_ui::Interrupt;
@@ -56,15 +57,15 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let interrupt = Interrupt::new();
     // Reading from a closed terminal would never end.
     let _signals = interrupt.catch_signals_but_hangup()?;
-    let mut repairs = loss_repair::Watch::start(&map);
-    let mut window = Window::new(map, arguments.tunnel.expected(), HISTORY);
     let every = Duration::from_secs(arguments.every.into());
+    let repairs = watch_repairs(loss_repair::Watch::start(&map), every);
+    let mut window = Window::new(map, arguments.tunnel.expected(), HISTORY);
     // Restores the terminal also after a panic.
     let mut terminal = ratatui::try_init().context("cannot draw in this terminal")?;
     let shown = watch(
         &mut terminal,
         &mut sampler,
-        &mut repairs,
+        &repairs,
         &mut window,
         every,
         &interrupt,
@@ -73,10 +74,29 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     shown.map(|()| ExitCode::SUCCESS)
 }
 
+/// Asks the tunnel again and again, in a thread: a tunnel that hangs must not stop the screen.
+fn watch_repairs(watch: Option<loss_repair::Watch>, every: Duration) -> Arc<Mutex<Repairs>> {
+    let newest = Arc::new(Mutex::new(Repairs::default()));
+    if let Some(mut watch) = watch {
+        let newest = Arc::clone(&newest);
+        std::thread::spawn(move || {
+            let mut asked_at = Instant::now();
+            loop {
+                std::thread::sleep(every);
+                let Some(found) = watch.next() else { continue };
+                let time = asked_at.elapsed();
+                asked_at += time;
+                *newest.lock().unwrap_or_else(PoisonError::into_inner) = Repairs { found, time };
+            }
+        });
+    }
+    newest
+}
+
 fn watch(
     terminal: &mut ratatui::DefaultTerminal,
     sampler: &mut Sampler,
-    repairs: &mut Option<loss_repair::Watch>,
+    repairs: &Mutex<Repairs>,
     window: &mut Window,
     every: Duration,
     interrupt: &Interrupt,
@@ -95,8 +115,9 @@ fn watch(
                     now: window.evidence(every),
                     verdict: diagnose(&window.evidence(LOOK)),
                     repairs: repairs
-                        .as_mut()
-                        .map_or_else(Vec::new, loss_repair::Watch::next),
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .clone(),
                     history: window.history(),
                     every,
                     is_paused,

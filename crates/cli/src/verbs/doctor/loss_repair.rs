@@ -44,16 +44,15 @@ impl Watch {
         (before.pid == pid && before.interface.protocol == "native").then_some(Watch { before })
     }
 
-    /// Returns the peers about which there is something to say since the start or the last call.
-    pub fn next(&mut self) -> Vec<LossRepair> {
-        let Some(after) = status(&self.before.interface.name) else {
-            return Vec::new();
-        };
+    /// Returns the peers about which there is something to say since the start or the last answer; `None` without an
+    /// answer.
+    pub fn next(&mut self) -> Option<Vec<LossRepair>> {
+        let after = status(&self.before.interface.name)?;
         let before = std::mem::replace(&mut self.before, after);
         if before.pid == self.before.pid {
-            between(&before, &self.before)
+            Some(between(&before, &self.before))
         } else {
-            Vec::new()
+            Some(Vec::new())
         }
     }
 }

@@ -27,14 +27,23 @@ pub struct View {
     pub now: Evidence,
     /// Verdict about the last seconds.
     pub verdict: Verdict,
-    /// Loss repair since the last update.
-    pub repairs: Vec<LossRepair>,
+    /// Loss repair of late.
+    pub repairs: Repairs,
     /// Bits per second out and in at each update, the newest last.
     pub history: Vec<(f64, f64)>,
     /// Interval of updates.
     pub every: Duration,
     /// Whether updates are paused.
     pub is_paused: bool,
+}
+
+/// Loss repair between two answers of the tunnel.
+#[derive(Clone, Default)]
+pub struct Repairs {
+    /// Peers about which there is something to say.
+    pub found: Vec<LossRepair>,
+    /// Time between the answers.
+    pub time: Duration,
 }
 
 /// Draws the screen.
@@ -268,7 +277,8 @@ fn drops(now: &Evidence) -> TableContent {
 
 fn loss_repair(view: &View) -> TableContent {
     let row = |repair: &LossRepair| {
-        let per_second = |count: u64| rate(Some(count as f64), &view.now);
+        let seconds = view.repairs.time.as_secs_f64().max(0.1);
+        let per_second = |count: u64| rounded(count as f64 / seconds);
         vec![
             repair.peer.clone(),
             rounded(100.0 * repair.loss),
@@ -279,7 +289,7 @@ fn loss_repair(view: &View) -> TableContent {
     TableContent {
         heading: "lost on the path to",
         columns: &["%", "restored/s", "not restored/s"],
-        rows: view.repairs.iter().map(row).collect(),
+        rows: view.repairs.found.iter().map(row).collect(),
     }
 }
 

@@ -38,13 +38,16 @@ fn view() -> View {
         verdict: diagnose(&now),
         now,
         history: vec![(50e6, 0.0), (100e6, 0.0)],
-        repairs: vec![LossRepair {
-            peer: "branch".into(),
-            state: Some(RepairState::Repairing),
-            loss: 0.011,
-            restored: 132,
-            not_restored: 2,
-        }],
+        repairs: Repairs {
+            found: vec![LossRepair {
+                peer: "branch".into(),
+                state: Some(RepairState::Repairing),
+                loss: 0.011,
+                restored: 132,
+                not_restored: 2,
+            }],
+            time: Duration::from_secs(2),
+        },
         every: Duration::from_secs(1),
         is_paused: false,
     }
@@ -70,7 +73,7 @@ fn rates_and_drops_are_shown() {
         let repair = line("branch");
         let words = repair.split(['"', ' ']).filter(|word| !word.is_empty());
         let row = words.skip_while(|word| *word != "branch").take(4);
-        assert!(row.eq(["branch", "1.1", "132", "2"]), "{text}");
+        assert!(row.eq(["branch", "1.1", "66", "1"]), "{text}");
     }
 }
 
