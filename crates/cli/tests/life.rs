@@ -85,7 +85,13 @@ fn a_reloaded_file_changes_its_peers_and_no_other_session() {
 #[test]
 fn a_hangup_applies_a_changed_file() {
     in_world(["", ""], |world| {
-        let [_right, left] = world.both_up();
+        let _right = world.up(&world.right);
+        // Without the terminal that this test may have.
+        let mut command = Command::new("setsid");
+        command.args([env!("CARGO_BIN_EXE_seikan"), "up", world.left.config()]);
+        world.settle(&mut command);
+        let left = world.start(&world.left, &mut command);
+        assert!(world.answers_within(PATIENCE));
         let before = fs::read_to_string(&world.left.config).expect("the file");
         let (_, key) = key_pair();
         let peer = format!("[Peer]\nPublicKey = {key}\nAllowedIPs = 10.77.0.0/24\n");

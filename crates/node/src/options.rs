@@ -10,7 +10,7 @@ pub struct UpOptions {
     /// The file of the configuration, which `SaveConfig` writes.
     pub config_file: Option<PathBuf>,
     /// A program and its arguments, which the monitor runs after SIGHUP to apply the changed `config_file`. Empty: SIGHUP
-    /// changes nothing.
+    /// is ignored.
     pub reload: Vec<OsString>,
     /// The log file, for `status`.
     pub log: Option<PathBuf>,

@@ -506,6 +506,7 @@ impl Work<'_> {
         let mut services = Services {
             control,
             monitor: &self.monitor,
+            reloads: !self.options.reload.is_empty(),
             has_monitor: true,
             network: NetworkMonitor::new(self.config, std::mem::take(&mut self.settings), node)?,
             watch: if node.gateway.is_some() {
@@ -713,6 +714,8 @@ fn is_transparent(config: &Config) -> bool {
 struct Services<'a> {
     control: &'a mut Control,
     monitor: &'a Monitor,
+    /// SIGHUP applies a changed file.
+    reloads: bool,
     /// The monitor has not ended.
     has_monitor: bool,
     network: NetworkMonitor,
@@ -722,6 +725,9 @@ struct Services<'a> {
 
 impl Service for Services<'_> {
     fn hang_up(&mut self) {
+        if !self.reloads {
+            return;
+        }
         for failure in self.monitor.reload() {
             warn!(target: "tunnel", "{failure}");
         }

@@ -52,7 +52,7 @@ pub const FIRST_SERVICE_TOKEN: u64 = 16;
 pub trait Service {
     /// Registers descriptors, with tokens from [`FIRST_SERVICE_TOKEN`] on.
     fn start(&mut self, epoll: &Epoll) -> io::Result<()>;
-    /// Handles SIGHUP: the file of the configuration has changed. Must not block.
+    /// Handles SIGHUP: the file of the configuration has changed.
     fn hang_up(&mut self) {}
     /// Handles a ready descriptor. Must not block.
     fn ready(&mut self, token: u64, epoll: &Epoll, node: &mut Node) -> ControlFlow;

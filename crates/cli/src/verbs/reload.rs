@@ -36,7 +36,8 @@ const MAX_ANSWER: u64 = 64 << 20;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     sudo seikan reload office           apply a changed /etc/seikan/office.toml\n  \
-    sudo systemctl reload seikan@office    the same, as does SIGHUP to the tunnel's process\n\n\
+    sudo systemctl reload seikan@office    the same\n\n\
+    SIGHUP to the process of a tunnel without a terminal does the same.\n\n\
     Applies the private key, the port, the firewall mark and the peers, as `wg syncconf` does. Peers that did not change \
     keep their sessions; a peer at another address than in the file is moved back until it sends. Routes of new allowed IPs \
     are added. Everything else takes effect at the next start: addresses, MTU, DNS, hooks, gateway and mesh. Until then, \
@@ -412,7 +413,12 @@ impl Uapi {
         loop {
             let start = answer.len();
             if lines.read_line(&mut answer).context(FAILED)? == 0 {
-                bail!("cannot talk to the tunnel: its answer has no end");
+                if lines.limit() == 0 {
+                    bail!("cannot talk to the tunnel: its answer has more than 64 MiB");
+                }
+                bail!(
+                    "cannot talk to the tunnel: it closed the connection before the end of its answer"
+                );
             }
             if let Some(errno) = answer[start..].strip_prefix("errno=") {
                 let errno: i32 = errno

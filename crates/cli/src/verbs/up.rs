@@ -34,7 +34,7 @@ use crate::overrides::OverrideArguments;
     The name of an interface stands for /etc/seikan/NAME.toml, /etc/seikan/NAME.conf or \
     /etc/wireguard/NAME.conf. A .conf file uses WireGuard, a .toml file the native protocol, unless they set \
     another. Needs CAP_NET_ADMIN. SIGINT, SIGTERM and `seikan down` stop the tunnel and revert its settings; \
-    SIGHUP is ignored.")]
+    SIGHUP applies a changed file, as `seikan reload` does, unless the tunnel has a terminal.")]
 pub struct Arguments {
     /// Configuration file or interface
     #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
@@ -108,13 +108,20 @@ fn read(arguments: &Arguments) -> anyhow::Result<Option<(Config, PathBuf)>> {
 }
 
 fn options(path: PathBuf, log: Option<PathBuf>) -> UpOptions {
+    // A terminal that closes sends SIGHUP as well, and the file may be half written then.
+    let has_terminal = File::open("/dev/tty").is_ok();
+    // The running program, also after an upgrade has replaced its file.
+    let reload = [
+        "/proc/self/exe".into(),
+        "reload".into(),
+        path.clone().into(),
+    ];
     UpOptions {
-        // The running program, also after an upgrade has replaced its file.
-        reload: vec![
-            "/proc/self/exe".into(),
-            "reload".into(),
-            path.clone().into(),
-        ],
+        reload: if has_terminal {
+            Vec::new()
+        } else {
+            reload.to_vec()
+        },
         config_file: Some(path),
         log,
         ..UpOptions::default()
