@@ -72,7 +72,7 @@ pub enum ProxyError {
     Credentials {
         /// Its host and port.
         proxy: String,
-        /// What is wrong with those in use.
+        /// Fault of the credentials in use.
         problem: Credentials,
         /// Status code of HTTP.
         status: u16,
@@ -141,7 +141,7 @@ impl WebProxies {
     /// [`ProxyError::Malformed`] or [`ProxyError::Scheme`]. No error contains the value, which may hold a
     /// password.
     pub fn from_env() -> Result<WebProxies, ProxyError> {
-        // What is not UTF-8 is malformed, rather than absent.
+        // A value that is not UTF-8 is malformed, rather than absent.
         Self::from_vars(|name| Some(std::env::var_os(name)?.to_string_lossy().into_owned()))
     }
 
