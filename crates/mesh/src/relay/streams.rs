@@ -255,7 +255,7 @@ impl<'a> Streams<'a> {
         let server: Uri = url.parse().map_err(|_| format!("{host} is no host"))?;
         if let Some(proxy) = self.web_proxies.of(&server) {
             if address.is_some_and(|ip| !self.is_outside(ip)) {
-                return Err("its address is not usable".to_owned());
+                return Err("its address is loopback, link-local or inside of the mesh".to_owned());
             }
             let socket = proxy.connect(HttpConnector::new(), &server).await;
             let socket = socket.map_err(|error| error.to_string())?;
