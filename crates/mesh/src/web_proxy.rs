@@ -293,7 +293,15 @@ impl WebProxy {
         let (proxy, status) = (self.to_string(), answer.status());
         // tinyproxy answers wrong credentials as a server would, with 401.
         if let StatusCode::PROXY_AUTHENTICATION_REQUIRED | StatusCode::UNAUTHORIZED = status {
-            let is_basic = |scheme: &[u8]| scheme.to_ascii_lowercase().starts_with(b"basic");
+            // One line may offer several schemes (RFC 9110, section 11.6.1).
+            let is_basic = |offer: &[u8]| {
+                offer.split(|byte| *byte == b',').any(|part| {
+                    let mut words = part.trim_ascii().split(u8::is_ascii_whitespace);
+                    words
+                        .next()
+                        .is_some_and(|scheme| scheme.eq_ignore_ascii_case(b"basic"))
+                })
+            };
             let offers = [PROXY_AUTHENTICATE, WWW_AUTHENTICATE];
             let mut offers = offers
                 .iter()
@@ -564,8 +572,18 @@ mod tests {
                 "rejects the user name",
             ),
             (
+                "",
+                "407 X\r\nProxy-Authenticate: Negotiate, Basic realm=\"x\"",
+                "requires a user name",
+            ),
+            (
                 "me:secret@",
                 "407 X\r\nProxy-Authenticate: NTLM",
+                "no basic authentication",
+            ),
+            (
+                "me:secret@",
+                "407 X\r\nProxy-Authenticate: Basically realm=\"basic\"",
                 "no basic authentication",
             ),
             ("me:secret@", "403 X", "allow CONNECT to this host and port"),
