@@ -1,7 +1,7 @@
 //! Client of a coordinator: JSON over HTTPS (`proto::mesh`), with bounds everywhere and without redirects.
 
 use crate::causes::causes;
-use crate::web_proxy::{Connector, WebProxies};
+use crate::web_proxy::{Connector, THROUGH_WITHIN, WebProxies};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
@@ -30,7 +30,8 @@ use zeroize::Zeroizing;
 
 /// Maximum number of characters displayed of a refusal.
 const MAX_MESSAGE: usize = 300;
-/// Timeout of an answer, in addition to the time that the coordinator was asked to hold the request.
+/// Timeout of an answer, in addition to the time that the coordinator was asked to hold the request and to that of a
+/// web proxy.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Timeout of a connection.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -74,6 +75,7 @@ pub struct Client {
     http: Mutex<Http>,
     coordinators: Mutex<Coordinators>,
     authorization: Option<HeaderValue>,
+    web_proxies: WebProxies,
 }
 
 /// Known coordinators of the mesh.
@@ -111,7 +113,10 @@ impl Client {
             .https_only()
             .with_server_name_resolver(FixedServerNameResolver::new(server_name(url)?))
             .enable_http1()
-            .wrap_connector(Connector { http, web_proxies });
+            .wrap_connector(Connector {
+                http,
+                web_proxies: web_proxies.clone(),
+            });
         let authorization = credential.and_then(|credential| {
             let text = Zeroizing::new(format!("Bearer {}", *credential.reveal()));
             let mut value = HeaderValue::from_str(&text).ok()?;
@@ -134,6 +139,7 @@ impl Client {
                 current: 0,
             }),
             authorization,
+            web_proxies,
         })
     }
 
@@ -284,6 +290,10 @@ impl Client {
         let request = request
             .body(Full::new(Bytes::from(body)))
             .map_err(|e| odd(&url, &e))?;
+        let patience = match self.web_proxies.of_url(&url) {
+            Some(_) => patience + THROUGH_WITHIN,
+            None => patience,
+        };
         let http = self.http().clone();
         let answered = async {
             let response = http

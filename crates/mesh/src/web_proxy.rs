@@ -22,8 +22,12 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tower_service::Service;
 
-/// Timeout of the connection to a proxy and of its answer.
-const ANSWER_WITHIN: Duration = Duration::from_secs(4);
+/// Timeout of the TCP connection to a proxy, including the resolution of its name.
+const CONNECT_WITHIN: Duration = Duration::from_secs(4);
+/// Timeout of a proxy's answer. Before it, the proxy resolves the server's name and connects to the server.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// Timeout of a connection through a proxy.
+pub(crate) const THROUGH_WITHIN: Duration = CONNECT_WITHIN.saturating_add(ANSWER_WITHIN);
 /// Maximum size of the answer's head in bytes.
 const MAX_HEAD: usize = 16 << 10;
 /// Port of a proxy whose URL has none, as in Go and in Rust's clients. curl uses 1080.
@@ -228,11 +232,23 @@ impl WebProxy {
     /// All but those of [`WebProxies::from_env`].
     pub(crate) async fn connect(
         &self,
-        http: HttpConnector,
+        mut http: HttpConnector,
         server: &Uri,
     ) -> Result<TokioIo<TcpStream>, ProxyError> {
-        let connected = tokio::time::timeout(ANSWER_WITHIN, self.request(http, server));
-        connected.await.unwrap_or_else(|_| {
+        let unreachable = |reason| ProxyError::Unreachable {
+            proxy: self.to_string(),
+            reason,
+        };
+        let connected = tokio::time::timeout(CONNECT_WITHIN, http.call(self.0.uri().clone()));
+        let stream = match connected.await {
+            Ok(connected) => connected.map_err(|error| unreachable(causes(&error)))?,
+            Err(_) => {
+                let seconds = CONNECT_WITHIN.as_secs();
+                return Err(unreachable(format!("no connection within {seconds} s")));
+            }
+        };
+        let answered = tokio::time::timeout(ANSWER_WITHIN, self.request(stream, server));
+        answered.await.unwrap_or_else(|_| {
             let seconds = ANSWER_WITHIN.as_secs();
             Err(self.invalid(format!("none within {seconds} s")))
         })
@@ -240,14 +256,9 @@ impl WebProxy {
 
     async fn request(
         &self,
-        mut http: HttpConnector,
+        stream: TokioIo<TcpStream>,
         server: &Uri,
     ) -> Result<TokioIo<TcpStream>, ProxyError> {
-        let connected = http.call(self.0.uri().clone()).await;
-        let stream = connected.map_err(|error| ProxyError::Unreachable {
-            proxy: self.to_string(),
-            reason: causes(&error),
-        })?;
         let failed = |error: hyper::Error| self.invalid(causes(&error));
         let (mut requests, connection) = http1::Builder::new()
             .max_buf_size(MAX_HEAD)
@@ -372,7 +383,8 @@ impl Service<Uri> for Connector {
 mod tests {
     use super::*;
     use std::io::{BufRead, BufReader, Read, Write};
-    use std::net::{TcpListener, TcpStream as Socket};
+    use std::net::{Ipv4Addr, TcpListener, TcpStream as Socket};
+    use tokio::net::TcpSocket;
 
     type Variables<'a> = &'a [(&'a str, &'a str)];
 
@@ -646,6 +658,39 @@ mod tests {
             let error = connected.expect_err("too long").to_string();
             assert!(error.contains("too large"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_proxy_that_accepts_no_connection_is_unreachable() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        let connected = runtime.expect("a runtime").block_on(async {
+            let socket = TcpSocket::new_v4().expect("a socket");
+            socket.bind((Ipv4Addr::LOCALHOST, 0).into()).expect("bound");
+            let listener = socket.listen(1).expect("listens");
+            let address = listener.local_addr().expect("an address");
+            // With a full queue, the kernel drops further requests.
+            let within = Duration::from_millis(200);
+            let queue = std::iter::from_fn(|| Socket::connect_timeout(&address, within).ok());
+            let _queue: Vec<Socket> = queue.collect();
+            let proxies = environment(&[("https_proxy", &address.to_string())]);
+            let server = Uri::from_static(SERVER);
+            let found = proxies.expect("a proxy").of(&server).expect("a proxy");
+            found.connect(HttpConnector::new(), &server).await
+        });
+        let error = connected.expect_err("no connection").to_string();
+        assert!(error.starts_with("cannot reach web proxy"), "{error}");
+        assert!(error.contains("no connection within"), "{error}");
+    }
+
+    #[test]
+    fn a_proxy_has_time_to_connect_to_a_distant_server() {
+        let (connected, _) = through("", |socket| {
+            std::thread::sleep(CONNECT_WITHIN + Duration::from_secs(1));
+            let _ = socket.write_all(b"HTTP/1.1 200 OK\r\n\r\n");
+        });
+        connected.expect("a late answer is accepted");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::forward::{Ends, Event, Events, Handle, Over};
 use crate::proxy::Counters;
 use crate::resolve::{one_of_each, resolve};
 use crate::shared::Shared;
-use crate::web_proxy::WebProxies;
+use crate::web_proxy::{self, WebProxies};
 use futures_util::future::{Either, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use hyper::Uri;
@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
-/// Timeout of a proxy socket, including name resolution and connection.
+/// Timeout of a proxy socket, including name resolution and connection; a web proxy has its own in addition.
 const PROXY_WITHIN: Duration = Duration::from_secs(5);
 /// Head start of the first of two addresses (RFC 8305, section 5).
 const HEAD_START: Duration = Duration::from_millis(250);
@@ -66,6 +66,16 @@ struct RelayConnection {
 }
 
 impl RelayConnection {
+    /// Returns the relay's server as https://HOST:PORT, or why it has none, as a text for the user.
+    fn server(&self) -> Result<Uri, String> {
+        let (host, port) = (&self.host, self.tls.port);
+        let url = match host.parse() {
+            Ok(IpAddr::V6(v6)) => format!("https://[{v6}]:{port}"),
+            _ => format!("https://{host}:{port}"),
+        };
+        url.parse().map_err(|_| format!("{host} is no host"))
+    }
+
     fn is_for(&self, tls: RelayTls) -> bool {
         self.tls == tls && self.ended.borrow().is_none() && !self.dropped.get()
     }
@@ -126,7 +136,13 @@ impl<'a> Streams<'a> {
                 changed.await;
             }
         };
-        match tokio::time::timeout(PROXY_WITHIN, there).await {
+        let is_through = |server| self.web_proxies.of(&server).is_some();
+        let within = if connection.server().is_ok_and(is_through) {
+            PROXY_WITHIN + web_proxy::THROUGH_WITHIN
+        } else {
+            PROXY_WITHIN
+        };
+        match tokio::time::timeout(within, there).await {
             Ok(there) => there,
             Err(_) => Err("no connection".to_owned()),
         }
@@ -246,14 +262,9 @@ impl<'a> Streams<'a> {
     /// Opens the TCP connection, through a web proxy if there is one for the relay. Returns the relay's address as
     /// well, which is unspecified if only the proxy knows it.
     async fn open(&self, connection: &RelayConnection) -> Result<(TcpStream, IpAddr), String> {
-        let (host, port) = (&connection.host, connection.tls.port);
-        let address: Option<IpAddr> = host.parse().ok();
-        let url = match address {
-            Some(IpAddr::V6(v6)) => format!("https://[{v6}]:{port}"),
-            _ => format!("https://{host}:{port}"),
-        };
-        let server: Uri = url.parse().map_err(|_| format!("{host} is no host"))?;
+        let server = connection.server()?;
         if let Some(proxy) = self.web_proxies.of(&server) {
+            let address: Option<IpAddr> = connection.host.parse().ok();
             if address.is_some_and(|ip| !self.is_outside(ip)) {
                 return Err("its address is loopback, link-local or inside of the mesh".to_owned());
             }
