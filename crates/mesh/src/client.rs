@@ -1,7 +1,7 @@
 //! Client of a coordinator: JSON over HTTPS (`proto::mesh`), with bounds everywhere and without redirects.
 
 use crate::causes::causes;
-use crate::web_proxy::{Connector, THROUGH_WITHIN, WebProxies};
+use crate::web_proxy::{Connector, ProxyError, THROUGH_WITHIN, WebProxies};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
@@ -49,6 +49,8 @@ pub enum ClientError {
         url: String,
         /// The reason, including its causes.
         reason: String,
+        /// Whether the reason is a web proxy on the way, whose text says what to check.
+        is_of_web_proxy: bool,
     },
     /// The server is not a coordinator.
     #[error("{url} is not a coordinator of this version: {reason}")]
@@ -346,9 +348,11 @@ fn understood<A: DeserializeOwned>(
 }
 
 fn unreachable(url: &str, error: &(dyn Error + 'static)) -> ClientError {
+    let mut chain = std::iter::successors(Some(error), |error| (*error).source());
     ClientError::Unreachable {
         url: url.to_owned(),
         reason: causes(error),
+        is_of_web_proxy: chain.any(|error| error.is::<ProxyError>()),
     }
 }
 

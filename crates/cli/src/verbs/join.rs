@@ -190,8 +190,7 @@ fn register(
         {
             anyhow!("{error}; add --pin, as printed by `seikan coordinator token`, if the certificate is self-signed")
         }
-        // The error of a proxy has its own advice.
-        ClientError::Unreachable { reason, .. } if !reason.contains("web proxy") => {
+        ClientError::Unreachable { is_of_web_proxy: false, .. } => {
             anyhow!("{error}; check the host in the URL (`seikan coordinator token --host HOST` prints another)")
         }
         _ => error.into(),
