@@ -21,7 +21,7 @@ use crate::shared::{OwnKey, RelayEvent, Shared, Tunnel};
 use crate::state::{MeshState, Notifier};
 use crate::trust::TrustStore;
 use crate::turn::TurnAllocations;
-use crate::web_proxy::{ProxyError, WebProxies};
+use crate::web_proxy::WebProxies;
 use ipnet::IpNet;
 use seikan_config::MeshSettings;
 use seikan_proto::keys::PublicKey;
@@ -70,6 +70,8 @@ pub struct Options<'a> {
     pub name_server: Option<names::Server>,
     /// Whether this host is the member now: no gateway on standby for another one with the same key.
     pub is_active: bool,
+    /// The web proxy to coordinators and relays.
+    pub web_proxies: WebProxies,
 }
 
 /// The worker's handle of the agent.
@@ -92,9 +94,6 @@ pub enum AgentError {
     /// The known keys cannot be read; without them this host would trust any key.
     #[error(transparent)]
     Known(#[from] KnownError),
-    /// The environment names a web proxy that cannot be used.
-    #[error(transparent)]
-    WebProxy(#[from] ProxyError),
 }
 
 /// State of the agent in its thread.
@@ -123,7 +122,6 @@ struct Agent {
 pub fn start(options: Options<'_>) -> Result<(Handle, MeshState), AgentError> {
     let known_file = cache::known_file(options.state);
     let known = cache::load_known(&known_file)?;
-    let web_proxies = WebProxies::from_env()?;
     let (ours, theirs) = UnixStream::pair()?;
     ours.set_nonblocking(true)?;
     theirs.set_nonblocking(true)?;
@@ -141,7 +139,7 @@ pub fn start(options: Options<'_>) -> Result<(Handle, MeshState), AgentError> {
         options.own_key,
         coordinator,
         options.names,
-        web_proxies.clone(),
+        options.web_proxies.clone(),
         notify,
     );
     let agent = Agent {
@@ -161,7 +159,7 @@ pub fn start(options: Options<'_>) -> Result<(Handle, MeshState), AgentError> {
             known,
         )),
         names: names::Names::new(options.networks.to_vec()),
-        web_proxies,
+        web_proxies: options.web_proxies,
     };
     let wake_again = theirs.try_clone()?;
     let worker = Worker {

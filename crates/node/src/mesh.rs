@@ -18,6 +18,7 @@ use seikan_mesh::event::{AgentEvent, Contact, WorkerEvent};
 use seikan_mesh::names::Found;
 use seikan_mesh::nat::nat_mappings;
 use seikan_mesh::trust::KeyConflicts;
+use seikan_mesh::web_proxy::WebProxies;
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{Change, Name};
 use seikan_proto::tunnel::Reachability;
@@ -87,7 +88,8 @@ impl Log<'_> {
 
 impl<'a> Mesh<'a> {
     /// Starts the agent; to be called after privileges were dropped. `state` is the interface's directory of
-    /// persistent state, `names` the result of setting names up; `warn` gets unexpected keys of members.
+    /// persistent state, `names` the result of setting names up, `web_proxies` the environment's; `warn` gets
+    /// unexpected keys of members.
     ///
     /// # Errors
     /// See [`AgentError`].
@@ -97,6 +99,7 @@ impl<'a> Mesh<'a> {
         state: &Path,
         node: &mut Node,
         names: Option<&mut Names>,
+        web_proxies: WebProxies,
         warn: Box<dyn FnMut(Diagnostic) + 'a>,
     ) -> Result<Mesh<'a>, AgentError> {
         let (names, name_server) = match names {
@@ -115,6 +118,7 @@ impl<'a> Mesh<'a> {
             names,
             name_server,
             is_active: !node.is_standby(),
+            web_proxies,
         })?;
         let rules = Rules {
             own: config.addresses.clone(),

@@ -1,9 +1,9 @@
 //! Brings a tunnel up from a configuration, and down again.
 //!
 //! Order of `up`: the control sockets, which reserve the name; the journal, and the clean-up after a killed
-//! instance; checks for conflicts ([`check_conflicts`]); the monitor ([`crate::monitor`]); `PreUp`; the plan of
-//! routes; the interface with its sockets; addresses, MTU, link up; name servers; routes, rules, firewall;
-//! `PostUp`; the names of a mesh. Then the monitor is sealed, the process switches to a user of its own with
+//! instance; checks for conflicts ([`check_conflicts`]); a member's web proxy; the monitor ([`crate::monitor`]);
+//! `PreUp`; the plan of routes; the interface with its sockets; addresses, MTU, link up; name servers; routes,
+//! rules, firewall; `PostUp`; the names of a mesh. Then the monitor is sealed, the process switches to a user of its own with
 //! `CAP_NET_ADMIN` and is confined, and the worker runs. The way down is the reverse, by the monitor:
 //! `PreDown`, `SaveConfig`; the interface; everything in the journal, `PostDown`. After a failure or a signal
 //! during `up`, the steps done so far are undone.
@@ -33,6 +33,7 @@ use seikan_config::{
 use seikan_mesh::agent::AgentError;
 use seikan_mesh::client;
 use seikan_mesh::names::Found;
+use seikan_mesh::web_proxy::{ProxyError, WebProxies};
 use seikan_sys::confine::{Needs, confine};
 use seikan_sys::dns::DnsError;
 use seikan_sys::handover::Folder;
@@ -92,6 +93,9 @@ pub enum UpError {
     /// This host cannot take part in its mesh.
     #[error(transparent)]
     Mesh(#[from] AgentError),
+    /// The environment names a web proxy that cannot be used.
+    #[error(transparent)]
+    WebProxy(#[from] ProxyError),
     /// The gateway's interface on the local network.
     #[error(transparent)]
     Lan(#[from] LanError),
@@ -282,6 +286,11 @@ fn start(
     if device.is_none() {
         check_conflicts(config, &netlink)?;
     }
+    // Before anything is set up: a service manager repeats the start, and a mistyped variable stays.
+    let web_proxies = match config.mesh {
+        Some(_) => WebProxies::from_env()?,
+        None => WebProxies::default(),
+    };
     let monitor = Monitor::start(config, options, journal)?;
     let mut work = Work {
         config,
@@ -294,6 +303,7 @@ fn start(
         node: None,
         settings: Settings::default(),
         names: None,
+        web_proxies,
         monitor,
     };
     let outcome = work.bring_up().and_then(|()| work.run(&mut control));
@@ -387,6 +397,8 @@ struct Work<'a> {
     settings: Settings,
     /// Names of members, if this host is a member.
     names: Option<Names>,
+    /// The web proxy of a member.
+    web_proxies: WebProxies,
     monitor: Monitor,
 }
 
@@ -518,7 +530,16 @@ impl Work<'_> {
                 (Some(settings), Some(kept)) => {
                     let names = self.names.as_mut();
                     let state = kept.inside("");
-                    let started = Mesh::start(self.config, settings, &state, node, names, warn());
+                    let web_proxies = self.web_proxies.clone();
+                    let started = Mesh::start(
+                        self.config,
+                        settings,
+                        &state,
+                        node,
+                        names,
+                        web_proxies,
+                        warn(),
+                    );
                     Some(started?)
                 }
                 _ => None,

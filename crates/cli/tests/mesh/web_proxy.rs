@@ -6,8 +6,8 @@
 
 use crate::common::{Tunnel, eventually, skip, stderr};
 use crate::mesh::site::{Host, SOON, Site, at_a_site, while_answering};
-use std::fs::{self, File};
-use std::io::BufRead;
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, Write};
 use std::net::TcpStream;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
@@ -214,6 +214,36 @@ fn a_host_without_its_web_proxy_does_not_join() {
             "{errors}"
         );
         assert_eq!(site.members().len(), 0);
+    });
+}
+
+#[test]
+fn an_unusable_web_proxy_ends_up_before_any_hook() {
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        let member = site.host();
+        member.join("typo", &site.token(&[]));
+        let hooked = member.folder.join("hooked");
+        let hook = format!("pre-up = [\"touch {}\"]\n", hooked.display());
+        let mut file = OpenOptions::new().append(true).open(member.file());
+        let file = file.as_mut().expect("a configuration");
+        file.write_all(hook.as_bytes()).expect("written");
+        let up = |proxy: &str| {
+            let mut command = member.command(&["up", &member.file()]);
+            command.env("HTTPS_PROXY", proxy);
+            command
+        };
+        let mut unusable = up("http://office:a#b@10.0.0.1:3128");
+        let child = member.netns.spawn_command(&mut unusable).expect("start");
+        let errors = stderr(&child.wait_with_output().expect("an end"));
+        assert!(
+            errors.contains("cannot use the web proxy in HTTPS_PROXY"),
+            "{errors}"
+        );
+        assert!(!hooked.exists(), "the hook has run: {errors}");
+        // The same hook runs if the variable names a proxy.
+        let _running = member.start(&mut up("http://10.0.0.1:3128"));
+        eventually("the hook runs", || hooked.exists());
     });
 }
 
