@@ -22,6 +22,8 @@ use super::{check, ini, interpret, toml};
 const MAX_FILE: u64 = 16 << 20;
 /// Maximum size of a key file, in bytes.
 const MAX_KEY_FILE: u64 = 4096;
+/// File with the environment of the unit seikan@.service: a member's web proxy, with its password.
+const ENVIRONMENT: &str = "/etc/seikan/environment";
 /// Mode bits of a file that give access to others than its owner.
 const OTHERS: u32 = 0o077;
 
@@ -46,8 +48,13 @@ pub struct Parsed {
 #[error("{0}")]
 pub struct ConfigError(pub Diagnostics);
 
-/// Finds, reads and checks the configuration of `target`: a path, or an interface's name.
+/// Finds, reads and checks the configuration of `target`: a path, or an interface's name. For a member of a mesh, it
+/// checks the rights of `/etc/seikan/environment` as well.
 pub fn load(target: &str, overrides: &Overrides) -> Parsed {
+    load_with(target, overrides, Path::new(ENVIRONMENT))
+}
+
+fn load_with(target: &str, overrides: &Overrides, environment: &Path) -> Parsed {
     let path = match locate(target) {
         Ok(path) => path,
         Err(findings) => return Parsed::failed(findings),
@@ -69,6 +76,10 @@ pub fn load(target: &str, overrides: &Overrides) -> Parsed {
     if parsed.holds_secret && mode & OTHERS != 0 {
         open_keys.borrow_mut().insert(0, path.clone());
     }
+    let is_member = parsed.config.as_ref().is_some_and(|c| c.mesh.is_some());
+    if is_member && exposes_password(environment).unwrap_or(false) {
+        open_keys.borrow_mut().push(environment.to_owned());
+    }
     let mut about_files = Diagnostics::default();
     for path in open_keys.into_inner() {
         let path = path.display();
@@ -81,6 +92,13 @@ pub fn load(target: &str, overrides: &Overrides) -> Parsed {
     parsed.diagnostics = about_files;
     parsed.path = Some(path);
     parsed
+}
+
+/// Returns whether others than its owner can access a file that has the URL of a web proxy with a password.
+fn exposes_password(environment: &Path) -> io::Result<bool> {
+    let mut file = File::open(environment)?;
+    let is_open = file.metadata()?.permissions().mode() & OTHERS != 0;
+    Ok(is_open && read_text(&mut file, MAX_FILE)?.contains('@'))
 }
 
 /// Parses and checks a text, without access to the file system.
@@ -318,6 +336,49 @@ mod tests {
                 .any(|d| d.message.contains("secret"));
             assert_eq!(found, warned, "{mode:o}");
         }
+    }
+
+    #[test]
+    fn a_password_of_a_web_proxy_that_others_can_read_is_warned_of() {
+        let folder = tempfile::tempdir().unwrap();
+        let environment = folder.path().join("environment");
+        let key = encode_key(&[0x40; 32]);
+        let own = format!("private-key = \"{}\"\naddress = \"10.0.0.1/24\"\n", *key);
+        let credential = format!("skc_{}", "A".repeat(32));
+        let mesh = format!("coordinator = \"https://hub\"\ncredential = \"{credential}\"\n");
+        let (member, alone) = (folder.path().join("m.toml"), folder.path().join("a.toml"));
+        for (path, text) in [(&member, own.clone() + &mesh), (&alone, own)] {
+            std::fs::write(path, text).unwrap();
+            std::fs::set_permissions(path, PermissionsExt::from_mode(0o600)).unwrap();
+        }
+        let (secret, open) = ("HTTPS_PROXY=http://u:p@h:1\n", "HTTPS_PROXY=http://h:1\n");
+        for (config, text, mode, warned) in [
+            (&member, secret, 0o644, true),
+            (&member, secret, 0o640, true),
+            (&member, secret, 0o600, false),
+            (&member, open, 0o644, false),
+            (&alone, secret, 0o644, false),
+        ] {
+            std::fs::write(&environment, text).unwrap();
+            std::fs::set_permissions(&environment, PermissionsExt::from_mode(mode)).unwrap();
+            let parsed = load_with(
+                config.to_str().unwrap(),
+                &Overrides::default(),
+                &environment,
+            );
+            assert!(parsed.config.is_some(), "{}", parsed.diagnostics);
+            let shown = parsed.diagnostics.to_string();
+            let help = format!("chmod 600 {}", environment.display());
+            assert_eq!(shown.contains(&help), warned, "{config:?} {text} {mode:o}");
+            assert!(!shown.contains("u:p"), "{shown}");
+        }
+        std::fs::remove_file(&environment).unwrap();
+        let parsed = load_with(
+            member.to_str().unwrap(),
+            &Overrides::default(),
+            &environment,
+        );
+        assert!(parsed.diagnostics.is_empty(), "{}", parsed.diagnostics);
     }
 
     #[test]
