@@ -42,7 +42,9 @@ const PAUSE: Duration = Duration::from_millis(500);
     key, and runs `seikan up -d IFACE`. `systemctl enable seikan@IFACE` starts the tunnel at every boot; \
     `seikan leave` reverts it all.\n\n\
     HTTPS_PROXY=http://[USER:PASSWORD@]HOST:PORT names a web proxy to the coordinator and to relays over TLS, and \
-    NO_PROXY the hosts without it; sudo needs them after it: `sudo HTTPS_PROXY=... seikan join ...`.")]
+    NO_PROXY the hosts without it. sudo removes such variables: export them and run `sudo \
+    --preserve-env=HTTPS_PROXY,NO_PROXY seikan join ...`, which shows the password to nobody. seikan@.service reads \
+    them from /etc/seikan/environment.")]
 pub struct Arguments {
     /// URL of the coordinator: https://HOST or https://HOST:PORT
     #[arg(value_name = "URL")]
