@@ -28,6 +28,8 @@ use crate::service;
 
 /// Directory of configurations.
 const DIRECTORY: &str = "/etc/seikan";
+/// File with the environment of the unit.
+const ENVIRONMENT: &str = "/etc/seikan/environment";
 /// Maximum attempts if the coordinator does not answer. It recognises a repeated request.
 const ATTEMPTS: u32 = 3;
 /// Interval between two attempts.
@@ -116,9 +118,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Some(name) => name.clone(),
         None => default_name()?,
     };
+    let web_proxies = WebProxies::from_env()?;
+    let web_proxy = web_proxies.of_url(&arguments.url.to_string());
     // Before the token is used up: the file may not be writable.
     let mut written = create(&file)?;
-    let outcome = register(arguments, &token, &name).and_then(|(joined, text)| {
+    let outcome = register(arguments, &token, &name, &web_proxies).and_then(|(joined, text)| {
         let written = written
             .write_all(text.as_bytes())
             .and_then(|()| written.sync_all());
@@ -137,6 +141,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     for address in &joined.addresses {
         let (own, network) = (address.addr(), address.trunc());
         writeln!(out, "this host is {own}, {network} is routed into the mesh")?;
+    }
+    // In a container the environment stays.
+    if let Some(proxy) = web_proxy.filter(|_| !arguments.foreground) {
+        writeln!(
+            out,
+            "joined through web proxy {proxy}: write its variable to {ENVIRONMENT} (mode 600), where \
+             seikan@{interface}.service reads it at boot"
+        )?;
     }
     // The next program replaces this process and its buffer.
     out.flush()?;
@@ -162,6 +174,7 @@ fn register(
     arguments: &Arguments,
     token: &Token,
     name: &Name,
+    web_proxies: &WebProxies,
 ) -> anyhow::Result<(Joined, Zeroizing<String>)> {
     // Before the token is used up.
     let netlink = Netlink::open()?;
@@ -174,7 +187,6 @@ fn register(
         public_key: key.public(),
         credential: Credential::generate(&mut SystemRandom),
     };
-    let web_proxies = WebProxies::from_env()?;
     let client = Client::new(&arguments.url, arguments.pin, None, web_proxies.clone())?;
     let mut attempt = 1;
     let answer = loop {
@@ -207,7 +219,7 @@ fn register(
             &arguments.url,
             arguments.pin,
             Some(request.credential),
-            web_proxies,
+            web_proxies.clone(),
         )?;
         return Err(match wait_for(client.leave()) {
             Ok(()) => error.context("cannot join; the token may be used up"),

@@ -135,6 +135,11 @@ fn a_member_behind_a_web_proxy_reaches_others_over_tls_to_a_relay() {
         let _other = other.up();
         let joined = office.join(&format!("office:{PASSWORD}@"), &token);
         assert!(joined.status.success(), "{}", stderr(&joined));
+        let said = String::from_utf8(joined.stdout).expect("UTF-8");
+        let unit = format!(
+            "joined through web proxy {PROXY}: write its variable to /etc/seikan/environment"
+        );
+        assert!(said.contains(&unit), "{said}");
         let running = office.up();
         let member = &office.member;
         eventually("it knows the other", || member.peers() == ["other"]);
@@ -169,7 +174,7 @@ fn a_member_behind_a_web_proxy_reaches_others_over_tls_to_a_relay() {
         drop(running);
         let log = office.log();
         assert!(log.contains("coordinator answers"), "{log}");
-        for text in [netcheck, shown, status.to_string(), log] {
+        for text in [said, netcheck, shown, status.to_string(), log] {
             assert!(
                 !text.contains(PASSWORD) && !text.contains(CREDENTIALS),
                 "{text}"
