@@ -62,9 +62,12 @@ pub fn new_session() -> io::Result<()> {
 /// Returns the process that listens at the socket to which this one is connected (unix(7), `SO_PEERCRED`).
 ///
 /// # Errors
-/// Those of getsockopt(2).
+/// Those of getsockopt(2), or the process is in a PID namespace that this one does not see.
 pub fn peer_pid(stream: &UnixStream) -> io::Result<u32> {
-    Ok(getsockopt(stream, PeerCredentials)?.pid().unsigned_abs())
+    match getsockopt(stream, PeerCredentials)?.pid() {
+        0 => Err(io::Error::other("it runs in another PID namespace")),
+        pid => Ok(pid.unsigned_abs()),
+    }
 }
 
 /// Processor time of a process, of all its threads together but not of its children.
@@ -268,6 +271,9 @@ fn parse_cpu_line(line: &str) -> Option<MachineTime> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{in_child, skip};
+    use nix::sched::{CloneFlags, unshare};
+    use std::os::unix::net::UnixListener;
 
     /// The processor time of getrusage(2).
     fn by_getrusage() -> Duration {
@@ -356,6 +362,27 @@ mod tests {
         assert_eq!(time.busy, Duration::from_millis(8100));
         assert_eq!(time.softirq, Duration::from_millis(700));
         assert_eq!(time.idle, Duration::from_millis(45_000));
+    }
+
+    #[test]
+    fn a_listener_of_another_pid_namespace_has_no_number() {
+        if !nix::unistd::geteuid().is_root() {
+            return skip("a PID namespace needs root");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let _listener = UnixListener::bind(&path).unwrap();
+        let ask = || peer_pid(&UnixStream::connect(&path)?);
+        assert_eq!(ask().unwrap(), std::process::id());
+        in_child(|| {
+            unshare(CloneFlags::CLONE_NEWPID).map_err(|errno| errno.to_string())?;
+            // The first process there.
+            in_child(|| match ask() {
+                Err(error) if error.to_string().contains("another PID namespace") => Ok(()),
+                other => Err(format!("{other:?}")),
+            });
+            Ok(())
+        });
     }
 
     #[test]
