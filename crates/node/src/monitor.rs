@@ -34,13 +34,15 @@ use std::fs;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use zeroize::Zeroizing;
 
 /// Longest message, in bytes: the state of some 50,000 peers.
 pub const MAX_MESSAGE: u32 = 16 << 20;
 /// Interval between two checks of resolv.conf.
 const KEEP_EVERY: Duration = Duration::from_secs(5);
+/// Maximum time of a reload. It asks the daemon, and resolves names, which takes minutes without a name server.
+const RELOAD_PATIENCE: Duration = Duration::from_secs(180);
 
 const TOKEN_DAEMON: u64 = 0;
 const TOKEN_INTERFACE: u64 = 1;
@@ -260,7 +262,9 @@ impl<'a> Keeper<'a> {
         while !self.has_ended {
             let is_sealed = self.sealed.is_some() && !self.has_left;
             let keeps_names = is_sealed && self.sealed.is_some_and(|sealed| sealed.names);
-            let events = epoll.wait(keeps_names.then_some(KEEP_EVERY))?;
+            let until_late = self.reload.end_if_late(Instant::now());
+            let timeouts = [keeps_names.then_some(KEEP_EVERY), until_late];
+            let events = epoll.wait(timeouts.into_iter().flatten().min())?;
             let tokens: Vec<u64> = events.map(|event| event.token).collect();
             if tokens.is_empty() && keeps_names {
                 names::keep(self.config);
@@ -358,6 +362,8 @@ impl<'a> Keeper<'a> {
 
     fn leave(&mut self, leaving: &Leaving) -> Vec<String> {
         self.has_left = true;
+        // A reload would change the tunnel that ends.
+        self.reload = Reload::default();
         // Without the note, peers notice the restart by themselves.
         let _ = leaving
             .former
@@ -420,10 +426,12 @@ impl<'a> Keeper<'a> {
     }
 }
 
-/// The program that applies a changed configuration ([`UpOptions::reload`]), at most one at a time.
+/// The program that applies a changed configuration ([`UpOptions::reload`]), at most one at a time. A drop kills it.
 #[derive(Default)]
 struct Reload {
     running: Option<Child>,
+    /// The running program is killed then: a daemon that does not end its answers must not prevent later reloads.
+    late_at: Option<Instant>,
     /// The file may have changed after the running program read it.
     again: bool,
 }
@@ -442,17 +450,36 @@ impl Reload {
         let mut command = Command::new(program);
         let child = command.args(arguments).stdin(Stdio::piped()).spawn();
         let failed = |error: io::Error| format!("cannot reload: {}: {error}", program.display());
-        let child = self.running.insert(child.map_err(failed)?);
-        match &child.stdin {
-            Some(pipe) => epoll
-                .add(pipe, TOKEN_RELOAD, Interest::Read)
-                .map_err(failed),
-            None => Ok(()),
+        let mut child = child.map_err(failed)?;
+        let pipe = child.stdin.as_ref();
+        if let Some(Err(error)) = pipe.map(|pipe| epoll.add(pipe, TOKEN_RELOAD, Interest::Read)) {
+            end(&mut child);
+            return Err(failed(error));
         }
+        self.running = Some(child);
+        self.late_at = Some(Instant::now() + RELOAD_PATIENCE);
+        Ok(())
+    }
+
+    /// Kills the program if it takes too long; its end is an event as usual. Returns the time until then, if any.
+    fn end_if_late(&mut self, now: Instant) -> Option<Duration> {
+        let left = self.late_at?.saturating_duration_since(now);
+        if !left.is_zero() {
+            return Some(left);
+        }
+        self.late_at = None;
+        let _ = self.running.as_mut()?.kill();
+        let message = format!(
+            "cannot reload: it was ended after {} s",
+            RELOAD_PATIENCE.as_secs()
+        );
+        warn(Diagnostic::new(Severity::Warning, "reload", message));
+        None
     }
 
     /// Takes the exit status of the program, which has printed its errors.
     fn has_ended(&mut self, options: &UpOptions, epoll: &Epoll) {
+        self.late_at = None;
         if let Some(mut child) = self.running.take() {
             let _ = child.wait();
         }
@@ -466,11 +493,15 @@ impl Reload {
 
 impl Drop for Reload {
     fn drop(&mut self) {
-        if let Some(mut child) = self.running.take() {
-            let _ = child.kill();
-            let _ = child.wait();
+        if let Some(child) = &mut self.running {
+            end(child);
         }
     }
+}
+
+fn end(child: &mut Child) {
+    let _ = child.kill();
+    let _ = child.wait();
 }
 
 /// The interface of a routed gateway's local network.
@@ -759,6 +790,71 @@ mod tests {
             reload.has_ended(&options, &epoll);
         }
         assert_eq!(fs::read_to_string(&mark).expect("read"), "\n\n");
+    }
+
+    #[test]
+    fn a_reload_that_does_not_end_is_killed_and_the_next_one_runs() {
+        let folder = tempfile::tempdir().expect("folder");
+        let mark = folder.path().join("mark");
+        // The first run does not end.
+        let script = format!("[ -e {0} ] || {{ > {0}; exec sleep 600; }}", mark.display());
+        let options = UpOptions {
+            reload: ["sh", "-c", &script].map(OsString::from).to_vec(),
+            ..UpOptions::default()
+        };
+        let mut epoll = Epoll::new(1).expect("epoll");
+        let mut reload = Reload::default();
+        let now = Instant::now();
+        assert_eq!(reload.end_if_late(now), None);
+        for _ in 0..2 {
+            reload.begin(&options, &epoll).expect("begun");
+        }
+        while !mark.exists() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert!(reload.end_if_late(now).is_some());
+        assert_eq!(reload.end_if_late(now + 10 * RELOAD_PATIENCE), None);
+        for _ in 0..2 {
+            assert_eq!(epoll.wait(None).expect("waited").len(), 1);
+            reload.has_ended(&options, &epoll);
+        }
+        assert!(reload.running.is_none());
+    }
+
+    #[test]
+    fn a_reload_ends_before_the_tunnel_is_taken_back() {
+        let folder = tempfile::tempdir().expect("folder");
+        let (gone, mark) = (folder.path().join("gone"), folder.path().join("mark"));
+        let config = config(&format!(
+            "PostDown = kill -0 $(cat {}) || touch {}",
+            mark.display(),
+            gone.display()
+        ));
+        let dirs = RuntimeDirs {
+            run: folder.path().to_owned(),
+            wireguard: folder.path().join("wireguard"),
+            state: folder.path().join("state"),
+        };
+        let (journal, _) = Journal::open(&dirs.run, "wg0").expect("journal");
+        let script = format!(
+            "echo $$ > {0}.new; mv {0}.new {0}; exec sleep 600",
+            mark.display()
+        );
+        let options = UpOptions {
+            dirs,
+            reload: ["sh", "-c", &script].map(OsString::from).to_vec(),
+            ..UpOptions::default()
+        };
+        let epoll = Epoll::new(1).expect("epoll");
+        let mut keeper = Keeper::new(&config, &options, journal);
+        keeper.reached = Some(Moment::PostUp);
+        keeper.reload.begin(&options, &epoll).expect("begun");
+        while !mark.exists() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        keeper.leave(&Leaving::default());
+        keeper.end();
+        assert!(gone.exists());
     }
 
     #[test]

@@ -29,8 +29,6 @@ use crate::output::{self, counted};
 const BUFFER: usize = 64 << 10;
 /// Maximum time for an answer of the daemon.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Maximum length of an answer of the daemon, which has fewer rights than this process: some 100,000 peers.
-const MAX_ANSWER: u64 = 64 << 20;
 
 /// Options of `reload`.
 #[derive(Debug, Args)]
@@ -409,7 +407,7 @@ impl Uapi {
             .write_all(request.as_bytes())
             .context(FAILED)?;
         let mut answer = Zeroizing::new(String::with_capacity(BUFFER));
-        let mut lines = (&mut self.stream).take(MAX_ANSWER);
+        let mut lines = (&mut self.stream).take(ask::MAX_ANSWER);
         loop {
             let start = answer.len();
             if lines.read_line(&mut answer).context(FAILED)? == 0 {

@@ -5,15 +5,19 @@ use super::ping::Pong;
 use super::socket::RuntimeDirs;
 use crate::status::Status;
 use seikan_sys::process::peer_pid;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use zeroize::Zeroizing;
 
-/// Timeout of an answer.
+/// Maximum length of an answer in bytes, as of some 100,000 peers. A compromised daemon may send without end.
+pub const MAX_ANSWER: u64 = 64 << 20;
+/// Timeout of a daemon that sends nothing.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Timeout of a whole answer, however steadily it comes.
+const WHOLE: Duration = Duration::from_secs(30);
 /// Interval between two checks whether an instance has ended.
 const INTERVAL: Duration = Duration::from_millis(20);
 
@@ -179,9 +183,8 @@ impl PendingPing {
 
     fn reply(&self) -> Result<Reply, AskError> {
         let read = || -> io::Result<Reply> {
-            let mut reply = String::new();
-            BufReader::new(&self.stream).read_line(&mut reply)?;
-            Ok(serde_json::from_str(&reply)?)
+            let line = read_line(&self.stream, WHOLE)?;
+            Ok(serde_json::from_slice(&line)?)
         };
         let reply = read().map_err(|error| self.silent(error))?;
         if !reply.ok {
@@ -212,7 +215,6 @@ fn ask(dirs: &RuntimeDirs, name: &str, request: Request) -> Result<(Reply, UnixS
 fn begin(dirs: &RuntimeDirs, name: &str, request: &Request) -> Result<PendingPing, AskError> {
     let stream = connect(dirs, name)?;
     let send = || -> io::Result<()> {
-        stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
         let mut line = Zeroizing::new(serde_json::to_vec(request)?);
         line.push(b'\n');
@@ -224,6 +226,39 @@ fn begin(dirs: &RuntimeDirs, name: &str, request: &Request) -> Result<PendingPin
         name: name.into(),
         stream,
     })
+}
+
+/// Reads a line of at most [`MAX_ANSWER`] bytes that has come after `patience`.
+fn read_line(stream: &UnixStream, patience: Duration) -> io::Result<Vec<u8>> {
+    let until = Instant::now() + patience;
+    let mut line = Vec::new();
+    let mut answer = BufReader::new(Timed { stream, until }).take(MAX_ANSWER);
+    answer.read_until(b'\n', &mut line)?;
+    if line.ends_with(b"\n") {
+        return Ok(line);
+    }
+    Err(match answer.limit() {
+        0 => io::Error::other(format!("its answer has more than {MAX_ANSWER} bytes")),
+        _ => io::ErrorKind::UnexpectedEof.into(),
+    })
+}
+
+/// A stream that is read until a deadline.
+struct Timed<'a> {
+    stream: &'a UnixStream,
+    until: Instant,
+}
+
+impl Read for Timed<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            let text = "its answer does not end";
+            return Err(io::Error::new(io::ErrorKind::TimedOut, text));
+        }
+        self.stream.set_read_timeout(Some(left.min(PATIENCE)))?;
+        self.stream.read(buffer)
+    }
 }
 
 fn connect(dirs: &RuntimeDirs, name: &str) -> Result<UnixStream, AskError> {
@@ -253,5 +288,48 @@ fn silent(dirs: &RuntimeDirs, name: &str, error: io::Error) -> AskError {
         path: dirs.control(name),
         lock: dirs.lock(name),
         error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the error of reading an answer of which `block` is sent again and again, with `pause` between.
+    fn error_of(block: &[u8], pause: Duration, patience: Duration) -> io::Error {
+        let (ours, theirs) = UnixStream::pair().expect("a pair");
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                while (&theirs).write_all(block).is_ok() {
+                    std::thread::sleep(pause);
+                }
+            });
+            let error = read_line(&ours, patience).expect_err("no answer");
+            drop(ours);
+            error
+        })
+    }
+
+    #[test]
+    fn an_answer_without_end_is_read_to_a_limit() {
+        let block = vec![b' '; 1 << 20];
+        let error = error_of(&block, Duration::ZERO, Duration::from_secs(600));
+        assert!(error.to_string().contains("more than 67108864"), "{error}");
+    }
+
+    #[test]
+    fn an_answer_that_drips_is_given_up() {
+        let pause = Duration::from_millis(10);
+        let error = error_of(b" ", pause, Duration::from_millis(200));
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
+    }
+
+    #[test]
+    fn an_answer_that_breaks_off_is_none() {
+        let (ours, theirs) = UnixStream::pair().expect("a pair");
+        (&theirs).write_all(b"{}").expect("sent");
+        drop(theirs);
+        let error = read_line(&ours, PATIENCE).expect_err("no answer");
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof, "{error}");
     }
 }
