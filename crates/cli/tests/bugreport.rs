@@ -278,11 +278,15 @@ fn without_rights_and_with_nothing_running_there_is_an_archive() {
     let folder = passable_folder();
     let open = fs::Permissions::from_mode(0o777);
     fs::set_permissions(folder.path(), open).expect("set");
+    // Other users may not pass to the folder of builds.
+    let program = folder.path().join("seikan");
+    fs::copy(env!("CARGO_BIN_EXE_seikan"), &program).expect("copied");
     let report = |run: &str, words: &[&str]| -> (Output, Files) {
         let archive = folder.path().join(format!("{run}.tar.gz"));
         let output = Command::new(words[0])
             .args(&words[1..])
-            .args([env!("CARGO_BIN_EXE_seikan"), "bugreport", "-o"])
+            .arg(&program)
+            .args(["bugreport", "-o"])
             .arg(&archive)
             .env("SEIKAN_RUN_DIR", folder.path().join(run))
             .output();
