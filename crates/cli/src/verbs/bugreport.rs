@@ -1,10 +1,11 @@
 //! `seikan bugreport`: writes an archive to attach to a bug report.
 //!
-//! [`host`] and [`tunnel`] collect parts. A part that cannot be collected is listed with the reason, and the others
+//! [`host`], [`tunnel`] and [`log`] collect parts. A part that cannot be collected is listed with the reason, and the others
 //! follow. [`archive`] writes them, after [`redact`] has replaced every secret that is known.
 
 mod archive;
 mod host;
+mod log;
 mod redact;
 mod tunnel;
 

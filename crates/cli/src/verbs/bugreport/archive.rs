@@ -11,6 +11,7 @@ use seikan_ui::time::utc_now;
 use serde::Serialize;
 
 use super::redact::{Redactor, Secrets};
+use crate::screen::printable;
 
 /// Parts of a report, and the reasons why others are missing.
 #[derive(Default)]
@@ -79,7 +80,8 @@ impl Report {
 
     /// Notes the reason why parts are missing.
     pub fn miss(&mut self, names: impl Into<String>, error: &anyhow::Error) {
-        self.missing.push((names.into(), format!("{error:#}")));
+        let reason = printable(&format!("{error:#}"));
+        self.missing.push((names.into(), reason));
     }
 
     /// Writes the archive: all parts without secrets, in a directory called `title`, README.txt first.
@@ -190,13 +192,17 @@ mod tests {
         let mut report = Report::default();
         report.secrets.learn(KEY, "wg0");
         report.add("a.txt", "a text", Ok(Content::Text(format!("key {KEY}\n"))));
-        report.add("b.txt", "a log", Err(anyhow!("cannot use {KEY}")));
+        report.add("b.txt", "a log", Err(anyhow!("cannot use\n{KEY}")));
         let (contents, files) = written(report);
         assert_eq!((contents.parts, contents.missing.len()), (1, 1));
         let names: Vec<_> = files.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["report/README.txt", "report/a.txt"]);
         assert!(files[0].1.contains("  a.txt  a text\n"), "{}", files[0].1);
-        assert!(files[0].1.contains("  b.txt: cannot use (redacted)\n"));
+        assert!(
+            files[0]
+                .1
+                .contains("  b.txt: cannot use\u{fffd}(redacted)\n")
+        );
         assert_eq!(files[1].1, "key (redacted)\n");
     }
 

@@ -1,15 +1,12 @@
 //! Parts about a tunnel, running or not.
 //!
-//! A compromised daemon must not lead root to files that the daemon itself cannot read. So its log is read by the
-//! descriptor that its process has open, and its configuration only from a file that is named as the interface.
+//! A compromised daemon must not lead root to files that the daemon itself cannot read. So its configuration is only read
+//! from a file that is named as the interface, and [`log`](super::log) says how the log is read.
 
-use std::fs::{self, File};
-use std::io::{Read, Seek, SeekFrom};
-use std::os::unix::fs::FileTypeExt;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, anyhow};
 use seikan_config::{InterfaceName, Overrides, Syntax, interface_name};
 use seikan_node::control::{RuntimeDirs, ask};
 use seikan_node::status::Status;
@@ -18,7 +15,7 @@ use seikan_sys::discover::{self, Subject};
 use seikan_ui::Interrupt;
 
 use super::archive::{Content, Report};
-use super::output_of;
+use super::{log, output_of};
 use crate::screen::plain;
 use crate::verbs::doctor::text::Page;
 use crate::verbs::doctor::{drawing, measure};
@@ -26,10 +23,6 @@ use crate::verbs::netcheck;
 
 /// Duration of the recording, in seconds.
 const RECORDED: u64 = 5;
-/// Length of the log in a report, in bytes.
-const LOG_BYTES: u64 = 256 << 10;
-/// Lines of the journal in a report.
-const LOG_LINES: &str = "1000";
 
 /// A tunnel to report on.
 pub struct Tunnel {
@@ -62,7 +55,7 @@ impl Tunnel {
                 report.miss(names, &anyhow!("{error}"));
             }
         }
-        let log = log(dirs, name).map(Content::Log);
+        let log = log::last_lines_of(dirs, name).map(Content::Log);
         report.add(self.part("log.txt"), "last lines of the log", log);
         let firewall = firewall(name).map(Content::Text);
         report.add(
@@ -175,58 +168,6 @@ impl Tunnel {
         let names: Vec<_> = names.iter().map(|name| self.part(name)).collect();
         names.join(", ")
     }
-}
-
-/// Returns the end of the log: of the file to which the daemon logs, or of the journal.
-fn log(dirs: &RuntimeDirs, name: &str) -> anyhow::Result<String> {
-    let Ok(pid) = ask::pid(dirs, name) else {
-        // After a failure the log of a background process stays.
-        return match File::open(dirs.log(name)) {
-            Ok(file) => last_lines(file),
-            Err(_) => journal(name),
-        };
-    };
-    let stderr = format!("/proc/{pid}/fd/2");
-    let kind = fs::metadata(&stderr).with_context(|| format!("cannot inspect {stderr}"))?;
-    if kind.is_file() {
-        let file = File::open(&stderr).with_context(|| format!("cannot open {stderr}"))?;
-        return last_lines(file);
-    }
-    if kind.file_type().is_socket() {
-        return journal(name);
-    }
-    let target = fs::read_link(&stderr).unwrap_or_default();
-    bail!(
-        "process {pid} logs to {}: add its last lines by hand",
-        target.display()
-    )
-}
-
-fn last_lines(mut file: File) -> anyhow::Result<String> {
-    let start = file.metadata()?.len().saturating_sub(LOG_BYTES);
-    file.seek(SeekFrom::Start(start))?;
-    let mut bytes = Vec::new();
-    file.take(LOG_BYTES).read_to_end(&mut bytes)?;
-    let text = String::from_utf8_lossy(&bytes);
-    Ok(match text.split_once('\n') {
-        // The first line may be incomplete.
-        Some((_, rest)) if start > 0 => rest.to_owned(),
-        _ => text.into_owned(),
-    })
-}
-
-/// Returns the last lines that the unit of a tunnel logged to the journal.
-fn journal(name: &str) -> anyhow::Result<String> {
-    let unit = format!("seikan@{name}.service");
-    let mut command = Command::new("journalctl");
-    command.args(["--unit", &unit, "--lines", LOG_LINES]);
-    command.args(["--no-pager", "--quiet", "--output", "short-iso"]);
-    let text = output_of(&mut command)
-        .with_context(|| format!("cannot read the journal of {unit}, and there is no log file"))?;
-    if text.is_empty() {
-        bail!("there is no log file, and the journal has no line of {unit}");
-    }
-    Ok(text)
 }
 
 /// Returns the rules in the tunnel's own tables.
