@@ -344,6 +344,58 @@ fn a_tunnel_that_does_not_start_has_its_findings_and_not_the_text_of_its_file() 
 }
 
 #[test]
+fn a_log_is_left_out_if_the_hooks_are_not_known() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let log = format!("INFO tunnel: up\n{HOOK_SECRET}\nWARN tunnel: the end\n");
+    fs::write(folder.path().join("office.log"), log).expect("written");
+    let (private, _) = key_pair();
+    let toml = format!("private-key = \"{private}\"\naddress = \"10.0.0.1/24\"\n");
+    let ini = format!("[Interface]\nPrivateKey = {private}\nAddress = 10.0.0.1/24\n");
+    let hook = format!("echo {HOOK_SECRET}");
+    let report = |run: usize, ending: &str, text: &str| {
+        let config = folder.path().join(format!("office.{ending}"));
+        fs::write(&config, text).expect("written");
+        let archive = folder.path().join(format!("{run}.tar.gz"));
+        let output = Command::new(env!("CARGO_BIN_EXE_seikan"))
+            .arg("bugreport")
+            .arg(&config)
+            .arg("-o")
+            .arg(&archive)
+            .env("SEIKAN_RUN_DIR", folder.path())
+            .output();
+        let output = output.expect("start");
+        assert!(output.status.success(), "{}", stderr(&output));
+        let files = unpack(&archive);
+        assert_clean(&files, &[HOOK_SECRET, &private]);
+        files
+    };
+    let usable = [
+        ("toml", format!("{toml}post-up = [\"{hook}\"]\n")),
+        ("conf", format!("{ini}PostUp = {hook}\n")),
+    ];
+    for (run, (ending, config)) in usable.iter().enumerate() {
+        let files = report(run, ending, config);
+        let expected = "INFO tunnel: up\n(redacted)\nWARN tunnel: the end\n";
+        assert_eq!(text(&files, "office/log.txt"), expected);
+    }
+    let unusable = [
+        ("toml", format!("{toml}post-up = [\"{hook}\"\n")),
+        ("toml", format!("{toml}post-upp = [\"{hook}\"]\n")),
+        ("toml", format!("{toml}[hooks]\npost-up = [\"{hook}\"]\n")),
+        ("conf", format!("{ini}PostUp {hook}\n")),
+        ("conf", format!("{ini}PotsUp = {hook}\n")),
+        ("conf", format!("{ini}[Hooks]\nPostUp = {hook}\n")),
+    ];
+    for (run, (ending, config)) in unusable.iter().enumerate() {
+        let files = report(usable.len() + run, ending, config);
+        let readme = text(&files, "README.txt");
+        let reason = "  office/log.txt: it may quote commands of hooks";
+        assert!(readme.contains(reason), "{config}: {readme}");
+        assert!(files.contains_key("office/check.json"), "{config}");
+    }
+}
+
+#[test]
 fn a_daemon_leads_a_report_to_no_file() {
     let folder = tempfile::tempdir().expect("a folder");
     let other = folder.path().join("other.conf");

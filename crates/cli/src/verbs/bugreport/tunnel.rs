@@ -47,7 +47,7 @@ impl Tunnel {
     pub fn collect(&self, dirs: &RuntimeDirs, interrupt: &Interrupt, report: &mut Report) {
         let name = self.name.as_str();
         let status = ask::status(dirs, name);
-        self.add_configuration(status.as_ref().ok(), report);
+        let hooks_are_known = self.add_configuration(status.as_ref().ok(), report);
         match &status {
             Ok(status) => self.add_status(status, dirs, report),
             Err(error) => {
@@ -55,7 +55,13 @@ impl Tunnel {
                 report.miss(names, &anyhow!("{error}"));
             }
         }
-        let log = log::last_lines_of(dirs, name).map(Content::Log);
+        let log = if hooks_are_known {
+            log::last_lines_of(dirs, name).map(Content::Log)
+        } else {
+            Err(anyhow!(
+                "it may quote commands of hooks, which are only found if the configuration can be used: add lines by hand"
+            ))
+        };
         report.add(self.part("log.txt"), "last lines of the log", log);
         let firewall = firewall(name).map(Content::Text);
         report.add(
@@ -73,7 +79,8 @@ impl Tunnel {
     }
 
     /// Adds the configuration as it was parsed, without secrets. Its text is never copied: comments may have secrets too.
-    fn add_configuration(&self, status: Option<&Status>, report: &mut Report) {
+    /// Returns whether the report learned all commands of hooks.
+    fn add_configuration(&self, status: Option<&Status>, report: &mut Report) -> bool {
         let of_daemon = status.and_then(|status| self.file_of_daemon(status));
         let target = of_daemon.as_deref().unwrap_or(&self.target);
         let parsed = seikan_config::load(target, &Overrides::default());
@@ -104,6 +111,7 @@ impl Tunnel {
                 json.map_err(Into::into),
             );
         }
+        parsed.config.is_some()
     }
 
     /// Returns the configuration file that the daemon names, if it has the name of the interface, also behind links.
