@@ -7,10 +7,12 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::sync::{Arc, Mutex};
 
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_SAFE_NO_PAD};
 use flate2::read::GzDecoder;
+use nix::unistd::geteuid;
 use seikan_diagnose::Recording;
 use serde_json::Value;
 
@@ -398,38 +400,66 @@ fn a_log_is_left_out_if_the_hooks_are_not_known() {
 #[test]
 fn a_daemon_leads_a_report_to_no_file() {
     let folder = tempfile::tempdir().expect("a folder");
-    let other = folder.path().join("other.conf");
+    let top = folder.path().canonicalize().expect("a folder");
+    let other = top.join("other.conf");
     let (private, _) = key_pair();
     let config = format!(
         "[Interface]\nPrivateKey = {private}\nAddress = 10.0.0.1/24\n\
          [Peer]\nName = {HOOK_SECRET}\nPublicKey = {PRESHARED}\nAllowedIPs = 10.0.0.2/32\n"
     );
-    fs::write(&other, config).expect("written");
-    let named_alike = folder.path().join("office.conf");
-    symlink(&other, &named_alike).expect("a link");
+    fs::write(&other, &config).expect("written");
+    let linked = top.join("office.conf");
+    symlink(&other, &linked).expect("a link");
+    // A daemon could write it, and name any file of root as that of the key.
+    let own = top.join("own/office.conf");
+    fs::create_dir(top.join("own")).expect("a folder");
+    fs::write(&own, &config).expect("written");
+    fs::set_permissions(&own, fs::Permissions::from_mode(0o666)).expect("set");
+    let named = Arc::new(Mutex::new(linked.clone()));
     let mut status: Value = serde_json::from_str(STATUS).expect("JSON");
-    status["interface"]["config"] = named_alike.to_str().into();
     status["interface"]["log"] = other.to_str().into();
-    let reply = serde_json::json!({ "ok": true, "status": status, "metrics": "" });
-    let listener = UnixListener::bind(folder.path().join("office.sock")).expect("a socket");
+    let listener = UnixListener::bind(top.join("office.sock")).expect("a socket");
+    let config_file = Arc::clone(&named);
     std::thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
             let mut request = String::new();
             let _ = BufReader::new(&stream).read_line(&mut request);
+            status["interface"]["config"] = config_file.lock().expect("a path").to_str().into();
+            let reply = serde_json::json!({ "ok": true, "status": status, "metrics": "" });
             let _ = writeln!(stream, "{reply}");
         }
     });
-    let archive = folder.path().join("report.tar.gz");
-    let output = Command::new(env!("CARGO_BIN_EXE_seikan"))
-        .args(["bugreport", "office", "-o"])
-        .arg(&archive)
-        .env("SEIKAN_RUN_DIR", folder.path())
-        .output();
-    let output = output.expect("start");
-    assert!(output.status.success(), "{}", stderr(&output));
-    let files = unpack(&archive);
-    assert!(text(&files, "office/status.json").contains("\"office\""));
+    let report = |run: &str, config: &Path| {
+        *named.lock().expect("a path") = config.to_owned();
+        let archive = top.join(format!("{run}.tar.gz"));
+        let output = Command::new(env!("CARGO_BIN_EXE_seikan"))
+            .args(["bugreport", "office", "-o"])
+            .arg(&archive)
+            .env("SEIKAN_RUN_DIR", &top)
+            .output();
+        let output = output.expect("start");
+        assert!(output.status.success(), "{}", stderr(&output));
+        let files = unpack(&archive);
+        assert!(text(&files, "office/status.json").contains("\"office\""));
+        files
+    };
+    let files = report("linked", &linked);
     assert_clean(&files, &[HOOK_SECRET]);
+    let readme = text(&files, "README.txt");
+    let reason = "which the tunnel names: it is no file of that name; if the file is the right one";
+    assert!(readme.contains(reason), "{readme}");
+
+    // Another user reads only what is this user's anyway.
+    if !geteuid().is_root() {
+        return;
+    }
+    let files = report("own", &own);
+    assert_clean(&files, &[HOOK_SECRET]);
+    let readme = text(&files, "README.txt");
+    assert!(readme.contains("can be changed by others"), "{readme}");
+    fs::set_permissions(&own, fs::Permissions::from_mode(0o600)).expect("set");
+    let files = report("roots", &own);
+    assert!(text(&files, "office/config.conf").contains(HOOK_SECRET));
 }
 
 #[test]

@@ -4,9 +4,9 @@
 //! system; tests and fuzzers can pass any text to [`parse`].
 
 use std::cell::RefCell;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use zeroize::Zeroizing;
@@ -67,7 +67,7 @@ fn load_with(target: &str, overrides: &Overrides, environment: &Path) -> Parsed 
     let open_keys = RefCell::new(Vec::new());
     let mut parsed = parse(&source, overrides, &|key: &Path| {
         let key = folder.join(key);
-        let mut file = File::open(&key)?;
+        let mut file = open_key(&key)?;
         if file.metadata()?.permissions().mode() & OTHERS != 0 {
             open_keys.borrow_mut().push(key.clone());
         }
@@ -221,6 +221,19 @@ fn read(path: &Path) -> Result<(Source, u32), Diagnostics> {
         file: name.clone(),
     };
     Ok((source, mode))
+}
+
+/// Opens a key file. It does not wait for the writer of a FIFO, and takes over no terminal.
+fn open_key(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    let options = options.read(true);
+    let file = options
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+        .open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
+    Ok(file)
 }
 
 /// Reads UTF-8 of at most `max` bytes.
@@ -390,6 +403,21 @@ mod tests {
         std::fs::write(&path, "private-key-file = \"wg0.key\"\n").unwrap();
         let parsed = load(path.to_str().unwrap(), &Overrides::default());
         assert_eq!(parsed.config.unwrap().private_key.as_bytes(), &[0x40; 32]);
+    }
+
+    #[test]
+    fn a_key_is_read_from_a_regular_file_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("wg0.toml");
+        let fifo = folder.path().join("fifo");
+        let made = std::process::Command::new("mkfifo").arg(&fifo).status();
+        assert!(made.unwrap().success());
+        for key in ["/dev/zero", "/", fifo.to_str().unwrap()] {
+            std::fs::write(&path, format!("private-key-file = \"{key}\"\n")).unwrap();
+            let parsed = load(path.to_str().unwrap(), &Overrides::default());
+            let text = parsed.diagnostics.to_string();
+            assert!(text.contains("not a regular file"), "{key}: {text}");
+        }
     }
 
     #[test]

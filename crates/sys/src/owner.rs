@@ -1,4 +1,4 @@
-//! Directories of services, and the user that may work in them.
+//! Directories of services, the user that may work in them, and files that only root can change.
 //!
 //! A service's directory may hold links, and names of other files. Root that followed them would
 //! act for the owner of the directory. Therefore root works there only if nobody else can change
@@ -114,6 +114,35 @@ pub fn identity_for(directory: &Path) -> Result<Option<Identity>, OwnerError> {
             let daemon = daemon.filter(|daemon| daemon.user == user);
             daemon.map(Some).ok_or_else(|| directory.foreign())
         }
+    }
+}
+
+/// Checks that nobody but root can change this file, or put another in its place. `file` has to be without links, as
+/// [`Path::canonicalize`] returns it. Without root every file is accepted.
+///
+/// # Errors
+/// [`OwnerError::Foreign`], [`OwnerError::Writable`], [`OwnerError::Inspect`].
+pub fn check_only_root_changes(file: &Path) -> Result<(), OwnerError> {
+    if !geteuid().is_root() {
+        return Ok(());
+    }
+    let metadata = fs::symlink_metadata(file).map_err(inspecting(file))?;
+    if metadata.uid() != 0 {
+        return Err(OwnerError::Foreign {
+            path: file.to_owned(),
+            user: metadata.uid(),
+            group: metadata.gid(),
+        });
+    }
+    if metadata.mode() & OTHERS_WRITE != 0 {
+        return Err(writable(file, file, &metadata, REVOKE));
+    }
+    let parent = file.parent().unwrap_or(Path::new("/"));
+    let missing = || inspecting(parent)(io::ErrorKind::NotFound.into());
+    let directory = open(parent)?.ok_or_else(missing)?;
+    match directory.user() {
+        0 => directory.check_only_root_writes(),
+        _ => Err(directory.foreign()),
     }
 }
 
@@ -462,6 +491,41 @@ mod tests {
         set_mode(parent, 0o755);
         chown(parent, Some(NOBODY), None).unwrap();
         assert_writable(&directory, parent);
+    }
+
+    #[test]
+    fn a_file_is_roots_alone_if_its_folders_are_too() {
+        let Some((top, directory)) = directory() else {
+            return;
+        };
+        let file = directory.canonicalize().unwrap().join("office.conf");
+        fs::write(&file, "").unwrap();
+        set_mode(&file, 0o644);
+        check_only_root_changes(&file).unwrap();
+
+        let link = directory.join("link");
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        let foreign = |path: &Path| {
+            chown(path, Some(NOBODY), None).unwrap();
+            let error = check_only_root_changes(&file).unwrap_err();
+            assert!(matches!(error, OwnerError::Foreign { .. }), "{error}");
+            chown(path, Some(0), None).unwrap();
+        };
+        let open_to_others = |path: &Path, mode, before| {
+            set_mode(path, mode);
+            let error = check_only_root_changes(&file).unwrap_err();
+            assert!(matches!(error, OwnerError::Writable { .. }), "{error}");
+            set_mode(path, before);
+        };
+        foreign(&file);
+        foreign(&directory);
+        open_to_others(&file, 0o664, 0o644);
+        // The sticky bit of its own folder does not keep others from adding a second name of a file.
+        open_to_others(&directory, 0o1777, 0o755);
+        open_to_others(top.path(), 0o757, 0o755);
+        let error = check_only_root_changes(&link).unwrap_err();
+        assert!(matches!(error, OwnerError::Writable { .. }), "{error}");
+        check_only_root_changes(&file).unwrap();
     }
 
     #[test]

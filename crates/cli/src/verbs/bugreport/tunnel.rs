@@ -1,8 +1,10 @@
 //! Parts about a tunnel, running or not.
 //!
-//! A compromised daemon must not lead root to files that the daemon itself cannot read. So its configuration is only read
-//! from a file that is named as the interface, and [`log`](super::log) says how the log is read.
+//! A compromised daemon must not lead root to files that the daemon itself cannot read. So a configuration that it names
+//! is only read if it is named as the interface, and if nobody but root can change the file. [`log`](super::log) says
+//! how the log is read.
 
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -12,6 +14,7 @@ use seikan_node::control::{RuntimeDirs, ask};
 use seikan_node::status::Status;
 use seikan_observe::path::PathMap;
 use seikan_sys::discover::{self, Subject};
+use seikan_sys::owner;
 use seikan_ui::Interrupt;
 
 use super::archive::{Content, Report};
@@ -81,9 +84,26 @@ impl Tunnel {
     /// Adds the configuration as it was parsed, without secrets. Its text is never copied: comments may have secrets too.
     /// Returns whether the report learned all commands of hooks.
     fn add_configuration(&self, status: Option<&Status>, report: &mut Report) -> bool {
-        let of_daemon = status.and_then(|status| self.file_of_daemon(status));
-        let target = of_daemon.as_deref().unwrap_or(&self.target);
-        let parsed = seikan_config::load(target, &Overrides::default());
+        let of_daemon = status.and_then(|status| status.interface.config.as_deref());
+        let is_named_by_user = self.target != self.name.as_str();
+        // A link in /etc may lead to a file of another name.
+        let given = seikan_config::locate(&self.target).ok();
+        let is_given = |file: &Path| {
+            let [file, given] =
+                [Some(file), given.as_deref()].map(|file| file?.canonicalize().ok());
+            file.is_some() && file == given
+        };
+        let of_daemon = of_daemon.filter(|file| !is_given(file));
+        let target = match of_daemon.map(|file| self.checked(file)) {
+            Some(Ok(file)) => file,
+            Some(Err(error)) if !is_named_by_user => {
+                let help = "if the file is the right one, name it: `seikan bugreport FILE`";
+                report.miss(self.part("config.toml"), &anyhow!("{error:#}; {help}"));
+                return false;
+            }
+            _ => self.target.clone(),
+        };
+        let parsed = seikan_config::load(&target, &Overrides::default());
         for text in &parsed.unreportable {
             report.secrets.learn(text, self.name.as_str());
         }
@@ -114,12 +134,16 @@ impl Tunnel {
         parsed.config.is_some()
     }
 
-    /// Returns the configuration file that the daemon names, if it has the name of the interface, also behind links.
-    fn file_of_daemon(&self, status: &Status) -> Option<String> {
-        let file = status.interface.config.as_ref()?.canonicalize().ok()?;
-        let name = file.to_str()?;
-        let is_its_own = interface_name(name).as_ref() == Ok(&self.name) && file.is_file();
-        is_its_own.then(|| name.to_owned())
+    /// Returns the configuration file that the daemon names, without links, if it may be this tunnel's.
+    fn checked(&self, file: &Path) -> anyhow::Result<String> {
+        let failed = || format!("cannot use {}, which the tunnel names", file.display());
+        let file = file.canonicalize().with_context(failed)?;
+        let name = file.to_str().unwrap_or_default();
+        if interface_name(name).as_ref() != Ok(&self.name) || !file.is_file() {
+            return Err(anyhow!("it is no file of that name").context(failed()));
+        }
+        owner::check_only_root_changes(&file).with_context(failed)?;
+        Ok(name.to_owned())
     }
 
     fn add_status(&self, status: &Status, dirs: &RuntimeDirs, report: &mut Report) {
