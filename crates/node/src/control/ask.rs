@@ -251,13 +251,18 @@ struct Timed<'a> {
 
 impl Read for Timed<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let late = || io::Error::new(io::ErrorKind::TimedOut, "its answer does not end");
         let left = self.until.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            let text = "its answer does not end";
-            return Err(io::Error::new(io::ErrorKind::TimedOut, text));
+            return Err(late());
         }
         self.stream.set_read_timeout(Some(left.min(PATIENCE)))?;
-        self.stream.read(buffer)
+        match self.stream.read(buffer) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && left < PATIENCE => {
+                Err(late())
+            }
+            read => read,
+        }
     }
 }
 
