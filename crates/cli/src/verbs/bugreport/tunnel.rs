@@ -202,16 +202,20 @@ impl Tunnel {
     }
 }
 
-/// Returns the rules in the tunnel's own tables.
+/// Returns the rules in the tunnel's own tables: that of its default route, and that of a gateway.
 fn firewall(name: &str) -> anyhow::Result<String> {
-    let list = |table: String| {
+    let mut rules = String::new();
+    for table in [format!("seikan-{name}"), format!("seikan-gateway-{name}")] {
         let mut command = Command::new("nft");
-        output_of(command.args(["list", "table", "inet", &table]))
-    };
-    let rules = list(format!("seikan-{name}"));
-    let rules = rules.with_context(|| format!("cannot list the table seikan-{name}"))?;
-    // A gateway has another one.
-    Ok(rules + &list(format!("seikan-gateway-{name}")).unwrap_or_default())
+        match output_of(command.args(["list", "table", "inet", &table])) {
+            Ok(text) => rules += &text,
+            Err(error) if error.to_string().contains("No such file") => {
+                rules += &format!("no table {table}\n");
+            }
+            Err(error) => return Err(error.context(format!("cannot list the table {table}"))),
+        }
+    }
+    Ok(rules)
 }
 
 fn record(map: PathMap, interrupt: &Interrupt) -> anyhow::Result<Content> {
