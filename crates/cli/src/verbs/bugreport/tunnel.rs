@@ -1,7 +1,7 @@
 //! Parts about a tunnel, running or not.
 //!
 //! A compromised daemon must not lead root to files that the daemon itself cannot read. So a configuration that it names
-//! is only read if it is named as the interface, and if nobody but root can change the file. [`log`](super::log) says
+//! is only read if it is named as the interface, and if nobody but root can change the file. [`log`] says
 //! how the log is read.
 
 use std::path::Path;
