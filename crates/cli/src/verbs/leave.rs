@@ -72,15 +72,19 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Unregisters this host at the coordinator. A revoked host is unregistered already.
-fn unregister(mesh: &MeshSettings) -> anyhow::Result<()> {
-    let client = Client::new(
+/// Returns a client of the coordinator with the credential of this host.
+pub fn client(mesh: &MeshSettings) -> anyhow::Result<Client> {
+    Ok(Client::new(
         &mesh.coordinator,
         mesh.pin,
         Some(mesh.credential.clone()),
         WebProxies::from_env()?,
-    )?;
-    match wait_for(client.leave()) {
+    )?)
+}
+
+/// Unregisters this host at the coordinator. A revoked host is unregistered already.
+fn unregister(mesh: &MeshSettings) -> anyhow::Result<()> {
+    match wait_for(client(mesh)?.leave()) {
         Err(error) if error.reason() == Some(Reason::NotAMember) => Ok(()),
         other => Ok(other?),
     }

@@ -10,8 +10,7 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use clap::{Args, ValueHint};
 use seikan_config::{Config, Overrides, PrivateKey, encode_key};
-use seikan_mesh::client::{Client, wait_for};
-use seikan_mesh::web_proxy::WebProxies;
+use seikan_mesh::client::wait_for;
 use seikan_node::control::{RuntimeDirs, ask};
 use seikan_node::save;
 use seikan_node::system::SystemRandom;
@@ -54,12 +53,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
              `seikan down {name}`, then `seikan rotate-key {name}`, then `seikan up {name}`"
         );
     }
-    let client = Client::new(
-        &mesh.coordinator,
-        mesh.pin,
-        Some(mesh.credential.clone()),
-        WebProxies::from_env()?,
-    )?;
+    let client = super::leave::client(mesh)?;
     let key = PrivateKey::generate(&mut SystemRandom);
     let public = key.public();
     save::set_private_key(&file, &key)?;

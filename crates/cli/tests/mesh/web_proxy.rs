@@ -8,7 +8,7 @@ use crate::common::{Tunnel, eventually, skip, stderr};
 use crate::mesh::site::{Host, SOON, Site, at_a_site, while_answering};
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, Write};
-use std::net::TcpStream;
+use std::net::{IpAddr, TcpStream};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
@@ -126,15 +126,21 @@ fn at_an_office(ports: &[u16], test: impl FnOnce(&Site, &Office)) {
     });
 }
 
+/// Returns another member, which is up, with its address, and the output of `join` at the office.
+fn both_joined(site: &Site, office: &Office) -> (Host, Tunnel, IpAddr, Output) {
+    let token = site.token(&["--reusable"]);
+    let other = site.host();
+    let address = other.join("other", &token)[0];
+    let running = other.up();
+    let joined = office.join(&format!("office:{PASSWORD}@"), &token);
+    assert!(joined.status.success(), "{}", stderr(&joined));
+    (other, running, address, joined)
+}
+
 #[test]
 fn a_member_behind_a_web_proxy_reaches_others_over_tls_to_a_relay() {
     at_an_office(&[443, 7443], |site, office| {
-        let token = site.token(&["--reusable"]);
-        let other = site.host();
-        let address = other.join("other", &token)[0];
-        let _other = other.up();
-        let joined = office.join(&format!("office:{PASSWORD}@"), &token);
-        assert!(joined.status.success(), "{}", stderr(&joined));
+        let (other, _other, address, joined) = both_joined(site, office);
         let said = String::from_utf8(joined.stdout).expect("UTF-8");
         let unit = format!(
             "joined through web proxy {PROXY}: write its variable to /etc/seikan/environment"
@@ -255,12 +261,7 @@ fn an_unusable_web_proxy_ends_up_before_any_hook() {
 #[test]
 fn a_relay_that_the_web_proxy_refuses_is_reported_with_the_reason() {
     at_an_office(&[7443], |site, office| {
-        let token = site.token(&["--reusable"]);
-        let other = site.host();
-        let address = other.join("other", &token)[0];
-        let _other = other.up();
-        let joined = office.join(&format!("office:{PASSWORD}@"), &token);
-        assert!(joined.status.success(), "{}", stderr(&joined));
+        let (_other, _running, address, _) = both_joined(site, office);
         let _running = office.up();
         let reason = format!("by TLS: web proxy {PROXY} refuses connections to 192.0.2.1:443");
         eventually("it says why", || {
