@@ -66,6 +66,21 @@ pub fn in_world(extra: [&str; 2], test: impl FnOnce(&World)) {
     }
 }
 
+impl Drop for World {
+    fn drop(&mut self) {
+        // A failed test leaves its tunnels in the background.
+        if std::thread::panicking() {
+            for host in [&self.left, &self.right] {
+                let mut down = self.seikan(&["down", &host.interface]);
+                down.stdout(Stdio::null()).stderr(Stdio::null());
+                if let Ok(mut down) = host.namespace.spawn_command(&mut down) {
+                    let _ = down.wait();
+                }
+            }
+        }
+    }
+}
+
 impl World {
     pub fn create(extra: [&str; 2]) -> Result<World, String> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
