@@ -287,7 +287,7 @@ fn a_file_of_the_first_version_is_upgraded() {
          VALUES (1, 'old', zeroblob(32), zeroblob(32), 1, '[\"web\"]', '[]', 7, 0, 0);",
     )
     .expect("filled");
-    // As after a crash: what was committed last is only in the write-ahead log, and an attempt to copy has not ended.
+    // As after a crash: only the write-ahead log has the last commit, and a part of a copy is left.
     let mode: String = file
         .pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0))
         .expect("set");
