@@ -33,6 +33,9 @@ const PRESENT_FOR: Duration = Duration::from_secs(10);
 /// Minimum and maximum interval between queries for a device.
 const FIRST_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_INTERVAL: Duration = Duration::from_secs(30);
+/// Minimum interval between queries for a device that packets wait for, however long nobody has
+/// found it: it may just have been plugged in, and need not announce itself.
+const AWAITED_INTERVAL: Duration = Duration::from_millis(250);
 /// Silence after which a device is queried.
 const SILENT_AFTER: Duration = Duration::from_secs(30);
 /// Maximum number of queries at a time, and the interval between batches: a thousand devices do not
@@ -86,12 +89,17 @@ pub struct Responder {
     due: Instant,
     /// Position of the scan.
     cursor: u32,
+    /// Begin of the present interval of queries for devices that packets wait for, and their number
+    /// in it.
+    awaited_since: Instant,
+    awaited: usize,
     out: Vec<Vec<u8>>,
 }
 
 /// Queries for one device.
 #[derive(Clone, Copy, Debug)]
 struct AddressQuery {
+    sent: Instant,
     next: Instant,
     interval: Duration,
     unanswered: u32,
@@ -103,6 +111,7 @@ struct AddressQuery {
 impl AddressQuery {
     fn new(now: Instant) -> AddressQuery {
         AddressQuery {
+            sent: now,
             next: now,
             interval: FIRST_INTERVAL,
             unanswered: 0,
@@ -144,6 +153,8 @@ impl Responder {
             queries: HashMap::new(),
             due: Instant::BOOT,
             cursor: 0,
+            awaited_since: Instant::BOOT,
+            awaited: 0,
             out: Vec::new(),
         }
     }
@@ -391,10 +402,18 @@ impl Responder {
             && self.conflicts(now).all(|c| c.address != target)
     }
 
-    /// Queries for a device that a packet waits for, unless it was just queried.
+    /// Queries for a device that a packet waits for, unless it was just queried. Packets for absent
+    /// devices cause no more queries at a time than [`Self::poll`].
     pub fn resolve(&mut self, now: Instant, gateway: &Gateway, id: DeviceId) {
         let query = self.queries.get(&id);
-        if query.is_none_or(|q| q.next <= now) {
+        if query.is_some_and(|q| !q.sent.has_expired(AWAITED_INTERVAL, now)) {
+            return;
+        }
+        if self.awaited_since.has_expired(BATCH_INTERVAL, now) {
+            (self.awaited_since, self.awaited) = (now, 0);
+        }
+        if self.awaited < MAX_QUERIES {
+            self.awaited += 1;
             self.send_query(now, gateway, id);
         }
     }
@@ -501,6 +520,7 @@ impl Responder {
             }
         }
         let query = self.queries.entry(id).or_insert(AddressQuery::new(now));
+        query.sent = now;
         query.next = now + query.interval;
         query.unanswered += 1;
         if query.contested_since.is_none() {

@@ -635,6 +635,46 @@ fn a_thousand_devices_are_queried_in_batches() {
 }
 
 #[test]
+fn a_device_that_packets_wait_for_is_queried_at_once() {
+    let (mut responder, mut gateway) = (responder(), gateway(|_| {}));
+    let (id, _) = gateway.devices().next().unwrap();
+    // Nobody has found it for a minute, so that it is queried every 30 seconds.
+    for second in 0..60 {
+        responder.poll(at(1_000 * second), &mut gateway);
+    }
+    responder.take_frames();
+    let mut queries = |ms| {
+        responder.resolve(at(ms), &gateway, id);
+        responder.take_frames().len()
+    };
+    assert_eq!(
+        [60_000, 60_001, 60_249, 60_250].map(&mut queries),
+        [1, 0, 0, 1]
+    );
+}
+
+#[test]
+fn packets_for_absent_devices_cause_a_bounded_number_of_queries() {
+    let gateway = gateway(|c| {
+        for i in 0..1000u32 {
+            c.devices.push(DeviceConfig {
+                name: i.to_string(),
+                lan: vec![Ipv4Addr::from(0x0a00_0000 + i).into()],
+                ..DeviceConfig::default()
+            });
+        }
+    });
+    let ids: Vec<DeviceId> = gateway.devices().map(|(id, _)| id).collect();
+    let mut responder = responder();
+    for ms in 0..100 {
+        for id in &ids {
+            responder.resolve(at(ms), &gateway, *id);
+        }
+    }
+    assert_eq!(responder.take_frames().len(), 2 * 32);
+}
+
+#[test]
 fn replies_carry_the_vlan_tag_of_the_request() {
     let mut gateway = gateway(|c| c.devices[0].vlan = Some(7));
     let ask = Arp::request(DEVICE_MAC, v4(LAN), v4(SHOWN));
