@@ -134,6 +134,30 @@ fn the_interface_goes_with_the_tun() {
 }
 
 #[test]
+fn a_read_shorter_than_the_packet_discards_the_rest() {
+    in_namespace(|| {
+        let jumbo = TunOptions {
+            mtu: 5000,
+            ..options("tun-a")
+        };
+        let tun = configured(&jumbo, !0);
+        let sender = UdpSocket::bind((HERE, 0)).expect("bind");
+        for payload in [[1; 4972], [2; 4972]] {
+            sender.send_to(&payload, (THERE, 9)).expect("send");
+        }
+        let mut buf = [0; VNET_HEADER_LEN + 2000];
+        let queue = &tun.queues()[0];
+        for payload in [1, 2] {
+            assert_eq!(read_ipv4(queue, &mut buf), buf.len());
+            // Each packet has 5,000 bytes by its header; the next read begins with the next one.
+            let packet = &buf[VNET_HEADER_LEN..];
+            assert_eq!(packet[2..4], 5000_u16.to_be_bytes());
+            assert_eq!(packet[28..], [payload; 1972]);
+        }
+    });
+}
+
+#[test]
 fn an_existing_interface_is_an_error_of_its_own() {
     in_namespace(|| {
         let _first = Tun::create(&options("tun-a")).expect("TUN device");
