@@ -5,12 +5,14 @@
 //! their own, but no files.
 
 use std::fs::{self, Permissions};
+use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use ipnet::IpNet;
 use seikan_ui::Interrupt;
 use serde_json::Value;
 
@@ -41,6 +43,8 @@ pub(crate) struct Member {
     pub(crate) interface: String,
     /// Its IPv4 address inside of the mesh.
     pub(crate) address: IpAddr,
+    /// Its addresses, IPv4 first, with the networks of the mesh.
+    pub(crate) networks: Vec<IpNet>,
 }
 
 impl Mesh {
@@ -63,7 +67,9 @@ impl Mesh {
         let mut process = mesh.start_coordinator(host)?;
         let said = patiently("the coordinator creates a token", interrupt, || {
             process.check_alive()?;
-            let said = mesh.administer(host, &["token", "--reusable"]).ok();
+            // Devices behind members need no approval here.
+            let said = mesh.administer(host, &["token", "--reusable", "--devices"]);
+            let said = said.ok();
             // Its certificate may not be there yet.
             Ok(said.filter(|said| said.contains("--pin")))
         })?;
@@ -133,13 +139,15 @@ impl Mesh {
         let line = text
             .lines()
             .find_map(|line| line.strip_prefix("address = "));
-        let mut words = line.unwrap_or_default().split('"');
-        let address = words.find_map(|word| word.split('/').next()?.parse().ok());
+        let words = line.unwrap_or_default().split('"');
+        let networks: Vec<IpNet> = words.filter_map(|word| word.parse().ok()).collect();
+        let address = networks.first().map(IpNet::addr);
         Ok(Member {
             folder: self.folder.clone(),
             interface: interface.to_owned(),
             address: address
                 .ok_or_else(|| LabError::Setup(format!("{interface} has no address")))?,
+            networks,
         })
     }
 
@@ -161,9 +169,21 @@ impl Mesh {
 }
 
 impl Member {
+    /// Adds sections to its configuration.
+    pub(crate) fn configure(&self, sections: &str) -> Result<()> {
+        let mut file = fs::OpenOptions::new();
+        let file = file.append(true).open(self.file());
+        file.and_then(|mut file| file.write_all(sections.as_bytes()))
+            .map_err(LabError::io("write a member's configuration"))
+    }
+
+    fn file(&self) -> PathBuf {
+        self.folder.join(format!("{}.toml", self.interface))
+    }
+
     /// Starts its tunnel, with these variables in its environment.
     pub(crate) fn up(&self, host: &Host, environment: &[(String, String)]) -> Result<Process> {
-        let file = self.folder.join(format!("{}.toml", self.interface));
+        let file = self.file();
         let mut command = command(&self.folder, &["up", &file.to_string_lossy()])?;
         command.envs(environment.iter().cloned());
         let process = Process::start(host, &self.interface, command, &self.folder)?;

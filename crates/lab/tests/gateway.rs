@@ -147,7 +147,7 @@ fn every_device_behind_a_switch_reaches_the_remote() {
     })
     .expect("site");
     site.let_gateway_forward().expect("forwarding");
-    site.route_through_gateway(on_wan(2).networks())
+    site.route_through_gateway(&on_wan(2).networks())
         .expect("routes");
     site.route_to_lan(None).expect("routes");
     let devices: Vec<_> = std::iter::once(&site.device).chain(&site.others).collect();
@@ -186,6 +186,42 @@ fn forwarding_carries_both_directions_in_both_families() {
             assert!(speed(&report, FORWARDING, load) > 0.05, "IPv6: {ipv6}");
         }
     }
+}
+
+#[test]
+fn a_device_of_a_mesh_reaches_a_member_behind_another_nat() {
+    let Some(_alone) = alone() else { return };
+    let rows = [
+        "host-to-host",
+        "seikan-transparent",
+        "seikan-routed",
+        "naive-no-gro",
+    ];
+    for ipv6 in [false, true] {
+        // The naive encapsulator has no IPv6.
+        let rows = if ipv6 { &rows[..3] } else { &rows[..] };
+        let options = GatewayOptions {
+            mesh: true,
+            ipv6,
+            ..options(rows, &[Load::Tcp1, Load::Rev])
+        };
+        let report = gateway(&options, &Interrupt::new(), &mut |_| ()).expect("runs");
+        if let Some(absent) = report.absent.first() {
+            crate::common::skip(&format!("{}: {}", absent.name, absent.reason));
+            return;
+        }
+        for row in rows {
+            for load in [Load::Tcp1, Load::Rev] {
+                assert!(speed(&report, row, load) > 0.01, "{row}, IPv6: {ipv6}");
+            }
+        }
+    }
+    let options = GatewayOptions {
+        mesh: true,
+        ..options(&[FORWARDING], &[Load::Tcp1])
+    };
+    let report = gateway(&options, &Interrupt::new(), &mut |_| ()).expect("runs");
+    assert_eq!(report.absent[0].name, FORWARDING);
 }
 
 /// Namespaces and TUN devices that this process holds, and threads of the naive encapsulator.

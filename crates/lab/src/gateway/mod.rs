@@ -6,6 +6,7 @@
 //! forwarding of the kernel is the base of added latency.
 
 mod figures;
+mod mesh;
 pub mod naive;
 mod setup;
 pub mod site;
@@ -31,7 +32,7 @@ use crate::tunnel::{self, READY_PATIENCE, Started, Tunnel};
 pub use figures::{GatewayReport, GatewayRound, GatewayRow, RowLoad};
 use figures::{summarise, with_ratios};
 use setup::{Carriers, Setup};
-use site::{Lan, MAX_DEVICES, Nic, Site};
+use site::{Lan, MAX_DEVICES, Mode, Nic, Site};
 
 /// Name of the row that ratios refer to.
 pub const YARDSTICK: &str = "host-to-host";
@@ -61,6 +62,11 @@ pub struct GatewayOptions {
     /// Load over IPv6
     #[arg(long)]
     pub ipv6: bool,
+    /// Make gateway and remote members of a mesh, each behind a NAT, and the device one of its
+    /// devices
+    #[arg(long)]
+    #[serde(default)]
+    pub mesh: bool,
     /// Devices on the LAN, all but one idle; more than one are joined by a switch
     #[arg(long, value_name = "DEVICES", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=100))]
     pub devices: u8,
@@ -82,6 +88,7 @@ impl Default for GatewayOptions {
             loads: vec![Load::Tcp1, Load::Rev],
             nic: Nic::Plain,
             ipv6: false,
+            mesh: false,
             devices: 1,
             rate: None,
             congestion: Congestion::default(),
@@ -165,7 +172,7 @@ pub(crate) fn behind(
     then: &mut dyn FnMut(&Ends<'_>, &Started) -> Result<()>,
 ) -> Result<()> {
     let setup = Setup::Seikan {
-        mode: setup::Mode::Transparent,
+        mode: Mode::Transparent,
         many: false,
     };
     let options = GatewayOptions {
@@ -195,11 +202,16 @@ fn choose(options: &GatewayOptions) -> Result<(Vec<Setup>, Vec<Absent>)> {
     }
     let (mut present, mut absent) = (Vec::new(), Vec::new());
     for row in all {
-        let wanted = only.map_or(row.by_default(), |names| {
+        let is_possible = !options.mesh || row.in_mesh();
+        let wanted = only.map_or(row.by_default() && is_possible, |names| {
             names.iter().any(|name| name == row.name())
         });
         match row.availability(options.ipv6) {
             _ if !wanted => {}
+            _ if !is_possible => absent.push(Absent {
+                name: row.name().to_owned(),
+                reason: "it does not run in a mesh".to_owned(),
+            }),
             Ok(()) => present.push(row),
             Err(reason) => absent.push(Absent {
                 name: row.name().to_owned(),
@@ -224,7 +236,9 @@ fn measure(
         run_loads(ends, started, figures, options.plan(), interrupt, step)
     };
     let outcome = match setup {
-        Setup::HostToHost(tunnel) => host_to_host(tunnel, options, interrupt, &mut load),
+        Setup::HostToHost(tunnel) if !options.mesh => {
+            host_to_host(tunnel, options, interrupt, &mut load)
+        }
         Setup::NaiveHosts(tunnel) => host_to_host(tunnel, options, interrupt, &mut load),
         _ => {
             let measure =
@@ -273,16 +287,25 @@ fn through_gateway(
 ) -> Result<()> {
     // Dropped in the order programs, hosts, directory.
     let dir = private_directory()?;
-    let site = Site::create(&setup.lan(options.lan()))?;
-    for host in [&site.device, &site.remote] {
+    let lan = setup.lan(options.lan());
+    let site = if options.mesh {
+        Site::behind_nats(&lan)?
+    } else {
+        Site::create(&lan)?
+    };
+    // Without a device, the load is between the two members.
+    let from = match setup {
+        Setup::HostToHost(_) => &site.gateway,
+        _ => &site.device,
+    };
+    for host in [from, &site.remote] {
         host.set_congestion_control(options.congestion)?;
     }
-    let mut carriers = setup.up(&site, dir.path(), interrupt)?;
+    let mut carriers = setup.up(&site, dir.path(), options.ipv6, interrupt)?;
     let sources = setup.sources(options.ipv6);
-    let target = setup.target(options.ipv6);
     let ends = Ends {
         sources: &sources,
-        ..site.device.to(&site.remote, target)
+        ..from.to(&site.remote, carriers.target)
     };
     wait_reachable(&ends, READY_PATIENCE, interrupt, || carriers.check_alive())
         .map_err(|e| carriers.started.explain(e))?;

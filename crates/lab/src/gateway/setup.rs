@@ -4,17 +4,20 @@
 use std::fmt::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
+use std::process::Command;
 
 use ipnet::Ipv4Net;
 use seikan_ui::Interrupt;
 
 use crate::error::Result;
+use crate::gateway::mesh;
 use crate::gateway::naive::{Inside, Worker};
 use crate::gateway::site::{
-    LAN, Lan, MANY, Nic, PRESENTED, Pair, Site, WAN, many_numbers, on_lan, on_overlay, on_wan,
+    LAN, Lan, MANY, Mode, Nic, PRESENTED, Pair, Site, WAN, many_numbers, on_lan, on_overlay, on_wan,
 };
 use crate::gateway::{FORWARDING, YARDSTICK};
 use crate::host::Host;
+use crate::process::Process;
 use crate::program;
 use crate::tunnel::middle::{NAIVE_HOSTS, NaiveHosts};
 use crate::tunnel::seikan::{Seikan, config, status, up};
@@ -42,23 +45,20 @@ pub(super) enum Setup {
     Naive { gro: bool, rps: bool },
 }
 
-/// How our gateway takes packets in.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Mode {
-    /// By packet socket, at an address of the LAN.
-    Transparent,
-    /// By the kernel's forwarding.
-    Routed,
-}
-
 /// Programs on a site. Dropping it stops them.
-#[derive(Default)]
 pub(super) struct Carriers {
     pub(super) naive: Vec<Worker>,
     pub(super) started: Started,
+    /// The address at which the remote is loaded.
+    pub(super) target: IpAddr,
 }
 
 impl Carriers {
+    fn join_mesh(&mut self, mesh: mesh::InMesh, ipv6: bool) {
+        self.started.processes = mesh.processes;
+        self.target = mesh.remote[usize::from(ipv6)];
+    }
+
     pub(super) fn check_alive(&mut self) -> Result<()> {
         self.naive.iter_mut().try_for_each(Worker::check_alive)?;
         self.started.check_alive()
@@ -97,6 +97,15 @@ impl Setup {
             Self::NaiveHosts(_) => false,
             _ => true,
         }
+    }
+
+    /// Whether it can run where gateway and remote are members of a mesh behind NATs: another tunnel
+    /// would need their outer addresses and ports, and so does the naive one, which has them.
+    pub(super) fn in_mesh(&self) -> bool {
+        matches!(
+            self,
+            Self::HostToHost(_) | Self::Seikan { many: false, .. } | Self::Naive { rps: false, .. }
+        )
     }
 
     pub(super) fn availability(&self, ipv6: bool) -> std::result::Result<(), String> {
@@ -145,28 +154,45 @@ impl Setup {
         }
     }
 
-    /// Where the device reaches the remote.
-    pub(super) fn target(&self, ipv6: bool) -> IpAddr {
-        let pair = match self {
+    /// Where the device reaches the remote without a mesh.
+    fn target(&self) -> Pair {
+        match self {
             Self::Plain => on_wan(2),
             Self::Seikan {
                 mode: Mode::Transparent,
                 ..
             } => PRESENTED,
             _ => on_overlay(2),
-        };
-        pair.of(ipv6)
+        }
     }
 
-    /// Starts it on both hosts that run it. Files go to `dir`, which only we can read.
-    pub(super) fn up(&self, site: &Site, dir: &Path, interrupt: &Interrupt) -> Result<Carriers> {
-        let mut carriers = Carriers::default();
+    /// Starts it on both hosts that run it, for a load over IPv6 or IPv4. Files go to `dir`, which only we can
+    /// read.
+    pub(super) fn up(
+        &self,
+        site: &Site,
+        dir: &Path,
+        ipv6: bool,
+        interrupt: &Interrupt,
+    ) -> Result<Carriers> {
+        let mut carriers = Carriers {
+            naive: Vec::new(),
+            started: Started::default(),
+            target: self.target().of(ipv6),
+        };
+        let is_mesh = site.internet.is_some();
         match self {
+            Self::HostToHost(_) if is_mesh => {
+                carriers.join_mesh(mesh::start(None, site, dir, interrupt)?, ipv6);
+            }
+            Self::Seikan { mode, .. } if is_mesh => {
+                carriers.join_mesh(mesh::start(Some(*mode), site, dir, interrupt)?, ipv6);
+            }
             // They have no site.
             Self::HostToHost(_) | Self::NaiveHosts(_) => {}
             Self::Plain => {
                 site.let_gateway_forward()?;
-                site.route_through_gateway(on_wan(2).networks())?;
+                site.route_through_gateway(&on_wan(2).networks())?;
                 site.route_to_lan(None)?;
             }
             Self::Seikan { mode, many } => {
@@ -176,21 +202,25 @@ impl Setup {
                     devices.extend(many_devices());
                 }
                 if *mode == Mode::Routed {
-                    site.route_through_gateway(on_overlay(2).networks())?;
+                    site.route_through_gateway(&on_overlay(2).networks())?;
                 }
                 carriers.started = start_seikan(*mode, &devices, site, dir, interrupt)?;
             }
             Self::WireGuard(program) => {
                 site.let_gateway_forward()?;
-                site.route_through_gateway(on_overlay(2).networks())?;
+                site.route_through_gateway(&on_overlay(2).networks())?;
                 let ends = [&site.gateway, &site.remote];
                 let start = &mut |end: &End<'_>| program.start_end(end, interrupt);
                 carriers.started = start_ends(ends, dir, interrupt, start)?;
                 site.route_to_lan(Some(&device_name(&site.remote)))?;
             }
             Self::Naive { .. } => {
-                site.route_through_gateway(on_overlay(2).networks())?;
+                site.route_through_gateway(&on_overlay(2).networks())?;
                 carriers.naive = start_naive(site)?;
+                if is_mesh {
+                    let keepalive = keep_mappings(site, dir)?;
+                    carriers.started.processes.0.push(keepalive);
+                }
             }
         }
         Ok(carriers)
@@ -266,11 +296,7 @@ fn start_seikan(
 
 /// Returns the gateway section of a configuration.
 fn gateway_section(mode: Mode, devices: &[Device]) -> String {
-    let mode_name = match mode {
-        Mode::Transparent => "transparent",
-        Mode::Routed => "routed",
-    };
-    let mut text = format!("\n[gateway]\ninterface = \"{LAN}\"\nmode = \"{mode_name}\"\n");
+    let mut text = mode.section();
     // Writing to a String cannot fail.
     for (number, [lan, overlay]) in devices.iter().enumerate() {
         let _ = writeln!(
@@ -292,10 +318,11 @@ fn gateway_section(mode: Mode, devices: &[Device]) -> String {
 
 fn start_naive(site: &Site) -> Result<Vec<Worker>> {
     let network = |pair: Pair| Ipv4Net::new_assert(pair.v4, 24);
+    let [to_gateway, to_remote] = site.outside;
     let ends = [
         (
             &site.gateway,
-            on_wan(2),
+            to_remote,
             Inside::Lan {
                 nic: LAN.to_owned(),
                 overlay: network(on_overlay(2)).trunc(),
@@ -303,7 +330,7 @@ fn start_naive(site: &Site) -> Result<Vec<Worker>> {
         ),
         (
             &site.remote,
-            on_wan(1),
+            to_gateway,
             Inside::Tun {
                 device: "naive0".to_owned(),
                 address: network(on_overlay(2)),
@@ -312,8 +339,16 @@ fn start_naive(site: &Site) -> Result<Vec<Worker>> {
         ),
     ];
     let start =
-        |(host, peer, inside): (&Host, Pair, Inside)| Worker::start(host, WAN, peer.v4, &inside);
+        |(host, peer, inside): (&Host, Ipv4Addr, Inside)| Worker::start(host, WAN, peer, &inside);
     ends.into_iter().map(start).collect()
+}
+
+/// Has the remote ping the device through the naive tunnel, so that its NAT admits the gateway.
+fn keep_mappings(site: &Site, dir: &Path) -> Result<Process> {
+    let mut ping = Command::new("ping");
+    ping.args(["-q", "-i", "0.5"])
+        .arg(on_lan(10).v4.to_string());
+    Process::start(&site.remote, "ping", ping, dir)
 }
 
 /// All ways, in the order of reports.

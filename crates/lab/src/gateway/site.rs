@@ -6,7 +6,12 @@
 //! 10.77.0.10           10.77.0.1          10.77.0.2     in the overlay
 //! ```
 //! With more than one device, a switch (a bridge in a namespace of its own) joins them and the
-//! gateway.
+//! gateway. The gateway and the remote may also be behind NATs of their own:
+//!
+//! ```text
+//! gateway wan0 ---- NAT ---------- internet ---------- NAT ---- wan0 remote
+//! 10.0.1.10    198.51.100.11     198.51.100.1     198.51.100.12  10.0.2.10
+//! ```
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -16,8 +21,10 @@ use seikan_sys::ethtool::Feature;
 use seikan_sys::netlink::Route;
 use serde::{Deserialize, Serialize};
 
-use crate::error::Result;
+use crate::error::{LabError, Result};
 use crate::host::{Host, all_cpus, cable, network};
+use crate::nat::NatBox;
+use crate::nat::site::{FIRST, INTERNET, Router, Switch, address, address_v4};
 
 /// MTU of all nics, in bytes.
 const MTU: u32 = 1500;
@@ -36,6 +43,12 @@ pub const MAX_DEVICES: u8 = 100;
 
 /// The gateway's and the remote's number on the LAN, where the latter is only shown.
 const TAKEN: [u8; 2] = [1, 202];
+/// The networks behind the NATs of gateway and remote, and their last byte there.
+const HOMES: [[u8; 3]; 2] = [[10, 0, 1], [10, 0, 2]];
+const AT_HOME: u8 = 10;
+/// Last bytes of the outer addresses of the two NATs.
+const NATS: [u8; 2] = [11, 12];
+
 /// Number of addresses of a device that represents many.
 pub const MANY: usize = 200;
 
@@ -134,6 +147,26 @@ pub struct Lan {
     pub rate: Option<u64>,
 }
 
+/// How our gateway takes packets in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// By packet socket, at an address of the LAN.
+    Transparent,
+    /// By the kernel's forwarding.
+    Routed,
+}
+
+impl Mode {
+    /// Returns the section of a gateway in a configuration.
+    pub(super) fn section(self) -> String {
+        let name = match self {
+            Mode::Transparent => "transparent",
+            Mode::Routed => "routed",
+        };
+        format!("\n[gateway]\ninterface = \"{LAN}\"\nmode = \"{name}\"\n")
+    }
+}
+
 /// The hosts.
 #[derive(Debug)]
 pub struct Site {
@@ -145,27 +178,82 @@ pub struct Site {
     pub remote: Host,
     /// Further devices, idle.
     pub others: Vec<Host>,
+    /// The addresses at which gateway and remote reach each other from outside.
+    pub(super) outside: [Ipv4Addr; 2],
+    pub(super) internet: Option<Internet>,
     _switch: Option<Host>,
 }
 
+/// The internet between two NATs: where a coordinator runs.
+#[derive(Debug)]
+pub(super) struct Internet {
+    pub(super) core: Switch,
+    _nats: [Router; 2],
+}
+
+impl Internet {
+    /// Joins gateway and remote, each behind a NAT that masquerades and drops what nobody asked for.
+    fn between(gateway: &mut Host, remote: &mut Host) -> Result<Internet> {
+        let core = Switch::create("internet", INTERNET)?.route()?;
+        let join = |host: &mut Host, home, end| {
+            let nat = Router::create(&core, end, &NatBox::default(), home, &[AT_HOME])?;
+            nat.inside.plug(host, WAN, AT_HOME)?;
+            nat.inside.configure(host, WAN, AT_HOME)?;
+            host.address = address(home, AT_HOME);
+            Ok::<_, LabError>(nat)
+        };
+        let nats = [
+            join(gateway, HOMES[0], NATS[0])?,
+            join(remote, HOMES[1], NATS[1])?,
+        ];
+        Ok(Internet { core, _nats: nats })
+    }
+
+    /// The host of the internet, and its address.
+    pub(super) fn host(&self) -> (&Host, IpAddr) {
+        (&self.core.host, address(INTERNET, FIRST))
+    }
+}
+
 impl Site {
-    /// Makes the hosts and joins them.
+    /// Makes the hosts and joins them, gateway and remote by a cable.
     ///
     /// # Errors
     /// No privilege to make namespaces, or anything else the kernel refuses.
     pub fn create(lan: &Lan) -> Result<Self> {
+        Self::with(lan, false)
+    }
+
+    /// Makes the hosts and joins them, with the internet and a NAT at each end between gateway and
+    /// remote.
+    ///
+    /// # Errors
+    /// As [`Site::create`].
+    pub(super) fn behind_nats(lan: &Lan) -> Result<Self> {
+        Self::with(lan, true)
+    }
+
+    fn with(lan: &Lan, nats: bool) -> Result<Self> {
         let device = host("device", NIC, on_lan(DEVICE), on_overlay(DEVICE))?;
         let mut gateway = host("gate", WAN, on_wan(1), on_overlay(1))?;
         // Tunnels that route the devices' own addresses send them to the gateway.
         gateway.behind = on_lan(1).networks().to_vec();
-        let remote = host("remote", WAN, on_wan(2), on_overlay(2))?;
+        let mut remote = host("remote", WAN, on_wan(2), on_overlay(2))?;
         let others = (1..lan.devices.clamp(1, MAX_DEVICES))
             .map(|n| host("other", NIC, on_lan(DEVICE + n), on_overlay(DEVICE + n)))
             .collect::<Result<Vec<Host>>>()?;
         let switch = join_lan(&gateway, &device, &others)?;
-        cable(&gateway, WAN, &remote, WAN)?;
-        for host in [&gateway, &remote, &device].into_iter().chain(&others) {
-            host.configure(&host.device, MTU, [host.address, host.address6])?;
+        let internet = if nats {
+            Some(Internet::between(&mut gateway, &mut remote)?)
+        } else {
+            cable(&gateway, WAN, &remote, WAN)?;
+            for host in [&gateway, &remote] {
+                host.configure(WAN, MTU, [host.address, host.address6])?;
+            }
+            None
+        };
+        for host in std::iter::once(&device).chain(&others) {
+            host.configure(NIC, MTU, [host.address, host.address6])?;
         }
         gateway.configure(LAN, MTU, on_lan(1).both())?;
         for host in std::iter::once(&device).chain(&others) {
@@ -185,24 +273,44 @@ impl Site {
                 host.limit(nic, rate)?;
             }
         }
+        let outside = match internet {
+            Some(_) => NATS.map(|end| address_v4(INTERNET, end)),
+            None => [on_wan(1).v4, on_wan(2).v4],
+        };
         Ok(Self {
             device,
             gateway,
             remote,
             others,
+            outside,
+            internet,
             _switch: switch,
         })
+    }
+
+    /// Has the devices look for the addresses of `networks` on the LAN.
+    ///
+    /// # Errors
+    /// The kernel refuses a route.
+    pub(super) fn route_on_lan(&self, networks: &[IpNet]) -> Result<()> {
+        for host in std::iter::once(&self.device).chain(&self.others) {
+            for network in networks {
+                host.add_route(&Route::to(*network).device(host.index(NIC)?))?;
+            }
+        }
+        Ok(())
     }
 
     /// Routes the devices' packets for `networks` to the gateway.
     ///
     /// # Errors
     /// The kernel refuses a route.
-    pub fn route_through_gateway(&self, networks: [IpNet; 2]) -> Result<()> {
+    pub fn route_through_gateway(&self, networks: &[IpNet]) -> Result<()> {
         let devices = std::iter::once(&self.device).chain(&self.others);
         for (host, (network, via)) in devices.flat_map(|host| {
             networks
-                .into_iter()
+                .iter()
+                .copied()
                 .zip(on_lan(1).both())
                 .map(move |r| (host, r))
         }) {

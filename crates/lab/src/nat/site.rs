@@ -43,7 +43,7 @@ const WIRED: &str = "wired";
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
 /// The network of a switch.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 struct Network {
     prefix: [u8; 3],
     /// Whether its hosts reach each other through its router alone.
@@ -75,14 +75,17 @@ impl Network {
 }
 
 /// A switch with a network, and the host that it belongs to.
+#[derive(Debug)]
 pub(crate) struct Switch {
     pub(crate) host: Host,
     network: Network,
 }
 
 /// A NAT.
-struct Router {
-    inside: Switch,
+#[derive(Debug)]
+pub(crate) struct Router {
+    /// Its host, and the switch of the network inside.
+    pub(crate) inside: Switch,
     rules: NatBox,
     /// The network outside, and its address there.
     outside: (Network, u8),
@@ -101,8 +104,12 @@ pub(super) struct Site {
 }
 
 pub(crate) fn address(network: [u8; 3], end: u8) -> IpAddr {
+    address_v4(network, end).into()
+}
+
+pub(crate) fn address_v4(network: [u8; 3], end: u8) -> Ipv4Addr {
     let [a, b, c] = network;
-    Ipv4Addr::new(a, b, c, end).into()
+    Ipv4Addr::new(a, b, c, end)
 }
 
 /// An address of a network of 2001:db8::/48; everybody's is 0.
@@ -129,7 +136,7 @@ impl Switch {
     }
 
     /// Has the hosts at it reach each other through its router, whose redirects would end that.
-    fn route(mut self) -> Result<Switch> {
+    pub(crate) fn route(mut self) -> Result<Switch> {
         self.host.forward(true)?;
         for interface in ["all", LAN] {
             let name = format!("net/ipv4/conf/{interface}/send_redirects");
@@ -165,7 +172,7 @@ fn configure6(host: &Host, nic: &str, network: u8, end: u8) -> Result<()> {
 
 impl Router {
     /// A box at a switch, with a network inside for these.
-    fn create(
+    pub(crate) fn create(
         at: &Switch,
         end: u8,
         rules: &NatBox,

@@ -62,7 +62,7 @@ fn the_naive_verb_carries_and_counts_until_a_signal() {
         Ok(site) => site,
         Err(error) => return skip(&error.to_string()),
     };
-    site.route_through_gateway(on_overlay(2).networks())
+    site.route_through_gateway(&on_overlay(2).networks())
         .expect("routes");
     let near = [
         "--peer",

@@ -1,0 +1,70 @@
+//! A gateway that is a member of a mesh, as is the remote host. Each is behind a NAT, and there is no
+//! relay: packets pass on a punched path or not at all.
+
+use std::net::IpAddr;
+use std::path::Path;
+
+use seikan_ui::Interrupt;
+
+use crate::error::{LabError, Result};
+use crate::gateway::site::{Mode, Site};
+use crate::host::Host;
+use crate::mesh::Mesh;
+use crate::process::Processes;
+use crate::tunnel::device_name;
+
+/// Port of the coordinator, on the host of the internet.
+const COORDINATOR: u16 = 7443;
+
+/// Programs of a mesh, and the addresses of the remote in it, IPv4 first.
+pub(super) struct InMesh {
+    pub(super) processes: Processes,
+    pub(super) remote: Vec<IpAddr>,
+}
+
+/// Starts a mesh of gateway and remote, which meet with the first packet. With a mode, the devices of
+/// the site are devices of the gateway. Files go to `dir`.
+pub(super) fn start(
+    mode: Option<Mode>,
+    site: &Site,
+    dir: &Path,
+    interrupt: &Interrupt,
+) -> Result<InMesh> {
+    let internet = site.internet.as_ref();
+    let internet = internet.ok_or_else(|| LabError::Usage("no internet for a mesh".to_owned()))?;
+    let (core, address) = internet.host();
+    let coordinator = (address, COORDINATOR).into();
+    let (mesh, process) = Mesh::start(core, coordinator, dir, interrupt)?;
+    let mut processes = Processes(vec![process]);
+    let mut join = |host: &Host, sections: &str| {
+        let member = mesh.join(host, host.name, &device_name(host))?;
+        member.configure(sections)?;
+        processes.0.push(member.up(host, &[])?);
+        Ok::<_, LabError>(member)
+    };
+    let sections = mode.map(|mode| sections(mode, site));
+    let gateway = join(&site.gateway, &sections.unwrap_or_default())?;
+    let remote = join(&site.remote, "")?;
+    let networks: Vec<_> = gateway.networks.iter().map(ipnet::IpNet::trunc).collect();
+    match mode {
+        Some(Mode::Transparent) => site.route_on_lan(&networks)?,
+        Some(Mode::Routed) => site.route_through_gateway(&networks)?,
+        None => {}
+    }
+    Ok(InMesh {
+        processes,
+        remote: remote.networks.iter().map(ipnet::IpNet::addr).collect(),
+    })
+}
+
+/// Returns the sections of a gateway and its devices, which get addresses from the mesh.
+fn sections(mode: Mode, site: &Site) -> String {
+    let mut text = mode.section();
+    for (number, device) in (0..).zip(std::iter::once(&site.device).chain(&site.others)) {
+        text += &format!(
+            "\n[[gateway.device]]\nname = \"device{number}\"\nlan = [\"{}\", \"{}\"]\n",
+            device.address, device.address6
+        );
+    }
+    text
+}
