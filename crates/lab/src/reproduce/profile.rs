@@ -4,7 +4,8 @@
 //! Guests are network namespaces, each on a port of a bridge of the kernel's or of Open vSwitch
 //! with its datapath in user space; all send to one host behind the same switch. The source
 //! profiled the kernel's functions and compared the number of their calls with the throughput, as
-//! [`counters`](super::counters) does. The cost of sampling is measured, too.
+//! [`counters`](super::counters) does. The cost of sampling, of counting calls and of a capture is
+//! measured, too.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +18,10 @@ use super::guests::{GUESTS, Network, Switch, UPLINK};
 use super::limit;
 use super::look::Looker;
 use super::patterns::{self, functions};
+use super::tracepoints::Counted;
 use super::{Bench, Curve, Curves, Figures, Found, List, Row, titled};
+use crate::capture::Capture;
+use crate::cleanup::private_directory;
 use crate::error::{LabError, Result};
 
 /// A pattern of the source.
@@ -64,7 +68,7 @@ pub(super) const BIN: f64 = 0.5;
 
 pub(super) fn run(bench: &mut Bench<'_>) -> Result<Found> {
     let rounds = bench.options.rounds as usize;
-    let rows = 3 * PATTERNS.len() + LEVELS.len() + limit::STEPS;
+    let rows = 3 * PATTERNS.len() + RECORDERS.len() + limit::STEPS;
     bench.expect(rows * rounds + 2 * patterns::STEPS + 1);
     let mut found = Found::default();
     let rate = bench.source.rate();
@@ -307,26 +311,55 @@ fn at(values: &[f64], share: f64) -> Option<f64> {
     percentile(&sorted, share)
 }
 
-/// How deep a recording looks, as rows.
-const LEVELS: [(&str, Option<u32>); 4] = [
-    ("nothing recorded", None),
-    ("counters (L0)", Some(0)),
-    ("drops by reason, too (L1)", Some(1)),
-    ("functions, too (L2)", Some(2)),
+/// A way to record what happens while guests send.
+#[derive(Clone, Copy, PartialEq)]
+enum Recorder {
+    Nothing,
+    /// The doctor's sampler, at this level.
+    Doctor(u32),
+    /// Counters of calls, as in the parts on functions.
+    Calls,
+    /// The first bytes of every packet of the uplink, into a file.
+    Capture,
+}
+
+/// The rows.
+const RECORDERS: [(&str, Recorder); 6] = [
+    ("nothing recorded", Recorder::Nothing),
+    ("counters (L0)", Recorder::Doctor(0)),
+    ("drops by reason, too (L1)", Recorder::Doctor(1)),
+    ("functions, too (L2)", Recorder::Doctor(2)),
+    ("calls of functions counted", Recorder::Calls),
+    ("packets captured", Recorder::Capture),
 ];
 
 /// Measures the cost of recording for two guests that send through Open vSwitch.
 fn costs(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
-    let names = LEVELS.map(|(name, _)| name);
+    let names = RECORDERS.map(|(name, _)| name);
     let network = Network::create(Switch::OpenVSwitch, None, bench)?;
+    let mut captured = Vec::new();
     let measured = interleaved(bench, &names, &mut found.problems, &mut |bench, name| {
-        let level = LEVELS
-            .iter()
-            .find(|level| level.0 == name)
-            .and_then(|level| level.1);
+        let recorder = RECORDERS.iter().find(|(of, _)| *of == name);
+        let recorder = recorder.map_or(Recorder::Nothing, |(_, recorder)| *recorder);
         network.sending(2, bench, |arrived| {
             let arrived = || arrived().iter().sum::<u64>();
-            std::thread::scope(|scope| {
+            let dir = private_directory()?;
+            let _counted = match recorder {
+                Recorder::Calls => Some(Counted::functions()?),
+                _ => None,
+            };
+            let capture = match recorder {
+                Recorder::Capture => {
+                    let file = dir.path().join("uplink.pcap");
+                    Some(Capture::start(&network.switch, UPLINK, &file)?)
+                }
+                _ => None,
+            };
+            let rate = std::thread::scope(|scope| {
+                let level = match recorder {
+                    Recorder::Doctor(level) => Some(level),
+                    _ => None,
+                };
                 let looker = Looker {
                     level,
                     // The doctor looks for whole seconds, and not for less.
@@ -350,9 +383,20 @@ fn costs(bench: &mut Bench<'_>, found: &mut Found) -> Result<()> {
                 }
                 slept?;
                 Ok(bits / 1e6 / seconds)
-            })
+            })?;
+            captured.extend(capture.map(Capture::finish).transpose()?);
+            Ok(rate)
         })
     })?;
+    found.notes.extend(captured.iter().map(|captured| {
+        let kept = captured.packets.len() as u64;
+        let all = kept + captured.lost;
+        format!(
+            "A capture of the uplink lost {} of {all} packets ({:.1} %).",
+            captured.lost,
+            100.0 * captured.lost as f64 / all.max(1) as f64
+        )
+    }));
     found.figures.push(Figures {
         title: "throughput while it is recorded, Open vSwitch".to_owned(),
         unit: "Mbit/s".to_owned(),
