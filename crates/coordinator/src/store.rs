@@ -1,6 +1,6 @@
-//! The state of one mesh, in an SQLite file or in [`etcd`], which several coordinators share. With
-//! etcd, each coordinator has a copy in an in-memory SQLite database. The tables and the code are
-//! the same in both cases.
+//! The state of one mesh: keys and values in an SQLite [`file`], or in [`etcd`], which several
+//! coordinators share. Either way a coordinator has a copy of all [`rows`] in memory, in which it
+//! reads. A change runs on the copy, and counts once the file or etcd has the changed rows.
 //!
 //! [`Store::open`] creates or opens the file; [`Store::init`] sets the networks of the mesh once.
 //!
@@ -12,10 +12,9 @@
 //! - [`audit`]: log for operators
 //! - [`snapshot`]: export of the whole state, and import
 //!
-//! Several processes may open the file. Each change is one transaction that holds the write lock
-//! from its start, so it never depends on data that another process has changed meanwhile. A change
-//! that members receive takes the next revision from a single row, so revisions have the order of
-//! the changes.
+//! Each change is one transaction on the latest rows, so it never depends on data that another
+//! process has changed meanwhile. A change that members receive takes the next revision from a
+//! single row, so revisions have the order of the changes.
 //!
 //! All functions block. Callers pass the time, in seconds since 1970; only the log entry of a
 //! restore reads the clock.
@@ -25,32 +24,26 @@ mod changes;
 mod devices;
 mod error;
 mod etcd;
+mod file;
 mod join;
 mod members;
 mod numbers;
 mod policy;
 mod relays;
+mod rows;
 mod snapshot;
 mod tokens;
 
 #[cfg(test)]
 pub(crate) mod tests;
 
-use std::fs::{self, OpenOptions};
-use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::sync::Mutex;
 
 use etcd::Replica;
-use ipnet::{Ipv4Net, Ipv6Net};
-use rusqlite::types::FromSql;
-use rusqlite::{
-    Connection, ErrorCode, OpenFlags, OptionalExtension as _, Params, Row, Transaction,
-    TransactionBehavior,
-};
+use file::File;
+use policy::PolicyHistory;
+use rows::{Head, Mesh};
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::{Networks, Pin, RelayAddress};
 
@@ -67,40 +60,17 @@ pub use members::{MemberId, MemberInfo, MemberRef};
 pub use relays::RelayInfo;
 pub use tokens::{NewToken, TokenId, TokenInfo};
 
-/// Scripts that bring the schema from each version to the next.
-const MIGRATIONS: [&str; 10] = [
-    include_str!("store/schema.sql"),
-    include_str!("store/relays.sql"),
-    include_str!("store/schema2.sql"),
-    include_str!("store/schema3.sql"),
-    include_str!("store/schema4.sql"),
-    include_str!("store/relay_tls.sql"),
-    include_str!("store/schema5.sql"),
-    include_str!("store/schema6.sql"),
-    include_str!("store/schema7.sql"),
-    include_str!("store/schema8.sql"),
-];
-/// Version of the schema that this program reads and writes.
-const SCHEMA: i64 = MIGRATIONS.len() as i64;
-/// Maximum time for which a change waits for the lock of another process.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Pause between two attempts where SQLite does not wait itself.
-const PAUSE: Duration = Duration::from_millis(20);
-
 /// State of one mesh. Threads may share it; their calls run one after the other.
 #[derive(Debug)]
 pub struct Store {
     backing: Backing,
-    /// Policies parsed lately.
-    parsed: policy::PolicyCache,
-    /// The first members, as last read.
-    first_members: changes::MemberCache,
+    policies: PolicyHistory,
 }
 
 /// Location of the state.
 #[derive(Debug)]
 enum Backing {
-    File(Mutex<Connection>),
+    File(Mutex<File>),
     Etcd(Replica),
 }
 
@@ -113,15 +83,9 @@ impl Store {
     /// [`StoreError::NoWal`]; [`StoreError::Sqlite`] if it is no database or cannot be read and
     /// written.
     pub fn open(path: &Path) -> Result<Store, StoreError> {
-        let made = make_folder(path).and_then(|()| make_private(path));
-        made.map_err(|source| StoreError::Io {
-            path: path.to_owned(),
-            source,
-        })?;
         Ok(Store {
-            backing: Backing::File(Mutex::new(open_file(path)?)),
-            parsed: policy::PolicyCache::default(),
-            first_members: changes::MemberCache::default(),
+            backing: Backing::File(Mutex::new(File::open(path)?)),
+            policies: PolicyHistory::default(),
         })
     }
 
@@ -134,8 +98,7 @@ impl Store {
     pub fn open_etcd(settings: &Etcd) -> Result<Store, StoreError> {
         Ok(Store {
             backing: Backing::Etcd(Replica::open(settings)?),
-            parsed: policy::PolicyCache::default(),
-            first_members: changes::MemberCache::default(),
+            policies: PolicyHistory::default(),
         })
     }
 
@@ -146,16 +109,18 @@ impl Store {
     /// [`StoreError::OtherNetworks`] if it has others; [`StoreError::Sqlite`].
     pub fn init(&self, networks: Networks, by: &Actor, now: u64) -> Result<(), StoreError> {
         let by = by.clone();
-        self.change(move |transaction| {
-            match networks_of(transaction)? {
+        self.change(move |mesh| {
+            match mesh.networks()? {
                 Some(have) if have == networks => return Ok(()),
                 Some(have) => return Err(StoreError::OtherNetworks { have }),
                 None => {}
             }
-            let (v4, v6) = (networks.v4.to_string(), networks.v6.to_string());
-            transaction.execute("UPDATE mesh SET v4 = ?1, v6 = ?2", (&v4, &v6))?;
-            let subject = format!("{v4} {v6}");
-            audit::record(transaction, seconds(now), "networks set", &subject, &by)
+            mesh.put(Head {
+                networks: Some(networks),
+                ..mesh.head()
+            })?;
+            let subject = format!("{} {}", networks.v4, networks.v6);
+            audit::record(mesh, now, "networks set", &subject, &by)
         })
     }
 
@@ -164,7 +129,7 @@ impl Store {
     /// # Errors
     /// [`StoreError::Corrupt`], [`StoreError::Sqlite`].
     pub fn networks(&self) -> Result<Option<Networks>, StoreError> {
-        self.read(networks_of)
+        self.read(Mesh::networks)
     }
 
     /// Returns the revision of the latest change that members receive; 0 before the first.
@@ -172,7 +137,7 @@ impl Store {
     /// # Errors
     /// [`StoreError::Sqlite`].
     pub fn revision(&self) -> Result<u64, StoreError> {
-        self.read(revision_of).map(unsigned)
+        self.read(|mesh| Ok(mesh.head().revision))
     }
 
     /// Returns a number that changes when another process or another [`Store`] has written to the
@@ -182,7 +147,7 @@ impl Store {
     /// [`StoreError::Sqlite`].
     pub fn data_version(&self) -> Result<i64, StoreError> {
         match &self.backing {
-            Backing::File(connection) => value(&lock(connection), "PRAGMA data_version", []),
+            Backing::File(file) => lock(file).data_version(),
             Backing::Etcd(replica) => Ok(replica.foreign()),
         }
     }
@@ -219,28 +184,30 @@ impl Store {
     /// Reports a call of a member to the other coordinators of the mesh.
     pub fn call(&self, member: MemberId, caller: PublicKey) {
         if let Some(replica) = self.replica() {
-            replica.call(member.0, caller);
+            replica.live().queue_call(member.0, caller);
         }
     }
 
     /// Returns whether a member that has polled here has polled another coordinator since.
     pub fn polls_elsewhere(&self, member: MemberId) -> bool {
         self.replica()
-            .is_some_and(|replica| replica.polls_elsewhere(member.0))
+            .is_some_and(|replica| replica.live().polls_elsewhere(member.0))
     }
 
     /// Takes the calls that other coordinators have reported since the last call of this function:
     /// the callee and the caller.
     pub fn calls(&self) -> Vec<(MemberId, PublicKey)> {
-        let calls = self.replica().map(Replica::calls).unwrap_or_default();
-        let member = |(member, caller)| (MemberId(member), caller);
-        calls.into_iter().map(member).collect()
+        let calls = self.replica().map(|replica| replica.live().take_calls());
+        let calls = calls.into_iter().flatten();
+        calls
+            .map(|call| (MemberId(call.member), call.caller))
+            .collect()
     }
 
     /// Returns the addresses of the live coordinators of the mesh, this one included; empty for a
     /// file.
     pub fn coordinators(&self) -> Vec<RelayAddress> {
-        let coordinators = self.replica().map(Replica::coordinators);
+        let coordinators = self.replica().map(|replica| replica.live().coordinators());
         coordinators.unwrap_or_default()
     }
 
@@ -248,14 +215,20 @@ impl Store {
     /// earlier coordinator has stored another one.
     ///
     /// # Errors
-    /// [`StoreError::Unavailable`]; [`StoreError::CorruptRow`].
+    /// [`StoreError::Unavailable`]; [`StoreError::Unknown`].
     pub fn agree_on_pin(&self, own: Pin) -> Result<Pin, StoreError> {
-        let Some(replica) = self.replica() else {
-            return Ok(own);
-        };
-        let noted = replica.agree("pin", &own.to_string())?.parse();
-        noted.map_err(|_| StoreError::CorruptRow {
-            key: "pin".to_owned(),
+        let known = self.read(|mesh| Ok(mesh.head().pin))?;
+        if self.replica().is_none() || known.is_some() {
+            return Ok(known.unwrap_or(own));
+        }
+        self.change(move |mesh| {
+            let head = mesh.head();
+            let pin = head.pin.unwrap_or(own);
+            mesh.put(Head {
+                pin: Some(pin),
+                ..head
+            })?;
+            Ok(pin)
         })
     }
 
@@ -274,28 +247,19 @@ impl Store {
         }
     }
 
-    /// Returns the database: the file, or the copy in memory.
-    fn database(&self) -> Result<MutexGuard<'_, Connection>, StoreError> {
+    /// Reads.
+    fn read<T>(&self, work: impl FnOnce(&Mesh) -> Result<T, StoreError>) -> Result<T, StoreError> {
         match &self.backing {
-            Backing::File(connection) => Ok(lock(connection)),
-            Backing::Etcd(replica) => replica.database(),
+            Backing::File(file) => work(lock(file).copy()?),
+            Backing::Etcd(replica) => work(&*replica.copy()?),
         }
-    }
-
-    /// Reads within one transaction.
-    fn read<T>(
-        &self,
-        work: impl FnOnce(&Connection) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
-        // After a panic the transaction was rolled back: the connection is still usable.
-        work(&*self.database()?.transaction()?)
     }
 
     /// Reads; on an error waits for the changes of others and reads again, because the copy may
     /// have been behind.
     fn read_latest<T>(
         &self,
-        work: impl Fn(&Connection) -> Result<T, StoreError>,
+        work: impl Fn(&Mesh) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         let found = self.read(&work);
         match found {
@@ -310,232 +274,27 @@ impl Store {
     /// counts, and on another thread.
     fn change<T: Send + 'static>(
         &self,
-        work: impl Fn(&Transaction<'_>) -> Result<T, StoreError> + Send + 'static,
+        work: impl Fn(&mut Mesh) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
         match &self.backing {
-            Backing::File(connection) => commit(&mut lock(connection), &work),
+            Backing::File(file) => lock(file).change(work),
             Backing::Etcd(replica) => replica.change(work),
         }
     }
 
-    /// Changes tables that coordinators do not share.
-    fn change_local<T>(
+    /// Changes rows that coordinators do not share.
+    fn change_local(
         &self,
-        work: impl Fn(&Transaction<'_>) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
-        commit(&mut *self.database()?, &work)
-    }
-}
-
-fn commit<T>(
-    connection: &mut Connection,
-    work: &dyn Fn(&Transaction<'_>) -> Result<T, StoreError>,
-) -> Result<T, StoreError> {
-    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    let done = work(&transaction)?;
-    transaction.commit()?;
-    Ok(done)
-}
-
-/// Returns the first row of a query.
-fn first<T>(
-    connection: &Connection,
-    sql: &str,
-    parameters: impl Params,
-    read: impl FnOnce(&Row<'_>) -> rusqlite::Result<T>,
-) -> Result<Option<T>, StoreError> {
-    let mut statement = connection.prepare_cached(sql)?;
-    Ok(statement.query_row(parameters, read).optional()?)
-}
-
-/// Returns the only value of a query that has one.
-fn value<T: FromSql>(
-    connection: &Connection,
-    sql: &str,
-    parameters: impl Params,
-) -> Result<T, StoreError> {
-    let mut statement = connection.prepare_cached(sql)?;
-    Ok(statement.query_row(parameters, |row| row.get(0))?)
-}
-
-/// Opens an existing file.
-fn open_file(path: &Path) -> Result<Connection, StoreError> {
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let mut connection = Connection::open_with_flags(path, flags)?;
-    connection.busy_timeout(PATIENCE)?;
-    // Checked before anything is written: a file of a later version must stay as it is.
-    let version = version(&connection, path)?;
-    write_ahead(&connection)?;
-    // With the default, a power failure could lose a committed change.
-    connection.pragma_update(None, "synchronous", "FULL")?;
-    connection.pragma_update(None, "foreign_keys", true)?;
-    // Temporary folders may be inaccessible to the coordinator.
-    connection.pragma_update(None, "temp_store", "MEMORY")?;
-    if version < SCHEMA {
-        upgrade(&mut connection, path)?;
-    }
-    Ok(connection)
-}
-
-/// Creates the schema of a new file; upgrades that of an earlier version, and keeps a copy as it was, since an earlier
-/// version of the program refuses the upgraded file.
-fn upgrade(connection: &mut Connection, path: &Path) -> Result<(), StoreError> {
-    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    // Another process may have done so meanwhile.
-    let version = version(&transaction, path)?;
-    if (1..SCHEMA).contains(&version) {
-        keep_copy(path, version)?;
-    }
-    migrate(&transaction, version)?;
-    Ok(transaction.commit()?)
-}
-
-/// Copies a file, whose writers wait, to the same name with `.schema` and `version` appended.
-fn keep_copy(path: &Path, version: i64) -> Result<(), StoreError> {
-    let copy = with_suffix(path, &format!(".schema{version}"));
-    let failed = |source: io::Error| StoreError::Copy {
-        path: copy.clone(),
-        source,
-    };
-    let of_sqlite = |error: rusqlite::Error| failed(io::Error::other(error));
-    let unfinished = with_suffix(&copy, ".new");
-    match fs::remove_file(&unfinished) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
-        _ => {}
-    }
-    // SQLite fills an empty file (sqlite.org/lang_vacuum.html), and would create one that others can read.
-    let file = create_new(&unfinished).map_err(failed)?;
-    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let reader = Connection::open_with_flags(path, flags).map_err(of_sqlite)?;
-    let in_memory = reader.pragma_update(None, "temp_store", "MEMORY");
-    let name = unfinished.to_str();
-    let name = name.ok_or_else(|| failed(io::Error::other("its path is not UTF-8")))?;
-    in_memory
-        .and_then(|()| reader.execute("VACUUM INTO ?1", [name]))
-        .map_err(of_sqlite)?;
-    let folder = path.parent().filter(|f| !f.as_os_str().is_empty());
-    file.sync_all()
-        .and_then(|()| fs::rename(&unfinished, &copy))
-        // The copy is there before the upgraded file is, also after a power failure.
-        .and_then(|()| fs::File::open(folder.unwrap_or(Path::new(".")))?.sync_all())
-        .map_err(failed)
-}
-
-/// Creates the folder of the file if there is none.
-fn make_folder(path: &Path) -> io::Result<()> {
-    if let Some(folder) = path.parent().filter(|f| !f.as_os_str().is_empty())
-        && !folder.exists()
-    {
-        let mut builder = fs::DirBuilder::new();
-        builder.recursive(true).mode(0o700).create(folder)?;
-    }
-    Ok(())
-}
-
-/// Creates the file if there is none.
-fn make_private(path: &Path) -> io::Result<()> {
-    // An existing file must not be opened: closing it would release this process' locks on it
-    // (sqlite.org/howtocorrupt.html, section 2.2).
-    match create_new(path) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-        _ => Ok(()),
-    }
-}
-
-/// Creates a file for its owner only.
-fn create_new(path: &Path) -> io::Result<fs::File> {
-    let mut options = OpenOptions::new();
-    options.write(true).create_new(true).mode(0o600).open(path)
-}
-
-/// Returns the path with `suffix` after the name.
-fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(suffix);
-    name.into()
-}
-
-/// Returns the version of the file's schema; 0 for a new file.
-fn version(connection: &Connection, path: &Path) -> Result<i64, StoreError> {
-    let found: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
-    match found {
-        0..=SCHEMA => Ok(found),
-        _ => Err(StoreError::LaterVersion {
-            path: path.to_owned(),
-            found,
-            known: SCHEMA,
-        }),
-    }
-}
-
-/// Enables the write-ahead log: readers and writers do not block each other.
-fn write_ahead(connection: &Connection) -> Result<(), StoreError> {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        let set = connection
-            .pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get::<_, String>(0));
-        match set {
-            Ok(mode) if mode.eq_ignore_ascii_case("wal") => return Ok(()),
-            Ok(mode) => return Err(StoreError::NoWal { mode }),
-            // Two processes open a new file at once: SQLite does not wait here.
-            Err(error)
-                if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy)
-                    && Instant::now() < deadline =>
-            {
-                thread::sleep(PAUSE);
+        work: impl FnOnce(&mut Mesh) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        match &self.backing {
+            Backing::File(file) => lock(file).change(work),
+            Backing::Etcd(replica) => {
+                let mut copy = replica.copy()?;
+                let done = work(&mut copy);
+                copy.forget();
+                done
             }
-            Err(error) => return Err(error.into()),
         }
     }
-}
-
-/// Creates the schema, or upgrades that of an earlier version.
-fn create_schema(connection: &mut Connection, path: &Path) -> Result<(), StoreError> {
-    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    migrate(&transaction, version(&transaction, path)?)?;
-    Ok(transaction.commit()?)
-}
-
-fn migrate(connection: &Connection, version: i64) -> Result<(), StoreError> {
-    for migration in MIGRATIONS
-        .iter()
-        .skip(usize::try_from(version).unwrap_or(0))
-    {
-        connection.execute_batch(migration)?;
-    }
-    Ok(connection.pragma_update(None, "user_version", SCHEMA)?)
-}
-
-fn networks_of(connection: &Connection) -> Result<Option<Networks>, StoreError> {
-    let sql = "SELECT v4, v6 FROM mesh WHERE v4 NOT NULL AND v6 NOT NULL";
-    let row = |row: &Row<'_>| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?));
-    let Some((v4, v6)) = first(connection, sql, [], row)? else {
-        return Ok(None);
-    };
-    let parsed = (v4.parse::<Ipv4Net>(), v6.parse::<Ipv6Net>());
-    let (Ok(v4), Ok(v6)) = parsed else {
-        return Err(StoreError::Corrupt("networks"));
-    };
-    let networks = Networks::new(v4, v6).map_err(|_| StoreError::Corrupt("networks"))?;
-    Ok(Some(networks))
-}
-
-fn revision_of(connection: &Connection) -> Result<i64, StoreError> {
-    value(connection, "SELECT revision FROM mesh", [])
-}
-
-/// Increments the revision and returns it.
-fn next_revision(transaction: &Transaction<'_>) -> Result<i64, StoreError> {
-    transaction.execute("UPDATE mesh SET revision = revision + 1", [])?;
-    revision_of(transaction)
-}
-
-/// Converts a time to SQLite's range; later times are clamped.
-fn seconds(time: u64) -> i64 {
-    i64::try_from(time).unwrap_or(i64::MAX)
-}
-
-/// Converts a number from the database, which has no negative ones.
-fn unsigned(number: i64) -> u64 {
-    u64::try_from(number).unwrap_or(0)
 }

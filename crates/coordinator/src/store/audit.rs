@@ -3,19 +3,21 @@
 //! A change is recorded in the transaction that makes it. Refused joins have a separate, smaller
 //! log, because unauthenticated hosts cause them.
 
+use std::cmp::Reverse;
 use std::fmt;
 use std::net::IpAddr;
 
-use rusqlite::{Connection, Transaction};
 use seikan_proto::mesh::Name;
+use serde::{Deserialize, Serialize};
 use tracing::info;
 
-use super::{Store, StoreError, seconds, unsigned, value};
+use super::rows::{Logged, Mesh, Row};
+use super::{Store, StoreError};
 
 /// Maximum number of entries; the newest are kept.
-const KEPT: i64 = 100_000;
+pub(super) const KEPT: u64 = 100_000;
 /// Maximum number of refused joins; the newest are kept.
-const KEPT_REFUSED: i64 = 1_000;
+pub(super) const KEPT_REFUSED: u64 = 1_000;
 /// Maximum length of an operator's name, in characters.
 const MAX_OPERATOR: usize = 64;
 
@@ -45,7 +47,7 @@ impl fmt::Display for Actor {
 }
 
 /// An entry of the log.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AuditEntry {
     /// Time, in seconds since 1970.
     pub time: u64,
@@ -62,15 +64,12 @@ pub struct AuditEntry {
 }
 
 /// Counts the entries of a change and a subject since a time, among the newest ten thousand.
-pub(super) fn count_since(
-    connection: &Connection,
-    change: &str,
-    subject: &str,
-    since: i64,
-) -> Result<u32, StoreError> {
-    let sql = "SELECT count(*) FROM audit
-         WHERE id > (SELECT max(id) FROM audit) - 10000 AND change = ?1 AND subject = ?2 AND at > ?3";
-    value(connection, sql, (change, subject, since))
+pub(super) fn count_since(mesh: &Mesh, change: &str, subject: &str, since: u64) -> usize {
+    let newest = mesh.audit.by_terms(..).rev().take(10_000);
+    let matching = newest.filter(|Logged { entry, .. }| {
+        entry.change == change && entry.subject == subject && entry.time > since
+    });
+    matching.count()
 }
 
 impl Store {
@@ -79,24 +78,14 @@ impl Store {
     /// # Errors
     /// [`StoreError::Sqlite`].
     pub fn audit(&self, limit: u32) -> Result<Vec<AuditEntry>, StoreError> {
-        self.read(|connection| {
-            // Ids of the two tables cannot be compared, so the table is part of the order.
-            let mut statement = connection.prepare_cached(
-                "SELECT at, change, subject, actor FROM (
-                     SELECT 0 AS part, id, at, change, subject, actor FROM audit
-                     UNION ALL
-                     SELECT 1, id, at, change, subject, actor FROM refused)
-                 ORDER BY at DESC, part, id DESC LIMIT ?1",
-            )?;
-            let rows = statement.query_map([limit], |row| {
-                Ok(AuditEntry {
-                    time: unsigned(row.get(0)?),
-                    change: row.get(1)?,
-                    subject: row.get(2)?,
-                    actor: row.get(3)?,
-                })
-            })?;
-            Ok(rows.collect::<Result<_, _>>()?)
+        self.read(|mesh| {
+            let changes = mesh.audit.by_terms(..).rev().map(|logged| &logged.entry);
+            let refused = mesh.refused.by_terms(..).rev().map(|logged| &logged.entry);
+            let mut all: Vec<&AuditEntry> = changes.chain(refused).collect();
+            // Stable: of the same time, refused joins are last.
+            all.sort_by_key(|entry| Reverse(entry.time));
+            all.truncate(limit as usize);
+            Ok(all.into_iter().cloned().collect())
         })
     }
 
@@ -106,24 +95,15 @@ impl Store {
     /// # Errors
     /// [`StoreError::Sqlite`].
     pub fn log_refused(&self, name: &Name, from: IpAddr, now: u64) -> Result<(), StoreError> {
-        self.change_local(|transaction| {
-            transaction.execute(
-                "INSERT INTO refused (at, change, subject, actor) VALUES (?1, 'refused', ?2, ?3)",
-                (seconds(now), name.as_str(), Actor::Host(from).to_string()),
-            )?;
-            delete_old(
-                transaction,
-                "DELETE FROM refused WHERE id <= ?1",
-                KEPT_REFUSED,
-            )
-        })
+        let by = Actor::Host(from);
+        self.change_local(|mesh| append::<KEPT_REFUSED>(mesh, now, "refused", name.as_str(), &by))
     }
 }
 
-/// Records the change that the transaction makes.
+/// Records the change that is made.
 pub(super) fn record(
-    transaction: &Transaction<'_>,
-    at: i64,
+    mesh: &mut Mesh,
+    time: u64,
     change: &'static str,
     subject: &str,
     by: &Actor,
@@ -132,15 +112,27 @@ pub(super) fn record(
     if let Actor::Host(address) = by {
         info!(target: "coordinator", member = subject, %address, "{change}");
     }
-    let mut statement = transaction
-        .prepare_cached("INSERT INTO audit (at, change, subject, actor) VALUES (?1, ?2, ?3, ?4)")?;
-    statement.execute((at, change, subject, by.to_string()))?;
-    delete_old(transaction, "DELETE FROM audit WHERE id <= ?1", KEPT)
+    append::<KEPT>(mesh, time, change, subject, by)
 }
 
-/// Deletes the entries that are more than `kept` ids behind the one just inserted.
-fn delete_old(connection: &Connection, sql: &str, kept: i64) -> Result<(), StoreError> {
-    let newest = connection.last_insert_rowid();
-    connection.prepare_cached(sql)?.execute([newest - kept])?;
-    Ok(())
+/// Appends an entry to a log. It replaces the oldest one if there are as many as are kept.
+fn append<const KEPT: u64>(
+    mesh: &mut Mesh,
+    time: u64,
+    change: &str,
+    subject: &str,
+    by: &Actor,
+) -> Result<(), StoreError>
+where
+    Logged<KEPT>: Row,
+{
+    let last = Logged::<KEPT>::table(mesh).by_terms(..).next_back();
+    let id = last.map_or(0, |last| last.id).saturating_add(1);
+    let entry = AuditEntry {
+        time,
+        change: change.to_owned(),
+        subject: subject.to_owned(),
+        actor: by.to_string(),
+    };
+    mesh.put(Logged::<KEPT> { id, entry })
 }

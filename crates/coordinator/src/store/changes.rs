@@ -7,29 +7,26 @@
 //! A member receives only the members and devices that policy allows it and the devices behind it to
 //! talk to, in either direction ([`Visibility`]). A device comes with the member that it is behind.
 //! If the tags or devices of another member change, it may appear or disappear. If the
-//! member's own tags or devices change, or the policy changes which members it sees, it receives all visible
-//! members again. Many members poll right after such a policy, so the first members are read once
-//! for all of them.
+//! member's own tags or devices change, or the policy changes which members it sees, it receives all
+//! visible members again.
 //!
 //! The work of one answer is bounded. The caller bounds the work of all answers of a member by
 //! counting the examined members, removals and devices.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex};
 
-use rusqlite::{Connection, Row};
 use seikan_proto::keys::PublicKey;
 use seikan_proto::mesh::policy::{MAX_POLICY, MAX_RULES};
 use seikan_proto::mesh::{
-    Changes, Cursor, MAX_COORDINATORS, MAX_DEVICES, MAX_MEMBERS, MAX_RELAYS, MAX_TAGS, Member,
-    Networks,
+    Changes, Cursor, Device, MAX_COORDINATORS, MAX_DEVICES, MAX_MEMBERS, MAX_RELAYS, MAX_TAGS,
+    Member, Name, Networks,
 };
 
-use super::etcd::Replica;
-use super::members::member_of;
-use super::policy::{Difference, Subject, Visibility};
-use super::{MemberId, Store, StoreError, networks_of, revision_of, seconds, unsigned};
-use crate::lock;
+use super::devices;
+use super::members::member;
+use super::policy::{Difference, Visibility};
+use super::rows::Term;
+use super::{MemberId, Store, StoreError};
 
 /// Bytes of an answer's fields other than members and removals, rounded up; among them 64 callers
 /// of 47 bytes. In a policy, quotes and a comma replace the newline of each rule, and no rule is
@@ -48,7 +45,9 @@ const COORDINATOR: usize = 263;
 /// Bytes of a member in JSON without its name, endpoints, relayed addresses and tags, rounded up:
 /// field names and punctuation 104, the key 44, the addresses 15 and 39.
 const MEMBER: usize = 256;
-/// Bytes of a device in JSON beside those of its row, rounded up: addresses of 15 and 39, field
+/// Bytes of an endpoint in JSON, rounded up: an address of 58 with its scope, quotes and a comma.
+const ENDPOINT: usize = 64;
+/// Bytes of a device in JSON without its name and tags, rounded up: addresses of 15 and 39, field
 /// names and punctuation.
 const DEVICE: usize = 128;
 /// Bytes of the requester's own devices: each with a name and [`MAX_TAGS`] tags of 63, with quotes
@@ -57,7 +56,8 @@ const OWN_DEVICES: usize = MAX_DEVICES * (DEVICE + 66 * (1 + MAX_TAGS));
 /// Bytes of a removal in JSON: a key of 44, quotes and a comma.
 const REMOVAL: usize = 47;
 /// Number of members and the devices behind them, and of removals likewise, after which no more are
-/// examined for one answer, visible or not, in addition to the first members ([`FirstMembers`]).
+/// examined for one answer, visible or not. A whole answer, which needs no removals, may examine
+/// [`LIMIT`] more.
 pub(super) const MAX_ROWS: usize = 4 * MAX_MEMBERS;
 
 /// An answer to a poll.
@@ -73,8 +73,8 @@ impl Store {
     /// Returns the changes after the cursor among the members that `asker` sees: at most
     /// [`MAX_MEMBERS`] members and removals together, no more than fit into `most` bytes of JSON
     /// (512 KiB to [`seikan_proto::mesh::MAX_ANSWER`]), and no more than are found among some
-    /// 20,000 members and 16,384 removals, where each device behind a member counts as one more. If there are more, `more` is set, and the next poll with
-    /// the answer's cursor returns them.
+    /// 20,000 members and 16,384 removals, where each device behind a member counts as one more. If
+    /// there are more, `more` is set, and the next poll with the answer's cursor returns them.
     ///
     /// The answer is `whole` if the member knows nothing, knows a revision that does not exist, or
     /// may now see other members than before: it must then forget everything that it knew before. A
@@ -92,53 +92,35 @@ impl Store {
         most: usize,
     ) -> Result<Answer, StoreError> {
         let known = known.into();
-        let (since, sight) = (seconds(known.revision), seconds(known.sight));
         // Another coordinator may have reported changes that this copy does not have yet.
-        if since > seconds(self.revision()?) {
+        if known.revision > self.revision()? {
             self.catch_up()?;
         }
-        self.read(|connection| {
-            let current = revision_of(connection)?;
-            let networks = networks_of(connection)?.ok_or(StoreError::NoNetworks)?;
-            let visibility = Visibility::new(self, connection, asker);
-            let difference = visibility.difference(sight, current)?;
-            let whole = since == 0 || since > current || difference == Difference::Members;
+        self.read(|mesh| {
+            let current = mesh.head().revision;
+            let networks = mesh.networks()?.ok_or(StoreError::NoNetworks)?;
+            let visibility = Visibility::new(self, mesh, asker);
+            let difference = visibility.difference(known.sight, current)?;
+            let whole = known.revision == 0
+                || known.revision > current
+                || difference == Difference::Members;
             let found = if whole {
-                // A whole answer needs no removals.
-
-                let members = self.first_members(connection, current, &networks)?;
-                let mut found = members.visible_to(&visibility, asker)?;
-                if let Some(until) = found.until.take()
-                    && found.changes.len() < LIMIT
-                {
-                    found.merge(members_after(
-                        connection,
-                        until,
-                        &networks,
-                        &visibility,
-                        asker,
-                    )?);
-                }
-                found
+                members_after(&visibility, 0, &networks, MAX_ROWS + LIMIT)?
             } else {
-                let mut found = members_after(connection, since, &networks, &visibility, asker)?;
-                found.merge(gone_after(connection, since, &visibility, asker)?);
+                let mut found = members_after(&visibility, known.revision, &networks, MAX_ROWS)?;
+                found.merge(gone_after(&visibility, known.revision)?);
                 found
             };
             let with_policy = whole || difference == Difference::Rules;
             let policy = with_policy.then(|| visibility.rules()).transpose()?;
-            let (own, own_devices) = if whole {
-                let (own, devices) = visibility.own(&networks)?;
-                (Some(own), devices)
-            } else {
-                (None, Vec::new())
-            };
+            let row = member(mesh, asker)?;
+            let own_devices = whole.then(|| devices::approved(row, &networks));
             let rows = found.rows;
             let changes = Changes {
-                sight: unsigned(current),
+                sight: current,
                 policy,
-                own,
-                own_devices,
+                own: whole.then(|| row.own.clone()),
+                own_devices: own_devices.transpose()?.unwrap_or_default(),
                 ..found.into_answer(current, whole, most)
             };
             Ok(Answer { changes, rows })
@@ -159,92 +141,6 @@ impl Store {
             .answer(known, asker, seikan_proto::mesh::MAX_ANSWER)?
             .changes)
     }
-
-    /// Returns the first members as of a revision.
-    fn first_members(
-        &self,
-        connection: &Connection,
-        current: i64,
-        networks: &Networks,
-    ) -> Result<Arc<FirstMembers>, StoreError> {
-        // After a reload, a replica may count revisions from the start.
-        let loads = self.replica().map_or(0, Replica::loads);
-        let mut last = lock(&self.first_members.0);
-        if let Some(first_members) = last.as_ref()
-            && first_members.of == (loads, current)
-        {
-            return Ok(Arc::clone(first_members));
-        }
-        let first_members = FirstMembers::read(connection, (loads, current), networks)?;
-        Ok(Arc::clone(last.insert(Arc::new(first_members))))
-    }
-}
-
-/// [`FirstMembers`], as last read.
-#[derive(Debug, Default)]
-pub(super) struct MemberCache(Mutex<Option<Arc<FirstMembers>>>);
-
-/// The first [`LIMIT`] members by revision.
-#[derive(Debug)]
-struct FirstMembers {
-    /// Number of loads of the replica, and the revision.
-    of: (u64, i64),
-    /// Each with its revision and its bytes of JSON.
-    members: Vec<(MemberId, i64, usize, Subject)>,
-    /// Revision of the last one, if there are more.
-    until: Option<i64>,
-}
-
-impl FirstMembers {
-    fn read(
-        connection: &Connection,
-        of: (u64, i64),
-        networks: &Networks,
-    ) -> Result<FirstMembers, StoreError> {
-        let mut statement = connection.prepare_cached(MEMBERS)?;
-        // No member has the id 0.
-        let mut rows = statement.query((0, 0))?;
-        let mut members: Vec<(MemberId, i64, usize, Subject)> = Vec::new();
-        let mut until = None;
-        while let Some(row) = rows.next()? {
-            if members.len() == LIMIT {
-                until = members.last().map(|(_, revision, ..)| *revision);
-                break;
-            }
-            let member = Subject::from(member_of(row, networks)?);
-            members.push((MemberId(row.get(9)?), row.get(7)?, cost_of(row)?, member));
-        }
-        Ok(FirstMembers { of, members, until })
-    }
-
-    /// Returns the members that `asker` sees.
-    fn visible_to(
-        &self,
-        visibility: &Visibility<'_>,
-        asker: MemberId,
-    ) -> Result<Found, StoreError> {
-        let mut found = Found {
-            until: self.until,
-            ..Found::default()
-        };
-        for (id, revision, cost, member) in &self.members {
-            if found.changes.len() == LIMIT {
-                break;
-            }
-            found.rows += member.parties();
-            if *id == asker {
-                continue;
-            }
-            if let Some(member) = visibility.visible(member)? {
-                found.changes.push(Change {
-                    revision: *revision,
-                    cost: *cost,
-                    kind: ChangeKind::Member(Box::new(member)),
-                });
-            }
-        }
-        Ok(found)
-    }
 }
 
 /// Changes found for an answer.
@@ -254,11 +150,11 @@ pub(super) struct Found {
     /// Number of examined rows and of devices in them.
     pub rows: usize,
     /// Revision up to which rows were examined, if there are more.
-    pub until: Option<i64>,
+    pub until: Option<u64>,
 }
 
 impl Found {
-    /// Adds changes that were found in other tables.
+    /// Adds changes that were found in another table.
     fn merge(&mut self, mut other: Found) {
         self.changes.append(&mut other.changes);
         self.changes.sort_unstable_by_key(|change| change.revision);
@@ -267,7 +163,7 @@ impl Found {
     }
 
     /// Builds the answer, of at most `most` bytes.
-    fn into_answer(mut self, current: i64, whole: bool, most: usize) -> Changes {
+    fn into_answer(mut self, current: u64, whole: bool, most: usize) -> Changes {
         let Some(until) = self.until else {
             return assemble(self.changes, current, whole, most);
         };
@@ -281,7 +177,7 @@ impl Found {
 
 /// A change.
 pub(super) struct Change {
-    pub revision: i64,
+    pub revision: u64,
     /// Maximum bytes of JSON.
     pub cost: usize,
     pub kind: ChangeKind,
@@ -295,46 +191,31 @@ pub(super) enum ChangeKind {
 /// One more than fit into an answer, which shows that there are more.
 const LIMIT: usize = MAX_MEMBERS + 1;
 
-/// Members after a revision, except one.
-const MEMBERS: &str =
-    "SELECT number, name, public_key, endpoints, relayed, tags, devices, revision,
-        octet_length(name) + octet_length(endpoints) + octet_length(relayed) + octet_length(tags)
-            + octet_length(devices), id, json_array_length(devices), name, tags, devices
-    FROM member WHERE revision > ?1 AND id != ?2 ORDER BY revision";
-
-fn cost_of(row: &Row<'_>) -> rusqlite::Result<usize> {
-    let devices = row.get::<_, u32>(10)? as usize;
-    Ok(MEMBER + DEVICE * devices + row.get::<_, u32>(8)? as usize)
-}
-
+/// Returns the members after a revision that another one sees; examines at most `most_rows`.
 pub(super) fn members_after(
-    connection: &Connection,
-    since: i64,
-    networks: &Networks,
     visibility: &Visibility<'_>,
-    asker: MemberId,
+    since: u64,
+    networks: &Networks,
+    most_rows: usize,
 ) -> Result<Found, StoreError> {
-    let mut statement = connection.prepare_cached(MEMBERS)?;
-    let mut rows = statement.query((since, asker.0))?;
     let (mut found, mut last) = (Found::default(), since);
-    while let Some(row) = rows.next()?
-        && found.changes.len() < LIMIT
-    {
-        if found.rows >= MAX_ROWS {
+    for row in visibility.mesh.member.ordered_after(since) {
+        if found.changes.len() == LIMIT {
+            break;
+        }
+        if found.rows >= most_rows {
             found.until = Some(last);
             break;
         }
-        found.rows += 1 + row.get::<_, u32>(10)? as usize;
-        last = row.get(7)?;
-        // Most rows are invisible, and cost less if the rest of them is not parsed.
-        if !visibility.sees_row(row, 11)? {
+        found.rows += 1 + row.devices.len();
+        last = row.revision;
+        if row.id == visibility.of.0 {
             continue;
         }
-        let member = Subject::from(member_of(row, networks)?);
-        if let Some(member) = visibility.visible(&member)? {
+        if let Some(member) = visibility.visible(row, networks)? {
             found.changes.push(Change {
                 revision: last,
-                cost: cost_of(row)?,
+                cost: cost_of(&member),
                 kind: ChangeKind::Member(Box::new(member)),
             });
         }
@@ -342,55 +223,60 @@ pub(super) fn members_after(
     Ok(found)
 }
 
-/// Returns the removals that the member must receive: removed members that it saw, and members that
-/// it saw by their former name and tags and does not see any more.
-fn gone_after(
-    connection: &Connection,
-    since: i64,
-    visibility: &Visibility<'_>,
-    asker: MemberId,
-) -> Result<Found, StoreError> {
-    let mut statement = connection.prepare_cached(
-        "SELECT revision, public_key, name, tags, devices, ifnull(json_array_length(devices), 0)
-         FROM removed WHERE revision > ?1
-         UNION ALL
-         SELECT revision, public_key, name, tags, devices, ifnull(json_array_length(devices), 0)
-         FROM former WHERE revision > ?1 AND member != ?2
-         ORDER BY revision",
-    )?;
-    let mut rows = statement.query((since, asker.0))?;
+fn cost_of(member: &Member) -> usize {
+    // With quotes and a comma.
+    let words = |name: &Name, tags: &[Name]| -> usize {
+        let all = tags.iter().chain([name]);
+        all.map(|word| word.as_str().len() + 3).sum()
+    };
+    let device = |device: &Device| DEVICE + words(&device.name, &device.tags);
+    MEMBER
+        + words(&member.name, &member.tags)
+        + ENDPOINT * (member.endpoints.len() + member.relayed.len())
+        + member.devices.iter().map(device).sum::<usize>()
+}
+
+/// Returns the removals that the member must receive: former members that it saw, with keys of
+/// members that it does not see now.
+fn gone_after(visibility: &Visibility<'_>, since: u64) -> Result<Found, StoreError> {
     let (mut found, mut last) = (Found::default(), since);
     let mut reported = HashSet::new();
-    while let Some(row) = rows.next()?
-        && found.changes.len() < LIMIT
-    {
+    for former in visibility.mesh.former.ordered_after(since) {
+        if found.changes.len() == LIMIT {
+            break;
+        }
         if found.rows >= MAX_ROWS {
             found.until = Some(last);
             break;
         }
-        found.rows += 1 + row.get::<_, u32>(5)? as usize;
-        last = row.get(0)?;
-        let key = row.get(1)?;
-        if visibility.sees_row(row, 2)? && !visibility.sees_key(&key)? && reported.insert(key) {
-            found.changes.push(removal(last, key));
+        if former.member == visibility.of.0 {
+            continue;
+        }
+        found.rows += 1 + former.devices.len();
+        last = former.revision;
+        let key = former.public_key;
+        let was_seen = match &former.own {
+            Some(own) => visibility.sees(own, &former.devices)?,
+            None => true,
+        };
+        let current = visibility.mesh.member.find(&Term::PublicKey(key));
+        let is_seen = current.map(|row| visibility.sees(&row.own, &row.devices));
+        if was_seen && !is_seen.transpose()?.unwrap_or(false) && reported.insert(key.0) {
+            found.changes.push(Change {
+                revision: last,
+                cost: REMOVAL,
+                kind: ChangeKind::Removal(key.into()),
+            });
         }
     }
     Ok(found)
 }
 
-fn removal(revision: i64, key: [u8; 32]) -> Change {
-    Change {
-        revision,
-        cost: REMOVAL,
-        kind: ChangeKind::Removal(PublicKey::from_bytes(key)),
-    }
-}
-
 /// Builds an answer of at most `most` bytes from changes in the order of their revisions. If they
 /// were cut off at [`LIMIT`], the answer is full before the cut.
-pub(super) fn assemble(found: Vec<Change>, current: i64, whole: bool, most: usize) -> Changes {
+pub(super) fn assemble(found: Vec<Change>, current: u64, whole: bool, most: usize) -> Changes {
     let mut changes = Changes {
-        revision: unsigned(current),
+        revision: current,
         whole,
         ..Changes::default()
     };
@@ -404,7 +290,7 @@ pub(super) fn assemble(found: Vec<Change>, current: i64, whole: bool, most: usiz
     {
         if changes.members.len() + changes.removed.len() == MAX_MEMBERS || cost > remaining {
             changes.more = true;
-            changes.revision = unsigned(last);
+            changes.revision = last;
             break;
         }
         remaining -= cost;

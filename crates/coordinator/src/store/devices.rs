@@ -17,25 +17,18 @@
 
 use std::collections::BTreeMap;
 
-use rusqlite::{Connection, Row, Transaction};
 use seikan_proto::mesh::{
     Device, DeviceName, Devices, Families, MAX_DEVICES, MAX_MESH_DEVICES, MAX_TAGS, Name, Networks,
     Party,
 };
 use serde::{Deserialize, Serialize};
 
-use super::tokens::{from_json, to_json};
-use super::{
-    Actor, MemberId, Store, StoreError, audit, first, networks_of, next_revision, numbers, seconds,
-    value,
-};
+use super::members::{keep_former, member};
+use super::rows::{Freed, MemberRow, Mesh, Term};
+use super::{Actor, MemberId, Store, StoreError, audit, numbers};
 
 /// Maximum number of changed reports of one member within an hour.
-const MAX_REPORTS_PER_HOUR: u32 = 30;
-/// The approved devices of a row of `member`, in SQL: nobody has received others, so they are not
-/// kept with former states.
-pub(super) const APPROVED: &str = "(SELECT nullif(json_group_array(json(value)), '[]')
-    FROM json_each(devices) WHERE value ->> 'number' NOT NULL)";
+const MAX_REPORTS_PER_HOUR: usize = 30;
 /// Log entry of a changed report.
 const REPORTED: &str = "devices reported";
 
@@ -60,33 +53,36 @@ impl DeviceInfo {
 
 /// A device as stored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct StoredDevice {
+pub(super) struct StoredDevice {
     name: Name,
     /// Families in which it has an address.
     #[serde(default, skip_serializing_if = "Families::is_both")]
     families: Families,
     /// Determines the addresses; `None` until it is approved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    number: Option<u32>,
+    pub number: Option<u32>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     tags: Vec<Name>,
 }
 
-/// The row of a gateway.
-struct Gateway {
-    id: i64,
-    name: Name,
-    tags: Vec<Name>,
-    devices: Vec<StoredDevice>,
-    /// The token by which it has joined.
-    token: i64,
-    /// Whether its devices need no approval, by that token.
-    is_trusted: bool,
+impl StoredDevice {
+    pub fn is_approved(&self) -> bool {
+        self.number.is_some()
+    }
+
+    /// Returns the device behind a gateway as input to the policy.
+    pub fn party(&self, gateway: &Name) -> Party {
+        Party {
+            name: self.name.clone(),
+            tags: self.tags.clone(),
+            gateway: Some(gateway.clone()),
+        }
+    }
 }
 
 /// The device that had a free number last.
-#[derive(Serialize, Deserialize)]
-struct FormerDevice {
+#[derive(Clone, Serialize, Deserialize)]
+pub(super) struct FormerDevice {
     name: Name,
     gateway: Name,
     /// `None`: those of its gateway.
@@ -126,40 +122,40 @@ impl Store {
             return Err(StoreError::OutOfBounds("two devices have the same name"));
         }
         // Gateways repeat their report; mostly it has not changed.
-        if self.read(|connection| gateway(connection, id))?.reported() == wanted {
+        if self.read(|mesh| Ok(reported_by(member(mesh, id)?) == wanted))? {
             return Ok(false);
         }
-        let (by, now) = (by.clone(), seconds(now));
-        self.change(move |transaction| {
-            let gateway = gateway(transaction, id)?;
-            if gateway.reported() == wanted {
+        let by = by.clone();
+        self.change(move |mesh| {
+            let gateway = member(mesh, id)?.clone();
+            if reported_by(&gateway) == wanted {
                 return Ok(false);
             }
-            let recent =
-                audit::count_since(transaction, REPORTED, gateway.name.as_str(), now - 3600)?;
+            let name = gateway.own.name.as_str();
+            let recent = audit::count_since(mesh, REPORTED, name, now.saturating_sub(3600));
             if recent >= MAX_REPORTS_PER_HOUR {
                 return Err(StoreError::TooManyDeviceChanges {
                     most: MAX_REPORTS_PER_HOUR,
                 });
             }
-            check_total(transaction, gateway.devices.len(), wanted.len())?;
+            check_total(mesh, gateway.devices.len(), wanted.len())?;
             let gone = gateway.devices.iter();
             let gone = gone.filter(|device| !wanted.contains_key(&device.name));
-            free(transaction, &gateway, gone)?;
+            free(mesh, &gateway, gone)?;
             let mut devices = Vec::new();
             for (name, families) in &wanted {
                 let known = gateway.devices.iter().find(|device| device.name == *name);
                 let device = match known {
                     Some(known) => known.clone(),
-                    None => new_device(transaction, &gateway, name)?,
+                    None => new_device(mesh, &gateway, name)?,
                 };
                 devices.push(StoredDevice {
                     families: *families,
                     ..device
                 });
             }
-            write(transaction, &gateway, &devices)?;
-            audit::record(transaction, now, REPORTED, gateway.name.as_str(), &by)?;
+            write(mesh, &gateway, devices)?;
+            audit::record(mesh, now, REPORTED, name, &by)?;
             Ok(true)
         })
     }
@@ -182,13 +178,12 @@ impl Store {
         self.change_device(
             name,
             ("device approved", by, now),
-            move |transaction, gateway, device| {
+            move |mesh, gateway, device| {
                 match (device.number, &tags) {
                     (None, tags) => {
-                        device.number = Some(next_number(transaction)?);
-                        device
-                            .tags
-                            .clone_from(tags.as_ref().unwrap_or(&gateway.tags));
+                        device.number = Some(next_number(mesh)?);
+                        let tags = tags.as_ref().unwrap_or(&gateway.own.tags);
+                        device.tags.clone_from(tags);
                     }
                     (Some(_), Some(tags)) => device.tags.clone_from(tags),
                     (Some(_), None) => {}
@@ -216,29 +211,27 @@ impl Store {
         check_tags(tags.unwrap_or_default())?;
         let tags = tags.map(<[Name]>::to_vec);
         let (from, name) = (from.clone(), name.clone());
-        let (by, now) = (by.clone(), seconds(now));
-        self.change(move |transaction| {
-            let (mut gateway, at) = find(transaction, &name)?;
-            if from == name && gateway.devices[at].number.is_some() {
+        let by = by.clone();
+        self.change(move |mesh| {
+            let (gateway, at) = find(mesh, &name)?;
+            let own = gateway.devices[at].clone();
+            if from == name && own.is_approved() {
                 return Err(StoreError::NoAddresses(from.clone()));
             }
-            let own = gateway.devices[at].clone();
-            free(transaction, &gateway, [&own])?;
-            let (number, former_tags) = take_over(transaction, &from)?;
+            free(mesh, &gateway, [&own])?;
+            let (number, former_tags) = take_over(mesh, &from)?;
             // The former gateway may be the same.
-            if from.gateway == name.gateway {
-                (gateway, _) = find(transaction, &name)?;
-            }
+            let (gateway, at) = find(mesh, &name)?;
             let mut devices = gateway.devices.clone();
             let tags = tags.clone().or(former_tags);
             devices[at] = StoredDevice {
                 number: Some(number),
-                tags: tags.unwrap_or_else(|| gateway.tags.clone()),
+                tags: tags.unwrap_or_else(|| gateway.own.tags.clone()),
                 ..own
             };
-            write(transaction, &gateway, &devices)?;
+            write(mesh, &gateway, devices)?;
             let subject = format!("{from} to {name}");
-            audit::record(transaction, now, "device moved", &subject, &by)
+            audit::record(mesh, now, "device moved", &subject, &by)
         })
     }
 
@@ -281,12 +274,12 @@ impl Store {
         self.change_device(
             name,
             ("device revoked", by, now),
-            move |transaction, gateway, device| {
-                if gateway.is_trusted {
+            move |mesh, gateway, device| {
+                if is_trusted(mesh, gateway) {
                     let (device, token) = (full.clone(), gateway.token);
                     return Err(StoreError::DeviceTrusted { device, token });
                 }
-                free(transaction, gateway, [&*device])?;
+                free(mesh, gateway, [&*device])?;
                 (device.number, device.tags) = (None, Vec::new());
                 Ok(())
             },
@@ -298,117 +291,90 @@ impl Store {
         &self,
         name: &DeviceName,
         (change, by, now): (&'static str, &Actor, u64),
-        work: impl Fn(&Transaction<'_>, &Gateway, &mut StoredDevice) -> Result<(), StoreError>
+        work: impl Fn(&mut Mesh, &MemberRow, &mut StoredDevice) -> Result<(), StoreError>
         + Send
         + 'static,
     ) -> Result<bool, StoreError> {
-        let (name, by, now) = (name.clone(), by.clone(), seconds(now));
-        self.change(move |transaction| {
-            let (gateway, at) = find(transaction, &name)?;
+        let (name, by) = (name.clone(), by.clone());
+        self.change(move |mesh| {
+            let (gateway, at) = find(mesh, &name)?;
             let mut devices = gateway.devices.clone();
-            work(transaction, &gateway, &mut devices[at])?;
+            work(mesh, &gateway, &mut devices[at])?;
             if devices == gateway.devices {
                 return Ok(false);
             }
-            write(transaction, &gateway, &devices)?;
-            audit::record(transaction, now, change, &name.to_string(), &by)?;
+            write(mesh, &gateway, devices)?;
+            audit::record(mesh, now, change, &name.to_string(), &by)?;
             Ok(true)
         })
     }
 }
 
-impl Gateway {
-    fn reported(&self) -> BTreeMap<Name, Families> {
-        let devices = self.devices.iter();
-        devices
-            .map(|device| (device.name.clone(), device.families))
-            .collect()
-    }
+fn reported_by(gateway: &MemberRow) -> BTreeMap<Name, Families> {
+    let devices = gateway.devices.iter();
+    devices
+        .map(|device| (device.name.clone(), device.families))
+        .collect()
+}
+
+/// Returns whether devices behind a gateway need no approval, by the token of the gateway.
+fn is_trusted(mesh: &Mesh, gateway: &MemberRow) -> bool {
+    let token = mesh.token.get(&gateway.token);
+    token.is_some_and(|row| row.info.devices && row.info.withdrawn.is_none())
 }
 
 /// Returns the gateway of a device, and the position of the device in its list.
-fn find(connection: &Connection, name: &DeviceName) -> Result<(Gateway, usize), StoreError> {
-    let no_device = || StoreError::NoDevice(name.clone());
-    let id = member_called(connection, &name.gateway)?.ok_or_else(no_device)?;
-    let gateway = gateway(connection, id)?;
-    let mut devices = gateway.devices.iter();
-    let at = devices.position(|device| device.name == name.device);
-    let at = at.ok_or_else(no_device)?;
-    Ok((gateway, at))
-}
-
-fn member_called(connection: &Connection, name: &Name) -> Result<Option<MemberId>, StoreError> {
-    let sql = "SELECT id FROM member WHERE name = ?1";
-    let id = first(connection, sql, [name.as_str()], |row| row.get(0))?;
-    Ok(id.map(MemberId))
+fn find(mesh: &Mesh, name: &DeviceName) -> Result<(MemberRow, usize), StoreError> {
+    let gateway = mesh.member.find(&Term::Name(name.gateway.clone()));
+    let found = gateway.and_then(|gateway| {
+        let mut devices = gateway.devices.iter();
+        let at = devices.position(|device| device.name == name.device)?;
+        Some((gateway.clone(), at))
+    });
+    found.ok_or_else(|| StoreError::NoDevice(name.clone()))
 }
 
 /// Takes the number of a device, which may have lost it. Returns it with the tags of the device,
 /// unless they were those of its gateway.
-fn take_over(
-    transaction: &Transaction<'_>,
-    name: &DeviceName,
-) -> Result<(u32, Option<Vec<Name>>), StoreError> {
-    if let Some(id) = member_called(transaction, &name.gateway)? {
-        let gateway = gateway(transaction, id)?;
+fn take_over(mesh: &mut Mesh, name: &DeviceName) -> Result<(u32, Option<Vec<Name>>), StoreError> {
+    if let Ok((gateway, at)) = find(mesh, name) {
         let mut devices = gateway.devices.clone();
-        let device = devices.iter_mut().find(|device| device.name == name.device);
-        if let Some(device) = device
-            && let Some(number) = device.number.take()
-        {
-            let tags = std::mem::take(&mut device.tags);
-            write(transaction, &gateway, &devices)?;
-            return Ok((number, (tags != gateway.tags).then_some(tags)));
+        if let Some(number) = devices[at].number.take() {
+            let tags = std::mem::take(&mut devices[at].tags);
+            write(mesh, &gateway, devices)?;
+            return Ok((number, (tags != gateway.own.tags).then_some(tags)));
         }
     }
-    let sql = "SELECT number, device FROM freed
-               WHERE device NOT NULL AND device ->> 'name' = ?1 AND device ->> 'gateway' = ?2
-               ORDER BY since DESC LIMIT 1";
-    let words = (name.device.as_str(), name.gateway.as_str());
-    let row = |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?));
-    let found: Option<(u32, String)> = first(transaction, sql, words, row)?;
-    let (number, device) = found.ok_or_else(|| StoreError::NoAddresses(name.clone()))?;
-    let device: FormerDevice =
-        serde_json::from_str(&device).map_err(|_| StoreError::Corrupt("former devices"))?;
-    numbers::take_back(transaction, number)?;
-    Ok((number, device.tags))
+    let is_it =
+        |device: &FormerDevice| device.name == name.device && device.gateway == name.gateway;
+    let found = former_devices(mesh).rfind(|(_, device)| is_it(device));
+    let (row, device) = found.ok_or_else(|| StoreError::NoAddresses(name.clone()))?;
+    let (since, number, tags) = (row.since, row.number, device.tags.clone());
+    mesh.delete::<Freed>(since)?;
+    Ok((number, tags))
 }
 
 /// Takes the number that a removed device with this name had behind this gateway, or else behind
 /// another one that joined with the same token, if there is one.
 fn take_same_token(
-    transaction: &Transaction<'_>,
-    gateway: &Gateway,
+    mesh: &mut Mesh,
+    gateway: &MemberRow,
     name: &Name,
 ) -> Result<Option<u32>, StoreError> {
-    let sql = "SELECT number FROM freed
-               WHERE device NOT NULL AND device ->> 'name' = ?1 AND device ->> 'token' = ?2
-               ORDER BY device ->> 'gateway' = ?3 DESC, since DESC LIMIT 1";
-    let values = (name.as_str(), gateway.token, gateway.name.as_str());
-    let found = first(transaction, sql, values, |row| row.get(0))?;
-    if let Some(number) = found {
-        numbers::take_back(transaction, number)?;
-    }
-    Ok(found)
+    let former = former_devices(mesh);
+    let former = former.filter(|(_, device)| device.name == *name && device.token == gateway.token);
+    let best = former.max_by_key(|(row, device)| (device.gateway == gateway.own.name, row.since));
+    let Some((&Freed { since, number, .. }, _)) = best else {
+        return Ok(None);
+    };
+    mesh.delete::<Freed>(since)?;
+    Ok(Some(number))
 }
 
-fn gateway(connection: &Connection, id: MemberId) -> Result<Gateway, StoreError> {
-    let sql = "SELECT member.name, member.tags, member.devices,
-                      token.id, token.devices AND token.withdrawn IS NULL
-               FROM member JOIN token ON token.id = member.token WHERE member.id = ?1";
-    let row = first(connection, sql, [id.0], |row| {
-        let texts: (String, String, String) = (row.get(0)?, row.get(1)?, row.get(2)?);
-        Ok((texts, row.get(3)?, row.get(4)?))
-    })?;
-    let ((name, tags, devices), token, is_trusted) = row.ok_or(StoreError::NotAMember)?;
-    Ok(Gateway {
-        id: id.0,
-        name: name.parse().map_err(|_| StoreError::Corrupt("names"))?,
-        tags: from_json(&tags, "tags")?,
-        devices: from_json(&devices, "devices")?,
-        token,
-        is_trusted,
-    })
+/// Returns the free numbers that devices had last.
+fn former_devices(mesh: &Mesh) -> impl DoubleEndedIterator<Item = (&Freed, &FormerDevice)> {
+    let freed = mesh.freed.all();
+    freed.filter_map(|row| Some((row, row.device.as_ref()?)))
 }
 
 fn check_tags(tags: &[Name]) -> Result<(), StoreError> {
@@ -419,13 +385,9 @@ fn check_tags(tags: &[Name]) -> Result<(), StoreError> {
 }
 
 /// Checks the number of devices of the mesh when a member has `after` in place of `before`.
-fn check_total(connection: &Connection, before: usize, after: usize) -> Result<(), StoreError> {
-    if after <= before {
-        return Ok(());
-    }
-    let sql = "SELECT ifnull(sum(json_array_length(devices)), 0) FROM member WHERE devices != '[]'";
-    let all: u32 = value(connection, sql, [])?;
-    if all as usize + after - before > MAX_MESH_DEVICES {
+fn check_total(mesh: &Mesh, before: usize, after: usize) -> Result<(), StoreError> {
+    let all: usize = mesh.member.all().map(|row| row.devices.len()).sum();
+    if after > before && all + after - before > MAX_MESH_DEVICES {
         return Err(StoreError::DevicesFull {
             most: MAX_MESH_DEVICES,
         });
@@ -434,8 +396,8 @@ fn check_total(connection: &Connection, before: usize, after: usize) -> Result<(
 }
 
 fn new_device(
-    transaction: &Transaction<'_>,
-    gateway: &Gateway,
+    mesh: &mut Mesh,
+    gateway: &MemberRow,
     name: &Name,
 ) -> Result<StoredDevice, StoreError> {
     let mut device = StoredDevice {
@@ -444,27 +406,27 @@ fn new_device(
         number: None,
         tags: Vec::new(),
     };
-    if gateway.is_trusted {
-        let former = take_same_token(transaction, gateway, name)?;
+    if is_trusted(mesh, gateway) {
+        let former = take_same_token(mesh, gateway, name)?;
         device.number = Some(match former {
             Some(former) => former,
-            None => next_number(transaction)?,
+            None => next_number(mesh)?,
         });
-        device.tags.clone_from(&gateway.tags);
+        device.tags.clone_from(&gateway.own.tags);
     }
     Ok(device)
 }
 
-fn next_number(transaction: &Transaction<'_>) -> Result<u32, StoreError> {
-    let networks = networks_of(transaction)?.ok_or(StoreError::NoNetworks)?;
-    numbers::take(transaction, &networks)
+fn next_number(mesh: &mut Mesh) -> Result<u32, StoreError> {
+    let networks = mesh.networks()?.ok_or(StoreError::NoNetworks)?;
+    numbers::take(mesh, &networks)
 }
 
 /// Frees the numbers of devices of a gateway. Each has a revision of its own, because those are
 /// unique.
-fn free<'a>(
-    transaction: &Transaction<'_>,
-    gateway: &Gateway,
+pub(super) fn free<'a>(
+    mesh: &mut Mesh,
+    gateway: &MemberRow,
     devices: impl IntoIterator<Item = &'a StoredDevice>,
 ) -> Result<(), StoreError> {
     for device in devices {
@@ -473,75 +435,57 @@ fn free<'a>(
         };
         let former = FormerDevice {
             name: device.name.clone(),
-            gateway: gateway.name.clone(),
-            tags: (device.tags != gateway.tags).then(|| device.tags.clone()),
+            gateway: gateway.own.name.clone(),
+            tags: (device.tags != gateway.own.tags).then(|| device.tags.clone()),
             token: gateway.token,
         };
-        let former = serde_json::to_string(&former).map_err(|_| StoreError::Corrupt("devices"))?;
-        numbers::free(
-            transaction,
+        let since = mesh.next_revision()?;
+        mesh.put(Freed {
+            since,
             number,
-            next_revision(transaction)?,
-            Some(&former),
-        )?;
+            device: Some(former),
+        })?;
     }
     Ok(())
 }
 
-/// Gives the devices of a member that have its former tags the new ones, in a change of its row.
-pub(super) fn follow_tags(
-    transaction: &Transaction<'_>,
-    id: i64,
-    tags: &[Name],
-) -> Result<(), StoreError> {
-    let mut gateway = gateway(transaction, MemberId(id))?;
-    for device in gateway.devices.iter_mut().filter(|d| d.number.is_some()) {
-        if device.tags == gateway.tags {
+/// Returns the devices of a member; those that have its tags get new ones.
+pub(super) fn with_gateway_tags(gateway: &MemberRow, tags: &[Name]) -> Vec<StoredDevice> {
+    let mut devices = gateway.devices.clone();
+    for device in &mut devices {
+        if device.is_approved() && device.tags == gateway.own.tags {
             device.tags = tags.to_vec();
         }
     }
-    let sql = "UPDATE member SET devices = ?2 WHERE id = ?1";
-    transaction.execute(sql, (id, to_json(&gateway.devices)?))?;
-    Ok(())
-}
-
-/// Frees the numbers of all devices behind a member.
-pub(super) fn free_all(transaction: &Transaction<'_>, id: i64) -> Result<(), StoreError> {
-    let gateway = gateway(transaction, MemberId(id))?;
-    free(transaction, &gateway, &gateway.devices)
+    devices
 }
 
 /// Replaces the devices of a gateway. If approved ones differ, others receive the gateway again, and
 /// it receives all members that it sees.
 fn write(
-    transaction: &Transaction<'_>,
-    gateway: &Gateway,
-    devices: &[StoredDevice],
+    mesh: &mut Mesh,
+    gateway: &MemberRow,
+    devices: Vec<StoredDevice>,
 ) -> Result<(), StoreError> {
     let approved = |devices: &[StoredDevice]| -> Vec<StoredDevice> {
-        let approved = devices.iter().filter(|device| device.number.is_some());
+        let approved = devices.iter().filter(|device| device.is_approved());
         approved.cloned().collect()
     };
-    if approved(devices) != approved(&gateway.devices) {
-        let revision = next_revision(transaction)?;
-        transaction.execute(
-            &format!(
-                "INSERT INTO former (revision, member, public_key, name, tags, devices)
-                 SELECT ?2, id, public_key, name, tags, {APPROVED} FROM member WHERE id = ?1"
-            ),
-            (gateway.id, revision),
-        )?;
-        let sql = "UPDATE member SET revision = ?2 WHERE id = ?1";
-        transaction.execute(sql, (gateway.id, revision))?;
+    let mut revision = gateway.revision;
+    if approved(&devices) != approved(&gateway.devices) {
+        revision = mesh.next_revision()?;
+        keep_former(mesh, gateway, revision, gateway.id)?;
     }
-    let sql = "UPDATE member SET devices = ?2 WHERE id = ?1";
-    transaction.execute(sql, (gateway.id, to_json(devices)?))?;
-    Ok(())
+    mesh.put(MemberRow {
+        devices,
+        revision,
+        ..gateway.clone()
+    })
 }
 
-/// Returns the approved devices of a row.
-pub(super) fn approved(json: &str, networks: &Networks) -> Result<Vec<Device>, StoreError> {
-    let infos = infos(json, networks)?.into_iter();
+/// Returns the approved devices of a member.
+pub(super) fn approved(row: &MemberRow, networks: &Networks) -> Result<Vec<Device>, StoreError> {
+    let infos = infos(row, networks)?.into_iter();
     let approved = infos.filter_map(|info| match info {
         DeviceInfo::Approved(device) => Some(device),
         DeviceInfo::Pending(_) => None,
@@ -549,10 +493,9 @@ pub(super) fn approved(json: &str, networks: &Networks) -> Result<Vec<Device>, S
     Ok(approved.collect())
 }
 
-/// Returns all devices of a row.
-pub(super) fn infos(json: &str, networks: &Networks) -> Result<Vec<DeviceInfo>, StoreError> {
-    let devices = from_json::<StoredDevice>(json, "devices")?.into_iter();
-    let infos = devices.map(|device| {
+/// Returns all devices of a member.
+pub(super) fn infos(row: &MemberRow, networks: &Networks) -> Result<Vec<DeviceInfo>, StoreError> {
+    let infos = row.devices.iter().cloned().map(|device| {
         let Some(number) = device.number else {
             return Ok(DeviceInfo::Pending(device.name));
         };
@@ -566,16 +509,4 @@ pub(super) fn infos(json: &str, networks: &Networks) -> Result<Vec<DeviceInfo>, 
         }))
     });
     infos.collect()
-}
-
-/// Returns the approved devices of a row as input to the policy.
-pub(super) fn parties(json: &str, gateway: &Name) -> Result<Vec<Party>, StoreError> {
-    let devices = from_json::<StoredDevice>(json, "devices")?.into_iter();
-    let approved = devices.filter(|device| device.number.is_some());
-    let parties = approved.map(|device| Party {
-        name: device.name,
-        tags: device.tags,
-        gateway: Some(gateway.clone()),
-    });
-    Ok(parties.collect())
 }

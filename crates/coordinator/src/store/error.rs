@@ -42,7 +42,7 @@ pub enum StoreError {
     #[error("a member may change its key at most {most} times an hour: try again later")]
     TooManyKeys {
         /// Maximum per hour.
-        most: u32,
+        most: usize,
     },
     /// No device has the name.
     #[error("no gateway has reported a device {0}; see `seikan coordinator devices`")]
@@ -72,7 +72,7 @@ pub enum StoreError {
     #[error("a member may change its devices at most {most} times an hour: try again later")]
     TooManyDeviceChanges {
         /// Maximum per hour.
-        most: u32,
+        most: usize,
     },
     /// The mesh has as many devices as it may.
     #[error("the mesh has {most} devices, and cannot have more: remove some at their gateways")]
@@ -99,6 +99,17 @@ pub enum StoreError {
         found: i64,
         /// The latest version of the schema that this program knows.
         known: i64,
+    },
+    /// An earlier version wrote the mesh in etcd.
+    #[error(
+        "an earlier version of seikan wrote the mesh in etcd under {prefix} (schema {found}): export it with that version \
+         (`seikan coordinator export`), remove it from etcd, and import the snapshot with this version"
+    )]
+    EarlierVersion {
+        /// Prefix of its keys.
+        prefix: String,
+        /// Its version of the schema.
+        found: i64,
     },
     /// The networks of the mesh are not set.
     #[error("the mesh has no networks yet: initialise the coordinator first")]
@@ -191,8 +202,8 @@ pub enum StoreError {
         "etcd did not confirm the change: {0}; it may have been applied, so check before you try again"
     )]
     Unknown(String),
-    /// etcd has an invalid row.
-    #[error("etcd has an invalid value under {key}: restore a backup or correct the value")]
+    /// The file or etcd has an invalid row.
+    #[error("the mesh has an invalid value under {key}: restore a backup or correct the value")]
     CorruptRow {
         /// Its key, without the prefix.
         key: String,
@@ -215,27 +226,7 @@ impl StoreError {
             Self::NotAMember => Reason::NotAMember,
             Self::TooManyKeys { .. } | Self::TooManyDeviceChanges { .. } => Reason::TooMany,
             Self::OutOfBounds(_) | Self::Policy(_) => Reason::Malformed,
-            Self::LaterVersion { .. }
-            | Self::NoNetworks
-            | Self::OtherNetworks { .. }
-            | Self::NoWal { .. }
-            | Self::Corrupt(_)
-            | Self::Interrupted
-            | Self::Io { .. }
-            | Self::Copy { .. }
-            | Self::NotEmpty { .. }
-            | Self::NotASnapshot
-            | Self::OtherMesh { .. }
-            | Self::EtcdSettings(_)
-            | Self::Unreadable { .. }
-            | Self::Unavailable(_)
-            | Self::Unknown(_)
-            | Self::CorruptRow { .. }
-            | Self::NoDevice(_)
-            | Self::DevicePending(_)
-            | Self::NoAddresses(_)
-            | Self::DeviceTrusted { .. }
-            | Self::Sqlite(_) => {
+            _ => {
                 return Refusal {
                     reason: Reason::Unavailable,
                     message:

@@ -6,19 +6,17 @@
 //! PREFIX/state/mesh              random number that identifies the mesh
 //! PREFIX/state/restored          random number of the latest restore from a backup
 //! PREFIX/state/rows/TABLE/KEY    row of a table, as JSON
-//! PREFIX/pin                     pin of the certificate of every coordinator
 //! PREFIX/live/..., present/...   keys under the lease of a coordinator ([`live`])
 //! ```
 //!
-//! [`replica`] decides changes on its copy and proposes the changed [`rows`] as one etcd
-//! transaction, which succeeds only if the head has not changed since. [`import()`] copies a whole
+//! [`replica`] decides changes on its copy and proposes the changed rows as one etcd transaction,
+//! which succeeds only if the head has not changed since. [`import()`] copies a whole
 //! mesh into etcd. [`client`] implements etcd's API with the messages of [`messages`].
 
 mod client;
 mod live;
 mod messages;
 mod replica;
-mod rows;
 
 use std::env;
 use std::path::PathBuf;
@@ -28,7 +26,7 @@ pub use replica::fuzzing;
 pub(super) use replica::{Replica, import};
 
 /// Settings of an etcd cluster.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Etcd {
     /// URLs of members of the cluster, at least one.
     pub endpoints: Vec<String>,
@@ -54,17 +52,15 @@ impl Etcd {
     pub fn files(&self) -> Vec<PathBuf> {
         let identity = self.identity.iter().flat_map(|(cert, key)| [cert, key]);
         let password = self.user.iter().map(|(_, file)| file);
-        let all = self.ca.iter().chain(identity).chain(password).cloned();
-        let of_system = || {
-            let file = env::var_os("SSL_CERT_FILE").map(PathBuf::from);
+        let named = self.ca.iter().chain(identity).chain(password);
+        let mut files: Vec<PathBuf> = named.cloned().collect();
+        if self.ca.is_none() {
+            files.extend(env::var_os("SSL_CERT_FILE").map(PathBuf::from));
             let folders = env::var_os("SSL_CERT_DIR").unwrap_or_default();
-            let folders: Vec<PathBuf> = env::split_paths(&folders).collect();
-            file.into_iter().chain(folders)
-        };
-        let of_system = self.ca.is_none().then(of_system);
-        let of_system = of_system.into_iter().flatten();
-        all.chain(of_system.filter(|path| !path.as_os_str().is_empty()))
-            .collect()
+            files.extend(env::split_paths(&folders));
+            files.retain(|path| !path.as_os_str().is_empty());
+        }
+        files
     }
 }
 

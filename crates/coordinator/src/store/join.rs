@@ -11,14 +11,11 @@
 //! the host knows its credential, so nobody else can repeat the request.
 
 use ipnet::IpNet;
-use rusqlite::{Connection, Transaction};
-use seikan_proto::mesh::{JoinRequest, Networks};
+use seikan_proto::mesh::{Endpoints, JoinRequest, Networks, Party};
 
-use super::members::{MemberId, record_return};
-use super::{
-    Actor, Store, StoreError, audit, first, networks_of, next_revision, numbers, seconds, tokens,
-    value,
-};
+use super::members::MemberId;
+use super::rows::{Bytes, Head, MemberRow, Mesh, Term, TokenRow};
+use super::{Actor, Store, StoreError, audit, numbers, tokens};
 
 /// Result of a join.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,25 +43,27 @@ impl Store {
         from: &Actor,
         now: u64,
     ) -> Result<Joining, StoreError> {
-        let at = seconds(now);
-        self.read_latest(|connection| admit(connection, request, at).map(drop))?;
+        self.read_latest(|mesh| admit(mesh, request, now).map(drop))?;
         let (request, from) = (request.clone(), from.clone());
-        self.change(move |transaction| {
-            let admission = admit(transaction, &request, at)?;
+        self.change(move |mesh| {
+            let admission = admit(mesh, &request, now)?;
+            let networks = admission.networks;
+            let was_member = admission.existing.is_some();
             let (id, number) = match admission.existing {
-                Some(existing) => existing,
+                Some(member) => (member.id, member.number),
                 None => {
-                    let added = insert_member(transaction, &admission, &request, at)?;
-                    audit::record(transaction, at, "joined", request.name.as_str(), &from)?;
+                    let token = admission.token.clone();
+                    let added = insert_member(mesh, &networks, token, &request, now)?;
+                    audit::record(mesh, now, "joined", request.name.as_str(), &from)?;
                     added
                 }
             };
-            let addresses = admission.networks.interface_addresses(number);
+            let addresses = networks.interface_addresses(number);
             Ok(Joining {
                 id: MemberId(id),
                 number,
                 addresses: addresses.ok_or(StoreError::Corrupt("numbers"))?,
-                was_member: admission.existing.is_some(),
+                was_member,
             })
         })
     }
@@ -75,7 +74,7 @@ impl Store {
     /// # Errors
     /// [`StoreError::Sqlite`].
     pub fn is_refused_here(&self, request: &JoinRequest, now: u64) -> Result<bool, StoreError> {
-        match self.read(|connection| admit(connection, request, seconds(now)).map(drop)) {
+        match self.read(|mesh| admit(mesh, request, now).map(drop)) {
             Ok(()) => Ok(false),
             Err(error @ StoreError::Sqlite(_)) => Err(error),
             Err(_) => Ok(true),
@@ -84,36 +83,35 @@ impl Store {
 }
 
 /// A request that is admitted.
-struct Admission {
+struct Admission<'m> {
     networks: Networks,
-    token: tokens::Found,
+    token: &'m TokenRow,
     /// The member that sends it, if it is one.
-    existing: Option<MemberRow>,
+    existing: Option<&'m MemberRow>,
 }
 
-/// Id and number of a member.
-type MemberRow = (i64, u32);
-
-fn admit(connection: &Connection, request: &JoinRequest, at: i64) -> Result<Admission, StoreError> {
-    let networks = networks_of(connection)?.ok_or(StoreError::NoNetworks)?;
-    let token = tokens::find(connection, &request.token.digest(), at)?;
-    let token = token.ok_or(StoreError::BadToken)?;
-    let existing = match with_key(connection, request)? {
-        Some((existing, true)) => Some(existing),
-        // A host without a valid token learns nothing about members.
-        _ if token.used_up => return Err(StoreError::BadToken),
-        Some((_, false)) => {
-            return Err(StoreError::KeyTaken {
-                key: request.public_key,
-            });
-        }
-        None if name_taken(connection, request)? => {
-            return Err(StoreError::NameTaken {
-                name: request.name.clone(),
-            });
-        }
-        None => None,
+fn admit<'m>(mesh: &'m Mesh, request: &JoinRequest, at: u64) -> Result<Admission<'m>, StoreError> {
+    let networks = mesh.networks()?.ok_or(StoreError::NoNetworks)?;
+    let token = tokens::find(mesh, request.token.digest(), at).ok_or(StoreError::BadToken)?;
+    let key = request.public_key;
+    let with_key = mesh.member.find(&Term::PublicKey(Bytes::from(&key)));
+    let is_sender = |member: &&MemberRow| {
+        member.own.name == request.name && member.credential == request.credential.digest().into()
     };
+    let existing = with_key.filter(is_sender);
+    if existing.is_none() {
+        // A host without a valid token learns nothing about members.
+        if token.info.is_used_up() {
+            return Err(StoreError::BadToken);
+        }
+        if with_key.is_some() {
+            return Err(StoreError::KeyTaken { key });
+        }
+        let name = request.name.clone();
+        if mesh.member.find(&Term::Name(name.clone())).is_some() {
+            return Err(StoreError::NameTaken { name });
+        }
+    }
     Ok(Admission {
         networks,
         token,
@@ -121,56 +119,38 @@ fn admit(connection: &Connection, request: &JoinRequest, at: i64) -> Result<Admi
     })
 }
 
-/// Returns id and number of the member with the requested key, and whether name and credential
-/// match, too.
-fn with_key(
-    connection: &Connection,
-    request: &JoinRequest,
-) -> Result<Option<(MemberRow, bool)>, StoreError> {
-    let sql = "SELECT id, number, name = ?2 AND credential = ?3 FROM member WHERE public_key = ?1";
-    let credential = request.credential.digest();
-    let parameters = (
-        request.public_key.as_bytes(),
-        request.name.as_str(),
-        credential.0,
-    );
-    first(connection, sql, parameters, |row| {
-        Ok(((row.get(0)?, row.get(1)?), row.get(2)?))
-    })
-}
-
-fn name_taken(connection: &Connection, request: &JoinRequest) -> Result<bool, StoreError> {
-    let sql = "SELECT EXISTS (SELECT 1 FROM member WHERE name = ?1)";
-    value(connection, sql, [request.name.as_str()])
-}
-
-/// A new member: its id and its number.
+/// Makes a host a member; returns its id and its number.
 fn insert_member(
-    transaction: &Transaction<'_>,
-    admission: &Admission,
+    mesh: &mut Mesh,
+    networks: &Networks,
+    mut token: TokenRow,
     request: &JoinRequest,
-    at: i64,
+    joined: u64,
 ) -> Result<(i64, u32), StoreError> {
-    let number = numbers::take(transaction, &admission.networks)?;
-    let revision = next_revision(transaction)?;
-    let key = request.public_key.as_bytes();
-    record_return(transaction, key)?;
-    transaction.execute(
-        "INSERT INTO member (number, name, public_key, credential, token, tags, endpoints,
-                             revision, joined)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, '[]', ?7, ?8)",
-        (
-            number,
-            request.name.as_str(),
-            key,
-            request.credential.digest().0,
-            admission.token.id,
-            &admission.token.tags,
-            revision,
-            at,
-        ),
-    )?;
-    let id = transaction.last_insert_rowid();
-    tokens::count_use(transaction, admission.token.id)?;
+    let number = numbers::take(mesh, networks)?;
+    let revision = mesh.next_revision()?;
+    let id = mesh.head().last_member.saturating_add(1);
+    mesh.put(Head {
+        last_member: id,
+        ..mesh.head()
+    })?;
+    mesh.put(MemberRow {
+        id,
+        number,
+        own: Party {
+            name: request.name.clone(),
+            tags: token.info.tags.clone(),
+            gateway: None,
+        },
+        public_key: Bytes::from(&request.public_key),
+        credential: request.credential.digest().into(),
+        token: token.info.id.0,
+        endpoints: Endpoints::default(),
+        devices: Vec::new(),
+        revision,
+        joined,
+    })?;
+    token.info.used = token.info.used.saturating_add(1);
+    mesh.put(token)?;
     Ok((id, number))
 }

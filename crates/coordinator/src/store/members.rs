@@ -2,25 +2,23 @@
 
 use std::collections::BTreeMap;
 
-use rusqlite::{Connection, Row, Transaction};
 use seikan_proto::keys::PublicKey;
-use seikan_proto::mesh::{Digest, Endpoints, MAX_ENDPOINTS, MAX_RELAYED, Member, Name, Networks};
-
-use super::devices::{self, APPROVED, DeviceInfo};
-use super::policy::Visibility;
-use super::tokens::{from_json, to_json};
-use super::{
-    Actor, Store, StoreError, audit, first, networks_of, next_revision, numbers, seconds, unsigned,
-    value,
+use seikan_proto::mesh::{
+    Device, Digest, Endpoints, MAX_ENDPOINTS, MAX_RELAYED, Member, Name, Networks,
 };
 
+use super::devices::{self, DeviceInfo};
+use super::policy::Visibility;
+use super::rows::{Bytes, Former, Freed, MemberRow, Mesh, Seen, Term};
+use super::{Actor, Store, StoreError, audit};
+
 /// Minimum interval at which a member's activity is recorded, in seconds.
-const SEEN_INTERVAL: i64 = 60;
+const SEEN_INTERVAL: u64 = 60;
 
 /// Log entry of a new key.
 const KEY_CHANGED: &str = "key changed";
 /// Maximum number of new keys of one member within an hour.
-const MAX_KEYS_PER_HOUR: u32 = 10;
+const MAX_KEYS_PER_HOUR: usize = 10;
 
 /// Id of a member in this store. Ids are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -61,9 +59,7 @@ impl Store {
     /// [`StoreError::NotAMember`] if it belongs to none; [`StoreError::Unavailable`] if the copy
     /// may be behind; [`StoreError::Sqlite`].
     pub fn authenticate(&self, credential: &Digest) -> Result<MemberId, StoreError> {
-        self.read_latest(|connection| {
-            with_credential(connection, credential)?.ok_or(StoreError::NotAMember)
-        })
+        self.read_latest(|mesh| with_credential(mesh, credential).ok_or(StoreError::NotAMember))
     }
 
     /// Returns the member that a credential belongs to in the local copy. `None` may be a member
@@ -75,7 +71,7 @@ impl Store {
         &self,
         credential: &Digest,
     ) -> Result<Option<MemberId>, StoreError> {
-        self.read(|connection| with_credential(connection, credential))
+        self.read(|mesh| Ok(with_credential(mesh, credential)))
     }
 
     /// Sets the endpoints of a member, the best first. Returns whether they have changed; if not,
@@ -100,27 +96,18 @@ impl Store {
                 "a member may have at most 4 relayed addresses",
             ));
         }
-        let (endpoints, relayed) = (to_json(&wanted.endpoints)?, to_json(&wanted.relayed)?);
-        let known: Option<(String, String)> = self.read(|connection| {
-            let sql = "SELECT endpoints, relayed FROM member WHERE id = ?1";
-            first(connection, sql, [id.0], |row| {
-                Ok((row.get(0)?, row.get(1)?))
-            })
-        })?;
-        let encoded = (endpoints, relayed);
-        if known.ok_or(StoreError::NotAMember)? == encoded {
+        if self.read(|mesh| Ok(member(mesh, id)?.endpoints == *wanted))? {
             return Ok(false);
         }
-        self.change(move |transaction| {
-            let revision = next_revision(transaction)?;
-            let changed = transaction.execute(
-                "UPDATE member SET endpoints = ?2, relayed = ?3, revision = ?4 WHERE id = ?1",
-                (id.0, &encoded.0, &encoded.1, revision),
-            )?;
-            match changed {
-                0 => Err(StoreError::NotAMember),
-                _ => record_seen(transaction, id, seconds(now)).map(|()| true),
-            }
+        let wanted = wanted.clone();
+        self.change(move |mesh| {
+            let revision = mesh.next_revision()?;
+            mesh.put(MemberRow {
+                endpoints: wanted.clone(),
+                revision,
+                ..member(mesh, id)?.clone()
+            })?;
+            record_seen(mesh, id, now).map(|()| true)
         })
     }
 
@@ -138,45 +125,39 @@ impl Store {
         by: &Actor,
         now: u64,
     ) -> Result<bool, StoreError> {
-        let own = move |connection: &Connection| {
-            let sql = "SELECT public_key, name FROM member WHERE id = ?1";
-            let row = |row: &Row<'_>| Ok((row.get::<_, [u8; 32]>(0)?, row.get::<_, String>(1)?));
-            first(connection, sql, [id.0], row)?.ok_or(StoreError::NotAMember)
-        };
+        let public_key = Bytes::from(key);
         // Members send their key at each start; mostly it has not changed.
-        if self.read(own)?.0 == *key.as_bytes() {
+        if self.read(|mesh| Ok(member(mesh, id)?.public_key == public_key))? {
             return Ok(false);
         }
-        let (key, by, now) = (*key, by.clone(), seconds(now));
-        self.change(move |transaction| {
-            let (former, name) = own(transaction)?;
+        let (key, by) = (*key, by.clone());
+        self.change(move |mesh| {
+            let former = member(mesh, id)?.clone();
             // A concurrent request has set it.
-            if former == *key.as_bytes() {
+            if former.public_key == public_key {
                 return Ok(false);
             }
-            let sql = "SELECT EXISTS (SELECT 1 FROM member WHERE public_key = ?1)";
-            if value(transaction, sql, [key.as_bytes()])? {
+            if mesh.member.find(&Term::PublicKey(public_key)).is_some() {
                 return Err(StoreError::KeyTaken { key });
             }
-            let recent = audit::count_since(transaction, KEY_CHANGED, &name, now - 3600)?;
-            if recent >= MAX_KEYS_PER_HOUR {
+            let name = former.own.name.to_string();
+            let hour_ago = now.saturating_sub(3600);
+            if audit::count_since(mesh, KEY_CHANGED, &name, hour_ago) >= MAX_KEYS_PER_HOUR {
                 return Err(StoreError::TooManyKeys {
                     most: MAX_KEYS_PER_HOUR,
                 });
             }
-            record_return(transaction, key.as_bytes())?;
             // Two revisions, because each is unique. One answer has both unless it ends between
             // them.
-            let gone = next_revision(transaction)?;
-            let sql = format!(
-                "INSERT INTO removed (public_key, revision, name, tags, devices)
-                 SELECT public_key, ?2, name, tags, {APPROVED} FROM member WHERE id = ?1"
-            );
-            transaction.execute(&sql, (id.0, gone))?;
-            let new = next_revision(transaction)?;
-            let sql = "UPDATE member SET public_key = ?2, revision = ?3 WHERE id = ?1";
-            transaction.execute(sql, (id.0, key.as_bytes(), new))?;
-            audit::record(transaction, now, KEY_CHANGED, &name, &by)?;
+            let gone = mesh.next_revision()?;
+            keep_former(mesh, &former, gone, 0)?;
+            let revision = mesh.next_revision()?;
+            mesh.put(MemberRow {
+                public_key,
+                revision,
+                ..former
+            })?;
+            audit::record(mesh, now, KEY_CHANGED, &name, &by)?;
             Ok(true)
         })
     }
@@ -187,21 +168,15 @@ impl Store {
     /// # Errors
     /// [`StoreError::NotAMember`], [`StoreError::Sqlite`].
     pub fn touch(&self, id: MemberId, now: u64) -> Result<(), StoreError> {
-        let now = seconds(now);
-        let seen: Option<i64> = self.read(|connection| {
-            let sql = "SELECT ifnull((SELECT at FROM seen WHERE member = id), joined) FROM member
-                     WHERE id = ?1";
-            first(connection, sql, [id.0], |row| row.get(0))
-        })?;
-        let seen = seen.ok_or(StoreError::NotAMember)?;
+        let seen = self.read(|mesh| Ok(last_seen(mesh, member(mesh, id)?)))?;
         if let Some(replica) = self.replica() {
-            replica.note_poll(id.0, unsigned(now));
+            replica.live().note_poll(id.0, now);
             return Ok(());
         }
         if now < seen.saturating_add(SEEN_INTERVAL) {
             return Ok(());
         }
-        self.change_local(|transaction| record_seen(transaction, id, now))
+        self.change_local(|mesh| record_seen(mesh, id, now))
     }
 
     /// Returns the key of a member, and the id of the member with another key; `None` if there is
@@ -214,20 +189,15 @@ impl Store {
         id: MemberId,
         other: &PublicKey,
     ) -> Result<(PublicKey, Option<MemberId>), StoreError> {
-        self.read(|connection| {
-            let sql = "SELECT public_key FROM member WHERE id = ?1";
-            let own: Option<[u8; 32]> = first(connection, sql, [id.0], |row| row.get(0))?;
-            let own = own.ok_or(StoreError::NotAMember)?;
-            let visibility = Visibility::new(self, connection, id);
-            let mut statement = connection.prepare_cached(
-                "SELECT id, name, tags, devices FROM member WHERE public_key = ?1",
-            )?;
-            let mut rows = statement.query([other.as_bytes()])?;
-            let other = match rows.next()? {
-                Some(row) if visibility.sees_row(row, 1)? => Some(MemberId(row.get(0)?)),
+        self.read(|mesh| {
+            let own = member(mesh, id)?.public_key.into();
+            let visibility = Visibility::new(self, mesh, id);
+            let other = mesh.member.find(&Term::PublicKey(other.into()));
+            let other = match other {
+                Some(row) if visibility.sees(&row.own, &row.devices)? => Some(MemberId(row.id)),
                 _ => None,
             };
-            Ok((PublicKey::from_bytes(own), other))
+            Ok((own, other))
         })
     }
 
@@ -245,29 +215,28 @@ impl Store {
         };
         let by = by.clone();
         let (id, name) = match member {
-            MemberRef::Id(id) => (Some(id.0), None),
-            MemberRef::Name(name) => (None, Some(name.to_string())),
+            MemberRef::Id(id) => (id.0, None),
+            MemberRef::Name(name) => (0, Some(Term::Name(name.clone()))),
         };
-        self.change(move |transaction| {
-            let sql = "SELECT id, name, number FROM member WHERE id = ?1 OR name = ?2";
-            let row = |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
-            let found: Option<(i64, String, u32)> = first(transaction, sql, (id, &name), row)?;
-            let Some((id, name, number)) = found else {
+        self.change(move |mesh| {
+            let found = match &name {
+                Some(name) => mesh.member.find(name),
+                None => mesh.member.get(&id),
+            };
+            let Some(row) = found.cloned() else {
                 return Ok(false);
             };
-            let revision = next_revision(transaction)?;
-            transaction.execute(
-                &format!(
-                    "INSERT INTO removed (public_key, revision, name, tags, devices)
-                     SELECT public_key, ?2, name, tags, {APPROVED} FROM member WHERE id = ?1"
-                ),
-                (id, revision),
-            )?;
-            numbers::free(transaction, number, revision, None)?;
-            devices::free_all(transaction, id)?;
-            transaction.execute("DELETE FROM member WHERE id = ?1", [id])?;
-            transaction.execute("DELETE FROM seen WHERE member = ?1", [id])?;
-            audit::record(transaction, seconds(now), change, &name, &by)?;
+            let since = mesh.next_revision()?;
+            keep_former(mesh, &row, since, 0)?;
+            mesh.put(Freed {
+                since,
+                number: row.number,
+                device: None,
+            })?;
+            devices::free(mesh, &row, &row.devices)?;
+            mesh.delete::<MemberRow>(row.id)?;
+            mesh.delete::<Seen>(row.id)?;
+            audit::record(mesh, now, change, row.own.name.as_str(), &by)?;
             Ok(true)
         })
     }
@@ -282,77 +251,82 @@ impl Store {
             replica.map_or(Ok(BTreeMap::new()), |replica| replica.member_values(folder))
         };
         let (present, seen) = (values("present")?, values("seen")?);
-        self.read(|connection| {
-            let networks = networks_of(connection)?.ok_or(StoreError::NoNetworks)?;
-            let mut statement = connection.prepare_cached(
-                "SELECT number, name, public_key, endpoints, relayed, tags, devices, joined, ifnull(at, joined), member.id
-                 FROM member LEFT JOIN seen ON seen.member = member.id ORDER BY number",
-            )?;
-            let mut rows = statement.query([])?;
-            let mut members = Vec::new();
-            while let Some(row) = rows.next()? {
-                let id = row.get(9)?;
-                let last_seen = seen.get(&id).and_then(|seen| seen.parse().ok());
-                members.push(MemberInfo {
-                    number: row.get(0)?,
-                    member: member_of(row, &networks)?,
-                    devices: devices::infos(&row.get::<_, String>(6)?, &networks)?,
-                    joined: unsigned(row.get(7)?),
-                    seen: last_seen.unwrap_or(unsigned(row.get(8)?)),
-                    coordinator: present.get(&id).cloned(),
-                });
-            }
-            Ok(members)
+        self.read(|mesh| {
+            let networks = mesh.networks()?.ok_or(StoreError::NoNetworks)?;
+            let by_number = mesh
+                .member
+                .by_terms(Term::Number(0)..=Term::Number(u32::MAX));
+            let infos = by_number.map(|row| {
+                let seen = seen.get(&row.id);
+                let seen: Option<Seen> = seen.and_then(|seen| serde_json::from_str(seen).ok());
+                Ok(MemberInfo {
+                    number: row.number,
+                    member: row.member(&networks, devices::approved(row, &networks)?)?,
+                    devices: devices::infos(row, &networks)?,
+                    joined: row.joined,
+                    seen: seen.map_or_else(|| last_seen(mesh, row), |seen| seen.at),
+                    coordinator: present.get(&row.id).cloned(),
+                })
+            });
+            infos.collect()
         })
     }
 }
 
-/// Records that a removed key belongs to a member again. Others then receive a member instead of a
-/// removal; those that saw the old one and do not see the new one receive a removal.
-pub(super) fn record_return(
-    transaction: &Transaction<'_>,
-    key: &[u8; 32],
-) -> Result<(), StoreError> {
-    transaction.execute(
-        "INSERT INTO former (revision, member, public_key, name, tags, devices)
-         SELECT revision, 0, public_key, name, tags, devices FROM removed WHERE public_key = ?1",
-        [key],
-    )?;
-    transaction.execute("DELETE FROM removed WHERE public_key = ?1", [key])?;
-    Ok(())
+/// Returns the row of a member.
+pub(super) fn member(mesh: &Mesh, id: MemberId) -> Result<&MemberRow, StoreError> {
+    mesh.member.get(&id.0).ok_or(StoreError::NotAMember)
 }
 
-fn with_credential(
-    connection: &Connection,
-    credential: &Digest,
-) -> Result<Option<MemberId>, StoreError> {
-    let sql = "SELECT id FROM member WHERE credential = ?1";
-    let id = first(connection, sql, [credential.0], |row| row.get(0))?;
-    Ok(id.map(MemberId))
+fn with_credential(mesh: &Mesh, credential: &Digest) -> Option<MemberId> {
+    let row = mesh.member.find(&Term::Digest((*credential).into()))?;
+    Some(MemberId(row.id))
+}
+
+/// Keeps a member as it was until a revision. `id`: see [`Former::member`].
+pub(super) fn keep_former(
+    mesh: &mut Mesh,
+    row: &MemberRow,
+    revision: u64,
+    id: i64,
+) -> Result<(), StoreError> {
+    // Nobody has received the others.
+    let approved = row.devices.iter().filter(|device| device.is_approved());
+    mesh.put(Former {
+        revision,
+        member: id,
+        public_key: row.public_key,
+        own: Some(row.own.clone()),
+        devices: approved.cloned().collect(),
+    })
+}
+
+/// Returns the time of a member's latest activity.
+fn last_seen(mesh: &Mesh, row: &MemberRow) -> u64 {
+    mesh.seen.get(&row.id).map_or(row.joined, |seen| seen.at)
 }
 
 /// Records the activity of a member.
-fn record_seen(transaction: &Transaction<'_>, id: MemberId, at: i64) -> Result<(), StoreError> {
-    transaction.execute(
-        "INSERT INTO seen (member, at) VALUES (?1, ?2)
-         ON CONFLICT DO UPDATE SET at = max(at, excluded.at)",
-        (id.0, at),
-    )?;
-    Ok(())
+fn record_seen(mesh: &mut Mesh, id: MemberId, now: u64) -> Result<(), StoreError> {
+    let known = mesh.seen.get(&id.0).map_or(0, |seen| seen.at);
+    mesh.put(Seen {
+        member: id.0,
+        at: now.max(known),
+    })
 }
 
-/// Reads a member from a row that begins with number, name, key, endpoints, relayed addresses, tags
-/// and devices.
-pub(super) fn member_of(row: &Row<'_>, networks: &Networks) -> Result<Member, StoreError> {
-    let addresses = networks.addresses(row.get(0)?);
-    let name = row.get::<_, String>(1)?.parse::<Name>();
-    Ok(Member {
-        name: name.map_err(|_| StoreError::Corrupt("names"))?,
-        public_key: PublicKey::from_bytes(row.get(2)?),
-        addresses: addresses.ok_or(StoreError::Corrupt("numbers"))?.to_vec(),
-        endpoints: from_json(&row.get::<_, String>(3)?, "endpoints")?,
-        relayed: from_json(&row.get::<_, String>(4)?, "relayed addresses")?,
-        tags: from_json(&row.get::<_, String>(5)?, "tags")?,
-        devices: devices::approved(&row.get::<_, String>(6)?, networks)?,
-    })
+impl MemberRow {
+    /// Returns the member as others receive it, with these devices.
+    pub fn member(&self, networks: &Networks, devices: Vec<Device>) -> Result<Member, StoreError> {
+        let addresses = networks.addresses(self.number);
+        Ok(Member {
+            name: self.own.name.clone(),
+            public_key: self.public_key.into(),
+            addresses: addresses.ok_or(StoreError::Corrupt("numbers"))?.to_vec(),
+            endpoints: self.endpoints.endpoints.clone(),
+            relayed: self.endpoints.relayed.clone(),
+            tags: self.own.tags.clone(),
+            devices,
+        })
+    }
 }

@@ -31,16 +31,22 @@ mod restore;
 mod shared;
 mod snapshot;
 
+use std::fs;
+use std::io;
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
+use rusqlite::Connection;
 use seikan_proto::keys::PublicKey;
-use seikan_proto::mesh::{Credential, Digest, JoinRequest, Name, Token};
+use seikan_proto::mesh::{Credential, Digest, JoinRequest, Name, RelayKind, Token};
 use seikan_proto::rng::Rng;
 use tempfile::TempDir;
 
+use super::file::{MIGRATIONS, SCHEMA, create_schema};
 use super::*;
 
 pub const NOW: u64 = 1_800_000_000;
@@ -194,12 +200,12 @@ pub fn join(store: &Store, with: u8, member_name: &str, n: u32) -> Result<Joinin
 #[test]
 fn committed_changes_are_synced_to_disk() {
     let mesh = Mesh::new("100.80.0.0/12");
-    let Backing::File(connection) = &mesh.store.backing else {
+    let Backing::File(file) = &mesh.store.backing else {
         unreachable!("a file")
     };
     let pragma = |name: &str| -> String {
         let value = |row: &rusqlite::Row<'_>| row.get::<_, rusqlite::types::Value>(0);
-        let value = lock(connection).pragma_query_value(None, name, value);
+        let value = lock(file).connection.pragma_query_value(None, name, value);
         match value.expect("queried") {
             rusqlite::types::Value::Integer(number) => number.to_string(),
             rusqlite::types::Value::Text(text) => text,
@@ -277,12 +283,12 @@ fn a_file_of_the_first_version_is_upgraded() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("mesh.db");
     let file = Connection::open(&path).expect("opened");
-    let first = include_str!("schema.sql");
+    let first = include_str!("file/schema.sql");
     file.execute_batch(first).expect("created");
     file.pragma_update(None, "user_version", 1).expect("set");
     file.execute_batch(
         "UPDATE mesh SET v4 = '100.80.0.0/12', v6 = 'fd00::/64', revision = 6, highest = 1;
-         INSERT INTO token (digest, used, created, tags) VALUES (x'00', 1, 0, '[]');
+         INSERT INTO token (digest, used, created, tags) VALUES (zeroblob(32), 1, 0, '[]');
          INSERT INTO member (number, name, public_key, credential, token, tags, endpoints, revision, joined, seen)
          VALUES (1, 'old', zeroblob(32), zeroblob(32), 1, '[\"web\"]', '[]', 7, 0, 0);",
     )
@@ -329,6 +335,76 @@ fn a_file_of_the_first_version_is_upgraded() {
             .set_policy("allow * -> * *", &operator(), NOW)
             .expect("set")
     );
+}
+
+#[test]
+fn a_file_of_tables_keeps_all_its_rows() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("mesh.db");
+    let file = Connection::open(&path).expect("opened");
+    for script in &MIGRATIONS[..10] {
+        file.execute_batch(script).expect("created");
+    }
+    file.pragma_update(None, "user_version", 10).expect("set");
+    file.execute_batch(
+        r#"UPDATE mesh SET v4 = '100.80.0.0/12', v6 = 'fd00::/64', revision = 9, highest = 5;
+        UPDATE policy SET text = 'allow * -> tag:web *', revision = 8;
+        INSERT INTO token VALUES (3, zeroblob(32), 'ci', 7, 1, 10, 20, 30, '["web"]', 1);
+        INSERT INTO member VALUES (6, 2, 'gw', x'0101010101010101010101010101010101010101010101010101010101010101',
+            zeroblob(32), 3, '["web"]', '["192.0.2.7:51820"]', 9, 40, '["192.0.2.8:3478"]',
+            '[{"name":"plc","number":3,"tags":["web"]},{"name":"new","families":"ipv4"}]');
+        UPDATE sqlite_sequence SET seq = 7 WHERE name = 'member';
+        INSERT INTO removed VALUES (zeroblob(32), 4, 'old', '["web"]', NULL);
+        INSERT INTO removed VALUES (x'0202020202020202020202020202020202020202020202020202020202020202', 5, NULL, NULL, NULL);
+        INSERT INTO former VALUES (6, 6, zeroblob(32), 'gw', '[]', NULL);
+        INSERT INTO freed VALUES (4, 7, '{"name":"cam","gateway":"gw","token":3}'), (5, 8, NULL);
+        INSERT INTO relay VALUES ('relay.example:7444', 'turn', 'north', NULL, NULL);
+        INSERT INTO audit VALUES (100001, 50, 'joined', 'gw', '192.0.2.1');
+        INSERT INTO refused VALUES (1001, 51, 'refused', 'x', '192.0.2.2');
+        INSERT INTO seen VALUES (6, 60);"#,
+    )
+    .expect("filled");
+    drop(file);
+    let store = Store::open(&path).expect("opened");
+    let info = &store.tokens().expect("tokens")[0];
+    assert_eq!((info.id, info.label.as_deref()), (TokenId(3), Some("ci")));
+    assert_eq!((info.uses, info.used, info.created), (Some(7), 1, 10));
+    assert_eq!((info.expires, info.withdrawn), (Some(20), Some(30)));
+    assert!(info.devices && info.tags == [name("web")]);
+    let [member] = &store.members().expect("members")[..] else {
+        panic!("there is one member")
+    };
+    assert_eq!((member.number, member.joined, member.seen), (2, 40, 60));
+    assert_eq!(
+        member.member.endpoints.len() + member.member.relayed.len(),
+        2
+    );
+    assert_eq!(member.member.tags, [name("web")]);
+    assert_eq!(member.member.public_key.as_bytes(), &[1; 32]);
+    let addresses = member.member.devices.iter().flat_map(|d| &d.addresses);
+    assert_eq!(addresses.count(), 2);
+    assert_eq!(member.devices[1], DeviceInfo::Pending(name("new")));
+    assert_eq!(store.relays().expect("relays")[0].kind, RelayKind::Turn);
+    assert_eq!(store.policy().expect("queried"), "allow * -> tag:web *");
+    let entries = store.audit(10).expect("an audit");
+    let changes: Vec<_> = entries
+        .iter()
+        .map(|e| (e.time, e.change.as_str()))
+        .collect();
+    assert_eq!(changes, [(51, "refused"), (50, "joined")]);
+    let changes = store.changes(3, MemberId(6)).expect("changes");
+    // Its own tags have changed at the revision 6.
+    assert!(changes.whole);
+    let changes = store.read(|mesh| {
+        let former: Vec<_> = mesh.former.all().map(|row| row.revision).collect();
+        let freed: Vec<_> = mesh.freed.all().map(|row| row.number).collect();
+        Ok((former, freed, mesh.head().last_member))
+    });
+    assert_eq!(changes.expect("read"), (vec![4, 5, 6], vec![4, 5], 7));
+    let made = store.create_token(&token(9).digest(), &NewToken::default(), &operator(), NOW);
+    made.expect("a token");
+    let new = join(&store, 9, "b", 9).expect("joined");
+    assert_eq!((new.id, new.number), (MemberId(8), 6));
 }
 
 #[test]
@@ -496,13 +572,16 @@ fn the_audit_lists_changes_newest_first() {
 fn refused_joins_do_not_displace_other_entries() {
     let mesh = Mesh::new("100.80.0.0/12");
     mesh.store
-        .change_local(|transaction| {
-            transaction.execute(
-                "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 3000)
-                 INSERT INTO refused (at, change, subject, actor)
-                 SELECT ?1, 'refused', 'x', 'y' FROM n",
-                [seconds(NOW)],
-            )?;
+        .change_local(|mesh| {
+            for id in 1..=3000 {
+                let entry = AuditEntry {
+                    time: NOW,
+                    change: "refused".to_owned(),
+                    subject: "x".to_owned(),
+                    actor: "y".to_owned(),
+                };
+                mesh.put(rows::Logged::<{ audit::KEPT_REFUSED }> { id, entry })?;
+            }
             Ok(())
         })
         .expect("filled");

@@ -21,9 +21,9 @@ use zeroize::Zeroizing;
 
 use super::Etcd;
 use super::messages::{
-    AuthenticateRequest, AuthenticateResponse, Empty, Header, KeyValue, LeaseGrantRequest,
-    LeaseGrantResponse, LeaseId, LeaseKeepAliveResponse, RangeRequest, RangeResponse, TxnRequest,
-    TxnResponse, WatchCreateRequest, WatchRequest, WatchResponse,
+    AuthenticateRequest, AuthenticateResponse, Header, KeyValue, LeaseGrantResponse,
+    LeaseKeepAliveResponse, RangeRequest, RangeResponse, TxnRequest, TxnResponse,
+    WatchCreateRequest, WatchRequest, WatchResponse,
 };
 use crate::store::StoreError;
 
@@ -240,25 +240,21 @@ impl Connection {
 
     /// Grants a lease for a number of seconds; returns its id.
     pub async fn grant(&self, ttl: i64) -> Result<i64, Fault> {
-        let request = LeaseGrantRequest { ttl };
-        let answer: LeaseGrantResponse = self
-            .unary("/etcdserverpb.Lease/LeaseGrant", request)
-            .await?;
+        let path = "/etcdserverpb.Lease/LeaseGrant";
+        let answer: LeaseGrantResponse = self.unary(path, ttl).await?;
         Ok(answer.id)
     }
 
     /// Revokes a lease, which deletes its keys.
     pub async fn revoke(&self, id: i64) -> Result<(), Fault> {
-        let path = "/etcdserverpb.Lease/LeaseRevoke";
-        let _: Empty = self.unary(path, LeaseId { id }).await?;
-        Ok(())
+        self.unary("/etcdserverpb.Lease/LeaseRevoke", id).await
     }
 
     /// Renews a lease; returns whether it still existed.
     pub async fn renew(&self, id: i64) -> Result<bool, Fault> {
         let path = "/etcdserverpb.Lease/LeaseKeepAlive";
         let renewed = async {
-            let requests = stream::iter([LeaseId { id }]);
+            let requests = stream::iter([id]);
             let mut answers = self.stream(path, requests).await?;
             let answer: Option<LeaseKeepAliveResponse> = answers.message().await?;
             Ok(answer.is_some_and(|answer| answer.ttl > 0))
@@ -266,24 +262,22 @@ impl Connection {
         with_timeout(renewed).await
     }
 
-    /// Watches ranges of keys, from now on or from the requested revisions.
+    /// Watches a range of keys, from the requested revision on.
     pub async fn watch(
         &self,
-        watches: Vec<WatchCreateRequest>,
+        create: WatchCreateRequest,
     ) -> Result<Streaming<WatchResponse>, Fault> {
-        let create = |create| WatchRequest {
+        let create = WatchRequest {
             create: Some(create),
         };
-        let requests = stream::iter(watches.into_iter().map(create)).chain(stream::pending());
+        let requests = stream::iter([create]).chain(stream::pending());
         with_timeout(self.stream("/etcdserverpb.Watch/Watch", requests)).await
     }
 
     /// Compacts the revisions before `revision`.
     #[cfg(test)]
     pub async fn compact(&self, revision: i64) -> Result<(), Fault> {
-        let request = super::messages::CompactionRequest { revision };
-        let _: Empty = self.unary("/etcdserverpb.KV/Compact", request).await?;
-        Ok(())
+        self.unary("/etcdserverpb.KV/Compact", revision).await
     }
 
     async fn unary<M, A>(&self, path: &'static str, message: M) -> Result<A, Fault>

@@ -4,7 +4,7 @@
 //! PREFIX/live/coordinators/ID    address of a coordinator, HOST:PORT
 //! PREFIX/live/calls/ID           latest calls of a coordinator for members that poll others
 //! PREFIX/present/MEMBER          coordinator that the member polls
-//! PREFIX/seen/MEMBER             when it started or stopped polling, in seconds since 1970; not under the lease
+//! PREFIX/seen/MEMBER             when it started or stopped polling ([`Seen`]); not under the lease
 //! ```
 //!
 //! Members poll continuously. A coordinator writes only when a member starts or stops polling, many
@@ -23,6 +23,7 @@ use tokio::time::sleep;
 use super::client::{Connection, Fault};
 use super::messages::{Compare, Request, RequestOp, TxnRequest, delete, put};
 use crate::lock;
+use crate::store::rows::Seen;
 
 /// Lifetime of a lease without renewal, in seconds.
 const TTL: i64 = 15;
@@ -41,7 +42,7 @@ const MAX_CALLS: usize = 256;
 
 /// State that this coordinator writes, and that others have written.
 #[derive(Default)]
-pub(super) struct Live(Mutex<Known>);
+pub(in crate::store) struct Live(Mutex<Known>);
 
 #[derive(Default)]
 struct Known {
@@ -63,7 +64,7 @@ struct Known {
 
 /// A member, and the key of its caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct MemberCall {
+pub(in crate::store) struct MemberCall {
     pub member: i64,
     pub caller: PublicKey,
 }
@@ -100,7 +101,8 @@ impl Live {
     }
 
     /// Queues a call of a member that polls elsewhere.
-    pub fn queue_call(&self, call: MemberCall) {
+    pub fn queue_call(&self, member: i64, caller: PublicKey) {
+        let call = MemberCall { member, caller };
         self.with(|known| {
             if known.outgoing_calls.len() < MAX_CALLS && !known.outgoing_calls.contains(&call) {
                 known.outgoing_calls.push(call);
@@ -307,7 +309,8 @@ impl Writer {
         let row = format!("{}/state/rows/member/{id}", self.prefix);
         let is_member = Compare::exists(row.into_bytes());
         let key = format!("{}/seen/{id}", self.prefix).into_bytes();
-        if_matches(is_member, vec![put(key, at.to_string().into_bytes(), 0)])
+        let seen = serde_json::to_vec(&Seen { member: id, at }).unwrap_or_default();
+        if_matches(is_member, vec![put(key, seen, 0)])
     }
 
     /// Revokes the lease.

@@ -1,5 +1,7 @@
 //! The messages of etcd's API that are used here, numbered as in
-//! etcd.io/docs/v3.4/dev-guide/api_reference_v3. Unused fields are omitted; decoders skip them.
+//! etcd.io/docs/v3.4/dev-guide/api_reference_v3. Unused fields are omitted; decoders skip them. `i64`
+//! stands for messages whose only field is a number, numbered 1: a lease's request by its lifetime in
+//! seconds, or by its id. `()` stands for responses whose fields are unused.
 
 use prost::{Message, Oneof};
 
@@ -148,17 +150,17 @@ pub struct Compare {
     pub target: i32,
     #[prost(bytes = "vec", tag = "3")]
     pub key: Vec<u8>,
-    #[prost(oneof = "Operand", tags = "5, 6, 8")]
+    #[prost(oneof = "Operand", tags = "6, 8")]
     pub operand: Option<Operand>,
 }
 
 impl Compare {
-    /// Requires that a key does not exist.
-    pub fn is_absent(key: Vec<u8>) -> Compare {
+    /// Requires that a key was last changed at a revision; 0: it does not exist.
+    pub fn is_at(key: Vec<u8>, revision: i64) -> Compare {
         Compare {
-            target: target::CREATE,
+            target: target::MOD,
             key,
-            operand: Some(Operand::CreateRevision(0)),
+            operand: Some(Operand::ModRevision(revision)),
             ..Compare::default()
         }
     }
@@ -167,17 +169,7 @@ impl Compare {
     pub fn exists(key: Vec<u8>) -> Compare {
         Compare {
             result: NOT_EQUAL,
-            ..Compare::is_absent(key)
-        }
-    }
-
-    /// Requires that a key was last changed at a revision; 0: it does not exist.
-    pub fn is_at(key: Vec<u8>, revision: i64) -> Compare {
-        Compare {
-            target: target::MOD,
-            key,
-            operand: Some(Operand::ModRevision(revision)),
-            ..Compare::default()
+            ..Compare::is_at(key, 0)
         }
     }
 
@@ -193,15 +185,12 @@ impl Compare {
 }
 
 mod target {
-    pub const CREATE: i32 = 1;
     pub const MOD: i32 = 2;
     pub const LEASE: i32 = 4;
 }
 
 #[derive(Clone, PartialEq, Oneof)]
 pub enum Operand {
-    #[prost(int64, tag = "5")]
-    CreateRevision(i64),
     #[prost(int64, tag = "6")]
     ModRevision(i64),
     #[prost(int64, tag = "8")]
@@ -238,16 +227,12 @@ pub struct WatchCreateRequest {
     pub range_end: Vec<u8>,
     #[prost(int64, tag = "3")]
     pub start_revision: i64,
-    #[prost(int64, tag = "7")]
-    pub watch_id: i64,
 }
 
 #[derive(Clone, PartialEq, Message)]
 pub struct WatchResponse {
     #[prost(message, optional, tag = "1")]
     pub header: Option<Header>,
-    #[prost(int64, tag = "2")]
-    pub watch_id: i64,
     #[prost(bool, tag = "4")]
     pub canceled: bool,
     /// Oldest revision that is not compacted, if the watch asked for an earlier one.
@@ -269,21 +254,8 @@ pub struct Event {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub struct LeaseGrantRequest {
-    /// Seconds.
-    #[prost(int64, tag = "1")]
-    pub ttl: i64,
-}
-
-#[derive(Clone, PartialEq, Message)]
 pub struct LeaseGrantResponse {
     #[prost(int64, tag = "2")]
-    pub id: i64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub struct LeaseId {
-    #[prost(int64, tag = "1")]
     pub id: i64,
 }
 
@@ -307,14 +279,3 @@ pub struct AuthenticateResponse {
     #[prost(string, tag = "2")]
     pub token: String,
 }
-
-#[cfg(test)]
-#[derive(Clone, PartialEq, Message)]
-pub struct CompactionRequest {
-    #[prost(int64, tag = "1")]
-    pub revision: i64,
-}
-
-/// A response whose fields are unused.
-#[derive(Clone, PartialEq, Message)]
-pub struct Empty {}

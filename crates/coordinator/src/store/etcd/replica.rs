@@ -18,20 +18,18 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use rusqlite::Connection as Database;
-use seikan_proto::keys::PublicKey;
-use seikan_proto::mesh::RelayAddress;
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 
 use super::Etcd;
 use super::client::{Cluster, Connection, Fault};
-use super::live::{Live, MemberCall};
+use super::live::Live;
 use super::messages::{Compare, KeyValue, RangeRequest, TxnRequest, put};
-use super::rows::{Rows, Tables};
 use crate::lock;
-use crate::store::{SCHEMA, StoreError, create_schema};
+use crate::store::StoreError;
+use crate::store::file::SCHEMA;
+use crate::store::rows::{Mesh, corrupt};
 use change::Job;
 pub(in crate::store) use import::import;
 use repair::Lost;
@@ -63,7 +61,7 @@ pub(super) const UNFINISHED: i64 = 0;
 pub(in crate::store) struct Replica {
     shared: Arc<Shared>,
     /// Waiting changes.
-    jobs: Mutex<VecDeque<Box<dyn Job>>>,
+    jobs: Mutex<VecDeque<Job>>,
     /// Held by the one thread that decides and proposes changes.
     proposing: Mutex<()>,
     /// Start of the latest [`Self::catch_up`], and whether it succeeded.
@@ -81,11 +79,8 @@ struct SyncThread {
 
 struct Shared {
     settings: Etcd,
-    database: Mutex<Database>,
-    tables: Tables,
-    /// Rows of a new mesh.
-    pristine: Rows,
-    /// Lock order: `database` before `state`.
+    /// Lock order: `copy` before `state`.
+    copy: Mutex<Mesh>,
     state: Mutex<State>,
     changed: Condvar,
     live: Live,
@@ -214,28 +209,25 @@ impl Replica {
         if found.is_none() {
             // Unless another coordinator writes one.
             let deadline = Instant::now() + TIMEOUT;
-            let number = random()?.to_string();
-            replica.create(replica.key("mesh"), &number, deadline)?;
+            let (key, number) = (replica.key("mesh"), random()?.to_string());
+            let txn = TxnRequest {
+                compare: vec![Compare::is_at(key.clone(), 0)],
+                success: vec![put(key, number.into(), 0)],
+            };
+            let created = replica.ask(deadline, |link| async move { link.txn(txn).await });
+            created.map_err(|fault| StoreError::Unavailable(fault.to_string()))?;
             drop(replica.wait(deadline, |state| state.epoch.mesh != 0)?);
         }
         Ok(replica)
     }
 
-    /// Writes a value under a key, unless it exists.
-    fn create(&self, key: Vec<u8>, value: &str, deadline: Instant) -> Result<(), StoreError> {
-        let txn = TxnRequest {
-            compare: vec![Compare::is_absent(key.clone())],
-            success: vec![put(key, value.into(), 0)],
-        };
-        let done = self.ask(deadline, |link| async move { link.txn(txn).await });
-        done.map(drop)
-            .map_err(|fault| StoreError::Unavailable(fault.to_string()))
-    }
-
-    /// Returns the database, unless its content is invalid or incomplete.
-    pub fn database(&self) -> Result<MutexGuard<'_, Database>, StoreError> {
+    /// Returns the copy, unless its content is invalid or incomplete.
+    pub fn copy(&self) -> Result<MutexGuard<'_, Mesh>, StoreError> {
         self.check()?;
-        Ok(lock(&self.shared.database))
+        let mut copy = lock(&self.shared.copy);
+        // A change that panicked has left its writes.
+        copy.undo(0);
+        Ok(copy)
     }
 
     /// Returns the number of the mesh, if it has one.
@@ -249,29 +241,9 @@ impl Replica {
         (epoch.mesh ^ epoch.restored.rotate_left(16) ^ epoch.cluster.rotate_left(32)).max(1)
     }
 
-    /// Number of loads.
-    pub fn loads(&self) -> u64 {
-        self.state().loads
-    }
-
     /// Returns the number of changes by others that are known here.
     pub fn foreign(&self) -> i64 {
         self.state().foreign
-    }
-
-    /// Returns the value of a key, after writing `own` if there was none: all coordinators get the
-    /// same.
-    pub fn agree(&self, name: &str, own: &str) -> Result<String, StoreError> {
-        let key = format!("{}/{name}", self.shared.settings.prefix).into_bytes();
-        let deadline = Instant::now() + TIMEOUT;
-        self.create(key.clone(), own, deadline)?;
-        let found = self.range(RangeRequest::key(key), deadline);
-        let found = found.map_err(|fault| StoreError::Unavailable(fault.to_string()))?;
-        let stored = found.into_iter().next();
-        let stored = stored.and_then(|kv| String::from_utf8(kv.value).ok());
-        stored.ok_or_else(|| StoreError::CorruptRow {
-            key: name.to_owned(),
-        })
     }
 
     /// Sets a function that is called, on a thread that must not block, when others have changed
@@ -280,30 +252,9 @@ impl Replica {
         *lock(&self.shared.listener) = Some(listener);
     }
 
-    /// Records a poll of a member at this coordinator.
-    pub fn note_poll(&self, member: i64, now: u64) {
-        self.shared.live.note_poll(member, now);
-    }
-
-    /// Returns whether a member has polled here, and elsewhere since.
-    pub fn polls_elsewhere(&self, member: i64) -> bool {
-        self.shared.live.polls_elsewhere(member)
-    }
-
-    /// Reports a call of a member to the other coordinators.
-    pub fn call(&self, member: i64, caller: PublicKey) {
-        self.shared.live.queue_call(MemberCall { member, caller });
-    }
-
-    /// Takes the calls from other coordinators: the callee and the caller.
-    pub fn calls(&self) -> Vec<(i64, PublicKey)> {
-        let calls = self.shared.live.take_calls().into_iter();
-        calls.map(|call| (call.member, call.caller)).collect()
-    }
-
-    /// Returns the addresses of all live coordinators.
-    pub fn coordinators(&self) -> Vec<RelayAddress> {
-        self.shared.live.coordinators()
+    /// Returns the state that lasts as long as a coordinator.
+    pub fn live(&self) -> &Live {
+        &self.shared.live
     }
 
     /// Returns the values of all keys under `present` or `seen`, by members.
@@ -318,9 +269,7 @@ impl Replica {
         let values = found.into_iter().map(|kv| {
             let key = String::from_utf8_lossy(&kv.key);
             let id = key.strip_prefix(&prefix).and_then(|id| id.parse().ok());
-            let id = id.ok_or_else(|| StoreError::CorruptRow {
-                key: format!("{folder}/..."),
-            })?;
+            let id = id.ok_or_else(|| corrupt(&key))?;
             Ok((id, String::from_utf8_lossy(&kv.value).into_owned()))
         });
         values.collect()
@@ -407,6 +356,10 @@ impl Replica {
         let state = self.state();
         match &state.trouble {
             Some(Trouble::Corrupt(key)) => Err(StoreError::CorruptRow { key: key.clone() }),
+            Some(Trouble::Schema(found)) if *found < SCHEMA => Err(StoreError::EarlierVersion {
+                prefix: self.shared.settings.prefix.clone(),
+                found: *found,
+            }),
             Some(Trouble::Schema(found)) => Err(StoreError::LaterVersion {
                 path: self.shared.settings.prefix.clone().into(),
                 found: *found,
@@ -446,15 +399,9 @@ impl Replica {
 impl Shared {
     /// Creates an empty copy.
     fn new(settings: &Etcd) -> Result<Shared, StoreError> {
-        let mut database = Database::open_in_memory()?;
-        database.pragma_update(None, "foreign_keys", true)?;
-        create_schema(&mut database, "etcd".as_ref())?;
-        let tables = Tables::of(&database)?;
         Ok(Shared {
             settings: settings.clone(),
-            pristine: tables.all(&database)?,
-            tables,
-            database: Mutex::new(database),
+            copy: Mutex::default(),
             state: Mutex::new(State {
                 trouble: Some(Trouble::Away("no response yet".to_owned())),
                 ..State::default()

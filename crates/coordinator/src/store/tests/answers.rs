@@ -5,11 +5,12 @@ use std::net::SocketAddr;
 
 use seikan_proto::mesh::{
     Changes, Cursor, DeviceName, Devices, Endpoints, MAX_ANSWER, MAX_DEVICES, MAX_ENDPOINTS,
-    MAX_MEMBERS, MAX_TAGS, Member, Reason,
+    MAX_MEMBERS, MAX_TAGS, Member, Party, Reason,
 };
 
 use super::super::changes::{Change, ChangeKind, MAX_ROWS, assemble, members_after};
 use super::super::policy::Visibility;
+use super::super::rows::{Former, Head, MemberRow};
 use super::*;
 
 fn endpoint(n: u8) -> SocketAddr {
@@ -145,18 +146,35 @@ pub fn add_members(store: &Store, count: u32) {
     }
 }
 
+fn set_revision(mesh: &mut rows::Mesh, revision: u64) -> Result<(), StoreError> {
+    mesh.put(Head {
+        revision,
+        ..mesh.head()
+    })
+}
+
 fn add_member_range(store: &Store, first: u32, end: u32) {
-    let filled = store.change(move |transaction| {
-        transaction.execute(
-            "WITH RECURSIVE n(i) AS (SELECT 100 + ?1 UNION ALL SELECT i + 1 FROM n WHERE i < 99 + ?2)
-             INSERT INTO member (number, name, public_key, credential, token, tags, endpoints,
-                                 revision, joined)
-             SELECT i, 'c' || i, unhex(printf('%064x', i)), unhex(printf('%064x', i)), 1, '[]',
-                    '[]', i, 0 FROM n",
-            [first, end],
-        )?;
-        transaction.execute("UPDATE mesh SET revision = 99 + ?1", [end])?;
-        Ok(())
+    let filled = store.change(move |mesh| {
+        for number in 100 + first..100 + end {
+            let name = Party {
+                name: name(&format!("c{number}")),
+                tags: Vec::new(),
+                gateway: None,
+            };
+            mesh.put(MemberRow {
+                id: number.into(),
+                number,
+                own: name,
+                public_key: (&key(number)).into(),
+                credential: (&key(number)).into(),
+                token: 1,
+                endpoints: Endpoints::default(),
+                devices: Vec::new(),
+                revision: number.into(),
+                joined: 0,
+            })?;
+        }
+        set_revision(mesh, 99 + u64::from(end))
     });
     filled.expect("filled");
 }
@@ -244,16 +262,22 @@ fn invisible_removals_are_examined_in_parts() {
     let [a, b] = [("a", 1), ("b", 2)].map(|(name, n)| mesh.join(name, n));
     let set = mesh.store.set_policy("allow a -> b *", &operator(), NOW);
     assert!(set.expect("set"));
-    let end = 1009 + MAX_ROWS as i64;
-    let filled = mesh.store.change(move |transaction| {
-        transaction.execute(
-            "WITH RECURSIVE n(i) AS (SELECT 1000 UNION ALL SELECT i + 1 FROM n WHERE i < ?1)
-             INSERT INTO removed (public_key, revision, name, tags)
-             SELECT unhex(printf('%064x', i)), i, 'gone', '[]' FROM n",
-            [end],
-        )?;
-        transaction.execute("UPDATE mesh SET revision = ?1", [end])?;
-        Ok(())
+    let end = 1009 + MAX_ROWS as u64;
+    let filled = mesh.store.change(move |mesh| {
+        for revision in 1000..=end {
+            mesh.put(Former {
+                revision,
+                member: 0,
+                public_key: (&key(revision as u32)).into(),
+                own: Some(Party {
+                    name: name("gone"),
+                    tags: Vec::new(),
+                    gateway: None,
+                }),
+                devices: Vec::new(),
+            })?;
+        }
+        set_revision(mesh, end)
     });
     filled.expect("filled");
     let moved = mesh.store.set_endpoints(b, &at(&[endpoint(1)]), NOW);
@@ -297,7 +321,7 @@ fn removals_and_members_are_ordered_by_revision() {
         cost: 1,
         kind: ChangeKind::Removal(key(2)),
     };
-    let last = MAX_MEMBERS as i64 + 1;
+    let last = MAX_MEMBERS as u64 + 1;
     let changes = (1..=last).map(|n| if n % 2 == 0 { member(n) } else { removal(n) });
     let answer = assemble(changes.collect(), 1 << 20, false, MAX_ANSWER);
     assert_eq!(answer.members.len() + answer.removed.len(), MAX_MEMBERS);
@@ -362,9 +386,15 @@ fn the_longest_member_is_within_its_cost() {
             .expect("approved");
     }
     let networks = networks("100.80.0.0/12");
-    let changes = mesh.store.read(|connection| {
-        let visibility = Visibility::new(&mesh.store, connection, id);
-        members_after(connection, 0, &networks, &visibility, MemberId(0))
+    let other = mesh.join("other", 1);
+    // Without rules, members with the same tags see each other.
+    let tags = [name(&longest)];
+    mesh.store
+        .set_tags(&name("other"), &tags, &operator(), NOW)
+        .expect("set");
+    let changes = mesh.store.read(|rows| {
+        let visibility = Visibility::new(&mesh.store, rows, other);
+        members_after(&visibility, 0, &networks, MAX_ROWS)
     });
     let changes = changes.expect("changes").changes;
     let [

@@ -7,17 +7,17 @@
 //! the next head shows whose it was.
 
 use std::sync::mpsc::{SyncSender, TryRecvError, sync_channel};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rusqlite::{Transaction, TransactionBehavior};
-
 use super::super::client::Fault;
 use super::super::messages::{Compare, RangeRequest, RequestOp, TxnRequest, delete, put};
-use super::super::rows::Rows;
 use super::{Head, PAUSE, Replica, State, TIMEOUT, random};
 use crate::lock;
-use crate::store::{SCHEMA, StoreError};
+use crate::store::StoreError;
+use crate::store::file::SCHEMA;
+use crate::store::rows::{Mesh, Rows, is_local};
 
 /// Minimum timeout of changes that share a proposal with an older one.
 const MIN_TIMEOUT: Duration = Duration::from_secs(1);
@@ -39,36 +39,27 @@ pub(super) struct Base {
     loads: u64,
 }
 
+/// The effect of changes on the rows.
+pub(super) struct Proposal {
+    pub rows: Rows,
+    /// State that they ran on.
+    pub base: Base,
+    /// Number of changes that were run.
+    works: usize,
+}
+
 /// A waiting change.
-pub(super) trait Job: Send {
+pub(super) struct Job {
     /// Runs the change; returns whether it succeeded.
-    fn decide(&mut self, transaction: &Transaction<'_>) -> bool;
+    decide: Box<dyn FnMut(&mut Mesh) -> bool + Send>,
     /// Reports the outcome to the waiting thread.
-    fn answer(self: Box<Self>, outcome: &Result<(), StoreError>);
+    answer: SyncSender<Result<(), StoreError>>,
 }
 
-struct Work<T, F> {
-    work: F,
-    /// Latest result of `work`.
-    decided: Option<Result<T, StoreError>>,
-    answer: SyncSender<Result<T, StoreError>>,
-}
-
-impl<T, F> Job for Work<T, F>
-where
-    T: Send,
-    F: Fn(&Transaction<'_>) -> Result<T, StoreError> + Send,
-{
-    fn decide(&mut self, transaction: &Transaction<'_>) -> bool {
-        let decided = (self.work)(transaction);
-        let is_done = decided.is_ok();
-        self.decided = Some(decided);
-        is_done
-    }
-
-    fn answer(self: Box<Self>, outcome: &Result<(), StoreError>) {
+impl Job {
+    fn answer(&self, outcome: &Result<(), StoreError>) {
         let answer = match outcome {
-            Ok(()) => self.decided.unwrap_or(Err(StoreError::Interrupted)),
+            Ok(()) => Ok(()),
             Err(StoreError::Unavailable(why)) => Err(StoreError::Unavailable(why.clone())),
             Err(StoreError::Unknown(why)) => Err(StoreError::Unknown(why.clone())),
             Err(StoreError::CorruptRow { key }) => Err(StoreError::CorruptRow { key: key.clone() }),
@@ -94,56 +85,67 @@ impl Replica {
     /// waiting changes are proposed together.
     pub fn change<T: Send + 'static>(
         &self,
-        work: impl Fn(&Transaction<'_>) -> Result<T, StoreError> + Send + 'static,
+        work: impl Fn(&mut Mesh) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
         let deadline = Instant::now() + TIMEOUT;
         let (answer, answered) = sync_channel(1);
-        let job = Work {
-            work,
-            decided: None,
-            answer,
+        let decided = Arc::new(Mutex::new(None));
+        let latest = Arc::clone(&decided);
+        let decide = move |mesh: &mut Mesh| {
+            let done = work(mesh);
+            let is_done = done.is_ok();
+            *lock(&latest) = Some(done);
+            is_done
         };
-        lock(&self.jobs).push_back(Box::new(job));
+        lock(&self.jobs).push_back(Job {
+            decide: Box::new(decide),
+            answer,
+        });
         let _proposing = lock(&self.proposing);
         // Changes of other threads may be part of the proposal.
         let deadline = deadline.max(Instant::now() + MIN_TIMEOUT);
         loop {
             // Another thread may have proposed it meanwhile.
             match answered.try_recv() {
-                Ok(done) => return done,
+                Ok(outcome) => {
+                    return outcome.and_then(|()| {
+                        lock(&decided)
+                            .take()
+                            .unwrap_or(Err(StoreError::Interrupted))
+                    });
+                }
                 Err(TryRecvError::Disconnected) => return Err(StoreError::Interrupted),
                 Err(TryRecvError::Empty) => {}
             }
             let mut jobs = self.next_jobs();
             let outcome = self.settle_all(&mut jobs, deadline);
-            for job in jobs {
-                job.answer(&outcome);
-            }
+            jobs.iter().for_each(|job| job.answer(&outcome));
         }
     }
 
     /// Takes the oldest jobs.
-    fn next_jobs(&self) -> Vec<Box<dyn Job>> {
+    fn next_jobs(&self) -> Vec<Job> {
         let mut jobs = lock(&self.jobs);
         let count = jobs.len().min(MAX_JOBS);
         jobs.drain(..count).collect()
     }
 
     /// Decides and proposes until the outcome is known.
-    fn settle_all(
-        &self,
-        jobs: &mut Vec<Box<dyn Job>>,
-        deadline: Instant,
-    ) -> Result<(), StoreError> {
+    fn settle_all(&self, jobs: &mut Vec<Job>, deadline: Instant) -> Result<(), StoreError> {
         loop {
             if Instant::now() >= deadline {
                 return Err(self.away());
             }
             self.repair_by(deadline)?;
-            let (rows, base) = self.decide(jobs)?;
+            let Proposal { rows, base, works } =
+                self.decide(jobs.iter_mut().map(|job| &mut job.decide))?;
+            let mut waiting = lock(&self.jobs);
+            for job in jobs.drain(works..).rev() {
+                waiting.push_front(job);
+            }
+            drop(waiting);
             let counts = if rows.is_empty() {
                 // The copy may be behind, so the result may be wrong.
-
                 self.catch_up_by(deadline)? == base.head
             } else {
                 self.propose(rows, None, base, deadline)?
@@ -154,40 +156,30 @@ impl Replica {
         }
     }
 
-    /// Runs as many jobs as fit into a proposal. Returns their effect on the rows, and the state
-    /// that they ran on. Further jobs wait again.
-    pub(super) fn decide(&self, jobs: &mut Vec<Box<dyn Job>>) -> Result<(Rows, Base), StoreError> {
-        let mut database = self.database()?;
+    /// Runs as many changes as fit into a proposal.
+    pub(super) fn decide(
+        &self,
+        changes: impl Iterator<Item: FnMut(&mut Mesh) -> bool>,
+    ) -> Result<Proposal, StoreError> {
+        let mut copy = self.copy()?;
         let base = Base::of(&self.state());
-        let tables = &self.shared.tables;
-        let transaction = database.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        let mut decided = 0;
-        for job in jobs.iter_mut() {
-            transaction.execute_batch("SAVEPOINT job")?;
-            let is_done = job.decide(&transaction);
-            let is_too_much = decided > 0 && tables.count_touched(&transaction)? > MAX_ROWS;
+        let mut works = 0;
+        for mut change in changes {
+            let before = copy.writes();
+            let is_done = change(&mut copy);
+            let is_too_much = works > 0 && copy.changed().len() > MAX_ROWS;
             if !is_done || is_too_much {
-                transaction.execute_batch("ROLLBACK TO job")?;
+                copy.undo(before);
             }
-            transaction.execute_batch("RELEASE job")?;
             if is_too_much {
                 break;
             }
-            decided += 1;
+            works += 1;
         }
-        let mut rows = tables.touched(&transaction)?;
-        // This also clears the record of touched rows.
-        transaction.rollback()?;
-        // The head counts rows, and etcd reports no event for a row that is inserted and deleted
-        // again.
-        let before = tables.read(&database, rows.keys().cloned())?;
-        rows.retain(|key, row| before.get(key) != Some(row));
-        drop(database);
-        let mut waiting = lock(&self.jobs);
-        for job in jobs.drain(decided..).rev() {
-            waiting.push_front(job);
-        }
-        Ok((rows, base))
+        let mut rows = copy.changed();
+        rows.retain(|key, _| !is_local(key));
+        copy.undo(0);
+        Ok(Proposal { rows, base, works })
     }
 
     /// Writes the rows and an extra operation to etcd if the head is still that of `base`. Returns
@@ -213,7 +205,7 @@ impl Replica {
         operations.extend(rows.into_iter().map(|(row, value)| {
             let key = self.key(&format!("rows/{row}"));
             match value {
-                Some(value) => put(key, value, 0),
+                Some(value) => put(key, value.into(), 0),
                 None => delete(key),
             }
         }));

@@ -9,10 +9,10 @@ use seikan_proto::mesh::Digest;
 
 use super::super::Etcd;
 use super::super::messages::{Event, KeyValue, RangeResponse, WatchResponse};
-use super::sync::{LIVE, STATE};
 use super::{Head, Replica, Shared};
 use crate::lock;
-use crate::store::{Backing, MemberId, SCHEMA, Store};
+use crate::store::file::SCHEMA;
+use crate::store::{Backing, MemberId, Store};
 
 /// Applies rows, one `KEY VALUE` a line, or `-KEY` to delete. The part before the first empty line
 /// is loaded; each later part is one change. A part without a head gets a matching one. Returns the
@@ -39,7 +39,10 @@ pub fn rows(text: &str) -> usize {
                 let all = all.filter_map(|event| event.kv).collect();
                 copy.replace(all, (revision, 1), false)
             }
-            _ => copy.apply_response(watched(events, STATE)),
+            _ => copy.apply_response(WatchResponse {
+                events,
+                ..WatchResponse::default()
+            }),
         };
         if accepted.is_ok() {
             count_accepted += 1;
@@ -64,13 +67,8 @@ pub fn messages(bytes: &[u8]) {
 
 fn copy() -> Shared {
     let copy = Shared::new(&Etcd {
-        endpoints: Vec::new(),
         prefix: "/test".to_owned(),
-        ca: None,
-        identity: None,
-        user: None,
-        mesh: None,
-        advertise: None,
+        ..Etcd::default()
     });
     copy.expect("a copy")
 }
@@ -96,28 +94,13 @@ fn is_under(event: &Event, folder: &str) -> bool {
     kv.is_some_and(|kv| kv.key.starts_with(folder.as_bytes()))
 }
 
-fn watched(events: Vec<Event>, watch_id: i64) -> WatchResponse {
-    let (live, state): (Vec<_>, Vec<_>) =
-        events.into_iter().partition(|e| is_under(e, "/test/live/"));
-    let (watch_id, events) = if state.is_empty() {
-        (LIVE, live)
-    } else {
-        (watch_id, state)
-    };
-    WatchResponse {
-        watch_id,
-        events,
-        ..WatchResponse::default()
-    }
-}
-
 /// Applies the rows of the replica to another one, and compares the results.
 fn assert_round_trip(one: &Shared) {
     let two = copy();
-    let rows = one.tables.all(&lock(&one.database)).expect("rows");
-    assert!(two.apply(&rows, true).is_ok(), "rows of its own");
-    let again = two.tables.all(&lock(&two.database));
-    assert_eq!(again.expect("rows"), rows);
+    let rows = lock(&one.copy).rows().expect("rows");
+    let mut copy = lock(&two.copy);
+    assert!(copy.apply(&rows).is_ok(), "rows of its own");
+    assert_eq!(copy.rows().expect("rows"), rows);
 }
 
 fn query_all(copy: Shared) {
@@ -129,8 +112,7 @@ fn query_all(copy: Shared) {
         thread: None,
     };
     let store = Store {
-        parsed: crate::store::policy::PolicyCache::default(),
-        first_members: crate::store::changes::MemberCache::default(),
+        policies: crate::store::policy::PolicyHistory::default(),
         backing: Backing::Etcd(replica),
     };
     let _ = store.networks();

@@ -6,37 +6,30 @@
 
 use std::time::Instant;
 
-use rusqlite::Connection as Database;
-use seikan_proto::mesh::Pin;
-
-use super::super::messages::{RequestOp, delete, delete_all, put};
-use super::super::rows::Tables;
+use super::super::messages::{RequestOp, delete_all, put};
 use super::change::Base;
 use super::{Etcd, Replica, TIMEOUT, UNFINISHED, random};
-use crate::store::{SCHEMA, StoreError};
+use crate::store::StoreError;
+use crate::store::file::SCHEMA;
+use crate::store::rows::Rows;
 
 /// Maximum number of operations of one proposal: etcd takes 128.
 const MAX_OPERATIONS: usize = 100;
 /// Maximum bytes of one proposal, unless a single operation is larger: etcd takes 1.5 MiB.
 const MAX_BYTES: usize = 512 << 10;
 
-/// Imports the rows of a database, and the pin by which members verify the coordinators; returns
-/// the number of the new mesh. Returns [`StoreError::Unknown`] if the import may be complete; after
-/// any other error it is not.
-pub(in crate::store) fn import(
-    from: &Database,
-    pin: Option<Pin>,
-    into: &Etcd,
-) -> Result<u64, StoreError> {
-    let rows = Tables::of(from)?.all(from)?.into_iter();
-    let rows = rows.filter_map(|(row, value)| Some((format!("state/rows/{row}"), value?)));
-    let mut statement = from.prepare("SELECT member, at FROM seen")?;
-    let seen = statement.query_map([], |row| {
-        let (member, at): (i64, i64) = (row.get(0)?, row.get(1)?);
-        Ok((format!("seen/{member}"), at.to_string().into_bytes()))
-    })?;
-    let seen: Vec<_> = seen.collect::<Result<_, _>>()?;
-    let mut pairs = rows.chain(seen).peekable();
+/// Imports rows; returns the number of the new mesh. Returns [`StoreError::Unknown`] if the import
+/// may be complete; after any other error it is not.
+pub(in crate::store) fn import(rows: Rows, into: &Etcd) -> Result<u64, StoreError> {
+    let pairs = rows.into_iter().filter_map(|(row, value)| {
+        let key = match row.split_once('/')?.0 {
+            "refused" => return None,
+            "seen" => row,
+            _ => format!("state/rows/{row}"),
+        };
+        Some((key, value?))
+    });
+    let mut pairs = pairs.peekable();
 
     let replica = Replica::connect(&Etcd {
         advertise: None,
@@ -48,7 +41,6 @@ pub(in crate::store) fn import(
     let mut operations = vec![
         delete_all(&format!("{prefix}/state/rows/")),
         delete_all(&format!("{prefix}/seen/")),
-        delete(key("pin")),
     ];
     loop {
         base.head = replica.write_part(UNFINISHED, operations, base)?;
@@ -58,15 +50,14 @@ pub(in crate::store) fn import(
             bytes += prefix.len() + of.len() + value.len();
             operations.is_empty() || operations.len() < MAX_OPERATIONS && bytes <= MAX_BYTES
         }) {
-            operations.push(put(key(&of), value, 0));
+            operations.push(put(key(&of), value.into(), 0));
         }
         if operations.is_empty() {
             break;
         }
     }
     let mesh = random()?;
-    let mut last = vec![put(key("state/mesh"), mesh.to_string().into_bytes(), 0)];
-    last.extend(pin.map(|pin| put(key("pin"), pin.to_string().into_bytes(), 0)));
+    let last = vec![put(key("state/mesh"), mesh.to_string().into_bytes(), 0)];
     match replica.write_part(SCHEMA, last, base) {
         // The copy may have it, even if the response was lost.
         Err(StoreError::Unknown(why)) => {

@@ -9,128 +9,105 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use rusqlite::{Connection, Transaction};
 use tracing::warn;
 
 use super::super::messages::put;
-use super::change::Job;
-use super::sync::End;
-use super::{Replica, Shared, TIMEOUT, Trouble, random};
+use super::change::Proposal;
+use super::{Replica, TIMEOUT, random};
 use crate::lock;
-use crate::store::{Actor, StoreError, audit, networks_of};
+use crate::store::rows::{Freed, Head, Mesh, Term};
+use crate::store::{Actor, StoreError, audit};
 
 /// Maximum number of numbers that one change frees again, which leaves space for its other rows.
 const BATCH: usize = 90;
 
-/// High-water marks of a mesh.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct HighWaterMarks {
-    /// Latest revision.
-    pub revision: i64,
-    /// Greatest number that a member has had.
-    highest: i64,
-    /// Greatest id of a member.
-    member: i64,
-    /// Revision of the policy.
-    policy: i64,
-}
-
 /// State that was lost in a restore.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Lost {
-    had: HighWaterMarks,
+    had: Head,
+    /// Revision of the policy.
+    policy: u64,
     /// Numbers that were in use later than the restored state says.
-    later: BTreeSet<i64>,
+    later: BTreeSet<u32>,
     /// [`super::Epoch::restored`] before the restore.
     restored: u64,
 }
 
-/// Revision until which each number was in use; [`i64::MAX`] for numbers in use.
-pub(super) struct Numbers(BTreeMap<i64, i64>);
-
-impl HighWaterMarks {
-    fn of(connection: &Connection) -> Result<HighWaterMarks, StoreError> {
-        let sql = "SELECT mesh.revision, highest, policy.revision,
-                          ifnull((SELECT seq FROM sqlite_sequence WHERE name = 'member'), 0)
-                   FROM mesh, policy";
-        Ok(connection.query_row(sql, [], |row| {
-            Ok(HighWaterMarks {
-                revision: row.get(0)?,
-                highest: row.get(1)?,
-                policy: row.get(2)?,
-                member: row.get(3)?,
-            })
-        })?)
-    }
-}
-
-impl Numbers {
-    fn of(connection: &Connection) -> Result<Numbers, StoreError> {
-        let sql = "SELECT number, since FROM freed UNION ALL SELECT number, ?1 FROM member
-                   UNION ALL SELECT value ->> 'number', ?1 FROM member, json_each(devices)
-                   WHERE value ->> 'number' NOT NULL";
-        let mut statement = connection.prepare(sql)?;
-        let rows = statement.query_map([i64::MAX], |row| Ok((row.get(0)?, row.get(1)?)))?;
-        Ok(Numbers(rows.collect::<Result<_, _>>()?))
-    }
+/// Returns the revision until which each number was in use; [`u64::MAX`] for numbers in use.
+fn numbers(mesh: &Mesh) -> BTreeMap<u32, u64> {
+    let freed = mesh.freed.all().map(|row| (row.number, row.since));
+    let used = mesh.member.all().flat_map(|row| {
+        let devices = row.devices.iter().filter_map(|device| device.number);
+        devices.chain([row.number])
+    });
+    freed.chain(used.map(|number| (number, u64::MAX))).collect()
 }
 
 impl Lost {
     /// Compares the state before and after a restore. Includes `earlier` losses that are not
     /// repaired yet.
-    pub fn new(
-        had: (HighWaterMarks, Numbers),
-        now: &Numbers,
-        earlier: Option<Lost>,
-        restored: u64,
-    ) -> Lost {
-        let (had, numbers) = had;
-        let is_later = |(number, until): &(&i64, &i64)| now.0.get(number) < Some(until);
-        let later = numbers.0.iter().filter(is_later).map(|(number, _)| *number);
+    pub fn new(had: &Mesh, now: &Mesh, earlier: Option<Lost>, restored: u64) -> Lost {
+        let (numbers, known) = (numbers(had), numbers(now));
+        let is_later = |(number, until): &(u32, u64)| known.get(number) < Some(until);
+        let later = numbers.into_iter().filter(is_later);
+        let (head, policy) = (had.head(), had.policy().revision);
         let earlier = earlier.unwrap_or(Lost {
-            had,
+            had: head,
+            policy,
             later: BTreeSet::new(),
             restored,
         });
         Lost {
-            had: HighWaterMarks {
-                revision: had.revision.max(earlier.had.revision),
-                highest: had.highest.max(earlier.had.highest),
-                member: had.member.max(earlier.had.member),
-                policy: had.policy.max(earlier.had.policy),
+            had: Head {
+                revision: head.revision.max(earlier.had.revision),
+                highest: head.highest.max(earlier.had.highest),
+                last_member: head.last_member.max(earlier.had.last_member),
+                ..head
             },
-            later: later.chain(earlier.later).collect(),
+            policy: policy.max(earlier.policy),
+            later: later
+                .map(|(number, _)| number)
+                .chain(earlier.later)
+                .collect(),
             restored: earlier.restored,
         }
     }
 
     /// Repairs the mesh; returns whether it changed anything. It may take several changes.
-    fn repair(&self, transaction: &Transaction<'_>, now: i64) -> Result<bool, StoreError> {
-        let found = HighWaterMarks::of(transaction)?;
-        let highest = self.had.highest.max(found.highest);
-        let last = self.numbers_to_free_again(transaction, highest)?;
-        let is_behind = found.revision < self.had.revision
-            || found.highest < self.had.highest
-            || found.member < self.had.member;
+    fn repair(&self, mesh: &mut Mesh, now: u64) -> Result<bool, StoreError> {
+        let (found, had) = (mesh.head(), self.had);
+        let highest = had.highest.max(found.highest);
+        let last = self.numbers_to_free_again(mesh, highest)?;
+        let is_behind = found.revision < had.revision
+            || found.highest < had.highest
+            || found.last_member < had.last_member;
         if !is_behind && last.is_empty() {
             return Ok(false);
         }
-        let mut revision = self.had.revision.max(found.revision) + 1;
+        mesh.put(Head {
+            revision: had.revision.max(found.revision).saturating_add(1),
+            highest,
+            last_member: had.last_member.max(found.last_member),
+            ..found
+        })?;
         for number in last {
-            revision += 1;
-            let sql = "INSERT OR REPLACE INTO freed (number, since) VALUES (?1, ?2)";
-            transaction.execute(sql, (number, revision))?;
+            if let Some(&Freed { since, .. }) = mesh.freed.find(&Term::Number(number)) {
+                mesh.delete::<Freed>(since)?;
+            }
+            let since = mesh.next_revision()?;
+            mesh.put(Freed {
+                since,
+                number,
+                device: None,
+            })?;
         }
-        let sql = "UPDATE mesh SET revision = ?1, highest = ?2";
-        transaction.execute(sql, (revision, highest))?;
         if is_behind {
-            self.raise_id_counter(transaction)?;
-            let mut subject = format!("from revision {} to {}", self.had.revision, found.revision);
-            if found.policy < self.had.policy {
+            let mut subject = format!("from revision {} to {}", had.revision, found.revision);
+            if mesh.policy().revision < self.policy {
                 subject += ", with an earlier policy";
             }
             let by = Actor::Operator("of etcd".to_owned());
-            audit::record(transaction, now, "etcd restored", &subject, &by)?;
+            audit::record(mesh, now, "etcd restored", &subject, &by)?;
             warn!(target: "coordinator", "etcd restored {subject}");
         }
         Ok(true)
@@ -139,42 +116,16 @@ impl Lost {
     /// Returns free numbers that must be reused last, because their former members may still use
     /// the addresses: those given after the backup and unknown now, and those that became free
     /// after the backup.
-    fn numbers_to_free_again(
-        &self,
-        connection: &Connection,
-        highest: i64,
-    ) -> Result<Vec<i64>, StoreError> {
-        let Numbers(known) = Numbers::of(connection)?;
-        let capacity = networks_of(connection)?.map_or(0, |networks| networks.capacity());
-        let missing =
-            (1..=highest.min(capacity.into())).filter(|number| !known.contains_key(number));
+    fn numbers_to_free_again(&self, mesh: &Mesh, highest: u32) -> Result<Vec<u32>, StoreError> {
+        let known = numbers(mesh);
+        let capacity = mesh.networks()?.map_or(0, |networks| networks.capacity());
+        let missing = (1..=highest.min(capacity)).filter(|number| !known.contains_key(number));
         // A number that is freed again has a revision above the lost ones.
         let early = self.later.iter().filter(|number| {
             let since = known.get(number);
             since.is_some_and(|since| *since <= self.had.revision)
         });
         Ok(missing.chain(early.copied()).take(BATCH).collect())
-    }
-
-    /// Makes ids continue.
-    fn raise_id_counter(&self, transaction: &Transaction<'_>) -> Result<(), StoreError> {
-        let counter =
-            "SELECT max(?1, ifnull(max(seq), 0)) FROM sqlite_sequence WHERE name = 'member'";
-        let member: i64 = transaction.query_row(counter, [self.had.member], |row| row.get(0))?;
-        transaction.execute("DELETE FROM sqlite_sequence WHERE name = 'member'", [])?;
-        let sql = "INSERT INTO sqlite_sequence (name, seq) VALUES ('member', ?1)";
-        transaction.execute(sql, [member])?;
-        Ok(())
-    }
-}
-
-impl Shared {
-    /// Returns the high-water marks and numbers of the copy.
-    pub(super) fn high_water_marks(&self) -> Result<(HighWaterMarks, Numbers), End> {
-        let database = lock(&self.database);
-        let high_water_marks =
-            HighWaterMarks::of(&database).and_then(|all| Ok((all, Numbers::of(&database)?)));
-        high_water_marks.map_err(|error| End::Invalid(Trouble::Corrupt(error.to_string())))
     }
 }
 
@@ -196,8 +147,11 @@ impl Replica {
             if Instant::now() >= deadline {
                 return Err(self.away());
             }
-            let mut jobs: Vec<Box<dyn Job>> = vec![Box::new(Repair(lost.clone()))];
-            let (rows, base) = self.decide(&mut jobs)?;
+            // The only use of the clock: the loading thread has no time from a caller.
+            let now = SystemTime::now().duration_since(UNIX_EPOCH);
+            let now = now.map_or(0, |now| now.as_secs());
+            let repair = |mesh: &mut Mesh| lost.repair(mesh, now).unwrap_or(false);
+            let Proposal { rows, base, .. } = self.decide([repair].into_iter())?;
             let is_announced = epoch.restored != lost.restored;
             if is_announced && rows.is_empty() {
                 let mut state = self.state();
@@ -207,28 +161,10 @@ impl Replica {
                 }
                 continue;
             }
-            let number = if is_announced {
-                None
-            } else {
-                Some(random()?.to_string().into_bytes())
-            };
-            let number = number.map(|number| put(self.key("restored"), number, 0));
-            self.propose(rows, number, base, deadline)?;
+            let number = random()?.to_string().into_bytes();
+            let announcement = put(self.key("restored"), number, 0);
+            let announcement = (!is_announced).then_some(announcement);
+            self.propose(rows, announcement, base, deadline)?;
         }
     }
-}
-
-/// The change that repairs the mesh. No thread waits for its result.
-struct Repair(Lost);
-
-impl Job for Repair {
-    fn decide(&mut self, transaction: &Transaction<'_>) -> bool {
-        // The only use of the clock: the loading thread has no time from a caller.
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        let now = now.map_or(0, |now| now.as_secs());
-        let now = i64::try_from(now).unwrap_or(i64::MAX);
-        self.0.repair(transaction, now).unwrap_or(false)
-    }
-
-    fn answer(self: Box<Self>, _outcome: &Result<(), StoreError>) {}
 }

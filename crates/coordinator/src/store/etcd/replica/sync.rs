@@ -8,7 +8,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rusqlite::TransactionBehavior;
 use tokio::sync::oneshot::error::TryRecvError;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::sleep;
@@ -19,11 +18,12 @@ use super::super::live::Writer;
 use super::super::messages::{
     Event, KeyValue, RangeRequest, WatchCreateRequest, WatchResponse, end_of,
 };
-use super::super::rows::Rows;
 use super::repair::Lost;
 use super::{Epoch, Head, Link, PAUSE, Shared, State, Trouble, UNFINISHED, random};
 use crate::lock;
-use crate::store::{SCHEMA, StoreError};
+use crate::store::StoreError;
+use crate::store::file::SCHEMA;
+use crate::store::rows::{Mesh, Rows, corrupt, is_local};
 
 /// Minimum lifetime of a connection that counts as stable.
 const STABLE_AFTER: Duration = Duration::from_secs(5);
@@ -35,12 +35,6 @@ const MAX_PAUSE: Duration = Duration::from_secs(2);
 const REPAIR: Duration = Duration::from_secs(5);
 /// Number of heads kept: a proposal whose response was lost searches for its head among them.
 const MAX_HEADS: usize = 4096;
-/// Id of the watch of the rows.
-pub(super) const STATE: i64 = 1;
-/// Id of the watch of the coordinators' live state.
-pub(super) const LIVE: i64 = 2;
-/// Id of the watch of members' presence.
-const PRESENT: i64 = 3;
 
 /// Reason for the end of a connection.
 pub(super) enum End {
@@ -172,28 +166,22 @@ async fn connect(
     if applied == 0 || went_back || now.cluster_id != cluster {
         load(shared, connection, went_back).await?;
     }
-    let live = format!("{}/live/", shared.settings.prefix);
-    let found = connection.range(RangeRequest::all(&live)).await?;
+    let prefix = format!("{}/", shared.settings.prefix);
+    let live = connection.range(RangeRequest::all(&format!("{prefix}live/")));
+    let live = live.await?;
     shared.live.forget();
-    for kv in found.kvs {
-        shared.apply_live(&kv.key, Some(&kv.value));
+    for kv in live.kvs {
+        let key = String::from_utf8_lossy(&kv.key);
+        if let Some(key) = key.strip_prefix(&format!("{prefix}live/")) {
+            shared.live.apply(key, Some(&kv.value), shared.id);
+        }
     }
-    let watch = |watch_id, prefix: String, after: i64| WatchCreateRequest {
+    let watch = connection.watch(WatchCreateRequest {
         range_end: end_of(&prefix),
         key: prefix.into_bytes(),
-        start_revision: after + 1,
-        watch_id,
-    };
-    let state = format!("{}/state/", shared.settings.prefix);
-    let applied = lock(&shared.state).applied;
-    let now = found.header.unwrap_or_default().revision;
-    let present = format!("{}/present/", shared.settings.prefix);
-    let watches = vec![
-        watch(STATE, state, applied),
-        watch(LIVE, live, now),
-        watch(PRESENT, present, now),
-    ];
-    let watch = connection.watch(watches).await?;
+        start_revision: lock(&shared.state).applied + 1,
+    });
+    let watch = watch.await?;
     shared.set(None);
     Ok(watch)
 }
@@ -243,25 +231,27 @@ impl Shared {
         (revision, cluster): (i64, u64),
         went_back: bool,
     ) -> Result<(), End> {
-        let mut rows = self.pristine.clone();
         let mut keys = StateKeys::default();
+        let prefix = format!("{}/state/", self.settings.prefix);
         for kv in all {
-            let value = Some(kv.value);
-            self.classify(&kv.key, value, kv.mod_revision, &mut rows, &mut keys)?;
+            let key = String::from_utf8_lossy(&kv.key);
+            let key = key.strip_prefix(&prefix).unwrap_or(&key);
+            keys.take(key, Some(kv.value), kv.mod_revision)?;
         }
         // A mesh is never deleted: the restored data is incomplete or has another prefix.
         let before = lock(&self.state).epoch;
         if keys.mesh.is_none() && before.mesh != 0 {
-            let key = format!("{}/state/mesh", self.settings.prefix);
-            return Err(End::Invalid(Trouble::Corrupt(key)));
+            return Err(corrupt(&format!("{}/state/mesh", self.settings.prefix)).into());
         }
         let is_unfinished = keys.head.is_some_and(|(_, head)| head.schema == UNFINISHED);
         if is_unfinished {
-            rows.clone_from(&self.pristine);
+            keys.rows.clear();
         }
-        let known = self.high_water_marks()?;
-        self.apply(&rows, true)?;
-        let (found, numbers) = self.high_water_marks()?;
+        let mut new = Mesh::of(std::mem::take(&mut keys.rows))?;
+        let mut copy = lock(&self.copy);
+        copy.undo(0);
+        new.refused = std::mem::take(&mut copy.refused);
+        let known = std::mem::replace(&mut *copy, new);
         let mut state = lock(&self.state);
         state.epoch = Epoch {
             mesh: keys.mesh.unwrap_or(0),
@@ -271,9 +261,9 @@ impl Shared {
         // There is no former state of another mesh.
         if before.mesh != state.epoch.mesh {
             state.lost = None;
-        } else if before.mesh != 0 && (went_back || found.revision < known.0.revision) {
+        } else if before.mesh != 0 && (went_back || copy.head().revision < known.head().revision) {
             let earlier = state.lost.take();
-            state.lost = Some(Lost::new(known, &numbers, earlier, before.restored));
+            state.lost = Some(Lost::new(&known, &copy, earlier, before.restored));
         }
         state.is_unfinished = is_unfinished;
         state.applied = revision;
@@ -298,61 +288,51 @@ impl Shared {
         if response.canceled {
             return Err(End::Broken(response.cancel_reason));
         }
-        if response.watch_id == LIVE {
-            let calls = response.events.iter().filter(|event| {
-                let value = |kv: &KeyValue| (event.kind == 0).then(|| kv.value.clone());
-                let kv = event.kv.as_ref();
-                kv.is_some_and(|kv| self.apply_live(&kv.key, value(kv).as_deref()))
-            });
-            if calls.count() > 0 {
-                self.notify_listener();
-            }
-            return Ok(());
-        }
-        if response.watch_id == PRESENT {
-            let prefix = format!("{}/present/", self.settings.prefix);
-            for kv in response.events.iter().filter_map(|event| event.kv.as_ref()) {
-                let key = String::from_utf8_lossy(&kv.key);
-                // A later version may have written keys that cannot be parsed.
-                if let Some(Ok(member)) = key.strip_prefix(&prefix).map(str::parse) {
-                    self.live.note_presence(member, kv.lease);
-                }
-            }
-            return Ok(());
-        }
         let before = lock(&self.state).foreign;
-        let mut events = response.events.into_iter().peekable();
-        while let Some(first) = events.next() {
-            let revision = first.kv.as_ref().map_or(0, |kv| kv.mod_revision);
-            let mut rows = Rows::new();
+        let mut is_called = false;
+        let prefix = format!("{}/", self.settings.prefix);
+        let revision_of = |event: &Event| event.kv.as_ref().map_or(0, |kv| kv.mod_revision);
+        for events in response
+            .events
+            .chunk_by(|a, b| revision_of(a) == revision_of(b))
+        {
             let mut keys = StateKeys::default();
-            let mut next = Some(first);
-            while let Some(event) = next {
-                let Some(kv) = event.kv else { break };
-                let value = (event.kind == 0).then_some(kv.value);
-                self.classify(&kv.key, value, revision, &mut rows, &mut keys)?;
-                let same = |event: &Event| {
-                    event
-                        .kv
-                        .as_ref()
-                        .is_some_and(|kv| kv.mod_revision == revision)
-                };
-                next = events.next_if(same);
+            for Event { kind, kv } in events {
+                let Some(kv) = kv else { continue };
+                let value = (*kind == 0).then(|| kv.value.clone());
+                let key = String::from_utf8_lossy(&kv.key);
+                let key = key.strip_prefix(&prefix).unwrap_or(&key);
+                match key.split_once('/') {
+                    Some(("state", key)) => keys.take(key, value, kv.mod_revision)?,
+                    Some(("live", key)) => {
+                        is_called |= self.live.apply(key, value.as_deref(), self.id);
+                    }
+                    // A later version may have written keys that cannot be parsed.
+                    Some(("present", member)) => {
+                        let member = member.parse();
+                        let _ = member.map(|member| self.live.note_presence(member, kv.lease));
+                    }
+                    _ => {}
+                }
             }
             let was_unfinished = lock(&self.state).is_unfinished;
             let schema = keys.head.map(|(_, head)| head.schema);
             let is_unfinished = schema.map_or(was_unfinished, |schema| schema == UNFINISHED);
             if !is_unfinished {
-                if was_unfinished || keys.head.is_some_and(|(_, head)| head.rows != rows.len()) {
+                if was_unfinished
+                    || keys
+                        .head
+                        .is_some_and(|(_, head)| head.rows != keys.rows.len())
+                {
                     return Err(End::Compacted);
                 }
-                if !rows.is_empty() {
-                    self.apply(&rows, false)?;
-                }
+                let mut copy = lock(&self.copy);
+                copy.undo(0);
+                copy.apply(&keys.rows)?;
             }
             let mut state = lock(&self.state);
             state.is_unfinished = is_unfinished;
-            state.applied = revision;
+            state.applied = revision_of(&events[0]);
             if let Some(mesh) = keys.mesh {
                 state.epoch.mesh = mesh;
                 state.foreign += 1;
@@ -367,18 +347,10 @@ impl Shared {
             drop(state);
             self.changed.notify_all();
         }
-        if lock(&self.state).foreign != before {
+        if is_called || lock(&self.state).foreign != before {
             self.notify_listener();
         }
         Ok(())
-    }
-
-    /// Applies a key under `live/`; returns whether members are calls.
-    fn apply_live(&self, key: &[u8], value: Option<&[u8]>) -> bool {
-        let prefix = format!("{}/live/", self.settings.prefix);
-        let key = String::from_utf8_lossy(key);
-        key.strip_prefix(&prefix)
-            .is_some_and(|key| self.live.apply(key, value, self.id))
     }
 
     fn notify_listener(&self) {
@@ -386,72 +358,52 @@ impl Shared {
             listener();
         }
     }
+}
 
-    /// Sorts a key and its value into `rows` or `keys`.
-    fn classify(
-        &self,
-        key: &[u8],
-        value: Option<Vec<u8>>,
-        revision: i64,
-        rows: &mut Rows,
-        keys: &mut StateKeys,
-    ) -> Result<(), End> {
-        let shown = String::from_utf8_lossy(key).into_owned();
-        let invalid = || End::Invalid(Trouble::Corrupt(shown.clone()));
-        let prefix = format!("{}/state/", self.settings.prefix);
-        let rest = shown.strip_prefix(&prefix).ok_or_else(invalid)?;
-        if let Some(row) = rest.strip_prefix("rows/") {
-            rows.insert(row.to_owned(), value);
-            return Ok(());
-        }
-        let value = value.ok_or_else(invalid)?;
-        match rest {
-            "head" => {
-                let head: Head = serde_json::from_slice(&value).map_err(|_| invalid())?;
-                if ![SCHEMA, UNFINISHED].contains(&head.schema) {
-                    return Err(End::Invalid(Trouble::Schema(head.schema)));
-                }
-                keys.head = Some((revision, head));
-            }
-            "mesh" | "restored" => {
-                let text = std::str::from_utf8(&value).map_err(|_| invalid())?;
-                let number = text.parse().map_err(|_| invalid())?;
-                match rest {
-                    "mesh" => keys.mesh = Some(number),
-                    _ => keys.restored = Some(number),
-                }
-            }
-            _ => return Err(invalid()),
-        }
-        Ok(())
-    }
-
-    pub(super) fn apply(&self, rows: &Rows, whole: bool) -> Result<(), End> {
-        let mut database = lock(&self.database);
-        let mut work = || {
-            let transaction = database.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            if whole {
-                self.tables.clear(&transaction)?;
-            }
-            self.tables.put(&transaction, rows)?;
-            Ok(transaction.commit()?)
-        };
-        work().map_err(|error: StoreError| {
-            End::Invalid(Trouble::Corrupt(match error {
-                StoreError::CorruptRow { key } => key,
-                other => other.to_string(),
-            }))
-        })
+impl From<StoreError> for End {
+    fn from(error: StoreError) -> End {
+        End::Invalid(Trouble::Corrupt(match error {
+            StoreError::CorruptRow { key } => key,
+            other => other.to_string(),
+        }))
     }
 }
 
-/// Values of the keys that are not rows.
+/// The keys under `state/`, or those of them that have changed.
 #[derive(Default)]
 struct StateKeys {
+    rows: Rows,
     /// With its revision.
     head: Option<(i64, Head)>,
     mesh: Option<u64>,
     restored: Option<u64>,
+}
+
+impl StateKeys {
+    /// Adds a key, without the prefix, and its value; `None`: deleted.
+    fn take(&mut self, key: &str, value: Option<Vec<u8>>, revision: i64) -> Result<(), End> {
+        let value = value.map(String::from_utf8).transpose();
+        let value = value.map_err(|_| corrupt(key))?;
+        if let Some(row) = key.strip_prefix("rows/").filter(|row| !is_local(row)) {
+            self.rows.insert(row.to_owned(), value);
+            return Ok(());
+        }
+        let value = value.ok_or_else(|| corrupt(key))?;
+        let number = || value.parse().map_err(|_| corrupt(key));
+        match key {
+            "head" => {
+                let head: Head = serde_json::from_str(&value).map_err(|_| corrupt(key))?;
+                if ![SCHEMA, UNFINISHED].contains(&head.schema) {
+                    return Err(End::Invalid(Trouble::Schema(head.schema)));
+                }
+                self.head = Some((revision, head));
+            }
+            "mesh" => self.mesh = Some(number()?),
+            "restored" => self.restored = Some(number()?),
+            _ => return Err(corrupt(key).into()),
+        }
+        Ok(())
+    }
 }
 
 impl State {
