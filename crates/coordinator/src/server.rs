@@ -86,9 +86,19 @@ impl Sockets {
             address: at,
             source,
         };
-        let (tcp, address) = bind_tcp(at).map_err(failed)?;
-        let stun = bind_udp(address).map_err(failed)?;
-        Ok(Sockets { tcp, stun, address })
+        let bound = || {
+            let tcp = bind(at, Type::STREAM, Protocol::TCP)?;
+            let address = tcp.local_addr()?.as_socket();
+            let address = address.ok_or(io::ErrorKind::AddrNotAvailable)?;
+            let stun = bind(address, Type::DGRAM, Protocol::UDP)?;
+            stun.set_nonblocking(true)?;
+            Ok(Sockets {
+                tcp,
+                stun: stun.into(),
+                address,
+            })
+        };
+        bound().map_err(failed)
     }
 }
 
@@ -235,32 +245,16 @@ impl Server {
     }
 }
 
-/// Binds a UDP socket to the same address.
-fn bind_udp(address: SocketAddr) -> io::Result<UdpSocket> {
-    let domain = Domain::for_address(address);
-    let socket = Socket::new(domain, Type::DGRAM, Some(Protocol::UDP))?;
-    if address.is_ipv6() {
-        socket.set_only_v6(false)?;
+/// Binds a socket as the standard library does, but does not listen: the backlog of `TcpListener`
+/// is too short for a whole mesh that connects at once.
+fn bind(address: SocketAddr, kind: Type, protocol: Protocol) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(address), kind, Some(protocol))?;
+    if kind == Type::STREAM {
+        socket.set_reuse_address(true)?;
     }
-    socket.set_nonblocking(true)?;
-    socket.bind(&address.into())?;
-    Ok(socket.into())
-}
-
-/// Binds a TCP socket as `TcpListener::bind` does, but does not listen: the backlog of
-/// `TcpListener` is too short for a whole mesh that connects at once.
-fn bind_tcp(address: SocketAddr) -> io::Result<(Socket, SocketAddr)> {
-    let socket = Socket::new(
-        Domain::for_address(address),
-        Type::STREAM,
-        Some(Protocol::TCP),
-    )?;
-    socket.set_reuse_address(true)?;
     if address.is_ipv6() {
         socket.set_only_v6(false)?;
     }
     socket.bind(&address.into())?;
-    let address = socket.local_addr()?.as_socket();
-    let address = address.ok_or(io::ErrorKind::AddrNotAvailable)?;
-    Ok((socket, address))
+    Ok(socket)
 }

@@ -2,7 +2,6 @@
 //! connection without a slot is closed at once, before TLS. A connection whose client reads answers
 //! too slowly ([`Pace`]) is closed as well, because unread answers hold memory.
 
-use std::collections::HashMap;
 use std::future::{Ready, ready};
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -21,7 +20,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep, sleep_until};
 use tower::Service;
 
-use super::limit::{Limits, Source};
+use super::limit::{BySource, Limits};
 use crate::lock;
 
 /// `TCP_USER_TIMEOUT` (tcp(7)): maximum time for which sent data may stay unacknowledged, or unsent
@@ -44,39 +43,9 @@ pub(super) struct Pace {
 #[derive(Clone)]
 pub(super) struct Admit {
     slots: Arc<Semaphore>,
-    per_source: usize,
+    sources: Arc<BySource>,
     pace: Pace,
-    sources: Arc<Sources>,
     limits: Arc<Limits>,
-}
-
-/// Number of open connections by source.
-#[derive(Default)]
-struct Sources(Mutex<HashMap<Source, usize>>);
-
-impl Sources {
-    fn all(&self) -> MutexGuard<'_, HashMap<Source, usize>> {
-        lock(&self.0)
-    }
-}
-
-/// Slot of a connection, released on drop.
-struct Slot {
-    _permit: OwnedSemaphorePermit,
-    source: Source,
-    sources: Arc<Sources>,
-}
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        let mut all = self.sources.all();
-        if let Some(count) = all.get_mut(&self.source) {
-            *count -= 1;
-            if *count == 0 {
-                all.remove(&self.source);
-            }
-        }
-    }
 }
 
 impl Admit {
@@ -85,9 +54,8 @@ impl Admit {
     pub fn new(slots: usize, per_source: usize, pace: Pace, limits: Arc<Limits>) -> Admit {
         Admit {
             slots: Arc::new(Semaphore::new(slots)),
-            per_source,
+            sources: Arc::new(BySource::new(per_source)),
             pace,
-            sources: Arc::default(),
             limits,
         }
     }
@@ -101,24 +69,18 @@ impl Admit {
         if !self.limits.may_connect(from) {
             return Err(io::Error::other("the source connects too often"));
         }
-        let slot = Arc::clone(&self.slots).try_acquire_owned();
-        let slot =
-            slot.map_err(|_| io::Error::other("the maximum number of connections is reached"))?;
-        let source = Source::of(from);
-        let mut all = self.sources.all();
-        let count = all.entry(source).or_default();
-        if *count >= self.per_source {
-            return Err(io::Error::other(
-                "the source has its maximum number of connections",
-            ));
-        }
-        *count += 1;
-        drop(all);
-        let slot = Slot {
-            _permit: slot,
-            source,
-            sources: Arc::clone(&self.sources),
+        let permit = |of: Arc<Semaphore>, full| {
+            let permit = of.try_acquire_owned();
+            permit.map_err(|_| io::Error::other(full))
         };
+        let slots = Arc::clone(&self.slots);
+        let slot = [
+            permit(slots, "the maximum number of connections is reached")?,
+            permit(
+                self.sources.of(from),
+                "the source has its maximum number of connections",
+            )?,
+        ];
         stream.set_nodelay(true)?;
         let socket = SockRef::from(&stream);
         socket.set_tcp_user_timeout(Some(ACK_TIMEOUT))?;
@@ -283,7 +245,8 @@ impl AsyncWrite for PacedStream {
 pub(super) struct AdmittedService<S> {
     service: S,
     deadline: Arc<Deadline>,
-    _slot: Arc<Slot>,
+    /// In total, and of its source.
+    _slot: Arc<[OwnedSemaphorePermit; 2]>,
 }
 
 impl<S, R, B> Service<R> for AdmittedService<S>

@@ -18,7 +18,7 @@ use seikan_proto::mesh::MAX_ANSWER;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
-use super::limit::Source;
+use super::limit::BySource;
 use crate::lock;
 use crate::store::MemberId;
 
@@ -51,7 +51,7 @@ const BURST: Duration = Duration::from_secs(64);
 #[derive(Debug)]
 pub(super) struct Answers {
     all: Arc<Semaphore>,
-    by_source: Mutex<HashMap<Source, Arc<Semaphore>>>,
+    by_source: BySource,
     by_member: Mutex<HashMap<MemberId, MemberUsage>>,
     /// See [`MAX_WAIT`].
     max_wait: Duration,
@@ -80,7 +80,7 @@ impl Answers {
     pub fn new() -> Answers {
         Answers {
             all: Arc::new(Semaphore::new(TOTAL_UNITS)),
-            by_source: Mutex::default(),
+            by_source: BySource::new(SOURCE_UNITS),
             by_member: Mutex::default(),
             max_wait: MAX_WAIT,
         }
@@ -102,12 +102,7 @@ impl Answers {
             }
             (Arc::clone(&usage.unread), Arc::clone(&usage.unread_share))
         };
-        let source = {
-            let mut all = lock(&self.by_source);
-            let new = || Arc::new(Semaphore::new(SOURCE_UNITS));
-            Arc::clone(all.entry(Source::of(from)).or_insert_with(new))
-        };
-        let limits = [own, source, Arc::clone(&self.all)];
+        let limits = [own, self.by_source.of(from), Arc::clone(&self.all)];
         let longest = limits.map(|limit| limit.try_acquire_many_owned(MAX_UNITS).ok());
         if let Some(permits) = longest.into_iter().collect() {
             return Some(Reservation {
@@ -139,7 +134,7 @@ impl Answers {
         self.all.available_permits() == TOTAL_UNITS
     }
 
-    /// Forgets members and sources that have nothing unread and their full burst.
+    /// Forgets members that have nothing unread and their full burst.
     pub fn sweep(&self) {
         let now = Instant::now();
         let mut members = lock(&self.by_member);
@@ -148,9 +143,6 @@ impl Answers {
             unread.iter().any(|limit| Arc::strong_count(limit) > 1) || usage.paid_until > now
         });
         members.shrink_to_fit();
-        let mut sources = lock(&self.by_source);
-        sources.retain(|_, source| Arc::strong_count(source) > 1);
-        sources.shrink_to_fit();
     }
 }
 

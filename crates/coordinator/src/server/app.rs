@@ -4,18 +4,18 @@
 //! [`App::change`]); unauthenticated requests have a limit of their own. Further work waits in
 //! order without a thread. After a change of its own the server publishes the new revision at once.
 //! It detects changes of other processes by polling ten times a second ([`run_background`]), or at
-//! once if the store notifies it. A woken member's answer is delayed ([`App::batching_delay`]), so
+//! once if the store notifies it. A woken member's answer is delayed ([`App::wait_for_change`]), so
 //! that changes close together share one answer.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use seikan_proto::keys::PublicKey;
-use tokio::sync::{Notify, Semaphore, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::spawn_blocking;
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tracing::warn;
 
 use super::answers::Answers;
@@ -45,7 +45,7 @@ const MAX_REQUESTS: usize = 8;
 /// Kinds of work on the store. Jobs of one kind do not wait behind those of another.
 #[derive(Clone, Copy)]
 pub(super) enum Pool {
-    /// Reads. The store has one connection; more jobs would wait for it.
+    /// Reads. The store runs them one after the other; more jobs would wait.
     Reads,
     /// Changes. With a shared store, they wait for etcd.
     Changes,
@@ -66,38 +66,29 @@ pub(super) struct App {
     /// Notified by the store when something has changed.
     store_changed: Arc<Notify>,
     progress: watch::Sender<Progress>,
-    waiting: AtomicUsize,
     /// Members that wait for changes, or have been called since they did.
     subscribers: Mutex<HashMap<MemberId, Arc<Subscriber>>>,
 }
 
 /// Pending calls and open requests of a member. Calls that are not fetched within two sweeps are
 /// dropped: callers repeat them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Subscriber {
     callers: Mutex<BTreeSet<PublicKey>>,
     call_arrived: Notify,
     /// No request has waited since the last sweep.
     idle: AtomicBool,
-    requests: AtomicUsize,
-}
-
-/// An open request of a member, until its answer is read.
-#[derive(Debug)]
-pub(super) struct OpenRequest(Arc<Subscriber>);
-
-impl Drop for OpenRequest {
-    fn drop(&mut self) {
-        self.0.requests.fetch_sub(1, Ordering::Relaxed);
-    }
+    requests: Arc<Semaphore>,
 }
 
 impl Subscriber {
     /// Counts a request until the result is dropped; `None` if the member has too many.
-    pub fn open_request(self: &Arc<Self>) -> Option<OpenRequest> {
-        let request = OpenRequest(Arc::clone(self));
-        let others = self.requests.fetch_add(1, Ordering::Relaxed);
-        (others < MAX_REQUESTS).then_some(request)
+    pub fn open_request(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.requests).try_acquire_owned().ok()
+    }
+
+    fn has_requests(&self) -> bool {
+        self.requests.available_permits() < MAX_REQUESTS
     }
 
     /// Takes the keys of the members that have called since the last call of this function.
@@ -135,7 +126,6 @@ impl App {
             pools: MAX_JOBS.map(|most| Arc::new(Semaphore::new(most))),
             store_changed,
             progress: watch::Sender::new(progress),
-            waiting: AtomicUsize::new(0),
             subscribers: Mutex::default(),
         }
     }
@@ -203,23 +193,25 @@ impl App {
             .send_modify(|progress| progress.stopping = true);
     }
 
-    /// Counts a waiting request until the result is dropped.
-    pub fn waiting(&self) -> Waiting<'_> {
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-        Waiting { app: self }
-    }
-
     /// Returns the subscriber of a member, and creates it if there is none.
     pub fn subscriber(&self, of: MemberId) -> Arc<Subscriber> {
         let mut all = lock(&self.subscribers);
-        Arc::clone(all.entry(of).or_default())
+        let new = || {
+            Arc::new(Subscriber {
+                callers: Mutex::default(),
+                call_arrived: Notify::new(),
+                idle: AtomicBool::new(false),
+                requests: Arc::new(Semaphore::new(MAX_REQUESTS)),
+            })
+        };
+        Arc::clone(all.entry(of).or_insert_with(new))
     }
 
     /// Notifies a member that another one tries to reach it, on whichever coordinator it polls.
     pub fn call(&self, member: MemberId, caller: PublicKey) {
         let subscriber = self.subscriber(member);
         // A request may still wait here although its client is gone.
-        if subscriber.requests.load(Ordering::Relaxed) == 0 || self.store.polls_elsewhere(member) {
+        if !subscriber.has_requests() || self.store.polls_elsewhere(member) {
             self.store.call(member, caller);
         }
         self.notify_call(&subscriber, caller);
@@ -259,35 +251,37 @@ impl App {
     fn sweep_subscribers(&self) {
         let mut all = lock(&self.subscribers);
         all.retain(|_, subscriber| {
-            Arc::strong_count(subscriber) > 1 || !subscriber.idle.swap(true, Ordering::Relaxed)
+            let is_used = Arc::strong_count(subscriber) > 1 || subscriber.has_requests();
+            is_used || !subscriber.idle.swap(true, Ordering::Relaxed)
         });
     }
 
-    /// Waits up to `time` for a revision after `since`, another epoch, or a call.
+    /// Waits up to `time` for a revision after `since`, another epoch, or a call, unless `current`
+    /// differs from `since` already. Then changes are gathered for a moment.
     pub async fn wait_for_change(
         &self,
         epoch: u64,
-        since: u64,
+        (since, current): (u64, u64),
         subscriber: &Subscriber,
         time: Duration,
-    ) -> Wakeup {
+    ) {
         subscriber.idle.store(false, Ordering::Relaxed);
+        // It also counts this request as waiting.
         let mut progress = self.progress.subscribe();
         let has_changed = |p: &Progress| p.stopping || p.epoch != epoch || p.revision > since;
         let wakeup = async {
             tokio::select! {
-                _ = subscriber.call_arrived.notified() => Wakeup::Call,
-                _ = progress.wait_for(has_changed) => Wakeup::Revision,
+                _ = subscriber.call_arrived.notified() => false,
+                _ = progress.wait_for(has_changed) => true,
             }
         };
-        timeout(time, wakeup).await.unwrap_or(Wakeup::Timeout)
-    }
-
-    /// Delay for which changes are gathered before they are reported.
-    pub fn batching_delay(&self) -> Duration {
-        let waiting = self.waiting.load(Ordering::Relaxed);
-        let all = DELAY_PER_WAITER.saturating_mul(u32::try_from(waiting).unwrap_or(u32::MAX));
-        all.clamp(MIN_DELAY, MAX_DELAY)
+        let is_change = current != since || timeout(time, wakeup).await.unwrap_or(false);
+        // A call is reported without delay: packets wait for it.
+        if is_change {
+            let waiting = u32::try_from(self.progress.receiver_count()).unwrap_or(u32::MAX);
+            let all = DELAY_PER_WAITER.saturating_mul(waiting);
+            sleep(all.clamp(MIN_DELAY, MAX_DELAY)).await;
+        }
     }
 }
 
@@ -295,28 +289,6 @@ impl App {
 fn random() -> u64 {
     let hasher = std::collections::hash_map::RandomState::new();
     std::hash::BuildHasher::hash_one(&hasher, std::process::id()).max(1)
-}
-
-/// Reason for the end of a wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wakeup {
-    /// The time has elapsed.
-    Timeout,
-    /// A member calls.
-    Call,
-    /// There is a new revision or another epoch, or the server shuts down.
-    Revision,
-}
-
-/// A waiting request, counted until it is dropped.
-pub(super) struct Waiting<'a> {
-    app: &'a App,
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.app.waiting.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 /// Polls for changes of other processes, and sweeps limits; never returns.

@@ -9,10 +9,12 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::num::NonZeroU32;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use governor::{DefaultDirectRateLimiter, DefaultKeyedRateLimiter, Quota, RateLimiter};
+
+use tokio::sync::Semaphore;
 
 use crate::lock;
 use crate::store::MemberId;
@@ -46,10 +48,10 @@ const CONNECTION_BURST: NonZeroU32 = NonZeroU32::new(4096).expect("not zero");
 /// A source of requests: an IPv4 address, or the /64 of an IPv6 address, because one host may use
 /// all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Source(IpAddr);
+struct Source(IpAddr);
 
 impl Source {
-    pub fn of(address: IpAddr) -> Source {
+    fn of(address: IpAddr) -> Source {
         Source(match address.to_canonical() {
             IpAddr::V6(v6) => {
                 let network = v6.to_bits() & !u128::from(u64::MAX);
@@ -57,6 +59,33 @@ impl Source {
             }
             v4 => v4,
         })
+    }
+}
+
+/// Permits that each source has of its own.
+#[derive(Debug)]
+pub(super) struct BySource {
+    permits: usize,
+    sources: Mutex<HashMap<Source, Arc<Semaphore>>>,
+}
+
+impl BySource {
+    pub fn new(permits: usize) -> BySource {
+        BySource {
+            permits,
+            sources: Mutex::default(),
+        }
+    }
+
+    pub fn of(&self, from: IpAddr) -> Arc<Semaphore> {
+        let mut all = lock(&self.sources);
+        // Before the table grows.
+        if all.len() == all.capacity() {
+            all.retain(|_, source| Arc::strong_count(source) > 1);
+            all.shrink_to_fit();
+        }
+        let new = || Arc::new(Semaphore::new(self.permits));
+        Arc::clone(all.entry(Source::of(from)).or_insert_with(new))
     }
 }
 
@@ -161,9 +190,8 @@ pub(super) struct Limits {
     pub slow_connections: AtomicU64,
     sources: Failures,
     logged_failures: DefaultDirectRateLimiter,
-    moves: DefaultKeyedRateLimiter<MemberId>,
-    calls: DefaultKeyedRateLimiter<MemberId>,
-    polls: DefaultKeyedRateLimiter<MemberId>,
+    /// By [`RequestKind`].
+    members: [DefaultKeyedRateLimiter<MemberId>; 3],
     connections: DefaultKeyedRateLimiter<Source>,
 }
 
@@ -173,9 +201,12 @@ impl Limits {
             slow_connections: AtomicU64::new(0),
             sources: Failures::default(),
             logged_failures: RateLimiter::direct(Quota::per_second(LOGGED_FAILURES)),
-            moves: RateLimiter::keyed(Quota::per_minute(MOVES)),
-            calls: RateLimiter::keyed(Quota::per_second(CALLS).allow_burst(CALL_BURST)),
-            polls: RateLimiter::keyed(Quota::per_second(POLLS).allow_burst(POLL_BURST)),
+            members: [
+                Quota::per_minute(MOVES),
+                Quota::per_second(CALLS).allow_burst(CALL_BURST),
+                Quota::per_second(POLLS).allow_burst(POLL_BURST),
+            ]
+            .map(RateLimiter::keyed),
             connections: RateLimiter::keyed(
                 Quota::per_second(CONNECTIONS).allow_burst(CONNECTION_BURST),
             ),
@@ -184,12 +215,7 @@ impl Limits {
 
     /// Counts a request of a member; returns whether it is allowed.
     pub fn allow(&self, member: MemberId, kind: RequestKind) -> bool {
-        let limiter = match kind {
-            RequestKind::SetEndpoints => &self.moves,
-            RequestKind::Call => &self.calls,
-            RequestKind::Poll => &self.polls,
-        };
-        limiter.check_key(&member).is_ok()
+        self.members[kind as usize].check_key(&member).is_ok()
     }
 
     /// Counts a connection; returns whether its source may have it. When the table is full, all
@@ -218,7 +244,7 @@ impl Limits {
     /// Removes the sources and members that have their full burst.
     pub fn sweep(&self) {
         self.sources.sweep();
-        for members in [&self.moves, &self.calls, &self.polls] {
+        for members in &self.members {
             members.retain_recent();
             members.shrink_to_fit();
         }

@@ -23,9 +23,9 @@ use seikan_proto::mesh::{
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
-use super::app::{App, Pool, Wakeup};
+use super::app::{App, Pool};
 use super::limit::{Attempt, RequestKind};
 use super::refused::{Refused, json, long};
 use crate::store::{Actor, Answer, MemberId, MemberRef, Store, StoreError};
@@ -204,17 +204,9 @@ async fn changes(
     let open_request = subscriber.open_request().ok_or_else(Refused::too_often)?;
     // A member that knows nothing, or that passes no wait, is answered at once.
     if since > 0 && wait > 0 {
-        let _waiting = app.waiting();
         let time = Duration::from_secs(wait.min(MAX_WAIT));
-        let wakeup = if current == since {
-            app.wait_for_change(own, since, &subscriber, time).await
-        } else {
-            Wakeup::Revision
-        };
-        // A call is reported without delay: packets wait for it.
-        if wakeup == Wakeup::Revision {
-            sleep(app.batching_delay()).await;
-        }
+        app.wait_for_change(own, (since, current), &subscriber, time)
+            .await;
     }
     let reservation = app.answers.reserve(id, from.ip().to_canonical()).await;
     let mut reservation = reservation.ok_or_else(Refused::too_often)?;
@@ -250,19 +242,14 @@ async fn endpoints(
     ConnectInfo(from): ConnectInfo<SocketAddr>,
     request: Request,
 ) -> Result<StatusCode, Refused> {
-    let (id, credential, ()) = member(&app, from, request.headers(), |_, _| Ok(())).await?;
-    let Endpoints { endpoints, relayed } = body(request).await?;
-    let endpoints = Endpoints {
-        endpoints: reachable(endpoints, MAX_ENDPOINTS)?,
-        relayed: reachable(relayed, MAX_RELAYED)?,
-    };
-    allow(&app, id, RequestKind::SetEndpoints)?;
-    let set = app.change(Pool::Changes, move |store| {
-        let id = store.authenticate(&credential)?;
-        store.set_endpoints(id, &endpoints, now())
-    });
-    set.await?;
-    Ok(StatusCode::NO_CONTENT)
+    change_own(&app, from, request, |Endpoints { endpoints, relayed }| {
+        let endpoints = Endpoints {
+            endpoints: reachable(endpoints, MAX_ENDPOINTS)?,
+            relayed: reachable(relayed, MAX_RELAYED)?,
+        };
+        Ok(move |store: &Store, id, _: &Actor| store.set_endpoints(id, &endpoints, now()))
+    })
+    .await
 }
 
 async fn call(
@@ -287,16 +274,10 @@ async fn devices(
     ConnectInfo(from): ConnectInfo<SocketAddr>,
     request: Request,
 ) -> Result<StatusCode, Refused> {
-    let (id, credential, ()) = member(&app, from, request.headers(), |_, _| Ok(())).await?;
-    let devices: Devices = body(request).await?;
-    let by = Actor::Host(from.ip().to_canonical());
-    allow(&app, id, RequestKind::SetEndpoints)?;
-    let set = app.change(Pool::Changes, move |store| {
-        let id = store.authenticate(&credential)?;
-        store.report_devices(id, &devices, &by, now())
-    });
-    set.await?;
-    Ok(StatusCode::NO_CONTENT)
+    change_own(&app, from, request, |devices: Devices| {
+        Ok(move |store: &Store, id, by: &Actor| store.report_devices(id, &devices, by, now()))
+    })
+    .await
 }
 
 async fn key(
@@ -304,13 +285,30 @@ async fn key(
     ConnectInfo(from): ConnectInfo<SocketAddr>,
     request: Request,
 ) -> Result<StatusCode, Refused> {
-    let (id, credential, ()) = member(&app, from, request.headers(), |_, _| Ok(())).await?;
-    let Rotation { public_key } = body(request).await?;
+    change_own(&app, from, request, |Rotation { public_key }| {
+        Ok(move |store: &Store, id, by: &Actor| store.set_key(id, &public_key, by, now()))
+    })
+    .await
+}
+
+/// Changes what others receive about the member that sends the request, as its body says.
+async fn change_own<B, W>(
+    app: &Arc<App>,
+    from: SocketAddr,
+    request: Request,
+    parse: impl FnOnce(B) -> Result<W, Refused>,
+) -> Result<StatusCode, Refused>
+where
+    B: DeserializeOwned,
+    W: FnOnce(&Store, MemberId, &Actor) -> Result<bool, StoreError> + Send + 'static,
+{
+    let (id, credential, ()) = member(app, from, request.headers(), |_, _| Ok(())).await?;
+    let work = parse(body(request).await?)?;
     let by = Actor::Host(from.ip().to_canonical());
-    allow(&app, id, RequestKind::SetEndpoints)?;
+    allow(app, id, RequestKind::SetEndpoints)?;
     let set = app.change(Pool::Changes, move |store| {
         let id = store.authenticate(&credential)?;
-        store.set_key(id, &public_key, &by, now())
+        work(store, id, &by)
     });
     set.await?;
     Ok(StatusCode::NO_CONTENT)
