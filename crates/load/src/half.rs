@@ -18,6 +18,8 @@ use crate::live::{IO_TIMEOUT, Meter, receive, receive_datagrams, send, send_data
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Maximum time from a connection to its token.
 const TOKEN_TIMEOUT: Duration = Duration::from_secs(1);
+/// Copies of the answer to a token by UDP.
+const ANSWERS: usize = 3;
 /// UDP payload, bytes: fits into any tunnel in one piece.
 const DATAGRAM: usize = 1_200;
 
@@ -30,8 +32,8 @@ pub enum Transport {
     Udp,
 }
 
-/// Begins a flow.
-type Token = [u8; 16];
+/// Random bytes that a flow begins with.
+pub type Token = [u8; 16];
 
 /// Where a flow will come to.
 #[derive(Debug)]
@@ -52,13 +54,12 @@ pub enum Flow {
 }
 
 impl Sink {
-    /// Opens a port that the kernel chooses, at this address alone.
+    /// Opens a port at this address alone; the kernel chooses one for port 0.
     ///
     /// # Errors
-    /// The kernel gives none.
-    pub fn open(transport: Transport, mut at: SocketAddr) -> Result<Sink> {
-        at.set_port(0);
-        let failed = || LoadError::io(format!("open a port for the load at {}", at.ip()));
+    /// The port is in use, or the address is not of this host.
+    pub fn open(transport: Transport, at: SocketAddr) -> Result<Sink> {
+        let failed = || LoadError::io(format!("open the port of the load, {at}"));
         Ok(match transport {
             Transport::Tcp => {
                 let listener = TcpListener::bind(at).map_err(failed())?;
@@ -89,13 +90,15 @@ impl Sink {
         Ok(address.port())
     }
 
-    /// Waits for the flow from that host that begins with the token; everybody else is turned away.
+    /// Waits for the flow that begins with the token, from this host or, if `None`, from any; refuses all others.
     ///
     /// # Errors
     /// It does not come, or `stop` was raised.
-    pub fn accept(self, from: IpAddr, token: &Token, stop: &AtomicBool) -> Result<Flow> {
+    pub fn accept(self, from: Option<IpAddr>, token: &Token, stop: &AtomicBool) -> Result<Flow> {
         let until = Instant::now() + PATIENCE;
-        let is_it = |address: SocketAddr| address.ip().to_canonical() == from.to_canonical();
+        let is_it = |address: SocketAddr| {
+            from.is_none_or(|from| address.ip().to_canonical() == from.to_canonical())
+        };
         while Instant::now() < until && !stop.load(Ordering::Relaxed) {
             match &self {
                 Sink::Tcp(listener) => {
@@ -115,8 +118,11 @@ impl Sink {
                     if is_it(address) && said[..16] == *token {
                         socket
                             .connect(address)
-                            .and_then(|()| socket.send(token))
-                            .map_err(LoadError::io("answer the load's other end"))?;
+                            .map_err(LoadError::io("connect to the load's other end"))?;
+                        // The path may lose some of them.
+                        for _ in 0..ANSWERS {
+                            let _ = socket.send(token);
+                        }
                         let socket = socket
                             .try_clone()
                             .map_err(LoadError::io("keep the load's socket"))?;
@@ -233,7 +239,9 @@ mod tests {
         std::thread::scope(|scope| {
             let (stop, meter) = (&stop, &meter);
             scope.spawn(move || {
-                let flow = sink.accept(here().ip(), &TOKEN, stop).expect("the flow");
+                let flow = sink
+                    .accept(Some(here().ip()), &TOKEN, stop)
+                    .expect("the flow");
                 flow.receive(meter, stop);
             });
             let wrong_token = AtomicBool::new(false);
@@ -269,7 +277,7 @@ mod tests {
         std::thread::scope(|scope| {
             let elsewhere: IpAddr = [127, 0, 0, 2].into();
             let stop = &stop;
-            let waiting = scope.spawn(move || sink.accept(elsewhere, &TOKEN, stop));
+            let waiting = scope.spawn(move || sink.accept(Some(elsewhere), &TOKEN, stop));
             assert!(reach(Transport::Tcp, to, &TOKEN, stop).is_err());
             stop.store(true, Ordering::Relaxed);
             assert!(waiting.join().expect("join").is_err());

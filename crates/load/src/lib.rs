@@ -26,13 +26,13 @@ use serde::{Deserialize, Serialize};
 use socket2::SockRef;
 
 pub use error::{LoadError, Result};
-pub use half::{Flow, Sink, Transport, reach};
+pub use half::{Flow, Sink, Token, Transport, reach};
 pub use latency::{LatencyOptions, LatencyReport, ping, wait_reachable};
 pub use live::{LiveKind, LiveOptions, Meter, live};
-pub use paced::paced;
+pub use paced::{answer, paced, round_trips};
 pub use pattern::Pattern;
 pub use tcp::{Direction, Interval, TcpOptions, TcpReport, tcp_bulk, verify_stream};
-pub use udp::{UdpOptions, UdpReport, udp_flood};
+pub use udp::{Counter, UdpOptions, UdpReport, receive_flood, send_flood, udp_flood};
 pub use web::{WebReport, web};
 
 use seikan_sys::netns::NetNs;

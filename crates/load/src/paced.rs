@@ -44,11 +44,10 @@ pub fn paced(
         let answering = scope.spawn(|| answer(&far, &stop));
         let times = {
             let _stop = Stop(&stop);
-            ask(&near, options, interrupt)
+            round_trips(&near, options, interrupt)
         };
         join(answering)?;
-        let (sent, times) = times?;
-        Ok(LatencyReport::of(sent, times))
+        times
     })
 }
 
@@ -60,8 +59,9 @@ fn bind(address: SocketAddr) -> Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Echoes received datagrams.
-fn answer(socket: &UdpSocket, stop: &AtomicBool) {
+/// Echoes received datagrams, cut to the length of those of [`round_trips`], until `stop` is set. A connected socket
+/// receives only those of its other end.
+pub fn answer(socket: &UdpSocket, stop: &AtomicBool) {
     let mut datagram = [0; PAYLOAD];
     while !stop.load(Ordering::Relaxed) {
         // The error is the time-out, or reports an earlier answer. A lost answer is counted by the
@@ -70,6 +70,19 @@ fn answer(socket: &UdpSocket, stop: &AtomicBool) {
             let _ = socket.send_to(&datagram[..length], from);
         }
     }
+}
+
+/// Measures round trips over a connected socket whose other end [`answer`]s.
+///
+/// # Errors
+/// [`LoadError::Interrupted`]; the socket fails.
+pub fn round_trips(
+    socket: &UdpSocket,
+    options: &LatencyOptions,
+    interrupt: &Interrupt,
+) -> Result<LatencyReport> {
+    let (sent, times) = ask(socket, options, interrupt)?;
+    Ok(LatencyReport::of(sent, times))
 }
 
 /// How many were sent, and the microseconds that those took which came back in time.

@@ -120,11 +120,19 @@ impl UdpReport {
     }
 }
 
-/// A counter with a cache line (and its neighbour, which is fetched with it) of its own: sender and
+/// A counter of datagrams, with a cache line (and its neighbour, which is fetched with it) of its own: sender and
 /// receiver count at the same time.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Counter(AtomicU64);
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Datagrams so far.
+    #[must_use]
+    pub fn datagrams(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
 
 /// Which numbers have arrived.
 #[derive(Debug, Default)]
@@ -212,6 +220,35 @@ pub fn udp_flood(
     })
 }
 
+/// Sends numbered datagrams over a connected socket until `stop` is set: the sending end of a flood between two hosts.
+/// `sent` counts those that the socket took.
+///
+/// # Errors
+/// The socket fails; a datagram larger than the path takes.
+pub fn send_flood(
+    socket: &UdpSocket,
+    options: &UdpOptions,
+    sent: &Counter,
+    stop: &AtomicBool,
+) -> Result<()> {
+    send(socket, options, sent, stop)
+}
+
+/// Receives what [`send_flood`] sends with the same options, until `stop` is set and nothing more arrives. `received` counts
+/// each datagram once; those of another length or seed do not count.
+///
+/// # Errors
+/// The socket fails.
+pub fn receive_flood(
+    socket: &UdpSocket,
+    options: &UdpOptions,
+    received: &Counter,
+    stop: &AtomicBool,
+) -> Result<()> {
+    set_receive_buffer(socket, options)?;
+    receive(socket, options, received, stop).map(drop)
+}
+
 /// Opens the sending and the receiving socket; the sender is connected to the receiver.
 fn open(
     ends: &Ends<'_>,
@@ -248,16 +285,23 @@ fn open(
             return Err(LoadError::Usage("a UDP flood goes one way".into()));
         }
     };
+    set_receive_buffer(&receiver, options)?;
+    Ok((sender, receiver))
+}
+
+fn set_receive_buffer(receiver: &UdpSocket, options: &UdpOptions) -> Result<()> {
     match options.receive_buffer {
-        Some(bytes) => SockRef::from(&receiver)
+        Some(bytes) => SockRef::from(receiver)
             .set_recv_buffer_size(bytes)
             .map_err(LoadError::io(format!(
                 "set a receive buffer of {bytes} bytes"
-            )))?,
+            ))),
         // Refused in a user namespace: the default is used, and its drops are counted separately.
-        None => drop(setsockopt(&receiver, sockopt::RcvBufForce, &RECEIVE_BUFFER)),
+        None => {
+            let _ = setsockopt(receiver, sockopt::RcvBufForce, &RECEIVE_BUFFER);
+            Ok(())
+        }
     }
-    Ok((sender, receiver))
 }
 
 /// Makes the client send until the server receives a datagram, and connects the server to its

@@ -173,7 +173,7 @@ impl Server<'_> {
         let interface = map.inner.clone().unwrap_or_default();
         let sink = request
             .load
-            .map(|load| seikan_load::Sink::open(transport(load.kind), local));
+            .map(|load| seikan_load::Sink::open(transport(load.kind), (local.ip(), 0).into()));
         let sink = sink.transpose()?;
         let mut token = Token([0; 16]);
         getrandom::fill(&mut token.0).context("the kernel gives no random bytes")?;
@@ -187,7 +187,7 @@ impl Server<'_> {
                 let stop = &stop;
                 scope.spawn(move || {
                     // If the client does not connect, it reports that itself.
-                    if let Ok(flow) = sink.accept(from.ip(), &token.0, stop) {
+                    if let Ok(flow) = sink.accept(Some(from.ip()), &token.0, stop) {
                         carry(&flow, load, stop);
                     }
                 });
