@@ -212,6 +212,21 @@ impl Netlink {
         })
     }
 
+    /// Creates a WireGuard interface in `netns`. Its own datagrams leave through this socket's namespace, where the kernel
+    /// keeps its UDP sockets ("The New Namespace Solution", wireguard.com/netns).
+    pub fn create_wireguard(&self, name: &str, netns: BorrowedFd<'_>) -> Result<(), NetlinkError> {
+        check_name(name)?;
+        let attributes = vec![
+            LinkAttribute::IfName(name.into()),
+            LinkAttribute::NetNsFd(netns.as_raw_fd()),
+            LinkAttribute::LinkInfo(vec![LinkInfoAttribute::Kind(InfoKind::Wireguard)]),
+        ];
+        let message = RouteNetlinkMessage::NewLink(link_message(0, attributes));
+        self.change(message, NLM_F_CREATE | NLM_F_EXCL, |_| {
+            format!("create the WireGuard interface {name}")
+        })
+    }
+
     /// Deletes an interface (of a veth pair, both).
     pub fn delete_link(&self, index: u32) -> Result<(), NetlinkError> {
         self.change(

@@ -23,6 +23,7 @@ pub mod route;
 pub mod rule;
 pub mod shaper;
 pub mod topology;
+pub mod wireguard;
 
 use std::cell::{Cell, RefCell};
 use std::io;
