@@ -17,6 +17,7 @@ mod recording;
 #[cfg(test)]
 mod schema;
 mod service;
+mod ssh;
 mod verbs;
 
 use std::io;
