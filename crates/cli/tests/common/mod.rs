@@ -5,6 +5,8 @@
 //!        under 192.0.2.1 ---(veth)--- 192.0.2.2 under
 //! ```
 
+pub mod lossy;
+
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, UdpSocket};

@@ -3,6 +3,7 @@
 mod bypass;
 mod lan;
 mod pair;
+mod repair;
 mod routed;
 mod rules;
 mod site;

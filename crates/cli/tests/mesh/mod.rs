@@ -12,6 +12,7 @@ mod owned;
 mod ping;
 mod policy;
 mod punching;
+mod repair;
 mod rotation;
 mod several;
 pub mod site;
