@@ -59,6 +59,8 @@ pub enum Verb {
     Relay(verbs::relay::Arguments),
     /// Diagnose why a tunnel is slow
     Doctor(verbs::doctor::Arguments),
+    /// Measure the path to another host, with and without the tunnel
+    Bench(verbs::bench::Arguments),
     /// Watch a tunnel in the terminal
     Top(verbs::top::Arguments),
     /// Report NAT type, reachability and relays of this host
@@ -106,7 +108,15 @@ const GROUPS: [(&str, &[&str]); 4] = [
     ),
     (
         "Diagnose",
-        &["doctor", "top", "netcheck", "record", "report", "bugreport"],
+        &[
+            "doctor",
+            "bench",
+            "top",
+            "netcheck",
+            "record",
+            "report",
+            "bugreport",
+        ],
     ),
     (
         "Tools",
@@ -192,6 +202,7 @@ impl Verb {
             Verb::Coordinator(arguments) => verbs::coordinator::run(&arguments),
             Verb::Relay(arguments) => verbs::relay::run(&arguments),
             Verb::Doctor(arguments) => verbs::doctor::run(&arguments),
+            Verb::Bench(arguments) => verbs::bench::run(&arguments),
             Verb::Top(arguments) => verbs::top::run(&arguments),
             Verb::Netcheck(arguments) => verbs::netcheck::run(&arguments),
             Verb::Record(arguments) => verbs::record::run(&arguments),

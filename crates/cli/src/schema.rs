@@ -18,13 +18,13 @@ use crate::explain::Explanation;
 use crate::verbs::coordinator::view::{AuditRow, DeviceRow, MemberRow, RelayRow, TokenRow};
 use crate::verbs::gateway::discover::Discovery;
 use crate::verbs::gateway::status::TunnelGateway;
-use crate::verbs::{check, doctor, netcheck, ping};
+use crate::verbs::{bench, check, doctor, netcheck, ping};
 
 /// A command with `--json`, and the schema of the type that it prints.
 type Output = (&'static str, fn() -> Schema);
 
 /// All of them.
-const OUTPUTS: [Output; 14] = [
+const OUTPUTS: [Output; 15] = [
     ("status", schema::<OneOrAll<Status>>),
     ("ping", schema::<ping::Line>),
     ("netcheck", schema::<netcheck::Check>),
@@ -39,6 +39,7 @@ const OUTPUTS: [Output; 14] = [
     ("coordinator policy explain", schema::<Explanation>),
     ("doctor", schema::<doctor::Report>),
     ("doctor --map", schema::<PathMap>),
+    ("bench", schema::<bench::Report>),
 ];
 
 /// An object if an interface is named, otherwise an array with one for each.

@@ -1,6 +1,7 @@
 //! The program from outside: as a shell, a host and a network see it.
 #![forbid(unsafe_code)]
 
+mod bench;
 mod bugreport;
 mod cli;
 mod common;

@@ -1,5 +1,6 @@
 //! One file for every verb: its `Arguments` with their help, and `run`.
 
+pub mod bench;
 pub mod bugreport;
 pub mod check;
 pub mod coordinator;

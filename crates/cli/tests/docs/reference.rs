@@ -32,7 +32,7 @@ const COMMANDS: [(&str, &str, &[&str]); 4] = [
     (
         "diagnose",
         "Commands: diagnosis",
-        &["doctor", "record", "report", "bugreport"],
+        &["doctor", "bench", "record", "report", "bugreport"],
     ),
     (
         "lab",
@@ -64,7 +64,7 @@ const SHAPES: [(&str, &str, &[&str]); 2] = [
     (
         "json-doctor",
         "JSON: the doctor",
-        &["doctor", "doctor --map"],
+        &["doctor", "doctor --map", "bench"],
     ),
 ];
 

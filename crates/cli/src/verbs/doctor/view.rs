@@ -18,14 +18,31 @@ const SUMMARY_FIGURES: usize = 3;
 const SUMMARY_COMMAND_LINES: usize = 4;
 const INDENT: &str = "  ";
 
-/// Returns the cause, the figures that prove it and the first remedy, within a screen of 24 lines. `offers_fix`: names the
-/// options that test the remedy and revert it.
+/// Returns [`brief`] and hints, within a screen of 24 lines. `offers_fix`: names the options that test the remedy and revert
+/// it.
 pub fn summary(verdict: &Verdict, offers_fix: bool, page: &Page) -> String {
-    let mut out = title(verdict, page);
-    let figures = verdict.evidence.iter().take(SUMMARY_FIGURES);
-    table(&figures.collect::<Vec<_>>(), page, &mut out);
+    let mut out = brief(verdict, SUMMARY_FIGURES, page);
     let first = verdict.remedies.first();
-    if let Some(remedy) = first {
+    out.push('\n');
+    if offers_fix && first.is_some_and(|remedy| !remedy.actions.is_empty()) {
+        let hint = "`--fix` tests this change and keeps it if it helps; `--undo` reverts it.";
+        out += &paragraph("", "", hint, page.width);
+    }
+    let unavailable = match verdict.path.unseen.len() {
+        0 => String::new(),
+        count => format!(" {} unavailable.", counted(count, "data source")),
+    };
+    let more = format!("`--verbose` shows the path and all findings.{unavailable}");
+    out += &paragraph("", "", &more, page.width);
+    out
+}
+
+/// Returns the cause, some figures that prove it and the first remedy.
+pub fn brief(verdict: &Verdict, figures: usize, page: &Page) -> String {
+    let mut out = title(verdict, page);
+    let figures = verdict.evidence.iter().take(figures);
+    table(&figures.collect::<Vec<_>>(), page, &mut out);
+    if let Some(remedy) = verdict.remedies.first() {
         out.push('\n');
         let text = format!("{BOLD}Fix:{RESET} {}", with_location(remedy));
         out += &paragraph("", "", &text, page.width);
@@ -41,17 +58,6 @@ pub fn summary(verdict: &Verdict, offers_fix: bool, page: &Page) -> String {
             out += &text;
         }
     }
-    out.push('\n');
-    if offers_fix && first.is_some_and(|remedy| !remedy.actions.is_empty()) {
-        let hint = "`--fix` tests this change and keeps it if it helps; `--undo` reverts it.";
-        out += &paragraph("", "", hint, page.width);
-    }
-    let unavailable = match verdict.path.unseen.len() {
-        0 => String::new(),
-        count => format!(" {} unavailable.", counted(count, "data source")),
-    };
-    let more = format!("`--verbose` shows the path and all findings.{unavailable}");
-    out += &paragraph("", "", &more, page.width);
     out
 }
 
