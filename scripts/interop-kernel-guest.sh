@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs inside the virtual machine of interop-kernel.sh, as root: two namespaces, a veth pair, WireGuard at each end.
+# Runs inside the virtual machine of interop-kernel.sh, as root: two namespaces, a veth pair, WireGuard at each end. First
+# `seikan bench` measures interfaces of its own.
 #
 #   ka: 10.90.0.1, fd90::1 ----veth---- kb: 10.90.0.2, fd90::2       underlay
 #   wga: 10.91.0.1, fd91::1             wgb: 10.91.0.2, fd91::2      overlay
@@ -74,20 +75,59 @@ c = socket.create_connection((sys.argv[1], 7000), timeout=60); c.sendall(open("s
     cmp sent received
 }
 
+# underlay: the two namespaces and their link
+underlay() {
+    ip netns add ka && ip netns add kb
+    ip link add ua netns ka type veth peer name ub netns kb
+    for side in a b; do
+        number=$([ $side = a ] && echo 1 || echo 2)
+        ip -n k$side addr add 10.90.0.$number/24 dev u$side
+        ip -n k$side addr add fd90::$number/64 dev u$side nodad
+        ip -n k$side link set u$side up && ip -n k$side link set lo up
+    done
+}
+
+# until CONDITION...: waits for it
+until_so() {
+    for _ in $(seq 600); do ! eval "$*" || return 0; sleep 0.1; done
+    echo "in vain: $*" && return 1
+}
+
+# bench: `seikan bench` measures interfaces of its own, and leaves none, also if it is killed
+bench() {
+    underlay
+    printf '#!/bin/sh\nshift\nexport SSH_CONNECTION="10.90.0.1 1 10.90.0.2 22"\nexec ip netns exec kb sh -c "$*"\n' >ssh
+    chmod +x ssh
+    local command=(ip netns exec ka "$SEIKAN" bench kb --ssh "$dir/ssh" --program "$SEIKAN" --seconds 2 --json)
+    # The kernel has a thread for each interface, named after it.
+    local interfaces='grep -qs "^wg-crypt-wg-ben" /proc/[0-9]*/comm'
+    "${command[@]}" >bench.json 2>bench.log
+    python3 -c 'import json
+path = json.load(open("bench.json"))["kernel_wireguard"]
+assert path["figures"], path["unavailable"]
+for direction in "to_far", "from_far":
+    assert path["figures"][direction]["tcp_bits_per_second"] > 1e6, path
+    assert path["figures"][direction]["udp"]["most_bits_per_second"] > 1e6, path
+print("WireGuard of the kernel, measured by bench:", path["figures"]["to_far"]["tcp_bits_per_second"] / 1e6, "Mbit/s")'
+    until_so "! $interfaces"
+    "${command[@]}" >killed.json 2>killed.log &
+    local running=$!
+    until_so "$interfaces"
+    kill -9 $running
+    wait $running 2>/dev/null || true
+    until_so "! $interfaces"
+    cleanup
+    echo "ok: bench with the kernel's WireGuard"
+}
+
+[ ! -x "${SEIKAN:-}" ] || bench
 IFS=, read -ra pairs <<<"$ENDS"
 for psk in no yes; do
     for pair in "${pairs[@]}"; do
         read -r first second <<<"$pair"
         for underlay in 10.90.0.2 '[fd90::2]'; do
             title="$first initiates to $second over $underlay, preshared key: $psk"
-            ip netns add ka && ip netns add kb
-            ip link add ua netns ka type veth peer name ub netns kb
-            for side in a b; do
-                number=$([ $side = a ] && echo 1 || echo 2)
-                ip -n k$side addr add 10.90.0.$number/24 dev u$side
-                ip -n k$side addr add fd90::$number/64 dev u$side nodad
-                ip -n k$side link set u$side up && ip -n k$side link set lo up
-            done
+            underlay
             config a 1 b "$underlay:51820" $psk >wga.conf
             config b 2 a "" $psk >wgb.conf
             end b 2 "$second"
