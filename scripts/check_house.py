@@ -26,7 +26,8 @@ ALLOWED = {
     "seikan-sys": SHARED,
     "seikan-tls": {"seikan-proto"},
     "seikan-mesh": {"seikan-observe", "seikan-config", "seikan-proto", "seikan-sys", "seikan-tls"},
-    "seikan-node": SHARED | {"seikan-config", "seikan-mesh", "seikan-proto", "seikan-sys"},
+    "seikan-node": SHARED | {"seikan-config", "seikan-mesh", "seikan-proto", "seikan-sys", "seikan-userspace"},
+    "seikan-userspace": SHARED | {"seikan-sys"},
     "seikan-coordinator": SHARED | {"seikan-proto", "seikan-sys", "seikan-tls"},
     "seikan-relay": {"seikan-observe", "seikan-proto", "seikan-sys", "seikan-tls"},
     "seikan-diagnose": {"seikan-observe"},
@@ -51,6 +52,7 @@ ALLOWED = {
         "seikan-config",
         "seikan-mesh",
         "seikan-node",
+        "seikan-userspace",
         "seikan-coordinator",
         "seikan-relay",
         "seikan-diagnose",
@@ -59,7 +61,7 @@ ALLOWED = {
     },
     "seikan-interop": {"seikan-sys"},
     "seikan-fuzz": SHARED
-    | {"seikan-config", "seikan-proto", "seikan-mesh", "seikan-node", "seikan-coordinator", "seikan-diagnose"},
+    | {"seikan-config", "seikan-proto", "seikan-mesh", "seikan-node", "seikan-userspace", "seikan-coordinator", "seikan-diagnose"},
 }
 UNSAFE_CRATE = "seikan-sys"
 FORBID = re.compile(r"^#!\[forbid\((?:[\w:]+,\s*)*unsafe_code\b", re.MULTILINE)

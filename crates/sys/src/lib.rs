@@ -31,6 +31,7 @@ pub mod netlink;
 pub mod netns;
 pub mod owner;
 pub mod packet;
+pub mod packet_pair;
 pub mod perf;
 pub mod poll;
 pub mod privilege;

@@ -1,0 +1,16 @@
+//! TCP/IP for a tunnel without root: a stack in user space, proxies and port forwards.
+//!
+//! [`Stack::start`] takes one end of a SOCK_SEQPACKET socket pair ([`packet_pair`]), of which the tunnel's worker uses the other end as its
+//! TUN device: each message is a virtio-net header and an IP packet. A thread of its own (`stack`) answers for the addresses
+//! of this host inside the tunnel. Programs of the host reach the inside by SOCKS5, by HTTP CONNECT and by forwarded ports
+//! ([`Forward`]); the inside reaches ports of the host that are exposed ([`Exposed`]).
+#![forbid(unsafe_code)]
+
+mod counters;
+mod options;
+mod stack;
+
+pub use counters::{Counters, ServiceCounters};
+pub use options::{Exposed, Forward, Limits, OptionError, Options, Transport};
+pub use seikan_sys::packet_pair::packet_pair;
+pub use stack::{Handle, Listener, Names, Service, Stack, StackError};
