@@ -139,6 +139,18 @@ drop_reasons! {
     /// The kernel's receive buffer was full at a socket that forwards to or from a relay; merged
     /// datagrams count once.
     ReceiveQueueFull = "receive_queue_full",
+    /// In user space: the packet is for none of this host's addresses in the tunnel.
+    NotAddressed = "not_addressed",
+    /// In user space: a fragment of a packet, which is not reassembled.
+    Fragment = "fragment",
+    /// In user space: the transport checksum is wrong.
+    BadChecksum = "bad_checksum",
+    /// In user space: no service takes packets of this protocol and port; the sender was told.
+    NoService = "no_service",
+    /// In user space: the limit of connections and UDP flows is reached.
+    FlowLimit = "flow_limit",
+    /// In user space: the socket of a program on this host refused the datagram.
+    HostRefused = "host_refused",
     /// The tunnel was shut down, or the peer was removed, while the packet was waiting.
     PeerRemoved = "peer_removed",
 }

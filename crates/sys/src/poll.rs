@@ -77,6 +77,16 @@ impl Epoll {
             .add(fd, EpollEvent::new(interest.flags(), token))?)
     }
 
+    /// Watches `fd`, edge-triggered: an event says that it has become readable or writable, and is not repeated. Read or
+    /// write until `WouldBlock` before waiting for the next one.
+    ///
+    /// # Errors
+    /// Those of epoll_ctl(2): `AlreadyExists` if it is watched already.
+    pub fn add_edge(&self, fd: impl AsFd, token: u64) -> io::Result<()> {
+        let flags = EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT | EpollFlags::EPOLLET;
+        Ok(self.epoll.add(fd, EpollEvent::new(flags, token))?)
+    }
+
     /// Changes the events to wait for on `fd`.
     ///
     /// # Errors
@@ -204,6 +214,19 @@ mod tests {
             };
             assert_eq!(events, [expected]);
         }
+    }
+
+    #[test]
+    fn an_edge_is_reported_once() {
+        let mut epoll = Epoll::new(4).expect("epoll");
+        let event = EventFd::new().expect("eventfd");
+        epoll.add_edge(&event, 1).expect("add");
+        event.write(1).expect("write");
+        let events: Vec<Event> = epoll.wait(None).expect("wait").collect();
+        assert!(events[0].readable && events[0].writable);
+        assert_eq!(epoll.wait(Some(Duration::ZERO)).expect("wait").len(), 0);
+        event.write(1).expect("write");
+        assert_eq!(epoll.wait(None).expect("wait").len(), 1);
     }
 
     #[test]

@@ -7,10 +7,20 @@
 #![forbid(unsafe_code)]
 
 mod counters;
+mod device;
+mod engine;
+mod http;
+mod inside;
 mod options;
+mod packet;
+mod service;
+mod socks;
+mod splice;
 mod stack;
+mod target;
 
 pub use counters::{Counters, ServiceCounters};
 pub use options::{Exposed, Forward, Limits, OptionError, Options, Transport};
 pub use seikan_sys::packet_pair::packet_pair;
-pub use stack::{Handle, Listener, Names, Service, Stack, StackError};
+pub use service::{Names, Service};
+pub use stack::{Handle, Listener, Stack, StackError};

@@ -1,28 +1,22 @@
 //! The thread of the stack and its handle.
 
 use crate::counters::Counters;
+use crate::device::Device;
+use crate::engine::{Engine, Entrance, Parts, Shared, UdpEntrance};
 use crate::options::{Options, Transport};
+use crate::service::{Names, Service};
+use crate::target::Target;
+use ipnet::IpNet;
+use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
 
-/// Looks a name up inside the tunnel, such as that of a member of the mesh. No address: the name is unknown. Runs in the
-/// thread of the stack and must not block. IP addresses are not looked up.
-pub type Names = Box<dyn Fn(&str) -> Vec<IpAddr> + Send>;
-
-/// A service of the stack.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Service {
-    /// The SOCKS5 proxy.
-    Socks,
-    /// The HTTP CONNECT proxy.
-    Http,
-    /// A forwarded port.
-    Forward,
-    /// An exposed port.
-    Exposed,
-}
+/// Most addresses inside the tunnel: smoltcp's feature `iface-max-addr-count-8`.
+const MAX_ADDRESSES: usize = 8;
 
 /// An address of the host on which the stack listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +50,12 @@ pub enum StackError {
         /// The maximum.
         max: usize,
     },
+    /// An address inside the tunnel is not that of one host.
+    #[error("cannot use {address} as an address inside the tunnel: it is not that of one host")]
+    NotUnicast {
+        /// The address.
+        address: IpAddr,
+    },
     /// The MTU is out of range.
     #[error("cannot use an MTU of {mtu} bytes; use {min} to 65535")]
     Mtu {
@@ -75,19 +75,75 @@ pub enum StackError {
 }
 
 /// A TCP/IP stack in user space.
+#[derive(Debug)]
 pub struct Stack;
 
 impl Stack {
-    /// Starts the stack on its end of a SOCK_SEQPACKET socket pair, in a thread named `stack`. All addresses of the host are
-    /// bound when it returns. The thread ends when the handle is dropped or the other end of the pair is closed.
+    /// Starts the stack on its end of a pair of sockets ([`packet_pair`](crate::packet_pair)), in a thread named `stack`.
+    /// All addresses of the host are bound when it returns. The thread ends when the handle is dropped or the other end of
+    /// the pair is closed.
     ///
     /// # Errors
     /// See [`StackError`].
     pub fn start(device: OwnedFd, options: Options, names: Names) -> Result<Handle, StackError> {
-        let _ = (device, options, names);
+        check(&options)?;
+        let system = |operation| move |source| StackError::System { operation, source };
+        let mut seed = [0; 8];
+        seikan_sys::random::fill(&mut seed).map_err(system("random bytes"))?;
+        let (entrances, udp_entrances) = listen(&options)?;
+        let mut listeners = Vec::new();
+        for entrance in &entrances {
+            listeners.push(Listener {
+                service: entrance.service,
+                transport: Transport::Tcp,
+                address: entrance
+                    .socket
+                    .local_addr()
+                    .map_err(system("the address of a socket"))?,
+            });
+        }
+        for entrance in &udp_entrances {
+            listeners.push(Listener {
+                service: Service::Forward,
+                transport: Transport::Udp,
+                address: entrance
+                    .socket
+                    .local_addr()
+                    .map_err(system("the address of a socket"))?,
+            });
+        }
+        let wake = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
+            .map_err(|errno| system("an event descriptor")(errno.into()))?;
+        let shared = Arc::new(Shared {
+            counters: Mutex::default(),
+            stop: AtomicBool::new(false),
+            wake,
+        });
+        let mtu = options.mtu as usize;
+        let parts = Parts {
+            device: Device::new(device, mtu),
+            addresses: options.addresses,
+            mtu,
+            entrances,
+            udp_entrances,
+            exposed: options.exposed,
+            limits: options.limits,
+            names,
+            seed: u64::from_ne_bytes(seed),
+        };
+        let mut engine = Engine::new(parts, Arc::clone(&shared)).map_err(system("epoll"))?;
+        let thread = thread::Builder::new()
+            .name("stack".to_owned())
+            .spawn(move || {
+                if let Err(error) = engine.run() {
+                    tracing::error!(%error, "the stack in user space has ended");
+                }
+            })
+            .map_err(system("its thread"))?;
         Ok(Handle {
-            listeners: Vec::new(),
-            counters: Arc::default(),
+            listeners,
+            shared,
+            thread: Some(thread),
         })
     }
 }
@@ -96,7 +152,8 @@ impl Stack {
 #[derive(Debug)]
 pub struct Handle {
     listeners: Vec<Listener>,
-    counters: Arc<Mutex<Counters>>,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl Handle {
@@ -105,11 +162,99 @@ impl Handle {
         &self.listeners
     }
 
-    /// Returns the counters, at most a second old.
+    /// Returns the counters as of the last time that the stack had something to do.
     pub fn counters(&self) -> Counters {
-        self.counters
+        self.shared
+            .counters
             .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .unwrap_or_else(PoisonError::into_inner)
             .clone()
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        let _ = self.shared.wake.write(1);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn check(options: &Options) -> Result<(), StackError> {
+    let count = options.addresses.len();
+    if !(1..=MAX_ADDRESSES).contains(&count) {
+        return Err(StackError::Addresses {
+            count,
+            max: MAX_ADDRESSES,
+        });
+    }
+    let unicast = |net: &&IpNet| {
+        let address = net.addr();
+        let broadcast = matches!(address, IpAddr::V4(address) if address.is_broadcast());
+        address.is_unspecified() || address.is_multicast() || broadcast
+    };
+    if let Some(net) = options.addresses.iter().find(unicast) {
+        return Err(StackError::NotUnicast {
+            address: net.addr(),
+        });
+    }
+    // RFC 791 and RFC 8200 section 5.
+    let is_v6 = options.addresses.iter().any(|net| net.addr().is_ipv6());
+    let min = if is_v6 { 1280 } else { 576 };
+    if !(min..=65_535).contains(&options.mtu) {
+        return Err(StackError::Mtu {
+            mtu: options.mtu,
+            min,
+        });
+    }
+    Ok(())
+}
+
+/// Binds all addresses of the host.
+fn listen(options: &Options) -> Result<(Vec<Entrance>, Vec<UdpEntrance>), StackError> {
+    let mut wanted = Vec::new();
+    wanted.extend(options.socks.iter().map(|a| (Service::Socks, *a, None)));
+    wanted.extend(options.http.iter().map(|a| (Service::Http, *a, None)));
+    let forwards = |transport| {
+        let forwards = options.forwards.iter();
+        forwards.filter(move |forward| forward.transport == transport)
+    };
+    wanted.extend(forwards(Transport::Tcp).map(|forward| {
+        let target = Some(Target::from(forward));
+        (Service::Forward, forward.listen, target)
+    }));
+    let mut entrances = Vec::new();
+    for (service, address, target) in wanted {
+        let socket = TcpListener::bind(address).and_then(|socket| {
+            socket.set_nonblocking(true)?;
+            Ok(socket)
+        });
+        entrances.push(Entrance {
+            service,
+            socket: socket.map_err(refused(address, Transport::Tcp))?,
+            target,
+        });
+    }
+    let mut udp_entrances = Vec::new();
+    for forward in forwards(Transport::Udp) {
+        let socket = UdpSocket::bind(forward.listen).and_then(|socket| {
+            socket.set_nonblocking(true)?;
+            Ok(socket)
+        });
+        udp_entrances.push(UdpEntrance {
+            socket: socket.map_err(refused(forward.listen, Transport::Udp))?,
+            target: Target::from(forward),
+        });
+    }
+    Ok((entrances, udp_entrances))
+}
+
+fn refused(address: SocketAddr, transport: Transport) -> impl Fn(io::Error) -> StackError {
+    move |source| StackError::Listen {
+        address,
+        transport,
+        source,
     }
 }

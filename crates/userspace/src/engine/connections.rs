@@ -1,0 +1,586 @@
+//! TCP connections: requests of clients, connections to the inside and from it.
+
+use super::{CONNECTION, Engine, Id};
+use crate::http;
+use crate::inside::{Inside, Next};
+use crate::options::Exposed;
+use crate::packet::FlowKey;
+use crate::service::Service;
+use crate::socks::{self, Parsed};
+use crate::splice::Splice;
+use crate::target::{Failure, Target};
+use seikan_observe::DropReason;
+use seikan_sys::poll::Event;
+use smoltcp::socket::tcp::State;
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+/// Time that a client has for its request.
+const REQUEST_WITHIN: Duration = Duration::from_secs(10);
+/// Time after which an attempt to connect is given up.
+const CONNECT_WITHIN: Duration = Duration::from_secs(30);
+/// Time without bytes after which a half-closed connection is given up.
+const HALF_CLOSED_FOR: Duration = Duration::from_secs(600);
+/// Most connections that are accepted from one socket at a time.
+const ACCEPTS: usize = 64;
+/// Buffers of a connection, in bytes each, by the share of [`crate::Limits::buffer_bytes`] in use, in quarters. 4 MiB carry
+/// 2 Gbit/s over 16 ms.
+const BUFFERS: [(usize, usize); 3] = [(1, 4 << 20), (3, 512 << 10), (4, 64 << 10)];
+
+/// A TCP connection of the host and its continuation inside the tunnel.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub service: Service,
+    pub generation: u32,
+    /// Whether it is in the queue of connections to advance.
+    pub queued: bool,
+    /// Its entry among the timers.
+    pub timer: Option<Instant>,
+    pub inside: Option<Inside>,
+    pub splice: Splice,
+    pub stage: Stage,
+    /// When the current stage is given up.
+    pub deadline: Option<Instant>,
+}
+
+/// Stages of a connection.
+#[derive(Debug)]
+pub(super) enum Stage {
+    /// The client's request is read.
+    Request(Dialogue, Vec<u8>),
+    /// The far end is asked; bytes that the client has sent after its request wait.
+    Opening(Dialogue, Vec<u8>),
+    /// The host's socket connects, on behalf of the far end.
+    Accepting,
+    /// Bytes are moved.
+    Open,
+    /// The client holds a UDP association, which ends with the connection.
+    Associated,
+}
+
+/// How a client is spoken to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Dialogue {
+    /// SOCKS5, before its greeting.
+    Greeting,
+    /// SOCKS5, after it.
+    Socks,
+    /// HTTP.
+    Http,
+    /// A forwarded port: not at all.
+    None,
+}
+
+impl Engine {
+    /// Accepts connections of a socket.
+    pub(super) fn accept(&mut self, index: usize) {
+        for _ in 0..ACCEPTS {
+            let Some(entrance) = self.parts.entrances.get(index) else {
+                return;
+            };
+            // Those that are not accepted now are reported again.
+            let Ok((socket, _)) = entrance.socket.accept() else {
+                return;
+            };
+            let (service, target) = (entrance.service, entrance.target.clone());
+            if self.is_full() {
+                self.service(service).refused += 1;
+                continue;
+            }
+            let _ = socket.set_nonblocking(true);
+            let _ = socket.set_nodelay(true);
+            let dialogue = match service {
+                Service::Socks => Dialogue::Greeting,
+                Service::Http => Dialogue::Http,
+                Service::Forward | Service::Exposed => Dialogue::None,
+            };
+            let stage = Stage::Request(dialogue, Vec::new());
+            let Ok(index) = self.insert(service, socket, stage) else {
+                continue;
+            };
+            self.connections[index].deadline = Some(self.now + REQUEST_WITHIN);
+            if let Some(target) = target {
+                self.open(index, &target, Vec::new());
+            }
+            self.enqueue(index);
+        }
+    }
+
+    fn insert(&mut self, service: Service, socket: TcpStream, stage: Stage) -> io::Result<usize> {
+        let generation = self.generation();
+        let entry = self.connections.vacant_entry();
+        let index = entry.key();
+        let id = Id {
+            index: index as u32,
+            generation,
+        };
+        self.epoll.add_edge(&socket, id.token(CONNECTION))?;
+        entry.insert(Connection {
+            service,
+            generation,
+            queued: false,
+            timer: None,
+            inside: None,
+            splice: Splice::new(socket),
+            stage,
+            deadline: None,
+        });
+        self.service(service).open += 1;
+        Ok(index)
+    }
+
+    /// Opens a connection to the host for a SYN to an exposed port, which has to be given to it next.
+    pub(super) fn open_exposed(
+        &mut self,
+        flow: FlowKey,
+        exposed: Exposed,
+    ) -> Result<usize, DropReason> {
+        let buffer = self.buffer().filter(|_| !self.is_full());
+        let buffer = buffer.ok_or(DropReason::FlowLimit)?;
+        let socket = connect_host(exposed.target).map_err(|_| DropReason::HostRefused)?;
+        let inside = Inside::pending(flow, buffer).ok_or(DropReason::NoService)?;
+        let index = self
+            .insert(Service::Exposed, socket, Stage::Accepting)
+            .map_err(|_| DropReason::FlowLimit)?;
+        let connection = &mut self.connections[index];
+        // Reported as soon as the host has answered.
+        connection.splice.writable = false;
+        connection.deadline = Some(self.now + CONNECT_WITHIN);
+        self.attach(index, inside);
+        Ok(index)
+    }
+
+    fn attach(&mut self, index: usize, inside: Inside) {
+        self.buffer_bytes += inside.buffer_bytes;
+        self.flows.insert(inside.flow, index);
+        self.connections[index].inside = Some(inside);
+    }
+
+    /// Size of the buffers of a new connection.
+    fn buffer(&self) -> Option<usize> {
+        let limit = self.parts.limits.buffer_bytes;
+        BUFFERS.into_iter().find_map(|(quarters, size)| {
+            let fits = self.buffer_bytes + 2 * size <= limit / 4 * quarters;
+            fits.then_some(size)
+        })
+    }
+
+    /// Starts to connect to a destination inside.
+    fn open(&mut self, index: usize, target: &Target, early: Vec<u8>) {
+        let dialogue = match &self.connections[index].stage {
+            Stage::Request(dialogue, _) => *dialogue,
+            _ => return,
+        };
+        let opened = self.connect_inside(target);
+        let connection = &mut self.connections[index];
+        connection.stage = Stage::Opening(dialogue, early);
+        connection.deadline = Some(self.now + CONNECT_WITHIN);
+        match opened {
+            Ok(inside) => self.attach(index, inside),
+            Err(failure) => self.fail(index, failure),
+        }
+    }
+
+    fn connect_inside(&mut self, target: &Target) -> Result<Inside, Failure> {
+        let (own, remote) = self.resolve(target)?;
+        let buffer = self.buffer().ok_or(Failure::Limit)?;
+        let is_used = |engine: &Engine, flow: &FlowKey| engine.flows.contains_key(flow);
+        let flow = self.free_flow(own, remote, is_used).ok_or(Failure::Limit)?;
+        Inside::connect(&mut self.interface, flow, buffer).map_err(|_| Failure::Unreachable)
+    }
+
+    /// Notes what epoll reports of a host's socket.
+    pub(super) fn on_host_event(&mut self, id: Id, event: &Event) {
+        let index = id.index as usize;
+        let Some(connection) = self.connections.get_mut(index) else {
+            return;
+        };
+        if connection.generation == id.generation {
+            connection.splice.readable |= event.readable || event.failed;
+            connection.splice.writable |= event.writable || event.failed;
+            self.enqueue(index);
+        }
+    }
+
+    /// Handles an ICMP error about a connection: only an attempt to connect is given up (RFC 5927 section 4).
+    pub(super) fn on_unreachable(&mut self, index: usize, is_port: bool) {
+        let opening = matches!(self.connections[index].stage, Stage::Opening(..));
+        if opening {
+            let failure = if is_port {
+                Failure::Refused
+            } else {
+                Failure::Unreachable
+            };
+            self.fail(index, failure);
+        }
+    }
+
+    /// Does for a connection what can be done now.
+    pub(super) fn advance(&mut self, index: usize) {
+        let Some(connection) = self.connections.get_mut(index) else {
+            return;
+        };
+        connection.queued = false;
+        let expired = connection.deadline.is_some_and(|at| at <= self.now);
+        match connection.stage {
+            Stage::Request(..) if expired => {
+                let service = connection.service;
+                self.service(service).refused += 1;
+                return self.remove(index);
+            }
+            Stage::Opening(..) if expired => return self.fail(index, Failure::TimedOut),
+            Stage::Request(..) => self.read_request(index),
+            Stage::Opening(..) => self.follow_opening(index),
+            Stage::Accepting => self.follow_accepting(index, expired),
+            Stage::Open => self.pump(index, expired),
+            Stage::Associated => self.follow_association(index),
+        }
+        self.egress(index);
+    }
+
+    fn egress(&mut self, index: usize) {
+        let now = self.clock();
+        let Some(connection) = self.connections.get_mut(index) else {
+            return;
+        };
+        let next = match &mut connection.inside {
+            Some(inside) => inside.egress(&mut self.interface, &mut self.parts.device, now),
+            None => Next::At(None),
+        };
+        // A SYN that is not answered yet would be reported as due.
+        let waits = matches!(connection.stage, Stage::Accepting);
+        let next = match next {
+            Next::Blocked => {
+                self.blocked.push(index);
+                None
+            }
+            Next::At(_) if waits => None,
+            // Never at once: whatever is due now has been done.
+            Next::At(at) => at.map(|at| self.instant(at).max(self.now + Duration::from_millis(1))),
+        };
+        let connection = &mut self.connections[index];
+        let next = [next, connection.deadline].into_iter().flatten().min();
+        if connection.timer != next {
+            if let Some(at) = connection.timer {
+                self.timers.remove(&(at, index));
+            }
+            connection.timer = next;
+            self.timers.extend(next.map(|at| (at, index)));
+        }
+    }
+
+    /// Reads and answers the request of a client.
+    fn read_request(&mut self, index: usize) {
+        let connection = &mut self.connections[index];
+        let Stage::Request(_, head) = &mut connection.stage else {
+            return;
+        };
+        let mut chunk = [0; 2048];
+        let ended = loop {
+            if !connection.splice.readable || head.len() > http::MAX_HEAD {
+                break false;
+            }
+            match connection.splice.host.read(&mut chunk) {
+                Ok(0) => break true,
+                Ok(length) => head.extend(&chunk[..length]),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    connection.splice.readable = false;
+                }
+                Err(_) => break true,
+            }
+        };
+        loop {
+            let Some(Connection {
+                stage: Stage::Request(dialogue, head),
+                ..
+            }) = self.connections.get_mut(index)
+            else {
+                return;
+            };
+            let advanced = match dialogue {
+                Dialogue::Greeting => {
+                    let parsed = socks::greeting(head);
+                    self.on_greeting(index, parsed)
+                }
+                Dialogue::Socks => {
+                    let parsed = socks::request(head);
+                    self.on_socks_request(index, parsed)
+                }
+                Dialogue::Http => {
+                    let parsed = http::request(head);
+                    let too_long = head.len() > http::MAX_HEAD;
+                    self.on_http_request(index, parsed, too_long)
+                }
+                Dialogue::None => false,
+            };
+            if !advanced {
+                break;
+            }
+        }
+        let waits = |c: &Connection| matches!(c.stage, Stage::Request(..));
+        if ended && self.connections.get(index).is_some_and(waits) {
+            self.refuse(index, &[]);
+        }
+    }
+
+    fn on_greeting(&mut self, index: usize, parsed: Parsed<bool>) -> bool {
+        match parsed {
+            Parsed::Partial => false,
+            Parsed::Complete(true, length) => {
+                let connection = &mut self.connections[index];
+                if let Stage::Request(dialogue, head) = &mut connection.stage {
+                    head.drain(..length);
+                    *dialogue = Dialogue::Socks;
+                }
+                self.answer(index, &socks::METHOD_NONE)
+            }
+            Parsed::Complete(false, _) => self.refuse(index, &socks::METHOD_UNACCEPTABLE),
+            Parsed::Invalid => self.refuse(index, &[]),
+        }
+    }
+
+    fn on_socks_request(&mut self, index: usize, parsed: Parsed<socks::Request>) -> bool {
+        match parsed {
+            Parsed::Partial => false,
+            Parsed::Complete(socks::Request::Connect(target), length) => {
+                self.open_request(index, &target, length)
+            }
+            Parsed::Complete(socks::Request::Associate, _) => {
+                match self.associate(index) {
+                    Ok(bound) => {
+                        let connection = &mut self.connections[index];
+                        connection.stage = Stage::Associated;
+                        connection.deadline = None;
+                        self.service(Service::Socks).accepted += 1;
+                        self.answer(index, &socks::success(bound));
+                    }
+                    Err(failure) => {
+                        self.refuse(index, &socks::failure(failure));
+                    }
+                }
+                false
+            }
+            Parsed::Complete(socks::Request::UnknownCommand, _) => {
+                self.refuse(index, &socks::unknown_command())
+            }
+            Parsed::Complete(socks::Request::UnknownAddress, _) => {
+                self.refuse(index, &socks::unknown_address())
+            }
+            Parsed::Invalid => self.refuse(index, &[]),
+        }
+    }
+
+    fn on_http_request(
+        &mut self,
+        index: usize,
+        parsed: Parsed<http::Request>,
+        too_long: bool,
+    ) -> bool {
+        match parsed {
+            Parsed::Partial if too_long => self.refuse(index, http::TOO_LONG.as_bytes()),
+            Parsed::Partial => false,
+            Parsed::Complete(http::Request::Connect(target), length) => {
+                self.open_request(index, &target, length)
+            }
+            Parsed::Complete(http::Request::OtherMethod, _) => {
+                self.refuse(index, http::OTHER_METHOD.as_bytes())
+            }
+            Parsed::Complete(http::Request::BadTarget, _) | Parsed::Invalid => {
+                self.refuse(index, http::BAD_REQUEST.as_bytes())
+            }
+        }
+    }
+
+    fn open_request(&mut self, index: usize, target: &Target, length: usize) -> bool {
+        let connection = &mut self.connections[index];
+        let early = match &mut connection.stage {
+            Stage::Request(_, head) => head.split_off(length.min(head.len())),
+            _ => Vec::new(),
+        };
+        self.open(index, target, early);
+        false
+    }
+
+    /// Looks whether the far end has answered.
+    fn follow_opening(&mut self, index: usize) {
+        let connection = &mut self.connections[index];
+        let Some(inside) = &mut connection.inside else {
+            return;
+        };
+        match inside.state() {
+            State::SynSent | State::SynReceived => return,
+            State::Closed | State::Listen => return self.fail(index, Failure::Refused),
+            _ => {}
+        }
+        let bound = inside.flow.local;
+        let Stage::Opening(dialogue, early) = std::mem::replace(&mut connection.stage, Stage::Open)
+        else {
+            return;
+        };
+        connection.deadline = None;
+        let service = connection.service;
+        // At most a head's length, and the buffer is empty.
+        let sent = inside.socket().send_slice(&early).unwrap_or(0) as u64;
+        let counters = self.service(service);
+        counters.accepted += 1;
+        counters.bytes_out += sent;
+        let answered = match dialogue {
+            Dialogue::Greeting | Dialogue::Socks => self.answer(index, &socks::success(bound)),
+            Dialogue::Http => self.answer(index, http::SUCCESS.as_bytes()),
+            Dialogue::None => true,
+        };
+        if answered {
+            self.pump(index, false);
+        }
+    }
+
+    /// Looks whether the host has accepted a connection of the far end.
+    fn follow_accepting(&mut self, index: usize, expired: bool) {
+        let connection = &mut self.connections[index];
+        let Some(inside) = &mut connection.inside else {
+            return;
+        };
+        if inside.state() != State::SynReceived {
+            // The far end has given up.
+            self.service(Service::Exposed).refused += 1;
+            return self.remove(index);
+        }
+        if !connection.splice.writable && !expired {
+            return;
+        }
+        let refused = expired || !matches!(connection.splice.host.take_error(), Ok(None));
+        if refused {
+            inside.accept();
+            inside.socket().abort();
+            self.service(Service::Exposed).refused += 1;
+            return self.finish(index);
+        }
+        inside.accept();
+        connection.stage = Stage::Open;
+        connection.deadline = None;
+        self.service(Service::Exposed).accepted += 1;
+    }
+
+    /// Moves bytes between both sides.
+    fn pump(&mut self, index: usize, expired: bool) {
+        let connection = &mut self.connections[index];
+        let Some(inside) = &mut connection.inside else {
+            return;
+        };
+        let moved = connection.splice.pump(inside.socket());
+        let idle = moved.bytes_in + moved.bytes_out == 0;
+        if !connection.splice.is_half_closed() {
+            connection.deadline = None;
+        } else if connection.deadline.is_none() || !idle {
+            connection.deadline = Some(self.now + HALF_CLOSED_FOR);
+        }
+        let over = moved.over || expired && idle && connection.splice.is_half_closed();
+        let service = connection.service;
+        let counters = self.service(service);
+        counters.bytes_in += moved.bytes_in;
+        counters.bytes_out += moved.bytes_out;
+        if over {
+            self.finish(index);
+        } else if moved.more {
+            self.enqueue(index);
+        }
+    }
+
+    /// Ends a connection, with a reset if the inside is still open.
+    fn finish(&mut self, index: usize) {
+        let connection = &mut self.connections[index];
+        if let Some(inside) = &mut connection.inside
+            && inside.state() != State::TimeWait
+        {
+            inside.socket().abort();
+        }
+        self.egress(index);
+        self.remove(index);
+    }
+
+    /// Answers that the destination cannot be reached, and ends the connection.
+    fn fail(&mut self, index: usize, failure: Failure) {
+        let dialogue = match &self.connections[index].stage {
+            Stage::Opening(dialogue, _) => *dialogue,
+            _ => Dialogue::None,
+        };
+        match dialogue {
+            Dialogue::Greeting | Dialogue::Socks => {
+                self.refuse(index, &socks::failure(failure));
+            }
+            Dialogue::Http => {
+                self.refuse(index, http::failure(failure).as_bytes());
+            }
+            Dialogue::None => {
+                let socket = SockRef::from(&self.connections[index].splice.host);
+                let _ = socket.set_linger(Some(Duration::ZERO));
+                self.refuse(index, &[]);
+            }
+        }
+    }
+
+    /// Sends a last answer and ends the connection. Returns false, as nothing follows.
+    fn refuse(&mut self, index: usize, answer: &[u8]) -> bool {
+        let service = self.connections[index].service;
+        self.service(service).refused += 1;
+        if answer.is_empty() || self.answer(index, answer) {
+            self.finish(index);
+        }
+        false
+    }
+
+    /// Sends an answer, which always fits the send buffer of a client that reads; otherwise the connection is ended, and the
+    /// result is false.
+    fn answer(&mut self, index: usize, answer: &[u8]) -> bool {
+        let host = &mut self.connections[index].splice.host;
+        let sent = matches!(host.write(answer), Ok(length) if length == answer.len());
+        if !sent {
+            self.finish(index);
+        }
+        sent
+    }
+
+    pub(super) fn remove(&mut self, index: usize) {
+        let Some(connection) = self.connections.try_remove(index) else {
+            return;
+        };
+        if let Some(inside) = &connection.inside {
+            self.flows.remove(&inside.flow);
+            self.buffer_bytes -= inside.buffer_bytes;
+        }
+        if let Some(at) = connection.timer {
+            self.timers.remove(&(at, index));
+        }
+        if connection.queued {
+            self.queue.retain(|queued| *queued != index);
+        }
+        self.blocked.retain(|blocked| *blocked != index);
+        if matches!(connection.stage, Stage::Associated) {
+            self.end_association(Id {
+                index: index as u32,
+                generation: connection.generation,
+            });
+        }
+        self.service(connection.service).open -= 1;
+    }
+}
+
+/// Starts to connect to a port of the host.
+fn connect_host(target: SocketAddr) -> io::Result<TcpStream> {
+    let socket = Socket::new(
+        Domain::for_address(target),
+        Type::STREAM,
+        Some(Protocol::TCP),
+    )?;
+    socket.set_nonblocking(true)?;
+    socket.set_tcp_nodelay(true)?;
+    match socket.connect(&target.into()) {
+        Err(error) if error.raw_os_error() != Some(nix::errno::Errno::EINPROGRESS as i32) => {
+            Err(error)
+        }
+        _ => Ok(socket.into()),
+    }
+}

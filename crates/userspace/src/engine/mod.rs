@@ -1,0 +1,479 @@
+//! The thread of the stack: one epoll loop over the device, the sockets of the host, and timers.
+//!
+//! A packet is classified, then it goes to the one connection that it belongs to, or to a set without sockets, with which
+//! smoltcp answers pings, refuses connections and reports unreachable ports. Connections with something to do are queued;
+//! each is advanced once for all packets and events of an iteration, so that one acknowledgement serves a batch.
+
+mod connections;
+mod datagrams;
+
+use crate::counters::{Counters, ServiceCounters};
+use crate::device::{Device, Read};
+use crate::options::{Exposed, Forward, Limits, Transport};
+use crate::packet::{self, FlowKey, Inbound, Kind};
+use crate::service::{Names, Service};
+use crate::target::{Failure, Host, Target};
+use connections::Connection;
+use datagrams::Datagrams;
+use ipnet::IpNet;
+use nix::sys::eventfd::EventFd;
+use seikan_observe::DropReason;
+use seikan_sys::poll::{Epoll, Interest};
+use seikan_wire::ip::PROTO_TCP;
+use seikan_wire::{VNET_HDR_LEN, VnetHdr, tcp};
+use slab::Slab;
+use smoltcp::iface::{Config, Interface, SocketSet};
+use smoltcp::wire::{HardwareAddress, IpCidr};
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Most packets that are read before connections are advanced.
+const PACKETS_PER_ROUND: usize = 64;
+/// Most connections that are advanced before packets are read.
+const CONNECTIONS_PER_ROUND: usize = 256;
+/// Interval at which UDP flows without datagrams are looked for.
+const SWEEP_EVERY: Duration = Duration::from_secs(10);
+/// First local port of connections to the inside, and their number: the ephemeral ports of Linux.
+const EPHEMERAL_PORTS: (u16, u16) = (32_768, 28_232);
+
+const KIND_SHIFT: u32 = 60;
+const DEVICE: u64 = 0;
+const WAKE: u64 = 1;
+const LISTENER: u64 = 2;
+const CONNECTION: u64 = 3;
+const UDP_LISTENER: u64 = 4;
+const UDP_FLOW: u64 = 5;
+const ASSOCIATION: u64 = 6;
+
+/// A reference to an entry of a slab: its index and the number of the entry, as indices are used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct Id {
+    index: u32,
+    generation: u32,
+}
+
+impl Id {
+    fn token(self, kind: u64) -> u64 {
+        let generation = u64::from(self.generation) & 0x0fff_ffff;
+        kind << KIND_SHIFT | generation << 32 | u64::from(self.index)
+    }
+
+    fn of(token: u64) -> Id {
+        Id {
+            index: token as u32,
+            generation: (token >> 32) as u32 & 0x0fff_ffff,
+        }
+    }
+}
+
+/// A listening TCP socket of the host.
+#[derive(Debug)]
+pub(crate) struct Entrance {
+    pub service: Service,
+    pub socket: TcpListener,
+    /// The destination of a forwarded port.
+    pub target: Option<Target>,
+}
+
+/// A UDP socket of the host that leads to one destination.
+#[derive(Debug)]
+pub(crate) struct UdpEntrance {
+    pub socket: UdpSocket,
+    pub target: Target,
+}
+
+/// The parts that [`crate::Stack`] has prepared.
+pub(crate) struct Parts {
+    pub device: Device,
+    pub addresses: Vec<IpNet>,
+    pub mtu: usize,
+    pub entrances: Vec<Entrance>,
+    pub udp_entrances: Vec<UdpEntrance>,
+    pub exposed: Vec<Exposed>,
+    pub limits: Limits,
+    pub names: Names,
+    pub seed: u64,
+}
+
+/// State shared with the handle.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub counters: Mutex<Counters>,
+    pub stop: AtomicBool,
+    pub wake: EventFd,
+}
+
+/// The stack, driven by [`Engine::run`].
+pub(crate) struct Engine {
+    parts: Parts,
+    shared: Arc<Shared>,
+    epoll: Epoll,
+    interface: Interface,
+    /// Without sockets, for packets that belong to no connection.
+    nobody: SocketSet<'static>,
+    epoch: Instant,
+    now: Instant,
+    connections: Slab<Connection>,
+    flows: HashMap<FlowKey, usize>,
+    datagrams: Datagrams,
+    timers: BTreeSet<(Instant, usize)>,
+    /// Connections to advance.
+    queue: VecDeque<usize>,
+    /// Connections that wait for the device.
+    blocked: Vec<usize>,
+    sweep_at: Instant,
+    buffer_bytes: usize,
+    next_port: u16,
+    next_generation: u32,
+    counters: Counters,
+}
+
+impl Engine {
+    /// Prepares the loop.
+    ///
+    /// # Errors
+    /// Those of epoll.
+    pub fn new(mut parts: Parts, shared: Arc<Shared>) -> io::Result<Engine> {
+        let epoll = Epoll::new(256)?;
+        epoll.add_edge(&parts.device, DEVICE << KIND_SHIFT)?;
+        epoll.add(&shared.wake, WAKE << KIND_SHIFT, Interest::Read)?;
+        for (index, entrance) in parts.entrances.iter().enumerate() {
+            let token = LISTENER << KIND_SHIFT | index as u64;
+            epoll.add(&entrance.socket, token, Interest::Read)?;
+        }
+        for (index, entrance) in parts.udp_entrances.iter().enumerate() {
+            let token = UDP_LISTENER << KIND_SHIFT | index as u64;
+            epoll.add(&entrance.socket, token, Interest::Read)?;
+        }
+        let now = Instant::now();
+        let mut config = Config::new(HardwareAddress::Ip);
+        config.random_seed = parts.seed;
+        let mut interface = Interface::new(config, &mut parts.device, smoltcp::time::Instant::ZERO);
+        interface.update_ip_addrs(|addresses| {
+            for net in &parts.addresses {
+                // Bounded by `Stack::start`.
+                let _ = addresses.push(IpCidr::new(net.addr().into(), net.prefix_len()));
+            }
+        });
+        Ok(Engine {
+            next_port: (parts.seed >> 16) as u16 % EPHEMERAL_PORTS.1,
+            parts,
+            shared,
+            epoll,
+            interface,
+            nobody: SocketSet::new(Vec::new()),
+            epoch: now,
+            now,
+            connections: Slab::new(),
+            flows: HashMap::new(),
+            datagrams: Datagrams::default(),
+            timers: BTreeSet::new(),
+            queue: VecDeque::new(),
+            blocked: Vec::new(),
+            sweep_at: now + SWEEP_EVERY,
+            buffer_bytes: 0,
+            next_generation: 0,
+            counters: Counters::default(),
+        })
+    }
+
+    /// Runs until the handle is dropped or the other end of the device is closed.
+    ///
+    /// # Errors
+    /// Those of epoll.
+    pub fn run(&mut self) -> io::Result<()> {
+        let mut events = Vec::new();
+        let mut device_readable = false;
+        loop {
+            self.publish();
+            let timeout = self.timeout(device_readable);
+            events.extend(self.epoll.wait(timeout)?);
+            self.now = Instant::now();
+            for event in events.drain(..) {
+                match event.token >> KIND_SHIFT {
+                    DEVICE => {
+                        device_readable |= event.readable || event.failed;
+                        if event.writable {
+                            self.on_device_writable();
+                        }
+                    }
+                    WAKE => {
+                        if self.shared.stop.load(Ordering::Relaxed) {
+                            return Ok(());
+                        }
+                        let _ = self.shared.wake.read();
+                    }
+                    LISTENER => self.accept(event.token as u32 as usize),
+                    CONNECTION => self.on_host_event(Id::of(event.token), &event),
+                    UDP_LISTENER => self.read_forwarded(event.token as u32 as usize),
+                    UDP_FLOW => self.read_exposed(Id::of(event.token)),
+                    ASSOCIATION => self.read_association(Id::of(event.token)),
+                    _ => {}
+                }
+            }
+            if device_readable {
+                match self.read_device() {
+                    Read::Packet(_) => {}
+                    Read::Empty => device_readable = false,
+                    Read::Closed => return Ok(()),
+                }
+            }
+            self.expire();
+            for _ in 0..self.queue.len().min(CONNECTIONS_PER_ROUND) {
+                if let Some(index) = self.queue.pop_front() {
+                    self.advance(index);
+                }
+            }
+        }
+    }
+
+    fn timeout(&self, device_readable: bool) -> Option<Duration> {
+        if device_readable || !self.queue.is_empty() {
+            return Some(Duration::ZERO);
+        }
+        let sweep = (!self.datagrams.is_empty()).then_some(self.sweep_at);
+        let timer = self.timers.first().map(|(at, _)| *at);
+        let next = [sweep, timer].into_iter().flatten().min()?;
+        Some(next.saturating_duration_since(Instant::now()))
+    }
+
+    fn publish(&mut self) {
+        self.counters.packets_out = self.parts.device.packets_out;
+        let dropped = std::mem::take(&mut self.parts.device.dropped);
+        self.counters
+            .drops
+            .add(DropReason::TunWriteRefused, dropped);
+        let shared = &mut *self
+            .shared
+            .counters
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        shared.clone_from(&self.counters);
+    }
+
+    fn expire(&mut self) {
+        while let Some((at, index)) = self.timers.first().copied() {
+            if at > self.now {
+                break;
+            }
+            self.timers.pop_first();
+            if let Some(connection) = self.connections.get_mut(index) {
+                connection.timer = None;
+            }
+            self.enqueue(index);
+        }
+        if self.sweep_at <= self.now {
+            self.sweep_at = self.now + SWEEP_EVERY;
+            self.sweep_datagrams();
+        }
+    }
+
+    fn on_device_writable(&mut self) {
+        if self.parts.device.flush() {
+            for index in std::mem::take(&mut self.blocked) {
+                self.enqueue(index);
+            }
+        }
+    }
+
+    /// Reads a batch of packets; returns what ended it.
+    fn read_device(&mut self) -> Read {
+        for _ in 0..PACKETS_PER_ROUND {
+            match self.parts.device.read() {
+                Read::Packet(length) => {
+                    self.counters.packets_in += 1;
+                    if let Err(reason) = self.inbound(length) {
+                        self.counters.drops.add(reason, 1);
+                    }
+                }
+                end => return end,
+            }
+        }
+        Read::Packet(0)
+    }
+
+    /// Handles the packet in the device's inbox.
+    fn inbound(&mut self, length: usize) -> Result<(), DropReason> {
+        let addresses = &self.parts.addresses;
+        let buf = &self.parts.device.inbox()[..length];
+        let vnet = VnetHdr::read(buf).map_err(|_| DropReason::BadOffload)?;
+        let is_local = |address| addresses.iter().any(|net| net.addr() == address);
+        let packet = packet::classify(&vnet, &buf[VNET_HDR_LEN..], is_local)?;
+        match packet.kind {
+            Kind::Tcp {
+                flow,
+                opens,
+                partial,
+            } => {
+                if let Some(&index) = self.flows.get(&flow) {
+                    self.segment(index, &packet, partial);
+                    return Ok(());
+                }
+                if opens && let Some(exposed) = self.exposed(Transport::Tcp, flow.local.port()) {
+                    let index = self.open_exposed(flow, exposed)?;
+                    self.segment(index, &packet, partial);
+                    return Ok(());
+                }
+                self.to_nobody(&packet)
+            }
+            Kind::Udp { flow, size } => {
+                if self.receive_datagrams(&flow, &packet, size)? {
+                    Ok(())
+                } else {
+                    self.to_nobody(&packet)
+                }
+            }
+            Kind::Error {
+                protocol,
+                flow,
+                is_port,
+            } => {
+                if protocol == PROTO_TCP
+                    && let Some(&index) = self.flows.get(&flow)
+                {
+                    self.on_unreachable(index, is_port);
+                }
+                Ok(())
+            }
+            Kind::Other => {
+                let _ = self.to_nobody(&packet);
+                Ok(())
+            }
+        }
+    }
+
+    /// Lets smoltcp answer a packet that belongs to no connection.
+    fn to_nobody(&mut self, packet: &Inbound) -> Result<(), DropReason> {
+        let range = VNET_HDR_LEN..VNET_HDR_LEN + packet.end;
+        self.parts.device.arrive(range);
+        let now = self.clock();
+        self.interface
+            .poll_ingress_single(now, &mut self.parts.device, &mut self.nobody);
+        Err(DropReason::NoService)
+    }
+
+    /// Gives a segment to its connection, which is advanced later.
+    fn segment(&mut self, index: usize, packet: &Inbound, partial: bool) {
+        let now = self.clock();
+        let mtu = self.parts.mtu;
+        let device = &mut self.parts.device;
+        let buf = &mut device.inbox()[VNET_HDR_LEN..VNET_HDR_LEN + packet.end];
+        let is_v6 = buf[0] >> 4 == 6;
+        let segment = &mut buf[packet.transport_at..];
+        let connection = &mut self.connections[index];
+        let Some(inside) = &mut connection.inside else {
+            return;
+        };
+        if tcp::flags(segment) & tcp::SYN != 0 {
+            let limit = packet::max_segment(mtu, is_v6);
+            tcp::clamp_mss(segment, limit, partial);
+            inside.set_mss(packet::announced_mss(segment, is_v6).min(limit));
+        }
+        device.arrive(VNET_HDR_LEN..VNET_HDR_LEN + packet.end);
+        inside.ingress(&mut self.interface, device, now);
+        self.enqueue(index);
+    }
+
+    fn enqueue(&mut self, index: usize) {
+        if let Some(connection) = self.connections.get_mut(index)
+            && !connection.queued
+        {
+            connection.queued = true;
+            self.queue.push_back(index);
+        }
+    }
+
+    fn exposed(&self, transport: Transport, port: u16) -> Option<Exposed> {
+        let mut exposed = self.parts.exposed.iter();
+        exposed
+            .find(|e| e.transport == transport && e.port == port)
+            .copied()
+    }
+
+    /// The time as smoltcp counts it.
+    fn clock(&self) -> smoltcp::time::Instant {
+        smoltcp::time::Instant::from_micros((self.now - self.epoch).as_micros() as i64)
+    }
+
+    fn instant(&self, at: smoltcp::time::Instant) -> Instant {
+        self.epoch + Duration::from_micros(at.total_micros().max(0) as u64)
+    }
+
+    fn generation(&mut self) -> u32 {
+        self.next_generation = (self.next_generation + 1) & 0x0fff_ffff;
+        self.next_generation
+    }
+
+    /// Finds the address of a destination, and an own one of the same family.
+    fn resolve(&self, target: &Target) -> Result<(IpAddr, SocketAddr), Failure> {
+        let found = match &target.host {
+            Host::Address(address) => vec![*address],
+            Host::Name(name) => (self.parts.names)(name),
+        };
+        let own = |to: &IpAddr| {
+            let addresses = || self.parts.addresses.iter();
+            let near = addresses().find(|net| net.contains(to));
+            near.or_else(|| addresses().find(|net| net.addr().is_ipv4() == to.is_ipv4()))
+                .map(IpNet::addr)
+        };
+        let usable = |to: &IpAddr| !to.is_unspecified() && !to.is_multicast();
+        let pair = found
+            .into_iter()
+            .filter(usable)
+            .find_map(|to| Some((own(&to)?, to)));
+        match (pair, &target.host) {
+            (Some((own, to)), _) => Ok((own, SocketAddr::new(to, target.port))),
+            (None, Host::Name(_)) => Err(Failure::UnknownName),
+            (None, Host::Address(_)) => Err(Failure::Unreachable),
+        }
+    }
+
+    /// Chooses a local port for a flow to `remote` that `is_used` does not know.
+    fn free_flow(
+        &mut self,
+        own: IpAddr,
+        remote: SocketAddr,
+        is_used: impl Fn(&Engine, &FlowKey) -> bool,
+    ) -> Option<FlowKey> {
+        let (first, count) = EPHEMERAL_PORTS;
+        for _ in 0..count {
+            self.next_port = (self.next_port + 1) % count;
+            let local = SocketAddr::new(own, first + self.next_port);
+            let flow = FlowKey { local, remote };
+            let port = local.port();
+            let exposed = self.parts.exposed.iter().any(|e| e.port == port);
+            if !exposed && !is_used(self, &flow) {
+                return Some(flow);
+            }
+        }
+        None
+    }
+
+    /// Whether the limit of connections and flows is reached.
+    fn is_full(&self) -> bool {
+        self.connections.len() + self.datagrams.len() >= self.parts.limits.connections
+    }
+
+    fn service(&mut self, service: Service) -> &mut ServiceCounters {
+        match service {
+            Service::Socks => &mut self.counters.socks,
+            Service::Http => &mut self.counters.http,
+            Service::Forward => &mut self.counters.forwards,
+            Service::Exposed => &mut self.counters.exposed,
+        }
+    }
+}
+
+impl From<&Forward> for Target {
+    fn from(forward: &Forward) -> Target {
+        Target {
+            // A name with characters that none has is not found.
+            host: Host::parse(&forward.host).unwrap_or(Host::Name(String::new())),
+            port: forward.port,
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! Packets of the device: classified and checked on their way in, built and completed on their way out.
+
+use seikan_observe::DropReason;
+use seikan_wire::ip::{PROTO_TCP, PROTO_UDP};
+use seikan_wire::{GsoType, IpPacket, VNET_HDR_LEN, VnetHdr, checksum, icmp, tcp, udp};
+use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
+
+/// Hop limit of packets that are built here; smoltcp uses the same.
+const HOP_LIMIT: u8 = 64;
+
+/// Both ends of a flow, as seen from the stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct FlowKey {
+    /// Address and port of this host inside the tunnel.
+    pub local: SocketAddr,
+    /// Address and port of the far end.
+    pub remote: SocketAddr,
+}
+
+/// A packet from the device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Inbound {
+    /// Start of the transport header, from the first byte of the IP packet.
+    pub transport_at: usize,
+    /// End of the IP packet.
+    pub end: usize,
+    /// Its kind.
+    pub kind: Kind,
+}
+
+/// What a packet is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A TCP segment.
+    Tcp {
+        /// Its flow.
+        flow: FlowKey,
+        /// Whether it opens a connection: SYN without ACK.
+        opens: bool,
+        /// Whether its checksum field covers only the pseudo-header.
+        partial: bool,
+    },
+    /// UDP datagrams of one flow.
+    Udp {
+        /// Their flow.
+        flow: FlowKey,
+        /// Payload bytes of each datagram but the last.
+        size: usize,
+    },
+    /// An ICMP error about a packet of this host.
+    Error {
+        /// Its transport protocol.
+        protocol: u8,
+        /// Its flow.
+        flow: FlowKey,
+        /// Whether a port is unreachable, not a host or network.
+        is_port: bool,
+    },
+    /// Anything else, such as a ping.
+    Other,
+}
+
+/// Classifies `packet`, an IP packet after the header `vnet`. `is_local` says which addresses are those of this host.
+///
+/// # Errors
+/// Why the packet has to be dropped.
+pub(crate) fn classify(
+    vnet: &VnetHdr,
+    packet: &[u8],
+    is_local: impl Fn(IpAddr) -> bool,
+) -> Result<Inbound, DropReason> {
+    let ip = IpPacket::parse(packet).map_err(|_| DropReason::NotIp)?;
+    let packet = &packet[..ip.total_len];
+    if !is_local(ip.dst) {
+        return Err(DropReason::NotAddressed);
+    }
+    if ip.fragment {
+        return Err(DropReason::Fragment);
+    }
+    let (protocol, at) = ip
+        .transport(packet)
+        .ok()
+        .flatten()
+        .ok_or(DropReason::TransportTruncated)?;
+    let segment = &packet[at..];
+    let kind = match protocol {
+        PROTO_TCP | PROTO_UDP => {
+            let flow = flow(&ip, segment).ok_or(DropReason::TransportTruncated)?;
+            if !vnet.needs_csum {
+                verify(&ip, protocol, segment)?;
+            }
+            if protocol == PROTO_TCP {
+                tcp_kind(flow, segment, vnet.needs_csum)?
+            } else {
+                udp_kind(flow, segment, vnet)?
+            }
+        }
+        _ => error_kind(&ip, packet).unwrap_or(Kind::Other),
+    };
+    Ok(Inbound {
+        transport_at: at,
+        end: ip.total_len,
+        kind,
+    })
+}
+
+fn flow(ip: &IpPacket, segment: &[u8]) -> Option<FlowKey> {
+    let &[s0, s1, d0, d1, ..] = segment else {
+        return None;
+    };
+    Some(FlowKey {
+        local: SocketAddr::new(ip.dst, u16::from_be_bytes([d0, d1])),
+        remote: SocketAddr::new(ip.src, u16::from_be_bytes([s0, s1])),
+    })
+}
+
+/// Checks the transport checksum. The worker has done so only for packets whose checksum is partial.
+fn verify(ip: &IpPacket, protocol: u8, segment: &[u8]) -> Result<(), DropReason> {
+    if protocol == PROTO_UDP && segment.len() >= udp::HEADER_LEN && udp::checksum(segment) == 0 {
+        // None over IPv4; not permitted over IPv6 (RFC 8200 section 8.1).
+        return if ip.is_v6() {
+            Err(DropReason::BadChecksum)
+        } else {
+            Ok(())
+        };
+    }
+    let sum = checksum::pseudo_header(ip.src, ip.dst, protocol, segment.len());
+    match checksum::fold(sum + checksum::sum(segment)) {
+        0 => Ok(()),
+        _ => Err(DropReason::BadChecksum),
+    }
+}
+
+fn tcp_kind(flow: FlowKey, segment: &[u8], partial: bool) -> Result<Kind, DropReason> {
+    tcp::header_len(segment).ok_or(DropReason::TransportTruncated)?;
+    Ok(Kind::Tcp {
+        flow,
+        opens: tcp::flags(segment) & (tcp::SYN | tcp::ACK | tcp::RST) == tcp::SYN,
+        partial,
+    })
+}
+
+fn udp_kind(flow: FlowKey, segment: &[u8], vnet: &VnetHdr) -> Result<Kind, DropReason> {
+    if segment.len() < udp::HEADER_LEN {
+        return Err(DropReason::TransportTruncated);
+    }
+    let size = match vnet.gso_type {
+        GsoType::UdpL4 if vnet.gso_size > 0 => vnet.gso_size.into(),
+        GsoType::None => usize::MAX,
+        _ => return Err(DropReason::BadOffload),
+    };
+    Ok(Kind::Udp { flow, size })
+}
+
+fn error_kind(ip: &IpPacket, packet: &[u8]) -> Option<Kind> {
+    let at = icmp::quote(ip, packet)?;
+    let (kind, code) = (
+        packet[at - icmp::HEADER_LEN],
+        packet[at - icmp::HEADER_LEN + 1],
+    );
+    let quoted = packet.get(at..)?;
+    let sent = IpPacket::parse_headers(quoted).ok()?;
+    let (protocol, transport_at) = sent.transport(quoted).ok().flatten()?;
+    let unreachable = if ip.is_v6() { 1 } else { 3 };
+    let too_big = !ip.is_v6() && code == 4;
+    if sent.src != ip.dst || kind != unreachable || too_big {
+        return None;
+    }
+    let &[s0, s1, d0, d1, ..] = quoted.get(transport_at..)? else {
+        return None;
+    };
+    Some(Kind::Error {
+        protocol,
+        flow: FlowKey {
+            local: SocketAddr::new(sent.src, u16::from_be_bytes([s0, s1])),
+            remote: SocketAddr::new(sent.dst, u16::from_be_bytes([d0, d1])),
+        },
+        is_port: code == if ip.is_v6() { 4 } else { 3 },
+    })
+}
+
+/// Ranges of the datagrams in a UDP payload of `length` bytes, `size` bytes each.
+pub(crate) fn datagrams(length: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
+    let size = size.max(1);
+    let count = length.div_ceil(size).max(1);
+    (0..count).map(move |i| i * size..length.min((i + 1).saturating_mul(size)))
+}
+
+/// Writes header and IP packet of a UDP datagram to `out`, with a partial checksum, as the kernel does.
+///
+/// # Errors
+/// [`DropReason::TooBig`] if it exceeds `mtu`: the stack does not fragment.
+pub(crate) fn build_udp(
+    flow: &FlowKey,
+    payload: &[u8],
+    mtu: usize,
+    out: &mut Vec<u8>,
+) -> Result<(), DropReason> {
+    let ip_len = if flow.local.is_ipv6() { 40 } else { 20 };
+    let udp_len = udp::HEADER_LEN + payload.len();
+    if ip_len + udp_len > mtu {
+        return Err(DropReason::TooBig);
+    }
+    let vnet = VnetHdr {
+        needs_csum: true,
+        csum_start: ip_len as u16,
+        csum_offset: udp::CHECKSUM_AT as u16,
+        ..VnetHdr::default()
+    };
+    out.clear();
+    out.extend(vnet.to_bytes());
+    match (flow.local.ip(), flow.remote.ip()) {
+        (IpAddr::V4(local), IpAddr::V4(remote)) => {
+            // Don't fragment: an identification of 0 is then permitted (RFC 6864).
+            out.extend([0x45, 0, 0, 0, 0, 0, 0x40, 0, HOP_LIMIT, PROTO_UDP, 0, 0]);
+            out.extend(local.octets());
+            out.extend(remote.octets());
+        }
+        (local, remote) => {
+            let octets = |address| match address {
+                IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+                IpAddr::V6(address) => address.octets(),
+            };
+            out.extend([0x60, 0, 0, 0, 0, 0, PROTO_UDP, HOP_LIMIT]);
+            out.extend(octets(local));
+            out.extend(octets(remote));
+        }
+    }
+    seikan_wire::ip::set_length(&mut out[VNET_HDR_LEN..], ip_len, ip_len + udp_len, None);
+    let (local, remote) = (flow.local, flow.remote);
+    let pseudo = checksum::pseudo_header(local.ip(), remote.ip(), PROTO_UDP, udp_len);
+    out.extend(local.port().to_be_bytes());
+    out.extend(remote.port().to_be_bytes());
+    out.extend((udp_len as u16).to_be_bytes());
+    out.extend(checksum::add_carries(pseudo).to_be_bytes());
+    out.extend(payload);
+    Ok(())
+}
+
+/// Completes a packet that smoltcp has written behind [`VNET_HDR_LEN`] bytes of `buf`: lowers the MSS of a SYN to what fits
+/// `mtu`, writes the partial checksum of TCP, and describes a segment of more than `mss` bytes as a super-packet.
+pub(crate) fn complete(buf: &mut [u8], mtu: usize, mss: u16) {
+    let vnet = complete_tcp(&mut buf[VNET_HDR_LEN..], mtu, mss).unwrap_or_default();
+    buf[..VNET_HDR_LEN].copy_from_slice(&vnet.to_bytes());
+}
+
+fn complete_tcp(packet: &mut [u8], mtu: usize, mss: u16) -> Option<VnetHdr> {
+    let ip = IpPacket::parse(packet).ok()?;
+    let at = ip.header_len;
+    if ip.protocol != PROTO_TCP {
+        return None;
+    }
+    let segment = &mut packet[at..ip.total_len];
+    tcp::clamp_mss(segment, max_segment(mtu, ip.is_v6()), true);
+    let pseudo = checksum::pseudo_header(ip.src, ip.dst, PROTO_TCP, segment.len());
+    let field = tcp::CHECKSUM_AT..tcp::CHECKSUM_AT + 2;
+    segment[field].copy_from_slice(&checksum::add_carries(pseudo).to_be_bytes());
+    let header_len = tcp::header_len(segment)?;
+    let mut vnet = VnetHdr {
+        needs_csum: true,
+        csum_start: at as u16,
+        csum_offset: tcp::CHECKSUM_AT as u16,
+        ..VnetHdr::default()
+    };
+    if segment.len() - header_len > usize::from(mss) {
+        vnet.gso_type = if ip.is_v6() {
+            GsoType::Tcp6
+        } else {
+            GsoType::Tcp4
+        };
+        vnet.gso_size = mss;
+        vnet.hdr_len = (at + header_len) as u16;
+    }
+    Some(vnet)
+}
+
+/// Largest TCP payload of a packet of `mtu` bytes without options (RFC 9293 section 3.7.1).
+pub(crate) fn max_segment(mtu: usize, is_v6: bool) -> u16 {
+    let headers = if is_v6 { 60 } else { 40 };
+    u16::try_from(mtu.saturating_sub(headers)).unwrap_or(u16::MAX)
+}
+
+/// The MSS option of a SYN; 536 or 1220 bytes without one (RFC 9293 section 3.7.1).
+pub(crate) fn announced_mss(segment: &[u8], is_v6: bool) -> u16 {
+    let default = if is_v6 { 1220 } else { 536 };
+    let Some(length) = tcp::header_len(segment) else {
+        return default;
+    };
+    let mut at = 20;
+    while at + 1 < length {
+        match segment[at] {
+            0 => break,
+            1 => at += 1,
+            2 if segment[at + 1] == 4 && at + 4 <= length => {
+                return u16::from_be_bytes([segment[at + 2], segment[at + 3]]);
+            }
+            _ if segment[at + 1] >= 2 => at += usize::from(segment[at + 1]),
+            _ => break,
+        }
+    }
+    default
+}

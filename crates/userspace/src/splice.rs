@@ -1,0 +1,158 @@
+//! Bytes between a connection of the host and one inside the tunnel, without a buffer of their own: the host's bytes are
+//! read into the send buffer of the connection inside, and written from its receive buffer.
+
+use smoltcp::socket::tcp::{RecvError, Socket, State};
+use socket2::SockRef;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::time::Duration;
+
+/// Most bytes that are moved in each direction before other connections have their share.
+const SHARE: usize = 512 * 1024;
+
+/// The host's side of a connection.
+#[derive(Debug)]
+pub(crate) struct Splice {
+    pub host: TcpStream,
+    /// Whether a read may return something; the events are edge-triggered.
+    pub readable: bool,
+    /// Whether a write may accept something.
+    pub writable: bool,
+    /// Whether the host has sent everything.
+    host_ended: bool,
+    /// Whether the host has been given everything.
+    inside_ended: bool,
+}
+
+/// What a round has moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Moved {
+    /// Bytes from the tunnel.
+    pub bytes_in: u64,
+    /// Bytes to the tunnel.
+    pub bytes_out: u64,
+    /// Whether there is more to move at once.
+    pub more: bool,
+    /// Whether the connection is over on both sides.
+    pub over: bool,
+}
+
+impl Splice {
+    pub fn new(host: TcpStream) -> Splice {
+        Splice {
+            host,
+            readable: true,
+            writable: true,
+            host_ended: false,
+            inside_ended: false,
+        }
+    }
+
+    /// Whether exactly one side has ended, so that the connection is half closed.
+    pub fn is_half_closed(&self) -> bool {
+        self.host_ended != self.inside_ended
+    }
+
+    /// Moves what can be moved.
+    pub fn pump(&mut self, inside: &mut Socket<'_>) -> Moved {
+        let mut moved = Moved::default();
+        let alive = self.outward(inside, &mut moved) && self.inward(inside, &mut moved);
+        if !alive {
+            inside.abort();
+            self.reset();
+            moved.over = true;
+            return moved;
+        }
+        match inside.state() {
+            State::Closed | State::TimeWait if self.host_ended && self.inside_ended => {
+                moved.over = true;
+            }
+            // The host is slower than the far end, which is done.
+            State::Closed if inside.can_recv() => {}
+            State::Closed if !self.inside_ended || !self.host_ended => {
+                self.reset();
+                moved.over = true;
+            }
+            _ => {}
+        }
+        moved
+    }
+
+    /// From the host to the inside; returns false if the host's connection failed.
+    fn outward(&mut self, inside: &mut Socket<'_>, moved: &mut Moved) -> bool {
+        let mut share = SHARE;
+        while self.readable && !self.host_ended && inside.can_send() {
+            if share == 0 {
+                moved.more = true;
+                return true;
+            }
+            let host = &mut self.host;
+            let read = inside.send(|space| {
+                let length = space.len().min(share);
+                match host.read(&mut space[..length]) {
+                    Ok(length) => (length, Ok(length)),
+                    Err(error) => (0, Err(error)),
+                }
+            });
+            match read {
+                Ok(Ok(0)) => {
+                    self.host_ended = true;
+                    inside.close();
+                }
+                Ok(Ok(length)) => {
+                    moved.bytes_out += length as u64;
+                    share -= length;
+                }
+                Ok(Err(error)) if error.kind() == ErrorKind::Interrupted => {}
+                Ok(Err(error)) if error.kind() == ErrorKind::WouldBlock => self.readable = false,
+                Ok(Err(_)) => return false,
+                Err(_) => return true,
+            }
+        }
+        true
+    }
+
+    /// From the inside to the host; returns false if the host's connection failed.
+    fn inward(&mut self, inside: &mut Socket<'_>, moved: &mut Moved) -> bool {
+        let mut share = SHARE;
+        while self.writable && !self.inside_ended {
+            if share == 0 {
+                moved.more = true;
+                return true;
+            }
+            let host = &mut self.host;
+            let written = inside.recv(|bytes| {
+                if bytes.is_empty() {
+                    return (0, Ok(0));
+                }
+                let length = bytes.len().min(share);
+                match host.write(&bytes[..length]) {
+                    Ok(length) => (length, Ok(length)),
+                    Err(error) => (0, Err(error)),
+                }
+            });
+            match written {
+                Ok(Ok(0)) => break,
+                Ok(Ok(length)) => {
+                    moved.bytes_in += length as u64;
+                    share -= length;
+                }
+                Ok(Err(error)) if error.kind() == ErrorKind::Interrupted => {}
+                Ok(Err(error)) if error.kind() == ErrorKind::WouldBlock => self.writable = false,
+                Ok(Err(_)) => return false,
+                Err(RecvError::Finished) => {
+                    self.inside_ended = true;
+                    // An error means that the host's end is gone: the next read tells.
+                    let _ = self.host.shutdown(Shutdown::Write);
+                }
+                Err(RecvError::InvalidState) => break,
+            }
+        }
+        true
+    }
+
+    /// Makes the host's end see a reset, as the inside has one.
+    fn reset(&self) {
+        let _ = SockRef::from(&self.host).set_linger(Some(Duration::ZERO));
+    }
+}
