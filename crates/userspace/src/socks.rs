@@ -4,8 +4,6 @@ use crate::target::{Failure, Host, Target};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 const VERSION: u8 = 5;
-/// Longest request: a name of 255 bytes.
-pub(crate) const MAX_MESSAGE: usize = 4 + 1 + 255 + 2;
 /// The answer to a greeting: no authentication.
 pub(crate) const METHOD_NONE: [u8; 2] = [VERSION, 0];
 /// The answer to a greeting that offers nothing else than authentication.

@@ -1,0 +1,113 @@
+//! Ports of the host that the inside reaches, and packets for nobody.
+
+use crate::bytes;
+use crate::world::{OURS_V4, OURS_V6, PATIENCE, PEER_V4, World, options};
+use seikan_observe::DropReason;
+use seikan_userspace::{Exposed, Transport};
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
+
+fn inside(address: &str, port: u16) -> SocketAddr {
+    SocketAddr::new(address.parse::<IpAddr>().unwrap(), port)
+}
+
+fn exposed(port: u16, target: SocketAddr, transport: Transport) -> Exposed {
+    Exposed {
+        port,
+        target,
+        transport,
+    }
+}
+
+#[test]
+fn an_exposed_port_leads_to_the_host() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut options = options();
+    options.exposed = vec![exposed(80, listener.local_addr().unwrap(), Transport::Tcp)];
+    let world = World::new(options);
+    for address in [OURS_V4, OURS_V6] {
+        std::thread::scope(|scope| {
+            scope.spawn(|| bytes::exchange(&listener.accept().unwrap().0, 2, 1, 20 << 20));
+            let socket = world.connect(inside(address, 80)).unwrap();
+            bytes::exchange(&socket, 1, 2, 20 << 20);
+        });
+    }
+    world.until("both end", |c| c.exposed.open == 0);
+    assert_eq!(world.counters().exposed.accepted, 2);
+}
+
+#[test]
+fn a_port_that_the_host_refuses_is_refused_inside() {
+    let free = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let mut options = options();
+    options.exposed = vec![exposed(80, free, Transport::Tcp)];
+    let world = World::new(options);
+    for port in [80, 81] {
+        let error = world.connect(inside(OURS_V4, port)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{port}");
+    }
+    world.until("both are counted", |c| {
+        (c.exposed.refused, c.drops.get(DropReason::NoService)) == (1, 1)
+    });
+    world.until("nothing is left", |c| c.exposed.open == 0);
+}
+
+#[test]
+fn an_exposed_udp_port_leads_to_the_host() {
+    let host = UdpSocket::bind("127.0.0.1:0").unwrap();
+    host.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut options = options();
+    options.exposed = vec![exposed(53, host.local_addr().unwrap(), Transport::Udp)];
+    let world = World::new(options);
+    let far = world.udp(PEER_V4);
+    far.send_to(b"question", inside(OURS_V4, 53)).unwrap();
+    let mut buf = [0; 100];
+    let (length, from) = host.recv_from(&mut buf).unwrap();
+    assert_eq!(&buf[..length], b"question");
+    host.send_to(b"answer", from).unwrap();
+    let (length, from) = far.recv_from(&mut buf).unwrap();
+    assert_eq!(
+        (&buf[..length], from),
+        (&b"answer"[..], inside(OURS_V4, 53))
+    );
+    world.until("it is counted", |c| c.exposed.open == 1);
+}
+
+#[test]
+fn datagrams_for_nobody_are_answered_by_an_error() {
+    let world = World::new(options());
+    let far = world.udp(PEER_V4);
+    far.connect(inside(OURS_V4, 9)).unwrap();
+    far.send(b"anyone?").unwrap();
+    assert_eq!(
+        far.recv(&mut [0; 10]).unwrap_err().kind(),
+        ErrorKind::ConnectionRefused
+    );
+    world.until("it is counted", |c| c.drops.get(DropReason::NoService) == 1);
+    // Another address of the network, and all of them: no answer.
+    let far = world.udp(PEER_V4);
+    far.set_broadcast(true).unwrap();
+    for address in ["10.9.0.3", "10.9.0.255"] {
+        far.send_to(b"anyone?", inside(address, 9)).unwrap();
+    }
+    world.until("both are counted", |c| {
+        c.drops.get(DropReason::NotAddressed) >= 2
+    });
+    assert_eq!(world.dropped(DropReason::NoService), 1);
+}
+
+#[test]
+fn pings_are_answered() {
+    let world = World::new(options());
+    for address in [OURS_V4, OURS_V6] {
+        let mut command = std::process::Command::new("ping");
+        command
+            .args(["-c", "1", "-W", "20", "-s", "1000", address])
+            .stdout(std::process::Stdio::null());
+        let mut ping = world.peer.spawn_command(&mut command).expect("ping");
+        assert!(ping.wait().unwrap().success(), "{address}");
+    }
+}
