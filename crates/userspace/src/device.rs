@@ -1,6 +1,7 @@
 //! The device that smoltcp sees: one packet in at a time, packets out to the socket pair.
 
 use crate::packet;
+use crate::sender::Sent;
 use nix::errno::Errno;
 use seikan_observe::DropReason;
 use seikan_sys::tun::{READ_BUFFER_LEN, VNET_HEADER_LEN};
@@ -29,6 +30,8 @@ pub(crate) struct Device {
     arrived: Option<Range<usize>>,
     out: Vec<u8>,
     pending: VecDeque<Vec<u8>>,
+    /// TCP segments that smoltcp has sent; whoever polls it empties this.
+    pub sent: Vec<Sent>,
     /// Packets written.
     pub packets_out: u64,
     /// Packets dropped because the worker is behind.
@@ -56,6 +59,7 @@ impl Device {
             arrived: None,
             out: vec![0; VNET_HEADER_LEN + MAX_PACKET],
             pending: VecDeque::new(),
+            sent: Vec::new(),
             packets_out: 0,
             dropped: 0,
         }
@@ -125,6 +129,7 @@ impl Device {
             mss: self.mss,
             out: &mut self.out,
             pending: &mut self.pending,
+            sent: &mut self.sent,
             packets_out: &mut self.packets_out,
             dropped: &mut self.dropped,
         };
@@ -200,6 +205,7 @@ pub(crate) struct TxToken<'a> {
     mss: u16,
     out: &'a mut Vec<u8>,
     pending: &'a mut VecDeque<Vec<u8>>,
+    sent: &'a mut Vec<Sent>,
     packets_out: &'a mut u64,
     dropped: &'a mut u64,
 }
@@ -223,7 +229,8 @@ impl phy::TxToken for TxToken<'_> {
         let mut out = std::mem::take(self.out);
         let result = f(&mut out[VNET_HEADER_LEN..VNET_HEADER_LEN + length]);
         let packet = &mut out[..VNET_HEADER_LEN + length];
-        packet::complete(packet, self.mtu, self.mss);
+        self.sent
+            .extend(packet::complete(packet, self.mtu, self.mss));
         if !self.send(packet) {
             *self.dropped += 1;
         }

@@ -1,11 +1,17 @@
 //! A TCP connection inside the tunnel: a socket of smoltcp in a set of its own, so that a packet and a poll cost the same
-//! whatever the number of connections.
+//! whatever the number of connections. [`Sender`] steers it.
 
 use crate::device::Device;
-use crate::packet::FlowKey;
+use crate::packet::{self, FlowKey, Inbound};
+use crate::sender::{self, Action, Sender};
+use seikan_wire::ip::PROTO_TCP;
+use seikan_wire::{VNET_HDR_LEN, tcp};
 use smoltcp::iface::{Interface, PollResult, SocketHandle, SocketSet};
-use smoltcp::socket::tcp::{ConnectError, Socket, SocketBuffer, State};
-use smoltcp::time::Instant;
+use smoltcp::socket::tcp::{CongestionControl, ConnectError, Socket, SocketBuffer, State};
+use std::time::{Duration, Instant};
+
+/// More than smoltcp's longest retransmission timeout: at this time from now, it sends everything again.
+const LATER: Duration = Duration::from_secs(61);
 
 /// One connection inside the tunnel.
 #[derive(Debug)]
@@ -18,6 +24,15 @@ pub(crate) struct Inside {
     handle: SocketHandle,
     /// Size of its segments; known when the far end's SYN has arrived.
     mss: u16,
+    /// Number of the far end's first byte, and bytes that were taken from the receive buffer.
+    first: u32,
+    taken: u32,
+    /// Window scale of the far end; `None`: it does not scale.
+    scale: Option<u8>,
+    sender: Option<Sender>,
+    /// The window field that smoltcp has seen last.
+    window: u16,
+    action: Action,
 }
 
 /// When a connection has to be polled again.
@@ -29,6 +44,28 @@ pub(crate) enum Next {
     Blocked,
 }
 
+/// What a connection is polled with.
+pub(crate) struct Net<'a> {
+    pub interface: &'a mut Interface,
+    pub device: &'a mut Device,
+    /// Beginning of smoltcp's time.
+    pub epoch: Instant,
+    pub now: Instant,
+    pub mtu: usize,
+}
+
+impl Net<'_> {
+    fn clock(&self) -> smoltcp::time::Instant {
+        clock(self.epoch, self.now)
+    }
+}
+
+/// The time as smoltcp counts it.
+pub(crate) fn clock(epoch: Instant, at: Instant) -> smoltcp::time::Instant {
+    let elapsed = at.saturating_duration_since(epoch);
+    smoltcp::time::Instant::from_micros(elapsed.as_micros() as i64)
+}
+
 impl Inside {
     fn new(flow: FlowKey, buffer: usize) -> Inside {
         // Zeroed pages: the kernel provides them when they are used.
@@ -36,6 +73,7 @@ impl Inside {
         let mut socket = Socket::new(ring(), ring());
         // The programs at both ends decide that.
         socket.set_nagle_enabled(false);
+        socket.set_congestion_control(CongestionControl::None);
         let mut sockets = SocketSet::new(Vec::with_capacity(1));
         let handle = sockets.add(socket);
         Inside {
@@ -44,6 +82,12 @@ impl Inside {
             sockets,
             handle,
             mss: 536,
+            first: 0,
+            taken: 0,
+            scale: None,
+            sender: None,
+            window: 0,
+            action: Action::None,
         }
     }
 
@@ -76,7 +120,7 @@ impl Inside {
         self.socket().pause_synack(false);
     }
 
-    /// The socket.
+    /// The socket. Tell [`Inside::on_taken`] of bytes that are taken from it.
     pub fn socket(&mut self) -> &mut Socket<'static> {
         self.sockets.get_mut(self.handle)
     }
@@ -86,28 +130,170 @@ impl Inside {
         self.sockets.get::<Socket>(self.handle).state()
     }
 
-    /// Notes the MSS of the far end's SYN, which has been lowered to what fits the tunnel.
-    pub fn set_mss(&mut self, mss: u16) {
-        self.mss = mss.max(48);
+    /// Notes that bytes were taken from the receive buffer.
+    pub fn on_taken(&mut self, bytes: u64) {
+        self.taken = self.taken.wrapping_add(bytes as u32);
     }
 
-    /// Processes the packet that has arrived at the device.
-    pub fn ingress(&mut self, interface: &mut Interface, device: &mut Device, now: Instant) {
-        device.mss = self.mss;
-        interface.poll_ingress_single(now, device, &mut self.sockets);
+    /// Gives smoltcp the segment in the device's inbox.
+    pub fn ingress(&mut self, net: &mut Net<'_>, packet: &Inbound) {
+        let range = VNET_HDR_LEN..VNET_HDR_LEN + packet.end;
+        let is_v6 = self.flow.local.is_ipv6();
+        let segment = &mut net.device.inbox()[range.clone()][packet.transport_at..];
+        let Some(header_len) = tcp::header_len(segment) else {
+            return;
+        };
+        let flags = tcp::flags(segment);
+        if flags & tcp::SYN != 0 {
+            self.on_syn(segment, header_len, packet::max_segment(net.mtu, is_v6));
+        } else if let Some(sender) = &mut self.sender
+            && flags & (tcp::ACK | tcp::RST) == tcp::ACK
+        {
+            let scale = self.scale.unwrap_or(0);
+            let peer_window = usize::from(tcp::window(segment)) << scale;
+            let (header, payload) = segment.split_at(header_len);
+            let action = sender.on_ack(header, payload.len(), peer_window, net.now);
+            if action != Action::None {
+                self.action = action;
+            }
+            let field = field(sender, self.scale);
+            self.window = field;
+            set_window(segment, field);
+        }
+        self.poll_ingress(net, range);
+    }
+
+    fn poll_ingress(&mut self, net: &mut Net<'_>, range: std::ops::Range<usize>) {
+        let now = net.clock();
+        net.device.mss = self.mss;
+        net.device.arrive(range);
+        net.interface
+            .poll_ingress_single(now, net.device, &mut self.sockets);
+        self.note_sent(net);
+    }
+
+    /// Reads the options of the far end's SYN, and makes them what smoltcp should see.
+    fn on_syn(&mut self, segment: &mut [u8], header_len: usize, limit: u16) {
+        // smoltcp does not verify the checksum, which changes.
+        tcp::clamp_mss(segment, limit, true);
+        let is_v6 = self.flow.local.is_ipv6();
+        self.mss = packet::announced_mss(segment, is_v6).clamp(48, limit);
+        self.first = tcp::seq(segment).wrapping_add(1);
+        self.scale = sender::replace_scale(&mut segment[20..header_len]);
+        if tcp::flags(segment) & tcp::ACK != 0 {
+            let sender = self.begin(tcp::acknowledged(segment));
+            let window = sender.allowed_first(tcp::window(segment));
+            set_window(segment, window);
+        }
+    }
+
+    fn begin(&mut self, first: u32) -> &mut Sender {
+        let mss = self.mss;
+        self.sender.get_or_insert_with(|| Sender::new(mss, first))
+    }
+
+    fn note_sent(&mut self, net: &mut Net<'_>) {
+        for i in 0..net.device.sent.len() {
+            let sent = net.device.sent[i];
+            if !sent.is_syn {
+                if let Some(sender) = &mut self.sender {
+                    sender.on_sent(&sent, net.now);
+                }
+            } else if self.state() != State::SynSent {
+                self.begin(sent.seq.wrapping_add(1));
+            }
+        }
+        net.device.sent.clear();
     }
 
     /// Sends what may be sent.
-    pub fn egress(&mut self, interface: &mut Interface, device: &mut Device, now: Instant) -> Next {
-        device.mss = self.mss;
+    pub fn egress(&mut self, net: &mut Net<'_>) -> Next {
+        net.device.mss = self.mss;
+        if net.device.is_blocked() {
+            return Next::Blocked;
+        }
+        let due = self.sender.as_mut().map(|sender| sender.on_time(net.now));
+        if let Some(due) = due.filter(|due| *due != Action::None) {
+            self.action = due;
+        }
+        match std::mem::replace(&mut self.action, Action::None) {
+            Action::None => {}
+            Action::First => {
+                self.tell_window(net, 4);
+            }
+            Action::Everything => {
+                self.tell_window(net, 1);
+                let later = clock(net.epoch, net.now + LATER);
+                net.interface
+                    .poll_egress(later, net.device, &mut self.sockets);
+                self.note_sent(net);
+            }
+            Action::GiveUp => self.socket().abort(),
+        }
+        let now = net.clock();
         loop {
-            if device.is_blocked() {
+            if net.device.is_blocked() {
                 return Next::Blocked;
             }
-            if interface.poll_egress(now, device, &mut self.sockets) == PollResult::None {
+            let result = net
+                .interface
+                .poll_egress(now, net.device, &mut self.sockets);
+            self.note_sent(net);
+            if result == PollResult::None {
                 break;
             }
         }
-        Next::At(interface.poll_at(now, &self.sockets))
+        let at = net
+            .interface
+            .poll_at(now, &self.sockets)
+            .map(|at| net.epoch + Duration::from_micros(at.total_micros().max(0) as u64));
+        let wakeup = self.sender.as_ref().and_then(Sender::wakeup);
+        Next::At([at, wakeup].into_iter().flatten().min())
     }
+
+    /// Gives smoltcp acknowledgements with the current window, as if they came from the far end. The first one changes the
+    /// window, so it is not a duplicate; three duplicates after it make smoltcp send its first segment again.
+    fn tell_window(&mut self, net: &mut Net<'_>, count: usize) {
+        let Some(sender) = &self.sender else { return };
+        let mut field = field(sender, self.scale);
+        if field == self.window {
+            field = field.saturating_sub(1).max(1);
+        }
+        self.window = field;
+        let fin = matches!(
+            self.state(),
+            State::CloseWait | State::Closing | State::LastAck | State::TimeWait
+        );
+        let acknowledged = sender.una();
+        let seq = self
+            .first
+            .wrapping_add(self.taken)
+            .wrapping_add(self.socket().recv_queue() as u32)
+            .wrapping_add(fin.into());
+        for _ in 0..count {
+            let mut packet = packet::inbound_header(&self.flow, PROTO_TCP, 20);
+            let mut header = [0; 20];
+            header[..2].copy_from_slice(&self.flow.remote.port().to_be_bytes());
+            header[2..4].copy_from_slice(&self.flow.local.port().to_be_bytes());
+            header[4..8].copy_from_slice(&seq.to_be_bytes());
+            header[8..12].copy_from_slice(&acknowledged.to_be_bytes());
+            header[12] = 5 << 4;
+            header[13] = tcp::ACK;
+            set_window(&mut header, field);
+            packet.extend(header);
+            let range = 0..packet.len();
+            net.device.inbox()[range.clone()].copy_from_slice(&packet);
+            self.poll_ingress(net, range);
+        }
+    }
+}
+
+/// The window field that smoltcp should see.
+fn field(sender: &Sender, scale: Option<u8>) -> u16 {
+    let shift = scale.map_or(0, |_| sender::SCALE);
+    u16::try_from(sender.allowed() >> shift).unwrap_or(u16::MAX)
+}
+
+fn set_window(segment: &mut [u8], window: u16) {
+    segment[14..16].copy_from_slice(&window.to_be_bytes());
 }

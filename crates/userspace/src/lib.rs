@@ -6,6 +6,7 @@
 //! ([`Forward`]); the inside reaches ports of the host that are exposed ([`Exposed`]).
 #![forbid(unsafe_code)]
 
+mod congestion;
 mod counters;
 mod device;
 mod engine;
@@ -13,6 +14,7 @@ mod http;
 mod inside;
 mod options;
 mod packet;
+mod sender;
 mod service;
 mod socks;
 mod splice;

@@ -1,5 +1,6 @@
 //! Packets of the device: classified and checked on their way in, built and completed on their way out.
 
+use crate::sender::Sent;
 use seikan_observe::DropReason;
 use seikan_wire::ip::{PROTO_TCP, PROTO_UDP};
 use seikan_wire::{GsoType, IpPacket, VNET_HDR_LEN, VnetHdr, checksum, icmp, tcp, udp};
@@ -38,8 +39,6 @@ pub(crate) enum Kind {
         flow: FlowKey,
         /// Whether it opens a connection: SYN without ACK.
         opens: bool,
-        /// Whether its checksum field covers only the pseudo-header.
-        partial: bool,
     },
     /// UDP datagrams of one flow.
     Udp {
@@ -91,7 +90,7 @@ pub(crate) fn classify(
                 verify(&ip, protocol, segment)?;
             }
             if protocol == PROTO_TCP {
-                tcp_kind(flow, segment, vnet.needs_csum)?
+                tcp_kind(flow, segment)?
             } else {
                 udp_kind(flow, segment, vnet)?
             }
@@ -132,12 +131,11 @@ fn verify(ip: &IpPacket, protocol: u8, segment: &[u8]) -> Result<(), DropReason>
     }
 }
 
-fn tcp_kind(flow: FlowKey, segment: &[u8], partial: bool) -> Result<Kind, DropReason> {
+fn tcp_kind(flow: FlowKey, segment: &[u8]) -> Result<Kind, DropReason> {
     tcp::header_len(segment).ok_or(DropReason::TransportTruncated)?;
     Ok(Kind::Tcp {
         flow,
         opens: tcp::flags(segment) & (tcp::SYN | tcp::ACK | tcp::RST) == tcp::SYN,
-        partial,
     })
 }
 
@@ -210,24 +208,12 @@ pub(crate) fn build_udp(
     };
     out.clear();
     out.extend(vnet.to_bytes());
-    match (flow.local.ip(), flow.remote.ip()) {
-        (IpAddr::V4(local), IpAddr::V4(remote)) => {
-            // Don't fragment: an identification of 0 is then permitted (RFC 6864).
-            out.extend([0x45, 0, 0, 0, 0, 0, 0x40, 0, HOP_LIMIT, PROTO_UDP, 0, 0]);
-            out.extend(local.octets());
-            out.extend(remote.octets());
-        }
-        (local, remote) => {
-            let octets = |address| match address {
-                IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
-                IpAddr::V6(address) => address.octets(),
-            };
-            out.extend([0x60, 0, 0, 0, 0, 0, PROTO_UDP, HOP_LIMIT]);
-            out.extend(octets(local));
-            out.extend(octets(remote));
-        }
-    }
-    seikan_wire::ip::set_length(&mut out[VNET_HDR_LEN..], ip_len, ip_len + udp_len, None);
+    out.extend(ip_header(
+        flow.local.ip(),
+        flow.remote.ip(),
+        PROTO_UDP,
+        udp_len,
+    ));
     let (local, remote) = (flow.local, flow.remote);
     let pseudo = checksum::pseudo_header(local.ip(), remote.ip(), PROTO_UDP, udp_len);
     out.extend(local.port().to_be_bytes());
@@ -238,14 +224,54 @@ pub(crate) fn build_udp(
     Ok(())
 }
 
-/// Completes a packet that smoltcp has written behind [`VNET_HDR_LEN`] bytes of `buf`: lowers the MSS of a SYN to what fits
-/// `mtu`, writes the partial checksum of TCP, and describes a segment of more than `mss` bytes as a super-packet.
-pub(crate) fn complete(buf: &mut [u8], mtu: usize, mss: u16) {
-    let vnet = complete_tcp(&mut buf[VNET_HDR_LEN..], mtu, mss).unwrap_or_default();
-    buf[..VNET_HDR_LEN].copy_from_slice(&vnet.to_bytes());
+/// Returns the IP header of a packet from the far end of a flow, with `length` bytes after it.
+pub(crate) fn inbound_header(flow: &FlowKey, protocol: u8, length: usize) -> Vec<u8> {
+    ip_header(flow.remote.ip(), flow.local.ip(), protocol, length)
 }
 
-fn complete_tcp(packet: &mut [u8], mtu: usize, mss: u16) -> Option<VnetHdr> {
+fn ip_header(from: IpAddr, to: IpAddr, protocol: u8, length: usize) -> Vec<u8> {
+    let mut header = Vec::with_capacity(40);
+    match (from, to) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            // Don't fragment: an identification of 0 is then permitted (RFC 6864).
+            header.extend([0x45, 0, 0, 0, 0, 0, 0x40, 0, HOP_LIMIT, protocol, 0, 0]);
+            header.extend(from.octets());
+            header.extend(to.octets());
+        }
+        (from, to) => {
+            let octets = |address| match address {
+                IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+                IpAddr::V6(address) => address.octets(),
+            };
+            header.extend([0x60, 0, 0, 0, 0, 0, protocol, HOP_LIMIT]);
+            header.extend(octets(from));
+            header.extend(octets(to));
+        }
+    }
+    let header_len = header.len();
+    seikan_wire::ip::set_length(&mut header, header_len, header_len + length, None);
+    header
+}
+
+/// Completes a packet that smoltcp has written behind [`VNET_HDR_LEN`] bytes of `buf`: lowers the MSS of a SYN to what fits
+/// `mtu`, writes the partial checksum of TCP, and describes a segment of more than `mss` bytes as a super-packet. Returns the
+/// numbers of a TCP segment.
+pub(crate) fn complete(buf: &mut [u8], mtu: usize, mss: u16) -> Option<Sent> {
+    let completed = complete_tcp(&mut buf[VNET_HDR_LEN..], mtu, mss);
+    let (vnet, sent) = match completed {
+        Some(completed) => (completed.vnet, Some(completed.sent)),
+        None => (VnetHdr::default(), None),
+    };
+    buf[..VNET_HDR_LEN].copy_from_slice(&vnet.to_bytes());
+    sent
+}
+
+struct Completed {
+    vnet: VnetHdr,
+    sent: Sent,
+}
+
+fn complete_tcp(packet: &mut [u8], mtu: usize, mss: u16) -> Option<Completed> {
     let ip = IpPacket::parse(packet).ok()?;
     let at = ip.header_len;
     if ip.protocol != PROTO_TCP {
@@ -263,7 +289,8 @@ fn complete_tcp(packet: &mut [u8], mtu: usize, mss: u16) -> Option<VnetHdr> {
         csum_offset: tcp::CHECKSUM_AT as u16,
         ..VnetHdr::default()
     };
-    if segment.len() - header_len > usize::from(mss) {
+    let payload = segment.len() - header_len;
+    if payload > usize::from(mss) {
         vnet.gso_type = if ip.is_v6() {
             GsoType::Tcp6
         } else {
@@ -272,7 +299,13 @@ fn complete_tcp(packet: &mut [u8], mtu: usize, mss: u16) -> Option<VnetHdr> {
         vnet.gso_size = mss;
         vnet.hdr_len = (at + header_len) as u16;
     }
-    Some(vnet)
+    let flag = |flag: u8| u32::from(tcp::flags(segment) & flag != 0);
+    let sent = Sent {
+        seq: tcp::seq(segment),
+        length: payload as u32 + flag(tcp::SYN) + flag(tcp::FIN),
+        is_syn: flag(tcp::SYN) == 1,
+    };
+    Some(Completed { vnet, sent })
 }
 
 /// Largest TCP payload of a packet of `mtu` bytes without options (RFC 9293 section 3.7.1).

@@ -29,16 +29,22 @@ pub const PEER_V4: &str = "10.9.0.2";
 pub const OURS_V6: &str = "fd09::1";
 pub const PEER_V6: &str = "fd09::2";
 
-/// The path between the stack and the kernel.
+/// The path between the stack and the kernel, the same in both directions.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Path {
     /// Delay in each direction.
     pub delay: Duration,
-    /// One packet of so many is lost, in the direction from the stack; 0: none.
+    /// One packet of so many is lost; 0: none.
     pub lost: u64,
-    /// Bits a second in the direction from the stack, with a queue of `queue` bytes; 0: as fast as it goes.
+    /// Bits a second, with a queue of `queue` bytes; 0: as fast as it goes.
     pub rate: u64,
     pub queue: usize,
+}
+
+impl Path {
+    fn is_direct(&self) -> bool {
+        self.delay.is_zero() && self.lost == 0 && self.rate == 0
+    }
 }
 
 /// What the path has carried.
@@ -134,11 +140,8 @@ impl World {
             worker,
             seen: Arc::clone(&seen),
             stop: Arc::clone(&stop),
-            path,
-            out: VecDeque::new(),
-            back: VecDeque::new(),
-            count: 0,
-            free_at: Instant::now(),
+            out: Lane::new(path),
+            back: Lane::new(path),
         };
         let thread = std::thread::Builder::new().name("pump".to_owned());
         World {
@@ -273,12 +276,71 @@ struct Pump {
     worker: OwnedFd,
     seen: Arc<Seen>,
     stop: Arc<AtomicBool>,
+    out: Lane,
+    back: Lane,
+}
+
+/// A direction of the path.
+struct Lane {
     path: Path,
     /// Packets on their way, with the time of their arrival.
-    out: VecDeque<(Instant, Vec<u8>)>,
-    back: VecDeque<(Instant, Vec<u8>)>,
+    packets: VecDeque<(Instant, Vec<u8>)>,
     count: u64,
     free_at: Instant,
+}
+
+impl Lane {
+    fn new(path: Path) -> Lane {
+        Lane {
+            path,
+            packets: VecDeque::new(),
+            count: 0,
+            free_at: Instant::now(),
+        }
+    }
+
+    /// A packet enters the path, as its segments. Returns how many are lost.
+    fn enter(&mut self, packet: &[u8]) -> u64 {
+        let Path {
+            delay,
+            lost,
+            rate,
+            queue,
+        } = self.path;
+        let whole = SuperPacket::parse(packet).expect("a packet");
+        let mut losses = 0;
+        for i in 0..whole.segments() {
+            let mut segment = vec![0; VNET_HEADER_LEN + whole.segment_len(i)];
+            whole.segment(i, false, &mut segment[VNET_HEADER_LEN..]);
+            self.count += 1;
+            let now = Instant::now();
+            let mut at = now;
+            if rate > 0 {
+                let busy = self.free_at.saturating_duration_since(now);
+                if (busy.as_secs_f64() * rate as f64 / 8.0) as usize > queue {
+                    losses += 1;
+                    continue;
+                }
+                let time = Duration::from_secs_f64(segment.len() as f64 * 8.0 / rate as f64);
+                self.free_at = self.free_at.max(now) + time;
+                at = self.free_at;
+            }
+            // Not periodic: a hash of the number.
+            if lost > 0
+                && (self.count.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33).is_multiple_of(lost)
+            {
+                losses += 1;
+                continue;
+            }
+            self.packets.push_back((at + delay, segment));
+        }
+        losses
+    }
+
+    fn next(&mut self, now: Instant) -> Option<Vec<u8>> {
+        self.packets.front().filter(|(at, _)| *at <= now)?;
+        self.packets.pop_front().map(|(_, packet)| packet)
+    }
 }
 
 impl Pump {
@@ -289,11 +351,12 @@ impl Pump {
             .expect("add");
         epoll.add(&self.worker, 1, Interest::Read).expect("add");
         let mut buf = vec![0; READ_BUFFER_LEN];
+        let direct = self.out.path.is_direct();
         while !self.stop.load(Relaxed) {
             let now = Instant::now();
-            let next = [&self.out, &self.back]
-                .into_iter()
-                .filter_map(|q| q.front())
+            let lanes = [&self.out, &self.back].into_iter();
+            let next = lanes
+                .filter_map(|lane| lane.packets.front())
                 .map(|(at, _)| *at)
                 .min();
             let wait = next.map_or(Duration::from_millis(50), |at| {
@@ -307,77 +370,33 @@ impl Pump {
                 if length == 0 {
                     return;
                 }
-                note(
-                    &buf[..length],
-                    &self.seen.largest_out,
-                    &self.seen.merged_out,
-                );
-                self.depart(&buf[..length]);
+                let packet = &buf[..length];
+                note(packet, &self.seen.largest_out, &self.seen.merged_out);
+                if direct {
+                    self.to_kernel(packet);
+                } else {
+                    self.seen.lost.fetch_add(self.out.enter(packet), Relaxed);
+                }
             }
             for _ in 0..64 {
                 let Ok(length) = self.tun.queues()[0].read(&mut buf) else {
                     break;
                 };
-                note(&buf[..length], &self.seen.largest_in, &self.seen.merged_in);
-                if self.path.delay.is_zero() {
-                    to_stack(&self.worker, &buf[..length]);
+                let packet = &buf[..length];
+                note(packet, &self.seen.largest_in, &self.seen.merged_in);
+                if direct {
+                    to_stack(&self.worker, packet);
                 } else {
-                    self.back
-                        .push_back((Instant::now() + self.path.delay, buf[..length].to_vec()));
+                    self.seen.lost.fetch_add(self.back.enter(packet), Relaxed);
                 }
             }
-            self.arrivals();
-        }
-    }
-
-    /// A packet from the stack enters the path.
-    fn depart(&mut self, packet: &[u8]) {
-        let Path {
-            delay,
-            lost,
-            rate,
-            queue,
-        } = self.path;
-        if delay.is_zero() && lost == 0 && rate == 0 {
-            self.to_kernel(packet);
-            return;
-        }
-        let whole = SuperPacket::parse(packet).expect("a packet of the stack");
-        for i in 0..whole.segments() {
-            let mut segment = vec![0; VNET_HEADER_LEN + whole.segment_len(i)];
-            whole.segment(i, false, &mut segment[VNET_HEADER_LEN..]);
-            self.count += 1;
             let now = Instant::now();
-            let mut at = now;
-            if rate > 0 {
-                let busy = self.free_at.saturating_duration_since(now);
-                let waiting = (busy.as_secs_f64() * rate as f64 / 8.0) as usize;
-                if waiting > queue {
-                    self.seen.lost.fetch_add(1, Relaxed);
-                    continue;
-                }
-                let time = Duration::from_secs_f64(segment.len() as f64 * 8.0 / rate as f64);
-                self.free_at = self.free_at.max(now) + time;
-                at = self.free_at;
+            while let Some(packet) = self.out.next(now) {
+                self.to_kernel(&packet);
             }
-            // Not periodic: a hash of the number.
-            if lost > 0 && (self.count.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33) % lost == 0 {
-                self.seen.lost.fetch_add(1, Relaxed);
-                continue;
+            while let Some(packet) = self.back.next(now) {
+                to_stack(&self.worker, &packet);
             }
-            self.out.push_back((at + delay, segment));
-        }
-    }
-
-    fn arrivals(&mut self) {
-        let now = Instant::now();
-        while self.out.front().is_some_and(|(at, _)| *at <= now) {
-            let (_, packet) = self.out.pop_front().unwrap();
-            self.to_kernel(&packet);
-        }
-        while self.back.front().is_some_and(|(at, _)| *at <= now) {
-            let (_, packet) = self.back.pop_front().unwrap();
-            to_stack(&self.worker, &packet);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::{CONNECTION, Engine, Id};
 use crate::http;
-use crate::inside::{Inside, Next};
+use crate::inside::{Inside, Net, Next};
 use crate::options::Exposed;
 use crate::packet::FlowKey;
 use crate::service::Service;
@@ -241,12 +241,18 @@ impl Engine {
     }
 
     fn egress(&mut self, index: usize) {
-        let now = self.clock();
         let Some(connection) = self.connections.get_mut(index) else {
             return;
         };
+        let mut net = Net {
+            interface: &mut self.interface,
+            device: &mut self.parts.device,
+            epoch: self.epoch,
+            now: self.now,
+            mtu: self.parts.mtu,
+        };
         let next = match &mut connection.inside {
-            Some(inside) => inside.egress(&mut self.interface, &mut self.parts.device, now),
+            Some(inside) => inside.egress(&mut net),
             None => Next::At(None),
         };
         // A SYN that is not answered yet would be reported as due.
@@ -258,7 +264,7 @@ impl Engine {
             }
             Next::At(_) if waits => None,
             // Never at once: whatever is due now has been done.
-            Next::At(at) => at.map(|at| self.instant(at).max(self.now + Duration::from_millis(1))),
+            Next::At(at) => at.map(|at| at.max(self.now + Duration::from_millis(1))),
         };
         let connection = &mut self.connections[index];
         let next = [next, connection.deadline].into_iter().flatten().min();
@@ -471,6 +477,7 @@ impl Engine {
             return;
         };
         let moved = connection.splice.pump(inside.socket());
+        inside.on_taken(moved.bytes_in);
         let idle = moved.bytes_in + moved.bytes_out == 0;
         if !connection.splice.is_half_closed() {
             connection.deadline = None;

@@ -9,6 +9,7 @@ mod datagrams;
 
 use crate::counters::{Counters, ServiceCounters};
 use crate::device::{Device, Read};
+use crate::inside::{self, Net};
 use crate::options::{Exposed, Forward, Limits, Transport};
 use crate::packet::{self, FlowKey, Inbound, Kind};
 use crate::service::{Names, Service};
@@ -20,7 +21,7 @@ use nix::sys::eventfd::EventFd;
 use seikan_observe::DropReason;
 use seikan_sys::poll::{Epoll, Interest};
 use seikan_wire::ip::PROTO_TCP;
-use seikan_wire::{VNET_HDR_LEN, VnetHdr, tcp};
+use seikan_wire::{VNET_HDR_LEN, VnetHdr};
 use slab::Slab;
 use smoltcp::iface::{Config, Interface, SocketSet};
 use smoltcp::wire::{HardwareAddress, IpCidr};
@@ -304,18 +305,14 @@ impl Engine {
         let is_local = |address| addresses.iter().any(|net| net.addr() == address);
         let packet = packet::classify(&vnet, &buf[VNET_HDR_LEN..], is_local)?;
         match packet.kind {
-            Kind::Tcp {
-                flow,
-                opens,
-                partial,
-            } => {
+            Kind::Tcp { flow, opens } => {
                 if let Some(&index) = self.flows.get(&flow) {
-                    self.segment(index, &packet, partial);
+                    self.segment(index, &packet);
                     return Ok(());
                 }
                 if opens && let Some(exposed) = self.exposed(Transport::Tcp, flow.local.port()) {
                     let index = self.open_exposed(flow, exposed)?;
-                    self.segment(index, &packet, partial);
+                    self.segment(index, &packet);
                     return Ok(());
                 }
                 self.to_nobody(&packet)
@@ -350,32 +347,26 @@ impl Engine {
     fn to_nobody(&mut self, packet: &Inbound) -> Result<(), DropReason> {
         let range = VNET_HDR_LEN..VNET_HDR_LEN + packet.end;
         self.parts.device.arrive(range);
-        let now = self.clock();
+        let now = inside::clock(self.epoch, self.now);
         self.interface
             .poll_ingress_single(now, &mut self.parts.device, &mut self.nobody);
+        self.parts.device.sent.clear();
         Err(DropReason::NoService)
     }
 
     /// Gives a segment to its connection, which is advanced later.
-    fn segment(&mut self, index: usize, packet: &Inbound, partial: bool) {
-        let now = self.clock();
-        let mtu = self.parts.mtu;
-        let device = &mut self.parts.device;
-        let buf = &mut device.inbox()[VNET_HDR_LEN..VNET_HDR_LEN + packet.end];
-        let is_v6 = buf[0] >> 4 == 6;
-        let segment = &mut buf[packet.transport_at..];
-        let connection = &mut self.connections[index];
-        let Some(inside) = &mut connection.inside else {
-            return;
+    fn segment(&mut self, index: usize, packet: &Inbound) {
+        let mut net = Net {
+            interface: &mut self.interface,
+            device: &mut self.parts.device,
+            epoch: self.epoch,
+            now: self.now,
+            mtu: self.parts.mtu,
         };
-        if tcp::flags(segment) & tcp::SYN != 0 {
-            let limit = packet::max_segment(mtu, is_v6);
-            tcp::clamp_mss(segment, limit, partial);
-            inside.set_mss(packet::announced_mss(segment, is_v6).min(limit));
+        if let Some(inside) = &mut self.connections[index].inside {
+            inside.ingress(&mut net, packet);
+            self.enqueue(index);
         }
-        device.arrive(VNET_HDR_LEN..VNET_HDR_LEN + packet.end);
-        inside.ingress(&mut self.interface, device, now);
-        self.enqueue(index);
     }
 
     fn enqueue(&mut self, index: usize) {
@@ -392,15 +383,6 @@ impl Engine {
         exposed
             .find(|e| e.transport == transport && e.port == port)
             .copied()
-    }
-
-    /// The time as smoltcp counts it.
-    fn clock(&self) -> smoltcp::time::Instant {
-        smoltcp::time::Instant::from_micros((self.now - self.epoch).as_micros() as i64)
-    }
-
-    fn instant(&self, at: smoltcp::time::Instant) -> Instant {
-        self.epoch + Duration::from_micros(at.total_micros().max(0) as u64)
     }
 
     fn generation(&mut self) -> u32 {
