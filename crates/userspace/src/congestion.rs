@@ -1,5 +1,5 @@
-//! The congestion window: slow start that ends before the queue of the path is full (HyStart++, RFC 9406, without its
-//! conservative phase), then CUBIC (RFC 9438).
+//! The congestion window: slow start that ends before the queue of the path is full (HyStart++, RFC 9406), then CUBIC (RFC
+//! 9438).
 
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,9 @@ const INITIAL: f64 = 10.0;
 const DELAY_MIN: Duration = Duration::from_millis(4);
 const DELAY_MAX: Duration = Duration::from_millis(16);
 const SAMPLES: u32 = 3;
+/// Conservative slow start: the divisor of its growth, and its rounds.
+const CSS_DIVISOR: f64 = 4.0;
+const CSS_ROUNDS: u32 = 5;
 
 /// The congestion window of a connection, in bytes.
 #[derive(Clone, Debug)]
@@ -38,6 +41,16 @@ struct Round {
     least: Option<Duration>,
     samples: u32,
     last: Option<Duration>,
+    conservative: Option<Conservative>,
+}
+
+/// Conservative slow start: the delay has grown.
+#[derive(Clone, Copy, Debug)]
+struct Conservative {
+    /// The round-trip time below which it was by chance.
+    baseline: Duration,
+    /// Rounds that are left.
+    rounds: u32,
 }
 
 impl Window {
@@ -71,7 +84,8 @@ impl Window {
             // CUBIC's clock stands still while the sender has nothing to send.
             self.epoch = None;
         } else if self.is_slow_start() {
-            self.bytes += acked as f64;
+            let divisor = self.round.conservative.map_or(1.0, |_| CSS_DIVISOR);
+            self.bytes += acked as f64 / divisor;
         } else {
             self.avoid(acked as f64, rtt, now);
         }
@@ -105,11 +119,20 @@ impl Window {
         let round = &mut self.round;
         round.least = Some(round.least.map_or(rtt, |least| least.min(rtt)));
         round.samples += 1;
-        if let (Some(least), Some(last)) = (round.least, round.last)
-            && round.samples >= SAMPLES
-            && least >= last + (last / 8).clamp(DELAY_MIN, DELAY_MAX)
-        {
-            self.threshold = self.bytes;
+        let Some(least) = round.least.filter(|_| round.samples >= SAMPLES) else {
+            return;
+        };
+        match (round.conservative, round.last) {
+            (Some(Conservative { baseline, .. }), _) if least < baseline => {
+                round.conservative = None;
+            }
+            (None, Some(last)) if least >= last + (last / 8).clamp(DELAY_MIN, DELAY_MAX) => {
+                round.conservative = Some(Conservative {
+                    baseline: least,
+                    rounds: CSS_ROUNDS,
+                });
+            }
+            _ => {}
         }
     }
 
@@ -119,6 +142,13 @@ impl Window {
         let least = round.least.take().filter(|_| round.samples >= SAMPLES);
         round.last = least;
         round.samples = 0;
+        if let Some(conservative) = &mut round.conservative {
+            conservative.rounds -= 1;
+            if conservative.rounds == 0 {
+                round.conservative = None;
+                self.threshold = self.bytes;
+            }
+        }
     }
 
     /// Reduces the window: a loss.
@@ -133,6 +163,11 @@ impl Window {
         self.threshold = (self.bytes * BETA).max(2.0 * self.mss);
         self.bytes = self.threshold;
         self.epoch = None;
+    }
+
+    /// Makes slow start lead to the reduced window: a burst was lost, and is sent again.
+    pub fn on_burst(&mut self) {
+        self.bytes = self.bytes.min(INITIAL * self.mss);
     }
 
     /// Reduces the window to a segment: nothing has been acknowledged for long. `first`: not yet for this segment (RFC 5681
@@ -180,13 +215,12 @@ mod tests {
         let mut now = Instant::now();
         play(&mut window, 3, RTT, &mut now);
         assert_eq!(window.bytes(), 80 * MSS);
-        play(&mut window, 1, RTT + Duration::from_millis(8), &mut now);
+        // RFC 9406: for five rounds it grows by a quarter at most, then not exponentially.
+        play(&mut window, 5, RTT + Duration::from_millis(8), &mut now);
         assert!(!window.is_slow_start());
-        assert!(
-            (80 * MSS..90 * MSS).contains(&window.bytes()),
-            "{}",
-            window.bytes()
-        );
+        let (least, most) = (1.15f64.powi(5), 1.25f64.powi(5) + 1.0);
+        let grown = window.bytes / (80 * MSS) as f64;
+        assert!((least..most).contains(&grown), "{grown}");
     }
 
     /// RFC 9438, section 4.2: the window is again what it was K seconds after the loss, with K = cbrt(W_max (1 - beta) / C).

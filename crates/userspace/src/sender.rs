@@ -299,6 +299,7 @@ impl Sender {
         if self.ranges.len() > MANY_HOLES {
             recovery.everything = true;
             recovery.end = next;
+            self.window.on_burst();
             return Action::Everything;
         }
         Action::First
