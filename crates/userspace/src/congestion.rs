@@ -165,11 +165,6 @@ impl Window {
         self.epoch = None;
     }
 
-    /// Makes slow start lead to the reduced window: a burst was lost, and is sent again.
-    pub fn on_burst(&mut self) {
-        self.bytes = self.bytes.min(INITIAL * self.mss);
-    }
-
     /// Reduces the window to a segment: nothing has been acknowledged for long. `first`: not yet for this segment (RFC 5681
     /// section 3.1).
     pub fn on_timeout(&mut self, first: bool) {

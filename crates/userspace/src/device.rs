@@ -1,7 +1,7 @@
 //! The device that smoltcp sees: one packet in at a time, packets out to the socket pair.
 
 use crate::packet;
-use crate::sender::Sent;
+use crate::sender::{self, Sent};
 use nix::errno::Errno;
 use seikan_observe::DropReason;
 use seikan_sys::tun::{READ_BUFFER_LEN, VNET_HEADER_LEN};
@@ -30,8 +30,12 @@ pub(crate) struct Device {
     arrived: Option<Range<usize>>,
     out: Vec<u8>,
     pending: VecDeque<Vec<u8>>,
-    /// TCP segments that smoltcp has sent; whoever polls it empties this.
+    /// Sequence numbers that are left out of what smoltcp sends again.
+    pub left_out: Vec<sender::Range>,
+    /// TCP segments that were sent; whoever polls smoltcp empties this.
     pub sent: Vec<Sent>,
+    /// The number after the last one that smoltcp has sent, also if it was left out.
+    pub position: Option<u32>,
     /// Packets written.
     pub packets_out: u64,
     /// Packets dropped because the worker is behind.
@@ -59,7 +63,9 @@ impl Device {
             arrived: None,
             out: vec![0; VNET_HEADER_LEN + MAX_PACKET],
             pending: VecDeque::new(),
+            left_out: Vec::new(),
             sent: Vec::new(),
+            position: None,
             packets_out: 0,
             dropped: 0,
         }
@@ -129,7 +135,9 @@ impl Device {
             mss: self.mss,
             out: &mut self.out,
             pending: &mut self.pending,
+            left_out: &self.left_out,
             sent: &mut self.sent,
+            position: &mut self.position,
             packets_out: &mut self.packets_out,
             dropped: &mut self.dropped,
         };
@@ -205,12 +213,37 @@ pub(crate) struct TxToken<'a> {
     mss: u16,
     out: &'a mut Vec<u8>,
     pending: &'a mut VecDeque<Vec<u8>>,
+    left_out: &'a [sender::Range],
     sent: &'a mut Vec<Sent>,
+    position: &'a mut Option<u32>,
     packets_out: &'a mut u64,
     dropped: &'a mut u64,
 }
 
 impl TxToken<'_> {
+    /// Sends a TCP segment that occupies sequence numbers, without those that are left out.
+    fn send_numbers(&mut self, packet: &[u8], sent: Sent) {
+        let whole = (sent.seq, sent.seq.wrapping_add(sent.length));
+        *self.position = Some(whole.1);
+        let pieces = sender::subtract(whole, self.left_out);
+        if pieces == [whole] {
+            self.sent.push(sent);
+            return self.send_or_drop(packet);
+        }
+        for piece in pieces {
+            let mut cut = packet::cut(packet, piece);
+            let sent = packet::complete(&mut cut, self.mtu, self.mss);
+            self.sent.extend(sent);
+            self.send_or_drop(&cut);
+        }
+    }
+
+    fn send_or_drop(&mut self, packet: &[u8]) {
+        if !self.send(packet) {
+            *self.dropped += 1;
+        }
+    }
+
     /// Writes or keeps a packet with its header; returns false if it was dropped.
     fn send(&mut self, packet: &[u8]) -> bool {
         if self.pending.is_empty() && write(self.fd, packet) {
@@ -229,10 +262,10 @@ impl phy::TxToken for TxToken<'_> {
         let mut out = std::mem::take(self.out);
         let result = f(&mut out[VNET_HEADER_LEN..VNET_HEADER_LEN + length]);
         let packet = &mut out[..VNET_HEADER_LEN + length];
-        self.sent
-            .extend(packet::complete(packet, self.mtu, self.mss));
-        if !self.send(packet) {
-            *self.dropped += 1;
+        let sent = packet::complete(packet, self.mtu, self.mss);
+        match sent {
+            Some(sent) if sent.length > 0 => self.send_numbers(packet, sent),
+            _ => self.send_or_drop(packet),
         }
         *self.out = out;
         result

@@ -27,6 +27,8 @@ pub(crate) struct Inside {
     /// Number of the far end's first byte, and bytes that were taken from the receive buffer.
     first: u32,
     taken: u32,
+    /// Whether the far end acknowledges selectively.
+    selective: bool,
     /// Window scale of the far end; `None`: it does not scale.
     scale: Option<u8>,
     sender: Option<Sender>,
@@ -84,6 +86,7 @@ impl Inside {
             mss: 536,
             first: 0,
             taken: 0,
+            selective: false,
             scale: None,
             sender: None,
             window: 0,
@@ -146,21 +149,43 @@ impl Inside {
         let flags = tcp::flags(segment);
         if flags & tcp::SYN != 0 {
             self.on_syn(segment, header_len, packet::max_segment(net.mtu, is_v6));
-        } else if let Some(sender) = &mut self.sender
-            && flags & (tcp::ACK | tcp::RST) == tcp::ACK
+        } else if flags & (tcp::ACK | tcp::RST) == tcp::ACK
+            && !self.read_acknowledgement(segment, header_len, net.now)
         {
-            let scale = self.scale.unwrap_or(0);
-            let peer_window = usize::from(tcp::window(segment)) << scale;
-            let (header, payload) = segment.split_at(header_len);
-            let action = sender.on_ack(header, payload.len(), peer_window, net.now);
-            if action != Action::None {
-                self.action = action;
-            }
-            let field = field(sender, self.scale);
-            self.window = field;
-            set_window(segment, field);
+            return;
         }
         self.poll_ingress(net, range);
+    }
+
+    /// Reads an acknowledgement, and makes its window what smoltcp should see. Returns false if smoltcp should not see it: it
+    /// would count duplicates.
+    fn read_acknowledgement(
+        &mut self,
+        segment: &mut [u8],
+        header_len: usize,
+        now: Instant,
+    ) -> bool {
+        let expected = self.expected();
+        let Some(sender) = &mut self.sender else {
+            return true;
+        };
+        let peer_window = usize::from(tcp::window(segment)) << self.scale.unwrap_or(0);
+        let (header, payload) = segment.split_at(header_len);
+        let una = sender.una();
+        let action = sender.on_ack(header, payload.len(), peer_window, now);
+        if action != Action::None {
+            self.action = action;
+        }
+        let field = field(sender, self.scale);
+        let is_plain = payload.is_empty()
+            && tcp::flags(segment) & tcp::FIN == 0
+            && tcp::seq(segment) == expected;
+        if is_plain && tcp::acknowledged(segment) == una && field == self.window {
+            return false;
+        }
+        self.window = field;
+        set_window(segment, field);
+        true
     }
 
     fn poll_ingress(&mut self, net: &mut Net<'_>, range: std::ops::Range<usize>) {
@@ -179,7 +204,9 @@ impl Inside {
         let is_v6 = self.flow.local.is_ipv6();
         self.mss = packet::announced_mss(segment, is_v6).clamp(48, limit);
         self.first = tcp::seq(segment).wrapping_add(1);
-        self.scale = sender::replace_scale(&mut segment[20..header_len]);
+        let options = &mut segment[20..header_len];
+        self.selective = sender::is_selective(options);
+        self.scale = sender::replace_scale(options);
         if tcp::flags(segment) & tcp::ACK != 0 {
             let sender = self.begin(tcp::acknowledged(segment));
             let window = sender.allowed_first(tcp::window(segment));
@@ -188,8 +215,9 @@ impl Inside {
     }
 
     fn begin(&mut self, first: u32) -> &mut Sender {
-        let mss = self.mss;
-        self.sender.get_or_insert_with(|| Sender::new(mss, first))
+        let (mss, selective) = (self.mss, self.selective);
+        self.sender
+            .get_or_insert_with(|| Sender::new(mss, first, selective))
     }
 
     fn note_sent(&mut self, net: &mut Net<'_>) {
@@ -204,6 +232,9 @@ impl Inside {
             }
         }
         net.device.sent.clear();
+        if let (Some(sender), Some(position)) = (&mut self.sender, net.device.position.take()) {
+            sender.on_position(position);
+        }
     }
 
     /// Sends what may be sent.
@@ -218,31 +249,22 @@ impl Inside {
         }
         match std::mem::replace(&mut self.action, Action::None) {
             Action::None => {}
-            Action::First => {
-                self.tell_window(net, 4);
-            }
-            Action::Everything => {
-                self.tell_window(net, 1);
-                let later = clock(net.epoch, net.now + LATER);
-                net.interface
-                    .poll_egress(later, net.device, &mut self.sockets);
-                self.note_sent(net);
+            Action::Rewind => {
+                self.tell_window(net);
+                self.rewind();
+                self.poll_egress(net, net.now + LATER);
             }
             Action::GiveUp => self.socket().abort(),
         }
-        let now = net.clock();
         loop {
             if net.device.is_blocked() {
                 return Next::Blocked;
             }
-            let result = net
-                .interface
-                .poll_egress(now, net.device, &mut self.sockets);
-            self.note_sent(net);
-            if result == PollResult::None {
+            if self.poll_egress(net, net.now) == PollResult::None {
                 break;
             }
         }
+        let now = net.clock();
         let at = net
             .interface
             .poll_at(now, &self.sockets)
@@ -251,40 +273,58 @@ impl Inside {
         Next::At([at, wakeup].into_iter().flatten().min())
     }
 
-    /// Gives smoltcp acknowledgements with the current window, as if they came from the far end. The first one changes the
-    /// window, so it is not a duplicate; three duplicates after it make smoltcp send its first segment again.
-    fn tell_window(&mut self, net: &mut Net<'_>, count: usize) {
-        let Some(sender) = &self.sender else { return };
-        let mut field = field(sender, self.scale);
-        if field == self.window {
-            field = field.saturating_sub(1).max(1);
+    fn poll_egress(&mut self, net: &mut Net<'_>, at: Instant) -> PollResult {
+        if let Some(sender) = &self.sender {
+            net.device.left_out = sender.not_lost();
         }
-        self.window = field;
+        let at = clock(net.epoch, at);
+        let result = net.interface.poll_egress(at, net.device, &mut self.sockets);
+        net.device.left_out.clear();
+        self.note_sent(net);
+        result
+    }
+
+    /// Tells [`Sender`] that smoltcp begins again with the first number that is not acknowledged.
+    fn rewind(&mut self) {
+        if let Some(sender) = &mut self.sender {
+            sender.on_position(sender.una());
+        }
+    }
+
+    /// The next sequence number of the far end.
+    fn expected(&mut self) -> u32 {
         let fin = matches!(
             self.state(),
             State::CloseWait | State::Closing | State::LastAck | State::TimeWait
         );
-        let acknowledged = sender.una();
-        let seq = self
-            .first
+        self.first
             .wrapping_add(self.taken)
             .wrapping_add(self.socket().recv_queue() as u32)
-            .wrapping_add(fin.into());
-        for _ in 0..count {
-            let mut packet = packet::inbound_header(&self.flow, PROTO_TCP, 20);
-            let mut header = [0; 20];
-            header[..2].copy_from_slice(&self.flow.remote.port().to_be_bytes());
-            header[2..4].copy_from_slice(&self.flow.local.port().to_be_bytes());
-            header[4..8].copy_from_slice(&seq.to_be_bytes());
-            header[8..12].copy_from_slice(&acknowledged.to_be_bytes());
-            header[12] = 5 << 4;
-            header[13] = tcp::ACK;
-            set_window(&mut header, field);
-            packet.extend(header);
-            let range = 0..packet.len();
-            net.device.inbox()[range.clone()].copy_from_slice(&packet);
-            self.poll_ingress(net, range);
+            .wrapping_add(fin.into())
+    }
+
+    /// Gives smoltcp an acknowledgement with the current window, as if it came from the far end.
+    fn tell_window(&mut self, net: &mut Net<'_>) {
+        let expected = self.expected();
+        let Some(sender) = &self.sender else { return };
+        let field = field(sender, self.scale);
+        if field == self.window {
+            return;
         }
+        self.window = field;
+        let mut header = [0; 20];
+        header[..2].copy_from_slice(&self.flow.remote.port().to_be_bytes());
+        header[2..4].copy_from_slice(&self.flow.local.port().to_be_bytes());
+        header[4..8].copy_from_slice(&expected.to_be_bytes());
+        header[8..12].copy_from_slice(&sender.una().to_be_bytes());
+        header[12] = 5 << 4;
+        header[13] = tcp::ACK;
+        set_window(&mut header, field);
+        let mut packet = packet::inbound_header(&self.flow, PROTO_TCP, header.len());
+        packet.extend(header);
+        let range = 0..packet.len();
+        net.device.inbox()[range.clone()].copy_from_slice(&packet);
+        self.poll_ingress(net, range);
     }
 }
 

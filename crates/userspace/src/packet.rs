@@ -1,11 +1,10 @@
 //! Packets of the device: classified and checked on their way in, built and completed on their way out.
 
-use crate::sender::Sent;
+use crate::sender::{Range, Sent};
 use seikan_observe::DropReason;
 use seikan_wire::ip::{PROTO_TCP, PROTO_UDP};
 use seikan_wire::{GsoType, IpPacket, VNET_HDR_LEN, VnetHdr, checksum, icmp, tcp, udp};
 use std::net::{IpAddr, SocketAddr};
-use std::ops::Range;
 
 /// Hop limit of packets that are built here; smoltcp uses the same.
 const HOP_LIMIT: u8 = 64;
@@ -179,7 +178,10 @@ fn error_kind(ip: &IpPacket, packet: &[u8]) -> Option<Kind> {
 }
 
 /// Ranges of the datagrams in a UDP payload of `length` bytes, `size` bytes each.
-pub(crate) fn datagrams(length: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
+pub(crate) fn datagrams(
+    length: usize,
+    size: usize,
+) -> impl Iterator<Item = std::ops::Range<usize>> {
     let size = size.max(1);
     let count = length.div_ceil(size).max(1);
     (0..count).map(move |i| i * size..length.min((i + 1).saturating_mul(size)))
@@ -264,6 +266,31 @@ pub(crate) fn complete(buf: &mut [u8], mtu: usize, mss: u16) -> Option<Sent> {
     };
     buf[..VNET_HDR_LEN].copy_from_slice(&vnet.to_bytes());
     sent
+}
+
+/// Cuts the sequence numbers `piece` out of a TCP segment in a packet with its header.
+pub(crate) fn cut(packet: &[u8], piece: Range) -> Vec<u8> {
+    let whole = &packet[VNET_HDR_LEN..];
+    let (Ok(ip), (start, end)) = (IpPacket::parse(whole), piece) else {
+        return packet.to_vec();
+    };
+    let segment = &whole[ip.header_len..ip.total_len];
+    let header_len = tcp::header_len(segment).unwrap_or(segment.len());
+    let payload = &segment[header_len..];
+    let first = tcp::seq(segment);
+    let from = (start.wrapping_sub(first) as usize).min(payload.len());
+    let to = (end.wrapping_sub(first) as usize).min(payload.len());
+    let mut cut = packet[..VNET_HDR_LEN + ip.header_len + header_len].to_vec();
+    cut.extend(&payload[from..to]);
+    let header = &mut cut[VNET_HDR_LEN + ip.header_len..];
+    tcp::set_seq(header, start);
+    // FIN has the number after the payload.
+    if end.wrapping_sub(first) as usize <= payload.len() {
+        header[13] &= !tcp::FIN;
+    }
+    let total_len = cut.len() - VNET_HDR_LEN;
+    seikan_wire::ip::set_length(&mut cut[VNET_HDR_LEN..], ip.header_len, total_len, None);
+    cut
 }
 
 struct Completed {

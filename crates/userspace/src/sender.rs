@@ -3,8 +3,8 @@
 //! smoltcp's own congestion control leaves a path of 50 ms and 100 Mbit/s at 9 Mbit/s: it reads no selective
 //! acknowledgements, reduces its window once for each loss of a burst, counts an acknowledgement of a super-packet as one of
 //! a segment, and waits for a second at least. So smoltcp runs without one. This module reads the acknowledgements before
-//! smoltcp does, and steers it: by the receive window that it sees, by duplicate acknowledgements, of which three make it
-//! send the first segment again, and by its retransmission timer, which makes it send everything again.
+//! smoltcp does, and steers it by three means: the receive window that smoltcp sees; its retransmission timer, which makes
+//! it send again from the first number that is not acknowledged; and the device, which leaves out what is not lost.
 
 use crate::congestion::Window;
 use seikan_wire::tcp;
@@ -20,24 +20,23 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(60);
 const TIMEOUT_INITIAL: Duration = Duration::from_secs(1);
 /// Timeouts in a row after which a connection is given up: about ten minutes.
 const GIVE_UP_AFTER: u32 = 15;
-/// Bytes acknowledged selectively, in segments, or duplicate acknowledgements, that mean a loss (RFC 6675).
+/// Segments acknowledged selectively above a hole, or duplicate acknowledgements, that mean a loss (RFC 6675).
 const DUPLICATES: u32 = 3;
-/// Holes above which everything is sent again. One hole is closed per round trip, while new data flows.
-const MANY_HOLES: usize = 4;
-/// Most ranges that are remembered as acknowledged selectively.
-const MAX_RANGES: usize = 64;
+/// Most ranges that are remembered, of each kind.
+const MAX_RANGES: usize = 256;
 /// Most packets whose times are remembered.
 const MAX_TIMES: usize = 1024;
+
+/// A range of sequence numbers: the first, and the one after the last.
+pub(crate) type Range = (u32, u32);
 
 /// What smoltcp has to be made to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     /// Nothing but what it does by itself.
     None,
-    /// Send the first segment that is not acknowledged.
-    First,
-    /// Send everything that is not acknowledged.
-    Everything,
+    /// Send again, from the first number that is not acknowledged on.
+    Rewind,
     /// End the connection.
     GiveUp,
 }
@@ -59,10 +58,16 @@ pub(crate) struct Sender {
     /// First number that is not acknowledged; the number after the last one sent.
     una: u32,
     next: u32,
+    /// The number after the last one that smoltcp has sent since it began to send again.
+    position: u32,
     /// The window that the far end has told, in bytes.
     peer_window: usize,
-    /// Ranges acknowledged selectively, in order, relative to no number: they are pruned by `una`.
-    ranges: Vec<(u32, u32)>,
+    /// Whether the far end acknowledges selectively.
+    selective: bool,
+    /// Ranges acknowledged selectively, in order.
+    ranges: Vec<Range>,
+    /// Ranges sent again in this recovery, in order.
+    repaired: Vec<Range>,
     duplicates: u32,
     recovery: Option<Recovery>,
     /// Times of packets: the number after them.
@@ -82,10 +87,12 @@ pub(crate) struct Sender {
 struct Recovery {
     /// Ends when this number is acknowledged.
     end: u32,
-    /// Whether everything is sent again.
-    everything: bool,
-    /// The number after the last one sent when the first segment was sent again.
+    /// What is below and not acknowledged is lost.
+    lost: u32,
+    /// The number after the last one sent when something was sent again for the first time.
     mark: u32,
+    /// Whether a segment may be sent although as much as the window permits is on the path.
+    first: bool,
 }
 
 fn is_before(a: u32, b: u32) -> bool {
@@ -94,14 +101,17 @@ fn is_before(a: u32, b: u32) -> bool {
 
 impl Sender {
     /// Begins when the far end's SYN has told its MSS; `first` is the number of the first byte to send.
-    pub fn new(mss: u16, first: u32) -> Sender {
+    pub fn new(mss: u16, first: u32, selective: bool) -> Sender {
         Sender {
             mss: mss.into(),
             window: Window::new(mss),
             una: first,
             next: first,
+            position: first,
             peer_window: 0,
+            selective,
             ranges: Vec::new(),
+            repaired: Vec::new(),
             duplicates: 0,
             recovery: None,
             times: VecDeque::new(),
@@ -131,18 +141,51 @@ impl Sender {
 
     /// The receive window for smoltcp, in bytes: what may be sent from [`Sender::una`] on.
     pub fn allowed(&self) -> usize {
-        let mut allowed = self.window.bytes();
-        match (&self.recovery, self.ranges.last()) {
-            // What was acknowledged selectively, and the holes below, have left the path (RFC 6675).
-            (Some(recovery), Some((_, end))) if !recovery.everything => {
-                allowed += end.wrapping_sub(self.una) as usize;
-            }
-            _ => {}
+        let allowed = match &self.recovery {
+            Some(recovery) => self.allowed_in(recovery),
+            None => self.whole(self.window.bytes()).max(self.mss as usize),
+        };
+        allowed.min(self.peer_window)
+    }
+
+    /// Whole segments: a window of a few bytes more would have a segment of these bytes sent.
+    fn whole(&self, bytes: usize) -> usize {
+        bytes / self.mss as usize * self.mss as usize
+    }
+
+    /// The window during a recovery: holes first, then new data, as the pipe of RFC 6675 permits.
+    fn allowed_in(&self, recovery: &Recovery) -> usize {
+        let above = self.next.wrapping_sub(recovery.lost);
+        let arrived = bytes_above(&self.ranges, recovery.lost);
+        let pipe = above.saturating_sub(arrived) + bytes(&self.repaired);
+        let mut room = self.whole(self.window.bytes().saturating_sub(pipe as usize)) as u32;
+        if recovery.first {
+            room = room.max(self.mss);
         }
-        // Whole segments: a window of a few more bytes would have a segment of these bytes sent.
-        let mss = self.mss as usize;
-        let whole = (allowed / mss).max(1) * mss;
-        whole.min(self.peer_window)
+        for (start, end) in self.holes(recovery.lost) {
+            let length = end.wrapping_sub(start);
+            if length > room {
+                return start.wrapping_add(room).wrapping_sub(self.una) as usize;
+            }
+            room -= length;
+        }
+        self.flight() as usize + room as usize
+    }
+
+    /// Lost ranges that have not been sent again.
+    fn holes(&self, lost: u32) -> Vec<Range> {
+        subtract((self.una, lost), &merged(&self.ranges, &self.repaired))
+    }
+
+    /// Ranges that the device leaves out when smoltcp sends them again.
+    pub fn not_lost(&self) -> Vec<Range> {
+        match &self.recovery {
+            Some(recovery) if self.position != self.next => {
+                let known = merged(&self.ranges, &self.repaired);
+                merged(&known, &[(recovery.lost, self.next)])
+            }
+            _ => Vec::new(),
+        }
     }
 
     /// The window for smoltcp when the far end's SYN, whose window is not scaled, is read.
@@ -151,7 +194,12 @@ impl Sender {
         u16::try_from(self.allowed()).unwrap_or(u16::MAX)
     }
 
-    /// Notes a segment that smoltcp has sent.
+    /// Notes how far smoltcp has sent, whether the device left something out or not.
+    pub fn on_position(&mut self, position: u32) {
+        self.position = position;
+    }
+
+    /// Notes a segment that was sent.
     pub fn on_sent(&mut self, sent: &Sent, now: Instant) {
         if sent.length == 0 {
             return;
@@ -170,6 +218,10 @@ impl Sender {
         } else {
             // The acknowledgement could be that of either (Karn).
             self.times.clear();
+            self.repaired = merged(&self.repaired, &[(sent.seq, end)]);
+            if let Some(recovery) = &mut self.recovery {
+                recovery.first = false;
+            }
         }
         // A segment more would not have fit.
         self.limited |= self.flight() as usize + 2 * self.mss as usize > self.window.bytes();
@@ -209,7 +261,8 @@ impl Sender {
         } else if self.timeout_at.is_none() {
             self.timeout_at = Some(now + self.timeout());
         }
-        if payload == 0 && (same_window || news) {
+        // An acknowledgement without news is that of something that arrived twice.
+        if news || payload == 0 && same_window && !self.selective {
             self.duplicates += 1;
             return self.on_duplicate();
         }
@@ -240,16 +293,19 @@ impl Sender {
         let limited = self.limited || self.was_limited;
         match self.recovery {
             Some(recovery) if is_before(self.una, recovery.end) => {
-                if recovery.everything {
-                    if self.window.is_slow_start() {
-                        self.window.on_ack(acked as usize, limited, srtt, now);
-                    }
-                    return Action::None;
+                if self.window.is_slow_start() {
+                    self.window.on_ack(acked as usize, true, srtt, now);
+                }
+                let una = self.una;
+                self.repaired.retain_mut(|range| keep_above(range, una));
+                if !self.selective {
+                    self.extend(self.una.wrapping_add(self.mss));
                 }
                 self.repair()
             }
             Some(_) => {
                 self.recovery = None;
+                self.repaired.clear();
                 Action::None
             }
             None => {
@@ -260,49 +316,69 @@ impl Sender {
     }
 
     fn on_duplicate(&mut self) -> Action {
-        let selective: u32 = self.ranges.iter().map(|(a, b)| b.wrapping_sub(*a)).sum();
-        match self.recovery {
-            None => {
-                if self.duplicates < DUPLICATES && selective < DUPLICATES * self.mss {
-                    return Action::None;
-                }
-                self.window.on_loss();
-                self.recovery = Some(Recovery {
-                    end: self.next,
-                    everything: false,
-                    mark: self.next,
-                });
-                self.repair()
-            }
-            // Bytes that were sent after the repair have arrived, and the repair has not.
-            Some(recovery) if !recovery.everything => {
-                let margin = recovery.mark.wrapping_add(DUPLICATES * self.mss);
-                let highest = self.ranges.last().map(|(_, end)| *end);
-                if highest.is_some_and(|end| is_before(margin, end)) {
-                    self.repair()
-                } else {
-                    Action::None
-                }
-            }
-            Some(_) => Action::None,
+        if self.recovery.is_some() {
+            return self.repair();
+        }
+        if self.duplicates < DUPLICATES && bytes(&self.ranges) < DUPLICATES * self.mss {
+            return Action::None;
+        }
+        self.window.on_loss();
+        self.begin(self.una.wrapping_add(self.mss));
+        self.repair()
+    }
+
+    fn begin(&mut self, lost: u32) {
+        self.repaired.clear();
+        self.times.clear();
+        let lost = if is_before(self.next, lost) {
+            self.next
+        } else {
+            lost
+        };
+        self.recovery = Some(Recovery {
+            end: self.next,
+            lost,
+            mark: self.next,
+            first: true,
+        });
+    }
+
+    fn extend(&mut self, lost: u32) {
+        let next = self.next;
+        if let Some(recovery) = &mut self.recovery
+            && is_before(recovery.lost, lost)
+        {
+            recovery.lost = if is_before(next, lost) { next } else { lost };
         }
     }
 
-    /// Repairs the first hole, or all of them if there are many.
+    /// Looks what is lost now, and whether smoltcp is past some of it.
     fn repair(&mut self) -> Action {
-        let next = self.next;
+        // What is below three segments that have arrived.
+        let mut arrived = 0;
+        for (start, end) in self.ranges.clone().iter().rev() {
+            arrived += end.wrapping_sub(*start);
+            if arrived >= DUPLICATES * self.mss {
+                self.extend(*start);
+                break;
+            }
+        }
+        let highest = self.ranges.last().map(|(_, end)| *end);
         let Some(recovery) = &mut self.recovery else {
             return Action::None;
         };
-        recovery.mark = next;
-        self.times.clear();
-        if self.ranges.len() > MANY_HOLES {
-            recovery.everything = true;
-            recovery.end = next;
-            self.window.on_burst();
-            return Action::Everything;
+        // Bytes sent after the repairs have arrived, the repairs have not.
+        let margin = recovery.mark.wrapping_add(DUPLICATES * self.mss);
+        if highest.is_some_and(|end| is_before(margin, end)) {
+            recovery.mark = self.next;
+            recovery.first = true;
+            self.repaired.clear();
         }
-        Action::First
+        let lost = recovery.lost;
+        match self.holes(lost).first() {
+            Some((start, _)) if is_before(*start, self.position) => Action::Rewind,
+            _ => Action::None,
+        }
     }
 
     /// Handles the timer.
@@ -322,14 +398,9 @@ impl Sender {
         self.duplicates = 0;
         // The far end may have discarded what it had acknowledged selectively (RFC 2018 section 8).
         self.ranges.clear();
-        self.times.clear();
-        self.recovery = Some(Recovery {
-            end: self.next,
-            everything: true,
-            mark: self.next,
-        });
+        self.begin(self.next);
         self.timeout_at = Some(now + self.timeout());
-        Action::Everything
+        Action::Rewind
     }
 
     /// RFC 6298 section 2.
@@ -355,34 +426,71 @@ impl Sender {
     /// Reads the SACK option (RFC 2018); returns whether it told something new.
     fn read_ranges(&mut self, options: &[u8]) -> bool {
         let una = self.una;
-        let before: u32 = self.ranges.iter().map(|(a, b)| b.wrapping_sub(*a)).sum();
+        let before = bytes(&self.ranges);
+        self.ranges.retain_mut(|range| keep_above(range, una));
         for block in sack_blocks(options) {
             let (start, end) = block;
             // Not of what is acknowledged already (RFC 2883), nor of what was not sent.
             let valid =
                 is_before(start, end) && !is_before(start, una) && !is_before(self.next, end);
             if valid && self.ranges.len() < MAX_RANGES {
-                self.ranges.push(block);
+                self.ranges = merged(&self.ranges, &[block]);
             }
         }
-        self.ranges.retain_mut(|(start, end)| {
-            if is_before(*start, una) {
-                *start = una;
-            }
-            is_before(*start, *end)
-        });
-        self.ranges
-            .sort_by_key(|(start, _)| start.wrapping_sub(una));
-        self.ranges.dedup_by(|next, range| {
-            let joined = !is_before(range.1, next.0);
-            if joined && is_before(range.1, next.1) {
-                range.1 = next.1;
-            }
-            joined
-        });
-        let after: u32 = self.ranges.iter().map(|(a, b)| b.wrapping_sub(*a)).sum();
-        after > before
+        bytes(&self.ranges) > before
     }
+}
+
+fn bytes(ranges: &[Range]) -> u32 {
+    ranges.iter().map(|(a, b)| b.wrapping_sub(*a)).sum()
+}
+
+fn bytes_above(ranges: &[Range], from: u32) -> u32 {
+    let above = ranges.iter().filter(|(start, _)| !is_before(*start, from));
+    above.map(|(a, b)| b.wrapping_sub(*a)).sum()
+}
+
+/// Cuts what is below `from` off a range; returns whether something is left.
+fn keep_above(range: &mut Range, from: u32) -> bool {
+    if is_before(range.0, from) {
+        range.0 = from;
+    }
+    is_before(range.0, range.1)
+}
+
+/// Joins two lists of ranges, in order.
+fn merged(a: &[Range], b: &[Range]) -> Vec<Range> {
+    let mut all: Vec<Range> = a.iter().chain(b).filter(|(a, b)| a != b).copied().collect();
+    all.sort_by(|a, b| (a.0.wrapping_sub(b.0) as i32).cmp(&0));
+    all.dedup_by(|next, range| {
+        let joined = !is_before(range.1, next.0);
+        if joined && is_before(range.1, next.1) {
+            range.1 = next.1;
+        }
+        joined
+    });
+    all
+}
+
+/// What is left of a range without others, which are in order.
+pub(crate) fn subtract(range: Range, others: &[Range]) -> Vec<Range> {
+    let (mut at, end) = range;
+    let mut left = Vec::new();
+    for (start, stop) in others {
+        if !is_before(*start, end) {
+            break;
+        }
+        if is_before(at, *start) {
+            left.push((at, *start));
+        }
+        if is_before(at, *stop) {
+            at = *stop;
+        }
+    }
+    if is_before(at, end) {
+        left.push((at, end));
+    }
+    left
 }
 
 /// Blocks of the SACK option, at most four.
@@ -420,6 +528,11 @@ fn option_at(options: &[u8], kind: u8) -> Option<usize> {
     }
 }
 
+/// Whether a SYN permits selective acknowledgements.
+pub(crate) fn is_selective(options: &[u8]) -> bool {
+    option_at(options, 4).is_some()
+}
+
 /// Replaces the window scale of a SYN by [`SCALE`]; returns the one that it had. Its checksum is not updated.
 pub(crate) fn replace_scale(options: &mut [u8]) -> Option<u8> {
     let at = option_at(options, 3)?;
@@ -443,7 +556,7 @@ mod tests {
     impl Test {
         fn new() -> Test {
             // The numbers wrap on the way.
-            let mut sender = Sender::new(MSS as u16, START);
+            let mut sender = Sender::new(MSS as u16, START, true);
             sender.peer_window = 1 << 20;
             Test {
                 sender,
@@ -459,7 +572,31 @@ mod tests {
                     is_syn: false,
                 };
                 self.sender.on_sent(&sent, self.now);
+                self.sender.on_position(self.sender.next);
             }
+        }
+
+        /// What is sent again after a rewind, as segments.
+        fn rewind(&mut self) -> Vec<(u32, u32)> {
+            let allowed = self.sender.allowed() as u32;
+            let una = self.sender.una;
+            self.sender.on_position(una);
+            let end = una.wrapping_add(allowed.min(self.sender.flight()));
+            let pieces = subtract((una, end), &self.sender.not_lost());
+            for (seq, end) in &pieces {
+                let sent = Sent {
+                    seq: *seq,
+                    length: end.wrapping_sub(*seq),
+                    is_syn: false,
+                };
+                self.sender.on_sent(&sent, self.now);
+            }
+            self.sender.on_position(end);
+            let number = |n: u32| n.wrapping_sub(START) / MSS;
+            pieces
+                .iter()
+                .map(|(a, b)| (number(*a), number(*b)))
+                .collect()
         }
 
         /// An acknowledgement of that many segments, with ranges of segments.
@@ -487,10 +624,11 @@ mod tests {
         test.now += RTT;
         assert_eq!(test.ack(1, &[(2, 3)]), Action::None);
         assert_eq!(test.ack(1, &[(2, 4)]), Action::None);
-        assert_eq!(test.ack(1, &[(2, 5)]), Action::First);
+        assert_eq!(test.ack(1, &[(2, 5)]), Action::Rewind);
+        assert_eq!(test.rewind(), [(1, 2)]);
         assert_eq!(test.ack(1, &[(2, 6)]), Action::None);
-        // 0.7 of the window, which was 11 segments, and what has left the path: number 1 to 5.
-        assert_eq!(test.sender.allowed() as u32, (7 + 5) * MSS);
+        // 0.7 of the window, which was 11 segments. On the path are the repair and segments 6 to 9.
+        assert_eq!(test.sender.allowed() as u32, (9 + 2) * MSS);
         assert_eq!(test.ack(10, &[]), Action::None);
         assert_eq!(test.sender.allowed() as u32, 7 * MSS);
     }
@@ -499,44 +637,69 @@ mod tests {
     fn one_acknowledgement_of_a_merged_packet_is_enough() {
         let mut test = Test::new();
         test.send(10);
-        assert_eq!(test.ack(0, &[(1, 10)]), Action::First);
+        assert_eq!(test.ack(0, &[(1, 10)]), Action::Rewind);
     }
 
     #[test]
-    fn every_partial_acknowledgement_repairs_the_next_hole() {
+    fn all_holes_of_a_burst_are_sent_again_and_nothing_else() {
         let mut test = Test::new();
-        test.send(10);
-        assert_eq!(test.ack(0, &[(3, 6), (1, 2)]), Action::First);
-        let allowed = test.sender.window.bytes();
-        assert_eq!(test.ack(2, &[(3, 6)]), Action::First);
+        test.send(20);
+        test.ack(0, &[(1, 2)]);
+        test.ack(0, &[(4, 5)]);
+        assert_eq!(test.ack(0, &[(6, 9)]), Action::Rewind);
+        // The first one at once, the others as acknowledgements say that packets have left the path.
+        assert_eq!(test.rewind(), [(0, 1)]);
+        for top in 10..=18 {
+            assert_eq!(test.ack(0, &[(6, top)]), Action::None);
+        }
+        let reduced = test.sender.window.bytes();
+        assert_eq!(test.rewind(), [(2, 4), (5, 6)]);
+        assert_eq!(test.ack(4, &[(6, 18)]), Action::None);
         assert_eq!(
             test.sender.window.bytes(),
-            allowed,
+            reduced,
             "one reduction for a burst"
         );
-        assert_eq!(test.ack(10, &[]), Action::None);
+        assert_eq!(test.ack(20, &[]), Action::None);
         assert!(test.sender.recovery.is_none());
     }
 
     #[test]
-    fn many_holes_are_closed_by_sending_everything() {
+    fn packets_that_arrive_twice_are_no_loss() {
         let mut test = Test::new();
-        test.send(20);
-        for hole in 0..5 {
-            test.ack(0, &[(2 * hole + 1, 2 * hole + 2)]);
+        test.send(10);
+        for _ in 0..5 {
+            // RFC 2883: the first block is of what arrived again.
+            assert_eq!(test.ack(2, &[(0, 1)]), Action::None);
         }
-        assert_eq!(test.ack(1, &[(11, 12)]), Action::Everything);
-        assert_eq!(test.ack(2, &[(11, 12)]), Action::None);
+    }
+
+    #[test]
+    fn a_far_end_without_selective_acknowledgements_repeats_itself() {
+        let mut test = Test::new();
+        test.sender.selective = false;
+        test.send(10);
+        let actions = [1, 1, 1, 1].map(|n| test.ack(n, &[]));
+        assert_eq!(
+            actions,
+            [Action::None, Action::None, Action::None, Action::Rewind]
+        );
+        assert_eq!(test.rewind(), [(1, 2)]);
+        // RFC 6582: a partial acknowledgement shows the next hole.
+        assert_eq!(test.ack(4, &[]), Action::Rewind);
+        assert_eq!(test.rewind(), [(4, 5)]);
     }
 
     #[test]
     fn a_lost_repair_is_sent_again() {
         let mut test = Test::new();
         test.send(10);
-        assert_eq!(test.ack(0, &[(1, 5)]), Action::First);
+        assert_eq!(test.ack(0, &[(1, 5)]), Action::Rewind);
+        assert_eq!(test.rewind(), [(0, 1)]);
         test.send(8);
         assert_eq!(test.ack(0, &[(1, 13)]), Action::None);
-        assert_eq!(test.ack(0, &[(1, 14)]), Action::First);
+        assert_eq!(test.ack(0, &[(1, 14)]), Action::Rewind);
+        assert_eq!(test.rewind(), [(0, 1)]);
     }
 
     #[test]
@@ -551,7 +714,7 @@ mod tests {
             waits.push(at - test.now);
             test.now = at;
             match test.sender.on_time(at) {
-                Action::Everything => assert_eq!(test.sender.allowed() as u32, MSS),
+                Action::Rewind => assert_eq!(test.rewind(), [(1, 2)]),
                 action => {
                     assert_eq!(action, Action::GiveUp);
                     break;
