@@ -10,7 +10,7 @@ use smoltcp::iface::{Interface, PollResult, SocketHandle, SocketSet};
 use smoltcp::socket::tcp::{CongestionControl, ConnectError, Socket, SocketBuffer, State};
 use std::time::{Duration, Instant};
 
-/// More than smoltcp's longest retransmission timeout: at this time from now, it sends everything again.
+/// More than smoltcp's longest retransmission timeout: that long after it has sent, it sends everything again.
 const LATER: Duration = Duration::from_secs(61);
 
 /// One connection inside the tunnel.
@@ -35,6 +35,8 @@ pub(crate) struct Inside {
     /// The window field that smoltcp has seen last.
     window: u16,
     action: Action,
+    /// The time that smoltcp was told last to make it send again.
+    later: Option<Instant>,
 }
 
 /// When a connection has to be polled again.
@@ -91,6 +93,7 @@ impl Inside {
             sender: None,
             window: 0,
             action: Action::None,
+            later: None,
         }
     }
 
@@ -252,7 +255,10 @@ impl Inside {
             Action::Rewind => {
                 self.tell_window(net);
                 self.rewind();
-                self.poll_egress(net, net.now + LATER);
+                // Later than the last time, which smoltcp's timer counts from.
+                let later = self.later.map_or(net.now, |at| at.max(net.now)) + LATER;
+                self.later = Some(later);
+                self.poll_egress(net, later);
             }
             Action::GiveUp => self.socket().abort(),
         }
@@ -331,7 +337,7 @@ impl Inside {
 /// The window field that smoltcp should see.
 fn field(sender: &Sender, scale: Option<u8>) -> u16 {
     let shift = scale.map_or(0, |_| sender::SCALE);
-    u16::try_from(sender.allowed() >> shift).unwrap_or(u16::MAX)
+    u16::try_from(sender.allowed(1 << shift) >> shift).unwrap_or(u16::MAX)
 }
 
 fn set_window(segment: &mut [u8], window: u16) {

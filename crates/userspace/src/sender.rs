@@ -139,10 +139,12 @@ impl Sender {
         self.next.wrapping_sub(self.una)
     }
 
-    /// The receive window for smoltcp, in bytes: what may be sent from [`Sender::una`] on.
-    pub fn allowed(&self) -> usize {
+    /// The receive window for smoltcp, in bytes: what may be sent from [`Sender::una`] on. It can tell smoltcp multiples of
+    /// `unit` only.
+    pub fn allowed(&self, unit: usize) -> usize {
         let allowed = match &self.recovery {
-            Some(recovery) => self.allowed_in(recovery),
+            // Up: what follows a hole has arrived, so nothing is sent there.
+            Some(recovery) => self.allowed_in(recovery).next_multiple_of(unit),
             None => self.whole(self.window.bytes()).max(self.mss as usize),
         };
         allowed.min(self.peer_window)
@@ -191,7 +193,7 @@ impl Sender {
     /// The window for smoltcp when the far end's SYN, whose window is not scaled, is read.
     pub fn allowed_first(&mut self, peer_window: u16) -> u16 {
         self.peer_window = peer_window.into();
-        u16::try_from(self.allowed()).unwrap_or(u16::MAX)
+        u16::try_from(self.allowed(1)).unwrap_or(u16::MAX)
     }
 
     /// Notes how far smoltcp has sent, whether the device left something out or not.
@@ -578,7 +580,7 @@ mod tests {
 
         /// What is sent again after a rewind, as segments.
         fn rewind(&mut self) -> Vec<(u32, u32)> {
-            let allowed = self.sender.allowed() as u32;
+            let allowed = self.sender.allowed(1) as u32;
             let una = self.sender.una;
             self.sender.on_position(una);
             let end = una.wrapping_add(allowed.min(self.sender.flight()));
@@ -628,9 +630,9 @@ mod tests {
         assert_eq!(test.rewind(), [(1, 2)]);
         assert_eq!(test.ack(1, &[(2, 6)]), Action::None);
         // 0.7 of the window, which was 11 segments. On the path are the repair and segments 6 to 9.
-        assert_eq!(test.sender.allowed() as u32, (9 + 2) * MSS);
+        assert_eq!(test.sender.allowed(1) as u32, (9 + 2) * MSS);
         assert_eq!(test.ack(10, &[]), Action::None);
-        assert_eq!(test.sender.allowed() as u32, 7 * MSS);
+        assert_eq!(test.sender.allowed(1) as u32, 7 * MSS);
     }
 
     #[test]

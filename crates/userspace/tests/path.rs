@@ -102,22 +102,3 @@ fn bytes_survive_a_bad_path() {
     let lost = world.seen.lost.load(Relaxed);
     assert!(lost > 50, "{lost} packets were lost");
 }
-
-#[test]
-#[ignore = "measures"]
-fn trace_short() {
-    let path = Path {
-        delay: Duration::from_millis(25),
-        lost: 0,
-        rate: 20_000_000,
-        queue: 30_000,
-    };
-    measure("short", PEER_V4, path, true, 4);
-    let path = Path {
-        delay: Duration::from_millis(25),
-        lost: 0,
-        rate: 100_000_000,
-        queue: 625_000,
-    };
-    measure("100", PEER_V4, path, true, 4);
-}
