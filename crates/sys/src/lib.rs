@@ -26,6 +26,7 @@ pub mod echo;
 pub mod ethtool;
 pub mod handover;
 pub mod inherited;
+pub mod memory;
 pub mod monitor;
 pub mod netlink;
 pub mod netns;

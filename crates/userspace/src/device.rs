@@ -32,7 +32,7 @@ pub(crate) struct Device {
     pending: VecDeque<Vec<u8>>,
     /// Sequence numbers that are left out of what smoltcp sends again.
     pub left_out: Vec<sender::Range>,
-    /// TCP segments that were sent; whoever polls smoltcp empties this.
+    /// TCP segments that were sent since smoltcp was polled last.
     pub sent: Vec<Sent>,
     /// The number after the last one that smoltcp has sent, also if it was left out.
     pub position: Option<u32>,

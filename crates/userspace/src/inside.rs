@@ -48,7 +48,7 @@ pub(crate) enum Next {
     Blocked,
 }
 
-/// What a connection is polled with.
+/// The parts of the engine that a connection is polled with.
 pub(crate) struct Net<'a> {
     pub interface: &'a mut Interface,
     pub device: &'a mut Device,

@@ -289,3 +289,88 @@ impl<'a> Parser<'a> {
 fn bracketed(part: &str) -> Option<&str> {
     part.strip_prefix('[')?.strip_suffix(']')
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn forward(listen: &str, host: &str, port: u16, transport: Transport) -> Forward {
+        Forward {
+            listen: listen.parse().unwrap(),
+            host: host.to_owned(),
+            port,
+            transport,
+        }
+    }
+
+    #[test]
+    fn forwards_are_read_and_written() {
+        let (tcp, udp) = (Transport::Tcp, Transport::Udp);
+        for (text, expected) in [
+            (
+                "8080:db-1:5432",
+                forward("127.0.0.1:8080", "db-1", 5432, tcp),
+            ),
+            (
+                "127.0.0.2:8080:db-1:5432/tcp",
+                forward("127.0.0.2:8080", "db-1", 5432, tcp),
+            ),
+            (
+                "[::1]:8080:[fd00::1]:80",
+                forward("[::1]:8080", "fd00::1", 80, tcp),
+            ),
+            (
+                "53:10.0.0.1:5353/udp",
+                forward("127.0.0.1:53", "10.0.0.1", 5353, udp),
+            ),
+        ] {
+            assert_eq!(text.parse(), Ok(expected.clone()), "{text}");
+            assert_eq!(expected.to_string().parse(), Ok(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn exposed_ports_are_read_and_written() {
+        let exposed = |port, target: &str, transport| Exposed {
+            port,
+            target: target.parse().unwrap(),
+            transport,
+        };
+        for (text, expected) in [
+            ("22", exposed(22, "127.0.0.1:22", Transport::Tcp)),
+            ("80:8080", exposed(80, "127.0.0.1:8080", Transport::Tcp)),
+            (
+                "80:192.0.2.1:8080",
+                exposed(80, "192.0.2.1:8080", Transport::Tcp),
+            ),
+            ("80:[::1]:8080", exposed(80, "[::1]:8080", Transport::Tcp)),
+            ("53/udp", exposed(53, "127.0.0.1:53", Transport::Udp)),
+        ] {
+            assert_eq!(text.parse(), Ok(expected), "{text}");
+            assert_eq!(expected.to_string().parse(), Ok(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn other_texts_are_errors_that_quote_the_part() {
+        for (text, part) in [
+            ("", FORWARD),
+            ("8080", FORWARD),
+            ("1:2:3:4:5", FORWARD),
+            ("0:db-1:80", "\"0\""),
+            ("8080:db-1:65536", "65536"),
+            ("localhost:8080:db-1:80", "localhost"),
+            ("fd00::1:8080:db-1:80", FORWARD),
+            ("8080:d b:80", "d b"),
+            ("8080:[db-1]:80", "[db-1]"),
+            ("8080::80", "\"\""),
+            ("8080:db-1:80/sctp", "sctp"),
+        ] {
+            let error = text.parse::<Forward>().unwrap_err().to_string();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+        for text in ["", "0", "ssh", "80:host:8080", "80:1:2:3", "80/"] {
+            assert!(text.parse::<Exposed>().is_err(), "{text}");
+        }
+    }
+}

@@ -29,7 +29,7 @@ pub(crate) struct Inbound {
     pub kind: Kind,
 }
 
-/// What a packet is for.
+/// Kinds of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A TCP segment.

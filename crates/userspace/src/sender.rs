@@ -30,7 +30,7 @@ const MAX_TIMES: usize = 1024;
 /// A range of sequence numbers: the first, and the one after the last.
 pub(crate) type Range = (u32, u32);
 
-/// What smoltcp has to be made to do.
+/// Something that smoltcp has to be made to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     /// Nothing but what it does by itself.
@@ -87,7 +87,7 @@ pub(crate) struct Sender {
 struct Recovery {
     /// Ends when this number is acknowledged.
     end: u32,
-    /// What is below and not acknowledged is lost.
+    /// Everything below that is not acknowledged is lost.
     lost: u32,
     /// The number after the last one sent when something was sent again for the first time.
     mark: u32,
@@ -139,11 +139,10 @@ impl Sender {
         self.next.wrapping_sub(self.una)
     }
 
-    /// The receive window for smoltcp, in bytes: what may be sent from [`Sender::una`] on. It can tell smoltcp multiples of
-    /// `unit` only.
+    /// Returns the receive window for smoltcp, in bytes from [`Sender::una`] on. smoltcp is told multiples of `unit` only.
     pub fn allowed(&self, unit: usize) -> usize {
         let allowed = match &self.recovery {
-            // Up: what follows a hole has arrived, so nothing is sent there.
+            // Up: the bytes after a hole have arrived, so nothing is sent there.
             Some(recovery) => self.allowed_in(recovery).next_multiple_of(unit),
             None => self.whole(self.window.bytes()).max(self.mss as usize),
         };
@@ -356,7 +355,7 @@ impl Sender {
 
     /// Looks what is lost now, and whether smoltcp is past some of it.
     fn repair(&mut self) -> Action {
-        // What is below three segments that have arrived.
+        // A hole below three segments that have arrived is lost.
         let mut arrived = 0;
         for (start, end) in self.ranges.clone().iter().rev() {
             arrived += end.wrapping_sub(*start);
@@ -474,7 +473,7 @@ fn merged(a: &[Range], b: &[Range]) -> Vec<Range> {
     all
 }
 
-/// What is left of a range without others, which are in order.
+/// Returns a range without others, which are in order.
 pub(crate) fn subtract(range: Range, others: &[Range]) -> Vec<Range> {
     let (mut at, end) = range;
     let mut left = Vec::new();
@@ -578,7 +577,7 @@ mod tests {
             }
         }
 
-        /// What is sent again after a rewind, as segments.
+        /// Rewinds; returns the segments that are sent again.
         fn rewind(&mut self) -> Vec<(u32, u32)> {
             let allowed = self.sender.allowed(1) as u32;
             let una = self.sender.una;
@@ -758,7 +757,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Whatever the far end says, the numbers stay in order and the work bounded.
+        /// Hostile acknowledgements leave the numbers in order and the work bounded.
         #[test]
         fn hostile_acknowledgements_keep_the_order(
             acks in proptest::collection::vec((proptest::prelude::any::<u32>(), proptest::collection::vec(proptest::prelude::any::<u8>(), 0..40)), 1..50)

@@ -9,7 +9,7 @@ pub(crate) const METHOD_NONE: [u8; 2] = [VERSION, 0];
 /// The answer to a greeting that offers nothing else than authentication.
 pub(crate) const METHOD_UNACCEPTABLE: [u8; 2] = [VERSION, 0xff];
 
-/// What the start of a client's bytes holds.
+/// The message at the start of a client's bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Parsed<T> {
     /// A part of a message.
@@ -245,5 +245,32 @@ mod tests {
         let fragment = [0, 0, 1, 1, 10, 0, 0, 1, 0, 53, 1, 2];
         assert_eq!(datagram(&fragment), None);
         assert_eq!(datagram(&bytes[..9]), None);
+    }
+
+    proptest::proptest! {
+        /// A message is the same whatever follows it, and is no longer than what was read.
+        #[test]
+        fn hostile_bytes_are_read_alike(
+            bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..300),
+            start in 0usize..4,
+        ) {
+            let starts: [&[u8]; 4] = [&[], &[5, 1, 0, 3], &[5, 1, 0, 1], &[0, 0, 0, 3]];
+            let bytes = [starts[start], &bytes].concat();
+            let more = [&bytes[..], &[0; 8]].concat();
+            if let Parsed::Complete(message, length) = request(&bytes) {
+                proptest::prop_assert!(length <= bytes.len());
+                match request(&more) {
+                    Parsed::Complete(again, _) => proptest::prop_assert_eq!(again, message),
+                    other => proptest::prop_assert!(false, "{:?}", other),
+                }
+            }
+            if let Some((target, at)) = datagram(&bytes) {
+                proptest::prop_assert!(at <= bytes.len() && target.port != 0);
+                proptest::prop_assert_eq!(datagram(&more), Some((target, at)));
+            }
+            if let Parsed::Complete(_, length) = crate::http::request(&bytes) {
+                proptest::prop_assert!(length <= bytes.len());
+            }
+        }
     }
 }

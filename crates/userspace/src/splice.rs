@@ -24,7 +24,7 @@ pub(crate) struct Splice {
     inside_ended: bool,
 }
 
-/// What a round has moved.
+/// Outcome of a round.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Moved {
     /// Bytes from the tunnel.

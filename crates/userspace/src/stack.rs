@@ -88,6 +88,8 @@ impl Stack {
     pub fn start(device: OwnedFd, options: Options, names: Names) -> Result<Handle, StackError> {
         check(&options)?;
         let system = |operation| move |source| StackError::System { operation, source };
+        // Buffers are of up to 4 MiB; an idle stack should have none.
+        seikan_sys::memory::return_large_blocks();
         let mut seed = [0; 8];
         seikan_sys::random::fill(&mut seed).map_err(system("random bytes"))?;
         let (entrances, udp_entrances) = listen(&options)?;

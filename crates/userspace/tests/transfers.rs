@@ -75,7 +75,7 @@ fn a_slow_reader_stops_the_sender() {
     let (socket, _) = world.socks(PEER_V4, port);
     std::thread::scope(|scope| {
         let sender = scope.spawn(|| bytes::send(&socket, 1, 32 * MEBIBYTE));
-        // What fits the buffers of both kernels and of the stack has been accepted, and no more.
+        // The buffers of both kernels and of the stack are full; no more is accepted.
         let mut last = u64::MAX;
         while last != world.counters().socks.bytes_out || last == 0 {
             last = world.counters().socks.bytes_out;

@@ -47,7 +47,7 @@ impl Path {
     }
 }
 
-/// What the path has carried.
+/// Packets that the path has carried.
 #[derive(Debug, Default)]
 pub struct Seen {
     /// Largest packet from the stack and to it, in bytes, a super-packet as its segments.

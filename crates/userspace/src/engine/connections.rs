@@ -263,7 +263,7 @@ impl Engine {
                 None
             }
             Next::At(_) if waits => None,
-            // Never at once: whatever is due now has been done.
+            // Never at once: everything that is due has been done.
             Next::At(at) => at.map(|at| at.max(self.now + Duration::from_millis(1))),
         };
         let connection = &mut self.connections[index];

@@ -315,13 +315,13 @@ impl Engine {
                     self.segment(index, &packet);
                     return Ok(());
                 }
-                self.to_nobody(&packet)
+                self.answer_unclaimed(&packet)
             }
             Kind::Udp { flow, size } => {
                 if self.receive_datagrams(&flow, &packet, size)? {
                     Ok(())
                 } else {
-                    self.to_nobody(&packet)
+                    self.answer_unclaimed(&packet)
                 }
             }
             Kind::Error {
@@ -337,14 +337,14 @@ impl Engine {
                 Ok(())
             }
             Kind::Other => {
-                let _ = self.to_nobody(&packet);
+                let _ = self.answer_unclaimed(&packet);
                 Ok(())
             }
         }
     }
 
-    /// Lets smoltcp answer a packet that belongs to no connection.
-    fn to_nobody(&mut self, packet: &Inbound) -> Result<(), DropReason> {
+    /// Lets smoltcp answer a packet that belongs to no connection: a ping, or one that is counted.
+    fn answer_unclaimed(&mut self, packet: &Inbound) -> Result<(), DropReason> {
         let range = VNET_HDR_LEN..VNET_HDR_LEN + packet.end;
         self.parts.device.arrive(range);
         let now = inside::clock(self.epoch, self.now);
