@@ -78,14 +78,19 @@ fn remedy(source: &io::Error) -> &'static str {
     }
 }
 
-/// Names of the members, shared by the agent and the name server.
+/// Names of the members, shared by the agent, the name server and the daemon.
 #[derive(Clone, Debug)]
-pub(super) struct Names(Arc<Mutex<Zone>>);
+pub struct Names(Arc<Mutex<Zone>>);
 
 impl Names {
     /// No members yet, in these networks.
     pub(super) fn new(networks: Vec<IpNet>) -> Names {
         Names(Arc::new(Mutex::new(Zone::new(networks))))
+    }
+
+    /// Returns the addresses of a member or of a device behind one, as [`Zone::find`].
+    pub fn find(&self, name: &str) -> Vec<IpAddr> {
+        self.with(|zone| zone.find(name))
     }
 
     /// Reads or changes the names.

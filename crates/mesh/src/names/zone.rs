@@ -278,9 +278,7 @@ impl Zone {
             let zone = DomainName::from_labels([DOMAIN]).ok()?;
             let records = match inside {
                 [] => Some(vec![RData::SOA(self.start_of_authority(&zone))]),
-                [label] => self.addresses_of(label),
-                [device, gateway] => self.addresses_of_device(device, gateway),
-                _ => None,
+                inside => self.addresses_of(inside).map(records),
             };
             return Some(Subject { zone, records });
         }
@@ -301,23 +299,45 @@ impl Zone {
         Some(Subject { zone, records })
     }
 
-    fn addresses_of(&self, label: &[u8]) -> Option<Vec<RData>> {
-        let name = name_in(label)?;
-        if self.own.as_ref() == Some(&name) {
-            return Some(records(self.networks.iter().map(IpNet::addr)));
+    /// Returns the addresses of a member, as `db-1` or `db-1.seikan`, or of a device behind one, as
+    /// `printer.gw-1.seikan`; none if the name is unknown. A dot at the end is ignored.
+    pub fn find(&self, name: &str) -> Vec<IpAddr> {
+        let name = name.strip_suffix('.').unwrap_or(name);
+        let mut labels: Vec<&[u8]> = name.split('.').map(str::as_bytes).collect();
+        if let [_, .., last] = labels[..]
+            && last.eq_ignore_ascii_case(DOMAIN.as_bytes())
+        {
+            labels.pop();
         }
-        let entry = self.members.get(self.names.get(&name)?)?;
-        Some(records(entry.addresses.iter().copied()))
+        self.addresses_of(&labels).unwrap_or_default()
     }
 
-    fn addresses_of_device(&self, device: &[u8], gateway: &[u8]) -> Option<Vec<RData>> {
+    /// Returns the addresses of a name in [`DOMAIN`]; `None` if it does not exist.
+    fn addresses_of(&self, inside: &[&[u8]]) -> Option<Vec<IpAddr>> {
+        match inside {
+            [label] => self.addresses_of_member(label),
+            [device, gateway] => self.addresses_of_device(device, gateway),
+            _ => None,
+        }
+    }
+
+    fn addresses_of_member(&self, label: &[u8]) -> Option<Vec<IpAddr>> {
+        let name = name_in(label)?;
+        if self.own.as_ref() == Some(&name) {
+            return Some(self.networks.iter().map(IpNet::addr).collect());
+        }
+        let entry = self.members.get(self.names.get(&name)?)?;
+        Some(entry.addresses.clone())
+    }
+
+    fn addresses_of_device(&self, device: &[u8], gateway: &[u8]) -> Option<Vec<IpAddr>> {
         let (device, gateway) = (name_in(device)?, name_in(gateway)?);
         let devices = if self.own.as_ref() == Some(&gateway) {
             &self.own_devices
         } else {
             &self.members.get(self.names.get(&gateway)?)?.devices
         };
-        Some(records(devices.get(&device)?.iter().copied()))
+        devices.get(&device).cloned()
     }
 
     /// Returns the device, if it is one, and the member with an address.
@@ -353,12 +373,12 @@ fn name_in(label: &[u8]) -> Option<Name> {
     std::str::from_utf8(label).ok()?.parse().ok()
 }
 
-fn records(addresses: impl Iterator<Item = IpAddr>) -> Vec<RData> {
+fn records(addresses: Vec<IpAddr>) -> Vec<RData> {
     let data = |ip: IpAddr| match ip {
         IpAddr::V4(ip) => RData::A(A(ip)),
         IpAddr::V6(ip) => RData::AAAA(AAAA(ip)),
     };
-    addresses.map(data).collect()
+    addresses.into_iter().map(data).collect()
 }
 
 /// Returns the reverse zone of a network: labels are whole bytes of IPv4, whole nibbles of IPv6.

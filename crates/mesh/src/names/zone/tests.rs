@@ -412,3 +412,37 @@ fn an_answer_repeats_the_id_and_the_query() {
     assert_eq!(failed[3] & 0xf, 2);
     assert_eq!(failure(&sent[..11]), None);
 }
+
+#[test]
+fn a_proxy_finds_members_and_devices_with_and_without_the_domain() {
+    let mut zone = zone();
+    let device = Device {
+        name: "plc".parse().expect("a name"),
+        addresses: vec!["100.80.0.9".parse().expect("an address")],
+        tags: Vec::new(),
+    };
+    let mut gateway = member(3, "site-a", &["100.80.0.8"]);
+    gateway.devices.push(device);
+    zone.take(&[Change::Set(gateway)]);
+    let found = |name: &str| -> Vec<String> {
+        let found = zone.find(name);
+        found.iter().map(ToString::to_string).collect()
+    };
+    for name in ["b", "B", "b.seikan", "b.SEIKAN", "b.seikan.", "b."] {
+        assert_eq!(found(name), ["100.80.0.2", "fd00:0:0:7::2"], "{name}");
+    }
+    for name in ["plc.site-a", "plc.site-a.seikan"] {
+        assert_eq!(found(name), ["100.80.0.9"], "{name}");
+    }
+    for name in [
+        "",
+        ".",
+        "seikan",
+        "b.example.org",
+        "plc",
+        "b.seikan.seikan",
+        "b..seikan",
+    ] {
+        assert_eq!(found(name), [""; 0], "{name}");
+    }
+}
