@@ -146,6 +146,11 @@ fn from_caps(action: &'static str) -> impl Fn(caps::errors::CapsError) -> Privil
     move |error| system(action)(io::Error::other(error.to_string()))
 }
 
+/// Returns the effective user id of this process.
+pub fn user_id() -> u32 {
+    geteuid().as_raw()
+}
+
 /// Whether the calling thread may administer the interfaces of its network namespace now.
 ///
 /// This is no statement about a namespace that belongs to another user namespace.

@@ -57,7 +57,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let interrupt = Interrupt::new();
     let _signals = interrupt.catch_signals()?;
 
-    let dirs = RuntimeDirs::default();
+    let dirs = RuntimeDirs::for_client(given.as_ref().map(Tunnel::name));
     let mut report = Report::default();
     host::collect(&mut report);
     let tunnels = match given {

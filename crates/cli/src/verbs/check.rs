@@ -76,7 +76,7 @@ fn explain(words: &[String], interface: &str, as_json: bool) -> anyhow::Result<E
     let [from, to, traffic] = words else {
         bail!("cannot explain: --explain takes FROM, TO and PORT");
     };
-    let membership = cache::stored_membership(&RuntimeDirs::default().state, interface).with_context(|| {
+    let membership = cache::stored_membership(&RuntimeDirs::for_client(Some(interface)).state, interface).with_context(|| {
         format!("cannot explain: there is no copy of a mesh for {interface}; run `seikan up {interface}` once, or name another --iface")
     })?;
     let Access {

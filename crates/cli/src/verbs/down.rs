@@ -33,7 +33,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let failed = || format!("cannot stop `{}`", arguments.target);
     let interface = seikan_config::interface_name(&arguments.target).with_context(failed)?;
-    let places = RuntimeDirs::default();
+    let places = RuntimeDirs::for_client(Some(interface.as_str()));
     match ask::stop(&places, interface.as_str(), STOP_TIMEOUT) {
         // It may have been killed.
         Err(AskError::NotRunning(name)) => {

@@ -57,8 +57,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let error = error.context("cannot unregister; revoke this host at the coordinator");
         output::error(&error);
     }
-    let places = RuntimeDirs::default();
     let name = config.name.as_str();
+    let places = RuntimeDirs::for_client(Some(name));
     if ask::running(&places)
         .unwrap_or_default()
         .iter()

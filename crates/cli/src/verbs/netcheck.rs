@@ -45,7 +45,7 @@ pub struct Check<'a> {
 /// Prints the report of the daemon.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     const FAILED: &str = "cannot check the network";
-    let places = RuntimeDirs::default();
+    let places = RuntimeDirs::for_client(arguments.interface.as_deref());
     let (name, mesh) = member(&places, arguments.interface.as_deref()).context(FAILED)?;
     if arguments.json {
         let check = Check {

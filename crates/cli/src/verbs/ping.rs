@@ -58,7 +58,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
 /// Sends requests until there were enough or Ctrl-C is pressed.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let failed = || format!("cannot ping `{}`", printable(&arguments.peer));
-    let places = RuntimeDirs::default();
+    let places = RuntimeDirs::for_client(arguments.iface.as_deref());
     let mut events = Events::new().with_context(failed)?;
     let Some((interface, mut pong)) =
         first_reply(&places, arguments, &mut events).with_context(failed)?

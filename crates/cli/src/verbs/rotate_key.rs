@@ -81,12 +81,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 fn set_running_key(config: &Config, key: &PrivateKey) -> anyhow::Result<()> {
     if is_running(config)? {
         let key = encode_key(key.as_bytes());
-        ask::rotate(&RuntimeDirs::default(), config.name.as_str(), &key)?;
+        let name = config.name.as_str();
+        ask::rotate(&RuntimeDirs::for_client(Some(name)), name, &key)?;
     }
     Ok(())
 }
 
 fn is_running(config: &Config) -> anyhow::Result<bool> {
-    let running = ask::running(&RuntimeDirs::default())?;
+    let dirs = RuntimeDirs::for_client(Some(config.name.as_str()));
+    let running = ask::running(&dirs)?;
     Ok(running.iter().any(|name| name == config.name.as_str()))
 }

@@ -4,8 +4,10 @@
 //! lock with the process. The holder of the lock may replace `RUN/NAME.sock` and, unless another WireGuard
 //! implementation answers there, `/run/wireguard/NAME.sock`.
 //!
-//! Network namespaces share both directories, so an interface's name is unique on the whole host.
+//! Network namespaces share both directories, so an interface's name is unique on the whole host. A user's tunnels without
+//! root are in directories of that user ([`RuntimeDirs::for_user`]), with names of their own.
 
+use seikan_sys::privilege::user_id;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
@@ -59,6 +61,15 @@ pub enum ControlError {
         /// The system's answer.
         error: io::Error,
     },
+    /// Another user owns the directory, or may write to it.
+    #[error(
+        "cannot use {}: it is not a directory of this user alone; remove it, or name another in {RUN_DIR_VARIABLE}",
+        path.display()
+    )]
+    NotPrivate {
+        /// Its path.
+        path: PathBuf,
+    },
     /// The metrics endpoint.
     #[error("cannot serve metrics on {address}: {error}{}", metrics_hint(error))]
     Metrics {
@@ -109,10 +120,7 @@ impl Default for RuntimeDirs {
     /// `/run/seikan` or the value of `SEIKAN_RUN_DIR`; `/var/run/wireguard`; `/var/lib/seikan` or the value of
     /// `SEIKAN_STATE_DIR`.
     fn default() -> RuntimeDirs {
-        let or = |variable, usual: &str| {
-            let own = std::env::var_os(variable).filter(|dir| !dir.is_empty());
-            own.map_or_else(|| usual.into(), PathBuf::from)
-        };
+        let or = |name, usual: &str| variable(name).unwrap_or_else(|| usual.into());
         RuntimeDirs {
             run: or(RUN_DIR_VARIABLE, RUN_DIR),
             wireguard: WIREGUARD_DIR.into(),
@@ -122,6 +130,78 @@ impl Default for RuntimeDirs {
 }
 
 impl RuntimeDirs {
+    /// Directories for tunnels that this user runs without root. The sockets are in `seikan` in `XDG_RUNTIME_DIR`, else in
+    /// `/run/user/UID`, else in `/tmp/seikan-UID`, which is created; the state is in `seikan` in `XDG_STATE_HOME`, else in
+    /// `~/.local/state`. The variables of [`RuntimeDirs::default`] override them. Root's are the default.
+    ///
+    /// # Errors
+    /// The directory in `/tmp` cannot be created, or is not this user's alone.
+    pub fn for_user() -> Result<RuntimeDirs, ControlError> {
+        let user = user_id();
+        let temporary = temporary_dir(user);
+        let dirs = RuntimeDirs::of_user(user);
+        if dirs.run == temporary {
+            // mkdir(2) follows no link, and nobody else can replace an entry of a sticky directory.
+            match DirBuilder::new().mode(0o700).create(&temporary) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                    return Err(ControlError::File {
+                        action: "create",
+                        path: temporary,
+                        error,
+                    });
+                }
+                _ if !is_private(&temporary, user) => {
+                    return Err(ControlError::NotPrivate { path: temporary });
+                }
+                _ => {}
+            }
+        }
+        Ok(dirs)
+    }
+
+    /// Directories in which a client of this user finds an instance, or with `None` all instances: those of
+    /// [`RuntimeDirs::for_user`] if it is there, else the default.
+    pub fn for_client(name: Option<&str>) -> RuntimeDirs {
+        let user = user_id();
+        let own = RuntimeDirs::of_user(user);
+        let is_here = match name {
+            Some(name) => own.lock(name).exists(),
+            None => own.names().is_ok_and(|names| !names.is_empty()),
+        };
+        // The directory of the sockets for `wg` tells them from others in a directory that a variable names.
+        if is_here && is_private(&own.run, user) && own.wireguard.exists() {
+            own
+        } else {
+            RuntimeDirs::default()
+        }
+    }
+
+    fn of_user(user: u32) -> RuntimeDirs {
+        if user == 0 {
+            return RuntimeDirs::default();
+        }
+        let session = [
+            variable("XDG_RUNTIME_DIR"),
+            Some(format!("/run/user/{user}").into()),
+        ];
+        let mut session = session.into_iter().flatten();
+        // `su` leaves the variable of another user.
+        let session = session.find(|dir| dir.is_absolute() && is_private(dir, user));
+        let run = variable(RUN_DIR_VARIABLE)
+            .or_else(|| session.map(|dir| dir.join("seikan")))
+            .unwrap_or_else(|| temporary_dir(user));
+        let home = || Some(variable("HOME")?.join(".local/state"));
+        let state_home = variable("XDG_STATE_HOME").or_else(home);
+        let state_home = state_home.filter(|dir| dir.is_absolute());
+        RuntimeDirs {
+            wireguard: run.join("wireguard"),
+            state: variable(STATE_DIR_VARIABLE)
+                .or_else(|| state_home.map(|dir| dir.join("seikan")))
+                .unwrap_or_else(|| run.join("state")),
+            run,
+        }
+    }
+
     /// The control socket of an instance.
     pub fn control(&self, name: &str) -> PathBuf {
         self.run.join(format!("{name}.sock"))
@@ -179,6 +259,23 @@ impl RuntimeDirs {
             Err(TryLockError::Error(error)) => Err(error),
         }
     }
+}
+
+/// Returns the directory that a variable names.
+fn variable(name: &str) -> Option<PathBuf> {
+    let value = std::env::var_os(name).filter(|value| !value.is_empty());
+    value.map(PathBuf::from)
+}
+
+/// Directory of the sockets of a user without a session.
+fn temporary_dir(user: u32) -> PathBuf {
+    format!("/tmp/seikan-{user}").into()
+}
+
+/// Whether a path is a directory, not a link to one, that belongs to a user, and that no other user can write to.
+fn is_private(path: &Path, user: u32) -> bool {
+    fs::symlink_metadata(path)
+        .is_ok_and(|dir| dir.is_dir() && dir.uid() == user && dir.mode() & 0o022 == 0)
 }
 
 /// The lock on the name of an instance, released when dropped.

@@ -46,6 +46,11 @@ impl Tunnel {
         })
     }
 
+    /// Returns the name of its interface.
+    pub fn name(&self) -> &str {
+        self.name.as_str()
+    }
+
     /// Adds the parts.
     pub fn collect(&self, dirs: &RuntimeDirs, interrupt: &Interrupt, report: &mut Report) {
         let name = self.name.as_str();

@@ -58,7 +58,7 @@ impl Watch {
 }
 
 fn status(interface: &str) -> Option<Status> {
-    ask::status(&RuntimeDirs::default(), interface).ok()
+    ask::status(&RuntimeDirs::for_client(Some(interface)), interface).ok()
 }
 
 fn between(before: &Status, after: &Status) -> Vec<LossRepair> {
