@@ -18,6 +18,7 @@ mod recording;
 mod schema;
 mod service;
 mod ssh;
+mod userspace;
 mod verbs;
 
 use std::io;

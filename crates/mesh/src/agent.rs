@@ -50,8 +50,8 @@ const MAX_SOUGHT: usize = 64;
 pub struct Options<'a> {
     /// The mesh in the configuration.
     pub settings: &'a MeshSettings,
-    /// Index of the mesh's interface.
-    pub interface: u32,
+    /// Index of the mesh's interface, if it has one.
+    pub interface: Option<u32>,
     /// Addresses of the interface with the mesh's networks.
     pub networks: &'a [IpNet],
     /// Devices behind this host, to be reported; `None` if it is no gateway.
@@ -83,6 +83,7 @@ pub struct Handle {
     thread: JoinHandle<()>,
     port: Arc<AtomicU16>,
     own_key: OwnKey,
+    names: names::Names,
 }
 
 /// Why the agent cannot be started.
@@ -99,7 +100,7 @@ pub enum AgentError {
 /// State of the agent in its thread.
 struct Agent {
     settings: MeshSettings,
-    interface: u32,
+    interface: Option<u32>,
     tunnel: Tunnel,
     /// Devices behind this host; `None` if it is no gateway.
     devices: Option<Devices>,
@@ -142,6 +143,7 @@ pub fn start(options: Options<'_>) -> Result<(Handle, MeshState), AgentError> {
         options.web_proxies.clone(),
         notify,
     );
+    let names = names::Names::new(options.networks.to_vec());
     let agent = Agent {
         settings: options.settings.clone(),
         interface: options.interface,
@@ -158,7 +160,7 @@ pub fn start(options: Options<'_>) -> Result<(Handle, MeshState), AgentError> {
             options.settings.trust.clone(),
             known,
         )),
-        names: names::Names::new(options.networks.to_vec()),
+        names: names.clone(),
         web_proxies: options.web_proxies,
     };
     let wake_again = theirs.try_clone()?;
@@ -184,6 +186,7 @@ pub fn start(options: Options<'_>) -> Result<(Handle, MeshState), AgentError> {
         thread,
         port,
         own_key,
+        names,
     };
     Ok((handle, state))
 }
@@ -193,6 +196,11 @@ impl Handle {
     pub fn publish(&self, port: u16, own_key: PublicKey) {
         self.port.store(port, Ordering::Relaxed);
         self.own_key.set(own_key);
+    }
+
+    /// Returns the names of the members, which follow the membership.
+    pub fn names(&self) -> names::Names {
+        self.names.clone()
     }
 
     /// Consumes wakeups; to be called before the events are read.

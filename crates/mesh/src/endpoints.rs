@@ -35,14 +35,14 @@ const TUNNELS: [&str; 17] = [
     "xfrm",
 ];
 
-/// Returns this host's endpoints, IPv6 before IPv4, at most [`MAX_ENDPOINTS`]. `own` is the mesh's interface,
-/// `fwmark` the mark of the tunnel's datagrams.
+/// Returns this host's endpoints, IPv6 before IPv4, at most [`MAX_ENDPOINTS`]. `own` is the mesh's interface, if it has
+/// one, `fwmark` the mark of the tunnel's datagrams.
 ///
 /// Addresses of other tunnels are left out unless the default route uses them; otherwise members would run one
 /// tunnel inside another.
 pub(super) fn local(
     netlink: &Netlink,
-    own: u32,
+    own: Option<u32>,
     networks: &[IpNet],
     fwmark: Option<u32>,
     port: u16,
@@ -72,8 +72,8 @@ pub(super) fn local(
 /// Properties of the host's interfaces.
 #[derive(Default)]
 struct Host<'a> {
-    /// Index of the mesh's interface.
-    own: u32,
+    /// Index of the mesh's interface, if it has one.
+    own: Option<u32>,
     /// The mesh's networks.
     networks: &'a [IpNet],
     tunnels: BTreeSet<u32>,
@@ -102,7 +102,7 @@ impl Host<'_> {
 
     fn is_usable(&self, address: &Address) -> bool {
         let ip = address.net.addr();
-        address.index != self.own
+        Some(address.index) != self.own
             && !address.tentative
             && !address.dad_failed
             && is_routable(ip)
@@ -211,7 +211,7 @@ mod tests {
         ];
         let networks = ["100.80.0.1/12".parse().expect("a network")];
         let host = Host {
-            own: 4,
+            own: Some(4),
             networks: &networks,
             ..Host::default()
         };
@@ -241,7 +241,7 @@ mod tests {
             ]
         };
         let mut host = Host {
-            own: 4,
+            own: Some(4),
             tunnels: BTreeSet::from([7, 8]),
             ..Host::default()
         };

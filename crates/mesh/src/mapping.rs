@@ -80,10 +80,14 @@ pub(super) struct Router {
 
 impl Router {
     /// Returns the router if `seen`, this host's reflexive address, is behind it; `None` if it is an address of
-    /// this host, so that there is no NAT, or if the route goes through `own_interface`.
-    pub(super) fn before(seen: Ipv4Addr, netlink: &Netlink, own_interface: u32) -> Option<Router> {
+    /// this host, so that there is no NAT, or if the route goes through `own_interface`, if the mesh has one.
+    pub(super) fn before(
+        seen: Ipv4Addr,
+        netlink: &Netlink,
+        own_interface: Option<u32>,
+    ) -> Option<Router> {
         let route = netlink.route_get(seen.into(), None).ok()?;
-        let elsewhere = route.kind == RouteType::Unicast && route.device != own_interface;
+        let elsewhere = route.kind == RouteType::Unicast && Some(route.device) != own_interface;
         match (route.gateway, route.source) {
             (Some(IpAddr::V4(address)), Some(IpAddr::V4(own))) if elsewhere => {
                 Some(Router { address, own })

@@ -24,4 +24,5 @@ pub mod subject;
 pub mod system;
 pub mod uapi;
 pub mod up;
+pub mod userspace;
 pub mod worker;

@@ -15,7 +15,7 @@ use members::{Rules, filter, refuse, remove, rotate, set};
 use seikan_config::{Config, Diagnostic, MeshSettings, Severity};
 use seikan_mesh::agent::{self, AgentError, Handle};
 use seikan_mesh::event::{AgentEvent, Contact, WorkerEvent};
-use seikan_mesh::names::Found;
+use seikan_mesh::names::{Found, Names as MemberNames};
 use seikan_mesh::nat::nat_mappings;
 use seikan_mesh::trust::KeyConflicts;
 use seikan_mesh::web_proxy::WebProxies;
@@ -144,6 +144,11 @@ impl<'a> Mesh<'a> {
             },
             rules,
         })
+    }
+
+    /// Returns the names of the members, which follow the membership.
+    pub fn names(&self) -> MemberNames {
+        self.agent.names()
     }
 
     /// Stops the agent, which gets a moment to return its port mapping.

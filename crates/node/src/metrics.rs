@@ -7,6 +7,7 @@
 mod families;
 mod gateway;
 mod mesh;
+mod userspace;
 
 use crate::dialogue;
 use crate::output::Output;
@@ -112,7 +113,8 @@ pub(crate) fn write_family(index: usize, subject: &Subject<'_>, output: &mut imp
     let mut all = FAMILIES
         .iter()
         .chain(mesh::FAMILIES)
-        .chain(gateway::FAMILIES);
+        .chain(gateway::FAMILIES)
+        .chain(userspace::FAMILIES);
     // Writing to memory does not fail.
     let Some(family) = all.nth(index) else {
         let _ = text::encode_eof(output);
@@ -185,7 +187,8 @@ mod tests {
         let families = FAMILIES
             .iter()
             .chain(mesh::FAMILIES)
-            .chain(gateway::FAMILIES);
+            .chain(gateway::FAMILIES)
+            .chain(userspace::FAMILIES);
         let mut table = "\n| metric | type | meaning |\n|---|---|---|\n".to_owned();
         for family in families {
             let (suffix, kind) = match family.kind {

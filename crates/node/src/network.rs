@@ -50,14 +50,15 @@ const UNANSWERED: u64 = 2;
 /// Monitors the network for one node.
 pub struct NetworkMonitor {
     network: Subscription,
-    /// The tunnel's own interface, whose changes do not affect the underlay.
-    own: u32,
+    /// The tunnel's own interface, if it has one, whose changes do not affect the underlay.
+    own: Option<u32>,
     /// Runs until a burst has settled.
     settled: Timer,
     settling: bool,
     /// Changes of the current burst.
     burst: Burst,
-    restorer: Restorer,
+    /// None without an interface.
+    restorer: Option<Restorer>,
     names: Vec<NamedPeer>,
     resolver: Option<Resolver>,
 }
@@ -141,7 +142,7 @@ impl NetworkMonitor {
             settled: Timer::new().map_err(NetworkMonitorError::Timer)?,
             settling: false,
             burst: Burst::default(),
-            restorer: Restorer::new(settings, node.tun.index()),
+            restorer: node.tun.index().map(|index| Restorer::new(settings, index)),
             names,
             resolver,
         })
@@ -149,6 +150,8 @@ impl NetworkMonitor {
 
     /// Reads events. The first of a burst starts the timer.
     fn network_changed(&mut self) {
+        let own = self.own;
+        let is_own = |index: u32| Some(index) == own;
         for _ in 0..MAX_EVENTS {
             // An error of the socket is no event; read the next one.
             let Ok(Some(event)) = self.network.next_event() else {
@@ -157,19 +160,19 @@ impl NetworkMonitor {
             self.burst.links |=
                 matches!(event, Event::Link(_) | Event::LinkRemoved(_) | Event::Lost);
             self.burst.paths |= match &event {
-                Event::Link(link) => link.index != self.own && link.up,
-                Event::LinkRemoved(link) => link.index != self.own,
-                Event::Address(address) | Event::AddressRemoved(address) => {
-                    address.index != self.own
+                Event::Link(link) => !is_own(link.index) && link.up,
+                Event::LinkRemoved(link) => !is_own(link.index),
+                Event::Address(address) | Event::AddressRemoved(address) => !is_own(address.index),
+                Event::Route(route) | Event::RouteRemoved(route) => {
+                    !route.device.is_some_and(is_own)
                 }
-                Event::Route(route) | Event::RouteRemoved(route) => route.device != Some(self.own),
                 Event::RuleRemoved => false,
                 Event::Lost => true,
             };
             self.burst.settings |= match &event {
-                Event::Link(link) => link.index == self.own,
-                Event::AddressRemoved(address) => address.index == self.own,
-                Event::RouteRemoved(route) => route.device == Some(self.own),
+                Event::Link(link) => is_own(link.index),
+                Event::AddressRemoved(address) => is_own(address.index),
+                Event::RouteRemoved(route) => route.device.is_some_and(is_own),
                 Event::RuleRemoved | Event::Lost => true,
                 Event::LinkRemoved(_) | Event::Address(_) | Event::Route(_) => false,
             };
@@ -195,14 +198,16 @@ impl NetworkMonitor {
             node.follow_mtu();
             node.limit_datagrams();
         }
-        if burst.settings {
-            self.restorer.check(now().mono);
-            node.restorations = self.restorer.restorations();
-        }
-        if let Some(at) = self.restorer.next_check() {
-            // Any burst sets the timer anew, and comes here again.
-            self.burst.settings = true;
-            let _ = self.settled.set(at.duration_since(now().mono));
+        if let Some(restorer) = &mut self.restorer {
+            if burst.settings {
+                restorer.check(now().mono);
+                node.restorations = restorer.restorations();
+            }
+            if let Some(at) = restorer.next_check() {
+                // Any burst sets the timer anew, and comes here again.
+                self.burst.settings = true;
+                let _ = self.settled.set(at.duration_since(now().mono));
+            }
         }
         if burst.paths {
             forget_sources(node);

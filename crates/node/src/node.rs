@@ -5,6 +5,7 @@ use crate::former::FormerSessions;
 use crate::gateway::GatewayNode;
 use crate::sockets::Sockets;
 use crate::system::{SystemRandom, now};
+use crate::userspace::Stack;
 use seikan_config::{CipherPreference, Config, Host, Mode};
 use seikan_mesh::state::MeshState;
 use seikan_mesh::stun;
@@ -110,6 +111,8 @@ pub struct Node {
     pub gateway: Option<GatewayNode>,
     /// The mesh, if this host is a member of one.
     pub mesh: Option<MeshState>,
+    /// The TCP/IP stack in this process, if there is no interface.
+    pub stack: Option<Stack>,
     /// Restorations of settings that another program removed.
     pub restorations: Restorations,
     /// Peers that had a session with the last process of this tunnel.
@@ -198,6 +201,7 @@ impl Node {
             started: now.mono,
             gateway: None,
             mesh: None,
+            stack: None,
             restorations: Restorations::default(),
             former: FormerSessions::default(),
             confinement: None,
@@ -218,8 +222,10 @@ impl Node {
         if self.tunnel.mode() == seikan_proto::mode::Mode::Ip {
             return;
         }
+        let Some(index) = self.tun.index() else {
+            return;
+        };
         let links = Netlink::open().and_then(|netlink| netlink.topology());
-        let index = self.tun.index();
         let own = links.unwrap_or_default();
         let Some(own) = own.into_iter().find(|link| link.info.index == index) else {
             return;
@@ -244,7 +250,9 @@ impl Node {
         if self.tunnel.protocol() != Protocol::WireGuard {
             return;
         }
-        let index = self.tun.index();
+        let Some(index) = self.tun.index() else {
+            return;
+        };
         if let Ok(link) = Netlink::open().and_then(|netlink| netlink.link_by_index(index)) {
             self.tunnel.set_inner_mtu(link.mtu);
         }
@@ -262,7 +270,7 @@ impl Node {
         let links = Netlink::open().and_then(|netlink| netlink.links());
         let longest = links.map(|links| {
             let mtus = links.iter().map(|link| {
-                if link.index == self.tun.index() {
+                if Some(link.index) == self.tun.index() {
                     link.mtu + SEALED
                 } else if link.hardware_type == LOOPBACK {
                     // The limit does not apply to it.
@@ -275,7 +283,9 @@ impl Node {
                 Protocol::Native => SMALL_DATAGRAM,
                 Protocol::WireGuard => JUMBO_DATAGRAM,
             };
-            mtus.max().unwrap_or(0).max(always)
+            // Also of a tunnel without an interface.
+            let own = self.tunnel.inner_mtu() + SEALED;
+            mtus.max().unwrap_or(0).max(own).max(always)
         });
         filter.set_maximum(longest.unwrap_or(u32::MAX));
     }
@@ -340,9 +350,9 @@ const LOOPBACK: u16 = 772;
 /// second call. Only speed depends on it, so an error is ignored. Not for a gateway, whose kernel would have to
 /// segment the larger packets that GRO merges.
 fn limit_super_packets(tun: &Tun, limit: u32) {
-    if let Ok(netlink) = Netlink::open() {
+    if let (Some(index), Ok(netlink)) = (tun.index(), Netlink::open()) {
         let segments = if limit < GSO_UNLIMITED { 64 } else { 65_535 };
-        let _ = netlink.set_gso_max(tun.index(), limit, segments, limit);
+        let _ = netlink.set_gso_max(index, limit, segments, limit);
     }
 }
 

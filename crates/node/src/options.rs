@@ -1,6 +1,7 @@
 //! Options of a tunnel besides its configuration.
 
 use crate::control::RuntimeDirs;
+use crate::userspace::Services;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -14,6 +15,8 @@ pub struct UpOptions {
     pub reload: Vec<OsString>,
     /// The log file, for `status`.
     pub log: Option<PathBuf>,
+    /// Run without an interface and without root: these services lead into the tunnel.
+    pub userspace: Option<Services>,
     /// Directories of the control sockets, the journal and the state.
     pub dirs: RuntimeDirs,
 }

@@ -8,6 +8,7 @@ mod interface;
 mod mesh;
 mod peer;
 mod traffic;
+mod userspace;
 
 pub use interface::{Capability, Device, Interface, KernelCounters, Socket};
 pub use mesh::{
@@ -21,6 +22,7 @@ pub use peer::{
 pub(crate) use peer::{is_relayed, is_up};
 pub use traffic::{Batches, Bucket, Direction, Distribution, Handshakes, Traffic};
 pub(crate) use traffic::{direction, distribution};
+pub use userspace::{ExposedPort, ListeningPort, ServiceCounts, UserspaceStatus};
 
 use crate::node::Node;
 use crate::status::gateway::GatewayStatus;
@@ -66,6 +68,9 @@ pub struct Status {
     /// The mesh; absent if this host is not a member of one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mesh: Option<MeshStatus>,
+    /// The TCP/IP stack of a tunnel without root; absent if the tunnel has an interface.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub userspace: Option<UserspaceStatus>,
     /// The peers, ordered by key.
     pub peers: Vec<PeerStatus>,
     /// The gateway; absent if this host is not one.
@@ -98,10 +103,11 @@ pub fn without_peers(node: &Node, record: &Record) -> Status {
             let netlink = record.netlink.as_ref();
             let all = netlink.and_then(|netlink| netlink.all_addresses().ok());
             let tun = node.tun.index();
-            let others = all.into_iter().flatten().filter(|a| a.index != tun);
+            let others = all.into_iter().flatten().filter(|a| Some(a.index) != tun);
             let usable = others.map(|a| a.net.addr()).filter(|ip| is_routable(*ip));
             mesh::mesh(mesh, &usable.collect::<Vec<_>>())
         }),
+        userspace: node.stack.as_ref().map(userspace::userspace),
         peers: Vec::new(),
         gateway: None,
     }

@@ -8,6 +8,10 @@
 //! `PreDown`, `SaveConfig`; the interface; everything in the journal, `PostDown`. After a failure or a signal
 //! during `up`, the steps done so far are undone.
 //!
+//! A tunnel without root ([`crate::userspace`]) changes nothing of the host: its configuration has no hooks, name servers,
+//! routes or rules left, and a stack in this process takes the place of the interface. It starts last, confined like the
+//! rest. The monitor has no privileges then, but can execute programs and remove files, which the daemon cannot.
+//!
 //! [`up_unconfigured`] does the same for an interface that `wg` and `ip` configure: it starts down, with neither
 //! addresses, routes, peers nor a private key.
 
@@ -23,8 +27,10 @@ use crate::options::UpOptions;
 use crate::save::Running;
 use crate::setup::hooks::Moment;
 use crate::setup::names::Names;
+use crate::setup::routes::Plan;
 use crate::setup::{self, Recorder, firewall, forwarding, mtu, occupied, routes};
 use crate::system::SystemRandom;
+use crate::userspace::{Stack, StackError, UserspaceError, adapt};
 use crate::worker::{self, ControlFlow, Ended, Service};
 use seikan_config::{
     CipherPreference, Config, Diagnostic, GatewayMode, GatewaySettings, Hooks, Host, InterfaceName,
@@ -43,6 +49,7 @@ use seikan_sys::privilege::{self, Capability, Identity, PrivilegeError};
 use seikan_sys::signal::{Signal, Signals};
 use seikan_sys::tun::{Tun, TunError};
 use seikan_sys::udp::UdpError;
+use seikan_userspace::Listener;
 use std::cell::RefCell;
 use std::io;
 use std::net::IpAddr;
@@ -110,14 +117,30 @@ pub enum UpError {
         /// The error.
         source: io::Error,
     },
+    /// The configuration does not fit a tunnel without root.
+    #[error(transparent)]
+    Userspace(#[from] UserspaceError),
+    /// The stack of a tunnel without root.
+    #[error(transparent)]
+    Stack(#[from] StackError),
+    /// The stack ended while the tunnel ran.
+    #[error(
+        "the TCP/IP stack of {interface} has ended, and the tunnel with it: start it again, and report this bug"
+    )]
+    StackGone {
+        /// The name of the tunnel.
+        interface: String,
+    },
     /// The process lacks a capability.
     #[error(
         "bringing up interface {interface} needs CAP_NET_ADMIN, which this process lacks: run it with sudo, or run \
-         `setcap cap_net_admin+ep` on the program once"
+         `setcap cap_net_admin+ep` on the program once{alternative}"
     )]
     NotPermitted {
         /// The interface.
         interface: String,
+        /// Another remedy.
+        alternative: &'static str,
     },
     /// The name is in use.
     #[error("interface {interface} exists already: {usage}")]
@@ -158,6 +181,8 @@ pub struct UpSummary {
     pub port: u16,
     /// The MTU inside the tunnel.
     pub mtu: u32,
+    /// Addresses of the host that lead into a tunnel without root.
+    pub listeners: Vec<Listener>,
 }
 
 /// Receiver of events of `up`.
@@ -185,6 +210,10 @@ pub fn up(
     options: &UpOptions,
     observer: &mut dyn Observer,
 ) -> Result<(), UpError> {
+    if options.userspace.is_some() {
+        let config = adapt(config, &mut |warning| observer.warn(warning))?;
+        return start(&config, options, None, observer);
+    }
     start(config, options, None, observer)
 }
 
@@ -261,9 +290,13 @@ fn start(
     privilege::forbid_core_dumps()?;
     let signals = Signals::block().map_err(UpError::Signals)?;
     let netlink = Netlink::open()?;
-    if !privilege::has_net_admin() {
+    if options.userspace.is_none() && !privilege::has_net_admin() {
         return Err(UpError::NotPermitted {
             interface: config.name.to_string(),
+            alternative: match unconfigured {
+                Some(_) => "",
+                None => "; or add --userspace, which needs no interface",
+            },
         });
     }
     let is_configured = unconfigured.is_none();
@@ -283,7 +316,7 @@ fn start(
         control.set_keyless();
     }
     let journal = open_journal(config, options, observer)?;
-    if device.is_none() {
+    if device.is_none() && options.userspace.is_none() {
         check_conflicts(config, &netlink)?;
     }
     // Before anything is set up: a service manager repeats the start, and a mistyped variable stays.
@@ -300,6 +333,7 @@ fn start(
         netlink,
         is_configured,
         device,
+        stack_end: None,
         node: None,
         settings: Settings::default(),
         names: None,
@@ -311,9 +345,14 @@ fn start(
     drop(work);
     match outcome? {
         Ended::Requested => Ok(()),
-        Ended::InterfaceGone => Err(UpError::InterfaceGone {
-            interface: config.name.to_string(),
-        }),
+        Ended::InterfaceGone => {
+            let interface = config.name.to_string();
+            Err(if options.userspace.is_some() {
+                UpError::StackGone { interface }
+            } else {
+                UpError::InterfaceGone { interface }
+            })
+        }
     }
 }
 
@@ -392,6 +431,8 @@ struct Work<'a> {
     is_configured: bool,
     /// A device that another program has opened.
     device: Option<Tun>,
+    /// The end of the device for a stack in this process.
+    stack_end: Option<OwnedFd>,
     node: Option<Node>,
     /// Addresses, routes and rules that were added to the kernel's tables.
     settings: Settings,
@@ -418,6 +459,10 @@ impl Work<'_> {
             plan.mark,
             &self.netlink,
         ));
+        if self.options.userspace.is_some() {
+            let (device, end) = Tun::pair(config.name.as_str()).map_err(NodeError::Tun)?;
+            (self.device, self.stack_end) = (Some(device), Some(end));
+        }
         let node = match self.device.take() {
             Some(device) => Node::with_device(&config, device),
             None => Node::create(&config),
@@ -426,23 +471,34 @@ impl Work<'_> {
         node.former = FormerSessions::take(&self.options.dirs.former(self.config.name.as_str()));
         let index = node.tun.index();
         self.node = Some(node);
+        match index {
+            Some(index) => self.set_up_host(&config, &plan, index),
+            None => {
+                self.names = config.mesh.as_ref().map(|_| Names::of_proxies());
+                Ok(())
+            }
+        }
+    }
+
+    /// Sets up the interface and everything else of the host, and runs the hooks after it.
+    fn set_up_host(&mut self, config: &Config, plan: &Plan, index: u32) -> Result<(), UpError> {
         if self.is_configured {
-            setup::set_up_interface(&config, index, &self.netlink)?;
+            setup::set_up_interface(config, index, &self.netlink)?;
         } else {
-            setup::prepare_interface(&config, index, &self.netlink)?;
+            setup::prepare_interface(config, index, &self.netlink)?;
         }
         let observer = &mut *self.observer;
         let mut recorder = Recorder {
             journal: &mut self.monitor,
             warn: &mut |warning| observer.warn(warning),
         };
-        setup::set_dns(&config, &mut recorder)?;
-        setup::set_routes(&plan, index, &self.netlink, &mut recorder)?;
-        self.settings = Settings::new(&config.addresses, &plan);
+        setup::set_dns(config, &mut recorder)?;
+        setup::set_routes(plan, index, &self.netlink, &mut recorder)?;
+        self.settings = Settings::new(&config.addresses, plan);
         if let Some(mark) = plan.own_table() {
-            firewall::apply(&config, mark, &mut recorder);
+            firewall::apply(config, mark, &mut recorder);
         }
-        self.open_gateway(&config)?;
+        self.open_gateway(config, index)?;
         if self.is_interrupted() {
             return Ok(());
         }
@@ -454,13 +510,13 @@ impl Work<'_> {
                 journal: &mut self.monitor,
                 warn: &mut |warning| observer.warn(warning),
             };
-            self.names = Some(Names::set(&config, &mut recorder));
+            self.names = Some(Names::set(config, &mut recorder));
         }
         Ok(())
     }
 
     /// Sets up the gateway, if configured: its interface, or the kernel's forwarding.
-    fn open_gateway(&mut self, config: &Config) -> Result<(), UpError> {
+    fn open_gateway(&mut self, config: &Config, index: u32) -> Result<(), UpError> {
         let (Some(settings), Some(node)) = (&config.gateway, &mut self.node) else {
             return Ok(());
         };
@@ -474,8 +530,7 @@ impl Work<'_> {
                 journal: &mut self.monitor,
                 warn: &mut |warning| observer.warn(warning),
             };
-            let tun = node.tun.index();
-            forwarding::apply(config, settings, tun, &self.netlink, &mut recorder)?;
+            forwarding::apply(config, settings, index, &self.netlink, &mut recorder)?;
         }
         Ok(())
     }
@@ -501,13 +556,11 @@ impl Work<'_> {
             names: matches!(found, Some(Found::By(_))),
             uapi: control.leave_sockets(),
         })?;
-        let kept_capabilities = capabilities(self.config, self.is_configured);
-        give_up_privileges(
-            self.config,
-            &kept_capabilities,
-            identity,
-            &mut *self.observer,
-        )?;
+        let keep = match self.options.userspace {
+            Some(_) => Keep::Only(vec![Capability::CAP_NET_BIND_SERVICE]),
+            None => Keep::AndNetAdmin(capabilities(self.config, self.is_configured)),
+        };
+        give_up_privileges(self.config, &keep, identity, &mut *self.observer)?;
         node.confinement = Some(confine(&Needs {
             packets: is_transparent(self.config),
             folders: kept.iter().map(|kept| kept.inside("")).collect(),
@@ -545,11 +598,26 @@ impl Work<'_> {
                 _ => None,
             },
         };
+        if let (Some(own), Some(end)) = (&self.options.userspace, self.stack_end.take()) {
+            let members = services.mesh.as_ref().map(Mesh::names);
+            node.stack = Some(Stack::start(
+                self.config,
+                own,
+                end,
+                node.tunnel.inner_mtu(),
+                members,
+            )?);
+        }
+        let listeners = node.stack.iter().flat_map(Stack::listeners);
         let summary = UpSummary {
             interface: self.config.name.to_string(),
             protocol: self.config.protocol,
             port: node.sockets.port(),
-            mtu: self.netlink.link_by_index(node.tun.index())?.mtu,
+            mtu: match node.tun.index() {
+                Some(index) => self.netlink.link_by_index(index)?.mtu,
+                None => node.tunnel.inner_mtu(),
+            },
+            listeners: listeners.copied().collect(),
         };
         if observer.borrow_mut().is_up(&summary).is_err() {
             return Ok(Ended::Requested);
@@ -687,17 +755,28 @@ fn open_kept(
 const STAYS_ROOT: &str = "the tunnel works, but an attacker who takes it over could open files of root: grant \
                           CAP_SETUID, CAP_SETGID, CAP_SETPCAP and CAP_CHOWN";
 
+/// Capabilities that a daemon keeps.
+enum Keep {
+    /// These and `CAP_NET_ADMIN`.
+    AndNetAdmin(Vec<Capability>),
+    /// These, as far as it has them.
+    Only(Vec<Capability>),
+}
+
 /// Switches to a user of its own with few capabilities.
 fn give_up_privileges(
     config: &Config,
-    keep: &[Capability],
+    keep: &Keep,
     identity: Option<Identity>,
     observer: &mut dyn Observer,
 ) -> Result<(), UpError> {
-    // A missing capability cannot be kept, and the tunnel itself does not need it.
-    let drop_to = |identity| match privilege::drop_to(keep, identity) {
-        Err(PrivilegeError::Missing { .. }) => privilege::drop_to(&[], identity),
-        other => other,
+    let drop_to = |identity| match keep {
+        Keep::Only(these) => privilege::keep_only(these, identity),
+        // A missing capability cannot be kept, and the tunnel itself does not need it.
+        Keep::AndNetAdmin(these) => match privilege::drop_to(these, identity) {
+            Err(PrivilegeError::Missing { .. }) => privilege::drop_to(&[], identity),
+            other => other,
+        },
     };
     match drop_to(identity) {
         // In a user namespace without that user, or without the capabilities.

@@ -74,7 +74,7 @@ pub enum ControlFlow {
 pub enum Ended {
     /// Requested by a signal or the control socket.
     Requested,
-    /// The interface was deleted.
+    /// The interface was deleted, or the stack in this process has ended.
     InterfaceGone,
 }
 
@@ -496,7 +496,15 @@ fn deliver_one(
         Err(error) if error.kind() == io::ErrorKind::InvalidInput && write.packets > 1 => {
             deliver_cut(queue, mode, write, arena)
         }
-        Err(_) => Err(DropReason::TunWriteRefused),
+        Err(error) => Err(refusal(&error)),
+    }
+}
+
+/// Returns why a device did not take a packet. Only a stack in this process makes it wait.
+fn refusal(error: &io::Error) -> DropReason {
+    match error.kind() {
+        io::ErrorKind::WouldBlock => DropReason::StackQueueFull,
+        _ => DropReason::TunWriteRefused,
     }
 }
 
@@ -519,7 +527,22 @@ fn deliver_cut(
         let one = &out[..seikan_wire::VNET_HDR_LEN + length];
         queue
             .write_vectored(&[IoSlice::new(one)])
-            .map_err(|_| DropReason::TunWriteRefused)?;
+            .map_err(|error| refusal(&error))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use seikan_sys::tun::Tun;
+
+    #[test]
+    fn a_packet_for_a_stack_that_is_behind_is_counted_as_such() {
+        let (tun, _stack) = Tun::pair("pair").expect("a pair");
+        let write = || tun.queues()[0].write_vectored(&[IoSlice::new(&[0; 1500])]);
+        let error = std::iter::repeat_with(write).find_map(Result::err);
+        let reason = refusal(&error.expect("full"));
+        assert_eq!(reason, DropReason::StackQueueFull);
+    }
 }

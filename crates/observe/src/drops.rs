@@ -97,6 +97,8 @@ drop_reasons! {
     EcnNotCapable = "ecn_not_capable",
     /// The TUN device refused the packet.
     TunWriteRefused = "tun_write_refused",
+    /// The TCP/IP stack in user space has not yet read the packets that wait for it.
+    StackQueueFull = "stack_queue_full",
     /// The transport header is truncated or cannot be found, so its checksum cannot be updated for
     /// a translated address.
     TransportTruncated = "transport_truncated",

@@ -337,6 +337,11 @@ impl Tunnel {
         }
     }
 
+    /// Returns the MTU of the TUN device.
+    pub fn inner_mtu(&self) -> u32 {
+        self.inner_mtu
+    }
+
     /// Sets the MTU of the TUN device after a change.
     pub fn set_inner_mtu(&mut self, mtu: u32) {
         self.inner_mtu = mtu;

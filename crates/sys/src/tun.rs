@@ -6,7 +6,8 @@
 //! which may be a TCP or UDP super-packet of up to 64 KiB. The header is always present, also
 //! without offload and on kernels without it, so callers see one framing.
 //!
-//! [`Tun::adopt`] does the same with a device that another program has opened.
+//! [`Tun::adopt`] does the same with a device that another program has opened. [`Tun::pair`] makes a device without the
+//! kernel's IP stack, for a process without privileges: the same packets pass over a pair of sockets.
 //!
 //! Creating needs CAP_NET_ADMIN in the user namespace that owns the network namespace. The interface
 //! belongs to the network namespace of the thread that creates it, and is deleted with its last
@@ -25,7 +26,8 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use crate::ability::Ability;
-use capabilities::{feature, negotiate_offload, without_offload};
+use crate::packet_pair::packet_pair;
+use capabilities::{feature, negotiate_offload, with_offload, without_offload};
 
 pub use capabilities::TunCapabilities;
 
@@ -143,7 +145,7 @@ pub enum TunError {
 pub struct Tun {
     queues: Vec<TunQueue>,
     name: String,
-    index: u32,
+    index: Option<u32>,
     capabilities: TunCapabilities,
 }
 
@@ -257,17 +259,42 @@ impl Tun {
             0 => Ability::Absent("the given device was opened without IFF_VNET_HDR".into()),
             _ => Ability::Present,
         };
-        let emulated = !vnet_header.is_present();
+        let framing = framing(flags);
         let options = TunOptions {
             name,
             ..options.clone()
         };
         Tun::set_up(
-            vec![TunQueue { file, emulated }],
+            vec![TunQueue { file, framing }],
             &options,
             vnet_header,
             Ability::Absent("one queue was given".into()),
         )
+    }
+
+    /// Creates a device without an interface from a [`packet_pair`]. Returns the device, and the end for a TCP/IP stack in
+    /// user space, which reads and writes the same messages as a [`TunQueue`]: a virtio-net header and a packet.
+    /// Both ends may send super-packets and partial checksums. Needs no privilege.
+    ///
+    /// # Errors
+    /// [`TunError::System`].
+    pub fn pair(name: &str) -> Result<(Tun, OwnedFd), TunError> {
+        let (ours, theirs) = packet_pair().map_err(|source| TunError::System {
+            name: name.to_owned(),
+            operation: "a pair of sockets",
+            source,
+        })?;
+        let multi_queue = Ability::Absent("a stack in user space has one queue".into());
+        let device = Tun {
+            queues: vec![TunQueue {
+                file: File::from(ours),
+                framing: Framing::Socket,
+            }],
+            name: name.to_owned(),
+            index: None,
+            capabilities: with_offload(multi_queue),
+        };
+        Ok((device, theirs))
     }
 
     /// Sets header, offloads and MTU of an interface with these queues.
@@ -312,7 +339,7 @@ impl Tun {
         Ok(Tun {
             queues,
             name: name.to_owned(),
-            index,
+            index: Some(index),
             capabilities,
         })
     }
@@ -327,8 +354,8 @@ impl Tun {
         &self.name
     }
 
-    /// Returns the index of the interface, which does not change when it is renamed.
-    pub fn index(&self) -> u32 {
+    /// Returns the index of the interface, which does not change when it is renamed; `None` for [`Tun::pair`].
+    pub fn index(&self) -> Option<u32> {
         self.index
     }
 
@@ -341,13 +368,22 @@ impl Tun {
 /// One queue of a TUN interface. A call transfers one packet, never blocks, and does not allocate.
 ///
 /// Errors common to reads and writes: EIO while the interface is down (writes), EBADFD once it was
-/// deleted.
+/// deleted, or the other end of a pair was closed (reads).
 #[derive(Debug)]
 pub struct TunQueue {
     file: File,
-    /// Whether the kernel has no virtio-net header. Then a header of zeros is added on reading and
-    /// removed on writing.
-    emulated: bool,
+    framing: Framing,
+}
+
+/// Where the virtio-net header of a packet comes from and goes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Framing {
+    /// The kernel's IP stack.
+    Kernel,
+    /// The kernel has no such header: one of zeros is added on reading and removed on writing.
+    Emulated,
+    /// The other end of a pair of sockets.
+    Socket,
 }
 
 impl TunQueue {
@@ -361,9 +397,18 @@ impl TunQueue {
     /// `WouldBlock` if no packet waits; `InvalidInput` if `buf` cannot hold a header.
     #[inline]
     pub fn read(&self, buf: &mut [u8]) -> io::Result<usize> {
-        if !self.emulated {
-            return Ok(nix::unistd::read(&self.file, buf)?);
+        match self.framing {
+            Framing::Kernel => Ok(nix::unistd::read(&self.file, buf)?),
+            Framing::Socket => match nix::unistd::read(&self.file, buf)? {
+                0 => Err(Errno::EBADFD.into()),
+                length => Ok(length),
+            },
+            Framing::Emulated => self.read_emulated(buf),
         }
+    }
+
+    #[cold]
+    fn read_emulated(&self, buf: &mut [u8]) -> io::Result<usize> {
         let Some((header, packet)) = buf.split_at_mut_checked(VNET_HEADER_LEN) else {
             return Err(io::ErrorKind::InvalidInput.into());
         };
@@ -380,13 +425,14 @@ impl TunQueue {
     /// # Errors
     /// `InvalidInput` (EINVAL) if the kernel rejects the header or the packet: Linux 6.6.44 and
     /// 6.10.3 do so for correct super-packets, so segment the packet and write it again before
-    /// counting it as dropped. ENOBUFS or ENOMEM under memory pressure.
+    /// counting it as dropped. ENOBUFS or ENOMEM under memory pressure. `WouldBlock` if the stack at the other end of a pair
+    /// has not yet read what waits there.
     #[inline]
     pub fn write_vectored(&self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
-        if !self.emulated {
-            return Ok(nix::sys::uio::writev(&self.file, bufs)?);
+        if self.framing == Framing::Emulated {
+            return self.write_vectored_emulated(bufs);
         }
-        self.write_vectored_emulated(bufs)
+        Ok(nix::sys::uio::writev(&self.file, bufs)?)
     }
 
     #[cold]
@@ -435,19 +481,28 @@ fn attach_queues(
             },
         }
     };
-    let emulated = flags & libc::IFF_VNET_HDR == 0;
+    let framing = framing(flags);
     // Exclusive for the first queue only: the others must find the interface.
     ioctl::attach(&first, &name(), flags | libc::IFF_TUN_EXCL).map_err(refused("TUNSETIFF"))?;
     let mut queues = vec![TunQueue {
         file: first,
-        emulated,
+        framing,
     }];
     while queues.len() < count {
         let file = ioctl::open().map_err(open_error)?;
         ioctl::attach(&file, &name(), flags).map_err(refused("TUNSETIFF of a further queue"))?;
-        queues.push(TunQueue { file, emulated });
+        queues.push(TunQueue { file, framing });
     }
     Ok(queues)
+}
+
+/// Returns the framing of an interface with these flags.
+fn framing(flags: libc::c_int) -> Framing {
+    if flags & libc::IFF_VNET_HDR == 0 {
+        Framing::Emulated
+    } else {
+        Framing::Kernel
+    }
 }
 
 /// The rules of `dev_valid_name` (net/core/dev.c), and no `%`, which would be a template.

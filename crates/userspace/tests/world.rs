@@ -115,13 +115,14 @@ impl World {
             })
             .expect("enter");
         let netlink = peer.netlink().expect("netlink");
+        let index = tun.index().expect("an interface");
         netlink
-            .add_address(tun.index(), net(PEER_V4, 24))
+            .add_address(index, net(PEER_V4, 24))
             .expect("address");
         netlink
-            .add_address(tun.index(), net(PEER_V6, 64))
+            .add_address(index, net(PEER_V6, 64))
             .expect("address");
-        netlink.set_up(tun.index()).expect("up");
+        netlink.set_up(index).expect("up");
         // Until duplicate address detection has ended, an address cannot be used.
         let started = Instant::now();
         while peer

@@ -25,6 +25,7 @@ use zeroize::Zeroizing;
 
 use super::genkey::random_bytes;
 use crate::service;
+use crate::userspace::UserspaceArguments;
 
 /// Directory of configurations.
 const DIRECTORY: &str = "/etc/seikan";
@@ -39,10 +40,11 @@ const PAUSE: Duration = Duration::from_millis(500);
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     sudo seikan join https://mesh.example.org:7443 --token skt_...\n  \
-    sudo seikan join https://192.0.2.1:7443 --pin sha256:... --token skt_... --name db-1\n\n\
+    sudo seikan join https://192.0.2.1:7443 --pin sha256:... --token skt_... --name db-1\n  \
+    seikan join https://192.0.2.1:7443 --token skt_... --iface ./mesh.toml --userspace --socks 1080\n\n\
     `seikan coordinator token` prints the whole command. Writes /etc/seikan/IFACE.toml, with the host's private \
     key, and runs `seikan up -d IFACE`. `systemctl enable seikan@IFACE` starts the tunnel at every boot; \
-    `seikan leave` reverts it all.\n\n\
+    `seikan leave` reverts it all. Without root, name a file with --iface.\n\n\
     HTTPS_PROXY=http://[USER:PASSWORD@]HOST:PORT names a web proxy to the coordinator and to relays over TLS, and \
     NO_PROXY the hosts without it. sudo removes such variables: export them and run `sudo \
     --preserve-env=HTTPS_PROXY,NO_PROXY seikan join ...`, which shows the password to nobody. seikan@.service reads \
@@ -82,6 +84,8 @@ pub struct Arguments {
     /// Run the tunnel in this process, as a container needs it; a host that has joined already only starts
     #[arg(long)]
     foreground: bool,
+    #[command(flatten)]
+    userspace: UserspaceArguments,
 }
 
 /// Joins the mesh.
@@ -89,8 +93,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let interface = seikan_config::interface_name(&arguments.iface)
         .with_context(|| format!("cannot use `{}` as interface", arguments.iface))?;
     let file = configuration_file(&arguments.iface, interface.as_str());
+    // Before the token is used up.
+    let is_userspace = arguments.userspace.services()?.is_some();
     if file.exists() && arguments.foreground {
-        return Err(start(&file, true));
+        return Err(start(&file, arguments));
     }
     let Some(token) = &arguments.token else {
         bail!(
@@ -108,7 +114,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             arguments.iface
         );
     }
-    let running = ask::running(&RuntimeDirs::default()).unwrap_or_default();
+    let running =
+        ask::running(&RuntimeDirs::for_client(Some(interface.as_str()))).unwrap_or_default();
     if running.iter().any(|name| name == interface.as_str()) {
         bail!(
             "cannot use {interface}: a tunnel runs there; choose another --iface, or stop it with `seikan down {interface}`"
@@ -140,7 +147,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     writeln!(out, "joined as {name}: wrote {}", file.display())?;
     for address in &joined.addresses {
         let (own, network) = (address.addr(), address.trunc());
-        writeln!(out, "this host is {own}, {network} is routed into the mesh")?;
+        if is_userspace {
+            writeln!(out, "this host is {own} in the mesh {network}")?;
+        } else {
+            writeln!(out, "this host is {own}, {network} is routed into the mesh")?;
+        }
     }
     // In a container the environment stays.
     if let Some(proxy) = web_proxy.filter(|_| !arguments.foreground) {
@@ -155,16 +166,17 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.no_up {
         return Ok(ExitCode::SUCCESS);
     }
-    Err(start(&file, arguments.foreground))
+    Err(start(&file, arguments))
 }
 
 /// Becomes `seikan up`, with its output and exit status. Returns only if that fails.
-fn start(file: &Path, foreground: bool) -> anyhow::Error {
+fn start(file: &Path, arguments: &Arguments) -> anyhow::Error {
     let mut up = Command::new("/proc/self/exe");
     up.arg("up").env_remove("SEIKAN_TOKEN");
-    if !foreground {
+    if !arguments.foreground {
         up.arg("-d");
     }
+    up.args(arguments.userspace.words());
     let error = up.arg(file).exec();
     anyhow::Error::new(error).context("cannot run `seikan up`")
 }

@@ -20,6 +20,7 @@ use seikan_config::{Config, Overrides, PeerConfig, Table};
 use seikan_node::control::{RuntimeDirs, ask};
 use seikan_node::node::resolve;
 use seikan_node::setup::routes;
+use seikan_node::userspace::adapt;
 use seikan_sys::netlink::{Family, Netlink, Route, TABLE_MAIN};
 use zeroize::Zeroizing;
 
@@ -51,25 +52,38 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let parsed = seikan_config::load(&arguments.target, &Overrides::default());
     output::diagnostics(&parsed.diagnostics);
-    let Some(config) = parsed.config else {
+    let Some(mut config) = parsed.config else {
         return Ok(ExitCode::FAILURE);
     };
-    let name = config.name.as_str();
-    let dirs = RuntimeDirs::default();
+    let interface = config.name.clone();
+    let name = interface.as_str();
+    let dirs = RuntimeDirs::for_client(Some(name));
     if !ask::running(&dirs)?.iter().any(|running| running == name) {
         bail!("cannot reload `{name}`: it is not running; `seikan up` starts it");
     }
-    let is_mesh = config.mesh.is_some() || ask::status(&dirs, name)?.mesh.is_some();
+    let status = ask::status(&dirs, name)?;
+    let is_mesh = config.mesh.is_some() || status.mesh.is_some();
+    let has_interface = status.userspace.is_none();
+    if !has_interface {
+        // Their warnings appeared at the start.
+        config = adapt(&config, &mut |_| ())?;
+    }
     let mut socket = Uapi::connect(&dirs.uapi(name))?;
     let running = Running::parse(&socket.ask("get=1\n\n")?)?;
     let endpoints = resolved(&config)?;
     let netlink = Netlink::open()?;
-    refuse_loops(&config, &running, &endpoints, &netlink)?;
+    if has_interface {
+        refuse_loops(&config, &running, &endpoints, &netlink)?;
+    }
     let changes = Changes::between(&config, &running, &endpoints, is_mesh);
     if !changes.request.is_empty() {
         socket.set(&changes.request)?;
     }
-    let added = add_routes(&config, &endpoints, &netlink)?;
+    let added = if has_interface {
+        add_routes(&config, &endpoints, &netlink)?
+    } else {
+        0
+    };
     writeln!(io::stdout(), "{name}: {}", changes.describe(added))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,5 +1,6 @@
 //! `seikan status`: shows running tunnels.
 
+mod userspace;
 pub(super) mod view;
 
 use std::io::Write;
@@ -36,7 +37,7 @@ pub struct Arguments {
 /// Prints the status of one tunnel or of all.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     const FAILED: &str = "cannot show the status";
-    let places = RuntimeDirs::default();
+    let places = RuntimeDirs::for_client(arguments.interface.as_deref());
     if let Some(name) = &arguments.interface {
         let name: InterfaceName = name.parse().context(FAILED)?;
         let status = ask::status(&places, name.as_str()).context(FAILED)?;

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 use clap::{Args, ValueHint};
-use seikan_config::{Config, Diagnostic};
+use seikan_config::{Config, Diagnostic, Diagnostics};
 use seikan_node::control::RuntimeDirs;
 use seikan_node::options::UpOptions;
 use seikan_node::up::{Observer, UpSummary, up};
@@ -25,15 +25,17 @@ use crate::logging::LogArguments;
 use crate::manager::Manager;
 use crate::output;
 use crate::overrides::OverrideArguments;
+use crate::userspace::{self, UserspaceArguments};
 
 /// Options of `up`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     sudo seikan up ./wg0.conf    run a wg-quick file until Ctrl-C\n  \
-    sudo seikan up -d office     run /etc/seikan/office.toml in the background\n\n\
+    sudo seikan up -d office     run /etc/seikan/office.toml in the background\n  \
+    seikan up ./wg0.conf --userspace --socks 1080    run without root; programs use SOCKS5\n\n\
     The name of an interface stands for /etc/seikan/NAME.toml, /etc/seikan/NAME.conf or \
     /etc/wireguard/NAME.conf. A .conf file uses WireGuard, a .toml file the native protocol, unless they set \
-    another. Needs CAP_NET_ADMIN. SIGINT, SIGTERM and `seikan down` stop the tunnel and revert its settings; \
+    another. Needs CAP_NET_ADMIN, except with --userspace. SIGINT, SIGTERM and `seikan down` stop the tunnel and revert its settings; \
     SIGHUP applies a changed file, as `seikan reload` does, unless the tunnel has a terminal.")]
 pub struct Arguments {
     /// Configuration file or interface
@@ -42,7 +44,8 @@ pub struct Arguments {
     /// Run in the background; return once the interface is up
     #[arg(short, long)]
     daemon: bool,
-    /// Log file of the background process, of at most 1 MiB [default: /run/seikan/IFACE.log]
+    /// Log file of the background process, of at most 1 MiB [default: IFACE.log beside its control
+    /// socket, in /run/seikan]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     log_file: Option<PathBuf>,
     #[command(flatten)]
@@ -51,14 +54,39 @@ pub struct Arguments {
     #[arg(long, hide = true, conflicts_with = "daemon")]
     detached: bool,
     #[command(flatten)]
+    userspace: UserspaceArguments,
+    #[command(flatten)]
     overrides: OverrideArguments,
 }
 
 impl Arguments {
     /// Returns the log file of the background process.
-    fn log_file(&self, config: &Config) -> PathBuf {
-        let default = || RuntimeDirs::default().log(config.name.as_str());
+    fn log_file(&self, dirs: &RuntimeDirs, config: &Config) -> PathBuf {
+        let default = || dirs.log(config.name.as_str());
         self.log_file.clone().unwrap_or_else(default)
+    }
+
+    /// Returns the options of the node for a configuration file.
+    fn options(&self, path: PathBuf, dirs: RuntimeDirs) -> anyhow::Result<UpOptions> {
+        // A terminal that closes sends SIGHUP as well, and the file may be half written then.
+        let has_terminal = File::open("/dev/tty").is_ok();
+        // The running program, also after an upgrade has replaced its file.
+        let reload = [
+            "/proc/self/exe".into(),
+            "reload".into(),
+            path.clone().into(),
+        ];
+        Ok(UpOptions {
+            reload: if has_terminal {
+                Vec::new()
+            } else {
+                reload.to_vec()
+            },
+            config_file: Some(path),
+            log: None,
+            userspace: self.userspace.services()?,
+            dirs,
+        })
     }
 }
 
@@ -70,9 +98,17 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let Some((config, path)) = read(arguments)? else {
         return Ok(ExitCode::FAILURE);
     };
+    let dirs = arguments.userspace.dirs()?;
+    let options = arguments.options(path, dirs.clone())?;
+    let mut warnings = Diagnostics::default();
+    arguments
+        .userspace
+        .warnings()
+        .for_each(|warning| warnings.push(warning));
+    output::diagnostics(&warnings);
     if arguments.daemon {
-        RuntimeDirs::default().create_run()?;
-        return start_detached(&arguments.log_file(&config));
+        dirs.create_run()?;
+        return start_detached(&arguments.log_file(&dirs, &config));
     }
     if arguments.log_file.is_some() {
         anyhow::bail!("cannot use --log-file without -d: the log is on standard error");
@@ -84,7 +120,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         started_at: None,
         manager: Manager::connect(),
     };
-    let outcome = up(&config, &options(path, None), &mut observer);
+    let outcome = up(&config, &options, &mut observer);
     observer.print_end();
     outcome?;
     Ok(ExitCode::SUCCESS)
@@ -105,27 +141,6 @@ fn read(arguments: &Arguments) -> anyhow::Result<Option<(Config, PathBuf)>> {
         output::diagnostics(&parsed.diagnostics);
     }
     Ok(parsed.config.zip(parsed.path))
-}
-
-fn options(path: PathBuf, log: Option<PathBuf>) -> UpOptions {
-    // A terminal that closes sends SIGHUP as well, and the file may be half written then.
-    let has_terminal = File::open("/dev/tty").is_ok();
-    // The running program, also after an upgrade has replaced its file.
-    let reload = [
-        "/proc/self/exe".into(),
-        "reload".into(),
-        path.clone().into(),
-    ];
-    UpOptions {
-        reload: if has_terminal {
-            Vec::new()
-        } else {
-            reload.to_vec()
-        },
-        config_file: Some(path),
-        log,
-        ..UpOptions::default()
-    }
 }
 
 /// Reports to the terminal and to systemd.
@@ -186,8 +201,14 @@ pub fn describe(summary: &UpSummary) -> String {
         protocol,
         port,
         mtu,
+        listeners,
     } = summary;
-    format!("{interface} is up: protocol {protocol}, port {port}, MTU {mtu}")
+    let mut line = format!("{interface} is up: protocol {protocol}, port {port}, MTU {mtu}");
+    for listener in listeners {
+        line.push_str(", ");
+        line.push_str(&userspace::describe(listener));
+    }
+    line
 }
 
 fn format_duration(seconds: u64) -> String {
@@ -242,7 +263,12 @@ fn run_detached(arguments: &Arguments) -> ExitCode {
         .and_then(|()| read(arguments))
         .and_then(|read| read.context("cannot use the configuration: it has just changed"))
         .and_then(|(config, path)| {
-            let options = options(path, Some(arguments.log_file(&config)));
+            let dirs = arguments.userspace.dirs()?;
+            let log = Some(arguments.log_file(&dirs, &config));
+            let options = UpOptions {
+                log,
+                ..arguments.options(path, dirs)?
+            };
             Ok(up(&config, &options, &mut observer)?)
         });
     match outcome {

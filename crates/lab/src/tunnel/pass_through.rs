@@ -58,8 +58,9 @@ impl PassThrough {
             offload: true,
         })?;
         let netlink = Netlink::open()?;
-        netlink.add_address_with(tun.index(), own.into(), AddressOptions::default())?;
-        netlink.set_up(tun.index())?;
+        let index = netlink.link(device)?.index;
+        netlink.add_address_with(index, own.into(), AddressOptions::default())?;
+        netlink.set_up(index)?;
         let stream = if listen {
             TcpListener::bind(address).and_then(|listener| Ok(listener.accept()?.0))
         } else {

@@ -31,6 +31,7 @@ const LONGEST_ORDER: usize = 1 << 16;
 /// A device and where its counters are read.
 struct End {
     tun: Tun,
+    index: u32,
     netlink: Netlink,
 }
 
@@ -44,13 +45,18 @@ impl End {
             offload: true,
         })?;
         let netlink = Netlink::open()?;
-        netlink.set_tx_queue_len(tun.index(), QUEUE)?;
-        Ok(Self { tun, netlink })
+        let index = netlink.link(name)?.index;
+        netlink.set_tx_queue_len(index, QUEUE)?;
+        Ok(Self {
+            tun,
+            index,
+            netlink,
+        })
     }
 
     /// Packets that the device dropped before we could read them.
     fn missed(&self) -> u64 {
-        let stats = self.netlink.link_stats(self.tun.index());
+        let stats = self.netlink.link_stats(self.index);
         stats.map_or(0, |stats| stats.tx_dropped)
     }
 

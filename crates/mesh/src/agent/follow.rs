@@ -307,7 +307,7 @@ mod tests {
                 port_mapping: false,
                 trust: Trust::default(),
             },
-            interface: 1,
+            interface: Some(1),
             tunnel: Tunnel {
                 networks: Vec::new(),
                 port: Arc::default(),

@@ -273,9 +273,11 @@ pub const FAMILIES: &[Family] = &[
         "device_dropped_packets",
         "Packets dropped by the kernel before the tunnel (tun_queue) or after it (stack), and malformed ones.",
         |s, out| {
-            let index = s.node.tun.index();
-            let netlink = s.record.netlink.as_ref();
-            if let Some(stats) = netlink.and_then(|n| n.link_stats(index).ok()) {
+            let read = || {
+                let netlink = s.record.netlink.as_ref()?;
+                netlink.link_stats(s.node.tun.index()?).ok()
+            };
+            if let Some(stats) = read() {
                 for (place, count) in [
                     ("tun_queue", stats.tx_dropped),
                     ("tun_queue_error", stats.tx_errors),

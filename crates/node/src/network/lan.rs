@@ -61,7 +61,7 @@ impl Service for LanMonitor {
                 Event::Link(link) => concerned |= link.name == gateway.interface,
                 Event::LinkRemoved(link) => removed |= link.name == gateway.interface,
                 Event::Address(address) | Event::AddressRemoved(address) => {
-                    addressed |= address.index == tun;
+                    addressed |= Some(address.index) == tun;
                 }
                 // The lost event may have been any of these.
                 Event::Lost => (removed, addressed) = (true, true),
@@ -81,8 +81,10 @@ impl Service for LanMonitor {
 impl Node {
     /// Updates the addresses of the tunnel's interface; keeps the old ones if the kernel cannot be asked.
     fn update_addresses(&mut self, netlink: &Netlink) {
-        let addresses = netlink.addresses(self.tun.index());
-        if let (Some(node), Ok(addresses)) = (&mut self.gateway, addresses) {
+        let Some(index) = self.tun.index() else {
+            return;
+        };
+        if let (Some(node), Ok(addresses)) = (&mut self.gateway, netlink.addresses(index)) {
             let own = addresses.iter().map(|address| address.net.addr());
             node.gateway.set_own(own.collect());
         }

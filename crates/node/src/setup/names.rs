@@ -22,6 +22,14 @@ pub struct Names {
 }
 
 impl Names {
+    /// The host's resolver does not change: it could not reach a member without an interface.
+    pub fn of_proxies() -> Names {
+        Names {
+            found: Found::Off("only the proxies and forwards find members".to_owned()),
+            server: None,
+        }
+    }
+
     /// Sets the names up. A failure affects the names only.
     pub fn set(config: &Config, recorder: &mut Recorder<'_>) -> Names {
         match Names::try_set(config, recorder) {

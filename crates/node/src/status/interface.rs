@@ -156,11 +156,13 @@ pub(super) fn interface(node: &Node, record: &Record) -> Interface {
 
 pub(super) fn device(node: &Node, record: &Record) -> Device {
     let index = node.tun.index();
-    let netlink = record.netlink.as_ref();
-    let link = netlink.and_then(|netlink| netlink.link_by_index(index).ok());
-    let stats = netlink.and_then(|netlink| netlink.link_stats(index).ok());
+    let interface = record.netlink.as_ref().zip(index);
+    let link = interface.and_then(|(netlink, index)| netlink.link_by_index(index).ok());
+    let stats = interface.and_then(|(netlink, index)| netlink.link_stats(index).ok());
+    // The kernel knows no MTU of a tunnel without an interface.
+    let own_mtu = || index.is_none().then(|| node.tunnel.inner_mtu());
     Device {
-        mtu: link.as_ref().map(|link| link.mtu),
+        mtu: link.as_ref().map(|link| link.mtu).or_else(own_mtu),
         queue_length: link.as_ref().map(|link| link.tx_queue_len),
         kernel: stats.map(|stats| KernelCounters {
             tx_packets: stats.tx_packets,

@@ -82,6 +82,20 @@ pub(super) fn without_offload(
     }
 }
 
+/// Returns capabilities with every offload.
+pub(super) fn with_offload(multi_queue: Ability) -> TunCapabilities {
+    TunCapabilities {
+        vnet_header: Ability::Present,
+        checksum: Ability::Present,
+        tso4: Ability::Present,
+        tso6: Ability::Present,
+        tso_ecn: Ability::Present,
+        uso4: Ability::Present,
+        uso6: Ability::Present,
+        multi_queue,
+    }
+}
+
 /// Requests one offload after the other, and keeps the granted ones.
 ///
 /// TUNSETOFFLOAD accepts the whole set or changes nothing. Dependencies: segmentation needs

@@ -57,6 +57,9 @@ fn interface(status: &Status, verbose: bool, out: &mut Screen) {
         out.line("fwmark", format!("{mark:#x}"));
     }
     out.line("device", device(&status.device));
+    if let Some(userspace) = &status.userspace {
+        super::userspace::section(userspace, out);
+    }
     for (family, socket) in families(&status.sockets) {
         out.line(&format!("socket {family}"), self::socket(socket));
     }

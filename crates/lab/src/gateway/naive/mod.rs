@@ -332,10 +332,11 @@ fn open_tun(
         queues: 1,
         offload: false,
     })?;
-    netlink.add_address(tun.index(), IpNet::V4(address))?;
-    netlink.set_up(tun.index())?;
+    let index = netlink.link(device)?.index;
+    netlink.add_address(index, IpNet::V4(address))?;
+    netlink.set_up(index)?;
     for network in networks {
-        let route = Route::to(IpNet::V4(*network)).device(tun.index());
+        let route = Route::to(IpNet::V4(*network)).device(index);
         netlink.add_route(&route)?;
     }
     Ok(tun)

@@ -111,21 +111,22 @@ impl CrudeEnd {
             offload: false,
         })?;
         let netlink = Netlink::open()?;
+        let index = netlink.link(device)?.index;
         if let Some(packets) = options.queue {
-            netlink.set_tx_queue_len(tun.index(), packets)?;
+            netlink.set_tx_queue_len(index, packets)?;
         }
         let no_dad = AddressOptions {
             no_dad: true,
             ..AddressOptions::default()
         };
         for address in addresses {
-            let done = netlink.add_address_with(tun.index(), *address, no_dad);
+            let done = netlink.add_address_with(index, *address, no_dad);
             // A kernel may have no IPv6, or none on an MTU this small (RFC 8200, section 5).
             if matches!(address, IpNet::V4(_)) {
                 done?;
             }
         }
-        netlink.set_up(tun.index())?;
+        netlink.set_up(index)?;
         let udp = open_socket(listen, &options).map_err(LabError::io("open the outer socket"))?;
         let lanes = (1..options.lanes)
             .map(|_| UdpSocket::bind((listen.ip(), 0)))
