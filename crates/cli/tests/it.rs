@@ -27,4 +27,5 @@ mod shape;
 #[path = "../../proto/tests/shapes/mod.rs"]
 mod shapes;
 mod units;
+mod userspace;
 mod wg_quick;

@@ -1,0 +1,7 @@
+//! Tunnels without root: a user without any capability and without /dev/net/tun, at the left.
+
+mod client;
+mod life;
+mod member;
+mod services;
+mod user;
