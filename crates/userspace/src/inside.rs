@@ -151,7 +151,10 @@ impl Inside {
         };
         let flags = tcp::flags(segment);
         if flags & tcp::SYN != 0 {
-            self.on_syn(segment, header_len, packet::max_segment(net.mtu, is_v6));
+            // smoltcp answers one of an open connection, and changes nothing (RFC 5961 section 4).
+            if matches!(self.state(), State::Listen | State::SynSent) {
+                self.on_syn(segment, header_len, packet::max_segment(net.mtu, is_v6));
+            }
         } else if flags & (tcp::ACK | tcp::RST) == tcp::ACK
             && !self.read_acknowledgement(segment, header_len, net.now)
         {
@@ -210,6 +213,7 @@ impl Inside {
         let options = &mut segment[20..header_len];
         self.selective = sender::is_selective(options);
         self.scale = sender::replace_scale(options);
+        self.sender = None;
         if tcp::flags(segment) & tcp::ACK != 0 {
             let sender = self.begin(tcp::acknowledged(segment));
             let window = sender.allowed_first(tcp::window(segment));

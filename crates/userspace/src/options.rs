@@ -28,7 +28,8 @@ pub struct Options {
 /// Bounds on the memory of a stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Maximum number of connections and UDP flows at once, of all services.
+    /// Maximum number of connections and UDP flows at once, of all services; at most the process's limit of open files less
+    /// 256.
     pub connections: usize,
     /// Maximum bytes of all buffers of connections. New connections get smaller buffers when half of it is used.
     pub buffer_bytes: usize,

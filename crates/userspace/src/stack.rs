@@ -3,11 +3,12 @@
 use crate::counters::Counters;
 use crate::device::Device;
 use crate::engine::{Engine, Entrance, Parts, Shared, UdpEntrance};
-use crate::options::{Options, Transport};
+use crate::options::{Limits, Options, Transport};
 use crate::service::{Names, Service};
 use crate::target::Target;
 use ipnet::IpNet;
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::resource::{Resource, getrlimit};
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::OwnedFd;
@@ -17,6 +18,8 @@ use std::thread::{self, JoinHandle};
 
 /// Most addresses inside the tunnel: smoltcp's feature `iface-max-addr-count-8`.
 const MAX_ADDRESSES: usize = 8;
+/// Descriptors that are left to the rest of the process.
+const OTHER_DESCRIPTORS: usize = 256;
 
 /// An address of the host on which the stack listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,7 +132,10 @@ impl Stack {
             entrances,
             udp_entrances,
             exposed: options.exposed,
-            limits: options.limits,
+            limits: Limits {
+                connections: options.limits.connections.min(descriptors()),
+                ..options.limits
+            },
             names,
             seed: u64::from_ne_bytes(seed),
         };
@@ -182,6 +188,15 @@ impl Drop for Handle {
             let _ = thread.join();
         }
     }
+}
+
+/// Descriptors that connections may take: a listening socket would be reported again and again if there were none.
+fn descriptors() -> usize {
+    let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| soft);
+    usize::try_from(limit)
+        .unwrap_or(usize::MAX)
+        .saturating_sub(OTHER_DESCRIPTORS)
+        .max(1)
 }
 
 fn check(options: &Options) -> Result<(), StackError> {

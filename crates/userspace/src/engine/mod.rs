@@ -311,9 +311,14 @@ impl Engine {
                     return Ok(());
                 }
                 if opens && let Some(exposed) = self.exposed(Transport::Tcp, flow.local.port()) {
-                    let index = self.open_exposed(flow, exposed)?;
-                    self.segment(index, &packet);
-                    return Ok(());
+                    return match self.open_exposed(flow, exposed) {
+                        Ok(index) => {
+                            self.segment(index, &packet);
+                            Ok(())
+                        }
+                        // The far end should not wait.
+                        Err(reason) => self.answer_unclaimed(&packet).or(Err(reason)),
+                    };
                 }
                 self.answer_unclaimed(&packet)
             }
