@@ -1,5 +1,5 @@
-//! A TCP connection inside the tunnel: a socket of smoltcp in a set of its own, so that a packet and a poll cost the same
-//! whatever the number of connections. [`Sender`] steers it.
+//! A TCP connection inside the tunnel: a socket of smoltcp in a set of its own, so that the cost of a packet and of a poll
+//! does not grow with the number of connections. [`Sender`] steers it.
 
 use crate::device::Device;
 use crate::packet::{self, FlowKey, Inbound};

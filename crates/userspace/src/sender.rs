@@ -1,10 +1,13 @@
 //! The sending side of a connection: how much is sent, and what is sent again.
 //!
-//! smoltcp's own congestion control leaves a path of 50 ms and 100 Mbit/s at 9 Mbit/s: it reads no selective
-//! acknowledgements, reduces its window once for each loss of a burst, counts an acknowledgement of a super-packet as one of
-//! a segment, and waits for a second at least. So smoltcp runs without one. This module reads the acknowledgements before
-//! smoltcp does, and steers it by three means: the receive window that smoltcp sees; its retransmission timer, which makes
-//! it send again from the first number that is not acknowledged; and the device, which leaves out what is not lost.
+//! smoltcp's own congestion control reaches 9 Mbit/s on a path of 50 ms and 100 Mbit/s, this module 93, the kernel's CUBIC 92
+//! (`measure_long` in tests/path.rs). smoltcp's reads no selective acknowledgements, reduces its window once for each loss of
+//! a burst, counts an acknowledgement of a super-packet as one of a segment, and waits for a second at least. So smoltcp runs
+//! without one.
+//!
+//! This module reads the acknowledgements before smoltcp does, and steers it by three means: the receive window that smoltcp
+//! sees; its retransmission timer, which makes it send again from the first number that is not acknowledged; and the device,
+//! which leaves out everything that is not lost.
 
 use crate::congestion::Window;
 use seikan_wire::tcp;

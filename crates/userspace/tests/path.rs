@@ -68,16 +68,26 @@ fn measure_long() {
         rate,
         queue,
     };
-    for (name, path) in [
-        ("50 ms", long(0, 0, 0)),
-        ("50 ms, 0.1 % lost", long(1000, 0, 0)),
-        ("50 ms, 100 Mbit/s", long(0, 100_000_000, 625_000)),
-        ("50 ms, 20 Mbit/s, short queue", long(0, 20_000_000, 30_000)),
+    for (name, path, seconds) in [
+        ("50 ms", long(0, 0, 0), 8),
+        ("50 ms, 0.1 % lost", long(1000, 0, 0), 40),
+        ("50 ms, 100 Mbit/s", long(0, 100_000_000, 625_000), 8),
+        (
+            "50 ms, 20 Mbit/s, short queue",
+            long(0, 20_000_000, 30_000),
+            8,
+        ),
     ] {
         // Inward the kernel sends: the figure to compare with.
         for outward in [true, false] {
             let direction = if outward { "out" } else { "in" };
-            measure(&format!("{name}, {direction}"), PEER_V4, path, outward, 8);
+            measure(
+                &format!("{name}, {direction}"),
+                PEER_V4,
+                path,
+                outward,
+                seconds,
+            );
         }
     }
 }
