@@ -361,3 +361,117 @@ pub(crate) fn announced_mss(segment: &[u8], is_v6: bool) -> u16 {
     }
     default
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A datagram as it arrives: from the far end of the flow, with a whole checksum.
+    fn arrived(payload: &[u8]) -> Vec<u8> {
+        let flow = FlowKey {
+            local: "10.9.0.2:53".parse().unwrap(),
+            remote: "10.9.0.1:4000".parse().unwrap(),
+        };
+        let mut packet = Vec::new();
+        build_udp(&flow, payload, 1420, &mut packet).unwrap();
+        let segment = &mut packet[VNET_HDR_LEN + 20..];
+        let check = udp::on_wire(checksum::fold(checksum::sum(segment)));
+        segment[6..8].copy_from_slice(&check.to_be_bytes());
+        packet.split_off(VNET_HDR_LEN)
+    }
+
+    fn kind(packet: &[u8], vnet: &VnetHdr) -> Result<Kind, DropReason> {
+        let local: IpAddr = "10.9.0.1".parse().unwrap();
+        classify(vnet, packet, |address| address == local).map(|inbound| inbound.kind)
+    }
+
+    fn plain(packet: &[u8]) -> Result<Kind, DropReason> {
+        kind(packet, &VnetHdr::default())
+    }
+
+    #[test]
+    fn datagrams_have_their_flow() {
+        let flow = FlowKey {
+            local: "10.9.0.1:4000".parse().unwrap(),
+            remote: "10.9.0.2:53".parse().unwrap(),
+        };
+        let size = usize::MAX;
+        assert_eq!(plain(&arrived(b"abc")), Ok(Kind::Udp { flow, size }));
+        let merged = VnetHdr {
+            needs_csum: true,
+            gso_type: GsoType::UdpL4,
+            gso_size: 2,
+            ..VnetHdr::default()
+        };
+        let size = 2;
+        assert_eq!(
+            kind(&arrived(b"abc"), &merged),
+            Ok(Kind::Udp { flow, size })
+        );
+        let ranges: Vec<_> = datagrams(5, 2).collect();
+        assert_eq!(ranges, [0..2, 2..4, 4..5]);
+    }
+
+    #[test]
+    fn every_changed_byte_is_found_unless_the_worker_has_checked() {
+        let good = arrived(b"abc");
+        for at in 20..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 0x10;
+            let checked = VnetHdr {
+                needs_csum: true,
+                ..VnetHdr::default()
+            };
+            assert_eq!(plain(&bad), Err(DropReason::BadChecksum), "{at}");
+            assert!(kind(&bad, &checked).is_ok(), "{at}");
+        }
+    }
+
+    #[test]
+    fn packets_for_others_fragments_and_stumps_are_dropped() {
+        let mut other = arrived(b"abc");
+        other[19] = 9;
+        assert_eq!(plain(&other), Err(DropReason::NotAddressed));
+        let mut fragment = arrived(b"abc");
+        fragment[6] = 0x20;
+        assert_eq!(plain(&fragment), Err(DropReason::Fragment));
+        let mut stump = arrived(b"")[..24].to_vec();
+        stump[3] = 24;
+        let checked = VnetHdr {
+            needs_csum: true,
+            ..VnetHdr::default()
+        };
+        assert_eq!(kind(&stump, &checked), Err(DropReason::TransportTruncated));
+        assert_eq!(plain(&[0; 3]), Err(DropReason::NotIp));
+    }
+
+    /// A part of a segment has its own numbers and length, and FIN only at the end.
+    #[test]
+    fn a_part_is_cut_out_of_a_segment() {
+        let flow = FlowKey {
+            local: "10.9.0.1:4000".parse().unwrap(),
+            remote: "10.9.0.2:53".parse().unwrap(),
+        };
+        let mut segment = vec![0; 20];
+        segment[4..8].copy_from_slice(&100u32.to_be_bytes());
+        segment[12] = 5 << 4;
+        segment[13] = tcp::ACK | tcp::FIN;
+        segment.extend(b"abcdef");
+        let mut whole = vec![0; VNET_HDR_LEN];
+        whole.extend(inbound_header(&flow, PROTO_TCP, segment.len()));
+        whole.extend(&segment);
+        for (piece, payload, fin) in [
+            ((101, 103), &b"bc"[..], 0),
+            ((104, 107), b"ef", tcp::FIN),
+            ((106, 107), b"", tcp::FIN),
+        ] {
+            let mut part = cut(&whole, piece);
+            let sent = complete(&mut part, 1420, 1380).unwrap();
+            assert_eq!((sent.seq, sent.length), (piece.0, piece.1 - piece.0));
+            let ip = IpPacket::parse(&part[VNET_HDR_LEN..]).unwrap();
+            assert_eq!(VNET_HDR_LEN + ip.total_len, part.len());
+            assert_eq!(&part[VNET_HDR_LEN + 40..], payload);
+            assert_eq!(part[VNET_HDR_LEN + 33] & tcp::FIN, fin);
+        }
+    }
+}
