@@ -51,10 +51,9 @@ impl User {
 
     /// A user whose session has no directory for sockets, as one of `su` or cron.
     pub fn without_session(id: u32) -> User {
-        User {
-            has_session: false,
-            ..User::new(id)
-        }
+        let mut user = User::new(id);
+        user.has_session = false;
+        user
     }
 
     pub fn home(&self) -> PathBuf {
@@ -132,6 +131,21 @@ impl User {
     pub fn status(&self, at: &NetNs, interface: &str) -> Value {
         let printed = self.succeed(at, &["status", interface, "--json"]);
         crate::schema::printed("status", printed.as_bytes())
+    }
+}
+
+impl Drop for User {
+    fn drop(&mut self) {
+        // A failed test leaves its tunnels in the background.
+        if std::thread::panicking() {
+            let files = fs::read_dir(self.run_dir()).into_iter().flatten().flatten();
+            let paths = files.map(|file| file.path());
+            for lock in paths.filter(|path| path.extension().is_some_and(|ending| ending == "lock"))
+            {
+                let process = fs::read_to_string(lock).unwrap_or_default();
+                let _ = Command::new("kill").arg(process.trim()).status();
+            }
+        }
     }
 }
 
