@@ -1,4 +1,4 @@
-//! The state of one mesh: keys and values in an SQLite [`file`], or in [`etcd`], which several
+//! The state of one mesh: keys and values in an SQLite [`mod@file`], or in [`etcd`], which several
 //! coordinators share. Either way a coordinator has a copy of all [`rows`] in memory, in which it
 //! reads. A change runs on the copy, and counts once the file or etcd has the changed rows.
 //!

@@ -277,7 +277,11 @@ fn a_change_with_a_lost_response_is_applied_once() {
             let removed = removing.join().expect("no panic");
             assert!(removed.expect("it is done"));
         });
-        other.catch_up().expect("caught up");
+        // A cluster beside other load may be late.
+        let until = Instant::now() + Duration::from_secs(60);
+        while let Err(error) = other.catch_up() {
+            assert!(Instant::now() < until, "{error}");
+        }
         assert_eq!(names(&other), ["b"]);
     });
 }
