@@ -102,10 +102,11 @@ impl Device {
     /// Writes waiting packets; returns whether all are gone.
     pub fn flush(&mut self) -> bool {
         while let Some(packet) = self.pending.front() {
-            if !write(self.fd.as_fd(), packet) {
-                return false;
+            match write(self.fd.as_fd(), packet) {
+                Written::Later => return false,
+                Written::Sent => self.packets_out += 1,
+                Written::Refused => self.dropped += 1,
             }
-            self.packets_out += 1;
             self.pending.pop_front();
         }
         true
@@ -151,14 +152,24 @@ impl AsFd for Device {
     }
 }
 
-/// Writes a packet; returns false if the other end is behind. An end that is closed takes everything: its reads tell.
-fn write(fd: BorrowedFd<'_>, packet: &[u8]) -> bool {
+/// The fate of a packet that was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Written {
+    Sent,
+    /// The other end is behind: an event tells when there is room.
+    Later,
+    /// Larger than the socket takes, or without memory. An end that is closed is noticed by reading.
+    Refused,
+}
+
+fn write(fd: BorrowedFd<'_>, packet: &[u8]) -> Written {
     loop {
-        match nix::unistd::write(fd, packet) {
-            Err(Errno::EINTR) => {}
-            Err(Errno::EAGAIN | Errno::ENOBUFS | Errno::ENOMEM) => return false,
-            _ => return true,
-        }
+        return match nix::unistd::write(fd, packet) {
+            Ok(_) => Written::Sent,
+            Err(Errno::EINTR) => continue,
+            Err(Errno::EAGAIN) => Written::Later,
+            Err(_) => Written::Refused,
+        };
     }
 }
 
@@ -246,12 +257,17 @@ impl TxToken<'_> {
 
     /// Writes or keeps a packet with its header; returns false if it was dropped.
     fn send(&mut self, packet: &[u8]) -> bool {
-        if self.pending.is_empty() && write(self.fd, packet) {
-            *self.packets_out += 1;
-        } else if self.pending.len() < MAX_PENDING {
-            self.pending.push_back(packet.to_vec());
+        let written = if self.pending.is_empty() {
+            write(self.fd, packet)
         } else {
-            return false;
+            Written::Later
+        };
+        match written {
+            Written::Sent => *self.packets_out += 1,
+            Written::Later if self.pending.len() < MAX_PENDING => {
+                self.pending.push_back(packet.to_vec());
+            }
+            Written::Later | Written::Refused => return false,
         }
         true
     }

@@ -152,10 +152,9 @@ fn udp_kind(flow: FlowKey, segment: &[u8], vnet: &VnetHdr) -> Result<Kind, DropR
 
 fn error_kind(ip: &IpPacket, packet: &[u8]) -> Option<Kind> {
     let at = icmp::quote(ip, packet)?;
-    let (kind, code) = (
-        packet[at - icmp::HEADER_LEN],
-        packet[at - icmp::HEADER_LEN + 1],
-    );
+    let &[kind, code, ..] = packet.get(at - icmp::HEADER_LEN..)? else {
+        return None;
+    };
     let quoted = packet.get(at..)?;
     let sent = IpPacket::parse_headers(quoted).ok()?;
     let (protocol, transport_at) = sent.transport(quoted).ok().flatten()?;
@@ -365,6 +364,7 @@ pub(crate) fn announced_mss(segment: &[u8], is_v6: bool) -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     /// A datagram as it arrives: from the far end of the flow, with a whole checksum.
     fn arrived(payload: &[u8]) -> Vec<u8> {
@@ -410,6 +410,21 @@ mod tests {
         );
         let ranges: Vec<_> = datagrams(5, 2).collect();
         assert_eq!(ranges, [0..2, 2..4, 4..5]);
+    }
+
+    #[test]
+    fn an_error_message_of_one_byte_is_none() {
+        let mut v4 = vec![0x45, 0, 0, 21, 0, 0, 0, 0, 64, 1, 0, 0];
+        v4.extend([10, 9, 0, 2, 10, 9, 0, 1, 3]);
+        let check = checksum::fold(checksum::sum(&v4[..20]));
+        v4[10..12].copy_from_slice(&(!check).to_be_bytes());
+        assert!(!matches!(plain(&v4), Ok(Kind::Error { .. })));
+        let mut v6 = vec![0x60, 0, 0, 0, 0, 1, 58, 64];
+        v6.extend("fd00::2".parse::<std::net::Ipv6Addr>().unwrap().octets());
+        v6.extend("fd00::1".parse::<std::net::Ipv6Addr>().unwrap().octets());
+        v6.push(1);
+        let found = classify(&VnetHdr::default(), &v6, |_| true).map(|inbound| inbound.kind);
+        assert!(!matches!(found, Ok(Kind::Error { .. })));
     }
 
     #[test]
@@ -472,6 +487,33 @@ mod tests {
             assert_eq!(VNET_HDR_LEN + ip.total_len, part.len());
             assert_eq!(&part[VNET_HDR_LEN + 40..], payload);
             assert_eq!(part[VNET_HDR_LEN + 33] & tcp::FIN, fin);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_packet_panics(
+            rest in prop::collection::vec(any::<u8>(), 0..120),
+            protocol in prop::sample::select(vec![1, 6, 17, 58, 44]),
+            is_v6 in any::<bool>(),
+        ) {
+            let mut packet = if is_v6 {
+                let mut head = vec![0x60, 0, 0, 0, 0, rest.len() as u8, protocol, 64];
+                head.extend([0xfd; 32]);
+                head
+            } else {
+                let mut head = vec![0x45, 0, 0, 20 + rest.len() as u8, 0, 0, 0, 0, 64, protocol, 0, 0];
+                head.extend([10, 9, 0, 2, 10, 9, 0, 1]);
+                let check = !checksum::fold(checksum::sum(&head));
+                head[10..12].copy_from_slice(&check.to_be_bytes());
+                head
+            };
+            packet.extend(&rest);
+            // The worker has verified the checksums.
+            let checked = VnetHdr { needs_csum: true, ..VnetHdr::default() };
+            for vnet in [VnetHdr::default(), checked] {
+                let _ = classify(&vnet, &packet, |_| true);
+            }
         }
     }
 }

@@ -433,11 +433,10 @@ impl Sender {
         let before = bytes(&self.ranges);
         self.ranges.retain_mut(|range| keep_above(range, una));
         for block in sack_blocks(options) {
-            let (start, end) = block;
             // Not of what is acknowledged already (RFC 2883), nor of what was not sent.
-            let valid =
-                is_before(start, end) && !is_before(start, una) && !is_before(self.next, end);
-            if valid && self.ranges.len() < MAX_RANGES {
+            let (start, end) = (block.0.wrapping_sub(una), block.1.wrapping_sub(una));
+            let is_valid = start < end && end <= self.flight();
+            if is_valid && self.ranges.len() < MAX_RANGES {
                 self.ranges = merged(&self.ranges, &[block]);
             }
         }
@@ -620,6 +619,20 @@ mod tests {
     }
 
     const START: u32 = u32::MAX - 5 * MSS;
+
+    #[test]
+    fn ranges_that_were_not_sent_are_ignored() {
+        let mut test = Test::new();
+        test.send(10);
+        for (start, end) in [(1, (1 << 31) + 1), (0, 1), (1 << 31, 1)] {
+            let [start, end] = [start, end].map(|n: u32| test.sender.next.wrapping_add(n));
+            let mut options = vec![1, 1, 5, 10];
+            options.extend(start.to_be_bytes());
+            options.extend(end.to_be_bytes());
+            assert!(!test.sender.read_ranges(&options));
+            assert_eq!(test.sender.ranges, []);
+        }
+    }
 
     #[test]
     fn three_segments_behind_a_hole_make_a_loss() {

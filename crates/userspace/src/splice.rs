@@ -10,6 +10,9 @@ use std::time::Duration;
 /// Most bytes that are moved in each direction before other connections have their share.
 const SHARE: usize = 512 * 1024;
 
+/// Most reads of a request that was refused.
+const UNREAD_CHUNKS: usize = 16;
+
 /// The host's side of a connection.
 #[derive(Debug)]
 pub(crate) struct Splice {
@@ -48,9 +51,21 @@ impl Splice {
         }
     }
 
-    /// Whether exactly one side has ended, so that the connection is half closed.
-    pub fn is_half_closed(&self) -> bool {
-        self.host_ended != self.inside_ended
+    /// Whether a side has ended.
+    pub fn is_ending(&self) -> bool {
+        self.host_ended || self.inside_ended
+    }
+
+    /// Ends the sending side, and reads what is left of a request: the kernel resets a connection that is closed with unread
+    /// bytes, and the client would lose the answer.
+    pub fn end_request(&mut self) {
+        let _ = self.host.shutdown(Shutdown::Write);
+        let mut chunk = [0; 4096];
+        for _ in 0..UNREAD_CHUNKS {
+            if !matches!(self.host.read(&mut chunk), Ok(1..)) {
+                break;
+            }
+        }
     }
 
     /// Moves what can be moved.
@@ -152,7 +167,7 @@ impl Splice {
     }
 
     /// Makes the host's end see a reset, as the inside has one.
-    fn reset(&self) {
+    pub fn reset(&self) {
         let _ = SockRef::from(&self.host).set_linger(Some(Duration::ZERO));
     }
 }

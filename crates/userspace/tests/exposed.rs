@@ -4,6 +4,7 @@ use crate::bytes;
 use crate::world::{OURS_V4, OURS_V6, PATIENCE, PEER_V4, World, options};
 use seikan_observe::DropReason;
 use seikan_userspace::{Exposed, Transport};
+use socket2::{Domain, Socket, Type};
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
 
@@ -51,6 +52,28 @@ fn a_port_that_the_host_refuses_is_refused_inside() {
     }
     world.until("both are counted", |c| {
         (c.exposed.refused, c.drops.get(DropReason::NoService)) == (1, 1)
+    });
+    world.until("nothing is left", |c| c.exposed.open == 0);
+}
+
+#[test]
+fn a_connection_that_the_far_end_resets_before_it_is_there_leaves_nothing() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut options = options();
+    options.exposed = vec![exposed(80, listener.local_addr().unwrap(), Transport::Tcp)];
+    let world = World::new(options);
+    let attempts = 20;
+    for _ in 0..attempts {
+        let connect = || {
+            let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+            socket.set_nonblocking(true).unwrap();
+            // Closed at once: the kernel resets the connection when the answer to its SYN arrives.
+            let _ = socket.connect(&inside(OURS_V4, 80).into());
+        };
+        world.peer.run(connect).unwrap();
+    }
+    world.until("all have come", |c| {
+        c.exposed.accepted + c.exposed.refused == attempts
     });
     world.until("nothing is left", |c| c.exposed.open == 0);
 }

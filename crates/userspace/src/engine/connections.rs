@@ -21,13 +21,16 @@ use std::time::{Duration, Instant};
 const REQUEST_WITHIN: Duration = Duration::from_secs(10);
 /// Time after which an attempt to connect is given up.
 const CONNECT_WITHIN: Duration = Duration::from_secs(30);
-/// Time without bytes after which a half-closed connection is given up.
+/// Time without bytes after which a connection is given up that a side has ended.
 const HALF_CLOSED_FOR: Duration = Duration::from_secs(600);
 /// Most connections that are accepted from one socket at a time.
 const ACCEPTS: usize = 64;
 /// Buffers of a connection, in bytes each, by the share of [`crate::Limits::buffer_bytes`] in use, in quarters. 4 MiB carry
 /// 2 Gbit/s over 16 ms.
 const BUFFERS: [(usize, usize); 3] = [(1, 4 << 20), (3, 512 << 10), (4, 64 << 10)];
+
+/// Quarters of the buffers that exposed ports may use: peers cannot keep the host's own connections out.
+const EXPOSED_QUARTERS: usize = 3;
 
 /// A TCP connection of the host and its continuation inside the tunnel.
 #[derive(Debug)]
@@ -137,7 +140,8 @@ impl Engine {
         flow: FlowKey,
         exposed: Exposed,
     ) -> Result<usize, DropReason> {
-        let buffer = self.buffer().filter(|_| !self.is_full());
+        let buffer = self.buffer(EXPOSED_QUARTERS);
+        let buffer = buffer.filter(|_| !self.is_full_for_inside());
         let buffer = buffer.ok_or(DropReason::FlowLimit)?;
         let socket = connect_host(exposed.target).map_err(|_| DropReason::HostRefused)?;
         let inside = Inside::pending(flow, buffer).ok_or(DropReason::NoService)?;
@@ -158,11 +162,11 @@ impl Engine {
         self.connections[index].inside = Some(inside);
     }
 
-    /// Size of the buffers of a new connection.
-    fn buffer(&self) -> Option<usize> {
+    /// Size of the buffers of a new connection, which may use so many quarters of all.
+    fn buffer(&self, most: usize) -> Option<usize> {
         let limit = self.parts.limits.buffer_bytes;
         BUFFERS.into_iter().find_map(|(quarters, size)| {
-            let fits = self.buffer_bytes + 2 * size <= limit / 4 * quarters;
+            let fits = self.buffer_bytes + 2 * size <= limit / 4 * quarters.min(most);
             fits.then_some(size)
         })
     }
@@ -185,7 +189,7 @@ impl Engine {
 
     fn connect_inside(&mut self, target: &Target) -> Result<Inside, Failure> {
         let (own, remote) = self.resolve(target)?;
-        let buffer = self.buffer().ok_or(Failure::Limit)?;
+        let buffer = self.buffer(4).ok_or(Failure::Limit)?;
         let is_used = |engine: &Engine, flow: &FlowKey| engine.flows.contains_key(flow);
         let flow = self.free_flow(own, remote, is_used).ok_or(Failure::Limit)?;
         Inside::connect(&mut self.interface, flow, buffer).map_err(|_| Failure::Unreachable)
@@ -466,7 +470,6 @@ impl Engine {
         }
         inside.accept();
         connection.stage = Stage::Open;
-        connection.deadline = None;
         self.service(Service::Exposed).accepted += 1;
     }
 
@@ -476,15 +479,24 @@ impl Engine {
         let Some(inside) = &mut connection.inside else {
             return;
         };
+        match inside.state() {
+            // The far end has not confirmed the connection to an exposed port yet; a reset of it leads back to `Listen`.
+            State::SynReceived if !expired => return,
+            State::SynReceived | State::Listen => {
+                connection.splice.reset();
+                return self.finish(index);
+            }
+            _ => {}
+        }
         let moved = connection.splice.pump(inside.socket());
         inside.on_taken(moved.bytes_in);
         let idle = moved.bytes_in + moved.bytes_out == 0;
-        if !connection.splice.is_half_closed() {
+        if !connection.splice.is_ending() {
             connection.deadline = None;
         } else if connection.deadline.is_none() || !idle {
             connection.deadline = Some(self.now + HALF_CLOSED_FOR);
         }
-        let over = moved.over || expired && idle && connection.splice.is_half_closed();
+        let over = moved.over || expired && idle && connection.splice.is_ending();
         let service = connection.service;
         let counters = self.service(service);
         counters.bytes_in += moved.bytes_in;
@@ -534,6 +546,7 @@ impl Engine {
         let service = self.connections[index].service;
         self.service(service).refused += 1;
         if answer.is_empty() || self.answer(index, answer) {
+            self.connections[index].splice.end_request();
             self.finish(index);
         }
         false

@@ -32,12 +32,13 @@ pub(super) struct Datagrams {
 }
 
 impl Datagrams {
+    /// Sockets at most: of flows, and of associations.
     pub fn len(&self) -> usize {
-        self.flows.len()
+        self.flows.len() + self.associations.len()
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.flows.is_empty()
+    pub fn has_flows(&self) -> bool {
+        !self.flows.is_empty()
     }
 }
 
@@ -125,12 +126,11 @@ impl Engine {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(_) => continue,
             };
-            let port = *association.port.get_or_insert(address.port());
+            let is_client = address.ip() == association.client
+                && *association.port.get_or_insert(address.port()) == address.port();
             let datagram = socks::datagram(&buf[..length]);
             let sent = match datagram {
-                _ if (address.ip(), address.port()) != (association.client, port) => {
-                    Err(DropReason::UnknownSource)
-                }
+                _ if !is_client => Err(DropReason::UnknownSource),
                 Some((target, at)) => {
                     self.send_to(Via::Association(id), address, &target, &buf[at..length])
                 }
@@ -302,7 +302,7 @@ impl Engine {
 
     /// Makes a flow of an exposed port.
     fn open_udp(&mut self, key: &FlowKey, target: SocketAddr) -> Result<usize, DropReason> {
-        if self.is_full() {
+        if self.is_full_for_inside() {
             return Err(DropReason::FlowLimit);
         }
         let any: IpAddr = match target {
@@ -338,6 +338,9 @@ impl Engine {
 
     /// Opens the UDP socket of an association on the address that the client has reached.
     pub(super) fn associate(&mut self, index: usize) -> Result<SocketAddr, Failure> {
+        if self.is_full() {
+            return Err(Failure::Limit);
+        }
         let connection = &self.connections[index];
         let host = &connection.splice.host;
         let id = Id {

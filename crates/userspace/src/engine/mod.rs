@@ -236,7 +236,7 @@ impl Engine {
         if device_readable || !self.queue.is_empty() {
             return Some(Duration::ZERO);
         }
-        let sweep = (!self.datagrams.is_empty()).then_some(self.sweep_at);
+        let sweep = self.datagrams.has_flows().then_some(self.sweep_at);
         let timer = self.timers.first().map(|(at, _)| *at);
         let next = [sweep, timer].into_iter().flatten().min()?;
         Some(next.saturating_duration_since(Instant::now()))
@@ -342,8 +342,14 @@ impl Engine {
                 Ok(())
             }
             Kind::Other => {
-                let _ = self.answer_unclaimed(&packet);
-                Ok(())
+                let before = self.parts.device.packets_out;
+                let dropped = self.answer_unclaimed(&packet);
+                // Only a ping is answered.
+                let device = &self.parts.device;
+                if device.packets_out > before || device.is_blocked() {
+                    return Ok(());
+                }
+                dropped
             }
         }
     }
@@ -443,6 +449,12 @@ impl Engine {
     /// Whether the limit of connections and flows is reached.
     fn is_full(&self) -> bool {
         self.connections.len() + self.datagrams.len() >= self.parts.limits.connections
+    }
+
+    /// Whether what the inside opens has reached its share, half of the limit: peers cannot keep the host's own connections
+    /// out.
+    fn is_full_for_inside(&self) -> bool {
+        self.is_full() || self.counters.exposed.open >= self.parts.limits.connections as u64 / 2
     }
 
     fn service(&mut self, service: Service) -> &mut ServiceCounters {
