@@ -17,7 +17,7 @@ use crate::live::{IO_TIMEOUT, Meter, receive, receive_datagrams, send, send_data
 /// How long the two may take to find each other.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Maximum time from a connection to its token.
-const TOKEN_TIMEOUT: Duration = Duration::from_secs(1);
+const TOKEN_TIMEOUT: Duration = Duration::from_millis(300);
 /// Copies of the answer to a token by UDP.
 const ANSWERS: usize = 3;
 /// UDP payload, bytes: fits into any tunnel in one piece.
@@ -155,6 +155,9 @@ pub fn reach(
                 .write_all(token)
                 .and_then(|()| stream.read_exact(&mut said))
                 .map_err(failed())?;
+            if said != *token {
+                return Err(stranger(to));
+            }
             time_outs(&stream)?;
             Ok(Flow::Tcp(stream))
         }
@@ -168,10 +171,10 @@ pub fn reach(
             udp_time_outs(&socket)?;
             let until = Instant::now() + PATIENCE;
             while Instant::now() < until && !stop.load(Ordering::Relaxed) {
-                // Either may be lost; it is said again after the read's time-out. An answer may be
-                // the load already.
+                // Either may be lost; it is said again after the read's time-out.
                 let _ = socket.send(token);
-                if socket.recv(&mut [0; 16]).is_ok() {
+                let mut said = [0; 17];
+                if matches!(socket.recv(&mut said), Ok(16)) && said[..16] == *token {
                     return Ok(Flow::Udp(socket));
                 }
             }
@@ -180,6 +183,10 @@ pub fn reach(
             )))
         }
     }
+}
+
+fn stranger(at: SocketAddr) -> LoadError {
+    LoadError::Setup(format!("another program answers at the load's port {at}"))
 }
 
 impl Flow {
@@ -203,14 +210,21 @@ impl Flow {
 
 /// Whether a connection begins with the token; it is said back.
 fn says(mut stream: &TcpStream, token: &Token) -> bool {
-    let mut said = [0; 16];
-    stream
-        .set_nonblocking(false)
-        .and_then(|()| stream.set_read_timeout(Some(TOKEN_TIMEOUT)))
-        .and_then(|()| stream.read_exact(&mut said))
-        .is_ok()
-        && said == *token
-        && stream.write_all(token).is_ok()
+    let until = Instant::now() + TOKEN_TIMEOUT;
+    let (mut said, mut length) = ([0; 16], 0);
+    if stream.set_nonblocking(false).is_err() {
+        return false;
+    }
+    while length < said.len() {
+        let left = until.saturating_duration_since(Instant::now());
+        // In all, whether the bytes come one by one or not at all: others wait.
+        let is_set = !left.is_zero() && stream.set_read_timeout(Some(left)).is_ok();
+        match stream.read(&mut said[length..]) {
+            Ok(more @ 1..) if is_set => length += more,
+            _ => return false,
+        }
+    }
+    said == *token && stream.write_all(token).is_ok()
 }
 
 fn udp_time_outs(socket: &UdpSocket) -> Result<()> {
