@@ -152,8 +152,16 @@ impl Far {
             }
         };
         let seed = super::seed(&token);
-        let outcome = phase::carry(&flows, &phase, End::Near, seed, map, interrupt)?;
+        let outcome = phase::carry(&flows, &phase, End::Near, seed, map, interrupt);
         drop(flows);
+        let outcome = match outcome {
+            Ok(outcome) => outcome,
+            Err(error) => {
+                // The far end reports, too; the next request would get that answer.
+                let _ = self.receive(PATIENCE, interrupt);
+                return Err(error);
+            }
+        };
         let Reply::Done(done) = self.receive(PATIENCE, interrupt)? else {
             bail!("unexpected message of the far end");
         };
