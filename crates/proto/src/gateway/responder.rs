@@ -120,6 +120,18 @@ impl AddressQuery {
     }
 }
 
+impl AddressQuery {
+    /// Notes a query of the scan, whose intervals grow.
+    fn on_scan(&mut self, now: Instant) {
+        self.sent = now;
+        self.next = now + self.interval;
+        self.unanswered += 1;
+        if self.contested_since.is_none() {
+            self.interval = (self.interval * 2).min(MAX_INTERVAL);
+        }
+    }
+}
+
 impl Responder {
     /// Creates a responder with this MAC address. It answers for the remotes that the gateway
     /// shows, and for whole prefixes.
@@ -414,7 +426,9 @@ impl Responder {
         }
         if self.awaited < MAX_QUERIES {
             self.awaited += 1;
-            self.send_query(now, gateway, id);
+            self.send_query(gateway, id);
+            let query = self.queries.entry(id).or_insert(AddressQuery::new(now));
+            query.sent = now;
         }
     }
 
@@ -455,7 +469,11 @@ impl Responder {
                 if query.is_some_and(|q| q.unanswered >= 3) {
                     gateway.forget_mac(id);
                 }
-                self.send_query(now, gateway, id);
+                self.send_query(gateway, id);
+                self.queries
+                    .entry(id)
+                    .or_insert(AddressQuery::new(now))
+                    .on_scan(now);
                 solicitation += 1;
             }
             if let Some(address) = gateway.poll_successor(id, now) {
@@ -499,7 +517,7 @@ impl Responder {
         }
     }
 
-    fn send_query(&mut self, now: Instant, gateway: &Gateway, id: DeviceId) {
+    fn send_query(&mut self, gateway: &Gateway, id: DeviceId) {
         let Some(device) = gateway.device(id) else {
             return;
         };
@@ -518,13 +536,6 @@ impl Responder {
                 }
                 IpAddr::V6(address) => self.solicit(address, vlan),
             }
-        }
-        let query = self.queries.entry(id).or_insert(AddressQuery::new(now));
-        query.sent = now;
-        query.next = now + query.interval;
-        query.unanswered += 1;
-        if query.contested_since.is_none() {
-            query.interval = (query.interval * 2).min(MAX_INTERVAL);
         }
     }
 
