@@ -293,9 +293,13 @@ fn start(
     if options.userspace.is_none() && !privilege::has_net_admin() {
         return Err(UpError::NotPermitted {
             interface: config.name.to_string(),
-            alternative: match unconfigured {
-                Some(_) => "",
-                None => "; or add --userspace, which needs no interface",
+            alternative: if unconfigured.is_some()
+                || config.gateway.is_some()
+                || config.mode == Mode::Ethernet
+            {
+                ""
+            } else {
+                "; or add `--userspace --socks 1080`, which needs no interface"
             },
         });
     }
