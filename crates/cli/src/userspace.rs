@@ -14,7 +14,7 @@ use seikan_userspace::{Exposed, Forward, Listener, Service, Transport};
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Without root")]
 pub struct UserspaceArguments {
-    /// Run without root: no interface, but the ports below, at least one
+    /// Run without root and without an interface; needs at least one of the options below
     #[arg(long)]
     userspace: bool,
     /// Serve SOCKS5 there, into the tunnel (repeatable) [default address: 127.0.0.1]

@@ -50,7 +50,7 @@ const SHORT: f64 = 1.0;
     Takes at most two minutes and prints a page: throughput, loss, round trips with and without load, and processor time, \
     of the path outside of the tunnel, of the tunnel, and of the kernel's WireGuard if its module is loaded on both hosts; \
     then the doctor's verdict on the tunnel, from both ends. Starts `seikan bench --serve` on HOST by SSH; nothing else \
-    has to run there. The load takes all that the path has, unless --load-rate: others on it notice. It goes to HOST alone, \
+    has to run there. Without --load-rate the load uses the whole capacity of the path, which others on it notice. It goes to HOST alone, \
     which takes it on one port, for the time of each measurement. As root on both hosts, the doctor sees more.\n\
     Exit status: 0 if a path was measured, 1 if none was.")]
 pub struct Arguments {
@@ -89,7 +89,7 @@ pub struct Arguments {
 /// Parses a destination of SSH, which must not be taken for an option.
 fn destination(text: &str) -> Result<String, String> {
     if text.is_empty() || text.starts_with('-') || text.contains(char::is_whitespace) {
-        return Err("no host; such as hub.example.org or root@192.0.2.1".into());
+        return Err("expected a host, such as hub.example.org or root@192.0.2.1".into());
     }
     Ok(text.to_owned())
 }

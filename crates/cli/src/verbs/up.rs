@@ -44,8 +44,8 @@ pub struct Arguments {
     /// Run in the background; return once the interface is up
     #[arg(short, long)]
     daemon: bool,
-    /// Log file of the background process, of at most 1 MiB [default: IFACE.log beside its control
-    /// socket, in /run/seikan]
+    /// Log file of the background process, of at most 1 MiB [default: IFACE.log in /run/seikan, or
+    /// with --userspace in the user's runtime directory]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     log_file: Option<PathBuf>,
     #[command(flatten)]
