@@ -192,7 +192,7 @@ fn without_the_option_the_error_names_it() {
         user.give(&world.left.config);
         let output = user.run(&world.left.namespace, &["up", world.left.config()]);
         let errors = stderr(&output);
-        assert!(errors.contains("add --userspace"), "{errors}");
+        assert!(errors.contains("--userspace"), "{errors}");
     });
 }
 
