@@ -36,6 +36,12 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Pause between two attempts where SQLite does not wait itself.
 const PAUSE: Duration = Duration::from_millis(20);
 
+/// Number of changes for which the file remembers that a row was deleted: far more than any process with the file open is
+/// behind.
+const DELETIONS_KEPT: i64 = 10_000;
+/// Number of changes after which older deletions are forgotten.
+const FORGET_EVERY: i64 = 1024;
+
 /// An open file, and its copy.
 #[derive(Debug)]
 pub(super) struct File {
@@ -134,6 +140,10 @@ fn write(connection: &Connection, rows: &Rows, change: i64) -> Result<(), StoreE
     let mut statement = connection.prepare_cached(sql)?;
     for (key, value) in rows {
         statement.execute((key, value, change))?;
+    }
+    if change % FORGET_EVERY == 0 {
+        let sql = "DELETE FROM kv WHERE value IS NULL AND change < ?1";
+        connection.execute(sql, [change - DELETIONS_KEPT])?;
     }
     Ok(())
 }
@@ -285,5 +295,26 @@ fn write_ahead(connection: &Connection) -> Result<(), StoreError> {
             }
             Err(error) => return Err(error.into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn deletions_are_forgotten_after_many_changes() {
+        let row = |key: &str, value: Option<&str>| (key.to_owned(), value.map(str::to_owned));
+        let rows = Rows::from([row("seen/1", None), row("seen/2", Some("{}"))]);
+        let database = database_of(&rows).expect("a database");
+        let count = || {
+            let sql = "SELECT count(*) FROM kv";
+            database.query_row(sql, [], |row| row.get::<_, i64>(0))
+        };
+        let write_at = |change| write(&database, &Rows::new(), change).expect("written");
+        write_at(DELETIONS_KEPT / FORGET_EVERY * FORGET_EVERY);
+        assert_eq!(count().expect("counted"), 2);
+        write_at((DELETIONS_KEPT / FORGET_EVERY + 1) * FORGET_EVERY);
+        assert_eq!(count().expect("counted"), 1);
     }
 }
