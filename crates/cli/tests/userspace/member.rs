@@ -62,8 +62,29 @@ fn it_finds_members_by_name_and_leaves_without_a_trace() {
         let path = file.to_str().expect("UTF-8");
         let output = user.run(&laptop.netns, &["leave", path]);
         assert!(output.status.success(), "{}", stderr(&output));
-        assert!(!file.exists());
+        assert!(!file.exists() && !state.exists());
         assert_eq!(site.members().len(), 1);
+    });
+}
+
+#[test]
+fn leaving_while_it_is_down_leaves_no_trace() {
+    at_a_site(|site| {
+        let _coordinator = site.coordinator();
+        let laptop = site.host();
+        let user = User::new(NOBODY);
+        let file = join(&user, &laptop, site, &["--socks", "1080"]);
+        let state = user.home().join(".local/state/seikan");
+        let state = state.join(&laptop.interface);
+        for words in [
+            ["down", &laptop.interface],
+            ["leave", file.to_str().expect("UTF-8")],
+        ] {
+            assert!(state.is_dir(), "{words:?}: {state:?}");
+            let output = user.run(&laptop.netns, &words);
+            assert!(output.status.success(), "{words:?}: {}", stderr(&output));
+        }
+        assert!(!state.exists(), "{state:?}");
     });
 }
 

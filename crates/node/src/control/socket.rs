@@ -165,7 +165,8 @@ impl RuntimeDirs {
         let user = user_id();
         let own = RuntimeDirs::of_user(user);
         let is_here = match name {
-            Some(name) => own.lock(name).exists(),
+            // One that is down has its state.
+            Some(name) => own.lock(name).exists() || own.state.join(name).exists(),
             None => own.names().is_ok_and(|names| !names.is_empty()),
         };
         // The directory of the sockets for `wg` tells them from others in a directory that a variable names.
