@@ -36,8 +36,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Pause between two attempts where SQLite does not wait itself.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Number of changes for which the file remembers that a row was deleted: far more than any process with the file open is
-/// behind.
+/// Number of changes for which the file remembers that a row was deleted. A process that is further
+/// behind reads the file anew.
 const DELETIONS_KEPT: i64 = 10_000;
 /// Number of changes after which older deletions are forgotten.
 const FORGET_EVERY: i64 = 1024;
@@ -122,6 +122,13 @@ impl File {
 
 /// Reads rows that were changed later than `change`.
 fn load(connection: &Connection, mesh: &mut Mesh, change: &mut i64) -> Result<(), StoreError> {
+    let sql = "SELECT coalesce(max(change), 0) FROM kv";
+    let newest: i64 = connection
+        .prepare_cached(sql)?
+        .query_row([], |row| row.get(0))?;
+    if newest - *change >= DELETIONS_KEPT && *change > 0 {
+        (*mesh, *change) = (Mesh::default(), 0);
+    }
     let sql = "SELECT key, value, change FROM kv WHERE change > ?1";
     let mut statement = connection.prepare_cached(sql)?;
     let mut found = statement.query([*change])?;
@@ -308,7 +315,7 @@ mod tests {
         let rows = Rows::from([row("seen/1", None), row("seen/2", Some("{}"))]);
         let database = database_of(&rows).expect("a database");
         let count = || {
-            let sql = "SELECT count(*) FROM kv";
+            let sql = "SELECT count(*) FROM kv WHERE key LIKE 'seen/%'";
             database.query_row(sql, [], |row| row.get::<_, i64>(0))
         };
         let write_at = |change| write(&database, &Rows::new(), change).expect("written");
@@ -316,5 +323,23 @@ mod tests {
         assert_eq!(count().expect("counted"), 2);
         write_at((DELETIONS_KEPT / FORGET_EVERY + 1) * FORGET_EVERY);
         assert_eq!(count().expect("counted"), 1);
+    }
+    #[test]
+    fn a_copy_that_is_far_behind_is_read_anew() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("mesh.db");
+        let mut behind = File::open(&path).expect("a file");
+        let database = connect(&path).expect("the same file");
+        let seen = |member: i64| Some(format!(r#"{{"member":{member},"at":1}}"#));
+        let write_at = |change, key: &str, value| {
+            let rows = Rows::from([(key.to_owned(), value)]);
+            write(&database, &rows, change).expect("written");
+        };
+        write_at(2, "seen/1", seen(1));
+        assert!(behind.copy().expect("read").seen.get(&1).is_some());
+        write_at(3, "seen/1", None);
+        let forgets = (DELETIONS_KEPT / FORGET_EVERY + 1) * FORGET_EVERY;
+        write_at(forgets, "seen/2", seen(2));
+        assert!(behind.copy().expect("read").seen.get(&1).is_none());
     }
 }
