@@ -265,3 +265,33 @@ fn a_stream_is_held_back_no_longer_than_its_bound() {
     let took = Duration::from_nanos(world.time - sent);
     assert!(took <= Duration::from_millis(20 + 60 + 2), "{took:?}");
 }
+
+#[test]
+fn segments_wait_for_a_lost_one_of_their_own_flow_only() {
+    let flows = [0, 1].map(|number| Flow {
+        number,
+        ..Flow::tcp(0)
+    });
+    let mut world = world(true, lossy(0.0), 7);
+    let send = |world: &mut World, flow: Flow, number: u64| {
+        world.send(0, &[flow.segments(number * 1000, 1000, 1000)]);
+    };
+    let arrived = |world: &World| flows.map(|flow| world.checkers[1].bytes(flow));
+    for flow in flows {
+        send(&mut world, flow, 0);
+    }
+    world.run(Duration::from_secs(1));
+    assert_eq!(arrived(&world), [1000, 1000]);
+    world.links[0].path.down = true;
+    send(&mut world, flows[0], 1);
+    world.links[0].path.down = false;
+    send(&mut world, flows[0], 2);
+    send(&mut world, flows[1], 1);
+    send(&mut world, flows[0], 3);
+    while arrived(&world)[1] == 1000 {
+        world.run(Duration::from_millis(1));
+    }
+    assert_eq!(arrived(&world), [1000, 2000]);
+    world.run(Duration::from_secs(1));
+    assert_eq!(arrived(&world), [4000, 2000]);
+}

@@ -14,7 +14,8 @@ use crate::native::frame::{self, Frame, Frames};
 use crate::native::path_mtu;
 use crate::native::reassembly::{Outcome, Reassembled, Record};
 use crate::native::record::RecordWriter;
-use crate::native::repair::receiver::Part;
+use crate::native::repair::flows::Segment;
+use crate::native::repair::receiver::{Part, Selection};
 use crate::native::repair::verdict::Verdict;
 use crate::native::repair::{self, parity};
 use crate::native::stamp::{STAMP_LEN, Stamp};
@@ -307,7 +308,8 @@ impl Tunnel {
             }
             Protocol::Native => {
                 let frames = plaintext.start + STAMP_LEN..plaintext.end;
-                native_record(peer, receiving, mode, (record, part), frames, buffers);
+                let of = (record, Selection::new(part, 0));
+                native_record(peer, receiving, mode, of, frames, buffers);
             }
         }
     }
@@ -354,7 +356,7 @@ impl Tunnel {
                     cache: &mut self.scratch.source,
                     mac_table: &mut self.mac_table,
                 };
-                let of = (ready.record, ready.part);
+                let of = (ready.record, Selection::new(ready.part, ready.passed));
                 native_record(peer, receiving, mode, of, frames, &mut buffers);
                 // A record has at most a datagram's bytes, an answer few.
                 if buffers.arena.len() - used < MAX_DATAGRAM
@@ -500,7 +502,7 @@ fn native_record(
     peer: &mut Peer,
     mut receiving: Receiving<'_>,
     mode: Mode,
-    of: (Record, Part),
+    of: (Record, Selection),
     frames: Range<usize>,
     buffers: &mut Buffers<'_>,
 ) {
@@ -522,37 +524,47 @@ fn native_record(
 fn native_frames<C: Carried>(
     peer: &mut Peer,
     receiving: &mut Receiving<'_>,
-    (record, part): (Record, Part),
+    (record, mut selection): (Record, Selection),
     frames: Range<usize>,
     buffers: &mut Buffers<'_>,
 ) {
     let size = DATA_HEADER_LEN + STAMP_LEN + frames.len() + TAG_LEN;
     let mut frames = Frames::<C>::new(frames, record.ecn);
+    // Frames are parsed for each part, and processed, or counted as dropped, for one.
     while let Some(frame) = frames.next(buffers.arena) {
-        // Frames are parsed for each part, and processed, or counted as dropped, for one.
-        let now = match part {
-            Part::All => true,
-            Part::Ordered => frame.as_ref().is_ok_and(|f| is_ordered(f, buffers.arena)),
-            Part::Unordered => !frame.as_ref().is_ok_and(|f| is_ordered(f, buffers.arena)),
-        };
+        let all = selection.part == Part::All;
+        let repair = peer.repair.as_mut().filter(|repair| !all || repair.keeps());
+        let now = repair.is_none_or(|repair| {
+            let frame = frame.as_ref().ok();
+            let segment = frame.and_then(|frame| segment_of(frame, buffers.arena));
+            repair.selects(&mut selection, record.counter, segment)
+        });
         if now {
             native_frame::<C>(peer, receiving, frame, record, size, buffers);
         }
     }
+    if let Some(repair) = &mut peer.repair {
+        repair.processed(selection, record.counter);
+    }
 }
 
-/// Whether a frame is held back behind a gap: a TCP segment that is not a mere acknowledgement.
-fn is_ordered(frame: &Frame, arena: &[u8]) -> bool {
+/// Returns the TCP segment of a frame, if a gap before it may hold it back: it is more than an
+/// acknowledgement.
+fn segment_of(frame: &Frame, arena: &[u8]) -> Option<Segment> {
     match frame {
-        Frame::Slice(_) => true,
+        Frame::Slice(slice) => {
+            let header = &arena[slice.header.start + slice.ip_at + slice.ip.header_len..];
+            let length = slice.chunk.len();
+            Some(Segment::new(&slice.ip, header, slice.offset, length))
+        }
         Frame::Packet(packet) if packet.ip.protocol == PROTO_TCP && !packet.ip.fragment => {
             let start = packet.range.start + packet.ip_at;
             let segment = &arena[start + packet.ip.header_len..start + packet.ip.total_len];
-            let acknowledges =
-                tcp::header_len(segment) == Some(segment.len()) && tcp::flags(segment) == tcp::ACK;
-            !acknowledges
+            let length = segment.len() - tcp::header_len(segment)?;
+            let acknowledges = length == 0 && tcp::flags(segment) == tcp::ACK;
+            (!acknowledges).then(|| Segment::new(&packet.ip, segment, 0, length))
         }
-        _ => false,
+        _ => None,
     }
 }
 

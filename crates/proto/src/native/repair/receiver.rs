@@ -1,6 +1,10 @@
 //! The receiver's side: keeps records until their block is complete, restores lost ones, and holds
 //! back TCP segments behind a gap.
+//!
+//! The tunnel asks about each frame of a record ([`Receiver::selects`]), and says when it has
+//! processed all of them ([`Receiver::processed`]).
 
+use super::flows::{Flows, Segment};
 use super::gf256;
 use super::parity::{self, Head, MAX_PARITIES, MAX_RECORDS};
 use super::verdict::Verdict;
@@ -38,10 +42,36 @@ const MAX_BLOCKS: usize = 4;
 pub enum Part {
     /// All.
     All,
-    /// All but TCP segments, which are held back.
+    /// All but TCP segments of flows that miss an earlier one; those are held back.
     Unordered,
     /// The TCP segments that were held back.
     Ordered,
+}
+
+/// The frames of one record, while they are processed.
+#[derive(Clone, Copy, Debug)]
+pub struct Selection {
+    /// What to process.
+    pub part: Part,
+    /// Number of the next frame.
+    number: u32,
+    /// Segments that were passed on before their turn: bit n for frame n.
+    passed: u64,
+    /// A segment is held back.
+    waits: bool,
+}
+
+impl Selection {
+    /// The first frame of a record of which `part` is to be processed. `passed` are the segments
+    /// that were passed on earlier.
+    pub fn new(part: Part, passed: u64) -> Selection {
+        Selection {
+            part,
+            number: 0,
+            passed,
+            waits: false,
+        }
+    }
 }
 
 /// Loss repair of the newest session.
@@ -64,6 +94,7 @@ pub struct Receiver {
     blocks: VecDeque<Block>,
     /// The newest block, which no other may overlap.
     newest: Range<u64>,
+    flows: Flows,
     /// Buffers of records that have left.
     spare: Vec<Vec<u8>>,
     /// Records to process, in order.
@@ -89,6 +120,8 @@ struct Slot {
     state: SlotState,
     /// The frames, if the record is here.
     frames: Vec<u8>,
+    /// See [`Selection`].
+    passed: u64,
     ecn: u8,
 }
 
@@ -131,6 +164,8 @@ pub struct Ready {
     pub record: Record,
     /// The frames to process.
     pub part: Part,
+    /// The segments that were passed on earlier: see [`Selection::new`].
+    pub passed: u64,
     /// All its frames.
     pub frames: Vec<u8>,
 }
@@ -147,6 +182,7 @@ impl Default for Receiver {
             edge: 0,
             blocks: VecDeque::new(),
             newest: 0..0,
+            flows: Flows::default(),
             spare: Vec::new(),
             ready: VecDeque::new(),
             new_counters: Vec::new(),
@@ -215,8 +251,60 @@ impl Receiver {
         slot.state = SlotState::Held(now);
         self.solve_with(record.counter, now);
         self.advance(now);
-        self.held += u64::from(self.edge <= record.counter);
         Part::Unordered
+    }
+
+    /// Whether records are kept, so that segments may have to wait.
+    pub fn keeps(&self) -> bool {
+        !self.slots.is_empty() || !self.ready.is_empty()
+    }
+
+    /// Returns whether to process the next frame of the record with this counter now. `segment` is
+    /// the TCP segment in it, if it has one that may have to wait.
+    pub fn selects(
+        &mut self,
+        selection: &mut Selection,
+        counter: u64,
+        segment: Option<Segment>,
+    ) -> bool {
+        let bit = 1u64.checked_shl(selection.number).unwrap_or(0);
+        selection.number += 1;
+        let now = match (selection.part, segment) {
+            (Part::All, _) | (Part::Unordered, None) => true,
+            (Part::Ordered, segment) => segment.is_some() && selection.passed & bit == 0,
+            // Those behind records that are ready follow them.
+            (Part::Unordered, Some(segment)) => {
+                let due = bit != 0 && self.is_held(counter) && self.flows.is_due(&segment);
+                selection.passed |= if due { bit } else { 0 };
+                selection.waits |= !due;
+                due
+            }
+        };
+        if let Some(segment) = segment
+            && now
+        {
+            self.flows.delivered(&segment);
+        }
+        now
+    }
+
+    /// All frames of the selected part of a record were processed.
+    pub fn processed(&mut self, selection: Selection, counter: u64) {
+        if selection.part != Part::Unordered || !self.is_held(counter) {
+            return;
+        }
+        if let Some(slot) = self.slot(counter) {
+            slot.passed = selection.passed;
+            if !selection.waits {
+                slot.state = SlotState::Passed;
+            }
+            self.held += u64::from(selection.waits);
+        }
+    }
+
+    fn is_held(&self, counter: u64) -> bool {
+        let slot = self.index(counter).map(|index| &self.slots[index]);
+        slot.is_some_and(|slot| matches!(slot.state, SlotState::Held(_)))
     }
 
     /// Returns the part to process of a record that is not kept. Its segments follow those that are
@@ -228,6 +316,7 @@ impl Receiver {
         self.ready.push_back(Ready {
             record,
             part: Part::Ordered,
+            passed: 0,
             frames: frames.to_vec(),
         });
         Part::Unordered
@@ -246,6 +335,7 @@ impl Receiver {
             if now.duration_since(self.kept_at) >= KEEP {
                 self.flush(now);
                 self.spare = Vec::new();
+                self.flows.clear();
             }
         }
         self.ready.pop_front()
@@ -332,6 +422,7 @@ impl Receiver {
                     congestion: verdict == Some(Verdict::Congestion),
                 },
                 frames: Vec::new(),
+                passed: 0,
                 ecn: 0,
             });
             self.next += 1;
@@ -345,6 +436,7 @@ impl Receiver {
         self.slots.push_back(Slot {
             state: SlotState::Passed,
             frames: kept,
+            passed: 0,
             ecn: record.ecn,
         });
         self.next += 1;
@@ -367,6 +459,7 @@ impl Receiver {
         self.slots[index] = Slot {
             state: SlotState::Passed,
             frames: kept,
+            passed: 0,
             ecn: record.ecn,
         };
         true
@@ -454,6 +547,7 @@ impl Receiver {
                 ecn: self.slots[index].ecn,
             },
             part: Part::Ordered,
+            passed: self.slots[index].passed,
             frames,
         });
     }
@@ -640,6 +734,7 @@ impl Receiver {
                 ecn,
             },
             part,
+            passed: 0,
             frames: kept.clone(),
         });
         // A probe or a keepalive has nothing to restore.
@@ -651,6 +746,7 @@ impl Receiver {
                 SlotState::Passed
             },
             frames: kept,
+            passed: 0,
             ecn,
         };
     }
