@@ -138,7 +138,7 @@ impl Fold {
     }
 
     /// Moves the last bytes of `frame` into the places of those left out. The frame is shorter by
-    /// [`Self::len`] then. It must be longer than its headers by that.
+    /// [`Self::saved`] then. It must be longer than its headers by that.
     pub fn apply(&self, frame: &mut [u8]) {
         let mut from = frame.len() - self.saved();
         self.each_gap(|at, len| {
