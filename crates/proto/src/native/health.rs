@@ -16,9 +16,8 @@ use std::time::Duration;
 
 /// Interval between reports while data arrives.
 pub const REPORT_INTERVAL: Duration = Duration::from_secs(1);
-/// With loss repair, time from a random loss to a report, so that it is answered soon, but not
-/// before a queue that has begun to drop shows itself,
-const EARLY: Duration = Duration::from_millis(50);
+/// With loss repair, time from a random loss to a report, so that it is answered soon,
+const EARLY: Duration = Duration::from_millis(10);
 /// but not more often than this.
 const EARLY_INTERVAL: Duration = Duration::from_millis(100);
 /// A datagram that is later than this many counters counts as lost, unless it arrives before the
@@ -235,23 +234,21 @@ impl Receiver {
         let missing = counter - self.next;
         self.advance(counter, stamp.position);
         let judge = self.judge.as_mut()?;
-        let judged = judge.datagram(stamp.position, delay, missing, now)?;
+        let verdict = judge.datagram(stamp.position, delay, missing, now);
         let lost = missing.min(u32::MAX.into()) as u32;
         let report = &mut self.report;
-        match judged.verdict {
-            Verdict::Congestion => {
-                let revised = judged.revised.min(report.random_losses);
-                report.random_losses -= revised;
-                let congestion = lost.saturating_add(revised);
-                report.congestion_losses = report.congestion_losses.saturating_add(congestion);
+        match verdict {
+            None => {}
+            Some(Verdict::Congestion) => {
+                report.congestion_losses = report.congestion_losses.saturating_add(lost);
             }
-            Verdict::Random => {
+            Some(Verdict::Random) => {
                 report.random_losses = report.random_losses.saturating_add(lost);
                 self.early
                     .get_or_insert((now + EARLY).max(self.reported + EARLY_INTERVAL));
             }
         }
-        Some(judged.verdict)
+        verdict
     }
 
     /// Packets arrived, so a report is useful.
@@ -298,9 +295,6 @@ impl Receiver {
         }
         self.enter(counter, true);
         self.next = counter;
-        if let Some(judge) = &mut self.judge {
-            judge.skip();
-        }
     }
 
     /// Moves the counters up to `end` (exclusive) into the window. Counters that leave it unset are
@@ -326,9 +320,6 @@ impl Receiver {
     /// Handles a datagram with a lower counter than the highest one.
     fn late(&mut self, counter: u64) {
         let late = self.next - 1 - counter;
-        if let Some(judge) = &mut self.judge {
-            judge.late(late);
-        }
         self.report.random_losses = self.report.random_losses.saturating_sub(1);
         self.report.reordering = self.report.reordering.max(late.min(65_535) as u16);
         let (word, bit) = ((counter % HORIZON / 64) as usize, 1 << (counter % 64));

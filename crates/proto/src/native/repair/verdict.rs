@@ -4,9 +4,6 @@
 //! against the bursts, the end of each burst is lost. A radio link or a damaged cable loses
 //! datagrams at any delay and any position. So losses at high delay are those of a queue if they
 //! are more frequent than at low delay.
-//!
-//! The first losses of a full queue often come before there is enough evidence. Those of the last
-//! 64 datagrams are judged anew with the later ones, unless the path is known to have other losses.
 
 use crate::time::Instant;
 use std::time::Duration;
@@ -47,10 +44,6 @@ const WEIGHT: f64 = 1.0 / 8.0;
 /// standard deviation is then 0.29 x sqrt(1/15) = 0.075.
 const LATE_IN_BURST: f64 = 0.75;
 
-/// So many losses among 64 datagrams are congestion: repair is not made for paths that lose a
-/// quarter, so they are no reason for parity.
-const CLUSTER: u32 = 16;
-
 /// The probable cause of a gap in the counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
@@ -82,19 +75,6 @@ pub struct Judge {
     position: u8,
     /// Class of its delay.
     class: usize,
-    /// The datagrams before and with the newest that are missing: bit n for the one n before it.
-    missing: u64,
-    /// Those of them that were judged to be random losses.
-    random: u64,
-}
-
-/// A verdict on the datagrams missing before another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Judged {
-    /// Their probable cause.
-    pub verdict: Verdict,
-    /// Number of earlier losses that were judged to be random, and are congestion after all.
-    pub revised: u32,
 }
 
 /// Datagrams that arrived, and those that were lost before them.
@@ -117,8 +97,6 @@ impl Default for Judge {
             rank: 0.5,
             position: 0,
             class: 0,
-            missing: 0,
-            random: 0,
         }
     }
 }
@@ -132,7 +110,7 @@ impl Judge {
         delay: u64,
         missing: u64,
         now: Instant,
-    ) -> Option<Judged> {
+    ) -> Option<Verdict> {
         let class = class_of(delay);
         self.count_delay(class, now);
         let is_high = self.highest > 0 && class.max(self.class) + NEAR_FULL >= self.highest;
@@ -148,50 +126,14 @@ impl Judge {
             self.low.datagrams /= 2;
             self.low.lost /= 2;
         }
-        let judged = self.judge_gap(position, is_high, missing);
+        let verdict = (missing > 0).then(|| self.judge(position, is_high, missing));
         let count = &mut self.positions[usize::from(position.min(63))];
         *count += 1;
         if *count >= POSITIONS {
             self.positions.iter_mut().for_each(|count| *count /= 2);
         }
         (self.position, self.class) = (position, class);
-        judged
-    }
-
-    /// A datagram that was missing arrived, `distance` after the newest.
-    pub fn late(&mut self, distance: u64) {
-        let bit = shifted(1, distance);
-        self.missing &= !bit;
-        self.random &= !bit;
-    }
-
-    /// The next datagram does not follow the newest, for another reason than loss.
-    pub fn skip(&mut self) {
-        (self.missing, self.random) = (0, 0);
-    }
-
-    fn judge_gap(&mut self, position: u8, is_high: bool, missing: u64) -> Option<Judged> {
-        // The new bits, before that of the datagram itself.
-        let gap = shifted(shifted(1, missing).wrapping_sub(1), 1);
-        self.missing = shifted(self.missing, missing + 1) | gap;
-        self.random = shifted(self.random, missing + 1);
-        if missing == 0 {
-            return None;
-        }
-        let mut judged = Judged {
-            verdict: self.judge(position, is_high, missing),
-            revised: 0,
-        };
-        let is_cluster = self.missing.count_ones() >= CLUSTER;
-        if is_cluster {
-            judged.verdict = Verdict::Congestion;
-        }
-        if judged.verdict == Verdict::Random {
-            self.random |= gap;
-        } else if is_cluster || f64::from(self.low.lost) < KNOWN {
-            judged.revised = std::mem::take(&mut self.random).count_ones();
-        }
-        Some(judged)
+        verdict
     }
 
     /// Counts a delay, and finds the highest that is no outlier.
@@ -260,11 +202,6 @@ impl Judge {
     }
 }
 
-/// Shifts left; bits that do not fit are lost.
-fn shifted(bits: u64, by: u64) -> u64 {
-    bits.checked_shl(by.min(64) as u32).unwrap_or(0)
-}
-
 /// Class of a delay in microseconds, on a logarithmic scale: 0 below [`NOISE`], at most 63.
 fn class_of(delay: u64) -> usize {
     if delay < NOISE {
@@ -294,9 +231,9 @@ mod tests {
                 missing += 1;
                 continue;
             }
-            if let Some(judged) = judge.datagram(position, delay, missing, now) {
+            if let Some(verdict) = judge.datagram(position, delay, missing, now) {
                 gaps += 1;
-                congested += u32::from(judged.verdict == Verdict::Congestion);
+                congested += u32::from(verdict == Verdict::Congestion);
             }
             missing = 0;
         }
@@ -353,48 +290,6 @@ mod tests {
         // Nothing is known while the queue fills for the first time.
         let share = congestion(all);
         assert!(share > 0.9, "{share}");
-    }
-
-    /// Losses that stay random among these datagrams: delay in microseconds, and whether it is lost.
-    fn random(datagrams: impl Iterator<Item = (u64, bool)>) -> i64 {
-        let mut judge = Judge::default();
-        let (mut missing, mut random) = (0, 0);
-        for (n, (delay, lost)) in datagrams.enumerate() {
-            let now = Instant::from_nanos(n as u64 * 100_000);
-            if lost {
-                missing += 1;
-                continue;
-            }
-            match judge.datagram(0, delay, missing, now) {
-                Some(judged) if judged.verdict == Verdict::Random => random += missing as i64,
-                Some(judged) => random -= i64::from(judged.revised),
-                None => {}
-            }
-            missing = 0;
-        }
-        random
-    }
-
-    #[test]
-    fn the_first_losses_of_a_queue_are_congestion_after_all() {
-        // A receiver whose scheduler delays a datagram in fifty by more than the queue ever does.
-        let mut rng = rng();
-        let overshoot = (0..2000u64).map(|n| {
-            let late = if rng.random_bool(0.02) { 30_000 } else { 0 };
-            let queue = 10_000 * n.min(1000) / 1000;
-            (queue + late, (1000..1080).contains(&n) && n % 2 == 0)
-        });
-        assert_eq!(random(overshoot), 0);
-    }
-
-    #[test]
-    fn losses_of_a_path_that_loses_one_in_twelve_are_no_cluster() {
-        // 16 or more of 64: 2.5e-5 of the windows (binomial distribution).
-        let mut rng = rng();
-        let lost = (0..100_000).filter(|_| rng.random_bool(0.08)).count() as i64;
-        let mut rng = self::rng();
-        let found = random((0..100_000).map(|_| (0, rng.random_bool(0.08))));
-        assert!(found * 100 > lost * 99, "{found} of {lost}");
     }
 
     #[test]
