@@ -17,7 +17,7 @@ TARGET ?=
 SOURCE ?= all
 
 .PHONY: help test deps deps-build bare-root peers fmt-check house hooks diagram docs-check book deny clippy doc tests unit interop golden demo-recording recordings fuzz-ci fuzz fuzz-asan \
-	build release dist dist-smoke dist-check openwrt-check monitoring-check demo bench bench-path instructions gateway reproduce reproduce-kernel reproduce-guests hostile soak soak-mesh interop-kernel doctor-kernel clean
+	build release dist dist-smoke dist-check monitoring-check demo bench bench-path instructions gateway reproduce reproduce-kernel reproduce-guests hostile soak soak-mesh interop-kernel doctor-kernel clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -40,13 +40,11 @@ peers: deps-build ## install the other WireGuard implementations for the interop
 fmt-check: ## check the formatting
 	@cargo fmt --all --check
 
-house: ## check rules between crates, code named in the docs, settings that packaging repeats
+house: ## check rules between crates: dependencies, unsafe code, code named in the docs
 	@scripts/check_house.py --self-test
 	@scripts/check_house.py
 	@scripts/check_named_code.py --self-test
 	@scripts/check_named_code.py
-	@scripts/check_packaging.py --self-test
-	@scripts/check_packaging.py
 	@scripts/commit_msg.py --self-test
 
 diagram: ## draw docs/pictures/crates.svg, the dependencies between the crates
@@ -85,8 +83,8 @@ interop: peers build ## test against other WireGuard implementations in namespac
 golden: ## rewrite the golden texts and the generated pages; review the changes
 	@rm -f crates/cli/tests/golden/json/* crates/lab/tests/golden/json/*
 	@UPDATE_GOLDEN=1 scripts/tests.sh --workspace -E 'test(schemas_are_those_of_the_types)'
-	@UPDATE_GOLDEN=1 scripts/tests.sh --workspace -E 'package(seikan-cli) & test(/^(golden|cli|gateway_status|doctor|doctor_ends|mesh::ping)::/) | package(seikan-lab) & test(/^program::/) | test(findings_are_those_expected)'
-	@UPDATE_GOLDEN=1 scripts/tests.sh --workspace -E '(package(seikan-cli) & test(/^docs::/)) | test(the_page_of_metrics)'
+	@UPDATE_GOLDEN=1 scripts/tests.sh --workspace -E 'package(seikan) & test(/^(golden|cli|gateway_status|doctor|doctor_ends|mesh::ping)::/) | package(seikan-lab) & test(/^program::/) | test(findings_are_those_expected)'
+	@UPDATE_GOLDEN=1 scripts/tests.sh --workspace -E '(package(seikan) & test(/^docs::/)) | test(the_page_of_metrics)'
 
 demo-recording: release ## record the demo as docs/pictures/demo.svg (root, or user namespaces)
 	@scripts/record-demo.py "$${CARGO_TARGET_DIR:-target}/release/seikan" docs/pictures/demo.svg
@@ -107,12 +105,12 @@ fuzz: ## fuzz each target, or TARGET=name, for SECONDS=600
 	@scripts/fuzz.sh --each $(SECONDS) $(TARGET)
 
 build: deps-build ## build debug binaries of seikan and seikan-lab
-	@cargo build --locked -p seikan-cli -p seikan-lab
+	@cargo build --locked -p seikan -p seikan-lab
 
 release: deps-build ## build target/release/seikan and seikan-lab
-	@cargo build --locked --release -p seikan-cli -p seikan-lab
+	@cargo build --locked --release -p seikan -p seikan-lab
 
-dist: deps-build ## build static binaries, packages and an image in target/dist (installs musl, Zig, nfpm, buildah)
+dist: deps-build ## build static binaries, packages and an image in target/dist (installs musl, nfpm, buildah)
 	@scripts/dist.sh
 
 dist-smoke:
@@ -121,14 +119,11 @@ dist-smoke:
 dist-check: ## install what `make dist` built in clean Debian machines, and test it (root); ARGS=TEST selects one
 	@scripts/dist-check.sh $(ARGS)
 
-openwrt-check: deps-build ## run the package for OpenWrt with opkg, uci and procd, built from OpenWrt's sources (root)
-	@scripts/openwrt-check.sh
-
 monitoring-check: deps-build ## run the alerts and the dashboard's queries in a Prometheus that scrapes tunnels in namespaces (root)
 	@scripts/monitoring-check.sh
 
 demo: deps-build ## run the demo: two hosts in namespaces, a tunnel, load, a diagnosis
-	@cargo build --locked --profile demo -p seikan-cli -p seikan-lab
+	@cargo build --locked --profile demo -p seikan -p seikan-lab
 	@"$${CARGO_TARGET_DIR:-target}/demo/seikan" demo
 
 bench: release ## benchmark against the tunnels found in $(PEERS) and on PATH

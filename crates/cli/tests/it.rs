@@ -18,7 +18,6 @@ mod ledger;
 mod life;
 mod mesh;
 mod monitoring;
-mod openwrt;
 mod overload;
 mod relay;
 mod report;

@@ -14,10 +14,9 @@ use zeroize::Zeroizing;
 use super::diagnostic::{Diagnostic, Diagnostics, Severity};
 use super::overrides::Overrides;
 use super::report::Reporter;
-use super::schema::Form;
 use super::source::{ReadKey, Source, Syntax};
 use super::types::{Config, InterfaceName, InterfaceNameError};
-use super::{check, ini, read, toml};
+use super::{check, ini, interpret, toml};
 
 /// Maximum size of a configuration, in bytes; enough for some fifty thousand peers.
 const MAX_FILE: u64 = 16 << 20;
@@ -29,7 +28,7 @@ const ENVIRONMENT: &str = "/etc/seikan/environment";
 const OTHERS: u32 = 0o077;
 
 /// Result of parsing a file.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Parsed {
     /// The configuration, if there was no error.
     pub config: Option<Config>,
@@ -56,26 +55,25 @@ pub fn load(target: &str, overrides: &Overrides) -> Parsed {
 }
 
 fn load_with(target: &str, overrides: &Overrides, environment: &Path) -> Parsed {
-    let found = locate(target).and_then(|path| Ok((read_file(&path)?, path)));
-    let ((source, is_open), path) = match found {
-        Ok(found) => found,
-        Err(diagnostics) => {
-            return Parsed {
-                diagnostics,
-                ..Parsed::default()
-            };
-        }
+    let path = match locate(target) {
+        Ok(path) => path,
+        Err(findings) => return Parsed::failed(findings),
     };
+    let (source, mode) = match read(&path) {
+        Ok(read) => read,
+        Err(findings) => return Parsed::failed(findings),
+    };
+    let folder = path.parent().unwrap_or(Path::new("")).to_owned();
     let open_keys = RefCell::new(Vec::new());
     let mut parsed = parse(&source, overrides, &|key: &Path| {
-        let key = path.parent().unwrap_or(Path::new("")).join(key);
+        let key = folder.join(key);
         let mut file = open_key(&key)?;
-        if is_open_to_others(&file)? {
-            open_keys.borrow_mut().push(key);
+        if file.metadata()?.permissions().mode() & OTHERS != 0 {
+            open_keys.borrow_mut().push(key.clone());
         }
         read_text(&mut file, MAX_KEY_FILE)
     });
-    if parsed.holds_secret && is_open {
+    if parsed.holds_secret && mode & OTHERS != 0 {
         open_keys.borrow_mut().insert(0, path.clone());
     }
     let is_member = parsed.config.as_ref().is_some_and(|c| c.mesh.is_some());
@@ -84,10 +82,11 @@ fn load_with(target: &str, overrides: &Overrides, environment: &Path) -> Parsed 
     }
     let mut about_files = Diagnostics::default();
     for path in open_keys.into_inner() {
-        let path = path.display().to_string();
-        let help = format!("chmod 600 {path}");
+        let path = path.display();
         let message = "contains a secret, and other users than its owner can read or change it";
-        about_files.push(Diagnostic::new(Severity::Warning, path, message).with_help(help));
+        let finding = Diagnostic::new(Severity::Warning, path.to_string(), message)
+            .with_help(format!("chmod 600 {path}"));
+        about_files.push(finding);
     }
     about_files.append(parsed.diagnostics);
     parsed.diagnostics = about_files;
@@ -98,41 +97,35 @@ fn load_with(target: &str, overrides: &Overrides, environment: &Path) -> Parsed 
 /// Returns whether others than its owner can access a file that has the URL of a web proxy with a password.
 fn exposes_password(environment: &Path) -> io::Result<bool> {
     let mut file = File::open(environment)?;
-    Ok(is_open_to_others(&file)? && read_text(&mut file, MAX_FILE)?.contains('@'))
-}
-
-/// Returns whether others than its owner can access a file.
-fn is_open_to_others(file: &File) -> io::Result<bool> {
-    Ok(file.metadata()?.permissions().mode() & OTHERS != 0)
+    let is_open = file.metadata()?.permissions().mode() & OTHERS != 0;
+    Ok(is_open && read_text(&mut file, MAX_FILE)?.contains('@'))
 }
 
 /// Parses and checks a text, without access to the file system.
 pub fn parse(source: &Source, overrides: &Overrides, read_key: &ReadKey<'_>) -> Parsed {
-    let text = source.text.strip_prefix('\u{feff}').unwrap_or(&source.text);
-    let mut reporter = Reporter::new(&source.file, source.syntax, text);
-    let sections = match source.syntax {
-        Syntax::Ini => Some(ini::split(text, &mut reporter)),
-        Syntax::Toml => toml::split(text, &mut reporter),
+    let mut reporter = Reporter::new(source);
+    let document = match source.syntax {
+        Syntax::Ini => Some(ini::split(&source.text, &mut reporter)),
+        Syntax::Toml => toml::split(&source.text, &mut reporter),
     };
-    let entries = || {
-        sections
-            .iter()
-            .flatten()
-            .flat_map(|section| &section.entries)
-    };
-    let holds_secret = entries().any(|entry| entry.key.form == Form::Secret);
-    let hidden = entries().filter(|entry| !entry.key.is_reportable());
-    let texts = hidden.flat_map(|entry| entry.items.iter().map(|item| item.text.clone()));
-    let unreportable = RefCell::new(texts.collect::<Vec<_>>());
-    let config = sections.and_then(|sections| {
+    let mut holds_secret = false;
+    let unreportable = RefCell::new(Vec::new());
+    let config = document.and_then(|document| {
+        for entry in document.sections.iter().flat_map(|s| &s.entries) {
+            holds_secret |= entry.key.is_secret();
+            if !entry.key.is_reportable() {
+                let texts = entry.items.iter().map(|item| item.text.clone());
+                unreportable.borrow_mut().extend(texts);
+            }
+        }
         let read_key = |path: &Path| {
             let text = read_key(path)?;
             unreportable.borrow_mut().push(text.clone());
             Ok(text)
         };
-        let draft = read::read(sections, &read_key, &mut reporter);
+        let draft = interpret::interpret(document, &read_key, &mut reporter);
         let name = interface_name_of(Path::new(&source.file));
-        check::check(&draft, name, overrides, &mut reporter)
+        check::check(draft, name, overrides, &mut reporter)
     });
     let diagnostics = reporter.finish();
     Parsed {
@@ -204,8 +197,8 @@ fn interface_name_of(path: &Path) -> Result<InterfaceName, InterfaceNameError> {
     stem.unwrap_or(&name).parse()
 }
 
-/// Reads a file; returns its text, and whether others than its owner can access it.
-fn read_file(path: &Path) -> Result<(Source, bool), Diagnostics> {
+/// Reads a file; returns its text and mode.
+fn read(path: &Path) -> Result<(Source, u32), Diagnostics> {
     let name = path.display().to_string();
     let failed = |error: io::Error| {
         let help = match error.kind() {
@@ -220,13 +213,14 @@ fn read_file(path: &Path) -> Result<(Source, bool), Diagnostics> {
         Diagnostics::from(Diagnostic::new(Severity::Error, &name, message).with_help(help))
     };
     let mut file = File::open(path).map_err(failed)?;
-    let is_open = is_open_to_others(&file).map_err(failed)?;
+    let mode = file.metadata().map_err(failed)?.permissions().mode();
+    let text = read_text(&mut file, MAX_FILE).map_err(failed)?;
     let source = Source {
         syntax: Syntax::of(path),
-        text: read_text(&mut file, MAX_FILE).map_err(failed)?,
+        text,
         file: name.clone(),
     };
-    Ok((source, is_open))
+    Ok((source, mode))
 }
 
 /// Opens a key file. It does not wait for the writer of a FIFO, and takes over no terminal.
@@ -262,6 +256,16 @@ fn read_text(file: &mut File, max: u64) -> io::Result<Zeroizing<String>> {
 }
 
 impl Parsed {
+    fn failed(diagnostics: Diagnostics) -> Self {
+        Self {
+            config: None,
+            diagnostics,
+            path: None,
+            unreportable: Vec::new(),
+            holds_secret: false,
+        }
+    }
+
     /// Returns the configuration with its warnings, or all diagnostics if it cannot be used.
     pub fn into_result(self) -> Result<(Config, Diagnostics), ConfigError> {
         match self.config {

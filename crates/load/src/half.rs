@@ -11,9 +11,8 @@ use std::time::{Duration, Instant};
 
 use socket2::SockRef;
 
-use crate::error::{Doing, LoadError, Result};
-use crate::live::{Meter, receive, receive_datagrams, send, send_datagrams};
-use crate::{IO_TIMEOUT, any, time_outs};
+use crate::error::{LoadError, Result};
+use crate::live::{IO_TIMEOUT, Meter, receive, receive_datagrams, send, send_datagrams, time_outs};
 
 /// How long the two may take to find each other.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -72,7 +71,7 @@ impl Sink {
             }
             Transport::Udp => {
                 let socket = UdpSocket::bind(at).map_err(failed())?;
-                time_outs(&socket)?;
+                udp_time_outs(&socket)?;
                 Sink::Udp(socket)
             }
         })
@@ -87,7 +86,7 @@ impl Sink {
             Sink::Tcp(listener) => listener.local_addr(),
             Sink::Udp(socket) => socket.local_addr(),
         };
-        let address = address.doing("read the port of the load")?;
+        let address = address.map_err(LoadError::io("read the port of the load"))?;
         Ok(address.port())
     }
 
@@ -119,12 +118,14 @@ impl Sink {
                     if is_it(address) && said[..16] == *token {
                         socket
                             .connect(address)
-                            .doing("connect to the load's other end")?;
+                            .map_err(LoadError::io("connect to the load's other end"))?;
                         // The path may lose some of them.
                         for _ in 0..ANSWERS {
                             let _ = socket.send(token);
                         }
-                        let socket = socket.try_clone().doing("keep the load's socket")?;
+                        let socket = socket
+                            .try_clone()
+                            .map_err(LoadError::io("keep the load's socket"))?;
                         return Ok(Flow::Udp(socket));
                     }
                 }
@@ -155,16 +156,19 @@ pub fn reach(
                 .and_then(|()| stream.read_exact(&mut said))
                 .map_err(failed())?;
             if said != *token {
-                let stranger = format!("another program answers at the load's port {to}");
-                return Err(LoadError::Setup(stranger));
+                return Err(stranger(to));
             }
             time_outs(&stream)?;
             Ok(Flow::Tcp(stream))
         }
         Transport::Udp => {
-            let socket = UdpSocket::bind(any(to.ip())).map_err(failed())?;
+            let any = match to {
+                SocketAddr::V4(_) => SocketAddr::from(([0, 0, 0, 0], 0)),
+                SocketAddr::V6(_) => SocketAddr::from(([0; 16], 0)),
+            };
+            let socket = UdpSocket::bind(any).map_err(failed())?;
             socket.connect(to).map_err(failed())?;
-            time_outs(&socket)?;
+            udp_time_outs(&socket)?;
             let until = Instant::now() + PATIENCE;
             while Instant::now() < until && !stop.load(Ordering::Relaxed) {
                 // Either may be lost; it is said again after the read's time-out.
@@ -179,6 +183,10 @@ pub fn reach(
             )))
         }
     }
+}
+
+fn stranger(at: SocketAddr) -> LoadError {
+    LoadError::Setup(format!("another program answers at the load's port {at}"))
 }
 
 impl Flow {
@@ -217,6 +225,13 @@ fn says(mut stream: &TcpStream, token: &Token) -> bool {
         }
     }
     said == *token && stream.write_all(token).is_ok()
+}
+
+fn udp_time_outs(socket: &UdpSocket) -> Result<()> {
+    socket
+        .set_read_timeout(Some(IO_TIMEOUT))
+        .and_then(|()| socket.set_write_timeout(Some(IO_TIMEOUT)))
+        .map_err(LoadError::io("set a time-out on a socket for the load"))
 }
 
 #[cfg(test)]

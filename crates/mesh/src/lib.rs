@@ -13,7 +13,6 @@ pub mod client;
 pub mod endpoints;
 pub mod event;
 mod forward;
-pub mod join;
 pub mod mapping;
 pub mod names;
 pub mod nat;

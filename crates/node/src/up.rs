@@ -16,14 +16,13 @@
 //! addresses, routes, peers nor a private key.
 
 use crate::control::{Control, ControlError, RuntimeDirs};
-use crate::endpoints::resolve_all;
 use crate::former::FormerSessions;
 use crate::gateway::{GatewayNode, LanError};
 use crate::journal::{Journal, JournalError};
 use crate::mesh::Mesh;
 use crate::monitor::{self, Leaving, Monitor, MonitorError, Sealed};
 use crate::network::{LanMonitor, NetworkMonitor, NetworkMonitorError, Settings};
-use crate::node::{Node, NodeError, WIREGUARD_MTU, default_mtu, tun_options};
+use crate::node::{DEFAULT_MTU, Node, NodeError, resolve, tun_options};
 use crate::options::UpOptions;
 use crate::save::Running;
 use crate::setup::hooks::Moment;
@@ -34,7 +33,7 @@ use crate::system::SystemRandom;
 use crate::userspace::{Stack, StackError, UserspaceError, adapt};
 use crate::worker::{self, ControlFlow, Ended, Service};
 use seikan_config::{
-    CipherPreference, Config, Diagnostic, GatewayMode, GatewaySettings, Hooks, InterfaceName,
+    CipherPreference, Config, Diagnostic, GatewayMode, GatewaySettings, Hooks, Host, InterfaceName,
     InterfaceNameError, Mode, PrivateKey, Protocol, Repair, Severity, Table,
 };
 use seikan_mesh::agent::AgentError;
@@ -53,6 +52,7 @@ use seikan_sys::udp::UdpError;
 use seikan_userspace::Listener;
 use std::cell::RefCell;
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
@@ -262,7 +262,7 @@ fn unconfigured(name: InterfaceName) -> Config {
         private_key: PrivateKey::generate(&mut SystemRandom),
         listen_port: None,
         addresses: Vec::new(),
-        mtu: Some(WIREGUARD_MTU),
+        mtu: Some(DEFAULT_MTU),
         dns: Vec::new(),
         dns_search: Vec::new(),
         table: Table::Off,
@@ -454,9 +454,7 @@ impl Work<'_> {
         if self.is_interrupted() {
             return Ok(());
         }
-        let observer = &mut *self.observer;
-        let (mut config, endpoints) =
-            resolve_all(self.config, &mut |warning| observer.warn(warning));
+        let (mut config, endpoints) = self.resolved();
         let plan = routes::plan(&config, &endpoints, &self.netlink)?;
         config.fwmark = plan.mark;
         config.mtu = Some(mtu::inner_mtu(
@@ -526,7 +524,7 @@ impl Work<'_> {
         let (Some(settings), Some(node)) = (&config.gateway, &mut self.node) else {
             return Ok(());
         };
-        let mtu = config.mtu.unwrap_or(default_mtu(config.protocol));
+        let mtu = config.mtu.unwrap_or(crate::node::DEFAULT_MTU);
         let identity = node.tunnel.identity();
         let gateway = GatewayNode::open(config, settings, identity, mtu, &self.netlink)?;
         node.gateway = Some(gateway);
@@ -605,8 +603,6 @@ impl Work<'_> {
             },
         };
         if let (Some(own), Some(end)) = (&self.options.userspace, self.stack_end.take()) {
-            // Buffers are of up to 4 MiB; an idle stack should have none.
-            seikan_sys::memory::return_large_blocks();
             let members = services.mesh.as_ref().map(Mesh::names);
             node.stack = Some(Stack::start(
                 self.config,
@@ -631,7 +627,7 @@ impl Work<'_> {
             return Ok(Ended::Requested);
         }
         node.former.resume_configured(&mut node.tunnel);
-        let ended = worker::run(node, Some(self.signals), &mut services)?;
+        let ended = worker::run(node, self.signals, &mut services)?;
         if let Some(mesh) = services.mesh.take() {
             mesh.end(node);
         }
@@ -666,6 +662,38 @@ impl Work<'_> {
             self.observer
                 .warn(Diagnostic::new(Severity::Warning, name, failure));
         }
+    }
+
+    /// Returns the configuration with resolved endpoints. A name that cannot be resolved now, as during boot,
+    /// is retried while the tunnel runs.
+    fn resolved(&mut self) -> (Config, Vec<IpAddr>) {
+        let mut config = self.config.clone();
+        let mut endpoints = Vec::new();
+        for peer in &mut config.peers {
+            let Some(endpoint) = &mut peer.endpoint else {
+                continue;
+            };
+            match resolve(&endpoint.host, endpoint.port) {
+                Ok(address) => {
+                    // A link-local address keeps its name, which has the scope.
+                    if !matches!(address, std::net::SocketAddr::V6(v6) if v6.scope_id() != 0) {
+                        endpoint.host = Host::Address(address.ip());
+                    }
+                    endpoints.push(address.ip());
+                }
+                Err(error) => {
+                    let warning = Diagnostic::new(
+                        Severity::Warning,
+                        self.config.name.as_str(),
+                        error.to_string(),
+                    );
+                    let help = "the tunnel starts without this peer's address, and resolves it again every few seconds";
+                    self.observer.warn(warning.with_help(help));
+                    peer.endpoint = None;
+                }
+            }
+        }
+        (config, endpoints)
     }
 
     fn is_interrupted(&mut self) -> bool {

@@ -15,8 +15,6 @@ pub enum Service {
     Http,
     /// A forwarded port.
     Forward,
-    /// A port inside the tunnel that is exposed, or that a socket of this process listens on.
+    /// An exposed port.
     Exposed,
-    /// Sockets of this process that connect, or have a port for datagrams ([`crate::Sockets`]).
-    Own,
 }

@@ -5,7 +5,6 @@ mod bytes;
 mod datagrams;
 mod exposed;
 mod limits;
-mod own;
 mod path;
 mod proxies;
 mod transfers;

@@ -1,6 +1,5 @@
 //! `seikan status`: shows running tunnels.
 
-mod peer;
 mod userspace;
 pub(super) mod view;
 

@@ -53,14 +53,12 @@ pages! {
     getting_started_doctor: "docs/getting-started/doctor.md",
     guide_wg_quick: "docs/guides/wg-quick.md",
     guide_without_root: "docs/guides/without-root.md",
-    guide_library: "docs/guides/library.md",
     guide_ethernet: "docs/guides/ethernet.md",
     guide_hooks: "docs/guides/hooks.md",
     guide_monitoring: "docs/guides/monitoring.md",
     guide_logs: "docs/guides/logs.md",
     guide_bug_reports: "docs/guides/bug-reports.md",
     guide_containers: "docs/guides/containers.md",
-    guide_openwrt: "docs/guides/openwrt.md",
     guide_coordinator: "docs/guides/coordinator.md",
     guide_members: "docs/guides/members.md",
     guide_policy: "docs/guides/policy.md",
@@ -84,16 +82,14 @@ pages! {
 }
 
 /// Reasons for which a block may be left out.
-const ACCEPTED_REASONS: [&str; 9] = [
+const ACCEPTED_REASONS: [&str; 7] = [
     "builds the program",
     "takes minutes",
     // packaging/tests
     "tested by `make dist-check`",
-    "tested by `make openwrt-check`",
     // userspace/member.rs
     "tested with a mesh",
     "needs a distribution with RPM",
-    "needs an OpenWrt router",
     "needs a database of an earlier release",
     // The tests `mesh::web_proxy` have one.
     "needs a web proxy",

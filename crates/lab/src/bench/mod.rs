@@ -8,7 +8,6 @@
 mod figures;
 pub mod path;
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use clap::builder::ArgPredicate;
@@ -20,12 +19,12 @@ use seikan_ui::time::utc_now;
 use seikan_ui::{Interrupt, Progress};
 use serde::{Deserialize, Serialize};
 
-use crate::arguments::{self, seconds};
-use crate::error::{LabError, Result, in_words};
+use crate::arguments::seconds;
+use crate::error::{LabError, Result};
 use crate::host::Congestion;
 use crate::link::Link;
 use crate::machine::Machine;
-use crate::tunnel::{self, Running, Started, Tunnel};
+use crate::tunnel::{self, Started, Tunnel};
 
 pub(crate) use figures::YARDSTICK;
 pub use figures::{Absent, BenchReport, LoadSummary, Measured, Round, RoundLoad, TunnelReport};
@@ -75,12 +74,35 @@ pub enum Load {
 
 impl std::fmt::Display for Load {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&arguments::name(self))
+        f.write_str(self.name())
     }
 }
 
 impl Load {
+    /// Its name in options and JSON.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Tcp1 => "tcp1",
+            Self::Tcp4 => "tcp4",
+            Self::Tcp8 => "tcp8",
+            Self::Tcp128 => "tcp128",
+            Self::Tcp200 => "tcp200",
+            Self::Rev => "rev",
+            Self::Bidir => "bidir",
+            Self::Udp => "udp",
+            Self::UdpRev => "udp-rev",
+            Self::Beside => "beside",
+            Self::Web => "web",
+            Self::Voice => "voice",
+            Self::Outage5 => "outage5",
+            Self::Outage60 => "outage60",
+            Self::Roam => "roam",
+        }
+    }
+
     /// Its name for people.
+    #[must_use]
     pub const fn title(self) -> &'static str {
         match self {
             Self::Tcp1 => "TCP, 1 stream",
@@ -203,7 +225,7 @@ pub fn bench(
                     step,
                 });
             };
-            rounds.push(measure(tunnel, options, interrupt, &mut step)?);
+            rounds.push(measure(tunnel.as_ref(), options, interrupt, &mut step)?);
             done += per_tunnel;
         }
     }
@@ -258,7 +280,7 @@ pub(crate) fn refuse_path_loads(loads: &[Load]) -> Result<()> {
     }
 }
 
-type Tunnels = Vec<Arc<dyn Tunnel>>;
+type Tunnels = Vec<Box<dyn Tunnel>>;
 
 /// Returns the selected tunnels that can run, and those that cannot.
 fn choose(all: Tunnels, only: Option<&[String]>) -> Result<(Tunnels, Vec<Absent>)> {
@@ -310,7 +332,7 @@ fn means(said: &str, name: &str) -> bool {
 
 /// One tunnel in one round. Only an interruption ends the run.
 fn measure(
-    tunnel: &Arc<dyn Tunnel>,
+    tunnel: &dyn Tunnel,
     options: &BenchOptions,
     interrupt: &Interrupt,
     step: &mut dyn FnMut(f64, &str),
@@ -323,24 +345,20 @@ fn measure(
         congestion: options.congestion.unwrap_or_default(),
         ..Link::default()
     };
-    let outcome = tunnel::start(tunnel, link, interrupt).and_then(|running| {
-        let Running {
-            hosts, mut started, ..
-        } = running;
+    let outcome = tunnel::start(tunnel, link, interrupt).and_then(|mut running| {
+        let (hosts, started) = running.parts();
+        let ends = tunnel.ends(hosts);
         let plan = Plan {
             loads: &options.loads,
             seconds: options.seconds,
         };
-        run_loads(
-            &tunnel.ends(&hosts),
-            &mut started,
-            &mut round,
-            plan,
-            interrupt,
-            step,
-        )
+        run_loads(&ends, started, &mut round, plan, interrupt, step)
     });
-    round.error = in_words(outcome)?.err();
+    match outcome {
+        Err(LabError::Interrupted) => return Err(LabError::Interrupted),
+        Err(error) => round.error = Some(error.to_string()),
+        Ok(()) => {}
+    }
     Ok(round)
 }
 
@@ -370,8 +388,11 @@ pub(crate) fn run_loads(
             START_SECONDS + index as f64 * (plan.seconds + 1.0),
             load.title(),
         );
-        let measured = run_load(ends, load, plan.seconds, interrupt);
-        let measured = in_words(measured)?.unwrap_or_else(Measured::Failed);
+        let measured = match run_load(ends, load, plan.seconds, interrupt) {
+            Err(LabError::Interrupted) => return Err(LabError::Interrupted),
+            Err(error) => Measured::Failed(error.to_string()),
+            Ok(measured) => measured,
+        };
         round.loads.push(RoundLoad { load, measured });
         round.peak_rss = started.peak_rss();
         started.check_alive()?;
@@ -398,4 +419,46 @@ fn run_load(ends: &Ends<'_>, load: Load, seconds: f64, interrupt: &Interrupt) ->
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_tunnel_is_named_with_those_that_are_known() {
+        let Err(error) = choose(tunnel::all(0), Some(&["wireguard-og".to_owned()])) else {
+            panic!("accepted")
+        };
+        let text = error.to_string();
+        assert!(
+            text.contains("`wireguard-og`") && text.contains("wireguard-go"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn our_tunnels_may_go_by_their_protocol() {
+        assert!(means("native", "seikan-native"));
+        assert!(means("seikan-native", "seikan-native"));
+        assert!(!means("go", "wireguard-go"));
+    }
+
+    #[test]
+    fn load_names_read_back() {
+        for load in Load::value_variants() {
+            assert_eq!(Load::from_str(load.name(), false).as_ref(), Ok(load));
+        }
+    }
+
+    #[test]
+    fn nothing_to_measure_is_refused() {
+        let options = BenchOptions {
+            rounds: 0,
+            ..BenchOptions::default()
+        };
+        assert!(matches!(check(&options), Err(LabError::Usage(_))));
+        let options = BenchOptions {
+            seconds: f64::NAN,
+            ..BenchOptions::default()
+        };
+        assert!(matches!(check(&options), Err(LabError::Usage(_))));
+    }
+}

@@ -63,16 +63,19 @@ pub struct Pair {
 
 impl Pair {
     /// Both, IPv4 first.
+    #[must_use]
     pub fn both(self) -> [IpAddr; 2] {
         [self.v4.into(), self.v6.into()]
     }
 
     /// The one of a family.
+    #[must_use]
     pub fn of(self, ipv6: bool) -> IpAddr {
         self.both()[usize::from(ipv6)]
     }
 
     /// The networks of both.
+    #[must_use]
     pub fn networks(self) -> [IpNet; 2] {
         self.both().map(|address| network(address).trunc())
     }
@@ -92,16 +95,19 @@ const fn digits(decimal: u8) -> u16 {
 }
 
 /// An address on the LAN.
+#[must_use]
 pub const fn on_lan(host: u8) -> Pair {
     pair(192, 168, 1, [0xfd00, 1], host)
 }
 
 /// An address between gateway and remote.
+#[must_use]
 pub const fn on_wan(host: u8) -> Pair {
     pair(10, 0, 0, [0xfd00, 2], host)
 }
 
 /// An address in the overlay.
+#[must_use]
 pub const fn on_overlay(host: u8) -> Pair {
     pair(10, 77, 0, [0xfd77, 0], host)
 }
@@ -242,15 +248,17 @@ impl Site {
         } else {
             cable(&gateway, WAN, &remote, WAN)?;
             for host in [&gateway, &remote] {
-                host.configure(WAN, MTU, &[host.address, host.address6])?;
+                host.configure(WAN, MTU, [host.address, host.address6])?;
             }
             None
         };
-        for host in others.iter().chain([&device]) {
-            host.configure(NIC, MTU, &[host.address, host.address6])?;
+        for host in std::iter::once(&device).chain(&others) {
+            host.configure(NIC, MTU, [host.address, host.address6])?;
+        }
+        gateway.configure(LAN, MTU, on_lan(1).both())?;
+        for host in std::iter::once(&device).chain(&others) {
             set_nic(host, NIC, lan.nic, true)?;
         }
-        gateway.configure(LAN, MTU, &on_lan(1).both())?;
         set_nic(&gateway, LAN, lan.nic, lan.gro)?;
         if lan.rps {
             gateway.steer(LAN, &all_cpus())?;
@@ -280,17 +288,12 @@ impl Site {
         })
     }
 
-    /// All devices, the measured one first.
-    pub fn devices(&self) -> impl Iterator<Item = &Host> {
-        std::iter::once(&self.device).chain(&self.others)
-    }
-
     /// Has the devices look for the addresses of `networks` on the LAN.
     ///
     /// # Errors
     /// The kernel refuses a route.
     pub(super) fn route_on_lan(&self, networks: &[IpNet]) -> Result<()> {
-        for host in self.devices() {
+        for host in std::iter::once(&self.device).chain(&self.others) {
             for network in networks {
                 host.add_route(&Route::to(*network).device(host.index(NIC)?))?;
             }
@@ -303,10 +306,15 @@ impl Site {
     /// # Errors
     /// The kernel refuses a route.
     pub fn route_through_gateway(&self, networks: &[IpNet]) -> Result<()> {
-        for host in self.devices() {
-            for (network, via) in networks.iter().zip(on_lan(1).both()) {
-                host.add_route(&Route::to(*network).via(via))?;
-            }
+        let devices = std::iter::once(&self.device).chain(&self.others);
+        for (host, (network, via)) in devices.flat_map(|host| {
+            networks
+                .iter()
+                .copied()
+                .zip(on_lan(1).both())
+                .map(move |r| (host, r))
+        }) {
+            host.add_route(&Route::to(network).via(via))?;
         }
         Ok(())
     }
@@ -396,4 +404,39 @@ pub fn offloads(host: &Host, nic: &str) -> Result<Vec<String>> {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_have_the_same_digits_in_both_families() {
+        assert_eq!(
+            on_lan(10).both().map(|a| a.to_string()),
+            ["192.168.1.10", "fd00:1::10"]
+        );
+        assert_eq!(
+            PRESENTED.both().map(|a| a.to_string()),
+            ["192.168.1.202", "fd00:1::202"]
+        );
+        assert_eq!(
+            on_overlay(2).networks().map(|n| n.to_string()),
+            ["10.77.0.0/24", "fd77::/64"]
+        );
+    }
+
+    #[test]
+    fn many_addresses_leave_out_those_of_the_hosts() {
+        let all: std::collections::BTreeSet<u8> = many_numbers().collect();
+        assert_eq!(all.len(), MANY);
+        assert!([1, 2, 202].iter().all(|n| !all.contains(n)));
+        assert_eq!(many_numbers().next(), Some(DEVICE));
+    }
+
+    #[test]
+    fn names_of_interfaces_fit_the_kernel() {
+        // Named after the host by tunnels, with the largest process id; IFNAMSIZ is 16 with its
+        // NUL.
+        for name in ["gate", "remote", "device"] {
+            assert!(format!("sk4194304{name}").len() < 16);
+        }
+    }
+}

@@ -122,7 +122,12 @@ fn panel(
         value: value(row).and_then(|v| Spread::of(&[v])),
         cells: cells(row),
     });
-    Panel::new(title, "Gbit/s", columns.iter().copied(), bars)
+    Panel {
+        title: title.to_owned(),
+        unit: "Gbit/s".to_owned(),
+        columns: columns.iter().map(|&c| c.to_owned()).collect(),
+        bars: bars.collect(),
+    }
 }
 
 fn latency(rows: &[DemoRow]) -> Table {
@@ -142,19 +147,33 @@ fn latency(rows: &[DemoRow]) -> Table {
             cells.push(or_none(answered.map(|l| l.p99_us), 0));
         }
         cells.push(mebibytes(row.peak_rss));
-        Row::new(kind(row), cells)
+        Row {
+            kind: kind(row),
+            cells,
+        }
     });
-    Table::new("Latency and memory", columns, rows)
+    Table {
+        title: "Latency and memory".to_owned(),
+        columns: columns.map(str::to_owned).to_vec(),
+        rows: rows.collect(),
+    }
 }
 
 /// Where every packet went: the sum over both ends and both directions.
 fn ledger(rows: &[DemoRow]) -> Option<Table> {
-    let rows = rows.iter().filter(|row| !row.status.is_empty()).map(|row| {
-        let cells = [label(row).to_owned(), ledger_line(&row.status)];
-        Row::new(kind(row), cells)
-    });
-    let title = "Packet counts of the tunnel, both ends";
-    Table::new(title, ["protocol", "packets"], rows).if_any()
+    let rows: Vec<Row> = rows
+        .iter()
+        .filter(|row| !row.status.is_empty())
+        .map(|row| Row {
+            kind: kind(row),
+            cells: vec![label(row).to_owned(), ledger_line(&row.status)],
+        })
+        .collect();
+    (!rows.is_empty()).then(|| Table {
+        title: "Packet counts of the tunnel, both ends".to_owned(),
+        columns: vec!["protocol".to_owned(), "packets".to_owned()],
+        rows,
+    })
 }
 
 fn ledger_line(status: &[Value]) -> String {
@@ -210,23 +229,29 @@ fn stream(chapter: &Chapter) -> Panel {
         value: Spread::of(&[value]),
         cells: share(value),
     };
-    let title = format!(
-        "A video stream of {:.0} Mbit/s through the native tunnel",
-        chapter.offered
-    );
-    let bars = [
-        bar("as it was", Kind::Raw, chapter.healthy),
-        bar("broken", Kind::Other, chapter.broken),
-        bar("repaired", Kind::Own, chapter.mended),
-    ];
-    Panel::new(title, "Mbit/s", ["%"], bars)
+    Panel {
+        title: format!(
+            "A video stream of {:.0} Mbit/s through the native tunnel",
+            chapter.offered
+        ),
+        unit: "Mbit/s".to_owned(),
+        columns: vec!["%".to_owned()],
+        bars: vec![
+            bar("as it was", Kind::Raw, chapter.healthy),
+            bar("broken", Kind::Other, chapter.broken),
+            bar("repaired", Kind::Own, chapter.mended),
+        ],
+    }
 }
 
 /// Returns the table of the doctor's findings.
 fn doctor(chapter: &Chapter) -> Table {
     let mut rows = Vec::new();
     let mut say = |kind, label: &str, text: String| {
-        rows.push(Row::new(kind, [label.to_owned(), text]));
+        rows.push(Row {
+            kind,
+            cells: vec![label.to_owned(), text],
+        });
     };
     say(
         Kind::Other,
@@ -280,8 +305,14 @@ fn doctor(chapter: &Chapter) -> Table {
         chapter.mended, chapter.healthy
     );
     say(Kind::Own, "repaired", repaired);
-    let title = "The tunnel was broken on purpose, then: `seikan doctor --fix`";
-    Table::new(title, ["", "rate at the receiving application"], rows)
+    Table {
+        title: "The tunnel was broken on purpose, then: `seikan doctor --fix`".to_owned(),
+        columns: vec![
+            "".to_owned(),
+            "rate at the receiving application".to_owned(),
+        ],
+        rows,
+    }
 }
 
 /// A figure with as many digits as it is worth.

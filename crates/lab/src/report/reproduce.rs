@@ -1,7 +1,7 @@
 //! The report of an experiment done again.
 
 use crate::report::bench::counted;
-use crate::report::{Bar, Kind, NONE, Panel, Report, Row, Table, machine_facts, range};
+use crate::report::{Bar, Kind, NONE, Panel, Report, Row, Table, machine_facts};
 use crate::reproduce::{Claim, Experiment, Figures, Grid, Layer, List, Look, Surface};
 
 pub(super) fn to_report(of: &Experiment) -> Report {
@@ -57,14 +57,21 @@ fn panel(figures: &Figures) -> Panel {
             value,
             cells: vec![
                 times(here),
-                range(value, short),
-                times(row.published),
+                value.map_or_else(
+                    || NONE.to_owned(),
+                    |v| format!("{}–{}", short(v.min), short(v.max)),
+                ),
+                row.published.map_or_else(|| NONE.to_owned(), short),
                 times(there),
             ],
         }
     });
-    let columns = ["×", "range", "published", "×"];
-    Panel::new(figures.title.clone(), &figures.unit, columns, bars)
+    Panel {
+        title: figures.title.clone(),
+        unit: figures.unit.clone(),
+        columns: ["×", "range", "published", "×"].map(str::to_owned).to_vec(),
+        bars: bars.collect(),
+    }
 }
 
 /// Returns a row for each column, because columns have longer names than rows: medians, and
@@ -74,18 +81,21 @@ fn grid(grid: &Grid) -> Table {
     let headings = first.iter().map(|row| row.name.clone());
     let rows = grid.columns.iter().map(|column| {
         let cells = column.rows.iter().map(|row| {
-            let here = times(row.spread().map(|spread| spread.median));
+            let here = row.spread().map(|spread| spread.median);
+            let here = here.map_or_else(|| NONE.to_owned(), short);
             match row.published {
                 Some(there) => format!("{here} ({})", short(there)),
                 None => here,
             }
         });
-        let kind = if column.rows.iter().any(|row| row.own) {
-            Kind::Own
-        } else {
-            Kind::Other
-        };
-        Row::new(kind, std::iter::once(column.title.clone()).chain(cells))
+        Row {
+            kind: if column.rows.iter().any(|row| row.own) {
+                Kind::Own
+            } else {
+                Kind::Other
+            },
+            cells: std::iter::once(column.title.clone()).chain(cells).collect(),
+        }
     });
     let mut all = grid.columns.iter().flat_map(|column| &column.rows);
     let published = if all.any(|row| row.published.is_some()) {
@@ -93,8 +103,11 @@ fn grid(grid: &Grid) -> Table {
     } else {
         ""
     };
-    let columns = std::iter::once(grid.rows.clone()).chain(headings);
-    Table::new(format!("{}{published}", grid.title), columns, rows)
+    Table {
+        title: format!("{}{published}", grid.title),
+        columns: std::iter::once(grid.rows.clone()).chain(headings).collect(),
+        rows: rows.collect(),
+    }
 }
 
 /// Rows and columns of a map.
@@ -102,56 +115,100 @@ fn map(surface: &Surface, layer: &Layer) -> Table {
     let corner = format!("{} \\ {}", surface.y, surface.x);
     let rows = surface.rows.iter().zip(&layer.values);
     let rows = rows.map(|(name, values)| {
-        let cells = values.iter().map(|value| times(*value));
-        plain(std::iter::once(name.clone()).chain(cells))
+        let cells = values
+            .iter()
+            .map(|value| value.map_or_else(|| NONE.to_owned(), short));
+        Row {
+            kind: Kind::Other,
+            cells: std::iter::once(name.clone()).chain(cells).collect(),
+        }
     });
-    let title = format!("{}: {}, {}", surface.title, layer.title, layer.unit);
-    let columns = std::iter::once(corner).chain(surface.columns.iter().cloned());
-    Table::new(title, columns, rows)
+    Table {
+        title: format!("{}: {}, {}", surface.title, layer.title, layer.unit),
+        columns: std::iter::once(corner)
+            .chain(surface.columns.iter().cloned())
+            .collect(),
+        rows: rows.collect(),
+    }
 }
 
 fn list(list: &List) -> Table {
-    let rows = list.rows.iter().cloned().map(plain);
-    Table::new(list.title.clone(), list.columns.clone(), rows)
+    Table {
+        title: list.title.clone(),
+        columns: list.columns.clone(),
+        rows: list
+            .rows
+            .iter()
+            .map(|cells| Row {
+                kind: Kind::Other,
+                cells: cells.clone(),
+            })
+            .collect(),
+    }
 }
 
 fn claims(claims: &[Claim]) -> Table {
     let rows = claims.iter().map(|claim| {
         let here = claim.spread();
-        plain([
-            format!("{} > {}", claim.better, claim.worse),
-            claim.quantity.clone(),
-            times(claim.published),
-            times(here.map(|spread| spread.median)),
-            range(here, short),
-            if claim.holds() { "yes" } else { "no" }.to_owned(),
-        ])
+        Row {
+            kind: Kind::Other,
+            cells: vec![
+                format!("{} > {}", claim.better, claim.worse),
+                claim.quantity.clone(),
+                times(claim.published),
+                times(here.map(|spread| spread.median)),
+                here.map_or_else(
+                    || NONE.to_owned(),
+                    |spread| format!("{}–{}", short(spread.min), short(spread.max)),
+                ),
+                if claim.holds() { "yes" } else { "no" }.to_owned(),
+            ],
+        }
     });
-    let columns = ["", "of", "published", "here", "range", "every round"];
-    Table::new("Comparisons", columns, rows)
+    Table {
+        title: "Comparisons".to_owned(),
+        columns: ["", "of", "published", "here", "range", "every round"]
+            .map(str::to_owned)
+            .to_vec(),
+        rows: rows.collect(),
+    }
 }
 
 fn looks(looks: &[Look]) -> Table {
     let rows = looks.iter().map(|look| {
         let right: Vec<&str> = look.right.iter().map(|cause| cause.name()).collect();
-        plain([
-            look.of.clone(),
-            look.to_string(),
-            right.join(" or "),
-            if look.is_right() { "yes" } else { "no" }.to_owned(),
-        ])
+        Row {
+            kind: Kind::Other,
+            cells: vec![
+                look.of.clone(),
+                look.to_string(),
+                right.join(" or "),
+                if look.is_right() { "yes" } else { "no" }.to_owned(),
+            ],
+        }
     });
-    let columns = ["of", "says", "should say", "right"];
-    Table::new("Verdicts of the doctor", columns, rows)
+    Table {
+        title: "Verdicts of the doctor".to_owned(),
+        columns: ["of", "says", "should say", "right"]
+            .map(str::to_owned)
+            .to_vec(),
+        rows: rows.collect(),
+    }
 }
 
 fn facts(looks: &[Look]) -> Option<Table> {
     let rows = looks.iter().flat_map(|look| {
-        let fact =
-            |(name, value): &(_, f64)| plain([format!("{}: {name}", look.of), short(*value)]);
-        look.facts.iter().map(fact)
+        look.facts.iter().map(|(name, value)| Row {
+            kind: Kind::Other,
+            cells: vec![format!("{}: {name}", look.of), short(*value)],
+        })
     });
-    Table::new("Seen on the way", ["", "value"], rows).if_any()
+    let rows: Vec<Row> = rows.collect();
+    (!rows.is_empty()).then(|| Table {
+        title: "Seen on the way".to_owned(),
+        columns: ["", "value"].map(str::to_owned).to_vec(),
+        rows,
+    })
 }
 
 fn method(of: &Experiment) -> Vec<String> {
@@ -166,15 +223,15 @@ fn method(of: &Experiment) -> Vec<String> {
 }
 
 fn notes(notes: &[String]) -> Table {
-    let rows = notes
-        .iter()
-        .map(|note| plain(["·".to_owned(), note.clone()]));
-    Table::new("To be known", ["", ""], rows)
-}
-
-/// A row without an owner.
-fn plain(cells: impl IntoIterator<Item = String>) -> Row {
-    Row::new(Kind::Other, cells)
+    let rows = notes.iter().map(|note| Row {
+        kind: Kind::Other,
+        cells: vec!["·".to_owned(), note.clone()],
+    });
+    Table {
+        title: "To be known".to_owned(),
+        columns: vec![String::new(); 2],
+        rows: rows.collect(),
+    }
 }
 
 /// Three digits.

@@ -6,7 +6,6 @@
 //! each packet before `tun_net_xmit` and after it, and the program's calls of read(2) and write(2)
 //! begin and end with `tun_chr_read_iter` and `tun_chr_write_iter`.
 
-use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::path::PathBuf;
@@ -18,11 +17,10 @@ use seikan_sys::perf::Tracepoint;
 use seikan_sys::softirq;
 use seikan_sys::trace::{Hit, Probe, Trace, exported};
 
-use super::figures::{cell, named};
-use super::{Bench, Experiment, List};
-use crate::error::{Doing, LabError, Result};
+use super::{Bench, Found, List};
+use crate::error::{LabError, Result};
 use crate::load::live;
-use crate::tunnel::Running;
+use crate::tunnel::{Running, inner_device};
 
 /// Libraries of the program, by the beginning of their files' names, and functions in them.
 const LIBRARIES: [(&str, &[&str]); 2] = [
@@ -114,24 +112,21 @@ struct Dropped {
 /// Records the functions while a connection runs through the tunnel.
 pub(super) fn traced(
     bench: &mut Bench<'_>,
-    running: &Running,
+    tunnel: &str,
+    running: &mut Running,
     row: &str,
-    found: &mut Experiment,
+    found: &mut Found,
 ) -> Result<()> {
-    let device = running.device(&running.hosts.a);
-    let program = running
-        .started
-        .processes
-        .0
-        .iter()
-        .find(|of| of.host() == "A");
+    let device = inner_device(tunnel, &running.hosts.a);
+    let (_, started) = running.parts();
+    let program = started.processes.0.iter().find(|of| of.host() == "A");
     let pid = program
         .map(|program| program.pid())
         .ok_or_else(|| LabError::Setup("the tunnel has no program: this is a bug".into()))?;
     let probes = Probes::of(pid, &device)?;
-    let cpus = softirq::net_rx().doing("list the processors")?;
+    let cpus = softirq::net_rx().map_err(LabError::io("list the processors"))?;
     let cpus: Vec<u32> = cpus.iter().map(|of| of.cpu).collect();
-    let ends = running.ends();
+    let ends = running.hosts.through_tunnel();
     let time = bench.time();
     // Before the load, while the queue is empty.
     let mut trace = Trace::start(&probes.list, &cpus).map_err(setup)?;
@@ -147,8 +142,10 @@ pub(super) fn traced(
     })?;
     let (calls, dropped) = count(hits, &probes);
     let seconds = time.as_secs_f64();
-    let calls = functions(row, seconds, &probes.names, &calls);
-    found.lists.extend([calls, drops(row, seconds, &dropped)]);
+    found
+        .lists
+        .push(functions(row, seconds, &probes.names, &calls));
+    found.lists.push(drops(row, seconds, &dropped));
     if lost > 0 {
         found.notes.push(format!(
             "{row}: {lost} records of functions were lost, so their counts are too small."
@@ -193,29 +190,39 @@ impl Probes {
             if index == XMIT {
                 all.length = before.field("len");
             }
-            let after = Probe::Tracepoint(find(after)?, filter.clone());
             all.push(
                 Kind::Begin(index),
-                Probe::Tracepoint(before, filter),
+                Probe::Tracepoint(before, filter.clone()),
                 thread,
             );
-            all.push(Kind::End(index), after, thread);
+            all.push(
+                Kind::End(index),
+                Probe::Tracepoint(find(after)?, filter),
+                thread,
+            );
         }
         let free = find(("skb", "kfree_skb"))?;
         let full = free.symbol("FULL_RING");
         let full = full.ok_or_else(|| setup(free.lacks("reason FULL_RING")))?;
-        let free = Probe::Tracepoint(free, format!("reason == {full}"));
-        all.push(Kind::Dropped, free, None);
-        let copy = Probe::Tracepoint(find(("skb", "skb_copy_datagram_iovec"))?, String::new());
-        all.push(Kind::Copied, copy, Some(pid));
+        all.push(
+            Kind::Dropped,
+            Probe::Tracepoint(free, format!("reason == {full}")),
+            None,
+        );
+        let copy = find(("skb", "skb_copy_datagram_iovec"))?;
+        all.push(
+            Kind::Copied,
+            Probe::Tracepoint(copy, String::new()),
+            Some(pid),
+        );
         let maps = format!("/proc/{pid}/maps");
-        let maps = std::fs::read_to_string(&maps).doing(format!("read {maps}"))?;
+        let maps = std::fs::read_to_string(&maps).map_err(LabError::io(format!("read {maps}")))?;
         for (library, functions) in LIBRARIES {
             let Some(file) = mapped(&maps, library) else {
                 continue;
             };
             let found = exported(&file, functions);
-            for function in found.doing(format!("read {}", file.display()))? {
+            for function in found.map_err(LabError::io(format!("read {}", file.display())))? {
                 let index = all.names.len();
                 all.names.push(function.name.clone());
                 all.push(Kind::Begin(index), Probe::Call(function.clone()), Some(pid));
@@ -310,22 +317,49 @@ fn count(mut hits: Vec<Hit>, probes: &Probes) -> (Vec<Calls>, Vec<Dropped>) {
 
 /// The driver's functions, then those of the program, the longest first.
 fn functions(row: &str, seconds: f64, names: &[String], calls: &[Calls]) -> List {
-    let all: Vec<(&String, &Calls)> = names.iter().zip(calls).collect();
-    let (driver, program) = all.split_at(DRIVER.len());
-    let mut program = program.to_vec();
-    program.sort_by_key(|(_, calls)| Reverse(calls.nanoseconds));
-    let all = driver.iter().map(|of| ("driver", of));
-    let all = all.chain(program.iter().map(|of| ("program", of)));
-    let called = all.filter(|(_, (_, calls))| calls.count > 0);
-    let title = format!(
-        "{row}: calls of functions in {seconds:.0} s, and the time until they return; traced calls take longer"
-    );
-    let rows = called.map(|(owner, (name, calls))| {
-        let milliseconds = format!("{:.1}", calls.nanoseconds as f64 / 1e6);
-        let count = calls.count.to_string();
-        named(*name, [owner.to_owned(), count, milliseconds])
+    let mut all: Vec<(usize, &String, Calls)> = names
+        .iter()
+        .zip(calls)
+        .enumerate()
+        .map(|(index, (name, calls))| (index, name, *calls))
+        .filter(|(.., calls)| calls.count > 0)
+        .collect();
+    all.sort_by_key(|(index, _, calls)| {
+        let is_program = *index >= DRIVER.len();
+        (
+            is_program,
+            if is_program {
+                u64::MAX - calls.nanoseconds
+            } else {
+                *index as u64
+            },
+        )
     });
-    List::new(title, &["function", "of", "calls", "ms"], rows)
+    List {
+        title: format!(
+            "{row}: calls of functions in {seconds:.0} s, and the time until they return; traced calls take longer"
+        ),
+        columns: ["function", "of", "calls", "ms"]
+            .map(str::to_owned)
+            .to_vec(),
+        rows: all
+            .into_iter()
+            .map(|(index, name, calls)| {
+                let owner = if index < DRIVER.len() {
+                    "driver"
+                } else {
+                    "program"
+                };
+                let milliseconds = calls.nanoseconds as f64 / 1e6;
+                vec![
+                    name.clone(),
+                    owner.to_owned(),
+                    calls.count.to_string(),
+                    format!("{milliseconds:.1}"),
+                ]
+            })
+            .collect(),
+    }
 }
 
 fn drops(row: &str, seconds: f64, dropped: &[Dropped]) -> List {
@@ -336,18 +370,168 @@ fn drops(row: &str, seconds: f64, dropped: &[Dropped]) -> List {
         format!("; packets in the queue then: {packets:.0} (median)")
     });
     let first = dropped.first().map_or(0, |of| of.nanoseconds);
-    let title = format!(
-        "{row}: {} packets dropped by the driver in {seconds:.0} s{middle}; the first ones",
-        dropped.len()
-    );
-    let rows = dropped.iter().take(LISTED).map(|of| {
-        let at = (of.nanoseconds - first) as f64 / 1e6;
-        let cells = [cell(of.bytes.map(f64::from), 0), of.waiting.to_string()];
-        named(format!("after {at:.3} ms"), cells)
-    });
-    let columns = ["dropping a frame", "bytes", "packets in the queue"];
-    List::new(title, &columns, rows)
+    List {
+        title: format!(
+            "{row}: {} packets dropped by the driver in {seconds:.0} s{middle}; the first ones",
+            dropped.len()
+        ),
+        columns: ["dropping a frame", "bytes", "packets in the queue"]
+            .map(str::to_owned)
+            .to_vec(),
+        rows: dropped
+            .iter()
+            .take(LISTED)
+            .map(|of| {
+                let at = (of.nanoseconds - first) as f64 / 1e6;
+                vec![
+                    format!("after {at:.3} ms"),
+                    of.bytes
+                        .map_or_else(|| "–".to_owned(), |bytes| bytes.to_string()),
+                    of.waiting.to_string(),
+                ]
+            })
+            .collect(),
+    }
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+
+    const PROGRAM: u32 = 7;
+    const SENDER: u32 = 8;
+
+    fn probes() -> Probes {
+        Probes {
+            list: Vec::new(),
+            kinds: vec![
+                Kind::Begin(XMIT),
+                Kind::End(XMIT),
+                Kind::Begin(READ),
+                Kind::End(READ),
+                Kind::Dropped,
+                Kind::Copied,
+                Kind::Begin(3),
+                Kind::End(3),
+            ],
+            names: [
+                "tun_net_xmit",
+                "tun_chr_read_iter",
+                "tun_chr_write_iter",
+                "epoll_wait",
+            ]
+            .map(str::to_owned)
+            .to_vec(),
+            length: Some(0..4),
+        }
+    }
+
+    fn hit(nanoseconds: u64, tid: u32, probe: usize, length: u32) -> Hit {
+        Hit {
+            nanoseconds,
+            tid,
+            probe,
+            data: length.to_ne_bytes().to_vec(),
+        }
+    }
+
+    /// Two packets go in, a third is dropped, one is read, and a fourth goes in.
+    #[test]
+    fn drops_have_the_packets_that_wait() {
+        let mut hits = Vec::new();
+        for (packet, begin) in [0, 100, 200].into_iter().enumerate() {
+            hits.push(hit(begin, SENDER, 0, 60 + packet as u32));
+            if packet == 2 {
+                hits.push(hit(begin + 5, SENDER, 4, 0));
+            }
+            hits.push(hit(begin + 10, SENDER, 1, 0));
+        }
+        hits.extend([
+            hit(300, PROGRAM, 2, 0),
+            hit(310, PROGRAM, 5, 0),
+            hit(330, PROGRAM, 3, 0),
+            // Another datagram, and a drop by another device.
+            hit(340, PROGRAM, 5, 0),
+            hit(350, SENDER, 4, 0),
+            hit(400, SENDER, 0, 64),
+            hit(410, SENDER, 1, 0),
+            hit(420, SENDER, 0, 65),
+            hit(425, SENDER, 4, 0),
+            hit(430, SENDER, 1, 0),
+        ]);
+        // As the rings of two processors give them.
+        hits.reverse();
+        let (calls, dropped) = count(hits, &probes());
+        let drop = |nanoseconds, bytes| Dropped {
+            nanoseconds,
+            bytes: Some(bytes),
+            waiting: 2,
+        };
+        assert_eq!(dropped, [drop(205, 62), drop(425, 65)]);
+        let of = |count, nanoseconds| Calls { count, nanoseconds };
+        assert_eq!(calls, [of(5, 50), of(1, 30), of(0, 0), of(0, 0)]);
+    }
+
+    #[test]
+    fn a_return_without_its_call_is_left_out() {
+        let hits = vec![
+            hit(5, PROGRAM, 7, 0),
+            hit(10, PROGRAM, 6, 0),
+            hit(40, PROGRAM, 7, 0),
+        ];
+        let (calls, _) = count(hits, &probes());
+        assert_eq!(
+            calls[3],
+            Calls {
+                count: 1,
+                nanoseconds: 30
+            }
+        );
+    }
+
+    #[test]
+    fn the_program_follows_the_driver_longest_first() {
+        let names = [
+            "tun_net_xmit",
+            "tun_chr_read_iter",
+            "tun_chr_write_iter",
+            "read",
+            "poll",
+        ];
+        let names = names.map(str::to_owned);
+        let of = |nanoseconds| Calls {
+            count: 2,
+            nanoseconds,
+        };
+        let list = functions(
+            "slow",
+            3.0,
+            &names,
+            &[of(1), of(9), of(0), of(2_000_000), of(3_000_000)],
+        );
+        let order: Vec<&str> = list.rows.iter().map(|row| row[0].as_str()).collect();
+        assert_eq!(
+            order,
+            [
+                "tun_net_xmit",
+                "tun_chr_read_iter",
+                "tun_chr_write_iter",
+                "poll",
+                "read"
+            ]
+        );
+        assert_eq!(list.rows[3], ["poll", "program", "2", "3.0"]);
+    }
+
+    #[test]
+    fn libraries_are_found_by_the_names_of_their_files() {
+        let maps = "7f00-7f01 r-xp 00000000 08:01 12 /usr/lib/libcrypto.so.3\n7f02-7f03 rw-p 0 00:00 0\n\
+                    7f04-7f05 r-xp 00000000 08:01 13 /usr/lib/libc.so.6\n";
+        assert_eq!(mapped(maps, "libc.so"), Some("/usr/lib/libc.so.6".into()));
+        assert_eq!(
+            mapped(maps, "libcrypto.so"),
+            Some("/usr/lib/libcrypto.so.3".into())
+        );
+        assert_eq!(mapped(maps, "libssl.so"), None);
+    }
+}

@@ -1,7 +1,6 @@
 //! The doctor's verdict on a slow setup; it knows only the interface and the expected rate.
 
 use std::fmt;
-use std::path::Path;
 use std::time::Duration;
 
 use seikan_diagnose::{Cause, Recording};
@@ -10,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Desk, Source};
 use crate::cleanup::private_directory;
-use crate::error::{Doing, LabError, Result};
+use crate::error::{LabError, Result};
 use crate::host::Host;
 use crate::load::live;
 use crate::scenario::doctor::{DoctorArguments, ask};
@@ -40,6 +39,7 @@ pub struct Look {
 
 impl Look {
     /// Returns whether it named a correct cause.
+    #[must_use]
     pub fn is_right(&self) -> bool {
         self.said
             .as_ref()
@@ -56,30 +56,27 @@ pub(super) struct Looker<'a> {
     pub host: &'a Host,
     /// Interface to diagnose.
     pub interface: &'a str,
-    /// Expected throughput, in Mbit/s, if it is known.
-    pub expected: Option<f64>,
+    /// Expected throughput, in Mbit/s.
+    pub expected: f64,
     /// Causes that are right.
     pub right: &'a [Cause],
     /// How long it looks.
     pub seconds: f64,
     /// How deep; as it likes if `None`.
     pub level: Option<u32>,
-    /// Reads published quantities from the doctor's measurements.
-    pub facts: fn(&Recording) -> Vec<(String, f64)>,
 }
 
 impl<'a> Looker<'a> {
     /// One that looks as usual.
-    pub fn new(of: &'a str, host: &'a Host, interface: &'a str, right: &'a [Cause]) -> Self {
+    pub fn new(of: &'a str, host: &'a Host, interface: &'a str) -> Self {
         Self {
             of,
             host,
             interface,
-            expected: None,
-            right,
+            expected: 1e3,
+            right: &[],
             seconds: LOOK,
             level: None,
-            facts: |_| Vec::new(),
         }
     }
 
@@ -91,11 +88,19 @@ impl<'a> Looker<'a> {
     pub fn look(&self, desk: Desk<'_>) -> Result<(Look, Option<Recording>)> {
         let scratch = private_directory()?;
         let file = format!("{}.parquet", file_stem(desk.source, self.of));
-        let record = desk.directory(scratch.path())?.join(&file);
+        let kept = desk.options.recordings.as_ref();
+        let record = match kept {
+            Some(directory) => {
+                std::fs::create_dir_all(directory)
+                    .map_err(LabError::io(format!("make {}", directory.display())))?;
+                directory.join(&file)
+            }
+            None => scratch.path().join(&file),
+        };
         let arguments = DoctorArguments {
             host: self.host,
             interface: self.interface,
-            expected: Some(self.expected.unwrap_or(1e3)),
+            expected: Some(self.expected),
             seconds: self.seconds,
             level: self.level,
             fix: false,
@@ -107,15 +112,13 @@ impl<'a> Looker<'a> {
             right: self.right.to_vec(),
             said: None,
             problem: None,
-            recording: desk.options.recordings.as_ref().map(|_| file),
+            recording: kept.map(|_| file),
             facts: Vec::new(),
         };
         match ask(&arguments, desk.interrupt) {
             Ok(answer) => {
                 look.said = Some(answer.diagnosis);
-                let recording = load_recording(&record)?;
-                look.facts = (self.facts)(&recording);
-                Ok((look, Some(recording)))
+                Ok((look, Some(load_recording(&record)?)))
             }
             Err(LabError::Interrupted) => Err(LabError::Interrupted),
             Err(problem) => {
@@ -125,24 +128,23 @@ impl<'a> Looker<'a> {
         }
     }
 
-    /// Returns the verdict during a load.
+    /// The same during a load; `facts` are read from the doctor's measurements.
     ///
     /// # Errors
     /// No load, and those of [`Looker::look`].
-    pub fn look_under(&self, load: &LiveOptions, ends: &Ends<'_>, desk: Desk<'_>) -> Result<Look> {
-        live(ends, load, desk.interrupt, |_| {
+    pub fn look_under(
+        &self,
+        load: &LiveOptions,
+        ends: &Ends<'_>,
+        desk: Desk<'_>,
+        facts: impl Fn(&Recording) -> Vec<(String, f64)>,
+    ) -> Result<Look> {
+        let (mut look, recording) = live(ends, load, desk.interrupt, |_| {
             desk.interrupt.sleep(WARMUP)?;
-            Ok(self.look(desk)?.0)
-        })
-    }
-}
-
-impl Desk<'_> {
-    /// Where recordings are kept, which exists then; else this directory.
-    pub(super) fn directory<'a>(&'a self, scratch: &'a Path) -> Result<&'a Path> {
-        let directory = self.options.recordings.as_deref().unwrap_or(scratch);
-        std::fs::create_dir_all(directory).doing(format!("make {}", directory.display()))?;
-        Ok(directory)
+            self.look(desk)
+        })?;
+        look.facts = recording.as_ref().map_or_else(Vec::new, facts);
+        Ok(look)
     }
 }
 

@@ -21,9 +21,6 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{Command, CommandFactory, Parser, Subcommand};
-use seikan_lab::tunnel::crude::CrudeOptions;
-use seikan_lab::tunnel::pass_through::PassThroughOptions;
-use seikan_lab::wire::CarrierOptions;
 use seikan_lab::{LabError, Result};
 use seikan_ui::screen::{Screen, Table};
 use seikan_ui::{Interrupt, Progress, ProgressBar, generate, output};
@@ -67,13 +64,13 @@ pub enum LabVerb {
     Naive(subjects::NaiveArguments),
     /// Carry frames between two TAP devices, with faults
     #[command(hide = true)]
-    Wire(CarrierOptions),
+    Wire(subjects::WireArguments),
     /// Run one end of the crude tunnel, sick in chosen ways
     #[command(hide = true)]
-    Crude(CrudeOptions),
+    Crude(subjects::CrudeArguments),
     /// Run one end of a program that only passes packets on
     #[command(hide = true)]
-    PassThrough(PassThroughOptions),
+    PassThrough(subjects::PassThroughArguments),
     /// Measure the rate of a flow while other hosts flood the tunnel's port
     Hostile(hostile::HostileArguments),
     /// Make a tunnel slow and run the doctor on it
@@ -168,15 +165,6 @@ fn write_json(file: Option<&Path>, report: &impl Serialize) -> anyhow::Result<()
         Some(file) => output::write_file(file, &(serde_json::to_string_pretty(report)? + "\n")),
         None => Ok(()),
     }
-}
-
-/// Prints a report as JSON.
-fn print_json(report: &impl Serialize) -> anyhow::Result<()> {
-    Ok(writeln!(
-        io::stdout(),
-        "{}",
-        serde_json::to_string_pretty(report)?
-    )?)
 }
 
 /// Prints a table below a line of text, which may be empty.

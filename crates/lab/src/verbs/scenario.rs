@@ -9,7 +9,7 @@ use seikan_lab::LabError;
 use seikan_lab::scenario::{Draw, Outcome, RunOptions, Scenario, Split, run};
 use seikan_ui::Progress;
 
-use super::{print_json, with_progress};
+use super::with_progress;
 
 /// Options of `lab run`.
 #[derive(Debug, Args)]
@@ -85,10 +85,11 @@ pub fn play(arguments: &RunArguments) -> anyhow::Result<ExitCode> {
         };
         run(&scenario, &draw, &options, interrupt, &mut step)
     })?;
+    let mut out = io::stdout().lock();
     if arguments.json {
-        print_json(&outcome)?;
+        writeln!(out, "{}", serde_json::to_string_pretty(&outcome)?)?;
     } else {
-        write!(io::stdout(), "{}\n{}", scenario.about, described(&outcome))?;
+        write!(out, "{}\n{}", scenario.about, described(&outcome))?;
     }
     Ok(ExitCode::SUCCESS)
 }

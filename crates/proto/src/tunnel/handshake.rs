@@ -675,9 +675,7 @@ fn post(outbox: &mut Outbox, to: &Destination, peer: Option<PeerId>, message: &[
 fn drop_reason(error: &HandshakeError) -> DropReason {
     match error {
         HandshakeError::Length { .. } => DropReason::Truncated,
-        HandshakeError::UnexpectedType { .. } | HandshakeError::SenderIndex { .. } => {
-            DropReason::UnknownType
-        }
+        HandshakeError::UnexpectedType { .. } => DropReason::UnknownType,
         HandshakeError::Mac1 => DropReason::BadMac1,
         HandshakeError::ReceiverIndex { .. } => DropReason::UnknownIndex,
         _ => DropReason::BadHandshake,

@@ -2,6 +2,7 @@
 
 use super::{Now, Tunnel};
 use crate::batch::PacketBatch;
+use crate::constants::*;
 use crate::inbox::Inbox;
 use crate::indices::PeerId;
 use crate::mode::{Carried, Ethernet, Ip, MAX_ETHERNET_MTU, Mode};
@@ -427,9 +428,8 @@ fn native_reads<C: Carried>(
         };
         let partial = VnetHdr::read(read).is_ok_and(|vnet| vnet.needs_csum);
         let smaller = mtu.min(sending.inner_mtu as usize);
-        clamp_syn(&mut read[VNET_HDR_LEN + ip_at..], partial, |is_v6| {
-            let mtu = &peer.path.mtu;
-            mtu.segment_mtu(smaller, ip_at, is_v6, repairs)
+        clamp_syn(&mut read[VNET_HDR_LEN + ip_at..], partial, || {
+            peer.path.mtu.segment_mtu(smaller, ip_at, repairs)
         });
         let packet = match SuperPacket::parse_at(read, ip_at) {
             Ok(packet) => packet,
@@ -581,7 +581,7 @@ fn wireguard_record(
     let mut slot = outbox.reserve(total).ok_or(DropReason::OutboxFull)?;
     let out = slot.bytes();
     fill(&mut out[DATA_HEADER_LEN..DATA_HEADER_LEN + content.length]);
-    session.seal(Protocol::WireGuard, out);
+    session.seal(WIREGUARD_DATA, out);
     slot.commit(total, &destination, Some(peer.id), content.payload);
     Ok(())
 }
@@ -641,11 +641,10 @@ fn destination(read: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// Lowers the MSS of a SYN so that segments fit the inner MTU that `mtu` returns for IPv4 or, if called
-/// with true, IPv6.
+/// Lowers the MSS of a SYN so that segments fit the inner MTU that `mtu` returns.
 ///
 /// A complete checksum is updated; one that is `partial` does not cover the option.
-pub(crate) fn clamp_syn(packet: &mut [u8], partial: bool, mtu: impl FnOnce(bool) -> usize) {
+pub(crate) fn clamp_syn(packet: &mut [u8], partial: bool, mtu: impl FnOnce() -> usize) {
     let Ok(ip) = IpPacket::parse_headers(packet) else {
         return;
     };
@@ -656,7 +655,7 @@ pub(crate) fn clamp_syn(packet: &mut [u8], partial: bool, mtu: impl FnOnce(bool)
     if segment.len() < 20 || tcp::flags(segment) & tcp::SYN == 0 {
         return;
     }
-    let limit = mtu(ip.is_v6())
+    let limit = mtu()
         .saturating_sub(if ip.is_v6() { 60 } else { 40 })
         .min(65_535) as u16;
     tcp::clamp_mss(segment, limit, partial);

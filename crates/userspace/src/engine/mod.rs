@@ -6,7 +6,6 @@
 
 mod connections;
 mod datagrams;
-mod own;
 
 use crate::counters::{Counters, ServiceCounters};
 use crate::device::{Device, Read};
@@ -14,15 +13,13 @@ use crate::inside::{self, Net};
 use crate::options::{Exposed, Forward, Limits, Transport};
 use crate::packet::{self, FlowKey, Inbound, Kind};
 use crate::service::{Names, Service};
-use crate::sockets::Command;
 use crate::target::{Failure, Host, Target};
-use crate::waker::Waker;
 use connections::Connection;
 use datagrams::Datagrams;
 use ipnet::IpNet;
-use own::Own;
+use nix::sys::eventfd::EventFd;
 use seikan_observe::DropReason;
-use seikan_sys::poll::{Epoll, Event, Interest};
+use seikan_sys::poll::{Epoll, Interest};
 use seikan_wire::ip::PROTO_TCP;
 use seikan_wire::{VNET_HDR_LEN, VnetHdr};
 use slab::Slab;
@@ -31,15 +28,15 @@ use smoltcp::wire::{HardwareAddress, IpCidr};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc;
 
 /// Most packets that are read before connections are advanced.
 const PACKETS_PER_ROUND: usize = 64;
 /// Most connections that are advanced before packets are read.
 const CONNECTIONS_PER_ROUND: usize = 256;
-/// Longest interval at which UDP flows without datagrams and silent far ends are looked for.
+/// Interval at which UDP flows without datagrams are looked for.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
 /// First local port of connections to the inside, and their number: the ephemeral ports of Linux.
 const EPHEMERAL_PORTS: (u16, u16) = (32_768, 28_232);
@@ -52,7 +49,6 @@ const CONNECTION: u64 = 3;
 const UDP_LISTENER: u64 = 4;
 const UDP_FLOW: u64 = 5;
 const ASSOCIATION: u64 = 6;
-const OWN_PORT: u64 = 7;
 
 /// A reference to an entry of a slab: its index and the number of the entry, as indices are used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -101,7 +97,6 @@ pub(crate) struct Parts {
     pub exposed: Vec<Exposed>,
     pub limits: Limits,
     pub names: Names,
-    pub commands: mpsc::Receiver<Command>,
     pub seed: u64,
 }
 
@@ -109,7 +104,8 @@ pub(crate) struct Parts {
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub counters: Mutex<Counters>,
-    pub waker: Arc<Waker>,
+    pub stop: AtomicBool,
+    pub wake: EventFd,
 }
 
 /// The stack, driven by [`Engine::run`].
@@ -125,16 +121,12 @@ pub(crate) struct Engine {
     connections: Slab<Connection>,
     flows: HashMap<FlowKey, usize>,
     datagrams: Datagrams,
-    own: Own,
     timers: BTreeSet<(Instant, usize)>,
     /// Connections to advance.
     queue: VecDeque<usize>,
     /// Connections that wait for the device.
     blocked: Vec<usize>,
     sweep_at: Instant,
-    /// Events of a round; kept for its memory.
-    events: Vec<Event>,
-    device_readable: bool,
     buffer_bytes: usize,
     next_port: u16,
     next_generation: u32,
@@ -149,7 +141,7 @@ impl Engine {
     pub fn new(mut parts: Parts, shared: Arc<Shared>) -> io::Result<Engine> {
         let epoll = Epoll::new(256)?;
         epoll.add_edge(&parts.device, DEVICE << KIND_SHIFT)?;
-        epoll.add(&*shared.waker, WAKE << KIND_SHIFT, Interest::Read)?;
+        epoll.add(&shared.wake, WAKE << KIND_SHIFT, Interest::Read)?;
         for (index, entrance) in parts.entrances.iter().enumerate() {
             let token = LISTENER << KIND_SHIFT | index as u64;
             epoll.add(&entrance.socket, token, Interest::Read)?;
@@ -180,103 +172,73 @@ impl Engine {
             connections: Slab::new(),
             flows: HashMap::new(),
             datagrams: Datagrams::default(),
-            own: Own::default(),
             timers: BTreeSet::new(),
             queue: VecDeque::new(),
             blocked: Vec::new(),
-            sweep_at: now,
-            events: Vec::new(),
-            device_readable: false,
+            sweep_at: now + SWEEP_EVERY,
             buffer_bytes: 0,
             next_generation: 0,
             counters: Counters::default(),
         })
     }
 
-    /// Runs until the handle is dropped, it is told to finish, or the other end of the device is closed. Connections are reset
-    /// then.
+    /// Runs until the handle is dropped or the other end of the device is closed.
     ///
     /// # Errors
     /// Those of epoll.
     pub fn run(&mut self) -> io::Result<()> {
-        let ended = self.run_until_end();
-        self.reset_all();
-        self.publish();
-        ended
-    }
-
-    fn run_until_end(&mut self) -> io::Result<()> {
-        while self.run_once(None)? {}
-        Ok(())
-    }
-
-    /// Waits, at most for `patience`, and handles what has happened. Returns false at the end.
-    ///
-    /// # Errors
-    /// Those of epoll.
-    pub fn run_once(&mut self, patience: Option<Duration>) -> io::Result<bool> {
-        self.publish();
-        if self.is_finished() {
-            return Ok(false);
-        }
-        let timeout = [self.timeout(), patience].into_iter().flatten().min();
-        let mut events = std::mem::take(&mut self.events);
-        events.extend(self.epoll.wait(timeout)?);
-        self.now = Instant::now();
-        let mut ends = false;
-        for event in events.drain(..) {
-            match event.token >> KIND_SHIFT {
-                DEVICE => {
-                    self.device_readable |= event.readable || event.failed;
-                    if event.writable {
-                        self.on_device_writable();
+        let mut events = Vec::new();
+        let mut device_readable = false;
+        loop {
+            self.publish();
+            let timeout = self.timeout(device_readable);
+            events.extend(self.epoll.wait(timeout)?);
+            self.now = Instant::now();
+            for event in events.drain(..) {
+                match event.token >> KIND_SHIFT {
+                    DEVICE => {
+                        device_readable |= event.readable || event.failed;
+                        if event.writable {
+                            self.on_device_writable();
+                        }
                     }
+                    WAKE => {
+                        if self.shared.stop.load(Ordering::Relaxed) {
+                            return Ok(());
+                        }
+                        let _ = self.shared.wake.read();
+                    }
+                    LISTENER => self.accept(event.token as u32 as usize),
+                    CONNECTION => self.on_host_event(Id::of(event.token), &event),
+                    UDP_LISTENER => self.read_forwarded(event.token as u32 as usize),
+                    UDP_FLOW => self.read_exposed(Id::of(event.token)),
+                    ASSOCIATION => self.read_association(Id::of(event.token)),
+                    _ => {}
                 }
-                WAKE => {
-                    ends = self.shared.waker.ends();
-                    self.shared.waker.clear();
-                    self.take_commands();
+            }
+            if device_readable {
+                match self.read_device() {
+                    Read::Packet(_) => {}
+                    Read::Empty => device_readable = false,
+                    Read::Closed => return Ok(()),
                 }
-                LISTENER => self.accept(event.token as u32 as usize),
-                CONNECTION => self.on_host_event(Id::of(event.token), &event),
-                UDP_LISTENER => self.read_forwarded(event.token as u32 as usize),
-                UDP_FLOW => self.read_exposed(Id::of(event.token)),
-                ASSOCIATION => self.read_association(Id::of(event.token)),
-                OWN_PORT => self.own.on_readable(Id::of(event.token)),
-                _ => {}
+            }
+            self.expire();
+            for _ in 0..self.queue.len().min(CONNECTIONS_PER_ROUND) {
+                if let Some(index) = self.queue.pop_front() {
+                    self.advance(index);
+                }
             }
         }
-        self.events = events;
-        if ends {
-            return Ok(false);
-        }
-        if self.device_readable {
-            match self.read_device() {
-                Read::Packet(_) => {}
-                Read::Empty => self.device_readable = false,
-                Read::Closed => return Ok(false),
-            }
-        }
-        self.expire();
-        self.read_own();
-        for _ in 0..self.queue.len().min(CONNECTIONS_PER_ROUND) {
-            if let Some(index) = self.queue.pop_front() {
-                self.advance(index);
-            }
-        }
-        Ok(true)
     }
 
-    fn timeout(&self) -> Option<Duration> {
-        let reads = self.own.is_ready() && !self.parts.device.is_blocked();
-        if self.device_readable || !self.queue.is_empty() || reads {
+    fn timeout(&self, device_readable: bool) -> Option<Duration> {
+        if device_readable || !self.queue.is_empty() {
             return Some(Duration::ZERO);
         }
-        let sweeps = self.datagrams.has_flows() || self.counters.exposed.open > 0;
-        let sweep = sweeps.then_some(self.sweep_at);
+        let sweep = self.datagrams.has_flows().then_some(self.sweep_at);
         let timer = self.timers.first().map(|(at, _)| *at);
-        let next = [sweep, timer, self.own.finish_at()];
-        let next = next.into_iter().flatten().min()?;
+        let next = [sweep, timer].into_iter().flatten().min()?;
         Some(next.saturating_duration_since(Instant::now()))
     }
 
@@ -306,10 +268,8 @@ impl Engine {
             self.enqueue(index);
         }
         if self.sweep_at <= self.now {
-            let probes_every = self.parts.limits.silent_for / 20;
-            self.sweep_at = self.now + SWEEP_EVERY.min(probes_every);
+            self.sweep_at = self.now + SWEEP_EVERY;
             self.sweep_datagrams();
-            self.sweep_silent();
         }
     }
 
@@ -359,12 +319,6 @@ impl Engine {
                         // The far end should not wait.
                         Err(reason) => self.answer_unclaimed(&packet).or(Err(reason)),
                     };
-                }
-                if opens && let Some(queue) = self.listening(flow.local.port()) {
-                    // Without an answer, the far end tries again.
-                    let index = self.open_listening(flow, queue?)?;
-                    self.segment(index, &packet);
-                    return Ok(());
                 }
                 self.answer_unclaimed(&packet)
             }
@@ -447,17 +401,12 @@ impl Engine {
         self.next_generation
     }
 
-    /// Returns the addresses of a host.
-    fn find(&self, host: &Host) -> Vec<IpAddr> {
-        match host {
-            Host::Address(address) => vec![*address],
-            Host::Name(name) => (self.parts.names)(name),
-        }
-    }
-
     /// Finds the address of a destination, and an own one of the same family.
     fn resolve(&self, target: &Target) -> Result<(IpAddr, SocketAddr), Failure> {
-        let found = self.find(&target.host);
+        let found = match &target.host {
+            Host::Address(address) => vec![*address],
+            Host::Name(name) => (self.parts.names)(name),
+        };
         let own = |to: &IpAddr| {
             let addresses = || self.parts.addresses.iter();
             let near = addresses().find(|net| net.contains(to));
@@ -490,23 +439,16 @@ impl Engine {
             let flow = FlowKey { local, remote };
             let port = local.port();
             let exposed = self.parts.exposed.iter().any(|e| e.port == port);
-            if !exposed && !self.own.has_port(port) && !is_used(self, &flow) {
+            if !exposed && !is_used(self, &flow) {
                 return Some(flow);
             }
         }
         None
     }
 
-    /// Returns the number of connections and the bytes of their buffers.
-    #[cfg(fuzzing)]
-    pub fn usage(&self) -> (usize, usize) {
-        (self.connections.len(), self.buffer_bytes)
-    }
-
     /// Whether the limit of connections and flows is reached.
     fn is_full(&self) -> bool {
-        self.connections.len() + self.datagrams.len() + self.own.len()
-            >= self.parts.limits.connections
+        self.connections.len() + self.datagrams.len() >= self.parts.limits.connections
     }
 
     /// Whether what the inside opens has reached its share, half of the limit: peers cannot keep the host's own connections
@@ -521,7 +463,6 @@ impl Engine {
             Service::Http => &mut self.counters.http,
             Service::Forward => &mut self.counters.forwards,
             Service::Exposed => &mut self.counters.exposed,
-            Service::Own => &mut self.counters.own,
         }
     }
 }

@@ -1,7 +1,6 @@
 //! One tunnel over one path: a load, voice beside it, and the emulator's counts of both.
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use seikan_load::{
@@ -14,11 +13,11 @@ use seikan_ui::Interrupt;
 use super::cell::Cell;
 use super::figures::{Figure, Figures, PathRound, PathRoundLoad};
 use crate::bench::{Load, YARDSTICK};
-use crate::error::{LabError, Result, in_words};
+use crate::error::{LabError, Result};
 use crate::host::{Host, network};
 use crate::link::{Hosts, Link, LinkKind};
 use crate::load::live;
-use crate::tunnel::{self, Running, Started, Tunnel};
+use crate::tunnel::{self, Started, Tunnel};
 use crate::wire::{Faults, Wire, WireCounts, WireFaults};
 
 /// Interval of voice: 50 datagrams a second.
@@ -73,7 +72,7 @@ struct Site<'a> {
 
 /// Measures a tunnel over a path; calls `step` before each load. Only an interruption is an error.
 pub(super) fn measure(
-    tunnel: &Arc<dyn Tunnel>,
+    tunnel: &dyn Tunnel,
     cell: &Cell,
     seed: u64,
     plan: Plan<'_>,
@@ -91,25 +90,29 @@ pub(super) fn measure(
         ..Link::default()
     };
     step("starting");
-    let outcome = tunnel::start(tunnel, link, plan.interrupt).and_then(|running| {
-        let Running {
-            hosts, mut started, ..
-        } = running;
+    let outcome = tunnel::start(tunnel, link, plan.interrupt).and_then(|mut running| {
+        let (hosts, started) = running.parts();
         let Some(wire) = &hosts.wire else {
             return Err(LabError::Setup("the tunnel has no emulated path".into()));
         };
-        hosts.both().into_iter().try_for_each(prepare)?;
+        for host in [&hosts.a, &hosts.b] {
+            prepare(host)?;
+        }
         let site = Site {
-            hosts: &hosts,
+            hosts,
             wire,
-            ends: tunnel.ends(&hosts),
+            ends: tunnel.ends(hosts),
             faults,
             raw: tunnel.name() == YARDSTICK,
             plan,
         };
-        site.measure(&mut started, &mut round, step)
+        site.measure(started, &mut round, step)
     });
-    round.error = in_words(outcome)?.err();
+    match outcome {
+        Err(LabError::Interrupted) => return Err(LabError::Interrupted),
+        Err(error) => round.error = Some(error.to_string()),
+        Ok(()) => {}
+    }
     Ok(round)
 }
 
@@ -129,11 +132,15 @@ impl Site<'_> {
         round.idle_ms = (idle.received > 0).then_some(idle.min_us / 1e3);
         for &load in loads {
             step(load.title());
-            let outcome = in_words(self.run(load, started))?;
+            let (figures, error) = match self.run(load, started) {
+                Err(LabError::Interrupted) => return Err(LabError::Interrupted),
+                Err(error) => (Figures::new(), Some(error.to_string())),
+                Ok(figures) => (figures, None),
+            };
             round.loads.push(PathRoundLoad {
                 load,
-                error: outcome.as_ref().err().cloned(),
-                figures: outcome.unwrap_or_default(),
+                figures,
+                error,
             });
             started.check_alive()?;
             interrupt.sleep(SETTLE)?;
