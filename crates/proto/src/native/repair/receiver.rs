@@ -251,6 +251,7 @@ impl Receiver {
         slot.state = SlotState::Held(now);
         self.solve_with(record.counter, now);
         self.advance(now);
+        self.held += u64::from(self.edge <= record.counter);
         Part::Unordered
     }
 
@@ -298,7 +299,6 @@ impl Receiver {
             if !selection.waits {
                 slot.state = SlotState::Passed;
             }
-            self.held += u64::from(selection.waits);
         }
     }
 
