@@ -119,6 +119,7 @@ impl Sink {
                         socket
                             .connect(address)
                             .map_err(LoadError::io("connect to the load's other end"))?;
+                        forget_received(socket)?;
                         // The path may lose some of them.
                         for _ in 0..ANSWERS {
                             let _ = socket.send(token);
@@ -183,6 +184,14 @@ pub fn reach(
             )))
         }
     }
+}
+
+/// Drops what arrived before the socket was connected: it may be anybody's.
+fn forget_received(socket: &UdpSocket) -> Result<()> {
+    let failed = || LoadError::io("empty the load's socket");
+    socket.set_nonblocking(true).map_err(failed())?;
+    while socket.recv(&mut [0; 1]).is_ok() {}
+    socket.set_nonblocking(false).map_err(failed())
 }
 
 fn stranger(at: SocketAddr) -> LoadError {
