@@ -537,14 +537,14 @@ fn native_frames<C: Carried>(
         let now = repair.is_none_or(|repair| {
             let frame = frame.as_ref().ok();
             let segment = frame.and_then(|frame| segment_of(frame, buffers.arena));
-            repair.selects(&mut selection, record.counter, segment)
+            repair.selects(&mut selection, record, segment)
         });
         if now {
             native_frame::<C>(peer, receiving, frame, record, size, buffers);
         }
     }
     if let Some(repair) = &mut peer.repair {
-        repair.processed(selection, record.counter);
+        repair.processed(selection, record);
     }
 }
 

@@ -51,7 +51,7 @@ pub enum Part {
 /// The frames of one record, while they are processed.
 #[derive(Clone, Copy, Debug)]
 pub struct Selection {
-    /// What to process.
+    /// The part to process.
     pub part: Part,
     /// Number of the next frame.
     number: u32,
@@ -260,12 +260,12 @@ impl Receiver {
         !self.slots.is_empty() || !self.ready.is_empty()
     }
 
-    /// Returns whether to process the next frame of the record with this counter now. `segment` is
-    /// the TCP segment in it, if it has one that may have to wait.
+    /// Returns whether to process the next frame of a record now. `segment` is the TCP segment in
+    /// it, if it has one that may have to wait.
     pub fn selects(
         &mut self,
         selection: &mut Selection,
-        counter: u64,
+        record: Record,
         segment: Option<Segment>,
     ) -> bool {
         let bit = 1u64.checked_shl(selection.number).unwrap_or(0);
@@ -275,7 +275,7 @@ impl Receiver {
             (Part::Ordered, segment) => segment.is_some() && selection.passed & bit == 0,
             // Those behind records that are ready follow them.
             (Part::Unordered, Some(segment)) => {
-                let due = bit != 0 && self.is_held(counter) && self.flows.is_due(&segment);
+                let due = bit != 0 && self.is_held(record) && self.flows.is_due(&segment);
                 selection.passed |= if due { bit } else { 0 };
                 selection.waits |= !due;
                 due
@@ -290,11 +290,11 @@ impl Receiver {
     }
 
     /// All frames of the selected part of a record were processed.
-    pub fn processed(&mut self, selection: Selection, counter: u64) {
-        if selection.part != Part::Unordered || !self.is_held(counter) {
+    pub fn processed(&mut self, selection: Selection, record: Record) {
+        if selection.part != Part::Unordered || !self.is_held(record) {
             return;
         }
-        if let Some(slot) = self.slot(counter) {
+        if let Some(slot) = self.slot(record.counter) {
             slot.passed = selection.passed;
             if !selection.waits {
                 slot.state = SlotState::Passed;
@@ -302,9 +302,14 @@ impl Receiver {
         }
     }
 
-    fn is_held(&self, counter: u64) -> bool {
-        let slot = self.index(counter).map(|index| &self.slots[index]);
-        slot.is_some_and(|slot| matches!(slot.state, SlotState::Held(_)))
+    /// Whether segments of a record wait. Records of an earlier session may still be ready when
+    /// one with the same counter waits in the newest.
+    fn is_held(&self, record: Record) -> bool {
+        let is_newest = self
+            .session
+            .is_some_and(|(index, _)| index == record.session);
+        let slot = self.index(record.counter).map(|index| &self.slots[index]);
+        is_newest && slot.is_some_and(|slot| matches!(slot.state, SlotState::Held(_)))
     }
 
     /// Returns the part to process of a record that is not kept. Its segments follow those that are
@@ -951,6 +956,21 @@ mod tests {
         receive(&mut receiver, 4, &parity_of(3..4, 0, 1), 2);
         assert_eq!(ready(&mut receiver, 2), [(3, Part::Ordered)]);
         assert_eq!((receiver.restored, receiver.not_restored), (0, 0));
+    }
+
+    #[test]
+    fn a_ready_record_of_an_earlier_session_changes_no_held_one() {
+        let mut receiver = Receiver::default();
+        receive(&mut receiver, 0, &frames(0), 0);
+        assert_eq!(receive(&mut receiver, 2, &frames(2), 1), Part::Unordered);
+        let earlier = Record {
+            session: 6,
+            counter: 2,
+            ecn: 0,
+        };
+        // All its frames were processed, and none waits.
+        receiver.processed(Selection::new(Part::Unordered, 0), earlier);
+        assert_eq!(ready(&mut receiver, 61), [(2, Part::Ordered)]);
     }
 
     #[test]
