@@ -53,6 +53,9 @@ pub enum Flow {
     Udp(UdpSocket),
 }
 
+/// More datagrams than the kernel's default receive buffer holds (`net.core.rmem_default`).
+const QUEUED: usize = 4096;
+
 impl Sink {
     /// Opens a port at this address alone; the kernel chooses one for port 0.
     ///
@@ -186,11 +189,13 @@ pub fn reach(
     }
 }
 
-/// Drops what arrived before the socket was connected: it may be anybody's.
+/// Drops what arrived before the socket was connected: it may be anybody's. Afterwards only the other
+/// end is received, so that a bound suffices.
 fn forget_received(socket: &UdpSocket) -> Result<()> {
     let failed = || LoadError::io("empty the load's socket");
     socket.set_nonblocking(true).map_err(failed())?;
-    while socket.recv(&mut [0; 1]).is_ok() {}
+    let mut waiting = (0..QUEUED).map(|_| socket.recv(&mut [0; 1]));
+    while waiting.next().is_some_and(|received| received.is_ok()) {}
     socket.set_nonblocking(false).map_err(failed())
 }
 
