@@ -324,6 +324,7 @@ mod tests {
         write_at((DELETIONS_KEPT / FORGET_EVERY + 1) * FORGET_EVERY);
         assert_eq!(count().expect("counted"), 1);
     }
+
     #[test]
     fn a_copy_that_is_far_behind_is_read_anew() {
         let folder = tempfile::tempdir().expect("a folder");
