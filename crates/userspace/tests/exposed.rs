@@ -7,6 +7,7 @@ use seikan_userspace::{Exposed, Transport};
 use socket2::{Domain, Socket, Type};
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
+use std::time::Duration;
 
 fn inside(address: &str, port: u16) -> SocketAddr {
     SocketAddr::new(address.parse::<IpAddr>().unwrap(), port)
@@ -67,7 +68,8 @@ fn a_connection_that_the_far_end_resets_before_it_is_there_leaves_nothing() {
         let connect = || {
             let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
             socket.set_nonblocking(true).unwrap();
-            // Closed at once: the kernel resets the connection when the answer to its SYN arrives.
+            // Closed at once: the kernel resets the connection when the answer to its SYN arrives, or now if that is here.
+            socket.set_linger(Some(Duration::ZERO)).unwrap();
             let _ = socket.connect(&inside(OURS_V4, 80).into());
         };
         world.peer.run(connect).unwrap();
