@@ -3,23 +3,23 @@
 //! Order: the interface's own keys, each peer, peers against each other, the gateway. Checking
 //! continues after an error.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use ipnet::IpNet;
 
-use super::diagnostic::Severity;
-use super::draft::{At, Draft, GatewaySection, InterfaceDraft, PeerDraft, unique_prefixes};
+use super::endpoint::Host;
 use super::gateway;
-use super::key::{PrivateKey, PublicKey};
+use super::key::PublicKey;
 use super::overrides::Overrides;
+use super::read::Draft;
 use super::report::Reporter;
-use super::schema::Field;
+use super::schema::Site;
+use super::sections::{At, Interface, Peer};
 use super::source::Syntax;
 use super::types::{
-    CipherPreference, Config, InterfaceName, InterfaceNameError, MeshSettings, Mode, PeerConfig,
-    Protocol, Repair, Trust,
+    Config, Hooks, InterfaceName, InterfaceNameError, MeshSettings, Mode, PeerConfig, Protocol,
+    Repair, Trust,
 };
-use super::values::DnsItem;
 
 /// Smallest MTU in bytes that IPv4 hosts must accept (RFC 791: 576-byte datagrams).
 const MIN_MTU: u32 = 576;
@@ -35,407 +35,385 @@ const MAX_MTU_WIREGUARD: u32 = 65472;
 
 /// Completes a draft and reports its faults; `None` if something is missing.
 pub(super) fn check(
-    draft: Draft,
+    draft: &Draft,
     name: Result<InterfaceName, InterfaceNameError>,
     overrides: &Overrides,
     reporter: &mut Reporter<'_>,
 ) -> Option<Config> {
-    let Draft {
-        interface,
-        peers,
+    let name = name.map_err(|error| {
+        let message = format!("the file's name cannot name its interface: {error}");
+        let help = "the interface is named after the file without its extension, such as `wg0` for `wg0.conf`: rename the file";
+        reporter.error(Site::FILE, message, help);
+    });
+    let interface = &draft.interface;
+    let protocol = overrides.protocol.or(interface.protocol.get());
+    let protocol = protocol.unwrap_or(Protocol::default_of(reporter.syntax));
+    check_mode(draft, protocol, reporter);
+    check_private_key(interface, reporter);
+    check_addresses(interface, reporter);
+    check_mtu(interface, protocol, overrides.mtu, reporter);
+    check_native(interface, protocol, overrides, reporter);
+    check_identities(interface, &draft.peers, reporter);
+    check_allowed_ips(interface, &draft.peers, reporter);
+    check_reach(interface, &draft.peers, reporter);
+    check_mesh(interface, reporter);
+    let gateway = gateway::check(draft, name.as_ref().ok(), reporter);
+    Some(Config {
+        name: name.ok()?,
+        protocol,
+        mode: mode(interface),
+        private_key: interface.private_key.get()?,
+        listen_port: interface.listen_port.get(),
+        addresses: interface.address.all(),
+        mtu: overrides.mtu.or(interface.mtu.get()),
+        dns: interface.dns.all_of(|item| match item {
+            Host::Address(server) => Some(*server),
+            Host::Name(_) => None,
+        }),
+        dns_search: interface.dns.all_of(|item| match item {
+            Host::Address(_) => None,
+            Host::Name(domain) => Some(domain.clone()),
+        }),
+        table: interface.table.get().unwrap_or_default(),
+        fwmark: interface.fwmark.get().flatten(),
+        hooks: Hooks {
+            pre_up: interface.pre_up.all_of(command),
+            post_up: interface.post_up.all_of(command),
+            pre_down: interface.pre_down.all_of(command),
+            post_down: interface.post_down.all_of(command),
+        },
+        save_config: interface.save_config.get().unwrap_or(false),
+        offload: overrides
+            .offload
+            .or(interface.offload.get())
+            .unwrap_or(true),
+        metrics: overrides.metrics.or(interface.metrics.get()),
+        cipher: interface.cipher.get().unwrap_or_default(),
+        copy_dscp: interface.copy_dscp.get().unwrap_or(false),
+        repair: interface.repair.get().unwrap_or_default(),
+        peers: draft.peers.iter().filter_map(complete_peer).collect(),
         gateway,
-    } = draft;
-    let name = check_name(name, reporter);
-    let protocol =
-        overrides
-            .protocol
-            .or(interface.native.protocol)
-            .unwrap_or(match reporter.syntax {
-                Syntax::Ini => Protocol::Wireguard,
-                Syntax::Toml => Protocol::Native,
-            });
-    check_mode(&interface, protocol, gateway.section.as_ref(), reporter);
-    check_private_key(&interface, reporter);
-    check_addresses(&interface, reporter);
-    check_mtu(&interface, protocol, overrides.mtu, reporter);
-    check_native(&interface, protocol, overrides, reporter);
-    check_identities(&interface, &peers, reporter);
-    check_allowed_ips(&interface, &peers, reporter);
-    check_reach(&interface, &peers, reporter);
-    check_mesh(&interface, reporter);
-    let gateway = gateway::check(gateway, name.as_ref(), &interface, &peers, reporter);
-    let peers = peers.into_iter().filter_map(complete_peer).collect();
-    let config = complete(interface, name?, protocol, overrides, peers)?;
-    Some(Config { gateway, ..config })
+        mesh: complete_mesh(interface),
+    })
+}
+
+/// Returns a command, unless it is empty.
+fn command(text: &String) -> Option<String> {
+    Some(text.clone()).filter(|text| !text.is_empty())
+}
+
+/// Content of the tunnel: IP packets or Ethernet frames.
+fn mode(interface: &Interface) -> Mode {
+    interface.mode.get().unwrap_or_default()
 }
 
 /// Checks that nothing is configured that Ethernet mode excludes.
-fn check_mode(
-    interface: &InterfaceDraft,
-    protocol: Protocol,
-    gateway: Option<&GatewaySection>,
-    reporter: &mut Reporter<'_>,
-) {
+fn check_mode(draft: &Draft, protocol: Protocol, reporter: &mut Reporter<'_>) {
+    let interface = &draft.interface;
     let Some(At {
         value: Mode::Ethernet,
-        line,
-    }) = interface.native.mode
+        site,
+    }) = interface.mode.last()
     else {
         return;
     };
-    let example = reporter.example(Field::Protocol, "native");
-    let excluded = [
-        (
-            protocol == Protocol::Wireguard,
-            "the WireGuard protocol carries only IP packets",
-            format!("use the native protocol ({example}) at both ends, or remove this key"),
-        ),
-        (
-            interface.given.has(Field::Coordinator) || interface.given.has(Field::Credential),
-            "a mesh carries only IP packets",
-            "use an interface that is not a member of a mesh, or remove this key".to_owned(),
-        ),
-        (
-            gateway.is_some(),
-            "a gateway forwards only IP packets",
-            "remove the gateway, and make the interface a port of a bridge instead, or remove this key"
-                .to_owned(),
-        ),
-    ];
-    for (_, why, help) in excluded.into_iter().filter(|(is_so, ..)| *is_so) {
-        let message = format!("is `ethernet`, which is not possible here: {why}");
-        reporter.key_error(Field::Mode, line, &message, help);
-    }
+    let example = reporter.example(interface.protocol.spec, "native");
+    let mut exclude = |is_so: bool, reason: &str, help: &str| {
+        if is_so {
+            let message = format!("is `ethernet`, which is not possible here: {reason}");
+            reporter.error(*site, message, format!("{help}, or remove this key"));
+        }
+    };
+    exclude(
+        protocol == Protocol::Wireguard,
+        "the WireGuard protocol carries only IP packets",
+        &format!("use the native protocol ({example}) at both ends"),
+    );
+    exclude(
+        interface.coordinator.is_given() || interface.credential.is_given(),
+        "a mesh carries only IP packets",
+        "use an interface that is not a member of a mesh",
+    );
+    exclude(
+        draft.gateway.site.line != 0,
+        "a gateway forwards only IP packets",
+        "remove the gateway, and make the interface a port of a bridge instead",
+    );
 }
 
-fn check_name(
-    name: Result<InterfaceName, InterfaceNameError>,
-    reporter: &mut Reporter<'_>,
-) -> Option<InterfaceName> {
-    name.inspect_err(|error| {
-        let message = format!("the file's name cannot name its interface: {error}");
-        let help = "the interface is named after the file without its extension, such as `wg0` for `wg0.conf`: rename the file";
-        reporter.whole(Severity::Error, &message, help);
-    })
-    .ok()
-}
-
-fn check_private_key(interface: &InterfaceDraft, reporter: &mut Reporter<'_>) {
-    if interface.given.has(Field::PrivateKey) || interface.given.has(Field::PrivateKeyFile) {
+fn check_private_key(interface: &Interface, reporter: &mut Reporter<'_>) {
+    if interface.private_key.is_given() || interface.private_key_file.is_given() {
         return;
     }
-    let name = reporter.name(Field::PrivateKey);
-    let file = reporter.name(Field::PrivateKeyFile);
+    let name = reporter.name(interface.private_key.spec);
+    let file = reporter.name(interface.private_key_file.spec);
     let help = format!(
         "add `{name} = ...` with a key from `seikan genkey`, or `{file} = ...` with the path of a key file"
     );
-    match (interface.line, reporter.syntax) {
-        (Some(line), Syntax::Ini) => {
-            let message = format!("[Interface] has no `{name}`");
-            reporter.error(line, &message, help);
-        }
-        (None, Syntax::Ini) => {
+    let (site, message) = match (interface.site.line, reporter.syntax) {
+        (0, Syntax::Ini) => {
             let message = format!("there is no [Interface] section, and so no `{name}`");
-            reporter.whole(Severity::Error, &message, help);
+            (Site::FILE, message)
         }
-        (_, Syntax::Toml) => {
-            let message = format!("there is no `{name}`");
-            reporter.whole(Severity::Error, &message, help);
-        }
-    }
+        (_, Syntax::Ini) => (interface.site, format!("[Interface] has no `{name}`")),
+        (_, Syntax::Toml) => (Site::FILE, format!("there is no `{name}`")),
+    };
+    reporter.error(site, message, help);
 }
 
-fn check_addresses(interface: &InterfaceDraft, reporter: &mut Reporter<'_>) {
-    let name = reporter.name(Field::Address);
+fn check_addresses(interface: &Interface, reporter: &mut Reporter<'_>) {
+    let addresses = &interface.address;
     // The interface of a bridge has the addresses of its ports.
-    let needs_one = interface.native.mode() == Mode::Ip;
-    if needs_one && interface.line.is_some() && !interface.given.has(Field::Address) {
-        let message = format!("the interface has no `{name}`");
-        let help = match reporter.syntax {
-            Syntax::Ini => "add the interface's own address, such as `Address = 10.0.0.1/24`",
-            Syntax::Toml => "add the interface's own address, such as `address = \"10.0.0.1/24\"`",
+    let needs_one = mode(interface) == Mode::Ip && interface.site.line != 0;
+    if needs_one && !addresses.is_given() {
+        let name = reporter.name(addresses.spec);
+        let example = match reporter.syntax {
+            Syntax::Ini => "`Address = 10.0.0.1/24`",
+            Syntax::Toml => "`address = \"10.0.0.1/24\"`",
         };
-        reporter.whole(Severity::Warning, &message, help);
+        let help = format!("add the interface's own address, such as {example}");
+        reporter.warn(Site::FILE, format!("the interface has no `{name}`"), help);
     }
     let mut seen = HashMap::new();
-    for address in &interface.addresses {
-        if let Some(first) = seen.insert(address.value.addr(), address.line) {
-            let value = address.value.addr();
-            reporter.repeated_value(Field::Address, value, address.line, first);
+    for At { value, site } in &addresses.values {
+        if let Some(first) = seen.insert(value.addr(), site.line) {
+            reporter.repeated_value(*site, value.addr(), first);
         }
     }
 }
 
 fn check_mtu(
-    interface: &InterfaceDraft,
+    interface: &Interface,
     protocol: Protocol,
     over: Option<u32>,
     reporter: &mut Reporter<'_>,
 ) {
-    let Some(mtu) = over.or(interface.mtu.as_ref().map(|mtu| mtu.value)) else {
+    let given = interface.mtu.last();
+    let Some(mtu) = over.or(given.map(|mtu| mtu.value)) else {
         return;
     };
-    let has_v6 = interface.addresses.iter().any(|a| a.value.addr().is_ipv6());
-    let (least, why) = if has_v6 {
+    let addresses = &interface.address.values;
+    let (least, reason) = if addresses.iter().any(|a| a.value.addr().is_ipv6()) {
         (MIN_MTU_V6, "the minimum of IPv6")
     } else {
         (MIN_MTU, "the minimum that every IPv4 host accepts")
     };
-    let most = match (protocol, interface.native.mode()) {
+    let most = match (protocol, mode(interface)) {
         (Protocol::Native, Mode::Ethernet) => MAX_MTU_ETHERNET,
         (Protocol::Native, Mode::Ip) => MAX_MTU_NATIVE,
         (Protocol::Wireguard, _) => MAX_MTU_WIREGUARD,
     };
     let message = if mtu < least {
-        format!("is {mtu}, less than {least}, {why}")
+        format!("is {mtu}, less than {least}, {reason}")
     } else if mtu > most {
         format!("is {mtu}, more than {most}, the maximum of the {protocol} protocol")
     } else {
         return;
     };
+    // The command line and the environment have no line.
+    let line = given
+        .filter(|_| over.is_none())
+        .map_or(0, |mtu| mtu.site.line);
     let help = format!("write a number of bytes from {least} to {most}");
-    match (&interface.mtu, over) {
-        (Some(mtu), None) => reporter.key_error(Field::Mtu, mtu.line, &message, help),
-        _ => {
-            let message = format!("`{}` {message}", reporter.name(Field::Mtu));
-            reporter.whole(Severity::Error, &message, help);
-        }
-    }
+    reporter.error(interface.mtu.spec.at(line), message, help);
 }
 
 fn check_native(
-    interface: &InterfaceDraft,
+    interface: &Interface,
     protocol: Protocol,
     overrides: &Overrides,
     reporter: &mut Reporter<'_>,
 ) {
-    let native = &interface.native;
-    if let (Some(cipher), Protocol::Wireguard) = (&native.cipher, protocol) {
-        let message = "has no effect: WireGuard supports only ChaCha20-Poly1305";
+    if protocol == Protocol::Wireguard {
         let help = "remove it, or use the native protocol";
-        reporter.key_warning(Field::Cipher, cipher.line, message, help);
+        if let Some(At { site, .. }) = interface.cipher.last() {
+            let message = "has no effect: WireGuard supports only ChaCha20-Poly1305";
+            reporter.warn(*site, message, help);
+        }
+        if let Some(At { value, site }) = interface.repair.last()
+            && *value != Repair::Off
+        {
+            reporter.warn(*site, "has no effect: WireGuard cannot repair losses", help);
+        }
     }
-    if let (Some(repair), Protocol::Wireguard) = (&native.repair, protocol)
-        && repair.value != Repair::Off
+    let given = interface.metrics.last().cloned();
+    // The command line and the environment have no line.
+    let over = overrides.metrics.map(|value| At {
+        value,
+        site: interface.metrics.spec.at(0),
+    });
+    if let Some(At {
+        value: address,
+        site,
+    }) = over.or(given)
+        && !address.ip().is_loopback()
     {
-        let message = "has no effect: WireGuard cannot repair losses";
-        let help = "remove it, or use the native protocol";
-        reporter.key_warning(Field::Repair, repair.line, message, help);
-    }
-    let message = |address| {
-        format!("is {address}: anyone who can reach it can see which peers communicate, and when")
-    };
-    let help = "listen on loopback, such as `127.0.0.1:9586`";
-    match (overrides.metrics, &native.metrics) {
-        (Some(address), _) if !address.ip().is_loopback() => {
-            let message = format!("`{}` {}", reporter.name(Field::Metrics), message(address));
-            reporter.whole(Severity::Warning, &message, help);
-        }
-        (None, Some(At { value, line })) if !value.ip().is_loopback() => {
-            reporter.key_warning(Field::Metrics, *line, &message(*value), help);
-        }
-        _ => {}
+        let message = format!(
+            "is {address}: anyone who can reach it can see which peers communicate, and when"
+        );
+        reporter.warn(
+            site,
+            message,
+            "listen on loopback, such as `127.0.0.1:9586`",
+        );
     }
 }
 
 /// Checks that coordinator and credential are both given, as are those of dependent keys.
-fn check_mesh(interface: &InterfaceDraft, reporter: &mut Reporter<'_>) {
-    let keys = [Field::Coordinator, Field::Credential];
-    let given = keys.map(|key| interface.given.has(key));
-    let others = [
-        Field::CoordinatorPin,
-        Field::Stun,
-        Field::Names,
-        Field::Pins,
-        Field::PinFirstUse,
-        Field::PortMapping,
+fn check_mesh(interface: &Interface, reporter: &mut Reporter<'_>) {
+    let required = [
+        (interface.coordinator.spec, interface.coordinator.is_given()),
+        (interface.credential.spec, interface.credential.is_given()),
     ];
-    let more = others.iter().any(|key| interface.given.has(*key));
-    for (key, _) in keys.iter().zip(given).filter(|(_, given)| !given) {
-        if given == [false; 2] && !more {
-            return;
-        }
-        let name = reporter.name(*key);
+    let others = [
+        interface.coordinator_pin.is_given(),
+        interface.stun.is_given(),
+        interface.names.is_given(),
+        interface.pins.is_given(),
+        interface.pin_first_use.is_given(),
+        interface.port_mapping.is_given(),
+    ];
+    let is_member = others.contains(&true) || required.iter().any(|(_, given)| *given);
+    for (key, _) in required.iter().filter(|(_, given)| is_member && !given) {
+        let name = reporter.name(key);
         let message = format!("a member of a mesh needs `{name}`, which is not there");
         let help =
             "run `seikan join`, which writes the file, or remove all keys about a coordinator";
-        reporter.whole(Severity::Error, &message, help);
+        reporter.error(Site::FILE, message, help);
     }
     let mut pinned = HashMap::new();
-    for At { value, line } in &interface.mesh.pins {
-        let (name, key) = value;
-        if let Some((first, before)) = pinned.insert(name, (*line, *key))
-            && before != *key
+    for At {
+        value: (name, key),
+        site,
+    } in &interface.pins.values
+    {
+        if let Some((first, before)) = pinned.insert(name, (site.line, key))
+            && before != key
         {
             let message = format!("has `{name}` with another key, first in line {first}");
-            let help = "a member has one key: keep the line that is right";
-            reporter.key_error(Field::Pins, *line, &message, help);
+            reporter.error(
+                *site,
+                message,
+                "a member has one key: keep the line that is right",
+            );
         }
     }
 }
 
 /// Checks public keys: missing, the interface's own, or used twice.
-fn check_identities(interface: &InterfaceDraft, peers: &[PeerDraft], reporter: &mut Reporter<'_>) {
-    let name = reporter.name(Field::PublicKey);
-    let own = interface.private_key.as_ref().map(|key| &key.value);
-    let own_public = own.map(PrivateKey::public);
-    let mut seen: HashMap<PublicKey, &PeerDraft> = HashMap::new();
+fn check_identities(interface: &Interface, peers: &[Peer], reporter: &mut Reporter<'_>) {
+    let own = interface.private_key.last().map(|key| &key.value);
+    let own_public = own.map(|own| own.public());
+    let mut seen: HashMap<PublicKey, &Peer> = HashMap::new();
     for peer in peers {
-        let Some(At { value: key, line }) = peer.public_key else {
-            if !peer.given.has(Field::PublicKey) {
-                let message = format!("this peer has no `{name}`");
+        let name = reporter.name(peer.public_key.spec);
+        let Some(At { value: key, site }) = peer.public_key.last() else {
+            if !peer.public_key.is_given() {
                 let help = "add the key that `seikan pubkey < private.key` prints on the peer";
-                reporter.error(peer.line, &message, help);
+                reporter.error(peer.site, format!("this peer has no `{name}`"), help);
             }
             continue;
         };
         if own.is_some_and(|own| own.as_bytes() == key.as_bytes()) {
-            reporter.hide_line(line);
-            let message = "is this interface's own private key";
+            reporter.hide_line(site.line);
             let help = "make a new private key, for this one may have been seen, and write the peer's public key here";
-            reporter.key_error(Field::PublicKey, line, message, help);
-        } else if own_public == Some(key) {
-            let message = "is this interface's own public key";
+            reporter.error(*site, "is this interface's own private key", help);
+        } else if own_public == Some(*key) {
             let help = "write the peer's public key: the peer prints it with `seikan pubkey < private.key`";
-            reporter.key_error(Field::PublicKey, line, message, help);
+            reporter.error(*site, "is this interface's own public key", help);
         }
-        if let Some(first) = seen.insert(key, peer) {
+        if let Some(first) = seen.insert(*key, peer) {
             let message = format!("this is the same peer as {}", first.described());
             let help = "merge both into one section, or correct the key of one of them";
-            let key = Some(Field::PublicKey);
-            reporter.add(Severity::Error, line, key, &message, help);
+            reporter.named_error(*site, name, &message, help);
         }
     }
 }
 
 /// Checks allowed IPs: missing, with host bits, or at two peers.
-fn check_allowed_ips(interface: &InterfaceDraft, peers: &[PeerDraft], reporter: &mut Reporter<'_>) {
-    let name = reporter.name(Field::AllowedIps);
-    let mut owners: HashMap<IpNet, (usize, usize)> = HashMap::new();
-    for (index, peer) in peers.iter().enumerate() {
+fn check_allowed_ips(interface: &Interface, peers: &[Peer], reporter: &mut Reporter<'_>) {
+    let own = interface.address.values.iter();
+    let own: HashSet<_> = own.map(|at| IpNet::from(at.value.addr())).collect();
+    let mut owners: HashMap<IpNet, (&Peer, usize)> = HashMap::new();
+    for peer in peers {
         // In Ethernet mode, a peer without them may use any address.
-        let needs_some = interface.native.mode() == Mode::Ip;
-        if needs_some && !peer.given.has(Field::AllowedIps) {
+        if mode(interface) == Mode::Ip && !peer.allowed_ips.is_given() {
+            let name = reporter.name(peer.allowed_ips.spec);
             let message =
                 format!("this peer has no `{name}`: nothing is sent to it or accepted from it");
             let help = "add the addresses behind the peer, such as `10.0.0.2/32`";
-            reporter.warn(peer.line, &message, help);
+            reporter.warn(peer.site, message, help);
         }
-        for At { value, line } in &peer.allowed_ips {
-            let masked = reporter.truncate_prefix(Field::AllowedIps, *value, *line);
-            match owners.insert(masked, (index, *line)) {
-                Some((owner, first)) if owner == index => {
-                    reporter.repeated_value(Field::AllowedIps, masked, *line, first);
+        for At { value, site } in &peer.allowed_ips.values {
+            let masked = reporter.truncate_prefix(*site, *value);
+            match owners.insert(masked, (peer, site.line)) {
+                Some((owner, first)) if std::ptr::eq(owner, peer) => {
+                    reporter.repeated_value(*site, masked, first);
                 }
                 Some((owner, first)) => {
-                    let message = format!(
-                        "has `{masked}`, which {} has already, in line {first}",
-                        peers[owner].described()
-                    );
+                    let owner = owner.described();
+                    let message =
+                        format!("has `{masked}`, which {owner} has already, in line {first}");
                     let help = "a prefix belongs to one peer only; a longer prefix inside it may belong to another";
-                    reporter.key_error(Field::AllowedIps, *line, &message, help);
+                    reporter.error(*site, message, help);
                 }
                 None => {}
             }
-            let own = |address: &At<IpNet>| IpNet::from(address.value.addr()) == masked;
-            if interface.addresses.iter().any(own) {
+            if own.contains(&masked) {
                 let message = format!("has `{masked}`, this interface's own address");
-                let help = "write the peer's address";
-                reporter.key_warning(Field::AllowedIps, *line, &message, help);
+                reporter.warn(*site, message, "write the peer's address");
             }
         }
     }
 }
 
 /// Checks that one side can reach the other first.
-fn check_reach(interface: &InterfaceDraft, peers: &[PeerDraft], reporter: &mut Reporter<'_>) {
-    if interface.line.is_none() {
-        return;
-    }
-    let endpoint = reporter.name(Field::Endpoint);
-    let port = reporter.name(Field::ListenPort);
-    let nobody = peers.iter().all(|peer| !peer.given.has(Field::Endpoint));
-    let no_port = match interface.listen_port {
-        Some(port) => port == 0,
-        None => !interface.given.has(Field::ListenPort),
+fn check_reach(interface: &Interface, peers: &[Peer], reporter: &mut Reporter<'_>) {
+    let port = &interface.listen_port;
+    let no_port = match port.last() {
+        Some(port) => port.value == 0,
+        None => !port.is_given(),
     };
-    if !peers.is_empty() && nobody && no_port {
+    let nobody = peers.iter().all(|peer| !peer.endpoint.is_given());
+    if let Some(peer) = peers.first()
+        && interface.site.line != 0
+        && nobody
+        && no_port
+    {
+        let endpoint = reporter.name(peer.endpoint.spec);
+        let port = reporter.name(port.spec);
         let message = format!(
             "no peer has an `{endpoint}` and there is no `{port}`: neither side can find the other"
         );
         let help = format!("add an `{endpoint}` to a peer, or a fixed `{port}`");
-        reporter.whole(Severity::Warning, &message, help);
+        reporter.warn(Site::FILE, message, help);
     }
 }
 
 /// Completes a peer; `None` if something is missing.
-fn complete_peer(draft: PeerDraft) -> Option<PeerConfig> {
+fn complete_peer(peer: &Peer) -> Option<PeerConfig> {
     Some(PeerConfig {
-        name: draft.name,
-        public_key: draft.public_key?.value,
-        preshared_key: draft.preshared_key,
-        allowed_ips: unique_prefixes(&draft.allowed_ips),
-        endpoint: draft.endpoint,
-        persistent_keepalive: draft.persistent_keepalive,
+        name: peer.name.get(),
+        public_key: peer.public_key.get()?,
+        preshared_key: peer.preshared_key.get().flatten(),
+        allowed_ips: peer.allowed_ips.unique(),
+        endpoint: peer.endpoint.get(),
+        persistent_keepalive: peer.persistent_keepalive.get().flatten(),
     })
 }
 
-fn complete(
-    interface: InterfaceDraft,
-    name: InterfaceName,
-    protocol: Protocol,
-    overrides: &Overrides,
-    peers: Vec<PeerConfig>,
-) -> Option<Config> {
-    let (mut dns, mut dns_search) = (Vec::new(), Vec::new());
-    for item in interface.dns {
-        match item {
-            DnsItem::Server(address) => dns.push(address),
-            DnsItem::Search(domain) => dns_search.push(domain),
-        }
-    }
-    let native = interface.native;
-    let mesh = interface.mesh;
-    let mesh = mesh
-        .coordinator
-        .zip(mesh.credential)
-        .map(|(coordinator, credential)| MeshSettings {
-            coordinator: coordinator.value,
-            pin: mesh.pin.map(|pin| pin.value),
-            credential: credential.value,
-            stun: mesh.stun.into_iter().map(|server| server.value).collect(),
-            names: mesh.names.unwrap_or(true),
-            port_mapping: mesh.port_mapping.unwrap_or(true),
-            trust: Trust {
-                pins: mesh.pins.into_iter().map(|pin| pin.value).collect(),
-                first_use: mesh.first_use.unwrap_or(false),
-            },
-        });
-    Some(Config {
-        name,
-        protocol,
-        mode: native.mode(),
-        private_key: interface.private_key?.value,
-        listen_port: interface.listen_port,
-        addresses: interface.addresses.into_iter().map(|a| a.value).collect(),
-        mtu: overrides.mtu.or(interface.mtu.map(|mtu| mtu.value)),
-        dns,
-        dns_search,
-        table: interface.table.unwrap_or_default(),
-        fwmark: interface.fwmark,
-        hooks: interface.hooks,
-        save_config: interface.save_config.unwrap_or(false),
-        offload: overrides.offload.or(native.offload).unwrap_or(true),
-        metrics: overrides.metrics.or(native.metrics.map(|m| m.value)),
-        cipher: native
-            .cipher
-            .map_or(CipherPreference::Auto, |cipher| cipher.value),
-        copy_dscp: native.copy_dscp.unwrap_or(false),
-        repair: native
-            .repair
-            .map_or(Repair::default(), |repair| repair.value),
-        peers,
-        gateway: None,
-        mesh,
+/// Completes a member of a mesh; `None` if something is missing.
+fn complete_mesh(interface: &Interface) -> Option<MeshSettings> {
+    Some(MeshSettings {
+        coordinator: interface.coordinator.get()?,
+        pin: interface.coordinator_pin.get(),
+        credential: interface.credential.get()?,
+        stun: interface.stun.all(),
+        names: interface.names.get().unwrap_or(true),
+        port_mapping: interface.port_mapping.get().unwrap_or(true),
+        trust: Trust {
+            pins: interface.pins.all(),
+            first_use: interface.pin_first_use.get().unwrap_or(false),
+        },
     })
 }

@@ -4,145 +4,95 @@
 //! or the last one counts. Commas and spaces separate the values of lists. `wg` and `wg-quick` read
 //! files in the same way.
 
-use zeroize::Zeroizing;
-
-use super::report::{Reporter, did_you_mean, empty_list, unknown_key, word};
-use super::schema::{self, Document, Entry, Item, Section, SectionKind, Shape};
+use super::report::{Reporter, did_you_mean, word};
+use super::schema::{Section, SectionKind, Site};
+use super::sections::{self, KEYS};
 use super::source::Syntax;
 
 /// Maximum length of a name that may be a misspelt section, in bytes.
 const MAX_HEADER: usize = 16;
 
 /// Splits a text into sections and entries; reports faults.
-pub(super) fn split(text: &str, reporter: &mut Reporter<'_>) -> Document {
-    let mut document = Document::default();
+pub(super) fn split(text: &str, reporter: &mut Reporter<'_>) -> Vec<Section> {
+    let mut sections: Vec<Section> = Vec::new();
     // `false` in an unknown section, whose keys are skipped.
     let mut known = true;
-    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     for (index, raw) in text.lines().enumerate() {
         let line = index + 1;
-        let content = raw.split_once('#').map_or(raw, |(before, _)| before);
-        let content = content.trim();
-        if content.is_empty() {
-            continue;
-        }
+        let content = raw.split('#').next().unwrap_or_default().trim();
         if content.starts_with('[') {
             let kind = header(content, line, reporter);
             known = kind.is_some();
-            document
-                .sections
-                .extend(kind.map(|kind| Section::new(kind, line)));
-            continue;
-        }
-        if !known {
-            continue;
-        }
-        if document.sections.is_empty() {
-            let help = "start with `[Interface]`, then a `[Peer]` for every peer";
-            reporter.error(line, "this line is outside of a section", help);
-            // Most likely the header is missing.
-            document
-                .sections
-                .push(Section::new(SectionKind::Interface, line));
-        }
-        if let Some(section) = document.sections.last_mut() {
-            let entry = entry(content, section.kind, line, reporter);
-            section.entries.extend(entry);
+            sections.extend(kind.map(|kind| Section::new(kind, line)));
+        } else if !content.is_empty() && known {
+            if sections.is_empty() {
+                let help = "start with `[Interface]`, then a `[Peer]` for every peer";
+                reporter.error(Site::line(line), "this line is outside of a section", help);
+                // Most likely the header is missing.
+                sections.push(Section::new(SectionKind::Interface, line));
+            }
+            if let Some(section) = sections.last_mut() {
+                entry(content, section, line, reporter);
+            }
         }
     }
-    document
+    sections
 }
 
 /// Parses a section's header. A misspelt one is reported, and read as the section that was meant.
 fn header(content: &str, line: usize, reporter: &mut Reporter<'_>) -> Option<SectionKind> {
+    let plain = |text: &str| text.trim_matches(['[', ']']).to_ascii_lowercase();
     let name: String = content.chars().filter(|c| !c.is_whitespace()).collect();
-    let plain = name.trim_matches(['[', ']']).to_ascii_lowercase();
-    let sections = SectionKind::ALL.into_iter();
-    let sections = sections.filter_map(|kind| Some((kind.header(Syntax::Ini)?, kind)));
-    let near = sections
-        .map(|(header, kind)| {
-            let known = header.trim_matches(['[', ']']).to_ascii_lowercase();
-            let distance = if plain.len() <= MAX_HEADER {
-                strsim::damerau_levenshtein(&plain, &known)
-            } else {
-                usize::MAX
-            };
-            (distance, header, kind)
-        })
-        .min_by_key(|(distance, ..)| *distance)
-        .filter(|(distance, ..)| *distance <= 2);
-    if let Some((_, header, kind)) = near
-        && header.eq_ignore_ascii_case(&name)
-    {
-        return Some(kind);
+    let given = plain(&name);
+    let distances = SectionKind::ALL.map(|kind| {
+        let header = kind.header(Syntax::Ini);
+        let distance = match given.len() {
+            0..=MAX_HEADER => strsim::damerau_levenshtein(&given, &plain(header)),
+            _ => usize::MAX,
+        };
+        (distance, header, kind)
+    });
+    let nearest = distances.into_iter().min_by_key(|(distance, ..)| *distance);
+    let near = nearest.filter(|(distance, ..)| *distance <= 2);
+    let near_header = near.map(|(_, header, _)| header);
+    if !near_header.is_some_and(|header| header.eq_ignore_ascii_case(&name)) {
+        let kinds = "there are five kinds of sections: `[Interface]`, `[Peer]`, `[Gateway]`, `[Device]` and `[Remote]`";
+        let message = format!("unknown section `{}`", word(&name));
+        reporter.error(Site::line(line), message, did_you_mean(near_header, kinds));
     }
-    let help = did_you_mean(
-        near.map(|(_, header, _)| header),
-        "there are five kinds of sections: `[Interface]`, `[Peer]`, `[Gateway]`, `[Device]` and `[Remote]`",
-    );
-    let message = format!("unknown section `{}`", word(&name));
-    reporter.error(line, &message, help);
     near.map(|(.., kind)| kind)
 }
 
 /// Parses one `Key = value`.
-fn entry(
-    content: &str,
-    section: SectionKind,
-    line: usize,
-    reporter: &mut Reporter<'_>,
-) -> Option<Entry> {
-    let name_like = |name: &str| {
-        !name.is_empty()
-            && name
-                .chars()
-                .all(|c| c.is_ascii_alphanumeric() || "-_".contains(c))
-    };
-    let parts = content
-        .split_once('=')
-        .map(|(name, value)| (name.trim(), value.trim()));
+fn entry(content: &str, section: &mut Section, line: usize, reporter: &mut Reporter<'_>) {
+    let is_name = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
     // A line without `=` may contain one at the end of a key.
-    let Some((name, value)) = parts.filter(|(name, _)| name_like(name)) else {
+    let parts = content.split_once('=');
+    let parts = parts.map(|(name, value)| (name.trim(), value.trim()));
+    let named = parts.filter(|(name, _)| !name.is_empty() && name.chars().all(is_name));
+    let Some((name, value)) = named else {
         let help = "write `Key = value`; comments begin with `#`";
-        reporter.error(line, "this line is not `Key = value`", help);
+        reporter.error(Site::line(line), "this line is not `Key = value`", help);
         let first = content.split_whitespace().next().unwrap_or_default();
-        let meant = schema::find(first.trim_end_matches(':'), section, reporter.syntax)?;
-        return Some(Entry::invalid(meant.key, line));
-    };
-    let Some(spec) = schema::find(name, section, reporter.syntax) else {
-        return unknown_key(reporter, name, section, line);
-    };
-    let item = |text: &str| Item {
-        text: Zeroizing::new(text.to_owned()),
-        line,
-    };
-    let items = match spec.shape {
-        Shape::One if value.is_empty() => {
-            let help = "write a value after the `=`, or remove the line";
-            reporter.key_error(spec.key, line, "has no value", help);
-            Vec::new()
+        let first = first.trim_end_matches(':');
+        let is_meant = |key: &&_| sections::is_named(key, first, Syntax::Ini);
+        let mut own = KEYS.iter().filter(|key| key.section == section.kind);
+        if let Some(key) = own.find(is_meant) {
+            section.add(key, line, None, reporter);
         }
-        Shape::List | Shape::Lines if value.is_empty() && spec.key.must_have_values() => {
-            empty_list(reporter, spec.key, line);
-            Vec::new()
-        }
-        // An empty list is equivalent to none.
-        Shape::List | Shape::Lines if value.is_empty() => return None,
-        Shape::One => vec![item(value)],
-        Shape::Lines => vec![item(value)],
-        Shape::List => list(value).map(item).collect(),
+        return;
     };
-    Some(Entry {
-        key: spec.key,
-        line,
-        items,
-    })
-}
-
-/// Returns the elements of a list: commas and spaces separate, empty elements are skipped.
-pub(super) fn list(value: &str) -> impl Iterator<Item = &str> {
-    value
-        .split([',', ' ', '\t'])
-        .map(str::trim)
-        .filter(|part| !part.is_empty())
+    let Some(key) = section.find(name, line, reporter) else {
+        return;
+    };
+    let items = if !value.is_empty() {
+        Some(key.items(value, line))
+    } else if key.is_list() {
+        Some(Vec::new())
+    } else {
+        let help = "write a value after the `=`, or remove the line";
+        reporter.error(key.at(line), "has no value", help);
+        None
+    };
+    section.add(key, line, items, reporter);
 }

@@ -3,7 +3,7 @@
 //! Stages of reading a file:
 //! 1. [`locate`] turns a path or an interface name into a path;
 //! 2. `ini` or `toml` splits the text into sections and entries with their lines;
-//! 3. `interpret` converts each value by the table of keys in `schema`, to a `draft`;
+//! 3. `read` converts each value by the table of keys in `sections`;
 //! 4. `check` and `gateway` check the whole: keys used twice, overlapping prefixes, MTU, missing keys;
 //! 5. the result is a [`Config`], and all [`Diagnostic`]s, not only the first.
 //!
@@ -12,16 +12,16 @@
 
 mod check;
 mod diagnostic;
-mod draft;
 mod endpoint;
 mod gateway;
 mod ini;
-mod interpret;
 mod key;
 mod load;
 mod overrides;
+mod read;
 mod report;
 mod schema;
+mod sections;
 mod source;
 mod toml;
 mod types;

@@ -14,9 +14,10 @@ use zeroize::Zeroizing;
 use super::diagnostic::{Diagnostic, Diagnostics, Severity};
 use super::overrides::Overrides;
 use super::report::Reporter;
+use super::schema::Form;
 use super::source::{ReadKey, Source, Syntax};
 use super::types::{Config, InterfaceName, InterfaceNameError};
-use super::{check, ini, interpret, toml};
+use super::{check, ini, read, toml};
 
 /// Maximum size of a configuration, in bytes; enough for some fifty thousand peers.
 const MAX_FILE: u64 = 16 << 20;
@@ -59,7 +60,7 @@ fn load_with(target: &str, overrides: &Overrides, environment: &Path) -> Parsed 
         Ok(path) => path,
         Err(findings) => return Parsed::failed(findings),
     };
-    let (source, mode) = match read(&path) {
+    let (source, mode) = match read_file(&path) {
         Ok(read) => read,
         Err(findings) => return Parsed::failed(findings),
     };
@@ -103,29 +104,31 @@ fn exposes_password(environment: &Path) -> io::Result<bool> {
 
 /// Parses and checks a text, without access to the file system.
 pub fn parse(source: &Source, overrides: &Overrides, read_key: &ReadKey<'_>) -> Parsed {
-    let mut reporter = Reporter::new(source);
-    let document = match source.syntax {
-        Syntax::Ini => Some(ini::split(&source.text, &mut reporter)),
-        Syntax::Toml => toml::split(&source.text, &mut reporter),
+    let text = source.text.strip_prefix('\u{feff}').unwrap_or(&source.text);
+    let mut reporter = Reporter::new(&source.file, source.syntax, text);
+    let sections = match source.syntax {
+        Syntax::Ini => Some(ini::split(text, &mut reporter)),
+        Syntax::Toml => toml::split(text, &mut reporter),
     };
-    let mut holds_secret = false;
-    let unreportable = RefCell::new(Vec::new());
-    let config = document.and_then(|document| {
-        for entry in document.sections.iter().flat_map(|s| &s.entries) {
-            holds_secret |= entry.key.is_secret();
-            if !entry.key.is_reportable() {
-                let texts = entry.items.iter().map(|item| item.text.clone());
-                unreportable.borrow_mut().extend(texts);
-            }
-        }
+    let entries = || {
+        sections
+            .iter()
+            .flatten()
+            .flat_map(|section| &section.entries)
+    };
+    let holds_secret = entries().any(|entry| entry.key.form == Form::Secret);
+    let hidden = entries().filter(|entry| !entry.key.is_reportable());
+    let texts = hidden.flat_map(|entry| entry.items.iter().map(|item| item.text.clone()));
+    let unreportable = RefCell::new(texts.collect::<Vec<_>>());
+    let config = sections.and_then(|sections| {
         let read_key = |path: &Path| {
             let text = read_key(path)?;
             unreportable.borrow_mut().push(text.clone());
             Ok(text)
         };
-        let draft = interpret::interpret(document, &read_key, &mut reporter);
+        let draft = read::read(sections, &read_key, &mut reporter);
         let name = interface_name_of(Path::new(&source.file));
-        check::check(draft, name, overrides, &mut reporter)
+        check::check(&draft, name, overrides, &mut reporter)
     });
     let diagnostics = reporter.finish();
     Parsed {
@@ -198,7 +201,7 @@ fn interface_name_of(path: &Path) -> Result<InterfaceName, InterfaceNameError> {
 }
 
 /// Reads a file; returns its text and mode.
-fn read(path: &Path) -> Result<(Source, u32), Diagnostics> {
+fn read_file(path: &Path) -> Result<(Source, u32), Diagnostics> {
     let name = path.display().to_string();
     let failed = |error: io::Error| {
         let help = match error.kind() {

@@ -11,6 +11,7 @@ use seikan_proto::mesh::{Credential, Devices, Name, Pin};
 
 use super::endpoint::{CoordinatorUrl, Endpoint};
 use super::key::{PresharedKey, PrivateKey, PublicKey};
+use super::source::Syntax;
 
 /// Configuration of one interface.
 #[derive(Debug, Clone)]
@@ -377,6 +378,16 @@ macro_rules! words {
             }
         }
     };
+}
+
+impl Protocol {
+    /// The protocol of a file that does not name one.
+    pub(super) fn default_of(syntax: Syntax) -> Self {
+        match syntax {
+            Syntax::Ini => Self::Wireguard,
+            Syntax::Toml => Self::Native,
+        }
+    }
 }
 
 words! {

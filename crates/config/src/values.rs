@@ -21,13 +21,6 @@ pub(super) struct Problem {
     pub help: String,
 }
 
-/// A name server or a search domain.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum DnsItem {
-    Server(IpAddr),
-    Search(String),
-}
-
 fn problem(message: impl Into<String>, help: impl Into<String>) -> Problem {
     Problem {
         message: message.into(),
@@ -48,6 +41,11 @@ fn parsed<T>(
     help: impl Into<String>,
 ) -> Result<T, Problem> {
     value.ok_or_else(|| invalid(text, not, help))
+}
+
+/// Any text.
+pub(super) fn text(text: &str) -> Result<String, Problem> {
+    Ok(text.to_owned())
 }
 
 /// `true` or `false`.
@@ -190,17 +188,14 @@ pub(super) fn endpoint(text: &str) -> Result<Endpoint, Problem> {
 }
 
 /// A name server's address or a search domain, distinguished as in wg-quick.
-pub(super) fn dns(text: &str) -> Result<DnsItem, Problem> {
-    if let Ok(address) = IpAddr::from_str(text) {
-        return Ok(DnsItem::Server(address));
-    }
-    match endpoint::plain_host(text) {
-        Some(Host::Name(name)) => Ok(DnsItem::Search(name)),
-        _ => Err(problem(
+pub(super) fn dns(text: &str) -> Result<Host, Problem> {
+    let address = text.parse().map(Host::Address).ok();
+    address.or_else(|| endpoint::plain_host(text)).ok_or_else(|| {
+        problem(
             format!("has `{text}`, neither an IP address nor a domain"),
             "write addresses of name servers and search domains, such as `10.0.0.53, example.com`",
-        )),
-    }
+        )
+    })
 }
 
 /// `address:port`.
@@ -458,11 +453,11 @@ mod tests {
     fn dns_distinguishes_servers_from_domains() {
         assert_eq!(
             dns("10.0.0.53").unwrap(),
-            DnsItem::Server([10, 0, 0, 53].into())
+            Host::Address([10, 0, 0, 53].into())
         );
         assert_eq!(
             dns("corp.example").unwrap(),
-            DnsItem::Search("corp.example".into())
+            Host::Name("corp.example".into())
         );
         assert!(dns("10.0.0").is_err());
         assert!(dns("fd00::x").is_err());

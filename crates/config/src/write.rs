@@ -3,16 +3,13 @@
 //! Only values that differ from the default are written. The text contains keys: it is wiped on
 //! drop. That of a bug report contains none.
 
-use seikan_proto::gateway::DeviceConfig;
 use zeroize::Zeroizing;
 
 use super::key::encode_key;
-use super::schema::{Field, SectionKind, Shape};
+use super::schema::{Form, SectionKind};
+use super::sections::{Device, Gateway, Interface, Key, Peer, Remote};
 use super::source::Syntax;
-use super::types::{
-    CipherPreference, Config, GatewayMode, GatewaySettings, MeshSettings, Mode, PeerConfig,
-    Protocol, Repair, Table,
-};
+use super::types::{Config, GatewaySettings, MeshSettings, Mode, PeerConfig, Protocol};
 
 /// A value that the wg-quick syntax cannot express.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -33,7 +30,7 @@ struct Text {
     is_redacted: bool,
     out: Zeroizing<String>,
     /// The first key with a value that wg-quick's syntax cannot express.
-    not_in_ini: Option<Field>,
+    not_in_ini: Option<&'static str>,
 }
 
 impl Config {
@@ -41,9 +38,7 @@ impl Config {
     pub fn to_ini(&self) -> Result<Zeroizing<String>, NotInIni> {
         let text = Text::of(self, Syntax::Ini, false);
         match text.not_in_ini {
-            Some(key) => Err(NotInIni {
-                key: key.name(Syntax::Ini),
-            }),
+            Some(key) => Err(NotInIni { key }),
             None => Ok(text.out),
         }
     }
@@ -58,6 +53,11 @@ impl Config {
     pub fn to_redacted(&self, syntax: Syntax) -> String {
         Text::of(self, syntax, true).out.to_string()
     }
+}
+
+/// Returns the value unless it is the default.
+fn unless<T: PartialEq>(value: T, default: T) -> Option<T> {
+    Some(value).filter(|value| *value != default)
 }
 
 impl Text {
@@ -82,187 +82,140 @@ impl Text {
         if self.syntax == Syntax::Ini {
             self.push("[Interface]\n");
         }
-        let protocol = match self.syntax {
-            Syntax::Ini => Protocol::Wireguard,
-            Syntax::Toml => Protocol::Native,
-        };
-        self.unless_default(Field::Protocol, config.protocol, protocol);
-        self.unless_default(Field::Mode, config.mode, Mode::Ip);
-        self.one(
-            Field::PrivateKey,
-            &encode_key(config.private_key.as_bytes()),
+        let keys = Interface::default();
+        let protocol = Protocol::default_of(self.syntax);
+        self.write(&keys.protocol, unless(config.protocol, protocol));
+        self.write(&keys.mode, unless(config.mode, Mode::Ip));
+        self.write(
+            &keys.private_key,
+            [encode_key(config.private_key.as_bytes()).as_str()],
         );
-        self.option(Field::ListenPort, config.listen_port);
-        self.list(Field::Address, &config.addresses);
-        self.option(Field::Mtu, config.mtu);
+        self.write(&keys.listen_port, config.listen_port);
+        self.write(&keys.address, &config.addresses);
+        self.write(&keys.mtu, config.mtu);
         let servers = config.dns.iter().map(ToString::to_string);
-        self.list(Field::Dns, servers.chain(config.dns_search.iter().cloned()));
-        self.unless_default(Field::Table, config.table, Table::Auto);
-        let mark = config.fwmark.map(|mark| format!("{mark:#x}"));
-        self.option(Field::FwMark, mark);
-        self.list(Field::PreUp, &config.hooks.pre_up);
-        self.list(Field::PostUp, &config.hooks.post_up);
-        self.list(Field::PreDown, &config.hooks.pre_down);
-        self.list(Field::PostDown, &config.hooks.post_down);
-        self.unless_default(Field::SaveConfig, config.save_config, false);
-        self.unless_default(Field::Offload, config.offload, true);
-        self.option(Field::Metrics, config.metrics);
-        self.unless_default(Field::Cipher, config.cipher, CipherPreference::Auto);
-        self.unless_default(Field::CopyDscp, config.copy_dscp, false);
-        self.unless_default(Field::Repair, config.repair, Repair::default());
+        self.write(&keys.dns, servers.chain(config.dns_search.iter().cloned()));
+        self.write(&keys.table, unless(config.table, Default::default()));
+        self.write(&keys.fwmark, config.fwmark.map(|mark| format!("{mark:#x}")));
+        self.write(&keys.pre_up, &config.hooks.pre_up);
+        self.write(&keys.post_up, &config.hooks.post_up);
+        self.write(&keys.pre_down, &config.hooks.pre_down);
+        self.write(&keys.post_down, &config.hooks.post_down);
+        self.write(&keys.save_config, unless(config.save_config, false));
+        self.write(&keys.offload, unless(config.offload, true));
+        self.write(&keys.metrics, config.metrics);
+        self.write(&keys.cipher, unless(config.cipher, Default::default()));
+        self.write(&keys.copy_dscp, unless(config.copy_dscp, false));
+        self.write(&keys.repair, unless(config.repair, Default::default()));
         if let Some(mesh) = &config.mesh {
-            self.mesh(mesh);
+            self.mesh(&keys, mesh);
         }
     }
 
-    fn mesh(&mut self, mesh: &MeshSettings) {
-        self.one(Field::Coordinator, &mesh.coordinator.to_string());
-        self.option(Field::CoordinatorPin, mesh.pin);
-        self.one(Field::Credential, &mesh.credential.reveal());
-        self.list(Field::Stun, &mesh.stun);
-        self.unless_default(Field::Names, mesh.names, true);
-        self.unless_default(Field::PortMapping, mesh.port_mapping, true);
+    fn mesh(&mut self, keys: &Interface, mesh: &MeshSettings) {
+        self.write(&keys.coordinator, [&mesh.coordinator]);
+        self.write(&keys.coordinator_pin, mesh.pin);
+        self.write(&keys.credential, [mesh.credential.reveal().as_str()]);
+        self.write(&keys.stun, &mesh.stun);
+        self.write(&keys.names, unless(mesh.names, true));
+        self.write(&keys.port_mapping, unless(mesh.port_mapping, true));
         let pins = mesh.trust.pins.iter();
-        self.list(Field::Pins, pins.map(|(name, key)| format!("{name} {key}")));
-        self.unless_default(Field::PinFirstUse, mesh.trust.first_use, false);
+        self.write(&keys.pins, pins.map(|(name, key)| format!("{name} {key}")));
+        self.write(&keys.pin_first_use, unless(mesh.trust.first_use, false));
     }
 
     fn peer(&mut self, peer: &PeerConfig) {
         self.header(SectionKind::Peer);
-        self.option(Field::Name, peer.name.as_deref());
-        self.one(Field::PublicKey, &peer.public_key.to_string());
-        if let Some(key) = &peer.preshared_key {
-            self.one(Field::PresharedKey, &encode_key(key.as_bytes()));
-        }
-        self.list(Field::AllowedIps, &peer.allowed_ips);
-        self.option(Field::Endpoint, peer.endpoint.as_ref());
-        self.option(Field::PersistentKeepalive, peer.persistent_keepalive);
+        let keys = Peer::default();
+        self.write(&keys.name, &peer.name);
+        self.write(&keys.public_key, [peer.public_key]);
+        let preshared_key = peer.preshared_key.as_ref();
+        let preshared_key = preshared_key.map(|key| encode_key(key.as_bytes()));
+        self.write(
+            &keys.preshared_key,
+            preshared_key.as_ref().map(|key| key.as_str()),
+        );
+        self.write(&keys.allowed_ips, &peer.allowed_ips);
+        self.write(&keys.endpoint, &peer.endpoint);
+        self.write(&keys.persistent_keepalive, peer.persistent_keepalive);
     }
 
     fn gateway(&mut self, gateway: &GatewaySettings) {
         self.header(SectionKind::Gateway);
-        self.one(Field::GatewayInterface, gateway.interface.as_str());
-        self.unless_default(Field::GatewayMode, gateway.mode, GatewayMode::default());
-        self.list(Field::AnswerFor, &gateway.answer_for);
-        self.unless_default(Field::ProxyArp, gateway.proxy_arp, false);
-        self.option(Field::Priority, gateway.priority);
+        let keys = Gateway::default();
+        self.write(&keys.interface, [&gateway.interface]);
+        self.write(&keys.mode, unless(gateway.mode, Default::default()));
+        self.write(&keys.answer_for, &gateway.answer_for);
+        self.write(&keys.proxy_arp, unless(gateway.proxy_arp, false));
+        self.write(&keys.priority, gateway.priority);
         for device in &gateway.devices {
-            self.device(device);
+            self.header(SectionKind::Device);
+            let keys = Device::default();
+            self.write(&keys.name, [&device.name]);
+            self.write(&keys.mac, device.mac);
+            self.write(&keys.vlan, device.vlan);
+            self.write(&keys.lan, &device.lan);
+            self.write(&keys.overlay, &device.overlay);
+            self.write(&keys.allow_from, &device.allow_from);
+            self.write(&keys.allow_to, &device.allow_to);
         }
         for remote in &gateway.remotes {
             self.header(SectionKind::Remote);
-            self.one(Field::RemoteOverlay, &remote.overlay.to_string());
-            self.one(Field::RemoteLan, &remote.lan.to_string());
+            let keys = Remote::default();
+            self.write(&keys.overlay, [remote.overlay]);
+            self.write(&keys.lan, [remote.lan]);
         }
-    }
-
-    fn device(&mut self, device: &DeviceConfig) {
-        self.header(SectionKind::Device);
-        self.one(Field::DeviceName, &device.name);
-        self.option(Field::DeviceMac, device.mac);
-        self.option(Field::DeviceVlan, device.vlan);
-        self.list(Field::DeviceLan, &device.lan);
-        self.list(Field::DeviceOverlay, &device.overlay);
-        self.list(Field::AllowFrom, &device.allow_from);
-        self.list(Field::AllowTo, &device.allow_to);
     }
 
     fn header(&mut self, kind: SectionKind) {
-        if let Some(header) = kind.header(self.syntax) {
-            self.push("\n");
-            self.push(header);
-            self.push("\n");
-        }
-    }
-
-    fn unless_default<T: PartialEq + ToString>(&mut self, key: Field, value: T, default: T) {
-        if value != default {
-            self.one(key, &value.to_string());
-        }
-    }
-
-    fn option(&mut self, key: Field, value: Option<impl ToString>) {
-        if let Some(value) = value {
-            self.one(key, &value.to_string());
-        }
-    }
-
-    /// Writes `key = value`.
-    fn one(&mut self, key: Field, value: &str) {
-        self.name(key);
-        self.value(key, value);
+        self.push("\n");
+        self.push(kind.header(self.syntax));
         self.push("\n");
     }
 
-    /// Writes many values of one key: in INI one line, or a line each for commands; in TOML an
-    /// array.
-    fn list(&mut self, key: Field, values: impl IntoIterator<Item: ToString>) {
-        let mut values = values.into_iter().map(|value| value.to_string()).peekable();
-        if values.peek().is_none() {
-            return;
-        }
-        if self.syntax == Syntax::Ini && key.spec().shape == Shape::Lines {
-            for value in values {
-                self.one(key, &value);
-            }
-            return;
-        }
-        let (open, close) = match self.syntax {
-            Syntax::Ini => ("", "\n"),
-            Syntax::Toml => ("[", "]\n"),
+    /// Writes all values of a key: in TOML a list as an array; in INI on one line, or a line each.
+    fn write<T>(&mut self, key: &Key<T>, values: impl IntoIterator<Item: ToString>) {
+        let key = key.spec;
+        let name = key.name(self.syntax);
+        let (separator, end) = match (self.syntax, key.form) {
+            (Syntax::Toml, _) if key.is_list() => (", ", "]\n"),
+            (Syntax::Ini, Form::List) => (", ", "\n"),
+            _ => ("\n", "\n"),
         };
-        self.name(key);
-        self.push(open);
-        for (index, value) in values.enumerate() {
-            if index > 0 {
-                self.push(", ");
+        let mut is_first = true;
+        for value in values {
+            let value = Zeroizing::new(value.to_string());
+            if !is_first {
+                self.push(separator);
             }
-            self.value(key, &value);
+            if is_first || separator == "\n" {
+                self.push(name);
+                self.push(" = ");
+            }
+            if is_first && end == "]\n" {
+                self.push("[");
+            }
+            is_first = false;
+            if self.is_redacted && !key.is_reportable() {
+                self.value(key.form, REDACTED);
+                continue;
+            }
+            if self.syntax == Syntax::Ini && value.contains(['#', '\n', '\r']) {
+                self.not_in_ini.get_or_insert(key.ini);
+            }
+            self.value(key.form, &value);
         }
-        self.push(close);
-    }
-
-    fn name(&mut self, key: Field) {
-        self.push(key.name(self.syntax));
-        self.push(" = ");
-    }
-
-    /// Writes a value; in TOML every value is a string except numbers and booleans.
-    fn value(&mut self, key: Field, value: &str) {
-        let plain = matches!(
-            key,
-            Field::ListenPort
-                | Field::Mtu
-                | Field::FwMark
-                | Field::PersistentKeepalive
-                | Field::SaveConfig
-                | Field::Offload
-                | Field::CopyDscp
-                | Field::Names
-                | Field::PortMapping
-                | Field::PinFirstUse
-                | Field::ProxyArp
-                | Field::Priority
-                | Field::DeviceVlan
-        );
-        let value = if self.is_redacted && !key.is_reportable() {
-            REDACTED
-        } else {
-            value
-        };
-        if self.syntax == Syntax::Ini && value.contains(['#', '\n', '\r']) {
-            self.not_in_ini.get_or_insert(key);
-        }
-        if plain || self.syntax == Syntax::Ini {
-            self.push(value);
-        } else {
-            self.quoted(value);
+        if !is_first {
+            self.push(end);
         }
     }
 
-    /// Writes a basic string of TOML (v1.0.0, "String"). Implemented here so that no copy of a key
-    /// remains in memory.
-    fn quoted(&mut self, value: &str) {
+    /// Writes a value; in TOML all but numbers and booleans are basic strings (v1.0.0, "String"). Implemented here so
+    /// that no copy of a key remains in memory.
+    fn value(&mut self, form: Form, value: &str) {
+        if self.syntax == Syntax::Ini || form == Form::Plain {
+            return self.push(value);
+        }
         self.push("\"");
         for c in value.chars() {
             match c {

@@ -5,42 +5,38 @@
 //! the tunnel (`overlay`). Checks that depend on the mode are skipped if the mode is invalid.
 
 use std::collections::HashMap;
+use std::fmt::Display;
 use std::hash::Hash;
 use std::net::IpAddr;
 
 use seikan_proto::gateway::{DeviceConfig, Remote};
 use seikan_proto::mesh::{MAX_DEVICES, Name};
 
-use crate::draft::{
-    At, DeviceDraft, GatewayDraft, GatewaySection, InterfaceDraft, PeerDraft, unique_prefixes,
-};
+use crate::read::Draft;
 use crate::report::Reporter;
-use crate::schema::{Field, SectionKind};
+use crate::schema::{SectionKind, Site};
+use crate::sections::{At, Device, Gateway};
 use crate::types::{GatewayMode, GatewaySettings, InterfaceName};
-use overlay::{Overlay, check_overlay_addresses, check_remotes};
+use overlay::Overlay;
 
 mod overlay;
 
 /// Completes a gateway's draft and reports its faults; `None` if there is no gateway, or something
 /// is missing.
 pub(super) fn check(
-    draft: GatewayDraft,
+    draft: &Draft,
     name: Option<&InterfaceName>,
-    interface: &InterfaceDraft,
-    peers: &[PeerDraft],
     reporter: &mut Reporter<'_>,
 ) -> Option<GatewaySettings> {
-    let mode = match &draft.section {
-        Some(section) => {
-            check_section(section, name, reporter);
-            section.known_mode()
-        }
-        None => {
-            report_missing_section(&draft, reporter);
-            None
-        }
+    let gateway = &draft.gateway;
+    let mode = if gateway.site.line == 0 {
+        report_missing_section(draft, reporter);
+        None
+    } else {
+        check_section(gateway, name, reporter);
+        gateway.known_mode()
     };
-    let overlay = Overlay::of(interface, peers);
+    let overlay = Overlay::of(draft);
     if overlay.is_mesh {
         check_mesh_devices(&draft.devices, reporter);
     }
@@ -48,144 +44,152 @@ pub(super) fn check(
         check_device(device, reporter);
         match mode {
             Some(GatewayMode::Routed) => check_routed_device(device, reporter),
-            Some(GatewayMode::Transparent) => check_transparent_device(device, reporter),
-            None => {}
+            // Addresses are learned by MAC address.
+            Some(GatewayMode::Transparent) if !device.mac.is_given() => {
+                report_unreachable(device, reporter);
+            }
+            _ => {}
         }
     }
     check_identities(&draft.devices, reporter);
-    let owners = check_overlay_addresses(&draft.devices, &overlay, reporter);
-    check_remotes(&draft, &owners, &overlay, reporter);
-    if let (Some(section), Some(mode)) = (&draft.section, mode) {
-        check_reach(section, mode, &draft, &overlay, reporter);
-    }
-    complete(draft)
+    overlay.check_devices_and_remotes(draft, reporter);
+    let mode = mode?;
+    check_reach(draft, mode, &overlay, reporter);
+    let remotes = draft.remotes.iter().filter_map(|remote| {
+        Some(Remote {
+            overlay: remote.overlay.get()?,
+            lan: remote.lan.get()?,
+        })
+    });
+    Some(GatewaySettings {
+        interface: gateway.interface.get()?,
+        mode,
+        answer_for: gateway.answer_for.unique(),
+        proxy_arp: gateway.proxy_arp.get().unwrap_or(false),
+        priority: gateway.priority.get(),
+        devices: draft.devices.iter().filter_map(complete_device).collect(),
+        remotes: remotes.collect(),
+    })
 }
 
-fn report_missing_section(draft: &GatewayDraft, reporter: &mut Reporter<'_>) {
-    let devices = draft.devices.iter().map(|d| (d.line, SectionKind::Device));
-    let remotes = draft.remotes.iter().map(|r| (r.line, SectionKind::Remote));
-    let Some((line, kind)) = devices.chain(remotes).min_by_key(|(line, _)| *line) else {
+fn report_missing_section(draft: &Draft, reporter: &mut Reporter<'_>) {
+    let devices = draft
+        .devices
+        .iter()
+        .map(|device| (device.site, SectionKind::Device));
+    let remotes = draft
+        .remotes
+        .iter()
+        .map(|remote| (remote.site, SectionKind::Remote));
+    let Some((site, kind)) = devices.chain(remotes).min_by_key(|(site, _)| site.line) else {
         return;
     };
-    let header = |kind: SectionKind| kind.header(reporter.syntax).unwrap_or_default();
-    let (this, gateway) = (header(kind), header(SectionKind::Gateway));
-    let message = format!("there is a {this}, but no {gateway}");
-    let help = format!(
-        "add a section {gateway} with {}, the interface of the local network",
-        reporter.example(Field::GatewayInterface, "eth1")
-    );
-    reporter.error(line, &message, help);
+    let this = kind.header(reporter.syntax);
+    let gateway = SectionKind::Gateway.header(reporter.syntax);
+    let example = reporter.example(draft.gateway.interface.spec, "eth1");
+    let help =
+        format!("add a section {gateway} with {example}, the interface of the local network");
+    reporter.error(site, format!("there is a {this}, but no {gateway}"), help);
 }
 
 /// Checks the keys of `[gateway]`.
-fn check_section(
-    section: &GatewaySection,
-    name: Option<&InterfaceName>,
-    reporter: &mut Reporter<'_>,
-) {
-    let key = reporter.name(Field::GatewayInterface);
-    match &section.interface {
-        None if !section.given.has(Field::GatewayInterface) => {
-            let message = format!("the gateway has no `{key}`");
-            let help = format!(
-                "add the interface of the local network, such as {}",
-                reporter.example(Field::GatewayInterface, "eth1")
-            );
-            reporter.error(section.line, &message, help);
+fn check_section(gateway: &Gateway, name: Option<&InterfaceName>, reporter: &mut Reporter<'_>) {
+    let interface = &gateway.interface;
+    match interface.last() {
+        None if !interface.is_given() => {
+            let message = format!("the gateway has no `{}`", reporter.name(interface.spec));
+            let example = reporter.example(interface.spec, "eth1");
+            let help = format!("add the interface of the local network, such as {example}");
+            reporter.error(gateway.site, message, help);
         }
-        Some(At { value, line }) if Some(value) == name => {
-            let message = format!("is `{value}`, the tunnel itself");
+        Some(At { value, site }) if Some(value) == name => {
             let help = "write the interface of the local network, such as `eth1`";
-            reporter.key_error(Field::GatewayInterface, *line, &message, help);
+            reporter.error(*site, format!("is `{value}`, the tunnel itself"), help);
         }
         _ => {}
     }
     let mut seen = HashMap::new();
-    for At { value, line } in &section.answer_for {
-        let prefix = reporter.truncate_prefix(Field::AnswerFor, *value, *line);
+    for At { value, site } in &gateway.answer_for.values {
+        let prefix = reporter.truncate_prefix(*site, *value);
         if prefix.prefix_len() == 0 {
             let message = format!("has `{prefix}`, which is the local network itself, too");
             let help = "write the prefixes of the overlay, such as `10.77.0.0/24`";
-            reporter.key_error(Field::AnswerFor, *line, &message, help);
+            reporter.error(*site, message, help);
         }
-        if let Some(first) = seen.insert(prefix, *line) {
-            reporter.repeated_value(Field::AnswerFor, prefix, *line, first);
+        if let Some(first) = seen.insert(prefix, site.line) {
+            reporter.repeated_value(*site, prefix, first);
         }
     }
 }
 
 /// Checks one device.
-fn check_device(device: &DeviceDraft, reporter: &mut Reporter<'_>) {
-    let (mac, lan) = (
-        reporter.name(Field::DeviceMac),
-        reporter.name(Field::DeviceLan),
-    );
-    if !device.given.has(Field::DeviceName) {
-        let name = reporter.name(Field::DeviceName);
-        let message = format!("this device has no `{name}`");
-        let example = reporter.example(Field::DeviceName, "plc-1");
-        let help = format!("add one, such as {example}");
-        reporter.error(device.line, &message, help);
+fn check_device(device: &Device, reporter: &mut Reporter<'_>) {
+    if !device.name.is_given() {
+        let message = format!("this device has no `{}`", reporter.name(device.name.spec));
+        let help = format!(
+            "add one, such as {}",
+            reporter.example(device.name.spec, "plc-1")
+        );
+        reporter.error(device.site, message, help);
     }
-    if !device.given.has(Field::DeviceMac) && !device.given.has(Field::DeviceLan) {
+    if !device.mac.is_given() && !device.lan.is_given() {
+        let (mac, lan) = (
+            reporter.name(device.mac.spec),
+            reporter.name(device.lan.spec),
+        );
         let message = format!("this device has neither `{mac}` nor `{lan}`: nothing identifies it");
         let help = "add one of them, or both; `seikan gateway discover` lists the devices of the local network";
-        reporter.error(device.line, &message, help);
+        reporter.error(device.site, message, help);
     }
-    for (key, addresses) in [
-        (Field::DeviceLan, &device.lan),
-        (Field::DeviceOverlay, &device.overlay),
-    ] {
+    for addresses in [&device.lan.values, &device.overlay.values] {
         for v6 in [false, true] {
             let mut family = addresses.iter().filter(|a| a.value.is_ipv6() == v6);
-            let (Some(first), Some(second)) = (family.next(), family.next()) else {
-                continue;
-            };
-            let message = format!(
-                "has two {} addresses, `{}` and `{}`",
-                if v6 { "IPv6" } else { "IPv4" },
-                first.value,
-                second.value
-            );
-            let help = "a device has one address of each family: keep one, or describe two devices";
-            reporter.key_error(key, second.line, &message, help);
+            if let (Some(first), Some(second)) = (family.next(), family.next()) {
+                let (name, first, last) = (family_name(first.value), first.value, second.value);
+                let message = format!("has two {name} addresses, `{first}` and `{last}`");
+                let help =
+                    "a device has one address of each family: keep one, or describe two devices";
+                reporter.error(second.site, message, help);
+            }
         }
+    }
+}
+
+fn family_name(address: IpAddr) -> &'static str {
+    match address {
+        IpAddr::V4(_) => "IPv4",
+        IpAddr::V6(_) => "IPv6",
     }
 }
 
 /// Checks the devices whose addresses the coordinator of the mesh allocates: those without an
 /// overlay address. They are reported by name.
-fn check_mesh_devices(devices: &[DeviceDraft], reporter: &mut Reporter<'_>) {
-    let allocated = devices
-        .iter()
-        .filter(|device| !device.given.has(Field::DeviceOverlay));
+fn check_mesh_devices(devices: &[Device], reporter: &mut Reporter<'_>) {
+    let allocated = devices.iter().filter(|device| !device.overlay.is_given());
     let mut names = HashMap::new();
     for (index, device) in allocated.enumerate() {
         if index == MAX_DEVICES {
             let message = format!("this device is one of more than {MAX_DEVICES}");
             let help =
                 "a member of a mesh has at most that many devices: give some to a second gateway";
-            reporter.error(device.line, &message, help);
+            reporter.error(device.site, message, help);
         }
-        let Some(At { value, line }) = &device.name else {
+        let Some(At { value, site }) = device.name.last() else {
             continue;
         };
         match value.parse::<Name>() {
             Err(error) => {
                 let message = format!("is `{value}`, but in a mesh {error}");
-                let help = "write a name as of a host, such as `plc-1`";
-                reporter.key_error(Field::DeviceName, *line, &message, help);
+                reporter.error(*site, message, "write a name as of a host, such as `plc-1`");
             }
             Ok(name) => {
                 // Equal names were reported already.
-                let first = *names.entry(name).or_insert((value, *line));
-                if first.0 != value {
+                let (first, line) = *names.entry(name).or_insert((value, site.line));
+                if first != value {
                     let message = format!(
-                        "is `{value}`, the same name in a mesh as `{}`, in line {}",
-                        first.0, first.1
+                        "is `{value}`, the same name in a mesh as `{first}`, in line {line}"
                     );
-                    let help = "give each device a unique name";
-                    reporter.key_error(Field::DeviceName, *line, &message, help);
+                    reporter.error(*site, message, "give each device a unique name");
                 }
             }
         }
@@ -193,97 +197,80 @@ fn check_mesh_devices(devices: &[DeviceDraft], reporter: &mut Reporter<'_>) {
 }
 
 /// Checks a device in routed mode: the kernel forwards by address.
-fn check_routed_device(device: &DeviceDraft, reporter: &mut Reporter<'_>) {
-    if let Some(At { value, line }) = &device.vlan {
-        let interface = reporter.name(Field::GatewayInterface);
+fn check_routed_device(device: &Device, reporter: &mut Reporter<'_>) {
+    if let Some(At { value, site }) = device.vlan.last() {
+        let interface = reporter.name(Gateway::default().interface.spec);
         let message = format!("is {value}, but in routed mode the kernel takes VLANs apart");
         let help = format!(
             "remove it, and let `{interface}` name the VLAN's own interface, such as `eth1.{value}`"
         );
-        reporter.key_error(Field::DeviceVlan, *line, &message, help);
+        reporter.error(*site, message, help);
     }
-    if device.given.has(Field::DeviceMac) && !device.given.has(Field::DeviceLan) {
-        let lan = reporter.name(Field::DeviceLan);
+    if device.mac.is_given() && !device.lan.is_given() {
+        let lan = reporter.name(device.lan.spec);
         let message = format!(
             "this device has no `{lan}`, but in routed mode the kernel forwards by address"
         );
-        let help = format!(
-            "add {}, or use mode `transparent`",
-            reporter.example(Field::DeviceLan, "192.168.1.10")
+        let example = reporter.example(device.lan.spec, "192.168.1.10");
+        reporter.error(
+            device.site,
+            message,
+            format!("add {example}, or use mode `transparent`"),
         );
-        reporter.error(device.line, &message, help);
     }
-    report_unreachable(device, device.given.has(Field::DeviceLan), reporter);
+    report_unreachable(device, reporter);
 }
 
-/// Checks a device in transparent mode: addresses are learned by MAC address.
-fn check_transparent_device(device: &DeviceDraft, reporter: &mut Reporter<'_>) {
-    let learned = device.given.has(Field::DeviceMac);
-    report_unreachable(
-        device,
-        device.given.has(Field::DeviceLan) && !learned,
-        reporter,
-    );
-}
-
-/// Warns of overlay addresses of a family in which the device has no address on its own network.
-fn report_unreachable(device: &DeviceDraft, lan_is_all: bool, reporter: &mut Reporter<'_>) {
-    // A list with faults may be incomplete.
-    let unknown = device.lan.is_empty();
-    for At { value, line } in &device.overlay {
-        let has_family = |lan: &At<IpAddr>| lan.value.is_ipv6() == value.is_ipv6();
-        if lan_is_all && !unknown && !device.lan.iter().any(has_family) {
-            let lan = reporter.name(Field::DeviceLan);
-            let message = format!(
-                "has `{value}`, but there is no {} address in `{lan}` to map it to",
-                if value.is_ipv6() { "IPv6" } else { "IPv4" },
-            );
+/// Warns of overlay addresses of a family in which the device has no address on its own network. A list with faults
+/// may be incomplete.
+fn report_unreachable(device: &Device, reporter: &mut Reporter<'_>) {
+    let lan = &device.lan.values;
+    for At { value, site } in &device.overlay.values {
+        if !lan.is_empty() && !lan.iter().any(|lan| lan.value.is_ipv6() == value.is_ipv6()) {
+            let (family, lan) = (family_name(*value), reporter.name(device.lan.spec));
+            let message =
+                format!("has `{value}`, but there is no {family} address in `{lan}` to map it to");
             let help = "add the device's address of that family, or remove this one";
-            reporter.key_warning(Field::DeviceOverlay, *line, &message, help);
+            reporter.warn(*site, message, help);
         }
     }
 }
 
 /// Checks that names, MAC addresses and addresses on the local network are unique.
-fn check_identities(devices: &[DeviceDraft], reporter: &mut Reporter<'_>) {
-    let help = "give each device a unique name";
-    let mut names = Owners::new(Field::DeviceName, help, devices);
-    let help = "merge both into one section, correct one of them, or leave it out: a device is known by its address, too";
-    let mut macs = Owners::new(Field::DeviceMac, help, devices);
-    let help = "correct one of them; in two VLANs both may have it";
-    let mut lans = Owners::new(Field::DeviceLan, help, devices);
-    for (index, device) in devices.iter().enumerate() {
-        if let Some(At { value, line }) = &device.name {
-            names.claim(value, value, index, *line, reporter);
+fn check_identities(devices: &[Device], reporter: &mut Reporter<'_>) {
+    let mut names = Owners::new("give each device a unique name");
+    let mut macs = Owners::new(
+        "merge both into one section, correct one of them, or leave it out: a device is known by its address, too",
+    );
+    let mut lans = Owners::new("correct one of them; in two VLANs both may have it");
+    for device in devices {
+        if let Some(At { value, site }) = device.name.last() {
+            names.claim(value, value, device, *site, reporter);
         }
+        let vlan = device.vlan.get();
         // The VLAN is invalid.
-        if device.given.has(Field::DeviceVlan) && device.vlan.is_none() {
+        if device.vlan.is_given() && vlan.is_none() {
             continue;
         }
-        if let Some(At { value, line }) = &device.mac {
-            macs.claim((device.vlan(), *value), value, index, *line, reporter);
+        if let Some(At { value, site }) = device.mac.last() {
+            macs.claim((vlan, value), value, device, *site, reporter);
         }
-        for At { value, line } in &device.lan {
-            lans.claim((device.vlan(), *value), value, index, *line, reporter);
+        for At { value, site } in &device.lan.values {
+            lans.claim((vlan, value), value, device, *site, reporter);
         }
     }
 }
 
-/// The owner of each value of a key whose values must be unique.
+/// The owner of each value of a key whose values must be unique, and the line.
 struct Owners<'a, K> {
-    key: Field,
     help: &'static str,
-    devices: &'a [DeviceDraft],
-    /// Indices of devices, and lines.
-    owners: HashMap<K, (usize, usize)>,
+    owners: HashMap<K, (&'a Device, usize)>,
 }
 
 impl<'a, K: Eq + Hash> Owners<'a, K> {
-    fn new(key: Field, help: &'static str, devices: &'a [DeviceDraft]) -> Self {
+    fn new(help: &'static str) -> Self {
         Self {
-            key,
             help,
-            devices,
             owners: HashMap::new(),
         }
     }
@@ -292,147 +279,113 @@ impl<'a, K: Eq + Hash> Owners<'a, K> {
     fn claim(
         &mut self,
         value: K,
-        shown: impl std::fmt::Display,
-        index: usize,
-        line: usize,
+        shown: impl Display,
+        device: &'a Device,
+        site: Site,
         reporter: &mut Reporter<'_>,
     ) {
-        let (owner, first) = *self.owners.entry(value).or_insert((index, line));
-        if owner == index {
-            return;
+        let (owner, first) = *self.owners.entry(value).or_insert((device, site.line));
+        if !std::ptr::eq(owner, device) {
+            let owner = owner.described();
+            let message = format!("is `{shown}`, which {owner} has already, in line {first}");
+            reporter.error(site, message, self.help);
         }
-        let described = self.devices[owner].described();
-        let message = format!("is `{shown}`, which {described} has already, in line {first}");
-        reporter.key_error(self.key, line, &message, self.help);
     }
 }
 
 /// Checks that packets can pass, and warns of keys without effect.
 fn check_reach(
-    section: &GatewaySection,
+    draft: &Draft,
     mode: GatewayMode,
-    draft: &GatewayDraft,
     overlay: &Overlay<'_>,
     reporter: &mut Reporter<'_>,
 ) {
-    let header = |kind: SectionKind| kind.header(reporter.syntax).unwrap_or_default();
-    let (device, remote) = (header(SectionKind::Device), header(SectionKind::Remote));
-    let answer_for = reporter.name(Field::AnswerFor);
+    let gateway = &draft.gateway;
     if draft.devices.is_empty() {
-        let message = format!("there is no {device}: nothing passes the gateway");
+        let device = SectionKind::Device.header(reporter.syntax);
         let help = format!(
             "add a {device} for each; `seikan gateway discover` lists the devices of the local network"
         );
-        reporter.warn(section.line, &message, help);
+        let message = format!("there is no {device}: nothing passes the gateway");
+        reporter.warn(gateway.site, message, help);
     }
     match mode {
         GatewayMode::Transparent => {
-            if let Some(At { value: true, line }) = section.proxy_arp {
-                let message = "has no effect in transparent mode";
+            if let Some(At { value: true, site }) = gateway.proxy_arp.last() {
                 let help = "remove it: the gateway itself answers for the remotes";
-                reporter.key_warning(Field::ProxyArp, line, message, help);
+                reporter.warn(*site, "has no effect in transparent mode", help);
             }
-            let has_prefixes = section.given.has(Field::AnswerFor);
             // The gateway of a mesh answers for its networks.
-            if !has_prefixes && draft.remotes.is_empty() && !overlay.is_mesh {
+            if !gateway.answer_for.is_given() && draft.remotes.is_empty() && !overlay.is_mesh {
+                let remote = SectionKind::Remote.header(reporter.syntax);
+                let answer_for = reporter.name(gateway.answer_for.spec);
+                let example = reporter.example(gateway.answer_for.spec, "10.77.0.0/24");
                 let message = format!(
                     "there is neither `{answer_for}` nor a {remote}: devices cannot reach the overlay"
                 );
                 let help = format!(
-                    "add {} with the overlay's prefix, or a {remote} for each address",
-                    reporter.example(Field::AnswerFor, "10.77.0.0/24")
+                    "add {example} with the overlay's prefix, or a {remote} for each address"
                 );
-                reporter.warn(section.line, &message, help);
+                reporter.warn(gateway.site, message, help);
             }
-            check_answer_for(section, draft, overlay, reporter);
+            check_answer_for(draft, overlay, reporter);
         }
         GatewayMode::Routed => {
-            if let Some(At { line, .. }) = section.answer_for.first() {
-                let message = "has no effect in routed mode";
+            if let Some(At { site, .. }) = gateway.answer_for.values.first() {
                 let help = "remove it: devices need a route to the overlay through this host";
-                reporter.key_warning(Field::AnswerFor, *line, message, help);
+                reporter.warn(*site, "has no effect in routed mode", help);
             }
-            if let Some(At { line, .. }) = section.priority {
-                let message = "is for transparent mode";
+            if let Some(At { site, .. }) = gateway.priority.last() {
                 let help = "remove it: devices route to this host's own address, which \
                             VRRP (keepalived) moves to another";
-                reporter.key_error(Field::Priority, line, message, help);
+                reporter.error(*site, "is for transparent mode", help);
             }
         }
     }
 }
 
 /// Warns of prefixes that contain a device, or no peer.
-fn check_answer_for(
-    section: &GatewaySection,
-    draft: &GatewayDraft,
-    overlay: &Overlay<'_>,
-    reporter: &mut Reporter<'_>,
-) {
-    for At { value, line } in &section.answer_for {
+fn check_answer_for(draft: &Draft, overlay: &Overlay<'_>, reporter: &mut Reporter<'_>) {
+    for At { value, site } in &draft.gateway.answer_for.values {
         let prefix = value.trunc();
-        let inside = |device: &&DeviceDraft| device.lan.iter().any(|a| prefix.contains(&a.value));
+        let inside = |device: &&Device| device.lan.values.iter().any(|a| prefix.contains(&a.value));
         if prefix.prefix_len() == 0 {
             // Already reported.
         } else if let Some(device) = draft.devices.iter().find(inside) {
+            let device = device.described();
             let message = format!(
-                "has `{prefix}`, in which {} is: the gateway would also answer for its neighbours",
-                device.described()
+                "has `{prefix}`, in which {device} is: the gateway would also answer for its neighbours"
             );
             let help = "write prefixes that are not on the local network";
-            reporter.key_warning(Field::AnswerFor, *line, &message, help);
+            reporter.warn(*site, message, help);
         } else if !overlay.touches(&prefix) {
-            let message = format!(
-                "has `{prefix}`, of which no peer has anything in its `{}`",
-                reporter.name(Field::AllowedIps)
-            );
+            let allowed_ips = reporter.name(overlay.allowed_ips);
+            let message =
+                format!("has `{prefix}`, of which no peer has anything in its `{allowed_ips}`");
             let help = "correct it, or add the prefix to the peer that it is behind";
-            reporter.key_warning(Field::AnswerFor, *line, &message, help);
+            reporter.warn(*site, message, help);
         }
     }
 }
 
-/// Completes a gateway; `None` if something is missing.
-fn complete(draft: GatewayDraft) -> Option<GatewaySettings> {
-    let section = draft.section?;
-    let mode = section.known_mode()?;
-    let devices = draft.devices.into_iter().filter_map(complete_device);
-    let remotes = draft.remotes.into_iter();
-    let remotes = remotes.filter_map(|remote| {
-        Some(Remote {
-            overlay: remote.overlay?.value,
-            lan: remote.lan?.value,
-        })
-    });
-    Some(GatewaySettings {
-        interface: section.interface?.value,
-        mode,
-        answer_for: unique_prefixes(&section.answer_for),
-        proxy_arp: section.proxy_arp.is_some_and(|proxy_arp| proxy_arp.value),
-        priority: section.priority.map(|at| at.value),
-        devices: devices.collect(),
-        remotes: remotes.collect(),
-    })
-}
-
-fn complete_device(draft: DeviceDraft) -> Option<DeviceConfig> {
-    let values = |all: Vec<At<IpAddr>>| all.into_iter().map(|address| address.value).collect();
+/// Completes a device; `None` if it has no name.
+fn complete_device(device: &Device) -> Option<DeviceConfig> {
     Some(DeviceConfig {
-        name: draft.name?.value,
-        mac: draft.mac.map(|mac| mac.value),
-        vlan: draft.vlan.map(|vlan| vlan.value),
-        lan: values(draft.lan),
-        overlay: values(draft.overlay),
-        allow_from: draft.allow_from,
-        allow_to: draft.allow_to,
+        name: device.name.get()?,
+        mac: device.mac.get(),
+        vlan: device.vlan.get(),
+        lan: device.lan.all(),
+        overlay: device.overlay.all(),
+        allow_from: device.allow_from.all(),
+        allow_to: device.allow_to.all(),
     })
 }
 
-impl GatewaySection {
+impl Gateway {
     /// Returns the mode; `None` if it is invalid.
     fn known_mode(&self) -> Option<GatewayMode> {
-        match self.mode {
-            None if !self.given.has(Field::GatewayMode) => Some(GatewayMode::default()),
+        match self.mode.get() {
+            None if !self.mode.is_given() => Some(GatewayMode::default()),
             mode => mode,
         }
     }
