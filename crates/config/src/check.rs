@@ -41,9 +41,11 @@ pub(super) fn check(
     reporter: &mut Reporter<'_>,
 ) -> Option<Config> {
     let name = name.map_err(|error| {
-        let message = format!("the file's name cannot name its interface: {error}");
-        let help = "the interface is named after the file without its extension, such as `wg0` for `wg0.conf`: rename the file";
-        reporter.error(Site::FILE, message, help);
+        reporter.error(
+            Site::FILE,
+            format!("the file's name cannot name its interface: {error}"),
+            "the interface is named after the file without its extension, such as `wg0` for `wg0.conf`: rename the file",
+        );
     });
     let interface = &draft.interface;
     let protocol = overrides.protocol.or(interface.protocol.get());
@@ -120,8 +122,11 @@ fn check_mode(draft: &Draft, protocol: Protocol, reporter: &mut Reporter<'_>) {
     let example = reporter.example(interface.protocol.spec, "native");
     let mut exclude = |is_so: bool, reason: &str, help: &str| {
         if is_so {
-            let message = format!("is `ethernet`, which is not possible here: {reason}");
-            reporter.error(*site, message, format!("{help}, or remove this key"));
+            reporter.error(
+                *site,
+                format!("is `ethernet`, which is not possible here: {reason}"),
+                format!("{help}, or remove this key"),
+            );
         }
     };
     exclude(
@@ -171,8 +176,11 @@ fn check_addresses(interface: &Interface, reporter: &mut Reporter<'_>) {
             Syntax::Ini => "`Address = 10.0.0.1/24`",
             Syntax::Toml => "`address = \"10.0.0.1/24\"`",
         };
-        let help = format!("add the interface's own address, such as {example}");
-        reporter.warn(Site::FILE, format!("the interface has no `{name}`"), help);
+        reporter.warn(
+            Site::FILE,
+            format!("the interface has no `{name}`"),
+            format!("add the interface's own address, such as {example}"),
+        );
     }
     let mut seen = HashMap::new();
     for At { value, site } in &addresses.values {
@@ -214,8 +222,11 @@ fn check_mtu(
     let line = given
         .filter(|_| over.is_none())
         .map_or(0, |mtu| mtu.site.line);
-    let help = format!("write a number of bytes from {least} to {most}");
-    reporter.error(interface.mtu.spec.at(line), message, help);
+    reporter.error(
+        interface.mtu.spec.at(line),
+        message,
+        format!("write a number of bytes from {least} to {most}"),
+    );
 }
 
 fn check_native(
@@ -227,8 +238,11 @@ fn check_native(
     if protocol == Protocol::Wireguard {
         let help = "remove it, or use the native protocol";
         if let Some(At { site, .. }) = interface.cipher.last() {
-            let message = "has no effect: WireGuard supports only ChaCha20-Poly1305";
-            reporter.warn(*site, message, help);
+            reporter.warn(
+                *site,
+                "has no effect: WireGuard supports only ChaCha20-Poly1305",
+                help,
+            );
         }
         if let Some(At { value, site }) = interface.repair.last()
             && *value != Repair::Off
@@ -248,12 +262,11 @@ fn check_native(
     }) = over.or(given)
         && !address.ip().is_loopback()
     {
-        let message = format!(
-            "is {address}: anyone who can reach it can see which peers communicate, and when"
-        );
         reporter.warn(
             site,
-            message,
+            format!(
+                "is {address}: anyone who can reach it can see which peers communicate, and when"
+            ),
             "listen on loopback, such as `127.0.0.1:9586`",
         );
     }
@@ -276,10 +289,11 @@ fn check_mesh(interface: &Interface, reporter: &mut Reporter<'_>) {
     let is_member = others.contains(&true) || required.iter().any(|(_, given)| *given);
     for (key, _) in required.iter().filter(|(_, given)| is_member && !given) {
         let name = reporter.name(key);
-        let message = format!("a member of a mesh needs `{name}`, which is not there");
-        let help =
-            "run `seikan join`, which writes the file, or remove all keys about a coordinator";
-        reporter.error(Site::FILE, message, help);
+        reporter.error(
+            Site::FILE,
+            format!("a member of a mesh needs `{name}`, which is not there"),
+            "run `seikan join`, which writes the file, or remove all keys about a coordinator",
+        );
     }
     let mut pinned = HashMap::new();
     for At {
@@ -290,10 +304,9 @@ fn check_mesh(interface: &Interface, reporter: &mut Reporter<'_>) {
         if let Some((first, before)) = pinned.insert(name, (site.line, key))
             && before != key
         {
-            let message = format!("has `{name}` with another key, first in line {first}");
             reporter.error(
                 *site,
-                message,
+                format!("has `{name}` with another key, first in line {first}"),
                 "a member has one key: keep the line that is right",
             );
         }
@@ -309,18 +322,27 @@ fn check_identities(interface: &Interface, peers: &[Peer], reporter: &mut Report
         let name = reporter.name(peer.public_key.spec);
         let Some(At { value: key, site }) = peer.public_key.last() else {
             if !peer.public_key.is_given() {
-                let help = "add the key that `seikan pubkey < private.key` prints on the peer";
-                reporter.error(peer.site, format!("this peer has no `{name}`"), help);
+                reporter.error(
+                    peer.site,
+                    format!("this peer has no `{name}`"),
+                    "add the key that `seikan pubkey < private.key` prints on the peer",
+                );
             }
             continue;
         };
         if own.is_some_and(|own| own.as_bytes() == key.as_bytes()) {
             reporter.hide_line(site.line);
-            let help = "make a new private key, for this one may have been seen, and write the peer's public key here";
-            reporter.error(*site, "is this interface's own private key", help);
+            reporter.error(
+                *site,
+                "is this interface's own private key",
+                "make a new private key, for this one may have been seen, and write the peer's public key here",
+            );
         } else if own_public == Some(*key) {
-            let help = "write the peer's public key: the peer prints it with `seikan pubkey < private.key`";
-            reporter.error(*site, "is this interface's own public key", help);
+            reporter.error(
+                *site,
+                "is this interface's own public key",
+                "write the peer's public key: the peer prints it with `seikan pubkey < private.key`",
+            );
         }
         if let Some(first) = seen.insert(*key, peer) {
             let message = format!("this is the same peer as {}", first.described());
@@ -339,10 +361,11 @@ fn check_allowed_ips(interface: &Interface, peers: &[Peer], reporter: &mut Repor
         // In Ethernet mode, a peer without them may use any address.
         if mode(interface) == Mode::Ip && !peer.allowed_ips.is_given() {
             let name = reporter.name(peer.allowed_ips.spec);
-            let message =
-                format!("this peer has no `{name}`: nothing is sent to it or accepted from it");
-            let help = "add the addresses behind the peer, such as `10.0.0.2/32`";
-            reporter.warn(peer.site, message, help);
+            reporter.warn(
+                peer.site,
+                format!("this peer has no `{name}`: nothing is sent to it or accepted from it"),
+                "add the addresses behind the peer, such as `10.0.0.2/32`",
+            );
         }
         for At { value, site } in &peer.allowed_ips.values {
             let masked = reporter.truncate_prefix(*site, *value);
@@ -352,16 +375,20 @@ fn check_allowed_ips(interface: &Interface, peers: &[Peer], reporter: &mut Repor
                 }
                 Some((owner, first)) => {
                     let owner = owner.described();
-                    let message =
-                        format!("has `{masked}`, which {owner} has already, in line {first}");
-                    let help = "a prefix belongs to one peer only; a longer prefix inside it may belong to another";
-                    reporter.error(*site, message, help);
+                    reporter.error(
+                        *site,
+                        format!("has `{masked}`, which {owner} has already, in line {first}"),
+                        "a prefix belongs to one peer only; a longer prefix inside it may belong to another",
+                    );
                 }
                 None => {}
             }
             if own.contains(&masked) {
-                let message = format!("has `{masked}`, this interface's own address");
-                reporter.warn(*site, message, "write the peer's address");
+                reporter.warn(
+                    *site,
+                    format!("has `{masked}`, this interface's own address"),
+                    "write the peer's address",
+                );
             }
         }
     }
@@ -382,11 +409,9 @@ fn check_reach(interface: &Interface, peers: &[Peer], reporter: &mut Reporter<'_
     {
         let endpoint = reporter.name(peer.endpoint.spec);
         let port = reporter.name(port.spec);
-        let message = format!(
+        reporter.warn(Site::FILE, format!(
             "no peer has an `{endpoint}` and there is no `{port}`: neither side can find the other"
-        );
-        let help = format!("add an `{endpoint}` to a peer, or a fixed `{port}`");
-        reporter.warn(Site::FILE, message, help);
+        ), format!("add an `{endpoint}` to a peer, or a fixed `{port}`"));
     }
 }
 

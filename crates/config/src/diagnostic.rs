@@ -4,9 +4,15 @@
 //! of one file in the order of its lines. Excerpts were masked before (`report`): neither text nor
 //! JSON contains a secret.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 
 use serde::Serialize;
+
+/// Parameters of ANSI's SGR sequence, after that of bold text.
+const BOLD: &str = "";
+const RED: &str = ";31";
+const YELLOW: &str = ";33";
+const BLUE: &str = ";34";
 
 /// Severity of the diagnostic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -76,37 +82,32 @@ impl Diagnostic {
     ///   = help: ...
     /// ```
     pub fn render(&self, colours: bool) -> String {
-        let paint = Paint(colours);
-        let (label, style) = match self.severity {
-            Severity::Error => ("error", Paint::RED),
-            Severity::Warning => ("warning", Paint::YELLOW),
+        let paint = |style: &str, text: &str| {
+            if colours {
+                format!("\x1b[1{style}m{text}\x1b[0m")
+            } else {
+                text.to_owned()
+            }
         };
+        let label = match self.severity {
+            Severity::Error => paint(RED, "error"),
+            Severity::Warning => paint(YELLOW, "warning"),
+        };
+        let message = paint(BOLD, &format!(": {}", self.message));
         let number = self.line.map(|n| n.to_string()).unwrap_or_default();
+        let colon = if number.is_empty() { "" } else { ":" };
         let gutter = " ".repeat(number.len().max(1));
-        let bar = paint.with(Paint::BLUE, "|");
-        let mut out = String::new();
-        // Writing to a String cannot fail.
-        let _ = writeln!(
-            out,
-            "{}{}",
-            paint.with(style, label),
-            paint.with(Paint::BOLD, &format!(": {}", self.message))
+        let (arrow, bar) = (paint(BLUE, "-->"), paint(BLUE, "|"));
+        let mut out = format!(
+            "{label}{message}\n{gutter}{arrow} {}{colon}{number}\n",
+            self.file
         );
-        let arrow = paint.with(Paint::BLUE, "-->");
-        let _ = match self.line {
-            Some(line) => writeln!(out, "{gutter}{arrow} {}:{line}", self.file),
-            None => writeln!(out, "{gutter}{arrow} {}", self.file),
-        };
         if let Some(excerpt) = &self.excerpt {
-            let _ = writeln!(out, "{gutter} {bar}");
-            let _ = writeln!(out, "{} {bar} {excerpt}", paint.with(Paint::BLUE, &number));
+            let number = paint(BLUE, &number);
+            out += &format!("{gutter} {bar}\n{number} {bar} {excerpt}\n");
         }
         if let Some(help) = &self.help {
-            let _ = writeln!(
-                out,
-                "{gutter} {} help: {help}",
-                paint.with(Paint::BLUE, "=")
-            );
+            out += &format!("{gutter} {} help: {help}\n", paint(BLUE, "="));
         }
         out
     }
@@ -182,23 +183,5 @@ impl From<Diagnostic> for Diagnostics {
 impl fmt::Display for Diagnostics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.render(false).trim_end())
-    }
-}
-
-/// ANSI styles, or none.
-struct Paint(bool);
-
-impl Paint {
-    const BOLD: &'static str = "\x1b[1m";
-    const RED: &'static str = "\x1b[1;31m";
-    const YELLOW: &'static str = "\x1b[1;33m";
-    const BLUE: &'static str = "\x1b[1;34m";
-
-    fn with(&self, style: &str, text: &str) -> String {
-        if self.0 {
-            format!("{style}{text}\x1b[0m")
-        } else {
-            text.to_owned()
-        }
     }
 }

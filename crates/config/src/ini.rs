@@ -26,8 +26,11 @@ pub(super) fn split(text: &str, reporter: &mut Reporter<'_>) -> Vec<Section> {
             sections.extend(kind.map(|kind| Section::new(kind, line)));
         } else if !content.is_empty() && known {
             if sections.is_empty() {
-                let help = "start with `[Interface]`, then a `[Peer]` for every peer";
-                reporter.error(Site::line(line), "this line is outside of a section", help);
+                reporter.error(
+                    Site::line(line),
+                    "this line is outside of a section",
+                    "start with `[Interface]`, then a `[Peer]` for every peer",
+                );
                 // Most likely the header is missing.
                 sections.push(Section::new(SectionKind::Interface, line));
             }
@@ -57,8 +60,11 @@ fn header(content: &str, line: usize, reporter: &mut Reporter<'_>) -> Option<Sec
     let near_header = near.map(|(_, header, _)| header);
     if !near_header.is_some_and(|header| header.eq_ignore_ascii_case(&name)) {
         let kinds = "there are five kinds of sections: `[Interface]`, `[Peer]`, `[Gateway]`, `[Device]` and `[Remote]`";
-        let message = format!("unknown section `{}`", word(&name));
-        reporter.error(Site::line(line), message, did_you_mean(near_header, kinds));
+        reporter.error(
+            Site::line(line),
+            format!("unknown section `{}`", word(&name)),
+            did_you_mean(near_header, kinds),
+        );
     }
     near.map(|(.., kind)| kind)
 }
@@ -71,8 +77,11 @@ fn entry(content: &str, section: &mut Section, line: usize, reporter: &mut Repor
     let parts = parts.map(|(name, value)| (name.trim(), value.trim()));
     let named = parts.filter(|(name, _)| !name.is_empty() && name.chars().all(is_name));
     let Some((name, value)) = named else {
-        let help = "write `Key = value`; comments begin with `#`";
-        reporter.error(Site::line(line), "this line is not `Key = value`", help);
+        reporter.error(
+            Site::line(line),
+            "this line is not `Key = value`",
+            "write `Key = value`; comments begin with `#`",
+        );
         let first = content.split_whitespace().next().unwrap_or_default();
         let first = first.trim_end_matches(':');
         let is_meant = |key: &&_| sections::is_named(key, first, Syntax::Ini);
@@ -90,8 +99,11 @@ fn entry(content: &str, section: &mut Section, line: usize, reporter: &mut Repor
     } else if key.is_list() {
         Some(Vec::new())
     } else {
-        let help = "write a value after the `=`, or remove the line";
-        reporter.error(key.at(line), "has no value", help);
+        reporter.error(
+            key.at(line),
+            "has no value",
+            "write a value after the `=`, or remove the line",
+        );
         None
     };
     section.add(key, line, items, reporter);

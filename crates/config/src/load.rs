@@ -29,7 +29,7 @@ const ENVIRONMENT: &str = "/etc/seikan/environment";
 const OTHERS: u32 = 0o077;
 
 /// Result of parsing a file.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Parsed {
     /// The configuration, if there was no error.
     pub config: Option<Config>,
@@ -56,25 +56,26 @@ pub fn load(target: &str, overrides: &Overrides) -> Parsed {
 }
 
 fn load_with(target: &str, overrides: &Overrides, environment: &Path) -> Parsed {
-    let path = match locate(target) {
-        Ok(path) => path,
-        Err(findings) => return Parsed::failed(findings),
+    let found = locate(target).and_then(|path| Ok((read_file(&path)?, path)));
+    let ((source, is_open), path) = match found {
+        Ok(found) => found,
+        Err(diagnostics) => {
+            return Parsed {
+                diagnostics,
+                ..Parsed::default()
+            };
+        }
     };
-    let (source, mode) = match read_file(&path) {
-        Ok(read) => read,
-        Err(findings) => return Parsed::failed(findings),
-    };
-    let folder = path.parent().unwrap_or(Path::new("")).to_owned();
     let open_keys = RefCell::new(Vec::new());
     let mut parsed = parse(&source, overrides, &|key: &Path| {
-        let key = folder.join(key);
+        let key = path.parent().unwrap_or(Path::new("")).join(key);
         let mut file = open_key(&key)?;
-        if file.metadata()?.permissions().mode() & OTHERS != 0 {
-            open_keys.borrow_mut().push(key.clone());
+        if is_open_to_others(&file)? {
+            open_keys.borrow_mut().push(key);
         }
         read_text(&mut file, MAX_KEY_FILE)
     });
-    if parsed.holds_secret && mode & OTHERS != 0 {
+    if parsed.holds_secret && is_open {
         open_keys.borrow_mut().insert(0, path.clone());
     }
     let is_member = parsed.config.as_ref().is_some_and(|c| c.mesh.is_some());
@@ -83,11 +84,10 @@ fn load_with(target: &str, overrides: &Overrides, environment: &Path) -> Parsed 
     }
     let mut about_files = Diagnostics::default();
     for path in open_keys.into_inner() {
-        let path = path.display();
+        let path = path.display().to_string();
+        let help = format!("chmod 600 {path}");
         let message = "contains a secret, and other users than its owner can read or change it";
-        let finding = Diagnostic::new(Severity::Warning, path.to_string(), message)
-            .with_help(format!("chmod 600 {path}"));
-        about_files.push(finding);
+        about_files.push(Diagnostic::new(Severity::Warning, path, message).with_help(help));
     }
     about_files.append(parsed.diagnostics);
     parsed.diagnostics = about_files;
@@ -98,8 +98,12 @@ fn load_with(target: &str, overrides: &Overrides, environment: &Path) -> Parsed 
 /// Returns whether others than its owner can access a file that has the URL of a web proxy with a password.
 fn exposes_password(environment: &Path) -> io::Result<bool> {
     let mut file = File::open(environment)?;
-    let is_open = file.metadata()?.permissions().mode() & OTHERS != 0;
-    Ok(is_open && read_text(&mut file, MAX_FILE)?.contains('@'))
+    Ok(is_open_to_others(&file)? && read_text(&mut file, MAX_FILE)?.contains('@'))
+}
+
+/// Returns whether others than its owner can access a file.
+fn is_open_to_others(file: &File) -> io::Result<bool> {
+    Ok(file.metadata()?.permissions().mode() & OTHERS != 0)
 }
 
 /// Parses and checks a text, without access to the file system.
@@ -200,8 +204,8 @@ fn interface_name_of(path: &Path) -> Result<InterfaceName, InterfaceNameError> {
     stem.unwrap_or(&name).parse()
 }
 
-/// Reads a file; returns its text and mode.
-fn read_file(path: &Path) -> Result<(Source, u32), Diagnostics> {
+/// Reads a file; returns its text, and whether others than its owner can access it.
+fn read_file(path: &Path) -> Result<(Source, bool), Diagnostics> {
     let name = path.display().to_string();
     let failed = |error: io::Error| {
         let help = match error.kind() {
@@ -216,14 +220,13 @@ fn read_file(path: &Path) -> Result<(Source, u32), Diagnostics> {
         Diagnostics::from(Diagnostic::new(Severity::Error, &name, message).with_help(help))
     };
     let mut file = File::open(path).map_err(failed)?;
-    let mode = file.metadata().map_err(failed)?.permissions().mode();
-    let text = read_text(&mut file, MAX_FILE).map_err(failed)?;
+    let is_open = is_open_to_others(&file).map_err(failed)?;
     let source = Source {
         syntax: Syntax::of(path),
-        text,
+        text: read_text(&mut file, MAX_FILE).map_err(failed)?,
         file: name.clone(),
     };
-    Ok((source, mode))
+    Ok((source, is_open))
 }
 
 /// Opens a key file. It does not wait for the writer of a FIFO, and takes over no terminal.
@@ -259,16 +262,6 @@ fn read_text(file: &mut File, max: u64) -> io::Result<Zeroizing<String>> {
 }
 
 impl Parsed {
-    fn failed(diagnostics: Diagnostics) -> Self {
-        Self {
-            config: None,
-            diagnostics,
-            path: None,
-            unreportable: Vec::new(),
-            holds_secret: false,
-        }
-    }
-
     /// Returns the configuration with its warnings, or all diagnostics if it cannot be used.
     pub fn into_result(self) -> Result<(Config, Diagnostics), ConfigError> {
         match self.config {

@@ -34,8 +34,11 @@ pub(super) fn read(
         match section.kind {
             SectionKind::Interface => {
                 if draft.interface.site.line != 0 {
-                    let help = "put the keys of both into one section";
-                    reporter.warn(site, "a second [Interface] section", help);
+                    reporter.warn(
+                        site,
+                        "a second [Interface] section",
+                        "put the keys of both into one section",
+                    );
                 }
                 draft.interface = draft.interface.read(section, reporter);
             }
@@ -44,10 +47,11 @@ pub(super) fn read(
                 let first = draft.gateway.site.line;
                 if first != 0 {
                     let header = section.kind.header(reporter.syntax);
-                    let message =
-                        format!("a second {header} section, the first is in line {first}");
-                    let help = "a tunnel has one gateway: put the keys of both into one section";
-                    reporter.error(site, message, help);
+                    reporter.error(
+                        site,
+                        format!("a second {header} section, the first is in line {first}"),
+                        "a tunnel has one gateway: put the keys of both into one section",
+                    );
                 }
                 draft.gateway = draft.gateway.read(section, reporter);
             }
@@ -107,8 +111,11 @@ impl KeyFiles<'_, '_, '_> {
             } else {
                 (file.spec.at(file.line), key.spec)
             };
-            let message = format!("and `{}` are both given", self.reporter.name(other));
-            self.reporter.error(last, message, "keep one of them");
+            self.reporter.error(
+                last,
+                format!("and `{}` are both given", self.reporter.name(other)),
+                "keep one of them",
+            );
         }
         let Some(At { value: path, site }) = file.last() else {
             return;
@@ -116,8 +123,11 @@ impl KeyFiles<'_, '_, '_> {
         match (self.read_key)(Path::new(path)).map(|text| parse(text.trim())) {
             Ok(Ok(value)) => key.values.push(At { value, site: *site }),
             Ok(Err(Problem { message, help })) => {
-                let message = format!("names `{path}`, whose content {message}");
-                self.reporter.error(*site, message, help);
+                self.reporter.error(
+                    *site,
+                    format!("names `{path}`, whose content {message}"),
+                    help,
+                );
             }
             Err(error) => {
                 let help = "write the path of a file with one key, from the root or from this file's folder";

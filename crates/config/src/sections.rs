@@ -59,6 +59,24 @@ impl<T> Key<T> {
         self.values.last()
     }
 
+    /// Reports that the section, `subject`, has no such key. `example`: a value of it, described by `wanted`.
+    pub fn require(
+        &self,
+        site: Site,
+        subject: &str,
+        [wanted, example]: [&str; 2],
+        reporter: &mut Reporter<'_>,
+    ) {
+        if !self.is_given() {
+            let example = reporter.example(self.spec, example);
+            reporter.error(
+                site,
+                format!("{subject} has no `{}`", reporter.name(self.spec)),
+                format!("add {wanted}, such as {example}"),
+            );
+        }
+    }
+
     /// Converts the values of an entry; reports invalid ones, and the repetition of a key that takes one value.
     fn read(
         &mut self,
@@ -67,8 +85,11 @@ impl<T> Key<T> {
         reporter: &mut Reporter<'_>,
     ) {
         if self.count > 0 && !entry.items.is_empty() && !self.spec.is_list() {
-            let message = "is given again: only the last one counts";
-            reporter.warn(self.spec.at(entry.line), message, "remove the others");
+            reporter.warn(
+                self.spec.at(entry.line),
+                "is given again: only the last one counts",
+                "remove the others",
+            );
         }
         self.line = entry.line;
         self.count += entry.items.len();
@@ -237,20 +258,21 @@ sections! {
 impl Peer {
     /// Returns the peer's name for messages.
     pub fn described(&self) -> String {
-        match self.name.last() {
-            Some(name) => format!("the peer `{}`", name.value),
-            None => format!("the peer in line {}", self.site.line),
-        }
+        described("peer", &self.name, self.site)
     }
 }
 
 impl Device {
     /// Returns the device's name for messages.
     pub fn described(&self) -> String {
-        match self.name.last() {
-            Some(name) => format!("the device `{}`", name.value),
-            None => format!("the device in line {}", self.site.line),
-        }
+        described("device", &self.name, self.site)
+    }
+}
+
+fn described(kind: &str, name: &Key<String>, site: Site) -> String {
+    match name.last() {
+        Some(name) => format!("the {kind} `{}`", name.value),
+        None => format!("the {kind} in line {}", site.line),
     }
 }
 
@@ -269,8 +291,11 @@ impl Section {
                 return;
             }
             let name = reporter.name(key);
-            let help = format!("write which hosts are allowed; without `{name}` all are");
-            reporter.error(key.at(line), "is empty", help);
+            reporter.error(
+                key.at(line),
+                "is empty",
+                format!("write which hosts are allowed; without `{name}` all are"),
+            );
         }
         let items = items.unwrap_or_default();
         self.entries.push(Entry { key, line, items });
@@ -300,13 +325,15 @@ impl Section {
             .iter()
             .map(|key| key.section.location(syntax))
             .collect();
-        let message = format!("does not belong {}", self.kind.location(syntax));
-        let help = format!(
-            "`{}` belongs {}",
-            elsewhere.name(syntax),
-            locations.join(" or ")
+        reporter.error(
+            elsewhere.at(line),
+            format!("does not belong {}", self.kind.location(syntax)),
+            format!(
+                "`{}` belongs {}",
+                elsewhere.name(syntax),
+                locations.join(" or ")
+            ),
         );
-        reporter.error(elsewhere.at(line), message, help);
         None
     }
 

@@ -19,9 +19,11 @@ pub(super) fn split(text: &str, reporter: &mut Reporter<'_>) -> Option<Vec<Secti
         let line = error.span().map_or(1, |span| reporter.line_of(&span));
         // The first fault of a line causes the others.
         if line != last {
-            let message = format!("not TOML: {}", error.message());
-            let help = "see https://toml.io for the syntax";
-            reporter.error(Site::line(line), message, help);
+            reporter.error(
+                Site::line(line),
+                format!("not TOML: {}", error.message()),
+                "see https://toml.io for the syntax",
+            );
         }
         last = line;
     }
@@ -51,9 +53,7 @@ impl Splitter<'_, '_> {
             let line = self.reporter.line_of(&key.span());
             let start = self.reporter.line_of(&value.span());
             match (kind, key.get_ref().as_ref(), value.get_ref()) {
-                (SectionKind::Interface, name @ "peer", _) => {
-                    self.tables(SectionKind::Peer, name, value);
-                }
+                (SectionKind::Interface, "peer", _) => self.tables(SectionKind::Peer, value),
                 (SectionKind::Interface, "gateway", DeValue::Table(gateway)) => {
                     self.table(SectionKind::Gateway, start, gateway);
                 }
@@ -72,12 +72,8 @@ impl Splitter<'_, '_> {
                     let help = "write the interface's keys at the top of the file, above the first `[[peer]]`";
                     self.error(line, "there is no table for the interface", help);
                 }
-                (SectionKind::Gateway, name @ "device", _) => {
-                    self.tables(SectionKind::Device, name, value);
-                }
-                (SectionKind::Gateway, name @ "remote", _) => {
-                    self.tables(SectionKind::Remote, name, value);
-                }
+                (SectionKind::Gateway, "device", _) => self.tables(SectionKind::Device, value),
+                (SectionKind::Gateway, "remote", _) => self.tables(SectionKind::Remote, value),
                 (_, name, _) => {
                     has_header = true;
                     self.entry(name, line, value, &mut section);
@@ -90,22 +86,22 @@ impl Splitter<'_, '_> {
     }
 
     /// Converts every table of a list: `[[peer]]`, `[[gateway.device]]`, `[[gateway.remote]]`.
-    fn tables(&mut self, kind: SectionKind, name: &str, value: &Spanned<DeValue<'_>>) {
-        let elements = match value.get_ref() {
-            DeValue::Array(array) => array.iter().collect(),
-            _ => vec![value],
+    fn tables(&mut self, kind: SectionKind, value: &Spanned<DeValue<'_>>) {
+        let (elements, is_list) = match value.get_ref() {
+            DeValue::Array(array) => (array.iter().collect(), true),
+            _ => (vec![value], false),
         };
-        let is_list = value.get_ref().is_array();
         for element in elements {
             let line = self.reporter.line_of(&element.span());
             match element.get_ref() {
                 DeValue::Table(table) if is_list => self.table(kind, line, table),
                 _ => {
                     let header = kind.header(self.reporter.syntax);
-                    let message = format!("`{name}` is not a list of tables");
+                    let name = header.trim_matches(['[', ']']);
+                    let name = name.rsplit('.').next().unwrap_or(name);
                     self.error(
                         line,
-                        &message,
+                        &format!("`{name}` is not a list of tables"),
                         format!("begin each {name} with a line `{header}`"),
                     );
                 }

@@ -87,34 +87,36 @@ fn report_missing_section(draft: &Draft, reporter: &mut Reporter<'_>) {
     let this = kind.header(reporter.syntax);
     let gateway = SectionKind::Gateway.header(reporter.syntax);
     let example = reporter.example(draft.gateway.interface.spec, "eth1");
-    let help =
-        format!("add a section {gateway} with {example}, the interface of the local network");
-    reporter.error(site, format!("there is a {this}, but no {gateway}"), help);
+    reporter.error(
+        site,
+        format!("there is a {this}, but no {gateway}"),
+        format!("add a section {gateway} with {example}, the interface of the local network"),
+    );
 }
 
 /// Checks the keys of `[gateway]`.
 fn check_section(gateway: &Gateway, name: Option<&InterfaceName>, reporter: &mut Reporter<'_>) {
     let interface = &gateway.interface;
-    match interface.last() {
-        None if !interface.is_given() => {
-            let message = format!("the gateway has no `{}`", reporter.name(interface.spec));
-            let example = reporter.example(interface.spec, "eth1");
-            let help = format!("add the interface of the local network, such as {example}");
-            reporter.error(gateway.site, message, help);
-        }
-        Some(At { value, site }) if Some(value) == name => {
-            let help = "write the interface of the local network, such as `eth1`";
-            reporter.error(*site, format!("is `{value}`, the tunnel itself"), help);
-        }
-        _ => {}
+    let wanted = ["the interface of the local network", "eth1"];
+    interface.require(gateway.site, "the gateway", wanted, reporter);
+    if let Some(At { value, site }) = interface.last()
+        && Some(value) == name
+    {
+        reporter.error(
+            *site,
+            format!("is `{value}`, the tunnel itself"),
+            "write the interface of the local network, such as `eth1`",
+        );
     }
     let mut seen = HashMap::new();
     for At { value, site } in &gateway.answer_for.values {
         let prefix = reporter.truncate_prefix(*site, *value);
         if prefix.prefix_len() == 0 {
-            let message = format!("has `{prefix}`, which is the local network itself, too");
-            let help = "write the prefixes of the overlay, such as `10.77.0.0/24`";
-            reporter.error(*site, message, help);
+            reporter.error(
+                *site,
+                format!("has `{prefix}`, which is the local network itself, too"),
+                "write the prefixes of the overlay, such as `10.77.0.0/24`",
+            );
         }
         if let Some(first) = seen.insert(prefix, site.line) {
             reporter.repeated_value(*site, prefix, first);
@@ -124,32 +126,31 @@ fn check_section(gateway: &Gateway, name: Option<&InterfaceName>, reporter: &mut
 
 /// Checks one device.
 fn check_device(device: &Device, reporter: &mut Reporter<'_>) {
-    if !device.name.is_given() {
-        let message = format!("this device has no `{}`", reporter.name(device.name.spec));
-        let help = format!(
-            "add one, such as {}",
-            reporter.example(device.name.spec, "plc-1")
-        );
-        reporter.error(device.site, message, help);
-    }
+    let wanted = ["one", "plc-1"];
+    device
+        .name
+        .require(device.site, "this device", wanted, reporter);
     if !device.mac.is_given() && !device.lan.is_given() {
         let (mac, lan) = (
             reporter.name(device.mac.spec),
             reporter.name(device.lan.spec),
         );
-        let message = format!("this device has neither `{mac}` nor `{lan}`: nothing identifies it");
-        let help = "add one of them, or both; `seikan gateway discover` lists the devices of the local network";
-        reporter.error(device.site, message, help);
+        reporter.error(
+            device.site,
+            format!("this device has neither `{mac}` nor `{lan}`: nothing identifies it"),
+            "add one of them, or both; `seikan gateway discover` lists the devices of the local network",
+        );
     }
     for addresses in [&device.lan.values, &device.overlay.values] {
         for v6 in [false, true] {
             let mut family = addresses.iter().filter(|a| a.value.is_ipv6() == v6);
             if let (Some(first), Some(second)) = (family.next(), family.next()) {
                 let (name, first, last) = (family_name(first.value), first.value, second.value);
-                let message = format!("has two {name} addresses, `{first}` and `{last}`");
-                let help =
-                    "a device has one address of each family: keep one, or describe two devices";
-                reporter.error(second.site, message, help);
+                reporter.error(
+                    second.site,
+                    format!("has two {name} addresses, `{first}` and `{last}`"),
+                    "a device has one address of each family: keep one, or describe two devices",
+                );
             }
         }
     }
@@ -169,27 +170,34 @@ fn check_mesh_devices(devices: &[Device], reporter: &mut Reporter<'_>) {
     let mut names = HashMap::new();
     for (index, device) in allocated.enumerate() {
         if index == MAX_DEVICES {
-            let message = format!("this device is one of more than {MAX_DEVICES}");
-            let help =
-                "a member of a mesh has at most that many devices: give some to a second gateway";
-            reporter.error(device.site, message, help);
+            reporter.error(
+                device.site,
+                format!("this device is one of more than {MAX_DEVICES}"),
+                "a member of a mesh has at most that many devices: give some to a second gateway",
+            );
         }
         let Some(At { value, site }) = device.name.last() else {
             continue;
         };
         match value.parse::<Name>() {
             Err(error) => {
-                let message = format!("is `{value}`, but in a mesh {error}");
-                reporter.error(*site, message, "write a name as of a host, such as `plc-1`");
+                reporter.error(
+                    *site,
+                    format!("is `{value}`, but in a mesh {error}"),
+                    "write a name as of a host, such as `plc-1`",
+                );
             }
             Ok(name) => {
                 // Equal names were reported already.
                 let (first, line) = *names.entry(name).or_insert((value, site.line));
                 if first != value {
-                    let message = format!(
-                        "is `{value}`, the same name in a mesh as `{first}`, in line {line}"
+                    reporter.error(
+                        *site,
+                        format!(
+                            "is `{value}`, the same name in a mesh as `{first}`, in line {line}"
+                        ),
+                        "give each device a unique name",
                     );
-                    reporter.error(*site, message, "give each device a unique name");
                 }
             }
         }
@@ -200,11 +208,9 @@ fn check_mesh_devices(devices: &[Device], reporter: &mut Reporter<'_>) {
 fn check_routed_device(device: &Device, reporter: &mut Reporter<'_>) {
     if let Some(At { value, site }) = device.vlan.last() {
         let interface = reporter.name(Gateway::default().interface.spec);
-        let message = format!("is {value}, but in routed mode the kernel takes VLANs apart");
-        let help = format!(
+        reporter.error(*site, format!("is {value}, but in routed mode the kernel takes VLANs apart"), format!(
             "remove it, and let `{interface}` name the VLAN's own interface, such as `eth1.{value}`"
-        );
-        reporter.error(*site, message, help);
+        ));
     }
     if device.mac.is_given() && !device.lan.is_given() {
         let lan = reporter.name(device.lan.spec);
@@ -228,10 +234,11 @@ fn report_unreachable(device: &Device, reporter: &mut Reporter<'_>) {
     for At { value, site } in &device.overlay.values {
         if !lan.is_empty() && !lan.iter().any(|lan| lan.value.is_ipv6() == value.is_ipv6()) {
             let (family, lan) = (family_name(*value), reporter.name(device.lan.spec));
-            let message =
-                format!("has `{value}`, but there is no {family} address in `{lan}` to map it to");
-            let help = "add the device's address of that family, or remove this one";
-            reporter.warn(*site, message, help);
+            reporter.warn(
+                *site,
+                format!("has `{value}`, but there is no {family} address in `{lan}` to map it to"),
+                "add the device's address of that family, or remove this one",
+            );
         }
     }
 }
@@ -287,8 +294,11 @@ impl<'a, K: Eq + Hash> Owners<'a, K> {
         let (owner, first) = *self.owners.entry(value).or_insert((device, site.line));
         if !std::ptr::eq(owner, device) {
             let owner = owner.described();
-            let message = format!("is `{shown}`, which {owner} has already, in line {first}");
-            reporter.error(site, message, self.help);
+            reporter.error(
+                site,
+                format!("is `{shown}`, which {owner} has already, in line {first}"),
+                self.help,
+            );
         }
     }
 }
@@ -303,42 +313,47 @@ fn check_reach(
     let gateway = &draft.gateway;
     if draft.devices.is_empty() {
         let device = SectionKind::Device.header(reporter.syntax);
-        let help = format!(
+        reporter.warn(gateway.site, format!("there is no {device}: nothing passes the gateway"), format!(
             "add a {device} for each; `seikan gateway discover` lists the devices of the local network"
-        );
-        let message = format!("there is no {device}: nothing passes the gateway");
-        reporter.warn(gateway.site, message, help);
+        ));
     }
     match mode {
         GatewayMode::Transparent => {
             if let Some(At { value: true, site }) = gateway.proxy_arp.last() {
-                let help = "remove it: the gateway itself answers for the remotes";
-                reporter.warn(*site, "has no effect in transparent mode", help);
+                reporter.warn(
+                    *site,
+                    "has no effect in transparent mode",
+                    "remove it: the gateway itself answers for the remotes",
+                );
             }
             // The gateway of a mesh answers for its networks.
             if !gateway.answer_for.is_given() && draft.remotes.is_empty() && !overlay.is_mesh {
                 let remote = SectionKind::Remote.header(reporter.syntax);
                 let answer_for = reporter.name(gateway.answer_for.spec);
                 let example = reporter.example(gateway.answer_for.spec, "10.77.0.0/24");
-                let message = format!(
+                reporter.warn(gateway.site, format!(
                     "there is neither `{answer_for}` nor a {remote}: devices cannot reach the overlay"
-                );
-                let help = format!(
+                ), format!(
                     "add {example} with the overlay's prefix, or a {remote} for each address"
-                );
-                reporter.warn(gateway.site, message, help);
+                ));
             }
             check_answer_for(draft, overlay, reporter);
         }
         GatewayMode::Routed => {
             if let Some(At { site, .. }) = gateway.answer_for.values.first() {
-                let help = "remove it: devices need a route to the overlay through this host";
-                reporter.warn(*site, "has no effect in routed mode", help);
+                reporter.warn(
+                    *site,
+                    "has no effect in routed mode",
+                    "remove it: devices need a route to the overlay through this host",
+                );
             }
             if let Some(At { site, .. }) = gateway.priority.last() {
-                let help = "remove it: devices route to this host's own address, which \
-                            VRRP (keepalived) moves to another";
-                reporter.error(*site, "is for transparent mode", help);
+                reporter.error(
+                    *site,
+                    "is for transparent mode",
+                    "remove it: devices route to this host's own address, which \
+                            VRRP (keepalived) moves to another",
+                );
             }
         }
     }
@@ -353,17 +368,16 @@ fn check_answer_for(draft: &Draft, overlay: &Overlay<'_>, reporter: &mut Reporte
             // Already reported.
         } else if let Some(device) = draft.devices.iter().find(inside) {
             let device = device.described();
-            let message = format!(
+            reporter.warn(*site, format!(
                 "has `{prefix}`, in which {device} is: the gateway would also answer for its neighbours"
-            );
-            let help = "write prefixes that are not on the local network";
-            reporter.warn(*site, message, help);
+            ), "write prefixes that are not on the local network");
         } else if !overlay.touches(&prefix) {
             let allowed_ips = reporter.name(overlay.allowed_ips);
-            let message =
-                format!("has `{prefix}`, of which no peer has anything in its `{allowed_ips}`");
-            let help = "correct it, or add the prefix to the peer that it is behind";
-            reporter.warn(*site, message, help);
+            reporter.warn(
+                *site,
+                format!("has `{prefix}`, of which no peer has anything in its `{allowed_ips}`"),
+                "correct it, or add the prefix to the peer that it is behind",
+            );
         }
     }
 }

@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use crate::read::Draft;
 use crate::report::Reporter;
 use crate::schema::KeySpec;
-use crate::sections::{At, Device, Key, Peer, Remote};
+use crate::sections::{At, Device, Peer, Remote};
 
 /// Overlay addresses in the rest of the file.
 pub(super) struct Overlay<'a> {
@@ -64,8 +64,12 @@ impl<'a> Overlay<'a> {
         let mut overlays_seen = HashMap::new();
         let mut lans_seen = HashMap::new();
         for remote in &draft.remotes {
-            check_given(remote, &remote.overlay, "10.77.0.2", reporter);
-            check_given(remote, &remote.lan, "192.168.1.202", reporter);
+            for (key, example) in [
+                (&remote.overlay, "10.77.0.2"),
+                (&remote.lan, "192.168.1.202"),
+            ] {
+                key.require(remote.site, "this remote", ["one", example], reporter);
+            }
             if let Some(overlay) = remote.overlay.last() {
                 let first = overlays_seen.insert(overlay.value, overlay.site.line);
                 self.check_remote_overlay(overlay, first, &owners, reporter);
@@ -110,15 +114,16 @@ impl<'a> Overlay<'a> {
                         IpAddr::V6(_) => "fd77::10",
                     };
                     let example = reporter.example(device.overlay.spec, sample);
-                    let help = format!("give the device another address there, such as {example}");
-                    let message = format!("has `{value}`, in the overlay the address of {other}");
-                    reporter.error(*site, message, help);
+                    reporter.error(
+                        *site,
+                        format!("has `{value}`, in the overlay the address of {other}"),
+                        format!("give the device another address there, such as {example}"),
+                    );
                 } else {
-                    let help = "write an address that is unused in the overlay";
                     reporter.error(
                         *site,
                         format!("has `{value}`, the address of {other}"),
-                        help,
+                        "write an address that is unused in the overlay",
                     );
                 }
             }
@@ -134,20 +139,25 @@ impl<'a> Overlay<'a> {
         reporter: &mut Reporter<'_>,
     ) {
         if let Some(first) = first {
-            let message = format!("is `{value}`, which the remote in line {first} has already");
-            let help = "map each address of the overlay to one address of the local network";
-            reporter.error(*site, message, help);
+            reporter.error(
+                *site,
+                format!("is `{value}`, which the remote in line {first} has already"),
+                "map each address of the overlay to one address of the local network",
+            );
         } else if let Some((device, first)) = owners.get(value) {
             let device = device.described();
-            let message = format!("is `{value}`, the address of {device}, in line {first}");
-            let help =
-                "write an address behind a peer: devices reach each other without the gateway";
-            reporter.error(*site, message, help);
+            reporter.error(
+                *site,
+                format!("is `{value}`, the address of {device}, in line {first}"),
+                "write an address behind a peer: devices reach each other without the gateway",
+            );
         } else if !self.leads_to(*value) {
             let allowed_ips = reporter.name(self.allowed_ips);
-            let message = format!("is `{value}`, which no peer has in its `{allowed_ips}`");
-            let help = "correct it, or add the address to the peer that it is behind";
-            reporter.warn(*site, message, help);
+            reporter.warn(
+                *site,
+                format!("is `{value}`, which no peer has in its `{allowed_ips}`"),
+                "correct it, or add the address to the peer that it is behind",
+            );
         }
     }
 
@@ -167,8 +177,11 @@ impl<'a> Overlay<'a> {
         } else {
             return;
         };
-        let help = "write an address that is free on the local network";
-        reporter.error(*site, format!("is `{value}`, {other}"), help);
+        reporter.error(
+            *site,
+            format!("is `{value}`, {other}"),
+            "write an address that is free on the local network",
+        );
     }
 
     /// Returns whether a peer's allowed IPs contain the address.
@@ -186,26 +199,19 @@ impl<'a> Overlay<'a> {
     }
 }
 
-/// Reports a missing key of a remote.
-fn check_given(remote: &Remote, key: &Key<IpAddr>, address: &str, reporter: &mut Reporter<'_>) {
-    if !key.is_given() {
-        let message = format!("this remote has no `{}`", reporter.name(key.spec));
-        let help = format!("add one, such as {}", reporter.example(key.spec, address));
-        reporter.error(remote.site, message, help);
-    }
-}
-
 fn check_families(remote: &Remote, reporter: &mut Reporter<'_>) {
     if let (Some(overlay), Some(lan)) = (remote.overlay.last(), remote.lan.last())
         && overlay.value.is_ipv6() != lan.value.is_ipv6()
     {
         let (key, overlay) = (reporter.name(remote.overlay.spec), overlay.value);
-        let message = format!(
-            "is `{}`, of another family than `{key}`, `{overlay}`",
-            lan.value
+        reporter.error(
+            lan.site,
+            format!(
+                "is `{}`, of another family than `{key}`, `{overlay}`",
+                lan.value
+            ),
+            "write two IPv4 addresses, or two IPv6 addresses",
         );
-        let help = "write two IPv4 addresses, or two IPv6 addresses";
-        reporter.error(lan.site, message, help);
     }
 }
 
