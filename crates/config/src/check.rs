@@ -79,10 +79,10 @@ pub(super) fn check(
         table: interface.table.get().unwrap_or_default(),
         fwmark: interface.fwmark.get().flatten(),
         hooks: Hooks {
-            pre_up: interface.pre_up.all_of(command),
-            post_up: interface.post_up.all_of(command),
-            pre_down: interface.pre_down.all_of(command),
-            post_down: interface.post_down.all_of(command),
+            pre_up: interface.pre_up.texts(),
+            post_up: interface.post_up.texts(),
+            pre_down: interface.pre_down.texts(),
+            post_down: interface.post_down.texts(),
         },
         save_config: interface.save_config.get().unwrap_or(false),
         offload: overrides
@@ -97,11 +97,6 @@ pub(super) fn check(
         gateway,
         mesh: complete_mesh(interface),
     })
-}
-
-/// Returns a command, unless it is empty.
-fn command(text: &String) -> Option<String> {
-    Some(text.clone()).filter(|text| !text.is_empty())
 }
 
 /// Content of the tunnel: IP packets or Ethernet frames.

@@ -4,9 +4,9 @@
 //! or the last one counts. Commas and spaces separate the values of lists. `wg` and `wg-quick` read
 //! files in the same way.
 
+use super::lookup;
 use super::report::{Reporter, did_you_mean, word};
 use super::schema::{Section, SectionKind, Site};
-use super::sections::{self, KEYS};
 use super::source::Syntax;
 
 /// Maximum length of a name that may be a misspelt section, in bytes.
@@ -84,9 +84,8 @@ fn entry(content: &str, section: &mut Section, line: usize, reporter: &mut Repor
         );
         let first = content.split_whitespace().next().unwrap_or_default();
         let first = first.trim_end_matches(':');
-        let is_meant = |key: &&_| sections::is_named(key, first, Syntax::Ini);
-        let mut own = KEYS.iter().filter(|key| key.section == section.kind);
-        if let Some(key) = own.find(is_meant) {
+        if let Some(key) = lookup::find(first, Syntax::Ini).find(|key| key.section == section.kind)
+        {
             section.add(key, line, None, reporter);
         }
         return;

@@ -1,25 +1,26 @@
-//! The table of keys: names in both syntaxes, form, type and parser of each key of each section.
+//! The table of keys: type, parser, form and names of each, and its value in a [`Config`].
 //!
-//! [`KEYS`] and the structs of the sections follow from the one table below.
+//! [`KEYS`], the struct of each section, its reader and its writer follow from the one table below.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 use seikan_proto::gateway::rules::Rule;
+use seikan_proto::gateway::{DeviceConfig, Remote as RemoteConfig};
 use seikan_proto::mesh::{Credential, Name, Pin};
 use seikan_wire::ethernet::Mac;
 
 use super::endpoint::{CoordinatorUrl, Endpoint, Host};
-use super::key::{PresharedKey, PrivateKey, PublicKey};
-use super::report::{Reporter, did_you_mean, word};
+use super::key::{PresharedKey, PrivateKey, PublicKey, encode_key};
+use super::report::Reporter;
 use super::schema::{Entry, Form, Item, KeySpec, Section, SectionKind, Site};
-use super::source::Syntax;
-use super::types::{CipherPreference, GatewayMode, InterfaceName, Mode, Protocol, Repair, Table};
+use super::text::Text;
+use super::types::{
+    CipherPreference, Config, GatewayMode, GatewaySettings, InterfaceName, MeshSettings, Mode,
+    PeerConfig, Protocol, Repair, Table,
+};
 use super::values::{self, Problem};
-
-/// Maximum length of a word that may be a misspelt key, in bytes.
-const LONGEST_SLIP: usize = 32;
 
 /// A valid value and its site.
 #[derive(Clone)]
@@ -123,6 +124,13 @@ impl<T: Clone> Key<T> {
     }
 }
 
+impl Key<String> {
+    /// Returns the texts that are not empty.
+    pub fn texts(&self) -> Vec<String> {
+        self.all_of(|text| Some(text.clone()).filter(|text| !text.is_empty()))
+    }
+}
+
 impl Key<IpNet> {
     /// Returns the prefixes without their host bits, each once.
     pub fn unique(&self) -> Vec<IpNet> {
@@ -132,9 +140,11 @@ impl Key<IpNet> {
     }
 }
 
+/// Defines sections and their keys. A row: the field and the type of its values = the parser in `values`, the form, the
+/// names in both syntaxes => the values to write, none of which leaves the key out.
 macro_rules! sections {
-    ($($(#[$doc:meta])* $section:ident {
-        $($key:ident: $type:ty = $parse:ident, $form:ident, $ini:literal, $toml:literal;)*
+    ($($(#[$doc:meta])* $section:ident($config:ident: $source:ty, $text:ident) {
+        $($key:ident: $type:ty = $parse:ident, $form:ident, $ini:literal, $toml:literal => $value:expr;)*
     })*) => {
         /// All keys, in the order of the table.
         pub(super) static KEYS: &[KeySpec] = &[$($(KeySpec {
@@ -180,78 +190,98 @@ macro_rules! sections {
                 }
                 self
             }
+
+            /// Writes the section's header and its keys that have values.
+            pub fn write($config: &$source, $text: &mut Text) {
+                let keys = Self::default();
+                $text.header(SectionKind::$section);
+                $($text.write(keys.$key.spec, $value);)*
+            }
         })*
     };
 }
 
 sections! {
     /// The interface.
-    Interface {
-        private_key: PrivateKey = private_key, Secret, "PrivateKey", "private-key";
-        private_key_file: String = text, Text, "PrivateKeyFile", "private-key-file";
-        listen_port: u16 = port, Plain, "ListenPort", "listen-port";
-        address: IpNet = prefix, List, "Address", "address";
-        mtu: u32 = mtu, Plain, "MTU", "mtu";
-        dns: Host = dns, List, "DNS", "dns";
-        table: Table = table, Text, "Table", "table";
-        fwmark: Option<u32> = fwmark, Plain, "FwMark", "fwmark";
-        pre_up: String = text, Commands, "PreUp", "pre-up";
-        post_up: String = text, Commands, "PostUp", "post-up";
-        pre_down: String = text, Commands, "PreDown", "pre-down";
-        post_down: String = text, Commands, "PostDown", "post-down";
-        save_config: bool = boolean, Plain, "SaveConfig", "save-config";
-        protocol: Protocol = protocol, Text, "Protocol", "protocol";
-        mode: Mode = mode, Text, "Mode", "mode";
-        offload: bool = boolean, Plain, "Offload", "offload";
-        metrics: SocketAddr = socket, Text, "Metrics", "metrics";
-        cipher: CipherPreference = cipher, Text, "Cipher", "cipher";
-        copy_dscp: bool = boolean, Plain, "CopyDSCP", "copy-dscp";
-        repair: Repair = repair, Text, "Repair", "repair";
-        coordinator: CoordinatorUrl = coordinator, Text, "Coordinator", "coordinator";
-        coordinator_pin: Pin = pin, Text, "CoordinatorPin", "coordinator-pin";
-        credential: Credential = credential, Secret, "Credential", "credential";
-        stun: Endpoint = endpoint, List, "STUN", "stun";
-        names: bool = boolean, Plain, "Names", "names";
-        pins: (Name, PublicKey) = member_pin, Lines, "Pins", "pins";
-        pin_first_use: bool = boolean, Plain, "PinFirstUse", "pin-first-use";
-        port_mapping: bool = boolean, Plain, "PortMapping", "port-mapping";
+    Interface(config: Config, text) {
+        protocol: Protocol = protocol, Text, "Protocol", "protocol"
+            => unless(config.protocol, Protocol::default_of(text.syntax));
+        mode: Mode = mode, Text, "Mode", "mode" => unless(config.mode, Mode::Ip);
+        private_key: PrivateKey = private_key, Secret, "PrivateKey", "private-key"
+            => [&*encode_key(config.private_key.as_bytes())];
+        private_key_file: String = text, Text, "PrivateKeyFile", "private-key-file" => None::<&str>;
+        listen_port: u16 = port, Plain, "ListenPort", "listen-port" => config.listen_port;
+        address: IpNet = prefix, List, "Address", "address" => &config.addresses;
+        mtu: u32 = mtu, Plain, "MTU", "mtu" => config.mtu;
+        dns: Host = dns, List, "DNS", "dns" => dns(config);
+        table: Table = table, Text, "Table", "table" => unless(config.table, Table::Auto);
+        fwmark: Option<u32> = fwmark, Plain, "FwMark", "fwmark"
+            => config.fwmark.map(|mark| format!("{mark:#x}"));
+        pre_up: String = text, Commands, "PreUp", "pre-up" => &config.hooks.pre_up;
+        post_up: String = text, Commands, "PostUp", "post-up" => &config.hooks.post_up;
+        pre_down: String = text, Commands, "PreDown", "pre-down" => &config.hooks.pre_down;
+        post_down: String = text, Commands, "PostDown", "post-down" => &config.hooks.post_down;
+        save_config: bool = boolean, Plain, "SaveConfig", "save-config" => unless(config.save_config, false);
+        offload: bool = boolean, Plain, "Offload", "offload" => unless(config.offload, true);
+        metrics: SocketAddr = socket, Text, "Metrics", "metrics" => config.metrics;
+        cipher: CipherPreference = cipher, Text, "Cipher", "cipher"
+            => unless(config.cipher, CipherPreference::Auto);
+        copy_dscp: bool = boolean, Plain, "CopyDSCP", "copy-dscp" => unless(config.copy_dscp, false);
+        repair: Repair = repair, Text, "Repair", "repair" => unless(config.repair, Repair::Auto);
+        coordinator: CoordinatorUrl = coordinator, Text, "Coordinator", "coordinator"
+            => config.mesh.as_ref().map(|mesh| &mesh.coordinator);
+        coordinator_pin: Pin = pin, Text, "CoordinatorPin", "coordinator-pin"
+            => config.mesh.as_ref().and_then(|mesh| mesh.pin);
+        credential: Credential = credential, Secret, "Credential", "credential"
+            => config.mesh.as_ref().map(|mesh| mesh.credential.reveal()).as_deref();
+        stun: Endpoint = endpoint, List, "STUN", "stun" => config.mesh.iter().flat_map(|mesh| &mesh.stun);
+        names: bool = boolean, Plain, "Names", "names"
+            => config.mesh.as_ref().and_then(|mesh| unless(mesh.names, true));
+        port_mapping: bool = boolean, Plain, "PortMapping", "port-mapping"
+            => config.mesh.as_ref().and_then(|mesh| unless(mesh.port_mapping, true));
+        pins: (Name, PublicKey) = member_pin, Lines, "Pins", "pins" => config.mesh.iter().flat_map(pins);
+        pin_first_use: bool = boolean, Plain, "PinFirstUse", "pin-first-use"
+            => config.mesh.as_ref().and_then(|mesh| unless(mesh.trust.first_use, false));
     }
 
     /// One peer.
-    Peer {
-        name: String = name, Text, "Name", "name";
-        public_key: PublicKey = public_key, Text, "PublicKey", "public-key";
-        preshared_key: Option<PresharedKey> = preshared_key, Secret, "PresharedKey", "preshared-key";
-        preshared_key_file: String = text, Text, "PresharedKeyFile", "preshared-key-file";
-        allowed_ips: IpNet = prefix, List, "AllowedIPs", "allowed-ips";
-        endpoint: Endpoint = endpoint, Text, "Endpoint", "endpoint";
-        persistent_keepalive: Option<u16> = keepalive, Plain, "PersistentKeepalive", "persistent-keepalive";
+    Peer(peer: PeerConfig, text) {
+        name: String = name, Text, "Name", "name" => &peer.name;
+        public_key: PublicKey = public_key, Text, "PublicKey", "public-key" => [peer.public_key];
+        preshared_key: Option<PresharedKey> = preshared_key, Secret, "PresharedKey", "preshared-key"
+            => peer.preshared_key.as_ref().map(|key| encode_key(key.as_bytes())).as_deref();
+        preshared_key_file: String = text, Text, "PresharedKeyFile", "preshared-key-file" => None::<&str>;
+        allowed_ips: IpNet = prefix, List, "AllowedIPs", "allowed-ips" => &peer.allowed_ips;
+        endpoint: Endpoint = endpoint, Text, "Endpoint", "endpoint" => &peer.endpoint;
+        persistent_keepalive: Option<u16> = keepalive, Plain, "PersistentKeepalive", "persistent-keepalive"
+            => peer.persistent_keepalive;
     }
 
     /// The gateway.
-    Gateway {
-        interface: InterfaceName = interface, Text, "Interface", "interface";
-        mode: GatewayMode = gateway_mode, Text, "Mode", "mode";
-        answer_for: IpNet = prefix, List, "AnswerFor", "answer-for";
-        proxy_arp: bool = boolean, Plain, "ProxyARP", "proxy-arp";
-        priority: u8 = priority, Plain, "Priority", "priority";
+    Gateway(gateway: GatewaySettings, text) {
+        interface: InterfaceName = interface, Text, "Interface", "interface" => [&gateway.interface];
+        mode: GatewayMode = gateway_mode, Text, "Mode", "mode"
+            => unless(gateway.mode, GatewayMode::Transparent);
+        answer_for: IpNet = prefix, List, "AnswerFor", "answer-for" => &gateway.answer_for;
+        proxy_arp: bool = boolean, Plain, "ProxyARP", "proxy-arp" => unless(gateway.proxy_arp, false);
+        priority: u8 = priority, Plain, "Priority", "priority" => gateway.priority;
     }
 
     /// One device behind the gateway.
-    Device {
-        name: String = device_name, Text, "Name", "name";
-        mac: Mac = mac, Text, "MAC", "mac";
-        vlan: u16 = vlan, Plain, "VLAN", "vlan";
-        lan: IpAddr = host_address, List, "LAN", "lan";
-        overlay: IpAddr = host_address, List, "Overlay", "overlay";
-        allow_from: Rule = rule, Rules, "AllowFrom", "allow-from";
-        allow_to: Rule = rule, Rules, "AllowTo", "allow-to";
+    Device(device: DeviceConfig, text) {
+        name: String = device_name, Text, "Name", "name" => [&device.name];
+        mac: Mac = mac, Text, "MAC", "mac" => device.mac;
+        vlan: u16 = vlan, Plain, "VLAN", "vlan" => device.vlan;
+        lan: IpAddr = host_address, List, "LAN", "lan" => &device.lan;
+        overlay: IpAddr = host_address, List, "Overlay", "overlay" => &device.overlay;
+        allow_from: Rule = rule, Rules, "AllowFrom", "allow-from" => &device.allow_from;
+        allow_to: Rule = rule, Rules, "AllowTo", "allow-to" => &device.allow_to;
     }
 
     /// One address of the overlay, mapped to an address on the local network.
-    Remote {
-        overlay: IpAddr = host_address, Text, "Overlay", "overlay";
-        lan: IpAddr = host_address, Text, "LAN", "lan";
+    Remote(remote: RemoteConfig, text) {
+        overlay: IpAddr = host_address, Text, "Overlay", "overlay" => [remote.overlay];
+        lan: IpAddr = host_address, Text, "LAN", "lan" => [remote.lan];
     }
 }
 
@@ -276,130 +306,26 @@ fn described(kind: &str, name: &Key<String>, site: Site) -> String {
     }
 }
 
-impl Section {
-    /// Adds a key with its values; `None` if they are invalid, which was reported.
-    pub fn add(
-        &mut self,
-        key: &'static KeySpec,
-        line: usize,
-        items: Option<Vec<Item>>,
-        reporter: &mut Reporter<'_>,
-    ) {
-        if items.as_ref().is_some_and(Vec::is_empty) {
-            // An empty list is equivalent to none.
-            if key.form != Form::Rules {
-                return;
-            }
-            let name = reporter.name(key);
-            reporter.error(
-                key.at(line),
-                "is empty",
-                format!("write which hosts are allowed; without `{name}` all are"),
-            );
-        }
-        let items = items.unwrap_or_default();
-        self.entries.push(Entry { key, line, items });
-    }
-
-    /// Returns the key of this section with a name (INI: case-insensitive). Reports another name, and marks the key
-    /// that was meant, if that is clear, as invalid.
-    pub fn find(
-        &mut self,
-        name: &str,
-        line: usize,
-        reporter: &mut Reporter<'_>,
-    ) -> Option<&'static KeySpec> {
-        let syntax = reporter.syntax;
-        let named: Vec<_> = KEYS
-            .iter()
-            .filter(|key| is_named(key, name, syntax))
-            .collect();
-        if let Some(own) = named.iter().find(|key| key.section == self.kind) {
-            return Some(own);
-        }
-        let Some(elsewhere) = named.first() else {
-            self.unknown_key(name, line, reporter);
-            return None;
-        };
-        let locations: Vec<_> = named
-            .iter()
-            .map(|key| key.section.location(syntax))
-            .collect();
-        reporter.error(
-            elsewhere.at(line),
-            format!("does not belong {}", self.kind.location(syntax)),
-            format!(
-                "`{}` belongs {}",
-                elsewhere.name(syntax),
-                locations.join(" or ")
-            ),
-        );
-        None
-    }
-
-    fn unknown_key(&mut self, name: &str, line: usize, reporter: &mut Reporter<'_>) {
-        let syntax = reporter.syntax;
-        let own = KEYS.iter().filter(|key| key.section == self.kind);
-        let known: Vec<_> = own.map(|key| key.name(syntax)).collect();
-        let near = nearest(name, self.kind);
-        let otherwise = format!("known keys: {}", known.join(", "));
-        let help = did_you_mean(near.map(|key| key.name(syntax)), otherwise);
-        let location = self.kind.location(syntax);
-        let message = format!("unknown key `{}` {location}", word(name));
-        reporter.named_error(Site { line, key: near }, name, &message, help);
-        if let Some(key) = near.filter(|key| key.section == self.kind) {
-            self.add(key, line, None, reporter);
-        }
-    }
+/// Returns the value unless it is the default.
+fn unless<T: PartialEq>(value: T, default: T) -> Option<T> {
+    Some(value).filter(|value| *value != default)
 }
 
-/// Returns whether a key has a name (INI: case-insensitive).
-pub(super) fn is_named(key: &KeySpec, name: &str, syntax: Syntax) -> bool {
-    match syntax {
-        Syntax::Ini => key.ini.eq_ignore_ascii_case(name),
-        Syntax::Toml => key.toml == name,
-    }
+/// Returns name servers and search domains.
+fn dns(config: &Config) -> impl Iterator<Item = String> {
+    let servers = config.dns.iter().map(ToString::to_string);
+    servers.chain(config.dns_search.iter().cloned())
 }
 
-/// Returns the key with the most similar name, preferably of the section, if it is similar enough.
-fn nearest(name: &str, section: SectionKind) -> Option<&'static KeySpec> {
-    let plain = |text: &str| text.replace(['-', '_', ' '], "").to_ascii_lowercase();
-    // Time and memory of the distance grow with the product of the lengths.
-    if name.len() > LONGEST_SLIP {
-        return None;
-    }
-    let given = plain(name);
-    let candidates = KEYS.iter().filter_map(|key| {
-        let known = plain(key.ini);
-        let distance = strsim::damerau_levenshtein(&given, &known);
-        let rank = if distance <= (known.len() / 3).max(1) {
-            distance
-        } else if given.len() >= 4 && known.contains(&given) {
-            // "keepalive" has a large distance to "PersistentKeepalive", but is clear.
-            usize::MAX
-        } else {
-            return None;
-        };
-        Some((rank, key.section != section, key))
-    });
-    let nearest = candidates.min_by_key(|(rank, elsewhere, _)| (*rank, *elsewhere));
-    nearest.map(|(.., key)| key)
+/// Returns names and pinned keys.
+fn pins(mesh: &MeshSettings) -> impl Iterator<Item = String> {
+    let pins = mesh.trust.pins.iter();
+    pins.map(|(name, key)| format!("{name} {key}"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_misspelt_key_finds_its_neighbour() {
-        let near = |name| nearest(name, SectionKind::Peer).map(|key| key.ini);
-        assert_eq!(near("AllowedIP"), Some("AllowedIPs"));
-        assert_eq!(near("Adress"), Some("Address"));
-        assert_eq!(near("PersistantKeepAlive"), Some("PersistentKeepalive"));
-        assert_eq!(near("keepalive"), Some("PersistentKeepalive"));
-        assert_eq!(near("Colour"), None);
-        assert_eq!(near("listen_port"), Some("ListenPort"));
-    }
 
     #[test]
     fn every_key_is_on_the_page_of_the_documentation() {
