@@ -115,8 +115,8 @@ fn schemas_are_those_of_the_types() {
     for (command, schema) in OUTPUTS {
         let file = format!("{}.json", command.replace(" --", "-").replace(' ', "-"));
         let mut schema = schema();
-        let place = concat!(env!("CARGO_PKG_REPOSITORY"), "/raw/main/packaging/schemas");
-        schema.insert("$id".into(), format!("{place}/{file}").into());
+        let base_url = concat!(env!("CARGO_PKG_REPOSITORY"), "/raw/main/packaging/schemas");
+        schema.insert("$id".into(), format!("{base_url}/{file}").into());
         schema.insert("title".into(), format!("seikan {command} --json").into());
         let text = serde_json::to_string_pretty(&schema).expect("JSON") + "\n";
         schemas.insert(file, text);

@@ -33,12 +33,12 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let failed = || format!("cannot stop `{}`", arguments.target);
     let interface = seikan_config::interface_name(&arguments.target).with_context(failed)?;
-    let places = RuntimeDirs::for_client(Some(interface.as_str()));
-    match ask::stop(&places, interface.as_str(), STOP_TIMEOUT) {
+    let dirs = RuntimeDirs::for_client(Some(interface.as_str()));
+    match ask::stop(&dirs, interface.as_str(), STOP_TIMEOUT) {
         // It may have been killed.
         Err(AskError::NotRunning(name)) => {
             let mut warnings = Diagnostics::default();
-            let reverted = monitor::clean_up(&places, &name, &mut |warning| warnings.push(warning));
+            let reverted = monitor::clean_up(&dirs, &name, &mut |warning| warnings.push(warning));
             output::diagnostics(&warnings);
             if !reverted.with_context(failed)? {
                 return Err(AskError::NotRunning(name)).with_context(failed);
@@ -48,7 +48,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         stopped => {
             stopped.with_context(failed)?;
             // It may be elsewhere, or on standard error.
-            let _ = std::fs::remove_file(places.log(interface.as_str()));
+            let _ = std::fs::remove_file(dirs.log(interface.as_str()));
             Ok(ExitCode::SUCCESS)
         }
     }

@@ -1,5 +1,6 @@
 //! `seikan status`: shows running tunnels.
 
+mod peer;
 mod userspace;
 pub(super) mod view;
 

@@ -80,12 +80,12 @@ fn watch_repairs(watch: Option<loss_repair::Watch>, every: Duration) -> Arc<Mute
     if let Some(mut watch) = watch {
         let newest = Arc::clone(&newest);
         std::thread::spawn(move || {
-            let mut asked_at = Instant::now();
+            let mut requested_at = Instant::now();
             loop {
                 std::thread::sleep(every);
                 let Some(found) = watch.next() else { continue };
-                let time = asked_at.elapsed();
-                asked_at += time;
+                let time = requested_at.elapsed();
+                requested_at += time;
                 *newest.lock().unwrap_or_else(PoisonError::into_inner) = Repairs { found, time };
             }
         });

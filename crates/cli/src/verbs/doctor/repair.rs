@@ -61,8 +61,8 @@ pub fn repair(
     let mut attempts = Vec::new();
     for (of, remedy) in candidates {
         // It may contain names of programs.
-        let what = printable(&remedy.what);
-        say(&format!("\ntesting against {}: {what}", of.cause));
+        let change = printable(&remedy.what);
+        say(&format!("\ntesting against {}: {change}", of.cause));
         for command in &remedy.commands {
             say(&format!("  {}", printable(command)));
         }
@@ -191,8 +191,8 @@ fn block(evidence: &Evidence) -> Block {
 /// Returns the results of the tests.
 pub fn tried(attempts: &[Attempt]) -> String {
     let tests = attempts.iter().map(|attempt| {
-        let what = printable(&attempt.remedy.what);
-        format!("\ntested: {what}\n{}\n", described(&attempt.trial))
+        let change = printable(&attempt.remedy.what);
+        format!("\ntested: {change}\n{}\n", described(&attempt.trial))
     });
     tests.collect()
 }

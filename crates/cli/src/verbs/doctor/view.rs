@@ -186,8 +186,8 @@ fn table(figures: &[&Fact], page: &Page, out: &mut String) {
     let value = widest(&mut values.iter().map(|text| width(text))).max(5);
     let normal = widest(&mut figures.iter().map(|fact| width(&fact.expected)));
     let normal = normal.clamp(6, page.width / 3);
-    let room = page.width - value - normal - 6;
-    let name = widest(&mut figures.iter().map(|fact| width(&fact.name))).clamp(8, room);
+    let available = page.width - value - normal - 6;
+    let name = widest(&mut figures.iter().map(|fact| width(&fact.name))).clamp(8, available);
     let mut row = |colours: [&str; 2], cells: [&str; 3]| {
         let [names, normals] = [wrap(cells[0], name), wrap(cells[2], normal)];
         let [usual, strong] = colours;
